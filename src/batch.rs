@@ -1,0 +1,71 @@
+//! The plan of one step: which tokens of which sequences go through the model together.
+//!
+//! The scheduler writes it, the replica reads it. It is flat on purpose, so that a device can take it as it is.
+
+use std::ops::Range;
+
+/// Positions in one KV block. Sixteen fill one vector register of keys, and one matrix-core tile.
+pub const BLOCK_TOKENS: usize = 16;
+
+/// Consecutive tokens of one sequence within a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// The scheduler's handle of the sequence.
+    pub sequence: usize,
+    /// Its first row in the step.
+    pub first_row: usize,
+    /// How many rows.
+    pub rows: usize,
+    /// The position of the first row's token; the KV cache holds all positions before it.
+    pub first_position: usize,
+    /// The sequence's block table of the full layers, in [`StepPlan::tables`]: position `p` lies in the block
+    /// `tables[full.start + p / BLOCK_TOKENS]`.
+    pub full: Range<usize>,
+    /// The sequence's ring of the windowed layers, in [`StepPlan::tables`]: position `p` lies in the block
+    /// `tables[window.start + p / BLOCK_TOKENS % window.len()]`. Empty if the model has no windowed layer.
+    pub window: Range<usize>,
+}
+
+/// A row whose logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogitsRow {
+    /// The row within the step.
+    pub row: usize,
+    /// The scheduler's handle of its sequence.
+    pub sequence: usize,
+    /// The position of the row's token.
+    pub position: usize,
+    /// Whether the next token is to be sampled from it (else the logits are wanted for recording only).
+    pub sample: bool,
+}
+
+/// One step.
+#[derive(Clone, Debug, Default)]
+pub struct StepPlan {
+    /// The token of each row.
+    pub tokens: Vec<u32>,
+    /// The position of each row's token in its sequence.
+    pub positions: Vec<u32>,
+    /// The sequences the rows belong to, in order of their rows; together they cover all rows.
+    pub chunks: Vec<Chunk>,
+    /// Block tables, as the chunks point to them.
+    pub tables: Vec<u32>,
+    /// The rows whose logits are wanted, in order of rows.
+    pub logits: Vec<LogitsRow>,
+}
+
+impl StepPlan {
+    /// Rows in the step.
+    pub fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Forgets everything but the memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.chunks.clear();
+        self.tables.clear();
+        self.logits.clear();
+    }
+}

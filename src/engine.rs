@@ -1,0 +1,1 @@
+//! warm_up, inference and finish in words.

@@ -1,0 +1,22 @@
+//! getp runs OpenAI's gpt-oss in offline batches behind the C ABI of an existing evaluation program.
+//!
+//! ARCHITECTURE.md shows the way of the data and each module's room. The C functions are in [`abi`];
+//! Rust programs (our tests, examples and benchmarks) may use the modules directly.
+
+pub mod abi;
+pub mod backend;
+pub mod batch;
+pub mod checkpoint;
+pub mod engine;
+pub mod error;
+pub mod logits;
+pub mod model;
+pub mod ops;
+pub mod options;
+pub mod profile;
+pub mod replica;
+pub mod requests;
+pub mod sampler;
+pub mod scheduler;
+pub mod tokenizer;
+pub mod weights;

@@ -1,0 +1,180 @@
+//! The model's dimensions, checked once, and what follows from them.
+
+use crate::error::{Error, Result};
+
+/// Dimensions and constants of a gpt-oss model; every field has passed [`ModelConfig::check`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Tokens in the vocabulary.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_dim: usize,
+    /// Experts in each layer.
+    pub n_experts: usize,
+    /// Experts each token is sent to.
+    pub experts_per_token: usize,
+    /// Width inside an expert.
+    pub intermediate_dim: usize,
+    /// Layers.
+    pub n_layers: usize,
+    /// Width of an attention head.
+    pub head_dim: usize,
+    /// Query heads.
+    pub n_attn_heads: usize,
+    /// Key and value heads; each serves `n_attn_heads / n_kv_heads` query heads.
+    pub n_kv_heads: usize,
+    /// Positions the checkpoint was exported for.
+    pub seq_len: usize,
+    /// Context length before YaRN's scaling; also the most tokens a prompt may have.
+    pub initial_context_length: usize,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f32,
+    /// YaRN's scaling factor; 1 is plain rotary embedding.
+    pub rope_scaling_factor: f32,
+    /// Width of the windowed layers' attention; 0 means that no layer is windowed.
+    pub sliding_window: usize,
+    /// Clamp of the gated unit's inputs.
+    pub swiglu_limit: f32,
+}
+
+/// The most any dimension may be: large enough for any model of this kind, small enough that products
+/// of two dimensions stay far from overflow.
+const MAX_DIM: usize = 1 << 24;
+
+impl ModelConfig {
+    /// The tiny model for tests and first steps.
+    pub fn preset_7m() -> Self {
+        Self {
+            hidden_dim: 32,
+            intermediate_dim: 64,
+            n_layers: 2,
+            head_dim: 32,
+            n_attn_heads: 2,
+            n_kv_heads: 1,
+            ..Self::preset_20b()
+        }
+    }
+
+    /// gpt-oss-20b.
+    pub fn preset_20b() -> Self {
+        Self {
+            vocab_size: 201_088,
+            hidden_dim: 2880,
+            n_experts: 32,
+            experts_per_token: 4,
+            intermediate_dim: 2880,
+            n_layers: 24,
+            head_dim: 64,
+            n_attn_heads: 64,
+            n_kv_heads: 8,
+            seq_len: 2048,
+            initial_context_length: 4096,
+            rope_theta: 150_000.0,
+            rope_scaling_factor: 32.0,
+            sliding_window: 128,
+            swiglu_limit: 7.0,
+        }
+    }
+
+    /// gpt-oss-120b.
+    pub fn preset_120b() -> Self {
+        Self {
+            n_layers: 36,
+            n_experts: 128,
+            ..Self::preset_20b()
+        }
+    }
+
+    /// Refuses every configuration the model's mathematics cannot mean.
+    pub fn check(self) -> Result<Self> {
+        let dims = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_dim", self.hidden_dim),
+            ("n_experts", self.n_experts),
+            ("experts_per_token", self.experts_per_token),
+            ("intermediate_dim", self.intermediate_dim),
+            ("n_layers", self.n_layers),
+            ("head_dim", self.head_dim),
+            ("n_attn_heads", self.n_attn_heads),
+            ("n_kv_heads", self.n_kv_heads),
+            ("seq_len", self.seq_len),
+            ("initial_context_length", self.initial_context_length),
+        ];
+        for (field, value) in dims {
+            if value == 0 || value > MAX_DIM {
+                return Err(wrong(field, value, format!("it must lie in 1..={MAX_DIM}")));
+            }
+        }
+        if self.sliding_window > MAX_DIM {
+            return Err(wrong(
+                "sliding_window",
+                self.sliding_window,
+                format!("it must lie in 0..={MAX_DIM}"),
+            ));
+        }
+        if self.experts_per_token > self.n_experts {
+            return Err(wrong(
+                "experts_per_token",
+                self.experts_per_token,
+                format!("there are {} experts", self.n_experts),
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(wrong(
+                "head_dim",
+                self.head_dim,
+                "rotary embedding needs an even one".into(),
+            ));
+        }
+        if !self.n_attn_heads.is_multiple_of(self.n_kv_heads) {
+            return Err(wrong(
+                "n_kv_heads",
+                self.n_kv_heads,
+                format!("it must divide n_attn_heads, {}", self.n_attn_heads),
+            ));
+        }
+        for (field, value, least) in [
+            ("rope_theta", self.rope_theta, 1.0),
+            ("rope_scaling_factor", self.rope_scaling_factor, 0.0),
+            ("swiglu_limit", self.swiglu_limit, 0.0),
+        ] {
+            if !value.is_finite() || value <= least {
+                return Err(wrong(field, value, format!("it must be finite and above {least}")));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Rows of the query, key and value projection: all query heads, then keys, then values.
+    pub fn qkv_dim(&self) -> usize {
+        self.head_dim * (self.n_attn_heads + 2 * self.n_kv_heads)
+    }
+
+    /// Width of all query heads together.
+    pub fn q_dim(&self) -> usize {
+        self.head_dim * self.n_attn_heads
+    }
+
+    /// Width of all key heads together (and of all value heads).
+    pub fn kv_dim(&self) -> usize {
+        self.head_dim * self.n_kv_heads
+    }
+
+    /// The window of `layer`, if it has one: even layers are windowed.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        (self.sliding_window > 0 && layer.is_multiple_of(2)).then_some(self.sliding_window)
+    }
+
+    /// Layers that are windowed.
+    pub fn windowed_layers(&self) -> usize {
+        (0..self.n_layers).filter(|&l| self.window(l).is_some()).count()
+    }
+}
+
+fn wrong(field: &'static str, value: impl ToString, expected: String) -> Error {
+    Error::Config {
+        field,
+        value: value.to_string(),
+        expected,
+    }
+}

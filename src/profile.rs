@@ -1,0 +1,1 @@
+//! Stages, their costs and times.

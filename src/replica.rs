@@ -1,0 +1,1 @@
+//! One copy of the model on one device group.

@@ -1,0 +1,1 @@
+//! Checked view of the program's request buffers.

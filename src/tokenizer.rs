@@ -1,0 +1,1 @@
+//! The program's byte-level BPE, in near-linear time.
