@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::model::ModelConfig;
 
 /// A tensor of the model. `layer` and `expert` count from 0.
+#[allow(missing_docs)] // the fields are the layer and the expert, nothing else
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorId {
     /// Token embedding `[vocab, hidden]`.
