@@ -100,26 +100,36 @@ static void baseline(Transformer *transformer, Tokenizer *tokenizer, Sampler *sa
     write_answers(*requests, output_path);
 }
 
-static void evaluate(const Arguments &arguments) {
+// Everything the program owns, let go of on failure too.
+struct Evaluation {
     Transformer transformer = {};
     Tokenizer tokenizer = {};
     Sampler sampler = {};
     Requests requests = {};
-    build_transformer(&transformer, arguments.model);
-    const Config &config = transformer.config;
-    build_tokenizer(&tokenizer, arguments.tokenizer, config.vocab_size);
-    build_sampler(&sampler, config.vocab_size, arguments.temperature, arguments.topp,
+
+    Evaluation() { transformer.fd = -1; }
+    Evaluation(const Evaluation &) = delete;
+    Evaluation &operator=(const Evaluation &) = delete;
+    ~Evaluation() {
+        free_requests(&requests);
+        free_sampler(&sampler);
+        free_tokenizer(&tokenizer);
+        free_transformer(&transformer);
+    }
+};
+
+static void evaluate(const Arguments &arguments) {
+    Evaluation e;
+    build_transformer(&e.transformer, arguments.model);
+    const Config &config = e.transformer.config;
+    build_tokenizer(&e.tokenizer, arguments.tokenizer, config.vocab_size);
+    build_sampler(&e.sampler, config.vocab_size, arguments.temperature, arguments.topp,
                   arguments.seed);
-    read_requests(&requests, arguments.input, tokenizer.max_token_length,
+    read_requests(&e.requests, arguments.input, e.tokenizer.max_token_length,
                   limit_steps(arguments.steps, config.seq_len));
 
     const auto run = arguments.mode == "getp" ? getp : baseline;
-    run(&transformer, &tokenizer, &sampler, &requests, arguments.output);
-
-    free_requests(&requests);
-    free_sampler(&sampler);
-    free_tokenizer(&tokenizer);
-    free_transformer(&transformer);
+    run(&e.transformer, &e.tokenizer, &e.sampler, &e.requests, arguments.output);
 }
 
 int main(int argc, char **argv) {

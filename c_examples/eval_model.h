@@ -322,6 +322,7 @@ inline void build_transformer(Transformer *transformer, const std::string &path)
     allocate_run_state(&transformer->state, transformer->config);
 }
 
+// Like the other free functions it also takes what was built only in part.
 inline void free_transformer(Transformer *transformer) {
     RunState &s = transformer->state;
     for (float *buffer : {s.x, s.t, s.tb, s.tb2, s.router_score, s.topk_v, s.mlp1_out, s.gate,
@@ -330,8 +331,10 @@ inline void free_transformer(Transformer *transformer) {
         std::free(buffer);
     }
     std::free(s.topk_i);
-    munmap(transformer->data, static_cast<size_t>(transformer->file_size));
-    close(transformer->fd);
+    if (transformer->data) {
+        munmap(transformer->data, static_cast<size_t>(transformer->file_size));
+    }
+    if (transformer->fd >= 0) close(transformer->fd);
 }
 
 // ---------------------------------------------------------------------------
@@ -405,7 +408,9 @@ inline void build_tokenizer(Tokenizer *tokenizer, const std::string &path, int v
 }
 
 inline void free_tokenizer(Tokenizer *tokenizer) {
-    std::for_each(tokenizer->vocab, tokenizer->vocab + tokenizer->vocab_size, std::free);
+    for (int id = 0; tokenizer->vocab && id < tokenizer->vocab_size; id++) {
+        std::free(tokenizer->vocab[id]);
+    }
     std::free(tokenizer->vocab);
     std::free(tokenizer->lengths);
     std::free(tokenizer->scores);
