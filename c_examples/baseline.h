@@ -27,9 +27,10 @@ inline bool is_digit(char byte) { return byte >= '0' && byte <= '9'; }
 
 // Digits come in threes from the left of their run; all else is one long piece.
 inline int piece_length(const char *text, int len) {
+    const int limit = is_digit(text[0]) ? std::min(len, 3) : len;
     int end = 1;
-    while (end < len && is_digit(text[end]) == is_digit(text[0])) end++;
-    return is_digit(text[0]) ? std::min(end, 3) : end;
+    while (end < limit && is_digit(text[end]) == is_digit(text[0])) end++;
+    return end;
 }
 
 // The id of bytes [start, end) of the piece, as what merging them would yield.
