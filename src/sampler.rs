@@ -1,1 +1,380 @@
-//! The next token from a row of logits.
+//! The next token from a row of logits, as the program draws it.
+//!
+//! Every rounding is the program's: an answer of a given seed is the same token for token only if float32 stays
+//! float32 and double stays double where the program has them. Where the program's C has no answer, ours is:
+//! - NaN never is the largest logit; if all are NaN, or there are none, the greedy token is 0;
+//! - `topp` outside of (0, 1), NaN included, draws from all tokens;
+//! - if nucleus sampling keeps nothing (one token only, `topp` below one token's share, NaN), the greedy token;
+//! - a temperature that is negative or infinite is taken at its word: the order turns round, or all are equal;
+//! - probabilities that are NaN (a NaN temperature, a NaN or +Inf logit, logits that overflow when divided) never
+//!   catch the coin, so that the draw falls through to the last token, as the program's does.
+
+/// Draws tokens from logits. Its memory is allocated once and serves any number of sequences.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    temperature: f32,
+    topp: f32,
+    rng_state: u64,
+    /// Probabilities of the row; `[vocab]`.
+    probabilities: Vec<f32>,
+    /// What the nucleus keeps, as [`rank_key`] packs it; `[up to vocab]`.
+    nucleus: Vec<u64>,
+}
+
+impl Sampler {
+    /// A sampler of rows of `vocab_size` logits. A temperature of 0 is greedy and leaves the state alone.
+    pub fn new(vocab_size: usize, temperature: f32, topp: f32, rng_state: u64) -> Self {
+        let draws = temperature != 0.0;
+        Self {
+            temperature,
+            topp,
+            rng_state,
+            probabilities: Vec::with_capacity(if draws { vocab_size } else { 0 }),
+            nucleus: Vec::with_capacity(if draws && has_nucleus(topp) { vocab_size } else { 0 }),
+        }
+    }
+
+    /// The state of the random stream, to be written back to the program's struct.
+    pub fn rng_state(&self) -> u64 {
+        self.rng_state
+    }
+
+    /// The token drawn from `logits` `[vocab]` and the sampler's own stream.
+    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+        let mut rng_state = self.rng_state;
+        let token = self.sample_with(logits, &mut rng_state);
+        self.rng_state = rng_state;
+        token
+    }
+
+    /// The token drawn from `logits` `[vocab]` and the stream of state `rng_state`.
+    pub fn sample_with(&mut self, logits: &[f32], rng_state: &mut u64) -> u32 {
+        if self.temperature == 0.0 {
+            return argmax(logits);
+        }
+        self.softmax(logits);
+        let coin = random_f32(rng_state);
+        if has_nucleus(self.topp) {
+            self.draw_from_nucleus(coin).unwrap_or_else(|| argmax(logits))
+        } else {
+            draw(&self.probabilities, coin)
+        }
+    }
+
+    /// Fills in the probabilities. The difference to the maximum is one rounding in float32 as it is in the program,
+    /// which takes it in double: rounding a double sum of two floats again changes nothing.
+    fn softmax(&mut self, logits: &[f32]) {
+        let temperature = self.temperature;
+        self.probabilities.clear();
+        self.probabilities
+            .extend(logits.iter().map(|logit| logit / temperature));
+        let first = self.probabilities.first().copied().unwrap_or(0.0);
+        // NaN fails the comparison: it stays the maximum if it comes first and is passed over elsewhere.
+        let max = self
+            .probabilities
+            .iter()
+            .fold(first, |max, &x| if x > max { x } else { max });
+        let mut sum = 0.0_f64;
+        for x in &mut self.probabilities {
+            *x = (*x - max).exp();
+            sum += f64::from(*x);
+        }
+        for x in &mut self.probabilities {
+            *x = (f64::from(*x) / sum) as f32;
+        }
+    }
+
+    /// Draws from the most probable tokens whose mass exceeds `topp`; `None` if none is probable enough to be kept.
+    fn draw_from_nucleus(&mut self, coin: f32) -> Option<u32> {
+        // Less than this cannot be part of the result, and few tokens are more, which makes the sort cheap.
+        let least = (1.0 - self.topp) / self.probabilities.len().saturating_sub(1) as f32;
+        self.nucleus.clear();
+        let kept = (0..).zip(&self.probabilities).filter(|&(_, &p)| p >= least);
+        self.nucleus.extend(kept.map(|(index, &p)| rank_key(p, index)));
+        self.nucleus.sort_unstable(); // the keys differ, so this is the stable order of the probabilities
+        let mut mass = 0.0_f32;
+        let reached = self.nucleus.iter().position(|&key| {
+            mass += key_probability(key);
+            mass > self.topp
+        });
+        let last = reached.or(self.nucleus.len().checked_sub(1))?;
+        let target = coin * mass;
+        let drawn = first_above(self.nucleus[..=last].iter().map(|&key| key_probability(key)), target);
+        Some(self.nucleus[drawn.unwrap_or(last)] as u32)
+    }
+}
+
+/// The lowest index among the largest logits; NaN never is the largest. 0 if there is none.
+pub fn argmax(logits: &[f32]) -> u32 {
+    let mut best: Option<(u32, f32)> = None;
+    for (index, &logit) in (0..).zip(logits) {
+        if !logit.is_nan() && best.is_none_or(|(_, largest)| logit > largest) {
+            best = Some((index, logit));
+        }
+    }
+    best.map_or(0, |(index, _)| index)
+}
+
+/// The state request `request` begins with, so that its answer does not depend on what is answered with it.
+///
+/// The first has the program's own state, 0 included, as the program's own loop would; the others have outputs of
+/// splitmix64 seeded with it (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014), but never
+/// 0, where xorshift would stay.
+pub fn request_seed(base: u64, request: usize) -> u64 {
+    const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
+    if request == 0 {
+        return base;
+    }
+    let mut z = base.wrapping_add(GAMMA.wrapping_mul(request as u64));
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^= z >> 31;
+    if z == 0 { GAMMA } else { z }
+}
+
+/// The next number in [0, 1): 24 bits of xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift
+/// generators, scrambled", 2016).
+fn random_f32(state: &mut u64) -> f32 {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    let high = (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32;
+    (high >> 8) as f32 / 16_777_216.0
+}
+
+/// Whether `topp` asks for nucleus sampling.
+fn has_nucleus(topp: f32) -> bool {
+    0.0 < topp && topp < 1.0
+}
+
+/// The first token at which the running sum exceeds the coin, or the last one.
+fn draw(probabilities: &[f32], coin: f32) -> u32 {
+    let last = probabilities.len().saturating_sub(1);
+    first_above(probabilities.iter().copied(), coin).unwrap_or(last) as u32
+}
+
+/// The first index at which the running float32 sum exceeds `target`.
+fn first_above(mut probabilities: impl Iterator<Item = f32>, target: f32) -> Option<usize> {
+    let mut sum = 0.0_f32;
+    probabilities.position(|p| {
+        sum += p;
+        target < sum
+    })
+}
+
+/// Packs a probability and its token so that keys ascend as probabilities descend, then as tokens ascend. The bits of
+/// floats that are not negative are ordered as the floats are.
+fn rank_key(probability: f32, token: u32) -> u64 {
+    u64::from(!probability.to_bits()) << 32 | u64::from(token)
+}
+
+fn key_probability(key: u64) -> f32 {
+    f32::from_bits(!((key >> 32) as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    /// The contract's sampling, written the long way: all in one function, loops and indices, a stable sort of pairs.
+    fn reference(logits: &[f32], temperature: f32, topp: f32, state: &mut u64) -> u32 {
+        let n = logits.len();
+        let mut p: Vec<f32> = logits.iter().map(|l| l / temperature).collect();
+        let max = p.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(f64::from(x)));
+        let mut sum = 0.0_f64;
+        for x in p.iter_mut() {
+            *x = ((f64::from(*x) - max) as f32).exp();
+            sum += f64::from(*x);
+        }
+        for x in p.iter_mut() {
+            *x = (f64::from(*x) / sum) as f32;
+        }
+        *state ^= *state >> 12;
+        *state ^= *state << 25;
+        *state ^= *state >> 27;
+        let bits = state.wrapping_mul(0x2545F4914F6CDD1D) >> 40;
+        let coin = bits as f32 / (1 << 24) as f32;
+        let mut pairs: Vec<(f32, usize)> = p.iter().copied().zip(0..n).collect();
+        let mut target = coin;
+        if 0.0 < topp && topp < 1.0 {
+            pairs.retain(|pair| pair.0 >= (1.0 - topp) / (n - 1) as f32);
+            pairs.sort_by(|a, b| b.0.partial_cmp(&a.0).unwrap());
+            let mut mass = 0.0_f32;
+            for i in 0..pairs.len() {
+                mass += pairs[i].0;
+                if mass > topp {
+                    pairs.truncate(i + 1);
+                    break;
+                }
+            }
+            target = coin * mass;
+        }
+        let mut cdf = 0.0_f32;
+        for pair in &pairs {
+            cdf += pair.0;
+            if target < cdf {
+                return pair.1 as u32;
+            }
+        }
+        // Nothing kept is where the contract is silent and the sampler is greedy.
+        pairs.last().map_or_else(|| argmax(logits), |pair| pair.1 as u32)
+    }
+
+    /// Logits on a coarse grid, so that many are equal.
+    fn random_logits(rng: &mut ChaCha8Rng, n: usize) -> Vec<f32> {
+        (0..n)
+            .map(|_| (rng.random_range(-6.0_f32..6.0) * 4.0).round() / 4.0)
+            .collect()
+    }
+
+    #[test]
+    fn draws_are_those_of_the_reference() {
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for case in 0..600 {
+            let n = [2, 3, 17, 1000][case % 4];
+            let temperature = [0.1, 0.7, 1.0, 2.5, -1.0][case % 5];
+            let topp = [0.0, 0.3, 0.9, 0.999, 1.0, -1.0, 2.0][case % 7];
+            let mut state = rng.random();
+            let mut sampler = Sampler::new(n, temperature, topp, state);
+            for _ in 0..5 {
+                let logits = random_logits(&mut rng, n);
+                let expected = reference(&logits, temperature, topp, &mut state);
+                assert_eq!(
+                    sampler.sample(&logits),
+                    expected,
+                    "n {n} temperature {temperature} topp {topp}"
+                );
+                assert_eq!(sampler.rng_state(), state);
+            }
+        }
+    }
+
+    #[test]
+    fn the_stream_is_xorshift64_star() {
+        // By hand from state 1: 1 ^ 1 << 25 = 0x2000001; its product with the multiplier has 0x47E4CE4B on top.
+        let mut state = 1;
+        assert_eq!(random_f32(&mut state), 4_711_630.0 / 16_777_216.0);
+        assert_eq!(state, 0x200_0001);
+        assert_eq!(random_f32(&mut state), 11_259_814.0 / 16_777_216.0);
+        assert_eq!(state, 0x4_0040_0080_2801);
+        let mut state = u64::MAX;
+        assert_eq!(random_f32(&mut state), 16_329_929.0 / 16_777_216.0);
+        assert_eq!(state, 0xFFF0_001F_FE00_0000);
+    }
+
+    #[test]
+    fn coins_are_even_and_below_one() {
+        let mut state = 42;
+        let coins: Vec<f32> = (0..20_000).map(|_| random_f32(&mut state)).collect();
+        assert!(coins.iter().all(|coin| (0.0..1.0).contains(coin)));
+        let mean = coins.iter().sum::<f32>() / 20_000.0;
+        // The mean of 20,000 has a standard deviation of 0.289 / sqrt(20000) = 0.002; the gate is five of them.
+        assert!((mean - 0.5).abs() < 0.01, "{mean}");
+    }
+
+    #[test]
+    fn request_seeds_are_splitmix64() {
+        assert_eq!(request_seed(1_234_567, 0), 1_234_567);
+        assert_eq!(request_seed(0, 0), 0);
+        // Published outputs of splitmix64 seeded with 0 and with 1234567.
+        assert_eq!(request_seed(0, 1), 0xE220_A839_7B1D_CDAF);
+        assert_eq!(request_seed(0, 2), 0x6E78_9E6A_A1B9_65F4);
+        assert_eq!(request_seed(1_234_567, 1), 0x599E_D017_FB08_FC85);
+        // The finaliser maps 0 to 0, so this base would give the second request the state 0.
+        assert_ne!(request_seed(0_u64.wrapping_sub(0x9E37_79B9_7F4A_7C15), 1), 0);
+    }
+
+    #[test]
+    fn greedy_takes_the_first_largest_and_leaves_the_stream_alone() {
+        for temperature in [0.0, -0.0] {
+            let mut sampler = Sampler::new(4, temperature, 0.9, 7);
+            assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, 2.0]), 1);
+            assert_eq!(sampler.rng_state(), 7);
+        }
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        assert_eq!(argmax(&[nan, 1.0, nan, 2.0]), 3);
+        assert_eq!(argmax(&[nan, -inf, -inf]), 1);
+        assert_eq!(argmax(&[1.0, inf, inf]), 1);
+        assert_eq!(argmax(&[nan, nan]), 0);
+        assert_eq!(argmax(&[-0.0, 0.0]), 0);
+        assert_eq!(argmax(&[]), 0);
+    }
+
+    #[test]
+    fn frequencies_follow_the_probabilities() {
+        let logits: Vec<f32> = [0.5_f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
+        let frequencies = |topp| {
+            let mut sampler = Sampler::new(4, 1.0, topp, 42);
+            let mut counts = [0.0; 4];
+            for _ in 0..20_000 {
+                counts[sampler.sample(&logits) as usize] += 1.0 / 20_000.0;
+            }
+            counts
+        };
+        // A frequency's standard deviation is at most 0.5 / sqrt(20000) = 0.0035; the gate is four of them.
+        let near = |a: [f64; 4], b: [f64; 4]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 0.014);
+        assert!(near(frequencies(1.0), [0.5, 0.3, 0.15, 0.05]));
+        assert!(near(frequencies(0.7), [0.625, 0.375, 0.0, 0.0]));
+    }
+
+    #[test]
+    fn a_nucleus_that_keeps_nothing_is_greedy() {
+        assert_eq!(Sampler::new(1, 1.0, 0.5, 1).sample(&[2.0]), 0);
+        assert_eq!(Sampler::new(4, 1.0, 0.01, 1).sample(&[1.0; 4]), 0);
+        assert_eq!(Sampler::new(3, 1.0, 0.5, 1).sample(&[f32::NAN, 1.0, 2.0]), 2);
+    }
+
+    #[test]
+    fn probabilities_that_are_nan_fall_through_to_the_last_token() {
+        for bad in [
+            [f32::NAN, 1.0, 2.0],
+            [1.0, f32::NAN, 2.0],
+            [f32::INFINITY, 1.0, 2.0],
+            [f32::NEG_INFINITY; 3],
+        ] {
+            assert_eq!(Sampler::new(3, 1.0, 1.0, 1).sample(&bad), 2, "{bad:?}");
+        }
+        assert_eq!(Sampler::new(3, f32::NAN, 1.0, 1).sample(&[3.0, 2.0, 1.0]), 2);
+    }
+
+    #[test]
+    fn nothing_makes_it_panic_or_leave_the_row() {
+        let odd = [
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            0.5,
+            1e-40,
+            f32::MAX,
+            f32::MIN,
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            f32::NAN,
+        ];
+        for (temperature, topp) in odd.iter().flat_map(|&t| odd.map(|p| (t, p))) {
+            for state in [0, 1, u64::MAX] {
+                let mut sampler = Sampler::new(2, temperature, topp, state);
+                assert_eq!(sampler.sample(&[]), 0);
+                for logits in odd.windows(3) {
+                    assert!(sampler.sample(logits) < 3, "temperature {temperature} topp {topp}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_of_the_whole_vocabulary_needs_no_new_memory() {
+        let vocab = 201_088;
+        let logits: Vec<f32> = (0..vocab).map(|i| (i % 977) as f32 * 1e-3).collect();
+        let mut sampler = Sampler::new(vocab, 1.0, 0.99, 5);
+        let before = (sampler.probabilities.as_ptr(), sampler.nucleus.as_ptr());
+        let mut state = 5;
+        for _ in 0..2 {
+            assert_eq!(sampler.sample(&logits), reference(&logits, 1.0, 0.99, &mut state));
+        }
+        assert_eq!((sampler.probabilities.as_ptr(), sampler.nucleus.as_ptr()), before);
+    }
+}
