@@ -638,34 +638,3 @@ unsafe fn sum_in_f64<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S
         out
     }
 }
-struct Plain<'a> {
-    out: Shared<'a, f32>,
-    rows: usize,
-}
-impl Epilogue for Plain<'_> {
-    type State = ();
-    fn begin(&self) {}
-    #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
-        let first = at.tile * TILE;
-        let n = TILE.min(self.rows - first);
-        unsafe { self.out.slice(at.row * self.rows + first, n) }.copy_from_slice(&sums[..n]);
-    }
-    fn end(&self, (): ()) {}
-}
-impl Engine {
-    pub fn bench(self, p: &Packed, x: &[f32], all: &[u32], inputs: &mut Inputs, out: &mut [f32], enc: bool) {
-        if enc {
-            inputs.encode(self, p.format, x, p.cols, (0..p.members).map(|_| all));
-        } else {
-            self.multiply(
-                p,
-                inputs,
-                &Plain {
-                    out: Shared::new(out),
-                    rows: p.rows,
-                },
-            );
-        }
-    }
-}

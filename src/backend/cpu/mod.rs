@@ -7,7 +7,7 @@ mod ops;
 mod shared;
 mod tiles;
 
-pub use gemm::{Engine, Inputs};
+pub use gemm::Engine;
 pub use kv::{Element, KvCache, block_bytes};
 pub use ops::{Buffer, CpuOps, Routes};
 pub use tiles::Tiles;
