@@ -1,1 +1,315 @@
 //! Checked view of the program's request buffers.
+//!
+//! The program hands over two flat buffers and three sizes. All arithmetic on the sizes and all pointers are dealt
+//! with once, in [`Requests::from_raw`]; from there on both buffers are plain slices. Prompts are shared and rows
+//! exclusive, so that the view may go to another thread, and prompts outlive a borrow of it.
+
+use crate::error::{Error, Result};
+use std::mem::MaybeUninit;
+use std::slice;
+
+/// Ends every row.
+const END_OF_ROW: i32 = -1;
+
+/// The program's requests: a slot of bytes with the prompt, and a row of ints for the answer, each.
+#[derive(Debug)]
+pub struct Requests<'a> {
+    num_reqs: usize,
+    steps: usize,
+    slot_bytes: usize,
+    /// `[num_reqs, slot_bytes]`
+    prompts: &'a [u8],
+    /// `[num_reqs, steps + 1]`. The program need not have written to them before.
+    rows: &'a mut [MaybeUninit<i32>],
+}
+
+impl<'a> Requests<'a> {
+    /// Views the buffers behind the fields of the program's struct. With `num_reqs` 0 the other fields do not
+    /// matter.
+    ///
+    /// # Safety
+    ///
+    /// For all of `'a`, unless NULL:
+    /// - `str_reqs` points to `num_reqs * max_token_len * (max_seq_len + 1)` readable, initialized bytes that nobody
+    ///   writes to;
+    /// - `tok_gens` points to `num_reqs * (max_seq_len + 1)` writable ints that nobody else reads or writes.
+    pub unsafe fn from_raw(
+        num_reqs: i32,
+        max_token_len: i32,
+        max_seq_len: i32,
+        str_reqs: *const u8,
+        tok_gens: *mut i32,
+    ) -> Result<Self> {
+        let num_reqs = at_least(0, "num_reqs", num_reqs)?;
+        if num_reqs == 0 {
+            return Ok(Self::empty());
+        }
+        let max_token_len = at_least(1, "max_token_len", max_token_len)?;
+        let steps = at_least(1, "max_seq_len", max_seq_len)?;
+        let row_ints = steps + 1;
+        let slot_bytes = product("a slot of Requests.str_reqs", &[max_token_len, row_ints])?;
+        let prompt_bytes = product("Requests.str_reqs", &[num_reqs, slot_bytes])?;
+        let rows_bytes = product("Requests.tok_gens", &[num_reqs, row_ints, size_of::<i32>()])?;
+        check_pointer("Requests.str_reqs", str_reqs, prompt_bytes)?;
+        check_pointer("Requests.tok_gens", tok_gens, rows_bytes)?;
+        // SAFETY: the pointer is neither NULL nor does its end wrap, the length is at most isize::MAX; the caller
+        // vouches that the bytes are readable, initialized and unchanged for 'a.
+        let prompts = unsafe { slice::from_raw_parts(str_reqs, prompt_bytes) };
+        // SAFETY: the pointer is not NULL, aligned, and its end does not wrap, the length is at most isize::MAX
+        // bytes; the caller vouches that the ints are writable and ours alone for 'a. They may be uninitialized, as
+        // the element type says.
+        let rows = unsafe { slice::from_raw_parts_mut(tok_gens.cast(), num_reqs * row_ints) };
+        Ok(Self {
+            num_reqs,
+            steps,
+            slot_bytes,
+            prompts,
+            rows,
+        })
+    }
+
+    /// No requests.
+    fn empty() -> Self {
+        Self {
+            num_reqs: 0,
+            steps: 0,
+            slot_bytes: 0,
+            prompts: &[],
+            rows: &mut [],
+        }
+    }
+
+    /// How many requests there are.
+    pub fn len(&self) -> usize {
+        self.num_reqs
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.num_reqs == 0
+    }
+
+    /// Positions each request may be fed.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// The prompt of request `i`: its slot up to the first NUL, or all of it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no request `i`.
+    pub fn prompt(&self, i: usize) -> &'a [u8] {
+        let slot = &self.prompts[i * self.slot_bytes..][..self.slot_bytes];
+        let end = slot.iter().position(|&byte| byte == 0).unwrap_or(slot.len());
+        &slot[..end]
+    }
+
+    /// Makes every row an empty answer, so that all of them are well formed whatever happens later.
+    pub fn clear_all(&mut self) {
+        for i in 0..self.num_reqs {
+            self.store(i, &[]);
+        }
+    }
+
+    /// Writes the answer of request `i` and ends its row. Tokens that would leave no room for the end are cut.
+    ///
+    /// # Panics
+    ///
+    /// If there is no request `i`.
+    pub fn store(&mut self, i: usize, tokens: &[u32]) {
+        let row_ints = self.steps + 1;
+        let row = &mut self.rows[i * row_ints..][..row_ints];
+        let kept = &tokens[..tokens.len().min(self.steps)];
+        for (cell, &token) in row.iter_mut().zip(kept) {
+            // Token numbers are indices into a vocabulary whose size is an int.
+            cell.write(token.cast_signed());
+        }
+        row[kept.len()].write(END_OF_ROW);
+    }
+}
+
+/// A field of the struct as a size.
+fn at_least(least: i32, field: &'static str, value: i32) -> Result<usize> {
+    usize::try_from(value)
+        .ok()
+        .filter(|_| value >= least)
+        .ok_or_else(|| Error::format("Requests", format!("{field} is {value}; it must be {least} or more")))
+}
+
+/// A product of sizes that a slice may have in bytes.
+fn product(what: &'static str, sizes: &[usize]) -> Result<usize> {
+    sizes
+        .iter()
+        .try_fold(1, |product: usize, &size| product.checked_mul(size))
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or(Error::Overflow(what))
+}
+
+/// Refuses a pointer that cannot be the start of `bytes` bytes of `T`s.
+fn check_pointer<T>(what: &'static str, pointer: *const T, bytes: usize) -> Result<()> {
+    if pointer.is_null() {
+        return Err(Error::Null(what));
+    }
+    if !pointer.is_aligned() {
+        return Err(Error::format(
+            what,
+            format!("{pointer:p} is not aligned for its elements"),
+        ));
+    }
+    match pointer.addr().checked_add(bytes) {
+        Some(_) => Ok(()),
+        None => Err(Error::Overflow(what)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr;
+
+    /// What the program has not asked us to touch.
+    const SENTINEL: i32 = 0x5EAF_00D5;
+
+    /// Buffers as the program allocates them, with one row and one slot more that must stay as they are.
+    struct Buffers {
+        num_reqs: i32,
+        max_token_len: i32,
+        max_seq_len: i32,
+        str_reqs: Vec<u8>,
+        tok_gens: Vec<i32>,
+    }
+
+    impl Buffers {
+        fn new(max_token_len: i32, max_seq_len: i32, prompts: &[&[u8]]) -> Self {
+            let slot_bytes = (max_token_len * (max_seq_len + 1)) as usize;
+            let mut str_reqs = vec![0; prompts.len() * slot_bytes];
+            for (slot, prompt) in str_reqs.chunks_exact_mut(slot_bytes).zip(prompts) {
+                slot[..prompt.len()].copy_from_slice(prompt);
+            }
+            str_reqs.resize(str_reqs.len() + slot_bytes, b'!');
+            Self {
+                num_reqs: prompts.len() as i32,
+                max_token_len,
+                max_seq_len,
+                str_reqs,
+                tok_gens: vec![SENTINEL; (prompts.len() + 1) * (max_seq_len + 1) as usize],
+            }
+        }
+
+        fn view(&mut self) -> Requests<'_> {
+            let Self {
+                num_reqs,
+                max_token_len,
+                max_seq_len,
+                ..
+            } = *self;
+            let (str_reqs, tok_gens) = (self.str_reqs.as_ptr(), self.tok_gens.as_mut_ptr());
+            // SAFETY: both vectors are at least as long as the sizes say and borrowed for the view's life.
+            unsafe { Requests::from_raw(num_reqs, max_token_len, max_seq_len, str_reqs, tok_gens).unwrap() }
+        }
+    }
+
+    /// The error for fields that are refused before a pointer is followed.
+    fn refused(fields: (i32, i32, i32), str_reqs: *const u8, tok_gens: *mut i32) -> Error {
+        let (num_reqs, max_token_len, max_seq_len) = fields;
+        // SAFETY: every caller passes fields or pointers that are refused, so nothing is read or written.
+        unsafe { Requests::from_raw(num_reqs, max_token_len, max_seq_len, str_reqs, tok_gens).unwrap_err() }
+    }
+
+    #[test]
+    fn prompts_end_at_the_first_nul_or_with_their_slot() {
+        let full_slot = [b'x'; 12];
+        let mut buffers = Buffers::new(3, 3, &[b"hello", &full_slot, b"", b"a\0b", "\u{e4}\u{f6}".as_bytes()]);
+        let requests = buffers.view();
+        assert_eq!((requests.len(), requests.steps(), requests.is_empty()), (5, 3, false));
+        assert_eq!(requests.prompt(0), b"hello");
+        assert_eq!(requests.prompt(1), full_slot);
+        assert_eq!(requests.prompt(2), b"");
+        assert_eq!(requests.prompt(3), b"a");
+        assert_eq!(requests.prompt(4), "\u{e4}\u{f6}".as_bytes());
+    }
+
+    #[test]
+    fn last_prompt_without_nul_does_not_run_on() {
+        let mut buffers = Buffers::new(2, 1, &[b"abcd"]);
+        assert_eq!(buffers.view().prompt(0), b"abcd");
+    }
+
+    #[test]
+    fn rows_hold_tokens_then_the_end_and_nothing_else_changes() {
+        let mut buffers = Buffers::new(4, 3, &[b"a".as_slice(); 5]);
+        let mut requests = buffers.view();
+        requests.store(1, &[7, 8]);
+        requests.store(2, &[1, 2, 3]);
+        requests.store(3, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
+        requests.store(4, &[]);
+        const S: i32 = SENTINEL;
+        let rows = [
+            [S, S, S, S],
+            [7, 8, -1, S],
+            [1, 2, 3, -1],
+            [1, 2, 3, -1],
+            [-1, S, S, S],
+            [S, S, S, S],
+        ];
+        assert_eq!(buffers.tok_gens, rows.as_flattened());
+    }
+
+    #[test]
+    fn clear_all_ends_every_row_at_once() {
+        let mut buffers = Buffers::new(4, 2, &[b"a".as_slice(); 3]);
+        buffers.view().clear_all();
+        const S: i32 = SENTINEL;
+        assert_eq!(buffers.tok_gens, [-1, S, S, -1, S, S, -1, S, S, S, S, S]);
+    }
+
+    #[test]
+    fn no_requests_are_nothing_to_do() {
+        // SAFETY: without requests no pointer is followed.
+        let mut requests = unsafe { Requests::from_raw(0, -1, -1, ptr::null(), ptr::null_mut()).unwrap() };
+        assert!(requests.is_empty());
+        requests.clear_all();
+    }
+
+    #[test]
+    fn fields_that_cannot_be_sizes_are_refused() {
+        for (fields, word) in [
+            ((-1, 4, 4), "num_reqs is -1"),
+            ((i32::MIN, 4, 4), "num_reqs is -2147483648"),
+            ((1, 0, 4), "max_token_len is 0"),
+            ((1, -4, 4), "max_token_len is -4"),
+            ((1, 4, 0), "max_seq_len is 0"),
+            ((1, 4, -1), "max_seq_len is -1"),
+        ] {
+            let message = refused(fields, ptr::null(), ptr::null_mut()).to_string();
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_the_address_space_are_refused() {
+        let (byte, mut int) = (0_u8, 0_i32);
+        let absurd = (i32::MAX, i32::MAX, i32::MAX);
+        assert!(matches!(refused(absurd, &byte, &mut int), Error::Overflow(_)));
+        let just_past = (3, i32::MAX, i32::MAX);
+        assert!(matches!(refused(just_past, &byte, &mut int), Error::Overflow(_)));
+        let past_the_end = ptr::without_provenance::<u8>(usize::MAX - 10);
+        assert!(matches!(refused((1, 4, 4), past_the_end, &mut int), Error::Overflow(_)));
+    }
+
+    #[test]
+    fn pointers_that_cannot_be_followed_are_refused() {
+        let (byte, mut int) = (0_u8, 0_i32);
+        assert!(matches!(
+            refused((1, 4, 4), ptr::null(), &mut int),
+            Error::Null("Requests.str_reqs")
+        ));
+        assert!(matches!(
+            refused((1, 4, 4), &byte, ptr::null_mut()),
+            Error::Null("Requests.tok_gens")
+        ));
+        let odd = (&raw mut int).wrapping_byte_add(1);
+        assert!(matches!(refused((1, 4, 4), &byte, odd), Error::Format { .. }));
+    }
+}

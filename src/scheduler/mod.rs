@@ -1,1 +1,315 @@
 //! Which tokens of which requests go into the next step.
+//!
+//! Continuous batching over a paged KV cache: requests wait in one queue, start as soon as a slot and blocks are
+//! free, and leave at their end token or last position. Each step feeds one token of every decoding sequence, then
+//! as much of the others' prompts as the rest of the step holds, first come, first served.
+//!
+//! A sequence starts only when all blocks it can ever use are free, and keeps them to its end. Nothing is thus ever
+//! preempted, and nobody waits for a block while holding one: there is no deadlock. As [`Limits::check`] asks for a
+//! row and a logits row for each running sequence, every decoding sequence moves in every step, and so does the
+//! oldest one still in its prompt: nobody starves.
+//!
+//! The scheduler touches no device. The way round is [`Scheduler::plan`], the replica's step, the sampler, and
+//! [`Scheduler::commit`]. A plan leaves no trace before it is committed, so that a failed step may be planned anew.
+
+mod blocks;
+mod limits;
+mod sequence;
+
+pub use blocks::BlockCounts;
+pub use limits::Limits;
+
+use crate::batch::{BLOCK_TOKENS, Chunk, LogitsRow, StepPlan};
+use crate::error::{Error, Result};
+use blocks::BlockPool;
+use sequence::Sequence;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Tokens that end an answer; they are stored and counted as its last.
+pub const END_TOKENS: [u32; 2] = [199_999, 200_002];
+
+/// A request with its whole answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// The request's index.
+    pub request: usize,
+    /// The tokens sampled, with the end token if there was one.
+    pub tokens: Vec<u32>,
+}
+
+/// A request given back without an answer, as it was submitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The request's index.
+    pub request: usize,
+    /// Its prompt.
+    pub prompt: Vec<u32>,
+    /// The most positions it may be fed.
+    pub max_positions: usize,
+}
+
+/// Sequences, their blocks, and the order in which they are served.
+#[derive(Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    full: BlockPool,
+    window: BlockPool,
+    waiting: VecDeque<Sequence>,
+    /// The running sequences by their handle.
+    slots: Vec<Option<Sequence>>,
+    free_slots: Vec<usize>,
+    /// Handles in the order in which their sequences started.
+    running: Vec<usize>,
+}
+
+impl Scheduler {
+    /// A scheduler with nothing to do yet.
+    pub fn new(limits: Limits) -> Result<Self> {
+        let limits = limits.check()?;
+        let slots = limits.max_batch;
+        Ok(Self {
+            full: BlockPool::new(limits.full_blocks as u32, slots),
+            window: BlockPool::new(limits.window_blocks as u32, slots),
+            waiting: VecDeque::new(),
+            slots: (0..slots).map(|_| None).collect(),
+            free_slots: (0..slots).rev().collect(),
+            running: Vec::with_capacity(slots),
+            limits,
+        })
+    }
+
+    /// Queues a request: positions `0..max_positions` are fed, first the prompt's tokens, then the sampled ones.
+    /// Refuses one that could not run even with the KV cache to itself.
+    pub fn submit(&mut self, request: usize, prompt: Vec<u32>, max_positions: usize) -> Result<()> {
+        self.limits.check_sequence(request, prompt.len(), max_positions)?;
+        self.waiting.push_back(Sequence::new(request, prompt, max_positions));
+        Ok(())
+    }
+
+    /// Writes the next step; `false` if there is nothing left to do.
+    pub fn plan(&mut self, plan: &mut StepPlan) -> bool {
+        self.admit();
+        self.clear_with_room(plan);
+        self.plan_decoding(plan);
+        self.plan_prefill(plan);
+        plan.rows() > 0
+    }
+
+    /// Takes the outcome of the step planned last: `sampled` has one token for each of its logits rows with
+    /// `sample`, in their order. Answers that are complete go to the end of `finished`. Rows of sequences
+    /// cancelled since are passed over.
+    pub fn commit(&mut self, plan: &StepPlan, sampled: &[u32], finished: &mut Vec<Finished>) -> Result<()> {
+        self.check_commit(plan, sampled)?;
+        for chunk in &plan.chunks {
+            if let Some(sequence) = &mut self.slots[chunk.sequence] {
+                sequence.position += chunk.rows;
+            }
+        }
+        for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
+            let complete = match &mut self.slots[row.sequence] {
+                Some(sequence) => sequence.store(token),
+                None => false,
+            };
+            if complete && let Some(sequence) = self.release(row.sequence) {
+                finished.push(Finished {
+                    request: sequence.request,
+                    tokens: sequence.into_answer(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops a request, waiting or running; `false` if it is neither.
+    pub fn cancel(&mut self, request: usize) -> bool {
+        let is_it = |sequence: &Sequence| sequence.request == request;
+        if let Some(place) = self.waiting.iter().position(is_it) {
+            return self.waiting.remove(place).is_some();
+        }
+        let slot = self.slots.iter().position(|slot| slot.as_ref().is_some_and(is_it));
+        slot.is_some_and(|slot| self.release(slot).is_some())
+    }
+
+    /// Gives back all requests without an answer, in the order in which they came, and is then idle: for a device
+    /// that failed. Their answers so far are dropped; they start again wherever they are submitted next.
+    pub fn take_unfinished(&mut self) -> Vec<Unfinished> {
+        let mut unfinished = Vec::with_capacity(self.running.len() + self.waiting.len());
+        while let Some(&slot) = self.running.first() {
+            unfinished.extend(self.release(slot).map(give_back));
+        }
+        unfinished.extend(self.waiting.drain(..).map(give_back));
+        unfinished
+    }
+
+    /// The request behind a handle of the current plan; `None` once its sequence has left.
+    pub fn request(&self, sequence: usize) -> Option<usize> {
+        self.slots.get(sequence)?.as_ref().map(|sequence| sequence.request)
+    }
+
+    /// Sequences running.
+    pub fn running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Requests waiting to start.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Blocks of the KV cache that no sequence holds.
+    pub fn free_blocks(&self) -> BlockCounts {
+        BlockCounts {
+            full: self.full.free(),
+            window: self.window.free(),
+        }
+    }
+
+    /// Starts waiting sequences while there is room. The first one that does not fit holds up those behind it, or a
+    /// long one could wait for ever.
+    fn admit(&mut self) {
+        while let Some(first) = self.waiting.front() {
+            let need = self.limits.need(first.n_prompt(), first.max_positions);
+            if self.free_slots.is_empty() || need.full > self.full.free() || need.window > self.window.free() {
+                return;
+            }
+            let (Some(mut sequence), Some(slot)) = (self.waiting.pop_front(), self.free_slots.pop()) else {
+                return;
+            };
+            sequence.start(self.full.lend(need.full), self.window.lend(need.window));
+            self.slots[slot] = Some(sequence);
+            self.running.push(slot);
+        }
+    }
+
+    /// Empties the plan. The first time it also gets the memory of the largest step there can be: a block is in at
+    /// most one table, and a sequence has at most one chunk.
+    fn clear_with_room(&self, plan: &mut StepPlan) {
+        let limits = &self.limits;
+        plan.clear();
+        plan.tokens.reserve(limits.step_tokens);
+        plan.positions.reserve(limits.step_tokens);
+        plan.chunks.reserve(limits.max_batch);
+        plan.tables.reserve(limits.full_blocks + limits.window_blocks);
+        plan.logits.reserve(limits.max_logits_rows.min(limits.step_tokens));
+    }
+
+    /// One row for each sequence past its prompt.
+    fn plan_decoding(&self, plan: &mut StepPlan) {
+        for (slot, sequence) in self.in_order().filter(|(_, sequence)| sequence.is_decoding()) {
+            self.plan_chunk(plan, slot, sequence, 1);
+        }
+    }
+
+    /// Prompts, in order, into what is left of the step.
+    fn plan_prefill(&self, plan: &mut StepPlan) {
+        for (slot, sequence) in self.in_order().filter(|(_, sequence)| !sequence.is_decoding()) {
+            let rows = self.chunk_rows(plan, sequence);
+            if rows == 0 {
+                return;
+            }
+            self.plan_chunk(plan, slot, sequence, rows);
+        }
+    }
+
+    /// Running sequences with their handles, oldest first.
+    fn in_order(&self) -> impl Iterator<Item = (usize, &Sequence)> {
+        self.running
+            .iter()
+            .filter_map(|&slot| Some((slot, self.slots[slot].as_ref()?)))
+    }
+
+    /// Prompt rows that fit the rest of the step. When not every row's logits are wanted, those of a prompt's last
+    /// row always fit, as there are at least `max_batch` logits rows.
+    fn chunk_rows(&self, plan: &StepPlan, sequence: &Sequence) -> usize {
+        let limits = &self.limits;
+        let rows = sequence
+            .unfed()
+            .min(limits.chunk_tokens)
+            .min(limits.step_tokens - plan.rows());
+        if limits.record_all {
+            rows.min(limits.max_logits_rows - plan.logits.len())
+        } else {
+            rows
+        }
+    }
+
+    /// Adds the next `rows` tokens of a sequence.
+    fn plan_chunk(&self, plan: &mut StepPlan, slot: usize, sequence: &Sequence, rows: usize) {
+        let first_row = plan.rows();
+        let positions = sequence.position..sequence.position + rows;
+        plan.tokens.extend_from_slice(&sequence.tokens[positions.clone()]);
+        plan.positions.extend(positions.clone().map(|position| position as u32));
+        for (row, position) in (first_row..).zip(positions.clone()) {
+            let sample = sequence.samples_at(position);
+            if sample || self.limits.record_all {
+                plan.logits.push(LogitsRow {
+                    row,
+                    sequence: slot,
+                    position,
+                    sample,
+                });
+            }
+        }
+        let full_blocks = positions.end.div_ceil(BLOCK_TOKENS).min(sequence.full.len());
+        plan.chunks.push(Chunk {
+            sequence: slot,
+            first_row,
+            rows,
+            first_position: positions.start,
+            full: append(&mut plan.tables, &sequence.full[..full_blocks]),
+            window: append(&mut plan.tables, &sequence.window),
+        });
+    }
+
+    /// Refuses an outcome that is not that of the step planned last, before anything has changed.
+    fn check_commit(&self, plan: &StepPlan, sampled: &[u32]) -> Result<()> {
+        let wanted = plan.logits.iter().filter(|row| row.sample).count();
+        if sampled.len() != wanted {
+            return Err(Error::Internal(format!(
+                "a step that samples {wanted} rows came back with {} tokens",
+                sampled.len()
+            )));
+        }
+        for chunk in &plan.chunks {
+            let position = match self.slots.get(chunk.sequence) {
+                Some(Some(sequence)) => sequence.position,
+                Some(None) => continue,
+                None => usize::MAX,
+            };
+            if position != chunk.first_position {
+                return Err(Error::Internal(format!(
+                    "a step came back that is not the one planned last: sequence {} is not at position {}",
+                    chunk.sequence, chunk.first_position
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a sequence out of its slot and its blocks back.
+    fn release(&mut self, slot: usize) -> Option<Sequence> {
+        let mut sequence = self.slots[slot].take()?;
+        self.full.give_back(std::mem::take(&mut sequence.full));
+        self.window.give_back(std::mem::take(&mut sequence.window));
+        self.running.retain(|&running| running != slot);
+        self.free_slots.push(slot);
+        Some(sequence)
+    }
+}
+
+/// A sequence as it was submitted.
+fn give_back(sequence: Sequence) -> Unfinished {
+    Unfinished {
+        request: sequence.request,
+        max_positions: sequence.max_positions,
+        prompt: sequence.into_prompt(),
+    }
+}
+
+/// Copies a sequence's blocks behind the tables so far and says where they are.
+fn append(tables: &mut Vec<u32>, blocks: &[u32]) -> Range<usize> {
+    let start = tables.len();
+    tables.extend_from_slice(blocks);
+    start..tables.len()
+}

@@ -1,0 +1,237 @@
+//! What a step and the KV cache can take.
+
+use super::blocks::{BlockCounts, blocks_for, ring_blocks};
+use crate::error::{Error, Result};
+
+/// The most rows a step may have: far above what fills any device, and its activations still fit one.
+const MAX_STEP_TOKENS: usize = 1 << 20;
+
+/// The scheduler's limits; they come from the replica, the options and the model.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// The most sequences that run at once.
+    pub max_batch: usize,
+    /// The most rows in a step. At least `max_batch`, so that every decoding sequence moves in every step.
+    pub step_tokens: usize,
+    /// The most rows of one sequence in a step. Rings of windowed layers grow with it, so that a value below
+    /// `step_tokens` leaves room for more sequences with long prompts.
+    pub chunk_tokens: usize,
+    /// The most rows in a step whose logits are wanted. At least `max_batch`, for the same reason.
+    pub max_logits_rows: usize,
+    /// Blocks in the KV cache of the full layers.
+    pub full_blocks: usize,
+    /// Blocks in the KV cache of the windowed layers.
+    pub window_blocks: usize,
+    /// Width of the windowed layers' attention; 0 if no layer is windowed.
+    pub sliding_window: usize,
+    /// Whether any layer is full.
+    pub has_full_layers: bool,
+    /// Whether the logits of every row are wanted, for recording.
+    pub record_all: bool,
+}
+
+impl Limits {
+    /// Refuses limits under which a sequence could wait for ever.
+    pub fn check(self) -> Result<Self> {
+        let wrong = |why: String| Err(Error::format("limits of a step", why));
+        if self.max_batch == 0 || self.chunk_tokens == 0 {
+            return wrong("a step without sequences or rows does nothing; raise GETP_MAX_BATCH".into());
+        }
+        if self.step_tokens < self.max_batch || self.max_logits_rows < self.max_batch {
+            return wrong(format!(
+                "{} sequences at once need as many rows, but a step has {} and {} of them with logits; \
+                 lower GETP_MAX_BATCH or raise GETP_STEP_TOKENS",
+                self.max_batch, self.step_tokens, self.max_logits_rows
+            ));
+        }
+        if self.step_tokens > MAX_STEP_TOKENS {
+            return wrong(format!(
+                "a step of {} rows is more than any device fills; lower GETP_STEP_TOKENS to {MAX_STEP_TOKENS} or less",
+                self.step_tokens
+            ));
+        }
+        if self.full_blocks.max(self.window_blocks) > u32::MAX as usize {
+            return wrong("block numbers have 32 bits; lower GETP_KV_MB".into());
+        }
+        if !self.has_full_layers && self.sliding_window == 0 {
+            return wrong("a model has full layers, or windowed ones, or both".into());
+        }
+        Ok(self)
+    }
+
+    /// The most rows a chunk can have.
+    fn max_chunk_rows(&self) -> usize {
+        let logits_rows = if self.record_all {
+            self.max_logits_rows
+        } else {
+            usize::MAX
+        };
+        self.chunk_tokens.min(self.step_tokens).min(logits_rows)
+    }
+
+    /// The most blocks a sequence can ever use.
+    pub(super) fn need(&self, n_prompt: usize, max_positions: usize) -> BlockCounts {
+        let full = if self.has_full_layers {
+            blocks_for(max_positions)
+        } else {
+            0
+        };
+        let window = match self.sliding_window {
+            0 => 0,
+            window => ring_blocks(window, self.max_chunk_rows(), n_prompt, max_positions),
+        };
+        BlockCounts { full, window }
+    }
+
+    /// Refuses a sequence that could not run even alone, in words that name the option to change.
+    pub(super) fn check_sequence(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
+        let refuse = |why: String| Err(Error::format(format!("request {request}"), why));
+        if n_prompt == 0 {
+            return refuse("it has no prompt tokens; give it at least one".into());
+        }
+        if n_prompt > max_positions {
+            return refuse(format!(
+                "its {n_prompt} prompt tokens do not fit the {max_positions} steps of a request; \
+                 shorten it or ask for more steps"
+            ));
+        }
+        if max_positions > u32::MAX as usize {
+            return refuse(format!(
+                "{max_positions} steps are more than positions of 32 bits can count; ask for fewer"
+            ));
+        }
+        let need = self.need(n_prompt, max_positions);
+        if need.full > self.full_blocks {
+            return refuse(format!(
+                "its {max_positions} positions need {} blocks of the KV cache where the full layers have {}; \
+                 raise GETP_KV_MB or ask for fewer steps",
+                need.full, self.full_blocks
+            ));
+        }
+        if need.window > self.window_blocks {
+            return refuse(format!(
+                "its ring needs {} blocks of the KV cache where the windowed layers have {}; \
+                 raise GETP_KV_MB or lower GETP_STEP_TOKENS",
+                need.window, self.window_blocks
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits {
+            max_batch: 4,
+            step_tokens: 32,
+            chunk_tokens: 32,
+            max_logits_rows: 4,
+            full_blocks: 10,
+            window_blocks: 10,
+            sliding_window: 16,
+            has_full_layers: true,
+            record_all: false,
+        }
+    }
+
+    #[test]
+    fn limits_that_could_starve_are_refused() {
+        type Change = fn(&mut Limits);
+        let wrong: [(Change, &str); 8] = [
+            (|l| l.max_batch = 0, "GETP_MAX_BATCH"),
+            (|l| l.chunk_tokens = 0, "GETP_MAX_BATCH"),
+            (|l| l.step_tokens = 3, "GETP_STEP_TOKENS"),
+            (|l| l.max_logits_rows = 3, "GETP_MAX_BATCH"),
+            (|l| l.step_tokens = usize::MAX, "GETP_STEP_TOKENS"),
+            (|l| l.full_blocks = 1 << 33, "GETP_KV_MB"),
+            (|l| l.window_blocks = 1 << 33, "GETP_KV_MB"),
+            (|l| (l.has_full_layers, l.sliding_window) = (false, 0), "layers"),
+        ];
+        assert!(limits().check().is_ok());
+        for (change, word) in wrong {
+            let mut limits = limits();
+            change(&mut limits);
+            let message = limits.check().unwrap_err().to_string();
+            assert!(message.contains(word), "{message}");
+        }
+    }
+
+    #[test]
+    fn sequences_that_cannot_fit_alone_are_refused() {
+        let limits = limits();
+        assert!(limits.check_sequence(0, 160, 160).is_ok());
+        for (n_prompt, max_positions, word) in [
+            (0, 8, "no prompt"),
+            (9, 8, "9 prompt tokens"),
+            (1, 161, "GETP_KV_MB"),
+            (1, 1 << 33, "32 bits"),
+        ] {
+            let message = limits
+                .check_sequence(7, n_prompt, max_positions)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                message.starts_with("request 7: ") && message.contains(word),
+                "{message}"
+            );
+        }
+        let small_ring = Limits {
+            window_blocks: 3,
+            ..limits
+        };
+        assert!(small_ring.check_sequence(0, 1, 160).is_ok());
+        let message = small_ring.check_sequence(0, 100, 160).unwrap_err().to_string();
+        assert!(
+            message.contains("needs 4 blocks") && message.contains("GETP_STEP_TOKENS"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn need_counts_only_the_layers_there_are() {
+        let both = limits().need(40, 100);
+        assert_eq!(both, BlockCounts { full: 7, window: 3 });
+        let full_only = Limits {
+            sliding_window: 0,
+            ..limits()
+        };
+        assert_eq!(full_only.need(40, 100), BlockCounts { full: 7, window: 0 });
+        let windowed_only = Limits {
+            has_full_layers: false,
+            ..limits()
+        };
+        assert_eq!(windowed_only.need(40, 100), BlockCounts { full: 0, window: 3 });
+    }
+
+    #[test]
+    fn rings_grow_with_the_chunks_there_can_be() {
+        let ring = |limits: Limits| limits.need(90, 100).window;
+        assert_eq!(ring(limits()), 4);
+        assert_eq!(
+            ring(Limits {
+                chunk_tokens: 1000,
+                ..limits()
+            }),
+            4,
+            "a step has 32 rows"
+        );
+        assert_eq!(
+            ring(Limits {
+                chunk_tokens: 4,
+                ..limits()
+            }),
+            3
+        );
+        assert_eq!(
+            ring(Limits {
+                record_all: true,
+                ..limits()
+            }),
+            3,
+            "4 logits rows make chunks of 4"
+        );
+    }
+}

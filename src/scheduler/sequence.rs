@@ -1,0 +1,82 @@
+//! One request on its way through the model.
+
+use super::END_TOKENS;
+
+/// The most tokens to make room for when a sequence starts; only longer answers grow their memory on the way.
+const RESERVED_TOKENS: usize = 1 << 16;
+
+/// A request's tokens, how many of them the model has seen, and the blocks lent to it.
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub(super) request: usize,
+    /// The prompt, then what was sampled: the token fed at position `p` is `tokens[p]`.
+    pub(super) tokens: Vec<u32>,
+    n_prompt: usize,
+    pub(super) max_positions: usize,
+    /// The next position to feed; the KV cache holds all before it.
+    pub(super) position: usize,
+    /// Block table of the full layers; empty while waiting.
+    pub(super) full: Vec<u32>,
+    /// Ring of the windowed layers; empty while waiting.
+    pub(super) window: Vec<u32>,
+}
+
+impl Sequence {
+    pub(super) fn new(request: usize, prompt: Vec<u32>, max_positions: usize) -> Self {
+        Self {
+            request,
+            n_prompt: prompt.len(),
+            tokens: prompt,
+            max_positions,
+            position: 0,
+            full: Vec::new(),
+            window: Vec::new(),
+        }
+    }
+
+    pub(super) fn n_prompt(&self) -> usize {
+        self.n_prompt
+    }
+
+    /// Whether the whole prompt has been fed.
+    pub(super) fn is_decoding(&self) -> bool {
+        self.position >= self.n_prompt
+    }
+
+    /// Tokens known but not fed yet: the prompt's rest, or the one sampled last.
+    pub(super) fn unfed(&self) -> usize {
+        self.tokens.len() - self.position
+    }
+
+    /// Whether the logits at `position` give the next token.
+    pub(super) fn samples_at(&self, position: usize) -> bool {
+        position + 1 >= self.n_prompt
+    }
+
+    /// Takes the blocks to start with, and room for the answer.
+    pub(super) fn start(&mut self, full: Vec<u32>, window: Vec<u32>) {
+        self.full = full;
+        self.window = window;
+        // The token sampled at the last position is stored too, though never fed.
+        let answer = self.max_positions - self.n_prompt + 1;
+        self.tokens.reserve_exact(answer.min(RESERVED_TOKENS));
+    }
+
+    /// Stores the token sampled from the last position fed and says whether it ends the answer.
+    pub(super) fn store(&mut self, token: u32) -> bool {
+        self.tokens.push(token);
+        END_TOKENS.contains(&token) || self.position == self.max_positions
+    }
+
+    /// The answer.
+    pub(super) fn into_answer(mut self) -> Vec<u32> {
+        self.tokens.drain(..self.n_prompt);
+        self.tokens
+    }
+
+    /// The prompt as it was submitted.
+    pub(super) fn into_prompt(mut self) -> Vec<u32> {
+        self.tokens.truncate(self.n_prompt);
+        self.tokens
+    }
+}

@@ -1,0 +1,707 @@
+//! The scheduler against a simulated device.
+//!
+//! The device has no model: it remembers which sequence and position each place of each KV block was last written
+//! for, and checks before every "attention" that all a row needs is still there and its own. That proves that no
+//! block is shared and that rings are long enough. What is sampled is a fixed function of request and position, so
+//! that every answer is known beforehand.
+
+use getp::batch::{BLOCK_TOKENS, Chunk, StepPlan};
+use getp::scheduler::{BlockCounts, END_TOKENS, Finished, Limits, Scheduler, Unfinished};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use std::collections::HashMap;
+
+/// A request as the test knows it.
+#[derive(Clone)]
+struct Job {
+    prompt: Vec<u32>,
+    max_positions: usize,
+    /// One in so many tokens sampled is an end token; 0 is none.
+    end_every: u64,
+}
+
+impl Job {
+    fn random(rng: &mut ChaCha8Rng, max_positions: usize) -> Self {
+        let n_prompt = match rng.random_range(0..4) {
+            0 => max_positions,
+            1 => 1,
+            _ => rng.random_range(1..=max_positions),
+        };
+        Self {
+            prompt: (0..n_prompt).map(|_| rng.random_range(0..1000)).collect(),
+            max_positions,
+            end_every: [0, 0, 3, 20][rng.random_range(0..4)],
+        }
+    }
+
+    /// The token sampled for `request` at `position`.
+    fn sample(&self, request: usize, position: usize) -> u32 {
+        let hash = ((request as u64) << 32 | position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
+        if self.end_every > 0 && hash.is_multiple_of(self.end_every) {
+            END_TOKENS[(hash / self.end_every % 2) as usize]
+        } else {
+            (hash % 100_000) as u32
+        }
+    }
+
+    /// The answer, by the program's own loop: one request, one position after the other.
+    fn answer(&self, request: usize) -> Vec<u32> {
+        let n_prompt = self.prompt.len();
+        let mut answer = Vec::new();
+        let mut pos = 0;
+        while pos < self.max_positions {
+            pos += 1;
+            if pos < n_prompt {
+                continue;
+            }
+            let token = self.sample(request, pos - 1);
+            answer.push(token);
+            if token == 199_999 || token == 200_002 {
+                break;
+            }
+        }
+        answer
+    }
+}
+
+/// What one kind of layers holds: for each place of each block, whose position it was last written for.
+struct Cache(Vec<Option<(usize, usize)>>);
+
+impl Cache {
+    fn new(blocks: usize) -> Self {
+        Self(vec![None; blocks * BLOCK_TOKENS])
+    }
+
+    fn place(&mut self, table: &[u32], block: usize, position: usize) -> &mut Option<(usize, usize)> {
+        &mut self.0[table[block] as usize * BLOCK_TOKENS + position % BLOCK_TOKENS]
+    }
+}
+
+/// Runs plans and checks them.
+struct Device {
+    limits: Limits,
+    full: Cache,
+    window: Cache,
+    /// Of each request: the tokens it is fed, known beforehand.
+    fed: HashMap<usize, Vec<u32>>,
+    /// Of each running request: the next position to feed.
+    next: HashMap<usize, usize>,
+    /// Running requests in the order in which they started.
+    started: Vec<usize>,
+}
+
+impl Device {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            limits: limits.clone(),
+            full: Cache::new(limits.full_blocks),
+            window: Cache::new(limits.window_blocks),
+            fed: HashMap::new(),
+            next: HashMap::new(),
+            started: Vec::new(),
+        }
+    }
+
+    /// Runs one step and samples the rows that ask for it.
+    fn step(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job]) -> Vec<u32> {
+        self.check_bounds(plan, scheduler);
+        self.check_service(plan, scheduler, jobs);
+        for chunk in &plan.chunks {
+            let request = scheduler.request(chunk.sequence).expect("a planned sequence runs");
+            self.check_rows(plan, chunk, request, &jobs[request]);
+            self.write(plan, chunk, request);
+        }
+        for chunk in &plan.chunks {
+            let request = scheduler.request(chunk.sequence).unwrap();
+            self.attend(plan, chunk, request);
+        }
+        self.check_logits(plan, scheduler, jobs);
+        let sampled = plan.logits.iter().filter(|row| row.sample).map(|row| {
+            let request = scheduler.request(row.sequence).unwrap();
+            jobs[request].sample(request, row.position)
+        });
+        sampled.collect()
+    }
+
+    /// A step stays within the limits, and its chunks cover its rows.
+    fn check_bounds(&self, plan: &StepPlan, scheduler: &Scheduler) {
+        let limits = &self.limits;
+        assert!((1..=limits.step_tokens).contains(&plan.rows()));
+        assert_eq!(plan.positions.len(), plan.rows());
+        assert!(plan.logits.len() <= limits.max_logits_rows);
+        assert!(plan.chunks.len() <= scheduler.running() && scheduler.running() <= limits.max_batch);
+        let free = scheduler.free_blocks();
+        let held = limits.full_blocks - free.full + limits.window_blocks - free.window;
+        assert!(plan.tables.len() <= held);
+        let mut row = 0;
+        for chunk in &plan.chunks {
+            assert_eq!(chunk.first_row, row);
+            assert!((1..=limits.chunk_tokens).contains(&chunk.rows));
+            row += chunk.rows;
+        }
+        assert_eq!(row, plan.rows());
+        let mut sequences: Vec<_> = plan.chunks.iter().map(|chunk| chunk.sequence).collect();
+        sequences.sort_unstable();
+        sequences.dedup();
+        assert_eq!(sequences.len(), plan.chunks.len(), "one chunk a sequence");
+    }
+
+    /// Requests start in the order they came, every decoding one moves, and prompts are served oldest first.
+    fn check_service(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job]) {
+        let planned: Vec<_> = plan
+            .chunks
+            .iter()
+            .map(|chunk| scheduler.request(chunk.sequence).unwrap())
+            .collect();
+        for &request in &planned {
+            if !self.next.contains_key(&request) {
+                assert!(self.started.last().is_none_or(|&last| last < request), "not in order");
+                self.next.insert(request, 0);
+                self.started.push(request);
+            }
+        }
+        let (decoding, prompts): (Vec<_>, Vec<_>) = self
+            .started
+            .iter()
+            .partition(|&request| self.next[request] >= jobs[*request].prompt.len());
+        let (first, rest) = planned.split_at(decoding.len());
+        assert_eq!(first, decoding, "every decoding sequence moves");
+        assert_eq!(rest, &prompts[..rest.len()], "prompts are served oldest first");
+        assert!(!rest.is_empty() || prompts.is_empty(), "the oldest prompt moves");
+    }
+
+    /// The rows are the next tokens of the request.
+    fn check_rows(&mut self, plan: &StepPlan, chunk: &Chunk, request: usize, job: &Job) {
+        let fed = self
+            .fed
+            .entry(request)
+            .or_insert_with(|| [job.prompt.clone(), job.answer(request)].concat());
+        let next = self.next.get_mut(&request).unwrap();
+        assert_eq!(chunk.first_position, *next, "no position is left out or fed twice");
+        *next += chunk.rows;
+        assert!(*next <= job.max_positions);
+        let rows = chunk.first_row..chunk.first_row + chunk.rows;
+        for (row, position) in rows.zip(chunk.first_position..) {
+            assert_eq!(plan.positions[row] as usize, position);
+            assert_eq!(plan.tokens[row], fed[position]);
+        }
+    }
+
+    /// Writes keys and values, as a step does before it attends.
+    fn write(&mut self, plan: &StepPlan, chunk: &Chunk, request: usize) {
+        let (full, ring) = (&plan.tables[chunk.full.clone()], &plan.tables[chunk.window.clone()]);
+        let last = chunk.first_position + chunk.rows - 1;
+        assert_eq!(full.is_empty(), !self.limits.has_full_layers);
+        assert_eq!(ring.is_empty(), self.limits.sliding_window == 0);
+        assert!(full.is_empty() || full.len() == last / BLOCK_TOKENS + 1);
+        for position in chunk.first_position..=last {
+            let block = position / BLOCK_TOKENS;
+            if !full.is_empty() {
+                *self.full.place(full, block, position) = Some((request, position));
+            }
+            if !ring.is_empty() {
+                *self.window.place(ring, block % ring.len(), position) = Some((request, position));
+            }
+        }
+    }
+
+    /// Everything a row attends to is in the cache, and is its own.
+    fn attend(&mut self, plan: &StepPlan, chunk: &Chunk, request: usize) {
+        let (full, ring) = (&plan.tables[chunk.full.clone()], &plan.tables[chunk.window.clone()]);
+        let first = chunk.first_position;
+        let last = first + chunk.rows - 1;
+        // The rows need ever longer beginnings of the same positions, so that the last row's are all of them.
+        if !full.is_empty() {
+            for position in 0..=last {
+                let held = *self.full.place(full, position / BLOCK_TOKENS, position);
+                assert_eq!(held, Some((request, position)), "full layers, row at {last}");
+            }
+        }
+        // The windows overlap, so that they together are all from the first one's start to the last one's end.
+        if !ring.is_empty() {
+            for position in (first + 1).saturating_sub(self.limits.sliding_window)..=last {
+                let held = *self.window.place(ring, position / BLOCK_TOKENS % ring.len(), position);
+                assert_eq!(
+                    held,
+                    Some((request, position)),
+                    "windowed layers, rows {first}..={last}"
+                );
+            }
+        }
+    }
+
+    /// Logits are wanted where the program samples, and everywhere when recording.
+    fn check_logits(&self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job]) {
+        let mut wanted = plan.logits.iter();
+        for chunk in &plan.chunks {
+            let n_prompt = jobs[scheduler.request(chunk.sequence).unwrap()].prompt.len();
+            for (row, position) in (chunk.first_row..chunk.first_row + chunk.rows).zip(chunk.first_position..) {
+                let sample = position + 1 >= n_prompt;
+                if !sample && !self.limits.record_all {
+                    continue;
+                }
+                let logits = wanted.next().expect("a row's logits are missing");
+                let found = (logits.row, logits.sequence, logits.position, logits.sample);
+                assert_eq!(found, (row, chunk.sequence, position, sample));
+            }
+        }
+        assert!(wanted.next().is_none());
+    }
+
+    /// Forgets requests that have left.
+    fn leave(&mut self, request: usize) {
+        self.next.remove(&request);
+        self.fed.remove(&request);
+        self.started.retain(|&started| started != request);
+    }
+}
+
+/// Scheduler, device and requests together.
+struct World {
+    scheduler: Scheduler,
+    device: Device,
+    plan: StepPlan,
+    jobs: Vec<Job>,
+    answers: Vec<Option<Vec<u32>>>,
+}
+
+impl World {
+    fn new(limits: Limits) -> Self {
+        Self {
+            device: Device::new(&limits),
+            scheduler: Scheduler::new(limits).unwrap(),
+            plan: StepPlan::default(),
+            jobs: Vec::new(),
+            answers: Vec::new(),
+        }
+    }
+
+    fn submit(&mut self, job: Job) {
+        let request = self.jobs.len();
+        self.scheduler
+            .submit(request, job.prompt.clone(), job.max_positions)
+            .unwrap();
+        self.jobs.push(job);
+        self.answers.push(None);
+    }
+
+    /// One step; `false` if there is nothing to do.
+    fn step(&mut self) -> bool {
+        if !self.scheduler.plan(&mut self.plan) {
+            return false;
+        }
+        let sampled = self.device.step(&self.plan, &self.scheduler, &self.jobs);
+        let mut finished = Vec::new();
+        self.scheduler.commit(&self.plan, &sampled, &mut finished).unwrap();
+        for Finished { request, tokens } in finished {
+            self.device.leave(request);
+            assert!(self.answers[request].replace(tokens).is_none(), "finished twice");
+        }
+        true
+    }
+
+    fn run(&mut self) {
+        while self.step() {}
+        self.check_idle();
+    }
+
+    /// Nothing is left behind.
+    fn check_idle(&self) {
+        let limits = &self.device.limits;
+        let all = BlockCounts {
+            full: limits.full_blocks,
+            window: limits.window_blocks,
+        };
+        assert_eq!(self.scheduler.free_blocks(), all);
+        assert_eq!((self.scheduler.running(), self.scheduler.waiting()), (0, 0));
+        assert!(self.device.started.is_empty());
+    }
+
+    fn check_answers(&self) {
+        for (request, (job, answer)) in self.jobs.iter().zip(&self.answers).enumerate() {
+            assert_eq!(answer.as_ref(), Some(&job.answer(request)), "request {request}");
+        }
+    }
+}
+
+fn plain_limits() -> Limits {
+    Limits {
+        max_batch: 4,
+        step_tokens: 32,
+        chunk_tokens: 32,
+        max_logits_rows: 4,
+        full_blocks: 64,
+        window_blocks: 64,
+        sliding_window: 20,
+        has_full_layers: true,
+        record_all: false,
+    }
+}
+
+/// Limits that are valid, and often as tight as can be.
+fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
+    let max_batch = [1, 2, 3, 8, 30][rng.random_range(0..5)];
+    let step_tokens = max_batch + [0, 0, 1, 7, 16, 100][rng.random_range(0..6)];
+    let sliding_window = [0, 1, 2, 15, 16, 17, 40, 1000][rng.random_range(0..8)];
+    Limits {
+        max_batch,
+        step_tokens,
+        chunk_tokens: [1, 5, 16, step_tokens][rng.random_range(0..4)],
+        max_logits_rows: max_batch + [0, 1, 50][rng.random_range(0..3)],
+        full_blocks: rng.random_range(1..40),
+        window_blocks: rng.random_range(1..40),
+        sliding_window,
+        has_full_layers: sliding_window == 0 || rng.random_bool(0.8),
+        record_all: rng.random_bool(0.3),
+    }
+}
+
+/// A random job that could run alone, if one is found soon.
+fn random_job(rng: &mut ChaCha8Rng, limits: &Limits) -> Option<Job> {
+    let mut trial = Scheduler::new(limits.clone()).unwrap();
+    (0..20).find_map(|_| {
+        let longest = [8, 33, 200][rng.random_range(0..3)];
+        let max_positions = rng.random_range(1..=longest);
+        let job = Job::random(rng, max_positions);
+        let fits = trial.submit(0, job.prompt.clone(), job.max_positions).is_ok();
+        fits.then_some(job)
+    })
+}
+
+/// Runs `body` with many seeds and names the one that failed.
+fn for_seeds(seeds: u64, body: impl Fn(&mut ChaCha8Rng) + std::panic::RefUnwindSafe) {
+    for seed in 0..seeds {
+        let outcome = std::panic::catch_unwind(|| body(&mut ChaCha8Rng::seed_from_u64(seed)));
+        if let Err(panic) = outcome {
+            eprintln!("seed {seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Requests come in bursts of random size between steps.
+fn arrive(rng: &mut ChaCha8Rng, world: &mut World, jobs: usize, mut between: impl FnMut(&mut ChaCha8Rng, &mut World)) {
+    while world.jobs.len() < jobs {
+        for _ in 0..rng.random_range(0..6) {
+            let Some(job) = random_job(rng, &world.device.limits) else {
+                break;
+            };
+            world.submit(job);
+        }
+        for _ in 0..rng.random_range(1..10) {
+            between(rng, world);
+            world.step();
+        }
+        if world.jobs.is_empty() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn random_arrivals_under_random_limits() {
+    for_seeds(4000, |rng| {
+        let mut world = World::new(random_limits(rng));
+        arrive(rng, &mut world, 30, |_, _| ());
+        world.run();
+        world.check_answers();
+    });
+}
+
+#[test]
+fn thousands_of_requests_at_once() {
+    for_seeds(2, |rng| {
+        let mut world = World::new(Limits {
+            max_batch: 64,
+            step_tokens: 256,
+            chunk_tokens: 128,
+            max_logits_rows: 64,
+            full_blocks: 300,
+            window_blocks: 250,
+            sliding_window: 32,
+            ..plain_limits()
+        });
+        for _ in 0..5000 {
+            let max_positions = rng.random_range(1..=100);
+            world.submit(Job::random(rng, max_positions));
+        }
+        assert_eq!(world.scheduler.waiting(), 5000);
+        world.run();
+        world.check_answers();
+    });
+}
+
+#[test]
+fn cancelled_requests_leave_and_the_others_do_not_notice() {
+    for_seeds(1000, |rng| {
+        let mut world = World::new(random_limits(rng));
+        let mut cancelled = Vec::new();
+        arrive(rng, &mut world, 30, |rng, world| {
+            if world.jobs.is_empty() || rng.random_bool(0.7) {
+                return;
+            }
+            let request = rng.random_range(0..world.jobs.len());
+            let was_there = world.answers[request].is_none() && !cancelled.contains(&request);
+            assert_eq!(world.scheduler.cancel(request), was_there);
+            if was_there {
+                world.device.leave(request);
+                cancelled.push(request);
+            }
+        });
+        world.run();
+        for request in cancelled {
+            assert_eq!(world.answers[request], None);
+            world.answers[request] = Some(world.jobs[request].answer(request));
+        }
+        world.check_answers();
+    });
+}
+
+#[test]
+fn cancelling_during_a_step_drops_its_rows() {
+    let mut world = World::new(plain_limits());
+    for n_prompt in [1, 2, 3] {
+        world.submit(Job {
+            prompt: vec![5; n_prompt],
+            max_positions: 10,
+            end_every: 0,
+        });
+    }
+    assert!(world.scheduler.plan(&mut world.plan));
+    let sampled = world.device.step(&world.plan, &world.scheduler, &world.jobs);
+    assert!(world.scheduler.cancel(1));
+    world.device.leave(1);
+    let mut finished = Vec::new();
+    world.scheduler.commit(&world.plan, &sampled, &mut finished).unwrap();
+    assert!(finished.is_empty());
+    world.run();
+    assert_eq!(world.answers[1].replace(world.jobs[1].answer(1)), None);
+    world.check_answers();
+}
+
+#[test]
+fn requests_of_a_device_that_fails_finish_on_another() {
+    for_seeds(1000, |rng| {
+        let limits = random_limits(rng);
+        let mut world = World::new(limits.clone());
+        arrive(rng, &mut world, 30, |rng, world| {
+            if rng.random_bool(0.9) {
+                return;
+            }
+            // The step that failed was planned and never committed.
+            world.scheduler.plan(&mut world.plan);
+            let unfinished = world.scheduler.take_unfinished();
+            for request in std::mem::take(&mut world.device.started) {
+                world.device.leave(request);
+            }
+            world.check_idle();
+            assert!(!world.scheduler.plan(&mut world.plan));
+            let missing: Vec<_> = (0..world.jobs.len()).filter(|&r| world.answers[r].is_none()).collect();
+            let given_back: Vec<_> = unfinished.iter().map(|unfinished| unfinished.request).collect();
+            assert_eq!(given_back, missing, "in the order in which they came");
+            world.device = Device::new(&limits);
+            world.scheduler = Scheduler::new(limits.clone()).unwrap();
+            for Unfinished {
+                request,
+                prompt,
+                max_positions,
+            } in unfinished
+            {
+                assert_eq!(prompt, world.jobs[request].prompt);
+                assert_eq!(max_positions, world.jobs[request].max_positions);
+                world.scheduler.submit(request, prompt, max_positions).unwrap();
+            }
+        });
+        world.run();
+        world.check_answers();
+    });
+}
+
+#[test]
+fn long_prompts_are_cut_and_decoding_goes_on_beside_them() {
+    let mut world = World::new(plain_limits());
+    for (n_prompt, max_positions) in [(3, 40), (100, 103), (10, 11)] {
+        world.submit(Job {
+            prompt: vec![1; n_prompt],
+            max_positions,
+            end_every: 0,
+        });
+    }
+    let mut rows = Vec::new();
+    for _ in 0..6 {
+        assert!(world.step());
+        rows.push(world.plan.chunks.iter().map(|chunk| chunk.rows).collect::<Vec<_>>());
+    }
+    let expected: [&[usize]; 6] = [&[3, 29], &[1, 31], &[1, 31], &[1, 9, 10], &[1, 1, 1], &[1, 1]];
+    assert_eq!(rows, expected);
+    world.run();
+    world.check_answers();
+}
+
+#[test]
+fn recording_cuts_chunks_to_the_logits_rows() {
+    let mut world = World::new(Limits {
+        record_all: true,
+        max_batch: 2,
+        max_logits_rows: 5,
+        ..plain_limits()
+    });
+    for _ in 0..2 {
+        world.submit(Job {
+            prompt: vec![1; 7],
+            max_positions: 8,
+            end_every: 0,
+        });
+    }
+    let mut rows = Vec::new();
+    while world.step() {
+        assert_eq!(world.plan.logits.len(), world.plan.rows());
+        rows.push(world.plan.chunks.iter().map(|chunk| chunk.rows).collect::<Vec<_>>());
+    }
+    let expected: [&[usize]; 4] = [&[5], &[2, 3], &[1, 4], &[1]];
+    assert_eq!(rows, expected);
+    world.check_answers();
+}
+
+#[test]
+fn a_slot_is_filled_again_in_the_next_step() {
+    let mut world = World::new(Limits {
+        max_batch: 2,
+        ..plain_limits()
+    });
+    for _ in 0..6 {
+        world.submit(Job {
+            prompt: vec![1; 4],
+            max_positions: 4,
+            end_every: 0,
+        });
+    }
+    for waiting in [4, 2, 0] {
+        assert!(world.step());
+        assert_eq!(world.plan.chunks.len(), 2);
+        assert_eq!(world.scheduler.waiting(), waiting);
+    }
+    assert!(!world.step());
+    world.check_answers();
+    assert!(world.answers.iter().flatten().all(|answer| answer.len() == 1));
+}
+
+#[test]
+fn the_answer_ends_at_the_end_token_or_the_last_step() {
+    for (end_tokens, expected) in [
+        ([7, 7, 7, 7], vec![7, 7, 7]),
+        ([END_TOKENS[0], 7, 7, 7], vec![END_TOKENS[0]]),
+        ([7, END_TOKENS[1], 7, 7], vec![7, END_TOKENS[1]]),
+        ([7, 7, END_TOKENS[0], 7], vec![7, 7, END_TOKENS[0]]),
+    ] {
+        let mut scheduler = Scheduler::new(plain_limits()).unwrap();
+        scheduler.submit(3, vec![1, 2], 4).unwrap();
+        let (mut plan, mut finished, mut sampled) = (StepPlan::default(), Vec::new(), end_tokens.iter());
+        while scheduler.plan(&mut plan) {
+            let token = *sampled.next().unwrap();
+            scheduler.commit(&plan, &[token], &mut finished).unwrap();
+        }
+        let tokens = expected;
+        assert_eq!(finished, [Finished { request: 3, tokens }]);
+    }
+}
+
+#[test]
+fn long_requests_wait_their_turn_but_not_for_ever() {
+    let mut world = World::new(Limits {
+        full_blocks: 8,
+        ..plain_limits()
+    });
+    for i in 0..60 {
+        world.submit(Job {
+            prompt: vec![1; 2],
+            max_positions: if i % 10 == 4 { 128 } else { 5 },
+            end_every: 0,
+        });
+    }
+    // The device asserts that requests start in order: one that needs the whole cache is not overtaken.
+    world.run();
+    world.check_answers();
+}
+
+#[test]
+fn a_plan_is_the_same_until_it_is_committed() {
+    let mut world = World::new(plain_limits());
+    for n_prompt in [3, 50, 7, 1, 9] {
+        world.submit(Job {
+            prompt: vec![1; n_prompt],
+            max_positions: 60,
+            end_every: 0,
+        });
+    }
+    let mut again = StepPlan::default();
+    loop {
+        let more = world.scheduler.plan(&mut again);
+        if !world.step() {
+            assert!(!more);
+            break;
+        }
+        assert_eq!(format!("{again:?}"), format!("{:?}", world.plan));
+    }
+    world.check_answers();
+}
+
+#[test]
+fn outcomes_of_another_step_are_refused() {
+    let mut scheduler = Scheduler::new(plain_limits()).unwrap();
+    scheduler.submit(0, vec![1], 3).unwrap();
+    let (mut plan, mut finished) = (StepPlan::default(), Vec::new());
+    assert!(scheduler.plan(&mut plan));
+    assert!(scheduler.commit(&plan, &[], &mut finished).is_err());
+    assert!(scheduler.commit(&plan, &[1, 2], &mut finished).is_err());
+    scheduler.commit(&plan, &[1], &mut finished).unwrap();
+    assert!(scheduler.commit(&plan, &[1], &mut finished).is_err());
+    let mut foreign = plan.clone();
+    foreign.chunks[0].sequence = 1000;
+    assert!(scheduler.commit(&foreign, &[1], &mut finished).is_err());
+    assert!(scheduler.plan(&mut plan));
+    assert_eq!(plan.positions, [1], "refused outcomes change nothing");
+}
+
+#[test]
+fn requests_that_could_never_run_are_refused_and_leave_no_trace() {
+    let mut world = World::new(plain_limits());
+    for (n_prompt, max_positions) in [(0, 5), (6, 5), (1, 64 * BLOCK_TOKENS + 1)] {
+        assert!(world.scheduler.submit(0, vec![1; n_prompt], max_positions).is_err());
+    }
+    world.check_idle();
+    world.submit(Job {
+        prompt: vec![1; 30],
+        max_positions: 64 * BLOCK_TOKENS,
+        end_every: 0,
+    });
+    world.run();
+    world.check_answers();
+}
+
+#[test]
+fn plans_do_not_allocate_after_the_first() {
+    let mut world = World::new(plain_limits());
+    for n_prompt in 1..50 {
+        world.submit(Job {
+            prompt: vec![1; n_prompt],
+            max_positions: 100,
+            end_every: 0,
+        });
+    }
+    let memory = |plan: &StepPlan| {
+        [
+            plan.tokens.capacity(),
+            plan.positions.capacity(),
+            plan.chunks.capacity(),
+            plan.tables.capacity(),
+            plan.logits.capacity(),
+        ]
+    };
+    assert!(world.step());
+    let first = memory(&world.plan);
+    while world.step() {
+        assert_eq!(memory(&world.plan), first);
+    }
+    world.check_answers();
+}
