@@ -18,5 +18,6 @@ pub mod replica;
 pub mod requests;
 pub mod sampler;
 pub mod scheduler;
+pub mod simd;
 pub mod tokenizer;
 pub mod weights;

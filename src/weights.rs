@@ -1,1 +1,564 @@
-//! Exact packing.
+//! Exact packing: each tensor in the smallest format that loses nothing.
+//!
+//! Released checkpoints hold bfloat16 dense weights and MXFP4 experts, whatever type they have been widened to.
+//! Packing takes a tensor's rows tile by tile, in parallel, checks value by value that the format expected of it
+//! gives back the very same bits, and hands the codes to the backend's [`Layout`], which arranges them as its
+//! kernels read them. A value that does not fit widens the whole tensor: tiles already packed are widened from
+//! their codes, so that the checkpoint's pages are read once in any case (the misfit's own tile aside).
+
+use crate::checkpoint::{Part, Tensor, Values};
+use crate::error::{Error, Result};
+use crate::simd::{E2M1, Kernel, Level, Simd};
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Values in one MXFP4 block.
+pub const MX_BLOCK: usize = 32;
+
+/// How values are held, from the smallest to the widest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Format {
+    /// E2M1 codes and one E8M0 scale for 32 values: 4.25 bits a value.
+    Mxfp4,
+    /// bfloat16.
+    Bf16,
+    /// float32.
+    F32,
+}
+
+impl Format {
+    /// The name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Format::Mxfp4 => "MXFP4",
+            Format::Bf16 => "BF16",
+            Format::F32 => "F32",
+        }
+    }
+}
+
+/// Consecutive rows of a matrix in one format, row-major.
+#[derive(Clone, Copy, Debug)]
+pub enum Rows<'a> {
+    /// One code a byte and the E8M0 scales, none of them 0 or 255: `[rows, cols]` and `[rows, cols / 32]`.
+    Mxfp4 {
+        /// E2M1 codes, 0 to 15.
+        codes: &'a [u8],
+        /// Exponents, biased by 127.
+        scales: &'a [u8],
+    },
+    /// `[rows, cols]`
+    Bf16(&'a [u16]),
+    /// `[rows, cols]`
+    F32(&'a [f32]),
+}
+
+/// How a backend arranges a matrix in memory: in tiles of consecutive rows.
+pub trait Layout: Sync {
+    /// Rows in a tile; the last tile of a matrix is filled up with zeros.
+    fn tile_rows(&self) -> usize;
+    /// Bytes of a tile.
+    fn tile_bytes(&self, format: Format, cols: usize) -> usize;
+    /// Writes at most `tile_rows` rows of `cols` values into a zeroed tile.
+    fn write(&self, rows: Rows<'_>, cols: usize, tile: &mut [u8]);
+    /// The values of a tile, `[tile_rows, cols]`.
+    fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]);
+}
+
+/// Zeroed memory, aligned for every vector register and cache line.
+pub struct Bytes {
+    pointer: std::ptr::NonNull<u8>,
+    layout: std::alloc::Layout,
+}
+
+// SAFETY: `Bytes` owns its memory like a `Vec<u8>`.
+unsafe impl Send for Bytes {}
+// SAFETY: as above.
+unsafe impl Sync for Bytes {}
+
+impl Bytes {
+    /// `len` zero bytes. Pages are not touched before they are used.
+    pub fn zeroed(len: usize, what: &'static str) -> Result<Self> {
+        let layout = std::alloc::Layout::from_size_align(len.max(1), 64).map_err(|_| Error::Overflow(what))?;
+        // SAFETY: the size is not zero.
+        let pointer = unsafe { std::alloc::alloc_zeroed(layout) };
+        let pointer = std::ptr::NonNull::new(pointer).ok_or(Error::OutOfMemory {
+            what,
+            bytes: len as u64,
+        })?;
+        Ok(Self { pointer, layout })
+    }
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this layout.
+        unsafe { std::alloc::dealloc(self.pointer.as_ptr(), self.layout) }
+    }
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the memory is initialized and owned for as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl std::ops::DerefMut for Bytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.layout.size()) }
+    }
+}
+
+/// One or several matrices of one shape, packed.
+pub struct Packed {
+    /// The format all of them are in.
+    pub format: Format,
+    /// Matrices.
+    pub members: usize,
+    /// Rows of each.
+    pub rows: usize,
+    /// Columns of each.
+    pub cols: usize,
+    /// Tiles of each.
+    pub tiles: usize,
+    /// Bytes of a tile.
+    pub tile_bytes: usize,
+    /// `[members, tiles, tile_bytes]`
+    pub bytes: Bytes,
+    /// The first value found that does not fit the expected format, and where.
+    pub misfit: Option<String>,
+    /// The first value found that is infinite or not a number, and where.
+    pub non_finite: Option<String>,
+}
+
+impl Packed {
+    /// One tile of one member.
+    pub fn tile(&self, member: usize, tile: usize) -> &[u8] {
+        let at = (member * self.tiles + tile) * self.tile_bytes;
+        &self.bytes[at..at + self.tile_bytes]
+    }
+}
+
+/// Packs `members`, matrices of one shape, into the narrowest format from `expected` on that is exact for all.
+pub fn pack(members: &[Tensor<'_>], expected: Format, layout: &dyn Layout) -> Result<Packed> {
+    let first = members.first().ok_or(Error::Internal("no tensor to pack".into()))?;
+    let mut format = if first.cols.is_multiple_of(MX_BLOCK) {
+        expected
+    } else {
+        expected.max(Format::Bf16)
+    };
+    let mut narrower: Option<Attempt> = None;
+    // At most two widenings: whatever fits nothing narrower fits float32.
+    loop {
+        let attempt = attempt(members, format, layout, narrower.as_ref())?;
+        match attempt.needs {
+            None => return Ok(attempt.packed),
+            Some(wider) => {
+                format = wider;
+                narrower = Some(attempt);
+            }
+        }
+    }
+}
+
+/// A packing that may have met a misfit on the way.
+struct Attempt {
+    packed: Packed,
+    /// Tiles that are written.
+    done: Vec<bool>,
+    /// The format the misfit needs.
+    needs: Option<Format>,
+}
+
+fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower: Option<&Attempt>) -> Result<Attempt> {
+    let (rows, cols) = (members[0].rows, members[0].cols);
+    let tiles = rows.div_ceil(layout.tile_rows());
+    let tile_bytes = layout.tile_bytes(format, cols);
+    let total = tiles
+        .checked_mul(members.len())
+        .ok_or(Error::Overflow("a packed tensor"))?;
+    let len = total
+        .checked_mul(tile_bytes)
+        .ok_or(Error::Overflow("a packed tensor"))?;
+    let mut bytes = Bytes::zeroed(len, "packed weights")?;
+    let mut done = vec![false; total];
+    let findings = Mutex::new(Findings::default());
+    let stop = AtomicBool::new(false);
+    let level = Level::detect();
+    bytes
+        .par_chunks_mut(tile_bytes)
+        .zip(done.par_iter_mut())
+        .enumerate()
+        .for_each_init(Scratch::default, |scratch, (i, (tile, done))| {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let first_row = i % tiles * layout.tile_rows();
+            let n = layout.tile_rows().min(rows - first_row);
+            let tensor = &members[i / tiles];
+            let widened;
+            let source = match narrower {
+                Some(a) if a.done[i] => {
+                    widened = widen(a, i, layout, n);
+                    Tensor {
+                        rows: n,
+                        cols,
+                        parts: vec![Part {
+                            rows: n,
+                            values: Values::F32(&widened),
+                        }],
+                    }
+                }
+                _ => slice_rows(tensor, first_row, n),
+            };
+            let found = level.run(EncodeRows {
+                source: &source,
+                format,
+                scratch,
+            });
+            if found.needs.is_none() {
+                layout.write(scratch.rows(format), cols, tile);
+                *done = true;
+            } else {
+                stop.store(true, Ordering::Relaxed);
+            }
+            if found.needs.is_some() || found.non_finite.is_some() {
+                let place = |(row, col, value): Place| {
+                    format!(
+                        "{value:e} at row {}, column {col} of matrix {}",
+                        first_row + row,
+                        i / tiles
+                    )
+                };
+                let mut all = findings.lock().unwrap_or_else(PoisonError::into_inner);
+                all.needs = all.needs.max(found.needs);
+                all.misfit = all.misfit.take().or(found.misfit.map(place));
+                all.non_finite = all.non_finite.take().or(found.non_finite.map(place));
+            }
+        });
+    let mut found = findings.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(a) = narrower {
+        found.misfit = a.packed.misfit.clone().or(found.misfit);
+        found.non_finite = a.packed.non_finite.clone().or(found.non_finite);
+    }
+    let Findings {
+        needs,
+        misfit,
+        non_finite,
+    } = found;
+    let packed = Packed {
+        format,
+        members: members.len(),
+        rows,
+        cols,
+        tiles,
+        tile_bytes,
+        bytes,
+        misfit,
+        non_finite,
+    };
+    Ok(Attempt { packed, done, needs })
+}
+
+/// What the tiles of an attempt met.
+#[derive(Default)]
+struct Findings {
+    needs: Option<Format>,
+    misfit: Option<String>,
+    non_finite: Option<String>,
+}
+
+/// A tile's rows as float32 bytes, from its codes.
+fn widen(a: &Attempt, tile: usize, layout: &dyn Layout, rows: usize) -> Vec<u8> {
+    let cols = a.packed.cols;
+    let mut values = vec![0.0; layout.tile_rows() * cols];
+    layout.read(
+        a.packed.format,
+        cols,
+        a.packed.tile(tile / a.packed.tiles, tile % a.packed.tiles),
+        &mut values,
+    );
+    values[..rows * cols].iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Rows `first..first + n` of a tensor.
+fn slice_rows<'a>(tensor: &Tensor<'a>, first: usize, n: usize) -> Tensor<'a> {
+    let cols = tensor.cols;
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for part in &tensor.parts {
+        let (from, to) = (first.max(start), (first + n).min(start + part.rows));
+        if from < to {
+            let (a, b) = ((from - start) * cols, (to - start) * cols);
+            let values = match part.values {
+                Values::F32(bytes) => Values::F32(&bytes[4 * a..4 * b]),
+                Values::Bf16(bytes) => Values::Bf16(&bytes[2 * a..2 * b]),
+                Values::Mxfp4 { blocks, scales } => Values::Mxfp4 {
+                    blocks: &blocks[a / 2..b / 2],
+                    scales: &scales[a / MX_BLOCK..b / MX_BLOCK],
+                },
+            };
+            parts.push(Part {
+                rows: to - from,
+                values,
+            });
+        }
+        start += part.rows;
+    }
+    Tensor { rows: n, cols, parts }
+}
+
+/// Memory one worker encodes into.
+#[derive(Default)]
+struct Scratch {
+    codes: Vec<u8>,
+    scales: Vec<u8>,
+    halves: Vec<u16>,
+    floats: Vec<f32>,
+}
+
+impl Scratch {
+    fn rows(&self, format: Format) -> Rows<'_> {
+        match format {
+            Format::Mxfp4 => Rows::Mxfp4 {
+                codes: &self.codes,
+                scales: &self.scales,
+            },
+            Format::Bf16 => Rows::Bf16(&self.halves),
+            Format::F32 => Rows::F32(&self.floats),
+        }
+    }
+}
+
+/// Row and column within the tile, and the value there.
+type Place = (usize, usize, f32);
+
+/// What encoding one tile met.
+#[derive(Default)]
+struct Encoded {
+    needs: Option<Format>,
+    misfit: Option<Place>,
+    non_finite: Option<Place>,
+}
+
+/// Encodes all rows of `source` into the scratch memory of `format`, or finds a value that does not fit.
+struct EncodeRows<'a, 'b> {
+    source: &'a Tensor<'b>,
+    format: Format,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for EncodeRows<'_, '_> {
+    type Output = Encoded;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> Encoded {
+        let Self {
+            source,
+            format,
+            scratch,
+        } = self;
+        let (n, cols) = (source.rows, source.cols);
+        match format {
+            Format::Mxfp4 => {
+                scratch.codes.resize(n * cols, 0);
+                scratch.scales.resize(n * cols / MX_BLOCK, 0);
+            }
+            Format::Bf16 => scratch.halves.resize(n * cols, 0),
+            Format::F32 => {}
+        }
+        // float32 has room for every row: it is the target, or what a row passes through.
+        scratch.floats.resize(n * cols, 0.0);
+        let mut out = Encoded::default();
+        let mut row = 0;
+        for part in &source.parts {
+            for r in 0..part.rows {
+                let at = row * cols..(row + 1) * cols;
+                let floats = &mut scratch.floats[at.clone()];
+                row_to_f32(&part.values, r, floats);
+                if let Some(col) = first_non_finite(floats) {
+                    out.non_finite.get_or_insert((row, col, floats[col]));
+                }
+                let fits = match format {
+                    Format::Mxfp4 => {
+                        let blocks = at.start / MX_BLOCK..at.end / MX_BLOCK;
+                        encode_mxfp4(floats, &mut scratch.codes[at], &mut scratch.scales[blocks])
+                    }
+                    Format::Bf16 => encode_bf16(floats, &mut scratch.halves[at]),
+                    Format::F32 => true,
+                };
+                if !fits {
+                    let (col, needs) = misfit(floats, format);
+                    out.needs = out.needs.max(Some(needs));
+                    out.misfit.get_or_insert((row, col, floats[col]));
+                    return out;
+                }
+                row += 1;
+            }
+        }
+        out
+    }
+}
+
+#[inline(always)]
+fn row_to_f32(values: &Values<'_>, row: usize, out: &mut [f32]) {
+    let cols = out.len();
+    match *values {
+        Values::F32(bytes) => {
+            let (words, _) = bytes[row * cols * 4..][..cols * 4].as_chunks::<4>();
+            for (o, w) in out.iter_mut().zip(words) {
+                *o = f32::from_le_bytes(*w);
+            }
+        }
+        Values::Bf16(bytes) => {
+            let (words, _) = bytes[row * cols * 2..][..cols * 2].as_chunks::<2>();
+            for (o, w) in out.iter_mut().zip(words) {
+                *o = f32::from_bits(u32::from(u16::from_le_bytes(*w)) << 16);
+            }
+        }
+        Values::Mxfp4 { blocks, scales } => {
+            let scales = &scales[row * cols / MX_BLOCK..][..cols / MX_BLOCK];
+            let blocks = &blocks[row * cols / 2..][..cols / 2];
+            for ((out, block), &scale) in out
+                .chunks_exact_mut(MX_BLOCK)
+                .zip(blocks.chunks_exact(MX_BLOCK / 2))
+                .zip(scales)
+            {
+                let scale = e8m0(scale);
+                for (pair, &byte) in out.chunks_exact_mut(2).zip(block) {
+                    pair[0] = E2M1[usize::from(byte & 15)] * scale;
+                    pair[1] = E2M1[usize::from(byte >> 4)] * scale;
+                }
+            }
+        }
+    }
+}
+
+/// The value of an E8M0 scale: `2^(e - 127)`, and 255 is NaN.
+pub fn e8m0(e: u8) -> f32 {
+    match e {
+        0 => f32::from_bits(0x0040_0000),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(e) << 23),
+    }
+}
+
+#[inline(always)]
+fn first_non_finite(row: &[f32]) -> Option<usize> {
+    let bad = row.iter().fold(false, |bad, v| bad | !v.is_finite());
+    if bad {
+        row.iter().position(|v| !v.is_finite())
+    } else {
+        None
+    }
+}
+
+#[inline(always)]
+fn encode_bf16(row: &[f32], out: &mut [u16]) -> bool {
+    let mut lost = 0;
+    for (o, v) in out.iter_mut().zip(row) {
+        let bits = v.to_bits();
+        lost |= bits & 0xffff;
+        *o = (bits >> 16) as u16;
+    }
+    lost == 0
+}
+
+/// A block fits if, in units of a quarter of its largest value's power of two, every value is an E2M1 value.
+/// That scale leaves the most room below, so if it does not fit, none does.
+#[inline(always)]
+fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
+    let mut fits = true;
+    let (blocks, _) = row.as_chunks::<MX_BLOCK>();
+    let (codes, _) = codes.as_chunks_mut::<MX_BLOCK>();
+    for ((block, codes), scale) in blocks.iter().zip(codes).zip(scales) {
+        let largest = block.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
+        let exponent = if largest == 0 { 129 } else { largest >> 23 };
+        // Exponent 255 is infinite or not a number; a scale of 0 is one that kernels do not read.
+        fits &= exponent < 255 && exponent > 2;
+        let e = exponent.wrapping_sub(2);
+        *scale = e as u8;
+        let mut misfit = 0;
+        for (code, v) in codes.iter_mut().zip(block) {
+            // Exponent and the mantissa's first bit, in half steps from the scale: 1, 1.5, 2, 3, 4, 6 are 0 to 5,
+            // 0.5 is -2. The other mantissa bits must be 0.
+            let bits = v.to_bits();
+            let magnitude = bits & 0x7fff_ffff;
+            let step = ((magnitude >> 22) as i32).wrapping_sub((e << 1) as i32);
+            let zero = magnitude == 0;
+            let half = step == -2;
+            let normal = step >= 0;
+            let m = if zero {
+                0
+            } else if half {
+                1
+            } else {
+                step + 2
+            };
+            misfit |= u32::from(!(zero | half | normal)) | (magnitude & 0x003f_ffff);
+            *code = (m as u32 & 7 | bits >> 31 << 3) as u8;
+        }
+        fits &= misfit == 0;
+    }
+    fits
+}
+
+/// Where a row that does not fit `format` fails, and what it needs.
+fn misfit(row: &[f32], format: Format) -> (usize, Format) {
+    let not_bf16 = row.iter().position(|v| v.to_bits() & 0xffff != 0);
+    match (not_bf16, format) {
+        (Some(col), _) => (col, Format::F32),
+        (None, Format::Mxfp4) => {
+            let fits = |block: &[f32]| encode_mxfp4(block, &mut [0; MX_BLOCK], &mut [0]);
+            let block = row.chunks_exact(MX_BLOCK).position(|b| !fits(b)).unwrap_or(0);
+            (block * MX_BLOCK, Format::Bf16)
+        }
+        (None, _) => (0, Format::F32),
+    }
+}
+
+/// Plain rows in one format (not MXFP4), for tensors whose rows are looked up one by one.
+pub struct RowMajor;
+
+impl Layout for RowMajor {
+    fn tile_rows(&self) -> usize {
+        32
+    }
+
+    fn tile_bytes(&self, format: Format, cols: usize) -> usize {
+        self.tile_rows() * cols * if format == Format::F32 { 4 } else { 2 }
+    }
+
+    fn write(&self, rows: Rows<'_>, _cols: usize, tile: &mut [u8]) {
+        match rows {
+            Rows::F32(values) => tile
+                .as_chunks_mut()
+                .0
+                .iter_mut()
+                .zip(values)
+                .for_each(|(o, v)| *o = v.to_le_bytes()),
+            Rows::Bf16(values) => tile
+                .as_chunks_mut()
+                .0
+                .iter_mut()
+                .zip(values)
+                .for_each(|(o, v)| *o = v.to_le_bytes()),
+            Rows::Mxfp4 { .. } => unreachable!("rows that are looked up are never expected to be MXFP4"),
+        }
+    }
+
+    fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]) {
+        let source = if format == Format::F32 {
+            Values::F32(tile)
+        } else {
+            Values::Bf16(tile)
+        };
+        for (row, out) in values.chunks_exact_mut(cols).enumerate() {
+            row_to_f32(&source, row, out);
+        }
+    }
+}

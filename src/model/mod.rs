@@ -1,5 +1,9 @@
 //! The model: its dimensions and its mathematics over [`crate::ops::Ops`].
 
 mod config;
+mod forward;
+mod rope;
 
 pub use config::ModelConfig;
+pub use forward::{Activations, LayerWeights, Weights, forward, forward_layer};
+pub use rope::Rope;

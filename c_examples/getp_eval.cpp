@@ -1,0 +1,151 @@
+// The request side of the eval program: the batch that it shares with libgetp,
+// the files it comes from and goes to, and the three calls that are timed.
+//
+// The includer has declared Transformer, Tokenizer and Sampler. A program that
+// brings its own getp_eval.cpp keeps it; this one serves only ours.
+
+#ifndef GETP_EVAL
+#define GETP_EVAL
+
+#include <chrono>
+#include <climits>
+#include <fstream>
+
+typedef struct {
+    int num_reqs;
+    int max_token_len;  // bytes that one token can take up in a request's text
+    int max_seq_len;    // steps: positions per request
+    char *str_reqs;     // [num_reqs, max_token_len * (max_seq_len + 1)]
+    int *tok_gens;      // [num_reqs, max_seq_len + 1], each ended by -1
+} Requests;
+
+static_assert(sizeof(Requests) == 32 && offsetof(Requests, max_token_len) == 4 &&
+              offsetof(Requests, max_seq_len) == 8 && offsetof(Requests, str_reqs) == 16 &&
+              offsetof(Requests, tok_gens) == 24);
+
+void warm_up(Transformer *transformer, Tokenizer *tokenizer);
+long long inference(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
+                    Requests *requests);
+void finish(Transformer *transformer, Tokenizer *tokenizer);
+
+inline int64_t text_bytes(const Requests &requests) {
+    return product({requests.max_token_len, int64_t{requests.max_seq_len} + 1});
+}
+
+inline int64_t answer_tokens(const Requests &requests) { return int64_t{requests.max_seq_len} + 1; }
+
+inline char *request_text(const Requests &requests, int64_t request) {
+    return requests.str_reqs + request * text_bytes(requests);
+}
+
+inline int *request_answer(const Requests &requests, int64_t request) {
+    return requests.tok_gens + request * answer_tokens(requests);
+}
+
+// ---------------------------------------------------------------------------
+// Files
+
+inline int parse_count(const std::string &line, const std::string &path) {
+    char *end = nullptr;
+    errno = 0;
+    long count = std::strtol(line.c_str(), &end, 10);
+    const bool blank_rest = std::strspn(end, " \t\r") == std::strlen(end);
+    if (end == line.c_str() || !blank_rest || errno != 0 || count < 0 || count > INT_MAX) {
+        fail(path + ": the first line is not a number of requests");
+    }
+    return static_cast<int>(count);
+}
+
+// A text over its slot has more tokens than there are steps, so that clipping
+// it does not change that it has no answer.
+inline void store_text(Requests *requests, int request, const std::string &line) {
+    const size_t slot_bytes = static_cast<size_t>(text_bytes(*requests));
+    if (line.size() > slot_bytes) {
+        std::fprintf(stderr, "eval: request %d clipped from %zu to %zu bytes\n", request,
+                     line.size(), slot_bytes);
+    }
+    std::memcpy(request_text(*requests, request), line.data(), std::min(line.size(), slot_bytes));
+}
+
+// The number of requests on the first line, then each request on its own line,
+// taken literally.
+inline void read_requests(Requests *requests, const std::string &path, int max_token_len,
+                          int max_seq_len) {
+    std::ifstream file(path, std::ios::binary);
+    std::string line;
+    if (!file) fail_errno(path);
+    if (!std::getline(file, line)) fail(path + ": is empty");
+
+    requests->num_reqs = parse_count(line, path);
+    requests->max_token_len = max_token_len;
+    requests->max_seq_len = max_seq_len;
+    if (text_bytes(*requests) > INT_MAX) fail(path + ": too many steps for tokens this long");
+    requests->str_reqs = allocate<char>({requests->num_reqs, text_bytes(*requests)});
+    requests->tok_gens = allocate<int>({requests->num_reqs, answer_tokens(*requests)});
+
+    int request = 0;
+    while (request < requests->num_reqs && std::getline(file, line)) {
+        store_text(requests, request++, line);
+    }
+    if (request < requests->num_reqs) {
+        std::fprintf(stderr, "eval: %s announces %d requests and holds %d; the rest are empty\n",
+                     path.c_str(), requests->num_reqs, request);
+    }
+}
+
+inline void free_requests(Requests *requests) {
+    std::free(requests->str_reqs);
+    std::free(requests->tok_gens);
+}
+
+// One line per request: its tokens up to the first negative one.
+inline void write_answers(const Requests &requests, const std::string &path) {
+    std::ofstream file(path);
+    for (int request = 0; request < requests.num_reqs; request++) {
+        const int *answer = request_answer(requests, request);
+        for (int64_t i = 0; i < answer_tokens(requests) && answer[i] >= 0; i++) {
+            if (i > 0) file << ' ';
+            file << answer[i];
+        }
+        file << '\n';
+    }
+    file.close();
+    if (!file) fail_errno(path);
+}
+
+// ---------------------------------------------------------------------------
+// The timed run
+
+template <typename Work>
+double seconds_of(Work work) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+inline void print_throughput(double elapsed_s, long long n_tokens) {
+    std::printf("total tokens: %lld\n", n_tokens);
+    std::printf("elapsed time(s): %f, achieved throughput TPS (tok/s): %f\n", elapsed_s,
+                static_cast<double>(n_tokens) / elapsed_s);
+    std::fflush(stdout);
+}
+
+inline void getp(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
+                 Requests *requests, const std::string &output_path) {
+    const double warm_up_s = seconds_of([&] { warm_up(transformer, tokenizer); });
+    std::printf("warm up elapsed time(s): %f\n", warm_up_s);
+    std::fflush(stdout);
+
+    long long n_tokens = 0;
+    const double inference_s = seconds_of(
+        [&] { n_tokens = inference(transformer, tokenizer, sampler, requests); });
+    if (n_tokens < 0) fail("inference failed");
+    print_throughput(inference_s, n_tokens);
+    write_answers(*requests, output_path);
+
+    const double finish_s = seconds_of([&] { finish(transformer, tokenizer); });
+    std::printf("finish elapsed time(s): %f\n", finish_s);
+    std::fflush(stdout);
+}
+
+#endif  // GETP_EVAL

@@ -1,0 +1,575 @@
+//! Matrix products: a tile of 32 rows of weights times a block of tokens.
+//!
+//! Weights stream through the registers once for each block of tokens and are decoded there; the block's
+//! activations lie side by side for each column, so a kernel reads both as one stream each, and every weight vector
+//! meets every token of the block before the next is loaded. A lane is a row: its sum runs over the columns in their
+//! order, whatever the block's size, so a token's result does not depend on its company.
+//!
+//! | activations | weights | products and sums |
+//! | --- | --- | --- |
+//! | float32, `exact` | any | each product rounded to float32, summed in float64, as the eval program does |
+//! | float32 | any | float32 multiply-add |
+//! | bfloat16 pairs | BF16 | the hardware's dot product of pairs, float32 sums |
+//! | 16-bit integers, one scale a token | MXFP4 | the hardware's dot product of pairs: 32-bit integer sums within a block of 32 columns (exact), then float32 |
+//!
+//! Integers beside MXFP4: twice an E2M1 value is an integer up to 12, so the block's sum is exact, and sixteen bits
+//! for the activation are eight more than bfloat16 has, at the same rate.
+//!
+//! Budget (AVX-512, 12 tokens): 24 accumulators, 2 weight vectors; for each column pair 2 loads of weights and 24 dot
+//! products with broadcast operands: the dot product's rate is the limit. With one token, memory is.
+
+use super::shared::Shared;
+use super::tiles::TILE;
+use crate::options::Precision;
+use crate::simd::{Kernel, LANES, Level, Simd};
+use crate::weights::{Format, MX_BLOCK, Packed};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// The most tokens in a block.
+const MAX_TOKENS: usize = 12;
+
+/// How activations are given to a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// A float32 for each column.
+    F32,
+    /// Two bfloat16 for each column pair, the first in the low half.
+    Bf16Pairs,
+    /// Two 16-bit integers for each column pair, and a scale for each token.
+    I16Pairs,
+}
+
+impl Encoding {
+    fn words(self, cols: usize) -> usize {
+        if self == Encoding::F32 { cols } else { cols / 2 }
+    }
+}
+
+/// Tokens that go through a kernel together.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    /// The first of them, an index into all inputs.
+    first: usize,
+    tokens: usize,
+}
+
+/// Activations, encoded and interleaved by blocks: `[block][word][tokens of the block]`.
+#[derive(Default)]
+pub struct Inputs {
+    words: Vec<u32>,
+    scales: Vec<f32>,
+    words_per_token: usize,
+    blocks: Vec<Block>,
+    /// The source row of each input.
+    rows: Vec<u32>,
+    /// Blocks of each group, in order.
+    groups: Vec<Range<usize>>,
+}
+
+impl Inputs {
+    /// Encodes rows of `source[.., cols]` for a matrix in `format`: for each group (an expert) the rows it lists.
+    ///
+    /// Columns are filled up with zeros to a multiple of 32, so that kernels need no tail.
+    pub fn encode<'a>(
+        &mut self,
+        engine: Engine,
+        format: Format,
+        source: &[f32],
+        cols: usize,
+        groups: impl Iterator<Item = &'a [u32]>,
+    ) {
+        let encoding = engine.encoding(format);
+        self.words_per_token = encoding.words(cols.next_multiple_of(MX_BLOCK));
+        self.plan_blocks(engine.max_tokens(), groups);
+        let len = self.rows.len() * self.words_per_token;
+        if self.words.len() < len {
+            self.words.resize(len, 0);
+        }
+        if self.scales.len() < self.rows.len() {
+            self.scales.resize(self.rows.len(), 0.0);
+        }
+        let (words, scales) = (Shared::new(&mut self.words), Shared::new(&mut self.scales));
+        self.blocks.par_iter().for_each(|block| {
+            // SAFETY: blocks hold different inputs.
+            let (words, scales) = unsafe {
+                (
+                    words.slice(block.first * self.words_per_token, block.tokens * self.words_per_token),
+                    scales.slice(block.first, block.tokens),
+                )
+            };
+            let rows = &self.rows[block.first..block.first + block.tokens];
+            engine.level.run(EncodeBlock { encoding, source, cols, rows, words, scales });
+        });
+    }
+
+    /// Inputs in the order of the groups, each group cut into blocks of nearly equal size.
+    fn plan_blocks<'a>(&mut self, max_tokens: usize, groups: impl Iterator<Item = &'a [u32]>) {
+        self.blocks.clear();
+        self.groups.clear();
+        self.rows.clear();
+        for group in groups {
+            let first_block = self.blocks.len();
+            let mut first = self.rows.len();
+            let mut left = group.len();
+            self.rows.extend_from_slice(group);
+            while left > 0 {
+                let tokens = left.div_ceil(left.div_ceil(max_tokens));
+                self.blocks.push(Block { first, tokens });
+                first += tokens;
+                left -= tokens;
+            }
+            self.groups.push(first_block..self.blocks.len());
+        }
+    }
+
+}
+
+/// Encodes one block's rows.
+struct EncodeBlock<'a> {
+    encoding: Encoding,
+    source: &'a [f32],
+    cols: usize,
+    rows: &'a [u32],
+    words: &'a mut [u32],
+    scales: &'a mut [f32],
+}
+
+impl Kernel for EncodeBlock<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let tokens = self.rows.len();
+        for (t, &row) in self.rows.iter().enumerate() {
+            let values = &self.source[row as usize * self.cols..][..self.cols];
+            let used = match self.encoding {
+                Encoding::F32 => {
+                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values) {
+                        *word = v.to_bits();
+                    }
+                    self.cols
+                }
+                Encoding::Bf16Pairs => {
+                    let pair = |v: &[f32]| bf16(v[0]) | v.get(1).map_or(0, |&high| bf16(high) << 16);
+                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values.chunks(2)) {
+                        *word = pair(v);
+                    }
+                    self.cols.div_ceil(2)
+                }
+                Encoding::I16Pairs => {
+                    let largest = values.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+                    let scale = largest / 32767.0;
+                    let inverse = if largest > 0.0 { 32767.0 / largest } else { 0.0 };
+                    // Half of it, for weights come as twice their E2M1 value. A NaN or infinity makes it one too.
+                    let poison = values.iter().fold(0.0, |p, v| p + v * 0.0);
+                    self.scales[t] = scale * 0.5 + poison;
+                    let int = |v: f32| (v * inverse).round_ties_even() as i32 as u32 & 0xffff;
+                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values.chunks(2)) {
+                        *word = int(v[0]) | v.get(1).map_or(0, |&high| int(high) << 16);
+                    }
+                    self.cols.div_ceil(2)
+                }
+            };
+            for word in self.words[used * tokens..].iter_mut().skip(t).step_by(tokens) {
+                *word = 0;
+            }
+        }
+    }
+}
+
+/// bfloat16, rounded to nearest even; NaN stays NaN.
+#[inline(always)]
+fn bf16(v: f32) -> u32 {
+    let bits = v.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if v.is_nan() { bits >> 16 | 0x40 } else { rounded }
+}
+
+/// A token's sums for a tile's rows, in lane order.
+pub type Sums = [f32; TILE];
+
+/// Which sums an epilogue is given.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// The matrix among its members.
+    pub member: usize,
+    /// The tile of 32 rows.
+    pub tile: usize,
+    /// The input, over all groups.
+    pub input: usize,
+    /// The input's row in the source.
+    pub row: usize,
+}
+
+/// What becomes of a token's sums.
+pub trait Epilogue: Sync {
+    /// What a worker gathers over its tiles.
+    type State;
+    /// At a worker's begin.
+    fn begin(&self) -> Self::State;
+    /// Takes the sums of one tile for one input. No two workers get the same tile of the same input.
+    ///
+    /// # Safety
+    /// As for [`Simd`].
+    unsafe fn finish<S: Simd>(&self, state: &mut Self::State, at: At, sums: &Sums);
+    /// At a worker's end.
+    fn end(&self, state: Self::State);
+}
+
+/// Instruction set and precision: what chooses the kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Engine {
+    /// The instruction set.
+    pub level: Level,
+    /// The precision.
+    pub precision: Precision,
+}
+
+impl Engine {
+    /// What the kernels for `format` read.
+    fn encoding(self, format: Format) -> Encoding {
+        match (self.precision, self.level, format) {
+            (Precision::Fast, Level::Avx512, Format::Bf16) => Encoding::Bf16Pairs,
+            (Precision::Fast, Level::Avx512, Format::Mxfp4) => Encoding::I16Pairs,
+            _ => Encoding::F32,
+        }
+    }
+
+    /// The largest block; `exact` has two registers for each sum and takes the tile's vectors in turn.
+    fn max_tokens(self) -> usize {
+        match (self.level, self.precision) {
+            (Level::Avx512, Precision::Fast) => MAX_TOKENS,
+            (Level::Avx512, Precision::Exact) => 8,
+            _ => 2,
+        }
+    }
+
+    /// All inputs of group `i` times member `i` of the matrix, for all groups.
+    pub fn multiply<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
+        let tasks = tasks(matrix, inputs, rayon::current_num_threads());
+        tasks.into_par_iter().for_each(|task| self.level.run(Run { engine: self, matrix, inputs, epilogue, task }));
+    }
+
+    /// The same, but each worker takes its tiles through all members in their order, so that an epilogue may sum
+    /// over members.
+    pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
+        let run = tile_run(matrix);
+        (0..matrix.tiles.div_ceil(run)).into_par_iter().for_each(|i| {
+            let tiles = i * run..((i + 1) * run).min(matrix.tiles);
+            for (member, blocks) in inputs.groups.iter().enumerate() {
+                let task = Task { member, tiles: tiles.clone(), blocks: blocks.clone() };
+                self.level.run(Run { engine: self, matrix, inputs, epilogue, task });
+            }
+        });
+    }
+}
+
+/// A worker's share of a product.
+struct Task {
+    member: usize,
+    tiles: Range<usize>,
+    blocks: Range<usize>,
+}
+
+/// Tiles that make a stream long enough for the prefetcher and a task long enough to be worth its hand-over.
+fn tile_run(matrix: &Packed) -> usize {
+    const STREAM_BYTES: usize = 64 << 10;
+    STREAM_BYTES.div_ceil(matrix.tile_bytes).min(matrix.tiles)
+}
+
+/// Runs of tiles; where they are too few for the threads (the router), the blocks are divided as well.
+fn tasks(matrix: &Packed, inputs: &Inputs, threads: usize) -> Vec<Task> {
+    let run = tile_run(matrix);
+    let runs = matrix.tiles.div_ceil(run);
+    let mut tasks = Vec::new();
+    for (member, blocks) in inputs.groups.iter().enumerate() {
+        if blocks.is_empty() {
+            continue;
+        }
+        let parts = if runs * matrix.members < 4 * threads { (4 * threads).div_ceil(runs) } else { 1 };
+        let step = blocks.len().div_ceil(parts);
+        for tile in (0..matrix.tiles).step_by(run) {
+            for block in blocks.clone().step_by(step) {
+                tasks.push(Task {
+                    member,
+                    tiles: tile..(tile + run).min(matrix.tiles),
+                    blocks: block..(block + step).min(blocks.end),
+                });
+            }
+        }
+    }
+    tasks
+}
+
+struct Run<'a, E> {
+    engine: Engine,
+    matrix: &'a Packed,
+    inputs: &'a Inputs,
+    epilogue: &'a E,
+    task: Task,
+}
+
+impl<E: Epilogue> Kernel for Run<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { engine, matrix, inputs, epilogue, task } = self;
+        let encoding = engine.encoding(matrix.format);
+        let mut state = epilogue.begin();
+        let mut sums = [[0.0; TILE]; MAX_TOKENS];
+        for tile in task.tiles {
+            let weights = matrix.tile(task.member, tile);
+            for block in &inputs.blocks[task.blocks.clone()] {
+                let words = &inputs.words[block.first * inputs.words_per_token..][..block.tokens * inputs.words_per_token];
+                let scales = &inputs.scales[block.first..][..block.tokens];
+                let args = Args { weights, cols: matrix.cols, words, scales };
+                let product = Product { engine, encoding, format: matrix.format, args, sums: &mut sums };
+                // SAFETY: this runs under `Level::run`, so the instruction set is there.
+                unsafe { S::vectorize(product) };
+                for (t, sums) in sums.iter().enumerate().take(block.tokens) {
+                    let input = block.first + t;
+                    let at = At { member: task.member, tile, input, row: inputs.rows[input] as usize };
+                    // SAFETY: as above.
+                    unsafe { epilogue.finish::<S>(&mut state, at, sums) };
+                }
+            }
+        }
+        epilogue.end(state);
+    }
+}
+
+/// One tile times one block: a function of its own for each instruction set, whatever the epilogue.
+struct Product<'a> {
+    engine: Engine,
+    encoding: Encoding,
+    format: Format,
+    args: Args<'a>,
+    sums: &'a mut [Sums; MAX_TOKENS],
+}
+
+impl Kernel for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        macro_rules! by_tokens {
+            ($($t:literal)*) => {
+                match self.args.scales.len() {
+                    // SAFETY: `args` holds a tile and a block as the kernels read them, `sums` room for a block.
+                    $($t => unsafe {
+                        let sums = product::<S, $t>(self.engine.precision, self.encoding, self.format, self.args);
+                        for (out, sums) in self.sums.iter_mut().zip(sums) {
+                            S::store(out.as_mut_ptr(), sums[0]);
+                            S::store(out.as_mut_ptr().add(LANES), sums[1]);
+                        }
+                    },)*
+                    _ => unreachable!("blocks have at most {MAX_TOKENS} tokens"),
+                }
+            };
+        }
+        by_tokens!(1 2 3 4 5 6 7 8 9 10 11 12);
+    }
+}
+
+/// A tile and a block of tokens.
+#[derive(Clone, Copy)]
+struct Args<'a> {
+    weights: &'a [u8],
+    cols: usize,
+    words: &'a [u32],
+    scales: &'a [f32],
+}
+
+/// The sums of the tile's rows for `T` tokens.
+#[inline(always)]
+unsafe fn product<S: Simd, const T: usize>(
+    precision: Precision,
+    encoding: Encoding,
+    format: Format,
+    args: Args<'_>,
+) -> [[S::F; 2]; T] {
+    // SAFETY: handed on.
+    unsafe {
+        match (precision, encoding, format) {
+            (Precision::Fast, Encoding::Bf16Pairs, _) => dot_bf16::<S, T>(args),
+            (Precision::Fast, Encoding::I16Pairs, _) => dot_mxfp4::<S, T>(args),
+            (Precision::Fast, Encoding::F32, Format::F32) => multiply_add::<S, ColumnF32, T>(args),
+            (Precision::Fast, Encoding::F32, Format::Bf16) => multiply_add::<S, ColumnsBf16, T>(args),
+            (Precision::Fast, Encoding::F32, Format::Mxfp4) => multiply_add::<S, ColumnsMxfp4, T>(args),
+            (Precision::Exact, _, Format::F32) => sum_in_f64::<S, ColumnF32, T>(args),
+            (Precision::Exact, _, Format::Bf16) => sum_in_f64::<S, ColumnsBf16, T>(args),
+            (Precision::Exact, _, Format::Mxfp4) => sum_in_f64::<S, ColumnsMxfp4, T>(args),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_bf16<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: a tile has two vectors for each column pair, the block a word for each pair and token.
+    unsafe {
+        let mut sums = [[S::splat(0.0); 2]; T];
+        let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
+        for _ in 0..args.cols.div_ceil(2) {
+            let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
+            for (t, sums) in sums.iter_mut().enumerate() {
+                sums[0] = S::dot_bf16(sums[0], w0, x.add(t));
+                sums[1] = S::dot_bf16(sums[1], w1, x.add(t));
+            }
+            w = w.add(TILE);
+            x = x.add(T);
+        }
+        sums
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: a tile has four column groups of two vectors for each block of 32 columns, then the scales; the block
+    // of tokens has a word for each column pair and token.
+    unsafe {
+        let mut sums = [[S::splat(0.0); 2]; T];
+        let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
+        let mut scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4);
+        for _ in 0..args.cols / MX_BLOCK {
+            let mut block = [[S::i_zero(); 2]; T];
+            for _ in 0..4 {
+                let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
+                macro_rules! pair {
+                    ($shift:literal) => {
+                        let (d0, d1) = (S::e2m1_words::<$shift>(w0), S::e2m1_words::<$shift>(w1));
+                        for (t, block) in block.iter_mut().enumerate() {
+                            block[0] = S::dot_i16(block[0], d0, x.add(t));
+                            block[1] = S::dot_i16(block[1], d1, x.add(t));
+                        }
+                        x = x.add(T);
+                    };
+                }
+                pair!(0);
+                pair!(4);
+                pair!(8);
+                pair!(12);
+                w = w.add(TILE);
+            }
+            let (s0, s1) = (S::scales(scales), S::scales(scales.add(LANES)));
+            for (sums, block) in sums.iter_mut().zip(block) {
+                sums[0] = S::fma(S::i_to_f(block[0]), s0, sums[0]);
+                sums[1] = S::fma(S::i_to_f(block[1]), s1, sums[1]);
+            }
+            scales = scales.add(TILE);
+        }
+        for (t, sums) in sums.iter_mut().enumerate() {
+            let scale = S::splat(args.scales[t]);
+            *sums = [S::mul(sums[0], scale), S::mul(sums[1], scale)];
+        }
+        sums
+    }
+}
+
+/// A format's words, decoded to float32.
+trait Columns {
+    /// Columns in a word.
+    const COLUMNS: usize;
+    /// One vector of column group `group`: the columns' values, then nothing of meaning.
+    unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8];
+}
+
+#[inline(always)]
+unsafe fn word<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> *const u32 {
+    // SAFETY: the caller's group and vector lie in the tile.
+    unsafe { args.weights.as_ptr().cast::<u32>().add(group * TILE + vector * LANES) }
+}
+
+struct ColumnF32;
+struct ColumnsBf16;
+struct ColumnsMxfp4;
+
+impl Columns for ColumnF32 {
+    const COLUMNS: usize = 1;
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
+        // SAFETY: handed on.
+        unsafe { [S::load(word::<S>(args, group, vector).cast()); 8] }
+    }
+}
+
+impl Columns for ColumnsBf16 {
+    const COLUMNS: usize = 2;
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
+        // SAFETY: handed on.
+        unsafe {
+            let w = S::i_load(word::<S>(args, group, vector));
+            let (low, high) = (S::bf16_low(w), S::bf16_high(w));
+            [low, high, low, high, low, high, low, high]
+        }
+    }
+}
+
+impl Columns for ColumnsMxfp4 {
+    const COLUMNS: usize = 8;
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
+        // SAFETY: handed on; the scales of a block of four groups follow the words.
+        unsafe {
+            let w = S::i_load(word::<S>(args, group, vector));
+            let scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4 + group / 4 * TILE + vector * LANES);
+            let scale = S::scales(scales);
+            [
+                S::mul(S::e2m1::<0>(w), scale),
+                S::mul(S::e2m1::<16>(w), scale),
+                S::mul(S::e2m1::<4>(w), scale),
+                S::mul(S::e2m1::<20>(w), scale),
+                S::mul(S::e2m1::<8>(w), scale),
+                S::mul(S::e2m1::<24>(w), scale),
+                S::mul(S::e2m1::<12>(w), scale),
+                S::mul(S::e2m1::<28>(w), scale),
+            ]
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn multiply_add<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: the tile has all groups, the block of tokens a word for each column and token.
+    unsafe {
+        let mut sums = [[S::splat(0.0); 2]; T];
+        for group in 0..args.cols.div_ceil(C::COLUMNS) {
+            let (w0, w1) = (C::decode::<S>(&args, group, 0), C::decode::<S>(&args, group, 1));
+            let x = args.words.as_ptr().cast::<f32>().add(group * C::COLUMNS * T);
+            for c in 0..C::COLUMNS {
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    let x = S::splat(x.add(c * T + t).read());
+                    sums[0] = S::fma(w0[c], x, sums[0]);
+                    sums[1] = S::fma(w1[c], x, sums[1]);
+                }
+            }
+        }
+        sums
+    }
+}
+
+#[inline(always)]
+unsafe fn sum_in_f64<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: as in `multiply_add`.
+    unsafe {
+        let mut out = [[S::splat(0.0); 2]; T];
+        for vector in 0..2 {
+            let mut sums = [S::d_zero(); T];
+            for group in 0..args.cols.div_ceil(C::COLUMNS) {
+                let w = C::decode::<S>(&args, group, vector);
+                let x = args.words.as_ptr().cast::<f32>().add(group * C::COLUMNS * T);
+                for (c, &w) in w.iter().enumerate().take(C::COLUMNS) {
+                    for (t, sum) in sums.iter_mut().enumerate() {
+                        *sum = S::d_add(*sum, S::mul(w, S::splat(x.add(c * T + t).read())));
+                    }
+                }
+            }
+            for (out, sum) in out.iter_mut().zip(sums) {
+                out[vector] = S::d_round(sum);
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,131 @@
+//! How the CPU holds a matrix: tiles of 32 rows, two vectors of sixteen lanes, one lane a row.
+//!
+//! A kernel walks along the columns and meets each column's (or group of columns') 32 rows side by side, so a row's
+//! sum stays in its lane, in the order of the columns, and a tile is one stream of memory:
+//!
+//! | format | 32-bit word of a row | words of a tile |
+//! | --- | --- | --- |
+//! | F32 | one column | `[cols][32]` |
+//! | BF16 | two columns, the first in the low half | `[cols / 2][32]` |
+//! | MXFP4 | eight columns: even ones in the low half, odd ones in the high half, the first in the lowest bits | `[cols / 8][32]`, then the scales, `[cols / 32][32]` bytes |
+//!
+//! Gated tiles hold sixteen gates in the first vector and their sixteen ups in the second, so that both meet in one
+//! lane.
+
+use crate::simd::LANES;
+use crate::weights::{Format, Layout, MX_BLOCK, Rows};
+
+/// Rows of a tile.
+pub const TILE: usize = 2 * LANES;
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiles {
+    /// Whether even rows are gates and odd rows ups.
+    pub gated: bool,
+}
+
+impl Tiles {
+    /// The place of a row among the tile's 32 lanes.
+    fn lane(self, row: usize) -> usize {
+        if self.gated { row % 2 * LANES + row / 2 } else { row }
+    }
+}
+
+/// Words in a column group of a tile.
+const WORDS: usize = TILE;
+
+/// Bytes of a column group.
+const GROUP_BYTES: usize = 4 * WORDS;
+
+/// Columns in a word.
+fn columns_per_word(format: Format) -> usize {
+    match format {
+        Format::Mxfp4 => 8,
+        Format::Bf16 => 2,
+        Format::F32 => 1,
+    }
+}
+
+impl Layout for Tiles {
+    fn tile_rows(&self) -> usize {
+        TILE
+    }
+
+    fn tile_bytes(&self, format: Format, cols: usize) -> usize {
+        let scales = if format == Format::Mxfp4 { cols / MX_BLOCK * TILE } else { 0 };
+        cols.div_ceil(columns_per_word(format)) * GROUP_BYTES + scales
+    }
+
+    fn write(&self, rows: Rows<'_>, cols: usize, tile: &mut [u8]) {
+        match rows {
+            Rows::Mxfp4 { codes, scales } => {
+                let (words, scale_bytes) = tile.split_at_mut(cols / 8 * GROUP_BYTES);
+                self.write_words(codes, cols, 8, words, |eight| {
+                    nibbles(u64::from_le_bytes(eight.try_into().unwrap_or_default()))
+                });
+                let blocks = cols / MX_BLOCK;
+                for (row, scales) in scales.chunks_exact(blocks).enumerate() {
+                    let lane = self.lane(row);
+                    for (block, &scale) in scales.iter().enumerate() {
+                        scale_bytes[block * TILE + lane] = scale;
+                    }
+                }
+            }
+            Rows::Bf16(values) => self.write_words(values, cols, 2, tile, |pair| {
+                u32::from(pair[0]) | pair.get(1).map_or(0, |&high| u32::from(high) << 16)
+            }),
+            Rows::F32(values) => self.write_words(values, cols, 1, tile, |one| one[0].to_bits()),
+        }
+    }
+
+    fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]) {
+        let per_word = columns_per_word(format);
+        let (words, scales) = tile.split_at(cols.div_ceil(per_word) * GROUP_BYTES);
+        for (row, values) in values.chunks_exact_mut(cols).enumerate() {
+            let lane = self.lane(row);
+            for (col, value) in values.iter_mut().enumerate() {
+                let at = (col / per_word * WORDS + lane) * 4;
+                let word = u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+                *value = match format {
+                    Format::F32 => f32::from_bits(word),
+                    Format::Bf16 => f32::from_bits(word >> (16 * (col % 2)) << 16),
+                    Format::Mxfp4 => {
+                        let code = word >> (16 * (col % 2) + 4 * (col % 8 / 2)) & 15;
+                        let scale = crate::weights::e8m0(scales[col / MX_BLOCK * TILE + lane]);
+                        crate::simd::E2M1[code as usize] * scale
+                    }
+                };
+            }
+        }
+    }
+}
+
+impl Tiles {
+    /// Writes one word for each `per_word` columns of each row. Column groups go in runs short enough for the
+    /// tile's lines to stay in the first cache while each row adds its word to them.
+    fn write_words<T>(&self, rows: &[T], cols: usize, per_word: usize, tile: &mut [u8], word: impl Fn(&[T]) -> u32) {
+        const RUN: usize = 64;
+        let run_cols = RUN * per_word;
+        for (run, tile) in tile.chunks_mut(RUN * GROUP_BYTES).enumerate() {
+            let from = run * run_cols;
+            let to = cols.min(from + run_cols);
+            for (row, values) in rows.chunks_exact(cols).enumerate() {
+                let at = self.lane(row) * 4;
+                for (group, values) in tile.chunks_exact_mut(GROUP_BYTES).zip(values[from..to].chunks(per_word)) {
+                    group[at..at + 4].copy_from_slice(&word(values).to_le_bytes());
+                }
+            }
+        }
+    }
+}
+
+/// Eight codes, a byte each, as one word: even columns in the low half, odd ones in the high half.
+fn nibbles(codes: u64) -> u32 {
+    let half = |x: u64| {
+        let x = x & 0x000f_000f_000f_000f;
+        let x = (x | x >> 12) & 0x0000_00ff_0000_00ff;
+        (x | x >> 24) as u32 & 0xffff
+    };
+    half(codes) | half(codes >> 8) << 16
+}

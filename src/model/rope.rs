@@ -1,0 +1,50 @@
+//! Rotary embedding with YaRN's frequencies, in float32 as the eval program computes it.
+
+use super::ModelConfig;
+
+/// Frequencies of the rotated pairs.
+#[derive(Clone, Debug)]
+pub struct Rope {
+    inverse: Vec<f32>,
+    concentration: f32,
+}
+
+impl Rope {
+    /// The model's frequencies (YaRN, Peng et al. 2023): pairs that turn less than once over the original context
+    /// are slowed by the scaling factor, pairs that turn more than 32 times are kept, those between are mixed.
+    pub fn new(config: &ModelConfig) -> Self {
+        let half = config.head_dim / 2;
+        let (theta, scale) = (config.rope_theta, config.rope_scaling_factor);
+        let frequency = |i: usize| theta.powf((2 * i) as f32 / config.head_dim as f32);
+        if scale <= 1.0 {
+            return Self {
+                inverse: (0..half).map(|i| 1.0 / frequency(i)).collect(),
+                concentration: 1.0,
+            };
+        }
+        let turns = |n: f32| {
+            let period = config.initial_context_length as f32 / (n * 2.0 * std::f32::consts::PI);
+            half as f32 * period.ln() / theta.ln()
+        };
+        let (low, high) = (turns(32.0), turns(1.0));
+        let inverse = (0..half).map(|i| {
+            let ramp = ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
+            let kept = 1.0 / frequency(i);
+            let slowed = 1.0 / (scale * frequency(i));
+            slowed * ramp + kept * (1.0 - ramp)
+        });
+        Self {
+            inverse: inverse.collect(),
+            concentration: 0.1 * scale.ln() + 1.0,
+        }
+    }
+
+    /// Writes cos and sin of each pair's angle at `position`, times the concentration: `[D / 2]` each.
+    pub fn angles(&self, position: u32, cos: &mut [f32], sin: &mut [f32]) {
+        for ((inverse, cos), sin) in self.inverse.iter().zip(cos).zip(sin) {
+            let angle = position as f32 * inverse;
+            *cos = angle.cos() * self.concentration;
+            *sin = angle.sin() * self.concentration;
+        }
+    }
+}

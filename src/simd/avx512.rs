@@ -1,0 +1,201 @@
+//! AVX-512 with BF16 dot products and VNNI (Cooper Lake, Sapphire Rapids, Zen 4 and later).
+#![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
+
+use super::{Kernel, Simd};
+use half::f16;
+use std::arch::x86_64::*;
+
+/// See the module.
+#[derive(Clone, Copy)]
+pub struct Avx512;
+
+/// Two registers of eight float64.
+#[derive(Clone, Copy)]
+pub struct F64x16(__m512d, __m512d);
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
+fn enabled<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512>()
+}
+
+// SAFETY: `detect` asks for every feature the methods use.
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each block is one instruction under the trait's contract"
+)]
+unsafe impl Simd for Avx512 {
+    const NAME: &'static str = "AVX-512 BF16 VNNI";
+    const DOT: bool = true;
+    const TOKENS: usize = 12;
+    type F = __m512;
+    type I = __m512i;
+    type D = F64x16;
+
+    fn detect() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+    }
+
+    unsafe fn vectorize<K: Kernel>(kernel: K) -> K::Output {
+        unsafe { enabled(kernel) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: __m512) {
+        unsafe { _mm512_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn i_zero() -> __m512i {
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn i_load(p: *const u32) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn i_add(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn i_shl<const BITS: u32>(a: __m512i) -> __m512i {
+        unsafe { _mm512_slli_epi32::<BITS>(a) }
+    }
+    #[inline(always)]
+    unsafe fn i_to_f(a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn bits(a: __m512) -> __m512i {
+        unsafe { _mm512_castps_si512(a) }
+    }
+    #[inline(always)]
+    unsafe fn from_bits(a: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn d_zero() -> F64x16 {
+        unsafe { F64x16(_mm512_setzero_pd(), _mm512_setzero_pd()) }
+    }
+    #[inline(always)]
+    unsafe fn d_add(sum: F64x16, x: __m512) -> F64x16 {
+        unsafe {
+            let high = _mm512_extractf32x8_ps::<1>(x);
+            F64x16(
+                _mm512_add_pd(sum.0, _mm512_cvtps_pd(_mm512_castps512_ps256(x))),
+                _mm512_add_pd(sum.1, _mm512_cvtps_pd(high)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn d_round(sum: F64x16) -> __m512 {
+        unsafe { _mm512_insertf32x8::<1>(_mm512_castps256_ps512(_mm512_cvtpd_ps(sum.0)), _mm512_cvtpd_ps(sum.1)) }
+    }
+    #[inline(always)]
+    unsafe fn d_store(p: *mut f64, x: F64x16) {
+        unsafe {
+            _mm512_storeu_pd(p, x.0);
+            _mm512_storeu_pd(p.add(8), x.1);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn bf16_low(w: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(w)) }
+    }
+    #[inline(always)]
+    unsafe fn bf16_high(w: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_and_si512(w, _mm512_set1_epi32(0xffff_0000_u32 as i32))) }
+    }
+    #[inline(always)]
+    unsafe fn e2m1<const SHIFT: u32>(w: __m512i) -> __m512 {
+        // The permutation reads only the low four bits of each index.
+        unsafe { _mm512_permutexvar_ps(_mm512_srli_epi32::<SHIFT>(w), _mm512_loadu_ps(super::E2M1.as_ptr())) }
+    }
+    #[inline(always)]
+    unsafe fn scales(p: *const u8) -> __m512 {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const f16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut f16, x: __m512) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_bf16(acc: __m512, w: __m512i, x: *const u32) -> __m512 {
+        unsafe {
+            let x = _mm512_set1_epi32(x.read().cast_signed());
+            _mm512_dpbf16_ps(
+                acc,
+                std::mem::transmute::<__m512i, __m512bh>(w),
+                std::mem::transmute::<__m512i, __m512bh>(x),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn e2m1_words<const SHIFT: u32>(w: __m512i) -> __m512i {
+        const TABLE: [i16; 32] = {
+            const HALF: [i16; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+            let mut t = [0; 32];
+            let mut i = 0;
+            while i < 32 {
+                t[i] = HALF[i % 16];
+                i += 1;
+            }
+            t
+        };
+        // The permutation reads the low five bits of each index; the table repeats, so bit 4 does not matter.
+        unsafe { _mm512_permutexvar_epi16(_mm512_srli_epi16::<SHIFT>(w), _mm512_loadu_si512(TABLE.as_ptr().cast())) }
+    }
+    #[inline(always)]
+    unsafe fn dot_i16(acc: __m512i, w: __m512i, x: *const u32) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x.read().cast_signed())) }
+    }
+}
