@@ -33,7 +33,7 @@ fn span_blocks(positions: usize) -> usize {
 /// - during prefill, `c <= min(chunk_rows, n_prompt)`: at most `window - 1 + c` positions anywhere, and never
 ///   past the prompt's last block, as `s + c <= n_prompt`;
 /// - always no more than the blocks of all positions.
-pub(super) fn ring_blocks(window: usize, chunk_rows: usize, n_prompt: usize, max_positions: usize) -> usize {
+pub fn ring_blocks(window: usize, chunk_rows: usize, n_prompt: usize, max_positions: usize) -> usize {
     let decoding = span_blocks(window);
     let widest = (window - 1).saturating_add(chunk_rows.min(n_prompt));
     let prefill = span_blocks(widest).min(blocks_for(n_prompt));

@@ -1,0 +1,372 @@
+//! The CPU: the first backend, the fallback, and in `exact` the oracle of the others.
+
+mod attention;
+mod gemm;
+mod kv;
+mod ops;
+mod shared;
+mod tiles;
+
+pub use gemm::Engine;
+pub use kv::{Element, KvCache, block_bytes};
+pub use ops::{Buffer, CpuOps, Routes};
+pub use tiles::Tiles;
+
+use crate::batch::StepPlan;
+use crate::checkpoint::{Checkpoint, Tensor, TensorId};
+use crate::error::{Error, Result};
+use crate::model::{Activations, LayerWeights, ModelConfig, Weights, forward};
+use crate::options::{Options, Precision};
+use crate::profile::Profile;
+use crate::replica::{KvBlocks, PackReport, PackedKind, Pointers, Replica, StepOutput, Want};
+use crate::scheduler::ring_blocks;
+use crate::simd::{Level, Simd};
+use crate::weights::{Format, Packed, RowMajor, pack};
+use half::f16;
+use std::ptr::null_mut;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// A model's weights on the CPU.
+pub type CpuWeights = Weights<Packed, Vec<f32>>;
+
+/// Opens a replica on the CPU.
+pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Box<dyn Replica>> {
+    let precision = options.precision.unwrap_or(Precision::Exact);
+    let engine = Engine { level: Level::detect(), precision };
+    Ok(match precision {
+        Precision::Exact => Box::new(CpuReplica::<f32>::open(checkpoint, options, engine)?),
+        Precision::Fast => Box::new(CpuReplica::<f16>::open(checkpoint, options, engine)?),
+    })
+}
+
+/// One copy of the model in host memory, with its worker threads.
+pub struct CpuReplica<E: Element> {
+    workers: Workers,
+    config: ModelConfig,
+    engine: Engine,
+    weights: CpuWeights,
+    report: PackReport,
+    ops: CpuOps<E>,
+    activations: Activations<Buffer, Routes>,
+    kv: KvCache,
+    max_rows: usize,
+    max_logits_rows: usize,
+}
+
+impl<E: Element> CpuReplica<E> {
+    /// Packs the weights and makes room for the KV cache and a step.
+    pub fn open(checkpoint: &dyn Checkpoint, options: &Options, engine: Engine) -> Result<Self> {
+        let config = checkpoint.config().clone();
+        let workers = Workers::start(options.threads)?;
+        let (weights, report) = workers.run(|| load(checkpoint))??;
+        let max_rows = options.step_tokens;
+        let max_logits_rows = options.max_batch;
+        let blocks = kv_blocks(&config, options, E::BYTES)?;
+        Ok(Self {
+            ops: CpuOps::new(&config, engine, max_rows, options.profile),
+            activations: activations(&config, max_rows, max_logits_rows),
+            kv: KvCache::new(&config, blocks, E::BYTES)?,
+            workers,
+            config,
+            engine,
+            weights,
+            report,
+            max_rows,
+            max_logits_rows,
+        })
+    }
+}
+
+/// Activations of steps of at most so many rows.
+pub fn activations(config: &ModelConfig, max_rows: usize, max_logits_rows: usize) -> Activations<Buffer, Routes> {
+    Activations {
+        x: Buffer::new(max_rows, config.hidden_dim),
+        t: Buffer::new(max_rows, config.hidden_dim),
+        qkv: Buffer::new(max_rows, config.qkv_dim()),
+        attention: Buffer::new(max_rows, config.q_dim()),
+        routes: Routes::new(config, max_rows),
+        h: Buffer::new(max_rows * config.experts_per_token, config.intermediate_dim),
+        selected: Buffer::new(max_logits_rows, config.hidden_dim),
+    }
+}
+
+impl<E: Element> Replica for CpuReplica<E> {
+    fn describe(&self) -> String {
+        let name = match self.engine.level {
+            Level::Avx512 => crate::simd::Avx512::NAME,
+            Level::Avx2 => crate::simd::Avx2::NAME,
+            Level::Portable => crate::simd::Portable::NAME,
+        };
+        let precision = match self.engine.precision {
+            Precision::Exact => "exact",
+            Precision::Fast => "fast",
+        };
+        format!("CPU, {name}, {} threads, {precision}", self.workers.threads.len())
+    }
+
+    fn pack_report(&self) -> &PackReport {
+        &self.report
+    }
+
+    fn kv_blocks(&self) -> KvBlocks {
+        self.kv.blocks()
+    }
+
+    fn kv_bytes(&self) -> u64 {
+        self.kv.len_bytes() as u64
+    }
+
+    fn max_step_tokens(&self) -> usize {
+        self.max_rows
+    }
+
+    fn max_logits_rows(&self) -> usize {
+        self.max_logits_rows
+    }
+
+    fn step(&mut self, plan: &StepPlan, want: Want, output: &mut StepOutput) -> Result<()> {
+        let Self { workers, config, weights, ops, activations, kv, .. } = self;
+        workers.run(|| forward(ops, config, weights, plan, activations, kv, want, output))?
+    }
+
+    fn profile(&self) -> Option<&Profile> {
+        self.ops.profile()
+    }
+
+    fn pointers(&self) -> Pointers {
+        let w = &self.weights;
+        let first = w.layers.first();
+        let matrix = |p: Option<&Packed>| p.map_or(null_mut(), |p| p.bytes.as_ptr().cast_mut().cast());
+        let vector = |v: Option<&Vec<f32>>| v.map_or(null_mut(), |v| v.as_ptr().cast_mut().cast());
+        let buffer = |b: &Buffer| b.values().as_ptr().cast_mut().cast();
+        let a = &self.activations;
+        let mut state = [null_mut(); 21];
+        for (field, pointer) in [
+            (0, buffer(&a.x)),
+            (1, buffer(&a.t)),
+            (2, buffer(&a.attention)),
+            (7, buffer(&a.h)),
+            (12, buffer(&a.qkv)),
+            (18, self.kv.address()),
+        ] {
+            state[field] = pointer;
+        }
+        Pointers {
+            weights: [
+                matrix(Some(&w.embedding)),
+                vector(first.map(|l| &l.attn_norm)),
+                vector(first.map(|l| &l.ffn_norm)),
+                matrix(first.map(|l| &l.qkv)),
+                matrix(first.map(|l| &l.attn_out)),
+                vector(first.map(|l| &l.qkv_bias)),
+                vector(first.map(|l| &l.attn_out_bias)),
+                vector(first.map(|l| &l.sinks)),
+                matrix(first.map(|l| &l.router)),
+                vector(first.map(|l| &l.router_bias)),
+                matrix(first.map(|l| &l.mlp1)),
+                matrix(first.map(|l| &l.mlp2)),
+                vector(first.map(|l| &l.mlp1_bias)),
+                vector(first.map(|l| &l.mlp2_bias)),
+                vector(Some(&w.out_norm)),
+                matrix(Some(&w.unembedding)),
+            ],
+            state,
+        }
+    }
+}
+
+/// Worker threads that are gone when this is: rayon's own pool does not wait for them.
+struct Workers {
+    /// `None` only while dropping.
+    pool: Option<rayon::ThreadPool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    /// So many threads, or one a core.
+    fn start(threads: usize) -> Result<Self> {
+        let threads = match threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        };
+        let mut handles = Vec::with_capacity(threads);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|i| format!("getp worker {i}"))
+            .spawn_handler(|worker| {
+                let mut builder = std::thread::Builder::new();
+                if let Some(name) = worker.name() {
+                    builder = builder.name(name.to_owned());
+                }
+                handles.push(builder.spawn(|| worker.run())?);
+                Ok(())
+            })
+            .build()
+            .map_err(|e| Error::State(format!("cannot start {threads} worker threads: {e}; lower GETP_THREADS")))?;
+        Ok(Self { pool: Some(pool), threads: handles })
+    }
+
+    /// Runs on the workers.
+    fn run<R: Send>(&self, run: impl FnOnce() -> R + Send) -> Result<R> {
+        let pool = self.pool.as_ref().ok_or_else(|| Error::Internal("no worker threads".into()))?;
+        Ok(pool.install(run))
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        // Dropping the pool tells its threads to end.
+        self.pool = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Blocks for as many sequences of the checkpoint's length as may run at once and memory allows.
+fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> Result<KvBlocks> {
+    let (full_bytes, window_bytes) = block_bytes(config, element_bytes);
+    let per_sequence = KvBlocks {
+        full: if full_bytes > 0 { config.seq_len.div_ceil(crate::batch::BLOCK_TOKENS) } else { 0 },
+        window: match config.sliding_window {
+            0 => 0,
+            window => ring_blocks(window, options.step_tokens, config.seq_len, config.seq_len),
+        },
+    };
+    let sequence_bytes = per_sequence.full * full_bytes + per_sequence.window * window_bytes;
+    let limit_bytes = match options.kv_mb {
+        0 => available_bytes() / 2,
+        mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB"))?,
+    };
+    let sequences = (limit_bytes / sequence_bytes.max(1)).clamp(1, options.max_batch);
+    Ok(KvBlocks { full: sequences * per_sequence.full, window: sequences * per_sequence.window })
+}
+
+/// Memory the system could give without swapping.
+fn available_bytes() -> usize {
+    let kilobytes = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
+        line.split_whitespace().nth(1)?.parse::<usize>().ok()
+    });
+    kilobytes.map_or(1 << 30, |k| k << 10)
+}
+
+/// Packs a checkpoint for the CPU.
+pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
+    let start = Instant::now();
+    let mut loader = Loader { checkpoint, report: PackReport::default() };
+    let config = checkpoint.config();
+    let embedding = loader.table("token_embedding_table", TensorId::Embedding)?;
+    let unembedding = loader.dense("out", TensorId::Unembedding)?;
+    let out_norm = loader.vector("rms_out_w", &[TensorId::OutNorm])?;
+    let mut layers = Vec::with_capacity(config.n_layers);
+    for layer in 0..config.n_layers {
+        let experts = |id: fn(usize, usize) -> TensorId| (0..config.n_experts).map(|e| id(layer, e)).collect::<Vec<_>>();
+        layers.push(LayerWeights {
+            attn_norm: loader.vector("rms_attn_w", &[TensorId::AttnNorm { layer }])?,
+            ffn_norm: loader.vector("rms_ffn_w", &[TensorId::FfnNorm { layer }])?,
+            qkv: loader.dense("w_qkv", TensorId::Qkv { layer })?,
+            qkv_bias: loader.vector("b_qkv", &[TensorId::QkvBias { layer }])?,
+            attn_out: loader.dense("w_o", TensorId::AttnOut { layer })?,
+            attn_out_bias: loader.vector("b_o", &[TensorId::AttnOutBias { layer }])?,
+            sinks: loader.vector("attn_sinks", &[TensorId::Sinks { layer }])?,
+            router: loader.dense("w_router", TensorId::Router { layer })?,
+            router_bias: loader.vector("b_router", &[TensorId::RouterBias { layer }])?,
+            mlp1: loader.experts("w_mlp1", &experts(|layer, expert| TensorId::Mlp1 { layer, expert }), true)?,
+            mlp2: loader.experts("w_mlp2", &experts(|layer, expert| TensorId::Mlp2 { layer, expert }), false)?,
+            mlp1_bias: loader.vector("b_mlp1", &experts(|layer, expert| TensorId::Mlp1Bias { layer, expert }))?,
+            mlp2_bias: loader.vector("b_mlp2", &experts(|layer, expert| TensorId::Mlp2Bias { layer, expert }))?,
+        });
+    }
+    let mut report = loader.report;
+    report.kinds.sort_by_key(|k| FILE_ORDER.iter().position(|name| *name == k.name));
+    report.seconds = start.elapsed().as_secs_f64();
+    Ok((Weights { embedding, layers, out_norm, unembedding }, report))
+}
+
+/// Kinds of tensors in the order of the `.bin` file.
+const FILE_ORDER: [&str; 16] = [
+    "token_embedding_table",
+    "out",
+    "rms_attn_w",
+    "rms_ffn_w",
+    "rms_out_w",
+    "w_qkv",
+    "b_qkv",
+    "w_o",
+    "b_o",
+    "attn_sinks",
+    "w_router",
+    "b_router",
+    "w_mlp1",
+    "b_mlp1",
+    "w_mlp2",
+    "b_mlp2",
+];
+
+/// Packs tensors and keeps the report.
+struct Loader<'a> {
+    checkpoint: &'a dyn Checkpoint,
+    report: PackReport,
+}
+
+impl Loader<'_> {
+    fn dense(&mut self, name: &'static str, id: TensorId) -> Result<Packed> {
+        self.packed(name, &[id], Format::Bf16, &Tiles { gated: false })
+    }
+
+    fn table(&mut self, name: &'static str, id: TensorId) -> Result<Packed> {
+        self.packed(name, &[id], Format::Bf16, &RowMajor)
+    }
+
+    fn experts(&mut self, name: &'static str, ids: &[TensorId], gated: bool) -> Result<Packed> {
+        self.packed(name, ids, Format::Mxfp4, &Tiles { gated })
+    }
+
+    fn packed(
+        &mut self,
+        name: &'static str,
+        ids: &[TensorId],
+        expected: Format,
+        layout: &dyn crate::weights::Layout,
+    ) -> Result<Packed> {
+        let tensors = ids.iter().map(|&id| self.checkpoint.tensor(id)).collect::<Result<Vec<_>>>()?;
+        let packed = pack(&tensors, expected, layout)?;
+        self.report.read_bytes += tensors.iter().map(Tensor::len_bytes).sum::<u64>();
+        let widened = packed.misfit.as_ref().map(|m| format!("not {}: {m}", expected.name()));
+        let bad = packed.non_finite.as_ref().map(|m| format!("not finite: {m}"));
+        let remark = widened.into_iter().chain(bad).reduce(|a, b| format!("{a}; {b}"));
+        self.note(name, packed.format.name(), packed.bytes.len(), remark);
+        Ok(packed)
+    }
+
+    fn vector(&mut self, name: &'static str, ids: &[TensorId]) -> Result<Vec<f32>> {
+        let mut values = Vec::new();
+        for &id in ids {
+            let tensor = self.checkpoint.tensor(id)?;
+            self.report.read_bytes += tensor.len_bytes();
+            values.extend(tensor.to_f32());
+        }
+        let bad = values.iter().position(|v| !v.is_finite()).map(|i| format!("not finite: {:e} at {i}", values[i]));
+        self.note(name, Format::F32.name(), 4 * values.len(), bad);
+        Ok(values)
+    }
+
+    /// Adds a tensor to its kind's line; the first remark of a kind stands for all.
+    fn note(&mut self, name: &'static str, format: &str, bytes: usize, remark: Option<String>) {
+        let kinds = &mut self.report.kinds;
+        let at = kinds.iter().position(|k| k.name == name).unwrap_or_else(|| {
+            kinds.push(PackedKind { name, format: format.to_owned(), bytes: 0, remark: None });
+            kinds.len() - 1
+        });
+        let kind = &mut kinds[at];
+        kind.bytes += bytes as u64;
+        if !kind.format.split('+').any(|f| f == format) {
+            kind.format = format!("{}+{format}", kind.format);
+        }
+        if kind.remark.is_none() {
+            kind.remark = remark;
+        }
+    }
+}
