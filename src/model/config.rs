@@ -178,3 +178,50 @@ fn wrong(field: &'static str, value: impl ToString, expected: String) -> Error {
         expected,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(change: impl FnOnce(&mut ModelConfig)) -> String {
+        let mut config = ModelConfig::preset_7m();
+        change(&mut config);
+        config.check().expect_err("the configuration is wrong").to_string()
+    }
+
+    #[test]
+    fn presets_are_right() {
+        for preset in [
+            ModelConfig::preset_7m(),
+            ModelConfig::preset_20b(),
+            ModelConfig::preset_120b(),
+        ] {
+            assert!(preset.check().is_ok());
+        }
+    }
+
+    #[test]
+    fn what_the_mathematics_cannot_mean_is_refused_by_name() {
+        assert!(refusal(|c| c.n_layers = 0).contains("n_layers is 0"));
+        assert!(refusal(|c| c.vocab_size = MAX_DIM + 1).contains("vocab_size is 16777217"));
+        assert!(refusal(|c| c.experts_per_token = 33).contains("experts_per_token is 33; there are 32 experts"));
+        assert!(refusal(|c| c.head_dim = 31).contains("head_dim is 31"));
+        assert!(refusal(|c| c.n_kv_heads = 3).contains("n_kv_heads is 3; it must divide n_attn_heads, 2"));
+        assert!(refusal(|c| c.sliding_window = MAX_DIM + 1).contains("sliding_window"));
+        assert!(refusal(|c| c.rope_theta = f32::NAN).contains("rope_theta is NaN"));
+        assert!(refusal(|c| c.rope_scaling_factor = 0.0).contains("rope_scaling_factor is 0"));
+        assert!(refusal(|c| c.swiglu_limit = f32::INFINITY).contains("swiglu_limit is inf"));
+    }
+
+    #[test]
+    fn even_layers_are_windowed() {
+        let config = ModelConfig::preset_20b();
+        assert_eq!([config.window(0), config.window(1)], [Some(128), None]);
+        assert_eq!(config.windowed_layers(), 12);
+        let config = ModelConfig {
+            sliding_window: 0,
+            ..config
+        };
+        assert_eq!(config.windowed_layers(), 0);
+    }
+}

@@ -1,0 +1,159 @@
+//! Makes a random model of any size, as a `.bin` file or as a Hugging Face directory.
+//!
+//!     make_model model.bin --preset 20b --layers 2
+//!     make_model model-hf --preset 7m --format safetensors --shards 3
+
+#[path = "../tests/common/synthetic.rs"]
+mod synthetic;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use getp::checkpoint::TensorLayout;
+use getp::model::ModelConfig;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use synthetic::{Dense, Experts, Synthetic, Temperament};
+
+/// Makes a random gpt-oss model. The same seed gives the same values in both formats.
+#[derive(Parser)]
+struct Args {
+    /// The `.bin` file or the directory to write.
+    out: PathBuf,
+    /// The dimensions to start from.
+    #[arg(long, value_enum, default_value = "7m")]
+    preset: Preset,
+    #[command(flatten)]
+    dims: Dims,
+    /// Chooses the values.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// How strongly layers change the residual stream.
+    #[arg(long, value_enum, default_value = "tame")]
+    temperament: Temperament,
+    /// What to write.
+    #[arg(long, value_enum, default_value = "bin")]
+    format: Format,
+    /// Files to split a safetensors directory into; more than one get an index.
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
+    /// What all values but the experts' matrices are.
+    #[arg(long, value_enum, default_value = "bf16")]
+    dense: Dense,
+    /// What the experts' matrices are; safetensors hold mxfp4 only.
+    #[arg(long, value_enum, default_value = "mxfp4")]
+    experts: Experts,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Preset {
+    #[value(name = "7m")]
+    Debug7m,
+    #[value(name = "20b")]
+    Oss20b,
+    #[value(name = "120b")]
+    Oss120b,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Bin,
+    Safetensors,
+}
+
+/// Dimensions other than the preset's.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Dimensions, instead of the preset's")]
+struct Dims {
+    #[arg(long)]
+    vocab: Option<usize>,
+    #[arg(long)]
+    hidden: Option<usize>,
+    #[arg(long)]
+    n_experts: Option<usize>,
+    #[arg(long)]
+    experts_per_token: Option<usize>,
+    #[arg(long)]
+    intermediate: Option<usize>,
+    #[arg(long)]
+    layers: Option<usize>,
+    #[arg(long)]
+    head_dim: Option<usize>,
+    #[arg(long)]
+    heads: Option<usize>,
+    #[arg(long)]
+    kv_heads: Option<usize>,
+    #[arg(long)]
+    seq_len: Option<usize>,
+    #[arg(long)]
+    context: Option<usize>,
+    #[arg(long)]
+    rope_theta: Option<f32>,
+    #[arg(long)]
+    rope_scaling: Option<f32>,
+    #[arg(long)]
+    window: Option<usize>,
+    #[arg(long)]
+    swiglu_limit: Option<f32>,
+}
+
+impl Dims {
+    fn over(&self, preset: ModelConfig) -> ModelConfig {
+        ModelConfig {
+            vocab_size: self.vocab.unwrap_or(preset.vocab_size),
+            hidden_dim: self.hidden.unwrap_or(preset.hidden_dim),
+            n_experts: self.n_experts.unwrap_or(preset.n_experts),
+            experts_per_token: self.experts_per_token.unwrap_or(preset.experts_per_token),
+            intermediate_dim: self.intermediate.unwrap_or(preset.intermediate_dim),
+            n_layers: self.layers.unwrap_or(preset.n_layers),
+            head_dim: self.head_dim.unwrap_or(preset.head_dim),
+            n_attn_heads: self.heads.unwrap_or(preset.n_attn_heads),
+            n_kv_heads: self.kv_heads.unwrap_or(preset.n_kv_heads),
+            seq_len: self.seq_len.unwrap_or(preset.seq_len),
+            initial_context_length: self.context.unwrap_or(preset.initial_context_length),
+            rope_theta: self.rope_theta.unwrap_or(preset.rope_theta),
+            rope_scaling_factor: self.rope_scaling.unwrap_or(preset.rope_scaling_factor),
+            sliding_window: self.window.unwrap_or(preset.sliding_window),
+            swiglu_limit: self.swiglu_limit.unwrap_or(preset.swiglu_limit),
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let preset = match args.preset {
+        Preset::Debug7m => ModelConfig::preset_7m(),
+        Preset::Oss20b => ModelConfig::preset_20b(),
+        Preset::Oss120b => ModelConfig::preset_120b(),
+    };
+    let (config, seed, temperament) = (args.dims.over(preset), args.seed, args.temperament);
+    let (dense, experts) = (args.dense, args.experts);
+    let synthetic = Synthetic {
+        config,
+        seed,
+        temperament,
+        dense,
+        experts,
+    }
+    .check()?;
+    match args.format {
+        Format::Bin => {
+            let bar = progress_bar(TensorLayout::new(synthetic.config.clone())?.file_bytes())?;
+            synthetic.write_bin(&args.out, &|bytes| bar.inc(bytes as u64))?;
+            bar.finish();
+        }
+        Format::Safetensors => {
+            let bar = progress_bar(synthetic.safetensors_bytes())?;
+            synthetic.write_safetensors(&args.out, args.shards, &|bytes| bar.inc(bytes as u64))?;
+            bar.finish();
+        }
+    }
+    Ok(())
+}
+
+/// A line on stderr: bytes written, rate and time left.
+fn progress_bar(bytes: usize) -> Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}")?;
+    Ok(ProgressBar::new(bytes as u64).with_style(style))
+}

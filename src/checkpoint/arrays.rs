@@ -1,0 +1,268 @@
+//! Checkpoints of sixteen float32 arrays: the eval program's `.bin` file and the struct of pointers it makes of it.
+//!
+//! Both hold the arrays of [`Field`]; they differ in where each one starts. [`TensorLayout`] knows the rest.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+use memmap2::Mmap;
+
+use super::{Checkpoint, Field, Part, Tensor, TensorId, Values};
+use crate::error::{Error, Result};
+use crate::model::ModelConfig;
+
+/// Bytes of the C struct `Config`, with which a `.bin` file begins.
+pub const CONFIG_BYTES: usize = 60;
+
+/// Bytes of one value.
+const VALUE_BYTES: usize = size_of::<f32>();
+
+/// Reads the C struct `Config` as it lies in memory or in a file.
+pub fn config_from_bytes(bytes: &[u8; CONFIG_BYTES]) -> Result<ModelConfig> {
+    let mut fields = [0; 15];
+    for (field, bytes) in fields.iter_mut().zip(bytes.as_chunks().0) {
+        *field = u32::from_le_bytes(*bytes);
+    }
+    config_from_fields(&fields)
+}
+
+/// Reads the C struct `Config` from the bits of its fifteen fields, and checks it.
+pub fn config_from_fields(fields: &[u32; 15]) -> Result<ModelConfig> {
+    let int = |index: usize, field: &'static str| {
+        let value = fields[index].cast_signed();
+        usize::try_from(value).map_err(|_| Error::Config {
+            field,
+            value: value.to_string(),
+            expected: "it must not be negative".into(),
+        })
+    };
+    ModelConfig {
+        vocab_size: int(0, "vocab_size")?,
+        hidden_dim: int(1, "hidden_dim")?,
+        n_experts: int(2, "n_experts")?,
+        experts_per_token: int(3, "experts_per_token")?,
+        intermediate_dim: int(4, "intermediate_dim")?,
+        n_layers: int(5, "n_layers")?,
+        head_dim: int(6, "head_dim")?,
+        n_attn_heads: int(7, "n_attn_heads")?,
+        n_kv_heads: int(8, "n_kv_heads")?,
+        seq_len: int(9, "seq_len")?,
+        initial_context_length: int(10, "initial_context_length")?,
+        rope_theta: f32::from_bits(fields[11]),
+        rope_scaling_factor: f32::from_bits(fields[12]),
+        sliding_window: int(13, "sliding_window")?,
+        swiglu_limit: f32::from_bits(fields[14]),
+    }
+    .check()
+}
+
+/// The C struct `Config` of a checked configuration, whose dimensions all fit its fields.
+pub fn config_to_bytes(config: &ModelConfig) -> [u8; CONFIG_BYTES] {
+    let fields = [
+        config.vocab_size as u32,
+        config.hidden_dim as u32,
+        config.n_experts as u32,
+        config.experts_per_token as u32,
+        config.intermediate_dim as u32,
+        config.n_layers as u32,
+        config.head_dim as u32,
+        config.n_attn_heads as u32,
+        config.n_kv_heads as u32,
+        config.seq_len as u32,
+        config.initial_context_length as u32,
+        config.rope_theta.to_bits(),
+        config.rope_scaling_factor.to_bits(),
+        config.sliding_window as u32,
+        config.swiglu_limit.to_bits(),
+    ];
+    let mut bytes = [0; CONFIG_BYTES];
+    for (bytes, field) in bytes.as_chunks_mut().0.iter_mut().zip(fields) {
+        *bytes = field.to_le_bytes();
+    }
+    bytes
+}
+
+/// Where each tensor lies: in its array, and each array in a `.bin` file.
+#[derive(Clone, Debug)]
+pub struct TensorLayout {
+    config: ModelConfig,
+    /// Each array's bytes in the file, by `Field as usize`.
+    in_file: [Range<usize>; Field::COUNT],
+    file_bytes: usize,
+}
+
+impl TensorLayout {
+    /// The layout of a checked configuration; fails if its tensors do not fit the address space.
+    pub fn new(config: ModelConfig) -> Result<Self> {
+        let mut in_file = [const { 0..0 }; Field::COUNT];
+        let mut end = CONFIG_BYTES;
+        for field in Field::IN_FILE_ORDER {
+            let start = end;
+            end = array_bytes(&config, field)
+                .and_then(|bytes| start.checked_add(bytes))
+                .filter(|&end| isize::try_from(end).is_ok())
+                .ok_or(Error::Overflow(field.name()))?;
+            in_file[field as usize] = start..end;
+        }
+        let file_bytes = end;
+        Ok(Self {
+            config,
+            in_file,
+            file_bytes,
+        })
+    }
+
+    /// Bytes of the whole file.
+    pub fn file_bytes(&self) -> usize {
+        self.file_bytes
+    }
+
+    /// The bytes of an array in the file.
+    pub fn in_file(&self, field: Field) -> Range<usize> {
+        self.in_file[field as usize].clone()
+    }
+
+    /// The array that holds a tensor, and the tensor's bytes in that array.
+    pub fn in_array(&self, id: TensorId) -> Result<(Field, Range<usize>)> {
+        id.check(&self.config)?;
+        let (field, layer, expert) = id.place();
+        let [_, experts] = field.counts(&self.config);
+        let [rows, cols] = id.shape(&self.config);
+        // No overflow: all of the array's bytes fit, `new` has checked.
+        let bytes = rows * cols * VALUE_BYTES;
+        let start = (layer * experts + expert) * bytes;
+        Ok((field, start..start + bytes))
+    }
+
+    /// The tensor whose values these bytes are.
+    fn tensor<'a>(&self, id: TensorId, bytes: &'a [u8]) -> Tensor<'a> {
+        let [rows, cols] = id.shape(&self.config);
+        let values = Values::F32(bytes);
+        Tensor {
+            rows,
+            cols,
+            parts: vec![Part { rows, values }],
+        }
+    }
+}
+
+/// Bytes of an array, if they can be counted.
+fn array_bytes(config: &ModelConfig, field: Field) -> Option<usize> {
+    let [layers, experts] = field.counts(config);
+    let [rows, cols] = field.id(0, 0).shape(config);
+    [layers, experts, rows, cols]
+        .into_iter()
+        .try_fold(VALUE_BYTES, usize::checked_mul)
+}
+
+/// A `.bin` file, mapped. It must not be changed while this lives.
+#[derive(Debug)]
+pub struct BinCheckpoint {
+    layout: TensorLayout,
+    map: Mmap,
+}
+
+impl BinCheckpoint {
+    /// Maps the file and checks that it is as long as its configuration says.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let map = map_file(path)?;
+        let wrong_length = |expected_bytes: usize| Error::Length {
+            what: path.display().to_string(),
+            expected_bytes: expected_bytes as u64,
+            actual_bytes: map.len() as u64,
+        };
+        let header = map.first_chunk().ok_or_else(|| wrong_length(CONFIG_BYTES))?;
+        let layout = TensorLayout::new(config_from_bytes(header)?)?;
+        if map.len() != layout.file_bytes() {
+            return Err(wrong_length(layout.file_bytes()));
+        }
+        Ok(Self { layout, map })
+    }
+}
+
+impl Checkpoint for BinCheckpoint {
+    fn config(&self) -> &ModelConfig {
+        &self.layout.config
+    }
+
+    fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
+        let (field, bytes) = self.layout.in_array(id)?;
+        let array = &self.map[self.layout.in_file(field)];
+        Ok(self.layout.tensor(id, &array[bytes]))
+    }
+}
+
+/// Maps a file for reading.
+pub(super) fn map_file(path: &Path) -> Result<Mmap> {
+    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    // SAFETY: the map is read-only and private. Whoever opens a checkpoint leaves its files alone meanwhile, as the
+    // types that hold the map document; there is no way to check it.
+    unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))
+}
+
+/// The eval program's `TransformerWeights`: sixteen arrays wherever it put them.
+#[derive(Debug)]
+pub struct PointerCheckpoint {
+    layout: TensorLayout,
+    /// Each array's first byte, by `Field as usize`.
+    arrays: [*const u8; Field::COUNT],
+}
+
+// SAFETY: the pointers are only read through, and `new` demands that nothing writes there while this lives.
+unsafe impl Send for PointerCheckpoint {}
+// SAFETY: as above; no method changes anything.
+unsafe impl Sync for PointerCheckpoint {}
+
+impl PointerCheckpoint {
+    /// Takes the pointers of `TransformerWeights` in its order; none may be NULL. They need not be aligned.
+    ///
+    /// # Safety
+    ///
+    /// As long as this lives, each pointer must point to as many float32 values as `config` asks of its array
+    /// ([`TensorLayout`]), readable and written to by nobody.
+    pub unsafe fn new(config: ModelConfig, arrays: [*const u8; Field::COUNT]) -> Result<Self> {
+        let layout = TensorLayout::new(config)?;
+        match Field::IN_FILE_ORDER
+            .iter()
+            .find(|&&field| arrays[field as usize].is_null())
+        {
+            Some(field) => Err(Error::Null(field.name())),
+            None => Ok(Self { layout, arrays }),
+        }
+    }
+
+    /// Checks that every array lies inside the `file_bytes` mapped at `data`, for callers who know them.
+    pub fn check_range(&self, data: *const u8, file_bytes: u64) -> Result<()> {
+        for field in Field::IN_FILE_ORDER {
+            let expected_bytes = self.layout.in_file(field).len() as u64;
+            let start = self.arrays[field as usize].addr().checked_sub(data.addr());
+            let actual_bytes = start.map_or(0, |start| file_bytes.saturating_sub(start as u64));
+            if actual_bytes < expected_bytes {
+                let what = format!("{} inside the mapped file", field.name());
+                return Err(Error::Length {
+                    what,
+                    expected_bytes,
+                    actual_bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Checkpoint for PointerCheckpoint {
+    fn config(&self) -> &ModelConfig {
+        &self.layout.config
+    }
+
+    fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
+        let (field, bytes) = self.layout.in_array(id)?;
+        let array = self.arrays[field as usize];
+        // SAFETY: `in_array` gives a range inside the array, whose length `new`'s caller has promised; `bytes` have no
+        // alignment, and the slice lives no longer than `self`.
+        let bytes = unsafe { std::slice::from_raw_parts(array.add(bytes.start), bytes.len()) };
+        Ok(self.layout.tensor(id, bytes))
+    }
+}

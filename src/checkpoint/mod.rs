@@ -1,0 +1,219 @@
+//! Where the weights come from: the eval program's struct, its `.bin` file, or a Hugging Face directory.
+//!
+//! A checkpoint names tensors in the model's words and gives their values as they lie in memory, unconverted
+//! and uncopied. What they become is the business of `weights`.
+
+mod arrays;
+mod hf_config;
+mod safetensors;
+mod tensor_id;
+
+pub use arrays::{
+    BinCheckpoint, CONFIG_BYTES, PointerCheckpoint, TensorLayout, config_from_bytes, config_from_fields,
+    config_to_bytes,
+};
+pub use safetensors::SafetensorsCheckpoint;
+pub use tensor_id::Field;
+
+use half::bf16;
+
+use crate::error::Result;
+use crate::model::ModelConfig;
+
+/// A tensor of the model. `layer` and `expert` count from 0.
+#[allow(missing_docs)] // the fields are the layer and the expert, nothing else
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorId {
+    /// Token embedding `[vocab, hidden]`.
+    Embedding,
+    /// Unembedding `[vocab, hidden]`.
+    Unembedding,
+    /// RMSNorm before attention `[1, hidden]`.
+    AttnNorm { layer: usize },
+    /// RMSNorm before the experts `[1, hidden]`.
+    FfnNorm { layer: usize },
+    /// RMSNorm before the unembedding `[1, hidden]`.
+    OutNorm,
+    /// Query, key and value projection `[head_dim * (heads + 2 * kv_heads), hidden]`.
+    Qkv { layer: usize },
+    /// Its bias `[1, head_dim * (heads + 2 * kv_heads)]`.
+    QkvBias { layer: usize },
+    /// Attention's output projection `[hidden, head_dim * heads]`.
+    AttnOut { layer: usize },
+    /// Its bias `[1, hidden]`.
+    AttnOutBias { layer: usize },
+    /// Attention sinks `[1, heads]`.
+    Sinks { layer: usize },
+    /// Router `[experts, hidden]`.
+    Router { layer: usize },
+    /// Its bias `[1, experts]`.
+    RouterBias { layer: usize },
+    /// An expert's first matrix `[2 * intermediate, hidden]`, rows alternating gate and up.
+    Mlp1 { layer: usize, expert: usize },
+    /// Its bias `[1, 2 * intermediate]`.
+    Mlp1Bias { layer: usize, expert: usize },
+    /// An expert's second matrix `[hidden, intermediate]`.
+    Mlp2 { layer: usize, expert: usize },
+    /// Its bias `[1, hidden]`.
+    Mlp2Bias { layer: usize, expert: usize },
+}
+
+/// Values in one MXFP4 block.
+pub const MXFP4_BLOCK: usize = 32;
+
+/// Bytes of codes in one MXFP4 block.
+pub const MXFP4_BLOCK_BYTES: usize = MXFP4_BLOCK / 2;
+
+/// The values of the sixteen E2M1 codes.
+pub const E2M1: [f32; 16] = [
+    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
+];
+
+/// The value of an E8M0 scale: `2^(scale - 127)`, and NaN for 255.
+pub fn e8m0_to_f32(scale: u8) -> f32 {
+    match scale {
+        0 => f32::from_bits(0x0040_0000), // 2^-127 is subnormal
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(scale) << 23),
+    }
+}
+
+/// Values as they lie in the checkpoint, little endian, row-major, of any alignment.
+#[derive(Clone, Copy, Debug)]
+pub enum Values<'a> {
+    /// 4 bytes a value.
+    F32(&'a [u8]),
+    /// 2 bytes a value.
+    Bf16(&'a [u8]),
+    /// Blocks of 32 values: 16 bytes of E2M1 codes (the even index in the low nibble) and one E8M0 scale each.
+    Mxfp4 {
+        /// `[rows, cols / 32, 16]`
+        blocks: &'a [u8],
+        /// `[rows, cols / 32]`
+        scales: &'a [u8],
+    },
+}
+
+impl Values<'_> {
+    /// How many values there are.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::F32(bytes) => bytes.len() / 4,
+            Self::Bf16(bytes) => bytes.len() / 2,
+            Self::Mxfp4 { scales, .. } => scales.len() * MXFP4_BLOCK,
+        }
+    }
+
+    /// Appends the values to `out`, exactly.
+    fn extend_f32(&self, out: &mut Vec<f32>) {
+        match self {
+            Self::F32(bytes) => out.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
+            Self::Bf16(bytes) => out.extend(bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32())),
+            Self::Mxfp4 { blocks, scales } => {
+                for (codes, &scale) in blocks.as_chunks::<MXFP4_BLOCK_BYTES>().0.iter().zip(*scales) {
+                    let scale = e8m0_to_f32(scale);
+                    let pair = |&byte: &u8| [byte & 15, byte >> 4].map(|code| E2M1[usize::from(code)] * scale);
+                    out.extend(codes.iter().flat_map(pair));
+                }
+            }
+        }
+    }
+}
+
+/// Consecutive rows of a tensor that lie together, or of a vector a run of its columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// How many rows; 1 in a vector, however many of its columns the part holds.
+    pub rows: usize,
+    /// Their values: `rows * cols` of them, and in a vector as many as [`Values::count`] says.
+    pub values: Values<'a>,
+}
+
+/// A matrix `[rows, cols]` as it lies in the checkpoint; vectors have one row.
+#[derive(Clone, Debug)]
+pub struct Tensor<'a> {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// One or more parts. A matrix is cut between rows; a vector, having one, between columns. Either way the values
+    /// of all parts, one after the other, are the tensor's in row-major order.
+    pub parts: Vec<Part<'a>>,
+}
+
+impl Tensor<'_> {
+    /// All values in row-major order, widened to float32 exactly.
+    pub fn to_f32(&self) -> Vec<f32> {
+        let mut out = Vec::with_capacity(self.parts.iter().map(|part| part.values.count()).sum());
+        for part in &self.parts {
+            part.values.extend_f32(&mut out);
+        }
+        out
+    }
+}
+
+/// A source of weights.
+pub trait Checkpoint: Send + Sync {
+    /// The model's dimensions.
+    fn config(&self) -> &ModelConfig;
+    /// One tensor. Its shape is the one `TensorId` documents, checked.
+    fn tensor(&self, id: TensorId) -> Result<Tensor<'_>>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(cols: usize, values: Vec<Values<'_>>) -> Tensor<'_> {
+        let parts = values.into_iter().map(|values| Part { rows: 1, values }).collect();
+        Tensor { rows: 1, cols, parts }
+    }
+
+    #[test]
+    fn e8m0_covers_subnormal_normal_and_nan() {
+        assert_eq!(e8m0_to_f32(0), 2f32.powi(-126) / 2.0);
+        assert_eq!(e8m0_to_f32(1), 2f32.powi(-126));
+        assert_eq!(e8m0_to_f32(127), 1.0);
+        assert_eq!(e8m0_to_f32(254), 2f32.powi(127));
+        assert!(e8m0_to_f32(255).is_nan());
+    }
+
+    #[test]
+    fn mxfp4_puts_the_even_index_in_the_low_nibble() {
+        let blocks: Vec<u8> = (0..16).map(|i| (i + 1) % 16 << 4 | i).collect();
+        let values = tensor(
+            32,
+            vec![Values::Mxfp4 {
+                blocks: &blocks,
+                scales: &[128],
+            }],
+        )
+        .to_f32();
+        let expected: Vec<f32> = (0..16)
+            .flat_map(|i| [2.0 * E2M1[i], 2.0 * E2M1[(i + 1) % 16]])
+            .collect();
+        assert_eq!(values, expected);
+        assert!(values[16] == 0.0 && values[16].is_sign_negative());
+    }
+
+    #[test]
+    fn an_mxfp4_block_with_scale_255_is_nan() {
+        let values = tensor(
+            32,
+            vec![Values::Mxfp4 {
+                blocks: &[0x21; 16],
+                scales: &[255],
+            }],
+        )
+        .to_f32();
+        assert!(values.len() == 32 && values.iter().all(|v| v.is_nan()));
+    }
+
+    #[test]
+    fn parts_of_a_vector_follow_one_another_unaligned() {
+        let f32s: Vec<u8> = [0].into_iter().chain(1.25f32.to_le_bytes()).collect();
+        let bf16s: Vec<u8> = [0].into_iter().chain(bf16::from_f32(-3.0).to_le_bytes()).collect();
+        let vector = tensor(2, vec![Values::F32(&f32s[1..]), Values::Bf16(&bf16s[1..])]);
+        assert_eq!(vector.to_f32(), [1.25, -3.0]);
+    }
+}

@@ -1,0 +1,729 @@
+//! Checkpoints read back what was written, from either format, and refuse what is malformed in words that help.
+
+#[path = "common/synthetic.rs"]
+mod synthetic;
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use getp::checkpoint::{
+    BinCheckpoint, CONFIG_BYTES, Checkpoint, Field, PointerCheckpoint, SafetensorsCheckpoint, TensorId, TensorLayout,
+    Values, config_from_bytes, config_to_bytes,
+};
+use getp::model::ModelConfig;
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament, write_bin, write_safetensors};
+use tempfile::TempDir;
+
+const SEED: u64 = 7;
+
+/// Every dimension another number, so that none can stand in for another.
+fn tiny() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 50,
+        hidden_dim: 64,
+        n_experts: 3,
+        experts_per_token: 2,
+        intermediate_dim: 96,
+        n_layers: 2,
+        head_dim: 8,
+        n_attn_heads: 4,
+        n_kv_heads: 2,
+        seq_len: 256,
+        ..ModelConfig::preset_20b()
+    }
+}
+
+fn tiny_bin(dir: &TempDir) -> PathBuf {
+    let path = dir.path().join("model.bin");
+    write_bin(&path, &tiny(), SEED, Temperament::Tame).expect("the file can be written");
+    path
+}
+
+fn tiny_hf(dir: &TempDir, shards: usize) -> PathBuf {
+    write_safetensors(dir.path(), &tiny(), SEED, Temperament::Tame, shards).expect("the directory can be written");
+    dir.path().to_path_buf()
+}
+
+fn temp() -> TempDir {
+    tempfile::tempdir().expect("there is a place for temporary files")
+}
+
+fn bits(checkpoint: &dyn Checkpoint, id: TensorId) -> Vec<u32> {
+    let tensor = checkpoint.tensor(id).expect("the model has the tensor");
+    assert_eq!([tensor.rows, tensor.cols], id.shape(checkpoint.config()), "{id:?}");
+    let values = tensor.to_f32();
+    assert_eq!(values.len(), tensor.rows * tensor.cols, "{id:?}");
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+/// The same dimensions and the same values to the last bit.
+fn assert_same(a: &dyn Checkpoint, b: &dyn Checkpoint) {
+    assert_eq!(a.config(), b.config());
+    for id in TensorId::all(a.config()) {
+        assert!(bits(a, id) == bits(b, id), "{id:?} differs");
+    }
+}
+
+#[track_caller]
+fn assert_refused<T>(result: getp::error::Result<T>, needles: &[&str]) {
+    let text = result.err().expect("it must be refused").to_string();
+    for needle in needles {
+        assert!(text.contains(needle), "{text:?} does not say {needle:?}");
+    }
+    assert!(!text.contains('\n'), "{text:?} is more than one line");
+}
+
+// Values.
+
+#[test]
+fn every_source_gives_the_same_values() {
+    for temperament in [Temperament::Tame, Temperament::Wild] {
+        let (bin_dir, one_dir, three_dir) = (temp(), temp(), temp());
+        let path = bin_dir.path().join("model.bin");
+        write_bin(&path, &tiny(), SEED, temperament).unwrap();
+        write_safetensors(one_dir.path(), &tiny(), SEED, temperament, 1).unwrap();
+        write_safetensors(three_dir.path(), &tiny(), SEED, temperament, 3).unwrap();
+        assert!(one_dir.path().join("model.safetensors").exists());
+        assert!(three_dir.path().join("model-00003-of-00003.safetensors").exists());
+
+        let bin = BinCheckpoint::open(&path).unwrap();
+        assert_eq!(bin.config(), &tiny());
+        assert_same(&bin, &SafetensorsCheckpoint::open(one_dir.path()).unwrap());
+        assert_same(&bin, &SafetensorsCheckpoint::open(three_dir.path()).unwrap());
+        let synthetic = Synthetic::new(&tiny(), SEED, temperament).unwrap();
+        assert_same(&bin, &SyntheticCheckpoint::widened(&synthetic));
+        assert_same(&bin, &SyntheticCheckpoint::packed(&synthetic));
+    }
+}
+
+#[test]
+fn other_types_come_back_too() {
+    let dir = temp();
+    let synthetic = Synthetic {
+        dense: Dense::F32,
+        ..Synthetic::new(&tiny(), SEED, Temperament::Tame).unwrap()
+    };
+    synthetic.write_safetensors(dir.path(), 2, &|_| ()).unwrap();
+    let hf = SafetensorsCheckpoint::open(dir.path()).unwrap();
+    assert_same(&hf, &SyntheticCheckpoint::widened(&synthetic));
+    assert!(matches!(
+        hf.tensor(TensorId::Embedding).unwrap().parts[0].values,
+        Values::F32(_)
+    ));
+
+    // Only MXFP4 needs whole blocks.
+    let config = ModelConfig {
+        hidden_dim: 36,
+        intermediate_dim: 20,
+        ..tiny()
+    };
+    for experts in [Experts::Bf16, Experts::F32] {
+        let synthetic = Synthetic {
+            config: config.clone(),
+            experts,
+            ..synthetic.clone()
+        }
+        .check()
+        .unwrap();
+        let path = dir.path().join("model.bin");
+        synthetic.write_bin(&path, &|_| ()).unwrap();
+        assert_same(
+            &BinCheckpoint::open(&path).unwrap(),
+            &SyntheticCheckpoint::packed(&synthetic),
+        );
+    }
+    assert_refused(
+        Synthetic::new(&config, SEED, Temperament::Tame),
+        &["hidden_dim is 36", "multiple of 32"],
+    );
+}
+
+#[test]
+fn models_with_one_of_each_and_without_windows_come_back() {
+    let dir = temp();
+    let config = ModelConfig {
+        n_experts: 1,
+        experts_per_token: 1,
+        sliding_window: 0,
+        ..tiny()
+    };
+    let config = ModelConfig {
+        n_kv_heads: 1,
+        n_attn_heads: 1,
+        rope_scaling_factor: 1.0,
+        n_layers: 1,
+        ..config
+    };
+    write_safetensors(dir.path(), &config, SEED, Temperament::Wild, 1).unwrap();
+    let synthetic = SyntheticCheckpoint::new(&config, SEED, Temperament::Wild).unwrap();
+    assert_same(&SafetensorsCheckpoint::open(dir.path()).unwrap(), &synthetic);
+}
+
+#[test]
+fn attention_projections_come_in_three_parts() {
+    let dir = temp();
+    let hf = SafetensorsCheckpoint::open(tiny_hf(&dir, 1)).unwrap();
+    let counts = |id| {
+        let tensor = hf.tensor(id).unwrap();
+        tensor
+            .parts
+            .iter()
+            .map(|part| (part.rows, part.values.count()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        counts(TensorId::Qkv { layer: 1 }),
+        [(32, 32 * 64), (16, 16 * 64), (16, 16 * 64)]
+    );
+    assert_eq!(counts(TensorId::QkvBias { layer: 1 }), [(1, 32), (1, 16), (1, 16)]);
+}
+
+#[test]
+fn pointers_give_what_the_file_gives() {
+    let dir = temp();
+    let path = tiny_bin(&dir);
+    let bytes = fs::read(&path).unwrap();
+    let (layout, pointers) = pointers_into(&bytes);
+    // SAFETY: each pointer points to its array in `bytes`, which outlives the checkpoint.
+    let checkpoint = unsafe { PointerCheckpoint::new(tiny(), pointers) }.unwrap();
+    assert_same(&checkpoint, &BinCheckpoint::open(&path).unwrap());
+
+    let data = bytes.as_ptr();
+    checkpoint.check_range(data, bytes.len() as u64).unwrap();
+    assert_refused(
+        checkpoint.check_range(data, bytes.len() as u64 - 1),
+        &[
+            "b_mlp2 inside the mapped file",
+            &format!("has {} bytes", layout.in_file(Field::BMlp2).len() - 1),
+        ],
+    );
+    let behind = data.wrapping_add(CONFIG_BYTES + 1);
+    assert_refused(
+        checkpoint.check_range(behind, u64::MAX),
+        &["token_embedding_table", "has 0 bytes"],
+    );
+}
+
+#[test]
+fn a_null_pointer_is_refused_by_name() {
+    let dir = temp();
+    let bytes = fs::read(tiny_bin(&dir)).unwrap();
+    let (_, mut pointers) = pointers_into(&bytes);
+    pointers[Field::BRouter as usize] = std::ptr::null();
+    // SAFETY: all but the NULL point to their arrays in `bytes`.
+    let checkpoint = unsafe { PointerCheckpoint::new(tiny(), pointers) };
+    assert_refused(checkpoint, &["b_router is NULL"]);
+}
+
+fn pointers_into(bytes: &[u8]) -> (TensorLayout, [*const u8; Field::COUNT]) {
+    let layout = TensorLayout::new(tiny()).unwrap();
+    let mut pointers = [std::ptr::null(); Field::COUNT];
+    for field in Field::IN_FILE_ORDER {
+        pointers[field as usize] = bytes[layout.in_file(field)].as_ptr();
+    }
+    (layout, pointers)
+}
+
+#[test]
+fn layers_and_experts_beyond_the_model_are_refused() {
+    let dir = temp();
+    let bin = BinCheckpoint::open(tiny_bin(&dir)).unwrap();
+    let hf = SafetensorsCheckpoint::open(tiny_hf(&dir, 1)).unwrap();
+    for checkpoint in [&bin as &dyn Checkpoint, &hf] {
+        assert_refused(
+            checkpoint.tensor(TensorId::Sinks { layer: 2 }),
+            &["attn_sinks", "no layer 2"],
+        );
+        assert_refused(
+            checkpoint.tensor(TensorId::Mlp1 { layer: 1, expert: 3 }),
+            &["w_mlp1", "expert 3"],
+        );
+        assert_refused(
+            checkpoint.tensor(TensorId::Mlp2 {
+                layer: usize::MAX,
+                expert: 0,
+            }),
+            &["w_mlp2"],
+        );
+    }
+}
+
+// The layout of a `.bin` file.
+
+#[test]
+fn the_file_lies_as_the_eval_program_reads_it() {
+    let layout = TensorLayout::new(ModelConfig::preset_20b()).unwrap();
+    assert_eq!(layout.in_file(Field::TokenEmbeddingTable).start, 60);
+    assert_eq!(layout.in_file(Field::Out).start, 60 + 4 * 201_088 * 2880);
+    assert_eq!(layout.in_file(Field::RmsAttnW).start, 60 + 8 * 201_088 * 2880);
+    assert_eq!(layout.file_bytes(), 83_659_028_796);
+    let (field, bytes) = layout.in_array(TensorId::Mlp1 { layer: 23, expert: 31 }).unwrap();
+    assert_eq!(field, Field::WMlp1);
+    assert_eq!(bytes.end, 24 * 32 * 5760 * 2880 * 4);
+}
+
+#[test]
+fn the_header_comes_back() {
+    let bytes = config_to_bytes(&ModelConfig::preset_20b());
+    assert_eq!(bytes[..8], [0x80, 0x11, 0x03, 0, 0x40, 0x0b, 0, 0]);
+    assert_eq!(bytes[44..48], 150_000f32.to_le_bytes());
+    assert_eq!(config_from_bytes(&bytes).unwrap(), ModelConfig::preset_20b());
+}
+
+// Malformed `.bin` files.
+
+/// The file with one field of its header changed.
+fn with_field(dir: &TempDir, index: usize, value: i32) -> PathBuf {
+    let path = tiny_bin(dir);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[4 * index..][..4].copy_from_slice(&value.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn files_of_the_wrong_length_are_refused() {
+    let dir = temp();
+    let path = tiny_bin(&dir);
+    let whole = fs::read(&path).unwrap();
+    let needed = format!("where {} are needed", whole.len());
+    for len in [60, 61, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..len]).unwrap();
+        assert_refused(
+            BinCheckpoint::open(&path),
+            &["model.bin", &format!("has {len} bytes"), &needed],
+        );
+    }
+    for len in [0, 1, 59] {
+        fs::write(&path, &whole[..len]).unwrap();
+        assert_refused(
+            BinCheckpoint::open(&path),
+            &[&format!("has {len} bytes where 60 are needed")],
+        );
+    }
+    fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
+    assert_refused(
+        BinCheckpoint::open(&path),
+        &[&format!("has {} bytes", whole.len() + 1), &needed],
+    );
+    assert_refused(
+        BinCheckpoint::open(dir.path().join("none.bin")),
+        &["none.bin", "No such file"],
+    );
+    assert_refused(BinCheckpoint::open(dir.path()), &[&dir.path().display().to_string()]);
+}
+
+#[test]
+fn wrong_dimensions_are_refused_by_name() {
+    let fields = [
+        "vocab_size",
+        "hidden_dim",
+        "n_experts",
+        "experts_per_token",
+        "intermediate_dim",
+        "n_layers",
+        "head_dim",
+        "n_attn_heads",
+        "n_kv_heads",
+        "seq_len",
+        "initial_context_length",
+    ];
+    let dir = temp();
+    for (index, field) in fields.into_iter().enumerate() {
+        for value in [i32::MIN, -1, 0, i32::MAX] {
+            let needle = format!("config: {field} is {value};");
+            assert_refused(BinCheckpoint::open(with_field(&dir, index, value)), &[&needle]);
+        }
+    }
+    assert_refused(
+        BinCheckpoint::open(with_field(&dir, 13, -1)),
+        &["sliding_window is -1", "not be negative"],
+    );
+    let infinite = f32::INFINITY.to_bits() as i32;
+    assert_refused(
+        BinCheckpoint::open(with_field(&dir, 11, infinite)),
+        &["rope_theta is inf"],
+    );
+}
+
+#[test]
+fn dimensions_whose_product_overflows_are_refused() {
+    let large = 1 << 24;
+    let config = ModelConfig {
+        n_layers: large,
+        n_experts: large,
+        intermediate_dim: large,
+        ..tiny()
+    };
+    assert_refused(TensorLayout::new(config.clone()), &["w_mlp1 overflows"]);
+    let dir = temp();
+    let path = dir.path().join("model.bin");
+    fs::write(&path, config_to_bytes(&config)).unwrap();
+    assert_refused(BinCheckpoint::open(&path), &["w_mlp1 overflows"]);
+    let config = ModelConfig {
+        hidden_dim: large,
+        head_dim: large,
+        n_attn_heads: large,
+        n_kv_heads: large,
+        ..tiny()
+    };
+    assert_refused(TensorLayout::new(config), &["w_qkv overflows"]);
+}
+
+// Malformed Hugging Face directories.
+
+fn edit_json(path: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
+    let mut json = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    edit(&mut json);
+    fs::write(path, json.to_string()).unwrap();
+}
+
+/// The directory's error after a change of its `config.json`.
+#[track_caller]
+fn assert_config_refused(field: &str, value: serde_json::Value, needles: &[&str]) {
+    let dir = temp();
+    let path = tiny_hf(&dir, 1);
+    edit_json(&path.join("config.json"), |json| {
+        *json.pointer_mut(field).expect("the field is there") = value;
+    });
+    assert_refused(SafetensorsCheckpoint::open(&path), needles);
+}
+
+#[test]
+fn wrong_configurations_are_refused() {
+    use serde_json::json;
+    assert_config_refused("/hidden_size", json!(-1), &["config.json", "invalid value"]);
+    assert_config_refused("/hidden_size", json!("64"), &["config.json", "invalid type"]);
+    assert_config_refused("/hidden_size", json!(0), &["hidden_dim is 0"]);
+    assert_config_refused("/hidden_size", json!(72), &["hidden_dim is 72", "multiple of 32"]);
+    assert_config_refused(
+        "/intermediate_size",
+        json!(100),
+        &["intermediate_dim is 100", "multiple of 32"],
+    );
+    assert_config_refused("/num_hidden_layers", json!(16_777_216), &["layer_types has 2 entries"]);
+    assert_config_refused(
+        "/experts_per_token",
+        json!(1),
+        &["num_experts_per_tok", "as 2 and as 1"],
+    );
+    assert_config_refused(
+        "/initial_context_length",
+        json!(8192),
+        &["initial_context_length", "8192"],
+    );
+    assert_config_refused("/rms_norm_eps", json!(1e-6), &["rms_norm_eps is 0.000001"]);
+    assert_config_refused(
+        "/rope_scaling/beta_fast",
+        json!(16),
+        &["rope_scaling.beta_fast is 16; only 32"],
+    );
+    assert_config_refused(
+        "/rope_scaling/truncate",
+        json!(true),
+        &["rope_scaling.truncate is true"],
+    );
+    let full = json!(["full_attention", "sliding_attention"]);
+    assert_config_refused(
+        "/layer_types",
+        full,
+        &["layer_types[0] is full_attention; only sliding_attention"],
+    );
+    assert_config_refused("/sliding_window", json!(null), &["layer_types[0] is sliding_attention"]);
+    assert_config_refused("/swiglu_limit", json!(null), &["config.json"]);
+}
+
+#[test]
+fn seq_len_is_bounded() {
+    let dir = temp();
+    let path = tiny_hf(&dir, 1);
+    edit_json(&path.join("config.json"), |json| {
+        json["max_position_embeddings"] = 131_072.into()
+    });
+    assert_eq!(SafetensorsCheckpoint::open(&path).unwrap().config().seq_len, 4096);
+}
+
+#[test]
+fn garbage_is_refused() {
+    let dir = temp();
+    let path = tiny_hf(&dir, 1);
+    let file = path.join("model.safetensors");
+    let whole = fs::read(&file).unwrap();
+    let header_bytes = u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
+    let refused = |bytes: &[u8], needles: &[&str]| {
+        fs::write(&file, bytes).unwrap();
+        assert_refused(
+            SafetensorsCheckpoint::open(&path),
+            &[&["model.safetensors"], needles].concat(),
+        );
+    };
+    refused(&[], &["shorter than a safetensors header"]);
+    refused(&whole[..7], &["shorter than a safetensors header"]);
+    refused(&whole[..8 + header_bytes - 1], &["exceed the file"]);
+    refused(&[0xff; 100], &["18446744073709551615 bytes exceed the file"]);
+    refused(
+        &whole[..whole.len() - 1],
+        &[&format!("where {} are needed", whole.len())],
+    );
+    refused(
+        &[&whole[..], &[0]].concat(),
+        &[&format!("where {} are needed", whole.len())],
+    );
+    let mut garbled = whole.clone();
+    garbled[8..24].fill(b'x');
+    refused(&garbled, &["wrong header: expected value"]);
+    garbled[8..24].fill(0xff);
+    refused(&garbled, &["wrong header"]);
+    refused(&with_header("[]"), &["wrong header"]);
+    let size = u64::MAX / 8;
+    let huge = |i: u64| {
+        let (start, end) = (i * size, (i + 1) * size);
+        format!(r#""t{i}":{{"dtype":"U8","shape":[{size}],"data_offsets":[{start},{end}]}}"#)
+    };
+    let tensors: Vec<String> = (0..8).map(huge).collect();
+    refused(&with_header(&format!("{{{}}}", tensors.join(","))), &["are needed"]);
+    refused(
+        &with_header(&format!("{{{}}}", huge(0).replace("[0,", "[8,"))),
+        &["invalid offset"],
+    );
+    refused(
+        &with_header(&format!("{{{}}}", huge(0).replace("U8", "F64"))),
+        &["wrong header"],
+    );
+
+    fs::remove_file(&file).unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["model.safetensors", "No such file"],
+    );
+    fs::write(path.join("config.json"), "{").unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["config.json", "EOF while parsing"],
+    );
+    assert_refused(
+        SafetensorsCheckpoint::open(path.join("none")),
+        &["none/config.json", "No such file"],
+    );
+}
+
+/// A safetensors file of a header and nothing else.
+fn with_header(header: &str) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
+}
+
+/// Rewrites the directory's only file with other tensors.
+fn edit_tensors(path: &Path, edit: impl FnOnce(&mut HashMap<String, TensorView<'_>>)) {
+    let file = path.join("model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let mut tensors: HashMap<String, TensorView<'_>> = SafeTensors::deserialize(&bytes)
+        .unwrap()
+        .iter()
+        .map(|(n, t)| (n.to_string(), t))
+        .collect();
+    edit(&mut tensors);
+    safetensors::serialize_to_file(tensors, None, &file).unwrap();
+}
+
+#[test]
+fn tensors_of_the_wrong_type_or_shape_are_refused() {
+    static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
+    let refused = |name: &str, dtype: Dtype, shape: &[usize], needles: &[&str]| {
+        let dir = temp();
+        let path = tiny_hf(&dir, 1);
+        edit_tensors(&path, |tensors| {
+            let bytes = dtype.bitsize() / 8 * shape.iter().product::<usize>();
+            let wrong = TensorView::new(dtype, shape.to_vec(), &ZEROS[..bytes]).unwrap();
+            tensors.insert(name.into(), wrong).expect("the tensor was there");
+        });
+        assert_refused(
+            SafetensorsCheckpoint::open(&path),
+            &[&["model.safetensors", name], needles].concat(),
+        );
+    };
+    refused(
+        "model.embed_tokens.weight",
+        Dtype::F16,
+        &[50, 64],
+        &["is F16 [50, 64]; BF16 or F32 [50, 64]"],
+    );
+    refused(
+        "model.norm.weight",
+        Dtype::BF16,
+        &[1, 64],
+        &["[1, 64]; BF16 or F32 [64] is needed"],
+    );
+    refused(
+        "model.layers.1.self_attn.k_proj.weight",
+        Dtype::BF16,
+        &[15, 64],
+        &["[15, 64]", "[16, 64]"],
+    );
+    refused(
+        "model.layers.0.self_attn.v_proj.bias",
+        Dtype::U8,
+        &[16],
+        &["is U8 [16]"],
+    );
+    refused(
+        "model.layers.0.mlp.experts.gate_up_proj_blocks",
+        Dtype::I8,
+        &[3, 192, 2, 16],
+        &["U8 [3, 192, 2, 16]"],
+    );
+    refused(
+        "model.layers.0.mlp.experts.down_proj_scales",
+        Dtype::U8,
+        &[3, 64, 2],
+        &["U8 [3, 64, 3] is needed"],
+    );
+    refused(
+        "model.layers.1.mlp.experts.down_proj_bias",
+        Dtype::BF16,
+        &[2, 64],
+        &["[3, 64] is needed"],
+    );
+}
+
+#[test]
+fn missing_tensors_and_shards_are_refused() {
+    let dir = temp();
+    let path = tiny_hf(&dir, 1);
+    let name = "model.layers.1.self_attn.sinks";
+    edit_tensors(&path, |tensors| {
+        tensors.remove(name).expect("the tensor was there");
+    });
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["tensor model.layers.1.self_attn.sinks is missing"],
+    );
+
+    let dir = temp();
+    let path = tiny_hf(&dir, 2);
+    let index = path.join("model.safetensors.index.json");
+    let whole = fs::read(&index).unwrap();
+    edit_json(&index, |json| {
+        json["weight_map"]
+            .as_object_mut()
+            .unwrap()
+            .remove(name)
+            .expect("the tensor was there");
+    });
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["tensor model.layers.1.self_attn.sinks is missing"],
+    );
+    edit_json(&index, |json| {
+        json["weight_map"][name] = "model-00001-of-00002.safetensors".into()
+    });
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &[name, "is not in model-00001-of-00002.safetensors"],
+    );
+    edit_json(&index, |json| json["weight_map"][name] = "../model.safetensors".into());
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["\"../model.safetensors\" is not a file name"],
+    );
+    fs::write(&index, "{}").unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["index.json", "missing field `weight_map`"],
+    );
+    fs::write(&index, whole).unwrap();
+    fs::remove_file(path.join("model-00002-of-00002.safetensors")).unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["model-00002-of-00002.safetensors", "No such file"],
+    );
+}
+
+/// Opens the file with each byte of its header changed, one at a time: whatever comes out, it is no panic.
+fn open_corrupted<T>(file: &Path, header_bytes: usize, open: impl Fn() -> getp::error::Result<T>) {
+    let whole = fs::read(file).unwrap();
+    for at in 0..header_bytes {
+        let mut corrupted = whole.clone();
+        for byte in [whole[at] ^ 1, whole[at] ^ 0x80, b'9'] {
+            corrupted[at] = byte;
+            fs::write(file, &corrupted).unwrap();
+            let _ = open().map_err(|e| e.to_string());
+        }
+    }
+}
+
+#[test]
+fn corrupted_headers_never_panic() {
+    let dir = temp();
+    let config = ModelConfig {
+        n_layers: 1,
+        n_experts: 1,
+        experts_per_token: 1,
+        ..tiny()
+    };
+    let bin = dir.path().join("model.bin");
+    write_bin(&bin, &config, SEED, Temperament::Tame).unwrap();
+    open_corrupted(&bin, CONFIG_BYTES, || BinCheckpoint::open(&bin));
+    write_safetensors(dir.path(), &config, SEED, Temperament::Tame, 1).unwrap();
+    let open = || SafetensorsCheckpoint::open(dir.path());
+    let json = dir.path().join("config.json");
+    open_corrupted(&json, fs::read(&json).unwrap().len(), open);
+    write_safetensors(dir.path(), &config, SEED, Temperament::Tame, 1).unwrap();
+    open_corrupted(&dir.path().join("model.safetensors"), 600, open);
+}
+
+// The maker.
+
+fn mean_and_std(values: &[f32]) -> (f64, f64) {
+    let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / values.len() as f64;
+    let variance = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / values.len() as f64;
+    (mean, variance.sqrt())
+}
+
+#[test]
+fn operations_keep_unit_scale() {
+    // Widths that are not powers of two, so that a scale alone cannot hit the deviation.
+    let config = ModelConfig {
+        hidden_dim: 2880,
+        intermediate_dim: 1120,
+        vocab_size: 200,
+        n_layers: 1,
+        ..tiny()
+    };
+    let calm = [(Temperament::Wild, 1.0, 1.0), (Temperament::Tame, 0.5, 0.25)];
+    for (temperament, qkv, out) in calm {
+        let model = SyntheticCheckpoint::new(&config, SEED, temperament).unwrap();
+        for (id, expected) in [
+            (TensorId::Embedding, 1.0),
+            (TensorId::Unembedding, 4.0 / 2880f64.sqrt()),
+            (TensorId::Router { layer: 0 }, 1.0 / 2880f64.sqrt()),
+            (TensorId::Qkv { layer: 0 }, qkv / 2880f64.sqrt()),
+            (TensorId::AttnOut { layer: 0 }, out / 32f64.sqrt()),
+            (TensorId::Mlp1 { layer: 0, expert: 2 }, 1.0 / 2880f64.sqrt()),
+            (TensorId::Mlp2 { layer: 0, expert: 2 }, out / 1120f64.sqrt()),
+        ] {
+            let (mean, std) = mean_and_std(&model.tensor(id).unwrap().to_f32());
+            assert!(
+                (std / expected - 1.0).abs() < 0.05,
+                "{temperament:?} {id:?}: {std} instead of {expected}"
+            );
+            assert!(mean.abs() < 0.03 * expected, "{temperament:?} {id:?}: mean {mean}");
+        }
+    }
+}
+
+#[test]
+fn tensors_differ_and_depend_on_the_seed_but_not_on_the_layer_count() {
+    let shallow = SyntheticCheckpoint::new(&tiny(), SEED, Temperament::Tame).unwrap();
+    let deep = SyntheticCheckpoint::new(&ModelConfig { n_layers: 5, ..tiny() }, SEED, Temperament::Tame).unwrap();
+    let other = SyntheticCheckpoint::new(&tiny(), SEED + 1, Temperament::Tame).unwrap();
+    let mut seen: HashMap<Vec<u32>, TensorId> = HashMap::new();
+    for id in TensorId::all(&tiny()) {
+        let values = bits(&shallow, id);
+        assert_eq!(values, bits(&deep, id), "{id:?}");
+        assert_ne!(values, bits(&other, id), "{id:?}");
+        let before = seen.insert(values, id);
+        assert!(before.is_none(), "{id:?} is {before:?}");
+    }
+}

@@ -1,0 +1,186 @@
+//! What a synthetic tensor's values are drawn from, and how they are written down.
+
+use getp::checkpoint::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
+use half::bf16;
+use rayon::prelude::*;
+
+/// How values are written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    F32,
+    Bf16,
+    /// The codes of MXFP4.
+    Blocks,
+    /// The scales of MXFP4.
+    Scales,
+}
+
+impl Encoding {
+    /// Bytes that `values` values take.
+    pub fn bytes(self, values: usize) -> usize {
+        match self {
+            Self::F32 => values * 4,
+            Self::Bf16 => values * 2,
+            Self::Blocks => values / MXFP4_BLOCK * MXFP4_BLOCK_BYTES,
+            Self::Scales => values / MXFP4_BLOCK,
+        }
+    }
+}
+
+/// Bytes one thread makes at a time, a whole number of blocks in every encoding.
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// What a tensor's values are drawn from.
+pub enum Source {
+    Normal(Normal),
+    Blocks(Blocks),
+}
+
+impl Source {
+    /// Writes the tensor's bytes from `start` on, in parallel. Runs begin and end between blocks.
+    pub fn fill(&self, encoding: Encoding, start: usize, bytes: &mut [u8]) {
+        bytes.par_chunks_mut(CHUNK_BYTES).enumerate().for_each(|(i, chunk)| {
+            let start = start + i * CHUNK_BYTES;
+            match self {
+                Self::Normal(normal) => normal.fill(encoding, start, chunk),
+                Self::Blocks(blocks) => blocks.fill(encoding, start, chunk),
+            }
+        });
+    }
+}
+
+/// Nearly normal values.
+pub struct Normal {
+    pub key: u64,
+    pub mean: f32,
+    pub std: f32,
+    /// Whether each is rounded to bfloat16.
+    pub bf16: bool,
+}
+
+impl Normal {
+    /// The sum of four uniform numbers of 16 bits, brought to the wanted mean and deviation.
+    fn value(&self, index: usize) -> f32 {
+        const MEAN: i32 = 4 * 0xffff / 2;
+        const STD: f32 = 37_837.227; // 65536 * sqrt(4 / 12)
+        let bits = random(self.key, index as u64);
+        let sum: i32 = [0, 16, 32, 48]
+            .map(|shift| (bits >> shift & 0xffff) as i32)
+            .iter()
+            .sum();
+        let value = self.mean + (sum - MEAN) as f32 * (self.std / STD);
+        if self.bf16 {
+            bf16::from_f32(value).to_f32()
+        } else {
+            value
+        }
+    }
+
+    fn fill(&self, encoding: Encoding, start: usize, bytes: &mut [u8]) {
+        match encoding {
+            Encoding::F32 => {
+                let out = bytes.as_chunks_mut().0.iter_mut().zip(start / 4..);
+                out.for_each(|(out, i)| *out = self.value(i).to_le_bytes());
+            }
+            Encoding::Bf16 => {
+                let out = bytes.as_chunks_mut().0.iter_mut().zip(start / 2..);
+                out.for_each(|(out, i)| *out = bf16::from_f32(self.value(i)).to_le_bytes());
+            }
+            Encoding::Blocks | Encoding::Scales => unreachable!("{encoding:?} of values that are not MXFP4"),
+        }
+    }
+}
+
+/// MXFP4 blocks whose codes follow a table and whose exponents lie around one.
+pub struct Blocks {
+    key: u64,
+    /// The code for each byte drawn.
+    codes: Box<[u8; 256]>,
+    exponent: i32,
+}
+
+/// Draws a block takes: four for its 32 codes, one for its exponent.
+const BLOCK_DRAWS: u64 = 5;
+
+impl Blocks {
+    /// Blocks of about this standard deviation. Exponents are -1, 0 and 1 off the middle with odds 1:2:1, whose root
+    /// mean square is 1.25; the codes' own spread makes up for what a power of two cannot hit.
+    pub fn new(key: u64, std: f32) -> Self {
+        let std = f64::from(std) / 1.25;
+        // A spread of 1.25 to 2.5, so that codes use their range and few fall on its end, 6.
+        let exponent = (std / 1.25).log2().floor();
+        let spread = std / exponent.exp2();
+        let codes = std::array::from_fn(|i| {
+            // The logistic distribution's quantiles: near enough to the normal one's, and in closed form.
+            let p = (i as f64 + 0.5) / 256.0;
+            let deviation = (p / (1.0 - p)).ln() * 3f64.sqrt() / std::f64::consts::PI;
+            nearest_code((deviation * spread) as f32)
+        });
+        Self {
+            key,
+            codes: Box::new(codes),
+            exponent: exponent as i32,
+        }
+    }
+
+    /// The codes of a block, the even index in the low nibble.
+    fn codes(&self, block: usize) -> [u8; MXFP4_BLOCK_BYTES] {
+        let first = block as u64 * BLOCK_DRAWS;
+        let code = |draw: u64, byte: u32| self.codes[(draw >> (8 * byte) & 0xff) as usize];
+        let mut codes = [0; MXFP4_BLOCK_BYTES];
+        for (i, codes) in codes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let draw = random(self.key, first + i as u64);
+            *codes = [0, 2, 4, 6].map(|byte| code(draw, byte) | code(draw, byte + 1) << 4);
+        }
+        codes
+    }
+
+    /// The scale of a block.
+    fn scale(&self, block: usize) -> u8 {
+        let coins = random(self.key, block as u64 * BLOCK_DRAWS + 4);
+        let around = (coins & 1) as i32 + (coins >> 1 & 1) as i32 - 1;
+        (127 + self.exponent + around).clamp(0, 254) as u8
+    }
+
+    fn fill(&self, encoding: Encoding, start: usize, bytes: &mut [u8]) {
+        match encoding {
+            Encoding::F32 => {
+                let blocks = bytes.as_chunks_mut::<{ 4 * MXFP4_BLOCK }>().0.iter_mut();
+                blocks
+                    .zip(start / (4 * MXFP4_BLOCK)..)
+                    .for_each(|(out, i)| self.widen(i, out));
+            }
+            Encoding::Blocks => {
+                let blocks = bytes.as_chunks_mut().0.iter_mut().zip(start / MXFP4_BLOCK_BYTES..);
+                blocks.for_each(|(out, i)| *out = self.codes(i));
+            }
+            Encoding::Scales => bytes.iter_mut().zip(start..).for_each(|(out, i)| *out = self.scale(i)),
+            Encoding::Bf16 => unreachable!("MXFP4 is written as it is or as float32"),
+        }
+    }
+
+    /// Writes a block's values as float32.
+    fn widen(&self, block: usize, out: &mut [u8; 4 * MXFP4_BLOCK]) {
+        let scale = e8m0_to_f32(self.scale(block));
+        let values = E2M1.map(|value| (value * scale).to_le_bytes());
+        for (out, byte) in out.as_chunks_mut::<8>().0.iter_mut().zip(self.codes(block)) {
+            let pair = [byte & 15, byte >> 4].map(|code| values[usize::from(code)]);
+            out.copy_from_slice(pair.as_flattened());
+        }
+    }
+}
+
+/// The code of the E2M1 value nearest to this one, with its sign, so that zeros come with both.
+fn nearest_code(value: f32) -> u8 {
+    let distance = |&code: &usize| (value.abs() - E2M1[code]).abs();
+    let code = (0..8).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0);
+    code as u8 | if value < 0.0 { 8 } else { 0 }
+}
+
+/// The `index`th number of the stream `key`: SplitMix64, which can be entered anywhere.
+pub fn random(key: u64, index: u64) -> u64 {
+    let mut z = key.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
