@@ -55,7 +55,7 @@ pub struct Stats {
 }
 
 /// What one inference gave.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Outcome {
     /// Tokens stored in answers.
     pub tokens: u64,
@@ -76,13 +76,14 @@ pub struct Engine {
 impl Engine {
     /// Packs the weights, makes room for the KV cache, and says what became of it all.
     pub fn warm_up(checkpoint: &dyn Checkpoint, options: Options, open: OpenReplica<'_>) -> Result<Self> {
+        let pool = host_threads(&options)?;
         let replica = open(checkpoint, &options)?;
         report::summary(&*replica).iter().for_each(report::line);
         Ok(Self {
             replica,
             config: checkpoint.config().clone(),
-            pool: host_threads(&options)?,
             options,
+            pool,
             stats: Stats::default(),
         })
     }
@@ -98,42 +99,18 @@ impl Engine {
         let start = Instant::now();
         requests.clear_all();
         if requests.is_empty() {
-            return Ok(Outcome {
-                tokens: 0,
-                failure: None,
-            });
+            return Ok(Outcome::default());
         }
         self.check_vocabulary(tokenizer)?;
         let prompts = self.encode(tokenizer, requests);
-        let draws = Draws::new(
-            self.config.vocab_size,
-            *sampling,
-            requests.len(),
-            self.pool.current_num_threads(),
-        );
-        let recorder = self
-            .options
-            .logits
-            .as_deref()
-            .map(|path| Recorder::create(path, self.config.vocab_size));
-        let mut run = Run {
-            scheduler: Scheduler::new(self.limits())?,
-            replica: &mut *self.replica,
-            pool: &self.pool,
-            answers: Answers::new(tokenizer, requests, &self.options),
-            draws,
-            recorder,
-            stats: &mut self.stats,
-        };
+        let mut run = self.begin(tokenizer, *sampling, requests)?;
         run.submit(prompts);
         let failure = run.all_steps().err();
         sampling.rng_state = run.draws.first_state();
         let tokens = run.end();
         self.stats.tokens += tokens;
         self.stats.seconds += start.elapsed().as_secs_f64();
-        if let Some(profile) = self.replica.profile() {
-            profile.table().lines().for_each(report::line);
-        }
+        self.print_profile();
         Ok(Outcome { tokens, failure })
     }
 
@@ -150,6 +127,32 @@ impl Engine {
     /// The model's dimensions.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Everything one inference needs beside the prompts.
+    fn begin<'a, 'r>(
+        &'a mut self,
+        tokenizer: &'a Tokenizer,
+        sampling: Sampling,
+        requests: &'a mut Requests<'r>,
+    ) -> Result<Run<'a, 'r>> {
+        let vocab = self.config.vocab_size;
+        let logits = self.options.logits.as_deref();
+        Ok(Run {
+            scheduler: Scheduler::new(self.limits())?,
+            draws: Draws::new(vocab, sampling, requests.len(), self.pool.current_num_threads()),
+            recorder: logits.map(|path| Recorder::create(path, vocab)),
+            answers: Answers::new(tokenizer, requests, &self.options),
+            replica: &mut *self.replica,
+            pool: &self.pool,
+            stats: &mut self.stats,
+        })
+    }
+
+    fn print_profile(&self) {
+        if let Some(profile) = self.replica.profile() {
+            profile.table().lines().for_each(report::line);
+        }
     }
 
     /// A vocabulary larger than the model's would feed it tokens it has no embedding for.

@@ -72,7 +72,7 @@ pub fn summary(replica: &dyn Replica) -> Vec<String> {
 }
 
 fn kind_line(kind: &PackedKind) -> String {
-    let line = format!("{:<22} {:<12} {:>10.1} MiB", kind.name, kind.format, mib(kind.bytes));
+    let line = format!("{:<22} {:<12} {:>10.2} MiB", kind.name, kind.format, mib(kind.bytes));
     match &kind.remark {
         Some(remark) => format!("{line}  {remark}"),
         None => line,

@@ -301,7 +301,10 @@ fn garbage_in_the_structs_is_refused() {
         ),
         (|p| p.tokenizer.vocab = null_mut(), "Tokenizer.vocab"),
         (|p| p.tokenizer.lengths = null_mut(), "Tokenizer.lengths"),
-        (|p| p.tokenizer.scores = p.tokenizer.scores.wrapping_byte_add(1), "not aligned"),
+        (
+            |p| p.tokenizer.scores = p.tokenizer.scores.wrapping_byte_add(1),
+            "not aligned",
+        ),
         (|p| p.tokenizer.vocab_size = -5, "vocab_size"),
         (|p| p.tokenizer.vocab_size = i32::MAX, "vocab_size"),
         (|p| p.tokenizer.max_token_length = -1, "max_token_length"),
@@ -781,8 +784,8 @@ fn the_summary_and_the_profile_are_printed() {
     assert_eq!(
         said[..3],
         [
-            "w_qkv                  BF16                2.0 MiB",
-            "w_mlp1                 BF16+F32            1.5 MiB  layer 1 is no MXFP4",
+            "w_qkv                  BF16               2.00 MiB",
+            "w_mlp1                 BF16+F32           1.50 MiB  layer 1 is no MXFP4",
             "fake; weights 3.5 MiB from 5.7 MiB in 0.5 s (0.0 GB/s); KV cache 1.0 MiB, 64 blocks full, 64 windowed",
         ]
     );
