@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn mxfp4_puts_the_even_index_in_the_low_nibble() {
-        let blocks: Vec<u8> = (0..16).map(|i| (i + 1) % 16 << 4 | i).collect();
+        let blocks: Vec<u8> = (0..16).map(|i| (((i + 1) % 16) << 4) | i).collect();
         let values = tensor(
             32,
             vec![Values::Mxfp4 {

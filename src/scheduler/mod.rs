@@ -16,7 +16,7 @@ mod blocks;
 mod limits;
 mod sequence;
 
-pub use blocks::BlockCounts;
+pub use blocks::{BlockCounts, ring_blocks};
 pub use limits::Limits;
 
 use crate::batch::{BLOCK_TOKENS, Chunk, LogitsRow, StepPlan};

@@ -90,6 +90,12 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn d_zero() -> Self::D;
     /// `sum + float64(x)`, lane by lane.
     unsafe fn d_add(sum: Self::D, x: Self::F) -> Self::D;
+    /// `sum + float64(w * x)`, the product rounded to float32.
+    #[inline(always)]
+    unsafe fn d_add_product(sum: Self::D, w: Self::F, x: f32) -> Self::D {
+        // SAFETY: the caller upholds the trait's contract.
+        unsafe { Self::d_add(sum, Self::mul(w, Self::splat(x))) }
+    }
     /// Each lane rounded to float32.
     unsafe fn d_round(sum: Self::D) -> Self::F;
     /// Sixteen consecutive float64.

@@ -47,7 +47,7 @@ impl<E: Element> Kernel for Attend<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(self) {
         let heads = self.sinks.len();
         let first_block = self.positions.start / BLOCK_TOKENS;
         let width = (self.positions.end.div_ceil(BLOCK_TOKENS) - first_block) * BLOCK_TOKENS;
@@ -62,9 +62,14 @@ impl<E: Element> Kernel for Attend<'_, E> {
             while h < heads {
                 let n = if heads - h >= HEADS { HEADS } else { 1 };
                 let scores = &mut scores[h * width..(h + n) * width];
-                if n == HEADS { self.scores::<S, HEADS>(h, width, scores) } else { self.scores::<S, 1>(h, width, scores) }
+                if n == HEADS {
+                    self.scores::<S, HEADS>(h, width, scores)
+                } else {
+                    self.scores::<S, 1>(h, width, scores)
+                }
                 for (i, scores) in scores.chunks_exact_mut(width).enumerate() {
-                    let seen = self.positions.start - first_block * BLOCK_TOKENS..self.positions.end - first_block * BLOCK_TOKENS;
+                    let seen = self.positions.start - first_block * BLOCK_TOKENS
+                        ..self.positions.end - first_block * BLOCK_TOKENS;
                     match self.precision {
                         Precision::Exact => softmax_in_f64(&mut scores[seen], self.sinks[h + i]),
                         Precision::Fast => softmax::<S>(&mut scores[seen], self.sinks[h + i]),
@@ -79,7 +84,11 @@ impl<E: Element> Kernel for Attend<'_, E> {
                 h += n;
             }
         }
-        for (out, sums) in self.out.chunks_exact_mut(self.head_dim).zip(sums.chunks_exact(padded_dim)) {
+        for (out, sums) in self
+            .out
+            .chunks_exact_mut(self.head_dim)
+            .zip(sums.chunks_exact(padded_dim))
+        {
             out.copy_from_slice(&sums[..self.head_dim]);
         }
         *self.scratch = scratch;
@@ -94,7 +103,9 @@ impl<E: Element> Attend<'_, E> {
         let root = (d as f32).sqrt();
         let first_block = self.positions.start / BLOCK_TOKENS;
         for b in 0..width / BLOCK_TOKENS {
-            let block = self.kv.block(self.plan, self.chunk, self.layer, (first_block + b) * BLOCK_TOKENS);
+            let block = self
+                .kv
+                .block(self.plan, self.chunk, self.layer, (first_block + b) * BLOCK_TOKENS);
             let (keys, _) = self.kv.head::<E>(self.layer, block, self.head);
             // SAFETY: a block has sixteen keys a column; queries have D columns a head.
             unsafe {
@@ -105,7 +116,7 @@ impl<E: Element> Attend<'_, E> {
                         for c in 0..d {
                             let k = E::load::<S>(keys.as_ptr().add(c * BLOCK_TOKENS));
                             for (n, sum) in sums.iter_mut().enumerate() {
-                                *sum = S::d_add(*sum, S::mul(S::splat(query(n, c)), k));
+                                *sum = S::d_add_product(*sum, k, query(n, c));
                             }
                         }
                         for (n, sum) in sums.into_iter().enumerate() {
@@ -136,7 +147,13 @@ impl<E: Element> Attend<'_, E> {
 
     /// The weighted sum of values for `N` heads, position after position.
     #[inline(always)]
-    unsafe fn weigh<S: Simd, const N: usize>(&self, width: usize, weights: &[f32], padded_dim: usize, sums: &mut [f32]) {
+    unsafe fn weigh<S: Simd, const N: usize>(
+        &self,
+        width: usize,
+        weights: &[f32],
+        padded_dim: usize,
+        sums: &mut [f32],
+    ) {
         let first_block = self.positions.start / BLOCK_TOKENS;
         // Four vectors of columns at a time: with four heads, sixteen accumulators.
         let mut column = 0;

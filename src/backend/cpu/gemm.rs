@@ -99,7 +99,14 @@ impl Inputs {
                 )
             };
             let rows = &self.rows[block.first..block.first + block.tokens];
-            engine.level.run(EncodeBlock { encoding, source, cols, rows, words, scales });
+            engine.level.run(EncodeBlock {
+                encoding,
+                source,
+                cols,
+                rows,
+                words,
+                scales,
+            });
         });
     }
 
@@ -122,7 +129,6 @@ impl Inputs {
             self.groups.push(first_block..self.blocks.len());
         }
     }
-
 }
 
 /// Encodes one block's rows.
@@ -248,7 +254,15 @@ impl Engine {
     /// All inputs of group `i` times member `i` of the matrix, for all groups.
     pub fn multiply<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
         let tasks = tasks(matrix, inputs, rayon::current_num_threads());
-        tasks.into_par_iter().for_each(|task| self.level.run(Run { engine: self, matrix, inputs, epilogue, task }));
+        tasks.into_par_iter().for_each(|task| {
+            self.level.run(Run {
+                engine: self,
+                matrix,
+                inputs,
+                epilogue,
+                task,
+            })
+        });
     }
 
     /// The same, but each worker takes its tiles through all members in their order, so that an epilogue may sum
@@ -258,8 +272,18 @@ impl Engine {
         (0..matrix.tiles.div_ceil(run)).into_par_iter().for_each(|i| {
             let tiles = i * run..((i + 1) * run).min(matrix.tiles);
             for (member, blocks) in inputs.groups.iter().enumerate() {
-                let task = Task { member, tiles: tiles.clone(), blocks: blocks.clone() };
-                self.level.run(Run { engine: self, matrix, inputs, epilogue, task });
+                let task = Task {
+                    member,
+                    tiles: tiles.clone(),
+                    blocks: blocks.clone(),
+                };
+                self.level.run(Run {
+                    engine: self,
+                    matrix,
+                    inputs,
+                    epilogue,
+                    task,
+                });
             }
         });
     }
@@ -287,7 +311,11 @@ fn tasks(matrix: &Packed, inputs: &Inputs, threads: usize) -> Vec<Task> {
         if blocks.is_empty() {
             continue;
         }
-        let parts = if runs * matrix.members < 4 * threads { (4 * threads).div_ceil(runs) } else { 1 };
+        let parts = if runs * matrix.members < 4 * threads {
+            (4 * threads).div_ceil(runs)
+        } else {
+            1
+        };
         let step = blocks.len().div_ceil(parts);
         for tile in (0..matrix.tiles).step_by(run) {
             for block in blocks.clone().step_by(step) {
@@ -315,22 +343,45 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Self { engine, matrix, inputs, epilogue, task } = self;
+        let Self {
+            engine,
+            matrix,
+            inputs,
+            epilogue,
+            task,
+        } = self;
         let encoding = engine.encoding(matrix.format);
         let mut state = epilogue.begin();
         let mut sums = [[0.0; TILE]; MAX_TOKENS];
         for tile in task.tiles {
             let weights = matrix.tile(task.member, tile);
             for block in &inputs.blocks[task.blocks.clone()] {
-                let words = &inputs.words[block.first * inputs.words_per_token..][..block.tokens * inputs.words_per_token];
+                let words =
+                    &inputs.words[block.first * inputs.words_per_token..][..block.tokens * inputs.words_per_token];
                 let scales = &inputs.scales[block.first..][..block.tokens];
-                let args = Args { weights, cols: matrix.cols, words, scales };
-                let product = Product { engine, encoding, format: matrix.format, args, sums: &mut sums };
+                let args = Args {
+                    weights,
+                    cols: matrix.cols,
+                    words,
+                    scales,
+                };
+                let product = Product {
+                    engine,
+                    encoding,
+                    format: matrix.format,
+                    args,
+                    sums: &mut sums,
+                };
                 // SAFETY: this runs under `Level::run`, so the instruction set is there.
                 unsafe { S::vectorize(product) };
                 for (t, sums) in sums.iter().enumerate().take(block.tokens) {
                     let input = block.first + t;
-                    let at = At { member: task.member, tile, input, row: inputs.rows[input] as usize };
+                    let at = At {
+                        member: task.member,
+                        tile,
+                        input,
+                        row: inputs.rows[input] as usize,
+                    };
                     // SAFETY: as above.
                     unsafe { epilogue.finish::<S>(&mut state, at, sums) };
                 }
@@ -358,7 +409,7 @@ impl Kernel for Product<'_> {
             ($($t:literal)*) => {
                 match self.args.scales.len() {
                     // SAFETY: `args` holds a tile and a block as the kernels read them, `sums` room for a block.
-                    $($t => unsafe {
+                    $($t if const { $t <= S::TOKENS } => unsafe {
                         let sums = product::<S, $t>(self.engine.precision, self.encoding, self.format, self.args);
                         for (out, sums) in self.sums.iter_mut().zip(sums) {
                             S::store(out.as_mut_ptr(), sums[0]);
@@ -433,24 +484,27 @@ unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
         let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
         let mut scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4);
         for _ in 0..args.cols / MX_BLOCK {
+            // The integer sums fill the registers; the float sums stay in memory until the block is done, which the
+            // compiler must not undo.
+            let sums = if T > 6 { &mut *std::hint::black_box(&raw mut sums) } else { &mut sums };
             let mut block = [[S::i_zero(); 2]; T];
             for _ in 0..4 {
                 let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
                 macro_rules! pair {
-                    ($shift:literal) => {
-                        let (d0, d1) = (S::e2m1_words::<$shift>(w0), S::e2m1_words::<$shift>(w1));
+                    ($index:literal) => {
+                        let (d0, d1) = (S::e2m1_words::<{ 4 * $index }>(w0), S::e2m1_words::<{ 4 * $index }>(w1));
                         for (t, block) in block.iter_mut().enumerate() {
-                            block[0] = S::dot_i16(block[0], d0, x.add(t));
-                            block[1] = S::dot_i16(block[1], d1, x.add(t));
+                            block[0] = S::dot_i16(block[0], d0, x.add($index * T + t));
+                            block[1] = S::dot_i16(block[1], d1, x.add($index * T + t));
                         }
-                        x = x.add(T);
                     };
                 }
                 pair!(0);
-                pair!(4);
-                pair!(8);
-                pair!(12);
+                pair!(1);
+                pair!(2);
+                pair!(3);
                 w = w.add(TILE);
+                x = x.add(4 * T);
             }
             let (s0, s1) = (S::scales(scales), S::scales(scales.add(LANES)));
             for (sums, block) in sums.iter_mut().zip(block) {
@@ -514,7 +568,10 @@ impl Columns for ColumnsMxfp4 {
         // SAFETY: handed on; the scales of a block of four groups follow the words.
         unsafe {
             let w = S::i_load(word::<S>(args, group, vector));
-            let scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4 + group / 4 * TILE + vector * LANES);
+            let scales = args
+                .weights
+                .as_ptr()
+                .add(args.cols / 8 * TILE * 4 + group / 4 * TILE + vector * LANES);
             let scale = S::scales(scales);
             [
                 S::mul(S::e2m1::<0>(w), scale),
@@ -562,7 +619,7 @@ unsafe fn sum_in_f64<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S
                 let x = args.words.as_ptr().cast::<f32>().add(group * C::COLUMNS * T);
                 for (c, &w) in w.iter().enumerate().take(C::COLUMNS) {
                     for (t, sum) in sums.iter_mut().enumerate() {
-                        *sum = S::d_add(*sum, S::mul(w, S::splat(x.add(c * T + t).read())));
+                        *sum = S::d_add_product(*sum, w, x.add(c * T + t).read());
                     }
                 }
             }
@@ -571,5 +628,23 @@ unsafe fn sum_in_f64<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S
             }
         }
         out
+    }
+}
+struct Plain<'a> { out: Shared<'a, f32>, rows: usize }
+impl Epilogue for Plain<'_> {
+    type State = ();
+    fn begin(&self) {}
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
+        let first = at.tile * TILE;
+        let n = TILE.min(self.rows - first);
+        unsafe { self.out.slice(at.row * self.rows + first, n) }.copy_from_slice(&sums[..n]);
+    }
+    fn end(&self, (): ()) {}
+}
+impl Engine {
+    pub fn bench(self, p: &Packed, x: &[f32], all: &[u32], inputs: &mut Inputs, out: &mut [f32], enc: bool) {
+        if enc { inputs.encode(self, p.format, x, p.cols, (0..p.members).map(|_| all)); } else {
+        self.multiply(p, inputs, &Plain { out: Shared::new(out), rows: p.rows }); }
     }
 }

@@ -90,7 +90,10 @@ impl KvCache {
             layers.push(len);
             windowed.push(config.window(layer).is_some());
             let count = if windowed[layer] { blocks.window } else { blocks.full };
-            len = count.checked_mul(block).and_then(|b| b.checked_add(len)).ok_or(Error::Overflow("the KV cache"))?;
+            len = count
+                .checked_mul(block)
+                .and_then(|b| b.checked_add(len))
+                .ok_or(Error::Overflow("the KV cache"))?;
         }
         Ok(Self {
             bytes: Bytes::zeroed(len, "the KV cache")?,
@@ -143,7 +146,15 @@ impl KvCache {
     }
 
     /// Writes one position's key and value of a head.
-    pub fn store<E: Element>(&mut self, layer: usize, block: usize, head: usize, slot: usize, key: &[f32], value: &[f32]) {
+    pub fn store<E: Element>(
+        &mut self,
+        layer: usize,
+        block: usize,
+        head: usize,
+        slot: usize,
+        key: &[f32],
+        value: &[f32],
+    ) {
         let elements = head_elements(self.head_dim);
         let start = self.layers[layer] + (block * self.kv_heads + head) * elements * E::BYTES;
         let bytes = &mut self.bytes[start..start + elements * E::BYTES];

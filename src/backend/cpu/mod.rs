@@ -7,7 +7,7 @@ mod ops;
 mod shared;
 mod tiles;
 
-pub use gemm::Engine;
+pub use gemm::{Engine, Inputs};
 pub use kv::{Element, KvCache, block_bytes};
 pub use ops::{Buffer, CpuOps, Routes};
 pub use tiles::Tiles;
@@ -33,7 +33,10 @@ pub type CpuWeights = Weights<Packed, Vec<f32>>;
 /// Opens a replica on the CPU.
 pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Box<dyn Replica>> {
     let precision = options.precision.unwrap_or(Precision::Exact);
-    let engine = Engine { level: Level::detect(), precision };
+    let engine = Engine {
+        level: Level::detect(),
+        precision,
+    };
     Ok(match precision {
         Precision::Exact => Box::new(CpuReplica::<f32>::open(checkpoint, options, engine)?),
         Precision::Fast => Box::new(CpuReplica::<f16>::open(checkpoint, options, engine)?),
@@ -126,7 +129,15 @@ impl<E: Element> Replica for CpuReplica<E> {
     }
 
     fn step(&mut self, plan: &StepPlan, want: Want, output: &mut StepOutput) -> Result<()> {
-        let Self { workers, config, weights, ops, activations, kv, .. } = self;
+        let Self {
+            workers,
+            config,
+            weights,
+            ops,
+            activations,
+            kv,
+            ..
+        } = self;
         workers.run(|| forward(ops, config, weights, plan, activations, kv, want, output))?
     }
 
@@ -203,13 +214,23 @@ impl Workers {
                 Ok(())
             })
             .build()
-            .map_err(|e| Error::State(format!("cannot start {threads} worker threads: {e}; lower GETP_THREADS")))?;
-        Ok(Self { pool: Some(pool), threads: handles })
+            .map_err(|e| {
+                Error::State(format!(
+                    "cannot start {threads} worker threads: {e}; lower GETP_THREADS"
+                ))
+            })?;
+        Ok(Self {
+            pool: Some(pool),
+            threads: handles,
+        })
     }
 
     /// Runs on the workers.
     fn run<R: Send>(&self, run: impl FnOnce() -> R + Send) -> Result<R> {
-        let pool = self.pool.as_ref().ok_or_else(|| Error::Internal("no worker threads".into()))?;
+        let pool = self
+            .pool
+            .as_ref()
+            .ok_or_else(|| Error::Internal("no worker threads".into()))?;
         Ok(pool.install(run))
     }
 }
@@ -228,7 +249,11 @@ impl Drop for Workers {
 fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> Result<KvBlocks> {
     let (full_bytes, window_bytes) = block_bytes(config, element_bytes);
     let per_sequence = KvBlocks {
-        full: if full_bytes > 0 { config.seq_len.div_ceil(crate::batch::BLOCK_TOKENS) } else { 0 },
+        full: if full_bytes > 0 {
+            config.seq_len.div_ceil(crate::batch::BLOCK_TOKENS)
+        } else {
+            0
+        },
         window: match config.sliding_window {
             0 => 0,
             window => ring_blocks(window, options.step_tokens, config.seq_len, config.seq_len),
@@ -240,7 +265,10 @@ fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> R
         mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB"))?,
     };
     let sequences = (limit_bytes / sequence_bytes.max(1)).clamp(1, options.max_batch);
-    Ok(KvBlocks { full: sequences * per_sequence.full, window: sequences * per_sequence.window })
+    Ok(KvBlocks {
+        full: sequences * per_sequence.full,
+        window: sequences * per_sequence.window,
+    })
 }
 
 /// Memory the system could give without swapping.
@@ -255,14 +283,18 @@ fn available_bytes() -> usize {
 /// Packs a checkpoint for the CPU.
 pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
     let start = Instant::now();
-    let mut loader = Loader { checkpoint, report: PackReport::default() };
+    let mut loader = Loader {
+        checkpoint,
+        report: PackReport::default(),
+    };
     let config = checkpoint.config();
     let embedding = loader.table("token_embedding_table", TensorId::Embedding)?;
     let unembedding = loader.dense("out", TensorId::Unembedding)?;
     let out_norm = loader.vector("rms_out_w", &[TensorId::OutNorm])?;
     let mut layers = Vec::with_capacity(config.n_layers);
     for layer in 0..config.n_layers {
-        let experts = |id: fn(usize, usize) -> TensorId| (0..config.n_experts).map(|e| id(layer, e)).collect::<Vec<_>>();
+        let experts =
+            |id: fn(usize, usize) -> TensorId| (0..config.n_experts).map(|e| id(layer, e)).collect::<Vec<_>>();
         layers.push(LayerWeights {
             attn_norm: loader.vector("rms_attn_w", &[TensorId::AttnNorm { layer }])?,
             ffn_norm: loader.vector("rms_ffn_w", &[TensorId::FfnNorm { layer }])?,
@@ -273,16 +305,34 @@ pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
             sinks: loader.vector("attn_sinks", &[TensorId::Sinks { layer }])?,
             router: loader.dense("w_router", TensorId::Router { layer })?,
             router_bias: loader.vector("b_router", &[TensorId::RouterBias { layer }])?,
-            mlp1: loader.experts("w_mlp1", &experts(|layer, expert| TensorId::Mlp1 { layer, expert }), true)?,
-            mlp2: loader.experts("w_mlp2", &experts(|layer, expert| TensorId::Mlp2 { layer, expert }), false)?,
+            mlp1: loader.experts(
+                "w_mlp1",
+                &experts(|layer, expert| TensorId::Mlp1 { layer, expert }),
+                true,
+            )?,
+            mlp2: loader.experts(
+                "w_mlp2",
+                &experts(|layer, expert| TensorId::Mlp2 { layer, expert }),
+                false,
+            )?,
             mlp1_bias: loader.vector("b_mlp1", &experts(|layer, expert| TensorId::Mlp1Bias { layer, expert }))?,
             mlp2_bias: loader.vector("b_mlp2", &experts(|layer, expert| TensorId::Mlp2Bias { layer, expert }))?,
         });
     }
     let mut report = loader.report;
-    report.kinds.sort_by_key(|k| FILE_ORDER.iter().position(|name| *name == k.name));
+    report
+        .kinds
+        .sort_by_key(|k| FILE_ORDER.iter().position(|name| *name == k.name));
     report.seconds = start.elapsed().as_secs_f64();
-    Ok((Weights { embedding, layers, out_norm, unembedding }, report))
+    Ok((
+        Weights {
+            embedding,
+            layers,
+            out_norm,
+            unembedding,
+        },
+        report,
+    ))
 }
 
 /// Kinds of tensors in the order of the `.bin` file.
@@ -331,7 +381,10 @@ impl Loader<'_> {
         expected: Format,
         layout: &dyn crate::weights::Layout,
     ) -> Result<Packed> {
-        let tensors = ids.iter().map(|&id| self.checkpoint.tensor(id)).collect::<Result<Vec<_>>>()?;
+        let tensors = ids
+            .iter()
+            .map(|&id| self.checkpoint.tensor(id))
+            .collect::<Result<Vec<_>>>()?;
         let packed = pack(&tensors, expected, layout)?;
         self.report.read_bytes += tensors.iter().map(Tensor::len_bytes).sum::<u64>();
         let widened = packed.misfit.as_ref().map(|m| format!("not {}: {m}", expected.name()));
@@ -348,7 +401,10 @@ impl Loader<'_> {
             self.report.read_bytes += tensor.len_bytes();
             values.extend(tensor.to_f32());
         }
-        let bad = values.iter().position(|v| !v.is_finite()).map(|i| format!("not finite: {:e} at {i}", values[i]));
+        let bad = values
+            .iter()
+            .position(|v| !v.is_finite())
+            .map(|i| format!("not finite: {:e} at {i}", values[i]));
         self.note(name, Format::F32.name(), 4 * values.len(), bad);
         Ok(values)
     }
@@ -357,7 +413,12 @@ impl Loader<'_> {
     fn note(&mut self, name: &'static str, format: &str, bytes: usize, remark: Option<String>) {
         let kinds = &mut self.report.kinds;
         let at = kinds.iter().position(|k| k.name == name).unwrap_or_else(|| {
-            kinds.push(PackedKind { name, format: format.to_owned(), bytes: 0, remark: None });
+            kinds.push(PackedKind {
+                name,
+                format: format.to_owned(),
+                bytes: 0,
+                remark: None,
+            });
             kinds.len() - 1
         });
         let kind = &mut kinds[at];

@@ -14,7 +14,6 @@ use crate::profile::{Cost, Profile, Stage};
 use crate::replica::{Greedy, StepOutput, Want};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::weights::{Format, Layout, Packed, RowMajor};
-use half::f16;
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -31,7 +30,10 @@ pub struct Buffer {
 impl Buffer {
     /// Room for `max_rows` rows, none of them there yet.
     pub fn new(max_rows: usize, width: usize) -> Self {
-        Self { width, values: Vec::with_capacity(max_rows * width) }
+        Self {
+            width,
+            values: Vec::with_capacity(max_rows * width),
+        }
     }
 
     /// Rows there are.
@@ -174,7 +176,8 @@ impl<E: Element> CpuOps<E> {
     /// All rows of `source` times a dense matrix.
     fn dense(&mut self, source: &Buffer, w: &Packed, epilogue: &impl Epilogue) {
         let all = &self.all_rows[..source.rows()];
-        self.inputs.encode(self.engine, w.format, &source.values, w.cols, std::iter::once(all));
+        self.inputs
+            .encode(self.engine, w.format, &source.values, w.cols, std::iter::once(all));
         self.engine.multiply(w, &self.inputs, epilogue);
     }
 }
@@ -183,11 +186,17 @@ impl<E: Element> CpuOps<E> {
 fn product_cost(w: &Packed, members: usize, inputs: usize) -> Cost {
     let weights = (members * w.tiles * w.tile_bytes) as u64;
     let activations = (inputs * (w.rows + w.cols) * 4) as u64;
-    Cost { bytes: weights + activations, flops: 2 * (inputs * w.rows * w.cols) as u64 }
+    Cost {
+        bytes: weights + activations,
+        flops: 2 * (inputs * w.rows * w.cols) as u64,
+    }
 }
 
 fn buffer_cost(values: usize, flops_per_value: usize) -> Cost {
-    Cost { bytes: 4 * values as u64, flops: (values * flops_per_value) as u64 }
+    Cost {
+        bytes: 4 * values as u64,
+        flops: (values * flops_per_value) as u64,
+    }
 }
 
 impl<E: Element> Ops for CpuOps<E> {
@@ -215,8 +224,18 @@ impl<E: Element> Ops for CpuOps<E> {
         t.set_rows(x.rows());
         let cost = buffer_cost(2 * x.values.len(), 4);
         self.timed(Stage::Norm, cost, |ops| {
-            let rows = t.values.par_chunks_exact_mut(x.width).zip(x.values.par_chunks_exact(x.width));
-            rows.with_min_len(4).for_each(|(t, x)| ops.engine.level.run(Norm { precision: ops.engine.precision, x, weight, t }));
+            let rows = t
+                .values
+                .par_chunks_exact_mut(x.width)
+                .zip(x.values.par_chunks_exact(x.width));
+            rows.with_min_len(4).for_each(|(t, x)| {
+                ops.engine.level.run(Norm {
+                    precision: ops.engine.precision,
+                    x,
+                    weight,
+                    t,
+                })
+            });
         });
         Ok(())
     }
@@ -224,7 +243,15 @@ impl<E: Element> Ops for CpuOps<E> {
     fn qkv(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, qkv: &mut Buffer) -> Result<()> {
         qkv.set_rows(t.rows());
         self.timed(Stage::Qkv, product_cost(w, 1, t.rows()), |ops| {
-            ops.dense(t, w, &AddBias { bias, out: Shared::new(&mut qkv.values), onto: false });
+            ops.dense(
+                t,
+                w,
+                &AddBias {
+                    bias,
+                    out: Shared::new(&mut qkv.values),
+                    onto: false,
+                },
+            );
         });
         Ok(())
     }
@@ -286,8 +313,11 @@ impl<E: Element> Ops for CpuOps<E> {
             let (d, kv_heads) = (ops.config.head_dim, ops.config.n_kv_heads);
             let group = ops.config.n_attn_heads / kv_heads;
             let shared = Shared::new(&mut out.values);
-            let rows: Vec<(&Chunk, usize)> =
-                plan.chunks.iter().flat_map(|c| (0..c.rows).map(move |i| (c, i))).collect();
+            let rows: Vec<(&Chunk, usize)> = plan
+                .chunks
+                .iter()
+                .flat_map(|c| (0..c.rows).map(move |i| (c, i)))
+                .collect();
             (0..rows.len() * kv_heads).into_par_iter().for_each(|task| {
                 let ((chunk, i), head) = (rows[task / kv_heads], task % kv_heads);
                 let row = chunk.first_row + i;
@@ -317,7 +347,15 @@ impl<E: Element> Ops for CpuOps<E> {
 
     fn attn_out(&mut self, a: &Buffer, w: &Packed, bias: &Vec<f32>, x: &mut Buffer) -> Result<()> {
         self.timed(Stage::AttnOut, product_cost(w, 1, a.rows()), |ops| {
-            ops.dense(a, w, &AddBias { bias, out: Shared::new(&mut x.values), onto: true });
+            ops.dense(
+                a,
+                w,
+                &AddBias {
+                    bias,
+                    out: Shared::new(&mut x.values),
+                    onto: true,
+                },
+            );
         });
         Ok(())
     }
@@ -327,12 +365,17 @@ impl<E: Element> Ops for CpuOps<E> {
         self.timed(Stage::Router, product_cost(w, 1, t.rows()), |ops| {
             // The router's input stays float32: a rounded one sends tokens to other experts.
             let all = &ops.all_rows[..t.rows()];
-            ops.inputs.encode(ops.engine, Format::F32, &t.values, w.cols, std::iter::once(all));
-            ops.engine.multiply(w, &ops.inputs, &AddBias {
-                bias,
-                out: Shared::new(&mut routes.logits.values),
-                onto: false,
-            });
+            ops.inputs
+                .encode(ops.engine, Format::F32, &t.values, w.cols, std::iter::once(all));
+            ops.engine.multiply(
+                w,
+                &ops.inputs,
+                &AddBias {
+                    bias,
+                    out: Shared::new(&mut routes.logits.values),
+                    onto: false,
+                },
+            );
             let k = ops.config.experts_per_token;
             routes.experts.clear();
             routes.shares.clear();
@@ -346,40 +389,54 @@ impl<E: Element> Ops for CpuOps<E> {
 
     fn mlp1(&mut self, t: &Buffer, routes: &Routes, w: &Packed, bias: &Vec<f32>, h: &mut Buffer) -> Result<()> {
         h.set_rows(routes.rows.len());
-        self.timed(Stage::Mlp1, product_cost(w, routes.experts_used(), routes.rows.len()), |ops| {
-            ops.inputs.encode(ops.engine, w.format, &t.values, w.cols, routes.groups(&routes.rows));
-            ops.engine.multiply(w, &ops.inputs, &SwiGlu {
-                bias,
-                limit: ops.config.swiglu_limit,
-                precision: ops.engine.precision,
-                width: ops.config.intermediate_dim,
-                out: Shared::new(&mut h.values),
-            });
-        });
+        self.timed(
+            Stage::Mlp1,
+            product_cost(w, routes.experts_used(), routes.rows.len()),
+            |ops| {
+                ops.inputs
+                    .encode(ops.engine, w.format, &t.values, w.cols, routes.groups(&routes.rows));
+                ops.engine.multiply(
+                    w,
+                    &ops.inputs,
+                    &SwiGlu {
+                        bias,
+                        limit: ops.config.swiglu_limit,
+                        precision: ops.engine.precision,
+                        width: ops.config.intermediate_dim,
+                        out: Shared::new(&mut h.values),
+                    },
+                );
+            },
+        );
         Ok(())
     }
 
     fn mlp2(&mut self, h: &Buffer, routes: &Routes, w: &Packed, bias: &Vec<f32>, x: &mut Buffer) -> Result<()> {
-        self.timed(Stage::Mlp2, product_cost(w, routes.experts_used(), routes.rows.len()), |ops| {
-            let picks = &routes.picks[..routes.rows.len()];
-            ops.inputs.encode(ops.engine, w.format, &h.values, w.cols, routes.groups(picks));
-            ops.combined.clear();
-            ops.combined.resize(x.values.len(), 0.0);
-            ops.engine.multiply_in_order(
-                w,
-                &ops.inputs,
-                &Combine {
-                    bias,
-                    shares: &routes.pick_shares,
-                    rows: &routes.rows,
-                    width: w.rows,
-                    out: Shared::new(&mut ops.combined),
-                },
-            );
-            for (x, sum) in x.values.iter_mut().zip(&ops.combined) {
-                *x += sum;
-            }
-        });
+        self.timed(
+            Stage::Mlp2,
+            product_cost(w, routes.experts_used(), routes.rows.len()),
+            |ops| {
+                let picks = &routes.picks[..routes.rows.len()];
+                ops.inputs
+                    .encode(ops.engine, w.format, &h.values, w.cols, routes.groups(picks));
+                ops.combined.clear();
+                ops.combined.resize(x.values.len(), 0.0);
+                ops.engine.multiply_in_order(
+                    w,
+                    &ops.inputs,
+                    &Combine {
+                        bias,
+                        shares: &routes.pick_shares,
+                        rows: &routes.rows,
+                        width: w.rows,
+                        out: Shared::new(&mut ops.combined),
+                    },
+                );
+                for (x, sum) in x.values.iter_mut().zip(&ops.combined) {
+                    *x += sum;
+                }
+            },
+        );
         Ok(())
     }
 
@@ -395,7 +452,9 @@ impl<E: Element> Ops for CpuOps<E> {
         let rows = t.rows();
         output.greedy.clear();
         output.greedy.resize(rows, NOTHING);
-        output.logits.resize(if want == Want::Logits { rows * w.rows } else { 0 }, 0.0);
+        output
+            .logits
+            .resize(if want == Want::Logits { rows * w.rows } else { 0 }, 0.0);
         if rows == 0 {
             return Ok(());
         }
@@ -437,7 +496,9 @@ impl Kernel for Norm<'_> {
     fn run<S: Simd>(self) {
         let n = self.x.len();
         let mean = match self.precision {
-            Precision::Exact => (self.x.iter().map(|&x| f64::from(x * x)).sum::<f64>() / n as f64 + f64::from(1e-5_f32)) as f32,
+            Precision::Exact => {
+                (self.x.iter().map(|&x| f64::from(x * x)).sum::<f64>() / n as f64 + f64::from(1e-5_f32)) as f32
+            }
             Precision::Fast => {
                 let (chunks, tail) = self.x.as_chunks::<LANES>();
                 let mut sums = [0.0_f32; LANES];
@@ -476,7 +537,9 @@ fn pick_largest(logits: &[f32], k: usize, experts: &mut Vec<u32>, shares: &mut V
         let free = |i: &usize| !taken.contains(&(*i as u32));
         // NaN counts as the smallest, so that there are always k experts.
         let larger = |a: f32, b: f32| a > b || b.is_nan() && !a.is_nan();
-        let best = (0..logits.len()).filter(free).reduce(|best, i| if larger(logits[i], logits[best]) { i } else { best });
+        let best = (0..logits.len())
+            .filter(free)
+            .reduce(|best, i| if larger(logits[i], logits[best]) { i } else { best });
         experts.push(best.unwrap_or(0) as u32);
     }
     let max = f64::from(logits[experts[first] as usize]);
@@ -598,7 +661,11 @@ impl Epilogue for Combine<'_> {
         for half in [0, LANES] {
             // SAFETY: under `Level::run`; the arrays have two vectors.
             unsafe {
-                let sum = S::fma(S::splat(share), S::load(y[half..].as_ptr()), S::load(agg[half..].as_ptr()));
+                let sum = S::fma(
+                    S::splat(share),
+                    S::load(y[half..].as_ptr()),
+                    S::load(agg[half..].as_ptr()),
+                );
                 S::store(agg[half..].as_mut_ptr(), sum);
             }
         }
@@ -609,7 +676,10 @@ impl Epilogue for Combine<'_> {
 }
 
 /// What a row's summary is before its first logit.
-const NOTHING: Greedy = Greedy { token: u32::MAX, logit: f32::NEG_INFINITY };
+const NOTHING: Greedy = Greedy {
+    token: u32::MAX,
+    logit: f32::NEG_INFINITY,
+};
 
 /// Each row's largest logit, and the whole row if it is wanted.
 struct Unembed<'a> {
@@ -636,7 +706,10 @@ impl Epilogue for Unembed<'_> {
         // The first -inf counts too, if nothing larger comes; NaN never does.
         if largest > best.logit || best.token == NOTHING.token {
             if let Some(i) = sums.iter().position(|&s| s == largest) {
-                *best = Greedy { token: (first + i) as u32, logit: largest };
+                *best = Greedy {
+                    token: (first + i) as u32,
+                    logit: largest,
+                };
             }
         }
         if let Some(logits) = &self.logits {

@@ -17,7 +17,11 @@ unsafe impl<T: Send> Send for Shared<'_, T> {}
 impl<'a, T> Shared<'a, T> {
     /// Shares a slice for as long as it is borrowed.
     pub fn new(slice: &'a mut [T]) -> Self {
-        Self { pointer: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
+        Self {
+            pointer: slice.as_mut_ptr(),
+            len: slice.len(),
+            slice: PhantomData,
+        }
     }
 
     /// `len` elements from `start` on.
@@ -27,7 +31,10 @@ impl<'a, T> Shared<'a, T> {
     #[inline(always)]
     #[allow(clippy::mut_from_ref, reason = "that is the purpose; the contract is the caller's")]
     pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start <= self.len && len <= self.len - start, "a worker's part lies outside the shared memory");
+        assert!(
+            start <= self.len && len <= self.len - start,
+            "a worker's part lies outside the shared memory"
+        );
         // SAFETY: in bounds, and the caller's contract makes it exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.add(start), len) }
     }

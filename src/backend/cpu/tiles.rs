@@ -53,7 +53,11 @@ impl Layout for Tiles {
     }
 
     fn tile_bytes(&self, format: Format, cols: usize) -> usize {
-        let scales = if format == Format::Mxfp4 { cols / MX_BLOCK * TILE } else { 0 };
+        let scales = if format == Format::Mxfp4 {
+            cols / MX_BLOCK * TILE
+        } else {
+            0
+        };
         cols.div_ceil(columns_per_word(format)) * GROUP_BYTES + scales
     }
 
@@ -112,7 +116,10 @@ impl Tiles {
             let to = cols.min(from + run_cols);
             for (row, values) in rows.chunks_exact(cols).enumerate() {
                 let at = self.lane(row) * 4;
-                for (group, values) in tile.chunks_exact_mut(GROUP_BYTES).zip(values[from..to].chunks(per_word)) {
+                for (group, values) in tile
+                    .chunks_exact_mut(GROUP_BYTES)
+                    .zip(values[from..to].chunks(per_word))
+                {
                     group[at..at + 4].copy_from_slice(&word(values).to_le_bytes());
                 }
             }
