@@ -16,6 +16,7 @@ pub mod ops;
 pub mod options;
 pub mod profile;
 pub mod replica;
+pub mod report;
 pub mod requests;
 pub mod sampler;
 pub mod scheduler;

@@ -1,1 +1,283 @@
-//! The logits file.
+//! Files of recorded logits: what a run computed at every position it fed, to compare two runs.
+//!
+//! Eight bytes of [`MAGIC`], the vocabulary's size and a zero as little-endian uint32, then records of one size:
+//! request, position, token fed and a zero as uint32, then `[vocab]` float32. The order of records is the order
+//! the steps had, which differs between runs: match them by request and position.
+
+use crate::batch::StepPlan;
+use crate::error::{Error, Result};
+use crate::replica::StepOutput;
+use crate::report;
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// The first bytes of a file.
+pub const MAGIC: &[u8; 8] = b"GETPLOG1";
+
+const HEADER_BYTES: u64 = 16;
+const RECORD_HEADER_BYTES: usize = 16;
+/// A few rows of the real vocabulary: large enough that a write is worth its call.
+const BUFFER_BYTES: usize = 4 << 20;
+/// A larger vocabulary than any model's in a header means that the file is not ours.
+const MAX_VOCAB: u32 = 1 << 24;
+
+/// Which logits a record holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RecordKey {
+    /// The request, from 0.
+    pub request: u32,
+    /// The position of the token fed, from 0.
+    pub position: u32,
+}
+
+/// Writes such a file.
+pub struct LogitsWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+    vocab: usize,
+    bytes: Vec<u8>,
+}
+
+impl LogitsWriter {
+    /// Creates the file, or empties it, and writes its header.
+    pub fn create(path: &Path, vocab: usize) -> Result<Self> {
+        let file = File::create(path).map_err(|e| Error::io(path, e))?;
+        let mut writer = Self {
+            path: path.to_owned(),
+            file: BufWriter::with_capacity(BUFFER_BYTES, file),
+            vocab,
+            bytes: Vec::with_capacity(RECORD_HEADER_BYTES + 4 * vocab),
+        };
+        writer.bytes.extend_from_slice(MAGIC);
+        writer.bytes.extend_from_slice(&(vocab as u32).to_le_bytes());
+        writer.bytes.extend_from_slice(&0u32.to_le_bytes());
+        writer.write_bytes()?;
+        Ok(writer)
+    }
+
+    /// Adds a record of `logits`, `[vocab]`.
+    pub fn write(&mut self, key: RecordKey, token: u32, logits: &[f32]) -> Result<()> {
+        assert_eq!(logits.len(), self.vocab, "a record has a logit for each token");
+        for word in [key.request, key.position, token, 0] {
+            self.bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        self.bytes.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
+        self.write_bytes()
+    }
+
+    /// Writes out what is still held back.
+    pub fn finish(mut self) -> Result<()> {
+        self.file.flush().map_err(|e| Error::io(&self.path, e))
+    }
+
+    fn write_bytes(&mut self) -> Result<()> {
+        let written = self.file.write_all(&self.bytes).map_err(|e| Error::io(&self.path, e));
+        self.bytes.clear();
+        written
+    }
+}
+
+/// Records a run. What it cannot write it says once and then leaves out: a full disk is no reason to lose answers.
+pub struct Recorder {
+    writer: Option<LogitsWriter>,
+}
+
+impl Recorder {
+    /// Begins the file at `path`.
+    pub fn create(path: &Path, vocab: usize) -> Self {
+        let writer = LogitsWriter::create(path, vocab);
+        Self {
+            writer: writer.map_err(stopped).ok(),
+        }
+    }
+
+    /// Adds every row of logits a step gave. `request` finds the request of a sequence.
+    pub fn step(&mut self, plan: &StepPlan, output: &StepOutput, request: impl Fn(usize) -> Option<usize>) {
+        let Some(writer) = &mut self.writer else { return };
+        let rows = plan.logits.iter().zip(output.logits.chunks_exact(writer.vocab));
+        let written = rows.into_iter().try_for_each(|(row, logits)| {
+            let Some(request) = request(row.sequence) else {
+                return Ok(());
+            };
+            let key = RecordKey {
+                request: request as u32,
+                position: row.position as u32,
+            };
+            writer.write(key, plan.tokens[row.row], logits)
+        });
+        if let Err(error) = written {
+            stopped(error);
+            self.writer = None;
+        }
+    }
+
+    /// Ends the file.
+    pub fn finish(self) {
+        if let Some(Err(error)) = self.writer.map(LogitsWriter::finish) {
+            stopped(error);
+        }
+    }
+}
+
+fn stopped(error: Error) {
+    report::line(format_args!("logits are not recorded: {error}"));
+}
+
+/// Reads such a file: where each record lies is found at once, the logits only on demand.
+pub struct LogitsReader {
+    path: PathBuf,
+    file: BufReader<File>,
+    vocab: usize,
+    records: Vec<(RecordKey, u32)>,
+    bytes: Vec<u8>,
+}
+
+impl LogitsReader {
+    /// Opens the file, checks its header and length, and reads the keys of all records.
+    pub fn open(path: &Path) -> Result<Self> {
+        let io = |e| Error::io(path, e);
+        let mut file = BufReader::with_capacity(1 << 16, File::open(path).map_err(io)?);
+        let file_bytes = file.get_ref().metadata().map_err(io)?.len();
+        let mut header = [0; HEADER_BYTES as usize];
+        if file_bytes < HEADER_BYTES {
+            return Err(length(path, HEADER_BYTES, file_bytes));
+        }
+        file.read_exact(&mut header).map_err(io)?;
+        let vocab = word(&header, 2);
+        if !header.starts_with(MAGIC) || vocab == 0 || vocab > MAX_VOCAB {
+            let why = "it is not a file of logits; write one with GETP_LOGITS=FILE";
+            return Err(Error::format(path.display().to_string(), why));
+        }
+        let mut reader = Self {
+            path: path.to_owned(),
+            file,
+            vocab: vocab as usize,
+            records: Vec::new(),
+            bytes: vec![0; 4 * vocab as usize],
+        };
+        reader.read_keys(file_bytes - HEADER_BYTES)?;
+        Ok(reader)
+    }
+
+    /// Tokens in the vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
+    /// Each record's key and the token fed, in the order of the file.
+    pub fn records(&self) -> &[(RecordKey, u32)] {
+        &self.records
+    }
+
+    /// Reads the logits of the `index`-th record into `logits`.
+    pub fn read(&mut self, index: usize, logits: &mut Vec<f32>) -> Result<()> {
+        let start = HEADER_BYTES + index as u64 * self.record_bytes() + RECORD_HEADER_BYTES as u64;
+        self.file
+            .seek(SeekFrom::Start(start))
+            .map_err(|e| Error::io(&self.path, e))?;
+        self.file
+            .read_exact(&mut self.bytes)
+            .map_err(|e| Error::io(&self.path, e))?;
+        logits.clear();
+        logits.extend(self.bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)));
+        Ok(())
+    }
+
+    fn record_bytes(&self) -> u64 {
+        (RECORD_HEADER_BYTES + 4 * self.vocab) as u64
+    }
+
+    fn read_keys(&mut self, records_bytes: u64) -> Result<()> {
+        let record_bytes = self.record_bytes();
+        if !records_bytes.is_multiple_of(record_bytes) {
+            let expected = HEADER_BYTES + records_bytes.next_multiple_of(record_bytes);
+            return Err(length(&self.path, expected, HEADER_BYTES + records_bytes));
+        }
+        let mut header = [0; RECORD_HEADER_BYTES];
+        for _ in 0..records_bytes / record_bytes {
+            self.file
+                .read_exact(&mut header)
+                .map_err(|e| Error::io(&self.path, e))?;
+            let key = RecordKey {
+                request: word(&header, 0),
+                position: word(&header, 1),
+            };
+            self.records.push((key, word(&header, 2)));
+            self.file
+                .seek_relative(4 * self.vocab as i64)
+                .map_err(|e| Error::io(&self.path, e))?;
+        }
+        Ok(())
+    }
+}
+
+/// The `index`-th uint32 of a header.
+fn word(header: &[u8; 16], index: usize) -> u32 {
+    u32::from_le_bytes(header.as_chunks().0[index])
+}
+
+fn length(path: &Path, expected_bytes: u64, actual_bytes: u64) -> Error {
+    Error::Length {
+        what: path.display().to_string(),
+        expected_bytes,
+        actual_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(request: u32, position: u32) -> RecordKey {
+        RecordKey { request, position }
+    }
+
+    #[test]
+    fn records_come_back_bit_for_bit() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = LogitsWriter::create(file.path(), 3).unwrap();
+        writer.write(key(1, 0), 7, &[1.5, f32::NEG_INFINITY, -0.0]).unwrap();
+        writer.write(key(0, 2), 8, &[f32::MIN_POSITIVE, 2.0, 3.0]).unwrap();
+        writer.finish().unwrap();
+
+        let mut reader = LogitsReader::open(file.path()).unwrap();
+        assert_eq!(reader.vocab(), 3);
+        assert_eq!(reader.records(), [(key(1, 0), 7), (key(0, 2), 8)]);
+        let mut logits = Vec::new();
+        reader.read(1, &mut logits).unwrap();
+        assert_eq!(logits, [f32::MIN_POSITIVE, 2.0, 3.0]);
+        reader.read(0, &mut logits).unwrap();
+        assert_eq!(
+            logits.iter().map(|l| l.to_bits()).collect::<Vec<_>>(),
+            [0x3fc0_0000, 0xff80_0000, 0x8000_0000]
+        );
+    }
+
+    #[test]
+    fn a_file_cut_short_or_of_another_kind_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = LogitsWriter::create(file.path(), 3).unwrap();
+        writer.write(key(0, 0), 7, &[1.0, 2.0, 3.0]).unwrap();
+        writer.finish().unwrap();
+        let whole = std::fs::read(file.path()).unwrap();
+        for cut in [0, 8, 15, 17, whole.len() - 1] {
+            std::fs::write(file.path(), &whole[..cut]).unwrap();
+            assert!(
+                matches!(LogitsReader::open(file.path()), Err(Error::Length { .. })),
+                "{cut}"
+            );
+        }
+        let mut wrong = whole.clone();
+        wrong[0] ^= 1;
+        std::fs::write(file.path(), wrong).unwrap();
+        assert!(matches!(LogitsReader::open(file.path()), Err(Error::Format { .. })));
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error() {
+        let mut writer = LogitsWriter::create(Path::new("/dev/full"), 2).unwrap();
+        writer.write(key(0, 0), 7, &[1.0, 2.0]).unwrap();
+        assert!(matches!(writer.finish(), Err(Error::Io { .. })));
+    }
+}

@@ -77,17 +77,7 @@ impl Tokenizer {
     }
 
     fn parse_named(data: &[u8], what: &str) -> Result<Self> {
-        let mut reader = Reader { what, data, at: 0 };
-        let max_token_length = reader.length("max token length")?;
-        let mut entries = Vec::new();
-        while !reader.is_at_end() {
-            let score = f32::from_le_bytes(reader.four()?);
-            let length = reader.length("token length")?;
-            entries.push((reader.take(length)?, score));
-        }
-        if entries.is_empty() {
-            return Err(Error::format(what, "it holds no entry; export the tokenizer again"));
-        }
+        let (max_token_length, entries) = read_entries(data, what)?;
         Self::new(entries, max_token_length)
     }
 
@@ -211,14 +201,34 @@ fn named_byte(piece: &[u8]) -> Option<u8> {
     Some((digit(high)? * 16 + digit(low)?) as u8)
 }
 
+/// An entry of `tokenizer.bin`: its bytes and its score.
+pub type Entry<'a> = (&'a [u8], f32);
+
+/// The max token length and the entries of `tokenizer.bin`, as [`Tokenizer::parse`] takes it apart; `what` names the
+/// data in errors.
+pub fn read_entries<'a>(data: &'a [u8], what: &str) -> Result<(usize, Vec<Entry<'a>>)> {
+    let mut reader = Reader { what, data, at: 0 };
+    let max_token_length = reader.length("max token length")?;
+    let mut entries = Vec::new();
+    while !reader.is_at_end() {
+        let score = f32::from_le_bytes(reader.four()?);
+        let length = reader.length("token length")?;
+        entries.push((reader.take(length)?, score));
+    }
+    if entries.is_empty() {
+        return Err(Error::format(what, "it holds no entry; export the tokenizer again"));
+    }
+    Ok((max_token_length, entries))
+}
+
 /// `tokenizer.bin`, from the first byte to the last.
-struct Reader<'a> {
-    what: &'a str,
+struct Reader<'a, 'w> {
+    what: &'w str,
     data: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Reader<'a, '_> {
     fn is_at_end(&self) -> bool {
         self.at == self.data.len()
     }

@@ -1,0 +1,272 @@
+//! Compares two files of logits that GETP_LOGITS wrote, record by record.
+//!
+//! Two runs may answer in any order, so records are matched by request and position, and read one at a time: the
+//! files may be larger than memory. Exit status: 0 if every record of either file is in the other and all logits
+//! agree, 1 if not, 2 if the files cannot be compared.
+
+use clap::Parser;
+use getp::error::{Error, Result};
+use getp::logits::{LogitsReader, RecordKey};
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Compares the logits of two runs; B is the reference.
+#[derive(Parser)]
+struct Arguments {
+    /// The logits to judge.
+    a: PathBuf,
+    /// The reference.
+    b: PathBuf,
+    /// Absolute tolerance: logits agree if |a - b| <= atol + rtol * |b|.
+    #[arg(long, default_value_t = 1e-5)]
+    atol: f64,
+    /// Relative tolerance.
+    #[arg(long, default_value_t = 1e-4)]
+    rtol: f64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match compare(&arguments) {
+        Ok(report) => {
+            let printed = std::io::stdout().write_all(report.text(&arguments).as_bytes());
+            ExitCode::from(if printed.is_err() {
+                2
+            } else {
+                u8::from(!report.agrees())
+            })
+        }
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "compare_logits: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// A logit, and what the files say of it.
+struct Mismatch {
+    key: RecordKey,
+    index: usize,
+    a: f32,
+    b: f32,
+}
+
+/// Sums over all records compared.
+#[derive(Default)]
+struct Report {
+    records: usize,
+    only_a: usize,
+    only_b: usize,
+    other_token: usize,
+    mismatches: usize,
+    first: Option<Mismatch>,
+    max_abs: f64,
+    max_rel: f64,
+    max_ratio: f64,
+    same_top: usize,
+    kl_sum: f64,
+}
+
+fn compare(arguments: &Arguments) -> Result<Report> {
+    let (mut a, mut b) = (LogitsReader::open(&arguments.a)?, LogitsReader::open(&arguments.b)?);
+    if a.vocab() != b.vocab() {
+        let why = format!("its vocabulary has {} tokens, the other's {}", a.vocab(), b.vocab());
+        return Err(Error::format(arguments.a.display().to_string(), why));
+    }
+    let in_b: HashMap<RecordKey, usize> = (0..).zip(b.records()).map(|(at, &(key, _))| (key, at)).collect();
+    let mut in_a: Vec<(RecordKey, usize)> = (0..).zip(a.records()).map(|(at, &(key, _))| (key, at)).collect();
+    in_a.sort(); // so that the first mismatch is the first in the requests' order too
+    let mut report = Report::default();
+    let (mut row_a, mut row_b) = (Vec::new(), Vec::new());
+    for (key, at_a) in in_a {
+        let Some(&at_b) = in_b.get(&key) else {
+            report.only_a += 1;
+            continue;
+        };
+        report.other_token += usize::from(a.records()[at_a].1 != b.records()[at_b].1);
+        a.read(at_a, &mut row_a)?;
+        b.read(at_b, &mut row_b)?;
+        report.add(arguments, key, &row_a, &row_b);
+    }
+    let a_keys: HashSet<RecordKey> = a.records().iter().map(|&(key, _)| key).collect();
+    report.only_b = in_b.keys().filter(|key| !a_keys.contains(key)).count();
+    Ok(report)
+}
+
+impl Report {
+    fn add(&mut self, arguments: &Arguments, key: RecordKey, row_a: &[f32], row_b: &[f32]) {
+        self.records += 1;
+        for (index, (&a, &b)) in row_a.iter().zip(row_b).enumerate() {
+            self.add_logit(arguments, Mismatch { key, index, a, b });
+        }
+        self.same_top += usize::from(getp::sampler::argmax(row_a) == getp::sampler::argmax(row_b));
+        self.kl_sum += kl_divergence(row_b, row_a);
+    }
+
+    fn add_logit(&mut self, arguments: &Arguments, logit: Mismatch) {
+        let (a, b) = (f64::from(logit.a), f64::from(logit.b));
+        // Equal infinities agree; their difference would be NaN. NaN agrees with nothing.
+        let abs = if a == b { 0.0 } else { (a - b).abs() };
+        let allowed = arguments.atol + arguments.rtol * b.abs();
+        let agrees = a == b || abs <= allowed && allowed.is_finite();
+        self.max_abs = largest(self.max_abs, abs);
+        self.max_rel = largest(self.max_rel, if abs == 0.0 { 0.0 } else { abs / b.abs() });
+        self.max_ratio = largest(self.max_ratio, if abs == 0.0 { 0.0 } else { abs / allowed });
+        if !agrees {
+            self.mismatches += 1;
+            self.first.get_or_insert(logit);
+        }
+    }
+
+    fn agrees(&self) -> bool {
+        self.mismatches == 0 && self.only_a == 0 && self.only_b == 0 && self.other_token == 0
+    }
+
+    fn text(&self, arguments: &Arguments) -> String {
+        let per_record = |sum: f64| sum / self.records.max(1) as f64;
+        let mut lines = vec![
+            line("records compared", self.records),
+            line("records only in A", self.only_a),
+            line("records only in B", self.only_b),
+            line("records of other tokens", self.other_token),
+            line("max |a-b|", format_args!("{:.6e}", self.max_abs)),
+            line("max |a-b|/|b|", format_args!("{:.6e}", self.max_rel)),
+            line("max |a-b|/(atol+rtol|b|)", format_args!("{:.6e}", self.max_ratio)),
+            line(
+                "top-1 agreement",
+                format_args!("{:.4} %", 100.0 * per_record(self.same_top as f64)),
+            ),
+            line("mean KL(B||A)", format_args!("{:.6e} nats", per_record(self.kl_sum))),
+            line(
+                "tolerance",
+                format_args!("atol {:e}, rtol {:e}", arguments.atol, arguments.rtol),
+            ),
+            line("logits outside it", self.mismatches),
+        ];
+        if let Some(Mismatch { key, index, a, b }) = &self.first {
+            let RecordKey { request, position } = key;
+            let found = format!("request {request}, position {position}, index {index}: a {a:e}, b {b:e}");
+            lines.push(line("first of them", found));
+        }
+        lines.push(if self.agrees() { "agree" } else { "DIFFER" }.into());
+        lines.join("\n") + "\n"
+    }
+}
+
+fn line(name: &str, value: impl Display) -> String {
+    format!("{name:<26}{value}")
+}
+
+/// The larger one; NaN is larger than all, so that it is seen.
+fn largest(so_far: f64, value: f64) -> f64 {
+    if so_far.is_nan() || value.is_nan() {
+        f64::NAN
+    } else {
+        so_far.max(value)
+    }
+}
+
+/// The divergence of the distribution behind `q` from that behind `p`, in nats.
+fn kl_divergence(p: &[f32], q: &[f32]) -> f64 {
+    let (norm_p, norm_q) = (log_sum_exp(p), log_sum_exp(q));
+    let terms = p.iter().zip(q).map(|(&p, &q)| {
+        let (log_p, log_q) = (f64::from(p) - norm_p, f64::from(q) - norm_q);
+        // A token p cannot give adds nothing, whatever q says of it.
+        if log_p == f64::NEG_INFINITY {
+            0.0
+        } else {
+            log_p.exp() * (log_p - log_q)
+        }
+    });
+    terms.sum()
+}
+
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&x| (f64::from(x) - f64::from(max)).exp()).sum();
+    f64::from(max) + sum.ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use getp::logits::LogitsWriter;
+    use tempfile::NamedTempFile;
+
+    type Record<'a> = (u32, u32, u32, &'a [f32]);
+
+    fn file(records: &[Record<'_>]) -> NamedTempFile {
+        let file = NamedTempFile::new().unwrap();
+        let mut writer = LogitsWriter::create(file.path(), 3).unwrap();
+        for &(request, position, token, logits) in records {
+            writer.write(RecordKey { request, position }, token, logits).unwrap();
+        }
+        writer.finish().unwrap();
+        file
+    }
+
+    fn report(a: &[Record<'_>], b: &[Record<'_>]) -> Report {
+        let (a, b) = (file(a), file(b));
+        let arguments = Arguments {
+            a: a.path().into(),
+            b: b.path().into(),
+            atol: 1e-5,
+            rtol: 1e-4,
+        };
+        compare(&arguments).unwrap()
+    }
+
+    const X: &[f32] = &[1.0, 3.0, 2.0];
+
+    #[test]
+    fn the_order_of_records_does_not_matter() {
+        let report = report(
+            &[(0, 0, 5, X), (1, 0, 6, &[0.0; 3])],
+            &[(1, 0, 6, &[0.0; 3]), (0, 0, 5, X)],
+        );
+        assert!(report.agrees());
+        assert_eq!((report.records, report.max_abs, report.same_top), (2, 0.0, 2));
+        assert!(report.kl_sum.abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_first_mismatch_is_named() {
+        let near = &[1.0, 3.0001, 2.0];
+        let far = &[1.0, 3.0, 4.0];
+        let report = report(&[(1, 1, 5, far), (1, 0, 5, near)], &[(1, 0, 5, X), (1, 1, 5, X)]);
+        assert!(!report.agrees());
+        assert_eq!((report.mismatches, report.same_top, report.max_abs), (1, 1, 2.0));
+        let first = report.first.unwrap();
+        assert_eq!(
+            (first.key.request, first.key.position, first.index, first.a, first.b),
+            (1, 1, 2, 4.0, 2.0)
+        );
+        assert!((report.max_ratio - 2.0 / (1e-5 + 2e-4)).abs() < 1e-3);
+        assert!(report.kl_sum > 0.1);
+    }
+
+    #[test]
+    fn records_of_one_file_only_are_counted() {
+        let report = report(
+            &[(0, 0, 5, X), (0, 1, 5, X)],
+            &[(0, 0, 6, X), (2, 0, 5, X), (3, 0, 5, X)],
+        );
+        assert_eq!(
+            (report.only_a, report.only_b, report.other_token, report.mismatches),
+            (1, 2, 1, 0)
+        );
+        assert!(!report.agrees());
+    }
+
+    #[test]
+    fn nan_agrees_with_nothing_and_equal_infinities_do() {
+        const INF: f32 = f32::INFINITY;
+        assert!(report(&[(0, 0, 5, &[-INF, 1.0, 2.0])], &[(0, 0, 5, &[-INF, 1.0, 2.0])]).agrees());
+        let wrong = report(&[(0, 0, 5, &[f32::NAN, 1.0, 2.0])], &[(0, 0, 5, &[-INF, 1.0, 2.0])]);
+        assert!(!wrong.agrees() && wrong.max_abs.is_nan());
+        assert!(!report(&[(0, 0, 5, &[1.0, 1.0, 2.0])], &[(0, 0, 5, &[-INF, 1.0, 2.0])]).agrees());
+    }
+}

@@ -1,0 +1,89 @@
+//! What stands round every export: a panic becomes an error, an error one line on stderr and the last error.
+//!
+//! The program's panic hook is left alone, so a panic also prints Rust's own message. Nothing exits or aborts.
+
+use crate::error::{Error, Result};
+use crate::report;
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+thread_local! {
+    /// The failure of this thread's latest call that had one.
+    static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
+}
+
+/// Runs the body of a call that does work. A failure is recorded and gives `failed`; success forgets the failure
+/// of earlier calls.
+pub fn work<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
+    LAST_ERROR.with_borrow_mut(|last| *last = None);
+    look(failed, body)
+}
+
+/// Runs the body of a call that only looks something up or gives something back: as [`work`], but success leaves
+/// the last error alone, so that a program may tidy up before it asks what went wrong.
+pub fn look<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
+    // What a panic may leave half done is dropped or locked state; every lock's holder copes with that.
+    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::Internal(message(&*panic))));
+    result.unwrap_or_else(|error| {
+        record(&error);
+        failed
+    })
+}
+
+/// Writes `error` on stderr and keeps it as this thread's last error.
+pub fn record(error: &Error) {
+    let text = error.to_string().replace(['\n', '\r'], " ");
+    report::line(&text);
+    let text = CString::new(text.replace('\0', " ")).ok();
+    LAST_ERROR.with_borrow_mut(|last| *last = text);
+}
+
+/// The text of this thread's last error, or NULL.
+pub fn last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|last| last.as_ref().map_or(std::ptr::null(), |text| text.as_ptr()))
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a panic".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+
+    fn last() -> Option<String> {
+        let text = last_error();
+        // SAFETY: not NULL, it is the string this thread keeps, and nothing replaces it meanwhile.
+        (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn failures_are_kept_until_the_next_work() {
+        assert_eq!(work(-1, || Err(Error::Null("transformer"))), -1);
+        assert!(last().unwrap().starts_with("transformer is NULL"));
+        assert_eq!(look(-1, || Ok(3)), 3);
+        assert!(last().is_some());
+        assert_eq!(work(-1, || Ok(4)), 4);
+        assert_eq!(last(), None);
+    }
+
+    #[test]
+    fn a_panic_is_an_error() {
+        assert_eq!(work(-1, || panic!("lost {} of {}", 1, 2)), -1);
+        assert_eq!(last().unwrap(), "internal error: lost 1 of 2; please report it");
+        assert_eq!(look(-1, || panic!("plain")), -1);
+        assert_eq!(last().unwrap(), "internal error: plain; please report it");
+    }
+
+    #[test]
+    fn each_thread_has_its_own() {
+        work((), || Err(Error::Null("here")));
+        std::thread::spawn(|| assert_eq!(last(), None)).join().unwrap();
+        assert!(last().is_some());
+    }
+}

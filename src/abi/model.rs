@@ -1,0 +1,120 @@
+//! `getp_model`: a model the library opens itself, for programs without the eval program's loader.
+
+use super::options::Options;
+use super::registry::{self, Source};
+use super::types::{Config, RunState, Transformer, TransformerWeights};
+use super::{guard, lifecycle, pointer};
+use crate::checkpoint::{BinCheckpoint, Checkpoint, SafetensorsCheckpoint, config_to_bytes};
+use crate::error::Result;
+use crate::options::Choices;
+use std::ffi::{c_char, c_int};
+use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// An open model.
+pub struct Model {
+    /// In a box of its own, because its address is the handle `warm_up` knows it by.
+    transformer: Box<Transformer>,
+}
+
+/// Opens the model at `path`: a `.bin` file, or a directory with `config.json` and safetensors files. The files must
+/// not change while it is open. `options` may be NULL for the environment's and the defaults.
+///
+/// On failure: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Options) -> *mut Model {
+    guard::work(null_mut(), || {
+        // SAFETY: the program passes a C string.
+        let path = unsafe { pointer::path(path, "path") }?;
+        // SAFETY: the program passes NULL or its own struct.
+        let choices = unsafe { choices(options) }?;
+        let options = choices.or(Choices::from_vars(std::env::vars_os())?).complete()?;
+        let model = Model::new(Source {
+            checkpoint: open(path)?,
+            options,
+        });
+        Ok(Box::into_raw(Box::new(model)))
+    })
+}
+
+/// The model as `warm_up`, `inference` and `finish` take it. It belongs to `model` and lives as long. Its weights and
+/// state are NULL until `warm_up`, which reads the file.
+///
+/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_model_transformer(model: *mut Model) -> *mut Transformer {
+    guard::look(null_mut(), || {
+        // SAFETY: the program passes what `getp_model_open` gave.
+        let model = unsafe { pointer::borrow_mut(model, "model") }?;
+        Ok(&raw mut *model.transformer)
+    })
+}
+
+/// Closes a model, finishing it first if it is warmed up. NULL is nothing to close. Using it afterwards, or closing it
+/// twice, is an error nobody can notice.
+///
+/// On failure, which only a defect of the library is: one line on stderr and the last error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_model_close(model: *mut Model) {
+    guard::look((), || {
+        if !model.is_null() {
+            // SAFETY: the program passes what `getp_model_open` gave, for the last time.
+            drop(unsafe { Box::from_raw(model) });
+        }
+        Ok(())
+    });
+}
+
+impl Model {
+    fn new(source: Source) -> Self {
+        let mut transformer = Box::new(blank(Config::from_bytes(config_to_bytes(source.checkpoint.config()))));
+        registry::with(&raw mut *transformer, |slot| slot.source = Some(source));
+        Self { transformer }
+    }
+
+    /// Tokens in the model's vocabulary.
+    pub fn vocab_size(&self) -> c_int {
+        self.transformer.config.vocab_size
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        let transformer = &raw mut *self.transformer;
+        // SAFETY: it is ours, and nobody uses it any more. It fails only for bad pointers.
+        let _ = unsafe { lifecycle::finish(transformer) };
+        registry::with(transformer, |slot| slot.source = None);
+    }
+}
+
+/// # Safety
+///
+/// `options` is NULL or points to a struct whose `logits` is NULL or a C string.
+unsafe fn choices(options: *const Options) -> Result<Choices> {
+    if options.is_null() {
+        return Ok(Choices::default());
+    }
+    // SAFETY: as our caller vouches.
+    unsafe { pointer::borrow(options, "options")?.choices() }
+}
+
+fn open(path: &Path) -> Result<Arc<dyn Checkpoint>> {
+    if path.is_dir() {
+        return Ok(Arc::new(SafetensorsCheckpoint::open(path)?));
+    }
+    Ok(Arc::new(BinCheckpoint::open(path)?))
+}
+
+/// A transformer without weights.
+fn blank(config: Config) -> Transformer {
+    const NO_FILE: c_int = -1;
+    Transformer {
+        config,
+        weights: TransformerWeights::from_arrays([null_mut(); 16]),
+        state: RunState::from_arrays([null_mut(); 21]),
+        fd: NO_FILE,
+        data: null_mut(),
+        file_size: 0,
+    }
+}

@@ -1,0 +1,145 @@
+//! The choices as a C struct.
+
+use super::{guard, pointer};
+use crate::error::{Error, Result};
+use crate::options::{Choices, Precision};
+use std::ffi::{c_char, c_int};
+use std::mem::{offset_of, size_of};
+
+/// A switch of `getp_options` that is on.
+pub const GETP_ON: c_int = 1;
+/// A switch of `getp_options` that is off.
+pub const GETP_OFF: c_int = 2;
+/// `getp_options.precision`: float64 sums in the program's own order.
+pub const GETP_EXACT: c_int = 1;
+/// `getp_options.precision`: what the hardware does best.
+pub const GETP_FAST: c_int = 2;
+
+/// How to run a model. A field that is 0 or NULL takes its GETP_* variable of the environment, and the default if
+/// that is not set. Begin with `getp_options_init`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// sizeof(getp_options), set by `getp_options_init`.
+    pub size: usize,
+    /// GETP_EXACT or GETP_FAST; by default the backend chooses (GETP_PRECISION=exact|fast).
+    pub precision: c_int,
+    /// Worker threads of the CPU backend; by default one a core (GETP_THREADS).
+    pub threads: c_int,
+    /// The most sequences in one step; by default 128 (GETP_MAX_BATCH).
+    pub max_batch: c_int,
+    /// The most tokens in one step; by default 512 (GETP_STEP_TOKENS).
+    pub step_tokens: c_int,
+    /// The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
+    pub kv_mb: c_int,
+    /// Print each decoded answer on stdout: GETP_ON, the default, or GETP_OFF (GETP_PRINT=0|1).
+    pub print: c_int,
+    /// A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
+    pub progress: c_int,
+    /// Time each stage and print a table: GETP_ON or GETP_OFF, the default (GETP_PROFILE=0|1).
+    pub profile: c_int,
+    /// The path of a file for the logits of every position fed; by default none (GETP_LOGITS).
+    pub logits: *const c_char,
+}
+
+// A program compiled with an older header must go on working: fields are only ever added at the end.
+const _: () = {
+    assert!(size_of::<Options>() == 48);
+    assert!(offset_of!(Options, size) == 0 && offset_of!(Options, precision) == 8);
+    assert!(offset_of!(Options, profile) == 36 && offset_of!(Options, logits) == 40);
+};
+
+/// Sets all fields of `options` to their defaults, and its size.
+///
+/// On failure, a NULL: one line on stderr and the last error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_options_init(options: *mut Options) {
+    guard::look((), || {
+        // SAFETY: the program passes a pointer to a struct of its own; every field takes any bytes.
+        let options = unsafe { pointer::borrow_mut(options, "options") }?;
+        *options = Options::default();
+        Ok(())
+    });
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            size: size_of::<Self>(),
+            precision: 0,
+            threads: 0,
+            max_batch: 0,
+            step_tokens: 0,
+            kv_mb: 0,
+            print: 0,
+            progress: 0,
+            profile: 0,
+            logits: std::ptr::null(),
+        }
+    }
+}
+
+impl Options {
+    /// The choices made in the struct, which is checked.
+    ///
+    /// # Safety
+    ///
+    /// `logits` is NULL or a C string.
+    pub unsafe fn choices(&self) -> Result<Choices> {
+        if self.size != size_of::<Self>() {
+            let known = format!("{}, as getp_options_init sets it", size_of::<Self>());
+            return Err(unknown("getp_options.size", self.size, known));
+        }
+        let logits = match self.logits.is_null() {
+            true => None,
+            // SAFETY: as our caller vouches.
+            false => Some(unsafe { pointer::path(self.logits, "getp_options.logits") }?.to_owned()),
+        };
+        Ok(Choices {
+            precision: precision(self.precision)?,
+            threads: number("getp_options.threads", self.threads)?,
+            max_batch: number("getp_options.max_batch", self.max_batch)?,
+            step_tokens: number("getp_options.step_tokens", self.step_tokens)?,
+            kv_mb: number("getp_options.kv_mb", self.kv_mb)?,
+            print: switch("getp_options.print", self.print)?,
+            progress: switch("getp_options.progress", self.progress)?,
+            profile: switch("getp_options.profile", self.profile)?,
+            logits,
+        })
+    }
+}
+
+fn precision(value: c_int) -> Result<Option<Precision>> {
+    match value {
+        0 => Ok(None),
+        GETP_EXACT => Ok(Some(Precision::Exact)),
+        GETP_FAST => Ok(Some(Precision::Fast)),
+        _ => Err(unknown(
+            "getp_options.precision",
+            value,
+            "GETP_EXACT or GETP_FAST".into(),
+        )),
+    }
+}
+
+fn switch(name: &'static str, value: c_int) -> Result<Option<bool>> {
+    match value {
+        0 => Ok(None),
+        GETP_ON => Ok(Some(true)),
+        GETP_OFF => Ok(Some(false)),
+        _ => Err(unknown(name, value, "GETP_ON or GETP_OFF".into())),
+    }
+}
+
+fn number(name: &'static str, value: c_int) -> Result<Option<usize>> {
+    let number = usize::try_from(value).map_err(|_| unknown(name, value, "a number from 0, the default".into()))?;
+    Ok((number > 0).then_some(number))
+}
+
+fn unknown(name: &'static str, value: impl ToString, known: String) -> Error {
+    Error::Option {
+        name,
+        value: value.to_string(),
+        known,
+    }
+}

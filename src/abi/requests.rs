@@ -1,0 +1,219 @@
+//! `getp_requests`: prompts from a file, and room for the answers, in the eval program's layout.
+
+use super::tokenizer::TokenizerHandle;
+use super::types::Requests;
+use super::{guard, pointer};
+use crate::error::{Error, Result};
+use std::ffi::{c_char, c_int};
+use std::path::Path;
+use std::ptr::{null, null_mut};
+
+/// Prompts and answers: the struct, and the memory its pointers point to.
+pub struct RequestsHandle {
+    requests: Requests,
+    /// `[num_reqs, max_token_len * (max_seq_len + 1)]`
+    prompts: Vec<u8>,
+    /// `[num_reqs, max_seq_len + 1]`
+    answers: Vec<c_int>,
+}
+
+/// Reads the prompts at `path`, whose first line is their number and each line behind it a prompt; a request may take
+/// `steps` positions, prompt and answer together.
+///
+/// On failure: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_requests_open(
+    path: *const c_char,
+    steps: c_int,
+    tokenizer: *const TokenizerHandle,
+) -> *mut RequestsHandle {
+    guard::work(null_mut(), || {
+        // SAFETY: the program passes a C string.
+        let path = unsafe { pointer::path(path, "path") }?;
+        // SAFETY: the program passes what `getp_tokenizer_open` gave.
+        let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
+        let data = std::fs::read(path).map_err(|error| Error::io(path, error))?;
+        let lines = lines(path, &data)?;
+        let requests = RequestsHandle::new(&lines, steps, tokenizer.max_token_length())?;
+        Ok(Box::into_raw(Box::new(requests)))
+    })
+}
+
+/// The requests as `inference` takes them. They belong to `requests` and live as long.
+///
+/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_requests_get(requests: *mut RequestsHandle) -> *mut Requests {
+    guard::look(null_mut(), || {
+        // SAFETY: the program passes what `getp_requests_open` gave.
+        let handle = unsafe { pointer::borrow_mut(requests, "requests") }?;
+        Ok(&raw mut handle.requests)
+    })
+}
+
+/// How many requests there are.
+///
+/// On failure, a NULL: one line on stderr and the last error, returns -1.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_requests_count(requests: *const RequestsHandle) -> c_int {
+    guard::look(-1, || {
+        // SAFETY: the program passes what `getp_requests_open` gave.
+        let handle = unsafe { pointer::borrow(requests, "requests") }?;
+        Ok(handle.requests.num_reqs)
+    })
+}
+
+/// The prompt of request `index`, `*length` bytes. It belongs to `requests`.
+///
+/// On failure, a NULL or an index out of range: one line on stderr and the last error, returns NULL; `*length` is 0 if
+/// it can be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_requests_prompt(
+    requests: *const RequestsHandle,
+    index: c_int,
+    length: *mut usize,
+) -> *const c_char {
+    guard::look(null(), || {
+        // SAFETY: the program passes a pointer to a variable of its own.
+        let length = unsafe { pointer::borrow_mut(length, "length") }?;
+        *length = 0;
+        // SAFETY: the program passes what `getp_requests_open` gave.
+        let handle = unsafe { pointer::borrow(requests, "requests") }?;
+        let slot = row(&handle.prompts, handle.index(index)?, handle.slot_bytes());
+        *length = slot.iter().position(|&byte| byte == 0).unwrap_or(slot.len());
+        Ok(slot.as_ptr().cast())
+    })
+}
+
+/// The tokens `inference` has stored for request `index`, `*length` of them; none before it ran. They belong to
+/// `requests`.
+///
+/// On failure, a NULL or an index out of range: one line on stderr and the last error, returns NULL; `*length` is 0 if
+/// it can be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_requests_tokens(
+    requests: *const RequestsHandle,
+    index: c_int,
+    length: *mut usize,
+) -> *const c_int {
+    guard::look(null(), || {
+        // SAFETY: the program passes a pointer to a variable of its own.
+        let length = unsafe { pointer::borrow_mut(length, "length") }?;
+        *length = 0;
+        // SAFETY: the program passes what `getp_requests_open` gave.
+        let handle = unsafe { pointer::borrow(requests, "requests") }?;
+        let row = row(&handle.answers, handle.index(index)?, handle.row_ints());
+        *length = row.iter().position(|&token| token < 0).unwrap_or(row.len());
+        Ok(row.as_ptr())
+    })
+}
+
+/// Closes requests. NULL is nothing to close.
+///
+/// On failure, which only a defect of the library is: one line on stderr and the last error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_requests_close(requests: *mut RequestsHandle) {
+    guard::look((), || {
+        if !requests.is_null() {
+            // SAFETY: the program passes what `getp_requests_open` gave, for the last time.
+            drop(unsafe { Box::from_raw(requests) });
+        }
+        Ok(())
+    });
+}
+
+impl RequestsHandle {
+    fn new(lines: &[&[u8]], steps: c_int, max_token_length: c_int) -> Result<Self> {
+        let row_ints = usize::try_from(steps)
+            .ok()
+            .filter(|&steps| steps > 0)
+            .map(|steps| steps + 1);
+        let row_ints = row_ints.ok_or_else(|| Error::format("steps", format!("{steps} is too few; use 1 or more")))?;
+        // A prompt that fits its steps fits as many longest tokens; a longer one gets room too, so that it is refused
+        // by its number of tokens and not cut.
+        let longest = lines.iter().map(|line| line.len()).max().unwrap_or(0);
+        let max_token_len = longest.div_ceil(row_ints).max(1);
+        let max_token_len = c_int::try_from(max_token_len).map_err(|_| Error::Overflow("max_token_len"))?;
+        let requests = Requests {
+            num_reqs: c_int::try_from(lines.len()).map_err(|_| Error::Overflow("num_reqs"))?,
+            max_token_len: max_token_len.max(max_token_length),
+            max_seq_len: steps,
+            str_reqs: null_mut(),
+            tok_gens: null_mut(),
+        };
+        let mut handle = Self {
+            requests,
+            prompts: Vec::new(),
+            answers: Vec::new(),
+        };
+        handle.fill(lines)?;
+        Ok(handle)
+    }
+
+    fn fill(&mut self, lines: &[&[u8]]) -> Result<()> {
+        let (slot_bytes, row_ints) = (self.slot_bytes(), self.row_ints());
+        self.prompts = zeroed("the prompts", lines.len(), slot_bytes)?;
+        self.answers = zeroed("the answers", lines.len(), row_ints)?;
+        for (slot, line) in self.prompts.chunks_exact_mut(slot_bytes).zip(lines) {
+            slot[..line.len()].copy_from_slice(line);
+        }
+        self.answers.chunks_exact_mut(row_ints).for_each(|row| row[0] = -1);
+        self.requests.str_reqs = self.prompts.as_mut_ptr().cast();
+        self.requests.tok_gens = self.answers.as_mut_ptr();
+        Ok(())
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.requests.max_token_len as usize * self.row_ints()
+    }
+
+    fn row_ints(&self) -> usize {
+        self.requests.max_seq_len as usize + 1
+    }
+
+    fn index(&self, index: c_int) -> Result<usize> {
+        let count = self.requests.num_reqs;
+        match usize::try_from(index) {
+            Ok(at) if index < count => Ok(at),
+            _ => Err(Error::format(
+                "index",
+                format!("{index} is out of range; there are {count} requests"),
+            )),
+        }
+    }
+}
+
+fn row<T>(values: &[T], index: usize, row: usize) -> &[T] {
+    &values[index * row..][..row]
+}
+
+/// The prompts of a request file.
+fn lines<'a>(path: &Path, data: &'a [u8]) -> Result<Vec<&'a [u8]>> {
+    let wrong = |why: String| Error::format(path.display().to_string(), why);
+    // What ends the last line begins no other.
+    let mut lines = data.strip_suffix(b"\n").unwrap_or(data).split(|&byte| byte == b'\n');
+    let count = lines
+        .next()
+        .and_then(|line| std::str::from_utf8(line).ok()?.trim().parse::<usize>().ok());
+    let count = count.ok_or_else(|| wrong("its first line is not a number; write how many prompts follow".into()))?;
+    let prompts: Vec<&[u8]> = lines.take(count).collect();
+    if prompts.len() < count {
+        return Err(wrong(format!(
+            "it has {} prompts where its first line says {count}",
+            prompts.len()
+        )));
+    }
+    Ok(prompts)
+}
+
+/// `[rows, row]` zeros, or an error where there is no room.
+fn zeroed<T: Copy + Default>(what: &'static str, rows: usize, row: usize) -> Result<Vec<T>> {
+    let values = rows.checked_mul(row).ok_or(Error::Overflow(what))?;
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(values).map_err(|_| Error::OutOfMemory {
+        what,
+        bytes: values.saturating_mul(size_of::<T>()) as u64,
+    })?;
+    zeros.resize(values, T::default());
+    Ok(zeros)
+}

@@ -1,0 +1,62 @@
+//! `getp_sampler`: how to draw tokens.
+
+use super::model::Model;
+use super::types::Sampler;
+use super::{guard, pointer};
+use std::ptr::null_mut;
+
+/// A sampler in the eval program's layout.
+pub struct SamplerHandle {
+    sampler: Sampler,
+}
+
+/// Makes a sampler for `model`: temperature 0 takes the most likely token, `topp` within (0, 1) draws from the nucleus,
+/// `seed` begins the random numbers.
+///
+/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_sampler_open(
+    model: *const Model,
+    temperature: f32,
+    topp: f32,
+    seed: u64,
+) -> *mut SamplerHandle {
+    guard::work(null_mut(), || {
+        // SAFETY: the program passes what `getp_model_open` gave.
+        let model = unsafe { pointer::borrow(model, "model") }?;
+        let sampler = Sampler {
+            vocab_size: model.vocab_size(),
+            probindex: null_mut(),
+            temperature,
+            topp,
+            rng_state: seed,
+        };
+        Ok(Box::into_raw(Box::new(SamplerHandle { sampler })))
+    })
+}
+
+/// The sampler as `inference` takes it. It belongs to `sampler` and lives as long.
+///
+/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_sampler_get(sampler: *mut SamplerHandle) -> *mut Sampler {
+    guard::look(null_mut(), || {
+        // SAFETY: the program passes what `getp_sampler_open` gave.
+        let handle = unsafe { pointer::borrow_mut(sampler, "sampler") }?;
+        Ok(&raw mut handle.sampler)
+    })
+}
+
+/// Closes a sampler. NULL is nothing to close.
+///
+/// On failure, which only a defect of the library is: one line on stderr and the last error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_sampler_close(sampler: *mut SamplerHandle) {
+    guard::look((), || {
+        if !sampler.is_null() {
+            // SAFETY: the program passes what `getp_sampler_open` gave, for the last time.
+            drop(unsafe { Box::from_raw(sampler) });
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,160 @@
+//! `getp_tokenizer`: a vocabulary the library reads itself, in the eval program's layout.
+
+use super::types::{TokenIndex, Tokenizer};
+use super::{guard, pointer};
+use crate::error::{Error, Result};
+use crate::tokenizer::{self, Entry};
+use std::ffi::{c_char, c_int, c_uchar};
+use std::path::Path;
+use std::ptr::{null, null_mut};
+
+/// An open vocabulary: the struct, and the memory its pointers point to.
+pub struct TokenizerHandle {
+    decoder: tokenizer::Tokenizer,
+    tokenizer: Tokenizer,
+    _memory: Memory,
+}
+
+/// What the struct points to. Nothing here moves or changes once it is filled.
+struct Memory {
+    _text: Vec<u8>,
+    _vocab: Vec<*mut c_char>,
+    _lengths: Vec<c_int>,
+    _scores: Vec<f32>,
+    _sorted: Vec<TokenIndex>,
+}
+
+/// Reads the vocabulary at `path`, a `tokenizer.bin`.
+///
+/// On failure: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_tokenizer_open(path: *const c_char) -> *mut TokenizerHandle {
+    guard::work(null_mut(), || {
+        // SAFETY: the program passes a C string.
+        let path = unsafe { pointer::path(path, "path") }?;
+        Ok(Box::into_raw(Box::new(TokenizerHandle::open(path)?)))
+    })
+}
+
+/// The vocabulary as `warm_up`, `inference` and `finish` take it. It belongs to `tokenizer` and lives as long.
+///
+/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_tokenizer_get(tokenizer: *mut TokenizerHandle) -> *mut Tokenizer {
+    guard::look(null_mut(), || {
+        // SAFETY: the program passes what `getp_tokenizer_open` gave.
+        let handle = unsafe { pointer::borrow_mut(tokenizer, "tokenizer") }?;
+        Ok(&raw mut handle.tokenizer)
+    })
+}
+
+/// The bytes to print for token `id`, `*length` of them and no NUL behind them; none for an id outside the
+/// vocabulary. They belong to `tokenizer`.
+///
+/// On failure, a NULL: one line on stderr and the last error, returns NULL; `*length` is 0 if it can be.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_tokenizer_piece(
+    tokenizer: *const TokenizerHandle,
+    id: c_int,
+    length: *mut usize,
+) -> *const c_char {
+    guard::look(null(), || {
+        // SAFETY: the program passes a pointer to a variable of its own.
+        let length = unsafe { pointer::borrow_mut(length, "length") }?;
+        *length = 0;
+        // SAFETY: the program passes what `getp_tokenizer_open` gave.
+        let handle = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
+        let piece = u32::try_from(id).map_or(&[][..], |id| handle.decoder.decode_piece(id));
+        *length = piece.len();
+        Ok(piece.as_ptr().cast())
+    })
+}
+
+/// Closes a vocabulary. NULL is nothing to close.
+///
+/// On failure, which only a defect of the library is: one line on stderr and the last error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_tokenizer_close(tokenizer: *mut TokenizerHandle) {
+    guard::look((), || {
+        if !tokenizer.is_null() {
+            // SAFETY: the program passes what `getp_tokenizer_open` gave, for the last time.
+            drop(unsafe { Box::from_raw(tokenizer) });
+        }
+        Ok(())
+    });
+}
+
+impl TokenizerHandle {
+    fn open(path: &Path) -> Result<Self> {
+        let data = std::fs::read(path).map_err(|error| Error::io(path, error))?;
+        let (max_token_length, entries) = tokenizer::read_entries(&data, &path.display().to_string())?;
+        let decoder = tokenizer::Tokenizer::new(entries.iter().copied(), max_token_length)?;
+        // Neither is more than the file's bytes; a file that 31 bits cannot count is no vocabulary.
+        let vocab_size = c_int::try_from(entries.len()).map_err(|_| Error::Overflow("the vocabulary's size"))?;
+        let max_token_length = c_int::try_from(max_token_length).map_err(|_| Error::Overflow("max_token_length"))?;
+        let mut memory = Memory::new(&entries);
+        let tokenizer = Tokenizer {
+            vocab: memory._vocab.as_mut_ptr(),
+            lengths: memory._lengths.as_mut_ptr(),
+            scores: memory._scores.as_mut_ptr(),
+            vocab_size,
+            max_token_length,
+            sorted_vocab: memory._sorted.as_mut_ptr(),
+            byte_tokens: std::array::from_fn(|byte| byte_token(&decoder, byte as u8)),
+            byte_pieces: std::array::from_fn(|at| if at % 2 == 0 { (at / 2) as c_uchar } else { 0 }),
+        };
+        Ok(Self {
+            decoder,
+            tokenizer,
+            _memory: memory,
+        })
+    }
+
+    /// Bytes of the longest token, as the file says.
+    pub fn max_token_length(&self) -> c_int {
+        self.tokenizer.max_token_length
+    }
+}
+
+impl Memory {
+    fn new(entries: &[Entry<'_>]) -> Self {
+        let bytes = entries.iter().map(|(entry, _)| entry.len() + 1).sum();
+        let mut text: Vec<u8> = Vec::with_capacity(bytes);
+        for (entry, _) in entries {
+            text.extend_from_slice(entry);
+            text.push(0); // the program's own vocabulary is made of C strings
+        }
+        let mut rest = text.as_mut_slice();
+        let mut vocab = Vec::with_capacity(entries.len());
+        for (entry, _) in entries {
+            let (first, behind) = rest.split_at_mut(entry.len() + 1);
+            vocab.push(first.as_mut_ptr().cast());
+            rest = behind;
+        }
+        Self {
+            _sorted: sorted(entries, &vocab),
+            // Lengths come from an int in the file.
+            _lengths: entries.iter().map(|(entry, _)| entry.len() as c_int).collect(),
+            _scores: entries.iter().map(|(_, score)| *score).collect(),
+            _vocab: vocab,
+            _text: text,
+        }
+    }
+}
+
+/// The vocabulary sorted by bytes, then length, then id.
+fn sorted(entries: &[Entry<'_>], vocab: &[*mut c_char]) -> Vec<TokenIndex> {
+    let mut ids: Vec<usize> = (0..entries.len()).collect();
+    ids.sort_by_key(|&id| entries[id].0);
+    let index = |id: usize| TokenIndex {
+        str: vocab[id],
+        len: entries[id].0.len() as c_int,
+        id: id as c_int,
+    };
+    ids.into_iter().map(index).collect()
+}
+
+/// The token of a single byte, 0 if it has none.
+fn byte_token(tokenizer: &tokenizer::Tokenizer, byte: u8) -> c_int {
+    tokenizer.encode(&[byte], 1).first().map_or(0, |id| id.cast_signed())
+}

@@ -1,0 +1,257 @@
+//! What the user sees: lines on stderr, answers on stdout, a progress bar.
+//!
+//! Nothing here fails or panics: the program's stderr may be closed and its stdout a full disk, and neither is a
+//! reason to lose answers.
+
+use crate::replica::{PackedKind, Replica};
+use crossbeam_channel::{Receiver, Sender};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::thread::JoinHandle;
+
+/// Writes one line on stderr, in one piece, named as ours.
+pub fn line(text: impl Display) {
+    let line = format!("getp: {text}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Lines about single requests: the first few in full, then only their number, so that a file of a million bad
+/// requests does not bury the rest.
+#[derive(Default)]
+pub struct RequestLines {
+    said: usize,
+    kept_back: usize,
+}
+
+impl RequestLines {
+    /// The most lines written in full.
+    pub const MOST: usize = 10;
+
+    /// Says why a request has no answer; `why` names it.
+    pub fn refused(&mut self, why: impl Display) {
+        if self.said == Self::MOST {
+            self.kept_back += 1;
+            return;
+        }
+        self.said += 1;
+        line(why);
+    }
+
+    /// Says how many requests were not named.
+    pub fn finish(self) {
+        if self.kept_back > 0 {
+            line(format_args!("{} more requests get no answer", self.kept_back));
+        }
+    }
+}
+
+/// What warming up made: a line for each kind of tensor, then one for the whole.
+pub fn summary(replica: &dyn Replica) -> Vec<String> {
+    let report = replica.pack_report();
+    let mut lines: Vec<String> = report.kinds.iter().map(kind_line).collect();
+    let packed_bytes: u64 = report.kinds.iter().map(|kind| kind.bytes).sum();
+    let rate = if report.seconds > 0.0 {
+        report.read_bytes as f64 / report.seconds * 1e-9
+    } else {
+        0.0
+    };
+    let blocks = replica.kv_blocks();
+    lines.push(format!(
+        "{}; weights {:.1} MiB from {:.1} MiB in {:.1} s ({rate:.1} GB/s); KV cache {:.1} MiB, {} blocks full, {} windowed",
+        replica.describe(),
+        mib(packed_bytes),
+        mib(report.read_bytes),
+        report.seconds,
+        mib(replica.kv_bytes()),
+        blocks.full,
+        blocks.window,
+    ));
+    lines
+}
+
+fn kind_line(kind: &PackedKind) -> String {
+    let line = format!("{:<22} {:<12} {:>10.2} MiB", kind.name, kind.format, mib(kind.bytes));
+    match &kind.remark {
+        Some(remark) => format!("{line}  {remark}"),
+        None => line,
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / (1 << 20) as f64
+}
+
+/// A bar that counts finished requests and their tokens; nothing if stderr is not a terminal. It vanishes with its
+/// last clone.
+#[derive(Clone)]
+pub struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// A bar for `requests` requests, if `wanted`.
+    pub fn new(wanted: bool, requests: usize) -> Self {
+        let visible = wanted && std::io::stderr().is_terminal();
+        let target = if visible {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        let bar = ProgressBar::with_draw_target(Some(requests as u64), target).with_finish(ProgressFinish::AndClear);
+        let template = "{bar:40} {pos}/{len} requests, {elapsed}, {msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self { bar }
+    }
+
+    /// Shows one request more, and the tokens so far.
+    pub fn finished(&self, tokens: u64) {
+        self.bar.inc(1);
+        let seconds = self.bar.elapsed().as_secs_f64();
+        self.bar.set_message(format!(
+            "{tokens} tokens, {:.0} tok/s",
+            tokens as f64 / seconds.max(1e-3)
+        ));
+    }
+
+    /// Does `work` with the bar out of the way.
+    pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.bar.suspend(work)
+    }
+}
+
+/// Prints answers in the order of requests from a thread of its own, whatever order they come in, so that a slow
+/// terminal does not hold up the steps.
+pub struct Printer {
+    answers: Option<Sender<Answer>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A request and its text, or `None` if it has no answer.
+type Answer = (usize, Option<Vec<u8>>);
+
+impl Printer {
+    /// Starts the thread; it writes to `out`.
+    pub fn start(mut out: impl Write + Send + 'static, progress: &Progress) -> Self {
+        let (sender, receiver) = crossbeam_channel::unbounded();
+        let progress = progress.clone();
+        let mut write = move |text: &[u8]| progress.aside(|| out.write_all(text).and_then(|()| out.flush()));
+        let print = move || print_in_order(receiver, &mut write);
+        let thread = std::thread::Builder::new().name("getp-print".into()).spawn(print);
+        if let Err(error) = &thread {
+            line(format_args!("answers are not printed: {error}"));
+        }
+        Self {
+            answers: Some(sender),
+            thread: thread.ok(),
+        }
+    }
+
+    /// Hands over a request's text, or `None` if it has no answer. Every request is to be handed over once: those
+    /// behind a missing one are printed at the end.
+    pub fn answer(&self, request: usize, text: Option<Vec<u8>>) {
+        if let Some(answers) = &self.answers {
+            let _ = answers.send((request, text));
+        }
+    }
+}
+
+impl Drop for Printer {
+    /// Waits until all is printed.
+    fn drop(&mut self) {
+        self.answers = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn print_in_order(answers: Receiver<Answer>, mut write: impl FnMut(&[u8]) -> std::io::Result<()>) {
+    let mut waiting = BTreeMap::new();
+    let mut next = 0;
+    let mut broken = false;
+    let mut print = |request: usize, text: Option<Vec<u8>>| {
+        let Some(text) = text.filter(|_| !broken) else { return };
+        if let Err(error) = write(&framed(request, &text)) {
+            line(format_args!("answers are not printed any more: {error}"));
+            broken = true;
+        }
+    };
+    for (request, text) in answers {
+        waiting.insert(request, text);
+        while let Some(text) = waiting.remove(&next) {
+            print(next, text);
+            next += 1;
+        }
+    }
+    for (request, text) in waiting {
+        print(request, text);
+    }
+}
+
+/// `[request] text` and a newline; the text's bytes as they are.
+fn framed(request: usize, text: &[u8]) -> Vec<u8> {
+    let mut bytes = format!("[{request}] ").into_bytes();
+    bytes.extend_from_slice(text);
+    bytes.push(b'\n');
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn printed(answers: &[(usize, Option<&str>)]) -> Vec<u8> {
+        let sink = Sink::default();
+        let printer = Printer::start(sink.clone(), &Progress::new(false, answers.len()));
+        for (request, text) in answers {
+            printer.answer(*request, text.map(|t| t.as_bytes().to_vec()));
+        }
+        drop(printer);
+        let bytes = sink.0.lock().unwrap();
+        bytes.clone()
+    }
+
+    #[test]
+    fn answers_are_printed_in_the_order_of_requests() {
+        let text = printed(&[
+            (2, Some("c")),
+            (0, Some("a\nb")),
+            (3, None),
+            (4, Some("")),
+            (1, Some("\u{e9}")),
+        ]);
+        assert_eq!(text, "[0] a\nb\n[1] \u{e9}\n[2] c\n[4] \n".as_bytes());
+    }
+
+    #[test]
+    fn answers_behind_a_missing_one_are_printed_at_the_end() {
+        assert_eq!(printed(&[(2, Some("c")), (1, Some("b"))]), b"[1] b\n[2] c\n");
+    }
+
+    #[test]
+    fn a_full_disk_stops_the_printing_alone() {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let printer = Printer::start(full, &Progress::new(false, 2));
+        printer.answer(0, Some(b"a".to_vec()));
+        printer.answer(1, Some(b"b".to_vec()));
+    }
+}

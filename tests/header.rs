@@ -1,0 +1,120 @@
+//! The committed header is the one the sources give, and compiles wherever a program may include it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn header_is_current() {
+    let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
+    let mut header = Vec::new();
+    cbindgen::Builder::new()
+        .with_src(root().join("src/abi/mod.rs"))
+        .with_config(config)
+        .generate()
+        .unwrap()
+        .write(&mut header);
+    let path = root().join("include/getp.h");
+    if std::env::var_os("GETP_BLESS").is_some() {
+        std::fs::write(&path, &header).unwrap();
+    }
+    let committed = std::fs::read(&path).unwrap_or_default();
+    assert!(
+        committed == header,
+        "include/getp.h is not what src/abi gives; run GETP_BLESS=1 cargo test --test header"
+    );
+}
+
+/// Compiles `source` strictly with each compiler there is for its language.
+fn compile(language: &str, source: &str) {
+    let (compilers, standard) = match language {
+        "c" => (["cc", "clang"], "-std=c11"),
+        _ => (["c++", "clang++"], "-std=c++17"),
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file: PathBuf = dir.path().join(format!("program.{language}"));
+    std::fs::write(&file, source).unwrap();
+    for (at, compiler) in compilers.into_iter().enumerate() {
+        let output = Command::new(compiler)
+            .args([
+                standard,
+                "-Wall",
+                "-Wextra",
+                "-Wpedantic",
+                "-Werror",
+                "-fsyntax-only",
+                "-I",
+            ])
+            .arg(root().join("include"))
+            .arg(&file)
+            .output();
+        match output {
+            Ok(output) => assert!(
+                output.status.success(),
+                "{compiler}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            ),
+            // The system's compiler is required, the other one only if it is there.
+            Err(error) => assert!(at > 0, "{compiler}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn header_compiles_alone_and_twice() {
+    let source = "#include \"getp.h\"\n#include \"getp.h\"\n\
+        int main(void) { Transformer *t = NULL; warm_up(t, NULL); return getp_version() == NULL; }\n";
+    compile("c", source);
+    compile("cpp", source);
+}
+
+/// The C compiler has the last word about the layout of its own structs.
+#[test]
+fn header_has_the_contract_s_layout() {
+    let asserts = [
+        "sizeof(Config) == 60",
+        "sizeof(TransformerWeights) == 128",
+        "sizeof(RunState) == 168",
+        "sizeof(Transformer) == 384",
+        "sizeof(TokenIndex) == 16",
+        "sizeof(Tokenizer) == 1576",
+        "sizeof(ProbIndex) == 8",
+        "sizeof(Sampler) == 32",
+        "sizeof(Requests) == 32",
+        "sizeof(getp_options) == 48",
+        "offsetof(Config, swiglu_limit) == 56",
+        "offsetof(Transformer, weights) == 64",
+        "offsetof(Transformer, state) == 192",
+        "offsetof(Transformer, fd) == 360",
+        "offsetof(Transformer, file_size) == 376",
+        "offsetof(Tokenizer, byte_pieces) == 1064",
+        "offsetof(Sampler, rng_state) == 24",
+        "offsetof(Requests, tok_gens) == 24",
+    ];
+    let lines: String = asserts
+        .iter()
+        .map(|a| format!("_Static_assert({a}, \"\");\n"))
+        .collect();
+    compile(
+        "c",
+        &format!("#include \"getp.h\"\n{lines}int main(void) {{ return 0; }}\n"),
+    );
+}
+
+#[test]
+fn a_program_with_its_own_structs_may_include_it() {
+    let structs = "typedef struct { int a; } Transformer; typedef struct { int a; } Tokenizer;\n\
+        typedef struct { int a; } Sampler; typedef struct { int a; } Requests; typedef struct { int a; } Config;\n";
+    let include = "#define GETP_NO_DRIVER_STRUCTS\n#include \"getp.h\"\n#include \"getp.h\"\n";
+    let main = "int main(void) { Transformer t; warm_up(&t, 0); finish(&t, 0);\n\
+        return inference(&t, 0, 0, 0) == 0 || getp_model_transformer(0) == &t; }\n";
+    compile("c", &format!("{structs}{include}{main}"));
+    // A C++ program's own declarations have C++ linkage, before the header and behind it.
+    let declarations = "void warm_up(Transformer *, Tokenizer *); void finish(Transformer *, Tokenizer *);\n\
+        long long inference(Transformer *, Tokenizer *, Sampler *, Requests *);\n";
+    compile("cpp", &format!("{structs}{declarations}{include}{main}"));
+    compile("cpp", &format!("{structs}{include}{declarations}{main}"));
+}
