@@ -1,4 +1,5 @@
-//! Rotary embedding with YaRN's frequencies, in float32 as the eval program computes it.
+//! Rotary embedding with YaRN's frequencies, in float32 as the eval program computes it, contractions of products and
+//! sums included.
 
 use super::ModelConfig;
 
@@ -22,20 +23,21 @@ impl Rope {
                 concentration: 1.0,
             };
         }
-        let turns = |n: f32| {
-            let period = config.initial_context_length as f32 / (n * 2.0 * std::f32::consts::PI);
-            half as f32 * period.ln() / theta.ln()
+        // The pair whose wave turns `n` times within the original context.
+        let pair = |n: f32| {
+            let turns = f64::from(config.initial_context_length as f32) / (f64::from(n) * 2.0 * std::f64::consts::PI);
+            half as f32 * (turns as f32).ln() / theta.ln()
         };
-        let (low, high) = (turns(32.0), turns(1.0));
+        let (low, high) = (pair(32.0), pair(1.0));
         let inverse = (0..half).map(|i| {
-            let ramp = ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
-            let kept = 1.0 / frequency(i);
-            let slowed = 1.0 / (scale * frequency(i));
-            slowed * ramp + kept * (1.0 - ramp)
+            let kept = 1.0 - ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
+            let fast = 1.0 / frequency(i);
+            let slow = 1.0 / (scale * frequency(i));
+            slow.mul_add(1.0 - kept, fast * kept)
         });
         Self {
             inverse: inverse.collect(),
-            concentration: 0.1 * scale.ln() + 1.0,
+            concentration: 0.1_f32.mul_add(scale.ln(), 1.0),
         }
     }
 
