@@ -4,6 +4,7 @@ mod fake;
 
 use fake::{Control, Program, VOCAB, expected, finish, inference, last_error, quiet, vocabulary_file};
 use getp::abi::lifecycle;
+use getp::checkpoint::{TensorLayout, config_from_bytes};
 use std::ffi::{CStr, CString, c_int};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -147,18 +148,23 @@ fn a_request_handle_reads_its_file_and_runs() {
     finish(&mut program).unwrap();
 }
 
+/// Writes a model of the program's dimensions whose weights are all 0.
+fn model_file(dir: &Path, program: &Program) -> PathBuf {
+    let mut bytes = program.transformer.config.to_bytes().to_vec();
+    let config = config_from_bytes(&program.transformer.config.to_bytes()).unwrap();
+    bytes.resize(TensorLayout::new(config).unwrap().file_bytes(), 0);
+    let path = dir.join("model.bin");
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
 #[test]
 fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
     use getp::abi::{library::*, model::*, sampler::*};
-    use getp::checkpoint::{TensorLayout, config_from_bytes, config_to_bytes};
     quiet();
     let mut program = Program::new(&["ab"], 8);
-    let config = config_from_bytes(&program.transformer.config.to_bytes()).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.bin");
-    let mut bytes = config_to_bytes(&config).to_vec();
-    bytes.resize(TensorLayout::new(config).unwrap().file_bytes(), 0);
-    std::fs::write(&path, bytes).unwrap();
+    let path = model_file(dir.path(), &program);
     let control = Arc::<Control>::default();
     // SAFETY: paths, handles and structs of this test's own.
     unsafe {
@@ -219,7 +225,7 @@ fn nothing_else_is_exported() {
 }
 
 #[test]
-fn the_c_program_says_what_went_wrong() {
+fn the_c_program_answers_or_says_what_went_wrong() {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("batch");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -236,18 +242,22 @@ fn the_c_program_says_what_went_wrong() {
     let vocabulary = vocabulary_file(dir.path());
     let requests = dir.path().join("requests");
     std::fs::write(&requests, "1\nab\n").unwrap();
-    let run = |model: &str| {
+    let run = |model: &Path| {
         Command::new(&program)
             .env("LD_LIBRARY_PATH", &so_dir)
-            .args([Path::new(model), &vocabulary, &requests, Path::new("8")])
+            .args([model, &vocabulary, &requests, Path::new("8")])
             .output()
             .unwrap()
     };
-    let output = run("/does/not/exist.bin");
+    let output = run(Path::new("/does/not/exist.bin"));
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(
         text.contains("getp: /does/not/exist.bin: ") && text.contains("batch: /does/not/exist.bin: "),
         "{text}"
     );
+    // All logits of such a model are equal, and the lowest token is a NUL byte.
+    let output = run(&model_file(dir.path(), &Program::new(&[], 8)));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(output.stdout, b"[0] \0\0\0\0\0\0\0\0\n");
 }
