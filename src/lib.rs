@@ -7,6 +7,7 @@ pub mod abi;
 pub mod backend;
 pub mod batch;
 pub mod checkpoint;
+pub mod dtype;
 pub mod engine;
 pub mod error;
 pub mod logits;

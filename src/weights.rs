@@ -7,14 +7,12 @@
 //! their codes, so that the checkpoint's pages are read once in any case (the misfit's own tile aside).
 
 use crate::checkpoint::{Part, Tensor, Values};
+use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};
-use crate::simd::{E2M1, Kernel, Level, Simd};
+use crate::simd::{Kernel, Level, Simd};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-
-/// Values in one MXFP4 block.
-pub const MX_BLOCK: usize = 32;
 
 /// How values are held, from the smallest to the widest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,7 +144,7 @@ impl Packed {
 /// Packs `members`, matrices of one shape, into the narrowest format from `expected` on that is exact for all.
 pub fn pack(members: &[Tensor<'_>], expected: Format, layout: &dyn Layout) -> Result<Packed> {
     let first = members.first().ok_or(Error::Internal("no tensor to pack".into()))?;
-    let mut format = if first.cols.is_multiple_of(MX_BLOCK) {
+    let mut format = if first.cols.is_multiple_of(MXFP4_BLOCK) {
         expected
     } else {
         expected.max(Format::Bf16)
@@ -299,7 +297,7 @@ fn slice_rows<'a>(tensor: &Tensor<'a>, first: usize, n: usize) -> Tensor<'a> {
                 Values::Bf16(bytes) => Values::Bf16(&bytes[2 * a..2 * b]),
                 Values::Mxfp4 { blocks, scales } => Values::Mxfp4 {
                     blocks: &blocks[a / 2..b / 2],
-                    scales: &scales[a / MX_BLOCK..b / MX_BLOCK],
+                    scales: &scales[a / MXFP4_BLOCK..b / MXFP4_BLOCK],
                 },
             };
             parts.push(Part {
@@ -366,7 +364,7 @@ impl Kernel for EncodeRows<'_, '_> {
         match format {
             Format::Mxfp4 => {
                 scratch.codes.resize(n * cols, 0);
-                scratch.scales.resize(n * cols / MX_BLOCK, 0);
+                scratch.scales.resize(n * cols / MXFP4_BLOCK, 0);
             }
             Format::Bf16 => scratch.halves.resize(n * cols, 0),
             Format::F32 => {}
@@ -385,7 +383,7 @@ impl Kernel for EncodeRows<'_, '_> {
                 }
                 let fits = match format {
                     Format::Mxfp4 => {
-                        let blocks = at.start / MX_BLOCK..at.end / MX_BLOCK;
+                        let blocks = at.start / MXFP4_BLOCK..at.end / MXFP4_BLOCK;
                         encode_mxfp4(floats, &mut scratch.codes[at], &mut scratch.scales[blocks])
                     }
                     Format::Bf16 => encode_bf16(floats, &mut scratch.halves[at]),
@@ -421,29 +419,20 @@ fn row_to_f32(values: &Values<'_>, row: usize, out: &mut [f32]) {
             }
         }
         Values::Mxfp4 { blocks, scales } => {
-            let scales = &scales[row * cols / MX_BLOCK..][..cols / MX_BLOCK];
+            let scales = &scales[row * cols / MXFP4_BLOCK..][..cols / MXFP4_BLOCK];
             let blocks = &blocks[row * cols / 2..][..cols / 2];
             for ((out, block), &scale) in out
-                .chunks_exact_mut(MX_BLOCK)
-                .zip(blocks.chunks_exact(MX_BLOCK / 2))
+                .chunks_exact_mut(MXFP4_BLOCK)
+                .zip(blocks.chunks_exact(MXFP4_BLOCK_BYTES))
                 .zip(scales)
             {
-                let scale = e8m0(scale);
+                let scale = e8m0_to_f32(scale);
                 for (pair, &byte) in out.chunks_exact_mut(2).zip(block) {
                     pair[0] = E2M1[usize::from(byte & 15)] * scale;
                     pair[1] = E2M1[usize::from(byte >> 4)] * scale;
                 }
             }
         }
-    }
-}
-
-/// The value of an E8M0 scale: `2^(e - 127)`, and 255 is NaN.
-pub fn e8m0(e: u8) -> f32 {
-    match e {
-        0 => f32::from_bits(0x0040_0000),
-        255 => f32::NAN,
-        _ => f32::from_bits(u32::from(e) << 23),
     }
 }
 
@@ -473,8 +462,8 @@ fn encode_bf16(row: &[f32], out: &mut [u16]) -> bool {
 #[inline(always)]
 fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
     let mut fits = true;
-    let (blocks, _) = row.as_chunks::<MX_BLOCK>();
-    let (codes, _) = codes.as_chunks_mut::<MX_BLOCK>();
+    let (blocks, _) = row.as_chunks::<MXFP4_BLOCK>();
+    let (codes, _) = codes.as_chunks_mut::<MXFP4_BLOCK>();
     for ((block, codes), scale) in blocks.iter().zip(codes).zip(scales) {
         let largest = block.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
         let exponent = if largest == 0 { 129 } else { largest >> 23 };
@@ -513,9 +502,9 @@ fn misfit(row: &[f32], format: Format) -> (usize, Format) {
     match (not_bf16, format) {
         (Some(col), _) => (col, Format::F32),
         (None, Format::Mxfp4) => {
-            let fits = |block: &[f32]| encode_mxfp4(block, &mut [0; MX_BLOCK], &mut [0]);
-            let block = row.chunks_exact(MX_BLOCK).position(|b| !fits(b)).unwrap_or(0);
-            (block * MX_BLOCK, Format::Bf16)
+            let fits = |block: &[f32]| encode_mxfp4(block, &mut [0; MXFP4_BLOCK], &mut [0]);
+            let block = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
+            (block * MXFP4_BLOCK, Format::Bf16)
         }
         (None, _) => (0, Format::F32),
     }

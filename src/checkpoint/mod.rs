@@ -15,10 +15,10 @@ pub use arrays::{
 pub use safetensors::SafetensorsCheckpoint;
 pub use tensor_id::Field;
 
-use half::bf16;
-
+use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::Result;
 use crate::model::ModelConfig;
+use half::bf16;
 
 /// A tensor of the model. `layer` and `expert` count from 0.
 #[allow(missing_docs)] // the fields are the layer and the expert, nothing else
@@ -56,26 +56,6 @@ pub enum TensorId {
     Mlp2 { layer: usize, expert: usize },
     /// Its bias `[1, hidden]`.
     Mlp2Bias { layer: usize, expert: usize },
-}
-
-/// Values in one MXFP4 block.
-pub const MXFP4_BLOCK: usize = 32;
-
-/// Bytes of codes in one MXFP4 block.
-pub const MXFP4_BLOCK_BYTES: usize = MXFP4_BLOCK / 2;
-
-/// The values of the sixteen E2M1 codes.
-pub const E2M1: [f32; 16] = [
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-];
-
-/// The value of an E8M0 scale: `2^(scale - 127)`, and NaN for 255.
-pub fn e8m0_to_f32(scale: u8) -> f32 {
-    match scale {
-        0 => f32::from_bits(0x0040_0000), // 2^-127 is subnormal
-        255 => f32::NAN,
-        _ => f32::from_bits(u32::from(scale) << 23),
-    }
 }
 
 /// Values as they lie in the checkpoint, little endian, row-major, of any alignment.
@@ -142,6 +122,15 @@ pub struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
+    /// Bytes it has in the checkpoint.
+    pub fn len_bytes(&self) -> u64 {
+        let bytes = |values: &Values<'_>| match values {
+            Values::F32(bytes) | Values::Bf16(bytes) => bytes.len(),
+            Values::Mxfp4 { blocks, scales } => blocks.len() + scales.len(),
+        };
+        self.parts.iter().map(|part| bytes(&part.values) as u64).sum()
+    }
+
     /// All values in row-major order, widened to float32 exactly.
     pub fn to_f32(&self) -> Vec<f32> {
         let mut out = Vec::with_capacity(self.parts.iter().map(|part| part.values.count()).sum());
@@ -167,15 +156,6 @@ mod tests {
     fn tensor(cols: usize, values: Vec<Values<'_>>) -> Tensor<'_> {
         let parts = values.into_iter().map(|values| Part { rows: 1, values }).collect();
         Tensor { rows: 1, cols, parts }
-    }
-
-    #[test]
-    fn e8m0_covers_subnormal_normal_and_nan() {
-        assert_eq!(e8m0_to_f32(0), 2f32.powi(-126) / 2.0);
-        assert_eq!(e8m0_to_f32(1), 2f32.powi(-126));
-        assert_eq!(e8m0_to_f32(127), 1.0);
-        assert_eq!(e8m0_to_f32(254), 2f32.powi(127));
-        assert!(e8m0_to_f32(255).is_nan());
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 
 use super::{Kernel, Simd};
+use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -175,7 +176,7 @@ unsafe impl Simd for Avx2 {
     unsafe fn e2m1<const SHIFT: u32>(w: U32x16) -> F32x16 {
         // The permutation picks the magnitude by the low three bits; the fourth becomes the sign.
         unsafe {
-            let magnitudes = _mm256_loadu_ps(super::E2M1.as_ptr());
+            let magnitudes = _mm256_loadu_ps(E2M1.as_ptr());
             let down = _mm_cvtsi32_si128(SHIFT.cast_signed());
             let up = _mm_cvtsi32_si128(28 - SHIFT.cast_signed());
             let sign = _mm256_set1_epi32(i32::MIN);

@@ -2,6 +2,7 @@
 #![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 
 use super::{Kernel, Simd};
+use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -138,7 +139,10 @@ unsafe impl Simd for Avx512 {
             let x = _mm256_set1_ps(x);
             let low = _mm256_mul_ps(_mm512_castps512_ps256(w), x);
             let high = _mm256_mul_ps(_mm512_extractf32x8_ps::<1>(w), x);
-            F64x16(_mm512_add_pd(sum.0, _mm512_cvtps_pd(low)), _mm512_add_pd(sum.1, _mm512_cvtps_pd(high)))
+            F64x16(
+                _mm512_add_pd(sum.0, _mm512_cvtps_pd(low)),
+                _mm512_add_pd(sum.1, _mm512_cvtps_pd(high)),
+            )
         }
     }
     #[inline(always)]
@@ -164,7 +168,7 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn e2m1<const SHIFT: u32>(w: __m512i) -> __m512 {
         // The permutation reads only the low four bits of each index.
-        unsafe { _mm512_permutexvar_ps(_mm512_srli_epi32::<SHIFT>(w), _mm512_loadu_ps(super::E2M1.as_ptr())) }
+        unsafe { _mm512_permutexvar_ps(_mm512_srli_epi32::<SHIFT>(w), _mm512_loadu_ps(E2M1.as_ptr())) }
     }
     #[inline(always)]
     unsafe fn scales(p: *const u8) -> __m512 {

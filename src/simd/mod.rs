@@ -143,11 +143,6 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// E2M1 values by code.
-pub const E2M1: [f32; 16] = [
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-];
-
 /// The widest instruction set this machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {

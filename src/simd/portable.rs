@@ -1,7 +1,8 @@
 //! Plain arrays, for any machine; the compiler vectorizes what it can.
 #![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 
-use super::{E2M1, Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd};
+use crate::dtype::E2M1;
 use half::f16;
 use std::array::from_fn;
 

@@ -20,9 +20,10 @@
 
 use super::shared::Shared;
 use super::tiles::TILE;
+use crate::dtype::MXFP4_BLOCK;
 use crate::options::Precision;
 use crate::simd::{Kernel, LANES, Level, Simd};
-use crate::weights::{Format, MX_BLOCK, Packed};
+use crate::weights::{Format, Packed};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -80,7 +81,7 @@ impl Inputs {
         groups: impl Iterator<Item = &'a [u32]>,
     ) {
         let encoding = engine.encoding(format);
-        self.words_per_token = encoding.words(cols.next_multiple_of(MX_BLOCK));
+        self.words_per_token = encoding.words(cols.next_multiple_of(MXFP4_BLOCK));
         self.plan_blocks(engine.max_tokens(), groups);
         let len = self.rows.len() * self.words_per_token;
         if self.words.len() < len {
@@ -483,16 +484,23 @@ unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
         let mut sums = [[S::splat(0.0); 2]; T];
         let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
         let mut scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4);
-        for _ in 0..args.cols / MX_BLOCK {
+        for _ in 0..args.cols / MXFP4_BLOCK {
             // The integer sums fill the registers; the float sums stay in memory until the block is done, which the
             // compiler must not undo.
-            let sums = if T > 6 { &mut *std::hint::black_box(&raw mut sums) } else { &mut sums };
+            let sums = if T > 6 {
+                &mut *std::hint::black_box(&raw mut sums)
+            } else {
+                &mut sums
+            };
             let mut block = [[S::i_zero(); 2]; T];
             for _ in 0..4 {
                 let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
                 macro_rules! pair {
                     ($index:literal) => {
-                        let (d0, d1) = (S::e2m1_words::<{ 4 * $index }>(w0), S::e2m1_words::<{ 4 * $index }>(w1));
+                        let (d0, d1) = (
+                            S::e2m1_words::<{ 4 * $index }>(w0),
+                            S::e2m1_words::<{ 4 * $index }>(w1),
+                        );
                         for (t, block) in block.iter_mut().enumerate() {
                             block[0] = S::dot_i16(block[0], d0, x.add($index * T + t));
                             block[1] = S::dot_i16(block[1], d1, x.add($index * T + t));
@@ -628,23 +636,5 @@ unsafe fn sum_in_f64<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S
             }
         }
         out
-    }
-}
-struct Plain<'a> { out: Shared<'a, f32>, rows: usize }
-impl Epilogue for Plain<'_> {
-    type State = ();
-    fn begin(&self) {}
-    #[inline(always)]
-    unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
-        let first = at.tile * TILE;
-        let n = TILE.min(self.rows - first);
-        unsafe { self.out.slice(at.row * self.rows + first, n) }.copy_from_slice(&sums[..n]);
-    }
-    fn end(&self, (): ()) {}
-}
-impl Engine {
-    pub fn bench(self, p: &Packed, x: &[f32], all: &[u32], inputs: &mut Inputs, out: &mut [f32], enc: bool) {
-        if enc { inputs.encode(self, p.format, x, p.cols, (0..p.members).map(|_| all)); } else {
-        self.multiply(p, inputs, &Plain { out: Shared::new(out), rows: p.rows }); }
     }
 }

@@ -7,13 +7,13 @@ mod ops;
 mod shared;
 mod tiles;
 
-pub use gemm::{Engine, Inputs};
+pub use gemm::Engine;
 pub use kv::{Element, KvCache, block_bytes};
 pub use ops::{Buffer, CpuOps, Routes};
 pub use tiles::Tiles;
 
 use crate::batch::StepPlan;
-use crate::checkpoint::{Checkpoint, Tensor, TensorId};
+use crate::checkpoint::{Checkpoint, Field, Tensor, TensorId};
 use crate::error::{Error, Result};
 use crate::model::{Activations, LayerWeights, ModelConfig, Weights, forward};
 use crate::options::{Options, Precision};
@@ -288,41 +288,33 @@ pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
         report: PackReport::default(),
     };
     let config = checkpoint.config();
-    let embedding = loader.table("token_embedding_table", TensorId::Embedding)?;
-    let unembedding = loader.dense("out", TensorId::Unembedding)?;
-    let out_norm = loader.vector("rms_out_w", &[TensorId::OutNorm])?;
+    let embedding = loader.table(TensorId::Embedding)?;
+    let unembedding = loader.dense(TensorId::Unembedding)?;
+    let out_norm = loader.vector(&[TensorId::OutNorm])?;
     let mut layers = Vec::with_capacity(config.n_layers);
     for layer in 0..config.n_layers {
         let experts =
             |id: fn(usize, usize) -> TensorId| (0..config.n_experts).map(|e| id(layer, e)).collect::<Vec<_>>();
         layers.push(LayerWeights {
-            attn_norm: loader.vector("rms_attn_w", &[TensorId::AttnNorm { layer }])?,
-            ffn_norm: loader.vector("rms_ffn_w", &[TensorId::FfnNorm { layer }])?,
-            qkv: loader.dense("w_qkv", TensorId::Qkv { layer })?,
-            qkv_bias: loader.vector("b_qkv", &[TensorId::QkvBias { layer }])?,
-            attn_out: loader.dense("w_o", TensorId::AttnOut { layer })?,
-            attn_out_bias: loader.vector("b_o", &[TensorId::AttnOutBias { layer }])?,
-            sinks: loader.vector("attn_sinks", &[TensorId::Sinks { layer }])?,
-            router: loader.dense("w_router", TensorId::Router { layer })?,
-            router_bias: loader.vector("b_router", &[TensorId::RouterBias { layer }])?,
-            mlp1: loader.experts(
-                "w_mlp1",
-                &experts(|layer, expert| TensorId::Mlp1 { layer, expert }),
-                true,
-            )?,
-            mlp2: loader.experts(
-                "w_mlp2",
-                &experts(|layer, expert| TensorId::Mlp2 { layer, expert }),
-                false,
-            )?,
-            mlp1_bias: loader.vector("b_mlp1", &experts(|layer, expert| TensorId::Mlp1Bias { layer, expert }))?,
-            mlp2_bias: loader.vector("b_mlp2", &experts(|layer, expert| TensorId::Mlp2Bias { layer, expert }))?,
+            attn_norm: loader.vector(&[TensorId::AttnNorm { layer }])?,
+            ffn_norm: loader.vector(&[TensorId::FfnNorm { layer }])?,
+            qkv: loader.dense(TensorId::Qkv { layer })?,
+            qkv_bias: loader.vector(&[TensorId::QkvBias { layer }])?,
+            attn_out: loader.dense(TensorId::AttnOut { layer })?,
+            attn_out_bias: loader.vector(&[TensorId::AttnOutBias { layer }])?,
+            sinks: loader.vector(&[TensorId::Sinks { layer }])?,
+            router: loader.dense(TensorId::Router { layer })?,
+            router_bias: loader.vector(&[TensorId::RouterBias { layer }])?,
+            mlp1: loader.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert }), true)?,
+            mlp2: loader.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert }), false)?,
+            mlp1_bias: loader.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert }))?,
+            mlp2_bias: loader.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert }))?,
         });
     }
     let mut report = loader.report;
     report
         .kinds
-        .sort_by_key(|k| FILE_ORDER.iter().position(|name| *name == k.name));
+        .sort_by_key(|k| Field::IN_FILE_ORDER.iter().position(|field| field.name() == k.name));
     report.seconds = start.elapsed().as_secs_f64();
     Ok((
         Weights {
@@ -335,26 +327,6 @@ pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
     ))
 }
 
-/// Kinds of tensors in the order of the `.bin` file.
-const FILE_ORDER: [&str; 16] = [
-    "token_embedding_table",
-    "out",
-    "rms_attn_w",
-    "rms_ffn_w",
-    "rms_out_w",
-    "w_qkv",
-    "b_qkv",
-    "w_o",
-    "b_o",
-    "attn_sinks",
-    "w_router",
-    "b_router",
-    "w_mlp1",
-    "b_mlp1",
-    "w_mlp2",
-    "b_mlp2",
-];
-
 /// Packs tensors and keeps the report.
 struct Loader<'a> {
     checkpoint: &'a dyn Checkpoint,
@@ -362,25 +334,19 @@ struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    fn dense(&mut self, name: &'static str, id: TensorId) -> Result<Packed> {
-        self.packed(name, &[id], Format::Bf16, &Tiles { gated: false })
+    fn dense(&mut self, id: TensorId) -> Result<Packed> {
+        self.packed(&[id], Format::Bf16, &Tiles { gated: false })
     }
 
-    fn table(&mut self, name: &'static str, id: TensorId) -> Result<Packed> {
-        self.packed(name, &[id], Format::Bf16, &RowMajor)
+    fn table(&mut self, id: TensorId) -> Result<Packed> {
+        self.packed(&[id], Format::Bf16, &RowMajor)
     }
 
-    fn experts(&mut self, name: &'static str, ids: &[TensorId], gated: bool) -> Result<Packed> {
-        self.packed(name, ids, Format::Mxfp4, &Tiles { gated })
+    fn experts(&mut self, ids: &[TensorId], gated: bool) -> Result<Packed> {
+        self.packed(ids, Format::Mxfp4, &Tiles { gated })
     }
 
-    fn packed(
-        &mut self,
-        name: &'static str,
-        ids: &[TensorId],
-        expected: Format,
-        layout: &dyn crate::weights::Layout,
-    ) -> Result<Packed> {
+    fn packed(&mut self, ids: &[TensorId], expected: Format, layout: &dyn crate::weights::Layout) -> Result<Packed> {
         let tensors = ids
             .iter()
             .map(|&id| self.checkpoint.tensor(id))
@@ -390,11 +356,11 @@ impl Loader<'_> {
         let widened = packed.misfit.as_ref().map(|m| format!("not {}: {m}", expected.name()));
         let bad = packed.non_finite.as_ref().map(|m| format!("not finite: {m}"));
         let remark = widened.into_iter().chain(bad).reduce(|a, b| format!("{a}; {b}"));
-        self.note(name, packed.format.name(), packed.bytes.len(), remark);
+        self.note(ids, packed.format.name(), packed.bytes.len(), remark);
         Ok(packed)
     }
 
-    fn vector(&mut self, name: &'static str, ids: &[TensorId]) -> Result<Vec<f32>> {
+    fn vector(&mut self, ids: &[TensorId]) -> Result<Vec<f32>> {
         let mut values = Vec::new();
         for &id in ids {
             let tensor = self.checkpoint.tensor(id)?;
@@ -405,12 +371,13 @@ impl Loader<'_> {
             .iter()
             .position(|v| !v.is_finite())
             .map(|i| format!("not finite: {:e} at {i}", values[i]));
-        self.note(name, Format::F32.name(), 4 * values.len(), bad);
+        self.note(ids, Format::F32.name(), 4 * values.len(), bad);
         Ok(values)
     }
 
     /// Adds a tensor to its kind's line; the first remark of a kind stands for all.
-    fn note(&mut self, name: &'static str, format: &str, bytes: usize, remark: Option<String>) {
+    fn note(&mut self, ids: &[TensorId], format: &str, bytes: usize, remark: Option<String>) {
+        let name = ids[0].place().0.name();
         let kinds = &mut self.report.kinds;
         let at = kinds.iter().position(|k| k.name == name).unwrap_or_else(|| {
             kinds.push(PackedKind {

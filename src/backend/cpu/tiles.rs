@@ -12,8 +12,9 @@
 //! Gated tiles hold sixteen gates in the first vector and their sixteen ups in the second, so that both meet in one
 //! lane.
 
+use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
 use crate::simd::LANES;
-use crate::weights::{Format, Layout, MX_BLOCK, Rows};
+use crate::weights::{Format, Layout, Rows};
 
 /// Rows of a tile.
 pub const TILE: usize = 2 * LANES;
@@ -54,7 +55,7 @@ impl Layout for Tiles {
 
     fn tile_bytes(&self, format: Format, cols: usize) -> usize {
         let scales = if format == Format::Mxfp4 {
-            cols / MX_BLOCK * TILE
+            cols / MXFP4_BLOCK * TILE
         } else {
             0
         };
@@ -68,7 +69,7 @@ impl Layout for Tiles {
                 self.write_words(codes, cols, 8, words, |eight| {
                     nibbles(u64::from_le_bytes(eight.try_into().unwrap_or_default()))
                 });
-                let blocks = cols / MX_BLOCK;
+                let blocks = cols / MXFP4_BLOCK;
                 for (row, scales) in scales.chunks_exact(blocks).enumerate() {
                     let lane = self.lane(row);
                     for (block, &scale) in scales.iter().enumerate() {
@@ -96,8 +97,8 @@ impl Layout for Tiles {
                     Format::Bf16 => f32::from_bits(word >> (16 * (col % 2)) << 16),
                     Format::Mxfp4 => {
                         let code = word >> (16 * (col % 2) + 4 * (col % 8 / 2)) & 15;
-                        let scale = crate::weights::e8m0(scales[col / MX_BLOCK * TILE + lane]);
-                        crate::simd::E2M1[code as usize] * scale
+                        let scale = e8m0_to_f32(scales[col / MXFP4_BLOCK * TILE + lane]);
+                        E2M1[code as usize] * scale
                     }
                 };
             }
