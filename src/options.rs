@@ -32,7 +32,7 @@ pub struct Options {
     pub progress: bool,
     /// `GETP_PROFILE=0|1`: time each stage and print a table at the end.
     pub profile: bool,
-    /// `GETP_LOGITS=FILE`: write the logits of every position fed to FILE.
+    /// `GETP_LOGITS=FILE`: write the logits of every position fed to FILE, which each inference begins anew.
     pub logits: Option<PathBuf>,
 }
 

@@ -3,6 +3,9 @@
 //! The replica's logits depend on the token fed and its position alone, so that a test can say what each request's
 //! answer must be whatever ran beside it.
 
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use getp::abi::lifecycle;
 use getp::abi::types::{Config, Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
 use getp::batch::StepPlan;
 use getp::checkpoint::Checkpoint;
@@ -11,10 +14,11 @@ use getp::options::Options;
 use getp::profile::Profile;
 use getp::replica::{Greedy, KvBlocks, PackReport, PackedKind, Pointers, Replica, StepOutput, Want};
 use getp::sampler::{self, request_seed};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 
 /// The model's vocabulary: larger than the tokenizer's, as it is in real life.
 pub const VOCAB: usize = 300;
@@ -266,6 +270,97 @@ fn transformer() -> Transformer {
     transformer.state = RunState::from_arrays([0x20 as *mut c_void; 21]);
     transformer.fd = 7;
     transformer
+}
+
+/// Keeps answers off the test's stdout, unless a test's own process is to print them.
+pub fn quiet() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if std::env::var_os("GETP_PRINT").is_none() {
+            // SAFETY: nothing here reads the environment but through Rust's own functions, which lock it.
+            unsafe { std::env::set_var("GETP_PRINT", "0") };
+        }
+    });
+}
+
+/// `warm_up` on the fake.
+pub fn warm_up(program: &mut Program, control: &Arc<Control>) -> Result<()> {
+    quiet();
+    // SAFETY: the program's own structs.
+    unsafe {
+        lifecycle::warm_up(
+            &raw mut *program.transformer,
+            &raw mut *program.tokenizer,
+            &control.open(),
+        )
+    }
+}
+
+/// `inference` on the fake.
+pub fn inference(program: &mut Program, control: &Arc<Control>) -> Result<i64> {
+    quiet();
+    let Program {
+        transformer,
+        tokenizer,
+        sampler,
+        requests,
+        ..
+    } = program;
+    // SAFETY: the program's own structs.
+    unsafe {
+        lifecycle::inference(
+            &raw mut **transformer,
+            &raw mut **tokenizer,
+            sampler,
+            requests,
+            &control.open(),
+        )
+    }
+}
+
+/// `finish`.
+pub fn finish(program: &mut Program) -> Result<()> {
+    // SAFETY: the program's own struct.
+    unsafe { lifecycle::finish(&raw mut *program.transformer) }
+}
+
+/// Prompts of many lengths, more than a step has room for.
+pub const PROMPTS: [&str; 12] = [
+    "hello",
+    "ab",
+    "x",
+    "abab",
+    "a long prompt with ab in it",
+    "0123456789",
+    "y",
+    "z",
+    "aba",
+    "bab",
+    "q",
+    "the last",
+];
+
+/// The text of the calling thread's last error.
+pub fn last_error() -> Option<String> {
+    let text = getp::abi::library::getp_last_error();
+    // SAFETY: not NULL, it is this thread's string, and nothing replaces it meanwhile.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned())
+}
+
+/// Writes a `tokenizer.bin` of the vocabulary.
+pub fn vocabulary_file(dir: &Path) -> PathBuf {
+    let mut bytes = 2_i32.to_le_bytes().to_vec();
+    let mut add = |piece: &[u8], score: f32| {
+        bytes.extend(score.to_le_bytes());
+        bytes.extend((piece.len() as i32).to_le_bytes());
+        bytes.extend(piece);
+    };
+    add(b"<0x00>", 0.0);
+    (1..=255).for_each(|byte| add(&[byte], 0.0));
+    add(b"ab", 0.0);
+    let path = dir.join("tokenizer.bin");
+    std::fs::write(&path, bytes).unwrap();
+    path
 }
 
 /// What the program's own loop would answer, and the random state it would leave.

@@ -1,0 +1,263 @@
+//! What a program without the eval program's structs uses: options, handles, the shared object.
+
+mod fake;
+
+use fake::{Control, Program, VOCAB, expected, finish, inference, last_error, quiet, vocabulary_file};
+use getp::abi::lifecycle;
+use getp::checkpoint::{TensorLayout, config_from_bytes};
+use std::ffi::{CStr, CString, c_int};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::ptr::null;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+fn c_path(path: &Path) -> CString {
+    CString::new(path.to_str().unwrap()).unwrap()
+}
+
+#[test]
+fn options_are_checked() {
+    use getp::abi::options::{GETP_FAST, GETP_OFF, GETP_ON, Options, getp_options_init};
+    let mut options = Options {
+        size: 3,
+        ..Options::default()
+    };
+    // SAFETY: its own struct.
+    unsafe { getp_options_init(&mut options) };
+    assert_eq!(options.size, 48);
+    // SAFETY: `logits` is NULL in all of them, or a C string.
+    let choices = |options: Options| unsafe { options.choices() };
+    let default = choices(options).unwrap();
+    assert!(default.threads.is_none() && default.print.is_none() && default.logits.is_none());
+    let chosen = Options {
+        precision: GETP_FAST,
+        max_batch: 5,
+        print: GETP_OFF,
+        profile: GETP_ON,
+        logits: c"/tmp/x".as_ptr(),
+        ..options
+    };
+    let chosen = choices(chosen).unwrap();
+    assert_eq!(
+        (chosen.max_batch, chosen.print, chosen.profile),
+        (Some(5), Some(false), Some(true))
+    );
+    assert_eq!(chosen.logits.as_deref(), Some(Path::new("/tmp/x")));
+    for (wrong, word) in [
+        (Options { size: 0, ..options }, "getp_options.size=0"),
+        (Options { threads: -1, ..options }, "getp_options.threads=-1"),
+        (
+            Options {
+                precision: 9,
+                ..options
+            },
+            "GETP_EXACT or GETP_FAST",
+        ),
+        (Options { print: -1, ..options }, "GETP_ON or GETP_OFF"),
+    ] {
+        let message = choices(wrong).unwrap_err().to_string();
+        assert!(message.contains(word), "{message}");
+    }
+}
+
+#[test]
+fn a_tokenizer_handle_is_the_program_s_struct() {
+    use getp::abi::tokenizer::*;
+    let dir = tempfile::tempdir().unwrap();
+    let path = c_path(&vocabulary_file(dir.path()));
+    // SAFETY: handles of this test's own; arrays are as long as the struct says.
+    unsafe {
+        let handle = getp_tokenizer_open(path.as_ptr());
+        let tokenizer = &*getp_tokenizer_get(handle);
+        assert_eq!((tokenizer.vocab_size, tokenizer.max_token_length), (257, 2));
+        assert_eq!(CStr::from_ptr(*tokenizer.vocab), c"<0x00>");
+        assert_eq!(CStr::from_ptr(*tokenizer.vocab.add(256)), c"ab");
+        assert_eq!(*tokenizer.lengths.add(256), 2);
+        assert_eq!(tokenizer.byte_tokens[65], 65);
+        assert_eq!(tokenizer.byte_pieces[130..132], [65, 0]);
+        let sorted = std::slice::from_raw_parts(tokenizer.sorted_vocab, 257);
+        let at = sorted.iter().position(|entry| entry.id == 256).unwrap();
+        assert_eq!((sorted[at - 1].id, sorted[at].len), (i32::from(b'a'), 2));
+        let piece = |id| {
+            let mut length = 9;
+            let bytes = getp_tokenizer_piece(handle, id, &mut length);
+            std::slice::from_raw_parts(bytes.cast::<u8>(), length).to_vec()
+        };
+        assert_eq!((piece(256), piece(0)), (b"ab".to_vec(), vec![0]));
+        assert_eq!((piece(257), piece(-1)), (vec![], vec![]));
+        getp_tokenizer_close(handle);
+    }
+}
+
+#[test]
+fn a_request_handle_reads_its_file_and_runs() {
+    use getp::abi::{requests::*, tokenizer::*};
+    let dir = tempfile::tempdir().unwrap();
+    let vocabulary = c_path(&vocabulary_file(dir.path()));
+    let file = dir.path().join("requests");
+    let open = |text: &str, steps| {
+        std::fs::write(&file, text).unwrap();
+        // SAFETY: paths and handles of this test's own.
+        unsafe {
+            let tokenizer = getp_tokenizer_open(vocabulary.as_ptr());
+            let handle = getp_requests_open(c_path(&file).as_ptr(), steps, tokenizer);
+            getp_tokenizer_close(tokenizer);
+            handle
+        }
+    };
+    for (text, steps, word) in [
+        ("", 8, "first line"),
+        ("two\na\nb\n", 8, "first line"),
+        ("3\na\nb\n", 8, "has 2 prompts"),
+        ("1\na\n", 0, "steps"),
+        ("1\na\n", -4, "steps"),
+    ] {
+        assert!(open(text, steps).is_null());
+        let error = last_error().unwrap();
+        assert!(error.contains(word), "{error}");
+    }
+    let handle = open("3\nab\n\na prompt far too long for its steps", 8);
+    let mut program = Program::new(&[], 8);
+    let mut length = 0;
+    // SAFETY: as above; the structs are the test's own.
+    unsafe {
+        assert_eq!(getp_requests_count(handle), 3);
+        let prompt = getp_requests_prompt(handle, 2, &mut length);
+        assert_eq!(
+            std::slice::from_raw_parts(prompt.cast::<u8>(), length),
+            b"a prompt far too long for its steps"
+        );
+        getp_requests_tokens(handle, 0, &mut length);
+        assert_eq!(length, 0);
+        program.requests = *getp_requests_get(handle);
+        assert_eq!(inference(&mut program, &Arc::default()).unwrap(), 8);
+        let tokens = getp_requests_tokens(handle, 0, &mut length);
+        assert_eq!(
+            std::slice::from_raw_parts(tokens, length),
+            expected("ab", 8, &program.sampler, 0).0
+        );
+        getp_requests_tokens(handle, 2, &mut length);
+        assert_eq!(length, 0);
+        for index in [-1, 3] {
+            assert!(getp_requests_tokens(handle, index, &mut length).is_null());
+            assert!(last_error().unwrap().contains("out of range"));
+        }
+        getp_requests_close(handle);
+    }
+    finish(&mut program).unwrap();
+}
+
+/// Writes a model of the program's dimensions whose weights are all 0.
+fn model_file(dir: &Path, program: &Program) -> PathBuf {
+    let mut bytes = program.transformer.config.to_bytes().to_vec();
+    let config = config_from_bytes(&program.transformer.config.to_bytes()).unwrap();
+    bytes.resize(TensorLayout::new(config).unwrap().file_bytes(), 0);
+    let path = dir.join("model.bin");
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
+    use getp::abi::{library::*, model::*, sampler::*};
+    quiet();
+    let mut program = Program::new(&["ab"], 8);
+    let dir = tempfile::tempdir().unwrap();
+    let path = model_file(dir.path(), &program);
+    let control = Arc::<Control>::default();
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        assert!(getp_model_open(c"/does/not/exist".as_ptr(), null()).is_null());
+        assert!(last_error().unwrap().starts_with("/does/not/exist: "));
+        let model = getp_model_open(c_path(&path).as_ptr(), null());
+        let transformer = getp_model_transformer(model);
+        assert_eq!((*transformer).config, program.transformer.config);
+        let sampler = getp_sampler_open(model, 0.0, 0.9, 5);
+        assert_eq!((*getp_sampler_get(sampler)).vocab_size, VOCAB as c_int);
+        let mut stats = Stats::default();
+        assert_eq!(getp_stats(transformer, &mut stats), -1);
+        let open = control.open();
+        let tokenizer = &raw mut *program.tokenizer;
+        lifecycle::warm_up(transformer, tokenizer, &open).unwrap();
+        let requests = &raw mut program.requests;
+        let tokens = lifecycle::inference(transformer, tokenizer, getp_sampler_get(sampler), requests, &open);
+        assert_eq!(tokens.unwrap(), 8);
+        assert_eq!(getp_stats(transformer, &mut stats), 0);
+        assert_eq!(
+            (stats.tokens, stats.prompt_tokens, stats.steps, stats.kv_bytes),
+            (8, 1, 8, 1 << 20)
+        );
+        getp_sampler_close(sampler);
+        getp_model_close(model);
+    }
+    assert_eq!(control.dropped.load(SeqCst), 1);
+}
+
+// The shared object.
+
+fn library() -> PathBuf {
+    let exe = std::env::current_exe().unwrap();
+    exe.with_file_name("libgetp.so")
+}
+
+#[test]
+fn nothing_else_is_exported() {
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(library())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut names: Vec<_> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    names.retain(|name| !name.starts_with("getp_"));
+    names.sort();
+    let expected = [
+        "_Z6finishP11TransformerP9Tokenizer",
+        "_Z7warm_upP11TransformerP9Tokenizer",
+        "_Z9inferenceP11TransformerP9TokenizerP7SamplerP8Requests",
+        "finish",
+        "inference",
+        "warm_up",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn the_c_program_answers_or_says_what_went_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("batch");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let so_dir = library().parent().unwrap().to_owned();
+    let built = Command::new("cc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-o"])
+        .args([&program, &root.join("c_examples/batch.c")])
+        .arg(format!("-I{}", root.join("include").display()))
+        .arg(format!("-L{}", so_dir.display()))
+        .arg("-lgetp")
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let vocabulary = vocabulary_file(dir.path());
+    let requests = dir.path().join("requests");
+    std::fs::write(&requests, "1\nab\n").unwrap();
+    let run = |model: &Path| {
+        Command::new(&program)
+            .env("LD_LIBRARY_PATH", &so_dir)
+            .args([model, &vocabulary, &requests, Path::new("8")])
+            .output()
+            .unwrap()
+    };
+    let output = run(Path::new("/does/not/exist.bin"));
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        text.contains("getp: /does/not/exist.bin: ") && text.contains("batch: /does/not/exist.bin: "),
+        "{text}"
+    );
+    // All logits of such a model are equal, and the lowest token is a NUL byte.
+    let output = run(&model_file(dir.path(), &Program::new(&[], 8)));
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(output.stdout, b"[0] \0\0\0\0\0\0\0\0\n");
+}

@@ -1,0 +1,163 @@
+//! What the user sees and chooses. It depends on the environment, stdout and stderr, so that each test runs its
+//! inference in a process of its own.
+
+mod fake;
+
+use fake::{PROMPTS, Program, VOCAB, expected, finish, inference, warm_up};
+use getp::logits::LogitsReader;
+use std::ffi::c_int;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+/// Set in the processes of [`child`]; the tests they run do nothing without it.
+const CHILD: &str = "TEST_IN_A_CHILD";
+
+fn is_child() -> bool {
+    std::env::var_os(CHILD).is_some()
+}
+
+/// Runs the test `name` of this program alone, with these variables.
+fn child(name: &str, variables: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
+    command
+        .env(CHILD, "1")
+        .env_remove("GETP_PRINT")
+        .envs(variables.iter().copied());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    output
+}
+
+/// Lines of ours on stderr.
+fn lines(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stderr);
+    text.lines()
+        .filter_map(|line| Some(line.strip_prefix("getp: ")?.to_owned()))
+        .collect()
+}
+
+#[test]
+fn child_answers() {
+    if !is_child() {
+        return;
+    }
+    let mut program = Program::new(&PROMPTS, 40);
+    let before = program.sampler;
+    let control = Arc::default();
+    warm_up(&mut program, &control).unwrap();
+    inference(&mut program, &control).unwrap();
+    finish(&mut program).unwrap();
+    let rows: Vec<_> = (0..)
+        .zip(PROMPTS)
+        .map(|(i, prompt)| expected(prompt, 40, &before, i).0)
+        .collect();
+    assert_eq!(program.rows(), rows);
+}
+
+#[test]
+fn child_refused() {
+    if !is_child() {
+        return;
+    }
+    let mut program = Program::new(&[""; 15], 8);
+    assert_eq!(inference(&mut program, &Arc::default()).unwrap(), 0);
+}
+
+#[test]
+fn child_fails_to_warm_up() {
+    if !is_child() {
+        return;
+    }
+    let mut program = Program::new(&["ab"], 8);
+    let error = warm_up(&mut program, &Arc::default()).unwrap_err();
+    getp::abi::guard::record(&error);
+}
+
+#[test]
+fn answers_are_printed_in_order_as_they_are() {
+    let output = child("child_answers", &[("GETP_PRINT", "1")]);
+    let program = Program::new(&PROMPTS, 40);
+    let mut text = Vec::new();
+    for (i, prompt) in PROMPTS.into_iter().enumerate() {
+        text.extend(format!("[{i}] ").into_bytes());
+        let tokens = expected(prompt, 40, &program.sampler, i).0;
+        let piece = |token: c_int| match token {
+            0..=255 => vec![token as u8],
+            256 => b"ab".to_vec(),
+            _ => vec![], // not in the vocabulary
+        };
+        text.extend(tokens.into_iter().flat_map(piece));
+        text.push(b'\n');
+    }
+    assert!(output.stdout.windows(text.len()).any(|window| window == text));
+}
+
+#[test]
+fn logits_of_every_position_are_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("logits");
+    child(
+        "child_answers",
+        &[("GETP_PRINT", "0"), ("GETP_LOGITS", path.to_str().unwrap())],
+    );
+    let mut reader = LogitsReader::open(&path).unwrap();
+    let records = reader.records().to_vec();
+    assert_eq!((reader.vocab(), records.len()), (VOCAB, PROMPTS.len() * 40));
+    let keys: std::collections::HashSet<_> = records.iter().map(|(key, _)| *key).collect();
+    assert_eq!(keys.len(), records.len());
+    let mut row = Vec::new();
+    for (at, (key, token)) in records.into_iter().enumerate() {
+        reader.read(at, &mut row).unwrap();
+        assert_eq!(row, fake::logits(token, key.position));
+    }
+}
+
+#[test]
+fn logits_that_cannot_be_written_cost_one_line() {
+    for path in ["/dev/full", "/does/not/exist"] {
+        let output = child("child_answers", &[("GETP_PRINT", "0"), ("GETP_LOGITS", path)]);
+        let said = lines(&output);
+        assert_eq!(
+            said.iter()
+                .filter(|line| line.contains("logits are not recorded"))
+                .count(),
+            1,
+            "{said:?}"
+        );
+    }
+}
+
+#[test]
+fn many_bad_requests_do_not_bury_the_rest() {
+    let said = lines(&child("child_refused", &[]));
+    let named: Vec<_> = said.iter().filter(|line| line.starts_with("request ")).collect();
+    assert_eq!(named.len(), 10, "{said:?}");
+    assert!(named[9].starts_with("request 9: it is empty"), "{said:?}");
+    assert!(said.contains(&"5 more requests get no answer".into()), "{said:?}");
+}
+
+#[test]
+fn bad_options_are_named() {
+    let said = lines(&child("child_fails_to_warm_up", &[("GETP_PRECISION", "half")]));
+    assert!(
+        said.contains(&"GETP_PRECISION=half is not known; use exact or fast".into()),
+        "{said:?}"
+    );
+    let said = lines(&child("child_answers", &[("GETP_PRINT", "0"), ("GETP_BATCH", "3")]));
+    assert!(said[0].starts_with("GETP_BATCH: not known and not used;"), "{said:?}");
+}
+
+#[test]
+fn the_summary_and_the_profile_are_printed() {
+    let said = lines(&child("child_answers", &[("GETP_PRINT", "0"), ("GETP_PROFILE", "1")]));
+    assert_eq!(
+        said[..3],
+        [
+            "w_qkv                  BF16               2.00 MiB",
+            "w_mlp1                 BF16+F32           1.50 MiB  layer 1 is no MXFP4",
+            "fake; weights 3.5 MiB from 5.7 MiB in 0.5 s (0.0 GB/s); KV cache 1.0 MiB, 64 blocks full, 64 windowed",
+        ]
+    );
+    assert!(said.iter().any(|line| line.starts_with("stage ")), "{said:?}");
+}
