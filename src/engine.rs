@@ -17,10 +17,11 @@ use crate::report;
 use crate::requests::Requests;
 use crate::scheduler::{Limits, Scheduler};
 use crate::tokenizer::Tokenizer;
+use crate::workers::Workers;
 use answers::Answers;
 use draws::Draws;
+use rayon::ThreadPool;
 use rayon::prelude::*;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::time::Instant;
 
 /// The most rows of one sequence in a step. As long as the models' window, so that a ring is about two windows; a
@@ -69,21 +70,21 @@ pub struct Engine {
     config: ModelConfig,
     options: Options,
     /// Encodes prompts and draws tokens.
-    pool: ThreadPool,
+    workers: Workers,
     stats: Stats,
 }
 
 impl Engine {
     /// Packs the weights, makes room for the KV cache, and says what became of it all.
     pub fn warm_up(checkpoint: &dyn Checkpoint, options: Options, open: OpenReplica<'_>) -> Result<Self> {
-        let pool = host_threads(&options)?;
+        let workers = Workers::start("getp host", options.threads)?;
         let replica = open(checkpoint, &options)?;
         report::summary(&*replica).iter().for_each(report::line);
         Ok(Self {
             replica,
             config: checkpoint.config().clone(),
             options,
-            pool,
+            workers,
             stats: Stats::default(),
         })
     }
@@ -140,11 +141,16 @@ impl Engine {
         let logits = self.options.logits.as_deref();
         Ok(Run {
             scheduler: Scheduler::new(self.limits())?,
-            draws: Draws::new(vocab, sampling, requests.len(), self.pool.current_num_threads()),
+            draws: Draws::new(
+                vocab,
+                sampling,
+                requests.len(),
+                self.workers.pool().current_num_threads(),
+            ),
             recorder: logits.map(|path| Recorder::create(path, vocab)),
             answers: Answers::new(tokenizer, requests, &self.options),
             replica: &mut *self.replica,
-            pool: &self.pool,
+            pool: self.workers.pool(),
             stats: &mut self.stats,
         })
     }
@@ -172,7 +178,8 @@ impl Engine {
     fn encode(&self, tokenizer: &Tokenizer, requests: &Requests<'_>) -> Vec<Result<Vec<u32>>> {
         let most = self.config.initial_context_length;
         let encode = |request| encode(tokenizer, request, requests.prompt(request), most);
-        self.pool
+        self.workers
+            .pool()
             .install(|| (0..requests.len()).into_par_iter().map(encode).collect())
     }
 
@@ -264,12 +271,4 @@ fn encode(tokenizer: &Tokenizer, request: usize, text: &[u8], most: usize) -> Re
         1..=MAX_PROMPT_BYTES => Ok(tokenizer.encode(text, most)),
         bytes => refuse(format!("it has {bytes} bytes; {MAX_PROMPT_BYTES} are the most")),
     }
-}
-
-fn host_threads(options: &Options) -> Result<ThreadPool> {
-    ThreadPoolBuilder::new()
-        .num_threads(options.threads)
-        .thread_name(|i| format!("getp-host-{i}"))
-        .build()
-        .map_err(|error| Error::State(format!("threads cannot be started: {error}; lower GETP_THREADS")))
 }

@@ -23,3 +23,4 @@ pub mod scheduler;
 pub mod simd;
 pub mod tokenizer;
 pub mod weights;
+pub mod workers;

@@ -22,9 +22,9 @@ use crate::replica::{KvBlocks, PackReport, PackedKind, Pointers, Replica, StepOu
 use crate::scheduler::ring_blocks;
 use crate::simd::{Level, Simd};
 use crate::weights::{Format, Packed, RowMajor, pack};
+use crate::workers::Workers;
 use half::f16;
 use std::ptr::null_mut;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// A model's weights on the CPU.
@@ -61,8 +61,8 @@ impl<E: Element> CpuReplica<E> {
     /// Packs the weights and makes room for the KV cache and a step.
     pub fn open(checkpoint: &dyn Checkpoint, options: &Options, engine: Engine) -> Result<Self> {
         let config = checkpoint.config().clone();
-        let workers = Workers::start(options.threads)?;
-        let (weights, report) = workers.run(|| load(checkpoint))??;
+        let workers = Workers::start("getp worker", options.threads)?;
+        let (weights, report) = workers.pool().install(|| load(checkpoint))?;
         let max_rows = options.step_tokens;
         let max_logits_rows = options.max_batch;
         let blocks = kv_blocks(&config, options, E::BYTES)?;
@@ -105,7 +105,10 @@ impl<E: Element> Replica for CpuReplica<E> {
             Precision::Exact => "exact",
             Precision::Fast => "fast",
         };
-        format!("CPU, {name}, {} threads, {precision}", self.workers.threads.len())
+        format!(
+            "CPU, {name}, {} threads, {precision}",
+            self.workers.pool().current_num_threads()
+        )
     }
 
     fn pack_report(&self) -> &PackReport {
@@ -138,7 +141,9 @@ impl<E: Element> Replica for CpuReplica<E> {
             kv,
             ..
         } = self;
-        workers.run(|| forward(ops, config, weights, plan, activations, kv, want, output))?
+        workers
+            .pool()
+            .install(|| forward(ops, config, weights, plan, activations, kv, want, output))
     }
 
     fn profile(&self) -> Option<&Profile> {
@@ -183,64 +188,6 @@ impl<E: Element> Replica for CpuReplica<E> {
                 matrix(Some(&w.unembedding)),
             ],
             state,
-        }
-    }
-}
-
-/// Worker threads that are gone when this is: rayon's own pool does not wait for them.
-struct Workers {
-    /// `None` only while dropping.
-    pool: Option<rayon::ThreadPool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl Workers {
-    /// So many threads, or one a core.
-    fn start(threads: usize) -> Result<Self> {
-        let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
-            n => n,
-        };
-        let mut handles = Vec::with_capacity(threads);
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("getp worker {i}"))
-            .spawn_handler(|worker| {
-                let mut builder = std::thread::Builder::new();
-                if let Some(name) = worker.name() {
-                    builder = builder.name(name.to_owned());
-                }
-                handles.push(builder.spawn(|| worker.run())?);
-                Ok(())
-            })
-            .build()
-            .map_err(|e| {
-                Error::State(format!(
-                    "cannot start {threads} worker threads: {e}; lower GETP_THREADS"
-                ))
-            })?;
-        Ok(Self {
-            pool: Some(pool),
-            threads: handles,
-        })
-    }
-
-    /// Runs on the workers.
-    fn run<R: Send>(&self, run: impl FnOnce() -> R + Send) -> Result<R> {
-        let pool = self
-            .pool
-            .as_ref()
-            .ok_or_else(|| Error::Internal("no worker threads".into()))?;
-        Ok(pool.install(run))
-    }
-}
-
-impl Drop for Workers {
-    fn drop(&mut self) {
-        // Dropping the pool tells its threads to end.
-        self.pool = None;
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
         }
     }
 }
