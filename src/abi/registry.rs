@@ -56,6 +56,10 @@ impl Drop for Forget {
         if slot.source.is_none() && slot.warm.is_none() {
             slots.remove(&self.transformer.addr());
         }
+        if slots.is_empty() {
+            // An emptied map would keep its node.
+            *slots = Slots::new();
+        }
     }
 }
 
