@@ -22,11 +22,15 @@ const END_OF_PROMPT: (u32, &str) = (200_018, "<|endofprompt|>");
 struct Arguments {
     /// The file to write.
     out: PathBuf,
+    /// Only so many entries, for tiny models. The first 256 are the single bytes, and no merge needs a later entry.
+    #[arg(long, default_value_t = VOCAB_SIZE, value_parser = clap::value_parser!(u32).range(256..=VOCAB_SIZE as i64))]
+    first: u32,
 }
 
 fn main() -> Result<()> {
-    let Arguments { out } = Arguments::parse();
-    let entries = entries()?;
+    let Arguments { out, first } = Arguments::parse();
+    let mut entries = entries()?;
+    entries.truncate(first as usize);
     let file = File::create(&out).with_context(|| format!("cannot create {}", out.display()))?;
     let mut file = BufWriter::new(file);
     write(&mut file, &entries)
