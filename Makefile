@@ -1,0 +1,100 @@
+# What a user and a developer run. Everything made goes to build/ and Cargo's target folder.
+#
+#   make run        builds the library and runs the eval program with it on a few prompts
+#   make test       every check below; each can be run alone
+#
+# PROMPTS, RUN_STEPS and FUZZ_SECONDS may be set, and CARGO_TARGET_DIR in the environment.
+
+PROMPTS ?= c_examples/prompts.txt
+RUN_STEPS ?= 48
+FUZZ_SECONDS ?= 60
+
+CHECKS := check-format check-lints test-rust test-c test-sanitizers test-valgrind test-memory fuzz
+
+CARGO ?= cargo
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+BUILD := $(abspath build)
+RELEASE := $(TARGET)/release
+TOOLS := $(RELEASE)/examples
+# For the scripts in tests/programs.
+export TARGET BUILD TOOLS FUZZ_SECONDS
+
+MODEL_SOURCES := examples/make_model.rs $(wildcard tests/common/*.rs tests/common/synthetic/*.rs)
+TOKENIZER_SOURCES := examples/export_tokenizer.rs
+
+# The dimensions leave every width another one, the window smaller than the prompts, and a vocabulary whose logits
+# fit a file. The tiny model is small enough for valgrind and for a file of seeds.
+small_MODEL := --vocab 4096 --hidden 256 --intermediate 192 --layers 4 --head-dim 32 --heads 8 --kv-heads 2
+tiny_MODEL := --vocab 512 --n-experts 4 --experts-per-token 2 --window 8 --seq-len 256
+small_TOKENIZER := --first 4096
+tiny_TOKENIZER := --first 512
+
+run: programs $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
+	tests/programs/run.sh $(PROMPTS) $(RUN_STEPS)
+
+test:
+	@tests/programs/checks.sh $(CHECKS)
+
+check-format:
+	$(CARGO) fmt --check
+	$(CARGO) fmt --check --manifest-path fuzz/Cargo.toml
+
+check-lints:
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- -D warnings
+	for script in .ci/run tests/programs/*.sh; do bash -n "$$script" || exit 1; done
+
+test-rust:
+	$(CARGO) test --locked
+
+test-c: programs tiny-model small-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
+	tests/programs/warnings.sh
+	tests/programs/golden.sh
+	tests/programs/faults.sh
+
+test-sanitizers: programs tiny-model
+	tests/programs/sanitizers.sh
+
+test-valgrind: programs tiny-model
+	tests/programs/valgrind.sh
+
+test-memory: programs $(BUILD)/small-tokenizer.bin
+	tests/programs/memory.sh
+
+fuzz:
+	tests/programs/fuzz.sh
+
+# ---------------------------------------------------------------------------
+# What they need
+
+library:
+	$(CARGO) build --release --locked --lib
+
+tools: library
+	$(CARGO) build --release --locked --examples
+
+programs: library
+	$(MAKE) -C c_examples GETP_LIB_DIR=$(RELEASE) BUILD=$(BUILD)
+
+small-model tiny-model: %-model: $(BUILD)/%.bin $(BUILD)/%-tokenizer.bin
+
+# A file is whole or not there: make_model and export_tokenizer may be interrupted.
+$(BUILD)/%-tokenizer.bin: $(TOKENIZER_SOURCES) Makefile | tools
+	mkdir -p $(BUILD)
+	$(TOOLS)/export_tokenizer $($*_TOKENIZER) $@.part
+	mv $@.part $@
+
+$(BUILD)/tokenizer.bin: $(TOKENIZER_SOURCES) | tools
+	mkdir -p $(BUILD)
+	$(TOOLS)/export_tokenizer $@.part
+	mv $@.part $@
+
+$(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | tools
+	mkdir -p $(BUILD)
+	$(TOOLS)/make_model $($*_MODEL) $@.part
+	mv $@.part $@
+
+clean:
+	rm -rf $(BUILD)
+
+.PHONY: run test $(CHECKS) library tools programs small-model tiny-model clean

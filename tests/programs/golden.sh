@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# The library's answers and logits against the baseline's, through the eval program.
+. "$(dirname "$0")/lib.sh"
+export GETP_PRINT=0
+
+# Beside the prompts for users: none, one that is too long, one of every byte that a line can hold.
+{
+    echo 15
+    tail -n +2 c_examples/prompts.txt
+    echo
+    printf 'too long %.0s' {1..2000}
+    echo
+    printf "$(printf '\\x%02x' {1..9} {11..255})"
+    echo
+} >"$scratch/prompts"
+
+# All prompts in one line, each time from another one on: long, and hardly any of the steps is left for the answer.
+awk 'NR > 1 { line[NR - 2] = $0 }
+     END { n = NR - 1; print n
+           for (i = 0; i < n; i++) { for (j = 0; j < n; j++) printf "%s ", line[(i + j) % n]; print "" } }' \
+    c_examples/prompts.txt >"$scratch/long"
+
+# answer NAME MODEL ARGUMENTS...: tokens go to NAME, logits to NAME.logits if $logits is set.
+answer() {
+    local name=$scratch/$1 model=$BUILD/$2 tokenizer=$BUILD/$2-tokenizer.bin
+    shift 2
+    test -e "$tokenizer" || tokenizer=$BUILD/tokenizer.bin
+    GETP_LOGITS=${logits:+$name.logits} \
+        "$BUILD/eval" "$model.bin" -z "$tokenizer" -o "$name" "$@" >"$name.log" 2>&1 || {
+        cat "$name.log" >&2
+        fail "eval $model.bin $*"
+    }
+}
+
+# both NAME MODEL ARGUMENTS...: exact must give the baseline's tokens and, if $logits is set, its logits to the bit.
+both() {
+    local name=$1
+    shift
+    answer baseline "$@" -m baseline
+    GETP_PRECISION=exact answer getp "$@"
+    same "$name: tokens" "$scratch/getp" "$scratch/baseline"
+    test -z "${logits:-}" || quietly "$name: logits" "$TOOLS/compare_logits" --atol 0 --rtol 0 \
+        "$scratch/getp.logits" "$scratch/baseline.logits"
+    rm -f "$scratch"/*.logits
+}
+
+short=(-i "$scratch/prompts" -n 64)
+both "7m, greedy" 7m "${short[@]}" -t 0
+both "7m, temperature 0.8, top-p 0.9" 7m "${short[@]}" -t 0.8 -p 0.9 -s 7
+both "7m, temperature 1, top-p 1" 7m "${short[@]}" -t 1 -p 1 -s 8
+GETP_THREADS=1 GETP_MAX_BATCH=3 GETP_STEP_TOKENS=5 both "7m, batches of 3" 7m "${short[@]}" -t 1 -p 0.9 -s 9
+head -n 4 c_examples/prompts.txt | sed '1s/.*/3/' >"$scratch/three"
+logits=1 both "7m, three prompts" 7m -i "$scratch/three" -n 32
+logits=1 both "4 layers, beyond the window" small -i "$scratch/prompts" -n 180
+
+# Once answers part, the logits behind them say nothing; so the prompts, of up to 337 tokens, take up nearly all steps.
+logits=1 steps=340
+answer baseline small -i "$scratch/long" -n "$steps" -m baseline
+! grep -q '^$' "$scratch/baseline" || fail "a prompt does not fit $steps steps: set more"
+GETP_PRECISION=fast answer fast small -i "$scratch/long" -n "$steps"
+"$TOOLS/compare_logits" "$scratch/fast.logits" "$scratch/baseline.logits" | tee "$scratch/report" || true
+awk '/^mean KL/ { kl = $3 } /^top-1/ { top = $3 } END { exit !(kl != "" && kl + 0 <= 1e-3 && top + 0 >= 98) }' \
+    "$scratch/report" || fail "fast: the mean KL divergence must be at most 1e-3, top-1 agreement at least 98 %"
+echo "ok: fast is close"

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The plain C program under memcheck, with each of what it may be asked for.
+. "$(dirname "$0")/lib.sh"
+need valgrind "apt-get install valgrind"
+
+sed '1s/.*/4/' c_examples/prompts.txt | head -n 5 >"$scratch/prompts"
+memcheck() {
+    local name=$1
+    shift
+    quietly "$name" valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=all \
+        --errors-for-leak-kinds=all --suppressions=tests/programs/valgrind.supp --num-callers=30 \
+        "$BUILD/batch" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" "$scratch/prompts" 48 "$@"
+}
+
+GETP_PRECISION=exact memcheck "exact, greedy"
+GETP_PRECISION=fast memcheck "fast, greedy"
+GETP_PRECISION=exact memcheck "exact, nucleus" 0.8 0.9
+GETP_PRECISION=fast GETP_MAX_BATCH=2 GETP_STEP_TOKENS=3 GETP_PROFILE=1 GETP_LOGITS=$scratch/logits \
+    memcheck "fast, small steps, all tokens, logits and profile" 1 1
