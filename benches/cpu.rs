@@ -42,6 +42,9 @@ struct Args {
     /// Times each measurement is taken.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
+    /// Rows of a step for `ops`.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,512")]
+    rows: Vec<usize>,
     /// Cargo passes it.
     #[arg(long, hide = true)]
     bench: bool,
@@ -139,13 +142,22 @@ impl getp::simd::Kernel for Read<'_> {
 
     #[inline(always)]
     fn run<S: getp::simd::Simd>(self) -> u64 {
-        let mut sums = [0_u64; 32];
-        for chunk in self.0.as_chunks::<32>().0 {
-            for (sum, word) in sums.iter_mut().zip(chunk) {
-                *sum = sum.wrapping_add(*word);
+        let mut out = [0.0_f32; 16];
+        // SAFETY: run on a detected level; each load is of sixteen words of a chunk.
+        unsafe {
+            let mut sums = [S::i_zero(); 4];
+            for chunk in self.0.as_chunks::<32>().0 {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::i_add(*sum, S::i_load(chunk.as_ptr().add(8 * i).cast()));
+                }
             }
+            let sum = sums
+                .into_iter()
+                .reduce(|a, b| S::i_add(a, b))
+                .map_or(S::splat(0.0), |sum| S::from_bits(sum));
+            S::store(out.as_mut_ptr(), sum);
         }
-        sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+        out.iter().fold(0, |all, v| all ^ u64::from(v.to_bits()))
     }
 }
 
@@ -214,7 +226,7 @@ fn layer(args: &Args) -> anyhow::Result<()> {
         precision: args.precision(),
     };
     println!("{:<14}{:>6}{:>12}{:>9}{:>10}", "op", "rows", "us", "GB/s", "GFLOP/s");
-    for rows in [1, 2, 4, 8, 16, 32, 64, 128, 512] {
+    for rows in args.rows.clone() {
         let mut a = cpu::activations(&config, rows, rows);
         a.x.set_rows(rows);
         for (i, v) in a.x.values_mut().iter_mut().enumerate() {

@@ -121,6 +121,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// `acc + w.low * x.low + w.high * x.high` on signed 16-bit pairs, `x` the same for all lanes.
     unsafe fn dot_i16(acc: Self::I, w: Self::I, x: *const u32) -> Self::I;
 
+    /// Asks for the cache line of an address, which need not be valid.
+    unsafe fn prefetch(p: *const u8);
+
     /// `e^x`, relative error at most 2e-7; 0 below -87, clamped above 88.
     #[inline(always)]
     unsafe fn exp(x: Self::F) -> Self::F {

@@ -481,32 +481,56 @@ unsafe fn dot_bf16<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
 
 #[inline(always)]
 unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: handed on.
+    unsafe {
+        let mut out = [[S::splat(0.0); 2]; T];
+        // Few tokens: both vectors side by side, and more chains of sums than accumulators need, to hide the dot
+        // product's latency. Many: their integer and float sums fill the registers for one vector.
+        match T {
+            1 | 2 => dot_mxfp4_vectors::<S, T, 2, 4>(args, 0, &mut out),
+            3 | 4 => dot_mxfp4_vectors::<S, T, 2, 2>(args, 0, &mut out),
+            5 | 6 => dot_mxfp4_vectors::<S, T, 2, 1>(args, 0, &mut out),
+            _ => {
+                dot_mxfp4_vectors::<S, T, 1, 1>(args, 0, &mut out);
+                dot_mxfp4_vectors::<S, T, 1, 1>(args, 1, &mut out);
+            }
+        }
+        out
+    }
+}
+
+/// How far ahead of the dot products weights are asked for: about a DRAM latency of a core's share of the bandwidth.
+const PREFETCH_BYTES: usize = 4096;
+
+/// `V` vectors from `first` on, the sums within a block of 32 columns in `C` chains: integers, so that it makes no
+/// difference to the result.
+#[inline(always)]
+unsafe fn dot_mxfp4_vectors<S: Simd, const T: usize, const V: usize, const C: usize>(
+    args: Args<'_>,
+    first: usize,
+    out: &mut [[S::F; 2]; T],
+) {
     // SAFETY: a tile has four column groups of two vectors for each block of 32 columns, then the scales; the block
     // of tokens has a word for each column pair and token.
     unsafe {
-        let mut sums = [[S::splat(0.0); 2]; T];
-        let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
-        let mut scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4);
+        let mut sums = [[S::splat(0.0); V]; T];
+        let mut w = args.weights.as_ptr().cast::<u32>().add(first * LANES);
+        let mut x = args.words.as_ptr();
+        let mut scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4 + first * LANES);
         for _ in 0..args.cols / MXFP4_BLOCK {
-            // The integer sums fill the registers; the float sums stay in memory until the block is done, which the
-            // compiler must not undo.
-            let sums = if T > 6 {
-                &mut *std::hint::black_box(&raw mut sums)
-            } else {
-                &mut sums
-            };
-            let mut block = [[S::i_zero(); 2]; T];
+            let mut block = [[[S::i_zero(); C]; V]; T];
             for _ in 0..4 {
-                let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
+                let words: [S::I; V] = std::array::from_fn(|v| S::i_load(w.add(v * LANES)));
+                for v in 0..V {
+                    S::prefetch(w.wrapping_add(v * LANES).cast::<u8>().wrapping_add(PREFETCH_BYTES));
+                }
                 macro_rules! pair {
                     ($index:literal) => {
-                        let (d0, d1) = (
-                            S::e2m1_words::<{ 4 * $index }>(w0),
-                            S::e2m1_words::<{ 4 * $index }>(w1),
-                        );
-                        for (t, block) in block.iter_mut().enumerate() {
-                            block[0] = S::dot_i16(block[0], d0, x.add($index * T + t));
-                            block[1] = S::dot_i16(block[1], d1, x.add($index * T + t));
+                        for v in 0..V {
+                            let d = S::e2m1_words::<{ 4 * $index }>(words[v]);
+                            for t in 0..T {
+                                block[t][v][$index % C] = S::dot_i16(block[t][v][$index % C], d, x.add($index * T + t));
+                            }
                         }
                     };
                 }
@@ -517,18 +541,23 @@ unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
                 w = w.add(TILE);
                 x = x.add(4 * T);
             }
-            let (s0, s1) = (S::scales(scales), S::scales(scales.add(LANES)));
-            for (sums, block) in sums.iter_mut().zip(block) {
-                sums[0] = S::fma(S::i_to_f(block[0]), s0, sums[0]);
-                sums[1] = S::fma(S::i_to_f(block[1]), s1, sums[1]);
+            for v in 0..V {
+                let scale = S::scales(scales.add(v * LANES));
+                for t in 0..T {
+                    let mut sum = block[t][v][0];
+                    for &chain in &block[t][v][1..] {
+                        sum = S::i_add(sum, chain);
+                    }
+                    sums[t][v] = S::fma(S::i_to_f(sum), scale, sums[t][v]);
+                }
             }
             scales = scales.add(TILE);
         }
-        for (t, sums) in sums.iter_mut().enumerate() {
-            let scale = S::splat(args.scales[t]);
-            *sums = [S::mul(sums[0], scale), S::mul(sums[1], scale)];
+        for (t, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                out[t][first + v] = S::mul(sum, S::splat(args.scales[t]));
+            }
         }
-        sums
     }
 }
 
