@@ -18,7 +18,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use getp::checkpoint::{Checkpoint, MXFP4_BLOCK, Part, Tensor, TensorId, TensorLayout, Values, config_to_bytes};
+use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, TensorLayout, Values, config_to_bytes};
+use getp::dtype::MXFP4_BLOCK;
 use getp::error::{Error, Result};
 use getp::model::ModelConfig;
 

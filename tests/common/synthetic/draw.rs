@@ -1,6 +1,6 @@
 //! What a synthetic tensor's values are drawn from, and how they are written down.
 
-use getp::checkpoint::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
+use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use half::bf16;
 use rayon::prelude::*;
 

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use getp::checkpoint::{Field, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, TensorId};
+use getp::checkpoint::{Field, TensorId};
+use getp::dtype::{MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
 use getp::error::{Error, Result};
 use safetensors::Dtype;
 use safetensors::tensor::View;
