@@ -514,7 +514,7 @@ impl Kernel for Norm<'_> {
         let scale = 1.0 / mean.sqrt();
         for ((t, &x), &w) in self.t.iter_mut().zip(self.x).zip(self.weight) {
             *t = match self.precision {
-                Precision::Exact => (f64::from(w) * f64::from(scale * x)) as f32,
+                Precision::Exact => (f64::from(w) * (f64::from(scale) * f64::from(x))) as f32,
                 Precision::Fast => w * (scale * x),
             };
         }
