@@ -31,9 +31,10 @@ use std::ops::Range;
 const MAX_TOKENS: usize = 12;
 
 /// How activations are given to a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     /// A float32 for each column.
+    #[default]
     F32,
     /// Two bfloat16 for each column pair, the first in the low half.
     Bf16Pairs,
@@ -60,6 +61,8 @@ struct Block {
 pub struct Inputs {
     words: Vec<u32>,
     scales: Vec<f32>,
+    /// What the words are: not always what the matrix's format would have.
+    encoding: Encoding,
     words_per_token: usize,
     blocks: Vec<Block>,
     /// The source row of each input.
@@ -81,6 +84,7 @@ impl Inputs {
         groups: impl Iterator<Item = &'a [u32]>,
     ) {
         let encoding = engine.encoding(format);
+        self.encoding = encoding;
         self.words_per_token = encoding.words(cols.next_multiple_of(MXFP4_BLOCK));
         self.plan_blocks(engine.max_tokens(), groups);
         let len = self.rows.len() * self.words_per_token;
@@ -351,7 +355,6 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
             epilogue,
             task,
         } = self;
-        let encoding = engine.encoding(matrix.format);
         let mut state = epilogue.begin();
         let mut sums = [[0.0; TILE]; MAX_TOKENS];
         for tile in task.tiles {
@@ -368,7 +371,7 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
                 };
                 let product = Product {
                     engine,
-                    encoding,
+                    encoding: inputs.encoding,
                     format: matrix.format,
                     args,
                     sums: &mut sums,
