@@ -7,6 +7,8 @@
 mod avx2;
 mod avx512;
 mod portable;
+#[cfg(test)]
+mod tests;
 
 pub use avx2::Avx2;
 pub use avx512::Avx512;
