@@ -485,15 +485,27 @@ fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
     fits
 }
 
-/// Where a row that does not fit `format` fails, and what it needs.
+/// The first value of a row that does not fit `format`, and what the row needs.
 fn misfit(row: &[f32], format: Format) -> (usize, Format) {
     let not_bf16 = row.iter().position(|v| v.to_bits() & 0xffff != 0);
     match (not_bf16, format) {
         (Some(col), _) => (col, Format::F32),
         (None, Format::Mxfp4) => {
             let fits = |block: &[f32]| encode_mxfp4(block, &mut [0; MXFP4_BLOCK], &mut [0]);
-            let block = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
-            (block * MXFP4_BLOCK, Format::Bf16)
+            let index = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
+            let block = &row[index * MXFP4_BLOCK..][..MXFP4_BLOCK];
+            // The first value that no scale fits, or else that the scale of the block's largest does not.
+            let largest = block.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+            let beside = |v: f32, other: f32| {
+                fits(&std::array::from_fn::<_, MXFP4_BLOCK, _>(|i| {
+                    if i == 0 { other } else { v }
+                }))
+            };
+            let alone = block.iter().position(|&v| !beside(v, v));
+            let col = alone
+                .or_else(|| block.iter().position(|&v| !beside(v, largest)))
+                .unwrap_or(0);
+            (index * MXFP4_BLOCK + col, Format::Bf16)
         }
         (None, _) => (0, Format::F32),
     }

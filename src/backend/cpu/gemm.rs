@@ -59,6 +59,7 @@ struct Block {
 /// Activations, encoded and interleaved by blocks: `[block][word][tokens of the block]`.
 #[derive(Default)]
 pub struct Inputs {
+    /// What the words are: not always what the matrix's format would have.
     encoding: Encoding,
     words: Vec<u32>,
     scales: Vec<f32>,
