@@ -15,6 +15,7 @@ pub use avx512::Avx512;
 pub use portable::Portable;
 
 use half::f16;
+use once_cell::sync::OnceCell;
 
 /// Lanes of every vector.
 pub const LANES: usize = 16;
@@ -163,15 +164,10 @@ pub enum Level {
 }
 
 impl Level {
-    /// Detects it.
+    /// Detects it, once.
     pub fn detect() -> Self {
-        if Avx512::detect() {
-            Level::Avx512
-        } else if Avx2::detect() {
-            Level::Avx2
-        } else {
-            Level::Portable
-        }
+        static LEVEL: OnceCell<Level> = OnceCell::new();
+        *LEVEL.get_or_init(|| Self::available()[0])
     }
 
     /// Every level this machine can run, the widest first.
