@@ -147,55 +147,76 @@ struct EncodeBlock<'a> {
     scales: &'a mut [f32],
 }
 
+/// Columns encoded at a time: few enough that the words of all the block's tokens stay in the first cache.
+const RUN: usize = 64;
+
 impl Kernel for EncodeBlock<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let tokens = self.rows.len();
-        for (t, &row) in self.rows.iter().enumerate() {
-            let values = &self.source[row as usize * self.cols..][..self.cols];
-            let used = match self.encoding {
-                Encoding::F32 => {
-                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values) {
-                        *word = v.to_bits();
-                    }
-                    self.cols
+        let row = |t: usize| &self.source[self.rows[t] as usize * self.cols..][..self.cols];
+        let mut inverses = [0.0; MAX_TOKENS];
+        if self.encoding == Encoding::I16Pairs {
+            for (t, inverse) in inverses.iter_mut().enumerate().take(tokens) {
+                (self.scales[t], *inverse) = i16_scale(row(t));
+            }
+        }
+        let run_words = self.encoding.words(RUN);
+        for (run, words) in self.words.chunks_mut(run_words * tokens).enumerate() {
+            for (t, &inverse) in inverses.iter().enumerate().take(tokens) {
+                let mut values = [0.0; RUN];
+                let from = (run * RUN).min(self.cols);
+                let some = &row(t)[from..self.cols.min(from + RUN)];
+                values[..some.len()].copy_from_slice(some);
+                match self.encoding {
+                    Encoding::F32 => spread(&values.map(f32::to_bits), words, tokens, t),
+                    Encoding::Bf16Pairs => spread(&pairs(values.map(bf16)), words, tokens, t),
+                    Encoding::I16Pairs => spread(&pairs(values.map(|v| i16_bits(v * inverse))), words, tokens, t),
                 }
-                Encoding::Bf16Pairs => {
-                    let pair = |v: &[f32]| bf16(v[0]) | v.get(1).map_or(0, |&high| bf16(high) << 16);
-                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values.chunks(2)) {
-                        *word = pair(v);
-                    }
-                    self.cols.div_ceil(2)
-                }
-                Encoding::I16Pairs => {
-                    let largest = values.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-                    let scale = largest / 32767.0;
-                    let inverse = if largest > 0.0 { 32767.0 / largest } else { 0.0 };
-                    // Half of it, for weights come as twice their E2M1 value. A NaN or infinity makes it one too.
-                    let poison = values.iter().fold(0.0, |p, v| p + v * 0.0);
-                    self.scales[t] = scale * 0.5 + poison;
-                    let int = |v: f32| (v * inverse).round_ties_even() as i32 as u32 & 0xffff;
-                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values.chunks(2)) {
-                        *word = int(v[0]) | v.get(1).map_or(0, |&high| int(high) << 16);
-                    }
-                    self.cols.div_ceil(2)
-                }
-            };
-            for word in self.words[used * tokens..].iter_mut().skip(t).step_by(tokens) {
-                *word = 0;
             }
         }
     }
 }
 
+/// Writes a token's words among those of its block.
+#[inline(always)]
+fn spread(source: &[u32], words: &mut [u32], tokens: usize, t: usize) {
+    for (word, &source) in words[t..].iter_mut().step_by(tokens).zip(source) {
+        *word = source;
+    }
+}
+
+/// Two columns in a word, the first in the low half.
+#[inline(always)]
+fn pairs(halves: [u16; RUN]) -> [u32; RUN / 2] {
+    std::array::from_fn(|i| u32::from(halves[2 * i]) | u32::from(halves[2 * i + 1]) << 16)
+}
+
 /// bfloat16, rounded to nearest even; NaN stays NaN.
 #[inline(always)]
-fn bf16(v: f32) -> u32 {
+fn bf16(v: f32) -> u16 {
     let bits = v.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    if v.is_nan() { bits >> 16 | 0x40 } else { rounded }
+    (if v.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
+}
+
+/// What a token's 16-bit integers are multiplied by, and its values before they are rounded to them: the largest
+/// becomes 32767. Half of the scale, for weights come as twice their E2M1 value. An infinity or NaN becomes the scale,
+/// and so all the token's sums.
+#[inline(always)]
+fn i16_scale(values: &[f32]) -> (f32, f32) {
+    // Magnitudes order as their bits do, NaN above all.
+    let largest = f32::from_bits(values.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)));
+    let inverse = 32767.0 / largest;
+    (largest / 65534.0, if inverse.is_finite() { inverse } else { 0.0 })
+}
+
+/// A value of at most 32767 in magnitude, rounded to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits.
+#[inline(always)]
+fn i16_bits(v: f32) -> u16 {
+    (v + 12_582_912.0).to_bits() as u16
 }
 
 /// A token's sums for a tile's rows, in lane order.
