@@ -160,7 +160,7 @@ impl Device {
                 self.started.push(request);
             }
         }
-        let (decoding, prompts): (Vec<_>, Vec<_>) = self
+        let (decoding, prompts): (Vec<usize>, Vec<usize>) = self
             .started
             .iter()
             .partition(|&request| self.next[request] >= jobs[*request].prompt.len());
