@@ -178,7 +178,7 @@ fn a_value_too_small_for_its_block_is_a_misfit() {
 
 #[test]
 fn zeros_keep_their_signs() {
-    let row = |i: usize| (0..64).map(move |j| if (i + j) % 3 == 0 { -0.0 } else { 0.0 });
+    let row = |i: usize| (0..64).map(move |j| if (i + j).is_multiple_of(3) { -0.0 } else { 0.0 });
     let mut member: Vec<f32> = (0..33).flat_map(row).collect();
     // One block with values beside its zeros.
     member[5 * 64..5 * 64 + 2].copy_from_slice(&[6.0, -0.5]);

@@ -33,6 +33,7 @@ pub trait Kernel {
 /// # Safety
 /// Every method but `detect` may only be called where [`Simd::detect`] is true, and, to be fast, from inside
 /// [`Simd::vectorize`]. Pointers must be valid for sixteen elements of their type, of any alignment.
+#[allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// The name in the summary line.
     const NAME: &'static str;

@@ -212,8 +212,11 @@ pub fn rope<A: Arithmetic>(a: A, config: &ModelConfig, position: usize, heads: &
     }
 }
 
+/// A head's key and value at one position.
+type KeyValue<'a, A> = (&'a [<A as Arithmetic>::Value], &'a [<A as Arithmetic>::Value]);
+
 /// One query head over the keys and values it sees, the oldest first. The sink takes mass and has no value.
-pub fn attend<A: Arithmetic>(a: A, q: &[A::Value], seen: &[(&[A::Value], &[A::Value])], sink: f32) -> Vec<A::Value> {
+pub fn attend<A: Arithmetic>(a: A, q: &[A::Value], seen: &[KeyValue<'_, A>], sink: f32) -> Vec<A::Value> {
     let mut scores: Vec<_> = seen.iter().map(|(k, _)| a.score(q, k)).collect();
     scores.push(a.of(sink));
     let mut out = vec![a.of(0.0); q.len()];
@@ -236,7 +239,7 @@ pub fn attention<A: Arithmetic>(
     sinks: &[f32],
 ) -> Vec<A::Value> {
     let d = config.head_dim;
-    let windowed = config.sliding_window > 0 && layer % 2 == 0;
+    let windowed = config.sliding_window > 0 && layer.is_multiple_of(2);
     let first = if windowed {
         keys.len().saturating_sub(config.sliding_window)
     } else {

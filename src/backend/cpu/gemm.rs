@@ -592,7 +592,7 @@ trait Columns {
 }
 
 #[inline(always)]
-unsafe fn word<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> *const u32 {
+unsafe fn word(args: &Args<'_>, group: usize, vector: usize) -> *const u32 {
     // SAFETY: the caller's group and vector lie in the tile.
     unsafe { args.weights.as_ptr().cast::<u32>().add(group * TILE + vector * LANES) }
 }
@@ -606,7 +606,7 @@ impl Columns for ColumnF32 {
     #[inline(always)]
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
         // SAFETY: handed on.
-        unsafe { [S::load(word::<S>(args, group, vector).cast()); 8] }
+        unsafe { [S::load(word(args, group, vector).cast()); 8] }
     }
 }
 
@@ -616,7 +616,7 @@ impl Columns for ColumnsBf16 {
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
         // SAFETY: handed on.
         unsafe {
-            let w = S::i_load(word::<S>(args, group, vector));
+            let w = S::i_load(word(args, group, vector));
             let (low, high) = (S::bf16_low(w), S::bf16_high(w));
             [low, high, low, high, low, high, low, high]
         }
@@ -629,7 +629,7 @@ impl Columns for ColumnsMxfp4 {
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
         // SAFETY: handed on; the scales of a block of four groups follow the words.
         unsafe {
-            let w = S::i_load(word::<S>(args, group, vector));
+            let w = S::i_load(word(args, group, vector));
             let scales = args
                 .weights
                 .as_ptr()

@@ -4,7 +4,9 @@
 //! and a score's sum over the columns stays in its lane; values lie position by position, so that the weighted sum
 //! over positions stays in the column's lane:
 //!
-//!     [layer][block][kv head] { keys [D][16], values [16][D rounded up to 16] }
+//! ```text
+//! [layer][block][kv head] { keys [D][16], values [16][D rounded up to 16] }
+//! ```
 //!
 //! `exact` holds float32, `fast` float16.
 
