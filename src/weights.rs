@@ -358,14 +358,15 @@ impl Kernel for EncodeRows<'_, '_> {
             Format::Bf16 => scratch.halves.resize(n * cols, 0),
             Format::F32 => {}
         }
-        // float32 has room for every row: it is the target, or what a row passes through.
-        scratch.floats.resize(n * cols, 0.0);
+        // float32 is the target, or what one row after the other passes through.
+        let float_rows = if format == Format::F32 { n } else { 1 };
+        scratch.floats.resize(float_rows * cols, 0.0);
         let mut out = Encoded::default();
         let mut row = 0;
         for part in &source.parts {
             for r in 0..part.rows {
                 let at = row * cols..(row + 1) * cols;
-                let floats = &mut scratch.floats[at.clone()];
+                let floats = &mut scratch.floats[row % float_rows * cols..][..cols];
                 row_to_f32(&part.values, r, floats);
                 if let Some(col) = first_non_finite(floats) {
                     out.non_finite.get_or_insert((row, col, floats[col]));
