@@ -82,33 +82,22 @@ inline std::vector<int> encode(const Tokenizer &tokenizer, const char *text, int
 // ---------------------------------------------------------------------------
 // Operations
 
-// kRows dot products side by side. One row is bound by the latency of its
-// chain of additions, so that a few independent chains cost hardly more.
-template <int kRows>
-inline void dot_rows(float *out, const float *w, const float *x, int n) {
-    double sums[kRows] = {};
+inline float dot(const float *w, const float *x, int n) {
+    double sum = 0;
     for (int j = 0; j < n; j++) {
-        for (int row = 0; row < kRows; row++) {
-            const float term = w[int64_t{row} * n + j] * x[j];
-            sums[row] += static_cast<double>(term);
-        }
+        const float term = w[j] * x[j];
+        sum += static_cast<double>(term);
     }
-    for (int row = 0; row < kRows; row++) out[row] = static_cast<float>(sums[row]);
+    return static_cast<float>(sum);
 }
 
 // out[d] = w[d, n] x[n] (+ bias[d], a float32 addition, if there is one)
 inline void matmul(float *out, const float *x, const float *w, const float *bias, int n, int d) {
-    constexpr int kRows = 8;
     constexpr int64_t kWorthThreads = 1 << 15;
 #pragma omp parallel for if (int64_t{n} * d >= kWorthThreads)
-    for (int row = 0; row < d; row += kRows) {
-        const int end = std::min(row + kRows, d);
-        if (end - row == kRows) {
-            dot_rows<kRows>(out + row, w + int64_t{row} * n, x, n);
-        } else {
-            for (int i = row; i < end; i++) dot_rows<1>(out + i, w + int64_t{i} * n, x, n);
-        }
-        for (int i = row; bias && i < end; i++) out[i] += bias[i];
+    for (int row = 0; row < d; row++) {
+        out[row] = dot(w + int64_t{row} * n, x, n);
+        if (bias) out[row] += bias[row];
     }
 }
 

@@ -24,10 +24,6 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use std::time::Instant;
 
-/// The most rows of one sequence in a step. As long as the models' window, so that a ring is about two windows; a
-/// step is filled with chunks of several sequences.
-pub const CHUNK_TOKENS: usize = 128;
-
 /// Makes a replica: [`crate::backend::open`], or a test's own.
 pub type OpenReplica<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box<dyn Replica>> + Sync);
 
@@ -191,7 +187,8 @@ impl Engine {
         Limits {
             max_batch: self.options.max_batch.min(step_tokens).min(max_logits_rows),
             step_tokens,
-            chunk_tokens: CHUNK_TOKENS,
+            // A prompt alone may fill the step.
+            chunk_tokens: step_tokens,
             max_logits_rows,
             full_blocks: blocks.full,
             window_blocks: blocks.window,

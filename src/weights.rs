@@ -10,6 +10,7 @@ use crate::checkpoint::{Part, Tensor, Values};
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};
 use crate::simd::{Kernel, Level, Simd};
+use memmap2::{Advice, MmapMut};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -64,50 +65,38 @@ pub trait Layout: Sync {
     fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]);
 }
 
-/// Zeroed memory, aligned for every vector register and cache line.
-pub struct Bytes {
-    pointer: std::ptr::NonNull<u8>,
-    layout: std::alloc::Layout,
-}
-
-// SAFETY: `Bytes` owns its memory like a `Vec<u8>`.
-unsafe impl Send for Bytes {}
-// SAFETY: as above.
-unsafe impl Sync for Bytes {}
+/// Zeroed memory of its own pages, which are not touched before they are used.
+pub struct Bytes(MmapMut);
 
 impl Bytes {
-    /// `len` zero bytes. Pages are not touched before they are used.
+    /// `len` zero bytes.
     pub fn zeroed(len: usize, what: &'static str) -> Result<Self> {
-        let layout = std::alloc::Layout::from_size_align(len.max(1), 64).map_err(|_| Error::Overflow(what))?;
-        // SAFETY: the size is not zero.
-        let pointer = unsafe { std::alloc::alloc_zeroed(layout) };
-        let pointer = std::ptr::NonNull::new(pointer).ok_or(Error::OutOfMemory {
-            what,
-            bytes: len as u64,
-        })?;
-        Ok(Self { pointer, layout })
+        let bytes = len as u64;
+        MmapMut::map_anon(len.max(1))
+            .map(Self)
+            .map_err(|_| Error::OutOfMemory { what, bytes })
     }
-}
 
-impl Drop for Bytes {
-    fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this layout.
-        unsafe { std::alloc::dealloc(self.pointer.as_ptr(), self.layout) }
+    /// The same in pages of 2 MiB where the system has them, for memory that is filled at once and then streamed:
+    /// prefetchers stop at the end of a page.
+    pub fn zeroed_in_huge_pages(len: usize, what: &'static str) -> Result<Self> {
+        let bytes = Self::zeroed(len, what)?;
+        // It is only advice; small pages do as well.
+        let _ = bytes.0.advise(Advice::HugePage);
+        Ok(bytes)
     }
 }
 
 impl std::ops::Deref for Bytes {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the memory is initialized and owned for as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.layout.size()) }
+        &self.0
     }
 }
 
 impl std::ops::DerefMut for Bytes {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.layout.size()) }
+        &mut self.0
     }
 }
 
@@ -182,7 +171,7 @@ fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower
     let len = total
         .checked_mul(tile_bytes)
         .ok_or(Error::Overflow("a packed tensor"))?;
-    let mut bytes = Bytes::zeroed(len, "packed weights")?;
+    let mut bytes = Bytes::zeroed_in_huge_pages(len, "packed weights")?;
     let mut done = vec![false; total];
     let findings = Mutex::new(Findings::default());
     let stop = AtomicBool::new(false);
@@ -369,14 +358,15 @@ impl Kernel for EncodeRows<'_, '_> {
             Format::Bf16 => scratch.halves.resize(n * cols, 0),
             Format::F32 => {}
         }
-        // float32 has room for every row: it is the target, or what a row passes through.
-        scratch.floats.resize(n * cols, 0.0);
+        // float32 is the target, or what one row after the other passes through.
+        let float_rows = if format == Format::F32 { n } else { 1 };
+        scratch.floats.resize(float_rows * cols, 0.0);
         let mut out = Encoded::default();
         let mut row = 0;
         for part in &source.parts {
             for r in 0..part.rows {
                 let at = row * cols..(row + 1) * cols;
-                let floats = &mut scratch.floats[at.clone()];
+                let floats = &mut scratch.floats[row % float_rows * cols..][..cols];
                 row_to_f32(&part.values, r, floats);
                 if let Some(col) = first_non_finite(floats) {
                     out.non_finite.get_or_insert((row, col, floats[col]));
@@ -496,15 +486,27 @@ fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
     fits
 }
 
-/// Where a row that does not fit `format` fails, and what it needs.
+/// The first value of a row that does not fit `format`, and what the row needs.
 fn misfit(row: &[f32], format: Format) -> (usize, Format) {
     let not_bf16 = row.iter().position(|v| v.to_bits() & 0xffff != 0);
     match (not_bf16, format) {
         (Some(col), _) => (col, Format::F32),
         (None, Format::Mxfp4) => {
             let fits = |block: &[f32]| encode_mxfp4(block, &mut [0; MXFP4_BLOCK], &mut [0]);
-            let block = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
-            (block * MXFP4_BLOCK, Format::Bf16)
+            let index = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
+            let block = &row[index * MXFP4_BLOCK..][..MXFP4_BLOCK];
+            // The first value that no scale fits, or else that the scale of the block's largest does not.
+            let largest = block.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
+            let beside = |v: f32, other: f32| {
+                fits(&std::array::from_fn::<_, MXFP4_BLOCK, _>(|i| {
+                    if i == 0 { other } else { v }
+                }))
+            };
+            let alone = block.iter().position(|&v| !beside(v, v));
+            let col = alone
+                .or_else(|| block.iter().position(|&v| !beside(v, largest)))
+                .unwrap_or(0);
+            (index * MXFP4_BLOCK + col, Format::Bf16)
         }
         (None, _) => (0, Format::F32),
     }

@@ -67,6 +67,7 @@ pub struct Activations<B, R> {
 }
 
 /// Runs the tokens of `plan` through the model.
+#[allow(clippy::too_many_arguments, reason = "each is a part of the replica that owns it")]
 pub fn forward<O: Ops>(
     ops: &mut O,
     config: &ModelConfig,

@@ -7,12 +7,15 @@
 mod avx2;
 mod avx512;
 mod portable;
+#[cfg(test)]
+mod tests;
 
 pub use avx2::Avx2;
 pub use avx512::Avx512;
 pub use portable::Portable;
 
 use half::f16;
+use once_cell::sync::OnceCell;
 
 /// Lanes of every vector.
 pub const LANES: usize = 16;
@@ -30,6 +33,7 @@ pub trait Kernel {
 /// # Safety
 /// Every method but `detect` may only be called where [`Simd::detect`] is true, and, to be fast, from inside
 /// [`Simd::vectorize`]. Pointers must be valid for sixteen elements of their type, of any alignment.
+#[allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// The name in the summary line.
     const NAME: &'static str;
@@ -121,14 +125,18 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// `acc + w.low * x.low + w.high * x.high` on signed 16-bit pairs, `x` the same for all lanes.
     unsafe fn dot_i16(acc: Self::I, w: Self::I, x: *const u32) -> Self::I;
 
-    /// `e^x`, relative error at most 2e-7; 0 below -87, clamped above 88.
+    /// Asks for the cache line of an address, which need not be valid.
+    unsafe fn prefetch(p: *const u8);
+
+    /// `e^x`, relative error at most 2e-7; at most 2e-38 below -87, clamped above 88; NaN of NaN.
     #[inline(always)]
     unsafe fn exp(x: Self::F) -> Self::F {
         // x = n ln 2 + r; e^r by its Taylor polynomial on |r| <= ln 2 / 2, n added to the exponent. Adding
         // 1.5 * 2^23 leaves n in the low bits of the sum.
         // SAFETY: the caller upholds the trait's contract.
         unsafe {
-            let x = Self::max(Self::min(x, Self::splat(88.0)), Self::splat(-87.5));
+            // In this order of the operands NaN passes the clamps.
+            let x = Self::max(Self::splat(-87.5), Self::min(Self::splat(88.0), x));
             let magic = Self::splat(12_582_912.0);
             let shifted = Self::fma(x, Self::splat(std::f32::consts::LOG2_E), magic);
             let n = Self::sub(shifted, magic);
@@ -138,7 +146,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
             for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
                 p = Self::fma(p, r, Self::splat(c));
             }
-            Self::from_bits(Self::i_add(Self::bits(p), Self::i_shl::<23>(Self::bits(shifted))))
+            let power = Self::from_bits(Self::i_add(Self::bits(p), Self::i_shl::<23>(Self::bits(shifted))));
+            // Adds 0; or NaN, whose bits the exponent's sum may have made into anything.
+            Self::add(power, Self::sub(x, x))
         }
     }
 }
@@ -155,15 +165,10 @@ pub enum Level {
 }
 
 impl Level {
-    /// Detects it.
+    /// Detects it, once.
     pub fn detect() -> Self {
-        if Avx512::detect() {
-            Level::Avx512
-        } else if Avx2::detect() {
-            Level::Avx2
-        } else {
-            Level::Portable
-        }
+        static LEVEL: OnceCell<Level> = OnceCell::new();
+        *LEVEL.get_or_init(|| Self::available()[0])
     }
 
     /// Every level this machine can run, the widest first.

@@ -146,6 +146,9 @@ unsafe impl Simd for Portable {
         unsafe { p.cast::<[f16; LANES]>().write_unaligned(x.map(f16::from_f32)) }
     }
 
+    #[inline(always)]
+    unsafe fn prefetch(_: *const u8) {}
+
     unsafe fn dot_bf16(_: [f32; LANES], _: [u32; LANES], _: *const u32) -> [f32; LANES] {
         unreachable!("DOT is false")
     }

@@ -59,6 +59,7 @@ struct Block {
 /// Activations, encoded and interleaved by blocks: `[block][word][tokens of the block]`.
 #[derive(Default)]
 pub struct Inputs {
+    /// What the words are: not always what the matrix's format would have.
     encoding: Encoding,
     words: Vec<u32>,
     scales: Vec<f32>,
@@ -146,55 +147,76 @@ struct EncodeBlock<'a> {
     scales: &'a mut [f32],
 }
 
+/// Columns encoded at a time: few enough that the words of all the block's tokens stay in the first cache.
+const RUN: usize = 64;
+
 impl Kernel for EncodeBlock<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self) {
         let tokens = self.rows.len();
-        for (t, &row) in self.rows.iter().enumerate() {
-            let values = &self.source[row as usize * self.cols..][..self.cols];
-            let used = match self.encoding {
-                Encoding::F32 => {
-                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values) {
-                        *word = v.to_bits();
-                    }
-                    self.cols
+        let row = |t: usize| &self.source[self.rows[t] as usize * self.cols..][..self.cols];
+        let mut inverses = [0.0; MAX_TOKENS];
+        if self.encoding == Encoding::I16Pairs {
+            for (t, inverse) in inverses.iter_mut().enumerate().take(tokens) {
+                (self.scales[t], *inverse) = i16_scale(row(t));
+            }
+        }
+        let run_words = self.encoding.words(RUN);
+        for (run, words) in self.words.chunks_mut(run_words * tokens).enumerate() {
+            for (t, &inverse) in inverses.iter().enumerate().take(tokens) {
+                let mut values = [0.0; RUN];
+                let from = (run * RUN).min(self.cols);
+                let some = &row(t)[from..self.cols.min(from + RUN)];
+                values[..some.len()].copy_from_slice(some);
+                match self.encoding {
+                    Encoding::F32 => spread(&values.map(f32::to_bits), words, tokens, t),
+                    Encoding::Bf16Pairs => spread(&pairs(values.map(bf16)), words, tokens, t),
+                    Encoding::I16Pairs => spread(&pairs(values.map(|v| i16_bits(v * inverse))), words, tokens, t),
                 }
-                Encoding::Bf16Pairs => {
-                    let pair = |v: &[f32]| bf16(v[0]) | v.get(1).map_or(0, |&high| bf16(high) << 16);
-                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values.chunks(2)) {
-                        *word = pair(v);
-                    }
-                    self.cols.div_ceil(2)
-                }
-                Encoding::I16Pairs => {
-                    let largest = values.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
-                    let scale = largest / 32767.0;
-                    let inverse = if largest > 0.0 { 32767.0 / largest } else { 0.0 };
-                    // Half of it, for weights come as twice their E2M1 value. A NaN or infinity makes it one too.
-                    let poison = values.iter().fold(0.0, |p, v| p + v * 0.0);
-                    self.scales[t] = scale * 0.5 + poison;
-                    let int = |v: f32| (v * inverse).round_ties_even() as i32 as u32 & 0xffff;
-                    for (word, v) in self.words[t..].iter_mut().step_by(tokens).zip(values.chunks(2)) {
-                        *word = int(v[0]) | v.get(1).map_or(0, |&high| int(high) << 16);
-                    }
-                    self.cols.div_ceil(2)
-                }
-            };
-            for word in self.words[used * tokens..].iter_mut().skip(t).step_by(tokens) {
-                *word = 0;
             }
         }
     }
 }
 
+/// Writes a token's words among those of its block.
+#[inline(always)]
+fn spread(source: &[u32], words: &mut [u32], tokens: usize, t: usize) {
+    for (word, &source) in words[t..].iter_mut().step_by(tokens).zip(source) {
+        *word = source;
+    }
+}
+
+/// Two columns in a word, the first in the low half.
+#[inline(always)]
+fn pairs(halves: [u16; RUN]) -> [u32; RUN / 2] {
+    std::array::from_fn(|i| u32::from(halves[2 * i]) | u32::from(halves[2 * i + 1]) << 16)
+}
+
 /// bfloat16, rounded to nearest even; NaN stays NaN.
 #[inline(always)]
-fn bf16(v: f32) -> u32 {
+fn bf16(v: f32) -> u16 {
     let bits = v.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    if v.is_nan() { bits >> 16 | 0x40 } else { rounded }
+    (if v.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
+}
+
+/// What a token's 16-bit integers are multiplied by, and its values before they are rounded to them: the largest
+/// becomes 32767. Half of the scale, for weights come as twice their E2M1 value. An infinity or NaN becomes the scale,
+/// and so all the token's sums.
+#[inline(always)]
+fn i16_scale(values: &[f32]) -> (f32, f32) {
+    // Magnitudes order as their bits do, NaN above all.
+    let largest = f32::from_bits(values.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff)));
+    let inverse = 32767.0 / largest;
+    (largest / 65534.0, if inverse.is_finite() { inverse } else { 0.0 })
+}
+
+/// A value of at most 32767 in magnitude, rounded to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits.
+#[inline(always)]
+fn i16_bits(v: f32) -> u16 {
+    (v + 12_582_912.0).to_bits() as u16
 }
 
 /// A token's sums for a tile's rows, in lane order.
@@ -481,32 +503,56 @@ unsafe fn dot_bf16<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
 
 #[inline(always)]
 unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: handed on.
+    unsafe {
+        let mut out = [[S::splat(0.0); 2]; T];
+        // Few tokens: both vectors side by side, and more chains of sums than accumulators need, to hide the dot
+        // product's latency. Many: their integer and float sums fill the registers for one vector.
+        match T {
+            1 | 2 => dot_mxfp4_vectors::<S, T, 2, 4>(args, 0, &mut out),
+            3 | 4 => dot_mxfp4_vectors::<S, T, 2, 2>(args, 0, &mut out),
+            5 | 6 => dot_mxfp4_vectors::<S, T, 2, 1>(args, 0, &mut out),
+            _ => {
+                dot_mxfp4_vectors::<S, T, 1, 1>(args, 0, &mut out);
+                dot_mxfp4_vectors::<S, T, 1, 1>(args, 1, &mut out);
+            }
+        }
+        out
+    }
+}
+
+/// How far ahead of the dot products weights are asked for: about a DRAM latency of a core's share of the bandwidth.
+const PREFETCH_BYTES: usize = 4096;
+
+/// `V` vectors from `first` on, the sums within a block of 32 columns in `C` chains: integers, so that it makes no
+/// difference to the result.
+#[inline(always)]
+unsafe fn dot_mxfp4_vectors<S: Simd, const T: usize, const V: usize, const C: usize>(
+    args: Args<'_>,
+    first: usize,
+    out: &mut [[S::F; 2]; T],
+) {
     // SAFETY: a tile has four column groups of two vectors for each block of 32 columns, then the scales; the block
     // of tokens has a word for each column pair and token.
     unsafe {
-        let mut sums = [[S::splat(0.0); 2]; T];
-        let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
-        let mut scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4);
+        let mut sums = [[S::splat(0.0); V]; T];
+        let mut w = args.weights.as_ptr().cast::<u32>().add(first * LANES);
+        let mut x = args.words.as_ptr();
+        let mut scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4 + first * LANES);
         for _ in 0..args.cols / MXFP4_BLOCK {
-            // The integer sums fill the registers; the float sums stay in memory until the block is done, which the
-            // compiler must not undo.
-            let sums = if T > 6 {
-                &mut *std::hint::black_box(&raw mut sums)
-            } else {
-                &mut sums
-            };
-            let mut block = [[S::i_zero(); 2]; T];
+            let mut block = [[[S::i_zero(); C]; V]; T];
             for _ in 0..4 {
-                let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
+                let words: [S::I; V] = std::array::from_fn(|v| S::i_load(w.add(v * LANES)));
+                for v in 0..V {
+                    S::prefetch(w.wrapping_add(v * LANES).cast::<u8>().wrapping_add(PREFETCH_BYTES));
+                }
                 macro_rules! pair {
                     ($index:literal) => {
-                        let (d0, d1) = (
-                            S::e2m1_words::<{ 4 * $index }>(w0),
-                            S::e2m1_words::<{ 4 * $index }>(w1),
-                        );
-                        for (t, block) in block.iter_mut().enumerate() {
-                            block[0] = S::dot_i16(block[0], d0, x.add($index * T + t));
-                            block[1] = S::dot_i16(block[1], d1, x.add($index * T + t));
+                        for v in 0..V {
+                            let d = S::e2m1_words::<{ 4 * $index }>(words[v]);
+                            for t in 0..T {
+                                block[t][v][$index % C] = S::dot_i16(block[t][v][$index % C], d, x.add($index * T + t));
+                            }
                         }
                     };
                 }
@@ -517,18 +563,23 @@ unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
                 w = w.add(TILE);
                 x = x.add(4 * T);
             }
-            let (s0, s1) = (S::scales(scales), S::scales(scales.add(LANES)));
-            for (sums, block) in sums.iter_mut().zip(block) {
-                sums[0] = S::fma(S::i_to_f(block[0]), s0, sums[0]);
-                sums[1] = S::fma(S::i_to_f(block[1]), s1, sums[1]);
+            for v in 0..V {
+                let scale = S::scales(scales.add(v * LANES));
+                for t in 0..T {
+                    let mut sum = block[t][v][0];
+                    for &chain in &block[t][v][1..] {
+                        sum = S::i_add(sum, chain);
+                    }
+                    sums[t][v] = S::fma(S::i_to_f(sum), scale, sums[t][v]);
+                }
             }
             scales = scales.add(TILE);
         }
-        for (t, sums) in sums.iter_mut().enumerate() {
-            let scale = S::splat(args.scales[t]);
-            *sums = [S::mul(sums[0], scale), S::mul(sums[1], scale)];
+        for (t, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                out[t][first + v] = S::mul(sum, S::splat(args.scales[t]));
+            }
         }
-        sums
     }
 }
 
@@ -541,7 +592,7 @@ trait Columns {
 }
 
 #[inline(always)]
-unsafe fn word<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> *const u32 {
+unsafe fn word(args: &Args<'_>, group: usize, vector: usize) -> *const u32 {
     // SAFETY: the caller's group and vector lie in the tile.
     unsafe { args.weights.as_ptr().cast::<u32>().add(group * TILE + vector * LANES) }
 }
@@ -555,7 +606,7 @@ impl Columns for ColumnF32 {
     #[inline(always)]
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
         // SAFETY: handed on.
-        unsafe { [S::load(word::<S>(args, group, vector).cast()); 8] }
+        unsafe { [S::load(word(args, group, vector).cast()); 8] }
     }
 }
 
@@ -565,7 +616,7 @@ impl Columns for ColumnsBf16 {
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
         // SAFETY: handed on.
         unsafe {
-            let w = S::i_load(word::<S>(args, group, vector));
+            let w = S::i_load(word(args, group, vector));
             let (low, high) = (S::bf16_low(w), S::bf16_high(w));
             [low, high, low, high, low, high, low, high]
         }
@@ -578,7 +629,7 @@ impl Columns for ColumnsMxfp4 {
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
         // SAFETY: handed on; the scales of a block of four groups follow the words.
         unsafe {
-            let w = S::i_load(word::<S>(args, group, vector));
+            let w = S::i_load(word(args, group, vector));
             let scales = args
                 .weights
                 .as_ptr()

@@ -704,13 +704,13 @@ impl Epilogue for Unembed<'_> {
         let largest = sums.iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
         let best = &mut best[at.input];
         // The first -inf counts too, if nothing larger comes; NaN never does.
-        if largest > best.logit || best.token == NOTHING.token {
-            if let Some(i) = sums.iter().position(|&s| s == largest) {
-                *best = Greedy {
-                    token: (first + i) as u32,
-                    logit: largest,
-                };
-            }
+        if (largest > best.logit || best.token == NOTHING.token)
+            && let Some(i) = sums.iter().position(|&s| s == largest)
+        {
+            *best = Greedy {
+                token: (first + i) as u32,
+                logit: largest,
+            };
         }
         if let Some(logits) = &self.logits {
             // SAFETY: no other worker has this tile of this row.

@@ -1,0 +1,383 @@
+//! How fast the CPU backend is, beside what the machine can do.
+//!
+//!     cargo bench --bench cpu -- [machine] [ops] [pack] [model] [--layers N] [--threads N] [--precision exact|fast]
+//!
+//! `machine` measures the memory's read bandwidth and the peak rate of the dot products the kernels use; `ops` times
+//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing; `model` prompts and generation
+//! of a 20b-shaped model with few layers. Times are medians of alternating runs.
+
+#![allow(missing_docs)]
+
+#[path = "../tests/common/synthetic.rs"]
+mod synthetic;
+
+use clap::Parser;
+use getp::backend::cpu::{self, CpuOps, Engine};
+use getp::batch::StepPlan;
+use getp::model::ModelConfig;
+use getp::ops::Ops;
+use getp::options::{Options, Precision};
+use getp::profile::Stage;
+use getp::replica::{Replica, StepOutput, Want};
+use getp::scheduler::{Limits, Scheduler};
+use getp::simd::Level;
+use half::f16;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+use synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
+
+#[derive(Parser)]
+struct Args {
+    /// Which parts to run: machine, ops, pack, model (all by default).
+    parts: Vec<String>,
+    /// Layers of the model.
+    #[arg(long, default_value_t = 4)]
+    layers: usize,
+    /// Threads; 0 is one a core.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// exact or fast
+    #[arg(long, default_value = "fast")]
+    precision: String,
+    /// Times each measurement is taken.
+    #[arg(long, default_value_t = 5)]
+    repeats: usize,
+    /// Rows of a step for `ops`.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,512")]
+    rows: Vec<usize>,
+    /// Cargo passes it.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Args {
+    fn wants(&self, part: &str) -> bool {
+        self.parts.is_empty() || self.parts.iter().any(|p| p == part)
+    }
+
+    fn threads(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        }
+    }
+
+    fn precision(&self) -> Precision {
+        if self.precision == "exact" {
+            Precision::Exact
+        } else {
+            Precision::Fast
+        }
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(args.threads())
+        .build_global()?;
+    println!("{} threads, {}", args.threads(), args.precision);
+    if args.wants("machine") {
+        machine(&args);
+    }
+    if args.wants("ops") || args.wants("pack") {
+        layer(&args)?;
+    }
+    if args.wants("model") {
+        model(&args)?;
+    }
+    Ok(())
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+fn time(run: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    run();
+    start.elapsed().as_secs_f64()
+}
+
+// ---- machine
+
+fn machine(args: &Args) {
+    let bytes = 2_usize << 30;
+    let words: Vec<u64> = vec![1; bytes / 8];
+    let part = words.len() / args.threads();
+    let reads = (0..args.repeats.max(5)).map(|_| {
+        time(|| {
+            std::thread::scope(|scope| {
+                for part in words.chunks(part) {
+                    scope.spawn(|| black_box(Level::detect().run(Read(part))));
+                }
+            });
+        })
+    });
+    println!("memory read: {:.1} GB/s", bytes as f64 / median(reads.collect()) * 1e-9);
+    if Level::detect() == Level::Avx512 {
+        for (name, integer) in [("BF16 dot product", false), ("16-bit integer dot product", true)] {
+            let count = 20_000_000_usize;
+            let runs = (0..args.repeats).map(|_| {
+                time(|| {
+                    std::thread::scope(|scope| {
+                        for _ in 0..args.threads() {
+                            scope.spawn(|| black_box(Level::Avx512.run(Dots { count, integer })));
+                        }
+                    });
+                })
+            });
+            let flops = (count * 12 * 64 * args.threads()) as f64;
+            println!("{name} peak: {:.0} GFLOP/s", flops / median(runs.collect()) * 1e-9);
+        }
+    }
+}
+
+/// Reads memory once.
+struct Read<'a>(&'a [u64]);
+
+impl getp::simd::Kernel for Read<'_> {
+    type Output = u64;
+
+    #[inline(always)]
+    fn run<S: getp::simd::Simd>(self) -> u64 {
+        let mut out = [0.0_f32; 16];
+        // SAFETY: run on a detected level; each load is of sixteen words of a chunk.
+        unsafe {
+            let mut sums = [S::i_zero(); 4];
+            for chunk in self.0.as_chunks::<32>().0 {
+                for (i, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::i_add(*sum, S::i_load(chunk.as_ptr().add(8 * i).cast()));
+                }
+            }
+            let sum = sums
+                .into_iter()
+                .reduce(|a, b| S::i_add(a, b))
+                .map_or(S::splat(0.0), |sum| S::from_bits(sum));
+            S::store(out.as_mut_ptr(), sum);
+        }
+        out.iter().fold(0, |all, v| all ^ u64::from(v.to_bits()))
+    }
+}
+
+/// Twelve independent chains of dot products.
+struct Dots {
+    count: usize,
+    integer: bool,
+}
+
+impl getp::simd::Kernel for Dots {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: getp::simd::Simd>(self) -> f32 {
+        let x = [0_u32; 16];
+        // SAFETY: run on a detected level whose dot products exist; the pointers are to sixteen elements.
+        unsafe {
+            let w = S::i_load(x.as_ptr());
+            let mut out = [0.0; 16];
+            if self.integer {
+                let mut acc = [S::i_zero(); 12];
+                for _ in 0..self.count {
+                    acc.iter_mut().for_each(|a| *a = S::dot_i16(*a, w, x.as_ptr()));
+                }
+                acc.into_iter()
+                    .for_each(|a| S::store(out.as_mut_ptr(), S::add(S::load(out.as_ptr()), S::i_to_f(a))));
+            } else {
+                let mut acc = [S::splat(0.0); 12];
+                for _ in 0..self.count {
+                    acc.iter_mut().for_each(|a| *a = S::dot_bf16(*a, w, x.as_ptr()));
+                }
+                acc.into_iter()
+                    .for_each(|a| S::store(out.as_mut_ptr(), S::add(S::load(out.as_ptr()), a)));
+            }
+            out.iter().sum()
+        }
+    }
+}
+
+// ---- one layer's products
+
+fn shape(layers: usize) -> ModelConfig {
+    ModelConfig {
+        n_layers: layers,
+        ..ModelConfig::preset_20b()
+    }
+}
+
+fn layer(args: &Args) -> anyhow::Result<()> {
+    let config = shape(1);
+    let synthetic = Synthetic::new(&config, 1, Temperament::Tame)?;
+    if args.wants("pack") {
+        let widened = SyntheticCheckpoint::widened(&synthetic);
+        let runs = (0..args.repeats).map(|_| {
+            let (_, report) = cpu::load(&widened).expect("a synthetic model packs");
+            report.read_bytes as f64 / report.seconds * 1e-9
+        });
+        println!("packing: {:.1} GB/s of float32", median(runs.collect()));
+    }
+    if !args.wants("ops") {
+        return Ok(());
+    }
+    let (weights, _) = cpu::load(&SyntheticCheckpoint::packed(&synthetic))?;
+    let engine = Engine {
+        level: Level::detect(),
+        precision: args.precision(),
+    };
+    println!("{:<14}{:>6}{:>12}{:>9}{:>10}", "op", "rows", "us", "GB/s", "GFLOP/s");
+    for rows in args.rows.clone() {
+        let mut a = cpu::activations(&config, rows, rows);
+        a.x.set_rows(rows);
+        for (i, v) in a.x.values_mut().iter_mut().enumerate() {
+            *v = ((i * 7919) % 2003) as f32 / 1000.0 - 1.0;
+        }
+        let w = &weights.layers[0];
+        let mut output = StepOutput::default();
+        let mut best = std::collections::HashMap::<&str, (f64, getp::profile::StageTotal)>::new();
+        for _ in 0..args.repeats {
+            let mut ops = CpuOps::<f16>::new(&config, engine, rows, true);
+            ops.norm(&a.x, &w.attn_norm, &mut a.t)?;
+            ops.qkv(&a.t, &w.qkv, &w.qkv_bias, &mut a.qkv)?;
+            a.attention.set_rows(rows);
+            ops.attn_out(&a.attention, &w.attn_out, &w.attn_out_bias, &mut a.x)?;
+            ops.norm(&a.x, &w.ffn_norm, &mut a.t)?;
+            ops.route(&a.t, &w.router, &w.router_bias, &mut a.routes)?;
+            ops.mlp1(&a.t, &a.routes, &w.mlp1, &w.mlp1_bias, &mut a.h)?;
+            let mut sink = a.x.clone();
+            ops.mlp2(&a.h, &a.routes, &w.mlp2, &w.mlp2_bias, &mut sink)?;
+            if rows <= 64 {
+                ops.unembed(&a.t, &weights.unembedding, Want::Greedy, &mut output)?;
+            }
+            let profile = ops.profile().expect("asked for");
+            for stage in [
+                Stage::Qkv,
+                Stage::AttnOut,
+                Stage::Router,
+                Stage::Mlp1,
+                Stage::Mlp2,
+                Stage::Unembed,
+            ] {
+                let total = profile.total(stage);
+                let seconds = total.time.as_secs_f64();
+                if total.calls > 0 && best.get(stage.name()).is_none_or(|b| seconds < b.0) {
+                    best.insert(stage.name(), (seconds, total));
+                }
+            }
+        }
+        for stage in [
+            Stage::Qkv,
+            Stage::AttnOut,
+            Stage::Router,
+            Stage::Mlp1,
+            Stage::Mlp2,
+            Stage::Unembed,
+        ] {
+            if let Some((seconds, total)) = best.get(stage.name()) {
+                println!(
+                    "{:<14}{rows:>6}{:>12.0}{:>9.1}{:>10.1}",
+                    stage.name(),
+                    seconds * 1e6,
+                    total.cost.bytes as f64 / seconds * 1e-9,
+                    total.cost.flops as f64 / seconds * 1e-9
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+// ---- a model
+
+fn model(args: &Args) -> anyhow::Result<()> {
+    let config = shape(args.layers);
+    let checkpoint = SyntheticCheckpoint::packed(&Synthetic::new(&config, 1, Temperament::Tame)?);
+    let options = Options {
+        precision: Some(args.precision()),
+        threads: args.threads,
+        max_batch: 32,
+        step_tokens: 512,
+        kv_mb: 0,
+        print: false,
+        progress: false,
+        profile: true,
+        logits: None,
+    };
+    let mut replica = cpu::open(&checkpoint, &options)?;
+    drop(checkpoint);
+    println!("{} layers, 20b shape; {}", args.layers, replica.describe());
+    println!("{:<34}{:>10}{:>12}", "workload", "tok/s", "ms a step");
+    for (name, requests, prompt, generated) in [
+        ("prompt of 512", 1, 512, 1),
+        ("1 sequence", 1, 32, 64),
+        ("8 sequences", 8, 32, 64),
+        ("32 sequences", 32, 32, 64),
+    ] {
+        let runs: Vec<_> = (0..args.repeats.min(3))
+            .map(|_| generate(&config, &mut *replica, requests, prompt, generated))
+            .collect();
+        let prefill = median(runs.iter().map(|r| r.0.as_secs_f64()).collect());
+        let decode = median(runs.iter().map(|r| r.1.as_secs_f64()).collect());
+        if generated == 1 {
+            println!("{name:<34}{:>10.1}{:>12.1}", prompt as f64 / prefill, prefill * 1e3);
+        } else {
+            let steps = generated - 1;
+            let rate = (requests * steps) as f64 / decode;
+            println!("{name:<34}{rate:>10.1}{:>12.2}", decode / steps as f64 * 1e3);
+        }
+    }
+    if let Some(profile) = replica.profile() {
+        print!("{}", profile.table());
+    }
+    Ok(())
+}
+
+/// Time of the prompts and of the generation behind them, of requests that differ and never end early.
+fn generate(
+    config: &ModelConfig,
+    replica: &mut dyn Replica,
+    requests: usize,
+    prompt: usize,
+    generated: usize,
+) -> (Duration, Duration) {
+    let blocks = replica.kv_blocks();
+    let mut scheduler = Scheduler::new(Limits {
+        max_batch: replica.max_logits_rows(),
+        step_tokens: replica.max_step_tokens(),
+        chunk_tokens: replica.max_step_tokens(),
+        max_logits_rows: replica.max_logits_rows(),
+        full_blocks: blocks.full,
+        window_blocks: blocks.window,
+        sliding_window: config.sliding_window,
+        has_full_layers: config.windowed_layers() < config.n_layers,
+        record_all: false,
+    })
+    .expect("the replica's own limits");
+    for request in 0..requests {
+        let tokens = (0..prompt)
+            .map(|i| ((request * 7919 + i * 104_729) % 199_000) as u32)
+            .collect();
+        scheduler
+            .submit(request, tokens, prompt + generated - 1)
+            .expect("it fits");
+    }
+    let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
+    let (mut prefill, mut decode) = (Duration::ZERO, Duration::ZERO);
+    while scheduler.plan(&mut plan) {
+        let start = Instant::now();
+        replica.step(&plan, Want::Greedy, &mut output).expect("a step");
+        let sampled = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
+        // End tokens would end a sequence early.
+        let sampled: Vec<u32> = sampled.map(|(_, greedy)| greedy.token.min(199_000)).collect();
+        scheduler
+            .commit(&plan, &sampled, &mut finished)
+            .expect("the plan's own outcome");
+        let time = start.elapsed();
+        if plan.rows() > requests {
+            prefill += time
+        } else {
+            decode += time
+        }
+    }
+    (prefill, decode)
+}

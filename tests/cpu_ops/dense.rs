@@ -1,0 +1,205 @@
+//! The operations on rows: embedding, norm, and the products with dense matrices.
+
+use super::draw::{buffer, dense, formats, normal, packed, rng, shapes, stale, values};
+use super::margins::Margins;
+use super::oracle::{Arithmetic, linear};
+use super::{assert_same_bits, compare, letter, on_every_engine};
+
+on_every_engine!(embed norm qkv blocks_of_any_size attn_out select_and_unembed);
+
+mod checks {
+    use super::*;
+    use getp::backend::cpu::{CpuOps, Element, Engine};
+    use getp::batch::{LogitsRow, StepPlan};
+    use getp::ops::Ops;
+    use getp::replica::{StepOutput, Want};
+    use getp::weights::{Format, RowMajor};
+    use rand::Rng;
+
+    pub fn embed<E: Element>(engine: Engine) {
+        let mut rng = rng(1);
+        for (config, rows) in shapes() {
+            let (vocab, h) = (config.vocab_size, config.hidden_dim);
+            for format in [Format::Bf16, Format::F32] {
+                let table = values(&mut rng, format, vocab, h);
+                let packed = packed(std::slice::from_ref(&table), h, format, &RowMajor);
+                // The first and the last row among them.
+                let mut tokens: Vec<u32> = (0..rows).map(|_| rng.random_range(0..vocab as u32)).collect();
+                tokens[0] = vocab as u32 - 1;
+                tokens[rows - 1] = if rows > 1 { 0 } else { tokens[0] };
+                let plan = StepPlan {
+                    tokens: tokens.clone(),
+                    ..StepPlan::default()
+                };
+                let mut x = stale(h, 2);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                ops.embed(&plan, &packed, &mut x).unwrap();
+                let expected: Vec<f32> = tokens
+                    .iter()
+                    .flat_map(|&t| &table[t as usize * h..][..h])
+                    .copied()
+                    .collect();
+                assert_same_bits(x.values(), &expected, "embed");
+            }
+        }
+    }
+
+    pub fn norm<E: Element>(engine: Engine) {
+        let mut rng = rng(2);
+        for (config, rows) in shapes() {
+            let h = config.hidden_dim;
+            let weight = normal(&mut rng, h);
+            let mut x = normal(&mut rng, rows * h);
+            // One row of large values, one where the epsilon matters.
+            x[..h].iter_mut().for_each(|x| *x *= 3e4);
+            x[(rows - 1) * h..].iter_mut().for_each(|x| *x *= 1e-7);
+            let mut t = stale(h, 1);
+            let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+            ops.norm(&buffer(h, &x), &weight, &mut t).unwrap();
+            for (x, t) in x.chunks_exact(h).zip(t.values().chunks_exact(h)) {
+                let margins = Margins::of_f32(engine);
+                let real: Vec<_> = x.iter().map(|&x| margins.of(x)).collect();
+                let expected = letter(engine).norm(x, &weight);
+                compare(engine, "norm", t, &expected, &margins.norm(&real, &weight));
+            }
+        }
+    }
+
+    pub fn qkv<E: Element>(engine: Engine) {
+        let mut rng = rng(3);
+        for (config, rows) in shapes() {
+            let (h, width) = (config.hidden_dim, config.qkv_dim());
+            for format in formats(h) {
+                let (w, packed) = dense(&mut rng, format, width, h);
+                let (bias, t) = (normal(&mut rng, width), normal(&mut rng, rows * h));
+                let mut qkv = stale(width, 1);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                ops.qkv(&buffer(h, &t), &packed, &bias, &mut qkv).unwrap();
+                let margins = Margins { engine, format };
+                for (t, got) in t.chunks_exact(h).zip(qkv.values().chunks_exact(width)) {
+                    let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
+                    compare(
+                        engine,
+                        &format!("qkv {format:?} {width}x{h}"),
+                        got,
+                        &linear(letter(engine), &w, &bias, t),
+                        &linear(margins, &w, &bias, &real),
+                    );
+                }
+            }
+        }
+    }
+
+    /// However many rows a step has, and so however they are cut into blocks, the first row's result is the same.
+    pub fn blocks_of_any_size<E: Element>(engine: Engine) {
+        let mut rng = rng(6);
+        let (config, _) = shapes().swap_remove(2);
+        let (h, width, most) = (config.hidden_dim, config.qkv_dim(), 26);
+        let (bias, t) = (normal(&mut rng, width), normal(&mut rng, most * h));
+        let mut ops = CpuOps::<E>::new(&config, engine, most, false);
+        for format in formats(h) {
+            let (_, packed) = dense(&mut rng, format, width, h);
+            let mut run = |rows: &[f32]| {
+                let mut qkv = stale(width, 1);
+                ops.qkv(&buffer(h, rows), &packed, &bias, &mut qkv).unwrap();
+                qkv
+            };
+            let one_by_one: Vec<f32> = t.chunks_exact(h).flat_map(|row| run(row).values().to_vec()).collect();
+            for rows in 1..=most {
+                let together = run(&t[..rows * h]);
+                assert_same_bits(
+                    together.values(),
+                    &one_by_one[..rows * width],
+                    &format!("{engine:?} {rows} rows"),
+                );
+            }
+        }
+    }
+
+    pub fn attn_out<E: Element>(engine: Engine) {
+        let mut rng = rng(4);
+        for (config, rows) in shapes() {
+            let (h, width) = (config.hidden_dim, config.q_dim());
+            for format in formats(width) {
+                let (w, packed) = dense(&mut rng, format, h, width);
+                let (bias, a) = (normal(&mut rng, h), normal(&mut rng, rows * width));
+                let before = normal(&mut rng, rows * h);
+                let mut x = buffer(h, &before);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                ops.attn_out(&buffer(width, &a), &packed, &bias, &mut x).unwrap();
+                let margins = Margins { engine, format };
+                for (row, got) in x.values().chunks_exact(h).enumerate() {
+                    let (a, before) = (&a[row * width..][..width], &before[row * h..][..h]);
+                    let real: Vec<_> = a.iter().map(|&x| margins.of(x)).collect();
+                    let real = linear(margins, &w, &bias, &real).into_iter().zip(before);
+                    let real: Vec<_> = real.map(|(y, &x)| margins.add(margins.of(x), y)).collect();
+                    let expected = linear(letter(engine), &w, &bias, a).into_iter().zip(before);
+                    let expected: Vec<_> = expected.map(|(y, &x)| x + y).collect();
+                    compare(engine, &format!("attn_out {format:?}"), got, &expected, &real);
+                }
+            }
+        }
+    }
+
+    pub fn select_and_unembed<E: Element>(engine: Engine) {
+        let mut rng = rng(5);
+        for (config, rows) in shapes() {
+            let (h, vocab) = (config.hidden_dim, config.vocab_size);
+            for format in formats(h) {
+                let (w, packed) = dense(&mut rng, format, vocab, h);
+                let x = normal(&mut rng, rows * h);
+                // Every other row is wanted, the last first in the plan's order of rows.
+                let wanted: Vec<usize> = (0..rows)
+                    .rev()
+                    .step_by(2)
+                    .collect::<Vec<_>>()
+                    .into_iter()
+                    .rev()
+                    .collect();
+                let plan = StepPlan {
+                    logits: wanted
+                        .iter()
+                        .map(|&row| LogitsRow {
+                            row,
+                            sequence: 0,
+                            position: 0,
+                            sample: true,
+                        })
+                        .collect(),
+                    ..StepPlan::default()
+                };
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                let mut selected = stale(h, rows);
+                ops.select(&plan, &buffer(h, &x), &mut selected).unwrap();
+                let expected: Vec<f32> = wanted.iter().flat_map(|&r| &x[r * h..][..h]).copied().collect();
+                assert_same_bits(selected.values(), &expected, "select");
+
+                let mut output = StepOutput::default();
+                ops.unembed(&selected, &packed, Want::Logits, &mut output).unwrap();
+                let margins = Margins { engine, format };
+                for (i, got) in output.logits.chunks_exact(vocab).enumerate() {
+                    let t = &x[wanted[i] * h..][..h];
+                    let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
+                    compare(
+                        engine,
+                        &format!("unembed {format:?}"),
+                        got,
+                        &linear(letter(engine), &w, &[], t),
+                        &linear(margins, &w, &[], &real),
+                    );
+                    let largest = got.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                    let token = got.iter().position(|&l| l == largest).unwrap();
+                    assert_eq!(output.greedy[i].token as usize, token);
+                    assert_eq!(output.greedy[i].logit, largest);
+                }
+                assert_eq!(output.logits.len(), wanted.len() * vocab);
+
+                // The summary alone says the same and leaves no logits.
+                let with_logits = output.greedy.clone();
+                ops.unembed(&selected, &packed, Want::Greedy, &mut output).unwrap();
+                assert_eq!(output.greedy, with_logits);
+                assert!(output.logits.is_empty());
+            }
+        }
+    }
+}

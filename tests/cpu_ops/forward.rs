@@ -1,0 +1,159 @@
+//! The whole pass: against the oracle's, and in company.
+
+use super::draw::rng;
+use super::oracle::{self, Reals};
+use super::plans::Sequences;
+use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
+use super::{assert_same_bits, letter, on_every_engine};
+use getp::checkpoint::Checkpoint;
+use getp::model::ModelConfig;
+use rand::Rng;
+
+on_every_engine!(logits company);
+
+/// A small model of each kind of weights.
+fn models() -> Vec<SyntheticCheckpoint> {
+    let model = |dense, experts, hidden_dim, intermediate_dim, head_dim| {
+        let config = ModelConfig {
+            vocab_size: 67,
+            hidden_dim,
+            n_experts: 5,
+            experts_per_token: 2,
+            intermediate_dim,
+            n_layers: 3,
+            head_dim,
+            n_attn_heads: 6,
+            n_kv_heads: 2,
+            sliding_window: 10,
+            ..ModelConfig::preset_7m()
+        };
+        let synthetic = Synthetic {
+            config,
+            seed: 31,
+            temperament: Temperament::Tame,
+            dense,
+            experts,
+        };
+        SyntheticCheckpoint::widened(&synthetic.check().expect("the model can be made"))
+    };
+    vec![
+        model(Dense::Bf16, Experts::Mxfp4, 64, 96, 24),
+        model(Dense::F32, Experts::Bf16, 44, 38, 10),
+        model(Dense::Bf16, Experts::F32, 50, 40, 16),
+    ]
+}
+
+/// A prompt longer than the ring of the windowed layers, one within a block, and one of a single token.
+fn prompts(config: &ModelConfig) -> Vec<Vec<u32>> {
+    let mut rng = rng(32);
+    let mut prompt = |n: usize| (0..n).map(|_| rng.random_range(0..config.vocab_size as u32)).collect();
+    vec![prompt(53), prompt(11), prompt(1)]
+}
+
+/// Largest chunk of a sequence in one step.
+const MAX_CHUNK: usize = 7;
+
+mod checks {
+    use super::*;
+    use getp::backend::cpu::{CpuOps, Element, Engine, KvCache, activations, load};
+    use getp::model::forward;
+    use getp::options::Precision;
+    use getp::replica::{StepOutput, Want};
+
+    /// The logits of each position of each prompt.
+    fn run<E: Element>(
+        engine: Engine,
+        model: &dyn Checkpoint,
+        prompts: &[Vec<u32>],
+        max_chunk: usize,
+    ) -> Vec<Vec<f32>> {
+        let config = model.config();
+        let (weights, _) = load(model).unwrap();
+        let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
+        let mut sequences = Sequences::new(&mut rng(33), config, &lengths, max_chunk);
+        let max_rows = max_chunk * prompts.len();
+        let mut ops = CpuOps::<E>::new(config, engine, max_rows, false);
+        let mut activations = activations(config, max_rows, max_rows);
+        let mut kv = KvCache::new(config, sequences.blocks, E::BYTES).unwrap();
+        let mut logits = vec![Vec::new(); prompts.len()];
+        for step in 0.. {
+            let turn = sequences.turn(step);
+            if turn.is_empty() {
+                break;
+            }
+            let rows = |&(s, rows): &(usize, usize)| (s, &prompts[s][sequences.next(s)..][..rows]);
+            let work: Vec<_> = turn.iter().map(rows).collect();
+            let plan = sequences.plan(&work);
+            let mut output = StepOutput::default();
+            forward(
+                &mut ops,
+                config,
+                &weights,
+                &plan,
+                &mut activations,
+                &mut kv,
+                Want::Logits,
+                &mut output,
+            )
+            .unwrap();
+            for (row, values) in plan.logits.iter().zip(output.logits.chunks_exact(config.vocab_size)) {
+                logits[row.sequence].extend_from_slice(values);
+            }
+        }
+        logits
+    }
+
+    pub fn logits<E: Element>(engine: Engine) {
+        for model in models() {
+            let prompts = prompts(model.config());
+            let got = run::<E>(engine, &model, &prompts, MAX_CHUNK);
+            for (prompt, got) in prompts.iter().zip(&got) {
+                let real = oracle::forward(Reals, &model, prompt).concat();
+                match engine.precision {
+                    Precision::Exact => {
+                        let expected = oracle::forward(letter(engine), &model, prompt).concat();
+                        assert_same_bits(got, &expected, &format!("{engine:?}"));
+                        // The eval checker's limit, which the letter's own roundings must keep on a tame model.
+                        for (got, real) in got.iter().zip(&real) {
+                            assert!((f64::from(*got) - real).abs() <= 1e-5 + 1e-4 * real.abs());
+                        }
+                    }
+                    Precision::Fast => check_divergence(engine, model.config().vocab_size, got, &real),
+                }
+            }
+        }
+    }
+
+    /// The gate of `fast` on tame models: mean KL divergence at most 1e-3, the same token first in 98 of 100 rows.
+    fn check_divergence(engine: Engine, vocab: usize, got: &[f32], real: &[f64]) {
+        let rows = real.len() / vocab;
+        let (mut divergence, mut agree) = (0.0, 0);
+        for (got, real) in got.chunks_exact(vocab).zip(real.chunks_exact(vocab)) {
+            let got: Vec<f64> = got.iter().copied().map(f64::from).collect();
+            let (p, q) = (log_softmax(real), log_softmax(&got));
+            divergence += p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>() / rows as f64;
+            let first = |l: &[f64]| (0..vocab).reduce(|best, i| if l[i] > l[best] { i } else { best });
+            agree += usize::from(first(&p) == first(&q));
+        }
+        assert!(divergence <= 1e-3, "{engine:?}: mean KL divergence {divergence:e}");
+        assert!(100 * agree >= 98 * rows, "{engine:?}: {agree} of {rows} rows agree");
+    }
+
+    fn log_softmax(logits: &[f64]) -> Vec<f64> {
+        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits.iter().map(|l| (l - max).exp()).sum();
+        logits.iter().map(|l| l - max - sum.ln()).collect()
+    }
+
+    /// A sequence gives the same bits alone, token by token, as among others in chunks.
+    pub fn company<E: Element>(engine: Engine) {
+        for model in models() {
+            let prompts = prompts(model.config());
+            let together = run::<E>(engine, &model, &prompts, MAX_CHUNK);
+            for (prompt, together) in prompts.iter().zip(&together) {
+                let alone = run::<E>(engine, &model, std::slice::from_ref(prompt), 1);
+                assert_same_bits(together, &alone[0], &format!("{engine:?}"));
+            }
+        }
+    }
+}

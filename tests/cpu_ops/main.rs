@@ -1,0 +1,75 @@
+//! The CPU backend against the plain oracle: each operation and the whole pass, on every instruction set of this
+//! machine, in both precisions, with weights in every format, at shapes that fill neither tile nor vector.
+//!
+//! `exact` is compared bit for bit with the eval program's arithmetic written down plainly, on every instruction set
+//! (the portable one has no multiply-add, and so has its `Letter`). `fast` is compared with float64; how far it may
+//! be off is not guessed but carried along by `margins`.
+
+#[path = "../common/oracle.rs"]
+mod oracle;
+#[path = "../common/synthetic.rs"]
+mod synthetic;
+
+mod attention;
+mod dense;
+mod draw;
+mod experts;
+mod forward;
+mod margins;
+mod odd_values;
+mod plans;
+
+use getp::backend::cpu::Engine;
+use getp::options::Precision;
+use getp::simd::Level;
+use margins::Margin;
+
+/// Makes a test of each function generic over the cache's element, which runs it on every engine of this machine.
+macro_rules! on_every_engine {
+    ($($check:ident)*) => {
+        $(#[test]
+        fn $check() {
+            for level in getp::simd::Level::available() {
+                let engine = |precision| getp::backend::cpu::Engine { level, precision };
+                checks::$check::<f32>(engine(getp::options::Precision::Exact));
+                checks::$check::<half::f16>(engine(getp::options::Precision::Fast));
+            }
+        })*
+    };
+}
+use on_every_engine;
+
+/// The eval program's arithmetic as the engine's instruction set has it.
+fn letter(engine: Engine) -> oracle::Letter {
+    oracle::Letter {
+        fused: engine.level != Level::Portable,
+    }
+}
+
+/// `got` lies within the margins, and in `exact` is the letter's result to the bit.
+#[track_caller]
+fn compare(engine: Engine, what: &str, got: &[f32], letter: &[f32], real: &[Margin]) {
+    assert_eq!(got.len(), real.len(), "{engine:?} {what}: how many values");
+    for (i, (&got, real)) in got.iter().zip(real).enumerate() {
+        let error = (f64::from(got) - real.value).abs();
+        assert!(
+            error <= real.error,
+            "{engine:?} {what}: value {i} is {got:e}, {error:e} from {:e}, which is more than {:e}",
+            real.value,
+            real.error
+        );
+    }
+    if engine.precision == Precision::Exact {
+        assert_same_bits(got, letter, &format!("{engine:?} {what}"));
+    }
+}
+
+/// Equal to the bit; NaN equals NaN.
+#[track_caller]
+fn assert_same_bits(got: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(got.len(), expected.len(), "{what}: how many values");
+    for (i, (a, b)) in got.iter().zip(expected).enumerate() {
+        let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+        assert!(same, "{what}: value {i} is {a:e} and should be {b:e} to the bit");
+    }
+}

@@ -1,0 +1,252 @@
+//! A replica's promises: answers that do not depend on company, order, chunks or threads, and a `fast` that stays
+//! close to `exact` layer by layer.
+
+#[path = "common/synthetic.rs"]
+mod synthetic;
+
+use getp::backend::cpu::{self, Buffer, CpuOps, CpuWeights, Element, Engine, KvCache, Routes};
+use getp::batch::{BLOCK_TOKENS, Chunk, StepPlan};
+use getp::model::{Activations, LayerWeights, ModelConfig};
+use getp::ops::Ops;
+use getp::options::{Options, Precision};
+use getp::replica::{KvBlocks, StepOutput, Want};
+use getp::scheduler::{Limits, Scheduler};
+use getp::simd::Level;
+use getp::weights::Packed;
+use half::f16;
+use std::collections::BTreeMap;
+use synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
+
+fn small() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 777,
+        hidden_dim: 96,
+        intermediate_dim: 64,
+        n_experts: 6,
+        experts_per_token: 2,
+        n_layers: 3,
+        head_dim: 24,
+        n_attn_heads: 6,
+        n_kv_heads: 2,
+        sliding_window: 20,
+        seq_len: 128,
+        ..ModelConfig::preset_20b()
+    }
+}
+
+/// The prompt of request `i`, of 1 to 70 tokens.
+fn prompt(i: usize, vocab: usize) -> Vec<u32> {
+    (0..1 + i * 23 % 70)
+        .map(|j| ((i * 7919 + j * 104_729) % vocab) as u32)
+        .collect()
+}
+
+/// Answers of ten requests, and the last row of logits of each position that was sampled.
+fn answers(
+    checkpoint: &SyntheticCheckpoint,
+    config: &ModelConfig,
+    options: &Options,
+) -> BTreeMap<usize, (Vec<u32>, Vec<u32>)> {
+    let mut replica = cpu::open(checkpoint, options).unwrap();
+    let blocks = replica.kv_blocks();
+    let mut scheduler = Scheduler::new(Limits {
+        max_batch: options.max_batch,
+        step_tokens: options.step_tokens,
+        chunk_tokens: options.step_tokens,
+        max_logits_rows: replica.max_logits_rows(),
+        full_blocks: blocks.full,
+        window_blocks: blocks.window,
+        sliding_window: config.sliding_window,
+        has_full_layers: true,
+        record_all: false,
+    })
+    .unwrap();
+    for request in 0..10 {
+        scheduler
+            .submit(request, prompt(request, config.vocab_size), 90)
+            .unwrap();
+    }
+    let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
+    let mut all = BTreeMap::<usize, (Vec<u32>, Vec<u32>)>::new();
+    while scheduler.plan(&mut plan) {
+        replica.step(&plan, Want::Logits, &mut output).unwrap();
+        let mut sampled = Vec::new();
+        for (i, row) in plan.logits.iter().enumerate() {
+            let logits = &output.logits[i * config.vocab_size..][..config.vocab_size];
+            assert_eq!(
+                output.greedy[i].token,
+                getp::sampler::argmax(logits),
+                "the summary is the row's own"
+            );
+            let answer = all.entry(scheduler.request(row.sequence).unwrap()).or_default();
+            answer.0.push(output.greedy[i].token);
+            // A hash of the row's bits: all rows of all positions would be much memory.
+            answer.1.push(
+                logits
+                    .iter()
+                    .fold(0, |h: u32, l| (h ^ l.to_bits()).wrapping_mul(0x0100_0193)),
+            );
+            sampled.push(output.greedy[i].token);
+        }
+        scheduler.commit(&plan, &sampled, &mut finished).unwrap();
+    }
+    assert_eq!(finished.len(), 10);
+    all
+}
+
+#[test]
+fn answers_do_not_depend_on_batch_chunks_or_threads() {
+    let config = small();
+    let checkpoint = SyntheticCheckpoint::new(&config, 5, Temperament::Wild).unwrap();
+    for precision in [Precision::Exact, Precision::Fast] {
+        let options = |max_batch, step_tokens, threads| Options {
+            precision: Some(precision),
+            max_batch,
+            step_tokens,
+            threads,
+            kv_mb: 64,
+            ..Options::default()
+        };
+        let alone = answers(&checkpoint, &config, &options(1, 1, 1));
+        for (max_batch, step_tokens, threads) in [(1, 64, 2), (3, 7, 1), (10, 200, 3), (16, 33, 2)] {
+            let together = answers(&checkpoint, &config, &options(max_batch, step_tokens, threads));
+            assert!(
+                alone == together,
+                "{precision:?}, batch {max_batch}, {step_tokens} tokens a step, {threads} threads"
+            );
+        }
+    }
+}
+
+// ---- `fast` beside `exact`, layer by layer
+
+/// One sequence's prompt in one step.
+fn one_chunk(rows: usize) -> StepPlan {
+    let blocks = rows.div_ceil(BLOCK_TOKENS) as u32;
+    StepPlan {
+        tokens: (0..rows as u32).map(|i| i * 7 % 512).collect(),
+        positions: (0..rows as u32).collect(),
+        chunks: vec![Chunk {
+            sequence: 0,
+            first_row: 0,
+            rows,
+            first_position: 0,
+            full: 0..blocks as usize,
+            window: 0..blocks as usize,
+        }],
+        tables: (0..blocks).collect(),
+        logits: Vec::new(),
+    }
+}
+
+type Layer = LayerWeights<Packed, Vec<f32>>;
+
+/// A backend of one precision with all it needs.
+struct Side<E: Element> {
+    ops: CpuOps<E>,
+    activations: Activations<Buffer, Routes>,
+    kv: KvCache,
+}
+
+impl<E: Element> Side<E> {
+    fn new(config: &ModelConfig, precision: Precision, level: Level, rows: usize) -> Self {
+        let blocks = rows.div_ceil(BLOCK_TOKENS);
+        Self {
+            ops: CpuOps::new(config, Engine { level, precision }, rows, false),
+            activations: cpu::activations(config, rows, 1),
+            kv: KvCache::new(
+                config,
+                KvBlocks {
+                    full: blocks,
+                    window: blocks,
+                },
+                E::BYTES,
+            )
+            .unwrap(),
+        }
+    }
+
+    /// One layer from `x`; with `routes` given, through those experts.
+    fn layer(&mut self, w: &Layer, layer: usize, plan: &StepPlan, x: &[f32], routes: Option<&Routes>) {
+        let (ops, a) = (&mut self.ops, &mut self.activations);
+        a.x.set_rows(plan.rows());
+        a.x.values_mut().copy_from_slice(x);
+        ops.norm(&a.x, &w.attn_norm, &mut a.t).unwrap();
+        ops.qkv(&a.t, &w.qkv, &w.qkv_bias, &mut a.qkv).unwrap();
+        ops.rope_store(plan, layer, &mut a.qkv, &mut self.kv).unwrap();
+        ops.attention(plan, layer, &a.qkv, &w.sinks, &self.kv, &mut a.attention)
+            .unwrap();
+        ops.attn_out(&a.attention, &w.attn_out, &w.attn_out_bias, &mut a.x)
+            .unwrap();
+        ops.norm(&a.x, &w.ffn_norm, &mut a.t).unwrap();
+        ops.route(&a.t, &w.router, &w.router_bias, &mut a.routes).unwrap();
+        if let Some(routes) = routes {
+            a.routes = routes.clone();
+        }
+        ops.mlp1(&a.t, &a.routes, &w.mlp1, &w.mlp1_bias, &mut a.h).unwrap();
+        ops.mlp2(&a.h, &a.routes, &w.mlp2, &w.mlp2_bias, &mut a.x).unwrap();
+    }
+}
+
+/// The largest relative error of a row of the residual stream behind one layer, over all layers, each begun from
+/// the exact one's input.
+fn worst_layer_error(config: &ModelConfig, level: Level, rows: usize) -> f64 {
+    let checkpoint = SyntheticCheckpoint::packed(&Synthetic::new(config, 9, Temperament::Wild).unwrap());
+    let (weights, _): (CpuWeights, _) = cpu::load(&checkpoint).unwrap();
+    let plan = one_chunk(rows);
+    let mut exact = Side::<f32>::new(config, Precision::Exact, level, rows);
+    let mut fast = Side::<f16>::new(config, Precision::Fast, level, rows);
+    exact
+        .ops
+        .embed(&plan, &weights.embedding, &mut exact.activations.x)
+        .unwrap();
+    let mut worst = 0.0_f64;
+    for (layer, w) in weights.layers.iter().enumerate() {
+        let x = exact.activations.x.values().to_vec();
+        exact.layer(w, layer, &plan, &x, None);
+        fast.layer(w, layer, &plan, &x, Some(&exact.activations.routes));
+        let rows = exact.activations.x.values().chunks(config.hidden_dim);
+        for (e, f) in rows.zip(fast.activations.x.values().chunks(config.hidden_dim)) {
+            let norm: f64 = e.iter().map(|&v| f64::from(v).powi(2)).sum();
+            let error: f64 = e.iter().zip(f).map(|(&e, &f)| f64::from(e - f).powi(2)).sum();
+            worst = worst.max((error / norm).sqrt());
+        }
+    }
+    worst
+}
+
+/// The gate for bfloat16 inputs to the dense products; instruction sets without them multiply float32 by float32 and
+/// are held to the tighter one.
+fn gate(level: Level) -> f64 {
+    if level == Level::Avx512 { 1.5e-2 } else { 3e-3 }
+}
+
+#[test]
+fn fast_layers_of_a_wild_7m_model_stay_close() {
+    for level in Level::available() {
+        let error = worst_layer_error(
+            &ModelConfig {
+                vocab_size: 512,
+                ..ModelConfig::preset_7m()
+            },
+            level,
+            150,
+        );
+        println!("{level:?}: {error:.2e}");
+        assert!(error <= gate(level), "{level:?}: {error:e}");
+    }
+}
+
+#[test]
+fn fast_layers_of_a_wild_20b_shape_stay_close() {
+    let config = ModelConfig {
+        vocab_size: 512,
+        n_layers: 2,
+        n_experts: 6,
+        ..ModelConfig::preset_20b()
+    };
+    let level = Level::detect();
+    let error = worst_layer_error(&config, level, 12);
+    println!("{level:?}: {error:.2e}");
+    assert!(error <= gate(level), "{level:?}: {error:e}");
+}

@@ -1,0 +1,385 @@
+//! Packing loses nothing: whatever format a matrix ends in, its layout gives back the very bits of the checkpoint.
+
+#[path = "common/synthetic.rs"]
+mod synthetic;
+
+use getp::backend::cpu::{Tiles, load};
+use getp::checkpoint::{Part, Tensor, Values};
+use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
+use getp::model::ModelConfig;
+use getp::weights::{Format, Layout, Packed, RowMajor, pack};
+use half::bf16;
+use proptest::prelude::*;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
+
+const FORMATS: [Format; 3] = [Format::Mxfp4, Format::Bf16, Format::F32];
+
+/// The layouts that hold a format.
+fn layouts(format: Format) -> Vec<&'static dyn Layout> {
+    let tiles: [&dyn Layout; 2] = [&Tiles { gated: false }, &Tiles { gated: true }];
+    let rows: Option<&dyn Layout> = (format != Format::Mxfp4).then_some(&RowMajor);
+    tiles.into_iter().chain(rows).collect()
+}
+
+/// Values for which the format is exact, and nothing narrower (unless there are very few).
+fn draw(rng: &mut ChaCha8Rng, format: Format, count: usize) -> Vec<f32> {
+    let mut scale = 0.0;
+    (0..count)
+        .map(|i| match format {
+            Format::Mxfp4 => {
+                if i % MXFP4_BLOCK == 0 {
+                    scale = (rng.random_range(-20..=5) as f32).exp2();
+                }
+                E2M1[rng.random_range(0..16)] * scale
+            }
+            Format::Bf16 => bf16::from_f32(rng.random_range(-1.0..1.0)).to_f32(),
+            Format::F32 => rng.random_range(-1.0..1.0),
+        })
+        .collect()
+}
+
+fn to_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+/// Packs matrices given as float32.
+fn pack_f32(members: &[Vec<f32>], cols: usize, expected: Format, layout: &dyn Layout) -> Packed {
+    let bytes: Vec<_> = members.iter().map(|m| to_bytes(m)).collect();
+    let tensor = |bytes| {
+        let values = Values::F32(bytes);
+        let rows = values.count() / cols;
+        let parts = vec![Part { rows, values }];
+        Tensor { rows, cols, parts }
+    };
+    let tensors: Vec<_> = bytes.iter().map(|b| tensor(b)).collect();
+    pack(&tensors, expected, layout).unwrap()
+}
+
+/// Every tile gives back the member's rows to the bit, and zeros behind the last.
+#[track_caller]
+fn check_bits(packed: &Packed, layout: &dyn Layout, members: &[Vec<f32>]) {
+    assert_eq!(packed.members, members.len());
+    let mut tile_values = vec![f32::NAN; layout.tile_rows() * packed.cols];
+    for (member, source) in members.iter().enumerate() {
+        let mut values = Vec::new();
+        for tile in 0..packed.tiles {
+            layout.read(packed.format, packed.cols, packed.tile(member, tile), &mut tile_values);
+            values.extend(tile_values.iter().map(|v| v.to_bits()));
+        }
+        let padding = values.split_off(source.len());
+        let expected: Vec<u32> = source.iter().map(|v| v.to_bits()).collect();
+        assert!(values == expected, "matrix {member} differs in {:?}", packed.format);
+        assert!(padding.iter().all(|&bits| bits == 0));
+    }
+}
+
+#[test]
+fn every_format_and_layout_gives_back_the_bits() {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    for format in FORMATS {
+        for layout in layouts(format) {
+            // Fewer and more rows than a tile; 544 columns are more than a worker writes at a run in any format.
+            for rows in [1, 31, 32, 33, 70] {
+                for cols in [1, 33, 64, 544] {
+                    if format == Format::Mxfp4 && cols % MXFP4_BLOCK != 0 {
+                        continue;
+                    }
+                    let members: Vec<_> = (0..2).map(|_| draw(&mut rng, format, rows * cols)).collect();
+                    let packed = pack_f32(&members, cols, format, layout);
+                    assert_eq!((packed.format, &packed.misfit), (format, &None));
+                    check_bits(&packed, layout, &members);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mxfp4_takes_four_and_a_quarter_bits() {
+    let members = vec![draw(&mut ChaCha8Rng::seed_from_u64(2), Format::Mxfp4, 64 * 96); 3];
+    let packed = pack_f32(&members, 96, Format::Mxfp4, &Tiles { gated: true });
+    assert_eq!(packed.bytes.len() * 8 * 4, 3 * 64 * 96 * 17);
+}
+
+#[test]
+fn columns_that_are_no_blocks_are_not_mxfp4() {
+    let members = [vec![1.0; 3 * 40]];
+    let packed = pack_f32(&members, 40, Format::Mxfp4, &Tiles { gated: false });
+    assert_eq!(packed.format, Format::Bf16);
+    check_bits(&packed, &Tiles { gated: false }, &members);
+}
+
+/// Wherever a value of `needs` stands among values of `fits`, and the report says where.
+#[test]
+fn one_misfit_anywhere_widens_all_members() {
+    let (rows, cols) = (70, 64);
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    // 1.125 is a bfloat16 with one mantissa bit too many for E2M1; a third is neither.
+    let cases = [
+        (Format::Mxfp4, Format::Bf16, 1.125_f32),
+        (Format::Mxfp4, Format::F32, 1.0 / 3.0),
+        (Format::Bf16, Format::F32, 1.0 / 3.0),
+    ];
+    for (fits, needs, odd) in cases {
+        for layout in layouts(fits) {
+            for (member, row, col) in [(0, 0, 0), (1, 35, 41), (1, 32, 63), (2, 69, 63)] {
+                let mut members: Vec<_> = (0..3).map(|_| draw(&mut rng, fits, rows * cols)).collect();
+                // The misfit's block, so that it is the only one in it whatever was drawn.
+                let block = row * cols + col / MXFP4_BLOCK * MXFP4_BLOCK;
+                members[member][block..block + MXFP4_BLOCK].fill(1.0);
+                members[member][row * cols + col] = odd;
+                let packed = pack_f32(&members, cols, fits, layout);
+                assert_eq!(packed.format, needs);
+                check_bits(&packed, layout, &members);
+                let report = format!("{odd:e} at row {row}, column {col} of matrix {member}");
+                assert_eq!(packed.misfit.as_deref(), Some(report.as_str()));
+                assert_eq!(packed.non_finite, None);
+            }
+        }
+    }
+}
+
+/// On one worker, tiles go in order: the first misfit stops the first attempt, the second the next, which by then
+/// widens tiles from their codes.
+#[test]
+fn misfits_of_two_kinds_widen_twice_and_the_first_is_reported() {
+    let (rows, cols) = (100, 32);
+    let mut member = draw(&mut ChaCha8Rng::seed_from_u64(4), Format::Mxfp4, rows * cols);
+    member[40 * cols..41 * cols].fill(1.0);
+    member[40 * cols + 5] = -1.125;
+    member[99 * cols + 31] = 1.0 / 3.0;
+    let members = [member];
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    pool.install(|| {
+        for layout in layouts(Format::Mxfp4) {
+            let packed = pack_f32(&members, cols, Format::Mxfp4, layout);
+            assert_eq!(packed.format, Format::F32);
+            assert_eq!(
+                packed.misfit.as_deref(),
+                Some("-1.125e0 at row 40, column 5 of matrix 0")
+            );
+            check_bits(&packed, layout, &members);
+        }
+    });
+}
+
+#[test]
+fn a_value_too_small_for_its_block_is_a_misfit() {
+    let mut block = vec![4.0; MXFP4_BLOCK];
+    block[7] = 0.25;
+    let members = [block];
+    let packed = pack_f32(&members, MXFP4_BLOCK, Format::Mxfp4, &Tiles { gated: false });
+    assert_eq!(packed.format, Format::Bf16);
+    assert_eq!(packed.misfit.as_deref(), Some("2.5e-1 at row 0, column 7 of matrix 0"));
+    check_bits(&packed, &Tiles { gated: false }, &members);
+}
+
+#[test]
+fn zeros_keep_their_signs() {
+    let row = |i: usize| (0..64).map(move |j| if (i + j).is_multiple_of(3) { -0.0 } else { 0.0 });
+    let mut member: Vec<f32> = (0..33).flat_map(row).collect();
+    // One block with values beside its zeros.
+    member[5 * 64..5 * 64 + 2].copy_from_slice(&[6.0, -0.5]);
+    let members = [member];
+    for format in FORMATS {
+        for layout in layouts(format) {
+            let packed = pack_f32(&members, 64, format, layout);
+            assert_eq!(packed.format, format);
+            check_bits(&packed, layout, &members);
+        }
+    }
+}
+
+/// All codes at every scale there is. Kernels read no scale of 0 or 255 and no value that is subnormal or overflows;
+/// a block that would need one becomes bfloat16, which has them all.
+#[test]
+fn every_scale_is_kept() {
+    let codes: Vec<u8> = (0..MXFP4_BLOCK_BYTES as u8).map(|i| i << 4 | (15 - i)).collect();
+    for scale in 0..=255 {
+        let values = Values::Mxfp4 {
+            blocks: &codes,
+            scales: &[scale],
+        };
+        let tensor = Tensor {
+            rows: 1,
+            cols: MXFP4_BLOCK,
+            parts: vec![Part { rows: 1, values }],
+        };
+        let layout = Tiles { gated: false };
+        let packed = pack(std::slice::from_ref(&tensor), Format::Mxfp4, &layout).unwrap();
+        let expected = match scale {
+            2..=252 => Format::Mxfp4,
+            _ => Format::Bf16,
+        };
+        assert_eq!(packed.format, expected, "scale {scale}");
+        check_bits(&packed, &layout, &[tensor.to_f32()]);
+        assert_eq!(packed.non_finite.is_some(), scale > 252, "scale {scale}");
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_kept_and_reported() {
+    for (odd, name) in [
+        (f32::NAN, "NaN"),
+        (f32::INFINITY, "inf"),
+        (f32::NEG_INFINITY, "-inf"),
+        // A NaN that is no bfloat16.
+        (f32::from_bits(0xff80_0001), "NaN"),
+    ] {
+        for expected in FORMATS {
+            for layout in layouts(expected) {
+                let mut members = vec![draw(&mut ChaCha8Rng::seed_from_u64(5), expected, 40 * 32); 2];
+                members[1][35 * 32 + 17] = odd;
+                let packed = pack_f32(&members, 32, expected, layout);
+                let needs = if odd.to_bits() & 0xffff != 0 {
+                    Format::F32
+                } else {
+                    expected.max(Format::Bf16)
+                };
+                assert_eq!(packed.format, needs);
+                check_bits(&packed, layout, &members);
+                let place = format!("{name} at row 35, column 17 of matrix 1");
+                assert_eq!(packed.non_finite.as_deref(), Some(place.as_str()));
+                assert_eq!(packed.misfit.is_some(), needs != expected);
+            }
+        }
+    }
+}
+
+/// As the query, key and value projections of a Hugging Face directory lie: each for itself, in its own type, and cut
+/// anywhere within a tile.
+#[test]
+fn parts_of_any_type_follow_one_another() {
+    let mut rng = ChaCha8Rng::seed_from_u64(6);
+    let cols = 64;
+    let [q_rows, k_rows, v_rows] = [45, 1, 30];
+    let values = draw(&mut rng, Format::Mxfp4, q_rows * cols);
+    let f32s = to_bytes(&values);
+    let bf16s: Vec<u8> = draw(&mut rng, Format::Bf16, k_rows * cols)
+        .iter()
+        .flat_map(|&v| bf16::from_f32(v).to_le_bytes())
+        .collect();
+    let blocks: Vec<u8> = (0..v_rows * cols / 2).map(|_| rng.random()).collect();
+    let scales: Vec<u8> = (0..v_rows * cols / MXFP4_BLOCK)
+        .map(|_| rng.random_range(100..140))
+        .collect();
+    let mxfp4 = Values::Mxfp4 {
+        blocks: &blocks,
+        scales: &scales,
+    };
+    let part = |rows, values| Part { rows, values };
+    let all = [
+        (
+            vec![part(q_rows, Values::F32(&f32s)), part(v_rows, mxfp4)],
+            Format::Mxfp4,
+        ),
+        (
+            vec![
+                part(q_rows, Values::F32(&f32s)),
+                part(k_rows, Values::Bf16(&bf16s)),
+                part(v_rows, mxfp4),
+            ],
+            Format::Bf16,
+        ),
+        (
+            vec![
+                part(v_rows, mxfp4),
+                part(k_rows, Values::Bf16(&bf16s)),
+                part(q_rows, Values::F32(&f32s)),
+            ],
+            Format::Bf16,
+        ),
+    ];
+    for (parts, format) in all {
+        let rows = parts.iter().map(|p| p.rows).sum();
+        let tensor = Tensor { rows, cols, parts };
+        for layout in layouts(Format::Mxfp4) {
+            let packed = pack(std::slice::from_ref(&tensor), Format::Mxfp4, layout).unwrap();
+            assert_eq!(packed.format, format);
+            check_bits(&packed, layout, &[tensor.to_f32()]);
+        }
+    }
+}
+
+/// Whether a block is E2M1 values times one scale that kernels read, by trying all.
+fn is_mxfp4(block: &[f32]) -> bool {
+    (1..=252).any(|scale| {
+        let scale = f64::from(scale - 127).exp2();
+        block
+            .iter()
+            .all(|&v| E2M1.iter().any(|&e| f64::from(e) * scale == f64::from(v)))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever the blocks are, the format is the narrowest that is exact for all, and nothing is lost.
+    #[test]
+    fn the_narrowest_exact_format_is_chosen(
+        blocks in prop::collection::vec(
+            (prop::collection::vec(0..16_usize, MXFP4_BLOCK), -100..100_i32, 0..64_u8, 0..MXFP4_BLOCK, -8..8_i32),
+            2..80,
+        ),
+        gated in any::<bool>(),
+    ) {
+        let values: Vec<f32> = blocks
+            .iter()
+            .flat_map(|(codes, exponent, kind, at, shift)| {
+                let scale = (*exponent as f32).exp2();
+                let mut block: Vec<f32> = codes.iter().map(|&c| E2M1[c] * scale).collect();
+                match kind {
+                    0 => block[*at] = 1.25 * scale,
+                    1 => block[*at] = scale * 1.000_001,
+                    // A value of the format, though perhaps not of this block's scale.
+                    2 => block[*at] = scale * (*shift as f32).exp2(),
+                    _ => {}
+                }
+                block
+            })
+            .collect();
+        let expected = if values.iter().any(|v| v.to_bits() & 0xffff != 0) {
+            Format::F32
+        } else if values.chunks_exact(MXFP4_BLOCK).all(is_mxfp4) {
+            Format::Mxfp4
+        } else {
+            Format::Bf16
+        };
+        let members = [values];
+        let layout = Tiles { gated };
+        let packed = pack_f32(&members, MXFP4_BLOCK, Format::Mxfp4, &layout);
+        prop_assert_eq!(packed.format, expected);
+        check_bits(&packed, &layout, &members);
+    }
+}
+
+#[test]
+fn the_report_says_what_each_kind_became() {
+    let report = |dense, experts| {
+        let synthetic = Synthetic {
+            config: ModelConfig {
+                vocab_size: 40,
+                n_experts: 4,
+                ..ModelConfig::preset_7m()
+            },
+            seed: 7,
+            temperament: Temperament::Wild,
+            dense,
+            experts,
+        };
+        let (_, report) = load(&SyntheticCheckpoint::widened(&synthetic)).unwrap();
+        let kind = |name: &str| report.kinds.iter().find(|k| k.name == name).unwrap().clone();
+        [kind("w_qkv"), kind("w_mlp1"), kind("rms_attn_w")]
+    };
+    let [qkv, mlp1, norm] = report(Dense::Bf16, Experts::Mxfp4);
+    assert_eq!([&qkv.format, &mlp1.format, &norm.format], ["BF16", "MXFP4", "F32"]);
+    assert_eq!([qkv.remark, mlp1.remark, norm.remark], [None, None, None]);
+
+    let [qkv, mlp1, norm] = report(Dense::F32, Experts::Bf16);
+    assert_eq!([&qkv.format, &mlp1.format, &norm.format], ["F32", "BF16", "F32"]);
+    assert!(qkv.remark.unwrap().starts_with("not BF16: "));
+    assert!(mlp1.remark.unwrap().starts_with("not MXFP4: "));
+    assert_eq!(norm.remark, None);
+}
