@@ -21,6 +21,7 @@ use getp::profile::Stage;
 use getp::replica::{Replica, StepOutput, Want};
 use getp::scheduler::{Limits, Scheduler};
 use getp::simd::Level;
+use getp::weights::Bytes;
 use half::f16;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -103,8 +104,9 @@ fn time(run: impl FnOnce()) -> f64 {
 // ---- machine
 
 fn machine(args: &Args) {
-    let bytes = 2_usize << 30;
-    let words: Vec<u64> = vec![1; bytes / 8];
+    let mut memory = Bytes::zeroed_in_huge_pages(2 << 30, "a measurement").expect("2 GiB");
+    memory.chunks_mut(1 << 20).for_each(|chunk| chunk.fill(1));
+    let (words, _) = memory.as_chunks::<8>();
     let part = words.len() / args.threads();
     let reads = (0..args.repeats.max(5)).map(|_| {
         time(|| {
@@ -115,7 +117,10 @@ fn machine(args: &Args) {
             });
         })
     });
-    println!("memory read: {:.1} GB/s", bytes as f64 / median(reads.collect()) * 1e-9);
+    println!(
+        "memory read: {:.1} GB/s",
+        memory.len() as f64 / median(reads.collect()) * 1e-9
+    );
     if Level::detect() == Level::Avx512 {
         for (name, integer) in [("BF16 dot product", false), ("16-bit integer dot product", true)] {
             let count = 20_000_000_usize;
@@ -135,7 +140,7 @@ fn machine(args: &Args) {
 }
 
 /// Reads memory once.
-struct Read<'a>(&'a [u64]);
+struct Read<'a>(&'a [[u8; 8]]);
 
 impl getp::simd::Kernel for Read<'_> {
     type Output = u64;
@@ -148,7 +153,9 @@ impl getp::simd::Kernel for Read<'_> {
             let mut sums = [S::i_zero(); 4];
             for chunk in self.0.as_chunks::<32>().0 {
                 for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::i_add(*sum, S::i_load(chunk.as_ptr().add(8 * i).cast()));
+                    let line = chunk.as_ptr().add(8 * i);
+                    S::prefetch(line.cast::<u8>().wrapping_add(16 << 10));
+                    *sum = S::i_add(*sum, S::i_load(line.cast()));
                 }
             }
             let sum = sums

@@ -215,7 +215,7 @@ unsafe impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
     }
 
     unsafe fn dot_bf16(_: F32x16, _: U32x16, _: *const u32) -> F32x16 {

@@ -125,7 +125,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// `acc + w.low * x.low + w.high * x.high` on signed 16-bit pairs, `x` the same for all lanes.
     unsafe fn dot_i16(acc: Self::I, w: Self::I, x: *const u32) -> Self::I;
 
-    /// Asks for the cache line of an address, which need not be valid.
+    /// Asks for the cache line of an address, which need not be valid, into the second cache.
     unsafe fn prefetch(p: *const u8);
 
     /// `e^x`, relative error at most 2e-7; at most 2e-38 below -87, clamped above 88; NaN of NaN.

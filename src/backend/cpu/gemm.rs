@@ -482,6 +482,17 @@ unsafe fn product<S: Simd, const T: usize>(
     }
 }
 
+/// How far ahead of the dot products weights are asked for, into the second cache: far enough for a DRAM latency at a
+/// core's share of the bandwidth, within the same or the next tile.
+const PREFETCH_BYTES: usize = 16 << 10;
+
+/// Asks for what lies that far behind `w`, which may be past the matrix's end.
+#[inline(always)]
+unsafe fn prefetch<S: Simd>(w: *const u32) {
+    // SAFETY: an address is only asked for, never read.
+    unsafe { S::prefetch(w.cast::<u8>().wrapping_add(PREFETCH_BYTES)) }
+}
+
 #[inline(always)]
 unsafe fn dot_bf16<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
     // SAFETY: a tile has two vectors for each column pair, the block a word for each pair and token.
@@ -490,6 +501,11 @@ unsafe fn dot_bf16<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
         let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
         for _ in 0..args.cols.div_ceil(2) {
             let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
+            // With fewer tokens there is nothing to hide: the memory is the limit, and asking twice disturbs it.
+            if T > 2 {
+                prefetch::<S>(w);
+                prefetch::<S>(w.wrapping_add(LANES));
+            }
             for (t, sums) in sums.iter_mut().enumerate() {
                 sums[0] = S::dot_bf16(sums[0], w0, x.add(t));
                 sums[1] = S::dot_bf16(sums[1], w1, x.add(t));
@@ -521,9 +537,6 @@ unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
     }
 }
 
-/// How far ahead of the dot products weights are asked for: about a DRAM latency of a core's share of the bandwidth.
-const PREFETCH_BYTES: usize = 4096;
-
 /// `V` vectors from `first` on, the sums within a block of 32 columns in `C` chains: integers, so that it makes no
 /// difference to the result.
 #[inline(always)]
@@ -544,7 +557,7 @@ unsafe fn dot_mxfp4_vectors<S: Simd, const T: usize, const V: usize, const C: us
             for _ in 0..4 {
                 let words: [S::I; V] = std::array::from_fn(|v| S::i_load(w.add(v * LANES)));
                 for v in 0..V {
-                    S::prefetch(w.wrapping_add(v * LANES).cast::<u8>().wrapping_add(PREFETCH_BYTES));
+                    prefetch::<S>(w.wrapping_add(v * LANES));
                 }
                 macro_rules! pair {
                     ($index:literal) => {
