@@ -1,5 +1,4 @@
-//! Rotary embedding with YaRN's frequencies, in float32 as the eval program computes it, contractions of products and
-//! sums included.
+//! Rotary embedding with YaRN's frequencies, in float32 as the eval program computes it.
 
 use super::ModelConfig;
 
@@ -33,11 +32,11 @@ impl Rope {
             let kept = 1.0 - ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
             let fast = 1.0 / frequency(i);
             let slow = 1.0 / (scale * frequency(i));
-            slow.mul_add(1.0 - kept, fast * kept)
+            slow * (1.0 - kept) + fast * kept
         });
         Self {
             inverse: inverse.collect(),
-            concentration: 0.1_f32.mul_add(scale.ln(), 1.0),
+            concentration: 0.1 * scale.ln() + 1.0,
         }
     }
 

@@ -14,7 +14,7 @@ use crate::batch::{BLOCK_TOKENS, Chunk, StepPlan};
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
 use crate::replica::KvBlocks;
-use crate::simd::LANES;
+use crate::simd::{LANES, Simd};
 use crate::weights::Bytes;
 use half::f16;
 
@@ -25,34 +25,40 @@ pub trait Element: Copy + Send + Sync + 'static {
     /// Sixteen of them as float32.
     ///
     /// # Safety
-    /// As for [`crate::simd::Simd::load`].
-    unsafe fn load<S: crate::simd::Simd>(p: *const Self) -> S::F;
-    /// Rounded from float32.
-    fn from_f32(v: f32) -> Self;
+    /// As for [`Simd::load`].
+    unsafe fn load<S: Simd>(p: *const Self) -> S::F;
+    /// Sixteen of them, rounded from float32.
+    ///
+    /// # Safety
+    /// As for [`Simd::store`].
+    unsafe fn store<S: Simd>(p: *mut Self, values: &[f32; LANES]);
 }
 
 impl Element for f32 {
     #[inline(always)]
-    unsafe fn load<S: crate::simd::Simd>(p: *const f32) -> S::F {
+    unsafe fn load<S: Simd>(p: *const f32) -> S::F {
         // SAFETY: handed on.
         unsafe { S::load(p) }
     }
     #[inline(always)]
-    fn from_f32(v: f32) -> f32 {
-        v
+    unsafe fn store<S: Simd>(p: *mut f32, values: &[f32; LANES]) {
+        // SAFETY: handed on.
+        unsafe { S::store(p, S::load(values.as_ptr())) }
     }
 }
 
 impl Element for f16 {
     #[inline(always)]
-    unsafe fn load<S: crate::simd::Simd>(p: *const f16) -> S::F {
+    unsafe fn load<S: Simd>(p: *const f16) -> S::F {
         // SAFETY: handed on.
         unsafe { S::load_f16(p) }
     }
     #[inline(always)]
-    fn from_f32(v: f32) -> f16 {
+    unsafe fn store<S: Simd>(p: *mut f16, values: &[f32; LANES]) {
         // Saturated: a finite key or value must not become infinite.
-        f16::from_f32(if v.is_finite() { v.clamp(-65504.0, 65504.0) } else { v })
+        let fit = values.map(|v| if v.is_finite() { v.clamp(-65504.0, 65504.0) } else { v });
+        // SAFETY: handed on.
+        unsafe { S::store_f16(p, S::load(fit.as_ptr())) }
     }
 }
 
@@ -148,7 +154,11 @@ impl KvCache {
     }
 
     /// Writes one position's key and value of a head.
-    pub fn store<E: Element>(
+    ///
+    /// # Safety
+    /// As for [`Simd`].
+    #[inline(always)]
+    pub unsafe fn store<S: Simd, E: Element>(
         &mut self,
         layer: usize,
         block: usize,
@@ -163,11 +173,23 @@ impl KvCache {
         // SAFETY: as in `head`, and borrowed mutably.
         let all = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<E>(), elements) };
         let (keys, values) = all.split_at_mut(BLOCK_TOKENS * self.head_dim);
-        for (k, &v) in keys[slot..].iter_mut().step_by(BLOCK_TOKENS).zip(key) {
-            *k = E::from_f32(v);
-        }
-        for (o, &v) in values[slot * self.padded_dim..].iter_mut().zip(value) {
-            *o = E::from_f32(v);
+        let values = &mut values[slot * self.padded_dim..][..self.padded_dim];
+        for (c, out) in values.chunks_exact_mut(LANES).enumerate() {
+            let from = c * LANES;
+            let n = LANES.min(self.head_dim - from);
+            let (mut k, mut v) = ([0.0; LANES], [0.0; LANES]);
+            k[..n].copy_from_slice(&key[from..from + n]);
+            v[..n].copy_from_slice(&value[from..from + n]);
+            // A padded key's columns are not stored, so the row of rounded ones needs no place in the cache.
+            let mut rounded = std::mem::MaybeUninit::<[E; LANES]>::uninit();
+            // SAFETY: both have room for sixteen elements; the first is initialized by it.
+            let rounded = unsafe {
+                E::store::<S>(rounded.as_mut_ptr().cast(), &k);
+                E::store::<S>(out.as_mut_ptr(), &v);
+                rounded.assume_init()
+            };
+            let columns = keys[from * BLOCK_TOKENS + slot..].iter_mut().step_by(BLOCK_TOKENS);
+            columns.zip(&rounded[..n]).for_each(|(column, k)| *column = *k);
         }
     }
 }

@@ -5,7 +5,7 @@ use super::gemm::{At, Engine, Epilogue, Inputs, Sums};
 use super::kv::{Element, KvCache};
 use super::shared::Shared;
 use super::tiles::TILE;
-use crate::batch::{Chunk, StepPlan};
+use crate::batch::{BLOCK_TOKENS, Chunk, StepPlan};
 use crate::error::Result;
 use crate::model::{ModelConfig, Rope};
 use crate::ops::Ops;
@@ -259,8 +259,7 @@ impl<E: Element> Ops for CpuOps<E> {
     fn rope_store(&mut self, plan: &StepPlan, layer: usize, qkv: &mut Buffer, kv: &mut KvCache) -> Result<()> {
         let cost = buffer_cost(2 * qkv.values.len(), 2);
         self.timed(Stage::RopeStore, cost, |ops| {
-            let (d, half) = (ops.config.head_dim, ops.config.head_dim / 2);
-            let (heads, kv_heads) = (ops.config.n_attn_heads, ops.config.n_kv_heads);
+            let half = ops.config.head_dim / 2;
             if layer == 0 {
                 ops.cos.resize(plan.rows() * half, 0.0);
                 ops.sin.resize(plan.rows() * half, 0.0);
@@ -273,19 +272,19 @@ impl<E: Element> Ops for CpuOps<E> {
                 for i in 0..chunk.rows {
                     let row = chunk.first_row + i;
                     let at = row * half..(row + 1) * half;
-                    let (cos, sin) = (&ops.cos[at.clone()], &ops.sin[at]);
-                    let values = &mut qkv.values[row * qkv.width..][..qkv.width];
-                    let (rotated, v) = values.split_at_mut((heads + kv_heads) * d);
-                    for head in rotated.chunks_exact_mut(d) {
-                        rotate(head, cos, sin);
-                    }
                     let position = chunk.first_position + i;
                     let block = kv.block(plan, chunk, layer, position);
-                    let slot = position % crate::batch::BLOCK_TOKENS;
-                    let k = &rotated[heads * d..];
-                    for (head, (k, v)) in k.chunks_exact(d).zip(v.chunks_exact(d)).enumerate() {
-                        kv.store::<E>(layer, block, head, slot, k, v);
-                    }
+                    ops.engine.level.run(RotateStore::<E> {
+                        qkv: &mut qkv.values[row * qkv.width..][..qkv.width],
+                        q_dim: ops.config.q_dim(),
+                        cos: &ops.cos[at.clone()],
+                        sin: &ops.sin[at],
+                        kv,
+                        layer,
+                        block,
+                        slot: position % BLOCK_TOKENS,
+                        element: PhantomData,
+                    });
                 }
             }
         });
@@ -521,7 +520,44 @@ impl Kernel for Norm<'_> {
     }
 }
 
+/// One row's rotation of queries and keys, and its keys' and values' way into the cache.
+struct RotateStore<'a, E> {
+    /// `[D * (Nq + 2 Nkv)]`
+    qkv: &'a mut [f32],
+    q_dim: usize,
+    cos: &'a [f32],
+    sin: &'a [f32],
+    kv: &'a mut KvCache,
+    layer: usize,
+    block: usize,
+    slot: usize,
+    element: PhantomData<E>,
+}
+
+impl<E: Element> Kernel for RotateStore<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let d = 2 * self.cos.len();
+        let kv_dim = (self.qkv.len() - self.q_dim) / 2;
+        let (rotated, values) = self.qkv.split_at_mut(self.q_dim + kv_dim);
+        for head in rotated.chunks_exact_mut(d) {
+            rotate(head, self.cos, self.sin);
+        }
+        let keys = rotated[self.q_dim..].chunks_exact(d);
+        for (head, (key, value)) in keys.zip(values.chunks_exact(d)).enumerate() {
+            // SAFETY: under `Level::run`.
+            unsafe {
+                self.kv
+                    .store::<S, E>(self.layer, self.block, head, self.slot, key, value)
+            };
+        }
+    }
+}
+
 /// Rotates the pairs `(i, i + D / 2)` of a head.
+#[inline(always)]
 fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = head.split_at_mut(cos.len());
     for (((a, b), &cos), &sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
