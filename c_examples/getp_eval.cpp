@@ -130,18 +130,29 @@ inline void print_throughput(double elapsed_s, long long n_tokens) {
     std::fflush(stdout);
 }
 
-inline void getp(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
-                 Requests *requests, const std::string &output_path) {
-    const double warm_up_s = seconds_of([&] { warm_up(transformer, tokenizer); });
-    std::printf("warm up elapsed time(s): %f\n", warm_up_s);
-    std::fflush(stdout);
-
+inline void answer(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
+                   Requests *requests, const std::string &output_path) {
     long long n_tokens = 0;
     const double inference_s = seconds_of(
         [&] { n_tokens = inference(transformer, tokenizer, sampler, requests); });
     if (n_tokens < 0) fail("inference failed");
     print_throughput(inference_s, n_tokens);
     write_answers(*requests, output_path);
+}
+
+inline void getp(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
+                 Requests *requests, const std::string &output_path) {
+    const double warm_up_s = seconds_of([&] { warm_up(transformer, tokenizer); });
+    std::printf("warm up elapsed time(s): %f\n", warm_up_s);
+    std::fflush(stdout);
+
+    try {
+        answer(transformer, tokenizer, sampler, requests, output_path);
+    } catch (...) {
+        // The program frees its own pointers next, which only finish puts back.
+        finish(transformer, tokenizer);
+        throw;
+    }
 
     const double finish_s = seconds_of([&] { finish(transformer, tokenizer); });
     std::printf("finish elapsed time(s): %f\n", finish_s);

@@ -24,8 +24,8 @@ done
 # The program's own file is the program's own failure.
 for out in /dev/full /proc/version; do
     ! "${eval[@]}" -o $out >"$scratch/log" 2>&1 || fail "-o $out succeeds"
-    grep -q "^eval: $out: " "$scratch/log" || fail "-o $out: nobody said so"
+    grep -aq "^eval: $out: " "$scratch/log" || fail "-o $out: nobody said so"
 done
 ! "${batch[@]}" >/dev/full 2>"$scratch/log" || fail "batch >/dev/full succeeds"
-grep -q "^batch: stdout: " "$scratch/log" || fail "batch >/dev/full: nobody said so"
+grep -aq "^batch: stdout: " "$scratch/log" || fail "batch >/dev/full: nobody said so"
 echo "ok: programs tell when their own output is lost"

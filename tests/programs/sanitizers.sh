@@ -28,9 +28,12 @@ programs() {
     for model in /dev/null /does/not/exist "$BUILD"; do
         ! "$scratch/batch" "$model" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt 9 >"$scratch/log" 2>&1 ||
             fail "$model is taken for a model"
-        ! grep -E "Sanitizer|runtime error" "$scratch/log" || fail "a refused model, $name"
+        ! grep -aE "Sanitizer|runtime error" "$scratch/log" || fail "a refused model, $name"
     done
     echo "ok: refused models, $name"
+    ! "$scratch/eval" "$BUILD/tiny.bin" "${files[@]}" -o /dev/full >"$scratch/log" 2>&1 || fail "-o /dev/full succeeds"
+    ! grep -aE "Sanitizer|runtime error" "$scratch/log" || fail "a failure before finish, $name"
+    echo "ok: a failure before finish, $name"
 }
 
 programs "library as it ships" "$TARGET/release"
