@@ -158,7 +158,7 @@ impl Arithmetic for Letter {
     fn angles(self, config: &ModelConfig, position: usize) -> Vec<[f32; 2]> {
         let (half, theta, scale) = (config.head_dim / 2, config.rope_theta, config.rope_scaling_factor);
         let scaled = scale > 1.0;
-        let concentration = if scaled { 0.1_f32.mul_add(scale.ln(), 1.0) } else { 1.0 };
+        let concentration = if scaled { 0.1 * scale.ln() + 1.0 } else { 1.0 };
         let pair_that_turns = |times: f32| {
             let pi = std::f64::consts::PI;
             let period = (config.initial_context_length as f64 / (f64::from(times * 2.0) * pi)) as f32;
@@ -169,7 +169,7 @@ impl Arithmetic for Letter {
             let frequency = theta.powf((2 * i) as f32 / config.head_dim as f32);
             let kept = 1.0 - ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
             let inverse = if scaled {
-                (1.0 / (scale * frequency)).mul_add(1.0 - kept, 1.0 / frequency * kept)
+                1.0 / (scale * frequency) * (1.0 - kept) + 1.0 / frequency * kept
             } else {
                 1.0 / frequency
             };
