@@ -45,7 +45,7 @@ check-lints:
 	for script in .ci/run tests/programs/*.sh; do bash -n "$$script" || exit 1; done
 
 test-rust:
-	$(CARGO) test --locked
+	$(CARGO) test --locked --no-fail-fast
 
 test-c: programs tiny-model small-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 	tests/programs/warnings.sh

@@ -45,4 +45,4 @@ cargo build --locked --release --lib --target "$host"
 programs "library instrumented" "$TARGET/$host/release"
 
 # The test of the C program links it to the library without a sanitizer's runtime; it has just run with one.
-cargo test --locked --lib --tests --target "$host" -- --skip the_c_program_answers
+cargo test --locked --no-fail-fast --lib --tests --target "$host" -- --skip the_c_program_answers
