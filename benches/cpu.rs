@@ -103,24 +103,30 @@ fn time(run: impl FnOnce()) -> f64 {
 
 // ---- machine
 
-fn machine(args: &Args) {
+/// Memory to read, in huge pages as the weights are.
+fn memory() -> Bytes {
     let mut memory = Bytes::zeroed_in_huge_pages(2 << 30, "a measurement").expect("2 GiB");
     memory.chunks_mut(1 << 20).for_each(|chunk| chunk.fill(1));
+    memory
+}
+
+/// GB/s of all threads reading `memory` once.
+fn read_rate(memory: &Bytes, threads: usize) -> f64 {
     let (words, _) = memory.as_chunks::<8>();
-    let part = words.len() / args.threads();
-    let reads = (0..args.repeats.max(5)).map(|_| {
-        time(|| {
-            std::thread::scope(|scope| {
-                for part in words.chunks(part) {
-                    scope.spawn(|| black_box(Level::detect().run(Read(part))));
-                }
-            });
-        })
+    let seconds = time(|| {
+        std::thread::scope(|scope| {
+            for part in words.chunks(words.len() / threads) {
+                scope.spawn(|| black_box(Level::detect().run(Read(part))));
+            }
+        });
     });
-    println!(
-        "memory read: {:.1} GB/s",
-        memory.len() as f64 / median(reads.collect()) * 1e-9
-    );
+    memory.len() as f64 / seconds * 1e-9
+}
+
+fn machine(args: &Args) {
+    let memory = memory();
+    let rates = (0..args.repeats.max(5)).map(|_| read_rate(&memory, args.threads()));
+    println!("memory read: {:.1} GB/s", median(rates.collect()));
     if Level::detect() == Level::Avx512 {
         for (name, integer) in [("BF16 dot product", false), ("16-bit integer dot product", true)] {
             let count = 20_000_000_usize;
@@ -153,9 +159,7 @@ impl getp::simd::Kernel for Read<'_> {
             let mut sums = [S::i_zero(); 4];
             for chunk in self.0.as_chunks::<32>().0 {
                 for (i, sum) in sums.iter_mut().enumerate() {
-                    let line = chunk.as_ptr().add(8 * i);
-                    S::prefetch(line.cast::<u8>().wrapping_add(16 << 10));
-                    *sum = S::i_add(*sum, S::i_load(line.cast()));
+                    *sum = S::i_add(*sum, S::i_load(chunk.as_ptr().add(8 * i).cast()));
                 }
             }
             let sum = sums
@@ -336,7 +340,40 @@ fn model(args: &Args) -> anyhow::Result<()> {
     if let Some(profile) = replica.profile() {
         print!("{}", profile.table());
     }
+    share_of_bandwidth(args, &config, &mut *replica);
     Ok(())
+}
+
+/// One sequence beside the memory's read rate, in turn, for that rate changes from minute to minute.
+fn share_of_bandwidth(args: &Args, config: &ModelConfig, replica: &mut dyn Replica) {
+    let memory = memory();
+    let packed: u64 = replica.pack_report().kinds.iter().map(|kind| kind.bytes).sum();
+    let of = |name| {
+        replica
+            .pack_report()
+            .kinds
+            .iter()
+            .find(|kind| kind.name == name)
+            .map_or(0, |kind| kind.bytes)
+    };
+    let experts = of("w_mlp1") + of("w_mlp2");
+    let used = experts * config.experts_per_token as u64 / config.n_experts as u64;
+    // A token reads all but the embedding table and the experts it is not sent to.
+    let step_bytes = packed - of("token_embedding_table") - experts + used;
+    let (mut reads, mut steps) = (Vec::new(), Vec::new());
+    for _ in 0..args.repeats {
+        reads.push(read_rate(&memory, args.threads()));
+        let (_, decode) = generate(config, replica, 1, 32, 17);
+        steps.push(step_bytes as f64 * 16.0 / decode.as_secs_f64() * 1e-9);
+    }
+    let shares = reads.iter().zip(&steps).map(|(read, step)| step / read).collect();
+    println!(
+        "1 sequence reads {:.2} GB a step at {:.1} GB/s; memory read {:.1} GB/s; median share {:.0} %",
+        step_bytes as f64 * 1e-9,
+        median(steps),
+        median(reads),
+        100.0 * median(shares)
+    );
 }
 
 /// Time of the prompts and of the generation behind them, of requests that differ and never end early.
