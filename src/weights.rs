@@ -11,6 +11,7 @@ use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};
 use crate::simd::{Kernel, Level, Simd};
 use memmap2::{Advice, MmapMut};
+use once_cell::sync::OnceCell;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -120,6 +121,9 @@ pub struct Packed {
     pub misfit: Option<String>,
     /// The first value found that is infinite or not a number, and where.
     pub non_finite: Option<String>,
+    /// Euclidean norms of the first member's rows, for a backend that bounds a product's error; made when first
+    /// asked for.
+    pub row_norms: OnceCell<Vec<f32>>,
 }
 
 impl Packed {
@@ -247,6 +251,7 @@ fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower
         bytes,
         misfit,
         non_finite,
+        row_norms: OnceCell::new(),
     };
     Ok(Attempt { packed, done, needs })
 }

@@ -67,9 +67,13 @@ fn answers(
             .unwrap();
     }
     let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
+    let mut summary = StepOutput::default();
     let mut all = BTreeMap::<usize, (Vec<u32>, Vec<u32>)>::new();
     while scheduler.plan(&mut plan) {
         replica.step(&plan, Want::Logits, &mut output).unwrap();
+        // The same step for the summary alone, which `exact` finds without most of the logits.
+        replica.step(&plan, Want::Greedy, &mut summary).unwrap();
+        assert_eq!(summary.greedy, output.greedy);
         let mut sampled = Vec::new();
         for (i, row) in plan.logits.iter().enumerate() {
             let logits = &output.logits[i * config.vocab_size..][..config.vocab_size];

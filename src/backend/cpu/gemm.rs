@@ -19,7 +19,7 @@
 //! products with broadcast operands: the dot product's rate is the limit. With one token, memory is.
 
 use super::shared::Shared;
-use super::tiles::TILE;
+use super::tiles::{TILE, Tiles};
 use crate::dtype::MXFP4_BLOCK;
 use crate::options::Precision;
 use crate::simd::{Kernel, LANES, Level, Simd};
@@ -292,6 +292,44 @@ impl Engine {
         });
     }
 
+    /// Float32 sums of float32 products, whatever the precision: for `exact`, an estimate within
+    /// [`estimate_error`] of its own sums, at several times the speed.
+    pub fn estimate<E: Epilogue>(
+        self,
+        matrix: &Packed,
+        inputs: &mut Inputs,
+        source: &[f32],
+        rows: &[u32],
+        epilogue: &E,
+    ) {
+        let engine = Self {
+            precision: Precision::Fast,
+            ..self
+        };
+        inputs.encode(engine, Format::F32, source, matrix.cols, std::iter::once(rows));
+        engine.multiply(matrix, inputs, epilogue);
+    }
+
+    /// Norms of the first member's rows, in lane order of an ungated tile, rounded up.
+    pub fn row_norms(self, matrix: &Packed) -> Vec<f32> {
+        let mut norms = vec![0.0; matrix.tiles * TILE];
+        norms.par_chunks_mut(TILE).enumerate().for_each(|(tile, norms)| {
+            let args = Args {
+                weights: matrix.tile(0, tile),
+                cols: matrix.cols,
+                words: &[],
+                scales: &[],
+            };
+            self.level.run(RowNorms {
+                args,
+                format: matrix.format,
+                norms,
+            });
+        });
+        norms.truncate(matrix.rows);
+        norms
+    }
+
     /// The same, but each worker takes its tiles through all members in their order, so that an epilogue may sum
     /// over members.
     pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
@@ -314,6 +352,19 @@ impl Engine {
             }
         });
     }
+}
+
+/// The most columns for which the bound of an estimate holds.
+pub const MAX_ESTIMATE_COLUMNS: usize = 1 << 14;
+
+/// How far [`Engine::estimate`] and `exact` can be apart, relative to the product of the norms of row and input.
+///
+/// With `u = 2^-24` and `n` columns, the estimate's sum is off by at most `n u / (1 - n u)` times the sum of the
+/// products' magnitudes, `exact`'s by `u` for the products, next to nothing for the float64 sum, and `u` for its
+/// rounding; and that sum is at most the product of the norms (Cauchy-Schwarz). The slack covers what is left, up to
+/// [`MAX_ESTIMATE_COLUMNS`].
+pub fn estimate_error(cols: usize) -> f32 {
+    1.01 * (cols + 8) as f32 * (f32::EPSILON / 2.0)
 }
 
 /// A worker's share of a product.
@@ -660,6 +711,57 @@ impl Columns for ColumnsMxfp4 {
             ]
         }
     }
+}
+
+/// The norms of a tile's rows.
+struct RowNorms<'a> {
+    args: Args<'a>,
+    format: Format,
+    norms: &'a mut [f32],
+}
+
+impl Kernel for RowNorms<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        // SAFETY: `args` holds a tile of this format, `norms` a value for each lane.
+        unsafe {
+            match self.format {
+                Format::F32 => row_norms::<S, ColumnF32>(self.args, self.norms),
+                Format::Bf16 => row_norms::<S, ColumnsBf16>(self.args, self.norms),
+                Format::Mxfp4 => row_norms::<S, ColumnsMxfp4>(self.args, self.norms),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>, norms: &mut [f32]) {
+    // SAFETY: handed on.
+    unsafe {
+        let mut sums = [S::splat(0.0); 2];
+        for group in 0..args.cols.div_ceil(C::COLUMNS) {
+            for (vector, sum) in sums.iter_mut().enumerate() {
+                for &w in C::decode::<S>(&args, group, vector).iter().take(C::COLUMNS) {
+                    *sum = S::fma(w, w, *sum);
+                }
+            }
+        }
+        S::store(norms.as_mut_ptr(), sums[0]);
+        S::store(norms.as_mut_ptr().add(LANES), sums[1]);
+    }
+    for norm in norms {
+        *norm = norm.sqrt() * 1.001;
+    }
+}
+
+/// One row's product with one input as `exact` has it.
+pub fn exact_dot(matrix: &Packed, row: usize, x: &[f32]) -> f32 {
+    let tile = matrix.tile(0, row / TILE);
+    let weight = |column| Tiles { gated: false }.value(matrix.format, matrix.cols, tile, row % TILE, column);
+    let products = x.iter().enumerate().map(|(column, x)| f64::from(weight(column) * x));
+    products.fold(0.0, |sum, product| sum + product) as f32
 }
 
 #[inline(always)]

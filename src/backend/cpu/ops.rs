@@ -1,7 +1,7 @@
 //! The model's operations on the CPU.
 
 use super::attention::Attend;
-use super::gemm::{At, Engine, Epilogue, Inputs, Sums};
+use super::gemm::{At, Engine, Epilogue, Inputs, MAX_ESTIMATE_COLUMNS, Sums, estimate_error, exact_dot};
 use super::kv::{Element, KvCache};
 use super::shared::Shared;
 use super::tiles::TILE;
@@ -179,6 +179,138 @@ impl<E: Element> CpuOps<E> {
         self.inputs
             .encode(self.engine, w.format, &source.values, w.cols, std::iter::once(all));
         self.engine.multiply(w, &self.inputs, epilogue);
+    }
+}
+
+impl<E: Element> CpuOps<E> {
+    /// The exact summary without most of the exact logits: an estimate in float32, whose error is bounded, leaves a
+    /// few rows of the matrix that can hold the largest; only those are summed in float64. Gives up where there is no
+    /// bound.
+    fn screen(&mut self, t: &Buffer, w: &Packed, output: &mut StepOutput) -> bool {
+        let norm = |x: &[f32]| x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt() as f32;
+        let bound = estimate_error(w.cols);
+        let errors: Vec<f32> = t.values.chunks_exact(t.width).map(|x| norm(x) * bound).collect();
+        if w.cols > MAX_ESTIMATE_COLUMNS || !errors.iter().all(|e| e.is_finite()) {
+            return false;
+        }
+        self.timed(Stage::Unembed, product_cost(w, 1, t.rows()), |ops| {
+            let norms = w.row_norms.get_or_init(|| ops.engine.row_norms(w));
+            let screen = Screen {
+                norms,
+                errors: &errors,
+                all: Mutex::new(vec![Candidates::default(); t.rows()]),
+            };
+            ops.engine
+                .estimate(w, &mut ops.inputs, &t.values, &ops.all_rows[..t.rows()], &screen);
+            let all = screen.all.into_inner().unwrap_or_else(PoisonError::into_inner);
+            let rows = t.values.par_chunks_exact(t.width).zip(all).zip(&mut output.greedy);
+            rows.for_each(|((x, mut candidates), greedy)| {
+                candidates.prune();
+                candidates.rows.sort_unstable_by_key(|&(row, _)| row);
+                for (row, _) in candidates.rows {
+                    let logit = exact_dot(w, row as usize, x);
+                    if logit > greedy.logit || greedy.token == NOTHING.token && logit == greedy.logit {
+                        *greedy = Greedy { token: row, logit };
+                    }
+                }
+            });
+        });
+        for greedy in &mut output.greedy {
+            greedy.token = if greedy.token == NOTHING.token { 0 } else { greedy.token };
+        }
+        true
+    }
+}
+
+/// Rows of the unembedding whose logits may be the largest.
+#[derive(Clone)]
+struct Candidates {
+    /// No largest logit lies below this.
+    least: f32,
+    /// Rows, and what their logits cannot exceed.
+    rows: Vec<(u32, f32)>,
+}
+
+impl Default for Candidates {
+    fn default() -> Self {
+        Self {
+            least: f32::NEG_INFINITY,
+            rows: Vec::new(),
+        }
+    }
+}
+
+impl Candidates {
+    /// Candidates kept before those that have fallen behind are dropped.
+    const MANY: usize = 64;
+
+    /// Takes a row whose logit is `estimate`, give or take `error`.
+    fn add(&mut self, row: u32, estimate: f32, error: f32) {
+        if error < BOUNDLESS && estimate - error > self.least {
+            self.least = estimate - error;
+        }
+        let most = if error < BOUNDLESS { estimate + error } else { f32::NAN };
+        self.rows.push((row, most));
+        if self.rows.len().is_multiple_of(Self::MANY) {
+            self.prune();
+        }
+    }
+
+    fn prune(&mut self) {
+        let least = self.least;
+        // NaN, of a row without a bound, is never less.
+        self.rows
+            .retain(|&(_, most)| !matches!(most.partial_cmp(&least), Some(std::cmp::Ordering::Less)));
+    }
+}
+
+/// An error from which on sums may have overflowed, so that it bounds nothing.
+const BOUNDLESS: f32 = 1e29;
+
+/// Finds the candidates of each input.
+struct Screen<'a> {
+    /// Of the matrix's rows.
+    norms: &'a [f32],
+    /// The bound of the estimate's error for a row of norm 1, for each input.
+    errors: &'a [f32],
+    all: Mutex<Vec<Candidates>>,
+}
+
+impl Epilogue for Screen<'_> {
+    type State = Vec<Candidates>;
+
+    fn begin(&self) -> Vec<Candidates> {
+        vec![Candidates::default(); self.errors.len()]
+    }
+
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, state: &mut Vec<Candidates>, at: At, sums: &Sums) {
+        let first = at.tile * TILE;
+        let norms = &self.norms[first..self.norms.len().min(first + TILE)];
+        let candidates = &mut state[at.input];
+        let error = self.errors[at.input];
+        let least = candidates.least;
+        let behind = |sum: f32, norm: f32| sum + norm * error < least;
+        if sums
+            .iter()
+            .zip(norms)
+            .fold(true, |all, (&sum, &norm)| all & behind(sum, norm))
+        {
+            return;
+        }
+        for (i, (&sum, &norm)) in sums.iter().zip(norms).enumerate() {
+            if !behind(sum, norm) {
+                candidates.add((first + i) as u32, sum, norm * error);
+            }
+        }
+    }
+
+    fn end(&self, state: Vec<Candidates>) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        for (all, mine) in all.iter_mut().zip(state) {
+            all.least = all.least.max(mine.least);
+            all.rows.extend(mine.rows);
+        }
     }
 }
 
@@ -455,6 +587,9 @@ impl<E: Element> Ops for CpuOps<E> {
             .logits
             .resize(if want == Want::Logits { rows * w.rows } else { 0 }, 0.0);
         if rows == 0 {
+            return Ok(());
+        }
+        if want == Want::Greedy && self.engine.precision == Precision::Exact && self.screen(t, w, output) {
             return Ok(());
         }
         self.timed(Stage::Unembed, product_cost(w, 1, rows), |ops| {

@@ -85,22 +85,29 @@ impl Layout for Tiles {
     }
 
     fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]) {
-        let per_word = columns_per_word(format);
-        let (words, scales) = tile.split_at(cols.div_ceil(per_word) * GROUP_BYTES);
         for (row, values) in values.chunks_exact_mut(cols).enumerate() {
-            let lane = self.lane(row);
             for (col, value) in values.iter_mut().enumerate() {
-                let at = (col / per_word * WORDS + lane) * 4;
-                let word = u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
-                *value = match format {
-                    Format::F32 => f32::from_bits(word),
-                    Format::Bf16 => f32::from_bits(word >> (16 * (col % 2)) << 16),
-                    Format::Mxfp4 => {
-                        let code = word >> (16 * (col % 2) + 4 * (col % 8 / 2)) & 15;
-                        let scale = e8m0_to_f32(scales[col / MXFP4_BLOCK * TILE + lane]);
-                        E2M1[code as usize] * scale
-                    }
-                };
+                *value = self.value(format, cols, tile, row, col);
+            }
+        }
+    }
+}
+
+impl Tiles {
+    /// One value of a tile.
+    #[inline]
+    pub fn value(self, format: Format, cols: usize, tile: &[u8], row: usize, col: usize) -> f32 {
+        let per_word = columns_per_word(format);
+        let lane = self.lane(row);
+        let at = (col / per_word * WORDS + lane) * 4;
+        let word = u32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]);
+        match format {
+            Format::F32 => f32::from_bits(word),
+            Format::Bf16 => f32::from_bits(word >> (16 * (col % 2)) << 16),
+            Format::Mxfp4 => {
+                let code = word >> (16 * (col % 2) + 4 * (col % 8 / 2)) & 15;
+                let scales = cols / per_word * GROUP_BYTES;
+                E2M1[code as usize] * e8m0_to_f32(tile[scales + col / MXFP4_BLOCK * TILE + lane])
             }
         }
     }
