@@ -121,9 +121,9 @@ pub struct Packed {
     pub misfit: Option<String>,
     /// The first value found that is infinite or not a number, and where.
     pub non_finite: Option<String>,
-    /// Euclidean norms of the first member's rows, for a backend that bounds a product's error; made when first
-    /// asked for.
-    pub row_norms: OnceCell<Vec<f32>>,
+    /// Euclidean norms of the first member's rows, 32 to a tile, for a backend that bounds a product's error; made
+    /// when first asked for.
+    pub row_norms: OnceCell<Vec<[f32; 32]>>,
 }
 
 impl Packed {

@@ -310,10 +310,9 @@ impl Engine {
         engine.multiply(matrix, inputs, epilogue);
     }
 
-    /// Norms of the first member's rows, in lane order of an ungated tile, rounded up.
-    pub fn row_norms(self, matrix: &Packed) -> Vec<f32> {
-        let mut norms = vec![0.0; matrix.tiles * TILE];
-        norms.par_chunks_mut(TILE).enumerate().for_each(|(tile, norms)| {
+    /// Norms of the first member's rows, rounded up: a tile's in its lanes.
+    pub fn row_norms(self, matrix: &Packed) -> Vec<Sums> {
+        let norms = (0..matrix.tiles).into_par_iter().map(|tile| {
             let args = Args {
                 weights: matrix.tile(0, tile),
                 cols: matrix.cols,
@@ -323,11 +322,9 @@ impl Engine {
             self.level.run(RowNorms {
                 args,
                 format: matrix.format,
-                norms,
-            });
+            })
         });
-        norms.truncate(matrix.rows);
-        norms
+        norms.collect()
     }
 
     /// The same, but each worker takes its tiles through all members in their order, so that an epilogue may sum
@@ -717,28 +714,28 @@ impl Columns for ColumnsMxfp4 {
 struct RowNorms<'a> {
     args: Args<'a>,
     format: Format,
-    norms: &'a mut [f32],
 }
 
 impl Kernel for RowNorms<'_> {
-    type Output = ();
+    type Output = Sums;
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
-        // SAFETY: `args` holds a tile of this format, `norms` a value for each lane.
+    fn run<S: Simd>(self) -> Sums {
+        // SAFETY: `args` holds a tile of this format.
         unsafe {
             match self.format {
-                Format::F32 => row_norms::<S, ColumnF32>(self.args, self.norms),
-                Format::Bf16 => row_norms::<S, ColumnsBf16>(self.args, self.norms),
-                Format::Mxfp4 => row_norms::<S, ColumnsMxfp4>(self.args, self.norms),
+                Format::F32 => row_norms::<S, ColumnF32>(self.args),
+                Format::Bf16 => row_norms::<S, ColumnsBf16>(self.args),
+                Format::Mxfp4 => row_norms::<S, ColumnsMxfp4>(self.args),
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>, norms: &mut [f32]) {
-    // SAFETY: handed on.
+unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>) -> Sums {
+    let mut norms = [0.0_f32; TILE];
+    // SAFETY: handed on; the norms are two vectors.
     unsafe {
         let mut sums = [S::splat(0.0); 2];
         for group in 0..args.cols.div_ceil(C::COLUMNS) {
@@ -751,9 +748,7 @@ unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>, norms: &mut [f32]) {
         S::store(norms.as_mut_ptr(), sums[0]);
         S::store(norms.as_mut_ptr().add(LANES), sums[1]);
     }
-    for norm in norms {
-        *norm = norm.sqrt() * 1.001;
-    }
+    norms.map(|square| square.sqrt() * 1.001)
 }
 
 /// One row's product with one input as `exact` has it.

@@ -196,6 +196,7 @@ impl<E: Element> CpuOps<E> {
         self.timed(Stage::Unembed, product_cost(w, 1, t.rows()), |ops| {
             let norms = w.row_norms.get_or_init(|| ops.engine.row_norms(w));
             let screen = Screen {
+                vocab: w.rows,
                 norms,
                 errors: &errors,
                 all: Mutex::new(vec![Candidates::default(); t.rows()]),
@@ -244,12 +245,8 @@ impl Candidates {
     /// Candidates kept before those that have fallen behind are dropped.
     const MANY: usize = 64;
 
-    /// Takes a row whose logit is `estimate`, give or take `error`.
-    fn add(&mut self, row: u32, estimate: f32, error: f32) {
-        if error < BOUNDLESS && estimate - error > self.least {
-            self.least = estimate - error;
-        }
-        let most = if error < BOUNDLESS { estimate + error } else { f32::NAN };
+    /// Takes a row whose logit is at most `most`, NaN if that is not known.
+    fn add(&mut self, row: u32, most: f32) {
         self.rows.push((row, most));
         if self.rows.len().is_multiple_of(Self::MANY) {
             self.prune();
@@ -264,13 +261,19 @@ impl Candidates {
     }
 }
 
+/// Whether a row is out of the running; NaN, of a row without a bound, never is.
+fn is_less(most: f32, least: f32) -> bool {
+    most < least
+}
+
 /// An error from which on sums may have overflowed, so that it bounds nothing.
 const BOUNDLESS: f32 = 1e29;
 
 /// Finds the candidates of each input.
 struct Screen<'a> {
+    vocab: usize,
     /// Of the matrix's rows.
-    norms: &'a [f32],
+    norms: &'a [Sums],
     /// The bound of the estimate's error for a row of norm 1, for each input.
     errors: &'a [f32],
     all: Mutex<Vec<Candidates>>,
@@ -280,27 +283,42 @@ impl Epilogue for Screen<'_> {
     type State = Vec<Candidates>;
 
     fn begin(&self) -> Vec<Candidates> {
-        vec![Candidates::default(); self.errors.len()]
+        // What other workers have found spares this one its first candidates.
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = |found: &Candidates| Candidates {
+            least: found.least,
+            rows: Vec::new(),
+        };
+        all.iter().map(fresh).collect()
     }
 
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, state: &mut Vec<Candidates>, at: At, sums: &Sums) {
-        let first = at.tile * TILE;
-        let norms = &self.norms[first..self.norms.len().min(first + TILE)];
         let candidates = &mut state[at.input];
-        let error = self.errors[at.input];
-        let least = candidates.least;
-        let behind = |sum: f32, norm: f32| sum + norm * error < least;
-        if sums
-            .iter()
-            .zip(norms)
-            .fold(true, |all, (&sum, &norm)| all & behind(sum, norm))
-        {
+        let (norms, error, least) = (&self.norms[at.tile], self.errors[at.input], candidates.least);
+        // Products that underflow are off by more than their share.
+        let error = |norm: f32| norm * error + f32::MIN_POSITIVE;
+        let behind = |sum: f32, error: f32| (sum + error < least) & (error < BOUNDLESS);
+        let mut ahead = 0;
+        for i in 0..TILE {
+            ahead |= u32::from(!behind(sums[i], error(norms[i])));
+        }
+        if ahead == 0 {
             return;
         }
-        for (i, (&sum, &norm)) in sums.iter().zip(norms).enumerate() {
-            if !behind(sum, norm) {
-                candidates.add((first + i) as u32, sum, norm * error);
+        let first = at.tile * TILE;
+        let rows = 0..TILE.min(self.vocab - first);
+        for i in rows.clone() {
+            let error = error(norms[i]);
+            if error < BOUNDLESS && sums[i] - error > candidates.least {
+                candidates.least = sums[i] - error;
+            }
+        }
+        for i in rows {
+            let error = error(norms[i]);
+            let most = if error < BOUNDLESS { sums[i] + error } else { f32::NAN };
+            if !is_less(most, candidates.least) {
+                candidates.add((first + i) as u32, most);
             }
         }
     }
