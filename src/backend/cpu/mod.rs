@@ -1,15 +1,21 @@
 //! The CPU: the first backend, the fallback, and in `exact` the oracle of the others.
 
 mod attention;
+mod buffers;
+mod epilogue;
 mod gemm;
+mod inputs;
 mod kv;
 mod ops;
+mod products;
+mod screen;
 mod shared;
 mod tiles;
 
+pub use buffers::{Buffer, Routes};
 pub use gemm::Engine;
 pub use kv::{Element, KvCache, block_bytes};
-pub use ops::{Buffer, CpuOps, Routes};
+pub use ops::CpuOps;
 pub use tiles::Tiles;
 
 use crate::batch::StepPlan;

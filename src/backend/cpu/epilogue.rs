@@ -1,0 +1,190 @@
+//! What becomes of the products' sums: bias, residual, gated unit, experts' combination, logits.
+
+use super::gemm::{At, Epilogue, Sums};
+use super::shared::Shared;
+use super::tiles::TILE;
+use crate::options::Precision;
+use crate::replica::Greedy;
+use crate::simd::{LANES, Simd};
+use std::sync::{Mutex, PoisonError};
+
+/// `out = sums + bias`, or `out += sums + bias`.
+pub struct AddBias<'a> {
+    pub bias: &'a [f32],
+    pub out: Shared<'a, f32>,
+    pub onto: bool,
+}
+
+impl Epilogue for AddBias<'_> {
+    type State = ();
+
+    fn begin(&self) {}
+
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
+        let width = self.bias.len();
+        let first = at.tile * TILE;
+        let bias = &self.bias[first..width.min(first + TILE)];
+        // SAFETY: no other worker has this tile of this row.
+        let out = unsafe { self.out.slice(at.row * width + first, bias.len()) };
+        for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
+            let v = sum + bias;
+            *out = if self.onto { *out + v } else { v };
+        }
+    }
+
+    fn end(&self, (): ()) {}
+}
+
+/// `out = gate * sigmoid(1.702 gate) * (up + 1)`, the gates in the first sixteen lanes, their ups in the others.
+pub struct SwiGlu<'a> {
+    /// `[E, 2 I]`, alternating gate and up.
+    pub bias: &'a [f32],
+    pub limit: f32,
+    pub precision: Precision,
+    /// `I`
+    pub width: usize,
+    pub out: Shared<'a, f32>,
+}
+
+impl Epilogue for SwiGlu<'_> {
+    type State = ();
+
+    fn begin(&self) {}
+
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
+        let first = at.tile * LANES;
+        let n = LANES.min(self.width - first);
+        let bias = &self.bias[2 * (at.member * self.width + first)..][..2 * n];
+        let (mut gates, mut ups) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+        for i in 0..n {
+            // A comparison, not `min`, which would drop a NaN.
+            let gate = sums[i] + bias[2 * i];
+            let up = sums[LANES + i] + bias[2 * i + 1];
+            gates[i] = if gate > self.limit { self.limit } else { gate };
+            ups[i] = up.clamp(-self.limit, self.limit);
+        }
+        let mut y = [0.0; LANES];
+        match self.precision {
+            Precision::Exact => {
+                for i in 0..n {
+                    let sigmoid = 1.0 / (1.0 + (-1.702 * gates[i]).exp());
+                    y[i] = gates[i] * sigmoid * (ups[i] + 1.0);
+                }
+            }
+            // SAFETY: under `Level::run`; the arrays have sixteen elements.
+            Precision::Fast => unsafe {
+                let gate = S::load(gates.as_ptr());
+                let e = S::exp(S::mul(gate, S::splat(-1.702)));
+                let silu = S::div(gate, S::add(S::splat(1.0), e));
+                S::store(y.as_mut_ptr(), S::fma(silu, S::load(ups.as_ptr()), silu));
+            },
+        }
+        // SAFETY: no other worker has this tile of this pick.
+        unsafe { self.out.slice(at.input * self.width + first, n) }.copy_from_slice(&y[..n]);
+    }
+
+    fn end(&self, (): ()) {}
+}
+
+/// `out += share * (sums + bias)`, called for one expert after the other.
+pub struct Combine<'a> {
+    /// `[E, H]`
+    pub bias: &'a [f32],
+    pub shares: &'a [f32],
+    pub rows: &'a [u32],
+    /// `H`
+    pub width: usize,
+    pub out: Shared<'a, f32>,
+}
+
+impl Epilogue for Combine<'_> {
+    type State = ();
+
+    fn begin(&self) {}
+
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
+        let first = at.tile * TILE;
+        let n = TILE.min(self.width - first);
+        let bias = &self.bias[at.member * self.width + first..][..n];
+        let (row, share) = (self.rows[at.input] as usize, self.shares[at.input]);
+        // SAFETY: no other worker has these columns.
+        let out = unsafe { self.out.slice(row * self.width + first, n) };
+        let mut y = [0.0_f32; TILE];
+        for ((y, sum), bias) in y.iter_mut().zip(sums).zip(bias) {
+            *y = sum + bias;
+        }
+        let mut agg = [0.0_f32; TILE];
+        agg[..n].copy_from_slice(out);
+        for half in [0, LANES] {
+            // SAFETY: under `Level::run`; the arrays have two vectors.
+            unsafe {
+                let sum = S::fma(
+                    S::splat(share),
+                    S::load(y[half..].as_ptr()),
+                    S::load(agg[half..].as_ptr()),
+                );
+                S::store(agg[half..].as_mut_ptr(), sum);
+            }
+        }
+        out.copy_from_slice(&agg[..n]);
+    }
+
+    fn end(&self, (): ()) {}
+}
+
+/// What a row's summary is before its first logit.
+pub const NOTHING: Greedy = Greedy {
+    token: u32::MAX,
+    logit: f32::NEG_INFINITY,
+};
+
+/// Each row's largest logit, and the whole row if it is wanted.
+pub struct Unembed<'a> {
+    pub vocab: usize,
+    pub inputs: usize,
+    /// `[inputs, vocab]`
+    pub logits: Option<Shared<'a, f32>>,
+    pub greedy: Mutex<&'a mut Vec<Greedy>>,
+}
+
+impl Epilogue for Unembed<'_> {
+    type State = Vec<Greedy>;
+
+    fn begin(&self) -> Vec<Greedy> {
+        vec![NOTHING; self.inputs]
+    }
+
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, best: &mut Vec<Greedy>, at: At, sums: &Sums) {
+        let first = at.tile * TILE;
+        let sums = &sums[..TILE.min(self.vocab - first)];
+        let largest = sums.iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
+        let best = &mut best[at.input];
+        // The first -inf counts too, if nothing larger comes; NaN never does.
+        if (largest > best.logit || best.token == NOTHING.token)
+            && let Some(i) = sums.iter().position(|&s| s == largest)
+        {
+            *best = Greedy {
+                token: (first + i) as u32,
+                logit: largest,
+            };
+        }
+        if let Some(logits) = &self.logits {
+            // SAFETY: no other worker has this tile of this row.
+            unsafe { logits.slice(at.row * self.vocab + first, sums.len()) }.copy_from_slice(sums);
+        }
+    }
+
+    fn end(&self, state: Vec<Greedy>) {
+        let mut all = self.greedy.lock().unwrap_or_else(PoisonError::into_inner);
+        for (all, mine) in all.iter_mut().zip(state) {
+            // Workers end in any order: on a tie the lower index wins.
+            if mine.logit > all.logit || mine.logit == all.logit && mine.token < all.token {
+                *all = mine;
+            }
+        }
+    }
+}

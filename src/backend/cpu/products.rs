@@ -1,0 +1,358 @@
+//! The inner loops: one tile of 32 rows times one block of tokens. `gemm.rs` has the idea and the table.
+
+use super::gemm::{Engine, Sums};
+use super::inputs::{Encoding, MAX_TOKENS};
+use super::tiles::{TILE, Tiles};
+use crate::dtype::MXFP4_BLOCK;
+use crate::options::Precision;
+use crate::simd::{Kernel, LANES, Simd};
+use crate::weights::{Format, Packed};
+
+/// One tile times one block: a function of its own for each instruction set, whatever the epilogue.
+pub struct Product<'a> {
+    /// What chooses the kernel.
+    pub engine: Engine,
+    /// What the block's words are.
+    pub encoding: Encoding,
+    /// The tile's format.
+    pub format: Format,
+    /// The tile and the block.
+    pub args: Args<'a>,
+    /// Where each token's sums go.
+    pub sums: &'a mut [Sums; MAX_TOKENS],
+}
+
+impl Kernel for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        macro_rules! by_tokens {
+            ($($t:literal)*) => {
+                match self.args.scales.len() {
+                    // SAFETY: `args` holds a tile and a block as the kernels read them, `sums` room for a block.
+                    $($t if const { $t <= S::TOKENS } => unsafe {
+                        let sums = product::<S, $t>(self.engine.precision, self.encoding, self.format, self.args);
+                        for (out, sums) in self.sums.iter_mut().zip(sums) {
+                            S::store(out.as_mut_ptr(), sums[0]);
+                            S::store(out.as_mut_ptr().add(LANES), sums[1]);
+                        }
+                    },)*
+                    _ => unreachable!("blocks have at most {MAX_TOKENS} tokens"),
+                }
+            };
+        }
+        by_tokens!(1 2 3 4 5 6 7 8 9 10 11 12);
+    }
+}
+
+/// A tile and a block of tokens.
+#[derive(Clone, Copy)]
+pub struct Args<'a> {
+    /// The tile.
+    pub weights: &'a [u8],
+    /// Its columns.
+    pub cols: usize,
+    /// The block's words.
+    pub words: &'a [u32],
+    /// A scale for each of its tokens.
+    pub scales: &'a [f32],
+}
+
+/// The sums of the tile's rows for `T` tokens.
+#[inline(always)]
+unsafe fn product<S: Simd, const T: usize>(
+    precision: Precision,
+    encoding: Encoding,
+    format: Format,
+    args: Args<'_>,
+) -> [[S::F; 2]; T] {
+    // SAFETY: handed on.
+    unsafe {
+        match (precision, encoding, format) {
+            (Precision::Fast, Encoding::Bf16Pairs, _) => dot_bf16::<S, T>(args),
+            (Precision::Fast, Encoding::I16Pairs, _) => dot_mxfp4::<S, T>(args),
+            (Precision::Fast, Encoding::F32, Format::F32) => multiply_add::<S, ColumnF32, T>(args),
+            (Precision::Fast, Encoding::F32, Format::Bf16) => multiply_add::<S, ColumnsBf16, T>(args),
+            (Precision::Fast, Encoding::F32, Format::Mxfp4) => multiply_add::<S, ColumnsMxfp4, T>(args),
+            (Precision::Exact, _, Format::F32) => sum_in_f64::<S, ColumnF32, T>(args),
+            (Precision::Exact, _, Format::Bf16) => sum_in_f64::<S, ColumnsBf16, T>(args),
+            (Precision::Exact, _, Format::Mxfp4) => sum_in_f64::<S, ColumnsMxfp4, T>(args),
+        }
+    }
+}
+
+/// How far ahead of the dot products weights are asked for, into the second cache: far enough for a DRAM latency at a
+/// core's share of the bandwidth, within the same or the next tile.
+const PREFETCH_BYTES: usize = 16 << 10;
+
+/// Asks for what lies that far behind `w`, which may be past the matrix's end.
+#[inline(always)]
+unsafe fn prefetch<S: Simd>(w: *const u32) {
+    // SAFETY: an address is only asked for, never read.
+    unsafe { S::prefetch(w.cast::<u8>().wrapping_add(PREFETCH_BYTES)) }
+}
+
+#[inline(always)]
+unsafe fn dot_bf16<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: a tile has two vectors for each column pair, the block a word for each pair and token.
+    unsafe {
+        let mut sums = [[S::splat(0.0); 2]; T];
+        let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
+        for _ in 0..args.cols.div_ceil(2) {
+            let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
+            // With fewer tokens there is nothing to hide: the memory is the limit, and asking twice disturbs it.
+            if T > 2 {
+                prefetch::<S>(w);
+                prefetch::<S>(w.wrapping_add(LANES));
+            }
+            for (t, sums) in sums.iter_mut().enumerate() {
+                sums[0] = S::dot_bf16(sums[0], w0, x.add(t));
+                sums[1] = S::dot_bf16(sums[1], w1, x.add(t));
+            }
+            w = w.add(TILE);
+            x = x.add(T);
+        }
+        sums
+    }
+}
+
+#[inline(always)]
+unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: handed on.
+    unsafe {
+        let mut out = [[S::splat(0.0); 2]; T];
+        // Few tokens: both vectors side by side, and more chains of sums than accumulators need, to hide the dot
+        // product's latency. Many: their integer and float sums fill the registers for one vector.
+        match T {
+            1 | 2 => dot_mxfp4_vectors::<S, T, 2, 4>(args, 0, &mut out),
+            3 | 4 => dot_mxfp4_vectors::<S, T, 2, 2>(args, 0, &mut out),
+            5 | 6 => dot_mxfp4_vectors::<S, T, 2, 1>(args, 0, &mut out),
+            _ => {
+                dot_mxfp4_vectors::<S, T, 1, 1>(args, 0, &mut out);
+                dot_mxfp4_vectors::<S, T, 1, 1>(args, 1, &mut out);
+            }
+        }
+        out
+    }
+}
+
+/// `V` vectors from `first` on, the sums within a block of 32 columns in `C` chains: integers, so that it makes no
+/// difference to the result.
+#[inline(always)]
+unsafe fn dot_mxfp4_vectors<S: Simd, const T: usize, const V: usize, const C: usize>(
+    args: Args<'_>,
+    first: usize,
+    out: &mut [[S::F; 2]; T],
+) {
+    // SAFETY: a tile has four column groups of two vectors for each block of 32 columns, then the scales; the block
+    // of tokens has a word for each column pair and token.
+    unsafe {
+        let mut sums = [[S::splat(0.0); V]; T];
+        let mut w = args.weights.as_ptr().cast::<u32>().add(first * LANES);
+        let mut x = args.words.as_ptr();
+        let mut scales = args.weights.as_ptr().add(args.cols / 8 * TILE * 4 + first * LANES);
+        for _ in 0..args.cols / MXFP4_BLOCK {
+            let mut block = [[[S::i_zero(); C]; V]; T];
+            for _ in 0..4 {
+                let words: [S::I; V] = std::array::from_fn(|v| S::i_load(w.add(v * LANES)));
+                for v in 0..V {
+                    prefetch::<S>(w.wrapping_add(v * LANES));
+                }
+                macro_rules! pair {
+                    ($index:literal) => {
+                        for v in 0..V {
+                            let d = S::e2m1_words::<{ 4 * $index }>(words[v]);
+                            for t in 0..T {
+                                block[t][v][$index % C] = S::dot_i16(block[t][v][$index % C], d, x.add($index * T + t));
+                            }
+                        }
+                    };
+                }
+                pair!(0);
+                pair!(1);
+                pair!(2);
+                pair!(3);
+                w = w.add(TILE);
+                x = x.add(4 * T);
+            }
+            for v in 0..V {
+                let scale = S::scales(scales.add(v * LANES));
+                for t in 0..T {
+                    let mut sum = block[t][v][0];
+                    for &chain in &block[t][v][1..] {
+                        sum = S::i_add(sum, chain);
+                    }
+                    sums[t][v] = S::fma(S::i_to_f(sum), scale, sums[t][v]);
+                }
+            }
+            scales = scales.add(TILE);
+        }
+        for (t, sums) in sums.into_iter().enumerate() {
+            for (v, sum) in sums.into_iter().enumerate() {
+                out[t][first + v] = S::mul(sum, S::splat(args.scales[t]));
+            }
+        }
+    }
+}
+
+/// A format's words, decoded to float32.
+trait Columns {
+    /// Columns in a word.
+    const COLUMNS: usize;
+    /// One vector of column group `group`: the columns' values, then nothing of meaning.
+    unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8];
+}
+
+#[inline(always)]
+unsafe fn word(args: &Args<'_>, group: usize, vector: usize) -> *const u32 {
+    // SAFETY: the caller's group and vector lie in the tile.
+    unsafe { args.weights.as_ptr().cast::<u32>().add(group * TILE + vector * LANES) }
+}
+
+struct ColumnF32;
+struct ColumnsBf16;
+struct ColumnsMxfp4;
+
+impl Columns for ColumnF32 {
+    const COLUMNS: usize = 1;
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
+        // SAFETY: handed on.
+        unsafe { [S::load(word(args, group, vector).cast()); 8] }
+    }
+}
+
+impl Columns for ColumnsBf16 {
+    const COLUMNS: usize = 2;
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
+        // SAFETY: handed on.
+        unsafe {
+            let w = S::i_load(word(args, group, vector));
+            let (low, high) = (S::bf16_low(w), S::bf16_high(w));
+            [low, high, low, high, low, high, low, high]
+        }
+    }
+}
+
+impl Columns for ColumnsMxfp4 {
+    const COLUMNS: usize = 8;
+    #[inline(always)]
+    unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
+        // SAFETY: handed on; the scales of a block of four groups follow the words.
+        unsafe {
+            let w = S::i_load(word(args, group, vector));
+            let scales = args
+                .weights
+                .as_ptr()
+                .add(args.cols / 8 * TILE * 4 + group / 4 * TILE + vector * LANES);
+            let scale = S::scales(scales);
+            [
+                S::mul(S::e2m1::<0>(w), scale),
+                S::mul(S::e2m1::<16>(w), scale),
+                S::mul(S::e2m1::<4>(w), scale),
+                S::mul(S::e2m1::<20>(w), scale),
+                S::mul(S::e2m1::<8>(w), scale),
+                S::mul(S::e2m1::<24>(w), scale),
+                S::mul(S::e2m1::<12>(w), scale),
+                S::mul(S::e2m1::<28>(w), scale),
+            ]
+        }
+    }
+}
+
+/// The norms of a tile's rows.
+pub struct RowNorms<'a> {
+    /// The tile, without a block.
+    pub args: Args<'a>,
+    /// Its format.
+    pub format: Format,
+}
+
+impl Kernel for RowNorms<'_> {
+    type Output = Sums;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> Sums {
+        // SAFETY: `args` holds a tile of this format.
+        unsafe {
+            match self.format {
+                Format::F32 => row_norms::<S, ColumnF32>(self.args),
+                Format::Bf16 => row_norms::<S, ColumnsBf16>(self.args),
+                Format::Mxfp4 => row_norms::<S, ColumnsMxfp4>(self.args),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>) -> Sums {
+    let mut norms = [0.0_f32; TILE];
+    // SAFETY: handed on; the norms are two vectors.
+    unsafe {
+        let mut sums = [S::splat(0.0); 2];
+        for group in 0..args.cols.div_ceil(C::COLUMNS) {
+            for (vector, sum) in sums.iter_mut().enumerate() {
+                for &w in C::decode::<S>(&args, group, vector).iter().take(C::COLUMNS) {
+                    *sum = S::fma(w, w, *sum);
+                }
+            }
+        }
+        S::store(norms.as_mut_ptr(), sums[0]);
+        S::store(norms.as_mut_ptr().add(LANES), sums[1]);
+    }
+    norms.map(|square| square.sqrt() * 1.001)
+}
+
+/// One row's product with one input as `exact` has it.
+pub fn exact_dot(matrix: &Packed, row: usize, x: &[f32]) -> f32 {
+    let tile = matrix.tile(0, row / TILE);
+    let weight = |column| Tiles { gated: false }.value(matrix.format, matrix.cols, tile, row % TILE, column);
+    let products = x.iter().enumerate().map(|(column, x)| f64::from(weight(column) * x));
+    products.fold(0.0, |sum, product| sum + product) as f32
+}
+
+#[inline(always)]
+unsafe fn multiply_add<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: the tile has all groups, the block of tokens a word for each column and token.
+    unsafe {
+        let mut sums = [[S::splat(0.0); 2]; T];
+        for group in 0..args.cols.div_ceil(C::COLUMNS) {
+            let (w0, w1) = (C::decode::<S>(&args, group, 0), C::decode::<S>(&args, group, 1));
+            let x = args.words.as_ptr().cast::<f32>().add(group * C::COLUMNS * T);
+            for c in 0..C::COLUMNS {
+                for (t, sums) in sums.iter_mut().enumerate() {
+                    let x = S::splat(x.add(c * T + t).read());
+                    sums[0] = S::fma(w0[c], x, sums[0]);
+                    sums[1] = S::fma(w1[c], x, sums[1]);
+                }
+            }
+        }
+        sums
+    }
+}
+
+#[inline(always)]
+unsafe fn sum_in_f64<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
+    // SAFETY: as in `multiply_add`.
+    unsafe {
+        let mut out = [[S::splat(0.0); 2]; T];
+        for vector in 0..2 {
+            let mut sums = [S::d_zero(); T];
+            for group in 0..args.cols.div_ceil(C::COLUMNS) {
+                let w = C::decode::<S>(&args, group, vector);
+                let x = args.words.as_ptr().cast::<f32>().add(group * C::COLUMNS * T);
+                for (c, &w) in w.iter().enumerate().take(C::COLUMNS) {
+                    for (t, sum) in sums.iter_mut().enumerate() {
+                        *sum = S::d_add_product(*sum, w, x.add(c * T + t).read());
+                    }
+                }
+            }
+            for (out, sum) in out.iter_mut().zip(sums) {
+                out[vector] = S::d_round(sum);
+            }
+        }
+        out
+    }
+}

@@ -1,0 +1,164 @@
+//! `exact`'s greedy tokens without most of its logits.
+//!
+//! A float32 product estimates them all. Its error is bounded for each row by the norms of row and input, so that only
+//! the rows whose estimate comes within the bounds of the best can hold the largest logit: a handful of 200,000. Those
+//! are summed in float64.
+
+use super::buffers::Buffer;
+use super::epilogue::NOTHING;
+use super::gemm::{At, Engine, Epilogue, MAX_ESTIMATE_COLUMNS, Sums, estimate_error};
+use super::inputs::Inputs;
+use super::products::exact_dot;
+use super::tiles::TILE;
+use crate::replica::Greedy;
+use crate::simd::Simd;
+use crate::weights::Packed;
+use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
+
+/// Finds the largest of `t[.., H] w^T` in each row, as `exact` has it; `rows` counts `t`'s. Gives up, with false, where
+/// the estimate has no bound.
+pub fn exact_greedy(
+    engine: Engine,
+    inputs: &mut Inputs,
+    t: &Buffer,
+    rows: &[u32],
+    w: &Packed,
+    greedy: &mut [Greedy],
+) -> bool {
+    let norm = |x: &[f32]| x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt() as f32;
+    let bound = estimate_error(w.cols);
+    let errors: Vec<f32> = t.values.chunks_exact(t.width).map(|x| norm(x) * bound).collect();
+    if w.cols > MAX_ESTIMATE_COLUMNS || !errors.iter().all(|e| e.is_finite()) {
+        return false;
+    }
+    let screen = Screen {
+        vocab: w.rows,
+        norms: w.row_norms.get_or_init(|| engine.row_norms(w)),
+        errors: &errors,
+        all: Mutex::new(vec![Candidates::default(); t.rows()]),
+    };
+    engine.estimate(w, inputs, &t.values, rows, &screen);
+    let all = screen.all.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let inputs = t.values.par_chunks_exact(t.width).zip(all);
+    inputs.zip(greedy).for_each(|((x, mut candidates), greedy)| {
+        candidates.prune();
+        candidates.rows.sort_unstable_by_key(|&(row, _)| row);
+        for (row, _) in candidates.rows {
+            let logit = exact_dot(w, row as usize, x);
+            if logit > greedy.logit || greedy.token == NOTHING.token && logit == greedy.logit {
+                *greedy = Greedy { token: row, logit };
+            }
+        }
+    });
+    true
+}
+
+/// Rows of the unembedding whose logits may be the largest.
+#[derive(Clone)]
+struct Candidates {
+    /// No largest logit lies below this.
+    least: f32,
+    /// Rows, and what their logits cannot exceed.
+    rows: Vec<(u32, f32)>,
+}
+
+impl Default for Candidates {
+    fn default() -> Self {
+        Self {
+            least: f32::NEG_INFINITY,
+            rows: Vec::new(),
+        }
+    }
+}
+
+impl Candidates {
+    /// Candidates kept before those that have fallen behind are dropped.
+    const MANY: usize = 64;
+
+    /// Takes a row whose logit is at most `most`, NaN if that is not known.
+    fn add(&mut self, row: u32, most: f32) {
+        self.rows.push((row, most));
+        if self.rows.len().is_multiple_of(Self::MANY) {
+            self.prune();
+        }
+    }
+
+    fn prune(&mut self) {
+        let least = self.least;
+        // NaN, of a row without a bound, is never less.
+        self.rows
+            .retain(|&(_, most)| !matches!(most.partial_cmp(&least), Some(std::cmp::Ordering::Less)));
+    }
+}
+
+/// Whether a row is out of the running; NaN, of a row without a bound, never is.
+fn is_less(most: f32, least: f32) -> bool {
+    most < least
+}
+
+/// An error from which on sums may have overflowed, so that it bounds nothing.
+const BOUNDLESS: f32 = 1e29;
+
+/// Finds the candidates of each input.
+struct Screen<'a> {
+    vocab: usize,
+    /// Of the matrix's rows.
+    norms: &'a [Sums],
+    /// The bound of the estimate's error for a row of norm 1, for each input.
+    errors: &'a [f32],
+    all: Mutex<Vec<Candidates>>,
+}
+
+impl Epilogue for Screen<'_> {
+    type State = Vec<Candidates>;
+
+    fn begin(&self) -> Vec<Candidates> {
+        // What other workers have found spares this one its first candidates.
+        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = |found: &Candidates| Candidates {
+            least: found.least,
+            rows: Vec::new(),
+        };
+        all.iter().map(fresh).collect()
+    }
+
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, state: &mut Vec<Candidates>, at: At, sums: &Sums) {
+        let candidates = &mut state[at.input];
+        let (norms, error, least) = (&self.norms[at.tile], self.errors[at.input], candidates.least);
+        // Products that underflow are off by more than their share.
+        let error = |norm: f32| norm * error + f32::MIN_POSITIVE;
+        let behind = |sum: f32, error: f32| (sum + error < least) & (error < BOUNDLESS);
+        let mut ahead = 0;
+        for i in 0..TILE {
+            ahead |= u32::from(!behind(sums[i], error(norms[i])));
+        }
+        if ahead == 0 {
+            return;
+        }
+        let first = at.tile * TILE;
+        let rows = 0..TILE.min(self.vocab - first);
+        for i in rows.clone() {
+            let error = error(norms[i]);
+            if error < BOUNDLESS && sums[i] - error > candidates.least {
+                candidates.least = sums[i] - error;
+            }
+        }
+        for i in rows {
+            let error = error(norms[i]);
+            let most = if error < BOUNDLESS { sums[i] + error } else { f32::NAN };
+            if !is_less(most, candidates.least) {
+                candidates.add((first + i) as u32, most);
+            }
+        }
+    }
+
+    fn end(&self, state: Vec<Candidates>) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        for (all, mine) in all.iter_mut().zip(state) {
+            all.least = all.least.max(mine.least);
+            all.rows.extend(mine.rows);
+        }
+    }
+}
