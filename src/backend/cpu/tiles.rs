@@ -13,7 +13,7 @@
 //! lane.
 
 use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
-use crate::simd::LANES;
+use crate::simd::{Kernel, LANES, Level, Simd};
 use crate::weights::{Format, Layout, Rows};
 
 /// Rows of a tile.
@@ -66,9 +66,7 @@ impl Layout for Tiles {
         match rows {
             Rows::Mxfp4 { codes, scales } => {
                 let (words, scale_bytes) = tile.split_at_mut(cols / 8 * GROUP_BYTES);
-                self.write_words(codes, cols, 8, words, |eight| {
-                    nibbles(u64::from_le_bytes(eight.try_into().unwrap_or_default()))
-                });
+                self.write_words(codes, cols, words, |eight| nibbles(u64::from_le_bytes(eight)));
                 let blocks = cols / MXFP4_BLOCK;
                 for (row, scales) in scales.chunks_exact(blocks).enumerate() {
                     let lane = self.lane(row);
@@ -77,10 +75,10 @@ impl Layout for Tiles {
                     }
                 }
             }
-            Rows::Bf16(values) => self.write_words(values, cols, 2, tile, |pair| {
-                u32::from(pair[0]) | pair.get(1).map_or(0, |&high| u32::from(high) << 16)
-            }),
-            Rows::F32(values) => self.write_words(values, cols, 1, tile, |one| one[0].to_bits()),
+            Rows::Bf16(values) => {
+                self.write_words(values, cols, tile, |[low, high]| u32::from(low) | u32::from(high) << 16);
+            }
+            Rows::F32(values) => self.write_words(values, cols, tile, |[one]: [f32; 1]| one.to_bits()),
         }
     }
 
@@ -114,21 +112,59 @@ impl Tiles {
 }
 
 impl Tiles {
-    /// Writes one word for each `per_word` columns of each row. Column groups go in runs short enough for the
-    /// tile's lines to stay in the first cache while each row adds its word to them.
-    fn write_words<T>(&self, rows: &[T], cols: usize, per_word: usize, tile: &mut [u8], word: impl Fn(&[T]) -> u32) {
+    /// Writes one word for each `N` columns of each row.
+    fn write_words<T: Copy + Default, const N: usize>(
+        &self,
+        rows: &[T],
+        cols: usize,
+        tile: &mut [u8],
+        word: impl Fn([T; N]) -> u32,
+    ) {
+        let layout = *self;
+        Level::detect().run(WriteWords {
+            layout,
+            rows,
+            cols,
+            tile,
+            word,
+        });
+    }
+}
+
+/// See [`Tiles::write_words`].
+struct WriteWords<'a, T, F, const N: usize> {
+    layout: Tiles,
+    rows: &'a [T],
+    cols: usize,
+    tile: &'a mut [u8],
+    word: F,
+}
+
+impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> Kernel for WriteWords<'_, T, F, N> {
+    type Output = ();
+
+    /// Column groups go in runs short enough for the tile's lines to stay in the first cache while each row adds its
+    /// words to them.
+    #[inline(always)]
+    fn run<S: Simd>(self) {
         const RUN: usize = 64;
-        let run_cols = RUN * per_word;
-        for (run, tile) in tile.chunks_mut(RUN * GROUP_BYTES).enumerate() {
-            let from = run * run_cols;
-            let to = cols.min(from + run_cols);
-            for (row, values) in rows.chunks_exact(cols).enumerate() {
-                let at = self.lane(row) * 4;
-                for (group, values) in tile
-                    .chunks_exact_mut(GROUP_BYTES)
-                    .zip(values[from..to].chunks(per_word))
-                {
-                    group[at..at + 4].copy_from_slice(&word(values).to_le_bytes());
+        for (run, tile) in self.tile.chunks_mut(RUN * GROUP_BYTES).enumerate() {
+            let from = run * RUN * N;
+            let to = self.cols.min(from + RUN * N);
+            for (row, values) in self.rows.chunks_exact(self.cols).enumerate() {
+                let mut words = [0; RUN];
+                let (whole, rest) = values[from..to].as_chunks::<N>();
+                for (word, values) in words.iter_mut().zip(whole) {
+                    *word = (self.word)(*values);
+                }
+                if !rest.is_empty() {
+                    let mut last = [T::default(); N];
+                    last[..rest.len()].copy_from_slice(rest);
+                    words[whole.len()] = (self.word)(last);
+                }
+                let at = self.layout.lane(row) * 4;
+                for (group, word) in tile.chunks_exact_mut(GROUP_BYTES).zip(words) {
+                    group[at..at + 4].copy_from_slice(&word.to_le_bytes());
                 }
             }
         }
