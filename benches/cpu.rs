@@ -210,6 +210,16 @@ impl getp::simd::Kernel for Dots {
 
 // ---- one layer's products
 
+/// The stages that are matrix products.
+const PRODUCTS: [Stage; 6] = [
+    Stage::Qkv,
+    Stage::AttnOut,
+    Stage::Router,
+    Stage::Mlp1,
+    Stage::Mlp2,
+    Stage::Unembed,
+];
+
 fn shape(layers: usize) -> ModelConfig {
     ModelConfig {
         n_layers: layers,
@@ -261,14 +271,7 @@ fn layer(args: &Args) -> anyhow::Result<()> {
                 ops.unembed(&a.t, &weights.unembedding, Want::Greedy, &mut output)?;
             }
             let profile = ops.profile().expect("asked for");
-            for stage in [
-                Stage::Qkv,
-                Stage::AttnOut,
-                Stage::Router,
-                Stage::Mlp1,
-                Stage::Mlp2,
-                Stage::Unembed,
-            ] {
+            for stage in PRODUCTS {
                 let total = profile.total(stage);
                 let seconds = total.time.as_secs_f64();
                 if total.calls > 0 && best.get(stage.name()).is_none_or(|b| seconds < b.0) {
@@ -276,14 +279,7 @@ fn layer(args: &Args) -> anyhow::Result<()> {
                 }
             }
         }
-        for stage in [
-            Stage::Qkv,
-            Stage::AttnOut,
-            Stage::Router,
-            Stage::Mlp1,
-            Stage::Mlp2,
-            Stage::Unembed,
-        ] {
+        for stage in PRODUCTS {
             if let Some((seconds, total)) = best.get(stage.name()) {
                 println!(
                     "{:<14}{rows:>6}{:>12.0}{:>9.1}{:>10.1}",

@@ -89,14 +89,35 @@ impl Engine {
     /// All inputs of group `i` times member `i` of the matrix, for all groups.
     pub fn multiply<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
         let tasks = tasks(matrix, inputs, rayon::current_num_threads());
-        tasks.into_par_iter().for_each(|task| {
-            self.level.run(Run {
-                engine: self,
-                matrix,
-                inputs,
-                epilogue,
-                task,
-            })
+        tasks
+            .into_par_iter()
+            .for_each(|task| self.run(matrix, inputs, epilogue, task));
+    }
+
+    /// The same, but each worker takes its tiles through all members in their order, so that an epilogue may sum
+    /// over members.
+    pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
+        let run = tile_run(matrix);
+        (0..matrix.tiles.div_ceil(run)).into_par_iter().for_each(|i| {
+            let tiles = i * run..((i + 1) * run).min(matrix.tiles);
+            for (member, blocks) in inputs.groups.iter().enumerate() {
+                let task = Task {
+                    member,
+                    tiles: tiles.clone(),
+                    blocks: blocks.clone(),
+                };
+                self.run(matrix, inputs, epilogue, task);
+            }
+        });
+    }
+
+    fn run<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E, task: Task) {
+        self.level.run(Run {
+            engine: self,
+            matrix,
+            inputs,
+            epilogue,
+            task,
         });
     }
 
@@ -133,29 +154,6 @@ impl Engine {
             })
         });
         norms.collect()
-    }
-
-    /// The same, but each worker takes its tiles through all members in their order, so that an epilogue may sum
-    /// over members.
-    pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
-        let run = tile_run(matrix);
-        (0..matrix.tiles.div_ceil(run)).into_par_iter().for_each(|i| {
-            let tiles = i * run..((i + 1) * run).min(matrix.tiles);
-            for (member, blocks) in inputs.groups.iter().enumerate() {
-                let task = Task {
-                    member,
-                    tiles: tiles.clone(),
-                    blocks: blocks.clone(),
-                };
-                self.level.run(Run {
-                    engine: self,
-                    matrix,
-                    inputs,
-                    epilogue,
-                    task,
-                });
-            }
-        });
     }
 }
 

@@ -302,7 +302,9 @@ unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>) -> Sums {
         S::store(norms.as_mut_ptr(), sums[0]);
         S::store(norms.as_mut_ptr().add(LANES), sums[1]);
     }
-    norms.map(|square| square.sqrt() * 1.001)
+    // A square that underflows lacks at most the smallest normal number; the factor covers the sum's rounding.
+    let lacking = args.cols as f32 * f32::MIN_POSITIVE;
+    norms.map(|squares| (squares + lacking).sqrt() * 1.001)
 }
 
 /// One row's product with one input as `exact` has it.

@@ -86,9 +86,7 @@ impl Candidates {
 
     fn prune(&mut self) {
         let least = self.least;
-        // NaN, of a row without a bound, is never less.
-        self.rows
-            .retain(|&(_, most)| !matches!(most.partial_cmp(&least), Some(std::cmp::Ordering::Less)));
+        self.rows.retain(|&(_, most)| !is_less(most, least));
     }
 }
 
