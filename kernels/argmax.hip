@@ -1,0 +1,70 @@
+// argmax: each logits row's largest logit and its lowest index, for the host and for the next step's embed.
+// NaN loses to everything; a row of nothing but NaN gives token 0 and logit -inf.
+//
+//   argmax         from candidates [candidates][best_rows] that the unembedding left: ROWS rows a block, since that many
+//                  fill a sector of 32 bytes. Grid: logits rows of the bucket / ROWS, rounded up.
+//   argmax_logits  from whole logits rows, `best` being [logits rows][candidates] and best_index not read.
+//                  Grid: one block a logits row of the bucket.
+#include "gpu/gpu.h"
+
+enum { THREADS = 1024, ROWS = 8, LISTS = THREADS / ROWS, NOTHING = 0x7fffffff };
+
+struct Best { float logit; int index; };
+DEV void take(Best& best, float logit, int index) {
+  if (logit > best.logit || (logit == best.logit && index < best.index)) best = Best{logit, index};
+}
+
+DEV void give_out(const ArgmaxArgs& a, int row, Best best) {
+  const unsigned token = best.index == NOTHING ? 0 : best.index;
+  Greedy* host = a.step.header->parity ? a.host[1] : a.host[0];
+  host[row] = Greedy{token, best.logit};
+  const int slot = a.step.logits[row].slot;
+  if (slot >= 0) a.step.last_tokens[slot] = token;
+  fence_system();
+}
+
+// The best of n lists from `first` on, `stride` apart.
+DEV Best best_of(const Best* lists, int first, int stride, int n) {
+  Best best = lists[first];
+  for (int i = 1; i < n; i++) take(best, lists[first + i * stride].logit, lists[first + i * stride].index);
+  return best;
+}
+
+KERNEL(argmax, ArgmaxArgs, THREADS, 1, 4) {
+  SHARED Best lists[THREADS];
+  let_successor_start();
+  after_predecessor();
+  const int rows = a.step.header->logits_rows, row = BID * ROWS + TID % ROWS;
+  if (BID * ROWS >= rows) return;
+  Best best{-__builtin_inff(), NOTHING};
+  if (row < rows)
+    for (int c = TID / ROWS; c < a.candidates; c += LISTS) {
+      const i64 at = (i64)c * a.best_rows + row;
+      take(best, a.best[at], a.best_index[at]);
+    }
+  lists[TID] = best;
+  barrier();
+  // Two rounds: 128 lists of a row become 8, then one.
+  if (TID < ROWS * 8) best = best_of(lists, TID, ROWS * 8, LISTS / 8);
+  barrier();
+  if (TID < ROWS * 8) lists[TID] = best;
+  barrier();
+  if (TID < ROWS && row < rows) give_out(a, row, best_of(lists, TID, ROWS, 8));
+}
+
+KERNEL(argmax_logits, ArgmaxArgs, THREADS, 1, 4) {
+  SHARED Best lists[THREADS];
+  let_successor_start();
+  after_predecessor();
+  if (BID >= a.step.header->logits_rows) return;
+  const float* logits = a.best + (i64)BID * a.candidates;
+  Best best{-__builtin_inff(), NOTHING};
+  for (int i = TID; i < a.candidates; i += THREADS) take(best, logits[i], i);
+  lists[TID] = best;
+  barrier();
+  if (TID < 32) best = best_of(lists, TID, 32, THREADS / 32);
+  barrier();
+  if (TID < 32) lists[TID] = best;
+  barrier();
+  if (TID == 0) give_out(a, BID, best_of(lists, 0, 1, 32));
+}

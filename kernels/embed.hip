@@ -1,0 +1,25 @@
+// embed: x[row] = the table's row that the token names, or the token sampled last in the slot that it names.
+// Grid: one block a row of the bucket.
+#include "gpu/math.h"
+
+enum { THREADS = 256 };
+
+template <int FORMAT> DEV void copy_row(const void* table, i64 token, float* x, int hidden) {
+  for (int k = TID * 8; k < hidden; k += THREADS * 8) {
+    float v[8];
+    load8<FORMAT>(table, token * hidden + k, hidden - k, v);
+    store8(x + k, hidden - k, v);
+  }
+}
+
+KERNEL(embed, EmbedArgs, THREADS, 4, 4) {
+  let_successor_start();
+  after_predecessor();
+  const int row = BID;
+  if (row >= a.step.header->rows) return;
+  int token = a.step.tokens[row];
+  if (token < 0) token = a.step.last_tokens[-1 - token];
+  float* x = a.x + (i64)row * a.hidden;
+  if (a.format == FORMAT_F32) copy_row<FORMAT_F32>(a.table, token, x, a.hidden);
+  else copy_row<FORMAT_BF16>(a.table, token, x, a.hidden);
+}

@@ -1,0 +1,23 @@
+// gather: copies each row's activations to its experts' slots, so that an expert's rows of a slab are one run of memory.
+//
+// A block copies ROWS rows of one slab: eight threads a row, a piece of 16 bytes each, read once and written k times. Pieces
+// keep the swizzle of where they lie.
+//
+// Grid: (rows of the bucket / ROWS, rounded up) * k_blocks.
+#include "gpu/math.h"
+
+enum { ROWS = 32, THREADS = ROWS * 8 };
+
+KERNEL(gather, GatherArgs, THREADS, 8, 8) {
+  let_successor_start();
+  after_predecessor();
+  const int slab = BID % a.k_blocks, row = BID / a.k_blocks * ROWS + TID / 8, k = slab * SLAB + TID % 8 * 8;
+  if (row >= a.step.header->rows) return;
+  for (int term = 0; term < a.terms; term++) {
+    const Piece piece = *(const Piece*)(a.in + term * a.in_term + tiled_index(row, k, a.in_rows));
+    for (int i = 0; i < a.k; i++) {
+      const int slot = a.slots[(i64)row * a.k + i];
+      *(Piece*)(a.out + term * a.out_term + tiled_index(slot, k, a.out_rows)) = piece;
+    }
+  }
+}

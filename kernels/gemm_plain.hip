@@ -1,0 +1,152 @@
+// plain_qkv, plain_attn_out, plain_mlp1, plain_mlp2, plain_logits: the matrix products with float32 FMA, for weights that the
+// matrix cores' kernels do not hold: float32 ones, and shapes they leave out. Weights lie as they came, in wire tiles of
+// BF16 or float32, which is row-major with each matrix's rows filled up to a multiple of WIRE_ROWS.
+//
+// A block takes one wire tile, a wave OUT of its rows and IN input rows at a time, its lanes K in pieces of eight: per piece
+// 8 loads of 16 bytes (BF16) for 128 products. One term sums in float32; more are `exact`: each product rounded to
+// float32, summed in float64, rounded once. A result's order of sums depends on K alone.
+//
+// Grid: ceil(n / WIRE_ROWS) * groups * splits; `splits` blocks share the input rows of a tile (any number; enough to fill the
+// device). Threads: 8 waves.
+#include "gpu/math.h"
+
+enum { OUT = 4, IN = 4, WAVES = 8, THREADS = WAVES * WAVE };
+static_assert(OUT * WAVES == WIRE_ROWS && OUT * IN <= WAVE, "a block takes a tile, a lane one result");
+
+// OUT weight rows times IN input rows of a wave.
+struct Job {
+  int group;
+  int out;           // the first of the weight rows, within the matrix
+  int row;           // the first input row, counted from the buffer's start
+  int rows;          // at most IN
+};
+
+// N elements of a row of tiled activations, all terms together.
+template <int N> DEV void load_input(const GemmArgs& a, int row, int k, float* v) {
+  const i64 first = tiled_index(row, k, a.in_rows);
+  UNROLL for (int i = 0; i < N; i++) v[i] = 0;
+  for (int term = a.terms - 1; term >= 0; term--) {
+    float t[N];
+    if (a.format == FORMAT_F16) {
+      load_some<FORMAT_F16, N>(a.in, first + term * a.in_term, t);
+      UNROLL for (int i = 0; i < N; i++) v[i] *= 1.f / (1 << TERM_SHIFT);
+    } else {
+      load_some<FORMAT_BF16, N>(a.in, first + term * a.in_term, t);
+    }
+    UNROLL for (int i = 0; i < N; i++) v[i] += t[i];
+  }
+}
+
+// Lane out * IN + in gets the product of weight row `out` and input row `in`, lanes taking N elements of K at a time. Rows
+// that are not there repeat the last one.
+template <class Sum, int WEIGHTS, int N> DEV float multiply(const GemmArgs& a, const Job& job) {
+  Sum sums[OUT * IN] = {};
+  const i64 first = (i64)job.group * ((a.n + WIRE_ROWS - 1) & -WIRE_ROWS) + job.out;
+  ROLLED for (int k = LANE * N; k < a.cols; k += WAVE * N) {
+    float w[OUT][N];
+    UNROLL for (int o = 0; o < OUT; o++) load_some<WEIGHTS, N>(a.weights, (first + o) * a.cols + k, w[o]);
+    UNROLL for (int i = 0; i < IN; i++) {
+      float x[N];
+      load_input<N>(a, job.row + (i < job.rows ? i : job.rows - 1), k, x);
+      UNROLL for (int o = 0; o < OUT; o++)
+        UNROLL for (int j = 0; j < N; j++) sums[o * IN + i] += (Sum)mul_rn(w[o][j], x[j]);
+    }
+  }
+  return (float)wave_sums<OUT * IN>(sums) * a.scale;
+}
+template <int WEIGHTS> DEV float multiply(const GemmArgs& a, const Job& job) {
+  if (a.cols % 8) return multiply<double, WEIGHTS, 1>(a, job);
+  return a.terms == 1 ? multiply<float, WEIGHTS, 8>(a, job) : multiply<double, WEIGHTS, 8>(a, job);
+}
+DEV float multiply(const GemmArgs& a, const Job& job) {
+  return a.weight_format == FORMAT_F32 ? multiply<FORMAT_F32>(a, job) : multiply<FORMAT_BF16>(a, job);
+}
+
+// A wave's part: OUT weight rows of a group and every step-th run of IN of its input rows.
+struct Part {
+  int group;
+  int out;
+  int first;         // the group's first row
+  int count;         // its rows; none where there is nothing to do
+  int row;           // the first of the part's
+  int step;
+};
+DEV Part begin(const GemmArgs& a) {
+  let_successor_start();
+  after_predecessor();
+  const u32 tiles = (u32)(a.n + WIRE_ROWS - 1) / WIRE_ROWS, all = tiles * a.groups, splits = GRID / all;
+  const int group = BID % all / tiles, out = BID % tiles * WIRE_ROWS + TID / WAVE * OUT;
+  const bool idle = (u32)BID >= splits * all || out >= a.n;
+  return Part{group, out, a.offsets ? a.offsets[group] : 0, idle ? 0 : a.rows[group], (int)(BID / all) * IN, (int)splits * IN};
+}
+
+// Calls finish(n, row, sum + bias) in each lane for each of its results; `row` is below 0 where it is not wanted.
+template <class Finish> DEV void run(const GemmArgs& a, const Part& part, Finish finish) {
+  for (int row = part.row; row < part.count; row += part.step) {
+    const Job job{part.group, part.out, part.first + row, part.count - row < IN ? part.count - row : IN};
+    const int n = part.out + LANE / IN, i = LANE % IN;
+    const bool wanted = LANE < OUT * IN && n < a.n && i < job.rows;
+    const float bias = a.bias && wanted ? a.bias[(i64)part.group * a.n + n] : 0.f;
+    finish(n, wanted ? job.row + i : -1, add_rn(multiply(a, job), bias));
+  }
+}
+
+struct StoreRows {
+  const GemmArgs& a;
+  DEV void operator()(int n, int row, float v) const {
+    if (row >= 0) a.out[(i64)row * a.n + n] = v;
+  }
+};
+struct AddToRows {
+  const GemmArgs& a;
+  DEV void operator()(int n, int row, float v) const {
+    if (row >= 0) a.out[(i64)row * a.n + n] = add_rn(a.out[(i64)row * a.n + n], v);
+  }
+};
+struct StoreExperts {
+  const GemmArgs& a;
+  DEV void operator()(int n, int row, float v) const {
+    if (row < 0) return;
+    if (a.terms == 1) ((u16*)a.y)[(i64)row * a.n + n] = to_f16(v);
+    else ((float*)a.y)[(i64)row * a.n + n] = v;
+  }
+};
+
+// Rows alternate gate and up, so a gate's up is the result IN lanes further on.
+struct GatedUnit {
+  const GemmArgs& a;
+  DEV void store(int row, int k, float v) const {
+    u16* at = a.tiled + tiled_index(row, k, a.tiled_rows);
+    if (a.format == FORMAT_F16) store_terms<FORMAT_F16>(at, a.tiled_term, a.terms, v);
+    else store_terms<FORMAT_BF16>(at, a.tiled_term, a.terms, v);
+  }
+  DEV void operator()(int n, int row, float v) const {
+    const float other = shfl_xor(v, IN);
+    // Comparisons, not min and max, which would drop a NaN.
+    const float gate = v > a.limit ? a.limit : v;
+    const float up = other > a.limit ? a.limit : other < -a.limit ? -a.limit : other;
+    const float sigmoid = div_rn(1.f, add_rn(1.f, exp_f32(mul_rn(-1.702f, gate))));
+    if (row >= 0 && n % 2 == 0) store(row, n >> 1, mul_rn(mul_rn(gate, sigmoid), add_rn(up, 1.f)));
+  }
+};
+// Zeros from the last column to the end of its slab, by whoever has that column.
+DEV void fill_up(const GemmArgs& a, const Part& part) {
+  if (part.out + OUT < a.n) return;
+  const int width = (int)((u32)a.n / 2), padding = -width & (SLAB - 1);
+  for (int row = part.row; row < part.count; row += part.step)
+    for (int i = LANE; i < padding * IN; i += WAVE) {
+      if (row + i % IN >= part.count) continue;
+      u16* at = a.tiled + tiled_index(part.first + row + i % IN, width + i / IN, a.tiled_rows);
+      for (int term = 0; term < a.terms; term++) at[term * a.tiled_term] = 0;
+    }
+}
+
+KERNEL(plain_qkv, GemmArgs, THREADS, 1, 2) { run(a, begin(a), StoreRows{a}); }
+KERNEL(plain_attn_out, GemmArgs, THREADS, 1, 2) { run(a, begin(a), AddToRows{a}); }
+KERNEL(plain_mlp1, GemmArgs, THREADS, 1, 2) {
+  const Part part = begin(a);
+  fill_up(a, part);
+  run(a, part, GatedUnit{a});
+}
+KERNEL(plain_mlp2, GemmArgs, THREADS, 1, 2) { run(a, begin(a), StoreExperts{a}); }
+KERNEL(plain_logits, GemmArgs, THREADS, 1, 2) { run(a, begin(a), StoreRows{a}); }

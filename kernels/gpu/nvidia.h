@@ -1,0 +1,56 @@
+// NVIDIA, sm_90a, nvcc. See gpu.h.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define WAVE 32
+#define KERNEL(name, Args, threads, blocks, waves) \
+  extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
+#define DEV __device__ __forceinline__
+#define HOST_DEV __host__ __device__ __forceinline__
+#define SHARED __shared__
+extern __shared__ __align__(1024) unsigned char getp_dynamic_shared[];
+#define DYNAMIC_SHARED getp_dynamic_shared
+#define TID ((int)threadIdx.x)
+#define BID ((int)blockIdx.x)
+#define GRID ((int)gridDim.x)
+#define TERM_SHIFT 0
+
+DEV void barrier() { __syncthreads(); }
+DEV float shfl_xor(float v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEV int shfl_xor(int v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEV unsigned shfl_xor(unsigned v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEV float shfl(float v, int lane) { return __shfl_sync(~0u, v, lane); }
+DEV int shfl(int v, int lane) { return __shfl_sync(~0u, v, lane); }
+DEV unsigned shfl(unsigned v, int lane) { return __shfl_sync(~0u, v, lane); }
+DEV bool wave_any(bool b) { return __any_sync(~0u, b); }
+DEV int atomic_add(int* p, int v) { return atomicAdd(p, v); }
+DEV int atomic_min(int* p, int v) { return atomicMin(p, v); }
+DEV int atomic_max(int* p, int v) { return atomicMax(p, v); }
+DEV float exp2_fast(float x) { asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x)); return x; }
+DEV float rcp_fast(float x) { asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x)); return x; }
+DEV float div_rn(float a, float b) { return __fdiv_rn(a, b); }
+DEV float sqrt_rn(float a) { return __fsqrt_rn(a); }
+DEV float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEV float mul_rn(float a, float b) { return __fmul_rn(a, b); }
+DEV float add_rn(float a, float b) { return __fadd_rn(a, b); }
+DEV float saturate_f16(float v) { return v > 65504.f && v < __int_as_float(0x7f800000) ? 65504.f : v < -65504.f && v > __int_as_float(0xff800000) ? -65504.f : v; }
+DEV unsigned short to_f16(float v) { return __half_as_ushort(__float2half_rn(saturate_f16(v))); }
+DEV unsigned short to_bf16(float v) { return __bfloat16_as_ushort(__float2bfloat16_rn(v)); }
+DEV float f16_to_f32(unsigned short v) { return __half2float(__ushort_as_half(v)); }
+DEV float bf16_to_f32(unsigned short v) { return __uint_as_float((unsigned)v << 16); }
+DEV unsigned pack_f16(float low, float high) {
+  unsigned r;                                              // cvt puts its first operand into the high half
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(saturate_f16(high)), "f"(saturate_f16(low)));
+  return r;
+}
+DEV unsigned pack_bf16(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+DEV void after_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEV void let_successor_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEV void fence_device() { __threadfence(); }
+DEV void fence_system() { __threadfence_system(); }

@@ -1,0 +1,187 @@
+// The CPU played as a SIMT machine: wave 64 and the matrix instructions of gfx90a, for g++ and clang. See gpu.h.
+//
+// A thread of a block is a fiber with its own stack. It runs until it needs the others: a wave meets at collectives
+// (shuffles, votes, MFMA), a block at barriers; whoever is last does the work of the collective and all go on. So nothing
+// spins, and a launch whose threads can never meet (a divergent collective or barrier) is known and reported as such. In
+// which order the threads that can run do run is the launch's policy. Blocks may be spread over several OS threads.
+//
+// A code object is a shared library of kernels and simt.cpp. KERNEL exports a function by the kernel's name, to be given
+// to simt_launch. Compile kernels with -fvisibility=hidden: what several files define in their own way stays theirs.
+//
+// SHARED memory is thread-local and is filled with 0xff bytes (NaN in every format) before each block, and so is
+// DYNAMIC_SHARED. For that a program or library that holds kernels must have no other thread_local variables. Under
+// AddressSanitizer SHARED is static instead, so that it gets red zones, and launches run one block at a time.
+#pragma once
+#if !defined(__x86_64__)
+#error "the SIMT machine switches stacks in x86-64 assembly"
+#endif
+#include <cstdint>
+#include <cstring>
+
+extern "C" {
+typedef void (*simt_kernel)(const void* args);
+
+enum simt_policy {
+  SIMT_IN_ORDER = 0,        // wave 0's threads in order, then wave 1's: the fast one
+  SIMT_RANDOM = 1,          // any thread that can run
+  SIMT_ONE_WAVE_FIRST = 2,  // a random wave as far as it can go: shows missing barriers as wrong results
+  SIMT_OVERLAPS = 16,       // with one of the others: every thread must call after_predecessor()
+};
+
+// Runs a kernel's `grid` blocks on `os_threads` threads. The arguments are copied first. Returns 0, or 1 with what went
+// wrong in `message`; the grid is then left unfinished.
+int simt_launch(simt_kernel kernel, int grid, int block, int shared_bytes, const void* args, int args_bytes, int os_threads,
+                int policy, unsigned long long seed, char* message, int message_bytes);
+}
+
+namespace simt {
+#if defined(__SANITIZE_ADDRESS__)
+#define SIMT_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SIMT_ASAN 1
+#endif
+#endif
+
+constexpr uintptr_t ARENA_BYTES = 256u << 20;     // holds a machine and its fibers' stacks, aligned to its size
+constexpr int MAX_THREADS = 1024;
+constexpr int MAX_SHARED_BYTES = 64 << 10;        // gfx90a's
+
+#pragma GCC diagnostic ignored "-Wpsabi"            // vectors of 64 bytes are only passed to inlined functions
+typedef short s16x4 __attribute__((vector_size(8)));
+typedef float f32x4v __attribute__((vector_size(16)));
+typedef float f32x16v __attribute__((vector_size(64)));
+
+// The part of a machine (one block under way) that kernels read.
+struct Block {
+  int tid, bid, grid;
+  unsigned char* shared;
+};
+// Found by the stack pointer: cheaper than a thread-local variable, and right on whatever OS thread the fiber runs.
+inline Block& block() { return *(Block*)((uintptr_t)__builtin_frame_address(0) & ~(ARENA_BYTES - 1)); }
+
+struct Registration {
+  Registration(simt_kernel kernel, const char* name, int threads, int args_bytes);
+};
+
+void note_after_predecessor();
+void block_barrier();
+uint32_t shuffle(uint32_t value, int from_lane);
+bool any(bool value);
+uint32_t uniform(uint32_t value);                 // value; an error where the wave's lanes differ (not in order: unchecked)
+
+// D = A B + C as V_MFMA_F32_*: lane l holds of A row l % M, of B column l % M, and of both k = l / M * 4 + (0..3). Of C and
+// D, 16x16: column l % 16, rows l / 16 * 4 + i; 32x32: column l % 32, rows 8 * (i / 4) + 4 * (l / 32) + i % 4. Subnormal
+// inputs count as zeros, as on MI200.
+void mfma_16x16x16(bool bf16, s16x4 a, s16x4 b, f32x4v* c);
+void mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, f32x16v* c);
+#define SIMT_INLINE inline __attribute__((always_inline))
+SIMT_INLINE f32x4v mfma_16x16x16_f16(s16x4 a, s16x4 b, f32x4v c) { mfma_16x16x16(false, a, b, &c); return c; }
+SIMT_INLINE f32x4v mfma_16x16x16_bf16(s16x4 a, s16x4 b, f32x4v c) { mfma_16x16x16(true, a, b, &c); return c; }
+SIMT_INLINE f32x16v mfma_32x32x8_f16(s16x4 a, s16x4 b, const f32x16v& c) { f32x16v d = c; mfma_32x32x8(false, a, b, &d); return d; }
+SIMT_INLINE f32x16v mfma_32x32x8_bf16(s16x4 a, s16x4 b, const f32x16v& c) { f32x16v d = c; mfma_32x32x8(true, a, b, &d); return d; }
+
+template <class To, class From> inline To bits(From v) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To r;
+  memcpy(&r, &v, sizeof r);
+  return r;
+}
+// Keeps a product apart from the sum it goes into.
+inline float rounded(float v) {
+  asm("" : "+x"(v));
+  return v;
+}
+}  // namespace simt
+
+#define WAVE 64
+#define KERNEL(name, Args, threads, blocks, waves)                                                                      \
+  static void name##_body([[maybe_unused]] const Args& a);                                                              \
+  extern "C" __attribute__((visibility("default"))) void name(const void* args) { name##_body(*(const Args*)args); }    \
+  static const simt::Registration name##_registration(name, #name, threads, sizeof(Args));                              \
+  static void name##_body([[maybe_unused]] const Args& a)
+#define DEV SIMT_INLINE
+#define HOST_DEV SIMT_INLINE
+#ifdef SIMT_ASAN
+#define SHARED static
+#else
+#define SHARED static thread_local
+#endif
+#define DYNAMIC_SHARED (simt::block().shared)
+#define TID (simt::block().tid)
+#define BID (simt::block().bid)
+#define GRID (simt::block().grid)
+#define TERM_SHIFT 11
+
+DEV void barrier() { simt::block_barrier(); }
+DEV int shfl(int v, int lane) { return (int)simt::shuffle((uint32_t)v, lane); }
+DEV unsigned shfl(unsigned v, int lane) { return simt::shuffle(v, lane); }
+DEV float shfl(float v, int lane) { return simt::bits<float>(simt::shuffle(simt::bits<uint32_t>(v), lane)); }
+DEV int shfl_xor(int v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
+DEV unsigned shfl_xor(unsigned v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
+DEV float shfl_xor(float v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
+DEV bool wave_any(bool b) { return simt::any(b); }
+DEV int atomic_add(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST); }
+DEV int atomic_min(int* p, int v) {
+  int old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+  while (v < old && !__atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+  return old;
+}
+DEV int atomic_max(int* p, int v) {
+  int old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+  while (v > old && !__atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+  return old;
+}
+DEV float exp2_fast(float x) { return __builtin_exp2f(x); }
+DEV float rcp_fast(float x) { return 1.f / x; }
+DEV float div_rn(float a, float b) { return a / b; }
+DEV float sqrt_rn(float a) { return __builtin_sqrtf(a); }
+DEV float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEV float mul_rn(float a, float b) { return simt::rounded(a * b); }
+DEV float add_rn(float a, float b) { return simt::rounded(simt::rounded(a) + simt::rounded(b)); }
+DEV unsigned short to_f16(float v) {
+  const uint32_t x = simt::bits<uint32_t>(v), sign = x >> 16 & 0x8000, magnitude = x & 0x7fffffff;
+  if (magnitude > 0x7f800000) return (unsigned short)(sign | 0x7e00);
+  if (magnitude == 0x7f800000) return (unsigned short)(sign | 0x7c00);
+  if (magnitude > 0x477fe000) return (unsigned short)(sign | 0x7bff);          // above 65504
+  if (magnitude < 0x38800000) {                                                // subnormal: 0.5's ulp is FP16's smallest step
+    const float shifted = simt::bits<float>(magnitude) + 0.5f;
+    return (unsigned short)(sign | (simt::bits<uint32_t>(shifted) - 0x3f000000));
+  }
+  return (unsigned short)(sign | (magnitude - (112u << 23) + 0xfff + (magnitude >> 13 & 1)) >> 13);
+}
+DEV float f16_to_f32(unsigned short v) {
+  const float magnitude = simt::bits<float>((uint32_t)(v & 0x7fff) << 13) * 0x1p112f;
+  const uint32_t m = simt::bits<uint32_t>(magnitude) | ((v & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u);
+  return simt::bits<float>(m | (uint32_t)(v & 0x8000) << 16);
+}
+DEV unsigned short to_bf16(float v) {
+  const uint32_t x = simt::bits<uint32_t>(v);
+  return v != v ? 0x7fc0 : (unsigned short)((x + 0x7fff + (x >> 16 & 1)) >> 16);
+}
+DEV float bf16_to_f32(unsigned short v) { return simt::bits<float>((uint32_t)v << 16); }
+DEV unsigned pack_f16(float low, float high) { return (unsigned)to_f16(high) << 16 | to_f16(low); }
+DEV unsigned pack_bf16(float low, float high) { return (unsigned)to_bf16(high) << 16 | to_bf16(low); }
+DEV void after_predecessor() { simt::note_after_predecessor(); }
+DEV void let_successor_start() {}
+DEV void fence_device() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+DEV void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+// AMD's own instructions, by the names its compiler has for them.
+DEV unsigned __builtin_amdgcn_perm(unsigned high, unsigned low, unsigned selectors) {
+  const uint64_t bytes = (uint64_t)high << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; i++) {
+    const unsigned s = selectors >> 8 * i & 0xff;
+    unsigned byte = 0xff;                                       // 13 and more
+    if (s < 8) byte = (unsigned)(bytes >> 8 * s) & 0xff;
+    else if (s < 12) byte = bytes >> (16 * (s - 8) + 15) & 1 ? 0xff : 0;       // the sign of a 16-bit half, repeated
+    else if (s == 12) byte = 0;
+    result |= byte << 8 * i;
+  }
+  return result;
+}
+DEV unsigned __builtin_amdgcn_alignbit(unsigned high, unsigned low, unsigned shift) {
+  return (unsigned)(((uint64_t)high << 32 | low) >> (shift & 31));
+}
+DEV int __builtin_amdgcn_readfirstlane(int v) { return (int)simt::uniform((uint32_t)v); }

@@ -1,0 +1,224 @@
+// Attention of the rows that decode: one query row a sequence, head_dim 64, 8 query heads a kv head, paged 16-bit KV, sinks,
+// window. How operands lie in lanes is in attention.h; a row's 8 heads fill half of the 16 columns.
+//
+// Work.     The host lists items (a row, a run of units of 128 keys at absolute positions), longest first; times kv heads.
+//           A block is one wave and takes one; the grid has room for all, and blocks without one return.
+// Sum.      Units are computed from nothing, 4 folded into a group, groups into the total, in order and by the same
+//           arithmetic, whether one wave does the whole row or several leave units or groups in memory, which the last to
+//           come folds: a row's bits depend on nothing but the row.
+// Memory.   One or two half pages (32 keys: 8 KB) are in flight while another is worked on; page numbers come a page ahead.
+//           Twelve waves keep 96 KB and more a compute unit under way: 10 MB of 104, where 1.6 TB/s at a loaded latency of
+//           2,400 clocks need 2.3 MB. A SIMD works off a page in 1,300 clocks (modelled), a unit 50 bytes a clock;
+//           memory brings 9. So half the columns may lie idle.
+#include "attention.h"
+
+enum : int {
+  TILE = 32,                     // keys worked on at once
+  PAGE_TILES = KV_PAGE / TILE,
+  UNIT_PAGES = ATTENTION_UNIT / KV_PAGE,
+  PARTIAL = GROUP_HEADS * HEAD_DIM + 2 * GROUP_HEADS,      // floats of a partial: O as lanes hold it, m, l
+};
+static_assert(PAGE_TILES == 2, "the loop has one buffer for each half of a page");
+
+struct Tile { u32x4 k[4]; u32x2 v[8]; };
+
+// What a wave must know of its item; the same in all lanes.
+struct Work {
+  int row, kv_head;
+  int first_key, last_key;       // that the row sees
+  int row_unit;                  // the row's first unit
+  int unit, end;                 // the item's units
+  int units;                     // of the row
+  int parts, partial;
+  Pages pages;
+};
+
+DEV Work work_of(const AttentionArgs& a, int index) {
+  const AttentionItem* item = (a.windowed ? a.step.window_items : a.step.full_items) + index / a.kv_heads;
+  Work w;
+  w.row = uniform(item->row), w.kv_head = index % a.kv_heads;
+  w.parts = uniform(item->parts), w.partial = uniform(item->partial);
+  w.last_key = uniform(a.step.positions[w.row]), w.first_key = first_visible(a, w.last_key);
+  w.row_unit = w.first_key / ATTENTION_UNIT, w.units = w.last_key / ATTENTION_UNIT + 1 - w.row_unit;
+  w.unit = w.row_unit, w.end = w.row_unit + w.units;
+  if (w.parts > 1) {
+    w.unit = uniform(item->first_unit);
+    w.end = min_of(w.end, w.unit + (uniform(item->tokens) + ATTENTION_UNIT - 1) / ATTENTION_UNIT);
+  }
+  w.pages = pages_of(a, a.step.chunks[uniform(a.step.row_chunk[w.row])]);
+  return w;
+}
+// Parts are single units or whole groups; where there are as many as units, a group has but one.
+DEV bool by_units(const Work& w) { return w.parts == w.units; }
+DEV bool group_starts(const Work& w, int unit) { return unit == w.row_unit || unit % ATTENTION_GROUP == 0; }
+DEV bool group_ends(const Work& w, int unit) { return unit == w.row_unit + w.units - 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1; }
+
+DEV Tile load_tile(GlobalBytes keys) {
+  const int n = LANE % 16, g = LANE / 16;
+  SCALAR(keys);
+  Tile tile;
+  for (int z = 0; z < 2; z++) {
+    u32 at = n * KV_ROW + ((z * 4 + g) ^ n % 8) * 16;
+    VECTOR(at);
+    for (int t = 0; t < 2; t++) tile.k[t * 2 + z] = load<u32x4>(keys + at + t * 16 * KV_ROW);
+  }
+  for (int j = 0; j < 4; j++) {
+    u32 at = V_OFFSET + (4 * g + j) * KV_ROW + ((n / 2) ^ (4 * g + j) % 8) * 16 + n % 2 * 8;
+    VECTOR(at);
+    for (int t = 0; t < 2; t++) tile.v[t * 4 + j] = load<u32x2>(keys + at + t * 16 * KV_ROW);
+  }
+  return tile;
+}
+// What the row does not see, at either end, may be anything in memory.
+DEV void mask(Acc* s, Tile& tile, int first_key, int last_key) {
+  for (int t = 0; t < 2; t++) for (int i = 0; i < 4; i++) {
+    const int key = t * 16 + LANE / 16 * 4 + i;
+    if (key < first_key || key > last_key) s[t][i] = -__builtin_inff(), tile.v[t * 4 + i] = {{0, 0}};
+  }
+}
+// first_key, last_key: of the row, counted from the tile's first.
+template <int FORMAT> DEV void add_tile(Sums& u, Tile& tile, const u32x2 (*q)[4], int first_key, int last_key) {
+  Acc s[2];
+  for (int t = 0; t < 2; t++) score<FORMAT, 1>(s + t, tile.k[t * 2], tile.k[t * 2 + 1], q);
+  if (first_key > 0 || last_key < TILE - 1) mask(s, tile, first_key, last_key);
+  const float top = max_of(largest(s[0]), largest(s[1]));
+  if (wave_any(rises(u, top))) raise(u, top);
+  u32x2 p[2];
+  for (int t = 0; t < 2; t++) p[t] = weigh<FORMAT>(u, s[t]);
+  for (int t = 0; t < 2; t++)
+    for (int d = 0; d < 4; d++) u.o[d] = mfma<FORMAT>(value_operand(tile.v + t * 4, d), p[t], u.o[d]);
+}
+
+// a + b. Rounded as written: this is compiled in several places that must agree.
+DEV Sums folded(Sums a, const Sums& b) {
+  const float m = max_of(a.m, b.m), fa = exp2_fast(a.m - m), fb = exp2_fast(b.m - m);
+  a.m = m, a.l = fma_rn(a.l, fa, mul_rn(b.l, fb));
+  for (int d = 0; d < 4; d++) for (int i = 0; i < 4; i++) a.o[d][i] = fma_rn(a.o[d][i], fa, mul_rn(b.o[d][i], fb));
+  return a;
+}
+
+// A partial holds O [4][lane of 32][4], m [8], l [8]; lanes of the idle columns have none and read a neighbour's.
+DEV float* partial_at(const AttentionArgs& a, const Work& w, int index) {
+  return a.partials + ((i64)(w.partial + index) * a.kv_heads + w.kv_head) * PARTIAL;
+}
+DEV void leave(float* to, const Sums& s) {
+  const int n = LANE % 16, lane = LANE / 16 * GROUP_HEADS + n;
+  if (n >= GROUP_HEADS) return;
+  for (int d = 0; d < 4; d++) *(f32x4*)(to + (d * 32 + lane) * 4) = {{s.o[d][0], s.o[d][1], s.o[d][2], s.o[d][3]}};
+  to += GROUP_HEADS * HEAD_DIM;
+  if (LANE < GROUP_HEADS) to[n] = s.m, to[GROUP_HEADS + n] = s.l;
+}
+DEV Sums left_at(const float* from) {
+  const int n = LANE % GROUP_HEADS, lane = LANE / 16 * GROUP_HEADS + n;
+  Sums s;
+  for (int d = 0; d < 4; d++) {
+    const f32x4 o = *(const f32x4*)(from + (d * 32 + lane) * 4);
+    s.o[d] = Acc{o[0], o[1], o[2], o[3]};
+  }
+  from += GROUP_HEADS * HEAD_DIM;
+  s.m = from[n], s.l = from[GROUP_HEADS + n];
+  return s;
+}
+
+// Whether this wave is the last of the row's parts; if so it sees what the others left, and the counter is 0 again.
+DEV bool arrives_last(const AttentionArgs& a, const Work& w) {
+  int* counter = a.arrived + (i64)w.row * a.kv_heads + w.kv_head;
+  fence_device();
+  wave_any(true);                // every lane's partial is written before lane 0 says so
+  int before = 0;
+  if (LANE == 0) before = atomic_add(counter, 1);
+  const bool last = uniform(shfl(before, 0)) == w.parts - 1;
+  fence_device();
+  if (last && LANE == 0) *counter = 0;
+  return last;
+}
+DEV Sums fold_partials(const AttentionArgs& a, const Work& w) {
+  const bool units = by_units(w);
+  const int groups = (w.row_unit + w.units - 1) / ATTENTION_GROUP + 1 - w.row_unit / ATTENTION_GROUP;
+  const int count = units ? w.units : groups;
+  Sums total, group, next = left_at(partial_at(a, w, 0));
+  bool first = true;
+  for (int i = 0; i < count; i++) {
+    const Sums part = next;
+    next = left_at(partial_at(a, w, min_of(i + 1, count - 1)));
+    group = !units || group_starts(w, w.row_unit + i) ? part : folded(group, part);
+    if (units && !group_ends(w, w.row_unit + i)) continue;
+    total = first ? group : folded(total, group);
+    first = false;
+  }
+  return total;
+}
+
+// A row's total divided by the sum of its weights and the sink's.
+template <int FORMAT> DEV void finish(const AttentionArgs& a, const Work& w, const Sums& total) {
+  const int n = LANE % 16, head = w.kv_head * GROUP_HEADS + n % GROUP_HEADS;
+  const float sum = total.l + exp2_fast(a.sinks[head] * LOG2E - total.m);
+  if (n < GROUP_HEADS) store_column<FORMAT>(a, w.row, head, total.o, rcp_fast(sum));
+}
+
+// `total` is the wave's own: where the sum over groups waits.
+template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, float* total) {
+  u32x2 q[1][4] = {};
+  const int n = LANE % 16, g = LANE / 16;
+  if (n < GROUP_HEADS) {
+    const i64 head = (i64)w.row * a.heads + w.kv_head * GROUP_HEADS + n;
+    load_query(q[0], (const u16*)a.q + head * HEAD_DIM, g);
+  }
+  const int first = max_of(w.unit * ATTENTION_UNIT, w.first_key) / TILE;
+  const int last = min_of(w.end * ATTENTION_UNIT - 1, w.last_key) / TILE;
+  const int last_page = last / PAGE_TILES;
+  // A half page that the item does not see is not read: its visible neighbour, already on its way, is read again.
+  auto half = [&](int number, int tile) {
+    return head_of_page(a, number, w.kv_head) + min_of(max_of(tile, first), last) % PAGE_TILES * (TILE * KV_ROW);
+  };
+  auto number_of = [&](int page) { return page_number(w.pages, min_of(page, last_page)); };
+
+  int page = first / PAGE_TILES, number = uniform(number_of(page)), next_number = uniform(number_of(page + 1));
+  Tile even = load_tile(half(number, page * PAGE_TILES)), odd;
+  Sums unit = {UNSET, 0, {}}, group;
+  bool first_group = true;
+  for (;; page++) {
+    const int after_next = number_of(page + 2), tile = page * PAGE_TILES;
+    odd = load_tile(half(number, tile + 1));
+    SCHEDULE_FENCE();
+    if (tile >= first) add_tile<FORMAT>(unit, even, q, w.first_key - tile * TILE, w.last_key - tile * TILE);
+    SCHEDULE_FENCE();
+    even = load_tile(half(next_number, tile + PAGE_TILES));
+    SCHEDULE_FENCE();
+    if (tile < last) add_tile<FORMAT>(unit, odd, q, w.first_key - (tile + 1) * TILE, w.last_key - (tile + 1) * TILE);
+    SCHEDULE_FENCE();
+    number = next_number, next_number = uniform(after_next);     // arrived before the half page just worked on
+
+    const int i = page / UNIT_PAGES;
+    const bool end = page == last_page;
+    if (!end && page % UNIT_PAGES != UNIT_PAGES - 1) continue;
+    unit.l = column_sum(unit.l);
+    group = i == w.unit || group_starts(w, i) ? unit : folded(group, unit);
+    unit = {UNSET, 0, {}};
+    if (!end && !group_ends(w, i)) continue;
+    if (w.parts > 1) {
+      leave(partial_at(a, w, by_units(w) ? i - w.row_unit : i / ATTENTION_GROUP - w.row_unit / ATTENTION_GROUP), group);
+    } else {
+      if (!first_group) group = folded(left_at(total), group);
+      if (!end) leave(total, group);
+      first_group = false;
+    }
+    if (end) break;
+  }
+  if (w.parts > 1) {
+    if (!arrives_last(a, w)) return;
+    group = fold_partials(a, w);
+  }
+  finish<FORMAT>(a, w, group);
+}
+
+template <int FORMAT> DEV void attention_decode(const AttentionArgs& a) {
+  SHARED float total[PARTIAL];
+  let_successor_start();
+  after_predecessor();
+  const int items = a.windowed ? a.step.header->window_items : a.step.header->full_items;
+  if (BID < items * a.kv_heads) attend<FORMAT>(a, work_of(a, BID), total);
+}
+
+KERNEL(attention_decode_f16, AttentionArgs, WAVE, 1, 3) { attention_decode<FORMAT_F16>(a); }
+KERNEL(attention_decode_bf16, AttentionArgs, WAVE, 1, 3) { attention_decode<FORMAT_BF16>(a); }

@@ -1,0 +1,167 @@
+// Attention of prompts: a block takes a tile of up to 32 query rows of a chunk and one kv head (8 query heads), in the way
+// of FlashAttention 2. How operands lie in lanes is in attention.h. The grid has room for all tiles times kv heads; blocks
+// without one return.
+//
+// Columns.  A wave has 8 rows x 8 heads = 64 columns, four blocks of 16; K and V come from LDS once for all of them.
+// Pages.    K and V of 64 keys are one page of the cache: 16 KB of contiguous memory, copied to LDS as it lies (its swizzle
+//           is LDS's bank swizzle). There are two: while one is worked on, the next is on its way to registers; one barrier
+//           a page. 32 KB a block, two blocks a compute unit, 256 registers a lane.
+// Sum.      Pages, and steps of 16 keys in them, lie at absolute positions, and each column decides alone when to
+//           rescale. Keys a row does not see weigh exactly 0, so neither the other rows of the tile nor the way a prompt
+//           was cut into chunks changes a bit. Steps that no row of the wave sees are skipped.
+// Budget.   A page costs a wave 128 MFMA of 32 clocks = 4,096, and about 3,000 clocks of vector instructions, 64
+//           exponentials of 16 among them. So the next step's scores are made while the last become weights, and the other
+//           wave of the SIMD fills the rest: a model of the issue gives the matrix cores 80 % of the time. LDS is read
+//           16 KB a page and wave: 512 of 5,100 clocks for all four.
+#include "attention.h"
+
+enum : int {
+  WAVES = 4,
+  WAVE_ROWS = 8,
+  TILE_ROWS = WAVES * WAVE_ROWS,
+  BLOCKS = 4,                    // of 16 columns: two rows each
+  STEP = 16,                     // keys worked on at once
+  PAGE_BYTES = 2 * V_OFFSET,     // K and V of one head
+  COPY_BYTES = WAVES * WAVE * 16,
+};
+
+// The page's pieces that a thread brings.
+struct Pieces { u32x4 v[PAGE_BYTES / COPY_BYTES]; };
+
+DEV Pieces load_page(GlobalBytes page) {
+  Pieces p;
+  u32 at = TID * 16;
+  SCALAR(page);
+  VECTOR(at);
+  for (int i = 0; i < PAGE_BYTES / COPY_BYTES; i++) p.v[i] = load<u32x4>(page + at + i * COPY_BYTES);
+  return p;
+}
+// V behind `last_slot` becomes zero: it may be anything, and 0 times NaN is not 0.
+DEV void store_page(u8* lds, Pieces& p, int last_slot) {
+  for (int i = 0; i < PAGE_BYTES / COPY_BYTES; i++) {
+    const int at = TID * 16 + i * COPY_BYTES;
+    if (at >= V_OFFSET && (at - V_OFFSET) / KV_ROW > last_slot) p.v[i] = {{0, 0, 0, 0}};
+    *(u32x4*)(lds + at) = p.v[i];
+  }
+}
+
+// A wave's rows, by position. Rows the tile does not have stand for its last one and are not stored.
+struct Rows {
+  int count;                     // 0: none
+  int first, last;               // positions, the same in all lanes
+  int own[BLOCKS];               // this lane's columns'
+  int window;                    // so many keys a row sees; a large number in full layers
+};
+DEV bool sees_all(const Rows& r, int key) { return key + STEP - 1 <= r.first && key > r.last - r.window; }
+
+DEV void mask(Acc* s, const Rows& r, int key) {
+  for (int c = 0; c < BLOCKS; c++) for (int i = 0; i < 4; i++) {
+    const int back = r.own[c] - (key + LANE / 16 * 4 + i);
+    if ((u32)back >= (u32)r.window) s[c][i] = -__builtin_inff();       // ahead of the row, or out of its window
+  }
+}
+// A lane's two pieces of 16 keys' K.
+struct Keys { u32x4 piece[2]; };
+DEV Keys load_keys(const u8* lds) {
+  const int n = LANE % 16, g = LANE / 16;
+  const u8* row = lds + n * KV_ROW;
+  return {{*(const u32x4*)(row + (g ^ n % 8) * 16), *(const u32x4*)(row + ((4 + g) ^ n % 8) * 16)}};
+}
+DEV void load_values(u32x2* v, const u8* lds) {
+  const int n = LANE % 16, g = LANE / 16;
+  for (int j = 0; j < 4; j++) {
+    const int slot = 4 * g + j;
+    v[j] = *(const u32x2*)(lds + V_OFFSET + slot * KV_ROW + ((n / 2) ^ slot % 8) * 16 + n % 2 * 8);
+  }
+}
+// Adds 16 keys whose scores are `s`; if there are MORE, `s` becomes the next 16's meanwhile: while the vector unit turns
+// scores into weights the matrix unit makes scores.
+template <int FORMAT, bool MORE> DEV void add_step(Sums* u, Acc* s, const u32x2 (*q)[4], const Rows& r, const u8* lds, int key) {
+  u32x2 p[BLOCKS], v[4];
+  Keys keys;
+  if (MORE) keys = load_keys(lds + STEP * KV_ROW);
+  load_values(v, lds);
+  if (!sees_all(r, key)) mask(s, r, key);
+  float top[BLOCKS];
+  bool any = false;
+  for (int c = 0; c < BLOCKS; c++) top[c] = largest(s[c]), any |= rises(u[c], top[c]);
+  if (wave_any(any)) for (int c = 0; c < BLOCKS; c++) raise(u[c], top[c]);
+  Acc next[BLOCKS];
+  if (MORE) score<FORMAT, BLOCKS>(next, keys.piece[0], keys.piece[1], q);
+  for (int c = 0; c < BLOCKS; c++) p[c] = weigh<FORMAT>(u[c], s[c]);
+  for (int d = 0; d < 4; d++) {
+    const u32x2 operand = value_operand(v, d);
+    for (int c = 0; c < BLOCKS; c++) u[c].o[d] = mfma<FORMAT>(operand, p[c], u[c].o[d]);
+  }
+  if (MORE) {
+    for (int c = 0; c < BLOCKS; c++) s[c] = next[c];
+    for (int i = 0; i < 16; i++) SCHEDULE(MATRIX_OPS, 1), SCHEDULE(EXPONENTIALS, 1), SCHEDULE(VECTOR_OPS, 4);
+    for (int i = 0; i < 16; i++) SCHEDULE(MATRIX_OPS, 1), SCHEDULE(VECTOR_OPS, 1);
+  }
+}
+// What the wave sees of a page that lies in LDS and begins at position `key`.
+template <int FORMAT> DEV void add_page(Sums* u, const u32x2 (*q)[4], const Rows& r, const u8* lds, int key) {
+  int step = max_of(r.first - r.window + 1 - key, 0) / STEP;
+  const int last = min_of(r.last - key, KV_PAGE - 1) / STEP;
+  if (r.count == 0 || key > r.last || step > last) return;
+  Acc s[BLOCKS];
+  const Keys keys = load_keys(lds + step * STEP * KV_ROW);
+  score<FORMAT, BLOCKS>(s, keys.piece[0], keys.piece[1], q);
+#pragma unroll 1
+  for (; step < last; step++) add_step<FORMAT, true>(u, s, q, r, lds + step * STEP * KV_ROW, key + step * STEP);
+  add_step<FORMAT, false>(u, s, q, r, lds + last * STEP * KV_ROW, key + last * STEP);
+}
+
+template <int FORMAT> DEV void attend(const AttentionArgs& a, const PrefillTile* tile, int kv_head, u8 (*lds)[PAGE_BYTES]) {
+  const ChunkInfo& chunk = a.step.chunks[uniform(tile->chunk)];
+  const Pages pages = pages_of(a, chunk);
+  const int first = uniform(tile->first), count = uniform(tile->rows);
+  const int position = uniform(chunk.first_position) + first, row = uniform(chunk.first_row) + first;
+  const int wave = uniform(TID / WAVE), head = kv_head * GROUP_HEADS + LANE % GROUP_HEADS;
+
+  Rows r;
+  r.count = max_of(0, min_of(WAVE_ROWS, count - wave * WAVE_ROWS));
+  r.first = position + wave * WAVE_ROWS, r.last = r.first + r.count - 1;
+  r.window = a.windowed ? a.window : 1 << 30;
+  Sums sums[BLOCKS];
+  u32x2 q[BLOCKS][4];
+  const auto row_of = [&](int c) { return wave * WAVE_ROWS + c * 2 + LANE % 16 / GROUP_HEADS; };     // within the tile
+  for (int c = 0; c < BLOCKS; c++) {
+    const int own = min_of(row_of(c), count - 1);
+    r.own[c] = position + own;
+    load_query(q[c], (const u16*)a.q + ((i64)(row + own) * a.heads + head) * HEAD_DIM, LANE / 16);
+    sums[c] = {UNSET, 0, {}};
+  }
+
+  const int last_key = position + count - 1, last_page = last_key / KV_PAGE;
+  int page = first_visible(a, position) / KV_PAGE;
+  const auto number_of = [&](int i) { return page_number(pages, min_of(i, last_page)); };
+  Pieces pieces = load_page(head_of_page(a, uniform(number_of(page)), kv_head));
+  int next = number_of(page + 1);
+  for (; page <= last_page; page++) {
+    u8* now = lds[page % 2];
+    store_page(now, pieces, last_key - page * KV_PAGE);
+    barrier();
+    pieces = load_page(head_of_page(a, uniform(next), kv_head));       // behind the last page: that one again
+    next = number_of(page + 2);
+    SCHEDULE_FENCE();
+    add_page<FORMAT>(sums, q, r, now, page * KV_PAGE);
+  }
+
+  const float sink = a.sinks[head] * LOG2E;
+  for (int c = 0; c < BLOCKS; c++) {
+    const float sum = column_sum(sums[c].l) + exp2_fast(sink - sums[c].m);
+    if (row_of(c) < count) store_column<FORMAT>(a, row + row_of(c), head, sums[c].o, rcp_fast(sum));
+  }
+}
+
+template <int FORMAT> DEV void attention_prefill(const AttentionArgs& a) {
+  alignas(16) SHARED u8 lds[2][PAGE_BYTES];
+  let_successor_start();
+  after_predecessor();
+  if (BID >= a.step.header->prefill_tiles * a.kv_heads) return;
+  attend<FORMAT>(a, a.step.prefill_tiles + BID / a.kv_heads, BID % a.kv_heads, lds);
+}
+
+KERNEL(attention_prefill_f16, AttentionArgs, WAVES * WAVE, 1, 2) { attention_prefill<FORMAT_F16>(a); }
+KERNEL(attention_prefill_bf16, AttentionArgs, WAVES * WAVE, 1, 2) { attention_prefill<FORMAT_BF16>(a); }

@@ -1,0 +1,92 @@
+// What becomes of a tile's sums. A lane holds 8 consecutive outputs of one token: `sums` of row `row` of the input buffer and
+// outputs o .. o + 7, already multiplied by the weights' scale. EXACT follows the float32 baseline to the letter.
+#pragma once
+#include "mfma.h"
+
+struct Place { int group; int row; int o; };
+
+// The bias where there is one; padding rows of the last row block have none.
+DEV float bias_of(const GemmArgs& a, const Place& p, int i) {
+  return p.o + i < a.n ? a.bias[(i64)p.group * a.n + p.o + i] : 0.f;
+}
+
+DEV void store_floats(float* row, int o, int n, const float* v) {
+  if (n % 8 == 0) {
+    if (o >= n) return;
+    *(f32v4*)(row + o) = f32v4{v[0], v[1], v[2], v[3]};
+    *(f32v4*)(row + o + 4) = f32v4{v[4], v[5], v[6], v[7]};
+    return;
+  }
+  for (int i = 0; i < 8; i++) if (o + i < n) row[o + i] = v[i];
+}
+
+struct Qkv {
+  static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
+    for (int i = 0; i < 8; i++) sums[i] = add_rn(sums[i], bias_of(a, p, i));
+    store_floats(a.out + (i64)p.row * a.n, p.o, a.n, sums);
+  }
+};
+
+struct AttnOut {
+  static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
+    float* x = a.out + (i64)p.row * a.n;
+    for (int i = 0; i < 8; i++)
+      sums[i] = p.o + i < a.n ? add_rn(x[p.o + i], add_rn(sums[i], bias_of(a, p, i))) : 0.f;
+    store_floats(x, p.o, a.n, sums);
+  }
+};
+
+struct Logits {
+  static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
+    store_floats(a.out + (i64)p.row * a.n, p.o, a.n, sums);
+  }
+};
+
+// Gates and ups alternate; four outputs, half a piece of the next product's input. Columns past the last one up to the slab's
+// end become zeros: weights and biases are zeros there.
+template <int FORMAT, int TERMS> struct Mlp1 {
+  static DEV float gated(float gate, float up, float limit) {
+    gate = gate < limit ? gate : limit;
+    up = up < limit ? up : limit;
+    up = up > -limit ? up : -limit;
+    if (TERMS == 1) return gate * rcp_fast(1.f + exp2_fast(gate * -2.4554669595f)) * (up + 1.f);   // 1.702 log2(e)
+    const float sigmoid = div_rn(1.f, add_rn(1.f, __builtin_expf(mul_rn(-1.702f, gate))));
+    return mul_rn(mul_rn(gate, sigmoid), add_rn(up, 1.f));
+  }
+  static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
+    for (int i = 0; i < 8; i++) sums[i] = add_rn(sums[i], bias_of(a, p, i));
+    u16* at = a.tiled + tiled_index(p.row, p.o / 2, a.tiled_rows);
+    float v[4];
+    for (int i = 0; i < 4; i++) v[i] = gated(sums[2 * i], sums[2 * i + 1], a.limit);
+    for (int term = 0; term < TERMS; term++) store_term(at + term * a.tiled_term, v);
+  }
+  static DEV void store_zeros(const GemmArgs& a, int row, int o) {
+    for (int term = 0; term < TERMS; term++)
+      *(u32v2*)(a.tiled + term * a.tiled_term + tiled_index(row, o / 2, a.tiled_rows)) = u32v2{0, 0};
+  }
+  // Stores the leading term and leaves the rest, as store_terms does.
+  static DEV void store_term(u16* at, float* v) {
+    const float up = FORMAT == FORMAT_F16 ? (float)(1 << TERM_SHIFT) : 1.f;
+    u16 t[4];
+    for (int i = 0; i < 4; i++) {
+      t[i] = leading_term<FORMAT>(v[i]);
+      v[i] = (v[i] - from_16<FORMAT>(t[i])) * up;
+    }
+    *(u32v2*)at = u32v2{(u32)t[1] << 16 | t[0], (u32)t[3] << 16 | t[2]};
+  }
+};
+
+template <bool EXACT> struct Mlp2 {
+  static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
+    for (int i = 0; i < 8; i++) sums[i] = add_rn(sums[i], bias_of(a, p, i));
+    if (EXACT) return store_floats((float*)a.y + (i64)p.row * a.n, p.o, a.n, sums);
+    u16* y = (u16*)a.y + (i64)p.row * a.n;
+    if (a.n % 8 == 0) {
+      if (p.o < a.n)
+        *(u32v4*)(y + p.o) = u32v4{pack_f16(sums[0], sums[1]), pack_f16(sums[2], sums[3]),
+                                   pack_f16(sums[4], sums[5]), pack_f16(sums[6], sums[7])};
+      return;
+    }
+    for (int i = 0; i < 8; i++) if (p.o + i < a.n) y[p.o + i] = to_f16(sums[i]);
+  }
+};

@@ -1,0 +1,78 @@
+// A product's kernel: find the work, multiply, finish. Sums are in the same order in every tile, so a token's result depends
+// neither on the tile nor on the other tokens.
+#pragma once
+#include "stream.h"
+#include "tile.h"
+
+template <class Op> struct Finish {
+  template <int WAVES, class Sum, int S>
+  static DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
+    finish<Op>(a, work, wave, acc, shared);
+  }
+};
+template <int FORMAT, int TERMS> struct Finish<Mlp1<FORMAT, TERMS>> {
+  template <int WAVES, class Sum, int S>
+  static DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
+    static_assert(WAVES == 4, "zeros are filled in by slabs");
+    finish_mlp1<Mlp1<FORMAT, TERMS>>(a, work, wave, acc, shared);
+  }
+};
+struct GreedyLogits {};
+template <> struct Finish<GreedyLogits> {
+  template <int WAVES, class Sum, int S>
+  static DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
+    finish_greedy<WAVES>(a, work, wave, acc, shared);
+  }
+};
+
+template <class Op, class Weights, int WAVES, int S, int TERMS = 1>
+DEV void do_tile(const GemmArgs& a, const Work& work, u32v4* shared) {
+  const Wave wave = wave_of(a, work, WAVES);
+  Tile<Weights, WAVES, S, TERMS> tile;
+  tile.run(a, work, wave, shared);
+  barrier();
+  Finish<Op>::template run<WAVES>(a, work, wave, tile.sums.result(), (u8*)shared);
+}
+
+// MAX_S steps of 16 tokens at most; STEP: only every STEP-th number of them has code of its own.
+template <class Op, class Weights, int WAVES, int MAX_S, int STEP = 1>
+DEV void tiled_product(const GemmArgs& a, u32v4* shared) {
+  let_successor_start();
+  after_predecessor();
+  const Work work = find_work<MAX_S * TOKENS>(a, WAVES);
+  if (work.group < 0) return;
+  switch ((work.count + STEP * TOKENS - 1) / (STEP * TOKENS)) {
+    case 1: if constexpr (STEP * 1 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 1>(a, work, shared); break;
+    case 2: if constexpr (STEP * 2 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 2>(a, work, shared); break;
+    case 3: if constexpr (STEP * 3 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 3>(a, work, shared); break;
+    case 4: if constexpr (STEP * 4 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 4>(a, work, shared); break;
+    case 5: if constexpr (STEP * 5 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 5>(a, work, shared); break;
+    case 6: if constexpr (STEP * 6 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 6>(a, work, shared); break;
+    case 7: if constexpr (STEP * 7 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 7>(a, work, shared); break;
+    case 8: if constexpr (STEP * 8 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 8>(a, work, shared); break;
+  }
+}
+
+// Several terms: one size of tile, S steps of 16 tokens.
+template <class Op, class Weights, int WAVES, int S, int TERMS> DEV void exact_product(const GemmArgs& a, u32v4* shared) {
+  let_successor_start();
+  after_predecessor();
+  const Work work = find_work<S * TOKENS>(a, WAVES);
+  if (work.group >= 0) do_tile<Op, Weights, WAVES, S, TERMS>(a, work, shared);
+}
+
+template <class Op, class Weights, int WAVES, int DEPTH> DEV void streamed_product(const GemmArgs& a, u8* shared) {
+  let_successor_start();
+  after_predecessor();
+  const Work work = find_work<TOKENS>(a, WAVES);
+  if (work.group < 0) return;
+  const Wave wave = wave_of(a, work, WAVES);
+  Stream<Weights, DEPTH> stream;
+  stream.run(a, work, wave);
+  Finish<Op>::template run<WAVES>(a, work, wave, stream.acc, shared);
+}
+
+// LDS of a tile: two buffers of 16-byte pieces, staged by whole blocks.
+constexpr int tile_pieces(int tokens, int threads = 256, int terms = 1) {
+  return 2 * terms * (tokens * 8 < threads ? threads : tokens * 8);
+}

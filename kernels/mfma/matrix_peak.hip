@@ -1,0 +1,25 @@
+// matrix_peak: how fast MFMA goes when nothing else is in its way. Four waves, one a SIMD; each keeps eight independent
+// accumulators, more than the instruction's latency asks for.
+//
+// Grid: a few times the compute units.
+#include "mfma.h"
+
+enum : int { THREADS = 4 * WAVE, CHAINS = 8, MFMA_FLOPS = 2 * 16 * 16 * 16, STEPS = MATRIX_PEAK_FLOPS / (4 * CHAINS * MFMA_FLOPS) };
+
+KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 1, 1) {
+  after_predecessor();
+  u32 seed = TID * 2654435761u + 12345u;
+  // FP16 numbers between 1 and 2 of either sign: random data draws the power that real data does.
+  auto random_pair = [&] { seed = seed * 1664525u + 1013904223u; return (seed & 0x83ff83ffu) | 0x3c003c00u; };
+  u32v2 x[2], y[2];
+  for (int i = 0; i < 2; i++) x[i] = u32v2{random_pair(), random_pair()}, y[i] = u32v2{random_pair(), random_pair()};
+  f32v4 sums[CHAINS] = {};
+  for (int i = 0; i < a.iterations; i++)
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+#pragma unroll
+      for (int chain = 0; chain < CHAINS; chain++) sums[chain] = mfma<FORMAT_F16>(x[step % 2], y[chain % 2], sums[chain]);
+  float sum = 0;
+  for (int chain = 0; chain < CHAINS; chain++) for (int i = 0; i < 4; i++) sum += sums[chain][i];
+  if (a.never) a.out[TID] = sum;
+}

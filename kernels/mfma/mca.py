@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""The GEMM kernels' resources and how busy llvm-mca sees the matrix core in their inner loops, as a markdown table.
+
+    kernels/mfma/mca.py [--arch gfx90a] [--all] [file.hip ...]
+
+For every kernel: registers, LDS, waves a SIMD holds; for its innermost loops: bytes read from memory for each MFMA and the
+share of the loop's issue slots (4 clocks) in which the matrix core works. llvm-mca runs one wave alone and knows neither LDS
+nor memory latency: a second wave fills what a first one leaves. --all lists every tile of a kernel, not only the largest.
+Exits with 1 if a kernel uses scratch, spills or AGPRs.
+"""
+import argparse, os, re, subprocess, sys, tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+FILES = ["mlp1.hip", "mlp2.hip", "dense.hip", "unembed.hip", "exact.hip"]
+CLANG = os.environ.get("AMD_CLANG", "clang-22")
+MCA = os.environ.get("LLVM_MCA", "llvm-mca-22")
+MFMA_SLOTS = {"gfx90a": 8}          # of a 16x16x16; half as many on gfx942 and gfx950
+ITERATIONS = 20
+LOADED = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "ubyte": 1}
+
+
+def assembly(file, arch):
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "out.s")
+        flags = f"-x hip -std=c++17 --cuda-device-only --no-gpu-bundle-output --offload-arch={arch} -O3 -nogpulib -nogpuinc " \
+                "-mcode-object-version=5 -S"
+        subprocess.run([CLANG, *flags.split(), os.path.join(HERE, file), "-o", out], check=True)
+        return open(out).read()
+
+
+def resources(text):
+    """{kernel: {key: number}} from the code object's metadata."""
+    kernels = {}
+    for entry in text[text.index("amdhsa.kernels:"):].split("\n  - ")[1:]:
+        name = re.search(r"\.name:\s+(\w+)", entry)
+        if name:
+            kernels[name[1]] = {k: int(v) for k, v in re.findall(r"\.(\w+):\s+(\d+)\s*\n", entry)}
+    return kernels
+
+
+def inner_loops(text, kernel):
+    """Instructions of the loops without a label or a branch inside that hold MFMAs."""
+    body = text[text.index(f"\n{kernel}:"):]
+    body = body[:body.index(".Lfunc_end")]
+    loops, block, label = [], [], None
+    for line in body.split("\n"):
+        line = line.split(";")[0].strip()
+        start = re.match(r"(\.LBB\w+):", line)
+        if start:
+            block, label = [], start[1]
+        elif re.match(r"s_c?branch", line):
+            if line.endswith(str(label)) and any("v_mfma" in i for i in block):
+                loops.append(block)
+            block, label = [], None
+        elif line and not line.startswith("."):
+            block.append(line)
+    return loops
+
+
+def loaded_bytes(loop):
+    kinds = (re.match(r"global_load_(\w+)", i) for i in loop)
+    return sum(64 * LOADED[k[1]] for k in kinds if k)
+
+
+def cycles(loop, arch):
+    run = subprocess.run([MCA, "-mtriple=amdgcn", f"-mcpu={arch}", f"-iterations={ITERATIONS}"], input="\n".join(loop) + "\n",
+                         capture_output=True, text=True, check=True)
+    return int(re.search(r"Total Cycles:\s+(\d+)", run.stdout)[1]) / ITERATIONS
+
+
+def waves_per_simd(r):
+    registers = 512 // (-(-(r["vgpr_count"]) // 8) * 8)
+    waves = r["max_flat_workgroup_size"] / 64
+    blocks = 65536 // r["group_segment_fixed_size"] if r["group_segment_fixed_size"] else 99
+    return min(8, registers, int(blocks * waves / 4))
+
+
+def tokens(kernel, loop):
+    """A tile's loop has three chunks of 8 MFMAs for 16 tokens and term; a stream's tokens are 16."""
+    terms, tile = re.search(r"x(\d)_n(\d+)$", kernel).groups()
+    streams = terms == "1" and tile == "16"
+    return 16 if streams else sum("v_mfma" in i for i in loop) // (24 * int(terms)) * 16
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--arch", default="gfx90a")
+    options.add_argument("--all", action="store_true")
+    options.add_argument("files", nargs="*", default=FILES)
+    options = options.parse_args()
+    print(f"| kernel ({options.arch}) | VGPR | LDS | waves a SIMD | tokens | bytes an MFMA | MFMA share |\n|---|---|---|---|---|---|---|")
+    bad = []
+    with ThreadPoolExecutor(2) as pool:
+        for text in pool.map(lambda f: assembly(f, options.arch), options.files):
+            for kernel, r in resources(text).items():
+                if r["agpr_count"] or r["private_segment_fixed_size"] or r["vgpr_spill_count"] or r["sgpr_spill_count"]:
+                    bad.append(kernel)
+                loops = sorted(inner_loops(text, kernel), key=lambda l: -tokens(kernel, l))
+                for loop in loops if options.all else loops[:1]:
+                    mfma = sum("v_mfma" in i for i in loop)
+                    share = mfma * MFMA_SLOTS.get(options.arch, 4) / cycles(loop, options.arch)
+                    print(f"| {kernel} | {r['vgpr_count']} | {r['group_segment_fixed_size']} | {waves_per_simd(r)} "
+                          f"| {tokens(kernel, loop)} | {loaded_bytes(loop) / mfma:.0f} | {share:.2f} |", flush=True)
+    for kernel in bad:
+        print(f"{kernel}: scratch, spills or AGPRs", file=sys.stderr)
+    return bool(bad)
+
+
+sys.exit(main())

@@ -1,0 +1,68 @@
+// The matrix core of CDNA in a few words, and the same words on the SIMT machine.
+//
+// One MFMA multiplies 16 weight rows (operand A) by 16 tokens (operand B) over 16 of K in 8 issue slots of 4 clocks. Lane
+// l = 16 g + n gives A's row n and B's token n, each at four K of its own (g's), and ends with rows 4 g .. 4 g + 3 of token n.
+#pragma once
+#include "../gpu/gpu.h"
+
+typedef u32 u32v2 __attribute__((vector_size(8)));
+typedef u32 u32v4 __attribute__((vector_size(16)));
+typedef float f32v4 __attribute__((vector_size(16)));
+typedef double f64v4 __attribute__((vector_size(32)));
+
+#if defined(__AMDGCN__)
+#define GLOBAL __attribute__((address_space(1)))
+typedef _Float16 f16v4 __attribute__((ext_vector_type(4)));
+typedef short s16v4 __attribute__((ext_vector_type(4)));
+
+DEV u32 multiply_f16x2(u32 a, u32 b) {
+  typedef _Float16 f16v2 __attribute__((ext_vector_type(2)));
+  return __builtin_bit_cast(u32, __builtin_bit_cast(f16v2, a) * __builtin_bit_cast(f16v2, b));
+}
+template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
+  if constexpr (FORMAT == FORMAT_F16)
+    return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(f16v4, a), __builtin_bit_cast(f16v4, b), c, 0, 0, 0);
+  else
+    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(s16v4, a), __builtin_bit_cast(s16v4, b), c, 0, 0, 0);
+}
+// SCHEDULE: the next n instructions of a kind come here, in the order of such lines.
+enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100 };
+// Nothing moves across: the compiler would sink loads to their uses and leave the matrix core waiting.
+#define SCHEDULE_FENCE() __builtin_amdgcn_sched_barrier(0)
+#if __has_builtin(__builtin_amdgcn_sched_group_barrier)
+#define SCHEDULE(what, n) __builtin_amdgcn_sched_group_barrier(what, n, 0)
+#else
+#define SCHEDULE(what, n)
+#endif
+// Keeps an address as scalar base + 32-bit vector offset: left alone, loop strength reduction makes 64-bit vector adds of
+// it, four or five VALU a load. Clang before 17 cannot place such an asm in a loop: right without it, only slower.
+#if __clang_major__ >= 17
+#define SCALAR_BASE(base, offset) asm("" : "+s"(base), "+v"(offset))
+#else
+#define SCALAR_BASE(base, offset)
+#endif
+#else
+#define GLOBAL
+#define SCHEDULE_FENCE() (void)0
+#define SCHEDULE(what, n) (void)0
+#define SCALAR_BASE(base, offset)
+DEV u32 multiply_f16x2(u32 a, u32 b) {
+  return pack_f16(f16_to_f32((u16)a) * f16_to_f32((u16)b), f16_to_f32((u16)(a >> 16)) * f16_to_f32((u16)(b >> 16)));
+}
+template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
+  const simt::s16x4 sa = __builtin_bit_cast(simt::s16x4, a), sb = __builtin_bit_cast(simt::s16x4, b);
+  return FORMAT == FORMAT_F16 ? simt::mfma_16x16x16_f16(sa, sb, c) : simt::mfma_16x16x16_bf16(sa, sb, c);
+}
+#endif
+
+DEV int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
+DEV u32 byte_permute(u32 high, u32 low, u32 selector) { return __builtin_amdgcn_perm(high, low, selector); }
+DEV u32 rotate_right(u32 v, int by) { return __builtin_amdgcn_alignbit(v, v, by); }
+DEV u32 select_bits(u32 mask, u32 a, u32 b) { return (mask & a) | (~mask & b); }
+
+// Global memory at a uniform base and a lane's offset.
+typedef const GLOBAL u8* Global;
+template <class T> DEV T load(Global base, u32 offset) {
+  SCALAR_BASE(base, offset);
+  return *(const GLOBAL T*)(base + offset);
+}

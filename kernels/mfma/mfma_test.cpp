@@ -1,0 +1,267 @@
+// Every product's every kernel on the SIMT machine against float64: packing, all tiles, uneven groups, odd shapes, inputs
+// poisoned where nobody may look and outputs where nobody may write.
+//
+//   mfma_test [policy [seed]]       policy: 0 in order, 1 random, 2 one wave first; tests/programs/simt.sh builds it
+#include "../gpu/gpu.h"
+#include "weights.h"
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+static int policy = 0, seed = 1, failures = 0, OS_THREADS = 1;
+static u64 state = 88172645463325252ull;
+static u32 rnd() { state ^= state << 13; state ^= state >> 7; state ^= state << 17; return (u32)(state >> 20); }
+static float uniform_float() { return (float)(rnd() & 0xffff) / 32768.f - 1.f; }
+static int round_up(int v, int to) { return (v + to - 1) / to * to; }
+
+template <class Args> static void launch(const std::string& name, int grid, int threads, const Args& args) {
+  const simt_kernel kernel = (simt_kernel)dlsym(RTLD_DEFAULT, name.c_str());
+  char message[512] = "no such kernel";
+  if (kernel && simt_launch(kernel, grid, threads, 0, &args, sizeof args, OS_THREADS, policy, (u64)seed, message, 512) == 0) return;
+  printf("%s: %s\n", name.c_str(), message);
+  exit(1);
+}
+
+struct Matrix {
+  int groups, n, k;
+  bool mxfp4;
+  std::vector<float> values;    // [groups][n][k]
+  std::vector<u8> wire;
+  float at(int g, int row, int col) const { return values[((size_t)g * n + row) * k + col]; }
+};
+
+static Matrix random_matrix(bool mxfp4, int groups, int n, int k) {
+  static const float magnitude[8] = {0, .5f, 1, 1.5f, 2, 3, 4, 6};
+  Matrix m{groups, n, k, mxfp4, std::vector<float>((size_t)groups * n * k), {}};
+  const int tiles = round_up(n, WIRE_ROWS) / WIRE_ROWS;
+  const size_t tile_bytes = mxfp4 ? (size_t)WIRE_ROWS * (k / 2 + k / 32) : (size_t)WIRE_ROWS * k * 2;
+  m.wire.assign((size_t)groups * tiles * tile_bytes, 0);
+  for (int g = 0; g < groups; g++) for (int row = 0; row < n; row++) {
+    u8* tile = &m.wire[((size_t)g * tiles + row / WIRE_ROWS) * tile_bytes];
+    float* values = &m.values[((size_t)g * n + row) * k];
+    const int r = row % WIRE_ROWS;
+    if (!mxfp4) for (int c = 0; c < k; c++) {
+      const u16 bits = to_bf16(uniform_float() * .1f);
+      ((u16*)tile)[(size_t)r * k + c] = bits, values[c] = bf16_to_f32(bits);
+    }
+    else for (int c = 0; c < k; c++) {
+      u8& scale = tile[(size_t)WIRE_ROWS * (k / 2) + (size_t)r * (k / 32) + c / 32];
+      if (c % 32 == 0) scale = (u8)(118 + rnd() % 6);
+      const u32 code = rnd() % 16;
+      tile[(size_t)r * (k / 2) + c / 2] |= (u8)(code << (c % 2 * 4));
+      values[c] = std::ldexp(magnitude[code & 7], scale - 127) * (code & 8 ? -1.f : 1.f);
+    }
+  }
+  return m;
+}
+
+struct Case {
+  std::string op, act;          // act: f16x1 ...
+  int tile, waves;
+  bool mxfp4;
+  int n, k;
+  std::vector<int> counts;      // rows of each group
+};
+
+struct Input {
+  int format, terms;
+  int rows;                     // of the buffer
+  std::vector<int> offsets;
+  std::vector<u16> tiled;
+  std::vector<float> values;    // [rows][k], as the terms give them
+  i64 term;
+};
+
+static Input random_input(const Case& c) {
+  Input in;
+  in.format = c.act[0] == 'b' ? FORMAT_BF16 : FORMAT_F16, in.terms = c.act.back() - '0';
+  int rows = 0;
+  for (const int count : c.counts) in.offsets.push_back(rows), rows = round_up(rows + count, GROUP_ALIGN);
+  in.offsets.push_back(rows);
+  in.rows = rows + 256;
+  in.term = (i64)round_up(c.k, SLAB) * in.rows;
+  in.tiled.assign((size_t)(in.term * in.terms), 0x7fff);        // NaN
+  in.values.assign((size_t)in.rows * c.k, 0);
+  for (size_t g = 0; g < c.counts.size(); g++) for (int t = 0; t < c.counts[g]; t++) for (int k = 0; k < round_up(c.k, SLAB); k++) {
+    const int row = in.offsets[g] + t;
+    const float v = k < c.k ? uniform_float() * 2 + uniform_float() * 1e-4f : 0.f;
+    u16* at = &in.tiled[(size_t)tiled_index(row, k, in.rows)];
+    if (in.format == FORMAT_F16) store_terms<FORMAT_F16>(at, in.term, in.terms, v);
+    else store_terms<FORMAT_BF16>(at, in.term, in.terms, v);
+    if (k >= c.k) continue;
+    in.values[(size_t)row * c.k + k] = in.terms > 1 ? v : in.format == FORMAT_F16 ? f16_to_f32(*at) : bf16_to_f32(*at);
+  }
+  return in;
+}
+
+static std::vector<u8> pack(const Matrix& m, int format, int shift) {
+  const int row_blocks = round_up(m.n, BLOCK_ROWS) / BLOCK_ROWS, k_blocks = round_up(m.k, SLAB) / SLAB;
+  std::vector<u8> out((size_t)m.groups * row_blocks * k_blocks * (m.mxfp4 ? 1088 : 4096), 0xff);
+  const PackArgs args{m.wire.data(), out.data(), m.groups, m.n, m.k, row_blocks, k_blocks, shift, format, 0};
+  launch(m.mxfp4 ? "pack_mxfp4" : "pack_dense", 3, 256, args);
+  return out;
+}
+
+struct Checker {
+  double worst = 0;             // error in units of what is allowed
+  int bad = 0;
+  void value(double got, double want, double allowed) {
+    const double ratio = std::fabs(got - want) / allowed;
+    if (!(ratio <= 1)) bad++;
+    if (!(ratio <= worst)) worst = ratio;
+  }
+  void untouched(bool same) { bad += !same; }
+};
+
+static double gated(double gate, double up) {
+  gate = std::min(gate, 7.0), up = std::min(std::max(up, -7.0), 7.0);
+  return gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
+}
+
+// Returns a hash of all that was written.
+static u64 run(const Case& c) {
+  const int groups = (int)c.counts.size(), row_blocks = round_up(c.n, BLOCK_ROWS) / BLOCK_ROWS;
+  const bool mlp = c.op[0] == 'm', grouped = mlp, greedy = c.op == "unembed_greedy";
+  const Matrix m = random_matrix(c.mxfp4, groups, c.n, c.k);
+  const Input in = random_input(c);
+  const bool exact = in.terms > 1;
+  const int shift = c.mxfp4 ? 3 : 10;      // 10: no weight is subnormal in FP16
+  const std::vector<u8> weights = pack(m, in.format, shift);
+  std::vector<float> bias((size_t)groups * c.n);
+  for (float& b : bias) b = uniform_float();
+
+  const int spans = (row_blocks + c.waves - 1) / c.waves, columns = round_up(c.n / 2, SLAB);
+  const u32 poison = 0x7fc0dead;
+  std::vector<u32> out((size_t)in.rows * c.n, poison), best((size_t)spans * in.rows, poison), best_index(best);
+  std::vector<u32> y((size_t)in.rows * c.n, poison);
+  std::vector<u16> tiled((size_t)in.terms * columns * in.rows, 0x7e11);
+  std::vector<float> x((size_t)in.rows * c.n);
+  if (c.op == "attn_out") for (size_t i = 0; i < x.size(); i++) x[i] = uniform_float(), memcpy(&out[i], &x[i], 4);
+
+  GemmArgs a{};
+  a.weights = weights.data(), a.bias = c.op[0] == 'u' ? nullptr : bias.data(), a.in = in.tiled.data(), a.in_term = in.term;
+  a.rows = c.counts.data(), a.offsets = grouped ? in.offsets.data() : nullptr;
+  a.out = (float*)out.data(), a.tiled = tiled.data(), a.tiled_term = (i64)columns * in.rows, a.y = y.data();
+  a.best = (float*)best.data(), a.best_index = (int*)best_index.data();
+  a.groups = groups, a.n = c.n, a.k_blocks = round_up(c.k, SLAB) / SLAB, a.row_blocks = row_blocks, a.in_rows = in.rows;
+  a.tiled_rows = in.rows, a.best_rows = in.rows, a.scale = std::ldexp(1.f, -shift), a.limit = 7, a.format = in.format;
+
+  int tiles = 0;
+  for (const int count : c.counts) tiles += (count + c.tile - 1) / c.tile;
+  const std::string name = c.op + (c.mxfp4 ? "_mxfp4_" : "_dense_") + c.act + "_n" + std::to_string(c.tile);
+  launch(name, (tiles + 2) * spans, c.waves * WAVE, a);
+
+  Checker check;
+  std::vector<char> written((size_t)in.rows, 0);
+  for (int g = 0; g < groups; g++) for (int t = 0; t < c.counts[g]; t++) {
+    const int row = in.offsets[g] + t;
+    written[row] = 1;
+    std::vector<double> sum(c.n), size(c.n);
+    for (int o = 0; o < c.n; o++) for (int k = 0; k < c.k; k++) {
+      const double p = (double)m.at(g, o, k) * in.values[(size_t)row * c.k + k];
+      sum[o] += p, size[o] += std::fabs(p);
+    }
+    // One term: sums in float32. More: terms of 22 or 24 bits, then one rounding.
+    const double unit = exact ? 4e-7 : 4e-6;
+    auto f32 = [](u32 bits) { float v; memcpy(&v, &bits, 4); return (double)v; };
+    for (int o = 0; o < c.n && !greedy; o++) {
+      const size_t at = (size_t)row * c.n + o;
+      const double b = a.bias ? bias[(size_t)g * c.n + o] : 0, allowed = unit * (size[o] + 1);
+      if (c.op == "mlp2") {
+        if (exact) check.value(f32(y[at]), sum[o] + b, allowed);
+        else check.value(f16_to_f32(((u16*)y.data())[at]), sum[o] + b, allowed + std::fabs(sum[o] + b) * 1e-3);
+      } else if (c.op != "mlp1") check.value(f32(out[at]), sum[o] + b + x[at], allowed);
+    }
+    for (int o = 0; o < columns && c.op == "mlp1"; o++) {
+      const i64 at = tiled_index(row, o, in.rows);
+      double got = 0, scale = 1, want = 0, allowed = 1e-30;
+      for (int term = 0; term < in.terms; term++, scale /= in.format == FORMAT_F16 ? 2048 : 1) {
+        const u16 bits = tiled[(size_t)(term * a.tiled_term + at)];
+        got += scale * (in.format == FORMAT_F16 ? f16_to_f32(bits) : bf16_to_f32(bits));
+      }
+      if (o < c.n / 2) {
+        const double gate = sum[2 * o] + bias[(size_t)g * c.n + 2 * o], up = sum[2 * o + 1] + bias[(size_t)g * c.n + 2 * o + 1];
+        want = gated(gate, up);
+        allowed = 20 * unit * (size[2 * o] + size[2 * o + 1] + 1);
+        if (!exact) allowed += std::fabs(want) * (in.format == FORMAT_F16 ? 6e-4 : 5e-3);
+      }
+      check.value(got, want, allowed);
+    }
+    if (greedy) {
+      const int per = c.waves * BLOCK_ROWS;
+      for (int span = 0; span < spans; span++) {
+        const size_t at = (size_t)span * in.rows + row;
+        const int index = (int)best_index[at];
+        const bool inside = index >= span * per && index < std::min((span + 1) * per, c.n);
+        double largest = -1e30;
+        for (int o = span * per; o < std::min((span + 1) * per, c.n); o++) largest = std::max(largest, sum[o]);
+        if (inside) check.value(f32(best[at]), largest, 1e-4), check.value(sum[index], largest, 1e-4);
+        else check.bad++;
+      }
+    }
+  }
+  for (int row = 0; row < in.rows; row++) {
+    if (written[row]) continue;
+    for (int o = 0; o < c.n; o++) {
+      const size_t at = (size_t)row * c.n + o;
+      if (c.op == "attn_out") check.untouched(memcmp(&out[at], &x[at], 4) == 0);
+      else check.untouched(out[at] == poison);
+      check.untouched(exact ? y[at] == poison : ((u16*)y.data())[at] == ((u16*)y.data() + (size_t)in.rows * c.n)[at % 2]);
+    }
+    for (int o = 0; o < columns; o++) check.untouched(tiled[(size_t)tiled_index(row, o, in.rows)] == 0x7e11);
+    for (int span = 0; span < spans; span++) check.untouched(best[(size_t)span * in.rows + row] == poison);
+  }
+  int rows = 0;
+  for (const int count : c.counts) rows += count;
+  printf("%-36s groups %3d rows %4d n %5d k %4d: %s (worst %.2f of what is allowed)\n", name.c_str(), groups, rows, c.n, c.k,
+         check.bad ? "WRONG" : "ok", check.worst);
+  failures += check.bad > 0;
+  u64 hash = 0;
+  auto mix = [&hash](const auto& v) { for (const auto x : v) hash = (hash ^ x) * 0x100000001b3ull; };
+  mix(out), mix(y), mix(tiled);
+  if (greedy) mix(best), mix(best_index);
+  return hash;
+}
+
+// In every tile the same bits: a token's result depends on nothing but the token.
+static void run_tiles(Case c, std::initializer_list<int> waves) {
+  const u64 same_data = state;
+  u64 first = 0;
+  for (const int w : waves) {
+    state = same_data, c.waves = w;
+    const u64 hash = run(c);
+    if (first && hash != first) printf("%s: other bits in tiles of %d\n", c.op.c_str(), c.tile), failures++;
+    first = hash, c.tile = c.tile == 16 ? 64 : 128;
+  }
+}
+
+int main(int argc, char** argv) {
+  if (argc > 1) policy = atoi(argv[1]);
+  if (argc > 2) seed = atoi(argv[2]), state += (u64)seed * 7919;
+  for (const char* act : {"f16x1", "bf16x1", "f16x2", "bf16x3"}) {
+    const bool exact = std::string(act).back() != '1';
+    const std::initializer_list<int> all_four[] = {{4, 4, 4}, {4, 4}}, dense[] = {{1, 2, 4}, {1, 4}};
+    for (const bool mxfp4 : {true, false}) {
+      run_tiles({"mlp1", act, 16, 4, mxfp4, 320, 192, {125, 0, 100, 5, 1}}, all_four[exact]);
+      run_tiles({"mlp2", act, 16, 4, mxfp4, 160, 320, {90, 75, 0, 17, 300}}, all_four[exact]);
+      run_tiles({"mlp1", act, 16, 4, mxfp4, 128, 32, {0, 3, 0, 1}}, all_four[exact]);
+      run_tiles({"mlp2", act, 16, 4, mxfp4, 32, 64, {0, 3, 0, 1}}, all_four[exact]);
+    }
+    std::vector<int> many(128);
+    for (int& count : many) count = rnd() % 5 ? 0 : (int)(rnd() % 40);
+    run_tiles({"mlp1", act, 16, 4, true, 64, 64, many}, all_four[exact]);
+    for (const int rows : {0, 1, 15, 33, 50, 64, 97, 128, 150}) {
+      run_tiles({"qkv", act, 16, 1, false, 168, 256, {rows}}, dense[exact]);
+      run_tiles({"attn_out", act, 16, 1, false, 100, 448, {rows}}, dense[exact]);
+      run_tiles({"unembed_logits", act, 16, 4, false, 136, 64, {rows}}, all_four[exact]);
+      run_tiles({"unembed_greedy", act, 16, 4, false, 203, 192, {rows}}, all_four[exact]);
+    }
+  }
+  printf("%s\n", failures ? "FAILED" : "all right");
+  return failures != 0;
+}

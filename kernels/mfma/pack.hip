@@ -1,0 +1,81 @@
+// Weights from the wire to the layout of weights.h. A wire tile of 32 rows becomes a row block; a thread writes what one lane
+// of a chunk will read. Any grid does.
+//
+// Bytes of a member: row_blocks * k_blocks * CHUNK_BYTES, with row_blocks = rows / 32 and k_blocks = cols / 64 rounded up and
+// CHUNK_BYTES 1088 (MXFP4) or 4096 (16 bits).
+#include "weights.h"
+
+// A lane of a chunk: which member's row block on the wire, and which columns.
+struct LanePlace { i64 chunk; i64 tile; int k; int n; int lane; };
+
+DEV LanePlace lane_place(const PackArgs& a, i64 item) {
+  const i64 chunk = item / WAVE;
+  const int lane = (int)(item % WAVE);
+  return LanePlace{chunk, chunk / a.k_blocks, (int)(chunk % a.k_blocks) * SLAB + lane / 16 * 16, lane % 16, lane};
+}
+DEV i64 lanes(const PackArgs& a) { return (i64)a.members * a.row_blocks * a.k_blocks * WAVE; }
+
+DEV u8 code_at(const PackArgs& a, const u8* tile, int row, int k) {
+  return k < a.cols ? tile[(i64)row * (a.cols / 2) + k / 2] >> (k % 2 * 4) & 15 : 0;
+}
+// Eight codes from column k on, as weights.h wants them in a word.
+DEV u32 code_word(const PackArgs& a, const u8* tile, int row, int k) {
+  u32 word = 0;
+  for (int b = 0; b < 4; b++) {
+    const u32 first = code_at(a, tile, row, k + b), second = code_at(a, tile, row, k + 4 + b);
+    word |= (first & 7) << (8 * b) | (first >> 3) << (8 * b + 7);
+    word |= (second & 7) << (8 * b + 4) | (second >> 3) << (8 * ((b + 1) % 4) + 3);
+  }
+  return word;
+}
+DEV int clamp_int(int v, int low, int high) { return v < low ? low : v > high ? high : v; }
+
+// Out of range only where all of a block's codes are 0 or the host chose so.
+DEV u8 scale_byte(const PackArgs& a, const u8* tile, int row, int k) {
+  if (k >= a.cols) return 0;
+  const int e8m0 = tile[(i64)WIRE_ROWS * (a.cols / 2) + (i64)row * (a.cols / 32) + k / 32] + a.shift;
+  if (a.format == FORMAT_F16) return (u8)((clamp_int(e8m0 - 127, -13, 13) + 15) << 2);
+  return (u8)clamp_int(e8m0 - 64, 0, 188);
+}
+
+KERNEL(pack_mxfp4, PackArgs, 256, 1, 4) {
+  after_predecessor();
+  const i64 tile_bytes = (i64)WIRE_ROWS * (a.cols / 2 + a.cols / 32);
+  for (i64 item = (i64)BID * 256 + TID; item < lanes(a); item += (i64)GRID * 256) {
+    const LanePlace p = lane_place(a, item);
+    const u8* tile = a.wire + p.tile * tile_bytes;
+    u8* chunk = a.out + p.chunk * Mxfp4<FORMAT_F16>::CHUNK_BYTES;
+    u32v4 words;
+    for (int i = 0; i < 4; i++) words[i] = code_word(a, tile, row_of(i / 2, p.n), p.k + i % 2 * 8);
+    *(u32v4*)(chunk + p.lane * 16) = words;
+    if (p.k % 32) continue;
+    for (int r = 0; r < 2; r++)
+      chunk[1024 + (p.lane / 32 * 16 + p.n) * 2 + r] = scale_byte(a, tile, row_of(r, p.n), p.k);
+  }
+}
+
+// 2^e for e in -126 .. 127.
+DEV float exp2_of(int e) { return __builtin_bit_cast(float, (u32)(e + 127) << 23); }
+
+DEV u16 dense_at(const PackArgs& a, const u16* tile, int row, int k) {
+  if (k >= a.cols) return 0;
+  const float v = bf16_to_f32(tile[(i64)row * a.cols + k]) * exp2_of(a.shift);
+  return a.format == FORMAT_F16 ? to_f16(v) : to_bf16(v);
+}
+
+// BF16 on the wire.
+KERNEL(pack_dense, PackArgs, 256, 1, 4) {
+  after_predecessor();
+  for (i64 item = (i64)BID * 256 + TID; item < lanes(a); item += (i64)GRID * 256) {
+    const LanePlace p = lane_place(a, item);
+    const u16* tile = (const u16*)a.wire + p.tile * WIRE_ROWS * a.cols;
+    u8* chunk = a.out + p.chunk * Dense<FORMAT_F16>::CHUNK_BYTES;
+    for (int i = 0; i < 4; i++) {
+      const int row = row_of(i / 2, p.n), k = p.k + i % 2 * 8;
+      u32v4 words;
+      for (int w = 0; w < 4; w++)
+        words[w] = (u32)dense_at(a, tile, row, k + 2 * w + 1) << 16 | dense_at(a, tile, row, k + 2 * w);
+      *(u32v4*)(chunk + i * 1024 + p.lane * 16) = words;
+    }
+  }
+}

@@ -1,0 +1,57 @@
+// Up to 16 tokens: reading weights is all the work. A wave streams one row block's chunks, DEPTH of them under way, and reads
+// tokens from the caches itself: no LDS, no barrier. K is not split, so sums are those of every other tile; enough bytes are
+// under way without: DEPTH chunks of 1 KB (MXFP4) or 4 KB for hundreds of waves against 1.6 TB/s times a microsecond.
+#pragma once
+#include "finish.h"
+
+template <class Weights, int DEPTH> struct Stream {
+  typedef typename Weights::Raw Raw;
+
+  int chunks, lane;
+  Global weights, tokens;
+  i64 slab_bytes;
+  u32 token_at[2];
+  Raw raw[DEPTH];
+  u32v4 pieces[DEPTH][2];
+  f32v4 acc[2][1];
+
+  DEV void load_chunk(int c, int into) {
+    c = c < chunks ? c : chunks - 1;
+    raw[into] = Weights::load_chunk(weights + (i64)c * Weights::CHUNK_BYTES, lane);
+    for (int piece = 0; piece < 2; piece++) pieces[into][piece] = load<u32v4>(tokens + c * slab_bytes, token_at[piece]);
+  }
+  DEV void multiply(int b) {
+    for (int piece = 0; piece < 2; piece++) {
+      Operand w;
+      Weights::decode(raw[b], piece, w);
+      for (int half = 0; half < 2; half++) for (int r = 0; r < 2; r++) {
+        const u32v4 x = pieces[b][piece];
+        acc[r][0] = mfma<Weights::FORMAT>(w.of[r][half], u32v2{x[2 * half], x[2 * half + 1]}, acc[r][0]);
+      }
+    }
+  }
+  DEV void run(const GemmArgs& a, const Work& work, const Wave& wave) {
+    const int n = LANE % 16, g = LANE / 16;
+    const int row = work.first + (n < work.count ? n : work.count - 1);   // clamped: no traffic for rows that are not there
+    chunks = a.k_blocks, lane = LANE;
+    weights = chunks_of<Weights>(a, work, wave);
+    tokens = (Global)a.in;
+    slab_bytes = (i64)a.in_rows * (SLAB * 2);
+    for (int piece = 0; piece < 2; piece++) token_at[piece] = row * (SLAB * 2) + ((g * 2 + piece) ^ (row % 8)) * 16;
+    acc[0][0] = acc[1][0] = f32v4{0, 0, 0, 0};
+#pragma unroll
+    for (int d = 0; d < DEPTH; d++) { load_chunk(d, d); SCHEDULE_FENCE(); }
+    int c = 0;
+    for (; c + DEPTH <= chunks; c += DEPTH) {
+#pragma unroll
+      for (int d = 0; d < DEPTH; d++) {
+        multiply(d);
+        SCHEDULE_FENCE();
+        load_chunk(c + d + DEPTH, d);
+        SCHEDULE_FENCE();
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < DEPTH - 1; d++) if (c + d < chunks) multiply(d);
+  }
+};

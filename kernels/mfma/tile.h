@@ -1,0 +1,162 @@
+// A tile of up to 128 tokens: `WAVES` waves side by side along the weights' rows, 32 rows each, so that no weight is decoded
+// twice in a block; weights go from memory to registers, tokens through LDS, one slab of 64 K at a time.
+//
+// Tokens of a slab are contiguous in memory and already swizzled (args.h): staging copies 16 bytes a thread straight. Two LDS
+// buffers, one barrier a chunk, placed before the last part's MFMAs, under which the next chunk's first tokens are read.
+// A chunk is cut into parts: its two pieces of K, and with more than 64 tokens each again into halves of the tokens, so that
+// only half of the tokens' fragments are in registers. While a part's MFMAs run, the next part's tokens are read from LDS
+// and the next piece's weights decoded. Weights are asked for two to three chunks ahead.
+//
+// With several terms (`exact`) a chunk's parts are its terms, lowest first: their float32 sum, scaled back by 2^-11 before
+// FP16's higher term goes on top, is a chunk's sum, and chunks are summed in float64 registers: up to 64 tokens then.
+//
+// Registers a lane at 128 tokens: 64 sums, 32 fragments, 16 in staging, 15 (MXFP4) or 48 (16-bit) raw weights, 16 decoded.
+#pragma once
+#include "finish.h"
+
+// Sums of a chunk, and over chunks.
+template <int S, int TERMS> struct Sums {
+  f32v4 chunk[2][S];
+  f64v4 total[2][S];
+  DEV void clear() {
+    for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++) chunk[r][s] = f32v4{0, 0, 0, 0}, total[r][s] = f64v4{0, 0, 0, 0};
+  }
+  // Before the next higher term goes on top.
+  template <int FORMAT> DEV void next_term() {
+    const float down = 1.f / (1 << TERM_SHIFT);
+    if (FORMAT == FORMAT_F16) for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++) chunk[r][s] *= down;
+  }
+  DEV void end_chunk() {
+    for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++) for (int i = 0; i < 4; i++) {
+      total[r][s][i] += (double)chunk[r][s][i];
+      chunk[r][s][i] = 0;
+    }
+  }
+  DEV const f64v4 (&result() const)[2][S] { return total; }
+};
+// One term: float32 throughout.
+template <int S> struct Sums<S, 1> {
+  f32v4 chunk[2][S];
+  DEV void clear() { for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++) chunk[r][s] = f32v4{0, 0, 0, 0}; }
+  template <int FORMAT> DEV void next_term() {}
+  DEV void end_chunk() {}
+  DEV const f32v4 (&result() const)[2][S] { return chunk; }
+};
+
+template <class Weights, int WAVES, int S, int TERMS> struct Tile {
+  enum : int {
+    THREADS = WAVES * WAVE,
+    HALVES = S > 4 ? 2 : 1, PART_S = (S + HALVES - 1) / HALVES, PARTS = TERMS * 2 * HALVES,
+    STAGED = (S * TOKENS * 8 + THREADS - 1) / THREADS,   // 16-byte pieces a thread and term
+    TERM = STAGED * THREADS, BUFFER = TERMS * TERM,      // pieces in LDS
+    // A piece is decoded under the first MFMAs after the last use of the one before.
+    DECODE_PART = PARTS - HALVES, VALU_PER_MFMA = (Weights::DECODE_VALU + 4 * PART_S - 1) / (4 * PART_S),
+    // Decoded weights leave their registers in mid-chunk, 16-bit ones with the chunk's last MFMA.
+    DECODES = Weights::DECODE_VALU > 0, LEAD = DECODES ? 3 : 2, LOAD_PART = DECODES ? HALVES : 0,
+  };
+  static_assert(TERMS == 1 || HALVES == 1, "float64 sums of more than 64 tokens do not fit");
+  typedef typename Weights::Raw Raw;
+
+  int chunks, lane, buffer = 0;
+  Global weights, tokens;
+  i64 slab_bytes, term_bytes;
+  u32v4* lds;
+  int fragment_at[2];
+  Raw raw[3];
+  Operand operand[2];
+  u32v4 staged[TERMS][STAGED], fragments[2][PART_S];
+  Sums<S, TERMS> sums;
+
+  // What a part of a chunk is made of.
+  static DEV constexpr int term_of(int part) { return TERMS - 1 - part / (2 * HALVES); }
+  static DEV constexpr int piece_of(int part) { return part / HALVES % 2; }
+  static DEV constexpr int step_of(int part, int j) { return part % HALVES * PART_S + j; }
+
+  DEV int clamped(int c) const { return c < chunks ? c : chunks - 1; }
+  DEV void load_tokens(int c) {
+    const Global slab = tokens + clamped(c) * slab_bytes;
+    for (int term = 0; term < TERMS; term++) for (int j = 0; j < STAGED; j++)
+      staged[term][j] = load<u32v4>(slab + term * term_bytes + j * (THREADS * 16), TID * 16);
+  }
+  DEV void store_tokens(int to) {
+    for (int term = 0; term < TERMS; term++) for (int j = 0; j < STAGED; j++)
+      lds[to + term * TERM + j * THREADS + TID] = staged[term][j];
+  }
+  DEV void load_weights(int c, int into) {
+    raw[into] = Weights::load_chunk(weights + (i64)clamped(c) * Weights::CHUNK_BYTES, lane);
+  }
+  DEV void read_fragments(int from, int part) {
+    for (int j = 0; j < PART_S; j++)
+      if (step_of(part, j) < S)
+        fragments[part % 2][j] = lds[from + term_of(part) * TERM + fragment_at[piece_of(part)] + step_of(part, j) * TOKENS * 8];
+  }
+  DEV void multiply(int part) {
+    const Operand& w = operand[piece_of(part)];
+    for (int r = 0; r < 2; r++) for (int half = 0; half < 2; half++) for (int j = 0; j < PART_S; j++) {
+      const int s = step_of(part, j);
+      if (s >= S) continue;
+      const u32v4 f = fragments[part % 2][j];
+      sums.chunk[r][s] = mfma<Weights::FORMAT>(w.of[r][half], u32v2{f[2 * half], f[2 * half + 1]}, sums.chunk[r][s]);
+    }
+  }
+  // How decoding is woven in: an MFMA occupies 8 issue slots, of which others may use 7. Loads stay ahead of the MFMAs: among
+  // them they would change places, and a wait for one would be a wait for all.
+  static DEV void weave(int part) {
+    const int first = part % HALVES * PART_S, mfma = 4 * ((first + PART_S < S ? first + PART_S : S) - first);
+    const bool decodes = part == 0 || part == DECODE_PART;
+#pragma unroll
+    for (int i = 0; i < mfma; i++) {
+      SCHEDULE(MFMA, 1);
+      if (i < PART_S) SCHEDULE(LDS_READ, 1);
+      if (decodes) SCHEDULE(VALU, VALU_PER_MFMA);
+    }
+  }
+  // One chunk, its weights in raw[b], its first piece decoded, its first tokens in registers.
+  DEV void chunk(int c, int b) {
+    const int other = buffer ^ BUFFER;
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+      const bool last = part == PARTS - 1;
+      SCHEDULE_FENCE();
+      if (last) barrier();
+      if (part == 0) store_tokens(other), load_tokens(c + 2);
+      if (part == LOAD_PART) load_weights(c + LEAD, (b + LEAD) % 3);
+      if (DECODES) SCHEDULE_FENCE();   // 16-bit weights leave the MFMAs' slots empty anyway: reads go ahead of all
+      read_fragments(last ? other : buffer, (part + 1) % PARTS);
+      if (!DECODES) SCHEDULE_FENCE();
+      if (part > 0 && term_of(part) != term_of(part - 1)) sums.template next_term<Weights::FORMAT>();
+      multiply(part);
+      if (part == 0) Weights::decode(raw[b], 1, operand[1]);
+      if (part == DECODE_PART) Weights::decode(raw[(b + 1) % 3], 0, operand[0]);
+      if (DECODES) weave(part);
+    }
+    SCHEDULE_FENCE();
+    sums.end_chunk();
+    buffer = other;
+  }
+  DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, u32v4* shared) {
+    const int n = LANE % 16, g = LANE / 16;
+    chunks = a.k_blocks, lane = LANE, lds = shared;
+    weights = chunks_of<Weights>(a, work, wave);
+    tokens = (Global)a.in + (i64)work.first * (SLAB * 2);
+    slab_bytes = (i64)a.in_rows * (SLAB * 2), term_bytes = a.in_term * 2;
+    for (int piece = 0; piece < 2; piece++) fragment_at[piece] = n * 8 + ((g * 2 + piece) ^ (n % 8));
+    sums.clear();
+    // In the loop's order, or its waits would be for everything at once.
+    load_tokens(0), load_weights(0, 0);
+    SCHEDULE_FENCE();
+    load_weights(1, 1);
+    SCHEDULE_FENCE();
+    store_tokens(0), load_tokens(1);
+    SCHEDULE_FENCE();
+    if (DECODES) load_weights(2, 2);
+    SCHEDULE_FENCE();
+    barrier();
+    read_fragments(0, 0);
+    Weights::decode(raw[0], 0, operand[0]);
+    int c = 0;
+    for (; c + 3 <= chunks; c += 3) chunk(c, 0), chunk(c + 1, 1), chunk(c + 2, 2);
+    if (c < chunks) chunk(c, 0);
+    if (c + 1 < chunks) chunk(c + 1, 1);
+  }
+};

@@ -1,0 +1,76 @@
+// Packed weights. A row block is 32 rows, as on the wire; a chunk is a row block's 64 K of one slab; a row block's chunks lie
+// one after another, so a wave reads one stream from front to back. Padding rows and columns are zeros.
+//
+// Lane l = 16 g + n of a chunk holds K 16 g .. 16 g + 15 of the two rows row_of(0, n) and row_of(1, n). An MFMA takes four of
+// a lane's K: which four is free as long as tokens follow, and tokens lie as activations do, in pieces of 8. So a chunk is
+// four steps along K: (piece 0, half 0), (piece 0, half 1), (piece 1, half 0), (piece 1, half 1); this order is the order of
+// every sum, whatever the tile.
+#pragma once
+#include "mfma.h"
+
+enum : int { BLOCK_ROWS = WIRE_ROWS };
+
+// Makes a lane's results, rows 4 g + i of two MFMAs, 8 consecutive rows 8 g + 4 r + i.
+HOST_DEV int row_of(int r, int n) { return 8 * (n / 4) + 4 * r + n % 4; }
+
+// A lane's operand of one piece: [r][half].
+struct Operand { u32v2 of[2][2]; };
+
+// 16-bit weights: [r][piece] of 16 bytes a lane.
+template <int FORMAT_> struct Dense {
+  static constexpr int FORMAT = FORMAT_;
+  enum : int { CHUNK_BYTES = BLOCK_ROWS * SLAB * 2, DECODE_VALU = 0, STREAM_DEPTH = 4 };
+  struct Raw { u32v4 of[2][2]; };
+  static DEV Raw load_chunk(Global chunk, int lane) {
+    Raw raw;
+    for (int i = 0; i < 4; i++) raw.of[i / 2][i % 2] = load<u32v4>(chunk + i * 1024, lane * 16);
+    return raw;
+  }
+  static DEV void decode(const Raw& raw, int piece, Operand& out) {
+    for (int r = 0; r < 2; r++) for (int half = 0; half < 2; half++)
+      out.of[r][half] = u32v2{raw.of[r][piece][2 * half], raw.of[r][piece][2 * half + 1]};
+  }
+};
+
+// MXFP4: 1024 bytes of codes, 16 a lane, word 2 r + piece; then 64 bytes of scales, byte (K half * 16 + n) * 2 + r.
+// In a word the code of K b (b = 0..3) has its magnitude in bits 8 b .. 8 b + 2 and its sign in bit 8 b + 7; the code of
+// K 4 + b its magnitude in bits 8 b + 4 .. 8 b + 6 and its sign in bit 8 ((b + 1) % 4) + 3: a rotation by 4 brings the second
+// four exactly where the first four were. MI200's MFMA flushes subnormals, so decoding makes normal numbers, by a table:
+//
+// FP16, 15 VALU for 8 codes: .5 1 1.5 2 3 4 6 have zero low bytes: 38 3C 3E 40 42 44 46; times the scale. 0 stays 0. The scale
+//       byte is the high byte of 2^e; e is in -13 .. 13, where neither 0.5 * 2^e is subnormal nor 6 * 2^e infinite.
+// BF16, 17 VALU: the same with the exponent of 0.5 at 63: 1F80 2000 2040 2080 20C0 2100 2140; then the scale byte, E8M0 - 64, is
+//       added to the exponent. 0 becomes 2^-63 of the block's 0.5: nothing in float32 and, summed, nothing in float64.
+template <int FORMAT_> struct Mxfp4 {
+  static constexpr int FORMAT = FORMAT_;
+  enum : int { CHUNK_BYTES = 1024 + 64, DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38, STREAM_DEPTH = 6 };
+  struct Raw { u32v4 codes; u32 scales; };
+  static DEV Raw load_chunk(Global chunk, int lane) {
+    Raw raw;
+    raw.codes = load<u32v4>(chunk, lane * 16);
+    raw.scales = load<u16>(chunk, 1024 + (lane / 32 * 16 + lane % 16) * 2);
+    return raw;
+  }
+  static DEV void decode(const Raw& raw, int piece, Operand& out) {
+    for (int r = 0; r < 2; r++) {
+      const u32 codes = raw.codes[2 * r + piece], scale = scale_pair(raw.scales, r);
+      out.of[r][0] = decode4(codes, scale);
+      out.of[r][1] = decode4(rotate_right(codes, 4), scale);
+    }
+  }
+  static DEV u32 scale_pair(u32 scales, int r) {
+    if (FORMAT == FORMAT_F16) return byte_permute(scales, scales, r ? 0x010c010cu : 0x000c000cu);
+    return (scales >> (8 * r) & 255u) * 0x00800080u;
+  }
+  static DEV u32v2 decode4(u32 codes, u32 scale) {
+    const u32 index = codes & 0x07070707u;
+    if (FORMAT == FORMAT_F16) {
+      const u32 high = select_bits(0x80808080u, codes, byte_permute(0x46444240u, 0x3e3c3800u, index));
+      return u32v2{multiply_f16x2(byte_permute(high, 0, 0x050c040cu), scale),
+                   multiply_f16x2(byte_permute(high, 0, 0x070c060cu), scale)};
+    }
+    const u32 low = byte_permute(0x4000c080u, 0x40008000u, index);
+    const u32 high = select_bits(0x80808080u, codes, byte_permute(0x21212020u, 0x20201f00u, index));
+    return u32v2{byte_permute(high, low, 0x05010400u) + scale, byte_permute(high, low, 0x07030602u) + scale};
+  }
+};

@@ -1,0 +1,62 @@
+// Which part of a product a block does, found on the device from the groups' counts: nothing waits for the host.
+//
+// A group's rows are cut into tiles of at most TILE rows, as evenly as steps of 16 allow; a block does one tile for
+// `waves` row blocks, one a wave. Block ids run over groups, then over row blocks, then over a group's tiles: blocks that read
+// the same weights have neighbouring ids and run at the same time, so the weights come from memory once.
+#pragma once
+#include "mfma.h"
+
+struct Work {
+  int group;       // -1: the block has nothing to do
+  int first;       // input row the tile starts at
+  int count;       // rows of the tile
+  int span;        // which run of `waves` row blocks
+};
+
+enum : int { TOKENS = 16 };   // of one MFMA
+
+template <int TILE> DEV int tiles_of(int rows) { return (rows + TILE - 1) / TILE; }
+
+// Exclusive sums over the wave's lanes.
+DEV int wave_prefix(int v) {
+  int sum = v;
+  for (int o = 1; o < WAVE; o *= 2) {
+    const int below = shfl(sum, LANE - o < 0 ? LANE : LANE - o);
+    if (LANE >= o) sum += below;
+  }
+  return sum - v;
+}
+DEV int wave_max_int(int v) {
+  for (int o = WAVE / 2; o; o /= 2) { const int w = shfl_xor(v, o); v = w > v ? w : v; }
+  return v;
+}
+
+// The group whose blocks `block` is among; `block` becomes its number among them.
+template <int TILE> DEV int find_group(const GemmArgs& a, int spans, int& block) {
+  for (int base = 0; base < a.groups; base += WAVE) {
+    const int group = base + LANE;
+    const int blocks = group < a.groups ? tiles_of<TILE>(a.rows[group]) * spans : 0;
+    const int before = wave_prefix(blocks);
+    const bool mine = block >= before && block < before + blocks;
+    const int lane = uniform(wave_max_int(mine ? LANE : -1));
+    if (lane >= 0) {
+      block = uniform(block - shfl(before, lane));
+      return base + lane;
+    }
+    block -= uniform(shfl(before + blocks, WAVE - 1));
+  }
+  return -1;
+}
+
+template <int TILE> DEV Work find_work(const GemmArgs& a, int waves) {
+  const int spans = (a.row_blocks + waves - 1) / waves;
+  int block = BID, group = 0;
+  if (a.groups > 1) group = find_group<TILE>(a, spans, block);
+  if (group < 0) return Work{-1, 0, 0, 0};
+  const int rows = uniform(a.rows[group]), tiles = tiles_of<TILE>(rows);
+  if (block >= tiles * spans) return Work{-1, 0, 0, 0};
+  const int tile = block % tiles, steps = (rows + TOKENS - 1) / TOKENS;
+  const int from = steps * tile / tiles * TOKENS, to = steps * (tile + 1) / tiles * TOKENS;
+  const int offset = a.offsets ? uniform(a.offsets[group]) : 0;
+  return Work{group, offset + from, (to < rows ? to : rows) - from, block / tiles};
+}

@@ -1,0 +1,105 @@
+// sort: a slot for each (row, expert) pair; an expert's slots follow each other in order of rows.
+//
+// One block, a thread a row. A row names an expert at most once, so a chunk of rows is a bit matrix [expert][row] in shared
+// memory, and a pair's slot is the expert's first one plus the bits before its own: population counts and one prefix over
+// 32 words an expert, no sorting. Setting bits by addition is free of order, so slots are the same in every run.
+// Rows beyond a chunk are taken in further rounds, first to count, then to place.
+//
+// Grid: 1. At most MAX_EXPERTS experts.
+#include "gpu/gpu.h"
+
+enum { THREADS = 1024, WAVES = THREADS / WAVE, MAX_EXPERTS = 256, MATRIX_WORDS = MAX_EXPERTS * (16 + 1) };
+
+struct Chunks {
+  u32* bits;         // [n_experts][words + 1]; the odd stride spreads a word of all experts over the banks
+  int* before;       // the same shape: bits in the expert's words before this one
+  int* counts;       // [n_experts], of the rows of the chunks so far
+  int* firsts;       // [n_experts]: the slot of the expert's first row of the chunk
+  int words;         // of 32 rows, in a chunk
+  int rows;
+  int n_experts;
+  int k;
+};
+
+DEV int bits_set(u32 v) { return __builtin_popcount(v); }
+
+DEV void mark(const Chunks& c, const int* experts, int first_row) {
+  const int stride = c.words + 1;
+  barrier();
+  for (int i = TID; i < c.n_experts * stride; i += THREADS) c.bits[i] = 0;
+  barrier();
+  const int row = first_row + TID;
+  if (TID < c.words * 32 && row < c.rows)
+    for (int i = 0; i < c.k; i++)
+      atomic_add((int*)&c.bits[experts[(i64)row * c.k + i] * stride + TID / 32], (int)(1u << TID % 32));
+  barrier();
+  // A wave an expert, a lane a word; counts of lower lanes come by the usual doubling.
+  for (int e = TID / WAVE; e < c.n_experts; e += WAVES) {
+    const int own = LANE < c.words ? bits_set(c.bits[e * stride + LANE]) : 0;
+    int sum = own;
+    for (int o = 1; o < 32; o *= 2) {
+      const int lower = shfl(sum, LANE >= o ? LANE - o : LANE);
+      if (LANE >= o) sum += lower;
+    }
+    if (LANE < c.words) c.before[e * stride + LANE] = sum - own;
+    if (LANE == c.words - 1) c.counts[e] += sum;
+  }
+  barrier();
+}
+
+// offsets[e] = the sum of the earlier experts' counts, each rounded up to GROUP_ALIGN. One wave, a run of experts a lane.
+DEV void make_offsets(const SortArgs& a, const Chunks& c) {
+  const int run = (c.n_experts + WAVE - 1) / WAVE;
+  const auto padded = [&](int e) { return e < c.n_experts ? (c.counts[e] + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN : 0; };
+  int own = 0;
+  for (int i = 0; i < run; i++) own += padded(LANE * run + i);
+  int sum = own;
+  for (int o = 1; o < WAVE; o *= 2) {
+    const int lower = shfl(sum, LANE >= o ? LANE - o : LANE);
+    if (LANE >= o) sum += lower;
+  }
+  int offset = sum - own;
+  for (int i = 0; i < run; i++) {
+    const int e = LANE * run + i;
+    if (e < c.n_experts) a.offsets[e] = c.firsts[e] = offset, a.counts[e] = c.counts[e];
+    offset += padded(e);
+  }
+  if (LANE == WAVE - 1) a.offsets[c.n_experts] = sum;
+}
+
+DEV void place(const SortArgs& a, const Chunks& c, int first_row) {
+  const int row = first_row + TID, word = TID / 32, stride = c.words + 1;
+  if (word >= c.words || row >= c.rows) return;
+  for (int i = 0; i < c.k; i++) {
+    const int e = a.experts[(i64)row * c.k + i], at = e * stride + word;
+    a.slots[(i64)row * c.k + i] = c.firsts[e] + c.before[at] + bits_set(c.bits[at] & ((1u << TID % 32) - 1));
+  }
+}
+
+KERNEL(sort, SortArgs, THREADS, 1, 4) {
+  SHARED u32 bits[MATRIX_WORDS];
+  SHARED int before[MATRIX_WORDS];
+  SHARED int counts[MAX_EXPERTS];
+  SHARED int firsts[MAX_EXPERTS];
+  let_successor_start();
+  after_predecessor();
+  const int rows = a.step.header->rows, words = a.n_experts <= MAX_EXPERTS / 2 ? 32 : 16, chunk = words * 32;
+  const Chunks c{bits, before, counts, firsts, words, rows, a.n_experts, a.k};
+  if (TID < MAX_EXPERTS) counts[TID] = 0;
+  for (int row = 0; row < rows; row += chunk) mark(c, a.experts, row);
+  barrier();
+  if (TID < WAVE) make_offsets(a, c);
+  barrier();
+  // A single chunk's bits are still there.
+  if (rows <= chunk) {
+    place(a, c, 0);
+    return;
+  }
+  if (TID < MAX_EXPERTS) counts[TID] = 0;
+  for (int row = 0; row < rows; row += chunk) {
+    mark(c, a.experts, row);
+    place(a, c, row);
+    barrier();
+    if (TID < a.n_experts) firsts[TID] += counts[TID], counts[TID] = 0;
+  }
+}

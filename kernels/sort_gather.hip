@@ -1,0 +1,79 @@
+// sort_gather: sort and gather in one kernel, for few rows, whose steps are as long as their chain of launches.
+//
+// Every block sorts for itself: an expert's rows are a few words of bits in shared memory, and a pair's slot is the
+// expert's first one plus the bits before its own, as in sort. Then the block copies ROWS rows of one slab, as gather does.
+// The first block writes down where everything is.
+//
+// Grid: as gather's. At most FEW_ROWS rows, MAX_EXPERTS experts, MAX_TERMS terms.
+#include "gpu/math.h"
+
+enum { ROWS = 32, THREADS = ROWS * 8, FEW_ROWS = 128, WORDS = FEW_ROWS / 32, MAX_EXPERTS = 256, MAX_K = 8, MAX_TERMS = 3 };
+
+struct Sorted {
+  u32 bits[MAX_EXPERTS][WORDS + 1];                        // rows that an expert has; the odd stride spreads experts over banks
+  int firsts[MAX_EXPERTS];                                 // an expert's first slot
+  int experts[FEW_ROWS * MAX_K];
+
+  DEV int before(int expert, int row) const {
+    int count = __builtin_popcount(bits[expert][row / 32] & ((1u << row % 32) - 1));
+    for (int w = 0; w < row / 32; w++) count += __builtin_popcount(bits[expert][w]);
+    return count;
+  }
+  DEV int count(int expert) const {
+    int count = 0;
+    for (int w = 0; w < WORDS; w++) count += __builtin_popcount(bits[expert][w]);
+    return count;
+  }
+  DEV int slot(int pair, int k) const { return firsts[experts[pair]] + before(experts[pair], pair / k); }
+};
+
+// One wave, a run of experts a lane.
+DEV void make_offsets(const SortArgs& a, Sorted& s) {
+  const int run = (a.n_experts + WAVE - 1) / WAVE;
+  const auto padded = [&](int e) { return e < a.n_experts ? (s.count(e) + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN : 0; };
+  int own = 0;
+  for (int i = 0; i < run; i++) own += padded(LANE * run + i);
+  int sum = own;
+  for (int o = 1; o < WAVE; o *= 2) {
+    const int lower = shfl(sum, LANE >= o ? LANE - o : LANE);
+    if (LANE >= o) sum += lower;
+  }
+  int offset = sum - own;
+  for (int i = 0; i < run; i++) {
+    const int e = LANE * run + i;
+    if (e < a.n_experts) s.firsts[e] = offset;
+    if (e < a.n_experts && BID == 0) a.offsets[e] = offset, a.counts[e] = s.count(e);
+    offset += padded(e);
+  }
+  if (LANE == WAVE - 1 && BID == 0) a.offsets[a.n_experts] = sum;
+}
+
+KERNEL(sort_gather, SortGatherArgs, THREADS, 4, 4) {
+  SHARED Sorted s;
+  let_successor_start();
+  const GatherArgs& g = a.gather;
+  const int n_experts = a.sort.n_experts, k = a.sort.k;
+  const int slab = BID % g.k_blocks, row = BID / g.k_blocks * ROWS + TID / 8, piece = slab * SLAB + TID % 8 * 8;
+  for (int i = TID; i < n_experts * (WORDS + 1); i += THREADS) (&s.bits[0][0])[i] = 0;
+  after_predecessor();
+  const int rows = a.sort.step.header->rows;
+  Piece pieces[MAX_TERMS] = {};                            // under way while the block sorts
+  UNROLL for (int t = 0; t < MAX_TERMS; t++)
+    if (row < rows && t < g.terms) pieces[t] = *(const Piece*)(g.in + t * g.in_term + tiled_index(row, piece, g.in_rows));
+  barrier();
+  for (int pair = TID; pair < rows * k; pair += THREADS) {
+    const int expert = s.experts[pair] = a.sort.experts[pair], r = pair / k;
+    atomic_add((int*)&s.bits[expert][r / 32], (int)(1u << r % 32));
+  }
+  barrier();
+  if (TID < WAVE) make_offsets(a.sort, s);
+  barrier();
+  if (BID == 0)
+    for (int pair = TID; pair < rows * k; pair += THREADS) a.sort.slots[pair] = s.slot(pair, k);
+  if (row >= rows) return;
+  for (int i = 0; i < k; i++) {
+    const i64 at = tiled_index(s.slot(row * k + i, k), piece, g.out_rows);
+    UNROLL for (int t = 0; t < MAX_TERMS; t++)
+      if (t < g.terms) *(Piece*)(g.out + t * g.out_term + at) = pieces[t];
+  }
+}

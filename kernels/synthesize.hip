@@ -1,0 +1,64 @@
+// synthesize: a tensor on the wire from a seed, for measuring without a checkpoint.
+//
+// Every element is a hash of the seed and its place, and all arithmetic up to the last rounding is on integers, so that all
+// targets make the same model. A normal number is a sum of eight 16-bit uniform ones (largest: 4.9 deviations).
+// A vector of n is a tensor of n rows and one column. Rows that only fill a matrix's last tile up are zeros.
+//
+// Grid: any; eight blocks a multiprocessor.
+#include "gpu/math.h"
+
+enum { THREADS = 256 };
+
+// SplitMix64's finisher.
+DEV u64 mix(u64 v) {
+  v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9ull;
+  v = (v ^ v >> 27) * 0x94d049bb133111ebull;
+  return v ^ v >> 31;
+}
+// Seeds start streams that are as good as unrelated, not shifted copies of one.
+DEV u64 draw(u32 seed, i64 index) { return mix(mix(seed + 0x9e3779b97f4a7c15ull) ^ (u64)index * 0x9e3779b97f4a7c15ull); }
+
+DEV int sum_of_halves(u64 v) { return (int)(v & 0xffff) + (int)(v >> 16 & 0xffff) + (int)(v >> 32 & 0xffff) + (int)(v >> 48); }
+DEV float normal(const SynthesizeArgs& a, i64 index) {
+  const int sum = sum_of_halves(draw(a.seed, 2 * index)) + sum_of_halves(draw(a.seed, 2 * index + 1));
+  const float unit = (float)(sum - 4 * 65535) * (1.f / 53510.084f);          // 65536 * sqrt(8 / 12)
+  return fma_rn(a.deviation, unit, a.mean);
+}
+
+// Whether a row of the tensor's tiles is one of a matrix's.
+DEV bool is_row(const SynthesizeArgs& a, i64 row) {
+  const i64 padded = (i64)(a.rows + WIRE_ROWS - 1) / WIRE_ROWS * WIRE_ROWS;
+  return row % padded < a.rows;
+}
+
+DEV void write_values(const SynthesizeArgs& a) {
+  const i64 n = a.tiles * WIRE_ROWS * a.cols;
+  for (i64 i = (i64)BID * THREADS + TID; i < n; i += (i64)GRID * THREADS) {
+    const float v = is_row(a, i / a.cols) ? normal(a, i) : 0.f;
+    if (a.format == FORMAT_F32) ((float*)a.wire)[i] = v;
+    else ((u16*)a.wire)[i] = to_bf16(v);
+  }
+}
+
+// A block of 32 codes and its scale at a time.
+DEV void write_mxfp4(const SynthesizeArgs& a) {
+  const int blocks = a.cols / 32;
+  const i64 n = a.tiles * WIRE_ROWS * blocks;
+  for (i64 i = (i64)BID * THREADS + TID; i < n; i += (i64)GRID * THREADS) {
+    const i64 tile = i / (WIRE_ROWS * blocks);
+    const int in_tile = (int)(i % (WIRE_ROWS * blocks));
+    u8* at = a.wire + tile * WIRE_ROWS * (a.cols / 2 + blocks);
+    const bool real = is_row(a, i / blocks);
+    const u64 low = real ? draw(a.seed, 3 * i) : 0, high = real ? draw(a.seed, 3 * i + 1) : 0;
+    *(u32x4*)(at + (i64)in_tile * 16) = u32x4{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)};
+    const int exponent = a.exponent - (int)(draw(a.seed, 3 * i + 2) >> 63);
+    at[(i64)WIRE_ROWS * (a.cols / 2) + in_tile] = real ? (u8)(exponent + 127) : 0;
+  }
+}
+
+KERNEL(synthesize, SynthesizeArgs, THREADS, 4, 4) {
+  let_successor_start();
+  after_predecessor();
+  if (a.format == FORMAT_MXFP4) write_mxfp4(a);
+  else write_values(a);
+}

@@ -1,0 +1,53 @@
+// upload: brings the step's plan from pinned host memory into the addresses that the step's other kernels know.
+//
+// A graph's kernels have fixed arguments, so this one counts the steps itself (`turn`) and reads the two host buffers in
+// turn. `turn` points to two zeroed counters: the steps so far, and the blocks of this launch that are done. A plan of 100 KB
+// is two round trips through PCIe, one for the list and one for all pieces at once, and 2 us at its rate: so pieces of 16
+// bytes are dealt out through all sections, one a thread as long as there are threads.
+//
+// Grid: bytes of the longest plan / 16 KB, rounded up (any number works).
+#include "gpu/math.h"
+
+enum { THREADS = 1024, LIST_PIECES = (int)(sizeof(UploadList) / 16) };
+static_assert(sizeof(UploadList) % 16 == 0, "read in pieces");
+
+// 16 bytes past the caches: the host has written since they last saw it.
+DEV Piece load_host(const void* at) {
+#if defined(__CUDACC__)
+  Piece v;
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+#else
+  return *(const volatile Piece*)at;
+#endif
+}
+
+// Copies one piece, counted through all sections; false past the last one.
+DEV bool copy_piece(const UploadList& list, unsigned piece, const u8* host, u8* device) {
+  for (unsigned i = 0; i < list.sections; i++) {
+    const UploadSection& section = list.section[i];
+    if (piece < section.bytes / 16) {
+      *(Piece*)(device + section.to + piece * 16) = load_host(host + section.from + piece * 16);
+      return true;
+    }
+    piece -= section.bytes / 16;
+  }
+  return false;
+}
+
+KERNEL(upload, UploadArgs, THREADS, 1, 1) {
+  SHARED UploadList list __attribute__((aligned(16)));
+  let_successor_start();
+  after_predecessor();
+  const unsigned turn = a.turn[0];
+  const u8* host = turn % 2 ? a.host[1] : a.host[0];
+  if (TID < LIST_PIECES) ((Piece*)&list)[TID] = load_host(host + TID * 16);
+  barrier();
+  for (unsigned piece = BID * THREADS + TID; copy_piece(list, piece, host, a.device);) piece += GRID * THREADS;
+  barrier();
+  // Whoever comes last knows that all blocks have read the turn.
+  if (TID == 0 && atomic_add((int*)a.turn + 1, 1) == GRID - 1) {
+    a.turn[1] = 0;
+    a.turn[0] = turn + 1;
+  }
+}

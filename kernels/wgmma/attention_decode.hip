@@ -1,0 +1,348 @@
+// Attention of rows that decode, on Hopper: head_dim 64, 8 query heads a kv head, FP16 or BF16 cache. Memory-bound: every
+// key and value is read once, and all that is here serves to keep such reads under way.
+//
+// Work    The host lists items (args.h, AttentionItem): a row and a run of its units of 128 keys, longest first. An item
+//         times a kv head is one job; warp w of block b takes jobs w * GRID + b, and every (GRID * WARPS)-th from there.
+//         A warp works alone with its own ring of STAGES tiles, whose copies run ahead across jobs; nothing in a block
+//         waits for anything else in it.
+// Product mma.sync m16n8k16 with 16 keys on M and the group's 8 heads on N, so nothing is padded: S = K q, then O = V^T P.
+//         K is the first A operand as it lies, V^T the second by a transposing ldmatrix; S becomes P, the second B
+//         operand, by a transposition in registers (movmatrix).
+// Sums    Units are keys 128 u .. 128 u + 127 by absolute position. Each starts from nothing; 4 by 4 (by absolute
+//         number) they are folded into groups, and these into the result, always in order and by the same arithmetic:
+//         in registers if one item has the whole row, else through `partials`, where units (items of one unit) or groups
+//         are left and the last item to come folds them. So a row's bits depend on nothing but its own keys.
+// Budget  A multiprocessor needs some 64 KB under way to draw its part of 4.8 TB/s at 0.8 us. `many` has 8 warps with
+//         one tile each, which is free again as soon as its fragments are in registers; `few` has 6 warps with two. The
+//         host takes `few` below 4 (row, kv head) pairs a multiprocessor.
+// Launch  One block of WARPS * 32 threads a multiprocessor, WARPS * STAGES * (TILE_BYTES + 8) bytes of shared memory.
+#include "attention.h"
+
+template <int FORMAT_, int STAGES_, int WARPS_> struct Config {
+  static constexpr int FORMAT = FORMAT_, STAGES = STAGES_, WARPS = WARPS_;
+};
+
+enum : int {
+  BLOCKS = KV_PAGE / 16,                 // blocks of 16 keys in a tile, and of 16 dims in a row
+  PARTIAL_FLOATS = GROUP_HEADS * HEAD_DIM + 2 * GROUP_HEADS,
+};
+
+// ---- one job
+
+// All of a warp's lanes hold the same values, but for `page`.
+struct Job {
+  int index;                             // of the job; its kv head is index % kv_heads
+  int row;
+  int first, last;                       // keys, by absolute position
+  int row_first, row_last;               // the same of the whole row
+  int parts, run, partial;               // see AttentionItem
+  int page;                              // number of the page LANE pages behind that of `first`
+  bool any;                              // false: there are no more jobs
+};
+
+DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
+  Job job = {};
+  job.index = index, job.any = index < jobs;
+  if (!job.any) return job;
+  const AttentionItem* items = a.windowed ? a.step.window_items : a.step.full_items;
+  const int4 head = __ldg((const int4*)(items + index / a.kv_heads));
+  const int2 tail = __ldg((const int2*)(items + index / a.kv_heads) + 2);
+  job.row = head.x, job.parts = head.w, job.partial = tail.x, job.run = tail.y;
+  const ChunkInfo& chunk = a.step.chunks[job.row];               // chunks of one row come first, so this one is the row's
+  job.row_last = __ldg(&chunk.first_position);
+  job.row_first = first_visible_key(a, job.row_last);
+  job.first = max(job.row_first, head.y * ATTENTION_UNIT), job.last = job.first + head.z - 1;
+  const int page = job.first / KV_PAGE + LANE;
+  if (page <= job.last / KV_PAGE) job.page = page_number(page_table(a, chunk), page);
+  return job;
+}
+
+// A lane's B fragments of q: dims 16 i + 2 (lane % 4) + {0, 1, 8, 9} of head lane / 4.
+struct Query { u32 v[2 * BLOCKS]; };
+DEV Query load_query(const AttentionArgs& a, const Job& job) {
+  Query q = {};
+  if (!job.any) return q;
+  const i64 head = (i64)job.row * a.heads + job.index % a.kv_heads * GROUP_HEADS + LANE / 4;
+  const u32* from = (const u32*)a.q + head * (HEAD_DIM / 2) + LANE % 4;
+  UNROLL for (int i = 0; i < 2 * BLOCKS; i++) q.v[i] = __ldg(from + 4 * i);
+  return q;
+}
+
+// ---- the copies of a warp, which run ahead of its arithmetic
+
+template <class C> struct Copies {
+  const AttentionArgs& a;
+  u32 ring, barriers;
+  u64 policy;
+  int jobs, step;
+  Job job, next;
+  int page;                              // of the job's, to be copied next
+
+  DEV void start(int stage) {
+    if (!job.any) return;
+    const int number = shfl(job.page, page - job.first / KV_PAGE);
+    if (LANE == 0) {
+      const u8* from = a.kv + (i64)number * a.page_bytes + (i64)(job.index % a.kv_heads) * a.head_bytes;
+      const int begin = page * KV_PAGE;
+      copy_tile(ring + stage * TILE_BYTES, from, max(job.first - begin, 0), min(job.last - begin, KV_PAGE - 1),
+                barriers + 8 * stage, policy);
+    }
+    if (++page > job.last / KV_PAGE) {
+      job = next, page = job.first / KV_PAGE;
+      next = load_job(a, job.index + step, jobs);
+    }
+  }
+};
+
+// ---- tiles
+
+DEV void load_matrices(u32* r, u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+DEV void load_transposed(u32* r, u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+template <int FORMAT> DEV void mma(float* d, const u32* a, u32 b0, u32 b1) {
+  if (FORMAT == FORMAT_F16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEV u32 transpose(u32 v) {               // an 8 x 8 block of 16-bit values, two a lane
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
+  return v;
+}
+
+// Offsets of a lane's ldmatrix rows within a tile, for each 16 dims; the next 16 keys are 16 rows on.
+struct Offsets { u32 k[BLOCKS], v[BLOCKS]; };
+DEV Offsets offsets() {
+  Offsets o;
+  UNROLL for (int i = 0; i < BLOCKS; i++) {
+    o.k[i] = LANE % 16 * ROW_BYTES + ((2 * i + LANE / 16) ^ LANE % 8) * 16;
+    o.v[i] = HALF_TILE + (LANE % 8 + LANE / 16 * 8) * ROW_BYTES + ((2 * i + LANE / 8 % 2) ^ LANE % 8) * 16;
+  }
+  return o;
+}
+
+// Sums over keys so far. A lane has the heads h = 2 (lane % 4) and h + 1, and of the values the dims 16 i + lane / 4
+// (o[i][0] of head h, o[i][1] of h + 1) and 8 further on (o[i][2], o[i][3]).
+struct alignas(16) State { float o[BLOCKS][4], m[2], sum[2]; };
+
+DEV State nothing() {
+  State s = {};
+  s.m[0] = s.m[1] = NEGATIVE_INFINITY;
+  return s;
+}
+
+// Both sides have seen at least one key.
+DEV void fold(State& a, const State& b) {
+  float fa[2], fb[2];
+  UNROLL for (int h = 0; h < 2; h++) {
+    const float m = max_of(a.m[h], b.m[h]);
+    fa[h] = exp2_fast(a.m[h] - m), fb[h] = exp2_fast(b.m[h] - m);
+    a.m[h] = m, a.sum[h] = fma_rn(a.sum[h], fa[h], mul_rn(b.sum[h], fb[h]));
+  }
+  UNROLL for (int i = 0; i < BLOCKS; i++)
+    UNROLL for (int j = 0; j < 4; j++) a.o[i][j] = fma_rn(a.o[i][j], fa[j % 2], mul_rn(b.o[i][j], fb[j % 2]));
+}
+
+DEV float max_over_keys(float v) { UNROLL for (int o = 4; o < 32; o *= 2) v = max_of(v, shfl_xor(v, o)); return v; }
+DEV float sum_over_keys(float v) { UNROLL for (int o = 4; o < 32; o *= 2) v += shfl_xor(v, o); return v; }
+
+// A tile in registers: scores s[b][0..1] of key 16 b + lane / 4 (heads h, h + 1), s[b][2..3] of the key 8 further on.
+struct Tile { float s[BLOCKS][4]; u32 v[BLOCKS][BLOCKS][4]; };
+
+template <int FORMAT> DEV void read_tile(Tile& t, u32 at, const Offsets& o, const Query& q) {
+  UNROLL for (int b = 0; b < BLOCKS; b++) {
+    t.s[b][0] = t.s[b][1] = t.s[b][2] = t.s[b][3] = 0;
+    UNROLL for (int i = 0; i < BLOCKS; i++) {
+      u32 k[4];
+      load_matrices(k, at + o.k[i] + b * 16 * ROW_BYTES);
+      mma<FORMAT>(t.s[b], k, q.v[2 * i], q.v[2 * i + 1]);
+    }
+  }
+  UNROLL for (int b = 0; b < BLOCKS; b++)
+    UNROLL for (int i = 0; i < BLOCKS; i++) load_transposed(t.v[b][i], at + o.v[i] + b * 16 * ROW_BYTES);
+}
+
+// Voids the tile's keys outside first .. last; their values too, which are whatever the stage held before.
+DEV void mask_tile(Tile& t, int first, int last) {
+  UNROLL for (int b = 0; b < BLOCKS; b++) UNROLL for (int half = 0; half < 2; half++) {
+    const int score_key = 16 * b + 8 * half + LANE / 4, value_key = 16 * b + 8 * half + LANE % 4 * 2;
+    if (score_key < first || score_key > last) t.s[b][2 * half] = t.s[b][2 * half + 1] = NEGATIVE_INFINITY;
+    const u32 keep = (value_key >= first && value_key <= last ? 0xffffu : 0) |
+                     (value_key + 1 >= first && value_key + 1 <= last ? 0xffff0000u : 0);
+    UNROLL for (int i = 0; i < BLOCKS; i++) t.v[b][i][2 * half] &= keep, t.v[b][i][2 * half + 1] &= keep;
+  }
+}
+
+template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
+  float top[2];
+  UNROLL for (int h = 0; h < 2; h++) {
+    top[h] = max_of(t.s[0][h], t.s[0][2 + h]);
+    UNROLL for (int b = 1; b < BLOCKS; b++) top[h] = max_of(top[h], max_of(t.s[b][h], t.s[b][2 + h]));
+  }
+  if (wave_any(top[0] > u.m[0] + SLACK<FORMAT> || top[1] > u.m[1] + SLACK<FORMAT>)) {
+    UNROLL for (int h = 0; h < 2; h++) {
+      const float m = max_of(u.m[h], max_over_keys(top[h])), f = exp2_fast(u.m[h] - m);
+      u.m[h] = m, u.sum[h] *= f;
+      UNROLL for (int i = 0; i < BLOCKS; i++) u.o[i][h] *= f, u.o[i][2 + h] *= f;
+    }
+  }
+  UNROLL for (int b = 0; b < BLOCKS; b++) {
+    float w[4];
+    UNROLL for (int j = 0; j < 4; j++) w[j] = exp2_fast(t.s[b][j] - u.m[j % 2]);
+    u.sum[0] += w[0] + w[2], u.sum[1] += w[1] + w[3];
+    const u32 p0 = transpose(pack_weights<FORMAT>(w[0], w[1])), p1 = transpose(pack_weights<FORMAT>(w[2], w[3]));
+    UNROLL for (int i = 0; i < BLOCKS; i++) mma<FORMAT>(u.o[i], t.v[b][i], p0, p1);
+  }
+}
+
+// ---- a row's sum
+
+// Partial `slot` of the job's row: the values as the lanes hold them, then m and sum as the first four do.
+DEV float* partial_of(const AttentionArgs& a, const Job& job, int slot) {
+  return a.partials + ((i64)(job.partial + slot) * a.kv_heads + job.index % a.kv_heads) * PARTIAL_FLOATS;
+}
+DEV void store_partial(float* to, const State& s) {
+  UNROLL for (int i = 0; i < BLOCKS; i++)
+    __stcg((float4*)to + i * 32 + LANE, make_float4(s.o[i][0], s.o[i][1], s.o[i][2], s.o[i][3]));
+  if (LANE < 4) __stcg((float4*)to + BLOCKS * 32 + LANE, make_float4(s.m[0], s.m[1], s.sum[0], s.sum[1]));
+}
+DEV void load_partial(State& s, const float* from) {
+  UNROLL for (int i = 0; i < BLOCKS; i++) *(float4*)s.o[i] = __ldcg((const float4*)from + i * 32 + LANE);
+  *(float4*)s.m = __ldcg((const float4*)from + BLOCKS * 32 + LANE % 4);
+}
+
+// The fixed tree over a row's units (absolute numbers), fed in order with units or with whole groups.
+struct Tree {
+  State group, total;
+  int first;                             // the first unit fed
+
+  DEV void add(const State& s, int unit) {
+    if (unit == first || unit % ATTENTION_GROUP == 0) group = s;
+    else fold(group, s);
+  }
+  DEV void close_group(int unit) {
+    if (unit / ATTENTION_GROUP == first / ATTENTION_GROUP) total = group;
+    else fold(total, group);
+  }
+};
+
+// Counts the jobs of a row and kv head that have left their partials; the last one's answer is true, and it sees them all.
+DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
+  int before = 0;
+  int* count = a.arrived + (i64)job.row * a.kv_heads + job.index % a.kv_heads;
+  __syncwarp();
+  if (LANE == 0) {
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    if (before == job.parts - 1) *count = 0;
+  }
+  __syncwarp();
+  return shfl(before, 0) == job.parts - 1;
+}
+
+// Folds all of a row's partials; AHEAD of them are loaded at a time, to wait for memory less often.
+DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree& tree) {
+  constexpr int AHEAD = 4;
+  const int units = job.run == 1 ? 1 : ATTENTION_GROUP;          // in a partial
+  const int first = job.row_first / ATTENTION_UNIT, last = job.row_last / ATTENTION_UNIT;
+  const int base = first / units, count = last / units - base + 1;
+  tree.first = first;
+  for (int slot = 0; slot < count; slot += AHEAD) {
+    State s[AHEAD];
+    UNROLL for (int i = 0; i < AHEAD; i++) load_partial(s[i], partial_of(a, job, min(slot + i, count - 1)));
+    UNROLL for (int i = 0; i < AHEAD; i++) if (slot + i < count) {
+      const int unit = max((base + slot + i) * units, first);    // the first one in the partial
+      tree.add(s[i], unit);
+      if (units > 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1 || unit == last) tree.close_group(unit);
+    }
+  }
+}
+
+template <int FORMAT> DEV void store_row(const AttentionArgs& a, const Job& job, const State& s) {
+  const int first_head = job.index % a.kv_heads * GROUP_HEADS;
+  float f[2];
+  UNROLL for (int h = 0; h < 2; h++)
+    f[h] = normalizer(s.m[h], s.sum[h], __ldg(a.sinks + first_head + LANE % 4 * 2 + h) * LOG2E);
+  const int k = (first_head + LANE / 4) * HEAD_DIM + LANE % 4 * 2;                   // after the transposition
+  UNROLL for (int i = 0; i < BLOCKS; i++) UNROLL for (int half = 0; half < 2; half++) {
+    const u32 v = transpose(pack_output<FORMAT>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
+    *(u32*)(a.out + tiled_index(job.row, k + 16 * i + 8 * half, a.out_rows)) = v;
+  }
+}
+
+// ---- the kernel
+
+template <class C> DEV void attend(const AttentionArgs& a) {
+  const int warp = TID / WAVE;
+  const u32 base = shared_address(DYNAMIC_SHARED), ring = base + warp * C::STAGES * TILE_BYTES;
+  const u32 barriers = base + C::WARPS * C::STAGES * TILE_BYTES + warp * C::STAGES * 8;
+  if (LANE == 0) {
+    for (int s = 0; s < C::STAGES; s++) barrier_init(barriers + 8 * s, 1);
+    barrier_init_done();
+  }
+  __syncwarp();
+  u64 policy;                                                    // keys and values are read once
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const Offsets at = offsets();
+  let_successor_start();
+  after_predecessor();
+
+  const int items = __ldg(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
+  const int jobs = items * a.kv_heads, step = GRID * C::WARPS;
+  Job job = load_job(a, warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
+  Copies<C> copies = {a, ring, barriers, policy, jobs, step, job, next, job.first / KV_PAGE};
+  for (int s = 0; s < C::STAGES; s++) copies.start(s);
+  Query q = load_query(a, job), next_q = load_query(a, next);
+
+  int stage = 0;
+  u32 parity = 0;
+  while (job.any) {
+    Tree tree;
+    tree.first = job.first / ATTENTION_UNIT;
+    State u = nothing();
+    for (int page = job.first / KV_PAGE; page <= job.last / KV_PAGE; page++) {
+      Tile tile;
+      barrier_wait(barriers + 8 * stage, parity);
+      read_tile<C::FORMAT>(tile, ring + stage * TILE_BYTES, at, q);
+      __syncwarp();
+      copies.start(stage);                                       // all of the tile is in registers
+      if (++stage == C::STAGES) stage = 0, parity ^= 1;
+      const int first = job.first - page * KV_PAGE, last = job.last - page * KV_PAGE;
+      if (first > 0 || last < KV_PAGE - 1) mask_tile(tile, first, last);
+      add_tile<C::FORMAT>(u, tile);
+
+      const bool end = last < KV_PAGE;
+      const int unit = page * KV_PAGE / ATTENTION_UNIT;
+      if (!end && (page + 1) * KV_PAGE % ATTENTION_UNIT) continue;
+      UNROLL for (int h = 0; h < 2; h++) u.sum[h] = sum_over_keys(u.sum[h]);
+      tree.add(u, unit);
+      u = nothing();
+      if (!end && (unit + 1) % ATTENTION_GROUP) continue;
+      if (job.parts == 1) {
+        tree.close_group(unit);
+      } else {
+        const int units = job.run == 1 ? 1 : ATTENTION_GROUP;
+        store_partial(partial_of(a, job, unit / units - job.row_first / ATTENTION_UNIT / units), tree.group);
+      }
+    }
+    const bool done = job.parts == 1 || arrive_last(a, job);
+    if (done && job.parts > 1) fold_partials(a, job, tree);
+    if (done) store_row<C::FORMAT>(a, job, tree.total);
+    job = next, next = load_job(a, job.index + step, jobs);
+    q = next_q, next_q = load_query(a, next);
+  }
+}
+
+#define ATTENTION_DECODE(name, format, stages, warps) \
+  KERNEL(name, AttentionArgs, warps * WAVE, 1, 1) { attend<Config<format, stages, warps>>(a); }
+
+ATTENTION_DECODE(attention_decode_f16_few, FORMAT_F16, 2, 6)
+ATTENTION_DECODE(attention_decode_f16_many, FORMAT_F16, 1, 8)
+ATTENTION_DECODE(attention_decode_bf16_few, FORMAT_BF16, 2, 6)
+ATTENTION_DECODE(attention_decode_bf16_many, FORMAT_BF16, 1, 8)

@@ -1,0 +1,174 @@
+// What becomes of a product: one struct an operation. store() takes a warpgroup's accumulators of one block of 64 weight
+// rows: thread (warp, g = lane / 4, q = lane % 4) has, for each eight tokens j, rows `row` and `row` + 1 of tokens 8j + 2q
+// and 8j + 2q + 1, as {row, row of the next token, row + 1, row + 1 of the next token}.
+//
+//   EARLY    the work is known before the predecessor ends: what it depends on was written before the predecessor's own
+//            predecessor ended, and the predecessor lets this kernel start only after that (see gemm.h)
+//   GREEDY   nothing is stored but each token's largest value over all that the block computes of its column
+#pragma once
+#include "schedule.h"
+
+// Where a thread stands.
+struct Place {
+  const Chunk& chunk;
+  int row;                       // matrix row of its accumulators, even
+  int q;
+  float* best;                   // GreedyLogits: this warp's largest logit of each token of the tile so far, and its index
+  int* best_index;
+};
+
+// The sum in float32: in `exact` the rounding of a float64 sum.
+template <class Sum> DEV float product(Sum sum, float scale) { return (float)(sum * (Sum)scale); }
+
+// exp(x) for the gated unit.
+DEV float gated_unit(float gate, float up, float limit, bool accurate) {
+  gate = gate > limit ? limit : gate;                      // keeps NaN, as the baseline's comparisons do
+  up = up > limit ? limit : up < -limit ? -limit : up;
+  if (accurate) return mul_rn(mul_rn(gate, div_rn(1.f, add_rn(1.f, expf(mul_rn(-1.702f, gate))))), add_rn(up, 1.f));
+  return gate * rcp_fast(1.f + exp2_fast(gate * (-1.702f * 1.44269504f))) * (up + 1.f);
+}
+
+DEV float2 bias_pair(const GemmArgs& a, int group, int row) {
+  return row < a.n ? *(const float2*)(a.bias + (i64)group * a.n + row) : make_float2(0.f, 0.f);
+}
+
+// Calls f(at, first value, second value) for each pair of rows that exists; `at` is where a matrix [rows][n] has it. a.n is
+// even.
+template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, const Place& p, const Sum* acc, F f) {
+  if (p.row >= a.n) return;
+  const i64 first = (i64)(p.chunk.row + 2 * p.q) * a.n + p.row;
+  const int rows = p.chunk.rows - 2 * p.q;
+#pragma unroll
+  for (int j = 0; j < N / 8; j++)
+#pragma unroll
+    for (int t = 0; t < 2; t++)
+      if (8 * j + t < rows) f(first + (i64)(8 * j + t) * a.n, product(acc[4 * j + t], a.scale), product(acc[4 * j + 2 + t], a.scale));
+}
+
+struct Plain {
+  enum : bool { EARLY = false, GREEDY = false };
+};
+
+struct Qkv : Plain {
+  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+    const float2 bias = bias_pair(a, 0, p.row);
+    for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
+      *(float2*)(a.out + at) = make_float2(v0 + bias.x, v1 + bias.y);
+    });
+  }
+};
+
+// What is there already is read for several pairs at once: read one by one, each would wait until the pair before it is
+// stored, for all the compiler knows at the same address.
+struct AttnOut : Plain {
+  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+    constexpr int PAIRS = N / 4, BATCH = PAIRS % 8 ? PAIRS : 8;
+    if (p.row >= a.n) return;
+    const float2 bias = bias_pair(a, 0, p.row);
+    const i64 first = (i64)(p.chunk.row + 2 * p.q) * a.n + p.row;
+    const int rows = p.chunk.rows - 2 * p.q;
+    const auto token = [](int pair) { return pair / 2 * 8 + pair % 2; };
+#pragma unroll
+    for (int batch = 0; batch < PAIRS; batch += BATCH) {
+      float2 old[BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; i++)
+        if (token(batch + i) < rows) old[i] = *(const float2*)(a.out + first + (i64)token(batch + i) * a.n);
+#pragma unroll
+      for (int i = 0; i < BATCH; i++) {
+        const int pair = batch + i;
+        const Sum* sum = acc + pair / 2 * 4 + pair % 2;
+        if (token(pair) < rows)
+          *(float2*)(a.out + first + (i64)token(pair) * a.n) =
+              make_float2(old[i].x + (product(sum[0], a.scale) + bias.x), old[i].y + (product(sum[2], a.scale) + bias.y));
+      }
+    }
+  }
+};
+
+struct Logits : Plain {
+  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+    for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
+      *(float2*)(a.out + at) = make_float2(v0, v1);
+    });
+  }
+};
+
+struct Mlp2 : Plain {
+  enum : bool { EARLY = true };
+  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+    const float2 bias = bias_pair(a, p.chunk.group, p.row);
+    for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
+      if (TERMS == 1) *(u32*)((u16*)a.y + at) = pack_f16(v0 + bias.x, v1 + bias.y);
+      else *(float2*)((float*)a.y + at) = make_float2(v0 + bias.x, v1 + bias.y);
+    });
+  }
+};
+
+// An 8 x 8 matrix of 16 bits, row g of it in lanes 4g .. 4g + 3, transposed.
+DEV u32 transpose8(u32 v) { u32 r; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v)); return r; }
+
+// A thread has one feature of two tokens; eight lanes' features are a piece of 16 bytes of the tiled output. Transposed, a
+// thread has two features of one token, and four lanes write a piece. Features beyond n / 2 are zeros, as their weights are;
+// where the last row block is the first half of a slab, it writes the other half's zeros too.
+struct Mlp1 : Plain {
+  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+    const float2 bias = bias_pair(a, p.chunk.group, p.row);
+    const int token = LANE / 4, feature = p.row / 16 * 8 + 2 * p.q;   // after the transposition
+    u16* first = a.tiled + tiled_index(p.chunk.row + token, feature, a.tiled_rows);
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+      float v[2];
+      for (int t = 0; t < 2; t++)
+        v[t] = gated_unit(product(acc[4 * j + t], a.scale) + bias.x, product(acc[4 * j + 2 + t], a.scale) + bias.y, a.limit, TERMS > 1);
+      u16* at = first + 8 * j * SLAB;                      // eight rows further the swizzle is the same
+#pragma unroll
+      for (int term = 0; term < TERMS; term++) {
+        const u32 both = FORMAT == FORMAT_F16 ? pack_f16(v[0], v[1]) : pack_bf16(v[0], v[1]);
+        const u32 turned = transpose8(both);
+        if (token + 8 * j < p.chunk.rows) *(u32*)(at + term * a.tiled_term) = turned;
+        v[0] -= from_16<FORMAT>((u16)both), v[1] -= from_16<FORMAT>((u16)(both >> 16));
+      }
+    }
+    if (p.row / 64 == a.row_blocks - 1 && a.row_blocks % 2) fill_slab(a, p, TERMS);
+  }
+  static DEV void fill_slab(const GemmArgs& a, const Place& p, int terms) {
+    const int feature = p.row / 16 * 8 + 2 * p.q + 32;
+    for (int term = 0; term < terms; term++)
+      for (int token = LANE / 4; token < p.chunk.rows; token += 8)
+        *(u32*)(a.tiled + term * a.tiled_term + tiled_index(p.chunk.row + token, feature, a.tiled_rows)) = 0;
+  }
+};
+
+// A block walks down one token tile's weights in order of the rows, so only a larger value displaces the best so far, and
+// that is rare after the first few chunks: all lanes compare with it, and only where one wins do they agree which.
+struct GreedyLogits : Plain {
+  enum : bool { GREEDY = true };
+  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+    const bool exists = p.row < a.n;
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) {
+      const int token = 8 * j + 2 * p.q;
+      const float2 best = *(const float2*)(p.best + token);
+      float v[2];
+      int index[2];
+      for (int t = 0; t < 2; t++) {
+        const float first = product(acc[4 * j + t], a.scale), second = product(acc[4 * j + 2 + t], a.scale);
+        const bool later = second > first || first != first;
+        v[t] = exists ? (later ? second : first) : -INFINITY;
+        index[t] = p.row + later;
+      }
+      if (!wave_any(v[0] > best.x || v[1] > best.y)) continue;
+      __syncwarp();                                        // everybody has read before anybody writes
+      for (int t = 0; t < 2; t++) {
+        for (int o = 4; o < WAVE; o *= 2) take_larger(v[t], index[t], shfl_xor(v[t], o), shfl_xor(index[t], o));
+        if (LANE < 4 && v[t] > (t ? best.y : best.x)) p.best[token + t] = v[t], p.best_index[token + t] = index[t];
+      }
+      __syncwarp();
+    }
+  }
+  // The larger value, of equal ones that with the lower index; NaN loses.
+  static DEV void take_larger(float& v, int& index, float other, int other_index) {
+    if (other > v || (other == v && other_index < index) || v != v) v = other, index = other_index;
+  }
+};

@@ -1,0 +1,413 @@
+// The matrix products on Hopper: one kernel, made from an operation (epilogue.h), a kind of weights (mxfp4.h, dense.h), a
+// format and number of terms of the activations, and a tile.
+//
+// The operands are swapped: 64 weight rows are wgmma's A, decoded in registers or straight from shared memory, and up to N
+// tokens are B; so any number of tokens is a shape, and no multiplication is lost on padding rows.
+//
+//   One block a multiprocessor: `warpgroups` consumer warpgroups, and a producer of which one thread issues bulk copies.
+//   A stage of the pipeline is 64 along K: the tile's tokens (one contiguous run of rows of a slab of the tiled layout,
+//   already as wgmma wants it) and the chunk's weight units (contiguous too). Everything shared memory can hold is stages:
+//   DRAM's latency times its bandwidth is 33 KB a multiprocessor.
+//   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, all of K, in registers.
+//
+// Sums: `fast` (one term) is one float32 accumulator, k16 after k16. `exact` sums each slab of 64 afresh, low terms first,
+// and adds it to a float64 accumulator. In both an element's sum depends on nothing but its row and its column.
+//
+// Programmatic dependence: a block lets the successor start after its own predecessor has ended, so what a kernel's
+// grandparents wrote is there from the start. mlp2, whose predecessor is mlp1, therefore knows its work at once, and a
+// product whose rows fit one tile knows its weights: both fill the pipeline with weights before they wait.
+#pragma once
+#include "dense.h"
+#include "epilogue.h"
+#include "instruction.h"
+#include "mxfp4.h"
+#include "schedule.h"
+
+// Up to N tokens, in steps of STEP (each a multiplication of its own); BLOCKS blocks of 64 weight rows a warpgroup. MXFP4: K16S steps of 16
+// along K make a group of wgmma, whose fragments have BUFFERS buffers. SINGLE: launched for at most N rows in all.
+template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_ = 2, int BUFFERS_ = 1, bool SINGLE_ = false> struct Tile {
+  enum : int { N = N_, STEP = STEP_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_, BUFFERS = BUFFERS_ };
+  enum : bool { SINGLE = SINGLE_ };
+};
+
+// Launches for many rows ask for all the shared memory there is. Those for few leave room for a block of the small kernel
+// before them, so that their weights are on the way while it runs.
+enum : int { SHARED_BYTES = 227 * 1024, SHARED_BYTES_OF_SINGLE = 204 * 1024, MAX_STAGES = 32 };
+template <bool B> struct Flag { enum : bool { value = B }; };
+template <int N> struct Count { enum : int { value = N }; };
+
+// A consumer's or producer's place in the ring of stages.
+struct Pipe {
+  u32 base, full, empty;         // shared addresses: stages, barriers
+  int stage;
+  u32 phase;
+};
+
+template <class Op, class Weights, template <int, int> class Schedule, int FORMAT, int TERMS, class T> struct Gemm {
+  enum : int {
+    BLOCK_UNITS = 64 / Weights::UNIT_ROWS,
+    CHUNK = T::WARPGROUPS * T::BLOCKS * BLOCK_UNITS,
+    CONSUMERS = T::WARPGROUPS * 128,
+    TERM_BYTES = T::N * SLAB * 2,
+    TOKEN_BYTES = TERMS * TERM_BYTES,
+    BLOCK_BYTES = BLOCK_UNITS * Weights::UNIT_BYTES,
+    STAGE_BYTES = (TOKEN_BYTES + CHUNK * Weights::UNIT_BYTES + 1023) / 1024 * 1024,
+    BEST_WARPS = Op::GREEDY ? T::WARPGROUPS * 4 : 0,
+  };
+  struct Control {
+    u64 full[MAX_STAGES], empty[MAX_STAGES];
+    GroupTable table;
+    float best[BEST_WARPS + 1][T::N];
+    int best_index[BEST_WARPS + 1][T::N];
+  };
+  enum : int { CAPACITY = T::SINGLE ? SHARED_BYTES_OF_SINGLE : SHARED_BYTES };
+  enum : int { FITTING = ((int)CAPACITY - (int)sizeof(Control)) / STAGE_BYTES, STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES };
+  static_assert(STAGES >= 3, "a pipeline needs stages");
+  enum : bool { EARLY = Op::EARLY || T::SINGLE, DENSE = (int)Weights::UNIT_ROWS == (int)Dense::UNIT_ROWS };
+  // The producer gives up registers, as many as the consumers take; a single consumer warpgroup has enough without.
+  enum : int { PRODUCER_REGISTERS = T::WARPGROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = T::WARPGROUPS == 2 ? 240 : 160 };
+  using Work = Schedule<T::N, CHUNK>;
+
+  static DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES); }
+
+  static DEV void advance(Pipe& p) { if (++p.stage == STAGES) p.stage = 0, p.phase ^= 1; }
+  static DEV void wait_full(const Pipe& p) { barrier_wait(p.full + 8 * p.stage, p.phase); }
+  // One lane of each warp says that the warp has done with a stage.
+  static DEV void release(const Pipe& p, int stage) { if (LANE == 0) barrier_arrive(p.empty + 8 * stage); }
+  static DEV void release(const Pipe& p, int first, int count) {
+    const int stage = first + LANE;
+    if (LANE < count) barrier_arrive(p.empty + 8 * (stage < STAGES ? stage : stage - STAGES));
+  }
+
+  static DEV int rows_of_single(const GemmArgs& a) { return min(load_fresh(a.rows), (int)T::N); }
+  // Eight rows are copied at least, so the producer of a tile of eight need not wait for their number.
+  static DEV int rows_to_copy(const GemmArgs& a) { return (int)T::N == 8 ? 8 : rows_of_single(a); }
+
+  static DEV void run(const GemmArgs& a) {
+    if (!EARLY) after_predecessor();
+    prepare(a);
+    barrier();
+    Work work(control().table);
+    Pipe p = {shared_address(DYNAMIC_SHARED), shared_address(control().full), shared_address(control().empty), 0, 0};
+    if (TID >= CONSUMERS) {
+      if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
+      if (TID == CONSUMERS) produce(a, work, p);
+    } else {
+      if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
+      consume(a, work, p);
+    }
+  }
+
+  static DEV void prepare(const GemmArgs& a) {
+    GroupTable& table = control().table;
+    if (TID < WAVE) {
+      if (!T::SINGLE) fill_table<T::N>(table, a);
+      else if (TID == 0) single_tile(table);
+      __syncwarp();
+      if (TID == 0) table.units = a.row_blocks * BLOCK_UNITS, Work::plan(table);
+    } else if (TID / WAVE == 1 && LANE < STAGES) {
+      barrier_init(shared_address(control().full + LANE), 1);
+      barrier_init(shared_address(control().empty + LANE), CONSUMERS / WAVE);
+      barrier_init_done();
+    }
+  }
+
+  // The rows are not known yet: they change nothing of who computes what.
+  static DEV void single_tile(GroupTable& t) {
+    t.rows[0] = T::N, t.offsets[0] = 0, t.first_tile[0] = 0, t.first_tile[1] = 1, t.groups = 1, t.tiles = 1;
+  }
+
+  // ------------------------------------------------------------------------------------------------------ producer
+  static DEV void copy_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int k, u64 policy) {
+    const i64 unit = ((i64)c.group * a.k_blocks + k) * (a.row_blocks * BLOCK_UNITS) + c.unit;
+    const u32 bytes = c.units * Weights::UNIT_BYTES, bar = p.full + 8 * stage;
+    barrier_expect(bar, bytes);
+    bulk_copy(p.base + stage * STAGE_BYTES + TOKEN_BYTES, a.weights + unit * Weights::UNIT_BYTES, bytes, bar, policy);
+  }
+
+  // Rows beyond the tile's, up to a multiple of 8, are somebody else's; they only make columns that nobody stores.
+  static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int k, u64 policy) {
+    const u32 bytes = (c.rows + 7) / 8 * 8 * SLAB * 2, bar = p.full + 8 * p.stage;
+    barrier_arrive_expect(bar, bytes * TERMS);
+    if (bytes == 0) return;
+    for (int term = 0; term < TERMS; term++)
+      bulk_copy(p.base + p.stage * STAGE_BYTES + term * TERM_BYTES, a.in + term * a.in_term + ((i64)k * a.in_rows + c.row) * SLAB,
+                bytes, bar, policy);
+  }
+
+  static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
+    const u64 stream = evict_first(), keep = evict_last();
+    Chunk c;
+    bool some = work.next(c);
+    int early = 0;                                         // k blocks whose weights are under way already
+    int rows = 0;
+    if (EARLY) {
+      for (; some && early < min((int)STAGES, a.k_blocks); early++) copy_weights(a, p, early, c, early, stream);
+      after_predecessor();
+      if (T::SINGLE) rows = rows_to_copy(a);
+    }
+    p.phase = 1;                                           // of the empty barriers: the first round does not wait
+    for (; some; some = work.next(c), early = 0) {
+      if (T::SINGLE) c.rows = rows;
+      for (int k = 0; k < a.k_blocks; k++, advance(p)) {
+        barrier_wait(p.empty + 8 * p.stage, p.phase);
+        if (k >= early) copy_weights(a, p, p.stage, c, k, stream);
+        copy_tokens(a, p, c, k, keep);
+      }
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------------ consumers
+  static DEV void consume(const GemmArgs& a, Work work, Pipe& p) {
+    if (EARLY) after_predecessor();
+    let_successor_start();
+    const int rows = T::SINGLE ? rows_of_single(a) : 0;
+    bool fresh = true;
+    for (Chunk c; work.next(c);) {
+      if (T::SINGLE) c.rows = rows;
+      if (Op::GREEDY && fresh) reset_best();
+      pick_tokens<T::STEP>(a, p, c);
+      if constexpr (Op::GREEDY) {
+        fresh = work.tile_done();
+        if (fresh) write_best(a, c, work);
+      }
+    }
+  }
+
+  // The multiplication's width is the least that holds the tile's tokens ...
+  template <int N> static DEV void pick_tokens(const GemmArgs& a, Pipe& p, const Chunk& c) {
+    if constexpr (N < T::N)
+      if (c.rows > N) return pick_tokens<(N + T::STEP < T::N ? N + T::STEP : T::N)>(a, p, c);
+    const int blocks = (c.units + BLOCK_UNITS - 1) / BLOCK_UNITS, mine = (blocks - TID / 128 + T::WARPGROUPS - 1) / T::WARPGROUPS;
+    pick_blocks<N, T::BLOCKS>(a, p, c, mine);
+  }
+  // ... and its height the blocks that this warpgroup has.
+  template <int N, int M> static DEV void pick_blocks(const GemmArgs& a, Pipe& p, const Chunk& c, int mine) {
+    if (mine == M) compute<N, M>(a, p, c);
+    else if constexpr (M > 1) pick_blocks<N, M - 1>(a, p, c, mine);
+    else
+      for (int k = 0; k < a.k_blocks; k++, advance(p)) wait_full(p), release(p, p.stage);
+  }
+
+  template <int N, int M> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
+    if constexpr (TERMS > 1) {
+      double sum[M][N / 2];
+      clear(sum);
+      multiply_exact<N, M>(a, p, sum);
+      store_all<N, M>(a, c, sum);
+    } else {
+      float sum[M][N / 2];
+      clear(sum);
+      if constexpr (DENSE) multiply_dense<N, M>(a, p, sum);
+      else multiply_codes<N, M>(a, p, sum);
+      store_all<N, M>(a, c, sum);
+    }
+  }
+
+  template <class Sum, int M, int COUNT> static DEV void clear(Sum (&sum)[M][COUNT]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) sum[m][i] = 0;
+  }
+
+  template <int N, int M, class Sum> static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2]) {
+    const int wg = TID / 128, warp = TID / WAVE % 4;
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      const int block = wg + m * T::WARPGROUPS;
+      if (DENSE && block * BLOCK_UNITS + warp >= c.units) continue;
+      const int row = c.unit * Weights::UNIT_ROWS + block * 64 + warp * 16 + LANE / 4 * 2;
+      Place place = {c, row, LANE % 4, nullptr, nullptr};
+      if (Op::GREEDY) place.best = control().best[TID / WAVE], place.best_index = control().best_index[TID / WAVE];
+      Op::template store<N, FORMAT, TERMS>(a, place, sum[m]);
+    }
+  }
+
+  // Where this warpgroup's first block of a stage lies; its blocks are WARPGROUPS * BLOCK_BYTES apart.
+  static DEV u64 block_of(u64 descriptor, int m) { return descriptor + m * T::WARPGROUPS * BLOCK_BYTES / 16; }
+  static DEV u32 first_block(const Pipe& p) { return p.base + TOKEN_BYTES + TID / 128 * BLOCK_BYTES; }
+
+  // Both operands from shared memory; stages are freed once the next ones' multiplications are queued behind their own.
+  // Where the pipeline is deep, the multiplications of a stage are few: waiting for several stages at once costs one time
+  // what each would cost on its own, some 200 cycles to the 80 that a stage of eight tokens multiplies.
+  template <int N, int M> static DEV void multiply_dense(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
+    constexpr int AT_ONCE = STAGES >= 16 ? 4 : STAGES >= 8 ? 2 : 1;
+    int held = -1, held_count = 0;
+    auto multiply = [&](auto count) {
+      constexpr int COUNT = decltype(count)::value;
+      const int first = p.stage;
+      Pipe ahead = p;
+#pragma unroll
+      for (int i = 0; i < COUNT; i++, advance(ahead)) wait_full(ahead);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < COUNT; i++, advance(p)) {
+        const u64 tokens = wgmma_descriptor(p.base + p.stage * STAGE_BYTES);
+        const u64 weights = wgmma_descriptor(first_block(p) + p.stage * STAGE_BYTES);
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+#pragma unroll
+          for (int m = 0; m < M; m++)
+            Wgmma<FORMAT, N>::d16(sum[m], block_of(weights, m) + 2 * s, tokens + 2 * s, 1);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if constexpr (AT_ONCE > 1) release(p, held, held_count);
+      else if (held >= 0) release(p, held);
+      held = first, held_count = COUNT;
+    };
+    int k = 0;
+    if constexpr (AT_ONCE > 1)
+      for (; k + AT_ONCE <= a.k_blocks; k += AT_ONCE) multiply(Count<AT_ONCE>());
+    for (; k < a.k_blocks; k++) multiply(Count<1>());
+    wgmma_wait<0>();
+    release(p, held, held_count);
+  }
+
+  // A stage's codes of this thread.
+  template <int M> struct Codes {
+    u32x4 words[M];
+    u32 scales[M];
+    DEV void load(u32 codes_at, u32 scales_at) {
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const u32 further = m * T::WARPGROUPS * BLOCK_BYTES;
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words[m][0]), "=r"(words[m][1]), "=r"(words[m][2]), "=r"(words[m][3]) : "r"(codes_at + further));
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(scales_at + further));
+      }
+    }
+    DEV void decode(int step, u32 (&fragment)[M][4]) const {
+#pragma unroll
+      for (int m = 0; m < M; m++) decode8<FORMAT>(words[m][step], Fp4<FORMAT>::scales(scales[m], step / 2), fragment[m]);
+    }
+  };
+  // Addresses of a thread's codes and scales in stage 0, opaque to the compiler, which would work them out at every stage.
+  struct CodesAt {
+    u32 codes, scales;
+    DEV CodesAt(const Pipe& p) : codes(first_block(p) + TID % 128 * 16), scales(first_block(p) + Mxfp4::SCALES + TID % 128 / 4 * 4) {
+      asm volatile("" : "+r"(codes), "+r"(scales));
+    }
+  };
+
+  // While a group of K16S steps multiplies, the next group is decoded into the other fragment buffer; with one buffer only
+  // the other warpgroups' multiplications cover the decoding. The last stage is peeled (a compile-time flag), so that the
+  // others have no branches: with branches the compiler serializes wgmma.
+  template <int N, int M> static DEV void multiply_codes(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
+    constexpr int STEPS = T::K16S, GROUPS = 4 / STEPS, BUFFERS = T::BUFFERS;
+    const CodesAt at(p);
+    Codes<M> codes;
+    u32 fragment[BUFFERS][STEPS][M][4];
+    auto fetch = [&] { wait_full(p); codes.load(at.codes + p.stage * STAGE_BYTES, at.scales + p.stage * STAGE_BYTES); };
+    auto decode = [&](int group) {
+#pragma unroll
+      for (int s = 0; s < STEPS; s++) codes.decode(group * STEPS + s, fragment[group % BUFFERS][s]);
+    };
+    fetch();
+    decode(0);
+    int held = -1;
+    auto stage = [&](auto is_last) {
+      constexpr bool LAST = decltype(is_last)::value;
+      const int current = p.stage;
+      const u64 tokens = wgmma_descriptor(p.base + current * STAGE_BYTES);
+      advance(p);
+#pragma unroll
+      for (int group = 0; group < GROUPS; group++) {
+        const bool end = group == GROUPS - 1;
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+          for (int m = 0; m < M; m++)
+            Wgmma<FORMAT, N>::a16(sum[m], fragment[group % BUFFERS][s][m], tokens + 2 * (group * STEPS + s), 1);
+        wgmma_commit();
+        wgmma_wait<BUFFERS - 1>();                         // the fragments of the next group may be overwritten
+        if (BUFFERS == 2 && group == 0 && held >= 0) release(p, held);
+        if (BUFFERS == 1 && end) release(p, current);
+        if (!end) decode(group + 1);
+        else if (!LAST) decode(0);
+        if (!LAST && group == GROUPS - 2) fetch();         // this stage's codes are all decoded
+      }
+      held = current;
+    };
+    for (int k = 1; k < a.k_blocks; k++) stage(Flag<false>());
+    stage(Flag<true>());
+    wgmma_wait<0>();
+    if (BUFFERS == 2) release(p, held);
+  }
+
+  // Each slab afresh, low terms first, then on top of the float64 sum. Other warpgroups multiply while this one adds; making
+  // them take turns was slower by 5 %.
+  template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, double (&sum)[M][N / 2]) {
+    const CodesAt at(p);
+    for (int k = 0; k < a.k_blocks; k++, advance(p)) {
+      wait_full(p);
+      const u32 base = p.base + p.stage * STAGE_BYTES;
+      const u64 weights = wgmma_descriptor(first_block(p) + p.stage * STAGE_BYTES);
+      u32 fragment[4][M][4];
+      if constexpr (!DENSE) {
+        Codes<M> codes;
+        codes.load(at.codes + p.stage * STAGE_BYTES, at.scales + p.stage * STAGE_BYTES);
+#pragma unroll
+        for (int s = 0; s < 4; s++) codes.decode(s, fragment[s]);
+      }
+      float part[M][N / 2];
+      wgmma_fence();
+#pragma unroll
+      for (int term = TERMS - 1; term >= 0; term--) {
+        const u64 tokens = wgmma_descriptor(base + term * TERM_BYTES);
+#pragma unroll
+        for (int s = 0; s < 4; s++) {
+          const int accumulate = term < TERMS - 1 || s > 0;
+#pragma unroll
+          for (int m = 0; m < M; m++)
+            if constexpr (DENSE) Wgmma<FORMAT, N>::d16(part[m], block_of(weights, m) + 2 * s, tokens + 2 * s, accumulate);
+            else Wgmma<FORMAT, N>::a16(part[m], fragment[s][m], tokens + 2 * s, accumulate);
+        }
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      release(p, p.stage);
+#pragma unroll
+      for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) sum[m][i] += (double)part[m][i];
+    }
+  }
+
+  // ------------------------------------------------------------------------------------------------ largest logits
+  static DEV void reset_best() {
+    for (int i = LANE; i < T::N; i += WAVE) control().best[TID / WAVE][i] = -INFINITY, control().best_index[TID / WAVE][i] = 0;
+    __syncwarp();
+  }
+
+  // The block's candidates of a token tile, one a token: candidate `row` of as many as the grid has blocks. Those of blocks
+  // that do not exist are this block's to fill.
+  static DEV void write_best(const GemmArgs& a, const Chunk& c, const Work& work) {
+    consumers_barrier();
+    for (int token = TID; token < c.rows; token += CONSUMERS) {
+      float v = -INFINITY;
+      int index = 0;
+      for (int w = 0; w < BEST_WARPS; w++) {
+        const float other = control().best[w][token];
+        const int other_index = control().best_index[w][token];
+        if (w == 0) v = other, index = other_index;
+        else GreedyLogits::take_larger(v, index, other, other_index);
+      }
+      for (int i = work.row(); i < GRID; i += work.rows) {
+        const i64 at = (i64)i * a.best_rows + c.row + token;
+        a.best[at] = i < work.rows ? v : -INFINITY;
+        a.best_index[at] = i < work.rows ? index : 0;
+      }
+    }
+    consumers_barrier();
+  }
+  static DEV void consumers_barrier() { asm volatile("bar.sync 1, %0;" ::"n"((int)CONSUMERS) : "memory"); }
+};
+
+// A kernel of this family.
+#define GEMM(name, Op, Weights, Schedule, FORMAT, TERMS, ...)                              \
+  KERNEL(name, GemmArgs, (__VA_ARGS__::WARPGROUPS + 1) * 128, 1, 0) {                      \
+    Gemm<Op, Weights, Schedule, FORMAT, TERMS, __VA_ARGS__>::run(a);                       \
+  }
