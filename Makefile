@@ -9,7 +9,7 @@ PROMPTS ?= c_examples/prompts.txt
 RUN_STEPS ?= 48
 FUZZ_SECONDS ?= 60
 
-CHECKS := check-format check-lints test-rust test-c test-sanitizers test-valgrind test-memory fuzz
+CHECKS := check-format check-lints test-rust test-simt test-gpu test-c test-sanitizers test-valgrind test-memory fuzz
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -46,6 +46,14 @@ check-lints:
 
 test-rust:
 	$(CARGO) test --locked --no-fail-fast
+
+# The GPU engine on the CPU played as a SIMT machine.
+test-simt:
+	tests/programs/simt.sh
+
+# What the compilers made of the kernels, and the GPUs' runtimes without a GPU.
+test-gpu:
+	tests/programs/gpu.sh
 
 test-c: programs tiny-model small-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 	tests/programs/warnings.sh

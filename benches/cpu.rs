@@ -302,13 +302,12 @@ fn model(args: &Args) -> anyhow::Result<()> {
     let options = Options {
         precision: Some(args.precision()),
         threads: args.threads,
-        max_batch: 32,
-        step_tokens: 512,
-        kv_mb: 0,
+        max_batch: Some(32),
+        step_tokens: Some(512),
         print: false,
         progress: false,
         profile: true,
-        logits: None,
+        ..Options::default()
     };
     let mut replica = cpu::open(&checkpoint, &options)?;
     drop(checkpoint);
@@ -384,13 +383,17 @@ fn generate(
     let mut scheduler = Scheduler::new(Limits {
         max_batch: replica.max_logits_rows(),
         step_tokens: replica.max_step_tokens(),
-        chunk_tokens: replica.max_step_tokens(),
+        chunk_tokens: replica.chunk_tokens(),
         max_logits_rows: replica.max_logits_rows(),
+        block_tokens: blocks.tokens,
         full_blocks: blocks.full,
         window_blocks: blocks.window,
         sliding_window: config.sliding_window,
         has_full_layers: config.windowed_layers() < config.n_layers,
         record_all: false,
+        depth: 1,
+        speculate: false,
+        ignore_end: false,
     })
     .expect("the replica's own limits");
     for request in 0..requests {
@@ -405,7 +408,9 @@ fn generate(
     let (mut prefill, mut decode) = (Duration::ZERO, Duration::ZERO);
     while scheduler.plan(&mut plan) {
         let start = Instant::now();
-        replica.step(&plan, Want::Greedy, &mut output).expect("a step");
+        scheduler.begin(&plan);
+        replica.submit(&plan, Want::Greedy).expect("a step");
+        replica.collect(&mut output).expect("its output");
         let sampled = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
         // End tokens would end a sequence early.
         let sampled: Vec<u32> = sampled.map(|(_, greedy)| greedy.token.min(199_000)).collect();

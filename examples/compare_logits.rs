@@ -67,7 +67,8 @@ struct Report {
     max_rel: f64,
     max_ratio: f64,
     same_top: usize,
-    kl_sum: f64,
+    /// Each record's divergence.
+    kl: Vec<(f64, RecordKey)>,
 }
 
 fn compare(arguments: &Arguments) -> Result<Report> {
@@ -103,7 +104,7 @@ impl Report {
             self.add_logit(arguments, Mismatch { key, index, a, b });
         }
         self.same_top += usize::from(getp::sampler::argmax(row_a) == getp::sampler::argmax(row_b));
-        self.kl_sum += kl_divergence(row_b, row_a);
+        self.kl.push((kl_divergence(row_b, row_a), key));
     }
 
     fn add_logit(&mut self, arguments: &Arguments, logit: Mismatch) {
@@ -125,6 +126,23 @@ impl Report {
         self.mismatches == 0 && self.only_a == 0 && self.only_b == 0 && self.other_token == 0
     }
 
+    /// Mean, median and largest divergence of a record. The mean is often that of a few records, in which a token was
+    /// routed to another expert.
+    fn divergence(&self) -> Vec<String> {
+        let mut kl = self.kl.clone();
+        kl.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let Some(&(largest, RecordKey { request, position })) = kl.last() else {
+            return Vec::new();
+        };
+        let mean = kl.iter().map(|(kl, _)| kl).sum::<f64>() / kl.len() as f64;
+        let found = format!("{largest:.6e} nats: request {request}, position {position}");
+        vec![
+            line("mean KL(B||A)", format_args!("{mean:.6e} nats")),
+            line("median KL(B||A)", format_args!("{:.6e} nats", kl[kl.len() / 2].0)),
+            line("largest KL(B||A)", found),
+        ]
+    }
+
     fn text(&self, arguments: &Arguments) -> String {
         let per_record = |sum: f64| sum / self.records.max(1) as f64;
         let mut lines = vec![
@@ -139,13 +157,13 @@ impl Report {
                 "top-1 agreement",
                 format_args!("{:.4} %", 100.0 * per_record(self.same_top as f64)),
             ),
-            line("mean KL(B||A)", format_args!("{:.6e} nats", per_record(self.kl_sum))),
-            line(
-                "tolerance",
-                format_args!("atol {:e}, rtol {:e}", arguments.atol, arguments.rtol),
-            ),
-            line("logits outside it", self.mismatches),
         ];
+        lines.extend(self.divergence());
+        lines.push(line(
+            "tolerance",
+            format_args!("atol {:e}, rtol {:e}", arguments.atol, arguments.rtol),
+        ));
+        lines.push(line("logits outside it", self.mismatches));
         if let Some(Mismatch { key, index, a, b }) = &self.first {
             let RecordKey { request, position } = key;
             let found = format!("request {request}, position {position}, index {index}: a {a:e}, b {b:e}");
@@ -229,7 +247,7 @@ mod tests {
         );
         assert!(report.agrees());
         assert_eq!((report.records, report.max_abs, report.same_top), (2, 0.0, 2));
-        assert!(report.kl_sum.abs() < 1e-12);
+        assert!(report.kl.iter().all(|(kl, _)| kl.abs() < 1e-12));
     }
 
     #[test]
@@ -245,7 +263,7 @@ mod tests {
             (1, 1, 2, 4.0, 2.0)
         );
         assert!((report.max_ratio - 2.0 / (1e-5 + 2e-4)).abs() < 1e-3);
-        assert!(report.kl_sum > 0.1);
+        assert!(report.kl.iter().map(|(kl, _)| kl).sum::<f64>() > 0.1);
     }
 
     #[test]

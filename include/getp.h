@@ -86,7 +86,10 @@ typedef struct {
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
 // The weights, float32, row-major, outputs before inputs. While the model is warmed up these are addresses
-// in the first replica, in its own formats, or NULL; `finish` puts the program's own back.
+// in the first replica, in its own formats, or NULL; `finish` puts the program's own back. On a GPU they are
+// the first device's, not for the host to read: of the arrays that have layers those of layer 0; vectors
+// float32, `token_embedding_table` and `w_router` BF16 (float32 where that is not exact) in row-major tiles
+// of 32 rows, the other matrices MXFP4, FP16 or BF16 in the order of the device's matrix cores.
 typedef struct {
   // `[vocab_size, hidden_dim]`
   float *token_embedding_table;
@@ -125,7 +128,8 @@ typedef struct {
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
 // The program's own scratch memory for one token. Never read; while the model is warmed up these are
-// addresses in the first replica, or NULL.
+// addresses in the first replica, or NULL. On a GPU `x`, `t`, `tb`, `mlp1_out` and `qkv` are the activations
+// of a step on the first device, `key_cache` its KV cache, and the others NULL.
 typedef struct {
   // `[hidden_dim]`
   float *x;
@@ -291,9 +295,9 @@ typedef struct {
   int precision;
   // Worker threads of the CPU backend; by default one a core (GETP_THREADS).
   int threads;
-  // The most sequences in one step; by default 128 (GETP_MAX_BATCH).
+  // The most sequences in one step; by default 128 on the CPU, 1024 on GPUs (GETP_MAX_BATCH).
   int max_batch;
-  // The most tokens in one step; by default 512 (GETP_STEP_TOKENS).
+  // The most tokens in one step; by default 512 on the CPU, 8192 on GPUs (GETP_STEP_TOKENS).
   int step_tokens;
   // The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
   int kv_mb;
@@ -305,6 +309,9 @@ typedef struct {
   int profile;
   // The path of a file for the logits of every position fed; by default none (GETP_LOGITS).
   const char *logits;
+  // Where to run: "auto", the default, is every GPU that can be used or else the CPU; "cpu"; "hip" or "cuda", all
+  // devices of it or some as in "cuda:0,2" (GETP_DEVICE).
+  const char *device;
 } getp_options;
 
 #ifdef __cplusplus

@@ -1,11 +1,9 @@
 //! The plan of one step: which tokens of which sequences go through the model together.
 //!
-//! The scheduler writes it, the replica reads it. It is flat on purpose, so that a device can take it as it is.
+//! The scheduler writes it, the replica reads it. It is flat on purpose, so that a device can take it as it is. How
+//! many positions a KV block has is the replica's choice: [`crate::replica::KvBlocks::tokens`], here `B`.
 
 use std::ops::Range;
-
-/// Positions in one KV block. Sixteen fill one vector register of keys, and one matrix-core tile.
-pub const BLOCK_TOKENS: usize = 16;
 
 /// Consecutive tokens of one sequence within a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,10 +17,10 @@ pub struct Chunk {
     /// The position of the first row's token; the KV cache holds all positions before it.
     pub first_position: usize,
     /// The sequence's block table of the full layers, in [`StepPlan::tables`]: position `p` lies in the block
-    /// `tables[full.start + p / BLOCK_TOKENS]`.
+    /// `tables[full.start + p / B]`.
     pub full: Range<usize>,
     /// The sequence's ring of the windowed layers, in [`StepPlan::tables`]: position `p` lies in the block
-    /// `tables[window.start + p / BLOCK_TOKENS % window.len()]`. Empty if the model has no windowed layer.
+    /// `tables[window.start + p / B % window.len()]`. Empty if the model has no windowed layer.
     pub window: Range<usize>,
 }
 
@@ -42,12 +40,16 @@ pub struct LogitsRow {
 /// One step.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
-    /// The token of each row.
-    pub tokens: Vec<u32>,
+    /// The token of each row; below zero: `-1 - sequence`, the token sampled last in that sequence's slot, which the
+    /// device still has.
+    pub tokens: Vec<i32>,
     /// The position of each row's token in its sequence.
     pub positions: Vec<u32>,
     /// The sequences the rows belong to, in order of their rows; together they cover all rows.
     pub chunks: Vec<Chunk>,
+    /// How many of the chunks, the first ones, belong to sequences past their prompt; they have one row each. It is
+    /// the sequence's own state that counts: a prompt's chunk of one row is not among them.
+    pub decode_chunks: usize,
     /// Block tables, as the chunks point to them.
     pub tables: Vec<u32>,
     /// The rows whose logits are wanted, in order of rows.
@@ -65,6 +67,7 @@ impl StepPlan {
         self.tokens.clear();
         self.positions.clear();
         self.chunks.clear();
+        self.decode_chunks = 0;
         self.tables.clear();
         self.logits.clear();
     }

@@ -5,27 +5,36 @@
 
 mod answers;
 mod draws;
+mod pipeline;
+mod queue;
+mod run;
 
-use crate::batch::StepPlan;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::logits::Recorder;
 use crate::model::ModelConfig;
 use crate::options::Options;
-use crate::replica::{Replica, StepOutput, Want};
+use crate::replica::{Replica, Want};
 use crate::report;
 use crate::requests::Requests;
-use crate::scheduler::{Limits, Scheduler};
+use crate::scheduler::{Limits, Scheduler, Unfinished};
 use crate::tokenizer::Tokenizer;
 use crate::workers::Workers;
 use answers::Answers;
-use draws::Draws;
-use rayon::ThreadPool;
+use draws::{Draws, Streams};
+use pipeline::Pipeline;
+use queue::Queue;
 use rayon::prelude::*;
+use run::{Run, Worker};
+use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::time::Instant;
 
-/// Makes a replica: [`crate::backend::open`], or a test's own.
-pub type OpenReplica<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box<dyn Replica>> + Sync);
+/// Makes a replica on each device there is, at least one: [`crate::backend::open`], or a test's own.
+pub type OpenReplicas<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Vec<Box<dyn Replica>>> + Sync);
+
+/// Makes the replica that stands in when all have failed.
+pub type Reopen<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Replica>>;
 
 /// How to draw tokens, as the program's sampler says.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +45,13 @@ pub struct Sampling {
     pub topp: f32,
     /// The state of request 0's random stream, from which the other requests' follow.
     pub rng_state: u64,
+}
+
+impl Sampling {
+    /// Whether the most likely token is taken.
+    fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
 }
 
 /// What all inferences so far took and gave.
@@ -49,6 +65,10 @@ pub struct Stats {
     pub steps: u64,
     /// Seconds, encoding and printing included.
     pub seconds: f64,
+    /// Of these, what the replicas' threads waited for their devices, summed.
+    pub waiting_seconds: f64,
+    /// The same of drawing tokens.
+    pub drawing_seconds: f64,
 }
 
 /// What one inference gave.
@@ -62,7 +82,8 @@ pub struct Outcome {
 
 /// A model that is warmed up.
 pub struct Engine {
-    replica: Box<dyn Replica>,
+    /// One a device; none after all have failed.
+    replicas: Vec<Pipeline>,
     config: ModelConfig,
     options: Options,
     /// Encodes prompts and draws tokens.
@@ -72,26 +93,38 @@ pub struct Engine {
 
 impl Engine {
     /// Packs the weights, makes room for the KV cache, and says what became of it all.
-    pub fn warm_up(checkpoint: &dyn Checkpoint, options: Options, open: OpenReplica<'_>) -> Result<Self> {
+    pub fn warm_up(checkpoint: &dyn Checkpoint, options: Options, open: OpenReplicas<'_>) -> Result<Self> {
+        let replicas = open(checkpoint, &options)?;
+        Self::new(replicas, checkpoint.config(), options)
+    }
+
+    /// An engine over replicas there are.
+    pub fn new(replicas: Vec<Box<dyn Replica>>, config: &ModelConfig, options: Options) -> Result<Self> {
         let workers = Workers::start("getp host", options.threads)?;
-        let replica = open(checkpoint, &options)?;
-        report::summary(&*replica).iter().for_each(report::line);
-        Ok(Self {
-            replica,
-            config: checkpoint.config().clone(),
+        if replicas.is_empty() {
+            return Err(Error::State("there is no device to run on; see GETP_DEVICE".into()));
+        }
+        let engine = Self {
+            replicas: replicas.into_iter().map(Pipeline::new).collect(),
+            config: config.clone(),
             options,
             workers,
             stats: Stats::default(),
-        })
+        };
+        engine.print_summary();
+        Ok(engine)
     }
 
-    /// Answers all requests, each into its own row. A request that cannot be answered gets an empty row and a line;
-    /// if a step fails, those not finished keep theirs empty. Fails itself only if it could not begin.
+    /// Answers all requests, each into its own row. A request that cannot be answered gets an empty row and a line.
+    /// A replica that fails is dropped, and its requests start anew on the others; when all have failed, on the one
+    /// that `reopen` makes. If there is none, or it fails too, those not finished keep their rows empty. Fails itself
+    /// only if it could not begin.
     pub fn inference(
         &mut self,
         tokenizer: &Tokenizer,
         sampling: &mut Sampling,
         requests: &mut Requests<'_>,
+        reopen: Reopen<'_>,
     ) -> Result<Outcome> {
         let start = Instant::now();
         requests.clear_all();
@@ -99,16 +132,16 @@ impl Engine {
             return Ok(Outcome::default());
         }
         self.check_vocabulary(tokenizer)?;
+        self.drain();
+        if self.replicas.is_empty() {
+            self.reopen(reopen)?;
+        }
         let prompts = self.encode(tokenizer, requests);
-        let mut run = self.begin(tokenizer, *sampling, requests)?;
-        run.submit(prompts);
-        let failure = run.all_steps().err();
-        sampling.rng_state = run.draws.first_state();
-        let tokens = run.end();
-        self.stats.tokens += tokens;
+        let outcome = self.answer(tokenizer, sampling, requests, prompts, reopen)?;
+        self.stats.tokens += outcome.tokens;
         self.stats.seconds += start.elapsed().as_secs_f64();
-        self.print_profile();
-        Ok(Outcome { tokens, failure })
+        self.print_profiles();
+        Ok(outcome)
     }
 
     /// What all inferences so far took and gave.
@@ -116,9 +149,9 @@ impl Engine {
         self.stats
     }
 
-    /// The model's copy on its device.
-    pub fn replica(&self) -> &dyn Replica {
-        &*self.replica
+    /// The model's copies on their devices; none after all have failed.
+    pub fn replicas(&self) -> impl Iterator<Item = &dyn Replica> {
+        self.replicas.iter().map(Pipeline::replica)
     }
 
     /// The model's dimensions.
@@ -126,33 +159,130 @@ impl Engine {
         &self.config
     }
 
-    /// Everything one inference needs beside the prompts.
-    fn begin<'a, 'r>(
-        &'a mut self,
-        tokenizer: &'a Tokenizer,
-        sampling: Sampling,
-        requests: &'a mut Requests<'r>,
-    ) -> Result<Run<'a, 'r>> {
-        let vocab = self.config.vocab_size;
-        let logits = self.options.logits.as_deref();
-        Ok(Run {
-            scheduler: Scheduler::new(self.limits())?,
-            draws: Draws::new(
-                vocab,
-                sampling,
-                requests.len(),
-                self.workers.pool().current_num_threads(),
-            ),
-            recorder: logits.map(|path| Recorder::create(path, vocab)),
-            answers: Answers::new(tokenizer, requests, &self.options),
-            replica: &mut *self.replica,
-            pool: self.workers.pool(),
-            stats: &mut self.stats,
+    /// Serves the queue with all replicas, and if they fail with another one.
+    fn answer(
+        &mut self,
+        tokenizer: &Tokenizer,
+        sampling: &mut Sampling,
+        requests: &mut Requests<'_>,
+        prompts: Vec<Result<Vec<u32>>>,
+        reopen: Reopen<'_>,
+    ) -> Result<Outcome> {
+        let want = if sampling.is_greedy() && self.options.logits.is_none() {
+            Want::Greedy
+        } else {
+            Want::Logits
+        };
+        let streams = Streams::new(sampling.rng_state, requests.len());
+        let mut answers = Answers::new(tokenizer, requests, &self.options);
+        let waiting = self.admit(prompts, want, &mut answers)?;
+        let run = Run {
+            queue: Queue::new(waiting),
+            answers: Mutex::new(answers),
+            recorder: self.recorder(),
+            streams,
+            want,
+        };
+        let mut failure = self.serve(&run, *sampling)?;
+        if run.queue.unfinished() > 0 {
+            match self.reopen(reopen).and_then(|()| self.serve(&run, *sampling)) {
+                Ok(last) => failure = last,
+                Err(error) => report::line(format_args!("there is no other replica either: {error}")),
+            }
+        }
+        sampling.rng_state = run.streams.first_state();
+        let failure = failure.filter(|_| run.queue.unfinished() > 0);
+        Ok(Outcome {
+            tokens: run.end(),
+            failure,
         })
     }
 
-    fn print_profile(&self) {
-        if let Some(profile) = self.replica.profile() {
+    /// Queues the requests that can be answered and refuses the others. A request must fit every replica, for any
+    /// of them may get it.
+    fn admit(
+        &mut self,
+        prompts: Vec<Result<Vec<u32>>>,
+        want: Want,
+        answers: &mut Answers<'_, '_>,
+    ) -> Result<VecDeque<Unfinished>> {
+        let limits = self.replicas().map(|replica| self.limits(replica, want).check());
+        let limits = limits.collect::<Result<Vec<_>>>()?;
+        let max_positions = answers.steps();
+        let mut waiting = VecDeque::new();
+        for (request, prompt) in prompts.into_iter().enumerate() {
+            let n_prompt = prompt.as_ref().map_or(0, Vec::len);
+            let fits = |limits: &Limits| limits.check_sequence(request, n_prompt, max_positions);
+            match prompt.and_then(|prompt| limits.iter().try_for_each(fits).map(|()| prompt)) {
+                Ok(prompt) => waiting.push_back(Unfinished {
+                    request,
+                    prompt,
+                    max_positions,
+                }),
+                Err(why) => answers.refuse(request, &why),
+            }
+        }
+        self.stats.prompt_tokens += waiting.iter().map(|u| u.prompt.len() as u64).sum::<u64>();
+        Ok(waiting)
+    }
+
+    /// Lets all replicas serve the queue, and drops those that failed; gives the last failure.
+    fn serve(&mut self, run: &Run<'_, '_>, sampling: Sampling) -> Result<Option<Error>> {
+        let limits = self.replicas().map(|replica| self.limits(replica, run.want));
+        let schedulers = limits.map(Scheduler::new).collect::<Result<Vec<_>>>()?;
+        let pool = self.workers.pool();
+        let threads = pool.current_num_threads().div_ceil(self.replicas.len());
+        let workers = self.replicas.iter_mut().zip(schedulers).map(|(pipeline, scheduler)| {
+            let draws = Draws::new(self.config.vocab_size, sampling, threads);
+            Worker::new(run, pool, pipeline, scheduler, draws)
+        });
+        let served = run::serve(run, workers.collect());
+        for served in &served {
+            self.stats.steps += served.steps;
+            self.stats.waiting_seconds += served.waiting.as_secs_f64();
+            self.stats.drawing_seconds += served.drawing.as_secs_f64();
+        }
+        let mut failed = served.iter().map(|served| served.failure.is_some());
+        self.replicas.retain(|_| !failed.next().unwrap_or(false));
+        Ok(served.into_iter().filter_map(|served| served.failure).last())
+    }
+
+    /// Puts another replica in the place of those that have failed.
+    fn reopen(&mut self, reopen: Reopen<'_>) -> Result<()> {
+        report::line("no device is left; packing the weights for the CPU");
+        self.replicas.push(Pipeline::new(reopen(&self.options)?));
+        self.print_summary();
+        Ok(())
+    }
+
+    /// Drops the replicas that do not give back the steps which an inference that panicked has left under way.
+    fn drain(&mut self) {
+        self.replicas.retain_mut(|pipeline| {
+            let drained = pipeline.drain();
+            if let Err(error) = &drained {
+                report::line(format_args!("{} is given up: {error}", pipeline.replica().describe()));
+            }
+            drained.is_ok()
+        });
+    }
+
+    fn recorder(&self) -> Option<Mutex<Recorder>> {
+        let path = self.options.logits.as_deref()?;
+        Some(Mutex::new(Recorder::create(path, self.config.vocab_size)))
+    }
+
+    fn print_summary(&self) {
+        let replicas: Vec<_> = self.replicas().collect();
+        report::summary(&replicas).iter().for_each(report::line);
+    }
+
+    /// A table each, under the replica's name if there are several.
+    fn print_profiles(&self) {
+        for replica in self.replicas() {
+            let Some(profile) = replica.profile() else { continue };
+            if self.replicas.len() > 1 {
+                report::line(replica.describe());
+            }
             profile.table().lines().for_each(report::line);
         }
     }
@@ -179,82 +309,26 @@ impl Engine {
             .install(|| (0..requests.len()).into_par_iter().map(encode).collect())
     }
 
-    fn limits(&self) -> Limits {
-        let (config, replica) = (&self.config, &self.replica);
-        let step_tokens = self.options.step_tokens.min(replica.max_step_tokens());
+    fn limits(&self, replica: &dyn Replica, want: Want) -> Limits {
+        let config = &self.config;
+        let step_tokens = replica.max_step_tokens();
         let max_logits_rows = replica.max_logits_rows();
         let blocks = replica.kv_blocks();
         Limits {
-            max_batch: self.options.max_batch.min(step_tokens).min(max_logits_rows),
+            max_batch: max_logits_rows.min(step_tokens),
             step_tokens,
-            // A prompt alone may fill the step.
-            chunk_tokens: step_tokens,
+            chunk_tokens: replica.chunk_tokens().min(step_tokens),
             max_logits_rows,
+            block_tokens: blocks.tokens,
             full_blocks: blocks.full,
             window_blocks: blocks.window,
             sliding_window: config.sliding_window,
             has_full_layers: config.windowed_layers() < config.n_layers,
             record_all: self.options.logits.is_some(),
+            depth: replica.depth(),
+            speculate: want == Want::Greedy,
+            ignore_end: self.options.ignore_end,
         }
-    }
-}
-
-/// One inference while it runs.
-struct Run<'a, 'r> {
-    scheduler: Scheduler,
-    replica: &'a mut dyn Replica,
-    pool: &'a ThreadPool,
-    answers: Answers<'a, 'r>,
-    draws: Draws,
-    recorder: Option<Recorder>,
-    stats: &'a mut Stats,
-}
-
-impl Run<'_, '_> {
-    /// Queues the requests that can be answered and refuses the others.
-    fn submit(&mut self, prompts: Vec<Result<Vec<u32>>>) {
-        let steps = self.answers.steps();
-        for (request, prompt) in prompts.into_iter().enumerate() {
-            let prompt_tokens = prompt.as_ref().map_or(0, Vec::len) as u64;
-            match prompt.and_then(|prompt| self.scheduler.submit(request, prompt, steps)) {
-                Ok(()) => self.stats.prompt_tokens += prompt_tokens,
-                Err(why) => self.answers.refuse(request, &why),
-            }
-        }
-    }
-
-    /// Plan, step, draw, commit, until every request has its answer.
-    fn all_steps(&mut self) -> Result<()> {
-        let want = if self.recorder.is_some() {
-            Want::Logits
-        } else {
-            self.draws.want()
-        };
-        let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
-        while self.scheduler.plan(&mut plan) {
-            self.replica.step(&plan, want, &mut output)?;
-            self.stats.steps += 1;
-            self.record(&plan, &output);
-            let sampled = self.draws.draw(self.pool, &self.scheduler, &plan, &output)?;
-            self.scheduler.commit(&plan, sampled, &mut finished)?;
-            finished.drain(..).for_each(|answer| self.answers.store(answer));
-        }
-        Ok(())
-    }
-
-    /// Writes the step's logits to the file asked for, if one was.
-    fn record(&mut self, plan: &StepPlan, output: &StepOutput) {
-        if let Some(recorder) = &mut self.recorder {
-            recorder.step(plan, output, |sequence| self.scheduler.request(sequence));
-        }
-    }
-
-    /// Waits until all is printed and written, and counts the tokens.
-    fn end(self) -> u64 {
-        if let Some(recorder) = self.recorder {
-            recorder.finish();
-        }
-        self.answers.finish()
     }
 }
 

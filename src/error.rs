@@ -70,6 +70,18 @@ pub enum Error {
         /// How much was asked for.
         bytes: u64,
     },
+    /// A GPU's runtime refused a call.
+    #[error("{device}: {call}: {fault}{}", code.map(|c| format!(" (code {c})")).unwrap_or_default())]
+    Gpu {
+        /// The device, for example `cuda:0`.
+        device: String,
+        /// The call, for example `cuMemAlloc(1073741824 bytes)`.
+        call: String,
+        /// What kind of failure it is.
+        fault: GpuFault,
+        /// The runtime's own number.
+        code: Option<i32>,
+    },
     /// A call came at the wrong time.
     #[error("{0}")]
     State(String),
@@ -78,8 +90,31 @@ pub enum Error {
     Internal(String),
 }
 
+/// What went wrong on a GPU, in words that say what to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GpuFault {
+    /// Its memory is full.
+    #[error("out of device memory; lower GETP_KV_MB or GETP_MAX_BATCH, or free the device")]
+    OutOfMemory,
+    /// Its driver is missing, or library and kernel module do not fit each other.
+    #[error("no working driver; install the device's driver or set GETP_DEVICE=cpu")]
+    NoDriver,
+    /// There is no such device.
+    #[error("no such device; see GETP_DEVICE")]
+    NoDevice,
+    /// The device no longer answers, or an earlier kernel failed on it.
+    #[error("the device is lost; what ran on it runs again elsewhere")]
+    LostDevice,
+    /// The code object was not made for this device, or lacks a kernel.
+    #[error("the code object does not fit the device; build getp for its architecture")]
+    BadCode,
+    /// Anything else.
+    #[error("the runtime refused the call")]
+    Other,
+}
+
 /// The library's result.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// A failure of the file system, with the file it happened to.
@@ -88,6 +123,11 @@ impl Error {
             path: path.into(),
             source,
         }
+    }
+
+    /// Whether a device of this name failed, for example `cuda:0`.
+    pub fn is_of(&self, name: &str) -> bool {
+        matches!(self, Self::Gpu { device, .. } if device == name)
     }
 
     /// A file or tensor that does not hold what it should.

@@ -2,7 +2,8 @@
 //!
 //! Eight bytes of [`MAGIC`], the vocabulary's size and a zero as little-endian uint32, then records of one size:
 //! request, position, token fed and a zero as uint32, then `[vocab]` float32. The order of records is the order
-//! the steps had, which differs between runs: match them by request and position.
+//! the steps had, which differs between runs: match them by request and position. A request that a failed device gave
+//! back has its positions again: the later records are those of its answer.
 
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
@@ -104,7 +105,9 @@ impl Recorder {
                 request: request as u32,
                 position: row.position as u32,
             };
-            writer.write(key, plan.tokens[row.row], logits)
+            // Who wants whole rows samples on the host, so that the host knows every token it feeds.
+            let token = plan.tokens[row.row].cast_unsigned();
+            writer.write(key, token, logits)
         });
         if let Err(error) = written {
             stopped(error);

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// How numbers are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,17 +14,43 @@ pub enum Precision {
     Fast,
 }
 
+/// Where the model runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// On every GPU that can be used, or else on the CPU.
+    #[default]
+    Auto,
+    /// On the CPU.
+    Cpu,
+    /// On GPUs of one runtime.
+    Gpu {
+        /// One of [`RUNTIMES`].
+        runtime: &'static str,
+        /// Their numbers, each once; empty for all.
+        ordinals: Vec<usize>,
+    },
+}
+
+/// The GPU runtimes that can be named. `simt` plays a GPU on the CPU, for tests.
+pub const RUNTIMES: &[&str] = if cfg!(feature = "simt") {
+    &["hip", "cuda", "simt"]
+} else {
+    &["hip", "cuda"]
+};
+
 /// The choices, complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// `GETP_PRECISION=exact|fast`; `None` lets the backend choose.
     pub precision: Option<Precision>,
+    /// `GETP_DEVICE=auto|cpu|hip|cuda`, the last two with numbers if need be (`cuda:0,2`).
+    pub device: DeviceChoice,
     /// `GETP_THREADS=N`: worker threads of the CPU backend; 0 is one a core.
     pub threads: usize,
-    /// `GETP_MAX_BATCH=N`: the most sequences in one step.
-    pub max_batch: usize,
-    /// `GETP_STEP_TOKENS=N`: the most tokens in one step.
-    pub step_tokens: usize,
+    /// `GETP_MAX_BATCH=N`: the most sequences in one step; `None` lets the backend choose.
+    pub max_batch: Option<usize>,
+    /// `GETP_STEP_TOKENS=N`: the most tokens in one step; `None` lets the backend choose.
+    pub step_tokens: Option<usize>,
     /// `GETP_KV_MB=N`: the most memory for the KV cache in MiB; 0 sizes it from free memory.
     pub kv_mb: usize,
     /// `GETP_PRINT=0|1`: print each request's decoded text on stdout.
@@ -34,6 +61,9 @@ pub struct Options {
     pub profile: bool,
     /// `GETP_LOGITS=FILE`: write the logits of every position fed to FILE, which each inference begins anew.
     pub logits: Option<PathBuf>,
+    /// End tokens do not end answers: for measuring, where every answer shall have the length asked for. No variable of
+    /// the environment sets it.
+    pub ignore_end: bool,
 }
 
 /// The choices made, `None` where none was: those of a C struct go before those of the environment, and those
@@ -42,6 +72,8 @@ pub struct Options {
 pub struct Choices {
     /// See [`Options::precision`].
     pub precision: Option<Precision>,
+    /// See [`Options::device`].
+    pub device: Option<DeviceChoice>,
     /// See [`Options::threads`].
     pub threads: Option<usize>,
     /// See [`Options::max_batch`].
@@ -61,8 +93,9 @@ pub struct Choices {
 }
 
 /// Every variable of the environment that is read.
-pub const VARIABLES: [&str; 9] = [
+pub const VARIABLES: [&str; 10] = [
     "GETP_PRECISION",
+    "GETP_DEVICE",
     "GETP_THREADS",
     "GETP_MAX_BATCH",
     "GETP_STEP_TOKENS",
@@ -73,12 +106,31 @@ pub const VARIABLES: [&str; 9] = [
     "GETP_LOGITS",
 ];
 
-/// Enough sequences that each weight read serves many, few enough that their KV cache fits a workstation.
-const DEFAULT_MAX_BATCH: usize = 128;
-/// Room for prompts beside a full batch of sequences that generate.
-const DEFAULT_STEP_TOKENS: usize = 512;
+/// The most sequences and rows of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepLimits {
+    /// Sequences.
+    pub max_batch: usize,
+    /// Rows, at least as many.
+    pub step_tokens: usize,
+}
+
+impl StepLimits {
+    /// The CPU's: enough sequences that each weight read serves many, few enough that their KV cache fits a workstation,
+    /// and room for prompts beside them.
+    pub const CPU: Self = Self {
+        max_batch: 128,
+        step_tokens: 512,
+    };
+    /// A GPU's: its matrix cores want some hundred rows for each of the experts.
+    pub const GPU: Self = Self {
+        max_batch: 1024,
+        step_tokens: 8192,
+    };
+}
 
 // Limits far above what any machine uses: they only keep a slip of the keyboard from asking for terabytes.
+const MAX_ORDINAL: usize = 1023;
 const MAX_THREADS: usize = 4096;
 const MAX_BATCH: usize = 1 << 16;
 const MAX_STEP_TOKENS: usize = 1 << 20;
@@ -88,14 +140,16 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             precision: None,
+            device: DeviceChoice::Auto,
             threads: 0,
-            max_batch: DEFAULT_MAX_BATCH,
-            step_tokens: DEFAULT_STEP_TOKENS,
+            max_batch: None,
+            step_tokens: None,
             kv_mb: 0,
             print: true,
             progress: true,
             profile: false,
             logits: None,
+            ignore_end: false,
         }
     }
 }
@@ -104,6 +158,17 @@ impl Options {
     /// The choices of the process's environment over the defaults.
     pub fn from_env() -> Result<Self> {
         Choices::from_vars(std::env::vars_os())?.complete()
+    }
+
+    /// The choices made over a backend's own. Who asks for a larger batch alone wants it filled, not an error about a
+    /// default, and so does who asks for small steps.
+    pub fn step_limits(&self, default: StepLimits) -> StepLimits {
+        let most = self.step_tokens.unwrap_or(usize::MAX);
+        let max_batch = self.max_batch.unwrap_or(default.max_batch.min(most));
+        StepLimits {
+            max_batch,
+            step_tokens: self.step_tokens.unwrap_or(default.step_tokens.max(max_batch)),
+        }
     }
 }
 
@@ -124,6 +189,7 @@ impl Choices {
     fn set(&mut self, name: &'static str, value: &OsStr) -> Result<()> {
         match name {
             "GETP_PRECISION" => self.precision = Some(precision(name, value)?),
+            "GETP_DEVICE" => self.device = Some(device(name, value)?),
             "GETP_THREADS" => self.threads = Some(number(name, value, 0, MAX_THREADS)?),
             "GETP_MAX_BATCH" => self.max_batch = Some(number(name, value, 1, MAX_BATCH)?),
             "GETP_STEP_TOKENS" => self.step_tokens = Some(number(name, value, 1, MAX_STEP_TOKENS)?),
@@ -140,6 +206,7 @@ impl Choices {
     pub fn or(self, other: Self) -> Self {
         Self {
             precision: self.precision.or(other.precision),
+            device: self.device.or(other.device),
             threads: self.threads.or(other.threads),
             max_batch: self.max_batch.or(other.max_batch),
             step_tokens: self.step_tokens.or(other.step_tokens),
@@ -154,25 +221,28 @@ impl Choices {
     /// These choices over the defaults, checked together.
     pub fn complete(self) -> Result<Options> {
         let default = Options::default();
-        let max_batch = within(
-            "GETP_MAX_BATCH",
-            self.max_batch.unwrap_or(default.max_batch),
-            1,
-            MAX_BATCH,
-        )?;
-        // Who asks for a larger batch alone wants it filled, not an error about a default.
-        let step_tokens = self.step_tokens.unwrap_or(default.step_tokens.max(max_batch));
+        let max_batch = self
+            .max_batch
+            .map(|n| within("GETP_MAX_BATCH", n, 1, MAX_BATCH))
+            .transpose()?;
+        // A step has a row for each sequence that generates.
+        let least = max_batch.unwrap_or(StepLimits::CPU.max_batch);
+        let step_tokens = self.step_tokens;
+        let step_tokens = step_tokens
+            .map(|n| within("GETP_STEP_TOKENS", n, least, MAX_STEP_TOKENS))
+            .transpose()?;
         Ok(Options {
             precision: self.precision,
+            device: self.device.unwrap_or(default.device),
             threads: within("GETP_THREADS", self.threads.unwrap_or(default.threads), 0, MAX_THREADS)?,
             max_batch,
-            // A step has a row for each sequence that generates.
-            step_tokens: within("GETP_STEP_TOKENS", step_tokens, max_batch, MAX_STEP_TOKENS)?,
+            step_tokens,
             kv_mb: within("GETP_KV_MB", self.kv_mb.unwrap_or(default.kv_mb), 0, MAX_KV_MB)?,
             print: self.print.unwrap_or(default.print),
             progress: self.progress.unwrap_or(default.progress),
             profile: self.profile.unwrap_or(default.profile),
             logits: self.logits,
+            ignore_end: false,
         })
     }
 }
@@ -194,6 +264,47 @@ fn precision(name: &'static str, value: &OsStr) -> Result<Precision> {
         Some("fast") => Ok(Precision::Fast),
         _ => Err(unknown(name, value, "exact or fast".into())),
     }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        device("GETP_DEVICE", OsStr::new(text))
+    }
+}
+
+/// Reads a choice of devices: a name, or a runtime's name, a colon and numbers with commas between them.
+pub fn device(name: &'static str, value: &OsStr) -> Result<DeviceChoice> {
+    let choice = value.to_str().and_then(|text| match text {
+        "auto" => Some(DeviceChoice::Auto),
+        "cpu" => Some(DeviceChoice::Cpu),
+        _ => gpus(text),
+    });
+    let known = || {
+        format!(
+            "auto, cpu, {} or some of a runtime's devices as in cuda:0,2",
+            RUNTIMES.join(", ")
+        )
+    };
+    choice.ok_or_else(|| unknown(name, value, known()))
+}
+
+fn gpus(text: &str) -> Option<DeviceChoice> {
+    let (name, list) = match text.split_once(':') {
+        Some((name, list)) => (name, Some(list)),
+        None => (text, None),
+    };
+    let runtime = RUNTIMES.iter().find(|runtime| **runtime == name)?;
+    let mut ordinals = Vec::new();
+    for number in list.into_iter().flat_map(|list| list.split(',')) {
+        let ordinal = number.parse().ok().filter(|ordinal| *ordinal <= MAX_ORDINAL)?;
+        if ordinals.contains(&ordinal) {
+            return None;
+        }
+        ordinals.push(ordinal);
+    }
+    Some(DeviceChoice::Gpu { runtime, ordinals })
 }
 
 fn switch(name: &'static str, value: &OsStr) -> Result<bool> {
@@ -249,6 +360,7 @@ mod tests {
     fn every_variable_is_read() {
         let options = parse(&[
             ("GETP_PRECISION", "fast"),
+            ("GETP_DEVICE", "cuda:2,0"),
             ("GETP_THREADS", "3"),
             ("GETP_MAX_BATCH", "7"),
             ("GETP_STEP_TOKENS", "9"),
@@ -260,14 +372,19 @@ mod tests {
         ]);
         let expected = Options {
             precision: Some(Precision::Fast),
+            device: DeviceChoice::Gpu {
+                runtime: "cuda",
+                ordinals: vec![2, 0],
+            },
             threads: 3,
-            max_batch: 7,
-            step_tokens: 9,
+            max_batch: Some(7),
+            step_tokens: Some(9),
             kv_mb: 64,
             print: false,
             progress: false,
             profile: true,
             logits: Some("/tmp/l".into()),
+            ignore_end: false,
         };
         assert_eq!(options.unwrap(), expected);
     }
@@ -277,6 +394,11 @@ mod tests {
         let error = parse(&[("GETP_PRECISION", "half")]).unwrap_err().to_string();
         assert_eq!(error, "GETP_PRECISION=half is not known; use exact or fast");
         for (name, value) in [
+            ("GETP_DEVICE", "gpu"),
+            ("GETP_DEVICE", "cuda:"),
+            ("GETP_DEVICE", "cuda:0,0"),
+            ("GETP_DEVICE", "hip:-1"),
+            ("GETP_DEVICE", "cpu:0"),
             ("GETP_THREADS", "-1"),
             ("GETP_THREADS", "two"),
             ("GETP_MAX_BATCH", "0"),
@@ -293,8 +415,23 @@ mod tests {
     }
 
     #[test]
+    fn devices_are_named_alone_or_with_numbers() {
+        let read = |value: &str| parse(&[("GETP_DEVICE", value)]).unwrap().device;
+        let all = DeviceChoice::Gpu {
+            runtime: "hip",
+            ordinals: vec![],
+        };
+        assert_eq!(read("auto"), DeviceChoice::Auto);
+        assert_eq!(read("cpu"), DeviceChoice::Cpu);
+        assert_eq!(read("hip"), all);
+    }
+
+    #[test]
     fn a_step_has_room_for_the_batch() {
-        assert_eq!(parse(&[("GETP_MAX_BATCH", "1000")]).unwrap().step_tokens, 1000);
+        let limits = parse(&[("GETP_MAX_BATCH", "1000")])
+            .unwrap()
+            .step_limits(StepLimits::CPU);
+        assert_eq!(limits.step_tokens, 1000);
         let error = parse(&[("GETP_STEP_TOKENS", "64")]).unwrap_err().to_string();
         assert!(error.contains("a number from 128 "), "{error}");
     }

@@ -13,13 +13,16 @@ pub enum Stage {
     Attention,
     AttnOut,
     Router,
+    Sort,
+    Gather,
     Mlp1,
     Mlp2,
     Unembed,
+    Argmax,
 }
 
 /// Every stage, in the order of the forward pass.
-pub const STAGES: [Stage; 10] = [
+pub const STAGES: [Stage; 13] = [
     Stage::Embed,
     Stage::Norm,
     Stage::Qkv,
@@ -27,9 +30,12 @@ pub const STAGES: [Stage; 10] = [
     Stage::Attention,
     Stage::AttnOut,
     Stage::Router,
+    Stage::Sort,
+    Stage::Gather,
     Stage::Mlp1,
     Stage::Mlp2,
     Stage::Unembed,
+    Stage::Argmax,
 ];
 
 impl Stage {
@@ -43,14 +49,17 @@ impl Stage {
             Stage::Attention => "attention",
             Stage::AttnOut => "attn_out",
             Stage::Router => "router",
+            Stage::Sort => "sort",
+            Stage::Gather => "gather",
             Stage::Mlp1 => "mlp1_swiglu",
             Stage::Mlp2 => "mlp2_combine",
             Stage::Unembed => "unembed",
+            Stage::Argmax => "argmax",
         }
     }
 }
 
-/// What a call of a stage has to move and to compute, at the least.
+/// What a call of a stage has to move and to compute, at the least: every input read once, every output written once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     /// Bytes read and written in the device's memory.
@@ -70,10 +79,100 @@ pub struct StageTotal {
     pub cost: Cost,
 }
 
+/// What a device can do at most, as measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Roof {
+    /// Bytes its memory moves in a second, read and written.
+    pub bytes_per_s: f64,
+    /// Operations its matrix units do in a second.
+    pub flops_per_s: f64,
+}
+
+/// What a stage cannot be faster than.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // one of a roof's two
+pub enum Limit {
+    Memory,
+    Matrix,
+}
+
+impl Limit {
+    /// The name in the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Limit::Memory => "memory",
+            Limit::Matrix => "matrix",
+        }
+    }
+}
+
+impl Roof {
+    /// How much of `seconds` the cost must take here at least, from 0 to 1, and because of what.
+    pub fn share(&self, cost: Cost, seconds: f64) -> (f64, Limit) {
+        let memory = cost.bytes as f64 / self.bytes_per_s;
+        let matrix = cost.flops as f64 / self.flops_per_s;
+        let (least, limit) = if matrix > memory {
+            (matrix, Limit::Matrix)
+        } else {
+            (memory, Limit::Memory)
+        };
+        (if seconds > 0.0 { least / seconds } else { 0.0 }, limit)
+    }
+}
+
+/// How evenly rows were spread over the experts of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spread {
+    /// Layers looked at.
+    pub layers: u64,
+    /// The sum over them of the busiest expert's rows, the mean being 1.
+    pub busiest_sum: f64,
+    /// The largest of them.
+    pub busiest_most: f64,
+}
+
+impl Spread {
+    /// Looks at a layer: rows by expert.
+    pub fn add(&mut self, rows: &[u32]) {
+        let all: u64 = rows.iter().map(|&n| u64::from(n)).sum();
+        let most = rows.iter().copied().max().unwrap_or(0);
+        if all == 0 {
+            return;
+        }
+        let busiest = f64::from(most) * rows.len() as f64 / all as f64;
+        self.layers += 1;
+        self.busiest_sum += busiest;
+        self.busiest_most = self.busiest_most.max(busiest);
+    }
+
+    /// The busiest expert's rows, the mean being 1, in the mean over the layers looked at.
+    pub fn busiest(&self) -> f64 {
+        self.busiest_sum / self.layers.max(1) as f64
+    }
+}
+
+/// How steps followed each other on a device, and what the host did meanwhile. A device that is neither computing nor
+/// waiting for a slow host has `idle` near 0: copies and draws are hidden behind steps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepTimes {
+    /// Steps.
+    pub steps: u64,
+    /// From the start of a step's first kernel to the end of its last.
+    pub computing: Duration,
+    /// From the end of a step to the start of the next.
+    pub idle: Duration,
+    /// From the end of a step until its logits are on the host.
+    pub copying: Duration,
+}
+
 /// Sums by stage.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     totals: [StageTotal; STAGES.len()],
+    /// What the device can do, if it was measured.
+    pub roof: Option<Roof>,
+    /// How rows were spread over experts, if it was looked at.
+    pub spread: Spread,
 }
 
 impl Profile {
@@ -91,31 +190,106 @@ impl Profile {
         self.totals[stage as usize]
     }
 
-    /// The table: stage, calls, total seconds, average microseconds, share, GB/s, GFLOP/s.
+    /// The table: stage, calls, total seconds, average microseconds, share, GB/s and GFLOP/s; and, under a roof, the share
+    /// of it and what limits the stage.
     pub fn table(&self) -> String {
         let all: f64 = self.totals.iter().map(|t| t.time.as_secs_f64()).sum();
+        let (flops, unit) = match self.roof {
+            Some(_) => ("TFLOP/s", 1e-12),
+            None => ("GFLOP/s", 1e-9),
+        };
         let mut out = format!(
-            "{:<14}{:>9}{:>10}{:>12}{:>8}{:>9}{:>10}\n",
-            "stage", "calls", "total s", "average us", "share", "GB/s", "GFLOP/s"
+            "{:<14}{:>9}{:>10}{:>12}{:>8}{:>9}{:>10}",
+            "stage", "calls", "total s", "average us", "share", "GB/s", flops
         );
+        out += if self.roof.is_some() { "  of the limit\n" } else { "\n" };
         for stage in STAGES {
             let t = self.total(stage);
             if t.calls == 0 {
                 continue;
             }
             let seconds = t.time.as_secs_f64();
-            let per_second = |n: u64| if seconds > 0.0 { n as f64 / seconds * 1e-9 } else { 0.0 };
+            let per_second = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
             out += &format!(
-                "{:<14}{:>9}{:>10.3}{:>12.1}{:>7.1}%{:>9.1}{:>10.1}\n",
+                "{:<14}{:>9}{:>10.3}{:>12.1}{:>7.1}%{:>9.1}{:>10.1}",
                 stage.name(),
                 t.calls,
                 seconds,
                 seconds / t.calls as f64 * 1e6,
                 if all > 0.0 { 100.0 * seconds / all } else { 0.0 },
-                per_second(t.cost.bytes),
-                per_second(t.cost.flops),
+                per_second(t.cost.bytes) * 1e-9,
+                per_second(t.cost.flops) * unit,
+            );
+            out += &self.roof.map_or("\n".into(), |roof| {
+                let (share, limit) = roof.share(t.cost, seconds);
+                format!("{:>6.1}% {}\n", 100.0 * share, limit.name())
+            });
+        }
+        out += &format!("{:<14}{:>9}{all:>10.3}\n", "all stages", "");
+        out + &self.notes()
+    }
+
+    /// What the table's last columns go by.
+    fn notes(&self) -> String {
+        let mut out = String::new();
+        if let Some(roof) = self.roof {
+            out += &format!(
+                "limits measured here: memory {:.0} GB/s, matrix units {:.0} TFLOP/s; experts' weights are counted as if rows \
+                 chose experts evenly\n",
+                roof.bytes_per_s * 1e-9,
+                roof.flops_per_s * 1e-12,
             );
         }
-        out + &format!("{:<14}{:>9}{all:>10.3}\n", "all stages", "")
+        if self.spread.layers > 0 {
+            out += &format!(
+                "the busiest expert of a layer had {:.2} times the mean, at most {:.2} (last layer of {} steps)\n",
+                self.spread.busiest(),
+                self.spread.busiest_most,
+                self.spread.layers
+            );
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOF: Roof = Roof {
+        bytes_per_s: 4e12,
+        flops_per_s: 8e14,
+    };
+
+    #[test]
+    fn a_stage_is_limited_by_what_takes_longer() {
+        let cost = |bytes, flops| Cost { bytes, flops };
+        assert_eq!(ROOF.share(cost(4_000_000, 400_000_000), 4e-6), (0.25, Limit::Memory));
+        assert_eq!(ROOF.share(cost(4_000_000, 1_600_000_000), 4e-6), (0.5, Limit::Matrix));
+        assert_eq!(ROOF.share(cost(4, 8), 0.0).0, 0.0);
+    }
+
+    #[test]
+    fn the_table_has_the_limit_only_under_a_roof() {
+        let mut profile = Profile::default();
+        let cost = Cost {
+            bytes: 4_000_000_000,
+            flops: 0,
+        };
+        profile.add(Stage::Sort, Duration::from_millis(2), cost);
+        assert!(!profile.table().contains("limit"));
+        profile.roof = Some(ROOF);
+        let table = profile.table();
+        assert!(table.contains("50.0% memory"), "{table}");
+        assert!(table.contains("memory 4000 GB/s, matrix units 800 TFLOP/s"), "{table}");
+    }
+
+    #[test]
+    fn the_spread_is_the_busiest_over_the_mean() {
+        let mut spread = Spread::default();
+        spread.add(&[1, 1, 1, 1]);
+        spread.add(&[0, 8, 0, 0]);
+        spread.add(&[0, 0, 0, 0]);
+        assert_eq!((spread.layers, spread.busiest(), spread.busiest_most), (2, 2.5, 4.0));
     }
 }

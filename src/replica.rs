@@ -2,7 +2,11 @@
 
 use crate::batch::StepPlan;
 use crate::error::Result;
-use crate::profile::Profile;
+use crate::model::ModelConfig;
+use crate::profile::{Profile, StepTimes};
+use crate::scheduler::ring_blocks;
+use std::ops::Deref;
+use std::sync::Arc;
 
 /// What of each wanted row the host needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,17 +32,103 @@ pub struct StepOutput {
     /// One a row.
     pub greedy: Vec<Greedy>,
     /// `[rows, vocab]`, or empty if only [`Want::Greedy`] was asked for.
-    pub logits: Vec<f32>,
+    pub logits: Logits,
 }
 
-/// Blocks of the KV cache (see [`crate::batch::BLOCK_TOKENS`]). A block of the first kind holds its positions
-/// for all full layers, one of the second kind for all windowed layers.
+/// Whole rows of logits, read where the replica left them: hundreds of megabytes a step are not copied once more.
+#[derive(Clone)]
+pub enum Logits {
+    /// In memory of their own.
+    Own(Vec<f32>),
+    /// In memory of the replica, which does not write to it before the last clone of this is gone.
+    Lent(Arc<dyn AsRef<[f32]> + Send + Sync>),
+}
+
+impl Logits {
+    /// Gives back what was lent. Values in memory of their own stay.
+    pub fn give_back(&mut self) {
+        if let Self::Lent(_) = self {
+            *self = Self::default();
+        }
+    }
+
+    /// Memory to write to; what was lent is given back.
+    pub fn own(&mut self) -> &mut Vec<f32> {
+        self.give_back();
+        match self {
+            Self::Own(values) => values,
+            Self::Lent(_) => unreachable!("given back above"),
+        }
+    }
+
+    /// No values; what was lent is given back.
+    pub fn clear(&mut self) {
+        self.own().clear();
+    }
+}
+
+impl Default for Logits {
+    fn default() -> Self {
+        Self::Own(Vec::new())
+    }
+}
+
+impl Deref for Logits {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Own(values) => values,
+            Self::Lent(values) => (**values).as_ref(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Logits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let whose = if matches!(self, Self::Own(_)) { "own" } else { "lent" };
+        write!(f, "{} {whose} values", self.len())
+    }
+}
+
+/// Blocks of the KV cache. A block of the first kind holds its positions for all full layers, one of the second kind
+/// for all windowed layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBlocks {
+    /// Positions in a block.
+    pub tokens: usize,
     /// Blocks for the full layers.
     pub full: usize,
     /// Blocks for the windowed layers.
     pub window: usize,
+}
+
+impl KvBlocks {
+    /// What one sequence of the checkpoint's length takes if at most `chunk_tokens` of its rows are in one step.
+    pub fn per_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize) -> Self {
+        let has_full_layers = config.windowed_layers() < config.n_layers;
+        Self {
+            tokens,
+            full: if has_full_layers {
+                config.seq_len.div_ceil(tokens)
+            } else {
+                0
+            },
+            window: match config.sliding_window {
+                0 => 0,
+                window => ring_blocks(tokens, window, chunk_tokens, config.seq_len, config.seq_len),
+            },
+        }
+    }
+
+    /// So many times as many.
+    pub fn times(self, n: usize) -> Self {
+        Self {
+            full: n * self.full,
+            window: n * self.window,
+            ..self
+        }
+    }
 }
 
 /// What the tensors of one kind became.
@@ -61,8 +151,45 @@ pub struct PackReport {
     pub kinds: Vec<PackedKind>,
     /// Bytes of the checkpoint read.
     pub read_bytes: u64,
-    /// Seconds the packing took.
+    /// Seconds the packing took, and the sending.
     pub seconds: f64,
+    /// How the weights came to their device; `None` if they are where they were packed.
+    pub sent: Option<Sent>,
+}
+
+/// How fast packed weights came to the devices. Packing and sending go on side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    /// Bytes sent to each device.
+    pub bytes: u64,
+    /// Seconds the bus was busy with them.
+    pub link_seconds: f64,
+    /// Seconds the host was busy packing them.
+    pub pack_seconds: f64,
+}
+
+impl PackReport {
+    /// Adds a tensor to its kind's line; the first remark of a kind stands for all.
+    pub fn note(&mut self, name: &'static str, format: &str, bytes: usize, remark: Option<String>) {
+        let kinds = &mut self.kinds;
+        let at = kinds.iter().position(|k| k.name == name).unwrap_or_else(|| {
+            kinds.push(PackedKind {
+                name,
+                format: format.to_owned(),
+                bytes: 0,
+                remark: None,
+            });
+            kinds.len() - 1
+        });
+        let kind = &mut kinds[at];
+        kind.bytes += bytes as u64;
+        if !kind.format.split('+').any(|f| f == format) {
+            kind.format = format!("{}+{format}", kind.format);
+        }
+        if kind.remark.is_none() {
+            kind.remark = remark;
+        }
+    }
 }
 
 /// Addresses the program's struct holds while it is warmed up, in the order of the struct's fields. NULL where
@@ -76,6 +203,9 @@ pub struct Pointers {
 }
 
 /// One copy of the model, ready to step.
+///
+/// Steps are queued by [`Replica::submit`] and run in that order; [`Replica::collect`] waits for the oldest one. After
+/// a failure of either the replica is only dropped.
 pub trait Replica: Send {
     /// Where it runs and how, for the summary line: for example `CPU, AVX-512 BF16, 2 threads, exact`.
     fn describe(&self) -> String;
@@ -87,12 +217,31 @@ pub trait Replica: Send {
     fn kv_bytes(&self) -> u64;
     /// The most rows a step may have.
     fn max_step_tokens(&self) -> usize;
+    /// The most rows of one sequence in a step.
+    fn chunk_tokens(&self) -> usize;
     /// The most logits rows a step may have.
     fn max_logits_rows(&self) -> usize;
-    /// Runs one step.
-    fn step(&mut self, plan: &StepPlan, want: Want, output: &mut StepOutput) -> Result<()>;
+    /// Steps that may be under way at once, at least 1. With 1 no plan refers to tokens the device still has.
+    fn depth(&self) -> usize;
+    /// Queues a step; the plan may be changed as soon as this returns.
+    fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()>;
+    /// Waits for the oldest step under way and hands over what it gave. `output` may come back with other memory; logits
+    /// that are lent are to be given back before the next step is submitted, or it needs memory of its own.
+    fn collect(&mut self, output: &mut StepOutput) -> Result<()>;
     /// Times of all steps so far, if profiling was asked for.
     fn profile(&self) -> Option<&Profile>;
+    /// From now on steps are timed as wholes, which costs little. No step is under way.
+    fn time_steps(&mut self) -> Result<()> {
+        Ok(())
+    }
+    /// Times of the steps since [`Replica::time_steps`]; `None` where they are not taken.
+    fn step_times(&self) -> Option<StepTimes> {
+        None
+    }
+    /// Rows of each expert in the layer that ran last; empty where nobody counts them. No step is under way.
+    fn expert_rows(&self) -> Result<Vec<u32>> {
+        Ok(Vec::new())
+    }
     /// What the program's struct shall hold.
     fn pointers(&self) -> Pointers;
 }

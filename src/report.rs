@@ -47,19 +47,32 @@ impl RequestLines {
     }
 }
 
-/// What warming up made: a line for each kind of tensor, then one for the whole.
-pub fn summary(replica: &dyn Replica) -> Vec<String> {
+/// What warming up made: a line for each kind of tensor, which is the same in all replicas, then one a replica, and
+/// their number if there are several.
+pub fn summary(replicas: &[&dyn Replica]) -> Vec<String> {
+    let kinds = replicas.first().map_or(&[][..], |first| &first.pack_report().kinds);
+    let mut lines: Vec<String> = kinds.iter().map(kind_line).collect();
+    lines.extend(replicas.iter().map(|replica| replica_line(*replica)));
+    if replicas.len() > 1 {
+        lines.push(format!("{} devices share the requests", replicas.len()));
+    }
+    lines
+}
+
+fn replica_line(replica: &dyn Replica) -> String {
     let report = replica.pack_report();
-    let mut lines: Vec<String> = report.kinds.iter().map(kind_line).collect();
     let packed_bytes: u64 = report.kinds.iter().map(|kind| kind.bytes).sum();
-    let rate = if report.seconds > 0.0 {
-        report.read_bytes as f64 / report.seconds * 1e-9
-    } else {
-        0.0
-    };
+    let read_rate = rate(report.read_bytes, report.seconds);
+    let sent = report.sent.map_or(String::new(), |sent| {
+        let (packed, sent) = (
+            rate(report.read_bytes, sent.pack_seconds),
+            rate(sent.bytes, sent.link_seconds),
+        );
+        format!("; packed at {packed:.1}, sent at {sent:.1} GB/s")
+    });
     let blocks = replica.kv_blocks();
-    lines.push(format!(
-        "{}; weights {:.1} MiB from {:.1} MiB in {:.1} s ({rate:.1} GB/s); KV cache {:.1} MiB, {} blocks full, {} windowed",
+    format!(
+        "{}; weights {:.1} MiB from {:.1} MiB in {:.1} s ({read_rate:.1} GB/s{sent}); KV cache {:.1} MiB, {} blocks full, {} windowed",
         replica.describe(),
         mib(packed_bytes),
         mib(report.read_bytes),
@@ -67,8 +80,16 @@ pub fn summary(replica: &dyn Replica) -> Vec<String> {
         mib(replica.kv_bytes()),
         blocks.full,
         blocks.window,
-    ));
-    lines
+    )
+}
+
+/// GB/s; 0 where there was nothing to measure.
+fn rate(bytes: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        bytes as f64 / seconds * 1e-9
+    } else {
+        0.0
+    }
 }
 
 fn kind_line(kind: &PackedKind) -> String {

@@ -9,6 +9,30 @@
 //! - probabilities that are NaN (a NaN temperature, a NaN or +Inf logit, logits that overflow when divided) never
 //!   catch the coin, so that the draw falls through to the last token, as the program's does.
 
+mod exp;
+mod nucleus;
+
+use crate::simd::Level;
+use nucleus::Nucleus;
+use std::array::from_fn;
+
+/// Rows drawn from side by side: a row's sum runs in the order of its tokens, one addition waiting for the last, so that
+/// four of them take no longer than one.
+const TOGETHER: usize = 4;
+/// Exponentials of a row made at a time: those of the rows drawn together stay in the first cache.
+const BLOCK: usize = 512;
+
+/// A row of logits `[vocab]` to draw from.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// The row.
+    pub logits: &'a [f32],
+    /// The state of its random stream.
+    pub rng_state: u64,
+    /// The token drawn.
+    pub token: u32,
+}
+
 /// Draws tokens from logits. Its memory is allocated once and serves any number of sequences.
 #[derive(Clone, Debug)]
 pub struct Sampler {
@@ -17,20 +41,21 @@ pub struct Sampler {
     rng_state: u64,
     /// Probabilities of the row; `[vocab]`.
     probabilities: Vec<f32>,
-    /// What the nucleus keeps, as [`rank_key`] packs it; `[up to vocab]`.
-    nucleus: Vec<u64>,
+    /// Of rows drawn together; the first one also of a row drawn alone.
+    nuclei: Vec<Nucleus>,
 }
 
 impl Sampler {
     /// A sampler of rows of `vocab_size` logits. A temperature of 0 is greedy and leaves the state alone.
     pub fn new(vocab_size: usize, temperature: f32, topp: f32, rng_state: u64) -> Self {
         let draws = temperature != 0.0;
+        let kept = if draws && has_nucleus(topp) { vocab_size } else { 0 };
         Self {
             temperature,
             topp,
             rng_state,
             probabilities: Vec::with_capacity(if draws { vocab_size } else { 0 }),
-            nucleus: Vec::with_capacity(if draws && has_nucleus(topp) { vocab_size } else { 0 }),
+            nuclei: (0..TOGETHER).map(|_| Nucleus::new(kept)).collect(),
         }
     }
 
@@ -61,6 +86,119 @@ impl Sampler {
         }
     }
 
+    /// Draws from each row what [`Self::sample_with`] would.
+    pub fn sample_rows(&mut self, rows: &mut [Row<'_>]) {
+        let level = exp::level().filter(|_| 0.0 < self.temperature && self.temperature.is_finite());
+        for group in rows.chunks_mut(TOGETHER) {
+            let drawn = match (level, <&mut [Row<'_>; TOGETHER]>::try_from(&mut *group)) {
+                (Some(level), Ok(rows)) => self.sample_together(level, rows),
+                _ => false,
+            };
+            if !drawn {
+                group.iter_mut().for_each(|row| self.sample_row(level, row));
+            }
+        }
+    }
+
+    fn sample_row(&mut self, level: Option<Level>, row: &mut Row<'_>) {
+        let drawn = level.is_some_and(|level| self.sample_together(level, std::array::from_mut(row)));
+        if !drawn {
+            row.token = self.sample_with(row.logits, &mut row.rng_state);
+        }
+    }
+
+    /// Draws from rows of numbers; false, and nothing done, where one of them has others.
+    fn sample_together<const N: usize>(&mut self, level: Level, rows: &mut [Row<'_>; N]) -> bool {
+        let n = rows[0].logits.len();
+        // Dividing by a number above 0 keeps the order, so the largest stays the largest.
+        let maxima = rows
+            .each_ref()
+            .map(|row| level.run(exp::Maximum(row.logits)) / self.temperature);
+        if n < 2 || rows.iter().any(|row| row.logits.len() != n) || maxima.iter().any(|max| !max.is_finite()) {
+            return false;
+        }
+        let nucleus = has_nucleus(self.topp);
+        let least = if nucleus { self.least(n) } else { f32::INFINITY };
+        let sums = self.exponentials(level, rows, maxima, least);
+        for (i, row) in rows.iter_mut().enumerate() {
+            let coin = random_f32(&mut row.rng_state);
+            row.token = if nucleus {
+                let nucleus = &mut self.nuclei[i];
+                nucleus.normalize(least, |e| (f64::from(e) / sums[i]) as f32);
+                let drawn = nucleus.draw(self.topp, least, coin);
+                drawn.unwrap_or_else(|| argmax(row.logits))
+            } else {
+                self.draw_from_all(level, row.logits, maxima[i], sums[i], coin)
+            };
+        }
+        true
+    }
+
+    /// The first token at which the running sum exceeds the coin, or the last one. The exponentials up to there are made
+    /// once more: kept, they would be read from memory.
+    fn draw_from_all(&self, level: Level, logits: &[f32], max: f32, sum: f64, coin: f32) -> u32 {
+        let mut values = [0.0; BLOCK];
+        let mut mass = 0.0_f32;
+        for (first, logits) in (0..).step_by(BLOCK).zip(logits.chunks(BLOCK)) {
+            let values = &mut values[..logits.len()];
+            level.run(exp::Exponentials {
+                logits,
+                temperature: self.temperature,
+                max,
+                out: values,
+            });
+            let reached = values.iter().position(|&e| {
+                mass += (f64::from(e) / sum) as f32;
+                coin < mass
+            });
+            if let Some(at) = reached {
+                return (first + at) as u32;
+            }
+        }
+        logits.len() as u32 - 1
+    }
+
+    /// Each row's sum of exponentials; its nucleus keeps those that can make a probability of at least `least`.
+    fn exponentials<const N: usize>(
+        &mut self,
+        level: Level,
+        rows: &[Row<'_>; N],
+        maxima: [f32; N],
+        least: f32,
+    ) -> [f64; N] {
+        let n = rows[0].logits.len();
+        let mut sums = [0.0_f64; N];
+        let mut values = [[0.0_f32; BLOCK]; N];
+        self.nuclei.iter_mut().for_each(Nucleus::clear);
+        for first in (0..n).step_by(BLOCK) {
+            let len = BLOCK.min(n - first);
+            for i in 0..N {
+                let largest = level.run(exp::Exponentials {
+                    logits: &rows[i].logits[first..first + len],
+                    temperature: self.temperature,
+                    max: maxima[i],
+                    out: &mut values[i][..len],
+                });
+                // The whole sum is no less than what there is of it, nor than the largest's own 1; the last factor is for
+                // the roundings on the way from here to the probability.
+                let floor = (f64::from(least) * sums[i].max(1.0) * (1.0 - 1e-6)) as f32;
+                if largest >= floor {
+                    self.nuclei[i].keep(first, &values[i][..len], floor);
+                }
+            }
+            #[allow(clippy::needless_range_loop, reason = "the same place of several rows at once")]
+            for j in 0..len {
+                sums = from_fn(|i| sums[i] + f64::from(values[i][j]));
+            }
+        }
+        sums
+    }
+
+    /// A token less probable than this cannot be part of a nucleus, and few are more probable.
+    fn least(&self, n: usize) -> f32 {
+        (1.0 - self.topp) / n.saturating_sub(1) as f32
+    }
+
     /// Fills in the probabilities. The difference to the maximum is one rounding in float32 as it is in the program,
     /// which takes it in double: rounding a double sum of two floats again changes nothing.
     fn softmax(&mut self, logits: &[f32]) {
@@ -86,21 +224,11 @@ impl Sampler {
 
     /// Draws from the most probable tokens whose mass exceeds `topp`; `None` if none is probable enough to be kept.
     fn draw_from_nucleus(&mut self, coin: f32) -> Option<u32> {
-        // Less than this cannot be part of the result, and few tokens are more, which makes the sort cheap.
-        let least = (1.0 - self.topp) / self.probabilities.len().saturating_sub(1) as f32;
-        self.nucleus.clear();
-        let kept = (0..).zip(&self.probabilities).filter(|&(_, &p)| p >= least);
-        self.nucleus.extend(kept.map(|(index, &p)| rank_key(p, index)));
-        self.nucleus.sort_unstable(); // the keys differ, so this is the stable order of the probabilities
-        let mut mass = 0.0_f32;
-        let reached = self.nucleus.iter().position(|&key| {
-            mass += key_probability(key);
-            mass > self.topp
-        });
-        let last = reached.or(self.nucleus.len().checked_sub(1))?;
-        let target = coin * mass;
-        let drawn = first_above(self.nucleus[..=last].iter().map(|&key| key_probability(key)), target);
-        Some(self.nucleus[drawn.unwrap_or(last)] as u32)
+        let least = self.least(self.probabilities.len());
+        let nucleus = &mut self.nuclei[0];
+        nucleus.clear();
+        nucleus.keep(0, &self.probabilities, least);
+        nucleus.draw(self.topp, least, coin)
     }
 }
 
@@ -160,16 +288,6 @@ fn first_above(mut probabilities: impl Iterator<Item = f32>, target: f32) -> Opt
         sum += p;
         target < sum
     })
-}
-
-/// Packs a probability and its token so that keys ascend as probabilities descend, then as tokens ascend. The bits of
-/// floats that are not negative are ordered as the floats are.
-fn rank_key(probability: f32, token: u32) -> u64 {
-    u64::from(!probability.to_bits()) << 32 | u64::from(token)
-}
-
-fn key_probability(key: u64) -> f32 {
-    f32::from_bits(!((key >> 32) as u32))
 }
 
 #[cfg(test)]
@@ -370,11 +488,80 @@ mod tests {
         let vocab = 201_088;
         let logits: Vec<f32> = (0..vocab).map(|i| (i % 977) as f32 * 1e-3).collect();
         let mut sampler = Sampler::new(vocab, 1.0, 0.99, 5);
-        let before = (sampler.probabilities.as_ptr(), sampler.nucleus.as_ptr());
+        let before = (sampler.probabilities.as_ptr(), sampler.nuclei[0].memory());
         let mut state = 5;
         for _ in 0..2 {
             assert_eq!(sampler.sample(&logits), reference(&logits, 1.0, 0.99, &mut state));
         }
-        assert_eq!((sampler.probabilities.as_ptr(), sampler.nucleus.as_ptr()), before);
+        assert_eq!((sampler.probabilities.as_ptr(), sampler.nuclei[0].memory()), before);
+    }
+
+    /// Rows like a model's: flat, peaked, with ties, with values that are far away or no numbers.
+    fn rows_of_all_kinds(rng: &mut ChaCha8Rng, n: usize) -> Vec<Vec<f32>> {
+        let mut rows: Vec<Vec<f32>> = [0.0, 0.5, 1.0, 3.0, 10.0, 60.0]
+            .into_iter()
+            .map(|spread: f32| (0..n).map(|_| spread * rng.random_range(-2.0_f32..2.0)).collect())
+            .collect();
+        rows.push(random_logits(rng, n));
+        for odd in [f32::NEG_INFINITY, f32::NAN, f32::INFINITY, -1e30] {
+            let mut row = random_logits(rng, n);
+            row[n / 3] = odd;
+            rows.push(row);
+        }
+        rows
+    }
+
+    #[test]
+    fn rows_together_are_drawn_as_each_alone() {
+        let mut rng = ChaCha8Rng::seed_from_u64(3);
+        for case in 0..60 {
+            let n = [2, 17, 511, 1024, 5000, 20_011][case % 6];
+            let temperature = [0.1, 0.8, 1.0, 1.7][case % 4];
+            let topp = [0.05, 0.9, 0.999, 1.0, 0.5][case % 5];
+            let mut sampler = Sampler::new(n, temperature, topp, 1);
+            let mut all = rows_of_all_kinds(&mut rng, n);
+            for _ in 0..4 {
+                all.rotate_left(3);
+                let mut rows: Vec<_> = all
+                    .iter()
+                    .map(|logits| Row {
+                        logits,
+                        rng_state: rng.random(),
+                        token: 0,
+                    })
+                    .collect();
+                let mut alone = rows.clone();
+                sampler.sample_rows(&mut rows);
+                for (row, alone) in rows.iter().zip(&mut alone) {
+                    alone.token = sampler.sample_with(alone.logits, &mut alone.rng_state);
+                    let got = (row.token, row.rng_state);
+                    assert_eq!(
+                        got,
+                        (alone.token, alone.rng_state),
+                        "n {n} temperature {temperature} topp {topp}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_wide_nucleus_is_that_of_the_reference() {
+        let mut rng = ChaCha8Rng::seed_from_u64(4);
+        let n = 30_000;
+        for topp in [0.3, 0.9, 0.999] {
+            let logits: Vec<f32> = (0..n)
+                .map(|_| (rng.random_range(-2.0_f32..2.0) * 64.0).round() / 64.0)
+                .collect();
+            let mut state: u64 = rng.random();
+            let mut sampler = Sampler::new(n, 0.8, topp, state);
+            for _ in 0..20 {
+                assert_eq!(
+                    sampler.sample(&logits),
+                    reference(&logits, 0.8, topp, &mut state),
+                    "topp {topp}"
+                );
+            }
+        }
     }
 }

@@ -132,16 +132,22 @@ impl Packed {
         let at = (member * self.tiles + tile) * self.tile_bytes;
         &self.bytes[at..at + self.tile_bytes]
     }
+
+    /// See [`Findings::remark`].
+    pub fn remark(&self, expected: Format) -> Option<String> {
+        let findings = Findings {
+            needs: None,
+            misfit: self.misfit.clone(),
+            non_finite: self.non_finite.clone(),
+        };
+        findings.remark(expected)
+    }
 }
 
 /// Packs `members`, matrices of one shape, into the narrowest format from `expected` on that is exact for all.
 pub fn pack(members: &[Tensor<'_>], expected: Format, layout: &dyn Layout) -> Result<Packed> {
     let first = members.first().ok_or(Error::Internal("no tensor to pack".into()))?;
-    let mut format = if first.cols.is_multiple_of(MXFP4_BLOCK) {
-        expected
-    } else {
-        expected.max(Format::Bf16)
-    };
+    let mut format = first_format(first.cols, expected);
     let mut narrower: Option<Attempt> = None;
     // At most two widenings: whatever fits nothing narrower fits float32.
     loop {
@@ -154,6 +160,28 @@ pub fn pack(members: &[Tensor<'_>], expected: Format, layout: &dyn Layout) -> Re
             }
         }
     }
+}
+
+/// The format to try first: MXFP4 only where rows are made of whole blocks.
+pub fn first_format(cols: usize, expected: Format) -> Format {
+    if cols.is_multiple_of(MXFP4_BLOCK) {
+        expected
+    } else {
+        expected.max(Format::Bf16)
+    }
+}
+
+/// Packs some tiles of `members` in one format: as many as `bytes` has room for, from tile `first` on, counted over all
+/// members. If a value does not fit, what `bytes` holds is not to be used.
+pub fn pack_tiles(
+    members: &[Tensor<'_>],
+    format: Format,
+    layout: &dyn Layout,
+    first: usize,
+    bytes: &mut [u8],
+) -> Findings {
+    let mut done = vec![false; bytes.len() / layout.tile_bytes(format, members[0].cols)];
+    encode_tiles(members, format, layout, first, bytes, &mut done, None)
 }
 
 /// A packing that may have met a misfit on the way.
@@ -177,17 +205,55 @@ fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower
         .ok_or(Error::Overflow("a packed tensor"))?;
     let mut bytes = Bytes::zeroed_in_huge_pages(len, "packed weights")?;
     let mut done = vec![false; total];
+    let mut found = encode_tiles(members, format, layout, 0, &mut bytes, &mut done, narrower);
+    if let Some(a) = narrower {
+        found.misfit = a.packed.misfit.clone().or(found.misfit);
+        found.non_finite = a.packed.non_finite.clone().or(found.non_finite);
+    }
+    let packed = Packed {
+        format,
+        members: members.len(),
+        rows,
+        cols,
+        tiles,
+        tile_bytes,
+        bytes,
+        misfit: found.misfit,
+        non_finite: found.non_finite,
+        row_norms: OnceCell::new(),
+    };
+    Ok(Attempt {
+        packed,
+        done,
+        needs: found.needs,
+    })
+}
+
+/// Encodes the tiles from `first` on that `bytes` has room for, in parallel, until a value does not fit. Tiles that
+/// `narrower` has are taken from there.
+fn encode_tiles(
+    members: &[Tensor<'_>],
+    format: Format,
+    layout: &dyn Layout,
+    first: usize,
+    bytes: &mut [u8],
+    done: &mut [bool],
+    narrower: Option<&Attempt>,
+) -> Findings {
+    let (rows, cols) = (members[0].rows, members[0].cols);
+    let tiles = rows.div_ceil(layout.tile_rows());
     let findings = Mutex::new(Findings::default());
     let stop = AtomicBool::new(false);
     let level = Level::detect();
     bytes
-        .par_chunks_mut(tile_bytes)
+        .par_chunks_mut(layout.tile_bytes(format, cols))
         .zip(done.par_iter_mut())
         .enumerate()
         .for_each_init(Scratch::default, |scratch, (i, (tile, done))| {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
+            let i = first + i;
             let first_row = i % tiles * layout.tile_rows();
             let n = layout.tile_rows().min(rows - first_row);
             let tensor = &members[i / tiles];
@@ -231,37 +297,27 @@ fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower
                 all.non_finite = all.non_finite.take().or(found.non_finite.map(place));
             }
         });
-    let mut found = findings.into_inner().unwrap_or_else(PoisonError::into_inner);
-    if let Some(a) = narrower {
-        found.misfit = a.packed.misfit.clone().or(found.misfit);
-        found.non_finite = a.packed.non_finite.clone().or(found.non_finite);
-    }
-    let Findings {
-        needs,
-        misfit,
-        non_finite,
-    } = found;
-    let packed = Packed {
-        format,
-        members: members.len(),
-        rows,
-        cols,
-        tiles,
-        tile_bytes,
-        bytes,
-        misfit,
-        non_finite,
-        row_norms: OnceCell::new(),
-    };
-    Ok(Attempt { packed, done, needs })
+    findings.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the tiles of an attempt met.
-#[derive(Default)]
-struct Findings {
-    needs: Option<Format>,
-    misfit: Option<String>,
-    non_finite: Option<String>,
+/// What tiles met on their way into a format.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// The format needed by a value that does not fit.
+    pub needs: Option<Format>,
+    /// That value, and where it is.
+    pub misfit: Option<String>,
+    /// The first value found that is infinite or not a number, and where.
+    pub non_finite: Option<String>,
+}
+
+impl Findings {
+    /// What is worth a line: why the format is wider than expected; values that are not finite.
+    pub fn remark(&self, expected: Format) -> Option<String> {
+        let widened = self.misfit.as_ref().map(|m| format!("not {}: {m}", expected.name()));
+        let bad = self.non_finite.as_ref().map(|m| format!("not finite: {m}"));
+        widened.into_iter().chain(bad).reduce(|a, b| format!("{a}; {b}"))
+    }
 }
 
 /// A tile's rows as float32 bytes, from its codes.

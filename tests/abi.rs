@@ -154,6 +154,7 @@ fn a_step_that_fails_keeps_what_is_finished() {
     let mut program = Program::new(&["12345678", "ab", "x"], 8);
     let control = Arc::new(Control {
         fail_at: Some(4),
+        refuse_fallback: 1.into(),
         ..Control::default()
     });
     assert_eq!(inference(&mut program, &control).unwrap(), 1);
@@ -170,6 +171,7 @@ fn a_step_that_fails_keeps_what_is_finished() {
         &mut program,
         &Arc::new(Control {
             fail_at: Some(4),
+            refuse_fallback: 1.into(),
             ..Control::default()
         }),
     )

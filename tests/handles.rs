@@ -19,14 +19,15 @@ fn c_path(path: &Path) -> CString {
 #[test]
 fn options_are_checked() {
     use getp::abi::options::{GETP_FAST, GETP_OFF, GETP_ON, Options, getp_options_init};
+    use getp::options::DeviceChoice;
     let mut options = Options {
         size: 3,
         ..Options::default()
     };
     // SAFETY: its own struct.
     unsafe { getp_options_init(&mut options) };
-    assert_eq!(options.size, 48);
-    // SAFETY: `logits` is NULL in all of them, or a C string.
+    assert_eq!(options.size, 56);
+    // SAFETY: `logits` and `device` are NULL or C strings in all of them.
     let choices = |options: Options| unsafe { options.choices() };
     let default = choices(options).unwrap();
     assert!(default.threads.is_none() && default.print.is_none() && default.logits.is_none());
@@ -36,6 +37,7 @@ fn options_are_checked() {
         print: GETP_OFF,
         profile: GETP_ON,
         logits: c"/tmp/x".as_ptr(),
+        device: c"cpu".as_ptr(),
         ..options
     };
     let chosen = choices(chosen).unwrap();
@@ -44,6 +46,7 @@ fn options_are_checked() {
         (Some(5), Some(false), Some(true))
     );
     assert_eq!(chosen.logits.as_deref(), Some(Path::new("/tmp/x")));
+    assert_eq!(chosen.device, Some(DeviceChoice::Cpu));
     for (wrong, word) in [
         (Options { size: 0, ..options }, "getp_options.size=0"),
         (Options { threads: -1, ..options }, "getp_options.threads=-1"),
@@ -53,6 +56,13 @@ fn options_are_checked() {
                 ..options
             },
             "GETP_EXACT or GETP_FAST",
+        ),
+        (
+            Options {
+                device: c"gpu".as_ptr(),
+                ..options
+            },
+            "getp_options.device=gpu is not known; use auto, cpu, hip",
         ),
         (Options { print: -1, ..options }, "GETP_ON or GETP_OFF"),
     ] {
@@ -177,11 +187,13 @@ fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
         assert_eq!((*getp_sampler_get(sampler)).vocab_size, VOCAB as c_int);
         let mut stats = Stats::default();
         assert_eq!(getp_stats(transformer, &mut stats), -1);
-        let open = control.open();
         let tokenizer = &raw mut *program.tokenizer;
-        lifecycle::warm_up(transformer, tokenizer, &open).unwrap();
         let requests = &raw mut program.requests;
-        let tokens = lifecycle::inference(transformer, tokenizer, getp_sampler_get(sampler), requests, &open);
+        let drawn = getp_sampler_get(sampler);
+        let tokens = control.with_backends(|backends| {
+            lifecycle::warm_up(transformer, tokenizer, backends).unwrap();
+            lifecycle::inference(transformer, tokenizer, drawn, requests, backends)
+        });
         assert_eq!(tokens.unwrap(), 8);
         assert_eq!(getp_stats(transformer, &mut stats), 0);
         assert_eq!(

@@ -3,7 +3,7 @@
 
 mod fake;
 
-use fake::{PROMPTS, Program, VOCAB, expected, finish, inference, warm_up};
+use fake::{Control, PROMPTS, Program, VOCAB, expected, finish, inference, warm_up};
 use getp::logits::LogitsReader;
 use std::ffi::c_int;
 use std::process::{Command, Output};
@@ -42,9 +42,13 @@ fn child_answers() {
     if !is_child() {
         return;
     }
+    answer(Control::default());
+}
+
+fn answer(control: Control) {
     let mut program = Program::new(&PROMPTS, 40);
     let before = program.sampler;
-    let control = Arc::default();
+    let control = Arc::new(control);
     warm_up(&mut program, &control).unwrap();
     inference(&mut program, &control).unwrap();
     finish(&mut program).unwrap();
@@ -53,6 +57,18 @@ fn child_answers() {
         .map(|(i, prompt)| expected(prompt, 40, &before, i).0)
         .collect();
     assert_eq!(program.rows(), rows);
+}
+
+#[test]
+fn child_answers_on_three_devices() {
+    if !is_child() {
+        return;
+    }
+    answer(Control {
+        replicas: 3,
+        depth: 2,
+        ..Control::default()
+    });
 }
 
 #[test]
@@ -95,12 +111,15 @@ fn answers_are_printed_in_order_as_they_are() {
 
 #[test]
 fn logits_of_every_position_are_recorded() {
+    for test in ["child_answers", "child_answers_on_three_devices"] {
+        check_logits(test);
+    }
+}
+
+fn check_logits(test: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("logits");
-    child(
-        "child_answers",
-        &[("GETP_PRINT", "0"), ("GETP_LOGITS", path.to_str().unwrap())],
-    );
+    child(test, &[("GETP_PRINT", "0"), ("GETP_LOGITS", path.to_str().unwrap())]);
     let mut reader = LogitsReader::open(&path).unwrap();
     let records = reader.records().to_vec();
     assert_eq!((reader.vocab(), records.len()), (VOCAB, PROMPTS.len() * 40));
@@ -160,4 +179,19 @@ fn the_summary_and_the_profile_are_printed() {
         ]
     );
     assert!(said.iter().any(|line| line.starts_with("stage ")), "{said:?}");
+}
+
+#[test]
+fn each_device_has_a_line_and_a_profile() {
+    let said = lines(&child(
+        "child_answers_on_three_devices",
+        &[("GETP_PRINT", "0"), ("GETP_PROFILE", "1")],
+    ));
+    let starts = |what: &str| said.iter().filter(|line| line.starts_with(what)).count();
+    assert_eq!(
+        (starts("w_qkv "), starts("fake; weights"), starts("stage ")),
+        (1, 3, 3),
+        "{said:?}"
+    );
+    assert_eq!(said[5], "3 devices share the requests");
 }

@@ -4,8 +4,8 @@
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
-use getp::backend::cpu::{self, Buffer, CpuOps, CpuWeights, Element, Engine, KvCache, Routes};
-use getp::batch::{BLOCK_TOKENS, Chunk, StepPlan};
+use getp::backend::cpu::{self, BLOCK_TOKENS, Buffer, CpuOps, CpuWeights, Element, Engine, KvCache, Routes};
+use getp::batch::{Chunk, StepPlan};
 use getp::model::{Activations, LayerWeights, ModelConfig};
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
@@ -50,15 +50,19 @@ fn answers(
     let mut replica = cpu::open(checkpoint, options).unwrap();
     let blocks = replica.kv_blocks();
     let mut scheduler = Scheduler::new(Limits {
-        max_batch: options.max_batch,
-        step_tokens: options.step_tokens,
-        chunk_tokens: options.step_tokens,
+        max_batch: replica.max_logits_rows(),
+        step_tokens: replica.max_step_tokens(),
+        chunk_tokens: replica.chunk_tokens(),
         max_logits_rows: replica.max_logits_rows(),
+        block_tokens: blocks.tokens,
         full_blocks: blocks.full,
         window_blocks: blocks.window,
         sliding_window: config.sliding_window,
         has_full_layers: true,
         record_all: false,
+        depth: 1,
+        speculate: false,
+        ignore_end: false,
     })
     .unwrap();
     for request in 0..10 {
@@ -70,9 +74,12 @@ fn answers(
     let mut summary = StepOutput::default();
     let mut all = BTreeMap::<usize, (Vec<u32>, Vec<u32>)>::new();
     while scheduler.plan(&mut plan) {
-        replica.step(&plan, Want::Logits, &mut output).unwrap();
+        scheduler.begin(&plan);
+        replica.submit(&plan, Want::Logits).unwrap();
+        replica.collect(&mut output).unwrap();
         // The same step for the summary alone, which `exact` finds without most of the logits.
-        replica.step(&plan, Want::Greedy, &mut summary).unwrap();
+        replica.submit(&plan, Want::Greedy).unwrap();
+        replica.collect(&mut summary).unwrap();
         assert_eq!(summary.greedy, output.greedy);
         let mut sampled = Vec::new();
         for (i, row) in plan.logits.iter().enumerate() {
@@ -105,8 +112,8 @@ fn answers_do_not_depend_on_batch_chunks_or_threads() {
     for precision in [Precision::Exact, Precision::Fast] {
         let options = |max_batch, step_tokens, threads| Options {
             precision: Some(precision),
-            max_batch,
-            step_tokens,
+            max_batch: Some(max_batch),
+            step_tokens: Some(step_tokens),
             threads,
             kv_mb: 64,
             ..Options::default()
@@ -128,7 +135,7 @@ fn answers_do_not_depend_on_batch_chunks_or_threads() {
 fn one_chunk(rows: usize) -> StepPlan {
     let blocks = rows.div_ceil(BLOCK_TOKENS) as u32;
     StepPlan {
-        tokens: (0..rows as u32).map(|i| i * 7 % 512).collect(),
+        tokens: (0..rows as i32).map(|i| i * 7 % 512).collect(),
         positions: (0..rows as u32).collect(),
         chunks: vec![Chunk {
             sequence: 0,
@@ -139,7 +146,7 @@ fn one_chunk(rows: usize) -> StepPlan {
             window: 0..blocks as usize,
         }],
         tables: (0..blocks).collect(),
-        logits: Vec::new(),
+        ..StepPlan::default()
     }
 }
 
@@ -161,6 +168,7 @@ impl<E: Element> Side<E> {
             kv: KvCache::new(
                 config,
                 KvBlocks {
+                    tokens: BLOCK_TOKENS,
                     full: blocks,
                     window: blocks,
                 },

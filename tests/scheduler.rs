@@ -3,13 +3,13 @@
 //! The device has no model: it remembers which sequence and position each place of each KV block was last written
 //! for, and checks before every "attention" that all a row needs is still there and its own. That proves that no
 //! block is shared and that rings are long enough. What is sampled is a fixed function of request and position, so
-//! that every answer is known beforehand.
+//! that every answer is known beforehand, whatever number of steps is under way.
 
-use getp::batch::{BLOCK_TOKENS, Chunk, StepPlan};
+use getp::batch::{Chunk, StepPlan};
 use getp::scheduler::{BlockCounts, END_TOKENS, Finished, Limits, Scheduler, Unfinished};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// A request as the test knows it.
 #[derive(Clone)]
@@ -65,15 +65,21 @@ impl Job {
 }
 
 /// What one kind of layers holds: for each place of each block, whose position it was last written for.
-struct Cache(Vec<Option<(usize, usize)>>);
+struct Cache {
+    block_tokens: usize,
+    places: Vec<Option<(usize, usize)>>,
+}
 
 impl Cache {
-    fn new(blocks: usize) -> Self {
-        Self(vec![None; blocks * BLOCK_TOKENS])
+    fn new(block_tokens: usize, blocks: usize) -> Self {
+        Self {
+            block_tokens,
+            places: vec![None; blocks * block_tokens],
+        }
     }
 
     fn place(&mut self, table: &[u32], block: usize, position: usize) -> &mut Option<(usize, usize)> {
-        &mut self.0[table[block] as usize * BLOCK_TOKENS + position % BLOCK_TOKENS]
+        &mut self.places[table[block] as usize * self.block_tokens + position % self.block_tokens]
     }
 }
 
@@ -82,6 +88,8 @@ struct Device {
     limits: Limits,
     full: Cache,
     window: Cache,
+    /// The token sampled last in each slot.
+    last_tokens: Vec<Option<u32>>,
     /// Of each request: the tokens it is fed, known beforehand.
     fed: HashMap<usize, Vec<u32>>,
     /// Of each running request: the next position to feed.
@@ -94,18 +102,19 @@ impl Device {
     fn new(limits: &Limits) -> Self {
         Self {
             limits: limits.clone(),
-            full: Cache::new(limits.full_blocks),
-            window: Cache::new(limits.window_blocks),
+            full: Cache::new(limits.block_tokens, limits.full_blocks),
+            window: Cache::new(limits.block_tokens, limits.window_blocks),
+            last_tokens: vec![None; limits.max_batch],
             fed: HashMap::new(),
             next: HashMap::new(),
             started: Vec::new(),
         }
     }
 
-    /// Runs one step and samples the rows that ask for it.
-    fn step(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job]) -> Vec<u32> {
+    /// Runs one step and samples the rows that ask for it. Requests that `sit_out` have a token yet to be sampled.
+    fn step(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job], sit_out: &HashSet<usize>) -> Vec<u32> {
         self.check_bounds(plan, scheduler);
-        self.check_service(plan, scheduler, jobs);
+        self.check_service(plan, scheduler, jobs, sit_out);
         for chunk in &plan.chunks {
             let request = scheduler.request(chunk.sequence).expect("a planned sequence runs");
             self.check_rows(plan, chunk, request, &jobs[request]);
@@ -118,7 +127,9 @@ impl Device {
         self.check_logits(plan, scheduler, jobs);
         let sampled = plan.logits.iter().filter(|row| row.sample).map(|row| {
             let request = scheduler.request(row.sequence).unwrap();
-            jobs[request].sample(request, row.position)
+            let token = jobs[request].sample(request, row.position);
+            self.last_tokens[row.sequence] = Some(token);
+            token
         });
         sampled.collect()
     }
@@ -146,8 +157,10 @@ impl Device {
         assert_eq!(sequences.len(), plan.chunks.len(), "one chunk a sequence");
     }
 
-    /// Requests start in the order they came, every decoding one moves, and prompts are served oldest first.
-    fn check_service(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job]) {
+    /// Requests start in the order they came, every decoding one moves, and prompts are served oldest first. Where
+    /// sequences take turns, a step serves its share of those whose token is known.
+    fn check_service(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job], sit_out: &HashSet<usize>) {
+        let take_turns = !self.limits.speculate && self.limits.depth > 1;
         let planned: Vec<_> = plan
             .chunks
             .iter()
@@ -155,19 +168,39 @@ impl Device {
             .collect();
         for &request in &planned {
             if !self.next.contains_key(&request) {
-                assert!(self.started.last().is_none_or(|&last| last < request), "not in order");
+                let place = self.started.partition_point(|&started| started < request);
+                assert!(take_turns || place == self.started.len(), "not in order");
                 self.next.insert(request, 0);
-                self.started.push(request);
+                self.started.insert(place, request);
             }
         }
         let (decoding, prompts): (Vec<usize>, Vec<usize>) = self
             .started
             .iter()
             .partition(|&request| self.next[request] >= jobs[*request].prompt.len());
-        let (first, rest) = planned.split_at(decoding.len());
-        assert_eq!(first, decoding, "every decoding sequence moves");
-        assert_eq!(rest, &prompts[..rest.len()], "prompts are served oldest first");
-        assert!(!rest.is_empty() || prompts.is_empty(), "the oldest prompt moves");
+        let mut ready = decoding.clone();
+        ready.retain(|request| self.next[request] < jobs[*request].max_positions && !sit_out.contains(request));
+        if take_turns {
+            ready.truncate(decoding.len().div_ceil(self.limits.depth));
+        }
+        let (first, rest) = planned.split_at(ready.len());
+        assert_eq!(first, ready, "every decoding sequence moves");
+        assert_eq!(plan.decode_chunks, ready.len());
+        if take_turns {
+            let mut prompts = prompts.iter();
+            assert!(
+                rest.iter().all(|request| prompts.any(|prompt| prompt == request)),
+                "oldest first"
+            );
+            let sampled = plan.logits.iter().filter(|row| row.sample).count();
+            assert!(
+                sampled <= scheduler.running().div_ceil(self.limits.depth),
+                "no more than its share"
+            );
+        } else {
+            assert_eq!(rest, &prompts[..rest.len()], "prompts are served oldest first");
+            assert!(!rest.is_empty() || prompts.is_empty(), "the oldest prompt moves");
+        }
     }
 
     /// The rows are the next tokens of the request.
@@ -183,7 +216,17 @@ impl Device {
         let rows = chunk.first_row..chunk.first_row + chunk.rows;
         for (row, position) in rows.zip(chunk.first_position..) {
             assert_eq!(plan.positions[row] as usize, position);
-            assert_eq!(plan.tokens[row], fed[position]);
+            // Behind an end token that is not known yet anything may be fed.
+            let Some(&expected) = fed.get(position) else {
+                assert!(self.limits.speculate);
+                continue;
+            };
+            let token = u32::try_from(plan.tokens[row]).unwrap_or_else(|_| {
+                assert_eq!(plan.tokens[row], -1 - chunk.sequence as i32);
+                assert!(self.limits.speculate && self.limits.depth > 1 && chunk.rows == 1);
+                self.last_tokens[chunk.sequence].unwrap()
+            });
+            assert_eq!(token, expected);
         }
     }
 
@@ -191,11 +234,12 @@ impl Device {
     fn write(&mut self, plan: &StepPlan, chunk: &Chunk, request: usize) {
         let (full, ring) = (&plan.tables[chunk.full.clone()], &plan.tables[chunk.window.clone()]);
         let last = chunk.first_position + chunk.rows - 1;
+        let block_tokens = self.limits.block_tokens;
         assert_eq!(full.is_empty(), !self.limits.has_full_layers);
         assert_eq!(ring.is_empty(), self.limits.sliding_window == 0);
-        assert!(full.is_empty() || full.len() == last / BLOCK_TOKENS + 1);
+        assert!(full.is_empty() || full.len() == last / block_tokens + 1);
         for position in chunk.first_position..=last {
-            let block = position / BLOCK_TOKENS;
+            let block = position / block_tokens;
             if !full.is_empty() {
                 *self.full.place(full, block, position) = Some((request, position));
             }
@@ -210,17 +254,18 @@ impl Device {
         let (full, ring) = (&plan.tables[chunk.full.clone()], &plan.tables[chunk.window.clone()]);
         let first = chunk.first_position;
         let last = first + chunk.rows - 1;
+        let block_tokens = self.limits.block_tokens;
         // The rows need ever longer beginnings of the same positions, so that the last row's are all of them.
         if !full.is_empty() {
             for position in 0..=last {
-                let held = *self.full.place(full, position / BLOCK_TOKENS, position);
+                let held = *self.full.place(full, position / block_tokens, position);
                 assert_eq!(held, Some((request, position)), "full layers, row at {last}");
             }
         }
         // The windows overlap, so that they together are all from the first one's start to the last one's end.
         if !ring.is_empty() {
             for position in (first + 1).saturating_sub(self.limits.sliding_window)..=last {
-                let held = *self.window.place(ring, position / BLOCK_TOKENS % ring.len(), position);
+                let held = *self.window.place(ring, position / block_tokens % ring.len(), position);
                 assert_eq!(
                     held,
                     Some((request, position)),
@@ -260,7 +305,10 @@ impl Device {
 struct World {
     scheduler: Scheduler,
     device: Device,
+    /// The step planned last.
     plan: StepPlan,
+    /// Steps under way with the tokens they sampled.
+    under_way: VecDeque<(StepPlan, Vec<u32>)>,
     jobs: Vec<Job>,
     answers: Vec<Option<Vec<u32>>>,
 }
@@ -271,6 +319,7 @@ impl World {
             device: Device::new(&limits),
             scheduler: Scheduler::new(limits).unwrap(),
             plan: StepPlan::default(),
+            under_way: VecDeque::new(),
             jobs: Vec::new(),
             answers: Vec::new(),
         }
@@ -285,19 +334,39 @@ impl World {
         self.answers.push(None);
     }
 
-    /// One step; `false` if there is nothing to do.
+    /// Begins as many steps as may be under way and takes the oldest one back; `false` if there is nothing to do.
     fn step(&mut self) -> bool {
-        if !self.scheduler.plan(&mut self.plan) {
+        while self.under_way.len() < self.device.limits.depth && self.begin() {}
+        let Some((plan, sampled)) = self.under_way.pop_front() else {
             return false;
-        }
-        let sampled = self.device.step(&self.plan, &self.scheduler, &self.jobs);
+        };
         let mut finished = Vec::new();
-        self.scheduler.commit(&self.plan, &sampled, &mut finished).unwrap();
+        self.scheduler.commit(&plan, &sampled, &mut finished).unwrap();
         for Finished { request, tokens } in finished {
             self.device.leave(request);
             assert!(self.answers[request].replace(tokens).is_none(), "finished twice");
         }
         true
+    }
+
+    /// Plans a step and begins it; `false` if there is none.
+    fn begin(&mut self) -> bool {
+        if !self.scheduler.plan(&mut self.plan) {
+            return false;
+        }
+        let sit_out = self.sit_out();
+        let sampled = self.device.step(&self.plan, &self.scheduler, &self.jobs, &sit_out);
+        self.scheduler.begin(&self.plan);
+        self.under_way.push_back((self.plan.clone(), sampled));
+        true
+    }
+
+    /// Requests that cannot go on before a step under way comes back.
+    fn sit_out(&self) -> HashSet<usize> {
+        let rows = self.under_way.iter().flat_map(|(plan, _)| &plan.logits);
+        rows.filter(|row| row.sample && !self.device.limits.speculate)
+            .filter_map(|row| self.scheduler.request(row.sequence))
+            .collect()
     }
 
     fn run(&mut self) {
@@ -330,11 +399,15 @@ fn plain_limits() -> Limits {
         step_tokens: 32,
         chunk_tokens: 32,
         max_logits_rows: 4,
+        block_tokens: 16,
         full_blocks: 64,
         window_blocks: 64,
         sliding_window: 20,
         has_full_layers: true,
         record_all: false,
+        depth: 1,
+        speculate: false,
+        ignore_end: false,
     }
 }
 
@@ -348,11 +421,15 @@ fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
         step_tokens,
         chunk_tokens: [1, 5, 16, step_tokens][rng.random_range(0..4)],
         max_logits_rows: max_batch + [0, 1, 50][rng.random_range(0..3)],
+        block_tokens: [16, 64, 5][rng.random_range(0..3)],
         full_blocks: rng.random_range(1..40),
         window_blocks: rng.random_range(1..40),
         sliding_window,
         has_full_layers: sliding_window == 0 || rng.random_bool(0.8),
         record_all: rng.random_bool(0.3),
+        depth: rng.random_range(1..4),
+        speculate: rng.random_bool(0.5),
+        ignore_end: false,
     }
 }
 
@@ -468,7 +545,10 @@ fn cancelling_during_a_step_drops_its_rows() {
         });
     }
     assert!(world.scheduler.plan(&mut world.plan));
-    let sampled = world.device.step(&world.plan, &world.scheduler, &world.jobs);
+    let sampled = world
+        .device
+        .step(&world.plan, &world.scheduler, &world.jobs, &HashSet::new());
+    world.scheduler.begin(&world.plan);
     assert!(world.scheduler.cancel(1));
     world.device.leave(1);
     let mut finished = Vec::new();
@@ -488,8 +568,13 @@ fn requests_of_a_device_that_fails_finish_on_another() {
             if rng.random_bool(0.9) {
                 return;
             }
-            // The step that failed was planned and never committed.
-            world.scheduler.plan(&mut world.plan);
+            // The step that failed was planned, perhaps begun, and never committed; nor were others under way.
+            if rng.random_bool(0.5) {
+                world.scheduler.plan(&mut world.plan);
+            } else {
+                world.begin();
+            }
+            world.under_way.clear();
             let unfinished = world.scheduler.take_unfinished();
             for request in std::mem::take(&mut world.device.started) {
                 world.device.leave(request);
@@ -599,6 +684,7 @@ fn the_answer_ends_at_the_end_token_or_the_last_step() {
         let (mut plan, mut finished, mut sampled) = (StepPlan::default(), Vec::new(), end_tokens.iter());
         while scheduler.plan(&mut plan) {
             let token = *sampled.next().unwrap();
+            scheduler.begin(&plan);
             scheduler.commit(&plan, &[token], &mut finished).unwrap();
         }
         let tokens = expected;
@@ -652,6 +738,11 @@ fn outcomes_of_another_step_are_refused() {
     scheduler.submit(0, vec![1], 3).unwrap();
     let (mut plan, mut finished) = (StepPlan::default(), Vec::new());
     assert!(scheduler.plan(&mut plan));
+    assert!(
+        scheduler.commit(&plan, &[1], &mut finished).is_err(),
+        "it has not begun"
+    );
+    scheduler.begin(&plan);
     assert!(scheduler.commit(&plan, &[], &mut finished).is_err());
     assert!(scheduler.commit(&plan, &[1, 2], &mut finished).is_err());
     scheduler.commit(&plan, &[1], &mut finished).unwrap();
@@ -666,16 +757,126 @@ fn outcomes_of_another_step_are_refused() {
 #[test]
 fn requests_that_could_never_run_are_refused_and_leave_no_trace() {
     let mut world = World::new(plain_limits());
-    for (n_prompt, max_positions) in [(0, 5), (6, 5), (1, 64 * BLOCK_TOKENS + 1)] {
+    for (n_prompt, max_positions) in [(0, 5), (6, 5), (1, 64 * 16 + 1)] {
         assert!(world.scheduler.submit(0, vec![1; n_prompt], max_positions).is_err());
     }
     world.check_idle();
     world.submit(Job {
         prompt: vec![1; 30],
-        max_positions: 64 * BLOCK_TOKENS,
+        max_positions: 64 * 16,
         end_every: 0,
     });
     world.run();
+    world.check_answers();
+}
+
+#[test]
+fn answers_do_not_depend_on_the_steps_under_way() {
+    for_seeds(300, |rng| {
+        let limits = random_limits(rng);
+        let jobs: Vec<Job> = (0..20).map_while(|_| random_job(rng, &limits)).collect();
+        for (depth, speculate) in [(1, false), (1, true), (2, false), (2, true), (3, true)] {
+            let mut world = World::new(Limits {
+                depth,
+                speculate,
+                ignore_end: false,
+                ..limits.clone()
+            });
+            jobs.iter().for_each(|job| world.submit(job.clone()));
+            world.run();
+            world.check_answers();
+        }
+    });
+}
+
+#[test]
+fn a_row_behind_an_end_token_is_passed_over() {
+    let mut scheduler = Scheduler::new(Limits {
+        max_batch: 2,
+        full_blocks: 2,
+        depth: 2,
+        speculate: true,
+        ignore_end: false,
+        ..plain_limits()
+    })
+    .unwrap();
+    // Two blocks: the third request needs those of the first.
+    for request in 0..3 {
+        scheduler.submit(request, vec![1, 2], 16).unwrap();
+    }
+    let (mut first, mut second, mut third) = (StepPlan::default(), StepPlan::default(), StepPlan::default());
+    let mut finished = Vec::new();
+    assert!(scheduler.plan(&mut first));
+    scheduler.begin(&first);
+    assert!(scheduler.plan(&mut second));
+    scheduler.begin(&second);
+    assert_eq!(second.tokens, [-1, -2], "the device has these tokens");
+    assert_eq!((second.decode_chunks, second.positions.as_slice()), (2, &[2, 2][..]));
+    scheduler.commit(&first, &[END_TOKENS[0], 7], &mut finished).unwrap();
+    assert_eq!((finished.len(), finished[0].request), (1, 0));
+    assert_eq!((scheduler.request(0), scheduler.free_blocks().full), (None, 1));
+    assert!(scheduler.plan(&mut third));
+    assert_eq!(third.tokens, [-2], "the slot is not free before its row is back");
+    scheduler.begin(&third);
+    scheduler.commit(&second, &[8, 9], &mut finished).unwrap();
+    assert_eq!(finished.len(), 1, "what came behind the end is ignored");
+    assert!(scheduler.plan(&mut first));
+    assert_eq!(first.tokens, [-2, 1, 2], "the third request starts");
+    assert_eq!(scheduler.request(0), Some(2));
+}
+
+#[test]
+fn the_last_position_is_not_planned_twice() {
+    let mut world = World::new(Limits {
+        depth: 2,
+        speculate: true,
+        ignore_end: false,
+        ..plain_limits()
+    });
+    world.submit(Job {
+        prompt: vec![1; 3],
+        max_positions: 4,
+        end_every: 0,
+    });
+    assert!(world.begin() && world.begin());
+    assert!(!world.begin(), "all positions are under way");
+    world.run();
+    world.check_answers();
+}
+
+#[test]
+fn halves_take_turns_and_become_even_again() {
+    let mut world = World::new(Limits {
+        max_batch: 16,
+        max_logits_rows: 16,
+        step_tokens: 64,
+        depth: 2,
+        ..plain_limits()
+    });
+    let submit = |world: &mut World, max_positions| {
+        world.submit(Job {
+            prompt: vec![1; 2],
+            max_positions,
+            end_every: 0,
+        });
+    };
+    // The first half leaves early, so that all that remain were in the same half.
+    (0..6).for_each(|_| submit(&mut world, 12));
+    (0..6).for_each(|_| submit(&mut world, 40));
+    let mut sampled = Vec::new();
+    loop {
+        while world.under_way.len() < 2 && world.begin() {
+            sampled.push(world.plan.logits.len());
+        }
+        if sampled.len() == 40 {
+            (0..4).for_each(|_| submit(&mut world, 30));
+        }
+        if !world.step() {
+            break;
+        }
+    }
+    let expected = [(6, 22), (3, 18), (5, 38), (2, 20)].map(|(rows, steps)| vec![rows; steps]);
+    assert_eq!(sampled, expected.concat());
     world.check_answers();
 }
 

@@ -3,7 +3,13 @@
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::{guard, lifecycle};
 use crate::backend;
+use lifecycle::Backends;
 use std::ffi::c_longlong;
+
+const BACKENDS: Backends<'_> = Backends {
+    open: &backend::open,
+    fallback: &backend::cpu::open,
+};
 
 /// Packs the transformer's weights and makes room to run it, as the environment's GETP_* variables say or the options
 /// it was opened with. Does nothing if it is warmed up already. While it is, `weights` and `state` belong to the
@@ -13,9 +19,7 @@ use std::ffi::c_longlong;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer) {
     // SAFETY: the program passes its own structs, and leaves them alone during the call.
-    guard::work((), || unsafe {
-        lifecycle::warm_up(transformer, tokenizer, &backend::open)
-    });
+    guard::work((), || unsafe { lifecycle::warm_up(transformer, tokenizer, &BACKENDS) });
 }
 
 /// Answers every request into its own row, warming up first if need be, and returns the number of tokens stored.
@@ -33,7 +37,7 @@ pub unsafe extern "C" fn inference(
 ) -> c_longlong {
     guard::work(-1, || {
         // SAFETY: the program passes its own structs, and leaves them alone during the call.
-        unsafe { lifecycle::inference(transformer, tokenizer, sampler, requests, &backend::open) }
+        unsafe { lifecycle::inference(transformer, tokenizer, sampler, requests, &BACKENDS) }
     })
 }
 

@@ -2,6 +2,7 @@
 
 use super::types::Transformer;
 use super::{guard, lifecycle, pointer};
+use crate::replica::Replica;
 use std::ffi::{c_char, c_int};
 
 /// What a model has done since it was warmed up.
@@ -50,9 +51,13 @@ pub unsafe extern "C" fn getp_stats(transformer: *const Transformer, stats: *mut
             prompt_tokens: engine.stats().prompt_tokens,
             steps: engine.stats().steps,
             seconds: engine.stats().seconds,
-            packed_bytes: engine.replica().pack_report().kinds.iter().map(|kind| kind.bytes).sum(),
-            kv_bytes: engine.replica().kv_bytes(),
+            packed_bytes: engine.replicas().map(packed_bytes).sum(),
+            kv_bytes: engine.replicas().map(|replica| replica.kv_bytes()).sum(),
         })?;
         Ok(0)
     })
+}
+
+fn packed_bytes(replica: &dyn Replica) -> u64 {
+    replica.pack_report().kinds.iter().map(|kind| kind.bytes).sum()
 }

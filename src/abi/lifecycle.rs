@@ -1,23 +1,36 @@
 //! warm_up, inference and finish on the program's structs: checks, then [`crate::engine`], then what the program
 //! gets to see. Generic over where the replica comes from, so that tests bring their own.
 
-use super::registry::{self, Slot};
+use super::registry::{self, Slot, Source};
 use super::types::{Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
 use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
-use crate::checkpoint::{Field, PointerCheckpoint, config_from_bytes};
-use crate::engine::{Engine, OpenReplica, Outcome, Sampling};
+use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes};
+use crate::engine::{Engine, OpenReplicas, Outcome, Sampling};
 use crate::error::{Error, Result};
 use crate::options::{Options, VARIABLES, unknown_variables};
-use crate::replica::Pointers;
+use crate::replica::{Pointers, Replica};
 use crate::report;
 use crate::requests;
 use std::mem::MaybeUninit;
+
+/// Where replicas come from: the backends, or a test's own.
+pub struct Backends<'a> {
+    /// Opens a replica on each device there is.
+    pub open: OpenReplicas<'a>,
+    /// Opens the replica that stands in when all of these have failed.
+    pub fallback: OpenFallback<'a>,
+}
+
+/// Opens one replica.
+pub type OpenFallback<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box<dyn Replica>> + Sync);
 
 /// A transformer that is warmed up.
 pub struct Warm {
     engine: Engine,
     vocabulary: Vocabulary,
+    /// Where the weights come from, if not from the program's struct.
+    source: Option<Source>,
     original: Original,
     installed: Installed,
 }
@@ -36,13 +49,13 @@ unsafe impl Send for Installed {}
 /// # Safety
 ///
 /// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call.
-pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, open: OpenReplica<'_>) -> Result<()> {
+pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, backends: &Backends<'_>) -> Result<()> {
     pointer::check(transformer, "transformer")?;
     // SAFETY: as our caller vouches.
     let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
     registry::with(transformer, |slot| {
         // SAFETY: checked above, and as our caller vouches.
-        unsafe { slot.ensure_warm(transformer, tokenizer, open) }.map(drop)
+        unsafe { slot.ensure_warm(transformer, tokenizer, backends.open) }.map(drop)
     })
 }
 
@@ -51,13 +64,14 @@ pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, 
 ///
 /// # Safety
 ///
-/// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call.
+/// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call. The same
+/// goes for the weights the transformer was warmed up with, which are read again if all devices fail.
 pub unsafe fn inference(
     transformer: *mut Transformer,
     tokenizer: *mut Tokenizer,
     sampler: *mut Sampler,
     requests: *mut Requests,
-    open: OpenReplica<'_>,
+    backends: &Backends<'_>,
 ) -> Result<i64> {
     // SAFETY: as our caller vouches.
     let mut requests = unsafe { view(requests) }?;
@@ -72,9 +86,9 @@ pub unsafe fn inference(
             report::line("inference came before warm_up; warming up now");
         }
         // SAFETY: checked above, and as our caller vouches.
-        let warm = unsafe { slot.ensure_warm(transformer, tokenizer, open) }?;
+        let warm = unsafe { slot.ensure_warm(transformer, tokenizer, backends.open) }?;
         // SAFETY: as our caller vouches.
-        unsafe { warm.inference(tokenizer, sampler, &mut requests) }
+        unsafe { warm.inference(tokenizer, sampler, &mut requests, backends.fallback) }
     })
 }
 
@@ -109,7 +123,7 @@ impl Slot {
         &mut self,
         transformer: *mut Transformer,
         tokenizer: &Tokenizer,
-        open: OpenReplica<'_>,
+        open: OpenReplicas<'_>,
     ) -> Result<&mut Warm> {
         // SAFETY: as our caller vouches.
         let current = unsafe { &*transformer };
@@ -132,7 +146,7 @@ impl Slot {
         &self,
         transformer: *mut Transformer,
         tokenizer: &Tokenizer,
-        open: OpenReplica<'_>,
+        open: OpenReplicas<'_>,
     ) -> Result<Warm> {
         warn_of_unknown_variables();
         // SAFETY: as our caller vouches.
@@ -146,11 +160,12 @@ impl Slot {
                 Engine::warm_up(&checkpoint, options, open)
             }
         }?;
-        // SAFETY: as our caller vouches; the weights are not read any more.
-        let (original, installed) = unsafe { install(transformer, engine.replica().pointers()) };
+        // SAFETY: as our caller vouches.
+        let (original, installed) = unsafe { install(transformer, first_pointers(&engine)?) };
         Ok(Warm {
             engine,
             vocabulary,
+            source: self.source.clone(),
             original,
             installed,
         })
@@ -160,12 +175,13 @@ impl Slot {
 impl Warm {
     /// # Safety
     ///
-    /// The tokenizer's pointers that are not NULL point to what their fields say.
+    /// As [`inference`].
     unsafe fn inference(
         &mut self,
         tokenizer: &Tokenizer,
         sampler: &mut Sampler,
         requests: &mut requests::Requests<'_>,
+        fallback: OpenFallback<'_>,
     ) -> Result<i64> {
         if !self.vocabulary.is_of(tokenizer) {
             // SAFETY: as our caller vouches.
@@ -177,9 +193,12 @@ impl Warm {
             topp: sampler.topp,
             rng_state: sampler.rng_state,
         };
+        let (source, original) = (&self.source, &self.original);
+        // SAFETY: as our caller vouches.
+        let reopen = |options: &Options| unsafe { reopen(source.as_ref(), original, options, fallback) };
         let outcome = self
             .engine
-            .inference(self.vocabulary.tokenizer(), &mut sampling, requests);
+            .inference(self.vocabulary.tokenizer(), &mut sampling, requests, &reopen);
         sampler.rng_state = sampling.rng_state;
         tokens(outcome?)
     }
@@ -259,6 +278,34 @@ unsafe fn program_checkpoint(transformer: &Transformer) -> Result<PointerCheckpo
         checkpoint.check_range(start, bytes)?;
     }
     Ok(checkpoint)
+}
+
+/// Opens a replica from the same weights as before.
+///
+/// # Safety
+///
+/// As [`inference`]; `original` is a [`Transformer`].
+unsafe fn reopen(
+    source: Option<&Source>,
+    original: &Original,
+    options: &Options,
+    fallback: OpenFallback<'_>,
+) -> Result<Box<dyn Replica>> {
+    if let Some(source) = source {
+        return fallback(&*source.checkpoint, options);
+    }
+    // SAFETY: as our caller vouches; the bytes need not be aligned.
+    let transformer = unsafe { original.as_ptr().cast::<Transformer>().read_unaligned() };
+    // SAFETY: as our caller vouches.
+    fallback(&unsafe { program_checkpoint(&transformer) }?, options)
+}
+
+/// The addresses the program gets to see: those of the first replica.
+fn first_pointers(engine: &Engine) -> Result<Pointers> {
+    let first = engine.replicas().next();
+    first
+        .map(|replica| replica.pointers())
+        .ok_or_else(|| Error::Internal("an engine was warmed up without a replica".into()))
 }
 
 /// Puts the replica's addresses into the program's struct; gives it as it was and as it is now.

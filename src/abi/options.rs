@@ -2,7 +2,7 @@
 
 use super::{guard, pointer};
 use crate::error::{Error, Result};
-use crate::options::{Choices, Precision};
+use crate::options::{self, Choices, Precision};
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 
@@ -26,9 +26,9 @@ pub struct Options {
     pub precision: c_int,
     /// Worker threads of the CPU backend; by default one a core (GETP_THREADS).
     pub threads: c_int,
-    /// The most sequences in one step; by default 128 (GETP_MAX_BATCH).
+    /// The most sequences in one step; by default 128 on the CPU, 1024 on GPUs (GETP_MAX_BATCH).
     pub max_batch: c_int,
-    /// The most tokens in one step; by default 512 (GETP_STEP_TOKENS).
+    /// The most tokens in one step; by default 512 on the CPU, 8192 on GPUs (GETP_STEP_TOKENS).
     pub step_tokens: c_int,
     /// The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
     pub kv_mb: c_int,
@@ -40,13 +40,17 @@ pub struct Options {
     pub profile: c_int,
     /// The path of a file for the logits of every position fed; by default none (GETP_LOGITS).
     pub logits: *const c_char,
+    /// Where to run: "auto", the default, is every GPU that can be used or else the CPU; "cpu"; "hip" or "cuda", all
+    /// devices of it or some as in "cuda:0,2" (GETP_DEVICE).
+    pub device: *const c_char,
 }
 
 // A program compiled with an older header must go on working: fields are only ever added at the end.
 const _: () = {
-    assert!(size_of::<Options>() == 48);
+    assert!(size_of::<Options>() == 56);
     assert!(offset_of!(Options, size) == 0 && offset_of!(Options, precision) == 8);
     assert!(offset_of!(Options, profile) == 36 && offset_of!(Options, logits) == 40);
+    assert!(offset_of!(Options, device) == 48);
 };
 
 /// Sets all fields of `options` to their defaults, and its size.
@@ -75,6 +79,7 @@ impl Default for Options {
             progress: 0,
             profile: 0,
             logits: std::ptr::null(),
+            device: std::ptr::null(),
         }
     }
 }
@@ -84,7 +89,7 @@ impl Options {
     ///
     /// # Safety
     ///
-    /// `logits` is NULL or a C string.
+    /// `logits` and `device` are NULL or C strings.
     pub unsafe fn choices(&self) -> Result<Choices> {
         if self.size != size_of::<Self>() {
             let known = format!("{}, as getp_options_init sets it", size_of::<Self>());
@@ -95,8 +100,18 @@ impl Options {
             // SAFETY: as our caller vouches.
             false => Some(unsafe { pointer::path(self.logits, "getp_options.logits") }?.to_owned()),
         };
+        let device = match self.device.is_null() {
+            true => None,
+            false => {
+                let name = "getp_options.device";
+                // SAFETY: as our caller vouches.
+                let value = unsafe { pointer::path(self.device, name) }?;
+                Some(options::device(name, value.as_os_str())?)
+            }
+        };
         Ok(Choices {
             precision: precision(self.precision)?,
+            device,
             threads: number("getp_options.threads", self.threads)?,
             max_batch: number("getp_options.max_batch", self.max_batch)?,
             step_tokens: number("getp_options.step_tokens", self.step_tokens)?,

@@ -42,7 +42,10 @@ pub struct Config {
 }
 
 /// The weights, float32, row-major, outputs before inputs. While the model is warmed up these are addresses
-/// in the first replica, in its own formats, or NULL; `finish` puts the program's own back.
+/// in the first replica, in its own formats, or NULL; `finish` puts the program's own back. On a GPU they are
+/// the first device's, not for the host to read: of the arrays that have layers those of layer 0; vectors
+/// float32, `token_embedding_table` and `w_router` BF16 (float32 where that is not exact) in row-major tiles
+/// of 32 rows, the other matrices MXFP4, FP16 or BF16 in the order of the device's matrix cores.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransformerWeights {
@@ -81,7 +84,8 @@ pub struct TransformerWeights {
 }
 
 /// The program's own scratch memory for one token. Never read; while the model is warmed up these are
-/// addresses in the first replica, or NULL.
+/// addresses in the first replica, or NULL. On a GPU `x`, `t`, `tb`, `mlp1_out` and `qkv` are the activations
+/// of a step on the first device, `key_cache` its KV cache, and the others NULL.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunState {

@@ -1,13 +1,32 @@
 //! Where the operations run.
 
 pub mod cpu;
+pub mod gpu;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Result;
-use crate::options::Options;
+use crate::options::{DeviceChoice, Options};
 use crate::replica::Replica;
+use crate::report;
+use gpu::driver::discover::{self, Usable};
+use gpu::weights::{Source, least_bytes};
 
-/// Opens a replica of the model on the best device there is.
-pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Box<dyn Replica>> {
-    cpu::open(checkpoint, options)
+/// Opens a replica of the model on each of the best devices there are: GPUs, or else the CPU.
+pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
+    let usable = discover::usable(options, least_bytes(checkpoint.config()))?;
+    open_on(usable, checkpoint, options)
+}
+
+/// Opens a replica on each of these devices, or else on the CPU.
+pub fn open_on(usable: Usable, checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
+    usable.lines.iter().for_each(report::line);
+    if !usable.drivers.is_empty() {
+        match gpu::open::open(usable.drivers, &Source::Checkpoint(checkpoint), options) {
+            Err(error) if options.device == DeviceChoice::Auto => {
+                report::line(format_args!("running on the CPU: {error}"));
+            }
+            opened => return opened,
+        }
+    }
+    Ok(vec![cpu::open(checkpoint, options)?])
 }

@@ -3,18 +3,53 @@
 use super::Sampling;
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
-use crate::replica::{StepOutput, Want};
-use crate::sampler::{Sampler, request_seed};
+use crate::replica::StepOutput;
+use crate::sampler::{Row, Sampler, request_seed};
 use crate::scheduler::Scheduler;
 use rayon::ThreadPool;
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Draws tokens, each request from its own random stream, so that answers do not depend on company.
+/// The random stream of each request, so that answers do not depend on company, nor on the replica. A request runs on
+/// one replica at a time, and changes it through the queue's lock, so that the states need no order of their own.
+pub struct Streams {
+    seed: u64,
+    states: Vec<AtomicU64>,
+}
+
+impl Streams {
+    /// Streams for `requests` requests, at least one, that follow from the state of the first.
+    pub fn new(seed: u64, requests: usize) -> Self {
+        let states = (0..requests).map(|request| request_seed(seed, request).into());
+        Self {
+            seed,
+            states: states.collect(),
+        }
+    }
+
+    /// Begins a request's stream anew.
+    pub fn restart(&self, request: usize) {
+        self.set(request, request_seed(self.seed, request));
+    }
+
+    /// The state request 0's stream has come to.
+    pub fn first_state(&self) -> u64 {
+        self.get(0)
+    }
+
+    fn get(&self, request: usize) -> u64 {
+        self.states[request].load(Ordering::Relaxed)
+    }
+
+    fn set(&self, request: usize, state: u64) {
+        self.states[request].store(state, Ordering::Relaxed);
+    }
+}
+
+/// Draws the tokens of one replica's steps.
 pub struct Draws {
     greedy: bool,
     vocab: usize,
-    /// The state of each request's stream.
-    states: Vec<u64>,
     /// One a thread: their scratch memory is as long as the vocabulary.
     samplers: Vec<Sampler>,
     draws: Vec<Draw>,
@@ -30,8 +65,8 @@ struct Draw {
 }
 
 impl Draws {
-    /// Streams for `requests` requests, at least one, drawn from by `threads` threads.
-    pub fn new(vocab: usize, sampling: Sampling, requests: usize, threads: usize) -> Self {
+    /// Draws by `threads` threads.
+    pub fn new(vocab: usize, sampling: Sampling, threads: usize) -> Self {
         let Sampling {
             temperature,
             topp,
@@ -39,29 +74,19 @@ impl Draws {
         } = sampling;
         let sampler = Sampler::new(vocab, temperature, topp, rng_state);
         Self {
-            greedy: temperature == 0.0,
+            greedy: sampling.is_greedy(),
             vocab,
-            states: (0..requests).map(|request| request_seed(rng_state, request)).collect(),
             samplers: vec![sampler; threads.max(1)],
             draws: Vec::new(),
             tokens: Vec::new(),
         }
     }
 
-    /// What drawing needs of each row.
-    pub fn want(&self) -> Want {
-        if self.greedy { Want::Greedy } else { Want::Logits }
-    }
-
-    /// The state request 0's stream has come to.
-    pub fn first_state(&self) -> u64 {
-        self.states[0]
-    }
-
     /// The tokens of the plan's rows that ask for one, in order.
     pub fn draw(
         &mut self,
         pool: &ThreadPool,
+        streams: &Streams,
         scheduler: &Scheduler,
         plan: &StepPlan,
         output: &StepOutput,
@@ -72,9 +97,9 @@ impl Draws {
             let rows = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
             self.tokens.extend(rows.map(|(_, greedy)| greedy.token));
         } else {
-            self.gather(scheduler, plan)?;
+            self.gather(streams, scheduler, plan)?;
             pool.install(|| self.draw_all(&output.logits));
-            self.scatter();
+            self.scatter(streams);
         }
         Ok(&self.tokens)
     }
@@ -92,7 +117,7 @@ impl Draws {
         )))
     }
 
-    fn gather(&mut self, scheduler: &Scheduler, plan: &StepPlan) -> Result<()> {
+    fn gather(&mut self, streams: &Streams, scheduler: &Scheduler, plan: &StepPlan) -> Result<()> {
         self.draws.clear();
         for (row, wanted) in plan.logits.iter().enumerate().filter(|(_, wanted)| wanted.sample) {
             let request = scheduler.request(wanted.sequence);
@@ -100,7 +125,7 @@ impl Draws {
             self.draws.push(Draw {
                 row,
                 request,
-                state: self.states[request],
+                state: streams.get(request),
                 token: 0,
             });
         }
@@ -112,16 +137,22 @@ impl Draws {
         let run = self.draws.len().div_ceil(self.samplers.len()).max(1);
         let runs = self.draws.par_chunks_mut(run).zip(&mut self.samplers);
         runs.for_each(|(draws, sampler)| {
-            for draw in draws {
-                let row = &logits[draw.row * self.vocab..][..self.vocab];
-                draw.token = sampler.sample_with(row, &mut draw.state);
+            let row = |draw: &Draw| Row {
+                logits: &logits[draw.row * self.vocab..][..self.vocab],
+                rng_state: draw.state,
+                token: 0,
+            };
+            let mut rows: Vec<_> = draws.iter().map(row).collect();
+            sampler.sample_rows(&mut rows);
+            for (draw, row) in draws.iter_mut().zip(rows) {
+                (draw.state, draw.token) = (row.rng_state, row.token);
             }
         });
     }
 
-    fn scatter(&mut self) {
+    fn scatter(&mut self, streams: &Streams) {
         for draw in &self.draws {
-            self.states[draw.request] = draw.state;
+            streams.set(draw.request, draw.state);
             self.tokens.push(draw.token);
         }
     }

@@ -165,6 +165,11 @@ impl ModelConfig {
         (self.sliding_window > 0 && layer.is_multiple_of(2)).then_some(self.sliding_window)
     }
 
+    /// Whether `layer` has a window.
+    pub fn is_windowed(&self, layer: usize) -> bool {
+        self.window(layer).is_some()
+    }
+
     /// Layers that are windowed.
     pub fn windowed_layers(&self) -> usize {
         (0..self.n_layers).filter(|&l| self.window(l).is_some()).count()

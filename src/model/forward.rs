@@ -5,6 +5,8 @@ use crate::batch::StepPlan;
 use crate::error::Result;
 use crate::ops::Ops;
 use crate::replica::{StepOutput, Want};
+use std::ffi::c_void;
+use std::ptr::null_mut;
 
 /// One layer's weights.
 pub struct LayerWeights<M, V> {
@@ -46,6 +48,81 @@ pub struct Weights<M, V> {
     pub out_norm: V,
     /// `[V, H]`
     pub unembedding: M,
+}
+
+impl<M, V> LayerWeights<M, V> {
+    fn try_map<A, B>(
+        &mut self,
+        m: &mut impl FnMut(&mut M) -> Option<A>,
+        v: &mut impl FnMut(&mut V) -> Option<B>,
+    ) -> Option<LayerWeights<A, B>> {
+        Some(LayerWeights {
+            attn_norm: v(&mut self.attn_norm)?,
+            qkv: m(&mut self.qkv)?,
+            qkv_bias: v(&mut self.qkv_bias)?,
+            sinks: v(&mut self.sinks)?,
+            attn_out: m(&mut self.attn_out)?,
+            attn_out_bias: v(&mut self.attn_out_bias)?,
+            ffn_norm: v(&mut self.ffn_norm)?,
+            router: m(&mut self.router)?,
+            router_bias: v(&mut self.router_bias)?,
+            mlp1: m(&mut self.mlp1)?,
+            mlp1_bias: v(&mut self.mlp1_bias)?,
+            mlp2: m(&mut self.mlp2)?,
+            mlp2_bias: v(&mut self.mlp2_bias)?,
+        })
+    }
+}
+
+impl<M, V> Weights<M, V> {
+    /// The same of what `m` makes of each matrix and `v` of each vector; the first failure is the whole's.
+    pub fn try_map<A, B>(
+        &mut self,
+        mut m: impl FnMut(&mut M) -> Option<A>,
+        mut v: impl FnMut(&mut V) -> Option<B>,
+    ) -> Option<Weights<A, B>> {
+        Some(Weights {
+            embedding: m(&mut self.embedding)?,
+            layers: self
+                .layers
+                .iter_mut()
+                .map(|layer| layer.try_map(&mut m, &mut v))
+                .collect::<Option<_>>()?,
+            out_norm: v(&mut self.out_norm)?,
+            unembedding: m(&mut self.unembedding)?,
+        })
+    }
+}
+
+impl<M, V> Weights<M, V> {
+    /// Addresses of each kind of tensor in its first layer, in the order of the C struct's fields; NULL without layers.
+    pub fn pointers(
+        &self,
+        matrix: impl Fn(&M) -> *mut c_void,
+        vector: impl Fn(&V) -> *mut c_void,
+    ) -> [*mut c_void; 16] {
+        let first = self.layers.first();
+        let m = |of: fn(&LayerWeights<M, V>) -> &M| first.map_or(null_mut(), |layer| matrix(of(layer)));
+        let v = |of: fn(&LayerWeights<M, V>) -> &V| first.map_or(null_mut(), |layer| vector(of(layer)));
+        [
+            matrix(&self.embedding),
+            v(|l| &l.attn_norm),
+            v(|l| &l.ffn_norm),
+            m(|l| &l.qkv),
+            m(|l| &l.attn_out),
+            v(|l| &l.qkv_bias),
+            v(|l| &l.attn_out_bias),
+            v(|l| &l.sinks),
+            m(|l| &l.router),
+            v(|l| &l.router_bias),
+            m(|l| &l.mlp1),
+            m(|l| &l.mlp2),
+            v(|l| &l.mlp1_bias),
+            v(|l| &l.mlp2_bias),
+            vector(&self.out_norm),
+            matrix(&self.unembedding),
+        ]
+    }
 }
 
 /// The activations of one step.

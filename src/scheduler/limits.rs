@@ -18,6 +18,8 @@ pub struct Limits {
     pub chunk_tokens: usize,
     /// The most rows in a step whose logits are wanted. At least `max_batch`, for the same reason.
     pub max_logits_rows: usize,
+    /// Positions in a block of the KV cache.
+    pub block_tokens: usize,
     /// Blocks in the KV cache of the full layers.
     pub full_blocks: usize,
     /// Blocks in the KV cache of the windowed layers.
@@ -28,6 +30,13 @@ pub struct Limits {
     pub has_full_layers: bool,
     /// Whether the logits of every row are wanted, for recording.
     pub record_all: bool,
+    /// Steps that may be under way at once, at least 1.
+    pub depth: usize,
+    /// Whether a sequence goes on while only the device knows its last token. If not (the host samples), the
+    /// sequences take turns, so that each of `depth` steps has its share.
+    pub speculate: bool,
+    /// End tokens do not end answers, for measuring.
+    pub ignore_end: bool,
 }
 
 impl Limits {
@@ -36,6 +45,12 @@ impl Limits {
         let wrong = |why: String| Err(Error::format("limits of a step", why));
         if self.max_batch == 0 || self.chunk_tokens == 0 {
             return wrong("a step without sequences or rows does nothing; raise GETP_MAX_BATCH".into());
+        }
+        if self.depth == 0 {
+            return wrong("at least one step is under way at a time".into());
+        }
+        if self.block_tokens == 0 {
+            return wrong("a block of the KV cache holds at least one position".into());
         }
         if self.step_tokens < self.max_batch || self.max_logits_rows < self.max_batch {
             return wrong(format!(
@@ -72,19 +87,34 @@ impl Limits {
     /// The most blocks a sequence can ever use.
     pub(super) fn need(&self, n_prompt: usize, max_positions: usize) -> BlockCounts {
         let full = if self.has_full_layers {
-            blocks_for(max_positions)
+            blocks_for(self.block_tokens, max_positions)
         } else {
             0
         };
         let window = match self.sliding_window {
             0 => 0,
-            window => ring_blocks(window, self.max_chunk_rows(), n_prompt, max_positions),
+            window => ring_blocks(
+                self.block_tokens,
+                window,
+                self.max_chunk_rows(),
+                n_prompt,
+                max_positions,
+            ),
         };
         BlockCounts { full, window }
     }
 
+    /// Of `sequences` those that one step may take, so that the steps under way have equal shares.
+    pub(super) fn share(&self, sequences: usize) -> usize {
+        if self.speculate {
+            sequences
+        } else {
+            sequences.div_ceil(self.depth)
+        }
+    }
+
     /// Refuses a sequence that could not run even alone, in words that name the option to change.
-    pub(super) fn check_sequence(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
+    pub fn check_sequence(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
         let refuse = |why: String| Err(Error::format(format!("request {request}"), why));
         if n_prompt == 0 {
             return refuse("it has no prompt tokens; give it at least one".into());
@@ -129,23 +159,29 @@ mod tests {
             step_tokens: 32,
             chunk_tokens: 32,
             max_logits_rows: 4,
+            block_tokens: 16,
             full_blocks: 10,
             window_blocks: 10,
             sliding_window: 16,
             has_full_layers: true,
             record_all: false,
+            depth: 1,
+            speculate: false,
+            ignore_end: false,
         }
     }
 
     #[test]
     fn limits_that_could_starve_are_refused() {
         type Change = fn(&mut Limits);
-        let wrong: [(Change, &str); 8] = [
+        let wrong: [(Change, &str); 10] = [
             (|l| l.max_batch = 0, "GETP_MAX_BATCH"),
             (|l| l.chunk_tokens = 0, "GETP_MAX_BATCH"),
             (|l| l.step_tokens = 3, "GETP_STEP_TOKENS"),
             (|l| l.max_logits_rows = 3, "GETP_MAX_BATCH"),
             (|l| l.step_tokens = usize::MAX, "GETP_STEP_TOKENS"),
+            (|l| l.depth = 0, "one step"),
+            (|l| l.block_tokens = 0, "position"),
             (|l| l.full_blocks = 1 << 33, "GETP_KV_MB"),
             (|l| l.window_blocks = 1 << 33, "GETP_KV_MB"),
             (|l| (l.has_full_layers, l.sliding_window) = (false, 0), "layers"),

@@ -9,8 +9,18 @@
 //! row and a logits row for each running sequence, every decoding sequence moves in every step, and so does the
 //! oldest one still in its prompt: nobody starves.
 //!
-//! The scheduler touches no device. The way round is [`Scheduler::plan`], the replica's step, the sampler, and
-//! [`Scheduler::commit`]. A plan leaves no trace before it is committed, so that a failed step may be planned anew.
+//! The scheduler touches no device. The way round is [`Scheduler::plan`], the replica's `submit`,
+//! [`Scheduler::begin`], the replica's `collect`, the sampler, and [`Scheduler::commit`]. A plan leaves no trace before
+//! it begins.
+//!
+//! Up to [`Limits::depth`] steps are under way, so that the device computes one while the host prepares the next. A
+//! plan is then made before the tokens of the step before it are known, in one of two ways ([`Limits::speculate`]):
+//!
+//! - The device finds the token itself and still has it: the plan says so instead of naming it. Whether it was an end
+//!   token shows one step late; the row planned meanwhile is passed over when it comes back.
+//! - The host samples: sequences with a token to be sampled sit out, and the others go. A step takes at most its
+//!   share of the sequences, so that half of them compute while the other half is sampled. Whoever joins or leaves,
+//!   the halves are even again one round later, because no step takes more than half of all there are.
 
 mod blocks;
 mod limits;
@@ -19,7 +29,7 @@ mod sequence;
 pub use blocks::{BlockCounts, ring_blocks};
 pub use limits::Limits;
 
-use crate::batch::{BLOCK_TOKENS, Chunk, LogitsRow, StepPlan};
+use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
 use blocks::BlockPool;
 use sequence::Sequence;
@@ -59,6 +69,8 @@ pub struct Scheduler {
     /// The running sequences by their handle.
     slots: Vec<Option<Sequence>>,
     free_slots: Vec<usize>,
+    /// Steps under way with a row of the slot's sequence, the one that has left included.
+    under_way: Vec<usize>,
     /// Handles in the order in which their sequences started.
     running: Vec<usize>,
 }
@@ -74,6 +86,7 @@ impl Scheduler {
             waiting: VecDeque::new(),
             slots: (0..slots).map(|_| None).collect(),
             free_slots: (0..slots).rev().collect(),
+            under_way: vec![0; slots],
             running: Vec::with_capacity(slots),
             limits,
         })
@@ -82,12 +95,28 @@ impl Scheduler {
     /// Queues a request: positions `0..max_positions` are fed, first the prompt's tokens, then the sampled ones.
     /// Refuses one that could not run even with the KV cache to itself.
     pub fn submit(&mut self, request: usize, prompt: Vec<u32>, max_positions: usize) -> Result<()> {
-        self.limits.check_sequence(request, prompt.len(), max_positions)?;
+        self.check(request, prompt.len(), max_positions)?;
         self.waiting.push_back(Sequence::new(request, prompt, max_positions));
         Ok(())
     }
 
-    /// Writes the next step; `false` if there is nothing left to do.
+    /// Refuses a request that could not run even with the KV cache to itself.
+    pub fn check(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
+        self.limits.check_sequence(request, n_prompt, max_positions)
+    }
+
+    /// Whether a slot is free; only then may there be room.
+    pub fn has_free_slot(&self) -> bool {
+        !self.free_slots.is_empty()
+    }
+
+    /// Whether one more sequence could start at once, behind those submitted before.
+    pub fn has_room(&mut self, n_prompt: usize, max_positions: usize) -> bool {
+        self.admit();
+        self.waiting.is_empty() && self.fits(n_prompt, max_positions)
+    }
+
+    /// Writes the next step; `false` if there is nothing to do before one under way comes back, or at all.
     pub fn plan(&mut self, plan: &mut StepPlan) -> bool {
         self.admit();
         self.clear_with_room(plan);
@@ -96,19 +125,31 @@ impl Scheduler {
         plan.rows() > 0
     }
 
-    /// Takes the outcome of the step planned last: `sampled` has one token for each of its logits rows with
-    /// `sample`, in their order. Answers that are complete go to the end of `finished`. Rows of sequences
-    /// cancelled since are passed over.
+    /// Notes that the step planned last is under way; the next plan goes on behind it.
+    pub fn begin(&mut self, plan: &StepPlan) {
+        for chunk in &plan.chunks {
+            self.under_way[chunk.sequence] += 1;
+            if let Some(sequence) = &mut self.slots[chunk.sequence] {
+                sequence.planned = chunk.first_position + chunk.rows;
+            }
+        }
+    }
+
+    /// Takes the outcome of the oldest step under way: `sampled` has one token for each of its logits rows with
+    /// `sample`, in their order. Answers that are complete go to the end of `finished`. Rows of sequences that have
+    /// left since the plan, at an end token or cancelled, are passed over.
     pub fn commit(&mut self, plan: &StepPlan, sampled: &[u32], finished: &mut Vec<Finished>) -> Result<()> {
         self.check_commit(plan, sampled)?;
         for chunk in &plan.chunks {
-            if let Some(sequence) = &mut self.slots[chunk.sequence] {
-                sequence.position += chunk.rows;
+            self.under_way[chunk.sequence] -= 1;
+            match &mut self.slots[chunk.sequence] {
+                Some(sequence) => sequence.position += chunk.rows,
+                None => self.free_slot(chunk.sequence),
             }
         }
         for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
             let complete = match &mut self.slots[row.sequence] {
-                Some(sequence) => sequence.store(token),
+                Some(sequence) => sequence.store(token, self.limits.ignore_end),
                 None => false,
             };
             if complete && let Some(sequence) = self.release(row.sequence) {
@@ -131,14 +172,18 @@ impl Scheduler {
         slot.is_some_and(|slot| self.release(slot).is_some())
     }
 
-    /// Gives back all requests without an answer, in the order in which they came, and is then idle: for a device
-    /// that failed. Their answers so far are dropped; they start again wherever they are submitted next.
+    /// Gives back all requests without an answer, in the order in which they came, and is then idle, with no step
+    /// under way: for a device that failed. Their answers so far are dropped; they start again wherever they are
+    /// submitted next.
     pub fn take_unfinished(&mut self) -> Vec<Unfinished> {
         let mut unfinished = Vec::with_capacity(self.running.len() + self.waiting.len());
         while let Some(&slot) = self.running.first() {
             unfinished.extend(self.release(slot).map(give_back));
         }
         unfinished.extend(self.waiting.drain(..).map(give_back));
+        self.under_way.fill(0);
+        self.free_slots.clear();
+        self.free_slots.extend((0..self.slots.len()).rev());
         unfinished
     }
 
@@ -169,17 +214,24 @@ impl Scheduler {
     /// long one could wait for ever.
     fn admit(&mut self) {
         while let Some(first) = self.waiting.front() {
-            let need = self.limits.need(first.n_prompt(), first.max_positions);
-            if self.free_slots.is_empty() || need.full > self.full.free() || need.window > self.window.free() {
+            let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions);
+            if !self.fits(n_prompt, max_positions) {
                 return;
             }
             let (Some(mut sequence), Some(slot)) = (self.waiting.pop_front(), self.free_slots.pop()) else {
                 return;
             };
+            let need = self.limits.need(n_prompt, max_positions);
             sequence.start(self.full.lend(need.full), self.window.lend(need.window));
             self.slots[slot] = Some(sequence);
             self.running.push(slot);
         }
+    }
+
+    /// Whether a slot and all blocks such a sequence can ever use are free.
+    fn fits(&self, n_prompt: usize, max_positions: usize) -> bool {
+        let need = self.limits.need(n_prompt, max_positions);
+        !self.free_slots.is_empty() && need.full <= self.full.free() && need.window <= self.window.free()
     }
 
     /// Empties the plan. The first time it also gets the memory of the largest step there can be: a block is in at
@@ -194,19 +246,35 @@ impl Scheduler {
         plan.logits.reserve(limits.max_logits_rows.min(limits.step_tokens));
     }
 
-    /// One row for each sequence past its prompt.
+    /// One row for each sequence past its prompt, or for the step's share of them.
     fn plan_decoding(&self, plan: &mut StepPlan) {
-        for (slot, sequence) in self.in_order().filter(|(_, sequence)| sequence.is_decoding()) {
+        let decoding = || self.in_order().filter(|(_, sequence)| sequence.is_decoding());
+        let ready = decoding().filter(|(_, sequence)| self.is_ready(sequence));
+        for (slot, sequence) in ready.take(self.limits.share(decoding().count())) {
             self.plan_chunk(plan, slot, sequence, 1);
         }
+        plan.decode_chunks = plan.chunks.len();
     }
 
-    /// Prompts, in order, into what is left of the step.
+    /// Whether a sequence past its prompt may be planned.
+    fn is_ready(&self, sequence: &Sequence) -> bool {
+        sequence.has_next() && (self.limits.speculate || !sequence.awaits_token())
+    }
+
+    /// Prompts, in order, into what is left of the step. A prompt's end joins the sequences that take turns: one for
+    /// which the step's share has no room waits for the next step.
     fn plan_prefill(&self, plan: &mut StepPlan) {
+        let mut turns_left = self.limits.share(self.running.len()) - plan.decode_chunks;
         for (slot, sequence) in self.in_order().filter(|(_, sequence)| !sequence.is_decoding()) {
             let rows = self.chunk_rows(plan, sequence);
             if rows == 0 {
                 return;
+            }
+            if rows == sequence.prompt_left() {
+                if turns_left == 0 {
+                    continue;
+                }
+                turns_left -= 1;
             }
             self.plan_chunk(plan, slot, sequence, rows);
         }
@@ -224,7 +292,7 @@ impl Scheduler {
     fn chunk_rows(&self, plan: &StepPlan, sequence: &Sequence) -> usize {
         let limits = &self.limits;
         let rows = sequence
-            .unfed()
+            .prompt_left()
             .min(limits.chunk_tokens)
             .min(limits.step_tokens - plan.rows());
         if limits.record_all {
@@ -237,8 +305,11 @@ impl Scheduler {
     /// Adds the next `rows` tokens of a sequence.
     fn plan_chunk(&self, plan: &mut StepPlan, slot: usize, sequence: &Sequence, rows: usize) {
         let first_row = plan.rows();
-        let positions = sequence.position..sequence.position + rows;
-        plan.tokens.extend_from_slice(&sequence.tokens[positions.clone()]);
+        let positions = sequence.planned..sequence.planned + rows;
+        let on_device = -1 - slot as i32;
+        let tokens = positions.clone().map(|position| sequence.tokens.get(position));
+        plan.tokens
+            .extend(tokens.map(|token| token.map_or(on_device, |token| token.cast_signed())));
         plan.positions.extend(positions.clone().map(|position| position as u32));
         for (row, position) in (first_row..).zip(positions.clone()) {
             let sample = sequence.samples_at(position);
@@ -251,7 +322,10 @@ impl Scheduler {
                 });
             }
         }
-        let full_blocks = positions.end.div_ceil(BLOCK_TOKENS).min(sequence.full.len());
+        let full_blocks = positions
+            .end
+            .div_ceil(self.limits.block_tokens)
+            .min(sequence.full.len());
         plan.chunks.push(Chunk {
             sequence: slot,
             first_row,
@@ -262,7 +336,7 @@ impl Scheduler {
         });
     }
 
-    /// Refuses an outcome that is not that of the step planned last, before anything has changed.
+    /// Refuses an outcome that is not that of the oldest step under way, before anything has changed.
     fn check_commit(&self, plan: &StepPlan, sampled: &[u32]) -> Result<()> {
         let wanted = plan.logits.iter().filter(|row| row.sample).count();
         if sampled.len() != wanted {
@@ -272,14 +346,11 @@ impl Scheduler {
             )));
         }
         for chunk in &plan.chunks {
-            let position = match self.slots.get(chunk.sequence) {
-                Some(Some(sequence)) => sequence.position,
-                Some(None) => continue,
-                None => usize::MAX,
-            };
-            if position != chunk.first_position {
+            let is_under_way = self.under_way.get(chunk.sequence).is_some_and(|&steps| steps > 0);
+            let is_next = |sequence: &Sequence| sequence.position == chunk.first_position;
+            if !is_under_way || !self.slots[chunk.sequence].as_ref().is_none_or(is_next) {
                 return Err(Error::Internal(format!(
-                    "a step came back that is not the one planned last: sequence {} is not at position {}",
+                    "a step came back that is not the oldest under way: sequence {} is not at position {}",
                     chunk.sequence, chunk.first_position
                 )));
             }
@@ -287,14 +358,24 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a sequence out of its slot and its blocks back.
+    /// Takes a sequence out of its slot and its blocks back. A step under way may still write to these blocks and
+    /// read them; they can be lent again at once all the same, because the device runs steps in order: who gets them
+    /// is planned later, runs later, and reads nothing it has not written. The slot itself waits, for the rows under
+    /// way are known by it.
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let mut sequence = self.slots[slot].take()?;
         self.full.give_back(std::mem::take(&mut sequence.full));
         self.window.give_back(std::mem::take(&mut sequence.window));
         self.running.retain(|&running| running != slot);
-        self.free_slots.push(slot);
+        self.free_slot(slot);
         Some(sequence)
+    }
+
+    /// Hands out an empty slot again, once no step under way has rows of it.
+    fn free_slot(&mut self, slot: usize) {
+        if self.under_way[slot] == 0 {
+            self.free_slots.push(slot);
+        }
     }
 }
 

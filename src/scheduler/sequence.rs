@@ -13,8 +13,11 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     n_prompt: usize,
     pub(super) max_positions: usize,
-    /// The next position to feed; the KV cache holds all before it.
+    /// Positions of the steps that came back.
     pub(super) position: usize,
+    /// The next position to plan: those from `position` on are in steps under way. When it runs, the KV cache holds
+    /// all before it.
+    pub(super) planned: usize,
     /// Block table of the full layers; empty while waiting.
     pub(super) full: Vec<u32>,
     /// Ring of the windowed layers; empty while waiting.
@@ -29,6 +32,7 @@ impl Sequence {
             tokens: prompt,
             max_positions,
             position: 0,
+            planned: 0,
             full: Vec::new(),
             window: Vec::new(),
         }
@@ -38,14 +42,24 @@ impl Sequence {
         self.n_prompt
     }
 
-    /// Whether the whole prompt has been fed.
+    /// Whether the whole prompt has been planned.
     pub(super) fn is_decoding(&self) -> bool {
-        self.position >= self.n_prompt
+        self.planned >= self.n_prompt
     }
 
-    /// Tokens known but not fed yet: the prompt's rest, or the one sampled last.
-    pub(super) fn unfed(&self) -> usize {
-        self.tokens.len() - self.position
+    /// The prompt's tokens not planned yet.
+    pub(super) fn prompt_left(&self) -> usize {
+        self.n_prompt - self.planned
+    }
+
+    /// Whether there is a position left to plan. The last one ends the answer whatever is sampled there.
+    pub(super) fn has_next(&self) -> bool {
+        self.planned < self.max_positions
+    }
+
+    /// Whether the next token to feed is still to be sampled, by a step under way.
+    pub(super) fn awaits_token(&self) -> bool {
+        self.planned >= self.tokens.len()
     }
 
     /// Whether the logits at `position` give the next token.
@@ -62,10 +76,11 @@ impl Sequence {
         self.tokens.reserve_exact(answer.min(RESERVED_TOKENS));
     }
 
-    /// Stores the token sampled from the last position fed and says whether it ends the answer.
-    pub(super) fn store(&mut self, token: u32) -> bool {
+    /// Stores the token sampled from the last position that came back and says whether the answer is complete: with an
+    /// end token, unless those are to be ignored, or at the last position.
+    pub(super) fn store(&mut self, token: u32, ignore_end: bool) -> bool {
         self.tokens.push(token);
-        END_TOKENS.contains(&token) || self.position == self.max_positions
+        !ignore_end && END_TOKENS.contains(&token) || self.position == self.max_positions
     }
 
     /// The answer.

@@ -153,6 +153,36 @@ unsafe impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn d_splat(x: f64) -> F64x16 {
+        unsafe { F64x16([_mm256_set1_pd(x); 4]) }
+    }
+    #[inline(always)]
+    unsafe fn d_sub(a: F64x16, b: F64x16) -> F64x16 {
+        unsafe { F64x16(std::array::from_fn(|i| _mm256_sub_pd(a.0[i], b.0[i]))) }
+    }
+    #[inline(always)]
+    unsafe fn d_mul(a: F64x16, b: F64x16) -> F64x16 {
+        unsafe { F64x16(std::array::from_fn(|i| _mm256_mul_pd(a.0[i], b.0[i]))) }
+    }
+    #[inline(always)]
+    unsafe fn d_fma(a: F64x16, b: F64x16, c: F64x16) -> F64x16 {
+        unsafe { F64x16(std::array::from_fn(|i| _mm256_fmadd_pd(a.0[i], b.0[i], c.0[i]))) }
+    }
+    #[inline(always)]
+    unsafe fn d_lookup<const SHIFT: u32>(table: &[u64; 32], index: F64x16) -> F64x16 {
+        // Single loads: they are no slower than gathers, and on many machines faster.
+        unsafe {
+            F64x16(index.0.map(|part| {
+                let index = _mm256_castpd_si256(part);
+                let mut lanes = [0_u64; 4];
+                _mm256_storeu_si256(lanes.as_mut_ptr().cast(), index);
+                let [a, b, c, d] = lanes.map(|lane| table[lane as usize % 32].cast_signed());
+                let shifted = _mm256_sll_epi64(index, _mm_cvtsi32_si128(SHIFT as i32));
+                _mm256_castsi256_pd(_mm256_add_epi64(_mm256_set_epi64x(d, c, b, a), shifted))
+            }))
+        }
+    }
+    #[inline(always)]
     unsafe fn d_store(p: *mut f64, x: F64x16) {
         unsafe {
             for (i, part) in x.0.into_iter().enumerate() {

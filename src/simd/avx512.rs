@@ -150,6 +150,26 @@ unsafe impl Simd for Avx512 {
         unsafe { _mm512_insertf32x8::<1>(_mm512_castps256_ps512(_mm512_cvtpd_ps(sum.0)), _mm512_cvtpd_ps(sum.1)) }
     }
     #[inline(always)]
+    unsafe fn d_splat(x: f64) -> F64x16 {
+        unsafe { F64x16(_mm512_set1_pd(x), _mm512_set1_pd(x)) }
+    }
+    #[inline(always)]
+    unsafe fn d_sub(a: F64x16, b: F64x16) -> F64x16 {
+        unsafe { F64x16(_mm512_sub_pd(a.0, b.0), _mm512_sub_pd(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn d_mul(a: F64x16, b: F64x16) -> F64x16 {
+        unsafe { F64x16(_mm512_mul_pd(a.0, b.0), _mm512_mul_pd(a.1, b.1)) }
+    }
+    #[inline(always)]
+    unsafe fn d_fma(a: F64x16, b: F64x16, c: F64x16) -> F64x16 {
+        unsafe { F64x16(_mm512_fmadd_pd(a.0, b.0, c.0), _mm512_fmadd_pd(a.1, b.1, c.1)) }
+    }
+    #[inline(always)]
+    unsafe fn d_lookup<const SHIFT: u32>(table: &[u64; 32], index: F64x16) -> F64x16 {
+        unsafe { F64x16(lookup::<SHIFT>(table, index.0), lookup::<SHIFT>(table, index.1)) }
+    }
+    #[inline(always)]
     unsafe fn d_store(p: *mut f64, x: F64x16) {
         unsafe {
             _mm512_storeu_pd(p, x.0);
@@ -239,4 +259,31 @@ unsafe fn vpdpwssd(mut acc: __m512i, w: __m512i, x: *const u32) -> __m512i {
         );
     }
     acc
+}
+
+/// Half of [`Simd::d_lookup`]. The table stays in four registers: a permutation of two of them looks up sixteen words, and
+/// bit 4 chooses.
+///
+/// # Safety
+/// Inside [`Simd::vectorize`].
+#[inline(always)]
+unsafe fn lookup<const SHIFT: u32>(table: &[u64; 32], index: __m512d) -> __m512d {
+    // SAFETY: the caller's; the table has four times eight words.
+    unsafe {
+        let words = table.as_ptr();
+        let index = _mm512_castpd_si512(index);
+        let low = _mm512_permutex2var_epi64(
+            _mm512_loadu_si512(words.cast()),
+            index,
+            _mm512_loadu_si512(words.add(8).cast()),
+        );
+        let high = _mm512_permutex2var_epi64(
+            _mm512_loadu_si512(words.add(16).cast()),
+            index,
+            _mm512_loadu_si512(words.add(24).cast()),
+        );
+        let upper = _mm512_test_epi64_mask(index, _mm512_set1_epi64(16));
+        let found = _mm512_mask_mov_epi64(low, upper, high);
+        _mm512_castsi512_pd(_mm512_add_epi64(found, _mm512_slli_epi64::<SHIFT>(index)))
+    }
 }

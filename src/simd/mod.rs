@@ -102,6 +102,16 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     }
     /// Each lane rounded to float32.
     unsafe fn d_round(sum: Self::D) -> Self::F;
+    /// All lanes `x`.
+    unsafe fn d_splat(x: f64) -> Self::D;
+    /// `a - b`.
+    unsafe fn d_sub(a: Self::D, b: Self::D) -> Self::D;
+    /// `a * b`.
+    unsafe fn d_mul(a: Self::D, b: Self::D) -> Self::D;
+    /// `a * b + c`, rounded once where the machine can.
+    unsafe fn d_fma(a: Self::D, b: Self::D, c: Self::D) -> Self::D;
+    /// In each lane the word of the table that the low five of its bits name, plus its bits shifted left by `SHIFT`.
+    unsafe fn d_lookup<const SHIFT: u32>(table: &[u64; 32], index: Self::D) -> Self::D;
     /// Sixteen consecutive float64.
     unsafe fn d_store(p: *mut f64, x: Self::D);
 

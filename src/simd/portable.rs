@@ -115,6 +115,29 @@ unsafe impl Simd for Portable {
         sum.map(|x| x as f32)
     }
     #[inline(always)]
+    unsafe fn d_splat(x: f64) -> [f64; LANES] {
+        [x; LANES]
+    }
+    #[inline(always)]
+    unsafe fn d_sub(a: [f64; LANES], b: [f64; LANES]) -> [f64; LANES] {
+        from_fn(|i| a[i] - b[i])
+    }
+    #[inline(always)]
+    unsafe fn d_mul(a: [f64; LANES], b: [f64; LANES]) -> [f64; LANES] {
+        from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
+    unsafe fn d_fma(a: [f64; LANES], b: [f64; LANES], c: [f64; LANES]) -> [f64; LANES] {
+        from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn d_lookup<const SHIFT: u32>(table: &[u64; 32], index: [f64; LANES]) -> [f64; LANES] {
+        index.map(|x| {
+            let bits = x.to_bits();
+            f64::from_bits(table[bits as usize % 32].wrapping_add(bits << SHIFT))
+        })
+    }
+    #[inline(always)]
     unsafe fn d_store(p: *mut f64, x: [f64; LANES]) {
         unsafe { p.cast::<[f64; LANES]>().write_unaligned(x) }
     }

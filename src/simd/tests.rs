@@ -152,6 +152,28 @@ on_every_level! {
         }
     }
 
+    float64_computes_and_looks_up: S => {
+        let x: Lanes = std::array::from_fn(|i| i as f32 - 7.0);
+        let table = std::array::from_fn(|i| (i as u64) << 32);
+        let (mut computed, mut found) = ([0.0_f64; LANES], [0.0_f64; LANES]);
+        // SAFETY: under `Level::run`; the arrays have sixteen elements.
+        unsafe {
+            let x = S::d_add(S::d_zero(), load::<S>(&x));
+            let product = S::d_mul(x, S::d_splat(3.0));
+            S::d_store(computed.as_mut_ptr(), S::d_fma(product, x, S::d_sub(x, S::d_splat(0.5))));
+            // 1.5 * 2^52 leaves the integer in the low bits.
+            let index = S::d_fma(x, S::d_splat(5.0), S::d_splat(6_755_399_441_055_744.0));
+            S::d_store(found.as_mut_ptr(), S::d_lookup::<47>(&table, index));
+        }
+        for (i, x) in x.into_iter().enumerate() {
+            let x = f64::from(x);
+            assert_eq!(computed[i], 3.0 * x * x + x - 0.5, "{}", S::NAME);
+            let index = (5.0 * x) as i64;
+            let expected = table[(index & 31) as usize].wrapping_add(index.cast_unsigned() << 47);
+            assert_eq!(found[i].to_bits(), expected, "{}", S::NAME);
+        }
+    }
+
     bfloat16_widens_to_its_bits: S => {
         for high in (0..=u16::MAX).step_by(LANES) {
             let word = |i: usize| u32::from(high + i as u16) << 16 | u32::from(!(high + i as u16));

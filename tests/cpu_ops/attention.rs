@@ -18,8 +18,9 @@ struct Stored {
 
 mod checks {
     use super::*;
+    use getp::backend::cpu::BLOCK_TOKENS;
     use getp::backend::cpu::{CpuOps, Element, Engine, KvCache};
-    use getp::batch::{BLOCK_TOKENS, Chunk, StepPlan};
+    use getp::batch::{Chunk, StepPlan};
     use getp::model::ModelConfig;
     use getp::ops::Ops;
     use getp::simd::{LANES, Portable};
@@ -31,7 +32,7 @@ mod checks {
         // crosses blocks.
         let lengths = [70, 6, 35];
         for (config, _) in shapes() {
-            let mut sequences = Sequences::new(&mut rng, &config, &lengths, 9);
+            let mut sequences = Sequences::new(&mut rng, &config, BLOCK_TOKENS, &lengths, 9);
             let mut kv = poisoned::<E>(&config, &sequences);
             let mut ops = CpuOps::<E>::new(&config, engine, 27, false);
             let mut stored = vec![vec![Stored::default(); lengths.len()]; config.n_layers];

@@ -28,7 +28,7 @@ mod checks {
                 tokens[0] = vocab as u32 - 1;
                 tokens[rows - 1] = if rows > 1 { 0 } else { tokens[0] };
                 let plan = StepPlan {
-                    tokens: tokens.clone(),
+                    tokens: tokens.iter().map(|token| token.cast_signed()).collect(),
                     ..StepPlan::default()
                 };
                 let mut x = stale(h, 2);

@@ -55,7 +55,7 @@ const MAX_CHUNK: usize = 7;
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{CpuOps, Element, Engine, KvCache, activations, load};
+    use getp::backend::cpu::{BLOCK_TOKENS, CpuOps, Element, Engine, KvCache, activations, load};
     use getp::model::forward;
     use getp::options::Precision;
     use getp::replica::{StepOutput, Want};
@@ -70,7 +70,7 @@ mod checks {
         let config = model.config();
         let (weights, _) = load(model).unwrap();
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
-        let mut sequences = Sequences::new(&mut rng(33), config, &lengths, max_chunk);
+        let mut sequences = Sequences::new(&mut rng(33), config, BLOCK_TOKENS, &lengths, max_chunk);
         let max_rows = max_chunk * prompts.len();
         let mut ops = CpuOps::<E>::new(config, engine, max_rows, false);
         let mut activations = activations(config, max_rows, max_rows);

@@ -7,6 +7,8 @@
 
 #[path = "../common/oracle.rs"]
 mod oracle;
+#[path = "../common/plans.rs"]
+mod plans;
 #[path = "../common/synthetic.rs"]
 mod synthetic;
 
@@ -17,7 +19,6 @@ mod experts;
 mod forward;
 mod margins;
 mod odd_values;
-mod plans;
 
 use getp::backend::cpu::Engine;
 use getp::options::Precision;

@@ -36,7 +36,7 @@ fn check_other_rows(before: &Buffer, after: &Buffer, width: usize, odd_row: usiz
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{CpuOps, Element, Engine, KvCache};
+    use getp::backend::cpu::{BLOCK_TOKENS, CpuOps, Element, Engine, KvCache};
     use getp::ops::Ops;
 
     pub fn greedy_takes_the_lowest_index<E: Element>(engine: Engine) {
@@ -197,7 +197,7 @@ mod checks {
         let sinks = normal(&mut rng, config.n_attn_heads);
         let mut ops = CpuOps::<E>::new(&config, engine, 18, false);
         let mut run = |qkv: &[f32]| {
-            let mut sequences = Sequences::new(&mut super::rng(46), &config, &[9, 9], 9);
+            let mut sequences = Sequences::new(&mut super::rng(46), &config, BLOCK_TOKENS, &[9, 9], 9);
             let plan = sequences.plan(&[(0, &[0; 9]), (1, &[0; 9])]);
             let mut kv = KvCache::new(&config, sequences.blocks, E::BYTES).unwrap();
             let (mut qkv, mut out) = (buffer(width, qkv), stale(q_dim, 1));

@@ -5,7 +5,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-use getp::abi::lifecycle;
+use getp::abi::lifecycle::{self, Backends};
 use getp::abi::types::{Config, Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
 use getp::batch::StepPlan;
 use getp::checkpoint::Checkpoint;
@@ -14,20 +14,41 @@ use getp::options::Options;
 use getp::profile::Profile;
 use getp::replica::{Greedy, KvBlocks, PackReport, PackedKind, Pointers, Replica, StepOutput, Want};
 use getp::sampler::{self, request_seed};
+use getp::scheduler::END_TOKENS;
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Barrier, Mutex, Once};
 
 /// The model's vocabulary: larger than the tokenizer's, as it is in real life.
 pub const VOCAB: usize = 300;
 /// The tokenizer's: every byte, and one merge.
 pub const TOKENS: usize = 257;
 
-/// How a replica shall behave, and what became of it.
+/// How replicas shall behave, and what became of them.
 #[derive(Default)]
 pub struct Control {
+    /// Replicas to open; 0 is one.
+    pub replicas: usize,
+    /// Steps that may be under way; 0 is one.
+    pub depth: usize,
+    /// One in so many of the tokens taken greedily is an end token; 0 is none.
+    pub end_every: u32,
+    /// Calls of submit and collect that fail, counted together from 1, by replica.
+    pub fail_calls: Vec<(usize, usize)>,
+    /// Calls that failed because of these.
+    pub failed_calls: AtomicUsize,
+    /// So many times the replica that stands in for failed ones is refused.
+    pub refuse_fallback: AtomicUsize,
+    /// Replicas opened to stand in.
+    pub fallbacks: AtomicUsize,
+    /// Where replicas meet before their first step.
+    pub start: Option<Barrier>,
+    /// The most sequences that each replica had in one step.
+    pub widest: Mutex<BTreeMap<usize, usize>>,
     /// Opening fails.
     pub refuse: bool,
     /// The step that fails, from 1.
@@ -41,28 +62,106 @@ pub struct Control {
 }
 
 impl Control {
-    pub fn open(self: &Arc<Self>) -> impl Fn(&dyn Checkpoint, &Options) -> Result<Box<dyn Replica>> + Sync + use<> {
-        let control = self.clone();
-        move |_, options| {
-            control.opened.fetch_add(1, Ordering::SeqCst);
-            if control.refuse {
-                return Err(Error::State("the fake refuses".into()));
-            }
-            Ok(Box::new(FakeReplica {
-                control: control.clone(),
-                report: report(),
-                profile: options.profile.then(Profile::default),
-                steps: 0,
-            }))
+    /// Calls `work` with backends that open replicas as told here.
+    pub fn with_backends<T>(self: &Arc<Self>, work: impl FnOnce(&Backends<'_>) -> T) -> T {
+        let open = |_: &dyn Checkpoint, options: &Options| {
+            let replicas = 0..self.replicas.max(1);
+            replicas.map(|replica| self.replica(Some(replica), options)).collect()
+        };
+        let fallback = |_: &dyn Checkpoint, options: &Options| self.fallback(options);
+        work(&Backends {
+            open: &open,
+            fallback: &fallback,
+        })
+    }
+
+    fn fallback(self: &Arc<Self>, options: &Options) -> Result<Box<dyn Replica>> {
+        let refusals = self.refuse_fallback.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
+        if refusals.is_ok() {
+            return Err(Error::State("the fake has no fallback".into()));
         }
+        self.fallbacks.fetch_add(1, SeqCst);
+        self.replica(None, options)
+    }
+
+    fn replica(self: &Arc<Self>, index: Option<usize>, options: &Options) -> Result<Box<dyn Replica>> {
+        self.opened.fetch_add(1, SeqCst);
+        if self.refuse {
+            return Err(Error::State("the fake refuses".into()));
+        }
+        Ok(Box::new(FakeReplica {
+            control: self.clone(),
+            index,
+            report: report(),
+            profile: options.profile.then(Profile::default),
+            calls: 0,
+            steps: 0,
+            under_way: VecDeque::new(),
+            last_tokens: [0; 8],
+        }))
     }
 }
 
 struct FakeReplica {
     control: Arc<Control>,
+    /// Which it is; `None` for the one that stands in, which never fails.
+    index: Option<usize>,
     report: PackReport,
     profile: Option<Profile>,
+    calls: usize,
     steps: usize,
+    /// Steps that run when they are collected, as late as can be.
+    under_way: VecDeque<(StepPlan, Want)>,
+    /// The token found last in each slot.
+    last_tokens: [u32; 8],
+}
+
+impl FakeReplica {
+    fn count_call(&mut self) -> Result<()> {
+        self.calls += 1;
+        let fails = |&(replica, call): &(usize, usize)| (Some(replica), call) == (self.index, self.calls);
+        if self.control.fail_calls.iter().any(fails) {
+            self.control.failed_calls.fetch_add(1, SeqCst);
+            return Err(Error::State("the fake's call fails".into()));
+        }
+        Ok(())
+    }
+
+    fn start_step(&mut self, plan: &StepPlan) -> Result<()> {
+        let Some(index) = self.index else { return Ok(()) };
+        if let (1, Some(start)) = (self.steps, &self.control.start) {
+            start.wait();
+        }
+        let mut widest = self.control.widest.lock().unwrap();
+        let widest = widest.entry(index).or_default();
+        *widest = plan.chunks.len().max(*widest);
+        if Some(self.steps) == self.control.fail_at {
+            return Err(Error::State("the fake fails".into()));
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, plan: &StepPlan, want: Want, output: &mut StepOutput) {
+        output.greedy.clear();
+        output.logits.clear();
+        for row in &plan.logits {
+            let fed = plan.tokens[row.row];
+            let fed = u32::try_from(fed).unwrap_or_else(|_| {
+                assert!(self.depth() > 1 && want == Want::Greedy);
+                self.last_tokens[(-1 - fed) as usize]
+            });
+            let logits = logits(fed, row.position as u32);
+            let token = greedy(&logits, self.control.end_every);
+            let logit = logits[sampler::argmax(&logits) as usize];
+            output.greedy.push(Greedy { token, logit });
+            if want == Want::Logits {
+                output.logits.own().extend(logits);
+            }
+            if row.sample {
+                self.last_tokens[row.sequence] = token;
+            }
+        }
+    }
 }
 
 fn report() -> PackReport {
@@ -79,6 +178,7 @@ fn report() -> PackReport {
         ],
         read_bytes: 6_000_000,
         seconds: 0.5,
+        sent: None,
     }
 }
 
@@ -92,6 +192,12 @@ pub fn logits(token: u32, position: u32) -> Vec<f32> {
     std::iter::repeat_with(next).take(VOCAB).collect()
 }
 
+/// The token taken from a row greedily; one in `end_every` ends the answer.
+pub fn greedy(logits: &[f32], end_every: u32) -> u32 {
+    let ends = end_every > 0 && logits[0].to_bits().is_multiple_of(end_every);
+    if ends { END_TOKENS[0] } else { sampler::argmax(logits) }
+}
+
 impl Replica for FakeReplica {
     fn describe(&self) -> String {
         "fake".into()
@@ -102,7 +208,11 @@ impl Replica for FakeReplica {
     }
 
     fn kv_blocks(&self) -> KvBlocks {
-        KvBlocks { full: 64, window: 64 }
+        KvBlocks {
+            tokens: 16,
+            full: 64,
+            window: 64,
+        }
     }
 
     fn kv_bytes(&self) -> u64 {
@@ -117,25 +227,28 @@ impl Replica for FakeReplica {
         8
     }
 
-    fn step(&mut self, plan: &StepPlan, want: Want, output: &mut StepOutput) -> Result<()> {
+    fn chunk_tokens(&self) -> usize {
+        24
+    }
+
+    fn depth(&self) -> usize {
+        self.control.depth.max(1)
+    }
+
+    fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
+        assert!(self.under_way.len() < self.depth());
         self.steps += 1;
         assert_ne!(Some(self.steps), self.control.panic_at, "the fake panics");
-        if Some(self.steps) == self.control.fail_at {
-            return Err(Error::State("the fake fails".into()));
-        }
-        output.greedy.clear();
-        output.logits.clear();
-        for row in &plan.logits {
-            let logits = logits(plan.tokens[row.row], row.position as u32);
-            let token = sampler::argmax(&logits);
-            output.greedy.push(Greedy {
-                token,
-                logit: logits[token as usize],
-            });
-            if want == Want::Logits {
-                output.logits.extend(logits);
-            }
-        }
+        self.count_call()?;
+        self.start_step(plan)?;
+        self.under_way.push_back((plan.clone(), want));
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<()> {
+        self.count_call()?;
+        let (plan, want) = self.under_way.pop_front().expect("no step is under way");
+        self.run(&plan, want, output);
         Ok(())
     }
 
@@ -153,7 +266,7 @@ impl Replica for FakeReplica {
 
 impl Drop for FakeReplica {
     fn drop(&mut self) {
-        self.control.dropped.fetch_add(1, Ordering::SeqCst);
+        self.control.dropped.fetch_add(1, SeqCst);
     }
 }
 
@@ -286,36 +399,19 @@ pub fn quiet() {
 /// `warm_up` on the fake.
 pub fn warm_up(program: &mut Program, control: &Arc<Control>) -> Result<()> {
     quiet();
+    let (transformer, tokenizer) = (&raw mut *program.transformer, &raw mut *program.tokenizer);
     // SAFETY: the program's own structs.
-    unsafe {
-        lifecycle::warm_up(
-            &raw mut *program.transformer,
-            &raw mut *program.tokenizer,
-            &control.open(),
-        )
-    }
+    control.with_backends(|backends| unsafe { lifecycle::warm_up(transformer, tokenizer, backends) })
 }
 
 /// `inference` on the fake.
 pub fn inference(program: &mut Program, control: &Arc<Control>) -> Result<i64> {
     quiet();
-    let Program {
-        transformer,
-        tokenizer,
-        sampler,
-        requests,
-        ..
-    } = program;
+    let (transformer, tokenizer) = (&raw mut *program.transformer, &raw mut *program.tokenizer);
+    let (sampler, requests) = (&raw mut program.sampler, &raw mut program.requests);
     // SAFETY: the program's own structs.
-    unsafe {
-        lifecycle::inference(
-            &raw mut **transformer,
-            &raw mut **tokenizer,
-            sampler,
-            requests,
-            &control.open(),
-        )
-    }
+    control
+        .with_backends(|backends| unsafe { lifecycle::inference(transformer, tokenizer, sampler, requests, backends) })
 }
 
 /// `finish`.
@@ -365,19 +461,32 @@ pub fn vocabulary_file(dir: &Path) -> PathBuf {
 
 /// What the program's own loop would answer, and the random state it would leave.
 pub fn expected(prompt: &str, steps: usize, sampler: &Sampler, request: usize) -> (Vec<c_int>, u64) {
-    let bytes = prompt.replace("ab", "\u{100}"); // its only merge has the id 256
-    let tokens: Vec<u32> = bytes.chars().map(|c| c as u32).collect();
     let seed = request_seed(sampler.rng_state, request);
     let mut draws = sampler::Sampler::new(VOCAB, sampler.temperature, sampler.topp, seed);
+    let answer = answer(prompt, steps, |logits| draws.sample(logits));
+    (answer, draws.rng_state())
+}
+
+/// The same without randomness, where one in `end_every` tokens ends the answer.
+pub fn expected_ending(prompt: &str, steps: usize, end_every: u32) -> Vec<c_int> {
+    answer(prompt, steps, |logits| greedy(logits, end_every))
+}
+
+fn answer(prompt: &str, steps: usize, mut sample: impl FnMut(&[f32]) -> u32) -> Vec<c_int> {
+    let bytes = prompt.replace("ab", "\u{100}"); // its only merge has the id 256
+    let tokens: Vec<u32> = bytes.chars().map(|c| c as u32).collect();
     let mut answer = Vec::new();
     let mut token = tokens[0];
     for position in 0..steps {
         let next = tokens.get(position + 1).copied();
         token = next.unwrap_or_else(|| {
-            let sampled = draws.sample(&logits(token, position as u32));
+            let sampled = sample(&logits(token, position as u32));
             answer.push(sampled as c_int);
             sampled
         });
+        if END_TOKENS.contains(&token) {
+            break;
+        }
     }
-    (answer, draws.rng_state())
+    answer
 }

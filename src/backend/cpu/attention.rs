@@ -4,8 +4,9 @@
 //! Scores are kept for the whole context `[heads][positions]`; the softmax then has its maximum and its sum before the
 //! first value is weighted, and the order of sums is the order of positions, whatever the blocks.
 
+use super::kv::BLOCK_TOKENS;
 use super::kv::{Element, KvCache};
-use crate::batch::{BLOCK_TOKENS, Chunk, StepPlan};
+use crate::batch::{Chunk, StepPlan};
 use crate::options::Precision;
 use crate::simd::{Kernel, LANES, Simd};
 use std::ops::Range;

@@ -10,13 +10,16 @@
 //!
 //! `exact` holds float32, `fast` float16.
 
-use crate::batch::{BLOCK_TOKENS, Chunk, StepPlan};
+use crate::batch::{Chunk, StepPlan};
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
 use crate::replica::KvBlocks;
 use crate::simd::{LANES, Simd};
 use crate::weights::Bytes;
 use half::f16;
+
+/// Positions in a block: they fill one vector register of keys.
+pub const BLOCK_TOKENS: usize = LANES;
 
 /// An element of the cache.
 pub trait Element: Copy + Send + Sync + 'static {

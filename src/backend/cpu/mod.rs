@@ -14,7 +14,7 @@ mod tiles;
 
 pub use buffers::{Buffer, Routes};
 pub use gemm::Engine;
-pub use kv::{Element, KvCache, block_bytes};
+pub use kv::{BLOCK_TOKENS, Element, KvCache, block_bytes};
 pub use ops::CpuOps;
 pub use tiles::Tiles;
 
@@ -22,10 +22,9 @@ use crate::batch::StepPlan;
 use crate::checkpoint::{Checkpoint, Field, Tensor, TensorId};
 use crate::error::{Error, Result};
 use crate::model::{Activations, LayerWeights, ModelConfig, Weights, forward};
-use crate::options::{Options, Precision};
+use crate::options::{Options, Precision, StepLimits};
 use crate::profile::Profile;
-use crate::replica::{KvBlocks, PackReport, PackedKind, Pointers, Replica, StepOutput, Want};
-use crate::scheduler::ring_blocks;
+use crate::replica::{KvBlocks, PackReport, Pointers, Replica, StepOutput, Want};
 use crate::simd::{Level, Simd};
 use crate::weights::{Format, Packed, RowMajor, pack};
 use crate::workers::Workers;
@@ -59,6 +58,8 @@ pub struct CpuReplica<E: Element> {
     ops: CpuOps<E>,
     activations: Activations<Buffer, Routes>,
     kv: KvCache,
+    /// What the step submitted last gave, until it is collected.
+    output: StepOutput,
     max_rows: usize,
     max_logits_rows: usize,
 }
@@ -69,8 +70,8 @@ impl<E: Element> CpuReplica<E> {
         let config = checkpoint.config().clone();
         let workers = Workers::start("getp worker", options.threads)?;
         let (weights, report) = workers.pool().install(|| load(checkpoint))?;
-        let max_rows = options.step_tokens;
-        let max_logits_rows = options.max_batch;
+        let limits = options.step_limits(StepLimits::CPU);
+        let (max_rows, max_logits_rows) = (limits.step_tokens, limits.max_batch);
         let blocks = kv_blocks(&config, options, E::BYTES)?;
         Ok(Self {
             ops: CpuOps::new(&config, engine, max_rows, options.profile),
@@ -81,6 +82,7 @@ impl<E: Element> CpuReplica<E> {
             engine,
             weights,
             report,
+            output: StepOutput::default(),
             max_rows,
             max_logits_rows,
         })
@@ -133,11 +135,22 @@ impl<E: Element> Replica for CpuReplica<E> {
         self.max_rows
     }
 
+    /// A prompt alone may fill the step.
+    fn chunk_tokens(&self) -> usize {
+        self.max_rows
+    }
+
     fn max_logits_rows(&self) -> usize {
         self.max_logits_rows
     }
 
-    fn step(&mut self, plan: &StepPlan, want: Want, output: &mut StepOutput) -> Result<()> {
+    /// The host has no time to spare beside a step.
+    fn depth(&self) -> usize {
+        1
+    }
+
+    /// Runs the step and keeps its output.
+    fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         let Self {
             workers,
             config,
@@ -145,11 +158,17 @@ impl<E: Element> Replica for CpuReplica<E> {
             ops,
             activations,
             kv,
+            output,
             ..
         } = self;
         workers
             .pool()
             .install(|| forward(ops, config, weights, plan, activations, kv, want, output))
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<()> {
+        std::mem::swap(&mut self.output, output);
+        Ok(())
     }
 
     fn profile(&self) -> Option<&Profile> {
@@ -158,9 +177,8 @@ impl<E: Element> Replica for CpuReplica<E> {
 
     fn pointers(&self) -> Pointers {
         let w = &self.weights;
-        let first = w.layers.first();
-        let matrix = |p: Option<&Packed>| p.map_or(null_mut(), |p| p.bytes.as_ptr().cast_mut().cast());
-        let vector = |v: Option<&Vec<f32>>| v.map_or(null_mut(), |v| v.as_ptr().cast_mut().cast());
+        let matrix = |p: &Packed| p.bytes.as_ptr().cast_mut().cast();
+        let vector = |v: &Vec<f32>| v.as_ptr().cast_mut().cast();
         let buffer = |b: &Buffer| b.values().as_ptr().cast_mut().cast();
         let a = &self.activations;
         let mut state = [null_mut(); 21];
@@ -175,24 +193,7 @@ impl<E: Element> Replica for CpuReplica<E> {
             state[field] = pointer;
         }
         Pointers {
-            weights: [
-                matrix(Some(&w.embedding)),
-                vector(first.map(|l| &l.attn_norm)),
-                vector(first.map(|l| &l.ffn_norm)),
-                matrix(first.map(|l| &l.qkv)),
-                matrix(first.map(|l| &l.attn_out)),
-                vector(first.map(|l| &l.qkv_bias)),
-                vector(first.map(|l| &l.attn_out_bias)),
-                vector(first.map(|l| &l.sinks)),
-                matrix(first.map(|l| &l.router)),
-                vector(first.map(|l| &l.router_bias)),
-                matrix(first.map(|l| &l.mlp1)),
-                matrix(first.map(|l| &l.mlp2)),
-                vector(first.map(|l| &l.mlp1_bias)),
-                vector(first.map(|l| &l.mlp2_bias)),
-                vector(Some(&w.out_norm)),
-                matrix(Some(&w.unembedding)),
-            ],
+            weights: w.pointers(matrix, vector),
             state,
         }
     }
@@ -201,27 +202,15 @@ impl<E: Element> Replica for CpuReplica<E> {
 /// Blocks for as many sequences of the checkpoint's length as may run at once and memory allows.
 fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> Result<KvBlocks> {
     let (full_bytes, window_bytes) = block_bytes(config, element_bytes);
-    let per_sequence = KvBlocks {
-        full: if full_bytes > 0 {
-            config.seq_len.div_ceil(crate::batch::BLOCK_TOKENS)
-        } else {
-            0
-        },
-        window: match config.sliding_window {
-            0 => 0,
-            window => ring_blocks(window, options.step_tokens, config.seq_len, config.seq_len),
-        },
-    };
+    let limits = options.step_limits(StepLimits::CPU);
+    let per_sequence = KvBlocks::per_sequence(config, BLOCK_TOKENS, limits.step_tokens);
     let sequence_bytes = per_sequence.full * full_bytes + per_sequence.window * window_bytes;
     let limit_bytes = match options.kv_mb {
         0 => available_bytes() / 2,
         mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB"))?,
     };
-    let sequences = (limit_bytes / sequence_bytes.max(1)).clamp(1, options.max_batch);
-    Ok(KvBlocks {
-        full: sequences * per_sequence.full,
-        window: sequences * per_sequence.window,
-    })
+    let sequences = (limit_bytes / sequence_bytes.max(1)).clamp(1, limits.max_batch);
+    Ok(per_sequence.times(sequences))
 }
 
 /// Memory the system could give without swapping.
@@ -306,9 +295,7 @@ impl Loader<'_> {
             .collect::<Result<Vec<_>>>()?;
         let packed = pack(&tensors, expected, layout)?;
         self.report.read_bytes += tensors.iter().map(Tensor::len_bytes).sum::<u64>();
-        let widened = packed.misfit.as_ref().map(|m| format!("not {}: {m}", expected.name()));
-        let bad = packed.non_finite.as_ref().map(|m| format!("not finite: {m}"));
-        let remark = widened.into_iter().chain(bad).reduce(|a, b| format!("{a}; {b}"));
+        let remark = packed.remark(expected);
         self.note(ids, packed.format.name(), packed.bytes.len(), remark);
         Ok(packed)
     }
@@ -328,26 +315,7 @@ impl Loader<'_> {
         Ok(values)
     }
 
-    /// Adds a tensor to its kind's line; the first remark of a kind stands for all.
     fn note(&mut self, ids: &[TensorId], format: &str, bytes: usize, remark: Option<String>) {
-        let name = ids[0].place().0.name();
-        let kinds = &mut self.report.kinds;
-        let at = kinds.iter().position(|k| k.name == name).unwrap_or_else(|| {
-            kinds.push(PackedKind {
-                name,
-                format: format.to_owned(),
-                bytes: 0,
-                remark: None,
-            });
-            kinds.len() - 1
-        });
-        let kind = &mut kinds[at];
-        kind.bytes += bytes as u64;
-        if !kind.format.split('+').any(|f| f == format) {
-            kind.format = format!("{}+{format}", kind.format);
-        }
-        if kind.remark.is_none() {
-            kind.remark = remark;
-        }
+        self.report.note(ids[0].place().0.name(), format, bytes, remark);
     }
 }

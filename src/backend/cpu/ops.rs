@@ -5,10 +5,11 @@ use super::buffers::{Buffer, Routes};
 use super::epilogue::{AddBias, Combine, NOTHING, SwiGlu, Unembed};
 use super::gemm::{Engine, Epilogue};
 use super::inputs::Inputs;
+use super::kv::BLOCK_TOKENS;
 use super::kv::{Element, KvCache};
 use super::screen::exact_greedy;
 use super::shared::Shared;
-use crate::batch::{BLOCK_TOKENS, Chunk, StepPlan};
+use crate::batch::{Chunk, StepPlan};
 use crate::error::Result;
 use crate::model::{ModelConfig, Rope};
 use crate::ops::Ops;
@@ -349,9 +350,8 @@ impl<E: Element> Ops for CpuOps<E> {
         let rows = t.rows();
         output.greedy.clear();
         output.greedy.resize(rows, NOTHING);
-        output
-            .logits
-            .resize(if want == Want::Logits { rows * w.rows } else { 0 }, 0.0);
+        let logits = output.logits.own();
+        logits.resize(if want == Want::Logits { rows * w.rows } else { 0 }, 0.0);
         if rows == 0 {
             return Ok(());
         }
@@ -364,7 +364,7 @@ impl<E: Element> Ops for CpuOps<E> {
             let epilogue = Unembed {
                 vocab: w.rows,
                 inputs: rows,
-                logits: (want == Want::Logits).then(|| Shared::new(&mut output.logits)),
+                logits: (want == Want::Logits).then(|| Shared::new(logits)),
                 greedy: Mutex::new(&mut output.greedy),
             };
             ops.dense(t, w, &epilogue);

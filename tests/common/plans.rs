@@ -1,6 +1,8 @@
 //! Steps of several sequences whose blocks lie anywhere in the cache.
 
-use getp::batch::{BLOCK_TOKENS, Chunk, LogitsRow, StepPlan};
+#![allow(dead_code)] // each includer uses its own part
+
+use getp::batch::{Chunk, LogitsRow, StepPlan};
 use getp::model::ModelConfig;
 use getp::replica::KvBlocks;
 use rand::seq::SliceRandom;
@@ -17,16 +19,23 @@ pub struct Sequences {
 }
 
 impl Sequences {
-    /// Sequences of so many positions, fed at most `max_chunk` rows at once. Blocks are dealt in shuffled order, and
-    /// rings are as short as they may be, so that one block less would show.
-    pub fn new(rng: &mut ChaCha8Rng, config: &ModelConfig, lengths: &[usize], max_chunk: usize) -> Self {
+    /// Sequences of so many positions, fed at most `max_chunk` rows at once, in blocks of so many positions. Blocks are
+    /// dealt in shuffled order, and rings are as short as they may be, so that one block less would show.
+    pub fn new(
+        rng: &mut ChaCha8Rng,
+        config: &ModelConfig,
+        block_tokens: usize,
+        lengths: &[usize],
+        max_chunk: usize,
+    ) -> Self {
         // The positions a step needs at once touch no more blocks than this, wherever they begin.
         let ring = match config.sliding_window {
             0 => 0,
-            window => (window + max_chunk - 2).div_ceil(BLOCK_TOKENS) + 1,
+            window => (window + max_chunk - 2).div_ceil(block_tokens) + 1,
         };
-        let full: Vec<usize> = lengths.iter().map(|n| n.div_ceil(BLOCK_TOKENS)).collect();
+        let full: Vec<usize> = lengths.iter().map(|n| n.div_ceil(block_tokens)).collect();
         let blocks = KvBlocks {
+            tokens: block_tokens,
             full: full.iter().sum(),
             window: ring * lengths.len(),
         };
@@ -69,7 +78,7 @@ impl Sequences {
             });
             for (i, &token) in tokens.iter().enumerate() {
                 let position = first_position + i;
-                plan.tokens.push(token);
+                plan.tokens.push(token.cast_signed());
                 plan.positions.push(position as u32);
                 plan.logits.push(LogitsRow {
                     row: first_row + i,

@@ -1,0 +1,96 @@
+//! What drawing tokens takes on the host: it must be less than the other half of the batch takes on the device.
+
+use getp::sampler::{Row, Sampler};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::StandardNormal;
+use rayon::prelude::*;
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Rows of a step: half of W2.
+    #[arg(long, default_value_t = 445)]
+    rows: usize,
+    /// Steps of each kind; the fastest counts.
+    #[arg(long, default_value_t = 5)]
+    repeats: usize,
+}
+
+pub fn run(args: &super::Args, part: &Args) {
+    let vocab = args.config().vocab_size;
+    let threads = rayon::current_num_threads();
+    println!(
+        "{} rows of {vocab} logits, {threads} threads; milliseconds a step",
+        part.rows
+    );
+    println!("{:<42}{:>12}{:>12}", "", "row by row", "together");
+    // Weights made up at random give normal logits, of which a nucleus keeps every other one; a model is sure of itself.
+    for (name, spread, sure) in [
+        ("a model's rows", 2.5, 18.0),
+        ("flat rows, as random weights give", 1.0, 0.0),
+    ] {
+        let logits = logits(part.rows, vocab, spread, sure);
+        for topp in [0.9, 1.0] {
+            let alone = fastest(part.repeats, || step(&logits, vocab, topp, threads, each_alone));
+            let together = fastest(part.repeats, || {
+                step(&logits, vocab, topp, threads, Sampler::sample_rows)
+            });
+            println!("{:<42}{alone:>12.1}{together:>12.1}", format!("{name}, topp {topp}"));
+        }
+    }
+}
+
+fn each_alone(sampler: &mut Sampler, rows: &mut [Row<'_>]) {
+    for row in rows {
+        row.token = sampler.sample_with(row.logits, &mut row.rng_state);
+    }
+}
+
+/// Draws from all rows, a run of them a thread, as the engine does. Gives milliseconds.
+fn step(
+    logits: &[f32],
+    vocab: usize,
+    topp: f32,
+    threads: usize,
+    draw: impl Fn(&mut Sampler, &mut [Row<'_>]) + Sync,
+) -> f64 {
+    let mut rows: Vec<_> = logits
+        .chunks_exact(vocab)
+        .zip(1..)
+        .map(|(logits, rng_state)| Row {
+            logits,
+            rng_state,
+            token: 0,
+        })
+        .collect();
+    let mut samplers: Vec<_> = (0..threads).map(|_| Sampler::new(vocab, 0.8, topp, 1)).collect();
+    let run = rows.len().div_ceil(threads);
+    // The samplers' memory is touched before, as in all steps but the first.
+    rows.par_chunks_mut(1)
+        .take(threads)
+        .zip(&mut samplers)
+        .for_each(|(rows, sampler)| draw(sampler, rows));
+    let start = Instant::now();
+    rows.par_chunks_mut(run)
+        .zip(&mut samplers)
+        .for_each(|(rows, sampler)| draw(sampler, rows));
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+fn fastest(repeats: usize, run: impl Fn() -> f64) -> f64 {
+    (0..repeats.max(1)).map(|_| run()).fold(f64::INFINITY, f64::min)
+}
+
+/// Normal logits, some of each row's far above.
+fn logits(rows: usize, vocab: usize, spread: f32, sure: f32) -> Vec<f32> {
+    let mut values = vec![0.0_f32; rows * vocab];
+    values.par_chunks_mut(vocab).enumerate().for_each(|(row, values)| {
+        let mut rng = ChaCha8Rng::seed_from_u64(row as u64);
+        values.fill_with(|| spread * rng.sample::<f32, _>(StandardNormal));
+        for i in 0..8 {
+            values[rng.random_range(0..vocab)] = sure - i as f32;
+        }
+    });
+    values
+}

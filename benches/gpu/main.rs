@@ -1,0 +1,126 @@
+//! How fast the GPU backend is, on weights of the real shapes made up on the devices.
+//!
+//!     cargo bench --bench gpu --features cuda -- workloads [W1 W2 ...] [--devices cuda:0] [--precision fast|exact]
+//!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
+//!     cargo bench --bench gpu --features cuda -- draws
+//!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96]
+//!
+//! `workloads` runs whole batches through the engine and counts output tokens per second of `inference`; `ops` times every
+//! kernel at batch sizes, by events on the device, and whole steps; `draws` times what the host does for tokens that are
+//! drawn; `warmup` times `warm_up` from a float32 checkpoint in host memory. Requests are greedy unless `--temperature` says
+//! otherwise, and end tokens are ignored, so that every answer has the length asked for.
+
+#![allow(missing_docs)]
+
+mod draws;
+mod machine;
+mod ops;
+#[path = "../../tests/common/synthetic.rs"]
+mod synthetic;
+mod warmup;
+mod workloads;
+
+use clap::{Parser, Subcommand};
+use getp::backend::gpu;
+use getp::backend::gpu::driver::discover;
+use getp::backend::gpu::memory::SharedDriver;
+use getp::backend::gpu::weights::Source;
+use getp::model::ModelConfig;
+use getp::options::{Options, Precision};
+use getp::replica::Replica;
+
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    part: Part,
+    /// `GETP_DEVICE`'s value.
+    #[arg(long, global = true, default_value = "auto")]
+    devices: String,
+    /// 20b, 120b or 7m.
+    #[arg(long, global = true, default_value = "20b")]
+    shape: String,
+    /// Layers; 0 is as many as the model has.
+    #[arg(long, global = true, default_value_t = 0)]
+    layers: usize,
+    /// exact or fast
+    #[arg(long, global = true, default_value = "fast")]
+    precision: String,
+    /// Print the profile, too (the engine then launches kernel by kernel, which is slower).
+    #[arg(long, global = true)]
+    profile: bool,
+    /// Cargo passes it.
+    #[arg(long, global = true, hide = true)]
+    bench: bool,
+}
+
+#[derive(Subcommand)]
+enum Part {
+    /// Whole batches: output tokens per second.
+    Workloads(workloads::Args),
+    /// Kernels over batch sizes: microseconds, GB/s, TFLOP/s, share of the limit.
+    Ops(ops::Args),
+    /// Drawing tokens from whole rows of logits, on the host.
+    Draws(draws::Args),
+    /// Warming up from a checkpoint: seconds, GB/s read, packed and sent.
+    Warmup(warmup::Args),
+    /// What the device can do: copies and matrix products cannot be faster.
+    Machine,
+}
+
+impl Args {
+    fn config(&self) -> ModelConfig {
+        let mut config = match self.shape.as_str() {
+            "7m" => ModelConfig::preset_7m(),
+            "120b" => ModelConfig::preset_120b(),
+            _ => ModelConfig::preset_20b(),
+        };
+        if self.layers > 0 {
+            config.n_layers = self.layers;
+        }
+        config
+    }
+
+    fn options(&self) -> anyhow::Result<Options> {
+        let precision = match self.precision.as_str() {
+            "exact" => Precision::Exact,
+            _ => Precision::Fast,
+        };
+        Ok(Options {
+            precision: Some(precision),
+            device: self.devices.parse()?,
+            profile: self.profile,
+            print: false,
+            progress: false,
+            ignore_end: true,
+            ..Options::default()
+        })
+    }
+
+    /// Replicas of a made-up model on the devices asked for.
+    fn replicas(&self, config: &ModelConfig, options: &Options) -> anyhow::Result<Vec<Box<dyn Replica>>> {
+        let source = Source::Synthetic { config, seed: 1 };
+        Ok(gpu::open::open(usable(options)?, &source, options)?)
+    }
+}
+
+/// The devices asked for.
+fn usable(options: &Options) -> anyhow::Result<Vec<SharedDriver>> {
+    let usable = discover::usable(options, 0)?;
+    usable.lines.iter().for_each(|line| println!("{line}"));
+    anyhow::ensure!(!usable.drivers.is_empty(), "no GPU can be used");
+    Ok(usable.drivers)
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    match &args.part {
+        Part::Workloads(part) => workloads::run(&args, part),
+        Part::Ops(part) => ops::run(&args, part),
+        Part::Draws(part) => {
+            draws::run(&args, part);
+            Ok(())
+        }
+        Part::Warmup(part) => warmup::run(&args, part),
+        Part::Machine => machine::run(&args),
+    }
+}

@@ -1,0 +1,231 @@
+//! Every kernel of a step at the real shapes over batch sizes, by events on the device, and whole steps as they are queued
+//! in a run: as one graph, where kernels overlap.
+
+use getp::batch::{Chunk, LogitsRow, StepPlan};
+use getp::options::Options;
+use getp::profile::{Cost, Limit, Roof, STAGES, Spread, StageTotal};
+use getp::replica::{Replica, StepOutput, Want};
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Rows of a step, each a sequence of its own that decodes.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,2,4,8,16,32,64,128,256,512,890,1024,1536,2048"
+    )]
+    rows: Vec<usize>,
+    /// Positions each sequence has behind it.
+    #[arg(long, default_value_t = 528)]
+    context: usize,
+    /// Steps timed of each size, after one that is not.
+    #[arg(long, default_value_t = 5)]
+    repeats: usize,
+}
+
+/// Two layers, one of each kind: their weights are far larger than any cache.
+const LAYERS: usize = 2;
+/// Steps through graphs for each that is timed kernel by kernel: they are far shorter.
+const GRAPH_STEPS: usize = 10;
+
+pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
+    let mut config = args.config();
+    config.n_layers = LAYERS;
+    let most = part.rows.iter().copied().max().unwrap_or(1);
+    let options = |profile| {
+        anyhow::Ok(Options {
+            max_batch: Some(most),
+            step_tokens: Some(most),
+            profile,
+            ..args.options()?
+        })
+    };
+    // One replica after the other: both together would share the memory.
+    let mut timed = args.replicas(&config, &options(true)?)?.swap_remove(0);
+    println!(
+        "{}; {} positions behind each row; {LAYERS} layers and the unembedding",
+        timed.describe(),
+        part.context
+    );
+    let stages: Vec<_> = part
+        .rows
+        .iter()
+        .map(|&rows| Stages::time(&mut *timed, rows, part))
+        .collect::<Result<_, _>>()?;
+    let roof = timed.profile().and_then(|profile| profile.roof);
+    drop(timed);
+    let mut queued = args.replicas(&config, &options(false)?)?.swap_remove(0);
+    let graphs: Vec<_> = part
+        .rows
+        .iter()
+        .map(|&rows| graph_us(&mut *queued, rows, part))
+        .collect::<Result<_, _>>()?;
+    print(&part.rows, &stages, &graphs, roof);
+    Ok(())
+}
+
+/// Steps of one size, kernel by kernel.
+struct Stages {
+    /// In the order of [`STAGES`].
+    totals: Vec<StageTotal>,
+    steps: usize,
+    /// The busiest expert's rows, the mean being 1.
+    busiest: f64,
+}
+
+impl Stages {
+    fn time(replica: &mut dyn Replica, rows: usize, part: &Args) -> anyhow::Result<Self> {
+        let plan = plan(replica, rows, part.context)?;
+        let mut output = StepOutput::default();
+        step(replica, &plan, &mut output)?;
+        let before = totals(replica);
+        let steps = part.repeats.max(1);
+        for _ in 0..steps {
+            step(replica, &plan, &mut output)?;
+        }
+        let totals = totals(replica)
+            .into_iter()
+            .zip(&before)
+            .map(|(after, before)| StageTotal {
+                calls: after.calls - before.calls,
+                time: after.time - before.time,
+                cost: Cost {
+                    bytes: after.cost.bytes - before.cost.bytes,
+                    flops: after.cost.flops - before.cost.flops,
+                },
+            });
+        let mut spread = Spread::default();
+        spread.add(&replica.expert_rows()?);
+        Ok(Self {
+            totals: totals.collect(),
+            steps,
+            busiest: spread.busiest(),
+        })
+    }
+
+    fn seconds(&self) -> f64 {
+        self.totals.iter().map(|total| total.time.as_secs_f64()).sum()
+    }
+}
+
+fn totals(replica: &dyn Replica) -> Vec<StageTotal> {
+    let profile = replica.profile();
+    let total = |stage| profile.map_or(StageTotal::default(), |profile| profile.total(stage));
+    STAGES.map(total).to_vec()
+}
+
+/// Microseconds a step takes as one graph, the next one being queued meanwhile.
+fn graph_us(replica: &mut dyn Replica, rows: usize, part: &Args) -> anyhow::Result<f64> {
+    let plan = plan(replica, rows, part.context)?;
+    let mut output = StepOutput::default();
+    step(replica, &plan, &mut output)?;
+    let steps = GRAPH_STEPS * part.repeats.max(1);
+    let start = Instant::now();
+    replica.submit(&plan, Want::Greedy)?;
+    for _ in 1..steps {
+        replica.submit(&plan, Want::Greedy)?;
+        replica.collect(&mut output)?;
+    }
+    replica.collect(&mut output)?;
+    Ok(start.elapsed().as_secs_f64() * 1e6 / steps as f64)
+}
+
+fn step(replica: &mut dyn Replica, plan: &StepPlan, output: &mut StepOutput) -> anyhow::Result<()> {
+    replica.submit(plan, Want::Greedy)?;
+    Ok(replica.collect(output)?)
+}
+
+/// Sequences of one row each, with pages of their own.
+fn plan(replica: &dyn Replica, rows: usize, context: usize) -> anyhow::Result<StepPlan> {
+    let blocks = replica.kv_blocks();
+    let full = (context + 1).div_ceil(blocks.tokens);
+    let window = (blocks.window / rows).min(full).min(4);
+    anyhow::ensure!(
+        blocks.full / rows >= full && window > 2,
+        "the KV cache has no room for {rows} rows"
+    );
+    let mut plan = StepPlan::default();
+    for row in 0..rows {
+        let start = plan.tables.len();
+        plan.tables
+            .extend((row * full..(row + 1) * full).map(|page| page as u32));
+        let middle = plan.tables.len();
+        plan.tables
+            .extend((row * window..(row + 1) * window).map(|page| page as u32));
+        plan.chunks.push(Chunk {
+            sequence: row,
+            first_row: row,
+            rows: 1,
+            first_position: context,
+            full: start..middle,
+            window: middle..plan.tables.len(),
+        });
+        plan.tokens.push(100 + row as i32);
+        plan.positions.push(context as u32);
+        plan.logits.push(LogitsRow {
+            row,
+            sequence: row,
+            position: context,
+            sample: true,
+        });
+    }
+    plan.decode_chunks = rows;
+    Ok(plan)
+}
+
+/// A block for each figure, a line for each stage, a column for each number of rows. Figures are those of one call; those of
+/// norms and of attention are means over calls of two kinds.
+fn print(rows: &[usize], stages: &[Stages], graphs: &[f64], roof: Option<Roof>) {
+    type Figure = fn(&StageTotal, f64) -> f64;
+    let figures: [(&str, Figure); 3] = [
+        ("us", |total, us| us / total.calls as f64),
+        ("GB/s", |total, us| total.cost.bytes as f64 / us * 1e-3),
+        ("TFLOP/s", |total, us| total.cost.flops as f64 / us * 1e-6),
+    ];
+    for (name, figure) in figures {
+        head(name, rows);
+        by_stage(stages, |total| {
+            format!("{:.1}", figure(total, total.time.as_secs_f64() * 1e6))
+        });
+        if name == "us" {
+            let all = stages.iter().map(|s| s.seconds() * 1e6 / s.steps as f64);
+            line("step, summed", all.map(|us| format!("{us:.0}")));
+            line("step, graph", graphs.iter().map(|us| format!("{us:.0}")));
+        }
+    }
+    let Some(roof) = roof else { return };
+    head("% of the limit", rows);
+    by_stage(stages, |total| {
+        let (share, limit) = roof.share(total.cost, total.time.as_secs_f64());
+        // Memory is the limit of most.
+        let mark = if limit == Limit::Matrix { "x" } else { " " };
+        format!("{:.0}{mark}", 100.0 * share)
+    });
+    line("busiest expert", stages.iter().map(|s| format!("{:.1}", s.busiest)));
+    println!(
+        "limits: memory {:.0} GB/s, or (x) matrix units {:.0} TFLOP/s; the busiest expert's rows are times the mean's",
+        roof.bytes_per_s * 1e-9,
+        roof.flops_per_s * 1e-12
+    );
+}
+
+fn head(name: &str, rows: &[usize]) {
+    println!();
+    line(name, rows.iter().map(usize::to_string));
+}
+
+/// A line for each stage that ran.
+fn by_stage(stages: &[Stages], cell: impl Fn(&StageTotal) -> String) {
+    for (i, stage) in STAGES.iter().enumerate() {
+        let totals = || stages.iter().map(|s| &s.totals[i]);
+        if totals().any(|total| total.calls > 0) {
+            line(stage.name(), totals().map(&cell));
+        }
+    }
+}
+
+fn line(name: &str, cells: impl Iterator<Item = String>) {
+    let cells: String = cells.map(|cell| format!("{cell:>8}")).collect();
+    println!("{name:<14}{cells}");
+}

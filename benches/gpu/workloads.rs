@@ -1,0 +1,230 @@
+//! Whole batches through the engine.
+
+use getp::engine::{Engine, Sampling, Stats};
+use getp::profile::{Spread, StepTimes};
+use getp::requests::Requests;
+use getp::tokenizer::Tokenizer;
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Names; all but W2x and W2s by default.
+    names: Vec<String>,
+    /// Runs of each; the median counts.
+    #[arg(long, default_value_t = 1)]
+    repeats: usize,
+    /// 0 is greedy; otherwise tokens are drawn on the host.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Time whole steps, too: what the device and the host wait for each other.
+    #[arg(long)]
+    overlap: bool,
+    /// Divides the output tokens, for a first look.
+    #[arg(long, default_value_t = 1)]
+    shorten: usize,
+}
+
+struct Workload {
+    name: &'static str,
+    requests: usize,
+    prompt: usize,
+    output: usize,
+    /// Prompt tokens count too.
+    prefill: bool,
+}
+
+const fn workload(name: &'static str, requests: usize, prompt: usize, output: usize) -> Workload {
+    Workload {
+        name,
+        requests,
+        prompt,
+        output,
+        prefill: output == 1,
+    }
+}
+
+const WORKLOADS: [Workload; 6] = [
+    workload("W1", 32, 32, 992),
+    workload("W2", 890, 32, 992),
+    workload("W2x", 1536, 32, 992),
+    workload("W3", 256, 1024, 1024),
+    workload("W3p", 256, 1024, 1),
+    workload("W4", 1, 32, 256),
+];
+
+pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
+    let config = args.config();
+    let wanted: Vec<_> = WORKLOADS
+        .iter()
+        .filter(|w| part.names.iter().any(|name| name == w.name) || (part.names.is_empty() && w.name != "W2x"))
+        .collect();
+    let most = wanted.iter().map(|w| w.requests).max().unwrap_or(1);
+    let options = getp::options::Options {
+        max_batch: Some(most),
+        step_tokens: Some(8192),
+        ..args.options()?
+    };
+    let start = Instant::now();
+    let mut replicas = args.replicas(&config, &options)?;
+    if part.overlap {
+        replicas.iter_mut().try_for_each(|replica| replica.time_steps())?;
+    }
+    println!(
+        "{} layers, made in {:.1} s",
+        config.n_layers,
+        start.elapsed().as_secs_f64()
+    );
+    let tokenizer = tokenizer(config.vocab_size)?;
+    let mut engine = Engine::new(replicas, &config, options)?;
+    println!(
+        "{:<5}{:>10}{:>8}{:>8}{:>11}{:>12}{:>10}",
+        "", "requests", "prompt", "output", "seconds", "tokens/s", "answers"
+    );
+    for w in wanted {
+        let before = Overlap::of(&engine);
+        let mut runs: Vec<_> = (0..part.repeats.max(1))
+            .map(|_| w.run(&mut engine, &tokenizer, part))
+            .collect::<Result<_, _>>()?;
+        runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let run = &runs[runs.len() / 2];
+        println!(
+            "{:<5}{:>10}{:>8}{:>8}{:>11.3}{:>12.1}{:>10}",
+            w.name,
+            w.requests,
+            w.prompt,
+            run.tokens / w.requests as u64,
+            run.seconds,
+            (run.tokens + if w.prefill { w.requests * w.prompt } else { 0 } as u64) as f64 / run.seconds,
+            run.different,
+        );
+        print_spread(&engine)?;
+        if part.overlap {
+            print_overlap(&before, &Overlap::of(&engine));
+        }
+    }
+    Ok(())
+}
+
+/// How evenly the made-up router sends rows to experts: the figures lie if it does not.
+fn print_spread(engine: &Engine) -> anyhow::Result<()> {
+    for replica in engine.replicas() {
+        let mut spread = Spread::default();
+        spread.add(&replica.expert_rows()?);
+        println!(
+            "     busiest expert of the last layer: {:.2} times the mean",
+            spread.busiest()
+        );
+    }
+    Ok(())
+}
+
+/// What device and host have done so far; all replicas together.
+struct Overlap {
+    steps: StepTimes,
+    host: Stats,
+}
+
+impl Overlap {
+    fn of(engine: &Engine) -> Self {
+        let mut steps = StepTimes::default();
+        for times in engine.replicas().filter_map(|replica| replica.step_times()) {
+            steps.steps += times.steps;
+            steps.computing += times.computing;
+            steps.idle += times.idle;
+            steps.copying += times.copying;
+        }
+        Self {
+            steps,
+            host: engine.stats(),
+        }
+    }
+}
+
+/// Milliseconds a step. Copies and draws are hidden where the device is hardly ever idle.
+fn print_overlap(before: &Overlap, after: &Overlap) {
+    let steps = (after.steps.steps - before.steps.steps).max(1) as f64;
+    let device = |of: fn(&StepTimes) -> Duration| (of(&after.steps) - of(&before.steps)).as_secs_f64() * 1e3 / steps;
+    let host = |of: fn(&Stats) -> f64| (of(&after.host) - of(&before.host)) * 1e3 / steps;
+    println!(
+        "     {steps} steps; ms a step: device computes {:.3}, idle {:.3}; logits copied {:.3} after; host waits {:.3}, \
+         draws {:.3}",
+        device(|times| times.computing),
+        device(|times| times.idle),
+        device(|times| times.copying),
+        host(|stats| stats.waiting_seconds),
+        host(|stats| stats.drawing_seconds),
+    );
+}
+
+struct Run {
+    seconds: f64,
+    tokens: u64,
+    /// Different answers among the requests.
+    different: usize,
+}
+
+impl Workload {
+    fn run(&self, engine: &mut Engine, tokenizer: &Tokenizer, part: &Args) -> anyhow::Result<Run> {
+        let output = (self.output / part.shorten).max(1);
+        // The last token sampled is not fed.
+        let steps = self.prompt + output - 1;
+        let slot = 4 * (steps + 1);
+        let mut prompts = vec![0_u8; self.requests * slot];
+        for (request, prompt) in prompts.chunks_exact_mut(slot).enumerate() {
+            fill_prompt(&mut prompt[..self.prompt], request as u64);
+        }
+        let mut rows = vec![-1_i32; self.requests * (steps + 1)];
+        // SAFETY: both buffers have the sizes that the numbers say and live through the call.
+        let mut requests = unsafe {
+            Requests::from_raw(
+                self.requests as i32,
+                4,
+                steps as i32,
+                prompts.as_ptr(),
+                rows.as_mut_ptr(),
+            )
+        }?;
+        let mut sampling = Sampling {
+            temperature: part.temperature,
+            topp: 0.9,
+            rng_state: 1,
+        };
+        let start = Instant::now();
+        let outcome = engine.inference(tokenizer, &mut sampling, &mut requests, &no_other)?;
+        let seconds = start.elapsed().as_secs_f64();
+        if let Some(failure) = outcome.failure {
+            return Err(failure.into());
+        }
+        let mut answers: Vec<_> = rows.chunks_exact(steps + 1).collect();
+        answers.sort_unstable();
+        answers.dedup();
+        Ok(Run {
+            seconds,
+            tokens: outcome.tokens,
+            different: answers.len(),
+        })
+    }
+}
+
+/// A benchmark ends where its devices do.
+fn no_other(_: &getp::options::Options) -> getp::error::Result<Box<dyn getp::replica::Replica>> {
+    Err(getp::error::Error::State("no device is left".into()))
+}
+
+/// Bytes, none of them 0, each of which is a token.
+fn fill_prompt(prompt: &mut [u8], request: u64) {
+    let mut state = request.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def1;
+    for byte in prompt {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        *byte = (state >> 32) as u8 % 255 + 1;
+    }
+}
+
+/// A vocabulary whose first entries are the bytes; the others never occur in a prompt.
+fn tokenizer(vocab: usize) -> anyhow::Result<Tokenizer> {
+    let bytes = (0..=255_u8).map(|byte| (vec![byte], 0.0));
+    let others = (256..vocab).map(|id| (format!("\u{1}{id}").into_bytes(), -1e9_f32));
+    Ok(Tokenizer::new(bytes.chain(others), 16)?)
+}

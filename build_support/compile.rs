@@ -1,0 +1,131 @@
+//! Compilers and what they are run on.
+
+use super::cache;
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// A compiled file of kernels.
+pub struct CodeObject {
+    /// What it runs on, for example `gfx90a`.
+    pub arch: String,
+    /// Its source, for example `mfma/experts.hip`.
+    pub file: String,
+    /// Where it lies.
+    pub path: PathBuf,
+}
+
+/// A program that compiles kernels.
+pub struct Compiler {
+    /// How it is called.
+    pub program: PathBuf,
+    /// Its version in words.
+    pub version: String,
+}
+
+impl Compiler {
+    /// The compiler called `program`, if it runs.
+    pub fn find(program: impl Into<PathBuf>) -> Option<Self> {
+        let program = program.into();
+        let output = Command::new(&program).arg("--version").output().ok()?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = text
+            .lines()
+            .find(|line| line.contains("version") || line.contains("release"));
+        output.status.success().then(|| Self {
+            version: version.unwrap_or_default().trim().to_owned(),
+            program,
+        })
+    }
+
+    /// Its name and version.
+    pub fn describe(&self) -> String {
+        format!("{} ({})", self.program.display(), self.version)
+    }
+}
+
+/// What differs from one kind of GPU to another.
+pub trait Toolchain {
+    /// For messages.
+    const NAME: &'static str;
+    /// The cargo feature, as a build script sees it.
+    const FEATURE: &'static str;
+    /// The variable that names architectures.
+    const ARCHS_VARIABLE: &'static str;
+    /// The architectures if it does not.
+    const DEFAULT_ARCHS: &'static str;
+    /// The variables the choice of a compiler depends on.
+    const COMPILER_VARIABLES: &'static [&'static str];
+    /// The folders whose `.hip` files are compiled.
+    const FOLDERS: &'static [&'static str];
+
+    /// The compilers there are, the best first.
+    fn compilers() -> Vec<Compiler>;
+    /// The command that compiles `source` for `arch`, but for `-o`.
+    fn command(compiler: &Compiler, arch: &str, source: &Path) -> Command;
+}
+
+/// The `.hip` files of folders, sorted.
+pub fn sources(folders: &[&str]) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = folders
+        .iter()
+        .filter_map(|folder| fs::read_dir(folder).ok())
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension() == Some(OsStr::new("hip")))
+        .collect();
+    files.sort();
+    files
+}
+
+/// Compiles every file for one architecture; gives the first failure's output.
+pub fn compile_all<T: Toolchain>(
+    compiler: &Compiler,
+    arch: &str,
+    files: &[PathBuf],
+) -> Result<Vec<CodeObject>, String> {
+    in_parallel(files, |source| {
+        let file = source.strip_prefix("kernels").unwrap_or(source).display().to_string();
+        let path = super::out_dir().join(format!("{arch}-{}.o", file.replace(['/', '.'], "-")));
+        cache::compile(compiler, T::command(compiler, arch, source), source, &path)?;
+        let arch = arch.to_owned();
+        Ok(CodeObject { arch, file, path })
+    })
+}
+
+/// What `job` makes of every file, in their order, or the first failure; as many at once as cargo allows.
+pub fn in_parallel<T: Send>(
+    files: &[PathBuf],
+    job: impl Fn(&Path) -> Result<T, String> + Sync,
+) -> Result<Vec<T>, String> {
+    let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok());
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut results = Vec::new();
+        while let Some((index, file)) = take(files, &next) {
+            let result = job(file);
+            if result.is_err() {
+                next.store(files.len(), Ordering::Relaxed);
+            }
+            results.push((index, result));
+        }
+        results
+    };
+    let mut results = thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs.unwrap_or(1)).map(|_| scope.spawn(worker)).collect();
+        let results = workers.into_iter().map(|worker| worker.join().expect("no job panics"));
+        results.flatten().collect::<Vec<_>>()
+    });
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// The next file that nobody has taken.
+fn take<'a>(files: &'a [PathBuf], next: &AtomicUsize) -> Option<(usize, &'a PathBuf)> {
+    let index = next.fetch_add(1, Ordering::Relaxed);
+    Some((index, files.get(index)?))
+}

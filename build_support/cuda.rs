@@ -1,0 +1,46 @@
+//! NVIDIA code objects, by nvcc.
+
+use super::compile::{Compiler, Toolchain};
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+pub struct Cuda;
+
+impl Toolchain for Cuda {
+    const NAME: &'static str = "NVIDIA";
+    const FEATURE: &'static str = "CARGO_FEATURE_CUDA";
+    const ARCHS_VARIABLE: &'static str = "GETP_CUDA_ARCHS";
+    const DEFAULT_ARCHS: &'static str = "sm_90a";
+    const COMPILER_VARIABLES: &'static [&'static str] = &["NVCC", "CUDA_HOME"];
+    const FOLDERS: &'static [&'static str] = &["kernels", "kernels/wgmma"];
+
+    /// `$NVCC` alone if it is set.
+    fn compilers() -> Vec<Compiler> {
+        if let Some(program) = env::var_os("NVCC") {
+            return Compiler::find(program).into_iter().collect();
+        }
+        let home = env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
+        let programs = [PathBuf::from("nvcc"), home.join("bin/nvcc")];
+        programs.into_iter().filter_map(Compiler::find).collect()
+    }
+
+    fn command(compiler: &Compiler, arch: &str, source: &Path) -> Command {
+        let mut command = Command::new(&compiler.program);
+        let number = arch.trim_start_matches("sm_");
+        command
+            .args(["-x", "cu", "-std=c++17", "-O3", "-cubin"])
+            .arg(format!("-gencode=arch=compute_{number},code=sm_{number}"));
+        // NVIDIA's Python packages have the headers beside bin/, where nvcc does not look for them.
+        if let Some(include) = include_dir(&compiler.program) {
+            command.arg("-I").arg(include);
+        }
+        command.arg(source);
+        command
+    }
+}
+
+fn include_dir(nvcc: &Path) -> Option<PathBuf> {
+    let include = nvcc.parent()?.parent()?.join("include");
+    include.is_dir().then_some(include)
+}

@@ -1,0 +1,112 @@
+//! From `kernels/` to the table of code objects that `src/backend/gpu/code_objects.rs` includes.
+
+mod cache;
+mod compile;
+mod cuda;
+mod hip;
+pub mod simt;
+
+use compile::{CodeObject, Compiler, Toolchain};
+use std::env;
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+
+/// Compiles what the features and the environment ask for and writes the table.
+///
+/// A toolchain that is missing is a warning: the library then runs on the CPU and says why. Architectures named in the
+/// environment are meant: without code objects for them there is no build.
+pub fn build_kernels() {
+    println!("cargo::rerun-if-changed=kernels");
+    let mut objects = build::<hip::Hip>();
+    objects.extend(build::<cuda::Cuda>());
+    let table = table(&objects);
+    fs::write(out_dir().join("code_objects.rs"), table).expect("OUT_DIR can be written");
+}
+
+fn build<T: Toolchain>() -> Vec<CodeObject> {
+    for name in [T::ARCHS_VARIABLE].iter().chain(T::COMPILER_VARIABLES) {
+        println!("cargo::rerun-if-env-changed={name}");
+    }
+    let asked = env::var(T::ARCHS_VARIABLE).ok().filter(|archs| !archs.is_empty());
+    if asked.is_none() && env::var_os(T::FEATURE).is_none() {
+        return Vec::new();
+    }
+    let files = compile::sources(T::FOLDERS);
+    if files.is_empty() {
+        return Vec::new();
+    }
+    let archs = asked.clone().unwrap_or_else(|| T::DEFAULT_ARCHS.into());
+    let compilers = T::compilers();
+    let mut objects = Vec::new();
+    let mut made = Vec::new();
+    let mut with = Vec::new();
+    for arch in archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()) {
+        match first_that_can(&compilers, |compiler| compile::compile_all::<T>(compiler, arch, &files)) {
+            Ok((compiler, built)) => {
+                made.push(arch.to_owned());
+                with.push(compiler.describe());
+                objects.extend(built);
+            }
+            Err(why) if asked.is_some() => {
+                eprintln!("{why}");
+                println!(
+                    "cargo::error={}={archs}: nothing for {arch}: {}",
+                    T::ARCHS_VARIABLE,
+                    first_line(&why)
+                );
+            }
+            Err(why) => made.push(format!("nothing for {arch} ({})", first_line(&why))),
+        }
+    }
+    with.dedup();
+    let with = if with.is_empty() {
+        String::new()
+    } else {
+        format!(", with {}", with.join(", "))
+    };
+    println!("cargo::warning={} kernels: {}{with}", T::NAME, made.join(", "));
+    objects
+}
+
+/// What the first compiler gives that compiles everything, or why the last one could not.
+fn first_that_can(
+    compilers: &[Compiler],
+    compile: impl Fn(&Compiler) -> Result<Vec<CodeObject>, String>,
+) -> Result<(&Compiler, Vec<CodeObject>), String> {
+    let mut why = "no compiler found".to_owned();
+    for compiler in compilers {
+        match compile(compiler) {
+            Ok(objects) => return Ok((compiler, objects)),
+            Err(error) => why = error,
+        }
+    }
+    Err(why)
+}
+
+/// The line of a compiler's output that says most.
+fn first_line(output: &str) -> &str {
+    let mut lines = output.lines().filter(|line| !line.trim().is_empty());
+    lines
+        .clone()
+        .find(|line| line.contains("error"))
+        .or_else(|| lines.next())
+        .unwrap_or_default()
+}
+
+fn table(objects: &[CodeObject]) -> String {
+    let mut table = String::from("&[\n");
+    for object in objects {
+        let CodeObject { arch, file, path } = object;
+        writeln!(
+            table,
+            "    CodeObject {{ arch: {arch:?}, file: {file:?}, image: &Aligned(*include_bytes!({path:?})).0 }},"
+        )
+        .expect("a String takes anything");
+    }
+    table + "]\n"
+}
+
+fn out_dir() -> PathBuf {
+    PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"))
+}

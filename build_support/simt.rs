@@ -1,0 +1,65 @@
+//! Compiles the kernels for the CPU played as a SIMT machine, into one shared library whose path is `GETP_SIMT_KERNELS`.
+//!
+//! `CXX` names the compiler (default `c++`). `GETP_SIMT_SANITIZE=address` builds the library with AddressSanitizer; what
+//! loads it must then be run with `LD_PRELOAD=$(c++ -print-file-name=libasan.so)` and `ASAN_OPTIONS=detect_leaks=0` (the
+//! Rust side is not instrumented, so leaks of a process that ends are not ours to judge).
+
+use super::cache;
+use super::compile::{self, Compiler};
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Compiles every kernel file that AMD shares with the machine.
+pub fn build() {
+    println!("cargo::rerun-if-changed=kernels");
+    println!("cargo::rerun-if-env-changed=CXX");
+    println!("cargo::rerun-if-env-changed=GETP_SIMT_SANITIZE");
+    let program = env::var_os("CXX").unwrap_or_else(|| "c++".into());
+    let Some(compiler) = Compiler::find(&program) else {
+        panic!("{program:?} does not run; feature simt needs g++ or clang++ (set CXX)");
+    };
+    let mut sources = compile::sources(&["kernels", "kernels/mfma"]);
+    sources.push("kernels/gpu/simt.cpp".into());
+    let objects =
+        compile::in_parallel(&sources, |source| object(&compiler, source)).unwrap_or_else(|why| panic!("{why}"));
+    let library = super::out_dir().join("libgetp_simt_kernels.so");
+    link(&compiler, &objects, &library);
+    println!("cargo::rustc-env=GETP_SIMT_KERNELS={}", library.display());
+}
+
+/// `kernels/mfma/gemm.hip` becomes `kernels_mfma_gemm.hip.o`.
+fn object(compiler: &Compiler, source: &Path) -> Result<PathBuf, String> {
+    let object = super::out_dir().join(source.display().to_string().replace('/', "_") + ".o");
+    let mut command = command(compiler);
+    command.args([
+        "-c",
+        "-fPIC",
+        "-std=c++17",
+        "-fvisibility=hidden",
+        "-Ikernels",
+        "-x",
+        "c++",
+    ]);
+    command.arg(source);
+    cache::compile(compiler, command, source, &object)?;
+    Ok(object)
+}
+
+fn link(compiler: &Compiler, objects: &[PathBuf], library: &Path) {
+    let mut link = command(compiler);
+    link.arg("-shared").args(objects).arg("-o").arg(library);
+    link.args(["-lpthread", "-ldl"]);
+    let output = link.output().expect("the compiler ran before");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{link:?}\n{errors}");
+}
+
+fn command(compiler: &Compiler) -> Command {
+    let mut command = Command::new(&compiler.program);
+    match env::var("GETP_SIMT_SANITIZE").as_deref() {
+        Err(_) | Ok("") => command.arg("-O2"),
+        Ok(which) => command.args(["-O1", "-g", &format!("-fsanitize={which}")]),
+    };
+    command
+}

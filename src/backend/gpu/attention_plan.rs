@@ -1,0 +1,289 @@
+//! Who computes which part of a step's attention.
+//!
+//! Decode is bound by memory: all multiprocessors should read all the time and end together. A row's keys form a fixed
+//! tree of units and groups (`kernels/args.h`), so rows may be cut at units or groups, chosen for balance, without
+//! changing a bit of the result. Cutting has its price (partial sums go through memory), so the longest runs that still
+//! balance are taken. Prefill is cut into tiles of query rows. Both are listed longest first.
+
+use bytemuck::NoUninit;
+use std::cmp::Reverse;
+
+/// Keys in a unit.
+pub const ATTENTION_UNIT: usize = 128;
+/// Units in a group.
+pub const ATTENTION_GROUP: usize = 4;
+
+const PAGE: usize = 64;
+/// Pages a kernel can take in one item.
+const ITEM_PAGES: usize = 32;
+/// Units an item of a cut row may have, largest first: the kernels know 1 and multiples of [`ATTENTION_GROUP`].
+const RUNS: [usize; 3] = [16, ATTENTION_GROUP, 1];
+
+/// Part of one decoding row's attention; see `kernels/args.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, NoUninit)]
+pub struct AttentionItem {
+    /// The row within the step.
+    pub row: i32,
+    /// The unit of its first key.
+    pub first_unit: i32,
+    /// How many keys.
+    pub tokens: i32,
+    /// How many items the row has.
+    pub parts: i32,
+    /// Where the row's partial sums begin, if it has several items.
+    pub partial: i32,
+    /// Units an item of a cut row may have.
+    pub run: i32,
+    /// Zero.
+    pub reserved: [i32; 2],
+}
+const _: () = assert!(std::mem::size_of::<AttentionItem>() == 32);
+
+/// Query rows of one chunk that one block takes; see `kernels/args.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, NoUninit)]
+pub struct PrefillTile {
+    /// The chunk within the step.
+    pub chunk: i32,
+    /// The first row within the chunk.
+    pub first: i32,
+    /// How many rows.
+    pub rows: i32,
+    /// Zero.
+    pub reserved: i32,
+}
+const _: () = assert!(std::mem::size_of::<PrefillTile>() == 16);
+
+/// Lists the attention of the rows that decode, longest items first, and says how many slots of partial sums it needs.
+///
+/// `contexts` gives each row with the first key it sees and how many keys it sees, its own (the last) among them.
+pub fn plan_decode(
+    contexts: impl Iterator<Item = (usize, usize, usize)> + Clone,
+    kv_heads: usize,
+    multiprocessors: usize,
+    items: &mut Vec<AttentionItem>,
+) -> usize {
+    items.clear();
+    let (most, all) = contexts
+        .clone()
+        .fold((0, 0), |(most, all), (.., keys)| (keys.max(most), all + keys));
+    let run = run_units(most, all, kv_heads, multiprocessors);
+    let mut slots = 0;
+    for (row, first, keys) in contexts {
+        slots += cut_row(row, first, keys, run, slots, items);
+    }
+    items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.row, item.first_unit));
+    slots
+}
+
+/// The most slots [`plan_decode`] may ask for if all rows together see at most `keys` keys.
+pub fn max_partial_slots(keys: usize, kv_heads: usize, multiprocessors: usize) -> usize {
+    // A cut row sees more than a run's keys. Those lie in at most two more partials than they would fill, so in three
+    // times as many: a run has one partial, or (the longest, whose rows are so long that two more are little) several.
+    RUNS.iter().enumerate().fold(0, |slots, (i, &run)| {
+        let bound = match i {
+            0 => keys,
+            _ => keys.min(3 * multiprocessors * RUNS[i - 1] * ATTENTION_UNIT / (2 * kv_heads)),
+        };
+        slots.max(3 * bound / (partial_units(run) * ATTENTION_UNIT))
+    })
+}
+
+/// The longest run whose items are at most two thirds of a multiprocessor's mean load.
+fn run_units(most: usize, all: usize, kv_heads: usize, multiprocessors: usize) -> usize {
+    let fits = |run: usize| 2 * kv_heads * all >= 3 * multiprocessors * most.min(run * ATTENTION_UNIT);
+    RUNS.into_iter().find(|&run| fits(run)).unwrap_or(1)
+}
+
+/// Units in a partial sum.
+fn partial_units(run: usize) -> usize {
+    run.min(ATTENTION_GROUP)
+}
+
+/// Lists one row's items; gives the slots they need.
+fn cut_row(row: usize, first: usize, keys: usize, run: usize, slot: usize, items: &mut Vec<AttentionItem>) -> usize {
+    let end = first + keys;
+    let size = run * ATTENTION_UNIT;
+    let whole = keys <= size && (end - 1) / PAGE - first / PAGE < ITEM_PAGES;
+    let parts = if whole { 1 } else { (end - 1) / size - first / size + 1 };
+    let mut begin = first;
+    while begin < end {
+        let until = if parts == 1 {
+            end
+        } else {
+            end.min((begin / size + 1) * size)
+        };
+        items.push(AttentionItem {
+            row: row as i32,
+            first_unit: (begin / ATTENTION_UNIT) as i32,
+            tokens: (until - begin) as i32,
+            parts: parts as i32,
+            partial: if parts == 1 { 0 } else { slot as i32 },
+            run: run as i32,
+            reserved: [0; 2],
+        });
+        begin = until;
+    }
+    let partial = partial_units(run) * ATTENTION_UNIT;
+    if parts == 1 {
+        0
+    } else {
+        (end - 1) / partial - first / partial + 1
+    }
+}
+
+/// Cuts chunks of `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows, longest contexts first.
+pub fn plan_prefill(
+    chunks: impl Iterator<Item = (usize, usize, usize)>,
+    rows_per_tile: usize,
+    tiles: &mut Vec<PrefillTile>,
+) {
+    tiles.clear();
+    for (chunk, position, rows) in chunks {
+        for first in (0..rows).step_by(rows_per_tile) {
+            let rows = rows_per_tile.min(rows - first);
+            // Kept for the sort: how many keys the tile sees.
+            let keys = position + first + rows;
+            tiles.push(PrefillTile {
+                chunk: chunk as i32,
+                first: first as i32,
+                rows: rows as i32,
+                reserved: keys as i32,
+            });
+        }
+    }
+    tiles.sort_unstable_by_key(|tile| (Reverse(tile.reserved), tile.chunk));
+    for tile in tiles {
+        tile.reserved = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MULTIPROCESSORS: usize = 132;
+    const KV_HEADS: usize = 8;
+
+    /// Pseudo-random contexts `(row, first, keys)`; windowed ones if `window` is given.
+    fn contexts(rows: usize, longest: usize, window: Option<usize>, seed: u32) -> Vec<(usize, usize, usize)> {
+        let mut state = seed;
+        (0..rows)
+            .map(|row| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let position = (state >> 8) as usize % longest;
+                let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
+                (row, first, position + 1 - first)
+            })
+            .collect()
+    }
+
+    /// Checks one row's items as the kernels take them; marks its slots.
+    fn check_row(items: &[AttentionItem], first: usize, keys: usize, used: &mut [bool]) {
+        let mut at = first;
+        for item in items {
+            assert_eq!(item.first_unit as usize, at / ATTENTION_UNIT);
+            assert!(item.tokens > 0);
+            let last = at + item.tokens as usize - 1;
+            assert!(last / PAGE - at / PAGE < ITEM_PAGES);
+            assert_eq!(item.parts as usize, items.len());
+            if items.len() > 1 {
+                let size = item.run as usize * ATTENTION_UNIT;
+                assert!(at == first || at.is_multiple_of(size));
+                assert_eq!(at / size, last / size);
+                let partial = partial_units(item.run as usize) * ATTENTION_UNIT;
+                for slot in at / partial - first / partial..=last / partial - first / partial {
+                    assert!(
+                        !std::mem::replace(&mut used[item.partial as usize + slot], true),
+                        "a slot used twice"
+                    );
+                }
+            }
+            at = last + 1;
+        }
+        assert_eq!(at, first + keys, "each key once");
+    }
+
+    fn check(contexts: &[(usize, usize, usize)]) -> Vec<AttentionItem> {
+        let mut items = Vec::new();
+        let slots = plan_decode(contexts.iter().copied(), KV_HEADS, MULTIPROCESSORS, &mut items);
+        let keys = contexts.iter().map(|&(.., keys)| keys).sum();
+        assert!(
+            slots <= max_partial_slots(keys, KV_HEADS, MULTIPROCESSORS),
+            "{slots} slots for {keys} keys"
+        );
+        assert!(
+            items.windows(2).all(|pair| pair[0].tokens >= pair[1].tokens),
+            "longest first"
+        );
+        let mut used = vec![false; slots];
+        let mut by_row = items.clone();
+        by_row.sort_by_key(|item| (item.row, item.first_unit));
+        let mut rest = &by_row[..];
+        for &(row, first, keys) in contexts {
+            let (own, others) = rest.split_at(rest.iter().take_while(|item| item.row as usize == row).count());
+            check_row(own, first, keys, &mut used);
+            rest = others;
+        }
+        assert!(rest.is_empty());
+        assert!(used.iter().all(|&slot| slot), "a slot without a partial");
+        items
+    }
+
+    #[test]
+    fn items_cover_every_key_once() {
+        for rows in [0, 1, 2, 7, 32, 128, 890] {
+            for longest in [1, 64, 129, 1000, 5000, 40_000] {
+                for window in [None, Some(1), Some(128), Some(129), Some(1000), Some(4096)] {
+                    check(&contexts(rows, longest, window, (rows * longest) as u32));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn long_rows_are_cut_only_where_rows_are_few() {
+        let runs = |rows, keys| check(&(0..rows).map(|row| (row, 0, keys)).collect::<Vec<_>>())[0].run;
+        assert_eq!(runs(1, 1024), 1);
+        assert_eq!(runs(16, 1024), 4);
+        assert_eq!(runs(890, 1024), 16);
+    }
+
+    #[test]
+    fn a_window_is_one_item() {
+        let items = check(&[(0, 300 - 127, 128)]);
+        assert_eq!(
+            items,
+            [AttentionItem {
+                first_unit: 1,
+                tokens: 128,
+                parts: 1,
+                run: 1,
+                ..Default::default()
+            }]
+        );
+    }
+
+    #[test]
+    fn tiles_cover_every_row_once_longest_first() {
+        let chunks = [(3, 100, 33), (5, 0, 16), (6, 999, 1), (9, 0, 100)];
+        let mut tiles = vec![PrefillTile::default()];
+        plan_prefill(chunks.into_iter(), 16, &mut tiles);
+        let keys = |tile: &PrefillTile| {
+            let position = chunks.iter().find(|chunk| chunk.0 == tile.chunk as usize).unwrap().1;
+            position + (tile.first + tile.rows) as usize
+        };
+        assert!(tiles.windows(2).all(|pair| keys(&pair[0]) >= keys(&pair[1])));
+        for (chunk, _, rows) in chunks {
+            let mut own: Vec<_> = tiles.iter().filter(|tile| tile.chunk as usize == chunk).collect();
+            own.sort_by_key(|tile| tile.first);
+            assert!(
+                own.iter()
+                    .enumerate()
+                    .all(|(i, tile)| tile.first as usize == i * 16 && tile.reserved == 0)
+            );
+            assert_eq!(own.iter().map(|tile| tile.rows as usize).sum::<usize>(), rows);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What the device can do at most, measured: profiles give shares of it.
+
+use super::args::{MATRIX_PEAK_FLOPS, MatrixPeakArgs};
+use super::context::{Context, Grid};
+use super::memory::{DeviceBuffer, Event, PinnedBuffer};
+use crate::error::Result;
+use std::fmt;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ceilings {
+    /// A copy within device memory, bytes read and written, per second.
+    pub copy_bytes_per_s: f64,
+    /// A copy from pinned host memory.
+    pub upload_bytes_per_s: f64,
+    /// FP16 products on the matrix cores, operations per second.
+    pub matrix_flops_per_s: f64,
+}
+
+/// Copied at most: several times any cache.
+const COPY_BYTES: usize = 1 << 30;
+const PINNED_BYTES: usize = 64 << 20;
+/// Long enough that the start does not count, short enough that warming up does not feel it.
+const PEAK_ITERATIONS: i32 = 400;
+const REPEATS: usize = 5;
+
+impl Ceilings {
+    /// Takes some tens of milliseconds.
+    pub fn measure(context: &Context) -> Result<Self> {
+        // Half of the free memory at most, and that twice.
+        let bytes = COPY_BYTES.min(context.driver.memory()?.free as usize / 4);
+        let (from, to) = (
+            DeviceBuffer::zeroed(&context.stream, bytes)?,
+            DeviceBuffer::zeroed(&context.stream, bytes)?,
+        );
+        let pinned = PinnedBuffer::zeroed(&context.driver, PINNED_BYTES.min(bytes))?;
+        let pinned_bytes = PINNED_BYTES.min(bytes);
+        let stream = context.stream.handle;
+        // SAFETY: both buffers have these bytes and outlive the measurement, which waits.
+        let copy_s = fastest(context, || unsafe {
+            context.driver.copy(to.at(), from.at(), bytes, stream)
+        })?;
+        // SAFETY: as above.
+        let upload_s = fastest(context, || unsafe {
+            context
+                .driver
+                .copy_to_device(to.at(), pinned.host(), pinned_bytes, stream)
+        })?;
+        let blocks = 2 * context.target.multiprocessors;
+        let args = MatrixPeakArgs {
+            out: to.at(),
+            iterations: PEAK_ITERATIONS,
+            never: 0,
+        };
+        let grid = Grid::new(blocks, 4 * context.target.wave());
+        // SAFETY: the kernel writes nothing.
+        let peak_s = fastest(context, || unsafe { context.launch("matrix_peak", grid, &args) })?;
+        let flops = blocks as f64 * f64::from(PEAK_ITERATIONS) * MATRIX_PEAK_FLOPS as f64;
+        Ok(Self {
+            copy_bytes_per_s: 2.0 * bytes as f64 / copy_s,
+            upload_bytes_per_s: pinned_bytes as f64 / upload_s,
+            matrix_flops_per_s: flops / peak_s,
+        })
+    }
+}
+
+/// Seconds of the fastest of several runs.
+fn fastest(context: &Context, mut queue: impl FnMut() -> Result<()>) -> Result<f64> {
+    let (start, end) = (Event::new(&context.driver, true)?, Event::new(&context.driver, true)?);
+    let mut best = f64::INFINITY;
+    for _ in 0..REPEATS {
+        start.record(&context.stream)?;
+        queue()?;
+        end.record(&context.stream)?;
+        end.synchronize()?;
+        best = best.min(end.since_us(&start)? * 1e-6);
+    }
+    Ok(best.max(1e-9))
+}
+
+impl fmt::Display for Ceilings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "copies {:.0} GB/s, from the host {:.1} GB/s, matrix products {:.0} TFLOP/s",
+            self.copy_bytes_per_s * 1e-9,
+            self.upload_bytes_per_s * 1e-9,
+            self.matrix_flops_per_s * 1e-12
+        )
+    }
+}

@@ -1,0 +1,72 @@
+//! The kernels, compiled by the build for the architectures asked for.
+
+/// A compiled file of kernels.
+#[derive(Clone, Copy)]
+pub struct CodeObject {
+    /// What it was compiled for: `gfx90a`, `sm_90a`.
+    pub arch: &'static str,
+    /// Its source in `kernels/`.
+    pub file: &'static str,
+    /// The ELF file.
+    pub image: &'static [u8],
+}
+
+/// All there are; empty without a GPU's feature or its compiler.
+pub static CODE_OBJECTS: &[CodeObject] = include!(concat!(env!("OUT_DIR"), "/code_objects.rs"));
+
+/// Runtimes map the image where it lies, by pages.
+#[repr(C, align(4096))]
+#[allow(dead_code, reason = "not used where the build made no code objects")]
+struct Aligned<T: ?Sized>(T);
+
+/// The images a device of `arch` can run.
+pub fn for_arch(arch: &str) -> Vec<&'static [u8]> {
+    #[cfg(feature = "simt")]
+    if arch == SIMT {
+        return vec![super::driver::simt::code_object()];
+    }
+    let objects = CODE_OBJECTS.iter().filter(|object| fits(object.arch, arch));
+    objects.map(|object| object.image).collect()
+}
+
+/// The architectures there are code objects for, each once.
+pub fn archs() -> Vec<&'static str> {
+    let mut archs: Vec<&str> = CODE_OBJECTS.iter().map(|object| object.arch).collect();
+    archs.dedup();
+    #[cfg(feature = "simt")]
+    archs.push(SIMT);
+    archs
+}
+
+/// The CPU played as a GPU; its code is found elsewhere.
+#[cfg(feature = "simt")]
+const SIMT: &str = "simt";
+
+/// Whether code for `object` runs on `device`. A device is `sm_90`; `sm_90a` is code that runs there and nowhere else.
+pub fn fits(object: &str, device: &str) -> bool {
+    object == device || (object.starts_with("sm_") && object.strip_suffix('a') == Some(device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_fits_its_own_architecture() {
+        assert!(fits("sm_90a", "sm_90") && fits("gfx90a", "gfx90a") && fits("sm_100", "sm_100"));
+        assert!(!fits("sm_90a", "sm_100") && !fits("gfx90a", "gfx90") && !fits("gfx942", "gfx90a"));
+    }
+
+    #[test]
+    fn every_code_object_is_an_aligned_elf_file() {
+        for object in CODE_OBJECTS {
+            assert!(object.image.as_ptr().addr() % 4096 == 0, "{}", object.file);
+            assert!(
+                object.image.starts_with(b"\x7fELF"),
+                "{} for {}",
+                object.file,
+                object.arch
+            );
+        }
+    }
+}

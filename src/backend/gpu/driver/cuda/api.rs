@@ -1,0 +1,169 @@
+//! The entry points of libcuda that are used, found at run time: one library runs with and without an NVIDIA driver.
+//!
+//! Declared here and not taken from cudarc, whose calls panic where the library or a symbol is missing, and whose result
+//! type is a Rust enum: a number it does not know, from a newer driver, would be undefined behaviour.
+
+use crate::error::{Error, GpuFault, Result};
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+
+/// `CUresult`; 0 is success.
+pub type Code = c_int;
+/// `CUdevice`.
+pub type Ordinal = c_int;
+/// `CUdeviceptr`.
+pub type Address = u64;
+/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUgraph` and `CUgraphExec` are pointers to what
+/// libcuda alone knows.
+pub type Handle = *mut c_void;
+
+pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
+pub const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
+pub const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+pub const STREAM_NON_BLOCKING: c_uint = 1;
+pub const EVENT_DISABLE_TIMING: c_uint = 2;
+pub const HOST_PORTABLE: c_uint = 1;
+pub const HOST_DEVICE_MAP: c_uint = 2;
+pub const FUNCTION_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
+pub const CAPTURE_THREAD_LOCAL: c_int = 1;
+pub const LAUNCH_END: *mut c_void = std::ptr::null_mut();
+pub const LAUNCH_BUFFER_POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
+pub const LAUNCH_BUFFER_SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
+
+/// `CUlaunchConfig`.
+#[repr(C)]
+pub struct LaunchConfig {
+    pub grid: [c_uint; 3],
+    pub block: [c_uint; 3],
+    pub shared_bytes: c_uint,
+    pub stream: Handle,
+    pub attributes: *const LaunchAttribute,
+    pub attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`, whose value is a union of 64 bytes.
+#[repr(C, align(8))]
+pub struct LaunchAttribute {
+    id: c_uint,
+    pad: c_uint,
+    value: [c_int; 16],
+}
+
+const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
+
+impl LaunchAttribute {
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may start while the one before it ends.
+    pub const OVERLAP: Self = {
+        let mut value = [0; 16];
+        value[0] = 1;
+        Self { id: 6, pad: 0, value }
+    };
+}
+
+macro_rules! api {
+    ($($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
+        /// libcuda's calls.
+        pub struct Api {
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)*
+            // Last, so that it goes after the pointers into it.
+            _library: Library,
+        }
+
+        impl Api {
+            fn load() -> Result<Self> {
+                let library = open_library()?;
+                Ok(Self {
+                    // SAFETY: the types are those of cuda.h (12.0 on) for these symbols.
+                    $($name: unsafe { symbol(&library, $symbol) }?,)*
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+api! {
+    init = "cuInit" (c_uint);
+    device_count = "cuDeviceGetCount" (*mut c_int);
+    device = "cuDeviceGet" (*mut Ordinal, c_int);
+    device_name = "cuDeviceGetName" (*mut c_char, c_int, Ordinal);
+    device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, Ordinal);
+    device_total = "cuDeviceTotalMem_v2" (*mut usize, Ordinal);
+    can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, Ordinal, Ordinal);
+    retain_context = "cuDevicePrimaryCtxRetain" (*mut Handle, Ordinal);
+    release_context = "cuDevicePrimaryCtxRelease_v2" (Ordinal);
+    current_context = "cuCtxGetCurrent" (*mut Handle);
+    set_context = "cuCtxSetCurrent" (Handle);
+    enable_peer = "cuCtxEnablePeerAccess" (Handle, c_uint);
+    memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    alloc = "cuMemAlloc_v2" (*mut Address, usize);
+    free = "cuMemFree_v2" (Address);
+    alloc_host = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+    free_host = "cuMemFreeHost" (*mut c_void);
+    host_address = "cuMemHostGetDevicePointer_v2" (*mut Address, *mut c_void, c_uint);
+    copy_to_device = "cuMemcpyHtoDAsync_v2" (Address, *const c_void, usize, Handle);
+    copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, Address, usize, Handle);
+    copy = "cuMemcpyDtoDAsync_v2" (Address, Address, usize, Handle);
+    copy_peer = "cuMemcpyPeerAsync" (Address, Handle, Address, Handle, usize, Handle);
+    fill = "cuMemsetD8Async" (Address, u8, usize, Handle);
+    create_stream = "cuStreamCreate" (*mut Handle, c_uint);
+    destroy_stream = "cuStreamDestroy_v2" (Handle);
+    synchronize_stream = "cuStreamSynchronize" (Handle);
+    wait_event = "cuStreamWaitEvent" (Handle, Handle, c_uint);
+    create_event = "cuEventCreate" (*mut Handle, c_uint);
+    destroy_event = "cuEventDestroy_v2" (Handle);
+    record_event = "cuEventRecord" (Handle, Handle);
+    synchronize_event = "cuEventSynchronize" (Handle);
+    elapsed_ms = "cuEventElapsedTime" (*mut f32, Handle, Handle);
+    load_module = "cuModuleLoadData" (*mut Handle, *const c_void);
+    unload_module = "cuModuleUnload" (Handle);
+    function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    set_function_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
+    launch = "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
+    begin_capture = "cuStreamBeginCapture_v2" (Handle, c_int);
+    end_capture = "cuStreamEndCapture" (Handle, *mut Handle);
+    destroy_graph = "cuGraphDestroy" (Handle);
+    instantiate_graph = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, c_ulonglong);
+    upload_graph = "cuGraphUpload" (Handle, Handle);
+    launch_graph = "cuGraphLaunch" (Handle, Handle);
+    destroy_graph_exec = "cuGraphExecDestroy" (Handle);
+}
+
+/// libcuda, loaded and initialized once; it stays loaded.
+pub fn api() -> Result<&'static Api> {
+    static API: OnceLock<Api> = OnceLock::new();
+    if let Some(api) = API.get() {
+        return Ok(api);
+    }
+    let api = Api::load()?;
+    // SAFETY: takes no pointers; may be called any number of times.
+    super::check("cuda", unsafe { (api.init)(0) }, || "cuInit".into())?;
+    Ok(API.get_or_init(|| api))
+}
+
+fn open_library() -> Result<Library> {
+    let name = "libcuda.so.1";
+    // SAFETY: NVIDIA's driver library runs nothing on loading that depends on us.
+    unsafe { Library::new(name) }.map_err(|_| no_driver(format!("dlopen({name})")))
+}
+
+/// # Safety
+///
+/// `T` is the symbol's type.
+unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
+    // SAFETY: as our caller vouches.
+    let found = unsafe { library.get::<T>(name) };
+    found
+        .map(|found| *found)
+        .map_err(|_| no_driver(format!("dlsym({name})")))
+}
+
+fn no_driver(call: String) -> Error {
+    Error::Gpu {
+        device: "cuda".into(),
+        call,
+        fault: GpuFault::NoDriver,
+        code: None,
+    }
+}

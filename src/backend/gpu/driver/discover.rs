@@ -1,0 +1,129 @@
+//! From the user's choice to open devices.
+
+use super::Driver;
+use crate::backend::gpu::choice::{self, Found, Needs, Runtime};
+use crate::backend::gpu::code_objects;
+use crate::error::Result;
+use crate::options::{DeviceChoice, Options};
+use std::sync::Arc;
+
+/// Devices that are open. None is the CPU.
+#[derive(Default)]
+pub struct Usable {
+    /// In the order of use.
+    pub drivers: Vec<Arc<dyn Driver>>,
+    /// What the user should know.
+    pub lines: Vec<String>,
+}
+
+/// How a runtime is asked.
+struct Entry {
+    name: &'static str,
+    list: fn() -> Result<Vec<Found>>,
+    open: fn(usize) -> Result<Arc<dyn Driver>>,
+}
+
+/// The runtimes this library was built for.
+const ENTRIES: &[Entry] = &[
+    #[cfg(feature = "hip")]
+    Entry {
+        name: "hip",
+        list: super::hip::list,
+        open: super::hip::open,
+    },
+    #[cfg(feature = "cuda")]
+    Entry {
+        name: "cuda",
+        list: super::cuda::list,
+        open: super::cuda::open,
+    },
+    #[cfg(feature = "simt")]
+    Entry {
+        name: "simt",
+        list: super::simt::list,
+        open: super::simt::open,
+    },
+];
+
+/// Opens the devices that `options` asks for and a model of `needed_bytes` fits on. See [`choice::choose`].
+pub fn usable(options: &Options, needed_bytes: u64) -> Result<Usable> {
+    let runtimes: Vec<Runtime> = ENTRIES
+        .iter()
+        .filter(|entry| concerns(entry, &options.device))
+        .map(ask)
+        .collect();
+    let needs = Needs {
+        code: &code_objects::archs(),
+        bytes: needed_bytes,
+    };
+    let chosen = choice::choose(&options.device, &runtimes, &needs)?;
+    let wanted = chosen.devices.len();
+    let mut usable = Usable {
+        drivers: Vec::new(),
+        lines: chosen.lines,
+    };
+    for device in &chosen.devices {
+        match open(device.runtime, device.ordinal) {
+            Ok(driver) => usable.drivers.push(driver),
+            Err(error) if options.device == DeviceChoice::Auto => usable.lines.push(error.to_string()),
+            Err(error) => return Err(error),
+        }
+    }
+    if wanted > 0 && usable.drivers.is_empty() {
+        usable.lines = vec![choice::cpu_line(&usable.lines)];
+    }
+    Ok(usable)
+}
+
+/// Asking a runtime costs time and threads: only those are asked whose answer may matter.
+fn concerns(entry: &Entry, choice: &DeviceChoice) -> bool {
+    match choice {
+        DeviceChoice::Cpu => false,
+        DeviceChoice::Auto => entry.name != "simt",
+        DeviceChoice::Gpu { runtime, .. } => entry.name == *runtime,
+    }
+}
+
+fn ask(entry: &Entry) -> Runtime {
+    Runtime {
+        name: entry.name,
+        found: (entry.list)(),
+    }
+}
+
+fn open(runtime: &str, ordinal: usize) -> Result<Arc<dyn Driver>> {
+    let entry = ENTRIES.iter().find(|entry| entry.name == runtime);
+    (entry.expect("chosen among them").open)(ordinal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usable_of(device: DeviceChoice) -> Result<Usable> {
+        let options = Options {
+            device,
+            ..Options::default()
+        };
+        usable(&options, 0)
+    }
+
+    #[test]
+    fn the_cpu_is_no_device() {
+        let usable = usable_of(DeviceChoice::Cpu).unwrap();
+        assert!(usable.drivers.is_empty() && usable.lines.is_empty());
+    }
+
+    /// Holds on every machine: with a GPU the devices are open, without one the CPU is taken and says why.
+    #[test]
+    fn auto_finds_devices_or_says_why_not() {
+        let usable = usable_of(DeviceChoice::Auto).unwrap();
+        if usable.drivers.is_empty() {
+            let asked = ENTRIES.iter().any(|entry| concerns(entry, &DeviceChoice::Auto));
+            assert_eq!(usable.lines.len(), usize::from(asked), "{:?}", usable.lines);
+        }
+        for driver in &usable.drivers {
+            assert!(driver.memory().unwrap().total > 0);
+        }
+    }
+}

@@ -1,0 +1,498 @@
+//! AMD devices, through the HIP runtime.
+//!
+//! What differs from one ROCm to another is not used: the device-properties struct changed its layout in ROCm 6, so names,
+//! sizes and counts are asked for one by one, and the architecture is that of the first code object that loads.
+//! hipGraphUpload came after ROCm 5.2, so a graph's first launch uploads it.
+
+mod api;
+
+use super::{
+    Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned,
+    StreamHandle,
+};
+use crate::backend::gpu::choice::Found;
+use crate::backend::gpu::code_objects::{CODE_OBJECTS, archs};
+use crate::error::{Error, GpuFault, Result};
+use api::Code;
+use std::collections::HashSet;
+use std::ffi::{CString, c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const RUNTIME: &str = "hip";
+
+/// The devices there are.
+pub fn list() -> Result<Vec<Found>> {
+    let mut count = 0;
+    // SAFETY: writes one int.
+    let counted = check(RUNTIME, unsafe { api::device_count(&mut count) }, || {
+        "hipGetDeviceCount".into()
+    });
+    match counted {
+        Err(Error::Gpu {
+            fault: GpuFault::NoDevice,
+            ..
+        }) => Ok(Vec::new()),
+        Err(error) => Err(error),
+        Ok(()) => (0..count as usize).map(describe).collect(),
+    }
+}
+
+/// Opens a device.
+pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
+    let device = describe(ordinal)?.device;
+    Ok(Arc::new(Hip::new(device)))
+}
+
+struct Hip {
+    device: Device,
+    /// For errors: `hip:0`.
+    name: String,
+    /// Ordinals of the devices copied from, which need no more to be done.
+    peers: Mutex<HashSet<usize>>,
+}
+
+/// `Ok` for success, else the typed error of a call at `device`.
+fn check(device: &str, code: Code, call: impl FnOnce() -> String) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    Err(Error::Gpu {
+        device: device.to_owned(),
+        call: call(),
+        fault: fault(code),
+        code: Some(code as i32),
+    })
+}
+
+fn fault(code: Code) -> GpuFault {
+    match code {
+        // 1052 is the HSA runtime out of memory.
+        2 | 1052 => GpuFault::OutOfMemory,
+        // Not initialized; the kernel's driver is older than the library.
+        3 | 35 => GpuFault::NoDriver,
+        100 | 101 => GpuFault::NoDevice,
+        // Deinitialized, an earlier launch failed, ECC, illegal address, timeout, context destroyed, assertion, launch
+        // failed, unknown, the HSA runtime failed.
+        4 | 53 | 214 | 700 | 702 | 709 | 710 | 719 | 999 | 1053 => GpuFault::LostDevice,
+        // No such kernel in the device's code, invalid image, no binary for the device, bad file, symbols, not found.
+        98 | 200 | 209 | 218 | 300..=303 | 500 => GpuFault::BadCode,
+        _ => GpuFault::Other,
+    }
+}
+
+fn describe(ordinal: usize) -> Result<Found> {
+    let at = format!("{RUNTIME}:{ordinal}");
+    let device = ordinal as c_int;
+    let mut name = [0u8; 256];
+    // SAFETY: writes at most as many bytes as it is told, NUL included.
+    let code = unsafe { api::device_name(name.as_mut_ptr().cast(), name.len() as c_int, device) };
+    check(&at, code, || format!("hipDeviceGetName({ordinal})"))?;
+    let mut multiprocessors = 0;
+    // SAFETY: writes one int.
+    let code = unsafe { api::device_attribute(&mut multiprocessors, api::ATTRIBUTE_MULTIPROCESSORS, device) };
+    check(&at, code, || "hipDeviceGetAttribute(multiprocessors)".into())?;
+    let mut total = 0usize;
+    // SAFETY: writes one size.
+    check(&at, unsafe { api::device_total(&mut total, device) }, || {
+        "hipDeviceTotalMem".into()
+    })?;
+    let mut hip = Hip::new(Device {
+        runtime: RUNTIME,
+        ordinal,
+        name: super::text(&name),
+        arch: String::new(),
+        multiprocessors: multiprocessors as usize,
+    });
+    hip.device.arch = hip.arch()?;
+    Ok(Found {
+        device: hip.device,
+        total_bytes: total as u64,
+    })
+}
+
+impl Hip {
+    fn new(device: Device) -> Self {
+        Self {
+            name: format!("{RUNTIME}:{}", device.ordinal),
+            device,
+            peers: Mutex::default(),
+        }
+    }
+
+    fn check(&self, code: Code, call: impl FnOnce() -> String) -> Result<()> {
+        check(&self.name, code, call)
+    }
+
+    /// Makes the device current in this thread. Asking first is cheap; a note of our own would be wrong as soon as the
+    /// program chooses another one.
+    fn enter(&self) -> Result<()> {
+        let ours = self.device.ordinal as c_int;
+        let mut current = -1;
+        // SAFETY: writes one int.
+        self.check(unsafe { api::current_device(&mut current) }, || "hipGetDevice".into())?;
+        if current == ours {
+            return Ok(());
+        }
+        // SAFETY: takes no pointers.
+        self.check(unsafe { api::set_device(ours) }, || format!("hipSetDevice({ours})"))
+    }
+
+    /// The architecture among those of our code objects: the one whose code loads.
+    fn arch(&self) -> Result<String> {
+        for arch in archs().into_iter().filter(|arch| arch.starts_with("gfx")) {
+            let object = CODE_OBJECTS.iter().find(|object| object.arch == arch);
+            match self.load_module(object.expect("listed").image) {
+                Ok(module) => {
+                    self.free_module(module)?;
+                    return Ok(arch.into());
+                }
+                Err(
+                    error @ Error::Gpu {
+                        fault: GpuFault::LostDevice | GpuFault::NoDevice,
+                        ..
+                    },
+                ) => return Err(error),
+                // Runtimes differ in what they call an image for another device.
+                Err(_) => {}
+            }
+        }
+        Ok("an architecture without code".into())
+    }
+
+    /// Lets this device reach another one's memory, if the machine can. Without it the runtime copies by way of the host.
+    fn reach(&self, peer: usize) -> Result<()> {
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if peers.contains(&peer) {
+            return Ok(());
+        }
+        let mut can = 0;
+        // SAFETY: writes one int.
+        let code = unsafe { api::can_access_peer(&mut can, self.device.ordinal as c_int, peer as c_int) };
+        self.check(code, || format!("hipDeviceCanAccessPeer({peer})"))?;
+        if can != 0 {
+            const ALREADY_ENABLED: Code = 704;
+            // SAFETY: takes no pointers.
+            let code = unsafe { api::enable_peer(peer as c_int, 0) };
+            if code != ALREADY_ENABLED {
+                self.check(code, || format!("hipDeviceEnablePeerAccess({peer})"))?;
+            }
+        }
+        peers.insert(peer);
+        Ok(())
+    }
+}
+
+fn address(at: DevicePtr) -> *mut c_void {
+    at.0 as *mut c_void
+}
+
+impl Driver for Hip {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn memory(&self) -> Result<DeviceMemory> {
+        self.enter()?;
+        let (mut free, mut total) = (0usize, 0usize);
+        // SAFETY: writes two sizes.
+        self.check(unsafe { api::memory_info(&mut free, &mut total) }, || {
+            "hipMemGetInfo".into()
+        })?;
+        Ok(DeviceMemory {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
+        self.enter()?;
+        let mut at = null_mut();
+        // SAFETY: writes one address. For 0 bytes it would be NULL.
+        self.check(unsafe { api::alloc(&mut at, bytes.max(1)) }, || {
+            format!("hipMalloc({bytes} bytes)")
+        })?;
+        Ok(DevicePtr(at as u64))
+    }
+
+    unsafe fn free(&self, at: DevicePtr) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller vouches that `at` came from `alloc` and is used no more.
+        self.check(unsafe { api::free(address(at)) }, || "hipFree".into())
+    }
+
+    fn alloc_pinned(&self, bytes: usize) -> Result<Pinned> {
+        self.enter()?;
+        let call = || format!("hipHostMalloc({bytes} bytes)");
+        let mut host = null_mut();
+        let flags = api::hipHostMallocPortable | api::hipHostMallocMapped;
+        // SAFETY: writes one pointer.
+        self.check(unsafe { api::alloc_host(&mut host, bytes.max(1), flags) }, call)?;
+        // SAFETY: just allocated with that many bytes.
+        unsafe { host.cast::<u8>().write_bytes(0, bytes) };
+        let mut device = null_mut();
+        // SAFETY: `host` is mapped; writes one address.
+        let code = unsafe { api::host_address(&mut device, host, 0) };
+        let pinned = Pinned {
+            host: host.cast(),
+            device: DevicePtr(device as u64),
+        };
+        if let Err(error) = self.check(code, || "hipHostGetDevicePointer".into()) {
+            // SAFETY: nobody has seen it. The first failure is the one to tell.
+            let _ = unsafe { self.free_pinned(pinned) };
+            return Err(error);
+        }
+        Ok(pinned)
+    }
+
+    unsafe fn free_pinned(&self, pinned: Pinned) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller vouches that it came from `alloc_pinned` and is used no more.
+        self.check(unsafe { api::free_host(pinned.host.cast()) }, || "hipHostFree".into())
+    }
+
+    fn stream(&self) -> Result<StreamHandle> {
+        self.enter()?;
+        let mut stream = null_mut();
+        // SAFETY: writes one handle.
+        let code = unsafe { api::create_stream(&mut stream, api::hipStreamNonBlocking) };
+        self.check(code, || "hipStreamCreateWithFlags".into())?;
+        Ok(StreamHandle(stream as u64))
+    }
+
+    fn free_stream(&self, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: handles come from `stream`.
+        self.check(unsafe { api::destroy_stream(stream.0 as api::Stream) }, || {
+            "hipStreamDestroy".into()
+        })
+    }
+
+    fn synchronize(&self, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the handle is live.
+        self.check(unsafe { api::synchronize_stream(stream.0 as api::Stream) }, || {
+            "hipStreamSynchronize".into()
+        })
+    }
+
+    fn event(&self, timing: bool) -> Result<EventHandle> {
+        self.enter()?;
+        let mut event = null_mut();
+        let flags = if timing { 0 } else { api::hipEventDisableTiming };
+        // SAFETY: writes one handle.
+        self.check(unsafe { api::create_event(&mut event, flags) }, || {
+            "hipEventCreateWithFlags".into()
+        })?;
+        Ok(EventHandle(event as u64))
+    }
+
+    fn free_event(&self, event: EventHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: handles come from `event`.
+        self.check(unsafe { api::destroy_event(event.0 as api::Event) }, || {
+            "hipEventDestroy".into()
+        })
+    }
+
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: both handles are live.
+        let code = unsafe { api::record_event(event.0 as api::Event, stream.0 as api::Stream) };
+        self.check(code, || "hipEventRecord".into())
+    }
+
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: both handles are live.
+        let code = unsafe { api::wait_event(stream.0 as api::Stream, event.0 as api::Event, 0) };
+        self.check(code, || "hipStreamWaitEvent".into())
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the handle is live.
+        self.check(unsafe { api::synchronize_event(event.0 as api::Event) }, || {
+            "hipEventSynchronize".into()
+        })
+    }
+
+    fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
+        self.enter()?;
+        let mut ms = 0f32;
+        // SAFETY: both handles are live; writes one float.
+        let code = unsafe { api::elapsed_ms(&mut ms, from.0 as api::Event, to.0 as api::Event) };
+        self.check(code, || "hipEventElapsedTime".into())?;
+        Ok(f64::from(ms) * 1e3)
+    }
+
+    unsafe fn copy_to_device(&self, to: DevicePtr, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller vouches for both ranges until the stream has done the copy; `from` is only read.
+        let code = unsafe { api::copy_to_device(address(to), from.cast_mut().cast(), bytes, stream.0 as api::Stream) };
+        self.check(code, || format!("hipMemcpyHtoDAsync({bytes} bytes)"))
+    }
+
+    unsafe fn copy_to_host(&self, to: *mut u8, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        let code = unsafe { api::copy_to_host(to.cast(), address(from), bytes, stream.0 as api::Stream) };
+        self.check(code, || format!("hipMemcpyDtoHAsync({bytes} bytes)"))
+    }
+
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        let code = unsafe { api::copy(address(to), address(from), bytes, stream.0 as api::Stream) };
+        self.check(code, || format!("hipMemcpyDtoDAsync({bytes} bytes)"))
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        to: DevicePtr,
+        peer: &dyn Driver,
+        from: DevicePtr,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        self.enter()?;
+        let theirs = super::peer_ordinal(&self.name, RUNTIME, peer)?;
+        self.reach(theirs)?;
+        let (to, ours, theirs) = (address(to), self.device.ordinal as c_int, theirs as c_int);
+        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        let code = unsafe { api::copy_peer(to, ours, address(from), theirs, bytes, stream.0 as api::Stream) };
+        self.check(code, || format!("hipMemcpyPeerAsync({bytes} bytes from {theirs})"))
+    }
+
+    unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the caller vouches for the range until the stream has filled it.
+        let code = unsafe { api::fill(address(to), byte, bytes, stream.0 as api::Stream) };
+        self.check(code, || format!("hipMemsetD8Async({bytes} bytes)"))
+    }
+
+    fn load_module(&self, image: &[u8]) -> Result<ModuleHandle> {
+        super::check_elf(&self.name, image)?;
+        self.enter()?;
+        let mut module = null_mut();
+        // SAFETY: the image is a whole ELF file, which says its own length; writes one handle.
+        let code = unsafe { api::load_module(&mut module, image.as_ptr().cast()) };
+        self.check(code, || format!("hipModuleLoadData({} bytes)", image.len()))?;
+        Ok(ModuleHandle(module as u64))
+    }
+
+    fn free_module(&self, module: ModuleHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: handles come from `load_module`.
+        self.check(unsafe { api::unload_module(module.0 as api::Module) }, || {
+            "hipModuleUnload".into()
+        })
+    }
+
+    /// A block may use all of the LDS without asking for it.
+    fn function(&self, module: ModuleHandle, name: &str, _shared_bytes: u32) -> Result<FunctionHandle> {
+        self.enter()?;
+        let c_name = CString::new(name).map_err(|_| Error::Internal(format!("kernel name {name:?} has a NUL")))?;
+        let mut function = null_mut();
+        // SAFETY: the handle is live, the name ends with NUL; writes one handle.
+        let code = unsafe { api::function(&mut function, module.0 as api::Module, c_name.as_ptr()) };
+        self.check(code, || format!("hipModuleGetFunction({name})"))?;
+        Ok(FunctionHandle(function as u64))
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        let Launch {
+            grid,
+            block,
+            shared_bytes,
+            ..
+        } = *launch;
+        let mut bytes = launch.args.len();
+        let mut extra = [
+            api::LAUNCH_BUFFER_POINTER,
+            launch.args.as_ptr().cast_mut().cast(),
+            api::LAUNCH_BUFFER_SIZE,
+            (&raw mut bytes).cast(),
+            api::LAUNCH_END,
+        ];
+        let (function, stream) = (launch.function.0 as api::Function, stream.0 as api::Stream);
+        let (params, extra) = (null_mut(), extra.as_mut_ptr());
+        // SAFETY: the caller vouches that the arguments are the kernel's struct; they are copied before the call ends.
+        let code = unsafe { api::launch(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, params, extra) };
+        self.check(code, || {
+            format!("hipModuleLaunchKernel({grid} blocks of {block}, {shared_bytes} bytes shared, {bytes} bytes of arguments)")
+        })
+    }
+
+    fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the handle is live. Thread-local: other threads' allocations do not spoil the capture.
+        let code = unsafe { api::begin_capture(stream.0 as api::Stream, api::CAPTURE_THREAD_LOCAL) };
+        self.check(code, || "hipStreamBeginCapture".into())
+    }
+
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        self.enter()?;
+        let mut graph = null_mut();
+        // SAFETY: the handle is live; writes one handle, NULL if the capture was spoiled.
+        let code = unsafe { api::end_capture(stream.0 as api::Stream, &mut graph) };
+        self.check(code, || "hipStreamEndCapture".into())?;
+        let mut exec = null_mut();
+        // SAFETY: `graph` is what the capture ended with; the node and the log are not wanted.
+        let code = unsafe { api::instantiate_graph(&mut exec, graph, null_mut(), null_mut(), 0) };
+        let instantiated = self.check(code, || "hipGraphInstantiate".into());
+        // SAFETY: the capture's own; what was made of it does not need it any more.
+        let destroyed = self.check(unsafe { api::destroy_graph(graph) }, || "hipGraphDestroy".into());
+        instantiated.and(destroyed).map(|()| GraphHandle(exec as u64))
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: both handles are live; the caller vouches for what the graph's work touches.
+        let code = unsafe { api::launch_graph(graph.0 as api::GraphExec, stream.0 as api::Stream) };
+        self.check(code, || "hipGraphLaunch".into())
+    }
+
+    fn free_graph(&self, graph: GraphHandle) -> Result<()> {
+        self.enter()?;
+        // SAFETY: handles come from `end_capture`.
+        self.check(unsafe { api::destroy_graph_exec(graph.0 as api::GraphExec) }, || {
+            "hipGraphExecDestroy".into()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_become_faults() {
+        for (code, expected) in [
+            (2, GpuFault::OutOfMemory),
+            (100, GpuFault::NoDevice),
+            (214, GpuFault::LostDevice),
+            (719, GpuFault::LostDevice),
+            (209, GpuFault::BadCode),
+            (500, GpuFault::BadCode),
+            (1, GpuFault::Other),
+            (12_345, GpuFault::Other),
+        ] {
+            assert_eq!(fault(code), expected, "{code}");
+        }
+    }
+
+    /// The real runtime, with a GPU or without one.
+    #[test]
+    fn the_runtime_is_asked() {
+        let found = list().unwrap();
+        if found.is_empty() {
+            let error = open(0).err().expect("there is no device").to_string();
+            assert!(
+                error.starts_with("hip:0: hipDeviceGetName(0): no such device"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! What a GPU's runtime must do, in one trait: memory, streams, events, code, launches, graphs.
+//!
+//! Handles are plain numbers here; [`super::memory`] wraps them in owners. Every call checks the runtime's return code and
+//! gives a typed [`Error::Gpu`](crate::error::Error::Gpu). A driver belongs to one device and may be called from any
+//! thread.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod discover;
+#[cfg(feature = "hip")]
+pub mod hip;
+#[cfg(feature = "simt")]
+pub mod simt;
+
+use crate::error::Result;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+use crate::error::{Error, GpuFault};
+use bytemuck::{Pod, Zeroable};
+
+/// What is known of a device.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// The runtime: `hip`, `cuda` or `simt`.
+    pub runtime: &'static str,
+    /// The number the runtime gives it.
+    pub ordinal: usize,
+    /// The product's name.
+    pub name: String,
+    /// What code objects must be made for: `gfx90a`, `sm_90`, `simt`.
+    pub arch: String,
+    /// Multiprocessors (compute units).
+    pub multiprocessors: usize,
+}
+
+/// A device's memory in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Not in use by anybody.
+    pub free: u64,
+    /// In all.
+    pub total: u64,
+}
+
+/// An address in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// NULL.
+    pub const NULL: Self = Self(0);
+
+    /// The address `bytes` further on.
+    #[allow(clippy::should_implement_trait, reason = "named as pointers name it")]
+    pub fn add(self, bytes: usize) -> Self {
+        Self(self.0 + bytes as u64)
+    }
+}
+
+/// Host memory the device reads and writes directly.
+#[derive(Clone, Copy, Debug)]
+pub struct Pinned {
+    /// Where the host finds it.
+    pub host: *mut u8,
+    /// Where the device finds it.
+    pub device: DevicePtr,
+}
+
+macro_rules! handles {
+    ($($(#[$doc:meta])* $name:ident),*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(transparent)]
+        pub struct $name(pub u64);
+    )*};
+}
+
+handles!(
+    /// A queue of work in order.
+    StreamHandle,
+    /// A point in a stream.
+    EventHandle,
+    /// A loaded code object.
+    ModuleHandle,
+    /// A kernel of a module.
+    FunctionHandle,
+    /// Captured work, ready to be launched as one.
+    GraphHandle
+);
+
+/// One kernel launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// The kernel.
+    pub function: FunctionHandle,
+    /// Blocks.
+    pub grid: u32,
+    /// Threads of a block.
+    pub block: u32,
+    /// Shared memory asked for at launch; at most what [`Driver::function`] was told.
+    pub shared_bytes: u32,
+    /// The argument struct's bytes.
+    pub args: &'a [u8],
+    /// The kernel calls `after_predecessor`, so it may start while the one before it ends (NVIDIA's programmatic dependent
+    /// launch; elsewhere without effect).
+    pub overlap: bool,
+}
+
+/// A device's runtime.
+///
+/// # Safety
+///
+/// Callers of the unsafe calls vouch that addresses are live and large enough until the stream has done the work, and
+/// that launches match their kernel's argument struct.
+pub trait Driver: Send + Sync {
+    /// What is known of the device.
+    fn device(&self) -> &Device;
+    /// Its memory now.
+    fn memory(&self) -> Result<DeviceMemory>;
+
+    /// Device memory, aligned to 256 bytes. Its content is undefined.
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr>;
+    /// Gives device memory back; waits for work that may use it.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn free(&self, at: DevicePtr) -> Result<()>;
+    /// Pinned host memory, zeroed.
+    fn alloc_pinned(&self, bytes: usize) -> Result<Pinned>;
+    /// Gives pinned memory back.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn free_pinned(&self, pinned: Pinned) -> Result<()>;
+
+    /// A new stream; it does not wait for the default stream.
+    fn stream(&self) -> Result<StreamHandle>;
+    /// Ends a stream.
+    fn free_stream(&self, stream: StreamHandle) -> Result<()>;
+    /// Waits until a stream's work so far is done; reports what went wrong in it.
+    fn synchronize(&self, stream: StreamHandle) -> Result<()>;
+    /// A new event; only one with `timing` may be asked for times.
+    fn event(&self, timing: bool) -> Result<EventHandle>;
+    /// Ends an event.
+    fn free_event(&self, event: EventHandle) -> Result<()>;
+    /// Marks the stream's work so far. While the stream is captured the event becomes part of the graph.
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
+    /// Lets the stream's further work wait for an event.
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+    /// Waits, on the host, for an event; reports what went wrong before it.
+    fn synchronize_event(&self, event: EventHandle) -> Result<()>;
+    /// Microseconds from one event to another; both are done.
+    fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
+
+    /// Queues a copy from host memory.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn copy_to_device(&self, to: DevicePtr, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<()>;
+    /// Queues a copy to host memory.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn copy_to_host(&self, to: *mut u8, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()>;
+    /// Queues a copy within the device.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()>;
+    /// Queues a copy from another device of the same runtime.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn copy_from_peer(
+        &self,
+        to: DevicePtr,
+        peer: &dyn Driver,
+        from: DevicePtr,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()>;
+    /// Queues filling memory with one byte.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize, stream: StreamHandle) -> Result<()>;
+
+    /// Loads a code object.
+    fn load_module(&self, image: &[u8]) -> Result<ModuleHandle>;
+    /// Unloads a code object.
+    fn free_module(&self, module: ModuleHandle) -> Result<()>;
+    /// Finds a kernel that will be launched with at most `shared_bytes` of shared memory asked for at launch.
+    fn function(&self, module: ModuleHandle, name: &str, shared_bytes: u32) -> Result<FunctionHandle>;
+    /// Queues a kernel.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn launch(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()>;
+
+    /// From now on the stream's work is noted, not run.
+    fn begin_capture(&self, stream: StreamHandle) -> Result<()>;
+    /// Ends [`Driver::begin_capture`], also after a failure within.
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
+    /// Queues a graph.
+    ///
+    /// # Safety
+    /// See the trait.
+    unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()>;
+    /// Drops a graph.
+    fn free_graph(&self, graph: GraphHandle) -> Result<()>;
+}
+
+/// The text of a buffer that a runtime has written a C string to.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+fn text(buffer: &[u8]) -> String {
+    let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
+    String::from_utf8_lossy(&buffer[..end]).into_owned()
+}
+
+/// The ordinal of a peer, which must be of the same runtime.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+fn peer_ordinal(device: &str, runtime: &str, peer: &dyn Driver) -> Result<usize> {
+    let peer = peer.device();
+    if peer.runtime == runtime {
+        return Ok(peer.ordinal);
+    }
+    Err(Error::Internal(format!(
+        "{device} cannot copy from {}:{}, a device of another runtime",
+        peer.runtime, peer.ordinal
+    )))
+}
+
+/// A loader is told only where an image begins and believes its header: it must be a whole ELF file.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+fn check_elf(device: &str, image: &[u8]) -> Result<()> {
+    const HEADER_BYTES: usize = 64;
+    if image.len() >= HEADER_BYTES && image.starts_with(b"\x7fELF") {
+        return Ok(());
+    }
+    Err(Error::Gpu {
+        device: device.to_owned(),
+        call: format!("loading a code object of {} bytes", image.len()),
+        fault: GpuFault::BadCode,
+        code: None,
+    })
+}

@@ -1,0 +1,559 @@
+//! The CPU played as several GPUs: the same kernels, compiled for it, behind the same trait. For tests.
+//!
+//! A [`System`] has devices with memory of a capacity of their own; a driver is one device of it. What the driver adds to
+//! running kernels is finding mistakes: memory is poisoned and guarded, queued work runs as late or in as odd an order as
+//! its events allow ([`Order`]), a launch is told to run a block's threads in odd orders ([`Schedule`]), any call can be
+//! made to fail ([`Fault`]), and what is not given back is counted ([`Live`]).
+//!
+//! A kernel that goes wrong, or a copy outside of all allocations, loses its device, as on a GPU: the next call that waits
+//! reports it, and all calls fail from then on except those that give something back.
+
+mod faults;
+mod library;
+mod memory;
+mod state;
+
+pub use faults::{Call, Fault};
+pub use library::Schedule;
+
+use super::{
+    Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned,
+    StreamHandle,
+};
+use crate::backend::gpu::choice::Found;
+use crate::error::{Error, GpuFault, Result};
+use library::{KernelLaunch, Library};
+use memory::Kind;
+use state::{Event, Function, Graph, Module, State, Stream, Work};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// A gfx90a's, in a block.
+const MAX_SHARED_BYTES: u32 = 64 << 10;
+
+/// When queued work runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// At once.
+    Eager,
+    /// When somebody waits for it, and of other streams only what it needs: a missing wait reads what is not there yet.
+    Deferred,
+    /// Some of it at any time, of any stream, by seed: a missing wait is found from either side.
+    Random(u64),
+}
+
+/// What a system is like.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// How many devices.
+    pub devices: usize,
+    /// Memory of each.
+    pub capacity_bytes: u64,
+    /// When queued work runs.
+    pub order: Order,
+    /// In which order a block's threads run.
+    pub schedule: Schedule,
+    /// Threads of the host that a kernel's blocks are spread over.
+    pub threads: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            devices: 1,
+            capacity_bytes: 4 << 30,
+            order: Order::Eager,
+            schedule: Schedule::InOrder,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+}
+
+/// What has been handed out and not given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Allocations of device memory.
+    pub allocations: usize,
+    /// Their bytes.
+    pub bytes: usize,
+    /// Allocations of pinned memory.
+    pub pinned: usize,
+    /// Streams.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Code objects.
+    pub modules: usize,
+    /// Graphs.
+    pub graphs: usize,
+}
+
+/// Several devices, one host.
+pub struct System {
+    state: Mutex<State>,
+    devices: usize,
+}
+
+impl System {
+    /// A new one.
+    pub fn new(setup: &Setup) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State::new(setup)),
+            devices: setup.devices,
+        })
+    }
+
+    /// The process's own, for `GETP_DEVICE=simt`: four plain devices.
+    pub fn shared() -> Arc<Self> {
+        static SHARED: OnceLock<Arc<System>> = OnceLock::new();
+        let setup = Setup {
+            devices: 4,
+            ..Setup::default()
+        };
+        SHARED.get_or_init(|| Self::new(&setup)).clone()
+    }
+
+    /// How many devices there are.
+    pub fn devices(&self) -> usize {
+        self.devices
+    }
+
+    /// The driver of a device.
+    pub fn driver(self: &Arc<Self>, ordinal: usize) -> Result<Arc<dyn Driver>> {
+        if ordinal >= self.devices {
+            return Err(error(ordinal, "open".into(), GpuFault::NoDevice));
+        }
+        let device = Device {
+            runtime: "simt",
+            ordinal,
+            name: "CPU as a SIMT machine".into(),
+            arch: "simt".into(),
+            multiprocessors: 4,
+        };
+        let system = self.clone();
+        Ok(Arc::new(SimtDriver { system, device }))
+    }
+
+    /// Makes a call fail.
+    pub fn inject(&self, fault: Fault) {
+        self.lock().plan.add(fault);
+    }
+
+    /// How many calls a fault of this device and kind would have counted so far.
+    pub fn calls(&self, device: Option<usize>, call: Option<Call>) -> u64 {
+        self.lock().plan.calls(device, call)
+    }
+
+    /// What a device holds.
+    pub fn live(&self, device: usize) -> Live {
+        self.lock().live(device)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The devices of the process's own system.
+pub fn list() -> Result<Vec<Found>> {
+    (0..System::shared().devices())
+        .map(|ordinal| {
+            let driver = open(ordinal)?;
+            Ok(Found {
+                device: driver.device().clone(),
+                total_bytes: driver.memory()?.total,
+            })
+        })
+        .collect()
+}
+
+/// One of them.
+pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
+    System::shared().driver(ordinal)
+}
+
+/// The image to load for the library's kernels: where build.rs has put them.
+pub fn code_object() -> &'static [u8] {
+    env!("GETP_SIMT_KERNELS").as_bytes()
+}
+
+fn error(ordinal: usize, call: String, fault: GpuFault) -> Error {
+    Error::Gpu {
+        device: format!("simt:{ordinal}"),
+        call,
+        fault,
+        code: None,
+    }
+}
+
+/// One device of a system.
+struct SimtDriver {
+    system: Arc<System>,
+    device: Device,
+}
+
+impl SimtDriver {
+    fn error(&self, call: String, fault: GpuFault) -> Error {
+        error(self.device.ordinal, call, fault)
+    }
+
+    /// Starts a call: counts it, and fails it if a fault asks for that or the device is lost.
+    fn enter(&self, call: Call) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.system.lock();
+        let fault = state.plan.count(self.device.ordinal, call);
+        self.check_lost(&state, call)?;
+        match fault {
+            None => Ok(state),
+            Some(fault) => {
+                if fault == GpuFault::LostDevice {
+                    self.own(&mut state).lost = Some(format!("lost in {call:?} as the fault plan asks"));
+                }
+                Err(self.error(format!("{call:?}"), fault))
+            }
+        }
+    }
+
+    fn own<'a>(&self, state: &'a mut State) -> &'a mut state::DeviceState {
+        &mut state.devices[self.device.ordinal]
+    }
+
+    fn check_lost(&self, state: &State, call: Call) -> Result<()> {
+        match &state.devices[self.device.ordinal].lost {
+            Some(why) => Err(self.error(format!("{call:?}: {why}"), GpuFault::LostDevice)),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a call that makes no sense.
+    fn refuse<T>(&self, call: Call, why: &str) -> Result<T> {
+        Err(self.error(format!("{call:?}: {why}"), GpuFault::Other))
+    }
+
+    /// A stream of this device.
+    fn stream_of<'a>(&self, state: &'a mut State, call: Call, stream: StreamHandle) -> Result<&'a mut Stream> {
+        match state.streams.get_mut(&stream.0) {
+            Some(found) if found.device == self.device.ordinal => Ok(found),
+            _ => self.refuse(call, "no such stream on this device"),
+        }
+    }
+
+    /// An event of any device of the system.
+    fn event_of<'a>(&self, state: &'a State, call: Call, event: EventHandle) -> Result<&'a Event> {
+        match state.events.get(&event.0) {
+            Some(found) => Ok(found),
+            None => self.refuse(call, "no such event"),
+        }
+    }
+
+    fn queue(&self, call: Call, stream: StreamHandle, work: Work) -> Result<()> {
+        let mut state = self.enter(call)?;
+        self.stream_of(&mut state, call, stream)?;
+        state.submit(stream.0, work);
+        Ok(())
+    }
+
+    fn alloc_of(&self, call: Call, kind: Kind, bytes: usize) -> Result<u64> {
+        let mut state = self.enter(call)?;
+        if bytes == 0 {
+            return self.refuse(call, "no bytes asked for");
+        }
+        let heap = &mut self.own(&mut state).heap;
+        let free = heap.free_bytes();
+        heap.alloc(kind, bytes).ok_or_else(|| {
+            self.error(
+                format!("{call:?}({bytes} bytes), {free} are free"),
+                GpuFault::OutOfMemory,
+            )
+        })
+    }
+
+    fn free_of(&self, kind: Kind, at: u64) -> Result<()> {
+        let mut state = self.system.lock();
+        state.run_device(self.device.ordinal);
+        let freed = self.own(&mut state).heap.free(kind, at);
+        freed.map_err(|why| self.error(format!("free: {why}"), GpuFault::Other))
+    }
+
+    fn freed<T>(&self, found: Option<T>, what: &str) -> Result<()> {
+        match found {
+            Some(_) => Ok(()),
+            None => Err(self.error(
+                format!("free of {what}: no such thing; given back twice?"),
+                GpuFault::Other,
+            )),
+        }
+    }
+
+    fn here(&self, at: DevicePtr) -> (Option<usize>, u64) {
+        (Some(self.device.ordinal), at.0)
+    }
+}
+
+impl Driver for SimtDriver {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn memory(&self) -> Result<DeviceMemory> {
+        let mut state = self.enter(Call::Memory)?;
+        let heap = &self.own(&mut state).heap;
+        Ok(DeviceMemory {
+            free: heap.free_bytes(),
+            total: heap.capacity_bytes(),
+        })
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
+        self.alloc_of(Call::Alloc, Kind::Device, bytes).map(DevicePtr)
+    }
+
+    unsafe fn free(&self, at: DevicePtr) -> Result<()> {
+        self.free_of(Kind::Device, at.0)
+    }
+
+    fn alloc_pinned(&self, bytes: usize) -> Result<Pinned> {
+        let at = self.alloc_of(Call::AllocPinned, Kind::Pinned, bytes)?;
+        Ok(Pinned {
+            host: at as *mut u8,
+            device: DevicePtr(at),
+        })
+    }
+
+    unsafe fn free_pinned(&self, pinned: Pinned) -> Result<()> {
+        self.free_of(Kind::Pinned, pinned.device.0)
+    }
+
+    fn stream(&self) -> Result<StreamHandle> {
+        let mut state = self.enter(Call::Stream)?;
+        let handle = state.new_handle();
+        state.streams.insert(handle, Stream::new(self.device.ordinal));
+        Ok(StreamHandle(handle))
+    }
+
+    fn free_stream(&self, stream: StreamHandle) -> Result<()> {
+        let mut state = self.system.lock();
+        let end = state.end_of(stream.0);
+        state.run_to(end);
+        self.freed(state.streams.remove(&stream.0), "a stream")
+    }
+
+    fn synchronize(&self, stream: StreamHandle) -> Result<()> {
+        const CALL: Call = Call::Synchronize;
+        let mut state = self.enter(CALL)?;
+        if self.stream_of(&mut state, CALL, stream)?.captured.is_some() {
+            return self.refuse(CALL, "the stream is captured");
+        }
+        let end = state.end_of(stream.0);
+        state.run_to(end);
+        self.check_lost(&state, CALL)
+    }
+
+    fn event(&self, timing: bool) -> Result<EventHandle> {
+        let mut state = self.enter(Call::Event)?;
+        let handle = state.new_handle();
+        let event = Event {
+            device: self.device.ordinal,
+            timing,
+            point: None,
+            time: None,
+        };
+        state.events.insert(handle, event);
+        Ok(EventHandle(handle))
+    }
+
+    fn free_event(&self, event: EventHandle) -> Result<()> {
+        let mut state = self.system.lock();
+        self.freed(state.events.remove(&event.0), "an event")
+    }
+
+    fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
+        self.event_of(&self.system.lock(), Call::Record, event)?;
+        self.queue(Call::Record, stream, Work::Record(event.0))
+    }
+
+    fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
+        self.event_of(&self.system.lock(), Call::Wait, event)?;
+        self.queue(Call::Wait, stream, Work::WaitEvent(event.0))
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> Result<()> {
+        const CALL: Call = Call::SynchronizeEvent;
+        let mut state = self.enter(CALL)?;
+        if let Some(point) = self.event_of(&state, CALL, event)?.point {
+            state.run_to(point);
+        }
+        self.check_lost(&state, CALL)
+    }
+
+    fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64> {
+        const CALL: Call = Call::ElapsedUs;
+        let state = self.enter(CALL)?;
+        let (from, to) = (self.event_of(&state, CALL, from)?, self.event_of(&state, CALL, to)?);
+        if !from.timing || !to.timing {
+            return self.refuse(CALL, "an event without timing");
+        }
+        match (from.time, to.time) {
+            (Some(from), Some(to)) if to >= from => Ok((to - from).as_secs_f64() * 1e6),
+            (Some(from), Some(to)) => Ok(-(from - to).as_secs_f64() * 1e6),
+            _ => self.refuse(CALL, "an event that is not done"),
+        }
+    }
+
+    unsafe fn copy_to_device(&self, to: DevicePtr, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<()> {
+        let (to, from) = (self.here(to), (None, from as u64));
+        self.queue(Call::CopyToDevice, stream, Work::Copy { to, from, bytes })
+    }
+
+    unsafe fn copy_to_host(&self, to: *mut u8, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
+        let (to, from) = ((None, to as u64), self.here(from));
+        self.queue(Call::CopyToHost, stream, Work::Copy { to, from, bytes })
+    }
+
+    unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
+        let (to, from) = (self.here(to), self.here(from));
+        self.queue(Call::Copy, stream, Work::Copy { to, from, bytes })
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        to: DevicePtr,
+        peer: &dyn Driver,
+        from: DevicePtr,
+        bytes: usize,
+        stream: StreamHandle,
+    ) -> Result<()> {
+        let peer = peer.device();
+        if peer.runtime != "simt" || peer.ordinal >= self.system.devices {
+            return self.refuse(Call::CopyFromPeer, "the peer is no device of this system");
+        }
+        let (to, from) = (self.here(to), (Some(peer.ordinal), from.0));
+        self.queue(Call::CopyFromPeer, stream, Work::Copy { to, from, bytes })
+    }
+
+    unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
+        self.queue(Call::Fill, stream, Work::Fill { to: to.0, byte, bytes })
+    }
+
+    fn load_module(&self, image: &[u8]) -> Result<ModuleHandle> {
+        const CALL: Call = Call::LoadModule;
+        let mut state = self.enter(CALL)?;
+        let library = Library::load(image).map_err(|why| self.error(format!("{CALL:?}: {why}"), GpuFault::BadCode))?;
+        let handle = state.new_handle();
+        let device = self.device.ordinal;
+        state.modules.insert(handle, Module { device, library });
+        Ok(ModuleHandle(handle))
+    }
+
+    fn free_module(&self, module: ModuleHandle) -> Result<()> {
+        let mut state = self.system.lock();
+        state.functions.retain(|_, function| function.module != module.0);
+        self.freed(state.modules.remove(&module.0), "a module")
+    }
+
+    fn function(&self, module: ModuleHandle, name: &str, shared_bytes: u32) -> Result<FunctionHandle> {
+        const CALL: Call = Call::Function;
+        let mut state = self.enter(CALL)?;
+        let device = self.device.ordinal;
+        let Some(found) = state.modules.get(&module.0).filter(|module| module.device == device) else {
+            return self.refuse(CALL, "no such module on this device");
+        };
+        if shared_bytes > MAX_SHARED_BYTES {
+            return self.refuse(
+                CALL,
+                &format!("{name}: {shared_bytes} bytes of shared memory, {MAX_SHARED_BYTES} are there"),
+            );
+        }
+        let kernel = found.library.kernel(name, shared_bytes);
+        let kernel = kernel.map_err(|why| self.error(format!("{CALL:?}({name}): {why}"), GpuFault::BadCode))?;
+        let handle = state.new_handle();
+        let module = module.0;
+        state.functions.insert(handle, Function { module, device, kernel });
+        Ok(FunctionHandle(handle))
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()> {
+        const CALL: Call = Call::Launch;
+        let mut state = self.enter(CALL)?;
+        self.stream_of(&mut state, CALL, stream)?;
+        let device = self.device.ordinal;
+        let Some(function) = state
+            .functions
+            .get(&launch.function.0)
+            .filter(|function| function.device == device)
+        else {
+            return self.refuse(CALL, "no such function on this device");
+        };
+        let kernel = function.kernel.clone();
+        if launch.shared_bytes > kernel.shared_bytes {
+            return self.refuse(
+                CALL,
+                &format!("{}: more shared memory than it was found with", kernel.name),
+            );
+        }
+        if launch.grid == 0 || launch.grid > i32::MAX as u32 {
+            return self.refuse(CALL, &format!("{}: a grid of {} blocks", kernel.name, launch.grid));
+        }
+        let launch = KernelLaunch {
+            kernel,
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            args: launch.args.into(),
+            overlap: launch.overlap,
+        };
+        state.submit(stream.0, Work::Launch(launch));
+        Ok(())
+    }
+
+    fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
+        const CALL: Call = Call::BeginCapture;
+        let mut state = self.enter(CALL)?;
+        let stream = self.stream_of(&mut state, CALL, stream)?;
+        if stream.captured.is_some() {
+            return self.refuse(CALL, "the stream is captured already");
+        }
+        stream.captured = Some(Vec::new());
+        Ok(())
+    }
+
+    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+        const CALL: Call = Call::EndCapture;
+        // Ended also if the call fails, as a runtime does.
+        let captured = self
+            .system
+            .lock()
+            .streams
+            .get_mut(&stream.0)
+            .and_then(|stream| stream.captured.take());
+        let mut state = self.enter(CALL)?;
+        let Some(work) = captured else {
+            return self.refuse(CALL, "the stream is not captured");
+        };
+        let handle = state.new_handle();
+        let graph = Graph {
+            device: self.device.ordinal,
+            work: work.into(),
+        };
+        state.graphs.insert(handle, graph);
+        Ok(GraphHandle(handle))
+    }
+
+    unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()> {
+        const CALL: Call = Call::LaunchGraph;
+        let mut state = self.enter(CALL)?;
+        if self.stream_of(&mut state, CALL, stream)?.captured.is_some() {
+            return self.refuse(CALL, "the stream is captured");
+        }
+        let device = self.device.ordinal;
+        let Some(graph) = state.graphs.get(&graph.0).filter(|graph| graph.device == device) else {
+            return self.refuse(CALL, "no such graph on this device");
+        };
+        let work = graph.work.clone();
+        state.submit_graph(stream.0, &work);
+        Ok(())
+    }
+
+    fn free_graph(&self, graph: GraphHandle) -> Result<()> {
+        let mut state = self.system.lock();
+        self.freed(state.graphs.remove(&graph.0), "a graph")
+    }
+}

@@ -1,0 +1,122 @@
+//! Kernels compiled for the CPU: a shared library as the code object. See `kernels/gpu/simt.h`.
+
+use libloading::Library as SharedLibrary;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
+
+/// In which order a block's threads run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// Each until it needs the others: the fast one.
+    InOrder,
+    /// Any that can, by seed.
+    Random(u64),
+    /// One wave as far as it can go, by seed: missing barriers show as wrong results.
+    OneWaveFirst(u64),
+}
+
+type KernelFn = unsafe extern "C" fn(*const c_void);
+type LaunchFn = unsafe extern "C" fn(
+    KernelFn,
+    c_int,
+    c_int,
+    c_int,
+    *const c_void,
+    c_int,
+    c_int,
+    c_int,
+    u64,
+    *mut c_char,
+    c_int,
+) -> c_int;
+
+/// The policy bit that asks for `after_predecessor` in every thread: SIMT_OVERLAPS.
+const OVERLAPS: c_int = 16;
+const MESSAGE_BYTES: usize = 512;
+
+/// A loaded code object.
+pub struct Library {
+    library: SharedLibrary,
+    launch: LaunchFn,
+}
+
+/// A kernel of one.
+pub struct Kernel {
+    library: Arc<Library>,
+    at: KernelFn,
+    pub name: String,
+    /// The most shared memory asked for at launch.
+    pub shared_bytes: u32,
+}
+
+/// A launch: everything by value, as it waits in a queue.
+#[derive(Clone)]
+pub struct KernelLaunch {
+    pub kernel: Arc<Kernel>,
+    pub grid: u32,
+    pub block: u32,
+    pub shared_bytes: u32,
+    pub args: Arc<[u8]>,
+    pub overlap: bool,
+}
+
+impl Library {
+    /// Loads the library at a path, which is what an image holds.
+    pub fn load(image: &[u8]) -> Result<Arc<Self>, String> {
+        let path = std::str::from_utf8(image).map_err(|_| "the image is not a library's path".to_owned())?;
+        // SAFETY: a library of kernels; its constructors register them.
+        let library = unsafe { SharedLibrary::new(path) }.map_err(|e| e.to_string())?;
+        // SAFETY: simt.h declares it so.
+        let launch = *unsafe { library.get::<LaunchFn>(b"simt_launch\0") }.map_err(|e| e.to_string())?;
+        Ok(Arc::new(Self { library, launch }))
+    }
+
+    /// Finds a kernel.
+    pub fn kernel(self: &Arc<Self>, name: &str, shared_bytes: u32) -> Result<Arc<Kernel>, String> {
+        // SAFETY: kernels are exported so; whatever else has this name simt_launch refuses.
+        let at = *unsafe { self.library.get::<KernelFn>(name.as_bytes()) }.map_err(|e| e.to_string())?;
+        Ok(Arc::new(Kernel {
+            library: self.clone(),
+            at,
+            name: name.to_owned(),
+            shared_bytes,
+        }))
+    }
+}
+
+impl KernelLaunch {
+    /// Runs it; says what went wrong in it.
+    ///
+    /// # Safety
+    /// The arguments are the kernel's, and what they point to is live.
+    pub unsafe fn run(&self, schedule: Schedule, turn: u64, threads: usize) -> Result<(), String> {
+        let (policy, seed) = match schedule {
+            Schedule::InOrder => (0, 0),
+            Schedule::Random(seed) => (1, seed.wrapping_add(turn)),
+            Schedule::OneWaveFirst(seed) => (2, seed.wrapping_add(turn)),
+        };
+        let flags = if self.overlap { OVERLAPS } else { 0 };
+        let mut message = [0u8; MESSAGE_BYTES];
+        // SAFETY: the message buffer is as long as said; for the rest our caller vouches.
+        let failed = unsafe {
+            (self.kernel.library.launch)(
+                self.kernel.at,
+                self.grid as c_int,
+                self.block as c_int,
+                self.shared_bytes as c_int,
+                self.args.as_ptr().cast(),
+                self.args.len() as c_int,
+                threads as c_int,
+                policy | flags,
+                seed,
+                message.as_mut_ptr().cast(),
+                MESSAGE_BYTES as c_int,
+            )
+        };
+        if failed == 0 {
+            return Ok(());
+        }
+        let text = CStr::from_bytes_until_nul(&message).map(CStr::to_string_lossy);
+        Err(text.unwrap_or_default().into_owned())
+    }
+}

@@ -1,0 +1,238 @@
+//! Owners of what a driver hands out: whoever drops them gives it back.
+
+use super::driver::{DevicePtr, Driver, EventHandle, GraphHandle, Pinned, StreamHandle};
+use crate::error::Result;
+use bytemuck::NoUninit;
+use std::sync::Arc;
+
+/// A device and the stream its work goes to.
+pub type SharedDriver = Arc<dyn Driver>;
+
+/// Device memory.
+pub struct DeviceBuffer {
+    driver: SharedDriver,
+    at: DevicePtr,
+    bytes: usize,
+}
+
+impl DeviceBuffer {
+    /// `bytes` bytes, at least one, of undefined content.
+    pub fn new(driver: &SharedDriver, bytes: usize) -> Result<Self> {
+        let bytes = bytes.max(1);
+        let at = driver.alloc(bytes)?;
+        Ok(Self {
+            driver: driver.clone(),
+            at,
+            bytes,
+        })
+    }
+
+    /// `bytes` zero bytes.
+    pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self> {
+        let buffer = Self::new(&stream.driver, bytes)?;
+        // SAFETY: the whole buffer, which lives until the stream has done it: it is waited for.
+        unsafe { stream.driver.fill(buffer.at, 0, buffer.bytes, stream.handle) }?;
+        stream.synchronize()?;
+        Ok(buffer)
+    }
+
+    /// A copy of `values`.
+    pub fn of<T: NoUninit>(stream: &Stream, values: &[T]) -> Result<Self> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let buffer = Self::new(&stream.driver, bytes.len())?;
+        // SAFETY: both sides have these bytes and live until the stream has done it: it is waited for.
+        unsafe {
+            stream
+                .driver
+                .copy_to_device(buffer.at, bytes.as_ptr(), bytes.len(), stream.handle)
+        }?;
+        stream.synchronize()?;
+        Ok(buffer)
+    }
+
+    /// Its address.
+    pub fn at(&self) -> DevicePtr {
+        self.at
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the address; `free` waits for work under way. A lost device keeps nothing anyway.
+        let _ = unsafe { self.driver.free(self.at) };
+    }
+}
+
+/// Pinned host memory that the device reads and writes.
+pub struct PinnedBuffer {
+    driver: SharedDriver,
+    pinned: Pinned,
+    bytes: usize,
+}
+
+// SAFETY: it is memory; who may touch it when is for its users to order.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    /// `bytes` zero bytes, at least one.
+    pub fn zeroed(driver: &SharedDriver, bytes: usize) -> Result<Self> {
+        let bytes = bytes.max(1);
+        let pinned = driver.alloc_pinned(bytes)?;
+        Ok(Self {
+            driver: driver.clone(),
+            pinned,
+            bytes,
+        })
+    }
+
+    /// Where the device finds it.
+    pub fn device(&self) -> DevicePtr {
+        self.pinned.device
+    }
+
+    /// Where the host finds it.
+    pub fn host(&self) -> *mut u8 {
+        self.pinned.host
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// The device does not write to it.
+    pub unsafe fn read(&self) -> &[u8] {
+        // SAFETY: allocated and zeroed with this length; as our caller vouches.
+        unsafe { std::slice::from_raw_parts(self.pinned.host, self.bytes) }
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// The device does not use it.
+    pub unsafe fn write(&mut self) -> &mut [u8] {
+        // SAFETY: allocated and zeroed with this length; as our caller vouches.
+        unsafe { std::slice::from_raw_parts_mut(self.pinned.host, self.bytes) }
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has the address; streams that use it have been waited for by their owner.
+        let _ = unsafe { self.driver.free_pinned(self.pinned) };
+    }
+}
+
+/// A queue of work in order.
+pub struct Stream {
+    /// Its device.
+    pub driver: SharedDriver,
+    /// Its handle.
+    pub handle: StreamHandle,
+}
+
+impl Stream {
+    /// A new stream.
+    pub fn new(driver: &SharedDriver) -> Result<Self> {
+        Ok(Self {
+            driver: driver.clone(),
+            handle: driver.stream()?,
+        })
+    }
+
+    /// Waits for all its work.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize(self.handle)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.driver.synchronize(self.handle);
+        let _ = self.driver.free_stream(self.handle);
+    }
+}
+
+/// A point in a stream.
+pub struct Event {
+    driver: SharedDriver,
+    /// Its handle.
+    pub handle: EventHandle,
+}
+
+impl Event {
+    /// A new event, with a time if asked for.
+    pub fn new(driver: &SharedDriver, timing: bool) -> Result<Self> {
+        Ok(Self {
+            driver: driver.clone(),
+            handle: driver.event(timing)?,
+        })
+    }
+
+    /// Marks the stream's work so far.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        self.driver.record(self.handle, stream.handle)
+    }
+
+    /// Waits, on the host, until that work is done.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize_event(self.handle)
+    }
+
+    /// Microseconds since `earlier`; both are done.
+    pub fn since_us(&self, earlier: &Event) -> Result<f64> {
+        self.driver.elapsed_us(earlier.handle, self.handle)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _ = self.driver.free_event(self.handle);
+    }
+}
+
+/// Captured work.
+pub struct Graph {
+    driver: SharedDriver,
+    handle: GraphHandle,
+}
+
+impl Graph {
+    /// Notes what `work` queues on the stream instead of running it.
+    pub fn capture(stream: &Stream, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+        stream.driver.begin_capture(stream.handle)?;
+        let queued = work();
+        // Capturing is ended also if `work` failed, or the stream would stay unusable; the graph then has an owner.
+        let ended = stream.driver.end_capture(stream.handle).map(|handle| Self {
+            driver: stream.driver.clone(),
+            handle,
+        });
+        queued?;
+        ended
+    }
+
+    /// Queues it.
+    ///
+    /// # Safety
+    /// All memory its kernels use is live until the stream has done it.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: as our caller vouches.
+        unsafe { self.driver.launch_graph(self.handle, stream.handle) }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        let _ = self.driver.free_graph(self.handle);
+    }
+}

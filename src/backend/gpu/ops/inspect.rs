@@ -1,0 +1,239 @@
+//! What lies in device memory, as float32 on the host, and stale values put there: for tests and tools. All of it waits for
+//! the device.
+
+use super::{Buffer, GpuOps, KvCache, Routes, y_format};
+use crate::backend::gpu::args::{Format, KV_PAGE, SLAB};
+use crate::backend::gpu::driver::DevicePtr;
+use crate::backend::gpu::memory::DeviceBuffer;
+use crate::backend::gpu::target::Family;
+use crate::error::Result;
+use half::{bf16, f16};
+
+/// What became of a step's rows on their way to the experts.
+pub struct Sent {
+    /// `[rows, K]`, in order of the expert's index.
+    pub experts: Vec<i32>,
+    /// `[rows, K]`
+    pub shares: Vec<f32>,
+    /// `[rows, K]`: where each is in what follows.
+    pub slots: Vec<i32>,
+    /// `[E + 1]`: the first slot of each expert.
+    pub offsets: Vec<i32>,
+    /// `[E]`
+    pub counts: Vec<i32>,
+}
+
+/// One layer's pages of keys and values.
+pub struct Pages {
+    bytes: Vec<u8>,
+    page_bytes: usize,
+    head_bytes: usize,
+    head_dim: usize,
+    format: Format,
+}
+
+impl Pages {
+    /// A key head's key and value of a position, which lies in `page`.
+    pub fn key_value(&self, page: usize, head: usize, position: usize) -> [Vec<f32>; 2] {
+        let elements = KV_PAGE * self.head_dim;
+        let head = &self.bytes[page * self.page_bytes + head * self.head_bytes..];
+        let head = widen(&head[..2 * elements * self.format.bytes()], self.format);
+        [0, elements].map(|begin| {
+            (0..self.head_dim)
+                .map(|d| head[begin + self.place(position, d)])
+                .collect()
+        })
+    }
+
+    /// See kernels/args.h.
+    fn place(&self, position: usize, d: usize) -> usize {
+        let pieces = self.head_dim / 8;
+        let turn = 1 << pieces.trailing_zeros();
+        position % KV_PAGE * self.head_dim + ((d / 8) ^ (position % turn)) * 8 + d % 8
+    }
+}
+
+/// Little-endian values of a format.
+fn widen(bytes: &[u8], format: Format) -> Vec<f32> {
+    match format {
+        Format::F16 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&b| f16::from_le_bytes(b).to_f32())
+            .collect(),
+        Format::Bf16 => bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|&b| bf16::from_le_bytes(b).to_f32())
+            .collect(),
+        _ => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+    }
+}
+
+fn integers(bytes: &[u8]) -> Vec<i32> {
+    bytes.as_chunks().0.iter().map(|&b| i32::from_le_bytes(b)).collect()
+}
+
+impl GpuOps {
+    /// The first rows of a buffer `[rows, width]`, the sum of its terms.
+    pub fn read(&self, buffer: &Buffer, rows: usize, width: usize) -> Result<Vec<f32>> {
+        if buffer.term == 0 {
+            let bytes = self.bytes(buffer.bytes.at(), 4 * rows * width)?;
+            return Ok(widen(&bytes, Format::F32));
+        }
+        let terms = widen(
+            &self.bytes(buffer.bytes.at(), buffer.bytes.bytes())?,
+            self.numbers.format,
+        );
+        let later = match (self.context.target.family, self.numbers.format) {
+            (Family::Cdna, Format::F16) => 1.0 / (1 << 11) as f32, // 2^-TERM_SHIFT of kernels/gpu/gpu.h
+            _ => 1.0,
+        };
+        let value = |row: usize, k: usize| {
+            let piece = (k % SLAB / 8) ^ (row % 8);
+            let at = (k / SLAB * buffer.rows + row) * SLAB + piece * 8 + k % 8;
+            terms
+                .rchunks_exact(buffer.term)
+                .fold(0.0, |rest, term| term[at] + later * rest)
+        };
+        Ok((0..rows * width).map(|i| value(i / width, i % width)).collect())
+    }
+
+    /// Writes the first rows of a float32 buffer.
+    pub fn write(&self, buffer: &mut Buffer, values: &[f32]) -> Result<()> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        assert!(buffer.term == 0 && bytes.len() <= buffer.bytes.bytes());
+        let stream = &self.context.stream;
+        // SAFETY: the buffer has room for them, and the stream is waited for.
+        unsafe {
+            self.context
+                .driver
+                .copy_to_device(buffer.bytes.at(), bytes.as_ptr(), bytes.len(), stream.handle)
+        }?;
+        stream.synchronize()
+    }
+
+    /// Fills a buffer with what is NaN in every format.
+    pub fn spoil(&self, buffer: &mut Buffer) -> Result<()> {
+        self.fill(&buffer.bytes, 0xff)
+    }
+
+    /// Spoils what operations hand to one another outside of buffers: queries, and the router's input.
+    pub fn spoil_workspace(&mut self) -> Result<()> {
+        self.fill(&self.workspace.q, 0xff)?;
+        self.fill(&self.workspace.t32, 0xff)
+    }
+
+    /// Spoils routes, the experts' inputs and outputs among them. Slots and experts become -1.
+    pub fn spoil_routes(&self, routes: &mut Routes) -> Result<()> {
+        let r = routes;
+        for buffer in [
+            &r.experts,
+            &r.shares,
+            &r.slots,
+            &r.offsets,
+            &r.counts,
+            &r.y,
+            &r.gathered.bytes,
+        ] {
+            self.fill(buffer, 0xff)?;
+        }
+        Ok(())
+    }
+
+    /// Fills a whole cache with one byte.
+    pub fn fill_kv(&self, kv: &mut KvCache, byte: u8) -> Result<()> {
+        // SAFETY: the cache's own bytes, and the stream is waited for.
+        unsafe {
+            self.context
+                .driver
+                .fill(kv.at(), byte, kv.bytes(), self.context.stream.handle)
+        }?;
+        self.context.stream.synchronize()
+    }
+
+    /// The rotated queries `[rows, q_dim]`, as they are multiplied with keys: in 16 bits they hold a factor of
+    /// `log2(e) / sqrt(D)`.
+    pub fn queries(&self, rows: usize) -> Result<Vec<f32>> {
+        let format = self.numbers.kv;
+        let bytes = self.bytes(self.workspace.q.at(), rows * self.config.q_dim() * format.bytes())?;
+        Ok(widen(&bytes, format))
+    }
+
+    /// The router's input `[rows, H]`.
+    pub fn router_input(&self, rows: usize) -> Result<Vec<f32>> {
+        let bytes = self.bytes(self.workspace.t32.at(), 4 * rows * self.config.hidden_dim)?;
+        Ok(widen(&bytes, Format::F32))
+    }
+
+    /// What became of the rows.
+    pub fn sent(&self, routes: &Routes, rows: usize) -> Result<Sent> {
+        let (e, picks) = (self.config.n_experts, rows * self.config.experts_per_token);
+        let of = |buffer: &DeviceBuffer, n: usize| self.bytes(buffer.at(), 4 * n);
+        Ok(Sent {
+            experts: integers(&of(&routes.experts, picks)?),
+            shares: widen(&of(&routes.shares, picks)?, Format::F32),
+            slots: integers(&of(&routes.slots, picks)?),
+            offsets: integers(&of(&routes.offsets, e + 1)?),
+            counts: integers(&of(&routes.counts, e)?),
+        })
+    }
+
+    /// The experts' inputs by slot `[slots, H]`.
+    pub fn gathered(&self, routes: &Routes, slots: usize) -> Result<Vec<f32>> {
+        self.read(&routes.gathered, slots, self.config.hidden_dim)
+    }
+
+    /// The experts' outputs by slot `[slots, H]`.
+    pub fn expert_outputs(&self, routes: &Routes, slots: usize) -> Result<Vec<f32>> {
+        let format = y_format(&self.numbers);
+        let bytes = self.bytes(routes.y.at(), slots * self.config.hidden_dim * format.bytes())?;
+        Ok(widen(&bytes, format))
+    }
+
+    /// A layer's keys and values.
+    pub fn pages(&self, kv: &KvCache, layer: usize) -> Result<Pages> {
+        let blocks = kv.blocks();
+        let windowed = self.config.is_windowed(layer);
+        let pages = if windowed { blocks.window } else { blocks.full };
+        Ok(Pages {
+            bytes: self.bytes(kv.layer(layer), pages * kv.page_bytes())?,
+            page_bytes: kv.page_bytes(),
+            head_bytes: kv.head_bytes(),
+            head_dim: self.config.head_dim,
+            format: self.numbers.kv,
+        })
+    }
+
+    /// Whole rows of logits, of a step that wants them.
+    pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
+        let bytes = self.bytes(self.logits, 4 * rows * self.config.vocab_size)?;
+        Ok(widen(&bytes, Format::F32))
+    }
+
+    fn bytes(&self, at: DevicePtr, n: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; n];
+        let stream = &self.context.stream;
+        // SAFETY: our callers stay within their buffers; the stream is waited for.
+        unsafe {
+            self.context
+                .driver
+                .copy_to_host(bytes.as_mut_ptr(), at, n, stream.handle)
+        }?;
+        stream.synchronize()?;
+        Ok(bytes)
+    }
+
+    fn fill(&self, buffer: &DeviceBuffer, byte: u8) -> Result<()> {
+        let stream = &self.context.stream;
+        // SAFETY: the buffer's own bytes, and the stream is waited for.
+        unsafe {
+            self.context
+                .driver
+                .fill(buffer.at(), byte, buffer.bytes(), stream.handle)
+        }?;
+        stream.synchronize()
+    }
+}

@@ -1,0 +1,501 @@
+//! One copy of the model on one GPU, and the steps under way on it.
+
+pub mod inspect;
+
+use super::args::{self, KV_PAGE, StepHeader};
+use super::attention_plan::max_partial_slots;
+use super::ceilings::Ceilings;
+use super::context::Context;
+use super::driver::DevicePtr;
+use super::kv::{KvCache, block_bytes};
+use super::logits::{HostRows, LogitsPath};
+use super::memory::{DeviceBuffer, Event, Graph};
+use super::ops::{Buffer, GpuOps, Numbers, Routes, Sizes, StepShape, slots};
+use super::profile::{StepClock, Timeline};
+use super::step::{AttentionShape, Capacity, StepMemory};
+use super::weights::{GpuWeights, Matrix};
+use crate::batch::StepPlan;
+use crate::error::{Error, Result};
+use crate::model::{Activations, ModelConfig, forward};
+use crate::options::{Options, Precision, StepLimits};
+use crate::profile::{Profile, Roof, StepTimes};
+use crate::replica::{Greedy, KvBlocks, Logits, PackReport, Pointers, Replica, StepOutput, Want};
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Steps under way at once: one runs while the host plans the next.
+const DEPTH: usize = 2;
+/// Rows of one sequence in a step: more would only widen the rings of windowed layers.
+const CHUNK_TOKENS: usize = 512;
+/// The most positions a sequence can have: gpt-oss's context.
+const MAX_POSITIONS: usize = 131_072;
+/// Memory left to the runtime: code, graphs, its own buffers.
+const RESERVED_BYTES: u64 = 1 << 30;
+
+/// See the module.
+pub struct GpuReplica {
+    // In this order dropped: first whatever may still use memory.
+    in_flight: VecDeque<InFlight>,
+    graphs: HashMap<(StepShape, usize), Graph>,
+    logits: Option<LogitsPath>,
+    ops: GpuOps,
+    memory: StepMemory,
+    activations: Activations<Buffer, Routes>,
+    kv: KvCache,
+    weights: GpuWeights,
+    events: Vec<Event>,
+    context: Arc<Context>,
+    config: ModelConfig,
+    numbers: Numbers,
+    report: PackReport,
+    capacity: Capacity,
+    /// Times steps as wholes, if asked to.
+    clock: Option<StepClock>,
+    /// Steps so far.
+    steps: usize,
+}
+
+/// A step under way.
+struct InFlight {
+    parity: usize,
+    rows: usize,
+    /// Whole rows, if they are wanted.
+    logits: Option<Arc<HostRows>>,
+    done: Event,
+}
+
+impl GpuReplica {
+    /// Makes room for steps and the KV cache beside the weights.
+    pub fn new(
+        context: Arc<Context>,
+        config: &ModelConfig,
+        options: &Options,
+        weights: GpuWeights,
+        format: args::Format,
+        report: PackReport,
+    ) -> Result<Self> {
+        let numbers = numbers(options, format);
+        // Before the KV cache takes what memory there is.
+        let roof = if options.profile { roof(&context)? } else { None };
+        let limits = options.step_limits(StepLimits::GPU);
+        let (rows, logits_rows) = (limits.step_tokens, limits.max_batch);
+        let activations = activations(&context, config, &numbers, rows)?;
+        let chunk_tokens = rows.min(CHUNK_TOKENS);
+        let logits_bytes = logits_bytes(config, options, &weights.unembedding, logits_rows);
+        let blocks = kv_blocks(&context, config, options, &numbers, chunk_tokens, logits_bytes)?;
+        let kv = KvCache::new(&context, config, numbers.kv, blocks)?;
+        let capacity = Capacity {
+            rows,
+            sequences: limits.max_batch,
+            logits_rows,
+            pages: blocks.full + blocks.window,
+            positions: MAX_POSITIONS.min((blocks.full * KV_PAGE).max(config.seq_len)),
+        };
+        let attention = AttentionShape {
+            kv_heads: config.n_kv_heads,
+            window: config.sliding_window,
+            processors: context.target.attention_processors(),
+            prefill_rows: context.target.prefill_rows(),
+        };
+        let memory = StepMemory::new(&context.stream, capacity, attention)?;
+        let keys = blocks.full * KV_PAGE + limits.max_batch * config.sliding_window;
+        let sizes = Sizes {
+            rows,
+            logits_rows,
+            positions: capacity.positions,
+            partial_slots: max_partial_slots(keys, config.n_kv_heads, attention.processors),
+        };
+        let mut ops = GpuOps::new(&context, config, numbers, memory.step(), sizes, &weights.unembedding)?;
+        ops.timeline = options.profile.then(|| Timeline::new(roof));
+        let events = events(&context, false)?;
+        let mut replica = Self {
+            in_flight: VecDeque::with_capacity(DEPTH),
+            graphs: HashMap::new(),
+            logits: None,
+            ops,
+            memory,
+            activations,
+            kv,
+            weights,
+            events,
+            config: config.clone(),
+            context,
+            numbers,
+            report,
+            capacity,
+            clock: None,
+            steps: 0,
+        };
+        replica.prepare()?;
+        replica.context.stream.synchronize()?;
+        Ok(replica)
+    }
+
+    /// Captures the graphs of steps that only decode, which are most, so that no run waits for them. Where the shape
+    /// counts items of attention too there are too many; those are captured when they come.
+    fn prepare(&mut self) -> Result<()> {
+        let countless = self.context.target.decode_items(usize::MAX) > 1;
+        if self.ops.timeline.is_some() || countless || self.weights.unembedding.is_wire() {
+            return Ok(());
+        }
+        let mut rows = 0;
+        while rows < self.capacity.logits_rows {
+            rows = bucket(rows + 1, self.capacity.logits_rows);
+            let shape = StepShape {
+                rows,
+                logits_rows: rows,
+                decode_items: 1,
+                prefill_tiles: 0,
+                logits: false,
+            };
+            self.capture(&StepPlan::default(), shape, Want::Greedy, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Queues a step's kernels, between two events if steps are timed.
+    fn queue_timed(&mut self, plan: &StepPlan, shape: StepShape, want: Want, parity: usize) -> Result<()> {
+        let Some(mut clock) = self.clock.take() else {
+            return self.queue(plan, shape, want, parity);
+        };
+        let context = self.context.clone();
+        let queued = clock.time(&context, || self.queue(plan, shape, want, parity));
+        self.clock = Some(clock);
+        queued
+    }
+
+    fn shape(&self, plan: &StepPlan, header: &StepHeader, logits: bool) -> StepShape {
+        StepShape {
+            rows: bucket(plan.rows(), self.capacity.rows),
+            logits_rows: bucket(plan.logits.len(), self.capacity.logits_rows),
+            decode_items: match header.full_items.max(header.window_items) as usize {
+                0 => 0,
+                items => bucket(self.context.target.decode_items(items), usize::MAX),
+            },
+            prefill_tiles: match header.prefill_tiles as usize {
+                0 => 0,
+                tiles => bucket(tiles, self.capacity.rows),
+            },
+            logits,
+        }
+    }
+
+    /// What the step of this parity, which is done, found.
+    fn greedy_of(&self, parity: usize, rows: usize) -> impl Iterator<Item = Greedy> {
+        // SAFETY: the step that wrote here is done, and the next of its parity has not been submitted.
+        let found: &[args::Greedy] = bytemuck::cast_slice(unsafe { self.ops.greedy(parity).read() });
+        found[..rows].iter().map(|row| Greedy {
+            token: row.token,
+            logit: row.logit,
+        })
+    }
+
+    /// Queues a step's kernels: a captured graph of its shape, or one by one where they are timed.
+    fn queue(&mut self, plan: &StepPlan, shape: StepShape, want: Want, parity: usize) -> Result<()> {
+        if self.ops.timeline.is_some() {
+            return self.run(plan, shape, want, parity);
+        }
+        // The two halves of the logits' double buffer are two graphs; nothing else depends on the parity.
+        let half = if shape.logits { parity } else { 0 };
+        if !self.graphs.contains_key(&(shape, half)) {
+            self.capture(plan, shape, want, half)?;
+        }
+        // SAFETY: the replica owns all memory its kernels use and waits for the stream before it drops any.
+        unsafe { self.graphs[&(shape, half)].launch(&self.context.stream) }
+    }
+
+    fn capture(&mut self, plan: &StepPlan, shape: StepShape, want: Want, half: usize) -> Result<()> {
+        let context = self.context.clone();
+        let graph = Graph::capture(&context.stream, || self.run(plan, shape, want, half))?;
+        self.graphs.insert((shape, half), graph);
+        Ok(())
+    }
+
+    fn run(&mut self, plan: &StepPlan, shape: StepShape, want: Want, parity: usize) -> Result<()> {
+        let logits = match &self.logits {
+            Some(path) if shape.logits => path.device(parity),
+            _ => DevicePtr::NULL,
+        };
+        let Self {
+            ops,
+            memory,
+            config,
+            weights,
+            activations,
+            kv,
+            ..
+        } = self;
+        ops.begin(shape, plan, logits);
+        ops.upload(&memory.upload_args())?;
+        forward(
+            ops,
+            config,
+            weights,
+            plan,
+            activations,
+            kv,
+            want,
+            &mut StepOutput::default(),
+        )
+    }
+
+    /// Marks the end of a step, and sends whole rows of logits to the host behind it if they are wanted.
+    fn end_step(&mut self, rows: usize, want: Want, parity: usize, done: &Event) -> Result<Option<Arc<HostRows>>> {
+        done.record(&self.context.stream)?;
+        match (want, &mut self.logits) {
+            (Want::Logits, Some(path)) => {
+                let bytes = 4 * rows * self.config.vocab_size;
+                path.send(parity, bytes, done).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Memory for whole rows of logits, made when they are first needed and again when they are more: greedy runs need
+    /// none, and others only as much as the half of the batch that is in a step.
+    fn need_logits(&mut self, rows: usize) -> Result<()> {
+        let bytes = 4 * rows * self.config.vocab_size;
+        if self.logits.as_ref().is_some_and(|path| path.bytes() >= bytes) {
+            return Ok(());
+        }
+        // Graphs have the old addresses.
+        self.context.stream.synchronize()?;
+        self.graphs.retain(|(shape, _), _| !shape.logits);
+        self.logits = None;
+        let rows = rows.next_power_of_two().min(self.capacity.logits_rows);
+        let bytes = 4 * rows * self.config.vocab_size;
+        self.logits = Some(LogitsPath::new(&self.context.driver, bytes)?);
+        Ok(())
+    }
+}
+
+fn numbers(options: &Options, format: args::Format) -> Numbers {
+    let exact = options.precision == Some(Precision::Exact);
+    let terms = match (exact, format) {
+        (false, _) => 1,
+        (true, args::Format::Bf16) => 3,
+        (true, _) => 2,
+    };
+    Numbers {
+        format,
+        kv: if exact { args::Format::F32 } else { format },
+        terms,
+        exact,
+    }
+}
+
+/// An event a step under way.
+fn events(context: &Context, timing: bool) -> Result<Vec<Event>> {
+    (0..DEPTH).map(|_| Event::new(&context.driver, timing)).collect()
+}
+
+/// What the device can do at most. A CPU that plays one has nothing to say about it.
+fn roof(context: &Context) -> Result<Option<Roof>> {
+    if context.driver.device().runtime == "simt" {
+        return Ok(None);
+    }
+    Ceilings::measure(context).map(|ceilings| {
+        Some(Roof {
+            bytes_per_s: ceilings.copy_bytes_per_s,
+            flops_per_s: ceilings.matrix_flops_per_s,
+        })
+    })
+}
+
+fn activations(
+    context: &Context,
+    config: &ModelConfig,
+    numbers: &Numbers,
+    rows: usize,
+) -> Result<Activations<Buffer, Routes>> {
+    let tiled = |rows, width| Buffer::tiled(context, rows, width, numbers.terms);
+    Ok(Activations {
+        x: Buffer::plain(context, rows, config.hidden_dim)?,
+        t: tiled(rows, config.hidden_dim)?,
+        qkv: Buffer::plain(context, rows, config.qkv_dim())?,
+        attention: tiled(rows, config.q_dim())?,
+        routes: Routes::new(context, config, rows, numbers)?,
+        h: tiled(slots(config, rows), config.intermediate_dim)?,
+        selected: Buffer::plain(context, 1, 1)?,
+    })
+}
+
+/// Device memory that whole rows of logits may ask for in a later run: of half the batch, unless all are recorded, or the
+/// summary is made of whole rows.
+fn logits_bytes(config: &ModelConfig, options: &Options, unembedding: &Matrix, logits_rows: usize) -> u64 {
+    let all = options.logits.is_some() || unembedding.is_wire();
+    let share = if all { logits_rows } else { logits_rows.div_ceil(DEPTH) };
+    let rows = share.next_power_of_two().min(logits_rows);
+    (DEPTH * rows * config.vocab_size * 4) as u64
+}
+
+/// Blocks for as many sequences of the checkpoint's length as may run at once and free memory allows.
+fn kv_blocks(
+    context: &Context,
+    config: &ModelConfig,
+    options: &Options,
+    numbers: &Numbers,
+    chunk_tokens: usize,
+    logits_bytes: u64,
+) -> Result<KvBlocks> {
+    let (full_bytes, window_bytes) = block_bytes(config, numbers.kv, &context.target);
+    let per_sequence = KvBlocks::per_sequence(config, KV_PAGE, chunk_tokens);
+    let sequence_bytes = per_sequence.full * full_bytes + per_sequence.window * window_bytes;
+    let limit_bytes = match options.kv_mb {
+        0 => {
+            let memory = context.driver.memory()?;
+            let reserved = RESERVED_BYTES.min(memory.total / 16) + logits_bytes;
+            memory.free.saturating_sub(reserved) as usize
+        }
+        mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB"))?,
+    };
+    let sequences = (limit_bytes / sequence_bytes.max(1)).clamp(1, options.step_limits(StepLimits::GPU).max_batch);
+    Ok(per_sequence.times(sequences))
+}
+
+/// The next of 1, 2, 3, 4, 6, 8, 12, ...: a third of the work at most is in vain, and there are few shapes.
+fn bucket(n: usize, most: usize) -> usize {
+    let power = n.next_power_of_two();
+    let between = power / 4 * 3;
+    if between >= n { between } else { power }.min(most)
+}
+
+impl Replica for GpuReplica {
+    fn describe(&self) -> String {
+        let device = self.context.driver.device();
+        let precision = if self.numbers.exact { "exact" } else { "fast" };
+        let format = match self.numbers.format {
+            args::Format::Bf16 => "BF16",
+            _ => "FP16",
+        };
+        format!(
+            "{}:{} {} ({}), {precision} in {format}",
+            device.runtime, device.ordinal, device.name, device.arch
+        )
+    }
+
+    fn pack_report(&self) -> &PackReport {
+        &self.report
+    }
+
+    fn kv_blocks(&self) -> KvBlocks {
+        self.kv.blocks()
+    }
+
+    fn kv_bytes(&self) -> u64 {
+        self.kv.bytes() as u64
+    }
+
+    fn max_step_tokens(&self) -> usize {
+        self.capacity.rows
+    }
+
+    fn chunk_tokens(&self) -> usize {
+        self.capacity.rows.min(CHUNK_TOKENS)
+    }
+
+    fn max_logits_rows(&self) -> usize {
+        self.capacity.logits_rows
+    }
+
+    fn depth(&self) -> usize {
+        DEPTH
+    }
+
+    fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
+        let parity = self.steps % DEPTH;
+        let logits = want == Want::Logits || self.weights.unembedding.is_wire();
+        if logits {
+            self.need_logits(plan.logits.len())?;
+        }
+        let header = self.memory.write(plan, parity)?;
+        let shape = self.shape(plan, &header, logits);
+        let done = self
+            .events
+            .pop()
+            .ok_or_else(|| Error::Internal(format!("more than {DEPTH} steps under way")))?;
+        self.queue_timed(plan, shape, want, parity)?;
+        let logits = self.end_step(plan.logits.len(), want, parity, &done)?;
+        self.in_flight.push_back(InFlight {
+            parity,
+            rows: plan.logits.len(),
+            logits,
+            done,
+        });
+        self.steps += 1;
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<()> {
+        let step = self
+            .in_flight
+            .pop_front()
+            .ok_or_else(|| Error::Internal("no step is under way".into()))?;
+        step.done.synchronize()?;
+        if let Some(clock) = &mut self.clock {
+            clock.settle(&step.done)?;
+        }
+        self.events.push(step.done);
+        if let Some(timeline) = &mut self.ops.timeline {
+            timeline.settle(&self.context.stream)?;
+            let rows = self.activations.routes.rows_by_expert(&self.context.stream)?;
+            timeline.profile.spread.add(&rows);
+        }
+        output.greedy.clear();
+        output.greedy.extend(self.greedy_of(step.parity, step.rows));
+        match step.logits {
+            Some(rows) => output.logits = Logits::Lent(rows),
+            None => output.logits.clear(),
+        }
+        Ok(())
+    }
+
+    fn profile(&self) -> Option<&Profile> {
+        self.ops.timeline.as_ref().map(|timeline| &timeline.profile)
+    }
+
+    fn time_steps(&mut self) -> Result<()> {
+        self.events = events(&self.context, true)?;
+        self.clock = Some(StepClock::default());
+        Ok(())
+    }
+
+    fn step_times(&self) -> Option<StepTimes> {
+        self.clock.as_ref().map(|clock| clock.times)
+    }
+
+    fn expert_rows(&self) -> Result<Vec<u32>> {
+        self.activations.routes.rows_by_expert(&self.context.stream)
+    }
+
+    fn pointers(&self) -> Pointers {
+        let address = |at: DevicePtr| at.0 as *mut c_void;
+        let a = &self.activations;
+        let mut state = [null_mut(); 21];
+        for (field, at) in [
+            (0, a.x.at()),
+            (1, a.t.at()),
+            (2, a.attention.at()),
+            (7, a.h.at()),
+            (12, a.qkv.at()),
+            (18, self.kv.at()),
+        ] {
+            state[field] = address(at);
+        }
+        Pointers {
+            weights: self
+                .weights
+                .pointers(|m: &Matrix| address(m.bytes.at()), |v: &DeviceBuffer| address(v.at())),
+            state,
+        }
+    }
+}
+
+impl Drop for GpuReplica {
+    fn drop(&mut self) {
+        // Whatever is under way uses the memory that goes now. A lost device has nothing under way.
+        let _ = self.context.stream.synchronize();
+    }
+}

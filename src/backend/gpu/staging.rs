@@ -1,0 +1,280 @@
+//! Weights on their way from the checkpoint to all devices: packed into pinned memory by the host's cores while what was
+//! packed before crosses the bus.
+//!
+//! One thread, the [`Packer`], packs tensor after tensor on all cores, as fast as the host's memory gives them, into a few
+//! pinned buffers. Another, with [`Staging`], queues the copies of each buffer to every device, and what the devices make
+//! of a whole tensor; a buffer goes back to the packer when all have read it. However large the model, the host holds no
+//! more of it than these buffers, and each packed byte is read from there once a device.
+
+use super::args::WIRE_ROWS;
+use super::context::Context;
+use super::driver::DevicePtr;
+use super::memory::{Event, PinnedBuffer};
+use super::weights::least_bytes;
+use super::wire::Wire;
+use crate::checkpoint::{Checkpoint, Tensor, TensorId};
+use crate::error::{Error, Result};
+use crate::model::ModelConfig;
+use crate::weights::{Findings, Format, Layout, first_format, pack_tiles};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// One is packed into, one is ready, one is read by the devices, one is to be read next.
+const BUFFERS: usize = 4;
+/// Long enough to keep all cores and the bus at their rates: hundreds of tiles, and half a millisecond on the bus.
+const BUFFER_BYTES: usize = 32 << 20;
+
+/// A tensor to be sent: one matrix, or the experts' of a layer.
+pub struct Job {
+    /// Its matrices, of one shape.
+    pub ids: Vec<TensorId>,
+    /// The format it has in released checkpoints.
+    pub expected: Format,
+}
+
+/// What the packer hands over, in order.
+pub enum Parcel {
+    /// A tensor begins, or begins anew in a wider format.
+    Begin {
+        /// Its first matrix.
+        id: TensorId,
+        /// On the wire.
+        format: Format,
+    },
+    /// Its next tiles, so many bytes of them.
+    Tiles(PinnedBuffer, usize),
+    /// That was all of it.
+    End {
+        /// Bytes it has in the checkpoint.
+        read_bytes: u64,
+        /// What is worth a line.
+        remark: Option<String>,
+    },
+    /// There will be nothing more.
+    Failed(Error),
+}
+
+/// The two ends, joined by as many buffers as there are.
+pub fn pair<'a>(
+    contexts: &'a [&'a Context],
+    checkpoint: &'a dyn Checkpoint,
+    jobs: Vec<Job>,
+) -> Result<(Packer<'a>, Staging<'a>)> {
+    let (give_back, free) = bounded(BUFFERS);
+    let (sender, parcels) = bounded(BUFFERS);
+    if let Some(first) = contexts.first() {
+        for _ in 0..BUFFERS {
+            // All devices of a runtime read pinned memory, whichever it was allocated for.
+            let buffer = PinnedBuffer::zeroed(&first.driver, buffer_bytes(checkpoint.config()))?;
+            let _ = give_back.send(buffer); // there is room for all
+        }
+    }
+    let packer = Packer {
+        checkpoint,
+        jobs,
+        free,
+        spare: None,
+        parcels: sender,
+        busy: Duration::ZERO,
+    };
+    let staging = Staging {
+        contexts,
+        parcels,
+        give_back,
+        under_way: VecDeque::with_capacity(BUFFERS),
+        sent_bytes: 0,
+        link_us: 0.0,
+    };
+    Ok((packer, staging))
+}
+
+/// A small model needs no large buffers; any needs room for a tile.
+fn buffer_bytes(config: &ModelConfig) -> usize {
+    let widest = config.hidden_dim.max(config.intermediate_dim).max(config.q_dim());
+    let tile = Wire.tile_bytes(Format::F32, widest);
+    let share = least_bytes(config) as usize / BUFFERS;
+    share.clamp(tile, BUFFER_BYTES.max(tile))
+}
+
+/// The end that packs.
+pub struct Packer<'a> {
+    checkpoint: &'a dyn Checkpoint,
+    jobs: Vec<Job>,
+    free: Receiver<PinnedBuffer>,
+    /// A buffer taken in vain.
+    spare: Option<PinnedBuffer>,
+    parcels: Sender<Parcel>,
+    /// Time spent packing.
+    busy: Duration,
+}
+
+/// Why packing stopped.
+enum Stop {
+    /// Nobody wants more.
+    Gone,
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Packer<'_> {
+    /// Packs everything, or until the other end is gone; gives the seconds spent packing, not waiting.
+    pub fn run(mut self) -> f64 {
+        for job in std::mem::take(&mut self.jobs) {
+            match self.tensor(&job) {
+                Ok(()) => {}
+                Err(Stop::Gone) => break,
+                Err(Stop::Failed(error)) => {
+                    let _ = self.send(Parcel::Failed(error));
+                    break;
+                }
+            }
+        }
+        self.busy.as_secs_f64()
+    }
+
+    fn tensor(&mut self, job: &Job) -> Result<(), Stop> {
+        let tensors = job.ids.iter().map(|&id| self.checkpoint.tensor(id));
+        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        let mut found = Findings::default();
+        let mut format = first_format(tensors[0].cols, job.expected);
+        loop {
+            let id = job.ids[0];
+            self.send(Parcel::Begin { id, format })?;
+            self.tiles(&tensors, format, &mut found)?;
+            match found.needs.take() {
+                Some(wider) => format = wider,
+                None => break,
+            }
+        }
+        self.send(Parcel::End {
+            read_bytes: tensors.iter().map(Tensor::len_bytes).sum(),
+            remark: found.remark(job.expected),
+        })
+    }
+
+    /// All tiles in this format, or until a value does not fit.
+    fn tiles(&mut self, tensors: &[Tensor<'_>], format: Format, found: &mut Findings) -> Result<(), Stop> {
+        let tile_bytes = Wire.tile_bytes(format, tensors[0].cols);
+        let tiles = tensors.len() * tensors[0].rows.div_ceil(WIRE_ROWS);
+        let mut first = 0;
+        while first < tiles {
+            let mut buffer = self.buffer()?;
+            let n = (buffer.bytes() / tile_bytes).min(tiles - first);
+            // SAFETY: nobody else has it, and every device that read it has been waited for.
+            let bytes = unsafe { &mut buffer.write()[..n * tile_bytes] };
+            let start = Instant::now();
+            let here = pack_tiles(tensors, format, &Wire, first, bytes);
+            self.busy += start.elapsed();
+            found.misfit = found.misfit.take().or(here.misfit);
+            found.non_finite = found.non_finite.take().or(here.non_finite);
+            if here.needs.is_some() {
+                found.needs = here.needs;
+                self.spare = Some(buffer);
+                return Ok(());
+            }
+            self.send(Parcel::Tiles(buffer, n * tile_bytes))?;
+            first += n;
+        }
+        Ok(())
+    }
+
+    fn buffer(&mut self) -> Result<PinnedBuffer, Stop> {
+        match self.spare.take() {
+            Some(buffer) => Ok(buffer),
+            None => self.free.recv().map_err(|_| Stop::Gone),
+        }
+    }
+
+    fn send(&self, parcel: Parcel) -> Result<(), Stop> {
+        self.parcels.send(parcel).map_err(|_| Stop::Gone)
+    }
+}
+
+/// The end that sends to the devices.
+pub struct Staging<'a> {
+    contexts: &'a [&'a Context],
+    parcels: Receiver<Parcel>,
+    give_back: Sender<PinnedBuffer>,
+    /// Buffers that devices may be reading, oldest first.
+    under_way: VecDeque<UnderWay>,
+    /// Bytes sent to each device.
+    sent_bytes: u64,
+    /// Time that copies took, all devices' together.
+    link_us: f64,
+}
+
+/// A buffer, and the beginning and end of each device's copy.
+struct UnderWay {
+    buffer: PinnedBuffer,
+    copies: Vec<[Event; 2]>,
+}
+
+impl Staging<'_> {
+    /// What comes next.
+    pub fn next(&self) -> Result<Parcel> {
+        let gone = |_| Error::Internal("packing has ended before the last tensor".into());
+        self.parcels.recv().map_err(gone)
+    }
+
+    /// Queues copies of a buffer's first bytes, one a device to the address there. One copy waits behind the one that
+    /// runs; buffers before these go back to the packer.
+    pub fn send(&mut self, buffer: PinnedBuffer, bytes: usize, to: &[DevicePtr]) -> Result<()> {
+        let host = buffer.host();
+        // Whatever fails from here on, the buffer lives until the copies queued are done.
+        self.under_way.push_back(UnderWay {
+            buffer,
+            copies: Vec::with_capacity(to.len()),
+        });
+        for (context, &to) in self.contexts.iter().zip(to) {
+            let (driver, stream) = (&context.driver, &context.stream);
+            let copy = [Event::new(driver, true)?, Event::new(driver, true)?];
+            copy[0].record(stream)?;
+            // SAFETY: both sides have these bytes; the buffer is kept until the copy is waited for.
+            unsafe { driver.copy_to_device(to, host, bytes, stream.handle) }?;
+            copy[1].record(stream)?;
+            if let Some(last) = self.under_way.back_mut() {
+                last.copies.push(copy);
+            }
+        }
+        self.sent_bytes += bytes as u64;
+        self.wait(1)
+    }
+
+    /// Waits until all but so many buffers have been read by every device.
+    pub fn wait(&mut self, left: usize) -> Result<()> {
+        while self.under_way.len() > left {
+            let Some(oldest) = self.under_way.front() else { break };
+            for [begin, end] in &oldest.copies {
+                end.synchronize()?;
+                self.link_us += end.since_us(begin)?;
+            }
+            if let Some(read) = self.under_way.pop_front() {
+                let _ = self.give_back.send(read.buffer); // without a packer it is dropped
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes sent to each device, and the seconds their copies took each on average.
+    pub fn sent(&self) -> (u64, f64) {
+        (self.sent_bytes, self.link_us * 1e-6 / self.contexts.len().max(1) as f64)
+    }
+}
+
+impl Drop for Staging<'_> {
+    fn drop(&mut self) {
+        if self.under_way.is_empty() {
+            return;
+        }
+        for context in self.contexts {
+            // A lost device reads nothing any more.
+            let _ = context.stream.synchronize();
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Kernels of CDNA's matrix cores (`kernels/mfma`): which one a product gets, and how it is launched.
+//!
+//! A wave does 32 weight rows times a tile of tokens. A token's sum is the same in every tile, so tiles are chosen by speed
+//! alone:
+//!
+//! * `n16` streams weights past up to 16 tokens, without LDS: reading weights is all the work.
+//! * `n64` and `n128` keep tokens in LDS. The larger the tile, the fewer instructions decode weights beside each MFMA, and the
+//!   fewer waves a SIMD holds to hide latency.
+//! * A block is four waves side by side (128 weight rows share a tile of tokens); of dense products with few rows fewer,
+//!   as their 90 to 160 row blocks would otherwise leave compute units without work.
+
+use super::super::args::{PackArgs, SLAB, WIRE_ROWS};
+use super::super::context::Grid;
+use super::super::target::{GemmLaunch, GemmShape, PackedShape, Product};
+use super::super::weights::Kind;
+use super::kernel_name;
+
+/// Exponents of MXFP4 scales that decode to FP16: from where half of it is normal (MI200's MFMA flushes subnormals) to
+/// where six times it is finite.
+pub const MXFP4_F16_SCALES: (i32, i32) = (-13, 13);
+
+/// Lanes of a wave.
+const WAVE: usize = 64;
+/// Weight rows of a wave, a tile of the wire.
+const BLOCK_ROWS: usize = WIRE_ROWS;
+/// Threads of a block that packs; each makes what one lane reads of a chunk.
+const PACK_THREADS: usize = 256;
+/// More blocks than these would only queue.
+const PACK_BLOCKS: usize = 4096;
+
+/// Bytes of a chunk: 64 K of 32 rows, MXFP4 as codes and one scale for each 32.
+fn chunk_bytes(kind: Kind) -> usize {
+    match kind {
+        Kind::Mxfp4 => BLOCK_ROWS * SLAB / 2 + BLOCK_ROWS * SLAB / 32,
+        Kind::Dense => BLOCK_ROWS * SLAB * 2,
+        Kind::Wire(_) => unreachable!("stays on the wire's form"),
+    }
+}
+
+/// A packed matrix.
+pub fn packed(kind: Kind, rows: usize, cols: usize) -> PackedShape {
+    let row_blocks = rows.div_ceil(BLOCK_ROWS);
+    PackedShape {
+        row_blocks,
+        bytes: row_blocks * cols.div_ceil(SLAB) * chunk_bytes(kind),
+    }
+}
+
+/// The kernel that packs it.
+pub fn pack_kernel(kind: Kind, args: &PackArgs) -> (&'static str, Grid) {
+    let name = match kind {
+        Kind::Mxfp4 => "pack_mxfp4",
+        Kind::Dense => "pack_dense",
+        Kind::Wire(_) => unreachable!("stays on the wire's form"),
+    };
+    let lanes = args.members as usize * args.row_blocks as usize * args.k_blocks as usize * WAVE;
+    (
+        name,
+        Grid::new(lanes.div_ceil(PACK_THREADS).min(PACK_BLOCKS), PACK_THREADS),
+    )
+}
+
+/// The kernel of a product.
+pub fn gemm(shape: &GemmShape, _compute_units: usize) -> GemmLaunch {
+    let tile = tile(shape);
+    let waves = waves(shape, tile);
+    let spans = shape.row_blocks.div_ceil(waves);
+    GemmLaunch {
+        kernel: kernel_name(shape, tile),
+        grid: Grid::new(tiles(shape, tile) * spans, waves * WAVE),
+        candidates: match shape.product {
+            Product::Greedy => spans,
+            _ => 0,
+        },
+    }
+}
+
+fn experts(shape: &GemmShape) -> bool {
+    matches!(shape.product, Product::Mlp1 | Product::Mlp2)
+}
+
+/// Tokens of the largest tile. Experts get few of a step's rows each: their mean counts, and any count works.
+fn tile(shape: &GemmShape) -> usize {
+    let rows = if experts(shape) {
+        shape.rows.div_ceil(shape.groups)
+    } else {
+        shape.rows
+    };
+    match rows {
+        // A second tile of 16 finds the weights in L2; a mean of 12 rarely needs one.
+        0..=12 => 16,
+        13..=16 if !experts(shape) => 16,
+        // Float64 sums of more than 64 tokens would not fit the registers.
+        _ if shape.terms > 1 => 64,
+        13..=48 => 64,
+        49..=64 if !experts(shape) => 64,
+        _ => 128,
+    }
+}
+
+/// Waves of a block.
+fn waves(shape: &GemmShape, tile: usize) -> usize {
+    match (shape.product, tile) {
+        // One wave a block spreads 90 to 160 row blocks over all compute units; two do where the tokens' way through LDS
+        // is worth sharing.
+        (Product::Qkv | Product::AttnOut, 16) => 1,
+        (Product::Qkv | Product::AttnOut, 64) if shape.terms == 1 => 2,
+        // mlp1: the zeros behind the last column are filled in by slabs of 64, which four waves write.
+        _ => 4,
+    }
+}
+
+/// At most so many tiles: a group's rows in tiles, and one more for each group that is not a multiple.
+fn tiles(shape: &GemmShape, tile: usize) -> usize {
+    match experts(shape) {
+        true => shape.rows.min(shape.groups) + shape.rows / tile,
+        false => shape.rows.div_ceil(tile),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::gpu::args;
+
+    const PRODUCTS: [Product; 6] = [
+        Product::Qkv,
+        Product::AttnOut,
+        Product::Mlp1,
+        Product::Mlp2,
+        Product::Greedy,
+        Product::Logits,
+    ];
+
+    /// A product of the 20b at `rows` rows of a step.
+    fn shape_20b(product: Product, rows: usize, terms: usize) -> GemmShape {
+        let (n, groups, rows) = match product {
+            Product::Qkv => (5120, 1, rows),
+            Product::AttnOut => (2880, 1, rows),
+            Product::Mlp1 => (5760, 32, 4 * rows),
+            Product::Mlp2 => (2880, 32, 4 * rows),
+            Product::Greedy | Product::Logits => (201_088, 1, rows),
+        };
+        GemmShape {
+            product,
+            kind: if groups > 1 { Kind::Mxfp4 } else { Kind::Dense },
+            format: args::Format::F16,
+            terms,
+            rows,
+            groups,
+            n,
+            row_blocks: n.div_ceil(BLOCK_ROWS),
+        }
+    }
+
+    #[test]
+    fn tiles_grow_with_rows() {
+        let lines: Vec<_> = [1, 32, 256, 1536]
+            .iter()
+            .flat_map(|&rows| PRODUCTS[..5].iter().map(move |&product| (product, rows)))
+            .map(|(product, rows)| {
+                let launch = gemm(&shape_20b(product, rows, 1), 104);
+                format!(
+                    "{rows} {} {}x{}",
+                    launch.kernel, launch.grid.blocks, launch.grid.threads
+                )
+            })
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "1 qkv_dense_f16x1_n16 160x64",
+                "1 attn_out_dense_f16x1_n16 90x64",
+                "1 mlp1_mxfp4_f16x1_n16 180x256",
+                "1 mlp2_mxfp4_f16x1_n16 92x256",
+                "1 unembed_greedy_dense_f16x1_n16 1571x256",
+                "32 qkv_dense_f16x1_n64 80x128",
+                "32 attn_out_dense_f16x1_n64 45x128",
+                "32 mlp1_mxfp4_f16x1_n16 1800x256",
+                "32 mlp2_mxfp4_f16x1_n16 920x256",
+                "32 unembed_greedy_dense_f16x1_n64 1571x256",
+                "256 qkv_dense_f16x1_n128 80x256",
+                "256 attn_out_dense_f16x1_n128 46x256",
+                "256 mlp1_mxfp4_f16x1_n64 2160x256",
+                "256 mlp2_mxfp4_f16x1_n64 1104x256",
+                "256 unembed_greedy_dense_f16x1_n128 3142x256",
+                "1536 qkv_dense_f16x1_n128 480x256",
+                "1536 attn_out_dense_f16x1_n128 276x256",
+                "1536 mlp1_mxfp4_f16x1_n128 3600x256",
+                "1536 mlp2_mxfp4_f16x1_n128 1840x256",
+                "1536 unembed_greedy_dense_f16x1_n128 18852x256",
+            ]
+        );
+    }
+
+    /// However the rows fall on the experts, the grid has a block for every tile.
+    #[test]
+    fn grids_cover_the_worst_routing() {
+        for rows in [0, 1, 3, 31, 64, 200, 890] {
+            let shape = shape_20b(Product::Mlp1, rows, 1);
+            let (tile, blocks) = (tile(&shape), gemm(&shape, 104).grid.blocks);
+            let cut = |counts: &[usize]| counts.iter().map(|c| c.div_ceil(tile)).sum::<usize>() * 45;
+            let mut one_over = vec![0; 32];
+            for i in 0..shape.rows {
+                // Each expert gets one row, then tiles are filled one after another.
+                let at = if i < 32 { i } else { (i - 32) / tile % 32 };
+                one_over[at] += 1;
+                assert!(cut(&one_over) <= blocks, "{rows} rows, {i}");
+            }
+            assert!(cut(&[shape.rows]) <= blocks);
+        }
+    }
+
+    #[test]
+    fn few_rows_reach_every_compute_unit() {
+        for product in [Product::Qkv, Product::AttnOut] {
+            assert!(gemm(&shape_20b(product, 1, 1), 104).grid.blocks >= 90);
+        }
+    }
+
+    #[test]
+    fn matrices_are_filled_up_to_whole_chunks() {
+        assert_eq!(packed(Kind::Mxfp4, 5760, 2880).bytes, 180 * 45 * 1088);
+        assert_eq!(
+            packed(Kind::Dense, 201_088, 32),
+            PackedShape {
+                row_blocks: 6284,
+                bytes: 6284 * 4096
+            }
+        );
+    }
+}

@@ -1,0 +1,598 @@
+//! From the checkpoint to the devices: packed once on the host, sent to every device, rearranged there.
+//!
+//! Dense matrices become FP16 where that is as good as exact, and stay BF16 otherwise; the matrix cores take both operands
+//! in one format, so one matrix that does not fit FP16 makes the whole model BF16. A matrix of float32 values that nothing
+//! narrower holds stays on the wire's form and goes through plain kernels.
+
+use super::args::{self, PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
+use super::context::{Context, Grid};
+use super::driver::DevicePtr;
+use super::memory::DeviceBuffer;
+use super::staging::{self, Job, Parcel, Staging};
+use super::wire::Wire;
+use crate::checkpoint::{Checkpoint, Field, TensorId};
+use crate::error::{Error, Result};
+use crate::model::{LayerWeights, ModelConfig, Weights};
+use crate::replica::{PackReport, Sent};
+use crate::report;
+use crate::weights::{Format, Layout};
+use std::panic::resume_unwind;
+use std::thread;
+use std::time::Instant;
+
+/// A model's weights on one device.
+pub type GpuWeights = Weights<Matrix, DeviceBuffer>;
+
+/// How the products read a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// MXFP4, packed for the matrix cores.
+    Mxfp4,
+    /// 16 bits a value, packed for the matrix cores.
+    Dense,
+    /// On the wire's form: float32, or rows that are looked up one by one.
+    Wire(args::Format),
+}
+
+/// One matrix, or the experts' matrices of a layer.
+pub struct Matrix {
+    /// Its bytes.
+    pub bytes: DeviceBuffer,
+    /// How they are arranged.
+    pub kind: Kind,
+    /// Matrices.
+    pub members: usize,
+    /// Rows of each (outputs).
+    pub rows: usize,
+    /// Columns of each (inputs).
+    pub cols: usize,
+    /// Row blocks of the target, a member.
+    pub row_blocks: usize,
+    /// What products are multiplied by: a power of two taken out of the weights.
+    pub scale: f32,
+}
+
+impl Matrix {
+    /// Whether it is on the wire's form, which plain kernels read.
+    pub fn is_wire(&self) -> bool {
+        matches!(self.kind, Kind::Wire(_))
+    }
+
+    /// Blocks along K.
+    pub fn k_blocks(&self) -> usize {
+        self.cols.div_ceil(SLAB)
+    }
+}
+
+/// What a matrix is for.
+#[derive(Clone, Copy)]
+enum Use {
+    /// Looked up row by row (the embedding) or read by the router: it stays on the wire's form.
+    AsItIs,
+    /// A product; `gated` if its rows alternate gate and up.
+    Product { gated: bool },
+}
+
+/// Where the values come from.
+pub enum Source<'a> {
+    /// A checkpoint.
+    Checkpoint(&'a dyn Checkpoint),
+    /// Made up on the device, for measuring without a checkpoint.
+    Synthetic {
+        /// The model's dimensions.
+        config: &'a ModelConfig,
+        /// Models of different seeds have nothing in common.
+        seed: u32,
+    },
+}
+
+impl Source<'_> {
+    /// The model's dimensions.
+    pub fn config(&self) -> &ModelConfig {
+        match self {
+            Self::Checkpoint(checkpoint) => checkpoint.config(),
+            Self::Synthetic { config, .. } => config,
+        }
+    }
+}
+
+/// The weights on every device, the format of activations that goes with them, and what was made of each kind.
+pub struct Loaded {
+    /// One a context, in their order.
+    pub weights: Vec<GpuWeights>,
+    /// FP16, or BF16 where that does not fit.
+    pub format: args::Format,
+    /// For the summary.
+    pub report: PackReport,
+}
+
+/// Brings the weights to every device.
+pub fn load(contexts: &[&Context], source: &Source<'_>) -> Result<Loaded> {
+    let start = Instant::now();
+    let loaded = load_as(contexts, source, args::Format::F16).or_else(|stop| {
+        let name = stop.too_wide()?;
+        report::line(format_args!(
+            "{name}: its range is too wide for FP16; activations and the KV cache are BF16"
+        ));
+        load_as(contexts, source, args::Format::Bf16).or_else(|stop| {
+            let name = stop.too_wide()?;
+            Err(Error::Internal(format!("{name} fits neither FP16 nor BF16")))
+        })
+    });
+    loaded.map(|mut loaded| {
+        loaded.report.seconds = start.elapsed().as_secs_f64();
+        loaded
+    })
+}
+
+/// Why loading stopped.
+enum Stop {
+    /// Values of this kind of tensor lie too far apart for the format of activations.
+    TooWide(&'static str),
+    Failed(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Stop {
+    fn too_wide(self) -> Result<&'static str> {
+        match self {
+            Self::TooWide(name) => Ok(name),
+            Self::Failed(error) => Err(error),
+        }
+    }
+}
+
+fn load_as(contexts: &[&Context], source: &Source<'_>, format: args::Format) -> Result<Loaded, Stop> {
+    let loader = Loader {
+        contexts,
+        source,
+        format,
+        report: PackReport::default(),
+        wires: contexts.iter().map(|_| None).collect(),
+        staging: None,
+    };
+    let Source::Checkpoint(checkpoint) = source else {
+        return loader.load();
+    };
+    let (packer, staging) = staging::pair(contexts, *checkpoint, jobs(source.config()))?;
+    thread::scope(|scope| {
+        let packing = thread::Builder::new().name("getp pack".into());
+        let packing = packing.spawn_scoped(scope, || packer.run()).map_err(no_thread)?;
+        let loaded = loader.with(staging).load();
+        // The loader is gone, and with it the packer's reason to go on.
+        let pack_seconds = packing.join().unwrap_or_else(|panic| resume_unwind(panic));
+        loaded.map(|mut loaded| {
+            if let Some(sent) = &mut loaded.report.sent {
+                sent.pack_seconds = pack_seconds;
+            }
+            loaded
+        })
+    })
+}
+
+fn no_thread(error: std::io::Error) -> Error {
+    Error::State(format!("cannot start the thread that packs weights: {error}"))
+}
+
+/// All matrices in the order in which [`Loader::all`] takes them.
+fn jobs(config: &ModelConfig) -> Vec<Job> {
+    let job = |id, expected| Job {
+        ids: vec![id],
+        expected,
+    };
+    let dense = |id| job(id, Format::Bf16);
+    let mut jobs = vec![dense(TensorId::Embedding), dense(TensorId::Unembedding)];
+    for layer in 0..config.n_layers {
+        let experts = |id: fn(usize, usize) -> TensorId| Job {
+            ids: all_experts(config, layer, id),
+            expected: Format::Mxfp4,
+        };
+        jobs.extend([
+            dense(TensorId::Qkv { layer }),
+            dense(TensorId::AttnOut { layer }),
+            dense(TensorId::Router { layer }),
+            experts(|layer, expert| TensorId::Mlp1 { layer, expert }),
+            experts(|layer, expert| TensorId::Mlp2 { layer, expert }),
+        ]);
+    }
+    jobs
+}
+
+fn all_experts(config: &ModelConfig, layer: usize, id: fn(usize, usize) -> TensorId) -> Vec<TensorId> {
+    (0..config.n_experts).map(|expert| id(layer, expert)).collect()
+}
+
+struct Loader<'a> {
+    contexts: &'a [&'a Context],
+    source: &'a Source<'a>,
+    format: args::Format,
+    report: PackReport,
+    /// One a device, as large as the largest tensor so far.
+    wires: Vec<Option<DeviceBuffer>>,
+    /// Where a checkpoint's matrices come from.
+    staging: Option<Staging<'a>>,
+}
+
+/// A tensor's values on one device's wire buffer.
+#[derive(Clone, Copy)]
+struct OnWire {
+    at: DevicePtr,
+    format: Format,
+    members: usize,
+    rows: usize,
+    cols: usize,
+}
+
+impl OnWire {
+    fn tiles(&self) -> usize {
+        self.members * self.rows.div_ceil(WIRE_ROWS)
+    }
+
+    fn bytes(&self) -> usize {
+        self.tiles() * Wire.tile_bytes(self.format, self.cols)
+    }
+
+    /// The grid of a kernel that strides over all values, eight a thread.
+    fn fill(&self) -> Grid {
+        let blocks = (self.tiles() * WIRE_ROWS * self.cols).div_ceil(8 * FILL_THREADS);
+        Grid::new(blocks.min(MOST_FILL_BLOCKS), FILL_THREADS)
+    }
+}
+
+impl<'a> Loader<'a> {
+    fn with(self, staging: Staging<'a>) -> Self {
+        Self {
+            staging: Some(staging),
+            ..self
+        }
+    }
+
+    fn load(mut self) -> Result<Loaded, Stop> {
+        let weights = self.all()?;
+        let kind = |name| Field::IN_FILE_ORDER.iter().position(|field| field.name() == name);
+        self.report.kinds.sort_by_key(|k| kind(k.name));
+        self.report.sent = self.staging.as_ref().map(|staging| {
+            let (bytes, link_seconds) = staging.sent();
+            Sent {
+                bytes,
+                link_seconds,
+                pack_seconds: 0.0,
+            }
+        });
+        Ok(Loaded {
+            weights,
+            format: self.format,
+            report: self.report,
+        })
+    }
+
+    /// Every tensor in turn, each on all devices, then sorted by device.
+    fn all(&mut self) -> Result<Vec<GpuWeights>, Stop> {
+        let layers = self.source.config().n_layers;
+        let mut weights = Weights {
+            embedding: self.kept(TensorId::Embedding)?,
+            unembedding: self.dense(TensorId::Unembedding)?,
+            out_norm: self.vector(&[TensorId::OutNorm], 1.0)?,
+            layers: Vec::with_capacity(layers),
+        };
+        for layer in 0..layers {
+            weights.layers.push(self.layer(layer)?);
+        }
+        // The last device's are the last of each.
+        let devices = self.contexts.iter().map(|_| weights.try_map(Vec::pop, Vec::pop));
+        let mut devices: Vec<_> = devices
+            .collect::<Option<_>>()
+            .ok_or_else(|| Error::Internal("a device without weights".into()))?;
+        devices.reverse();
+        Ok(devices)
+    }
+
+    fn layer(&mut self, layer: usize) -> Result<LayerWeights<Vec<Matrix>, Vec<DeviceBuffer>>, Stop> {
+        let config = self.source.config();
+        let experts = |id| all_experts(config, layer, id);
+        Ok(LayerWeights {
+            attn_norm: self.vector(&[TensorId::AttnNorm { layer }], 1.0)?,
+            qkv: self.dense(TensorId::Qkv { layer })?,
+            qkv_bias: self.vector(&[TensorId::QkvBias { layer }], 0.0)?,
+            sinks: self.vector(&[TensorId::Sinks { layer }], 0.0)?,
+            attn_out: self.dense(TensorId::AttnOut { layer })?,
+            attn_out_bias: self.vector(&[TensorId::AttnOutBias { layer }], 0.0)?,
+            ffn_norm: self.vector(&[TensorId::FfnNorm { layer }], 1.0)?,
+            router: self.kept(TensorId::Router { layer })?,
+            router_bias: self.vector(&[TensorId::RouterBias { layer }], 0.0)?,
+            mlp1: self.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert }), true)?,
+            mlp1_bias: self.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert }), 0.0)?,
+            mlp2: self.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert }), false)?,
+            mlp2_bias: self.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert }), 0.0)?,
+        })
+    }
+
+    fn dense(&mut self, id: TensorId) -> Result<Vec<Matrix>, Stop> {
+        self.matrices(&[id], Format::Bf16, Use::Product { gated: false })
+    }
+
+    fn kept(&mut self, id: TensorId) -> Result<Vec<Matrix>, Stop> {
+        self.matrices(&[id], Format::Bf16, Use::AsItIs)
+    }
+
+    fn experts(&mut self, ids: &[TensorId], gated: bool) -> Result<Vec<Matrix>, Stop> {
+        self.matrices(ids, Format::Mxfp4, Use::Product { gated })
+    }
+
+    /// The matrices on each device.
+    fn matrices(&mut self, ids: &[TensorId], expected: Format, purpose: Use) -> Result<Vec<Matrix>, Stop> {
+        let [rows, cols] = ids[0].shape(self.source.config());
+        let mut wire = OnWire {
+            at: DevicePtr::NULL,
+            format: expected,
+            members: ids.len(),
+            rows,
+            cols,
+        };
+        let remark = match self.source {
+            Source::Checkpoint(_) => self.receive(&mut wire, ids[0])?,
+            Source::Synthetic { .. } => {
+                self.reserve(wire.bytes())?;
+                None
+            }
+        };
+        let mut out = Vec::with_capacity(self.contexts.len());
+        for device in 0..self.contexts.len() {
+            wire.at = self.wire(device);
+            if let Source::Synthetic { .. } = self.source {
+                self.synthesize(device, wire, ids[0])?;
+            }
+            out.push(self.arrange(device, wire, purpose, ids[0])?);
+        }
+        let name = match out.first().map(|m| m.kind) {
+            Some(Kind::Dense) if self.format == args::Format::F16 => "F16",
+            _ => wire.format.name(),
+        };
+        let bytes = out.first().map_or(0, |m| m.bytes.bytes());
+        self.note(ids, name, bytes, remark);
+        Ok(out)
+    }
+
+    /// Takes a tensor from the packer and sends it to every device's wire; says which format it has come in, and what is
+    /// worth a line.
+    fn receive(&mut self, wire: &mut OnWire, first: TensorId) -> Result<Option<String>> {
+        let no_staging = || Error::Internal("a checkpoint without staging".into());
+        let mut staging = self.staging.take().ok_or_else(no_staging)?;
+        let received = self.receive_from(&mut staging, wire, first);
+        self.staging = Some(staging);
+        received
+    }
+
+    fn receive_from(
+        &mut self,
+        staging: &mut Staging<'_>,
+        wire: &mut OnWire,
+        first: TensorId,
+    ) -> Result<Option<String>> {
+        let mut sent = 0;
+        loop {
+            match staging.next()? {
+                Parcel::Begin { id, .. } if id != first => {
+                    return Err(Error::Internal(format!("{id:?} is packed where {first:?} is to come")));
+                }
+                Parcel::Begin { format, .. } => {
+                    wire.format = format;
+                    self.reserve(wire.bytes())?;
+                    sent = 0;
+                }
+                Parcel::Tiles(buffer, bytes) => {
+                    let to = (0..self.contexts.len()).map(|device| self.wire(device).add(sent));
+                    staging.send(buffer, bytes, &to.collect::<Vec<_>>())?;
+                    sent += bytes;
+                }
+                Parcel::End { read_bytes, remark } => {
+                    self.report.read_bytes += read_bytes;
+                    staging.wait(0)?;
+                    return Ok(remark);
+                }
+                Parcel::Failed(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Makes room for a tensor on every device's wire.
+    fn reserve(&mut self, bytes: usize) -> Result<()> {
+        for (wire, context) in self.wires.iter_mut().zip(self.contexts) {
+            if wire.as_ref().is_none_or(|wire| wire.bytes() < bytes) {
+                // The smaller one goes first, so that both are never there at once.
+                *wire = None;
+                *wire = Some(DeviceBuffer::new(&context.driver, bytes)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a device's wire is.
+    fn wire(&self, device: usize) -> DevicePtr {
+        self.wires[device].as_ref().map_or(DevicePtr::NULL, DeviceBuffer::at)
+    }
+
+    /// Makes values up; see [`spread`].
+    fn synthesize(&self, device: usize, wire: OnWire, id: TensorId) -> Result<()> {
+        let (deviation, exponent) = spread(id, wire.cols);
+        let args = SynthesizeArgs {
+            wire: wire.at,
+            tiles: wire.tiles() as i64,
+            rows: wire.rows as i32,
+            cols: wire.cols as i32,
+            seed: self.seed_of(id),
+            deviation,
+            mean: 0.0,
+            exponent,
+            format: wire_format(wire.format) as i32,
+            reserved: 0,
+        };
+        // SAFETY: the wire has room for all its tiles.
+        unsafe { self.contexts[device].launch("synthesize", wire.fill(), &args) }
+    }
+
+    fn seed_of(&self, id: TensorId) -> u32 {
+        let Source::Synthetic { seed, .. } = self.source else {
+            return 0;
+        };
+        let (field, layer, _) = id.place();
+        seed.wrapping_mul(0x9e37_79b9) ^ (field as u32) << 16 ^ layer as u32
+    }
+
+    /// From the wire to what the device's products read.
+    fn arrange(&self, device: usize, wire: OnWire, purpose: Use, id: TensorId) -> Result<Matrix, Stop> {
+        let context = self.contexts[device];
+        let shape = |bytes, kind, row_blocks, scale| Matrix {
+            bytes,
+            kind,
+            members: wire.members,
+            rows: wire.rows,
+            cols: wire.cols,
+            row_blocks,
+            scale,
+        };
+        let packs = wire.format == Format::Mxfp4 || wire.format == Format::Bf16 && context.target.holds(wire.rows);
+        let (Use::Product { gated }, true) = (purpose, packs) else {
+            let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
+            // SAFETY: both have these bytes; freeing either waits for the copy.
+            unsafe {
+                context
+                    .driver
+                    .copy(bytes.at(), wire.at, wire.bytes(), context.stream.handle)
+            }?;
+            return Ok(shape(bytes, Kind::Wire(wire_format(wire.format)), 0, 1.0));
+        };
+        let Some(shift) = self.shift(context, wire)? else {
+            return Err(Stop::TooWide(id.place().0.name()));
+        };
+        let kind = if wire.format == Format::Mxfp4 {
+            Kind::Mxfp4
+        } else {
+            Kind::Dense
+        };
+        let packed = context.target.packed(kind, wire.rows, wire.cols);
+        let bytes = DeviceBuffer::new(&context.driver, wire.members * packed.bytes)?;
+        let pack = PackArgs {
+            wire: wire.at,
+            out: bytes.at(),
+            members: wire.members as i32,
+            rows: wire.rows as i32,
+            cols: wire.cols as i32,
+            row_blocks: packed.row_blocks as i32,
+            k_blocks: wire.cols.div_ceil(SLAB) as i32,
+            shift,
+            format: self.format as i32,
+            gated: i32::from(gated),
+        };
+        let (kernel, grid) = context.target.pack_kernel(kind, &pack);
+        // SAFETY: the wire holds the members' tiles, `bytes` what the target's products read of them.
+        unsafe { context.launch(kernel, grid, &pack) }?;
+        Ok(shape(bytes, kind, packed.row_blocks, (-shift as f32).exp2()))
+    }
+
+    /// The power of two that brings a tensor's values into the format's range; `None` if none does.
+    fn shift(&self, context: &Context, wire: OnWire) -> Result<Option<i32>> {
+        if self.format == args::Format::Bf16 {
+            return Ok(Some(0));
+        }
+        let result = DeviceBuffer::of(&context.stream, &[i32::MAX, i32::MIN, i32::MAX, 0])?;
+        let args = RangeArgs {
+            wire: wire.at,
+            result: result.at(),
+            tiles: wire.tiles() as i64,
+            rows: wire.rows as i32,
+            cols: wire.cols as i32,
+            format: wire_format(wire.format) as i32,
+            reserved: 0,
+        };
+        let mut range = [0_i32; 4];
+        // SAFETY: the wire holds these tiles, `result` four numbers, as does `range`, and the stream is waited for.
+        unsafe {
+            context.launch("range", wire.fill(), &args)?;
+            let to = range.as_mut_ptr().cast();
+            context
+                .driver
+                .copy_to_host(to, result.at(), size_of_val(&range), context.stream.handle)?;
+        }
+        context.stream.synchronize()?;
+        let [smallest, largest, weakest_row, _] = range;
+        Ok(match wire.format {
+            Format::Mxfp4 => context.target.mxfp4_shift(smallest, largest),
+            _ => context.target.f16_shift(smallest, largest, weakest_row),
+        })
+    }
+
+    /// Float32 values on each device.
+    fn vector(&mut self, ids: &[TensorId], made_up: f32) -> Result<Vec<DeviceBuffer>> {
+        let values = match self.source {
+            Source::Checkpoint(checkpoint) => {
+                let mut values = Vec::new();
+                for &id in ids {
+                    let tensor = checkpoint.tensor(id)?;
+                    self.report.read_bytes += tensor.len_bytes();
+                    values.extend(tensor.to_f32());
+                }
+                values
+            }
+            // Biases and sinks of zero, norms of one: their values change no time.
+            Source::Synthetic { config, .. } => vec![made_up; ids.len() * ids[0].shape(config)[1]],
+        };
+        let bad = values
+            .iter()
+            .position(|v| !v.is_finite())
+            .map(|i| format!("not finite: {:e} at {i}", values[i]));
+        self.note(ids, Format::F32.name(), 4 * values.len(), bad);
+        self.contexts
+            .iter()
+            .map(|context| DeviceBuffer::of(&context.stream, &values))
+            .collect()
+    }
+
+    fn note(&mut self, ids: &[TensorId], format: &str, bytes: usize, remark: Option<String>) {
+        self.report.note(ids[0].place().0.name(), format, bytes, remark);
+    }
+}
+
+/// The least memory a model takes: its matrices in the formats expected of them.
+pub fn least_bytes(config: &ModelConfig) -> u64 {
+    TensorId::all(config)
+        .map(|id| {
+            let [rows, cols] = id.shape(config);
+            let values = (rows * cols) as u64;
+            match id {
+                TensorId::Mlp1 { .. } | TensorId::Mlp2 { .. } => values / 2 + values / 32,
+                _ => 2 * values,
+            }
+        })
+        .sum()
+}
+
+/// Enough for every multiprocessor of any card.
+const MOST_FILL_BLOCKS: usize = 2048;
+const FILL_THREADS: usize = 256;
+
+fn wire_format(format: Format) -> args::Format {
+    match format {
+        Format::Mxfp4 => args::Format::Mxfp4,
+        Format::Bf16 => args::Format::Bf16,
+        Format::F32 => args::Format::F32,
+    }
+}
+
+/// Standard deviation of dense values, and exponent of MXFP4 scales. Outputs of unit inputs are near 1, those that go back
+/// into the residual stream near a quarter, as in a trained model; E2M1's random codes have a mean square of 8.6.
+fn spread(id: TensorId, cols: usize) -> (f32, i32) {
+    let unit = 1.0 / (cols as f32).sqrt();
+    match id {
+        TensorId::Embedding => (1.0, 0),
+        TensorId::AttnOut { .. } => (0.25 * unit, 0),
+        TensorId::Mlp1 { .. } => (0.0, (unit / 3.0).log2().round() as i32),
+        TensorId::Mlp2 { .. } => (0.0, (0.25 * unit / 3.0).log2().round() as i32),
+        _ => (unit, 0),
+    }
+}

@@ -1,0 +1,63 @@
+//! Weights as the host sends them, the same for every device: row-major in tiles of 32 rows, MXFP4 as the codes of all
+//! rows of a tile, two a byte with the even index low, then the scales of all rows. Devices rearrange them for their own
+//! kernels at the rate of their memory, so that the host packs once, whatever devices there are.
+
+use super::args::WIRE_ROWS;
+use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
+use crate::weights::{Format, Layout, RowMajor, Rows};
+
+/// See the module.
+pub struct Wire;
+
+impl Layout for Wire {
+    fn tile_rows(&self) -> usize {
+        WIRE_ROWS
+    }
+
+    fn tile_bytes(&self, format: Format, cols: usize) -> usize {
+        match format {
+            Format::Mxfp4 => WIRE_ROWS * (cols / 2 + cols / MXFP4_BLOCK),
+            _ => RowMajor.tile_bytes(format, cols),
+        }
+    }
+
+    /// The tile need not be zeroed: it is filled up here, as buffers are used again.
+    fn write(&self, rows: Rows<'_>, cols: usize, tile: &mut [u8]) {
+        match rows {
+            Rows::Mxfp4 { codes, scales } => {
+                let (packed, tile_scales) = tile.split_at_mut(WIRE_ROWS * cols / 2);
+                let (packed, rest) = packed.split_at_mut(codes.len() / 2);
+                for (byte, pair) in packed.iter_mut().zip(codes.as_chunks::<2>().0) {
+                    *byte = pair[0] | pair[1] << 4;
+                }
+                rest.fill(0);
+                let (tile_scales, rest) = tile_scales.split_at_mut(scales.len());
+                tile_scales.copy_from_slice(scales);
+                rest.fill(0);
+            }
+            Rows::Bf16(values) => {
+                tile[2 * values.len()..].fill(0);
+                RowMajor.write(rows, cols, tile);
+            }
+            Rows::F32(values) => {
+                tile[4 * values.len()..].fill(0);
+                RowMajor.write(rows, cols, tile);
+            }
+        }
+    }
+
+    fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]) {
+        if format != Format::Mxfp4 {
+            return RowMajor.read(format, cols, tile, values);
+        }
+        let (packed, scales) = tile.split_at(WIRE_ROWS * cols / 2);
+        let blocks = values
+            .chunks_exact_mut(MXFP4_BLOCK)
+            .zip(packed.chunks_exact(MXFP4_BLOCK / 2));
+        for ((values, codes), &scale) in blocks.zip(scales) {
+            for (pair, code) in values.as_chunks_mut::<2>().0.iter_mut().zip(codes) {
+                *pair = [code & 15, code >> 4].map(|code| E2M1[usize::from(code)] * e8m0_to_f32(scale));
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The requests that wait, shared by all replicas.
+
+use crate::error::Error;
+use crate::scheduler::{Scheduler, Unfinished};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// One queue for all replicas. A replica takes a request when it can start it at once, and no more than its share of
+/// the unfinished ones, so that those with room for everything still work side by side to the end.
+pub struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    stopped: AtomicBool,
+}
+
+struct State {
+    waiting: VecDeque<Unfinished>,
+    /// Requests that wait or run.
+    unfinished: usize,
+    /// Replicas that serve the queue.
+    replicas: usize,
+}
+
+impl State {
+    /// The most requests a replica may run.
+    fn share(&self) -> usize {
+        self.unfinished.div_ceil(self.replicas.max(1))
+    }
+}
+
+impl Queue {
+    /// A queue that no replica serves yet.
+    pub fn new(waiting: VecDeque<Unfinished>) -> Self {
+        let state = State {
+            unfinished: waiting.len(),
+            waiting,
+            replicas: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// Moves requests to a replica's scheduler while it has room for the first one and less than its share. One that
+    /// could never run there is refused.
+    pub fn take(&self, scheduler: &mut Scheduler, mut refuse: impl FnMut(usize, Error)) {
+        let mut state = self.lock();
+        while scheduler.running() + scheduler.waiting() < state.share() {
+            let Some(first) = state.waiting.front() else { return };
+            let (request, n_prompt, max_positions) = (first.request, first.prompt.len(), first.max_positions);
+            let can_run = scheduler.check(request, n_prompt, max_positions).is_ok();
+            if can_run && !scheduler.has_room(n_prompt, max_positions) {
+                return;
+            }
+            let Some(first) = state.waiting.pop_front() else { return };
+            if let Err(why) = scheduler.submit(request, first.prompt, max_positions) {
+                refuse(request, why);
+                self.count_finished(&mut state, 1);
+            }
+        }
+    }
+
+    /// Waits until there are requests to take; `false` if there never will be, because all are finished.
+    pub fn wait(&self) -> bool {
+        let pending = |state: &mut State| state.waiting.is_empty() && state.unfinished > 0 && !self.is_stopped();
+        let state = self.changed.wait_while(self.lock(), pending);
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        !state.waiting.is_empty() && !self.is_stopped()
+    }
+
+    /// Counts requests that have their answer.
+    pub fn finish(&self, requests: usize) {
+        self.count_finished(&mut self.lock(), requests);
+    }
+
+    /// Takes back, before all others, what a replica that leaves has not finished.
+    pub fn give_back(&self, unfinished: Vec<Unfinished>) {
+        let mut state = self.lock();
+        state.replicas -= 1;
+        for request in unfinished.into_iter().rev() {
+            state.waiting.push_front(request);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Lets so many more replicas serve the queue.
+    pub fn join(&self, replicas: usize) {
+        self.lock().replicas += replicas;
+    }
+
+    /// Requests without an answer.
+    pub fn unfinished(&self) -> usize {
+        self.lock().unfinished
+    }
+
+    /// Sends all replicas home.
+    pub fn stop(&self) {
+        let _state = self.lock(); // so that nobody is between looking and waiting
+        self.stopped.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    /// Whether everyone is to go home.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    fn count_finished(&self, state: &mut State, requests: usize) {
+        state.unfinished -= requests;
+        if state.unfinished == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Locks, also after a panic: every change is whole before anything that could panic.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,247 @@
+//! One inference while it runs: what its replicas share, and how each of them serves the queue.
+
+use super::answers::Answers;
+use super::draws::{Draws, Streams};
+use super::pipeline::Pipeline;
+use super::queue::Queue;
+use crate::batch::StepPlan;
+use crate::error::{Error, Result};
+use crate::logits::Recorder;
+use crate::replica::Want;
+use crate::report;
+use crate::scheduler::{Finished, Scheduler};
+use rayon::ThreadPool;
+use std::panic::resume_unwind;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+/// What all replicas share.
+pub struct Run<'a, 'r> {
+    /// Requests to be answered.
+    pub queue: Queue,
+    /// Behind [`Run::answers`].
+    pub answers: Mutex<Answers<'a, 'r>>,
+    /// Where logits go, if they are recorded.
+    pub recorder: Option<Mutex<Recorder>>,
+    /// Where tokens are drawn from.
+    pub streams: Streams,
+    /// What each step is to give.
+    pub want: Want,
+}
+
+impl<'a, 'r> Run<'a, 'r> {
+    /// Where answers go.
+    pub fn answers(&self) -> MutexGuard<'_, Answers<'a, 'r>> {
+        lock(&self.answers)
+    }
+
+    /// Waits until all is printed and written, and counts the tokens.
+    pub fn end(self) -> u64 {
+        if let Some(recorder) = self.recorder {
+            recorder.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
+        }
+        let answers = self.answers.into_inner();
+        answers.unwrap_or_else(PoisonError::into_inner).finish()
+    }
+}
+
+/// One replica at work. It goes on alone, but for the queue and for what it hands in.
+pub struct Worker<'p, 'a, 'r> {
+    run: &'p Run<'a, 'r>,
+    pool: &'p ThreadPool,
+    pipeline: &'p mut Pipeline,
+    scheduler: Scheduler,
+    draws: Draws,
+    finished: Vec<Finished>,
+    steps: u64,
+    waiting: Duration,
+    drawing: Duration,
+}
+
+/// What became of a replica.
+pub struct Served {
+    /// Steps that came back.
+    pub steps: u64,
+    /// Time spent waiting for them.
+    pub waiting: Duration,
+    /// Time spent drawing tokens.
+    pub drawing: Duration,
+    /// Why it is to be dropped.
+    pub failure: Option<Error>,
+}
+
+/// Lets all workers serve the queue until it is done or they have failed, the first one on this thread.
+pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, workers: Vec<Worker<'p, 'a, 'r>>) -> Vec<Served> {
+    run.queue.join(workers.len());
+    let mut workers = workers.into_iter();
+    let first = workers.next();
+    std::thread::scope(|scope| {
+        let start = |(worker, i): (Worker<'p, 'a, 'r>, usize)| {
+            let thread = Builder::new().name(format!("getp replica {i}"));
+            let thread = thread.spawn_scoped(scope, || worker.serve());
+            thread.map_err(|error| not_started(run, &error))
+        };
+        let others: Vec<_> = workers.zip(1..).map(start).collect();
+        let first = first.map(Worker::serve);
+        let others = others.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(served) => served,
+        });
+        first.into_iter().chain(others).collect()
+    })
+}
+
+/// A replica without a thread takes no requests.
+fn not_started(run: &Run<'_, '_>, error: &std::io::Error) -> Served {
+    run.queue.give_back(Vec::new());
+    let why = format!("cannot start a thread for a replica: {error}; lower GETP_THREADS");
+    report::line(&why);
+    Served {
+        steps: 0,
+        waiting: Duration::ZERO,
+        drawing: Duration::ZERO,
+        failure: Some(Error::State(why)),
+    }
+}
+
+impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
+    /// Serves `run` by the replica of `pipeline`; tokens are drawn in `pool`.
+    pub fn new(
+        run: &'p Run<'a, 'r>,
+        pool: &'p ThreadPool,
+        pipeline: &'p mut Pipeline,
+        scheduler: Scheduler,
+        draws: Draws,
+    ) -> Self {
+        Self {
+            run,
+            pool,
+            pipeline,
+            scheduler,
+            draws,
+            finished: Vec::new(),
+            steps: 0,
+            waiting: Duration::ZERO,
+            drawing: Duration::ZERO,
+        }
+    }
+
+    fn serve(mut self) -> Served {
+        let _guard = StopOnPanic(&self.run.queue);
+        let failure = self.all_steps().err();
+        if let Some(error) = &failure {
+            self.give_back(error);
+        }
+        Served {
+            steps: self.steps,
+            waiting: self.waiting,
+            drawing: self.drawing,
+            failure,
+        }
+    }
+
+    /// Take, plan, step, draw, commit, until every request has its answer.
+    fn all_steps(&mut self) -> Result<()> {
+        while !self.run.queue.is_stopped() {
+            self.submit()?;
+            let start = Instant::now();
+            let collected = self.pipeline.collect()?;
+            self.waiting += start.elapsed();
+            match collected {
+                Some(plan) => {
+                    self.commit(&plan)?;
+                    self.pipeline.recycle(plan);
+                }
+                None if self.scheduler.running() > 0 => {
+                    return Err(Error::Internal("sequences run, but none can be planned".into()));
+                }
+                None if self.run.queue.wait() => {}
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits as many steps as may be under way.
+    fn submit(&mut self) -> Result<()> {
+        while self.pipeline.has_room() {
+            self.take();
+            if !self.pipeline.submit(&mut self.scheduler, self.run.want)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes requests from the queue, if there is a slot for one.
+    fn take(&mut self) {
+        if self.scheduler.has_free_slot() {
+            let refuse = |request, why| self.run.answers().refuse(request, &why);
+            self.run.queue.take(&mut self.scheduler, refuse);
+        }
+    }
+
+    /// Takes what a step gave.
+    fn commit(&mut self, plan: &StepPlan) -> Result<()> {
+        self.steps += 1;
+        self.record(plan);
+        let (run, output) = (self.run, &self.pipeline.output);
+        let start = Instant::now();
+        let sampled = self
+            .draws
+            .draw(self.pool, &run.streams, &self.scheduler, plan, output)?;
+        self.drawing += start.elapsed();
+        self.scheduler.commit(plan, sampled, &mut self.finished)?;
+        self.hand_in();
+        Ok(())
+    }
+
+    /// Writes the step's logits to the file asked for, if one was.
+    fn record(&self, plan: &StepPlan) {
+        if let Some(recorder) = &self.run.recorder {
+            let request = |sequence| self.scheduler.request(sequence);
+            lock(recorder).step(plan, &self.pipeline.output, request);
+        }
+    }
+
+    /// Hands in the answers that are complete.
+    fn hand_in(&mut self) {
+        if self.finished.is_empty() {
+            return;
+        }
+        let requests = self.finished.len();
+        let mut answers = self.run.answers();
+        self.finished.drain(..).for_each(|answer| answers.store(answer));
+        drop(answers);
+        self.run.queue.finish(requests);
+    }
+
+    /// Returns what is not finished; it starts anew elsewhere, with the same random streams.
+    fn give_back(&mut self, error: &Error) {
+        let unfinished = self.scheduler.take_unfinished();
+        let device = self.pipeline.replica().describe();
+        report::line(format_args!(
+            "{device} is given up: {error}; unfinished requests that go back to the queue: {}",
+            unfinished.len()
+        ));
+        unfinished.iter().for_each(|u| self.run.streams.restart(u.request));
+        self.run.queue.give_back(unfinished);
+    }
+}
+
+/// Sends the other workers home when one panics: what it was doing will not be finished.
+struct StopOnPanic<'a>(&'a Queue);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
+    }
+}
+
+/// Locks, also after a panic: what is behind these locks is only added to.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

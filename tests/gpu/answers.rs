@@ -1,0 +1,114 @@
+//! Requests answered by a replica, as the engine does it.
+
+use getp::batch::StepPlan;
+use getp::model::ModelConfig;
+use getp::options::{Options, Precision};
+use getp::replica::{Replica, StepOutput, Want};
+use getp::scheduler::{Finished, Limits, Scheduler};
+use std::collections::{BTreeMap, VecDeque};
+
+/// What a run gave.
+#[derive(Default)]
+pub struct Answers {
+    /// By request.
+    pub tokens: BTreeMap<usize, Vec<u32>>,
+    /// The largest logit and its token by request and position.
+    pub greedy: BTreeMap<(usize, usize), (u32, f32)>,
+    /// Whole rows by request and position, if they were wanted.
+    pub logits: BTreeMap<(usize, usize), Vec<f32>>,
+}
+
+/// What is asked of a run.
+#[derive(Clone, Copy)]
+pub struct Run {
+    /// Positions a request has beyond its prompt's.
+    pub more: usize,
+    pub want: Want,
+    /// The logits of every position are wanted, and end tokens end nothing.
+    pub record_all: bool,
+}
+
+/// Answers `prompts`.
+pub fn answer(replica: &mut dyn Replica, config: &ModelConfig, prompts: &[Vec<u32>], run: Run) -> Answers {
+    let mut scheduler = Scheduler::new(limits(replica, config, run)).unwrap();
+    for (request, prompt) in prompts.iter().enumerate() {
+        let positions = prompt.len() + run.more;
+        scheduler.submit(request, prompt.clone(), positions).unwrap();
+    }
+    let mut answers = Answers::default();
+    let (mut under_way, mut finished) = (VecDeque::new(), Vec::new());
+    let mut output = StepOutput::default();
+    loop {
+        let mut plan = StepPlan::default();
+        if under_way.len() < replica.depth() && scheduler.plan(&mut plan) {
+            scheduler.begin(&plan);
+            replica.submit(&plan, run.want).unwrap();
+            under_way.push_back(plan);
+            continue;
+        }
+        let Some(plan) = under_way.pop_front() else { break };
+        replica.collect(&mut output).unwrap();
+        answers.note(&plan, &output, config.vocab_size, |sequence| {
+            scheduler.request(sequence)
+        });
+        let sampled = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
+        let sampled: Vec<u32> = sampled.map(|(_, greedy)| greedy.token).collect();
+        scheduler.commit(&plan, &sampled, &mut finished).unwrap();
+        for Finished { request, tokens } in finished.drain(..) {
+            answers.tokens.insert(request, tokens);
+        }
+    }
+    answers
+}
+
+impl Answers {
+    fn note(&mut self, plan: &StepPlan, output: &StepOutput, vocab: usize, request: impl Fn(usize) -> Option<usize>) {
+        for (i, (row, greedy)) in plan.logits.iter().zip(&output.greedy).enumerate() {
+            let Some(request) = request(row.sequence) else { continue };
+            let key = (request, row.position);
+            self.greedy.insert(key, (greedy.token, greedy.logit));
+            if let Some(logits) = output.logits.get(i * vocab..(i + 1) * vocab) {
+                let largest = getp::sampler::argmax(logits);
+                assert_eq!(greedy.token, largest, "the summary is the row's own");
+                self.logits.insert(key, logits.to_vec());
+            }
+        }
+    }
+}
+
+fn limits(replica: &dyn Replica, config: &ModelConfig, run: Run) -> Limits {
+    let blocks = replica.kv_blocks();
+    Limits {
+        max_batch: replica.max_logits_rows(),
+        step_tokens: replica.max_step_tokens(),
+        chunk_tokens: replica.chunk_tokens(),
+        max_logits_rows: replica.max_logits_rows(),
+        block_tokens: blocks.tokens,
+        full_blocks: blocks.full,
+        window_blocks: blocks.window,
+        sliding_window: config.sliding_window,
+        has_full_layers: config.windowed_layers() < config.n_layers,
+        record_all: run.record_all,
+        depth: replica.depth(),
+        speculate: run.want == Want::Greedy,
+        ignore_end: run.record_all,
+    }
+}
+
+/// `n` prompts of 1 to 70 tokens.
+pub fn prompts(config: &ModelConfig, n: usize) -> Vec<Vec<u32>> {
+    let token = |i: usize, j: usize| ((i * 7919 + j * 104_729) % config.vocab_size) as u32;
+    (0..n)
+        .map(|i| (0..1 + i * 23 % 70).map(|j| token(i, j)).collect())
+        .collect()
+}
+
+pub fn options(precision: Precision, max_batch: usize, step_tokens: usize) -> Options {
+    Options {
+        precision: Some(precision),
+        max_batch: Some(max_batch),
+        step_tokens: Some(step_tokens),
+        kv_mb: 64,
+        ..Options::default()
+    }
+}

@@ -1,0 +1,155 @@
+//! Several devices behind one queue: the same answers whatever their number, and whatever order their queues run in.
+
+use super::fake::{self, Program};
+use super::model::{self, Model, replicas};
+use super::synthetic::{Dense, Experts};
+use getp::abi::lifecycle::Backends;
+use getp::backend;
+use getp::backend::cpu;
+use getp::backend::gpu::driver::discover::{self, Usable};
+use getp::backend::gpu::driver::simt::{Call, Live, Order, Setup, System};
+use getp::backend::gpu::memory::SharedDriver;
+use getp::checkpoint::{Checkpoint, Field};
+use getp::engine::OpenReplicas;
+use getp::error::Result;
+use getp::options::{DeviceChoice, Options, Precision};
+use getp::replica::Replica;
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// Options for [`Model`]: all requests at once on one device, in more than one step.
+pub fn options(options: &Options) -> Options {
+    Options {
+        device: DeviceChoice::Auto,
+        precision: Some(Precision::Exact),
+        max_batch: Some(4),
+        step_tokens: Some(16),
+        kv_mb: 1,
+        ..options.clone()
+    }
+}
+
+/// All devices of a system.
+pub fn all(system: &Arc<System>) -> Vec<SharedDriver> {
+    (0..system.devices())
+        .map(|device| system.driver(device).unwrap())
+        .collect()
+}
+
+/// Opens replicas on these devices, as the library does on those it finds.
+pub fn open(drivers: Vec<SharedDriver>, checkpoint: &dyn Checkpoint, own: &Options) -> Result<Vec<Box<dyn Replica>>> {
+    let usable = Usable {
+        drivers,
+        lines: Vec::new(),
+    };
+    backend::open_on(usable, checkpoint, &options(own))
+}
+
+/// A small system.
+pub fn system(devices: usize, order: Order) -> Arc<System> {
+    System::new(&Setup {
+        devices,
+        capacity_bytes: 256 << 20,
+        order,
+        threads: 1,
+        ..Setup::default()
+    })
+}
+
+/// A whole run on so many devices; all of them are there until the end.
+fn run(model: &Model, temperature: f32, devices: usize, open: OpenReplicas<'_>) -> Program {
+    let mut program = model.program(temperature);
+    let backends = Backends {
+        open,
+        fallback: &cpu::open,
+    };
+    model::warm_up(&mut program, &backends).unwrap();
+    model::inference(&mut program, &backends).unwrap();
+    assert_eq!(replicas(&program), devices);
+    fake::finish(&mut program).unwrap();
+    program
+}
+
+/// What a system's devices answer; nothing of it is left on them.
+fn answers(model: &Model, temperature: f32, system: &Arc<System>) -> Vec<Vec<c_int>> {
+    let open = |checkpoint: &dyn Checkpoint, options: &Options| open(all(system), checkpoint, options);
+    let program = run(model, temperature, system.devices(), &open);
+    for device in 0..system.devices() {
+        assert_eq!(system.live(device), Live::default(), "device {device}");
+    }
+    program.rows()
+}
+
+#[test]
+fn answers_do_not_depend_on_the_number_of_devices() {
+    let model = Model::new();
+    for temperature in [0.0, 1.0] {
+        let expected = model.expected(temperature);
+        for devices in [1, 2, 4] {
+            let system = system(devices, Order::Eager);
+            assert_eq!(answers(&model, temperature, &system), expected, "{devices} devices");
+        }
+    }
+}
+
+#[test]
+fn all_devices_have_a_part_in_the_work() {
+    let system = system(3, Order::Eager);
+    answers(&Model::new(), 0.0, &system);
+    let steps = [0, 1, 2].map(|device| system.calls(Some(device), Some(Call::LaunchGraph)));
+    // Two of six requests each: about as many steps.
+    let (least, most) = (steps.iter().min().unwrap(), steps.iter().max().unwrap());
+    assert!(2 * least >= *most, "{steps:?}");
+}
+
+#[test]
+fn no_order_of_the_queues_changes_an_answer() {
+    let model = Model::new();
+    for temperature in [0.0, 1.0] {
+        let expected = model.expected(temperature);
+        let random = (1..=8).map(Order::Random);
+        for order in [Order::Deferred].into_iter().chain(random) {
+            for devices in [1, 2] {
+                let found = answers(&model, temperature, &system(devices, order));
+                assert_eq!(found, expected, "{order:?}, {devices} devices");
+            }
+        }
+    }
+}
+
+/// Tensors that do not fit the format expected of them are sent anew in a wider one, wherever the misfit is.
+#[test]
+fn weights_of_any_type_reach_all_devices() {
+    let models = [
+        Model::wide(Dense::F32, Experts::Mxfp4),
+        Model::wide(Dense::Bf16, Experts::Bf16),
+        Model::wide(Dense::Bf16, Experts::F32),
+        Model::with_last(Field::WMlp1, 0.3125), // BF16
+        Model::with_last(Field::WMlp2, 0.3),    // float32
+        Model::with_last(Field::Out, 0.3),
+        Model::with_last(Field::WQkv, 1e-30), // out of FP16's range
+    ];
+    for (i, model) in models.iter().enumerate() {
+        for order in [Order::Eager, Order::Deferred] {
+            let found = answers(model, 0.0, &system(2, order));
+            assert_eq!(found, model.expected(0.0), "model {i}, {order:?}");
+        }
+    }
+}
+
+#[test]
+fn devices_are_named_by_number() {
+    let model = Model::new();
+    let open = |checkpoint: &dyn Checkpoint, own: &Options| {
+        let named = Options {
+            device: "simt:0,2".parse()?,
+            ..options(own)
+        };
+        let usable = discover::usable(&named, 0)?;
+        let ordinals: Vec<_> = usable.drivers.iter().map(|driver| driver.device().ordinal).collect();
+        assert_eq!(ordinals, [0, 2]);
+        backend::open(checkpoint, &named)
+    };
+    let program = run(&model, 0.0, 2, &open);
+    assert_eq!(program.rows(), model.expected(0.0));
+}

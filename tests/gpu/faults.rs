@@ -1,0 +1,216 @@
+//! Faults on purpose: any call of any device may fail, once or from then on, and every answer is still right, nothing
+//! panics, and everything is given back.
+
+use super::devices::{all, open, system};
+use super::fake::{self, Program};
+use super::model::{self, Model, replicas};
+use getp::abi::lifecycle::Backends;
+use getp::backend::cpu;
+use getp::backend::gpu::driver::simt::{Call, Fault, Live, Order};
+use getp::checkpoint::Checkpoint;
+use getp::error::GpuFault;
+use getp::options::Options;
+use std::ffi::c_int;
+use std::process::Command;
+
+const DEVICES: usize = 2;
+
+/// Every kind of call that a run can make.
+const CALLS: [Call; 20] = [
+    Call::Memory,
+    Call::Alloc,
+    Call::AllocPinned,
+    Call::Stream,
+    Call::Synchronize,
+    Call::Event,
+    Call::Record,
+    Call::Wait,
+    Call::SynchronizeEvent,
+    Call::ElapsedUs,
+    Call::CopyToDevice,
+    Call::CopyToHost,
+    Call::Copy,
+    Call::Fill,
+    Call::LoadModule,
+    Call::Function,
+    Call::Launch,
+    Call::BeginCapture,
+    Call::EndCapture,
+    Call::LaunchGraph,
+];
+
+/// A model, what the CPU answers, and how runs draw tokens.
+struct Trial {
+    model: Model,
+    temperature: f32,
+    expected: Vec<Vec<c_int>>,
+}
+
+/// What became of a run.
+struct Ran {
+    /// Replicas after warming up.
+    warm: usize,
+    /// Replicas in the end.
+    left: usize,
+    /// Calls until then that the fault would have counted.
+    calls: u64,
+}
+
+impl Trial {
+    fn new(temperature: f32) -> Self {
+        let model = Model::least();
+        Self {
+            expected: model.expected(temperature),
+            model,
+            temperature,
+        }
+    }
+
+    /// Warms up, infers and finishes with a fault on the way; checks all that must hold whatever fails.
+    fn run(&self, fault: Option<Fault>) -> Ran {
+        let system = system(DEVICES, Order::Eager);
+        if let Some(fault) = fault {
+            system.inject(fault);
+        }
+        let mut program = self.model.program(self.temperature);
+        let before = program.bytes();
+        let open = |checkpoint: &dyn Checkpoint, options: &Options| open(all(&system), checkpoint, options);
+        let backends = Backends {
+            open: &open,
+            fallback: &cpu::open,
+        };
+        model::warm_up(&mut program, &backends).unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        let warm = replicas(&program);
+        let tokens = model::inference(&mut program, &backends).unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        self.check(&program, tokens, fault);
+        let left = replicas(&program);
+        let calls = fault.map_or(0, |fault| system.calls(fault.device, fault.call));
+        fake::finish(&mut program).unwrap();
+        assert!(program.bytes() == before, "{fault:?}: the struct is not as it was");
+        for device in 0..DEVICES {
+            assert_eq!(system.live(device), Live::default(), "{fault:?}: device {device}");
+        }
+        Ran { warm, left, calls }
+    }
+
+    fn check(&self, program: &Program, tokens: i64, fault: Option<Fault>) {
+        assert_eq!(program.rows(), self.expected, "{fault:?}");
+        assert_eq!(
+            tokens as usize,
+            self.expected.iter().map(Vec::len).sum::<usize>(),
+            "{fault:?}"
+        );
+    }
+
+    /// Runs with the `nth` call of a kind failing, for every `nth` until so late a call is never made.
+    fn every(&self, device: Option<usize>, call: Option<Call>, fault: GpuFault, lasting: bool) {
+        for nth in 1.. {
+            let ran = self.run(Some(Fault {
+                device,
+                call,
+                nth,
+                fault,
+                lasting,
+            }));
+            if ran.calls < nth {
+                assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES), "nothing has failed");
+                eprintln!("{device:?} {call:?} {fault:?}: {nth} calls");
+                return;
+            }
+            let others = DEVICES - device.map_or(DEVICES, |_| 1);
+            // Without a device there is the CPU.
+            assert!(ran.left >= others.max(1), "{call:?} {nth}: {} are left", ran.left);
+            assert!(
+                ran.left < DEVICES,
+                "{call:?} {nth}: a call failed, and its device goes on"
+            );
+        }
+    }
+}
+
+#[test]
+fn without_a_fault_all_devices_answer() {
+    for temperature in [0.0, 1.0] {
+        let ran = Trial::new(temperature).run(None);
+        assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES));
+    }
+}
+
+#[test]
+fn any_call_of_a_device_may_fail_once() {
+    Trial::new(0.0).every(Some(0), None, GpuFault::Other, false);
+}
+
+#[test]
+fn a_device_may_be_lost_in_any_call() {
+    Trial::new(1.0).every(Some(0), None, GpuFault::LostDevice, false);
+}
+
+#[test]
+fn any_piece_of_queued_work_may_fail() {
+    Trial::new(0.0).every(Some(1), Some(Call::Work), GpuFault::LostDevice, false);
+}
+
+#[test]
+fn memory_may_run_out_at_any_time() {
+    let trial = Trial::new(0.0);
+    for call in [Call::Alloc, Call::AllocPinned] {
+        trial.every(Some(0), Some(call), GpuFault::OutOfMemory, true);
+    }
+}
+
+#[test]
+fn any_kind_of_call_may_stop_working() {
+    let trial = Trial::new(1.0);
+    for call in CALLS {
+        trial.every(Some(0), Some(call), GpuFault::Other, true);
+    }
+}
+
+#[test]
+fn all_devices_may_be_lost() {
+    Trial::new(0.0).every(None, None, GpuFault::LostDevice, true);
+}
+
+/// Set for a process of its own that runs with a fault.
+const CHILD: &str = "GETP_TEST_FAULT";
+
+#[test]
+fn a_device_that_fails_is_named() {
+    let faults = [
+        (
+            Call::Alloc,
+            GpuFault::OutOfMemory,
+            ["simt:0: Alloc", "out of device memory", "it is left out"],
+        ),
+        (
+            Call::LaunchGraph,
+            GpuFault::LostDevice,
+            ["simt:0", "is given up", "go back to the queue"],
+        ),
+    ];
+    if let Ok(which) = std::env::var(CHILD) {
+        let (call, fault, _) = faults[which.parse::<usize>().unwrap()];
+        Trial::new(0.0).run(Some(Fault {
+            device: Some(0),
+            call: Some(call),
+            nth: 2,
+            fault,
+            lasting: false,
+        }));
+        return;
+    }
+    for (which, (_, _, words)) in faults.iter().enumerate() {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "faults::a_device_that_fails_is_named", "--nocapture"])
+            .env(CHILD, which.to_string())
+            .output()
+            .unwrap();
+        let lines = String::from_utf8_lossy(&child.stderr).into_owned();
+        assert!(child.status.success(), "{lines}");
+        let named = lines
+            .lines()
+            .filter(|line| words.iter().all(|word| line.contains(word)));
+        assert_eq!(named.count(), 1, "{lines}");
+    }
+}

@@ -1,0 +1,137 @@
+//! A request's logits are the same to the bit alone and in company, in any order of requests, however its prompt is cut.
+
+use super::answers::{Answers, Run, answer, options, prompts};
+use super::open;
+use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
+use getp::model::ModelConfig;
+use getp::options::Precision;
+use getp::replica::Want;
+
+/// Of the 20b's heads, so that attention goes through the matrix cores, and of other ones.
+fn configs() -> [ModelConfig; 2] {
+    let grouped = ModelConfig {
+        vocab_size: 302,
+        hidden_dim: 160,
+        n_experts: 8,
+        experts_per_token: 2,
+        intermediate_dim: 96,
+        head_dim: 64,
+        n_attn_heads: 16,
+        n_kv_heads: 2,
+        sliding_window: 100,
+        seq_len: 256,
+        ..ModelConfig::preset_7m()
+    };
+    let odd = ModelConfig {
+        head_dim: 24,
+        n_attn_heads: 6,
+        ..grouped.clone()
+    };
+    [grouped, odd]
+}
+
+/// The weights' kinds: of released checkpoints, and those that plain kernels multiply.
+const KINDS: [(Dense, Experts); 2] = [(Dense::Bf16, Experts::Mxfp4), (Dense::F32, Experts::F32)];
+
+/// Tokens fed beyond a prompt.
+const MORE: usize = 10;
+
+fn run(want: Want) -> Run {
+    Run {
+        more: MORE,
+        want,
+        record_all: true,
+    }
+}
+
+/// Prompts of which some are longer than a window, a chunk and a unit of attention.
+fn mixed(config: &ModelConfig) -> Vec<Vec<u32>> {
+    let mut prompts = prompts(config, 5);
+    let long: Vec<u32> = prompts.concat();
+    prompts[2] = [&long[..], &long[..]].concat()[..150].to_vec();
+    prompts
+}
+
+/// What `request` gave in `answers` is what it gave in the first run, as number `of` of that.
+#[track_caller]
+fn check(first: &Answers, of: usize, answers: &Answers, request: usize, what: &str) {
+    assert_eq!(first.tokens[&of], answers.tokens[&request], "{what}: tokens of {of}");
+    for (&(_, position), &expected) in first.greedy.range((of, 0)..(of + 1, 0)) {
+        let got = answers.greedy[&(request, position)];
+        let bits = |(token, logit): (u32, f32)| (token, logit.to_bits());
+        assert_eq!(bits(got), bits(expected), "{what}: request {of}, position {position}");
+        let (Some(expected), Some(got)) = (
+            first.logits.get(&(of, position)),
+            answers.logits.get(&(request, position)),
+        ) else {
+            continue;
+        };
+        let differ = (0..got.len()).find(|&i| got[i].to_bits() != expected[i].to_bits());
+        assert_eq!(
+            differ, None,
+            "{what}: request {of}, position {position}: a logit differs"
+        );
+    }
+}
+
+fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision: Precision) {
+    let synthetic = Synthetic {
+        config: config.clone(),
+        seed: 81,
+        temperament: Temperament::Wild,
+        dense,
+        experts,
+    };
+    let checkpoint = SyntheticCheckpoint::widened(&synthetic.check().unwrap());
+    let prompts = mixed(config);
+    let name = format!("{precision:?}, {dense:?}, {experts:?}, heads of {}", config.head_dim);
+    // Where every position is recorded, pieces of prompts have no more rows than the batch has sequences.
+    let open = |max_batch, step_tokens| open(&checkpoint, &options(precision, max_batch, step_tokens));
+    let mut replica = open(100, 128);
+    let first = answer(&mut *replica, config, &prompts, run(Want::Logits));
+
+    let greedy = answer(&mut *replica, config, &prompts, run(Want::Greedy));
+    let reversed: Vec<_> = prompts.iter().rev().cloned().collect();
+    let backwards = answer(&mut *replica, config, &reversed, run(Want::Logits));
+    // Other pieces of prompts and other company: rows, tiles and experts' groups of other sizes.
+    let cut = answer(&mut *open(19, 37), config, &prompts, run(Want::Logits));
+    for request in 0..prompts.len() {
+        check(
+            &first,
+            request,
+            &greedy,
+            request,
+            &format!("{name}: only the largest wanted"),
+        );
+        let last = prompts.len() - 1 - request;
+        check(&first, request, &backwards, last, &format!("{name}: in reverse order"));
+        check(&first, request, &cut, request, &format!("{name}: in other pieces"));
+    }
+    for request in [0, 2] {
+        let alone = answer(
+            &mut *open(33, 64),
+            config,
+            &prompts[request..=request],
+            run(Want::Logits),
+        );
+        check(&first, request, &alone, 0, &format!("{name}: alone"));
+    }
+}
+
+fn check_kinds(precision: Precision) {
+    for config in configs() {
+        for kind in KINDS {
+            check_all(&config, kind, precision);
+        }
+    }
+}
+
+#[test]
+fn fast() {
+    check_kinds(Precision::Fast);
+}
+
+#[test]
+fn exact() {
+    check_kinds(Precision::Exact);
+}

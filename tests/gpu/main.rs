@@ -1,0 +1,55 @@
+//! The GPU backend, on the CPU played as a SIMT machine or, named in `GETP_TEST_DEVICE` as `GETP_DEVICE` has it, on real
+//! devices. Without any of the features `simt`, `hip` and `cuda` there is nothing to test.
+#![cfg(any(feature = "simt", feature = "hip", feature = "cuda"))]
+
+#[path = "../fake/mod.rs"]
+mod fake;
+#[path = "../common/oracle.rs"]
+mod oracle;
+#[path = "../common/plans.rs"]
+mod plans;
+#[path = "../common/synthetic.rs"]
+mod synthetic;
+
+mod answers;
+mod closeness;
+mod contract;
+#[cfg(feature = "simt")]
+mod devices;
+#[cfg(feature = "simt")]
+mod faults;
+mod independence;
+mod model;
+mod ops;
+mod outputs;
+mod replica;
+
+use getp::backend::gpu;
+use getp::backend::gpu::driver::discover;
+use getp::backend::gpu::memory::SharedDriver;
+use getp::backend::gpu::weights::Source;
+use getp::checkpoint::Checkpoint;
+use getp::options::{DeviceChoice, Options};
+use getp::replica::Replica;
+
+/// The devices to test on.
+fn drivers() -> Vec<SharedDriver> {
+    let options = Options {
+        device: devices(),
+        ..Options::default()
+    };
+    discover::usable(&options, 0).unwrap().drivers
+}
+
+fn devices() -> DeviceChoice {
+    let name = std::env::var("GETP_TEST_DEVICE").unwrap_or_else(|_| "simt:0".into());
+    name.parse().unwrap()
+}
+
+/// A replica on the first device.
+fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
+    let mut drivers = drivers();
+    drivers.truncate(1);
+    let mut replicas = gpu::open::open(drivers, &Source::Checkpoint(checkpoint), options).unwrap();
+    replicas.remove(0)
+}

@@ -1,0 +1,267 @@
+//! Every operation against float64: in `fast` on FP16 and on BF16, in `exact`, with weights in every format, at shapes that
+//! fill neither tile nor slab, through steps of prompts in odd pieces beside rows that decode.
+//!
+//! Results are spoilt before they are written (buffers by NaN; the cache by numbers, as it never holds anything else than
+//! what requests before left there). Run with `--nocapture` it prints how close each operation came to its bound.
+
+mod bounds;
+mod walk;
+
+use super::answers::options;
+use super::oracle;
+use super::plans::Sequences;
+use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
+use bounds::Bounds;
+use getp::backend::gpu::args::Format;
+use getp::backend::gpu::memory::SharedDriver;
+use getp::backend::gpu::open;
+use getp::backend::gpu::replica::GpuReplica;
+use getp::backend::gpu::weights::{Source, load};
+use getp::batch::StepPlan;
+use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, Values};
+use getp::error::Result;
+use getp::model::ModelConfig;
+use getp::options::Precision;
+use getp::replica::{Replica, Want};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use walk::Walk;
+
+/// Most rows of a step, and of one sequence in it: more than those that are sorted and gathered at once.
+const MAX_ROWS: usize = 135;
+
+/// Sequences' lengths; the first goes round its windowed ring.
+const LENGTHS: [usize; 4] = [294, 24, 40, 31];
+
+/// What each step takes: rows of sequences, decoding ones first (their number is second).
+const STEPS: [(&[(usize, usize)], usize); 10] = [
+    (&[(0, 1)], 0),
+    (&[(0, 64), (1, 1)], 0),
+    (&[(1, 1), (0, 16)], 1),
+    (&[(2, 33)], 0),
+    (&[(2, 1), (0, 1), (1, 1)], 3),
+    (&[(1, 1), (2, 1)], 2),
+    (&[(2, 1), (1, 1), (3, 31)], 2),
+    (&[(0, 135)], 0),
+    (&[(1, 1), (0, 64)], 1),
+    (&[(0, 1), (2, 1), (1, 1)], 3),
+];
+
+/// Dimensions, in this order: hidden, intermediate, vocabulary; head's width, heads, key heads; experts, of them a token.
+fn shape(
+    [hidden_dim, intermediate_dim, vocab_size]: [usize; 3],
+    [head_dim, n_attn_heads, n_kv_heads]: [usize; 3],
+    [n_experts, experts_per_token]: [usize; 2],
+    sliding_window: usize,
+) -> ModelConfig {
+    let config = ModelConfig {
+        vocab_size,
+        hidden_dim,
+        n_experts,
+        experts_per_token,
+        intermediate_dim,
+        head_dim,
+        n_attn_heads,
+        n_kv_heads,
+        sliding_window,
+        seq_len: 320,
+        ..ModelConfig::preset_7m()
+    };
+    config.check().expect("the shape is a model's")
+}
+
+/// The 7m's but for its vocabulary.
+fn tiny() -> ModelConfig {
+    shape([32, 64, 301], [32, 2, 1], [32, 4], 128)
+}
+
+/// Nothing fills a slab, and no query group is a power of two.
+fn odd() -> ModelConfig {
+    shape([96, 160, 257], [24, 6, 2], [9, 4], 21)
+}
+
+/// The 20b's heads, so that attention goes through the matrix cores.
+fn grouped() -> ModelConfig {
+    shape([160, 96, 130], [64, 16, 2], [5, 3], 128)
+}
+
+/// A model whose first matrix of the second layer has a row too small for FP16 beside the others.
+pub struct Wide {
+    model: SyntheticCheckpoint,
+    qkv: Vec<u8>,
+}
+
+const WIDE: TensorId = TensorId::Qkv { layer: 1 };
+
+impl Wide {
+    pub fn new(model: SyntheticCheckpoint) -> Self {
+        let mut values = model.tensor(WIDE).unwrap().to_f32();
+        let row = model.config().hidden_dim;
+        values[..row].iter_mut().for_each(|v| *v *= (-60_f32).exp2());
+        let qkv = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Self { model, qkv }
+    }
+}
+
+impl Checkpoint for Wide {
+    fn config(&self) -> &ModelConfig {
+        self.model.config()
+    }
+
+    fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
+        let tensor = self.model.tensor(id)?;
+        if id != WIDE {
+            return Ok(tensor);
+        }
+        let (rows, values) = (tensor.rows, Values::F32(&self.qkv));
+        let parts = vec![Part { rows, values }];
+        Ok(Tensor { parts, ..tensor })
+    }
+}
+
+fn model(config: &ModelConfig, dense: Dense, experts: Experts) -> SyntheticCheckpoint {
+    let synthetic = Synthetic {
+        config: config.clone(),
+        seed: 71,
+        temperament: Temperament::Wild,
+        dense,
+        experts,
+    };
+    SyntheticCheckpoint::widened(&synthetic.check().expect("the model can be made"))
+}
+
+/// A replica for steps of so many rows.
+pub fn replica(
+    driver: SharedDriver,
+    checkpoint: &dyn Checkpoint,
+    precision: Precision,
+    rows: usize,
+) -> (GpuReplica, Bounds) {
+    let options = options(precision, rows, rows);
+    let context = open::context(driver).unwrap();
+    let mut loaded = load(&[&context], &Source::Checkpoint(checkpoint)).unwrap();
+    let weights = loaded.weights.remove(0);
+    let config = checkpoint.config();
+    let family = context.target.family;
+    let replica = GpuReplica::new(context, config, &options, weights, loaded.format, loaded.report).unwrap();
+    let numbers = replica.numbers();
+    (replica, Bounds { numbers, family })
+}
+
+/// Walks through the steps. `format` is what the activations must have become.
+fn walk(driver: SharedDriver, checkpoint: &dyn Checkpoint, precision: Precision, format: Format, name: &str) {
+    let config = checkpoint.config();
+    let mut rng = ChaCha8Rng::seed_from_u64(72);
+    let (replica, bounds) = replica(driver, checkpoint, precision, MAX_ROWS);
+    assert_eq!(bounds.numbers.format, format, "{name}");
+    let room = replica.kv_blocks();
+    let mut sequences = Sequences::new(&mut rng, config, room.tokens, &LENGTHS, MAX_ROWS);
+    assert!(sequences.blocks.full <= room.full && sequences.blocks.window <= room.window);
+    let mut walk = Walk::new(replica, checkpoint, bounds, LENGTHS.len());
+    walk.leave_stale_keys();
+    for (step, &(work, decoding)) in STEPS.iter().enumerate() {
+        let tokens: Vec<Vec<u32>> = work
+            .iter()
+            .map(|&(_, rows)| {
+                (0..rows)
+                    .map(|_| rng.random_range(0..config.vocab_size as u32))
+                    .collect()
+            })
+            .collect();
+        let work: Vec<_> = work
+            .iter()
+            .zip(&tokens)
+            .map(|(&(s, _), tokens)| (s, &tokens[..]))
+            .collect();
+        let mut plan = sequences.plan(&work);
+        plan.decode_chunks = decoding;
+        want_some(&mut plan, step);
+        walk.step(&plan, [Want::Greedy, Want::Logits][step % 2]);
+    }
+    walk.worst.print(name);
+}
+
+/// Wants the logits of the last row, and of every third.
+fn want_some(plan: &mut StepPlan, step: usize) {
+    let last = plan.rows() - 1;
+    plan.logits
+        .retain(|wanted| wanted.row == last || (wanted.row + step).is_multiple_of(3));
+}
+
+const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
+
+fn walk_both(checkpoint: &dyn Checkpoint, format: Format, name: &str) {
+    for precision in PRECISIONS {
+        let driver = super::drivers().remove(0);
+        walk(
+            driver,
+            checkpoint,
+            precision,
+            format,
+            &format!("{name}, {precision:?} in {format:?}"),
+        );
+    }
+}
+
+#[test]
+fn released_formats_in_fp16() {
+    for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
+        walk_both(&model(&config, Dense::Bf16, Experts::Mxfp4), Format::F16, name);
+    }
+}
+
+#[test]
+fn weights_too_wide_for_fp16_go_through_bf16() {
+    for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
+        let model = Wide::new(model(&config, Dense::Bf16, Experts::Mxfp4));
+        walk_both(&model, Format::Bf16, &format!("{name}, wide range"));
+    }
+}
+
+#[test]
+fn float32_matrices_and_bfloat16_experts() {
+    for (name, config) in [("odd", odd()), ("grouped", grouped())] {
+        walk_both(
+            &model(&config, Dense::F32, Experts::Bf16),
+            Format::F16,
+            &format!("{name}, float32, bfloat16"),
+        );
+    }
+}
+
+#[test]
+fn float32_experts() {
+    for (name, config) in [("odd", odd()), ("grouped", grouped())] {
+        walk_both(
+            &model(&config, Dense::Bf16, Experts::F32),
+            Format::F16,
+            &format!("{name}, bfloat16, float32"),
+        );
+    }
+}
+
+/// The order in which the machine runs a block's threads must not matter.
+#[cfg(feature = "simt")]
+#[test]
+fn in_odd_orders_of_threads() {
+    use getp::backend::gpu::driver::simt::{Schedule, Setup, System};
+    for schedule in [Schedule::Random(73), Schedule::OneWaveFirst(74)] {
+        let system = System::new(&Setup {
+            schedule,
+            ..Setup::default()
+        });
+        for config in [odd(), grouped()] {
+            let checkpoint = model(&config, Dense::Bf16, Experts::Mxfp4);
+            for precision in PRECISIONS {
+                let driver = system.driver(0).unwrap();
+                walk(
+                    driver,
+                    &checkpoint,
+                    precision,
+                    Format::F16,
+                    &format!("{schedule:?}, {precision:?}"),
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! How far each operation may be off, from the operands that the device itself holds.
+//!
+//! Every operation is judged alone: its inputs are read back from the device and are exact, so a bound has only what the
+//! operation itself rounds. Sums lose some units of float32 of the sum of their terms' sizes, whatever their order (a matrix
+//! unit may also truncate); results lose what their format does.
+
+use super::oracle::{self, Reals};
+use getp::backend::gpu::args::Format;
+use getp::backend::gpu::ops::Numbers;
+use getp::backend::gpu::target::Family;
+use std::collections::BTreeMap;
+
+/// Half the distance from 1 to the next float32.
+pub const F32: f64 = 1.0 / (1 << 24) as f64;
+/// The same of FP16 and BF16.
+const F16: f64 = 1.0 / (1 << 11) as f64;
+const BF16: f64 = 1.0 / (1 << 8) as f64;
+/// The least normal FP16, and half the distance between smaller ones.
+const F16_NORMAL: f64 = 1.0 / (1 << 14) as f64;
+const F16_LEAST: f64 = F32 / 2.0;
+const F16_LARGEST: f64 = 65504.0;
+
+/// A result, and how far the device's may be from it.
+#[derive(Clone, Copy, Debug)]
+pub struct Close {
+    pub value: f64,
+    pub error: f64,
+}
+
+impl Close {
+    /// A result that is off by so much at most.
+    pub fn new(value: f64, error: f64) -> Self {
+        Self { value, error }
+    }
+}
+
+/// The arithmetic of a replica.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    pub numbers: Numbers,
+    pub family: Family,
+}
+
+impl Bounds {
+    /// Stored as activations: in 16-bit terms. FP16 saturates.
+    pub fn stored(&self, x: Close) -> Close {
+        let several = self.numbers.terms > 1;
+        let (unit, least) = match (self.numbers.format, several) {
+            // CDNA's matrix cores take subnormals as zero, and so do its kernels.
+            (Format::F16, false) if self.family == Family::Cdna => (F16, F16_NORMAL),
+            (Format::F16, false) => (F16, F16_LEAST),
+            (Format::F16, true) => (4.0 * F32, F16_LEAST),
+            (_, false) => (BF16, 0.0),
+            (_, true) => (F32, 0.0),
+        };
+        self.rounded(x, self.numbers.format, unit, least)
+    }
+
+    /// Stored as queries, keys and values are.
+    pub fn cached(&self, x: Close) -> Close {
+        match self.numbers.kv {
+            Format::F16 => self.rounded(x, Format::F16, F16, F16_LEAST),
+            Format::Bf16 => self.rounded(x, Format::Bf16, BF16, 0.0),
+            _ => x,
+        }
+    }
+
+    /// Stored as an expert's output.
+    pub fn output(&self, x: Close) -> Close {
+        if self.numbers.exact {
+            return Close::new(x.value, x.error + F32 * x.value.abs());
+        }
+        self.rounded(x, Format::F16, F16, F16_LEAST)
+    }
+
+    fn rounded(&self, x: Close, format: Format, unit: f64, least: f64) -> Close {
+        let value = if format == Format::F16 {
+            x.value.clamp(-F16_LARGEST, F16_LARGEST)
+        } else {
+            x.value
+        };
+        Close::new(value, x.error * (1.0 + unit) + unit * x.value.abs() + least)
+    }
+
+    /// What a sum of `n` products loses of the sum of their sizes. `exact` has float32 sums of 64 products, and float64 sums
+    /// of those. Hopper's matrix units cut 16 products and what they are added to off at a common place, 2^-25 of the
+    /// largest; CDNA's round a few times less than there are products.
+    fn sum(&self, n: usize) -> f64 {
+        let n = if self.numbers.exact { n.min(64) } else { n } as f64;
+        match self.family {
+            Family::Hopper => (n / 2.0 + 16.0) * F32,
+            Family::Cdna => (n / 16.0 + 6.0) * F32,
+        }
+    }
+
+    /// `w x + bias`.
+    pub fn product(&self, w: &HostMatrix, member: usize, bias: &[f32], x: &[f32]) -> Vec<Close> {
+        let x: Vec<f64> = x.iter().map(|&x| x.into()).collect();
+        let sizes: Vec<f64> = x.iter().map(|x| x.abs()).collect();
+        let all: f64 = sizes.iter().sum();
+        let values = oracle::linear(Reals, w.member(&w.values, member), bias, &x);
+        let sums = oracle::linear(Reals, w.member(&w.sizes, member), &[], &sizes);
+        let close = |(row, (&value, &sum)): (usize, (&f64, &f64))| {
+            // FP16 weights far below their row's largest may be rounded, by 2^-24 of that one.
+            let weights = if self.numbers.format == Format::F16 {
+                2.0 * F32 * w.largest[member * w.rows + row] * all
+            } else {
+                0.0
+            };
+            Close::new(value, self.sum(x.len()) * sum + weights + 2.0 * F32 * value.abs())
+        };
+        values.iter().zip(&sums).enumerate().map(close).collect()
+    }
+
+    /// The router's, whose operands are float32.
+    pub fn router(&self, w: &HostMatrix, bias: &[f32], x: &[f32]) -> Vec<Close> {
+        let x: Vec<f64> = x.iter().map(|&x| x.into()).collect();
+        let sizes: Vec<f64> = x.iter().map(|x| x.abs()).collect();
+        let values = oracle::linear(Reals, &w.values, bias, &x);
+        let sums = oracle::linear(Reals, &w.sizes, &[], &sizes);
+        let unit = if self.numbers.exact {
+            2.0 * F32
+        } else {
+            self.sum(x.len())
+        };
+        let close = |(&value, &sum): (&f64, &f64)| Close::new(value, unit * sum + 2.0 * F32 * value.abs());
+        values.iter().zip(&sums).map(close).collect()
+    }
+
+    /// The gated unit of pairs of gate and up.
+    pub fn gated(&self, pairs: &[Close], limit: f32) -> Vec<Close> {
+        let limit = f64::from(limit);
+        let unit = |pair: &[Close]| {
+            let (g, u) = (pair[0].value.min(limit), pair[1].value.clamp(-limit, limit));
+            let silu = g / (1.0 + (-1.702 * g).exp());
+            let value = silu * (u + 1.0);
+            // The slope of the gate's part is nowhere above 1.1; exponential and quotient are the hardware's in `fast`.
+            let inherited = 1.1 * pair[0].error * (u.abs() + 1.0 + pair[1].error) + silu.abs() * pair[1].error;
+            let own = (6.0 * g.abs() + 16.0) * F32 * (value.abs() + silu.abs());
+            self.stored(Close::new(value, inherited + own))
+        };
+        pairs.chunks_exact(2).map(unit).collect()
+    }
+
+    /// One query head: `q` as the oracle wants it (without a factor), the keys and values it sees.
+    pub fn attention(&self, q: &[f64], seen: &[(&[f64], &[f64])], sink: f32) -> Vec<Close> {
+        let scores = scores(q, seen, sink);
+        let shares = oracle::Arithmetic::softmax(Reals, &scores);
+        let largest = shares.iter().copied().fold(0.0, f64::max);
+        let values = oracle::attend(Reals, q, seen, sink);
+        let (n, root) = (seen.len() as f64, (q.len() as f64).sqrt());
+        let size = |k: &[f64]| q.iter().zip(k).map(|(q, k)| (q * k).abs()).sum::<f64>() / root;
+        let most = seen.iter().map(|(k, _)| size(k)).fold(0.0, f64::max);
+        // Of scores, and so of shares relatively; both in the share itself and in their sum.
+        let (score, share, flushed) = match self.numbers.kv {
+            Format::F32 => (4.0 * F32 * most, 4.0 * F32, 0.0),
+            Format::F16 => ((q.len() as f64 + 8.0) * F32 * most, F16 + 8.0 * F32, F16_NORMAL),
+            _ => ((q.len() as f64 + 8.0) * F32 * most, BF16 + 8.0 * F32, 0.0),
+        };
+        let relative = 2.0 * (score.exp_m1() + share + (n + 8.0) * F32);
+        let of = |d: usize| {
+            let each = seen.iter().zip(&shares).map(|((_, v), share)| (share, v[d].abs()));
+            let sum: f64 = each.clone().map(|(share, v)| share * v).sum();
+            // Shares of a 2^14th of the largest are FP16's subnormals.
+            let lost = each.filter(|(share, _)| **share <= 2.0 * flushed * largest);
+            let lost: f64 = lost.map(|(share, v)| share * v).sum();
+            self.stored(Close::new(values[d], relative * sum + lost))
+        };
+        (0..values.len()).map(of).collect()
+    }
+}
+
+fn scores(q: &[f64], seen: &[(&[f64], &[f64])], sink: f32) -> Vec<f64> {
+    let mut scores: Vec<_> = seen
+        .iter()
+        .map(|(k, _)| oracle::Arithmetic::score(Reals, q, k))
+        .collect();
+    scores.push(sink.into());
+    scores
+}
+
+/// Matrices of one shape as the checkpoint has them.
+pub struct HostMatrix {
+    values: Vec<f32>,
+    sizes: Vec<f32>,
+    /// The largest of each row.
+    largest: Vec<f64>,
+    rows: usize,
+    cols: usize,
+}
+
+impl HostMatrix {
+    pub fn new(values: Vec<f32>, [rows, cols]: [usize; 2]) -> Self {
+        let sizes: Vec<f32> = values.iter().map(|v| v.abs()).collect();
+        let largest = |row: &[f32]| row.iter().copied().fold(0.0, f32::max).into();
+        Self {
+            largest: sizes.chunks_exact(cols).map(largest).collect(),
+            values,
+            sizes,
+            rows,
+            cols,
+        }
+    }
+
+    fn member<'a>(&self, of: &'a [f32], member: usize) -> &'a [f32] {
+        let values = self.rows * self.cols;
+        &of[member * values..][..values]
+    }
+
+    /// A row of the first matrix.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.cols..][..self.cols]
+    }
+}
+
+/// Of what each operation may have been off, the largest part that any value was.
+#[derive(Default)]
+pub struct Worst(BTreeMap<String, f64>);
+
+impl Worst {
+    #[track_caller]
+    pub fn check(&mut self, what: &str, got: &[f32], expected: &[Close]) {
+        assert_eq!(got.len(), expected.len(), "{what}: how many values");
+        for (i, (&got, expected)) in got.iter().zip(expected).enumerate() {
+            let error = (f64::from(got) - expected.value).abs();
+            assert!(
+                error <= expected.error,
+                "{what}: value {i} is {got:e}, {error:e} from {:e}, which is more than {:e}",
+                expected.value,
+                expected.error
+            );
+            let part = if error == 0.0 { 0.0 } else { error / expected.error };
+            let worst = self.0.entry(what.to_owned()).or_default();
+            *worst = worst.max(part);
+        }
+    }
+
+    pub fn print(&self, name: &str) {
+        let parts: Vec<_> = self.0.iter().map(|(what, part)| format!("{what} {part:.2}")).collect();
+        println!("{name}: largest part of the bound: {}", parts.join(", "));
+    }
+}

@@ -1,0 +1,43 @@
+//! Whole models: the CPU's tokens, whatever the batch.
+
+use super::answers::{Run, answer, options, prompts};
+use super::open;
+use super::synthetic::{SyntheticCheckpoint, Temperament};
+use getp::backend::cpu;
+use getp::model::ModelConfig;
+use getp::options::Precision;
+use getp::replica::Want;
+
+fn tiny() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 777,
+        seq_len: 128,
+        ..ModelConfig::preset_7m()
+    }
+}
+
+#[test]
+fn a_tiny_model_gives_the_cpus_tokens() {
+    let config = tiny();
+    let checkpoint = SyntheticCheckpoint::new(&config, 5, Temperament::Tame).unwrap();
+    let prompts = prompts(&config, 7);
+    let run = |want| Run {
+        more: 40,
+        want,
+        record_all: false,
+    };
+    let mut on_cpu = cpu::open(&checkpoint, &options(Precision::Exact, 7, 64)).unwrap();
+    let expected = answer(&mut *on_cpu, &config, &prompts, run(Want::Greedy));
+    for precision in [Precision::Exact, Precision::Fast] {
+        for (max_batch, step_tokens) in [(7, 64), (2, 16)] {
+            let mut replica = open(&checkpoint, &options(precision, max_batch, step_tokens));
+            for want in [Want::Greedy, Want::Logits] {
+                let answers = answer(&mut *replica, &config, &prompts, run(want));
+                assert_eq!(
+                    answers.tokens, expected.tokens,
+                    "{precision:?}, batch {max_batch}, {want:?}"
+                );
+            }
+        }
+    }
+}
