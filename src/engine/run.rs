@@ -72,23 +72,26 @@ pub struct Served {
 }
 
 /// Lets all workers serve the queue until it is done or they have failed, the first one on this thread.
-pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, workers: Vec<Worker<'p, 'a, 'r>>) -> Vec<Served> {
+pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Vec<Served> {
     run.queue.join(workers.len());
-    let mut workers = workers.into_iter();
-    let first = workers.next();
+    // Without others there is no scope either: it would leave the program's thread with a handle to itself.
+    if workers.len() <= 1 {
+        return workers.into_iter().map(Worker::serve).collect();
+    }
+    let others = workers.split_off(1);
     std::thread::scope(|scope| {
         let start = |(worker, i): (Worker<'p, 'a, 'r>, usize)| {
             let thread = Builder::new().name(format!("getp replica {i}"));
             let thread = thread.spawn_scoped(scope, || worker.serve());
             thread.map_err(|error| not_started(run, &error))
         };
-        let others: Vec<_> = workers.zip(1..).map(start).collect();
-        let first = first.map(Worker::serve);
-        let others = others.into_iter().map(|thread| match thread {
+        let others: Vec<_> = others.into_iter().zip(1..).map(start).collect();
+        let mut served: Vec<_> = workers.into_iter().map(Worker::serve).collect();
+        served.extend(others.into_iter().map(|thread| match thread {
             Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
             Err(served) => served,
-        });
-        first.into_iter().chain(others).collect()
+        }));
+        served
     })
 }
 
