@@ -1,4 +1,4 @@
-// attention_plain_*: any head_dim (a multiple of 8 up to 128), any group of query heads, any cache format, rows that decode
+// attention_plain_*, what no kernel of a target's matrix cores takes: any head_dim (a multiple of 8 up to 128), any group of query heads, any cache format, rows that decode
 // and rows of prompts alike. With a float32 cache it is `exact`: scores in float64 rounded to float32, float32 exponentials and
 // their float64 sum. 16-bit caches take float32 and 2^x (q comes with log2(e) / sqrt(head_dim) in it).
 //
@@ -10,8 +10,6 @@
 //            sink, which takes its share of the sum and adds no value.
 //   values   a lane has four dims of all heads, a wave as many keys at a time as it has such rows of lanes.
 // What a row's result is made of depends on its position alone: not on its chunk, its company, or the batch.
-// Budget (head_dim 64, 8 heads, H200): 512 bytes of float32 K and V are 28 cycles of an SM's share of memory; the products of a
-// key take 8 cycles of float64 and 4 of float32 FMA, its exponentials 3, conversions 4.
 //
 // Grid: rows of the bucket * kv_heads * (heads / kv_heads / 8, rounded up). Kernels: attention_plain_f32, _f16, _bf16, by
 // the format of q and the cache.

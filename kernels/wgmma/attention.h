@@ -3,9 +3,8 @@
 // A (page, kv head) of the cache is one tile: 64 keys of 128 bytes, then 64 values of 128 bytes. Its 16-byte pieces are
 // swizzled as ldmatrix and wgmma (128-byte swizzle) want them, so one bulk copy of 16 KB brings it as it is.
 #pragma once
+#include "../gpu/math.h"
 #include "copy.h"
-
-#define UNROLL _Pragma("unroll")
 
 enum : int {
   HEAD_DIM = 64,

@@ -1,4 +1,4 @@
-// The products with 16-bit weights, `exact`: two FP16 or three BF16 terms, float64 sums across slabs.
+// The products with 16-bit weights, `exact`: two FP16 or three BF16 terms, pairs of float32 across slabs.
 #include "gemm.h"
 
 #define DENSE(act, FORMAT, terms, tokens, layers, unembedding)                                                             \

@@ -1,4 +1,4 @@
-// The experts' products, MXFP4 weights, `exact`: two FP16 or three BF16 terms, float64 sums across slabs.
+// The experts' products, MXFP4 weights, `exact`: two FP16 or three BF16 terms, pairs of float32 across slabs.
 #include "gemm.h"
 
 #define EXPERTS(act, FORMAT, terms, tokens, ...)                                                                               \

@@ -11,7 +11,7 @@
 //   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, all of K, in registers.
 //
 // Sums: `fast` (one term) is one float32 accumulator, k16 after k16. `exact` sums each slab of 64 afresh, low terms first,
-// and adds it to a float64 accumulator. In both an element's sum depends on nothing but its row and its column.
+// and adds it to a pair of float32 (epilogue.h). In both an element's sum depends on nothing but its row and its column.
 //
 // Programmatic dependence: a block lets the successor start after its own predecessor has ended, so what a kernel's
 // grandparents wrote is there from the start. mlp2, whose predecessor is mlp1, therefore knows its work at once, and a
@@ -191,7 +191,7 @@ template <class Op, class Weights, template <int, int> class Schedule, int FORMA
 
   template <int N, int M> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
     if constexpr (TERMS > 1) {
-      double sum[M][N / 2];
+      Pair sum[M][N / 2];
       clear(sum);
       multiply_exact<N, M>(a, p, sum);
       store_all<N, M>(a, c, sum);
@@ -208,7 +208,7 @@ template <class Op, class Weights, template <int, int> class Schedule, int FORMA
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-      for (int i = 0; i < COUNT; i++) sum[m][i] = 0;
+      for (int i = 0; i < COUNT; i++) sum[m][i] = {};
   }
 
   template <int N, int M, class Sum> static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2]) {
@@ -337,9 +337,9 @@ template <class Op, class Weights, template <int, int> class Schedule, int FORMA
     if (BUFFERS == 2) release(p, held);
   }
 
-  // Each slab afresh, low terms first, then on top of the float64 sum. Other warpgroups multiply while this one adds; making
-  // them take turns was slower by 5 %.
-  template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, double (&sum)[M][N / 2]) {
+  // Each slab afresh, low terms first, then on top of the sum. Other warpgroups multiply while this one adds; making them take
+  // turns was slower by 5 %.
+  template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, Pair (&sum)[M][N / 2]) {
     const CodesAt at(p);
     for (int k = 0; k < a.k_blocks; k++, advance(p)) {
       wait_full(p);
@@ -372,7 +372,7 @@ template <class Op, class Weights, template <int, int> class Schedule, int FORMA
 #pragma unroll
       for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) sum[m][i] += (double)part[m][i];
+        for (int i = 0; i < N / 2; i++) sum[m][i].add(part[m][i]);
     }
   }
 

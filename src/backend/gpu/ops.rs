@@ -400,6 +400,10 @@ impl GpuOps {
         let target = &self.context.target;
         let matrix_cores = c.head_dim == 64 && c.n_attn_heads == 8 * c.n_kv_heads;
         if self.numbers.exact || !matrix_cores {
+            let exact = target.attention_exact(self.shape.rows, c.n_kv_heads);
+            if matrix_cores && exact.is_some() {
+                return [exact, None];
+            }
             let name = match self.numbers.kv {
                 Format::F32 => "attention_plain_f32",
                 Format::F16 => "attention_plain_f16",

@@ -120,6 +120,15 @@ impl Target {
         }
     }
 
+    /// Attention over a float32 cache by the matrix cores, for heads that [`Self::attention_decode`] takes; CDNA has the plain
+    /// kernel alone.
+    pub fn attention_exact(&self, rows: usize, kv_heads: usize) -> Option<(&'static str, Grid)> {
+        match self.family {
+            Family::Hopper => Some(("attention_exact", Grid::new(rows * kv_heads, 128))),
+            Family::Cdna => None,
+        }
+    }
+
     /// Query rows of a tile of prefill attention.
     pub fn prefill_rows(&self) -> usize {
         match self.family {

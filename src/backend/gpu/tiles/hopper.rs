@@ -132,7 +132,7 @@ fn expert_tile(shape: &GemmShape, fast: bool, f16: bool) -> Tile {
         Kind::Mxfp4 if fast && f16 && busiest > 256 => &[(128, 3)],
         Kind::Mxfp4 if fast && f16 => &[(8, 3), (16, 3), (32, 3), (48, 3), (64, 3), (128, 3), (256, 2)],
         Kind::Mxfp4 if fast => &[(16, 3), (64, 3), (256, 2)],
-        // Three tiles of 8 take less than one of 64, which multiplies and adds in float64 what nobody wants.
+        // Three tiles of 8 take less than one of 64, which multiplies and adds what nobody wants.
         Kind::Mxfp4 if busiest <= 20 => &[(8, 3)],
         Kind::Mxfp4 => &[(64, 3)],
         _ if fast => &[(16, 2), (256, 2)],
