@@ -1,6 +1,7 @@
-// attention_plain_*, what no kernel of a target's matrix cores takes: any head_dim (a multiple of 8 up to 128), any group of query heads, any cache format, rows that decode
-// and rows of prompts alike. With a float32 cache it is `exact`: scores in float64 rounded to float32, float32 exponentials and
-// their float64 sum. 16-bit caches take float32 and 2^x (q comes with log2(e) / sqrt(head_dim) in it).
+// attention_plain_*, where a target's matrix cores have no kernel: any head_dim (a multiple of 8 up to 128), any group of
+// query heads, any cache format, rows that decode and rows of prompts alike. With a float32 cache it is `exact`: scores in
+// float64 rounded to float32, float32 exponentials and their float64 sum. 16-bit caches take float32 and 2^x (q comes with
+// log2(e) / sqrt(head_dim) in it).
 //
 // A block is one row and one kv head, whose query heads (eight of them, if there are more) share each key and value read.
 // Keys go by in units of UNIT positions, counted from position 0, each in three phases with all threads:

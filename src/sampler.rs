@@ -27,6 +27,8 @@ const BLOCK: usize = 512;
 pub struct Row<'a> {
     /// The row.
     pub logits: &'a [f32],
+    /// The largest of them; where there is NaN, any.
+    pub largest: f32,
     /// The state of its random stream.
     pub rng_state: u64,
     /// The token drawn.
@@ -111,15 +113,16 @@ impl Sampler {
     fn sample_together<const N: usize>(&mut self, level: Level, rows: &mut [Row<'_>; N]) -> bool {
         let n = rows[0].logits.len();
         // Dividing by a number above 0 keeps the order, so the largest stays the largest.
-        let maxima = rows
-            .each_ref()
-            .map(|row| level.run(exp::Maximum(row.logits)) / self.temperature);
+        let maxima = rows.each_ref().map(|row| row.largest / self.temperature);
         if n < 2 || rows.iter().any(|row| row.logits.len() != n) || maxima.iter().any(|max| !max.is_finite()) {
             return false;
         }
         let nucleus = has_nucleus(self.topp);
         let least = if nucleus { self.least(n) } else { f32::INFINITY };
         let sums = self.exponentials(level, rows, maxima, least);
+        if sums.iter().any(|sum| sum.is_nan()) {
+            return false;
+        }
         for (i, row) in rows.iter_mut().enumerate() {
             let coin = random_f32(&mut row.rng_state);
             row.token = if nucleus {
@@ -526,6 +529,7 @@ mod tests {
                     .iter()
                     .map(|logits| Row {
                         logits,
+                        largest: logits[argmax(logits) as usize],
                         rng_state: rng.random(),
                         token: 0,
                     })

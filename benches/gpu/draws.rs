@@ -60,6 +60,7 @@ fn step(
         .zip(1..)
         .map(|(logits, rng_state)| Row {
             logits,
+            largest: logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
             rng_state,
             token: 0,
         })

@@ -98,7 +98,7 @@ impl Draws {
             self.tokens.extend(rows.map(|(_, greedy)| greedy.token));
         } else {
             self.gather(streams, scheduler, plan)?;
-            pool.install(|| self.draw_all(&output.logits));
+            pool.install(|| self.draw_all(output));
             self.scatter(streams);
         }
         Ok(&self.tokens)
@@ -132,15 +132,20 @@ impl Draws {
         Ok(())
     }
 
-    /// Draws in parallel, one run of rows a thread. `logits` is `[rows, vocab]`.
-    fn draw_all(&mut self, logits: &[f32]) {
+    /// Draws in parallel, one run of rows a thread.
+    fn draw_all(&mut self, output: &StepOutput) {
         let run = self.draws.len().div_ceil(self.samplers.len()).max(1);
         let runs = self.draws.par_chunks_mut(run).zip(&mut self.samplers);
         runs.for_each(|(draws, sampler)| {
-            let row = |draw: &Draw| Row {
-                logits: &logits[draw.row * self.vocab..][..self.vocab],
-                rng_state: draw.state,
-                token: 0,
+            let row = |draw: &Draw| {
+                let logits = &output.logits[draw.row * self.vocab..][..self.vocab];
+                let largest = logits.get(output.greedy[draw.row].token as usize);
+                Row {
+                    logits,
+                    largest: largest.copied().unwrap_or(f32::NAN),
+                    rng_state: draw.state,
+                    token: 0,
+                }
             };
             let mut rows: Vec<_> = draws.iter().map(row).collect();
             sampler.sample_rows(&mut rows);
