@@ -136,7 +136,7 @@ struct RouteArgs {
   int n_experts;
   int k;
   int exact;
-  int block_rows;                // rows a block takes: 4, or 1
+  int reserved;
 };
 static_assert(sizeof(RouteArgs) == 152, "mirrored in args.rs");
 
@@ -176,6 +176,18 @@ struct SortGatherArgs {
   GatherArgs gather;             // whose slots are not read
 };
 static_assert(sizeof(SortGatherArgs) == 280, "mirrored in args.rs");
+
+// norm_route: rmsnorm (of rows, not of those selected) and route at once, for few rows; sort and gather, too, where the bucket
+// is of one row.
+struct NormRouteArgs {
+  NormArgs norm;                 // whose t32 is not written
+  RouteArgs route;               // whose t32 is not read
+  SortArgs sort;
+  GatherArgs gather;
+  int alone;                     // 1: sort and gather
+  int reserved;
+};
+static_assert(sizeof(NormRouteArgs) == 624, "mirrored in args.rs");
 
 // rope_store: rotates queries and keys, writes q and the KV cache. Row p of cos and sin is position p.
 struct RopeStoreArgs {

@@ -1,75 +1,14 @@
-// rmsnorm: x += what the row's experts gave, t = x / sqrt(mean(x^2) + 1e-5) * weight.
-//
-// One block a row. Each thread keeps its pieces of eight elements of x in registers from the sum of squares to the scaling, so
-// that everything is read once: at 2880 elements 11.5 KB of x, 23 KB of four experts' FP16 outputs, and 17 KB written.
-// A row's sums are a tree over the block's threads: the same whatever its company.
+// rmsnorm: a row a block, see norm.h.
 //
 // Grid: one block a row of the bucket (select: a logits row). hidden is at most HIDDEN_MAX.
-#include "gpu/math.h"
+#include "norm.h"
 
-enum { THREADS = 384, WAVES = THREADS / WAVE, PIECES = 2, HIDDEN_MAX = THREADS * PIECES * 8 };
-
-// The sum over the row's experts, in order of their index, as the CPU's: one float32 fma after the other, then onto x.
-template <int FORMAT> DEV void add_experts(const NormArgs& a, int row, int k, float* x) {
-  float sum[8] = {};
-  for (int i = 0; i < a.k; i++) {
-    const float share = a.shares[(i64)row * a.k + i];
-    float y[8];
-    load8<FORMAT>(a.y, (i64)a.slots[(i64)row * a.k + i] * a.hidden + k, a.hidden - k, y);
-    UNROLL for (int j = 0; j < 8; j++) sum[j] = fma_rn(share, y[j], sum[j]);
-  }
-  UNROLL for (int j = 0; j < 8; j++) x[j] = add_rn(x[j], sum[j]);
-}
-
-DEV void load_piece(const NormArgs& a, int row, int k, float* x) {
-  float* at = a.x + (i64)row * a.hidden + k;
-  load8<FORMAT_F32>(at, 0, a.hidden - k, x);
-  if (!a.y) return;
-  if (a.y_format == FORMAT_F32) add_experts<FORMAT_F32>(a, row, k, x);
-  else add_experts<FORMAT_F16>(a, row, k, x);
-  if (!a.select) store8(at, a.hidden - k, x);
-}
-
-// 1 / sqrt(mean square + 1e-5), the squares' sum in float64 (exact) or float32.
-template <class Sum> DEV float row_scale(float (*x)[8], int hidden, Sum* scratch) {
-  Sum squares = 0;
-  UNROLL for (int p = 0; p < PIECES; p++)
-    if ((p * THREADS + TID) * 8 < hidden)
-      UNROLL for (int j = 0; j < 8; j++) squares += (Sum)mul_rn(x[p][j], x[p][j]);
-  const Sum mean = block_sum<WAVES>(squares, scratch) / (Sum)hidden + (Sum)1e-5f;
-  return div_rn(1.f, sqrt_rn((float)mean));
-}
-
-DEV void store_piece(const NormArgs& a, int row, int k, float* t) {
-  if (a.t32) store8(a.t32 + (i64)row * a.hidden + k, a.hidden - k, t);
-  u16* at = a.t + tiled_index(row, k, a.t_rows);
-  if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, a.terms, t);
-  else store_terms8<FORMAT_BF16>(at, a.t_term, a.terms, t);
-}
-
-KERNEL(rmsnorm, NormArgs, THREADS, 2, 4) {
-  SHARED double scratch[WAVES];
+KERNEL(rmsnorm, NormArgs, NORM_THREADS, 2, 4) {
+  SHARED double scratch[NORM_WAVES];
   let_successor_start();
   after_predecessor();
   if (BID >= (a.select ? a.step.header->logits_rows : a.step.header->rows)) return;
-  const int row = a.select ? a.step.logits[BID].row : BID;
-
-  float x[PIECES][8] = {};
-  UNROLL for (int p = 0; p < PIECES; p++) {
-    const int k = (p * THREADS + TID) * 8;
-    if (k < a.hidden) load_piece(a, row, k, x[p]);
-  }
-  const float scale = a.exact ? row_scale(x, a.hidden, scratch) : row_scale(x, a.hidden, (float*)scratch);
-  const int padded = (a.hidden + SLAB - 1) / SLAB * SLAB;
-  UNROLL for (int p = 0; p < PIECES; p++) {
-    const int k = (p * THREADS + TID) * 8;
-    if (k >= padded) continue;
-    float w[8], t[8];
-    load8<FORMAT_F32>(a.weight, k, a.hidden - k, w);
-    UNROLL for (int j = 0; j < 8; j++) {
-      const float scaled = a.exact ? (float)((double)w[j] * ((double)scale * (double)x[p][j])) : w[j] * (scale * x[p][j]);
-      t[j] = k + j < a.hidden ? scaled : 0.f;
-    }
-    store_piece(a, BID, k, t);
-  }
+  norm_row(a, a.select ? a.step.logits[BID].row : BID, BID, scratch, [&](int k, const float* t) {
+    if (a.t32) store8(a.t32 + (i64)BID * a.hidden + k, a.hidden - k, t);
+  });
 }

@@ -68,6 +68,21 @@ pub trait Ops {
         routes: &mut Self::Routes,
     ) -> Result<()>;
 
+    /// [`Self::norm`], and [`Self::route`] of what it gives.
+    #[allow(clippy::too_many_arguments, reason = "two operations at once")]
+    fn norm_route(
+        &mut self,
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        t: &mut Self::Buffer,
+        w: &Self::Matrix,
+        bias: &Self::Vector,
+        routes: &mut Self::Routes,
+    ) -> Result<()> {
+        self.norm(x, weight, t)?;
+        self.route(t, w, bias, routes)
+    }
+
     /// `h[T * K, I]`: for each row and each of its experts the gated unit of `t[T, H] w[e]^T + bias[e]`.
     fn mlp1(
         &mut self,

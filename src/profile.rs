@@ -1,5 +1,6 @@
 //! Stages of a step, what they cost and how long they took.
 
+use std::ops::Add;
 use std::time::Duration;
 
 /// A stage of the model's forward pass, as the profile names it.
@@ -66,6 +67,17 @@ pub struct Cost {
     pub bytes: u64,
     /// Floating-point operations; a multiply-add is two.
     pub flops: u64,
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            flops: self.flops + other.flops,
+        }
+    }
 }
 
 /// Sums over the calls of one stage.

@@ -19,7 +19,7 @@
 #include <climits>
 #include <algorithm>
 
-#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(range) \
+#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(range) \
   X(synthesize) X(plain_qkv) X(plain_attn_out) X(plain_mlp1) X(plain_mlp2) X(plain_logits) X(attention_plain_f32) \
   X(attention_plain_f16) X(attention_plain_bf16)
 #define DECLARE(name) extern "C" void name(const void*);
@@ -221,11 +221,7 @@ void test_route(int hidden, int n, int k, bool exact) {
   if (integer(0, 1)) std::fill(t.begin(), t.begin() + hidden, 0.f), std::fill(bias.begin(), bias.begin() + n, 1.f);      // ties
   Buffer<int> experts(rows * k);
   Buffer<float> shares(rows * k);
-  LAUNCH(route, (rows + 3) / 4 + 1, 512, (RouteArgs{plan.step, t.data(), w.data(), bias.data(), experts.data(), shares.data(), w.format, hidden, n, k, exact, 4}));
-  Buffer<int> experts_alone(rows * k);
-  Buffer<float> shares_alone(rows * k);
-  LAUNCH(route, rows + 1, 512, (RouteArgs{plan.step, t.data(), w.data(), bias.data(), experts_alone.data(), shares_alone.data(), w.format, hidden, n, k, exact, 1}));
-  check(experts_alone == experts && !memcmp(shares_alone.data(), shares.data(), 4 * rows * k), "a row's route alone", rows);
+  LAUNCH(route, (rows + 3) / 4 + 1, 512, (RouteArgs{plan.step, t.data(), w.data(), bias.data(), experts.data(), shares.data(), w.format, hidden, n, k, exact, 0}));
   for (int r = 0; r < rows; r++) {
     std::vector<float> logits(n);
     for (int e = 0; e < n; e++) {
@@ -312,6 +308,45 @@ void test_gather(int rows, int k_blocks, int terms, bool sorts = false, int n = 
         for (int c = 0; c < k_blocks * SLAB; c++)
           want[t * out_term + tiled_index(r.want_slots[row * k + i], c, out_rows)] = in[t * in_term + tiled_index(row, c, in_rows)];
   check(want == out, "gather");
+}
+
+// What the kernels on their own give and what norm_route does: the same bits.
+void test_norm_route(int hidden, int n, int k, bool exact, bool alone) {
+  Plan plan(alone ? 1 : 5, alone ? 1 : 2, 100, 40, 128);
+  const int rows = plan.rows(), t_rows = rows + 9, out_rows = k * GROUP_ALIGN + 3;
+  const int format = format_of_16(), terms = exact ? (format == FORMAT_F16 ? 2 : 3) : 1;
+  auto x = filled<float>(rows * hidden, [] { return real(); });
+  auto weight = filled<float>(hidden, [] { return 1 + real(.2f); });
+  auto bias = filled<float>(n, [] { return real(); });
+  Wide router(n * hidden, integer(0, 1) ? FORMAT_F32 : FORMAT_BF16);
+  const i64 term = (i64)slabs(hidden) * t_rows * SLAB, out_term = (i64)slabs(hidden) * out_rows * SLAB;
+  struct Result {
+    Buffer<u16> t, out;
+    Buffer<float> t32, shares;
+    Buffer<int> experts, offsets, counts, slots;
+  };
+  const Result empty = {Buffer<u16>(terms * term), Buffer<u16>(terms * out_term), Buffer<float>(rows * hidden), Buffer<float>(rows * k),
+                        Buffer<int>(rows * k), Buffer<int>(n + 1), Buffer<int>(n), Buffer<int>(rows * k)};
+  const auto args = [&](Result& r) {
+    return NormRouteArgs{
+        {plan.step, x.data(), weight.data(), nullptr, nullptr, nullptr, r.t.data(), term, r.t32.data(), 0, k, hidden, t_rows, 0, terms, format, exact},
+        {plan.step, r.t32.data(), router.data(), bias.data(), r.experts.data(), r.shares.data(), router.format, hidden, n, k, exact, 0},
+        {plan.step, r.experts.data(), r.offsets.data(), r.counts.data(), r.slots.data(), n, k},
+        {plan.step, r.t.data(), r.out.data(), nullptr, term, out_term, k, slabs(hidden), t_rows, out_rows, terms, 0}, alone, 0};
+  };
+  Result one_by_one = empty, at_once = empty;
+  const NormRouteArgs a = args(one_by_one);
+  LAUNCH(rmsnorm, rows, 384, a.norm);
+  LAUNCH(route, (rows + 3) / 4, 512, a.route);
+  if (alone) LAUNCH(sort_gather, slabs(hidden), 256, (SortGatherArgs{a.sort, a.gather}));
+  LAUNCH(norm_route, rows + 2, 384, args(at_once));
+  const auto same = [](const auto& a, const auto& b) { return !memcmp(a.data(), b.data(), a.size() * sizeof a[0]); };
+  check(same(at_once.t, one_by_one.t), "norm_route's t", rows);
+  check(same(at_once.experts, one_by_one.experts) && same(at_once.shares, one_by_one.shares), "norm_route's routes", rows);
+  check(same(at_once.t32, empty.t32), "norm_route leaves t32", rows);
+  check(same(at_once.offsets, one_by_one.offsets) && same(at_once.counts, one_by_one.counts) && same(at_once.slots, one_by_one.slots),
+        "norm_route's slots", rows);
+  check(same(at_once.out, one_by_one.out), "norm_route's gathered row", rows);
 }
 
 int kv_elements(int head_dim, int kv_heads) { return kv_heads * 2 * KV_PAGE * head_dim; }
@@ -591,7 +626,8 @@ void test_empty() {
   check(offsets[0] == 0 && offsets[32] == 0 && counts[31] == 0, "sort of nothing");
   EmbedArgs e{}; e.step = step; LAUNCH(embed, 2, 256, e);
   NormArgs n{}; n.step = step; LAUNCH(rmsnorm, 2, 384, n);
-  RouteArgs r{}; r.step = step; r.block_rows = 1; LAUNCH(route, 2, 512, r);
+  RouteArgs r{}; r.step = step; LAUNCH(route, 2, 512, r);
+  NormRouteArgs b{}; b.norm = n, b.route = r, b.alone = 1; LAUNCH(norm_route, 2, 384, b);
   GatherArgs g{}; g.step = step; g.k_blocks = 2; LAUNCH(gather, 2, 256, g);
   LAUNCH(sort_gather, 2, 256, (SortGatherArgs{SortArgs{step, nullptr, offsets, counts, nullptr, 32, 4}, g}));
   RopeStoreArgs s{}; s.step = step; LAUNCH(rope_store, 2, 256, s);
@@ -616,6 +652,10 @@ int main(int argc, char** argv) {
   run("sort_gather", [] {
     for (int rows : {1, 2, 31, 33, 70, 128}) test_gather(rows, 3, rows % 3 + 1, true);
     test_gather(100, 2, 1, true, 128, 8), test_gather(40, 1, 2, true, 256, 2), test_gather(9, 2, 1, true, 3, 3);
+  });
+  run("norm_route", [] {
+    for (int i = 0; i < 12; i++) test_norm_route(i % 2 ? 36 : 2880, i % 3 == 0 ? 5 : i % 3 == 1 ? 32 : 128, i % 4 + 1, i & 2, i & 4);
+    test_norm_route(64, 256, 8, true, true);
   });
   run("rope", [] {
     for (int format : {FORMAT_F16, FORMAT_BF16, FORMAT_F32})

@@ -179,8 +179,7 @@ pub fn forward_layer<O: Ops>(
     ops.attention(plan, layer, &a.qkv, &w.sinks, kv, &mut a.attention)?;
     ops.attn_out(&a.attention, &w.attn_out, &w.attn_out_bias, &mut a.x)?;
 
-    ops.norm(&a.x, &w.ffn_norm, &mut a.t)?;
-    ops.route(&a.t, &w.router, &w.router_bias, &mut a.routes)?;
+    ops.norm_route(&a.x, &w.ffn_norm, &mut a.t, &w.router, &w.router_bias, &mut a.routes)?;
     ops.mlp1(&a.t, &a.routes, &w.mlp1, &w.mlp1_bias, &mut a.h)?;
     ops.mlp2(&a.h, &a.routes, &w.mlp2, &w.mlp2_bias, &mut a.x)
 }

@@ -81,7 +81,7 @@ mirrored! {
     /// See `route`.
     RouteArgs [152] {
         step: Step, t32: DevicePtr, w: DevicePtr, bias: DevicePtr, experts: DevicePtr, shares: DevicePtr,
-        format: i32, hidden: i32, n_experts: i32, k: i32, exact: i32, block_rows: i32,
+        format: i32, hidden: i32, n_experts: i32, k: i32, exact: i32, reserved: i32,
     }
     /// See `sort`.
     SortArgs [128] {
@@ -95,6 +95,10 @@ mirrored! {
     }
     /// See `sort_gather`.
     SortGatherArgs [280] { sort: SortArgs, gather: GatherArgs }
+    /// See `norm_route`.
+    NormRouteArgs [624] {
+        norm: NormArgs, route: RouteArgs, sort: SortArgs, gather: GatherArgs, alone: i32, reserved: i32,
+    }
     /// See `rope_store`.
     RopeStoreArgs [160] {
         step: Step, qkv: DevicePtr, cos: DevicePtr, sin: DevicePtr, q: DevicePtr, kv: DevicePtr, page_bytes: i64,

@@ -5,7 +5,7 @@ use super::args::WIRE_ROWS;
 use super::context::Grid;
 use super::target::{GemmLaunch, GemmShape, Product, Target};
 
-/// Rows a block of `route` takes where there are many.
+/// Rows a block of `route` takes.
 const ROUTE_ROWS: usize = 4;
 /// Waves of a block of `route`.
 const ROUTE_WAVES: usize = 8;
@@ -38,14 +38,14 @@ pub fn rope_store(rows: usize) -> Grid {
     Grid::new(rows, 256)
 }
 
-/// Rows a block of `route` takes: one, if each then has a multiprocessor of its own.
-pub fn route_rows(rows: usize, target: &Target) -> usize {
-    if rows <= target.multiprocessors { 1 } else { ROUTE_ROWS }
-}
-
 /// `route`
 pub fn route(rows: usize, target: &Target) -> Grid {
-    Grid::new(rows.div_ceil(route_rows(rows, target)), ROUTE_WAVES * target.wave())
+    Grid::new(rows.div_ceil(ROUTE_ROWS), ROUTE_WAVES * target.wave())
+}
+
+/// `norm_route`, for rows of which each can have a multiprocessor.
+pub fn norm_route(rows: usize, target: &Target) -> Option<Grid> {
+    (rows <= target.multiprocessors).then(|| rmsnorm(rows))
 }
 
 /// `sort`

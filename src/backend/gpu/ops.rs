@@ -7,8 +7,8 @@
 pub mod inspect;
 
 use super::args::{
-    ArgmaxArgs, AttentionArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs, RopeStoreArgs,
-    RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, UploadArgs,
+    ArgmaxArgs, AttentionArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs, NormRouteArgs,
+    RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, UploadArgs,
 };
 use super::context::{Context, Grid};
 use super::driver::DevicePtr;
@@ -481,6 +481,121 @@ impl GpuOps {
         }
     }
 
+    /// What the next norm does, which adds what the experts gave if that waits for it, and what it moves.
+    fn norm_args(&mut self, x: &Buffer, weight: &DeviceBuffer, t: &Buffer) -> (NormArgs, Cost) {
+        let pending = self.pending.take();
+        let routes = std::mem::take(&mut self.routes_next);
+        let (c, terms) = (&self.config, self.numbers.terms);
+        let args = NormArgs {
+            step: self.step,
+            x: x.at(),
+            weight: weight.at(),
+            y: pending.map_or(DevicePtr::NULL, |p| p.y),
+            slots: pending.map_or(DevicePtr::NULL, |p| p.slots),
+            shares: pending.map_or(DevicePtr::NULL, |p| p.shares),
+            t: t.at(),
+            t_term: t.term as i64,
+            t32: if routes {
+                self.workspace.t32.at()
+            } else {
+                DevicePtr::NULL
+            },
+            y_format: y_format(&self.numbers) as i32,
+            k: c.experts_per_token as i32,
+            hidden: c.hidden_dim as i32,
+            t_rows: t.rows as i32,
+            select: i32::from(x.selects_from.is_some()),
+            terms: terms as i32,
+            format: self.numbers.format as i32,
+            exact: i32::from(self.numbers.exact),
+        };
+        let rows = match x.selects_from {
+            Some(_) => self.n_wanted,
+            None => self.n_rows,
+        };
+        let y_bytes = pending.map_or(0, |_| c.experts_per_token * y_format(&self.numbers).bytes() + 4);
+        let bytes = rows * c.hidden_dim * (4 + 2 * terms + y_bytes + 4 * usize::from(routes));
+        (args, moved(bytes))
+    }
+
+    fn route_args(&self, w: &Matrix, bias: &DeviceBuffer, routes: &Routes) -> Result<(RouteArgs, Cost)> {
+        let (c, n_rows) = (&self.config, self.n_rows);
+        let Kind::Wire(format) = w.kind else {
+            return Err(Error::Internal("a router that is packed for products".into()));
+        };
+        let args = RouteArgs {
+            step: self.step,
+            t32: self.workspace.t32.at(),
+            w: w.bytes.at(),
+            bias: bias.at(),
+            experts: routes.experts.at(),
+            shares: routes.shares.at(),
+            format: format as i32,
+            hidden: c.hidden_dim as i32,
+            n_experts: c.n_experts as i32,
+            k: c.experts_per_token as i32,
+            exact: i32::from(self.numbers.exact),
+            reserved: 0,
+        };
+        let cost = Cost {
+            bytes: (4 * n_rows * (c.hidden_dim + 2 * c.experts_per_token) + w.bytes.bytes()) as u64,
+            flops: (2 * n_rows * c.n_experts * c.hidden_dim) as u64,
+        };
+        Ok((args, cost))
+    }
+
+    fn sort_args(&self, routes: &Routes) -> SortArgs {
+        SortArgs {
+            step: self.step,
+            experts: routes.experts.at(),
+            offsets: routes.offsets.at(),
+            counts: routes.counts.at(),
+            slots: routes.slots.at(),
+            n_experts: self.config.n_experts as i32,
+            k: self.config.experts_per_token as i32,
+        }
+    }
+
+    fn gather_args(&self, t: &Buffer, routes: &Routes) -> GatherArgs {
+        GatherArgs {
+            step: self.step,
+            input: t.at(),
+            out: routes.gathered.at(),
+            slots: routes.slots.at(),
+            in_term: t.term as i64,
+            out_term: routes.gathered.term as i64,
+            k: self.config.experts_per_token as i32,
+            k_blocks: self.config.hidden_dim.div_ceil(SLAB) as i32,
+            in_rows: t.rows as i32,
+            out_rows: routes.gathered.rows as i32,
+            terms: self.numbers.terms as i32,
+            reserved: 0,
+        }
+    }
+
+    /// Gives each row's experts their slots and copies the rows there.
+    fn sort_and_gather(&mut self, t: &Buffer, routes: &Routes) -> Result<()> {
+        let (sort, gather) = (self.sort_args(routes), self.gather_args(t, routes));
+        let (rows, n_rows) = (self.shape.rows, self.n_rows);
+        let (k, width, k_blocks) = (
+            self.config.experts_per_token,
+            self.config.hidden_dim,
+            gather.k_blocks as usize,
+        );
+        let gathered = moved(2 * self.numbers.terms * n_rows * width * (1 + k));
+        if let Some(grid) = grids::sort_gather(rows, k, k_blocks) {
+            return self.timed(Stage::Gather, gathered, |ops| {
+                ops.launch("sort_gather", grid, &SortGatherArgs { sort, gather })
+            });
+        }
+        self.timed(Stage::Sort, moved(8 * n_rows * k), |ops| {
+            ops.launch("sort", grids::sort(), &sort)
+        })?;
+        self.timed(Stage::Gather, gathered, |ops| {
+            ops.launch("gather", grids::gather(rows, k_blocks), &gather)
+        })
+    }
+
     /// Weights, inputs and outputs moved once; each term of an input is a product of its own.
     fn product_cost(&self, product: Product, w: &Matrix) -> Cost {
         let k = self.config.experts_per_token;
@@ -557,40 +672,12 @@ impl Ops for GpuOps {
     }
 
     fn norm(&mut self, x: &Buffer, weight: &DeviceBuffer, t: &mut Buffer) -> Result<()> {
-        let c = &self.config;
-        let pending = self.pending;
-        let routes = std::mem::take(&mut self.routes_next);
-        let args = NormArgs {
-            step: self.step,
-            x: x.at(),
-            weight: weight.at(),
-            y: pending.map_or(DevicePtr::NULL, |p| p.y),
-            slots: pending.map_or(DevicePtr::NULL, |p| p.slots),
-            shares: pending.map_or(DevicePtr::NULL, |p| p.shares),
-            t: t.at(),
-            t_term: t.term as i64,
-            t32: if routes {
-                self.workspace.t32.at()
-            } else {
-                DevicePtr::NULL
-            },
-            y_format: y_format(&self.numbers) as i32,
-            k: c.experts_per_token as i32,
-            hidden: c.hidden_dim as i32,
-            t_rows: t.rows as i32,
-            select: i32::from(x.selects_from.is_some()),
-            terms: self.numbers.terms as i32,
-            format: self.numbers.format as i32,
-            exact: i32::from(self.numbers.exact),
+        let (args, cost) = self.norm_args(x, weight, t);
+        let rows = match x.selects_from {
+            Some(_) => self.shape.logits_rows,
+            None => self.shape.rows,
         };
-        let (rows, n_rows) = match x.selects_from {
-            Some(_) => (self.shape.logits_rows, self.n_wanted),
-            None => (self.shape.rows, self.n_rows),
-        };
-        let y_bytes = pending.map_or(0, |_| c.experts_per_token * y_format(&self.numbers).bytes() + 4);
-        let bytes = n_rows * c.hidden_dim * (4 + 2 * self.numbers.terms + y_bytes + 4 * usize::from(routes));
-        self.pending = None;
-        self.timed(Stage::Norm, moved(bytes), |ops| {
+        self.timed(Stage::Norm, cost, |ops| {
             ops.launch("rmsnorm", grids::rmsnorm(rows), &args)
         })
     }
@@ -685,68 +772,41 @@ impl Ops for GpuOps {
     }
 
     fn route(&mut self, t: &Buffer, w: &Matrix, bias: &DeviceBuffer, routes: &mut Routes) -> Result<()> {
-        let c = &self.config;
-        let Kind::Wire(format) = w.kind else {
-            return Err(Error::Internal("a router that is packed for products".into()));
+        let (args, cost) = self.route_args(w, bias, routes)?;
+        self.timed(Stage::Router, cost, |ops| {
+            ops.launch("route", grids::route(ops.shape.rows, &ops.context.target), &args)
+        })?;
+        self.sort_and_gather(t, routes)
+    }
+
+    fn norm_route(
+        &mut self,
+        x: &Buffer,
+        weight: &DeviceBuffer,
+        t: &mut Buffer,
+        w: &Matrix,
+        bias: &DeviceBuffer,
+        routes: &mut Routes,
+    ) -> Result<()> {
+        let Some(grid) = grids::norm_route(self.shape.rows, &self.context.target) else {
+            self.norm(x, weight, t)?;
+            return self.route(t, w, bias, routes);
         };
-        let route = RouteArgs {
-            step: self.step,
-            t32: self.workspace.t32.at(),
-            w: w.bytes.at(),
-            bias: bias.at(),
-            experts: routes.experts.at(),
-            shares: routes.shares.at(),
-            format: format as i32,
-            hidden: c.hidden_dim as i32,
-            n_experts: c.n_experts as i32,
-            k: c.experts_per_token as i32,
-            exact: i32::from(self.numbers.exact),
-            block_rows: grids::route_rows(self.shape.rows, &self.context.target) as i32,
-        };
-        let sort = SortArgs {
-            step: self.step,
-            experts: routes.experts.at(),
-            offsets: routes.offsets.at(),
-            counts: routes.counts.at(),
-            slots: routes.slots.at(),
-            n_experts: c.n_experts as i32,
-            k: c.experts_per_token as i32,
-        };
-        let k_blocks = c.hidden_dim.div_ceil(SLAB);
-        let gather = GatherArgs {
-            step: self.step,
-            input: t.at(),
-            out: routes.gathered.at(),
-            slots: routes.slots.at(),
-            in_term: t.term as i64,
-            out_term: routes.gathered.term as i64,
-            k: c.experts_per_token as i32,
-            k_blocks: k_blocks as i32,
-            in_rows: t.rows as i32,
-            out_rows: routes.gathered.rows as i32,
-            terms: self.numbers.terms as i32,
+        let (norm, norm_cost) = self.norm_args(x, weight, t);
+        let (route, route_cost) = self.route_args(w, bias, routes)?;
+        let alone = self.shape.rows == 1;
+        let args = NormRouteArgs {
+            norm,
+            route,
+            sort: self.sort_args(routes),
+            gather: self.gather_args(t, routes),
+            alone: i32::from(alone),
             reserved: 0,
         };
-        let rows = self.shape.rows;
-        let (n_rows, k, width) = (self.n_rows, c.experts_per_token, c.hidden_dim);
-        let router = Cost {
-            bytes: (4 * n_rows * (width + 2 * k) + w.bytes.bytes()) as u64,
-            flops: (2 * n_rows * c.n_experts * width) as u64,
-        };
-        let sorted = moved(8 * n_rows * k);
-        let gathered = moved(2 * self.numbers.terms * n_rows * width * (1 + k));
-        self.timed(Stage::Router, router, |ops| {
-            ops.launch("route", grids::route(rows, &ops.context.target), &route)
+        self.timed(Stage::Router, norm_cost + route_cost, |ops| {
+            ops.launch("norm_route", grid, &args)
         })?;
-        if let Some(grid) = grids::sort_gather(rows, k, k_blocks) {
-            return self.timed(Stage::Gather, gathered, |ops| {
-                ops.launch("sort_gather", grid, &SortGatherArgs { sort, gather })
-            });
-        }
-        self.timed(Stage::Sort, sorted, |ops| ops.launch("sort", grids::sort(), &sort))?;
-        self.timed(Stage::Gather, gathered, |ops| {
-            ops.launch("gather", grids::gather(rows, k_blocks), &gather)
-        })
+        if alone { Ok(()) } else { self.sort_and_gather(t, routes) }
     }
 
     fn mlp1(&mut self, _t: &Buffer, routes: &Routes, w: &Matrix, bias: &DeviceBuffer, h: &mut Buffer) -> Result<()> {

@@ -8,6 +8,7 @@ use getp::backend::gpu::memory::DeviceBuffer;
 use getp::backend::gpu::ops::inspect::Sent;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::replica::inspect::Parts;
+use getp::backend::gpu::weights::Matrix;
 use getp::batch::{Chunk, StepPlan};
 use getp::checkpoint::{Checkpoint, TensorId};
 use getp::model::{LayerWeights, ModelConfig, Rope, Weights};
@@ -355,6 +356,7 @@ impl Step<'_> {
         let sent = p.ops.sent(&a.routes, rows).unwrap();
         self.routed(&sent, &w.router, &w.router_bias);
         self.sorted(&sent);
+        self.norm_route_at_once(device, &sent);
 
         let slots = sent.slots.iter().max().map_or(0, |&slot| slot as usize + 1);
         let p = &mut self.parts;
@@ -384,6 +386,21 @@ impl Step<'_> {
             self.worst.check("mlp2", &y[slot * h..][..h], &expected);
         }
         self.pending = Some(Pending { sent, y });
+    }
+
+    /// The same two operations at once give the same bits.
+    fn norm_route_at_once(&mut self, w: &LayerWeights<Matrix, DeviceBuffer>, sent: &Sent) {
+        let rows = self.rows();
+        let t = self.t(rows);
+        let p = &mut self.parts;
+        let a = &mut *p.activations;
+        p.ops.spoil(&mut a.t).unwrap();
+        p.ops.spoil_routes(&mut a.routes).unwrap();
+        p.ops
+            .norm_route(&a.x, &w.ffn_norm, &mut a.t, &w.router, &w.router_bias, &mut a.routes)
+            .unwrap();
+        assert_eq!(p.ops.sent(&a.routes, rows).unwrap(), *sent);
+        assert_eq!(self.t(rows), t);
     }
 
     /// The router's own float32 input.

@@ -10,6 +10,7 @@ use crate::error::Result;
 use half::{bf16, f16};
 
 /// What became of a step's rows on their way to the experts.
+#[derive(Debug, PartialEq)]
 pub struct Sent {
     /// `[rows, K]`, in order of the expert's index.
     pub experts: Vec<i32>,

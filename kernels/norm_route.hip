@@ -1,0 +1,44 @@
+// norm_route: rmsnorm and route in one kernel, for rows of which each can have a multiprocessor; a step of a single row is sorted
+// and gathered here, too. Steps of few rows are as long as their chain of launches.
+//
+// The router reads the row from shared memory, and the registers hold ROUTE_AHEAD steps of its weights under way. Its results
+// have the bits of the kernels on their own. A single row's experts have a slot each, GROUP_ALIGN apart.
+//
+// Grid: one block a row of the bucket. Limits are those of norm.h and route.h. route's t32 is not read, norm's not written; `sort`
+// and `gather` are read where the bucket is of one row (`alone`).
+#include "norm.h"
+#include "route.h"
+
+// Slots, counts, and the row's copies in the slots; the picks are known to all.
+DEV void send_alone(const NormRouteArgs& a, const Routing& s, const float* t) {
+  const int k = a.route.k, *picks = s.picks[0];
+  for (int e = TID; e <= a.route.n_experts; e += NORM_THREADS) {
+    int before = 0, here = 0;
+    for (int i = 0; i < k; i++) before += picks[i] < e, here += picks[i] == e;
+    a.sort.offsets[e] = before * GROUP_ALIGN;
+    if (e < a.route.n_experts) a.sort.counts[e] = here;
+  }
+  if (TID < k) a.sort.slots[TID] = TID * GROUP_ALIGN;
+  const GatherArgs& g = a.gather;
+  for (int i = TID; i < g.k_blocks * SLAB / 8 * k; i += NORM_THREADS) {
+    float v[8];
+    UNROLL for (int j = 0; j < 8; j++) v[j] = t[i / k * 8 + j];
+    u16* at = g.out + tiled_index(i % k * GROUP_ALIGN, i / k * 8, g.out_rows);
+    if (a.norm.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, g.out_term, g.terms, v);
+    else store_terms8<FORMAT_BF16>(at, g.out_term, g.terms, v);
+  }
+}
+
+KERNEL(norm_route, NormRouteArgs, NORM_THREADS, 1, 2) {
+  SHARED f32x4 row[HIDDEN_MAX / 4];
+  SHARED double scratch[NORM_WAVES];
+  SHARED Routing s;
+  float* t = (float*)row;
+  let_successor_start();
+  after_predecessor();
+  if (BID >= a.norm.step.header->rows) return;
+  norm_row(a.norm, BID, BID, scratch, [&](int k, const float* v) { UNROLL for (int j = 0; j < 8; j++) t[k + j] = v[j]; });
+  barrier();
+  route_rows<1, NORM_THREADS>(a.route, t, BID, 1, s);
+  if (a.alone) send_alone(a, s, t);
+}
