@@ -248,7 +248,6 @@ struct GemmArgs {
   void* y;                       // mlp2: [slots][n], F16 (fast) or F32 (exact)
   float* best;                   // greedy: [row blocks of the launch's tiles][best_rows] largest logit ...
   int* best_index;               // ... and its lowest index
-  float* workspace;
   int groups;
   int n;
   int k_blocks;
@@ -263,7 +262,7 @@ struct GemmArgs {
   short weight_format;           // BF16 or F32,
   short terms;                   // and the terms of `in` and `tiled`; y is F16 with one, F32 with more
 };
-static_assert(sizeof(GemmArgs) == 152, "mirrored in args.rs");
+static_assert(sizeof(GemmArgs) == 144, "mirrored in args.rs");
 
 // argmax: the largest of each logits row's candidates (ties: lowest index; all NaN: 0), to the host and to last_tokens.
 struct Greedy { unsigned token; float logit; };

@@ -111,11 +111,11 @@ mirrored! {
         heads: i32, kv_heads: i32, windowed: i32, window: i32, out_rows: i32, terms: i32, format: i32,
     }
     /// See the matrix products.
-    GemmArgs [152] {
+    GemmArgs [144] {
         weights: DevicePtr, bias: DevicePtr, input: DevicePtr, in_term: i64, rows: DevicePtr, offsets: DevicePtr,
         out: DevicePtr, tiled: DevicePtr, tiled_term: i64, y: DevicePtr, best: DevicePtr, best_index: DevicePtr,
-        workspace: DevicePtr, groups: i32, n: i32, k_blocks: i32, row_blocks: i32, in_rows: i32, tiled_rows: i32,
-        best_rows: i32, scale: f32, limit: f32, format: i32, cols: i32, weight_format: i16, terms: i16,
+        groups: i32, n: i32, k_blocks: i32, row_blocks: i32, in_rows: i32, tiled_rows: i32, best_rows: i32,
+        scale: f32, limit: f32, format: i32, cols: i32, weight_format: i16, terms: i16,
     }
     /// A row's largest logit as the device writes it.
     Greedy [8] { token: u32, logit: f32 }

@@ -165,7 +165,6 @@ struct Workspace {
     arrived: DeviceBuffer,
     best: DeviceBuffer,
     best_index: DeviceBuffer,
-    gemm: DeviceBuffer,
 }
 
 /// [`Ops`] on a GPU.
@@ -243,7 +242,6 @@ impl GpuOps {
                 arrived: zeroed(4 * sizes.rows * config.n_kv_heads)?,
                 best: zeroed(1)?,
                 best_index: zeroed(1)?,
-                gemm: zeroed(1)?,
             },
             max_logits_rows: sizes.logits_rows,
             shape: StepShape {
@@ -365,7 +363,6 @@ impl GpuOps {
             y: DevicePtr::NULL,
             best: DevicePtr::NULL,
             best_index: DevicePtr::NULL,
-            workspace: self.workspace.gemm.at(),
             groups: w.members as i32,
             n: w.rows as i32,
             k_blocks: w.k_blocks() as i32,
