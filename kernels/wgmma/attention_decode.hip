@@ -287,8 +287,7 @@ template <class C> DEV void attend(const AttentionArgs& a) {
     barrier_init_done();
   }
   __syncwarp();
-  u64 policy;                                                    // keys and values are read once
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  const u64 policy = evict_first();                              // keys and values are read once
   const Offsets at = offsets();
   let_successor_start();
   after_predecessor();
