@@ -20,7 +20,7 @@ enum : int {
 };
 static_assert(PAGE_TILES == 2, "the loop has one buffer for each half of a page");
 
-struct Tile { u32x4 k[4]; u32x2 v[8]; };
+struct Tile { u32v4 k[4]; u32v2 v[8]; };
 
 // What a wave must know of its item; the same in all lanes.
 struct Work {
@@ -53,19 +53,19 @@ DEV bool by_units(const Work& w) { return w.parts == w.units; }
 DEV bool group_starts(const Work& w, int unit) { return unit == w.row_unit || unit % ATTENTION_GROUP == 0; }
 DEV bool group_ends(const Work& w, int unit) { return unit == w.row_unit + w.units - 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1; }
 
-DEV Tile load_tile(GlobalBytes keys) {
+DEV Tile load_tile(Global keys) {
   const int n = LANE % 16, g = LANE / 16;
   SCALAR(keys);
   Tile tile;
   for (int z = 0; z < 2; z++) {
     u32 at = n * KV_ROW + ((z * 4 + g) ^ n % 8) * 16;
     VECTOR(at);
-    for (int t = 0; t < 2; t++) tile.k[t * 2 + z] = load<u32x4>(keys + at + t * 16 * KV_ROW);
+    for (int t = 0; t < 2; t++) tile.k[t * 2 + z] = load<u32v4>(keys + at + t * 16 * KV_ROW);
   }
   for (int j = 0; j < 4; j++) {
     u32 at = V_OFFSET + (4 * g + j) * KV_ROW + ((n / 2) ^ (4 * g + j) % 8) * 16 + n % 2 * 8;
     VECTOR(at);
-    for (int t = 0; t < 2; t++) tile.v[t * 4 + j] = load<u32x2>(keys + at + t * 16 * KV_ROW);
+    for (int t = 0; t < 2; t++) tile.v[t * 4 + j] = load<u32v2>(keys + at + t * 16 * KV_ROW);
   }
   return tile;
 }
@@ -73,17 +73,17 @@ DEV Tile load_tile(GlobalBytes keys) {
 DEV void mask(Acc* s, Tile& tile, int first_key, int last_key) {
   for (int t = 0; t < 2; t++) for (int i = 0; i < 4; i++) {
     const int key = t * 16 + LANE / 16 * 4 + i;
-    if (key < first_key || key > last_key) s[t][i] = -__builtin_inff(), tile.v[t * 4 + i] = {{0, 0}};
+    if (key < first_key || key > last_key) s[t][i] = -__builtin_inff(), tile.v[t * 4 + i] = u32v2{0, 0};
   }
 }
 // first_key, last_key: of the row, counted from the tile's first.
-template <int FORMAT> DEV void add_tile(Sums& u, Tile& tile, const u32x2 (*q)[4], int first_key, int last_key) {
+template <int FORMAT> DEV void add_tile(Sums& u, Tile& tile, const u32v2 (*q)[4], int first_key, int last_key) {
   Acc s[2];
   for (int t = 0; t < 2; t++) score<FORMAT, 1>(s + t, tile.k[t * 2], tile.k[t * 2 + 1], q);
   if (first_key > 0 || last_key < TILE - 1) mask(s, tile, first_key, last_key);
   const float top = max_of(largest(s[0]), largest(s[1]));
   if (wave_any(rises(u, top))) raise(u, top);
-  u32x2 p[2];
+  u32v2 p[2];
   for (int t = 0; t < 2; t++) p[t] = weigh<FORMAT>(u, s[t]);
   for (int t = 0; t < 2; t++)
     for (int d = 0; d < 4; d++) u.o[d] = mfma<FORMAT>(value_operand(tile.v + t * 4, d), p[t], u.o[d]);
@@ -104,17 +104,14 @@ DEV float* partial_at(const AttentionArgs& a, const Work& w, int index) {
 DEV void leave(float* to, const Sums& s) {
   const int n = LANE % 16, lane = LANE / 16 * GROUP_HEADS + n;
   if (n >= GROUP_HEADS) return;
-  for (int d = 0; d < 4; d++) *(f32x4*)(to + (d * 32 + lane) * 4) = {{s.o[d][0], s.o[d][1], s.o[d][2], s.o[d][3]}};
+  for (int d = 0; d < 4; d++) *(Acc*)(to + (d * 32 + lane) * 4) = s.o[d];
   to += GROUP_HEADS * HEAD_DIM;
   if (LANE < GROUP_HEADS) to[n] = s.m, to[GROUP_HEADS + n] = s.l;
 }
 DEV Sums left_at(const float* from) {
   const int n = LANE % GROUP_HEADS, lane = LANE / 16 * GROUP_HEADS + n;
   Sums s;
-  for (int d = 0; d < 4; d++) {
-    const f32x4 o = *(const f32x4*)(from + (d * 32 + lane) * 4);
-    s.o[d] = Acc{o[0], o[1], o[2], o[3]};
-  }
+  for (int d = 0; d < 4; d++) s.o[d] = *(const Acc*)(from + (d * 32 + lane) * 4);
   from += GROUP_HEADS * HEAD_DIM;
   s.m = from[n], s.l = from[GROUP_HEADS + n];
   return s;
@@ -158,7 +155,7 @@ template <int FORMAT> DEV void finish(const AttentionArgs& a, const Work& w, con
 
 // `total` is the wave's own: where the sum over groups waits.
 template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, float* total) {
-  u32x2 q[1][4] = {};
+  u32v2 q[1][4] = {};
   const int n = LANE % 16, g = LANE / 16;
   if (n < GROUP_HEADS) {
     const i64 head = (i64)w.row * a.heads + w.kv_head * GROUP_HEADS + n;

@@ -26,22 +26,22 @@ enum : int {
 };
 
 // The page's pieces that a thread brings.
-struct Pieces { u32x4 v[PAGE_BYTES / COPY_BYTES]; };
+struct Pieces { u32v4 v[PAGE_BYTES / COPY_BYTES]; };
 
-DEV Pieces load_page(GlobalBytes page) {
+DEV Pieces load_page(Global page) {
   Pieces p;
   u32 at = TID * 16;
   SCALAR(page);
   VECTOR(at);
-  for (int i = 0; i < PAGE_BYTES / COPY_BYTES; i++) p.v[i] = load<u32x4>(page + at + i * COPY_BYTES);
+  for (int i = 0; i < PAGE_BYTES / COPY_BYTES; i++) p.v[i] = load<u32v4>(page + at + i * COPY_BYTES);
   return p;
 }
 // V behind `last_slot` becomes zero: it may be anything, and 0 times NaN is not 0.
 DEV void store_page(u8* lds, Pieces& p, int last_slot) {
   for (int i = 0; i < PAGE_BYTES / COPY_BYTES; i++) {
     const int at = TID * 16 + i * COPY_BYTES;
-    if (at >= V_OFFSET && (at - V_OFFSET) / KV_ROW > last_slot) p.v[i] = {{0, 0, 0, 0}};
-    *(u32x4*)(lds + at) = p.v[i];
+    if (at >= V_OFFSET && (at - V_OFFSET) / KV_ROW > last_slot) p.v[i] = u32v4{0, 0, 0, 0};
+    *(u32v4*)(lds + at) = p.v[i];
   }
 }
 
@@ -61,23 +61,23 @@ DEV void mask(Acc* s, const Rows& r, int key) {
   }
 }
 // A lane's two pieces of 16 keys' K.
-struct Keys { u32x4 piece[2]; };
+struct Keys { u32v4 piece[2]; };
 DEV Keys load_keys(const u8* lds) {
   const int n = LANE % 16, g = LANE / 16;
   const u8* row = lds + n * KV_ROW;
-  return {{*(const u32x4*)(row + (g ^ n % 8) * 16), *(const u32x4*)(row + ((4 + g) ^ n % 8) * 16)}};
+  return {{*(const u32v4*)(row + (g ^ n % 8) * 16), *(const u32v4*)(row + ((4 + g) ^ n % 8) * 16)}};
 }
-DEV void load_values(u32x2* v, const u8* lds) {
+DEV void load_values(u32v2* v, const u8* lds) {
   const int n = LANE % 16, g = LANE / 16;
   for (int j = 0; j < 4; j++) {
     const int slot = 4 * g + j;
-    v[j] = *(const u32x2*)(lds + V_OFFSET + slot * KV_ROW + ((n / 2) ^ slot % 8) * 16 + n % 2 * 8);
+    v[j] = *(const u32v2*)(lds + V_OFFSET + slot * KV_ROW + ((n / 2) ^ slot % 8) * 16 + n % 2 * 8);
   }
 }
 // Adds 16 keys whose scores are `s`; if there are MORE, `s` becomes the next 16's meanwhile: while the vector unit turns
 // scores into weights the matrix unit makes scores.
-template <int FORMAT, bool MORE> DEV void add_step(Sums* u, Acc* s, const u32x2 (*q)[4], const Rows& r, const u8* lds, int key) {
-  u32x2 p[BLOCKS], v[4];
+template <int FORMAT, bool MORE> DEV void add_step(Sums* u, Acc* s, const u32v2 (*q)[4], const Rows& r, const u8* lds, int key) {
+  u32v2 p[BLOCKS], v[4];
   Keys keys;
   if (MORE) keys = load_keys(lds + STEP * KV_ROW);
   load_values(v, lds);
@@ -90,17 +90,17 @@ template <int FORMAT, bool MORE> DEV void add_step(Sums* u, Acc* s, const u32x2 
   if (MORE) score<FORMAT, BLOCKS>(next, keys.piece[0], keys.piece[1], q);
   for (int c = 0; c < BLOCKS; c++) p[c] = weigh<FORMAT>(u[c], s[c]);
   for (int d = 0; d < 4; d++) {
-    const u32x2 operand = value_operand(v, d);
+    const u32v2 operand = value_operand(v, d);
     for (int c = 0; c < BLOCKS; c++) u[c].o[d] = mfma<FORMAT>(operand, p[c], u[c].o[d]);
   }
   if (MORE) {
     for (int c = 0; c < BLOCKS; c++) s[c] = next[c];
-    for (int i = 0; i < 16; i++) SCHEDULE(MATRIX_OPS, 1), SCHEDULE(EXPONENTIALS, 1), SCHEDULE(VECTOR_OPS, 4);
-    for (int i = 0; i < 16; i++) SCHEDULE(MATRIX_OPS, 1), SCHEDULE(VECTOR_OPS, 1);
+    for (int i = 0; i < 16; i++) SCHEDULE(MFMA, 1), SCHEDULE(TRANSCENDENTAL, 1), SCHEDULE(VALU, 4);
+    for (int i = 0; i < 16; i++) SCHEDULE(MFMA, 1), SCHEDULE(VALU, 1);
   }
 }
 // What the wave sees of a page that lies in LDS and begins at position `key`.
-template <int FORMAT> DEV void add_page(Sums* u, const u32x2 (*q)[4], const Rows& r, const u8* lds, int key) {
+template <int FORMAT> DEV void add_page(Sums* u, const u32v2 (*q)[4], const Rows& r, const u8* lds, int key) {
   int step = max_of(r.first - r.window + 1 - key, 0) / STEP;
   const int last = min_of(r.last - key, KV_PAGE - 1) / STEP;
   if (r.count == 0 || key > r.last || step > last) return;
@@ -124,7 +124,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const PrefillTile*
   r.first = position + wave * WAVE_ROWS, r.last = r.first + r.count - 1;
   r.window = a.windowed ? a.window : 1 << 30;
   Sums sums[BLOCKS];
-  u32x2 q[BLOCKS][4];
+  u32v2 q[BLOCKS][4];
   const auto row_of = [&](int c) { return wave * WAVE_ROWS + c * 2 + LANE % 16 / GROUP_HEADS; };     // within the tile
   for (int c = 0; c < BLOCKS; c++) {
     const int own = min_of(row_of(c), count - 1);

@@ -26,7 +26,7 @@ template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
     return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(s16v4, a), __builtin_bit_cast(s16v4, b), c, 0, 0, 0);
 }
 // SCHEDULE: the next n instructions of a kind come here, in the order of such lines.
-enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100 };
+enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
 // Nothing moves across: the compiler would sink loads to their uses and leave the matrix core waiting.
 #define SCHEDULE_FENCE() __builtin_amdgcn_sched_barrier(0)
 #if __has_builtin(__builtin_amdgcn_sched_group_barrier)
@@ -34,18 +34,24 @@ enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100 };
 #else
 #define SCHEDULE(what, n)
 #endif
-// Keeps an address as scalar base + 32-bit vector offset: left alone, loop strength reduction makes 64-bit vector adds of
+// Keep an address as scalar base + 32-bit vector offset: left alone, loop strength reduction makes 64-bit vector adds of
 // it, four or five VALU a load. Clang before 17 cannot place such an asm in a loop: right without it, only slower.
 #if __clang_major__ >= 17
-#define SCALAR_BASE(base, offset) asm("" : "+s"(base), "+v"(offset))
+#define SCALAR(base) asm("" : "+s"(base))
+#define VECTOR(offset) asm("" : "+v"(offset))
+#define SCALAR_AND_VECTOR(base, offset) asm("" : "+s"(base), "+v"(offset))
 #else
-#define SCALAR_BASE(base, offset)
+#define SCALAR(base)
+#define VECTOR(offset)
+#define SCALAR_AND_VECTOR(base, offset)
 #endif
 #else
 #define GLOBAL
 #define SCHEDULE_FENCE() (void)0
 #define SCHEDULE(what, n) (void)0
-#define SCALAR_BASE(base, offset)
+#define SCALAR(base)
+#define VECTOR(offset)
+#define SCALAR_AND_VECTOR(base, offset)
 DEV u32 multiply_f16x2(u32 a, u32 b) {
   return pack_f16(f16_to_f32((u16)a) * f16_to_f32((u16)b), f16_to_f32((u16)(a >> 16)) * f16_to_f32((u16)(b >> 16)));
 }
@@ -55,14 +61,16 @@ template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
 }
 #endif
 
+// What is the same in all lanes, in a scalar register.
 DEV int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
 DEV u32 byte_permute(u32 high, u32 low, u32 selector) { return __builtin_amdgcn_perm(high, low, selector); }
 DEV u32 rotate_right(u32 v, int by) { return __builtin_amdgcn_alignbit(v, v, by); }
 DEV u32 select_bits(u32 mask, u32 a, u32 b) { return (mask & a) | (~mask & b); }
 
-// Global memory at a uniform base and a lane's offset.
 typedef const GLOBAL u8* Global;
+template <class T> DEV T load(Global at) { return *(const GLOBAL T*)at; }
+// At a uniform base and a lane's offset.
 template <class T> DEV T load(Global base, u32 offset) {
-  SCALAR_BASE(base, offset);
-  return *(const GLOBAL T*)(base + offset);
+  SCALAR_AND_VECTOR(base, offset);
+  return load<T>(base + offset);
 }
