@@ -469,17 +469,8 @@ mod tests {
 
     #[test]
     fn codes_become_faults() {
-        for (code, expected) in [
-            (2, GpuFault::OutOfMemory),
-            (100, GpuFault::NoDevice),
-            (214, GpuFault::LostDevice),
-            (719, GpuFault::LostDevice),
-            (209, GpuFault::BadCode),
-            (500, GpuFault::BadCode),
-            (1, GpuFault::Other),
-            (12_345, GpuFault::Other),
-        ] {
-            assert_eq!(fault(code), expected, "{code}");
+        for (code, expected) in super::super::FAULTS_OF_ALL {
+            assert_eq!(fault(code as Code), expected, "{code}");
         }
     }
 

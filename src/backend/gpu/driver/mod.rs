@@ -244,3 +244,17 @@ fn check_elf(device: &str, image: &[u8]) -> Result<()> {
         code: None,
     })
 }
+
+/// Codes that mean the same to every runtime.
+#[cfg(all(test, any(feature = "cuda", feature = "hip")))]
+const FAULTS_OF_ALL: [(i32, GpuFault); 9] = [
+    (2, GpuFault::OutOfMemory),
+    (100, GpuFault::NoDevice),
+    (214, GpuFault::LostDevice),
+    (700, GpuFault::LostDevice),
+    (719, GpuFault::LostDevice),
+    (209, GpuFault::BadCode),
+    (500, GpuFault::BadCode),
+    (1, GpuFault::Other),
+    (12_345, GpuFault::Other),
+];
