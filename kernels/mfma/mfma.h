@@ -69,8 +69,8 @@ DEV u32 select_bits(u32 mask, u32 a, u32 b) { return (mask & a) | (~mask & b); }
 
 typedef const GLOBAL u8* Global;
 template <class T> DEV T load(Global at) { return *(const GLOBAL T*)at; }
-// At a uniform base and a lane's offset.
-template <class T> DEV T load(Global base, u32 offset) {
+// At a uniform base and a lane's offset, which the compiler is told may have changed: kept where loads are, it is never copied.
+template <class T> DEV T load(Global base, u32& offset) {
   SCALAR_AND_VECTOR(base, offset);
   return load<T>(base + offset);
 }

@@ -7,9 +7,10 @@
 template <class Weights, int DEPTH> struct Stream {
   typedef typename Weights::Raw Raw;
 
-  int chunks, lane;
+  int chunks;
   Global weights, tokens;
   i64 slab_bytes;
+  typename Weights::Place weight_at;
   u32 token_at[2];
   Raw raw[DEPTH];
   u32v4 pieces[DEPTH][2];
@@ -17,7 +18,7 @@ template <class Weights, int DEPTH> struct Stream {
 
   DEV void load_chunk(int c, int into) {
     c = c < chunks ? c : chunks - 1;
-    raw[into] = Weights::load_chunk(weights + (i64)c * Weights::CHUNK_BYTES, lane);
+    raw[into] = Weights::load_chunk(weights + (u32)c * (u32)Weights::CHUNK_BYTES, weight_at);
     for (int piece = 0; piece < 2; piece++) pieces[into][piece] = load<u32v4>(tokens + c * slab_bytes, token_at[piece]);
   }
   DEV void multiply(int b) {
@@ -33,7 +34,7 @@ template <class Weights, int DEPTH> struct Stream {
   DEV void run(const GemmArgs& a, const Work& work, const Wave& wave) {
     const int n = LANE % 16, g = LANE / 16;
     const int row = work.first + (n < work.count ? n : work.count - 1);   // clamped: no traffic for rows that are not there
-    chunks = a.k_blocks, lane = LANE;
+    chunks = a.k_blocks;
     weights = chunks_of<Weights>(a, work, wave);
     tokens = (Global)a.in;
     slab_bytes = (i64)a.in_rows * (SLAB * 2);

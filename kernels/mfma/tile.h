@@ -51,16 +51,18 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
     TERM = STAGED * THREADS, BUFFER = TERMS * TERM,      // pieces in LDS
     // A piece is decoded under the first MFMAs after the last use of the one before.
     DECODE_PART = PARTS - HALVES, VALU_PER_MFMA = (Weights::DECODE_VALU + 4 * PART_S - 1) / (4 * PART_S),
-    // Decoded weights leave their registers in mid-chunk, 16-bit ones with the chunk's last MFMA.
-    DECODES = Weights::DECODE_VALU > 0, LEAD = DECODES ? 3 : 2, LOAD_PART = DECODES ? HALVES : 0,
+    // Decoded weights leave their registers in mid-chunk, 16-bit ones with the chunk's last MFMA; tokens are asked for before.
+    DECODES = Weights::DECODE_VALU > 0, LEAD = DECODES ? 3 : 2, LOAD_PART = HALVES,
   };
   static_assert(TERMS == 1 || HALVES == 1, "float64 sums of more than 64 tokens do not fit");
   typedef typename Weights::Raw Raw;
 
-  int chunks, lane, buffer = 0;
+  int chunks, buffer = 0, next_tokens = 0;
   Global weights, tokens;
   i64 slab_bytes, term_bytes;
   u32v4* lds;
+  typename Weights::Place weight_at;
+  u32 token_at = TID * 16;
   int fragment_at[2];
   Raw raw[3];
   Operand operand[2];
@@ -73,17 +75,18 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
   static DEV constexpr int step_of(int part, int j) { return part % HALVES * PART_S + j; }
 
   DEV int clamped(int c) const { return c < chunks ? c : chunks - 1; }
-  DEV void load_tokens(int c) {
-    const Global slab = tokens + clamped(c) * slab_bytes;
+  // Slab after slab; the last one again where there is none.
+  DEV void load_tokens() {
     for (int term = 0; term < TERMS; term++) for (int j = 0; j < STAGED; j++)
-      staged[term][j] = load<u32v4>(slab + term * term_bytes + j * (THREADS * 16), TID * 16);
+      staged[term][j] = load<u32v4>(tokens + term * term_bytes + j * (THREADS * 16), token_at);
+    if (++next_tokens < chunks) tokens += slab_bytes;
   }
   DEV void store_tokens(int to) {
     for (int term = 0; term < TERMS; term++) for (int j = 0; j < STAGED; j++)
       lds[to + term * TERM + j * THREADS + TID] = staged[term][j];
   }
   DEV void load_weights(int c, int into) {
-    raw[into] = Weights::load_chunk(weights + (i64)clamped(c) * Weights::CHUNK_BYTES, lane);
+    raw[into] = Weights::load_chunk(weights + (u32)clamped(c) * (u32)Weights::CHUNK_BYTES, weight_at);
   }
   DEV void read_fragments(int from, int part) {
     for (int j = 0; j < PART_S; j++)
@@ -119,7 +122,7 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
       const bool last = part == PARTS - 1;
       SCHEDULE_FENCE();
       if (last) barrier();
-      if (part == 0) store_tokens(other), load_tokens(c + 2);
+      if (part == 0) store_tokens(other), load_tokens();
       if (part == LOAD_PART) load_weights(c + LEAD, (b + LEAD) % 3);
       if (DECODES) SCHEDULE_FENCE();   // 16-bit weights leave the MFMAs' slots empty anyway: reads go ahead of all
       read_fragments(last ? other : buffer, (part + 1) % PARTS);
@@ -136,18 +139,18 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
   }
   DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, u32v4* shared) {
     const int n = LANE % 16, g = LANE / 16;
-    chunks = a.k_blocks, lane = LANE, lds = shared;
+    chunks = a.k_blocks, lds = shared;
     weights = chunks_of<Weights>(a, work, wave);
     tokens = (Global)a.in + (i64)work.first * (SLAB * 2);
     slab_bytes = (i64)a.in_rows * (SLAB * 2), term_bytes = a.in_term * 2;
     for (int piece = 0; piece < 2; piece++) fragment_at[piece] = n * 8 + ((g * 2 + piece) ^ (n % 8));
     sums.clear();
     // In the loop's order, or its waits would be for everything at once.
-    load_tokens(0), load_weights(0, 0);
+    load_tokens(), load_weights(0, 0);
     SCHEDULE_FENCE();
     load_weights(1, 1);
     SCHEDULE_FENCE();
-    store_tokens(0), load_tokens(1);
+    store_tokens(0), load_tokens();
     SCHEDULE_FENCE();
     if (DECODES) load_weights(2, 2);
     SCHEDULE_FENCE();

@@ -21,9 +21,11 @@ template <int FORMAT_> struct Dense {
   static constexpr int FORMAT = FORMAT_;
   enum : int { CHUNK_BYTES = BLOCK_ROWS * SLAB * 2, DECODE_VALU = 0, STREAM_DEPTH = 4 };
   struct Raw { u32v4 of[2][2]; };
-  static DEV Raw load_chunk(Global chunk, int lane) {
+  // A lane's offsets within a chunk.
+  struct Place { u32 of = LANE * 16; };
+  static DEV Raw load_chunk(Global chunk, Place& at) {
     Raw raw;
-    for (int i = 0; i < 4; i++) raw.of[i / 2][i % 2] = load<u32v4>(chunk + i * 1024, lane * 16);
+    for (int i = 0; i < 4; i++) raw.of[i / 2][i % 2] = load<u32v4>(chunk + i * 1024, at.of);
     return raw;
   }
   static DEV void decode(const Raw& raw, int piece, Operand& out) {
@@ -45,10 +47,11 @@ template <int FORMAT_> struct Mxfp4 {
   static constexpr int FORMAT = FORMAT_;
   enum : int { CHUNK_BYTES = 1024 + 64, DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38, STREAM_DEPTH = 6 };
   struct Raw { u32v4 codes; u32 scales; };
-  static DEV Raw load_chunk(Global chunk, int lane) {
+  struct Place { u32 codes = LANE * 16, scales = 1024 + (LANE / 32 * 16 + LANE % 16) * 2; };
+  static DEV Raw load_chunk(Global chunk, Place& at) {
     Raw raw;
-    raw.codes = load<u32v4>(chunk, lane * 16);
-    raw.scales = load<u16>(chunk, 1024 + (lane / 32 * 16 + lane % 16) * 2);
+    raw.codes = load<u32v4>(chunk, at.codes);
+    raw.scales = load<u16>(chunk, at.scales);
     return raw;
   }
   static DEV void decode(const Raw& raw, int piece, Operand& out) {
