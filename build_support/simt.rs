@@ -1,6 +1,6 @@
 //! Compiles the kernels for the CPU played as a SIMT machine, into one shared library whose path is `GETP_SIMT_KERNELS`.
 //!
-//! `CXX` names the compiler (default `c++`). `GETP_SIMT_SANITIZE=address` builds the library with AddressSanitizer; what
+//! `CXX` names the compiler (default `c++`). `GETP_SIMT_SANITIZE=address` builds the library with g++'s AddressSanitizer; what
 //! loads it must then be run with `LD_PRELOAD=$(c++ -print-file-name=libasan.so)` and `ASAN_OPTIONS=detect_leaks=0` (the
 //! Rust side is not instrumented, so leaks of a process that ends are not ours to judge).
 
@@ -59,7 +59,10 @@ fn command(compiler: &Compiler) -> Command {
     let mut command = Command::new(&compiler.program);
     match env::var("GETP_SIMT_SANITIZE").as_deref() {
         Err(_) | Ok("") => command.arg("-O2"),
-        Ok(which) => command.args(["-O1", "-g", &format!("-fsanitize={which}")]),
+        Ok(which) => command.args(["-O1", "-g1", &format!("-fsanitize={which}")]),
     };
+    if !compiler.version.contains("clang") {
+        command.arg("-fno-weak");
+    }
     command
 }

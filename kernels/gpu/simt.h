@@ -6,7 +6,8 @@
 // which order the threads that can run do run is the launch's policy. Blocks may be spread over several OS threads.
 //
 // A code object is a shared library of kernels and simt.cpp. KERNEL exports a function by the kernel's name, to be given
-// to simt_launch. Compile kernels with -fvisibility=hidden: what several files define in their own way stays theirs.
+// to simt_launch. Compile kernels with -fvisibility=hidden: what several files define in their own way stays theirs. With
+// g++, which does not inline all, that takes -fno-weak too.
 //
 // SHARED memory is thread-local and is filled with 0xff bytes (NaN in every format) before each block, and so is
 // DYNAMIC_SHARED. For that a program or library that holds kernels must have no other thread_local variables. Under
@@ -75,7 +76,11 @@ uint32_t uniform(uint32_t value);                 // value; an error where the w
 // inputs count as zeros, as on MI200.
 void mfma_16x16x16(bool bf16, s16x4 a, s16x4 b, f32x4v* c);
 void mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, f32x16v* c);
+#ifdef __clang__
 #define SIMT_INLINE inline __attribute__((always_inline))
+#else
+#define SIMT_INLINE inline                        // a kernel that is one function takes g++ minutes
+#endif
 SIMT_INLINE f32x4v mfma_16x16x16_f16(s16x4 a, s16x4 b, f32x4v c) { mfma_16x16x16(false, a, b, &c); return c; }
 SIMT_INLINE f32x4v mfma_16x16x16_bf16(s16x4 a, s16x4 b, f32x4v c) { mfma_16x16x16(true, a, b, &c); return c; }
 SIMT_INLINE f32x16v mfma_32x32x8_f16(s16x4 a, s16x4 b, const f32x16v& c) { f32x16v d = c; mfma_32x32x8(false, a, b, &d); return d; }
