@@ -1,4 +1,5 @@
-// All products in `exact`: activations of two FP16 terms or three BF16 ones, chunks of K summed in float64. See tile.h.
+// All products in `exact`: activations of two FP16 terms or three BF16 ones, chunks of K summed in float64. See tile.h. Three
+// terms of 64 tokens take so much LDS that a SIMD has one wave.
 #include "gemm.h"
 
 #define EXACT(OP, NAME, TERMS, Op, Weights, WAVES_16)                                                                  \
@@ -6,7 +7,7 @@
     SHARED u32v4 tokens[tile_pieces(16, WAVES_16 * WAVE, TERMS)];                                                      \
     exact_product<Op, Weights, WAVES_16, 1, TERMS>(a, tokens);                                                         \
   }                                                                                                                    \
-  KERNEL(OP##_##NAME##x##TERMS##_n64, GemmArgs, 256, 1, 2) {                                                           \
+  KERNEL(OP##_##NAME##x##TERMS##_n64, GemmArgs, 256, 1, TERMS == 3 ? 1 : 2) {                                          \
     SHARED u32v4 tokens[tile_pieces(64, 256, TERMS)];                                                                  \
     exact_product<Op, Weights, 4, 4, TERMS>(a, tokens);                                                                \
   }
