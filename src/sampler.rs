@@ -126,9 +126,7 @@ impl Sampler {
         for (i, row) in rows.iter_mut().enumerate() {
             let coin = random_f32(&mut row.rng_state);
             row.token = if nucleus {
-                let nucleus = &mut self.nuclei[i];
-                nucleus.normalize(least, |e| (f64::from(e) / sums[i]) as f32);
-                let drawn = nucleus.draw(self.topp, least, coin);
+                let drawn = self.nuclei[i].draw(self.topp, least, sums[i], coin);
                 drawn.unwrap_or_else(|| argmax(row.logits))
             } else {
                 self.draw_from_all(level, row.logits, maxima[i], sums[i], coin)
@@ -186,7 +184,7 @@ impl Sampler {
                 // the roundings on the way from here to the probability.
                 let floor = (f64::from(least) * sums[i].max(1.0) * (1.0 - 1e-6)) as f32;
                 if largest >= floor {
-                    self.nuclei[i].keep(first, &values[i][..len], floor);
+                    self.nuclei[i].keep(level, first, &values[i][..len], floor);
                 }
             }
             #[allow(clippy::needless_range_loop, reason = "the same place of several rows at once")]
@@ -230,8 +228,8 @@ impl Sampler {
         let least = self.least(self.probabilities.len());
         let nucleus = &mut self.nuclei[0];
         nucleus.clear();
-        nucleus.keep(0, &self.probabilities, least);
-        nucleus.draw(self.topp, least, coin)
+        nucleus.keep(Level::detect(), 0, &self.probabilities, least);
+        nucleus.draw(self.topp, least, 1.0, coin)
     }
 }
 

@@ -1,19 +1,27 @@
 //! The most probable tokens of a row, in order, as far as they are needed.
 //!
 //! Their order and the float32 sum in that order decide which token is drawn, so nothing may be left out; but the sum ends
-//! as soon as it exceeds `topp`. Many tokens are therefore first dealt into buckets by their probability's leading bits, and
-//! a bucket is sorted only when the sum reaches it.
+//! as soon as it exceeds `topp`. A model that is sure of itself gives nearly all of it to a few tokens: these are looked at
+//! alone first. Where they do not suffice, all are dealt into buckets by their probability's leading bits, and a bucket is
+//! sorted only when the sum reaches it.
+
+use crate::simd::{Kernel, LANES, Level, Simd};
 
 /// Leading bits: eight of the exponent and ten of the fraction, so that a bucket of a flat row holds some twenty tokens.
 const BUCKET_SHIFT: u32 = 13;
 /// Fewer than this are sorted at once.
 const FEW: usize = 2048;
+/// Tokens this probable are looked at first. There are no more of them than its inverse.
+const PROBABLE: f32 = 1.0 / 512.0;
+/// So many of sixteen values and fewer are kept one by one.
+const SPARSE: u32 = 4;
 
 /// See the module. Its memory is reused from row to row.
 #[derive(Clone, Debug, Default)]
 pub struct Nucleus {
     /// What is kept, as [`rank_key`] packs it.
     keys: Vec<u64>,
+    probable: Vec<u64>,
     dealt: Vec<u64>,
     /// The end of each bucket in `dealt`.
     ends: Vec<u32>,
@@ -24,27 +32,26 @@ impl Nucleus {
     pub fn new(vocab: usize) -> Self {
         Self {
             keys: Vec::with_capacity(vocab),
+            probable: Vec::with_capacity(vocab.min((1.0 / PROBABLE) as usize + 1)),
             dealt: Vec::with_capacity(vocab),
             ends: Vec::new(),
         }
     }
 
     /// Keeps the tokens of the row from `first` on whose value is at least `floor`, behind those kept so far.
-    pub fn keep(&mut self, first: usize, values: &[f32], floor: f32) {
-        let mut end = self.keys.len();
-        self.keys.resize(end + values.len(), 0);
-        // Without a branch, which would be foretold badly where every other token is kept.
-        for (token, &value) in (first as u32..).zip(values) {
-            self.keys[end] = rank_key(value, token);
-            end += usize::from(value >= floor);
-        }
-        self.keys.truncate(end);
+    pub fn keep(&mut self, level: Level, first: usize, values: &[f32], floor: f32) {
+        level.run(Keep {
+            keys: &mut self.keys,
+            first: first as u32,
+            values,
+            floor,
+        });
     }
 
     /// Where it keeps them.
     #[cfg(test)]
-    pub fn memory(&self) -> (*const u64, *const u64) {
-        (self.keys.as_ptr(), self.dealt.as_ptr())
+    pub fn memory(&self) -> [*const u64; 3] {
+        [&self.keys, &self.probable, &self.dealt].map(|keys| keys.as_ptr())
     }
 
     /// Forgets what is kept.
@@ -52,20 +59,39 @@ impl Nucleus {
         self.keys.clear();
     }
 
-    /// Turns the values kept into what `probability` makes of them, and keeps those that are at least `least`.
-    pub fn normalize(&mut self, least: f32, probability: impl Fn(f32) -> f32) {
+    /// Draws from the most probable tokens whose mass exceeds `topp`; `None` if none is kept. A token's probability is its
+    /// value over `sum`, at most 1; those below `least`, which is above 0, are no part of a nucleus.
+    pub fn draw(&mut self, topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
+        self.draw_from_probable(topp, least, sum, coin)
+            .or_else(|| self.draw_from_all(topp, least, sum, coin))
+    }
+
+    /// The same, if the mass of those with at least [`PROBABLE`] is enough.
+    fn draw_from_probable(&mut self, topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
+        let least = least.max(PROBABLE);
+        // Below this a value's share is below `least`, however it is rounded.
+        let floor = (f64::from(least) * sum * (1.0 - 1e-6)) as f32;
+        let last_key = rank_key(floor, u32::MAX);
+        self.probable.clear();
+        for &key in self.keys.iter().filter(|&&key| key <= last_key) {
+            let p = probability(key, sum);
+            if p >= least {
+                self.probable.push(rank_key(p, key as u32));
+            }
+        }
+        self.probable.sort_unstable(); // the keys differ, so this is the stable order of the probabilities
+        let (mass, last) = mass_above(&self.probable, topp, 0.0);
+        last.map(|last| pick(&self.probable[..=last], coin * mass))
+    }
+
+    fn draw_from_all(&mut self, topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
         self.keys.retain_mut(|key| {
-            let p = probability(key_value(*key));
+            let p = probability(*key, sum);
             *key = rank_key(p, *key as u32);
             p >= least
         });
-    }
-
-    /// Draws from the most probable tokens whose mass exceeds `topp`; `None` if none is kept. No probability kept is less
-    /// than `least`, which is above 0, or more than 1.
-    pub fn draw(&mut self, topp: f32, least: f32, coin: f32) -> Option<u32> {
         if self.keys.len() <= FEW {
-            self.keys.sort_unstable(); // the keys differ, so this is the stable order of the probabilities
+            self.keys.sort_unstable();
             let (mass, last) = mass_above(&self.keys, topp, 0.0);
             let last = last.or(self.keys.len().checked_sub(1))?;
             return Some(pick(&self.keys[..=last], coin * mass));
@@ -75,8 +101,8 @@ impl Nucleus {
         for &end in &self.ends {
             let end = end as usize;
             self.dealt[start..end].sort_unstable();
-            let (sum, last) = mass_above(&self.dealt[start..end], topp, mass);
-            mass = sum;
+            let (reached, last) = mass_above(&self.dealt[start..end], topp, mass);
+            mass = reached;
             if let Some(last) = last {
                 return Some(pick(&self.dealt[..=start + last], coin * mass));
             }
@@ -106,6 +132,52 @@ impl Nucleus {
             *at += 1;
         }
     }
+}
+
+/// See [`Nucleus::keep`].
+struct Keep<'a> {
+    keys: &'a mut Vec<u64>,
+    first: u32,
+    values: &'a [f32],
+    floor: f32,
+}
+
+impl Kernel for Keep<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let (chunks, tail) = self.values.as_chunks::<LANES>();
+        let mut first = self.first;
+        for chunk in chunks {
+            // SAFETY: under `Level::run`; a chunk has sixteen values.
+            let mut kept = unsafe { S::at_least(S::load(chunk.as_ptr()), S::splat(self.floor)) };
+            if kept.count_ones() <= SPARSE {
+                while kept != 0 {
+                    let lane = kept.trailing_zeros();
+                    self.keys.push(rank_key(chunk[lane as usize], first + lane));
+                    kept &= kept - 1;
+                }
+            } else {
+                // Without a branch, which would be foretold badly where every other token is kept.
+                let mut end = self.keys.len();
+                self.keys.resize(end + LANES, 0);
+                for (token, &value) in (first..).zip(chunk) {
+                    self.keys[end] = rank_key(value, token);
+                    end += usize::from(value >= self.floor);
+                }
+                self.keys.truncate(end);
+            }
+            first += LANES as u32;
+        }
+        let kept = (first..).zip(tail).filter(|&(_, &value)| value >= self.floor);
+        self.keys.extend(kept.map(|(token, &value)| rank_key(value, token)));
+    }
+}
+
+/// A kept value's share of the sum, rounded as the program rounds it.
+fn probability(key: u64, sum: f64) -> f32 {
+    (f64::from(key_value(key)) / sum) as f32
 }
 
 /// The running float32 sum of sorted keys from `mass` on, up to where it exceeds `topp`, and that index.

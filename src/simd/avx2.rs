@@ -93,6 +93,14 @@ unsafe impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn at_least(a: F32x16, b: F32x16) -> u32 {
+        unsafe {
+            let low = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(a.0, b.0));
+            let high = _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GE_OQ>(a.1, b.1));
+            (low | high << 8) as u32
+        }
+    }
+    #[inline(always)]
     unsafe fn i_zero() -> U32x16 {
         unsafe { U32x16(_mm256_setzero_si256(), _mm256_setzero_si256()) }
     }

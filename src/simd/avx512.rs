@@ -87,6 +87,10 @@ unsafe impl Simd for Avx512 {
     unsafe fn min(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_min_ps(a, b) }
     }
+    #[inline(always)]
+    unsafe fn at_least(a: __m512, b: __m512) -> u32 {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b).into() }
+    }
 
     #[inline(always)]
     unsafe fn i_zero() -> __m512i {

@@ -74,6 +74,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// The smaller; `b` where either is NaN.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// A bit for each lane where `a >= b`.
+    unsafe fn at_least(a: Self::F, b: Self::F) -> u32;
 
     /// All lanes 0.
     unsafe fn i_zero() -> Self::I;

@@ -74,6 +74,10 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn at_least(a: [f32; LANES], b: [f32; LANES]) -> u32 {
+        (0..LANES).fold(0, |mask, i| mask | u32::from(a[i] >= b[i]) << i)
+    }
+    #[inline(always)]
     unsafe fn i_zero() -> [u32; LANES] {
         [0; LANES]
     }

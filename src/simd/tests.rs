@@ -110,6 +110,9 @@ on_every_level! {
             assert_same::<S>(lanes::<S>(max), |i| if x[i] > y[i] { x[i] } else { y[i] });
             assert_same::<S>(lanes::<S>(min), |i| if x[i] < y[i] { x[i] } else { y[i] });
             assert_same::<S>(lanes::<S>(splat), |_| x[3]);
+            // SAFETY: as above.
+            let mask = unsafe { S::at_least(a, b) };
+            assert!((0..LANES).all(|i| (mask >> i & 1 == 1) == (x[i] >= y[i])) && mask >> LANES == 0);
         }
     }
 
