@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
-"""The GEMM kernels' resources and how busy llvm-mca sees the matrix core in their inner loops, as a markdown table.
+"""The GEMM and attention kernels' resources and how busy llvm-mca sees the matrix core in their inner loops, as a markdown table.
 
     kernels/mfma/mca.py [--arch gfx90a] [--all] [file.hip ...]
 
 For every kernel: registers, LDS, waves a SIMD holds; for its innermost loops: bytes read from memory for each MFMA and the
 share of the loop's issue slots (4 clocks) in which the matrix core works. llvm-mca runs one wave alone and knows neither LDS
-nor memory latency: a second wave fills what a first one leaves. --all lists every tile of a kernel, not only the largest.
+nor memory latency: a second wave fills what a first one leaves. Attention's loops branch where maxima grow or keys are masked;
+of the ways round the one with the most MFMAs is taken, and of those the shortest: neither happens. --all lists every tile of a kernel, not only the largest.
 Exits with 1 if a kernel uses scratch, spills or AGPRs.
 """
 import argparse, os, re, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-FILES = ["mlp1.hip", "mlp2.hip", "dense.hip", "unembed.hip", "exact.hip"]
+FILES = ["mlp1.hip", "mlp2.hip", "dense.hip", "unembed.hip", "exact.hip", "attention_decode.hip", "attention_prefill.hip"]
 CLANG = os.environ.get("AMD_CLANG", "clang-22")
 MCA = os.environ.get("LLVM_MCA", "llvm-mca-22")
 MFMA_SLOTS = {"gfx90a": 8}          # of a 16x16x16; half as many on gfx942 and gfx950
 ITERATIONS = 20
+MOST_WAYS = 10000
 LOADED = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "ubyte": 1}
 
 
@@ -39,23 +42,56 @@ def resources(text):
     return kernels
 
 
-def inner_loops(text, kernel):
-    """Instructions of the loops without a label or a branch inside that hold MFMAs."""
+def basic_blocks(text, kernel):
+    """[(label, instructions without the branch, (kind, target) of the branch)], in their order."""
     body = text[text.index(f"\n{kernel}:"):]
     body = body[:body.index(".Lfunc_end")]
-    loops, block, label = [], [], None
+    blocks, label, block = [], None, []
     for line in body.split("\n"):
         line = line.split(";")[0].strip()
         start = re.match(r"(\.LBB\w+):", line)
-        if start:
-            block, label = [], start[1]
-        elif re.match(r"s_c?branch", line):
-            if line.endswith(str(label)) and any("v_mfma" in i for i in block):
-                loops.append(block)
-            block, label = [], None
+        branch = re.match(r"(s_c?branch)\w*\s+(\S+)", line)
+        if start or branch:
+            blocks.append((label, block, branch and branch.groups()))
+            label, block = start and start[1], []
         elif line and not line.startswith("."):
             block.append(line)
-    return loops
+    return blocks + [(label, block, None)]
+
+
+def mfmas(instructions):
+    return sum("v_mfma" in i for i in instructions)
+
+
+def ways_round(blocks, head):
+    """The ways through blocks from number `head` on that come back to it, none twice through a block."""
+    number = {label: i for i, (label, _, _) in enumerate(blocks) if label}
+    ways = [([head], blocks[head][1])]
+    while ways:
+        path, instructions = ways.pop()
+        kind, target = blocks[path[-1]][2] or (None, None)
+        next_blocks = [number[target]] if target in number else []
+        if kind != "s_branch" and path[-1] + 1 < len(blocks):
+            next_blocks.append(path[-1] + 1)
+        for i in next_blocks:
+            if i == head:
+                yield instructions
+            elif i > head and i not in path:
+                ways.append((path + [i], instructions + blocks[i][1]))
+
+
+def inner_loops(text, kernel):
+    """The loops that hold MFMAs: those without a branch inside, or else the best way round the innermost."""
+    blocks = basic_blocks(text, kernel)
+    loops = [block for label, block, branch in blocks if mfmas(block) and branch and branch[1] == label]
+    if loops:
+        return loops
+    heads = {i for i, (label, _, _) in enumerate(blocks) if any(b[2] and b[2][1] == label for b in blocks[i:])}
+    for head in sorted(heads, reverse=True):               # loops within loops: the innermost begin last
+        ways = [way for way in islice(ways_round(blocks, head), MOST_WAYS) if mfmas(way)]
+        if ways:
+            return [max(ways, key=lambda way: (mfmas(way), -len(way)))]
+    return []
 
 
 def loaded_bytes(loop):
@@ -77,10 +113,13 @@ def waves_per_simd(r):
 
 
 def tokens(kernel, loop):
-    """A tile's loop has three chunks of 8 MFMAs for 16 tokens and term; a stream's tokens are 16."""
-    terms, tile = re.search(r"x(\d)_n(\d+)$", kernel).groups()
+    """A tile's loop has three chunks of 8 MFMAs for 16 tokens and term; a stream's tokens are 16. Attention has none: 0."""
+    name = re.search(r"x(\d)_n(\d+)$", kernel)
+    if not name:
+        return 0
+    terms, tile = name.groups()
     streams = terms == "1" and tile == "16"
-    return 16 if streams else sum("v_mfma" in i for i in loop) // (24 * int(terms)) * 16
+    return 16 if streams else mfmas(loop) // (24 * int(terms)) * 16
 
 
 def main():
@@ -98,10 +137,10 @@ def main():
                     bad.append(kernel)
                 loops = sorted(inner_loops(text, kernel), key=lambda l: -tokens(kernel, l))
                 for loop in loops if options.all else loops[:1]:
-                    mfma = sum("v_mfma" in i for i in loop)
+                    mfma = mfmas(loop)
                     share = mfma * MFMA_SLOTS.get(options.arch, 4) / cycles(loop, options.arch)
                     print(f"| {kernel} | {r['vgpr_count']} | {r['group_segment_fixed_size']} | {waves_per_simd(r)} "
-                          f"| {tokens(kernel, loop)} | {loaded_bytes(loop) / mfma:.0f} | {share:.2f} |", flush=True)
+                          f"| {tokens(kernel, loop) or '-'} | {loaded_bytes(loop) / mfma:.0f} | {share:.2f} |", flush=True)
     for kernel in bad:
         print(f"{kernel}: scratch, spills or AGPRs", file=sys.stderr)
     return bool(bad)

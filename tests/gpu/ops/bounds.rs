@@ -82,8 +82,8 @@ impl Bounds {
         Close::new(value, x.error * (1.0 + unit) + unit * x.value.abs() + least)
     }
 
-    /// What a sum of `n` products loses of the sum of their sizes. `exact` has float32 sums of 64 products, and float64 sums
-    /// of those. Hopper's matrix units cut 16 products and what they are added to off at a common place, 2^-25 of the
+    /// What a sum of `n` products loses of the sum of their sizes. `exact` has float32 sums of 64 products, and sums
+    /// of those in float64 or as good. Hopper's matrix units cut 16 products and what they are added to off at a common place, 2^-25 of the
     /// largest; CDNA's round a few times less than there are products.
     fn sum(&self, n: usize) -> f64 {
         let n = if self.numbers.exact { n.min(64) } else { n } as f64;
