@@ -215,12 +215,16 @@ fn head(name: &str, rows: &[usize]) {
     line(name, rows.iter().map(usize::to_string));
 }
 
-/// A line for each stage that ran.
+/// A line for each stage that ran, with dashes where it was part of another.
 fn by_stage(stages: &[Stages], cell: impl Fn(&StageTotal) -> String) {
     for (i, stage) in STAGES.iter().enumerate() {
         let totals = || stages.iter().map(|s| &s.totals[i]);
         if totals().any(|total| total.calls > 0) {
-            line(stage.name(), totals().map(&cell));
+            let dash = || String::from("-");
+            line(
+                stage.name(),
+                totals().map(|total| if total.calls > 0 { cell(total) } else { dash() }),
+            );
         }
     }
 }
