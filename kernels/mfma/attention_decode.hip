@@ -210,7 +210,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
 }
 
 template <int FORMAT> DEV void attention_decode(const AttentionArgs& a) {
-  SHARED float total[PARTIAL];
+  alignas(16) SHARED float total[PARTIAL];
   let_successor_start();
   after_predecessor();
   const int items = a.windowed ? a.step.header->window_items : a.step.header->full_items;
