@@ -137,9 +137,7 @@ struct Copies {
 };
 
 DEV Copies start_copies(const AttentionArgs& a, const Work& w, const Ring& ring) {
-  u64 policy;                                                    // the chunk's other tiles read the same pages: no hint
-  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  Copies copies = {a, w, ring, policy, w.first / KV_PAGE, 0};
+  Copies copies = {a, w, ring, evict_normal(), w.first / KV_PAGE, 0};   // the chunk's other tiles read the same pages
   for (int s = 0; s < STAGES && copies.left(); s++) copies.start();
   return copies;
 }

@@ -23,6 +23,7 @@ DEV void barrier_wait(u32 bar, u32 parity) {
 
 // What L2 should do with the lines of a copy.
 DEV u64 evict_first() { u64 p; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p)); return p; }
+DEV u64 evict_normal() { u64 p; asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p)); return p; }
 DEV u64 evict_last() { u64 p; asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p)); return p; }
 
 // `bytes` is a multiple of 16; both addresses are aligned to 16.

@@ -9,7 +9,7 @@
 //! * A block is four waves side by side (128 weight rows share a tile of tokens); of dense products with few rows fewer,
 //!   as their 90 to 160 row blocks would otherwise leave compute units without work.
 
-use super::super::args::{PackArgs, SLAB, WIRE_ROWS};
+use super::super::args::{PackArgs, WIRE_ROWS};
 use super::super::context::Grid;
 use super::super::target::{GemmLaunch, GemmShape, PackedShape, Product};
 use super::super::weights::Kind;
@@ -28,34 +28,16 @@ const PACK_THREADS: usize = 256;
 /// More blocks than these would only queue.
 const PACK_BLOCKS: usize = 4096;
 
-/// Bytes of a chunk: 64 K of 32 rows, MXFP4 as codes and one scale for each 32.
-fn chunk_bytes(kind: Kind) -> usize {
-    match kind {
-        Kind::Mxfp4 => BLOCK_ROWS * SLAB / 2 + BLOCK_ROWS * SLAB / 32,
-        Kind::Dense => BLOCK_ROWS * SLAB * 2,
-        Kind::Wire(_) => unreachable!("stays on the wire's form"),
-    }
-}
-
 /// A packed matrix.
 pub fn packed(kind: Kind, rows: usize, cols: usize) -> PackedShape {
-    let row_blocks = rows.div_ceil(BLOCK_ROWS);
-    PackedShape {
-        row_blocks,
-        bytes: row_blocks * cols.div_ceil(SLAB) * chunk_bytes(kind),
-    }
+    super::packed(kind, rows, cols, BLOCK_ROWS)
 }
 
 /// The kernel that packs it.
 pub fn pack_kernel(kind: Kind, args: &PackArgs) -> (&'static str, Grid) {
-    let name = match kind {
-        Kind::Mxfp4 => "pack_mxfp4",
-        Kind::Dense => "pack_dense",
-        Kind::Wire(_) => unreachable!("stays on the wire's form"),
-    };
     let lanes = args.members as usize * args.row_blocks as usize * args.k_blocks as usize * WAVE;
     (
-        name,
+        super::pack_name(kind),
         Grid::new(lanes.div_ceil(PACK_THREADS).min(PACK_BLOCKS), PACK_THREADS),
     )
 }

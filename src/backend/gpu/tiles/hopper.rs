@@ -11,7 +11,7 @@
 //! A step's rows are only known up to its bucket. Tiles that must hold all rows follow the bucket, the others the rows a step
 //! of it is likely to have: 890 rows come as 1024, and a tile fit for 1024 costs them a quarter more time.
 
-use super::super::args::{self, PackArgs, SLAB};
+use super::super::args::{self, PackArgs};
 use super::super::context::Grid;
 use super::super::target::{GemmLaunch, GemmShape, PackedShape, Product};
 use super::super::weights::Kind;
@@ -32,33 +32,15 @@ const SINGLE_SHARED_BYTES: usize = 204 * 1024;
 /// Blocks a multiprocessor that packs can hold, and a few rounds of them.
 const PACK_BLOCKS: usize = 132 * 16;
 
-/// Bytes of a row block at one k block, MXFP4 as codes and one scale for each 32.
-fn block_bytes(kind: Kind) -> usize {
-    match kind {
-        Kind::Mxfp4 => BLOCK_ROWS * SLAB / 2 + BLOCK_ROWS * SLAB / 32,
-        Kind::Dense => BLOCK_ROWS * SLAB * 2,
-        Kind::Wire(_) => unreachable!("stays on the wire's form"),
-    }
-}
-
 /// A packed matrix.
 pub fn packed(kind: Kind, rows: usize, cols: usize) -> PackedShape {
-    let row_blocks = rows.div_ceil(BLOCK_ROWS);
-    PackedShape {
-        row_blocks,
-        bytes: row_blocks * cols.div_ceil(SLAB) * block_bytes(kind),
-    }
+    super::packed(kind, rows, cols, BLOCK_ROWS)
 }
 
 /// The kernel that packs it.
 pub fn pack_kernel(kind: Kind, args: &PackArgs) -> (&'static str, Grid) {
-    let name = match kind {
-        Kind::Mxfp4 => "pack_mxfp4",
-        Kind::Dense => "pack_dense",
-        Kind::Wire(_) => unreachable!("stays on the wire's form"),
-    };
     let blocks = args.members as usize * args.row_blocks as usize * args.k_blocks as usize;
-    (name, Grid::new(blocks.min(PACK_BLOCKS), WARPGROUP))
+    (super::pack_name(kind), Grid::new(blocks.min(PACK_BLOCKS), WARPGROUP))
 }
 
 /// A tile: its tokens, and the consumer warpgroups of its block.

@@ -3,9 +3,32 @@
 pub mod cdna;
 pub mod hopper;
 
-use super::args::Format;
-use super::target::{GemmShape, Product};
+use super::args::{Format, SLAB};
+use super::target::{GemmShape, PackedShape, Product};
 use super::weights::Kind;
+
+/// A packed matrix in row blocks of so many rows: for each and each 64 K, MXFP4 as codes and one scale for each 32.
+fn packed(kind: Kind, rows: usize, cols: usize, block_rows: usize) -> PackedShape {
+    let row_blocks = rows.div_ceil(block_rows);
+    let block_bytes = match kind {
+        Kind::Mxfp4 => block_rows * SLAB / 2 + block_rows * SLAB / 32,
+        Kind::Dense => block_rows * SLAB * 2,
+        Kind::Wire(_) => unreachable!("stays on the wire's form"),
+    };
+    PackedShape {
+        row_blocks,
+        bytes: row_blocks * cols.div_ceil(SLAB) * block_bytes,
+    }
+}
+
+/// The kernel that packs it, the same on every target.
+fn pack_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Mxfp4 => "pack_mxfp4",
+        Kind::Dense => "pack_dense",
+        Kind::Wire(_) => unreachable!("stays on the wire's form"),
+    }
+}
 
 /// A product's kernel: operation, weights, activations and their terms, and the tile's tokens, the same on every target.
 fn kernel_name(shape: &GemmShape, tokens: usize) -> String {
