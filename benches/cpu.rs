@@ -14,12 +14,13 @@ mod synthetic;
 use clap::Parser;
 use getp::backend::cpu::{self, CpuOps, Engine};
 use getp::batch::StepPlan;
+use getp::engine::limits;
 use getp::model::ModelConfig;
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
 use getp::replica::{Replica, StepOutput, Want};
-use getp::scheduler::{Limits, Scheduler};
+use getp::scheduler::Scheduler;
 use getp::simd::Level;
 use getp::weights::Bytes;
 use half::f16;
@@ -379,23 +380,7 @@ fn generate(
     prompt: usize,
     generated: usize,
 ) -> (Duration, Duration) {
-    let blocks = replica.kv_blocks();
-    let mut scheduler = Scheduler::new(Limits {
-        max_batch: replica.max_logits_rows(),
-        step_tokens: replica.max_step_tokens(),
-        chunk_tokens: replica.chunk_tokens(),
-        max_logits_rows: replica.max_logits_rows(),
-        block_tokens: blocks.tokens,
-        full_blocks: blocks.full,
-        window_blocks: blocks.window,
-        sliding_window: config.sliding_window,
-        has_full_layers: config.windowed_layers() < config.n_layers,
-        record_all: false,
-        depth: 1,
-        speculate: false,
-        ignore_end: false,
-    })
-    .expect("the replica's own limits");
+    let mut scheduler = Scheduler::new(limits(&*replica, config)).expect("the replica's own limits");
     for request in 0..requests {
         let tokens = (0..prompt)
             .map(|i| ((request * 7919 + i * 104_729) % 199_000) as u32)

@@ -310,25 +310,34 @@ impl Engine {
     }
 
     fn limits(&self, replica: &dyn Replica, want: Want) -> Limits {
-        let config = &self.config;
-        let step_tokens = replica.max_step_tokens();
-        let max_logits_rows = replica.max_logits_rows();
-        let blocks = replica.kv_blocks();
         Limits {
-            max_batch: max_logits_rows.min(step_tokens),
-            step_tokens,
-            chunk_tokens: replica.chunk_tokens().min(step_tokens),
-            max_logits_rows,
-            block_tokens: blocks.tokens,
-            full_blocks: blocks.full,
-            window_blocks: blocks.window,
-            sliding_window: config.sliding_window,
-            has_full_layers: config.windowed_layers() < config.n_layers,
             record_all: self.options.logits.is_some(),
-            depth: replica.depth(),
             speculate: want == Want::Greedy,
             ignore_end: self.options.ignore_end,
+            ..limits(replica, &self.config)
         }
+    }
+}
+
+/// What a replica of a model can take; nothing is recorded, the host samples, and end tokens end answers.
+pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
+    let step_tokens = replica.max_step_tokens();
+    let max_logits_rows = replica.max_logits_rows();
+    let blocks = replica.kv_blocks();
+    Limits {
+        max_batch: max_logits_rows.min(step_tokens),
+        step_tokens,
+        chunk_tokens: replica.chunk_tokens().min(step_tokens),
+        max_logits_rows,
+        block_tokens: blocks.tokens,
+        full_blocks: blocks.full,
+        window_blocks: blocks.window,
+        sliding_window: config.sliding_window,
+        has_full_layers: config.windowed_layers() < config.n_layers,
+        record_all: false,
+        depth: replica.depth(),
+        speculate: false,
+        ignore_end: false,
     }
 }
 

@@ -6,11 +6,12 @@ mod synthetic;
 
 use getp::backend::cpu::{self, BLOCK_TOKENS, Buffer, CpuOps, CpuWeights, Element, Engine, KvCache, Routes};
 use getp::batch::{Chunk, StepPlan};
+use getp::engine::limits;
 use getp::model::{Activations, LayerWeights, ModelConfig};
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
 use getp::replica::{KvBlocks, StepOutput, Want};
-use getp::scheduler::{Limits, Scheduler};
+use getp::scheduler::Scheduler;
 use getp::simd::Level;
 use getp::weights::Packed;
 use half::f16;
@@ -48,23 +49,7 @@ fn answers(
     options: &Options,
 ) -> BTreeMap<usize, (Vec<u32>, Vec<u32>)> {
     let mut replica = cpu::open(checkpoint, options).unwrap();
-    let blocks = replica.kv_blocks();
-    let mut scheduler = Scheduler::new(Limits {
-        max_batch: replica.max_logits_rows(),
-        step_tokens: replica.max_step_tokens(),
-        chunk_tokens: replica.chunk_tokens(),
-        max_logits_rows: replica.max_logits_rows(),
-        block_tokens: blocks.tokens,
-        full_blocks: blocks.full,
-        window_blocks: blocks.window,
-        sliding_window: config.sliding_window,
-        has_full_layers: true,
-        record_all: false,
-        depth: 1,
-        speculate: false,
-        ignore_end: false,
-    })
-    .unwrap();
+    let mut scheduler = Scheduler::new(limits(&*replica, config)).unwrap();
     for request in 0..10 {
         scheduler
             .submit(request, prompt(request, config.vocab_size), 90)

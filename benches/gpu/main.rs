@@ -15,6 +15,8 @@
 mod draws;
 mod machine;
 mod ops;
+#[path = "../../tests/common/plans.rs"]
+mod plans;
 #[path = "../../tests/common/synthetic.rs"]
 mod synthetic;
 mod warmup;

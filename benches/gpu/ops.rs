@@ -1,7 +1,8 @@
 //! Every kernel of a step at the real shapes over batch sizes, by events on the device, and whole steps as they are queued
 //! in a run: as one graph, where kernels overlap.
 
-use getp::batch::{Chunk, LogitsRow, StepPlan};
+use super::plans::decoding;
+use getp::batch::StepPlan;
 use getp::options::Options;
 use getp::profile::{Cost, Limit, Roof, STAGES, Spread, StageTotal};
 use getp::replica::{Replica, StepOutput, Want};
@@ -145,33 +146,7 @@ fn plan(replica: &dyn Replica, rows: usize, context: usize) -> anyhow::Result<St
         blocks.full / rows >= full && window > 2,
         "the KV cache has no room for {rows} rows"
     );
-    let mut plan = StepPlan::default();
-    for row in 0..rows {
-        let start = plan.tables.len();
-        plan.tables
-            .extend((row * full..(row + 1) * full).map(|page| page as u32));
-        let middle = plan.tables.len();
-        plan.tables
-            .extend((row * window..(row + 1) * window).map(|page| page as u32));
-        plan.chunks.push(Chunk {
-            sequence: row,
-            first_row: row,
-            rows: 1,
-            first_position: context,
-            full: start..middle,
-            window: middle..plan.tables.len(),
-        });
-        plan.tokens.push(100 + row as i32);
-        plan.positions.push(context as u32);
-        plan.logits.push(LogitsRow {
-            row,
-            sequence: row,
-            position: context,
-            sample: true,
-        });
-    }
-    plan.decode_chunks = rows;
-    Ok(plan)
+    Ok(decoding(rows, context, [full, window], |row| 100 + row as i32))
 }
 
 /// A block for each figure, a line for each stage, a column for each number of rows. Figures are those of one call; those of

@@ -9,6 +9,37 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
+/// A step in which `rows` sequences that have come to the same position decode, each with so many blocks of its own.
+pub fn decoding(rows: usize, position: usize, [full, window]: [usize; 2], token: impl Fn(usize) -> i32) -> StepPlan {
+    let mut plan = StepPlan {
+        decode_chunks: rows,
+        ..StepPlan::default()
+    };
+    let blocks = |of: usize, row: usize| (row * of..(row + 1) * of).map(|block| block as u32);
+    for row in 0..rows {
+        let start = plan.tables.len();
+        plan.tables.extend(blocks(full, row));
+        plan.tables.extend(blocks(window, row));
+        plan.chunks.push(Chunk {
+            sequence: row,
+            first_row: row,
+            rows: 1,
+            first_position: position,
+            full: start..start + full,
+            window: start + full..plan.tables.len(),
+        });
+        plan.tokens.push(token(row));
+        plan.positions.push(position as u32);
+        plan.logits.push(LogitsRow {
+            row,
+            sequence: row,
+            position,
+            sample: true,
+        });
+    }
+    plan
+}
+
 /// Sequences that are fed by steps.
 pub struct Sequences {
     tables: Vec<[Vec<u32>; 2]>,

@@ -1,6 +1,7 @@
 //! Requests answered by a replica, as the engine does it.
 
 use getp::batch::StepPlan;
+use getp::engine;
 use getp::model::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::replica::{Replica, StepOutput, Want};
@@ -77,21 +78,11 @@ impl Answers {
 }
 
 fn limits(replica: &dyn Replica, config: &ModelConfig, run: Run) -> Limits {
-    let blocks = replica.kv_blocks();
     Limits {
-        max_batch: replica.max_logits_rows(),
-        step_tokens: replica.max_step_tokens(),
-        chunk_tokens: replica.chunk_tokens(),
-        max_logits_rows: replica.max_logits_rows(),
-        block_tokens: blocks.tokens,
-        full_blocks: blocks.full,
-        window_blocks: blocks.window,
-        sliding_window: config.sliding_window,
-        has_full_layers: config.windowed_layers() < config.n_layers,
         record_all: run.record_all,
-        depth: replica.depth(),
         speculate: run.want == Want::Greedy,
         ignore_end: run.record_all,
+        ..engine::limits(replica, config)
     }
 }
 

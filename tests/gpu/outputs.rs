@@ -1,8 +1,9 @@
 //! What steps hand over beside tokens: whole rows of logits, lent, and times.
 
 use super::open;
+use super::plans::decoding;
 use super::synthetic::{SyntheticCheckpoint, Temperament};
-use getp::batch::{Chunk, LogitsRow, StepPlan};
+use getp::batch::StepPlan;
 use getp::model::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
@@ -32,33 +33,7 @@ fn replica(profile: bool) -> Box<dyn Replica> {
 /// The rows' tokens at a position that all have come to.
 fn plan(replica: &dyn Replica, position: usize, rows: usize) -> StepPlan {
     let window = replica.kv_blocks().window / ROWS;
-    let mut plan = StepPlan {
-        decode_chunks: rows,
-        ..StepPlan::default()
-    };
-    for row in 0..rows {
-        let start = plan.tables.len();
-        plan.tables.push(row as u32);
-        plan.tables
-            .extend((row * window..(row + 1) * window).map(|page| page as u32));
-        plan.chunks.push(Chunk {
-            sequence: row,
-            first_row: row,
-            rows: 1,
-            first_position: position,
-            full: start..start + 1,
-            window: start + 1..plan.tables.len(),
-        });
-        plan.tokens.push((17 * row + 5 * position) as i32);
-        plan.positions.push(position as u32);
-        plan.logits.push(LogitsRow {
-            row,
-            sequence: row,
-            position,
-            sample: true,
-        });
-    }
-    plan
+    decoding(rows, position, [1, window], |row| (17 * row + 5 * position) as i32)
 }
 
 fn step(replica: &mut dyn Replica, position: usize, rows: usize) -> StepOutput {
