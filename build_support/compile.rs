@@ -33,9 +33,9 @@ impl Compiler {
         let program = program.into();
         let output = Command::new(&program).arg("--version").output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        let version = text
-            .lines()
-            .find(|line| line.contains("version") || line.contains("release"));
+        // g++ has it in its first line, without a word for it.
+        let named = |line: &&str| line.contains("version") || line.contains("release");
+        let version = text.lines().find(named).or(text.lines().next());
         output.status.success().then(|| Self {
             version: version.unwrap_or_default().trim().to_owned(),
             program,
