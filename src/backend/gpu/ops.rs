@@ -515,6 +515,7 @@ impl GpuOps {
         (args, moved(bytes))
     }
 
+    /// What the router does, and what it moves beside its input.
     fn route_args(&self, w: &Matrix, bias: &DeviceBuffer, routes: &Routes) -> Result<(RouteArgs, Cost)> {
         let (c, n_rows) = (&self.config, self.n_rows);
         let Kind::Wire(format) = w.kind else {
@@ -535,7 +536,7 @@ impl GpuOps {
             reserved: 0,
         };
         let cost = Cost {
-            bytes: (4 * n_rows * (c.hidden_dim + 2 * c.experts_per_token) + w.bytes.bytes()) as u64,
+            bytes: (8 * n_rows * c.experts_per_token + w.bytes.bytes()) as u64,
             flops: (2 * n_rows * c.n_experts * c.hidden_dim) as u64,
         };
         Ok((args, cost))
@@ -770,7 +771,8 @@ impl Ops for GpuOps {
 
     fn route(&mut self, t: &Buffer, w: &Matrix, bias: &DeviceBuffer, routes: &mut Routes) -> Result<()> {
         let (args, cost) = self.route_args(w, bias, routes)?;
-        self.timed(Stage::Router, cost, |ops| {
+        let input = moved(4 * self.n_rows * self.config.hidden_dim);
+        self.timed(Stage::Router, input + cost, |ops| {
             ops.launch("route", grids::route(ops.shape.rows, &ops.context.target), &args)
         })?;
         self.sort_and_gather(t, routes)
@@ -789,6 +791,7 @@ impl Ops for GpuOps {
             self.norm(x, weight, t)?;
             return self.route(t, w, bias, routes);
         };
+        self.routes_next = false; // the router's input stays in the multiprocessor
         let (norm, norm_cost) = self.norm_args(x, weight, t);
         let (route, route_cost) = self.route_args(w, bias, routes)?;
         let alone = self.shape.rows == 1;
