@@ -9,7 +9,7 @@
 //   scores   lane 4 h + c has head h and the keys 2 c and 2 c + 1: as A of the next product, its keys 2 c (even), 2 c + 1 (odd)
 //   values   lane 4 n + c has the chunks n and n + 8 of these two keys, so column n of tile (i, e) is dim 32 i + 4 n + e
 // What a row's result is made of depends on its position alone: not on its chunk, its company, or the batch.
-// Budget (H200): an octet's 4 KB are 215 cycles of a multiprocessor's share of memory; its products take 64 of the matrix
+// Budget (H200, by count): an octet's 4 KB are 215 cycles of a multiprocessor's share of memory; its products take 64 of the matrix
 // cores, its conversions 70, its exponentials 20.
 #include "attention.h"
 

@@ -19,7 +19,7 @@ struct Place {
 
 // A sum in twice float32's precision: what additions to `high` round away is added up in `low` (Dekker, "A floating-point
 // technique for extending the available precision", 1971). Where a summand is the larger one, its own last bit may be lost.
-// Four additions a summand; in float64 it would be one and a conversion, of which a multiprocessor makes 16 a cycle.
+// Four additions a summand; in float64 it would be one and a conversion, which is slow.
 struct Pair {
   float high, low;
   DEV void add(float v) {
