@@ -33,8 +33,10 @@ struct StepHeader {
   int window_items;    // the same, windowed layers
   int prefill_tiles;   // attention work of the chunks of several rows
   int parity;          // which of the two host buffers this step answers into
+  float temperature;   // that summarize's rows are drawn at
+  int reserved[3];
 };
-static_assert(sizeof(StepHeader) == 32, "mirrored in args.rs");
+static_assert(sizeof(StepHeader) == 48, "mirrored in args.rs");
 
 // Consecutive rows of one sequence; chunks are in order of their rows. Position p lies in the page
 // tables[full + p / KV_PAGE] of the full layers and tables[window + p / KV_PAGE % window_pages] of the windowed ones.
@@ -275,6 +277,22 @@ struct ArgmaxArgs {
   int best_rows;
 };
 static_assert(sizeof(ArgmaxArgs) == 128, "mirrored in args.rs");
+
+// summarize: the sum of each row's exponentials, and the tokens with at least `share` of it, of which there are no more than
+// SUMMARY_KEYS, as ~(bits of the exponential) << 32 | token.
+enum : int { SUMMARY_KEYS = 2048 };
+struct Summary { double sum; int count; int reserved; unsigned long long keys[SUMMARY_KEYS]; };   // NaN: look at the row
+static_assert(sizeof(Summary) == 16400, "mirrored in args.rs");
+struct SummarizeArgs {
+  Step step;                     // whose last_tokens are those with the rows' largest logits
+  const float* logits;           // [logits_rows][vocab]
+  Summary* host[2];              // pinned, [logits_rows], by parity
+  const unsigned long long* powers;   // [32]: bits of 2^(i / 32) less i << 47
+  double share;
+  int vocab;
+  int reserved;
+};
+static_assert(sizeof(SummarizeArgs) == 136, "mirrored in args.rs");
 
 // range: smallest and largest exponents (value = m * 2^e, 1 <= m < 2) among the non-zero weights of a tensor on the wire:
 // BF16 values, or the E8M0 scales (minus 127) of MXFP4 blocks; of BF16 also the least of the rows' largest exponents.

@@ -17,6 +17,7 @@ use crate::options::Options;
 use crate::replica::{Replica, Want};
 use crate::report;
 use crate::requests::Requests;
+use crate::sampler::draws_from_summaries;
 use crate::scheduler::{Limits, Scheduler, Unfinished};
 use crate::tokenizer::Tokenizer;
 use crate::workers::Workers;
@@ -168,11 +169,7 @@ impl Engine {
         prompts: Vec<Result<Vec<u32>>>,
         reopen: Reopen<'_>,
     ) -> Result<Outcome> {
-        let want = if sampling.is_greedy() && self.options.logits.is_none() {
-            Want::Greedy
-        } else {
-            Want::Logits
-        };
+        let want = self.want(sampling);
         let streams = Streams::new(sampling.rng_state, requests.len());
         let mut answers = Answers::new(tokenizer, requests, &self.options);
         let waiting = self.admit(prompts, want, &mut answers)?;
@@ -307,6 +304,17 @@ impl Engine {
         self.workers
             .pool()
             .install(|| (0..requests.len()).into_par_iter().map(encode).collect())
+    }
+
+    /// Whoever records logits wants all of them.
+    fn want(&self, sampling: &Sampling) -> Want {
+        let Sampling { temperature, topp, .. } = *sampling;
+        match self.options.logits {
+            Some(_) => Want::Logits,
+            None if sampling.is_greedy() => Want::Greedy,
+            None if draws_from_summaries(temperature, topp) => Want::Draws { temperature },
+            None => Want::Logits,
+        }
     }
 
     fn limits(&self, replica: &dyn Replica, want: Want) -> Limits {

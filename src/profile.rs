@@ -20,10 +20,11 @@ pub enum Stage {
     Mlp2,
     Unembed,
     Argmax,
+    Summarize,
 }
 
 /// Every stage, in the order of the forward pass.
-pub const STAGES: [Stage; 13] = [
+pub const STAGES: [Stage; 14] = [
     Stage::Embed,
     Stage::Norm,
     Stage::Qkv,
@@ -37,6 +38,7 @@ pub const STAGES: [Stage; 13] = [
     Stage::Mlp2,
     Stage::Unembed,
     Stage::Argmax,
+    Stage::Summarize,
 ];
 
 impl Stage {
@@ -56,6 +58,7 @@ impl Stage {
             Stage::Mlp2 => "mlp2_combine",
             Stage::Unembed => "unembed",
             Stage::Argmax => "argmax",
+            Stage::Summarize => "summarize",
         }
     }
 }

@@ -1,18 +1,25 @@
 //! One copy of the model on one device group: its weights, its KV cache and the memory of one step.
 
 use crate::batch::StepPlan;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::ModelConfig;
 use crate::profile::{Profile, StepTimes};
+use crate::sampler::Summary;
 use crate::scheduler::ring_blocks;
 use std::ops::Deref;
 use std::sync::Arc;
 
 /// What of each wanted row the host needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Want {
     /// The largest logit and its lowest index.
     Greedy,
+    /// The same, and what drawing from a nucleus at this temperature takes: summaries, if the replica makes them, or whole
+    /// rows.
+    Draws {
+        /// Above 0, and finite.
+        temperature: f32,
+    },
     /// The largest logit, its lowest index, and the whole row.
     Logits,
 }
@@ -31,8 +38,52 @@ pub struct Greedy {
 pub struct StepOutput {
     /// One a row.
     pub greedy: Vec<Greedy>,
-    /// `[rows, vocab]`, or empty if only [`Want::Greedy`] was asked for.
+    /// What is known of each row to be drawn from; empty if [`Want::Draws`] was not asked for, or made whole rows.
+    pub summaries: Summaries,
+    /// `[rows, vocab]`, or empty if only [`Want::Greedy`] was asked for, or there are summaries.
     pub logits: Logits,
+}
+
+/// A [`Summary`] a row.
+#[derive(Clone, Debug, Default)]
+pub struct Summaries {
+    /// Each row's sum, and the end of its keys.
+    rows: Vec<(f64, usize)>,
+    keys: Vec<u64>,
+}
+
+impl Summaries {
+    /// None.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.keys.clear();
+    }
+
+    /// That of the next row.
+    pub fn push(&mut self, summary: Summary<'_>) {
+        self.keys.extend_from_slice(summary.keys);
+        self.rows.push((summary.sum, self.keys.len()));
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// That of a row; `None` if there is none.
+    pub fn get(&self, row: usize) -> Option<Summary<'_>> {
+        let &(sum, end) = self.rows.get(row)?;
+        let start = row.checked_sub(1).map_or(0, |before| self.rows[before].1);
+        Some(Summary {
+            sum,
+            keys: &self.keys[start..end],
+        })
+    }
 }
 
 /// Whole rows of logits, read where the replica left them: hundreds of megabytes a step are not copied once more.
@@ -228,6 +279,13 @@ pub trait Replica: Send {
     /// Waits for the oldest step under way and hands over what it gave. `output` may come back with other memory; logits
     /// that are lent are to be given back before the next step is submitted, or it needs memory of its own.
     fn collect(&mut self, output: &mut StepOutput) -> Result<()>;
+    /// Brings whole rows of the step collected last, whose summaries say too little: `output.logits` become `[rows, vocab]`.
+    /// The next step is not submitted yet.
+    fn fetch(&mut self, _rows: &[usize], _output: &mut StepOutput) -> Result<()> {
+        Err(Error::Internal(
+            "a replica without summaries has no more to give".into(),
+        ))
+    }
     /// Times of all steps so far, if profiling was asked for.
     fn profile(&self) -> Option<&Profile>;
     /// From now on steps are timed as wholes, which costs little. No step is under way.

@@ -13,8 +13,10 @@ mod exp;
 mod nucleus;
 
 use crate::simd::Level;
-use nucleus::Nucleus;
+use nucleus::{MARGIN, Nucleus, PROBABLE};
 use std::array::from_fn;
+
+pub use exp::table as exponential_table;
 
 /// Rows drawn from side by side: a row's sum runs in the order of its tokens, one addition waiting for the last, so that
 /// four of them take no longer than one.
@@ -35,9 +37,29 @@ pub struct Row<'a> {
     pub token: u32,
 }
 
+/// The share of the sum from which a [`Summary`] has all tokens.
+pub const SUMMARY_SHARE: f64 = PROBABLE as f64 * MARGIN;
+
+/// What a device tells of a row of logits, so that the host can draw from it without having seen it.
+#[derive(Clone, Copy, Debug)]
+pub struct Summary<'a> {
+    /// The exponentials' sum, formed as the sampler forms it; NaN where the row itself is to be looked at.
+    pub sum: f64,
+    /// Among others all tokens that have at least [`SUMMARY_SHARE`] of it, in any order: the exponential's bits, inverted,
+    /// above the token.
+    pub keys: &'a [u64],
+}
+
+/// Whether a [`Summary`] can be drawn from: of rows of numbers, by a nucleus, where the device's exponentials, which take
+/// the C library's steps, are its own.
+pub fn draws_from_summaries(temperature: f32, topp: f32) -> bool {
+    draws_numbers(temperature) && has_nucleus(topp) && exp::level().is_some()
+}
+
 /// Draws tokens from logits. Its memory is allocated once and serves any number of sequences.
 #[derive(Clone, Debug)]
 pub struct Sampler {
+    vocab: usize,
     temperature: f32,
     topp: f32,
     rng_state: u64,
@@ -53,6 +75,7 @@ impl Sampler {
         let draws = temperature != 0.0;
         let kept = if draws && has_nucleus(topp) { vocab_size } else { 0 };
         Self {
+            vocab: vocab_size,
             temperature,
             topp,
             rng_state,
@@ -88,9 +111,22 @@ impl Sampler {
         }
     }
 
+    /// Draws what [`Self::sample_with`] would from the row that is summarized. `None`, and the stream is left alone, where
+    /// the summary does not say enough.
+    pub fn sample_summary(&mut self, summary: Summary<'_>, rng_state: &mut u64) -> Option<u32> {
+        if summary.sum.is_nan() {
+            return None;
+        }
+        let mut state = *rng_state;
+        let (coin, least) = (random_f32(&mut state), self.least(self.vocab));
+        let token = self.nuclei[0].draw_known(summary.keys, self.topp, least, summary.sum, coin)?;
+        *rng_state = state;
+        Some(token)
+    }
+
     /// Draws from each row what [`Self::sample_with`] would.
     pub fn sample_rows(&mut self, rows: &mut [Row<'_>]) {
-        let level = exp::level().filter(|_| 0.0 < self.temperature && self.temperature.is_finite());
+        let level = exp::level().filter(|_| draws_numbers(self.temperature));
         for group in rows.chunks_mut(TOGETHER) {
             let drawn = match (level, <&mut [Row<'_>; TOGETHER]>::try_from(&mut *group)) {
                 (Some(level), Ok(rows)) => self.sample_together(level, rows),
@@ -182,7 +218,7 @@ impl Sampler {
                 });
                 // The whole sum is no less than what there is of it, nor than the largest's own 1; the last factor is for
                 // the roundings on the way from here to the probability.
-                let floor = (f64::from(least) * sums[i].max(1.0) * (1.0 - 1e-6)) as f32;
+                let floor = (f64::from(least) * sums[i].max(1.0) * MARGIN) as f32;
                 if largest >= floor {
                     self.nuclei[i].keep(level, first, &values[i][..len], floor);
                 }
@@ -269,6 +305,11 @@ fn random_f32(state: &mut u64) -> f32 {
     *state ^= *state >> 27;
     let high = (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32;
     (high >> 8) as f32 / 16_777_216.0
+}
+
+/// Whether logits divided by the temperature are numbers in the same order.
+fn draws_numbers(temperature: f32) -> bool {
+    0.0 < temperature && temperature.is_finite()
 }
 
 /// Whether `topp` asks for nucleus sampling.
@@ -545,6 +586,48 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn summaries_are_drawn_from_as_their_rows() {
+        let Some(level) = exp::level() else { return };
+        let mut rng = ChaCha8Rng::seed_from_u64(5);
+        let mut drawn = [0; 2];
+        for case in 0..60 {
+            let n = [2, 17, 1024, 20_011][case % 4];
+            let temperature = [0.1, 0.8, 1.7][case % 3];
+            let topp = [0.05, 0.9, 0.999, 0.5, 1e-30][case % 5];
+            let mut sampler = Sampler::new(n, temperature, topp, 1);
+            for logits in rows_of_all_kinds(&mut rng, n) {
+                let row = Row {
+                    logits: &logits,
+                    largest: logits[argmax(&logits) as usize],
+                    rng_state: rng.random(),
+                    token: 0,
+                };
+                let max = row.largest / temperature;
+                let [sum] = sampler.exponentials(level, &[row], [max], f32::INFINITY);
+                let known = |(token, &logit): (u64, &f32)| {
+                    let e = (logit / temperature - max).exp();
+                    let share = f64::from(e) / sum;
+                    (share >= 0.99 * f64::from(PROBABLE)).then(|| u64::from(!e.to_bits()) << 32 | token)
+                };
+                let mut keys: Vec<u64> = (0..).zip(&logits).filter_map(known).collect();
+                keys.reverse();
+                let sum = if max.is_finite() { sum } else { f64::NAN };
+                let (mut state, mut expected_state) = (row.rng_state, row.rng_state);
+                let summary = Summary { sum, keys: &keys };
+                let token = sampler.sample_summary(summary, &mut state);
+                let expected = sampler.sample_with(&logits, &mut expected_state);
+                drawn[usize::from(token.is_some())] += 1;
+                if token.is_some() {
+                    assert_eq!((token, state), (Some(expected), expected_state), "n {n} topp {topp}");
+                } else {
+                    assert_eq!(state, row.rng_state);
+                }
+            }
+        }
+        assert!(drawn.iter().all(|&n| n > 100), "{drawn:?}");
     }
 
     #[test]

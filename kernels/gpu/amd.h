@@ -44,6 +44,7 @@ DEV float rcp_fast(float x) { return __builtin_amdgcn_rcpf(x); }
 DEV float div_rn(float a, float b) { return a / b; }
 DEV float sqrt_rn(float a) { return __builtin_sqrtf(a); }
 DEV float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEV double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 DEV float mul_rn(float a, float b) {
 #pragma clang fp contract(off)
   return a * b;

@@ -15,7 +15,7 @@
 //   wave_any(bool)                     whether any lane's is true
 //   atomic_add, atomic_min, atomic_max on int in global or shared memory, returning the old value
 //   exp2_fast, rcp_fast                the hardware's approximations
-//   div_rn, sqrt_rn, fma_rn, mul_rn, add_rn    correctly rounded, never contracted
+//   div_rn, sqrt_rn, fma_rn, mul_rn, add_rn    correctly rounded, never contracted; fma_rn on double, too
 //   to_f16, to_bf16, f16_to_f32, bf16_to_f32   16-bit formats as unsigned short; to_f16 rounds to nearest even and
 //                                      saturates finite values; pack_f16, pack_bf16(low, high): two at once
 //   after_predecessor()                the kernels before this one in the stream have ended and their writes are seen.

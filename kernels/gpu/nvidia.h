@@ -33,6 +33,7 @@ DEV float rcp_fast(float x) { asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x)); retur
 DEV float div_rn(float a, float b) { return __fdiv_rn(a, b); }
 DEV float sqrt_rn(float a) { return __fsqrt_rn(a); }
 DEV float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEV double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEV float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEV float add_rn(float a, float b) { return __fadd_rn(a, b); }
 DEV float saturate_f16(float v) { return v > 65504.f && v < __int_as_float(0x7f800000) ? 65504.f : v < -65504.f && v > __int_as_float(0xff800000) ? -65504.f : v; }

@@ -142,6 +142,7 @@ DEV float rcp_fast(float x) { return 1.f / x; }
 DEV float div_rn(float a, float b) { return a / b; }
 DEV float sqrt_rn(float a) { return __builtin_sqrtf(a); }
 DEV float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+DEV double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
 DEV float mul_rn(float a, float b) { return simt::rounded(a * b); }
 DEV float add_rn(float a, float b) { return simt::rounded(simt::rounded(a) + simt::rounded(b)); }
 DEV unsigned short to_f16(float v) {

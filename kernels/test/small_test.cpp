@@ -1,7 +1,7 @@
 // The small and the plain kernels on the CPU played as a SIMT machine, against float64. From kernels/:
 //
 //   for f in test/small_test.cpp gpu/simt.cpp upload.hip embed.hip norm.hip route.hip sort.hip gather.hip sort_gather.hip rope_store.hip \
-//     argmax.hip pack_range.hip synthesize.hip gemm_plain.hip attention_plain.hip; do
+//     argmax.hip summarize.hip pack_range.hip synthesize.hip gemm_plain.hip attention_plain.hip; do
 //     g++ -std=c++17 -O2 -fvisibility=hidden -x c++ -c $f -o /tmp/$(basename $f).o & done; wait
 //   g++ -rdynamic /tmp/{small_test.cpp,simt.cpp,*.hip}.o -o /tmp/small_test -lpthread && /tmp/small_test
 //
@@ -19,7 +19,7 @@
 #include <climits>
 #include <algorithm>
 
-#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(range) \
+#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(summarize) X(range) \
   X(synthesize) X(plain_qkv) X(plain_attn_out) X(plain_mlp1) X(plain_mlp2) X(plain_logits) X(attention_plain_f32) \
   X(attention_plain_f16) X(attention_plain_bf16)
 #define DECLARE(name) extern "C" void name(const void*);
@@ -421,6 +421,59 @@ void test_argmax(int candidates, bool logits_rows) {
   check(host[0].whole() && host[1].whole(), "argmax's guards");
 }
 
+// Rows of kinds that sums take differently: the C library's own loop must give the same bits.
+void test_summarize(int vocab) {
+  enum { KINDS = 9 };
+  Plan plan(2 * KINDS, 1, 100, 40, 128);
+  const int rows = (int)plan.logits.size();
+  const float temperature = integer(0, 1) ? 1.f : 0.3f;
+  plan.header.temperature = temperature;
+  Buffer<float> logits(rows * vocab);
+  u64 powers[32];
+  for (int i = 0; i < 32; i++) {
+    const double power = exp2(i / 32.0);
+    memcpy(&powers[i], &power, 8);
+    powers[i] -= (u64)i << 47;
+  }
+  std::vector<int> largest(rows);
+  for (int r = 0; r < rows; r++) {
+    float* row = logits.data() + r * vocab;
+    for (int i = 0; i < vocab; i++) {
+      const double along = (double)i / vocab;
+      const float kinds[KINDS] = {real(2.5f), real(0.2f), 3.f, (float)(-120 * along), (float)(100 * along - 100),
+                                  i < vocab / 2 ? -INFINITY : real(9), i % 7 ? real(12) - 60 : real(3), real(40), real(6)};
+      row[i] = kinds[r % KINDS];
+    }
+    if (r % KINDS == 0) row[integer(0, vocab - 1)] = 30;
+    if (r % KINDS == 8) row[integer(0, vocab - 1)] = integer(0, 1) ? NAN : INFINITY;
+    int& most = largest[r];
+    for (int i = 0; i < vocab; i++) if (row[i] > row[most] || std::isnan(row[most])) most = i;
+    if (plan.logits[r].slot >= 0) plan.last_tokens[plan.logits[r].slot] = most;
+  }
+  Buffer<Summary> host[2] = {Buffer<Summary>(rows), Buffer<Summary>(rows)};
+  const double share = (1 - 1e-6) / SUMMARY_KEYS;
+  LAUNCH(summarize, rows + 1, 512, (SummarizeArgs{plan.step, logits.data(), {host[0].data(), host[1].data()}, powers, share, vocab, 0}));
+  for (int r = 0; r < rows; r++) {
+    const float* row = logits.data() + r * vocab;
+    const float max = row[largest[r]] / temperature;
+    const Summary& got = host[plan.header.parity][r];
+    std::vector<float> e(vocab);
+    double sum = 0;
+    for (int i = 0; i < vocab; i++) e[i] = expf(row[i] / temperature - max), sum += e[i];
+    if (plan.logits[r].slot < 0 || r % KINDS == 8) {
+      check(std::isnan(got.sum) && got.count == 0, "summarize's row that is not to be", r);
+      continue;
+    }
+    check(got.sum == sum, "summarize's sum", r % KINDS);
+    std::vector<u64> keys(got.keys, got.keys + std::min(got.count, (int)SUMMARY_KEYS)), want;
+    for (int i = 0; i < vocab; i++)
+      if (e[i] >= (float)(share * sum)) want.push_back((u64)~simt::bits<u32>(e[i]) << 32 | i);
+    std::sort(keys.begin(), keys.end()), std::sort(want.begin(), want.end());
+    check(keys == want, "summarize's tokens", r % KINDS);
+  }
+  check(host[0].whole() && host[1].whole(), "summarize's guards");
+}
+
 void test_range_and_synthesis(int format, int rows, int cols, int members) {
   const i64 tiles = (i64)members * ((rows + 31) / 32), values = tiles * 32 * cols;
   const i64 bytes = format == FORMAT_F32 ? values * 4 : format == FORMAT_BF16 ? values * 2 : values / 2 + values / 32;
@@ -632,6 +685,7 @@ void test_empty() {
   LAUNCH(sort_gather, 2, 256, (SortGatherArgs{SortArgs{step, nullptr, offsets, counts, nullptr, 32, 4}, g}));
   RopeStoreArgs s{}; s.step = step; LAUNCH(rope_store, 2, 256, s);
   ArgmaxArgs m{}; m.step = step; LAUNCH(argmax, 2, 1024, m);
+  SummarizeArgs w{}; w.step = step; LAUNCH(summarize, 2, 512, w);
   AttentionArgs t{}; t.step = step; t.kv_heads = 2; t.heads = 2; LAUNCH(attention_plain_f32, 2, 256, t);
 }
 }  // namespace
@@ -662,6 +716,7 @@ int main(int argc, char** argv) {
       for (int w = 0; w < 2; w++) test_rope(64, 8, 2, format, w), test_rope(24, 3, 1, format, w), test_rope(8, 2, 2, format, w), test_rope(128, 4, 1, format, w);
   });
   run("argmax", [] { for (int c : {1, 100, 3143}) test_argmax(c, false), test_argmax(c, true); });
+  run("summarize", [] { for (int vocab : {2, 37, 4095, 4096, 9001}) test_summarize(vocab); });
   run("wire", [] {
     test_range_and_synthesis(FORMAT_BF16, 40, 36, 2), test_range_and_synthesis(FORMAT_F32, 40, 1, 1);
     test_range_and_synthesis(FORMAT_MXFP4, 70, 64, 3), test_range_and_synthesis(FORMAT_BF16, 256, 96, 1);

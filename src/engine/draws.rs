@@ -1,9 +1,10 @@
 //! The next token of each sequence, from what a step gave.
 
 use super::Sampling;
+use super::pipeline::Pipeline;
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
-use crate::replica::StepOutput;
+use crate::replica::{StepOutput, Summaries};
 use crate::sampler::{Row, Sampler, request_seed};
 use crate::scheduler::Scheduler;
 use rayon::ThreadPool;
@@ -61,7 +62,7 @@ struct Draw {
     row: usize,
     request: usize,
     state: u64,
-    token: u32,
+    token: Option<u32>,
 }
 
 impl Draws {
@@ -82,39 +83,58 @@ impl Draws {
         }
     }
 
-    /// The tokens of the plan's rows that ask for one, in order.
+    /// The tokens of the plan's rows that ask for one, in order. The plan's step is the one collected last.
     pub fn draw(
         &mut self,
         pool: &ThreadPool,
         streams: &Streams,
         scheduler: &Scheduler,
         plan: &StepPlan,
-        output: &StepOutput,
+        pipeline: &mut Pipeline,
     ) -> Result<&[u32]> {
-        self.check(plan, output)?;
+        self.check(plan, &pipeline.output)?;
         self.tokens.clear();
         if self.greedy {
-            let rows = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
-            self.tokens.extend(rows.map(|(_, greedy)| greedy.token));
-        } else {
-            self.gather(streams, scheduler, plan)?;
-            pool.install(|| self.draw_all(output));
-            self.scatter(streams);
+            let rows = plan.logits.iter().zip(&pipeline.output.greedy);
+            let sampled = rows.filter(|(row, _)| row.sample);
+            self.tokens.extend(sampled.map(|(_, greedy)| greedy.token));
+            return Ok(&self.tokens);
         }
+        self.gather(streams, scheduler, plan)?;
+        if pipeline.output.summaries.is_empty() {
+            pool.install(|| self.draw_from_rows(&pipeline.output, false));
+        } else {
+            pool.install(|| self.draw_from_summaries(&pipeline.output.summaries));
+            let rest = self.draws.iter().filter(|draw| draw.token.is_none());
+            let rest: Vec<usize> = rest.map(|draw| draw.row).collect();
+            if !rest.is_empty() {
+                pipeline.fetch(&rest)?;
+                self.check_rows(rest.len(), &pipeline.output)?;
+                pool.install(|| self.draw_from_rows(&pipeline.output, true));
+            }
+        }
+        self.scatter(streams);
         Ok(&self.tokens)
     }
 
     fn check(&self, plan: &StepPlan, output: &StepOutput) -> Result<()> {
         let rows = plan.logits.len();
-        let full = self.greedy || output.logits.len() == rows * self.vocab;
-        if output.greedy.len() == rows && full {
+        if output.greedy.len() != rows {
+            return Err(too_few(rows, "largest logits", output.greedy.len()));
+        }
+        match output.summaries.len() {
+            _ if self.greedy => Ok(()),
+            0 => self.check_rows(rows, output),
+            summaries if summaries == rows => Ok(()),
+            summaries => Err(too_few(rows, "summaries", summaries)),
+        }
+    }
+
+    fn check_rows(&self, rows: usize, output: &StepOutput) -> Result<()> {
+        if output.logits.len() == rows * self.vocab {
             return Ok(());
         }
-        Err(Error::Internal(format!(
-            "a step with {rows} rows of logits gave {} and {} values",
-            output.greedy.len(),
-            output.logits.len()
-        )))
+        Err(too_few(rows, "logits", output.logits.len()))
     }
 
     fn gather(&mut self, streams: &Streams, scheduler: &Scheduler, plan: &StepPlan) -> Result<()> {
@@ -126,19 +146,38 @@ impl Draws {
                 row,
                 request,
                 state: streams.get(request),
-                token: 0,
+                token: None,
             });
         }
         Ok(())
     }
 
-    /// Draws in parallel, one run of rows a thread.
-    fn draw_all(&mut self, output: &StepOutput) {
+    /// Draws in parallel, one run of rows a thread, where the summaries say enough.
+    fn draw_from_summaries(&mut self, summaries: &Summaries) {
         let run = self.draws.len().div_ceil(self.samplers.len()).max(1);
         let runs = self.draws.par_chunks_mut(run).zip(&mut self.samplers);
         runs.for_each(|(draws, sampler)| {
-            let row = |draw: &Draw| {
-                let logits = &output.logits[draw.row * self.vocab..][..self.vocab];
+            for draw in draws {
+                let summary = summaries.get(draw.row);
+                draw.token = summary.and_then(|summary| sampler.sample_summary(summary, &mut draw.state));
+            }
+        });
+    }
+
+    /// The same from whole rows, where there is no token yet. If they were fetched, only theirs are there, in order.
+    fn draw_from_rows(&mut self, output: &StepOutput, fetched: bool) {
+        let mut draws: Vec<_> = self
+            .draws
+            .iter_mut()
+            .filter(|draw| draw.token.is_none())
+            .enumerate()
+            .collect();
+        let run = draws.len().div_ceil(self.samplers.len()).max(1);
+        let runs = draws.par_chunks_mut(run).zip(&mut self.samplers);
+        runs.for_each(|(draws, sampler)| {
+            let row = |(place, draw): &(usize, &mut Draw)| {
+                let place = if fetched { *place } else { draw.row };
+                let logits = &output.logits[place * self.vocab..][..self.vocab];
                 let largest = logits.get(output.greedy[draw.row].token as usize);
                 Row {
                     logits,
@@ -149,8 +188,8 @@ impl Draws {
             };
             let mut rows: Vec<_> = draws.iter().map(row).collect();
             sampler.sample_rows(&mut rows);
-            for (draw, row) in draws.iter_mut().zip(rows) {
-                (draw.state, draw.token) = (row.rng_state, row.token);
+            for ((_, draw), row) in draws.iter_mut().zip(rows) {
+                (draw.state, draw.token) = (row.rng_state, Some(row.token));
             }
         });
     }
@@ -158,7 +197,11 @@ impl Draws {
     fn scatter(&mut self, streams: &Streams) {
         for draw in &self.draws {
             streams.set(draw.request, draw.state);
-            self.tokens.push(draw.token);
+            self.tokens.extend(draw.token);
         }
     }
+}
+
+fn too_few(rows: usize, what: &str, values: usize) -> Error {
+    Error::Internal(format!("a step with {rows} rows to draw from gave {values} {what}"))
 }

@@ -61,6 +61,11 @@ impl Pipeline {
         Ok(Some(plan))
     }
 
+    /// Brings whole rows of the step collected last.
+    pub fn fetch(&mut self, rows: &[usize]) -> Result<()> {
+        self.replica.fetch(rows, &mut self.output)
+    }
+
     /// Keeps a plan's memory for the next; what its step gave is not needed any more.
     pub fn recycle(&mut self, plan: StepPlan) {
         self.output.logits.give_back();

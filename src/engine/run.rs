@@ -189,11 +189,11 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn commit(&mut self, plan: &StepPlan) -> Result<()> {
         self.steps += 1;
         self.record(plan);
-        let (run, output) = (self.run, &self.pipeline.output);
         let start = Instant::now();
+        let streams = &self.run.streams;
         let sampled = self
             .draws
-            .draw(self.pool, &run.streams, &self.scheduler, plan, output)?;
+            .draw(self.pool, streams, &self.scheduler, plan, self.pipeline)?;
         self.drawing += start.elapsed();
         self.scheduler.commit(plan, sampled, &mut self.finished)?;
         self.hand_in();

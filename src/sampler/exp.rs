@@ -9,7 +9,7 @@ use crate::simd::{Kernel, LANES, Level, Simd};
 use once_cell::sync::OnceCell;
 
 /// Words of 2^(i / 32) less i << 47, so that adding k << 47 gives the bits of 2^(k / 32).
-type Table = [u64; 32];
+pub type Table = [u64; 32];
 
 /// `1.5 * 2^52`: adding it leaves the nearest integer in the low bits.
 const ROUND: f64 = 6_755_399_441_055_744.0;
@@ -105,7 +105,8 @@ unsafe fn exp<S: Simd>(x: S::F, table: &Table) -> S::F {
     }
 }
 
-fn table() -> &'static Table {
+/// The table of `2^(k / 32)`.
+pub fn table() -> &'static Table {
     static TABLE: OnceCell<Table> = OnceCell::new();
     TABLE.get_or_init(|| {
         std::array::from_fn(|i| {

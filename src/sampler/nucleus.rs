@@ -12,7 +12,9 @@ const BUCKET_SHIFT: u32 = 13;
 /// Fewer than this are sorted at once.
 const FEW: usize = 2048;
 /// Tokens this probable are looked at first. There are no more of them than its inverse.
-const PROBABLE: f32 = 1.0 / 512.0;
+pub const PROBABLE: f32 = 1.0 / 2048.0;
+/// For the roundings between a value and its probability: whoever keeps values of that much less keeps enough.
+pub const MARGIN: f64 = 1.0 - 1e-6;
 /// So many of sixteen values and fewer are kept one by one.
 const SPARSE: u32 = 4;
 
@@ -59,18 +61,26 @@ impl Nucleus {
         self.keys.clear();
     }
 
-    /// Draws from the most probable tokens whose mass exceeds `topp`; `None` if none is kept. A token's probability is its
+    /// Draws from the most probable of the tokens kept whose mass exceeds `topp`; `None` if none is kept. A token's probability is its
     /// value over `sum`, at most 1; those below `least`, which is above 0, are no part of a nucleus.
     pub fn draw(&mut self, topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
         self.draw_from_probable(topp, least, sum, coin)
             .or_else(|| self.draw_from_all(topp, least, sum, coin))
     }
 
+    /// The same of a row of which only `keys` are known, as [`rank_key`] packs them, in any order: all with at least
+    /// [`PROBABLE`] are among them. `None` if their mass is not enough.
+    pub fn draw_known(&mut self, keys: &[u64], topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
+        self.keys.clear();
+        self.keys.extend_from_slice(keys);
+        self.draw_from_probable(topp, least, sum, coin)
+    }
+
     /// The same, if the mass of those with at least [`PROBABLE`] is enough.
     fn draw_from_probable(&mut self, topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
         let least = least.max(PROBABLE);
         // Below this a value's share is below `least`, however it is rounded.
-        let floor = (f64::from(least) * sum * (1.0 - 1e-6)) as f32;
+        let floor = (f64::from(least) * sum * MARGIN) as f32;
         let last_key = rank_key(floor, u32::MAX);
         self.probable.clear();
         for &key in self.keys.iter().filter(|&&key| key <= last_key) {

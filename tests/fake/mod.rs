@@ -154,7 +154,7 @@ impl FakeReplica {
             let token = greedy(&logits, self.control.end_every);
             let logit = logits[sampler::argmax(&logits) as usize];
             output.greedy.push(Greedy { token, logit });
-            if want == Want::Logits {
+            if want != Want::Greedy {
                 output.logits.own().extend(logits);
             }
             if row.sample {

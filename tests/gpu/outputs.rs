@@ -8,13 +8,17 @@ use getp::model::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
 use getp::replica::{Replica, StepOutput, Want};
+use getp::sampler::Sampler;
 
 /// Sequences, each in a row of its own.
 const ROWS: usize = 3;
 
-fn replica(profile: bool) -> Box<dyn Replica> {
+/// Tokens of the model whose rows are looked at.
+const VOCAB: usize = 301;
+
+fn replica(vocab_size: usize, profile: bool) -> Box<dyn Replica> {
     let config = ModelConfig {
-        vocab_size: 301,
+        vocab_size,
         seq_len: 64,
         ..ModelConfig::preset_7m()
     };
@@ -36,18 +40,24 @@ fn plan(replica: &dyn Replica, position: usize, rows: usize) -> StepPlan {
     decoding(rows, position, [1, window], |row| (17 * row + 5 * position) as i32)
 }
 
-fn step(replica: &mut dyn Replica, position: usize, rows: usize) -> StepOutput {
+fn step_for(replica: &mut dyn Replica, position: usize, rows: usize, want: Want) -> StepOutput {
     let plan = plan(replica, position, rows);
-    replica.submit(&plan, Want::Logits).unwrap();
+    replica.submit(&plan, want).unwrap();
     let mut output = StepOutput::default();
     replica.collect(&mut output).unwrap();
-    assert_eq!(output.logits.len(), rows * 301);
+    output
+}
+
+fn step(replica: &mut dyn Replica, position: usize, rows: usize) -> StepOutput {
+    let output = step_for(replica, position, rows, Want::Logits);
+    assert_eq!(output.logits.len(), rows * VOCAB);
+    assert!(output.summaries.is_empty());
     output
 }
 
 #[test]
 fn rows_that_are_held_are_not_written_to() {
-    let mut replica = replica(false);
+    let mut replica = replica(VOCAB, false);
     // More rows in later steps: the buffers are made anew meanwhile.
     let held: Vec<_> = (0..5)
         .map(|position| {
@@ -70,7 +80,7 @@ fn rows_that_are_held_are_not_written_to() {
 
 #[test]
 fn rows_given_back_are_written_to_again() {
-    let mut replica = replica(false);
+    let mut replica = replica(VOCAB, false);
     let at = |output: &StepOutput| output.logits.as_ptr();
     let first = at(&step(&mut *replica, 0, 1));
     for position in 1..4 {
@@ -79,8 +89,40 @@ fn rows_given_back_are_written_to_again() {
 }
 
 #[test]
+fn summaries_are_drawn_from_as_whole_rows_are() {
+    const WIDE: usize = 9001;
+    let (mut whole, mut summarized) = (replica(WIDE, false), replica(WIDE, false));
+    let mut drawn = [0; 2];
+    for (position, temperature) in [0.03, 0.3, 1.0, 40.0, 0.1].into_iter().enumerate() {
+        let rows = 1 + position.min(ROWS - 1);
+        let expected = step_for(&mut *whole, position, rows, Want::Logits);
+        let mut output = step_for(&mut *summarized, position, rows, Want::Draws { temperature });
+        assert_eq!(output.greedy, expected.greedy);
+        assert_eq!((output.summaries.len(), output.logits.len()), (rows, 0));
+        let backwards: Vec<usize> = (0..rows).rev().collect();
+        summarized.fetch(&backwards, &mut output).unwrap();
+        for (fetched, &row) in output.logits.chunks_exact(WIDE).zip(&backwards) {
+            let logits = &expected.logits[row * WIDE..][..WIDE];
+            assert!(fetched.iter().zip(logits).all(|(a, b)| a.to_bits() == b.to_bits()));
+            for topp in [0.1, 0.5, 0.9, 0.99] {
+                let mut sampler = Sampler::new(WIDE, temperature, topp, 1);
+                let (mut state, mut expected_state) = (1 + row as u64, 1 + row as u64);
+                let token = sampler.sample_summary(output.summaries.get(row).unwrap(), &mut state);
+                let expected = sampler.sample_with(logits, &mut expected_state);
+                drawn[usize::from(token.is_some())] += 1;
+                if token.is_some() {
+                    assert_eq!((token, state), (Some(expected), expected_state));
+                }
+            }
+        }
+        output.logits.give_back();
+    }
+    assert!(drawn.iter().all(|&n| n > 5), "{drawn:?}");
+}
+
+#[test]
 fn every_stage_and_every_step_is_timed() {
-    let mut replica = replica(true);
+    let mut replica = replica(VOCAB, true);
     replica.time_steps().unwrap();
     for position in 0..3 {
         step(&mut *replica, position, ROWS);
@@ -106,6 +148,6 @@ fn every_stage_and_every_step_is_timed() {
         assert_eq!(profile.total(stage).calls, calls, "{stage:?}");
     }
     assert_eq!(profile.spread.layers, 3);
-    let rows_bytes = ROWS * 301 * 4;
+    let rows_bytes = ROWS * VOCAB * 4;
     assert_eq!(profile.total(Stage::Argmax).cost.bytes as usize, 3 * rows_bytes);
 }

@@ -351,7 +351,7 @@ impl<E: Element> Ops for CpuOps<E> {
         output.greedy.clear();
         output.greedy.resize(rows, NOTHING);
         let logits = output.logits.own();
-        logits.resize(if want == Want::Logits { rows * w.rows } else { 0 }, 0.0);
+        logits.resize(if want != Want::Greedy { rows * w.rows } else { 0 }, 0.0);
         if rows == 0 {
             return Ok(());
         }
@@ -364,7 +364,7 @@ impl<E: Element> Ops for CpuOps<E> {
             let epilogue = Unembed {
                 vocab: w.rows,
                 inputs: rows,
-                logits: (want == Want::Logits).then(|| Shared::new(logits)),
+                logits: (want != Want::Greedy).then(|| Shared::new(logits)),
                 greedy: Mutex::new(&mut output.greedy),
             };
             ops.dense(t, w, &epilogue);

@@ -82,6 +82,11 @@ pub fn argmax_logits(rows: usize) -> Grid {
     Grid::new(rows, 1024)
 }
 
+/// `summarize`
+pub fn summarize(rows: usize) -> Grid {
+    Grid::new(rows, 512)
+}
+
 /// `plain_*`: products of weights on the wire's form. A block takes 32 outputs; where that fills the device too little,
 /// several share them.
 pub fn plain_gemm(shape: &GemmShape, target: &Target) -> GemmLaunch {

@@ -1,21 +1,27 @@
-//! Whole rows of logits on their way to the host.
+//! Rows of logits, and what the host is told of them.
 //!
-//! A step leaves them in one of two buffers on the device; a stream of their own copies them to pinned memory while the
-//! next step fills the other one. The host reads them where they land: [`HostRows`] are lent, and those that nobody
-//! holds any more are written to again. Whoever gives them back before the next step is submitted needs two of them.
+//! A step leaves whole rows in one of two buffers on the device. Where they are to be drawn from, a kernel tells the host
+//! of each row what it needs in most cases, and the host fetches those of which it needs more. Where all are wanted, a
+//! stream of their own copies them to pinned memory while the next step fills the other buffer. The host reads them where
+//! they land: [`HostRows`] are lent, and those that nobody holds any more are written to again. Whoever gives them back
+//! before the next step is submitted needs two of them.
 
+use super::args::{SUMMARY_BYTES, SUMMARY_KEYS, SummaryHead};
 use super::driver::DevicePtr;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer, SharedDriver, Stream};
 use crate::error::{Error, Result};
-use std::sync::Arc;
+use crate::sampler::Summary;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// See the module.
 pub struct LogitsPath {
     // Dropped first, which waits for what is on its way.
     stream: Stream,
     device: [DeviceBuffer; 2],
-    host: Vec<Arc<HostRows>>,
-    bytes: usize,
+    summaries: [PinnedBuffer; 2],
+    host: Mutex<Vec<Arc<HostRows>>>,
+    rows: usize,
+    row_bytes: usize,
 }
 
 /// Rows in pinned memory. Only who waited for their copy is given them.
@@ -32,52 +38,108 @@ impl AsRef<[f32]> for HostRows {
     }
 }
 
+/// Where a step leaves its logits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LogitsAt {
+    /// Whole rows.
+    pub rows: DevicePtr,
+    /// Summaries, in pinned memory, by parity.
+    pub summaries: [DevicePtr; 2],
+}
+
 impl LogitsPath {
-    /// Room for `bytes` bytes a step.
-    pub fn new(driver: &SharedDriver, bytes: usize) -> Result<Self> {
+    /// Room for so many rows a step.
+    pub fn new(driver: &SharedDriver, rows: usize, vocab: usize) -> Result<Self> {
+        let bytes = rows * 4 * vocab;
+        let summaries = || PinnedBuffer::zeroed(driver, rows * SUMMARY_BYTES);
         Ok(Self {
             stream: Stream::new(driver)?,
             device: [DeviceBuffer::new(driver, bytes)?, DeviceBuffer::new(driver, bytes)?],
-            host: Vec::new(),
-            bytes,
+            summaries: [summaries()?, summaries()?],
+            host: Mutex::default(),
+            rows,
+            row_bytes: 4 * vocab,
         })
     }
 
-    /// The most bytes of a step.
-    pub fn bytes(&self) -> usize {
-        self.bytes
+    /// The most rows of a step.
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     /// Where steps of this parity leave them.
-    pub fn device(&self, parity: usize) -> DevicePtr {
-        self.device[parity].at()
-    }
-
-    /// Copies the first `bytes` bytes of that parity's behind `done`, which marks the end of their step and from now on that
-    /// of the copy: they may be read when it has come.
-    pub fn send(&mut self, parity: usize, bytes: usize, done: &Event) -> Result<Arc<HostRows>> {
-        let from = self.device(parity);
-        let at = self.free_rows()?;
-        let (driver, stream) = (self.stream.driver.clone(), self.stream.handle);
-        let rows = Arc::get_mut(&mut self.host[at]).filter(|_| bytes <= self.bytes);
-        let rows = rows.ok_or_else(|| Error::Internal(format!("no room for {bytes} bytes of logits")))?;
-        rows.bytes = bytes;
-        driver.wait(stream, done.handle)?;
-        // SAFETY: both have room for `self.bytes`; nobody else has the host's, and the caller keeps what is returned.
-        unsafe { driver.copy_to_host(rows.memory.host(), from, bytes, stream) }?;
-        done.record(&self.stream)?;
-        Ok(self.host[at].clone())
-    }
-
-    /// Some that nobody holds.
-    fn free_rows(&mut self) -> Result<usize> {
-        if let Some(at) = self.host.iter_mut().position(|rows| Arc::get_mut(rows).is_some()) {
-            return Ok(at);
+    pub fn at(&self, parity: usize) -> LogitsAt {
+        LogitsAt {
+            rows: self.device[parity].at(),
+            summaries: self.summaries.each_ref().map(PinnedBuffer::device),
         }
-        self.host.push(Arc::new(HostRows {
-            memory: PinnedBuffer::zeroed(&self.stream.driver, self.bytes)?,
-            bytes: 0,
-        }));
-        Ok(self.host.len() - 1)
+    }
+
+    /// What the step of this parity, which is done, tells of its first `rows` rows.
+    pub fn summaries(&self, parity: usize, rows: usize) -> impl Iterator<Item = Summary<'_>> {
+        // SAFETY: the step that wrote here is done, and the next of its parity has not been submitted.
+        let bytes = unsafe { self.summaries[parity].read() };
+        bytes.chunks_exact(SUMMARY_BYTES).take(rows).map(|bytes| {
+            let (head, keys) = bytes.split_at(size_of::<SummaryHead>());
+            let head: &SummaryHead = bytemuck::from_bytes(head);
+            Summary {
+                sum: head.sum,
+                keys: &bytemuck::cast_slice(keys)[..(head.count as usize).min(SUMMARY_KEYS)],
+            }
+        })
+    }
+
+    /// Copies the first `rows` rows of that parity's behind `done`, which marks the end of their step and from now on that
+    /// of the copy: they may be read when it has come.
+    pub fn send(&self, parity: usize, rows: usize, done: &Event) -> Result<Arc<HostRows>> {
+        let host = self.free_rows(self.rows, rows)?;
+        self.stream.driver.wait(self.stream.handle, done.handle)?;
+        self.copy(parity, 0, rows, &host, 0)?;
+        done.record(&self.stream)?;
+        Ok(host)
+    }
+
+    /// Copies rows of that parity, whose step is done, one behind the other, and waits for them.
+    pub fn fetch(&self, parity: usize, rows: &[usize]) -> Result<Arc<HostRows>> {
+        let host = self.free_rows(rows.len().next_power_of_two(), rows.len())?;
+        for (to, &from) in rows.iter().enumerate() {
+            self.copy(parity, from, 1, &host, to)?;
+        }
+        self.stream.synchronize()?;
+        Ok(host)
+    }
+
+    /// Queues the copy of rows from `from` on to the place of row `to` in the host's memory.
+    fn copy(&self, parity: usize, from: usize, rows: usize, host: &HostRows, to: usize) -> Result<()> {
+        if from + rows > self.rows || (to + rows) * self.row_bytes > host.bytes {
+            return Err(Error::Internal(format!(
+                "no room for row {from} and {rows} rows of logits"
+            )));
+        }
+        let from = self.device[parity].at().add(from * self.row_bytes);
+        let (driver, bytes) = (&self.stream.driver, rows * self.row_bytes);
+        // SAFETY: both have these bytes, as was checked; nobody else has the host's, and the caller keeps it.
+        unsafe {
+            let to = host.memory.host().add(to * self.row_bytes);
+            driver.copy_to_host(to, from, bytes, self.stream.handle)
+        }
+    }
+
+    /// Some that nobody holds, for `rows` rows; if there are none, new ones for at least `room` rows.
+    fn free_rows(&self, room: usize, rows: usize) -> Result<Arc<HostRows>> {
+        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = rows * self.row_bytes;
+        for at in host.iter_mut() {
+            if let Some(free) = Arc::get_mut(at).filter(|free| free.memory.bytes() >= bytes) {
+                free.bytes = bytes;
+                return Ok(at.clone());
+            }
+        }
+        // Those that are too small are not needed any more.
+        host.retain_mut(|rows| Arc::get_mut(rows).is_none());
+        let memory = PinnedBuffer::zeroed(&self.stream.driver, room.min(self.rows).max(rows) * self.row_bytes)?;
+        let rows = Arc::new(HostRows { memory, bytes });
+        host.push(rows.clone());
+        Ok(rows)
     }
 }

@@ -8,12 +8,13 @@ pub mod inspect;
 
 use super::args::{
     ArgmaxArgs, AttentionArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs, NormRouteArgs,
-    RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, UploadArgs,
+    RopeStoreArgs, RouteArgs, SLAB, SUMMARY_KEYS, SortArgs, SortGatherArgs, Step, SummarizeArgs, UploadArgs,
 };
 use super::context::{Context, Grid};
 use super::driver::DevicePtr;
 use super::grids;
 use super::kv::KvCache;
+use super::logits::LogitsAt;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use super::profile::Timeline;
 use super::target::{GemmShape, Product};
@@ -24,6 +25,7 @@ use crate::model::{ModelConfig, Rope};
 use crate::ops::Ops;
 use crate::profile::{Cost, Stage};
 use crate::replica::{StepOutput, Want};
+use crate::sampler::{SUMMARY_SHARE, exponential_table};
 use std::sync::Arc;
 
 /// Rows that a product may read behind a buffer's last one: its largest tile.
@@ -55,6 +57,8 @@ pub struct StepShape {
     pub prefill_tiles: usize,
     /// Whether whole rows of logits are wanted.
     pub logits: bool,
+    /// Whether they are summarized.
+    pub draws: bool,
 }
 
 /// Activations on the device.
@@ -165,6 +169,8 @@ struct Workspace {
     arrived: DeviceBuffer,
     best: DeviceBuffer,
     best_index: DeviceBuffer,
+    /// The sampler's table of powers.
+    powers: DeviceBuffer,
 }
 
 /// [`Ops`] on a GPU.
@@ -185,8 +191,8 @@ pub struct GpuOps {
     pending: Option<Pending>,
     /// `x` was last changed by attention, so that the next norm's rows are routed.
     routes_next: bool,
-    /// Where whole rows of logits go in this step, if they are wanted.
-    logits: DevicePtr,
+    /// Where logits go in this step, if more than the largest is wanted.
+    logits: LogitsAt,
     /// Measures instead of only queueing, if asked to.
     pub timeline: Option<Timeline>,
 }
@@ -242,6 +248,7 @@ impl GpuOps {
                 arrived: zeroed(4 * sizes.rows * config.n_kv_heads)?,
                 best: zeroed(1)?,
                 best_index: zeroed(1)?,
+                powers: DeviceBuffer::of(&context.stream, exponential_table())?,
             },
             max_logits_rows: sizes.logits_rows,
             shape: StepShape {
@@ -250,12 +257,13 @@ impl GpuOps {
                 decode_items: 1,
                 prefill_tiles: 1,
                 logits: false,
+                draws: false,
             },
             n_rows: 0,
             n_wanted: 0,
             pending: None,
             routes_next: false,
-            logits: DevicePtr::NULL,
+            logits: LogitsAt::default(),
             timeline: None,
         };
         let candidates = ops.most_candidates(unembedding);
@@ -280,8 +288,8 @@ impl GpuOps {
         .unwrap_or(1)
     }
 
-    /// From now on steps of this shape are queued, the first one being `plan`; whole rows of logits go to `logits`.
-    pub fn begin(&mut self, shape: StepShape, plan: &StepPlan, logits: DevicePtr) {
+    /// From now on steps of this shape are queued, the first one being `plan`; more than the largest logits goes to `logits`.
+    pub fn begin(&mut self, shape: StepShape, plan: &StepPlan, logits: LogitsAt) {
         self.shape = shape;
         self.n_rows = plan.rows();
         self.n_wanted = plan.logits.len();
@@ -439,7 +447,7 @@ impl GpuOps {
     fn unembed_rows(&mut self, product: Product, t: &Buffer, w: &Matrix, rows: DevicePtr) -> Result<()> {
         let (best, best_index) = (self.workspace.best.at(), self.workspace.best_index.at());
         let best_rows = self.max_logits_rows as i32;
-        let logits = self.logits;
+        let logits = self.logits.rows;
         self.gemm(product, w, t, rows, |args| match product {
             Product::Logits => args.out = logits,
             _ => {
@@ -463,7 +471,7 @@ impl GpuOps {
 
     /// Each row's largest logit.
     fn argmax(&mut self, product: Product, candidates: usize) -> Result<()> {
-        let (best, logits) = (self.workspace.best.at(), self.logits);
+        let (best, logits) = (self.workspace.best.at(), self.logits.rows);
         let args = ArgmaxArgs {
             step: self.step,
             best: if product == Product::Logits { logits } else { best },
@@ -476,6 +484,27 @@ impl GpuOps {
             Product::Logits => self.launch("argmax_logits", grids::argmax_logits(self.shape.logits_rows), &args),
             _ => self.launch("argmax", grids::argmax(self.shape.logits_rows), &args),
         }
+    }
+
+    /// What drawing from each row takes.
+    fn summarize(&mut self) -> Result<()> {
+        const _: () = assert!(
+            SUMMARY_SHARE * SUMMARY_KEYS as f64 > 0.999_99,
+            "room for all that have the share"
+        );
+        let args = SummarizeArgs {
+            step: self.step,
+            logits: self.logits.rows,
+            host: self.logits.summaries,
+            powers: self.workspace.powers.at(),
+            share: SUMMARY_SHARE,
+            vocab: self.config.vocab_size as i32,
+            reserved: 0,
+        };
+        let rows_bytes = 4 * self.n_wanted * self.config.vocab_size;
+        self.timed(Stage::Summarize, moved(rows_bytes), |ops| {
+            ops.launch("summarize", grids::summarize(ops.shape.logits_rows), &args)
+        })
     }
 
     /// What the next norm does, which adds what the experts gave if that waits for it, and what it moves.
@@ -857,6 +886,10 @@ impl Ops for GpuOps {
         let candidates = self.candidates(product, w);
         let value_bytes = if product == Product::Logits { 4 } else { 8 };
         let cost = moved(self.n_wanted * candidates * value_bytes);
-        self.timed(Stage::Argmax, cost, |ops| ops.argmax(product, candidates))
+        self.timed(Stage::Argmax, cost, |ops| ops.argmax(product, candidates))?;
+        match want {
+            Want::Draws { .. } => self.summarize(),
+            Want::Greedy | Want::Logits => Ok(()),
+        }
     }
 }

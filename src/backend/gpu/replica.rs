@@ -8,7 +8,7 @@ use super::ceilings::Ceilings;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::kv::{KvCache, block_bytes};
-use super::logits::{HostRows, LogitsPath};
+use super::logits::{HostRows, LogitsAt, LogitsPath};
 use super::memory::{DeviceBuffer, Event, Graph};
 use super::ops::{Buffer, GpuOps, Numbers, Routes, Sizes, StepShape, slots};
 use super::profile::{StepClock, Timeline};
@@ -39,7 +39,9 @@ pub struct GpuReplica {
     // In this order dropped: first whatever may still use memory.
     in_flight: VecDeque<InFlight>,
     graphs: HashMap<(StepShape, usize), Graph>,
-    logits: Option<LogitsPath>,
+    logits: Option<Arc<LogitsPath>>,
+    /// Where the rows of the step collected last are, if they were summarized, and its parity.
+    collected: Option<(Arc<LogitsPath>, usize)>,
     ops: GpuOps,
     memory: StepMemory,
     activations: Activations<Buffer, Routes>,
@@ -63,6 +65,8 @@ struct InFlight {
     rows: usize,
     /// Whole rows, if they are wanted.
     logits: Option<Arc<HostRows>>,
+    /// Where its rows are, if they are summarized.
+    summarized: Option<Arc<LogitsPath>>,
     done: Event,
 }
 
@@ -114,6 +118,7 @@ impl GpuReplica {
             in_flight: VecDeque::with_capacity(DEPTH),
             graphs: HashMap::new(),
             logits: None,
+            collected: None,
             ops,
             memory,
             activations,
@@ -149,6 +154,7 @@ impl GpuReplica {
                 decode_items: 1,
                 prefill_tiles: 0,
                 logits: false,
+                draws: false,
             };
             self.capture(&StepPlan::default(), shape, Want::Greedy, 0)?;
         }
@@ -166,7 +172,7 @@ impl GpuReplica {
         queued
     }
 
-    fn shape(&self, plan: &StepPlan, header: &StepHeader, logits: bool) -> StepShape {
+    fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
         StepShape {
             rows: bucket(plan.rows(), self.capacity.rows),
             logits_rows: bucket(plan.logits.len(), self.capacity.logits_rows),
@@ -178,8 +184,14 @@ impl GpuReplica {
                 0 => 0,
                 tiles => bucket(tiles, self.capacity.rows),
             },
-            logits,
+            logits: self.whole_rows(want),
+            draws: matches!(want, Want::Draws { .. }),
         }
+    }
+
+    /// Whether a step leaves whole rows of logits on the device.
+    fn whole_rows(&self, want: Want) -> bool {
+        want != Want::Greedy || self.weights.unembedding.is_wire()
     }
 
     /// What the step of this parity, which is done, found.
@@ -215,8 +227,8 @@ impl GpuReplica {
 
     fn run(&mut self, plan: &StepPlan, shape: StepShape, want: Want, parity: usize) -> Result<()> {
         let logits = match &self.logits {
-            Some(path) if shape.logits => path.device(parity),
-            _ => DevicePtr::NULL,
+            Some(path) if shape.logits => path.at(parity),
+            _ => LogitsAt::default(),
         };
         let Self {
             ops,
@@ -244,11 +256,8 @@ impl GpuReplica {
     /// Marks the end of a step, and sends whole rows of logits to the host behind it if they are wanted.
     fn end_step(&mut self, rows: usize, want: Want, parity: usize, done: &Event) -> Result<Option<Arc<HostRows>>> {
         done.record(&self.context.stream)?;
-        match (want, &mut self.logits) {
-            (Want::Logits, Some(path)) => {
-                let bytes = 4 * rows * self.config.vocab_size;
-                path.send(parity, bytes, done).map(Some)
-            }
+        match (want, &self.logits) {
+            (Want::Logits, Some(path)) => path.send(parity, rows, done).map(Some),
             _ => Ok(None),
         }
     }
@@ -256,17 +265,16 @@ impl GpuReplica {
     /// Memory for whole rows of logits, made when they are first needed and again when they are more: greedy runs need
     /// none, and others only as much as the half of the batch that is in a step.
     fn need_logits(&mut self, rows: usize) -> Result<()> {
-        let bytes = 4 * rows * self.config.vocab_size;
-        if self.logits.as_ref().is_some_and(|path| path.bytes() >= bytes) {
+        if self.logits.as_ref().is_some_and(|path| path.rows() >= rows) {
             return Ok(());
         }
         // Graphs have the old addresses.
         self.context.stream.synchronize()?;
         self.graphs.retain(|(shape, _), _| !shape.logits);
-        self.logits = None;
+        self.logits = None; // a step under way that is summarized keeps its own
         let rows = rows.next_power_of_two().min(self.capacity.logits_rows);
-        let bytes = 4 * rows * self.config.vocab_size;
-        self.logits = Some(LogitsPath::new(&self.context.driver, bytes)?);
+        let path = LogitsPath::new(&self.context.driver, rows, self.config.vocab_size)?;
+        self.logits = Some(Arc::new(path));
         Ok(())
     }
 }
@@ -406,12 +414,11 @@ impl Replica for GpuReplica {
 
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         let parity = self.steps % DEPTH;
-        let logits = want == Want::Logits || self.weights.unembedding.is_wire();
-        if logits {
+        if self.whole_rows(want) {
             self.need_logits(plan.logits.len())?;
         }
-        let header = self.memory.write(plan, parity)?;
-        let shape = self.shape(plan, &header, logits);
+        let header = self.memory.write(plan, parity, want)?;
+        let shape = self.shape(plan, &header, want);
         let done = self
             .events
             .pop()
@@ -422,6 +429,7 @@ impl Replica for GpuReplica {
             parity,
             rows: plan.logits.len(),
             logits,
+            summarized: self.logits.clone().filter(|_| shape.draws),
             done,
         });
         self.steps += 1;
@@ -449,6 +457,19 @@ impl Replica for GpuReplica {
             Some(rows) => output.logits = Logits::Lent(rows),
             None => output.logits.clear(),
         }
+        output.summaries.clear();
+        if let Some(path) = &step.summarized {
+            let summaries = path.summaries(step.parity, step.rows);
+            summaries.for_each(|summary| output.summaries.push(summary));
+        }
+        self.collected = step.summarized.map(|path| (path, step.parity));
+        Ok(())
+    }
+
+    fn fetch(&mut self, rows: &[usize], output: &mut StepOutput) -> Result<()> {
+        let collected = self.collected.as_ref();
+        let (path, parity) = collected.ok_or_else(|| Error::Internal("the step has left no rows of logits".into()))?;
+        output.logits = Logits::Lent(path.fetch(*parity, rows)?);
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use super::attention_plan::{AttentionItem, PrefillTile, plan_decode, plan_prefil
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
+use crate::replica::Want;
 use bytemuck::NoUninit;
 
 /// The most of everything a step can have.
@@ -135,7 +136,7 @@ impl StepMemory {
     }
 
     /// Lays out a plan in the host copy of this parity, which the device has fetched the last time it was written.
-    pub fn write(&mut self, plan: &StepPlan, parity: usize) -> Result<StepHeader> {
+    pub fn write(&mut self, plan: &StepPlan, parity: usize, want: Want) -> Result<StepHeader> {
         self.check(plan)?;
         self.scratch.fill(plan, &self.attention);
         let Self { scratch, places, .. } = self;
@@ -148,6 +149,11 @@ impl StepMemory {
             window_items: scratch.window_items.len() as i32,
             prefill_tiles: scratch.prefill_tiles.len() as i32,
             parity: parity as i32,
+            temperature: match want {
+                Want::Draws { temperature } => temperature,
+                Want::Greedy | Want::Logits => 0.0,
+            },
+            reserved: [0; 3],
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
         let blob = unsafe { self.host[parity].write() };

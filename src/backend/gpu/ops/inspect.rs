@@ -210,7 +210,7 @@ impl GpuOps {
 
     /// Whole rows of logits, of a step that wants them.
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
-        let bytes = self.bytes(self.logits, 4 * rows * self.config.vocab_size)?;
+        let bytes = self.bytes(self.logits.rows, 4 * rows * self.config.vocab_size)?;
         Ok(widen(&bytes, Format::F32))
     }
 

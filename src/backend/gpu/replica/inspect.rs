@@ -1,6 +1,6 @@
 //! A step whose operations the caller queues one by one: for tests and tools.
 
-use super::{Activations, Buffer, DEPTH, DevicePtr, GpuOps, GpuReplica, KvCache, Numbers, Routes};
+use super::{Activations, Buffer, DEPTH, GpuOps, GpuReplica, KvCache, Numbers, Routes};
 use crate::backend::gpu::weights::GpuWeights;
 use crate::batch::StepPlan;
 use crate::error::Result;
@@ -27,13 +27,12 @@ impl GpuReplica {
     /// Brings a plan to the device. No step may be under way.
     pub fn begin(&mut self, plan: &StepPlan, want: Want) -> Result<Parts<'_>> {
         let parity = self.steps % DEPTH;
-        let whole_rows = want == Want::Logits || self.weights.unembedding.is_wire();
-        if whole_rows {
+        if self.whole_rows(want) {
             self.need_logits(plan.logits.len())?;
         }
-        let header = self.memory.write(plan, parity)?;
-        let shape = self.shape(plan, &header, whole_rows);
-        let logits = self.logits.as_ref().map_or(DevicePtr::NULL, |path| path.device(parity));
+        let header = self.memory.write(plan, parity, want)?;
+        let shape = self.shape(plan, &header, want);
+        let logits = self.logits.as_ref().map(|path| path.at(parity)).unwrap_or_default();
         self.ops.begin(shape, plan, logits);
         self.ops.upload(&self.memory.upload_args())?;
         self.steps += 1;
