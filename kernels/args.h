@@ -33,8 +33,9 @@ struct StepHeader {
   int window_items;    // the same, windowed layers
   int prefill_tiles;   // attention work of the chunks of several rows
   int parity;          // which of the two host buffers this step answers into
-  float temperature;   // that summarize's rows are drawn at
-  int reserved[3];
+  float temperature;   // that rows are drawn at
+  int draws_all;       // 1: from all tokens; 0: from a nucleus
+  int reserved[2];
 };
 static_assert(sizeof(StepHeader) == 48, "mirrored in args.rs");
 
@@ -52,8 +53,9 @@ struct ChunkInfo {
 };
 static_assert(sizeof(ChunkInfo) == 32, "mirrored in args.rs");
 
-// A row whose logits are wanted; slot -1: its token is not kept.
-struct LogitsRowInfo { int row; int slot; };
+// A row whose logits are wanted; slot -1: its token is not kept. The coin is what a token is drawn by from all.
+struct LogitsRowInfo { int row; int slot; float coin; };
+static_assert(sizeof(LogitsRowInfo) == 12, "mirrored in args.rs");
 
 // Part of one decoding row's attention: `tokens` visible keys, the first of them in unit `first_unit`. Unit u is the keys
 // ATTENTION_UNIT * u and on, by absolute position; ATTENTION_GROUP * g and on are the units of group g. One of `parts`
@@ -278,10 +280,10 @@ struct ArgmaxArgs {
 };
 static_assert(sizeof(ArgmaxArgs) == 128, "mirrored in args.rs");
 
-// summarize: the sum of each row's exponentials, and the tokens with at least `share` of it, of which there are no more than
-// SUMMARY_KEYS, as ~(bits of the exponential) << 32 | token.
+// summarize: the sum of each row's exponentials (NaN: look at the row), and the tokens with at least `share` of it, of which
+// there are no more than SUMMARY_KEYS, as ~(bits of the exponential) << 32 | token; or the one drawn from all, else -1.
 enum : int { SUMMARY_KEYS = 2048 };
-struct Summary { double sum; int count; int reserved; unsigned long long keys[SUMMARY_KEYS]; };   // NaN: look at the row
+struct Summary { double sum; int count; int token; unsigned long long keys[SUMMARY_KEYS]; };
 static_assert(sizeof(Summary) == 16400, "mirrored in args.rs");
 struct SummarizeArgs {
   Step step;                     // whose last_tokens are those with the rows' largest logits

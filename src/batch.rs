@@ -54,6 +54,8 @@ pub struct StepPlan {
     pub tables: Vec<u32>,
     /// The rows whose logits are wanted, in order of rows.
     pub logits: Vec<LogitsRow>,
+    /// The number in [0, 1) that the token of each such row is drawn by; empty unless the device draws.
+    pub coins: Vec<f32>,
 }
 
 impl StepPlan {
@@ -70,5 +72,6 @@ impl StepPlan {
         self.decode_chunks = 0;
         self.tables.clear();
         self.logits.clear();
+        self.coins.clear();
     }
 }

@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::replica::{Replica, Want};
 use crate::report;
 use crate::requests::Requests;
-use crate::sampler::draws_from_summaries;
+use crate::sampler::{draws_from_summaries, has_nucleus};
 use crate::scheduler::{Limits, Scheduler, Unfinished};
 use crate::tokenizer::Tokenizer;
 use crate::workers::Workers;
@@ -312,7 +312,10 @@ impl Engine {
         match self.options.logits {
             Some(_) => Want::Logits,
             None if sampling.is_greedy() => Want::Greedy,
-            None if draws_from_summaries(temperature, topp) => Want::Draws { temperature },
+            None if draws_from_summaries(temperature) => Want::Draws {
+                temperature,
+                all: !has_nucleus(topp),
+            },
             None => Want::Logits,
         }
     }

@@ -14,11 +14,12 @@ use std::sync::Arc;
 pub enum Want {
     /// The largest logit and its lowest index.
     Greedy,
-    /// The same, and what drawing from a nucleus at this temperature takes: summaries, if the replica makes them, or whole
-    /// rows.
+    /// The same, and what drawing takes: summaries, if the replica makes them, or whole rows.
     Draws {
         /// Above 0, and finite.
         temperature: f32,
+        /// From all tokens, by the plan's coins; else from a nucleus.
+        all: bool,
     },
     /// The largest logit, its lowest index, and the whole row.
     Logits,
@@ -44,11 +45,18 @@ pub struct StepOutput {
     pub logits: Logits,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct SummaryRow {
+    sum: f64,
+    token: Option<u32>,
+    /// The end of its keys; they begin where the last row's end.
+    end: usize,
+}
+
 /// A [`Summary`] a row.
 #[derive(Clone, Debug, Default)]
 pub struct Summaries {
-    /// Each row's sum, and the end of its keys.
-    rows: Vec<(f64, usize)>,
+    rows: Vec<SummaryRow>,
     keys: Vec<u64>,
 }
 
@@ -62,7 +70,11 @@ impl Summaries {
     /// That of the next row.
     pub fn push(&mut self, summary: Summary<'_>) {
         self.keys.extend_from_slice(summary.keys);
-        self.rows.push((summary.sum, self.keys.len()));
+        self.rows.push(SummaryRow {
+            sum: summary.sum,
+            token: summary.token,
+            end: self.keys.len(),
+        });
     }
 
     /// How many there are.
@@ -77,10 +89,11 @@ impl Summaries {
 
     /// That of a row; `None` if there is none.
     pub fn get(&self, row: usize) -> Option<Summary<'_>> {
-        let &(sum, end) = self.rows.get(row)?;
-        let start = row.checked_sub(1).map_or(0, |before| self.rows[before].1);
+        let &SummaryRow { sum, token, end } = self.rows.get(row)?;
+        let start = row.checked_sub(1).map_or(0, |before| self.rows[before].end);
         Some(Summary {
             sum,
+            token,
             keys: &self.keys[start..end],
         })
     }

@@ -45,15 +45,17 @@ pub const SUMMARY_SHARE: f64 = PROBABLE as f64 * MARGIN;
 pub struct Summary<'a> {
     /// The exponentials' sum, formed as the sampler forms it; NaN where the row itself is to be looked at.
     pub sum: f64,
+    /// The token drawn from all, if that was asked for.
+    pub token: Option<u32>,
     /// Among others all tokens that have at least [`SUMMARY_SHARE`] of it, in any order: the exponential's bits, inverted,
     /// above the token.
     pub keys: &'a [u64],
 }
 
-/// Whether a [`Summary`] can be drawn from: of rows of numbers, by a nucleus, where the device's exponentials, which take
-/// the C library's steps, are its own.
-pub fn draws_from_summaries(temperature: f32, topp: f32) -> bool {
-    draws_numbers(temperature) && has_nucleus(topp) && exp::level().is_some()
+/// Whether a [`Summary`] can be drawn from: at temperatures that leave numbers in their order, where the device's
+/// exponentials, which take the C library's steps, are its own.
+pub fn draws_from_summaries(temperature: f32) -> bool {
+    draws_numbers(temperature) && exp::level().is_some()
 }
 
 /// Draws tokens from logits. Its memory is allocated once and serves any number of sequences.
@@ -118,8 +120,13 @@ impl Sampler {
             return None;
         }
         let mut state = *rng_state;
-        let (coin, least) = (random_f32(&mut state), self.least(self.vocab));
-        let token = self.nuclei[0].draw_known(summary.keys, self.topp, least, summary.sum, coin)?;
+        let coin = random_f32(&mut state);
+        let token = if has_nucleus(self.topp) {
+            let least = self.least(self.vocab);
+            self.nuclei[0].draw_known(summary.keys, self.topp, least, summary.sum, coin)?
+        } else {
+            summary.token?
+        };
         *rng_state = state;
         Some(token)
     }
@@ -297,6 +304,11 @@ pub fn request_seed(base: u64, request: usize) -> u64 {
     if z == 0 { GAMMA } else { z }
 }
 
+/// The number that the next token is drawn by from a stream of this state.
+pub fn next_coin(mut state: u64) -> f32 {
+    random_f32(&mut state)
+}
+
 /// The next number in [0, 1): 24 bits of xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift
 /// generators, scrambled", 2016).
 fn random_f32(state: &mut u64) -> f32 {
@@ -313,7 +325,7 @@ fn draws_numbers(temperature: f32) -> bool {
 }
 
 /// Whether `topp` asks for nucleus sampling.
-fn has_nucleus(topp: f32) -> bool {
+pub fn has_nucleus(topp: f32) -> bool {
     0.0 < topp && topp < 1.0
 }
 
@@ -616,7 +628,11 @@ mod tests {
                 keys.reverse();
                 let sum = if max.is_finite() { sum } else { f64::NAN };
                 let (mut state, mut expected_state) = (row.rng_state, row.rng_state);
-                let summary = Summary { sum, keys: &keys };
+                let summary = Summary {
+                    sum,
+                    token: None,
+                    keys: &keys,
+                };
                 let token = sampler.sample_summary(summary, &mut state);
                 let expected = sampler.sample_with(&logits, &mut expected_state);
                 drawn[usize::from(token.is_some())] += 1;

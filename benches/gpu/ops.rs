@@ -23,6 +23,21 @@ pub struct Args {
     /// Steps timed of each size, after one that is not.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
+    /// 0 is greedy; otherwise rows are summarized for draws.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+}
+
+impl Args {
+    fn want(&self) -> Want {
+        match self.temperature {
+            0.0 => Want::Greedy,
+            temperature => Want::Draws {
+                temperature,
+                all: false,
+            },
+        }
+    }
 }
 
 /// Two layers, one of each kind: their weights are far larger than any cache.
@@ -79,11 +94,11 @@ impl Stages {
     fn time(replica: &mut dyn Replica, rows: usize, part: &Args) -> anyhow::Result<Self> {
         let plan = plan(replica, rows, part.context)?;
         let mut output = StepOutput::default();
-        step(replica, &plan, &mut output)?;
+        step(replica, &plan, &mut output, part.want())?;
         let before = totals(replica);
         let steps = part.repeats.max(1);
         for _ in 0..steps {
-            step(replica, &plan, &mut output)?;
+            step(replica, &plan, &mut output, part.want())?;
         }
         let totals = totals(replica)
             .into_iter()
@@ -120,20 +135,20 @@ fn totals(replica: &dyn Replica) -> Vec<StageTotal> {
 fn graph_us(replica: &mut dyn Replica, rows: usize, part: &Args) -> anyhow::Result<f64> {
     let plan = plan(replica, rows, part.context)?;
     let mut output = StepOutput::default();
-    step(replica, &plan, &mut output)?;
+    step(replica, &plan, &mut output, part.want())?;
     let steps = GRAPH_STEPS * part.repeats.max(1);
     let start = Instant::now();
-    replica.submit(&plan, Want::Greedy)?;
+    replica.submit(&plan, part.want())?;
     for _ in 1..steps {
-        replica.submit(&plan, Want::Greedy)?;
+        replica.submit(&plan, part.want())?;
         replica.collect(&mut output)?;
     }
     replica.collect(&mut output)?;
     Ok(start.elapsed().as_secs_f64() * 1e6 / steps as f64)
 }
 
-fn step(replica: &mut dyn Replica, plan: &StepPlan, output: &mut StepOutput) -> anyhow::Result<()> {
-    replica.submit(plan, Want::Greedy)?;
+fn step(replica: &mut dyn Replica, plan: &StepPlan, output: &mut StepOutput, want: Want) -> anyhow::Result<()> {
+    replica.submit(plan, want)?;
     Ok(replica.collect(output)?)
 }
 

@@ -13,9 +13,12 @@ pub struct Args {
     /// Runs of each; the median counts.
     #[arg(long, default_value_t = 1)]
     repeats: usize,
-    /// 0 is greedy; otherwise tokens are drawn on the host.
+    /// 0 is greedy; otherwise tokens are drawn.
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
+    /// The mass of the nucleus; 1 draws from all tokens.
+    #[arg(long, default_value_t = 0.9)]
+    topp: f32,
     /// Time whole steps, too: what the device and the host wait for each other.
     #[arg(long)]
     overlap: bool,
@@ -186,7 +189,7 @@ impl Workload {
         }?;
         let mut sampling = Sampling {
             temperature: part.temperature,
-            topp: 0.9,
+            topp: part.topp,
             rng_state: 1,
         };
         let start = Instant::now();

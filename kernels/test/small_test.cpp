@@ -78,7 +78,7 @@ struct Plan {
         positions.push_back(first + i);
         row_chunk.push_back(c);
       }
-      if (integer(0, 3)) logits.push_back({(int)tokens.size() - 1, integer(0, 4) ? c : -1});
+      if (integer(0, 3)) logits.push_back({(int)tokens.size() - 1, integer(0, 4) ? c : -1, 0});
       chunks.push_back(chunk);
       last_tokens.push_back(integer(0, vocab - 1));
     }
@@ -422,12 +422,13 @@ void test_argmax(int candidates, bool logits_rows) {
 }
 
 // Rows of kinds that sums take differently: the C library's own loop must give the same bits.
-void test_summarize(int vocab) {
-  enum { KINDS = 9 };
+void test_summarize(int vocab, bool draws_all) {
+  enum { KINDS = 10 };
   Plan plan(2 * KINDS, 1, 100, 40, 128);
   const int rows = (int)plan.logits.size();
   const float temperature = integer(0, 1) ? 1.f : 0.3f;
   plan.header.temperature = temperature;
+  plan.header.draws_all = draws_all;
   Buffer<float> logits(rows * vocab);
   u64 powers[32];
   for (int i = 0; i < 32; i++) {
@@ -441,11 +442,13 @@ void test_summarize(int vocab) {
     for (int i = 0; i < vocab; i++) {
       const double along = (double)i / vocab;
       const float kinds[KINDS] = {real(2.5f), real(0.2f), 3.f, (float)(-120 * along), (float)(100 * along - 100),
-                                  i < vocab / 2 ? -INFINITY : real(9), i % 7 ? real(12) - 60 : real(3), real(40), real(6)};
+                                  i < vocab / 2 ? -INFINITY : real(9), i % 7 ? real(12) - 60 : real(3), real(40),
+                                  i == vocab - 1 ? 0 : (i % 2 ? -103.28f : -66.5f + i % 5) * temperature, real(6)};
       row[i] = kinds[r % KINDS];
     }
     if (r % KINDS == 0) row[integer(0, vocab - 1)] = 30;
-    if (r % KINDS == 8) row[integer(0, vocab - 1)] = integer(0, 1) ? NAN : INFINITY;
+    if (r % KINDS == 9) row[integer(0, vocab - 1)] = integer(0, 1) ? NAN : INFINITY;
+    plan.logits[r].coin = integer(0, 5) ? integer(0, (1 << 24) - 1) * 0x1p-24f : integer(0, 1) ? 0.f : 1.f;
     int& most = largest[r];
     for (int i = 0; i < vocab; i++) if (row[i] > row[most] || std::isnan(row[most])) most = i;
     if (plan.logits[r].slot >= 0) plan.last_tokens[plan.logits[r].slot] = most;
@@ -460,11 +463,20 @@ void test_summarize(int vocab) {
     std::vector<float> e(vocab);
     double sum = 0;
     for (int i = 0; i < vocab; i++) e[i] = expf(row[i] / temperature - max), sum += e[i];
-    if (plan.logits[r].slot < 0 || r % KINDS == 8) {
+    if (plan.logits[r].slot < 0 || r % KINDS == 9) {
       check(std::isnan(got.sum) && got.count == 0, "summarize's row that is not to be", r);
       continue;
     }
     check(got.sum == sum, "summarize's sum", r % KINDS);
+    if (draws_all) {
+      float mass = 0;
+      int token = 0;
+      while (token < vocab && !((mass += (float)(e[token] / sum)) > plan.logits[r].coin)) token++;
+      check(got.token == std::min(token, vocab - 1), "summarize's token", r % KINDS);
+      check(got.count == 0, "summarize's tokens, of which there are none");
+      continue;
+    }
+    check(got.token == -1, "summarize's token, which is not to be");
     std::vector<u64> keys(got.keys, got.keys + std::min(got.count, (int)SUMMARY_KEYS)), want;
     for (int i = 0; i < vocab; i++)
       if (e[i] >= (float)(share * sum)) want.push_back((u64)~simt::bits<u32>(e[i]) << 32 | i);
@@ -716,7 +728,7 @@ int main(int argc, char** argv) {
       for (int w = 0; w < 2; w++) test_rope(64, 8, 2, format, w), test_rope(24, 3, 1, format, w), test_rope(8, 2, 2, format, w), test_rope(128, 4, 1, format, w);
   });
   run("argmax", [] { for (int c : {1, 100, 3143}) test_argmax(c, false), test_argmax(c, true); });
-  run("summarize", [] { for (int vocab : {2, 37, 4095, 4096, 9001}) test_summarize(vocab); });
+  run("summarize", [] { for (int vocab : {2, 37, 4095, 4096, 9001}) test_summarize(vocab, false), test_summarize(vocab, true); });
   run("wire", [] {
     test_range_and_synthesis(FORMAT_BF16, 40, 36, 2), test_range_and_synthesis(FORMAT_F32, 40, 1, 1);
     test_range_and_synthesis(FORMAT_MXFP4, 70, 64, 3), test_range_and_synthesis(FORMAT_BF16, 256, 96, 1);

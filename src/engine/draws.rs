@@ -4,8 +4,8 @@ use super::Sampling;
 use super::pipeline::Pipeline;
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
-use crate::replica::{StepOutput, Summaries};
-use crate::sampler::{Row, Sampler, request_seed};
+use crate::replica::{StepOutput, Summaries, Want};
+use crate::sampler::{Row, Sampler, next_coin, request_seed};
 use crate::scheduler::Scheduler;
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -38,6 +38,11 @@ impl Streams {
         self.get(0)
     }
 
+    /// What the request's next token is drawn by.
+    pub fn coin(&self, request: usize) -> f32 {
+        next_coin(self.get(request))
+    }
+
     fn get(&self, request: usize) -> u64 {
         self.states[request].load(Ordering::Relaxed)
     }
@@ -55,7 +60,12 @@ pub struct Draws {
     samplers: Vec<Sampler>,
     draws: Vec<Draw>,
     tokens: Vec<u32>,
+    /// Steps that whole rows are still asked for, as summaries said too little.
+    whole_rows: usize,
 }
+
+/// Steps after one whose summaries said too little, until they are tried again.
+const WHOLE_ROWS_STEPS: usize = 32;
 
 /// One row to draw from.
 struct Draw {
@@ -80,6 +90,19 @@ impl Draws {
             samplers: vec![sampler; threads.max(1)],
             draws: Vec::new(),
             tokens: Vec::new(),
+            whole_rows: 0,
+        }
+    }
+
+    /// What the next step is to give. Where a nucleus is most of the vocabulary, as in rows that are nearly flat, whole rows
+    /// had better come while the device computes.
+    pub fn want(&mut self, want: Want) -> Want {
+        match want {
+            Want::Draws { .. } if self.whole_rows > 0 => {
+                self.whole_rows -= 1;
+                Want::Logits
+            }
+            want => want,
         }
     }
 
@@ -107,6 +130,9 @@ impl Draws {
             pool.install(|| self.draw_from_summaries(&pipeline.output.summaries));
             let rest = self.draws.iter().filter(|draw| draw.token.is_none());
             let rest: Vec<usize> = rest.map(|draw| draw.row).collect();
+            if 2 * rest.len() > self.draws.len() {
+                self.whole_rows = WHOLE_ROWS_STEPS;
+            }
             if !rest.is_empty() {
                 pipeline.fetch(&rest)?;
                 self.check_rows(rest.len(), &pipeline.output)?;

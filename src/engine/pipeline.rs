@@ -1,6 +1,6 @@
 //! Steps on their way through one replica.
 
-use crate::batch::StepPlan;
+use crate::batch::{LogitsRow, StepPlan};
 use crate::error::Result;
 use crate::replica::{Replica, StepOutput, Want};
 use crate::scheduler::Scheduler;
@@ -39,12 +39,17 @@ impl Pipeline {
         self.under_way.len() < self.replica.depth()
     }
 
-    /// Plans a step and submits it; `false` if there is none.
-    pub fn submit(&mut self, scheduler: &mut Scheduler, want: Want) -> Result<bool> {
+    /// Plans a step and submits it; `false` if there is none. `coin` is what a request's next token is drawn by.
+    pub fn submit(&mut self, scheduler: &mut Scheduler, want: Want, coin: impl Fn(usize) -> f32) -> Result<bool> {
         let mut plan = self.spare.pop().unwrap_or_default();
         if !scheduler.plan(&mut plan) {
             self.spare.push(plan);
             return Ok(false);
+        }
+        if let Want::Draws { all: true, .. } = want {
+            // The host draws, and so knows each stream's state: a sequence is in one step at a time.
+            let coin = |row: &LogitsRow| scheduler.request(row.sequence).map_or(0.0, &coin);
+            plan.coins.extend(plan.logits.iter().map(coin));
         }
         self.replica.submit(&plan, want)?;
         scheduler.begin(&plan);

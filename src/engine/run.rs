@@ -170,7 +170,9 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn submit(&mut self) -> Result<()> {
         while self.pipeline.has_room() {
             self.take();
-            if !self.pipeline.submit(&mut self.scheduler, self.run.want)? {
+            let coin = |request| self.run.streams.coin(request);
+            let want = self.draws.want(self.run.want);
+            if !self.pipeline.submit(&mut self.scheduler, want, coin)? {
                 break;
             }
         }

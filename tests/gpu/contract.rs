@@ -1,7 +1,7 @@
 //! The program's struct and the device's memory around a run of the three functions as the library exports them.
 
 use super::fake::{self, Program};
-use super::model::Model;
+use super::model::{Drawing, Model};
 use getp::abi::driver;
 use getp::abi::lifecycle::with_engine;
 use getp::abi::types::{RunState, TransformerWeights};
@@ -65,7 +65,7 @@ fn finish(program: &mut Program) {
 fn the_struct_holds_the_first_device_s_addresses_and_then_its_own() {
     let _alone = alone();
     let model = Model::new();
-    let mut program = model.program(0.0);
+    let mut program = model.program(Drawing::GREEDY);
     let before = program.bytes();
     for _round in 0..2 {
         warm_up(&mut program);
@@ -93,7 +93,7 @@ fn the_struct_holds_the_first_device_s_addresses_and_then_its_own() {
             assert!(!at.is_null());
         }
         assert!(inference(&mut program) > 0);
-        assert_eq!(program.rows(), model.expected(0.0));
+        assert_eq!(program.rows(), model.expected(Drawing::GREEDY));
         finish(&mut program);
         assert!(program.bytes() == before, "the struct's 384 bytes are as they were");
     }
@@ -104,9 +104,9 @@ fn the_struct_holds_the_first_device_s_addresses_and_then_its_own() {
 fn a_second_run_leaves_as_much_memory_free_as_the_first() {
     let _alone = alone();
     let model = Model::new();
-    let expected: Vec<Vec<c_int>> = model.expected(1.0);
+    let expected: Vec<Vec<c_int>> = model.expected(Drawing::ALL);
     let free = [(); 3].map(|()| {
-        let mut program = model.program(1.0);
+        let mut program = model.program(Drawing::ALL);
         warm_up(&mut program);
         assert!(inference(&mut program) > 0);
         assert_eq!(program.rows(), expected);

@@ -1,7 +1,7 @@
 //! Several devices behind one queue: the same answers whatever their number, and whatever order their queues run in.
 
 use super::fake::{self, Program};
-use super::model::{self, Model, replicas};
+use super::model::{self, Drawing, Model, replicas};
 use super::synthetic::{Dense, Experts};
 use getp::abi::lifecycle::Backends;
 use getp::backend;
@@ -57,8 +57,8 @@ pub fn system(devices: usize, order: Order) -> Arc<System> {
 }
 
 /// A whole run on so many devices; all of them are there until the end.
-fn run(model: &Model, temperature: f32, devices: usize, open: OpenReplicas<'_>) -> Program {
-    let mut program = model.program(temperature);
+fn run(model: &Model, drawing: Drawing, devices: usize, open: OpenReplicas<'_>) -> Program {
+    let mut program = model.program(drawing);
     let backends = Backends {
         open,
         fallback: &cpu::open,
@@ -71,9 +71,9 @@ fn run(model: &Model, temperature: f32, devices: usize, open: OpenReplicas<'_>) 
 }
 
 /// What a system's devices answer; nothing of it is left on them.
-fn answers(model: &Model, temperature: f32, system: &Arc<System>) -> Vec<Vec<c_int>> {
+fn answers(model: &Model, drawing: Drawing, system: &Arc<System>) -> Vec<Vec<c_int>> {
     let open = |checkpoint: &dyn Checkpoint, options: &Options| open(all(system), checkpoint, options);
-    let program = run(model, temperature, system.devices(), &open);
+    let program = run(model, drawing, system.devices(), &open);
     for device in 0..system.devices() {
         assert_eq!(system.live(device), Live::default(), "device {device}");
     }
@@ -83,11 +83,15 @@ fn answers(model: &Model, temperature: f32, system: &Arc<System>) -> Vec<Vec<c_i
 #[test]
 fn answers_do_not_depend_on_the_number_of_devices() {
     let model = Model::new();
-    for temperature in [0.0, 1.0] {
-        let expected = model.expected(temperature);
+    for drawing in [Drawing::GREEDY, Drawing::NUCLEUS, Drawing::WIDE, Drawing::ALL] {
+        let expected = model.expected(drawing);
         for devices in [1, 2, 4] {
             let system = system(devices, Order::Eager);
-            assert_eq!(answers(&model, temperature, &system), expected, "{devices} devices");
+            assert_eq!(
+                answers(&model, drawing, &system),
+                expected,
+                "{drawing:?}, {devices} devices"
+            );
         }
     }
 }
@@ -95,7 +99,7 @@ fn answers_do_not_depend_on_the_number_of_devices() {
 #[test]
 fn all_devices_have_a_part_in_the_work() {
     let system = system(3, Order::Eager);
-    answers(&Model::new(), 0.0, &system);
+    answers(&Model::new(), Drawing::GREEDY, &system);
     let steps = [0, 1, 2].map(|device| system.calls(Some(device), Some(Call::LaunchGraph)));
     // Two of six requests each: about as many steps.
     let (least, most) = (steps.iter().min().unwrap(), steps.iter().max().unwrap());
@@ -105,12 +109,12 @@ fn all_devices_have_a_part_in_the_work() {
 #[test]
 fn no_order_of_the_queues_changes_an_answer() {
     let model = Model::new();
-    for temperature in [0.0, 1.0] {
-        let expected = model.expected(temperature);
+    for drawing in [Drawing::GREEDY, Drawing::WIDE] {
+        let expected = model.expected(drawing);
         let random = (1..=8).map(Order::Random);
         for order in [Order::Deferred].into_iter().chain(random) {
             for devices in [1, 2] {
-                let found = answers(&model, temperature, &system(devices, order));
+                let found = answers(&model, drawing, &system(devices, order));
                 assert_eq!(found, expected, "{order:?}, {devices} devices");
             }
         }
@@ -131,8 +135,8 @@ fn weights_of_any_type_reach_all_devices() {
     ];
     for (i, model) in models.iter().enumerate() {
         for order in [Order::Eager, Order::Deferred] {
-            let found = answers(model, 0.0, &system(2, order));
-            assert_eq!(found, model.expected(0.0), "model {i}, {order:?}");
+            let found = answers(model, Drawing::GREEDY, &system(2, order));
+            assert_eq!(found, model.expected(Drawing::GREEDY), "model {i}, {order:?}");
         }
     }
 }
@@ -150,6 +154,6 @@ fn devices_are_named_by_number() {
         assert_eq!(ordinals, [0, 2]);
         backend::open(checkpoint, &named)
     };
-    let program = run(&model, 0.0, 2, &open);
-    assert_eq!(program.rows(), model.expected(0.0));
+    let program = run(&model, Drawing::GREEDY, 2, &open);
+    assert_eq!(program.rows(), model.expected(Drawing::GREEDY));
 }

@@ -3,7 +3,7 @@
 
 use super::devices::{all, open, system};
 use super::fake::{self, Program};
-use super::model::{self, Model, replicas};
+use super::model::{self, Drawing, Model, replicas};
 use getp::abi::lifecycle::Backends;
 use getp::backend::cpu;
 use getp::backend::gpu::driver::simt::{Call, Fault, Live, Order};
@@ -42,7 +42,7 @@ const CALLS: [Call; 20] = [
 /// A model, what the CPU answers, and how runs draw tokens.
 struct Trial {
     model: Model,
-    temperature: f32,
+    drawing: Drawing,
     expected: Vec<Vec<c_int>>,
 }
 
@@ -57,12 +57,12 @@ struct Ran {
 }
 
 impl Trial {
-    fn new(temperature: f32) -> Self {
+    fn new(drawing: Drawing) -> Self {
         let model = Model::least();
         Self {
-            expected: model.expected(temperature),
+            expected: model.expected(drawing),
             model,
-            temperature,
+            drawing,
         }
     }
 
@@ -72,7 +72,7 @@ impl Trial {
         if let Some(fault) = fault {
             system.inject(fault);
         }
-        let mut program = self.model.program(self.temperature);
+        let mut program = self.model.program(self.drawing);
         let before = program.bytes();
         let open = |checkpoint: &dyn Checkpoint, options: &Options| open(all(&system), checkpoint, options);
         let backends = Backends {
@@ -130,30 +130,30 @@ impl Trial {
 
 #[test]
 fn without_a_fault_all_devices_answer() {
-    for temperature in [0.0, 1.0] {
-        let ran = Trial::new(temperature).run(None);
+    for drawing in [Drawing::GREEDY, Drawing::WIDE, Drawing::ALL] {
+        let ran = Trial::new(drawing).run(None);
         assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES));
     }
 }
 
 #[test]
 fn any_call_of_a_device_may_fail_once() {
-    Trial::new(0.0).every(Some(0), None, GpuFault::Other, false);
+    Trial::new(Drawing::GREEDY).every(Some(0), None, GpuFault::Other, false);
 }
 
 #[test]
 fn a_device_may_be_lost_in_any_call() {
-    Trial::new(1.0).every(Some(0), None, GpuFault::LostDevice, false);
+    Trial::new(Drawing::WIDE).every(Some(0), None, GpuFault::LostDevice, false);
 }
 
 #[test]
 fn any_piece_of_queued_work_may_fail() {
-    Trial::new(0.0).every(Some(1), Some(Call::Work), GpuFault::LostDevice, false);
+    Trial::new(Drawing::GREEDY).every(Some(1), Some(Call::Work), GpuFault::LostDevice, false);
 }
 
 #[test]
 fn memory_may_run_out_at_any_time() {
-    let trial = Trial::new(0.0);
+    let trial = Trial::new(Drawing::GREEDY);
     for call in [Call::Alloc, Call::AllocPinned] {
         trial.every(Some(0), Some(call), GpuFault::OutOfMemory, true);
     }
@@ -161,7 +161,7 @@ fn memory_may_run_out_at_any_time() {
 
 #[test]
 fn any_kind_of_call_may_stop_working() {
-    let trial = Trial::new(1.0);
+    let trial = Trial::new(Drawing::WIDE);
     for call in CALLS {
         trial.every(Some(0), Some(call), GpuFault::Other, true);
     }
@@ -169,7 +169,7 @@ fn any_kind_of_call_may_stop_working() {
 
 #[test]
 fn all_devices_may_be_lost() {
-    Trial::new(0.0).every(None, None, GpuFault::LostDevice, true);
+    Trial::new(Drawing::GREEDY).every(None, None, GpuFault::LostDevice, true);
 }
 
 /// Set for a process of its own that runs with a fault.
@@ -191,7 +191,7 @@ fn a_device_that_fails_is_named() {
     ];
     if let Ok(which) = std::env::var(CHILD) {
         let (call, fault, _) = faults[which.parse::<usize>().unwrap()];
-        Trial::new(0.0).run(Some(Fault {
+        Trial::new(Drawing::GREEDY).run(Some(Fault {
             device: Some(0),
             call: Some(call),
             nth: 2,

@@ -15,6 +15,28 @@ use std::ffi::{c_int, c_void};
 /// Prompts of several lengths.
 const PROMPTS: [&str; 6] = ["ab", "a longer prompt, ab", "x", "0123456789", "abab", "q"];
 
+/// How tokens are drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Drawing {
+    temperature: f32,
+    topp: f32,
+}
+
+impl Drawing {
+    /// The most likely token.
+    pub const GREEDY: Self = Self::new(0.0, 0.9);
+    /// From a nucleus that the device's summaries have whole.
+    pub const NUCLEUS: Self = Self::new(1.0, 0.9);
+    /// From a nucleus for which the host fetches most rows.
+    pub const WIDE: Self = Self::new(1.0, 0.9999);
+    /// From all tokens.
+    pub const ALL: Self = Self::new(1.0, 1.0);
+
+    const fn new(temperature: f32, topp: f32) -> Self {
+        Self { temperature, topp }
+    }
+}
+
 /// A model as small as it can be with everything in it, and the vocabulary of [`fake`].
 fn released(n_layers: usize) -> Synthetic {
     let config = ModelConfig {
@@ -85,9 +107,10 @@ impl Model {
     }
 
     /// A program that has this model and asks these things of it.
-    pub fn program(&self, temperature: f32) -> Program {
+    pub fn program(&self, drawing: Drawing) -> Program {
         let mut program = Program::new(self.prompts, self.steps);
-        program.sampler.temperature = temperature;
+        program.sampler.temperature = drawing.temperature;
+        program.sampler.topp = drawing.topp;
         // SAFETY: fifteen numbers of four bytes either way.
         program.transformer.config = unsafe { std::mem::transmute::<[u8; 60], Config>(config_to_bytes(&self.config)) };
         program.transformer.weights = TransformerWeights::from_arrays(self.arrays());
@@ -105,8 +128,8 @@ impl Model {
     }
 
     /// What the CPU answers.
-    pub fn expected(&self, temperature: f32) -> Vec<Vec<c_int>> {
-        let mut program = self.program(temperature);
+    pub fn expected(&self, drawing: Drawing) -> Vec<Vec<c_int>> {
+        let mut program = self.program(drawing);
         let backends = Backends {
             open: &|checkpoint, options| Ok(vec![cpu::open(checkpoint, options)?]),
             fallback: &cpu::open,

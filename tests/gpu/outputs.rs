@@ -8,7 +8,7 @@ use getp::model::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
 use getp::replica::{Replica, StepOutput, Want};
-use getp::sampler::Sampler;
+use getp::sampler::{Sampler, next_coin};
 
 /// Sequences, each in a row of its own.
 const ROWS: usize = 3;
@@ -96,7 +96,8 @@ fn summaries_are_drawn_from_as_whole_rows_are() {
     for (position, temperature) in [0.03, 0.3, 1.0, 40.0, 0.1].into_iter().enumerate() {
         let rows = 1 + position.min(ROWS - 1);
         let expected = step_for(&mut *whole, position, rows, Want::Logits);
-        let mut output = step_for(&mut *summarized, position, rows, Want::Draws { temperature });
+        let all = false;
+        let mut output = step_for(&mut *summarized, position, rows, Want::Draws { temperature, all });
         assert_eq!(output.greedy, expected.greedy);
         assert_eq!((output.summaries.len(), output.logits.len()), (rows, 0));
         let backwards: Vec<usize> = (0..rows).rev().collect();
@@ -118,6 +119,28 @@ fn summaries_are_drawn_from_as_whole_rows_are() {
         output.logits.give_back();
     }
     assert!(drawn.iter().all(|&n| n > 5), "{drawn:?}");
+}
+
+#[test]
+fn tokens_are_drawn_from_all_as_the_host_draws_them() {
+    const WIDE: usize = 9001;
+    let (mut whole, mut drawing) = (replica(WIDE, false), replica(WIDE, false));
+    for (position, temperature) in [0.03, 0.3, 1.0, 40.0].into_iter().enumerate() {
+        let expected = step_for(&mut *whole, position, ROWS, Want::Logits);
+        let states: Vec<u64> = (1..).map(|i| (i * 7919) << 40).take(ROWS).collect();
+        let mut plan = plan(&*drawing, position, ROWS);
+        plan.coins = states.iter().map(|&state| next_coin(state)).collect();
+        drawing.submit(&plan, Want::Draws { temperature, all: true }).unwrap();
+        let mut output = StepOutput::default();
+        drawing.collect(&mut output).unwrap();
+        let mut sampler = Sampler::new(WIDE, temperature, 1.0, 1);
+        for (row, logits) in expected.logits.chunks_exact(WIDE).enumerate() {
+            let (mut state, mut expected_state) = (states[row], states[row]);
+            let token = sampler.sample_summary(output.summaries.get(row).unwrap(), &mut state);
+            assert_eq!(token, Some(sampler.sample_with(logits, &mut expected_state)));
+            assert_eq!(state, expected_state);
+        }
+    }
 }
 
 #[test]

@@ -53,7 +53,8 @@ mirrored! {
     /// Counts of the step under way.
     StepHeader [48] {
         rows: i32, decode_rows: i32, chunks: i32, logits_rows: i32,
-        full_items: i32, window_items: i32, prefill_tiles: i32, parity: i32, temperature: f32, reserved: [i32; 3],
+        full_items: i32, window_items: i32, prefill_tiles: i32, parity: i32,
+        temperature: f32, draws_all: i32, reserved: [i32; 2],
     }
     /// Consecutive rows of one sequence.
     ChunkInfo [32] {
@@ -61,7 +62,7 @@ mirrored! {
         full: i32, window: i32, window_pages: i32, reserved: i32,
     }
     /// A row whose logits are wanted.
-    LogitsRowInfo [8] { row: i32, slot: i32 }
+    LogitsRowInfo [12] { row: i32, slot: i32, coin: f32 }
     /// The step's plan on the device.
     Step [88] {
         header: DevicePtr, tokens: DevicePtr, positions: DevicePtr, row_chunk: DevicePtr, chunks: DevicePtr,
@@ -128,7 +129,7 @@ mirrored! {
         step: Step, best: DevicePtr, best_index: DevicePtr, host: [DevicePtr; 2], candidates: i32, best_rows: i32,
     }
     /// A summary, as the device writes it, but for its keys.
-    SummaryHead [16] { sum: f64, count: i32, reserved: i32 }
+    SummaryHead [16] { sum: f64, count: i32, token: i32 }
     /// See `summarize`.
     SummarizeArgs [136] {
         step: Step, logits: DevicePtr, host: [DevicePtr; 2], powers: DevicePtr, share: f64, vocab: i32, reserved: i32,

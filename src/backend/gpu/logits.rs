@@ -84,6 +84,7 @@ impl LogitsPath {
             let head: &SummaryHead = bytemuck::from_bytes(head);
             Summary {
                 sum: head.sum,
+                token: u32::try_from(head.token).ok(),
                 keys: &bytemuck::cast_slice(keys)[..(head.count as usize).min(SUMMARY_KEYS)],
             }
         })

@@ -11,6 +11,7 @@ use crate::batch::StepPlan;
 use crate::error::{Error, Result};
 use crate::replica::Want;
 use bytemuck::NoUninit;
+use std::iter::{repeat, repeat_n};
 
 /// The most of everything a step can have.
 #[derive(Clone, Copy, Debug)]
@@ -150,10 +151,11 @@ impl StepMemory {
             prefill_tiles: scratch.prefill_tiles.len() as i32,
             parity: parity as i32,
             temperature: match want {
-                Want::Draws { temperature } => temperature,
+                Want::Draws { temperature, .. } => temperature,
                 Want::Greedy | Want::Logits => 0.0,
             },
-            reserved: [0; 3],
+            draws_all: i32::from(matches!(want, Want::Draws { all: true, .. })),
+            reserved: [0; 2],
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
         let blob = unsafe { self.host[parity].write() };
@@ -192,7 +194,7 @@ impl Scratch {
         self.row_chunk.clear();
         self.chunks.clear();
         for (index, chunk) in plan.chunks.iter().enumerate() {
-            self.row_chunk.extend(std::iter::repeat_n(index as i32, chunk.rows));
+            self.row_chunk.extend(repeat_n(index as i32, chunk.rows));
             self.chunks.push(ChunkInfo {
                 first_row: chunk.first_row as i32,
                 rows: chunk.rows as i32,
@@ -205,10 +207,13 @@ impl Scratch {
             });
         }
         self.logits.clear();
-        self.logits.extend(plan.logits.iter().map(|wanted| LogitsRowInfo {
-            row: wanted.row as i32,
-            slot: if wanted.sample { wanted.sequence as i32 } else { -1 },
-        }));
+        let coins = plan.coins.iter().copied().chain(repeat(0.0));
+        self.logits
+            .extend(plan.logits.iter().zip(coins).map(|(wanted, coin)| LogitsRowInfo {
+                row: wanted.row as i32,
+                slot: if wanted.sample { wanted.sequence as i32 } else { -1 },
+                coin,
+            }));
         let decoding = || plan.chunks[..plan.decode_chunks].iter();
         self.full_items.clear();
         let keys = |position: usize| (0, position + 1);
