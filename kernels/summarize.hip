@@ -7,9 +7,10 @@
 // two, base and 2 base, the sum S is a whole number of units u = 2^-52 base, and S + e rounds to S plus e rounded to units;
 // only where e lies half way between two does S matter, by being even or odd. So what any run of values adds is known from
 // S's parity alone: a pair of numbers, found by adding the values to `base` and to `base` + u. Two such pairs give that of
-// both runs; so threads, waves and then the block sum in parallel what is to be summed in order. The wave in which S leaves
-// its binade, which happens a dozen times a row, adds its values one by one. Values below u / 2 add nothing: their
-// exponentials are not made. The running sum of float32 probabilities, up to where it exceeds the coin, is found likewise.
+// both runs; so threads, waves and then the block sum in parallel what is to be summed in order. The thread in whose values
+// S leaves its binade, which happens a dozen times a row, is found, its values are added one by one, and the threads behind
+// it begin anew. Values below u / 2 add nothing: their exponentials are not made. The running sum of float32 probabilities,
+// up to where it exceeds the coin, is found likewise.
 #include "gpu/math.h"
 
 enum { THREADS = 512, WAVES = THREADS / WAVE, EACH = 8, TILE = THREADS * EACH };
@@ -22,7 +23,7 @@ template <class T> DEV typename Bits<T>::Word bits_of(T v) { return __builtin_bi
 // The exponent of a number that is not negative.
 template <class T> DEV int exponent_of(T v) { return (int)(bits_of(v) >> Bits<T>::FRACTION) - Bits<T>::BIAS; }
 
-// A binade: sums from `base` up to below `end`. A sum of 0 leaves its own with the first value that is not.
+// A binade: sums from `base` up to below `end`; 0 and the subnormal numbers are one, too.
 template <class T> struct Binade {
   T base, next, end;                                       // next: base + u
   DEV explicit Binade(T sum) {
@@ -30,7 +31,7 @@ template <class T> struct Binade {
     const Word word = bits_of(sum) >> Bits<T>::FRACTION << Bits<T>::FRACTION;
     base = __builtin_bit_cast(T, word);
     next = __builtin_bit_cast(T, word | 1);
-    end = sum > 0 ? 2 * base : (T)1e-45;
+    end = __builtin_bit_cast(T, word + ((Word)1 << Bits<T>::FRACTION));
   }
 };
 
@@ -40,13 +41,13 @@ template <class T> struct Run { T even, odd; };
 template <class T> DEV T add(T sum, const Run<T>& run, const Binade<T>& b) {
   return sum + (bits_of(sum) & 1 ? run.odd - b.next : run.even - b.base);
 }
-template <class T> DEV Run<T> wave_run(Run<T> mine, const Binade<T>& b) {
-  for (int o = 1; o < WAVE; o *= 2) {
-    const Run<T> other{shfl_xor(mine.even, o), shfl_xor(mine.odd, o)};
-    const bool upper = LANE & o;
-    const Run<T> first{upper ? other.even : mine.even, upper ? other.odd : mine.odd};
-    const Run<T> second{upper ? mine.even : other.even, upper ? mine.odd : other.odd};
-    mine = Run<T>{add(first.even, second, b), add(first.odd, second, b)};
+// The run of N lanes' runs, in order, in the first of them.
+template <int N, class T> DEV Run<T> lanes_run(Run<T> mine, const Binade<T>& b) {
+  for (int o = 1; o < N; o *= 2) {
+    const int from = (LANE + o) % WAVE;
+    const T even = shfl(mine.even, from) - b.base, odd = shfl(mine.odd, from) - b.next;
+    mine.even += bits_of(mine.even) & 1 ? odd : even;
+    mine.odd += bits_of(mine.odd) & 1 ? odd : even;
   }
   return mine;
 }
@@ -54,8 +55,11 @@ template <class T> DEV Run<T> wave_run(Run<T> mine, const Binade<T>& b) {
 // The C library's expf for arguments up to 0, by the steps of `src/sampler/exp.rs`. NaN stays NaN.
 struct Exponential {
   const u64* powers;                                       // 2^(i / 32), less i << 47
-  float temperature, max;
-  DEV float argument(float logit) const { return add_rn(div_rn(logit, temperature), -max); }
+  double inverse;                                          // of the temperature
+  float max;
+  // x / T - max. No quotient of float32 numbers is nearer than 2^-49 of itself to the middle between two others, and the
+  // product is as near as 2^-52: it rounds as the quotient does.
+  DEV float argument(float logit) const { return add_rn((float)(logit * inverse), -max); }
   DEV float operator()(float argument) const {
     const double magic = 0x1.8p52, log2_e_32 = 0x1.71547652b82fep5;
     const double x = argument < -104.5f ? -104.5f : argument;
@@ -68,64 +72,71 @@ struct Exponential {
   }
 };
 
+DEV void load_mine(const float* logits, int mine, int n, float* v) {
+  if (mine < n) load8<FORMAT_F32>(logits, mine, n - mine, v);
+}
+
 template <class T> struct Shared {
-  Run<T> runs[2][WAVES];
-  float alone[WAVE * EACH];                                // values of the wave that adds them one by one
-  T sum;
-  int reached;
+  Run<T> waves[2][WAVES];
+  Run<T> lanes[WAVE];                                      // of the wave in which the sum leaves its binade,
+  float values[WAVE][EACH];                                // and their values
 };
 
 // The sum of `exponential` over `total` of a row's logits, each rounded to float32, in type T and in order; up to the first
-// that makes it exceed `limit`, whose index becomes `reached`.
+// that makes it exceed `limit`, whose index becomes `reached`. All threads find the same.
 template <class T>
 DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, double total, T limit, Shared<T>& shared, int& reached) {
   T sum = 0;
   int turn = 0;
-  reached = -1;
+  float raw[EACH];
+  load_mine(logits, TID * EACH, n, raw);
   for (int first = 0; first < n && reached < 0 && sum == sum; first += TILE) {
     const int mine = first + TID * EACH;
-    float v[EACH];
-    load8<FORMAT_F32>(logits, mine, n - mine, v);
     // Arguments below this make values below u / 2. It has a margin for their roundings; where these may be those of subnormal
     // numbers there is no such argument.
     const int half_unit = exponent_of(sum) - Bits<T>::FRACTION - 1;
     const float nothing_below = half_unit < -120 ? -__builtin_inff() : (float)(half_unit + exponent_of(total)) * 0.6931472f - 0.01f;
+    float v[EACH];
     bool something = false;
     UNROLL for (int i = 0; i < EACH; i++) {
-      v[i] = mine + i < n ? exponential.argument(v[i]) : -__builtin_inff();
+      v[i] = mine + i < n ? exponential.argument(raw[i]) : -__builtin_inff();
       something |= !(v[i] < nothing_below);
     }
+    load_mine(logits, mine + TILE, n, raw);                // comes while these are summed
     if (something) UNROLL for (int i = 0; i < EACH; i++) v[i] = exponential(v[i]);
     else UNROLL for (int i = 0; i < EACH; i++) v[i] = 0;
     if (something && total != 1) UNROLL for (int i = 0; i < EACH; i++) v[i] = (float)(v[i] / total);
 
-    for (int wave = 0; wave < WAVES && reached < 0 && sum == sum;) {   // waves before this one are in the sum
+    for (int from = 0; from < THREADS && reached < 0 && sum == sum;) {   // the values of threads before this one are in the sum
       const Binade<T> b(sum);
       Run<T> run{b.base, b.next};
-      UNROLL for (int i = 0; i < EACH; i++) run.even += v[i], run.odd += v[i];
-      run = wave_run(run, b);
-      if (LANE == 0) shared.runs[turn][TID / WAVE] = run;
-      barrier();
-      for (; wave < WAVES; wave++) {
-        const T after = add(sum, shared.runs[turn][wave], b);
-        if (!(after < b.end) || after > limit) break;      // NaN, too
-        sum = after;
-      }
+      if (TID >= from) UNROLL for (int i = 0; i < EACH; i++) run.even += v[i], run.odd += v[i];
+      const Run<T> wave_run = lanes_run<WAVE>(run, b);
+      const Run<T>* waves = shared.waves[turn];
+      if (LANE == 0) shared.waves[turn][TID / WAVE] = wave_run;
       turn ^= 1;
-      if (wave == WAVES) break;
-      if (TID / WAVE == wave) UNROLL for (int i = 0; i < EACH; i++) shared.alone[LANE * EACH + i] = v[i];
       barrier();
-      if (TID == 0) {
-        T by_one = sum;
-        int i = 0;
-        while (i < WAVE * EACH && !((by_one += shared.alone[i]) > limit)) i++;
-        shared.sum = by_one;
-        shared.reached = i < WAVE * EACH ? first + wave * WAVE * EACH + i : -1;
+      const Run<T> all = lanes_run<WAVES>(waves[LANE % WAVES], b);
+      const T after = add(sum, Run<T>{shfl(all.even, 0), shfl(all.odd, 0)}, b);
+      if (after < b.end && after <= limit) {
+        sum = after;
+        break;
+      }
+      // NaN passes neither comparison, here and below.
+      int wave = from / WAVE, lane = 0;
+      for (T next; wave < WAVES - 1 && (next = add(sum, waves[wave], b)) < b.end && next <= limit; wave++) sum = next;
+      if (TID / WAVE == wave) {
+        shared.lanes[LANE] = run;
+        UNROLL for (int i = 0; i < EACH; i++) shared.values[LANE][i] = v[i];
       }
       barrier();
-      sum = shared.sum;
-      reached = shared.reached;
-      wave++;
+      for (T next; lane < WAVE - 1 && (next = add(sum, shared.lanes[lane], b)) < b.end && next <= limit; lane++) sum = next;
+      from = wave * WAVE + lane;
+      for (int i = 0; i < EACH && reached < 0; i++) {
+        sum += shared.values[lane][i];
+        if (sum > limit) reached = first + from * EACH + i;
+      }
+      from++;
     }
   }
   return sum;
@@ -145,12 +156,11 @@ KERNEL(summarize, SummarizeArgs, THREADS, 2, 4) {
   barrier();
   const float* logits = a.logits + (i64)BID * a.vocab;
   const int slot = a.step.logits[BID].slot, n = a.vocab;
-  const float temperature = a.step.header->temperature;
-  const float max = slot < 0 ? __builtin_nanf("") : div_rn(logits[a.step.last_tokens[slot]], temperature);
-  const Exponential exponential{powers, temperature, max};
-  const bool numbers = max - max == 0;
+  const double temperature = a.step.header->temperature;
+  const float max = slot < 0 ? __builtin_nanf("") : (float)(logits[a.step.last_tokens[slot]] / temperature);
+  const Exponential exponential{powers, 1 / temperature, max};
   int drawn = -1;
-  double sum = numbers ? sum_in_order<double>(logits, n, exponential, 1, __builtin_inf(), sums, drawn) : __builtin_nan("");
+  const double sum = max - max == 0 ? sum_in_order<double>(logits, n, exponential, 1, __builtin_inf(), sums, drawn) : __builtin_nan("");
 
   if (sum == sum && a.step.header->draws_all) {
     sum_in_order<float>(logits, n, exponential, sum, a.step.logits[BID].coin, masses, drawn);
@@ -160,16 +170,18 @@ KERNEL(summarize, SummarizeArgs, THREADS, 2, 4) {
     // Logits below the cut have exponentials below the floor: the power of two below it, less what roundings can do.
     const double magnitude = max < 0 ? -max : max;
     const float cut = (float)(temperature * (max + exponent_of(floor) * 0.6931472 - 0.02 - 1e-6 * (magnitude + 105)));
-    for (int mine = TID * EACH; mine < n; mine += TILE) {
-      float v[EACH];
-      load8<FORMAT_F32>(logits, mine, n - mine, v);
-      for (int i = 0; i < EACH; i++) {
-        if (mine + i >= n || !(v[i] >= cut)) continue;
-        const float e = exponential(exponential.argument(v[i]));
-        if (e < floor) continue;
-        const int at = atomic_add(&found, 1);
-        if (at < SUMMARY_KEYS) keys[at] = (u64)~bits_of(e) << 32 | (u32)(mine + i);
-      }
+    for (int first = TID * EACH; first < n; first += 2 * TILE) {
+      float v[2][EACH];
+      UNROLL for (int t = 0; t < 2; t++) load_mine(logits, first + t * TILE, n, v[t]);
+      UNROLL for (int t = 0; t < 2; t++)
+        for (int i = 0; i < EACH; i++) {
+          const int token = first + t * TILE + i;
+          if (token >= n || !(v[t][i] >= cut)) continue;
+          const float e = exponential(exponential.argument(v[t][i]));
+          if (e < floor) continue;
+          const int at = atomic_add(&found, 1);
+          if (at < SUMMARY_KEYS) keys[at] = (u64)~bits_of(e) << 32 | (u32)token;
+        }
     }
   }
   barrier();

@@ -51,11 +51,12 @@ struct alignas(16) f32x4 { float v[4]; HOST_DEV float& operator[](int i) { retur
 
 DEV float wave_sum(float v) { for (int o = WAVE / 2; o; o /= 2) v += shfl_xor(v, o); return v; }
 DEV float wave_max(float v) { for (int o = WAVE / 2; o; o /= 2) { const float w = shfl_xor(v, o); v = w > v ? w : v; } return v; }
-DEV double shfl_xor(double v, int mask) {
-  u64 bits = __builtin_bit_cast(u64, v);
-  const u64 low = (u32)shfl_xor((int)(u32)bits, mask), high = (u32)shfl_xor((int)(u32)(bits >> 32), mask);
+DEV double shfl(double v, int lane) {
+  const u64 bits = __builtin_bit_cast(u64, v);
+  const u64 low = (u32)shfl((int)(u32)bits, lane), high = (u32)shfl((int)(u32)(bits >> 32), lane);
   return __builtin_bit_cast(double, high << 32 | low);
 }
+DEV double shfl_xor(double v, int mask) { return shfl(v, LANE ^ mask); }
 DEV double wave_sum(double v) { for (int o = WAVE / 2; o; o /= 2) v += shfl_xor(v, o); return v; }
 
 // Where element (row, k) of a tiled buffer lies, in elements; `rows` is the buffer's.

@@ -99,21 +99,31 @@ fn the_struct_holds_the_first_device_s_addresses_and_then_its_own() {
     }
 }
 
-/// A runtime keeps some memory of its own once it has run; a second run takes no more.
+/// A runtime keeps some memory of its own once it has run; then a run leaves as much as it found. Other tests come and go on
+/// the device meanwhile: that may hide it in some rounds, but a leak would show in all.
 #[test]
-fn a_second_run_leaves_as_much_memory_free_as_the_first() {
+fn a_run_leaves_as_much_memory_free_as_the_one_before() {
     let _alone = alone();
     let model = Model::new();
     let expected: Vec<Vec<c_int>> = model.expected(Drawing::ALL);
-    let free = [(); 3].map(|()| {
+    let free_after_run = || {
         let mut program = model.program(Drawing::ALL);
         warm_up(&mut program);
         assert!(inference(&mut program) > 0);
         assert_eq!(program.rows(), expected);
         finish(&mut program);
         free_bytes()
-    });
-    assert_eq!(free[1], free[2]);
+    };
+    let mut free = vec![free_after_run()];
+    while free.len() < 30 {
+        free.push(free_after_run());
+        if let [.., before, after] = &free[..]
+            && before == after
+        {
+            return;
+        }
+    }
+    panic!("free after each run: {free:?}");
 }
 
 fn free_bytes() -> Vec<u64> {
