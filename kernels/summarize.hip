@@ -13,6 +13,7 @@
 // up to where it exceeds the coin, is found likewise.
 #include "gpu/math.h"
 
+// Of 256 to 1024 threads with 8 or 16 values each: fewer threads serve many rows better, more a single one (benches/record).
 enum { THREADS = 512, WAVES = THREADS / WAVE, EACH = 8, TILE = THREADS * EACH };
 
 template <class T> struct Bits;
@@ -92,8 +93,8 @@ DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, d
   load_mine(logits, TID * EACH, n, raw);
   for (int first = 0; first < n && reached < 0 && sum == sum; first += TILE) {
     const int mine = first + TID * EACH;
-    // Arguments below this make values below u / 2. It has a margin for their roundings; where these may be those of subnormal
-    // numbers there is no such argument.
+    // Arguments below this make values below u / 2. The margin, a hundredth, is more than their roundings; below 2^-120, where
+    // these may be those of subnormal numbers, multiples of 2^-149, there is no such argument.
     const int half_unit = exponent_of(sum) - Bits<T>::FRACTION - 1;
     const float nothing_below = half_unit < -120 ? -__builtin_inff() : (float)(half_unit + exponent_of(total)) * 0.6931472f - 0.01f;
     float v[EACH];
@@ -167,7 +168,8 @@ KERNEL(summarize, SummarizeArgs, THREADS, 2, 4) {
     if (drawn < 0) drawn = n - 1;
   } else if (sum == sum) {
     const float floor = (float)(a.share * sum);
-    // Logits below the cut have exponentials below the floor: the power of two below it, less what roundings can do.
+    // Logits below the cut have exponentials below the floor: the power of two below it, less more than roundings can do to an
+    // argument, of which none that counts is below -105.
     const double magnitude = max < 0 ? -max : max;
     const float cut = (float)(temperature * (max + exponent_of(floor) * 0.6931472 - 0.02 - 1e-6 * (magnitude + 105)));
     for (int first = TID * EACH; first < n; first += 2 * TILE) {

@@ -619,10 +619,10 @@ mod tests {
                 };
                 let max = row.largest / temperature;
                 let [sum] = sampler.exponentials(level, &[row], [max], f32::INFINITY);
-                let known = |(token, &logit): (u64, &f32)| {
+                let known = |(token, &logit): (u32, &f32)| {
                     let e = (logit / temperature - max).exp();
                     let share = f64::from(e) / sum;
-                    (share >= 0.99 * f64::from(PROBABLE)).then(|| u64::from(!e.to_bits()) << 32 | token)
+                    (share >= 0.99 * f64::from(PROBABLE)).then(|| nucleus::rank_key(e, token))
                 };
                 let mut keys: Vec<u64> = (0..).zip(&logits).filter_map(known).collect();
                 keys.reverse();

@@ -1,4 +1,5 @@
-//! What drawing tokens takes on the host: it must be less than the other half of the batch takes on the device.
+//! What drawing tokens from whole rows takes on the host: it hides if that is less than the other half of the batch takes on
+//! the device.
 
 use getp::sampler::{Row, Sampler};
 use rand::{Rng, SeedableRng};

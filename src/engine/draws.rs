@@ -64,7 +64,8 @@ pub struct Draws {
     whole_rows: usize,
 }
 
-/// Steps after one whose summaries said too little, until they are tried again.
+/// Steps after one whose summaries said too little, until they are tried again: what a try costs, a copy that nothing hides, is
+/// little among so many.
 const WHOLE_ROWS_STEPS: usize = 32;
 
 /// One row to draw from.
@@ -125,7 +126,7 @@ impl Draws {
         }
         self.gather(streams, scheduler, plan)?;
         if pipeline.output.summaries.is_empty() {
-            pool.install(|| self.draw_from_rows(&pipeline.output, false));
+            pool.install(|| self.draw_from_rows(&pipeline.output));
         } else {
             pool.install(|| self.draw_from_summaries(&pipeline.output.summaries));
             let rest = self.draws.iter().filter(|draw| draw.token.is_none());
@@ -136,7 +137,7 @@ impl Draws {
             if !rest.is_empty() {
                 pipeline.fetch(&rest)?;
                 self.check_rows(rest.len(), &pipeline.output)?;
-                pool.install(|| self.draw_from_rows(&pipeline.output, true));
+                pool.install(|| self.draw_from_rows(&pipeline.output));
             }
         }
         self.scatter(streams);
@@ -178,11 +179,9 @@ impl Draws {
         Ok(())
     }
 
-    /// Draws in parallel, one run of rows a thread, where the summaries say enough.
+    /// Draws in parallel where the summaries say enough.
     fn draw_from_summaries(&mut self, summaries: &Summaries) {
-        let run = self.draws.len().div_ceil(self.samplers.len()).max(1);
-        let runs = self.draws.par_chunks_mut(run).zip(&mut self.samplers);
-        runs.for_each(|(draws, sampler)| {
+        runs(&mut self.draws, &mut self.samplers).for_each(|(draws, sampler)| {
             for draw in draws {
                 let summary = summaries.get(draw.row);
                 draw.token = summary.and_then(|summary| sampler.sample_summary(summary, &mut draw.state));
@@ -190,17 +189,16 @@ impl Draws {
         });
     }
 
-    /// The same from whole rows, where there is no token yet. If they were fetched, only theirs are there, in order.
-    fn draw_from_rows(&mut self, output: &StepOutput, fetched: bool) {
+    /// The same from whole rows, where there is no token yet. Beside summaries only the rows of these are there, in order.
+    fn draw_from_rows(&mut self, output: &StepOutput) {
+        let fetched = !output.summaries.is_empty();
         let mut draws: Vec<_> = self
             .draws
             .iter_mut()
             .filter(|draw| draw.token.is_none())
             .enumerate()
             .collect();
-        let run = draws.len().div_ceil(self.samplers.len()).max(1);
-        let runs = draws.par_chunks_mut(run).zip(&mut self.samplers);
-        runs.for_each(|(draws, sampler)| {
+        runs(&mut draws, &mut self.samplers).for_each(|(draws, sampler)| {
             let row = |(place, draw): &(usize, &mut Draw)| {
                 let place = if fetched { *place } else { draw.row };
                 let logits = &output.logits[place * self.vocab..][..self.vocab];
@@ -226,6 +224,15 @@ impl Draws {
             self.tokens.extend(draw.token);
         }
     }
+}
+
+/// One run of draws a thread.
+fn runs<'a, T: Send>(
+    draws: &'a mut [T],
+    samplers: &'a mut [Sampler],
+) -> impl IndexedParallelIterator<Item = (&'a mut [T], &'a mut Sampler)> {
+    let run = draws.len().div_ceil(samplers.len()).max(1);
+    draws.par_chunks_mut(run).zip(samplers)
 }
 
 fn too_few(rows: usize, what: &str, values: usize) -> Error {

@@ -11,8 +11,8 @@ use crate::simd::{Kernel, LANES, Level, Simd};
 const BUCKET_SHIFT: u32 = 13;
 /// Fewer than this are sorted at once.
 const FEW: usize = 2048;
-/// Tokens this probable are looked at first. There are no more of them than its inverse.
-pub const PROBABLE: f32 = 1.0 / 2048.0;
+/// Tokens this probable are looked at first. There are no more of them than its inverse: few enough to be sorted at once.
+pub const PROBABLE: f32 = 1.0 / FEW as f32;
 /// For the roundings between a value and its probability: whoever keeps values of that much less keeps enough.
 pub const MARGIN: f64 = 1.0 - 1e-6;
 /// So many of sixteen values and fewer are kept one by one.
@@ -207,7 +207,7 @@ fn pick(sorted: &[u64], target: f32) -> u32 {
 
 /// Packs a value that is not negative and its token so that keys ascend as values descend, then as tokens ascend: the bits
 /// of such floats are ordered as they are.
-fn rank_key(value: f32, token: u32) -> u64 {
+pub fn rank_key(value: f32, token: u32) -> u64 {
     u64::from(!value.to_bits()) << 32 | u64::from(token)
 }
 

@@ -1,4 +1,4 @@
-//! What steps hand over beside tokens: whole rows of logits, lent, and times.
+//! What steps hand over beside tokens: whole rows of logits, lent, summaries of rows, and times.
 
 use super::open;
 use super::plans::decoding;
@@ -15,6 +15,9 @@ const ROWS: usize = 3;
 
 /// Tokens of the model whose rows are looked at.
 const VOCAB: usize = 301;
+
+/// Tokens of the one whose rows are summarized: a row is more than two tiles of the kernel.
+const WIDE: usize = 9001;
 
 fn replica(vocab_size: usize, profile: bool) -> Box<dyn Replica> {
     let config = ModelConfig {
@@ -90,14 +93,16 @@ fn rows_given_back_are_written_to_again() {
 
 #[test]
 fn summaries_are_drawn_from_as_whole_rows_are() {
-    const WIDE: usize = 9001;
     let (mut whole, mut summarized) = (replica(WIDE, false), replica(WIDE, false));
     let mut drawn = [0; 2];
     for (position, temperature) in [0.03, 0.3, 1.0, 40.0, 0.1].into_iter().enumerate() {
         let rows = 1 + position.min(ROWS - 1);
         let expected = step_for(&mut *whole, position, rows, Want::Logits);
-        let all = false;
-        let mut output = step_for(&mut *summarized, position, rows, Want::Draws { temperature, all });
+        let want = Want::Draws {
+            temperature,
+            all: false,
+        };
+        let mut output = step_for(&mut *summarized, position, rows, want);
         assert_eq!(output.greedy, expected.greedy);
         assert_eq!((output.summaries.len(), output.logits.len()), (rows, 0));
         let backwards: Vec<usize> = (0..rows).rev().collect();
@@ -123,7 +128,6 @@ fn summaries_are_drawn_from_as_whole_rows_are() {
 
 #[test]
 fn tokens_are_drawn_from_all_as_the_host_draws_them() {
-    const WIDE: usize = 9001;
     let (mut whole, mut drawing) = (replica(WIDE, false), replica(WIDE, false));
     for (position, temperature) in [0.03, 0.3, 1.0, 40.0].into_iter().enumerate() {
         let expected = step_for(&mut *whole, position, ROWS, Want::Logits);

@@ -141,6 +141,10 @@ impl StepMemory {
         self.check(plan)?;
         self.scratch.fill(plan, &self.attention);
         let Self { scratch, places, .. } = self;
+        let (temperature, draws_all) = match want {
+            Want::Draws { temperature, all } => (temperature, all),
+            Want::Greedy | Want::Logits => (0.0, false),
+        };
         let header = StepHeader {
             rows: plan.rows() as i32,
             decode_rows: plan.decode_chunks as i32,
@@ -150,11 +154,8 @@ impl StepMemory {
             window_items: scratch.window_items.len() as i32,
             prefill_tiles: scratch.prefill_tiles.len() as i32,
             parity: parity as i32,
-            temperature: match want {
-                Want::Draws { temperature, .. } => temperature,
-                Want::Greedy | Want::Logits => 0.0,
-            },
-            draws_all: i32::from(matches!(want, Want::Draws { all: true, .. })),
+            temperature,
+            draws_all: i32::from(draws_all),
             reserved: [0; 2],
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
