@@ -17,7 +17,7 @@ use getp::batch::StepPlan;
 use getp::engine::limits;
 use getp::model::ModelConfig;
 use getp::ops::Ops;
-use getp::options::{Options, Precision};
+use getp::options::{Options, Precision, Print};
 use getp::profile::Stage;
 use getp::replica::{Replica, StepOutput, Want};
 use getp::scheduler::Scheduler;
@@ -305,7 +305,7 @@ fn model(args: &Args) -> anyhow::Result<()> {
         threads: args.threads,
         max_batch: Some(32),
         step_tokens: Some(512),
-        print: false,
+        print: Print::Nothing,
         progress: false,
         profile: true,
         ..Options::default()

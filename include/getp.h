@@ -30,6 +30,9 @@
 // A switch of `getp_options` that is off.
 #define GETP_OFF 2
 
+// `getp_options.print`: only answers, each behind its request's number.
+#define GETP_ANSWER 3
+
 // `getp_options.precision`: float64 sums in the program's own order.
 #define GETP_EXACT 1
 
@@ -301,7 +304,8 @@ typedef struct {
   int step_tokens;
   // The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
   int kv_mb;
-  // Print each decoded answer on stdout: GETP_ON, the default, or GETP_OFF (GETP_PRINT=0|1).
+  // Print the text of each request on stdout: GETP_ON, the default, prompt and answer; GETP_ANSWER, the answer behind
+  // the request's number; GETP_OFF, nothing (GETP_PRINT=0|1|answer).
   int print;
   // A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
   int progress;

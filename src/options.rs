@@ -31,6 +31,18 @@ pub enum DeviceChoice {
     },
 }
 
+/// What of each request goes to stdout as text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Print {
+    /// Nothing.
+    Nothing,
+    /// The prompt and behind it the answer, as the program's own code prints them.
+    #[default]
+    Text,
+    /// The answer behind the request's number in brackets.
+    Answer,
+}
+
 /// The GPU runtimes that can be named. `simt` plays a GPU on the CPU, for tests.
 pub const RUNTIMES: &[&str] = if cfg!(feature = "simt") {
     &["hip", "cuda", "simt"]
@@ -53,8 +65,8 @@ pub struct Options {
     pub step_tokens: Option<usize>,
     /// `GETP_KV_MB=N`: the most memory for the KV cache in MiB; 0 sizes it from free memory.
     pub kv_mb: usize,
-    /// `GETP_PRINT=0|1`: print each request's decoded text on stdout.
-    pub print: bool,
+    /// `GETP_PRINT=0|1|answer`: what to print of each request on stdout.
+    pub print: Print,
     /// `GETP_PROGRESS=0|1`: a progress bar on stderr, if that is a terminal.
     pub progress: bool,
     /// `GETP_PROFILE=0|1`: time each stage and print a table at the end.
@@ -83,7 +95,7 @@ pub struct Choices {
     /// See [`Options::kv_mb`].
     pub kv_mb: Option<usize>,
     /// See [`Options::print`].
-    pub print: Option<bool>,
+    pub print: Option<Print>,
     /// See [`Options::progress`].
     pub progress: Option<bool>,
     /// See [`Options::profile`].
@@ -145,7 +157,7 @@ impl Default for Options {
             max_batch: None,
             step_tokens: None,
             kv_mb: 0,
-            print: true,
+            print: Print::Text,
             progress: true,
             profile: false,
             logits: None,
@@ -194,7 +206,7 @@ impl Choices {
             "GETP_MAX_BATCH" => self.max_batch = Some(number(name, value, 1, MAX_BATCH)?),
             "GETP_STEP_TOKENS" => self.step_tokens = Some(number(name, value, 1, MAX_STEP_TOKENS)?),
             "GETP_KV_MB" => self.kv_mb = Some(number(name, value, 0, MAX_KV_MB)?),
-            "GETP_PRINT" => self.print = Some(switch(name, value)?),
+            "GETP_PRINT" => self.print = Some(print(name, value)?),
             "GETP_PROGRESS" => self.progress = Some(switch(name, value)?),
             "GETP_PROFILE" => self.profile = Some(switch(name, value)?),
             _ => self.logits = Some(PathBuf::from(value)),
@@ -307,6 +319,15 @@ fn gpus(text: &str) -> Option<DeviceChoice> {
     Some(DeviceChoice::Gpu { runtime, ordinals })
 }
 
+fn print(name: &'static str, value: &OsStr) -> Result<Print> {
+    match value.to_str() {
+        Some("0") => Ok(Print::Nothing),
+        Some("1") => Ok(Print::Text),
+        Some("answer") => Ok(Print::Answer),
+        _ => Err(unknown(name, value, "0, 1 or answer".into())),
+    }
+}
+
 fn switch(name: &'static str, value: &OsStr) -> Result<bool> {
     match value.to_str() {
         Some("0") => Ok(false),
@@ -365,7 +386,7 @@ mod tests {
             ("GETP_MAX_BATCH", "7"),
             ("GETP_STEP_TOKENS", "9"),
             ("GETP_KV_MB", "64"),
-            ("GETP_PRINT", "0"),
+            ("GETP_PRINT", "answer"),
             ("GETP_PROGRESS", "0"),
             ("GETP_PROFILE", "1"),
             ("GETP_LOGITS", "/tmp/l"),
@@ -380,7 +401,7 @@ mod tests {
             max_batch: Some(7),
             step_tokens: Some(9),
             kv_mb: 64,
-            print: false,
+            print: Print::Answer,
             progress: false,
             profile: true,
             logits: Some("/tmp/l".into()),

@@ -144,15 +144,15 @@ impl Progress {
     }
 }
 
-/// Prints answers in the order of requests from a thread of its own, whatever order they come in, so that a slow
+/// Prints texts in the order of requests from a thread of its own, whatever order they come in, so that a slow
 /// terminal does not hold up the steps.
 pub struct Printer {
-    answers: Option<Sender<Answer>>,
+    texts: Option<Sender<Text>>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// A request and its text, or `None` if it has no answer.
-type Answer = (usize, Option<Vec<u8>>);
+type Text = (usize, Option<Vec<u8>>);
 
 impl Printer {
     /// Starts the thread; it writes to `out`.
@@ -166,16 +166,16 @@ impl Printer {
             line(format_args!("answers are not printed: {error}"));
         }
         Self {
-            answers: Some(sender),
+            texts: Some(sender),
             thread: thread.ok(),
         }
     }
 
     /// Hands over a request's text, or `None` if it has no answer. Every request is to be handed over once: those
     /// behind a missing one are printed at the end.
-    pub fn answer(&self, request: usize, text: Option<Vec<u8>>) {
-        if let Some(answers) = &self.answers {
-            let _ = answers.send((request, text));
+    pub fn print(&self, request: usize, text: Option<Vec<u8>>) {
+        if let Some(texts) = &self.texts {
+            let _ = texts.send((request, text));
         }
     }
 }
@@ -183,42 +183,37 @@ impl Printer {
 impl Drop for Printer {
     /// Waits until all is printed.
     fn drop(&mut self) {
-        self.answers = None;
+        self.texts = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn print_in_order(answers: Receiver<Answer>, mut write: impl FnMut(&[u8]) -> std::io::Result<()>) {
+fn print_in_order(texts: Receiver<Text>, mut write: impl FnMut(&[u8]) -> std::io::Result<()>) {
     let mut waiting = BTreeMap::new();
     let mut next = 0;
     let mut broken = false;
-    let mut print = |request: usize, text: Option<Vec<u8>>| {
-        let Some(text) = text.filter(|_| !broken) else { return };
-        if let Err(error) = write(&framed(request, &text)) {
+    let mut print = |text: Option<Vec<u8>>| {
+        let Some(mut text) = text.filter(|_| !broken) else {
+            return;
+        };
+        text.push(b'\n');
+        if let Err(error) = write(&text) {
             line(format_args!("answers are not printed any more: {error}"));
             broken = true;
         }
     };
-    for (request, text) in answers {
+    for (request, text) in texts {
         waiting.insert(request, text);
         while let Some(text) = waiting.remove(&next) {
-            print(next, text);
+            print(text);
             next += 1;
         }
     }
-    for (request, text) in waiting {
-        print(request, text);
+    for text in waiting.into_values() {
+        print(text);
     }
-}
-
-/// `[request] text` and a newline; the text's bytes as they are.
-fn framed(request: usize, text: &[u8]) -> Vec<u8> {
-    let mut bytes = format!("[{request}] ").into_bytes();
-    bytes.extend_from_slice(text);
-    bytes.push(b'\n');
-    bytes
 }
 
 #[cfg(test)]
@@ -244,7 +239,7 @@ mod tests {
         let sink = Sink::default();
         let printer = Printer::start(sink.clone(), &Progress::new(false, answers.len()));
         for (request, text) in answers {
-            printer.answer(*request, text.map(|t| t.as_bytes().to_vec()));
+            printer.print(*request, text.map(|t| t.as_bytes().to_vec()));
         }
         drop(printer);
         let bytes = sink.0.lock().unwrap();
@@ -252,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_printed_in_the_order_of_requests() {
+    fn texts_are_printed_in_the_order_of_requests() {
         let text = printed(&[
             (2, Some("c")),
             (0, Some("a\nb")),
@@ -260,19 +255,19 @@ mod tests {
             (4, Some("")),
             (1, Some("\u{e9}")),
         ]);
-        assert_eq!(text, "[0] a\nb\n[1] \u{e9}\n[2] c\n[4] \n".as_bytes());
+        assert_eq!(text, "a\nb\n\u{e9}\nc\n\n".as_bytes());
     }
 
     #[test]
-    fn answers_behind_a_missing_one_are_printed_at_the_end() {
-        assert_eq!(printed(&[(2, Some("c")), (1, Some("b"))]), b"[1] b\n[2] c\n");
+    fn texts_behind_a_missing_one_are_printed_at_the_end() {
+        assert_eq!(printed(&[(2, Some("c")), (1, Some("b"))]), b"b\nc\n");
     }
 
     #[test]
     fn a_full_disk_stops_the_printing_alone() {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let printer = Printer::start(full, &Progress::new(false, 2));
-        printer.answer(0, Some(b"a".to_vec()));
-        printer.answer(1, Some(b"b".to_vec()));
+        printer.print(0, Some(b"a".to_vec()));
+        printer.print(1, Some(b"b".to_vec()));
     }
 }

@@ -18,8 +18,8 @@ fn c_path(path: &Path) -> CString {
 
 #[test]
 fn options_are_checked() {
-    use getp::abi::options::{GETP_FAST, GETP_OFF, GETP_ON, Options, getp_options_init};
-    use getp::options::DeviceChoice;
+    use getp::abi::options::{GETP_ANSWER, GETP_FAST, GETP_OFF, GETP_ON, Options, getp_options_init};
+    use getp::options::{DeviceChoice, Print};
     let mut options = Options {
         size: 3,
         ..Options::default()
@@ -43,8 +43,11 @@ fn options_are_checked() {
     let chosen = choices(chosen).unwrap();
     assert_eq!(
         (chosen.max_batch, chosen.print, chosen.profile),
-        (Some(5), Some(false), Some(true))
+        (Some(5), Some(Print::Nothing), Some(true))
     );
+    for (print, expected) in [(GETP_ON, Print::Text), (GETP_ANSWER, Print::Answer)] {
+        assert_eq!(choices(Options { print, ..options }).unwrap().print, Some(expected));
+    }
     assert_eq!(chosen.logits.as_deref(), Some(Path::new("/tmp/x")));
     assert_eq!(chosen.device, Some(DeviceChoice::Cpu));
     for (wrong, word) in [
@@ -64,7 +67,11 @@ fn options_are_checked() {
             },
             "getp_options.device=gpu is not known; use auto, cpu, hip",
         ),
-        (Options { print: -1, ..options }, "GETP_ON or GETP_OFF"),
+        (
+            Options { print: -1, ..options },
+            "getp_options.print=-1 is not known; use GETP_ON, GETP_ANSWER or GETP_OFF",
+        ),
+        (Options { progress: 3, ..options }, "GETP_ON or GETP_OFF"),
     ] {
         let message = choices(wrong).unwrap_err().to_string();
         assert!(message.contains(word), "{message}");

@@ -91,12 +91,18 @@ fn child_fails_to_warm_up() {
 }
 
 #[test]
-fn answers_are_printed_in_order_as_they_are() {
-    let output = child("child_answers", &[("GETP_PRINT", "1")]);
+fn prompts_and_answers_are_printed_in_order_as_they_are() {
+    check_printed("1", |_, prompt| prompt.into());
+    check_printed("answer", |i, _| format!("[{i}] "));
+}
+
+/// With `GETP_PRINT=value`, what `before` gives stands before each answer.
+fn check_printed(value: &str, before: impl Fn(usize, &str) -> String) {
+    let output = child("child_answers", &[("GETP_PRINT", value)]);
     let program = Program::new(&PROMPTS, 40);
     let mut text = Vec::new();
     for (i, prompt) in PROMPTS.into_iter().enumerate() {
-        text.extend(format!("[{i}] ").into_bytes());
+        text.extend(before(i, prompt).into_bytes());
         let tokens = expected(prompt, 40, &program.sampler, i).0;
         let piece = |token: c_int| match token {
             0..=255 => vec![token as u8],

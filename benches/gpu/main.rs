@@ -28,7 +28,7 @@ use getp::backend::gpu::driver::discover;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::weights::Source;
 use getp::model::ModelConfig;
-use getp::options::{Options, Precision};
+use getp::options::{Options, Precision, Print};
 use getp::replica::Replica;
 
 #[derive(Parser)]
@@ -91,7 +91,7 @@ impl Args {
             precision: Some(precision),
             device: self.devices.parse()?,
             profile: self.profile,
-            print: false,
+            print: Print::Nothing,
             progress: false,
             ignore_end: true,
             ..Options::default()

@@ -2,7 +2,7 @@
 
 use super::{guard, pointer};
 use crate::error::{Error, Result};
-use crate::options::{self, Choices, Precision};
+use crate::options::{self, Choices, Precision, Print};
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 
@@ -10,6 +10,8 @@ use std::mem::{offset_of, size_of};
 pub const GETP_ON: c_int = 1;
 /// A switch of `getp_options` that is off.
 pub const GETP_OFF: c_int = 2;
+/// `getp_options.print`: only answers, each behind its request's number.
+pub const GETP_ANSWER: c_int = 3;
 /// `getp_options.precision`: float64 sums in the program's own order.
 pub const GETP_EXACT: c_int = 1;
 /// `getp_options.precision`: what the hardware does best.
@@ -32,7 +34,8 @@ pub struct Options {
     pub step_tokens: c_int,
     /// The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
     pub kv_mb: c_int,
-    /// Print each decoded answer on stdout: GETP_ON, the default, or GETP_OFF (GETP_PRINT=0|1).
+    /// Print the text of each request on stdout: GETP_ON, the default, prompt and answer; GETP_ANSWER, the answer behind
+    /// the request's number; GETP_OFF, nothing (GETP_PRINT=0|1|answer).
     pub print: c_int,
     /// A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
     pub progress: c_int,
@@ -116,7 +119,7 @@ impl Options {
             max_batch: number("getp_options.max_batch", self.max_batch)?,
             step_tokens: number("getp_options.step_tokens", self.step_tokens)?,
             kv_mb: number("getp_options.kv_mb", self.kv_mb)?,
-            print: switch("getp_options.print", self.print)?,
+            print: print(self.print)?,
             progress: switch("getp_options.progress", self.progress)?,
             profile: switch("getp_options.profile", self.profile)?,
             logits,
@@ -133,6 +136,20 @@ fn precision(value: c_int) -> Result<Option<Precision>> {
             "getp_options.precision",
             value,
             "GETP_EXACT or GETP_FAST".into(),
+        )),
+    }
+}
+
+fn print(value: c_int) -> Result<Option<Print>> {
+    match value {
+        0 => Ok(None),
+        GETP_ON => Ok(Some(Print::Text)),
+        GETP_OFF => Ok(Some(Print::Nothing)),
+        GETP_ANSWER => Ok(Some(Print::Answer)),
+        _ => Err(unknown(
+            "getp_options.print",
+            value,
+            "GETP_ON, GETP_ANSWER or GETP_OFF".into(),
         )),
     }
 }

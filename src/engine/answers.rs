@@ -1,6 +1,6 @@
 //! Where answers go: into the program's rows, and, decoded, to stdout.
 
-use crate::options::Options;
+use crate::options::{Options, Print};
 use crate::report::{Printer, Progress, RequestLines};
 use crate::requests::Requests;
 use crate::scheduler::{END_TOKENS, Finished};
@@ -11,6 +11,7 @@ use std::fmt::Display;
 pub struct Answers<'a, 'r> {
     tokenizer: &'a Tokenizer,
     requests: &'a mut Requests<'r>,
+    print: Print,
     printer: Option<Printer>,
     progress: Progress,
     refused: RequestLines,
@@ -21,9 +22,11 @@ impl<'a, 'r> Answers<'a, 'r> {
     /// Answers of `requests`, shown as `options` ask.
     pub fn new(tokenizer: &'a Tokenizer, requests: &'a mut Requests<'r>, options: &Options) -> Self {
         let progress = Progress::new(options.progress, requests.len());
+        let wanted = options.print != Print::Nothing;
         Self {
             tokenizer,
-            printer: options.print.then(|| Printer::start(std::io::stdout(), &progress)),
+            print: options.print,
+            printer: wanted.then(|| Printer::start(std::io::stdout(), &progress)),
             requests,
             progress,
             refused: RequestLines::default(),
@@ -39,7 +42,7 @@ impl<'a, 'r> Answers<'a, 'r> {
     /// Leaves a request's row empty and says why; `why` names it.
     pub fn refuse(&mut self, request: usize, why: &dyn Display) {
         self.progress.aside(|| self.refused.refused(why));
-        self.print(request, || None);
+        self.hand_over(request, || None);
         self.progress.finished(self.tokens);
     }
 
@@ -47,7 +50,7 @@ impl<'a, 'r> Answers<'a, 'r> {
     pub fn store(&mut self, answer: Finished) {
         self.requests.store(answer.request, &answer.tokens);
         self.tokens += answer.tokens.len() as u64;
-        self.print(answer.request, || Some(text(self.tokenizer, &answer.tokens)));
+        self.hand_over(answer.request, || Some(self.text(&answer)));
         self.progress.finished(self.tokens);
     }
 
@@ -57,18 +60,21 @@ impl<'a, 'r> Answers<'a, 'r> {
         self.tokens
     }
 
-    fn print(&self, request: usize, text: impl FnOnce() -> Option<Vec<u8>>) {
+    fn hand_over(&self, request: usize, text: impl FnOnce() -> Option<Vec<u8>>) {
         if let Some(printer) = &self.printer {
-            printer.answer(request, text());
+            printer.print(request, text());
         }
     }
-}
 
-/// An answer's bytes, without the end token, which is no text.
-fn text(tokenizer: &Tokenizer, tokens: &[u32]) -> Vec<u8> {
-    let pieces = tokens.iter().filter(|token| !END_TOKENS.contains(token));
-    pieces
-        .flat_map(|&token| tokenizer.decode_piece(token))
-        .copied()
-        .collect()
+    /// What is printed of a request: its prompt or its number, and its answer without the end token, which is no text.
+    fn text(&self, answer: &Finished) -> Vec<u8> {
+        let mut text = match self.print {
+            Print::Nothing => return Vec::new(),
+            Print::Text => self.requests.prompt(answer.request).to_vec(),
+            Print::Answer => format!("[{}] ", answer.request).into_bytes(),
+        };
+        let pieces = answer.tokens.iter().filter(|token| !END_TOKENS.contains(token));
+        text.extend(pieces.flat_map(|&token| self.tokenizer.decode_piece(token)));
+        text
+    }
 }
