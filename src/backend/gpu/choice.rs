@@ -86,8 +86,11 @@ fn auto(runtimes: &[Runtime], needs: &Needs<'_>) -> Chosen {
     }
     if chosen.devices.is_empty() {
         reasons.append(&mut chosen.lines);
-        // A library built for no GPU has nothing to explain.
-        chosen.lines.extend((!reasons.is_empty()).then(|| cpu_line(&reasons)));
+        if runtimes.is_empty() {
+            let why = "this library was built without GPU support; build it with --features hip or cuda";
+            reasons.push(why.into());
+        }
+        chosen.lines = vec![cpu_line(&reasons)];
     }
     chosen
 }
@@ -286,9 +289,13 @@ mod tests {
     }
 
     #[test]
-    fn a_library_for_no_gpu_says_nothing() {
+    fn a_library_for_no_gpu_says_so() {
         let chosen = choose(&DeviceChoice::Auto, &[], &NEEDS).unwrap();
-        assert!(chosen.devices.is_empty() && chosen.lines.is_empty());
+        assert!(chosen.devices.is_empty());
+        assert_eq!(
+            chosen.lines,
+            ["running on the CPU: this library was built without GPU support; build it with --features hip or cuda"]
+        );
     }
 
     #[test]

@@ -119,8 +119,7 @@ mod tests {
     fn auto_finds_devices_or_says_why_not() {
         let usable = usable_of(DeviceChoice::Auto).unwrap();
         if usable.drivers.is_empty() {
-            let asked = ENTRIES.iter().any(|entry| concerns(entry, &DeviceChoice::Auto));
-            assert_eq!(usable.lines.len(), usize::from(asked), "{:?}", usable.lines);
+            assert_eq!(usable.lines.len(), 1, "{:?}", usable.lines);
         }
         for driver in &usable.drivers {
             assert!(driver.memory().unwrap().total > 0);
