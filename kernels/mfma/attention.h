@@ -20,6 +20,8 @@ enum : int {
   GROUP_HEADS = 8,               // query heads of a kv head
   KV_ROW = HEAD_DIM * 2,         // bytes of one position's K or V
   V_OFFSET = KV_PAGE * KV_ROW,   // bytes from a head's K to its V
+  STEP = 16,                     // keys of an MFMA
+  STEP_MFMAS = 8,                // of them and 16 columns: four for scores, four for values
 };
 #define LOG2E 1.4426950408889634f
 #define HEADROOM 15.f

@@ -175,6 +175,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
   Sums unit = {UNSET, 0, {}}, group;
   bool first_group = true;
   for (;; page++) {
+    loads_in_flight_for<TILE / STEP * STEP_MFMAS>();
     const int after_next = number_of(page + 2), tile = page * PAGE_TILES;
     odd = load_tile(half(number, tile + 1));
     SCHEDULE_FENCE();

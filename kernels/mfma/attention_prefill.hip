@@ -20,7 +20,6 @@ enum : int {
   WAVE_ROWS = 8,
   TILE_ROWS = WAVES * WAVE_ROWS,
   BLOCKS = 4,                    // of 16 columns: two rows each
-  STEP = 16,                     // keys worked on at once
   PAGE_BYTES = 2 * V_OFFSET,     // K and V of one head
   COPY_BYTES = WAVES * WAVE * 16,
 };
@@ -145,6 +144,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const PrefillTile*
     pieces = load_page(head_of_page(a, uniform(next), kv_head));       // behind the last page: that one again
     next = number_of(page + 2);
     SCHEDULE_FENCE();
+    loads_in_flight_for<STEP_MFMAS * BLOCKS>();                        // a page has one step or more
     add_page<FORMAT>(sums, q, r, now, page * KV_PAGE);
   }
 

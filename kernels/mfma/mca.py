@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """The GEMM and attention kernels' resources and how busy llvm-mca sees the matrix core in their inner loops, as a markdown table.
 
-    kernels/mfma/mca.py [--arch gfx90a] [--all] [file.hip ...]
+    kernels/mfma/mca.py [--arch gfx90a] [file.hip ...]
 
 For every kernel: registers, LDS, waves a SIMD holds; for its innermost loops: bytes read from memory for each MFMA and the
-share of the loop's issue slots (4 clocks) in which the matrix core works. llvm-mca runs one wave alone and knows neither LDS
-nor memory latency: a second wave fills what a first one leaves. Attention's loops branch where maxima grow or keys are masked;
-of the ways round the one with the most MFMAs is taken, and of those the shortest: neither happens. --all lists every tile of a kernel, not only the largest.
+share of the loop's issue slots (4 clocks) in which the matrix core works. A kernel of several tiles has a loop and a line for each.
+llvm-mca runs one wave alone and knows neither LDS nor memory latency: a second wave fills what a first one leaves. Its waits are
+issue slots here and nothing else, as it makes a wait for LDS one for loads from memory too; tests/loads_in_flight.rs looks at
+waits. Attention's loops branch where maxima grow or keys are masked; of the ways round the one with the most MFMAs is taken, and of
+those the shortest: neither happens.
 Exits with 1 if a kernel uses scratch, spills or AGPRs.
 """
 import argparse, os, re, subprocess, sys, tempfile
@@ -54,7 +56,7 @@ def basic_blocks(text, kernel):
         if start or branch:
             blocks.append((label, block, branch and branch.groups()))
             label, block = start and start[1], []
-        elif line and not line.startswith("."):
+        elif line and not line.startswith(".") and not line.endswith(":"):
             block.append(line)
     return blocks + [(label, block, None)]
 
@@ -100,7 +102,8 @@ def loaded_bytes(loop):
 
 
 def cycles(loop, arch):
-    run = subprocess.run([MCA, "-mtriple=amdgcn", f"-mcpu={arch}", f"-iterations={ITERATIONS}"], input="\n".join(loop) + "\n",
+    slots = ["s_nop 0" if i.startswith("s_waitcnt") else i for i in loop]
+    run = subprocess.run([MCA, "-mtriple=amdgcn", f"-mcpu={arch}", f"-iterations={ITERATIONS}"], input="\n".join(slots) + "\n",
                          capture_output=True, text=True, check=True)
     return int(re.search(r"Total Cycles:\s+(\d+)", run.stdout)[1]) / ITERATIONS
 
@@ -125,7 +128,6 @@ def tokens(kernel, loop):
 def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--arch", default="gfx90a")
-    options.add_argument("--all", action="store_true")
     options.add_argument("files", nargs="*", default=FILES)
     options = options.parse_args()
     print(f"| kernel ({options.arch}) | VGPR | LDS | waves a SIMD | tokens | bytes an MFMA | MFMA share |\n|---|---|---|---|---|---|---|")
@@ -135,8 +137,7 @@ def main():
             for kernel, r in resources(text).items():
                 if r["agpr_count"] or r["private_segment_fixed_size"] or r["vgpr_spill_count"] or r["sgpr_spill_count"]:
                     bad.append(kernel)
-                loops = sorted(inner_loops(text, kernel), key=lambda l: -tokens(kernel, l))
-                for loop in loops if options.all else loops[:1]:
+                for loop in sorted(inner_loops(text, kernel), key=lambda l: -tokens(kernel, l)):
                     mfma = mfmas(loop)
                     share = mfma * MFMA_SLOTS.get(options.arch, 4) / cycles(loop, options.arch)
                     print(f"| {kernel} | {r['vgpr_count']} | {r['group_segment_fixed_size']} | {waves_per_simd(r)} "

@@ -45,6 +45,11 @@ enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
 #define VECTOR(offset)
 #define SCALAR_AND_VECTOR(base, offset)
 #endif
+// Written into a loop: so many MFMAs run between any of its loads and the first wait for it. The code object keeps this place and
+// the number in a section that is never loaded; tests/loads_in_flight.rs holds the machine code to it.
+template <int MFMAS> DEV void loads_in_flight_for() {
+  asm volatile("1:\n\t.pushsection .getp.loops,\"\",@progbits\n\t.quad 1b, %0\n\t.popsection" : : "n"(MFMAS));
+}
 #else
 #define GLOBAL
 #define SCHEDULE_FENCE() (void)0
@@ -55,6 +60,7 @@ enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
 DEV u32 multiply_f16x2(u32 a, u32 b) {
   return pack_f16(f16_to_f32((u16)a) * f16_to_f32((u16)b), f16_to_f32((u16)(a >> 16)) * f16_to_f32((u16)(b >> 16)));
 }
+template <int MFMAS> DEV void loads_in_flight_for() {}
 template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
   const simt::s16x4 sa = __builtin_bit_cast(simt::s16x4, a), sb = __builtin_bit_cast(simt::s16x4, b);
   return FORMAT == FORMAT_F16 ? simt::mfma_16x16x16_f16(sa, sb, c) : simt::mfma_16x16x16_bf16(sa, sb, c);

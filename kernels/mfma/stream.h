@@ -44,6 +44,7 @@ template <class Weights, int DEPTH> struct Stream {
     for (int d = 0; d < DEPTH; d++) { load_chunk(d, d); SCHEDULE_FENCE(); }
     int c = 0;
     for (; c + DEPTH <= chunks; c += DEPTH) {
+      loads_in_flight_for<(DEPTH - 1) * CHUNK_MFMAS>();
 #pragma unroll
       for (int d = 0; d < DEPTH; d++) {
         multiply(d);

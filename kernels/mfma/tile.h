@@ -148,17 +148,20 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
     // In the loop's order, or its waits would be for everything at once.
     load_tokens(), load_weights(0, 0);
     SCHEDULE_FENCE();
-    load_weights(1, 1);
+    for (int c = 1; c < LEAD - 1; c++) load_weights(c, c);
     SCHEDULE_FENCE();
     store_tokens(0), load_tokens();
     SCHEDULE_FENCE();
-    if (DECODES) load_weights(2, 2);
+    load_weights(LEAD - 1, LEAD - 1);
     SCHEDULE_FENCE();
     barrier();
     read_fragments(0, 0);
     Weights::decode(raw[0], 0, operand[0]);
     int c = 0;
-    for (; c + 3 <= chunks; c += 3) chunk(c, 0), chunk(c + 1, 1), chunk(c + 2, 2);
+    for (; c + 3 <= chunks; c += 3) {
+      loads_in_flight_for<TERMS * S * CHUNK_MFMAS>();
+      chunk(c, 0), chunk(c + 1, 1), chunk(c + 2, 2);
+    }
     if (c < chunks) chunk(c, 0);
     if (c + 1 < chunks) chunk(c + 1, 1);
   }

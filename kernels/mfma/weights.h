@@ -8,7 +8,10 @@
 #pragma once
 #include "mfma.h"
 
-enum : int { BLOCK_ROWS = WIRE_ROWS };
+enum : int {
+  BLOCK_ROWS = WIRE_ROWS,
+  CHUNK_MFMAS = 8,               // of a chunk and 16 tokens: four steps along K, two runs of 16 rows
+};
 
 // Makes a lane's results, rows 4 g + i of two MFMAs, 8 consecutive rows 8 g + 4 r + i.
 HOST_DEV int row_of(int r, int n) { return 8 * (n / 4) + 4 * r + n % 4; }
@@ -47,11 +50,12 @@ template <int FORMAT_> struct Mxfp4 {
   static constexpr int FORMAT = FORMAT_;
   enum : int { CHUNK_BYTES = 1024 + 64, DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38, STREAM_DEPTH = 6 };
   struct Raw { u32v4 codes; u32 scales; };
-  struct Place { u32 codes = LANE * 16, scales = 1024 + (LANE / 32 * 16 + LANE % 16) * 2; };
+  // Scales come in whole words, for two lanes each. Two bytes would be widened somewhere in a loop, and that waits for the load.
+  struct Place { u32 codes = LANE * 16, scales = 1024 + (LANE / 32 * 16 + LANE % 16) / 2 * 4; };
   static DEV Raw load_chunk(Global chunk, Place& at) {
     Raw raw;
     raw.codes = load<u32v4>(chunk, at.codes);
-    raw.scales = load<u16>(chunk, at.scales);
+    raw.scales = load<u32>(chunk, at.scales);
     return raw;
   }
   static DEV void decode(const Raw& raw, int piece, Operand& out) {
@@ -62,8 +66,9 @@ template <int FORMAT_> struct Mxfp4 {
     }
   }
   static DEV u32 scale_pair(u32 scales, int r) {
-    if (FORMAT == FORMAT_F16) return byte_permute(scales, scales, r ? 0x010c010cu : 0x000c000cu);
-    return (scales >> (8 * r) & 255u) * 0x00800080u;
+    const u32 byte = LANE % 2 * 2 + r;
+    if (FORMAT == FORMAT_F16) return byte_permute(scales, scales, 0x000c000cu + byte * 0x01000100u);
+    return (scales >> (8 * byte) & 255u) * 0x00800080u;
   }
   static DEV u32v2 decode4(u32 codes, u32 scale) {
     const u32 index = codes & 0x07070707u;

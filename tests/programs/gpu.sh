@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the library for every kind of GPU whose toolchain is here, asks the runtimes for devices, and checks that no
-# kernel has scratch or spills. No GPU is needed. NVCC and GETP_HIPCC name compilers that are not in PATH.
+# kernel has scratch or spills and that no loop of AMD's matrix products waits for loads meant to be in flight. No GPU is
+# needed. NVCC and GETP_HIPCC name compilers that are not in PATH, LLVM_OBJDUMP a disassembler.
 . "$(dirname "$0")/lib.sh"
 
 missing=()
@@ -23,13 +24,19 @@ if command -v "${NVCC:-nvcc}" >/dev/null; then
 else
     missing+=("nvcc")
 fi
+checks=(--test code_objects)
+if command -v "${LLVM_OBJDUMP:-llvm-objdump-22}" >/dev/null; then
+    checks+=(--test loads_in_flight)
+else
+    missing+=("llvm-22")
+fi
 
 cargo=${CARGO:-cargo}
 for set in "$features" "$features,simt" ${features//,/ } simt; do
     "$cargo" clippy --locked --all-targets --features "$set" -- -D warnings
 done
 "$cargo" test --locked --features "$features" --lib -- backend::gpu
-"$cargo" test --locked --features "$features" --test code_objects -- --nocapture
+"$cargo" test --locked --features "$features" "${checks[@]}" -- --nocapture
 
 if ((${#missing[@]})) && [[ -n ${SKIPPED:-} ]]; then
     printf -v list '%s, ' "${missing[@]}"

@@ -1,0 +1,269 @@
+//! The machine code of AMD's code objects as llvm-objdump shows it: its loops, and where they wait for memory.
+//!
+//! `LLVM_OBJDUMP` names the program, else the newest that is in PATH does.
+
+#![allow(dead_code, reason = "each program that includes this uses a part")]
+
+use getp::backend::gpu::code_objects::CodeObject;
+use object::read::elf::ElfFile64;
+use object::{LittleEndian, Object, ObjectSection};
+use std::collections::VecDeque;
+use std::process::Command;
+
+/// One instruction.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    pub address: u64,
+    /// As an assembler takes it, but for the target of a branch.
+    pub text: String,
+    /// Where a branch goes.
+    pub target: Option<u64>,
+}
+
+impl Instruction {
+    pub fn is_mfma(&self) -> bool {
+        self.text.starts_with("v_mfma")
+    }
+
+    /// Whether `vmcnt` counts it: loads, and on these targets stores.
+    pub fn is_vector_memory(&self) -> bool {
+        ["global_", "buffer_", "flat_", "scratch_"]
+            .iter()
+            .any(|kind| self.text.starts_with(kind))
+    }
+
+    /// How many of the newest loads may be in flight behind it, if it waits.
+    pub fn vmcnt(&self) -> Option<usize> {
+        let count = self.text.strip_prefix("s_waitcnt")?.split("vmcnt(").nth(1)?;
+        count.split(')').next()?.parse().ok()
+    }
+}
+
+/// A kernel.
+#[derive(Debug)]
+pub struct Function {
+    pub name: String,
+    pub code: Vec<Instruction>,
+}
+
+/// A loop that multiplies matrices.
+#[derive(Debug)]
+pub struct Loop {
+    /// Addresses of its first and its last instruction.
+    pub span: (u64, u64),
+    /// One way round, of those with the most MFMAs the shortest: what a loop does in the middle of its work.
+    pub way: Vec<Instruction>,
+}
+
+impl Loop {
+    pub fn mfmas(&self) -> usize {
+        self.way.iter().filter(|i| i.is_mfma()).count()
+    }
+
+    pub fn loads(&self) -> usize {
+        self.way.iter().filter(|i| i.is_vector_memory()).count()
+    }
+
+    pub fn contains(&self, address: u64) -> bool {
+        self.span.0 <= address && address <= self.span.1
+    }
+}
+
+/// A place in a loop whose loads are meant to be in flight while so many MFMAs run: see `loads_in_flight_for` in
+/// `kernels/mfma/mfma.h`.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    pub address: u64,
+    pub mfmas: usize,
+}
+
+/// The marks of a code object.
+pub fn marks(object: &CodeObject) -> Vec<Mark> {
+    let elf = ElfFile64::<LittleEndian>::parse(object.image).expect("a code object is an ELF file");
+    let Some(section) = elf.section_by_name(".getp.loops") else {
+        return Vec::new();
+    };
+    let words = section.data().expect("a section has data").as_chunks::<8>().0;
+    let pairs = words.as_chunks::<2>().0;
+    pairs
+        .iter()
+        .map(|pair| Mark {
+            address: u64::from_le_bytes(pair[0]),
+            mfmas: usize::try_from(u64::from_le_bytes(pair[1])).expect("a count"),
+        })
+        .collect()
+}
+
+/// The kernels of a code object.
+pub fn functions(object: &CodeObject) -> Vec<Function> {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    std::fs::write(file.path(), object.image).expect("a temporary file can be written");
+    let output = Command::new(objdump()).arg("-d").arg(file.path()).output();
+    let output = output.expect("llvm-objdump has run before");
+    assert!(
+        output.status.success(),
+        "llvm-objdump -d: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    parse(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn objdump() -> String {
+    let named = std::env::var("LLVM_OBJDUMP").ok();
+    let newest_first = (17..=22).rev().map(|version| format!("llvm-objdump-{version}"));
+    let candidates = named.into_iter().chain(newest_first).chain(["llvm-objdump".into()]);
+    let runs = |program: &String| Command::new(program).arg("--version").output().is_ok();
+    candidates.into_iter().find(runs).expect(
+        "llvm-objdump is missing; install it with: apt-get install llvm-22, or name one that knows AMD's targets in LLVM_OBJDUMP",
+    )
+}
+
+/// llvm-objdump's output: `0000000000001a00 <name>:`, then `instruction // address: code <name+0xoffset>` for each.
+pub fn parse(disassembly: &str) -> Vec<Function> {
+    let mut functions = Vec::<Function>::new();
+    let mut start = 0;
+    for line in disassembly.lines() {
+        if let Some((address, name)) = line.strip_suffix(">:").and_then(|line| line.split_once(" <")) {
+            start = hex(address);
+            let (name, code) = (name.to_owned(), Vec::new());
+            functions.push(Function { name, code });
+        } else if let (Some(function), Some((text, comment))) = (functions.last_mut(), line.split_once("//")) {
+            let address = hex(comment.split(':').next().unwrap_or_default().trim());
+            let branch = text.trim_start().starts_with("s_branch") || text.trim_start().starts_with("s_cbranch");
+            let symbol = comment.split('<').nth(1).and_then(|rest| rest.split('>').next());
+            let offset = |symbol: &str| symbol.split_once("+0x").map_or(0, |(_, offset)| hex(offset));
+            function.code.push(Instruction {
+                address,
+                text: text.trim().to_owned(),
+                target: symbol.filter(|_| branch).map(|symbol| start + offset(symbol)),
+            });
+        }
+    }
+    functions
+}
+
+fn hex(text: &str) -> u64 {
+    u64::from_str_radix(text, 16).unwrap_or_else(|_| panic!("{text} is not an address"))
+}
+
+/// A function's loops with MFMAs, inner ones before those around them.
+pub fn loops(function: &Function) -> Vec<Loop> {
+    let mut spans = Vec::<(u64, u64)>::new();
+    for branch in &function.code {
+        let Some(head) = branch.target.filter(|&target| target <= branch.address) else {
+            continue;
+        };
+        match spans.iter_mut().find(|span| span.0 == head) {
+            Some(span) => span.1 = span.1.max(branch.address),
+            None => spans.push((head, branch.address)),
+        }
+    }
+    spans.sort_by_key(|span| span.1 - span.0);
+    let loops = spans.into_iter().map(|span| Loop {
+        span,
+        way: way_round(&function.code, span),
+    });
+    loops.filter(|found| found.mfmas() > 0).collect()
+}
+
+/// How a way to an instruction ranks, and the instruction before it. Ways within a loop only go forward, so one pass finds
+/// the best to each; a loop within it is gone through once.
+#[derive(Clone, Copy)]
+struct Step {
+    mfmas: usize,
+    length: usize,
+    before: Option<usize>,
+}
+
+fn way_round(code: &[Instruction], (head, end): (u64, u64)) -> Vec<Instruction> {
+    let first = code.partition_point(|i| i.address < head);
+    let last = code.partition_point(|i| i.address <= end);
+    let code = &code[first..last];
+    let mut best = vec![None::<Step>; code.len()];
+    let offer = |best: &mut Vec<Option<Step>>, to: usize, step: Step| {
+        let rank = |step: &Step| (step.mfmas, usize::MAX - step.length);
+        if best[to].as_ref().is_none_or(|found| rank(found) < rank(&step)) {
+            best[to] = Some(step);
+        }
+    };
+    let start = Step {
+        mfmas: 0,
+        length: 0,
+        before: None,
+    };
+    offer(&mut best, 0, start);
+    let mut back = None::<(Step, usize)>;
+    for (at, instruction) in code.iter().enumerate() {
+        let Some(here) = best[at] else { continue };
+        let next = Step {
+            mfmas: here.mfmas + usize::from(instruction.is_mfma()),
+            length: here.length + 1,
+            before: Some(at),
+        };
+        match instruction.target {
+            Some(target) if target == head => {
+                let better = |(found, _): &(Step, usize)| {
+                    (found.mfmas, usize::MAX - found.length) < (next.mfmas, usize::MAX - next.length)
+                };
+                if back.as_ref().is_none_or(better) {
+                    back = Some((next, at));
+                }
+            }
+            Some(target) if target > instruction.address && target <= end => {
+                offer(&mut best, code.partition_point(|i| i.address < target), next);
+            }
+            _ => {}
+        }
+        let leaves = ["s_branch", "s_endpgm", "s_setpc"]
+            .iter()
+            .any(|kind| instruction.text.starts_with(kind));
+        if !leaves && at + 1 < code.len() {
+            offer(&mut best, at + 1, next);
+        }
+    }
+    let mut way = Vec::new();
+    let mut at = back.map(|(_, at)| at);
+    while let Some(index) = at {
+        way.push(code[index].clone());
+        at = best[index].and_then(|step| step.before);
+    }
+    way.reverse();
+    way
+}
+
+/// A wait for memory in a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wait {
+    pub address: u64,
+    pub vmcnt: usize,
+    /// So many loads are behind it that are meant to be in flight still: waiting for fewer drains them.
+    pub least: usize,
+}
+
+/// The waits of a loop whose loads are meant to be in flight while `mfmas` MFMAs run. Loads arrive in the order in which they
+/// were asked for, so a wait for one is a wait for all before it.
+pub fn waits(way: &[Instruction], mfmas: usize) -> Vec<Wait> {
+    // Rounds enough that the loads on the way are those of a loop long under way.
+    const ROUNDS: usize = 4;
+    let (mut done, mut under_way, mut waits) = (0, VecDeque::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        waits.clear();
+        for instruction in way {
+            done += usize::from(instruction.is_mfma());
+            if instruction.is_vector_memory() {
+                under_way.push_back(done);
+            }
+            if let Some(vmcnt) = instruction.vmcnt() {
+                let least = under_way.iter().filter(|&&asked| done - asked < mfmas).count();
+                let arrived = under_way.len().saturating_sub(vmcnt);
+                under_way.drain(..arrived);
+                waits.push(Wait {
+                    address: instruction.address,
+                    vmcnt,
+                    least,
+                });
+            }
+        }
+    }
+    waits
+}
