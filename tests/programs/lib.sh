@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the scripts here share; each sources it first. The Makefile sets TARGET, BUILD and TOOLS.
 
 set -euo pipefail
@@ -19,17 +20,74 @@ need() {
 
 # quietly NAME COMMAND...: its output is shown only if it fails.
 quietly() {
-    local name=$1
+    local name=$1 output=$scratch/output.$BASHPID
     shift
-    if ! "$@" >"$scratch/output" 2>&1; then
-        cat "$scratch/output" >&2
+    if ! "$@" >"$output" 2>&1; then
+        cat "$output" >&2
         fail "$name"
     fi
     echo "ok: $name"
+}
+
+# side_by_side JOB ARGUMENT...: calls JOB with each argument, as many at once as there are cores; fails if any does.
+side_by_side() {
+    local job=$1 cores running=0 failed=0 argument
+    cores=$(nproc)
+    shift
+    for argument; do
+        if ((running < cores)); then
+            running=$((running + 1))
+        else
+            wait -n || failed=$((failed + 1))
+        fi
+        "$job" "$argument" &
+    done
+    for ((; running > 0; running--)); do
+        wait -n || failed=$((failed + 1))
+    done
+    ((failed == 0)) || fail "$failed of $# $job"
 }
 
 # same NAME A B
 same() {
     cmp "$2" "$3" >&2 || fail "$1: the files differ"
     echo "ok: $1"
+}
+
+# Whether there is an nvcc, then exported in NVCC: the one that NVCC names, in PATH, or where setup.sh installs it.
+nvidia=build/nvidia
+find_nvcc() {
+    local program
+    for program in "${NVCC:-nvcc}" "$PWD/$nvidia"/lib/python3*/site-packages/nvidia/cu13/bin/nvcc; do
+        if command -v "$program" >/dev/null; then
+            export NVCC=$program
+            return
+        fi
+    done
+    return 1
+}
+
+# The GPU features whose toolchains are here, in $features, what is not here in $missing, and for the build the
+# variables that name compilers and targets. All checks of the GPU's code take this one set, so that the library is
+# built once. NVCC and GETP_HIPCC name compilers that are not in PATH.
+find_toolchains() {
+    features=simt,cuda missing=()
+    if [[ -e /usr/include/hip/hip_runtime_api.h ]]; then
+        features+=,hip
+        export HIP_PATH=/usr
+    elif [[ -e ${ROCM_PATH:-/opt/rocm}/include/hip/hip_runtime_api.h ]]; then
+        features+=,hip
+    else
+        missing+=("libamdhip64-dev")
+    fi
+    if command -v "${GETP_HIPCC:-clang-22}" >/dev/null; then
+        export GETP_HIP_ARCHS=${GETP_HIP_ARCHS:-gfx90a,gfx942,gfx950}
+    else
+        missing+=("clang-22 and lld-22")
+    fi
+    if find_nvcc; then
+        export GETP_CUDA_ARCHS=${GETP_CUDA_ARCHS:-sm_90a}
+    else
+        missing+=("nvcc")
+    fi
 }

@@ -12,8 +12,15 @@ memcheck() {
         "$BUILD/batch" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" "$scratch/prompts" 48 "$@"
 }
 
-GETP_PRECISION=exact memcheck "exact, greedy"
-GETP_PRECISION=fast memcheck "fast, greedy"
-GETP_PRECISION=exact memcheck "exact, nucleus" 0.8 0.9
-GETP_PRECISION=fast GETP_MAX_BATCH=2 GETP_STEP_TOKENS=3 GETP_PROFILE=1 GETP_LOGITS=$scratch/logits \
-    memcheck "fast, small steps, all tokens, logits and profile" 1 1
+way() {
+    case $1 in
+    exact) GETP_PRECISION=exact memcheck "exact, greedy" ;;
+    fast) GETP_PRECISION=fast memcheck "fast, greedy" ;;
+    nucleus) GETP_PRECISION=exact memcheck "exact, nucleus" 0.8 0.9 ;;
+    all)
+        GETP_PRECISION=fast GETP_MAX_BATCH=2 GETP_STEP_TOKENS=3 GETP_PROFILE=1 GETP_LOGITS=$scratch/logits \
+            memcheck "fast, small steps, all tokens, logits and profile" 1 1
+        ;;
+    esac
+}
+side_by_side way all nucleus exact fast

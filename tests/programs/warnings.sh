@@ -4,10 +4,11 @@
 need g++ "apt-get install g++"
 need clang++ "apt-get install clang"
 
-strict=(-O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -c -o "$scratch/object")
-for cc in gcc clang; do
-    quietly "batch.c, $cc" $cc -std=c11 "${strict[@]}" c_examples/batch.c
-done
-for cxx in g++ clang++; do
-    quietly "eval.cpp, $cxx" $cxx -std=c++17 -fopenmp "${strict[@]}" c_examples/eval.cpp
-done
+compile() {
+    local flags=(-O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -c -o "$scratch/$1.o")
+    case $1 in
+    *++) quietly "eval.cpp, $1" "$1" -std=c++17 -fopenmp "${flags[@]}" c_examples/eval.cpp ;;
+    *) quietly "batch.c, $1" "$1" -std=c11 "${flags[@]}" c_examples/batch.c ;;
+    esac
+}
+side_by_side compile g++ clang++ gcc clang
