@@ -1,8 +1,6 @@
 //! Compiles the kernels for the CPU played as a SIMT machine, into one shared library whose path is `GETP_SIMT_KERNELS`.
 //!
-//! `CXX` names the compiler (default `c++`). `GETP_SIMT_SANITIZE=address` builds the library with g++'s AddressSanitizer; what
-//! loads it must then be run with `LD_PRELOAD=$(c++ -print-file-name=libasan.so)` and `ASAN_OPTIONS=detect_leaks=0` (the
-//! Rust side is not instrumented, so leaks of a process that ends are not ours to judge).
+//! `CXX` names the compiler (default `c++`). tests/programs/simt.sh makes one more such library, with AddressSanitizer.
 
 use super::cache;
 use super::compile::{self, Compiler};
@@ -14,7 +12,6 @@ use std::process::Command;
 pub fn build() {
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=CXX");
-    println!("cargo::rerun-if-env-changed=GETP_SIMT_SANITIZE");
     let program = env::var_os("CXX").unwrap_or_else(|| "c++".into());
     let Some(compiler) = Compiler::find(&program) else {
         panic!("{program:?} does not run; feature simt needs g++ or clang++ (set CXX)");
@@ -57,10 +54,7 @@ fn link(compiler: &Compiler, objects: &[PathBuf], library: &Path) {
 
 fn command(compiler: &Compiler) -> Command {
     let mut command = Command::new(&compiler.program);
-    match env::var("GETP_SIMT_SANITIZE").as_deref() {
-        Err(_) | Ok("") => command.arg("-O2"),
-        Ok(which) => command.args(["-O1", "-g1", &format!("-fsanitize={which}")]),
-    };
+    command.arg("-O2");
     if !compiler.version.contains("clang") {
         command.arg("-fno-weak");
     }

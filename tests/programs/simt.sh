@@ -1,37 +1,55 @@
 #!/usr/bin/env bash
-# The GPU engine without a GPU, on the CPU played as a SIMT machine: the machine and its driver, the kernels alone against
-# float64 with waves in order and at random, the backend and a model from end to end; then kernels and model once more
-# under AddressSanitizer. CXX names the C++ compiler.
+# The GPU engine without a GPU, on the CPU played as a SIMT machine: the machine and its driver, the kernels alone
+# against float64 with waves in order and at random, the backend and a model from end to end; then the kernels, alone
+# and under a model, with AddressSanitizer. CXX names the C++ compiler.
 . "$(dirname "$0")/lib.sh"
 cxx=${CXX:-c++}
 need "${cxx%% *}" "apt-get install g++"
 cargo=${CARGO:-cargo}
-simt=(--locked --features simt)
+find_toolchains
+simt=(--locked --features "${features:?}")
+read -ra compile <<<"$cxx -std=c++17 -fvisibility=hidden -Ikernels -Wno-attributes"
 
-# kernels NAME FLAGS...: the kernels' own tests, linked to the library of kernels that the build script makes.
-kernels() {
-    local name=$1 library test order
-    shift
-    library=$("$cargo" build "${simt[@]}" --lib --message-format=json |
-        sed -n 's/.*\["GETP_SIMT_KERNELS","\([^"]*\)"\].*/\1/p' | tail -1)
-    for test in kernels/test/small_test.cpp kernels/mfma/mfma_test.cpp kernels/mfma/attention_test.cpp; do
-        "$cxx" -O1 -std=c++17 -fvisibility=hidden -Ikernels -Wno-attributes "$@" "$test" "$library" \
-            -Wl,-rpath,"$(dirname "$library")" -ldl -lpthread -o "$scratch/$name-$(basename "$test" .cpp)" &
-    done
-    wait
-    quietly "small kernels, $name" "$scratch/$name-small_test"
-    for order in 0 1; do
-        quietly "matrix products, $name, order $order" "$scratch/$name-mfma_test" "$order"
-        quietly "attention, $name, order $order" "$scratch/$name-attention_test" "$order"
-    done
+# test_kernels NAME LIBRARY FLAGS...: the kernels' own tests, linked to a library of kernels.
+test_kernels() {
+    local name=$1 library=$2
+    shift 2
+    link() {
+        "${compile[@]}" -O3 "${flags[@]}" "$1" "$library" -Wl,-rpath,"$(dirname "$library")" -ldl -lpthread \
+            -o "$scratch/$name-$(basename "$1" .cpp)"
+    }
+    run() {
+        local program order
+        read -r program order <<<"$1"
+        quietly "${program%_test} kernels, $name, order ${order:-all}" "$scratch/$name-$program" ${order:+"$order"}
+    }
+    local flags=("$@")
+    side_by_side link kernels/test/small_test.cpp kernels/mfma/mfma_test.cpp kernels/mfma/attention_test.cpp
+    side_by_side run "mfma_test 0" "mfma_test 1" "attention_test 0" "attention_test 1" small_test
+}
+
+# The kernels as build_support/simt.rs compiles them, into $sanitized, but with AddressSanitizer.
+sanitized=$scratch/libsanitized_kernels.so
+sanitize() {
+    local object
+    object=$scratch/${1//\//_}.o
+    local flags=(-O1 -g1 -fsanitize=address -fPIC)
+    "$cxx" --version | grep -q clang || flags+=(-fno-weak)
+    "${compile[@]}" "${flags[@]}" -c -x c++ "$1" -o "$object"
 }
 
 "$cargo" test "${simt[@]}" --no-fail-fast --lib --test simt --test gpu -- --skip backend::cpu
-kernels plain
+library=$("$cargo" build "${simt[@]}" --lib --message-format=json |
+    sed -n 's/.*\["GETP_SIMT_KERNELS","\([^"]*\)"\].*/\1/p' | tail -1)
+test_kernels plain "$library"
 
+side_by_side sanitize kernels/*.hip kernels/mfma/*.hip kernels/gpu/simt.cpp
+$cxx -shared -fsanitize=address "$scratch"/kernels_*.o -o "$sanitized" -lpthread -ldl
+# Leaks of a process whose Rust side is not instrumented are not ours to judge.
+export ASAN_OPTIONS=detect_leaks=0
+test_kernels sanitized "$sanitized" -fsanitize=address
 # The sanitizer's runtime has to be there before a test program loads the kernels.
-export GETP_SIMT_SANITIZE=address ASAN_OPTIONS=detect_leaks=0
-kernels sanitized -fsanitize=address
 host=$(rustc -vV | awk '/^host/ { print $2 }')
-runner="target.$host.runner = ['env', 'LD_PRELOAD=$("$cxx" -print-file-name=libasan.so)']"
+runtime=$($cxx -print-file-name=libasan.so)
+runner="target.$host.runner = ['env', 'LD_PRELOAD=$runtime', 'GETP_SIMT_SANITIZED=$sanitized']"
 "$cargo" test "${simt[@]}" --config "$runner" --test gpu -- a_tiny_model

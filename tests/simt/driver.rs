@@ -1,7 +1,9 @@
 //! The driver: queues, events, graphs, memory, faults.
 
 use super::compile;
-use getp::backend::gpu::driver::simt::{Call, Fault, Live, Order, Schedule, Setup, System, code_object};
+use getp::backend::gpu::driver::simt::{
+    Call, Fault, Live, Order, Schedule, Setup, System, code_object, sanitized_kernels,
+};
 use getp::backend::gpu::driver::{
     DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned, StreamHandle,
 };
@@ -336,7 +338,7 @@ fn writes_and_copies_outside_of_allocations_are_found() {
         "{error}"
     );
 
-    if option_env!("GETP_SIMT_SANITIZE").is_some() {
+    if sanitized_kernels().is_some() {
         return;
     }
     let stream = other.stream().unwrap();

@@ -4,12 +4,6 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 
 const ALIGN_BYTES: usize = 256;
-/// On either side of an allocation; AddressSanitizer has its own, which reports more.
-const GUARD_BYTES: usize = if option_env!("GETP_SIMT_SANITIZE").is_some() {
-    0
-} else {
-    256
-};
 const GUARD: u8 = 0xa5;
 /// What new memory holds: NaN in every format.
 const POISON: u8 = 0xff;
@@ -28,9 +22,14 @@ struct Allocation {
     bytes: usize,
 }
 
+/// What lies on either side of an allocation: AddressSanitizer has guards of its own, which report more.
+fn guard_bytes() -> usize {
+    if super::sanitized_kernels().is_some() { 0 } else { 256 }
+}
+
 impl Allocation {
     fn layout(bytes: usize) -> Option<Layout> {
-        Layout::from_size_align(bytes.checked_add(2 * GUARD_BYTES)?, ALIGN_BYTES).ok()
+        Layout::from_size_align(bytes.checked_add(2 * guard_bytes())?, ALIGN_BYTES).ok()
     }
 
     /// Whether nobody wrote beside it.
@@ -38,8 +37,8 @@ impl Allocation {
         // SAFETY: both guards belong to the allocation, which is live as long as it is in the heap's list.
         let guards = unsafe {
             [
-                std::slice::from_raw_parts((at as usize - GUARD_BYTES) as *const u8, GUARD_BYTES),
-                std::slice::from_raw_parts((at as usize + self.bytes) as *const u8, GUARD_BYTES),
+                std::slice::from_raw_parts((at as usize - guard_bytes()) as *const u8, guard_bytes()),
+                std::slice::from_raw_parts((at as usize + self.bytes) as *const u8, guard_bytes()),
             ]
         };
         guards.iter().all(|guard| guard.iter().all(|&byte| byte == GUARD))
@@ -95,9 +94,9 @@ impl Heap {
         // SAFETY: guards and content lie within the layout just allocated.
         unsafe {
             base.write_bytes(GUARD, layout.size());
-            base.add(GUARD_BYTES).write_bytes(fill, bytes);
+            base.add(guard_bytes()).write_bytes(fill, bytes);
         }
-        let at = base as u64 + GUARD_BYTES as u64;
+        let at = base as u64 + guard_bytes() as u64;
         self.used_bytes += counted;
         self.allocations.insert(at, Allocation { kind, bytes });
         Some(at)
@@ -116,7 +115,7 @@ impl Heap {
         let whole = allocation.is_whole(at);
         self.used_bytes -= counted_bytes(kind, allocation.bytes);
         let layout = Allocation::layout(allocation.bytes).expect("it was allocated with it");
-        let base = (at as usize - GUARD_BYTES) as *mut u8;
+        let base = (at as usize - guard_bytes()) as *mut u8;
         // SAFETY: allocated by `alloc` with this layout, and no longer in the list. Poisoned for those who still read it.
         unsafe {
             base.write_bytes(POISON, layout.size());
@@ -217,7 +216,7 @@ mod tests {
 
     #[test]
     fn writes_beside_an_allocation_are_found() {
-        if GUARD_BYTES == 0 {
+        if guard_bytes() == 0 {
             return;
         }
         let mut heap = Heap::new(1024);
