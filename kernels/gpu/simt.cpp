@@ -10,7 +10,10 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -393,13 +396,35 @@ void prepare_thread(Machine& m, int tid) {
   m.saved[tid] = top;
 }
 
-#ifndef SIMT_ASAN
-// This thread's SHARED variables: all thread-local memory of the object that this code is in.
-struct SharedVariables { unsigned char* at; size_t bytes; };
-thread_local char touched;                           // makes sure they exist
+// --- Kernels -----------------------------------------------------------------------------------------------------------
 
-int find_shared_variables(dl_phdr_info* info, size_t, void* result) {
-  const uintptr_t here = (uintptr_t)&find_shared_variables;
+struct Kernel { simt_kernel kernel; const char* name; int threads, args_bytes; };
+std::vector<Kernel>& kernels() {
+  static std::vector<Kernel> all;
+  return all;
+}
+
+const Kernel* find_kernel(simt_kernel kernel) {
+  for (const Kernel& k : kernels())
+    if (k.kernel == kernel) return &k;
+  return nullptr;
+}
+
+bool is_kernel(const std::string& name) {
+  for (const Kernel& k : kernels())
+    if (name == k.name) return true;
+  return false;
+}
+
+// --- SHARED variables --------------------------------------------------------------------------------------------------
+
+#ifndef SIMT_ASAN
+// The object that this code is in, and this thread's copy of all its thread-local memory: the SHARED variables of all kernels.
+struct Object { const char* path; unsigned char* thread_local_memory; size_t bytes; };
+thread_local char touched;                           // makes sure the memory exists
+
+int find_object(dl_phdr_info* info, size_t, void* result) {
+  const uintptr_t here = (uintptr_t)&find_object;
   bool ours = false;
   size_t bytes = 0;
   for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -407,23 +432,71 @@ int find_shared_variables(dl_phdr_info* info, size_t, void* result) {
     if (p.p_type == PT_LOAD) ours |= here - (info->dlpi_addr + p.p_vaddr) < p.p_memsz;
     if (p.p_type == PT_TLS) bytes = p.p_memsz;
   }
-  if (ours) *(SharedVariables*)result = {(unsigned char*)info->dlpi_tls_data, bytes};
+  if (ours) *(Object*)result = {info->dlpi_name, (unsigned char*)info->dlpi_tls_data, bytes};
   return ours;
 }
+Object object() {
+  Object o{nullptr, nullptr, 0};
+  *(volatile char*)&touched = 0;
+  dl_iterate_phdr(find_object, &o);
+  return o;
+}
+
+// A thread-local variable, and the kernel that it is local to; empty, or no kernel, where it may be any's.
+struct Variable { std::string kernel; size_t at, bytes; };
+
+// "test_reduce" of "_ZZL16test_reduce_bodyRK10ReduceArgsE4part".
+std::string kernel_of(const char* symbol) {
+  if (strncmp(symbol, "_ZZL", 4)) return "";
+  char* name;
+  const size_t length = strtoul(symbol + 4, &name, 10), suffix = strlen("_body");
+  if (strlen(name) < length || length <= suffix || strncmp(name + length - suffix, "_body", suffix)) return "";
+  return std::string(name, length - suffix);
+}
+
+// As an ELF file's symbol table has them; none, if it has no such table.
+std::vector<Variable> read_variables(const std::string& path) {
+  std::vector<Variable> all;
+  std::ifstream file(path, std::ios::binary);
+  const std::string image{std::istreambuf_iterator<char>(file), {}};
+  if (image.size() < sizeof(ElfW(Ehdr))) return all;
+  const char* at = image.data();
+  const auto* header = (const ElfW(Ehdr)*)at;
+  const auto* sections = (const ElfW(Shdr)*)(at + header->e_shoff);
+  for (int s = 0; s < header->e_shnum; s++) {
+    if (sections[s].sh_type != SHT_SYMTAB) continue;
+    const auto* symbols = (const ElfW(Sym)*)(at + sections[s].sh_offset);
+    const char* names = at + sections[sections[s].sh_link].sh_offset;
+    for (size_t i = 0; i < sections[s].sh_size / sizeof *symbols; i++)
+      if (ELF64_ST_TYPE(symbols[i].st_info) == STT_TLS && symbols[i].st_shndx != SHN_UNDEF)
+        all.push_back({kernel_of(names + symbols[i].st_name), symbols[i].st_value, symbols[i].st_size});
+  }
+  return all;
+}
+
+// Fills a kernel's SHARED variables with poison: all that are not another kernel's own, which would be megabytes a block.
+struct Poison {
+  const Object here = object();
+  std::vector<Variable> variables;
+
+  explicit Poison(const char* kernel) {
+    static const std::vector<Variable> all = read_variables(*here.path ? here.path : "/proc/self/exe");
+    for (const Variable& v : all)
+      if (v.kernel == kernel || !is_kernel(v.kernel)) variables.push_back(v);
+    if (all.empty()) variables.push_back({"", 0, here.bytes});
+  }
+  void shared_variables() {
+    for (const Variable& v : variables) memset(here.thread_local_memory + v.at, POISON, v.bytes);
+  }
+};
+#else
+struct Poison {
+  explicit Poison(const char*) {}
+  void shared_variables() {}
+};
 #endif
 
-struct Poison {
-#ifdef SIMT_ASAN
-  void shared_variables() {}
-#else
-  SharedVariables variables{nullptr, 0};
-  Poison() {
-    *(volatile char*)&touched = 0;
-    dl_iterate_phdr(find_shared_variables, &variables);
-  }
-  void shared_variables() { if (variables.at) memset(variables.at, POISON, variables.bytes); }
-#endif
-};
+// --- Launches ----------------------------------------------------------------------------------------------------------
 
 bool guard_is_whole(const Machine& m) {
   for (int i = 0; i < GUARD_BYTES; i++)
@@ -503,7 +576,7 @@ void run_blocks(Launch& l) {
   const int guard = GUARD_BYTES;
 #endif
   m->scheduler_bottom = nullptr;
-  Poison poison;
+  Poison poison(l.name);
   void* shared = nullptr;
   if (posix_memalign(&shared, 1024, (size_t)(l.shared_bytes + guard + (l.shared_bytes + guard == 0)))) abort();
   m->launch = &l;
@@ -517,18 +590,6 @@ void run_blocks(Launch& l) {
   }
   free(shared);
   machines.give(m);
-}
-
-struct Kernel { simt_kernel kernel; const char* name; int threads, args_bytes; };
-std::vector<Kernel>& kernels() {
-  static std::vector<Kernel> all;
-  return all;
-}
-
-const Kernel* find_kernel(simt_kernel kernel) {
-  for (const Kernel& k : kernels())
-    if (k.kernel == kernel) return &k;
-  return nullptr;
 }
 
 // Whether the launch is one that the kernel was made for.

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <tuple>
 #include <vector>
 
 extern "C" {
@@ -42,11 +44,33 @@ struct Layer { int format, kv_heads, windowed, window; float query_scale, sink_m
 // A chunk of a sequence; `id` names the sequence, whatever row or company it has.
 struct Sequence { int id, first_position, rows; };
 
-// Key, value or query of a sequence: the same wherever it is asked for.
-static float element(const Layer& layer, int kind, int id, int head, int position, int d) {
-  const u64 key = ((((u64)id * 8 + kind) * 64 + head) * 65536 + position) * 64 + d;
-  const float scale = kind == 2 ? layer.query_scale * 1.4426950f / 8 : 1;
-  return from_format(layer.format, to_format(layer.format, normal(key) * scale));
+// Keys, values and queries of sequences: the same wherever they are asked for. Each is made once a layer.
+struct Elements {
+  Layer layer;
+  std::map<std::tuple<int, int, int>, std::vector<float>> made;      // by kind, sequence and head: DIM a position
+
+  // The DIM elements at a position. The next call may move them.
+  const float* at(int kind, int id, int head, int position) {
+    std::vector<float>& all = made[{kind, id, head}];
+    while ((int)all.size() <= position * DIM) {
+      const int p = (int)all.size() / DIM;
+      for (int d = 0; d < DIM; d++) {
+        const u64 key = ((((u64)id * 8 + kind) * 64 + head) * 65536 + p) * 64 + d;
+        const float scale = kind == 2 ? layer.query_scale * 1.4426950f / 8 : 1;
+        all.push_back(from_format(layer.format, to_format(layer.format, normal(key) * scale)));
+      }
+    }
+    return &all[(size_t)position * DIM];
+  }
+};
+static bool operator==(const Layer& a, const Layer& b) {
+  return a.format == b.format && a.kv_heads == b.kv_heads && a.windowed == b.windowed && a.window == b.window &&
+         a.query_scale == b.query_scale && a.sink_mean == b.sink_mean;
+}
+static const float* elements(const Layer& layer, int kind, int id, int head, int position) {
+  static Elements kept;
+  if (!(kept.layer == layer)) kept = {layer, {}};
+  return kept.at(kind, id, head, position);
 }
 static float sink_of(const Layer& layer, int head) { return layer.sink_mean + normal(head + 77777) * 2; }
 
@@ -105,12 +129,16 @@ struct World {
       const Sequence& x = sequences[s];
       for (int p = 0; p < x.first_position + x.rows; p++) for (int h = 0; h < layer.kv_heads; h++) {
         u16* k = (u16*)(kv.data() + *page_of(s, p) * page_bytes + (i64)h * head_bytes);
-        for (int d = 0; d < DIM; d++) for (int v = 0; v < 2; v++)
-          k[v * KV_PAGE * DIM + kv_index(p, d, DIM)] = to_format(layer.format, element(layer, v, x.id, h, p, d));
+        for (int v = 0; v < 2; v++) {
+          const float* from = elements(layer, v, x.id, h, p);
+          for (int d = 0; d < DIM; d++) k[v * KV_PAGE * DIM + kv_index(p, d, DIM)] = to_format(layer.format, from[d]);
+        }
       }
-      for (int r = 0; r < x.rows; r++) for (int h = 0; h < layer.kv_heads * HEADS_OF_GROUP; h++) for (int d = 0; d < DIM; d++)
-        q[(((size_t)chunks[s].first_row + r) * layer.kv_heads * HEADS_OF_GROUP + h) * DIM + d] =
-            to_format(layer.format, element(layer, 2, x.id, h, x.first_position + r, d));
+      for (int r = 0; r < x.rows; r++) for (int h = 0; h < layer.kv_heads * HEADS_OF_GROUP; h++) {
+        const float* from = elements(layer, 2, x.id, h, x.first_position + r);
+        u16* to = &q[(((size_t)chunks[s].first_row + r) * layer.kv_heads * HEADS_OF_GROUP + h) * DIM];
+        for (int d = 0; d < DIM; d++) to[d] = to_format(layer.format, from[d]);
+      }
     }
   }
   int first_key(int position) const { return layer.windowed ? std::max(0, position - layer.window + 1) : 0; }
@@ -177,17 +205,19 @@ struct World {
       for (int h = 0; h < (int)sinks.size(); h++) {
         std::vector<double> w;
         double top = sink_of(layer, h) * 1.4426950408889634, sum, o[DIM] = {};
+        const float* query = elements(layer, 2, id, h, last);
         for (int p = first_key(last); p <= last; p++) {
+          const float* key = elements(layer, 0, id, h / HEADS_OF_GROUP, p);
           double x = 0;
-          for (int d = 0; d < DIM; d++)
-            x += (double)element(layer, 2, id, h, last, d) * element(layer, 0, id, h / HEADS_OF_GROUP, p, d);
+          for (int d = 0; d < DIM; d++) x += (double)query[d] * key[d];
           w.push_back(x), top = std::max(top, x);
         }
         sum = std::exp2(sink_of(layer, h) * 1.4426950408889634 - top);
         for (size_t i = 0; i < w.size(); i++) {
           const double e = std::exp2(w[i] - top);
           sum += e;
-          for (int d = 0; d < DIM; d++) o[d] += e * element(layer, 1, id, h / HEADS_OF_GROUP, first_key(last) + (int)i, d);
+          const float* value = elements(layer, 1, id, h / HEADS_OF_GROUP, first_key(last) + (int)i);
+          for (int d = 0; d < DIM; d++) o[d] += e * value[d];
         }
         double size = 0, wrong = 0;
         for (int d = 0; d < DIM; d++) {

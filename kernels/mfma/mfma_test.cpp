@@ -30,9 +30,8 @@ template <class Args> static void launch(const std::string& name, int grid, int 
 struct Matrix {
   int groups, n, k;
   bool mxfp4;
-  std::vector<float> values;    // [groups][n][k]
+  std::vector<float> values;    // [groups][k][n]: sums of all rows of a column go side by side
   std::vector<u8> wire;
-  float at(int g, int row, int col) const { return values[((size_t)g * n + row) * k + col]; }
 };
 
 static Matrix random_matrix(bool mxfp4, int groups, int n, int k) {
@@ -43,18 +42,18 @@ static Matrix random_matrix(bool mxfp4, int groups, int n, int k) {
   m.wire.assign((size_t)groups * tiles * tile_bytes, 0);
   for (int g = 0; g < groups; g++) for (int row = 0; row < n; row++) {
     u8* tile = &m.wire[((size_t)g * tiles + row / WIRE_ROWS) * tile_bytes];
-    float* values = &m.values[((size_t)g * n + row) * k];
+    float* values = &m.values[(size_t)g * k * n + row];
     const int r = row % WIRE_ROWS;
     if (!mxfp4) for (int c = 0; c < k; c++) {
       const u16 bits = to_bf16(uniform_float() * .1f);
-      ((u16*)tile)[(size_t)r * k + c] = bits, values[c] = bf16_to_f32(bits);
+      ((u16*)tile)[(size_t)r * k + c] = bits, values[(size_t)c * n] = bf16_to_f32(bits);
     }
     else for (int c = 0; c < k; c++) {
       u8& scale = tile[(size_t)WIRE_ROWS * (k / 2) + (size_t)r * (k / 32) + c / 32];
       if (c % 32 == 0) scale = (u8)(118 + rnd() % 6);
       const u32 code = rnd() % 16;
       tile[(size_t)r * (k / 2) + c / 2] |= (u8)(code << (c % 2 * 4));
-      values[c] = std::ldexp(magnitude[code & 7], scale - 127) * (code & 8 ? -1.f : 1.f);
+      values[(size_t)c * n] = std::ldexp(magnitude[code & 7], scale - 127) * (code & 8 ? -1.f : 1.f);
     }
   }
   return m;
@@ -162,9 +161,13 @@ static u64 run(const Case& c) {
     const int row = in.offsets[g] + t;
     written[row] = 1;
     std::vector<double> sum(c.n), size(c.n);
-    for (int o = 0; o < c.n; o++) for (int k = 0; k < c.k; k++) {
-      const double p = (double)m.at(g, o, k) * in.values[(size_t)row * c.k + k];
-      sum[o] += p, size[o] += std::fabs(p);
+    for (int k = 0; k < c.k; k++) {
+      const float* column = &m.values[((size_t)g * c.k + k) * c.n];
+      const double value = in.values[(size_t)row * c.k + k];
+      for (int o = 0; o < c.n; o++) {
+        const double p = column[o] * value;
+        sum[o] += p, size[o] += std::fabs(p);
+      }
     }
     // One term: sums in float32. More: terms of 22 or 24 bits, then one rounding.
     const double unit = exact ? 4e-7 : 4e-6;
