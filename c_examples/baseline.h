@@ -46,9 +46,7 @@ inline void encode_piece(const Tokenizer &tokenizer, const char *piece, int len,
     std::vector<int> bounds(static_cast<size_t>(len) + 1);  // part i is [bounds[i], bounds[i + 1])
     for (int i = 0; i <= len; i++) bounds[i] = i;
     std::vector<unsigned> ranks;  // of merging part i with part i + 1
-    auto rank_at = [&](size_t i) {
-        return merge_rank(tokenizer, piece, bounds[i], bounds[i + 2]);
-    };
+    auto rank_at = [&](size_t i) { return merge_rank(tokenizer, piece, bounds[i], bounds[i + 2]); };
     for (size_t i = 0; i + 2 < bounds.size(); i++) ranks.push_back(rank_at(i));
 
     while (!ranks.empty()) {

@@ -11,89 +11,92 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char usage[] = "usage: batch MODEL TOKENIZER REQUESTS STEPS [TEMPERATURE [TOPP [SEED]]]\n";
+static const char usage[] =
+    "usage: batch MODEL TOKENIZER REQUESTS STEPS [TEMPERATURE [TOPP [SEED]]]\n";
 
 /* Everything that is open. The close functions take NULL, so that one way out
  * serves every failure. */
 struct batch {
-  getp_model *model;
-  getp_tokenizer *tokenizer;
-  getp_requests *requests;
-  getp_sampler *sampler;
+    getp_model *model;
+    getp_tokenizer *tokenizer;
+    getp_requests *requests;
+    getp_sampler *sampler;
 };
 
 static int open_batch(struct batch *b, int argc, char **argv) {
-  const float temperature = argc > 5 ? strtof(argv[5], NULL) : 0.0f;
-  const float topp = argc > 6 ? strtof(argv[6], NULL) : 0.9f;
-  const uint64_t seed = argc > 7 ? strtoull(argv[7], NULL, 10) : 1;
-  getp_options options;
+    const float temperature = argc > 5 ? strtof(argv[5], NULL) : 0.0f;
+    const float topp = argc > 6 ? strtof(argv[6], NULL) : 0.9f;
+    const uint64_t seed = argc > 7 ? strtoull(argv[7], NULL, 10) : 1;
+    getp_options options;
 
-  getp_options_init(&options);
-  options.print = GETP_OFF; /* print_answers does it */
-  return (b->tokenizer = getp_tokenizer_open(argv[2])) != NULL &&
-         (b->requests = getp_requests_open(argv[3], atoi(argv[4]), b->tokenizer)) != NULL &&
-         (b->model = getp_model_open(argv[1], &options)) != NULL &&
-         (b->sampler = getp_sampler_open(b->model, temperature, topp, seed)) != NULL;
+    getp_options_init(&options);
+    options.print = GETP_OFF; /* print_answers does it */
+    return (b->tokenizer = getp_tokenizer_open(argv[2])) != NULL &&
+           (b->requests = getp_requests_open(argv[3], atoi(argv[4]), b->tokenizer)) != NULL &&
+           (b->model = getp_model_open(argv[1], &options)) != NULL &&
+           (b->sampler = getp_sampler_open(b->model, temperature, topp, seed)) != NULL;
 }
 
 static void close_batch(struct batch *b) {
-  getp_sampler_close(b->sampler);
-  getp_requests_close(b->requests);
-  getp_tokenizer_close(b->tokenizer);
-  getp_model_close(b->model);
+    getp_sampler_close(b->sampler);
+    getp_requests_close(b->requests);
+    getp_tokenizer_close(b->tokenizer);
+    getp_model_close(b->model);
 }
 
 /* An answer may be cut short by an error, so that the last error counts too. */
 static int run(struct batch *b) {
-  Transformer *transformer = getp_model_transformer(b->model);
-  Tokenizer *tokenizer = getp_tokenizer_get(b->tokenizer);
-  getp_stats_t stats;
+    Transformer *transformer = getp_model_transformer(b->model);
+    Tokenizer *tokenizer = getp_tokenizer_get(b->tokenizer);
+    getp_stats_t stats;
 
-  warm_up(transformer, tokenizer);
-  if (getp_last_error() != NULL) return 0;
-  if (inference(transformer, tokenizer, getp_sampler_get(b->sampler), getp_requests_get(b->requests)) < 0 ||
-      getp_last_error() != NULL || getp_stats(transformer, &stats) != 0) {
-    return 0;
-  }
-  fprintf(stderr, "batch: %llu tokens in %.2f s\n", (unsigned long long)stats.tokens, stats.seconds);
-  finish(transformer, tokenizer);
-  return getp_last_error() == NULL;
+    warm_up(transformer, tokenizer);
+    if (getp_last_error() != NULL) return 0;
+    if (inference(transformer, tokenizer, getp_sampler_get(b->sampler),
+                  getp_requests_get(b->requests)) < 0 ||
+        getp_last_error() != NULL || getp_stats(transformer, &stats) != 0) {
+        return 0;
+    }
+    fprintf(stderr, "batch: %llu tokens in %.2f s\n", (unsigned long long)stats.tokens,
+            stats.seconds);
+    finish(transformer, tokenizer);
+    return getp_last_error() == NULL;
 }
 
 static void print_answer(const struct batch *b, int request) {
-  size_t n_tokens = 0;
-  const int *tokens = getp_requests_tokens(b->requests, request, &n_tokens);
+    size_t n_tokens = 0;
+    const int *tokens = getp_requests_tokens(b->requests, request, &n_tokens);
 
-  printf("[%d] ", request);
-  for (size_t i = 0; i < n_tokens; i++) {
-    size_t length = 0;
-    const char *piece = getp_tokenizer_piece(b->tokenizer, tokens[i], &length);
-    fwrite(piece, 1, length, stdout);
-  }
-  putchar('\n');
+    printf("[%d] ", request);
+    for (size_t i = 0; i < n_tokens; i++) {
+        size_t length = 0;
+        const char *piece = getp_tokenizer_piece(b->tokenizer, tokens[i], &length);
+        fwrite(piece, 1, length, stdout);
+    }
+    putchar('\n');
 }
 
 static int print_answers(const struct batch *b) {
-  for (int request = 0; request < getp_requests_count(b->requests); request++) {
-    print_answer(b, request);
-  }
-  return fflush(stdout) == 0 && !ferror(stdout);
+    for (int request = 0; request < getp_requests_count(b->requests); request++) {
+        print_answer(b, request);
+    }
+    return fflush(stdout) == 0 && !ferror(stdout);
 }
 
 int main(int argc, char **argv) {
-  struct batch b = {NULL, NULL, NULL, NULL};
-  int status = EXIT_FAILURE;
+    struct batch b = {NULL, NULL, NULL, NULL};
+    int status = EXIT_FAILURE;
 
-  if (argc < 5 || argc > 8) {
-    fputs(usage, stderr);
-    return 2;
-  }
-  if (open_batch(&b, argc, argv) && run(&b)) {
-    status = print_answers(&b) ? EXIT_SUCCESS : EXIT_FAILURE;
-    if (status != EXIT_SUCCESS) perror("batch: stdout");
-  } else {
-    fprintf(stderr, "batch: %s\n", getp_last_error());
-  }
-  close_batch(&b);
-  return status;
+    if (argc < 5 || argc > 8) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    if (open_batch(&b, argc, argv) && run(&b)) {
+        status = print_answers(&b) ? EXIT_SUCCESS : EXIT_FAILURE;
+        if (status != EXIT_SUCCESS) perror("batch: stdout");
+    } else {
+        fprintf(stderr, "batch: %s\n", getp_last_error());
+    }
+    close_batch(&b);
+    return status;
 }

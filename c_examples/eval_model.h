@@ -325,9 +325,9 @@ inline void build_transformer(Transformer *transformer, const std::string &path)
 // Like the other free functions it also takes what was built only in part.
 inline void free_transformer(Transformer *transformer) {
     RunState &s = transformer->state;
-    for (float *buffer : {s.x, s.t, s.tb, s.tb2, s.router_score, s.topk_v, s.mlp1_out, s.gate,
-                          s.up, s.gate_up, s.e_agg, s.qkv, s.q, s.att, s.logits, s.key_cache,
-                          s.value_cache, s.mask}) {
+    for (float *buffer :
+         {s.x, s.t, s.tb, s.tb2, s.router_score, s.topk_v, s.mlp1_out, s.gate, s.up, s.gate_up,
+          s.e_agg, s.qkv, s.q, s.att, s.logits, s.key_cache, s.value_cache, s.mask}) {
         std::free(buffer);
     }
     std::free(s.topk_i);

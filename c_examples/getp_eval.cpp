@@ -133,8 +133,8 @@ inline void print_throughput(double elapsed_s, long long n_tokens) {
 inline void answer(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
                    Requests *requests, const std::string &output_path) {
     long long n_tokens = 0;
-    const double inference_s = seconds_of(
-        [&] { n_tokens = inference(transformer, tokenizer, sampler, requests); });
+    const double inference_s =
+        seconds_of([&] { n_tokens = inference(transformer, tokenizer, sampler, requests); });
     if (n_tokens < 0) fail("inference failed");
     print_throughput(inference_s, n_tokens);
     write_answers(*requests, output_path);

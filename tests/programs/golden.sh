@@ -10,6 +10,7 @@ export GETP_PRINT=0
     echo
     printf 'too long %.0s' {1..2000}
     echo
+    # shellcheck disable=SC2059  # the format is the bytes
     printf "$(printf '\\x%02x' {1..9} {11..255})"
     echo
 } >"$scratch/prompts"

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# All scripts, by shellcheck; .shellcheckrc says what it may not say.
+. "$(dirname "$0")/lib.sh"
+need shellcheck "apt-get install shellcheck"
+shellcheck .ci/run tests/programs/*.sh
