@@ -1,7 +1,8 @@
 # What a user and a developer run. Everything made goes to build/ and Cargo's target folder.
 #
 #   make run        builds the library and runs the eval program with it on a few prompts
-#   make test       every check below; each can be run alone
+#   make check      what to run while working: format, lints, documentation, the fast tests
+#   make test       installs what is missing (make setup), then every check below; each can be run alone
 #
 # PROMPTS, RUN_STEPS and FUZZ_SECONDS may be set, and CARGO_TARGET_DIR in the environment.
 
@@ -9,13 +10,16 @@ PROMPTS ?= c_examples/prompts.txt
 RUN_STEPS ?= 48
 FUZZ_SECONDS ?= 60
 
-CHECKS := check-format check-lints test-rust test-simt test-gpu test-c test-sanitizers test-valgrind test-memory fuzz
+QUICK_CHECKS := check-format check-lints test-rust
+CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-c test-sanitizers test-valgrind test-memory fuzz
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 BUILD := $(abspath build)
 RELEASE := $(TARGET)/release
-TOOLS := $(RELEASE)/examples
+# Users' tools are made with the library they run; the checks take those that `cargo test` has made.
+TOOLS_PROFILE ?= release
+TOOLS := $(TARGET)/$(if $(filter dev,$(TOOLS_PROFILE)),debug,$(TOOLS_PROFILE))/examples
 # For the scripts in tests/programs.
 export TARGET BUILD TOOLS FUZZ_SECONDS
 
@@ -32,17 +36,26 @@ tiny_TOKENIZER := --first 512
 run: programs $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 	tests/programs/run.sh $(PROMPTS) $(RUN_STEPS)
 
-test:
-	@tests/programs/checks.sh $(CHECKS)
+check:
+	@tests/programs/checks.sh $(QUICK_CHECKS)
+
+test: setup
+	@TOOLS_PROFILE=dev tests/programs/checks.sh $(CHECKS)
+
+# What the checks need and is not here.
+setup:
+	@tests/programs/setup.sh
 
 check-format:
 	$(CARGO) fmt --check
 	$(CARGO) fmt --check --manifest-path fuzz/Cargo.toml
+	tests/programs/format.sh
 
 check-lints:
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	$(CARGO) clippy --locked --all-targets --manifest-path fuzz/Cargo.toml --target-dir $(TARGET)/fuzz -- -D warnings
-	for script in .ci/run tests/programs/*.sh; do bash -n "$$script" || exit 1; done
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
+	tests/programs/shellcheck.sh
 
 test-rust:
 	$(CARGO) test --locked --no-fail-fast
@@ -78,8 +91,8 @@ fuzz:
 library:
 	$(CARGO) build --release --locked --lib
 
-tools: library
-	$(CARGO) build --release --locked --examples
+tools:
+	$(CARGO) build --profile $(TOOLS_PROFILE) --locked --examples
 
 programs: library
 	$(MAKE) -C c_examples GETP_LIB_DIR=$(RELEASE) BUILD=$(BUILD)
@@ -105,4 +118,4 @@ $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | tools
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: run test $(CHECKS) library tools programs small-model tiny-model clean
+.PHONY: run check test setup $(CHECKS) library tools programs small-model tiny-model clean

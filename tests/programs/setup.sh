@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Installs what the checks need and is not here: Debian's packages, as root or where sudo asks for nothing, and nvcc in
+# build/nvidia. Where it may not install it says what to install.
+. "$(dirname "$0")/lib.sh"
+
+packages=(
+    # The programs, under two compilers and their sanitizers.
+    make binutils g++ libc6-dev clang libclang-rt-14-dev valgrind libc6-dbg
+    # AMD's kernels and runtime.
+    clang-22 lld-22 llvm-22 libamdhip64-dev
+    # nvcc, and what looks at scripts and C++.
+    python3-venv shellcheck clang-format-22
+)
+
+install_packages() {
+    local missing=() package
+    for package in "${packages[@]}"; do
+        [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] ||
+            missing+=("$package")
+    done
+    ((${#missing[@]})) || return 0
+    local sudo=()
+    ((EUID == 0)) || sudo=(sudo)
+    local install="apt-get install --no-install-recommends ${missing[*]}"
+    if ((EUID != 0)) && ! sudo -n true 2>/dev/null; then
+        fail "packages are missing; install them with: sudo $install"
+    fi
+    echo "$install"
+    "${sudo[@]}" apt-get update -qq
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$scratch/log" || {
+        cat "$scratch/log" >&2
+        fail "$install"
+    }
+}
+
+# In a folder of its own. The parts are pinned together: ptxas refuses PTX of a newer nvvm.
+install_nvcc() {
+    ! find_nvcc || return 0
+    echo "installing nvcc in ${nvidia:?}"
+    python3 -m venv "$nvidia"
+    "$nvidia/bin/pip" install --quiet nvidia-cuda-nvcc==13.0.88 'nvidia-cuda-runtime==13.0.*' \
+        'nvidia-cuda-cccl==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-crt==13.0.*'
+    find_nvcc || fail "$nvidia has no nvcc: remove the folder, so that it is made anew"
+}
+
+need cargo "rustup (Rust 1.95 or later)"
+if command -v dpkg-query >/dev/null; then
+    install_packages
+else
+    echo "not Debian: each check says which program it misses" >&2
+fi
+install_nvcc
+echo "ok: everything the checks need is here ($SECONDS s)"
