@@ -1,7 +1,8 @@
-//! Makes a random model of any size, as a `.bin` file or as a Hugging Face directory.
+//! Makes a random model of any size, as a `.bin` file or as a directory, Hugging Face's or the release's original.
 //!
 //!     make_model model.bin --preset 20b --layers 2
 //!     make_model model-hf --preset 7m --format safetensors --shards 3
+//!     make_model original --preset 7m --format original
 
 #[path = "../tests/common/synthetic.rs"]
 mod synthetic;
@@ -14,9 +15,9 @@ use getp::checkpoint::TensorLayout;
 use getp::model::ModelConfig;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use synthetic::{Dense, Experts, Synthetic, Temperament};
+use synthetic::{Dense, Directory, Experts, Synthetic, Temperament};
 
-/// Makes a random gpt-oss model. The same seed gives the same values in both formats.
+/// Makes a random gpt-oss model. The same seed gives the same values in all formats.
 #[derive(Parser)]
 struct Args {
     /// The `.bin` file or the directory to write.
@@ -35,13 +36,16 @@ struct Args {
     /// What to write.
     #[arg(long, value_enum, default_value = "bin")]
     format: Format,
-    /// Files to split a safetensors directory into; more than one get an index.
+    /// Files to split a directory into; more than one get an index, but for the original.
     #[arg(long, default_value_t = 1)]
     shards: usize,
+    /// MXFP4 experts of a safetensors directory are widened to bfloat16, as transformers saves them.
+    #[arg(long)]
+    dequantized: bool,
     /// What all values but the experts' matrices are.
     #[arg(long, value_enum, default_value = "bf16")]
     dense: Dense,
-    /// What the experts' matrices are; safetensors hold mxfp4 only.
+    /// What the experts' matrices are; mxfp4 only in the original.
     #[arg(long, value_enum, default_value = "mxfp4")]
     experts: Experts,
 }
@@ -59,7 +63,10 @@ enum Preset {
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
     Bin,
+    /// Hugging Face's directory.
     Safetensors,
+    /// The release's original directory.
+    Original,
 }
 
 /// Dimensions other than the preset's.
@@ -112,8 +119,11 @@ impl Dims {
             n_kv_heads: self.kv_heads.unwrap_or(preset.n_kv_heads),
             seq_len: self.seq_len.unwrap_or(preset.seq_len),
             initial_context_length: self.context.unwrap_or(preset.initial_context_length),
+            context_length: None,
             rope_theta: self.rope_theta.unwrap_or(preset.rope_theta),
             rope_scaling_factor: self.rope_scaling.unwrap_or(preset.rope_scaling_factor),
+            yarn_ramp: None,
+            rope_concentration: None,
             sliding_window: self.window.unwrap_or(preset.sliding_window),
             swiglu_limit: self.swiglu_limit.unwrap_or(preset.swiglu_limit),
         }
@@ -143,9 +153,14 @@ fn main() -> Result<()> {
             synthetic.write_bin(&args.out, &|bytes| bar.inc(bytes as u64))?;
             bar.finish();
         }
-        Format::Safetensors => {
-            let bar = progress_bar(synthetic.safetensors_bytes())?;
-            synthetic.write_safetensors(&args.out, args.shards, &|bytes| bar.inc(bytes as u64))?;
+        Format::Safetensors | Format::Original => {
+            let form = Directory {
+                original: matches!(args.format, Format::Original),
+                dequantized: args.dequantized,
+                shards: args.shards,
+            };
+            let bar = progress_bar(synthetic.directory_bytes(form))?;
+            synthetic.write_directory(&args.out, form, &|bytes| bar.inc(bytes as u64))?;
             bar.finish();
         }
     }

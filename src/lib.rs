@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod dtype;
 pub mod engine;
 pub mod error;
+pub mod file_kind;
 pub mod logits;
 pub mod model;
 pub mod ops;

@@ -6,7 +6,7 @@
 //! kernels read them. A value that does not fit widens the whole tensor: tiles already packed are widened from
 //! their codes, so that the checkpoint's pages are read once in any case (the misfit's own tile aside).
 
-use crate::checkpoint::{Part, Tensor, Values};
+use crate::checkpoint::{Columns, Part, Tensor, Values};
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};
 use crate::simd::{Kernel, Level, Simd};
@@ -349,6 +349,11 @@ fn slice_rows<'a>(tensor: &Tensor<'a>, first: usize, n: usize) -> Tensor<'a> {
                     blocks: &blocks[a / 2..b / 2],
                     scales: &scales[a / MXFP4_BLOCK..b / MXFP4_BLOCK],
                 },
+                Values::Columns(columns) => Values::Columns(Columns {
+                    first: columns.first + from - start,
+                    rows: to - from,
+                    ..columns
+                }),
             };
             parts.push(Part {
                 rows: to - from,
@@ -484,6 +489,7 @@ fn row_to_f32(values: &Values<'_>, row: usize, out: &mut [f32]) {
                 }
             }
         }
+        Values::Columns(columns) => out.iter_mut().zip(columns.row(row)).for_each(|(o, value)| *o = value),
     }
 }
 

@@ -13,7 +13,7 @@ use getp::checkpoint::{
 };
 use getp::model::ModelConfig;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament, write_bin, write_safetensors};
+use synthetic::{Dense, Directory, Experts, Synthetic, SyntheticCheckpoint, Temperament, write_bin, write_safetensors};
 use tempfile::TempDir;
 
 const SEED: u64 = 7;
@@ -58,9 +58,19 @@ fn bits(checkpoint: &dyn Checkpoint, id: TensorId) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
+/// What a directory says of the same model: beside its dimensions how long it is.
+fn in_directory(config: &ModelConfig) -> ModelConfig {
+    let length = (config.initial_context_length as f32 * config.rope_scaling_factor) as usize;
+    ModelConfig {
+        seq_len: length.min(4096),
+        context_length: Some(length),
+        ..config.clone()
+    }
+}
+
 /// The same dimensions and the same values to the last bit.
 fn assert_same(a: &dyn Checkpoint, b: &dyn Checkpoint) {
-    assert_eq!(a.config(), b.config());
+    assert_eq!(in_directory(a.config()), in_directory(b.config()));
     for id in TensorId::all(a.config()) {
         assert!(bits(a, id) == bits(b, id), "{id:?} differs");
     }
@@ -105,8 +115,11 @@ fn other_types_come_back_too() {
         dense: Dense::F32,
         ..Synthetic::new(&tiny(), SEED, Temperament::Tame).unwrap()
     };
-    synthetic.write_safetensors(dir.path(), 2, &|_| ()).unwrap();
+    synthetic
+        .write_directory(dir.path(), Directory::hugging_face(2), &|_| ())
+        .unwrap();
     let hf = SafetensorsCheckpoint::open(dir.path()).unwrap();
+    assert_eq!(*hf.config(), in_directory(&tiny()));
     assert_same(&hf, &SyntheticCheckpoint::widened(&synthetic));
     assert!(matches!(
         hf.tensor(TensorId::Embedding).unwrap().parts[0].values,
@@ -394,55 +407,273 @@ fn assert_config_refused(field: &str, value: serde_json::Value, needles: &[&str]
 #[test]
 fn wrong_configurations_are_refused() {
     use serde_json::json;
-    assert_config_refused("/hidden_size", json!(-1), &["config.json", "invalid value"]);
-    assert_config_refused("/hidden_size", json!("64"), &["config.json", "invalid type"]);
+    assert_config_refused("/hidden_size", json!(-1), &["config.json", "hidden_size is -1"]);
     assert_config_refused("/hidden_size", json!(0), &["hidden_dim is 0"]);
-    assert_config_refused("/hidden_size", json!(72), &["hidden_dim is 72", "multiple of 32"]);
     assert_config_refused(
-        "/intermediate_size",
-        json!(100),
-        &["intermediate_dim is 100", "multiple of 32"],
-    );
-    assert_config_refused("/num_hidden_layers", json!(16_777_216), &["layer_types has 2 entries"]);
-    assert_config_refused(
-        "/experts_per_token",
-        json!(1),
-        &["num_experts_per_tok", "as 2 and as 1"],
+        "/hidden_size",
+        json!(72),
+        &["is BF16 [50, 64]; BF16 or F32 [50, 72] is needed"],
     );
     assert_config_refused(
-        "/initial_context_length",
-        json!(8192),
-        &["initial_context_length", "8192"],
+        "/model_type",
+        json!("mixtral"),
+        &["config.json: model_type is \"mixtral\""],
     );
-    assert_config_refused("/rms_norm_eps", json!(1e-6), &["rms_norm_eps is 0.000001"]);
-    assert_config_refused(
-        "/rope_scaling/beta_fast",
-        json!(16),
-        &["rope_scaling.beta_fast is 16; only 32"],
-    );
-    assert_config_refused(
-        "/rope_scaling/truncate",
-        json!(true),
-        &["rope_scaling.truncate is true"],
-    );
-    let full = json!(["full_attention", "sliding_attention"]);
-    assert_config_refused(
-        "/layer_types",
-        full,
-        &["layer_types[0] is full_attention; only sliding_attention"],
-    );
-    assert_config_refused("/sliding_window", json!(null), &["layer_types[0] is sliding_attention"]);
-    assert_config_refused("/swiglu_limit", json!(null), &["config.json"]);
+    assert_config_refused("/num_local_experts", json!(1 << 25), &["n_experts is 33554432"]);
 }
 
 #[test]
-fn seq_len_is_bounded() {
+fn experts_that_are_no_blocks_are_refused() {
+    let dir = temp();
+    let config = ModelConfig {
+        hidden_dim: 72,
+        ..tiny()
+    };
+    let synthetic = Synthetic {
+        config,
+        experts: Experts::Bf16,
+        ..Synthetic::new(&tiny(), SEED, Temperament::Tame).unwrap()
+    };
+    let form = Directory::hugging_face(1);
+    synthetic.write_directory(dir.path(), form, &|_| ()).unwrap();
+    SafetensorsCheckpoint::open(dir.path()).expect("bfloat16 needs no blocks");
+    edit_tensors(dir.path(), |tensors| {
+        let name = "model.layers.0.mlp.experts.gate_up_proj";
+        tensors.remove(name).expect("the tensor was there");
+        for (end, shape) in [("_blocks", vec![3, 192, 2, 16]), ("_scales", vec![3, 192, 2])] {
+            let bytes = shape.iter().product();
+            tensors.insert(
+                format!("{name}{end}"),
+                TensorView::new(Dtype::U8, shape, &ZEROS[..bytes]).unwrap(),
+            );
+        }
+    });
+    assert_refused(
+        SafetensorsCheckpoint::open(dir.path()),
+        &["hidden_dim is 72", "multiple of 32"],
+    );
+}
+
+/// Files that hold more than the model that `config.json` describes are those of another one.
+#[test]
+fn tensors_the_model_has_no_use_for_are_refused() {
     let dir = temp();
     let path = tiny_hf(&dir, 1);
-    edit_json(&path.join("config.json"), |json| {
-        json["max_position_embeddings"] = 131_072.into()
+    edit_tensors(&path, |tensors| {
+        let extra = TensorView::new(Dtype::BF16, vec![8], &ZEROS[..16]).unwrap();
+        tensors.insert("model.layers.0.self_attn.q_norm.weight".into(), extra);
     });
-    assert_eq!(SafetensorsCheckpoint::open(&path).unwrap().config().seq_len, 4096);
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["tensor model.layers.0.self_attn.q_norm.weight is no part of the model"],
+    );
+    let dir = temp();
+    let path = tiny_hf(&dir, 2);
+    edit_json(&path.join("config.json"), |json| {
+        json["num_hidden_layers"] = 1.into();
+        json["layer_types"] = serde_json::json!(["sliding_attention"]);
+    });
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["tensor model.layers.1.", "is no part of the model"],
+    );
+}
+
+#[test]
+fn originals_are_the_same_model() {
+    for shards in [1, 3] {
+        let dir = temp();
+        let synthetic = Synthetic::new(&tiny(), SEED, Temperament::Wild).unwrap();
+        synthetic
+            .write_directory(dir.path(), Directory::original(shards), &|_| ())
+            .unwrap();
+        let original = SafetensorsCheckpoint::open(dir.path()).unwrap();
+        assert_eq!(*original.config(), in_directory(&tiny()));
+        assert_same(&original, &SyntheticCheckpoint::widened(&synthetic));
+    }
+}
+
+#[test]
+fn originals_configurations_are_taken_or_refused() {
+    let dir = temp();
+    let synthetic = Synthetic::new(&tiny(), SEED, Temperament::Wild).unwrap();
+    synthetic
+        .write_directory(dir.path(), Directory::original(1), &|_| ())
+        .unwrap();
+    let json = dir.path().join("config.json");
+    let whole = fs::read(&json).unwrap();
+    let with = |field: &str, value: serde_json::Value| {
+        fs::write(&json, &whole).unwrap();
+        edit_json(&json, |json| json[field] = value);
+        SafetensorsCheckpoint::open(dir.path())
+    };
+    type Change = fn(&mut ModelConfig);
+    let changes: [(&str, serde_json::Value, Change); 9] = [
+        ("experts_per_token", 1.into(), |c| c.experts_per_token = 1),
+        ("swiglu_limit", 5.into(), |c| c.swiglu_limit = 5.0),
+        ("sliding_window", 0.into(), |c| c.sliding_window = 0),
+        ("rope_theta", 200_000.into(), |c| c.rope_theta = 200_000.0),
+        ("initial_context_length", 2048.into(), |c| {
+            (c.initial_context_length, c.context_length) = (2048, Some(65_536));
+        }),
+        ("rope_scaling_factor", 1.into(), |c| {
+            (c.rope_scaling_factor, c.context_length) = (1.0, Some(4096));
+        }),
+        ("rope_scaling_factor", 8.into(), |c| {
+            (c.rope_scaling_factor, c.context_length) = (8.0, Some(32_768));
+        }),
+        ("rope_ntk_alpha", 2.into(), |c| {
+            c.yarn_ramp = Some([1.011_597_4, 1.942_121_9])
+        }),
+        ("rope_ntk_beta", 16.into(), |c| {
+            c.yarn_ramp = Some([1.244_228_5, 2.174_753])
+        }),
+    ];
+    for (field, value, change) in changes {
+        let mut expected = in_directory(&tiny());
+        change(&mut expected);
+        assert_eq!(*with(field, value).unwrap().config(), expected, "{field}");
+    }
+    assert_refused(
+        with("rope_ntk_gamma", 2.into()),
+        &["rope_ntk_gamma is 2; the field is not known"],
+    );
+    assert_refused(
+        with("head_dim", "8".into()),
+        &["head_dim is \"8\"; it must be a whole number"],
+    );
+    assert_refused(
+        with("num_hidden_layers", 1.into()),
+        &["tensor block.1.", "is no part of the model"],
+    );
+    assert_refused(
+        with("num_experts", 4.into()),
+        &["block.0.mlp.gate.weight is BF16 [3, 64]"],
+    );
+    // The reference asserts as much.
+    assert_refused(
+        with("initial_context_length", 100.into()),
+        &["initial_context_length 100", "from -0.2", "must lie between 0 and 3"],
+    );
+    fs::write(&json, &whole).unwrap();
+    edit_json(&json, |json| {
+        for field in ["rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta"] {
+            json.as_object_mut().unwrap().remove(field);
+        }
+    });
+    assert_refused(SafetensorsCheckpoint::open(dir.path()), &["num_experts is 3 where"]);
+}
+
+#[test]
+fn tensors_in_two_files_are_refused() {
+    let dir = temp();
+    let synthetic = Synthetic::new(&tiny(), SEED, Temperament::Wild).unwrap();
+    synthetic
+        .write_directory(dir.path(), Directory::original(2), &|_| ())
+        .unwrap();
+    fs::copy(
+        dir.path().join("model--00002-of-00002.safetensors"),
+        dir.path().join("copy.safetensors"),
+    )
+    .unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(dir.path()),
+        &["and in another file of the directory"],
+    );
+}
+
+/// Experts in bfloat16 and float32, transposed, as transformers saves a model that it has dequantized or trained.
+#[test]
+fn plain_experts_are_the_same_model() {
+    let made = |experts| Synthetic {
+        experts,
+        ..Synthetic::new(&tiny(), SEED, Temperament::Wild).unwrap()
+    };
+    for (experts, dequantized) in [(Experts::Mxfp4, true), (Experts::Bf16, false), (Experts::F32, false)] {
+        let dir = temp();
+        let synthetic = made(experts);
+        let form = Directory {
+            dequantized,
+            ..Directory::hugging_face(2)
+        };
+        synthetic.write_directory(dir.path(), form, &|_| ()).unwrap();
+        let hf = SafetensorsCheckpoint::open(dir.path()).unwrap();
+        let tensor = hf.tensor(TensorId::Mlp1 { layer: 0, expert: 1 }).unwrap();
+        assert!(matches!(tensor.parts[0].values, Values::Columns(_)));
+        let value_bytes = if experts == Experts::F32 { 4 } else { 2 };
+        assert_eq!(tensor.len_bytes(), value_bytes * 192 * 64);
+        assert_same(&hf, &SyntheticCheckpoint::widened(&synthetic));
+    }
+}
+
+#[test]
+fn plain_experts_of_another_shape_are_refused() {
+    let dir = temp();
+    let form = Directory {
+        dequantized: true,
+        ..Directory::hugging_face(1)
+    };
+    let synthetic = Synthetic::new(&tiny(), SEED, Temperament::Wild).unwrap();
+    synthetic.write_directory(dir.path(), form, &|_| ()).unwrap();
+    edit_tensors(dir.path(), |tensors| {
+        let name = "model.layers.1.mlp.experts.down_proj";
+        let rows_first = TensorView::new(Dtype::BF16, vec![3, 64, 96], &ZEROS[..3 * 64 * 96 * 2]).unwrap();
+        tensors.insert(name.into(), rows_first).expect("the tensor was there");
+    });
+    assert_refused(
+        SafetensorsCheckpoint::open(dir.path()),
+        &["down_proj is BF16 [3, 64, 96]; BF16 or F32 [3, 96, 64] is needed"],
+    );
+}
+
+/// What people give instead of a model is named.
+#[test]
+fn mix_ups_are_named() {
+    let dir = temp();
+    let path = tiny_hf(&dir, 1);
+    let file = path.join("model.safetensors");
+    assert_refused(
+        BinCheckpoint::open(&file),
+        &[
+            "model.safetensors: it is a safetensors file",
+            "directory with config.json",
+        ],
+    );
+    let config = path.join("config.json");
+    assert_refused(BinCheckpoint::open(&config), &["it is a JSON file"]);
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 13761300984\n";
+    fs::write(&file, pointer).unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["model.safetensors", "git lfs pull"],
+    );
+    fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
+    assert_refused(BinCheckpoint::open(&file), &["it is a GGUF file"]);
+
+    fs::remove_file(&file).unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["there is no model.safetensors in it"],
+    );
+    for (name, why) in [
+        ("pytorch_model.bin", "PyTorch"),
+        ("model.gguf", "GGUF"),
+        ("original/config.json", "its directory original can be opened"),
+        ("adapter_config.json", "merge it into its base model"),
+    ] {
+        let other = path.join(name);
+        fs::create_dir_all(other.parent().unwrap()).unwrap();
+        fs::write(other, "{}").unwrap();
+        assert_refused(
+            SafetensorsCheckpoint::open(&path),
+            &["there is no model.safetensors in it", why],
+        );
+    }
+    fs::remove_file(config).unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["there is no config.json in it", "merge it into its base model"],
+    );
 }
 
 #[test]
@@ -496,7 +727,7 @@ fn garbage_is_refused() {
     fs::remove_file(&file).unwrap();
     assert_refused(
         SafetensorsCheckpoint::open(&path),
-        &["model.safetensors", "No such file"],
+        &["there is no model.safetensors in it"],
     );
     fs::write(path.join("config.json"), "{").unwrap();
     assert_refused(
@@ -508,6 +739,9 @@ fn garbage_is_refused() {
         &["none/config.json", "No such file"],
     );
 }
+
+/// Bytes for tensors whose values do not matter.
+static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
 /// A safetensors file of a header and nothing else.
 fn with_header(header: &str) -> Vec<u8> {
@@ -529,7 +763,6 @@ fn edit_tensors(path: &Path, edit: impl FnOnce(&mut HashMap<String, TensorView<'
 
 #[test]
 fn tensors_of_the_wrong_type_or_shape_are_refused() {
-    static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
     let refused = |name: &str, dtype: Dtype, shape: &[usize], needles: &[&str]| {
         let dir = temp();
         let path = tiny_hf(&dir, 1);

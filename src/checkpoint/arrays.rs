@@ -10,6 +10,7 @@ use memmap2::Mmap;
 
 use super::{Checkpoint, Field, Part, Tensor, TensorId, Values};
 use crate::error::{Error, Result};
+use crate::file_kind::{self, MODEL};
 use crate::model::ModelConfig;
 
 /// Bytes of the C struct `Config`, with which a `.bin` file begins.
@@ -49,15 +50,19 @@ pub fn config_from_fields(fields: &[u32; 15]) -> Result<ModelConfig> {
         n_kv_heads: int(8, "n_kv_heads")?,
         seq_len: int(9, "seq_len")?,
         initial_context_length: int(10, "initial_context_length")?,
+        context_length: None,
         rope_theta: f32::from_bits(fields[11]),
         rope_scaling_factor: f32::from_bits(fields[12]),
+        yarn_ramp: None,
+        rope_concentration: None,
         sliding_window: int(13, "sliding_window")?,
         swiglu_limit: f32::from_bits(fields[14]),
     }
     .check()
 }
 
-/// The C struct `Config` of a checked configuration, whose dimensions all fit its fields.
+/// The C struct `Config` of a checked configuration, whose dimensions all fit its fields. What only directories say
+/// (the last of a model's positions, other numbers for YaRN) has no field there.
 pub fn config_to_bytes(config: &ModelConfig) -> [u8; CONFIG_BYTES] {
     let fields = [
         config.vocab_size as u32,
@@ -167,6 +172,10 @@ impl BinCheckpoint {
     /// Maps the file and checks that it is as long as its configuration says.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
+        Self::open_bin(path).map_err(|error| file_kind::explain(path, error, MODEL))
+    }
+
+    fn open_bin(path: &Path) -> Result<Self> {
         let map = map_file(path)?;
         let wrong_length = |expected_bytes: usize| Error::Length {
             what: path.display().to_string(),

@@ -1,12 +1,17 @@
-//! Where the weights come from: the eval program's struct, its `.bin` file, or a Hugging Face directory.
+//! Where the weights come from: the eval program's struct, its `.bin` file, or a directory of safetensors files,
+//! Hugging Face's or the release's `original`.
 //!
 //! A checkpoint names tensors in the model's words and gives their values as they lie in memory, unconverted
 //! and uncopied. What they become is the business of `weights`.
 
 mod arrays;
+mod fields;
 mod hf_config;
+mod names;
+mod original_config;
 mod safetensors;
 mod tensor_id;
+mod yarn;
 
 pub use arrays::{
     BinCheckpoint, CONFIG_BYTES, PointerCheckpoint, TensorLayout, config_from_bytes, config_from_fields,
@@ -19,6 +24,10 @@ use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::Result;
 use crate::model::ModelConfig;
 use half::bf16;
+
+/// The most positions for which the KV cache has room in each of the sequences it is made for, however many a directory
+/// says a model has: gpt-oss has 131072, and few requests come near them.
+const MAX_SEQ_LEN: usize = 4096;
 
 /// A tensor of the model. `layer` and `expert` count from 0.
 #[allow(missing_docs)] // the fields are the layer and the expert, nothing else
@@ -72,6 +81,61 @@ pub enum Values<'a> {
         /// `[rows, cols / 32]`
         scales: &'a [u8],
     },
+    /// Rows of a matrix that lies transposed.
+    Columns(Columns<'a>),
+}
+
+/// What a value is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Element {
+    /// 4 bytes.
+    F32,
+    /// 2 bytes.
+    Bf16,
+}
+
+/// Consecutive rows of a matrix that lies column by column, `[cols, stride]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns<'a> {
+    /// What its values are.
+    pub element: Element,
+    /// All of the matrix.
+    pub bytes: &'a [u8],
+    /// Rows of the matrix.
+    pub stride: usize,
+    /// The first of the rows that are meant.
+    pub first: usize,
+    /// How many are meant.
+    pub rows: usize,
+}
+
+impl Columns<'_> {
+    fn element_bytes(&self) -> usize {
+        match self.element {
+            Element::F32 => 4,
+            Element::Bf16 => 2,
+        }
+    }
+
+    /// Columns of the matrix.
+    pub fn cols(&self) -> usize {
+        self.bytes.len() / (self.stride * self.element_bytes())
+    }
+
+    /// The values of one of the rows, counted from the first of them, widened to float32 exactly.
+    pub fn row(&self, row: usize) -> impl Iterator<Item = f32> {
+        let column_bytes = self.stride * self.element_bytes();
+        let at = (self.first + row) * self.element_bytes();
+        let value = move |column: &[u8]| match self.element {
+            Element::F32 => column[at..]
+                .first_chunk()
+                .map_or(0.0, |&bytes| f32::from_le_bytes(bytes)),
+            Element::Bf16 => column[at..]
+                .first_chunk()
+                .map_or(0.0, |&bytes| bf16::from_le_bytes(bytes).to_f32()),
+        };
+        self.bytes.chunks_exact(column_bytes).map(value)
+    }
 }
 
 impl Values<'_> {
@@ -81,6 +145,7 @@ impl Values<'_> {
             Self::F32(bytes) => bytes.len() / 4,
             Self::Bf16(bytes) => bytes.len() / 2,
             Self::Mxfp4 { scales, .. } => scales.len() * MXFP4_BLOCK,
+            Self::Columns(columns) => columns.rows * columns.cols(),
         }
     }
 
@@ -96,6 +161,7 @@ impl Values<'_> {
                     out.extend(codes.iter().flat_map(pair));
                 }
             }
+            Self::Columns(columns) => (0..columns.rows).for_each(|row| out.extend(columns.row(row))),
         }
     }
 }
@@ -127,6 +193,7 @@ impl Tensor<'_> {
         let bytes = |values: &Values<'_>| match values {
             Values::F32(bytes) | Values::Bf16(bytes) => bytes.len(),
             Values::Mxfp4 { blocks, scales } => blocks.len() + scales.len(),
+            Values::Columns(columns) => values.count() * columns.element_bytes(),
         };
         self.parts.iter().map(|part| bytes(&part.values) as u64).sum()
     }

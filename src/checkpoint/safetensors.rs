@@ -1,34 +1,41 @@
-//! A Hugging Face directory of gpt-oss: `config.json` and one or more safetensors files, read in place.
+//! A directory of gpt-oss: `config.json` and one or more safetensors files, read in place. It is Hugging Face's, or the
+//! release's `original`.
 //!
-//! Attention's three projections lie apart there, so [`TensorId::Qkv`] and its bias have three parts. All experts of
-//! a layer share an array, of which one expert is a slice.
+//! Attention's three projections lie apart in Hugging Face's, so [`TensorId::Qkv`] and its bias have three parts there.
+//! All experts of a layer share an array, of which one expert is a slice.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
-use serde::Deserialize;
 
 use super::arrays::map_file;
-use super::{Checkpoint, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, Part, Tensor, TensorId, Values, hf_config};
+use super::fields::read_object;
+use super::names::{Naming, Place};
+use super::{
+    Checkpoint, Columns, Element, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, Part, Tensor, TensorId, Values, hf_config,
+    original_config,
+};
 use crate::error::{Error, Result};
+use crate::file_kind::{self, MODEL};
 use crate::model::ModelConfig;
 
 /// The file that says which shard holds which tensor.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The only file of a checkpoint without an index.
+/// The only file of a checkpoint without an index, unless it has several and they are to be taken together.
 const SINGLE: &str = "model.safetensors";
 
-/// Types in which everything but the experts' matrices may be stored.
+/// Types in which everything but MXFP4 may be stored.
 const DENSE: [Dtype; 2] = [Dtype::BF16, Dtype::F32];
 
-/// A directory in Hugging Face's layout, its files mapped. They must not be changed while this lives.
+/// A directory of safetensors files, mapped. They must not be changed while this lives.
 #[derive(Debug)]
 pub struct SafetensorsCheckpoint {
     config: ModelConfig,
+    naming: Naming,
     dir: PathBuf,
     shards: Vec<Shard>,
     tensors: HashMap<String, Stored>,
@@ -53,22 +60,15 @@ struct Stored {
     bytes: (usize, usize),
 }
 
-/// The part of the index that matters.
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 impl SafetensorsCheckpoint {
-    /// Maps the directory's files and checks that every tensor of the model is there, of the right type and shape.
-    /// `seq_len` is the configuration's `max_position_embeddings`, but at most 4096.
+    /// Maps the directory's files and checks that every tensor of the model is there, of the right type and shape, and no
+    /// other. `seq_len` is the model's length, but at most 4096.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref().to_path_buf();
-        let config = hf_config::read(&dir.join("config.json"))?;
-        check_blocks("hidden_dim", config.hidden_dim)?;
-        check_blocks("intermediate_dim", config.intermediate_dim)?;
+        let (config, naming) = read_config(&dir)?;
         let mut checkpoint = Self {
-            config,
+            config: config.check()?,
+            naming,
             dir,
             shards: Vec::new(),
             tensors: HashMap::new(),
@@ -76,45 +76,96 @@ impl SafetensorsCheckpoint {
         if checkpoint.dir.join(INDEX).exists() {
             checkpoint.add_indexed()?;
         } else {
-            let metadata = checkpoint.add_shard(SINGLE)?;
-            let stored = metadata.tensors();
-            checkpoint.tensors = stored
-                .into_iter()
-                .map(|(name, info)| (name, Stored::new(0, info)))
-                .collect();
+            checkpoint.add_all()?;
         }
         TensorId::all(&checkpoint.config).try_for_each(|id| checkpoint.tensor(id).map(drop))?;
+        checkpoint.check_unused()?;
         Ok(checkpoint)
     }
 
     /// Adds the shards the index names, and from each the tensors it says are there.
     fn add_indexed(&mut self) -> Result<()> {
         let path = self.dir.join(INDEX);
-        let text = std::fs::read(&path).map_err(|e| Error::io(&path, e))?;
         let wrong = |why: String| Error::format(path.display().to_string(), why);
-        let index: Index = serde_json::from_slice(&text).map_err(|e| wrong(e.to_string()))?;
-        let mut opened: HashMap<String, (usize, Metadata)> = HashMap::new();
-        for (name, file) in index.weight_map {
-            if Path::new(&file).file_name() != Some(file.as_ref()) {
-                return Err(wrong(format!("shard {file:?} is not a file name")));
-            }
-            if !opened.contains_key(&file) {
+        let index = read_object(&path)?;
+        let map = index.get("weight_map").and_then(|map| map.as_object());
+        let map = map.ok_or_else(|| wrong("missing field `weight_map`, an object".into()))?;
+        let mut opened: HashMap<&str, (usize, Metadata)> = HashMap::new();
+        for (name, file) in map {
+            let file = file
+                .as_str()
+                .filter(|&file| Path::new(file).file_name() == Some(file.as_ref()));
+            let file = file.ok_or_else(|| wrong(format!("shard {} is not a file name", map[name])))?;
+            if !opened.contains_key(file) {
                 let shard = self.shards.len();
-                opened.insert(file.clone(), (shard, self.add_shard(&file)?));
+                opened.insert(file, (shard, self.add_shard(file)?));
             }
-            let (shard, metadata) = &opened[&file];
-            let info = metadata.info(&name);
+            let (shard, metadata) = &opened[file];
+            let info = metadata.info(name);
             let info = info.ok_or_else(|| wrong(format!("tensor {name} is not in {file}, where it should be")))?;
-            self.tensors.insert(name, Stored::new(*shard, info));
+            self.tensors.insert(name.clone(), Stored::new(*shard, info));
         }
         Ok(())
+    }
+
+    /// Adds the only file, or where it is missing all of the directory, with all their tensors.
+    fn add_all(&mut self) -> Result<()> {
+        for file in files(&self.dir)? {
+            let shard = self.shards.len();
+            for (name, info) in self.add_shard(&file)?.tensors() {
+                if self.tensors.insert(name.clone(), Stored::new(shard, info)).is_some() {
+                    let why = format!("tensor {name} is in {file} and in another file of the directory");
+                    return Err(Error::format(self.dir.display().to_string(), why));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses tensors that the model has no use for: the files then hold another one than `config.json` says.
+    fn check_unused(&self) -> Result<()> {
+        let mut used = HashSet::new();
+        for id in TensorId::all(&self.config) {
+            match Place::of(id, self.naming, &self.config) {
+                Place::Matrix(name) | Place::Vector(name) | Place::ExpertVector(name) => used.extend([name]),
+                Place::Stacked(parts) | Place::Joined(parts) => used.extend(parts.into_iter().map(|(name, _)| name)),
+                Place::ExpertMatrix {
+                    blocks,
+                    scales,
+                    transposed,
+                } => match transposed.filter(|name| self.is_transposed(name, &blocks)) {
+                    Some(name) => used.extend([name]),
+                    None => used.extend([blocks, scales]),
+                },
+            }
+        }
+        // The least name, so that the message is the same every time.
+        let unused = self.tensors.keys().filter(|name| !used.contains(*name)).min();
+        match unused {
+            None => Ok(()),
+            Some(name) => Err(Error::format(
+                self.dir.display().to_string(),
+                format!(
+                    "tensor {name} is no part of the model that config.json describes; they do not belong together"
+                ),
+            )),
+        }
+    }
+
+    /// Whether experts' matrices are stored under `transposed`, and not as MXFP4 blocks.
+    fn is_transposed(&self, transposed: &str, blocks: &str) -> bool {
+        self.tensors.contains_key(transposed) && !self.tensors.contains_key(blocks)
     }
 
     /// Maps one file and parses its header.
     fn add_shard(&mut self, file: &str) -> Result<Metadata> {
         let path = self.dir.join(file);
         let map = map_file(&path)?;
-        let (data_start, metadata) = read_header(&map).map_err(|why| Error::format(path.display().to_string(), why))?;
+        let header = read_header(&map).map_err(|why| Error::format(path.display().to_string(), why));
+        let (data_start, metadata) = header.map_err(|error| match map.get(8..10) {
+            Some(b"{\"") => error,
+            _ => file_kind::explain(&path, error, MODEL),
+        })?;
         let needed = data_start.checked_add(metadata.data_len());
         if needed != Some(map.len()) {
             return Err(Error::Length {
@@ -193,12 +244,14 @@ impl SafetensorsCheckpoint {
     }
 
     /// One expert's matrix `[rows, cols]` out of the blocks and scales of all.
-    fn expert_matrix(&self, name: &str, expert: usize, rows: usize, cols: usize) -> Result<Tensor<'_>> {
+    fn expert_blocks(&self, names: [&str; 2], expert: usize, rows: usize, cols: usize) -> Result<Tensor<'_>> {
+        check_blocks("hidden_dim", self.config.hidden_dim)?;
+        check_blocks("intermediate_dim", self.config.intermediate_dim)?;
         let experts = self.config.n_experts;
         let in_row = cols / MXFP4_BLOCK;
         let shape = [experts, rows, in_row, MXFP4_BLOCK_BYTES];
-        let (_, blocks) = self.stored(&format!("{name}_blocks"), &[Dtype::U8], &shape)?;
-        let (_, scales) = self.stored(&format!("{name}_scales"), &[Dtype::U8], &shape[..3])?;
+        let (_, blocks) = self.stored(names[0], &[Dtype::U8], &shape)?;
+        let (_, scales) = self.stored(names[1], &[Dtype::U8], &shape[..3])?;
         let values = Values::Mxfp4 {
             blocks: nth(blocks, expert, experts),
             scales: nth(scales, expert, experts),
@@ -210,32 +263,45 @@ impl SafetensorsCheckpoint {
         })
     }
 
-    /// The rows of queries, keys and values.
-    fn qkv_rows(&self) -> [(&'static str, usize); 3] {
-        [
-            ("q", self.config.q_dim()),
-            ("k", self.config.kv_dim()),
-            ("v", self.config.kv_dim()),
-        ]
+    /// One expert's matrix `[rows, cols]` out of the transposed ones of all.
+    fn expert_transposed(&self, name: &str, expert: usize, rows: usize, cols: usize) -> Result<Tensor<'_>> {
+        let experts = self.config.n_experts;
+        let (dtype, bytes) = self.stored(name, &DENSE, &[experts, cols, rows])?;
+        let values = Values::Columns(Columns {
+            element: if dtype == Dtype::F32 {
+                Element::F32
+            } else {
+                Element::Bf16
+            },
+            bytes: nth(bytes, expert, experts),
+            stride: rows,
+            first: 0,
+            rows,
+        });
+        Ok(Tensor {
+            rows,
+            cols,
+            parts: vec![Part { rows, values }],
+        })
     }
 
-    /// The query, key and value projections, stacked.
-    fn qkv(&self, layer: usize, rows: usize, cols: usize) -> Result<Tensor<'_>> {
-        let part = |(letter, rows)| {
-            let values = self.dense(&attention(layer, &format!("{letter}_proj.weight")), &[rows, cols])?;
-            Ok(Part { rows, values })
+    /// Matrices of so many rows, stacked.
+    fn stacked(&self, parts: &[(String, usize)], rows: usize, cols: usize) -> Result<Tensor<'_>> {
+        let part = |(name, rows): &(String, usize)| {
+            let values = self.dense(name, &[*rows, cols])?;
+            Ok(Part { rows: *rows, values })
         };
-        let parts = self.qkv_rows().into_iter().map(part).collect::<Result<Vec<_>>>()?;
+        let parts = parts.iter().map(part).collect::<Result<Vec<_>>>()?;
         Ok(Tensor { rows, cols, parts })
     }
 
-    /// Their biases, one behind the other.
-    fn qkv_bias(&self, layer: usize, cols: usize) -> Result<Tensor<'_>> {
-        let part = |(letter, cols)| {
-            let values = self.dense(&attention(layer, &format!("{letter}_proj.bias")), &[cols])?;
+    /// Vectors of so many columns, one behind the other.
+    fn joined(&self, parts: &[(String, usize)], cols: usize) -> Result<Tensor<'_>> {
+        let part = |(name, cols): &(String, usize)| {
+            let values = self.dense(name, &[*cols])?;
             Ok(Part { rows: 1, values })
         };
-        let parts = self.qkv_rows().into_iter().map(part).collect::<Result<Vec<_>>>()?;
+        let parts = parts.iter().map(part).collect::<Result<Vec<_>>>()?;
         Ok(Tensor { rows: 1, cols, parts })
     }
 }
@@ -248,34 +314,21 @@ impl Checkpoint for SafetensorsCheckpoint {
     fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
         id.check(&self.config)?;
         let [rows, cols] = id.shape(&self.config);
-        let mlp = |layer: usize, name: &str| format!("model.layers.{layer}.mlp.{name}");
-        match id {
-            TensorId::Embedding => self.matrix("model.embed_tokens.weight", rows, cols),
-            TensorId::Unembedding => self.matrix("lm_head.weight", rows, cols),
-            TensorId::OutNorm => self.vector("model.norm.weight", cols),
-            TensorId::AttnNorm { layer } => self.vector(&format!("model.layers.{layer}.input_layernorm.weight"), cols),
-            TensorId::FfnNorm { layer } => {
-                self.vector(&format!("model.layers.{layer}.post_attention_layernorm.weight"), cols)
-            }
-            TensorId::Qkv { layer } => self.qkv(layer, rows, cols),
-            TensorId::QkvBias { layer } => self.qkv_bias(layer, cols),
-            TensorId::AttnOut { layer } => self.matrix(&attention(layer, "o_proj.weight"), rows, cols),
-            TensorId::AttnOutBias { layer } => self.vector(&attention(layer, "o_proj.bias"), cols),
-            TensorId::Sinks { layer } => self.vector(&attention(layer, "sinks"), cols),
-            TensorId::Router { layer } => self.matrix(&mlp(layer, "router.weight"), rows, cols),
-            TensorId::RouterBias { layer } => self.vector(&mlp(layer, "router.bias"), cols),
-            TensorId::Mlp1 { layer, expert } => {
-                self.expert_matrix(&mlp(layer, "experts.gate_up_proj"), expert, rows, cols)
-            }
-            TensorId::Mlp1Bias { layer, expert } => {
-                self.expert_vector(&mlp(layer, "experts.gate_up_proj_bias"), expert, cols)
-            }
-            TensorId::Mlp2 { layer, expert } => {
-                self.expert_matrix(&mlp(layer, "experts.down_proj"), expert, rows, cols)
-            }
-            TensorId::Mlp2Bias { layer, expert } => {
-                self.expert_vector(&mlp(layer, "experts.down_proj_bias"), expert, cols)
-            }
+        let (_, _, expert) = id.place();
+        match Place::of(id, self.naming, &self.config) {
+            Place::Matrix(name) => self.matrix(&name, rows, cols),
+            Place::Vector(name) => self.vector(&name, cols),
+            Place::Stacked(parts) => self.stacked(&parts, rows, cols),
+            Place::Joined(parts) => self.joined(&parts, cols),
+            Place::ExpertVector(name) => self.expert_vector(&name, expert, cols),
+            Place::ExpertMatrix {
+                blocks,
+                scales,
+                transposed,
+            } => match transposed.filter(|name| self.is_transposed(name, &blocks)) {
+                Some(name) => self.expert_transposed(&name, expert, rows, cols),
+                None => self.expert_blocks([&blocks, &scales], expert, rows, cols),
+            },
         }
     }
 }
@@ -292,9 +345,37 @@ impl Stored {
     }
 }
 
-/// The name of a tensor of attention.
-fn attention(layer: usize, name: &str) -> String {
-    format!("model.layers.{layer}.self_attn.{name}")
+/// The model that a directory's `config.json` describes, unchecked, and whose names its tensors have.
+fn read_config(dir: &Path) -> Result<(ModelConfig, Naming)> {
+    let path = dir.join("config.json");
+    if dir.is_dir() && !path.exists() {
+        return Err(file_kind::explain_directory(dir, "config.json"));
+    }
+    let object = read_object(&path)?;
+    let (config, naming) = if original_config::is_original(&object) {
+        (original_config::config(object), Naming::Original)
+    } else {
+        (hf_config::config(object), Naming::HuggingFace)
+    };
+    let config = config.map_err(|why| Error::format(path.display().to_string(), why))?;
+    Ok((config, naming))
+}
+
+/// The files of a directory without an index: the only one, or all there are, in the order of their names.
+fn files(dir: &Path) -> Result<Vec<String>> {
+    if dir.join(SINGLE).exists() {
+        return Ok(vec![SINGLE.into()]);
+    }
+    let entries = std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))?;
+    let names = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    let mut files: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();
+    files.sort();
+    if files.is_empty() {
+        return Err(file_kind::explain_directory(dir, SINGLE));
+    }
+    Ok(files)
 }
 
 /// Refuses experts whose rows are not whole MXFP4 blocks.

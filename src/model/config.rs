@@ -25,12 +25,21 @@ pub struct ModelConfig {
     pub n_kv_heads: usize,
     /// Positions the checkpoint was exported for.
     pub seq_len: usize,
-    /// Context length before YaRN's scaling; also the most tokens a prompt may have.
+    /// Context length before YaRN's scaling.
     pub initial_context_length: usize,
+    /// The most positions the checkpoint says it was made for, which is the most tokens a prompt may have. `None` where
+    /// the checkpoint has no word for it, as the program's format: its rule cuts prompts at `initial_context_length`.
+    pub context_length: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
     /// YaRN's scaling factor; 1 is plain rotary embedding.
     pub rope_scaling_factor: f32,
+    /// First and last pair of the ramp that mixes YaRN's slowed and kept frequencies. `None` is the program's: the pairs
+    /// that turn 32 times and once within `initial_context_length`, not rounded.
+    pub yarn_ramp: Option<[f32; 2]>,
+    /// What multiplies cos and sin of the rotation. `None` is the program's: `0.1 ln s + 1` for a scaling factor `s` above
+    /// 1, else 1.
+    pub rope_concentration: Option<f32>,
     /// Width of the windowed layers' attention; 0 means that no layer is windowed.
     pub sliding_window: usize,
     /// Clamp of the gated unit's inputs.
@@ -69,8 +78,11 @@ impl ModelConfig {
             n_kv_heads: 8,
             seq_len: 2048,
             initial_context_length: 4096,
+            context_length: None,
             rope_theta: 150_000.0,
             rope_scaling_factor: 32.0,
+            yarn_ramp: None,
+            rope_concentration: None,
             sliding_window: 128,
             swiglu_limit: 7.0,
         }
@@ -99,6 +111,7 @@ impl ModelConfig {
             ("n_kv_heads", self.n_kv_heads),
             ("seq_len", self.seq_len),
             ("initial_context_length", self.initial_context_length),
+            ("context_length", self.context_length.unwrap_or(1)),
         ];
         for (field, value) in dims {
             if value == 0 || value > MAX_DIM {
@@ -141,6 +154,26 @@ impl ModelConfig {
             if !value.is_finite() || value <= least {
                 return Err(wrong(field, value, format!("it must be finite and above {least}")));
             }
+        }
+        if let Some(ramp) = self
+            .yarn_ramp
+            .filter(|[low, high]| !(high - low).is_finite() || high == low)
+        {
+            return Err(wrong(
+                "yarn_ramp",
+                format!("{ramp:?}"),
+                "it must be finite, with two ends".into(),
+            ));
+        }
+        if let Some(value) = self
+            .rope_concentration
+            .filter(|value| !value.is_finite() || *value <= 0.0)
+        {
+            return Err(wrong(
+                "rope_concentration",
+                value,
+                "it must be finite and above 0".into(),
+            ));
         }
         Ok(self)
     }
@@ -216,6 +249,10 @@ mod tests {
         assert!(refusal(|c| c.rope_theta = f32::NAN).contains("rope_theta is NaN"));
         assert!(refusal(|c| c.rope_scaling_factor = 0.0).contains("rope_scaling_factor is 0"));
         assert!(refusal(|c| c.swiglu_limit = f32::INFINITY).contains("swiglu_limit is inf"));
+        assert!(refusal(|c| c.context_length = Some(0)).contains("context_length is 0"));
+        assert!(refusal(|c| c.yarn_ramp = Some([2.0, f32::NAN])).contains("yarn_ramp is [2.0, NaN]"));
+        assert!(refusal(|c| c.yarn_ramp = Some([2.0, 2.0])).contains("yarn_ramp"));
+        assert!(refusal(|c| c.rope_concentration = Some(0.0)).contains("rope_concentration is 0"));
     }
 
     #[test]

@@ -11,7 +11,8 @@ pub struct Rope {
 
 impl Rope {
     /// The model's frequencies (YaRN, Peng et al. 2023): pairs that turn less than once over the original context
-    /// are slowed by the scaling factor, pairs that turn more than 32 times are kept, those between are mixed.
+    /// are slowed by the scaling factor, pairs that turn more than 32 times are kept, those between are mixed. Where the
+    /// checkpoint gives the mixed pairs or the concentration, its numbers are taken.
     pub fn new(config: &ModelConfig) -> Self {
         let half = config.head_dim / 2;
         let (theta, scale) = (config.rope_theta, config.rope_scaling_factor);
@@ -19,7 +20,7 @@ impl Rope {
         if scale <= 1.0 {
             return Self {
                 inverse: (0..half).map(|i| 1.0 / frequency(i)).collect(),
-                concentration: 1.0,
+                concentration: config.rope_concentration.unwrap_or(1.0),
             };
         }
         // The pair whose wave turns `n` times within the original context.
@@ -27,7 +28,7 @@ impl Rope {
             let turns = f64::from(config.initial_context_length as f32) / (f64::from(n) * 2.0 * std::f64::consts::PI);
             half as f32 * (turns as f32).ln() / theta.ln()
         };
-        let (low, high) = (pair(32.0), pair(1.0));
+        let [low, high] = config.yarn_ramp.unwrap_or_else(|| [pair(32.0), pair(1.0)]);
         let inverse = (0..half).map(|i| {
             let kept = 1.0 - ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
             let fast = 1.0 / frequency(i);
@@ -36,7 +37,7 @@ impl Rope {
         });
         Self {
             inverse: inverse.collect(),
-            concentration: 0.1 * scale.ln() + 1.0,
+            concentration: config.rope_concentration.unwrap_or_else(|| 0.1 * scale.ln() + 1.0),
         }
     }
 

@@ -24,6 +24,7 @@ use getp::error::{Error, Result};
 use getp::model::ModelConfig;
 
 use draw::{Blocks, Encoding, Normal, Source, random};
+pub use hf::Directory;
 
 /// How strongly layers change the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -77,7 +78,8 @@ pub fn write_safetensors(
     temperament: Temperament,
     shards: usize,
 ) -> Result<()> {
-    Synthetic::new(config, seed, temperament)?.write_safetensors(dir.as_ref(), shards, &|_| ())
+    let form = Directory::hugging_face(shards);
+    Synthetic::new(config, seed, temperament)?.write_directory(dir.as_ref(), form, &|_| ())
 }
 
 /// Told of each run of bytes written.

@@ -155,7 +155,16 @@ impl Blocks {
                 blocks.for_each(|(out, i)| *out = self.codes(i));
             }
             Encoding::Scales => bytes.iter_mut().zip(start..).for_each(|(out, i)| *out = self.scale(i)),
-            Encoding::Bf16 => unreachable!("MXFP4 is written as it is or as float32"),
+            Encoding::Bf16 => {
+                let blocks = bytes.as_chunks_mut::<{ 2 * MXFP4_BLOCK }>().0.iter_mut();
+                blocks.zip(start / (2 * MXFP4_BLOCK)..).for_each(|(out, i)| {
+                    let mut wide = [0; 4 * MXFP4_BLOCK];
+                    self.widen(i, &mut wide);
+                    // A bfloat16 is the upper half of a float32.
+                    let halves = out.as_chunks_mut::<2>().0.iter_mut().zip(wide.as_chunks::<4>().0);
+                    halves.for_each(|(out, wide)| *out = [wide[2], wide[3]]);
+                });
+            }
         }
     }
 

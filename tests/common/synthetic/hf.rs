@@ -1,4 +1,4 @@
-//! The Hugging Face directory of a synthetic model.
+//! The directories of a synthetic model: Hugging Face's, and the release's `original`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,19 +14,63 @@ use safetensors::tensor::View;
 use super::draw::Encoding;
 use super::{Dense, Experts, Progress, Synthetic};
 
+/// How a directory is to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Directory {
+    /// As the release's `original`, not as Hugging Face's.
+    pub original: bool,
+    /// MXFP4 experts widened to bfloat16, as transformers saves them.
+    pub dequantized: bool,
+    /// Files; Hugging Face's have an index if there is more than one.
+    pub shards: usize,
+}
+
+impl Directory {
+    /// Hugging Face's, in so many files.
+    pub fn hugging_face(shards: usize) -> Self {
+        Self {
+            original: false,
+            dequantized: false,
+            shards,
+        }
+    }
+
+    /// The release's `original`, in so many files.
+    pub fn original(shards: usize) -> Self {
+        Self {
+            original: true,
+            ..Self::hugging_face(shards)
+        }
+    }
+
+    /// The file of one shard out of `count`.
+    fn file(self, shard: usize, count: usize) -> String {
+        match (count, self.original) {
+            (1, _) => "model.safetensors".into(),
+            (_, false) => format!("model-{:05}-of-{count:05}.safetensors", shard + 1),
+            (_, true) => format!("model--{:05}-of-{count:05}.safetensors", shard + 1),
+        }
+    }
+}
+
 impl Synthetic {
-    /// Writes the Hugging Face directory. Its experts are MXFP4; Hugging Face has no other that we read.
-    pub fn write_safetensors(&self, dir: &Path, shards: usize, progress: Progress<'_>) -> Result<()> {
-        if self.experts != Experts::Mxfp4 {
+    /// Writes the directory. The release's original has MXFP4 experts only.
+    pub fn write_directory(&self, dir: &Path, form: Directory, progress: Progress<'_>) -> Result<()> {
+        if form.original && (self.experts != Experts::Mxfp4 || form.dequantized) {
             return Err(Error::format(
                 dir.display().to_string(),
-                "experts in safetensors are mxfp4 only",
+                "original experts are mxfp4 only",
             ));
         }
         std::fs::create_dir_all(dir).map_err(|e| Error::io(dir, e))?;
-        write_json(&dir.join("config.json"), &self.hf_config())?;
-        let tensors = self.hf_tensors(progress);
-        let shards = shards.clamp(1, tensors.len());
+        let config = if form.original {
+            self.original_config()
+        } else {
+            self.hf_config(form)
+        };
+        write_json(&dir.join("config.json"), &config)?;
+        let tensors = self.tensors(form, progress);
+        let shards = form.shards.clamp(1, tensors.len());
         let total_bytes: usize = tensors.iter().map(|(_, tensor)| tensor.data_len()).sum();
         let mut files: Vec<BTreeMap<String, HfTensor<'_>>> = (0..shards).map(|_| BTreeMap::new()).collect();
         let count = tensors.len();
@@ -35,38 +79,33 @@ impl Synthetic {
         }
         let mut weight_map = BTreeMap::new();
         for (shard, tensors) in files.into_iter().enumerate() {
-            let file = match shards {
-                1 => "model.safetensors".to_string(),
-                _ => format!("model-{:05}-of-{shards:05}.safetensors", shard + 1),
-            };
+            let file = form.file(shard, shards);
             weight_map.extend(tensors.keys().map(|name| (name.clone(), file.clone())));
             let path = dir.join(file);
             safetensors::serialize_to_file(tensors, None, &path)
                 .map_err(|e| Error::format(path.display().to_string(), e.to_string()))?;
         }
-        if shards > 1 {
+        if shards > 1 && !form.original {
             let index = serde_json::json!({ "metadata": { "total_size": total_bytes }, "weight_map": weight_map });
             write_json(&dir.join("model.safetensors.index.json"), &index)?;
         }
         Ok(())
     }
 
-    /// Bytes `write_safetensors` puts into its tensors.
-    pub fn safetensors_bytes(&self) -> usize {
-        self.hf_tensors(&|_| ())
-            .iter()
-            .map(|(_, tensor)| tensor.data_len())
-            .sum()
+    /// Bytes `write_directory` puts into its tensors.
+    pub fn directory_bytes(&self, form: Directory) -> usize {
+        let tensors = self.tensors(form, &|_| ());
+        tensors.iter().map(|(_, tensor)| tensor.data_len()).sum()
     }
 
-    /// The `config.json` of the model.
-    fn hf_config(&self) -> serde_json::Value {
+    /// The `config.json` of Hugging Face's directory. As in releases, scaling reaches as far as the model does.
+    fn hf_config(&self, form: Directory) -> serde_json::Value {
         let c = &self.config;
         let layer_type = |layer| match c.window(layer) {
             Some(_) => "sliding_attention",
             None => "full_attention",
         };
-        serde_json::json!({
+        let mut config = serde_json::json!({
             "architectures": ["GptOssForCausalLM"],
             "model_type": "gpt_oss",
             "vocab_size": c.vocab_size,
@@ -80,8 +119,9 @@ impl Synthetic {
             "head_dim": c.head_dim,
             "num_attention_heads": c.n_attn_heads,
             "num_key_value_heads": c.n_kv_heads,
-            "max_position_embeddings": c.seq_len,
+            "max_position_embeddings": (c.initial_context_length as f32 * c.rope_scaling_factor) as usize,
             "initial_context_length": c.initial_context_length,
+            "attention_bias": true,
             "rms_norm_eps": 1e-5,
             "rope_theta": c.rope_theta,
             "rope_scaling": {
@@ -95,13 +135,42 @@ impl Synthetic {
             "sliding_window": (c.sliding_window > 0).then_some(c.sliding_window),
             "swiglu_limit": c.swiglu_limit,
             "tie_word_embeddings": false,
-            "quantization_config": { "quant_method": "mxfp4" },
+        });
+        if self.experts == Experts::Mxfp4 && !form.dequantized {
+            config["quantization_config"] = serde_json::json!({ "quant_method": "mxfp4" });
+        }
+        config
+    }
+
+    /// The `config.json` of the release's original directory.
+    fn original_config(&self) -> serde_json::Value {
+        let c = &self.config;
+        serde_json::json!({
+            "num_hidden_layers": c.n_layers,
+            "num_experts": c.n_experts,
+            "experts_per_token": c.experts_per_token,
+            "vocab_size": c.vocab_size,
+            "hidden_size": c.hidden_dim,
+            "intermediate_size": c.intermediate_dim,
+            "swiglu_limit": c.swiglu_limit,
+            "head_dim": c.head_dim,
+            "num_attention_heads": c.n_attn_heads,
+            "num_key_value_heads": c.n_kv_heads,
+            "sliding_window": c.sliding_window,
+            "initial_context_length": c.initial_context_length,
+            "rope_theta": c.rope_theta,
+            "rope_scaling_factor": c.rope_scaling_factor,
+            "rope_ntk_alpha": 1,
+            "rope_ntk_beta": 32,
         })
     }
 
-    /// Every tensor of the Hugging Face directory, by name.
-    fn hf_tensors<'a>(&'a self, progress: Progress<'a>) -> Vec<(String, HfTensor<'a>)> {
-        let whole = |name: &str, id, dims| self.hf_whole(name.into(), id, dims, progress);
+    /// Every tensor of the directory, by name.
+    fn tensors<'a>(&'a self, form: Directory, progress: Progress<'a>) -> Vec<(String, HfTensor<'a>)> {
+        if form.original {
+            return self.original_tensors(progress);
+        }
+        let whole = |name: &str, id, dims| self.whole(name.into(), id, dims, progress);
         let mut all = vec![
             whole("model.embed_tokens.weight", TensorId::Embedding, 2),
             whole("lm_head.weight", TensorId::Unembedding, 2),
@@ -109,7 +178,7 @@ impl Synthetic {
         ];
         for layer in 0..self.config.n_layers {
             self.add_attention(layer, progress, &mut all);
-            self.add_experts(layer, progress, &mut all);
+            self.add_experts(layer, form, progress, &mut all);
         }
         all
     }
@@ -117,7 +186,7 @@ impl Synthetic {
     /// The tensors of a layer's attention, its norm included.
     fn add_attention<'a>(&'a self, layer: usize, progress: Progress<'a>, all: &mut Vec<(String, HfTensor<'a>)>) {
         let c = &self.config;
-        let whole = |name: &str, id, dims| self.hf_whole(format!("model.layers.{layer}.{name}"), id, dims, progress);
+        let whole = |name: &str, id, dims| self.whole(format!("model.layers.{layer}.{name}"), id, dims, progress);
         all.extend([
             whole("input_layernorm.weight", TensorId::AttnNorm { layer }, 1),
             whole("self_attn.o_proj.weight", TensorId::AttnOut { layer }, 2),
@@ -144,40 +213,112 @@ impl Synthetic {
     }
 
     /// The tensors of a layer's router and experts, their norm included.
-    fn add_experts<'a>(&'a self, layer: usize, progress: Progress<'a>, all: &mut Vec<(String, HfTensor<'a>)>) {
-        let experts = self.config.n_experts;
-        let whole = |name: &str, id, dims| self.hf_whole(format!("model.layers.{layer}.{name}"), id, dims, progress);
+    fn add_experts<'a>(
+        &'a self,
+        layer: usize,
+        form: Directory,
+        progress: Progress<'a>,
+        all: &mut Vec<(String, HfTensor<'a>)>,
+    ) {
+        let whole = |name: &str, id, dims| self.whole(format!("model.layers.{layer}.{name}"), id, dims, progress);
         all.extend([
             whole("post_attention_layernorm.weight", TensorId::FfnNorm { layer }, 1),
             whole("mlp.router.weight", TensorId::Router { layer }, 2),
             whole("mlp.router.bias", TensorId::RouterBias { layer }, 1),
         ]);
-        let mut add = |name: &str, encoding, shape: Vec<usize>, field: Field| {
-            let slices = (0..experts).map(|expert| self.slice(field.id(layer, expert))).collect();
-            let tensor = HfTensor::new(self, encoding, shape, slices, progress);
-            all.push((format!("model.layers.{layer}.mlp.experts.{name}"), tensor));
-        };
         for (name, weight, bias) in [
             ("gate_up_proj", Field::WMlp1, Field::BMlp1),
             ("down_proj", Field::WMlp2, Field::BMlp2),
         ] {
-            let [rows, cols] = weight.id(layer, 0).shape(&self.config);
-            let mut shape = vec![experts, rows, cols / MXFP4_BLOCK];
-            add(&format!("{name}_scales"), Encoding::Scales, shape.clone(), weight);
-            shape.push(MXFP4_BLOCK_BYTES);
-            add(&format!("{name}_blocks"), Encoding::Blocks, shape, weight);
-            add(&format!("{name}_bias"), self.dense.into(), vec![experts, rows], bias);
+            let name = format!("model.layers.{layer}.mlp.experts.{name}");
+            if self.experts == Experts::Mxfp4 && !form.dequantized {
+                let names = [format!("{name}_blocks"), format!("{name}_scales")];
+                self.add_blocks(names, layer, weight, progress, all);
+            } else {
+                let encoding = if self.experts == Experts::F32 {
+                    Encoding::F32
+                } else {
+                    Encoding::Bf16
+                };
+                let [rows, cols] = weight.id(layer, 0).shape(&self.config);
+                let shape = vec![self.config.n_experts, cols, rows];
+                let mut tensor = HfTensor::new(self, encoding, shape, self.experts_of(layer, weight), progress);
+                tensor.transposed = Some([rows, cols]);
+                all.push((name.clone(), tensor));
+            }
+            all.push((format!("{name}_bias"), self.experts_bias(layer, bias, progress)));
         }
     }
 
-    /// A tensor that the directory has as the model has it, in `dims` dimensions: vectors have one.
-    fn hf_whole<'a>(
+    /// Every tensor of the release's original directory, by name.
+    fn original_tensors<'a>(&'a self, progress: Progress<'a>) -> Vec<(String, HfTensor<'a>)> {
+        let whole = |name: &str, id, dims| self.whole(name.into(), id, dims, progress);
+        let mut all = vec![
+            whole("embedding.weight", TensorId::Embedding, 2),
+            whole("norm.scale", TensorId::OutNorm, 1),
+            whole("unembedding.weight", TensorId::Unembedding, 2),
+        ];
+        for layer in 0..self.config.n_layers {
+            let whole = |name: &str, id, dims| self.whole(format!("block.{layer}.{name}"), id, dims, progress);
+            all.extend([
+                whole("attn.norm.scale", TensorId::AttnNorm { layer }, 1),
+                whole("attn.qkv.weight", TensorId::Qkv { layer }, 2),
+                whole("attn.qkv.bias", TensorId::QkvBias { layer }, 1),
+                whole("attn.sinks", TensorId::Sinks { layer }, 1),
+                whole("attn.out.weight", TensorId::AttnOut { layer }, 2),
+                whole("attn.out.bias", TensorId::AttnOutBias { layer }, 1),
+                whole("mlp.norm.scale", TensorId::FfnNorm { layer }, 1),
+                whole("mlp.gate.weight", TensorId::Router { layer }, 2),
+                whole("mlp.gate.bias", TensorId::RouterBias { layer }, 1),
+            ]);
+            for (name, weight, bias) in [
+                ("mlp1", Field::WMlp1, Field::BMlp1),
+                ("mlp2", Field::WMlp2, Field::BMlp2),
+            ] {
+                let name = format!("block.{layer}.mlp.{name}");
+                let names = [format!("{name}_weight.blocks"), format!("{name}_weight.scales")];
+                self.add_blocks(names, layer, weight, progress, &mut all);
+                all.push((format!("{name}_bias"), self.experts_bias(layer, bias, progress)));
+            }
+        }
+        all
+    }
+
+    /// The codes and the scales of all experts of a layer.
+    fn add_blocks<'a>(
         &'a self,
-        name: String,
-        id: TensorId,
-        dims: usize,
+        [blocks, scales]: [String; 2],
+        layer: usize,
+        field: Field,
         progress: Progress<'a>,
-    ) -> (String, HfTensor<'a>) {
+        all: &mut Vec<(String, HfTensor<'a>)>,
+    ) {
+        let [rows, cols] = field.id(layer, 0).shape(&self.config);
+        let mut shape = vec![self.config.n_experts, rows, cols / MXFP4_BLOCK];
+        let mut add = |name, encoding, shape: &[usize]| {
+            let slices = self.experts_of(layer, field);
+            all.push((name, HfTensor::new(self, encoding, shape.to_vec(), slices, progress)));
+        };
+        add(scales, Encoding::Scales, &shape);
+        shape.push(MXFP4_BLOCK_BYTES);
+        add(blocks, Encoding::Blocks, &shape);
+    }
+
+    /// The biases of all experts of a layer.
+    fn experts_bias<'a>(&'a self, layer: usize, field: Field, progress: Progress<'a>) -> HfTensor<'a> {
+        let [_, cols] = field.id(layer, 0).shape(&self.config);
+        let shape = vec![self.config.n_experts, cols];
+        HfTensor::new(self, self.dense.into(), shape, self.experts_of(layer, field), progress)
+    }
+
+    /// A tensor of all experts of a layer.
+    fn experts_of(&self, layer: usize, field: Field) -> Vec<(TensorId, Range<usize>)> {
+        let experts = 0..self.config.n_experts;
+        experts.map(|expert| self.slice(field.id(layer, expert))).collect()
+    }
+
+    /// A tensor that the directory has as the model has it, in `dims` dimensions: vectors have one.
+    fn whole<'a>(&'a self, name: String, id: TensorId, dims: usize, progress: Progress<'a>) -> (String, HfTensor<'a>) {
         let shape = id.shape(&self.config)[2 - dims..].to_vec();
         (
             name,
@@ -200,13 +341,15 @@ impl From<Dense> for Encoding {
     }
 }
 
-/// A tensor of the Hugging Face directory: runs of values of the model's tensors, one behind the other. The values
+/// A tensor of a directory: runs of values of the model's tensors, one behind the other. The values
 /// are made when they are written.
 struct HfTensor<'a> {
     synthetic: &'a Synthetic,
     encoding: Encoding,
     shape: Vec<usize>,
     slices: Vec<(TensorId, Range<usize>)>,
+    /// Rows and columns of each slice, if it is written column by column.
+    transposed: Option<[usize; 2]>,
     progress: Progress<'a>,
 }
 
@@ -223,8 +366,19 @@ impl<'a> HfTensor<'a> {
             encoding,
             shape,
             slices,
+            transposed: None,
             progress,
         }
+    }
+}
+
+/// Puts a matrix's values column by column.
+fn transpose(bytes: &mut [u8], [rows, cols]: [usize; 2]) {
+    let source = bytes.to_vec();
+    let value_bytes = bytes.len() / (rows * cols);
+    for (i, value) in bytes.chunks_exact_mut(value_bytes).enumerate() {
+        let (col, row) = (i / rows, i % rows);
+        value.copy_from_slice(&source[(row * cols + col) * value_bytes..][..value_bytes]);
     }
 }
 
@@ -248,6 +402,9 @@ impl View for HfTensor<'_> {
             let (bytes, behind) = rest.split_at_mut(self.encoding.bytes(values.len()));
             let start = self.encoding.bytes(values.start);
             self.synthetic.source(*id).fill(self.encoding, start, bytes);
+            if let Some(shape) = self.transposed {
+                transpose(bytes, shape);
+            }
             (self.progress)(bytes.len());
             rest = behind;
         }

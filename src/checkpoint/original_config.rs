@@ -1,0 +1,89 @@
+//! The `config.json` beside the release's original weights: what gpt-oss's own reference means by it.
+
+use serde_json::{Map, Value};
+
+use super::MAX_SEQ_LEN;
+use super::fields::Fate::Used;
+use super::fields::{Fields, Table};
+use super::yarn::Yarn;
+use crate::model::ModelConfig;
+
+/// Every field there is.
+const CONFIG: &Table = &[
+    ("num_hidden_layers", Used("36")),
+    ("num_experts", Used("128")),
+    ("experts_per_token", Used("4")),
+    ("vocab_size", Used("201088")),
+    ("hidden_size", Used("2880")),
+    ("intermediate_size", Used("2880")),
+    ("swiglu_limit", Used("7.0")),
+    ("head_dim", Used("64")),
+    ("num_attention_heads", Used("64")),
+    ("num_key_value_heads", Used("8")),
+    // 0: no layer is windowed.
+    ("sliding_window", Used("128")),
+    ("initial_context_length", Used("4096")),
+    ("rope_theta", Used("150000.0")),
+    // 1 or less: no scaling.
+    ("rope_scaling_factor", Used("32.0")),
+    // Turns within the context at the ramp's ends.
+    ("rope_ntk_alpha", Used("1.0")),
+    ("rope_ntk_beta", Used("32.0")),
+];
+
+/// Fields that no other configuration has.
+const OWN: [&str; 3] = ["rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta"];
+
+/// Whether a `config.json` is one of these: it says no `model_type`, and has fields of its own.
+pub(super) fn is_original(object: &Map<String, Value>) -> bool {
+    !object.contains_key("model_type") && OWN.iter().any(|field| object.contains_key(*field))
+}
+
+/// The model of a `config.json`.
+pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> {
+    let fields = Fields::new(CONFIG, "", object)?;
+    let yarn = Yarn {
+        head_dim: fields.size("head_dim")?,
+        theta: fields.number("rope_theta")?,
+        factor: fields.number("rope_scaling_factor")?,
+        context: fields.size("initial_context_length")?,
+        beta_fast: fields.number("rope_ntk_beta")?,
+        beta_slow: fields.number("rope_ntk_alpha")?,
+    };
+    let ends = yarn.ends();
+    check_ends(&yarn, ends)?;
+    let context_length = (yarn.context as f64 * yarn.factor.max(1.0)) as usize;
+    Ok(ModelConfig {
+        vocab_size: fields.size("vocab_size")?,
+        hidden_dim: fields.size("hidden_size")?,
+        n_experts: fields.size("num_experts")?,
+        experts_per_token: fields.size("experts_per_token")?,
+        intermediate_dim: fields.size("intermediate_size")?,
+        n_layers: fields.size("num_hidden_layers")?,
+        head_dim: yarn.head_dim,
+        n_attn_heads: fields.size("num_attention_heads")?,
+        n_kv_heads: fields.size("num_key_value_heads")?,
+        seq_len: context_length.min(MAX_SEQ_LEN),
+        initial_context_length: yarn.context,
+        context_length: Some(context_length),
+        rope_theta: yarn.theta as f32,
+        rope_scaling_factor: yarn.factor as f32,
+        yarn_ramp: yarn.ramp(ends, true),
+        rope_concentration: None,
+        sliding_window: fields.size("sliding_window")?,
+        swiglu_limit: fields.number("swiglu_limit")? as f32,
+    })
+}
+
+/// Refuses a ramp that the reference refuses.
+fn check_ends(yarn: &Yarn, [low, high]: [f64; 2]) -> Result<(), String> {
+    let last = yarn.head_dim as f64 / 2.0 - 1.0;
+    if yarn.factor <= 1.0 || 0.0 < low && low < high && high < last {
+        return Ok(());
+    }
+    Err(format!(
+        "head_dim {}, initial_context_length {}, rope_theta {}, rope_ntk_beta {} and rope_ntk_alpha {} mix the rotated \
+         pairs from {low:.2} to {high:.2}; that must lie between 0 and {last}",
+        yarn.head_dim, yarn.context, yarn.theta, yarn.beta_fast, yarn.beta_slow
+    ))
+}
