@@ -14,9 +14,12 @@
 //! the queue. For o200k_harmony the tables take 6.4 MB: entries 1.4, offsets 0.8, hash table 4.2.
 
 use crate::error::{Error, Result};
+use crate::file_kind::{self, TOKENIZER};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 /// No entry, no candidate, no neighbour.
 const NONE: u32 = u32::MAX;
@@ -31,7 +34,7 @@ pub struct Tokenizer {
     bytes: Vec<u8>,
     /// Entry `id` is `bytes[offsets[id]..offsets[id + 1]]`; `[vocab_size + 1]`.
     offsets: Vec<u32>,
-    /// The limit the vocabulary came with.
+    /// The limit the vocabulary came with, but no more than its longest ordinary entry has.
     max_token_length: usize,
     /// The id of each single byte, 0 if it has none.
     byte_ids: [u32; 256],
@@ -53,10 +56,16 @@ impl Tokenizer {
             merges: MergeTable::default(),
         };
         let mut ordinary = Vec::new();
+        let mut longest = 0;
         for (entry, score) in entries {
-            tokenizer.append(entry.as_ref())?;
+            let entry = entry.as_ref();
+            tokenizer.append(entry)?;
             ordinary.push(score > SPECIAL_SCORE);
+            if score > SPECIAL_SCORE {
+                longest = longest.max(entry.len());
+            }
         }
+        tokenizer.max_token_length = max_token_length.min(longest);
         tokenizer.byte_ids = tokenizer.index_bytes(&ordinary);
         tokenizer.merges = tokenizer.index_merges(&ordinary);
         Ok(tokenizer)
@@ -64,20 +73,16 @@ impl Tokenizer {
 
     /// Reads `tokenizer.bin`; see [`Tokenizer::parse`].
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
-        let path = path.as_ref();
-        let data = std::fs::read(path).map_err(|source| Error::io(path, source))?;
-        Self::parse_named(&data, &path.display().to_string())
+        let file = VocabularyFile::read(path.as_ref())?;
+        let (max_token_length, entries) = file.entries()?;
+        Self::new(entries, max_token_length)
     }
 
     /// Parses the bytes of `tokenizer.bin`: int32 max token length, then for each id float32 score, int32 length and
     /// that many bytes, until the data ends. The file does not say how many entries it has; the caller compares
     /// [`Tokenizer::vocab_size`] with the model's.
     pub fn parse(data: &[u8]) -> Result<Self> {
-        Self::parse_named(data, "tokenizer.bin")
-    }
-
-    fn parse_named(data: &[u8], what: &str) -> Result<Self> {
-        let (max_token_length, entries) = read_entries(data, what)?;
+        let (max_token_length, entries) = read_entries(data, "tokenizer.bin")?;
         Self::new(entries, max_token_length)
     }
 
@@ -86,7 +91,8 @@ impl Tokenizer {
         self.offsets.len() - 1
     }
 
-    /// The length in bytes no merge may exceed, as the vocabulary gives it.
+    /// The length in bytes no merge may exceed: what the vocabulary gives, but no more than its longest ordinary entry
+    /// has. The program gives each prompt so many bytes for every step.
     pub fn max_token_length(&self) -> usize {
         self.max_token_length
     }
@@ -199,6 +205,40 @@ fn named_byte(piece: &[u8]) -> Option<u8> {
     };
     let digit = |c: u8| char::from(c).to_digit(16);
     Some((digit(high)? * 16 + digit(low)?) as u8)
+}
+
+/// The most bytes of a `tokenizer.bin`; that of o200k_harmony has 4 MiB.
+const MOST_FILE_BYTES: u64 = 1 << 28;
+
+/// A `tokenizer.bin` in memory.
+pub struct VocabularyFile {
+    path: PathBuf,
+    data: Vec<u8>,
+}
+
+impl VocabularyFile {
+    /// Reads the file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let mut data = Vec::new();
+        let file = File::open(path).map_err(|source| Error::io(path, source))?;
+        file.take(MOST_FILE_BYTES + 1)
+            .read_to_end(&mut data)
+            .map_err(|source| file_kind::explain(path, Error::io(path, source), TOKENIZER))?;
+        if data.len() as u64 > MOST_FILE_BYTES {
+            let why = format!("it has more than {MOST_FILE_BYTES} bytes, which no vocabulary has; {TOKENIZER}");
+            return Err(Error::format(path.display().to_string(), why));
+        }
+        Ok(Self {
+            path: path.into(),
+            data,
+        })
+    }
+
+    /// The max token length and the entries, as [`Tokenizer::parse`] takes them apart.
+    pub fn entries(&self) -> Result<(usize, Vec<Entry<'_>>)> {
+        let entries = read_entries(&self.data, &self.path.display().to_string());
+        entries.map_err(|error| file_kind::explain(&self.path, error, TOKENIZER))
+    }
 }
 
 /// An entry of `tokenizer.bin`: its bytes and its score.
@@ -571,8 +611,35 @@ mod tests {
         ]
         .concat();
         let t = Tokenizer::parse(&file).unwrap();
-        assert_eq!((t.vocab_size(), t.max_token_length()), (2, 7));
+        assert_eq!(t.vocab_size(), 2);
         assert_eq!(t.decode_piece(1), b"\0b");
+    }
+
+    #[test]
+    fn the_longest_length_is_at_most_that_of_the_longest_ordinary_entry() {
+        let entries = [("a", 0.), ("aaa", 0.), ("special", SPECIAL), ("aa", 0.)];
+        for (given, taken) in [(0, 0), (2, 2), (3, 3), (4, 3), (1 << 30, 3)] {
+            assert_eq!(tokenizer(&entries, given).max_token_length(), taken);
+        }
+    }
+
+    #[test]
+    fn what_is_no_vocabulary_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokenizer.bin");
+        let refused = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            Tokenizer::read(&path).err().unwrap().to_string()
+        };
+        let json = refused(b"{\n  \"version\": \"1.0\",\n  \"truncation\": null}");
+        assert!(
+            json.contains("it is a JSON file; a vocabulary is a tokenizer.bin"),
+            "{json}"
+        );
+        let pointer = refused(b"version https://git-lfs.github.com/spec/v1\noid sha256:1");
+        assert!(pointer.contains("git lfs pull"), "{pointer}");
+        let directory = Tokenizer::read(dir.path()).err().unwrap().to_string();
+        assert!(directory.contains("it is a directory"), "{directory}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::types::{TokenIndex, Tokenizer};
 use super::{guard, pointer};
 use crate::error::{Error, Result};
-use crate::tokenizer::{self, Entry};
+use crate::tokenizer::{self, Entry, VocabularyFile};
 use std::ffi::{c_char, c_int, c_uchar};
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -86,12 +86,13 @@ pub unsafe extern "C" fn getp_tokenizer_close(tokenizer: *mut TokenizerHandle) {
 
 impl TokenizerHandle {
     fn open(path: &Path) -> Result<Self> {
-        let data = std::fs::read(path).map_err(|error| Error::io(path, error))?;
-        let (max_token_length, entries) = tokenizer::read_entries(&data, &path.display().to_string())?;
+        let file = VocabularyFile::read(path)?;
+        let (max_token_length, entries) = file.entries()?;
         let decoder = tokenizer::Tokenizer::new(entries.iter().copied(), max_token_length)?;
         // Neither is more than the file's bytes; a file that 31 bits cannot count is no vocabulary.
         let vocab_size = c_int::try_from(entries.len()).map_err(|_| Error::Overflow("the vocabulary's size"))?;
-        let max_token_length = c_int::try_from(max_token_length).map_err(|_| Error::Overflow("max_token_length"))?;
+        let max_token_length =
+            c_int::try_from(decoder.max_token_length()).map_err(|_| Error::Overflow("max_token_length"))?;
         let mut memory = Memory::new(&entries);
         let tokenizer = Tokenizer {
             vocab: memory._vocab.as_mut_ptr(),
@@ -110,7 +111,7 @@ impl TokenizerHandle {
         })
     }
 
-    /// Bytes of the longest token, as the file says.
+    /// Bytes of the longest token that comes out of encoding.
     pub fn max_token_length(&self) -> c_int {
         self.tokenizer.max_token_length
     }

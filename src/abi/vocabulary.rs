@@ -43,7 +43,8 @@ impl Vocabulary {
         let scores = unsafe { std::slice::from_raw_parts(tokenizer.scores, n) };
         let mut entries = Vec::with_capacity(n);
         for (id, ((&bytes, &length), &score)) in vocab.iter().zip(lengths).zip(scores).enumerate() {
-            let length = usize::try_from(length).ok().filter(|_| !bytes.is_null());
+            let length = usize::try_from(length).ok();
+            let length = length.filter(|&length| length <= MOST && !bytes.is_null());
             let length = length.ok_or_else(|| Error::format("Tokenizer", format!("token {id} has no bytes")))?;
             // SAFETY: not NULL; the caller vouches for `lengths[id]` bytes at `vocab[id]`.
             let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
