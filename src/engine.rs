@@ -15,7 +15,7 @@ use crate::logits::Recorder;
 use crate::model::ModelConfig;
 use crate::options::Options;
 use crate::replica::{Replica, Want};
-use crate::report;
+use crate::report::{self, FewLines};
 use crate::requests::Requests;
 use crate::sampler::{draws_from_summaries, has_nucleus};
 use crate::scheduler::{Limits, Scheduler, Unfinished};
@@ -105,6 +105,7 @@ impl Engine {
         if replicas.is_empty() {
             return Err(Error::State("there is no device to run on; see GETP_DEVICE".into()));
         }
+        check_finite(&replicas, options.strict)?;
         let engine = Self {
             replicas: replicas.into_iter().map(Pipeline::new).collect(),
             config: config.clone(),
@@ -166,7 +167,7 @@ impl Engine {
         tokenizer: &Tokenizer,
         sampling: &mut Sampling,
         requests: &mut Requests<'_>,
-        prompts: Vec<Result<Vec<u32>>>,
+        prompts: Vec<Result<Prompt>>,
         reopen: Reopen<'_>,
     ) -> Result<Outcome> {
         let want = self.want(sampling);
@@ -199,23 +200,35 @@ impl Engine {
     /// of them may get it.
     fn admit(
         &mut self,
-        prompts: Vec<Result<Vec<u32>>>,
+        prompts: Vec<Result<Prompt>>,
         want: Want,
         answers: &mut Answers<'_, '_>,
     ) -> Result<VecDeque<Unfinished>> {
         let limits = self.replicas().map(|replica| self.limits(replica, want).check());
         let limits = limits.collect::<Result<Vec<_>>>()?;
         let max_positions = answers.steps();
+        let most_positions = self.replicas().map(Replica::max_positions).min().unwrap_or(0);
         let mut waiting = VecDeque::new();
         for (request, prompt) in prompts.into_iter().enumerate() {
-            let n_prompt = prompt.as_ref().map_or(0, Vec::len);
+            let n_prompt = prompt.as_ref().map_or(0, |prompt| prompt.tokens.len());
             let fits = |limits: &Limits| limits.check_sequence(request, n_prompt, max_positions);
-            match prompt.and_then(|prompt| limits.iter().try_for_each(fits).map(|()| prompt)) {
-                Ok(prompt) => waiting.push_back(Unfinished {
-                    request,
-                    prompt,
-                    max_positions,
-                }),
+            let fits = || {
+                limits
+                    .iter()
+                    .try_for_each(fits)
+                    .and(in_reach(request, max_positions, most_positions))
+            };
+            match prompt.and_then(|prompt| fits().map(|()| prompt)) {
+                Ok(prompt) => {
+                    if prompt.is_cut {
+                        answers.say_cut(request, n_prompt);
+                    }
+                    waiting.push_back(Unfinished {
+                        request,
+                        prompt: prompt.tokens,
+                        max_positions,
+                    });
+                }
                 Err(why) => answers.refuse(request, &why),
             }
         }
@@ -271,6 +284,14 @@ impl Engine {
     fn print_summary(&self) {
         let replicas: Vec<_> = self.replicas().collect();
         report::summary(&replicas).iter().for_each(report::line);
+        let mut warnings = FewLines::new("more tensors have values that are not finite");
+        for line in replicas
+            .first()
+            .map_or(&[][..], |first| &first.pack_report().non_finite)
+        {
+            warnings.line(format_args!("warning: {line}; what passes through it is no number"));
+        }
+        warnings.finish();
     }
 
     /// A table each, under the replica's name if there are several.
@@ -284,9 +305,10 @@ impl Engine {
         }
     }
 
-    /// A vocabulary larger than the model's would feed it tokens it has no embedding for.
+    /// A vocabulary larger than the model's would feed it tokens it has no embedding for, and the model would give tokens
+    /// that a smaller one has no text for.
     fn check_vocabulary(&self, tokenizer: &Tokenizer) -> Result<()> {
-        if tokenizer.vocab_size() <= self.config.vocab_size {
+        if tokenizer.vocab_size() == self.config.vocab_size {
             return Ok(());
         }
         let why = format!(
@@ -298,9 +320,9 @@ impl Engine {
     }
 
     /// Each request's prompt in tokens, or why it has none.
-    fn encode(&self, tokenizer: &Tokenizer, requests: &Requests<'_>) -> Vec<Result<Vec<u32>>> {
-        let most = self.config.initial_context_length;
-        let encode = |request| encode(tokenizer, request, requests.prompt(request), most);
+    fn encode(&self, tokenizer: &Tokenizer, requests: &Requests<'_>) -> Vec<Result<Prompt>> {
+        let length = PromptLength::of(&self.config, self.options.strict);
+        let encode = |request| encode(tokenizer, request, requests.prompt(request), length);
         self.workers
             .pool()
             .install(|| (0..requests.len()).into_par_iter().map(encode).collect())
@@ -355,11 +377,75 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
 /// The most bytes of a prompt; the encoder counts them in 32 bits.
 const MAX_PROMPT_BYTES: usize = u32::MAX as usize - 1;
 
-fn encode(tokenizer: &Tokenizer, request: usize, text: &[u8], most: usize) -> Result<Vec<u32>> {
+/// A request's prompt in tokens.
+struct Prompt {
+    tokens: Vec<u32>,
+    /// Whether its text has more.
+    is_cut: bool,
+}
+
+/// How many tokens a prompt may have, and what becomes of a longer one.
+#[derive(Clone, Copy)]
+enum PromptLength {
+    /// It is cut, as the program does it.
+    Cut(usize),
+    /// It is refused, where the program would cut it.
+    Strict(usize),
+    /// It is refused: the checkpoint says that the model has no more positions.
+    Model(usize),
+}
+
+impl PromptLength {
+    fn of(config: &ModelConfig, strict: bool) -> Self {
+        match config.context_length {
+            Some(most) => Self::Model(most),
+            None if strict => Self::Strict(config.initial_context_length),
+            None => Self::Cut(config.initial_context_length),
+        }
+    }
+}
+
+fn encode(tokenizer: &Tokenizer, request: usize, text: &[u8], length: PromptLength) -> Result<Prompt> {
     let refuse = |why: String| Err(Error::format(format!("request {request}"), why));
     match text.len() {
-        0 => refuse("it is empty; give it at least one character".into()),
-        1..=MAX_PROMPT_BYTES => Ok(tokenizer.encode(text, most)),
-        bytes => refuse(format!("it has {bytes} bytes; {MAX_PROMPT_BYTES} are the most")),
+        0 => return refuse("it is empty; give it at least one character".into()),
+        1..=MAX_PROMPT_BYTES => {}
+        bytes => return refuse(format!("it has {bytes} bytes; {MAX_PROMPT_BYTES} are the most")),
+    }
+    let (PromptLength::Cut(most) | PromptLength::Strict(most) | PromptLength::Model(most)) = length;
+    let mut tokens = tokenizer.encode(text, most + 1);
+    let is_cut = tokens.len() > most;
+    match length {
+        PromptLength::Strict(_) if is_cut => refuse(format!(
+            "its prompt has more than {most} tokens, the model's initial_context_length; \
+             shorten it, or let it be cut there without GETP_STRICT"
+        )),
+        PromptLength::Model(_) if is_cut => refuse(format!(
+            "its prompt has more than {most} tokens, and the model no more positions; shorten it"
+        )),
+        _ => {
+            tokens.truncate(most);
+            Ok(Prompt { tokens, is_cut })
+        }
+    }
+}
+
+/// Refuses a request with more positions than a device has rotations for.
+fn in_reach(request: usize, positions: usize, most: usize) -> Result<()> {
+    if positions <= most {
+        return Ok(());
+    }
+    let why = format!("its {positions} positions are more than the {most} that the device takes; ask for fewer steps");
+    Err(Error::format(format!("request {request}"), why))
+}
+
+/// Refuses weights that are no numbers, if that is wanted.
+fn check_finite(replicas: &[Box<dyn Replica>], strict: bool) -> Result<()> {
+    let first = replicas
+        .first()
+        .and_then(|first| first.pack_report().non_finite.first());
+    match first.filter(|_| strict) {
+        Some(line) => Err(Error::format("weights", format!("{line}; GETP_STRICT=1 refuses them"))),
+        None => Ok(()),
     }
 }

@@ -1,6 +1,7 @@
 //! What the user can choose, from the environment or from a C struct.
 
 use crate::error::{Error, Result};
+use crate::model::ModelConfig;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -73,6 +74,8 @@ pub struct Options {
     pub profile: bool,
     /// `GETP_LOGITS=FILE`: write the logits of every position fed to FILE, which each inference begins anew.
     pub logits: Option<PathBuf>,
+    /// `GETP_STRICT=0|1`: refuse weights that are not finite, and prompts that would be cut, instead of a line.
+    pub strict: bool,
     /// End tokens do not end answers: for measuring, where every answer shall have the length asked for. No variable of
     /// the environment sets it.
     pub ignore_end: bool,
@@ -102,10 +105,12 @@ pub struct Choices {
     pub profile: Option<bool>,
     /// See [`Options::logits`].
     pub logits: Option<PathBuf>,
+    /// See [`Options::strict`].
+    pub strict: Option<bool>,
 }
 
 /// Every variable of the environment that is read.
-pub const VARIABLES: [&str; 10] = [
+pub const VARIABLES: [&str; 11] = [
     "GETP_PRECISION",
     "GETP_DEVICE",
     "GETP_THREADS",
@@ -116,6 +121,7 @@ pub const VARIABLES: [&str; 10] = [
     "GETP_PROGRESS",
     "GETP_PROFILE",
     "GETP_LOGITS",
+    "GETP_STRICT",
 ];
 
 /// The most sequences and rows of a step.
@@ -161,6 +167,7 @@ impl Default for Options {
             progress: true,
             profile: false,
             logits: None,
+            strict: false,
             ignore_end: false,
         }
     }
@@ -170,6 +177,15 @@ impl Options {
     /// The choices of the process's environment over the defaults.
     pub fn from_env() -> Result<Self> {
         Choices::from_vars(std::env::vars_os())?.complete()
+    }
+
+    /// The longest sequence for which the KV cache is to have room, if there is memory. A program's model gets no more than
+    /// its `seq_len` on its own account.
+    pub fn longest_sequence(&self, config: &ModelConfig) -> usize {
+        match config.context_length {
+            None if self.kv_mb == 0 => config.seq_len,
+            _ => config.longest(),
+        }
     }
 
     /// The choices made over a backend's own. Who asks for a larger batch alone wants it filled, not an error about a
@@ -209,6 +225,7 @@ impl Choices {
             "GETP_PRINT" => self.print = Some(print(name, value)?),
             "GETP_PROGRESS" => self.progress = Some(switch(name, value)?),
             "GETP_PROFILE" => self.profile = Some(switch(name, value)?),
+            "GETP_STRICT" => self.strict = Some(switch(name, value)?),
             _ => self.logits = Some(PathBuf::from(value)),
         }
         Ok(())
@@ -227,6 +244,7 @@ impl Choices {
             progress: self.progress.or(other.progress),
             profile: self.profile.or(other.profile),
             logits: self.logits.or(other.logits),
+            strict: self.strict.or(other.strict),
         }
     }
 
@@ -254,6 +272,7 @@ impl Choices {
             progress: self.progress.unwrap_or(default.progress),
             profile: self.profile.unwrap_or(default.profile),
             logits: self.logits,
+            strict: self.strict.unwrap_or(default.strict),
             ignore_end: false,
         })
     }
@@ -390,6 +409,7 @@ mod tests {
             ("GETP_PROGRESS", "0"),
             ("GETP_PROFILE", "1"),
             ("GETP_LOGITS", "/tmp/l"),
+            ("GETP_STRICT", "1"),
         ]);
         let expected = Options {
             precision: Some(Precision::Fast),
@@ -405,6 +425,7 @@ mod tests {
             progress: false,
             profile: true,
             logits: Some("/tmp/l".into()),
+            strict: true,
             ignore_end: false,
         };
         assert_eq!(options.unwrap(), expected);

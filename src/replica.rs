@@ -1,11 +1,13 @@
 //! One copy of the model on one device group: its weights, its KV cache and the memory of one step.
 
 use crate::batch::StepPlan;
+use crate::checkpoint::{Field, TensorId};
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
 use crate::profile::{Profile, StepTimes};
 use crate::sampler::Summary;
 use crate::scheduler::ring_blocks;
+use crate::weights::NonFinite;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -168,29 +170,46 @@ pub struct KvBlocks {
 }
 
 impl KvBlocks {
-    /// What one sequence of the checkpoint's length takes if at most `chunk_tokens` of its rows are in one step.
-    pub fn per_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize) -> Self {
-        let has_full_layers = config.windowed_layers() < config.n_layers;
+    /// As many as `bytes` hold, of `[full, window]` bytes each: for at most `sequences` sequences of `seq_len` positions of
+    /// which at most `chunk_tokens` are in one step, at least for one, and then for one of `longest` positions, as far as
+    /// there is room.
+    pub fn within(
+        config: &ModelConfig,
+        tokens: usize,
+        chunk_tokens: usize,
+        block_bytes: [usize; 2],
+        bytes: usize,
+        sequences: usize,
+        longest: usize,
+    ) -> Self {
+        let [full_bytes, window_bytes] = block_bytes;
+        let one = Self::of_sequence(config, tokens, chunk_tokens, config.seq_len);
+        let one_bytes = one.full * full_bytes + one.window * window_bytes;
+        let sequences = (bytes / one_bytes.max(1)).clamp(1, sequences);
+        let longest = Self::of_sequence(config, tokens, chunk_tokens, longest);
+        let mut left = bytes.saturating_sub(sequences * one_bytes);
+        let mut grown = |blocks: usize, wanted: usize, block_bytes: usize| {
+            let more = wanted.saturating_sub(blocks).min(left / block_bytes.max(1));
+            left -= more * block_bytes;
+            blocks + more
+        };
         Self {
             tokens,
-            full: if has_full_layers {
-                config.seq_len.div_ceil(tokens)
-            } else {
-                0
-            },
-            window: match config.sliding_window {
-                0 => 0,
-                window => ring_blocks(tokens, window, chunk_tokens, config.seq_len, config.seq_len),
-            },
+            window: grown(sequences * one.window, longest.window, window_bytes),
+            full: grown(sequences * one.full, longest.full, full_bytes),
         }
     }
 
-    /// So many times as many.
-    pub fn times(self, n: usize) -> Self {
+    /// What one sequence of so many positions takes.
+    fn of_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize, positions: usize) -> Self {
+        let has_full_layers = config.windowed_layers() < config.n_layers;
         Self {
-            full: n * self.full,
-            window: n * self.window,
-            ..self
+            tokens,
+            full: if has_full_layers { positions.div_ceil(tokens) } else { 0 },
+            window: match config.sliding_window {
+                0 => 0,
+                window => ring_blocks(tokens, window, chunk_tokens, positions, positions),
+            },
         }
     }
 }
@@ -213,6 +232,8 @@ pub struct PackedKind {
 pub struct PackReport {
     /// By kind, in the order of the `.bin` file.
     pub kinds: Vec<PackedKind>,
+    /// A line for each tensor with values that are infinite or not a number: which, how many, where the first one is.
+    pub non_finite: Vec<String>,
     /// Bytes of the checkpoint read.
     pub read_bytes: u64,
     /// Seconds the packing took, and the sending.
@@ -254,6 +275,25 @@ impl PackReport {
             kind.remark = remark;
         }
     }
+
+    /// Adds a line for values of the matrices `ids` that are not finite.
+    pub fn note_non_finite(&mut self, ids: &[TensorId], found: NonFinite) {
+        let Some(id) = ids.get(found.matrix) else { return };
+        let (field, layer, expert) = id.place();
+        let tensor = match field {
+            Field::TokenEmbeddingTable | Field::Out | Field::RmsOutW => field.name().to_owned(),
+            _ => format!("{} of layer {layer}", field.name()),
+        };
+        let expert = match ids.len() {
+            1 => String::new(),
+            _ => format!(" of expert {expert}"),
+        };
+        let (count, value) = (found.count, found.value);
+        self.non_finite.push(format!(
+            "{tensor}: {count} of its values not finite, the first {value:e} at row {}, column {}{expert}",
+            found.row, found.col
+        ));
+    }
 }
 
 /// Addresses the program's struct holds while it is warmed up, in the order of the struct's fields. NULL where
@@ -285,6 +325,10 @@ pub trait Replica: Send {
     fn chunk_tokens(&self) -> usize;
     /// The most logits rows a step may have.
     fn max_logits_rows(&self) -> usize;
+    /// The most positions a sequence may have.
+    fn max_positions(&self) -> usize {
+        u32::MAX as usize
+    }
     /// Steps that may be under way at once, at least 1. With 1 no plan refers to tokens the device still has.
     fn depth(&self) -> usize;
     /// Queues a step; the plan may be changed as soon as this returns.
@@ -315,4 +359,36 @@ pub trait Replica: Send {
     }
     /// What the program's struct shall hold.
     fn pointers(&self) -> Pointers;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Blocks of 16 positions and 10 bytes either way; with chunks of 32 rows a ring of the window takes 10 of them.
+    fn within(seq_len: usize, bytes: usize, sequences: usize, longest: usize) -> [usize; 2] {
+        let config = ModelConfig {
+            seq_len,
+            ..ModelConfig::preset_7m()
+        };
+        let blocks = KvBlocks::within(&config, 16, 32, [10, 10], bytes, sequences, longest);
+        [blocks.full, blocks.window]
+    }
+
+    #[test]
+    fn the_cache_holds_a_batch_and_one_long_sequence() {
+        let ring = within(4096, 0, 1, 4096)[1];
+        let one = 256 + ring;
+        // As many as there is memory for, but at least one, and no more than may run at once.
+        assert_eq!(within(4096, 0, 8, 131_072), [256, ring]);
+        assert_eq!(within(4096, 10 * 3 * one, 8, 4096), [3 * 256, 3 * ring]);
+        assert_eq!(within(4096, usize::MAX / 2, 8, 4096), [8 * 256, 8 * ring]);
+        // A batch of one does not keep a long sequence out, as far as memory goes.
+        assert_eq!(within(4096, usize::MAX / 2, 1, 131_072), [8192, ring]);
+        assert_eq!(within(4096, 10 * (one + 1000), 1, 131_072), [1256, ring]);
+        // What holds a large batch holds it too.
+        assert_eq!(within(4096, usize::MAX / 2, 128, 131_072), [128 * 256, 128 * ring]);
+        // A long sequence needs a longer ring than one shorter than the window.
+        assert_eq!(within(16, usize::MAX / 2, 1, 131_072), [8192, ring]);
+    }
 }

@@ -17,32 +17,42 @@ pub fn line(text: impl Display) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Lines about single requests: the first few in full, then only their number, so that a file of a million bad
-/// requests does not bury the rest.
-#[derive(Default)]
-pub struct RequestLines {
+/// Lines of one kind, about single requests or tensors: the first few in full, then only their number, so that a file of
+/// a million bad requests does not bury the rest.
+pub struct FewLines {
+    /// What the lines kept back are, behind their number.
+    rest: &'static str,
     said: usize,
     kept_back: usize,
 }
 
-impl RequestLines {
+impl FewLines {
     /// The most lines written in full.
     pub const MOST: usize = 10;
 
-    /// Says why a request has no answer; `why` names it.
-    pub fn refused(&mut self, why: impl Display) {
+    /// None so far; `rest` says what those are that are only counted, for example `more requests get no answer`.
+    pub fn new(rest: &'static str) -> Self {
+        Self {
+            rest,
+            said: 0,
+            kept_back: 0,
+        }
+    }
+
+    /// Writes one line, or counts it.
+    pub fn line(&mut self, text: impl Display) {
         if self.said == Self::MOST {
             self.kept_back += 1;
             return;
         }
         self.said += 1;
-        line(why);
+        line(text);
     }
 
-    /// Says how many requests were not named.
+    /// Says how many lines were kept back.
     pub fn finish(self) {
         if self.kept_back > 0 {
-            line(format_args!("{} more requests get no answer", self.kept_back));
+            line(format_args!("{} {}", self.kept_back, self.rest));
         }
     }
 }

@@ -119,8 +119,8 @@ pub struct Packed {
     pub bytes: Bytes,
     /// The first value found that does not fit the expected format, and where.
     pub misfit: Option<String>,
-    /// The first value found that is infinite or not a number, and where.
-    pub non_finite: Option<String>,
+    /// Its values that are infinite or not a number, if there are any.
+    pub non_finite: Option<NonFinite>,
     /// Euclidean norms of the first member's rows, 32 to a tile, for a backend that bounds a product's error; made
     /// when first asked for.
     pub row_norms: OnceCell<Vec<[f32; 32]>>,
@@ -133,15 +133,15 @@ impl Packed {
         &self.bytes[at..at + self.tile_bytes]
     }
 
-    /// See [`Findings::remark`].
+    /// What is worth a remark: why the format is wider than expected.
     pub fn remark(&self, expected: Format) -> Option<String> {
-        let findings = Findings {
-            needs: None,
-            misfit: self.misfit.clone(),
-            non_finite: self.non_finite.clone(),
-        };
-        findings.remark(expected)
+        self.misfit.as_ref().map(|misfit| not_expected(expected, misfit))
     }
+}
+
+/// Why a tensor is in a wider format than expected.
+pub fn not_expected(expected: Format, misfit: &str) -> String {
+    format!("not {}: {misfit}", expected.name())
 }
 
 /// Packs `members`, matrices of one shape, into the narrowest format from `expected` on that is exact for all.
@@ -208,7 +208,6 @@ fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower
     let mut found = encode_tiles(members, format, layout, 0, &mut bytes, &mut done, narrower);
     if let Some(a) = narrower {
         found.misfit = a.packed.misfit.clone().or(found.misfit);
-        found.non_finite = a.packed.non_finite.clone().or(found.non_finite);
     }
     let packed = Packed {
         format,
@@ -294,7 +293,12 @@ fn encode_tiles(
                 let mut all = findings.lock().unwrap_or_else(PoisonError::into_inner);
                 all.needs = all.needs.max(found.needs);
                 all.misfit = all.misfit.take().or(found.misfit.map(place));
-                all.non_finite = all.non_finite.take().or(found.non_finite.map(place));
+                let here = found.non_finite.map(|mut here| {
+                    here.matrix = i / tiles;
+                    here.row += first_row;
+                    here
+                });
+                all.non_finite = NonFinite::merge(all.non_finite.take(), here);
             }
         });
     findings.into_inner().unwrap_or_else(PoisonError::into_inner)
@@ -307,16 +311,61 @@ pub struct Findings {
     pub needs: Option<Format>,
     /// That value, and where it is.
     pub misfit: Option<String>,
-    /// The first value found that is infinite or not a number, and where.
-    pub non_finite: Option<String>,
+    /// Values that are infinite or not a number, among those that were looked at: all, if everything fits.
+    pub non_finite: Option<NonFinite>,
 }
 
-impl Findings {
-    /// What is worth a line: why the format is wider than expected; values that are not finite.
-    pub fn remark(&self, expected: Format) -> Option<String> {
-        let widened = self.misfit.as_ref().map(|m| format!("not {}: {m}", expected.name()));
-        let bad = self.non_finite.as_ref().map(|m| format!("not finite: {m}"));
-        widened.into_iter().chain(bad).reduce(|a, b| format!("{a}; {b}"))
+/// Values that are infinite or not a number.
+#[derive(Clone, Copy, Debug)]
+pub struct NonFinite {
+    /// How many.
+    pub count: usize,
+    /// The first one's matrix.
+    pub matrix: usize,
+    /// Its row there.
+    pub row: usize,
+    /// Its column.
+    pub col: usize,
+    /// The value itself.
+    pub value: f32,
+}
+
+impl NonFinite {
+    /// Those of some rows of `cols` values, if there are any; the rows are counted from 0, in matrix 0.
+    #[inline(always)]
+    pub fn find(values: &[f32], cols: usize) -> Option<Self> {
+        let first = first_non_finite(values)?;
+        Some(Self {
+            count: values.iter().filter(|value| !value.is_finite()).count(),
+            matrix: 0,
+            row: first / cols,
+            col: first % cols,
+            value: values[first],
+        })
+    }
+
+    /// Those of so many vectors, one behind the other.
+    pub fn of_vectors(values: &[f32], count: usize) -> Option<Self> {
+        let found = Self::find(values, values.len() / count.max(1))?;
+        Some(Self {
+            matrix: found.row,
+            row: 0,
+            ..found
+        })
+    }
+
+    /// Those of two parts of a tensor.
+    pub fn merge(a: Option<Self>, b: Option<Self>) -> Option<Self> {
+        let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
+        let first = if b.place() < a.place() { b } else { a };
+        Some(Self {
+            count: a.count + b.count,
+            ..first
+        })
+    }
+
+    fn place(&self) -> [usize; 3] {
+        [self.matrix, self.row, self.col]
     }
 }
 
@@ -395,7 +444,8 @@ type Place = (usize, usize, f32);
 struct Encoded {
     needs: Option<Format>,
     misfit: Option<Place>,
-    non_finite: Option<Place>,
+    /// Rows are counted within the tile.
+    non_finite: Option<NonFinite>,
 }
 
 /// Encodes all rows of `source` into the scratch memory of `format`, or finds a value that does not fit.
@@ -434,9 +484,8 @@ impl Kernel for EncodeRows<'_, '_> {
                 let at = row * cols..(row + 1) * cols;
                 let floats = &mut scratch.floats[row % float_rows * cols..][..cols];
                 row_to_f32(&part.values, r, floats);
-                if let Some(col) = first_non_finite(floats) {
-                    out.non_finite.get_or_insert((row, col, floats[col]));
-                }
+                let here = NonFinite::find(floats, cols).map(|here| NonFinite { row, ..here });
+                out.non_finite = NonFinite::merge(out.non_finite, here);
                 let fits = match format {
                     Format::Mxfp4 => {
                         let blocks = at.start / MXFP4_BLOCK..at.end / MXFP4_BLOCK;
@@ -494,10 +543,10 @@ fn row_to_f32(values: &Values<'_>, row: usize, out: &mut [f32]) {
 }
 
 #[inline(always)]
-fn first_non_finite(row: &[f32]) -> Option<usize> {
-    let bad = row.iter().fold(false, |bad, v| bad | !v.is_finite());
+fn first_non_finite(values: &[f32]) -> Option<usize> {
+    let bad = values.iter().fold(false, |bad, v| bad | !v.is_finite());
     if bad {
-        row.iter().position(|v| !v.is_finite())
+        values.iter().position(|v| !v.is_finite())
     } else {
         None
     }

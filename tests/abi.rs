@@ -4,6 +4,13 @@
 mod fake;
 
 use fake::{Control, PROMPTS, Program, VOCAB, expected, finish, inference, last_error, quiet, warm_up};
+use getp::checkpoint::{Checkpoint, Tensor, TensorId, config_from_bytes};
+use getp::engine::{Engine, Sampling};
+use getp::error::{Error, Result};
+use getp::model::ModelConfig;
+use getp::options::{Options, Print};
+use getp::requests::Requests;
+use getp::tokenizer::Tokenizer;
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -149,6 +156,72 @@ fn prompts_are_cut_at_the_initial_context() {
     assert_eq!(program.rows(), [expected(&prompt[..40], 64, &before, 0).0]);
 }
 
+/// A checkpoint of which only the dimensions are asked for.
+struct Dimensions(ModelConfig);
+
+impl Checkpoint for Dimensions {
+    fn config(&self) -> &ModelConfig {
+        &self.0
+    }
+
+    fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
+        Err(Error::Internal(format!("nobody reads {id:?}")))
+    }
+}
+
+/// The rows of prompts of 40, 60, 61 and 2 tokens, from a model that says it has 60 positions, if it says so.
+fn rows_within(context_length: Option<usize>, strict: bool) -> (Program, Vec<Vec<c_int>>) {
+    quiet();
+    let prompts = [40, 60, 61, 2].map(|tokens| "x".repeat(tokens));
+    let program = Program::new(&prompts.each_ref().map(String::as_str), 64);
+    let checkpoint = Dimensions(ModelConfig {
+        context_length,
+        ..config_from_bytes(&program.transformer.config.to_bytes()).unwrap()
+    });
+    let options = Options {
+        strict,
+        print: Print::Nothing,
+        ..Options::default()
+    };
+    let vocabulary = tempfile::tempdir().unwrap();
+    let tokenizer = Tokenizer::read(fake::vocabulary_file(vocabulary.path())).unwrap();
+    let mut sampling = Sampling {
+        temperature: 0.0,
+        topp: 0.9,
+        rng_state: 1,
+    };
+    Arc::<Control>::default().with_backends(|backends| {
+        let mut engine = Engine::warm_up(&checkpoint, options, backends.open).unwrap();
+        let r = &program.requests;
+        // SAFETY: the program's own buffers, used by nobody else during the call.
+        let view = unsafe {
+            Requests::from_raw(
+                r.num_reqs,
+                r.max_token_len,
+                r.max_seq_len,
+                r.str_reqs.cast(),
+                r.tok_gens,
+            )
+        };
+        let reopen = |_: &Options| Err(Error::State("there is no other".into()));
+        engine
+            .inference(&tokenizer, &mut sampling, &mut view.unwrap(), &reopen)
+            .unwrap();
+    });
+    let rows = program.rows();
+    (program, rows)
+}
+
+#[test]
+fn a_checkpoint_that_says_its_length_answers_prompts_up_to_it() {
+    let (program, rows) = rows_within(Some(60), false);
+    let of = |tokens: usize| expected(&"x".repeat(tokens), 64, &program.sampler, 0).0;
+    assert_eq!(rows, [of(40), of(60), vec![], of(2)]);
+    // Without a word of it, prompts are cut where the program cuts them, and that is refused where it is not wanted.
+    assert_eq!(rows_within(None, false).1, [of(40), of(40), of(40), of(2)]);
+    assert_eq!(rows_within(None, true).1, [of(40), vec![], vec![], of(2)]);
+}
+
 #[test]
 fn a_step_that_fails_keeps_what_is_finished() {
     let mut program = Program::new(&["12345678", "ab", "x"], 8);
@@ -222,7 +295,7 @@ type Harm = fn(&mut Program);
 
 #[test]
 fn garbage_in_the_structs_is_refused() {
-    let harms: [(Harm, &str); 20] = [
+    let harms: [(Harm, &str); 22] = [
         (|p| p.transformer.config.vocab_size = -1, "vocab_size"),
         (|p| p.transformer.config.n_layers = 0, "n_layers"),
         (|p| p.transformer.config.hidden_dim = i32::MAX, "hidden_dim"),
@@ -241,6 +314,12 @@ fn garbage_in_the_structs_is_refused() {
         (|p| p.tokenizer.vocab_size = -5, "vocab_size"),
         (|p| p.tokenizer.vocab_size = i32::MAX, "vocab_size"),
         (|p| p.tokenizer.max_token_length = -1, "max_token_length"),
+        (
+            |p| p.tokenizer.vocab_size -= 1,
+            "it has 299 tokens where the model has 300",
+        ),
+        // SAFETY: the vocabulary has that entry.
+        (|p| unsafe { *p.tokenizer.lengths.add(3) = c_int::MAX }, "token 3"),
         (|p| p.sampler.vocab_size = VOCAB as c_int + 1, "Sampler"),
         (|p| p.sampler.vocab_size = -1, "Sampler"),
         (|p| p.requests.num_reqs = -1, "num_reqs"),
@@ -266,7 +345,7 @@ fn a_vocabulary_larger_than_the_model_s_is_refused() {
     program.transformer.config.vocab_size = 256;
     program.sampler.vocab_size = 256;
     let message = inference(&mut program, &Arc::default()).unwrap_err().to_string();
-    assert!(message.contains("257 tokens where the model has 256"), "{message}");
+    assert!(message.contains("300 tokens where the model has 256"), "{message}");
     finish(&mut program).unwrap();
 }
 

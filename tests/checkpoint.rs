@@ -523,7 +523,7 @@ fn originals_configurations_are_taken_or_refused() {
             (c.rope_scaling_factor, c.context_length) = (8.0, Some(32_768));
         }),
         ("rope_ntk_alpha", 2.into(), |c| {
-            c.yarn_ramp = Some([1.011_597_4, 1.942_121_9])
+            c.yarn_ramp = Some([1.011_597_4, 1.942_122])
         }),
         ("rope_ntk_beta", 16.into(), |c| {
             c.yarn_ramp = Some([1.244_228_5, 2.174_753])

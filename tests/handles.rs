@@ -87,13 +87,13 @@ fn a_tokenizer_handle_is_the_program_s_struct() {
     unsafe {
         let handle = getp_tokenizer_open(path.as_ptr());
         let tokenizer = &*getp_tokenizer_get(handle);
-        assert_eq!((tokenizer.vocab_size, tokenizer.max_token_length), (257, 2));
+        assert_eq!((tokenizer.vocab_size, tokenizer.max_token_length), (300, 2));
         assert_eq!(CStr::from_ptr(*tokenizer.vocab), c"<0x00>");
         assert_eq!(CStr::from_ptr(*tokenizer.vocab.add(256)), c"ab");
         assert_eq!(*tokenizer.lengths.add(256), 2);
         assert_eq!(tokenizer.byte_tokens[65], 65);
         assert_eq!(tokenizer.byte_pieces[130..132], [65, 0]);
-        let sorted = std::slice::from_raw_parts(tokenizer.sorted_vocab, 257);
+        let sorted = std::slice::from_raw_parts(tokenizer.sorted_vocab, 300);
         let at = sorted.iter().position(|entry| entry.id == 256).unwrap();
         assert_eq!((sorted[at - 1].id, sorted[at].len), (i32::from(b'a'), 2));
         let piece = |id| {
@@ -102,7 +102,7 @@ fn a_tokenizer_handle_is_the_program_s_struct() {
             std::slice::from_raw_parts(bytes.cast::<u8>(), length).to_vec()
         };
         assert_eq!((piece(256), piece(0)), (b"ab".to_vec(), vec![0]));
-        assert_eq!((piece(257), piece(-1)), (vec![], vec![]));
+        assert_eq!((piece(300), piece(-1)), (vec![], vec![]));
         getp_tokenizer_close(handle);
     }
 }

@@ -91,6 +91,31 @@ fn child_fails_to_warm_up() {
 }
 
 #[test]
+fn child_long_prompts() {
+    if !is_child() {
+        return;
+    }
+    let long = "x".repeat(41);
+    let mut program = Program::new(&[long.as_str(); 13], 64);
+    inference(&mut program, &Arc::default()).unwrap();
+}
+
+#[test]
+fn child_not_finite() {
+    if !is_child() {
+        return;
+    }
+    let control = Arc::new(Control {
+        non_finite: 12,
+        ..Control::default()
+    });
+    let mut program = Program::new(&["ab"], 8);
+    if let Err(error) = warm_up(&mut program, &control) {
+        getp::abi::guard::record(&error);
+    }
+}
+
+#[test]
 fn prompts_and_answers_are_printed_in_order_as_they_are() {
     check_printed("1", |_, prompt| prompt.into());
     check_printed("answer", |i, _| format!("[{i}] "));
@@ -160,6 +185,38 @@ fn many_bad_requests_do_not_bury_the_rest() {
     assert_eq!(named.len(), 10, "{said:?}");
     assert!(named[9].starts_with("request 9: it is empty"), "{said:?}");
     assert!(said.contains(&"5 more requests get no answer".into()), "{said:?}");
+}
+
+#[test]
+fn prompts_that_are_cut_are_named() {
+    let said = lines(&child("child_long_prompts", &[("GETP_PRINT", "0")]));
+    let cut = "its prompt has more than 40 tokens, the model's initial_context_length, and is cut there";
+    let named: Vec<_> = said.iter().filter(|line| line.contains(cut)).collect();
+    assert_eq!(named.len(), 10, "{said:?}");
+    assert!(named[9].starts_with("request 9: "), "{said:?}");
+    assert!(said.contains(&"3 more prompts are cut".into()), "{said:?}");
+
+    let said = lines(&child("child_long_prompts", &[("GETP_STRICT", "1")]));
+    assert!(!said.iter().any(|line| line.contains("is cut there")), "{said:?}");
+    assert!(said.contains(&"3 more requests get no answer".into()), "{said:?}");
+}
+
+#[test]
+fn weights_that_are_not_finite_are_warned_of() {
+    let said = lines(&child("child_not_finite", &[]));
+    let warned: Vec<_> = said
+        .iter()
+        .filter(|line| line.starts_with("warning: w_qkv of layer "))
+        .collect();
+    assert_eq!(warned.len(), 10, "{said:?}");
+    assert!(warned[9].starts_with("warning: w_qkv of layer 9: NaN; "), "{said:?}");
+    assert!(
+        said.contains(&"2 more tensors have values that are not finite".into()),
+        "{said:?}"
+    );
+
+    let said = lines(&child("child_not_finite", &[("GETP_STRICT", "1")]));
+    assert_eq!(said, ["weights: w_qkv of layer 0: NaN; GETP_STRICT=1 refuses them"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod synthetic;
 
 use getp::backend::cpu::{Tiles, load};
-use getp::checkpoint::{Part, Tensor, Values};
+use getp::checkpoint::{Checkpoint, Columns, Element, Part, Tensor, TensorId, Values};
 use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
 use getp::model::ModelConfig;
 use getp::weights::{Format, Layout, Packed, RowMajor, pack};
@@ -135,7 +135,7 @@ fn one_misfit_anywhere_widens_all_members() {
                 check_bits(&packed, layout, &members);
                 let report = format!("{odd:e} at row {row}, column {col} of matrix {member}");
                 assert_eq!(packed.misfit.as_deref(), Some(report.as_str()));
-                assert_eq!(packed.non_finite, None);
+                assert!(packed.non_finite.is_none());
             }
         }
     }
@@ -221,17 +221,20 @@ fn every_scale_is_kept() {
 
 #[test]
 fn what_is_not_finite_is_kept_and_reported() {
-    for (odd, name) in [
-        (f32::NAN, "NaN"),
-        (f32::INFINITY, "inf"),
-        (f32::NEG_INFINITY, "-inf"),
+    for odd in [
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
         // A NaN that is no bfloat16.
-        (f32::from_bits(0xff80_0001), "NaN"),
+        f32::from_bits(0xff80_0001),
     ] {
         for expected in FORMATS {
             for layout in layouts(expected) {
-                let mut members = vec![draw(&mut ChaCha8Rng::seed_from_u64(5), expected, 40 * 32); 2];
-                members[1][35 * 32 + 17] = odd;
+                let mut members = vec![draw(&mut ChaCha8Rng::seed_from_u64(5), expected, 70 * 32); 2];
+                // In both matrices, two in one row, and in a tile behind the first one's.
+                for (member, row, col) in [(0, 67, 3), (1, 2, 31), (0, 35, 17), (0, 35, 20)] {
+                    members[member][row * 32 + col] = odd;
+                }
                 let packed = pack_f32(&members, 32, expected, layout);
                 let needs = if odd.to_bits() & 0xffff != 0 {
                     Format::F32
@@ -240,10 +243,127 @@ fn what_is_not_finite_is_kept_and_reported() {
                 };
                 assert_eq!(packed.format, needs);
                 check_bits(&packed, layout, &members);
-                let place = format!("{name} at row 35, column 17 of matrix 1");
-                assert_eq!(packed.non_finite.as_deref(), Some(place.as_str()));
+                let found = packed.non_finite.expect("some values are not finite");
+                assert_eq!((found.count, found.matrix, found.row, found.col), (4, 0, 35, 17));
+                assert_eq!(found.value.to_bits(), odd.to_bits());
                 assert_eq!(packed.misfit.is_some(), needs != expected);
             }
+        }
+    }
+}
+
+/// A checkpoint in which a value of some tensors is another one.
+struct Changed<'a> {
+    checkpoint: &'a SyntheticCheckpoint,
+    /// Each tensor's bytes as float32.
+    tensors: Vec<(TensorId, Vec<u8>)>,
+}
+
+impl<'a> Changed<'a> {
+    fn new(checkpoint: &'a SyntheticCheckpoint, changes: &[(TensorId, usize, f32)]) -> Self {
+        let tensor = |&(id, at, value): &(TensorId, usize, f32)| {
+            let mut values = checkpoint.tensor(id).unwrap().to_f32();
+            values[at] = value;
+            (id, to_bytes(&values))
+        };
+        Self {
+            checkpoint,
+            tensors: changes.iter().map(tensor).collect(),
+        }
+    }
+}
+
+impl Checkpoint for Changed<'_> {
+    fn config(&self) -> &ModelConfig {
+        self.checkpoint.config()
+    }
+
+    fn tensor(&self, id: TensorId) -> getp::error::Result<Tensor<'_>> {
+        let Some((_, bytes)) = self.tensors.iter().find(|(changed, _)| *changed == id) else {
+            return self.checkpoint.tensor(id);
+        };
+        let [rows, cols] = id.shape(self.config());
+        let values = Values::F32(bytes);
+        let parts = vec![Part { rows, values }];
+        Ok(Tensor { rows, cols, parts })
+    }
+}
+
+#[test]
+fn tensors_that_are_not_finite_are_named() {
+    let config = ModelConfig {
+        vocab_size: 40,
+        n_experts: 4,
+        ..ModelConfig::preset_7m()
+    };
+    let checkpoint = SyntheticCheckpoint::new(&config, 7, Temperament::Tame).unwrap();
+    let (layer, expert) = (1, 3);
+    let changed = Changed::new(
+        &checkpoint,
+        &[
+            (TensorId::Embedding, 39 * 32 + 5, f32::NAN),
+            (TensorId::AttnNorm { layer }, 4, f32::INFINITY),
+            (TensorId::Mlp1 { layer, expert }, 70 * 32 + 1, f32::NEG_INFINITY),
+            (TensorId::Mlp2Bias { layer, expert }, 6, f32::NAN),
+        ],
+    );
+    let (_, report) = load(&changed).unwrap();
+    let mut lines = report.non_finite;
+    lines.sort();
+    assert_eq!(
+        lines,
+        [
+            "b_mlp2 of layer 1: 1 of its values not finite, the first NaN at row 0, column 6 of expert 3",
+            "rms_attn_w of layer 1: 1 of its values not finite, the first inf at row 0, column 4",
+            "token_embedding_table: 1 of its values not finite, the first NaN at row 39, column 5",
+            "w_mlp1 of layer 1: 1 of its values not finite, the first -inf at row 70, column 1 of expert 3",
+        ]
+    );
+    assert!(
+        report
+            .kinds
+            .iter()
+            .all(|kind| kind.remark.as_ref().is_none_or(|remark| remark.starts_with("not ")))
+    );
+    assert!(load(&checkpoint).unwrap().1.non_finite.is_empty());
+}
+
+/// Experts that lie transposed are packed as if they did not, tile by tile.
+#[test]
+fn columns_are_packed_as_rows() {
+    let mut rng = ChaCha8Rng::seed_from_u64(8);
+    let (rows, cols) = (70, 64);
+    for (format, element) in [
+        (Format::Mxfp4, Element::Bf16),
+        (Format::Bf16, Element::Bf16),
+        (Format::F32, Element::F32),
+    ] {
+        let members: Vec<_> = (0..2).map(|_| draw(&mut rng, format, rows * cols)).collect();
+        let transposed = |values: &Vec<f32>| -> Vec<u8> {
+            let places = (0..cols).flat_map(|col| (0..rows).map(move |row| row * cols + col));
+            let values = places.map(|at| values[at]);
+            match element {
+                Element::F32 => values.flat_map(f32::to_le_bytes).collect(),
+                Element::Bf16 => values.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect(),
+            }
+        };
+        let bytes: Vec<_> = members.iter().map(transposed).collect();
+        let tensor = |bytes| {
+            let values = Values::Columns(Columns {
+                element,
+                bytes,
+                stride: rows,
+                first: 0,
+                rows,
+            });
+            let parts = vec![Part { rows, values }];
+            Tensor { rows, cols, parts }
+        };
+        let tensors: Vec<_> = bytes.iter().map(|bytes| tensor(bytes)).collect();
+        for layout in layouts(Format::Mxfp4) {
+            let packed = pack(&tensors, Format::Mxfp4, layout).unwrap();
+            assert_eq!(packed.format, format);
+            check_bits(&packed, layout, &members);
         }
     }
 }

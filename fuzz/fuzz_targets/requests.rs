@@ -45,7 +45,7 @@ enum Size {
     Any(i32),
 }
 
-#[derive(Arbitrary, Debug)]
+#[derive(Arbitrary, Clone, Debug, Default)]
 struct Piece {
     bytes: Vec<u8>,
     length: Option<i32>,
@@ -183,11 +183,16 @@ struct Vocabulary {
 
 impl Vocabulary {
     fn new(input: &Input) -> Self {
-        let mut pieces: Vec<Box<[u8]>> = input.pieces.iter().map(|piece| piece.bytes.clone().into()).collect();
+        let mut given: Vec<Piece> = input.pieces.clone();
+        if input.vocab_size.is_none() {
+            // As many as the model has, or no request is answered.
+            given.resize_with(CONFIG.vocab_size as usize, Piece::default);
+        }
+        let mut pieces: Vec<Box<[u8]>> = given.iter().map(|piece| piece.bytes.clone().into()).collect();
         let count = input.vocab_size.map_or(pieces.len() as i32, Size::get);
         // More entries than there are would not be sound: then there are none at all.
         let is_there = usize::try_from(count).is_ok_and(|count| count <= pieces.len()) || count < 0;
-        let mut vocab: Box<[*mut c_char]> = (input.pieces.iter().zip(&mut pieces))
+        let mut vocab: Box<[*mut c_char]> = (given.iter().zip(&mut pieces))
             .map(|(piece, bytes)| {
                 if piece.missing {
                     null_mut()
@@ -197,10 +202,10 @@ impl Vocabulary {
             })
             .collect();
         // Nor would a length beyond the bytes.
-        let mut lengths: Box<[c_int]> = (input.pieces.iter())
+        let mut lengths: Box<[c_int]> = (given.iter())
             .map(|piece| piece.length.unwrap_or(c_int::MAX).min(piece.bytes.len() as c_int))
             .collect();
-        let scores = input.pieces.iter().map(|piece| if piece.special { -1e30 } else { 0.0 });
+        let scores = given.iter().map(|piece| if piece.special { -1e30 } else { 0.0 });
         let mut scores: Box<[f32]> = scores.collect();
         let tokenizer = Tokenizer {
             vocab: if is_there { vocab.as_mut_ptr() } else { null_mut() },

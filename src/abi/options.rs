@@ -123,6 +123,7 @@ impl Options {
             progress: switch("getp_options.progress", self.progress)?,
             profile: switch("getp_options.profile", self.profile)?,
             logits,
+            strict: None,
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Where answers go: into the program's rows, and, decoded, to stdout.
 
 use crate::options::{Options, Print};
-use crate::report::{Printer, Progress, RequestLines};
+use crate::report::{FewLines, Printer, Progress};
 use crate::requests::Requests;
 use crate::scheduler::{END_TOKENS, Finished};
 use crate::tokenizer::Tokenizer;
@@ -14,7 +14,8 @@ pub struct Answers<'a, 'r> {
     print: Print,
     printer: Option<Printer>,
     progress: Progress,
-    refused: RequestLines,
+    refused: FewLines,
+    cut: FewLines,
     tokens: u64,
 }
 
@@ -29,7 +30,8 @@ impl<'a, 'r> Answers<'a, 'r> {
             printer: wanted.then(|| Printer::start(std::io::stdout(), &progress)),
             requests,
             progress,
-            refused: RequestLines::default(),
+            refused: FewLines::new("more requests get no answer"),
+            cut: FewLines::new("more prompts are cut"),
             tokens: 0,
         }
     }
@@ -41,9 +43,18 @@ impl<'a, 'r> Answers<'a, 'r> {
 
     /// Leaves a request's row empty and says why; `why` names it.
     pub fn refuse(&mut self, request: usize, why: &dyn Display) {
-        self.progress.aside(|| self.refused.refused(why));
+        self.progress.aside(|| self.refused.line(why));
         self.hand_over(request, || None);
         self.progress.finished(self.tokens);
+    }
+
+    /// Says that a request is answered from the first `tokens` of its prompt.
+    pub fn say_cut(&mut self, request: usize, tokens: usize) {
+        let text = format_args!(
+            "request {request}: its prompt has more than {tokens} tokens, the model's initial_context_length, and is cut \
+             there, as the program does it; GETP_STRICT=1 refuses it"
+        );
+        self.progress.aside(|| self.cut.line(text));
     }
 
     /// Stores an answer and hands its text to the printer.
@@ -56,6 +67,7 @@ impl<'a, 'r> Answers<'a, 'r> {
 
     /// Waits for the printer and counts the tokens stored.
     pub fn finish(self) -> u64 {
+        self.cut.finish();
         self.refused.finish();
         self.tokens
     }

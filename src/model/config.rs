@@ -178,6 +178,12 @@ impl ModelConfig {
         Ok(self)
     }
 
+    /// The most positions that make sense: those the checkpoint says, or the initial context, scaled.
+    pub fn longest(&self) -> usize {
+        let scaled = self.initial_context_length as f32 * self.rope_scaling_factor.max(1.0);
+        self.context_length.unwrap_or(scaled as usize)
+    }
+
     /// Rows of the query, key and value projection: all query heads, then keys, then values.
     pub fn qkv_dim(&self) -> usize {
         self.head_dim * (self.n_attn_heads + 2 * self.n_kv_heads)

@@ -23,10 +23,10 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier, Mutex, Once};
 
-/// The model's vocabulary: larger than the tokenizer's, as it is in real life.
+/// The vocabulary: every byte, one merge, and entries that never come out of encoding.
 pub const VOCAB: usize = 300;
-/// The tokenizer's: every byte, and one merge.
-pub const TOKENS: usize = 257;
+/// The score of those.
+const SPECIAL_SCORE: f32 = -1e30;
 
 /// How replicas shall behave, and what became of them.
 #[derive(Default)]
@@ -49,6 +49,8 @@ pub struct Control {
     pub start: Option<Barrier>,
     /// The most sequences that each replica had in one step.
     pub widest: Mutex<BTreeMap<usize, usize>>,
+    /// Lines of tensors that are said to hold values that are not finite.
+    pub non_finite: usize,
     /// Opening fails.
     pub refuse: bool,
     /// The step that fails, from 1.
@@ -92,7 +94,7 @@ impl Control {
         Ok(Box::new(FakeReplica {
             control: self.clone(),
             index,
-            report: report(),
+            report: report(self.non_finite),
             profile: options.profile.then(Profile::default),
             calls: 0,
             steps: 0,
@@ -164,7 +166,7 @@ impl FakeReplica {
     }
 }
 
-fn report() -> PackReport {
+fn report(non_finite: usize) -> PackReport {
     let kind = |name, format: &str, bytes, remark: Option<&str>| PackedKind {
         name,
         format: format.into(),
@@ -176,6 +178,9 @@ fn report() -> PackReport {
             kind("w_qkv", "BF16", 2 << 20, None),
             kind("w_mlp1", "BF16+F32", 3 << 19, Some("layer 1 is no MXFP4")),
         ],
+        non_finite: (0..non_finite)
+            .map(|layer| format!("w_qkv of layer {layer}: NaN"))
+            .collect(),
         read_bytes: 6_000_000,
         seconds: 0.5,
         sent: None,
@@ -293,9 +298,11 @@ impl Program {
     pub fn new(prompts: &[&str], steps: usize) -> Self {
         let mut pieces: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
         pieces.push(b"ab".to_vec());
+        pieces.resize(VOCAB, Vec::new());
         let mut vocab: Vec<*mut c_char> = pieces.iter_mut().map(|piece| piece.as_mut_ptr().cast()).collect();
         let mut lengths: Vec<c_int> = pieces.iter().map(|piece| piece.len() as c_int).collect();
-        let mut scores = vec![0.0; TOKENS];
+        let mut scores = vec![0.0; 257];
+        scores.resize(VOCAB, SPECIAL_SCORE);
         let slot = MAX_TOKEN_LEN * (steps + 1);
         let mut prompt_bytes = vec![0; prompts.len() * slot];
         for (bytes, prompt) in prompt_bytes.chunks_exact_mut(slot).zip(prompts) {
@@ -309,7 +316,7 @@ impl Program {
                 vocab: vocab.as_mut_ptr(),
                 lengths: lengths.as_mut_ptr(),
                 scores: scores.as_mut_ptr(),
-                vocab_size: TOKENS as c_int,
+                vocab_size: VOCAB as c_int,
                 max_token_length: 2,
                 sorted_vocab: null_mut(),
                 byte_tokens: [0; 256],
@@ -454,6 +461,7 @@ pub fn vocabulary_file(dir: &Path) -> PathBuf {
     add(b"<0x00>", 0.0);
     (1..=255).for_each(|byte| add(&[byte], 0.0));
     add(b"ab", 0.0);
+    (257..VOCAB).for_each(|_| add(b"", SPECIAL_SCORE));
     let path = dir.join("tokenizer.bin");
     std::fs::write(&path, bytes).unwrap();
     path

@@ -3,14 +3,14 @@
 use super::fake::{self, Program};
 use super::model::{self, Drawing, Model, replicas};
 use super::synthetic::{Dense, Experts};
-use getp::abi::lifecycle::Backends;
+use getp::abi::lifecycle::{self, Backends};
 use getp::backend;
 use getp::backend::cpu;
 use getp::backend::gpu::driver::discover::{self, Usable};
 use getp::backend::gpu::driver::simt::{Call, Live, Order, Setup, System};
 use getp::backend::gpu::memory::SharedDriver;
 use getp::checkpoint::{Checkpoint, Field};
-use getp::engine::OpenReplicas;
+use getp::engine::{Engine, OpenReplicas};
 use getp::error::Result;
 use getp::options::{DeviceChoice, Options, Precision};
 use getp::replica::Replica;
@@ -138,6 +138,31 @@ fn weights_of_any_type_reach_all_devices() {
             let found = answers(model, Drawing::GREEDY, &system(2, order));
             assert_eq!(found, model.expected(Drawing::GREEDY), "model {i}, {order:?}");
         }
+    }
+}
+
+/// Also where the tensor is sent anew in a wider format.
+#[test]
+fn values_that_are_not_finite_are_counted_once() {
+    for bits in [0x7fc0_0000, 0x7fc0_0001] {
+        let model = Model::with_last(Field::WMlp1, f32::from_bits(bits));
+        let system = system(1, Order::Eager);
+        let mut program = model.program(Drawing::GREEDY);
+        let backends = Backends {
+            open: &|checkpoint, options| open(all(&system), checkpoint, options),
+            fallback: &cpu::open,
+        };
+        model::warm_up(&mut program, &backends).unwrap();
+        let report = |engine: &Engine| {
+            engine
+                .replicas()
+                .next()
+                .map(|first| first.pack_report().non_finite.clone())
+        };
+        let lines = lifecycle::with_engine(&raw const *program.transformer, report).unwrap();
+        fake::finish(&mut program).unwrap();
+        let line = "w_mlp1 of layer 1: 1 of its values not finite, the first NaN at row 127, column 31 of expert 3";
+        assert_eq!(lines, Some(vec![line.into()]));
     }
 }
 

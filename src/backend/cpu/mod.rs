@@ -26,7 +26,7 @@ use crate::options::{Options, Precision, StepLimits};
 use crate::profile::Profile;
 use crate::replica::{KvBlocks, PackReport, Pointers, Replica, StepOutput, Want};
 use crate::simd::{Level, Simd};
-use crate::weights::{Format, Packed, RowMajor, pack};
+use crate::weights::{Format, NonFinite, Packed, RowMajor, pack};
 use crate::workers::Workers;
 use half::f16;
 use std::ptr::null_mut;
@@ -203,14 +203,19 @@ impl<E: Element> Replica for CpuReplica<E> {
 fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> Result<KvBlocks> {
     let (full_bytes, window_bytes) = block_bytes(config, element_bytes);
     let limits = options.step_limits(StepLimits::CPU);
-    let per_sequence = KvBlocks::per_sequence(config, BLOCK_TOKENS, limits.step_tokens);
-    let sequence_bytes = per_sequence.full * full_bytes + per_sequence.window * window_bytes;
-    let limit_bytes = match options.kv_mb {
+    let bytes = match options.kv_mb {
         0 => available_bytes() / 2,
         mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB"))?,
     };
-    let sequences = (limit_bytes / sequence_bytes.max(1)).clamp(1, limits.max_batch);
-    Ok(per_sequence.times(sequences))
+    Ok(KvBlocks::within(
+        config,
+        BLOCK_TOKENS,
+        limits.step_tokens,
+        [full_bytes, window_bytes],
+        bytes,
+        limits.max_batch,
+        options.longest_sequence(config),
+    ))
 }
 
 /// Memory the system could give without swapping.
@@ -296,7 +301,7 @@ impl Loader<'_> {
         let packed = pack(&tensors, expected, layout)?;
         self.report.read_bytes += tensors.iter().map(Tensor::len_bytes).sum::<u64>();
         let remark = packed.remark(expected);
-        self.note(ids, packed.format.name(), packed.bytes.len(), remark);
+        self.note(ids, packed.format.name(), packed.bytes.len(), remark, packed.non_finite);
         Ok(packed)
     }
 
@@ -307,15 +312,22 @@ impl Loader<'_> {
             self.report.read_bytes += tensor.len_bytes();
             values.extend(tensor.to_f32());
         }
-        let bad = values
-            .iter()
-            .position(|v| !v.is_finite())
-            .map(|i| format!("not finite: {:e} at {i}", values[i]));
-        self.note(ids, Format::F32.name(), 4 * values.len(), bad);
+        let non_finite = NonFinite::of_vectors(&values, ids.len());
+        self.note(ids, Format::F32.name(), 4 * values.len(), None, non_finite);
         Ok(values)
     }
 
-    fn note(&mut self, ids: &[TensorId], format: &str, bytes: usize, remark: Option<String>) {
+    fn note(
+        &mut self,
+        ids: &[TensorId],
+        format: &str,
+        bytes: usize,
+        remark: Option<String>,
+        non_finite: Option<NonFinite>,
+    ) {
         self.report.note(ids[0].place().0.name(), format, bytes, remark);
+        if let Some(found) = non_finite {
+            self.report.note_non_finite(ids, found);
+        }
     }
 }

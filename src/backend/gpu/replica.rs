@@ -349,9 +349,7 @@ fn kv_blocks(
     logits_bytes: u64,
 ) -> Result<KvBlocks> {
     let (full_bytes, window_bytes) = block_bytes(config, numbers.kv, &context.target);
-    let per_sequence = KvBlocks::per_sequence(config, KV_PAGE, chunk_tokens);
-    let sequence_bytes = per_sequence.full * full_bytes + per_sequence.window * window_bytes;
-    let limit_bytes = match options.kv_mb {
+    let bytes = match options.kv_mb {
         0 => {
             let memory = context.driver.memory()?;
             let reserved = RESERVED_BYTES.min(memory.total / 16) + logits_bytes;
@@ -359,8 +357,15 @@ fn kv_blocks(
         }
         mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB"))?,
     };
-    let sequences = (limit_bytes / sequence_bytes.max(1)).clamp(1, options.step_limits(StepLimits::GPU).max_batch);
-    Ok(per_sequence.times(sequences))
+    Ok(KvBlocks::within(
+        config,
+        KV_PAGE,
+        chunk_tokens,
+        [full_bytes, window_bytes],
+        bytes,
+        options.step_limits(StepLimits::GPU).max_batch,
+        options.longest_sequence(config),
+    ))
 }
 
 /// The next of 1, 2, 3, 4, 6, 8, 12, ...: a third of the work at most is in vain, and there are few shapes.
@@ -406,6 +411,10 @@ impl Replica for GpuReplica {
 
     fn max_logits_rows(&self) -> usize {
         self.capacity.logits_rows
+    }
+
+    fn max_positions(&self) -> usize {
+        self.capacity.positions
     }
 
     fn depth(&self) -> usize {

@@ -15,7 +15,7 @@ use super::wire::Wire;
 use crate::checkpoint::{Checkpoint, Tensor, TensorId};
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
-use crate::weights::{Findings, Format, Layout, first_format, pack_tiles};
+use crate::weights::{Findings, Format, Layout, NonFinite, first_format, pack_tiles};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -48,8 +48,8 @@ pub enum Parcel {
     End {
         /// Bytes it has in the checkpoint.
         read_bytes: u64,
-        /// What is worth a line.
-        remark: Option<String>,
+        /// What it met on its way.
+        found: Findings,
     },
     /// There will be nothing more.
     Failed(Error),
@@ -146,6 +146,7 @@ impl Packer<'_> {
         loop {
             let id = job.ids[0];
             self.send(Parcel::Begin { id, format })?;
+            found.non_finite = None; // the whole tensor is looked at again
             self.tiles(&tensors, format, &mut found)?;
             match found.needs.take() {
                 Some(wider) => format = wider,
@@ -154,7 +155,7 @@ impl Packer<'_> {
         }
         self.send(Parcel::End {
             read_bytes: tensors.iter().map(Tensor::len_bytes).sum(),
-            remark: found.remark(job.expected),
+            found,
         })
     }
 
@@ -172,7 +173,7 @@ impl Packer<'_> {
             let here = pack_tiles(tensors, format, &Wire, first, bytes);
             self.busy += start.elapsed();
             found.misfit = found.misfit.take().or(here.misfit);
-            found.non_finite = found.non_finite.take().or(here.non_finite);
+            found.non_finite = NonFinite::merge(found.non_finite, here.non_finite);
             if here.needs.is_some() {
                 found.needs = here.needs;
                 self.spare = Some(buffer);

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::model::{LayerWeights, ModelConfig, Weights};
 use crate::replica::{PackReport, Sent};
 use crate::report;
-use crate::weights::{Format, Layout};
+use crate::weights::{Findings, Format, Layout, NonFinite, not_expected};
 use std::panic::resume_unwind;
 use std::thread;
 use std::time::Instant;
@@ -334,11 +334,11 @@ impl<'a> Loader<'a> {
             rows,
             cols,
         };
-        let remark = match self.source {
+        let found = match self.source {
             Source::Checkpoint(_) => self.receive(&mut wire, ids[0])?,
             Source::Synthetic { .. } => {
                 self.reserve(wire.bytes())?;
-                None
+                Findings::default()
             }
         };
         let mut out = Vec::with_capacity(self.contexts.len());
@@ -354,13 +354,14 @@ impl<'a> Loader<'a> {
             _ => wire.format.name(),
         };
         let bytes = out.first().map_or(0, |m| m.bytes.bytes());
-        self.note(ids, name, bytes, remark);
+        let remark = found.misfit.map(|misfit| not_expected(expected, &misfit));
+        self.note(ids, name, bytes, remark, found.non_finite);
         Ok(out)
     }
 
-    /// Takes a tensor from the packer and sends it to every device's wire; says which format it has come in, and what is
-    /// worth a line.
-    fn receive(&mut self, wire: &mut OnWire, first: TensorId) -> Result<Option<String>> {
+    /// Takes a tensor from the packer and sends it to every device's wire; says which format it has come in, and what the
+    /// packer found.
+    fn receive(&mut self, wire: &mut OnWire, first: TensorId) -> Result<Findings> {
         let no_staging = || Error::Internal("a checkpoint without staging".into());
         let mut staging = self.staging.take().ok_or_else(no_staging)?;
         let received = self.receive_from(&mut staging, wire, first);
@@ -368,12 +369,7 @@ impl<'a> Loader<'a> {
         received
     }
 
-    fn receive_from(
-        &mut self,
-        staging: &mut Staging<'_>,
-        wire: &mut OnWire,
-        first: TensorId,
-    ) -> Result<Option<String>> {
+    fn receive_from(&mut self, staging: &mut Staging<'_>, wire: &mut OnWire, first: TensorId) -> Result<Findings> {
         let mut sent = 0;
         loop {
             match staging.next()? {
@@ -390,10 +386,10 @@ impl<'a> Loader<'a> {
                     staging.send(buffer, bytes, &to.collect::<Vec<_>>())?;
                     sent += bytes;
                 }
-                Parcel::End { read_bytes, remark } => {
+                Parcel::End { read_bytes, found } => {
                     self.report.read_bytes += read_bytes;
                     staging.wait(0)?;
-                    return Ok(remark);
+                    return Ok(found);
                 }
                 Parcel::Failed(error) => return Err(error),
             }
@@ -542,19 +538,26 @@ impl<'a> Loader<'a> {
             // Biases and sinks of zero, norms of one: their values change no time.
             Source::Synthetic { config, .. } => vec![made_up; ids.len() * ids[0].shape(config)[1]],
         };
-        let bad = values
-            .iter()
-            .position(|v| !v.is_finite())
-            .map(|i| format!("not finite: {:e} at {i}", values[i]));
-        self.note(ids, Format::F32.name(), 4 * values.len(), bad);
+        let non_finite = NonFinite::of_vectors(&values, ids.len());
+        self.note(ids, Format::F32.name(), 4 * values.len(), None, non_finite);
         self.contexts
             .iter()
             .map(|context| DeviceBuffer::of(&context.stream, &values))
             .collect()
     }
 
-    fn note(&mut self, ids: &[TensorId], format: &str, bytes: usize, remark: Option<String>) {
+    fn note(
+        &mut self,
+        ids: &[TensorId],
+        format: &str,
+        bytes: usize,
+        remark: Option<String>,
+        non_finite: Option<NonFinite>,
+    ) {
         self.report.note(ids[0].place().0.name(), format, bytes, remark);
+        if let Some(found) = non_finite {
+            self.report.note_non_finite(ids, found);
+        }
     }
 }
 
