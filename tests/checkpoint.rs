@@ -7,11 +7,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use getp::backend::cpu::load;
 use getp::checkpoint::{
     BinCheckpoint, CONFIG_BYTES, Checkpoint, Field, PointerCheckpoint, SafetensorsCheckpoint, TensorId, TensorLayout,
     Values, config_from_bytes, config_to_bytes,
 };
 use getp::model::ModelConfig;
+use getp::weights::Format;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use synthetic::{Dense, Directory, Experts, Synthetic, SyntheticCheckpoint, Temperament, write_bin, write_safetensors};
 use tempfile::TempDir;
@@ -606,6 +608,48 @@ fn plain_experts_are_the_same_model() {
     }
 }
 
+/// The bytes of a layer's packed matrices, and their formats.
+fn packed(checkpoint: &dyn Checkpoint, layer: usize) -> Vec<(Format, Vec<u8>)> {
+    let (weights, _) = load(checkpoint).expect("the weights can be packed");
+    let layer = &weights.layers[layer];
+    [&layer.qkv, &layer.attn_out, &layer.router, &layer.mlp1, &layer.mlp2]
+        .map(|matrix| (matrix.format, matrix.bytes.to_vec()))
+        .into()
+}
+
+/// Whatever form a model comes in, it is packed the same, also where bfloat16 turns out to be MXFP4.
+#[test]
+fn every_form_of_a_model_is_packed_the_same() {
+    let dir = temp();
+    let synthetic = Synthetic::new(&tiny(), SEED, Temperament::Wild).unwrap();
+    let expected = packed(&BinCheckpoint::open(tiny_bin_of(&synthetic, &dir)).unwrap(), 1);
+    assert_eq!(expected[3].0, Format::Mxfp4);
+    let dequantized = Directory {
+        dequantized: true,
+        ..Directory::hugging_face(1)
+    };
+    for form in [Directory::hugging_face(1), Directory::original(1), dequantized] {
+        let dir = temp();
+        synthetic.write_directory(dir.path(), form, &|_| ()).unwrap();
+        let found = packed(&SafetensorsCheckpoint::open(dir.path()).unwrap(), 1);
+        assert!(found == expected, "{form:?}");
+    }
+    let synthetic = Synthetic {
+        experts: Experts::Bf16,
+        ..synthetic
+    };
+    let dir = temp();
+    synthetic.write_directory(dir.path(), dequantized, &|_| ()).unwrap();
+    let found = packed(&SafetensorsCheckpoint::open(dir.path()).unwrap(), 1);
+    assert_eq!(found[3].0, Format::Bf16);
+}
+
+fn tiny_bin_of(synthetic: &Synthetic, dir: &TempDir) -> PathBuf {
+    let path = dir.path().join("model.bin");
+    synthetic.write_bin(&path, &|_| ()).expect("the file can be written");
+    path
+}
+
 #[test]
 fn plain_experts_of_another_shape_are_refused() {
     let dir = temp();
@@ -958,5 +1002,25 @@ fn tensors_differ_and_depend_on_the_seed_but_not_on_the_layer_count() {
         assert_ne!(values, bits(&other, id), "{id:?}");
         let before = seen.insert(values, id);
         assert!(before.is_none(), "{id:?} is {before:?}");
+    }
+}
+
+/// The fuzzer starts from directories that open.
+#[test]
+fn seeds_of_the_fuzzer_are_models() {
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/checkpoint_safetensors");
+    for seed in fs::read_dir(seeds).unwrap() {
+        let (path, dir) = (seed.unwrap().path(), temp());
+        let mut rest = &fs::read(&path).unwrap()[..];
+        for name in ["config.json", "model.safetensors.index.json"] {
+            let (bytes, behind) = rest.split_first_chunk().unwrap();
+            let (file, behind) = behind.split_at(u16::from_le_bytes(*bytes).into());
+            if !file.is_empty() {
+                fs::write(dir.path().join(name), file).unwrap();
+            }
+            rest = behind;
+        }
+        fs::write(dir.path().join("model.safetensors"), rest).unwrap();
+        SafetensorsCheckpoint::open(dir.path()).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     }
 }
