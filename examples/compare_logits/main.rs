@@ -1,19 +1,21 @@
-//! Compares two files of logits that GETP_LOGITS wrote, record by record.
+//! Compares two files of logits, each written by GETP_LOGITS or lines of text as the evaluation program's checkers print.
 //!
 //! Two runs may answer in any order, so records are matched by request and position, and read one at a time: the
-//! files may be larger than memory. Exit status: 0 if every record of either file is in the other and all logits
-//! agree, 1 if not, 2 if the files cannot be compared.
+//! files may be larger than memory. Lines of text hold some logits of some positions and do not say which; see
+//! `--positions` and `--tokens`. Exit status: 0 if every record of either file is in the other and all logits agree, 1 if
+//! not, 2 if the files cannot be compared.
+
+mod source;
 
 use clap::Parser;
 use getp::error::{Error, Result};
-use getp::logits::{LogitsReader, RecordKey};
-use std::collections::{HashMap, HashSet};
+use source::{Pairs, Place, Source};
 use std::fmt::Display;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Compares the logits of two runs; B is the reference.
+/// Compares the logits of two runs; B is the reference. Each is a file that GETP_LOGITS wrote or lines of text.
 #[derive(Parser)]
 struct Arguments {
     /// The logits to judge.
@@ -26,6 +28,12 @@ struct Arguments {
     /// Relative tolerance.
     #[arg(long, default_value_t = 1e-4)]
     rtol: f64,
+    /// A text has a line for every so many positions of each request, from 0.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    positions: u32,
+    /// A line of text has the logits of every so many tokens, from 0.
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: u32,
 }
 
 fn main() -> ExitCode {
@@ -48,7 +56,7 @@ fn main() -> ExitCode {
 
 /// A logit, and what the files say of it.
 struct Mismatch {
-    key: RecordKey,
+    place: Place,
     index: usize,
     a: f32,
     b: f32,
@@ -68,43 +76,46 @@ struct Report {
     max_ratio: f64,
     same_top: usize,
     /// Each record's divergence.
-    kl: Vec<(f64, RecordKey)>,
+    kl: Vec<(f64, Place)>,
+    /// The logits compared are those of every so many tokens.
+    tokens: usize,
 }
 
 fn compare(arguments: &Arguments) -> Result<Report> {
-    let (mut a, mut b) = (LogitsReader::open(&arguments.a)?, LogitsReader::open(&arguments.b)?);
-    if a.vocab() != b.vocab() {
-        let why = format!("its vocabulary has {} tokens, the other's {}", a.vocab(), b.vocab());
+    let (mut a, mut b) = (Source::open(&arguments.a)?, Source::open(&arguments.b)?);
+    let text = a.is_text() || b.is_text();
+    let tokens = if text { arguments.tokens as usize } else { 1 };
+    if a.width(tokens) != b.width(tokens) {
+        let of = |source: &Source| source.width(tokens);
+        let why = format!("it has {} logits a record, the other {}", of(&a), of(&b));
         return Err(Error::format(arguments.a.display().to_string(), why));
     }
-    let in_b: HashMap<RecordKey, usize> = (0..).zip(b.records()).map(|(at, &(key, _))| (key, at)).collect();
-    let mut in_a: Vec<(RecordKey, usize)> = (0..).zip(a.records()).map(|(at, &(key, _))| (key, at)).collect();
-    in_a.sort(); // so that the first mismatch is the first in the requests' order too
-    let mut report = Report::default();
+    let pairs = Pairs::new(&a, &b, arguments.positions);
+    let mut report = Report {
+        only_a: pairs.only_a,
+        only_b: pairs.only_b,
+        other_token: pairs.other_token,
+        tokens,
+        ..Report::default()
+    };
     let (mut row_a, mut row_b) = (Vec::new(), Vec::new());
-    for (key, at_a) in in_a {
-        let Some(&at_b) = in_b.get(&key) else {
-            report.only_a += 1;
-            continue;
-        };
-        report.other_token += usize::from(a.records()[at_a].1 != b.records()[at_b].1);
-        a.read(at_a, &mut row_a)?;
-        b.read(at_b, &mut row_b)?;
-        report.add(arguments, key, &row_a, &row_b);
+    for (place, at_a, at_b) in pairs.rows {
+        a.read(at_a, tokens, &mut row_a)?;
+        b.read(at_b, tokens, &mut row_b)?;
+        report.add(arguments, place, &row_a, &row_b);
     }
-    let a_keys: HashSet<RecordKey> = a.records().iter().map(|&(key, _)| key).collect();
-    report.only_b = in_b.keys().filter(|key| !a_keys.contains(key)).count();
     Ok(report)
 }
 
 impl Report {
-    fn add(&mut self, arguments: &Arguments, key: RecordKey, row_a: &[f32], row_b: &[f32]) {
+    fn add(&mut self, arguments: &Arguments, place: Place, row_a: &[f32], row_b: &[f32]) {
         self.records += 1;
-        for (index, (&a, &b)) in row_a.iter().zip(row_b).enumerate() {
-            self.add_logit(arguments, Mismatch { key, index, a, b });
+        for (at, (&a, &b)) in row_a.iter().zip(row_b).enumerate() {
+            let index = at * self.tokens;
+            self.add_logit(arguments, Mismatch { place, index, a, b });
         }
         self.same_top += usize::from(getp::sampler::argmax(row_a) == getp::sampler::argmax(row_b));
-        self.kl.push((kl_divergence(row_b, row_a), key));
+        self.kl.push((kl_divergence(row_b, row_a), place));
     }
 
     fn add_logit(&mut self, arguments: &Arguments, logit: Mismatch) {
@@ -131,11 +142,11 @@ impl Report {
     fn divergence(&self) -> Vec<String> {
         let mut kl = self.kl.clone();
         kl.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let Some(&(largest, RecordKey { request, position })) = kl.last() else {
+        let Some(&(largest, place)) = kl.last() else {
             return Vec::new();
         };
         let mean = kl.iter().map(|(kl, _)| kl).sum::<f64>() / kl.len() as f64;
-        let found = format!("{largest:.6e} nats: request {request}, position {position}");
+        let found = format!("{largest:.6e} nats: {place}");
         vec![
             line("mean KL(B||A)", format_args!("{mean:.6e} nats")),
             line("median KL(B||A)", format_args!("{:.6e} nats", kl[kl.len() / 2].0)),
@@ -164,10 +175,15 @@ impl Report {
             format_args!("atol {:e}, rtol {:e}", arguments.atol, arguments.rtol),
         ));
         lines.push(line("logits outside it", self.mismatches));
-        if let Some(Mismatch { key, index, a, b }) = &self.first {
-            let RecordKey { request, position } = key;
-            let found = format!("request {request}, position {position}, index {index}: a {a:e}, b {b:e}");
+        if let Some(Mismatch { place, index, a, b }) = &self.first {
+            let found = format!("{place}, index {index}: a {a:e}, b {b:e}");
             lines.push(line("first of them", found));
+        }
+        if self.tokens > 1 {
+            lines.push(line(
+                "compared",
+                format_args!("the logits of every {}th token", self.tokens),
+            ));
         }
         lines.push(if self.agrees() { "agree" } else { "DIFFER" }.into());
         lines.join("\n") + "\n"
@@ -211,7 +227,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use getp::logits::LogitsWriter;
+    use getp::logits::{LogitsWriter, RecordKey};
     use tempfile::NamedTempFile;
 
     type Record<'a> = (u32, u32, u32, &'a [f32]);
@@ -226,15 +242,26 @@ mod tests {
         file
     }
 
-    fn report(a: &[Record<'_>], b: &[Record<'_>]) -> Report {
-        let (a, b) = (file(a), file(b));
-        let arguments = Arguments {
+    fn text(lines: &str) -> NamedTempFile {
+        let file = NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), lines).unwrap();
+        file
+    }
+
+    /// Compares two files; a text has every second token of every third position.
+    fn compared(a: &NamedTempFile, b: &NamedTempFile) -> Result<Report> {
+        compare(&Arguments {
             a: a.path().into(),
             b: b.path().into(),
             atol: 1e-5,
             rtol: 1e-4,
-        };
-        compare(&arguments).unwrap()
+            positions: 3,
+            tokens: 2,
+        })
+    }
+
+    fn report(a: &[Record<'_>], b: &[Record<'_>]) -> Report {
+        compared(&file(a), &file(b)).unwrap()
     }
 
     const X: &[f32] = &[1.0, 3.0, 2.0];
@@ -258,10 +285,8 @@ mod tests {
         assert!(!report.agrees());
         assert_eq!((report.mismatches, report.same_top, report.max_abs), (1, 1, 2.0));
         let first = report.first.unwrap();
-        assert_eq!(
-            (first.key.request, first.key.position, first.index, first.a, first.b),
-            (1, 1, 2, 4.0, 2.0)
-        );
+        assert_eq!((first.index, first.a, first.b), (2, 4.0, 2.0));
+        assert_eq!(first.place.to_string(), "request 1, position 1");
         assert!((report.max_ratio - 2.0 / (1e-5 + 2e-4)).abs() < 1e-3);
         assert!(report.kl.iter().map(|(kl, _)| kl).sum::<f64>() > 0.1);
     }
@@ -286,5 +311,60 @@ mod tests {
         let wrong = report(&[(0, 0, 5, &[f32::NAN, 1.0, 2.0])], &[(0, 0, 5, &[-INF, 1.0, 2.0])]);
         assert!(!wrong.agrees() && wrong.max_abs.is_nan());
         assert!(!report(&[(0, 0, 5, &[1.0, 1.0, 2.0])], &[(0, 0, 5, &[-INF, 1.0, 2.0])]).agrees());
+    }
+    /// Two requests, out of order, with positions that a text leaves out.
+    fn recorded() -> NamedTempFile {
+        file(&[
+            (1, 0, 5, &[5.0, 0.0, 6.5]),
+            (0, 3, 5, &[3.0, 0.0, -4.0]),
+            (0, 2, 5, &[0.0; 3]),
+            (0, 0, 5, &[1.0, 0.0, 2.0]),
+        ])
+    }
+
+    #[test]
+    fn lines_are_the_records_at_their_strides() {
+        let lines = text("1 2 \n3 -4 \n5 6.5 \n");
+        for report in [
+            compared(&recorded(), &lines),
+            compared(&lines, &recorded()),
+            compared(&lines, &text("1e0 2\r\n\n3 -4\n5 6.5")),
+        ] {
+            let report = report.unwrap();
+            assert!(report.agrees() && report.records == 3 && report.same_top == 3);
+        }
+    }
+
+    #[test]
+    fn a_wrong_number_in_a_line_is_named() {
+        let report = compared(&recorded(), &text("1 2\n3 -4.1\n5 6.5\n")).unwrap();
+        let first = report.first.unwrap();
+        assert_eq!(
+            (first.place.to_string(), first.index),
+            ("request 0, position 3".into(), 2)
+        );
+        let report = compared(&text("1 2\n3 4\n"), &text("1 2\n3 5\n")).unwrap();
+        assert_eq!(report.first.unwrap().place.to_string(), "line 2");
+    }
+
+    #[test]
+    fn lines_too_few_and_too_many_are_counted() {
+        let few = compared(&recorded(), &text("1 2\n3 -4\n")).unwrap();
+        let many = compared(&recorded(), &text("1 2\n3 -4\n5 6.5\n7 8\n")).unwrap();
+        assert_eq!((few.only_a, few.only_b, few.agrees()), (1, 0, false));
+        assert_eq!((many.only_a, many.only_b, many.agrees()), (0, 1, false));
+    }
+
+    #[test]
+    fn texts_that_cannot_be_compared_are_refused() {
+        for (lines, why) in [
+            ("", "it holds no logits"),
+            ("GETPLOG2 1 2", "line 1 is not made of numbers"),
+            ("1 2\n3\n", "line 2 has 1 logits, those before it 2"),
+            ("1 2 3\n", "it has 2 logits a record, the other 3"),
+        ] {
+            let error = compared(&recorded(), &text(lines)).err().unwrap().to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 }
