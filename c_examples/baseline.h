@@ -473,14 +473,13 @@ struct Baseline {
     LogitsFile logits_file;
 };
 
-// Feeds the prompt, then each token sampled, and stores those in `answer`.
-// Returns how many there are. The prompt's positions are all below `steps`.
-inline int generate(Baseline *baseline, const std::vector<int> &prompt, int request,
-                    unsigned long long *rng, int *answer) {
+// Feeds the prompt, then each token sampled, and gives those to `take`.
+template <typename Take>
+void generate(Baseline *baseline, const std::vector<int> &prompt, int request,
+              unsigned long long *rng, Take take) {
     float *logits = baseline->transformer->state.logits;
     const int n_prompt = static_cast<int>(prompt.size());
     int token = prompt[0];
-    int n_answer = 0;
     for (int pos = 0; pos < baseline->steps; pos++) {
         forward(baseline->transformer, &baseline->rope, token, pos);
         baseline->logits_file.record(request, pos, token, logits);
@@ -489,16 +488,14 @@ inline int generate(Baseline *baseline, const std::vector<int> &prompt, int requ
             continue;
         }
         token = sample(*baseline->sampler, logits, rng);
-        answer[n_answer++] = token;
+        take(token);
         if (is_end_token(token)) break;
     }
-    answer[n_answer] = -1;
-    return n_answer;
 }
 
 inline std::vector<int> encode_request(const Requests &requests, int request,
                                        const Tokenizer &tokenizer, int max_tokens) {
-    const char *text = request_text(requests, request);
+    const char *text = get_str_req_ptr(&requests, request);
     // A text that fills its slot has no NUL.
     const size_t len = strnlen(text, static_cast<size_t>(text_bytes(requests)));
     return encode(tokenizer, text, static_cast<int>(len), max_tokens);
@@ -516,7 +513,7 @@ inline long long baseline_inference(Transformer *transformer, Tokenizer *tokeniz
     for (int request = 0; request < requests->num_reqs; request++) {
         const std::vector<int> prompt =
             encode_request(*requests, request, *tokenizer, config.initial_context_length);
-        int *answer = request_answer(*requests, request);
+        int *answer = get_tok_gen_ptr(requests, request);
         if (prompt.empty() || prompt.size() > static_cast<size_t>(steps)) {
             std::fprintf(stderr, "eval: request %d has %zu tokens, 1 to %d fit\n", request,
                          prompt.size(), steps);
@@ -524,11 +521,49 @@ inline long long baseline_inference(Transformer *transformer, Tokenizer *tokeniz
             continue;
         }
         unsigned long long rng = request_rng(base, request);
-        n_tokens += generate(&baseline, prompt, request, &rng, answer);
+        int n_answer = 0;
+        generate(&baseline, prompt, request, &rng, [&](int token) { answer[n_answer++] = token; });
+        answer[n_answer] = -1;
+        n_tokens += n_answer;
         if (request == 0) sampler->rng_state = rng;
     }
     baseline.logits_file.close();
     return n_tokens;
+}
+
+// Prints a token's text; a piece like <0x0A> is the byte that it names.
+inline void print_piece(const Tokenizer &tokenizer, int token) {
+    const char *piece = tokenizer.vocab[token];
+    unsigned byte = 0;
+    if (tokenizer.lengths[token] == 6 && piece[5] == '>' &&
+        std::sscanf(piece, "<0x%2x", &byte) == 1) {
+        piece = reinterpret_cast<const char *>(&tokenizer.byte_pieces[2 * byte]);
+    }
+    std::fputs(piece, stdout);
+    std::fflush(stdout);
+}
+
+// Prints one prompt and its answer as it comes.
+inline void generate_text(Transformer *transformer, const Tokenizer &tokenizer,
+                          const Sampler &sampler, const std::string &text, int steps) {
+    const Config &config = transformer->config;
+    const std::vector<int> prompt = encode(tokenizer, text.c_str(), static_cast<int>(text.size()),
+                                           config.initial_context_length);
+    Baseline baseline = {transformer, &sampler, steps, build_rope(config),
+                         LogitsFile(config.vocab_size)};
+    unsigned long long rng = sampler.rng_state;
+    int n_answer = 0;
+    for (int token : prompt) print_piece(tokenizer, token);
+    const double elapsed_s = seconds_of([&] {
+        generate(&baseline, prompt, 0, &rng, [&](int token) {
+            n_answer++;
+            if (!is_end_token(token)) print_piece(tokenizer, token);
+        });
+    });
+    baseline.logits_file.close();
+    std::printf("\n");
+    const double positions = static_cast<double>(prompt.size()) + n_answer - 1;
+    std::fprintf(stderr, "achieved tok/s: %f\n", positions / elapsed_s);
 }
 
 #endif  // BASELINE_H

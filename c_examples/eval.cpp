@@ -4,9 +4,11 @@
 //
 //     eval MODEL [-m getp|baseline] -i IN -o OUT [-n STEPS] [-t TEMPERATURE]
 //          [-p TOPP] [-s SEED] [-z TOKENIZER]
+//     eval MODEL -m generate -i PROMPT [...]
 //
 // IN: the number of requests, then one request per line. OUT: one line of
-// token ids per request.
+// token ids per request. generate prints the prompt and its answer by the
+// baseline. The original has a chat mode too, and generate is its default.
 
 #include "eval_model.h"
 
@@ -22,7 +24,7 @@ struct Arguments {
     std::string input;
     std::string output;
     std::string tokenizer = "tokenizer.bin";
-    int steps = 1024;  // 0: as many as the model has positions
+    int steps = 1024;  // 0 and below: as many as the model has positions
     float temperature = 0.0f;
     float topp = 0.9f;
     unsigned long long seed = 0;  // 0: from the clock
@@ -30,41 +32,32 @@ struct Arguments {
 
 static const char kUsage[] =
     "usage: eval MODEL [-m getp|baseline] -i IN -o OUT [-n STEPS] [-t TEMPERATURE]\n"
-    "            [-p TOPP] [-s SEED] [-z TOKENIZER]\n";
+    "            [-p TOPP] [-s SEED] [-z TOKENIZER]\n"
+    "       eval MODEL -m generate -i PROMPT [...]\n"
+    "defaults: -m getp, -n 1024 (0: the model's length), -t 0, -p 0.9 (also for a value\n"
+    "outside 0..1), -s 0 (0: from the clock), -z tokenizer.bin; there is no chat mode\n";
 
-static unsigned long long parse_unsigned(char option, const char *text, unsigned long long max) {
-    char *end = nullptr;
-    errno = 0;
-    const unsigned long long value = std::strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || value > max) {
-        fail(std::string("-") + option + " needs a whole number up to " + std::to_string(max) +
-             ", not '" + text + "'");
-    }
-    return value;
-}
-
-static float parse_float(char option, const char *text) {
-    char *end = nullptr;
-    const float value = std::strtof(text, &end);
-    if (end == text || *end != '\0' || !(value >= 0.0f) || std::isinf(value)) {
-        fail(std::string("-") + option + " needs a number from 0 up, not '" + text + "'");
-    }
-    return value;
-}
-
+// Values are read as the original reads them: what is no number is 0.
 static void set_option(Arguments *arguments, int option) {
-    const char name = static_cast<char>(option);
     switch (option) {
         case 'm': arguments->mode = optarg; break;
         case 'i': arguments->input = optarg; break;
         case 'o': arguments->output = optarg; break;
-        case 'n': arguments->steps = static_cast<int>(parse_unsigned(name, optarg, INT_MAX)); break;
-        case 't': arguments->temperature = parse_float(name, optarg); break;
-        case 'p': arguments->topp = parse_float(name, optarg); break;
-        case 's': arguments->seed = parse_unsigned(name, optarg, ULLONG_MAX); break;
+        case 'n': arguments->steps = std::atoi(optarg); break;
+        case 't': arguments->temperature = static_cast<float>(std::atof(optarg)); break;
+        case 'p': arguments->topp = static_cast<float>(std::atof(optarg)); break;
+        case 's': arguments->seed = static_cast<unsigned long long>(std::atoi(optarg)); break;
         case 'z': arguments->tokenizer = optarg; break;
         default: fail("bad option");
     }
+}
+
+// Out of their ranges they are set as the original sets them.
+static void correct_values(Arguments *arguments) {
+    if (arguments->seed == 0) arguments->seed = static_cast<unsigned>(std::time(nullptr));
+    if (arguments->temperature < 0.0f) arguments->temperature = 0.0f;
+    if (arguments->topp < 0.0f || arguments->topp > 1.0f) arguments->topp = 0.9f;
+    arguments->steps = std::max(arguments->steps, 0);
 }
 
 // The model stands before the options, where POSIX getopt would stop.
@@ -77,9 +70,13 @@ static Arguments parse_arguments(int argc, char **argv) {
         set_option(&arguments, option);
     }
     if (optind < argc) fail(std::string("unexpected '") + argv[optind] + "'");
-    if (arguments.mode != "getp" && arguments.mode != "baseline") fail("-m is getp or baseline");
-    if (arguments.input.empty() || arguments.output.empty()) fail("-i and -o are needed");
-    if (arguments.seed == 0) arguments.seed = static_cast<unsigned long long>(std::time(nullptr));
+    const bool generates = arguments.mode == "generate";
+    if (!generates && arguments.mode != "getp" && arguments.mode != "baseline") {
+        fail("-m is getp, baseline or generate");
+    }
+    if (arguments.input.empty()) fail("-i is needed");
+    if (arguments.output.empty() && !generates) fail("-o is needed");
+    correct_values(&arguments);
     return arguments;
 }
 
@@ -122,12 +119,16 @@ static void evaluate(const Arguments &arguments) {
     Evaluation e;
     build_transformer(&e.transformer, arguments.model);
     const Config &config = e.transformer.config;
+    print_config(config);
     build_tokenizer(&e.tokenizer, arguments.tokenizer, config.vocab_size);
     build_sampler(&e.sampler, config.vocab_size, arguments.temperature, arguments.topp,
                   arguments.seed);
-    read_requests(&e.requests, arguments.input, e.tokenizer.max_token_length,
-                  limit_steps(arguments.steps, config.seq_len));
-
+    const int steps = limit_steps(arguments.steps, config.seq_len);
+    if (arguments.mode == "generate") {
+        generate_text(&e.transformer, e.tokenizer, e.sampler, arguments.input, steps);
+        return;
+    }
+    read_requests(&e.requests, arguments.input, e.tokenizer.max_token_length, steps);
     const auto run = arguments.mode == "getp" ? getp : baseline;
     run(&e.transformer, &e.tokenizer, &e.sampler, &e.requests, arguments.output);
 }

@@ -2,7 +2,7 @@
 // by layout, and the checkpoint and tokenizer files that fill them.
 //
 // The structs are declared here, not taken from getp's header, because the
-// program they stand for has never seen that header. The assertions hold both
+// program they stand for has never seen that header. getp_run.cpp holds both
 // sides to the same bytes (x86-64 Linux, LP64, little endian).
 
 #ifndef EVAL_MODEL_H
@@ -25,6 +25,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 // ---------------------------------------------------------------------------
 // Structs
@@ -47,9 +48,6 @@ typedef struct {
     float swiglu_limit;
 } Config;
 
-static_assert(sizeof(Config) == 60 && offsetof(Config, rope_theta) == 44 &&
-              offsetof(Config, swiglu_limit) == 56);
-
 // Shapes are row-major, [rows..., inputs].
 typedef struct {
     float *token_embedding_table;  // [vocab, hidden]
@@ -69,8 +67,6 @@ typedef struct {
     float *rms_out_w;              // [hidden]
     float *out;                    // [vocab, hidden]
 } TransformerWeights;
-
-static_assert(sizeof(TransformerWeights) == 128 && offsetof(TransformerWeights, out) == 120);
 
 typedef struct {
     float *x;             // [hidden], the residual stream
@@ -96,9 +92,6 @@ typedef struct {
     float *mask;          // [seq_len, seq_len], NULL without a sliding window
 } RunState;
 
-static_assert(sizeof(RunState) == 168 && offsetof(RunState, topk_i) == 48 &&
-              offsetof(RunState, mask) == 160);
-
 typedef struct {
     Config config;
     TransformerWeights weights;
@@ -108,18 +101,11 @@ typedef struct {
     ssize_t file_size;  // bytes
 } Transformer;
 
-static_assert(sizeof(Transformer) == 384 && offsetof(Transformer, weights) == 64 &&
-              offsetof(Transformer, state) == 192 && offsetof(Transformer, fd) == 360 &&
-              offsetof(Transformer, data) == 368 && offsetof(Transformer, file_size) == 376);
-
 typedef struct {
     const char *str;
     int len;
     int id;
 } TokenIndex;
-
-static_assert(sizeof(TokenIndex) == 16 && offsetof(TokenIndex, len) == 8 &&
-              offsetof(TokenIndex, id) == 12);
 
 typedef struct {
     char **vocab;  // [vocab_size], each NUL-terminated behind its bytes
@@ -132,17 +118,10 @@ typedef struct {
     unsigned char byte_pieces[512];  // 256 strings of one byte
 } Tokenizer;
 
-static_assert(sizeof(Tokenizer) == 1576 && offsetof(Tokenizer, vocab_size) == 24 &&
-              offsetof(Tokenizer, max_token_length) == 28 &&
-              offsetof(Tokenizer, sorted_vocab) == 32 && offsetof(Tokenizer, byte_tokens) == 40 &&
-              offsetof(Tokenizer, byte_pieces) == 1064);
-
 typedef struct {
     float prob;
     int index;
 } ProbIndex;
-
-static_assert(sizeof(ProbIndex) == 8 && offsetof(ProbIndex, index) == 4);
 
 typedef struct {
     int vocab_size;
@@ -151,10 +130,6 @@ typedef struct {
     float topp;
     unsigned long long rng_state;
 } Sampler;
-
-static_assert(sizeof(Sampler) == 32 && offsetof(Sampler, probindex) == 8 &&
-              offsetof(Sampler, temperature) == 16 && offsetof(Sampler, topp) == 20 &&
-              offsetof(Sampler, rng_state) == 24);
 
 // ---------------------------------------------------------------------------
 // Helpers
@@ -213,6 +188,28 @@ inline void check_config(const Config &c, const std::string &path) {
     if (c.head_dim % 2 != 0) fail(path + ": head_dim is odd");
     if (c.n_attn_heads % c.n_kv_heads != 0) fail(path + ": heads are no multiple of kv heads");
     if (c.experts_per_token > c.n_experts) fail(path + ": fewer experts than experts per token");
+}
+
+// The lines the original prints when it has opened a checkpoint.
+inline void print_config(const Config &c) {
+    const std::pair<const char *, int> counts[] = {
+        {"vocab_size", c.vocab_size},
+        {"hidden_dim", c.hidden_dim},
+        {"n_experts", c.n_experts},
+        {"experts_per_token", c.experts_per_token},
+        {"intermediate_dim", c.intermediate_dim},
+        {"n_layers", c.n_layers},
+        {"head_dim", c.head_dim},
+        {"n_attn_heads", c.n_attn_heads},
+        {"n_kv_heads", c.n_kv_heads},
+        {"max_seq_len", c.seq_len},
+        {"init context len", c.initial_context_length},
+    };
+    for (const auto &[name, count] : counts) std::printf("%s: %d\n", name, count);
+    std::printf("rope theta: %f\n", static_cast<double>(c.rope_theta));
+    std::printf("rope_scaling_factor: %f\n", static_cast<double>(c.rope_scaling_factor));
+    std::printf("sliding window: %d\n", c.sliding_window);
+    std::printf("swiglu_limit: %f\n", static_cast<double>(c.swiglu_limit));
 }
 
 // Walks the tensors in the order of the file, so that one list gives both the

@@ -19,10 +19,6 @@ typedef struct {
     int *tok_gens;      // [num_reqs, max_seq_len + 1], each ended by -1
 } Requests;
 
-static_assert(sizeof(Requests) == 32 && offsetof(Requests, max_token_len) == 4 &&
-              offsetof(Requests, max_seq_len) == 8 && offsetof(Requests, str_reqs) == 16 &&
-              offsetof(Requests, tok_gens) == 24);
-
 void warm_up(Transformer *transformer, Tokenizer *tokenizer);
 long long inference(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
                     Requests *requests);
@@ -34,12 +30,12 @@ inline int64_t text_bytes(const Requests &requests) {
 
 inline int64_t answer_tokens(const Requests &requests) { return int64_t{requests.max_seq_len} + 1; }
 
-inline char *request_text(const Requests &requests, int64_t request) {
-    return requests.str_reqs + request * text_bytes(requests);
+inline char *get_str_req_ptr(const Requests *requests, int64_t request) {
+    return requests->str_reqs + request * text_bytes(*requests);
 }
 
-inline int *request_answer(const Requests &requests, int64_t request) {
-    return requests.tok_gens + request * answer_tokens(requests);
+inline int *get_tok_gen_ptr(const Requests *requests, int64_t request) {
+    return requests->tok_gens + request * answer_tokens(*requests);
 }
 
 // ---------------------------------------------------------------------------
@@ -64,7 +60,7 @@ inline void store_text(Requests *requests, int request, const std::string &line)
         std::fprintf(stderr, "eval: request %d clipped from %zu to %zu bytes\n", request,
                      line.size(), slot_bytes);
     }
-    std::memcpy(request_text(*requests, request), line.data(), std::min(line.size(), slot_bytes));
+    std::memcpy(get_str_req_ptr(requests, request), line.data(), std::min(line.size(), slot_bytes));
 }
 
 // The number of requests on the first line, then each request on its own line,
@@ -102,7 +98,7 @@ inline void free_requests(Requests *requests) {
 inline void write_answers(const Requests &requests, const std::string &path) {
     std::ofstream file(path);
     for (int request = 0; request < requests.num_reqs; request++) {
-        const int *answer = request_answer(requests, request);
+        const int *answer = get_tok_gen_ptr(&requests, request);
         for (int64_t i = 0; i < answer_tokens(requests) && answer[i] >= 0; i++) {
             if (i > 0) file << ' ';
             file << answer[i];

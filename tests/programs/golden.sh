@@ -63,3 +63,20 @@ GETP_PRECISION=fast answer fast small -i "$scratch/long" -n "$steps"
 awk '/^mean KL/ { kl = $3 } /^top-1/ { top = $3 } END { exit !(kl != "" && kl + 0 <= 1e-3 && top + 0 >= 98) }' \
     "$scratch/report" || fail "fast: the mean KL divergence must be at most 1e-3, top-1 agreement at least 98 %"
 echo "ok: fast is close"
+
+# The program reads its options as the original does: what is no number is 0, what is out of range is set right.
+answer expected tiny "${short[@]}" -t 1 -p 0.9 -s 7 -m baseline
+answer odd tiny "${short[@]}" -t 1 -p 7 -s 7abc -m baseline
+same "-p out of range and a seed with letters" "$scratch/odd" "$scratch/expected"
+answer expected tiny "${short[@]}" -t 0 -n 0
+answer odd tiny "${short[@]}" -t -1 -n -5 -s abc -p much
+same "a temperature and steps below 0, a seed and a top-p that are no numbers" "$scratch/odd" "$scratch/expected"
+
+# Printed is the prompt and behind it the answer, by the library as by the mode that generates one.
+tail -n 2 c_examples/prompts.txt | head -n 1 >"$scratch/prompt"
+{ echo 1 && cat "$scratch/prompt"; } >"$scratch/one"
+GETP_PRINT=1 answer answer 7m -i "$scratch/one" -n 64
+sed -e '1,/^warm up/d' -e '/^total tokens/,$d' "$scratch/answer.log" | grep -av '^getp: ' >"$scratch/printed"
+"$BUILD/eval" "$BUILD/7m.bin" -z "$BUILD/tokenizer.bin" -m generate -i "$(<"$scratch/prompt")" -n 64 2>"$scratch/log" |
+    sed '1,/^swiglu_limit/d' >"$scratch/generated"
+same "printed text" "$scratch/printed" "$scratch/generated"
