@@ -71,6 +71,7 @@ test-gpu:
 test-c: programs tiny-model small-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 	tests/programs/warnings.sh
 	tests/programs/golden.sh
+	tests/programs/drop_in.sh
 	tests/programs/faults.sh
 
 test-sanitizers: programs tiny-model
