@@ -4,7 +4,10 @@
  *
  * MODEL: a .bin file or a directory of safetensors. REQUESTS: the number of
  * requests, then one a line. Each answer goes to stdout behind its number, in
- * the order of requests; STEPS positions hold a prompt and its answer. */
+ * the order of requests; STEPS positions hold a prompt and its answer.
+ *
+ * The library says on stderr why a call of it failed, so that this program adds
+ * only what it was doing. */
 
 #include "getp.h"
 
@@ -91,11 +94,14 @@ int main(int argc, char **argv) {
         fputs(usage, stderr);
         return 2;
     }
-    if (open_batch(&b, argc, argv) && run(&b)) {
-        status = print_answers(&b) ? EXIT_SUCCESS : EXIT_FAILURE;
-        if (status != EXIT_SUCCESS) perror("batch: stdout");
+    if (!open_batch(&b, argc, argv)) {
+        fputs("batch: a file cannot be used\n", stderr);
+    } else if (!run(&b)) {
+        fputs("batch: not every request has its answer\n", stderr);
+    } else if (!print_answers(&b)) {
+        perror("batch: stdout");
     } else {
-        fprintf(stderr, "batch: %s\n", getp_last_error());
+        status = EXIT_SUCCESS;
     }
     close_batch(&b);
     return status;
