@@ -46,8 +46,9 @@ programs() {
     echo "ok: a failure before finish, $name"
 }
 
-instrumented build --locked --lib
-side_by_side programs "$TARGET/release" "$TARGET/$host/debug"
+# `cargo build` would take other features of some crates than the tests do, and build all again.
+instrumented test --locked --no-run --lib --tests
+side_by_side programs "$TARGET/release" "$TARGET/$host/debug/deps"
 
 # The test of the C program links it to the library without a sanitizer's runtime; it has just run with one.
 instrumented test --locked --no-fail-fast --lib --tests -- --skip the_c_program_answers

@@ -38,8 +38,9 @@ sanitize() {
     "${compile[@]}" "${flags[@]}" -c -x c++ "$1" -o "$object"
 }
 
-"$cargo" test "${simt[@]}" --no-fail-fast --lib --test simt --test gpu -- --skip backend::cpu
-library=$("$cargo" build "${simt[@]}" --lib --message-format=json |
+tests=(--lib --test simt --test gpu)
+"$cargo" test "${simt[@]}" --no-fail-fast "${tests[@]}" -- --skip backend::cpu
+library=$("$cargo" test "${simt[@]}" --no-run "${tests[@]}" --message-format=json |
     sed -n 's/.*\["GETP_SIMT_KERNELS","\([^"]*\)"\].*/\1/p' | tail -1)
 test_kernels plain "$library"
 
