@@ -17,7 +17,7 @@ fi
 for feature in ${features//,/ }; do
     "$cargo" clippy --locked --lib --test gpu --bench gpu --features "$feature" -- -D warnings
 done
-RUSTDOCFLAGS="-D warnings" "$cargo" doc --locked --no-deps --features "$features"
+RUSTDOCFLAGS="-D warnings" "$cargo" doc --locked --no-deps --features "${features#simt,}"
 "$cargo" test --locked --features "$features" --lib -- backend::gpu
 "$cargo" test --locked --features "$features" "${checks[@]}" -- --nocapture
 

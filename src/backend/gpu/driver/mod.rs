@@ -1,7 +1,7 @@
 //! What a GPU's runtime must do, in one trait: memory, streams, events, code, launches, graphs.
 //!
 //! Handles are plain numbers here; [`super::memory`] wraps them in owners. Every call checks the runtime's return code and
-//! gives a typed [`Error::Gpu`](crate::error::Error::Gpu). A driver belongs to one device and may be called from any
+//! gives a typed [`crate::error::Error::Gpu`]. A driver belongs to one device and may be called from any
 //! thread.
 
 #[cfg(feature = "cuda")]
