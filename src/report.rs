@@ -3,7 +3,14 @@
 //! Nothing here fails or panics: the program's stderr may be closed and its stdout a full disk, and neither is a
 //! reason to lose answers.
 
+mod escape;
+mod stream;
+
+pub use escape::escaped;
+pub use stream::{Stream, quietly};
+
 use crate::replica::{PackedKind, Replica};
+use console::Term;
 use crossbeam_channel::{Receiver, Sender};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::collections::BTreeMap;
@@ -11,10 +18,10 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::thread::JoinHandle;
 
-/// Writes one line on stderr, in one piece, named as ours.
+/// Writes one line on stderr, in one piece, named as ours. What would steer a terminal is shown escaped.
 pub fn line(text: impl Display) {
-    let line = format!("getp: {text}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    let line = format!("getp: {}\n", escaped(&text.to_string()));
+    let _ = Stream::Stderr.write_all(line.as_bytes());
 }
 
 /// Lines of one kind, about single requests or tensors: the first few in full, then only their number, so that a file of
@@ -114,6 +121,9 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / (1 << 20) as f64
 }
 
+/// How often the bar is drawn.
+const DRAWS_PER_SECOND: u8 = 20;
+
 /// A bar that counts finished requests and their tokens; nothing if stderr is not a terminal. It vanishes with its
 /// last clone.
 #[derive(Clone)]
@@ -126,7 +136,11 @@ impl Progress {
     pub fn new(wanted: bool, requests: usize) -> Self {
         let visible = wanted && std::io::stderr().is_terminal();
         let target = if visible {
-            ProgressDrawTarget::stderr()
+            // As `stderr()` draws, but through our own stream. Nothing is read.
+            ProgressDrawTarget::term(
+                Term::read_write_pair(std::io::stdin(), Stream::Stderr),
+                DRAWS_PER_SECOND,
+            )
         } else {
             ProgressDrawTarget::hidden()
         };
@@ -165,11 +179,20 @@ pub struct Printer {
 type Text = (usize, Option<Vec<u8>>);
 
 impl Printer {
-    /// Starts the thread; it writes to `out`.
-    pub fn start(mut out: impl Write + Send + 'static, progress: &Progress) -> Self {
+    /// Starts the thread; it writes to stdout, and escapes what would steer a terminal if that is one.
+    pub fn on_stdout(progress: &Progress) -> Self {
+        let is_terminal = std::io::stdout().is_terminal();
+        Self::start(Stream::Stdout, is_terminal, progress)
+    }
+
+    fn start(mut out: impl Write + Send + 'static, is_terminal: bool, progress: &Progress) -> Self {
         let (sender, receiver) = crossbeam_channel::unbounded();
         let progress = progress.clone();
-        let mut write = move |text: &[u8]| progress.aside(|| out.write_all(text).and_then(|()| out.flush()));
+        let mut write = move |text: &[u8]| {
+            let shown = is_terminal.then(|| escape::for_terminal(text));
+            let text = shown.as_deref().unwrap_or(text);
+            progress.aside(|| out.write_all(text).and_then(|()| out.flush()))
+        };
         let print = move || print_in_order(receiver, &mut write);
         let thread = std::thread::Builder::new().name("getp-print".into()).spawn(print);
         if let Err(error) = &thread {
@@ -246,8 +269,12 @@ mod tests {
     }
 
     fn printed(answers: &[(usize, Option<&str>)]) -> Vec<u8> {
+        printed_on(false, answers)
+    }
+
+    fn printed_on(is_terminal: bool, answers: &[(usize, Option<&str>)]) -> Vec<u8> {
         let sink = Sink::default();
-        let printer = Printer::start(sink.clone(), &Progress::new(false, answers.len()));
+        let printer = Printer::start(sink.clone(), is_terminal, &Progress::new(false, answers.len()));
         for (request, text) in answers {
             printer.print(*request, text.map(|t| t.as_bytes().to_vec()));
         }
@@ -274,9 +301,16 @@ mod tests {
     }
 
     #[test]
+    fn a_terminal_is_not_steered() {
+        let answers = [(0, Some("a\n\tb\u{1b}[2Jc"))];
+        assert_eq!(printed(&answers), b"a\n\tb\x1b[2Jc\n");
+        assert_eq!(printed_on(true, &answers), b"a\n\tb\\u{1b}[2Jc\n");
+    }
+
+    #[test]
     fn a_full_disk_stops_the_printing_alone() {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let printer = Printer::start(full, &Progress::new(false, 2));
+        let printer = Printer::start(full, false, &Progress::new(false, 2));
         printer.print(0, Some(b"a".to_vec()));
         printer.print(1, Some(b"b".to_vec()));
     }

@@ -17,7 +17,7 @@ thread_local! {
 /// Runs the body of a call that does work. A failure is recorded and gives `failed`; success forgets the failure
 /// of earlier calls.
 pub fn work<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
-    LAST_ERROR.with_borrow_mut(|last| *last = None);
+    keep(None);
     look(failed, body)
 }
 
@@ -34,15 +34,22 @@ pub fn look<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
 
 /// Writes `error` on stderr and keeps it as this thread's last error.
 pub fn record(error: &Error) {
-    let text = error.to_string().replace(['\n', '\r'], " ");
+    let text = report::escaped(&error.to_string());
     report::line(&text);
-    let text = CString::new(text.replace('\0', " ")).ok();
-    LAST_ERROR.with_borrow_mut(|last| *last = text);
+    keep(CString::new(text).ok());
 }
 
 /// The text of this thread's last error, or NULL.
 pub fn last_error() -> *const c_char {
-    LAST_ERROR.with_borrow(|last| last.as_ref().map_or(std::ptr::null(), |text| text.as_ptr()))
+    let text = LAST_ERROR.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));
+    text.ok().flatten().unwrap_or(std::ptr::null())
+}
+
+/// Replaces this thread's last error. A thread that ends loses its thread-local objects one by one, the last error
+/// among them, while destructors of the others, and functions passed to `atexit`, may still call us: then stderr alone
+/// has the error.
+fn keep(text: Option<CString>) {
+    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = text);
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

@@ -27,7 +27,7 @@ impl<'a, 'r> Answers<'a, 'r> {
         Self {
             tokenizer,
             print: options.print,
-            printer: wanted.then(|| Printer::start(std::io::stdout(), &progress)),
+            printer: wanted.then(|| Printer::on_stdout(&progress)),
             requests,
             progress,
             refused: FewLines::new("more requests get no answer"),

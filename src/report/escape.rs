@@ -1,0 +1,53 @@
+//! Text from elsewhere (paths, tensor names, vocabularies) on its way to a terminal: what would steer the terminal is
+//! shown instead, as Rust and C write it in strings.
+
+/// `text` in one line: control characters and characters that reverse the order of the others are shown escaped.
+pub fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    push(&mut shown, text, |_| false);
+    shown
+}
+
+/// The same of bytes that may be any; newlines and tabs stay.
+pub fn for_terminal(bytes: &[u8]) -> Vec<u8> {
+    let mut shown = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        push(&mut shown, chunk.valid(), |c| matches!(c, '\n' | '\t'));
+        for byte in chunk.invalid() {
+            shown.extend(byte.escape_ascii().map(char::from));
+        }
+    }
+    shown.into_bytes()
+}
+
+fn push(shown: &mut String, text: &str, stays: impl Fn(char) -> bool) {
+    for c in text.chars() {
+        match steers(c) && !stays(c) {
+            true => shown.extend(c.escape_default()),
+            false => shown.push(c),
+        }
+    }
+}
+
+/// Whether it is a control character (C0, DEL, C1), or embeds, overrides or isolates a direction of writing.
+fn steers(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_steers_a_terminal_is_shown() {
+        let text = "a\u{1b}[31mb\u{7}\u{9b}2J\u{202e}c\u{2066}\n\t\r\u{7f}\u{e9}\u{4e2d}\\";
+        let line = "a\\u{1b}[31mb\\u{7}\\u{9b}2J\\u{202e}c\\u{2066}\\n\\t\\r\\u{7f}\u{e9}\u{4e2d}\\";
+        assert_eq!(escaped(text), line);
+        assert_eq!(for_terminal(text.as_bytes()), line.replace("\\n\\t", "\n\t").as_bytes());
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_shown() {
+        assert_eq!(for_terminal(b"\x9b31m \xe4\xb8 \xff"), b"\\x9b31m \\xe4\\xb8 \\xff");
+    }
+}
