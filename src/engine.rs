@@ -11,7 +11,7 @@ mod run;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::logits::Recorder;
+use crate::logits::{FileId, Recorder};
 use crate::model::ModelConfig;
 use crate::options::Options;
 use crate::replica::{Replica, Want};
@@ -90,6 +90,8 @@ pub struct Engine {
     /// Encodes prompts and draws tokens.
     workers: Workers,
     stats: Stats,
+    /// Files that logits must not go to.
+    inputs: Vec<FileId>,
 }
 
 impl Engine {
@@ -112,6 +114,7 @@ impl Engine {
             options,
             workers,
             stats: Stats::default(),
+            inputs: Vec::new(),
         };
         engine.print_summary();
         Ok(engine)
@@ -144,6 +147,11 @@ impl Engine {
         self.stats.seconds += start.elapsed().as_secs_f64();
         self.print_profiles();
         Ok(outcome)
+    }
+
+    /// Keeps recorded logits away from these files from now on.
+    pub fn protect(&mut self, inputs: Vec<FileId>) {
+        self.inputs = inputs;
     }
 
     /// What all inferences so far took and gave.
@@ -278,7 +286,7 @@ impl Engine {
 
     fn recorder(&self) -> Option<Mutex<Recorder>> {
         let path = self.options.logits.as_deref()?;
-        Some(Mutex::new(Recorder::create(path, self.config.vocab_size)))
+        Some(Mutex::new(Recorder::create(path, self.config.vocab_size, &self.inputs)))
     }
 
     fn print_summary(&self) {

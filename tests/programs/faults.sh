@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What cannot be written costs its own output and nothing else.
 . "$(dirname "$0")/lib.sh"
-eval=("$BUILD/eval" "$BUILD/tiny.bin" -z "$BUILD/tiny-tokenizer.bin" -i c_examples/prompts.txt -n 64)
+cp "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt "$scratch"
+eval=("$BUILD/eval" "$scratch/tiny.bin" -z "$BUILD/tiny-tokenizer.bin" -i c_examples/prompts.txt -n 64)
 batch=("$BUILD/batch" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt 64)
 
 GETP_PRINT=0 "${eval[@]}" -o "$scratch/expected" >"$scratch/log" 2>&1
@@ -15,11 +16,30 @@ same "stdout is closed" "$scratch/answers" "$scratch/expected"
 "${eval[@]}" -o "$scratch/answers" >"$scratch/log" 2>/dev/full
 same "the disk behind stderr is full" "$scratch/answers" "$scratch/expected"
 
-for logits in /dev/full "$scratch/missing/logits" /proc/version; do
+mkfifo "$scratch/fifo"
+for logits in /dev/full "$scratch/missing/logits" /proc/version "$scratch/fifo" "$scratch/tiny.bin"; do
     GETP_LOGITS=$logits "${eval[@]}" -o "$scratch/answers" >"$scratch/log" 2>&1
     grep -q "logits are not recorded" "$scratch/log" || fail "$logits: nobody said so"
     same "logits cannot go to $logits" "$scratch/answers" "$scratch/expected"
 done
+same "the checkpoint is not overwritten" "$scratch/tiny.bin" "$BUILD/tiny.bin"
+
+# The tokenizer and the prompts are inputs too, where the library reads them.
+for logits in tiny-tokenizer.bin prompts.txt; do
+    GETP_LOGITS=$scratch/$logits "$BUILD/batch" "$BUILD/tiny.bin" "$scratch/tiny-tokenizer.bin" "$scratch/prompts.txt" 64 \
+        >"$scratch/answers" 2>"$scratch/log"
+    grep -q "logits are not recorded: .*it is read by this run" "$scratch/log" || fail "$logits: nobody said so"
+done
+same "the tokenizer is not overwritten" "$scratch/tiny-tokenizer.bin" "$BUILD/tiny-tokenizer.bin"
+same "the prompts are not overwritten" "$scratch/prompts.txt" c_examples/prompts.txt
+
+# The limit is in blocks of 1 KiB; the signal that comes with it would end the program.
+(
+    ulimit -f 64
+    GETP_LOGITS=$scratch/logits "${eval[@]}" -o "$scratch/answers" >"$scratch/log" 2>&1
+)
+grep -q "logits are not recorded" "$scratch/log" || fail "a limit on files' sizes: nobody said so"
+same "logits reach the limit on files' sizes" "$scratch/answers" "$scratch/expected"
 
 # The program's own file is the program's own failure.
 for out in /dev/full /proc/version; do
