@@ -14,7 +14,7 @@
  * is what its open function returned, and not closed yet.
  *
  * Every function may be called from any thread. One transformer is used by one call at a time, and later callers wait;
- * different ones run side by side. Nothing ends or aborts the program: a failure is one line on stderr, the value
+ * different ones run side by side. README.md says what a program must not do meanwhile. Nothing ends or aborts the program: a failure is one line on stderr, the value
  * each comment names, and the text behind getp_last_error. */
 
 
@@ -23,6 +23,10 @@
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* Sets all fields of *options to their defaults, and its size: the size of the program's own struct, so that a program and
+ * a library may be of different versions. */
+#define getp_options_init(options) getp_options_init_sized((options), sizeof *(options))
 
 // A switch of `getp_options` that is on.
 #define GETP_ON 1
@@ -39,7 +43,7 @@
 // `getp_options.precision`: what the hardware does best.
 #define GETP_FAST 2
 
-// An open model.
+// An open model. What the program and calls on other threads may write to lies behind the pointer alone.
 typedef struct getp_model getp_model;
 
 // Prompts and answers: the struct, and the memory its pointers point to.
@@ -188,7 +192,7 @@ typedef struct {
   TransformerWeights weights;
   // The scratch memory.
   RunState state;
-  // The program's file descriptor of the mapped checkpoint; never used.
+  // The program's file descriptor of the mapped checkpoint; only asked which file it is, to keep logits away from it.
   int fd;
   // The program's mapping of the checkpoint, or NULL: weights that begin within it must end within it.
   float *data;
@@ -292,7 +296,7 @@ typedef struct {
 // How to run a model. A field that is 0 or NULL takes its GETP_* variable of the environment, and the default if
 // that is not set. Begin with `getp_options_init`.
 typedef struct {
-  // sizeof(getp_options), set by `getp_options_init`.
+  // sizeof(getp_options) as the program knows it, set by `getp_options_init`.
   size_t size;
   // GETP_EXACT or GETP_FAST; by default the backend chooses (GETP_PRECISION=exact|fast).
   int precision;
@@ -337,7 +341,8 @@ void warm_up(Transformer *transformer, Tokenizer *tokenizer);
 //
 // On failure: one line on stderr and the last error. Rows not answered hold -1 alone, and the tokens of those
 // answered count; if nothing could be done, -1 is returned. A request that cannot be answered by itself (empty, or
-// longer than the steps) gets -1 alone and a line, and is no failure.
+// longer than the steps) gets -1 alone and a line, and is no failure. Rows that another call is writing to are left to
+// it: the call fails.
 long long inference(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler, Requests *requests);
 #endif
 
@@ -345,7 +350,7 @@ long long inference(Transformer *transformer, Tokenizer *tokenizer, Sampler *sam
 // Gives everything back and the struct as it was. Does nothing if the transformer is not warmed up. The tokenizer is
 // not looked at.
 //
-// On failure, which only a bad pointer is: one line on stderr and the last error.
+// On failure, which only a bad pointer or a copy of the struct is: one line on stderr and the last error.
 void finish(Transformer *transformer, Tokenizer *tokenizer);
 #endif
 
@@ -354,7 +359,8 @@ const char *getp_version(void);
 
 // What went wrong in the calling thread's latest call of warm_up, inference, finish, getp_stats or an open function,
 // or in an accessor or a close function since; NULL if nothing. One line without its newline. It stays valid until
-// the thread's next call of a function of this library other than this one. Never fails.
+// the thread's next call of a function of this library other than this one. NULL too where the thread ends and its
+// thread_local objects are gone, as in functions passed to atexit. Never fails.
 const char *getp_last_error(void);
 
 // Writes what `transformer` has done since it was warmed up to `stats`; returns 0.
@@ -381,10 +387,12 @@ Transformer *getp_model_transformer(getp_model *model);
 // On failure, which only a defect of the library is: one line on stderr and the last error.
 void getp_model_close(getp_model *model);
 
-// Sets all fields of `options` to their defaults, and its size.
+// Sets all fields of `options`, which has `size` bytes, to their defaults, and its size. The header's macro
+// `getp_options_init(options)` calls it with `sizeof *options`, so that a program and a library may be of different
+// versions.
 //
-// On failure, a NULL: one line on stderr and the last error.
-void getp_options_init(getp_options *options);
+// On failure, a NULL or a size that no version of the struct has: one line on stderr and the last error.
+void getp_options_init_sized(getp_options *options, size_t size);
 
 // Reads the prompts at `path`, whose first line is their number and each line behind it a prompt; a request may take
 // `steps` positions, prompt and answer together.

@@ -5,7 +5,7 @@ mod fake;
 use fake::{Control, Program, VOCAB, expected, finish, inference, last_error, quiet, vocabulary_file};
 use getp::abi::lifecycle;
 use getp::checkpoint::{TensorLayout, config_from_bytes};
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::ptr::null;
@@ -18,17 +18,17 @@ fn c_path(path: &Path) -> CString {
 
 #[test]
 fn options_are_checked() {
-    use getp::abi::options::{GETP_ANSWER, GETP_FAST, GETP_OFF, GETP_ON, Options, getp_options_init};
+    use getp::abi::options::{GETP_ANSWER, GETP_FAST, GETP_OFF, GETP_ON, Options, getp_options_init_sized};
     use getp::options::{DeviceChoice, Print};
     let mut options = Options {
         size: 3,
         ..Options::default()
     };
     // SAFETY: its own struct.
-    unsafe { getp_options_init(&mut options) };
+    unsafe { getp_options_init_sized(&mut options, size_of::<Options>()) };
     assert_eq!(options.size, 56);
-    // SAFETY: `logits` and `device` are NULL or C strings in all of them.
-    let choices = |options: Options| unsafe { options.choices() };
+    // SAFETY: the sizes are refused or the struct's, `logits` and `device` are NULL or C strings in all of them.
+    let choices = |options: Options| unsafe { Options::read(&options)?.choices() };
     let default = choices(options).unwrap();
     assert!(default.threads.is_none() && default.print.is_none() && default.logits.is_none());
     let chosen = Options {
@@ -52,6 +52,14 @@ fn options_are_checked() {
     assert_eq!(chosen.device, Some(DeviceChoice::Cpu));
     for (wrong, word) in [
         (Options { size: 0, ..options }, "getp_options.size=0"),
+        (Options { size: 52, ..options }, "getp_options.size=52"),
+        (
+            Options {
+                size: usize::MAX,
+                ..options
+            },
+            "is not known; use 56",
+        ),
         (Options { threads: -1, ..options }, "getp_options.threads=-1"),
         (
             Options {
@@ -76,6 +84,72 @@ fn options_are_checked() {
         let message = choices(wrong).unwrap_err().to_string();
         assert!(message.contains(word), "{message}");
     }
+}
+
+/// The struct as it was before it had `device`.
+#[repr(C)]
+struct Yesterday {
+    size: usize,
+    numbers: [c_int; 8],
+    logits: *const c_char,
+    /// What lies behind the program's struct.
+    behind: u64,
+}
+
+/// The struct as it may be one day.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Tomorrow {
+    today: getp::abi::options::Options,
+    more: u64,
+    behind: u64,
+}
+
+#[test]
+fn options_of_other_versions_are_read_as_far_as_they_go() {
+    use getp::abi::options::{GETP_FAST, Options, getp_options_init, getp_options_init_sized};
+    quiet();
+    const BEHIND: u64 = 0x5EAF_00D5_5EAF_00D5;
+    for by_size in [false, true] {
+        let mut old = Yesterday {
+            size: 0,
+            numbers: [-1; 8],
+            logits: c"left from before".as_ptr(),
+            behind: BEHIND,
+        };
+        let options = (&raw mut old).cast::<Options>();
+        // SAFETY: the struct's own; 48 bytes of it are the program's.
+        unsafe {
+            match by_size {
+                true => getp_options_init_sized(options, 48),
+                false => getp_options_init(options),
+            }
+        }
+        assert_eq!((old.size, old.numbers, old.logits.is_null()), (48, [0; 8], true));
+        assert_eq!(old.behind, BEHIND);
+        (old.numbers[0], old.numbers[1]) = (GETP_FAST, 3);
+        let options = (&raw const old).cast::<Options>();
+        // SAFETY: as above; what lies behind is no pointer and not read.
+        let choices = unsafe { Options::read(options).unwrap().choices() }.unwrap();
+        assert_eq!((choices.threads, choices.device), (Some(3), None));
+    }
+
+    let mut new = Tomorrow {
+        today: Options::default(),
+        more: 7,
+        behind: BEHIND,
+    };
+    let options = (&raw mut new).cast::<Options>();
+    // SAFETY: the struct's own; 64 bytes of it are the program's.
+    unsafe { getp_options_init_sized(options, 64) };
+    assert_eq!((new.today.size, new.more, new.behind), (64, 0, BEHIND));
+    // SAFETY: as above.
+    let read = |new: &Tomorrow| unsafe { Options::read((&raw const *new).cast()) };
+    new.today.max_batch = 5;
+    assert_eq!(read(&new).unwrap().max_batch, 5);
+    new.more = 1 << 32;
+    let message = read(&new).unwrap_err().to_string();
+    assert!(message.contains("getp_options: its byte 60 is set"), "{message}");
 }
 
 #[test]

@@ -71,6 +71,15 @@ fn header_compiles_alone_and_twice() {
     compile("cpp", source);
 }
 
+#[test]
+fn options_have_the_size_of_the_program_s_own_struct() {
+    let source = "#include \"getp.h\"\n\
+        int main(void) { getp_options a[2]; getp_options *b = a; getp_options_init(b + 1); getp_options_init(&a[0]);\n\
+        return a[0].size != sizeof a[0]; }\n";
+    compile("c", source);
+    compile("cpp", source);
+}
+
 /// The C compiler has the last word about the layout of its own structs.
 #[test]
 fn header_has_the_contract_s_layout() {

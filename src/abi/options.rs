@@ -3,6 +3,7 @@
 use super::{guard, pointer};
 use crate::error::{Error, Result};
 use crate::options::{self, Choices, Precision, Print};
+use crate::report;
 use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 
@@ -22,7 +23,7 @@ pub const GETP_FAST: c_int = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// sizeof(getp_options), set by `getp_options_init`.
+    /// sizeof(getp_options) as the program knows it, set by `getp_options_init`.
     pub size: usize,
     /// GETP_EXACT or GETP_FAST; by default the backend chooses (GETP_PRECISION=exact|fast).
     pub precision: c_int,
@@ -56,17 +57,65 @@ const _: () = {
     assert!(offset_of!(Options, device) == 48);
 };
 
-/// Sets all fields of `options` to their defaults, and its size.
+/// The sizes that the struct has had, in the order of time. A field added makes another one.
+const SIZES: [usize; 2] = [offset_of!(Options, device), size_of::<Options>()];
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// What no later header's struct will exceed, so that garbage is not taken for its size.
+const MOST_BYTES: usize = 4096;
+
+/// Sets all fields of `options`, which has `size` bytes, to their defaults, and its size. The header's macro
+/// `getp_options_init(options)` calls it with `sizeof *options`, so that a program and a library may be of different
+/// versions.
 ///
-/// On failure, a NULL: one line on stderr and the last error.
+/// On failure, a NULL or a size that no version of the struct has: one line on stderr and the last error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_options_init_sized(options: *mut Options, size: usize) {
+    // SAFETY: the program passes a pointer to a struct of its own and its size.
+    guard::look((), || unsafe { init(options, size) });
+}
+
+/// What programs compiled with a header of before [`getp_options_init_sized`] call. Which of the structs they have is not
+/// known, so that only the fields of the oldest are set, and read later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_options_init(options: *mut Options) {
     guard::look((), || {
-        // SAFETY: the program passes a pointer to a struct of its own; every field takes any bytes.
-        let options = unsafe { pointer::borrow_mut(options, "options") }?;
-        *options = Options::default();
+        // SAFETY: the program passes a pointer to a struct of its own, which is no smaller than the oldest.
+        unsafe { init(options, SIZES[0]) }?;
+        report::line(
+            "the program was compiled with an older getp.h: of getp_options the fields up to `logits` are read; \
+             compile it anew to use the others",
+        );
         Ok(())
     });
+}
+
+/// # Safety
+///
+/// `options` is NULL, or points to `size` bytes that may be written to, if any version of the struct has that size.
+unsafe fn init(options: *mut Options, size: usize) -> Result<()> {
+    pointer::check(options, "options")?;
+    let known = known_bytes(size)?;
+    let default = Options {
+        size,
+        ..Options::default()
+    };
+    let (to, from) = (options.cast::<u8>(), (&raw const default).cast());
+    // SAFETY: the caller's struct has `size` bytes, at least `known`, and ours has these.
+    unsafe {
+        to.write_bytes(0, size);
+        to.copy_from_nonoverlapping(from, known);
+    }
+    Ok(())
+}
+
+/// How much of a struct of `size` bytes is known here.
+fn known_bytes(size: usize) -> Result<usize> {
+    let later = size_of::<Options>()..=MOST_BYTES;
+    if SIZES.contains(&size) || later.contains(&size) {
+        return Ok(size.min(size_of::<Options>()));
+    }
+    let known = format!("{}, as getp_options_init sets it", size_of::<Options>());
+    Err(unknown("getp_options.size", size, known))
 }
 
 impl Default for Options {
@@ -88,16 +137,40 @@ impl Default for Options {
 }
 
 impl Options {
+    /// The program's struct, whose size is the one its header gave it: fields that it does not have are not set, and those
+    /// that only it has must not be.
+    ///
+    /// # Safety
+    ///
+    /// `options` is NULL, or points to a struct as `getp_options_init` leaves it, that is, of as many bytes as it says.
+    pub unsafe fn read(options: *const Self) -> Result<Self> {
+        pointer::check(options, "options")?;
+        // SAFETY: every version of the struct begins with its size.
+        let size = unsafe { (&raw const (*options).size).read() };
+        let known = known_bytes(size)?;
+        let mut read = Self::default();
+        // SAFETY: both have these bytes; every field takes any.
+        unsafe {
+            (&raw mut read)
+                .cast::<u8>()
+                .copy_from_nonoverlapping(options.cast(), known)
+        };
+        // SAFETY: the caller's struct has `size` bytes, at least `known`.
+        let rest = unsafe { std::slice::from_raw_parts(options.cast::<u8>().add(known), size - known) };
+        if let Some(at) = rest.iter().position(|&byte| byte != 0) {
+            let at = known + at;
+            let why = format!("its byte {at} is set, for which this library, of version {VERSION}, has no field");
+            return Err(Error::format("getp_options", why));
+        }
+        Ok(read)
+    }
+
     /// The choices made in the struct, which is checked.
     ///
     /// # Safety
     ///
     /// `logits` and `device` are NULL or C strings.
     pub unsafe fn choices(&self) -> Result<Choices> {
-        if self.size != size_of::<Self>() {
-            let known = format!("{}, as getp_options_init sets it", size_of::<Self>());
-            return Err(unknown("getp_options.size", self.size, known));
-        }
         let logits = match self.logits.is_null() {
             true => None,
             // SAFETY: as our caller vouches.
