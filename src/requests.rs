@@ -1,11 +1,12 @@
 //! Checked view of the program's request buffers.
 //!
 //! The program hands over two flat buffers and three sizes. All arithmetic on the sizes and all pointers are dealt
-//! with once, in [`Requests::from_raw`]; from there on both buffers are plain slices. Prompts are shared and rows
+//! with once, in [`Extent::check`]; from there on both buffers are plain slices. Prompts are shared and rows
 //! exclusive, so that the view may go to another thread, and prompts outlive a borrow of it.
 
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::slice;
 
 /// Ends every row.
@@ -23,17 +24,19 @@ pub struct Requests<'a> {
     rows: &'a mut [MaybeUninit<i32>],
 }
 
-impl<'a> Requests<'a> {
-    /// Views the buffers behind the fields of the program's struct. With `num_reqs` 0 the other fields do not
-    /// matter.
-    ///
-    /// # Safety
-    ///
-    /// For all of `'a`, unless NULL:
-    /// - `str_reqs` points to `num_reqs * max_token_len * (max_seq_len + 1)` readable, initialized bytes that nobody
-    ///   writes to;
-    /// - `tok_gens` points to `num_reqs * (max_seq_len + 1)` writable ints that nobody else reads or writes.
-    pub unsafe fn from_raw(
+/// Where the buffers lie, checked as far as can be without following a pointer.
+#[derive(Debug)]
+pub struct Extent {
+    num_reqs: usize,
+    steps: usize,
+    slot_bytes: usize,
+    str_reqs: *const u8,
+    tok_gens: *mut i32,
+}
+
+impl Extent {
+    /// Checks the fields of the program's struct.
+    pub fn check(
         num_reqs: i32,
         max_token_len: i32,
         max_seq_len: i32,
@@ -41,31 +44,90 @@ impl<'a> Requests<'a> {
         tok_gens: *mut i32,
     ) -> Result<Self> {
         let num_reqs = at_least(0, "num_reqs", num_reqs)?;
+        let mut extent = Self {
+            num_reqs,
+            steps: 0,
+            slot_bytes: 0,
+            str_reqs,
+            tok_gens,
+        };
         if num_reqs == 0 {
-            return Ok(Self::empty());
+            return Ok(extent);
         }
         let max_token_len = at_least(1, "max_token_len", max_token_len)?;
-        let steps = at_least(1, "max_seq_len", max_seq_len)?;
-        let row_ints = steps + 1;
-        let slot_bytes = product("a slot of Requests.str_reqs", &[max_token_len, row_ints])?;
-        let prompt_bytes = product("Requests.str_reqs", &[num_reqs, slot_bytes])?;
+        extent.steps = at_least(1, "max_seq_len", max_seq_len)?;
+        let row_ints = extent.steps + 1;
+        extent.slot_bytes = product("a slot of Requests.str_reqs", &[max_token_len, row_ints])?;
+        let prompt_bytes = product("Requests.str_reqs", &[num_reqs, extent.slot_bytes])?;
         let rows_bytes = product("Requests.tok_gens", &[num_reqs, row_ints, size_of::<i32>()])?;
         check_pointer("Requests.str_reqs", str_reqs, prompt_bytes)?;
         check_pointer("Requests.tok_gens", tok_gens, rows_bytes)?;
+        let (prompts, rows) = (str_reqs.addr()..str_reqs.addr() + prompt_bytes, extent.rows());
+        if prompts.start < rows.end && rows.start < prompts.end {
+            return Err(Error::format(
+                "Requests",
+                "str_reqs and tok_gens overlap; give each its own memory",
+            ));
+        }
+        Ok(extent)
+    }
+
+    /// The addresses of the rows, empty without requests.
+    pub fn rows(&self) -> Range<usize> {
+        let start = self.tok_gens.addr();
+        match self.num_reqs {
+            0 => 0..0,
+            n => start..start + n * (self.steps + 1) * size_of::<i32>(),
+        }
+    }
+
+    /// Views the buffers.
+    ///
+    /// # Safety
+    ///
+    /// For all of `'a`, unless there are no requests:
+    /// - `str_reqs` points to `num_reqs * max_token_len * (max_seq_len + 1)` readable, initialized bytes that nobody
+    ///   writes to;
+    /// - `tok_gens` points to `num_reqs * (max_seq_len + 1)` writable ints that nobody else reads or writes.
+    pub unsafe fn view<'a>(&self) -> Requests<'a> {
+        if self.num_reqs == 0 {
+            return Requests::empty();
+        }
+        let rows = self.num_reqs * (self.steps + 1);
         // SAFETY: the pointer is neither NULL nor does its end wrap, the length is at most isize::MAX; the caller
         // vouches that the bytes are readable, initialized and unchanged for 'a.
-        let prompts = unsafe { slice::from_raw_parts(str_reqs, prompt_bytes) };
+        let prompts = unsafe { slice::from_raw_parts(self.str_reqs, self.num_reqs * self.slot_bytes) };
         // SAFETY: the pointer is not NULL, aligned, and its end does not wrap, the length is at most isize::MAX
         // bytes; the caller vouches that the ints are writable and ours alone for 'a. They may be uninitialized, as
         // the element type says.
-        let rows = unsafe { slice::from_raw_parts_mut(tok_gens.cast(), num_reqs * row_ints) };
-        Ok(Self {
-            num_reqs,
-            steps,
-            slot_bytes,
+        let rows = unsafe { slice::from_raw_parts_mut(self.tok_gens.cast(), rows) };
+        Requests {
+            num_reqs: self.num_reqs,
+            steps: self.steps,
+            slot_bytes: self.slot_bytes,
             prompts,
             rows,
-        })
+        }
+    }
+}
+
+impl<'a> Requests<'a> {
+    /// Views the buffers behind the fields of the program's struct. With `num_reqs` 0 the other fields do not
+    /// matter.
+    ///
+    /// # Safety
+    ///
+    /// As [`Extent::view`].
+    pub unsafe fn from_raw(
+        num_reqs: i32,
+        max_token_len: i32,
+        max_seq_len: i32,
+        str_reqs: *const u8,
+        tok_gens: *mut i32,
+    ) -> Result<Self> {
+        let extent = Extent::check(num_reqs, max_token_len, max_seq_len, str_reqs, tok_gens)?;
+        // SAFETY: as our caller vouches.
+        Ok(unsafe { extent.view() })
     }
 
     /// No requests.
@@ -296,6 +358,17 @@ mod tests {
         assert!(matches!(refused(just_past, &byte, &mut int), Error::Overflow(_)));
         let past_the_end = ptr::without_provenance::<u8>(usize::MAX - 10);
         assert!(matches!(refused((1, 4, 4), past_the_end, &mut int), Error::Overflow(_)));
+    }
+
+    #[test]
+    fn buffers_that_overlap_are_refused() {
+        let mut words = [0_i32; 8];
+        let at = words.as_mut_ptr();
+        // One request of two steps and a byte a token: three bytes of prompt, three ints of row.
+        for (prompt, overlaps) in [(0, true), (11, true), (12, false)] {
+            let checked = Extent::check(1, 1, 2, at.cast::<u8>().wrapping_add(prompt), at);
+            assert_eq!(checked.is_err(), overlaps, "{checked:?}");
+        }
     }
 
     #[test]

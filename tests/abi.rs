@@ -4,6 +4,7 @@
 mod fake;
 
 use fake::{Control, PROMPTS, Program, VOCAB, expected, finish, inference, last_error, quiet, warm_up};
+use getp::abi::types;
 use getp::checkpoint::{Checkpoint, Tensor, TensorId, config_from_bytes};
 use getp::engine::{Engine, Sampling};
 use getp::error::{Error, Result};
@@ -13,8 +14,8 @@ use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Barrier};
 
 /// The row of a request without an answer.
 const EMPTY: [c_int; 0] = [];
@@ -115,6 +116,103 @@ fn another_transformer_at_the_address_is_not_mistaken_for_the_first() {
     finish(&mut program).unwrap();
     assert_eq!(program.transformer.fd, 99, "what the program put there stays");
     assert_eq!(control.dropped.load(SeqCst), 2);
+}
+
+#[test]
+fn a_copy_of_a_warm_transformer_is_refused() {
+    // Other tests have transformers of their own, at the same time.
+    let control = Arc::new(Control {
+        weights_at: 0xc0b1,
+        ..Control::default()
+    });
+    let mut program = Program::new(&["ab"], 8);
+    let before = *program.transformer;
+    warm_up(&mut program, &control).unwrap();
+    let copy = Box::new(*program.transformer);
+    let at = format!("{:#x}", (&raw const *program.transformer).addr());
+    let refused = |program: &mut Program, word: &str| {
+        for error in [
+            warm_up(program, &control).unwrap_err(),
+            inference(program, &control).unwrap_err(),
+            finish(program).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        assert_eq!(program.rows(), [EMPTY]);
+    };
+
+    let original = std::mem::replace(&mut program.transformer, copy);
+    refused(&mut program, &format!("a copy of the one warmed up at {at}"));
+    let copy = std::mem::replace(&mut program.transformer, original);
+    assert_eq!(inference(&mut program, &control).unwrap(), 8);
+    finish(&mut program).unwrap();
+    assert_eq!(*program.transformer, before);
+
+    let original = std::mem::replace(&mut program.transformer, copy);
+    refused(&mut program, "a copy of one that has been finished");
+    program.transformer = original;
+    assert_eq!(inference(&mut program, &control).unwrap(), 8);
+    finish(&mut program).unwrap();
+    assert_eq!(control.opened.load(SeqCst), 2);
+}
+
+/// The rows of one `Requests`, for two threads.
+#[derive(Clone, Copy)]
+struct Shared(types::Requests);
+
+// SAFETY: the test orders who writes when; the library is to keep its own calls apart.
+unsafe impl Send for Shared {}
+
+#[test]
+fn rows_that_a_call_is_writing_to_are_refused_to_others() {
+    let mut program = Program::new(&PROMPTS, 20);
+    let requests = Shared(program.requests);
+    let first = Arc::new(Control {
+        hold: Some(Barrier::new(2)),
+        ..Control::default()
+    });
+    let expected: Vec<_> = (0..)
+        .zip(PROMPTS)
+        .map(|(i, prompt)| expected(prompt, 20, &program.sampler, i).0)
+        .collect();
+    let answered = expected.iter().map(Vec::len).sum::<usize>();
+    std::thread::scope(|scope| {
+        // It stops in its first step until this thread has met it twice.
+        let (control, shared) = (first.clone(), requests);
+        let other = scope.spawn(move || {
+            let shared = shared; // whole, as it may go to another thread
+            let mut program = Program::new(&[], 20);
+            program.requests = shared.0;
+            let tokens = inference(&mut program, &control);
+            finish(&mut program).unwrap();
+            tokens.unwrap()
+        });
+        let hold = first.hold.as_ref().unwrap();
+        hold.wait();
+        let control = Arc::default();
+        let refused = inference(&mut program, &control).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("another call is answering these requests"),
+            "{refused}"
+        );
+        // Rows that overlap are refused too, and none is touched.
+        let last = PROMPTS.len() - 1;
+        // SAFETY: the row of the last request; the other call waits.
+        let marked = unsafe { program.requests.tok_gens.add(last * 21) };
+        // SAFETY: as above.
+        unsafe { marked.write(77) };
+        program.requests.num_reqs = 1;
+        program.requests.tok_gens = marked;
+        inference(&mut program, &control).unwrap_err();
+        // SAFETY: as above.
+        assert_eq!(unsafe { marked.read() }, 77);
+        program.requests = requests.0;
+        hold.wait();
+        assert_eq!(other.join().unwrap() as usize, answered);
+    });
+    assert_eq!(program.rows(), expected);
+    assert_eq!(inference(&mut program, &Arc::default()).unwrap() as usize, answered);
+    finish(&mut program).unwrap();
 }
 
 #[test]
@@ -379,6 +477,29 @@ fn a_changed_tokenizer_is_read_anew() {
 }
 
 #[test]
+fn a_vocabulary_changed_in_place_is_read_anew() {
+    let mut program = Program::new(&["ab"], 8);
+    let control = Arc::default();
+    // A prompt of one token has eight positions for its answer, one of two has seven.
+    let tokens = |program: &mut Program| inference(program, &control).unwrap();
+    assert_eq!(tokens(&mut program), 8);
+    // SAFETY: the vocabulary's own arrays, in which 256 is "ab".
+    unsafe {
+        let piece = (*program.tokenizer.vocab.add(256)).cast::<u8>();
+        piece.write(b'x');
+        assert_eq!(tokens(&mut program), 7);
+        piece.write(b'a');
+        assert_eq!(tokens(&mut program), 8);
+        program.tokenizer.scores.add(256).write(-1e30); // a special token
+        assert_eq!(tokens(&mut program), 7);
+        program.tokenizer.scores.add(256).write(0.0);
+        program.tokenizer.lengths.add(256).write(1);
+        assert_eq!(tokens(&mut program), 7);
+    }
+    finish(&mut program).unwrap();
+}
+
+#[test]
 fn null_is_refused_everywhere() {
     use getp::abi::{driver, library, model, options, requests, sampler, tokenizer};
     quiet();
@@ -435,6 +556,8 @@ fn null_is_refused_everywhere() {
         assert!(requests::getp_requests_prompt(null(), 0, null_mut()).is_null());
         said("length");
         options::getp_options_init(null_mut());
+        said("options");
+        options::getp_options_init_sized(null_mut(), 56);
         said("options");
         // To close nothing is no failure, and it keeps the last one.
         model::getp_model_close(null_mut());

@@ -27,7 +27,8 @@ pub unsafe extern "C" fn warm_up(transformer: *mut Transformer, tokenizer: *mut 
 ///
 /// On failure: one line on stderr and the last error. Rows not answered hold -1 alone, and the tokens of those
 /// answered count; if nothing could be done, -1 is returned. A request that cannot be answered by itself (empty, or
-/// longer than the steps) gets -1 alone and a line, and is no failure.
+/// longer than the steps) gets -1 alone and a line, and is no failure. Rows that another call is writing to are left to
+/// it: the call fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inference(
     transformer: *mut Transformer,
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn inference(
 /// Gives everything back and the struct as it was. Does nothing if the transformer is not warmed up. The tokenizer is
 /// not looked at.
 ///
-/// On failure, which only a bad pointer is: one line on stderr and the last error.
+/// On failure, which only a bad pointer or a copy of the struct is: one line on stderr and the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn finish(transformer: *mut Transformer, tokenizer: *mut Tokenizer) {
     let _ = tokenizer; // the program's signature has it

@@ -31,7 +31,8 @@ pub extern "C" fn getp_version() -> *const c_char {
 
 /// What went wrong in the calling thread's latest call of warm_up, inference, finish, getp_stats or an open function,
 /// or in an accessor or a close function since; NULL if nothing. One line without its newline. It stays valid until
-/// the thread's next call of a function of this library other than this one. Never fails.
+/// the thread's next call of a function of this library other than this one. NULL too where the thread ends and its
+/// thread_local objects are gone, as in functions passed to atexit. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn getp_last_error() -> *const c_char {
     guard::last_error()
@@ -44,9 +45,8 @@ pub extern "C" fn getp_last_error() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_stats(transformer: *const Transformer, stats: *mut Stats) -> c_int {
     guard::work(-1, || {
-        // SAFETY: the program passes a pointer to a struct of its own.
-        let stats = unsafe { pointer::borrow_mut(stats, "stats") }?;
-        *stats = lifecycle::with_engine(transformer, |engine| Stats {
+        pointer::check(stats, "stats")?;
+        let done = lifecycle::with_engine(transformer, |engine| Stats {
             tokens: engine.stats().tokens,
             prompt_tokens: engine.stats().prompt_tokens,
             steps: engine.stats().steps,
@@ -54,6 +54,8 @@ pub unsafe extern "C" fn getp_stats(transformer: *const Transformer, stats: *mut
             packed_bytes: engine.replicas().map(packed_bytes).sum(),
             kv_bytes: engine.replicas().map(|replica| replica.kv_bytes()).sum(),
         })?;
+        // SAFETY: the program passes a pointer to a struct of its own.
+        unsafe { stats.write(done) };
         Ok(0)
     })
 }

@@ -1,18 +1,21 @@
 //! warm_up, inference and finish on the program's structs: checks, then [`crate::engine`], then what the program
 //! gets to see. Generic over where the replica comes from, so that tests bring their own.
 
-use super::registry::{self, Slot, Source};
-use super::types::{Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
+use super::registry::{self, Original, Restored, Slot, Source};
+use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
 use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes};
 use crate::engine::{Engine, OpenReplicas, Outcome, Sampling};
 use crate::error::{Error, Result};
+use crate::logits::FileId;
 use crate::options::{Options, VARIABLES, unknown_variables};
 use crate::replica::{Pointers, Replica};
 use crate::report;
-use crate::requests;
+use crate::requests::{self, Extent};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where replicas come from: the backends, or a test's own.
 pub struct Backends<'a> {
@@ -31,18 +34,7 @@ pub struct Warm {
     vocabulary: Vocabulary,
     /// Where the weights come from, if not from the program's struct.
     source: Option<Source>,
-    original: Original,
-    installed: Installed,
 }
-
-/// The program's struct as it was, padding included.
-type Original = [MaybeUninit<u8>; size_of::<Transformer>()];
-
-/// The program's struct as it is while warmed up.
-struct Installed(Transformer);
-
-// SAFETY: its addresses are only compared with others, never followed.
-unsafe impl Send for Installed {}
 
 /// Warms a transformer up. Does nothing if it is.
 ///
@@ -55,17 +47,18 @@ pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, 
     let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
     registry::with(transformer, |slot| {
         // SAFETY: checked above, and as our caller vouches.
-        unsafe { slot.ensure_warm(transformer, tokenizer, backends.open) }.map(drop)
+        unsafe { ensure_warm(slot, transformer, tokenizer, backends.open) }.map(drop)
     })
 }
 
 /// Answers requests; gives the number of tokens stored. Every row is well formed from the first moment at which the
-/// buffers are known to be usable.
+/// buffers are known to be usable. Rows that another call is writing to are refused and left alone.
 ///
 /// # Safety
 ///
-/// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call. The same
-/// goes for the weights the transformer was warmed up with, which are read again if all devices fail.
+/// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call, but other
+/// calls of these functions. The same goes for the weights the transformer was warmed up with, which are read again if
+/// all devices fail.
 pub unsafe fn inference(
     transformer: *mut Transformer,
     tokenizer: *mut Tokenizer,
@@ -74,21 +67,23 @@ pub unsafe fn inference(
     backends: &Backends<'_>,
 ) -> Result<i64> {
     // SAFETY: as our caller vouches.
-    let mut requests = unsafe { view(requests) }?;
+    let extent = unsafe { extent(requests) }?;
+    let _claim = registry::claim(extent.rows())?;
+    // SAFETY: as our caller vouches; other calls are kept away from the rows.
+    let mut requests = unsafe { extent.view() };
     requests.clear_all();
     pointer::check(transformer, "transformer")?;
     // SAFETY: as our caller vouches.
     let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
-    // SAFETY: as our caller vouches.
-    let sampler = unsafe { pointer::borrow_mut(sampler, "sampler") }?;
+    pointer::check(sampler, "sampler")?;
     registry::with(transformer, |slot| {
-        if slot.warm.is_none() {
+        if slot.is_none() {
             report::line("inference came before warm_up; warming up now");
         }
         // SAFETY: checked above, and as our caller vouches.
-        let warm = unsafe { slot.ensure_warm(transformer, tokenizer, backends.open) }?;
+        let warm = unsafe { ensure_warm(slot, transformer, tokenizer, backends.open) }?;
         // SAFETY: as our caller vouches.
-        unsafe { warm.inference(tokenizer, sampler, &mut requests, backends.fallback) }
+        unsafe { warm.inference(transformer, tokenizer, sampler, &mut requests, backends.fallback) }
     })
 }
 
@@ -99,159 +94,190 @@ pub unsafe fn inference(
 /// `transformer` is NULL or points to a [`Transformer`] that nobody else uses during the call.
 pub unsafe fn finish(transformer: *mut Transformer) -> Result<()> {
     pointer::check(transformer, "transformer")?;
+    // SAFETY: checked above, and as our caller vouches.
+    let inherited = unsafe { registry::finish_inherited(transformer) };
+    if inherited.is_some() {
+        say_if_changed(inherited);
+        return Ok(());
+    }
     registry::with(transformer, |slot| {
-        if let Some(warm) = slot.warm.take() {
-            // SAFETY: checked above, and as our caller vouches.
-            unsafe { warm.restore(transformer) };
-        }
-    });
-    Ok(())
+        let Some(warm) = slot.take() else {
+            // SAFETY: as above.
+            return registry::check_no_copy(unsafe { &*transformer });
+        };
+        // SAFETY: as above. The struct is put back before what it points to goes.
+        say_if_changed(unsafe { registry::restore(transformer) });
+        drop(warm);
+        Ok(())
+    })
+}
+
+fn say_if_changed(restored: Option<Restored>) {
+    if restored == Some(Restored::Changed) {
+        report::line("the transformer has been changed since it was warmed up; it is left as it is");
+    }
 }
 
 /// Looks at the engine of a transformer that is warmed up.
 pub fn with_engine<T>(transformer: *const Transformer, look: impl FnOnce(&Engine) -> T) -> Result<T> {
     pointer::check(transformer, "transformer")?;
-    let looked = registry::with(transformer, |slot| slot.warm.as_ref().map(|warm| look(&warm.engine)));
-    looked.ok_or_else(|| Error::State("the transformer is not warmed up; call warm_up first".into()))
+    registry::with(transformer, |slot| match slot {
+        Some(warm) => Ok(look(&warm.engine)),
+        None => Err(Error::State(
+            "the transformer is not warmed up; call warm_up first".into(),
+        )),
+    })
 }
 
-impl Slot {
-    /// # Safety
-    ///
-    /// As [`warm_up`]; `transformer` is neither NULL nor misaligned.
-    unsafe fn ensure_warm(
-        &mut self,
-        transformer: *mut Transformer,
-        tokenizer: &Tokenizer,
-        open: OpenReplicas<'_>,
-    ) -> Result<&mut Warm> {
-        // SAFETY: as our caller vouches.
-        let current = unsafe { &*transformer };
-        if self.warm.as_ref().is_some_and(|warm| !warm.is_of(current)) {
-            report::line("the transformer at this address is not the one warmed up there; dropping that one");
-            self.warm = None;
-        }
-        let warm = match self.warm.take() {
-            Some(warm) => warm,
-            // SAFETY: as our caller vouches.
-            None => unsafe { self.make_warm(transformer, tokenizer, open) }?,
-        };
-        Ok(self.warm.insert(warm))
+/// # Safety
+///
+/// As [`warm_up`]; `transformer` is neither NULL nor misaligned, and the slot its own.
+unsafe fn ensure_warm<'a>(
+    slot: &'a mut Slot,
+    transformer: *mut Transformer,
+    tokenizer: &Tokenizer,
+    open: OpenReplicas<'_>,
+) -> Result<&'a mut Warm> {
+    // SAFETY: as our caller vouches.
+    let current = unsafe { &*transformer };
+    if slot.is_some() && !registry::is_installed(transformer, current) {
+        report::line("the transformer at this address is not the one warmed up there; dropping that one");
+        *slot = None;
+        registry::replaced(transformer);
     }
+    let warm = match slot.take() {
+        Some(warm) => warm,
+        // SAFETY: as our caller vouches.
+        None => unsafe { warm_from(transformer, tokenizer, open) }?,
+    };
+    Ok(slot.insert(warm))
+}
 
-    /// # Safety
-    ///
-    /// As [`Slot::ensure_warm`].
-    unsafe fn make_warm(
-        &self,
-        transformer: *mut Transformer,
-        tokenizer: &Tokenizer,
-        open: OpenReplicas<'_>,
-    ) -> Result<Warm> {
-        warn_of_unknown_variables();
-        // SAFETY: as our caller vouches.
-        let vocabulary = unsafe { Vocabulary::read(tokenizer) }?;
-        let engine = match &self.source {
-            Some(source) => Engine::warm_up(&*source.checkpoint, source.options.clone(), open),
-            None => {
-                let options = Options::from_env()?;
-                // SAFETY: as our caller vouches.
-                let checkpoint = unsafe { program_checkpoint(&*transformer) }?;
-                Engine::warm_up(&checkpoint, options, open)
-            }
-        }?;
-        // SAFETY: as our caller vouches.
-        let (original, installed) = unsafe { install(transformer, first_pointers(&engine)?) };
-        Ok(Warm {
-            engine,
-            vocabulary,
-            source: self.source.clone(),
-            original,
-            installed,
-        })
-    }
+/// # Safety
+///
+/// As [`ensure_warm`].
+unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, open: OpenReplicas<'_>) -> Result<Warm> {
+    warn_of_unknown_variables();
+    // SAFETY: as our caller vouches.
+    registry::check_no_copy(unsafe { &*transformer })?;
+    // SAFETY: as our caller vouches.
+    let vocabulary = unsafe { Vocabulary::read(tokenizer) }?;
+    let source = registry::source(transformer);
+    let engine = match &source {
+        Some(source) => Engine::warm_up(&*source.checkpoint, source.options.clone(), open),
+        None => {
+            let options = Options::from_env()?;
+            // SAFETY: as our caller vouches.
+            let checkpoint = unsafe { program_checkpoint(&*transformer) }?;
+            Engine::warm_up(&checkpoint, options, open)
+        }
+    }?;
+    // SAFETY: as our caller vouches.
+    unsafe { registry::install(transformer, first_pointers(&engine)?) };
+    Ok(Warm {
+        engine,
+        vocabulary,
+        source,
+    })
 }
 
 impl Warm {
     /// # Safety
     ///
-    /// As [`inference`].
+    /// As [`inference`]; `transformer` and `sampler` are neither NULL nor misaligned.
     unsafe fn inference(
         &mut self,
+        transformer: *const Transformer,
         tokenizer: &Tokenizer,
-        sampler: &mut Sampler,
+        sampler: *mut Sampler,
         requests: &mut requests::Requests<'_>,
         fallback: OpenFallback<'_>,
     ) -> Result<i64> {
-        if !self.vocabulary.is_of(tokenizer) {
-            // SAFETY: as our caller vouches.
-            self.vocabulary = unsafe { Vocabulary::read(tokenizer) }?;
-        }
-        self.check_sampler(sampler)?;
-        let mut sampling = Sampling {
-            temperature: sampler.temperature,
-            topp: sampler.topp,
-            rng_state: sampler.rng_state,
-        };
-        let (source, original) = (&self.source, &self.original);
         // SAFETY: as our caller vouches.
-        let reopen = |options: &Options| unsafe { reopen(source.as_ref(), original, options, fallback) };
+        unsafe { self.vocabulary.follow(tokenizer) }?;
+        // SAFETY: as our caller vouches.
+        let mut sampling = unsafe { self.sampling(sampler) }?;
+        let original = registry::original(transformer);
+        let original = original.ok_or_else(|| Error::Internal("a transformer was warmed up without a trace".into()))?;
+        let mut inputs = registry::inputs();
+        // SAFETY: as our caller vouches.
+        inputs.extend(program_file(unsafe { (*transformer).fd }));
+        self.engine.protect(inputs);
+        let source = &self.source;
+        // SAFETY: as our caller vouches.
+        let reopen = |options: &Options| unsafe { reopen(source.as_ref(), &original, options, fallback) };
         let outcome = self
             .engine
             .inference(self.vocabulary.tokenizer(), &mut sampling, requests, &reopen);
-        sampler.rng_state = sampling.rng_state;
+        // SAFETY: as our caller vouches.
+        unsafe { rng_state(sampler) }.store(sampling.rng_state, Ordering::Relaxed);
         tokens(outcome?)
     }
 
-    /// The program would draw from as many logits as its sampler says, so that another number is a mix-up.
-    fn check_sampler(&self, sampler: &Sampler) -> Result<()> {
-        let vocab_size = self.engine.config().vocab_size;
-        if usize::try_from(sampler.vocab_size) == Ok(vocab_size) {
-            return Ok(());
-        }
-        let why = format!("vocab_size is {} where the model has {vocab_size}", sampler.vocab_size);
-        Err(Error::format("Sampler", why))
-    }
-
-    /// Whether `current` is the struct warming up has left.
-    fn is_of(&self, current: &Transformer) -> bool {
-        current.config == self.installed.0.config && current.weights == self.installed.0.weights
-    }
-
-    /// Puts the struct back as it was.
+    /// What the program's sampler says, which must be this model's: the program would draw from as many logits as it says.
     ///
     /// # Safety
     ///
-    /// `transformer` points to a [`Transformer`] nobody else uses.
-    unsafe fn restore(self, transformer: *mut Transformer) {
-        // SAFETY: as our caller vouches.
-        if !self.is_of(unsafe { &*transformer }) {
-            report::line("the transformer has been changed since it was warmed up; it is left as it is");
-            return;
+    /// `sampler` points to a [`Sampler`] that nobody but other calls writes to.
+    unsafe fn sampling(&self, sampler: *mut Sampler) -> Result<Sampling> {
+        // SAFETY: as our caller vouches; other calls write to `rng_state` alone.
+        let (vocab_size, temperature, topp) =
+            unsafe { ((*sampler).vocab_size, (*sampler).temperature, (*sampler).topp) };
+        let models = self.engine.config().vocab_size;
+        if usize::try_from(vocab_size) != Ok(models) {
+            let why = format!("vocab_size is {vocab_size} where the model has {models}");
+            return Err(Error::format("Sampler", why));
         }
-        // SAFETY: both have the struct's size; ours does not overlap the program's.
-        unsafe { transformer.cast::<Original>().write(self.original) };
+        Ok(Sampling {
+            temperature,
+            topp,
+            // SAFETY: as our caller vouches.
+            rng_state: unsafe { rng_state(sampler) }.load(Ordering::Relaxed),
+        })
     }
 }
 
-/// A view of the program's request buffers.
+/// The sampler's random state. Two calls on different transformers may share a sampler: what it then holds is either's.
+///
+/// # Safety
+///
+/// `sampler` points to a [`Sampler`] for `'a`, whose random state nobody but calls of `inference` uses.
+unsafe fn rng_state<'a>(sampler: *mut Sampler) -> &'a AtomicU64 {
+    // SAFETY: as our caller vouches.
+    unsafe { AtomicU64::from_ptr(&raw mut (*sampler).rng_state) }
+}
+
+/// The program's file, if the number is one of an open file.
+fn program_file(fd: c_int) -> Option<FileId> {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: any number may be asked for, and the struct is this function's own.
+    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: filled just now.
+    let stat = unsafe { stat.assume_init() };
+    Some(FileId {
+        device: stat.st_dev,
+        inode: stat.st_ino,
+    })
+}
+
+/// Where the program's request buffers lie.
 ///
 /// # Safety
 ///
 /// As [`inference`].
-unsafe fn view<'a>(requests: *mut Requests) -> Result<requests::Requests<'a>> {
+unsafe fn extent(requests: *const Requests) -> Result<Extent> {
+    pointer::check(requests, "requests")?;
     // SAFETY: as our caller vouches.
-    let r = unsafe { pointer::borrow(requests, "requests") }?;
-    // SAFETY: as our caller vouches.
-    unsafe {
-        requests::Requests::from_raw(
-            r.num_reqs,
-            r.max_token_len,
-            r.max_seq_len,
-            r.str_reqs.cast(),
-            r.tok_gens,
-        )
-    }
+    let r = unsafe { requests.read() };
+    Extent::check(
+        r.num_reqs,
+        r.max_token_len,
+        r.max_seq_len,
+        r.str_reqs.cast(),
+        r.tok_gens,
+    )
 }
 
 /// The weights behind the program's struct.
@@ -306,21 +332,6 @@ fn first_pointers(engine: &Engine) -> Result<Pointers> {
     first
         .map(|replica| replica.pointers())
         .ok_or_else(|| Error::Internal("an engine was warmed up without a replica".into()))
-}
-
-/// Puts the replica's addresses into the program's struct; gives it as it was and as it is now.
-///
-/// # Safety
-///
-/// `transformer` points to a [`Transformer`] nobody else uses.
-unsafe fn install(transformer: *mut Transformer, pointers: Pointers) -> (Original, Installed) {
-    // SAFETY: the bytes of a struct may be read as bytes that need not be initialized.
-    let original = unsafe { transformer.cast::<Original>().read() };
-    // SAFETY: as our caller vouches.
-    let current = unsafe { &mut *transformer };
-    current.weights = TransformerWeights::from_arrays(pointers.weights);
-    current.state = RunState::from_arrays(pointers.state);
-    (original, Installed(*current))
 }
 
 fn tokens(outcome: Outcome) -> Result<i64> {

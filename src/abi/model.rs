@@ -1,7 +1,7 @@
 //! `getp_model`: a model the library opens itself, for programs without the eval program's loader.
 
 use super::options::Options;
-use super::registry::{self, Source};
+use super::registry::{self, Inputs, Source};
 use super::types::{Config, RunState, Transformer, TransformerWeights};
 use super::{guard, lifecycle, pointer};
 use crate::checkpoint::{BinCheckpoint, Checkpoint, SafetensorsCheckpoint, config_to_bytes};
@@ -12,10 +12,12 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// An open model.
+/// An open model. What the program and calls on other threads may write to lies behind the pointer alone.
 pub struct Model {
-    /// In a box of its own, because its address is the handle `warm_up` knows it by.
-    transformer: Box<Transformer>,
+    /// A box of its own, because its address is the handle `warm_up` knows it by.
+    transformer: *mut Transformer,
+    vocab_size: c_int,
+    _inputs: Inputs,
 }
 
 /// Opens the model at `path`: a `.bin` file, or a directory with `config.json` and safetensors files. The files must
@@ -30,10 +32,11 @@ pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Op
         // SAFETY: the program passes NULL or its own struct.
         let choices = unsafe { choices(options) }?;
         let options = choices.or(Choices::from_vars(std::env::vars_os())?).complete()?;
-        let model = Model::new(Source {
+        let source = Source {
             checkpoint: open(path)?,
             options,
-        });
+        };
+        let model = Model::new(source, Inputs::of(path));
         Ok(Box::into_raw(Box::new(model)))
     })
 }
@@ -46,8 +49,8 @@ pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Op
 pub unsafe extern "C" fn getp_model_transformer(model: *mut Model) -> *mut Transformer {
     guard::look(null_mut(), || {
         // SAFETY: the program passes what `getp_model_open` gave.
-        let model = unsafe { pointer::borrow_mut(model, "model") }?;
-        Ok(&raw mut *model.transformer)
+        let model = unsafe { pointer::borrow(model, "model") }?;
+        Ok(model.transformer)
     })
 }
 
@@ -67,36 +70,42 @@ pub unsafe extern "C" fn getp_model_close(model: *mut Model) {
 }
 
 impl Model {
-    fn new(source: Source) -> Self {
-        let mut transformer = Box::new(blank(Config::from_bytes(config_to_bytes(source.checkpoint.config()))));
-        registry::with(&raw mut *transformer, |slot| slot.source = Some(source));
-        Self { transformer }
+    fn new(source: Source, inputs: Inputs) -> Self {
+        let config = Config::from_bytes(config_to_bytes(source.checkpoint.config()));
+        let transformer = Box::into_raw(Box::new(blank(config)));
+        registry::set_source(transformer, Some(source));
+        Self {
+            transformer,
+            vocab_size: config.vocab_size,
+            _inputs: inputs,
+        }
     }
 
     /// Tokens in the model's vocabulary.
     pub fn vocab_size(&self) -> c_int {
-        self.transformer.config.vocab_size
+        self.vocab_size
     }
 }
 
 impl Drop for Model {
     fn drop(&mut self) {
-        let transformer = &raw mut *self.transformer;
         // SAFETY: it is ours, and nobody uses it any more. It fails only for bad pointers.
-        let _ = unsafe { lifecycle::finish(transformer) };
-        registry::with(transformer, |slot| slot.source = None);
+        let _ = unsafe { lifecycle::finish(self.transformer) };
+        registry::set_source(self.transformer, None);
+        // SAFETY: made by `new`, and nobody uses it any more.
+        drop(unsafe { Box::from_raw(self.transformer) });
     }
 }
 
 /// # Safety
 ///
-/// `options` is NULL or points to a struct whose `logits` is NULL or a C string.
+/// `options` is NULL or points to a struct of as many bytes as it says, whose strings are NULL or C strings.
 unsafe fn choices(options: *const Options) -> Result<Choices> {
     if options.is_null() {
         return Ok(Choices::default());
     }
     // SAFETY: as our caller vouches.
-    unsafe { pointer::borrow(options, "options")?.choices() }
+    unsafe { Options::read(options)?.choices() }
 }
 
 fn open(path: &Path) -> Result<Arc<dyn Checkpoint>> {

@@ -1,20 +1,29 @@
 //! `getp_requests`: prompts from a file, and room for the answers, in the eval program's layout.
 
+use super::registry::Inputs;
 use super::tokenizer::TokenizerHandle;
 use super::types::Requests;
 use super::{guard, pointer};
 use crate::error::{Error, Result};
+use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 
 /// Prompts and answers: the struct, and the memory its pointers point to.
 pub struct RequestsHandle {
-    requests: Requests,
-    /// `[num_reqs, max_token_len * (max_seq_len + 1)]`
+    /// The program may write to it; what is needed of it is kept beside it.
+    requests: UnsafeCell<Requests>,
+    count: c_int,
+    /// `max_token_len * (max_seq_len + 1)`
+    slot_bytes: usize,
+    /// `max_seq_len + 1`
+    row_ints: usize,
+    /// `[count, slot_bytes]`
     prompts: Vec<u8>,
-    /// `[num_reqs, max_seq_len + 1]`
+    /// `[count, row_ints]`
     answers: Vec<c_int>,
+    _inputs: Inputs,
 }
 
 /// Reads the prompts at `path`, whose first line is their number and each line behind it a prompt; a request may take
@@ -34,7 +43,7 @@ pub unsafe extern "C" fn getp_requests_open(
         let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
         let data = std::fs::read(path).map_err(|error| Error::io(path, error))?;
         let lines = lines(path, &data)?;
-        let requests = RequestsHandle::new(&lines, steps, tokenizer.max_token_length())?;
+        let requests = RequestsHandle::new(&lines, steps, tokenizer.max_token_length(), Inputs::of(path))?;
         Ok(Box::into_raw(Box::new(requests)))
     })
 }
@@ -46,8 +55,8 @@ pub unsafe extern "C" fn getp_requests_open(
 pub unsafe extern "C" fn getp_requests_get(requests: *mut RequestsHandle) -> *mut Requests {
     guard::look(null_mut(), || {
         // SAFETY: the program passes what `getp_requests_open` gave.
-        let handle = unsafe { pointer::borrow_mut(requests, "requests") }?;
-        Ok(&raw mut handle.requests)
+        let handle = unsafe { pointer::borrow(requests, "requests") }?;
+        Ok(handle.requests.get())
     })
 }
 
@@ -59,7 +68,7 @@ pub unsafe extern "C" fn getp_requests_count(requests: *const RequestsHandle) ->
     guard::look(-1, || {
         // SAFETY: the program passes what `getp_requests_open` gave.
         let handle = unsafe { pointer::borrow(requests, "requests") }?;
-        Ok(handle.requests.num_reqs)
+        Ok(handle.count)
     })
 }
 
@@ -79,7 +88,7 @@ pub unsafe extern "C" fn getp_requests_prompt(
         *length = 0;
         // SAFETY: the program passes what `getp_requests_open` gave.
         let handle = unsafe { pointer::borrow(requests, "requests") }?;
-        let slot = row(&handle.prompts, handle.index(index)?, handle.slot_bytes());
+        let slot = row(&handle.prompts, handle.index(index)?, handle.slot_bytes);
         *length = slot.iter().position(|&byte| byte == 0).unwrap_or(slot.len());
         Ok(slot.as_ptr().cast())
     })
@@ -102,7 +111,7 @@ pub unsafe extern "C" fn getp_requests_tokens(
         *length = 0;
         // SAFETY: the program passes what `getp_requests_open` gave.
         let handle = unsafe { pointer::borrow(requests, "requests") }?;
-        let row = row(&handle.answers, handle.index(index)?, handle.row_ints());
+        let row = row(&handle.answers, handle.index(index)?, handle.row_ints);
         *length = row.iter().position(|&token| token < 0).unwrap_or(row.len());
         Ok(row.as_ptr())
     })
@@ -123,7 +132,7 @@ pub unsafe extern "C" fn getp_requests_close(requests: *mut RequestsHandle) {
 }
 
 impl RequestsHandle {
-    fn new(lines: &[&[u8]], steps: c_int, max_token_length: c_int) -> Result<Self> {
+    fn new(lines: &[&[u8]], steps: c_int, max_token_length: c_int, inputs: Inputs) -> Result<Self> {
         let row_ints = usize::try_from(steps)
             .ok()
             .filter(|&steps| steps > 0)
@@ -134,45 +143,35 @@ impl RequestsHandle {
         let longest = lines.iter().map(|line| line.len()).max().unwrap_or(0);
         let max_token_len = longest.div_ceil(row_ints).max(1);
         let max_token_len = c_int::try_from(max_token_len).map_err(|_| Error::Overflow("max_token_len"))?;
-        let requests = Requests {
-            num_reqs: c_int::try_from(lines.len()).map_err(|_| Error::Overflow("num_reqs"))?,
-            max_token_len: max_token_len.max(max_token_length),
-            max_seq_len: steps,
-            str_reqs: null_mut(),
-            tok_gens: null_mut(),
-        };
-        let mut handle = Self {
-            requests,
-            prompts: Vec::new(),
-            answers: Vec::new(),
-        };
-        handle.fill(lines)?;
-        Ok(handle)
-    }
-
-    fn fill(&mut self, lines: &[&[u8]]) -> Result<()> {
-        let (slot_bytes, row_ints) = (self.slot_bytes(), self.row_ints());
-        self.prompts = zeroed("the prompts", lines.len(), slot_bytes)?;
-        self.answers = zeroed("the answers", lines.len(), row_ints)?;
-        for (slot, line) in self.prompts.chunks_exact_mut(slot_bytes).zip(lines) {
+        let max_token_len = max_token_len.max(max_token_length);
+        let slot_bytes = max_token_len as usize * row_ints;
+        let mut prompts = zeroed("the prompts", lines.len(), slot_bytes)?;
+        let mut answers = zeroed("the answers", lines.len(), row_ints)?;
+        for (slot, line) in prompts.chunks_exact_mut(slot_bytes).zip(lines) {
             slot[..line.len()].copy_from_slice(line);
         }
-        self.answers.chunks_exact_mut(row_ints).for_each(|row| row[0] = -1);
-        self.requests.str_reqs = self.prompts.as_mut_ptr().cast();
-        self.requests.tok_gens = self.answers.as_mut_ptr();
-        Ok(())
-    }
-
-    fn slot_bytes(&self) -> usize {
-        self.requests.max_token_len as usize * self.row_ints()
-    }
-
-    fn row_ints(&self) -> usize {
-        self.requests.max_seq_len as usize + 1
+        answers.chunks_exact_mut(row_ints).for_each(|row| row[0] = -1);
+        let count = c_int::try_from(lines.len()).map_err(|_| Error::Overflow("num_reqs"))?;
+        let requests = Requests {
+            num_reqs: count,
+            max_token_len,
+            max_seq_len: steps,
+            str_reqs: prompts.as_mut_ptr().cast(),
+            tok_gens: answers.as_mut_ptr(),
+        };
+        Ok(Self {
+            requests: UnsafeCell::new(requests),
+            count,
+            slot_bytes,
+            row_ints,
+            prompts,
+            answers,
+            _inputs: inputs,
+        })
     }
 
     fn index(&self, index: c_int) -> Result<usize> {
-        let count = self.requests.num_reqs;
+        let count = self.count;
         match usize::try_from(index) {
             Ok(at) if index < count => Ok(at),
             _ => Err(Error::format(

@@ -3,11 +3,13 @@
 use super::model::Model;
 use super::types::Sampler;
 use super::{guard, pointer};
+use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 
 /// A sampler in the eval program's layout.
 pub struct SamplerHandle {
-    sampler: Sampler,
+    /// The program and calls on other threads may write to it.
+    sampler: UnsafeCell<Sampler>,
 }
 
 /// Makes a sampler for `model`: temperature 0 takes the most likely token, `topp` within (0, 1) draws from the nucleus,
@@ -31,6 +33,7 @@ pub unsafe extern "C" fn getp_sampler_open(
             topp,
             rng_state: seed,
         };
+        let sampler = UnsafeCell::new(sampler);
         Ok(Box::into_raw(Box::new(SamplerHandle { sampler })))
     })
 }
@@ -42,8 +45,8 @@ pub unsafe extern "C" fn getp_sampler_open(
 pub unsafe extern "C" fn getp_sampler_get(sampler: *mut SamplerHandle) -> *mut Sampler {
     guard::look(null_mut(), || {
         // SAFETY: the program passes what `getp_sampler_open` gave.
-        let handle = unsafe { pointer::borrow_mut(sampler, "sampler") }?;
-        Ok(&raw mut handle.sampler)
+        let handle = unsafe { pointer::borrow(sampler, "sampler") }?;
+        Ok(handle.sampler.get())
     })
 }
 

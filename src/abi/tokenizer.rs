@@ -1,9 +1,11 @@
 //! `getp_tokenizer`: a vocabulary the library reads itself, in the eval program's layout.
 
+use super::registry::Inputs;
 use super::types::{TokenIndex, Tokenizer};
 use super::{guard, pointer};
 use crate::error::{Error, Result};
 use crate::tokenizer::{self, Entry, VocabularyFile};
+use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_uchar};
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -11,8 +13,11 @@ use std::ptr::{null, null_mut};
 /// An open vocabulary: the struct, and the memory its pointers point to.
 pub struct TokenizerHandle {
     decoder: tokenizer::Tokenizer,
-    tokenizer: Tokenizer,
+    /// The program may write to it.
+    tokenizer: UnsafeCell<Tokenizer>,
+    max_token_length: c_int,
     _memory: Memory,
+    _inputs: Inputs,
 }
 
 /// What the struct points to. Nothing here moves or changes once it is filled.
@@ -43,8 +48,8 @@ pub unsafe extern "C" fn getp_tokenizer_open(path: *const c_char) -> *mut Tokeni
 pub unsafe extern "C" fn getp_tokenizer_get(tokenizer: *mut TokenizerHandle) -> *mut Tokenizer {
     guard::look(null_mut(), || {
         // SAFETY: the program passes what `getp_tokenizer_open` gave.
-        let handle = unsafe { pointer::borrow_mut(tokenizer, "tokenizer") }?;
-        Ok(&raw mut handle.tokenizer)
+        let handle = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
+        Ok(handle.tokenizer.get())
     })
 }
 
@@ -106,14 +111,16 @@ impl TokenizerHandle {
         };
         Ok(Self {
             decoder,
-            tokenizer,
+            tokenizer: UnsafeCell::new(tokenizer),
+            max_token_length,
             _memory: memory,
+            _inputs: Inputs::of(path),
         })
     }
 
     /// Bytes of the longest token that comes out of encoding.
     pub fn max_token_length(&self) -> c_int {
-        self.tokenizer.max_token_length
+        self.max_token_length
     }
 }
 

@@ -43,10 +43,14 @@ pub struct Control {
     pub failed_calls: AtomicUsize,
     /// So many times the replica that stands in for failed ones is refused.
     pub refuse_fallback: AtomicUsize,
+    /// Where replicas say that their weights are; 0 is 0x1000.
+    pub weights_at: usize,
     /// Replicas opened to stand in.
     pub fallbacks: AtomicUsize,
     /// Where replicas meet before their first step.
     pub start: Option<Barrier>,
+    /// Where a replica meets the test in its first step, and again before it goes on.
+    pub hold: Option<Barrier>,
     /// The most sequences that each replica had in one step.
     pub widest: Mutex<BTreeMap<usize, usize>>,
     /// Lines of tensors that are said to hold values that are not finite.
@@ -133,6 +137,10 @@ impl FakeReplica {
         let Some(index) = self.index else { return Ok(()) };
         if let (1, Some(start)) = (self.steps, &self.control.start) {
             start.wait();
+        }
+        if let (1, Some(hold)) = (self.steps, &self.control.hold) {
+            hold.wait();
+            hold.wait();
         }
         let mut widest = self.control.widest.lock().unwrap();
         let widest = widest.entry(index).or_default();
@@ -262,8 +270,12 @@ impl Replica for FakeReplica {
     }
 
     fn pointers(&self) -> Pointers {
+        let weights_at = match self.control.weights_at {
+            0 => 0x1000,
+            at => at,
+        };
         Pointers {
-            weights: [0x1000 as *mut c_void; 16],
+            weights: [std::ptr::without_provenance_mut(weights_at); 16],
             state: [0x2000 as *mut c_void; 21],
         }
     }
