@@ -82,6 +82,26 @@ fn rows_that_are_held_are_not_written_to() {
 }
 
 #[test]
+fn a_step_too_many_is_refused_and_spoils_none_under_way() {
+    let mut replica = replica(VOCAB, false);
+    let expected: Vec<_> = (0..2)
+        .map(|position| step(&mut *replica, position, ROWS).greedy)
+        .collect();
+    for position in 0..2 {
+        let plan = plan(&*replica, position, ROWS);
+        replica.submit(&plan, Want::Greedy).unwrap();
+    }
+    let third = plan(&*replica, 2, 1);
+    let error = replica.submit(&third, Want::Greedy).unwrap_err();
+    assert!(error.to_string().contains("more than 2 steps under way"), "{error}");
+    let mut output = StepOutput::default();
+    for expected in expected {
+        replica.collect(&mut output).unwrap();
+        assert_eq!(output.greedy, expected);
+    }
+}
+
+#[test]
 fn rows_given_back_are_written_to_again() {
     let mut replica = replica(VOCAB, false);
     let at = |output: &StepOutput| output.logits.as_ptr();

@@ -24,15 +24,34 @@ pub struct LogitsPath {
     row_bytes: usize,
 }
 
-/// Rows in pinned memory. Only who waited for their copy is given them.
+/// Rows in pinned memory. Only who waited for their copy is given them: see [`Coming`].
 pub struct HostRows {
     memory: PinnedBuffer,
     bytes: usize,
 }
 
+/// The end of a step, and the rows that are copied to the host behind it, if any are.
+pub struct Coming {
+    done: Event,
+    rows: Option<Arc<HostRows>>,
+}
+
+impl Coming {
+    /// A step that `done` marks the end of, without rows.
+    pub fn without_rows(done: Event) -> Self {
+        Self { done, rows: None }
+    }
+
+    /// Waits for all of it. The event may mark another step then.
+    pub fn wait(self) -> Result<(Event, Option<Arc<HostRows>>)> {
+        self.done.synchronize()?;
+        Ok((self.done, self.rows))
+    }
+}
+
 impl AsRef<[f32]> for HostRows {
     fn as_ref(&self) -> &[f32] {
-        // SAFETY: the device wrote to it while only the path and the step under way had it; both are done.
+        // SAFETY: the device wrote to it before it was given out, and does so again when nobody has it any more.
         let bytes = unsafe { self.memory.read() };
         bytemuck::cast_slice(&bytes[..self.bytes])
     }
@@ -91,23 +110,23 @@ impl LogitsPath {
     }
 
     /// Copies the first `rows` rows of that parity's behind `done`, which marks the end of their step and from now on that
-    /// of the copy: they may be read when it has come.
-    pub fn send(&self, parity: usize, rows: usize, done: &Event) -> Result<Arc<HostRows>> {
+    /// of the copy.
+    pub fn send(&self, parity: usize, rows: usize, done: Event) -> Result<Coming> {
         let host = self.free_rows(self.rows, rows)?;
         self.stream.driver.wait(self.stream.handle, done.handle)?;
         self.copy(parity, 0, rows, &host, 0)?;
         done.record(&self.stream)?;
-        Ok(host)
+        Ok(Coming { done, rows: Some(host) })
     }
 
     /// Copies rows of that parity, whose step is done, one behind the other, and waits for them.
     pub fn fetch(&self, parity: usize, rows: &[usize]) -> Result<Arc<HostRows>> {
         let host = self.free_rows(rows.len().next_power_of_two(), rows.len())?;
-        for (to, &from) in rows.iter().enumerate() {
-            self.copy(parity, from, 1, &host, to)?;
-        }
+        let mut copies = rows.iter().enumerate();
+        let queued = copies.try_for_each(|(to, &from)| self.copy(parity, from, 1, &host, to));
+        // Those queued before one that failed are waited for too.
         self.stream.synchronize()?;
-        Ok(host)
+        queued.map(|()| host)
     }
 
     /// Queues the copy of rows from `from` on to the place of row `to` in the host's memory.

@@ -2,7 +2,7 @@
 
 use super::driver::{DevicePtr, Driver, EventHandle, GraphHandle, Pinned, StreamHandle};
 use crate::error::Result;
-use bytemuck::NoUninit;
+use bytemuck::{NoUninit, Pod};
 use std::sync::Arc;
 
 /// A device and the stream its work goes to.
@@ -66,6 +66,24 @@ impl Drop for DeviceBuffer {
         // SAFETY: nobody else has the address; `free` waits for work under way. A lost device keeps nothing anyway.
         let _ = unsafe { self.driver.free(self.at) };
     }
+}
+
+/// `n` values from the device's memory. Waits for the stream.
+///
+/// # Safety
+/// They lie at `from`, or will when the stream has done what is queued.
+pub unsafe fn to_host<T: Pod>(stream: &Stream, from: DevicePtr, n: usize) -> Result<Vec<T>> {
+    let mut values = vec![T::zeroed(); n];
+    let (to, bytes) = (values.as_mut_ptr().cast(), size_of_val(values.as_slice()));
+    // SAFETY: both sides have these bytes, ours until the stream has done it, as follows.
+    let queued = unsafe { stream.driver.copy_to_host(to, from, bytes, stream.handle) };
+    let copied = queued.and_then(|()| stream.synchronize());
+    if let Err(error) = copied {
+        // Who cannot wait does not know that the copy will not come.
+        std::mem::forget(values);
+        return Err(error);
+    }
+    Ok(values)
 }
 
 /// Pinned host memory that the device reads and writes.

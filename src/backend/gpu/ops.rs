@@ -15,7 +15,7 @@ use super::driver::DevicePtr;
 use super::grids;
 use super::kv::KvCache;
 use super::logits::LogitsAt;
-use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
+use super::memory::{DeviceBuffer, PinnedBuffer, Stream, to_host};
 use super::profile::Timeline;
 use super::target::{GemmShape, Product};
 use super::weights::{Kind, Matrix};
@@ -139,12 +139,8 @@ impl Routes {
 
     /// Rows of each expert in the layer that ran last. Waits for the device.
     pub fn rows_by_expert(&self, stream: &Stream) -> Result<Vec<u32>> {
-        let mut counts = vec![0_u32; self.counts.bytes() / 4];
-        let (to, bytes) = (counts.as_mut_ptr().cast(), self.counts.bytes());
-        // SAFETY: both sides have these bytes and live until the stream has done it: it is waited for.
-        unsafe { stream.driver.copy_to_host(to, self.counts.at(), bytes, stream.handle) }?;
-        stream.synchronize()?;
-        Ok(counts)
+        // SAFETY: it was zeroed when it was made.
+        unsafe { to_host(stream, self.counts.at(), self.counts.bytes() / 4) }
     }
 }
 

@@ -8,7 +8,7 @@ use super::ceilings::Ceilings;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::kv::{KvCache, block_bytes};
-use super::logits::{HostRows, LogitsAt, LogitsPath};
+use super::logits::{Coming, LogitsAt, LogitsPath};
 use super::memory::{DeviceBuffer, Event, Graph};
 use super::ops::{Buffer, GpuOps, Numbers, Routes, Sizes, StepShape, slots};
 use super::profile::{StepClock, Timeline};
@@ -63,11 +63,10 @@ pub struct GpuReplica {
 struct InFlight {
     parity: usize,
     rows: usize,
-    /// Whole rows, if they are wanted.
-    logits: Option<Arc<HostRows>>,
+    /// Its end, and whole rows, if they are wanted.
+    coming: Coming,
     /// Where its rows are, if they are summarized.
     summarized: Option<Arc<LogitsPath>>,
-    done: Event,
 }
 
 impl GpuReplica {
@@ -254,11 +253,11 @@ impl GpuReplica {
     }
 
     /// Marks the end of a step, and sends whole rows of logits to the host behind it if they are wanted.
-    fn end_step(&mut self, rows: usize, want: Want, parity: usize, done: &Event) -> Result<Option<Arc<HostRows>>> {
+    fn end_step(&mut self, rows: usize, want: Want, parity: usize, done: Event) -> Result<Coming> {
         done.record(&self.context.stream)?;
         match (want, &self.logits) {
-            (Want::Logits, Some(path)) => path.send(parity, rows, done).map(Some),
-            _ => Ok(None),
+            (Want::Logits, Some(path)) => path.send(parity, rows, done),
+            _ => Ok(Coming::without_rows(done)),
         }
     }
 
@@ -292,6 +291,10 @@ fn numbers(options: &Options, format: args::Format) -> Numbers {
         terms,
         exact,
     }
+}
+
+fn too_many() -> Error {
+    Error::Internal(format!("more than {DEPTH} steps under way"))
 }
 
 /// An event a step under way.
@@ -422,24 +425,24 @@ impl Replica for GpuReplica {
     }
 
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
+        // The step of this parity that is under way still reads what would be written.
+        if self.in_flight.len() == DEPTH {
+            return Err(too_many());
+        }
         let parity = self.steps % DEPTH;
         if self.whole_rows(want) {
             self.need_logits(plan.logits.len())?;
         }
         let header = self.memory.write(plan, parity, want)?;
         let shape = self.shape(plan, &header, want);
-        let done = self
-            .events
-            .pop()
-            .ok_or_else(|| Error::Internal(format!("more than {DEPTH} steps under way")))?;
+        let done = self.events.pop().ok_or_else(too_many)?;
         self.queue_timed(plan, shape, want, parity)?;
-        let logits = self.end_step(plan.logits.len(), want, parity, &done)?;
+        let coming = self.end_step(plan.logits.len(), want, parity, done)?;
         self.in_flight.push_back(InFlight {
             parity,
             rows: plan.logits.len(),
-            logits,
+            coming,
             summarized: self.logits.clone().filter(|_| shape.draws),
-            done,
         });
         self.steps += 1;
         Ok(())
@@ -450,11 +453,11 @@ impl Replica for GpuReplica {
             .in_flight
             .pop_front()
             .ok_or_else(|| Error::Internal("no step is under way".into()))?;
-        step.done.synchronize()?;
+        let (done, rows) = step.coming.wait()?;
         if let Some(clock) = &mut self.clock {
-            clock.settle(&step.done)?;
+            clock.settle(&done)?;
         }
-        self.events.push(step.done);
+        self.events.push(done);
         if let Some(timeline) = &mut self.ops.timeline {
             timeline.settle(&self.context.stream)?;
             let rows = self.activations.routes.rows_by_expert(&self.context.stream)?;
@@ -462,7 +465,7 @@ impl Replica for GpuReplica {
         }
         output.greedy.clear();
         output.greedy.extend(self.greedy_of(step.parity, step.rows));
-        match step.logits {
+        match rows {
             Some(rows) => output.logits = Logits::Lent(rows),
             None => output.logits.clear(),
         }

@@ -7,7 +7,7 @@
 use super::args::{self, PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
 use super::context::{Context, Grid};
 use super::driver::DevicePtr;
-use super::memory::DeviceBuffer;
+use super::memory::{DeviceBuffer, to_host};
 use super::staging::{self, Job, Parcel, Staging};
 use super::wire::Wire;
 use crate::checkpoint::{Checkpoint, Field, TensorId};
@@ -16,6 +16,7 @@ use crate::model::{LayerWeights, ModelConfig, Weights};
 use crate::replica::{PackReport, Sent};
 use crate::report;
 use crate::weights::{Findings, Format, Layout, NonFinite, not_expected};
+use crate::workers::Workers;
 use std::panic::resume_unwind;
 use std::thread;
 use std::time::Instant;
@@ -160,9 +161,13 @@ fn load_as(contexts: &[&Context], source: &Source<'_>, format: args::Format) -> 
         return loader.load();
     };
     let (packer, staging) = staging::pair(contexts, *checkpoint, jobs(source.config()))?;
+    // A pool of its own: the one that all programs share would outlive the library and not outlive a fork.
+    let workers = Workers::start("getp pack", 0)?;
     thread::scope(|scope| {
         let packing = thread::Builder::new().name("getp pack".into());
-        let packing = packing.spawn_scoped(scope, || packer.run()).map_err(no_thread)?;
+        let packing = packing
+            .spawn_scoped(scope, || workers.pool().install(|| packer.run()))
+            .map_err(no_thread)?;
         let loaded = loader.with(staging).load();
         // The loader is gone, and with it the packer's reason to go on.
         let pack_seconds = packing.join().unwrap_or_else(|panic| resume_unwind(panic));
@@ -506,17 +511,12 @@ impl<'a> Loader<'a> {
             format: wire_format(wire.format) as i32,
             reserved: 0,
         };
-        let mut range = [0_i32; 4];
-        // SAFETY: the wire holds these tiles, `result` four numbers, as does `range`, and the stream is waited for.
-        unsafe {
+        // SAFETY: the wire holds these tiles, `result` four numbers.
+        let range = unsafe {
             context.launch("range", wire.fill(), &args)?;
-            let to = range.as_mut_ptr().cast();
-            context
-                .driver
-                .copy_to_host(to, result.at(), size_of_val(&range), context.stream.handle)?;
-        }
-        context.stream.synchronize()?;
-        let [smallest, largest, weakest_row, _] = range;
+            to_host(&context.stream, result.at(), 4)?
+        };
+        let (smallest, largest, weakest_row) = (range[0], range[1], range[2]);
         Ok(match wire.format {
             Format::Mxfp4 => context.target.mxfp4_shift(smallest, largest),
             _ => context.target.f16_shift(smallest, largest, weakest_row),

@@ -4,7 +4,7 @@
 use super::{Buffer, GpuOps, KvCache, Routes, y_format};
 use crate::backend::gpu::args::{Format, KV_PAGE, SLAB};
 use crate::backend::gpu::driver::DevicePtr;
-use crate::backend::gpu::memory::DeviceBuffer;
+use crate::backend::gpu::memory::{DeviceBuffer, to_host};
 use crate::backend::gpu::target::Family;
 use crate::error::Result;
 use half::{bf16, f16};
@@ -215,16 +215,8 @@ impl GpuOps {
     }
 
     fn bytes(&self, at: DevicePtr, n: usize) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; n];
-        let stream = &self.context.stream;
-        // SAFETY: our callers stay within their buffers; the stream is waited for.
-        unsafe {
-            self.context
-                .driver
-                .copy_to_host(bytes.as_mut_ptr(), at, n, stream.handle)
-        }?;
-        stream.synchronize()?;
-        Ok(bytes)
+        // SAFETY: our callers stay within their buffers.
+        unsafe { to_host(&self.context.stream, at, n) }
     }
 
     fn fill(&self, buffer: &DeviceBuffer, byte: u8) -> Result<()> {

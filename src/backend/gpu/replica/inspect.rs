@@ -24,8 +24,9 @@ impl GpuReplica {
         self.numbers
     }
 
-    /// Brings a plan to the device. No step may be under way.
+    /// Brings a plan to the device, once all that was queued before is done.
     pub fn begin(&mut self, plan: &StepPlan, want: Want) -> Result<Parts<'_>> {
+        self.context.stream.synchronize()?;
         let parity = self.steps % DEPTH;
         if self.whole_rows(want) {
             self.need_logits(plan.logits.len())?;
