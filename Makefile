@@ -11,7 +11,8 @@ RUN_STEPS ?= 48
 FUZZ_SECONDS ?= 60
 
 QUICK_CHECKS := check-format check-lints test-rust
-CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-c test-sanitizers test-valgrind test-memory fuzz
+CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-c test-hosts \
+    test-sanitizers test-valgrind test-memory fuzz
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -73,6 +74,10 @@ test-c: programs tiny-model small-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 	tests/programs/golden.sh
 	tests/programs/drop_in.sh
 	tests/programs/faults.sh
+
+# What host programs do to the library: they fork, end in the middle, lose their readers.
+test-hosts: library tiny-model
+	tests/programs/hosts.sh
 
 test-sanitizers: programs tiny-model
 	tests/programs/sanitizers.sh

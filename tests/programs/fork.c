@@ -1,0 +1,124 @@
+/* A process forked from one that has a warm transformer: it is told so and does not hang, it can finish the transformer
+ * and warm it up itself, and what it opens itself works. Also if another thread was in the middle of a call. */
+
+#define _GNU_SOURCE
+#include "host.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct host expected;
+static long long n_expected;
+
+static void require_error(const char *word, const char *what) {
+  const char *error = getp_last_error();
+  host_require(error != NULL && strstr(error, word) != NULL, what);
+}
+
+/* What the new process does with a transformer that its parent has warmed up. */
+static void in_child(struct host *h, char **argv, const TransformerWeights *original) {
+  Transformer *transformer = getp_model_transformer(h->model);
+  struct host own;
+  getp_stats_t stats;
+
+  alarm(120); /* whoever hangs is killed */
+  host_require(host_inference(h) == -1, "inference on the parent's transformer fails");
+  require_error("before fork", "inference says that the transformer is the parent's");
+  host_warm_up(h);
+  require_error("before fork", "warm_up says so too");
+  host_require(getp_stats(transformer, &stats) == -1, "and getp_stats");
+  host_finish(h);
+  host_require(getp_last_error() == NULL, "finish does not fail");
+  host_require(memcmp(&transformer->weights, original, sizeof *original) == 0, "finish puts the struct back");
+  host_finish(h);
+  host_require(getp_last_error() == NULL, "finish twice is once");
+  host_warm_up(h);
+  host_require(getp_last_error() == NULL, "it can be warmed up here");
+  host_require(host_inference(h) == n_expected && host_same_answers(h, &expected), "and answers as ever");
+  own = host_open(argv, GETP_OFF);
+  host_require(host_inference(&own) == n_expected && host_same_answers(&own, &expected), "so does another one");
+  host_close(&own);
+  host_close(h);
+  _exit(0);
+}
+
+static void require_good_end(pid_t child, const char *what) {
+  int status = -1;
+  host_require(child > 0 && waitpid(child, &status, 0) == child, "fork");
+  if (WIFSIGNALED(status)) fprintf(host_log, "killed by signal %d\n", WTERMSIG(status));
+  host_require(status == 0, what);
+  fprintf(host_log, "ok: %s\n", what);
+}
+
+static void *answer(void *h) {
+  host_require(host_inference((struct host *)h) == n_expected, "the parent's call goes on");
+  return NULL;
+}
+
+static void *read_all(void *end) {
+  char bytes[4096];
+  while (read(*(int *)end, bytes, sizeof bytes) > 0) {
+  }
+  return NULL;
+}
+
+/* Forks while another thread is within inference: it cannot end, as nobody reads what it prints, and the pipe has room for
+ * the first answers and no more. */
+static void fork_beside_a_call(char **argv, const TransformerWeights *original) {
+  struct host printing = host_open(argv, GETP_ON);
+  pthread_t thread, reader;
+  pid_t child;
+  int ends[2];
+  static char filling[3700];
+  int in_pipe = 0;
+
+  host_require(pipe(ends) == 0 && fcntl(ends[1], F_SETPIPE_SZ, 4096) >= 4096, "a small pipe");
+  host_require(dup2(ends[1], STDOUT_FILENO) == STDOUT_FILENO && close(ends[1]) == 0, "as stdout");
+  host_require(write(STDOUT_FILENO, filling, sizeof filling) == (ssize_t)sizeof filling, "nearly full");
+  host_warm_up(&printing);
+  host_require(getp_last_error() == NULL, "warm_up");
+  host_require(pthread_create(&thread, NULL, answer, &printing) == 0, "a thread");
+  do {
+    host_require(ioctl(ends[0], FIONREAD, &in_pipe) == 0, "the number of bytes in the pipe");
+  } while (in_pipe <= (int)sizeof filling);
+  child = fork();
+  if (child == 0) {
+    int nowhere = open("/dev/null", O_WRONLY);
+    dup2(nowhere, STDOUT_FILENO);
+    in_child(&printing, argv, original);
+  }
+  require_good_end(child, "a process forked while another thread answers");
+  /* The last writing end goes with stdout, once the thread is done: it is read to its end here. */
+  host_require(pthread_create(&reader, NULL, read_all, &ends[0]) == 0, "a thread that reads");
+  pthread_join(thread, NULL);
+  close(STDOUT_FILENO);
+  pthread_join(reader, NULL);
+  host_require(host_same_answers(&printing, &expected), "the parent's answers are whole");
+  host_close(&printing);
+}
+
+int main(int argc, char **argv) {
+  struct host h;
+  TransformerWeights original;
+  pid_t child;
+
+  if (argc != 4) return 2;
+  host_log = stderr;
+  expected = host_open(argv, GETP_OFF);
+  original = getp_model_transformer(expected.model)->weights;
+  n_expected = host_inference(&expected);
+  host_require(n_expected > 0, "inference answers");
+  h = host_open(argv, GETP_OFF);
+  host_warm_up(&h);
+  child = fork();
+  if (child == 0) in_child(&h, argv, &original);
+  require_good_end(child, "a process forked with a warm transformer");
+  host_require(host_inference(&h) == n_expected && host_same_answers(&h, &expected), "the parent's works on");
+  fork_beside_a_call(argv, &original);
+  host_close(&h);
+  host_close(&expected);
+  return 0;
+}
