@@ -6,7 +6,11 @@ mod fake;
 use fake::{Control, PROMPTS, Program, VOCAB, expected, finish, inference, warm_up};
 use getp::logits::LogitsReader;
 use std::ffi::c_int;
-use std::process::{Command, Output};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::process::{Command, Output, Stdio};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Set in the processes of [`child`]; the tests they run do nothing without it.
@@ -138,6 +142,35 @@ fn check_printed(value: &str, before: impl Fn(usize, &str) -> String) {
         text.push(b'\n');
     }
     assert!(output.stdout.windows(text.len()).any(|window| window == text));
+}
+
+/// A terminal: the end that shows, and the one that programs write to.
+fn terminal() -> (File, OwnedFd) {
+    let (mut shows, mut takes) = (-1, -1);
+    // SAFETY: two numbers of this function's own; the rest may be NULL.
+    let opened = unsafe { libc::openpty(&mut shows, &mut takes, null_mut(), null_mut(), null_mut()) };
+    assert_eq!(opened, 0);
+    // SAFETY: just opened, and nobody else's.
+    unsafe { (File::from_raw_fd(shows), OwnedFd::from_raw_fd(takes)) }
+}
+
+#[test]
+fn a_terminal_is_sent_no_control_characters() {
+    let steers = |byte: &u8| byte.is_ascii_control() && !matches!(byte, b'\r' | b'\n' | b'\t');
+    let output = child("child_answers", &[("GETP_PRINT", "1")]);
+    assert!(output.stdout.iter().any(steers), "what goes into a pipe is as it is");
+
+    let (mut shows, takes) = terminal();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "child_answers", "--nocapture", "--test-threads=1"]);
+    command.env(CHILD, "1").env("GETP_PRINT", "1");
+    let mut running = command.stdout(takes).stderr(Stdio::null()).spawn().unwrap();
+    drop(command); // and with it this process's end that takes
+    let mut shown = Vec::new();
+    let _ = shows.read_to_end(&mut shown); // it fails when the last writer is gone
+    assert!(running.wait().unwrap().success());
+    assert!(!shown.iter().any(steers), "{}", String::from_utf8_lossy(&shown));
+    assert!(String::from_utf8_lossy(&shown).contains("\\u{"));
 }
 
 #[test]
