@@ -14,8 +14,8 @@
  * is what its open function returned, and not closed yet.
  *
  * Every function may be called from any thread. One transformer is used by one call at a time, and later callers wait;
- * different ones run side by side. README.md says what a program must not do meanwhile. Nothing ends or aborts the program: a failure is one line on stderr, the value
- * each comment names, and the text behind getp_last_error. */
+ * different ones run side by side. README.md says what a program must not do meanwhile. Nothing ends or aborts the
+ * program: a failure is one line on stderr, the value each comment names, and the text behind getp_last_error. */
 
 
 #ifndef GETP_H
@@ -24,8 +24,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Sets all fields of *options to their defaults, and its size: the size of the program's own struct, so that a program and
- * a library may be of different versions. */
+/* Sets all fields of *options to their defaults, and its size: that of the program's own struct, so that program and
+ * library may be of different versions. */
 #define getp_options_init(options) getp_options_init_sized((options), sizeof *(options))
 
 // A switch of `getp_options` that is on.

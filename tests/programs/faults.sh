@@ -26,8 +26,8 @@ same "the checkpoint is not overwritten" "$scratch/tiny.bin" "$BUILD/tiny.bin"
 
 # The tokenizer and the prompts are inputs too, where the library reads them.
 for logits in tiny-tokenizer.bin prompts.txt; do
-    GETP_LOGITS=$scratch/$logits "$BUILD/batch" "$BUILD/tiny.bin" "$scratch/tiny-tokenizer.bin" "$scratch/prompts.txt" 64 \
-        >"$scratch/answers" 2>"$scratch/log"
+    GETP_LOGITS=$scratch/$logits "$BUILD/batch" "$BUILD/tiny.bin" "$scratch/tiny-tokenizer.bin" \
+        "$scratch/prompts.txt" 64 >"$scratch/answers" 2>"$scratch/log"
     grep -q "logits are not recorded: .*it is read by this run" "$scratch/log" || fail "$logits: nobody said so"
 done
 same "the tokenizer is not overwritten" "$scratch/tiny-tokenizer.bin" "$BUILD/tiny-tokenizer.bin"

@@ -65,8 +65,8 @@ static void *read_all(void *end) {
   return NULL;
 }
 
-/* Forks while another thread is within inference: it cannot end, as nobody reads what it prints, and the pipe has room for
- * the first answers and no more. */
+/* Forks while another thread is within inference: it cannot end, as nobody reads what it prints, and the pipe has room
+ * for the first answers and no more. */
 static void fork_beside_a_call(char **argv, const TransformerWeights *original) {
   struct host printing = host_open(argv, GETP_ON);
   pthread_t thread, reader;

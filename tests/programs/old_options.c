@@ -1,4 +1,4 @@
-/* A program compiled with the header of before getp_options had `device`, whose declarations are here as they were then. */
+/* A program compiled with the header of before getp_options had `device`, whose declarations are here as they were. */
 
 #include <stddef.h>
 #include <stdio.h>
@@ -36,7 +36,8 @@ int main(int argc, char **argv) {
   memset(&mine, 0xa5, sizeof mine);
   memset(untouched, 0xa5, sizeof untouched);
   getp_options_init(&mine.options);
-  if (memcmp(mine.behind, untouched, sizeof untouched) != 0 || mine.options.threads != 0 || mine.options.logits != NULL) {
+  if (memcmp(mine.behind, untouched, sizeof untouched) != 0 || mine.options.threads != 0 ||
+      mine.options.logits != NULL) {
     fputs("FAILED: getp_options_init sets the program's struct and no more\n", stderr);
     return 1;
   }

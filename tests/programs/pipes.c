@@ -1,4 +1,5 @@
-/* The reader of stdout or stderr is gone: the program lives, with all its answers, and its signals are as it left them. */
+/* The reader of stdout or stderr is gone: the program lives, with all its answers, and its signals are as it left
+ * them. */
 
 #define _GNU_SOURCE
 #include "host.h"
