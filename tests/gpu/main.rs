@@ -48,7 +48,11 @@ fn devices() -> DeviceChoice {
 
 /// A replica on the first device.
 fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
-    let mut drivers = drivers();
+    open_on(drivers(), checkpoint, options)
+}
+
+/// A replica on the first of these devices.
+fn open_on(mut drivers: Vec<SharedDriver>, checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
     drivers.truncate(1);
     let mut replicas = gpu::open::open(drivers, &Source::Checkpoint(checkpoint), options).unwrap();
     replicas.remove(0)

@@ -1,8 +1,11 @@
 //! What steps hand over beside tokens: whole rows of logits, lent, summaries of rows, and times.
 
-use super::open;
+use super::open_on;
 use super::plans::decoding;
 use super::synthetic::{SyntheticCheckpoint, Temperament};
+#[cfg(feature = "simt")]
+use getp::backend::gpu::driver::simt::Order;
+use getp::backend::gpu::memory::SharedDriver;
 use getp::batch::StepPlan;
 use getp::model::ModelConfig;
 use getp::options::{Options, Precision};
@@ -20,6 +23,11 @@ const VOCAB: usize = 301;
 const WIDE: usize = 9001;
 
 fn replica(vocab_size: usize, profile: bool) -> Box<dyn Replica> {
+    replica_on(super::drivers(), vocab_size, profile)
+}
+
+/// A replica on the first of these devices.
+fn replica_on(drivers: Vec<SharedDriver>, vocab_size: usize, profile: bool) -> Box<dyn Replica> {
     let config = ModelConfig {
         vocab_size,
         seq_len: 64,
@@ -34,7 +42,7 @@ fn replica(vocab_size: usize, profile: bool) -> Box<dyn Replica> {
         profile,
         ..Options::default()
     };
-    open(&checkpoint, &options)
+    open_on(drivers, &checkpoint, &options)
 }
 
 /// The rows' tokens at a position that all have come to.
@@ -81,9 +89,12 @@ fn rows_that_are_held_are_not_written_to() {
     assert_eq!(held[4].0, *held[4].1.logits);
 }
 
+/// Where the device is as late as it can be, it reads a plan when its step is waited for.
+#[cfg(feature = "simt")]
 #[test]
 fn a_step_too_many_is_refused_and_spoils_none_under_way() {
-    let mut replica = replica(VOCAB, false);
+    let late = super::devices::system(1, Order::Deferred);
+    let mut replica = replica_on(super::devices::all(&late), VOCAB, false);
     let expected: Vec<_> = (0..2)
         .map(|position| step(&mut *replica, position, ROWS).greedy)
         .collect();
