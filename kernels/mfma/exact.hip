@@ -5,11 +5,11 @@
 #define EXACT(OP, NAME, TERMS, Op, Weights, WAVES_16)                                                                  \
   KERNEL(OP##_##NAME##x##TERMS##_n16, GemmArgs, WAVES_16 * WAVE, 1, 2) {                                               \
     SHARED u32v4 tokens[tile_pieces(16, WAVES_16 * WAVE, TERMS)];                                                      \
-    exact_product<Op, Weights, WAVES_16, 1, TERMS>(a, tokens);                                                         \
+    one_size_product<Op, Weights, WAVES_16, 1, TERMS>(a, tokens);                                                         \
   }                                                                                                                    \
   KERNEL(OP##_##NAME##x##TERMS##_n64, GemmArgs, 256, 1, TERMS == 3 ? 1 : 2) {                                          \
     SHARED u32v4 tokens[tile_pieces(64, 256, TERMS)];                                                                  \
-    exact_product<Op, Weights, 4, 4, TERMS>(a, tokens);                                                                \
+    one_size_product<Op, Weights, 4, 4, TERMS>(a, tokens);                                                                \
   }
 
 #define EXACT_PRODUCTS(act, FORMAT, TERMS)                                                                             \

@@ -53,8 +53,8 @@ DEV void tiled_product(const GemmArgs& a, u32v4* shared) {
   }
 }
 
-// Several terms: one size of tile, S steps of 16 tokens.
-template <class Op, class Weights, int WAVES, int S, int TERMS> DEV void exact_product(const GemmArgs& a, u32v4* shared) {
+// Code for one size of tile alone, S steps of 16 tokens.
+template <class Op, class Weights, int WAVES, int S, int TERMS = 1> DEV void one_size_product(const GemmArgs& a, u32v4* shared) {
   let_successor_start();
   after_predecessor();
   const Work work = find_work<S * TOKENS>(a, WAVES);
@@ -74,5 +74,5 @@ template <class Op, class Weights, int WAVES, int DEPTH> DEV void streamed_produ
 
 // LDS of a tile: two buffers of 16-byte pieces, staged by whole blocks.
 constexpr int tile_pieces(int tokens, int threads = 256, int terms = 1) {
-  return 2 * terms * (tokens * 8 < threads ? threads : tokens * 8);
+  return 2 * terms * ((tokens * 8 + threads - 1) / threads * threads);
 }

@@ -61,10 +61,10 @@ static Matrix random_matrix(bool mxfp4, int groups, int n, int k) {
 
 struct Case {
   std::string op, act;          // act: f16x1 ...
-  int tile, waves;
   bool mxfp4;
   int n, k;
   std::vector<int> counts;      // rows of each group
+  int tile = 0, waves = 0;
 };
 
 struct Input {
@@ -231,15 +231,17 @@ static u64 run(const Case& c) {
   return hash;
 }
 
+struct Tile { int tokens, waves; };
+
 // In every tile the same bits: a token's result depends on nothing but the token.
-static void run_tiles(Case c, std::initializer_list<int> waves) {
+static void run_tiles(Case c, const std::vector<Tile>& tiles) {
   const u64 same_data = state;
   u64 first = 0;
-  for (const int w : waves) {
-    state = same_data, c.waves = w;
+  for (const Tile& tile : tiles) {
+    state = same_data, c.tile = tile.tokens, c.waves = tile.waves;
     const u64 hash = run(c);
     if (first && hash != first) printf("%s: other bits in tiles of %d\n", c.op.c_str(), c.tile), failures++;
-    first = hash, c.tile = c.tile == 16 ? 64 : 128;
+    first = hash;
   }
 }
 
@@ -248,21 +250,24 @@ int main(int argc, char** argv) {
   if (argc > 2) seed = atoi(argv[2]), state += (u64)seed * 7919;
   for (const char* act : {"f16x1", "bf16x1", "f16x2", "bf16x3"}) {
     const bool exact = std::string(act).back() != '1';
-    const std::initializer_list<int> all_four[] = {{4, 4, 4}, {4, 4}}, dense[] = {{1, 2, 4}, {1, 4}};
+    std::vector<Tile> four_waves = {{16, 4}, {64, 4}};
+    if (!exact) four_waves.push_back({128, 4});
+    const std::vector<Tile> dense = exact ? std::vector<Tile>{{16, 1}, {64, 4}}
+                                          : std::vector<Tile>{{16, 1}, {64, 2}, {80, 4}, {96, 4}, {112, 4}, {128, 4}};
     for (const bool mxfp4 : {true, false}) {
-      run_tiles({"mlp1", act, 16, 4, mxfp4, 320, 192, {125, 0, 100, 5, 1}}, all_four[exact]);
-      run_tiles({"mlp2", act, 16, 4, mxfp4, 160, 320, {90, 75, 0, 17, 300}}, all_four[exact]);
-      run_tiles({"mlp1", act, 16, 4, mxfp4, 128, 32, {0, 3, 0, 1}}, all_four[exact]);
-      run_tiles({"mlp2", act, 16, 4, mxfp4, 32, 64, {0, 3, 0, 1}}, all_four[exact]);
+      run_tiles({"mlp1", act, mxfp4, 320, 192, {125, 0, 100, 5, 1}}, four_waves);
+      run_tiles({"mlp2", act, mxfp4, 160, 320, {90, 75, 0, 17, 300}}, four_waves);
+      run_tiles({"mlp1", act, mxfp4, 128, 32, {0, 3, 0, 1}}, four_waves);
+      run_tiles({"mlp2", act, mxfp4, 32, 64, {0, 3, 0, 1}}, four_waves);
     }
     std::vector<int> many(128);
     for (int& count : many) count = rnd() % 5 ? 0 : (int)(rnd() % 40);
-    run_tiles({"mlp1", act, 16, 4, true, 64, 64, many}, all_four[exact]);
+    run_tiles({"mlp1", act, true, 64, 64, many}, four_waves);
     for (const int rows : {0, 1, 15, 33, 50, 64, 97, 128, 150}) {
-      run_tiles({"qkv", act, 16, 1, false, 168, 256, {rows}}, dense[exact]);
-      run_tiles({"attn_out", act, 16, 1, false, 100, 448, {rows}}, dense[exact]);
-      run_tiles({"unembed_logits", act, 16, 4, false, 136, 64, {rows}}, all_four[exact]);
-      run_tiles({"unembed_greedy", act, 16, 4, false, 203, 192, {rows}}, all_four[exact]);
+      run_tiles({"qkv", act, false, 168, 256, {rows}}, dense);
+      run_tiles({"attn_out", act, false, 100, 448, {rows}}, dense);
+      run_tiles({"unembed_logits", act, false, 136, 64, {rows}}, four_waves);
+      run_tiles({"unembed_greedy", act, false, 203, 192, {rows}}, four_waves);
     }
   }
   printf("%s\n", failures ? "FAILED" : "all right");

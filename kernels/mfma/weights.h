@@ -66,9 +66,9 @@ template <int FORMAT_> struct Mxfp4 {
     }
   }
   static DEV u32 scale_pair(u32 scales, int r) {
-    const u32 byte = LANE % 2 * 2 + r;
-    if (FORMAT == FORMAT_F16) return byte_permute(scales, scales, 0x000c000cu + byte * 0x01000100u);
-    return (scales >> (8 * byte) & 255u) * 0x00800080u;
+    const u32 odd = LANE % 2;    // which half of the word
+    if (FORMAT == FORMAT_F16) return byte_permute(scales, scales, (r ? 0x010c010cu : 0x000c000cu) + odd * 0x02000200u);
+    return (scales >> (16 * odd) >> (8 * r) & 255u) * 0x00800080u;
   }
   static DEV u32v2 decode4(u32 codes, u32 scale) {
     const u32 index = codes & 0x07070707u;

@@ -8,6 +8,8 @@
 //!   fewer waves a SIMD holds to hide latency.
 //! * A block is four waves side by side (128 weight rows share a tile of tokens); of dense products with few rows fewer,
 //!   as their 90 to 160 row blocks would otherwise leave compute units without work.
+//! * qkv and attn_out have `n80`, `n96` and `n112` beside these. They make few blocks, of which the last round fills the device
+//!   only in part: the size is chosen by how long all rounds take.
 
 use super::super::args::{PackArgs, WIRE_ROWS};
 use super::super::context::Grid;
@@ -18,6 +20,11 @@ use super::kernel_name;
 /// Exponents of MXFP4 scales that decode to FP16: from where half of it is normal (MI200's MFMA flushes subnormals) to
 /// where six times it is finite.
 pub const MXFP4_F16_SCALES: (i32, i32) = (-13, 13);
+
+/// Tiles of dense products with many rows: tokens, and waves of a block.
+const DENSE_TILES: [(usize, usize); 5] = [(128, 4), (112, 4), (96, 4), (80, 4), (64, 2)];
+/// Waves that a compute unit works on at once: two a SIMD, as registers or LDS allow.
+const WAVES_AT_ONCE: usize = 8;
 
 /// Lanes of a wave.
 const WAVE: usize = 64;
@@ -43,8 +50,8 @@ pub fn pack_kernel(kind: Kind, args: &PackArgs) -> (&'static str, Grid) {
 }
 
 /// The kernel of a product.
-pub fn gemm(shape: &GemmShape, _compute_units: usize) -> GemmLaunch {
-    let tile = tile(shape);
+pub fn gemm(shape: &GemmShape, compute_units: usize) -> GemmLaunch {
+    let tile = tile(shape, compute_units);
     let waves = waves(shape, tile);
     let spans = shape.row_blocks.div_ceil(waves);
     GemmLaunch {
@@ -62,7 +69,7 @@ fn experts(shape: &GemmShape) -> bool {
 }
 
 /// Tokens of the largest tile. Experts get few of a step's rows each: their mean counts, and any count works.
-fn tile(shape: &GemmShape) -> usize {
+fn tile(shape: &GemmShape, compute_units: usize) -> usize {
     let rows = if experts(shape) {
         shape.rows.div_ceil(shape.groups)
     } else {
@@ -76,8 +83,32 @@ fn tile(shape: &GemmShape) -> usize {
         _ if shape.terms > 1 => 64,
         13..=48 => 64,
         49..=64 if !experts(shape) => 64,
+        _ if matches!(shape.product, Product::Qkv | Product::AttnOut) => dense_tile(shape, compute_units),
         _ => 128,
     }
+}
+
+/// The tile whose rounds take least, at a step's most rows and at an eighth less: counts of rows are known by their bucket
+/// alone. Of equals the largest, which reads weights least often.
+fn dense_tile(shape: &GemmShape, compute_units: usize) -> usize {
+    let cost = |&tile: &(usize, usize)| {
+        let rows = [shape.rows, shape.rows - shape.rows / 8];
+        rows.iter()
+            .map(|&rows| rounds_cost(rows, shape.row_blocks, tile, compute_units))
+            .sum::<usize>()
+    };
+    DENSE_TILES
+        .iter()
+        .min_by_key(|tile| cost(tile))
+        .map_or(128, |tile| tile.0)
+}
+
+/// Blocks go to the device in rounds of as many as it has places for. In a round a wave multiplies 16 tokens after 16, and
+/// spends three quarters of such a step beside its MFMAs (`kernels/mfma/mca.py`); in quarters of a step.
+fn rounds_cost(rows: usize, row_blocks: usize, (tokens, waves): (usize, usize), compute_units: usize) -> usize {
+    let blocks = rows.div_ceil(tokens) * row_blocks.div_ceil(waves);
+    let places = compute_units * WAVES_AT_ONCE / waves;
+    blocks.div_ceil(places) * (tokens / 4 + 3)
 }
 
 /// Waves of a block.
@@ -161,13 +192,13 @@ mod tests {
                 "32 mlp1_mxfp4_f16x1_n16 1800x256",
                 "32 mlp2_mxfp4_f16x1_n16 920x256",
                 "32 unembed_greedy_dense_f16x1_n64 1571x256",
-                "256 qkv_dense_f16x1_n128 80x256",
-                "256 attn_out_dense_f16x1_n128 46x256",
+                "256 qkv_dense_f16x1_n64 320x128",
+                "256 attn_out_dense_f16x1_n64 180x128",
                 "256 mlp1_mxfp4_f16x1_n64 2160x256",
                 "256 mlp2_mxfp4_f16x1_n64 1104x256",
                 "256 unembed_greedy_dense_f16x1_n128 3142x256",
-                "1536 qkv_dense_f16x1_n128 480x256",
-                "1536 attn_out_dense_f16x1_n128 276x256",
+                "1536 qkv_dense_f16x1_n80 800x256",
+                "1536 attn_out_dense_f16x1_n96 368x256",
                 "1536 mlp1_mxfp4_f16x1_n128 3600x256",
                 "1536 mlp2_mxfp4_f16x1_n128 1840x256",
                 "1536 unembed_greedy_dense_f16x1_n128 18852x256",
@@ -180,7 +211,7 @@ mod tests {
     fn grids_cover_the_worst_routing() {
         for rows in [0, 1, 3, 31, 64, 200, 890] {
             let shape = shape_20b(Product::Mlp1, rows, 1);
-            let (tile, blocks) = (tile(&shape), gemm(&shape, 104).grid.blocks);
+            let (tile, blocks) = (tile(&shape, 104), gemm(&shape, 104).grid.blocks);
             let cut = |counts: &[usize]| counts.iter().map(|c| c.div_ceil(tile)).sum::<usize>() * 45;
             let mut one_over = vec![0; 32];
             for i in 0..shape.rows {
@@ -197,6 +228,34 @@ mod tests {
     fn few_rows_reach_every_compute_unit() {
         for product in [Product::Qkv, Product::AttnOut] {
             assert!(gemm(&shape_20b(product, 1, 1), 104).grid.blocks >= 90);
+        }
+    }
+
+    /// Of the places of all rounds so many have a wave with rows to multiply, padding counted as none.
+    fn filled(product: Product, bucket: usize, rows: usize) -> f64 {
+        let shape = shape_20b(product, bucket, 1);
+        let tokens = tile(&shape, 104);
+        let waves = waves(&shape, tokens);
+        let blocks = rows.div_ceil(tokens) * shape.row_blocks.div_ceil(waves);
+        let places = 104 * WAVES_AT_ONCE / waves;
+        let steps = blocks.div_ceil(places) * places * waves * tokens;
+        (rows * shape.row_blocks) as f64 / steps as f64
+    }
+
+    #[test]
+    fn dense_products_of_many_rows_fill_the_device() {
+        // 890 rows are a step of the bucket of 1024.
+        let cases = [
+            (1024, 890, 0.74),
+            (1024, 1024, 0.86),
+            (1536, 1536, 0.86),
+            (2048, 2048, 0.86),
+        ];
+        for (bucket, rows, least) in cases {
+            for product in [Product::Qkv, Product::AttnOut] {
+                let filled = filled(product, bucket, rows);
+                assert!(filled >= least, "{product:?} of {rows} rows: {filled:.3}");
+            }
         }
     }
 
