@@ -23,7 +23,7 @@ pub unsafe extern "C" fn warm_up(transformer: *mut Transformer, tokenizer: *mut 
 }
 
 /// Answers every request into its own row, warming up first if need be, and returns the number of tokens stored.
-/// Prints the decoded answers on stdout. The sampler's random state becomes what request 0 left.
+/// Prints each request's text on stdout, as GETP_PRINT says. The sampler's random state becomes what request 0 left.
 ///
 /// On failure: one line on stderr and the last error. Rows not answered hold -1 alone, and the tokens of those
 /// answered count; if nothing could be done, -1 is returned. A request that cannot be answered by itself (empty, or
