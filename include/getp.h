@@ -192,7 +192,7 @@ typedef struct {
   TransformerWeights weights;
   // The scratch memory.
   RunState state;
-  // The program's file descriptor of the mapped checkpoint; only asked which file it is, to keep logits away from it.
+  // The program's file descriptor of the mapped checkpoint; only asked which file it is, so that logits spare it.
   int fd;
   // The program's mapping of the checkpoint, or NULL: weights that begin within it must end within it.
   float *data;
@@ -308,8 +308,8 @@ typedef struct {
   int step_tokens;
   // The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
   int kv_mb;
-  // Print the text of each request on stdout: GETP_ON, the default, prompt and answer; GETP_ANSWER, the answer behind
-  // the request's number; GETP_OFF, nothing (GETP_PRINT=0|1|answer).
+  // Print the text of each request on stdout: GETP_ON, the default, prompt and answer; GETP_ANSWER, the answer
+  // behind the request's number; GETP_OFF, nothing (GETP_PRINT=0|1|answer).
   int print;
   // A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
   int progress;

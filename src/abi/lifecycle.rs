@@ -214,7 +214,8 @@ impl Warm {
         tokens(outcome?)
     }
 
-    /// What the program's sampler says, which must be this model's: the program would draw from as many logits as it says.
+    /// What the program's sampler says, which must be this model's: the program would draw from as many logits as it
+    /// says.
     ///
     /// # Safety
     ///

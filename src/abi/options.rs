@@ -35,8 +35,8 @@ pub struct Options {
     pub step_tokens: c_int,
     /// The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
     pub kv_mb: c_int,
-    /// Print the text of each request on stdout: GETP_ON, the default, prompt and answer; GETP_ANSWER, the answer behind
-    /// the request's number; GETP_OFF, nothing (GETP_PRINT=0|1|answer).
+    /// Print the text of each request on stdout: GETP_ON, the default, prompt and answer; GETP_ANSWER, the answer
+    /// behind the request's number; GETP_OFF, nothing (GETP_PRINT=0|1|answer).
     pub print: c_int,
     /// A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
     pub progress: c_int,
@@ -74,8 +74,8 @@ pub unsafe extern "C" fn getp_options_init_sized(options: *mut Options, size: us
     guard::look((), || unsafe { init(options, size) });
 }
 
-/// What programs compiled with a header of before [`getp_options_init_sized`] call. Which of the structs they have is not
-/// known, so that only the fields of the oldest are set, and read later.
+/// What programs compiled with a header of before [`getp_options_init_sized`] call. Which of the structs they have is
+/// not known, so that only the fields of the oldest are set, and read later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_options_init(options: *mut Options) {
     guard::look((), || {
@@ -137,8 +137,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The program's struct, whose size is the one its header gave it: fields that it does not have are not set, and those
-    /// that only it has must not be.
+    /// The program's struct, whose size is the one its header gave it: fields that it does not have are not set, and
+    /// those that only it has must not be.
     ///
     /// # Safety
     ///

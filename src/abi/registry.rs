@@ -1,9 +1,9 @@
-//! The one global: what is known of each `Transformer`, by its address, which rows calls are writing to, and which files
-//! are open as inputs.
+//! The one global: what is known of each `Transformer`, by its address, which rows calls are writing to, and which
+//! files are open as inputs.
 //!
-//! A process that was forked inherits it, but none of the threads and devices behind it, nor does it know who held which
-//! slot then. So the lock on all of it is held over `fork`, and what another process has made is given up by its name and
-//! not touched.
+//! A process that was forked inherits it, but none of the threads and devices behind it, nor does it know who held
+//! which slot then. So the lock on all of it is held over `fork`, and what another process has made is given up by its
+//! name and not touched.
 
 use super::lifecycle::Warm;
 use super::types::{RunState, Transformer, TransformerWeights};
@@ -82,8 +82,8 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     inputs: Vec::new(),
 });
 
-/// Does `work` with a transformer's slot. Others may use theirs meanwhile; who wants the same one waits. Fails if another
-/// process has warmed it up.
+/// Does `work` with a transformer's slot. Others may use theirs meanwhile; who wants the same one waits. Fails if
+/// another process has warmed it up.
 pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
     let slot = registry().slot(transformer.addr())?;
     let forget = Forget { transformer, slot };
@@ -313,8 +313,8 @@ impl Registry {
 
     /// Drops a transformer's entry if there is nothing in it. The caller has its slot in hand, but does not hold it.
     fn forget(&mut self, at: usize, slot: &Arc<Mutex<Slot>>) {
-        // One is the map's and one the caller's; others come by only under the lock on all of this. Of two who leave at once
-        // both may see the other: then an empty entry stays for the next to clear.
+        // One is the map's and one the caller's; others come by only under the lock on all of this. Of two who leave at
+        // once both may see the other: then an empty entry stays for the next to clear.
         let is_used = Arc::strong_count(slot) > 2;
         let is_empty = |known: &Known| known.source.is_none() && known.warm.is_none();
         if !is_used && self.known.get(&at).is_some_and(is_empty) {
@@ -349,8 +349,8 @@ impl Known {
 
     /// Begins anew in a process that was forked.
     fn leave_behind(&mut self) {
-        // The engine's threads are not here, so that dropping it would wait for ever, its devices are another process's,
-        // and a thread that is not here may hold the lock.
+        // The engine's threads are not here, so that dropping it would wait for ever, its devices are another
+        // process's, and a thread that is not here may hold the lock.
         mem::forget(mem::take(&mut self.slot));
         self.process = process::id();
     }

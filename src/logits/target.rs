@@ -72,7 +72,8 @@ impl Write for Target {
 }
 
 /// The files that this process has mapped, the program's checkpoint among them: what a line of the kernel's list says
-/// behind five fields. Paths are asked anew, since the list's device numbers are not those of `stat` on every file system.
+/// behind five fields. Paths are asked anew, since the list's device numbers are not those of `stat` on every file
+/// system.
 fn mapped_files() -> Vec<FileId> {
     let list = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let path = |line: &str| Some(PathBuf::from(line.get(line.find('/')?..)?));

@@ -1,8 +1,8 @@
 //! The program's stdout and stderr, written so that a reader who has gone is an error and not a signal.
 //!
-//! A write to a pipe that nobody reads raises SIGPIPE, one beyond the limit on a file's size SIGXFSZ. Both end a program
-//! that has not asked for anything else, and what it has asked for is not ours to change. So they are blocked in the
-//! calling thread while it writes, and one that the write has raised is taken before they are let through again.
+//! A write to a pipe that nobody reads raises SIGPIPE, one beyond the limit on a file's size SIGXFSZ. Both end a
+//! program that has not asked for anything else, and what it has asked for is not ours to change. So they are blocked
+//! in the calling thread while it writes, and one that the write has raised is taken before they are let through again.
 //!
 //! Nothing here takes a lock of Rust's own `stdout` and `stderr`: after `fork` a thread that is not there any more may
 //! hold it.
