@@ -1,0 +1,348 @@
+//! How long a step takes on a CDNA device, by model: there is no card here to time it on.
+//!
+//!     cargo bench --profile dev --bench cdna --features hip
+//!
+//! A product takes as long as its blocks, handed out in order to compute units that hold eight waves; a compute unit
+//! multiplies at the share of its peak that llvm-mca gives the kernel's own loop (`LLVM_MCA` names the program), whether one
+//! block or two are on it. No product is faster than its weights and activations cross memory, and everything that is not a
+//! product takes as long as its bytes. Each launch costs a time of its own. Tokens choose experts at random, by a fixed
+//! seed; half of the layers see the window, the others all keys. No two kernels overlap.
+
+#![allow(missing_docs)]
+
+#[path = "../tests/common/amd_loops.rs"]
+mod amd_loops;
+
+use amd_loops::{functions, loops};
+use getp::backend::gpu::args::Format;
+use getp::backend::gpu::code_objects::CODE_OBJECTS;
+use getp::backend::gpu::target::{Family, GemmShape, Product, Target};
+use getp::backend::gpu::weights::Kind;
+use getp::model::ModelConfig;
+use rand::SeedableRng;
+use rand::seq::index::sample;
+use rand_chacha::ChaCha8Rng;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+const ARCH: &str = "gfx90a";
+const COMPUTE_UNITS: usize = 104;
+const HERTZ: f64 = 1.7e9;
+const BYTES_A_SECOND: f64 = 1.3e12;
+const LAUNCH: f64 = 5e-6;
+const LAYER_LAUNCHES: usize = 11;
+const STEP_LAUNCHES: usize = 6;
+/// Mean keys of a row in the middle of a run of 32 + 992 tokens.
+const KEYS: usize = 528;
+/// Between the devices of a pair, a direction.
+const LINK_BYTES_A_SECOND: f64 = 50e9;
+
+const WAVES_AT_ONCE: usize = 8;
+const SIMDS: f64 = 4.0;
+const WAVE: usize = 64;
+const TOKENS: usize = 16;
+/// MFMAs of a chunk of 64 columns, 32 rows and 16 tokens, and the issue slots of 4 clocks that each takes.
+const CHUNK_MFMAS: usize = 8;
+const MFMA_SLOTS: f64 = 8.0;
+const SLOT: f64 = 4.0 / HERTZ;
+
+/// Shares of the matrix core's peak by kernel and steps of 16 tokens, found when asked for.
+struct Shares {
+    loops: BTreeMap<String, Vec<(usize, String)>>,
+    known: RefCell<BTreeMap<(String, usize), f64>>,
+}
+
+impl Shares {
+    fn new() -> Self {
+        let mut found = BTreeMap::<String, Vec<(usize, String)>>::new();
+        for object in CODE_OBJECTS.iter().filter(|object| object.arch == ARCH) {
+            for function in functions(object) {
+                // A tile's loop has three chunks; a stream's, whose kernel ends in n16, is of 16 tokens.
+                let stream = function.name.ends_with("_n16");
+                for inner in loops(&function) {
+                    let steps = if stream { 1 } else { inner.mfmas() / (3 * CHUNK_MFMAS) };
+                    let text: Vec<_> = inner.way.iter().map(|i| slot(&i.text)).collect();
+                    let line = (steps, text.join("\n") + "\n");
+                    found.entry(function.name.clone()).or_default().push(line);
+                }
+            }
+        }
+        let known = RefCell::default();
+        Self { loops: found, known }
+    }
+
+    /// Steps that the kernel's code for `steps` multiplies, and its share.
+    fn of(&self, kernel: &str, steps: usize) -> (usize, f64) {
+        let sizes = &self.loops[kernel];
+        let fits = sizes.iter().filter(|(size, _)| *size >= steps);
+        let (size, text) = fits.min_by_key(|(size, _)| *size).expect("a tile holds its tokens");
+        let mut known = self.known.borrow_mut();
+        let share = known.entry((kernel.to_owned(), *size)).or_insert_with(|| share(text));
+        (*size, *share)
+    }
+}
+
+/// A wait is an issue slot here and nothing else: llvm-mca makes a wait for LDS one for loads from memory, too. A branch is one
+/// as well.
+fn slot(text: &str) -> String {
+    let alone = text.starts_with("s_waitcnt") || text.starts_with("s_cbranch") || text.starts_with("s_branch");
+    String::from(if alone { "s_nop 0" } else { text })
+}
+
+fn share(text: &str) -> f64 {
+    const ROUNDS: usize = 20;
+    let program = std::env::var("LLVM_MCA").unwrap_or_else(|_| "llvm-mca-22".into());
+    let mut child = Command::new(&program)
+        .args([
+            "-mtriple=amdgcn",
+            &format!("-mcpu={ARCH}"),
+            &format!("-iterations={ROUNDS}"),
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program}: {error}; apt-get install llvm-22, or name one in LLVM_MCA"));
+    let mut input = child.stdin.take().expect("piped");
+    input.write_all(text.as_bytes()).expect("llvm-mca reads all");
+    drop(input);
+    let output = child.wait_with_output().expect("llvm-mca ends");
+    let output = String::from_utf8_lossy(&output.stdout);
+    let cycles = output
+        .split("Total Cycles:")
+        .nth(1)
+        .and_then(|rest| rest.split_whitespace().next());
+    let cycles: f64 = cycles.expect("llvm-mca takes the loop").parse().expect("a number");
+    text.matches("v_mfma").count() as f64 * MFMA_SLOTS * ROUNDS as f64 / cycles
+}
+
+/// A product of one step.
+struct Timed {
+    seconds: f64,
+    /// Of the device's matrix cores while it runs, what is wanted and not padding.
+    share: f64,
+    kernel: String,
+}
+
+struct Model<'a> {
+    config: &'a ModelConfig,
+    target: Target,
+    shares: &'a Shares,
+}
+
+impl Model<'_> {
+    fn shape(&self, product: Product, rows: usize) -> GemmShape {
+        let c = self.config;
+        let queries = c.head_dim * c.n_attn_heads;
+        let (n, groups, rows) = match product {
+            Product::Qkv => (queries + 2 * c.head_dim * c.n_kv_heads, 1, rows),
+            Product::AttnOut => (c.hidden_dim, 1, rows),
+            Product::Mlp1 => (2 * c.intermediate_dim, c.n_experts, rows * c.experts_per_token),
+            Product::Mlp2 => (c.hidden_dim, c.n_experts, rows * c.experts_per_token),
+            Product::Greedy | Product::Logits => (c.vocab_size, 1, rows),
+        };
+        let kind = if groups > 1 { Kind::Mxfp4 } else { Kind::Dense };
+        let row_blocks = self.target.packed(kind, n, c.hidden_dim).row_blocks;
+        GemmShape {
+            product,
+            kind,
+            format: Format::F16,
+            terms: 1,
+            rows,
+            groups,
+            n,
+            row_blocks,
+        }
+    }
+
+    /// `counts`: rows of each group; `bucket`: the rows that the step's shape is made for.
+    fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
+        let shape = self.shape(product, bucket);
+        let launch = self.target.gemm(&shape);
+        let waves = launch.grid.threads / WAVE;
+        let tile: usize = launch
+            .kernel
+            .rsplit("_n")
+            .next()
+            .and_then(|n| n.parse().ok())
+            .expect("a tile");
+        let columns = match product {
+            Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
+            Product::Mlp2 => self.config.intermediate_dim,
+            _ => self.config.hidden_dim,
+        };
+        let chunks = columns.div_ceil(64);
+        let slots = (chunks * CHUNK_MFMAS) as f64 * MFMA_SLOTS * SLOT;
+        let mut blocks = Vec::new();
+        for &rows in counts.iter().filter(|&&rows| rows > 0) {
+            let (steps, tiles) = (rows.div_ceil(TOKENS), rows.div_ceil(tile));
+            for _ in 0..shape.row_blocks.div_ceil(waves) {
+                blocks.extend((0..tiles).map(|tile| {
+                    let steps = steps * (tile + 1) / tiles - steps * tile / tiles;
+                    let (steps, share) = self.shares.of(&launch.kernel, steps);
+                    steps as f64 * slots / share * waves as f64 / SIMDS
+                }));
+            }
+        }
+        let bytes = self.product_bytes(&shape, columns, counts);
+        let seconds = last_end(&blocks, WAVES_AT_ONCE / waves).max(bytes as f64 / BYTES_A_SECOND);
+        let wanted = counts.iter().sum::<usize>() as f64 / TOKENS as f64 * shape.row_blocks as f64 * slots;
+        Timed {
+            seconds,
+            share: wanted / (COMPUTE_UNITS as f64 * SIMDS) / seconds,
+            kernel: launch.kernel,
+        }
+    }
+
+    /// Weights of the groups that have rows, activations in and out.
+    fn product_bytes(&self, shape: &GemmShape, columns: usize, counts: &[usize]) -> usize {
+        let weights = self.target.packed(shape.kind, shape.n, columns).bytes;
+        let out = match shape.product {
+            Product::Qkv | Product::Logits => 4 * shape.n,
+            Product::AttnOut => 2 * 4 * shape.n, // added to what is there
+            Product::Mlp1 => shape.n,            // half as many columns of two bytes
+            Product::Mlp2 => 2 * shape.n,
+            Product::Greedy => 0,
+        };
+        let groups = counts.iter().filter(|&&rows| rows > 0).count();
+        groups * weights + counts.iter().sum::<usize>() * (2 * columns + out)
+    }
+
+    /// Bytes that a row costs in a layer's kernels that are not products.
+    fn row_bytes(&self) -> usize {
+        let c = self.config;
+        let (float, half) = (4 * c.hidden_dim, 2 * c.hidden_dim);
+        let (queries, keys) = (c.head_dim * c.n_attn_heads, c.head_dim * c.n_kv_heads);
+        let routed = c.experts_per_token * half;
+        let norm_of_sum = float + routed + float + half;
+        let rope_store = (4 + 2) * (queries + 2 * keys);
+        let attention = (2 + 2) * queries;
+        let norm = float + half + float;
+        let route = float;
+        let gather = half + routed;
+        norm_of_sum + rope_store + attention + norm + route + gather
+    }
+
+    fn cache_bytes(&self) -> f64 {
+        let c = self.config;
+        let keys = (KEYS + KEYS.min(c.sliding_window)) as f64 / 2.0;
+        keys * (2 * 2 * c.head_dim * c.n_kv_heads) as f64
+    }
+
+    fn counts(&self, rows: usize) -> Vec<usize> {
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        let mut counts = vec![0; self.config.n_experts];
+        for _ in 0..rows {
+            for expert in sample(&mut random, self.config.n_experts, self.config.experts_per_token) {
+                counts[expert] += 1;
+            }
+        }
+        counts
+    }
+
+    /// Seconds of a layer, and of what a step has beside its layers.
+    fn step(&self, bucket: usize, rows: usize) -> (f64, f64) {
+        let counts = self.counts(rows);
+        let products = [
+            (Product::Qkv, self.product(Product::Qkv, bucket, &[rows])),
+            (Product::AttnOut, self.product(Product::AttnOut, bucket, &[rows])),
+            (Product::Mlp1, self.product(Product::Mlp1, bucket, &counts)),
+            (Product::Mlp2, self.product(Product::Mlp2, bucket, &counts)),
+            (Product::Greedy, self.product(Product::Greedy, bucket, &[rows])),
+        ];
+        for (_, timed) in &products {
+            let Timed { seconds, share, kernel } = timed;
+            println!(
+                "    {kernel:<34} {:>8.0} us  {:>3.0} % of the peak",
+                seconds * 1e6,
+                share * 100.0
+            );
+        }
+        let layer: f64 = products[..4].iter().map(|(_, timed)| timed.seconds).sum();
+        let cache = rows as f64 * self.cache_bytes() / BYTES_A_SECOND;
+        let other = (rows * self.row_bytes()) as f64 / BYTES_A_SECOND;
+        println!(
+            "    keys and values {:>27.0} us\n    other bytes {:>31.0} us",
+            cache * 1e6,
+            other * 1e6
+        );
+        let layer = layer + cache + other + LAYER_LAUNCHES as f64 * LAUNCH;
+        (layer, products[4].1.seconds + STEP_LAUNCHES as f64 * LAUNCH)
+    }
+}
+
+/// When the last block ends. Blocks go out in order, each to the compute unit that has had a place free for longest; those on
+/// one share it.
+fn last_end(blocks: &[f64], places: usize) -> f64 {
+    let mut units = vec![(0.0, Vec::<f64>::new()); COMPUTE_UNITS];
+    for &block in blocks {
+        let free_at = |(now, running): &(f64, Vec<f64>)| match running.len() < places {
+            true => *now,
+            false => now + running.iter().copied().fold(f64::MAX, f64::min) * running.len() as f64,
+        };
+        let rank = |unit: &(f64, Vec<f64>)| (free_at(unit), unit.1.len());
+        let next = units
+            .iter_mut()
+            .min_by(|a, b| rank(a).partial_cmp(&rank(b)).expect("times are numbers"));
+        let (now, running) = next.expect("there are compute units");
+        if running.len() == places {
+            let least = running.iter().copied().fold(f64::MAX, f64::min);
+            *now += least * running.len() as f64;
+            running.iter_mut().for_each(|left| *left -= least);
+            running.retain(|left| *left > 1e-12);
+        }
+        running.push(block);
+    }
+    let ends = units.iter().map(|(now, running)| now + running.iter().sum::<f64>());
+    ends.fold(0.0, f64::max)
+}
+
+fn main() {
+    if !CODE_OBJECTS.iter().any(|object| object.arch == ARCH) {
+        println!("no code objects for {ARCH}: build with --features hip");
+        return;
+    }
+    let shares = Shares::new();
+    let target = Target {
+        family: Family::Cdna,
+        multiprocessors: COMPUTE_UNITS,
+    };
+    let config = ModelConfig::preset_20b();
+    let model = Model {
+        config: &config,
+        target,
+        shares: &shares,
+    };
+    for (bucket, rows) in [(1024, 890), (1024, 1024), (1536, 1536)] {
+        println!("20b, {rows} rows");
+        let (layer, rest) = model.step(bucket, rows);
+        let step = config.n_layers as f64 * layer + rest;
+        println!(
+            "    a step {:.1} ms: {:.0} tok/s a device",
+            step * 1e3,
+            rows as f64 / step
+        );
+    }
+    let config = ModelConfig::preset_120b();
+    let model = Model {
+        config: &config,
+        target,
+        shares: &shares,
+    };
+    let rows = 512;
+    println!("120b on a pair, two micro-batches of {rows} rows");
+    let (layer, rest) = model.step(rows, rows);
+    let hop = (4 * rows * config.hidden_dim) as f64 / LINK_BYTES_A_SECOND;
+    let stages = (1..config.n_layers).map(|first| {
+        let second = (config.n_layers - first) as f64 * layer + rest;
+        (first as f64 * layer + hop).max(second)
+    });
+    let slowest = stages.fold(f64::MAX, f64::min);
+    println!(
+        "    a stage {:.1} ms: {:.0} tok/s a pair",
+        slowest * 1e3,
+        rows as f64 / slowest
+    );
+}
