@@ -320,6 +320,9 @@ typedef struct {
   // Where to run: "auto", the default, is every GPU that can be used or else the CPU; "cpu"; "hip" or "cuda", all
   // devices of it or some as in "cuda:0,2" (GETP_DEVICE).
   const char *device;
+  // Weights that are not finite are an error, not a warning, and prompts that would be cut are refused: GETP_ON, or
+  // GETP_OFF, the default (GETP_STRICT=0|1).
+  int strict;
 } getp_options;
 
 #ifdef __cplusplus
@@ -341,8 +344,8 @@ void warm_up(Transformer *transformer, Tokenizer *tokenizer);
 //
 // On failure: one line on stderr and the last error. Rows not answered hold -1 alone, and the tokens of those
 // answered count; if nothing could be done, -1 is returned. A request that cannot be answered by itself (empty, or
-// longer than the steps) gets -1 alone and a line, and is no failure. Rows that another call is writing to are left to
-// it: the call fails.
+// longer than the steps or than a directory says its model is) gets -1 alone and a line, and is no failure. Rows that
+// another call is writing to are left to it: the call fails.
 long long inference(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler, Requests *requests);
 #endif
 

@@ -26,7 +26,7 @@ fn options_are_checked() {
     };
     // SAFETY: its own struct.
     unsafe { getp_options_init_sized(&mut options, size_of::<Options>()) };
-    assert_eq!(options.size, 56);
+    assert_eq!(options.size, 64);
     // SAFETY: the sizes are refused or the struct's, `logits` and `device` are NULL or C strings in all of them.
     let choices = |options: Options| unsafe { Options::read(&options)?.choices() };
     let default = choices(options).unwrap();
@@ -36,15 +36,23 @@ fn options_are_checked() {
         max_batch: 5,
         print: GETP_OFF,
         profile: GETP_ON,
+        strict: GETP_ON,
         logits: c"/tmp/x".as_ptr(),
         device: c"cpu".as_ptr(),
         ..options
     };
     let chosen = choices(chosen).unwrap();
     assert_eq!(
-        (chosen.max_batch, chosen.print, chosen.profile),
-        (Some(5), Some(Print::Nothing), Some(true))
+        (chosen.max_batch, chosen.print, chosen.profile, chosen.strict),
+        (Some(5), Some(Print::Nothing), Some(true), Some(true))
     );
+    // A program whose header has no such field has not set it.
+    let before = Options {
+        size: 56,
+        strict: GETP_ON,
+        ..options
+    };
+    assert_eq!(choices(before).unwrap().strict, None);
     for (print, expected) in [(GETP_ON, Print::Text), (GETP_ANSWER, Print::Answer)] {
         assert_eq!(choices(Options { print, ..options }).unwrap().print, Some(expected));
     }
@@ -58,7 +66,7 @@ fn options_are_checked() {
                 size: usize::MAX,
                 ..options
             },
-            "is not known; use 56",
+            "is not known; use 64",
         ),
         (Options { threads: -1, ..options }, "getp_options.threads=-1"),
         (
@@ -80,6 +88,7 @@ fn options_are_checked() {
             "getp_options.print=-1 is not known; use GETP_ON, GETP_ANSWER or GETP_OFF",
         ),
         (Options { progress: 3, ..options }, "GETP_ON or GETP_OFF"),
+        (Options { strict: 9, ..options }, "getp_options.strict=9"),
     ] {
         let message = choices(wrong).unwrap_err().to_string();
         assert!(message.contains(word), "{message}");
@@ -140,16 +149,16 @@ fn options_of_other_versions_are_read_as_far_as_they_go() {
         behind: BEHIND,
     };
     let options = (&raw mut new).cast::<Options>();
-    // SAFETY: the struct's own; 64 bytes of it are the program's.
-    unsafe { getp_options_init_sized(options, 64) };
-    assert_eq!((new.today.size, new.more, new.behind), (64, 0, BEHIND));
+    // SAFETY: the struct's own; 72 bytes of it are the program's.
+    unsafe { getp_options_init_sized(options, 72) };
+    assert_eq!((new.today.size, new.more, new.behind), (72, 0, BEHIND));
     // SAFETY: as above.
     let read = |new: &Tomorrow| unsafe { Options::read((&raw const *new).cast()) };
     new.today.max_batch = 5;
     assert_eq!(read(&new).unwrap().max_batch, 5);
     new.more = 1 << 32;
     let message = read(&new).unwrap_err().to_string();
-    assert!(message.contains("getp_options: its byte 60 is set"), "{message}");
+    assert!(message.contains("getp_options: its byte 68 is set"), "{message}");
 }
 
 #[test]

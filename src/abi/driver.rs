@@ -27,8 +27,8 @@ pub unsafe extern "C" fn warm_up(transformer: *mut Transformer, tokenizer: *mut 
 ///
 /// On failure: one line on stderr and the last error. Rows not answered hold -1 alone, and the tokens of those
 /// answered count; if nothing could be done, -1 is returned. A request that cannot be answered by itself (empty, or
-/// longer than the steps) gets -1 alone and a line, and is no failure. Rows that another call is writing to are left to
-/// it: the call fails.
+/// longer than the steps or than a directory says its model is) gets -1 alone and a line, and is no failure. Rows that
+/// another call is writing to are left to it: the call fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inference(
     transformer: *mut Transformer,

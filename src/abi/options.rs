@@ -47,18 +47,25 @@ pub struct Options {
     /// Where to run: "auto", the default, is every GPU that can be used or else the CPU; "cpu"; "hip" or "cuda", all
     /// devices of it or some as in "cuda:0,2" (GETP_DEVICE).
     pub device: *const c_char,
+    /// Weights that are not finite are an error, not a warning, and prompts that would be cut are refused: GETP_ON, or
+    /// GETP_OFF, the default (GETP_STRICT=0|1).
+    pub strict: c_int,
 }
 
 // A program compiled with an older header must go on working: fields are only ever added at the end.
 const _: () = {
-    assert!(size_of::<Options>() == 56);
+    assert!(size_of::<Options>() == 64);
     assert!(offset_of!(Options, size) == 0 && offset_of!(Options, precision) == 8);
     assert!(offset_of!(Options, profile) == 36 && offset_of!(Options, logits) == 40);
-    assert!(offset_of!(Options, device) == 48);
+    assert!(offset_of!(Options, device) == 48 && offset_of!(Options, strict) == 56);
 };
 
 /// The sizes that the struct has had, in the order of time. A field added makes another one.
-const SIZES: [usize; 2] = [offset_of!(Options, device), size_of::<Options>()];
+const SIZES: [usize; 3] = [
+    offset_of!(Options, device),
+    offset_of!(Options, strict),
+    size_of::<Options>(),
+];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What no later header's struct will exceed, so that garbage is not taken for its size.
 const MOST_BYTES: usize = 4096;
@@ -132,6 +139,7 @@ impl Default for Options {
             profile: 0,
             logits: std::ptr::null(),
             device: std::ptr::null(),
+            strict: 0,
         }
     }
 }
@@ -196,7 +204,7 @@ impl Options {
             progress: switch("getp_options.progress", self.progress)?,
             profile: switch("getp_options.profile", self.profile)?,
             logits,
-            strict: None,
+            strict: switch("getp_options.strict", self.strict)?,
         })
     }
 }
