@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 60
 
 QUICK_CHECKS := check-format check-lints test-rust
 CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-c test-hosts test-miri \
-    test-sanitizers test-valgrind test-memory fuzz
+    test-sanitizers test-valgrind test-memory test-out-of-memory fuzz
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -91,6 +91,9 @@ test-valgrind: programs tiny-model
 
 test-memory: programs $(BUILD)/small-tokenizer.bin
 	tests/programs/memory.sh
+
+test-out-of-memory: programs tiny-model
+	tests/programs/out_of_memory.sh $(tiny_MODEL)
 
 fuzz:
 	tests/programs/fuzz.sh

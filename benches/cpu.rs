@@ -15,6 +15,7 @@ use clap::Parser;
 use getp::backend::cpu::{self, CpuOps, Engine};
 use getp::batch::StepPlan;
 use getp::engine::limits;
+use getp::memory::Purpose;
 use getp::model::ModelConfig;
 use getp::ops::Ops;
 use getp::options::{Options, Precision, Print};
@@ -106,7 +107,7 @@ fn time(run: impl FnOnce()) -> f64 {
 
 /// Memory to read, in huge pages as the weights are.
 fn memory() -> Bytes {
-    let mut memory = Bytes::zeroed_in_huge_pages(2 << 30, "a measurement").expect("2 GiB");
+    let mut memory = Bytes::zeroed_in_huge_pages(2 << 30, Purpose::Step).expect("2 GiB");
     memory.chunks_mut(1 << 20).for_each(|chunk| chunk.fill(1));
     memory
 }
@@ -249,8 +250,8 @@ fn layer(args: &Args) -> anyhow::Result<()> {
     };
     println!("{:<14}{:>6}{:>12}{:>9}{:>10}", "op", "rows", "us", "GB/s", "GFLOP/s");
     for rows in args.rows.clone() {
-        let mut a = cpu::activations(&config, rows, rows);
-        a.x.set_rows(rows);
+        let mut a = cpu::activations(&config, rows, rows).unwrap();
+        a.x.set_rows(rows).unwrap();
         for (i, v) in a.x.values_mut().iter_mut().enumerate() {
             *v = ((i * 7919) % 2003) as f32 / 1000.0 - 1.0;
         }
@@ -258,10 +259,10 @@ fn layer(args: &Args) -> anyhow::Result<()> {
         let mut output = StepOutput::default();
         let mut best = std::collections::HashMap::<&str, (f64, getp::profile::StageTotal)>::new();
         for _ in 0..args.repeats {
-            let mut ops = CpuOps::<f16>::new(&config, engine, rows, true);
+            let mut ops = CpuOps::<f16>::new(&config, engine, rows, true).unwrap();
             ops.norm(&a.x, &w.attn_norm, &mut a.t)?;
             ops.qkv(&a.t, &w.qkv, &w.qkv_bias, &mut a.qkv)?;
-            a.attention.set_rows(rows);
+            a.attention.set_rows(rows).unwrap();
             ops.attn_out(&a.attention, &w.attn_out, &w.attn_out_bias, &mut a.x)?;
             ops.norm(&a.x, &w.ffn_norm, &mut a.t)?;
             ops.route(&a.t, &w.router, &w.router_bias, &mut a.routes)?;

@@ -12,6 +12,7 @@ mod run;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
 use crate::logits::{FileId, Recorder};
+use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use crate::options::Options;
 use crate::replica::{Replica, Want};
@@ -20,7 +21,7 @@ use crate::requests::Requests;
 use crate::sampler::{draws_from_summaries, has_nucleus};
 use crate::scheduler::{Limits, Scheduler, Unfinished};
 use crate::tokenizer::Tokenizer;
-use crate::workers::Workers;
+use crate::workers::{self, Workers};
 use answers::Answers;
 use draws::{Draws, Streams};
 use pipeline::Pipeline;
@@ -96,7 +97,8 @@ pub struct Engine {
 
 impl Engine {
     /// Packs the weights, makes room for the KV cache, and says what became of it all.
-    pub fn warm_up(checkpoint: &dyn Checkpoint, options: Options, open: OpenReplicas<'_>) -> Result<Self> {
+    pub fn warm_up(checkpoint: &dyn Checkpoint, mut options: Options, open: OpenReplicas<'_>) -> Result<Self> {
+        options.threads = workers::within_reason(options.threads);
         let replicas = open(checkpoint, &options)?;
         Self::new(replicas, checkpoint.config(), options)
     }
@@ -141,7 +143,7 @@ impl Engine {
         if self.replicas.is_empty() {
             self.reopen(reopen)?;
         }
-        let prompts = self.encode(tokenizer, requests);
+        let prompts = self.encode(tokenizer, requests)?;
         let outcome = self.answer(tokenizer, sampling, requests, prompts, reopen)?;
         self.stats.tokens += outcome.tokens;
         self.stats.seconds += start.elapsed().as_secs_f64();
@@ -179,8 +181,8 @@ impl Engine {
         reopen: Reopen<'_>,
     ) -> Result<Outcome> {
         let want = self.want(sampling);
-        let streams = Streams::new(sampling.rng_state, requests.len());
-        let mut answers = Answers::new(tokenizer, requests, &self.options);
+        let streams = Streams::new(sampling.rng_state, requests.len())?;
+        let mut answers = Answers::new(tokenizer, requests, &self.options)?;
         let waiting = self.admit(prompts, want, &mut answers)?;
         let run = Run {
             queue: Queue::new(waiting),
@@ -216,7 +218,7 @@ impl Engine {
         let limits = limits.collect::<Result<Vec<_>>>()?;
         let max_positions = answers.steps();
         let most_positions = self.replicas().map(Replica::max_positions).min().unwrap_or(0);
-        let mut waiting = VecDeque::new();
+        let mut waiting = memory::room(prompts.len(), Purpose::Requests)?;
         for (request, prompt) in prompts.into_iter().enumerate() {
             let n_prompt = prompt.as_ref().map_or(0, |prompt| prompt.tokens.len());
             let fits = |limits: &Limits| limits.check_sequence(request, n_prompt, max_positions);
@@ -231,17 +233,18 @@ impl Engine {
                     if prompt.is_cut {
                         answers.say_cut(request, n_prompt);
                     }
-                    waiting.push_back(Unfinished {
+                    waiting.push(Unfinished {
                         request,
                         prompt: prompt.tokens,
                         max_positions,
                     });
                 }
+                Err(why @ Error::OutOfMemory { .. }) => return Err(why),
                 Err(why) => answers.refuse(request, &why),
             }
         }
         self.stats.prompt_tokens += waiting.iter().map(|u| u.prompt.len() as u64).sum::<u64>();
-        Ok(waiting)
+        Ok(waiting.into())
     }
 
     /// Lets all replicas serve the queue, and drops those that failed; gives the last failure.
@@ -251,10 +254,10 @@ impl Engine {
         let pool = self.workers.pool();
         let threads = pool.current_num_threads().div_ceil(self.replicas.len());
         let workers = self.replicas.iter_mut().zip(schedulers).map(|(pipeline, scheduler)| {
-            let draws = Draws::new(self.config.vocab_size, sampling, threads);
-            Worker::new(run, pool, pipeline, scheduler, draws)
+            let draws = Draws::new(self.config.vocab_size, sampling, threads)?;
+            Ok(Worker::new(run, pool, pipeline, scheduler, draws))
         });
-        let served = run::serve(run, workers.collect());
+        let served = run::serve(run, workers.collect::<Result<_>>()?);
         for served in &served {
             self.stats.steps += served.steps;
             self.stats.waiting_seconds += served.waiting.as_secs_f64();
@@ -328,12 +331,17 @@ impl Engine {
     }
 
     /// Each request's prompt in tokens, or why it has none.
-    fn encode(&self, tokenizer: &Tokenizer, requests: &Requests<'_>) -> Vec<Result<Prompt>> {
+    fn encode(&self, tokenizer: &Tokenizer, requests: &Requests<'_>) -> Result<Vec<Result<Prompt>>> {
         let length = PromptLength::of(&self.config, self.options.strict);
-        let encode = |request| encode(tokenizer, request, requests.prompt(request), length);
+        let none = (0..requests.len()).map(|_| Ok(Prompt::default()));
+        let mut prompts = memory::collect(none, Purpose::Requests)?;
+        let encode = |(request, prompt): (usize, &mut _)| {
+            *prompt = encode(tokenizer, request, requests.prompt(request), length);
+        };
         self.workers
             .pool()
-            .install(|| (0..requests.len()).into_par_iter().map(encode).collect())
+            .install(|| prompts.par_iter_mut().enumerate().for_each(encode));
+        Ok(prompts)
     }
 
     /// Whoever records logits wants all of them.
@@ -386,6 +394,7 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
 const MAX_PROMPT_BYTES: usize = u32::MAX as usize - 1;
 
 /// A request's prompt in tokens.
+#[derive(Default)]
 struct Prompt {
     tokens: Vec<u32>,
     /// Whether its text has more.
@@ -421,7 +430,7 @@ fn encode(tokenizer: &Tokenizer, request: usize, text: &[u8], length: PromptLeng
         bytes => return refuse(format!("it has {bytes} bytes; {MAX_PROMPT_BYTES} are the most")),
     }
     let (PromptLength::Cut(most) | PromptLength::Strict(most) | PromptLength::Model(most)) = length;
-    let mut tokens = tokenizer.encode(text, most + 1);
+    let mut tokens = tokenizer.encode(text, most + 1)?;
     let is_cut = tokens.len() > most;
     match length {
         PromptLength::Strict(_) if is_cut => refuse(format!(

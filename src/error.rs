@@ -3,6 +3,7 @@
 //! Every failure of the library is one of these. At the C boundary it becomes one line on stderr and the
 //! text behind `getp_last_error`.
 
+use crate::memory::Purpose;
 use std::path::PathBuf;
 
 /// A failure. Its `Display` is one line: what is wrong, with the value found, and what would be right.
@@ -63,10 +64,10 @@ pub enum Error {
         known: String,
     },
     /// Memory could not be had.
-    #[error("no memory for {what} ({bytes} bytes); lower GETP_MAX_BATCH or GETP_KV_MB, or free memory")]
+    #[error("no memory for {purpose} ({bytes} bytes); {}, or free memory", purpose.remedy())]
     OutOfMemory {
         /// What it was for.
-        what: &'static str,
+        purpose: Purpose,
         /// How much was asked for.
         bytes: u64,
     },

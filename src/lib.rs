@@ -12,6 +12,7 @@ pub mod engine;
 pub mod error;
 pub mod file_kind;
 pub mod logits;
+pub mod memory;
 pub mod model;
 pub mod ops;
 pub mod options;

@@ -11,10 +11,11 @@ pub use target::FileId;
 
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::replica::StepOutput;
 use crate::report;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use target::Target;
 
@@ -40,8 +41,9 @@ pub struct RecordKey {
 /// Writes such a file.
 pub struct LogitsWriter {
     path: PathBuf,
-    file: BufWriter<Target>,
+    file: Target,
     vocab: usize,
+    /// What is held back.
     bytes: Vec<u8>,
 }
 
@@ -51,14 +53,13 @@ impl LogitsWriter {
         let file = Target::create(path, inputs)?;
         let mut writer = Self {
             path: path.to_owned(),
-            file: BufWriter::with_capacity(BUFFER_BYTES, file),
+            file,
             vocab,
-            bytes: Vec::with_capacity(RECORD_HEADER_BYTES + 4 * vocab),
+            bytes: memory::room(BUFFER_BYTES + RECORD_HEADER_BYTES + 4 * vocab, Purpose::Logits)?,
         };
         writer.bytes.extend_from_slice(MAGIC);
         writer.bytes.extend_from_slice(&(vocab as u32).to_le_bytes());
         writer.bytes.extend_from_slice(&0u32.to_le_bytes());
-        writer.write_bytes()?;
         Ok(writer)
     }
 
@@ -69,12 +70,15 @@ impl LogitsWriter {
             self.bytes.extend_from_slice(&word.to_le_bytes());
         }
         self.bytes.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
+        if self.bytes.len() < BUFFER_BYTES {
+            return Ok(());
+        }
         self.write_bytes()
     }
 
     /// Writes out what is still held back.
     pub fn finish(mut self) -> Result<()> {
-        self.file.flush().map_err(|e| Error::io(&self.path, e))
+        self.write_bytes()
     }
 
     fn write_bytes(&mut self) -> Result<()> {

@@ -176,7 +176,7 @@ impl Default for Options {
 impl Options {
     /// The choices of the process's environment over the defaults.
     pub fn from_env() -> Result<Self> {
-        Choices::from_vars(std::env::vars_os())?.complete()
+        Choices::from_env()?.complete()
     }
 
     /// The longest sequence for which the KV cache is to have room, if there is memory. A program's model gets no more than
@@ -201,6 +201,12 @@ impl Options {
 }
 
 impl Choices {
+    /// Reads the process's environment, one variable after the other: all of it at once would be copied first.
+    pub fn from_env() -> Result<Self> {
+        let set = |name: &'static str| Some((name.into(), std::env::var_os(name)?));
+        Self::from_vars(VARIABLES.into_iter().filter_map(set))
+    }
+
     /// Reads the variables named `GETP_*` among `vars`. One with an empty value counts as not set; unknown names
     /// are left to [`unknown_variables`].
     pub fn from_vars(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
@@ -278,13 +284,15 @@ impl Choices {
     }
 }
 
-/// The names among `names` that look like ours and are not, sorted.
-pub fn unknown_variables(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
-    let mut unknown: Vec<String> = names
-        .into_iter()
-        .map(|name| name.to_string_lossy().into_owned())
-        .filter(|name| name.starts_with("GETP_") && !VARIABLES.contains(&name.as_str()))
-        .collect();
+/// The names in an environment, `name=value` and NUL one behind the other, that look like ours and are not: the first
+/// few, sorted.
+pub fn unknown_variables(environment: &[u8]) -> Vec<String> {
+    const MOST: usize = 10;
+    let names = environment.split(|&byte| byte == 0).filter_map(|variable| {
+        let name = std::str::from_utf8(variable.split(|&byte| byte == b'=').next()?).ok()?;
+        (name.starts_with("GETP_") && !VARIABLES.contains(&name)).then(|| name.to_owned())
+    });
+    let mut unknown: Vec<String> = names.take(MOST).collect();
     unknown.sort();
     unknown
 }
@@ -480,7 +488,8 @@ mod tests {
 
     #[test]
     fn names_close_to_ours_are_told() {
-        let names = ["GETP_THREAD", "HOME", "GETP_PRINT", "GETP_BATCH"].map(OsString::from);
-        assert_eq!(unknown_variables(names), ["GETP_BATCH", "GETP_THREAD"]);
+        let environment = b"GETP_THREAD=1\0HOME=/\0GETP_PRINT=0\0\xff=GETP_\0GETP_BATCH\0";
+        assert_eq!(unknown_variables(environment), ["GETP_BATCH", "GETP_THREAD"]);
+        assert!(unknown_variables(b"").is_empty());
     }
 }

@@ -3,6 +3,7 @@
 use crate::batch::StepPlan;
 use crate::checkpoint::{Field, TensorId};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use crate::profile::{Profile, StepTimes};
 use crate::sampler::Summary;
@@ -70,13 +71,14 @@ impl Summaries {
     }
 
     /// That of the next row.
-    pub fn push(&mut self, summary: Summary<'_>) {
-        self.keys.extend_from_slice(summary.keys);
-        self.rows.push(SummaryRow {
+    pub fn push(&mut self, summary: Summary<'_>) -> Result<()> {
+        memory::append(&mut self.keys, summary.keys, Purpose::Step)?;
+        let row = SummaryRow {
             sum: summary.sum,
             token: summary.token,
             end: self.keys.len(),
-        });
+        };
+        memory::push(&mut self.rows, row, Purpose::Step)
     }
 
     /// How many there are.
@@ -184,10 +186,11 @@ impl KvBlocks {
     ) -> Self {
         let [full_bytes, window_bytes] = block_bytes;
         let one = Self::of_sequence(config, tokens, chunk_tokens, config.seq_len);
-        let one_bytes = one.full * full_bytes + one.window * window_bytes;
+        let window_part = one.window.saturating_mul(window_bytes);
+        let one_bytes = one.full.saturating_mul(full_bytes).saturating_add(window_part);
         let sequences = (bytes / one_bytes.max(1)).clamp(1, sequences);
         let longest = Self::of_sequence(config, tokens, chunk_tokens, longest);
-        let mut left = bytes.saturating_sub(sequences * one_bytes);
+        let mut left = bytes.saturating_sub(sequences.saturating_mul(one_bytes));
         let mut grown = |blocks: usize, wanted: usize, block_bytes: usize| {
             let more = wanted.saturating_sub(blocks).min(left / block_bytes.max(1));
             left -= more * block_bytes;

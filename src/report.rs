@@ -9,13 +9,14 @@ mod stream;
 pub use escape::escaped;
 pub use stream::{Stream, quietly};
 
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::replica::{PackedKind, Replica};
 use console::Term;
-use crossbeam_channel::{Receiver, Sender};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
-use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// Writes one line on stderr, in one piece, named as ours. What would steer a terminal is shown escaped.
@@ -171,44 +172,75 @@ impl Progress {
 /// Prints texts in the order of requests from a thread of its own, whatever order they come in, so that a slow
 /// terminal does not hold up the steps.
 pub struct Printer {
-    texts: Option<Sender<Text>>,
+    texts: Arc<Texts>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A request and its text, or `None` if it has no answer.
-type Text = (usize, Option<Vec<u8>>);
+/// What the printer's thread is handed.
+struct Texts {
+    state: Mutex<TextsState>,
+    changed: Condvar,
+}
+
+struct TextsState {
+    /// One a request.
+    texts: Vec<Text>,
+    /// Nothing more will come.
+    complete: bool,
+}
+
+enum Text {
+    /// Not there yet.
+    Missing,
+    /// The request's text, or `None` if it has no answer.
+    Here(Option<Vec<u8>>),
+}
 
 impl Printer {
-    /// Starts the thread; it writes to stdout, and escapes what would steer a terminal if that is one.
-    pub fn on_stdout(progress: &Progress) -> Self {
+    /// Starts the thread; it writes the texts of `requests` requests to stdout, and escapes what would steer a terminal if
+    /// that is one. Fails if there is no memory to wait for them; a thread that does not start is told in a line.
+    pub fn on_stdout(progress: &Progress, requests: usize) -> Result<Self> {
         let is_terminal = std::io::stdout().is_terminal();
-        Self::start(Stream::Stdout, is_terminal, progress)
+        Self::start(Stream::Stdout, is_terminal, progress, requests)
     }
 
-    fn start(mut out: impl Write + Send + 'static, is_terminal: bool, progress: &Progress) -> Self {
-        let (sender, receiver) = crossbeam_channel::unbounded();
+    fn start(
+        mut out: impl Write + Send + 'static,
+        is_terminal: bool,
+        progress: &Progress,
+        requests: usize,
+    ) -> Result<Self> {
+        let texts = memory::collect((0..requests).map(|_| Text::Missing), Purpose::Print)?;
+        let texts = Arc::new(Texts {
+            state: Mutex::new(TextsState { texts, complete: false }),
+            changed: Condvar::new(),
+        });
+        let theirs = Arc::clone(&texts);
         let progress = progress.clone();
         let mut write = move |text: &[u8]| {
-            let shown = is_terminal.then(|| escape::for_terminal(text));
+            let shown = is_terminal.then(|| escape::for_terminal(text)).transpose();
+            let shown = shown.map_err(std::io::Error::other)?;
             let text = shown.as_deref().unwrap_or(text);
             progress.aside(|| out.write_all(text).and_then(|()| out.flush()))
         };
-        let print = move || print_in_order(receiver, &mut write);
+        let print = move || print_in_order(&theirs, &mut write);
         let thread = std::thread::Builder::new().name("getp-print".into()).spawn(print);
         if let Err(error) = &thread {
             line(format_args!("answers are not printed: {error}"));
         }
-        Self {
-            texts: Some(sender),
+        Ok(Self {
+            texts,
             thread: thread.ok(),
-        }
+        })
     }
 
     /// Hands over a request's text, or `None` if it has no answer. Every request is to be handed over once: those
     /// behind a missing one are printed at the end.
     pub fn print(&self, request: usize, text: Option<Vec<u8>>) {
-        if let Some(texts) = &self.texts {
-            let _ = texts.send((request, text));
+        // Without a thread there is nobody to take it.
+        if self.thread.is_some() {
+            self.texts.lock().texts[request] = Text::Here(text);
+            self.texts.changed.notify_one();
         }
     }
 }
@@ -216,43 +248,46 @@ impl Printer {
 impl Drop for Printer {
     /// Waits until all is printed.
     fn drop(&mut self) {
-        self.texts = None;
+        self.texts.lock().complete = true;
+        self.texts.changed.notify_one();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn print_in_order(texts: Receiver<Text>, mut write: impl FnMut(&[u8]) -> std::io::Result<()>) {
-    let mut waiting = BTreeMap::new();
-    let mut next = 0;
-    let mut broken = false;
-    let mut print = |text: Option<Vec<u8>>| {
-        let Some(mut text) = text.filter(|_| !broken) else {
-            return;
-        };
+impl Texts {
+    /// Waits for a request's text; `None` if it has none, or none came.
+    fn wait(&self, request: usize) -> Option<Vec<u8>> {
+        let missing = |state: &mut TextsState| !state.complete && matches!(state.texts[request], Text::Missing);
+        let state = self.changed.wait_while(self.lock(), missing);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut state.texts[request], Text::Missing) {
+            Text::Here(text) => text,
+            Text::Missing => None,
+        }
+    }
+
+    /// Locks, also after a panic: every change is whole.
+    fn lock(&self) -> MutexGuard<'_, TextsState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn print_in_order(texts: &Texts, mut write: impl FnMut(&[u8]) -> std::io::Result<()>) {
+    let requests = texts.lock().texts.len();
+    for mut text in (0..requests).filter_map(|request| texts.wait(request)) {
         text.push(b'\n');
         if let Err(error) = write(&text) {
             line(format_args!("answers are not printed any more: {error}"));
-            broken = true;
+            return;
         }
-    };
-    for (request, text) in texts {
-        waiting.insert(request, text);
-        while let Some(text) = waiting.remove(&next) {
-            print(text);
-            next += 1;
-        }
-    }
-    for text in waiting.into_values() {
-        print(text);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::{Arc, Mutex};
 
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
@@ -274,7 +309,8 @@ mod tests {
 
     fn printed_on(is_terminal: bool, answers: &[(usize, Option<&str>)]) -> Vec<u8> {
         let sink = Sink::default();
-        let printer = Printer::start(sink.clone(), is_terminal, &Progress::new(false, answers.len()));
+        let requests = 1 + answers.iter().map(|(request, _)| request).max().unwrap();
+        let printer = Printer::start(sink.clone(), is_terminal, &Progress::new(false, requests), requests).unwrap();
         for (request, text) in answers {
             printer.print(*request, text.map(|t| t.as_bytes().to_vec()));
         }
@@ -310,7 +346,7 @@ mod tests {
     #[test]
     fn a_full_disk_stops_the_printing_alone() {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let printer = Printer::start(full, false, &Progress::new(false, 2));
+        let printer = Printer::start(full, false, &Progress::new(false, 2), 2).unwrap();
         printer.print(0, Some(b"a".to_vec()));
         printer.print(1, Some(b"b".to_vec()));
     }

@@ -12,6 +12,8 @@
 mod exp;
 mod nucleus;
 
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::simd::Level;
 use nucleus::{MARGIN, Nucleus, PROBABLE};
 use std::array::from_fn;
@@ -59,7 +61,7 @@ pub fn draws_from_summaries(temperature: f32) -> bool {
 }
 
 /// Draws tokens from logits. Its memory is allocated once and serves any number of sequences.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Sampler {
     vocab: usize,
     temperature: f32,
@@ -68,22 +70,25 @@ pub struct Sampler {
     /// Probabilities of the row; `[vocab]`.
     probabilities: Vec<f32>,
     /// Of rows drawn together; the first one also of a row drawn alone.
-    nuclei: Vec<Nucleus>,
+    nuclei: [Nucleus; TOGETHER],
 }
 
 impl Sampler {
     /// A sampler of rows of `vocab_size` logits. A temperature of 0 is greedy and leaves the state alone.
-    pub fn new(vocab_size: usize, temperature: f32, topp: f32, rng_state: u64) -> Self {
+    pub fn new(vocab_size: usize, temperature: f32, topp: f32, rng_state: u64) -> Result<Self> {
         let draws = temperature != 0.0;
-        let kept = if draws && has_nucleus(topp) { vocab_size } else { 0 };
-        Self {
+        let nucleus = || match draws && has_nucleus(topp) {
+            true => Nucleus::new(vocab_size, least(vocab_size, topp)),
+            false => Ok(Nucleus::default()),
+        };
+        Ok(Self {
             vocab: vocab_size,
             temperature,
             topp,
             rng_state,
-            probabilities: Vec::with_capacity(if draws { vocab_size } else { 0 }),
-            nuclei: (0..TOGETHER).map(|_| Nucleus::new(kept)).collect(),
-        }
+            probabilities: memory::room(if draws { vocab_size } else { 0 }, Purpose::Draws)?,
+            nuclei: [nucleus()?, nucleus()?, nucleus()?, nucleus()?],
+        })
     }
 
     /// The state of the random stream, to be written back to the program's struct.
@@ -122,7 +127,7 @@ impl Sampler {
         let mut state = *rng_state;
         let coin = random_f32(&mut state);
         let token = if has_nucleus(self.topp) {
-            let least = self.least(self.vocab);
+            let least = least(self.vocab, self.topp);
             self.nuclei[0].draw_known(summary.keys, self.topp, least, summary.sum, coin)?
         } else {
             summary.token?
@@ -161,7 +166,7 @@ impl Sampler {
             return false;
         }
         let nucleus = has_nucleus(self.topp);
-        let least = if nucleus { self.least(n) } else { f32::INFINITY };
+        let least = if nucleus { least(n, self.topp) } else { f32::INFINITY };
         let sums = self.exponentials(level, rows, maxima, least);
         if sums.iter().any(|sum| sum.is_nan()) {
             return false;
@@ -238,11 +243,6 @@ impl Sampler {
         sums
     }
 
-    /// A token less probable than this cannot be part of a nucleus, and few are more probable.
-    fn least(&self, n: usize) -> f32 {
-        (1.0 - self.topp) / n.saturating_sub(1) as f32
-    }
-
     /// Fills in the probabilities. The difference to the maximum is one rounding in float32 as it is in the program,
     /// which takes it in double: rounding a double sum of two floats again changes nothing.
     fn softmax(&mut self, logits: &[f32]) {
@@ -268,7 +268,7 @@ impl Sampler {
 
     /// Draws from the most probable tokens whose mass exceeds `topp`; `None` if none is probable enough to be kept.
     fn draw_from_nucleus(&mut self, coin: f32) -> Option<u32> {
-        let least = self.least(self.probabilities.len());
+        let least = least(self.probabilities.len(), self.topp);
         let nucleus = &mut self.nuclei[0];
         nucleus.clear();
         nucleus.keep(Level::detect(), 0, &self.probabilities, least);
@@ -322,6 +322,11 @@ fn random_f32(state: &mut u64) -> f32 {
 /// Whether logits divided by the temperature are numbers in the same order.
 fn draws_numbers(temperature: f32) -> bool {
     0.0 < temperature && temperature.is_finite()
+}
+
+/// Of `n` tokens, one less probable than this cannot be part of a nucleus, and few are more probable.
+fn least(n: usize, topp: f32) -> f32 {
+    (1.0 - topp) / n.saturating_sub(1) as f32
 }
 
 /// Whether `topp` asks for nucleus sampling.
@@ -409,7 +414,7 @@ mod tests {
             let temperature = [0.1, 0.7, 1.0, 2.5, -1.0][case % 5];
             let topp = [0.0, 0.3, 0.9, 0.999, 1.0, -1.0, 2.0][case % 7];
             let mut state = rng.random();
-            let mut sampler = Sampler::new(n, temperature, topp, state);
+            let mut sampler = Sampler::new(n, temperature, topp, state).unwrap();
             for _ in 0..5 {
                 let logits = random_logits(&mut rng, n);
                 let expected = reference(&logits, temperature, topp, &mut state);
@@ -461,7 +466,7 @@ mod tests {
     #[test]
     fn greedy_takes_the_first_largest_and_leaves_the_stream_alone() {
         for temperature in [0.0, -0.0] {
-            let mut sampler = Sampler::new(4, temperature, 0.9, 7);
+            let mut sampler = Sampler::new(4, temperature, 0.9, 7).unwrap();
             assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, 2.0]), 1);
             assert_eq!(sampler.rng_state(), 7);
         }
@@ -478,7 +483,7 @@ mod tests {
     fn frequencies_follow_the_probabilities() {
         let logits: Vec<f32> = [0.5_f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
         let frequencies = |topp| {
-            let mut sampler = Sampler::new(4, 1.0, topp, 42);
+            let mut sampler = Sampler::new(4, 1.0, topp, 42).unwrap();
             let mut counts = [0.0; 4];
             for _ in 0..20_000 {
                 counts[sampler.sample(&logits) as usize] += 1.0 / 20_000.0;
@@ -493,9 +498,9 @@ mod tests {
 
     #[test]
     fn a_nucleus_that_keeps_nothing_is_greedy() {
-        assert_eq!(Sampler::new(1, 1.0, 0.5, 1).sample(&[2.0]), 0);
-        assert_eq!(Sampler::new(4, 1.0, 0.01, 1).sample(&[1.0; 4]), 0);
-        assert_eq!(Sampler::new(3, 1.0, 0.5, 1).sample(&[f32::NAN, 1.0, 2.0]), 2);
+        assert_eq!(Sampler::new(1, 1.0, 0.5, 1).unwrap().sample(&[2.0]), 0);
+        assert_eq!(Sampler::new(4, 1.0, 0.01, 1).unwrap().sample(&[1.0; 4]), 0);
+        assert_eq!(Sampler::new(3, 1.0, 0.5, 1).unwrap().sample(&[f32::NAN, 1.0, 2.0]), 2);
     }
 
     #[test]
@@ -506,9 +511,9 @@ mod tests {
             [f32::INFINITY, 1.0, 2.0],
             [f32::NEG_INFINITY; 3],
         ] {
-            assert_eq!(Sampler::new(3, 1.0, 1.0, 1).sample(&bad), 2, "{bad:?}");
+            assert_eq!(Sampler::new(3, 1.0, 1.0, 1).unwrap().sample(&bad), 2, "{bad:?}");
         }
-        assert_eq!(Sampler::new(3, f32::NAN, 1.0, 1).sample(&[3.0, 2.0, 1.0]), 2);
+        assert_eq!(Sampler::new(3, f32::NAN, 1.0, 1).unwrap().sample(&[3.0, 2.0, 1.0]), 2);
     }
 
     #[test]
@@ -528,7 +533,7 @@ mod tests {
         ];
         for (temperature, topp) in odd.iter().flat_map(|&t| odd.map(|p| (t, p))) {
             for state in [0, 1, u64::MAX] {
-                let mut sampler = Sampler::new(2, temperature, topp, state);
+                let mut sampler = Sampler::new(2, temperature, topp, state).unwrap();
                 assert_eq!(sampler.sample(&[]), 0);
                 for logits in odd.windows(3) {
                     assert!(sampler.sample(logits) < 3, "temperature {temperature} topp {topp}");
@@ -541,7 +546,7 @@ mod tests {
     fn a_row_of_the_whole_vocabulary_needs_no_new_memory() {
         let vocab = 201_088;
         let logits: Vec<f32> = (0..vocab).map(|i| (i % 977) as f32 * 1e-3).collect();
-        let mut sampler = Sampler::new(vocab, 1.0, 0.99, 5);
+        let mut sampler = Sampler::new(vocab, 1.0, 0.99, 5).unwrap();
         let before = (sampler.probabilities.as_ptr(), sampler.nuclei[0].memory());
         let mut state = 5;
         for _ in 0..2 {
@@ -572,7 +577,7 @@ mod tests {
             let n = [2, 17, 511, 1024, 5000, 20_011][case % 6];
             let temperature = [0.1, 0.8, 1.0, 1.7][case % 4];
             let topp = [0.05, 0.9, 0.999, 1.0, 0.5][case % 5];
-            let mut sampler = Sampler::new(n, temperature, topp, 1);
+            let mut sampler = Sampler::new(n, temperature, topp, 1).unwrap();
             let mut all = rows_of_all_kinds(&mut rng, n);
             for _ in 0..4 {
                 all.rotate_left(3);
@@ -609,7 +614,7 @@ mod tests {
             let n = [2, 17, 1024, 20_011][case % 4];
             let temperature = [0.1, 0.8, 1.7][case % 3];
             let topp = [0.05, 0.9, 0.999, 0.5, 1e-30][case % 5];
-            let mut sampler = Sampler::new(n, temperature, topp, 1);
+            let mut sampler = Sampler::new(n, temperature, topp, 1).unwrap();
             for logits in rows_of_all_kinds(&mut rng, n) {
                 let row = Row {
                     logits: &logits,
@@ -655,7 +660,7 @@ mod tests {
                 .map(|_| (rng.random_range(-2.0_f32..2.0) * 64.0).round() / 64.0)
                 .collect();
             let mut state: u64 = rng.random();
-            let mut sampler = Sampler::new(n, 0.8, topp, state);
+            let mut sampler = Sampler::new(n, 0.8, topp, state).unwrap();
             for _ in 0..20 {
                 assert_eq!(
                     sampler.sample(&logits),

@@ -15,6 +15,7 @@
 
 use crate::error::{Error, Result};
 use crate::file_kind::{self, TOKENIZER};
+use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
@@ -50,24 +51,25 @@ impl Tokenizer {
     pub fn new<B: AsRef<[u8]>>(entries: impl IntoIterator<Item = (B, f32)>, max_token_length: usize) -> Result<Self> {
         let mut tokenizer = Self {
             bytes: Vec::new(),
-            offsets: vec![0],
+            offsets: Vec::new(),
             max_token_length,
             byte_ids: [0; 256],
             merges: MergeTable::default(),
         };
+        memory::push(&mut tokenizer.offsets, 0, Purpose::Vocabulary)?;
         let mut ordinary = Vec::new();
         let mut longest = 0;
         for (entry, score) in entries {
             let entry = entry.as_ref();
             tokenizer.append(entry)?;
-            ordinary.push(score > SPECIAL_SCORE);
+            memory::push(&mut ordinary, score > SPECIAL_SCORE, Purpose::Vocabulary)?;
             if score > SPECIAL_SCORE {
                 longest = longest.max(entry.len());
             }
         }
         tokenizer.max_token_length = max_token_length.min(longest);
         tokenizer.byte_ids = tokenizer.index_bytes(&ordinary);
-        tokenizer.merges = tokenizer.index_merges(&ordinary);
+        tokenizer.merges = tokenizer.index_merges(&ordinary)?;
         Ok(tokenizer)
     }
 
@@ -103,21 +105,23 @@ impl Tokenizer {
     /// piece. In a piece the adjacent parts whose concatenation is the ordinary entry of the lowest id are merged,
     /// leftmost first, until there are none; a byte without an entry becomes 0. Any bytes will do, UTF-8 or not.
     ///
+    /// Fails if there is no memory for them.
+    ///
     /// # Panics
     ///
     /// On a text of 4 GiB or more.
-    pub fn encode(&self, text: &[u8], max_tokens: usize) -> Vec<u32> {
+    pub fn encode(&self, text: &[u8], max_tokens: usize) -> Result<Vec<u32>> {
         assert!(text.len() < NONE as usize, "a text of {} bytes", text.len());
         let mut tokens = Vec::new();
         let mut merger = Merger::new(&self.merges);
         let mut rest = text;
         while !rest.is_empty() && tokens.len() < max_tokens {
             let (piece, behind) = rest.split_at(first_piece_bytes(rest));
-            merger.encode_piece(self, piece, &mut tokens);
+            merger.encode_piece(self, piece, &mut tokens)?;
             rest = behind;
         }
         tokens.truncate(max_tokens);
-        tokens
+        Ok(tokens)
     }
 
     /// The bytes to print for a token: a piece written `<0xXX>` is the byte it names, any other is as it stands, and
@@ -131,9 +135,9 @@ impl Tokenizer {
     }
 
     fn append(&mut self, entry: &[u8]) -> Result<()> {
-        self.bytes.extend_from_slice(entry);
+        memory::append(&mut self.bytes, entry, Purpose::Vocabulary)?;
         let end = u32::try_from(self.bytes.len()).map_err(|_| Error::Overflow("the vocabulary's text"))?;
-        self.offsets.push(end);
+        memory::push(&mut self.offsets, end, Purpose::Vocabulary)?;
         // Ids must stay below NONE, and there is one more offset than ids.
         if self.vocab_size() >= NONE as usize {
             return Err(Error::Overflow("the vocabulary's size"));
@@ -163,18 +167,18 @@ impl Tokenizer {
         best.map(|(_, id)| if id == NONE { 0 } else { id })
     }
 
-    fn index_merges(&self, ordinary: &[bool]) -> MergeTable {
+    fn index_merges(&self, ordinary: &[bool]) -> Result<MergeTable> {
         let lengths = 2..=self.max_token_length;
         let ids = || {
             self.ids()
                 .filter(|&id| ordinary[id as usize] && lengths.contains(&self.entry(id).len()))
         };
         let longest = ids().map(|id| self.entry(id).len()).max().unwrap_or(0);
-        let mut merges = MergeTable::new(ids().count(), longest);
+        let mut merges = MergeTable::new(ids().count(), longest)?;
         for id in ids() {
             merges.insert(self, id);
         }
-        merges
+        Ok(merges)
     }
 }
 
@@ -253,7 +257,7 @@ pub fn read_entries<'a>(data: &'a [u8], what: &str) -> Result<(usize, Vec<Entry<
     while !reader.is_at_end() {
         let score = f32::from_le_bytes(reader.four()?);
         let length = reader.length("token length")?;
-        entries.push((reader.take(length)?, score));
+        memory::push(&mut entries, (reader.take(length)?, score), Purpose::Vocabulary)?;
     }
     if entries.is_empty() {
         return Err(Error::format(what, "it holds no entry; export the tokenizer again"));
@@ -334,13 +338,14 @@ fn spread(hash: u64) -> u64 {
 }
 
 impl MergeTable {
-    fn new(entries: usize, longest: usize) -> Self {
+    fn new(entries: usize, longest: usize) -> Result<Self> {
         let powers = std::iter::successors(Some(1_u64), |p| Some(p.wrapping_mul(HASH_BASE)));
-        Self {
-            slots: vec![Slot { tag: 0, id: NONE }; (2 * entries).next_power_of_two()],
-            powers: powers.take(longest + 1).collect(),
+        let free = Slot { tag: 0, id: NONE };
+        Ok(Self {
+            slots: memory::filled(free, (2 * entries).next_power_of_two(), Purpose::Vocabulary)?,
+            powers: memory::collect(powers.take(longest + 1), Purpose::Vocabulary)?,
             longest,
-        }
+        })
     }
 
     /// The hash of two neighbours' bytes from the hashes of each; the right one is shorter than the longest entry.
@@ -412,24 +417,26 @@ impl<'a> Merger<'a> {
         }
     }
 
-    fn encode_piece(&mut self, vocabulary: &Tokenizer, piece: &[u8], tokens: &mut Vec<u32>) {
-        self.split(vocabulary, piece);
+    fn encode_piece(&mut self, vocabulary: &Tokenizer, piece: &[u8], tokens: &mut Vec<u32>) -> Result<()> {
+        self.split(vocabulary, piece)?;
         while let Some(Reverse((token, left))) = self.queue.pop() {
             // A pair only grows, so what it would become never comes back: equal means up to date.
             if self.parts[left as usize].merged == token {
-                self.merge(vocabulary, piece, left as usize);
+                self.merge(vocabulary, piece, left as usize)?;
             }
         }
         let mut start = 0;
         while let Some(part) = self.parts.get(start) {
-            tokens.push(part.token);
+            memory::push(tokens, part.token, Purpose::Requests)?;
             start = part.end as usize;
         }
+        Ok(())
     }
 
     /// Begins with one part a byte.
-    fn split(&mut self, vocabulary: &Tokenizer, piece: &[u8]) {
+    fn split(&mut self, vocabulary: &Tokenizer, piece: &[u8]) -> Result<()> {
         self.parts.clear();
+        memory::reserve(&mut self.parts, piece.len(), Purpose::Requests)?;
         self.parts.extend((0..).zip(piece).map(|(start, &byte)| Part {
             hash: byte_hash(byte),
             end: start + 1,
@@ -438,12 +445,13 @@ impl<'a> Merger<'a> {
             merged: NONE,
         }));
         for start in 0..piece.len() {
-            self.propose(vocabulary, piece, start);
+            self.propose(vocabulary, piece, start)?;
         }
+        Ok(())
     }
 
     /// Merges the part at `left` with its right neighbour and looks at the two pairs this changes.
-    fn merge(&mut self, vocabulary: &Tokenizer, piece: &[u8], left: usize) {
+    fn merge(&mut self, vocabulary: &Tokenizer, piece: &[u8], left: usize) -> Result<()> {
         let right = self.parts[left].end as usize;
         let end = self.parts[right].end;
         self.parts[left] = Part {
@@ -456,20 +464,23 @@ impl<'a> Merger<'a> {
         if let Some(next) = self.parts.get_mut(end as usize) {
             next.previous = left as u32;
         }
-        self.propose(vocabulary, piece, left);
-        let previous = self.parts[left].previous;
-        if previous != NONE {
-            self.propose(vocabulary, piece, previous as usize);
+        self.propose(vocabulary, piece, left)?;
+        match self.parts[left].previous {
+            NONE => Ok(()),
+            previous => self.propose(vocabulary, piece, previous as usize),
         }
     }
 
     /// Finds out what the part at `left` would become with its right neighbour, and queues it.
-    fn propose(&mut self, vocabulary: &Tokenizer, piece: &[u8], left: usize) {
+    fn propose(&mut self, vocabulary: &Tokenizer, piece: &[u8], left: usize) -> Result<()> {
         let merged = self.lookup(vocabulary, piece, left);
         self.parts[left].merged = merged;
         if merged != NONE {
+            let more = self.queue.try_reserve(1);
+            more.map_err(|_| memory::lacking::<[u32; 2]>(self.queue.len() + 1, Purpose::Requests))?;
             self.queue.push(Reverse((merged, left as u32)));
         }
+        Ok(())
     }
 
     fn lookup(&self, vocabulary: &Tokenizer, piece: &[u8], left: usize) -> u32 {
@@ -512,8 +523,8 @@ mod tests {
             &[("a", 0.), ("b", 0.), ("c", 0.), ("bc", 0.), ("ab", 0.), ("aa", 0.)],
             8,
         );
-        assert_eq!(t.encode(b"abc", 9), [0, 3]);
-        assert_eq!(t.encode(b"aaa", 9), [5, 0]);
+        assert_eq!(t.encode(b"abc", 9).unwrap(), [0, 3]);
+        assert_eq!(t.encode(b"aaa", 9).unwrap(), [5, 0]);
     }
 
     #[test]
@@ -529,14 +540,14 @@ mod tests {
             ],
             8,
         );
-        assert_eq!(t.encode(b"1111111", 9), [2, 2, 0]);
-        assert_eq!(t.encode(b"a11a", 9), [0, 1, 0]);
+        assert_eq!(t.encode(b"1111111", 9).unwrap(), [2, 2, 0]);
+        assert_eq!(t.encode(b"a11a", 9).unwrap(), [0, 1, 0]);
     }
 
     #[test]
     fn parts_are_bytes_and_need_no_entry_of_their_own() {
         let t = tokenizer(&[("x", 0.), ("yz", 0.)], 8);
-        assert_eq!(t.encode(b"xyzy", 9), [0, 1, 0]);
+        assert_eq!(t.encode(b"xyzy", 9).unwrap(), [0, 1, 0]);
     }
 
     #[test]
@@ -545,9 +556,9 @@ mod tests {
             &[("a", 0.), ("b", SPECIAL), ("ab", SPECIAL), ("bb", f32::NAN), ("ba", 0.)],
             8,
         );
-        assert_eq!(t.encode(b"ab", 9), [0, 1]);
-        assert_eq!(t.encode(b"bb", 9), [1, 1]);
-        assert_eq!(t.encode(b"ba", 9), [4]);
+        assert_eq!(t.encode(b"ab", 9).unwrap(), [0, 1]);
+        assert_eq!(t.encode(b"bb", 9).unwrap(), [1, 1]);
+        assert_eq!(t.encode(b"ba", 9).unwrap(), [4]);
     }
 
     #[test]
@@ -560,30 +571,30 @@ mod tests {
             ("aa", 0.),
             ("aa", 0.),
         ];
-        assert_eq!(tokenizer(&same, 8).encode(b"aaa", 9), [4, 1]);
+        assert_eq!(tokenizer(&same, 8).encode(b"aaa", 9).unwrap(), [4, 1]);
     }
 
     #[test]
     fn merges_respect_the_longest_length() {
         let entries = [("a", 0.), ("aa", 0.), ("aaaa", 0.)];
-        assert_eq!(tokenizer(&entries, 4).encode(b"aaaa", 9), [2]);
-        assert_eq!(tokenizer(&entries, 3).encode(b"aaaa", 9), [1, 1]);
-        assert_eq!(tokenizer(&entries, 0).encode(b"aa", 9), [0, 0]);
-        assert_eq!(tokenizer(&entries, usize::MAX).encode(b"aaaa", 9), [2]);
+        assert_eq!(tokenizer(&entries, 4).encode(b"aaaa", 9).unwrap(), [2]);
+        assert_eq!(tokenizer(&entries, 3).encode(b"aaaa", 9).unwrap(), [1, 1]);
+        assert_eq!(tokenizer(&entries, 0).encode(b"aa", 9).unwrap(), [0, 0]);
+        assert_eq!(tokenizer(&entries, usize::MAX).encode(b"aaaa", 9).unwrap(), [2]);
     }
 
     #[test]
     fn the_limit_cuts_the_tokens_behind_the_merges() {
         let t = tokenizer(&[("a", 0.), ("aa", 0.)], 2);
-        assert_eq!(t.encode(b"aaaaa", 2), [1, 1]);
-        assert_eq!(t.encode(b"aaaaa", 0), [0; 0]);
-        assert_eq!(t.encode(b"", 9), [0; 0]);
+        assert_eq!(t.encode(b"aaaaa", 2).unwrap(), [1, 1]);
+        assert_eq!(t.encode(b"aaaaa", 0).unwrap(), [0; 0]);
+        assert_eq!(t.encode(b"", 9).unwrap(), [0; 0]);
     }
 
     #[test]
     fn a_vocabulary_without_entries_encodes_to_zeros() {
         let t = tokenizer(&[], 8);
-        assert_eq!(t.encode(b"a\xFF1", 9), [0, 0, 0]);
+        assert_eq!(t.encode(b"a\xFF1", 9).unwrap(), [0, 0, 0]);
         assert_eq!(t.decode_piece(0), b"");
     }
 

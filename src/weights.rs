@@ -9,6 +9,7 @@
 use crate::checkpoint::{Columns, Part, Tensor, Values};
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::simd::{Kernel, Level, Simd};
 use memmap2::{Advice, MmapMut};
 use once_cell::sync::OnceCell;
@@ -71,17 +72,16 @@ pub struct Bytes(MmapMut);
 
 impl Bytes {
     /// `len` zero bytes.
-    pub fn zeroed(len: usize, what: &'static str) -> Result<Self> {
-        let bytes = len as u64;
+    pub fn zeroed(len: usize, purpose: Purpose) -> Result<Self> {
         MmapMut::map_anon(len.max(1))
             .map(Self)
-            .map_err(|_| Error::OutOfMemory { what, bytes })
+            .map_err(|_| memory::lacking::<u8>(len, purpose))
     }
 
     /// The same in pages of 2 MiB where the system has them, for memory that is filled at once and then streamed:
     /// prefetchers stop at the end of a page.
-    pub fn zeroed_in_huge_pages(len: usize, what: &'static str) -> Result<Self> {
-        let bytes = Self::zeroed(len, what)?;
+    pub fn zeroed_in_huge_pages(len: usize, purpose: Purpose) -> Result<Self> {
+        let bytes = Self::zeroed(len, purpose)?;
         // It is only advice; small pages do as well.
         let _ = bytes.0.advise(Advice::HugePage);
         Ok(bytes)
@@ -179,8 +179,9 @@ pub fn pack_tiles(
     layout: &dyn Layout,
     first: usize,
     bytes: &mut [u8],
-) -> Findings {
-    let mut done = vec![false; bytes.len() / layout.tile_bytes(format, members[0].cols)];
+) -> Result<Findings> {
+    let tiles = bytes.len() / layout.tile_bytes(format, members[0].cols);
+    let mut done = memory::filled(false, tiles, Purpose::Checkpoint)?;
     encode_tiles(members, format, layout, first, bytes, &mut done, None)
 }
 
@@ -203,9 +204,9 @@ fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower
     let len = total
         .checked_mul(tile_bytes)
         .ok_or(Error::Overflow("a packed tensor"))?;
-    let mut bytes = Bytes::zeroed_in_huge_pages(len, "packed weights")?;
-    let mut done = vec![false; total];
-    let mut found = encode_tiles(members, format, layout, 0, &mut bytes, &mut done, narrower);
+    let mut bytes = Bytes::zeroed_in_huge_pages(len, Purpose::Weights)?;
+    let mut done = memory::filled(false, total, Purpose::Checkpoint)?;
+    let mut found = encode_tiles(members, format, layout, 0, &mut bytes, &mut done, narrower)?;
     if let Some(a) = narrower {
         found.misfit = a.packed.misfit.clone().or(found.misfit);
     }
@@ -238,7 +239,7 @@ fn encode_tiles(
     bytes: &mut [u8],
     done: &mut [bool],
     narrower: Option<&Attempt>,
-) -> Findings {
+) -> Result<Findings> {
     let (rows, cols) = (members[0].rows, members[0].cols);
     let tiles = rows.div_ceil(layout.tile_rows());
     let findings = Mutex::new(Findings::default());
@@ -248,9 +249,9 @@ fn encode_tiles(
         .par_chunks_mut(layout.tile_bytes(format, cols))
         .zip(done.par_iter_mut())
         .enumerate()
-        .for_each_init(Scratch::default, |scratch, (i, (tile, done))| {
+        .try_for_each_init(Scratch::default, |scratch, (i, (tile, done))| {
             if stop.load(Ordering::Relaxed) {
-                return;
+                return Ok(());
             }
             let i = first + i;
             let first_row = i % tiles * layout.tile_rows();
@@ -259,7 +260,7 @@ fn encode_tiles(
             let widened;
             let source = match narrower {
                 Some(a) if a.done[i] => {
-                    widened = widen(a, i, layout, n);
+                    widened = widen(a, i, layout, n)?;
                     Tensor {
                         rows: n,
                         cols,
@@ -271,6 +272,7 @@ fn encode_tiles(
                 }
                 _ => slice_rows(tensor, first_row, n),
             };
+            scratch.make_room(format, n, cols)?;
             let found = level.run(EncodeRows {
                 source: &source,
                 format,
@@ -300,8 +302,9 @@ fn encode_tiles(
                 });
                 all.non_finite = NonFinite::merge(all.non_finite.take(), here);
             }
-        });
-    findings.into_inner().unwrap_or_else(PoisonError::into_inner)
+            Ok(())
+        })?;
+    Ok(findings.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// What tiles met on their way into a format.
@@ -370,16 +373,18 @@ impl NonFinite {
 }
 
 /// A tile's rows as float32 bytes, from its codes.
-fn widen(a: &Attempt, tile: usize, layout: &dyn Layout, rows: usize) -> Vec<u8> {
+fn widen(a: &Attempt, tile: usize, layout: &dyn Layout, rows: usize) -> Result<Vec<u8>> {
     let cols = a.packed.cols;
-    let mut values = vec![0.0; layout.tile_rows() * cols];
+    let mut values = memory::filled(0.0_f32, layout.tile_rows() * cols, Purpose::Checkpoint)?;
     layout.read(
         a.packed.format,
         cols,
         a.packed.tile(tile / a.packed.tiles, tile % a.packed.tiles),
         &mut values,
     );
-    values[..rows * cols].iter().flat_map(|v| v.to_le_bytes()).collect()
+    let mut bytes = memory::room(size_of::<f32>() * rows * cols, Purpose::Checkpoint)?;
+    bytes.extend(values[..rows * cols].iter().flat_map(|v| v.to_le_bytes()));
+    Ok(bytes)
 }
 
 /// Rows `first..first + n` of a tensor.
@@ -424,6 +429,21 @@ struct Scratch {
 }
 
 impl Scratch {
+    /// Makes room for rows in `format`. float32 is the format, or what one row after the other passes through.
+    fn make_room(&mut self, format: Format, rows: usize, cols: usize) -> Result<()> {
+        let n = rows * cols;
+        match format {
+            Format::Mxfp4 => {
+                memory::resize(&mut self.codes, n, 0, Purpose::Checkpoint)?;
+                memory::resize(&mut self.scales, n / MXFP4_BLOCK, 0, Purpose::Checkpoint)?;
+            }
+            Format::Bf16 => memory::resize(&mut self.halves, n, 0, Purpose::Checkpoint)?,
+            Format::F32 => {}
+        }
+        let floats = if format == Format::F32 { n } else { cols };
+        memory::resize(&mut self.floats, floats, 0.0, Purpose::Checkpoint)
+    }
+
     fn rows(&self, format: Format) -> Rows<'_> {
         match format {
             Format::Mxfp4 => Rows::Mxfp4 {
@@ -448,7 +468,7 @@ struct Encoded {
     non_finite: Option<NonFinite>,
 }
 
-/// Encodes all rows of `source` into the scratch memory of `format`, or finds a value that does not fit.
+/// Encodes all rows of `source` into the scratch memory of `format`, which has room for them, or finds a value that does not fit.
 struct EncodeRows<'a, 'b> {
     source: &'a Tensor<'b>,
     format: Format,
@@ -465,18 +485,8 @@ impl Kernel for EncodeRows<'_, '_> {
             format,
             scratch,
         } = self;
-        let (n, cols) = (source.rows, source.cols);
-        match format {
-            Format::Mxfp4 => {
-                scratch.codes.resize(n * cols, 0);
-                scratch.scales.resize(n * cols / MXFP4_BLOCK, 0);
-            }
-            Format::Bf16 => scratch.halves.resize(n * cols, 0),
-            Format::F32 => {}
-        }
-        // float32 is the target, or what one row after the other passes through.
-        let float_rows = if format == Format::F32 { n } else { 1 };
-        scratch.floats.resize(float_rows * cols, 0.0);
+        let cols = source.cols;
+        let float_rows = if format == Format::F32 { source.rows } else { 1 };
         let mut out = Encoded::default();
         let mut row = 0;
         for part in &source.parts {

@@ -1,6 +1,8 @@
 //! Threads that are gone when their owner is.
 
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
+use crate::report;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::thread::{Builder, JoinHandle};
 
@@ -14,14 +16,31 @@ pub struct Workers {
 
 struct Threads(Vec<JoinHandle<()>>);
 
+/// As many threads as were asked for, 0 for one a core; but where that would be more than any machine makes use of, four
+/// a core, at least 64, with a line.
+pub fn within_reason(threads: usize) -> usize {
+    let most = (4 * cores()).max(64);
+    if threads > most {
+        report::line(format_args!(
+            "{threads} threads are more than {} cores can use; there will be {most}",
+            cores()
+        ));
+    }
+    threads.min(most)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 impl Workers {
     /// So many threads, or one a core if `threads` is 0, named `name` and a number.
     pub fn start(name: &str, threads: usize) -> Result<Self> {
         let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            0 => cores(),
             n => n,
         };
-        let mut handles = Threads(Vec::with_capacity(threads));
+        let mut handles = Threads(memory::room(threads, Purpose::Threads)?);
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .spawn_handler(|worker| {
@@ -49,5 +68,18 @@ impl Drop for Threads {
             // It fails if the thread panicked, which rayon does not let it.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_as_many_as_asked_for_within_reason() {
+        assert_eq!([0, 1, 64].map(within_reason), [0, 1, 64]);
+        let most = within_reason(4096);
+        assert!(most == 64.max(4 * cores()) && within_reason(most) == most);
+        assert_eq!(Workers::start("few", 3).unwrap().pool().current_num_threads(), 3);
     }
 }

@@ -5,6 +5,7 @@ mod synthetic;
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use getp::backend::cpu::load;
@@ -55,7 +56,7 @@ fn temp() -> TempDir {
 fn bits(checkpoint: &dyn Checkpoint, id: TensorId) -> Vec<u32> {
     let tensor = checkpoint.tensor(id).expect("the model has the tensor");
     assert_eq!([tensor.rows, tensor.cols], id.shape(checkpoint.config()), "{id:?}");
-    let values = tensor.to_f32();
+    let values = tensor.to_f32().unwrap();
     assert_eq!(values.len(), tensor.rows * tensor.cols, "{id:?}");
     values.into_iter().map(f32::to_bits).collect()
 }
@@ -219,6 +220,43 @@ fn pointers_give_what_the_file_gives() {
         checkpoint.check_range(behind, u64::MAX),
         &["token_embedding_table", "has 0 bytes"],
     );
+}
+
+#[test]
+fn files_cut_while_they_are_mapped_are_refused_and_not_read() {
+    let last = TensorId::Unembedding;
+    let cut = |path: &Path| {
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+    };
+    let dir = temp();
+    let path = tiny_bin(&dir);
+    let file = fs::File::open(&path).unwrap();
+    // SAFETY: it is cut below, but nothing is read behind that.
+    let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    let (layout, pointers) = pointers_into(&map);
+    let (data, bytes) = (map.as_ptr(), layout.file_bytes() as u64);
+    let watching = |descriptor| {
+        // SAFETY: the map lives as long.
+        let mut checkpoint = unsafe { PointerCheckpoint::new(tiny(), pointers) }?;
+        checkpoint.watch(descriptor, data, bytes)?;
+        Ok::<_, getp::error::Error>(checkpoint)
+    };
+    let watched = watching(file.as_raw_fd()).unwrap();
+    // Descriptors that are not open, of no file, and of another file tell nothing of this one.
+    let other = fs::File::open(file!()).unwrap();
+    let unwatched = [-1, other.as_raw_fd()].map(|descriptor| watching(descriptor).unwrap());
+    let bin = BinCheckpoint::open(&path).unwrap();
+    assert!(watched.tensor(last).is_ok() && bin.tensor(last).is_ok());
+    cut(&path);
+    assert_refused(bin.tensor(last), &["model.bin", "truncated"]);
+    assert_refused(watched.tensor(last), &["truncated"]);
+    assert!(unwatched.iter().all(|checkpoint| checkpoint.tensor(last).is_ok()));
+
+    let directory = temp();
+    let hf = SafetensorsCheckpoint::open(tiny_hf(&directory, 1)).unwrap();
+    cut(&directory.path().join("model.safetensors"));
+    assert_refused(hf.tensor(last), &["model.safetensors", "truncated"]);
 }
 
 #[test]
@@ -980,7 +1018,7 @@ fn operations_keep_unit_scale() {
             (TensorId::Mlp1 { layer: 0, expert: 2 }, 1.0 / 2880f64.sqrt()),
             (TensorId::Mlp2 { layer: 0, expert: 2 }, out / 1120f64.sqrt()),
         ] {
-            let (mean, std) = mean_and_std(&model.tensor(id).unwrap().to_f32());
+            let (mean, std) = mean_and_std(&model.tensor(id).unwrap().to_f32().unwrap());
             assert!(
                 (std / expected - 1.0).abs() < 0.05,
                 "{temperament:?} {id:?}: {std} instead of {expected}"

@@ -148,8 +148,8 @@ impl<E: Element> Side<E> {
     fn new(config: &ModelConfig, precision: Precision, level: Level, rows: usize) -> Self {
         let blocks = rows.div_ceil(BLOCK_TOKENS);
         Self {
-            ops: CpuOps::new(config, Engine { level, precision }, rows, false),
-            activations: cpu::activations(config, rows, 1),
+            ops: CpuOps::new(config, Engine { level, precision }, rows, false).unwrap(),
+            activations: cpu::activations(config, rows, 1).unwrap(),
             kv: KvCache::new(
                 config,
                 KvBlocks {
@@ -166,7 +166,7 @@ impl<E: Element> Side<E> {
     /// One layer from `x`; with `routes` given, through those experts.
     fn layer(&mut self, w: &Layer, layer: usize, plan: &StepPlan, x: &[f32], routes: Option<&Routes>) {
         let (ops, a) = (&mut self.ops, &mut self.activations);
-        a.x.set_rows(plan.rows());
+        a.x.set_rows(plan.rows()).unwrap();
         a.x.values_mut().copy_from_slice(x);
         ops.norm(&a.x, &w.attn_norm, &mut a.t).unwrap();
         ops.qkv(&a.t, &w.qkv, &w.qkv_bias, &mut a.qkv).unwrap();

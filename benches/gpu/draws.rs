@@ -66,7 +66,9 @@ fn step(
             token: 0,
         })
         .collect();
-    let mut samplers: Vec<_> = (0..threads).map(|_| Sampler::new(vocab, 0.8, topp, 1)).collect();
+    let mut samplers: Vec<_> = (0..threads)
+        .map(|_| Sampler::new(vocab, 0.8, topp, 1).unwrap())
+        .collect();
     let run = rows.len().div_ceil(threads);
     // The samplers' memory is touched before, as in all steps but the first.
     rows.par_chunks_mut(1)

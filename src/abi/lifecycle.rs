@@ -290,7 +290,7 @@ unsafe fn program_checkpoint(transformer: &Transformer) -> Result<PointerCheckpo
     let config = config_from_bytes(&transformer.config.to_bytes())?;
     let arrays = transformer.weights.arrays();
     // SAFETY: as our caller vouches.
-    let checkpoint = unsafe { PointerCheckpoint::new(config, arrays) }?;
+    let mut checkpoint = unsafe { PointerCheckpoint::new(config, arrays) }?;
     // The program maps its file and points into it: what lies beyond the end would be a bus error, not an error.
     let (start, bytes) = (
         transformer.data.cast_const().cast::<u8>(),
@@ -303,6 +303,7 @@ unsafe fn program_checkpoint(transformer: &Transformer) -> Result<PointerCheckpo
             .is_some_and(|at| (at as u64) < bytes);
     if is_mapped {
         checkpoint.check_range(start, bytes)?;
+        checkpoint.watch(transformer.fd, start, bytes)?;
     }
     Ok(checkpoint)
 }
@@ -344,8 +345,9 @@ fn tokens(outcome: Outcome) -> Result<i64> {
     Ok(outcome.tokens.cast_signed())
 }
 
+/// In the environment that the process was started with, which is where a slip of the keyboard is.
 fn warn_of_unknown_variables() {
-    let unknown = unknown_variables(std::env::vars_os().map(|(name, _)| name));
+    let unknown = unknown_variables(&std::fs::read("/proc/self/environ").unwrap_or_default());
     if !unknown.is_empty() {
         let (unknown, known) = (unknown.join(", "), VARIABLES.join(", "));
         report::line(format_args!(

@@ -5,6 +5,7 @@ use super::tokenizer::TokenizerHandle;
 use super::types::Requests;
 use super::{guard, pointer};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
 use std::path::Path;
@@ -195,7 +196,7 @@ fn lines<'a>(path: &Path, data: &'a [u8]) -> Result<Vec<&'a [u8]>> {
         .next()
         .and_then(|line| std::str::from_utf8(line).ok()?.trim().parse::<usize>().ok());
     let count = count.ok_or_else(|| wrong("its first line is not a number; write how many prompts follow".into()))?;
-    let prompts: Vec<&[u8]> = lines.take(count).collect();
+    let prompts = memory::collect(lines.take(count), Purpose::Requests)?;
     if prompts.len() < count {
         return Err(wrong(format!(
             "it has {} prompts where its first line says {count}",
@@ -208,11 +209,5 @@ fn lines<'a>(path: &Path, data: &'a [u8]) -> Result<Vec<&'a [u8]>> {
 /// `[rows, row]` zeros, or an error where there is no room.
 fn zeroed<T: Copy + Default>(what: &'static str, rows: usize, row: usize) -> Result<Vec<T>> {
     let values = rows.checked_mul(row).ok_or(Error::Overflow(what))?;
-    let mut zeros = Vec::new();
-    zeros.try_reserve_exact(values).map_err(|_| Error::OutOfMemory {
-        what,
-        bytes: values.saturating_mul(size_of::<T>()) as u64,
-    })?;
-    zeros.resize(values, T::default());
-    Ok(zeros)
+    memory::filled(T::default(), values, Purpose::Requests)
 }

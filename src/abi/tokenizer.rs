@@ -4,6 +4,7 @@ use super::registry::Inputs;
 use super::types::{TokenIndex, Tokenizer};
 use super::{guard, pointer};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::tokenizer::{self, Entry, VocabularyFile};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_uchar};
@@ -98,7 +99,11 @@ impl TokenizerHandle {
         let vocab_size = c_int::try_from(entries.len()).map_err(|_| Error::Overflow("the vocabulary's size"))?;
         let max_token_length =
             c_int::try_from(decoder.max_token_length()).map_err(|_| Error::Overflow("max_token_length"))?;
-        let mut memory = Memory::new(&entries);
+        let mut memory = Memory::new(&entries)?;
+        let mut byte_tokens = [0; 256];
+        for (byte, token) in (0..=255).zip(&mut byte_tokens) {
+            *token = byte_token(&decoder, byte)?;
+        }
         let tokenizer = Tokenizer {
             vocab: memory._vocab.as_mut_ptr(),
             lengths: memory._lengths.as_mut_ptr(),
@@ -106,7 +111,7 @@ impl TokenizerHandle {
             vocab_size,
             max_token_length,
             sorted_vocab: memory._sorted.as_mut_ptr(),
-            byte_tokens: std::array::from_fn(|byte| byte_token(&decoder, byte as u8)),
+            byte_tokens,
             byte_pieces: std::array::from_fn(|at| if at % 2 == 0 { (at / 2) as c_uchar } else { 0 }),
         };
         Ok(Self {
@@ -125,44 +130,45 @@ impl TokenizerHandle {
 }
 
 impl Memory {
-    fn new(entries: &[Entry<'_>]) -> Self {
+    fn new(entries: &[Entry<'_>]) -> Result<Self> {
         let bytes = entries.iter().map(|(entry, _)| entry.len() + 1).sum();
-        let mut text: Vec<u8> = Vec::with_capacity(bytes);
+        let mut text: Vec<u8> = memory::room(bytes, Purpose::Vocabulary)?;
         for (entry, _) in entries {
             text.extend_from_slice(entry);
             text.push(0); // the program's own vocabulary is made of C strings
         }
         let mut rest = text.as_mut_slice();
-        let mut vocab = Vec::with_capacity(entries.len());
+        let mut vocab = memory::room(entries.len(), Purpose::Vocabulary)?;
         for (entry, _) in entries {
             let (first, behind) = rest.split_at_mut(entry.len() + 1);
             vocab.push(first.as_mut_ptr().cast());
             rest = behind;
         }
-        Self {
-            _sorted: sorted(entries, &vocab),
-            // Lengths come from an int in the file.
-            _lengths: entries.iter().map(|(entry, _)| entry.len() as c_int).collect(),
-            _scores: entries.iter().map(|(_, score)| *score).collect(),
+        // Lengths come from an int in the file.
+        let lengths = entries.iter().map(|(entry, _)| entry.len() as c_int);
+        Ok(Self {
+            _sorted: sorted(entries, &vocab)?,
+            _lengths: memory::collect(lengths, Purpose::Vocabulary)?,
+            _scores: memory::collect(entries.iter().map(|(_, score)| *score), Purpose::Vocabulary)?,
             _vocab: vocab,
             _text: text,
-        }
+        })
     }
 }
 
 /// The vocabulary sorted by bytes, then length, then id.
-fn sorted(entries: &[Entry<'_>], vocab: &[*mut c_char]) -> Vec<TokenIndex> {
-    let mut ids: Vec<usize> = (0..entries.len()).collect();
-    ids.sort_by_key(|&id| entries[id].0);
+fn sorted(entries: &[Entry<'_>], vocab: &[*mut c_char]) -> Result<Vec<TokenIndex>> {
+    let mut ids = memory::collect(0..entries.len(), Purpose::Vocabulary)?;
+    ids.sort_unstable_by_key(|&id| (entries[id].0, id));
     let index = |id: usize| TokenIndex {
         str: vocab[id],
         len: entries[id].0.len() as c_int,
         id: id as c_int,
     };
-    ids.into_iter().map(index).collect()
+    memory::collect(ids.into_iter().map(index), Purpose::Vocabulary)
 }
 
 /// The token of a single byte, 0 if it has none.
-fn byte_token(tokenizer: &tokenizer::Tokenizer, byte: u8) -> c_int {
-    tokenizer.encode(&[byte], 1).first().map_or(0, |id| id.cast_signed())
+fn byte_token(tokenizer: &tokenizer::Tokenizer, byte: u8) -> Result<c_int> {
+    Ok(tokenizer.encode(&[byte], 1)?.first().map_or(0, |id| id.cast_signed()))
 }

@@ -3,6 +3,7 @@
 use super::pointer;
 use super::types;
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::report;
 use crate::tokenizer::{Entry, Tokenizer};
 use rustc_hash::FxHasher;
@@ -57,7 +58,7 @@ impl Vocabulary {
     ///
     /// As [`Self::read`].
     unsafe fn of(arrays: &Arrays<'_>) -> Result<Self> {
-        let mut entries = Vec::with_capacity(arrays.vocab.len());
+        let mut entries = memory::room(arrays.vocab.len(), Purpose::Vocabulary)?;
         for id in 0..arrays.vocab.len() {
             // SAFETY: as our caller vouches.
             entries.push(unsafe { arrays.entry(id) }?);

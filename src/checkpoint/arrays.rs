@@ -2,12 +2,10 @@
 //!
 //! Both hold the arrays of [`Field`]; they differ in where each one starts. [`TensorLayout`] knows the rest.
 
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
-use memmap2::Mmap;
-
+use super::mapped::{MappedFile, WatchedFile};
 use super::{Checkpoint, Field, Part, Tensor, TensorId, Values};
 use crate::error::{Error, Result};
 use crate::file_kind::{self, MODEL};
@@ -165,7 +163,7 @@ fn array_bytes(config: &ModelConfig, field: Field) -> Option<usize> {
 #[derive(Debug)]
 pub struct BinCheckpoint {
     layout: TensorLayout,
-    map: Mmap,
+    map: MappedFile,
 }
 
 impl BinCheckpoint {
@@ -176,7 +174,7 @@ impl BinCheckpoint {
     }
 
     fn open_bin(path: &Path) -> Result<Self> {
-        let map = map_file(path)?;
+        let map = MappedFile::open(path)?;
         let wrong_length = |expected_bytes: usize| Error::Length {
             what: path.display().to_string(),
             expected_bytes: expected_bytes as u64,
@@ -198,17 +196,10 @@ impl Checkpoint for BinCheckpoint {
 
     fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
         let (field, bytes) = self.layout.in_array(id)?;
+        self.map.check()?;
         let array = &self.map[self.layout.in_file(field)];
         Ok(self.layout.tensor(id, &array[bytes]))
     }
-}
-
-/// Maps a file for reading.
-pub(super) fn map_file(path: &Path) -> Result<Mmap> {
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
-    // SAFETY: the map is read-only and private. Whoever opens a checkpoint leaves its files alone meanwhile, as the
-    // types that hold the map document; there is no way to check it.
-    unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))
 }
 
 /// The eval program's `TransformerWeights`: sixteen arrays wherever it put them.
@@ -217,6 +208,8 @@ pub struct PointerCheckpoint {
     layout: TensorLayout,
     /// Each array's first byte, by `Field as usize`.
     arrays: [*const u8; Field::COUNT],
+    /// The file they lie in, if it is known.
+    file: Option<WatchedFile>,
 }
 
 // SAFETY: the pointers are only read through, and `new` demands that nothing writes there while this lives.
@@ -238,8 +231,23 @@ impl PointerCheckpoint {
             .find(|&&field| arrays[field as usize].is_null())
         {
             Some(field) => Err(Error::Null(field.name())),
-            None => Ok(Self { layout, arrays }),
+            None => Ok(Self {
+                layout,
+                arrays,
+                file: None,
+            }),
         }
+    }
+
+    /// Looks at the length of the file behind `descriptor` before each tensor is read, if its `bytes` are what is mapped
+    /// at `data`. Fails if it has been cut already.
+    pub fn watch(&mut self, descriptor: i32, data: *const u8, bytes: u64) -> Result<()> {
+        self.file = WatchedFile::new(descriptor, data, bytes);
+        self.check_file()
+    }
+
+    fn check_file(&self) -> Result<()> {
+        self.file.as_ref().map_or(Ok(()), WatchedFile::check)
     }
 
     /// Checks that every array lies inside the `file_bytes` mapped at `data`, for callers who know them.
@@ -268,6 +276,7 @@ impl Checkpoint for PointerCheckpoint {
 
     fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
         let (field, bytes) = self.layout.in_array(id)?;
+        self.check_file()?;
         let array = self.arrays[field as usize];
         // SAFETY: `in_array` gives a range inside the array, whose length `new`'s caller has promised; `bytes` have no
         // alignment, and the slice lives no longer than `self`.

@@ -7,6 +7,7 @@
 mod arrays;
 mod fields;
 mod hf_config;
+mod mapped;
 mod names;
 mod original_config;
 mod safetensors;
@@ -22,6 +23,7 @@ pub use tensor_id::Field;
 
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use half::bf16;
 
@@ -149,7 +151,7 @@ impl Values<'_> {
         }
     }
 
-    /// Appends the values to `out`, exactly.
+    /// Appends the values to `out`, exactly; it has room for them.
     fn extend_f32(&self, out: &mut Vec<f32>) {
         match self {
             Self::F32(bytes) => out.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
@@ -199,12 +201,20 @@ impl Tensor<'_> {
     }
 
     /// All values in row-major order, widened to float32 exactly.
-    pub fn to_f32(&self) -> Vec<f32> {
-        let mut out = Vec::with_capacity(self.parts.iter().map(|part| part.values.count()).sum());
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        let mut out = Vec::new();
+        self.extend_f32(&mut out)?;
+        Ok(out)
+    }
+
+    /// Appends them to `out`.
+    pub fn extend_f32(&self, out: &mut Vec<f32>) -> Result<()> {
+        let values = self.parts.iter().map(|part| part.values.count()).sum();
+        memory::reserve(out, values, Purpose::Checkpoint)?;
         for part in &self.parts {
-            part.values.extend_f32(&mut out);
+            part.values.extend_f32(out);
         }
-        out
+        Ok(())
     }
 }
 
@@ -235,7 +245,8 @@ mod tests {
                 scales: &[128],
             }],
         )
-        .to_f32();
+        .to_f32()
+        .unwrap();
         let expected: Vec<f32> = (0..16)
             .flat_map(|i| [2.0 * E2M1[i], 2.0 * E2M1[(i + 1) % 16]])
             .collect();
@@ -252,7 +263,8 @@ mod tests {
                 scales: &[255],
             }],
         )
-        .to_f32();
+        .to_f32()
+        .unwrap();
         assert!(values.len() == 32 && values.iter().all(|v| v.is_nan()));
     }
 
@@ -261,6 +273,6 @@ mod tests {
         let f32s: Vec<u8> = [0].into_iter().chain(1.25f32.to_le_bytes()).collect();
         let bf16s: Vec<u8> = [0].into_iter().chain(bf16::from_f32(-3.0).to_le_bytes()).collect();
         let vector = tensor(2, vec![Values::F32(&f32s[1..]), Values::Bf16(&bf16s[1..])]);
-        assert_eq!(vector.to_f32(), [1.25, -3.0]);
+        assert_eq!(vector.to_f32().unwrap(), [1.25, -3.0]);
     }
 }

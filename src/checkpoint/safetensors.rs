@@ -7,12 +7,11 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::arrays::map_file;
 use super::fields::read_object;
+use super::mapped::MappedFile;
 use super::names::{Naming, Place};
 use super::{
     Checkpoint, Columns, Element, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, Part, Tensor, TensorId, Values, hf_config,
@@ -45,7 +44,7 @@ pub struct SafetensorsCheckpoint {
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
-    map: Mmap,
+    map: MappedFile,
     /// Where the tensors' bytes begin.
     data_start: usize,
 }
@@ -160,7 +159,7 @@ impl SafetensorsCheckpoint {
     /// Maps one file and parses its header.
     fn add_shard(&mut self, file: &str) -> Result<Metadata> {
         let path = self.dir.join(file);
-        let map = map_file(&path)?;
+        let map = MappedFile::open(&path)?;
         let header = read_header(&map).map_err(|why| Error::format(path.display().to_string(), why));
         let (data_start, metadata) = header.map_err(|error| match map.get(8..10) {
             Some(b"{\"") => error,
@@ -197,6 +196,7 @@ impl SafetensorsCheckpoint {
             );
             return Err(Error::format(shard.path.display().to_string(), why));
         }
+        shard.map.check()?;
         // In bounds: the header's offsets ascend up to the file's end, which `add_shard` has compared.
         let (start, end) = stored.bytes;
         Ok((

@@ -1,7 +1,9 @@
 //! Where answers go: into the program's rows, and, decoded, to stdout.
 
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::options::{Options, Print};
-use crate::report::{FewLines, Printer, Progress};
+use crate::report::{self, FewLines, Printer, Progress};
 use crate::requests::Requests;
 use crate::scheduler::{END_TOKENS, Finished};
 use crate::tokenizer::Tokenizer;
@@ -21,19 +23,20 @@ pub struct Answers<'a, 'r> {
 
 impl<'a, 'r> Answers<'a, 'r> {
     /// Answers of `requests`, shown as `options` ask.
-    pub fn new(tokenizer: &'a Tokenizer, requests: &'a mut Requests<'r>, options: &Options) -> Self {
+    pub fn new(tokenizer: &'a Tokenizer, requests: &'a mut Requests<'r>, options: &Options) -> Result<Self> {
         let progress = Progress::new(options.progress, requests.len());
         let wanted = options.print != Print::Nothing;
-        Self {
+        let printer = || Printer::on_stdout(&progress, requests.len());
+        Ok(Self {
             tokenizer,
             print: options.print,
-            printer: wanted.then(|| Printer::on_stdout(&progress)),
+            printer: wanted.then(printer).transpose()?,
             requests,
             progress,
             refused: FewLines::new("more requests get no answer"),
             cut: FewLines::new("more prompts are cut"),
             tokens: 0,
-        }
+        })
     }
 
     /// Positions each request may be fed.
@@ -44,7 +47,7 @@ impl<'a, 'r> Answers<'a, 'r> {
     /// Leaves a request's row empty and says why; `why` names it.
     pub fn refuse(&mut self, request: usize, why: &dyn Display) {
         self.progress.aside(|| self.refused.line(why));
-        self.hand_over(request, || None);
+        self.hand_over(request, || Ok(None));
         self.progress.finished(self.tokens);
     }
 
@@ -61,7 +64,7 @@ impl<'a, 'r> Answers<'a, 'r> {
     pub fn store(&mut self, answer: Finished) {
         self.requests.store(answer.request, &answer.tokens);
         self.tokens += answer.tokens.len() as u64;
-        self.hand_over(answer.request, || Some(self.text(&answer)));
+        self.hand_over(answer.request, || self.text(&answer).map(Some));
         self.progress.finished(self.tokens);
     }
 
@@ -72,21 +75,31 @@ impl<'a, 'r> Answers<'a, 'r> {
         self.tokens
     }
 
-    fn hand_over(&self, request: usize, text: impl FnOnce() -> Option<Vec<u8>>) {
+    /// A text that there is no memory for is left out: it is no reason to lose answers.
+    fn hand_over(&self, request: usize, text: impl FnOnce() -> Result<Option<Vec<u8>>>) {
         if let Some(printer) = &self.printer {
-            printer.print(request, text());
+            let text = text().unwrap_or_else(|why| {
+                let not_printed = || report::line(format_args!("request {request} is not printed: {why}"));
+                self.progress.aside(not_printed);
+                None
+            });
+            printer.print(request, text);
         }
     }
 
     /// What is printed of a request: its prompt or its number, and its answer without the end token, which is no text.
-    fn text(&self, answer: &Finished) -> Vec<u8> {
-        let mut text = match self.print {
-            Print::Nothing => return Vec::new(),
-            Print::Text => self.requests.prompt(answer.request).to_vec(),
-            Print::Answer => format!("[{}] ", answer.request).into_bytes(),
-        };
-        let pieces = answer.tokens.iter().filter(|token| !END_TOKENS.contains(token));
-        text.extend(pieces.flat_map(|&token| self.tokenizer.decode_piece(token)));
-        text
+    /// It has room for a newline.
+    fn text(&self, answer: &Finished) -> Result<Vec<u8>> {
+        let mut text = Vec::new();
+        match self.print {
+            Print::Nothing => {}
+            Print::Text => memory::append(&mut text, self.requests.prompt(answer.request), Purpose::Print)?,
+            Print::Answer => text.extend_from_slice(format!("[{}] ", answer.request).as_bytes()),
+        }
+        for &token in answer.tokens.iter().filter(|token| !END_TOKENS.contains(token)) {
+            memory::append(&mut text, self.tokenizer.decode_piece(token), Purpose::Print)?;
+        }
+        memory::reserve(&mut text, 1, Purpose::Print)?;
+        Ok(text)
     }
 }

@@ -4,6 +4,7 @@ use super::Sampling;
 use super::pipeline::Pipeline;
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::replica::{StepOutput, Summaries, Want};
 use crate::sampler::{Row, Sampler, next_coin, request_seed};
 use crate::scheduler::Scheduler;
@@ -20,12 +21,12 @@ pub struct Streams {
 
 impl Streams {
     /// Streams for `requests` requests, at least one, that follow from the state of the first.
-    pub fn new(seed: u64, requests: usize) -> Self {
+    pub fn new(seed: u64, requests: usize) -> Result<Self> {
         let states = (0..requests).map(|request| request_seed(seed, request).into());
-        Self {
+        Ok(Self {
             seed,
-            states: states.collect(),
-        }
+            states: memory::collect(states, Purpose::Draws)?,
+        })
     }
 
     /// Begins a request's stream anew.
@@ -78,21 +79,21 @@ struct Draw {
 
 impl Draws {
     /// Draws by `threads` threads.
-    pub fn new(vocab: usize, sampling: Sampling, threads: usize) -> Self {
+    pub fn new(vocab: usize, sampling: Sampling, threads: usize) -> Result<Self> {
         let Sampling {
             temperature,
             topp,
             rng_state,
         } = sampling;
-        let sampler = Sampler::new(vocab, temperature, topp, rng_state);
-        Self {
+        let samplers = (0..threads.max(1)).map(|_| Sampler::new(vocab, temperature, topp, rng_state));
+        Ok(Self {
             greedy: sampling.is_greedy(),
             vocab,
-            samplers: vec![sampler; threads.max(1)],
+            samplers: memory::try_collect(samplers, Purpose::Draws)?,
             draws: Vec::new(),
             tokens: Vec::new(),
             whole_rows: 0,
-        }
+        })
     }
 
     /// What the next step is to give. Where a nucleus is most of the vocabulary, as in rows that are nearly flat, whole rows
@@ -118,6 +119,7 @@ impl Draws {
     ) -> Result<&[u32]> {
         self.check(plan, &pipeline.output)?;
         self.tokens.clear();
+        memory::reserve(&mut self.tokens, plan.logits.len(), Purpose::Draws)?;
         if self.greedy {
             let rows = plan.logits.iter().zip(&pipeline.output.greedy);
             let sampled = rows.filter(|(row, _)| row.sample);
@@ -126,18 +128,18 @@ impl Draws {
         }
         self.gather(streams, scheduler, plan)?;
         if pipeline.output.summaries.is_empty() {
-            pool.install(|| self.draw_from_rows(&pipeline.output));
+            pool.install(|| self.draw_from_rows(&pipeline.output))?;
         } else {
             pool.install(|| self.draw_from_summaries(&pipeline.output.summaries));
             let rest = self.draws.iter().filter(|draw| draw.token.is_none());
-            let rest: Vec<usize> = rest.map(|draw| draw.row).collect();
+            let rest = memory::collect(rest.map(|draw| draw.row), Purpose::Draws)?;
             if 2 * rest.len() > self.draws.len() {
                 self.whole_rows = WHOLE_ROWS_STEPS;
             }
             if !rest.is_empty() {
                 pipeline.fetch(&rest)?;
                 self.check_rows(rest.len(), &pipeline.output)?;
-                pool.install(|| self.draw_from_rows(&pipeline.output));
+                pool.install(|| self.draw_from_rows(&pipeline.output))?;
             }
         }
         self.scatter(streams);
@@ -166,6 +168,7 @@ impl Draws {
 
     fn gather(&mut self, streams: &Streams, scheduler: &Scheduler, plan: &StepPlan) -> Result<()> {
         self.draws.clear();
+        memory::reserve(&mut self.draws, plan.logits.len(), Purpose::Draws)?;
         for (row, wanted) in plan.logits.iter().enumerate().filter(|(_, wanted)| wanted.sample) {
             let request = scheduler.request(wanted.sequence);
             let request = request.ok_or_else(|| Error::Internal("a row belongs to no request".into()))?;
@@ -190,15 +193,11 @@ impl Draws {
     }
 
     /// The same from whole rows, where there is no token yet. Beside summaries only the rows of these are there, in order.
-    fn draw_from_rows(&mut self, output: &StepOutput) {
+    fn draw_from_rows(&mut self, output: &StepOutput) -> Result<()> {
         let fetched = !output.summaries.is_empty();
-        let mut draws: Vec<_> = self
-            .draws
-            .iter_mut()
-            .filter(|draw| draw.token.is_none())
-            .enumerate()
-            .collect();
-        runs(&mut draws, &mut self.samplers).for_each(|(draws, sampler)| {
+        let draws = self.draws.iter_mut().filter(|draw| draw.token.is_none()).enumerate();
+        let mut draws = memory::collect(draws, Purpose::Draws)?;
+        runs(&mut draws, &mut self.samplers).try_for_each(|(draws, sampler)| {
             let row = |(place, draw): &(usize, &mut Draw)| {
                 let place = if fetched { *place } else { draw.row };
                 let logits = &output.logits[place * self.vocab..][..self.vocab];
@@ -210,12 +209,13 @@ impl Draws {
                     token: 0,
                 }
             };
-            let mut rows: Vec<_> = draws.iter().map(row).collect();
+            let mut rows = memory::collect(draws.iter().map(row), Purpose::Draws)?;
             sampler.sample_rows(&mut rows);
             for ((_, draw), row) in draws.iter_mut().zip(rows) {
                 (draw.state, draw.token) = (row.rng_state, Some(row.token));
             }
-        });
+            Ok(())
+        })
     }
 
     fn scatter(&mut self, streams: &Streams) {

@@ -42,6 +42,7 @@ impl Pipeline {
     /// Plans a step and submits it; `false` if there is none. `coin` is what a request's next token is drawn by.
     pub fn submit(&mut self, scheduler: &mut Scheduler, want: Want, coin: impl Fn(usize) -> f32) -> Result<bool> {
         let mut plan = self.spare.pop().unwrap_or_default();
+        scheduler.make_room_to_plan(&mut plan)?;
         if !scheduler.plan(&mut plan) {
             self.spare.push(plan);
             return Ok(false);

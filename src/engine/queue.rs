@@ -1,6 +1,6 @@
 //! The requests that wait, shared by all replicas.
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::scheduler::{Scheduler, Unfinished};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,22 +45,26 @@ impl Queue {
     }
 
     /// Moves requests to a replica's scheduler while it has room for the first one and less than its share. One that
-    /// could never run there is refused.
-    pub fn take(&self, scheduler: &mut Scheduler, mut refuse: impl FnMut(usize, Error)) {
+    /// could never run there is refused. Fails if there is no memory for the first; it stays in the queue.
+    pub fn take(&self, scheduler: &mut Scheduler, mut refuse: impl FnMut(usize, Error)) -> Result<()> {
         let mut state = self.lock();
         while scheduler.running() + scheduler.waiting() < state.share() {
-            let Some(first) = state.waiting.front() else { return };
+            let Some(first) = state.waiting.front_mut() else { break };
             let (request, n_prompt, max_positions) = (first.request, first.prompt.len(), first.max_positions);
             let can_run = scheduler.check(request, n_prompt, max_positions).is_ok();
-            if can_run && !scheduler.has_room(n_prompt, max_positions) {
-                return;
+            if can_run {
+                if !scheduler.has_room(n_prompt, max_positions) {
+                    break;
+                }
+                scheduler.make_room(&mut first.prompt, max_positions)?;
             }
-            let Some(first) = state.waiting.pop_front() else { return };
+            let Some(first) = state.waiting.pop_front() else { break };
             if let Err(why) = scheduler.submit(request, first.prompt, max_positions) {
                 refuse(request, why);
                 self.count_finished(&mut state, 1);
             }
         }
+        Ok(())
     }
 
     /// Waits until there are requests to take; `false` if there never will be, because all are finished.

@@ -169,7 +169,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     /// Submits as many steps as may be under way.
     fn submit(&mut self) -> Result<()> {
         while self.pipeline.has_room() {
-            self.take();
+            self.take()?;
             let coin = |request| self.run.streams.coin(request);
             let want = self.draws.want(self.run.want);
             if !self.pipeline.submit(&mut self.scheduler, want, coin)? {
@@ -180,11 +180,12 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     }
 
     /// Takes requests from the queue, if there is a slot for one.
-    fn take(&mut self) {
-        if self.scheduler.has_free_slot() {
-            let refuse = |request, why| self.run.answers().refuse(request, &why);
-            self.run.queue.take(&mut self.scheduler, refuse);
+    fn take(&mut self) -> Result<()> {
+        if !self.scheduler.has_free_slot() {
+            return Ok(());
         }
+        let refuse = |request, why| self.run.answers().refuse(request, &why);
+        self.run.queue.take(&mut self.scheduler, refuse)
     }
 
     /// Takes what a step gave.

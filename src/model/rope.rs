@@ -1,6 +1,8 @@
 //! Rotary embedding with YaRN's frequencies, in float32 as the eval program computes it.
 
 use super::ModelConfig;
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 
 /// Frequencies of the rotated pairs.
 #[derive(Clone, Debug)]
@@ -13,15 +15,15 @@ impl Rope {
     /// The model's frequencies (YaRN, Peng et al. 2023): pairs that turn less than once over the original context
     /// are slowed by the scaling factor, pairs that turn more than 32 times are kept, those between are mixed. Where the
     /// checkpoint gives the mixed pairs or the concentration, its numbers are taken.
-    pub fn new(config: &ModelConfig) -> Self {
+    pub fn new(config: &ModelConfig) -> Result<Self> {
         let half = config.head_dim / 2;
         let (theta, scale) = (config.rope_theta, config.rope_scaling_factor);
         let frequency = |i: usize| theta.powf((2 * i) as f32 / config.head_dim as f32);
         if scale <= 1.0 {
-            return Self {
-                inverse: (0..half).map(|i| 1.0 / frequency(i)).collect(),
+            return Ok(Self {
+                inverse: memory::collect((0..half).map(|i| 1.0 / frequency(i)), Purpose::Step)?,
                 concentration: config.rope_concentration.unwrap_or(1.0),
-            };
+            });
         }
         // The pair whose wave turns `n` times within the original context.
         let pair = |n: f32| {
@@ -35,10 +37,10 @@ impl Rope {
             let slow = 1.0 / (scale * frequency(i));
             slow * (1.0 - kept) + fast * kept
         });
-        Self {
-            inverse: inverse.collect(),
+        Ok(Self {
+            inverse: memory::collect(inverse, Purpose::Step)?,
             concentration: config.rope_concentration.unwrap_or_else(|| 0.1 * scale.ln() + 1.0),
-        }
+        })
     }
 
     /// Writes cos and sin of each pair's angle at `position`, times the concentration: `[D / 2]` each.

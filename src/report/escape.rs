@@ -1,6 +1,9 @@
 //! Text from elsewhere (paths, tensor names, vocabularies) on its way to a terminal: what would steer the terminal is
 //! shown instead, as Rust and C write it in strings.
 
+use crate::error::Result;
+use crate::memory::{self, Purpose};
+
 /// `text` in one line: control characters and characters that reverse the order of the others are shown escaped.
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -9,15 +12,19 @@ pub fn escaped(text: &str) -> String {
 }
 
 /// The same of bytes that may be any; newlines and tabs stay.
-pub fn for_terminal(bytes: &[u8]) -> Vec<u8> {
-    let mut shown = String::with_capacity(bytes.len());
+pub fn for_terminal(bytes: &[u8]) -> Result<Vec<u8>> {
+    // The most that a byte becomes is `\u{1b}`.
+    let most = bytes.len().saturating_mul(6);
+    let mut shown = String::new();
+    let room = shown.try_reserve(most);
+    room.map_err(|_| memory::lacking::<u8>(most, Purpose::Print))?;
     for chunk in bytes.utf8_chunks() {
         push(&mut shown, chunk.valid(), |c| matches!(c, '\n' | '\t'));
         for byte in chunk.invalid() {
             shown.extend(byte.escape_ascii().map(char::from));
         }
     }
-    shown.into_bytes()
+    Ok(shown.into_bytes())
 }
 
 fn push(shown: &mut String, text: &str, stays: impl Fn(char) -> bool) {
@@ -43,11 +50,17 @@ mod tests {
         let text = "a\u{1b}[31mb\u{7}\u{9b}2J\u{202e}c\u{2066}\n\t\r\u{7f}\u{e9}\u{4e2d}\\";
         let line = "a\\u{1b}[31mb\\u{7}\\u{9b}2J\\u{202e}c\\u{2066}\\n\\t\\r\\u{7f}\u{e9}\u{4e2d}\\";
         assert_eq!(escaped(text), line);
-        assert_eq!(for_terminal(text.as_bytes()), line.replace("\\n\\t", "\n\t").as_bytes());
+        assert_eq!(
+            for_terminal(text.as_bytes()).unwrap(),
+            line.replace("\\n\\t", "\n\t").as_bytes()
+        );
     }
 
     #[test]
     fn bytes_that_are_no_text_are_shown() {
-        assert_eq!(for_terminal(b"\x9b31m \xe4\xb8 \xff"), b"\\x9b31m \\xe4\\xb8 \\xff");
+        assert_eq!(
+            for_terminal(b"\x9b31m \xe4\xb8 \xff").unwrap(),
+            b"\\x9b31m \\xe4\\xb8 \\xff"
+        );
     }
 }

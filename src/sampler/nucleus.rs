@@ -5,6 +5,8 @@
 //! alone first. Where they do not suffice, all are dealt into buckets by their probability's leading bits, and a bucket is
 //! sorted only when the sum reaches it.
 
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::simd::{Kernel, LANES, Level, Simd};
 
 /// Leading bits: eight of the exponent and ten of the fraction, so that a bucket of a flat row holds some twenty tokens.
@@ -30,14 +32,14 @@ pub struct Nucleus {
 }
 
 impl Nucleus {
-    /// Room for all of `vocab` tokens.
-    pub fn new(vocab: usize) -> Self {
-        Self {
-            keys: Vec::with_capacity(vocab),
-            probable: Vec::with_capacity(vocab.min((1.0 / PROBABLE) as usize + 1)),
-            dealt: Vec::with_capacity(vocab),
-            ends: Vec::new(),
-        }
+    /// Room for all of `vocab` tokens, of which those are kept whose probability is at least `least`.
+    pub fn new(vocab: usize, least: f32) -> Result<Self> {
+        Ok(Self {
+            keys: memory::room(vocab, Purpose::Draws)?,
+            probable: memory::room(vocab.min((1.0 / PROBABLE) as usize + 1), Purpose::Draws)?,
+            dealt: memory::room(vocab, Purpose::Draws)?,
+            ends: memory::room(buckets(least.min(1.0)), Purpose::Draws)?,
+        })
     }
 
     /// Keeps the tokens of the row from `first` on whose value is at least `floor`, behind those kept so far.
@@ -123,9 +125,8 @@ impl Nucleus {
 
     /// Deals the keys into buckets, the most probable first.
     fn deal(&mut self, least: f32) {
-        let bucket = |key: u64| (key.wrapping_sub(rank_key(1.0, 0)) >> (32 + BUCKET_SHIFT)) as usize;
         self.ends.clear();
-        self.ends.resize(bucket(rank_key(least, 0)) + 1, 0);
+        self.ends.resize(buckets(least), 0);
         for &key in &self.keys {
             self.ends[bucket(key)] += 1;
         }
@@ -142,6 +143,16 @@ impl Nucleus {
             *at += 1;
         }
     }
+}
+
+/// The bucket of a probability's key.
+fn bucket(key: u64) -> usize {
+    (key.wrapping_sub(rank_key(1.0, 0)) >> (32 + BUCKET_SHIFT)) as usize
+}
+
+/// Buckets of probabilities from 1 down to `least`.
+fn buckets(least: f32) -> usize {
+    bucket(rank_key(least, 0)) + 1
 }
 
 /// See [`Nucleus::keep`].

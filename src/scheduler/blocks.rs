@@ -1,5 +1,8 @@
 //! Blocks of the KV cache: counting them, lending them, and how long a windowed sequence's ring must be.
 
+use crate::error::Result;
+use crate::memory::{self, Purpose};
+
 /// Blocks of both kinds of layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
@@ -54,11 +57,11 @@ pub(super) struct BlockPool {
 
 impl BlockPool {
     /// A pool of the blocks `0..blocks`, lent to at most `tables` sequences at once.
-    pub(super) fn new(blocks: u32, tables: usize) -> Self {
-        Self {
-            free: (0..blocks).rev().collect(),
-            spare: Vec::with_capacity(tables),
-        }
+    pub(super) fn new(blocks: u32, tables: usize) -> Result<Self> {
+        Ok(Self {
+            free: memory::collect((0..blocks).rev(), Purpose::Schedule)?,
+            spare: memory::room(tables, Purpose::Schedule)?,
+        })
     }
 
     /// Blocks not lent.
@@ -66,12 +69,17 @@ impl BlockPool {
         self.free.len()
     }
 
-    /// Lends `blocks` blocks as a table; the caller has seen that so many are free.
-    pub(super) fn lend(&mut self, blocks: usize) -> Vec<u32> {
+    /// An empty table with room for `blocks` blocks.
+    pub(super) fn table(&mut self, blocks: usize) -> Result<Vec<u32>> {
         let mut table = self.spare.pop().unwrap_or_default();
+        memory::reserve(&mut table, blocks, Purpose::Schedule)?;
+        Ok(table)
+    }
+
+    /// Lends `blocks` blocks to a table with room for them; the caller has seen that so many are free.
+    pub(super) fn lend(&mut self, blocks: usize, table: &mut Vec<u32>) {
         let kept = self.free.len() - blocks;
         table.extend(self.free.drain(kept..).rev());
-        table
     }
 
     /// Takes a table back.
@@ -158,15 +166,20 @@ mod tests {
 
     #[test]
     fn pool_lends_each_block_once() {
-        let mut pool = BlockPool::new(5, 2);
-        let (a, b) = (pool.lend(2), pool.lend(3));
+        let mut pool = BlockPool::new(5, 2).unwrap();
+        let lend = |pool: &mut BlockPool, blocks| {
+            let mut table = pool.table(blocks).unwrap();
+            pool.lend(blocks, &mut table);
+            table
+        };
+        let (a, b) = (lend(&mut pool, 2), lend(&mut pool, 3));
         assert_eq!(
             (a.as_slice(), b.as_slice(), pool.free()),
             (&[0, 1][..], &[2, 3, 4][..], 0)
         );
         pool.give_back(a);
         pool.give_back(b);
-        let mut all = pool.lend(5);
+        let mut all = lend(&mut pool, 5);
         all.sort_unstable();
         assert_eq!(all, [0, 1, 2, 3, 4]);
     }

@@ -31,8 +31,9 @@ pub use limits::Limits;
 
 use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use blocks::BlockPool;
-use sequence::Sequence;
+use sequence::{RESERVED_TOKENS, Sequence};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -73,6 +74,8 @@ pub struct Scheduler {
     under_way: Vec<usize>,
     /// Handles in the order in which their sequences started.
     running: Vec<usize>,
+    /// Empty, with room for all sequences there are: a device that fails leaves no time to ask for memory.
+    unfinished: Vec<Unfinished>,
 }
 
 impl Scheduler {
@@ -81,13 +84,14 @@ impl Scheduler {
         let limits = limits.check()?;
         let slots = limits.max_batch;
         Ok(Self {
-            full: BlockPool::new(limits.full_blocks as u32, slots),
-            window: BlockPool::new(limits.window_blocks as u32, slots),
+            full: BlockPool::new(limits.full_blocks as u32, slots)?,
+            window: BlockPool::new(limits.window_blocks as u32, slots)?,
             waiting: VecDeque::new(),
-            slots: (0..slots).map(|_| None).collect(),
-            free_slots: (0..slots).rev().collect(),
-            under_way: vec![0; slots],
-            running: Vec::with_capacity(slots),
+            slots: memory::collect((0..slots).map(|_| None), Purpose::Schedule)?,
+            free_slots: memory::collect((0..slots).rev(), Purpose::Schedule)?,
+            under_way: memory::filled(0, slots, Purpose::Schedule)?,
+            running: memory::room(slots, Purpose::Schedule)?,
+            unfinished: Vec::new(),
             limits,
         })
     }
@@ -95,9 +99,31 @@ impl Scheduler {
     /// Queues a request: positions `0..max_positions` are fed, first the prompt's tokens, then the sampled ones.
     /// Refuses one that could not run even with the KV cache to itself.
     pub fn submit(&mut self, request: usize, prompt: Vec<u32>, max_positions: usize) -> Result<()> {
-        self.check(request, prompt.len(), max_positions)?;
-        self.waiting.push_back(Sequence::new(request, prompt, max_positions));
+        let n_prompt = prompt.len();
+        self.check(request, n_prompt, max_positions)?;
+        let mut prompt = prompt;
+        self.make_room(&mut prompt, max_positions)?;
+        let need = self.limits.need(n_prompt, max_positions);
+        let tables = [self.full.table(need.full)?, self.window.table(need.window)?];
+        self.waiting
+            .push_back(Sequence::new(request, prompt, max_positions, tables));
         Ok(())
+    }
+
+    /// Asks for the memory that [`Self::submit`] will take for this prompt, so that it takes it only if it is there:
+    /// for the answer, behind the prompt, and for the tables.
+    pub fn make_room(&mut self, prompt: &mut Vec<u32>, max_positions: usize) -> Result<()> {
+        // The token sampled at the last position is stored too, though never fed.
+        let answer = (max_positions + 1).saturating_sub(prompt.len());
+        memory::reserve(prompt, answer.min(RESERVED_TOKENS), Purpose::Requests)?;
+        let need = self.limits.need(prompt.len(), max_positions);
+        let tables = (self.full.table(need.full)?, self.window.table(need.window)?);
+        self.full.give_back(tables.0);
+        self.window.give_back(tables.1);
+        let sequences = self.running.len() + self.waiting.len() + 1;
+        memory::reserve(&mut self.unfinished, sequences, Purpose::Schedule)?;
+        let more = self.waiting.try_reserve(1);
+        more.map_err(|_| memory::lacking::<Sequence>(self.waiting.len() + 1, Purpose::Schedule))
     }
 
     /// Refuses a request that could not run even with the KV cache to itself.
@@ -116,10 +142,28 @@ impl Scheduler {
         self.waiting.is_empty() && self.fits(n_prompt, max_positions)
     }
 
-    /// Writes the next step; `false` if there is nothing to do before one under way comes back, or at all.
+    /// Gives a plan the memory of the largest step there can be: a block is in at most one table, and a sequence has at
+    /// most one chunk.
+    pub fn make_room_to_plan(&self, plan: &mut StepPlan) -> Result<()> {
+        let limits = &self.limits;
+        let logits_rows = limits.max_logits_rows.min(limits.step_tokens);
+        plan.clear();
+        memory::reserve(&mut plan.tokens, limits.step_tokens, Purpose::Step)?;
+        memory::reserve(&mut plan.positions, limits.step_tokens, Purpose::Step)?;
+        memory::reserve(&mut plan.chunks, limits.max_batch, Purpose::Step)?;
+        memory::reserve(
+            &mut plan.tables,
+            limits.full_blocks + limits.window_blocks,
+            Purpose::Step,
+        )?;
+        memory::reserve(&mut plan.logits, logits_rows, Purpose::Step)?;
+        memory::reserve(&mut plan.coins, logits_rows, Purpose::Step)
+    }
+
+    /// Writes the next step, into a plan with room for it; `false` if there is nothing to do before one under way comes back, or at all.
     pub fn plan(&mut self, plan: &mut StepPlan) -> bool {
         self.admit();
-        self.clear_with_room(plan);
+        plan.clear();
         self.plan_decoding(plan);
         self.plan_prefill(plan);
         plan.rows() > 0
@@ -140,6 +184,7 @@ impl Scheduler {
     /// left since the plan, at an end token or cancelled, are passed over.
     pub fn commit(&mut self, plan: &StepPlan, sampled: &[u32], finished: &mut Vec<Finished>) -> Result<()> {
         self.check_commit(plan, sampled)?;
+        memory::reserve(finished, sampled.len(), Purpose::Requests)?;
         for chunk in &plan.chunks {
             self.under_way[chunk.sequence] -= 1;
             match &mut self.slots[chunk.sequence] {
@@ -149,7 +194,7 @@ impl Scheduler {
         }
         for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
             let complete = match &mut self.slots[row.sequence] {
-                Some(sequence) => sequence.store(token, self.limits.ignore_end),
+                Some(sequence) => sequence.store(token, self.limits.ignore_end)?,
                 None => false,
             };
             if complete && let Some(sequence) = self.release(row.sequence) {
@@ -176,7 +221,7 @@ impl Scheduler {
     /// under way: for a device that failed. Their answers so far are dropped; they start again wherever they are
     /// submitted next.
     pub fn take_unfinished(&mut self) -> Vec<Unfinished> {
-        let mut unfinished = Vec::with_capacity(self.running.len() + self.waiting.len());
+        let mut unfinished = std::mem::take(&mut self.unfinished);
         while let Some(&slot) = self.running.first() {
             unfinished.extend(self.release(slot).map(give_back));
         }
@@ -222,7 +267,8 @@ impl Scheduler {
                 return;
             };
             let need = self.limits.need(n_prompt, max_positions);
-            sequence.start(self.full.lend(need.full), self.window.lend(need.window));
+            self.full.lend(need.full, &mut sequence.full);
+            self.window.lend(need.window, &mut sequence.window);
             self.slots[slot] = Some(sequence);
             self.running.push(slot);
         }
@@ -232,18 +278,6 @@ impl Scheduler {
     fn fits(&self, n_prompt: usize, max_positions: usize) -> bool {
         let need = self.limits.need(n_prompt, max_positions);
         !self.free_slots.is_empty() && need.full <= self.full.free() && need.window <= self.window.free()
-    }
-
-    /// Empties the plan. The first time it also gets the memory of the largest step there can be: a block is in at
-    /// most one table, and a sequence has at most one chunk.
-    fn clear_with_room(&self, plan: &mut StepPlan) {
-        let limits = &self.limits;
-        plan.clear();
-        plan.tokens.reserve(limits.step_tokens);
-        plan.positions.reserve(limits.step_tokens);
-        plan.chunks.reserve(limits.max_batch);
-        plan.tables.reserve(limits.full_blocks + limits.window_blocks);
-        plan.logits.reserve(limits.max_logits_rows.min(limits.step_tokens));
     }
 
     /// One row for each sequence past its prompt, or for the step's share of them.

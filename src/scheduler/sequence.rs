@@ -1,9 +1,11 @@
 //! One request on its way through the model.
 
 use super::END_TOKENS;
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 
 /// The most tokens to make room for when a sequence starts; only longer answers grow their memory on the way.
-const RESERVED_TOKENS: usize = 1 << 16;
+pub(super) const RESERVED_TOKENS: usize = 1 << 16;
 
 /// A request's tokens, how many of them the model has seen, and the blocks lent to it.
 #[derive(Debug)]
@@ -18,14 +20,15 @@ pub(super) struct Sequence {
     /// The next position to plan: those from `position` on are in steps under way. When it runs, the KV cache holds
     /// all before it.
     pub(super) planned: usize,
-    /// Block table of the full layers; empty while waiting.
+    /// Block table of the full layers, with room for all it will have; empty while waiting.
     pub(super) full: Vec<u32>,
-    /// Ring of the windowed layers; empty while waiting.
+    /// Ring of the windowed layers, likewise.
     pub(super) window: Vec<u32>,
 }
 
 impl Sequence {
-    pub(super) fn new(request: usize, prompt: Vec<u32>, max_positions: usize) -> Self {
+    /// A sequence that waits; its tables are empty.
+    pub(super) fn new(request: usize, prompt: Vec<u32>, max_positions: usize, [full, window]: [Vec<u32>; 2]) -> Self {
         Self {
             request,
             n_prompt: prompt.len(),
@@ -33,8 +36,8 @@ impl Sequence {
             max_positions,
             position: 0,
             planned: 0,
-            full: Vec::new(),
-            window: Vec::new(),
+            full,
+            window,
         }
     }
 
@@ -67,20 +70,11 @@ impl Sequence {
         position + 1 >= self.n_prompt
     }
 
-    /// Takes the blocks to start with, and room for the answer.
-    pub(super) fn start(&mut self, full: Vec<u32>, window: Vec<u32>) {
-        self.full = full;
-        self.window = window;
-        // The token sampled at the last position is stored too, though never fed.
-        let answer = self.max_positions - self.n_prompt + 1;
-        self.tokens.reserve_exact(answer.min(RESERVED_TOKENS));
-    }
-
     /// Stores the token sampled from the last position that came back and says whether the answer is complete: with an
     /// end token, unless those are to be ignored, or at the last position.
-    pub(super) fn store(&mut self, token: u32, ignore_end: bool) -> bool {
-        self.tokens.push(token);
-        !ignore_end && END_TOKENS.contains(&token) || self.position == self.max_positions
+    pub(super) fn store(&mut self, token: u32, ignore_end: bool) -> Result<bool> {
+        memory::push(&mut self.tokens, token, Purpose::Requests)?;
+        Ok(!ignore_end && END_TOKENS.contains(&token) || self.position == self.max_positions)
     }
 
     /// The answer.

@@ -294,7 +294,13 @@ fn add_to<A: Arithmetic>(a: A, x: &mut [A::Value], y: &[A::Value]) {
 /// The logits of every position of one sequence `[tokens][vocab]`.
 pub fn forward<A: Arithmetic>(a: A, checkpoint: &dyn Checkpoint, tokens: &[u32]) -> Vec<Vec<A::Value>> {
     let config = checkpoint.config();
-    let get = |id| checkpoint.tensor(id).expect("the checkpoint is complete").to_f32();
+    let get = |id| {
+        checkpoint
+            .tensor(id)
+            .expect("the checkpoint is complete")
+            .to_f32()
+            .unwrap()
+    };
     let (h, q_dim, kv_dim) = (
         config.hidden_dim,
         config.head_dim * config.n_attn_heads,

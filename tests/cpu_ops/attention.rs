@@ -34,7 +34,7 @@ mod checks {
         for (config, _) in shapes() {
             let mut sequences = Sequences::new(&mut rng, &config, BLOCK_TOKENS, &lengths, 9);
             let mut kv = poisoned::<E>(&config, &sequences);
-            let mut ops = CpuOps::<E>::new(&config, engine, 27, false);
+            let mut ops = CpuOps::<E>::new(&config, engine, 27, false).unwrap();
             let mut stored = vec![vec![Stored::default(); lengths.len()]; config.n_layers];
             let sinks: Vec<_> = (0..config.n_layers)
                 .map(|_| normal(&mut rng, config.n_attn_heads))

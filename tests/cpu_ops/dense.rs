@@ -32,7 +32,7 @@ mod checks {
                     ..StepPlan::default()
                 };
                 let mut x = stale(h, 2);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 ops.embed(&plan, &packed, &mut x).unwrap();
                 let expected: Vec<f32> = tokens
                     .iter()
@@ -54,7 +54,7 @@ mod checks {
             x[..h].iter_mut().for_each(|x| *x *= 3e4);
             x[(rows - 1) * h..].iter_mut().for_each(|x| *x *= 1e-7);
             let mut t = stale(h, 1);
-            let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+            let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
             ops.norm(&buffer(h, &x), &weight, &mut t).unwrap();
             for (x, t) in x.chunks_exact(h).zip(t.values().chunks_exact(h)) {
                 let margins = Margins::of_f32(engine);
@@ -73,7 +73,7 @@ mod checks {
                 let (w, packed) = dense(&mut rng, format, width, h);
                 let (bias, t) = (normal(&mut rng, width), normal(&mut rng, rows * h));
                 let mut qkv = stale(width, 1);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 ops.qkv(&buffer(h, &t), &packed, &bias, &mut qkv).unwrap();
                 let margins = Margins { engine, format };
                 for (t, got) in t.chunks_exact(h).zip(qkv.values().chunks_exact(width)) {
@@ -96,7 +96,7 @@ mod checks {
         let (config, _) = shapes().swap_remove(2);
         let (h, width, most) = (config.hidden_dim, config.qkv_dim(), 26);
         let (bias, t) = (normal(&mut rng, width), normal(&mut rng, most * h));
-        let mut ops = CpuOps::<E>::new(&config, engine, most, false);
+        let mut ops = CpuOps::<E>::new(&config, engine, most, false).unwrap();
         for format in formats(h) {
             let (_, packed) = dense(&mut rng, format, width, h);
             let mut run = |rows: &[f32]| {
@@ -125,7 +125,7 @@ mod checks {
                 let (bias, a) = (normal(&mut rng, h), normal(&mut rng, rows * width));
                 let before = normal(&mut rng, rows * h);
                 let mut x = buffer(h, &before);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 ops.attn_out(&buffer(width, &a), &packed, &bias, &mut x).unwrap();
                 let margins = Margins { engine, format };
                 for (row, got) in x.values().chunks_exact(h).enumerate() {
@@ -168,7 +168,7 @@ mod checks {
                         .collect(),
                     ..StepPlan::default()
                 };
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 let mut selected = stale(h, rows);
                 ops.select(&plan, &buffer(h, &x), &mut selected).unwrap();
                 let expected: Vec<f32> = wanted.iter().flat_map(|&r| &x[r * h..][..h]).copied().collect();

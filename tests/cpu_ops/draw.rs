@@ -101,8 +101,8 @@ pub fn dense(rng: &mut ChaCha8Rng, format: Format, rows: usize, cols: usize) -> 
 
 /// Rows of activations.
 pub fn buffer(width: usize, values: &[f32]) -> Buffer {
-    let mut buffer = Buffer::new(values.len() / width, width);
-    buffer.set_rows(values.len() / width);
+    let mut buffer = Buffer::new(values.len() / width, width).unwrap();
+    buffer.set_rows(values.len() / width).unwrap();
     buffer.values_mut().copy_from_slice(values);
     buffer
 }

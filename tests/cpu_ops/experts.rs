@@ -13,7 +13,7 @@ on_every_engine!(route route_breaks_ties_by_index first_matrix second_matrix);
 
 /// Random picks, with some experts left out, and one that every row is sent to.
 fn random_routes(rng: &mut ChaCha8Rng, config: &ModelConfig, rows: usize) -> Routes {
-    let mut routes = Routes::new(config, rows);
+    let mut routes = Routes::new(config, rows).unwrap();
     let k = config.experts_per_token;
     for _ in 0..rows {
         let mut experts: Vec<u32> = (1..config.n_experts as u32).collect();
@@ -28,7 +28,7 @@ fn random_routes(rng: &mut ChaCha8Rng, config: &ModelConfig, rows: usize) -> Rou
         routes.experts.extend(experts);
         routes.shares.extend((0..k).map(|_| rng.random_range(0.01..1.0_f32)));
     }
-    routes.group(k);
+    routes.group(k).unwrap();
     routes
 }
 
@@ -59,8 +59,8 @@ mod checks {
             for format in formats(h) {
                 let (w, packed) = dense(&mut rng, format, experts, h);
                 let (bias, t) = (normal(&mut rng, experts), normal(&mut rng, rows * h));
-                let mut routes = Routes::new(&config, rows);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                let mut routes = Routes::new(&config, rows).unwrap();
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 ops.route(&buffer(h, &t), &packed, &bias, &mut routes).unwrap();
                 assert_eq!(routes.experts.len(), rows * k);
                 for (row, t) in t.chunks_exact(h).enumerate() {
@@ -104,8 +104,8 @@ mod checks {
         let (_, packed) = dense(&mut rng(12), getp::weights::Format::F32, 7, 40);
         // Without activations the logits are the bias; -0 equals 0.
         let bias = vec![1.0, 2.0, 0.0, 2.0, -0.0, 2.0, 0.0];
-        let mut routes = Routes::new(&config, 1);
-        let mut ops = CpuOps::<E>::new(&config, engine, 1, false);
+        let mut routes = Routes::new(&config, 1).unwrap();
+        let mut ops = CpuOps::<E>::new(&config, engine, 1, false).unwrap();
         ops.route(&buffer(40, &[0.0; 40]), &packed, &bias, &mut routes).unwrap();
         assert_eq!(routes.experts, [1, 3, 5, 0]);
         assert!(routes.shares[0] == routes.shares[1] && routes.shares[1] == routes.shares[2]);
@@ -131,7 +131,7 @@ mod checks {
                 let t = wide(normal(&mut rng, rows * h));
                 let routes = random_routes(&mut rng, &config, rows);
                 let mut out = stale(inner, 1);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 ops.mlp1(&buffer(h, &t), &routes, &packed, &bias, &mut out).unwrap();
                 assert_eq!(out.rows(), rows * k);
                 let margins = Margins { engine, format };
@@ -165,7 +165,7 @@ mod checks {
                 let before = normal(&mut rng, rows * h);
                 let routes = random_routes(&mut rng, &config, rows);
                 let mut x = buffer(h, &before);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 ops.mlp2(&buffer(inner, &y), &routes, &packed, &bias, &mut x).unwrap();
                 let picks = picks(&routes, k);
                 for (row, got) in x.values().chunks_exact(h).enumerate() {

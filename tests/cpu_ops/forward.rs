@@ -72,8 +72,8 @@ mod checks {
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let mut sequences = Sequences::new(&mut rng(33), config, BLOCK_TOKENS, &lengths, max_chunk);
         let max_rows = max_chunk * prompts.len();
-        let mut ops = CpuOps::<E>::new(config, engine, max_rows, false);
-        let mut activations = activations(config, max_rows, max_rows);
+        let mut ops = CpuOps::<E>::new(config, engine, max_rows, false).unwrap();
+        let mut activations = activations(config, max_rows, max_rows).unwrap();
         let mut kv = KvCache::new(config, sequences.blocks, E::BYTES).unwrap();
         let mut logits = vec![Vec::new(); prompts.len()];
         for step in 0.. {

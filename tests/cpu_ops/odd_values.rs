@@ -46,7 +46,7 @@ mod checks {
             hidden_dim: h,
             ..ModelConfig::preset_7m()
         };
-        let mut ops = CpuOps::<E>::new(&config, engine, 3, false);
+        let mut ops = CpuOps::<E>::new(&config, engine, 3, false).unwrap();
         // The first column is each token's logit.
         let mut greedy = |logit: &dyn Fn(usize) -> f32, x: f32| {
             let mut w = vec![0.0; vocab * h];
@@ -87,7 +87,7 @@ mod checks {
             hidden_dim: h,
             ..ModelConfig::preset_7m()
         };
-        let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+        let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
         let t = normal(&mut rng, rows * h);
         let (weight, bias) = (normal(&mut rng, h), normal(&mut rng, width));
         for format in [Format::Mxfp4, Format::Bf16, Format::F32] {
@@ -119,7 +119,7 @@ mod checks {
             hidden_dim: h,
             ..ModelConfig::preset_7m()
         };
-        let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+        let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
         let (t, bias) = (buffer(h, &normal(&mut rng, rows * h)), normal(&mut rng, width));
         for format in [Format::Bf16, Format::F32] {
             let w = values(&mut rng, format, width, h);
@@ -161,10 +161,10 @@ mod checks {
             };
             let (first, second) = (experts(2 * inner, h, true), experts(h, inner, false));
             let zeros = |n: usize| vec![0.0; n * config.n_experts];
-            let mut ops = CpuOps::<E>::new(&config, engine, rows, false);
+            let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
             let mut run = |t: &[f32]| {
                 let (t, mut x, mut y) = (buffer(h, t), buffer(h, &vec![0.0; rows * h]), stale(inner, 1));
-                let mut routes = Routes::new(&config, rows);
+                let mut routes = Routes::new(&config, rows).unwrap();
                 ops.route(&t, &router, &zeros(1), &mut routes).unwrap();
                 ops.mlp1(&t, &routes, &first, &zeros(2 * inner), &mut y).unwrap();
                 ops.mlp2(&y, &routes, &second, &zeros(h), &mut x).unwrap();
@@ -195,7 +195,7 @@ mod checks {
         let (d, width, q_dim) = (config.head_dim, config.qkv_dim(), config.q_dim());
         let qkv = normal(&mut rng, 18 * width);
         let sinks = normal(&mut rng, config.n_attn_heads);
-        let mut ops = CpuOps::<E>::new(&config, engine, 18, false);
+        let mut ops = CpuOps::<E>::new(&config, engine, 18, false).unwrap();
         let mut run = |qkv: &[f32]| {
             let mut sequences = Sequences::new(&mut super::rng(46), &config, BLOCK_TOKENS, &[9, 9], 9);
             let plan = sequences.plan(&[(0, &[0; 9]), (1, &[0; 9])]);

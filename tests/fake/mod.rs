@@ -482,7 +482,7 @@ pub fn vocabulary_file(dir: &Path) -> PathBuf {
 /// What the program's own loop would answer, and the random state it would leave.
 pub fn expected(prompt: &str, steps: usize, sampler: &Sampler, request: usize) -> (Vec<c_int>, u64) {
     let seed = request_seed(sampler.rng_state, request);
-    let mut draws = sampler::Sampler::new(VOCAB, sampler.temperature, sampler.topp, seed);
+    let mut draws = sampler::Sampler::new(VOCAB, sampler.temperature, sampler.topp, seed).unwrap();
     let answer = answer(prompt, steps, |logits| draws.sample(logits));
     (answer, draws.rng_state())
 }

@@ -95,7 +95,7 @@ const WIDE: TensorId = TensorId::Qkv { layer: 1 };
 
 impl Wide {
     pub fn new(model: SyntheticCheckpoint) -> Self {
-        let mut values = model.tensor(WIDE).unwrap().to_f32();
+        let mut values = model.tensor(WIDE).unwrap().to_f32().unwrap();
         let row = model.config().hidden_dim;
         values[..row].iter_mut().for_each(|v| *v *= (-60_f32).exp2());
         let qkv = values.iter().flat_map(|v| v.to_le_bytes()).collect();

@@ -142,7 +142,7 @@ fn summaries_are_drawn_from_as_whole_rows_are() {
             let logits = &expected.logits[row * WIDE..][..WIDE];
             assert!(fetched.iter().zip(logits).all(|(a, b)| a.to_bits() == b.to_bits()));
             for topp in [0.1, 0.5, 0.9, 0.99] {
-                let mut sampler = Sampler::new(WIDE, temperature, topp, 1);
+                let mut sampler = Sampler::new(WIDE, temperature, topp, 1).unwrap();
                 let (mut state, mut expected_state) = (1 + row as u64, 1 + row as u64);
                 let token = sampler.sample_summary(output.summaries.get(row).unwrap(), &mut state);
                 let expected = sampler.sample_with(logits, &mut expected_state);
@@ -168,7 +168,7 @@ fn tokens_are_drawn_from_all_as_the_host_draws_them() {
         drawing.submit(&plan, Want::Draws { temperature, all: true }).unwrap();
         let mut output = StepOutput::default();
         drawing.collect(&mut output).unwrap();
-        let mut sampler = Sampler::new(WIDE, temperature, 1.0, 1);
+        let mut sampler = Sampler::new(WIDE, temperature, 1.0, 1).unwrap();
         for (row, logits) in expected.logits.chunks_exact(WIDE).enumerate() {
             let (mut state, mut expected_state) = (states[row], states[row]);
             let token = sampler.sample_summary(output.summaries.get(row).unwrap(), &mut state);

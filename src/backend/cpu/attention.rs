@@ -34,8 +34,8 @@ pub struct Attend<'a, E> {
     pub sinks: &'a [f32],
     /// Width of a head.
     pub head_dim: usize,
-    /// Scores `[heads, positions]` and one head's `[D]`, as large as needed.
-    pub scratch: &'a mut Vec<f32>,
+    /// Scores `[heads, positions of the blocks touched]` and sums `[heads, D rounded up to 16]`.
+    pub scratch: &'a mut [f32],
     /// `[heads, D]`
     pub out: &'a mut [f32],
     /// The arithmetic.
@@ -44,19 +44,26 @@ pub struct Attend<'a, E> {
     pub element: std::marker::PhantomData<E>,
 }
 
+/// Positions of the blocks that hold these.
+fn touched(positions: &Range<usize>) -> usize {
+    (positions.end.div_ceil(BLOCK_TOKENS) - positions.start / BLOCK_TOKENS) * BLOCK_TOKENS
+}
+
+/// Values of [`Attend::scratch`].
+pub fn scratch_values(heads: usize, positions: &Range<usize>, head_dim: usize) -> usize {
+    heads * (touched(positions) + head_dim.next_multiple_of(LANES))
+}
+
 impl<E: Element> Kernel for Attend<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(mut self) {
         let heads = self.sinks.len();
         let first_block = self.positions.start / BLOCK_TOKENS;
-        let width = (self.positions.end.div_ceil(BLOCK_TOKENS) - first_block) * BLOCK_TOKENS;
+        let width = touched(&self.positions);
         let padded_dim = self.head_dim.next_multiple_of(LANES);
-        let mut scratch = std::mem::take(self.scratch);
-        scratch.clear();
-        scratch.resize(heads * (width + padded_dim), 0.0);
-        let (scores, sums) = scratch.split_at_mut(heads * width);
+        let (scores, sums) = std::mem::take(&mut self.scratch).split_at_mut(heads * width);
         // SAFETY: under `Level::run`; scores hold `width` positions a head, sums `padded_dim` columns.
         unsafe {
             let mut h = 0;
@@ -92,7 +99,6 @@ impl<E: Element> Kernel for Attend<'_, E> {
         {
             out.copy_from_slice(&sums[..self.head_dim]);
         }
-        *self.scratch = scratch;
     }
 }
 

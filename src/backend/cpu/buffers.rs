@@ -1,5 +1,7 @@
 //! What a step's operations hand to each other.
 
+use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 
 /// Activations `[rows, width]` in float32.
@@ -11,11 +13,11 @@ pub struct Buffer {
 
 impl Buffer {
     /// Room for `max_rows` rows, none of them there yet.
-    pub fn new(max_rows: usize, width: usize) -> Self {
-        Self {
+    pub fn new(max_rows: usize, width: usize) -> Result<Self> {
+        Ok(Self {
             width,
-            values: Vec::with_capacity(max_rows * width),
-        }
+            values: room(max_rows, width)?,
+        })
     }
 
     /// Rows there are.
@@ -34,13 +36,21 @@ impl Buffer {
     }
 
     /// Makes it hold so many rows; their values are whatever they were.
-    pub fn set_rows(&mut self, rows: usize) {
-        self.values.resize(rows * self.width, 0.0);
+    pub fn set_rows(&mut self, rows: usize) -> Result<()> {
+        memory::resize(&mut self.values, rows * self.width, 0.0, Purpose::Step)
     }
 
     pub(super) fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.width..][..self.width]
     }
+}
+
+/// Where sizes of activations cannot be counted.
+pub(super) const OVERFLOW: Error = Error::Overflow("a step's activations");
+
+/// Room for `[rows, width]`.
+fn room<T>(rows: usize, width: usize) -> Result<Vec<T>> {
+    memory::room(rows.checked_mul(width).ok_or(OVERFLOW)?, Purpose::Step)
 }
 
 /// The experts of each row, grouped by expert.
@@ -63,21 +73,31 @@ pub struct Routes {
 
 impl Routes {
     /// Room for `max_rows` rows of a model.
-    pub fn new(config: &ModelConfig, max_rows: usize) -> Self {
-        let picks = max_rows * config.experts_per_token;
-        Self {
-            experts: Vec::with_capacity(picks),
-            shares: Vec::with_capacity(picks),
-            offsets: vec![0; config.n_experts + 1],
-            rows: Vec::with_capacity(picks),
-            pick_shares: Vec::with_capacity(picks),
-            picks: (0..picks as u32).collect(),
-            logits: Buffer::new(max_rows, config.n_experts),
-        }
+    pub fn new(config: &ModelConfig, max_rows: usize) -> Result<Self> {
+        let k = config.experts_per_token;
+        let n = max_rows.checked_mul(k).and_then(|picks| u32::try_from(picks).ok());
+        let picks = memory::collect(0..n.ok_or(OVERFLOW)?, Purpose::Step)?;
+        Ok(Self {
+            experts: room(max_rows, k)?,
+            shares: room(max_rows, k)?,
+            offsets: memory::filled(0, config.n_experts + 1, Purpose::Step)?,
+            rows: room(max_rows, k)?,
+            pick_shares: room(max_rows, k)?,
+            picks,
+            logits: Buffer::new(max_rows, config.n_experts)?,
+        })
+    }
+
+    /// Forgets all rows and makes room for so many picks.
+    pub(super) fn begin(&mut self, picks: usize) -> Result<()> {
+        self.experts.clear();
+        self.shares.clear();
+        memory::reserve(&mut self.experts, picks, Purpose::Step)?;
+        memory::reserve(&mut self.shares, picks, Purpose::Step)
     }
 
     /// Groups `experts` and `shares` by expert.
-    pub fn group(&mut self, experts_per_token: usize) {
+    pub fn group(&mut self, experts_per_token: usize) -> Result<()> {
         self.offsets.fill(0);
         for &e in &self.experts {
             self.offsets[e as usize + 1] += 1;
@@ -85,8 +105,8 @@ impl Routes {
         for e in 1..self.offsets.len() {
             self.offsets[e] += self.offsets[e - 1];
         }
-        self.rows.resize(self.experts.len(), 0);
-        self.pick_shares.resize(self.experts.len(), 0.0);
+        memory::resize(&mut self.rows, self.experts.len(), 0, Purpose::Step)?;
+        memory::resize(&mut self.pick_shares, self.experts.len(), 0.0, Purpose::Step)?;
         // Filling moves each expert's offset to its end, which is the next one's begin.
         for (i, (&e, &share)) in self.experts.iter().zip(&self.shares).enumerate() {
             let at = &mut self.offsets[e as usize];
@@ -96,6 +116,7 @@ impl Routes {
         }
         self.offsets.rotate_right(1);
         self.offsets[0] = 0;
+        Ok(())
     }
 
     pub(super) fn groups<'a>(&'a self, of: &'a [u32]) -> impl Iterator<Item = &'a [u32]> {

@@ -3,6 +3,8 @@
 use super::gemm::{At, Epilogue, Sums};
 use super::shared::Shared;
 use super::tiles::TILE;
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::options::Precision;
 use crate::replica::Greedy;
 use crate::simd::{LANES, Simd};
@@ -18,7 +20,9 @@ pub struct AddBias<'a> {
 impl Epilogue for AddBias<'_> {
     type State = ();
 
-    fn begin(&self) {}
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
 
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
@@ -33,7 +37,9 @@ impl Epilogue for AddBias<'_> {
         }
     }
 
-    fn end(&self, (): ()) {}
+    fn end(&self, (): ()) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// `out = gate * sigmoid(1.702 gate) * (up + 1)`, the gates in the first sixteen lanes, their ups in the others.
@@ -50,7 +56,9 @@ pub struct SwiGlu<'a> {
 impl Epilogue for SwiGlu<'_> {
     type State = ();
 
-    fn begin(&self) {}
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
 
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
@@ -85,7 +93,9 @@ impl Epilogue for SwiGlu<'_> {
         unsafe { self.out.slice(at.input * self.width + first, n) }.copy_from_slice(&y[..n]);
     }
 
-    fn end(&self, (): ()) {}
+    fn end(&self, (): ()) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// `out += share * (sums + bias)`, called for one expert after the other.
@@ -102,7 +112,9 @@ pub struct Combine<'a> {
 impl Epilogue for Combine<'_> {
     type State = ();
 
-    fn begin(&self) {}
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
 
     #[inline(always)]
     unsafe fn finish<S: Simd>(&self, (): &mut (), at: At, sums: &Sums) {
@@ -132,7 +144,9 @@ impl Epilogue for Combine<'_> {
         out.copy_from_slice(&agg[..n]);
     }
 
-    fn end(&self, (): ()) {}
+    fn end(&self, (): ()) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What a row's summary is before its first logit.
@@ -153,8 +167,8 @@ pub struct Unembed<'a> {
 impl Epilogue for Unembed<'_> {
     type State = Vec<Greedy>;
 
-    fn begin(&self) -> Vec<Greedy> {
-        vec![NOTHING; self.inputs]
+    fn begin(&self) -> Result<Vec<Greedy>> {
+        memory::filled(NOTHING, self.inputs, Purpose::Step)
     }
 
     #[inline(always)]
@@ -178,7 +192,7 @@ impl Epilogue for Unembed<'_> {
         }
     }
 
-    fn end(&self, state: Vec<Greedy>) {
+    fn end(&self, state: Vec<Greedy>) -> Result<()> {
         let mut all = self.greedy.lock().unwrap_or_else(PoisonError::into_inner);
         for (all, mine) in all.iter_mut().zip(state) {
             // Workers end in any order: on a tie the lower index wins.
@@ -186,5 +200,6 @@ impl Epilogue for Unembed<'_> {
                 *all = mine;
             }
         }
+        Ok(())
     }
 }

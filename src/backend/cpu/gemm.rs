@@ -21,6 +21,8 @@
 use super::inputs::{Encoding, Inputs, MAX_TOKENS};
 use super::products::{Args, Product, RowNorms};
 use super::tiles::TILE;
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::options::Precision;
 use crate::simd::{Kernel, Level, Simd};
 use crate::weights::{Format, Packed};
@@ -48,14 +50,14 @@ pub trait Epilogue: Sync {
     /// What a worker gathers over its tiles.
     type State;
     /// At a worker's begin.
-    fn begin(&self) -> Self::State;
+    fn begin(&self) -> Result<Self::State>;
     /// Takes the sums of one tile for one input. No two workers get the same tile of the same input.
     ///
     /// # Safety
     /// As for [`Simd`].
     unsafe fn finish<S: Simd>(&self, state: &mut Self::State, at: At, sums: &Sums);
     /// At a worker's end.
-    fn end(&self, state: Self::State);
+    fn end(&self, state: Self::State) -> Result<()>;
 }
 
 /// Instruction set and precision: what chooses the kernel.
@@ -87,38 +89,38 @@ impl Engine {
     }
 
     /// All inputs of group `i` times member `i` of the matrix, for all groups.
-    pub fn multiply<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
-        let tasks = tasks(matrix, inputs, rayon::current_num_threads());
+    pub fn multiply<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) -> Result<()> {
+        let tasks = tasks(matrix, inputs, rayon::current_num_threads())?;
         tasks
             .into_par_iter()
-            .for_each(|task| self.run(matrix, inputs, epilogue, task));
+            .try_for_each(|task| self.run(matrix, inputs, epilogue, task))
     }
 
     /// The same, but each worker takes its tiles through all members in their order, so that an epilogue may sum
     /// over members.
-    pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) {
+    pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) -> Result<()> {
         let run = tile_run(matrix);
-        (0..matrix.tiles.div_ceil(run)).into_par_iter().for_each(|i| {
+        (0..matrix.tiles.div_ceil(run)).into_par_iter().try_for_each(|i| {
             let tiles = i * run..((i + 1) * run).min(matrix.tiles);
-            for (member, blocks) in inputs.groups.iter().enumerate() {
+            inputs.groups.iter().enumerate().try_for_each(|(member, blocks)| {
                 let task = Task {
                     member,
                     tiles: tiles.clone(),
                     blocks: blocks.clone(),
                 };
-                self.run(matrix, inputs, epilogue, task);
-            }
-        });
+                self.run(matrix, inputs, epilogue, task)
+            })
+        })
     }
 
-    fn run<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E, task: Task) {
+    fn run<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E, task: Task) -> Result<()> {
         self.level.run(Run {
             engine: self,
             matrix,
             inputs,
             epilogue,
             task,
-        });
+        })
     }
 
     /// Float32 sums of float32 products, whatever the precision: for `exact`, an estimate within
@@ -130,30 +132,31 @@ impl Engine {
         source: &[f32],
         rows: &[u32],
         epilogue: &E,
-    ) {
+    ) -> Result<()> {
         let engine = Self {
             precision: Precision::Fast,
             ..self
         };
-        inputs.encode(engine, Format::F32, source, matrix.cols, std::iter::once(rows));
-        engine.multiply(matrix, inputs, epilogue);
+        inputs.encode(engine, Format::F32, source, matrix.cols, std::iter::once(rows))?;
+        engine.multiply(matrix, inputs, epilogue)
     }
 
     /// Norms of the first member's rows, rounded up: a tile's in its lanes.
-    pub fn row_norms(self, matrix: &Packed) -> Vec<Sums> {
-        let norms = (0..matrix.tiles).into_par_iter().map(|tile| {
+    pub fn row_norms(self, matrix: &Packed) -> Result<Vec<Sums>> {
+        let mut norms = memory::filled([0.0; TILE], matrix.tiles, Purpose::Weights)?;
+        norms.par_iter_mut().enumerate().for_each(|(tile, norms)| {
             let args = Args {
                 weights: matrix.tile(0, tile),
                 cols: matrix.cols,
                 words: &[],
                 scales: &[],
             };
-            self.level.run(RowNorms {
+            *norms = self.level.run(RowNorms {
                 args,
                 format: matrix.format,
-            })
+            });
         });
-        norms.collect()
+        Ok(norms)
     }
 }
 
@@ -184,7 +187,7 @@ fn tile_run(matrix: &Packed) -> usize {
 }
 
 /// Runs of tiles; where they are too few for the threads (the router), the blocks are divided as well.
-fn tasks(matrix: &Packed, inputs: &Inputs, threads: usize) -> Vec<Task> {
+fn tasks(matrix: &Packed, inputs: &Inputs, threads: usize) -> Result<Vec<Task>> {
     let run = tile_run(matrix);
     let runs = matrix.tiles.div_ceil(run);
     let mut tasks = Vec::new();
@@ -200,15 +203,16 @@ fn tasks(matrix: &Packed, inputs: &Inputs, threads: usize) -> Vec<Task> {
         let step = blocks.len().div_ceil(parts);
         for tile in (0..matrix.tiles).step_by(run) {
             for block in blocks.clone().step_by(step) {
-                tasks.push(Task {
+                let task = Task {
                     member,
                     tiles: tile..(tile + run).min(matrix.tiles),
                     blocks: block..(block + step).min(blocks.end),
-                });
+                };
+                memory::push(&mut tasks, task, Purpose::Step)?;
             }
         }
     }
-    tasks
+    Ok(tasks)
 }
 
 struct Run<'a, E> {
@@ -220,10 +224,10 @@ struct Run<'a, E> {
 }
 
 impl<E: Epilogue> Kernel for Run<'_, E> {
-    type Output = ();
+    type Output = Result<()>;
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self) -> Result<()> {
         let Self {
             engine,
             matrix,
@@ -231,7 +235,7 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
             epilogue,
             task,
         } = self;
-        let mut state = epilogue.begin();
+        let mut state = epilogue.begin()?;
         let mut sums = [[0.0; TILE]; MAX_TOKENS];
         for tile in task.tiles {
             let weights = matrix.tile(task.member, tile);
@@ -267,6 +271,6 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
                 }
             }
         }
-        epilogue.end(state);
+        epilogue.end(state)
     }
 }

@@ -1,8 +1,11 @@
 //! Activations on their way into the products: encoded as the weights' format asks, a block of tokens side by side.
 
+use super::buffers::OVERFLOW;
 use super::gemm::Engine;
 use super::shared::Shared;
 use crate::dtype::MXFP4_BLOCK;
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::simd::{Kernel, Simd};
 use crate::weights::Format;
 use rayon::prelude::*;
@@ -54,6 +57,17 @@ pub struct Inputs {
 }
 
 impl Inputs {
+    /// Makes room for so many inputs of at most `cols` columns, in as many groups.
+    pub fn make_room(&mut self, inputs: usize, cols: usize, groups: usize) -> Result<()> {
+        let words = inputs.checked_mul(cols.next_multiple_of(MXFP4_BLOCK));
+        let words = words.ok_or(OVERFLOW)?;
+        memory::reserve(&mut self.words, words, Purpose::Step)?;
+        memory::reserve(&mut self.scales, inputs, Purpose::Step)?;
+        memory::reserve(&mut self.rows, inputs, Purpose::Step)?;
+        memory::reserve(&mut self.blocks, inputs, Purpose::Step)?;
+        memory::reserve(&mut self.groups, groups, Purpose::Step)
+    }
+
     /// Encodes rows of `source[.., cols]` for a matrix in `format`: for each group (an expert) the rows it lists. For
     /// [`Format::F32`] they suit a matrix in any format.
     ///
@@ -65,17 +79,17 @@ impl Inputs {
         source: &[f32],
         cols: usize,
         groups: impl Iterator<Item = &'a [u32]>,
-    ) {
+    ) -> Result<()> {
         let encoding = engine.encoding(format);
         self.encoding = encoding;
         self.words_per_token = encoding.words(cols.next_multiple_of(MXFP4_BLOCK));
-        self.plan_blocks(engine.max_tokens(), groups);
+        self.plan_blocks(engine.max_tokens(), groups)?;
         let len = self.rows.len() * self.words_per_token;
         if self.words.len() < len {
-            self.words.resize(len, 0);
+            memory::resize(&mut self.words, len, 0, Purpose::Step)?;
         }
         if self.scales.len() < self.rows.len() {
-            self.scales.resize(self.rows.len(), 0.0);
+            memory::resize(&mut self.scales, self.rows.len(), 0.0, Purpose::Step)?;
         }
         let (words, scales) = (Shared::new(&mut self.words), Shared::new(&mut self.scales));
         self.blocks.par_iter().for_each(|block| {
@@ -96,10 +110,11 @@ impl Inputs {
                 scales,
             });
         });
+        Ok(())
     }
 
     /// Inputs in the order of the groups, each group cut into blocks of nearly equal size.
-    fn plan_blocks<'a>(&mut self, max_tokens: usize, groups: impl Iterator<Item = &'a [u32]>) {
+    fn plan_blocks<'a>(&mut self, max_tokens: usize, groups: impl Iterator<Item = &'a [u32]>) -> Result<()> {
         self.blocks.clear();
         self.groups.clear();
         self.rows.clear();
@@ -107,15 +122,16 @@ impl Inputs {
             let first_block = self.blocks.len();
             let mut first = self.rows.len();
             let mut left = group.len();
-            self.rows.extend_from_slice(group);
+            memory::append(&mut self.rows, group, Purpose::Step)?;
             while left > 0 {
                 let tokens = left.div_ceil(left.div_ceil(max_tokens));
-                self.blocks.push(Block { first, tokens });
+                memory::push(&mut self.blocks, Block { first, tokens }, Purpose::Step)?;
                 first += tokens;
                 left -= tokens;
             }
-            self.groups.push(first_block..self.blocks.len());
+            memory::push(&mut self.groups, first_block..self.blocks.len(), Purpose::Step)?;
         }
+        Ok(())
     }
 }
 

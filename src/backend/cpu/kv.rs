@@ -12,6 +12,7 @@
 
 use crate::batch::{Chunk, StepPlan};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use crate::replica::KvBlocks;
 use crate::simd::{LANES, Simd};
@@ -94,8 +95,8 @@ impl KvCache {
     /// A cache of so many blocks. Its memory is touched only as positions are written.
     pub fn new(config: &ModelConfig, blocks: KvBlocks, element_bytes: usize) -> Result<Self> {
         let block = config.n_kv_heads * head_elements(config.head_dim) * element_bytes;
-        let mut layers = Vec::with_capacity(config.n_layers);
-        let mut windowed = Vec::with_capacity(config.n_layers);
+        let mut layers = memory::room(config.n_layers, Purpose::KvCache)?;
+        let mut windowed = memory::room(config.n_layers, Purpose::KvCache)?;
         let mut len = 0_usize;
         for layer in 0..config.n_layers {
             layers.push(len);
@@ -107,7 +108,7 @@ impl KvCache {
                 .ok_or(Error::Overflow("the KV cache"))?;
         }
         Ok(Self {
-            bytes: Bytes::zeroed(len, "the KV cache")?,
+            bytes: Bytes::zeroed(len, Purpose::KvCache)?,
             layers,
             windowed,
             head_dim: config.head_dim,

@@ -12,6 +12,7 @@ mod screen;
 mod shared;
 mod tiles;
 
+use buffers::OVERFLOW;
 pub use buffers::{Buffer, Routes};
 pub use gemm::Engine;
 pub use kv::{BLOCK_TOKENS, Element, KvCache, block_bytes};
@@ -21,6 +22,7 @@ pub use tiles::Tiles;
 use crate::batch::StepPlan;
 use crate::checkpoint::{Checkpoint, Field, Tensor, TensorId};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::model::{Activations, LayerWeights, ModelConfig, Weights, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::Profile;
@@ -69,13 +71,16 @@ impl<E: Element> CpuReplica<E> {
     pub fn open(checkpoint: &dyn Checkpoint, options: &Options, engine: Engine) -> Result<Self> {
         let config = checkpoint.config().clone();
         let workers = Workers::start("getp worker", options.threads)?;
-        let (weights, report) = workers.pool().install(|| load(checkpoint))?;
         let limits = options.step_limits(StepLimits::CPU);
         let (max_rows, max_logits_rows) = (limits.step_tokens, limits.max_batch);
+        // First what can be asked for in no time; the KV cache last, as it takes its share of what packing leaves.
+        let ops = CpuOps::new(&config, engine, max_rows, options.profile)?;
+        let activations = activations(&config, max_rows, max_logits_rows)?;
+        let (weights, report) = workers.pool().install(|| load(checkpoint))?;
         let blocks = kv_blocks(&config, options, E::BYTES)?;
         Ok(Self {
-            ops: CpuOps::new(&config, engine, max_rows, options.profile),
-            activations: activations(&config, max_rows, max_logits_rows),
+            ops,
+            activations,
             kv: KvCache::new(&config, blocks, E::BYTES)?,
             workers,
             config,
@@ -90,16 +95,22 @@ impl<E: Element> CpuReplica<E> {
 }
 
 /// Activations of steps of at most so many rows.
-pub fn activations(config: &ModelConfig, max_rows: usize, max_logits_rows: usize) -> Activations<Buffer, Routes> {
-    Activations {
-        x: Buffer::new(max_rows, config.hidden_dim),
-        t: Buffer::new(max_rows, config.hidden_dim),
-        qkv: Buffer::new(max_rows, config.qkv_dim()),
-        attention: Buffer::new(max_rows, config.q_dim()),
-        routes: Routes::new(config, max_rows),
-        h: Buffer::new(max_rows * config.experts_per_token, config.intermediate_dim),
-        selected: Buffer::new(max_logits_rows, config.hidden_dim),
-    }
+pub fn activations(
+    config: &ModelConfig,
+    max_rows: usize,
+    max_logits_rows: usize,
+) -> Result<Activations<Buffer, Routes>> {
+    let picks = max_rows.checked_mul(config.experts_per_token);
+    let picks = picks.ok_or(OVERFLOW)?;
+    Ok(Activations {
+        x: Buffer::new(max_rows, config.hidden_dim)?,
+        t: Buffer::new(max_rows, config.hidden_dim)?,
+        qkv: Buffer::new(max_rows, config.qkv_dim())?,
+        attention: Buffer::new(max_rows, config.q_dim())?,
+        routes: Routes::new(config, max_rows)?,
+        h: Buffer::new(picks, config.intermediate_dim)?,
+        selected: Buffer::new(max_logits_rows, config.hidden_dim)?,
+    })
 }
 
 impl<E: Element> Replica for CpuReplica<E> {
@@ -238,10 +249,11 @@ pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
     let embedding = loader.table(TensorId::Embedding)?;
     let unembedding = loader.dense(TensorId::Unembedding)?;
     let out_norm = loader.vector(&[TensorId::OutNorm])?;
-    let mut layers = Vec::with_capacity(config.n_layers);
+    let mut layers = memory::room(config.n_layers, Purpose::Weights)?;
     for layer in 0..config.n_layers {
-        let experts =
-            |id: fn(usize, usize) -> TensorId| (0..config.n_experts).map(|e| id(layer, e)).collect::<Vec<_>>();
+        let experts = |id: fn(usize, usize) -> TensorId| {
+            memory::collect((0..config.n_experts).map(|e| id(layer, e)), Purpose::Checkpoint)
+        };
         layers.push(LayerWeights {
             attn_norm: loader.vector(&[TensorId::AttnNorm { layer }])?,
             ffn_norm: loader.vector(&[TensorId::FfnNorm { layer }])?,
@@ -252,10 +264,10 @@ pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
             sinks: loader.vector(&[TensorId::Sinks { layer }])?,
             router: loader.dense(TensorId::Router { layer })?,
             router_bias: loader.vector(&[TensorId::RouterBias { layer }])?,
-            mlp1: loader.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert }), true)?,
-            mlp2: loader.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert }), false)?,
-            mlp1_bias: loader.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert }))?,
-            mlp2_bias: loader.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert }))?,
+            mlp1: loader.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert })?, true)?,
+            mlp2: loader.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert })?, false)?,
+            mlp1_bias: loader.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert })?)?,
+            mlp2_bias: loader.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert })?)?,
         });
     }
     let mut report = loader.report;
@@ -294,10 +306,8 @@ impl Loader<'_> {
     }
 
     fn packed(&mut self, ids: &[TensorId], expected: Format, layout: &dyn crate::weights::Layout) -> Result<Packed> {
-        let tensors = ids
-            .iter()
-            .map(|&id| self.checkpoint.tensor(id))
-            .collect::<Result<Vec<_>>>()?;
+        let tensors = ids.iter().map(|&id| self.checkpoint.tensor(id));
+        let tensors = memory::try_collect(tensors, Purpose::Checkpoint)?;
         let packed = pack(&tensors, expected, layout)?;
         self.report.read_bytes += tensors.iter().map(Tensor::len_bytes).sum::<u64>();
         let remark = packed.remark(expected);
@@ -310,7 +320,7 @@ impl Loader<'_> {
         for &id in ids {
             let tensor = self.checkpoint.tensor(id)?;
             self.report.read_bytes += tensor.len_bytes();
-            values.extend(tensor.to_f32());
+            tensor.extend_f32(&mut values)?;
         }
         let non_finite = NonFinite::of_vectors(&values, ids.len());
         self.note(ids, Format::F32.name(), 4 * values.len(), None, non_finite);

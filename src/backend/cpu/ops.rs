@@ -1,6 +1,6 @@
 //! The model's operations on the CPU.
 
-use super::attention::Attend;
+use super::attention::{Attend, scratch_values};
 use super::buffers::{Buffer, Routes};
 use super::epilogue::{AddBias, Combine, NOTHING, SwiGlu, Unembed};
 use super::gemm::{Engine, Epilogue};
@@ -11,6 +11,7 @@ use super::screen::exact_greedy;
 use super::shared::Shared;
 use crate::batch::{Chunk, StepPlan};
 use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::model::{ModelConfig, Rope};
 use crate::ops::Ops;
 use crate::options::Precision;
@@ -42,20 +43,24 @@ pub struct CpuOps<E> {
 
 impl<E: Element> CpuOps<E> {
     /// Operations of a model for steps of at most `max_rows` rows.
-    pub fn new(config: &ModelConfig, engine: Engine, max_rows: usize, profile: bool) -> Self {
+    pub fn new(config: &ModelConfig, engine: Engine, max_rows: usize, profile: bool) -> Result<Self> {
         let half = config.head_dim / 2;
-        Self {
+        let picks = max_rows * config.experts_per_token;
+        let mut inputs = Inputs::default();
+        inputs.make_room(max_rows, config.hidden_dim.max(config.q_dim()), 1)?;
+        inputs.make_room(picks, config.hidden_dim.max(config.intermediate_dim), config.n_experts)?;
+        Ok(Self {
             config: config.clone(),
             engine,
-            rope: Rope::new(config),
-            inputs: Inputs::default(),
-            all_rows: (0..max_rows as u32).collect(),
-            cos: Vec::with_capacity(max_rows * half),
-            sin: Vec::with_capacity(max_rows * half),
-            combined: Vec::with_capacity(max_rows * config.hidden_dim),
+            rope: Rope::new(config)?,
+            inputs,
+            all_rows: memory::collect(0..max_rows as u32, Purpose::Step)?,
+            cos: memory::room(max_rows * half, Purpose::Step)?,
+            sin: memory::room(max_rows * half, Purpose::Step)?,
+            combined: memory::room(max_rows * config.hidden_dim, Purpose::Step)?,
             profile: profile.then(Profile::default),
             element: PhantomData,
-        }
+        })
     }
 
     /// Times so far, if they were asked for.
@@ -73,11 +78,11 @@ impl<E: Element> CpuOps<E> {
     }
 
     /// All rows of `source` times a dense matrix.
-    fn dense(&mut self, source: &Buffer, w: &Packed, epilogue: &impl Epilogue) {
+    fn dense(&mut self, source: &Buffer, w: &Packed, epilogue: &impl Epilogue) -> Result<()> {
         let all = &self.all_rows[..source.rows()];
         self.inputs
-            .encode(self.engine, w.format, &source.values, w.cols, std::iter::once(all));
-        self.engine.multiply(w, &self.inputs, epilogue);
+            .encode(self.engine, w.format, &source.values, w.cols, std::iter::once(all))?;
+        self.engine.multiply(w, &self.inputs, epilogue)
     }
 }
 
@@ -106,7 +111,7 @@ impl<E: Element> Ops for CpuOps<E> {
     type KvCache = KvCache;
 
     fn embed(&mut self, plan: &StepPlan, table: &Packed, x: &mut Buffer) -> Result<()> {
-        x.set_rows(plan.rows());
+        x.set_rows(plan.rows())?;
         self.timed(Stage::Embed, buffer_cost(2 * x.values.len(), 0), |_| {
             let rows = RowMajor.tile_rows();
             for (row, &token) in x.values.chunks_exact_mut(table.cols).zip(&plan.tokens) {
@@ -120,7 +125,7 @@ impl<E: Element> Ops for CpuOps<E> {
     }
 
     fn norm(&mut self, x: &Buffer, weight: &Vec<f32>, t: &mut Buffer) -> Result<()> {
-        t.set_rows(x.rows());
+        t.set_rows(x.rows())?;
         let cost = buffer_cost(2 * x.values.len(), 4);
         self.timed(Stage::Norm, cost, |ops| {
             let rows = t
@@ -140,7 +145,7 @@ impl<E: Element> Ops for CpuOps<E> {
     }
 
     fn qkv(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, qkv: &mut Buffer) -> Result<()> {
-        qkv.set_rows(t.rows());
+        qkv.set_rows(t.rows())?;
         self.timed(Stage::Qkv, product_cost(w, 1, t.rows()), |ops| {
             ops.dense(
                 t,
@@ -150,9 +155,8 @@ impl<E: Element> Ops for CpuOps<E> {
                     out: Shared::new(&mut qkv.values),
                     onto: false,
                 },
-            );
-        });
-        Ok(())
+            )
+        })
     }
 
     fn rope_store(&mut self, plan: &StepPlan, layer: usize, qkv: &mut Buffer, kv: &mut KvCache) -> Result<()> {
@@ -160,8 +164,8 @@ impl<E: Element> Ops for CpuOps<E> {
         self.timed(Stage::RopeStore, cost, |ops| {
             let half = ops.config.head_dim / 2;
             if layer == 0 {
-                ops.cos.resize(plan.rows() * half, 0.0);
-                ops.sin.resize(plan.rows() * half, 0.0);
+                memory::resize(&mut ops.cos, plan.rows() * half, 0.0, Purpose::Step)?;
+                memory::resize(&mut ops.sin, plan.rows() * half, 0.0, Purpose::Step)?;
                 for (i, &position) in plan.positions.iter().enumerate() {
                     let at = i * half..(i + 1) * half;
                     ops.rope.angles(position, &mut ops.cos[at.clone()], &mut ops.sin[at]);
@@ -186,8 +190,8 @@ impl<E: Element> Ops for CpuOps<E> {
                     });
                 }
             }
-        });
-        Ok(())
+            Ok(())
+        })
     }
 
     fn attention(
@@ -199,7 +203,7 @@ impl<E: Element> Ops for CpuOps<E> {
         kv: &KvCache,
         out: &mut Buffer,
     ) -> Result<()> {
-        out.set_rows(plan.rows());
+        out.set_rows(plan.rows())?;
         let window = self.config.window(layer).unwrap_or(usize::MAX);
         let seen = |position: usize| (position + 1).saturating_sub(window)..position + 1;
         let positions: usize = plan.positions.iter().map(|&p| seen(p as usize).len()).sum();
@@ -211,24 +215,25 @@ impl<E: Element> Ops for CpuOps<E> {
             let (d, kv_heads) = (ops.config.head_dim, ops.config.n_kv_heads);
             let group = ops.config.n_attn_heads / kv_heads;
             let shared = Shared::new(&mut out.values);
-            let rows: Vec<(&Chunk, usize)> = plan
-                .chunks
-                .iter()
-                .flat_map(|c| (0..c.rows).map(move |i| (c, i)))
-                .collect();
-            (0..rows.len() * kv_heads).into_par_iter().for_each(|task| {
+            let rows = plan.chunks.iter().flat_map(|c| (0..c.rows).map(move |i| (c, i)));
+            let rows: Vec<(&Chunk, usize)> = memory::collect(rows, Purpose::Step)?;
+            (0..rows.len() * kv_heads).into_par_iter().try_for_each(|task| {
                 let ((chunk, i), head) = (rows[task / kv_heads], task % kv_heads);
                 let row = chunk.first_row + i;
                 // SAFETY: each task has its own row and heads.
                 let out = unsafe { shared.slice((row * kv_heads + head) * group * d, group * d) };
+                let positions = seen(chunk.first_position + i);
+                let values = scratch_values(group, &positions, d);
                 SCRATCH.with_borrow_mut(|scratch| {
+                    scratch.clear();
+                    memory::resize(scratch, values, 0.0, Purpose::Step)?;
                     ops.engine.level.run(Attend::<E> {
                         kv,
                         plan,
                         chunk,
                         layer,
                         head,
-                        positions: seen(chunk.first_position + i),
+                        positions,
                         queries: &qkv.row(row)[head * group * d..][..group * d],
                         sinks: &sinks[head * group..][..group],
                         head_dim: d,
@@ -237,10 +242,10 @@ impl<E: Element> Ops for CpuOps<E> {
                         precision: ops.engine.precision,
                         element: PhantomData,
                     });
-                });
-            });
-        });
-        Ok(())
+                    Ok(())
+                })
+            })
+        })
     }
 
     fn attn_out(&mut self, a: &Buffer, w: &Packed, bias: &Vec<f32>, x: &mut Buffer) -> Result<()> {
@@ -253,18 +258,17 @@ impl<E: Element> Ops for CpuOps<E> {
                     out: Shared::new(&mut x.values),
                     onto: true,
                 },
-            );
-        });
-        Ok(())
+            )
+        })
     }
 
     fn route(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, routes: &mut Routes) -> Result<()> {
-        routes.logits.set_rows(t.rows());
+        routes.logits.set_rows(t.rows())?;
         self.timed(Stage::Router, product_cost(w, 1, t.rows()), |ops| {
             // The router's input stays float32: a rounded one sends tokens to other experts.
             let all = &ops.all_rows[..t.rows()];
             ops.inputs
-                .encode(ops.engine, Format::F32, &t.values, w.cols, std::iter::once(all));
+                .encode(ops.engine, Format::F32, &t.values, w.cols, std::iter::once(all))?;
             ops.engine.multiply(
                 w,
                 &ops.inputs,
@@ -273,26 +277,24 @@ impl<E: Element> Ops for CpuOps<E> {
                     out: Shared::new(&mut routes.logits.values),
                     onto: false,
                 },
-            );
+            )?;
             let k = ops.config.experts_per_token;
-            routes.experts.clear();
-            routes.shares.clear();
+            routes.begin(t.rows() * k)?;
             for logits in routes.logits.values.chunks_exact(ops.config.n_experts) {
                 pick_largest(logits, k, &mut routes.experts, &mut routes.shares);
             }
-            routes.group(k);
-        });
-        Ok(())
+            routes.group(k)
+        })
     }
 
     fn mlp1(&mut self, t: &Buffer, routes: &Routes, w: &Packed, bias: &Vec<f32>, h: &mut Buffer) -> Result<()> {
-        h.set_rows(routes.rows.len());
+        h.set_rows(routes.rows.len())?;
         self.timed(
             Stage::Mlp1,
             product_cost(w, routes.experts_used(), routes.rows.len()),
             |ops| {
                 ops.inputs
-                    .encode(ops.engine, w.format, &t.values, w.cols, routes.groups(&routes.rows));
+                    .encode(ops.engine, w.format, &t.values, w.cols, routes.groups(&routes.rows))?;
                 ops.engine.multiply(
                     w,
                     &ops.inputs,
@@ -303,10 +305,9 @@ impl<E: Element> Ops for CpuOps<E> {
                         width: ops.config.intermediate_dim,
                         out: Shared::new(&mut h.values),
                     },
-                );
+                )
             },
-        );
-        Ok(())
+        )
     }
 
     fn mlp2(&mut self, h: &Buffer, routes: &Routes, w: &Packed, bias: &Vec<f32>, x: &mut Buffer) -> Result<()> {
@@ -316,9 +317,9 @@ impl<E: Element> Ops for CpuOps<E> {
             |ops| {
                 let picks = &routes.picks[..routes.rows.len()];
                 ops.inputs
-                    .encode(ops.engine, w.format, &h.values, w.cols, routes.groups(picks));
+                    .encode(ops.engine, w.format, &h.values, w.cols, routes.groups(picks))?;
                 ops.combined.clear();
-                ops.combined.resize(x.values.len(), 0.0);
+                memory::resize(&mut ops.combined, x.values.len(), 0.0, Purpose::Step)?;
                 ops.engine.multiply_in_order(
                     w,
                     &ops.inputs,
@@ -329,17 +330,17 @@ impl<E: Element> Ops for CpuOps<E> {
                         width: w.rows,
                         out: Shared::new(&mut ops.combined),
                     },
-                );
+                )?;
                 for (x, sum) in x.values.iter_mut().zip(&ops.combined) {
                     *x += sum;
                 }
+                Ok(())
             },
-        );
-        Ok(())
+        )
     }
 
     fn select(&mut self, plan: &StepPlan, x: &Buffer, selected: &mut Buffer) -> Result<()> {
-        selected.set_rows(plan.logits.len());
+        selected.set_rows(plan.logits.len())?;
         for (out, wanted) in selected.values.chunks_exact_mut(x.width).zip(&plan.logits) {
             out.copy_from_slice(x.row(wanted.row));
         }
@@ -349,17 +350,18 @@ impl<E: Element> Ops for CpuOps<E> {
     fn unembed(&mut self, t: &Buffer, w: &Packed, want: Want, output: &mut StepOutput) -> Result<()> {
         let rows = t.rows();
         output.greedy.clear();
-        output.greedy.resize(rows, NOTHING);
+        memory::resize(&mut output.greedy, rows, NOTHING, Purpose::Step)?;
         let logits = output.logits.own();
-        logits.resize(if want != Want::Greedy { rows * w.rows } else { 0 }, 0.0);
+        let values = if want != Want::Greedy { rows * w.rows } else { 0 };
+        memory::resize(logits, values, 0.0, Purpose::Step)?;
         if rows == 0 {
             return Ok(());
         }
         self.timed(Stage::Unembed, product_cost(w, 1, rows), |ops| {
             let screened = want == Want::Greedy && ops.engine.precision == Precision::Exact;
             let all = &ops.all_rows[..rows];
-            if screened && exact_greedy(ops.engine, &mut ops.inputs, t, all, w, &mut output.greedy) {
-                return;
+            if screened && exact_greedy(ops.engine, &mut ops.inputs, t, all, w, &mut output.greedy)? {
+                return Ok(());
             }
             let epilogue = Unembed {
                 vocab: w.rows,
@@ -367,8 +369,8 @@ impl<E: Element> Ops for CpuOps<E> {
                 logits: (want != Want::Greedy).then(|| Shared::new(logits)),
                 greedy: Mutex::new(&mut output.greedy),
             };
-            ops.dense(t, w, &epilogue);
-        });
+            ops.dense(t, w, &epilogue)
+        })?;
         for greedy in &mut output.greedy {
             if greedy.token == NOTHING.token {
                 greedy.token = 0;

@@ -10,6 +10,8 @@ use super::gemm::{At, Engine, Epilogue, MAX_ESTIMATE_COLUMNS, Sums, estimate_err
 use super::inputs::Inputs;
 use super::products::exact_dot;
 use super::tiles::TILE;
+use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::replica::Greedy;
 use crate::simd::Simd;
 use crate::weights::Packed;
@@ -25,20 +27,24 @@ pub fn exact_greedy(
     rows: &[u32],
     w: &Packed,
     greedy: &mut [Greedy],
-) -> bool {
+) -> Result<bool> {
     let norm = |x: &[f32]| x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt() as f32;
     let bound = estimate_error(w.cols);
-    let errors: Vec<f32> = t.values.chunks_exact(t.width).map(|x| norm(x) * bound).collect();
+    let errors = t.values.chunks_exact(t.width).map(|x| norm(x) * bound);
+    let errors: Vec<f32> = memory::collect(errors, Purpose::Step)?;
     if w.cols > MAX_ESTIMATE_COLUMNS || !errors.iter().all(|e| e.is_finite()) {
-        return false;
+        return Ok(false);
     }
     let screen = Screen {
         vocab: w.rows,
-        norms: w.row_norms.get_or_init(|| engine.row_norms(w)),
+        norms: w.row_norms.get_or_try_init(|| engine.row_norms(w))?,
         errors: &errors,
-        all: Mutex::new(vec![Candidates::default(); t.rows()]),
+        all: Mutex::new(memory::collect(
+            (0..t.rows()).map(|_| Candidates::new(f32::NEG_INFINITY)),
+            Purpose::Step,
+        )?),
     };
-    engine.estimate(w, inputs, &t.values, rows, &screen);
+    engine.estimate(w, inputs, &t.values, rows, &screen)?;
     let all = screen.all.into_inner().unwrap_or_else(PoisonError::into_inner);
     let inputs = t.values.par_chunks_exact(t.width).zip(all);
     inputs.zip(greedy).for_each(|((x, mut candidates), greedy)| {
@@ -51,34 +57,37 @@ pub fn exact_greedy(
             }
         }
     });
-    true
+    Ok(true)
 }
 
 /// Rows of the unembedding whose logits may be the largest.
-#[derive(Clone)]
 struct Candidates {
     /// No largest logit lies below this.
     least: f32,
     /// Rows, and what their logits cannot exceed.
     rows: Vec<(u32, f32)>,
-}
-
-impl Default for Candidates {
-    fn default() -> Self {
-        Self {
-            least: f32::NEG_INFINITY,
-            rows: Vec::new(),
-        }
-    }
+    /// Why a row is missing.
+    lost: Option<Error>,
 }
 
 impl Candidates {
+    /// Of an input whose largest logit is not below `least`.
+    fn new(least: f32) -> Self {
+        Self {
+            least,
+            rows: Vec::new(),
+            lost: None,
+        }
+    }
+
     /// Candidates kept before those that have fallen behind are dropped.
     const MANY: usize = 64;
 
     /// Takes a row whose logit is at most `most`, NaN if that is not known.
     fn add(&mut self, row: u32, most: f32) {
-        self.rows.push((row, most));
+        if let Err(error) = memory::push(&mut self.rows, (row, most), Purpose::Step) {
+            self.lost = Some(error);
+        }
         if self.rows.len().is_multiple_of(Self::MANY) {
             self.prune();
         }
@@ -111,14 +120,10 @@ struct Screen<'a> {
 impl Epilogue for Screen<'_> {
     type State = Vec<Candidates>;
 
-    fn begin(&self) -> Vec<Candidates> {
+    fn begin(&self) -> Result<Vec<Candidates>> {
         // What other workers have found spares this one its first candidates.
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh = |found: &Candidates| Candidates {
-            least: found.least,
-            rows: Vec::new(),
-        };
-        all.iter().map(fresh).collect()
+        memory::collect(all.iter().map(|found| Candidates::new(found.least)), Purpose::Step)
     }
 
     #[inline(always)]
@@ -152,11 +157,13 @@ impl Epilogue for Screen<'_> {
         }
     }
 
-    fn end(&self, state: Vec<Candidates>) {
+    fn end(&self, state: Vec<Candidates>) -> Result<()> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         for (all, mine) in all.iter_mut().zip(state) {
             all.least = all.least.max(mine.least);
-            all.rows.extend(mine.rows);
+            mine.lost.map_or(Ok(()), Err)?;
+            memory::extend(&mut all.rows, mine.rows, Purpose::Step)?;
         }
+        Ok(())
     }
 }

@@ -5,6 +5,8 @@
 //! changing a bit of the result. Cutting has its price (partial sums go through memory), so the longest runs that still
 //! balance are taken. Prefill is cut into tiles of query rows. Both are listed longest first.
 
+use crate::error::Result;
+use crate::memory::{self, Purpose};
 use bytemuck::NoUninit;
 use std::cmp::Reverse;
 
@@ -63,7 +65,7 @@ pub fn plan_decode(
     kv_heads: usize,
     multiprocessors: usize,
     items: &mut Vec<AttentionItem>,
-) -> usize {
+) -> Result<usize> {
     items.clear();
     let (most, all) = contexts
         .clone()
@@ -71,10 +73,10 @@ pub fn plan_decode(
     let run = run_units(most, all, kv_heads, multiprocessors);
     let mut slots = 0;
     for (row, first, keys) in contexts {
-        slots += cut_row(row, first, keys, run, slots, items);
+        slots += cut_row(row, first, keys, run, slots, items)?;
     }
     items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.row, item.first_unit));
-    slots
+    Ok(slots)
 }
 
 /// The most slots [`plan_decode`] may ask for if all rows together see at most `keys` keys.
@@ -102,7 +104,14 @@ fn partial_units(run: usize) -> usize {
 }
 
 /// Lists one row's items; gives the slots they need.
-fn cut_row(row: usize, first: usize, keys: usize, run: usize, slot: usize, items: &mut Vec<AttentionItem>) -> usize {
+fn cut_row(
+    row: usize,
+    first: usize,
+    keys: usize,
+    run: usize,
+    slot: usize,
+    items: &mut Vec<AttentionItem>,
+) -> Result<usize> {
     let end = first + keys;
     let size = run * ATTENTION_UNIT;
     let whole = keys <= size && (end - 1) / PAGE - first / PAGE < ITEM_PAGES;
@@ -114,7 +123,7 @@ fn cut_row(row: usize, first: usize, keys: usize, run: usize, slot: usize, items
         } else {
             end.min((begin / size + 1) * size)
         };
-        items.push(AttentionItem {
+        let item = AttentionItem {
             row: row as i32,
             first_unit: (begin / ATTENTION_UNIT) as i32,
             tokens: (until - begin) as i32,
@@ -122,15 +131,16 @@ fn cut_row(row: usize, first: usize, keys: usize, run: usize, slot: usize, items
             partial: if parts == 1 { 0 } else { slot as i32 },
             run: run as i32,
             reserved: [0; 2],
-        });
+        };
+        memory::push(items, item, Purpose::Step)?;
         begin = until;
     }
     let partial = partial_units(run) * ATTENTION_UNIT;
-    if parts == 1 {
+    Ok(if parts == 1 {
         0
     } else {
         (end - 1) / partial - first / partial + 1
-    }
+    })
 }
 
 /// Cuts chunks of `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows, longest contexts first.
@@ -138,25 +148,27 @@ pub fn plan_prefill(
     chunks: impl Iterator<Item = (usize, usize, usize)>,
     rows_per_tile: usize,
     tiles: &mut Vec<PrefillTile>,
-) {
+) -> Result<()> {
     tiles.clear();
     for (chunk, position, rows) in chunks {
         for first in (0..rows).step_by(rows_per_tile) {
             let rows = rows_per_tile.min(rows - first);
             // Kept for the sort: how many keys the tile sees.
             let keys = position + first + rows;
-            tiles.push(PrefillTile {
+            let tile = PrefillTile {
                 chunk: chunk as i32,
                 first: first as i32,
                 rows: rows as i32,
                 reserved: keys as i32,
-            });
+            };
+            memory::push(tiles, tile, Purpose::Step)?;
         }
     }
     tiles.sort_unstable_by_key(|tile| (Reverse(tile.reserved), tile.chunk));
     for tile in tiles {
         tile.reserved = 0;
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -207,7 +219,7 @@ mod tests {
 
     fn check(contexts: &[(usize, usize, usize)]) -> Vec<AttentionItem> {
         let mut items = Vec::new();
-        let slots = plan_decode(contexts.iter().copied(), KV_HEADS, MULTIPROCESSORS, &mut items);
+        let slots = plan_decode(contexts.iter().copied(), KV_HEADS, MULTIPROCESSORS, &mut items).unwrap();
         let keys = contexts.iter().map(|&(.., keys)| keys).sum();
         assert!(
             slots <= max_partial_slots(keys, KV_HEADS, MULTIPROCESSORS),
@@ -269,7 +281,7 @@ mod tests {
     fn tiles_cover_every_row_once_longest_first() {
         let chunks = [(3, 100, 33), (5, 0, 16), (6, 999, 1), (9, 0, 100)];
         let mut tiles = vec![PrefillTile::default()];
-        plan_prefill(chunks.into_iter(), 16, &mut tiles);
+        plan_prefill(chunks.into_iter(), 16, &mut tiles).unwrap();
         let keys = |tile: &PrefillTile| {
             let position = chunks.iter().find(|chunk| chunk.0 == tile.chunk as usize).unwrap().1;
             position + (tile.first + tile.rows) as usize

@@ -4,6 +4,7 @@ use super::driver::{FunctionHandle, Launch, ModuleHandle};
 use super::memory::{SharedDriver, Stream};
 use super::target::Target;
 use crate::error::{Error, GpuFault, Result};
+use crate::memory::{self, Purpose};
 use bytemuck::NoUninit;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -114,6 +115,8 @@ impl Kernels {
         for &module in &self.modules {
             match self.driver.function(module, name, shared_bytes) {
                 Ok(function) => {
+                    let more = found.try_reserve(1);
+                    more.map_err(|_| memory::lacking::<FunctionHandle>(found.len() + 1, Purpose::Step))?;
                     found.insert(key, function);
                     return Ok(function);
                 }

@@ -6,6 +6,7 @@ use super::driver::DevicePtr;
 use super::memory::DeviceBuffer;
 use super::target::Target;
 use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use crate::replica::KvBlocks;
 
@@ -46,7 +47,7 @@ impl KvCache {
             at = begin.add(pages * page_bytes);
             begin
         });
-        let layers = layers.collect();
+        let layers = memory::collect(layers, Purpose::KvCache)?;
         Ok(Self {
             layers,
             bytes,

@@ -2,6 +2,7 @@
 
 use super::driver::{DevicePtr, Driver, EventHandle, GraphHandle, Pinned, StreamHandle};
 use crate::error::Result;
+use crate::memory::{self, Purpose};
 use bytemuck::{NoUninit, Pod};
 use std::sync::Arc;
 
@@ -73,7 +74,7 @@ impl Drop for DeviceBuffer {
 /// # Safety
 /// They lie at `from`, or will when the stream has done what is queued.
 pub unsafe fn to_host<T: Pod>(stream: &Stream, from: DevicePtr, n: usize) -> Result<Vec<T>> {
-    let mut values = vec![T::zeroed(); n];
+    let mut values = memory::filled(T::zeroed(), n, Purpose::Step)?;
     let (to, bytes) = (values.as_mut_ptr().cast(), size_of_val(values.as_slice()));
     // SAFETY: both sides have these bytes, ours until the stream has done it, as follows.
     let queued = unsafe { stream.driver.copy_to_host(to, from, bytes, stream.handle) };

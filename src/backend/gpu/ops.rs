@@ -21,6 +21,7 @@ use super::target::{GemmShape, Product};
 use super::weights::{Kind, Matrix};
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::model::{ModelConfig, Rope};
 use crate::ops::Ops;
 use crate::profile::{Cost, Stage};
@@ -228,7 +229,7 @@ impl GpuOps {
     ) -> Result<Self> {
         let zeroed = |bytes| DeviceBuffer::zeroed(&context.stream, bytes);
         let pinned = || PinnedBuffer::zeroed(&context.driver, 8 * sizes.logits_rows);
-        let (cos, sin) = angles(config, sizes.positions);
+        let (cos, sin) = angles(config, sizes.positions)?;
         let mut ops = Self {
             context: context.clone(),
             config: config.clone(),
@@ -660,15 +661,16 @@ fn moved(bytes: usize) -> Cost {
 }
 
 /// Cosines and sines of every position `[positions, D / 2]`.
-fn angles(config: &ModelConfig, positions: usize) -> (Vec<f32>, Vec<f32>) {
-    let rope = Rope::new(config);
+fn angles(config: &ModelConfig, positions: usize) -> Result<(Vec<f32>, Vec<f32>)> {
+    let rope = Rope::new(config)?;
     let half = config.head_dim / 2;
-    let (mut cos, mut sin) = (vec![0.0; positions * half], vec![0.0; positions * half]);
+    let zeros = || memory::filled(0.0_f32, positions * half, Purpose::Step);
+    let (mut cos, mut sin) = (zeros()?, zeros()?);
     let rows = cos.chunks_exact_mut(half).zip(sin.chunks_exact_mut(half));
     for (position, (cos, sin)) in rows.enumerate() {
         rope.angles(position as u32, cos, sin);
     }
-    (cos, sin)
+    Ok((cos, sin))
 }
 
 impl Ops for GpuOps {

@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::memory::{Event, Stream};
 use crate::error::Result;
+use crate::memory::{self, Purpose};
 use crate::profile::{Cost, Profile, Roof, Stage, StepTimes};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -37,8 +38,7 @@ impl Timeline {
         start.record(&context.stream)?;
         queue()?;
         end.record(&context.stream)?;
-        self.running.push((stage, cost, start, end));
-        Ok(())
+        memory::push(&mut self.running, (stage, cost, start, end), Purpose::Step)
     }
 
     /// Waits for the stages queued so far and counts them.
@@ -47,7 +47,7 @@ impl Timeline {
         for (stage, cost, start, end) in self.running.drain(..) {
             let us = end.since_us(&start)?;
             self.profile.add(stage, duration(us), cost);
-            self.free.extend([start, end]);
+            memory::extend(&mut self.free, [start, end], Purpose::Step)?;
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ use super::step::{AttentionShape, Capacity, StepMemory};
 use super::weights::{GpuWeights, Matrix};
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::model::{Activations, ModelConfig, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::{Profile, Roof, StepTimes};
@@ -220,6 +221,8 @@ impl GpuReplica {
     fn capture(&mut self, plan: &StepPlan, shape: StepShape, want: Want, half: usize) -> Result<()> {
         let context = self.context.clone();
         let graph = Graph::capture(&context.stream, || self.run(plan, shape, want, half))?;
+        let more = self.graphs.try_reserve(1);
+        more.map_err(|_| memory::lacking::<Graph>(self.graphs.len() + 1, Purpose::Step))?;
         self.graphs.insert((shape, half), graph);
         Ok(())
     }
@@ -464,15 +467,19 @@ impl Replica for GpuReplica {
             timeline.profile.spread.add(&rows);
         }
         output.greedy.clear();
-        output.greedy.extend(self.greedy_of(step.parity, step.rows));
+        memory::extend(
+            &mut output.greedy,
+            self.greedy_of(step.parity, step.rows),
+            Purpose::Step,
+        )?;
         match rows {
             Some(rows) => output.logits = Logits::Lent(rows),
             None => output.logits.clear(),
         }
         output.summaries.clear();
         if let Some(path) = &step.summarized {
-            let summaries = path.summaries(step.parity, step.rows);
-            summaries.for_each(|summary| output.summaries.push(summary));
+            let mut summaries = path.summaries(step.parity, step.rows);
+            summaries.try_for_each(|summary| output.summaries.push(summary))?;
         }
         self.collected = step.summarized.map(|path| (path, step.parity));
         Ok(())

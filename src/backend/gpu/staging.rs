@@ -14,6 +14,7 @@ use super::weights::least_bytes;
 use super::wire::Wire;
 use crate::checkpoint::{Checkpoint, Tensor, TensorId};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use crate::weights::{Findings, Format, Layout, NonFinite, first_format, pack_tiles};
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -140,7 +141,7 @@ impl Packer<'_> {
 
     fn tensor(&mut self, job: &Job) -> Result<(), Stop> {
         let tensors = job.ids.iter().map(|&id| self.checkpoint.tensor(id));
-        let tensors = tensors.collect::<Result<Vec<_>>>()?;
+        let tensors = memory::try_collect(tensors, Purpose::Checkpoint)?;
         let mut found = Findings::default();
         let mut format = first_format(tensors[0].cols, job.expected);
         loop {
@@ -170,7 +171,7 @@ impl Packer<'_> {
             // SAFETY: nobody else has it, and every device that read it has been waited for.
             let bytes = unsafe { &mut buffer.write()[..n * tile_bytes] };
             let start = Instant::now();
-            let here = pack_tiles(tensors, format, &Wire, first, bytes);
+            let here = pack_tiles(tensors, format, &Wire, first, bytes)?;
             self.busy += start.elapsed();
             found.misfit = found.misfit.take().or(here.misfit);
             found.non_finite = NonFinite::merge(found.non_finite, here.non_finite);

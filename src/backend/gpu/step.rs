@@ -9,6 +9,7 @@ use super::attention_plan::{AttentionItem, PrefillTile, plan_decode, plan_prefil
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::replica::Want;
 use bytemuck::NoUninit;
 use std::iter::{repeat, repeat_n};
@@ -139,7 +140,7 @@ impl StepMemory {
     /// Lays out a plan in the host copy of this parity, which the device has fetched the last time it was written.
     pub fn write(&mut self, plan: &StepPlan, parity: usize, want: Want) -> Result<StepHeader> {
         self.check(plan)?;
-        self.scratch.fill(plan, &self.attention);
+        self.scratch.fill(plan, &self.attention)?;
         let Self { scratch, places, .. } = self;
         let (temperature, draws_all) = match want {
             Want::Draws { temperature, all } => (temperature, all),
@@ -191,12 +192,12 @@ impl StepMemory {
 }
 
 impl Scratch {
-    fn fill(&mut self, plan: &StepPlan, shape: &AttentionShape) {
+    fn fill(&mut self, plan: &StepPlan, shape: &AttentionShape) -> Result<()> {
         self.row_chunk.clear();
         self.chunks.clear();
         for (index, chunk) in plan.chunks.iter().enumerate() {
-            self.row_chunk.extend(repeat_n(index as i32, chunk.rows));
-            self.chunks.push(ChunkInfo {
+            memory::extend(&mut self.row_chunk, repeat_n(index as i32, chunk.rows), Purpose::Step)?;
+            let info = ChunkInfo {
                 first_row: chunk.first_row as i32,
                 rows: chunk.rows as i32,
                 first_position: chunk.first_position as i32,
@@ -205,16 +206,17 @@ impl Scratch {
                 window: chunk.window.start as i32,
                 window_pages: chunk.window.len() as i32,
                 reserved: 0,
-            });
+            };
+            memory::push(&mut self.chunks, info, Purpose::Step)?;
         }
         self.logits.clear();
         let coins = plan.coins.iter().copied().chain(repeat(0.0));
-        self.logits
-            .extend(plan.logits.iter().zip(coins).map(|(wanted, coin)| LogitsRowInfo {
-                row: wanted.row as i32,
-                slot: if wanted.sample { wanted.sequence as i32 } else { -1 },
-                coin,
-            }));
+        let rows = plan.logits.iter().zip(coins).map(|(wanted, coin)| LogitsRowInfo {
+            row: wanted.row as i32,
+            slot: if wanted.sample { wanted.sequence as i32 } else { -1 },
+            coin,
+        });
+        memory::extend(&mut self.logits, rows, Purpose::Step)?;
         let decoding = || plan.chunks[..plan.decode_chunks].iter();
         self.full_items.clear();
         let keys = |position: usize| (0, position + 1);
@@ -224,14 +226,14 @@ impl Scratch {
             shape.kv_heads,
             shape.processors,
             &mut self.full_items,
-        );
+        )?;
         self.window_items.clear();
         if shape.window > 0 {
             let rows = decoding().map(|chunk| {
                 let keys = shape.window.min(chunk.first_position + 1);
                 (chunk.first_row, chunk.first_position + 1 - keys, keys)
             });
-            plan_decode(rows, shape.kv_heads, shape.processors, &mut self.window_items);
+            plan_decode(rows, shape.kv_heads, shape.processors, &mut self.window_items)?;
         }
         self.prefill_tiles.clear();
         plan_prefill(
@@ -241,7 +243,7 @@ impl Scratch {
                 .map(|(i, chunk)| (plan.decode_chunks + i, chunk.first_position, chunk.rows)),
             shape.prefill_rows,
             &mut self.prefill_tiles,
-        );
+        )
     }
 }
 

@@ -12,6 +12,7 @@ use super::staging::{self, Job, Parcel, Staging};
 use super::wire::Wire;
 use crate::checkpoint::{Checkpoint, Field, TensorId};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::model::{LayerWeights, ModelConfig, Weights};
 use crate::replica::{PackReport, Sent};
 use crate::report;
@@ -160,7 +161,7 @@ fn load_as(contexts: &[&Context], source: &Source<'_>, format: args::Format) -> 
     let Source::Checkpoint(checkpoint) = source else {
         return loader.load();
     };
-    let (packer, staging) = staging::pair(contexts, *checkpoint, jobs(source.config()))?;
+    let (packer, staging) = staging::pair(contexts, *checkpoint, jobs(source.config())?)?;
     // A pool of its own: the one that all programs share would outlive the library and not outlive a fork.
     let workers = Workers::start("getp pack", 0)?;
     thread::scope(|scope| {
@@ -185,7 +186,7 @@ fn no_thread(error: std::io::Error) -> Error {
 }
 
 /// All matrices in the order in which [`Loader::all`] takes them.
-fn jobs(config: &ModelConfig) -> Vec<Job> {
+fn jobs(config: &ModelConfig) -> Result<Vec<Job>> {
     let job = |id, expected| Job {
         ids: vec![id],
         expected,
@@ -193,23 +194,29 @@ fn jobs(config: &ModelConfig) -> Vec<Job> {
     let dense = |id| job(id, Format::Bf16);
     let mut jobs = vec![dense(TensorId::Embedding), dense(TensorId::Unembedding)];
     for layer in 0..config.n_layers {
-        let experts = |id: fn(usize, usize) -> TensorId| Job {
-            ids: all_experts(config, layer, id),
-            expected: Format::Mxfp4,
+        let experts = |id: fn(usize, usize) -> TensorId| {
+            Ok(Job {
+                ids: all_experts(config, layer, id)?,
+                expected: Format::Mxfp4,
+            })
         };
-        jobs.extend([
+        let jobs_of_layer = [
             dense(TensorId::Qkv { layer }),
             dense(TensorId::AttnOut { layer }),
             dense(TensorId::Router { layer }),
-            experts(|layer, expert| TensorId::Mlp1 { layer, expert }),
-            experts(|layer, expert| TensorId::Mlp2 { layer, expert }),
-        ]);
+            experts(|layer, expert| TensorId::Mlp1 { layer, expert })?,
+            experts(|layer, expert| TensorId::Mlp2 { layer, expert })?,
+        ];
+        memory::extend(&mut jobs, jobs_of_layer, Purpose::Checkpoint)?;
     }
-    jobs
+    Ok(jobs)
 }
 
-fn all_experts(config: &ModelConfig, layer: usize, id: fn(usize, usize) -> TensorId) -> Vec<TensorId> {
-    (0..config.n_experts).map(|expert| id(layer, expert)).collect()
+fn all_experts(config: &ModelConfig, layer: usize, id: fn(usize, usize) -> TensorId) -> Result<Vec<TensorId>> {
+    memory::collect(
+        (0..config.n_experts).map(|expert| id(layer, expert)),
+        Purpose::Checkpoint,
+    )
 }
 
 struct Loader<'a> {
@@ -283,7 +290,7 @@ impl<'a> Loader<'a> {
             embedding: self.kept(TensorId::Embedding)?,
             unembedding: self.dense(TensorId::Unembedding)?,
             out_norm: self.vector(&[TensorId::OutNorm], 1.0)?,
-            layers: Vec::with_capacity(layers),
+            layers: memory::room(layers, Purpose::Weights)?,
         };
         for layer in 0..layers {
             weights.layers.push(self.layer(layer)?);
@@ -310,10 +317,10 @@ impl<'a> Loader<'a> {
             ffn_norm: self.vector(&[TensorId::FfnNorm { layer }], 1.0)?,
             router: self.kept(TensorId::Router { layer })?,
             router_bias: self.vector(&[TensorId::RouterBias { layer }], 0.0)?,
-            mlp1: self.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert }), true)?,
-            mlp1_bias: self.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert }), 0.0)?,
-            mlp2: self.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert }), false)?,
-            mlp2_bias: self.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert }), 0.0)?,
+            mlp1: self.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert })?, true)?,
+            mlp1_bias: self.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert })?, 0.0)?,
+            mlp2: self.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert })?, false)?,
+            mlp2_bias: self.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert })?, 0.0)?,
         })
     }
 
@@ -531,12 +538,15 @@ impl<'a> Loader<'a> {
                 for &id in ids {
                     let tensor = checkpoint.tensor(id)?;
                     self.report.read_bytes += tensor.len_bytes();
-                    values.extend(tensor.to_f32());
+                    tensor.extend_f32(&mut values)?;
                 }
                 values
             }
             // Biases and sinks of zero, norms of one: their values change no time.
-            Source::Synthetic { config, .. } => vec![made_up; ids.len() * ids[0].shape(config)[1]],
+            Source::Synthetic { config, .. } => {
+                let n = ids.len() * ids[0].shape(config)[1];
+                memory::filled(made_up, n, Purpose::Checkpoint)?
+            }
         };
         let non_finite = NonFinite::of_vectors(&values, ids.len());
         self.note(ids, Format::F32.name(), 4 * values.len(), None, non_finite);

@@ -564,7 +564,7 @@ fn yarns_parameters_are_taken() {
 fn the_rotation_turns_as_the_reference_does() {
     let angle = |config: &ModelConfig, pair: usize| {
         let (mut cos, mut sin) = ([0.0; 32], [0.0; 32]);
-        Rope::new(config).angles(1, &mut cos, &mut sin);
+        Rope::new(config).unwrap().angles(1, &mut cos, &mut sin);
         let concentration = cos[pair].hypot(sin[pair]);
         (f64::from(sin[pair].atan2(cos[pair])), f64::from(concentration))
     };

@@ -24,7 +24,7 @@ pub type HostWeights = Weights<HostMatrix, Vec<f32>>;
 /// All of a checkpoint's.
 pub fn host_weights(checkpoint: &dyn Checkpoint) -> HostWeights {
     let config = checkpoint.config();
-    let get = |id| checkpoint.tensor(id).unwrap().to_f32();
+    let get = |id| checkpoint.tensor(id).unwrap().to_f32().unwrap();
     let matrix = |id: TensorId| HostMatrix::new(get(id), id.shape(config));
     let of_experts = |id: &dyn Fn(usize) -> TensorId| (0..config.n_experts).flat_map(|e| get(id(e))).collect();
     let experts = |id: &dyn Fn(usize) -> TensorId| HostMatrix::new(of_experts(id), id(0).shape(config));
@@ -491,7 +491,7 @@ impl Step<'_> {
 fn rotate(config: &ModelConfig, position: usize, heads: &[f32]) -> Vec<Close> {
     let half = config.head_dim / 2;
     let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);
-    Rope::new(config).angles(position as u32, &mut cos, &mut sin);
+    Rope::new(config).unwrap().angles(position as u32, &mut cos, &mut sin);
     let mut out = vec![Close::new(0.0, 0.0); heads.len()];
     for (head, out) in heads.chunks_exact(2 * half).zip(out.chunks_exact_mut(2 * half)) {
         for i in 0..half {

@@ -1,0 +1,98 @@
+//! Files mapped into memory. To read a page that has been cut off since is a bus error, which nobody can turn into an
+//! error of ours; so a file's length is looked at again before each tensor is read.
+
+use std::fs::{File, Metadata};
+use std::ops::Deref;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::error::{Error, Result};
+
+/// A file of ours, mapped for reading. It must not be changed while this lives.
+#[derive(Debug)]
+pub(super) struct MappedFile {
+    path: PathBuf,
+    file: File,
+    map: Mmap,
+}
+
+impl MappedFile {
+    /// Maps the file.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let error = |error| Error::io(path, error);
+        let file = File::open(path).map_err(error)?;
+        // SAFETY: the map is read-only and private. Whoever opens a checkpoint leaves its files alone meanwhile, as the
+        // types that hold the map document; what can be checked of that, `check` does.
+        let map = unsafe { Mmap::map(&file) }.map_err(error)?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            map,
+        })
+    }
+
+    /// Refuses a file that has become shorter.
+    pub(super) fn check(&self) -> Result<()> {
+        let metadata = self.file.metadata().map_err(|error| Error::io(&self.path, error))?;
+        check_length(&self.path, &metadata, self.map.len() as u64)
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+/// A file that the program has mapped and keeps open.
+#[derive(Debug)]
+pub(super) struct WatchedFile {
+    /// Where the system shows what the descriptor has open.
+    path: PathBuf,
+    inode: u64,
+    bytes: u64,
+}
+
+impl WatchedFile {
+    /// The file behind `descriptor`, if its `bytes` are what is mapped at `data`: a program may have closed it.
+    pub(super) fn new(descriptor: i32, data: *const u8, bytes: u64) -> Option<Self> {
+        let path = PathBuf::from(format!("/proc/self/fd/{descriptor}"));
+        let inode = std::fs::metadata(&path).ok().filter(Metadata::is_file)?.ino();
+        let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+        let is_mapped = maps.lines().any(|line| inode_at(line, data) == Some(inode));
+        is_mapped.then_some(Self { path, inode, bytes })
+    }
+
+    /// Refuses a file that has become shorter. One that is closed is not known any more.
+    pub(super) fn check(&self) -> Result<()> {
+        match std::fs::metadata(&self.path) {
+            Ok(metadata) if metadata.ino() == self.inode => check_length(&self.path, &metadata, self.bytes),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The inode that a line of `/proc/self/maps` names, if its mapping holds `data`.
+fn inode_at(line: &str, data: *const u8) -> Option<u64> {
+    // start-end, permissions, offset, device, inode
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
+    let inode = words.nth(3)?.parse().ok()?;
+    Some(inode).filter(|_| range.contains(&data.addr()))
+}
+
+fn check_length(path: &Path, metadata: &Metadata, bytes: u64) -> Result<()> {
+    if metadata.len() >= bytes {
+        return Ok(());
+    }
+    Err(Error::Length {
+        what: path.display().to_string(),
+        expected_bytes: bytes,
+        actual_bytes: metadata.len(),
+    })
+}

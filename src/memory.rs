@@ -1,0 +1,183 @@
+//! Memory whose size follows from the model, the options or the input: asked for, and its lack an error that says what
+//! asks for less.
+//!
+//! Whatever could be large goes through here. What is small (a name, a line of text, a table of a few entries) is
+//! allocated as Rust does it; where the system has not even that, it comes from [`reserve`], so that a failure can be
+//! told and everything given back. What goes through here never takes from the reserve.
+
+pub mod reserve;
+
+use crate::error::{Error, Result};
+use std::fmt;
+
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The model's weights as a backend holds them.
+    Weights,
+    /// Tables of the checkpoint's tensors, and what packing them needs on the way.
+    Checkpoint,
+    /// Keys and values.
+    KvCache,
+    /// Activations, plans and outputs of steps.
+    Step,
+    /// Drawing tokens.
+    Draws,
+    /// Sequences and their blocks.
+    Schedule,
+    /// Prompts and answers.
+    Requests,
+    /// The tokenizer's entries.
+    Vocabulary,
+    /// Worker threads.
+    Threads,
+    /// Logits that are recorded.
+    Logits,
+    /// Texts that are printed.
+    Print,
+}
+
+impl Purpose {
+    /// What asks for less.
+    pub fn remedy(self) -> &'static str {
+        self.words().1
+    }
+
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Weights => ("packed weights", "run on a machine with more of it"),
+            Self::Checkpoint => ("reading the checkpoint", "lower GETP_THREADS"),
+            Self::KvCache => ("the KV cache", "lower GETP_KV_MB or GETP_MAX_BATCH"),
+            Self::Step => ("a step", "lower GETP_STEP_TOKENS or GETP_MAX_BATCH"),
+            Self::Draws => ("drawing tokens", "lower GETP_THREADS or GETP_MAX_BATCH"),
+            Self::Schedule => ("scheduling sequences", "lower GETP_MAX_BATCH or GETP_KV_MB"),
+            Self::Requests => ("requests and answers", "pass fewer requests, or fewer steps, at a time"),
+            Self::Vocabulary => ("the vocabulary", "check that the tokenizer is the model's"),
+            Self::Threads => ("worker threads", "lower GETP_THREADS"),
+            Self::Logits => ("recording logits", "unset GETP_LOGITS"),
+            Self::Print => ("printing answers", "set GETP_PRINT=0"),
+        }
+    }
+}
+
+impl fmt::Display for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.words().0)
+    }
+}
+
+/// The error for so many values of `T` that could not be had.
+pub fn lacking<T>(values: usize, purpose: Purpose) -> Error {
+    Error::OutOfMemory {
+        purpose,
+        bytes: (values as u64).saturating_mul(size_of::<T>() as u64),
+    }
+}
+
+/// An empty vector with room for `n` values.
+pub fn room<T>(n: usize, purpose: Purpose) -> Result<Vec<T>> {
+    let mut vec = Vec::new();
+    let had = vec.try_reserve_exact(n).is_ok() && !reserve::holds(vec.as_ptr());
+    if had { Ok(vec) } else { Err(lacking::<T>(n, purpose)) }
+}
+
+/// `n` times the same value.
+pub fn filled<T: Clone>(value: T, n: usize, purpose: Purpose) -> Result<Vec<T>> {
+    let mut vec = room(n, purpose)?;
+    vec.resize(n, value);
+    Ok(vec)
+}
+
+/// Makes room for `more` values behind those there are.
+pub fn reserve<T>(vec: &mut Vec<T>, more: usize, purpose: Purpose) -> Result<()> {
+    if vec.capacity() - vec.len() >= more || vec.try_reserve(more).is_ok() && !reserve::holds(vec.as_ptr()) {
+        return Ok(());
+    }
+    Err(lacking::<T>(vec.len().saturating_add(more), purpose))
+}
+
+/// As [`Vec::push`].
+pub fn push<T>(vec: &mut Vec<T>, value: T, purpose: Purpose) -> Result<()> {
+    reserve(vec, 1, purpose)?;
+    vec.push(value);
+    Ok(())
+}
+
+/// As [`Vec::resize`].
+pub fn resize<T: Clone>(vec: &mut Vec<T>, n: usize, value: T, purpose: Purpose) -> Result<()> {
+    reserve(vec, n.saturating_sub(vec.len()), purpose)?;
+    vec.resize(n, value);
+    Ok(())
+}
+
+/// As [`Vec::extend_from_slice`].
+pub fn append<T: Copy>(vec: &mut Vec<T>, values: &[T], purpose: Purpose) -> Result<()> {
+    reserve(vec, values.len(), purpose)?;
+    vec.extend_from_slice(values);
+    Ok(())
+}
+
+/// As [`Vec::extend`].
+pub fn extend<T>(vec: &mut Vec<T>, values: impl IntoIterator<Item = T>, purpose: Purpose) -> Result<()> {
+    let values = values.into_iter();
+    reserve(vec, values.size_hint().0, purpose)?;
+    for value in values {
+        push(vec, value, purpose)?;
+    }
+    Ok(())
+}
+
+/// The values in a vector.
+pub fn collect<T>(values: impl IntoIterator<Item = T>, purpose: Purpose) -> Result<Vec<T>> {
+    let values = values.into_iter();
+    let mut vec = room(values.size_hint().0, purpose)?;
+    extend(&mut vec, values, purpose)?;
+    Ok(vec)
+}
+
+/// The values in a vector, or the first failure.
+pub fn try_collect<T>(values: impl IntoIterator<Item = Result<T>>, purpose: Purpose) -> Result<Vec<T>> {
+    let values = values.into_iter();
+    let mut vec = room(values.size_hint().0, purpose)?;
+    for value in values {
+        push(&mut vec, value?, purpose)?;
+    }
+    Ok(vec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_had_is_an_error_that_names_size_purpose_and_remedy() {
+        let error = room::<u64>(1 << 58, Purpose::Step).unwrap_err().to_string();
+        let bytes = 1_u64 << 61;
+        assert_eq!(
+            error,
+            format!("no memory for a step ({bytes} bytes); lower GETP_STEP_TOKENS or GETP_MAX_BATCH, or free memory")
+        );
+        assert!(filled(0_u8, usize::MAX, Purpose::Step).is_err());
+        let mut vec = vec![1_u64];
+        assert!(reserve(&mut vec, usize::MAX, Purpose::Step).is_err());
+        assert!(resize(&mut vec, usize::MAX, 0, Purpose::Step).is_err());
+        assert!(extend(&mut vec, std::iter::repeat_n(1, 1 << 60), Purpose::Step).is_err());
+        assert_eq!(vec, [1]);
+    }
+
+    #[test]
+    fn what_can_be_had_is_as_vec_has_it() {
+        let purpose = Purpose::Step;
+        assert_eq!(filled(3, 2, purpose).unwrap(), [3, 3]);
+        let mut vec = collect((0..100).filter(|i| i % 40 == 0), purpose).unwrap();
+        push(&mut vec, 5, purpose).unwrap();
+        resize(&mut vec, 5, 7, purpose).unwrap();
+        assert_eq!(vec, [0, 40, 80, 5, 7]);
+        resize(&mut vec, 1, 7, purpose).unwrap();
+        extend(&mut vec, [1, 2], purpose).unwrap();
+        assert_eq!(vec, [0, 1, 2]);
+        let refused = || Err(Error::Null("x"));
+        assert!(try_collect([Ok(1), refused()], purpose).is_err());
+        assert_eq!(try_collect([Ok(1)], purpose).unwrap(), [1]);
+    }
+}

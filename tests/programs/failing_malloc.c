@@ -1,0 +1,83 @@
+/* A malloc that fails, for LD_PRELOAD. Requests above 4 KiB are counted from
+ * the first call of warm_up on, or from the program's start if FAIL_EARLY is
+ * set; the one numbered FAIL_AT fails, and with FAIL_ON all behind it too.
+ * When it does, a byte goes to file descriptor 3. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { SMALL = 4096 };
+
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *old, size_t size);
+void *__libc_memalign(size_t alignment, size_t size);
+
+static atomic_long fail_at, seen;
+static atomic_int fail_on, armed;
+
+__attribute__((constructor)) static void read_environment(void) {
+  const char *at = getenv("FAIL_AT");
+
+  fail_on = getenv("FAIL_ON") != NULL;
+  fail_at = at != NULL ? atol(at) : 0;
+  armed = getenv("FAIL_EARLY") != NULL;
+}
+
+/* Whether this request is to fail. */
+static int fails(size_t size) {
+  if (size <= SMALL || !armed || fail_at == 0) return 0;
+  const long number = ++seen;
+  if (number != fail_at && !(fail_on && number > fail_at)) return 0;
+  if (number == fail_at && write(3, "x", 1) < 0) abort();
+  errno = ENOMEM;
+  return 1;
+}
+
+void *malloc(size_t size) { return fails(size) ? NULL : __libc_malloc(size); }
+
+void *calloc(size_t count, size_t size) {
+  size_t bytes;
+
+  if (__builtin_mul_overflow(count, size, &bytes)) return NULL;
+  return fails(bytes) ? NULL : __libc_calloc(count, size);
+}
+
+void *realloc(void *old, size_t size) { return fails(size) ? NULL : __libc_realloc(old, size); }
+
+void *memalign(size_t alignment, size_t size) { return fails(size) ? NULL : __libc_memalign(alignment, size); }
+
+void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+
+int posix_memalign(void **out, size_t alignment, size_t size) {
+  void *memory = memalign(alignment, size);
+
+  if (memory == NULL) return ENOMEM;
+  *out = memory;
+  return 0;
+}
+
+void *mmap(void *at, size_t size, int protection, int flags, int file, off_t offset) {
+  static void *(*next)(void *, size_t, int, int, int, off_t);
+
+  if (next == NULL) *(void **)&next = dlsym(RTLD_NEXT, "mmap");
+  return fails(size) ? MAP_FAILED : next(at, size, protection, flags, file, offset);
+}
+
+void *mmap64(void *at, size_t size, int protection, int flags, int file, off_t offset) {
+  return mmap(at, size, protection, flags, file, offset);
+}
+
+void warm_up(void *transformer, void *tokenizer) {
+  void (*next)(void *, void *);
+
+  armed = 1;
+  *(void **)&next = dlsym(RTLD_NEXT, "warm_up");
+  next(transformer, tokenizer);
+}
