@@ -13,8 +13,8 @@ template <int FORMAT> DEV void copy_row(const void* table, i64 token, float* x, 
 }
 
 KERNEL(embed, EmbedArgs, THREADS, 4, 4) {
-  let_successor_start();
   after_predecessor();
+  let_successor_start();
   const int row = BID;
   if (row >= a.step.header->rows) return;
   int token = a.step.tokens[row];

@@ -72,8 +72,8 @@ struct Part {
   int step;
 };
 DEV Part begin(const GemmArgs& a) {
-  let_successor_start();
   after_predecessor();
+  let_successor_start();
   const u32 tiles = (u32)(a.n + WIRE_ROWS - 1) / WIRE_ROWS, all = tiles * a.groups, splits = GRID / all;
   const int group = BID % all / tiles, out = BID % tiles * WIRE_ROWS + TID / WAVE * OUT;
   const bool idle = (u32)BID >= splits * all || out >= a.n;

@@ -4,9 +4,18 @@
 // so that everything is read once: at 2880 elements 11.5 KB of x, 23 KB of four experts' FP16 outputs, and 17 KB written.
 // A row's sums are a tree over the block's threads: the same whatever its company.
 #pragma once
+#include "gpu/early.h"
 #include "gpu/math.h"
 
 enum { NORM_THREADS = 384, NORM_WAVES = NORM_THREADS / WAVE, NORM_PIECES = 2, HIDDEN_MAX = NORM_THREADS * NORM_PIECES * 8 };
+
+// The block's row, -1 if it is beyond the step's. Known before the predecessor has ended; the weights, which are in no
+// cache where a layer's other weights have passed since the step before, are sent for meanwhile.
+DEV int prepare_norm(const NormArgs& a) {
+  if (BID == 0 && TID * 32 < a.hidden) prefetch_l2(a.weight + TID * 32);
+  const int rows = load_fresh(a.select ? &a.step.header->logits_rows : &a.step.header->rows);
+  return BID >= rows ? -1 : a.select ? load_fresh(&a.step.logits[BID].row) : BID;
+}
 
 // The sum over the row's experts, in order of their index, as the CPU's: one float32 fma after the other, then onto x.
 template <int FORMAT> DEV void add_experts(const NormArgs& a, int row, int k, float* x) {

@@ -6,9 +6,10 @@
 KERNEL(rmsnorm, NormArgs, NORM_THREADS, 2, 4) {
   SHARED double scratch[NORM_WAVES];
   let_successor_start();
+  const int row = prepare_norm(a);
   after_predecessor();
-  if (BID >= (a.select ? a.step.header->logits_rows : a.step.header->rows)) return;
-  norm_row(a, a.select ? a.step.logits[BID].row : BID, BID, scratch, [&](int k, const float* t) {
+  if (row < 0) return;
+  norm_row(a, row, BID, scratch, [&](int k, const float* t) {
     if (a.t32) store8(a.t32 + (i64)BID * a.hidden + k, a.hidden - k, t);
   });
 }

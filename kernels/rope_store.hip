@@ -4,7 +4,7 @@
 // writes of 8 or 16 that neighbours fill up to whole lines. head_dim is a multiple of 8.
 //
 // Grid: one block a row of the bucket.
-#include "gpu/gpu.h"
+#include "gpu/early.h"
 
 enum { THREADS = 256 };
 
@@ -67,12 +67,14 @@ template <int FORMAT> DEV void store_row(const RopeStoreArgs& a, const Place& pl
 
 KERNEL(rope_store, RopeStoreArgs, THREADS, 4, 4) {
   let_successor_start();
+  Place place{BID, -1, nullptr};
+  if (BID < a.step.header->rows) {                         // the plan is there already: see early.h
+    place.position = a.step.positions[BID];
+    const ChunkInfo& chunk = a.step.chunks[a.step.row_chunk[BID]];
+    place.page = a.kv + kv_page(a.step, chunk, place.position, a.windowed) * a.page_bytes;
+  }
   after_predecessor();
-  const int row = BID;
-  if (row >= a.step.header->rows) return;
-  const int position = a.step.positions[row];
-  const int page = kv_page(a.step, a.step.chunks[a.step.row_chunk[row]], position, a.windowed);
-  const Place place{row, position, a.kv + page * a.page_bytes};
+  if (place.position < 0) return;
   if (a.format == FORMAT_F32) store_row<FORMAT_F32>(a, place);
   else if (a.format == FORMAT_F16) store_row<FORMAT_F16>(a, place);
   else store_row<FORMAT_BF16>(a, place);

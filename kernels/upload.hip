@@ -37,8 +37,8 @@ DEV bool copy_piece(const UploadList& list, unsigned piece, const u8* host, u8* 
 
 KERNEL(upload, UploadArgs, THREADS, 1, 1) {
   SHARED UploadList list __attribute__((aligned(16)));
-  let_successor_start();
   after_predecessor();
+  let_successor_start();
   const unsigned turn = a.turn[0];
   const u8* host = turn % 2 ? a.host[1] : a.host[0];
   if (TID < LIST_PIECES) ((Piece*)&list)[TID] = load_host(host + TID * 16);

@@ -290,11 +290,10 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   const u64 policy = evict_first();                              // keys and values are read once
   const Offsets at = offsets();
   let_successor_start();
-  after_predecessor();
-
-  const int items = __ldg(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
+  const int items = load_fresh(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
   const int jobs = items * a.kv_heads, step = GRID * C::WARPS;
   Job job = load_job(a, warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
+  after_predecessor();                                           // all of the above is in the plan
   Copies<C> copies = {a, ring, barriers, policy, jobs, step, job, next, job.first / KV_PAGE};
   for (int s = 0; s < C::STAGES; s++) copies.start(s);
   Query q = load_query(a, job), next_q = load_query(a, next);

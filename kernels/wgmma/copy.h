@@ -1,6 +1,6 @@
 // Bulk copies from global to shared memory and the barriers they report to.
 #pragma once
-#include "../gpu/gpu.h"
+#include "../gpu/early.h"
 
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -31,6 +31,3 @@ DEV void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar, u64 policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
-
-// A value another kernel wrote, past L1.
-DEV int load_fresh(const int* p) { int v; asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }

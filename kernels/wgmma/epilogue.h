@@ -61,8 +61,12 @@ template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, c
 struct Plain {
   enum : bool { EARLY = false, GREEDY = false };
 };
+// The number of rows is in the plan.
+struct OfPlan : Plain {
+  enum : bool { EARLY = true };
+};
 
-struct Qkv : Plain {
+struct Qkv : OfPlan {
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = bias_pair(a, 0, p.row);
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
@@ -73,7 +77,7 @@ struct Qkv : Plain {
 
 // What is there already is read for several pairs at once: read one by one, each would wait until the pair before it is
 // stored, for all the compiler knows at the same address.
-struct AttnOut : Plain {
+struct AttnOut : OfPlan {
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     constexpr int PAIRS = N / 4, BATCH = PAIRS % 8 ? PAIRS : 8;
     if (p.row >= a.n) return;
@@ -99,7 +103,7 @@ struct AttnOut : Plain {
   }
 };
 
-struct Logits : Plain {
+struct Logits : OfPlan {
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       *(float2*)(a.out + at) = make_float2(v0, v1);
@@ -155,7 +159,7 @@ struct Mlp1 : Plain {
 
 // A block walks down one token tile's weights in order of the rows, so only a larger value displaces the best so far, and
 // that is rare after the first few chunks: all lanes compare with it, and only where one wins do they agree which.
-struct GreedyLogits : Plain {
+struct GreedyLogits : OfPlan {
   enum : bool { GREEDY = true };
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const bool exists = p.row < a.n;
