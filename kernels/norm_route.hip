@@ -10,7 +10,7 @@
 #include "route.h"
 
 // Slots, counts, and the row's copies in the slots; the picks are known to all.
-DEV void send_alone(const NormRouteArgs& a, const Routing& s, const float* t) {
+DEV void send_alone(const NormRouteArgs& a, const Routing<1>& s, const float* t) {
   const int k = a.route.k, *picks = s.picks[0];
   for (int e = TID; e <= a.route.n_experts; e += NORM_THREADS) {
     int before = 0, here = 0;
@@ -29,16 +29,26 @@ DEV void send_alone(const NormRouteArgs& a, const Routing& s, const float* t) {
   }
 }
 
+// The router's weights are in no cache where a layer's other weights have passed since the step before: they are sent
+// for before the predecessor ends.
+DEV void prefetch_router(const RouteArgs& a) {
+  const i64 bytes = (i64)a.n_experts * a.hidden * (a.format == FORMAT_F32 ? 4 : 2);
+  for (i64 at = (i64)(BID * NORM_THREADS + TID) * 128; at < bytes; at += (i64)GRID * NORM_THREADS * 128)
+    prefetch_l2((const u8*)a.w + at);
+}
+
 KERNEL(norm_route, NormRouteArgs, NORM_THREADS, 1, 2) {
   SHARED f32x4 row[HIDDEN_MAX / 4];
   SHARED double scratch[NORM_WAVES];
-  SHARED Routing s;
+  SHARED Routing<1> s;
   float* t = (float*)row;
   let_successor_start();
+  prefetch_router(a.route);
+  const int index = prepare_norm(a.norm);
   after_predecessor();
-  if (BID >= a.norm.step.header->rows) return;
+  if (index < 0) return;
   norm_row(a.norm, BID, BID, scratch, [&](int k, const float* v) { UNROLL for (int j = 0; j < 8; j++) t[k + j] = v[j]; });
   barrier();
-  route_rows<1, NORM_THREADS>(a.route, t, BID, 1, s);
+  route_row<NORM_THREADS>(a.route, t, BID, s);
   if (a.alone) send_alone(a, s, t);
 }

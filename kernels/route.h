@@ -1,63 +1,186 @@
 // What `route` and `norm_route` share: router logits in float32 (exact: float64 sums of rounded products), the k largest,
 // their softmax.
 //
-// A block's waves split the experts, ROUTE_EXPERTS at a time; a wave's lanes split K in pieces of eight: a row's sums are the
-// same whatever rows share its block. The k largest are found by rank, each expert counting those ahead of it: no chain
-// of k searches.
+// A block's waves split the experts; a wave's lanes split K in pieces of eight: a row's sums are the same whatever rows
+// share its block. The k largest are found by rank, each expert counting those ahead of it: no chain of k searches.
+//
+//   One row   is read from where it lies, and a wave has ROUTE_AHEAD steps of the weights of ROUTE_EXPERTS experts under
+//             way.
+//   Several   are staged in shared memory, a step of K at a time, for all waves. A wave's sums of all rows and 4 or 8
+//             experts stay in its registers, so that a weight is brought from the L2 once a block and an operand serves
+//             many products.
 #pragma once
 #include "gpu/math.h"
 
-// Rows a block takes at most, experts a wave takes at once, steps of K a wave with one row has under way.
-enum { ROUTE_ROWS = 4, ROUTE_EXPERTS = 4, ROUTE_AHEAD = 3, MAX_EXPERTS = 256, MAX_K = 8 };
+// Rows a block takes at most: as many as a thread has registers for, and on AMD as leave room for a second block's
+// shared memory.
+enum { ROUTE_ROWS = WAVE == 32 ? 8 : 4, MAX_EXPERTS = 256, MAX_K = 8 };
+// Experts whose sums a wave adds up at once, and rows; steps of K that a wave with one row has under way.
+enum { ROUTE_EXPERTS = 4, ROUTE_TREE_ROWS = 4, ROUTE_AHEAD = 3 };
 
-// What a block knows of its rows. Places of picks are in order of the logit, the largest first.
-struct Routing {
-  float logits[ROUTE_ROWS][MAX_EXPERTS];
-  u32 orders[ROUTE_ROWS][MAX_EXPERTS];
-  int picks[ROUTE_ROWS][MAX_K];
+// What a block knows of its ROWS rows. Places of picks are in order of the logit, the largest first.
+template <int ROWS> struct Routing {
+  float logits[ROWS][MAX_EXPERTS];
+  u32 orders[ROWS][MAX_EXPERTS];         // what order_of makes of them
+  int picks[ROWS][MAX_K];
+  float exponentials[ROWS][MAX_K];       // of the picks' logits less the largest
 };
-
-// One wave's products of R rows and experts `first` to `first + ROUTE_EXPERTS - 1`, N elements of K a lane at a time; `in` is the
-// first row. What is not there repeats the last one. The sums' tree is that of ROUTE_ROWS rows for any R.
-template <class Sum, int FORMAT, int N, int R> DEV void multiply(const RouteArgs& a, const float* in, int rows, int first, Routing& s) {
-  constexpr int STEPS = R == 1 ? (int)ROUTE_AHEAD : 1, STRIDE = WAVE * N;
-  Sum sums[ROUTE_ROWS][ROUTE_EXPERTS] = {};
-  for (int k = LANE * N; k < a.hidden; k += STEPS * STRIDE) {
-    float w[STEPS][ROUTE_EXPERTS][N], t[STEPS][R][N];
-    UNROLL for (int step = 0; step < STEPS; step++) {
-      const int at = k + step * STRIDE < a.hidden ? k + step * STRIDE : k;
-      UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++) {
-        const int expert = first + e < a.n_experts ? first + e : a.n_experts - 1;
-        load_some<FORMAT, N>(a.w, (i64)expert * a.hidden + at, w[step][e]);
-      }
-      UNROLL for (int r = 0; r < R; r++) load_some<FORMAT_F32, N>(in, (i64)(r < rows ? r : rows - 1) * a.hidden + at, t[step][r]);
-    }
-    UNROLL for (int step = 0; step < STEPS; step++)
-      UNROLL for (int r = 0; r < R; r++)
-        UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++)
-          UNROLL for (int i = 0; i < N; i++)
-            sums[r][e] += k + step * STRIDE < a.hidden ? (Sum)mul_rn(w[step][e][i], t[step][r][i]) : (Sum)0;
-  }
-  const float sum = (float)wave_sums<ROUTE_ROWS * ROUTE_EXPERTS>(&sums[0][0]);
-  const int r = LANE / ROUTE_EXPERTS, expert = first + LANE % ROUTE_EXPERTS;
-  if (r < R && expert < a.n_experts) s.logits[r][expert] = add_rn(sum, a.bias[expert]);
-}
-
-template <class Sum, int FORMAT, int R, int THREADS> DEV void multiply_all(const RouteArgs& a, const float* in, int rows, Routing& s) {
-  for (int first = TID / WAVE * ROUTE_EXPERTS; first < a.n_experts; first += THREADS / WAVE * ROUTE_EXPERTS)
-    if (a.hidden % 8 == 0) multiply<Sum, FORMAT, 8, R>(a, in, rows, first, s);
-    else multiply<Sum, FORMAT, 1, R>(a, in, rows, first, s);
-}
-template <class Sum, int R, int THREADS> DEV void multiply_all(const RouteArgs& a, const float* in, int rows, Routing& s) {
-  if (a.format == FORMAT_F32) multiply_all<Sum, FORMAT_F32, R, THREADS>(a, in, rows, s);
-  else multiply_all<Sum, FORMAT_BF16, R, THREADS>(a, in, rows, s);
-}
 
 // A number that orders as the logit does; NaN is the smallest, zeros are equal.
 DEV u32 order_of(float v) {
   const u32 bits = __builtin_bit_cast(u32, v);
   return v != v ? 0 : v == 0 ? 0x80000000u : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
+
+DEV void add_product(float& sum, float w, float t) { sum = fma_rn(w, t, sum); }
+DEV void add_product(double& sum, float w, float t) { sum += (double)mul_rn(w, t); }
+
+template <class Sum> using TreeSums = Sum[ROUTE_TREE_ROWS][ROUTE_EXPERTS];
+// Adds up over the wave what its lanes have of ROUTE_TREE_ROWS rows, `row` the first, and ROUTE_EXPERTS experts: one
+// tree, however many of the rows exist.
+template <class Sum, int ROWS>
+DEV void finish_logits(const RouteArgs& a, TreeSums<Sum>& sums, int row, int first, Routing<ROWS>& s) {
+  const float sum = (float)wave_sums<ROUTE_TREE_ROWS * ROUTE_EXPERTS>(&sums[0][0]);
+  const int r = row + LANE / ROUTE_EXPERTS, expert = first + LANE % ROUTE_EXPERTS;
+  if (LANE / ROUTE_EXPERTS >= ROUTE_TREE_ROWS || r >= ROWS || expert >= a.n_experts) return;
+  const float logit = add_rn(sum, a.bias[expert]);
+  s.logits[r][expert] = logit, s.orders[r][expert] = order_of(logit);
+}
+
+// ---- one row
+
+// One wave's products of the row `in`, number `row` of the block's, and experts `first` to `first + ROUTE_EXPERTS - 1`,
+// N elements of K a lane at a time. What is not there repeats the last one.
+template <class Sum, int FORMAT, int N, int ROWS>
+DEV void multiply_row(const RouteArgs& a, const float* in, int row, int first, Routing<ROWS>& s) {
+  constexpr int STRIDE = WAVE * N;
+  Sum sums[ROUTE_TREE_ROWS][ROUTE_EXPERTS] = {};
+  for (int k = LANE * N; k < a.hidden; k += ROUTE_AHEAD * STRIDE) {
+    float w[ROUTE_AHEAD][ROUTE_EXPERTS][N], t[ROUTE_AHEAD][N];
+    UNROLL for (int step = 0; step < ROUTE_AHEAD; step++) {
+      const int at = k + step * STRIDE < a.hidden ? k + step * STRIDE : k;
+      UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++) {
+        const int expert = first + e < a.n_experts ? first + e : a.n_experts - 1;
+        load_some<FORMAT, N>(a.w, (i64)expert * a.hidden + at, w[step][e]);
+      }
+      load_some<FORMAT_F32, N>(in, at, t[step]);
+    }
+    UNROLL for (int step = 0; step < ROUTE_AHEAD; step++) {
+      if (k + step * STRIDE >= a.hidden) break;
+      UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++)
+        UNROLL for (int i = 0; i < N; i++) add_product(sums[0][e], w[step][e][i], t[step][i]);
+    }
+  }
+  finish_logits(a, sums, row, first, s);
+}
+
+template <class Sum, int FORMAT, int THREADS, int ROWS>
+DEV void multiply_row(const RouteArgs& a, const float* in, int row, Routing<ROWS>& s) {
+  for (int first = TID / WAVE * ROUTE_EXPERTS; first < a.n_experts; first += THREADS / WAVE * ROUTE_EXPERTS)
+    if (a.hidden % 8 == 0) multiply_row<Sum, FORMAT, 8>(a, in, row, first, s);
+    else multiply_row<Sum, FORMAT, 1>(a, in, row, first, s);
+}
+
+// ---- several rows
+
+// Eight weights of an expert as they lie in memory.
+template <int FORMAT> struct RawWeights {
+  Piece pieces[FORMAT == FORMAT_F32 ? 2 : 1];
+  DEV void load(const void* w, i64 first) {
+    const Piece* at = (const Piece*)((const u8*)w + first * (FORMAT == FORMAT_F32 ? 4 : 2));
+    UNROLL for (int i = 0; i < (FORMAT == FORMAT_F32 ? 2 : 1); i++) pieces[i] = at[i];
+  }
+  // Four of them.
+  DEV void take(int half, float* v) const {
+    const u32x4 words = __builtin_bit_cast(u32x4, pieces[FORMAT == FORMAT_F32 ? half : 0]);
+    UNROLL for (int i = 0; i < 4; i++)
+      v[i] = FORMAT == FORMAT_F32 ? __builtin_bit_cast(float, words[i])
+                                  : from_16<FORMAT>((u16)(words[half * 2 + i / 2] >> i % 2 * 16));
+  }
+};
+
+// A step of K of the block's rows: [row][first or second four of a lane's eight][lane], so that a wave reads without
+// conflicts. Two of them, one being filled while the other is read.
+struct Stage {
+  enum : int { PIECES = ROUTE_ROWS * 2 * WAVE };           // of four elements
+  Piece pieces[2][PIECES];
+};
+// A thread's pieces of the next step, under way.
+template <int THREADS> struct Ahead {
+  enum : int { COUNT = Stage::PIECES / THREADS };
+  Piece pieces[COUNT];
+  DEV void load(const RouteArgs& a, const float* in, int rows, int k) {
+    UNROLL for (int i = 0; i < COUNT; i++) {
+      const int piece = TID + i * THREADS, row = piece / (2 * WAVE), at = k + piece % (2 * WAVE) * 4;
+      pieces[i] = *(const Piece*)(in + (i64)(row < rows ? row : rows - 1) * a.hidden + (at < a.hidden ? at : 0));
+    }
+  }
+  DEV void store(Piece* stage) const {
+    UNROLL for (int i = 0; i < COUNT; i++) {
+      const int piece = TID + i * THREADS, row = piece / (2 * WAVE), at = piece % (2 * WAVE);
+      stage[(row * 2 + at % 2) * WAVE + at / 2] = pieces[i];
+    }
+  }
+};
+
+// E experts a wave. Rows and experts that are not there repeat the last one. (Sending for two steps ahead was slower by
+// a tenth.)
+template <class Sum, int FORMAT, int E, int THREADS>
+DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
+  constexpr int STRIDE = WAVE * 8;
+  int turn = 0;
+  for (int base = 0; base < a.n_experts; base += THREADS / WAVE * E) {
+    const int first = base + TID / WAVE * E;
+    const auto load_weights = [&](RawWeights<FORMAT>* raw, int k) {
+      UNROLL for (int e = 0; e < E; e++) {
+        const int expert = first + e < a.n_experts ? first + e : a.n_experts - 1;
+        raw[e].load(a.w, (i64)expert * a.hidden + (k < a.hidden ? k : 0));
+      }
+    };
+    Sum sums[ROUTE_ROWS][E] = {};
+    RawWeights<FORMAT> raw[E], next[E];
+    Ahead<THREADS> ahead;
+    ahead.load(a, in, rows, 0);
+    load_weights(next, LANE * 8);
+    for (int k = 0; k < a.hidden; k += STRIDE, turn ^= 1) {
+      ahead.store(stage.pieces[turn]);
+      UNROLL for (int e = 0; e < E; e++) raw[e] = next[e];
+      barrier();
+      if (k + STRIDE < a.hidden) ahead.load(a, in, rows, k + STRIDE), load_weights(next, k + STRIDE + LANE * 8);
+      if (k + LANE * 8 >= a.hidden) continue;
+      UNROLL for (int half = 0; half < 2; half++) {
+        float w[E][4];
+        UNROLL for (int e = 0; e < E; e++) raw[e].take(half, w[e]);
+        UNROLL for (int r = 0; r < ROUTE_ROWS; r++) {
+          const f32x4 t = __builtin_bit_cast(f32x4, stage.pieces[turn][(r * 2 + half) * WAVE + LANE]);
+          UNROLL for (int e = 0; e < E; e++)
+            UNROLL for (int i = 0; i < 4; i++) add_product(sums[r][e], w[e][i], t[i]);
+        }
+      }
+    }
+    UNROLL for (int r = 0; r < ROUTE_ROWS; r += ROUTE_TREE_ROWS)
+      UNROLL for (int e = 0; e < E; e += ROUTE_EXPERTS) {
+        Sum part[ROUTE_TREE_ROWS][ROUTE_EXPERTS];
+        UNROLL for (int i = 0; i < ROUTE_TREE_ROWS; i++)
+          UNROLL for (int j = 0; j < ROUTE_EXPERTS; j++) part[i][j] = sums[r + i][e + j];
+        finish_logits(a, part, r, first + e, s);
+      }
+  }
+}
+
+template <class Sum, int FORMAT, int THREADS>
+DEV void multiply_rows(const RouteArgs& a, const float* in, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
+  constexpr int MOST = sizeof(Sum) == 4 && FORMAT != FORMAT_F32 ? 8 : 4;         // registers
+  if (a.hidden % 8)
+    for (int r = 0; r < rows; r++) multiply_row<Sum, FORMAT, THREADS>(a, in + (i64)r * a.hidden, r, s);
+  else if (a.n_experts > THREADS / WAVE * 4)
+    multiply_staged<Sum, FORMAT, MOST, THREADS>(a, in, rows, stage, s);
+  else
+    multiply_staged<Sum, FORMAT, 4, THREADS>(a, in, rows, stage, s);
+}
+
+// ---- logits to picks
+
 // How many experts of a row come before one: a larger logit, or the same and a lower index.
 DEV int rank_of(const u32* orders, int n, int expert) {
   const u32 mine = orders[expert];
@@ -73,28 +196,10 @@ DEV int place_of(const int* picks, int k, int rank) {
   for (int i = 0; i < k; i++) place += picks[i] < picks[rank];
   return place;
 }
-// The share of the pick at place `rank`, as the CPU's softmax over the picks, the largest first.
-DEV float share_of(const float* logits, const int* picks, int k, int rank) {
-  const double largest = logits[picks[0]];
-  double sum = 0, mine = 0;
-  for (int i = 0; i < k; i++) {
-    const double e = exp_f32((float)((double)logits[picks[i]] - largest));
-    sum += e;
-    if (i == rank) mine = e;
-  }
-  return (float)(mine / sum);
-}
 
-// Routes `rows` rows, at most R, of which `in` is the first and number `first_row` of the step, by a block of THREADS. When it
-// returns all of them see the picks.
-template <int R, int THREADS> DEV void route_rows(const RouteArgs& a, const float* in, int first_row, int rows, Routing& s) {
-  if (a.exact) multiply_all<double, R, THREADS>(a, in, rows, s);
-  else multiply_all<float, R, THREADS>(a, in, rows, s);
-  barrier();
-  for (int i = TID; i < rows * a.n_experts; i += THREADS) {
-    const int r = i / a.n_experts, expert = i % a.n_experts;
-    s.orders[r][expert] = order_of(s.logits[r][expert]);
-  }
+// Picks from the logits of `rows` rows, of which the first is number `first_row` of the step, and their shares as the
+// CPU's softmax over the picks, the largest first. When it returns all threads see the picks.
+template <int THREADS, int ROWS> DEV void pick_experts(const RouteArgs& a, int first_row, int rows, Routing<ROWS>& s) {
   barrier();
   for (int i = TID; i < rows * a.n_experts; i += THREADS) {
     const int r = i / a.n_experts, expert = i % a.n_experts;
@@ -103,9 +208,41 @@ template <int R, int THREADS> DEV void route_rows(const RouteArgs& a, const floa
   }
   barrier();
   for (int i = TID; i < rows * a.k; i += THREADS) {
+    const int r = i / a.k, rank = i % a.k, *picks = s.picks[r];
+    s.exponentials[r][rank] = exp_f32((float)((double)s.logits[r][picks[rank]] - (double)s.logits[r][picks[0]]));
+  }
+  barrier();
+  for (int i = TID; i < rows * a.k; i += THREADS) {
     const int r = i / a.k, rank = i % a.k;
+    double sum = 0;
+    for (int j = 0; j < a.k; j++) sum += (double)s.exponentials[r][j];
     const i64 at = (i64)(first_row + r) * a.k + place_of(s.picks[r], a.k, rank);
     a.experts[at] = s.picks[r][rank];
-    a.shares[at] = share_of(s.logits[r], s.picks[r], a.k, rank);
+    a.shares[at] = (float)((double)s.exponentials[r][rank] / sum);
   }
+}
+
+// ---- what the kernels call
+
+// Routes row `row` of the step, which lies at `in`.
+template <int THREADS> DEV void route_row(const RouteArgs& a, const float* in, int row, Routing<1>& s) {
+  const auto multiply = [&](auto zero) {
+    if (a.format == FORMAT_F32) multiply_row<decltype(zero), FORMAT_F32, THREADS>(a, in, 0, s);
+    else multiply_row<decltype(zero), FORMAT_BF16, THREADS>(a, in, 0, s);
+  };
+  if (a.exact) multiply(0.0);
+  else multiply(0.f);
+  pick_experts<THREADS>(a, row, 1, s);
+}
+
+// Routes `rows` rows, at most ROUTE_ROWS, of which `in` is the first and number `first_row` of the step.
+template <int THREADS>
+DEV void route_rows(const RouteArgs& a, const float* in, int first_row, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
+  const auto multiply = [&](auto zero) {
+    if (a.format == FORMAT_F32) multiply_rows<decltype(zero), FORMAT_F32, THREADS>(a, in, rows, stage, s);
+    else multiply_rows<decltype(zero), FORMAT_BF16, THREADS>(a, in, rows, stage, s);
+  };
+  if (a.exact) multiply(0.0);
+  else multiply(0.f);
+  pick_experts<THREADS>(a, first_row, rows, s);
 }

@@ -1,16 +1,17 @@
-// route: experts and shares of ROUTE_ROWS rows a block, so that the router's weights (184 KB at 32 experts of 2880) are read once
-// for all of them and the products stay below what one SM draws from the L2.
+// route: experts and shares of ROUTE_ROWS rows a block, so that the router's weights (184 KB at 32 experts of 2880, 737
+// KB at 128) are read once for all of them and the products stay below what one SM draws from the L2.
 //
 // Grid: rows of the bucket / ROUTE_ROWS, rounded up. At most MAX_EXPERTS experts, MAX_K of them a token.
 #include "route.h"
 
 enum { THREADS = 8 * WAVE };
 
-KERNEL(route, RouteArgs, THREADS, 2, 2) {
-  SHARED Routing s;
+KERNEL(route, RouteArgs, THREADS, 1, 2) {
+  SHARED Stage stage;
+  SHARED Routing<ROUTE_ROWS> s;
   let_successor_start();
   after_predecessor();
   const int first = BID * ROUTE_ROWS, left = a.step.header->rows - first;
   if (left <= 0) return;
-  route_rows<ROUTE_ROWS, THREADS>(a, a.t32 + (i64)first * a.hidden, first, left < ROUTE_ROWS ? left : ROUTE_ROWS, s);
+  route_rows<THREADS>(a, a.t32 + (i64)first * a.hidden, first, left < ROUTE_ROWS ? left : ROUTE_ROWS, stage, s);
 }

@@ -5,8 +5,6 @@ use super::args::WIRE_ROWS;
 use super::context::Grid;
 use super::target::{GemmLaunch, GemmShape, Product, Target};
 
-/// Rows a block of `route` takes.
-const ROUTE_ROWS: usize = 4;
 /// Waves of a block of `route`.
 const ROUTE_WAVES: usize = 8;
 /// Rows a block of `gather` takes of one slab.
@@ -40,7 +38,7 @@ pub fn rope_store(rows: usize) -> Grid {
 
 /// `route`
 pub fn route(rows: usize, target: &Target) -> Grid {
-    Grid::new(rows.div_ceil(ROUTE_ROWS), ROUTE_WAVES * target.wave())
+    Grid::new(rows.div_ceil(target.route_rows()), ROUTE_WAVES * target.wave())
 }
 
 /// `norm_route`, for rows of which each can have a multiprocessor.

@@ -129,6 +129,14 @@ impl Target {
         }
     }
 
+    /// Rows a block of `route` takes.
+    pub fn route_rows(&self) -> usize {
+        match self.family {
+            Family::Hopper => 8,
+            Family::Cdna => 4,
+        }
+    }
+
     /// Query rows of a tile of prefill attention.
     pub fn prefill_rows(&self) -> usize {
         match self.family {
