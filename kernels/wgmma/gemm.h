@@ -14,8 +14,9 @@
 // and adds it to a pair of float32 (epilogue.h). In both an element's sum depends on nothing but its row and its column.
 //
 // Programmatic dependence: a block lets the successor start after its own predecessor has ended, so what a kernel's
-// grandparents wrote is there from the start. mlp2, whose predecessor is mlp1, therefore knows its work at once, and a
-// product whose rows fit one tile knows its weights: both fill the pipeline with weights before they wait.
+// grandparents wrote is there from the start. mlp2, whose predecessor is mlp1, therefore knows its work at once, and
+// the dense products know theirs from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to
+// wait for the router.
 #pragma once
 #include "dense.h"
 #include "epilogue.h"
@@ -23,10 +24,15 @@
 #include "mxfp4.h"
 #include "schedule.h"
 
-// Up to N tokens, in steps of STEP (each a multiplication of its own); BLOCKS blocks of 64 weight rows a warpgroup. MXFP4: K16S steps of 16
-// along K make a group of wgmma, whose fragments have BUFFERS buffers. SINGLE: launched for at most N rows in all.
-template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_ = 2, int BUFFERS_ = 1, bool SINGLE_ = false> struct Tile {
-  enum : int { N = N_, STEP = STEP_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_, BUFFERS = BUFFERS_ };
+// Up to N tokens, multiplied LEAST wide at least and in steps of STEP (each a multiplication of its own); BLOCKS blocks
+// of 64 weight rows a warpgroup. MXFP4: K16S steps of 16 along K make a group of wgmma, whose fragments have BUFFERS
+// buffers. SINGLE: launched for at most N rows in all.
+template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_ = 2, int BUFFERS_ = 1, bool SINGLE_ = false,
+          int LEAST_ = STEP_>
+struct Tile {
+  enum : int {
+    N = N_, STEP = STEP_, LEAST = LEAST_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_, BUFFERS = BUFFERS_
+  };
   enum : bool { SINGLE = SINGLE_ };
 };
 
@@ -166,7 +172,7 @@ template <class Op, class Weights, template <int, int> class Schedule, int FORMA
     for (Chunk c; work.next(c);) {
       if (T::SINGLE) c.rows = rows;
       if (Op::GREEDY && fresh) reset_best();
-      pick_tokens<T::STEP>(a, p, c);
+      pick_tokens<T::LEAST>(a, p, c);
       if constexpr (Op::GREEDY) {
         fresh = work.tile_done();
         if (fresh) write_best(a, c, work);

@@ -79,12 +79,11 @@ fn tile(shape: &GemmShape, multiprocessors: usize) -> Tile {
     match shape.product {
         Product::Mlp1 | Product::Mlp2 => expert_tile(shape, fast, f16),
         // A warpgroup is enough where a multiprocessor gets some 48 rows of weights; up to 128 rows of tokens are one tile,
-        // whose weights are on their way before the tokens are there. Attention's output, with half the row blocks, is a
-        // little faster in tiles for many rows.
+        // whose weights are on their way before the tokens are there.
         Product::Qkv | Product::AttnOut => match (fast, f16) {
             (true, true) => match (shape.product, shape.rows) {
                 (_, ..=8) => (8, 1),
-                (Product::Qkv, ..=128) => narrowest(&[(32, 1), (64, 1), (128, 1)], shape.rows),
+                (_, ..=128) => narrowest(&[(32, 1), (64, 1), (128, 1)], shape.rows),
                 _ => least_work(&[(192, 3), (256, 2)], shape, multiprocessors),
             },
             (true, false) => narrowest(&[(16, 1), (256, 2)], shape.rows),
@@ -111,8 +110,8 @@ fn expert_tile(shape: &GemmShape, fast: bool, f16: bool) -> Tile {
     let busiest = busiest(shape);
     let tiles: &[Tile] = match shape.kind {
         // Experts of more rows have several tiles of any kind, and three warpgroups decode faster than two.
-        Kind::Mxfp4 if fast && f16 && busiest > 256 => &[(128, 3)],
-        Kind::Mxfp4 if fast && f16 => &[(8, 3), (16, 3), (32, 3), (48, 3), (64, 3), (128, 3), (256, 2)],
+        Kind::Mxfp4 if fast && f16 && busiest > 256 => &[(192, 3)],
+        Kind::Mxfp4 if fast && f16 => &[(8, 3), (16, 3), (32, 3), (48, 3), (64, 3), (96, 3), (128, 3), (256, 2)],
         Kind::Mxfp4 if fast => &[(16, 3), (64, 3), (256, 2)],
         // Three tiles of 8 take less than one of 64, which multiplies and adds what nobody wants.
         Kind::Mxfp4 if busiest <= 20 => &[(8, 3)],
@@ -202,7 +201,7 @@ mod tests {
                 "1 mlp2_mxfp4_f16x1_n8 512",
                 "1 unembed_greedy_dense_f16x1_n8 384",
                 "32 qkv_dense_f16x1_n32 256",
-                "32 attn_out_dense_f16x1_n192 512",
+                "32 attn_out_dense_f16x1_n32 256",
                 "32 mlp1_mxfp4_f16x1_n8 512",
                 "32 mlp2_mxfp4_f16x1_n8 512",
                 "32 unembed_greedy_dense_f16x1_n32 384",
@@ -223,8 +222,8 @@ mod tests {
                 "1536 unembed_greedy_dense_f16x1_n256 384",
                 "4096 qkv_dense_f16x1_n192 512",
                 "4096 attn_out_dense_f16x1_n256 384",
-                "4096 mlp1_mxfp4_f16x1_n128 512",
-                "4096 mlp2_mxfp4_f16x1_n128 512",
+                "4096 mlp1_mxfp4_f16x1_n192 512",
+                "4096 mlp2_mxfp4_f16x1_n192 512",
                 "4096 unembed_greedy_dense_f16x1_n256 384",
             ]
         );
