@@ -13,8 +13,8 @@
 //         on its company in the tile nor on how the prompt was cut.
 // Budget  At head_dim 64 a tile's 8192 exponentials take the special function units as long as its products take the
 //         tensor cores, about 512 cycles. Two blocks share a multiprocessor, so that of four warpgroups some multiply
-//         while others take exponentials; within one, the next tile's S is issued along with this tile's P V. Registers:
-//         32 O, 32 S, 16 P of 128.
+//         while others take exponentials; within one, the next tile's S is issued before this tile's P V, which goes on
+//         while that S is exponentiated. Registers: 32 O, 32 S, 16 P of 128.
 // Launch  THREADS threads, QUERY_BYTES + STAGES * (TILE_BYTES + 16) bytes of shared memory.
 #include "attention.h"
 
@@ -31,7 +31,9 @@ enum : int {
 
 DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-DEV void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+template <int PENDING> DEV void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
 DEV void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Keeps the compiler from moving accumulators across what it does not know to write them.
@@ -187,24 +189,30 @@ DEV float move_maximum(const float* s, int row, float& m, float slack) {
   return f;
 }
 
-// Scores become weights, in the layout of the next product's A operand.
-template <int FORMAT> DEV void softmax(float* s, u32 (*p)[4], Rows& r) {
-  float f[2], m[2];
+// Scores become weights. What the rows' values are to be multiplied by is left in f: their product may still be under
+// way.
+template <int FORMAT> DEV void softmax(float* s, Rows& r, float* f) {
+  float m[2];
   UNROLL for (int row = 0; row < 2; row++) {
     f[row] = move_maximum(s, row, r.m[row], SLACK<FORMAT>);
     m[row] = r.m[row] == NEGATIVE_INFINITY ? 0 : r.m[row];       // no visible key so far: all weights are 0
   }
-  if (wave_any(f[0] != 1 || f[1] != 1)) {
-    UNROLL for (int row = 0; row < 2; row++) r.sum[row] *= f[row];
-    UNROLL for (int i = 0; i < 32; i++) r.o[i] *= f[i / 2 % 2];
-  }
+  UNROLL for (int row = 0; row < 2; row++) r.sum[row] = mul_rn(r.sum[row], f[row]);
   UNROLL for (int i = 0; i < 8; i++) {
     UNROLL for (int j = 0; j < 4; j++) s[4 * i + j] = exp2_fast(s[4 * i + j] - m[j / 2]);
-    UNROLL for (int row = 0; row < 2; row++) {
-      r.sum[row] += s[4 * i + 2 * row] + s[4 * i + 2 * row + 1];
-      p[i / 2][i % 2 * 2 + row] = pack_weights<FORMAT>(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]);
-    }
+    UNROLL for (int row = 0; row < 2; row++) r.sum[row] += s[4 * i + 2 * row] + s[4 * i + 2 * row + 1];
   }
+}
+
+DEV void rescale(Rows& r, const float* f) {
+  if (wave_any(f[0] != 1 || f[1] != 1)) UNROLL for (int i = 0; i < 32; i++) r.o[i] *= f[i / 2 % 2];
+}
+
+// Weights in the layout of the next product's A operand.
+template <int FORMAT> DEV void pack(const float* s, u32 (*p)[4]) {
+  UNROLL for (int i = 0; i < 8; i++)
+    UNROLL for (int row = 0; row < 2; row++)
+      p[i / 2][i % 2 * 2 + row] = pack_weights<FORMAT>(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]);
 }
 
 // ---- a warpgroup
@@ -258,32 +266,41 @@ DEV void compute(const AttentionArgs& a, const Work& w, Ring ring, int group, bo
   wgmma_fence();
   issue_scores<FORMAT>(s, queries, ring.tile());
   wgmma_commit();
-  wgmma_wait();
-  for (int page = first;; page++) {
+  wgmma_wait<0>();
+  float f[2];
+  const auto weigh = [&](int page) {
     pin(s);
     if (!all_visible(r, page * KV_PAGE)) mask(s, r, page * KV_PAGE);
-    softmax<FORMAT>(s, p, r);
+    softmax<FORMAT>(s, r, f);
+  };
+  weigh(first);
+  pack<FORMAT>(s, p);                                            // no values so far: nothing to rescale
+  for (int page = first + 1; page <= last; page++) {
     const u32 tile = ring.tile(), empty = ring.empty();
-    const bool more = page < last;
-    if (more) {
-      ring.advance();
-      barrier_wait(ring.full(), ring.parity);
-    }
+    ring.advance();
+    barrier_wait(ring.full(), ring.parity);
     pin(s), pin(r.o);
     wgmma_fence();
-    issue_values<FORMAT>(r.o, p, tile);
-    if (!more) break;
     issue_scores<FORMAT>(s, queries, ring.tile());
     wgmma_commit();
-    // Into the stage of the tile before this one's predecessor's: the other warpgroup is hardly ever further behind.
-    if (copying && copies.left() && copies.page <= page + STAGES - 2) copies.start();
-    wgmma_wait();
+    issue_values<FORMAT>(r.o, p, tile);
+    wgmma_commit();
+    // Into the stage of the tile three before this one: the other warpgroup is hardly ever further behind.
+    if (copying && copies.left() && copies.page <= page + STAGES - 3) copies.start();
+    wgmma_wait<1>();
+    weigh(page);
+    wgmma_wait<0>();
     pin(r.o);
     if (LANE == 0) barrier_arrive(empty);
     __syncwarp();
+    rescale(r, f);
+    pack<FORMAT>(s, p);
   }
+  pin(r.o);
+  wgmma_fence();
+  issue_values<FORMAT>(r.o, p, ring.tile());
   wgmma_commit();
-  wgmma_wait();
+  wgmma_wait<0>();
   pin(r.o);
   store_rows<FORMAT>(a, w, r, first_query);
 }
