@@ -4,7 +4,6 @@
 mod fake;
 
 use fake::{Control, PROMPTS, Program, VOCAB, expected, finish, inference, last_error, quiet, warm_up};
-use getp::abi::types;
 use getp::checkpoint::{Checkpoint, Tensor, TensorId, config_from_bytes};
 use getp::engine::{Engine, Sampling};
 use getp::error::{Error, Result};
@@ -14,8 +13,8 @@ use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Barrier};
 
 /// The row of a request without an answer.
 const EMPTY: [c_int; 0] = [];
@@ -77,32 +76,6 @@ fn inference_first_warms_up() {
 }
 
 #[test]
-fn two_models_live_side_by_side() {
-    let control = Arc::<Control>::default();
-    let run = |seed: u64| {
-        let mut program = Program::new(&PROMPTS, 30);
-        program.sampler.temperature = 1.0;
-        program.sampler.rng_state = seed;
-        let before = program.sampler;
-        for _ in 0..5 {
-            program.sampler = before;
-            inference(&mut program, &control).unwrap();
-            let rows: Vec<_> = (0..)
-                .zip(PROMPTS)
-                .map(|(i, prompt)| expected(prompt, 30, &before, i).0)
-                .collect();
-            assert_eq!(program.rows(), rows);
-        }
-        finish(&mut program).unwrap();
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(|| run(1));
-        scope.spawn(|| run(2));
-    });
-    assert_eq!((control.opened.load(SeqCst), control.dropped.load(SeqCst)), (2, 2));
-}
-
-#[test]
 fn another_transformer_at_the_address_is_not_mistaken_for_the_first() {
     let control = Arc::<Control>::default();
     let mut program = Program::new(&["ab"], 8);
@@ -154,65 +127,6 @@ fn a_copy_of_a_warm_transformer_is_refused() {
     assert_eq!(inference(&mut program, &control).unwrap(), 8);
     finish(&mut program).unwrap();
     assert_eq!(control.opened.load(SeqCst), 2);
-}
-
-/// The rows of one `Requests`, for two threads.
-#[derive(Clone, Copy)]
-struct Shared(types::Requests);
-
-// SAFETY: the test orders who writes when; the library is to keep its own calls apart.
-unsafe impl Send for Shared {}
-
-#[test]
-fn rows_that_a_call_is_writing_to_are_refused_to_others() {
-    let mut program = Program::new(&PROMPTS, 20);
-    let requests = Shared(program.requests);
-    let first = Arc::new(Control {
-        hold: Some(Barrier::new(2)),
-        ..Control::default()
-    });
-    let expected: Vec<_> = (0..)
-        .zip(PROMPTS)
-        .map(|(i, prompt)| expected(prompt, 20, &program.sampler, i).0)
-        .collect();
-    let answered = expected.iter().map(Vec::len).sum::<usize>();
-    std::thread::scope(|scope| {
-        // It stops in its first step until this thread has met it twice.
-        let (control, shared) = (first.clone(), requests);
-        let other = scope.spawn(move || {
-            let shared = shared; // whole, as it may go to another thread
-            let mut program = Program::new(&[], 20);
-            program.requests = shared.0;
-            let tokens = inference(&mut program, &control);
-            finish(&mut program).unwrap();
-            tokens.unwrap()
-        });
-        let hold = first.hold.as_ref().unwrap();
-        hold.wait();
-        let control = Arc::default();
-        let refused = inference(&mut program, &control).unwrap_err().to_string();
-        assert!(
-            refused.starts_with("another call is answering these requests"),
-            "{refused}"
-        );
-        // Rows that overlap are refused too, and none is touched.
-        let last = PROMPTS.len() - 1;
-        // SAFETY: the row of the last request; the other call waits.
-        let marked = unsafe { program.requests.tok_gens.add(last * 21) };
-        // SAFETY: as above.
-        unsafe { marked.write(77) };
-        program.requests.num_reqs = 1;
-        program.requests.tok_gens = marked;
-        inference(&mut program, &control).unwrap_err();
-        // SAFETY: as above.
-        assert_eq!(unsafe { marked.read() }, 77);
-        program.requests = requests.0;
-        hold.wait();
-        assert_eq!(other.join().unwrap() as usize, answered);
-    });
-    assert_eq!(program.rows(), expected);
-    assert_eq!(inference(&mut program, &Arc::default()).unwrap() as usize, answered);
-    finish(&mut program).unwrap();
 }
 
 #[test]
