@@ -11,7 +11,7 @@ RUN_STEPS ?= 48
 FUZZ_SECONDS ?= 60
 
 QUICK_CHECKS := check-format check-lints test-rust
-CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-c test-hosts test-miri \
+CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-c test-hosts test-threads test-miri \
     test-sanitizers test-valgrind test-memory test-out-of-memory fuzz
 
 CARGO ?= cargo
@@ -78,6 +78,10 @@ test-c: programs tiny-model small-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 # What host programs do to the library: they fork, end in the middle, lose their readers.
 test-hosts: library tiny-model
 	tests/programs/hosts.sh
+
+# Races between threads.
+test-threads:
+	tests/programs/threads.sh
 
 # What the compiler may take for granted and the code does not keep, where there is a Miri.
 test-miri:

@@ -6,7 +6,7 @@
 packages=(
     # The programs, under two compilers and their sanitizers.
     make binutils g++ libc6-dev clang libclang-rt-14-dev valgrind libc6-dbg
-    # AMD's kernels and runtime.
+    # AMD's kernels and runtime; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22 libamdhip64-dev
     # nvcc, and what looks at scripts and C++.
     python3-venv shellcheck clang-format-22
