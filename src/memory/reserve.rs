@@ -10,7 +10,7 @@ use std::ptr::{copy_nonoverlapping, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The most bytes of a request that the reserve serves.
-pub const MOST_BYTES: usize = 4096;
+pub const MOST_BYTES: usize = 16 << 10;
 
 const SLOT_BYTES: usize = 256;
 const SLOTS: usize = 4096;
