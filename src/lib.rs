@@ -23,6 +23,7 @@ pub mod requests;
 pub mod sampler;
 pub mod scheduler;
 pub mod simd;
+pub mod threads;
 pub mod tokenizer;
 pub mod weights;
 pub mod workers;

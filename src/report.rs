@@ -12,6 +12,7 @@ pub use stream::{Stream, quietly};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::replica::{PackedKind, Replica};
+use crate::threads;
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::fmt::Display;
@@ -224,7 +225,7 @@ impl Printer {
             progress.aside(|| out.write_all(text).and_then(|()| out.flush()))
         };
         let print = move || print_in_order(&theirs, &mut write);
-        let thread = std::thread::Builder::new().name("getp-print".into()).spawn(print);
+        let thread = threads::spawn("getp-print".into(), print);
         if let Err(error) = &thread {
             line(format_args!("answers are not printed: {error}"));
         }

@@ -3,8 +3,9 @@
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::report;
+use crate::threads;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 /// A pool of threads and their handles: rayon's own pool does not wait for its threads, which would then run on in a
 /// program that believes everything given back and may unload the library.
@@ -44,8 +45,8 @@ impl Workers {
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .spawn_handler(|worker| {
-                let thread = Builder::new().name(format!("{name} {}", worker.index()));
-                handles.0.push(thread.spawn(|| worker.run())?);
+                let name = format!("{name} {}", worker.index());
+                handles.0.push(threads::spawn(name, || worker.run())?);
                 Ok(())
             })
             .build()

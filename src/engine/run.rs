@@ -10,10 +10,10 @@ use crate::logits::Recorder;
 use crate::replica::Want;
 use crate::report;
 use crate::scheduler::{Finished, Scheduler};
+use crate::threads;
 use rayon::ThreadPool;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 /// What all replicas share.
@@ -81,8 +81,7 @@ pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, '
     let others = workers.split_off(1);
     std::thread::scope(|scope| {
         let start = |(worker, i): (Worker<'p, 'a, 'r>, usize)| {
-            let thread = Builder::new().name(format!("getp replica {i}"));
-            let thread = thread.spawn_scoped(scope, || worker.serve());
+            let thread = threads::spawn_scoped(scope, format!("getp replica {i}"), || worker.serve());
             thread.map_err(|error| not_started(run, &error))
         };
         let others: Vec<_> = others.into_iter().zip(1..).map(start).collect();

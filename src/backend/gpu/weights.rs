@@ -16,6 +16,7 @@ use crate::memory::{self, Purpose};
 use crate::model::{LayerWeights, ModelConfig, Weights};
 use crate::replica::{PackReport, Sent};
 use crate::report;
+use crate::threads;
 use crate::weights::{Findings, Format, Layout, NonFinite, not_expected};
 use crate::workers::Workers;
 use std::panic::resume_unwind;
@@ -165,10 +166,8 @@ fn load_as(contexts: &[&Context], source: &Source<'_>, format: args::Format) -> 
     // A pool of its own: the one that all programs share would outlive the library and not outlive a fork.
     let workers = Workers::start("getp pack", 0)?;
     thread::scope(|scope| {
-        let packing = thread::Builder::new().name("getp pack".into());
-        let packing = packing
-            .spawn_scoped(scope, || workers.pool().install(|| packer.run()))
-            .map_err(no_thread)?;
+        let pack = || workers.pool().install(|| packer.run());
+        let packing = threads::spawn_scoped(scope, "getp pack".into(), pack).map_err(no_thread)?;
         let loaded = loader.with(staging).load();
         // The loader is gone, and with it the packer's reason to go on.
         let pack_seconds = packing.join().unwrap_or_else(|panic| resume_unwind(panic));
