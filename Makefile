@@ -34,7 +34,9 @@ tiny_MODEL := --vocab 512 --n-experts 4 --experts-per-token 2 --window 8 --seq-l
 small_TOKENIZER := --first 4096
 tiny_TOKENIZER := --first 512
 
-run: programs $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
+run:
+	@tests/programs/setup.sh run
+	@$(MAKE) --no-print-directory programs $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 	tests/programs/run.sh $(PROMPTS) $(RUN_STEPS)
 
 check:
@@ -45,7 +47,7 @@ test: setup
 
 # What the checks need and is not here.
 setup:
-	@tests/programs/setup.sh
+	@tests/programs/setup.sh test
 
 check-format:
 	$(CARGO) fmt --check

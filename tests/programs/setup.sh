@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Installs what the checks need and is not here: Debian's packages, as root or where sudo asks for nothing, and nvcc in
-# build/nvidia. Where it may not install it says what to install.
+# setup.sh run|test: installs what `make run` or `make test` needs and is not here: Debian's packages, as root or where
+# sudo asks for nothing, and for the checks nvcc in build/nvidia. Where it may not install it says what to install.
 . "$(dirname "$0")/lib.sh"
 
-packages=(
-    # The programs, under two compilers and their sanitizers.
-    make binutils g++ libc6-dev clang libclang-rt-14-dev valgrind libc6-dbg
+packages=(make g++ libc6-dev)
+checks=(
+    # The programs, under another compiler and sanitizers.
+    binutils clang libclang-rt-14-dev valgrind libc6-dbg
     # AMD's kernels and runtime; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22 libamdhip64-dev
     # nvcc, and what looks at scripts and C++.
@@ -45,10 +46,16 @@ install_nvcc() {
 }
 
 need cargo "rustup (Rust 1.95 or later)"
+if [[ $1 == run ]]; then
+    # Whoever has compilers of his own needs no package.
+    if command -v make && command -v c++; then exit 0; fi >/dev/null
+else
+    packages+=("${checks[@]}")
+fi
 if command -v dpkg-query >/dev/null; then
     install_packages
 else
     echo "not Debian: each check says which program it misses" >&2
 fi
-install_nvcc
-echo "ok: everything the checks need is here ($SECONDS s)"
+[[ $1 == run ]] || install_nvcc
+echo "ok: everything that make $1 needs is here ($SECONDS s)"
