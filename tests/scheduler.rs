@@ -5,7 +5,7 @@
 //! block is shared and that rings are long enough. What is sampled is a fixed function of request and position, so
 //! that every answer is known beforehand, whatever number of steps is under way.
 
-use getp::batch::{Chunk, StepPlan};
+use getp::batch::{Chunk, LogitsRow, StepPlan};
 use getp::scheduler::{BlockCounts, END_TOKENS, Finished, Limits, Scheduler, Unfinished};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -18,6 +18,8 @@ struct Job {
     max_positions: usize,
     /// One in so many tokens sampled is an end token; 0 is none.
     end_every: u64,
+    /// One in so many tokens the device leaves to the host, if it samples at all; 0 is none.
+    host_every: u64,
 }
 
 impl Job {
@@ -31,7 +33,14 @@ impl Job {
             prompt: (0..n_prompt).map(|_| rng.random_range(0..1000)).collect(),
             max_positions,
             end_every: [0, 0, 3, 20][rng.random_range(0..4)],
+            host_every: [0, 0, 1, 2, 5][rng.random_range(0..5)],
         }
+    }
+
+    /// Whether the device leaves the token sampled for `request` at `position` to the host.
+    fn is_left_to_host(&self, request: usize, position: usize) -> bool {
+        let hash = ((request as u64) << 32 | position as u64).wrapping_mul(0xD1B5_4A32_D192_ED03) >> 20;
+        self.host_every > 0 && hash.is_multiple_of(self.host_every)
     }
 
     /// The token sampled for `request` at `position`.
@@ -96,6 +105,21 @@ struct Device {
     next: HashMap<usize, usize>,
     /// Running requests in the order in which they started.
     started: Vec<usize>,
+    /// Requests whose last token the device does not know, but takes another for.
+    wrong: HashSet<usize>,
+    /// Sequences took turns once, so that they may have started in another order.
+    took_turns: bool,
+}
+
+/// A step under way.
+struct UnderWay {
+    plan: StepPlan,
+    /// A token for each row that asks for one.
+    sampled: Vec<u32>,
+    /// Slots whose token the device left to the host.
+    left_to_host: Vec<usize>,
+    /// Requests whose token the device does not have.
+    not_on_device: HashSet<usize>,
 }
 
 impl Device {
@@ -108,11 +132,13 @@ impl Device {
             fed: HashMap::new(),
             next: HashMap::new(),
             started: Vec::new(),
+            wrong: HashSet::new(),
+            took_turns: false,
         }
     }
 
     /// Runs one step and samples the rows that ask for it. Requests that `sit_out` have a token yet to be sampled.
-    fn step(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job], sit_out: &HashSet<usize>) -> Vec<u32> {
+    fn step(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job], sit_out: &HashSet<usize>) -> UnderWay {
         self.check_bounds(plan, scheduler);
         self.check_service(plan, scheduler, jobs, sit_out);
         for chunk in &plan.chunks {
@@ -122,16 +148,48 @@ impl Device {
         }
         for chunk in &plan.chunks {
             let request = scheduler.request(chunk.sequence).unwrap();
-            self.attend(plan, chunk, request);
+            if !self.wrong.contains(&request) {
+                self.attend(plan, chunk, request);
+            }
         }
         self.check_logits(plan, scheduler, jobs);
-        let sampled = plan.logits.iter().filter(|row| row.sample).map(|row| {
+        self.sample(plan, scheduler, jobs)
+    }
+
+    fn sample(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job]) -> UnderWay {
+        let mut step = UnderWay {
+            plan: plan.clone(),
+            sampled: Vec::new(),
+            left_to_host: Vec::new(),
+            not_on_device: HashSet::new(),
+        };
+        for row in plan.logits.iter().filter(|row| row.sample) {
             let request = scheduler.request(row.sequence).unwrap();
             let token = jobs[request].sample(request, row.position);
+            let wrong = [END_TOKENS[1], 77][row.position % 2];
+            if self.wrong.contains(&request) {
+                self.last_tokens[row.sequence] = Some(wrong);
+                step.sampled.push(wrong);
+                continue;
+            }
+            step.sampled.push(token);
             self.last_tokens[row.sequence] = Some(token);
-            token
-        });
-        sampled.collect()
+            if !self.limits.speculate {
+                self.last_tokens[row.sequence] = None;
+                step.not_on_device.insert(request);
+            } else if jobs[request].is_left_to_host(request, row.position) {
+                self.last_tokens[row.sequence] = Some(wrong);
+                self.wrong.insert(request);
+                step.left_to_host.push(row.sequence);
+            }
+        }
+        step
+    }
+
+    /// From now on the device has the request's tokens again; the next one is fed at `next`.
+    fn mend(&mut self, request: usize, next: usize) {
+        assert!(self.wrong.remove(&request));
+        self.next.insert(request, next);
     }
 
     /// A step stays within the limits, and its chunks cover its rows.
@@ -161,6 +219,7 @@ impl Device {
     /// sequences take turns, a step serves its share of those whose token is known.
     fn check_service(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job], sit_out: &HashSet<usize>) {
         let take_turns = !self.limits.speculate && self.limits.depth > 1;
+        self.took_turns |= take_turns;
         let planned: Vec<_> = plan
             .chunks
             .iter()
@@ -169,7 +228,7 @@ impl Device {
         for &request in &planned {
             if !self.next.contains_key(&request) {
                 let place = self.started.partition_point(|&started| started < request);
-                assert!(take_turns || place == self.started.len(), "not in order");
+                assert!(self.took_turns || place == self.started.len(), "not in order");
                 self.next.insert(request, 0);
                 self.started.insert(place, request);
             }
@@ -226,7 +285,9 @@ impl Device {
                 assert!(self.limits.speculate && self.limits.depth > 1 && chunk.rows == 1);
                 self.last_tokens[chunk.sequence].unwrap()
             });
-            assert_eq!(token, expected);
+            if !self.wrong.contains(&request) {
+                assert_eq!(token, expected);
+            }
         }
     }
 
@@ -238,6 +299,12 @@ impl Device {
         assert_eq!(full.is_empty(), !self.limits.has_full_layers);
         assert_eq!(ring.is_empty(), self.limits.sliding_window == 0);
         assert!(full.is_empty() || full.len() == last / block_tokens + 1);
+        // What follows from a wrong token is nobody's.
+        let request = if self.wrong.contains(&request) {
+            usize::MAX
+        } else {
+            request
+        };
         for position in chunk.first_position..=last {
             let block = position / block_tokens;
             if !full.is_empty() {
@@ -297,6 +364,7 @@ impl Device {
     fn leave(&mut self, request: usize) {
         self.next.remove(&request);
         self.fed.remove(&request);
+        self.wrong.remove(&request);
         self.started.retain(|&started| started != request);
     }
 }
@@ -307,8 +375,7 @@ struct World {
     device: Device,
     /// The step planned last.
     plan: StepPlan,
-    /// Steps under way with the tokens they sampled.
-    under_way: VecDeque<(StepPlan, Vec<u32>)>,
+    under_way: VecDeque<UnderWay>,
     jobs: Vec<Job>,
     answers: Vec<Option<Vec<u32>>>,
 }
@@ -337,11 +404,25 @@ impl World {
     /// Begins as many steps as may be under way and takes the oldest one back; `false` if there is nothing to do.
     fn step(&mut self) -> bool {
         while self.under_way.len() < self.device.limits.depth && self.begin() {}
-        let Some((plan, sampled)) = self.under_way.pop_front() else {
+        let Some(step) = self.under_way.pop_front() else {
             return false;
         };
         let mut finished = Vec::new();
-        self.scheduler.commit(&plan, &sampled, &mut finished).unwrap();
+        let left_to_host = step
+            .left_to_host
+            .iter()
+            .map(|&slot| (slot, self.scheduler.drawing(slot)));
+        let left_to_host: Vec<_> = left_to_host.collect();
+        self.scheduler.commit(&step.plan, &step.sampled, &mut finished).unwrap();
+        for (slot, request) in left_to_host {
+            self.scheduler.mend(slot);
+            // Unless it was cancelled, or this was its last token.
+            let request = request.filter(|&request| self.scheduler.request(slot) == Some(request));
+            let row = step.plan.logits.iter().find(|row| row.sample && row.sequence == slot);
+            if let (Some(request), Some(row)) = (request, row) {
+                self.device.mend(request, row.position + 1);
+            }
+        }
         for Finished { request, tokens } in finished {
             self.device.leave(request);
             assert!(self.answers[request].replace(tokens).is_none(), "finished twice");
@@ -355,18 +436,34 @@ impl World {
             return false;
         }
         let sit_out = self.sit_out();
-        let sampled = self.device.step(&self.plan, &self.scheduler, &self.jobs, &sit_out);
+        let step = self.device.step(&self.plan, &self.scheduler, &self.jobs, &sit_out);
         self.scheduler.begin(&self.plan);
-        self.under_way.push_back((self.plan.clone(), sampled));
+        self.under_way.push_back(step);
         true
     }
 
     /// Requests that cannot go on before a step under way comes back.
     fn sit_out(&self) -> HashSet<usize> {
-        let rows = self.under_way.iter().flat_map(|(plan, _)| &plan.logits);
-        rows.filter(|row| row.sample && !self.device.limits.speculate)
-            .filter_map(|row| self.scheduler.request(row.sequence))
-            .collect()
+        let mut sit_out = HashSet::new();
+        for step in &self.under_way {
+            sit_out.extend(&step.not_on_device);
+            let rows = step.plan.logits.iter().filter(|row| row.sample);
+            // Rows that are passed over keep nobody waiting.
+            let awaited = |row: &&LogitsRow| self.scheduler.drawing(row.sequence).is_some();
+            if !self.device.limits.speculate {
+                sit_out.extend(
+                    rows.filter(awaited)
+                        .filter_map(|row| self.scheduler.request(row.sequence)),
+                );
+            }
+        }
+        sit_out
+    }
+
+    /// Lets sequences take turns, or go on with what the device knows.
+    fn speculate(&mut self, speculate: bool) {
+        self.scheduler.speculate(speculate);
+        self.device.limits.speculate = speculate;
     }
 
     fn run(&mut self) {
@@ -542,17 +639,21 @@ fn cancelling_during_a_step_drops_its_rows() {
             prompt: vec![5; n_prompt],
             max_positions: 10,
             end_every: 0,
+            host_every: 0,
         });
     }
     assert!(world.scheduler.plan(&mut world.plan));
-    let sampled = world
+    let step = world
         .device
         .step(&world.plan, &world.scheduler, &world.jobs, &HashSet::new());
     world.scheduler.begin(&world.plan);
     assert!(world.scheduler.cancel(1));
     world.device.leave(1);
     let mut finished = Vec::new();
-    world.scheduler.commit(&world.plan, &sampled, &mut finished).unwrap();
+    world
+        .scheduler
+        .commit(&world.plan, &step.sampled, &mut finished)
+        .unwrap();
     assert!(finished.is_empty());
     world.run();
     assert_eq!(world.answers[1].replace(world.jobs[1].answer(1)), None);
@@ -610,6 +711,7 @@ fn long_prompts_are_cut_and_decoding_goes_on_beside_them() {
             prompt: vec![1; n_prompt],
             max_positions,
             end_every: 0,
+            host_every: 0,
         });
     }
     let mut rows = Vec::new();
@@ -636,6 +738,7 @@ fn recording_cuts_chunks_to_the_logits_rows() {
             prompt: vec![1; 7],
             max_positions: 8,
             end_every: 0,
+            host_every: 0,
         });
     }
     let mut rows = Vec::new();
@@ -659,6 +762,7 @@ fn a_slot_is_filled_again_in_the_next_step() {
             prompt: vec![1; 4],
             max_positions: 4,
             end_every: 0,
+            host_every: 0,
         });
     }
     for waiting in [4, 2, 0] {
@@ -703,6 +807,7 @@ fn long_requests_wait_their_turn_but_not_for_ever() {
             prompt: vec![1; 2],
             max_positions: if i % 10 == 4 { 128 } else { 5 },
             end_every: 0,
+            host_every: 0,
         });
     }
     // The device asserts that requests start in order: one that needs the whole cache is not overtaken.
@@ -718,6 +823,7 @@ fn a_plan_is_the_same_until_it_is_committed() {
             prompt: vec![1; n_prompt],
             max_positions: 60,
             end_every: 0,
+            host_every: 0,
         });
     }
     let mut again = StepPlan::default();
@@ -765,6 +871,7 @@ fn requests_that_could_never_run_are_refused_and_leave_no_trace() {
         prompt: vec![1; 30],
         max_positions: 64 * 16,
         end_every: 0,
+        host_every: 0,
     });
     world.run();
     world.check_answers();
@@ -826,6 +933,73 @@ fn a_row_behind_an_end_token_is_passed_over() {
 }
 
 #[test]
+fn a_wrong_token_is_mended_one_step_late() {
+    let mut scheduler = Scheduler::new(Limits {
+        depth: 2,
+        speculate: true,
+        ..plain_limits()
+    })
+    .unwrap();
+    for (request, max_positions) in [(0, 16), (1, 16), (2, 2), (3, 16)] {
+        scheduler.submit(request, vec![1, 2], max_positions).unwrap();
+    }
+    let (mut first, mut second, mut third) = (StepPlan::default(), StepPlan::default(), StepPlan::default());
+    let mut finished = Vec::new();
+    assert!(scheduler.plan(&mut first));
+    scheduler.begin(&first);
+    assert!(scheduler.plan(&mut second));
+    assert_eq!(
+        second.tokens,
+        [-1, -2, -4],
+        "the third request has its only token under way"
+    );
+    assert_eq!(scheduler.draws_ahead(&second.logits[1]), Some((1, 1)));
+    scheduler.begin(&second);
+    // The host draws for all but the first: a token, the last one there may be, and an end token.
+    let tokens = [7, 8, 9, END_TOKENS[0]];
+    scheduler.commit(&first, &tokens, &mut finished).unwrap();
+    (1..4).for_each(|slot| scheduler.mend(slot));
+    let answers: Vec<_> = finished.iter().map(|f| (f.request, f.tokens[0])).collect();
+    assert_eq!(answers, [(2, 9), (3, END_TOKENS[0])]);
+    let drawing = [0, 1, 2, 3].map(|slot| scheduler.drawing(slot));
+    assert_eq!(drawing, [Some(0), None, None, None]);
+    assert!(scheduler.plan(&mut third));
+    assert_eq!(
+        (third.tokens.as_slice(), third.positions.as_slice()),
+        (&[-1, 8][..], &[3, 2][..])
+    );
+    let ahead = [0, 1].map(|row| scheduler.draws_ahead(&third.logits[row]));
+    assert_eq!(ahead, [Some((0, 1)), Some((1, 0))], "the row passed over draws nothing");
+    scheduler.begin(&third);
+    scheduler.commit(&second, &[10, 11, 12], &mut finished).unwrap();
+    assert_eq!(scheduler.drawing(1), Some(1));
+    scheduler.commit(&third, &[13, END_TOKENS[1]], &mut finished).unwrap();
+    assert_eq!(
+        (finished[2].request, finished[2].tokens.as_slice()),
+        (1, &[8, END_TOKENS[1]][..])
+    );
+}
+
+#[test]
+fn answers_do_not_depend_on_when_sequences_take_turns() {
+    for_seeds(1000, |rng| {
+        let limits = random_limits(rng);
+        let mut world = World::new(Limits {
+            depth: 2,
+            ..limits.clone()
+        });
+        arrive(rng, &mut world, 20, |rng, world| {
+            if rng.random_bool(0.3) {
+                let speculate = rng.random_bool(0.5);
+                world.speculate(speculate);
+            }
+        });
+        world.run();
+        world.check_answers();
+    });
+}
+
+#[test]
 fn the_last_position_is_not_planned_twice() {
     let mut world = World::new(Limits {
         depth: 2,
@@ -837,6 +1011,7 @@ fn the_last_position_is_not_planned_twice() {
         prompt: vec![1; 3],
         max_positions: 4,
         end_every: 0,
+        host_every: 0,
     });
     assert!(world.begin() && world.begin());
     assert!(!world.begin(), "all positions are under way");
@@ -858,6 +1033,7 @@ fn halves_take_turns_and_become_even_again() {
             prompt: vec![1; 2],
             max_positions,
             end_every: 0,
+            host_every: 0,
         });
     };
     // The first half leaves early, so that all that remain were in the same half.
@@ -888,6 +1064,7 @@ fn plans_with_room_do_not_allocate() {
             prompt: vec![1; n_prompt],
             max_positions: 100,
             end_every: 0,
+            host_every: 0,
         });
     }
     let memory = |plan: &StepPlan| {

@@ -34,6 +34,9 @@ fn span_blocks(block_tokens: usize, positions: usize) -> usize {
 /// - during prefill, `c <= min(chunk_rows, n_prompt)`: at most `window - 1 + c` positions anywhere, and never
 ///   past the prompt's last block, as `s + c <= n_prompt`;
 /// - always no more than the blocks of all positions.
+///
+/// While decoding, the ring has room for at least `block_tokens - 1` positions more than the window. So steps under way
+/// may have written as many positions behind the one that is fed anew after a wrong token.
 pub fn ring_blocks(
     block_tokens: usize,
     window: usize,

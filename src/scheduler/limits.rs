@@ -33,7 +33,7 @@ pub struct Limits {
     /// Steps that may be under way at once, at least 1.
     pub depth: usize,
     /// Whether a sequence goes on while only the device knows its last token. If not (the host samples), the
-    /// sequences take turns, so that each of `depth` steps has its share.
+    /// sequences take turns, so that each of `depth` steps has its share. [`super::Scheduler::speculate`] changes it.
     pub speculate: bool,
     /// End tokens do not end answers, for measuring.
     pub ignore_end: bool,
@@ -51,6 +51,13 @@ impl Limits {
         }
         if self.block_tokens == 0 {
             return wrong("a block of the KV cache holds at least one position".into());
+        }
+        if self.depth > self.block_tokens + 1 {
+            return wrong(format!(
+                "{} steps under way are too many for blocks of {} positions: what they wrote after a wrong token \
+                 could be where the next row still reads",
+                self.depth, self.block_tokens
+            ));
         }
         if self.step_tokens < self.max_batch || self.max_logits_rows < self.max_batch {
             return wrong(format!(
@@ -174,13 +181,14 @@ mod tests {
     #[test]
     fn limits_that_could_starve_are_refused() {
         type Change = fn(&mut Limits);
-        let wrong: [(Change, &str); 10] = [
+        let wrong: [(Change, &str); 11] = [
             (|l| l.max_batch = 0, "GETP_MAX_BATCH"),
             (|l| l.chunk_tokens = 0, "GETP_MAX_BATCH"),
             (|l| l.step_tokens = 3, "GETP_STEP_TOKENS"),
             (|l| l.max_logits_rows = 3, "GETP_MAX_BATCH"),
             (|l| l.step_tokens = usize::MAX, "GETP_STEP_TOKENS"),
             (|l| l.depth = 0, "one step"),
+            (|l| l.depth = 18, "wrong token"),
             (|l| l.block_tokens = 0, "position"),
             (|l| l.full_blocks = 1 << 33, "GETP_KV_MB"),
             (|l| l.window_blocks = 1 << 33, "GETP_KV_MB"),

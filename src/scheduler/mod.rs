@@ -17,7 +17,10 @@
 //! plan is then made before the tokens of the step before it are known, in one of two ways ([`Limits::speculate`]):
 //!
 //! - The device finds the token itself and still has it: the plan says so instead of naming it. Whether it was an end
-//!   token shows one step late; the row planned meanwhile is passed over when it comes back.
+//!   token shows one step late; the row planned meanwhile is passed over when it comes back. So it is with a token that
+//!   the device had to leave to the host ([`Scheduler::mend`]): the row planned meanwhile was fed another one. The
+//!   sequence's next row is fed at the same position, and writes its keys and values over the wrong ones before it
+//!   attends to them.
 //! - The host samples: sequences with a token to be sampled sit out, and the others go. A step takes at most its
 //!   share of the sequences, so that half of them compute while the other half is sampled. Whoever joins or leaves,
 //!   the halves are even again one round later, because no step takes more than half of all there are.
@@ -142,6 +145,11 @@ impl Scheduler {
         self.waiting.is_empty() && self.fits(n_prompt, max_positions)
     }
 
+    /// From now on plans may name tokens that only the device knows, or not: see [`Limits::speculate`].
+    pub fn speculate(&mut self, speculate: bool) {
+        self.limits.speculate = speculate;
+    }
+
     /// Gives a plan the memory of the largest step there can be: a block is in at most one table, and a sequence has at
     /// most one chunk.
     pub fn make_room_to_plan(&self, plan: &mut StepPlan) -> Result<()> {
@@ -175,27 +183,32 @@ impl Scheduler {
             self.under_way[chunk.sequence] += 1;
             if let Some(sequence) = &mut self.slots[chunk.sequence] {
                 sequence.planned = chunk.first_position + chunk.rows;
+                sequence.on_device = self.limits.speculate;
             }
         }
     }
 
     /// Takes the outcome of the oldest step under way: `sampled` has one token for each of its logits rows with
-    /// `sample`, in their order. Answers that are complete go to the end of `finished`. Rows of sequences that have
-    /// left since the plan, at an end token or cancelled, are passed over.
+    /// `sample`, in their order. Answers that are complete go to the end of `finished`. Rows that [`Self::drawing`] has
+    /// no request for are passed over.
     pub fn commit(&mut self, plan: &StepPlan, sampled: &[u32], finished: &mut Vec<Finished>) -> Result<()> {
         self.check_commit(plan, sampled)?;
         memory::reserve(finished, sampled.len(), Purpose::Requests)?;
         for chunk in &plan.chunks {
             self.under_way[chunk.sequence] -= 1;
             match &mut self.slots[chunk.sequence] {
+                Some(sequence) if sequence.wrong_steps > 0 => sequence.wrong_steps -= 1,
                 Some(sequence) => sequence.position += chunk.rows,
                 None => self.free_slot(chunk.sequence),
             }
         }
         for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
             let complete = match &mut self.slots[row.sequence] {
-                Some(sequence) => sequence.store(token, self.limits.ignore_end)?,
-                None => false,
+                // A row that is passed over has not moved its sequence.
+                Some(sequence) if sequence.position == row.position + 1 => {
+                    sequence.store(token, self.limits.ignore_end)?
+                }
+                _ => false,
             };
             if complete && let Some(sequence) = self.release(row.sequence) {
                 finished.push(Finished {
@@ -205,6 +218,30 @@ impl Scheduler {
             }
         }
         Ok(())
+    }
+
+    /// Tells that the device has another token than the one just committed as a sequence's last. Rows of the sequence
+    /// under way were fed with what followed from that: they are passed over, and it is planned anew.
+    pub fn mend(&mut self, sequence: usize) {
+        if let Some(mended) = &mut self.slots[sequence] {
+            mended.planned = mended.position;
+            mended.wrong_steps = self.under_way[sequence];
+        }
+    }
+
+    /// The request for which the oldest step under way samples in this slot; `None` if its row there is passed over:
+    /// its sequence has left since the plan, at an end token or cancelled, or was fed a wrong token.
+    pub fn drawing(&self, sequence: usize) -> Option<usize> {
+        let sequence = self.slots.get(sequence)?.as_ref()?;
+        (sequence.wrong_steps == 0).then_some(sequence.request)
+    }
+
+    /// The request that a row of the step planned last samples for, and how many of its tokens come before that one but
+    /// are not known yet.
+    pub fn draws_ahead(&self, row: &LogitsRow) -> Option<(usize, usize)> {
+        let sequence = self.slots.get(row.sequence)?.as_ref()?;
+        let ahead = (row.position + 1).saturating_sub(sequence.tokens.len());
+        Some((sequence.request, ahead))
     }
 
     /// Drops a request, waiting or running; `false` if it is neither.
@@ -292,7 +329,7 @@ impl Scheduler {
 
     /// Whether a sequence past its prompt may be planned.
     fn is_ready(&self, sequence: &Sequence) -> bool {
-        sequence.has_next() && (self.limits.speculate || !sequence.awaits_token())
+        sequence.has_next() && (self.limits.speculate && sequence.on_device || !sequence.awaits_token())
     }
 
     /// Prompts, in order, into what is left of the step. A prompt's end joins the sequences that take turns: one for
@@ -381,7 +418,7 @@ impl Scheduler {
         }
         for chunk in &plan.chunks {
             let is_under_way = self.under_way.get(chunk.sequence).is_some_and(|&steps| steps > 0);
-            let is_next = |sequence: &Sequence| sequence.position == chunk.first_position;
+            let is_next = |sequence: &Sequence| sequence.wrong_steps > 0 || sequence.position == chunk.first_position;
             if !is_under_way || !self.slots[chunk.sequence].as_ref().is_none_or(is_next) {
                 return Err(Error::Internal(format!(
                     "a step came back that is not the oldest under way: sequence {} is not at position {}",

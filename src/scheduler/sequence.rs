@@ -20,6 +20,10 @@ pub(super) struct Sequence {
     /// The next position to plan: those from `position` on are in steps under way. When it runs, the KV cache holds
     /// all before it.
     pub(super) planned: usize,
+    /// Whether the device finds the token that the last step begun gives, and keeps it.
+    pub(super) on_device: bool,
+    /// Steps under way, the oldest ones, whose row of this sequence is passed over.
+    pub(super) wrong_steps: usize,
     /// Block table of the full layers, with room for all it will have; empty while waiting.
     pub(super) full: Vec<u32>,
     /// Ring of the windowed layers, likewise.
@@ -36,6 +40,8 @@ impl Sequence {
             max_positions,
             position: 0,
             planned: 0,
+            on_device: false,
+            wrong_steps: 0,
             full,
             window,
         }
