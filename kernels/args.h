@@ -34,8 +34,9 @@ struct StepHeader {
   int prefill_tiles;   // attention work of the chunks of several rows
   int parity;          // which of the two host buffers this step answers into
   float temperature;   // that rows are drawn at
-  int draws_all;       // 1: from all tokens; 0: from a nucleus
-  int reserved[2];
+  float topp;          // the mass of the nucleus; 0: all tokens
+  float least;         // a token of less probability is no part of a nucleus, or there may be more than DRAW_TOKENS of them
+  int reserved;
 };
 static_assert(sizeof(StepHeader) == 48, "mirrored in args.rs");
 
@@ -53,7 +54,7 @@ struct ChunkInfo {
 };
 static_assert(sizeof(ChunkInfo) == 32, "mirrored in args.rs");
 
-// A row whose logits are wanted; slot -1: its token is not kept. The coin is what a token is drawn by from all.
+// A row whose logits are wanted; slot -1: its token is not kept. The coin is what a token is drawn by.
 struct LogitsRowInfo { int row; int slot; float coin; };
 static_assert(sizeof(LogitsRowInfo) == 12, "mirrored in args.rs");
 
@@ -280,21 +281,19 @@ struct ArgmaxArgs {
 };
 static_assert(sizeof(ArgmaxArgs) == 128, "mirrored in args.rs");
 
-// summarize: the sum of each row's exponentials (NaN: look at the row), and the tokens with at least `share` of it, of which
-// there are no more than SUMMARY_KEYS, as ~(bits of the exponential) << 32 | token; or the one drawn from all, else -1.
-enum : int { SUMMARY_KEYS = 2048 };
-struct Summary { double sum; int count; int token; unsigned long long keys[SUMMARY_KEYS]; };
-static_assert(sizeof(Summary) == 16400, "mirrored in args.rs");
-struct SummarizeArgs {
+// draw: a token from each row of logits, to the host and to last_tokens; -1 where the host is to draw it, and the largest
+// logit's token stays in last_tokens.
+enum : int { DRAW_TOKENS = 2048 };
+struct DrawArgs {
   Step step;                     // whose last_tokens are those with the rows' largest logits
   const float* logits;           // [logits_rows][vocab]
-  Summary* host[2];              // pinned, [logits_rows], by parity
+  int* host[2];                  // pinned, [logits_rows], by parity
   const unsigned long long* powers;   // [32]: bits of 2^(i / 32) less i << 47
-  double share;
+  double* sums;                  // [logits_rows]: of each row's exponentials, for tests; NULL: not wanted
   int vocab;
   int reserved;
 };
-static_assert(sizeof(SummarizeArgs) == 136, "mirrored in args.rs");
+static_assert(sizeof(DrawArgs) == 136, "mirrored in args.rs");
 
 // range: smallest and largest exponents (value = m * 2^e, 1 <= m < 2) among the non-zero weights of a tensor on the wire:
 // BF16 values, or the E8M0 scales (minus 127) of MXFP4 blocks; of BF16 also the least of the rows' largest exponents.

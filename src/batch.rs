@@ -54,7 +54,7 @@ pub struct StepPlan {
     pub tables: Vec<u32>,
     /// The rows whose logits are wanted, in order of rows.
     pub logits: Vec<LogitsRow>,
-    /// The number in [0, 1) that the token of each such row is drawn by; empty unless the device draws.
+    /// The number in [0, 1) that the token of each such row is drawn by; empty unless the replica draws.
     pub coins: Vec<f32>,
 }
 

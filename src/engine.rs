@@ -18,7 +18,7 @@ use crate::options::Options;
 use crate::replica::{Replica, Want};
 use crate::report::{self, FewLines};
 use crate::requests::Requests;
-use crate::sampler::{draws_from_summaries, has_nucleus};
+use crate::sampler::device_may_draw;
 use crate::scheduler::{Limits, Scheduler, Unfinished};
 use crate::tokenizer::Tokenizer;
 use crate::workers::{self, Workers};
@@ -183,7 +183,7 @@ impl Engine {
         let want = self.want(sampling);
         let streams = Streams::new(sampling.rng_state, requests.len())?;
         let mut answers = Answers::new(tokenizer, requests, &self.options)?;
-        let waiting = self.admit(prompts, want, &mut answers)?;
+        let waiting = self.admit(prompts, &mut answers)?;
         let run = Run {
             queue: Queue::new(waiting),
             answers: Mutex::new(answers),
@@ -208,13 +208,8 @@ impl Engine {
 
     /// Queues the requests that can be answered and refuses the others. A request must fit every replica, for any
     /// of them may get it.
-    fn admit(
-        &mut self,
-        prompts: Vec<Result<Prompt>>,
-        want: Want,
-        answers: &mut Answers<'_, '_>,
-    ) -> Result<VecDeque<Unfinished>> {
-        let limits = self.replicas().map(|replica| self.limits(replica, want).check());
+    fn admit(&mut self, prompts: Vec<Result<Prompt>>, answers: &mut Answers<'_, '_>) -> Result<VecDeque<Unfinished>> {
+        let limits = self.replicas().map(|replica| self.limits(replica).check());
         let limits = limits.collect::<Result<Vec<_>>>()?;
         let max_positions = answers.steps();
         let most_positions = self.replicas().map(Replica::max_positions).min().unwrap_or(0);
@@ -249,12 +244,13 @@ impl Engine {
 
     /// Lets all replicas serve the queue, and drops those that failed; gives the last failure.
     fn serve(&mut self, run: &Run<'_, '_>, sampling: Sampling) -> Result<Option<Error>> {
-        let limits = self.replicas().map(|replica| self.limits(replica, run.want));
+        let limits = self.replicas().map(|replica| self.limits(replica));
         let schedulers = limits.map(Scheduler::new).collect::<Result<Vec<_>>>()?;
         let pool = self.workers.pool();
         let threads = pool.current_num_threads().div_ceil(self.replicas.len());
         let workers = self.replicas.iter_mut().zip(schedulers).map(|(pipeline, scheduler)| {
-            let draws = Draws::new(self.config.vocab_size, sampling, threads)?;
+            let device_draws = pipeline.replica().draws();
+            let draws = Draws::new(self.config.vocab_size, sampling, threads, device_draws)?;
             Ok(Worker::new(run, pool, pipeline, scheduler, draws))
         });
         let served = run::serve(run, workers.collect::<Result<_>>()?);
@@ -350,18 +346,14 @@ impl Engine {
         match self.options.logits {
             Some(_) => Want::Logits,
             None if sampling.is_greedy() => Want::Greedy,
-            None if draws_from_summaries(temperature) => Want::Draws {
-                temperature,
-                all: !has_nucleus(topp),
-            },
+            None if device_may_draw(temperature) => Want::Draws { temperature, topp },
             None => Want::Logits,
         }
     }
 
-    fn limits(&self, replica: &dyn Replica, want: Want) -> Limits {
+    fn limits(&self, replica: &dyn Replica) -> Limits {
         Limits {
             record_all: self.options.logits.is_some(),
-            speculate: want == Want::Greedy,
             ignore_end: self.options.ignore_end,
             ..limits(replica, &self.config)
         }

@@ -20,7 +20,7 @@ pub enum Stage {
     Mlp2,
     Unembed,
     Argmax,
-    Summarize,
+    Draw,
 }
 
 /// Every stage, in the order of the forward pass.
@@ -38,7 +38,7 @@ pub const STAGES: [Stage; 14] = [
     Stage::Mlp2,
     Stage::Unembed,
     Stage::Argmax,
-    Stage::Summarize,
+    Stage::Draw,
 ];
 
 impl Stage {
@@ -58,7 +58,7 @@ impl Stage {
             Stage::Mlp2 => "mlp2_combine",
             Stage::Unembed => "unembed",
             Stage::Argmax => "argmax",
-            Stage::Summarize => "summarize",
+            Stage::Draw => "draw",
         }
     }
 }

@@ -3,10 +3,8 @@
 use crate::batch::StepPlan;
 use crate::checkpoint::{Field, TensorId};
 use crate::error::{Error, Result};
-use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use crate::profile::{Profile, StepTimes};
-use crate::sampler::Summary;
 use crate::scheduler::ring_blocks;
 use crate::weights::NonFinite;
 use std::ops::Deref;
@@ -17,12 +15,12 @@ use std::sync::Arc;
 pub enum Want {
     /// The largest logit and its lowest index.
     Greedy,
-    /// The same, and what drawing takes: summaries, if the replica makes them, or whole rows.
+    /// The same, and tokens drawn by the plan's coins, if the replica [draws](Replica::draws); else whole rows.
     Draws {
         /// Above 0, and finite.
         temperature: f32,
-        /// From all tokens, by the plan's coins; else from a nucleus.
-        all: bool,
+        /// The mass of the nucleus; outside of (0, 1) all tokens are drawn from.
+        topp: f32,
     },
     /// The largest logit, its lowest index, and the whole row.
     Logits,
@@ -42,65 +40,11 @@ pub struct Greedy {
 pub struct StepOutput {
     /// One a row.
     pub greedy: Vec<Greedy>,
-    /// What is known of each row to be drawn from; empty if [`Want::Draws`] was not asked for, or made whole rows.
-    pub summaries: Summaries,
-    /// `[rows, vocab]`, or empty if only [`Want::Greedy`] was asked for, or there are summaries.
+    /// The token drawn from each row; `None` where that is left to the host. Empty if [`Want::Draws`] was not asked for,
+    /// or made whole rows.
+    pub drawn: Vec<Option<u32>>,
+    /// `[rows, vocab]`, or empty if only [`Want::Greedy`] was asked for, or tokens are drawn.
     pub logits: Logits,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct SummaryRow {
-    sum: f64,
-    token: Option<u32>,
-    /// The end of its keys; they begin where the last row's end.
-    end: usize,
-}
-
-/// A [`Summary`] a row.
-#[derive(Clone, Debug, Default)]
-pub struct Summaries {
-    rows: Vec<SummaryRow>,
-    keys: Vec<u64>,
-}
-
-impl Summaries {
-    /// None.
-    pub fn clear(&mut self) {
-        self.rows.clear();
-        self.keys.clear();
-    }
-
-    /// That of the next row.
-    pub fn push(&mut self, summary: Summary<'_>) -> Result<()> {
-        memory::append(&mut self.keys, summary.keys, Purpose::Step)?;
-        let row = SummaryRow {
-            sum: summary.sum,
-            token: summary.token,
-            end: self.keys.len(),
-        };
-        memory::push(&mut self.rows, row, Purpose::Step)
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// That of a row; `None` if there is none.
-    pub fn get(&self, row: usize) -> Option<Summary<'_>> {
-        let &SummaryRow { sum, token, end } = self.rows.get(row)?;
-        let start = row.checked_sub(1).map_or(0, |before| self.rows[before].end);
-        Some(Summary {
-            sum,
-            token,
-            keys: &self.keys[start..end],
-        })
-    }
 }
 
 /// Whole rows of logits, read where the replica left them: hundreds of megabytes a step are not copied once more.
@@ -334,16 +278,21 @@ pub trait Replica: Send {
     }
     /// Steps that may be under way at once, at least 1. With 1 no plan refers to tokens the device still has.
     fn depth(&self) -> usize;
+    /// Whether it draws tokens itself, and keeps them for plans that refer to them. Where it leaves one to the host it
+    /// keeps any other.
+    fn draws(&self) -> bool {
+        false
+    }
     /// Queues a step; the plan may be changed as soon as this returns.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()>;
     /// Waits for the oldest step under way and hands over what it gave. `output` may come back with other memory; logits
     /// that are lent are to be given back before the next step is submitted, or it needs memory of its own.
     fn collect(&mut self, output: &mut StepOutput) -> Result<()>;
-    /// Brings whole rows of the step collected last, whose summaries say too little: `output.logits` become `[rows, vocab]`.
-    /// The next step is not submitted yet.
+    /// Brings whole rows of the step collected last, whose tokens are left to the host: `output.logits` become
+    /// `[rows, vocab]`. No step was submitted since.
     fn fetch(&mut self, _rows: &[usize], _output: &mut StepOutput) -> Result<()> {
         Err(Error::Internal(
-            "a replica without summaries has no more to give".into(),
+            "a replica that does not draw has no more to give".into(),
         ))
     }
     /// Times of all steps so far, if profiling was asked for.

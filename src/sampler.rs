@@ -15,7 +15,7 @@ mod nucleus;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::simd::Level;
-use nucleus::{MARGIN, Nucleus, PROBABLE};
+use nucleus::{MARGIN, Nucleus};
 use std::array::from_fn;
 
 pub use exp::{level as exponential_level, table as exponential_table};
@@ -39,31 +39,21 @@ pub struct Row<'a> {
     pub token: u32,
 }
 
-/// The share of the sum from which a [`Summary`] has all tokens.
-pub const SUMMARY_SHARE: f64 = PROBABLE as f64 * MARGIN;
-
-/// What a device tells of a row of logits, so that the host can draw from it without having seen it.
-#[derive(Clone, Copy, Debug)]
-pub struct Summary<'a> {
-    /// The exponentials' sum, formed as the sampler forms it; NaN where the row itself is to be looked at.
-    pub sum: f64,
-    /// The token drawn from all, if that was asked for.
-    pub token: Option<u32>,
-    /// Among others all tokens that have at least [`SUMMARY_SHARE`] of it, in any order: the exponential's bits, inverted,
-    /// above the token.
-    pub keys: &'a [u64],
+/// Whether a device's draws are this library's: at temperatures that leave numbers in their order, where the device's
+/// exponentials, which take the C library's steps, are its own.
+pub fn device_may_draw(temperature: f32) -> bool {
+    draws_numbers(temperature) && exp::level().is_some()
 }
 
-/// Whether a [`Summary`] can be drawn from: at temperatures that leave numbers in their order, where the device's
-/// exponentials, which take the C library's steps, are its own.
-pub fn draws_from_summaries(temperature: f32) -> bool {
-    draws_numbers(temperature) && exp::level().is_some()
+/// A probability so small that a device leaves tokens below it out: those cannot be part of the nucleus, or are too many.
+pub fn least_probable(vocab: usize, topp: f32) -> f32 {
+    const LEAST: f32 = 1.0 / 16384.0;
+    least(vocab, topp).max(LEAST)
 }
 
 /// Draws tokens from logits. Its memory is allocated once and serves any number of sequences.
 #[derive(Debug)]
 pub struct Sampler {
-    vocab: usize,
     temperature: f32,
     topp: f32,
     rng_state: u64,
@@ -82,7 +72,6 @@ impl Sampler {
             false => Ok(Nucleus::default()),
         };
         Ok(Self {
-            vocab: vocab_size,
             temperature,
             topp,
             rng_state,
@@ -109,31 +98,17 @@ impl Sampler {
         if self.temperature == 0.0 {
             return argmax(logits);
         }
+        self.sample_by(logits, random_f32(rng_state))
+    }
+
+    /// The token drawn from `logits` `[vocab]` by `coin`, at a temperature other than 0.
+    pub fn sample_by(&mut self, logits: &[f32], coin: f32) -> u32 {
         self.softmax(logits);
-        let coin = random_f32(rng_state);
         if has_nucleus(self.topp) {
             self.draw_from_nucleus(coin).unwrap_or_else(|| argmax(logits))
         } else {
             draw(&self.probabilities, coin)
         }
-    }
-
-    /// Draws what [`Self::sample_with`] would from the row that is summarized. `None`, and the stream is left alone, where
-    /// the summary does not say enough.
-    pub fn sample_summary(&mut self, summary: Summary<'_>, rng_state: &mut u64) -> Option<u32> {
-        if summary.sum.is_nan() {
-            return None;
-        }
-        let mut state = *rng_state;
-        let coin = random_f32(&mut state);
-        let token = if has_nucleus(self.topp) {
-            let least = least(self.vocab, self.topp);
-            self.nuclei[0].draw_known(summary.keys, self.topp, least, summary.sum, coin)?
-        } else {
-            summary.token?
-        };
-        *rng_state = state;
-        Some(token)
     }
 
     /// Draws from each row what [`Self::sample_with`] would.
@@ -304,8 +279,15 @@ pub fn request_seed(base: u64, request: usize) -> u64 {
     if z == 0 { GAMMA } else { z }
 }
 
-/// The number that the next token is drawn by from a stream of this state.
-pub fn next_coin(mut state: u64) -> f32 {
+/// What becomes of a stream's state as a token is drawn.
+pub fn next_state(mut state: u64) -> u64 {
+    random_f32(&mut state);
+    state
+}
+
+/// The number that a token is drawn by from a stream of this state, behind `ahead` others.
+pub fn coin(state: u64, ahead: usize) -> f32 {
+    let mut state = (0..ahead).fold(state, |state, _| next_state(state));
     random_f32(&mut state)
 }
 
@@ -439,6 +421,19 @@ mod tests {
         let mut state = u64::MAX;
         assert_eq!(random_f32(&mut state), 16_329_929.0 / 16_777_216.0);
         assert_eq!(state, 0xFFF0_001F_FE00_0000);
+    }
+
+    #[test]
+    fn coins_are_known_ahead() {
+        let mut state = 42;
+        for ahead in 0..5 {
+            assert_eq!(next_state(state), {
+                let mut next = state;
+                random_f32(&mut next);
+                next
+            });
+            assert_eq!(coin(42, ahead), random_f32(&mut state));
+        }
     }
 
     #[test]
@@ -603,52 +598,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn summaries_are_drawn_from_as_their_rows() {
-        let Some(level) = exp::level() else { return };
-        let mut rng = ChaCha8Rng::seed_from_u64(5);
-        let mut drawn = [0; 2];
-        for case in 0..60 {
-            let n = [2, 17, 1024, 20_011][case % 4];
-            let temperature = [0.1, 0.8, 1.7][case % 3];
-            let topp = [0.05, 0.9, 0.999, 0.5, 1e-30][case % 5];
-            let mut sampler = Sampler::new(n, temperature, topp, 1).unwrap();
-            for logits in rows_of_all_kinds(&mut rng, n) {
-                let row = Row {
-                    logits: &logits,
-                    largest: logits[argmax(&logits) as usize],
-                    rng_state: rng.random(),
-                    token: 0,
-                };
-                let max = row.largest / temperature;
-                let [sum] = sampler.exponentials(level, &[row], [max], f32::INFINITY);
-                let known = |(token, &logit): (u32, &f32)| {
-                    let e = (logit / temperature - max).exp();
-                    let share = f64::from(e) / sum;
-                    (share >= 0.99 * f64::from(PROBABLE)).then(|| nucleus::rank_key(e, token))
-                };
-                let mut keys: Vec<u64> = (0..).zip(&logits).filter_map(known).collect();
-                keys.reverse();
-                let sum = if max.is_finite() { sum } else { f64::NAN };
-                let (mut state, mut expected_state) = (row.rng_state, row.rng_state);
-                let summary = Summary {
-                    sum,
-                    token: None,
-                    keys: &keys,
-                };
-                let token = sampler.sample_summary(summary, &mut state);
-                let expected = sampler.sample_with(&logits, &mut expected_state);
-                drawn[usize::from(token.is_some())] += 1;
-                if token.is_some() {
-                    assert_eq!((token, state), (Some(expected), expected_state), "n {n} topp {topp}");
-                } else {
-                    assert_eq!(state, row.rng_state);
-                }
-            }
-        }
-        assert!(drawn.iter().all(|&n| n > 100), "{drawn:?}");
     }
 
     #[test]

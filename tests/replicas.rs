@@ -3,7 +3,9 @@
 
 mod fake;
 
-use fake::{Control, PROMPTS, Program, expected, expected_ending, finish, inference, last_error, warm_up};
+use fake::{
+    Control, PROMPTS, Program, expected, expected_drawn, expected_ending, finish, inference, last_error, warm_up,
+};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier};
@@ -21,6 +23,22 @@ fn answers(program: &Program) -> Vec<Vec<c_int>> {
     let rows = PROMPTS.iter().enumerate();
     rows.map(|(i, prompt)| expected(prompt, STEPS, &program.sampler, i).0)
         .collect()
+}
+
+/// Answers all prompts by replicas that draw, and checks every answer and what the sampler comes to.
+fn check_drawn(topp: f32, control: &Arc<Control>) {
+    let mut program = program(1.0);
+    program.sampler.topp = topp;
+    let before = program.sampler;
+    let expected: Vec<_> = (0..)
+        .zip(PROMPTS)
+        .map(|(i, prompt)| expected_drawn(prompt, STEPS, &before, i, control))
+        .collect();
+    inference(&mut program, control).unwrap();
+    let rows: Vec<_> = expected.iter().map(|(row, _)| row.clone()).collect();
+    assert_eq!(program.rows(), rows);
+    assert_eq!(program.sampler.rng_state, expected[0].1);
+    finish(&mut program).unwrap();
 }
 
 /// Answers prompts in so many steps and checks every answer.
@@ -78,6 +96,77 @@ fn end_tokens_end_answers_at_any_depth() {
                 assert_eq!(program.rows(), rows, "{replicas} replicas, {depth} steps, {end_every}");
                 finish(&mut program).unwrap();
             }
+        }
+    }
+}
+
+#[test]
+fn tokens_drawn_by_replicas_are_those_the_host_draws() {
+    if !getp::sampler::device_may_draw(1.0) {
+        return;
+    }
+    for (replicas, depth) in [(1, 1), (1, 2), (1, 3), (3, 2)] {
+        for host_every in [0, 1, 2, 3, 20] {
+            for (end_every, topp) in [(0, 0.9), (7, 0.9), (30, 1.0)] {
+                let control = Arc::new(Control {
+                    replicas,
+                    depth,
+                    end_every,
+                    draws: true,
+                    host_every,
+                    ..Control::default()
+                });
+                // End tokens come from the replica alone, which a step of whole rows does not ask.
+                if end_every == 0 || host_every > 3 || host_every == 0 {
+                    check_drawn(topp, &control);
+                    assert_eq!(control.fetched.load(SeqCst) > 0, host_every > 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sequences_go_on_while_replicas_draw_and_take_turns_while_the_host_does() {
+    if !getp::sampler::device_may_draw(1.0) {
+        return;
+    }
+    for (draws, host_every, widest) in [(true, 0, 8), (true, 1, 8), (false, 0, 4)] {
+        let control = Arc::new(Control {
+            depth: 2,
+            draws,
+            host_every,
+            ..Control::default()
+        });
+        let mut program = Program::new(&["x"; 8], 40);
+        program.sampler.temperature = 1.0;
+        inference(&mut program, &control).unwrap();
+        finish(&mut program).unwrap();
+        assert_eq!(control.widest.lock().unwrap()[&0], widest);
+        // Twice 64 rows, 32 steps of whole rows between them, and what was under way.
+        let fetched = if host_every == 1 { 128..140 } else { 0..1 };
+        let rows = control.fetched.load(SeqCst);
+        assert!(fetched.contains(&rows), "{rows} rows");
+    }
+}
+
+#[test]
+fn any_call_may_fail_while_replicas_draw() {
+    if !getp::sampler::device_may_draw(1.0) {
+        return;
+    }
+    for call in 1.. {
+        let control = Arc::new(Control {
+            replicas: 2,
+            depth: 2,
+            draws: true,
+            host_every: 3,
+            fail_calls: vec![(0, call)],
+            ..Control::default()
+        });
+        check_drawn(0.9, &control);
+        if control.failed_calls.load(SeqCst) == 0 {
+            break;
         }
     }
 }

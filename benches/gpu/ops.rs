@@ -23,9 +23,12 @@ pub struct Args {
     /// Steps timed of each size, after one that is not.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
-    /// 0 is greedy; otherwise rows are summarized for draws.
+    /// 0 is greedy; otherwise tokens are drawn.
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
+    /// The mass of the nucleus; 1 draws from all tokens.
+    #[arg(long, default_value_t = 0.9)]
+    topp: f32,
 }
 
 impl Args {
@@ -34,7 +37,7 @@ impl Args {
             0.0 => Want::Greedy,
             temperature => Want::Draws {
                 temperature,
-                all: false,
+                topp: self.topp,
             },
         }
     }
@@ -161,7 +164,9 @@ fn plan(replica: &dyn Replica, rows: usize, context: usize) -> anyhow::Result<St
         blocks.full / rows >= full && window > 2,
         "the KV cache has no room for {rows} rows"
     );
-    Ok(decoding(rows, context, [full, window], |row| 100 + row as i32))
+    let mut plan = decoding(rows, context, [full, window], |row| 100 + row as i32);
+    plan.coins = vec![0.5; rows];
+    Ok(plan)
 }
 
 /// A block for each figure, a line for each stage, a column for each number of rows. Figures are those of one call; those of

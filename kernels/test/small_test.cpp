@@ -1,7 +1,7 @@
 // The small and the plain kernels on the CPU played as a SIMT machine, against float64. From kernels/:
 //
 //   for f in test/small_test.cpp gpu/simt.cpp upload.hip embed.hip norm.hip route.hip sort.hip gather.hip sort_gather.hip rope_store.hip \
-//     argmax.hip summarize.hip pack_range.hip synthesize.hip gemm_plain.hip attention_plain.hip; do
+//     argmax.hip draw.hip pack_range.hip synthesize.hip gemm_plain.hip attention_plain.hip; do
 //     g++ -std=c++17 -O2 -fvisibility=hidden -x c++ -c $f -o /tmp/$(basename $f).o & done; wait
 //   g++ -rdynamic /tmp/{small_test.cpp,simt.cpp,*.hip}.o -o /tmp/small_test -lpthread && /tmp/small_test
 //
@@ -19,7 +19,7 @@
 #include <climits>
 #include <algorithm>
 
-#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(summarize) X(range) \
+#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(draw) X(range) \
   X(synthesize) X(plain_qkv) X(plain_attn_out) X(plain_mlp1) X(plain_mlp2) X(plain_logits) X(attention_plain_f32) \
   X(attention_plain_f16) X(attention_plain_bf16)
 #define DECLARE(name) extern "C" void name(const void*);
@@ -421,14 +421,38 @@ void test_argmax(int candidates, bool logits_rows) {
   check(host[0].whole() && host[1].whole(), "argmax's guards");
 }
 
+// The sampler's draw written the long way: a stable sort of pairs. Without a nucleus from all tokens; -1 where tokens below
+// `least` would be needed for it, or too many have that.
+int drawn_from(const std::vector<float>& e, double sum, float topp, float least, float coin) {
+  const int n = (int)e.size();
+  std::vector<std::pair<float, int>> pairs(n);
+  for (int i = 0; i < n; i++) pairs[i] = {(float)(e[i] / sum), i};
+  float mass = 0, target = coin;
+  if (topp > 0) {
+    const auto probable = std::count_if(pairs.begin(), pairs.end(), [&](auto& p) { return p.first >= least; });
+    if (probable > DRAW_TOKENS) return -1;
+    const auto rest = std::remove_if(pairs.begin(), pairs.end(), [&](auto& p) { return p.first < least; });
+    pairs.erase(rest, pairs.end());
+    std::stable_sort(pairs.begin(), pairs.end(), [](auto& p, auto& q) { return p.first > q.first; });
+    size_t kept = 0;
+    while (kept < pairs.size() && mass <= topp) mass += pairs[kept++].first;
+    if (!(mass > topp)) return -1;
+    pairs.resize(kept);
+    target = coin * mass;
+  }
+  float cdf = 0;
+  for (auto& p : pairs) if (target < (cdf += p.first)) return p.second;
+  return pairs.back().second;
+}
+
 // Rows of kinds that sums take differently: the C library's own loop must give the same bits.
-void test_summarize(int vocab, bool draws_all) {
-  enum { KINDS = 10 };
+void test_draw(int vocab, float topp) {
+  enum { KINDS = 12 };
   Plan plan(2 * KINDS, 1, 100, 40, 128);
   const int rows = (int)plan.logits.size();
   const float temperature = integer(0, 1) ? 1.f : 0.3f;
-  plan.header.temperature = temperature;
-  plan.header.draws_all = draws_all;
+  const float least = std::max((1 - topp) / (vocab - 1), integer(0, 1) ? 1.f / DRAW_TOKENS : 1.f / 16384);
+  plan.header.temperature = temperature, plan.header.topp = topp, plan.header.least = least;
   Buffer<float> logits(rows * vocab);
   u64 powers[32];
   for (int i = 0; i < 32; i++) {
@@ -443,7 +467,8 @@ void test_summarize(int vocab, bool draws_all) {
       const double along = (double)i / vocab;
       const float kinds[KINDS] = {real(2.5f), real(0.2f), 3.f, (float)(-120 * along), (float)(100 * along - 100),
                                   i < vocab / 2 ? -INFINITY : real(9), i % 7 ? real(12) - 60 : real(3), real(40),
-                                  i == vocab - 1 ? 0 : (i % 2 ? -103.28f : -66.5f + i % 5) * temperature, real(6)};
+                                  i == vocab - 1 ? 0 : (i % 2 ? -103.28f : -66.5f + i % 5) * temperature, real(6),
+                                  (float)integer(-3, 3), i % 37 ? -30 : (float)(i % 3)};
       row[i] = kinds[r % KINDS];
     }
     if (r % KINDS == 0) row[integer(0, vocab - 1)] = 30;
@@ -453,37 +478,31 @@ void test_summarize(int vocab, bool draws_all) {
     for (int i = 0; i < vocab; i++) if (row[i] > row[most] || std::isnan(row[most])) most = i;
     if (plan.logits[r].slot >= 0) plan.last_tokens[plan.logits[r].slot] = most;
   }
-  Buffer<Summary> host[2] = {Buffer<Summary>(rows), Buffer<Summary>(rows)};
-  const double share = (1 - 1e-6) / SUMMARY_KEYS;
-  LAUNCH(summarize, rows + 1, 512, (SummarizeArgs{plan.step, logits.data(), {host[0].data(), host[1].data()}, powers, share, vocab, 0}));
+  Buffer<int> host[2] = {Buffer<int>(rows), Buffer<int>(rows)};
+  Buffer<double> sums(rows);
+  LAUNCH(draw, rows + 1, 256, (DrawArgs{plan.step, logits.data(), {host[0].data(), host[1].data()}, powers, sums.data(), vocab, 0}));
+  int decided = 0, left = 0;
   for (int r = 0; r < rows; r++) {
     const float* row = logits.data() + r * vocab;
     const float max = row[largest[r]] / temperature;
-    const Summary& got = host[plan.header.parity][r];
+    const int got = host[plan.header.parity][r], slot = plan.logits[r].slot;
     std::vector<float> e(vocab);
     double sum = 0;
     for (int i = 0; i < vocab; i++) e[i] = expf(row[i] / temperature - max), sum += e[i];
-    if (plan.logits[r].slot < 0 || r % KINDS == 9) {
-      check(std::isnan(got.sum) && got.count == 0, "summarize's row that is not to be", r);
+    if (slot < 0 || r % KINDS == 9) {
+      check(got == -1 && std::isnan(sums[r]), "draw's row that is not to be", r);
+      if (slot >= 0) check(plan.last_tokens[slot] == largest[r], "draw's row that is left to the host");
       continue;
     }
-    check(got.sum == sum, "summarize's sum", r % KINDS);
-    if (draws_all) {
-      float mass = 0;
-      int token = 0;
-      while (token < vocab && !((mass += (float)(e[token] / sum)) > plan.logits[r].coin)) token++;
-      check(got.token == std::min(token, vocab - 1), "summarize's token", r % KINDS);
-      check(got.count == 0, "summarize's tokens, of which there are none");
-      continue;
-    }
-    check(got.token == -1, "summarize's token, which is not to be");
-    std::vector<u64> keys(got.keys, got.keys + std::min(got.count, (int)SUMMARY_KEYS)), want;
-    for (int i = 0; i < vocab; i++)
-      if (e[i] >= (float)(share * sum)) want.push_back((u64)~simt::bits<u32>(e[i]) << 32 | i);
-    std::sort(keys.begin(), keys.end()), std::sort(want.begin(), want.end());
-    check(keys == want, "summarize's tokens", r % KINDS);
+    check(sums[r] == sum, "draw's sum", r % KINDS);
+    const int want = drawn_from(e, sum, topp, least, plan.logits[r].coin);
+    check(got == want, "draw's token", r % KINDS);
+    check(plan.last_tokens[slot] == (want < 0 ? largest[r] : want), "draw's last token", r % KINDS);
+    (want < 0 ? left : decided)++;
   }
-  check(host[0].whole() && host[1].whole(), "summarize's guards");
+  check(decided > 0, "draw's rows that are decided", topp);
+  if (topp > 0.999 && vocab > DRAW_TOKENS) check(left > 0, "draw's rows that are left to the host", topp);
+  check(host[0].whole() && host[1].whole() && sums.whole(), "draw's guards");
 }
 
 void test_range_and_synthesis(int format, int rows, int cols, int members) {
@@ -697,7 +716,7 @@ void test_empty() {
   LAUNCH(sort_gather, 2, 256, (SortGatherArgs{SortArgs{step, nullptr, offsets, counts, nullptr, 32, 4}, g}));
   RopeStoreArgs s{}; s.step = step; LAUNCH(rope_store, 2, 256, s);
   ArgmaxArgs m{}; m.step = step; LAUNCH(argmax, 2, 1024, m);
-  SummarizeArgs w{}; w.step = step; LAUNCH(summarize, 2, 512, w);
+  DrawArgs w{}; w.step = step; LAUNCH(draw, 2, 256, w);
   AttentionArgs t{}; t.step = step; t.kv_heads = 2; t.heads = 2; LAUNCH(attention_plain_f32, 2, 256, t);
 }
 }  // namespace
@@ -728,7 +747,11 @@ int main(int argc, char** argv) {
       for (int w = 0; w < 2; w++) test_rope(64, 8, 2, format, w), test_rope(24, 3, 1, format, w), test_rope(8, 2, 2, format, w), test_rope(128, 4, 1, format, w);
   });
   run("argmax", [] { for (int c : {1, 100, 3143}) test_argmax(c, false), test_argmax(c, true); });
-  run("summarize", [] { for (int vocab : {2, 37, 4095, 4096, 9001}) test_summarize(vocab, false), test_summarize(vocab, true); });
+  run("draw", [] {
+    for (float topp : {0.f, 1e-30f, 0.3f, 0.9f, 0.99999f})
+      for (int vocab : {2, 37, 4095, 4096, 9001}) test_draw(vocab, topp);
+    test_draw(70 * 4096 + 5, 0.9f);
+  });
   run("wire", [] {
     test_range_and_synthesis(FORMAT_BF16, 40, 36, 2), test_range_and_synthesis(FORMAT_F32, 40, 1, 1);
     test_range_and_synthesis(FORMAT_MXFP4, 70, 64, 3), test_range_and_synthesis(FORMAT_BF16, 256, 96, 1);

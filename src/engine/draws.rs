@@ -1,12 +1,17 @@
 //! The next token of each sequence, from what a step gave.
+//!
+//! A replica that draws has most tokens itself. Those it leaves to the host are drawn from whole rows, brought for
+//! that, and the scheduler mends what followed from the tokens that the replica had in their places. Where many are
+//! left to the host, as where a nucleus is most of the vocabulary, whole rows come with each step, and sequences take
+//! turns.
 
 use super::Sampling;
 use super::pipeline::Pipeline;
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::replica::{StepOutput, Summaries, Want};
-use crate::sampler::{Row, Sampler, next_coin, request_seed};
+use crate::replica::{StepOutput, Want};
+use crate::sampler::{self, Row, Sampler, request_seed};
 use crate::scheduler::Scheduler;
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -39,9 +44,14 @@ impl Streams {
         self.get(0)
     }
 
-    /// What the request's next token is drawn by.
-    pub fn coin(&self, request: usize) -> f32 {
-        next_coin(self.get(request))
+    /// What one of the request's next tokens is drawn by, `ahead` others coming before it.
+    pub fn coin(&self, request: usize, ahead: usize) -> f32 {
+        sampler::coin(self.get(request), ahead)
+    }
+
+    /// Notes that the request's next token has been drawn.
+    fn advance(&self, request: usize) {
+        self.set(request, sampler::next_state(self.get(request)));
     }
 
     fn get(&self, request: usize) -> u64 {
@@ -56,30 +66,51 @@ impl Streams {
 /// Draws the tokens of one replica's steps.
 pub struct Draws {
     greedy: bool,
+    /// Whether the replica draws.
+    device_draws: bool,
     vocab: usize,
     /// One a thread: their scratch memory is as long as the vocabulary.
     samplers: Vec<Sampler>,
     draws: Vec<Draw>,
     tokens: Vec<u32>,
-    /// Steps that whole rows are still asked for, as summaries said too little.
+    /// See [`Drawn::left_to_host`].
+    left_to_host: Vec<usize>,
+    /// Rows that the replica has drawn from since it was last judged, and rows that it left to the host.
+    drawn_rows: [usize; 2],
+    /// It left many rows to the host: sequences take turns until it does not.
+    takes_turns: bool,
+    /// Steps that whole rows are still asked for.
     whole_rows: usize,
 }
 
-/// Steps after one whose summaries said too little, until they are tried again: what a try costs, a copy that nothing hides, is
-/// little among so many.
+/// Rows after which a replica that draws is judged: one row alone says little.
+const JUDGED_ROWS: usize = 64;
+/// Steps after many rows were left to the host, until the replica is to draw again: what a try costs, a copy
+/// that nothing hides, is little among so many.
 const WHOLE_ROWS_STEPS: usize = 32;
 
-/// One row to draw from.
+/// One row that the host draws from.
 struct Draw {
     row: usize,
+    /// Where its token goes among all.
+    place: usize,
+    sequence: usize,
     request: usize,
     state: u64,
-    token: Option<u32>,
+    token: u32,
+}
+
+/// What a step gave.
+pub struct Drawn<'a> {
+    /// The tokens of the plan's rows that ask for one, in order; anything for those that are passed over.
+    pub tokens: &'a [u32],
+    /// Sequences whose token the replica does not have, but another in its place.
+    pub left_to_host: &'a [usize],
 }
 
 impl Draws {
-    /// Draws by `threads` threads.
-    pub fn new(vocab: usize, sampling: Sampling, threads: usize) -> Result<Self> {
+    /// Draws by `threads` threads; `device_draws` says whether [the replica does](crate::replica::Replica::draws).
+    pub fn new(vocab: usize, sampling: Sampling, threads: usize, device_draws: bool) -> Result<Self> {
         let Sampling {
             temperature,
             topp,
@@ -88,27 +119,32 @@ impl Draws {
         let samplers = (0..threads.max(1)).map(|_| Sampler::new(vocab, temperature, topp, rng_state));
         Ok(Self {
             greedy: sampling.is_greedy(),
+            device_draws,
             vocab,
             samplers: memory::try_collect(samplers, Purpose::Draws)?,
             draws: Vec::new(),
             tokens: Vec::new(),
+            left_to_host: Vec::new(),
+            drawn_rows: [0; 2],
+            takes_turns: false,
             whole_rows: 0,
         })
     }
 
-    /// What the next step is to give. Where a nucleus is most of the vocabulary, as in rows that are nearly flat, whole rows
-    /// had better come while the device computes.
-    pub fn want(&mut self, want: Want) -> Want {
+    /// What the next step is to give, and whether sequences may go on while only the device knows their tokens.
+    pub fn next_step(&mut self, want: Want) -> (Want, bool) {
         match want {
-            Want::Draws { .. } if self.whole_rows > 0 => {
+            Want::Greedy => (want, true),
+            Want::Draws { .. } if self.whole_rows == 0 => (want, self.device_draws && !self.takes_turns),
+            Want::Draws { .. } => {
                 self.whole_rows -= 1;
-                Want::Logits
+                (Want::Logits, false)
             }
-            want => want,
+            Want::Logits => (want, false),
         }
     }
 
-    /// The tokens of the plan's rows that ask for one, in order. The plan's step is the one collected last.
+    /// What the plan's step gave, which is the one collected last.
     pub fn draw(
         &mut self,
         pool: &ThreadPool,
@@ -116,34 +152,34 @@ impl Draws {
         scheduler: &Scheduler,
         plan: &StepPlan,
         pipeline: &mut Pipeline,
-    ) -> Result<&[u32]> {
+    ) -> Result<Drawn<'_>> {
         self.check(plan, &pipeline.output)?;
         self.tokens.clear();
+        self.left_to_host.clear();
         memory::reserve(&mut self.tokens, plan.logits.len(), Purpose::Draws)?;
         if self.greedy {
             let rows = plan.logits.iter().zip(&pipeline.output.greedy);
             let sampled = rows.filter(|(row, _)| row.sample);
             self.tokens.extend(sampled.map(|(_, greedy)| greedy.token));
-            return Ok(&self.tokens);
-        }
-        self.gather(streams, scheduler, plan)?;
-        if pipeline.output.summaries.is_empty() {
-            pool.install(|| self.draw_from_rows(&pipeline.output))?;
         } else {
-            pool.install(|| self.draw_from_summaries(&pipeline.output.summaries));
-            let rest = self.draws.iter().filter(|draw| draw.token.is_none());
-            let rest = memory::collect(rest.map(|draw| draw.row), Purpose::Draws)?;
-            if 2 * rest.len() > self.draws.len() {
-                self.whole_rows = WHOLE_ROWS_STEPS;
+            memory::reserve(&mut self.draws, plan.logits.len(), Purpose::Draws)?;
+            memory::reserve(&mut self.left_to_host, plan.logits.len(), Purpose::Draws)?;
+            self.gather(streams, scheduler, plan, &pipeline.output);
+            if !pipeline.output.drawn.is_empty() && !self.draws.is_empty() {
+                let rows = memory::collect(self.draws.iter().map(|draw| draw.row), Purpose::Draws)?;
+                pipeline.fetch(&rows)?;
+                self.check_rows(rows.len(), &pipeline.output)?;
+                self.left_to_host.extend(self.draws.iter().map(|draw| draw.sequence));
             }
-            if !rest.is_empty() {
-                pipeline.fetch(&rest)?;
-                self.check_rows(rest.len(), &pipeline.output)?;
+            if !self.draws.is_empty() {
                 pool.install(|| self.draw_from_rows(&pipeline.output))?;
+                self.scatter(streams);
             }
         }
-        self.scatter(streams);
-        Ok(&self.tokens)
+        Ok(Drawn {
+            tokens: &self.tokens,
+            left_to_host: &self.left_to_host,
+        })
     }
 
     fn check(&self, plan: &StepPlan, output: &StepOutput) -> Result<()> {
@@ -151,11 +187,11 @@ impl Draws {
         if output.greedy.len() != rows {
             return Err(too_few(rows, "largest logits", output.greedy.len()));
         }
-        match output.summaries.len() {
+        match output.drawn.len() {
             _ if self.greedy => Ok(()),
             0 => self.check_rows(rows, output),
-            summaries if summaries == rows => Ok(()),
-            summaries => Err(too_few(rows, "summaries", summaries)),
+            drawn if drawn == rows => Ok(()),
+            drawn => Err(too_few(rows, "tokens", drawn)),
         }
     }
 
@@ -166,37 +202,51 @@ impl Draws {
         Err(too_few(rows, "logits", output.logits.len()))
     }
 
-    fn gather(&mut self, streams: &Streams, scheduler: &Scheduler, plan: &StepPlan) -> Result<()> {
+    /// Takes the tokens that the replica has drawn, and finds the rows that the host is to draw from.
+    fn gather(&mut self, streams: &Streams, scheduler: &Scheduler, plan: &StepPlan, output: &StepOutput) {
         self.draws.clear();
-        memory::reserve(&mut self.draws, plan.logits.len(), Purpose::Draws)?;
+        let [mut drawn_rows, _] = self.drawn_rows;
         for (row, wanted) in plan.logits.iter().enumerate().filter(|(_, wanted)| wanted.sample) {
-            let request = scheduler.request(wanted.sequence);
-            let request = request.ok_or_else(|| Error::Internal("a row belongs to no request".into()))?;
-            self.draws.push(Draw {
-                row,
-                request,
-                state: streams.get(request),
-                token: None,
-            });
-        }
-        Ok(())
-    }
-
-    /// Draws in parallel where the summaries say enough.
-    fn draw_from_summaries(&mut self, summaries: &Summaries) {
-        runs(&mut self.draws, &mut self.samplers).for_each(|(draws, sampler)| {
-            for draw in draws {
-                let summary = summaries.get(draw.row);
-                draw.token = summary.and_then(|summary| sampler.sample_summary(summary, &mut draw.state));
+            let drawn = output.drawn.get(row).copied().flatten();
+            let place = self.tokens.len();
+            self.tokens.push(drawn.unwrap_or(0));
+            match (scheduler.drawing(wanted.sequence), drawn) {
+                (None, _) => {}
+                (Some(request), Some(_)) => {
+                    streams.advance(request);
+                    drawn_rows += 1;
+                }
+                (Some(request), None) => self.draws.push(Draw {
+                    row,
+                    place,
+                    sequence: wanted.sequence,
+                    request,
+                    state: streams.get(request),
+                    token: 0,
+                }),
             }
-        });
+        }
+        // A step that was under way when whole rows were first asked for says nothing new.
+        if !output.drawn.is_empty() && self.whole_rows == 0 {
+            self.judge([drawn_rows, self.drawn_rows[1] + self.draws.len()]);
+        }
     }
 
-    /// The same from whole rows, where there is no token yet. Beside summaries only the rows of these are there, in order.
+    /// A third of the rows is too many: each is computed twice, and the host has to bring and draw it within a step.
+    fn judge(&mut self, rows: [usize; 2]) {
+        self.drawn_rows = rows;
+        let [drawn, left_to_host] = rows;
+        if drawn + left_to_host >= JUDGED_ROWS {
+            self.drawn_rows = [0; 2];
+            self.takes_turns = 2 * left_to_host > drawn;
+            self.whole_rows = if self.takes_turns { WHOLE_ROWS_STEPS } else { 0 };
+        }
+    }
+
+    /// Draws in parallel. Where tokens are drawn only the rows that lack one are there, in order.
     fn draw_from_rows(&mut self, output: &StepOutput) -> Result<()> {
-        let fetched = !output.summaries.is_empty();
-        let draws = self.draws.iter_mut().filter(|draw| draw.token.is_none()).enumerate();
-        let mut draws = memory::collect(draws, Purpose::Draws)?;
+        let fetched = !output.drawn.is_empty();
+        let mut draws = memory::collect(self.draws.iter_mut().enumerate(), Purpose::Draws)?;
         runs(&mut draws, &mut self.samplers).try_for_each(|(draws, sampler)| {
             let row = |(place, draw): &(usize, &mut Draw)| {
                 let place = if fetched { *place } else { draw.row };
@@ -212,7 +262,7 @@ impl Draws {
             let mut rows = memory::collect(draws.iter().map(row), Purpose::Draws)?;
             sampler.sample_rows(&mut rows);
             for ((_, draw), row) in draws.iter_mut().zip(rows) {
-                (draw.state, draw.token) = (row.rng_state, Some(row.token));
+                (draw.state, draw.token) = (row.rng_state, row.token);
             }
             Ok(())
         })
@@ -221,7 +271,7 @@ impl Draws {
     fn scatter(&mut self, streams: &Streams) {
         for draw in &self.draws {
             streams.set(draw.request, draw.state);
-            self.tokens.extend(draw.token);
+            self.tokens[draw.place] = draw.token;
         }
     }
 }

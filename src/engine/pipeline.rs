@@ -39,17 +39,25 @@ impl Pipeline {
         self.under_way.len() < self.replica.depth()
     }
 
-    /// Plans a step and submits it; `false` if there is none. `coin` is what a request's next token is drawn by.
-    pub fn submit(&mut self, scheduler: &mut Scheduler, want: Want, coin: impl Fn(usize) -> f32) -> Result<bool> {
+    /// Plans a step and submits it; `false` if there is none. `coin` is what a token of a request is drawn by, so many
+    /// that are not known yet coming before it.
+    pub fn submit(
+        &mut self,
+        scheduler: &mut Scheduler,
+        want: Want,
+        coin: impl Fn(usize, usize) -> f32,
+    ) -> Result<bool> {
         let mut plan = self.spare.pop().unwrap_or_default();
         scheduler.make_room_to_plan(&mut plan)?;
         if !scheduler.plan(&mut plan) {
             self.spare.push(plan);
             return Ok(false);
         }
-        if let Want::Draws { all: true, .. } = want {
-            // The host draws, and so knows each stream's state: a sequence is in one step at a time.
-            let coin = |row: &LogitsRow| scheduler.request(row.sequence).map_or(0.0, &coin);
+        if let Want::Draws { .. } = want {
+            let coin = |row: &LogitsRow| match scheduler.draws_ahead(row) {
+                Some((request, ahead)) => coin(request, ahead),
+                None => 0.0,
+            };
             plan.coins.extend(plan.logits.iter().map(coin));
         }
         self.replica.submit(&plan, want)?;

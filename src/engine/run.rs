@@ -169,8 +169,9 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn submit(&mut self) -> Result<()> {
         while self.pipeline.has_room() {
             self.take()?;
-            let coin = |request| self.run.streams.coin(request);
-            let want = self.draws.want(self.run.want);
+            let coin = |request, ahead| self.run.streams.coin(request, ahead);
+            let (want, speculate) = self.draws.next_step(self.run.want);
+            self.scheduler.speculate(speculate);
             if !self.pipeline.submit(&mut self.scheduler, want, coin)? {
                 break;
             }
@@ -193,11 +194,15 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         self.record(plan);
         let start = Instant::now();
         let streams = &self.run.streams;
-        let sampled = self
+        let drawn = self
             .draws
             .draw(self.pool, streams, &self.scheduler, plan, self.pipeline)?;
         self.drawing += start.elapsed();
-        self.scheduler.commit(plan, sampled, &mut self.finished)?;
+        self.scheduler.commit(plan, drawn.tokens, &mut self.finished)?;
+        drawn
+            .left_to_host
+            .iter()
+            .for_each(|&sequence| self.scheduler.mend(sequence));
         self.hand_in();
         Ok(())
     }

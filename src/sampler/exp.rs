@@ -4,7 +4,7 @@
 //! takes. glibc computes it (since 2.27) in double: `2^(k / 32)` from a table times a polynomial of degree three, rounded
 //! to float once. The same steps on sixteen lanes, with the same fused multiply-adds, give the same bits seven times as
 //! fast. Other libraries may round differently, so [`level`] first compares with `expf` where roundings are close.
-//! `kernels/summarize.hip` takes the same steps.
+//! `kernels/draw.hip` takes the same steps.
 
 use crate::simd::{Kernel, LANES, Level, Simd};
 use once_cell::sync::OnceCell;

@@ -14,7 +14,7 @@ const BUCKET_SHIFT: u32 = 13;
 /// Fewer than this are sorted at once.
 const FEW: usize = 2048;
 /// Tokens this probable are looked at first. There are no more of them than its inverse: few enough to be sorted at once.
-pub const PROBABLE: f32 = 1.0 / FEW as f32;
+const PROBABLE: f32 = 1.0 / FEW as f32;
 /// For the roundings between a value and its probability: whoever keeps values of that much less keeps enough.
 pub const MARGIN: f64 = 1.0 - 1e-6;
 /// So many of sixteen values and fewer are kept one by one.
@@ -68,14 +68,6 @@ impl Nucleus {
     pub fn draw(&mut self, topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
         self.draw_from_probable(topp, least, sum, coin)
             .or_else(|| self.draw_from_all(topp, least, sum, coin))
-    }
-
-    /// The same of a row of which only `keys` are known, as [`rank_key`] packs them, in any order: all with at least
-    /// [`PROBABLE`] are among them. `None` if their mass is not enough.
-    pub fn draw_known(&mut self, keys: &[u64], topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
-        self.keys.clear();
-        self.keys.extend_from_slice(keys);
-        self.draw_from_probable(topp, least, sum, coin)
     }
 
     /// The same, if the mass of those with at least [`PROBABLE`] is enough.

@@ -35,8 +35,14 @@ pub struct Control {
     pub replicas: usize,
     /// Steps that may be under way; 0 is one.
     pub depth: usize,
-    /// One in so many of the tokens taken greedily is an end token; 0 is none.
+    /// One in so many of the tokens that replicas take or draw is an end token; 0 is none.
     pub end_every: u32,
+    /// Replicas draw tokens.
+    pub draws: bool,
+    /// One in so many tokens they leave to the host; 0 is none.
+    pub host_every: u32,
+    /// Rows of logits that the host asked replicas for, as they had left their tokens to it.
+    pub fetched: AtomicUsize,
     /// Calls of submit and collect that fail, counted together from 1, by replica.
     pub fail_calls: Vec<(usize, usize)>,
     /// Calls that failed because of these.
@@ -81,6 +87,16 @@ impl Control {
         })
     }
 
+    /// What a replica makes of a row from which `token` is drawn: that, an end token, or nothing.
+    pub fn drawn(&self, logits: &[f32], token: u32) -> Option<u32> {
+        let one_in = |every: u32, bits: u32| every > 0 && bits.is_multiple_of(every);
+        if one_in(self.host_every, logits[1].to_bits() >> 1) {
+            return None;
+        }
+        let ends = one_in(self.end_every, logits[0].to_bits());
+        Some(if ends { END_TOKENS[0] } else { token })
+    }
+
     fn fallback(self: &Arc<Self>, options: &Options) -> Result<Box<dyn Replica>> {
         let refusals = self.refuse_fallback.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
         if refusals.is_ok() {
@@ -104,6 +120,7 @@ impl Control {
             steps: 0,
             under_way: VecDeque::new(),
             last_tokens: [0; 8],
+            collected: Vec::new(),
         }))
     }
 }
@@ -120,6 +137,8 @@ struct FakeReplica {
     under_way: VecDeque<(StepPlan, Want)>,
     /// The token found last in each slot.
     last_tokens: [u32; 8],
+    /// The rows of the step collected last, if tokens were drawn from them.
+    collected: Vec<Vec<f32>>,
 }
 
 impl FakeReplica {
@@ -153,22 +172,36 @@ impl FakeReplica {
 
     fn run(&mut self, plan: &StepPlan, want: Want, output: &mut StepOutput) {
         output.greedy.clear();
+        output.drawn.clear();
         output.logits.clear();
-        for row in &plan.logits {
+        self.collected.clear();
+        let draws = matches!(want, Want::Draws { .. }) && self.draws();
+        for (i, row) in plan.logits.iter().enumerate() {
             let fed = plan.tokens[row.row];
             let fed = u32::try_from(fed).unwrap_or_else(|_| {
-                assert!(self.depth() > 1 && want == Want::Greedy);
+                assert!(self.depth() > 1 && (want == Want::Greedy || draws));
                 self.last_tokens[(-1 - fed) as usize]
             });
             let logits = logits(fed, row.position as u32);
             let token = greedy(&logits, self.control.end_every);
             let logit = logits[sampler::argmax(&logits) as usize];
             output.greedy.push(Greedy { token, logit });
-            if want != Want::Greedy {
-                output.logits.own().extend(logits);
+            // Whole rows are drawn from by the host: nobody may take what is here for a token.
+            let mut kept = if want == Want::Logits { u32::MAX } else { token };
+            match want {
+                Want::Draws { temperature, topp } if draws => {
+                    let mut sampler = sampler::Sampler::new(VOCAB, temperature, topp, 0).unwrap();
+                    let token = sampler.sample_by(&logits, plan.coins[i]);
+                    let drawn = self.control.drawn(&logits, token);
+                    output.drawn.push(drawn);
+                    kept = drawn.unwrap_or(kept);
+                    self.collected.push(logits);
+                }
+                Want::Draws { .. } | Want::Logits => output.logits.own().extend(logits),
+                Want::Greedy => {}
             }
             if row.sample {
-                self.last_tokens[row.sequence] = token;
+                self.last_tokens[row.sequence] = kept;
             }
         }
     }
@@ -248,6 +281,10 @@ impl Replica for FakeReplica {
         self.control.depth.max(1)
     }
 
+    fn draws(&self) -> bool {
+        self.control.draws
+    }
+
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         assert!(self.under_way.len() < self.depth());
         self.steps += 1;
@@ -262,6 +299,13 @@ impl Replica for FakeReplica {
         self.count_call()?;
         let (plan, want) = self.under_way.pop_front().expect("no step is under way");
         self.run(&plan, want, output);
+        Ok(())
+    }
+
+    fn fetch(&mut self, rows: &[usize], output: &mut StepOutput) -> Result<()> {
+        self.control.fetched.fetch_add(rows.len(), SeqCst);
+        let rows = rows.iter().flat_map(|&row| &self.collected[row]);
+        output.logits.own().extend(rows);
         Ok(())
     }
 
@@ -484,6 +528,23 @@ pub fn expected(prompt: &str, steps: usize, sampler: &Sampler, request: usize) -
     let seed = request_seed(sampler.rng_state, request);
     let mut draws = sampler::Sampler::new(VOCAB, sampler.temperature, sampler.topp, seed).unwrap();
     let answer = answer(prompt, steps, |logits| draws.sample(logits));
+    (answer, draws.rng_state())
+}
+
+/// The same where a replica draws as `control` says.
+pub fn expected_drawn(
+    prompt: &str,
+    steps: usize,
+    sampler: &Sampler,
+    request: usize,
+    control: &Control,
+) -> (Vec<c_int>, u64) {
+    let seed = request_seed(sampler.rng_state, request);
+    let mut draws = sampler::Sampler::new(VOCAB, sampler.temperature, sampler.topp, seed).unwrap();
+    let answer = answer(prompt, steps, |logits| {
+        let token = draws.sample(logits);
+        control.drawn(logits, token).unwrap_or(token)
+    });
     (answer, draws.rng_state())
 }
 

@@ -25,10 +25,10 @@ pub struct Drawing {
 impl Drawing {
     /// The most likely token.
     pub const GREEDY: Self = Self::new(0.0, 0.9);
-    /// From a nucleus that the device's summaries have whole.
+    /// From a nucleus that the device finds.
     pub const NUCLEUS: Self = Self::new(1.0, 0.9);
     /// From a nucleus for which the host fetches most rows.
-    pub const WIDE: Self = Self::new(1.0, 0.9999);
+    pub const WIDE: Self = Self::new(0.2, 0.99999);
     /// From all tokens.
     pub const ALL: Self = Self::new(1.0, 1.0);
 

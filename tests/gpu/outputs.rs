@@ -1,4 +1,4 @@
-//! What steps hand over beside tokens: whole rows of logits, lent, summaries of rows, and times.
+//! What steps hand over beside the largest logits: whole rows, lent, tokens drawn from rows, and times.
 
 use super::open_on;
 use super::plans::decoding;
@@ -11,7 +11,7 @@ use getp::model::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
 use getp::replica::{Replica, StepOutput, Want};
-use getp::sampler::{Sampler, next_coin};
+use getp::sampler::Sampler;
 
 /// Sequences, each in a row of its own.
 const ROWS: usize = 3;
@@ -19,7 +19,7 @@ const ROWS: usize = 3;
 /// Tokens of the model whose rows are looked at.
 const VOCAB: usize = 301;
 
-/// Tokens of the one whose rows are summarized: a row is more than two tiles of the kernel.
+/// Tokens of the one whose rows are drawn from: a row is more than two tiles of the kernel.
 const WIDE: usize = 9001;
 
 fn replica(vocab_size: usize, profile: bool) -> Box<dyn Replica> {
@@ -62,7 +62,7 @@ fn step_for(replica: &mut dyn Replica, position: usize, rows: usize, want: Want)
 fn step(replica: &mut dyn Replica, position: usize, rows: usize) -> StepOutput {
     let output = step_for(replica, position, rows, Want::Logits);
     assert_eq!(output.logits.len(), rows * VOCAB);
-    assert!(output.summaries.is_empty());
+    assert!(output.drawn.is_empty());
     output
 }
 
@@ -122,35 +122,37 @@ fn rows_given_back_are_written_to_again() {
     }
 }
 
+/// Temperatures at which rows are peaked, tame and flat.
+const TEMPERATURES: [f32; 5] = [0.03, 0.3, 1.0, 40.0, 0.1];
+
 #[test]
-fn summaries_are_drawn_from_as_whole_rows_are() {
-    let (mut whole, mut summarized) = (replica(WIDE, false), replica(WIDE, false));
+fn tokens_are_drawn_as_the_host_draws_them() {
+    let (mut whole, mut drawing) = (replica(WIDE, false), replica(WIDE, false));
     let mut drawn = [0; 2];
-    for (position, temperature) in [0.03, 0.3, 1.0, 40.0, 0.1].into_iter().enumerate() {
+    let topps = [0.1, 0.5, 0.9, 0.99, 1.0];
+    for (position, (temperature, topp)) in TEMPERATURES.into_iter().flat_map(|t| topps.map(|p| (t, p))).enumerate() {
         let rows = 1 + position.min(ROWS - 1);
         let expected = step_for(&mut *whole, position, rows, Want::Logits);
-        let want = Want::Draws {
-            temperature,
-            all: false,
-        };
-        let mut output = step_for(&mut *summarized, position, rows, want);
+        let mut plan = plan(&*drawing, position, rows);
+        plan.coins = (0..rows)
+            .map(|row| ((7919 * position + row) % 97) as f32 / 97.0)
+            .collect();
+        drawing.submit(&plan, Want::Draws { temperature, topp }).unwrap();
+        let mut output = StepOutput::default();
+        drawing.collect(&mut output).unwrap();
         assert_eq!(output.greedy, expected.greedy);
-        assert_eq!((output.summaries.len(), output.logits.len()), (rows, 0));
+        assert_eq!((output.drawn.len(), output.logits.len()), (rows, 0));
+        let mut sampler = Sampler::new(WIDE, temperature, topp, 1).unwrap();
+        for (row, logits) in expected.logits.chunks_exact(WIDE).enumerate() {
+            let expected = sampler.sample_by(logits, plan.coins[row]);
+            assert!(output.drawn[row].is_none_or(|token| token == expected));
+            drawn[usize::from(output.drawn[row].is_some())] += 1;
+        }
         let backwards: Vec<usize> = (0..rows).rev().collect();
-        summarized.fetch(&backwards, &mut output).unwrap();
+        drawing.fetch(&backwards, &mut output).unwrap();
         for (fetched, &row) in output.logits.chunks_exact(WIDE).zip(&backwards) {
             let logits = &expected.logits[row * WIDE..][..WIDE];
             assert!(fetched.iter().zip(logits).all(|(a, b)| a.to_bits() == b.to_bits()));
-            for topp in [0.1, 0.5, 0.9, 0.99] {
-                let mut sampler = Sampler::new(WIDE, temperature, topp, 1).unwrap();
-                let (mut state, mut expected_state) = (1 + row as u64, 1 + row as u64);
-                let token = sampler.sample_summary(output.summaries.get(row).unwrap(), &mut state);
-                let expected = sampler.sample_with(logits, &mut expected_state);
-                drawn[usize::from(token.is_some())] += 1;
-                if token.is_some() {
-                    assert_eq!((token, state), (Some(expected), expected_state));
-                }
-            }
         }
         output.logits.give_back();
     }
@@ -158,23 +160,40 @@ fn summaries_are_drawn_from_as_whole_rows_are() {
 }
 
 #[test]
-fn tokens_are_drawn_from_all_as_the_host_draws_them() {
-    let (mut whole, mut drawing) = (replica(WIDE, false), replica(WIDE, false));
-    for (position, temperature) in [0.03, 0.3, 1.0, 40.0].into_iter().enumerate() {
-        let expected = step_for(&mut *whole, position, ROWS, Want::Logits);
-        let states: Vec<u64> = (1..).map(|i| (i * 7919) << 40).take(ROWS).collect();
-        let mut plan = plan(&*drawing, position, ROWS);
-        plan.coins = states.iter().map(|&state| next_coin(state)).collect();
-        drawing.submit(&plan, Want::Draws { temperature, all: true }).unwrap();
+fn a_drawn_token_is_fed_to_the_next_step_on_the_device() {
+    let (mut named, mut kept) = (replica(WIDE, false), replica(WIDE, false));
+    let want = |topp| Want::Draws { temperature: 0.1, topp };
+    for topp in [0.5, 0.9999, 1.0] {
+        let mut first = plan(&*kept, 0, ROWS);
+        first.coins = vec![0.7; ROWS];
         let mut output = StepOutput::default();
-        drawing.collect(&mut output).unwrap();
-        let mut sampler = Sampler::new(WIDE, temperature, 1.0, 1).unwrap();
-        for (row, logits) in expected.logits.chunks_exact(WIDE).enumerate() {
-            let (mut state, mut expected_state) = (states[row], states[row]);
-            let token = sampler.sample_summary(output.summaries.get(row).unwrap(), &mut state);
-            assert_eq!(token, Some(sampler.sample_with(logits, &mut expected_state)));
-            assert_eq!(state, expected_state);
+        let mut tokens = Vec::new();
+        for replica in [&mut named, &mut kept] {
+            replica.submit(&first, want(topp)).unwrap();
+            replica.collect(&mut output).unwrap();
+            // Where the host is to draw, the device has the largest logit's token.
+            let found = output.drawn.iter().zip(&output.greedy);
+            tokens = found
+                .map(|(drawn, greedy)| drawn.unwrap_or(greedy.token) as i32)
+                .collect();
         }
+        let mut next = plan(&*kept, 1, ROWS);
+        next.tokens = tokens;
+        let expected = {
+            named.submit(&next, Want::Logits).unwrap();
+            named.collect(&mut output).unwrap();
+            std::mem::take(&mut output.logits)
+        };
+        next.tokens = (1..=ROWS as i32).map(|slot| -slot).collect();
+        kept.submit(&next, Want::Logits).unwrap();
+        kept.collect(&mut output).unwrap();
+        assert!(
+            output
+                .logits
+                .iter()
+                .zip(&*expected)
+                .all(|(a, b)| a.to_bits() == b.to_bits())
+        );
     }
 }
 

@@ -11,10 +11,6 @@ pub const SLAB: usize = 64;
 pub const GROUP_ALIGN: usize = 8;
 /// Rows in a tile of weights as the host sends them.
 pub const WIRE_ROWS: usize = 32;
-/// The most keys of a summary.
-pub const SUMMARY_KEYS: usize = 2048;
-/// Bytes of a summary.
-pub const SUMMARY_BYTES: usize = size_of::<SummaryHead>() + 8 * SUMMARY_KEYS;
 
 /// Formats of weights, activations and KV.
 #[allow(missing_docs)] // their names say it
@@ -54,7 +50,7 @@ mirrored! {
     StepHeader [48] {
         rows: i32, decode_rows: i32, chunks: i32, logits_rows: i32,
         full_items: i32, window_items: i32, prefill_tiles: i32, parity: i32,
-        temperature: f32, draws_all: i32, reserved: [i32; 2],
+        temperature: f32, topp: f32, least: f32, reserved: i32,
     }
     /// Consecutive rows of one sequence.
     ChunkInfo [32] {
@@ -128,11 +124,10 @@ mirrored! {
     ArgmaxArgs [128] {
         step: Step, best: DevicePtr, best_index: DevicePtr, host: [DevicePtr; 2], candidates: i32, best_rows: i32,
     }
-    /// A summary, as the device writes it, but for its keys.
-    SummaryHead [16] { sum: f64, count: i32, token: i32 }
-    /// See `summarize`.
-    SummarizeArgs [136] {
-        step: Step, logits: DevicePtr, host: [DevicePtr; 2], powers: DevicePtr, share: f64, vocab: i32, reserved: i32,
+    /// See `draw`.
+    DrawArgs [136] {
+        step: Step, logits: DevicePtr, host: [DevicePtr; 2], powers: DevicePtr, sums: DevicePtr, vocab: i32,
+        reserved: i32,
     }
     /// See `range`.
     RangeArgs [40] {

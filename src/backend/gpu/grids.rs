@@ -80,9 +80,9 @@ pub fn argmax_logits(rows: usize) -> Grid {
     Grid::new(rows, 1024)
 }
 
-/// `summarize`
-pub fn summarize(rows: usize) -> Grid {
-    Grid::new(rows, 512)
+/// `draw`
+pub fn draw(rows: usize) -> Grid {
+    Grid::new(rows, 256)
 }
 
 /// `plain_*`: products of weights on the wire's form. A block takes 32 outputs; where that fills the device too little,

@@ -1,16 +1,14 @@
 //! Rows of logits, and what the host is told of them.
 //!
-//! A step leaves whole rows in one of two buffers on the device. Where they are to be drawn from, a kernel tells the host
-//! of each row what it needs in most cases, and the host fetches those of which it needs more. Where all are wanted, a
+//! A step leaves whole rows in one of two buffers on the device. Where they are to be drawn from, a kernel draws from
+//! most of them and tells the host the tokens, and the host fetches the other rows. Where all are wanted, a
 //! stream of their own copies them to pinned memory while the next step fills the other buffer. The host reads them where
 //! they land: [`HostRows`] are lent, and those that nobody holds any more are written to again. Whoever gives them back
 //! before the next step is submitted needs two of them.
 
-use super::args::{SUMMARY_BYTES, SUMMARY_KEYS, SummaryHead};
 use super::driver::DevicePtr;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer, SharedDriver, Stream};
 use crate::error::{Error, Result};
-use crate::sampler::Summary;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// See the module.
@@ -18,7 +16,7 @@ pub struct LogitsPath {
     // Dropped first, which waits for what is on its way.
     stream: Stream,
     device: [DeviceBuffer; 2],
-    summaries: [PinnedBuffer; 2],
+    drawn: [PinnedBuffer; 2],
     host: Mutex<Vec<Arc<HostRows>>>,
     rows: usize,
     row_bytes: usize,
@@ -62,19 +60,19 @@ impl AsRef<[f32]> for HostRows {
 pub struct LogitsAt {
     /// Whole rows.
     pub rows: DevicePtr,
-    /// Summaries, in pinned memory, by parity.
-    pub summaries: [DevicePtr; 2],
+    /// The token drawn from each, or -1, in pinned memory, by parity.
+    pub drawn: [DevicePtr; 2],
 }
 
 impl LogitsPath {
     /// Room for so many rows a step.
     pub fn new(driver: &SharedDriver, rows: usize, vocab: usize) -> Result<Self> {
         let bytes = rows * 4 * vocab;
-        let summaries = || PinnedBuffer::zeroed(driver, rows * SUMMARY_BYTES);
+        let drawn = || PinnedBuffer::zeroed(driver, rows * 4);
         Ok(Self {
             stream: Stream::new(driver)?,
             device: [DeviceBuffer::new(driver, bytes)?, DeviceBuffer::new(driver, bytes)?],
-            summaries: [summaries()?, summaries()?],
+            drawn: [drawn()?, drawn()?],
             host: Mutex::default(),
             rows,
             row_bytes: 4 * vocab,
@@ -90,23 +88,15 @@ impl LogitsPath {
     pub fn at(&self, parity: usize) -> LogitsAt {
         LogitsAt {
             rows: self.device[parity].at(),
-            summaries: self.summaries.each_ref().map(PinnedBuffer::device),
+            drawn: self.drawn.each_ref().map(PinnedBuffer::device),
         }
     }
 
-    /// What the step of this parity, which is done, tells of its first `rows` rows.
-    pub fn summaries(&self, parity: usize, rows: usize) -> impl Iterator<Item = Summary<'_>> {
+    /// What the step of this parity, which is done, has drawn from its first `rows` rows.
+    pub fn drawn(&self, parity: usize, rows: usize) -> impl Iterator<Item = Option<u32>> {
         // SAFETY: the step that wrote here is done, and the next of its parity has not been submitted.
-        let bytes = unsafe { self.summaries[parity].read() };
-        bytes.chunks_exact(SUMMARY_BYTES).take(rows).map(|bytes| {
-            let (head, keys) = bytes.split_at(size_of::<SummaryHead>());
-            let head: &SummaryHead = bytemuck::from_bytes(head);
-            Summary {
-                sum: head.sum,
-                token: u32::try_from(head.token).ok(),
-                keys: &bytemuck::cast_slice(keys)[..(head.count as usize).min(SUMMARY_KEYS)],
-            }
-        })
+        let drawn: &[i32] = bytemuck::cast_slice(unsafe { self.drawn[parity].read() });
+        drawn[..rows].iter().map(|&token| u32::try_from(token).ok())
     }
 
     /// Copies the first `rows` rows of that parity's behind `done`, which marks the end of their step and from now on that

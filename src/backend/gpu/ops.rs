@@ -7,8 +7,8 @@
 pub mod inspect;
 
 use super::args::{
-    ArgmaxArgs, AttentionArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs, NormRouteArgs,
-    RopeStoreArgs, RouteArgs, SLAB, SUMMARY_KEYS, SortArgs, SortGatherArgs, Step, SummarizeArgs, UploadArgs,
+    ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs, NormRouteArgs,
+    RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, UploadArgs,
 };
 use super::context::{Context, Grid};
 use super::driver::DevicePtr;
@@ -26,7 +26,7 @@ use crate::model::{ModelConfig, Rope};
 use crate::ops::Ops;
 use crate::profile::{Cost, Stage};
 use crate::replica::{StepOutput, Want};
-use crate::sampler::{SUMMARY_SHARE, exponential_table};
+use crate::sampler::exponential_table;
 use std::sync::Arc;
 
 /// Rows that a product may read behind a buffer's last one: its largest tile.
@@ -58,7 +58,7 @@ pub struct StepShape {
     pub prefill_tiles: usize,
     /// Whether whole rows of logits are wanted.
     pub logits: bool,
-    /// Whether they are summarized.
+    /// Whether tokens are drawn from them.
     pub draws: bool,
 }
 
@@ -483,24 +483,20 @@ impl GpuOps {
         }
     }
 
-    /// What drawing from each row takes.
-    fn summarize(&mut self) -> Result<()> {
-        const _: () = assert!(
-            SUMMARY_SHARE * SUMMARY_KEYS as f64 > 0.999_99,
-            "room for all that have the share"
-        );
-        let args = SummarizeArgs {
+    /// A token from each row, where that is known.
+    fn draw(&mut self) -> Result<()> {
+        let args = DrawArgs {
             step: self.step,
             logits: self.logits.rows,
-            host: self.logits.summaries,
+            host: self.logits.drawn,
             powers: self.workspace.powers.at(),
-            share: SUMMARY_SHARE,
+            sums: DevicePtr::NULL,
             vocab: self.config.vocab_size as i32,
             reserved: 0,
         };
         let rows_bytes = 4 * self.n_wanted * self.config.vocab_size;
-        self.timed(Stage::Summarize, moved(rows_bytes), |ops| {
-            ops.launch("summarize", grids::summarize(ops.shape.logits_rows), &args)
+        self.timed(Stage::Draw, moved(rows_bytes), |ops| {
+            ops.launch("draw", grids::draw(ops.shape.logits_rows), &args)
         })
     }
 
@@ -886,7 +882,7 @@ impl Ops for GpuOps {
         let cost = moved(self.n_wanted * candidates * value_bytes);
         self.timed(Stage::Argmax, cost, |ops| ops.argmax(product, candidates))?;
         match want {
-            Want::Draws { .. } => self.summarize(),
+            Want::Draws { .. } => self.draw(),
             Want::Greedy | Want::Logits => Ok(()),
         }
     }

@@ -41,7 +41,7 @@ pub struct GpuReplica {
     in_flight: VecDeque<InFlight>,
     graphs: HashMap<(StepShape, usize), Graph>,
     logits: Option<Arc<LogitsPath>>,
-    /// Where the rows of the step collected last are, if they were summarized, and its parity.
+    /// Where the rows of the step collected last are, if tokens were drawn from them, and its parity.
     collected: Option<(Arc<LogitsPath>, usize)>,
     ops: GpuOps,
     memory: StepMemory,
@@ -66,8 +66,8 @@ struct InFlight {
     rows: usize,
     /// Its end, and whole rows, if they are wanted.
     coming: Coming,
-    /// Where its rows are, if they are summarized.
-    summarized: Option<Arc<LogitsPath>>,
+    /// Where its rows are, if tokens are drawn from them.
+    drawn_from: Option<Arc<LogitsPath>>,
 }
 
 impl GpuReplica {
@@ -87,7 +87,7 @@ impl GpuReplica {
         let (rows, logits_rows) = (limits.step_tokens, limits.max_batch);
         let activations = activations(&context, config, &numbers, rows)?;
         let chunk_tokens = rows.min(CHUNK_TOKENS);
-        let logits_bytes = logits_bytes(config, options, &weights.unembedding, logits_rows);
+        let logits_bytes = logits_bytes(config, logits_rows);
         let blocks = kv_blocks(&context, config, options, &numbers, chunk_tokens, logits_bytes)?;
         let kv = KvCache::new(&context, config, numbers.kv, blocks)?;
         let capacity = Capacity {
@@ -96,6 +96,7 @@ impl GpuReplica {
             logits_rows,
             pages: blocks.full + blocks.window,
             positions: MAX_POSITIONS.min((blocks.full * KV_PAGE).max(config.seq_len)),
+            vocab: config.vocab_size,
         };
         let attention = AttentionShape {
             kv_heads: config.n_kv_heads,
@@ -265,7 +266,7 @@ impl GpuReplica {
     }
 
     /// Memory for whole rows of logits, made when they are first needed and again when they are more: greedy runs need
-    /// none, and others only as much as the half of the batch that is in a step.
+    /// none.
     fn need_logits(&mut self, rows: usize) -> Result<()> {
         if self.logits.as_ref().is_some_and(|path| path.rows() >= rows) {
             return Ok(());
@@ -273,7 +274,7 @@ impl GpuReplica {
         // Graphs have the old addresses.
         self.context.stream.synchronize()?;
         self.graphs.retain(|(shape, _), _| !shape.logits);
-        self.logits = None; // a step under way that is summarized keeps its own
+        self.logits = None; // a step under way that draws keeps its own
         let rows = rows.next_power_of_two().min(self.capacity.logits_rows);
         let path = LogitsPath::new(&self.context.driver, rows, self.config.vocab_size)?;
         self.logits = Some(Arc::new(path));
@@ -336,13 +337,9 @@ fn activations(
     })
 }
 
-/// Device memory that whole rows of logits may ask for in a later run: of half the batch, unless all are recorded, or the
-/// summary is made of whole rows.
-fn logits_bytes(config: &ModelConfig, options: &Options, unembedding: &Matrix, logits_rows: usize) -> u64 {
-    let all = options.logits.is_some() || unembedding.is_wire();
-    let share = if all { logits_rows } else { logits_rows.div_ceil(DEPTH) };
-    let rows = share.next_power_of_two().min(logits_rows);
-    (DEPTH * rows * config.vocab_size * 4) as u64
+/// Device memory that whole rows of logits may ask for in a later run, which draws.
+fn logits_bytes(config: &ModelConfig, logits_rows: usize) -> u64 {
+    (DEPTH * logits_rows * config.vocab_size * 4) as u64
 }
 
 /// Blocks for as many sequences of the checkpoint's length as may run at once and free memory allows.
@@ -427,6 +424,10 @@ impl Replica for GpuReplica {
         DEPTH
     }
 
+    fn draws(&self) -> bool {
+        true
+    }
+
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         // The step of this parity that is under way still reads what would be written.
         if self.in_flight.len() == DEPTH {
@@ -445,7 +446,7 @@ impl Replica for GpuReplica {
             parity,
             rows: plan.logits.len(),
             coming,
-            summarized: self.logits.clone().filter(|_| shape.draws),
+            drawn_from: self.logits.clone().filter(|_| shape.draws),
         });
         self.steps += 1;
         Ok(())
@@ -476,12 +477,12 @@ impl Replica for GpuReplica {
             Some(rows) => output.logits = Logits::Lent(rows),
             None => output.logits.clear(),
         }
-        output.summaries.clear();
-        if let Some(path) = &step.summarized {
-            let mut summaries = path.summaries(step.parity, step.rows);
-            summaries.try_for_each(|summary| output.summaries.push(summary))?;
+        output.drawn.clear();
+        memory::reserve(&mut output.drawn, step.rows, Purpose::Step)?;
+        if let Some(path) = &step.drawn_from {
+            output.drawn.extend(path.drawn(step.parity, step.rows));
         }
-        self.collected = step.summarized.map(|path| (path, step.parity));
+        self.collected = step.drawn_from.map(|path| (path, step.parity));
         Ok(())
     }
 

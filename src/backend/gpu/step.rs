@@ -11,6 +11,7 @@ use crate::batch::StepPlan;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::replica::Want;
+use crate::sampler::{has_nucleus, least_probable};
 use bytemuck::NoUninit;
 use std::iter::{repeat, repeat_n};
 
@@ -27,6 +28,8 @@ pub struct Capacity {
     pub pages: usize,
     /// Positions of a sequence.
     pub positions: usize,
+    /// Tokens to draw from.
+    pub vocab: usize,
 }
 
 /// What attention's planning needs to know.
@@ -142,9 +145,9 @@ impl StepMemory {
         self.check(plan)?;
         self.scratch.fill(plan, &self.attention)?;
         let Self { scratch, places, .. } = self;
-        let (temperature, draws_all) = match want {
-            Want::Draws { temperature, all } => (temperature, all),
-            Want::Greedy | Want::Logits => (0.0, false),
+        let (temperature, topp) = match want {
+            Want::Draws { temperature, topp } => (temperature, topp),
+            Want::Greedy | Want::Logits => (0.0, 0.0),
         };
         let header = StepHeader {
             rows: plan.rows() as i32,
@@ -156,8 +159,10 @@ impl StepMemory {
             prefill_tiles: scratch.prefill_tiles.len() as i32,
             parity: parity as i32,
             temperature,
-            draws_all: i32::from(draws_all),
-            reserved: [0; 2],
+            // 0 stands for all that is no nucleus: NaN has no place in the kernel.
+            topp: if has_nucleus(topp) { topp } else { 0.0 },
+            least: least_probable(self.capacity.vocab, topp),
+            reserved: 0,
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
         let blob = unsafe { self.host[parity].write() };
