@@ -192,7 +192,7 @@ typedef struct {
   TransformerWeights weights;
   // The scratch memory.
   RunState state;
-  // The program's file descriptor of the mapped checkpoint; only asked which file it is, so that logits spare it.
+  // The program's file descriptor of the mapped checkpoint; only asked how long the file is.
   int fd;
   // The program's mapping of the checkpoint, or NULL: weights that begin within it must end within it.
   float *data;

@@ -11,7 +11,7 @@ mod run;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::logits::{FileId, Recorder};
+use crate::logits::Recorder;
 use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use crate::options::Options;
@@ -91,8 +91,6 @@ pub struct Engine {
     /// Encodes prompts and draws tokens.
     workers: Workers,
     stats: Stats,
-    /// Files that logits must not go to.
-    inputs: Vec<FileId>,
 }
 
 impl Engine {
@@ -116,7 +114,6 @@ impl Engine {
             options,
             workers,
             stats: Stats::default(),
-            inputs: Vec::new(),
         };
         engine.print_summary();
         Ok(engine)
@@ -149,11 +146,6 @@ impl Engine {
         self.stats.seconds += start.elapsed().as_secs_f64();
         self.print_profiles();
         Ok(outcome)
-    }
-
-    /// Keeps recorded logits away from these files from now on.
-    pub fn protect(&mut self, inputs: Vec<FileId>) {
-        self.inputs = inputs;
     }
 
     /// What all inferences so far took and gave.
@@ -285,7 +277,7 @@ impl Engine {
 
     fn recorder(&self) -> Option<Mutex<Recorder>> {
         let path = self.options.logits.as_deref()?;
-        Some(Mutex::new(Recorder::create(path, self.config.vocab_size, &self.inputs)))
+        Some(Mutex::new(Recorder::create(path, self.config.vocab_size)))
     }
 
     fn print_summary(&self) {

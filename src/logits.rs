@@ -7,8 +7,6 @@
 
 mod target;
 
-pub use target::FileId;
-
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -48,9 +46,10 @@ pub struct LogitsWriter {
 }
 
 impl LogitsWriter {
-    /// Creates the file, or empties it, and writes its header. Only a regular file is taken, and none of `inputs`.
-    pub fn create(path: &Path, vocab: usize, inputs: &[FileId]) -> Result<Self> {
-        let file = Target::create(path, inputs)?;
+    /// Creates the file, or empties it, and writes its header. Only a regular file is taken, and where it is not empty
+    /// only one of logits: no other file is lost.
+    pub fn create(path: &Path, vocab: usize) -> Result<Self> {
+        let file = Target::create(path, MAGIC)?;
         let mut writer = Self {
             path: path.to_owned(),
             file,
@@ -94,9 +93,9 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins the file at `path`, unless it is one of `inputs`.
-    pub fn create(path: &Path, vocab: usize, inputs: &[FileId]) -> Self {
-        let writer = LogitsWriter::create(path, vocab, inputs);
+    /// Begins the file at `path`.
+    pub fn create(path: &Path, vocab: usize) -> Self {
+        let writer = LogitsWriter::create(path, vocab);
         Self {
             writer: writer.map_err(stopped).ok(),
         }
@@ -248,7 +247,7 @@ mod tests {
     #[test]
     fn records_come_back_bit_for_bit() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut writer = LogitsWriter::create(file.path(), 3, &[]).unwrap();
+        let mut writer = LogitsWriter::create(file.path(), 3).unwrap();
         writer.write(key(1, 0), 7, &[1.5, f32::NEG_INFINITY, -0.0]).unwrap();
         writer.write(key(0, 2), 8, &[f32::MIN_POSITIVE, 2.0, 3.0]).unwrap();
         writer.finish().unwrap();
@@ -269,7 +268,7 @@ mod tests {
     #[test]
     fn a_file_cut_short_or_of_another_kind_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut writer = LogitsWriter::create(file.path(), 3, &[]).unwrap();
+        let mut writer = LogitsWriter::create(file.path(), 3).unwrap();
         writer.write(key(0, 0), 7, &[1.0, 2.0, 3.0]).unwrap();
         writer.finish().unwrap();
         let whole = std::fs::read(file.path()).unwrap();

@@ -234,7 +234,7 @@ mod tests {
 
     fn file(records: &[Record<'_>]) -> NamedTempFile {
         let file = NamedTempFile::new().unwrap();
-        let mut writer = LogitsWriter::create(file.path(), 3, &[]).unwrap();
+        let mut writer = LogitsWriter::create(file.path(), 3).unwrap();
         for &(request, position, token, logits) in records {
             writer.write(RecordKey { request, position }, token, logits).unwrap();
         }

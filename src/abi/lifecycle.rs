@@ -8,13 +8,10 @@ use super::{guard, pointer};
 use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes};
 use crate::engine::{Engine, OpenReplicas, Outcome, Sampling};
 use crate::error::{Error, Result};
-use crate::logits::FileId;
 use crate::options::{Options, VARIABLES, unknown_variables};
 use crate::replica::{Pointers, Replica};
 use crate::report;
 use crate::requests::{self, Extent};
-use std::ffi::c_int;
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where replicas come from: the backends, or a test's own.
@@ -199,10 +196,6 @@ impl Warm {
         let mut sampling = unsafe { self.sampling(sampler) }?;
         let original = registry::original(transformer);
         let original = original.ok_or_else(|| Error::Internal("a transformer was warmed up without a trace".into()))?;
-        let mut inputs = registry::inputs();
-        // SAFETY: as our caller vouches.
-        inputs.extend(program_file(unsafe { (*transformer).fd }));
-        self.engine.protect(inputs);
         let source = &self.source;
         // SAFETY: as our caller vouches.
         let reopen = |options: &Options| unsafe { reopen(source.as_ref(), &original, options, fallback) };
@@ -246,21 +239,6 @@ impl Warm {
 unsafe fn rng_state<'a>(sampler: *mut Sampler) -> &'a AtomicU64 {
     // SAFETY: as our caller vouches.
     unsafe { AtomicU64::from_ptr(&raw mut (*sampler).rng_state) }
-}
-
-/// The program's file, if the number is one of an open file.
-fn program_file(fd: c_int) -> Option<FileId> {
-    let mut stat = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: any number may be asked for, and the struct is this function's own.
-    if unsafe { libc::fstat(fd, stat.as_mut_ptr()) } != 0 {
-        return None;
-    }
-    // SAFETY: filled just now.
-    let stat = unsafe { stat.assume_init() };
-    Some(FileId {
-        device: stat.st_dev,
-        inode: stat.st_ino,
-    })
 }
 
 /// Where the program's request buffers lie.

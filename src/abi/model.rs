@@ -1,7 +1,7 @@
 //! `getp_model`: a model the library opens itself, for programs without the eval program's loader.
 
 use super::options::Options;
-use super::registry::{self, Inputs, Source};
+use super::registry::{self, Source};
 use super::types::{Config, RunState, Transformer, TransformerWeights};
 use super::{guard, lifecycle, pointer};
 use crate::checkpoint::{BinCheckpoint, Checkpoint, SafetensorsCheckpoint, config_to_bytes};
@@ -17,7 +17,6 @@ pub struct Model {
     /// A box of its own, because its address is the handle `warm_up` knows it by.
     transformer: *mut Transformer,
     vocab_size: c_int,
-    _inputs: Inputs,
 }
 
 /// Opens the model at `path`: a `.bin` file, or a directory with `config.json` and safetensors files. The files must
@@ -36,8 +35,7 @@ pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Op
             checkpoint: open(path)?,
             options,
         };
-        let model = Model::new(source, Inputs::of(path));
-        Ok(Box::into_raw(Box::new(model)))
+        Ok(Box::into_raw(Box::new(Model::new(source))))
     })
 }
 
@@ -70,14 +68,13 @@ pub unsafe extern "C" fn getp_model_close(model: *mut Model) {
 }
 
 impl Model {
-    fn new(source: Source, inputs: Inputs) -> Self {
+    fn new(source: Source) -> Self {
         let config = Config::from_bytes(config_to_bytes(source.checkpoint.config()));
         let transformer = Box::into_raw(Box::new(blank(config)));
         registry::set_source(transformer, Some(source));
         Self {
             transformer,
             vocab_size: config.vocab_size,
-            _inputs: inputs,
         }
     }
 

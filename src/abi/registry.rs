@@ -9,7 +9,6 @@ use super::lifecycle::Warm;
 use super::types::{RunState, Transformer, TransformerWeights};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::logits::FileId;
 use crate::options::Options;
 use crate::replica::Pointers;
 use crate::{sampler, simd};
@@ -17,7 +16,6 @@ use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::mem::{self, MaybeUninit};
 use std::ops::Range;
-use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -68,7 +66,6 @@ struct Registry {
     next: usize,
     /// Addresses of rows that calls are writing to, and the calls' process.
     writing: Vec<(u32, Range<usize>)>,
-    inputs: Vec<FileId>,
 }
 
 // SAFETY: the addresses in the structs are only compared with others, never followed.
@@ -79,7 +76,6 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     finished: [[0; 16]; FINISHED],
     next: 0,
     writing: Vec::new(),
-    inputs: Vec::new(),
 });
 
 /// Does `work` with a transformer's slot. Others may use theirs meanwhile; who wants the same one waits. Fails if
@@ -245,37 +241,6 @@ impl Drop for Claim {
     }
 }
 
-/// Files that are read as long as this lives.
-pub struct Inputs(Vec<FileId>);
-
-impl Inputs {
-    /// The file at `path`, or all files in the folder.
-    pub fn of(path: &Path) -> Self {
-        let mut files: Vec<FileId> = FileId::of(path).into_iter().collect();
-        let folder = std::fs::read_dir(path).into_iter().flatten().flatten();
-        files.extend(folder.filter_map(|entry| FileId::of(&entry.path())));
-        registry().inputs.extend(&files);
-        Self(files)
-    }
-}
-
-impl Drop for Inputs {
-    fn drop(&mut self) {
-        let mut registry = registry();
-        for file in &self.0 {
-            if let Some(at) = registry.inputs.iter().position(|input| input == file) {
-                registry.inputs.swap_remove(at);
-            }
-        }
-        registry.give_back_memory();
-    }
-}
-
-/// The files that are open as inputs.
-pub fn inputs() -> Vec<FileId> {
-    registry().inputs.clone()
-}
-
 impl Registry {
     fn slot(&mut self, at: usize) -> Result<Arc<Mutex<Slot>>> {
         let known = self.known.entry(at).or_insert_with(Known::new);
@@ -330,9 +295,6 @@ impl Registry {
         }
         if self.writing.is_empty() {
             self.writing = Vec::new();
-        }
-        if self.inputs.is_empty() {
-            self.inputs = Vec::new();
         }
     }
 }

@@ -1,6 +1,5 @@
 //! `getp_requests`: prompts from a file, and room for the answers, in the eval program's layout.
 
-use super::registry::Inputs;
 use super::tokenizer::TokenizerHandle;
 use super::types::Requests;
 use super::{guard, pointer};
@@ -24,7 +23,6 @@ pub struct RequestsHandle {
     prompts: Vec<u8>,
     /// `[count, row_ints]`
     answers: Vec<c_int>,
-    _inputs: Inputs,
 }
 
 /// Reads the prompts at `path`, whose first line is their number and each line behind it a prompt; a request may take
@@ -44,7 +42,7 @@ pub unsafe extern "C" fn getp_requests_open(
         let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
         let data = std::fs::read(path).map_err(|error| Error::io(path, error))?;
         let lines = lines(path, &data)?;
-        let requests = RequestsHandle::new(&lines, steps, tokenizer.max_token_length(), Inputs::of(path))?;
+        let requests = RequestsHandle::new(&lines, steps, tokenizer.max_token_length())?;
         Ok(Box::into_raw(Box::new(requests)))
     })
 }
@@ -133,7 +131,7 @@ pub unsafe extern "C" fn getp_requests_close(requests: *mut RequestsHandle) {
 }
 
 impl RequestsHandle {
-    fn new(lines: &[&[u8]], steps: c_int, max_token_length: c_int, inputs: Inputs) -> Result<Self> {
+    fn new(lines: &[&[u8]], steps: c_int, max_token_length: c_int) -> Result<Self> {
         let row_ints = usize::try_from(steps)
             .ok()
             .filter(|&steps| steps > 0)
@@ -167,7 +165,6 @@ impl RequestsHandle {
             row_ints,
             prompts,
             answers,
-            _inputs: inputs,
         })
     }
 

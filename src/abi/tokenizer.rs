@@ -1,6 +1,5 @@
 //! `getp_tokenizer`: a vocabulary the library reads itself, in the eval program's layout.
 
-use super::registry::Inputs;
 use super::types::{TokenIndex, Tokenizer};
 use super::{guard, pointer};
 use crate::error::{Error, Result};
@@ -18,7 +17,6 @@ pub struct TokenizerHandle {
     tokenizer: UnsafeCell<Tokenizer>,
     max_token_length: c_int,
     _memory: Memory,
-    _inputs: Inputs,
 }
 
 /// What the struct points to. Nothing here moves or changes once it is filled.
@@ -119,7 +117,6 @@ impl TokenizerHandle {
             tokenizer: UnsafeCell::new(tokenizer),
             max_token_length,
             _memory: memory,
-            _inputs: Inputs::of(path),
         })
     }
 

@@ -143,7 +143,7 @@ pub struct Transformer {
     pub weights: TransformerWeights,
     /// The scratch memory.
     pub state: RunState,
-    /// The program's file descriptor of the mapped checkpoint; only asked which file it is, so that logits spare it.
+    /// The program's file descriptor of the mapped checkpoint; only asked how long the file is.
     pub fd: c_int,
     /// The program's mapping of the checkpoint, or NULL: weights that begin within it must end within it.
     pub data: *mut f32,
