@@ -68,7 +68,8 @@ export TSAN_OPTIONS="suppressions='$PWD/tests/programs/tsan.supp'"
 TSAN_OPTIONS+=" external_symbolizer_path='$(command -v "llvm-symbolizer-$llvm")'"
 quietly "no race is found in the standard library" "$scratch/race"
 ! "$scratch/race" race >"$scratch/log" 2>&1 || fail "a race is not found"
-grep -q "SUMMARY: ThreadSanitizer: data race .*/race\.rs:" "$scratch/log" || fail "what is found is not the planted race"
+grep -q "SUMMARY: ThreadSanitizer: data race .*/race\.rs:" "$scratch/log" ||
+    fail "what is found is not the planted race"
 echo "ok: a planted race is found"
 
 # Printed, so that the printer's thread takes part.
