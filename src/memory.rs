@@ -2,8 +2,8 @@
 //! asks for less.
 //!
 //! Whatever could be large goes through here. What is small (a name, a line of text, a table of a few entries) is
-//! allocated as Rust does it; where the system has not even that, it comes from [`reserve`], so that a failure can be
-//! told and everything given back. What goes through here never takes from the reserve.
+//! allocated as Rust does it; where the system has not even that, it comes from [`mod@reserve`], so that a failure can
+//! be told and everything given back. What goes through here never takes from the reserve.
 
 pub mod reserve;
 
