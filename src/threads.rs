@@ -3,7 +3,9 @@
 //! The C library ends the process when it cannot note that a thread has objects to destroy at its end, and Rust's own
 //! handle to the thread is such an object. So what a thread takes before its own work is asked for first.
 
+use crate::memory::{self, Purpose};
 use memmap2::MmapMut;
+use std::hint::black_box;
 use std::io::{Error, Result};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
@@ -13,6 +15,16 @@ const START_BYTES: usize = (2 << 20) + (1 << 20);
 
 /// What a thread leaves in its own allocator, for the objects that it will have later.
 const SPARE_BYTES: usize = 64 << 10;
+
+/// Far more than the C library takes to note an object.
+const NOTE_BYTES: usize = 1 << 10;
+
+/// Whether the C library has memory to note that this thread has an object to destroy at its end: where it has none
+/// when a `thread_local` object is used for the first time, it ends the process.
+pub fn may_have_objects() -> bool {
+    // Seen from outside, so that the compiler does not leave the allocation out.
+    memory::room::<u8>(NOTE_BYTES, Purpose::Threads).is_ok_and(|room| black_box(room).capacity() > 0)
+}
 
 /// Starts a thread.
 pub fn spawn<T: Send + 'static>(name: String, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
@@ -38,7 +50,7 @@ impl Started {
         let mut spare: Vec<u8> = Vec::new();
         // Without it the thread works as well, as long as nobody else takes what there is.
         let _ = spare.try_reserve_exact(SPARE_BYTES);
-        drop(spare);
+        drop(black_box(spare));
         let (started, changed) = &*self.0;
         *started.lock().unwrap_or_else(PoisonError::into_inner) = true;
         changed.notify_one();

@@ -4,14 +4,17 @@
 
 use crate::error::{Error, Result};
 use crate::report;
+use crate::threads;
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
     /// The failure of this thread's latest call that had one.
     static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
+    /// Whether it has been used, so that the C library knows of it.
+    static USED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs the body of a call that does work. A failure is recorded and gives `failed`; success forgets the failure
@@ -41,15 +44,25 @@ pub fn record(error: &Error) {
 
 /// The text of this thread's last error, or NULL.
 pub fn last_error() -> *const c_char {
-    let text = LAST_ERROR.try_with(|last| last.borrow().as_ref().map(|text| text.as_ptr()));
-    text.ok().flatten().unwrap_or(std::ptr::null())
+    with_last(|last| last.borrow().as_ref().map(|text| text.as_ptr()))
+        .flatten()
+        .unwrap_or(std::ptr::null())
 }
 
-/// Replaces this thread's last error. A thread that ends loses its thread-local objects one by one, the last error
-/// among them, while destructors of the others, and functions passed to `atexit`, may still call us: then stderr alone
-/// has the error.
+/// Replaces this thread's last error, where it has one; otherwise stderr alone has the error.
 fn keep(text: Option<CString>) {
-    let _ = LAST_ERROR.try_with(|last| *last.borrow_mut() = text);
+    with_last(|last| *last.borrow_mut() = text);
+}
+
+/// Does `work` with this thread's last error. A thread that ends loses its thread-local objects one by one, the last
+/// error among them, while destructors of the others, and functions passed to `atexit`, may still call us: then there
+/// is none. There is none either as long as there is no memory for such an object.
+fn with_last<T>(work: impl FnOnce(&RefCell<Option<CString>>) -> T) -> Option<T> {
+    if !USED.get() && !threads::may_have_objects() {
+        return None;
+    }
+    USED.set(true);
+    LAST_ERROR.try_with(work).ok()
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
