@@ -75,7 +75,7 @@ injected() {
 for GETP_PRECISION in exact fast; do
     export GETP_PRECISION
     program "$BUILD/batch" "$bin"
-    ladder "$GETP_PRECISION" 3000 400000 1
+    ladder "$GETP_PRECISION" 3000 40000 1
     GETP_STEP_TOKENS=1048576 GETP_MAX_BATCH=65536 ladder "$GETP_PRECISION, steps of a million tokens" 30000 8000000 25
     injected "$GETP_PRECISION, greedy"
     program "$BUILD/batch" "$bin" 0.8 0.9

@@ -9,7 +9,7 @@ cargo=${CARGO:-cargo}
 # The library's tests and the programs share one build of it.
 host=$(rustc -vV | awk '/^host/ { print $2 }')
 instrumented() {
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address "$cargo" "$@" --target "$host"
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address "$cargo" test --locked --target "$host" "$@"
 }
 
 export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
@@ -47,8 +47,8 @@ programs() {
 }
 
 # `cargo build` would take other features of some crates than the tests do, and build all again.
-instrumented test --locked --no-run --lib --tests
+instrumented --no-run --lib --tests
 side_by_side programs "$TARGET/release" "$TARGET/$host/debug/deps"
 
 # The test of the C program links it to the library without a sanitizer's runtime; it has just run with one.
-instrumented test --locked --no-fail-fast --lib --tests -- --skip the_c_program_answers
+instrumented --no-fail-fast --lib --tests -- --skip the_c_program_answers
