@@ -12,7 +12,8 @@ instrumented() {
     RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address "$cargo" test --locked --target "$host" "$@"
 }
 
-export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
+# Memory that cannot be had is to be an error, as without the sanitizer.
+export ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS=print_stacktrace=1 GETP_PRINT=0
 strict=(-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -Iinclude)
 files=(-z "$BUILD/tiny-tokenizer.bin" -i c_examples/prompts.txt -n 200)
