@@ -13,7 +13,7 @@ use std::thread;
 pub struct CodeObject {
     /// What it runs on, for example `gfx90a`.
     pub arch: String,
-    /// Its source, for example `mfma/experts.hip`.
+    /// Its source, for example `cdna/experts.hip`.
     pub file: String,
     /// Where it lies.
     pub path: PathBuf,

@@ -13,7 +13,7 @@ impl Toolchain for Cuda {
     const ARCHS_VARIABLE: &'static str = "GETP_CUDA_ARCHS";
     const DEFAULT_ARCHS: &'static str = "sm_90a";
     const COMPILER_VARIABLES: &'static [&'static str] = &["NVCC", "CUDA_HOME"];
-    const FOLDERS: &'static [&'static str] = &["kernels", "kernels/wgmma"];
+    const FOLDERS: &'static [&'static str] = &["kernels", "kernels/hopper"];
 
     /// `$NVCC` alone if it is set.
     fn compilers() -> Vec<Compiler> {

@@ -19,7 +19,7 @@ impl Toolchain for Hip {
     const ARCHS_VARIABLE: &'static str = "GETP_HIP_ARCHS";
     const DEFAULT_ARCHS: &'static str = "gfx90a,gfx942,gfx950";
     const COMPILER_VARIABLES: &'static [&'static str] = &["GETP_HIPCC", "ROCM_PATH"];
-    const FOLDERS: &'static [&'static str] = &["kernels", "kernels/mfma"];
+    const FOLDERS: &'static [&'static str] = &["kernels", "kernels/cdna"];
 
     /// `$GETP_HIPCC` alone if it is set. Else the newest: Debian's hipcc of ROCm 5.2 is a clang 15, which spills.
     fn compilers() -> Vec<Compiler> {

@@ -16,7 +16,7 @@ pub fn build() {
     let Some(compiler) = Compiler::find(&program) else {
         panic!("{program:?} does not run; feature simt needs g++ or clang++ (set CXX)");
     };
-    let mut sources = compile::sources(&["kernels", "kernels/mfma"]);
+    let mut sources = compile::sources(&["kernels", "kernels/cdna"]);
     sources.push("kernels/gpu/simt.cpp".into());
     let objects =
         compile::in_parallel(&sources, |source| object(&compiler, source)).unwrap_or_else(|why| panic!("{why}"));
@@ -25,7 +25,7 @@ pub fn build() {
     println!("cargo::rustc-env=GETP_SIMT_KERNELS={}", library.display());
 }
 
-/// `kernels/mfma/gemm.hip` becomes `kernels_mfma_gemm.hip.o`.
+/// `kernels/cdna/gemm.hip` becomes `kernels_cdna_gemm.hip.o`.
 fn object(compiler: &Compiler, source: &Path) -> Result<PathBuf, String> {
     let object = super::out_dir().join(source.display().to_string().replace('/', "_") + ".o");
     let mut command = command(compiler);

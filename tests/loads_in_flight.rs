@@ -2,7 +2,7 @@
 //! ask for memory many MFMAs before they need it; an instruction that the compiler puts in the wrong place can make one wait
 //! for everything at once, which costs a memory latency a round and which no model of the issue shows.
 //!
-//! Each loop says how far ahead it asks (`loads_in_flight_for` in `kernels/mfma/mfma.h`, from the constants of its own
+//! Each loop says how far ahead it asks (`loads_in_flight_for` in `kernels/cdna/mfma.h`, from the constants of its own
 //! pipeline). From that follows, at each of its waits, the least `vmcnt` that it may wait for.
 //!
 //! Without code objects there is nothing to look at but the sample at the end; `make test-gpu` builds them.

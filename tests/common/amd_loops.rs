@@ -70,7 +70,7 @@ impl Loop {
 }
 
 /// A place in a loop whose loads are meant to be in flight while so many MFMAs run: see `loads_in_flight_for` in
-/// `kernels/mfma/mfma.h`.
+/// `kernels/cdna/mfma.h`.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
     pub address: u64,

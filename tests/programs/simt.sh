@@ -24,7 +24,7 @@ test_kernels() {
         quietly "${program%_test} kernels, $name, order ${order:-all}" "$scratch/$name-$program" ${order:+"$order"}
     }
     local flags=("$@")
-    side_by_side link kernels/test/small_test.cpp kernels/mfma/mfma_test.cpp kernels/mfma/attention_test.cpp
+    side_by_side link kernels/test/small_test.cpp kernels/cdna/mfma_test.cpp kernels/cdna/attention_test.cpp
     side_by_side run "mfma_test 0" "mfma_test 1" "attention_test 0" "attention_test 1" small_test
 }
 
@@ -44,7 +44,7 @@ library=$("$cargo" test "${simt[@]}" --no-run "${tests[@]}" --message-format=jso
     sed -n 's/.*\["GETP_SIMT_KERNELS","\([^"]*\)"\].*/\1/p' | tail -1)
 test_kernels plain "$library"
 
-side_by_side sanitize kernels/*.hip kernels/mfma/*.hip kernels/gpu/simt.cpp
+side_by_side sanitize kernels/*.hip kernels/cdna/*.hip kernels/gpu/simt.cpp
 $cxx -shared -fsanitize=address "$scratch"/kernels_*.o -o "$sanitized" -lpthread -ldl
 # Leaks of a process whose Rust side is not instrumented are not ours to judge.
 export ASAN_OPTIONS=detect_leaks=0

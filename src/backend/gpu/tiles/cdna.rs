@@ -1,4 +1,4 @@
-//! Kernels of CDNA's matrix cores (`kernels/mfma`): which one a product gets, and how it is launched.
+//! Kernels of CDNA's matrix cores (`kernels/cdna`): which one a product gets, and how it is launched.
 //!
 //! A wave does 32 weight rows times a tile of tokens. A token's sum is the same in every tile, so tiles are chosen by speed
 //! alone:
@@ -104,7 +104,7 @@ fn dense_tile(shape: &GemmShape, compute_units: usize) -> usize {
 }
 
 /// Blocks go to the device in rounds of as many as it has places for. In a round a wave multiplies 16 tokens after 16, and
-/// spends three quarters of such a step beside its MFMAs (`kernels/mfma/mca.py`); in quarters of a step.
+/// spends three quarters of such a step beside its MFMAs (`kernels/cdna/mca.py`); in quarters of a step.
 fn rounds_cost(rows: usize, row_blocks: usize, (tokens, waves): (usize, usize), compute_units: usize) -> usize {
     let blocks = rows.div_ceil(tokens) * row_blocks.div_ceil(waves);
     let places = compute_units * WAVES_AT_ONCE / waves;

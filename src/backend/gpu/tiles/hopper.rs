@@ -1,4 +1,4 @@
-//! Kernels of Hopper's matrix cores (`kernels/wgmma`): which one a product gets, and how it is launched.
+//! Kernels of Hopper's matrix cores (`kernels/hopper`): which one a product gets, and how it is launched.
 //!
 //! Every kernel is persistent: one block a multiprocessor with all of its shared memory, whose parts of the work follow from
 //! the rows' counts on the device. An element's sum is the same in every tile, so tiles are chosen by speed alone. A tile

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The GEMM and attention kernels' resources and how busy llvm-mca sees the matrix core in their inner loops, as a markdown table.
 
-    kernels/mfma/mca.py [--arch gfx90a] [file.hip ...]
+    kernels/cdna/mca.py [--arch gfx90a] [file.hip ...]
 
 For every kernel: registers, LDS, waves a SIMD holds; for its innermost loops: bytes read from memory for each MFMA and the
 share of the loop's issue slots (4 clocks) in which the matrix core works. A kernel of several tiles has a loop and a line for each.
