@@ -250,9 +250,10 @@ fn layer(args: &Args) -> anyhow::Result<()> {
     };
     println!("{:<14}{:>6}{:>12}{:>9}{:>10}", "op", "rows", "us", "GB/s", "GFLOP/s");
     for rows in args.rows.clone() {
-        let mut a = cpu::activations(&config, rows, rows).unwrap();
-        a.x.set_rows(rows).unwrap();
-        for (i, v) in a.x.values_mut().iter_mut().enumerate() {
+        let mut activations = cpu::activations(&config, rows).unwrap();
+        let (memory, a) = (&mut activations.x, &mut activations.scratch);
+        memory.x.set_rows(rows).unwrap();
+        for (i, v) in memory.x.values_mut().iter_mut().enumerate() {
             *v = ((i * 7919) % 2003) as f32 / 1000.0 - 1.0;
         }
         let w = &weights.layers[0];
@@ -260,15 +261,13 @@ fn layer(args: &Args) -> anyhow::Result<()> {
         let mut best = std::collections::HashMap::<&str, (f64, getp::profile::StageTotal)>::new();
         for _ in 0..args.repeats {
             let mut ops = CpuOps::<f16>::new(&config, engine, rows, true).unwrap();
-            ops.norm(&a.x, &w.attn_norm, &mut a.t)?;
-            ops.qkv(&a.t, &w.qkv, &w.qkv_bias, &mut a.qkv)?;
+            let (x, normed) = ops.norm(&mut *memory, &w.attn_norm, &mut a.t)?;
+            ops.qkv(normed, &w.qkv, &w.qkv_bias, &mut a.qkv)?;
             a.attention.set_rows(rows).unwrap();
-            ops.attn_out(&a.attention, &w.attn_out, &w.attn_out_bias, &mut a.x)?;
-            ops.norm(&a.x, &w.ffn_norm, &mut a.t)?;
-            ops.route(&a.t, &w.router, &w.router_bias, &mut a.routes)?;
-            ops.mlp1(&a.t, &a.routes, &w.mlp1, &w.mlp1_bias, &mut a.h)?;
-            let mut sink = a.x.clone();
-            ops.mlp2(&a.h, &a.routes, &w.mlp2, &w.mlp2_bias, &mut sink)?;
+            let x = ops.attn_out(&a.attention, &w.attn_out, &w.attn_out_bias, x)?;
+            let routed = ops.route(x, &w.ffn_norm, &w.router, &w.router_bias, &mut a.t)?;
+            let gated = ops.mlp1(&routed, &w.mlp1, &w.mlp1_bias, &mut a.h)?;
+            ops.mlp2(gated, routed, &w.mlp2, &w.mlp2_bias)?;
             if rows <= 64 {
                 ops.unembed(&a.t, &weights.unembedding, Want::Greedy, &mut output)?;
             }

@@ -4,9 +4,10 @@ use crate::batch::StepPlan;
 use crate::checkpoint::{Field, TensorId};
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
-use crate::profile::{Profile, StepTimes};
+use crate::profile::Profile;
 use crate::scheduler::ring_blocks;
 use crate::weights::NonFinite;
+use std::any::Any;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -257,7 +258,7 @@ pub struct Pointers {
 ///
 /// Steps are queued by [`Replica::submit`] and run in that order; [`Replica::collect`] waits for the oldest one. After
 /// a failure of either the replica is only dropped.
-pub trait Replica: Send {
+pub trait Replica: Send + Any {
     /// Where it runs and how, for the summary line: for example `CPU, AVX-512 BF16, 2 threads, exact`.
     fn describe(&self) -> String;
     /// What its weights became.
@@ -297,18 +298,6 @@ pub trait Replica: Send {
     }
     /// Times of all steps so far, if profiling was asked for.
     fn profile(&self) -> Option<&Profile>;
-    /// From now on steps are timed as wholes, which costs little. No step is under way.
-    fn time_steps(&mut self) -> Result<()> {
-        Ok(())
-    }
-    /// Times of the steps since [`Replica::time_steps`]; `None` where they are not taken.
-    fn step_times(&self) -> Option<StepTimes> {
-        None
-    }
-    /// Rows of each expert in the layer that ran last; empty where nobody counts them. No step is under way.
-    fn expert_rows(&self) -> Result<Vec<u32>> {
-        Ok(Vec::new())
-    }
     /// What the program's struct shall hold.
     fn pointers(&self) -> Pointers;
 }

@@ -4,7 +4,9 @@
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
-use getp::backend::cpu::{self, BLOCK_TOKENS, Buffer, CpuOps, CpuWeights, Element, Engine, KvCache, Routes};
+use getp::backend::cpu::{
+    self, BLOCK_TOKENS, Buffer, CpuOps, CpuWeights, Element, Engine, KvCache, ResidualMemory, Routes,
+};
 use getp::batch::{Chunk, StepPlan};
 use getp::engine::limits;
 use getp::model::{Activations, LayerWeights, ModelConfig};
@@ -140,7 +142,7 @@ type Layer = LayerWeights<Packed, Vec<f32>>;
 /// A backend of one precision with all it needs.
 struct Side<E: Element> {
     ops: CpuOps<E>,
-    activations: Activations<Buffer, Routes>,
+    activations: Activations<ResidualMemory, Buffer>,
     kv: KvCache,
 }
 
@@ -149,7 +151,7 @@ impl<E: Element> Side<E> {
         let blocks = rows.div_ceil(BLOCK_TOKENS);
         Self {
             ops: CpuOps::new(config, Engine { level, precision }, rows, false).unwrap(),
-            activations: cpu::activations(config, rows, 1).unwrap(),
+            activations: cpu::activations(config, rows).unwrap(),
             kv: KvCache::new(
                 config,
                 KvBlocks {
@@ -165,23 +167,28 @@ impl<E: Element> Side<E> {
 
     /// One layer from `x`; with `routes` given, through those experts.
     fn layer(&mut self, w: &Layer, layer: usize, plan: &StepPlan, x: &[f32], routes: Option<&Routes>) {
-        let (ops, a) = (&mut self.ops, &mut self.activations);
-        a.x.set_rows(plan.rows()).unwrap();
-        a.x.values_mut().copy_from_slice(x);
-        ops.norm(&a.x, &w.attn_norm, &mut a.t).unwrap();
-        ops.qkv(&a.t, &w.qkv, &w.qkv_bias, &mut a.qkv).unwrap();
-        ops.rope_store(plan, layer, &mut a.qkv, &mut self.kv).unwrap();
-        ops.attention(plan, layer, &a.qkv, &w.sinks, &self.kv, &mut a.attention)
+        let (ops, a) = (&mut self.ops, &mut self.activations.scratch);
+        let memory = &mut self.activations.x;
+        memory.x.set_rows(plan.rows()).unwrap();
+        memory.x.values_mut().copy_from_slice(x);
+        let (x, normed) = ops.norm(memory, &w.attn_norm, &mut a.t).unwrap();
+        let qkv = ops.qkv(normed, &w.qkv, &w.qkv_bias, &mut a.qkv).unwrap();
+        let queries = ops.rope_store(plan, layer, qkv, &mut self.kv).unwrap();
+        let attended = ops
+            .attention(plan, queries, &w.sinks, &self.kv, &mut a.attention)
             .unwrap();
-        ops.attn_out(&a.attention, &w.attn_out, &w.attn_out_bias, &mut a.x)
-            .unwrap();
-        ops.norm(&a.x, &w.ffn_norm, &mut a.t).unwrap();
-        ops.route(&a.t, &w.router, &w.router_bias, &mut a.routes).unwrap();
+        let x = ops.attn_out(attended, &w.attn_out, &w.attn_out_bias, x).unwrap();
+        let routed = ops.route(x, &w.ffn_norm, &w.router, &w.router_bias, &mut a.t).unwrap();
         if let Some(routes) = routes {
-            a.routes = routes.clone();
+            routed.memory.routes = routes.clone();
         }
-        ops.mlp1(&a.t, &a.routes, &w.mlp1, &w.mlp1_bias, &mut a.h).unwrap();
-        ops.mlp2(&a.h, &a.routes, &w.mlp2, &w.mlp2_bias, &mut a.x).unwrap();
+        let gated = ops.mlp1(&routed, &w.mlp1, &w.mlp1_bias, &mut a.h).unwrap();
+        ops.mlp2(gated, routed, &w.mlp2, &w.mlp2_bias).unwrap();
+    }
+
+    /// The residual stream behind the layer that ran last.
+    fn x(&self) -> &[f32] {
+        self.activations.x.x.values()
     }
 }
 
@@ -199,11 +206,11 @@ fn worst_layer_error(config: &ModelConfig, level: Level, rows: usize) -> f64 {
         .unwrap();
     let mut worst = 0.0_f64;
     for (layer, w) in weights.layers.iter().enumerate() {
-        let x = exact.activations.x.values().to_vec();
+        let x = exact.x().to_vec();
         exact.layer(w, layer, &plan, &x, None);
-        fast.layer(w, layer, &plan, &x, Some(&exact.activations.routes));
-        let rows = exact.activations.x.values().chunks(config.hidden_dim);
-        for (e, f) in rows.zip(fast.activations.x.values().chunks(config.hidden_dim)) {
+        fast.layer(w, layer, &plan, &x, Some(&exact.activations.x.routes));
+        let rows = exact.x().chunks(config.hidden_dim);
+        for (e, f) in rows.zip(fast.x().chunks(config.hidden_dim)) {
             let norm: f64 = e.iter().map(|&v| f64::from(v).powi(2)).sum();
             let error: f64 = e.iter().zip(f).map(|(&e, &f)| f64::from(e - f).powi(2)).sum();
             worst = worst.max((error / norm).sqrt());

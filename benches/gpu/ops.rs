@@ -2,6 +2,7 @@
 //! in a run: as one graph, where kernels overlap.
 
 use super::plans::decoding;
+use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::StepPlan;
 use getp::options::Options;
 use getp::profile::{Cost, Limit, Roof, STAGES, Spread, StageTotal};
@@ -115,7 +116,9 @@ impl Stages {
                 },
             });
         let mut spread = Spread::default();
-        spread.add(&replica.expert_rows()?);
+        if let Some(device) = GpuReplica::of(replica) {
+            spread.add(&device.expert_rows()?);
+        }
         Ok(Self {
             totals: totals.collect(),
             steps,

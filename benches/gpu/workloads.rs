@@ -1,5 +1,6 @@
 //! Whole batches through the engine.
 
+use getp::backend::gpu::replica::GpuReplica;
 use getp::engine::{Engine, Sampling, Stats};
 use getp::profile::{Spread, StepTimes};
 use getp::requests::Requests;
@@ -70,7 +71,10 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     let start = Instant::now();
     let mut replicas = args.replicas(&config, &options)?;
     if part.overlap {
-        replicas.iter_mut().try_for_each(|replica| replica.time_steps())?;
+        let mut devices = replicas
+            .iter_mut()
+            .filter_map(|replica| GpuReplica::of_mut(&mut **replica));
+        devices.try_for_each(GpuReplica::time_steps)?;
     }
     println!(
         "{} layers, made in {:.1} s",
@@ -110,7 +114,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
 
 /// How evenly the made-up router sends rows to experts: the figures lie if it does not.
 fn print_spread(engine: &Engine) -> anyhow::Result<()> {
-    for replica in engine.replicas() {
+    for replica in engine.replicas().filter_map(GpuReplica::of) {
         let mut spread = Spread::default();
         spread.add(&replica.expert_rows()?);
         println!(
@@ -130,7 +134,11 @@ struct Overlap {
 impl Overlap {
     fn of(engine: &Engine) -> Self {
         let mut steps = StepTimes::default();
-        for times in engine.replicas().filter_map(|replica| replica.step_times()) {
+        for times in engine
+            .replicas()
+            .filter_map(GpuReplica::of)
+            .filter_map(GpuReplica::step_times)
+        {
             steps.steps += times.steps;
             steps.computing += times.computing;
             steps.idle += times.idle;

@@ -1,11 +1,11 @@
 //! The model's mathematics, once for all backends.
 
-use super::ModelConfig;
 use crate::batch::StepPlan;
 use crate::error::Result;
 use crate::ops::Ops;
 use crate::replica::{StepOutput, Want};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::null_mut;
 
 /// One layer's weights.
@@ -125,61 +125,111 @@ impl<M, V> Weights<M, V> {
     }
 }
 
-/// The activations of one step.
-pub struct Activations<B, R> {
+/// A contiguous range of a model's layers, with what stands before and behind it. One device may run them all, or
+/// several devices one range each.
+pub struct Stage<'w, M, V> {
+    /// What embeds the tokens; `None` where `x` comes from the stage before.
+    pub embedding: Option<&'w M>,
+    /// The first layer's index in the model.
+    pub first_layer: usize,
+    /// One a layer.
+    pub layers: &'w [LayerWeights<M, V>],
+    /// What gives the logits; `None` where another stage follows, which takes `x`.
+    pub head: Option<Head<'w, M, V>>,
+}
+
+/// What stands behind a model's last layer.
+pub struct Head<'w, M, V> {
+    /// `[H]`
+    pub norm: &'w V,
+    /// `[V, H]`
+    pub unembedding: &'w M,
+}
+
+impl<M, V> Weights<M, V> {
+    /// The whole model.
+    pub fn whole(&self) -> Stage<'_, M, V> {
+        self.stage(0..self.layers.len())
+    }
+
+    /// These layers, with what stands before the first and behind the last one.
+    pub fn stage(&self, layers: Range<usize>) -> Stage<'_, M, V> {
+        let last = layers.end == self.layers.len();
+        Stage {
+            embedding: (layers.start == 0).then_some(&self.embedding),
+            first_layer: layers.start,
+            layers: &self.layers[layers],
+            head: last.then_some(Head {
+                norm: &self.out_norm,
+                unembedding: &self.unembedding,
+            }),
+        }
+    }
+}
+
+/// Memory of one step's activations.
+pub struct Activations<S, B> {
     /// The residual stream `[T, H]`.
-    pub x: B,
+    pub x: S,
+    /// What lives within a layer.
+    pub scratch: Scratch<B>,
+}
+
+/// Memory of what lives within a layer.
+pub struct Scratch<B> {
     /// The residual stream after a norm `[T, H]`.
     pub t: B,
     /// `[T, D * (Nq + 2 Nkv)]`
     pub qkv: B,
     /// Attention's output `[T, D * Nq]`.
     pub attention: B,
-    /// The experts of each row.
-    pub routes: R,
     /// Inside the experts `[T * K, I]`.
     pub h: B,
-    /// The rows whose logits are wanted `[.., H]`.
-    pub selected: B,
 }
 
-/// Runs the tokens of `plan` through the model.
-#[allow(clippy::too_many_arguments, reason = "each is a part of the replica that owns it")]
+/// Runs a stage on the tokens of `plan` or, if it is not the first, on the rows that lie in `a.x`. The last stage fills
+/// `output`; the others leave their rows in `a.x`.
 pub fn forward<O: Ops>(
     ops: &mut O,
-    config: &ModelConfig,
-    weights: &Weights<O::Matrix, O::Vector>,
+    stage: &Stage<'_, O::Matrix, O::Vector>,
     plan: &StepPlan,
-    a: &mut Activations<O::Buffer, O::Routes>,
+    a: &mut Activations<O::ResidualMemory, O::Buffer>,
     kv: &mut O::KvCache,
     want: Want,
     output: &mut StepOutput,
 ) -> Result<()> {
-    ops.embed(plan, &weights.embedding, &mut a.x)?;
-    for (layer, w) in weights.layers.iter().enumerate().take(config.n_layers) {
-        forward_layer(ops, w, layer, plan, a, kv)?;
+    let mut x = match stage.embedding {
+        Some(table) => ops.embed(plan, table, &mut a.x)?,
+        None => ops.resume(plan, &mut a.x)?,
+    };
+    for (layer, w) in (stage.first_layer..).zip(stage.layers) {
+        x = forward_layer(ops, w, layer, plan, x, &mut a.scratch, kv)?;
     }
-    ops.select(plan, &a.x, &mut a.selected)?;
-    ops.norm(&a.selected, &weights.out_norm, &mut a.t)?;
-    ops.unembed(&a.t, &weights.unembedding, want, output)
+    let Some(head) = &stage.head else {
+        return ops.settle(x).map(drop);
+    };
+    let t = ops.norm_wanted(plan, x, head.norm, &mut a.scratch.t)?;
+    ops.unembed(t, head.unembedding, want, output)
 }
 
-/// One layer: attention and experts, each added to the residual stream `a.x`.
-pub fn forward_layer<O: Ops>(
+/// One layer: attention and experts, each added to the residual stream.
+pub fn forward_layer<'x, O: Ops>(
     ops: &mut O,
     w: &LayerWeights<O::Matrix, O::Vector>,
     layer: usize,
     plan: &StepPlan,
-    a: &mut Activations<O::Buffer, O::Routes>,
+    x: O::Residual<'x>,
+    scratch: &mut Scratch<O::Buffer>,
     kv: &mut O::KvCache,
-) -> Result<()> {
-    ops.norm(&a.x, &w.attn_norm, &mut a.t)?;
-    ops.qkv(&a.t, &w.qkv, &w.qkv_bias, &mut a.qkv)?;
-    ops.rope_store(plan, layer, &mut a.qkv, kv)?;
-    ops.attention(plan, layer, &a.qkv, &w.sinks, kv, &mut a.attention)?;
-    ops.attn_out(&a.attention, &w.attn_out, &w.attn_out_bias, &mut a.x)?;
+) -> Result<O::Residual<'x>> {
+    let Scratch { t, qkv, attention, h } = scratch;
+    let (x, normed) = ops.norm(x, &w.attn_norm, t)?;
+    let qkv = ops.qkv(normed, &w.qkv, &w.qkv_bias, qkv)?;
+    let queries = ops.rope_store(plan, layer, qkv, kv)?;
+    let attended = ops.attention(plan, queries, &w.sinks, kv, attention)?;
+    let x = ops.attn_out(attended, &w.attn_out, &w.attn_out_bias, x)?;
 
-    ops.norm_route(&a.x, &w.ffn_norm, &mut a.t, &w.router, &w.router_bias, &mut a.routes)?;
-    ops.mlp1(&a.t, &a.routes, &w.mlp1, &w.mlp1_bias, &mut a.h)?;
-    ops.mlp2(&a.h, &a.routes, &w.mlp2, &w.mlp2_bias, &mut a.x)
+    let routed = ops.route(x, &w.ffn_norm, &w.router, &w.router_bias, t)?;
+    let gated = ops.mlp1(&routed, &w.mlp1, &w.mlp1_bias, h)?;
+    ops.mlp2(gated, routed, &w.mlp2, &w.mlp2_bias)
 }

@@ -5,5 +5,5 @@ mod forward;
 mod rope;
 
 pub use config::ModelConfig;
-pub use forward::{Activations, LayerWeights, Weights, forward, forward_layer};
+pub use forward::{Activations, Head, LayerWeights, Scratch, Stage, Weights, forward, forward_layer};
 pub use rope::Rope;

@@ -51,9 +51,9 @@ mod checks {
                     let width = config.qkv_dim();
                     let before = normal(&mut rng, plan.rows() * width);
                     let mut qkv = buffer(width, &before);
-                    ops.rope_store(&plan, layer, &mut qkv, &mut kv).unwrap();
+                    let queries = ops.rope_store(&plan, layer, &mut qkv, &mut kv).unwrap();
                     let mut out = stale(config.q_dim(), 1);
-                    ops.attention(&plan, layer, &qkv, &sinks[layer], &kv, &mut out).unwrap();
+                    ops.attention(&plan, queries, &sinks[layer], &kv, &mut out).unwrap();
                     for chunk in &plan.chunks {
                         for i in 0..chunk.rows {
                             let row = chunk.first_row + i;

@@ -1,15 +1,15 @@
 //! The operations on rows: embedding, norm, and the products with dense matrices.
 
-use super::draw::{buffer, dense, formats, normal, packed, rng, shapes, stale, values};
+use super::draw::{buffer, dense, formats, normal, packed, residual, rng, shapes, stale, values};
 use super::margins::Margins;
 use super::oracle::{Arithmetic, linear};
 use super::{assert_same_bits, compare, letter, on_every_engine};
 
-on_every_engine!(embed norm qkv blocks_of_any_size attn_out select_and_unembed);
+on_every_engine!(embed norm qkv blocks_of_any_size attn_out wanted_rows unembed);
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{CpuOps, Element, Engine};
+    use getp::backend::cpu::{CpuOps, Element, Engine, Routes};
     use getp::batch::{LogitsRow, StepPlan};
     use getp::ops::Ops;
     use getp::replica::{StepOutput, Want};
@@ -31,7 +31,7 @@ mod checks {
                     tokens: tokens.iter().map(|token| token.cast_signed()).collect(),
                     ..StepPlan::default()
                 };
-                let mut x = stale(h, 2);
+                let mut x = residual(stale(h, 2), Routes::new(&config, rows).unwrap());
                 let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 ops.embed(&plan, &packed, &mut x).unwrap();
                 let expected: Vec<f32> = tokens
@@ -39,7 +39,7 @@ mod checks {
                     .flat_map(|&t| &table[t as usize * h..][..h])
                     .copied()
                     .collect();
-                assert_same_bits(x.values(), &expected, "embed");
+                assert_same_bits(x.x.values(), &expected, "embed");
             }
         }
     }
@@ -55,7 +55,8 @@ mod checks {
             x[(rows - 1) * h..].iter_mut().for_each(|x| *x *= 1e-7);
             let mut t = stale(h, 1);
             let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
-            ops.norm(&buffer(h, &x), &weight, &mut t).unwrap();
+            let mut memory = residual(buffer(h, &x), Routes::new(&config, rows).unwrap());
+            ops.norm(&mut memory, &weight, &mut t).unwrap();
             for (x, t) in x.chunks_exact(h).zip(t.values().chunks_exact(h)) {
                 let margins = Margins::of_f32(engine);
                 let real: Vec<_> = x.iter().map(|&x| margins.of(x)).collect();
@@ -124,11 +125,11 @@ mod checks {
                 let (w, packed) = dense(&mut rng, format, h, width);
                 let (bias, a) = (normal(&mut rng, h), normal(&mut rng, rows * width));
                 let before = normal(&mut rng, rows * h);
-                let mut x = buffer(h, &before);
+                let mut x = residual(buffer(h, &before), Routes::new(&config, rows).unwrap());
                 let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
                 ops.attn_out(&buffer(width, &a), &packed, &bias, &mut x).unwrap();
                 let margins = Margins { engine, format };
-                for (row, got) in x.values().chunks_exact(h).enumerate() {
+                for (row, got) in x.x.values().chunks_exact(h).enumerate() {
                     let (a, before) = (&a[row * width..][..width], &before[row * h..][..h]);
                     let real: Vec<_> = a.iter().map(|&x| margins.of(x)).collect();
                     let real = linear(margins, &w, &bias, &real).into_iter().zip(before);
@@ -141,44 +142,50 @@ mod checks {
         }
     }
 
-    pub fn select_and_unembed<E: Element>(engine: Engine) {
+    /// The last norm takes the rows that the plan wants, in the plan's order, and each as the norm of all rows has it.
+    pub fn wanted_rows<E: Element>(engine: Engine) {
         let mut rng = rng(5);
+        for (config, rows) in shapes() {
+            let h = config.hidden_dim;
+            let (weight, x) = (normal(&mut rng, h), normal(&mut rng, rows * h));
+            let mut memory = residual(buffer(h, &x), Routes::new(&config, rows).unwrap());
+            let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+            let wanted: Vec<usize> = (0..rows).rev().step_by(2).collect();
+            let logits = wanted.iter().map(|&row| LogitsRow {
+                row,
+                sequence: 0,
+                position: 0,
+                sample: true,
+            });
+            let plan = StepPlan {
+                logits: logits.collect(),
+                ..StepPlan::default()
+            };
+            let (mut all, mut some) = (stale(h, 1), stale(h, rows));
+            ops.norm(&mut memory, &weight, &mut all).unwrap();
+            ops.norm_wanted(&plan, &mut memory, &weight, &mut some).unwrap();
+            let expected: Vec<f32> = wanted
+                .iter()
+                .flat_map(|&r| &all.values()[r * h..][..h])
+                .copied()
+                .collect();
+            assert_same_bits(some.values(), &expected, "the wanted rows' norm");
+        }
+    }
+
+    pub fn unembed<E: Element>(engine: Engine) {
+        let mut rng = rng(7);
         for (config, rows) in shapes() {
             let (h, vocab) = (config.hidden_dim, config.vocab_size);
             for format in formats(h) {
                 let (w, packed) = dense(&mut rng, format, vocab, h);
                 let x = normal(&mut rng, rows * h);
-                // Every other row is wanted, the last first in the plan's order of rows.
-                let wanted: Vec<usize> = (0..rows)
-                    .rev()
-                    .step_by(2)
-                    .collect::<Vec<_>>()
-                    .into_iter()
-                    .rev()
-                    .collect();
-                let plan = StepPlan {
-                    logits: wanted
-                        .iter()
-                        .map(|&row| LogitsRow {
-                            row,
-                            sequence: 0,
-                            position: 0,
-                            sample: true,
-                        })
-                        .collect(),
-                    ..StepPlan::default()
-                };
+                let rows_in = buffer(h, &x);
                 let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
-                let mut selected = stale(h, rows);
-                ops.select(&plan, &buffer(h, &x), &mut selected).unwrap();
-                let expected: Vec<f32> = wanted.iter().flat_map(|&r| &x[r * h..][..h]).copied().collect();
-                assert_same_bits(selected.values(), &expected, "select");
-
                 let mut output = StepOutput::default();
-                ops.unembed(&selected, &packed, Want::Logits, &mut output).unwrap();
+                ops.unembed(&rows_in, &packed, Want::Logits, &mut output).unwrap();
                 let margins = Margins { engine, format };
-                for (i, got) in output.logits.chunks_exact(vocab).enumerate() {
-                    let t = &x[wanted[i] * h..][..h];
+                for (got, (i, t)) in output.logits.chunks_exact(vocab).zip(x.chunks_exact(h).enumerate()) {
                     let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
                     compare(
                         engine,
@@ -192,11 +199,11 @@ mod checks {
                     assert_eq!(output.greedy[i].token as usize, token);
                     assert_eq!(output.greedy[i].logit, largest);
                 }
-                assert_eq!(output.logits.len(), wanted.len() * vocab);
+                assert_eq!(output.logits.len(), rows * vocab);
 
                 // The summary alone says the same and leaves no logits.
                 let with_logits = output.greedy.clone();
-                ops.unembed(&selected, &packed, Want::Greedy, &mut output).unwrap();
+                ops.unembed(&rows_in, &packed, Want::Greedy, &mut output).unwrap();
                 assert_eq!(output.greedy, with_logits);
                 assert!(output.logits.is_empty());
             }

@@ -1,6 +1,6 @@
 //! Random operands: shapes, matrices and activations.
 
-use getp::backend::cpu::{Buffer, Tiles};
+use getp::backend::cpu::{Buffer, ResidualMemory, Routes, Tiles};
 use getp::checkpoint::{Part, Tensor, Values};
 use getp::dtype::{E2M1, MXFP4_BLOCK};
 use getp::model::ModelConfig;
@@ -105,6 +105,11 @@ pub fn buffer(width: usize, values: &[f32]) -> Buffer {
     buffer.set_rows(values.len() / width).unwrap();
     buffer.values_mut().copy_from_slice(values);
     buffer
+}
+
+/// A residual stream of these rows, and their experts.
+pub fn residual(x: Buffer, routes: Routes) -> ResidualMemory {
+    ResidualMemory { x, routes }
 }
 
 /// Room for rows, filled with what must not be found in a result.

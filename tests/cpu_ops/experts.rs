@@ -1,6 +1,6 @@
 //! The router and the experts.
 
-use super::draw::{buffer, dense, formats, normal, packed, rng, shapes, stale, values};
+use super::draw::{buffer, dense, formats, normal, packed, residual, rng, shapes, stale, values};
 use super::margins::{Margin, Margins};
 use super::oracle::{Arithmetic, combine, linear, mlp1, pick};
 use super::{assert_same_bits, compare, letter, on_every_engine};
@@ -48,7 +48,7 @@ fn picks(routes: &Routes, k: usize) -> Vec<(usize, usize, f32)> {
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{CpuOps, Element, Engine, Tiles};
+    use getp::backend::cpu::{CpuOps, Element, Engine, Routed, Tiles};
     use getp::ops::Ops;
     use getp::options::Precision;
 
@@ -61,7 +61,7 @@ mod checks {
                 let (bias, t) = (normal(&mut rng, experts), normal(&mut rng, rows * h));
                 let mut routes = Routes::new(&config, rows).unwrap();
                 let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
-                ops.route(&buffer(h, &t), &packed, &bias, &mut routes).unwrap();
+                ops.pick_experts(&buffer(h, &t), &packed, &bias, &mut routes).unwrap();
                 assert_eq!(routes.experts.len(), rows * k);
                 for (row, t) in t.chunks_exact(h).enumerate() {
                     let picked: Vec<usize> = routes.experts[row * k..][..k].iter().map(|&e| e as usize).collect();
@@ -106,11 +106,12 @@ mod checks {
         let bias = vec![1.0, 2.0, 0.0, 2.0, -0.0, 2.0, 0.0];
         let mut routes = Routes::new(&config, 1).unwrap();
         let mut ops = CpuOps::<E>::new(&config, engine, 1, false).unwrap();
-        ops.route(&buffer(40, &[0.0; 40]), &packed, &bias, &mut routes).unwrap();
+        ops.pick_experts(&buffer(40, &[0.0; 40]), &packed, &bias, &mut routes)
+            .unwrap();
         assert_eq!(routes.experts, [1, 3, 5, 0]);
         assert!(routes.shares[0] == routes.shares[1] && routes.shares[1] == routes.shares[2]);
 
-        ops.route(&buffer(40, &[0.0; 40]), &packed, &vec![0.0; 7], &mut routes)
+        ops.pick_experts(&buffer(40, &[0.0; 40]), &packed, &vec![0.0; 7], &mut routes)
             .unwrap();
         assert_eq!(routes.experts, [0, 1, 2, 3]);
         assert_same_bits(&routes.shares, &[0.25; 4], "equal shares");
@@ -132,7 +133,12 @@ mod checks {
                 let routes = random_routes(&mut rng, &config, rows);
                 let mut out = stale(inner, 1);
                 let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
-                ops.mlp1(&buffer(h, &t), &routes, &packed, &bias, &mut out).unwrap();
+                let (inputs, mut memory) = (buffer(h, &t), residual(stale(h, rows), routes.clone()));
+                let routed = Routed {
+                    memory: &mut memory,
+                    t: &inputs,
+                };
+                ops.mlp1(&routed, &packed, &bias, &mut out).unwrap();
                 assert_eq!(out.rows(), rows * k);
                 let margins = Margins { engine, format };
                 for ((row, e, _), got) in picks(&routes, k).into_iter().zip(out.values().chunks_exact(inner)) {
@@ -164,11 +170,15 @@ mod checks {
                 let y = normal(&mut rng, rows * k * inner);
                 let before = normal(&mut rng, rows * h);
                 let routes = random_routes(&mut rng, &config, rows);
-                let mut x = buffer(h, &before);
+                let mut x = residual(buffer(h, &before), routes.clone());
                 let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
-                ops.mlp2(&buffer(inner, &y), &routes, &packed, &bias, &mut x).unwrap();
+                let routed = Routed {
+                    memory: &mut x,
+                    t: &stale(h, rows),
+                };
+                ops.mlp2(&buffer(inner, &y), routed, &packed, &bias).unwrap();
                 let picks = picks(&routes, k);
-                for (row, got) in x.values().chunks_exact(h).enumerate() {
+                for (row, got) in x.x.values().chunks_exact(h).enumerate() {
                     compare(
                         engine,
                         &format!("mlp2 {format:?} {h}x{inner}"),

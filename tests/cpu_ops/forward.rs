@@ -9,7 +9,7 @@ use getp::checkpoint::Checkpoint;
 use getp::model::ModelConfig;
 use rand::Rng;
 
-on_every_engine!(logits company);
+on_every_engine!(logits company stages);
 
 /// A small model of each kind of weights.
 fn models() -> Vec<SyntheticCheckpoint> {
@@ -67,13 +67,25 @@ mod checks {
         prompts: &[Vec<u32>],
         max_chunk: usize,
     ) -> Vec<Vec<f32>> {
+        let layers = model.config().n_layers;
+        run_in_stages::<E>(engine, model, prompts, max_chunk, &[layers])
+    }
+
+    /// The same, each step in stages that end before these layers.
+    fn run_in_stages<E: Element>(
+        engine: Engine,
+        model: &dyn Checkpoint,
+        prompts: &[Vec<u32>],
+        max_chunk: usize,
+        ends: &[usize],
+    ) -> Vec<Vec<f32>> {
         let config = model.config();
         let (weights, _) = load(model).unwrap();
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let mut sequences = Sequences::new(&mut rng(33), config, BLOCK_TOKENS, &lengths, max_chunk);
         let max_rows = max_chunk * prompts.len();
         let mut ops = CpuOps::<E>::new(config, engine, max_rows, false).unwrap();
-        let mut activations = activations(config, max_rows, max_rows).unwrap();
+        let mut activations = activations(config, max_rows).unwrap();
         let mut kv = KvCache::new(config, sequences.blocks, E::BYTES).unwrap();
         let mut logits = vec![Vec::new(); prompts.len()];
         for step in 0.. {
@@ -85,17 +97,12 @@ mod checks {
             let work: Vec<_> = turn.iter().map(rows).collect();
             let plan = sequences.plan(&work);
             let mut output = StepOutput::default();
-            forward(
-                &mut ops,
-                config,
-                &weights,
-                &plan,
-                &mut activations,
-                &mut kv,
-                Want::Logits,
-                &mut output,
-            )
-            .unwrap();
+            for (i, &end) in ends.iter().enumerate() {
+                let begin = if i == 0 { 0 } else { ends[i - 1] };
+                let stage = weights.stage(begin..end);
+                let (a, kv, out) = (&mut activations, &mut kv, &mut output);
+                forward(&mut ops, &stage, &plan, a, kv, Want::Logits, out).unwrap();
+            }
             for (row, values) in plan.logits.iter().zip(output.logits.chunks_exact(config.vocab_size)) {
                 logits[row.sequence].extend_from_slice(values);
             }
@@ -154,6 +161,17 @@ mod checks {
                 let alone = run::<E>(engine, &model, std::slice::from_ref(prompt), 1);
                 assert_same_bits(together, &alone[0], &format!("{engine:?}"));
             }
+        }
+    }
+
+    /// Layers in stages, each of which goes on from the rows of the one before, give the same bits as all at once.
+    pub fn stages<E: Element>(engine: Engine) {
+        let model = &models()[0];
+        let prompts = prompts(model.config());
+        let whole = run::<E>(engine, model, &prompts, MAX_CHUNK);
+        for ends in [&[1, 3][..], &[1, 2, 3]] {
+            let cut = run_in_stages::<E>(engine, model, &prompts, MAX_CHUNK, ends);
+            assert_same_bits(&cut.concat(), &whole.concat(), &format!("{engine:?} {ends:?}"));
         }
     }
 }

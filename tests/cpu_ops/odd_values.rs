@@ -1,6 +1,6 @@
 //! NaN, infinities and ties: they stay where they belong, and the summary of a row is defined.
 
-use super::draw::{buffer, dense, normal, packed, rng, shapes, stale, values};
+use super::draw::{buffer, dense, normal, packed, residual, rng, shapes, stale, values};
 use super::{assert_same_bits, on_every_engine};
 use getp::backend::cpu::{Buffer, Routes, Tiles};
 use getp::model::ModelConfig;
@@ -36,7 +36,7 @@ fn check_other_rows(before: &Buffer, after: &Buffer, width: usize, odd_row: usiz
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{BLOCK_TOKENS, CpuOps, Element, Engine, KvCache};
+    use getp::backend::cpu::{BLOCK_TOKENS, CpuOps, Element, Engine, KvCache, Routed};
     use getp::ops::Ops;
 
     pub fn greedy_takes_the_lowest_index<E: Element>(engine: Engine) {
@@ -94,7 +94,8 @@ mod checks {
             let (_, w) = dense(&mut rng, format, width, h);
             let mut run = |t: &[f32]| {
                 let (mut normed, mut out) = (stale(h, 1), stale(width, 1));
-                ops.norm(&buffer(h, t), &weight, &mut normed).unwrap();
+                let mut x = residual(buffer(h, t), Routes::new(&config, rows).unwrap());
+                ops.norm(&mut x, &weight, &mut normed).unwrap();
                 ops.qkv(&buffer(h, t), &w, &bias, &mut out).unwrap();
                 (normed, out)
             };
@@ -163,12 +164,13 @@ mod checks {
             let zeros = |n: usize| vec![0.0; n * config.n_experts];
             let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
             let mut run = |t: &[f32]| {
-                let (t, mut x, mut y) = (buffer(h, t), buffer(h, &vec![0.0; rows * h]), stale(inner, 1));
-                let mut routes = Routes::new(&config, rows).unwrap();
-                ops.route(&t, &router, &zeros(1), &mut routes).unwrap();
-                ops.mlp1(&t, &routes, &first, &zeros(2 * inner), &mut y).unwrap();
-                ops.mlp2(&y, &routes, &second, &zeros(h), &mut x).unwrap();
-                (routes, x)
+                let (t, mut y) = (buffer(h, t), stale(inner, 1));
+                let mut x = residual(buffer(h, &vec![0.0; rows * h]), Routes::new(&config, rows).unwrap());
+                ops.pick_experts(&t, &router, &zeros(1), &mut x.routes).unwrap();
+                let routed = Routed { memory: &mut x, t: &t };
+                let gated = ops.mlp1(&routed, &first, &zeros(2 * inner), &mut y).unwrap();
+                ops.mlp2(gated, routed, &second, &zeros(h)).unwrap();
+                (x.routes, x.x)
             };
             let t = normal(&mut super::rng(44), rows * h);
             let (_, before) = run(&t);
@@ -201,8 +203,8 @@ mod checks {
             let plan = sequences.plan(&[(0, &[0; 9]), (1, &[0; 9])]);
             let mut kv = KvCache::new(&config, sequences.blocks, E::BYTES).unwrap();
             let (mut qkv, mut out) = (buffer(width, qkv), stale(q_dim, 1));
-            ops.rope_store(&plan, 0, &mut qkv, &mut kv).unwrap();
-            ops.attention(&plan, 0, &qkv, &sinks, &kv, &mut out).unwrap();
+            let queries = ops.rope_store(&plan, 0, &mut qkv, &mut kv).unwrap();
+            ops.attention(&plan, queries, &sinks, &kv, &mut out).unwrap();
             out
         };
         let before = run(&qkv);

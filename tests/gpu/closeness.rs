@@ -255,7 +255,7 @@ impl Layers {
             .ops
             .embed(plan, &exact.weights.embedding, &mut exact.activations.x)
             .unwrap();
-        let mut x = exact.ops.read(&exact.activations.x, ROWS, config.hidden_dim).unwrap();
+        let mut x = exact.ops.read(&exact.activations.x.x, ROWS, config.hidden_dim).unwrap();
         for layer in 0..config.n_layers {
             let should = outcome(&mut exact, plan, config, layer, &x);
             let got = outcome(&mut fast, plan, config, layer, &x);
@@ -271,13 +271,13 @@ impl Layers {
 /// Runs a layer from `x`.
 fn outcome(p: &mut Parts<'_>, plan: &StepPlan, config: &ModelConfig, layer: usize, x: &[f32]) -> Outcome {
     let (a, w) = (&mut *p.activations, &p.weights.layers[layer]);
-    p.ops.write(&mut a.x, x).unwrap();
-    forward_layer(p.ops, w, layer, plan, a, p.kv).unwrap();
-    // The next norm adds what the experts gave; its result is of no use here.
-    p.ops.norm(&a.x, &w.attn_norm, &mut a.t).unwrap();
+    p.ops.write(&mut a.x.x, x).unwrap();
+    let x = p.ops.resume(plan, &mut a.x).unwrap();
+    let x = forward_layer(p.ops, w, layer, plan, x, &mut a.scratch, p.kv).unwrap();
+    p.ops.settle(x).unwrap();
     Outcome {
-        x: p.ops.read(&a.x, ROWS, config.hidden_dim).unwrap(),
-        experts: p.ops.sent(&a.routes, ROWS).unwrap().experts,
+        x: p.ops.read(&a.x.x, ROWS, config.hidden_dim).unwrap(),
+        experts: p.ops.sent(&a.x.routes, ROWS).unwrap().experts,
     }
 }
 

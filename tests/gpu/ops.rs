@@ -20,9 +20,10 @@ use getp::backend::gpu::weights::{Source, load};
 use getp::batch::StepPlan;
 use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, Values};
 use getp::error::Result;
-use getp::model::ModelConfig;
+use getp::model::{ModelConfig, forward};
+use getp::ops::Ops;
 use getp::options::Precision;
-use getp::replica::{Replica, Want};
+use getp::replica::{Replica, StepOutput, Want};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use walk::Walk;
@@ -238,6 +239,60 @@ fn float32_experts() {
             &format!("{name}, bfloat16, float32"),
         );
     }
+}
+
+/// Layers in stages, each of which goes on from the rows of the one before, give the same logits as all at once, to the bit.
+#[test]
+fn stages_give_the_same_bits() {
+    const ROWS: usize = 21;
+    for precision in PRECISIONS {
+        let config = ModelConfig {
+            n_layers: 3,
+            ..grouped()
+        };
+        let checkpoint = model(&config, Dense::Bf16, Experts::Mxfp4);
+        // In stages that end before these layers.
+        let logits = |ends: &[usize]| {
+            let (mut replica, _) = replica(super::drivers().remove(0), &checkpoint, precision, ROWS);
+            let mut rng = ChaCha8Rng::seed_from_u64(75);
+            let block = replica.kv_blocks().tokens;
+            let mut sequences = Sequences::new(&mut rng, &config, block, &[ROWS], ROWS);
+            let tokens: Vec<u32> = (0..ROWS as u32).collect();
+            let plan = sequences.plan(&[(0, &tokens)]);
+            let parts = replica.begin(&plan, Want::Logits).unwrap();
+            for (i, &end) in ends.iter().enumerate() {
+                let begin = if i == 0 { 0 } else { ends[i - 1] };
+                let stage = parts.weights.stage(begin..end);
+                let (a, kv, out) = (&mut *parts.activations, &mut *parts.kv, &mut StepOutput::default());
+                forward(parts.ops, &stage, &plan, a, kv, Want::Logits, out).unwrap();
+            }
+            let logits = parts.ops.logits(plan.logits.len()).unwrap();
+            logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let whole = logits(&[3]);
+        assert!(!whole.is_empty());
+        for ends in [&[1, 3][..], &[1, 2, 3]] {
+            assert!(logits(ends) == whole, "{precision:?} {ends:?}");
+        }
+    }
+}
+
+/// A plan that the device was not told is refused.
+#[test]
+fn operations_of_another_plan_are_refused() {
+    let config = tiny();
+    let checkpoint = model(&config, Dense::Bf16, Experts::Mxfp4);
+    let (mut replica, _) = replica(super::drivers().remove(0), &checkpoint, Precision::Fast, 4);
+    let mut rng = ChaCha8Rng::seed_from_u64(76);
+    let block = replica.kv_blocks().tokens;
+    let mut sequences = Sequences::new(&mut rng, &config, block, &[4], 4);
+    let (first, second) = (sequences.plan(&[(0, &[1])]), sequences.plan(&[(0, &[2, 3])]));
+    let parts = replica.begin(&first, Want::Greedy).unwrap();
+    let table = &parts.weights.embedding;
+    let error = parts.ops.embed(&second, table, &mut parts.activations.x).err();
+    assert!(error.unwrap().to_string().contains("another plan"));
+    assert!(parts.ops.resume(&second, &mut parts.activations.x).is_err());
+    assert!(parts.ops.resume(&first, &mut parts.activations.x).is_ok());
 }
 
 /// The order in which the machine runs a block's threads must not matter.

@@ -6,6 +6,7 @@ use super::synthetic::{SyntheticCheckpoint, Temperament};
 #[cfg(feature = "simt")]
 use getp::backend::gpu::driver::simt::Order;
 use getp::backend::gpu::memory::SharedDriver;
+use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::StepPlan;
 use getp::model::ModelConfig;
 use getp::options::{Options, Precision};
@@ -200,15 +201,16 @@ fn a_drawn_token_is_fed_to_the_next_step_on_the_device() {
 #[test]
 fn every_stage_and_every_step_is_timed() {
     let mut replica = replica(VOCAB, true);
-    replica.time_steps().unwrap();
+    GpuReplica::of_mut(&mut *replica).unwrap().time_steps().unwrap();
     for position in 0..3 {
         step(&mut *replica, position, ROWS);
     }
-    let times = replica.step_times().unwrap();
+    let timed = GpuReplica::of(&*replica).unwrap();
+    let times = timed.step_times().unwrap();
     assert_eq!(times.steps, 3);
     assert!(!times.computing.is_zero());
     assert_eq!(
-        replica.expert_rows().unwrap().iter().sum::<u32>() as usize,
+        timed.expert_rows().unwrap().iter().sum::<u32>() as usize,
         ROWS * ModelConfig::preset_7m().experts_per_token
     );
     let profile = replica.profile().unwrap();

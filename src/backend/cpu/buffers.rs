@@ -45,6 +45,43 @@ impl Buffer {
     }
 }
 
+/// Memory of the residual stream, and of the experts that its rows are sent to.
+#[derive(Clone, Debug)]
+pub struct ResidualMemory {
+    /// `[T, H]`
+    pub x: Buffer,
+    /// Of the layer that ran last.
+    pub routes: Routes,
+}
+
+impl ResidualMemory {
+    /// Room for `max_rows` rows of a model.
+    pub fn new(config: &ModelConfig, max_rows: usize) -> Result<Self> {
+        Ok(Self {
+            x: Buffer::new(max_rows, config.hidden_dim)?,
+            routes: Routes::new(config, max_rows)?,
+        })
+    }
+}
+
+/// Rows of the residual stream with their experts.
+#[derive(Debug)]
+pub struct Routed<'x, 't> {
+    /// The stream, and each row's experts.
+    pub memory: &'x mut ResidualMemory,
+    /// The experts' inputs `[T, H]`.
+    pub t: &'t Buffer,
+}
+
+/// Rotated queries.
+#[derive(Clone, Copy, Debug)]
+pub struct Queries<'m> {
+    /// `[T, D * (Nq + 2 Nkv)]`, the queries first in each row.
+    pub(super) qkv: &'m Buffer,
+    /// The layer whose cache has their keys and values.
+    pub(super) layer: usize,
+}
+
 /// Where sizes of activations cannot be counted.
 pub(super) const OVERFLOW: Error = Error::Overflow("a step's activations");
 

@@ -13,7 +13,7 @@ mod shared;
 mod tiles;
 
 use buffers::OVERFLOW;
-pub use buffers::{Buffer, Routes};
+pub use buffers::{Buffer, Queries, ResidualMemory, Routed, Routes};
 pub use gemm::Engine;
 pub use kv::{BLOCK_TOKENS, Element, KvCache, block_bytes};
 pub use ops::CpuOps;
@@ -23,7 +23,7 @@ use crate::batch::StepPlan;
 use crate::checkpoint::{Checkpoint, Field, Tensor, TensorId};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::model::{Activations, LayerWeights, ModelConfig, Weights, forward};
+use crate::model::{Activations, LayerWeights, ModelConfig, Scratch, Weights, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::Profile;
 use crate::replica::{KvBlocks, PackReport, Pointers, Replica, StepOutput, Want};
@@ -53,12 +53,11 @@ pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Box<dyn Re
 /// One copy of the model in host memory, with its worker threads.
 pub struct CpuReplica<E: Element> {
     workers: Workers,
-    config: ModelConfig,
     engine: Engine,
     weights: CpuWeights,
     report: PackReport,
     ops: CpuOps<E>,
-    activations: Activations<Buffer, Routes>,
+    activations: Activations<ResidualMemory, Buffer>,
     kv: KvCache,
     /// What the step submitted last gave, until it is collected.
     output: StepOutput,
@@ -75,7 +74,7 @@ impl<E: Element> CpuReplica<E> {
         let (max_rows, max_logits_rows) = (limits.step_tokens, limits.max_batch);
         // First what can be asked for in no time; the KV cache last, as it takes its share of what packing leaves.
         let ops = CpuOps::new(&config, engine, max_rows, options.profile)?;
-        let activations = activations(&config, max_rows, max_logits_rows)?;
+        let activations = activations(&config, max_rows)?;
         let (weights, report) = workers.pool().install(|| load(checkpoint))?;
         let blocks = kv_blocks(&config, options, E::BYTES)?;
         Ok(Self {
@@ -83,7 +82,6 @@ impl<E: Element> CpuReplica<E> {
             activations,
             kv: KvCache::new(&config, blocks, E::BYTES)?,
             workers,
-            config,
             engine,
             weights,
             report,
@@ -95,21 +93,17 @@ impl<E: Element> CpuReplica<E> {
 }
 
 /// Activations of steps of at most so many rows.
-pub fn activations(
-    config: &ModelConfig,
-    max_rows: usize,
-    max_logits_rows: usize,
-) -> Result<Activations<Buffer, Routes>> {
+pub fn activations(config: &ModelConfig, max_rows: usize) -> Result<Activations<ResidualMemory, Buffer>> {
     let picks = max_rows.checked_mul(config.experts_per_token);
     let picks = picks.ok_or(OVERFLOW)?;
     Ok(Activations {
-        x: Buffer::new(max_rows, config.hidden_dim)?,
-        t: Buffer::new(max_rows, config.hidden_dim)?,
-        qkv: Buffer::new(max_rows, config.qkv_dim())?,
-        attention: Buffer::new(max_rows, config.q_dim())?,
-        routes: Routes::new(config, max_rows)?,
-        h: Buffer::new(picks, config.intermediate_dim)?,
-        selected: Buffer::new(max_logits_rows, config.hidden_dim)?,
+        x: ResidualMemory::new(config, max_rows)?,
+        scratch: Scratch {
+            t: Buffer::new(max_rows, config.hidden_dim)?,
+            qkv: Buffer::new(max_rows, config.qkv_dim())?,
+            attention: Buffer::new(max_rows, config.q_dim())?,
+            h: Buffer::new(picks, config.intermediate_dim)?,
+        },
     })
 }
 
@@ -164,7 +158,6 @@ impl<E: Element> Replica for CpuReplica<E> {
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         let Self {
             workers,
-            config,
             weights,
             ops,
             activations,
@@ -174,7 +167,7 @@ impl<E: Element> Replica for CpuReplica<E> {
         } = self;
         workers
             .pool()
-            .install(|| forward(ops, config, weights, plan, activations, kv, want, output))
+            .install(|| forward(ops, &weights.whole(), plan, activations, kv, want, output))
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<()> {
@@ -191,10 +184,10 @@ impl<E: Element> Replica for CpuReplica<E> {
         let matrix = |p: &Packed| p.bytes.as_ptr().cast_mut().cast();
         let vector = |v: &Vec<f32>| v.as_ptr().cast_mut().cast();
         let buffer = |b: &Buffer| b.values().as_ptr().cast_mut().cast();
-        let a = &self.activations;
+        let (x, a) = (&self.activations.x.x, &self.activations.scratch);
         let mut state = [null_mut(); 21];
         for (field, pointer) in [
-            (0, buffer(&a.x)),
+            (0, buffer(x)),
             (1, buffer(&a.t)),
             (2, buffer(&a.attention)),
             (7, buffer(&a.h)),

@@ -1,7 +1,7 @@
 //! The model's operations on the CPU.
 
 use super::attention::{Attend, scratch_values};
-use super::buffers::{Buffer, Routes};
+use super::buffers::{Buffer, Queries, ResidualMemory, Routed, Routes};
 use super::epilogue::{AddBias, Combine, NOTHING, SwiGlu, Unembed};
 use super::gemm::{Engine, Epilogue};
 use super::inputs::Inputs;
@@ -10,7 +10,7 @@ use super::kv::{Element, KvCache};
 use super::screen::exact_greedy;
 use super::shared::Shared;
 use crate::batch::{Chunk, StepPlan};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::model::{ModelConfig, Rope};
 use crate::ops::Ops;
@@ -84,6 +84,57 @@ impl<E: Element> CpuOps<E> {
             .encode(self.engine, w.format, &source.values, w.cols, std::iter::once(all))?;
         self.engine.multiply(w, &self.inputs, epilogue)
     }
+
+    /// Row `i` of `t`, which gets `rows` of them, is the norm of row `source(i)` of `x`.
+    fn norm_rows(
+        &mut self,
+        x: &Buffer,
+        rows: usize,
+        source: impl Fn(usize) -> usize + Sync,
+        weight: &[f32],
+        t: &mut Buffer,
+    ) -> Result<()> {
+        t.set_rows(rows)?;
+        let cost = buffer_cost(2 * t.values.len(), 4);
+        self.timed(Stage::Norm, cost, |ops| {
+            let rows = t.values.par_chunks_exact_mut(x.width).enumerate();
+            rows.with_min_len(4).for_each(|(i, t)| {
+                ops.engine.level.run(Norm {
+                    precision: ops.engine.precision,
+                    x: x.row(source(i)),
+                    weight,
+                    t,
+                })
+            });
+        });
+        Ok(())
+    }
+
+    /// Sends rows `t` to the experts of their `K` largest logits.
+    pub fn pick_experts(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, routes: &mut Routes) -> Result<()> {
+        routes.logits.set_rows(t.rows())?;
+        self.timed(Stage::Router, product_cost(w, 1, t.rows()), |ops| {
+            // The router's input stays float32: a rounded one sends tokens to other experts.
+            let all = &ops.all_rows[..t.rows()];
+            ops.inputs
+                .encode(ops.engine, Format::F32, &t.values, w.cols, std::iter::once(all))?;
+            ops.engine.multiply(
+                w,
+                &ops.inputs,
+                &AddBias {
+                    bias,
+                    out: Shared::new(&mut routes.logits.values),
+                    onto: false,
+                },
+            )?;
+            let k = ops.config.experts_per_token;
+            routes.begin(t.rows() * k)?;
+            for logits in routes.logits.values.chunks_exact(ops.config.n_experts) {
+                pick_largest(logits, k, &mut routes.experts, &mut routes.shares);
+            }
+            routes.group(k)
+        })
+    }
 }
 
 /// The cost of a product of `inputs` rows with `members` of a matrix's members.
@@ -106,11 +157,27 @@ fn buffer_cost(values: usize, flops_per_value: usize) -> Cost {
 impl<E: Element> Ops for CpuOps<E> {
     type Matrix = Packed;
     type Vector = Vec<f32>;
-    type Buffer = Buffer;
-    type Routes = Routes;
     type KvCache = KvCache;
+    type Buffer = Buffer;
+    type ResidualMemory = ResidualMemory;
 
-    fn embed(&mut self, plan: &StepPlan, table: &Packed, x: &mut Buffer) -> Result<()> {
+    type Residual<'x> = &'x mut ResidualMemory;
+    type Settled<'x> = &'x mut ResidualMemory;
+    type Routed<'x, 't> = Routed<'x, 't>;
+    type Normed<'m> = &'m Buffer;
+    type Projected<'m> = &'m mut Buffer;
+    type Queries<'m> = Queries<'m>;
+    type Attended<'m> = &'m Buffer;
+    type Gated<'m> = &'m Buffer;
+    type Wanted<'m> = &'m Buffer;
+
+    fn embed<'x>(
+        &mut self,
+        plan: &StepPlan,
+        table: &Packed,
+        memory: &'x mut ResidualMemory,
+    ) -> Result<&'x mut ResidualMemory> {
+        let x = &mut memory.x;
         x.set_rows(plan.rows())?;
         self.timed(Stage::Embed, buffer_cost(2 * x.values.len(), 0), |_| {
             let rows = RowMajor.tile_rows();
@@ -121,30 +188,30 @@ impl<E: Element> Ops for CpuOps<E> {
                 RowMajor.read(table.format, table.cols, source, row);
             }
         });
-        Ok(())
+        Ok(memory)
     }
 
-    fn norm(&mut self, x: &Buffer, weight: &Vec<f32>, t: &mut Buffer) -> Result<()> {
-        t.set_rows(x.rows())?;
-        let cost = buffer_cost(2 * x.values.len(), 4);
-        self.timed(Stage::Norm, cost, |ops| {
-            let rows = t
-                .values
-                .par_chunks_exact_mut(x.width)
-                .zip(x.values.par_chunks_exact(x.width));
-            rows.with_min_len(4).for_each(|(t, x)| {
-                ops.engine.level.run(Norm {
-                    precision: ops.engine.precision,
-                    x,
-                    weight,
-                    t,
-                })
-            });
-        });
-        Ok(())
+    fn resume<'x>(&mut self, plan: &StepPlan, x: &'x mut ResidualMemory) -> Result<&'x mut ResidualMemory> {
+        if x.x.rows() == plan.rows() {
+            return Ok(x);
+        }
+        let (there, rows) = (x.x.rows(), plan.rows());
+        Err(Error::Internal(format!(
+            "{there} rows of the residual stream for a step of {rows}"
+        )))
     }
 
-    fn qkv(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, qkv: &mut Buffer) -> Result<()> {
+    fn norm<'x, 't>(
+        &mut self,
+        x: Self::Residual<'x>,
+        weight: &Vec<f32>,
+        t: &'t mut Buffer,
+    ) -> Result<(Self::Settled<'x>, &'t Buffer)> {
+        self.norm_rows(&x.x, x.x.rows(), |row| row, weight, t)?;
+        Ok((x, t))
+    }
+
+    fn qkv<'m>(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, qkv: &'m mut Buffer) -> Result<&'m mut Buffer> {
         qkv.set_rows(t.rows())?;
         self.timed(Stage::Qkv, product_cost(w, 1, t.rows()), |ops| {
             ops.dense(
@@ -156,10 +223,17 @@ impl<E: Element> Ops for CpuOps<E> {
                     onto: false,
                 },
             )
-        })
+        })?;
+        Ok(qkv)
     }
 
-    fn rope_store(&mut self, plan: &StepPlan, layer: usize, qkv: &mut Buffer, kv: &mut KvCache) -> Result<()> {
+    fn rope_store<'m>(
+        &mut self,
+        plan: &StepPlan,
+        layer: usize,
+        qkv: Self::Projected<'m>,
+        kv: &mut KvCache,
+    ) -> Result<Queries<'m>> {
         let cost = buffer_cost(2 * qkv.values.len(), 2);
         self.timed(Stage::RopeStore, cost, |ops| {
             let half = ops.config.head_dim / 2;
@@ -190,19 +264,20 @@ impl<E: Element> Ops for CpuOps<E> {
                     });
                 }
             }
-            Ok(())
-        })
+            Ok::<_, Error>(())
+        })?;
+        Ok(Queries { qkv, layer })
     }
 
-    fn attention(
+    fn attention<'m>(
         &mut self,
         plan: &StepPlan,
-        layer: usize,
-        qkv: &Buffer,
+        queries: Queries<'_>,
         sinks: &Vec<f32>,
         kv: &KvCache,
-        out: &mut Buffer,
-    ) -> Result<()> {
+        out: &'m mut Buffer,
+    ) -> Result<&'m Buffer> {
+        let Queries { qkv, layer } = queries;
         out.set_rows(plan.rows())?;
         let window = self.config.window(layer).unwrap_or(usize::MAX);
         let seen = |position: usize| (position + 1).saturating_sub(window)..position + 1;
@@ -242,52 +317,49 @@ impl<E: Element> Ops for CpuOps<E> {
                         precision: ops.engine.precision,
                         element: PhantomData,
                     });
-                    Ok(())
+                    Ok::<_, Error>(())
                 })
             })
-        })
+        })?;
+        Ok(out)
     }
 
-    fn attn_out(&mut self, a: &Buffer, w: &Packed, bias: &Vec<f32>, x: &mut Buffer) -> Result<()> {
+    fn attn_out<'x>(
+        &mut self,
+        a: &Buffer,
+        w: &Packed,
+        bias: &Vec<f32>,
+        x: Self::Settled<'x>,
+    ) -> Result<Self::Settled<'x>> {
         self.timed(Stage::AttnOut, product_cost(w, 1, a.rows()), |ops| {
             ops.dense(
                 a,
                 w,
                 &AddBias {
                     bias,
-                    out: Shared::new(&mut x.values),
+                    out: Shared::new(&mut x.x.values),
                     onto: true,
                 },
             )
-        })
+        })?;
+        Ok(x)
     }
 
-    fn route(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, routes: &mut Routes) -> Result<()> {
-        routes.logits.set_rows(t.rows())?;
-        self.timed(Stage::Router, product_cost(w, 1, t.rows()), |ops| {
-            // The router's input stays float32: a rounded one sends tokens to other experts.
-            let all = &ops.all_rows[..t.rows()];
-            ops.inputs
-                .encode(ops.engine, Format::F32, &t.values, w.cols, std::iter::once(all))?;
-            ops.engine.multiply(
-                w,
-                &ops.inputs,
-                &AddBias {
-                    bias,
-                    out: Shared::new(&mut routes.logits.values),
-                    onto: false,
-                },
-            )?;
-            let k = ops.config.experts_per_token;
-            routes.begin(t.rows() * k)?;
-            for logits in routes.logits.values.chunks_exact(ops.config.n_experts) {
-                pick_largest(logits, k, &mut routes.experts, &mut routes.shares);
-            }
-            routes.group(k)
-        })
+    fn route<'x, 't>(
+        &mut self,
+        x: Self::Settled<'x>,
+        norm: &Vec<f32>,
+        w: &Packed,
+        bias: &Vec<f32>,
+        t: &'t mut Buffer,
+    ) -> Result<Routed<'x, 't>> {
+        self.norm_rows(&x.x, x.x.rows(), |row| row, norm, t)?;
+        self.pick_experts(t, w, bias, &mut x.routes)?;
+        Ok(Routed { memory: x, t })
     }
 
-    fn mlp1(&mut self, t: &Buffer, routes: &Routes, w: &Packed, bias: &Vec<f32>, h: &mut Buffer) -> Result<()> {
+    fn mlp1<'m>(&mut self, x: &Routed<'_, '_>, w: &Packed, bias: &Vec<f32>, h: &'m mut Buffer) -> Result<&'m Buffer> {
+        let (t, routes) = (x.t, &x.memory.routes);
         h.set_rows(routes.rows.len())?;
         self.timed(
             Stage::Mlp1,
@@ -307,10 +379,18 @@ impl<E: Element> Ops for CpuOps<E> {
                     },
                 )
             },
-        )
+        )?;
+        Ok(h)
     }
 
-    fn mlp2(&mut self, h: &Buffer, routes: &Routes, w: &Packed, bias: &Vec<f32>, x: &mut Buffer) -> Result<()> {
+    fn mlp2<'x>(
+        &mut self,
+        h: &Buffer,
+        x: Self::Routed<'x, '_>,
+        w: &Packed,
+        bias: &Vec<f32>,
+    ) -> Result<Self::Residual<'x>> {
+        let ResidualMemory { x: out, routes } = &mut *x.memory;
         self.timed(
             Stage::Mlp2,
             product_cost(w, routes.experts_used(), routes.rows.len()),
@@ -319,7 +399,7 @@ impl<E: Element> Ops for CpuOps<E> {
                 ops.inputs
                     .encode(ops.engine, w.format, &h.values, w.cols, routes.groups(picks))?;
                 ops.combined.clear();
-                memory::resize(&mut ops.combined, x.values.len(), 0.0, Purpose::Step)?;
+                memory::resize(&mut ops.combined, out.values.len(), 0.0, Purpose::Step)?;
                 ops.engine.multiply_in_order(
                     w,
                     &ops.inputs,
@@ -331,20 +411,29 @@ impl<E: Element> Ops for CpuOps<E> {
                         out: Shared::new(&mut ops.combined),
                     },
                 )?;
-                for (x, sum) in x.values.iter_mut().zip(&ops.combined) {
+                for (x, sum) in out.values.iter_mut().zip(&ops.combined) {
                     *x += sum;
                 }
-                Ok(())
+                Ok::<_, Error>(())
             },
-        )
+        )?;
+        Ok(x.memory)
     }
 
-    fn select(&mut self, plan: &StepPlan, x: &Buffer, selected: &mut Buffer) -> Result<()> {
-        selected.set_rows(plan.logits.len())?;
-        for (out, wanted) in selected.values.chunks_exact_mut(x.width).zip(&plan.logits) {
-            out.copy_from_slice(x.row(wanted.row));
-        }
-        Ok(())
+    /// Nothing is ever outstanding.
+    fn settle<'x>(&mut self, x: Self::Residual<'x>) -> Result<Self::Settled<'x>> {
+        Ok(x)
+    }
+
+    fn norm_wanted<'t>(
+        &mut self,
+        plan: &StepPlan,
+        x: &mut ResidualMemory,
+        weight: &Vec<f32>,
+        t: &'t mut Buffer,
+    ) -> Result<&'t Buffer> {
+        self.norm_rows(&x.x, plan.logits.len(), |i| plan.logits[i].row, weight, t)?;
+        Ok(t)
     }
 
     fn unembed(&mut self, t: &Buffer, w: &Packed, want: Want, output: &mut StepOutput) -> Result<()> {

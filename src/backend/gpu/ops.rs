@@ -69,8 +69,6 @@ pub struct Buffer {
     rows: usize,
     /// Elements from one term to the next; 0 in a float32 buffer.
     term: usize,
-    /// Stands for rows of this buffer: those whose logits are wanted.
-    selects_from: Option<DevicePtr>,
 }
 
 impl Buffer {
@@ -80,7 +78,6 @@ impl Buffer {
             bytes: DeviceBuffer::zeroed(&context.stream, 4 * rows * width)?,
             rows,
             term: 0,
-            selects_from: None,
         })
     }
 
@@ -93,14 +90,95 @@ impl Buffer {
             bytes: DeviceBuffer::zeroed(&context.stream, 2 * terms * term)?,
             rows,
             term,
-            selects_from: None,
         })
     }
 
-    /// Its address, or that of the rows it selects from.
+    /// Its address.
     pub fn at(&self) -> DevicePtr {
-        self.selects_from.unwrap_or(self.bytes.at())
+        self.bytes.at()
     }
+}
+
+/// Memory of the residual stream, and of the way of its rows through the experts.
+pub struct ResidualMemory {
+    /// `[T, H]` in float32.
+    pub x: Buffer,
+    /// Of the layer that ran last.
+    pub routes: Routes,
+}
+
+impl ResidualMemory {
+    /// Room for `rows` rows.
+    pub fn new(context: &Context, config: &ModelConfig, rows: usize, numbers: &Numbers) -> Result<Self> {
+        Ok(Self {
+            x: Buffer::plain(context, rows, config.hidden_dim)?,
+            routes: Routes::new(context, config, rows, numbers)?,
+        })
+    }
+}
+
+/// The residual stream, to which the kernel that reads it next may have a sum to add.
+pub struct Residual<'x> {
+    memory: &'x mut ResidualMemory,
+    outstanding: Outstanding,
+}
+
+/// What is to be added to the residual stream.
+#[derive(Clone, Copy, PartialEq)]
+enum Outstanding {
+    Nothing,
+    /// The outputs that the experts left in the stream's [`Routes`].
+    Experts,
+}
+
+impl Residual<'_> {
+    /// Its memory.
+    pub fn memory(&mut self) -> &mut ResidualMemory {
+        self.memory
+    }
+}
+
+/// The residual stream, complete in its memory.
+pub struct Settled<'x> {
+    memory: &'x mut ResidualMemory,
+}
+
+impl Settled<'_> {
+    /// Its memory.
+    pub fn memory(&mut self) -> &mut ResidualMemory {
+        self.memory
+    }
+}
+
+/// The residual stream, whose rows have been gathered for their experts.
+pub struct Routed<'x> {
+    memory: &'x mut ResidualMemory,
+}
+
+impl Routed<'_> {
+    /// Its memory.
+    pub fn memory(&mut self) -> &mut ResidualMemory {
+        self.memory
+    }
+}
+
+/// Rotated queries, in 16 bits with attention's factor.
+pub struct Queries<'m> {
+    at: DevicePtr,
+    /// The layer whose cache has their keys and values.
+    layer: usize,
+    /// What they were made of: as long as it is borrowed, no others are made.
+    _qkv: &'m Buffer,
+}
+
+/// Which rows a norm reads and what else it does.
+#[derive(Clone, Copy)]
+struct NormTask {
+    outstanding: Outstanding,
+    /// Only the rows whose logits are wanted; nothing is stored to `x`.
+    wanted_only: bool,
+    /// Stores the router's float32 input, too.
+    for_router: bool,
 }
 
 /// Where each row's experts are computed.
@@ -184,21 +262,10 @@ pub struct GpuOps {
     n_rows: usize,
     /// The same of those whose logits are wanted.
     n_wanted: usize,
-    /// What the experts gave waits to be added to `x` by the next norm.
-    pending: Option<Pending>,
-    /// `x` was last changed by attention, so that the next norm's rows are routed.
-    routes_next: bool,
     /// Where logits go in this step, if more than the largest is wanted.
     logits: LogitsAt,
     /// Measures instead of only queueing, if asked to.
     pub timeline: Option<Timeline>,
-}
-
-#[derive(Clone, Copy)]
-struct Pending {
-    y: DevicePtr,
-    slots: DevicePtr,
-    shares: DevicePtr,
 }
 
 /// Sizes that do not follow from the model.
@@ -258,8 +325,6 @@ impl GpuOps {
             },
             n_rows: 0,
             n_wanted: 0,
-            pending: None,
-            routes_next: false,
             logits: LogitsAt::default(),
             timeline: None,
         };
@@ -291,8 +356,16 @@ impl GpuOps {
         self.n_rows = plan.rows();
         self.n_wanted = plan.logits.len();
         self.logits = logits;
-        self.pending = None;
-        self.routes_next = false;
+    }
+
+    /// Refuses a plan whose shape is not that of the step begun.
+    fn check_plan(&self, plan: &StepPlan) -> Result<()> {
+        if plan.rows() == self.n_rows && plan.logits.len() == self.n_wanted {
+            return Ok(());
+        }
+        Err(Error::Internal(
+            "operations of another plan than the step began with".into(),
+        ))
     }
 
     /// What the steps of this parity found.
@@ -500,41 +573,73 @@ impl GpuOps {
         })
     }
 
-    /// What the next norm does, which adds what the experts gave if that waits for it, and what it moves.
-    fn norm_args(&mut self, x: &Buffer, weight: &DeviceBuffer, t: &Buffer) -> (NormArgs, Cost) {
-        let pending = self.pending.take();
-        let routes = std::mem::take(&mut self.routes_next);
+    /// What a norm does, and what it moves.
+    fn norm_args(&self, x: &ResidualMemory, weight: DevicePtr, t: &Buffer, task: NormTask) -> (NormArgs, Cost) {
         let (c, terms) = (&self.config, self.numbers.terms);
+        let null_unless = |condition: bool, at: DevicePtr| if condition { at } else { DevicePtr::NULL };
+        let adds = task.outstanding == Outstanding::Experts;
         let args = NormArgs {
             step: self.step,
-            x: x.at(),
-            weight: weight.at(),
-            y: pending.map_or(DevicePtr::NULL, |p| p.y),
-            slots: pending.map_or(DevicePtr::NULL, |p| p.slots),
-            shares: pending.map_or(DevicePtr::NULL, |p| p.shares),
+            x: x.x.at(),
+            weight,
+            y: null_unless(adds, x.routes.y.at()),
+            slots: null_unless(adds, x.routes.slots.at()),
+            shares: null_unless(adds, x.routes.shares.at()),
             t: t.at(),
             t_term: t.term as i64,
-            t32: if routes {
-                self.workspace.t32.at()
-            } else {
-                DevicePtr::NULL
-            },
+            t32: null_unless(task.for_router, self.workspace.t32.at()),
             y_format: y_format(&self.numbers) as i32,
             k: c.experts_per_token as i32,
             hidden: c.hidden_dim as i32,
             t_rows: t.rows as i32,
-            select: i32::from(x.selects_from.is_some()),
+            select: i32::from(task.wanted_only),
             terms: terms as i32,
             format: self.numbers.format as i32,
             exact: i32::from(self.numbers.exact),
         };
-        let rows = match x.selects_from {
-            Some(_) => self.n_wanted,
-            None => self.n_rows,
+        let rows = if task.wanted_only { self.n_wanted } else { self.n_rows };
+        let bytes = 4 + 2 * terms + 4 * usize::from(task.for_router) + self.sum_bytes(task.outstanding);
+        (args, moved(rows * c.hidden_dim * bytes))
+    }
+
+    /// What adding to an element of `x` moves, that being read anyway.
+    fn sum_bytes(&self, outstanding: Outstanding) -> usize {
+        match outstanding {
+            Outstanding::Nothing => 0,
+            Outstanding::Experts => self.config.experts_per_token * y_format(&self.numbers).bytes() + 4,
+        }
+    }
+
+    fn queue_norm(&mut self, x: &ResidualMemory, weight: &DeviceBuffer, t: &Buffer, task: NormTask) -> Result<()> {
+        let (args, cost) = self.norm_args(x, weight.at(), t, task);
+        let rows = if task.wanted_only {
+            self.shape.logits_rows
+        } else {
+            self.shape.rows
         };
-        let y_bytes = pending.map_or(0, |_| c.experts_per_token * y_format(&self.numbers).bytes() + 4);
-        let bytes = rows * c.hidden_dim * (4 + 2 * terms + y_bytes + 4 * usize::from(routes));
-        (args, moved(bytes))
+        self.timed(Stage::Norm, cost, |ops| {
+            ops.launch("rmsnorm", grids::rmsnorm(rows), &args)
+        })
+    }
+
+    /// [`Ops::route`] by kernels of their own for the norm and the router.
+    pub fn norm_then_route<'x>(
+        &mut self,
+        x: Settled<'x>,
+        norm: &DeviceBuffer,
+        w: &Matrix,
+        bias: &DeviceBuffer,
+        t: &mut Buffer,
+    ) -> Result<Routed<'x>> {
+        let Settled { memory } = x;
+        self.queue_norm(memory, norm, t, FOR_ROUTER)?;
+        let (args, cost) = self.route_args(w, bias, &memory.routes)?;
+        let input = moved(4 * self.n_rows * self.config.hidden_dim);
+        self.timed(Stage::Router, input + cost, |ops| {
+            ops.launch("route", grids::route(ops.shape.rows, &ops.context.target), &args)
+        })?;
+        self.sort_and_gather(t, &memory.routes)?;
+        Ok(Routed { memory })
     }
 
     /// What the router does, and what it moves beside its input.
@@ -642,6 +747,13 @@ impl GpuOps {
     }
 }
 
+/// The norm before a router: its rows are complete.
+const FOR_ROUTER: NormTask = NormTask {
+    outstanding: Outstanding::Nothing,
+    wanted_only: false,
+    for_router: true,
+};
+
 /// The share of `experts` experts that any of `rows` rows reaches, each row having `k` of them: their weights are read. The
 /// host does not know which they are; it counts as if rows chose evenly.
 fn experts_hit(rows: usize, k: usize, experts: usize) -> f64 {
@@ -672,38 +784,66 @@ fn angles(config: &ModelConfig, positions: usize) -> Result<(Vec<f32>, Vec<f32>)
 impl Ops for GpuOps {
     type Matrix = Matrix;
     type Vector = DeviceBuffer;
-    type Buffer = Buffer;
-    type Routes = Routes;
     type KvCache = KvCache;
+    type Buffer = Buffer;
+    type ResidualMemory = ResidualMemory;
 
-    fn embed(&mut self, plan: &StepPlan, table: &Matrix, x: &mut Buffer) -> Result<()> {
+    type Residual<'x> = Residual<'x>;
+    type Settled<'x> = Settled<'x>;
+    type Routed<'x, 't> = Routed<'x>;
+    type Normed<'m> = &'m Buffer;
+    type Projected<'m> = &'m Buffer;
+    type Queries<'m> = Queries<'m>;
+    type Attended<'m> = &'m Buffer;
+    type Gated<'m> = &'m Buffer;
+    type Wanted<'m> = &'m Buffer;
+
+    fn embed<'x>(&mut self, plan: &StepPlan, table: &Matrix, x: &'x mut ResidualMemory) -> Result<Residual<'x>> {
+        self.check_plan(plan)?;
         let Kind::Wire(format) = table.kind else {
             return Err(Error::Internal("an embedding that is packed for products".into()));
         };
         let args = EmbedArgs {
             step: self.step,
             table: table.bytes.at(),
-            x: x.at(),
+            x: x.x.at(),
             format: format as i32,
             hidden: self.config.hidden_dim as i32,
         };
         let bytes = plan.rows() * self.config.hidden_dim * (format.bytes() + 4);
         let grid = grids::embed(self.shape.rows);
-        self.timed(Stage::Embed, moved(bytes), |ops| ops.launch("embed", grid, &args))
-    }
-
-    fn norm(&mut self, x: &Buffer, weight: &DeviceBuffer, t: &mut Buffer) -> Result<()> {
-        let (args, cost) = self.norm_args(x, weight, t);
-        let rows = match x.selects_from {
-            Some(_) => self.shape.logits_rows,
-            None => self.shape.rows,
-        };
-        self.timed(Stage::Norm, cost, |ops| {
-            ops.launch("rmsnorm", grids::rmsnorm(rows), &args)
+        self.timed(Stage::Embed, moved(bytes), |ops| ops.launch("embed", grid, &args))?;
+        Ok(Residual {
+            memory: x,
+            outstanding: Outstanding::Nothing,
         })
     }
 
-    fn qkv(&mut self, t: &Buffer, w: &Matrix, bias: &DeviceBuffer, qkv: &mut Buffer) -> Result<()> {
+    fn resume<'x>(&mut self, plan: &StepPlan, x: &'x mut ResidualMemory) -> Result<Residual<'x>> {
+        self.check_plan(plan)?;
+        Ok(Residual {
+            memory: x,
+            outstanding: Outstanding::Nothing,
+        })
+    }
+
+    fn norm<'x, 't>(
+        &mut self,
+        x: Self::Residual<'x>,
+        weight: &DeviceBuffer,
+        t: &'t mut Buffer,
+    ) -> Result<(Settled<'x>, &'t Buffer)> {
+        let Residual { memory, outstanding } = x;
+        let task = NormTask {
+            outstanding,
+            wanted_only: false,
+            for_router: false,
+        };
+        self.queue_norm(memory, weight, t, task)?;
+        Ok((Settled { memory }, t))
+    }
+
+    fn qkv<'m>(&mut self, t: &Buffer, w: &Matrix, bias: &DeviceBuffer, qkv: &'m mut Buffer) -> Result<&'m Buffer> {
         let (rows, out, bias) = (self.rows(), qkv.at(), bias.at());
         let cost = self.product_cost(Product::Qkv, w);
         self.timed(Stage::Qkv, cost, |ops| {
@@ -711,10 +851,17 @@ impl Ops for GpuOps {
                 args.bias = bias;
                 args.out = out;
             })
-        })
+        })?;
+        Ok(qkv)
     }
 
-    fn rope_store(&mut self, plan: &StepPlan, layer: usize, qkv: &mut Buffer, kv: &mut KvCache) -> Result<()> {
+    fn rope_store<'m>(
+        &mut self,
+        plan: &StepPlan,
+        layer: usize,
+        qkv: Self::Projected<'m>,
+        kv: &mut KvCache,
+    ) -> Result<Queries<'m>> {
         let c = &self.config;
         let args = RopeStoreArgs {
             step: self.step,
@@ -735,23 +882,27 @@ impl Ops for GpuOps {
         let grid = grids::rope_store(self.shape.rows);
         self.timed(Stage::RopeStore, moved(bytes), |ops| {
             ops.launch("rope_store", grid, &args)
+        })?;
+        Ok(Queries {
+            at: args.q,
+            layer,
+            _qkv: qkv,
         })
     }
 
-    fn attention(
+    fn attention<'m>(
         &mut self,
         plan: &StepPlan,
-        layer: usize,
-        _qkv: &Buffer,
+        queries: Queries<'_>,
         sinks: &DeviceBuffer,
         kv: &KvCache,
-        out: &mut Buffer,
-    ) -> Result<()> {
-        let c = &self.config;
+        out: &'m mut Buffer,
+    ) -> Result<&'m Buffer> {
+        let (c, layer) = (&self.config, queries.layer);
         let windowed = c.is_windowed(layer);
         let args = AttentionArgs {
             step: self.step,
-            q: self.workspace.q.at(),
+            q: queries.at,
             kv: kv.layer(layer),
             sinks: sinks.at(),
             out: out.at(),
@@ -777,62 +928,66 @@ impl Ops for GpuOps {
                 .into_iter()
                 .flatten()
                 .try_for_each(|(kernel, grid)| ops.launch(kernel, grid, &args))
-        })
+        })?;
+        Ok(out)
     }
 
-    fn attn_out(&mut self, a: &Buffer, w: &Matrix, bias: &DeviceBuffer, x: &mut Buffer) -> Result<()> {
-        let (rows, out, bias) = (self.rows(), x.at(), bias.at());
-        self.routes_next = true;
+    fn attn_out<'x>(
+        &mut self,
+        a: &Buffer,
+        w: &Matrix,
+        bias: &DeviceBuffer,
+        x: Self::Settled<'x>,
+    ) -> Result<Settled<'x>> {
+        let (rows, out, bias) = (self.rows(), x.memory.x.at(), bias.at());
         let cost = self.product_cost(Product::AttnOut, w);
         self.timed(Stage::AttnOut, cost, |ops| {
             ops.gemm(Product::AttnOut, w, a, rows, |args| {
                 args.bias = bias;
                 args.out = out;
             })
-        })
-    }
-
-    fn route(&mut self, t: &Buffer, w: &Matrix, bias: &DeviceBuffer, routes: &mut Routes) -> Result<()> {
-        let (args, cost) = self.route_args(w, bias, routes)?;
-        let input = moved(4 * self.n_rows * self.config.hidden_dim);
-        self.timed(Stage::Router, input + cost, |ops| {
-            ops.launch("route", grids::route(ops.shape.rows, &ops.context.target), &args)
         })?;
-        self.sort_and_gather(t, routes)
+        Ok(x)
     }
 
-    fn norm_route(
+    fn route<'x, 't>(
         &mut self,
-        x: &Buffer,
-        weight: &DeviceBuffer,
-        t: &mut Buffer,
+        x: Self::Settled<'x>,
+        norm: &DeviceBuffer,
         w: &Matrix,
         bias: &DeviceBuffer,
-        routes: &mut Routes,
-    ) -> Result<()> {
+        t: &'t mut Buffer,
+    ) -> Result<Self::Routed<'x, 't>> {
         let Some(grid) = grids::norm_route(self.shape.rows, &self.context.target) else {
-            self.norm(x, weight, t)?;
-            return self.route(t, w, bias, routes);
+            return self.norm_then_route(x, norm, w, bias, t);
         };
-        self.routes_next = false; // the router's input stays in the multiprocessor
-        let (norm, norm_cost) = self.norm_args(x, weight, t);
-        let (route, route_cost) = self.route_args(w, bias, routes)?;
+        let Settled { memory } = x;
+        let in_registers = NormTask {
+            for_router: false, // the router's input stays in the multiprocessor
+            ..FOR_ROUTER
+        };
+        let (norm, norm_cost) = self.norm_args(memory, norm.at(), t, in_registers);
+        let (route, route_cost) = self.route_args(w, bias, &memory.routes)?;
         let alone = self.shape.rows == 1;
         let args = NormRouteArgs {
             norm,
             route,
-            sort: self.sort_args(routes),
-            gather: self.gather_args(t, routes),
+            sort: self.sort_args(&memory.routes),
+            gather: self.gather_args(t, &memory.routes),
             alone: i32::from(alone),
             reserved: 0,
         };
         self.timed(Stage::Router, norm_cost + route_cost, |ops| {
             ops.launch("norm_route", grid, &args)
         })?;
-        if alone { Ok(()) } else { self.sort_and_gather(t, routes) }
+        if !alone {
+            self.sort_and_gather(t, &memory.routes)?;
+        }
+        Ok(Routed { memory })
     }
 
-    fn mlp1(&mut self, _t: &Buffer, routes: &Routes, w: &Matrix, bias: &DeviceBuffer, h: &mut Buffer) -> Result<()> {
+    fn mlp1<'m>(&mut self, x: &Routed<'_>, w: &Matrix, bias: &DeviceBuffer, h: &'m mut Buffer) -> Result<&'m Buffer> {
+        let routes = &x.memory.routes;
         let cost = self.product_cost(Product::Mlp1, w);
         self.timed(Stage::Mlp1, cost, |ops| {
             ops.gemm(Product::Mlp1, w, &routes.gathered, routes.counts.at(), |args| {
@@ -842,10 +997,18 @@ impl Ops for GpuOps {
                 args.tiled_term = h.term as i64;
                 args.tiled_rows = h.rows as i32;
             })
-        })
+        })?;
+        Ok(h)
     }
 
-    fn mlp2(&mut self, h: &Buffer, routes: &Routes, w: &Matrix, bias: &DeviceBuffer, _x: &mut Buffer) -> Result<()> {
+    fn mlp2<'x>(
+        &mut self,
+        h: &Buffer,
+        x: Self::Routed<'x, '_>,
+        w: &Matrix,
+        bias: &DeviceBuffer,
+    ) -> Result<Residual<'x>> {
+        let routes = &x.memory.routes;
         let cost = self.product_cost(Product::Mlp2, w);
         self.timed(Stage::Mlp2, cost, |ops| {
             ops.gemm(Product::Mlp2, w, h, routes.counts.at(), |args| {
@@ -854,18 +1017,46 @@ impl Ops for GpuOps {
                 args.y = routes.y.at();
             })
         })?;
-        self.pending = Some(Pending {
-            y: routes.y.at(),
-            slots: routes.slots.at(),
-            shares: routes.shares.at(),
-        });
-        Ok(())
+        Ok(Residual {
+            memory: x.memory,
+            outstanding: Outstanding::Experts,
+        })
     }
 
-    fn select(&mut self, _plan: &StepPlan, x: &Buffer, selected: &mut Buffer) -> Result<()> {
-        // The norm that follows reads the wanted rows of `x` itself, and adds what the experts gave to them alone.
-        selected.selects_from = Some(x.at());
-        Ok(())
+    fn settle<'x>(&mut self, x: Self::Residual<'x>) -> Result<Settled<'x>> {
+        let Residual { memory, outstanding } = x;
+        if outstanding == Outstanding::Experts {
+            let task = NormTask {
+                outstanding,
+                wanted_only: false,
+                for_router: false,
+            };
+            // The kernel sums and stores as a norm's first half does, and writes no norm.
+            let (args, _) = self.norm_args(memory, DevicePtr::NULL, &memory.x, task);
+            let bytes = 4 + self.sum_bytes(outstanding);
+            let cost = moved(self.n_rows * self.config.hidden_dim * bytes);
+            self.timed(Stage::Norm, cost, |ops| {
+                ops.launch("settle", grids::rmsnorm(ops.shape.rows), &args)
+            })?;
+        }
+        Ok(Settled { memory })
+    }
+
+    fn norm_wanted<'t>(
+        &mut self,
+        _plan: &StepPlan,
+        x: Residual<'_>,
+        weight: &DeviceBuffer,
+        t: &'t mut Buffer,
+    ) -> Result<&'t Buffer> {
+        // The kernel finds the wanted rows in the plan on the device.
+        let task = NormTask {
+            outstanding: x.outstanding,
+            wanted_only: true,
+            for_router: false,
+        };
+        self.queue_norm(x.memory, weight, t, task)?;
+        Ok(t)
     }
 
     fn unembed(&mut self, t: &Buffer, w: &Matrix, want: Want, _output: &mut StepOutput) -> Result<()> {

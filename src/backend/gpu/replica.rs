@@ -10,16 +10,16 @@ use super::driver::DevicePtr;
 use super::kv::{KvCache, block_bytes};
 use super::logits::{Coming, LogitsAt, LogitsPath};
 use super::memory::{DeviceBuffer, Event, Graph};
-use super::ops::{Buffer, GpuOps, Numbers, Routes, Sizes, StepShape, slots};
+use super::ops::{Buffer, GpuOps, Numbers, ResidualMemory, Sizes, StepShape, slots};
 use super::profile::{StepClock, Timeline};
 use super::step::{AttentionShape, Capacity, StepMemory};
 use super::weights::{GpuWeights, Matrix};
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::model::{Activations, ModelConfig, forward};
+use crate::model::{Activations, ModelConfig, Scratch, forward};
 use crate::options::{Options, Precision, StepLimits};
-use crate::profile::{Profile, Roof, StepTimes};
+use crate::profile::{Profile, Roof};
 use crate::replica::{Greedy, KvBlocks, Logits, PackReport, Pointers, Replica, StepOutput, Want};
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
@@ -45,7 +45,7 @@ pub struct GpuReplica {
     collected: Option<(Arc<LogitsPath>, usize)>,
     ops: GpuOps,
     memory: StepMemory,
-    activations: Activations<Buffer, Routes>,
+    activations: Activations<ResidualMemory, Buffer>,
     kv: KvCache,
     weights: GpuWeights,
     events: Vec<Event>,
@@ -236,7 +236,6 @@ impl GpuReplica {
         let Self {
             ops,
             memory,
-            config,
             weights,
             activations,
             kv,
@@ -244,16 +243,8 @@ impl GpuReplica {
         } = self;
         ops.begin(shape, plan, logits);
         ops.upload(&memory.upload_args())?;
-        forward(
-            ops,
-            config,
-            weights,
-            plan,
-            activations,
-            kv,
-            want,
-            &mut StepOutput::default(),
-        )
+        let mut later = StepOutput::default(); // what it gives is read when the step is collected
+        forward(ops, &weights.whole(), plan, activations, kv, want, &mut later)
     }
 
     /// Marks the end of a step, and sends whole rows of logits to the host behind it if they are wanted.
@@ -324,16 +315,16 @@ fn activations(
     config: &ModelConfig,
     numbers: &Numbers,
     rows: usize,
-) -> Result<Activations<Buffer, Routes>> {
+) -> Result<Activations<ResidualMemory, Buffer>> {
     let tiled = |rows, width| Buffer::tiled(context, rows, width, numbers.terms);
     Ok(Activations {
-        x: Buffer::plain(context, rows, config.hidden_dim)?,
-        t: tiled(rows, config.hidden_dim)?,
-        qkv: Buffer::plain(context, rows, config.qkv_dim())?,
-        attention: tiled(rows, config.q_dim())?,
-        routes: Routes::new(context, config, rows, numbers)?,
-        h: tiled(slots(config, rows), config.intermediate_dim)?,
-        selected: Buffer::plain(context, 1, 1)?,
+        x: ResidualMemory::new(context, config, rows, numbers)?,
+        scratch: Scratch {
+            t: tiled(rows, config.hidden_dim)?,
+            qkv: Buffer::plain(context, rows, config.qkv_dim())?,
+            attention: tiled(rows, config.q_dim())?,
+            h: tiled(slots(config, rows), config.intermediate_dim)?,
+        },
     })
 }
 
@@ -464,7 +455,7 @@ impl Replica for GpuReplica {
         self.events.push(done);
         if let Some(timeline) = &mut self.ops.timeline {
             timeline.settle(&self.context.stream)?;
-            let rows = self.activations.routes.rows_by_expert(&self.context.stream)?;
+            let rows = self.activations.x.routes.rows_by_expert(&self.context.stream)?;
             timeline.profile.spread.add(&rows);
         }
         output.greedy.clear();
@@ -497,26 +488,12 @@ impl Replica for GpuReplica {
         self.ops.timeline.as_ref().map(|timeline| &timeline.profile)
     }
 
-    fn time_steps(&mut self) -> Result<()> {
-        self.events = events(&self.context, true)?;
-        self.clock = Some(StepClock::default());
-        Ok(())
-    }
-
-    fn step_times(&self) -> Option<StepTimes> {
-        self.clock.as_ref().map(|clock| clock.times)
-    }
-
-    fn expert_rows(&self) -> Result<Vec<u32>> {
-        self.activations.routes.rows_by_expert(&self.context.stream)
-    }
-
     fn pointers(&self) -> Pointers {
         let address = |at: DevicePtr| at.0 as *mut c_void;
-        let a = &self.activations;
+        let (x, a) = (&self.activations.x.x, &self.activations.scratch);
         let mut state = [null_mut(); 21];
         for (field, at) in [
-            (0, a.x.at()),
+            (0, x.at()),
             (1, a.t.at()),
             (2, a.attention.at()),
             (7, a.h.at()),

@@ -4,14 +4,15 @@
 use super::bounds::{Bounds, Close, F32, HostMatrix, Worst};
 use super::oracle::{self, Reals};
 use getp::backend::gpu::args::{Format, GROUP_ALIGN};
+use getp::backend::gpu::kv::KvCache;
 use getp::backend::gpu::memory::DeviceBuffer;
 use getp::backend::gpu::ops::inspect::Sent;
+use getp::backend::gpu::ops::{Buffer, GpuOps, Residual, ResidualMemory, Routed, Settled};
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::replica::inspect::Parts;
-use getp::backend::gpu::weights::Matrix;
+use getp::backend::gpu::weights::{GpuWeights, Matrix};
 use getp::batch::{Chunk, StepPlan};
 use getp::checkpoint::{Checkpoint, TensorId};
-use getp::model::{LayerWeights, ModelConfig, Rope, Weights};
+use getp::model::{Activations, LayerWeights, ModelConfig, Rope, Scratch, Weights};
 use getp::ops::Ops;
 use getp::replica::{StepOutput, Want};
 
@@ -94,20 +95,25 @@ impl Walk {
     }
 
     pub fn step(&mut self, plan: &StepPlan, want: Want) {
+        let parts = self.replica.begin(plan, want).unwrap();
+        let Activations { x, scratch } = parts.activations;
         let mut step = Step {
-            parts: self.replica.begin(plan, want).unwrap(),
+            ops: parts.ops,
+            device: parts.weights,
+            scratch,
+            kv: parts.kv,
             plan,
             config: &self.config,
             bounds: self.bounds,
             worst: &mut self.worst,
             pending: None,
         };
-        step.embed(&self.weights);
+        let mut x = step.embed(&self.weights, x);
         for (layer, (w, stored)) in self.weights.layers.iter().zip(&mut self.stored).enumerate() {
-            step.attention(layer, w, stored);
-            step.experts(layer, w);
+            let attended = step.attention(layer, w, stored, x);
+            x = step.experts(layer, w, attended);
         }
-        let logits = step.unembed(&self.weights, want);
+        let logits = step.unembed(&self.weights, want, x);
         let found = self.replica.found(plan).unwrap();
         for (row, (greedy, close)) in found.iter().zip(&logits).enumerate() {
             let largest = close
@@ -125,7 +131,10 @@ impl Walk {
 }
 
 struct Step<'a> {
-    parts: Parts<'a>,
+    ops: &'a mut GpuOps,
+    device: &'a GpuWeights,
+    scratch: &'a mut Scratch<Buffer>,
+    kv: &'a mut KvCache,
     plan: &'a StepPlan,
     config: &'a ModelConfig,
     bounds: Bounds,
@@ -138,59 +147,58 @@ impl Step<'_> {
         self.plan.rows()
     }
 
-    fn x(&self) -> Vec<f32> {
-        let a = &self.parts.activations;
-        self.parts.ops.read(&a.x, self.rows(), self.config.hidden_dim).unwrap()
+    fn x(&self, memory: &ResidualMemory) -> Vec<f32> {
+        self.ops.read(&memory.x, self.rows(), self.config.hidden_dim).unwrap()
     }
 
     fn t(&self, rows: usize) -> Vec<f32> {
-        let a = &self.parts.activations;
-        self.parts.ops.read(&a.t, rows, self.config.hidden_dim).unwrap()
+        self.ops.read(&self.scratch.t, rows, self.config.hidden_dim).unwrap()
     }
 
-    fn embed(&mut self, weights: &HostWeights) {
-        let (p, plan) = (&mut self.parts, self.plan);
-        p.ops.spoil(&mut p.activations.x).unwrap();
-        p.ops.embed(plan, &p.weights.embedding, &mut p.activations.x).unwrap();
-        let expected: Vec<f32> = plan
-            .tokens
-            .iter()
+    fn embed<'x>(&mut self, weights: &HostWeights, memory: &'x mut ResidualMemory) -> Residual<'x> {
+        self.ops.spoil(&mut memory.x).unwrap();
+        let mut x = self.ops.embed(self.plan, &self.device.embedding, memory).unwrap();
+        let tokens = self.plan.tokens.iter();
+        let expected: Vec<f32> = tokens
             .flat_map(|&token| weights.embedding.row(token as usize))
             .copied()
             .collect();
-        assert_eq!(self.x(), expected, "embed");
+        assert_eq!(self.x(x.memory()), expected, "embed");
+        x
     }
 
-    /// Norms `x` or, of a step's end, the rows whose logits are wanted.
-    fn norm(&mut self, weight: &DeviceBuffer, host: &[f32], select: Option<&[usize]>) {
-        let h = self.config.hidden_dim;
-        let before = self.x();
-        let p = &mut self.parts;
-        p.ops.spoil(&mut p.activations.t).unwrap();
-        let input = if select.is_some() {
-            &p.activations.selected
-        } else {
-            &p.activations.x
-        };
-        p.ops.norm(input, weight, &mut p.activations.t).unwrap();
-        let all = (0..self.rows()).collect::<Vec<_>>();
-        let rows = select.unwrap_or(&all);
-        let combined: Vec<Vec<Close>> = rows
-            .iter()
-            .map(|&row| self.combined(row, &before[row * h..][..h]))
-            .collect();
-        if select.is_none() {
-            self.worst.check("combine", &self.x(), &combined.concat());
-            self.pending = None;
-        }
-        let normed: Vec<Close> = combined.iter().flat_map(|x| self.normed(x, host)).collect();
-        let stored: Vec<Close> = normed.iter().map(|&t| self.bounds.stored(t)).collect();
+    fn norm<'x>(&mut self, mut x: Residual<'x>, weight: &DeviceBuffer, host: &[f32]) -> Settled<'x> {
+        let combined = self.combined(&self.x(x.memory()));
+        self.ops.spoil(&mut self.scratch.t).unwrap();
+        let (mut x, _) = self.ops.norm(x, weight, &mut self.scratch.t).unwrap();
+        self.settled(x.memory(), &combined);
+        self.check_norm(&combined, host);
+        x
+    }
+
+    /// Checks `x` after what was outstanding has been added.
+    fn settled(&mut self, memory: &ResidualMemory, combined: &[Vec<Close>]) {
+        let x = self.x(memory);
+        self.worst.check("combine", &x, &combined.concat());
+        self.pending = None;
+    }
+
+    /// Checks that `t` has the norms of these rows.
+    fn check_norm(&mut self, rows: &[Vec<Close>], weight: &[f32]) {
+        let normed = rows.iter().flat_map(|x| self.normed(x, weight));
+        let stored: Vec<Close> = normed.map(|t| self.bounds.stored(t)).collect();
         let t = self.t(rows.len());
         self.worst.check("norm", &t, &stored);
     }
 
+    /// Rows with what their experts gave.
+    fn combined(&self, x: &[f32]) -> Vec<Vec<Close>> {
+        let rows = x.chunks_exact(self.config.hidden_dim).enumerate();
+        rows.map(|(row, x)| self.combined_row(row, x)).collect()
+    }
+
     /// A row with what its experts gave.
-    fn combined(&self, row: usize, x: &[f32]) -> Vec<Close> {
+    fn combined_row(&self, row: usize, x: &[f32]) -> Vec<Close> {
         let (h, k) = (self.config.hidden_dim, self.config.experts_per_token);
         let sum = |(i, &x): (usize, &f32)| {
             let x = f64::from(x);
@@ -236,50 +244,51 @@ impl Step<'_> {
         }
     }
 
-    fn attention(&mut self, layer: usize, w: &LayerWeights<HostMatrix, Vec<f32>>, stored: &mut [Stored]) {
-        let (rows, config) = (self.rows(), self.config);
-        let device = &self.parts.weights.layers[layer];
-        self.norm(&device.attn_norm, &w.attn_norm, None);
+    fn attention<'x>(
+        &mut self,
+        layer: usize,
+        w: &LayerWeights<HostMatrix, Vec<f32>>,
+        stored: &mut [Stored],
+        x: Residual<'x>,
+    ) -> Settled<'x> {
+        let (rows, config, plan) = (self.rows(), self.config, self.plan);
+        let device = &self.device.layers[layer];
+        let mut x = self.norm(x, &device.attn_norm, &w.attn_norm);
 
-        let p = &mut self.parts;
-        let a = &mut *p.activations;
-        p.ops.spoil(&mut a.qkv).unwrap();
-        p.ops.qkv(&a.t, &device.qkv, &device.qkv_bias, &mut a.qkv).unwrap();
-        let qkv = p.ops.read(&a.qkv, rows, config.qkv_dim()).unwrap();
         let t = self.t(rows);
+        self.ops.spoil(&mut self.scratch.qkv).unwrap();
+        self.ops
+            .qkv(&self.scratch.t, &device.qkv, &device.qkv_bias, &mut self.scratch.qkv)
+            .unwrap();
+        let qkv = self.ops.read(&self.scratch.qkv, rows, config.qkv_dim()).unwrap();
         self.check_product("qkv", &qkv, &t, &w.qkv, &w.qkv_bias, &[]);
 
-        let (p, plan) = (&mut self.parts, self.plan);
-        let a = &mut *p.activations;
-        p.ops.spoil_workspace().unwrap();
-        p.ops.rope_store(plan, layer, &mut a.qkv, p.kv).unwrap();
-        let queries = self.rotated(layer, &qkv, stored);
-
-        let p = &mut self.parts;
-        let a = &mut *p.activations;
-        p.ops.spoil(&mut a.attention).unwrap();
-        p.ops
-            .attention(plan, layer, &a.qkv, &device.sinks, p.kv, &mut a.attention)
+        self.ops.spoil_workspace().unwrap();
+        self.ops.spoil(&mut self.scratch.attention).unwrap();
+        let queries = self.ops.rope_store(plan, layer, &self.scratch.qkv, self.kv).unwrap();
+        self.ops
+            .attention(plan, queries, &device.sinks, self.kv, &mut self.scratch.attention)
             .unwrap();
-        let out = p.ops.read(&a.attention, rows, config.q_dim()).unwrap();
+        let queries = self.rotated(layer, &qkv, stored);
+        let out = self.ops.read(&self.scratch.attention, rows, config.q_dim()).unwrap();
         self.attended(layer, &queries, stored, &w.sinks, &out);
 
-        let before = self.x();
-        let p = &mut self.parts;
-        let a = &mut *p.activations;
-        p.ops
-            .attn_out(&a.attention, &device.attn_out, &device.attn_out_bias, &mut a.x)
+        let before = self.x(x.memory());
+        let mut x = self
+            .ops
+            .attn_out(&self.scratch.attention, &device.attn_out, &device.attn_out_bias, x)
             .unwrap();
-        let after = self.x();
+        let after = self.x(x.memory());
         self.check_product("attn_out", &after, &out, &w.attn_out, &w.attn_out_bias, &before);
+        x
     }
 
     /// Checks queries, keys and values in the cache; keeps the latter and gives the former, without their factor.
     fn rotated(&mut self, layer: usize, qkv: &[f32], stored: &mut [Stored]) -> Vec<f64> {
         let config = self.config;
         let (d, q_dim, width) = (config.head_dim, config.q_dim(), config.qkv_dim());
-        let queries = self.parts.ops.queries(self.rows()).unwrap();
-        let pages = self.parts.ops.pages(self.parts.kv, layer).unwrap();
+        let queries = self.ops.queries(self.rows()).unwrap();
+        let pages = self.ops.pages(self.kv, layer).unwrap();
         let factor = match self.bounds.numbers.kv {
             Format::F32 => 1.0,
             _ => std::f64::consts::LOG2_E / (d as f64).sqrt(),
@@ -340,38 +349,30 @@ impl Step<'_> {
         }
     }
 
-    fn experts(&mut self, layer: usize, w: &LayerWeights<HostMatrix, Vec<f32>>) {
+    fn experts<'x>(
+        &mut self,
+        layer: usize,
+        w: &LayerWeights<HostMatrix, Vec<f32>>,
+        mut x: Settled<'x>,
+    ) -> Residual<'x> {
         let (rows, config) = (self.rows(), self.config);
         let (h, inner, k) = (config.hidden_dim, config.intermediate_dim, config.experts_per_token);
-        let device = &self.parts.weights.layers[layer];
-        self.norm(&device.ffn_norm, &w.ffn_norm, None);
-        self.router_input(&w.ffn_norm);
-
-        let p = &mut self.parts;
-        let a = &mut *p.activations;
-        p.ops.spoil_routes(&mut a.routes).unwrap();
-        p.ops
-            .route(&a.t, &device.router, &device.router_bias, &mut a.routes)
-            .unwrap();
-        let sent = p.ops.sent(&a.routes, rows).unwrap();
-        self.routed(&sent, &w.router, &w.router_bias);
-        self.sorted(&sent);
-        self.norm_route_at_once(device, &sent);
+        let device = &self.device.layers[layer];
+        let before = self.x(x.memory());
+        let sent = self.routed_one_by_one(device, w, x.memory());
+        let t = self.t(rows);
+        let mut routed = self.routed_at_once(device, x, &sent, &t);
+        assert_eq!(self.x(routed.memory()), before, "a router changes nothing");
 
         let slots = sent.slots.iter().max().map_or(0, |&slot| slot as usize + 1);
-        let p = &mut self.parts;
-        let a = &mut *p.activations;
-        let t = p.ops.read(&a.t, rows, h).unwrap();
-        let gathered = p.ops.gathered(&a.routes, slots).unwrap();
-        p.ops.spoil(&mut a.h).unwrap();
-        p.ops
-            .mlp1(&a.t, &a.routes, &device.mlp1, &device.mlp1_bias, &mut a.h)
-            .unwrap();
-        let units = p.ops.read(&a.h, slots, inner).unwrap();
-        p.ops
-            .mlp2(&a.h, &a.routes, &device.mlp2, &device.mlp2_bias, &mut a.x)
-            .unwrap();
-        let y = p.ops.expert_outputs(&a.routes, slots).unwrap();
+        let gathered = self.ops.gathered(&routed.memory().routes, slots).unwrap();
+        self.ops.spoil(&mut self.scratch.h).unwrap();
+        let (mlp1, bias) = (&device.mlp1, &device.mlp1_bias);
+        self.ops.mlp1(&routed, mlp1, bias, &mut self.scratch.h).unwrap();
+        let units = self.ops.read(&self.scratch.h, slots, inner).unwrap();
+        let (mlp2, bias) = (&device.mlp2, &device.mlp2_bias);
+        let mut x = self.ops.mlp2(&self.scratch.h, routed, mlp2, bias).unwrap();
+        let y = self.ops.expert_outputs(&x.memory().routes, slots).unwrap();
 
         for (pick, (&expert, &slot)) in sent.experts.iter().zip(&sent.slots).enumerate() {
             let (row, expert, slot) = (pick / k, expert as usize, slot as usize);
@@ -386,28 +387,58 @@ impl Step<'_> {
             self.worst.check("mlp2", &y[slot * h..][..h], &expected);
         }
         self.pending = Some(Pending { sent, y });
+        x
     }
 
-    /// The same two operations at once give the same bits.
-    fn norm_route_at_once(&mut self, w: &LayerWeights<Matrix, DeviceBuffer>, sent: &Sent) {
-        let rows = self.rows();
-        let t = self.t(rows);
-        let p = &mut self.parts;
-        let a = &mut *p.activations;
-        p.ops.spoil(&mut a.t).unwrap();
-        p.ops.spoil_routes(&mut a.routes).unwrap();
-        p.ops
-            .norm_route(&a.x, &w.ffn_norm, &mut a.t, &w.router, &w.router_bias, &mut a.routes)
+    /// The norm and the router as kernels of their own.
+    fn routed_one_by_one(
+        &mut self,
+        device: &LayerWeights<Matrix, DeviceBuffer>,
+        w: &LayerWeights<HostMatrix, Vec<f32>>,
+        memory: &mut ResidualMemory,
+    ) -> Sent {
+        let combined = self.combined(&self.x(memory));
+        self.ops.spoil(&mut self.scratch.t).unwrap();
+        self.ops.spoil_routes(&mut memory.routes).unwrap();
+        let x = self.ops.resume(self.plan, memory).unwrap();
+        let x = self.ops.settle(x).unwrap();
+        let (norm, router, bias) = (&device.ffn_norm, &device.router, &device.router_bias);
+        let mut routed = self
+            .ops
+            .norm_then_route(x, norm, router, bias, &mut self.scratch.t)
             .unwrap();
-        assert_eq!(p.ops.sent(&a.routes, rows).unwrap(), *sent);
-        assert_eq!(self.t(rows), t);
+        let sent = self.ops.sent(&routed.memory().routes, self.rows()).unwrap();
+        self.check_norm(&combined, &w.ffn_norm);
+        self.router_input(&w.ffn_norm, routed.memory());
+        self.routed(&sent, &w.router, &w.router_bias);
+        self.sorted(&sent);
+        sent
+    }
+
+    /// As few kernels as do both; they give the same bits.
+    fn routed_at_once<'x>(
+        &mut self,
+        w: &LayerWeights<Matrix, DeviceBuffer>,
+        mut x: Settled<'x>,
+        sent: &Sent,
+        t: &[f32],
+    ) -> Routed<'x> {
+        self.ops.spoil(&mut self.scratch.t).unwrap();
+        self.ops.spoil_routes(&mut x.memory().routes).unwrap();
+        let mut routed = self
+            .ops
+            .route(x, &w.ffn_norm, &w.router, &w.router_bias, &mut self.scratch.t)
+            .unwrap();
+        assert_eq!(self.ops.sent(&routed.memory().routes, self.rows()).unwrap(), *sent);
+        assert_eq!(self.t(self.rows()), t);
+        routed
     }
 
     /// The router's own float32 input.
-    fn router_input(&mut self, weight: &[f32]) {
+    fn router_input(&mut self, weight: &[f32], memory: &ResidualMemory) {
         let h = self.config.hidden_dim;
-        let got = self.parts.ops.router_input(self.rows()).unwrap();
-        let x = self.x();
+        let got = self.ops.router_input(self.rows()).unwrap();
+        let x = self.x(memory);
         for (x, got) in x.chunks_exact(h).zip(got.chunks_exact(h)) {
             let x: Vec<Close> = x.iter().map(|&x| Close::new(x.into(), 0.0)).collect();
             let expected = self.normed(&x, weight);
@@ -417,7 +448,7 @@ impl Step<'_> {
 
     fn routed(&mut self, sent: &Sent, router: &HostMatrix, bias: &[f32]) {
         let (h, k) = (self.config.hidden_dim, self.config.experts_per_token);
-        let t32 = self.parts.ops.router_input(self.rows()).unwrap();
+        let t32 = self.ops.router_input(self.rows()).unwrap();
         for (row, t) in t32.chunks_exact(h).enumerate() {
             let logits = self.bounds.router(router, bias, t);
             let picked: Vec<usize> = sent.experts[row * k..][..k].iter().map(|&e| e as usize).collect();
@@ -462,24 +493,30 @@ impl Step<'_> {
         }
     }
 
-    /// Gives what the logits may be.
-    fn unembed(&mut self, weights: &HostWeights, want: Want) -> Vec<Vec<Close>> {
+    /// Gives what the logits may be. Of every other step `x` is settled before, as where layers end on a device.
+    fn unembed(&mut self, weights: &HostWeights, want: Want, mut x: Residual<'_>) -> Vec<Vec<Close>> {
         let wanted: Vec<usize> = self.plan.logits.iter().map(|wanted| wanted.row).collect();
         let (vocab, h, plan) = (self.config.vocab_size, self.config.hidden_dim, self.plan);
-        let device = self.parts.weights;
-        let a = &mut *self.parts.activations;
-        self.parts.ops.select(plan, &a.x, &mut a.selected).unwrap();
-        self.norm(&device.out_norm, &weights.out_norm, Some(&wanted));
-        let p = &mut self.parts;
-        let t = &p.activations.t;
-        p.ops
-            .unembed(t, &device.unembedding, want, &mut StepOutput::default())
-            .unwrap();
+        let combined = self.combined(&self.x(x.memory()));
+        let rows: Vec<_> = wanted.iter().map(|&row| combined[row].clone()).collect();
+        self.ops.spoil(&mut self.scratch.t).unwrap();
+        let (norm, t) = (&self.device.out_norm, &mut self.scratch.t);
+        if want == Want::Logits {
+            let mut settled = self.ops.settle(x).unwrap();
+            let x = self.ops.resume(plan, settled.memory()).unwrap();
+            self.ops.norm_wanted(plan, x, norm, t).unwrap();
+            self.settled(settled.memory(), &combined);
+        } else {
+            self.ops.norm_wanted(plan, x, norm, t).unwrap();
+        }
+        self.check_norm(&rows, &weights.out_norm);
+        let (t, matrix) = (&self.scratch.t, &self.device.unembedding);
+        self.ops.unembed(t, matrix, want, &mut StepOutput::default()).unwrap();
         let t = self.t(wanted.len());
         let close = |t: &[f32]| self.bounds.product(&weights.unembedding, 0, &[], t);
         let expected: Vec<Vec<Close>> = t.chunks_exact(h).map(close).collect();
         if want == Want::Logits {
-            let logits = self.parts.ops.logits(wanted.len()).unwrap();
+            let logits = self.ops.logits(wanted.len()).unwrap();
             for (got, expected) in logits.chunks_exact(vocab).zip(&expected) {
                 self.worst.check("logits", got, expected);
             }

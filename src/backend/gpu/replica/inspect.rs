@@ -1,10 +1,13 @@
-//! A step whose operations the caller queues one by one: for tests and tools.
+//! A step whose operations the caller queues one by one, times of whole steps, and what experts got: for tests, benches and
+//! tools.
 
-use super::{Activations, Buffer, DEPTH, GpuOps, GpuReplica, KvCache, Numbers, Routes};
+use super::{Activations, Buffer, DEPTH, GpuOps, GpuReplica, KvCache, Numbers, ResidualMemory, StepClock, events};
 use crate::backend::gpu::weights::GpuWeights;
 use crate::batch::StepPlan;
 use crate::error::Result;
-use crate::replica::{Greedy, Want};
+use crate::profile::StepTimes;
+use crate::replica::{Greedy, Replica, Want};
+use std::any::Any;
 
 /// What the operations of a step take.
 pub struct Parts<'a> {
@@ -13,12 +16,39 @@ pub struct Parts<'a> {
     /// The weights.
     pub weights: &'a GpuWeights,
     /// The activations.
-    pub activations: &'a mut Activations<Buffer, Routes>,
+    pub activations: &'a mut Activations<ResidualMemory, Buffer>,
     /// The KV cache.
     pub kv: &'a mut KvCache,
 }
 
 impl GpuReplica {
+    /// The replica, if it is one on a GPU.
+    pub fn of(replica: &dyn Replica) -> Option<&Self> {
+        (replica as &dyn Any).downcast_ref()
+    }
+
+    /// The same, to be changed.
+    pub fn of_mut(replica: &mut dyn Replica) -> Option<&mut Self> {
+        (replica as &mut dyn Any).downcast_mut()
+    }
+
+    /// From now on steps are timed as wholes, which costs little. No step is under way.
+    pub fn time_steps(&mut self) -> Result<()> {
+        self.events = events(&self.context, true)?;
+        self.clock = Some(StepClock::default());
+        Ok(())
+    }
+
+    /// Times of the steps since [`GpuReplica::time_steps`].
+    pub fn step_times(&self) -> Option<StepTimes> {
+        self.clock.as_ref().map(|clock| clock.times)
+    }
+
+    /// Rows of each expert in the layer that ran last. No step is under way.
+    pub fn expert_rows(&self) -> Result<Vec<u32>> {
+        self.activations.x.routes.rows_by_expert(&self.context.stream)
+    }
+
     /// How it computes.
     pub fn numbers(&self) -> Numbers {
         self.numbers
