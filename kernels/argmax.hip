@@ -16,7 +16,7 @@ DEV void take(Best& best, float logit, int index) {
 
 DEV void give_out(const ArgmaxArgs& a, int row, Best best) {
   const unsigned token = best.index == NOTHING ? 0 : best.index;
-  Greedy* host = a.step.header->parity ? a.host[1] : a.host[0];
+  Greedy* host = a.host + (i64)a.step.header->turn * a.best_rows;
   host[row] = Greedy{token, best.logit};
   const int slot = a.step.logits[row].slot;
   if (slot >= 0) a.step.last_tokens[slot] = token;

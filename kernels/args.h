@@ -32,7 +32,7 @@ struct StepHeader {
   int full_items;      // attention work of the rows that decode, full layers
   int window_items;    // the same, windowed layers
   int prefill_tiles;   // attention work of the chunks of several rows
-  int parity;          // which of the two host buffers this step answers into
+  int turn;            // which of the host's buffers this step answers into
   float temperature;   // that rows are drawn at
   float topp;          // the mass of the nucleus; 0: all tokens
   float least;         // a token of less probability is no part of a nucleus, or there may be more than DRAW_TOKENS of them
@@ -86,13 +86,16 @@ struct Step {
 };
 static_assert(sizeof(Step) == 88, "mirrored in args.rs");
 
-// upload: brings the plan from pinned host memory. `host[parity]` starts with an UploadList; parity alternates by itself.
+// upload: brings the plan from pinned host memory, where there are `copies` of it, used in turn by themselves. Each starts
+// with an UploadList.
 struct UploadSection { unsigned from; unsigned to; unsigned bytes; unsigned reserved; };   // multiples of 16
 struct UploadList { unsigned sections; unsigned reserved[3]; UploadSection section[12]; };
 struct UploadArgs {
-  const unsigned char* host[2];
+  const unsigned char* host;     // [copies][copy_bytes]
   unsigned char* device;
-  unsigned* turn;                // two counters, zeros at first: steps so far, blocks of this step that are done
+  unsigned* turn;                // two numbers, zeros at first: the copy to read, blocks of this step that are done
+  unsigned copies;
+  unsigned copy_bytes;
 };
 static_assert(sizeof(UploadArgs) == 32, "mirrored in args.rs");
 
@@ -275,11 +278,11 @@ struct ArgmaxArgs {
   Step step;
   const float* best;             // [candidates][best_rows]; argmax_logits: whole rows [logits_rows][candidates]
   const int* best_index;         // argmax_logits: not read
-  Greedy* host[2];               // pinned, [logits_rows], by parity
+  Greedy* host;                  // pinned, [turns][best_rows]
   int candidates;
   int best_rows;
 };
-static_assert(sizeof(ArgmaxArgs) == 128, "mirrored in args.rs");
+static_assert(sizeof(ArgmaxArgs) == 120, "mirrored in args.rs");
 
 // draw: a token from each row of logits, to the host and to last_tokens; -1 where the host is to draw it, and the largest
 // logit's token stays in last_tokens.
@@ -287,7 +290,8 @@ enum : int { DRAW_TOKENS = 2048 };
 struct DrawArgs {
   Step step;                     // whose last_tokens are those with the rows' largest logits
   const float* logits;           // [logits_rows][vocab]
-  int* host[2];                  // pinned, [logits_rows], by parity
+  int* host;                     // pinned, [turns][host_rows]
+  long long host_rows;
   const unsigned long long* powers;   // [32]: bits of 2^(i / 32) less i << 47
   double* sums;                  // [logits_rows]: of each row's exponentials, for tests; NULL: not wanted
   int vocab;

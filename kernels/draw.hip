@@ -113,7 +113,7 @@ KERNEL(draw, DrawArgs, THREADS, 3, 2) {
   }
   if (TID == 0) {
     if (a.sums) a.sums[BID] = sum;
-    (header.parity ? a.host[1] : a.host[0])[BID] = drawn;
+    a.host[header.turn * a.host_rows + BID] = drawn;
     if (drawn >= 0) a.step.last_tokens[slot] = drawn;
     fence_system();
   }

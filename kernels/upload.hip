@@ -1,7 +1,7 @@
 // upload: brings the step's plan from pinned host memory into the addresses that the step's other kernels know.
 //
-// A graph's kernels have fixed arguments, so this one counts the steps itself (`turn`) and reads the two host buffers in
-// turn. `turn` points to two zeroed counters: the steps so far, and the blocks of this launch that are done. A plan of 100 KB
+// A graph's kernels have fixed arguments, so this one counts the steps itself (`turn`) and reads the host's copies in
+// turn. `turn` points to two zeroed numbers: the copy to read, and the blocks of this launch that are done. A plan of 100 KB
 // is two round trips through PCIe, one for the list and one for all pieces at once, and 2 us at its rate: so pieces of 16
 // bytes are dealt out through all sections, one a thread as long as there are threads.
 //
@@ -40,7 +40,7 @@ KERNEL(upload, UploadArgs, THREADS, 1, 1) {
   after_predecessor();
   let_successor_start();
   const unsigned turn = a.turn[0];
-  const u8* host = turn % 2 ? a.host[1] : a.host[0];
+  const u8* host = a.host + (i64)turn * a.copy_bytes;
   if (TID < LIST_PIECES) ((Piece*)&list)[TID] = load_host(host + TID * 16);
   barrier();
   for (unsigned piece = BID * THREADS + TID; copy_piece(list, piece, host, a.device);) piece += GRID * THREADS;
@@ -48,6 +48,6 @@ KERNEL(upload, UploadArgs, THREADS, 1, 1) {
   // Whoever comes last knows that all blocks have read the turn.
   if (TID == 0 && atomic_add((int*)a.turn + 1, 1) == GRID - 1) {
     a.turn[1] = 0;
-    a.turn[0] = turn + 1;
+    a.turn[0] = turn + 1 == a.copies ? 0 : turn + 1;
   }
 }

@@ -83,7 +83,7 @@ struct Plan {
       last_tokens.push_back(integer(0, vocab - 1));
     }
     std::shuffle(tables.begin(), tables.end(), engine);
-    header.rows = tokens.size(), header.chunks = n_chunks, header.logits_rows = logits.size(), header.parity = integer(0, 1);
+    header.rows = tokens.size(), header.chunks = n_chunks, header.logits_rows = logits.size(), header.turn = integer(0, 2);
     step = {&header, tokens.data(), positions.data(), row_chunk.data(), chunks.data(), tables.data(), logits.data(),
             nullptr, nullptr, nullptr, last_tokens.data()};
   }
@@ -131,9 +131,11 @@ struct Wide {                       // values and how a kernel is given them
 };
 
 void test_upload() {
+  enum { COPY_BYTES = 1 << 16 };
   Buffer<u32> turn(2);
-  turn[0] = integer(0, 5), turn[1] = 0;
-  std::vector<unsigned char> host[2], device(1 << 16, 0xee);
+  const u32 copies = integer(1, 5);
+  turn[0] = integer(0, copies - 1), turn[1] = 0;
+  std::vector<unsigned char> host(copies * COPY_BYTES), device(1 << 16, 0xee);
   for (int step = 0; step < 3; step++) {
     UploadList list{};
     list.sections = integer(1, 12);
@@ -147,14 +149,14 @@ void test_upload() {
     }
     memcpy(bytes.data(), &list, sizeof list);
     const u32 before = turn[0];
-    host[before % 2] = bytes;
-    host[1 - before % 2].assign(bytes.size(), 0);
+    std::fill(host.begin(), host.end(), 0);
+    memcpy(&host[before * COPY_BYTES], bytes.data(), bytes.size());
     std::fill(device.begin(), device.end(), 0xee);
-    LAUNCH(upload, 3, 1024, (UploadArgs{{host[0].data(), host[1].data()}, device.data(), turn.data()}));
+    LAUNCH(upload, 3, 1024, (UploadArgs{host.data(), device.data(), turn.data(), copies, COPY_BYTES}));
     std::vector<unsigned char> want(1 << 16, 0xee);
     for (unsigned i = 0; i < list.sections; i++) memcpy(&want[list.section[i].to], &bytes[list.section[i].from], list.section[i].bytes);
     check(want == device, "upload");
-    check(turn[0] == before + 1 && turn[1] == 0, "upload's turn");
+    check(turn[0] == (before + 1) % copies && turn[1] == 0, "upload's turn");
   }
 }
 
@@ -393,7 +395,7 @@ void test_argmax(int candidates, bool logits_rows) {
   const int rows = (int)plan.logits.size(), best_rows = rows + 3;
   Buffer<float> best(std::max(1, logits_rows ? rows * candidates : candidates * best_rows));
   Buffer<int> index(best.count());
-  Buffer<Greedy> host[2] = {Buffer<Greedy>(rows), Buffer<Greedy>(rows)};
+  Buffer<Greedy> host(3 * best_rows);
   std::vector<int> base(candidates);
   for (int c = 0; c < candidates; c++) base[c] = logits_rows ? c : (c * 7919 + 13) % 100003 + (c ? 0 : 200000);
   std::vector<std::vector<float>> v(rows, std::vector<float>(candidates));
@@ -405,7 +407,7 @@ void test_argmax(int candidates, bool logits_rows) {
       best[at] = v[r][c], index[at] = base[c];
     }
   const auto tokens = plan.last_tokens;
-  ArgmaxArgs a{plan.step, best.data(), logits_rows ? nullptr : index.data(), {host[0].data(), host[1].data()}, candidates, best_rows};
+  ArgmaxArgs a{plan.step, best.data(), logits_rows ? nullptr : index.data(), host.data(), candidates, best_rows};
   if (logits_rows) LAUNCH(argmax_logits, rows + 1, 1024, a);
   else LAUNCH(argmax, rows / 8 + 2, 1024, a);
   for (int r = 0; r < rows; r++) {
@@ -414,11 +416,11 @@ void test_argmax(int candidates, bool logits_rows) {
     for (int c = 0; c < candidates; c++)
       if (v[r][c] > most || (v[r][c] == most && base[c] < token)) most = v[r][c], token = base[c];
     if (token == INT_MAX) token = 0;
-    const Greedy got = host[plan.header.parity][r];
+    const Greedy got = host[plan.header.turn * best_rows + r];
     check((int)got.token == token && got.logit == most, "argmax", r);
     if (plan.logits[r].slot >= 0) check(plan.last_tokens[plan.logits[r].slot] == token, "argmax's last token");
   }
-  check(host[0].whole() && host[1].whole(), "argmax's guards");
+  check(host.whole(), "argmax's guards");
 }
 
 // The sampler's draw written the long way: a stable sort of pairs. Without a nucleus from all tokens; -1 where tokens below
@@ -478,14 +480,15 @@ void test_draw(int vocab, float topp) {
     for (int i = 0; i < vocab; i++) if (row[i] > row[most] || std::isnan(row[most])) most = i;
     if (plan.logits[r].slot >= 0) plan.last_tokens[plan.logits[r].slot] = most;
   }
-  Buffer<int> host[2] = {Buffer<int>(rows), Buffer<int>(rows)};
+  const int host_rows = rows + integer(0, 3);
+  Buffer<int> host(3 * host_rows);
   Buffer<double> sums(rows);
-  LAUNCH(draw, rows + 1, 256, (DrawArgs{plan.step, logits.data(), {host[0].data(), host[1].data()}, powers, sums.data(), vocab, 0}));
+  LAUNCH(draw, rows + 1, 256, (DrawArgs{plan.step, logits.data(), host.data(), host_rows, powers, sums.data(), vocab, 0}));
   int decided = 0, left = 0;
   for (int r = 0; r < rows; r++) {
     const float* row = logits.data() + r * vocab;
     const float max = row[largest[r]] / temperature;
-    const int got = host[plan.header.parity][r], slot = plan.logits[r].slot;
+    const int got = host[plan.header.turn * host_rows + r], slot = plan.logits[r].slot;
     std::vector<float> e(vocab);
     double sum = 0;
     for (int i = 0; i < vocab; i++) e[i] = expf(row[i] / temperature - max), sum += e[i];
@@ -502,7 +505,7 @@ void test_draw(int vocab, float topp) {
   }
   check(decided > 0, "draw's rows that are decided", topp);
   if (topp > 0.999 && vocab > DRAW_TOKENS) check(left > 0, "draw's rows that are left to the host", topp);
-  check(host[0].whole() && host[1].whole() && sums.whole(), "draw's guards");
+  check(host.whole() && sums.whole(), "draw's guards");
 }
 
 void test_range_and_synthesis(int format, int rows, int cols, int members) {

@@ -49,7 +49,7 @@ mirrored! {
     /// Counts of the step under way.
     StepHeader [48] {
         rows: i32, decode_rows: i32, chunks: i32, logits_rows: i32,
-        full_items: i32, window_items: i32, prefill_tiles: i32, parity: i32,
+        full_items: i32, window_items: i32, prefill_tiles: i32, turn: i32,
         temperature: f32, topp: f32, least: f32, reserved: i32,
     }
     /// Consecutive rows of one sequence.
@@ -70,7 +70,7 @@ mirrored! {
     /// What `upload` copies.
     UploadList [208] { sections: u32, reserved: [u32; 3], section: [UploadSection; 12] }
     /// See `upload`.
-    UploadArgs [32] { host: [DevicePtr; 2], device: DevicePtr, turn: DevicePtr }
+    UploadArgs [32] { host: DevicePtr, device: DevicePtr, turn: DevicePtr, copies: u32, copy_bytes: u32 }
     /// See `embed`.
     EmbedArgs [112] { step: Step, table: DevicePtr, x: DevicePtr, format: i32, hidden: i32 }
     /// See `norm`.
@@ -121,12 +121,12 @@ mirrored! {
     /// A row's largest logit as the device writes it.
     Greedy [8] { token: u32, logit: f32 }
     /// See `argmax`.
-    ArgmaxArgs [128] {
-        step: Step, best: DevicePtr, best_index: DevicePtr, host: [DevicePtr; 2], candidates: i32, best_rows: i32,
+    ArgmaxArgs [120] {
+        step: Step, best: DevicePtr, best_index: DevicePtr, host: DevicePtr, candidates: i32, best_rows: i32,
     }
     /// See `draw`.
     DrawArgs [136] {
-        step: Step, logits: DevicePtr, host: [DevicePtr; 2], powers: DevicePtr, sums: DevicePtr, vocab: i32,
+        step: Step, logits: DevicePtr, host: DevicePtr, host_rows: i64, powers: DevicePtr, sums: DevicePtr, vocab: i32,
         reserved: i32,
     }
     /// See `range`.

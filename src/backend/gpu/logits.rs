@@ -1,8 +1,8 @@
 //! Rows of logits, and what the host is told of them.
 //!
-//! A step leaves whole rows in one of two buffers on the device. Where they are to be drawn from, a kernel draws from
+//! A step leaves whole rows on the device, in a buffer of its turn: there is one for each step under way. Where they are to be drawn from, a kernel draws from
 //! most of them and tells the host the tokens, and the host fetches the other rows. Where all are wanted, a
-//! stream of their own copies them to pinned memory while the next step fills the other buffer. The host reads them where
+//! stream of their own copies them to pinned memory while the next step fills another buffer. The host reads them where
 //! they land: [`HostRows`] are lent, and those that nobody holds any more are written to again. Whoever gives them back
 //! before the next step is submitted needs two of them.
 
@@ -15,8 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct LogitsPath {
     // Dropped first, which waits for what is on its way.
     stream: Stream,
-    device: [DeviceBuffer; 2],
-    drawn: [PinnedBuffer; 2],
+    device: Vec<DeviceBuffer>,
+    /// `[turns][rows]`
+    drawn: PinnedBuffer,
     host: Mutex<Vec<Arc<HostRows>>>,
     rows: usize,
     row_bytes: usize,
@@ -60,19 +61,20 @@ impl AsRef<[f32]> for HostRows {
 pub struct LogitsAt {
     /// Whole rows.
     pub rows: DevicePtr,
-    /// The token drawn from each, or -1, in pinned memory, by parity.
-    pub drawn: [DevicePtr; 2],
+    /// The token drawn from each, or -1, in pinned memory `[turns][drawn_rows]`.
+    pub drawn: DevicePtr,
+    /// See [`Self::drawn`].
+    pub drawn_rows: usize,
 }
 
 impl LogitsPath {
-    /// Room for so many rows a step.
-    pub fn new(driver: &SharedDriver, rows: usize, vocab: usize) -> Result<Self> {
-        let bytes = rows * 4 * vocab;
-        let drawn = || PinnedBuffer::zeroed(driver, rows * 4);
+    /// Room for so many rows a step, and so many steps.
+    pub fn new(driver: &SharedDriver, turns: usize, rows: usize, vocab: usize) -> Result<Self> {
+        let buffers = (0..turns).map(|_| DeviceBuffer::new(driver, rows * 4 * vocab));
         Ok(Self {
             stream: Stream::new(driver)?,
-            device: [DeviceBuffer::new(driver, bytes)?, DeviceBuffer::new(driver, bytes)?],
-            drawn: [drawn()?, drawn()?],
+            device: buffers.collect::<Result<_>>()?,
+            drawn: PinnedBuffer::zeroed(driver, turns * rows * 4)?,
             host: Mutex::default(),
             rows,
             row_bytes: 4 * vocab,
@@ -84,49 +86,52 @@ impl LogitsPath {
         self.rows
     }
 
-    /// Where steps of this parity leave them.
-    pub fn at(&self, parity: usize) -> LogitsAt {
+    /// Where steps of this turn leave them.
+    pub fn at(&self, turn: usize) -> LogitsAt {
         LogitsAt {
-            rows: self.device[parity].at(),
-            drawn: self.drawn.each_ref().map(PinnedBuffer::device),
+            rows: self.device[turn].at(),
+            drawn: self.drawn.device(),
+            drawn_rows: self.rows,
         }
     }
 
-    /// What the step of this parity, which is done, has drawn from its first `rows` rows.
-    pub fn drawn(&self, parity: usize, rows: usize) -> impl Iterator<Item = Option<u32>> {
-        // SAFETY: the step that wrote here is done, and the next of its parity has not been submitted.
-        let drawn: &[i32] = bytemuck::cast_slice(unsafe { self.drawn[parity].read() });
-        drawn[..rows].iter().map(|&token| u32::try_from(token).ok())
+    /// What the step of this turn, which is done, has drawn from its first `rows` rows.
+    pub fn drawn(&self, turn: usize, rows: usize) -> impl Iterator<Item = Option<u32>> {
+        // SAFETY: the step that wrote here is done, and the next of its turn has not been submitted.
+        let drawn: &[i32] = bytemuck::cast_slice(unsafe { self.drawn.read() });
+        drawn[turn * self.rows..][..rows]
+            .iter()
+            .map(|&token| u32::try_from(token).ok())
     }
 
-    /// Copies the first `rows` rows of that parity's behind `done`, which marks the end of their step and from now on that
+    /// Copies the first `rows` rows of that turn's behind `done`, which marks the end of their step and from now on that
     /// of the copy.
-    pub fn send(&self, parity: usize, rows: usize, done: Event) -> Result<Coming> {
+    pub fn send(&self, turn: usize, rows: usize, done: Event) -> Result<Coming> {
         let host = self.free_rows(self.rows, rows)?;
         self.stream.driver.wait(self.stream.handle, done.handle)?;
-        self.copy(parity, 0, rows, &host, 0)?;
+        self.copy(turn, 0, rows, &host, 0)?;
         done.record(&self.stream)?;
         Ok(Coming { done, rows: Some(host) })
     }
 
-    /// Copies rows of that parity, whose step is done, one behind the other, and waits for them.
-    pub fn fetch(&self, parity: usize, rows: &[usize]) -> Result<Arc<HostRows>> {
+    /// Copies rows of that turn, whose step is done, one behind the other, and waits for them.
+    pub fn fetch(&self, turn: usize, rows: &[usize]) -> Result<Arc<HostRows>> {
         let host = self.free_rows(rows.len().next_power_of_two(), rows.len())?;
         let mut copies = rows.iter().enumerate();
-        let queued = copies.try_for_each(|(to, &from)| self.copy(parity, from, 1, &host, to));
+        let queued = copies.try_for_each(|(to, &from)| self.copy(turn, from, 1, &host, to));
         // Those queued before one that failed are waited for too.
         self.stream.synchronize()?;
         queued.map(|()| host)
     }
 
     /// Queues the copy of rows from `from` on to the place of row `to` in the host's memory.
-    fn copy(&self, parity: usize, from: usize, rows: usize, host: &HostRows, to: usize) -> Result<()> {
+    fn copy(&self, turn: usize, from: usize, rows: usize, host: &HostRows, to: usize) -> Result<()> {
         if from + rows > self.rows || (to + rows) * self.row_bytes > host.bytes {
             return Err(Error::Internal(format!(
                 "no room for row {from} and {rows} rows of logits"
             )));
         }
-        let from = self.device[parity].at().add(from * self.row_bytes);
+        let from = self.device[turn].at().add(from * self.row_bytes);
         let (driver, bytes) = (&self.stream.driver, rows * self.row_bytes);
         // SAFETY: both have these bytes, as was checked; nobody else has the host's, and the caller keeps it.
         unsafe {

@@ -7,8 +7,8 @@
 pub mod inspect;
 
 use super::args::{
-    ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs, NormRouteArgs,
-    RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, UploadArgs,
+    self, ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs,
+    NormRouteArgs, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, UploadArgs,
 };
 use super::context::{Context, Grid};
 use super::driver::DevicePtr;
@@ -254,7 +254,8 @@ pub struct GpuOps {
     config: ModelConfig,
     numbers: Numbers,
     step: Step,
-    greedy: [PinnedBuffer; 2],
+    /// `[turns][max_logits_rows]`
+    greedy: PinnedBuffer,
     workspace: Workspace,
     max_logits_rows: usize,
     shape: StepShape,
@@ -279,6 +280,8 @@ pub struct Sizes {
     pub positions: usize,
     /// Slots for partial sums of attention.
     pub partial_slots: usize,
+    /// Steps under way, each of which has memory of its own for what it finds.
+    pub turns: usize,
 }
 
 /// Floats of one partial sum of attention: a head group's values, maxima and sums.
@@ -295,14 +298,13 @@ impl GpuOps {
         unembedding: &Matrix,
     ) -> Result<Self> {
         let zeroed = |bytes| DeviceBuffer::zeroed(&context.stream, bytes);
-        let pinned = || PinnedBuffer::zeroed(&context.driver, 8 * sizes.logits_rows);
         let (cos, sin) = angles(config, sizes.positions)?;
         let mut ops = Self {
             context: context.clone(),
             config: config.clone(),
             numbers,
             step,
-            greedy: [pinned()?, pinned()?],
+            greedy: PinnedBuffer::zeroed(&context.driver, 8 * sizes.turns * sizes.logits_rows)?,
             workspace: Workspace {
                 t32: zeroed(4 * sizes.rows * config.hidden_dim)?,
                 q: zeroed(sizes.rows * config.q_dim() * numbers.kv.bytes())?,
@@ -368,9 +370,14 @@ impl GpuOps {
         ))
     }
 
-    /// What the steps of this parity found.
-    pub fn greedy(&self, parity: usize) -> &PinnedBuffer {
-        &self.greedy[parity]
+    /// What the step of this turn found, which has the largest logits of `rows` rows.
+    ///
+    /// # Safety
+    /// The step is done, and the next of its turn has not been submitted.
+    pub unsafe fn greedy(&self, turn: usize, rows: usize) -> &[args::Greedy] {
+        // SAFETY: as our caller vouches.
+        let found: &[args::Greedy] = bytemuck::cast_slice(unsafe { self.greedy.read() });
+        &found[turn * self.max_logits_rows..][..rows]
     }
 
     /// Queues the kernel that fetches the plan.
@@ -546,7 +553,7 @@ impl GpuOps {
             step: self.step,
             best: if product == Product::Logits { logits } else { best },
             best_index: self.workspace.best_index.at(),
-            host: [self.greedy[0].device(), self.greedy[1].device()],
+            host: self.greedy.device(),
             candidates: candidates as i32,
             best_rows: self.max_logits_rows as i32,
         };
@@ -562,6 +569,7 @@ impl GpuOps {
             step: self.step,
             logits: self.logits.rows,
             host: self.logits.drawn,
+            host_rows: self.logits.drawn_rows as i64,
             powers: self.workspace.powers.at(),
             sums: DevicePtr::NULL,
             vocab: self.config.vocab_size as i32,

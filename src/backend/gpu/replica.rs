@@ -41,7 +41,7 @@ pub struct GpuReplica {
     in_flight: VecDeque<InFlight>,
     graphs: HashMap<(StepShape, usize), Graph>,
     logits: Option<Arc<LogitsPath>>,
-    /// Where the rows of the step collected last are, if tokens were drawn from them, and its parity.
+    /// Where the rows of the step collected last are, if tokens were drawn from them, and its turn.
     collected: Option<(Arc<LogitsPath>, usize)>,
     ops: GpuOps,
     memory: StepMemory,
@@ -62,7 +62,7 @@ pub struct GpuReplica {
 
 /// A step under way.
 struct InFlight {
-    parity: usize,
+    turn: usize,
     rows: usize,
     /// Its end, and whole rows, if they are wanted.
     coming: Coming,
@@ -104,13 +104,14 @@ impl GpuReplica {
             processors: context.target.attention_processors(),
             prefill_rows: context.target.prefill_rows(),
         };
-        let memory = StepMemory::new(&context.stream, capacity, attention)?;
+        let memory = StepMemory::new(&context.stream, capacity, attention, DEPTH)?;
         let keys = blocks.full * KV_PAGE + limits.max_batch * config.sliding_window;
         let sizes = Sizes {
             rows,
             logits_rows,
             positions: capacity.positions,
             partial_slots: max_partial_slots(keys, config.n_kv_heads, attention.processors),
+            turns: DEPTH,
         };
         let mut ops = GpuOps::new(&context, config, numbers, memory.step(), sizes, &weights.unembedding)?;
         ops.timeline = options.profile.then(|| Timeline::new(roof));
@@ -163,12 +164,12 @@ impl GpuReplica {
     }
 
     /// Queues a step's kernels, between two events if steps are timed.
-    fn queue_timed(&mut self, plan: &StepPlan, shape: StepShape, want: Want, parity: usize) -> Result<()> {
+    fn queue_timed(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
         let Some(mut clock) = self.clock.take() else {
-            return self.queue(plan, shape, want, parity);
+            return self.queue(plan, shape, want, turn);
         };
         let context = self.context.clone();
-        let queued = clock.time(&context, || self.queue(plan, shape, want, parity));
+        let queued = clock.time(&context, || self.queue(plan, shape, want, turn));
         self.clock = Some(clock);
         queued
     }
@@ -195,42 +196,42 @@ impl GpuReplica {
         want != Want::Greedy || self.weights.unembedding.is_wire()
     }
 
-    /// What the step of this parity, which is done, found.
-    fn greedy_of(&self, parity: usize, rows: usize) -> impl Iterator<Item = Greedy> {
-        // SAFETY: the step that wrote here is done, and the next of its parity has not been submitted.
-        let found: &[args::Greedy] = bytemuck::cast_slice(unsafe { self.ops.greedy(parity).read() });
-        found[..rows].iter().map(|row| Greedy {
+    /// What the step of this turn, which is done, found.
+    fn greedy_of(&self, turn: usize, rows: usize) -> impl Iterator<Item = Greedy> {
+        // SAFETY: the step that wrote here is done, and the next of its turn has not been submitted.
+        let found = unsafe { self.ops.greedy(turn, rows) };
+        found.iter().map(|row| Greedy {
             token: row.token,
             logit: row.logit,
         })
     }
 
     /// Queues a step's kernels: a captured graph of its shape, or one by one where they are timed.
-    fn queue(&mut self, plan: &StepPlan, shape: StepShape, want: Want, parity: usize) -> Result<()> {
+    fn queue(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
         if self.ops.timeline.is_some() {
-            return self.run(plan, shape, want, parity);
+            return self.run(plan, shape, want, turn);
         }
-        // The two halves of the logits' double buffer are two graphs; nothing else depends on the parity.
-        let half = if shape.logits { parity } else { 0 };
-        if !self.graphs.contains_key(&(shape, half)) {
-            self.capture(plan, shape, want, half)?;
+        // Each buffer of logits has a graph of its own; nothing else depends on the turn.
+        let turn = if shape.logits { turn } else { 0 };
+        if !self.graphs.contains_key(&(shape, turn)) {
+            self.capture(plan, shape, want, turn)?;
         }
         // SAFETY: the replica owns all memory its kernels use and waits for the stream before it drops any.
-        unsafe { self.graphs[&(shape, half)].launch(&self.context.stream) }
+        unsafe { self.graphs[&(shape, turn)].launch(&self.context.stream) }
     }
 
-    fn capture(&mut self, plan: &StepPlan, shape: StepShape, want: Want, half: usize) -> Result<()> {
+    fn capture(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
         let context = self.context.clone();
-        let graph = Graph::capture(&context.stream, || self.run(plan, shape, want, half))?;
+        let graph = Graph::capture(&context.stream, || self.run(plan, shape, want, turn))?;
         let more = self.graphs.try_reserve(1);
         more.map_err(|_| memory::lacking::<Graph>(self.graphs.len() + 1, Purpose::Step))?;
-        self.graphs.insert((shape, half), graph);
+        self.graphs.insert((shape, turn), graph);
         Ok(())
     }
 
-    fn run(&mut self, plan: &StepPlan, shape: StepShape, want: Want, parity: usize) -> Result<()> {
+    fn run(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
         let logits = match &self.logits {
-            Some(path) if shape.logits => path.at(parity),
+            Some(path) if shape.logits => path.at(turn),
             _ => LogitsAt::default(),
         };
         let Self {
@@ -248,10 +249,10 @@ impl GpuReplica {
     }
 
     /// Marks the end of a step, and sends whole rows of logits to the host behind it if they are wanted.
-    fn end_step(&mut self, rows: usize, want: Want, parity: usize, done: Event) -> Result<Coming> {
+    fn end_step(&mut self, rows: usize, want: Want, turn: usize, done: Event) -> Result<Coming> {
         done.record(&self.context.stream)?;
         match (want, &self.logits) {
-            (Want::Logits, Some(path)) => path.send(parity, rows, done),
+            (Want::Logits, Some(path)) => path.send(turn, rows, done),
             _ => Ok(Coming::without_rows(done)),
         }
     }
@@ -267,7 +268,7 @@ impl GpuReplica {
         self.graphs.retain(|(shape, _), _| !shape.logits);
         self.logits = None; // a step under way that draws keeps its own
         let rows = rows.next_power_of_two().min(self.capacity.logits_rows);
-        let path = LogitsPath::new(&self.context.driver, rows, self.config.vocab_size)?;
+        let path = LogitsPath::new(&self.context.driver, DEPTH, rows, self.config.vocab_size)?;
         self.logits = Some(Arc::new(path));
         Ok(())
     }
@@ -420,21 +421,21 @@ impl Replica for GpuReplica {
     }
 
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
-        // The step of this parity that is under way still reads what would be written.
+        // The step of this turn that is under way still reads what would be written.
         if self.in_flight.len() == DEPTH {
             return Err(too_many());
         }
-        let parity = self.steps % DEPTH;
+        let turn = self.steps % DEPTH;
         if self.whole_rows(want) {
             self.need_logits(plan.logits.len())?;
         }
-        let header = self.memory.write(plan, parity, want)?;
+        let header = self.memory.write(plan, turn, want)?;
         let shape = self.shape(plan, &header, want);
         let done = self.events.pop().ok_or_else(too_many)?;
-        self.queue_timed(plan, shape, want, parity)?;
-        let coming = self.end_step(plan.logits.len(), want, parity, done)?;
+        self.queue_timed(plan, shape, want, turn)?;
+        let coming = self.end_step(plan.logits.len(), want, turn, done)?;
         self.in_flight.push_back(InFlight {
-            parity,
+            turn,
             rows: plan.logits.len(),
             coming,
             drawn_from: self.logits.clone().filter(|_| shape.draws),
@@ -459,11 +460,7 @@ impl Replica for GpuReplica {
             timeline.profile.spread.add(&rows);
         }
         output.greedy.clear();
-        memory::extend(
-            &mut output.greedy,
-            self.greedy_of(step.parity, step.rows),
-            Purpose::Step,
-        )?;
+        memory::extend(&mut output.greedy, self.greedy_of(step.turn, step.rows), Purpose::Step)?;
         match rows {
             Some(rows) => output.logits = Logits::Lent(rows),
             None => output.logits.clear(),
@@ -471,16 +468,16 @@ impl Replica for GpuReplica {
         output.drawn.clear();
         memory::reserve(&mut output.drawn, step.rows, Purpose::Step)?;
         if let Some(path) = &step.drawn_from {
-            output.drawn.extend(path.drawn(step.parity, step.rows));
+            output.drawn.extend(path.drawn(step.turn, step.rows));
         }
-        self.collected = step.drawn_from.map(|path| (path, step.parity));
+        self.collected = step.drawn_from.map(|path| (path, step.turn));
         Ok(())
     }
 
     fn fetch(&mut self, rows: &[usize], output: &mut StepOutput) -> Result<()> {
         let collected = self.collected.as_ref();
-        let (path, parity) = collected.ok_or_else(|| Error::Internal("the step has left no rows of logits".into()))?;
-        output.logits = Logits::Lent(path.fetch(*parity, rows)?);
+        let (path, turn) = collected.ok_or_else(|| Error::Internal("the step has left no rows of logits".into()))?;
+        output.logits = Logits::Lent(path.fetch(*turn, rows)?);
         Ok(())
     }
 

@@ -1,8 +1,8 @@
 //! The plan of a step on its way to the device: laid out in pinned memory, fetched by the step's first kernel.
 //!
 //! Each part of the plan has a place in device memory that never changes, so that a captured graph serves every step of
-//! its shape. Of each part only what is used travels. There are two host copies in turn, as the host writes the plan of
-//! the next step while the device may still read that of the step before.
+//! its shape. Of each part only what is used travels. There are several host copies in turn, one a step under way, as the
+//! host writes the plan of a step while devices may still read those of the steps before.
 
 use super::args::{ChunkInfo, KV_PAGE, LogitsRowInfo, Step, StepHeader, UploadArgs, UploadList, UploadSection};
 use super::attention_plan::{AttentionItem, PrefillTile, plan_decode, plan_prefill};
@@ -56,7 +56,9 @@ pub struct StepMemory {
     device: DeviceBuffer,
     last_tokens: DeviceBuffer,
     turn: DeviceBuffer,
-    host: [PinnedBuffer; 2],
+    /// Copies of the plan, one a turn, `host_bytes` from each to the next.
+    host: PinnedBuffer,
+    host_bytes: usize,
     places: [usize; SECTIONS],
     /// Reused from step to step.
     scratch: Scratch,
@@ -73,8 +75,8 @@ struct Scratch {
 }
 
 impl StepMemory {
-    /// Memory for steps within `capacity`.
-    pub fn new(stream: &Stream, capacity: Capacity, attention: AttentionShape) -> Result<Self> {
+    /// Memory for steps within `capacity`, `turns` of which may be under way.
+    pub fn new(stream: &Stream, capacity: Capacity, attention: AttentionShape, turns: usize) -> Result<Self> {
         // A decoding row has at most one item for each unit of two pages it has begun.
         let full_items = capacity.pages / 2 + 2 * capacity.sequences;
         let window_items = capacity.sequences * (attention.window / KV_PAGE + 2);
@@ -97,17 +99,14 @@ impl StepMemory {
             place
         });
         let host_bytes = size_of::<UploadList>() + end;
-        let driver = &stream.driver;
         Ok(Self {
             capacity,
             attention,
             device: DeviceBuffer::zeroed(stream, end)?,
             last_tokens: DeviceBuffer::zeroed(stream, 4 * capacity.sequences)?,
             turn: DeviceBuffer::zeroed(stream, 16)?,
-            host: [
-                PinnedBuffer::zeroed(driver, host_bytes)?,
-                PinnedBuffer::zeroed(driver, host_bytes)?,
-            ],
+            host: PinnedBuffer::zeroed(&stream.driver, turns * host_bytes)?,
+            host_bytes,
             places,
             scratch: Scratch::default(),
         })
@@ -134,14 +133,16 @@ impl StepMemory {
     /// What the step's first kernel is told.
     pub fn upload_args(&self) -> UploadArgs {
         UploadArgs {
-            host: [self.host[0].device(), self.host[1].device()],
+            host: self.host.device(),
             device: self.device.at(),
             turn: self.turn.at(),
+            copies: (self.host.bytes() / self.host_bytes) as u32,
+            copy_bytes: self.host_bytes as u32,
         }
     }
 
-    /// Lays out a plan in the host copy of this parity, which the device has fetched the last time it was written.
-    pub fn write(&mut self, plan: &StepPlan, parity: usize, want: Want) -> Result<StepHeader> {
+    /// Lays out a plan in the host copy of this turn, which the device has fetched the last time it was written.
+    pub fn write(&mut self, plan: &StepPlan, turn: usize, want: Want) -> Result<StepHeader> {
         self.check(plan)?;
         self.scratch.fill(plan, &self.attention)?;
         let Self { scratch, places, .. } = self;
@@ -157,7 +158,7 @@ impl StepMemory {
             full_items: scratch.full_items.len() as i32,
             window_items: scratch.window_items.len() as i32,
             prefill_tiles: scratch.prefill_tiles.len() as i32,
-            parity: parity as i32,
+            turn: turn as i32,
             temperature,
             // 0 stands for all that is no nucleus: NaN has no place in the kernel.
             topp: if has_nucleus(topp) { topp } else { 0.0 },
@@ -165,8 +166,9 @@ impl StepMemory {
             reserved: 0,
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
-        let blob = unsafe { self.host[parity].write() };
-        let mut out = Blob::new(blob, places);
+        let copies = unsafe { self.host.write() };
+        let copy = &mut copies[turn * self.host_bytes..][..self.host_bytes];
+        let mut out = Blob::new(copy, places);
         out.section(&[header]);
         out.section(&plan.tokens);
         out.section(&plan.positions);

@@ -57,13 +57,13 @@ impl GpuReplica {
     /// Brings a plan to the device, once all that was queued before is done.
     pub fn begin(&mut self, plan: &StepPlan, want: Want) -> Result<Parts<'_>> {
         self.context.stream.synchronize()?;
-        let parity = self.steps % DEPTH;
+        let turn = self.steps % DEPTH;
         if self.whole_rows(want) {
             self.need_logits(plan.logits.len())?;
         }
-        let header = self.memory.write(plan, parity, want)?;
+        let header = self.memory.write(plan, turn, want)?;
         let shape = self.shape(plan, &header, want);
-        let logits = self.logits.as_ref().map(|path| path.at(parity)).unwrap_or_default();
+        let logits = self.logits.as_ref().map(|path| path.at(turn)).unwrap_or_default();
         self.ops.begin(shape, plan, logits);
         self.ops.upload(&self.memory.upload_args())?;
         self.steps += 1;
