@@ -19,7 +19,7 @@ use crate::replica::{Replica, Want};
 use crate::report::{self, FewLines};
 use crate::requests::Requests;
 use crate::sampler::device_may_draw;
-use crate::scheduler::{Limits, Scheduler, Unfinished};
+use crate::scheduler::{Limits, Scheduler, Unfinished, steps_at_once};
 use crate::tokenizer::Tokenizer;
 use crate::workers::{self, Workers};
 use answers::Answers;
@@ -358,7 +358,9 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
     let max_logits_rows = replica.max_logits_rows();
     let blocks = replica.kv_blocks();
     Limits {
-        max_batch: max_logits_rows.min(step_tokens),
+        max_batch: max_logits_rows
+            .min(step_tokens)
+            .saturating_mul(steps_at_once(replica.depth())),
         step_tokens,
         chunk_tokens: replica.chunk_tokens().min(step_tokens),
         max_logits_rows,

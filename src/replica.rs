@@ -277,7 +277,8 @@ pub trait Replica: Send + Any {
     fn max_positions(&self) -> usize {
         u32::MAX as usize
     }
-    /// Steps that may be under way at once, at least 1. With 1 no plan refers to tokens the device still has.
+    /// Steps that may be under way at once, at least 1. With 1 no plan refers to tokens the device still has. With more
+    /// than 2 all but one of them are computed at once, and have sequences of their own.
     fn depth(&self) -> usize;
     /// Whether it draws tokens itself, and keeps them for plans that refer to them. Where it leaves one to the host it
     /// keeps any other.

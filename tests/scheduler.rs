@@ -109,6 +109,9 @@ struct Device {
     wrong: HashSet<usize>,
     /// Sequences took turns once, so that they may have started in another order.
     took_turns: bool,
+    /// Steps so far, and the one that each running request was in last.
+    steps: usize,
+    last_step: HashMap<usize, usize>,
 }
 
 /// A step under way.
@@ -134,6 +137,8 @@ impl Device {
             started: Vec::new(),
             wrong: HashSet::new(),
             took_turns: false,
+            steps: 0,
+            last_step: HashMap::new(),
         }
     }
 
@@ -216,9 +221,17 @@ impl Device {
     }
 
     /// Requests start in the order they came, every decoding one moves, and prompts are served oldest first. Where
-    /// sequences take turns, a step serves its share of those whose token is known.
+    /// sequences take turns, a step serves its share of those whose token is known, or of those that were in no step
+    /// that is computed at the same time.
     fn check_service(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job], sit_out: &HashSet<usize>) {
-        let take_turns = !self.limits.speculate && self.limits.depth > 1;
+        let speculate = self.limits.speculate;
+        let turns = if speculate {
+            self.limits.depth.max(2) - 1
+        } else {
+            self.limits.depth
+        };
+        let take_turns = turns > 1;
+        self.steps += 1;
         self.took_turns |= take_turns;
         let planned: Vec<_> = plan
             .chunks
@@ -240,7 +253,15 @@ impl Device {
         let mut ready = decoding.clone();
         ready.retain(|request| self.next[request] < jobs[*request].max_positions && !sit_out.contains(request));
         if take_turns {
-            ready.truncate(decoding.len().div_ceil(self.limits.depth));
+            let last_step = |request: &usize| self.last_step.get(request).copied().unwrap_or(0);
+            let others = planned.iter().any(|request| prompts.contains(request));
+            let longest_ago = ready.iter().map(last_step).min().filter(|_| !others).unwrap_or(0);
+            let before = (self.steps + 1).saturating_sub(turns).max(longest_ago + 1);
+            ready.retain(|request| !speculate || last_step(request) < before);
+            ready.truncate(decoding.len().div_ceil(turns));
+        }
+        for &request in &planned {
+            self.last_step.insert(request, self.steps);
         }
         let (first, rest) = planned.split_at(ready.len());
         assert_eq!(first, ready, "every decoding sequence moves");
@@ -252,10 +273,7 @@ impl Device {
                 "oldest first"
             );
             let sampled = plan.logits.iter().filter(|row| row.sample).count();
-            assert!(
-                sampled <= scheduler.running().div_ceil(self.limits.depth),
-                "no more than its share"
-            );
+            assert!(sampled <= scheduler.running().div_ceil(turns), "no more than its share");
         } else {
             assert_eq!(rest, &prompts[..rest.len()], "prompts are served oldest first");
             assert!(!rest.is_empty() || prompts.is_empty(), "the oldest prompt moves");
@@ -524,7 +542,7 @@ fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
         sliding_window,
         has_full_layers: sliding_window == 0 || rng.random_bool(0.8),
         record_all: rng.random_bool(0.3),
-        depth: rng.random_range(1..4),
+        depth: rng.random_range(1..6),
         speculate: rng.random_bool(0.5),
         ignore_end: false,
     }
@@ -882,7 +900,15 @@ fn answers_do_not_depend_on_the_steps_under_way() {
     for_seeds(300, |rng| {
         let limits = random_limits(rng);
         let jobs: Vec<Job> = (0..20).map_while(|_| random_job(rng, &limits)).collect();
-        for (depth, speculate) in [(1, false), (1, true), (2, false), (2, true), (3, true)] {
+        for (depth, speculate) in [
+            (1, false),
+            (1, true),
+            (2, false),
+            (2, true),
+            (3, true),
+            (5, false),
+            (5, true),
+        ] {
             let mut world = World::new(Limits {
                 depth,
                 speculate,
@@ -1053,6 +1079,63 @@ fn halves_take_turns_and_become_even_again() {
     }
     let expected = [(6, 22), (3, 18), (5, 38), (2, 20)].map(|(rows, steps)| vec![rows; steps]);
     assert_eq!(sampled, expected.concat());
+    world.check_answers();
+}
+
+/// Three steps are computed at once: of twelve sequences each step has four, and tokens stay on the device.
+#[test]
+fn sequences_take_turns_where_several_steps_are_computed_at_once() {
+    let mut world = World::new(Limits {
+        max_batch: 12,
+        max_logits_rows: 4,
+        step_tokens: 8,
+        depth: 4,
+        speculate: true,
+        ..plain_limits()
+    });
+    let submit = |world: &mut World, requests: usize, max_positions| {
+        (0..requests).for_each(|_| {
+            world.submit(Job {
+                prompt: vec![1; 2],
+                max_positions,
+                end_every: 0,
+                host_every: 0,
+            });
+        });
+    };
+    // The six that stay longest were not evenly among the three steps, and are one round later.
+    submit(&mut world, 6, 12);
+    submit(&mut world, 6, 40);
+    let mut sampled = Vec::new();
+    loop {
+        while world.under_way.len() < 4 && world.begin() {
+            sampled.push(world.plan.logits.len());
+        }
+        if !world.step() {
+            break;
+        }
+    }
+    let expected = [(4, 33), (2, 1), (3, 1), (1, 1), (2, 81)].map(|(rows, steps)| vec![rows; steps]);
+    assert_eq!(sampled, expected.concat());
+    world.check_answers();
+}
+
+/// Alone, a sequence does not wait for turns that nobody takes: its next step is there before the last one is back.
+#[test]
+fn a_sequence_alone_is_planned_ahead() {
+    let mut world = World::new(Limits {
+        depth: 4,
+        speculate: true,
+        ..plain_limits()
+    });
+    world.submit(Job {
+        prompt: vec![1; 2],
+        max_positions: 30,
+        end_every: 0,
+        host_every: 0,
+    });
+    assert_eq!((0..4).filter(|_| world.begin()).count(), 4);
+    world.run();
     world.check_answers();
 }
 

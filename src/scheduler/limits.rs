@@ -6,17 +6,23 @@ use crate::error::{Error, Result};
 /// The most rows a step may have: far above what fills any device, and its activations still fit one.
 const MAX_STEP_TOKENS: usize = 1 << 20;
 
+/// Steps that a replica of this depth computes at once: the last one under way waits behind them.
+pub fn steps_at_once(depth: usize) -> usize {
+    depth.saturating_sub(1).max(1)
+}
+
 /// The scheduler's limits; they come from the replica, the options and the model.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// The most sequences that run at once.
     pub max_batch: usize,
-    /// The most rows in a step. At least `max_batch`, so that every decoding sequence moves in every step.
+    /// The most rows in a step. At least as many as sequences that take their turn together, so that every decoding one
+    /// moves in every round: `max_batch`, or where `depth` is more than two its share of them.
     pub step_tokens: usize,
     /// The most rows of one sequence in a step. Rings of windowed layers grow with it, so that a value below
     /// `step_tokens` leaves room for more sequences with long prompts.
     pub chunk_tokens: usize,
-    /// The most rows in a step whose logits are wanted. At least `max_batch`, for the same reason.
+    /// The most rows in a step whose logits are wanted. At least as many, for the same reason.
     pub max_logits_rows: usize,
     /// Positions in a block of the KV cache.
     pub block_tokens: usize,
@@ -30,7 +36,8 @@ pub struct Limits {
     pub has_full_layers: bool,
     /// Whether the logits of every row are wanted, for recording.
     pub record_all: bool,
-    /// Steps that may be under way at once, at least 1.
+    /// Steps that may be under way at once, at least 1. Where they are more than two, the device computes all but one of
+    /// them at once, and each has sequences of its own.
     pub depth: usize,
     /// Whether a sequence goes on while only the device knows its last token. If not (the host samples), the
     /// sequences take turns, so that each of `depth` steps has its share. [`super::Scheduler::speculate`] changes it.
@@ -59,11 +66,12 @@ impl Limits {
                 self.depth, self.block_tokens
             ));
         }
-        if self.step_tokens < self.max_batch || self.max_logits_rows < self.max_batch {
+        let together = self.max_batch.div_ceil(steps_at_once(self.depth));
+        if self.step_tokens < together || self.max_logits_rows < together {
             return wrong(format!(
-                "{} sequences at once need as many rows, but a step has {} and {} of them with logits; \
+                "{together} sequences in a step need as many rows, but it has {} and {} of them with logits; \
                  lower GETP_MAX_BATCH or raise GETP_STEP_TOKENS",
-                self.max_batch, self.step_tokens, self.max_logits_rows
+                self.step_tokens, self.max_logits_rows
             ));
         }
         if self.step_tokens > MAX_STEP_TOKENS {
@@ -111,13 +119,18 @@ impl Limits {
         BlockCounts { full, window }
     }
 
+    /// Steps among which the sequences are divided.
+    pub(super) fn turns(&self) -> usize {
+        if self.speculate {
+            steps_at_once(self.depth)
+        } else {
+            self.depth
+        }
+    }
+
     /// Of `sequences` those that one step may take, so that the steps under way have equal shares.
     pub(super) fn share(&self, sequences: usize) -> usize {
-        if self.speculate {
-            sequences
-        } else {
-            sequences.div_ceil(self.depth)
-        }
+        sequences.div_ceil(self.turns())
     }
 
     /// Refuses a sequence that could not run even alone, in words that name the option to change.

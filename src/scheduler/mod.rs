@@ -6,8 +6,8 @@
 //!
 //! A sequence starts only when all blocks it can ever use are free, and keeps them to its end. Nothing is thus ever
 //! preempted, and nobody waits for a block while holding one: there is no deadlock. As [`Limits::check`] asks for a
-//! row and a logits row for each running sequence, every decoding sequence moves in every step, and so does the
-//! oldest one still in its prompt: nobody starves.
+//! row and a logits row for each running sequence whose turn it is, every decoding sequence moves in every round of
+//! turns, and so does the oldest one still in its prompt: nobody starves.
 //!
 //! The scheduler touches no device. The way round is [`Scheduler::plan`], the replica's `submit`,
 //! [`Scheduler::begin`], the replica's `collect`, the sampler, and [`Scheduler::commit`]. A plan leaves no trace before
@@ -24,13 +24,18 @@
 //! - The host samples: sequences with a token to be sampled sit out, and the others go. A step takes at most its
 //!   share of the sequences, so that half of them compute while the other half is sampled. Whoever joins or leaves,
 //!   the halves are even again one round later, because no step takes more than half of all there are.
+//!
+//! With a depth of more than two the device computes `depth - 1` steps at once, one behind the other in stages, and one
+//! more waits. A sequence's next row can begin only when its last one has passed all stages. So its tokens may be on the
+//! device, but the sequences take turns all the same: of the steps computed at once each has sequences of its own. Only
+//! where nobody else has anything to do is a sequence planned before its turn.
 
 mod blocks;
 mod limits;
 mod sequence;
 
 pub use blocks::{BlockCounts, ring_blocks};
-pub use limits::Limits;
+pub use limits::{Limits, steps_at_once};
 
 use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
@@ -75,6 +80,8 @@ pub struct Scheduler {
     free_slots: Vec<usize>,
     /// Steps under way with a row of the slot's sequence, the one that has left included.
     under_way: Vec<usize>,
+    /// Steps begun so far.
+    steps: u64,
     /// Handles in the order in which their sequences started.
     running: Vec<usize>,
     /// Empty, with room for all sequences there are: a device that fails leaves no time to ask for memory.
@@ -93,6 +100,7 @@ impl Scheduler {
             slots: memory::collect((0..slots).map(|_| None), Purpose::Schedule)?,
             free_slots: memory::collect((0..slots).rev(), Purpose::Schedule)?,
             under_way: memory::filled(0, slots, Purpose::Schedule)?,
+            steps: 0,
             running: memory::room(slots, Purpose::Schedule)?,
             unfinished: Vec::new(),
             limits,
@@ -172,17 +180,24 @@ impl Scheduler {
     pub fn plan(&mut self, plan: &mut StepPlan) -> bool {
         self.admit();
         plan.clear();
-        self.plan_decoding(plan);
+        self.plan_decoding(plan, self.last_step_of_turn());
         self.plan_prefill(plan);
+        if plan.rows() == 0
+            && let Some(longest_ago) = self.ready().map(|(_, sequence)| sequence.last_step).min()
+        {
+            self.plan_decoding(plan, longest_ago);
+        }
         plan.rows() > 0
     }
 
     /// Notes that the step planned last is under way; the next plan goes on behind it.
     pub fn begin(&mut self, plan: &StepPlan) {
+        self.steps += 1;
         for chunk in &plan.chunks {
             self.under_way[chunk.sequence] += 1;
             if let Some(sequence) = &mut self.slots[chunk.sequence] {
                 sequence.planned = chunk.first_position + chunk.rows;
+                sequence.last_step = self.steps;
                 sequence.on_device = self.limits.speculate;
             }
         }
@@ -317,14 +332,32 @@ impl Scheduler {
         !self.free_slots.is_empty() && need.full <= self.full.free() && need.window <= self.window.free()
     }
 
-    /// One row for each sequence past its prompt, or for the step's share of them.
-    fn plan_decoding(&self, plan: &mut StepPlan) {
-        let decoding = || self.in_order().filter(|(_, sequence)| sequence.is_decoding());
-        let ready = decoding().filter(|(_, sequence)| self.is_ready(sequence));
-        for (slot, sequence) in ready.take(self.limits.share(decoding().count())) {
+    /// One row for each sequence past its prompt that was in no step behind `last_step`, or for the step's share of them.
+    fn plan_decoding(&self, plan: &mut StepPlan, last_step: u64) {
+        let its_turn = self.ready().filter(|(_, sequence)| sequence.last_step <= last_step);
+        for (slot, sequence) in its_turn.take(self.limits.share(self.decoding().count())) {
             self.plan_chunk(plan, slot, sequence, 1);
         }
         plan.decode_chunks = plan.chunks.len();
+    }
+
+    /// Sequences in steps behind this one are computed at the same time as the step planned next.
+    fn last_step_of_turn(&self) -> u64 {
+        if self.limits.speculate {
+            (self.steps + 1).saturating_sub(self.limits.turns() as u64)
+        } else {
+            self.steps
+        }
+    }
+
+    /// Sequences past their prompt.
+    fn decoding(&self) -> impl Iterator<Item = (usize, &Sequence)> {
+        self.in_order().filter(|(_, sequence)| sequence.is_decoding())
+    }
+
+    /// Those of them that may be planned.
+    fn ready(&self) -> impl Iterator<Item = (usize, &Sequence)> {
+        self.decoding().filter(|(_, sequence)| self.is_ready(sequence))
     }
 
     /// Whether a sequence past its prompt may be planned.

@@ -20,6 +20,8 @@ pub(super) struct Sequence {
     /// The next position to plan: those from `position` on are in steps under way. When it runs, the KV cache holds
     /// all before it.
     pub(super) planned: usize,
+    /// The step it was in last, counted from 1; 0 before the first.
+    pub(super) last_step: u64,
     /// Whether the device finds the token that the last step begun gives, and keeps it.
     pub(super) on_device: bool,
     /// Steps under way, the oldest ones, whose row of this sequence is passed over.
@@ -40,6 +42,7 @@ impl Sequence {
             max_positions,
             position: 0,
             planned: 0,
+            last_step: 0,
             on_device: false,
             wrong_steps: 0,
             full,

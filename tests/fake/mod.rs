@@ -14,7 +14,7 @@ use getp::options::Options;
 use getp::profile::Profile;
 use getp::replica::{Greedy, KvBlocks, PackReport, PackedKind, Pointers, Replica, StepOutput, Want};
 use getp::sampler::{self, request_seed};
-use getp::scheduler::END_TOKENS;
+use getp::scheduler::{END_TOKENS, steps_at_once};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -119,7 +119,7 @@ impl Control {
             calls: 0,
             steps: 0,
             under_way: VecDeque::new(),
-            last_tokens: [0; 8],
+            last_tokens: vec![0; 8 * steps_at_once(self.depth)],
             collected: Vec::new(),
         }))
     }
@@ -136,7 +136,7 @@ struct FakeReplica {
     /// Steps that run when they are collected, as late as can be.
     under_way: VecDeque<(StepPlan, Want)>,
     /// The token found last in each slot.
-    last_tokens: [u32; 8],
+    last_tokens: Vec<u32>,
     /// The rows of the step collected last, if tokens were drawn from them.
     collected: Vec<Vec<f32>>,
 }
