@@ -22,7 +22,7 @@ use getp::options::{Options, Precision, Print};
 use getp::profile::Stage;
 use getp::replica::{Replica, StepOutput, Want};
 use getp::scheduler::Scheduler;
-use getp::simd::Level;
+use getp::simd::{Avx512, Level, Simd};
 use getp::weights::Bytes;
 use half::f16;
 use std::hint::black_box;
@@ -129,14 +129,14 @@ fn machine(args: &Args) {
     let memory = memory();
     let rates = (0..args.repeats.max(5)).map(|_| read_rate(&memory, args.threads()));
     println!("memory read: {:.1} GB/s", median(rates.collect()));
-    if Level::detect() == Level::Avx512 {
+    if let Some(avx512) = Avx512::new() {
         for (name, integer) in [("BF16 dot product", false), ("16-bit integer dot product", true)] {
             let count = 20_000_000_usize;
             let runs = (0..args.repeats).map(|_| {
                 time(|| {
                     std::thread::scope(|scope| {
                         for _ in 0..args.threads() {
-                            scope.spawn(|| black_box(Level::Avx512.run(Dots { count, integer })));
+                            scope.spawn(|| black_box(avx512.vectorize(Dots { count, integer })));
                         }
                     });
                 })
@@ -154,7 +154,7 @@ impl getp::simd::Kernel for Read<'_> {
     type Output = u64;
 
     #[inline(always)]
-    fn run<S: getp::simd::Simd>(self) -> u64 {
+    fn run<S: Simd>(self, _: S) -> u64 {
         let mut out = [0.0_f32; 16];
         // SAFETY: run on a detected level; each load is of sixteen words of a chunk.
         unsafe {
@@ -184,7 +184,7 @@ impl getp::simd::Kernel for Dots {
     type Output = f32;
 
     #[inline(always)]
-    fn run<S: getp::simd::Simd>(self) -> f32 {
+    fn run<S: Simd>(self, _: S) -> f32 {
         let x = [0_u32; 16];
         // SAFETY: run on a detected level whose dot products exist; the pointers are to sixteen elements.
         unsafe {

@@ -479,7 +479,7 @@ impl Kernel for EncodeRows<'_, '_> {
     type Output = Encoded;
 
     #[inline(always)]
-    fn run<S: Simd>(self) -> Encoded {
+    fn run<S: Simd>(self, _: S) -> Encoded {
         let Self {
             source,
             format,

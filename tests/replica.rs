@@ -222,7 +222,11 @@ fn worst_layer_error(config: &ModelConfig, level: Level, rows: usize) -> f64 {
 /// The gate for bfloat16 inputs to the dense products; instruction sets without them multiply float32 by float32 and
 /// are held to the tighter one.
 fn gate(level: Level) -> f64 {
-    if level == Level::Avx512 { 1.5e-2 } else { 3e-3 }
+    if matches!(level, Level::Avx512(_)) {
+        1.5e-2
+    } else {
+        3e-3
+    }
 }
 
 #[test]

@@ -159,11 +159,11 @@ impl Kernel for Keep<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, _: S) {
         let (chunks, tail) = self.values.as_chunks::<LANES>();
         let mut first = self.first;
         for chunk in chunks {
-            // SAFETY: under `Level::run`; a chunk has sixteen values.
+            // SAFETY: under `Kernel::run`; a chunk has sixteen values.
             let mut kept = unsafe { S::at_least(S::load(chunk.as_ptr()), S::splat(self.floor)) };
             if kept.count_ones() <= SPARSE {
                 while kept != 0 {

@@ -6,9 +6,9 @@ use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
 
-/// See the module.
-#[derive(Clone, Copy)]
-pub struct Avx2;
+/// The proof that this machine has the instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx2(());
 
 /// Two registers of eight float32.
 #[derive(Clone, Copy)]
@@ -40,11 +40,11 @@ macro_rules! each {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn enabled<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx2>()
+fn enabled<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+    kernel.run(simd)
 }
 
-// SAFETY: `detect` asks for every feature the methods use.
+// SAFETY: `new` asks for every feature the methods use, and nothing else makes a value.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "each block is a few instructions under the trait's contract"
@@ -57,12 +57,15 @@ unsafe impl Simd for Avx2 {
     type I = U32x16;
     type D = F64x16;
 
-    fn detect() -> bool {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    fn new() -> Option<Self> {
+        let detected =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        detected.then_some(Self(()))
     }
 
-    unsafe fn vectorize<K: Kernel>(kernel: K) -> K::Output {
-        unsafe { enabled(kernel) }
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` proves that the features are there.
+        unsafe { enabled(self, kernel) }
     }
 
     #[inline(always)]

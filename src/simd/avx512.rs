@@ -6,20 +6,20 @@ use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
 
-/// See the module.
-#[derive(Clone, Copy)]
-pub struct Avx512;
+/// The proof that this machine has the instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx512(());
 
 /// Two registers of eight float64.
 #[derive(Clone, Copy)]
 pub struct F64x16(__m512d, __m512d);
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
-fn enabled<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx512>()
+fn enabled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+    kernel.run(simd)
 }
 
-// SAFETY: `detect` asks for every feature the methods use.
+// SAFETY: `new` asks for every feature the methods use, and nothing else makes a value.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "each block is one instruction under the trait's contract"
@@ -32,19 +32,21 @@ unsafe impl Simd for Avx512 {
     type I = __m512i;
     type D = F64x16;
 
-    fn detect() -> bool {
-        is_x86_feature_detected!("avx512f")
+    fn new() -> Option<Self> {
+        let detected = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512bf16")
             && is_x86_feature_detected!("avx512vnni")
             && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
+            && is_x86_feature_detected!("f16c");
+        detected.then_some(Self(()))
     }
 
-    unsafe fn vectorize<K: Kernel>(kernel: K) -> K::Output {
-        unsafe { enabled(kernel) }
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `self` proves that the features are there.
+        unsafe { enabled(self, kernel) }
     }
 
     #[inline(always)]

@@ -3,6 +3,31 @@
 //! Kernels are written once over [`Simd`] and run through [`Simd::vectorize`], whose one `#[target_feature]`
 //! function everything else is inlined into; that is why every method here is `#[inline(always)]`. An instance
 //! holds instructions only, no algorithm: what two instances would share belongs into a kernel.
+//!
+//! A value of an instruction set proves that the machine has it: only detection makes one, and a kernel runs with one.
+//! So safe code cannot reach instructions that are absent.
+//!
+//! ```
+//! # use getp::simd::{Avx512, Kernel, Level, Simd};
+//! # struct Nothing;
+//! # impl Kernel for Nothing {
+//! #     type Output = ();
+//! #     fn run<S: Simd>(self, _: S) {}
+//! # }
+//! if let Some(avx512) = Avx512::new() {
+//!     Level::Avx512(avx512).run(Nothing);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0423
+//! # use getp::simd::{Avx512, Kernel, Level, Simd};
+//! # struct Nothing;
+//! # impl Kernel for Nothing {
+//! #     type Output = ();
+//! #     fn run<S: Simd>(self, _: S) {}
+//! # }
+//! Level::Avx512(Avx512(())).run(Nothing);
+//! ```
 
 mod avx2;
 mod avx512;
@@ -24,15 +49,16 @@ pub const LANES: usize = 16;
 pub trait Kernel {
     /// What it computes.
     type Output;
-    /// Runs it. Implementations are `#[inline(always)]`.
-    fn run<S: Simd>(self) -> Self::Output;
+    /// Runs it on instructions that `simd` proves to be there. Implementations are `#[inline(always)]`.
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// An instruction set.
+/// An instruction set that this machine has: [`Simd::new`] makes a value of it nowhere else.
 ///
 /// # Safety
-/// Every method but `detect` may only be called where [`Simd::detect`] is true, and, to be fast, from inside
-/// [`Simd::vectorize`]. Pointers must be valid for sixteen elements of their type, of any alignment.
+/// Unsafe methods may only be called where there is a value of the type, and, to be fast, from inside
+/// [`Simd::vectorize`]. Pointers must be valid for sixteen elements of their type, of any alignment. Implementations give
+/// out no value on a machine that lacks an instruction of theirs.
 #[allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// The name in the summary line.
@@ -49,10 +75,10 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen float64.
     type D: Copy;
 
-    /// Whether this machine has it.
-    fn detect() -> bool;
+    /// Detects it; `None` where the machine does not have it.
+    fn new() -> Option<Self>;
     /// Runs a kernel with the instruction set enabled.
-    unsafe fn vectorize<K: Kernel>(kernel: K) -> K::Output;
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
 
     /// All lanes `x`.
     unsafe fn splat(x: f32) -> Self::F;
@@ -165,19 +191,19 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     }
 }
 
-/// The widest instruction set this machine has.
+/// An instruction set of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// AVX-512 with BF16 dot products and VNNI.
-    Avx512,
+    Avx512(Avx512),
     /// AVX2 with FMA and F16C.
-    Avx2,
+    Avx2(Avx2),
     /// Any machine.
-    Portable,
+    Portable(Portable),
 }
 
 impl Level {
-    /// Detects it, once.
+    /// The widest one, detected once.
     pub fn detect() -> Self {
         static LEVEL: OnceCell<Level> = OnceCell::new();
         *LEVEL.get_or_init(|| Self::available()[0])
@@ -186,23 +212,33 @@ impl Level {
     /// Every level this machine can run, the widest first.
     pub fn available() -> Vec<Self> {
         let all = [
-            (Level::Avx512, Avx512::detect()),
-            (Level::Avx2, Avx2::detect()),
-            (Level::Portable, true),
+            Avx512::new().map(Self::Avx512),
+            Avx2::new().map(Self::Avx2),
+            Portable::new().map(Self::Portable),
         ];
-        all.into_iter().filter(|l| l.1).map(|l| l.0).collect()
+        all.into_iter().flatten().collect()
+    }
+
+    /// The name in the summary line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Avx512(_) => Avx512::NAME,
+            Self::Avx2(_) => Avx2::NAME,
+            Self::Portable(_) => Portable::NAME,
+        }
+    }
+
+    /// Whether nothing but the machine's base instructions is used.
+    pub fn is_portable(self) -> bool {
+        matches!(self, Self::Portable(_))
     }
 
     /// Runs a kernel on it.
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: a level other than Portable is only made where its instruction set was detected (its
-        // variants are public, but the backend takes them from `detect` and `available`).
-        unsafe {
-            match self {
-                Level::Avx512 => Avx512::vectorize(kernel),
-                Level::Avx2 => Avx2::vectorize(kernel),
-                Level::Portable => Portable::vectorize(kernel),
-            }
+        match self {
+            Self::Avx512(simd) => simd.vectorize(kernel),
+            Self::Avx2(simd) => simd.vectorize(kernel),
+            Self::Portable(simd) => simd.vectorize(kernel),
         }
     }
 }

@@ -7,7 +7,7 @@ use half::f16;
 use std::array::from_fn;
 
 /// See the module.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portable;
 
 // SAFETY: no instruction beyond the target's own is used.
@@ -23,12 +23,12 @@ unsafe impl Simd for Portable {
     type I = [u32; LANES];
     type D = [f64; LANES];
 
-    fn detect() -> bool {
-        true
+    fn new() -> Option<Self> {
+        Some(Self)
     }
 
-    unsafe fn vectorize<K: Kernel>(kernel: K) -> K::Output {
-        kernel.run::<Self>()
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
     }
 
     #[inline(always)]

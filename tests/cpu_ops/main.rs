@@ -22,7 +22,6 @@ mod odd_values;
 
 use getp::backend::cpu::Engine;
 use getp::options::Precision;
-use getp::simd::Level;
 use margins::Margin;
 
 /// Makes a test of each function generic over the cache's element, which runs it on every engine of this machine.
@@ -43,7 +42,7 @@ use on_every_engine;
 /// The eval program's arithmetic as the engine's instruction set has it.
 fn letter(engine: Engine) -> oracle::Letter {
     oracle::Letter {
-        fused: engine.level != Level::Portable,
+        fused: !engine.level.is_portable(),
     }
 }
 

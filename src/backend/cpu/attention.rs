@@ -58,13 +58,13 @@ impl<E: Element> Kernel for Attend<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(mut self) {
+    fn run<S: Simd>(mut self, _: S) {
         let heads = self.sinks.len();
         let first_block = self.positions.start / BLOCK_TOKENS;
         let width = touched(&self.positions);
         let padded_dim = self.head_dim.next_multiple_of(LANES);
         let (scores, sums) = std::mem::take(&mut self.scratch).split_at_mut(heads * width);
-        // SAFETY: under `Level::run`; scores hold `width` positions a head, sums `padded_dim` columns.
+        // SAFETY: under `Kernel::run`; scores hold `width` positions a head, sums `padded_dim` columns.
         unsafe {
             let mut h = 0;
             while h < heads {
@@ -239,7 +239,7 @@ fn softmax_in_f64(scores: &mut [f32], sink: f32) {
 #[inline(always)]
 unsafe fn softmax<S: Simd>(scores: &mut [f32], sink: f32) {
     let max = scores.iter().fold(sink, |m, &s| if s > m { s } else { m });
-    // SAFETY: under `Level::run`; chunks have sixteen elements.
+    // SAFETY: under `Kernel::run`; chunks have sixteen elements.
     unsafe {
         let mut sums = S::splat(0.0);
         let (chunks, tail) = scores.as_chunks_mut::<LANES>();

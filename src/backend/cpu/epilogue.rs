@@ -81,7 +81,7 @@ impl Epilogue for SwiGlu<'_> {
                     y[i] = gates[i] * sigmoid * (ups[i] + 1.0);
                 }
             }
-            // SAFETY: under `Level::run`; the arrays have sixteen elements.
+            // SAFETY: under `Kernel::run`; the arrays have sixteen elements.
             Precision::Fast => unsafe {
                 let gate = S::load(gates.as_ptr());
                 let e = S::exp(S::mul(gate, S::splat(-1.702)));
@@ -131,7 +131,7 @@ impl Epilogue for Combine<'_> {
         let mut agg = [0.0_f32; TILE];
         agg[..n].copy_from_slice(out);
         for half in [0, LANES] {
-            // SAFETY: under `Level::run`; the arrays have two vectors.
+            // SAFETY: under `Kernel::run`; the arrays have two vectors.
             unsafe {
                 let sum = S::fma(
                     S::splat(share),

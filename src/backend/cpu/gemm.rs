@@ -73,8 +73,8 @@ impl Engine {
     /// What the kernels for `format` read.
     pub fn encoding(self, format: Format) -> Encoding {
         match (self.precision, self.level, format) {
-            (Precision::Fast, Level::Avx512, Format::Bf16) => Encoding::Bf16Pairs,
-            (Precision::Fast, Level::Avx512, Format::Mxfp4) => Encoding::I16Pairs,
+            (Precision::Fast, Level::Avx512(_), Format::Bf16) => Encoding::Bf16Pairs,
+            (Precision::Fast, Level::Avx512(_), Format::Mxfp4) => Encoding::I16Pairs,
             _ => Encoding::F32,
         }
     }
@@ -82,8 +82,8 @@ impl Engine {
     /// The largest block; `exact` has two registers for each sum and takes the tile's vectors in turn.
     pub fn max_tokens(self) -> usize {
         match (self.level, self.precision) {
-            (Level::Avx512, Precision::Fast) => MAX_TOKENS,
-            (Level::Avx512, Precision::Exact) => 8,
+            (Level::Avx512(_), Precision::Fast) => MAX_TOKENS,
+            (Level::Avx512(_), Precision::Exact) => 8,
             _ => 2,
         }
     }
@@ -227,7 +227,7 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
     type Output = Result<()>;
 
     #[inline(always)]
-    fn run<S: Simd>(self) -> Result<()> {
+    fn run<S: Simd>(self, simd: S) -> Result<()> {
         let Self {
             engine,
             matrix,
@@ -256,8 +256,7 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
                     args,
                     sums: &mut sums,
                 };
-                // SAFETY: this runs under `Level::run`, so the instruction set is there.
-                unsafe { S::vectorize(product) };
+                simd.vectorize(product);
                 for (t, sums) in sums.iter().enumerate().take(block.tokens) {
                     let input = block.first + t;
                     let at = At {
@@ -266,7 +265,8 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
                         input,
                         row: inputs.rows[input] as usize,
                     };
-                    // SAFETY: as above.
+                    // SAFETY: `simd` proves that the instructions are there, and no other worker has this tile of this
+                    // input.
                     unsafe { epilogue.finish::<S>(&mut state, at, sums) };
                 }
             }

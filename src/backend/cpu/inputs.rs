@@ -152,7 +152,7 @@ impl Kernel for EncodeBlock<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, _: S) {
         let tokens = self.rows.len();
         let row = |t: usize| &self.source[self.rows[t] as usize * self.cols..][..self.cols];
         let mut inverses = [0.0; MAX_TOKENS];

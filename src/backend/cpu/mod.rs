@@ -27,7 +27,7 @@ use crate::model::{Activations, LayerWeights, ModelConfig, Scratch, Weights, for
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::Profile;
 use crate::replica::{KvBlocks, PackReport, Pointers, Replica, StepOutput, Want};
-use crate::simd::{Level, Simd};
+use crate::simd::Level;
 use crate::weights::{Format, NonFinite, Packed, RowMajor, pack};
 use crate::workers::Workers;
 use half::f16;
@@ -109,11 +109,7 @@ pub fn activations(config: &ModelConfig, max_rows: usize) -> Result<Activations<
 
 impl<E: Element> Replica for CpuReplica<E> {
     fn describe(&self) -> String {
-        let name = match self.engine.level {
-            Level::Avx512 => crate::simd::Avx512::NAME,
-            Level::Avx2 => crate::simd::Avx2::NAME,
-            Level::Portable => crate::simd::Portable::NAME,
-        };
+        let name = self.engine.level.name();
         let precision = match self.engine.precision {
             Precision::Exact => "exact",
             Precision::Fast => "fast",

@@ -486,7 +486,7 @@ impl Kernel for Norm<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, _: S) {
         let n = self.x.len();
         let mean = match self.precision {
             Precision::Exact => {
@@ -532,7 +532,7 @@ impl<E: Element> Kernel for RotateStore<'_, E> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, _: S) {
         let d = 2 * self.cos.len();
         let kv_dim = (self.qkv.len() - self.q_dim) / 2;
         let (rotated, values) = self.qkv.split_at_mut(self.q_dim + kv_dim);
@@ -541,7 +541,7 @@ impl<E: Element> Kernel for RotateStore<'_, E> {
         }
         let keys = rotated[self.q_dim..].chunks_exact(d);
         for (head, (key, value)) in keys.zip(values.chunks_exact(d)).enumerate() {
-            // SAFETY: under `Level::run`.
+            // SAFETY: under `Kernel::run`.
             unsafe {
                 self.kv
                     .store::<S, E>(self.layer, self.block, head, self.slot, key, value)

@@ -26,7 +26,7 @@ impl Kernel for Product<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, _: S) {
         macro_rules! by_tokens {
             ($($t:literal)*) => {
                 match self.args.scales.len() {
@@ -274,7 +274,7 @@ impl Kernel for RowNorms<'_> {
     type Output = Sums;
 
     #[inline(always)]
-    fn run<S: Simd>(self) -> Sums {
+    fn run<S: Simd>(self, _: S) -> Sums {
         // SAFETY: `args` holds a tile of this format.
         unsafe {
             match self.format {

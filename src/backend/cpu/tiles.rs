@@ -146,7 +146,7 @@ impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> Kernel for WriteWo
     /// Column groups go in runs short enough for the tile's lines to stay in the first cache while each row adds its
     /// words to them.
     #[inline(always)]
-    fn run<S: Simd>(self) {
+    fn run<S: Simd>(self, _: S) {
         const RUN: usize = 64;
         for (run, tile) in self.tile.chunks_mut(RUN * GROUP_BYTES).enumerate() {
             let from = run * RUN * N;
