@@ -1,21 +1,21 @@
-/* getp: offline batched inference of gpt-oss. Made from src/abi by cbindgen; do not edit.
+/* getp: offline batched inference of gpt-oss. Generated from src/abi by cbindgen; do not edit.
  *
- * A program that has the eval program's structs of its own defines GETP_NO_DRIVER_STRUCTS and declares them before it
- * includes this file:
+ * A program that declares the eval program's structs itself does so before it includes this file, and defines
+ * GETP_NO_DRIVER_STRUCTS:
  *
- *     typedef struct { ... } Transformer;   and so Tokenizer, Sampler, Requests
+ *     typedef struct { ... } Transformer;   likewise Tokenizer, Sampler, Requests
  *     #define GETP_NO_DRIVER_STRUCTS
  *     #include "getp.h"
  *
- * In C++ this file then leaves warm_up, inference and finish to the program too, which declares them without
- * extern "C"; the library exports both names of each.
+ * In C++ this file then does not declare warm_up, inference and finish either: such a program declares them itself,
+ * without extern "C". The library exports them under both their C and their C++ names.
  *
- * A pointer passed in is NULL, which is refused, or points to what its type says, as many as the comment says. A handle
- * is what its open function returned, and not closed yet.
+ * A pointer passed in may be NULL, which is an error unless its comment allows it; else it points to valid objects of
+ * its type, as many as the comment says. A handle comes from its open function and has not been closed.
  *
- * Every function may be called from any thread. One transformer is used by one call at a time, and later callers wait;
- * different ones run side by side. README.md says what a program must not do meanwhile. Nothing ends or aborts the
- * program: a failure is one line on stderr, the value each comment names, and the text behind getp_last_error. */
+ * Every function may be called from any thread. Calls on one transformer run one after another, calls on different ones
+ * concurrently. README.md says what a program must not do meanwhile. No function exits or aborts the program. A failure
+ * is one line on stderr, the return value named in the function's comment, and the text of getp_last_error. */
 
 
 #ifndef GETP_H
@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Sets all fields of *options to their defaults, and its size: that of the program's own struct, so that program and
+/* Sets all fields of *options to their defaults, and its size to the one in this header, so that the program and the
  * library may be of different versions. */
 #define getp_options_init(options) getp_options_init_sized((options), sizeof *(options))
 
@@ -34,25 +34,25 @@
 // A switch of `getp_options` that is off.
 #define GETP_OFF 2
 
-// `getp_options.print`: only answers, each behind its request's number.
+// `getp_options.print`: only answers, each after its request's number.
 #define GETP_ANSWER 3
 
 // `getp_options.precision`: float64 sums in the program's own order.
 #define GETP_EXACT 1
 
-// `getp_options.precision`: what the hardware does best.
+// `getp_options.precision`: the fastest arithmetic within the tolerances that ARCHITECTURE.md states.
 #define GETP_FAST 2
 
-// An open model. What the program and calls on other threads may write to lies behind the pointer alone.
+// An open model.
 typedef struct getp_model getp_model;
 
-// Prompts and answers: the struct, and the memory its pointers point to.
+// Requests read from a file: the program's struct, and the memory that it points to.
 typedef struct getp_requests getp_requests;
 
-// A sampler in the eval program's layout.
+// How tokens are sampled.
 typedef struct getp_sampler getp_sampler;
 
-// An open vocabulary: the struct, and the memory its pointers point to.
+// A vocabulary read from a file: the program's struct, and the memory that it points to.
 typedef struct getp_tokenizer getp_tokenizer;
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
@@ -64,9 +64,9 @@ typedef struct {
   int hidden_dim;
   // Experts in each layer.
   int n_experts;
-  // Experts each token is sent to.
+  // Experts that the router selects for each token.
   int experts_per_token;
-  // Width inside an expert.
+  // Width of an expert's inner activations.
   int intermediate_dim;
   // Layers.
   int n_layers;
@@ -84,19 +84,21 @@ typedef struct {
   float rope_theta;
   // YaRN's scaling factor.
   float rope_scaling_factor;
-  // Width of the windowed layers' attention; 0 if no layer is windowed.
+  // Positions that a sliding-window layer attends to; 0 if there is no such layer.
   int sliding_window;
-  // Clamp of the gated unit's inputs.
+  // Limit that gate and up are clamped to in the experts' SwiGLU.
   float swiglu_limit;
 } Config;
 #endif
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
-// The weights, float32, row-major, outputs before inputs. While the model is warmed up these are addresses
-// in the first replica, in its own formats, or NULL; `finish` puts the program's own back. On a GPU they are
-// the first device's, not for the host to read: of the arrays that have layers those of layer 0; vectors
-// float32, `token_embedding_table` and `w_router` BF16 (float32 where that is not exact) in row-major tiles
-// of 32 rows, the other matrices MXFP4, FP16 or BF16 in the order of the device's matrix cores.
+// The weights, float32, row-major, outputs before inputs.
+//
+// Between `warm_up` and `finish` these are addresses of the first replica's packed weights, not for the program to
+// use; `finish` restores the program's own. On a GPU they are device addresses. For arrays with a layer dimension it
+// is layer 0's. Vectors are float32. `token_embedding_table` and `w_router` are BF16 in row-major tiles of 32 rows on
+// a GPU; the other matrices there are MXFP4, FP16 or BF16 in the layout of the matrix cores. A matrix that no narrower
+// format holds exactly is float32 in row-major tiles of 32 rows.
 typedef struct {
   // `[vocab_size, hidden_dim]`
   float *token_embedding_table;
@@ -134,9 +136,10 @@ typedef struct {
 #endif
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
-// The program's own scratch memory for one token. Never read; while the model is warmed up these are
-// addresses in the first replica, or NULL. On a GPU `x`, `t`, `tb`, `mlp1_out` and `qkv` are the activations
-// of a step on the first device, `key_cache` its KV cache, and the others NULL.
+// The program's scratch memory for one token, which the library does not use.
+//
+// Between `warm_up` and `finish`, `x`, `t`, `tb`, `mlp1_out` and `qkv` are addresses of the first replica's
+// activations, `key_cache` that of its KV cache, and the others NULL. On a GPU they are device addresses.
 typedef struct {
   // `[hidden_dim]`
   float *x;
@@ -184,7 +187,7 @@ typedef struct {
 #endif
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
-// A model. Its address is the handle of everything `warm_up` makes for it.
+// A model. The struct's address is the handle by which `inference` and `finish` find what `warm_up` made.
 typedef struct {
   // The dimensions.
   Config config;
@@ -192,23 +195,23 @@ typedef struct {
   TransformerWeights weights;
   // The scratch memory.
   RunState state;
-  // The program's file descriptor of the mapped checkpoint; only asked how long the file is.
+  // The program's file descriptor of the mapped checkpoint, used only to ask for the file's size.
   int fd;
-  // The program's mapping of the checkpoint, or NULL: weights that begin within it must end within it.
+  // The program's mapping of the checkpoint, or NULL. If the embedding lies in it, all weights must.
   float *data;
-  // Bytes in the program's mapping.
+  // Size of the mapping in bytes.
   ptrdiff_t file_size;
 } Transformer;
 #endif
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
-// An entry of the sorted vocabulary.
+// An entry of `Tokenizer.sorted_vocab`.
 typedef struct {
   // The token's bytes, `[len]`.
   const char *str;
-  // How many.
+  // Number of bytes.
   int len;
-  // The token.
+  // The token's id.
   int id;
 } TokenIndex;
 #endif
@@ -216,19 +219,19 @@ typedef struct {
 #if !defined(GETP_NO_DRIVER_STRUCTS)
 // The vocabulary. Only `vocab`, `lengths`, `scores`, `vocab_size` and `max_token_length` are read.
 typedef struct {
-  // `[vocab_size]` pointers to each token's bytes.
+  // `[vocab_size]`: pointers to the tokens' bytes.
   char **vocab;
-  // `[vocab_size]` numbers of bytes.
+  // `[vocab_size]`: the tokens' lengths in bytes.
   int *lengths;
-  // `[vocab_size]`; special tokens have -1e30.
+  // `[vocab_size]`: -1e30 for special tokens, which encoding never produces.
   float *scores;
   // Tokens in the vocabulary.
   int vocab_size;
-  // Bytes of the longest token.
+  // Length in bytes of the longest token that encoding may produce.
   int max_token_length;
-  // `[vocab_size]`, sorted by bytes, then length.
+  // `[vocab_size]`: sorted by bytes, then by length.
   TokenIndex *sorted_vocab;
-  // The token of each single byte.
+  // The id of each single byte's token.
   int byte_tokens[256];
   // Each byte as a string: `[256, 2]`, byte and NUL.
   unsigned char byte_pieces[512];
@@ -236,69 +239,69 @@ typedef struct {
 #endif
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
-// An entry of the sampler's scratch memory.
+// An entry of `Sampler.probindex`.
 typedef struct {
   // A token's probability.
   float prob;
-  // The token.
+  // The token's id.
   int index;
 } ProbIndex;
 #endif
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
-// How to sample.
+// How tokens are sampled.
 typedef struct {
   // Tokens in the vocabulary.
   int vocab_size;
-  // `[vocab_size]` of scratch memory; never used.
+  // `[vocab_size]`: the program's scratch memory, which the library does not use.
   ProbIndex *probindex;
-  // 0 takes the most likely token.
+  // 0 is greedy decoding.
   float temperature;
-  // The mass of the nucleus; all tokens count unless it lies within (0, 1).
+  // Within (0, 1): top-p (nucleus) sampling. Any other value: all tokens can be sampled.
   float topp;
-  // State of the random numbers. `inference` leaves here what request 0 left.
+  // State of the random number generator. `inference` stores here the state after request 0's last token.
   unsigned long long rng_state;
 } Sampler;
 #endif
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
-// The prompts, and room for the answers.
+// The prompts, and memory for the answers.
 typedef struct {
-  // How many.
+  // Number of requests.
   int num_reqs;
-  // Bytes set aside for each token of a prompt.
+  // Bytes allocated for each position of a prompt.
   int max_token_len;
   // The most positions of a request, prompt and answer.
   int max_seq_len;
-  // `[num_reqs, max_token_len * (max_seq_len + 1)]`: the prompts, filled up with NUL.
+  // `[num_reqs, max_token_len * (max_seq_len + 1)]`: the prompts, padded with NUL.
   char *str_reqs;
   // `[num_reqs, max_seq_len + 1]`: the answers, each ended by -1. `inference` writes them.
   int *tok_gens;
 } Requests;
 #endif
 
-// What a model has done since it was warmed up.
+// Counters of a model since it was warmed up, and its memory.
 typedef struct {
   // Tokens stored in answers.
   uint64_t tokens;
-  // Tokens of the prompts that could be queued.
+  // Prompt tokens of the requests that were accepted.
   uint64_t prompt_tokens;
-  // Steps.
+  // Forward passes over a batch, on all devices.
   uint64_t steps;
-  // Seconds in `inference`.
+  // Seconds in `inference`, tokenization and printing included.
   double seconds;
-  // Bytes of the packed weights.
+  // Bytes of the packed weights on all devices.
   uint64_t packed_bytes;
-  // Bytes of the KV cache.
+  // Bytes of the KV caches of all devices.
   uint64_t kv_bytes;
 } getp_stats_t;
 
-// How to run a model. A field that is 0 or NULL takes its GETP_* variable of the environment, and the default if
-// that is not set. Begin with `getp_options_init`.
+// How to run a model. A field that is 0 or NULL takes the value of its GETP_* environment variable, or the default if
+// that is not set. Call `getp_options_init` before setting fields.
 typedef struct {
   // sizeof(getp_options) as the program knows it, set by `getp_options_init`.
   size_t size;
-  // GETP_EXACT or GETP_FAST; by default the backend chooses (GETP_PRECISION=exact|fast).
+  // GETP_EXACT, the default on the CPU, or GETP_FAST, the default on GPUs (GETP_PRECISION=exact|fast).
   int precision;
   // Worker threads of the CPU backend; by default one a core (GETP_THREADS).
   int threads;
@@ -306,16 +309,17 @@ typedef struct {
   int max_batch;
   // The most tokens in one step; by default 512 on the CPU, 8192 on GPUs (GETP_STEP_TOKENS).
   int step_tokens;
-  // The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
+  // The most memory for a device's KV cache in MiB; by default at most half of free memory, on a GPU nearly all of
+  // it (GETP_KV_MB).
   int kv_mb;
-  // Print the text of each request on stdout: GETP_ON, the default, prompt and answer; GETP_ANSWER, the answer
-  // behind the request's number; GETP_OFF, nothing (GETP_PRINT=0|1|answer).
+  // What to print of each request on stdout. GETP_ON, the default: prompt and answer; GETP_ANSWER: the request's
+  // number and its answer; GETP_OFF: nothing (GETP_PRINT=0|1|answer).
   int print;
   // A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
   int progress;
-  // Time each stage and print a table: GETP_ON or GETP_OFF, the default (GETP_PROFILE=0|1).
+  // Time each kind of kernel and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1).
   int profile;
-  // The path of a file for the logits of every position fed; by default none (GETP_LOGITS).
+  // The path of a file to write the logits of every position to, prompts included; by default none (GETP_LOGITS).
   const char *logits;
   // Where to run: "auto", the default, is every GPU that can be used or else the CPU; "cpu"; "hip" or "cuda", all
   // devices of it or some as in "cuda:0,2" (GETP_DEVICE).
@@ -330,142 +334,148 @@ extern "C" {
 #endif // __cplusplus
 
 #if !(defined(GETP_NO_DRIVER_STRUCTS) && defined(__cplusplus))
-// Packs the transformer's weights and makes room to run it, as the environment's GETP_* variables say or the options
-// it was opened with. Does nothing if it is warmed up already. While it is, `weights` and `state` belong to the
-// library.
+// Packs the transformer's weights for the devices and allocates their KV caches. Options are those given to
+// getp_model_open; for a struct of the program's own they are the GETP_* environment variables. Does nothing if the
+// transformer is warmed up already. From here to `finish` the library owns `weights` and `state`.
 //
-// On failure: one line on stderr and the last error, and the struct is as it was. `inference` then tries again.
+// On failure: one line on stderr and the last error; the struct is unchanged, and `inference` warms up again.
 void warm_up(Transformer *transformer, Tokenizer *tokenizer);
 #endif
 
 #if !(defined(GETP_NO_DRIVER_STRUCTS) && defined(__cplusplus))
-// Answers every request into its own row, warming up first if need be, and returns the number of tokens stored.
-// Prints each request's text on stdout, as GETP_PRINT says. The sampler's random state becomes what request 0 left.
+// Writes each request's answer to its row of `tok_gens` and returns the number of tokens stored. Warms up first if
+// that has not been done. Prints each request's text on stdout, as GETP_PRINT says. `rng_state` of the sampler becomes
+// the state of request 0's random stream after its last token.
 //
-// On failure: one line on stderr and the last error. Rows not answered hold -1 alone, and the tokens of those
-// answered count; if nothing could be done, -1 is returned. A request that cannot be answered by itself (empty, or
-// longer than the steps or than a directory says its model is) gets -1 alone and a line, and is no failure. Rows that
-// another call is writing to are left to it: the call fails.
+// On failure: one line on stderr and the last error. Rows without an answer hold only -1. The return value is the
+// number of tokens in the other rows, or -1 if there are none. The call fails, and leaves the rows alone, if another
+// call is writing to them.
+//
+// A request that cannot be answered does not fail the call: it gets a row of only -1 and a line on stderr. This holds
+// for an empty prompt, a prompt of more than `max_seq_len` tokens, one longer than the context of a model opened from
+// a directory, and for more positions than the KV cache can hold.
 long long inference(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler, Requests *requests);
 #endif
 
 #if !(defined(GETP_NO_DRIVER_STRUCTS) && defined(__cplusplus))
-// Gives everything back and the struct as it was. Does nothing if the transformer is not warmed up. The tokenizer is
-// not looked at.
+// Frees what `warm_up` allocated and restores `weights` and `state`. Does nothing if the transformer is not warmed up.
+// `tokenizer` is not used.
 //
-// On failure, which only a bad pointer or a copy of the struct is: one line on stderr and the last error.
+// Fails only for a bad pointer or a copy of the struct: one line on stderr and the last error.
 void finish(Transformer *transformer, Tokenizer *tokenizer);
 #endif
 
 // The library's version, for example "0.1.0". Never fails.
 const char *getp_version(void);
 
-// What went wrong in the calling thread's latest call of warm_up, inference, finish, getp_stats or an open function,
-// or in an accessor or a close function since; NULL if nothing. One line without its newline. It stays valid until
-// the thread's next call of a function of this library other than this one. NULL too where the thread ends and its
-// thread_local objects are gone, as in functions passed to atexit. Never fails.
+// The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
+// getp_stats and the open functions clear it when they begin; the other functions keep it, and replace it if they
+// fail. The string is valid until the thread calls another function of this library. When a thread ends and its
+// thread_local objects have been destroyed, for example in functions passed to atexit, the result is NULL. Never
+// fails.
 const char *getp_last_error(void);
 
-// Writes what `transformer` has done since it was warmed up to `stats`; returns 0.
+// Writes the statistics of `transformer` to `*stats`; returns 0.
 //
-// On failure, a NULL or a transformer that is not warmed up: one line on stderr and the last error, returns -1, and
-// `stats` is as it was.
+// Fails for a NULL or a transformer that is not warmed up: one line on stderr and the last error, returns -1, and
+// `*stats` is unchanged.
 int getp_stats(const Transformer *transformer, getp_stats_t *stats);
 
 // Opens the model at `path`: a `.bin` file, or a directory with `config.json` and safetensors files. The files must
-// not change while it is open. `options` may be NULL for the environment's and the defaults.
+// not change while the model is open. With `options` NULL all options come from the environment, or are defaults.
 //
 // On failure: one line on stderr and the last error, returns NULL.
 getp_model *getp_model_open(const char *path, const getp_options *options);
 
-// The model as `warm_up`, `inference` and `finish` take it. It belongs to `model` and lives as long. Its weights and
-// state are NULL until `warm_up`, which reads the file.
+// The struct to pass to `warm_up`, `inference` and `finish`. It belongs to `model` and is valid until that is closed.
+// Its weights and state are NULL until `warm_up`, which reads the file.
 //
-// On failure, a NULL: one line on stderr and the last error, returns NULL.
+// Fails for a NULL: one line on stderr and the last error, returns NULL.
 Transformer *getp_model_transformer(getp_model *model);
 
-// Closes a model, finishing it first if it is warmed up. NULL is nothing to close. Using it afterwards, or closing it
-// twice, is an error nobody can notice.
+// Closes a model, and finishes it first if it is warmed up. Does nothing for NULL. Using the model afterwards, or
+// closing it twice, is undefined behaviour.
 //
-// On failure, which only a defect of the library is: one line on stderr and the last error.
+// Fails only by a defect of the library: one line on stderr and the last error.
 void getp_model_close(getp_model *model);
 
-// Sets all fields of `options`, which has `size` bytes, to their defaults, and its size. The header's macro
-// `getp_options_init(options)` calls it with `sizeof *options`, so that a program and a library may be of different
-// versions.
+// Sets `options->size` to `size` and all other fields to their defaults. The macro `getp_options_init(options)` passes
+// `sizeof *options`, the size in the header that the program was compiled with; the library's version may be another.
 //
-// On failure, a NULL or a size that no version of the struct has: one line on stderr and the last error.
+// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error.
 void getp_options_init_sized(getp_options *options, size_t size);
 
-// Reads the prompts at `path`, whose first line is their number and each line behind it a prompt; a request may take
-// `steps` positions, prompt and answer together.
+// Reads a file of prompts: its first line is their number, and each further line is a prompt. `steps` becomes
+// `max_seq_len`, the most positions of a request, prompt and answer together. `tokenizer` is needed only for this
+// call.
 //
 // On failure: one line on stderr and the last error, returns NULL.
 getp_requests *getp_requests_open(const char *path, int steps, const getp_tokenizer *tokenizer);
 
-// The requests as `inference` takes them. They belong to `requests` and live as long.
+// The struct to pass to `inference`. It belongs to `requests` and is valid until those are closed.
 //
-// On failure, a NULL: one line on stderr and the last error, returns NULL.
+// Fails for a NULL: one line on stderr and the last error, returns NULL.
 Requests *getp_requests_get(getp_requests *requests);
 
-// How many requests there are.
+// The number of requests.
 //
-// On failure, a NULL: one line on stderr and the last error, returns -1.
+// Fails for a NULL: one line on stderr and the last error, returns -1.
 int getp_requests_count(const getp_requests *requests);
 
-// The prompt of request `index`, `*length` bytes. It belongs to `requests`.
+// The prompt of request `index`: `*length` bytes, which a NUL need not follow. It belongs to `requests`.
 //
-// On failure, a NULL or an index out of range: one line on stderr and the last error, returns NULL; `*length` is 0 if
-// it can be.
+// Fails for a NULL or an index out of range: one line on stderr and the last error, returns NULL; unless `length`
+// itself is NULL, `*length` is 0.
 const char *getp_requests_prompt(const getp_requests *requests, int index, size_t *length);
 
-// The tokens `inference` has stored for request `index`, `*length` of them; none before it ran. They belong to
-// `requests`.
+// The answer to request `index`: `*length` tokens, none before `inference` has stored them. They belong to `requests`.
 //
-// On failure, a NULL or an index out of range: one line on stderr and the last error, returns NULL; `*length` is 0 if
-// it can be.
+// Fails for a NULL or an index out of range: one line on stderr and the last error, returns NULL; unless `length`
+// itself is NULL, `*length` is 0.
 const int *getp_requests_tokens(const getp_requests *requests, int index, size_t *length);
 
-// Closes requests. NULL is nothing to close.
+// Closes requests. Does nothing for NULL.
 //
-// On failure, which only a defect of the library is: one line on stderr and the last error.
+// Fails only by a defect of the library: one line on stderr and the last error.
 void getp_requests_close(getp_requests *requests);
 
-// Makes a sampler for `model`: temperature 0 takes the most likely token, `topp` within (0, 1) draws from the nucleus,
-// `seed` begins the random numbers.
+// Makes a sampler for `model`. `temperature` 0 is greedy decoding. `topp` within (0, 1) is top-p (nucleus) sampling;
+// with any other value all tokens can be sampled. `seed` is the random number generator's first state.
 //
-// On failure, a NULL: one line on stderr and the last error, returns NULL.
+// Fails for a NULL: one line on stderr and the last error, returns NULL.
 getp_sampler *getp_sampler_open(const getp_model *model, float temperature, float topp, uint64_t seed);
 
-// The sampler as `inference` takes it. It belongs to `sampler` and lives as long.
+// The struct to pass to `inference`. It belongs to `sampler` and is valid until that is closed.
 //
-// On failure, a NULL: one line on stderr and the last error, returns NULL.
+// Fails for a NULL: one line on stderr and the last error, returns NULL.
 Sampler *getp_sampler_get(getp_sampler *sampler);
 
-// Closes a sampler. NULL is nothing to close.
+// Closes a sampler. Does nothing for NULL.
 //
-// On failure, which only a defect of the library is: one line on stderr and the last error.
+// Fails only by a defect of the library: one line on stderr and the last error.
 void getp_sampler_close(getp_sampler *sampler);
 
-// Reads the vocabulary at `path`, a `tokenizer.bin`.
+// Reads a vocabulary in the eval program's format, `tokenizer.bin`.
 //
 // On failure: one line on stderr and the last error, returns NULL.
 getp_tokenizer *getp_tokenizer_open(const char *path);
 
-// The vocabulary as `warm_up`, `inference` and `finish` take it. It belongs to `tokenizer` and lives as long.
+// The struct to pass to `warm_up`, `inference` and `finish`. It belongs to `tokenizer` and is valid until that is
+// closed.
 //
-// On failure, a NULL: one line on stderr and the last error, returns NULL.
+// Fails for a NULL: one line on stderr and the last error, returns NULL.
 Tokenizer *getp_tokenizer_get(getp_tokenizer *tokenizer);
 
-// The bytes to print for token `id`, `*length` of them and no NUL behind them; none for an id outside the
-// vocabulary. They belong to `tokenizer`.
+// The text of token `id`: `*length` bytes without a NUL after them, 0 for an id outside the vocabulary. They belong to
+// `tokenizer`.
 //
-// On failure, a NULL: one line on stderr and the last error, returns NULL; `*length` is 0 if it can be.
+// Fails for a NULL: one line on stderr and the last error, returns NULL; unless `length` itself is NULL, `*length` is
+// 0.
 const char *getp_tokenizer_piece(const getp_tokenizer *tokenizer, int id, size_t *length);
 
-// Closes a vocabulary. NULL is nothing to close.
+// Closes a vocabulary. Does nothing for NULL.
 //
-// On failure, which only a defect of the library is: one line on stderr and the last error.
+// Fails only by a defect of the library: one line on stderr and the last error.
 void getp_tokenizer_close(getp_tokenizer *tokenizer);
 
 #ifdef __cplusplus

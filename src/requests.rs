@@ -117,7 +117,7 @@ impl<'a> Requests<'a> {
     ///
     /// # Safety
     ///
-    /// As [`Extent::view`].
+    /// Same requirements as [`Extent::view`].
     pub unsafe fn from_raw(
         num_reqs: i32,
         max_token_len: i32,
@@ -126,7 +126,7 @@ impl<'a> Requests<'a> {
         tok_gens: *mut i32,
     ) -> Result<Self> {
         let extent = Extent::check(num_reqs, max_token_len, max_seq_len, str_reqs, tok_gens)?;
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         Ok(unsafe { extent.view() })
     }
 

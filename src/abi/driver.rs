@@ -11,24 +11,28 @@ const BACKENDS: Backends<'_> = Backends {
     fallback: &backend::cpu::open,
 };
 
-/// Packs the transformer's weights and makes room to run it, as the environment's GETP_* variables say or the options
-/// it was opened with. Does nothing if it is warmed up already. While it is, `weights` and `state` belong to the
-/// library.
+/// Packs the transformer's weights for the devices and allocates their KV caches. Options are those given to
+/// getp_model_open; for a struct of the program's own they are the GETP_* environment variables. Does nothing if the
+/// transformer is warmed up already. From here to `finish` the library owns `weights` and `state`.
 ///
-/// On failure: one line on stderr and the last error, and the struct is as it was. `inference` then tries again.
+/// On failure: one line on stderr and the last error; the struct is unchanged, and `inference` warms up again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer) {
     // SAFETY: the program passes its own structs, and leaves them alone during the call.
     guard::work((), || unsafe { lifecycle::warm_up(transformer, tokenizer, &BACKENDS) });
 }
 
-/// Answers every request into its own row, warming up first if need be, and returns the number of tokens stored.
-/// Prints each request's text on stdout, as GETP_PRINT says. The sampler's random state becomes what request 0 left.
+/// Writes each request's answer to its row of `tok_gens` and returns the number of tokens stored. Warms up first if
+/// that has not been done. Prints each request's text on stdout, as GETP_PRINT says. `rng_state` of the sampler becomes
+/// the state of request 0's random stream after its last token.
 ///
-/// On failure: one line on stderr and the last error. Rows not answered hold -1 alone, and the tokens of those
-/// answered count; if nothing could be done, -1 is returned. A request that cannot be answered by itself (empty, or
-/// longer than the steps or than a directory says its model is) gets -1 alone and a line, and is no failure. Rows that
-/// another call is writing to are left to it: the call fails.
+/// On failure: one line on stderr and the last error. Rows without an answer hold only -1. The return value is the
+/// number of tokens in the other rows, or -1 if there are none. The call fails, and leaves the rows alone, if another
+/// call is writing to them.
+///
+/// A request that cannot be answered does not fail the call: it gets a row of only -1 and a line on stderr. This holds
+/// for an empty prompt, a prompt of more than `max_seq_len` tokens, one longer than the context of a model opened from
+/// a directory, and for more positions than the KV cache can hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inference(
     transformer: *mut Transformer,
@@ -42,10 +46,10 @@ pub unsafe extern "C" fn inference(
     })
 }
 
-/// Gives everything back and the struct as it was. Does nothing if the transformer is not warmed up. The tokenizer is
-/// not looked at.
+/// Frees what `warm_up` allocated and restores `weights` and `state`. Does nothing if the transformer is not warmed up.
+/// `tokenizer` is not used.
 ///
-/// On failure, which only a bad pointer or a copy of the struct is: one line on stderr and the last error.
+/// Fails only for a bad pointer or a copy of the struct: one line on stderr and the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn finish(transformer: *mut Transformer, tokenizer: *mut Tokenizer) {
     let _ = tokenizer; // the program's signature has it
@@ -53,14 +57,14 @@ pub unsafe extern "C" fn finish(transformer: *mut Transformer, tokenizer: *mut T
     guard::work((), || unsafe { lifecycle::finish(transformer) });
 }
 
-/// [`warm_up`] under the name a C++ program without `extern "C"` looks for; fails as it does.
+/// [`warm_up`] under the mangled name that a C++ declaration without `extern "C"` refers to.
 #[unsafe(export_name = "_Z7warm_upP11TransformerP9Tokenizer")]
 pub unsafe extern "C" fn warm_up_cpp(transformer: *mut Transformer, tokenizer: *mut Tokenizer) {
     // SAFETY: the same contract.
     unsafe { warm_up(transformer, tokenizer) }
 }
 
-/// [`inference`] under the name a C++ program without `extern "C"` looks for; fails as it does.
+/// [`inference`] under the mangled name that a C++ declaration without `extern "C"` refers to.
 #[unsafe(export_name = "_Z9inferenceP11TransformerP9TokenizerP7SamplerP8Requests")]
 pub unsafe extern "C" fn inference_cpp(
     transformer: *mut Transformer,
@@ -72,7 +76,7 @@ pub unsafe extern "C" fn inference_cpp(
     unsafe { inference(transformer, tokenizer, sampler, requests) }
 }
 
-/// [`finish`] under the name a C++ program without `extern "C"` looks for; fails as it does.
+/// [`finish`] under the mangled name that a C++ declaration without `extern "C"` refers to.
 #[unsafe(export_name = "_Z6finishP11TransformerP9Tokenizer")]
 pub unsafe extern "C" fn finish_cpp(transformer: *mut Transformer, tokenizer: *mut Tokenizer) {
     // SAFETY: the same contract.

@@ -1,6 +1,7 @@
-//! What stands round every export: a panic becomes an error, an error one line on stderr and the last error.
+//! The wrapper around the body of every export: a panic becomes an error, and an error becomes one line on stderr and
+//! the last error. Nothing exits or aborts.
 //!
-//! The program's panic hook is left alone, so a panic also prints Rust's own message. Nothing exits or aborts.
+//! The process's panic hook is not replaced, so a panic also prints Rust's own message.
 
 use crate::error::{Error, Result};
 use crate::report;
@@ -11,23 +12,23 @@ use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
-    /// The failure of this thread's latest call that had one.
+    /// What [`getp_last_error`](super::library::getp_last_error) returns on this thread.
     static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
-    /// Whether it has been used, so that the C library knows of it.
+    /// Whether `LAST_ERROR` has been used on this thread, so that its destructor is registered with the C library.
     static USED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs the body of a call that does work. A failure is recorded and gives `failed`; success forgets the failure
-/// of earlier calls.
+/// Runs the body of a call that does work. A failure is recorded, and the result is `failed`. The last error of earlier
+/// calls is cleared first.
 pub fn work<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
     keep(None);
     look(failed, body)
 }
 
-/// Runs the body of a call that only looks something up or gives something back: as [`work`], but success leaves
-/// the last error alone, so that a program may tidy up before it asks what went wrong.
+/// Runs the body of an accessor or a close function. A failure is recorded, and the result is `failed`. Success keeps
+/// the last error of earlier calls, so that a program may close its handles before it asks what went wrong.
 pub fn look<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
-    // What a panic may leave half done is dropped or locked state; every lock's holder copes with that.
+    // `AssertUnwindSafe`: what the body was changing is dropped, or is behind a lock whose users handle poisoning.
     let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::Internal(message(&*panic))));
     result.unwrap_or_else(|error| {
         record(&error);
@@ -49,14 +50,14 @@ pub fn last_error() -> *const c_char {
         .unwrap_or(std::ptr::null())
 }
 
-/// Replaces this thread's last error, where it has one; otherwise stderr alone has the error.
+/// Replaces this thread's last error. Does nothing where the thread-local object cannot be used.
 fn keep(text: Option<CString>) {
     with_last(|last| *last.borrow_mut() = text);
 }
 
-/// Does `work` with this thread's last error. A thread that ends loses its thread-local objects one by one, the last
-/// error among them, while destructors of the others, and functions passed to `atexit`, may still call us: then there
-/// is none. There is none either as long as there is no memory for such an object.
+/// Calls `work` with this thread's last error. Gives `None` where the thread-local object cannot be used: when the
+/// thread ends and the object has been destroyed (destructors of other thread-local objects and functions passed to
+/// `atexit` may still call us), and when there is no memory to register its destructor.
 fn with_last<T>(work: impl FnOnce(&RefCell<Option<CString>>) -> T) -> Option<T> {
     if !USED.get() && !threads::may_have_objects() {
         return None;

@@ -1,25 +1,25 @@
-//! What concerns the library as a whole: its version, the last error, the statistics of a model.
+//! The library's version, the last error, and a model's statistics.
 
 use super::types::Transformer;
 use super::{guard, lifecycle, pointer};
 use crate::replica::Replica;
 use std::ffi::{c_char, c_int};
 
-/// What a model has done since it was warmed up.
+/// Counters of a model since it was warmed up, and its memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
     /// Tokens stored in answers.
     pub tokens: u64,
-    /// Tokens of the prompts that could be queued.
+    /// Prompt tokens of the requests that were accepted.
     pub prompt_tokens: u64,
-    /// Steps.
+    /// Forward passes over a batch, on all devices.
     pub steps: u64,
-    /// Seconds in `inference`.
+    /// Seconds in `inference`, tokenization and printing included.
     pub seconds: f64,
-    /// Bytes of the packed weights.
+    /// Bytes of the packed weights on all devices.
     pub packed_bytes: u64,
-    /// Bytes of the KV cache.
+    /// Bytes of the KV caches of all devices.
     pub kv_bytes: u64,
 }
 
@@ -29,19 +29,20 @@ pub extern "C" fn getp_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// What went wrong in the calling thread's latest call of warm_up, inference, finish, getp_stats or an open function,
-/// or in an accessor or a close function since; NULL if nothing. One line without its newline. It stays valid until
-/// the thread's next call of a function of this library other than this one. NULL too where the thread ends and its
-/// thread_local objects are gone, as in functions passed to atexit. Never fails.
+/// The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
+/// getp_stats and the open functions clear it when they begin; the other functions keep it, and replace it if they
+/// fail. The string is valid until the thread calls another function of this library. When a thread ends and its
+/// thread_local objects have been destroyed, for example in functions passed to atexit, the result is NULL. Never
+/// fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn getp_last_error() -> *const c_char {
     guard::last_error()
 }
 
-/// Writes what `transformer` has done since it was warmed up to `stats`; returns 0.
+/// Writes the statistics of `transformer` to `*stats`; returns 0.
 ///
-/// On failure, a NULL or a transformer that is not warmed up: one line on stderr and the last error, returns -1, and
-/// `stats` is as it was.
+/// Fails for a NULL or a transformer that is not warmed up: one line on stderr and the last error, returns -1, and
+/// `*stats` is unchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_stats(transformer: *const Transformer, stats: *mut Stats) -> c_int {
     guard::work(-1, || {

@@ -1,5 +1,5 @@
-//! warm_up, inference and finish on the program's structs: checks, then [`crate::engine`], then what the program
-//! gets to see. Generic over where the replica comes from, so that tests bring their own.
+//! warm_up, inference and finish on the program's structs: checks the arguments, calls [`crate::engine`], and writes
+//! the results back. The functions that open replicas are parameters, so that tests can pass their own.
 
 use super::registry::{self, Original, Restored, Slot, Source};
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
@@ -14,11 +14,11 @@ use crate::report;
 use crate::requests::{self, Extent};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where replicas come from: the backends, or a test's own.
+/// The functions that open replicas: the backends', or a test's.
 pub struct Backends<'a> {
     /// Opens a replica on each device there is.
     pub open: OpenReplicas<'a>,
-    /// Opens the replica that stands in when all of these have failed.
+    /// Opens one replica after all others have failed.
     pub fallback: OpenFallback<'a>,
 }
 
@@ -29,32 +29,33 @@ pub type OpenFallback<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box
 pub struct Warm {
     engine: Engine,
     vocabulary: Vocabulary,
-    /// Where the weights come from, if not from the program's struct.
+    /// The checkpoint and options given to `getp_model_open`; `None` for a struct of the program's own.
     source: Option<Source>,
 }
 
-/// Warms a transformer up. Does nothing if it is.
+/// Warms a transformer up. Does nothing if it is warmed up already.
 ///
 /// # Safety
 ///
 /// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call.
 pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, backends: &Backends<'_>) -> Result<()> {
     pointer::check(transformer, "transformer")?;
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
     registry::with(transformer, |slot| {
-        // SAFETY: checked above, and as our caller vouches.
+        // SAFETY: checked above, and guaranteed by our caller.
         unsafe { ensure_warm(slot, transformer, tokenizer, backends.open) }.map(drop)
     })
 }
 
-/// Answers requests; gives the number of tokens stored. Every row is well formed from the first moment at which the
-/// buffers are known to be usable. Rows that another call is writing to are refused and left alone.
+/// Answers requests; gives the number of tokens stored. As soon as the request buffers are checked, each row is ended
+/// with `-1`, so that rows are well formed even if something fails later. Fails if another call is writing to these
+/// rows, and leaves them alone.
 ///
 /// # Safety
 ///
-/// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call, but other
-/// calls of these functions. The same goes for the weights the transformer was warmed up with, which are read again if
+/// Pointers that are not NULL point to what the structs' fields say, and nothing but other calls of these functions
+/// uses them during the call. This includes the weights that the transformer was warmed up with: they are read again if
 /// all devices fail.
 pub unsafe fn inference(
     transformer: *mut Transformer,
@@ -63,35 +64,35 @@ pub unsafe fn inference(
     requests: *mut Requests,
     backends: &Backends<'_>,
 ) -> Result<i64> {
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     let extent = unsafe { extent(requests) }?;
     let _claim = registry::claim(extent.rows())?;
-    // SAFETY: as our caller vouches; other calls are kept away from the rows.
+    // SAFETY: guaranteed by our caller; the claim keeps other calls away from the rows.
     let mut requests = unsafe { extent.view() };
     requests.clear_all();
     pointer::check(transformer, "transformer")?;
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
     pointer::check(sampler, "sampler")?;
     registry::with(transformer, |slot| {
         if slot.is_none() {
             report::line("inference came before warm_up; warming up now");
         }
-        // SAFETY: checked above, and as our caller vouches.
+        // SAFETY: checked above, and guaranteed by our caller.
         let warm = unsafe { ensure_warm(slot, transformer, tokenizer, backends.open) }?;
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         unsafe { warm.inference(transformer, tokenizer, sampler, &mut requests, backends.fallback) }
     })
 }
 
-/// Gives back everything `warm_up` made and the struct as it was. Does nothing if it is not warmed up.
+/// Frees what `warm_up` allocated and restores the struct. Does nothing if it is not warmed up.
 ///
 /// # Safety
 ///
 /// `transformer` is NULL or points to a [`Transformer`] that nobody else uses during the call.
 pub unsafe fn finish(transformer: *mut Transformer) -> Result<()> {
     pointer::check(transformer, "transformer")?;
-    // SAFETY: checked above, and as our caller vouches.
+    // SAFETY: checked above, and guaranteed by our caller.
     let inherited = unsafe { registry::finish_inherited(transformer) };
     if inherited.is_some() {
         say_if_changed(inherited);
@@ -102,7 +103,7 @@ pub unsafe fn finish(transformer: *mut Transformer) -> Result<()> {
             // SAFETY: as above.
             return registry::check_no_copy(unsafe { &*transformer });
         };
-        // SAFETY: as above. The struct is put back before what it points to goes.
+        // SAFETY: as above. The struct is restored before the memory it points to is freed.
         say_if_changed(unsafe { registry::restore(transformer) });
         drop(warm);
         Ok(())
@@ -115,7 +116,7 @@ fn say_if_changed(restored: Option<Restored>) {
     }
 }
 
-/// Looks at the engine of a transformer that is warmed up.
+/// Calls `look` with the engine of a transformer. Fails if it is not warmed up.
 pub fn with_engine<T>(transformer: *const Transformer, look: impl FnOnce(&Engine) -> T) -> Result<T> {
     pointer::check(transformer, "transformer")?;
     registry::with(transformer, |slot| match slot {
@@ -128,14 +129,14 @@ pub fn with_engine<T>(transformer: *const Transformer, look: impl FnOnce(&Engine
 
 /// # Safety
 ///
-/// As [`warm_up`]; `transformer` is neither NULL nor misaligned, and the slot its own.
+/// Same requirements as [`warm_up`]; `transformer` is neither NULL nor misaligned, and `slot` is its slot.
 unsafe fn ensure_warm<'a>(
     slot: &'a mut Slot,
     transformer: *mut Transformer,
     tokenizer: &Tokenizer,
     open: OpenReplicas<'_>,
 ) -> Result<&'a mut Warm> {
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     let current = unsafe { &*transformer };
     if slot.is_some() && !registry::is_installed(transformer, current) {
         report::line("the transformer at this address is not the one warmed up there; dropping that one");
@@ -144,7 +145,7 @@ unsafe fn ensure_warm<'a>(
     }
     let warm = match slot.take() {
         Some(warm) => warm,
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         None => unsafe { warm_from(transformer, tokenizer, open) }?,
     };
     Ok(slot.insert(warm))
@@ -152,24 +153,24 @@ unsafe fn ensure_warm<'a>(
 
 /// # Safety
 ///
-/// As [`ensure_warm`].
+/// Same requirements as [`ensure_warm`].
 unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, open: OpenReplicas<'_>) -> Result<Warm> {
     warn_of_unknown_variables();
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     registry::check_no_copy(unsafe { &*transformer })?;
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     let vocabulary = unsafe { Vocabulary::read(tokenizer) }?;
     let source = registry::source(transformer);
     let engine = match &source {
         Some(source) => Engine::warm_up(&*source.checkpoint, source.options.clone(), open),
         None => {
             let options = Options::from_env()?;
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by our caller.
             let checkpoint = unsafe { program_checkpoint(&*transformer) }?;
             Engine::warm_up(&checkpoint, options, open)
         }
     }?;
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     unsafe { registry::install(transformer, first_pointers(&engine)?) };
     Ok(Warm {
         engine,
@@ -181,7 +182,7 @@ unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, open: 
 impl Warm {
     /// # Safety
     ///
-    /// As [`inference`]; `transformer` and `sampler` are neither NULL nor misaligned.
+    /// Same requirements as [`inference`]; `transformer` and `sampler` are neither NULL nor misaligned.
     unsafe fn inference(
         &mut self,
         transformer: *const Transformer,
@@ -190,31 +191,30 @@ impl Warm {
         requests: &mut requests::Requests<'_>,
         fallback: OpenFallback<'_>,
     ) -> Result<i64> {
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         unsafe { self.vocabulary.follow(tokenizer) }?;
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         let mut sampling = unsafe { self.sampling(sampler) }?;
         let original = registry::original(transformer);
         let original = original.ok_or_else(|| Error::Internal("a transformer was warmed up without a trace".into()))?;
         let source = &self.source;
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         let reopen = |options: &Options| unsafe { reopen(source.as_ref(), &original, options, fallback) };
         let outcome = self
             .engine
             .inference(self.vocabulary.tokenizer(), &mut sampling, requests, &reopen);
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         unsafe { rng_state(sampler) }.store(sampling.rng_state, Ordering::Relaxed);
         tokens(outcome?)
     }
 
-    /// What the program's sampler says, which must be this model's: the program would draw from as many logits as it
-    /// says.
+    /// The sampling parameters of the program's sampler, whose `vocab_size` must be the model's.
     ///
     /// # Safety
     ///
     /// `sampler` points to a [`Sampler`] that nobody but other calls writes to.
     unsafe fn sampling(&self, sampler: *mut Sampler) -> Result<Sampling> {
-        // SAFETY: as our caller vouches; other calls write to `rng_state` alone.
+        // SAFETY: guaranteed by our caller; other calls write to `rng_state` alone.
         let (vocab_size, temperature, topp) =
             unsafe { ((*sampler).vocab_size, (*sampler).temperature, (*sampler).topp) };
         let models = self.engine.config().vocab_size;
@@ -225,30 +225,31 @@ impl Warm {
         Ok(Sampling {
             temperature,
             topp,
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by our caller.
             rng_state: unsafe { rng_state(sampler) }.load(Ordering::Relaxed),
         })
     }
 }
 
-/// The sampler's random state. Two calls on different transformers may share a sampler: what it then holds is either's.
+/// The sampler's random state. Two concurrent calls on different transformers may share a sampler; afterwards it holds
+/// the state that one of them left.
 ///
 /// # Safety
 ///
 /// `sampler` points to a [`Sampler`] for `'a`, whose random state nobody but calls of `inference` uses.
 unsafe fn rng_state<'a>(sampler: *mut Sampler) -> &'a AtomicU64 {
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     unsafe { AtomicU64::from_ptr(&raw mut (*sampler).rng_state) }
 }
 
-/// Where the program's request buffers lie.
+/// The addresses and sizes of the program's request buffers, checked.
 ///
 /// # Safety
 ///
-/// As [`inference`].
+/// Same requirements as [`inference`].
 unsafe fn extent(requests: *const Requests) -> Result<Extent> {
     pointer::check(requests, "requests")?;
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     let r = unsafe { requests.read() };
     Extent::check(
         r.num_reqs,
@@ -259,7 +260,7 @@ unsafe fn extent(requests: *const Requests) -> Result<Extent> {
     )
 }
 
-/// The weights behind the program's struct.
+/// The float32 weights that the program's struct points to.
 ///
 /// # Safety
 ///
@@ -267,9 +268,9 @@ unsafe fn extent(requests: *const Requests) -> Result<Extent> {
 unsafe fn program_checkpoint(transformer: &Transformer) -> Result<PointerCheckpoint> {
     let config = config_from_bytes(&transformer.config.to_bytes())?;
     let arrays = transformer.weights.arrays();
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     let mut checkpoint = unsafe { PointerCheckpoint::new(config, arrays) }?;
-    // The program maps its file and points into it: what lies beyond the end would be a bus error, not an error.
+    // The program maps its file and points into the mapping. Reading behind the file's end would be SIGBUS.
     let (start, bytes) = (
         transformer.data.cast_const().cast::<u8>(),
         transformer.file_size.max(0) as u64,
@@ -286,11 +287,11 @@ unsafe fn program_checkpoint(transformer: &Transformer) -> Result<PointerCheckpo
     Ok(checkpoint)
 }
 
-/// Opens a replica from the same weights as before.
+/// Packs the weights that the transformer was warmed up with again, for a replica that `fallback` opens.
 ///
 /// # Safety
 ///
-/// As [`inference`]; `original` is a [`Transformer`].
+/// Same requirements as [`inference`]; `original` is a [`Transformer`].
 unsafe fn reopen(
     source: Option<&Source>,
     original: &Original,
@@ -300,13 +301,13 @@ unsafe fn reopen(
     if let Some(source) = source {
         return fallback(&*source.checkpoint, options);
     }
-    // SAFETY: as our caller vouches; the bytes need not be aligned.
+    // SAFETY: guaranteed by our caller; the bytes need not be aligned.
     let transformer = unsafe { original.as_ptr().cast::<Transformer>().read_unaligned() };
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     fallback(&unsafe { program_checkpoint(&transformer) }?, options)
 }
 
-/// The addresses the program gets to see: those of the first replica.
+/// The addresses of the first replica's buffers, for the program's struct.
 fn first_pointers(engine: &Engine) -> Result<Pointers> {
     let first = engine.replicas().next();
     first
@@ -323,7 +324,8 @@ fn tokens(outcome: Outcome) -> Result<i64> {
     Ok(outcome.tokens.cast_signed())
 }
 
-/// In the environment that the process was started with, which is where a slip of the keyboard is.
+/// Warns of `GETP_*` variables that the library does not know, which are most likely misspelt. It reads the environment
+/// that the process was started with, not later changes.
 fn warn_of_unknown_variables() {
     let unknown = unknown_variables(&std::fs::read("/proc/self/environ").unwrap_or_default());
     if !unknown.is_empty() {

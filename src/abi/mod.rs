@@ -1,12 +1,12 @@
 //! The C ABI: structs, exported functions, the panic and NULL guard, the last error.
 //!
-//! `include/getp.h` is made from this module by cbindgen. The two `cfg`s are never set while compiling: cbindgen turns
-//! them into the header's `#if`s (see `cbindgen.toml`), which hide the eval program's structs from a program that has
-//! its own, and from C++ also the three functions, which such a program declares with C++ linkage.
+//! cbindgen generates `include/getp.h` from this module. The two `cfg`s are never set while compiling: cbindgen turns
+//! them into the header's `#if`s (see `cbindgen.toml`). Those hide the eval program's structs from a program that
+//! declares them itself and, in C++, also the three functions, which such a program declares without `extern "C"`.
 
 #![allow(
     clippy::missing_safety_doc,
-    reason = "the exports' comments are the C header's, whose head says once what pointers must be"
+    reason = "these comments go into the C header, which states at its top what every pointer must be"
 )]
 
 #[cfg(not(getp_no_driver_structs))]

@@ -12,15 +12,16 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// An open model. What the program and calls on other threads may write to lies behind the pointer alone.
+/// An open model.
 pub struct Model {
-    /// A box of its own, because its address is the handle `warm_up` knows it by.
+    /// A separate allocation, because its address is the handle and because the program and calls on other threads may
+    /// write to it.
     transformer: *mut Transformer,
     vocab_size: c_int,
 }
 
 /// Opens the model at `path`: a `.bin` file, or a directory with `config.json` and safetensors files. The files must
-/// not change while it is open. `options` may be NULL for the environment's and the defaults.
+/// not change while the model is open. With `options` NULL all options come from the environment, or are defaults.
 ///
 /// On failure: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
@@ -39,10 +40,10 @@ pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Op
     })
 }
 
-/// The model as `warm_up`, `inference` and `finish` take it. It belongs to `model` and lives as long. Its weights and
-/// state are NULL until `warm_up`, which reads the file.
+/// The struct to pass to `warm_up`, `inference` and `finish`. It belongs to `model` and is valid until that is closed.
+/// Its weights and state are NULL until `warm_up`, which reads the file.
 ///
-/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+/// Fails for a NULL: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_model_transformer(model: *mut Model) -> *mut Transformer {
     guard::look(null_mut(), || {
@@ -52,10 +53,10 @@ pub unsafe extern "C" fn getp_model_transformer(model: *mut Model) -> *mut Trans
     })
 }
 
-/// Closes a model, finishing it first if it is warmed up. NULL is nothing to close. Using it afterwards, or closing it
-/// twice, is an error nobody can notice.
+/// Closes a model, and finishes it first if it is warmed up. Does nothing for NULL. Using the model afterwards, or
+/// closing it twice, is undefined behaviour.
 ///
-/// On failure, which only a defect of the library is: one line on stderr and the last error.
+/// Fails only by a defect of the library: one line on stderr and the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_model_close(model: *mut Model) {
     guard::look((), || {
@@ -86,7 +87,8 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        // SAFETY: it is ours, and nobody uses it any more. It fails only for bad pointers.
+        // SAFETY: made by `new`, and nobody uses it any more. It cannot fail: the pointer is valid and the struct no
+        // copy.
         let _ = unsafe { lifecycle::finish(self.transformer) };
         registry::set_source(self.transformer, None);
         // SAFETY: made by `new`, and nobody uses it any more.
@@ -101,7 +103,7 @@ unsafe fn choices(options: *const Options) -> Result<Choices> {
     if options.is_null() {
         return Ok(Choices::default());
     }
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     unsafe { Options::read(options)?.choices() }
 }
 

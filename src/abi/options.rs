@@ -1,4 +1,4 @@
-//! The choices as a C struct.
+//! `getp_options`: the options as a C struct.
 
 use super::{guard, pointer};
 use crate::error::{Error, Result};
@@ -11,21 +11,21 @@ use std::mem::{offset_of, size_of};
 pub const GETP_ON: c_int = 1;
 /// A switch of `getp_options` that is off.
 pub const GETP_OFF: c_int = 2;
-/// `getp_options.print`: only answers, each behind its request's number.
+/// `getp_options.print`: only answers, each after its request's number.
 pub const GETP_ANSWER: c_int = 3;
 /// `getp_options.precision`: float64 sums in the program's own order.
 pub const GETP_EXACT: c_int = 1;
-/// `getp_options.precision`: what the hardware does best.
+/// `getp_options.precision`: the fastest arithmetic within the tolerances that ARCHITECTURE.md states.
 pub const GETP_FAST: c_int = 2;
 
-/// How to run a model. A field that is 0 or NULL takes its GETP_* variable of the environment, and the default if
-/// that is not set. Begin with `getp_options_init`.
+/// How to run a model. A field that is 0 or NULL takes the value of its GETP_* environment variable, or the default if
+/// that is not set. Call `getp_options_init` before setting fields.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// sizeof(getp_options) as the program knows it, set by `getp_options_init`.
     pub size: usize,
-    /// GETP_EXACT or GETP_FAST; by default the backend chooses (GETP_PRECISION=exact|fast).
+    /// GETP_EXACT, the default on the CPU, or GETP_FAST, the default on GPUs (GETP_PRECISION=exact|fast).
     pub precision: c_int,
     /// Worker threads of the CPU backend; by default one a core (GETP_THREADS).
     pub threads: c_int,
@@ -33,16 +33,17 @@ pub struct Options {
     pub max_batch: c_int,
     /// The most tokens in one step; by default 512 on the CPU, 8192 on GPUs (GETP_STEP_TOKENS).
     pub step_tokens: c_int,
-    /// The most memory for the KV cache in MiB; by default as free memory allows (GETP_KV_MB).
+    /// The most memory for a device's KV cache in MiB; by default at most half of free memory, on a GPU nearly all of
+    /// it (GETP_KV_MB).
     pub kv_mb: c_int,
-    /// Print the text of each request on stdout: GETP_ON, the default, prompt and answer; GETP_ANSWER, the answer
-    /// behind the request's number; GETP_OFF, nothing (GETP_PRINT=0|1|answer).
+    /// What to print of each request on stdout. GETP_ON, the default: prompt and answer; GETP_ANSWER: the request's
+    /// number and its answer; GETP_OFF: nothing (GETP_PRINT=0|1|answer).
     pub print: c_int,
     /// A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
     pub progress: c_int,
-    /// Time each stage and print a table: GETP_ON or GETP_OFF, the default (GETP_PROFILE=0|1).
+    /// Time each kind of kernel and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1).
     pub profile: c_int,
-    /// The path of a file for the logits of every position fed; by default none (GETP_LOGITS).
+    /// The path of a file to write the logits of every position to, prompts included; by default none (GETP_LOGITS).
     pub logits: *const c_char,
     /// Where to run: "auto", the default, is every GPU that can be used or else the CPU; "cpu"; "hip" or "cuda", all
     /// devices of it or some as in "cuda:0,2" (GETP_DEVICE).
@@ -52,7 +53,7 @@ pub struct Options {
     pub strict: c_int,
 }
 
-// A program compiled with an older header must go on working: fields are only ever added at the end.
+// A program compiled with an older header must keep working: fields are only ever added at the end.
 const _: () = {
     assert!(size_of::<Options>() == 64);
     assert!(offset_of!(Options, size) == 0 && offset_of!(Options, precision) == 8);
@@ -60,33 +61,32 @@ const _: () = {
     assert!(offset_of!(Options, device) == 48 && offset_of!(Options, strict) == 56);
 };
 
-/// The sizes that the struct has had, in the order of time. A field added makes another one.
+/// The struct's sizes in all versions, oldest first. Whoever adds a field adds a size.
 const SIZES: [usize; 3] = [
     offset_of!(Options, device),
     offset_of!(Options, strict),
     size_of::<Options>(),
 ];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// What no later header's struct will exceed, so that garbage is not taken for its size.
+/// The largest size accepted from a newer header's struct, so that garbage is not taken for a size.
 const MOST_BYTES: usize = 4096;
 
-/// Sets all fields of `options`, which has `size` bytes, to their defaults, and its size. The header's macro
-/// `getp_options_init(options)` calls it with `sizeof *options`, so that a program and a library may be of different
-/// versions.
+/// Sets `options->size` to `size` and all other fields to their defaults. The macro `getp_options_init(options)` passes
+/// `sizeof *options`, the size in the header that the program was compiled with; the library's version may be another.
 ///
-/// On failure, a NULL or a size that no version of the struct has: one line on stderr and the last error.
+/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_options_init_sized(options: *mut Options, size: usize) {
     // SAFETY: the program passes a pointer to a struct of its own and its size.
     guard::look((), || unsafe { init(options, size) });
 }
 
-/// What programs compiled with a header of before [`getp_options_init_sized`] call. Which of the structs they have is
-/// not known, so that only the fields of the oldest are set, and read later.
+/// Called by programs compiled with a header from before [`getp_options_init_sized`]. Which version of the struct they
+/// have is not known, so only the fields of the oldest version are set here, and read later.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_options_init(options: *mut Options) {
     guard::look((), || {
-        // SAFETY: the program passes a pointer to a struct of its own, which is no smaller than the oldest.
+        // SAFETY: the program passes a pointer to a struct of its own, which is no smaller than the oldest version.
         unsafe { init(options, SIZES[0]) }?;
         report::line(
             "the program was compiled with an older getp.h: of getp_options the fields up to `logits` are read; \
@@ -115,7 +115,7 @@ unsafe fn init(options: *mut Options, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// How much of a struct of `size` bytes is known here.
+/// How many bytes of a struct of `size` bytes are fields of this version. Fails if no version can have that size.
 fn known_bytes(size: usize) -> Result<usize> {
     let later = size_of::<Options>()..=MOST_BYTES;
     if SIZES.contains(&size) || later.contains(&size) {
@@ -145,19 +145,19 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The program's struct, whose size is the one its header gave it: fields that it does not have are not set, and
-    /// those that only it has must not be.
+    /// Reads the program's struct, whose version may be older or newer than this one. Fields that an older one lacks
+    /// are left at their defaults. Fails if a field is set that only a newer one has.
     ///
     /// # Safety
     ///
-    /// `options` is NULL, or points to a struct as `getp_options_init` leaves it, that is, of as many bytes as it says.
+    /// `options` is NULL, or points to a struct of as many bytes as its `size` says.
     pub unsafe fn read(options: *const Self) -> Result<Self> {
         pointer::check(options, "options")?;
         // SAFETY: every version of the struct begins with its size.
         let size = unsafe { (&raw const (*options).size).read() };
         let known = known_bytes(size)?;
         let mut read = Self::default();
-        // SAFETY: both have these bytes; every field takes any.
+        // SAFETY: both structs have `known` bytes, and any bytes are valid for the fields.
         unsafe {
             (&raw mut read)
                 .cast::<u8>()
@@ -173,7 +173,7 @@ impl Options {
         Ok(read)
     }
 
-    /// The choices made in the struct, which is checked.
+    /// The options that are set in the struct. Fails if a value is not valid.
     ///
     /// # Safety
     ///
@@ -181,14 +181,14 @@ impl Options {
     pub unsafe fn choices(&self) -> Result<Choices> {
         let logits = match self.logits.is_null() {
             true => None,
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by our caller.
             false => Some(unsafe { pointer::path(self.logits, "getp_options.logits") }?.to_owned()),
         };
         let device = match self.device.is_null() {
             true => None,
             false => {
                 let name = "getp_options.device";
-                // SAFETY: as our caller vouches.
+                // SAFETY: guaranteed by our caller.
                 let value = unsafe { pointer::path(self.device, name) }?;
                 Some(options::device(name, value.as_os_str())?)
             }

@@ -1,22 +1,22 @@
-//! Pointers the program passes: what can be checked is checked here, before anything is read.
+//! Checks of pointers that the program passes, made before anything is read through them: NULL and alignment.
 
 use crate::error::{Error, Result};
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What `pointer` points to.
+/// A shared reference to what `pointer` points to.
 ///
 /// # Safety
 ///
 /// Unless it is NULL or misaligned, which is refused, `pointer` must point to a `T` that nobody writes to for `'a`.
 pub unsafe fn borrow<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a T> {
     check(pointer, what)?;
-    // SAFETY: neither NULL nor misaligned; the caller vouches for the rest.
+    // SAFETY: neither NULL nor misaligned; the caller guarantees the rest.
     Ok(unsafe { &*pointer })
 }
 
-/// What `pointer` points to, to be changed.
+/// An exclusive reference to what `pointer` points to.
 ///
 /// # Safety
 ///
@@ -24,18 +24,18 @@ pub unsafe fn borrow<'a, T>(pointer: *const T, what: &'static str) -> Result<&'a
 /// for `'a`.
 pub unsafe fn borrow_mut<'a, T>(pointer: *mut T, what: &'static str) -> Result<&'a mut T> {
     check(pointer, what)?;
-    // SAFETY: neither NULL nor misaligned; the caller vouches for the rest.
+    // SAFETY: neither NULL nor misaligned; the caller guarantees the rest.
     Ok(unsafe { &mut *pointer })
 }
 
-/// The path behind a C string.
+/// The path that a C string holds.
 ///
 /// # Safety
 ///
 /// Unless it is NULL, which is refused, `path` must be a C string that nobody writes to for `'a`.
 pub unsafe fn path<'a>(path: *const c_char, what: &'static str) -> Result<&'a Path> {
     check(path, what)?;
-    // SAFETY: not NULL; the caller vouches for the rest.
+    // SAFETY: not NULL; the caller guarantees the rest.
     let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }

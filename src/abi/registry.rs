@@ -1,9 +1,9 @@
-//! The one global: what is known of each `Transformer`, by its address, which rows calls are writing to, and which
-//! files are open as inputs.
+//! The registry, the one global variable with state: the engine of each `Transformer`, by the struct's address, and the
+//! answer rows that calls are writing to.
 //!
-//! A process that was forked inherits it, but none of the threads and devices behind it, nor does it know who held
-//! which slot then. So the lock on all of it is held over `fork`, and what another process has made is given up by its
-//! name and not touched.
+//! A forked process inherits the registry, but neither the engines' threads nor their devices, and a thread that does
+//! not exist there may hold a slot's lock. So the registry's own lock is held over `fork`, each entry records the
+//! process that made it, and an entry of another process is dropped without freeing its engine.
 
 use super::lifecycle::Warm;
 use super::types::{RunState, Transformer, TransformerWeights};
@@ -20,7 +20,7 @@ use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What warming up made of a transformer, until it is finished.
+/// A transformer's engine; `None` while it is not warmed up.
 pub type Slot = Option<Warm>;
 
 /// What `getp_model_open` was given.
@@ -28,47 +28,48 @@ pub type Slot = Option<Warm>;
 pub struct Source {
     /// The weights.
     pub checkpoint: Arc<dyn Checkpoint>,
-    /// The choices.
     pub options: Options,
 }
 
-/// The program's struct as it was, padding included.
+/// The bytes of the program's struct from before `warm_up`, padding included.
 pub type Original = [MaybeUninit<u8>; size_of::<Transformer>()];
 
-/// The struct of a transformer that is warmed up: as it was, and as it is.
+/// The struct of a transformer that is warmed up.
 struct Installed {
+    /// From before `warm_up`.
     original: Original,
+    /// With the replica's addresses that `warm_up` wrote into it.
     now: Transformer,
 }
 
-/// What is known of one `Transformer`.
+/// The entry of one `Transformer`.
 struct Known {
-    /// Who knows it.
+    /// The process that made the entry.
     process: u32,
     /// Held while a call uses the transformer.
     slot: Arc<Mutex<Slot>>,
-    /// Where its weights come from, if the library itself opened it; the program's own hold theirs.
+    /// `Some` if `getp_model_open` made the struct. A struct of the program's own points to its weights itself.
     source: Option<Source>,
-    /// There while it is warmed up.
+    /// `Some` while it is warmed up.
     warm: Option<Installed>,
 }
 
-/// Addresses of a replica's weights.
+/// The values of the fields of `TransformerWeights`.
 type Addresses = [usize; 16];
 
-/// How many finished transformers are remembered.
+/// Number of finished transformers whose addresses are kept, to recognize copies of their structs.
 const FINISHED: usize = 64;
 
 struct Registry {
     known: BTreeMap<usize, Known>,
-    /// What the transformers finished last were given, from the oldest at `next` on.
+    /// The addresses that were written into the transformers finished last: a ring, the oldest at `next`.
     finished: [Addresses; FINISHED],
     next: usize,
-    /// Addresses of rows that calls are writing to, and the calls' process.
+    /// The process and the address range of the answer rows of each `inference` that is running.
     writing: Vec<(u32, Range<usize>)>,
 }
 
-// SAFETY: the addresses in the structs are only compared with others, never followed.
+// SAFETY: the pointers in the structs are only compared, never dereferenced.
 unsafe impl Send for Installed {}
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
@@ -78,17 +79,17 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     writing: Vec::new(),
 });
 
-/// Does `work` with a transformer's slot. Others may use theirs meanwhile; who wants the same one waits. Fails if
-/// another process has warmed it up.
+/// Calls `work` with a transformer's slot, which is locked meanwhile: calls on the same transformer wait, calls on
+/// others do not. Fails if another process has warmed the transformer up.
 pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
     let slot = registry().slot(transformer.addr())?;
     let forget = Forget { transformer, slot };
-    // Declared behind `forget`, so that the slot is free again when that looks at it.
+    // Declared after `forget`, so that it is dropped, and the slot unlocked, first.
     let mut slot = lock(&forget.slot);
     work(&mut slot)
 }
 
-/// Drops what is known of a transformer that nobody needs any more, also when the work panicked.
+/// Removes a transformer's entry when dropped, also by a panic, if the entry is empty and nobody else uses it.
 struct Forget {
     transformer: *const Transformer,
     slot: Arc<Mutex<Slot>>,
@@ -100,13 +101,13 @@ impl Drop for Forget {
     }
 }
 
-/// Where a transformer's weights come from, if the library opened it.
+/// The checkpoint and options of a transformer that `getp_model_open` made.
 pub fn source(transformer: *const Transformer) -> Option<Source> {
     let registry = registry();
     registry.known.get(&transformer.addr())?.source.clone()
 }
 
-/// Notes where a transformer's weights come from; `None` when the model is closed.
+/// Sets the checkpoint and options of a transformer that `getp_model_open` made; `None` when the model is closed.
 pub fn set_source(transformer: *const Transformer, source: Option<Source>) {
     let mut registry = registry();
     let known = registry.known.entry(transformer.addr()).or_insert_with(Known::new);
@@ -114,10 +115,10 @@ pub fn set_source(transformer: *const Transformer, source: Option<Source>) {
     let slot = known.slot.clone();
     registry.forget(transformer.addr(), &slot);
     drop(registry);
-    drop(before); // which may take a while
+    drop(before); // unlocked, since unmapping a checkpoint may take a while
 }
 
-/// Puts a replica's addresses into the program's struct, whose slot the caller holds.
+/// Writes a replica's addresses into the program's struct, whose slot the caller has locked.
 ///
 /// # Safety
 ///
@@ -125,7 +126,7 @@ pub fn set_source(transformer: *const Transformer, source: Option<Source>) {
 pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers) {
     let mut registry = registry();
     let known = registry.known.entry(transformer.addr()).or_insert_with(Known::new);
-    // SAFETY: as our caller vouches; the bytes of a struct may be read as bytes that need not be initialized.
+    // SAFETY: guaranteed by our caller; any struct may be read as an array of `MaybeUninit<u8>`, padding included.
     known.warm = Some(unsafe {
         let original = transformer.cast::<Original>().read();
         (&raw mut (*transformer).weights).write(TransformerWeights::from_arrays(pointers.weights));
@@ -135,36 +136,36 @@ pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers) {
     });
 }
 
-/// What became of a struct that was warmed up.
+/// What [`restore`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restored {
-    /// It is as it was before.
+    /// The struct has its bytes from before `warm_up` again.
     Restored,
-    /// The program has changed it meanwhile: it is left alone.
+    /// The program has changed the struct since `warm_up`, so it was not written to.
     Changed,
 }
 
-/// Puts the struct back as it was; `None` if it was not warmed up.
+/// Restores the struct's bytes from before `warm_up`; `None` if it was not warmed up.
 ///
 /// # Safety
 ///
 /// `transformer` points to a [`Transformer`] nobody else uses.
 pub unsafe fn restore(transformer: *mut Transformer) -> Option<Restored> {
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     unsafe { registry().restore(transformer) }
 }
 
-/// Forgets what was put into a struct that the program has replaced by another one.
+/// Drops the record of the addresses written into a struct that the program has since replaced by another one.
 pub fn replaced(transformer: *const Transformer) {
     registry().take_warm(transformer.addr());
 }
 
-/// Finishes what the process has inherited that this one was forked from: the struct is put back, the engine's memory
-/// stays. `None` if the transformer is not inherited, or was not warmed up.
+/// Finishes a transformer that was warmed up before `fork`, in the parent process: the struct is restored, and the
+/// engine's memory is leaked. `None` if this process made the entry, or if the transformer was not warmed up.
 ///
 /// # Safety
 ///
-/// As [`restore`].
+/// Same requirements as [`restore`].
 pub unsafe fn finish_inherited(transformer: *mut Transformer) -> Option<Restored> {
     let mut registry = registry();
     let known = registry.known.get_mut(&transformer.addr())?;
@@ -173,13 +174,13 @@ pub unsafe fn finish_inherited(transformer: *mut Transformer) -> Option<Restored
     }
     known.leave_behind();
     let slot = known.slot.clone();
-    // SAFETY: as our caller vouches.
+    // SAFETY: guaranteed by our caller.
     let restored = unsafe { registry.restore(transformer) };
     registry.forget(transformer.addr(), &slot);
     restored
 }
 
-/// Whether a struct is as warming up has left it.
+/// Whether a struct holds what `warm_up` wrote into it.
 pub fn is_installed(transformer: *const Transformer, current: &Transformer) -> bool {
     let registry = registry();
     let known = registry.known.get(&transformer.addr());
@@ -188,14 +189,15 @@ pub fn is_installed(transformer: *const Transformer, current: &Transformer) -> b
         .is_some_and(|warm| warm.is(current))
 }
 
-/// The program's struct as it was before it was warmed up.
+/// The bytes of the program's struct from before `warm_up`.
 pub fn original(transformer: *const Transformer) -> Option<Original> {
     let registry = registry();
     let warm = registry.known.get(&transformer.addr())?.warm.as_ref()?;
     Some(warm.original)
 }
 
-/// Refuses a struct that holds what was put into another one: it is a copy, and these addresses are no weights.
+/// Refuses a struct that holds the addresses which `warm_up` wrote into another one: it is a copy, and the addresses do
+/// not point to float32 weights.
 pub fn check_no_copy(current: &Transformer) -> Result<()> {
     let weights = addresses(&current.weights);
     if weights == Addresses::default() {
@@ -214,10 +216,10 @@ pub fn check_no_copy(current: &Transformer) -> Result<()> {
     Err(Error::State(format!("the transformer is a copy of {why}")))
 }
 
-/// Rows that one call is writing to.
+/// The address range of the rows that one call is writing to.
 pub struct Claim(Range<usize>);
 
-/// Keeps other calls away from rows at these addresses until the claim is dropped.
+/// Claims the rows at these addresses until the result is dropped. Fails if another call has claimed any of them.
 pub fn claim(rows: Range<usize>) -> Result<Claim> {
     let mut registry = registry();
     let process = process::id();
@@ -257,10 +259,10 @@ impl Registry {
 
     /// # Safety
     ///
-    /// As [`restore`].
+    /// Same requirements as [`restore`].
     unsafe fn restore(&mut self, transformer: *mut Transformer) -> Option<Restored> {
         let warm = self.take_warm(transformer.addr())?;
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         if !warm.is(unsafe { &*transformer }) {
             return Some(Restored::Changed);
         }
@@ -276,10 +278,10 @@ impl Registry {
         Some(warm)
     }
 
-    /// Drops a transformer's entry if there is nothing in it. The caller has its slot in hand, but does not hold it.
+    /// Removes a transformer's entry if it is empty and no other call uses it. `slot` is the entry's, not locked.
     fn forget(&mut self, at: usize, slot: &Arc<Mutex<Slot>>) {
-        // One is the map's and one the caller's; others come by only under the lock on all of this. Of two who leave at
-        // once both may see the other: then an empty entry stays for the next to clear.
+        // One reference is the map's and one the caller's; more are made only under the registry's lock. Two calls that
+        // end at once may each count the other's reference; then an empty entry stays until the next call removes it.
         let is_used = Arc::strong_count(slot) > 2;
         let is_empty = |known: &Known| known.source.is_none() && known.warm.is_none();
         if !is_used && self.known.get(&at).is_some_and(is_empty) {
@@ -288,7 +290,7 @@ impl Registry {
         self.give_back_memory();
     }
 
-    /// What has been emptied would keep its memory.
+    /// Frees the memory that an emptied map and vector would keep.
     fn give_back_memory(&mut self) {
         if self.known.is_empty() {
             self.known = BTreeMap::new();
@@ -309,10 +311,10 @@ impl Known {
         }
     }
 
-    /// Begins anew in a process that was forked.
+    /// Makes an entry inherited over `fork` this process's own, with a new slot.
     fn leave_behind(&mut self) {
-        // The engine's threads are not here, so that dropping it would wait for ever, its devices are another
-        // process's, and a thread that is not here may hold the lock.
+        // The old slot is leaked: the engine's threads do not exist here, so dropping it would wait for ever; its
+        // devices are another process's; and a thread that does not exist here may hold the lock.
         mem::forget(mem::take(&mut self.slot));
         self.process = process::id();
     }
@@ -331,23 +333,24 @@ fn addresses(weights: &TransformerWeights) -> Addresses {
 fn registry() -> MutexGuard<'static, Registry> {
     static HOLDS_OVER_FORK: AtomicBool = AtomicBool::new(false);
     if !HOLDS_OVER_FORK.swap(true, Ordering::Relaxed) {
-        // SAFETY: the functions take nothing, and go with the library when it is unloaded. Where there is no memory for
-        // them, a process forked while another thread is in here hangs in its next call.
+        // SAFETY: the functions take no arguments, and unloading the library unregisters them. If registering them
+        // fails for lack of memory, a process forked while another thread holds the lock hangs in its next call.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
     }
     lock(&REGISTRY)
 }
 
-/// The registry, from before a fork to behind it.
+/// The registry's lock, held from before a fork until after it.
 struct Held(UnsafeCell<Option<MutexGuard<'static, Registry>>>);
 
-// SAFETY: only who holds the registry's lock looks at it.
+// SAFETY: only the thread that holds the registry's lock uses it.
 unsafe impl Sync for Held {}
 
 static HELD: Held = Held(UnsafeCell::new(None));
 
 extern "C" fn before_fork() {
-    // Whoever is finding these out now is waited for: nobody would end it in the new process.
+    // Waits for a thread that is initializing one of these: in the forked process that thread would not exist, and the
+    // initialization would never end.
     simd::Level::detect();
     sampler::exponential_level();
     sampler::exponential_table();
@@ -361,7 +364,8 @@ extern "C" fn after_fork() {
     drop(unsafe { (*HELD.0.get()).take() });
 }
 
-/// Locks, also after a panic: what lies behind these locks is replaced as a whole, so that it is never half done.
+/// Locks, even if a thread panicked with the lock held: what these locks guard is replaced as a whole, so it is never
+/// half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! `getp_requests`: prompts from a file, and room for the answers, in the eval program's layout.
+//! `getp_requests`: prompts from a file, and memory for the answers, in the eval program's layout.
 
 use super::tokenizer::TokenizerHandle;
 use super::types::Requests;
@@ -10,9 +10,9 @@ use std::ffi::{c_char, c_int};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 
-/// Prompts and answers: the struct, and the memory its pointers point to.
+/// Requests read from a file: the program's struct, and the memory that it points to.
 pub struct RequestsHandle {
-    /// The program may write to it; what is needed of it is kept beside it.
+    /// The program may write to it, so the accessors use the fields below instead.
     requests: UnsafeCell<Requests>,
     count: c_int,
     /// `max_token_len * (max_seq_len + 1)`
@@ -25,8 +25,9 @@ pub struct RequestsHandle {
     answers: Vec<c_int>,
 }
 
-/// Reads the prompts at `path`, whose first line is their number and each line behind it a prompt; a request may take
-/// `steps` positions, prompt and answer together.
+/// Reads a file of prompts: its first line is their number, and each further line is a prompt. `steps` becomes
+/// `max_seq_len`, the most positions of a request, prompt and answer together. `tokenizer` is needed only for this
+/// call.
 ///
 /// On failure: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
@@ -47,9 +48,9 @@ pub unsafe extern "C" fn getp_requests_open(
     })
 }
 
-/// The requests as `inference` takes them. They belong to `requests` and live as long.
+/// The struct to pass to `inference`. It belongs to `requests` and is valid until those are closed.
 ///
-/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+/// Fails for a NULL: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_requests_get(requests: *mut RequestsHandle) -> *mut Requests {
     guard::look(null_mut(), || {
@@ -59,9 +60,9 @@ pub unsafe extern "C" fn getp_requests_get(requests: *mut RequestsHandle) -> *mu
     })
 }
 
-/// How many requests there are.
+/// The number of requests.
 ///
-/// On failure, a NULL: one line on stderr and the last error, returns -1.
+/// Fails for a NULL: one line on stderr and the last error, returns -1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_requests_count(requests: *const RequestsHandle) -> c_int {
     guard::look(-1, || {
@@ -71,10 +72,10 @@ pub unsafe extern "C" fn getp_requests_count(requests: *const RequestsHandle) ->
     })
 }
 
-/// The prompt of request `index`, `*length` bytes. It belongs to `requests`.
+/// The prompt of request `index`: `*length` bytes, which a NUL need not follow. It belongs to `requests`.
 ///
-/// On failure, a NULL or an index out of range: one line on stderr and the last error, returns NULL; `*length` is 0 if
-/// it can be.
+/// Fails for a NULL or an index out of range: one line on stderr and the last error, returns NULL; unless `length`
+/// itself is NULL, `*length` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_requests_prompt(
     requests: *const RequestsHandle,
@@ -93,11 +94,10 @@ pub unsafe extern "C" fn getp_requests_prompt(
     })
 }
 
-/// The tokens `inference` has stored for request `index`, `*length` of them; none before it ran. They belong to
-/// `requests`.
+/// The answer to request `index`: `*length` tokens, none before `inference` has stored them. They belong to `requests`.
 ///
-/// On failure, a NULL or an index out of range: one line on stderr and the last error, returns NULL; `*length` is 0 if
-/// it can be.
+/// Fails for a NULL or an index out of range: one line on stderr and the last error, returns NULL; unless `length`
+/// itself is NULL, `*length` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_requests_tokens(
     requests: *const RequestsHandle,
@@ -116,9 +116,9 @@ pub unsafe extern "C" fn getp_requests_tokens(
     })
 }
 
-/// Closes requests. NULL is nothing to close.
+/// Closes requests. Does nothing for NULL.
 ///
-/// On failure, which only a defect of the library is: one line on stderr and the last error.
+/// Fails only by a defect of the library: one line on stderr and the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_requests_close(requests: *mut RequestsHandle) {
     guard::look((), || {
@@ -137,8 +137,8 @@ impl RequestsHandle {
             .filter(|&steps| steps > 0)
             .map(|steps| steps + 1);
         let row_ints = row_ints.ok_or_else(|| Error::format("steps", format!("{steps} is too few; use 1 or more")))?;
-        // A prompt that fits its steps fits as many longest tokens; a longer one gets room too, so that it is refused
-        // by its number of tokens and not cut.
+        // `max_seq_len + 1` tokens of the greatest length fit. A longer prompt gets memory too, so that `inference`
+        // sees it whole and refuses it, instead of answering its beginning.
         let longest = lines.iter().map(|line| line.len()).max().unwrap_or(0);
         let max_token_len = longest.div_ceil(row_ints).max(1);
         let max_token_len = c_int::try_from(max_token_len).map_err(|_| Error::Overflow("max_token_len"))?;
@@ -187,7 +187,7 @@ fn row<T>(values: &[T], index: usize, row: usize) -> &[T] {
 /// The prompts of a request file.
 fn lines<'a>(path: &Path, data: &'a [u8]) -> Result<Vec<&'a [u8]>> {
     let wrong = |why: String| Error::format(path.display().to_string(), why);
-    // What ends the last line begins no other.
+    // A newline at the end of the file begins no further line.
     let mut lines = data.strip_suffix(b"\n").unwrap_or(data).split(|&byte| byte == b'\n');
     let count = lines
         .next()
@@ -203,7 +203,7 @@ fn lines<'a>(path: &Path, data: &'a [u8]) -> Result<Vec<&'a [u8]>> {
     Ok(prompts)
 }
 
-/// `[rows, row]` zeros, or an error where there is no room.
+/// `[rows, row]` zeros, or an error if there is no memory for them.
 fn zeroed<T: Copy + Default>(what: &'static str, rows: usize, row: usize) -> Result<Vec<T>> {
     let values = rows.checked_mul(row).ok_or(Error::Overflow(what))?;
     memory::filled(T::default(), values, Purpose::Requests)

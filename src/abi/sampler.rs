@@ -1,4 +1,4 @@
-//! `getp_sampler`: how to draw tokens.
+//! `getp_sampler`: how tokens are sampled, in the eval program's layout.
 
 use super::model::Model;
 use super::types::Sampler;
@@ -6,16 +6,16 @@ use super::{guard, pointer};
 use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 
-/// A sampler in the eval program's layout.
+/// How tokens are sampled.
 pub struct SamplerHandle {
     /// The program and calls on other threads may write to it.
     sampler: UnsafeCell<Sampler>,
 }
 
-/// Makes a sampler for `model`: temperature 0 takes the most likely token, `topp` within (0, 1) draws from the nucleus,
-/// `seed` begins the random numbers.
+/// Makes a sampler for `model`. `temperature` 0 is greedy decoding. `topp` within (0, 1) is top-p (nucleus) sampling;
+/// with any other value all tokens can be sampled. `seed` is the random number generator's first state.
 ///
-/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+/// Fails for a NULL: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_sampler_open(
     model: *const Model,
@@ -38,9 +38,9 @@ pub unsafe extern "C" fn getp_sampler_open(
     })
 }
 
-/// The sampler as `inference` takes it. It belongs to `sampler` and lives as long.
+/// The struct to pass to `inference`. It belongs to `sampler` and is valid until that is closed.
 ///
-/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+/// Fails for a NULL: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_sampler_get(sampler: *mut SamplerHandle) -> *mut Sampler {
     guard::look(null_mut(), || {
@@ -50,9 +50,9 @@ pub unsafe extern "C" fn getp_sampler_get(sampler: *mut SamplerHandle) -> *mut S
     })
 }
 
-/// Closes a sampler. NULL is nothing to close.
+/// Closes a sampler. Does nothing for NULL.
 ///
-/// On failure, which only a defect of the library is: one line on stderr and the last error.
+/// Fails only by a defect of the library: one line on stderr and the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_sampler_close(sampler: *mut SamplerHandle) {
     guard::look((), || {

@@ -1,4 +1,4 @@
-//! `getp_tokenizer`: a vocabulary the library reads itself, in the eval program's layout.
+//! `getp_tokenizer`: a vocabulary read from a file, in the eval program's layout.
 
 use super::types::{TokenIndex, Tokenizer};
 use super::{guard, pointer};
@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int, c_uchar};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 
-/// An open vocabulary: the struct, and the memory its pointers point to.
+/// A vocabulary read from a file: the program's struct, and the memory that it points to.
 pub struct TokenizerHandle {
     decoder: tokenizer::Tokenizer,
     /// The program may write to it.
@@ -19,7 +19,7 @@ pub struct TokenizerHandle {
     _memory: Memory,
 }
 
-/// What the struct points to. Nothing here moves or changes once it is filled.
+/// The memory that the struct points to. It neither moves nor changes once it is filled.
 struct Memory {
     _text: Vec<u8>,
     _vocab: Vec<*mut c_char>,
@@ -28,7 +28,7 @@ struct Memory {
     _sorted: Vec<TokenIndex>,
 }
 
-/// Reads the vocabulary at `path`, a `tokenizer.bin`.
+/// Reads a vocabulary in the eval program's format, `tokenizer.bin`.
 ///
 /// On failure: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
@@ -40,9 +40,10 @@ pub unsafe extern "C" fn getp_tokenizer_open(path: *const c_char) -> *mut Tokeni
     })
 }
 
-/// The vocabulary as `warm_up`, `inference` and `finish` take it. It belongs to `tokenizer` and lives as long.
+/// The struct to pass to `warm_up`, `inference` and `finish`. It belongs to `tokenizer` and is valid until that is
+/// closed.
 ///
-/// On failure, a NULL: one line on stderr and the last error, returns NULL.
+/// Fails for a NULL: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_tokenizer_get(tokenizer: *mut TokenizerHandle) -> *mut Tokenizer {
     guard::look(null_mut(), || {
@@ -52,10 +53,11 @@ pub unsafe extern "C" fn getp_tokenizer_get(tokenizer: *mut TokenizerHandle) -> 
     })
 }
 
-/// The bytes to print for token `id`, `*length` of them and no NUL behind them; none for an id outside the
-/// vocabulary. They belong to `tokenizer`.
+/// The text of token `id`: `*length` bytes without a NUL after them, 0 for an id outside the vocabulary. They belong to
+/// `tokenizer`.
 ///
-/// On failure, a NULL: one line on stderr and the last error, returns NULL; `*length` is 0 if it can be.
+/// Fails for a NULL: one line on stderr and the last error, returns NULL; unless `length` itself is NULL, `*length` is
+/// 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_tokenizer_piece(
     tokenizer: *const TokenizerHandle,
@@ -74,9 +76,9 @@ pub unsafe extern "C" fn getp_tokenizer_piece(
     })
 }
 
-/// Closes a vocabulary. NULL is nothing to close.
+/// Closes a vocabulary. Does nothing for NULL.
 ///
-/// On failure, which only a defect of the library is: one line on stderr and the last error.
+/// Fails only by a defect of the library: one line on stderr and the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_tokenizer_close(tokenizer: *mut TokenizerHandle) {
     guard::look((), || {
@@ -93,7 +95,7 @@ impl TokenizerHandle {
         let file = VocabularyFile::read(path)?;
         let (max_token_length, entries) = file.entries()?;
         let decoder = tokenizer::Tokenizer::new(entries.iter().copied(), max_token_length)?;
-        // Neither is more than the file's bytes; a file that 31 bits cannot count is no vocabulary.
+        // Neither number exceeds the file's size, so they overflow an int only for files of 2 GiB or more.
         let vocab_size = c_int::try_from(entries.len()).map_err(|_| Error::Overflow("the vocabulary's size"))?;
         let max_token_length =
             c_int::try_from(decoder.max_token_length()).map_err(|_| Error::Overflow("max_token_length"))?;
@@ -120,7 +122,7 @@ impl TokenizerHandle {
         })
     }
 
-    /// Bytes of the longest token that comes out of encoding.
+    /// Length in bytes of the longest token that encoding can produce.
     pub fn max_token_length(&self) -> c_int {
         self.max_token_length
     }
@@ -132,7 +134,7 @@ impl Memory {
         let mut text: Vec<u8> = memory::room(bytes, Purpose::Vocabulary)?;
         for (entry, _) in entries {
             text.extend_from_slice(entry);
-            text.push(0); // the program's own vocabulary is made of C strings
+            text.push(0); // C strings, as in a vocabulary that the program reads itself
         }
         let mut rest = text.as_mut_slice();
         let mut vocab = memory::room(entries.len(), Purpose::Vocabulary)?;
@@ -141,7 +143,7 @@ impl Memory {
             vocab.push(first.as_mut_ptr().cast());
             rest = behind;
         }
-        // Lengths come from an int in the file.
+        // The file stores each length as an int, so the cast loses nothing.
         let lengths = entries.iter().map(|(entry, _)| entry.len() as c_int);
         Ok(Self {
             _sorted: sorted(entries, &vocab)?,

@@ -1,6 +1,6 @@
-//! The eval program's structs, byte for byte. It owns them; we read them, and write what each field's comment says.
+//! The eval program's structs, byte for byte. The program owns them; each field's comment says whether we write to it.
 //!
-//! Every size and offset is asserted while compiling: a change here is a change of the contract.
+//! Every size and offset is asserted at compile time: a change here is a change of the contract.
 
 use std::ffi::{c_char, c_int, c_uchar, c_ulonglong, c_void};
 use std::mem::{offset_of, size_of};
@@ -15,9 +15,9 @@ pub struct Config {
     pub hidden_dim: c_int,
     /// Experts in each layer.
     pub n_experts: c_int,
-    /// Experts each token is sent to.
+    /// Experts that the router selects for each token.
     pub experts_per_token: c_int,
-    /// Width inside an expert.
+    /// Width of an expert's inner activations.
     pub intermediate_dim: c_int,
     /// Layers.
     pub n_layers: c_int,
@@ -35,17 +35,19 @@ pub struct Config {
     pub rope_theta: f32,
     /// YaRN's scaling factor.
     pub rope_scaling_factor: f32,
-    /// Width of the windowed layers' attention; 0 if no layer is windowed.
+    /// Positions that a sliding-window layer attends to; 0 if there is no such layer.
     pub sliding_window: c_int,
-    /// Clamp of the gated unit's inputs.
+    /// Limit that gate and up are clamped to in the experts' SwiGLU.
     pub swiglu_limit: f32,
 }
 
-/// The weights, float32, row-major, outputs before inputs. While the model is warmed up these are addresses
-/// in the first replica, in its own formats, or NULL; `finish` puts the program's own back. On a GPU they are
-/// the first device's, not for the host to read: of the arrays that have layers those of layer 0; vectors
-/// float32, `token_embedding_table` and `w_router` BF16 (float32 where that is not exact) in row-major tiles
-/// of 32 rows, the other matrices MXFP4, FP16 or BF16 in the order of the device's matrix cores.
+/// The weights, float32, row-major, outputs before inputs.
+///
+/// Between `warm_up` and `finish` these are addresses of the first replica's packed weights, not for the program to
+/// use; `finish` restores the program's own. On a GPU they are device addresses. For arrays with a layer dimension it
+/// is layer 0's. Vectors are float32. `token_embedding_table` and `w_router` are BF16 in row-major tiles of 32 rows on
+/// a GPU; the other matrices there are MXFP4, FP16 or BF16 in the layout of the matrix cores. A matrix that no narrower
+/// format holds exactly is float32 in row-major tiles of 32 rows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransformerWeights {
@@ -83,9 +85,10 @@ pub struct TransformerWeights {
     pub out: *mut f32,
 }
 
-/// The program's own scratch memory for one token. Never read; while the model is warmed up these are
-/// addresses in the first replica, or NULL. On a GPU `x`, `t`, `tb`, `mlp1_out` and `qkv` are the activations
-/// of a step on the first device, `key_cache` its KV cache, and the others NULL.
+/// The program's scratch memory for one token, which the library does not use.
+///
+/// Between `warm_up` and `finish`, `x`, `t`, `tb`, `mlp1_out` and `qkv` are addresses of the first replica's
+/// activations, `key_cache` that of its KV cache, and the others NULL. On a GPU they are device addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunState {
@@ -133,7 +136,7 @@ pub struct RunState {
     pub mask: *mut f32,
 }
 
-/// A model. Its address is the handle of everything `warm_up` makes for it.
+/// A model. The struct's address is the handle by which `inference` and `finish` find what `warm_up` made.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transformer {
@@ -143,23 +146,23 @@ pub struct Transformer {
     pub weights: TransformerWeights,
     /// The scratch memory.
     pub state: RunState,
-    /// The program's file descriptor of the mapped checkpoint; only asked how long the file is.
+    /// The program's file descriptor of the mapped checkpoint, used only to ask for the file's size.
     pub fd: c_int,
-    /// The program's mapping of the checkpoint, or NULL: weights that begin within it must end within it.
+    /// The program's mapping of the checkpoint, or NULL. If the embedding lies in it, all weights must.
     pub data: *mut f32,
-    /// Bytes in the program's mapping.
+    /// Size of the mapping in bytes.
     pub file_size: isize,
 }
 
-/// An entry of the sorted vocabulary.
+/// An entry of `Tokenizer.sorted_vocab`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct TokenIndex {
     /// The token's bytes, `[len]`.
     pub str: *const c_char,
-    /// How many.
+    /// Number of bytes.
     pub len: c_int,
-    /// The token.
+    /// The token's id.
     pub id: c_int,
 }
 
@@ -167,61 +170,61 @@ pub struct TokenIndex {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Tokenizer {
-    /// `[vocab_size]` pointers to each token's bytes.
+    /// `[vocab_size]`: pointers to the tokens' bytes.
     pub vocab: *mut *mut c_char,
-    /// `[vocab_size]` numbers of bytes.
+    /// `[vocab_size]`: the tokens' lengths in bytes.
     pub lengths: *mut c_int,
-    /// `[vocab_size]`; special tokens have -1e30.
+    /// `[vocab_size]`: -1e30 for special tokens, which encoding never produces.
     pub scores: *mut f32,
     /// Tokens in the vocabulary.
     pub vocab_size: c_int,
-    /// Bytes of the longest token.
+    /// Length in bytes of the longest token that encoding may produce.
     pub max_token_length: c_int,
-    /// `[vocab_size]`, sorted by bytes, then length.
+    /// `[vocab_size]`: sorted by bytes, then by length.
     pub sorted_vocab: *mut TokenIndex,
-    /// The token of each single byte.
+    /// The id of each single byte's token.
     pub byte_tokens: [c_int; 256],
     /// Each byte as a string: `[256, 2]`, byte and NUL.
     pub byte_pieces: [c_uchar; 512],
 }
 
-/// An entry of the sampler's scratch memory.
+/// An entry of `Sampler.probindex`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ProbIndex {
     /// A token's probability.
     pub prob: f32,
-    /// The token.
+    /// The token's id.
     pub index: c_int,
 }
 
-/// How to sample.
+/// How tokens are sampled.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler {
     /// Tokens in the vocabulary.
     pub vocab_size: c_int,
-    /// `[vocab_size]` of scratch memory; never used.
+    /// `[vocab_size]`: the program's scratch memory, which the library does not use.
     pub probindex: *mut ProbIndex,
-    /// 0 takes the most likely token.
+    /// 0 is greedy decoding.
     pub temperature: f32,
-    /// The mass of the nucleus; all tokens count unless it lies within (0, 1).
+    /// Within (0, 1): top-p (nucleus) sampling. Any other value: all tokens can be sampled.
     pub topp: f32,
-    /// State of the random numbers. `inference` leaves here what request 0 left.
+    /// State of the random number generator. `inference` stores here the state after request 0's last token.
     pub rng_state: c_ulonglong,
 }
 
-/// The prompts, and room for the answers.
+/// The prompts, and memory for the answers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Requests {
-    /// How many.
+    /// Number of requests.
     pub num_reqs: c_int,
-    /// Bytes set aside for each token of a prompt.
+    /// Bytes allocated for each position of a prompt.
     pub max_token_len: c_int,
     /// The most positions of a request, prompt and answer.
     pub max_seq_len: c_int,
-    /// `[num_reqs, max_token_len * (max_seq_len + 1)]`: the prompts, filled up with NUL.
+    /// `[num_reqs, max_token_len * (max_seq_len + 1)]`: the prompts, padded with NUL.
     pub str_reqs: *mut c_char,
     /// `[num_reqs, max_seq_len + 1]`: the answers, each ended by -1. `inference` writes them.
     pub tok_gens: *mut c_int,
@@ -261,13 +264,13 @@ layout!(Sampler: 32, vocab_size 0, probindex 8, temperature 16, topp 20, rng_sta
 layout!(Requests: 32, num_reqs 0, max_token_len 4, max_seq_len 8, str_reqs 16, tok_gens 24);
 
 impl Config {
-    /// The struct's bytes, as they begin a `.bin` file.
+    /// The struct's bytes, which are also the header of a `.bin` file.
     pub fn to_bytes(self) -> [u8; size_of::<Self>()] {
         // SAFETY: fifteen fields of four bytes leave no padding, and any bytes are bytes.
         unsafe { std::mem::transmute(self) }
     }
 
-    /// The struct of these bytes.
+    /// The inverse of [`Self::to_bytes`].
     pub fn from_bytes(bytes: [u8; size_of::<Self>()]) -> Self {
         // SAFETY: every field takes any bytes.
         unsafe { std::mem::transmute(bytes) }

@@ -1,4 +1,4 @@
-//! The program's vocabulary, read once and kept as long as it says the same.
+//! The tokenizer built from the program's vocabulary, and rebuilt when the program has changed it.
 
 use super::pointer;
 use super::types;
@@ -10,13 +10,13 @@ use rustc_hash::FxHasher;
 use std::ffi::{c_char, c_int};
 use std::hash::Hasher;
 
-/// A tokenizer, and what it was made of.
+/// A tokenizer, and a hash of the program's arrays that it was built from.
 pub struct Vocabulary {
     tokenizer: Tokenizer,
     fingerprint: u64,
 }
 
-/// The struct's arrays, which have one length.
+/// The struct's arrays, all of length `vocab_size`.
 struct Arrays<'a> {
     vocab: &'a [*mut c_char],
     lengths: &'a [c_int],
@@ -32,23 +32,23 @@ impl Vocabulary {
     /// Pointers in `tokenizer` that are not NULL must point to what [`types::Tokenizer`] says of them, and nobody may
     /// write there during the call.
     pub unsafe fn read(tokenizer: &types::Tokenizer) -> Result<Self> {
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         unsafe { Self::of(&Arrays::check(tokenizer)?) }
     }
 
-    /// Reads the struct's arrays anew if they are not what they were: the program may have written to them, or pass
+    /// Rebuilds the tokenizer if the arrays' contents have changed: the program may have written to them, or may pass
     /// another struct.
     ///
     /// # Safety
     ///
-    /// As [`Self::read`].
+    /// Same requirements as [`Self::read`].
     pub unsafe fn follow(&mut self, tokenizer: &types::Tokenizer) -> Result<()> {
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         let arrays = unsafe { Arrays::check(tokenizer) }?;
-        // SAFETY: as our caller vouches.
+        // SAFETY: guaranteed by our caller.
         if unsafe { arrays.fingerprint() }? != self.fingerprint {
             report::line("the tokenizer is not what it was before; reading it anew");
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by our caller.
             *self = unsafe { Self::of(&arrays) }?;
         }
         Ok(())
@@ -56,16 +56,16 @@ impl Vocabulary {
 
     /// # Safety
     ///
-    /// As [`Self::read`].
+    /// Same requirements as [`Self::read`].
     unsafe fn of(arrays: &Arrays<'_>) -> Result<Self> {
         let mut entries = memory::room(arrays.vocab.len(), Purpose::Vocabulary)?;
         for id in 0..arrays.vocab.len() {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by our caller.
             entries.push(unsafe { arrays.entry(id) }?);
         }
         Ok(Self {
             tokenizer: Tokenizer::new(entries, arrays.max_token_length)?,
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by our caller.
             fingerprint: unsafe { arrays.fingerprint() }?,
         })
     }
@@ -81,7 +81,7 @@ impl<'a> Arrays<'a> {
     ///
     /// # Safety
     ///
-    /// As [`Vocabulary::read`], for `'a`.
+    /// Same requirements as [`Vocabulary::read`], for `'a`.
     unsafe fn check(tokenizer: &'a types::Tokenizer) -> Result<Self> {
         let n = size("vocab_size", tokenizer.vocab_size, 1)?;
         let max_token_length = size("max_token_length", tokenizer.max_token_length, 0)?;
@@ -89,7 +89,7 @@ impl<'a> Arrays<'a> {
         pointer::check(tokenizer.lengths, "Tokenizer.lengths")?;
         pointer::check(tokenizer.scores, "Tokenizer.scores")?;
         Ok(Self {
-            // SAFETY: not NULL, aligned; the caller vouches for `n` entries that do not change.
+            // SAFETY: not NULL, aligned; the caller guarantees `n` entries that do not change.
             vocab: unsafe { std::slice::from_raw_parts(tokenizer.vocab, n) },
             // SAFETY: as above.
             lengths: unsafe { std::slice::from_raw_parts(tokenizer.lengths, n) },
@@ -103,27 +103,27 @@ impl<'a> Arrays<'a> {
     ///
     /// # Safety
     ///
-    /// As [`Vocabulary::read`], for `'a`.
+    /// Same requirements as [`Vocabulary::read`], for `'a`.
     unsafe fn entry(&self, id: usize) -> Result<Entry<'a>> {
         let bytes = self.vocab[id];
         let length = usize::try_from(self.lengths[id]).ok();
         let length = length.filter(|&length| length <= MOST && !bytes.is_null());
         let length = length.ok_or_else(|| Error::format("Tokenizer", format!("token {id} has no bytes")))?;
-        // SAFETY: not NULL; the caller vouches for `lengths[id]` bytes at `vocab[id]`.
+        // SAFETY: not NULL; the caller guarantees `lengths[id]` bytes at `vocab[id]`.
         let bytes = unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) };
         Ok((bytes, self.scores[id]))
     }
 
-    /// A hash of all that is read: 4 to 10 ms on a busy machine, for 200,000 tokens that lie scattered.
+    /// A hash of everything that is read. Takes 4 to 10 ms for 200,000 tokens scattered over the heap.
     ///
     /// # Safety
     ///
-    /// As [`Vocabulary::read`].
+    /// Same requirements as [`Vocabulary::read`].
     unsafe fn fingerprint(&self) -> Result<u64> {
         let mut hasher = FxHasher::default();
         hasher.write_usize(self.max_token_length);
         for id in 0..self.vocab.len() {
-            // SAFETY: as our caller vouches.
+            // SAFETY: guaranteed by our caller.
             let (bytes, score) = unsafe { self.entry(id) }?;
             hasher.write_usize(bytes.len());
             hasher.write_u32(score.to_bits());
@@ -133,7 +133,8 @@ impl<'a> Arrays<'a> {
     }
 }
 
-/// The most tokens of a vocabulary, and bytes of a token: far above any, so that garbage is not taken for a size.
+/// The most tokens in a vocabulary, and the most bytes in a token. Far above real ones; it keeps garbage from being
+/// taken for a size.
 const MOST: usize = 1 << 24;
 
 fn size(field: &str, value: c_int, least: usize) -> Result<usize> {
