@@ -1,6 +1,7 @@
-//! Checkpoints of sixteen float32 arrays: the eval program's `.bin` file and the struct of pointers it makes of it.
+//! Checkpoints of sixteen float32 arrays, those of [`Field`]: the eval program's `.bin` file, and its struct of
+//! pointers.
 //!
-//! Both hold the arrays of [`Field`]; they differ in where each one starts. [`TensorLayout`] knows the rest.
+//! They differ in where each array starts; [`TensorLayout`] finds the tensors within the arrays of either.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,13 +12,13 @@ use crate::error::{Error, Result};
 use crate::file_kind::{self, MODEL};
 use crate::model::ModelConfig;
 
-/// Bytes of the C struct `Config`, with which a `.bin` file begins.
+/// Size of the C struct `Config`, the header of a `.bin` file.
 pub const CONFIG_BYTES: usize = 60;
 
 /// Bytes of one value.
 const VALUE_BYTES: usize = size_of::<f32>();
 
-/// Reads the C struct `Config` as it lies in memory or in a file.
+/// Reads the bytes of the C struct `Config`, and checks its fields.
 pub fn config_from_bytes(bytes: &[u8; CONFIG_BYTES]) -> Result<ModelConfig> {
     let mut fields = [0; 15];
     for (field, bytes) in fields.iter_mut().zip(bytes.as_chunks().0) {
@@ -26,7 +27,7 @@ pub fn config_from_bytes(bytes: &[u8; CONFIG_BYTES]) -> Result<ModelConfig> {
     config_from_fields(&fields)
 }
 
-/// Reads the C struct `Config` from the bits of its fifteen fields, and checks it.
+/// Reads the C struct `Config` from the bits of its fifteen fields, and checks them.
 pub fn config_from_fields(fields: &[u32; 15]) -> Result<ModelConfig> {
     let int = |index: usize, field: &'static str| {
         let value = fields[index].cast_signed();
@@ -59,8 +60,8 @@ pub fn config_from_fields(fields: &[u32; 15]) -> Result<ModelConfig> {
     .check()
 }
 
-/// The C struct `Config` of a checked configuration, whose dimensions all fit its fields. What only directories say
-/// (the last of a model's positions, other numbers for YaRN) has no field there.
+/// The bytes of the C struct `Config` for a checked configuration, whose dimensions all fit its fields. It has no
+/// fields for `context_length`, `yarn_ramp` and `rope_concentration`, which only directories set.
 pub fn config_to_bytes(config: &ModelConfig) -> [u8; CONFIG_BYTES] {
     let fields = [
         config.vocab_size as u32,
@@ -86,11 +87,11 @@ pub fn config_to_bytes(config: &ModelConfig) -> [u8; CONFIG_BYTES] {
     bytes
 }
 
-/// Where each tensor lies: in its array, and each array in a `.bin` file.
+/// The byte range of each tensor in its array, and of each array in a `.bin` file.
 #[derive(Clone, Debug)]
 pub struct TensorLayout {
     config: ModelConfig,
-    /// Each array's bytes in the file, by `Field as usize`.
+    /// Each array's byte range in the file, by `Field as usize`.
     in_file: [Range<usize>; Field::COUNT],
     file_bytes: usize,
 }
@@ -116,29 +117,29 @@ impl TensorLayout {
         })
     }
 
-    /// Bytes of the whole file.
+    /// Size of the file in bytes.
     pub fn file_bytes(&self) -> usize {
         self.file_bytes
     }
 
-    /// The bytes of an array in the file.
+    /// The byte range of an array in the file.
     pub fn in_file(&self, field: Field) -> Range<usize> {
         self.in_file[field as usize].clone()
     }
 
-    /// The array that holds a tensor, and the tensor's bytes in that array.
+    /// The array that holds a tensor, and the tensor's byte range in it.
     pub fn in_array(&self, id: TensorId) -> Result<(Field, Range<usize>)> {
         id.check(&self.config)?;
         let (field, layer, expert) = id.place();
         let [_, experts] = field.counts(&self.config);
         let [rows, cols] = id.shape(&self.config);
-        // No overflow: all of the array's bytes fit, `new` has checked.
+        // Does not overflow: `new` has checked that the size of the whole array does not.
         let bytes = rows * cols * VALUE_BYTES;
         let start = (layer * experts + expert) * bytes;
         Ok((field, start..start + bytes))
     }
 
-    /// The tensor whose values these bytes are.
+    /// The tensor with these bytes as its values.
     fn tensor<'a>(&self, id: TensorId, bytes: &'a [u8]) -> Tensor<'a> {
         let [rows, cols] = id.shape(&self.config);
         let values = Values::F32(bytes);
@@ -150,7 +151,7 @@ impl TensorLayout {
     }
 }
 
-/// Bytes of an array, if they can be counted.
+/// Size of an array in bytes; `None` if that overflows.
 fn array_bytes(config: &ModelConfig, field: Field) -> Option<usize> {
     let [layers, experts] = field.counts(config);
     let [rows, cols] = field.id(0, 0).shape(config);
@@ -167,7 +168,7 @@ pub struct BinCheckpoint {
 }
 
 impl BinCheckpoint {
-    /// Maps the file and checks that it is as long as its configuration says.
+    /// Maps the file and checks that it has the length that its configuration gives.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::open_bin(path).map_err(|error| file_kind::explain(path, error, MODEL))
@@ -202,19 +203,19 @@ impl Checkpoint for BinCheckpoint {
     }
 }
 
-/// The eval program's `TransformerWeights`: sixteen arrays wherever it put them.
+/// The sixteen arrays that the eval program's `TransformerWeights` points to.
 #[derive(Debug)]
 pub struct PointerCheckpoint {
     layout: TensorLayout,
     /// Each array's first byte, by `Field as usize`.
     arrays: [*const u8; Field::COUNT],
-    /// The file they lie in, if it is known.
+    /// The mapped file that holds the arrays, if it is known.
     file: Option<WatchedFile>,
 }
 
-// SAFETY: the pointers are only read through, and `new` demands that nothing writes there while this lives.
+// SAFETY: nothing is written through the pointers, and `new` requires that nobody writes there while this lives.
 unsafe impl Send for PointerCheckpoint {}
-// SAFETY: as above; no method changes anything.
+// SAFETY: as above; methods that take `&self` change nothing.
 unsafe impl Sync for PointerCheckpoint {}
 
 impl PointerCheckpoint {
@@ -239,8 +240,8 @@ impl PointerCheckpoint {
         }
     }
 
-    /// Looks at the length of the file behind `descriptor` before each tensor is read, if its `bytes` are what is mapped
-    /// at `data`. Fails if it has been cut already.
+    /// Makes `tensor` check the length of the file open as `descriptor`, if that file is the one mapped at `data`: at
+    /// least `bytes`. Fails if it is shorter already.
     pub fn watch(&mut self, descriptor: i32, data: *const u8, bytes: u64) -> Result<()> {
         self.file = WatchedFile::new(descriptor, data, bytes);
         self.check_file()
@@ -250,7 +251,7 @@ impl PointerCheckpoint {
         self.file.as_ref().map_or(Ok(()), WatchedFile::check)
     }
 
-    /// Checks that every array lies inside the `file_bytes` mapped at `data`, for callers who know them.
+    /// Checks that every array lies inside the `file_bytes` mapped at `data`.
     pub fn check_range(&self, data: *const u8, file_bytes: u64) -> Result<()> {
         for field in Field::IN_FILE_ORDER {
             let expected_bytes = self.layout.in_file(field).len() as u64;
@@ -278,7 +279,7 @@ impl Checkpoint for PointerCheckpoint {
         let (field, bytes) = self.layout.in_array(id)?;
         self.check_file()?;
         let array = self.arrays[field as usize];
-        // SAFETY: `in_array` gives a range inside the array, whose length `new`'s caller has promised; `bytes` have no
+        // SAFETY: `in_array` gives a range inside the array, whose length the caller of `new` guarantees; bytes need no
         // alignment, and the slice lives no longer than `self`.
         let bytes = unsafe { std::slice::from_raw_parts(array.add(bytes.start), bytes.len()) };
         Ok(self.layout.tensor(id, bytes))

@@ -1,7 +1,7 @@
-//! The fields of a JSON object, each with what becomes of it.
+//! JSON configurations, read by a table of fields.
 //!
-//! A configuration is data that says which mathematics a model has. A field that is passed over may make it another
-//! model, so every field there can be stands in a table, and any other is refused by name.
+//! A field of a configuration may change the model's mathematics, so none may be ignored by accident: the table lists
+//! every field that is allowed and how it is handled, and any other field is refused by name.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,23 +11,23 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// What becomes of a field.
+/// How a field is handled.
 pub(super) enum Fate {
-    /// The model is made of it. Where it is absent, it is this, in JSON.
+    /// It is read. The text is the default, in JSON.
     Used(&'static str),
-    /// The mathematics has this value, in JSON, built in, and no other is supported. Where it is absent, it is this.
+    /// Only this value, in JSON, is supported; it is also the default.
     Only(&'static str),
-    /// It changes no answer.
+    /// It is ignored, since it changes no answer.
     Ignored,
 }
 
-/// The fields an object may have.
+/// The fields that an object may have.
 pub(super) type Table = [(&'static str, Fate)];
 
-/// An object all of whose fields are known and supported.
+/// A JSON object that has only fields of its table, with supported values.
 pub(super) struct Fields {
     table: &'static Table,
-    /// What stands before a field's name in messages, for example `rope_scaling.`.
+    /// Printed before a field's name in messages, for example `rope_scaling.`.
     prefix: String,
     object: Map<String, Value>,
 }
@@ -57,12 +57,12 @@ impl Fields {
         })
     }
 
-    /// Whether the object has the field, be it null.
+    /// Whether the object has the field, even if its value is null.
     pub fn has(&self, name: &str) -> bool {
         self.object.contains_key(name)
     }
 
-    /// The field's value, or what it is where it is absent.
+    /// The field's value, or its default.
     pub fn value(&self, name: &str) -> Value {
         let absent = || {
             let known = self.table.iter().find(|(known, _)| *known == name);
@@ -74,7 +74,7 @@ impl Fields {
         self.object.get(name).cloned().unwrap_or_else(absent)
     }
 
-    /// A whole number; `None` if it is null.
+    /// The value of a field that is a whole number; `None` if it is null.
     pub fn size_or_null(&self, name: &str) -> Result<Option<usize>, String> {
         let value = self.value(name);
         match (&value, value.as_u64().and_then(|value| usize::try_from(value).ok())) {
@@ -84,13 +84,13 @@ impl Fields {
         }
     }
 
-    /// A whole number.
+    /// The value of a field that is a whole number.
     pub fn size(&self, name: &str) -> Result<usize, String> {
         self.size_or_null(name)?
             .ok_or_else(|| self.wrong(name, &Value::Null, "a whole number that is not negative"))
     }
 
-    /// A number; `None` if it is null.
+    /// The value of a field that is a number; `None` if it is null.
     pub fn number_or_null(&self, name: &str) -> Result<Option<f64>, String> {
         let value = self.value(name);
         match (&value, value.as_f64()) {
@@ -100,19 +100,19 @@ impl Fields {
         }
     }
 
-    /// A number.
+    /// The value of a field that is a number.
     pub fn number(&self, name: &str) -> Result<f64, String> {
         self.number_or_null(name)?
             .ok_or_else(|| self.wrong(name, &Value::Null, "a number"))
     }
 
-    /// True or false.
+    /// The value of a field that is true or false.
     pub fn flag(&self, name: &str) -> Result<bool, String> {
         let value = self.value(name);
         value.as_bool().ok_or_else(|| self.wrong(name, &value, "true or false"))
     }
 
-    /// A text; `None` if it is null.
+    /// The value of a field that is a string; `None` if it is null.
     pub fn text_or_null(&self, name: &str) -> Result<Option<String>, String> {
         match self.value(name) {
             Value::Null => Ok(None),
@@ -121,7 +121,7 @@ impl Fields {
         }
     }
 
-    /// The fields of an object in the object; `None` if it is null.
+    /// The value of a field that is an object, checked against its own table; `None` if it is null.
     pub fn object_or_null(&self, name: &str, table: &'static Table) -> Result<Option<Self>, String> {
         match self.value(name) {
             Value::Null => Ok(None),
@@ -130,7 +130,7 @@ impl Fields {
         }
     }
 
-    /// Refuses a second name for a number where it says something else.
+    /// Checks a field that repeats another one, `from`: it must be absent, null, or that one's value `is`.
     pub fn agree(&self, name: &str, is: f64, from: &str) -> Result<(), String> {
         match self.number_or_null(name)? {
             Some(value) if value != is => Err(format!(
@@ -141,18 +141,18 @@ impl Fields {
         }
     }
 
-    /// Says that a value is not what the field can hold.
+    /// The message for a value that the field cannot have.
     pub fn wrong(&self, name: &str, value: &Value, expected: &str) -> String {
         format!("{}{name} is {}; it must be {expected}", self.prefix, shown(value))
     }
 }
 
-/// A value of a table.
+/// A value written in a table.
 fn parse(json: &'static str) -> Value {
     serde_json::from_str(json).unwrap_or(Value::Null)
 }
 
-/// Whether two values mean the same: numbers as float32, so that 1 is 1.0 and a number may have been rounded.
+/// Whether two values are equal. Numbers are compared as float32: 1 equals 1.0, and a number may have been rounded.
 fn same(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a as f32 == b as f32,
@@ -160,10 +160,10 @@ fn same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// The most characters of a value that a message shows.
+/// Number of characters after which a message cuts a value.
 const MOST_SHOWN: usize = 60;
 
-/// A value as a message shows it.
+/// A value's text for a message.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(MOST_SHOWN) {
@@ -172,7 +172,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The most bytes of a JSON file: far above any index or configuration.
+/// The most bytes accepted of a JSON file; real indices and configurations are far smaller.
 const MOST_BYTES: u64 = 64 << 20;
 
 /// Reads a JSON file whose outermost value is an object.

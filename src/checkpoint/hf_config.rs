@@ -1,4 +1,5 @@
-//! The `config.json` of a Hugging Face directory: what transformers' `GptOssConfig` means by it, defaults included.
+//! The `config.json` of a Hugging Face directory, read as transformers' `GptOssConfig` reads it, with the same
+//! defaults.
 
 #[cfg(test)]
 mod tests;
@@ -11,7 +12,7 @@ use super::fields::{Fields, Table};
 use super::yarn::{Yarn, concentration};
 use crate::model::ModelConfig;
 
-/// Every field a configuration may have.
+/// Every field that `config.json` may have.
 const CONFIG: &Table = &[
     // Dimensions.
     ("vocab_size", Used("201088")),
@@ -24,14 +25,14 @@ const CONFIG: &Table = &[
     // null: hidden_size / num_attention_heads.
     ("head_dim", Used("64")),
     ("num_local_experts", Used("128")),
-    // Another name of num_local_experts.
+    // An alias of num_local_experts.
     ("num_experts", Used("null")),
     ("num_experts_per_tok", Used("4")),
     // Released files repeat num_experts_per_tok here; it must be the same.
     ("experts_per_token", Used("null")),
     // Positions.
     ("max_position_embeddings", Used("131072")),
-    // Released files repeat the context before scaling here; it must be the same.
+    // Released files repeat the context length before YaRN's scaling here; it must be the same.
     ("initial_context_length", Used("null")),
     ("rope_theta", Used("150000")),
     ("rope_scaling", Used("null")),
@@ -39,7 +40,7 @@ const CONFIG: &Table = &[
     ("partial_rotary_factor", Only("1.0")),
     // Attention.
     ("sliding_window", Used("128")),
-    // null: even layers are windowed, the others full. All may be full, too.
+    // null: even layers attend to a sliding window, odd layers to all positions. Otherwise this pattern, or all full.
     ("layer_types", Used("null")),
     ("attention_bias", Only("true")),
     // Experts.
@@ -56,13 +57,13 @@ const CONFIG: &Table = &[
     ("model_type", Only("\"gpt_oss\"")),
     ("architectures", Only("[\"GptOssForCausalLM\"]")),
     ("quantization_config", Used("null")),
-    // Which tokens end an answer is the program's rule, not the model's.
+    // The eval program fixes which tokens end an answer.
     ("bos_token_id", Ignored),
     ("eos_token_id", Ignored),
     ("pad_token_id", Ignored),
     ("sep_token_id", Ignored),
     ("decoder_start_token_id", Ignored),
-    // Only training looks at these.
+    // Used only in training.
     ("attention_dropout", Ignored),
     ("initializer_range", Ignored),
     ("router_aux_loss_coef", Ignored),
@@ -70,7 +71,7 @@ const CONFIG: &Table = &[
     ("problem_type", Ignored),
     ("id2label", Ignored),
     ("label2id", Ignored),
-    // How a program runs the model and what else it returns.
+    // How transformers runs the model, and what else it returns.
     ("torch_dtype", Ignored),
     ("dtype", Ignored),
     ("use_cache", Ignored),
@@ -81,7 +82,7 @@ const CONFIG: &Table = &[
     ("_attn_implementation", Ignored),
     ("_attn_implementation_autoset", Ignored),
     ("_experts_implementation", Ignored),
-    // Where the file comes from.
+    // The origin of the file.
     ("_name_or_path", Ignored),
     ("name_or_path", Ignored),
     ("tokenizer_class", Ignored),
@@ -90,41 +91,41 @@ const CONFIG: &Table = &[
     ("unsloth_version", Ignored),
 ];
 
-/// Every field of `rope_scaling`, and of `rope_parameters`, as transformers 5 calls it.
+/// Every field of `rope_scaling`, and of `rope_parameters`, its name in transformers 5.
 const ROPE: &Table = &[
     // Absent: "default", which is no scaling.
     ("rope_type", Used("null")),
-    // An older name of rope_type.
+    // The older name of rope_type.
     ("type", Used("null")),
-    // In rope_parameters; in rope_scaling it must be the configuration's.
+    // If config.json itself has rope_theta as well, both must be the same.
     ("rope_theta", Used("null")),
     ("partial_rotary_factor", Only("1.0")),
-    // The others are YaRN's.
+    // From here on the fields of YaRN alone; `plain` refuses them.
     ("factor", Used("null")),
     // Absent: max_position_embeddings.
     ("original_max_position_embeddings", Used("null")),
     ("beta_fast", Used("32")),
     ("beta_slow", Used("1")),
-    // Whether the ramp's ends are rounded to whole pairs.
+    // Whether the ramp's ends are rounded to whole pairs of dimensions.
     ("truncate", Used("true")),
-    // Absent: from factor, or from the two below.
+    // Absent: computed from mscale and mscale_all_dim, or without these from factor.
     ("attention_factor", Used("null")),
     ("mscale", Used("null")),
     ("mscale_all_dim", Used("null")),
 ];
 
-/// What `GptOssConfig` takes where neither `rope_scaling` nor `rope_parameters` is there.
+/// The value that `GptOssConfig` uses if neither `rope_scaling` nor `rope_parameters` is there.
 const DEFAULT_ROPE: &str = r#"{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
     "truncate": false, "original_max_position_embeddings": 4096}"#;
 
-/// Every field of `quantization_config`. Which tensors are MXFP4 is seen in the files.
+/// Every field of `quantization_config`. Which tensors are MXFP4 follows from the safetensors files.
 const QUANTIZATION: &Table = &[
     ("quant_method", Only("\"mxfp4\"")),
     ("modules_to_not_convert", Ignored),
     ("dequantize", Ignored),
 ];
 
-/// The model of a `config.json`.
+/// The configuration that a `config.json` describes, not yet checked.
 pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> {
     let fields = Fields::new(CONFIG, "", object)?;
     if !fields.has("model_type") {
@@ -169,7 +170,7 @@ pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> 
     })
 }
 
-/// `num_local_experts`, whose other name is `num_experts`.
+/// The number of experts: `num_local_experts`, or its alias `num_experts`.
 fn experts(fields: &Fields) -> Result<usize, String> {
     match fields.size_or_null("num_experts")? {
         Some(experts) if !fields.has("num_local_experts") => Ok(experts),
@@ -181,7 +182,7 @@ fn experts(fields: &Fields) -> Result<usize, String> {
     }
 }
 
-/// The window of even layers; 0 if all layers are full.
+/// The sliding window of the even layers; 0 if all layers attend to all positions.
 fn sliding_window(fields: &Fields, n_layers: usize) -> Result<usize, String> {
     const TYPES: [&str; 2] = ["sliding_attention", "full_attention"];
     let types = match fields.value("layer_types") {
@@ -215,11 +216,11 @@ fn sliding_window(fields: &Fields, n_layers: usize) -> Result<usize, String> {
     }
 }
 
-/// The rotary embedding.
+/// The parameters of the rotary embedding.
 struct Rope {
     theta: f64,
     factor: f64,
-    /// Positions before scaling.
+    /// Context length before scaling.
     context: usize,
     ramp: Option<[f32; 2]>,
     concentration: Option<f32>,
@@ -248,7 +249,7 @@ fn rope(fields: &Fields, head_dim: usize, max_positions: usize) -> Result<Rope, 
     }
 }
 
-/// The object that describes the rotary embedding, under the name it has there.
+/// The name and the fields of the object that describes the rotary embedding.
 fn rope_fields(fields: &Fields) -> Result<(&'static str, Fields), String> {
     let parameters = fields.object_or_null("rope_parameters", ROPE)?;
     if let Some(parameters) = parameters {
@@ -273,7 +274,7 @@ fn rope_fields(fields: &Fields) -> Result<(&'static str, Fields), String> {
     Ok(("rope_scaling", Fields::new(ROPE, "rope_scaling.", object)?))
 }
 
-/// The rotary embedding without scaling.
+/// A rotary embedding without scaling. Refuses the parameters of YaRN.
 fn plain(rope: &Fields, name: &str, theta: f64, max_positions: usize) -> Result<Rope, String> {
     let of_yarn = ROPE.iter().skip_while(|(field, _)| *field != "factor");
     for (field, _) in of_yarn {
@@ -334,7 +335,7 @@ fn yarn(rope: &Fields, name: &str, theta: f64, head_dim: usize, max_positions: u
         }
         _ => None,
     };
-    // What the program computes itself stays its own, to the bit.
+    // A concentration that rounds to the eval program's own is left out, so that it is computed as the program does.
     let own = concentration(factor, 1.0) as f32;
     Ok(Rope {
         theta,

@@ -1,5 +1,5 @@
-//! Files mapped into memory. To read a page that has been cut off since is a bus error, which nobody can turn into an
-//! error of ours; so a file's length is looked at again before each tensor is read.
+//! Files mapped into memory. Reading a page behind the end of a file that has become shorter raises SIGBUS, which
+//! cannot be turned into an error; so the file's length is checked again before each tensor is read.
 
 use std::fs::{File, Metadata};
 use std::ops::Deref;
@@ -10,7 +10,7 @@ use memmap2::Mmap;
 
 use crate::error::{Error, Result};
 
-/// A file of ours, mapped for reading. It must not be changed while this lives.
+/// A file that the library has mapped for reading. It must not be changed while this lives.
 #[derive(Debug)]
 pub(super) struct MappedFile {
     path: PathBuf,
@@ -23,8 +23,8 @@ impl MappedFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let error = |error| Error::io(path, error);
         let file = File::open(path).map_err(error)?;
-        // SAFETY: the map is read-only and private. Whoever opens a checkpoint leaves its files alone meanwhile, as the
-        // types that hold the map document; what can be checked of that, `check` does.
+        // SAFETY: the map is read-only and private. The types that hold it document that the file must not be changed
+        // while they live; `check` finds one that has become shorter.
         let map = unsafe { Mmap::map(&file) }.map_err(error)?;
         Ok(Self {
             path: path.to_owned(),
@@ -51,14 +51,15 @@ impl Deref for MappedFile {
 /// A file that the program has mapped and keeps open.
 #[derive(Debug)]
 pub(super) struct WatchedFile {
-    /// Where the system shows what the descriptor has open.
+    /// `/proc/self/fd/N` of the program's descriptor.
     path: PathBuf,
     inode: u64,
     bytes: u64,
 }
 
 impl WatchedFile {
-    /// The file behind `descriptor`, if its `bytes` are what is mapped at `data`: a program may have closed it.
+    /// The file open as `descriptor`, expected to have `bytes`. `None` if it is not the file mapped at `data`: the
+    /// program may have closed it, and the descriptor may be another file's now.
     pub(super) fn new(descriptor: i32, data: *const u8, bytes: u64) -> Option<Self> {
         let path = PathBuf::from(format!("/proc/self/fd/{descriptor}"));
         let inode = std::fs::metadata(&path).ok().filter(Metadata::is_file)?.ino();
@@ -67,7 +68,7 @@ impl WatchedFile {
         is_mapped.then_some(Self { path, inode, bytes })
     }
 
-    /// Refuses a file that has become shorter. One that is closed is not known any more.
+    /// Refuses a file that has become shorter. A file that the program has closed since cannot be checked, and passes.
     pub(super) fn check(&self) -> Result<()> {
         match std::fs::metadata(&self.path) {
             Ok(metadata) if metadata.ino() == self.inode => check_length(&self.path, &metadata, self.bytes),
@@ -76,7 +77,7 @@ impl WatchedFile {
     }
 }
 
-/// The inode that a line of `/proc/self/maps` names, if its mapping holds `data`.
+/// The inode in a line of `/proc/self/maps`, if the line's address range contains `data`.
 fn inode_at(line: &str, data: *const u8) -> Option<u64> {
     // start-end, permissions, offset, device, inode
     let mut words = line.split_ascii_whitespace();

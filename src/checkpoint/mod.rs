@@ -1,8 +1,8 @@
-//! Where the weights come from: the eval program's struct, its `.bin` file, or a directory of safetensors files,
-//! Hugging Face's or the release's `original`.
+//! Sources of weights: the eval program's struct, its `.bin` file, or a directory of safetensors files, either Hugging
+//! Face's or the release's `original`.
 //!
-//! A checkpoint names tensors in the model's words and gives their values as they lie in memory, unconverted
-//! and uncopied. What they become is the business of `weights`.
+//! A [`Checkpoint`] gives each tensor of the model, by its [`TensorId`], as slices of the mapped file or of the
+//! program's memory, neither copied nor converted. `weights` packs them.
 
 mod arrays;
 mod fields;
@@ -27,8 +27,8 @@ use crate::memory::{self, Purpose};
 use crate::model::ModelConfig;
 use half::bf16;
 
-/// The most positions for which the KV cache has room in each of the sequences it is made for, however many a directory
-/// says a model has: gpt-oss has 131072, and few requests come near them.
+/// The largest `seq_len` of a model read from a directory. The KV cache is sized for sequences of `seq_len` positions;
+/// gpt-oss allows 131072, but few requests come near that.
 const MAX_SEQ_LEN: usize = 4096;
 
 /// A tensor of the model. `layer` and `expert` count from 0.
@@ -47,29 +47,29 @@ pub enum TensorId {
     OutNorm,
     /// Query, key and value projection `[head_dim * (heads + 2 * kv_heads), hidden]`.
     Qkv { layer: usize },
-    /// Its bias `[1, head_dim * (heads + 2 * kv_heads)]`.
+    /// Bias of the query, key and value projection `[1, head_dim * (heads + 2 * kv_heads)]`.
     QkvBias { layer: usize },
     /// Attention's output projection `[hidden, head_dim * heads]`.
     AttnOut { layer: usize },
-    /// Its bias `[1, hidden]`.
+    /// Bias of attention's output projection `[1, hidden]`.
     AttnOutBias { layer: usize },
     /// Attention sinks `[1, heads]`.
     Sinks { layer: usize },
     /// Router `[experts, hidden]`.
     Router { layer: usize },
-    /// Its bias `[1, experts]`.
+    /// Bias of the router `[1, experts]`.
     RouterBias { layer: usize },
     /// An expert's first matrix `[2 * intermediate, hidden]`, rows alternating gate and up.
     Mlp1 { layer: usize, expert: usize },
-    /// Its bias `[1, 2 * intermediate]`.
+    /// Bias of an expert's first matrix `[1, 2 * intermediate]`.
     Mlp1Bias { layer: usize, expert: usize },
     /// An expert's second matrix `[hidden, intermediate]`.
     Mlp2 { layer: usize, expert: usize },
-    /// Its bias `[1, hidden]`.
+    /// Bias of an expert's second matrix `[1, hidden]`.
     Mlp2Bias { layer: usize, expert: usize },
 }
 
-/// Values as they lie in the checkpoint, little endian, row-major, of any alignment.
+/// Values as stored in the checkpoint: little endian, row-major, of any alignment.
 #[derive(Clone, Copy, Debug)]
 pub enum Values<'a> {
     /// 4 bytes a value.
@@ -83,11 +83,11 @@ pub enum Values<'a> {
         /// `[rows, cols / 32]`
         scales: &'a [u8],
     },
-    /// Rows of a matrix that lies transposed.
+    /// Rows of a matrix that is stored transposed.
     Columns(Columns<'a>),
 }
 
-/// What a value is stored as.
+/// The type in which a value is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Element {
     /// 4 bytes.
@@ -96,18 +96,18 @@ pub enum Element {
     Bf16,
 }
 
-/// Consecutive rows of a matrix that lies column by column, `[cols, stride]`.
+/// Consecutive rows of a matrix that is stored column by column, `[cols, stride]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
-    /// What its values are.
+    /// The type of its values.
     pub element: Element,
-    /// All of the matrix.
+    /// The bytes of the whole matrix.
     pub bytes: &'a [u8],
-    /// Rows of the matrix.
+    /// Rows of the whole matrix.
     pub stride: usize,
-    /// The first of the rows that are meant.
+    /// The first of the consecutive rows.
     pub first: usize,
-    /// How many are meant.
+    /// The number of consecutive rows.
     pub rows: usize,
 }
 
@@ -119,12 +119,12 @@ impl Columns<'_> {
         }
     }
 
-    /// Columns of the matrix.
+    /// Number of columns.
     pub fn cols(&self) -> usize {
         self.bytes.len() / (self.stride * self.element_bytes())
     }
 
-    /// The values of one of the rows, counted from the first of them, widened to float32 exactly.
+    /// The values of row `first + row` of the matrix, widened to float32 exactly.
     pub fn row(&self, row: usize) -> impl Iterator<Item = f32> {
         let column_bytes = self.stride * self.element_bytes();
         let at = (self.first + row) * self.element_bytes();
@@ -141,7 +141,7 @@ impl Columns<'_> {
 }
 
 impl Values<'_> {
-    /// How many values there are.
+    /// Number of values.
     pub fn count(&self) -> usize {
         match self {
             Self::F32(bytes) => bytes.len() / 4,
@@ -151,7 +151,7 @@ impl Values<'_> {
         }
     }
 
-    /// Appends the values to `out`, exactly; it has room for them.
+    /// Appends the values to `out`, widened to float32 exactly. `out` must have the capacity.
     fn extend_f32(&self, out: &mut Vec<f32>) {
         match self {
             Self::F32(bytes) => out.extend(bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b))),
@@ -168,29 +168,29 @@ impl Values<'_> {
     }
 }
 
-/// Consecutive rows of a tensor that lie together, or of a vector a run of its columns.
+/// Consecutive rows of a matrix, or consecutive elements of a vector, that are stored together.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
-    /// How many rows; 1 in a vector, however many of its columns the part holds.
+    /// Number of rows. For a vector it is 1, whatever number of its elements the part holds.
     pub rows: usize,
-    /// Their values: `rows * cols` of them, and in a vector as many as [`Values::count`] says.
+    /// `[rows, cols]` of a matrix, or [`Values::count`] elements of a vector.
     pub values: Values<'a>,
 }
 
-/// A matrix `[rows, cols]` as it lies in the checkpoint; vectors have one row.
+/// A matrix `[rows, cols]` as stored in the checkpoint; a vector has one row.
 #[derive(Clone, Debug)]
 pub struct Tensor<'a> {
     /// Outputs.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// One or more parts. A matrix is cut between rows; a vector, having one, between columns. Either way the values
-    /// of all parts, one after the other, are the tensor's in row-major order.
+    /// One or more parts, which one after the other hold the tensor's values in row-major order. A matrix is split
+    /// between rows, a vector between elements.
     pub parts: Vec<Part<'a>>,
 }
 
 impl Tensor<'_> {
-    /// Bytes it has in the checkpoint.
+    /// Size in the checkpoint in bytes.
     pub fn len_bytes(&self) -> u64 {
         let bytes = |values: &Values<'_>| match values {
             Values::F32(bytes) | Values::Bf16(bytes) => bytes.len(),
@@ -207,7 +207,7 @@ impl Tensor<'_> {
         Ok(out)
     }
 
-    /// Appends them to `out`.
+    /// Appends all values to `out`, in row-major order, widened to float32 exactly.
     pub fn extend_f32(&self, out: &mut Vec<f32>) -> Result<()> {
         let values = self.parts.iter().map(|part| part.values.count()).sum();
         memory::reserve(out, values, Purpose::Checkpoint)?;
@@ -222,7 +222,7 @@ impl Tensor<'_> {
 pub trait Checkpoint: Send + Sync {
     /// The model's dimensions.
     fn config(&self) -> &ModelConfig;
-    /// One tensor. Its shape is the one `TensorId` documents, checked.
+    /// One tensor, checked to have the shape that [`TensorId`] documents.
     fn tensor(&self, id: TensorId) -> Result<Tensor<'_>>;
 }
 

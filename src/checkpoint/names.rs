@@ -1,42 +1,43 @@
-//! Where each tensor of the model lies in a directory, and under which name.
+//! The names of the model's tensors in a directory of safetensors files, and how they are stored there.
 
 use super::TensorId;
 use crate::model::ModelConfig;
 
-/// Whose names a directory's tensors have.
+/// Which names a directory's tensors have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
-    /// Hugging Face's.
+    /// The names of Hugging Face's models.
     HuggingFace,
-    /// Those of the release's `original` directory.
+    /// The names in the release's `original` directory.
     Original,
 }
 
-/// Where a tensor lies.
+/// How a tensor is stored, and under which names.
 pub(super) enum Place {
     /// A whole matrix `[rows, cols]`.
     Matrix(String),
     /// A whole vector `[cols]`.
     Vector(String),
-    /// Matrices of so many rows, stacked.
+    /// A matrix in several parts, each with its name and number of rows.
     Stacked(Vec<(String, usize)>),
-    /// Vectors of so many columns, one behind the other.
+    /// A vector in several parts, each with its name and number of elements.
     Joined(Vec<(String, usize)>),
-    /// One expert's vector, in `[experts, cols]`.
+    /// One expert's vector, a row of `[experts, cols]`.
     ExpertVector(String),
-    /// One expert's matrix.
+    /// One expert's matrix, a slice of an array that holds all experts.
     ExpertMatrix {
         /// MXFP4 codes `[experts, rows, cols / 32, 16]`.
         blocks: String,
-        /// Their scales `[experts, rows, cols / 32]`.
+        /// MXFP4 scales `[experts, rows, cols / 32]`.
         scales: String,
-        /// What may be there in their place: plain values, transposed, `[experts, cols, rows]`.
+        /// An array that may be there instead of the codes and scales: BF16 or F32, transposed, `[experts, cols,
+        /// rows]`.
         transposed: Option<String>,
     },
 }
 
 impl Place {
-    /// Where the tensor lies in a directory with these names.
+    /// How the tensor is stored in a directory with these names.
     pub fn of(id: TensorId, naming: Naming, config: &ModelConfig) -> Self {
         match naming {
             Naming::HuggingFace => hugging_face(id, config),

@@ -1,4 +1,4 @@
-//! The `config.json` beside the release's original weights: what gpt-oss's own reference means by it.
+//! The `config.json` beside the release's original weights, read as gpt-oss's own reference implementation reads it.
 
 use serde_json::{Map, Value};
 
@@ -8,7 +8,7 @@ use super::fields::{Fields, Table};
 use super::yarn::Yarn;
 use crate::model::ModelConfig;
 
-/// Every field there is.
+/// Every field that `config.json` may have.
 const CONFIG: &Table = &[
     ("num_hidden_layers", Used("36")),
     ("num_experts", Used("128")),
@@ -20,26 +20,26 @@ const CONFIG: &Table = &[
     ("head_dim", Used("64")),
     ("num_attention_heads", Used("64")),
     ("num_key_value_heads", Used("8")),
-    // 0: no layer is windowed.
+    // 0: all layers attend to all positions.
     ("sliding_window", Used("128")),
     ("initial_context_length", Used("4096")),
     ("rope_theta", Used("150000.0")),
     // 1 or less: no scaling.
     ("rope_scaling_factor", Used("32.0")),
-    // Turns within the context at the ramp's ends.
+    // Rotations within the context of the pairs at the ramp's ends.
     ("rope_ntk_alpha", Used("1.0")),
     ("rope_ntk_beta", Used("32.0")),
 ];
 
-/// Fields that no other configuration has.
+/// Fields that Hugging Face's configurations do not have.
 const OWN: [&str; 3] = ["rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta"];
 
-/// Whether a `config.json` is one of these: it says no `model_type`, and has fields of its own.
+/// Whether a `config.json` is the release's original: it has no `model_type`, but a field of [`OWN`].
 pub(super) fn is_original(object: &Map<String, Value>) -> bool {
     !object.contains_key("model_type") && OWN.iter().any(|field| object.contains_key(*field))
 }
 
-/// The model of a `config.json`.
+/// The configuration that a `config.json` describes, not yet checked.
 pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> {
     let fields = Fields::new(CONFIG, "", object)?;
     let yarn = Yarn {
@@ -75,7 +75,7 @@ pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> 
     })
 }
 
-/// Refuses a ramp that the reference refuses.
+/// Refuses a ramp that the reference implementation refuses.
 fn check_ends(yarn: &Yarn, [low, high]: [f64; 2]) -> Result<(), String> {
     let last = yarn.head_dim as f64 / 2.0 - 1.0;
     if yarn.factor <= 1.0 || 0.0 < low && low < high && high < last {

@@ -1,8 +1,8 @@
-//! A directory of gpt-oss: `config.json` and one or more safetensors files, read in place. It is Hugging Face's, or the
-//! release's `original`.
+//! A directory with a gpt-oss model: `config.json` and one or more safetensors files, read in place. It is either
+//! Hugging Face's or the release's `original`.
 //!
-//! Attention's three projections lie apart in Hugging Face's, so [`TensorId::Qkv`] and its bias have three parts there.
-//! All experts of a layer share an array, of which one expert is a slice.
+//! Hugging Face's directories store the query, key and value projections as separate tensors, so [`TensorId::Qkv`] and
+//! its bias have three parts there. All experts of a layer are in one array, and each expert is a slice of it.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -21,16 +21,16 @@ use crate::error::{Error, Result};
 use crate::file_kind::{self, MODEL};
 use crate::model::ModelConfig;
 
-/// The file that says which shard holds which tensor.
+/// The file that maps each tensor to the shard that holds it.
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The only file of a checkpoint without an index, unless it has several and they are to be taken together.
+/// The file with all tensors, in a directory without an index. If it is missing too, all safetensors files are read.
 const SINGLE: &str = "model.safetensors";
 
-/// Types in which everything but MXFP4 may be stored.
+/// Types in which a tensor may be stored that is not MXFP4.
 const DENSE: [Dtype; 2] = [Dtype::BF16, Dtype::F32];
 
-/// A directory of safetensors files, mapped. They must not be changed while this lives.
+/// A directory's safetensors files, mapped. They must not be changed while this lives.
 #[derive(Debug)]
 pub struct SafetensorsCheckpoint {
     config: ModelConfig,
@@ -45,23 +45,23 @@ pub struct SafetensorsCheckpoint {
 struct Shard {
     path: PathBuf,
     map: MappedFile,
-    /// Where the tensors' bytes begin.
+    /// Offset of the tensors' bytes in the file.
     data_start: usize,
 }
 
-/// Where and as what a tensor of the directory is stored.
+/// The place, type and shape of a stored tensor.
 #[derive(Debug)]
 struct Stored {
     shard: usize,
     dtype: Dtype,
     shape: Vec<usize>,
-    /// Its first byte and the one behind its last, counted from `Shard::data_start`.
+    /// Start and end of its bytes, as offsets from `Shard::data_start`.
     bytes: (usize, usize),
 }
 
 impl SafetensorsCheckpoint {
-    /// Maps the directory's files and checks that every tensor of the model is there, of the right type and shape, and no
-    /// other. `seq_len` is the model's length, but at most 4096.
+    /// Maps the directory's files and checks that each tensor of the model is there with the right type and shape, and
+    /// no other tensor is. The configuration's `seq_len` is the model's context length, but at most 4096.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref().to_path_buf();
         let (config, naming) = read_config(&dir)?;
@@ -82,7 +82,7 @@ impl SafetensorsCheckpoint {
         Ok(checkpoint)
     }
 
-    /// Adds the shards the index names, and from each the tensors it says are there.
+    /// Adds the shards that the index names, and of each shard the tensors that the index lists.
     fn add_indexed(&mut self) -> Result<()> {
         let path = self.dir.join(INDEX);
         let wrong = |why: String| Error::format(path.display().to_string(), why);
@@ -107,7 +107,8 @@ impl SafetensorsCheckpoint {
         Ok(())
     }
 
-    /// Adds the only file, or where it is missing all of the directory, with all their tensors.
+    /// Adds all tensors of the files of a directory without an index. Fails if two files have a tensor of the same
+    /// name.
     fn add_all(&mut self) -> Result<()> {
         for file in files(&self.dir)? {
             let shard = self.shards.len();
@@ -121,7 +122,7 @@ impl SafetensorsCheckpoint {
         Ok(())
     }
 
-    /// Refuses tensors that the model has no use for: the files then hold another one than `config.json` says.
+    /// Refuses tensors that the model does not use: the files then hold another model than `config.json` describes.
     fn check_unused(&self) -> Result<()> {
         let mut used = HashSet::new();
         for id in TensorId::all(&self.config) {
@@ -138,7 +139,7 @@ impl SafetensorsCheckpoint {
                 },
             }
         }
-        // The least name, so that the message is the same every time.
+        // The first name in sorted order, so that the message does not depend on the hash map's order.
         let unused = self.tensors.keys().filter(|name| !used.contains(*name)).min();
         match unused {
             None => Ok(()),
@@ -151,7 +152,7 @@ impl SafetensorsCheckpoint {
         }
     }
 
-    /// Whether experts' matrices are stored under `transposed`, and not as MXFP4 blocks.
+    /// Whether the experts' matrices are stored as the tensor `transposed`, and not as MXFP4 `blocks`.
     fn is_transposed(&self, transposed: &str, blocks: &str) -> bool {
         self.tensors.contains_key(transposed) && !self.tensors.contains_key(blocks)
     }
@@ -177,7 +178,7 @@ impl SafetensorsCheckpoint {
         Ok(metadata)
     }
 
-    /// A stored tensor's bytes, if it has one of these types and this shape.
+    /// A stored tensor's type and bytes. Fails unless it has one of these types and this shape.
     fn stored(&self, name: &str, dtypes: &[Dtype], shape: &[usize]) -> Result<(Dtype, &[u8])> {
         let Some(stored) = self.tensors.get(name) else {
             return Err(Error::format(
@@ -197,7 +198,8 @@ impl SafetensorsCheckpoint {
             return Err(Error::format(shard.path.display().to_string(), why));
         }
         shard.map.check()?;
-        // In bounds: the header's offsets ascend up to the file's end, which `add_shard` has compared.
+        // In bounds: the parser checks that the header's offsets ascend, and `add_shard` that the last is the file's
+        // end.
         let (start, end) = stored.bytes;
         Ok((
             stored.dtype,
@@ -205,7 +207,7 @@ impl SafetensorsCheckpoint {
         ))
     }
 
-    /// A tensor of plain floating-point values.
+    /// The values of a BF16 or F32 tensor.
     fn dense(&self, name: &str, shape: &[usize]) -> Result<Values<'_>> {
         let (dtype, bytes) = self.stored(name, &DENSE, shape)?;
         Ok(dense_values(dtype, bytes))
@@ -243,7 +245,7 @@ impl SafetensorsCheckpoint {
         })
     }
 
-    /// One expert's matrix `[rows, cols]` out of the blocks and scales of all.
+    /// One expert's matrix `[rows, cols]` out of all experts' MXFP4 blocks and scales, which have these two names.
     fn expert_blocks(&self, names: [&str; 2], expert: usize, rows: usize, cols: usize) -> Result<Tensor<'_>> {
         check_blocks("hidden_dim", self.config.hidden_dim)?;
         check_blocks("intermediate_dim", self.config.intermediate_dim)?;
@@ -263,7 +265,7 @@ impl SafetensorsCheckpoint {
         })
     }
 
-    /// One expert's matrix `[rows, cols]` out of the transposed ones of all.
+    /// One expert's matrix `[rows, cols]` out of all experts' transposed matrices, `[experts, cols, rows]`.
     fn expert_transposed(&self, name: &str, expert: usize, rows: usize, cols: usize) -> Result<Tensor<'_>> {
         let experts = self.config.n_experts;
         let (dtype, bytes) = self.stored(name, &DENSE, &[experts, cols, rows])?;
@@ -285,7 +287,7 @@ impl SafetensorsCheckpoint {
         })
     }
 
-    /// Matrices of so many rows, stacked.
+    /// A matrix `[rows, cols]` in several parts, each with its name and number of rows.
     fn stacked(&self, parts: &[(String, usize)], rows: usize, cols: usize) -> Result<Tensor<'_>> {
         let part = |(name, rows): &(String, usize)| {
             let values = self.dense(name, &[*rows, cols])?;
@@ -295,7 +297,7 @@ impl SafetensorsCheckpoint {
         Ok(Tensor { rows, cols, parts })
     }
 
-    /// Vectors of so many columns, one behind the other.
+    /// A vector `[cols]` in several parts, each with its name and number of elements.
     fn joined(&self, parts: &[(String, usize)], cols: usize) -> Result<Tensor<'_>> {
         let part = |(name, cols): &(String, usize)| {
             let values = self.dense(name, &[*cols])?;
@@ -345,7 +347,7 @@ impl Stored {
     }
 }
 
-/// The model that a directory's `config.json` describes, unchecked, and whose names its tensors have.
+/// The configuration in a directory's `config.json`, not yet checked, and which names the tensors have.
 fn read_config(dir: &Path) -> Result<(ModelConfig, Naming)> {
     let path = dir.join("config.json");
     if dir.is_dir() && !path.exists() {
@@ -361,7 +363,7 @@ fn read_config(dir: &Path) -> Result<(ModelConfig, Naming)> {
     Ok((config, naming))
 }
 
-/// The files of a directory without an index: the only one, or all there are, in the order of their names.
+/// The files of a directory without an index: `SINGLE`, or without that all safetensors files, sorted by name.
 fn files(dir: &Path) -> Result<Vec<String>> {
     if dir.join(SINGLE).exists() {
         return Ok(vec![SINGLE.into()]);
@@ -378,7 +380,7 @@ fn files(dir: &Path) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// Refuses experts whose rows are not whole MXFP4 blocks.
+/// Refuses a dimension that is not a multiple of an MXFP4 block.
 fn check_blocks(field: &'static str, value: usize) -> Result<()> {
     if value.is_multiple_of(MXFP4_BLOCK) {
         return Ok(());
@@ -405,8 +407,9 @@ fn nth(bytes: &[u8], n: usize, count: usize) -> &[u8] {
     &bytes[n * len..][..len]
 }
 
-/// Parses a safetensors file's header: where the data begin, and what lies there. The crate's own `read_metadata`
-/// adds offsets unchecked, so only its parser is used; that one checks each tensor's offsets against its shape.
+/// Parses a safetensors file's header. Gives the offset of the data and the tensors' metadata. The crate's own
+/// `read_metadata` adds offsets without checking for overflow, so only its parser is used, which checks each tensor's
+/// offsets against its shape.
 fn read_header(file: &[u8]) -> std::result::Result<(usize, Metadata), String> {
     let (header_bytes, rest) = file
         .split_first_chunk()

@@ -1,4 +1,4 @@
-//! Which array of the C struct a tensor lives in, its shape, and the order in which all of them lie in a file.
+//! Which array of the C struct holds a tensor, the tensor's shape, and the order of the arrays in a `.bin` file.
 
 use super::TensorId;
 use crate::error::{Error, Result};
@@ -27,10 +27,10 @@ pub enum Field {
 }
 
 impl Field {
-    /// How many there are.
+    /// Number of fields.
     pub const COUNT: usize = 16;
 
-    /// All, in the order of a `.bin` file.
+    /// All fields, in the order of a `.bin` file.
     pub const IN_FILE_ORDER: [Self; Self::COUNT] = [
         Self::TokenEmbeddingTable,
         Self::Out,
@@ -72,7 +72,7 @@ impl Field {
         }
     }
 
-    /// The field's tensor of `layer` and `expert`, each of which it ignores where it does not count by it.
+    /// The tensor of `layer` and `expert` in this array. Arrays without layers or experts ignore that argument.
     pub fn id(self, layer: usize, expert: usize) -> TensorId {
         match self {
             Self::TokenEmbeddingTable => TensorId::Embedding,
@@ -94,7 +94,8 @@ impl Field {
         }
     }
 
-    /// The array's layers and the tensors in each of them.
+    /// `[layers, experts]`: number of layers in the array, and of tensors in each layer; 1 where it has no such
+    /// dimension.
     pub fn counts(self, config: &ModelConfig) -> [usize; 2] {
         match self {
             Self::TokenEmbeddingTable | Self::Out | Self::RmsOutW => [1, 1],
@@ -113,7 +114,7 @@ impl TensorId {
         })
     }
 
-    /// The array that holds the tensor, with the tensor's layer and expert (0 where it has none).
+    /// The array that holds the tensor, and the tensor's layer and expert (0 if it has none).
     pub fn place(self) -> (Field, usize, usize) {
         match self {
             Self::Embedding => (Field::TokenEmbeddingTable, 0, 0),
