@@ -1,4 +1,4 @@
-//! Where the operations run.
+//! The backends: the CPU and GPUs.
 
 pub mod cpu;
 pub mod gpu;
@@ -11,13 +11,13 @@ use crate::report;
 use gpu::driver::discover::{self, Usable};
 use gpu::weights::{Source, least_bytes};
 
-/// Opens a replica of the model on each of the best devices there are: GPUs, or else the CPU.
+/// Opens a replica of the model on each GPU that can be used, or on the CPU if there is none.
 pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
     let usable = discover::usable(options, least_bytes(checkpoint.config()))?;
     open_on(usable, checkpoint, options)
 }
 
-/// Opens a replica on each of these devices, or else on the CPU.
+/// Opens a replica on each of these devices, or on the CPU if there is none or, with `auto`, if opening them fails.
 pub fn open_on(usable: Usable, checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
     usable.lines.iter().for_each(report::line);
     if !usable.drivers.is_empty() {

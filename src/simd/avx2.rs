@@ -6,7 +6,7 @@ use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
 
-/// The proof that this machine has the instructions.
+/// Proof that this machine has AVX2, FMA and F16C.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx2(());
 
@@ -22,8 +22,8 @@ pub struct U32x16(__m256i, __m256i);
 #[derive(Clone, Copy)]
 pub struct F64x16([__m256d; 4]);
 
-/// Four float64 registers, made one by one: a closure would have none of the instruction set, and its instructions would
-/// be calls wherever it is not inlined.
+/// Makes four float64 registers, one after the other. A macro and not a closure: a closure is compiled without the
+/// instruction set, so where it is not inlined, intrinsics in it become calls.
 macro_rules! each {
     ($i:ident => $made:expr) => {
         F64x16([
@@ -44,7 +44,7 @@ fn enabled<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
     kernel.run(simd)
 }
 
-// SAFETY: `new` asks for every feature the methods use, and nothing else makes a value.
+// SAFETY: `new` checks for every feature that the methods use, and nothing else makes a value.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "each block is a few instructions under the trait's contract"
@@ -64,7 +64,7 @@ unsafe impl Simd for Avx2 {
     }
 
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `self` proves that the features are there.
+        // SAFETY: `self` proves that the machine has the features.
         unsafe { enabled(self, kernel) }
     }
 
@@ -220,7 +220,7 @@ unsafe impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn e2m1<const SHIFT: u32>(w: U32x16) -> F32x16 {
-        // The permutation picks the magnitude by the low three bits; the fourth becomes the sign.
+        // The permutation looks up the magnitude by the low three bits of the code; the fourth bit becomes the sign.
         unsafe {
             let magnitudes = _mm256_loadu_ps(E2M1.as_ptr());
             let down = _mm_cvtsi32_si128(SHIFT.cast_signed());
@@ -275,14 +275,14 @@ unsafe impl Simd for Avx2 {
     }
 }
 
-/// `table[index % 32] + (index << SHIFT)` of four words. Single loads: they are no slower than gathers, and on many machines
+/// `table[index % 32] + (index << SHIFT)` of four words. Scalar loads are no slower than a gather, and on many machines
 /// faster.
 ///
 /// # Safety
-/// Inside [`Simd::vectorize`].
+/// The machine has the instruction set; to be fast, called inside [`Simd::vectorize`].
 #[inline(always)]
 unsafe fn lookup<const SHIFT: u32>(table: &[u64; 32], index: __m256d) -> __m256d {
-    // SAFETY: the caller's; `lanes` has four words.
+    // SAFETY: the caller guarantees the instructions; `lanes` has four words.
     unsafe {
         let index = _mm256_castpd_si256(index);
         let mut lanes = [0_u64; 4];

@@ -6,7 +6,7 @@ use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
 
-/// The proof that this machine has the instructions.
+/// Proof that this machine has AVX-512 with BF16 and VNNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx512(());
 
@@ -19,7 +19,7 @@ fn enabled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
     kernel.run(simd)
 }
 
-// SAFETY: `new` asks for every feature the methods use, and nothing else makes a value.
+// SAFETY: `new` checks for every feature that the methods use, and nothing else makes a value.
 #[allow(
     clippy::undocumented_unsafe_blocks,
     reason = "each block is one instruction under the trait's contract"
@@ -45,7 +45,7 @@ unsafe impl Simd for Avx512 {
     }
 
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        // SAFETY: `self` proves that the features are there.
+        // SAFETY: `self` proves that the machine has the features.
         unsafe { enabled(self, kernel) }
     }
 
@@ -139,8 +139,8 @@ unsafe impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn d_add_product(sum: F64x16, w: __m512, x: f32) -> F64x16 {
-        // Two half products spare the extraction that widening a whole one needs; the weight's halves are taken
-        // apart once for all tokens.
+        // Products of eight lanes can be widened at once; one of sixteen would have to be split first. The weight's
+        // halves are split once for all tokens.
         unsafe {
             let x = _mm256_set1_ps(x);
             let low = _mm256_mul_ps(_mm512_castps512_ps256(w), x);
@@ -245,16 +245,16 @@ unsafe impl Simd for Avx512 {
     }
 }
 
-/// The instruction itself. LLVM takes a chain of the intrinsic apart into products and sums, twice the work, to
-/// shorten its latency, which many accumulators already hide; and it broadcasts with a float instruction, whose
-/// result costs an integer one a cycle to take over.
+/// `vpdpwssd` in inline assembly. From the intrinsic LLVM makes two worse things: it splits a chain of them into
+/// products and sums, twice the work, to shorten a latency that many accumulators already hide; and it broadcasts `x`
+/// with a float instruction, whose result reaches an integer instruction a cycle later.
 ///
 /// # Safety
-/// `x` is valid for reading a word.
+/// `x` is valid for reading a word, and the machine has the instruction.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
 unsafe fn vpdpwssd(mut acc: __m512i, w: __m512i, x: *const u32) -> __m512i {
-    // SAFETY: reads the word the caller vouches for.
+    // SAFETY: reads one word, which the caller guarantees to be valid.
     unsafe {
         std::arch::asm!(
             "vpdpwssd {acc}, {w}, dword ptr [{x}]{{1to16}}",
@@ -267,14 +267,14 @@ unsafe fn vpdpwssd(mut acc: __m512i, w: __m512i, x: *const u32) -> __m512i {
     acc
 }
 
-/// Half of [`Simd::d_lookup`]. The table stays in four registers: a permutation of two of them looks up sixteen words, and
-/// bit 4 chooses.
+/// Half of [`Simd::d_lookup`]. The table is held in four registers: a permutation of two of them looks up one of
+/// sixteen words, and bit 4 of the index selects the pair of registers.
 ///
 /// # Safety
-/// Inside [`Simd::vectorize`].
+/// The machine has the instruction set; to be fast, called inside [`Simd::vectorize`].
 #[inline(always)]
 unsafe fn lookup<const SHIFT: u32>(table: &[u64; 32], index: __m512d) -> __m512d {
-    // SAFETY: the caller's; the table has four times eight words.
+    // SAFETY: the caller guarantees the instructions; the table has four times eight words.
     unsafe {
         let words = table.as_ptr();
         let index = _mm512_castpd_si512(index);

@@ -1,11 +1,11 @@
-//! Sixteen float32 lanes, whatever the machine has under them.
+//! Vectors of sixteen float32 lanes, on every instruction set.
 //!
-//! Kernels are written once over [`Simd`] and run through [`Simd::vectorize`], whose one `#[target_feature]`
-//! function everything else is inlined into; that is why every method here is `#[inline(always)]`. An instance
-//! holds instructions only, no algorithm: what two instances would share belongs into a kernel.
+//! Kernels are written once, generic over [`Simd`], and run through [`Simd::vectorize`]. It calls one
+//! `#[target_feature]` function, and everything else is inlined into that; so every method here is `#[inline(always)]`.
+//! Implementations of [`Simd`] only wrap instructions; algorithms are in the kernels.
 //!
-//! A value of an instruction set proves that the machine has it: only detection makes one, and a kernel runs with one.
-//! So safe code cannot reach instructions that are absent.
+//! A value of a type that implements [`Simd`] proves that the machine has the instructions: only detection makes one,
+//! and a kernel needs one to run. So safe code cannot execute instructions that the machine lacks.
 //!
 //! ```
 //! # use getp::simd::{Avx512, Kernel, Level, Simd};
@@ -42,31 +42,31 @@ pub use portable::Portable;
 use half::f16;
 use once_cell::sync::OnceCell;
 
-/// Lanes of every vector.
+/// Lanes of a vector.
 pub const LANES: usize = 16;
 
 /// A kernel: a computation that is compiled once for each instruction set.
 pub trait Kernel {
-    /// What it computes.
+    /// The kernel's result.
     type Output;
-    /// Runs it on instructions that `simd` proves to be there. Implementations are `#[inline(always)]`.
+    /// Runs the kernel with the instructions of `S`. Implementations are `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// An instruction set that this machine has: [`Simd::new`] makes a value of it nowhere else.
+/// An instruction set. [`Simd::new`] gives a value only on machines that have it.
 ///
 /// # Safety
-/// Unsafe methods may only be called where there is a value of the type, and, to be fast, from inside
-/// [`Simd::vectorize`]. Pointers must be valid for sixteen elements of their type, of any alignment. Implementations give
-/// out no value on a machine that lacks an instruction of theirs.
-#[allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
+/// The unsafe methods may only be called where a value of the type exists and, to be fast, from inside
+/// [`Simd::vectorize`]. Pointers must be valid for sixteen elements of their type, of any alignment, unless the method
+/// says otherwise. Implementations must not make a value on a machine that lacks one of their instructions.
+#[allow(clippy::missing_safety_doc, reason = "the contract is stated at the trait")]
 pub unsafe trait Simd: Copy + Send + Sync + 'static {
-    /// The name in the summary line.
+    /// The name in the line that `warm_up` prints.
     const NAME: &'static str;
-    /// Whether [`Simd::dot_bf16`] and [`Simd::dot_i16`] are single instructions; elsewhere float32
-    /// multiply-adds are faster, and the dot products are never called.
+    /// Whether [`Simd::dot_bf16`] and [`Simd::dot_i16`] are single instructions. If not, float32 multiply-adds are
+    /// faster, and these two are never called.
     const DOT: bool;
-    /// Tokens whose accumulators for 32 rows fit the registers.
+    /// The most tokens in a block of a matrix product, as their accumulators for 32 rows fit into the registers.
     const TOKENS: usize;
     /// Sixteen float32.
     type F: Copy;
@@ -75,16 +75,16 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen float64.
     type D: Copy;
 
-    /// Detects it; `None` where the machine does not have it.
+    /// Detects the instruction set; `None` if the machine does not have it.
     fn new() -> Option<Self>;
     /// Runs a kernel with the instruction set enabled.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
 
-    /// All lanes `x`.
+    /// A vector with all lanes `x`.
     unsafe fn splat(x: f32) -> Self::F;
-    /// Sixteen consecutive values.
+    /// Loads sixteen consecutive values.
     unsafe fn load(p: *const f32) -> Self::F;
-    /// Sixteen consecutive values.
+    /// Stores sixteen consecutive values.
     unsafe fn store(p: *mut f32, x: Self::F);
     /// `a + b`.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
@@ -94,28 +94,28 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a / b`.
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
-    /// `a * b + c`, rounded once where the machine can.
+    /// `a * b + c`, rounded once if the machine has FMA.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// The larger; `b` where either is NaN.
+    /// The larger of each lane; `b` if either is NaN.
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
-    /// The smaller; `b` where either is NaN.
+    /// The smaller of each lane; `b` if either is NaN.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
-    /// A bit for each lane where `a >= b`.
+    /// A mask with a bit for each lane, set if `a >= b`.
     unsafe fn at_least(a: Self::F, b: Self::F) -> u32;
 
     /// All lanes 0.
     unsafe fn i_zero() -> Self::I;
-    /// Sixteen consecutive words.
+    /// Loads sixteen consecutive words.
     unsafe fn i_load(p: *const u32) -> Self::I;
     /// `a + b`, wrapping.
     unsafe fn i_add(a: Self::I, b: Self::I) -> Self::I;
     /// Shift left by `BITS`.
     unsafe fn i_shl<const BITS: u32>(a: Self::I) -> Self::I;
-    /// Signed integers to float32.
+    /// Converts signed integers to float32.
     unsafe fn i_to_f(a: Self::I) -> Self::F;
-    /// The bits of float32.
+    /// The bits of float32 values.
     unsafe fn bits(a: Self::F) -> Self::I;
-    /// Float32 of the bits.
+    /// The float32 values with these bits.
     unsafe fn from_bits(a: Self::I) -> Self::F;
 
     /// All lanes 0.
@@ -130,50 +130,52 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     }
     /// Each lane rounded to float32.
     unsafe fn d_round(sum: Self::D) -> Self::F;
-    /// All lanes `x`.
+    /// A vector with all lanes `x`.
     unsafe fn d_splat(x: f64) -> Self::D;
     /// `a - b`.
     unsafe fn d_sub(a: Self::D, b: Self::D) -> Self::D;
     /// `a * b`.
     unsafe fn d_mul(a: Self::D, b: Self::D) -> Self::D;
-    /// `a * b + c`, rounded once where the machine can.
+    /// `a * b + c`, rounded once if the machine has FMA.
     unsafe fn d_fma(a: Self::D, b: Self::D, c: Self::D) -> Self::D;
-    /// In each lane the word of the table that the low five of its bits name, plus its bits shifted left by `SHIFT`.
+    /// With `i` the bits of a lane of `index`: the float64 whose bits are `table[i % 32] + (i << SHIFT)`.
     unsafe fn d_lookup<const SHIFT: u32>(table: &[u64; 32], index: Self::D) -> Self::D;
-    /// Sixteen consecutive float64.
+    /// Stores sixteen consecutive float64.
     unsafe fn d_store(p: *mut f64, x: Self::D);
 
-    /// The bfloat16 in the low half of each word.
+    /// Widens the bfloat16 in the low half of each word.
     unsafe fn bf16_low(w: Self::I) -> Self::F;
-    /// The bfloat16 in the high half of each word.
+    /// Widens the bfloat16 in the high half of each word.
     unsafe fn bf16_high(w: Self::I) -> Self::F;
-    /// The E2M1 value in the four bits of each word from bit `SHIFT` on.
+    /// Decodes the E2M1 code in bits `SHIFT..SHIFT + 4` of each word.
     unsafe fn e2m1<const SHIFT: u32>(w: Self::I) -> Self::F;
-    /// Sixteen E8M0 scales, none of them 0 or 255.
+    /// Loads sixteen E8M0 scales as float32. None of them may be 0 or 255.
     unsafe fn scales(p: *const u8) -> Self::F;
-    /// Sixteen float16.
+    /// Loads sixteen float16, widened to float32.
     unsafe fn load_f16(p: *const f16) -> Self::F;
-    /// Sixteen float16, rounded to nearest even.
+    /// Stores sixteen float16, rounded to nearest even.
     unsafe fn store_f16(p: *mut f16, x: Self::F);
 
-    /// `acc + w.low * x.low + w.high * x.high` on bfloat16 pairs, `x` the same for all lanes.
+    /// `acc + w.low * x.low + w.high * x.high` on pairs of bfloat16. `x` points to one word, used for all lanes.
     unsafe fn dot_bf16(acc: Self::F, w: Self::I, x: *const u32) -> Self::F;
-    /// In each half word, twice the E2M1 value in its four bits from bit `SHIFT` on, as a signed 16-bit integer.
+    /// Decodes the E2M1 code in bits `SHIFT..SHIFT + 4` of each half word, to twice its value as a signed 16-bit
+    /// integer.
     unsafe fn e2m1_words<const SHIFT: u32>(w: Self::I) -> Self::I;
-    /// `acc + w.low * x.low + w.high * x.high` on signed 16-bit pairs, `x` the same for all lanes.
+    /// `acc + w.low * x.low + w.high * x.high` on pairs of signed 16-bit integers. `x` points to one word, used for all
+    /// lanes.
     unsafe fn dot_i16(acc: Self::I, w: Self::I, x: *const u32) -> Self::I;
 
-    /// Asks for the cache line of an address, which need not be valid, into the second cache.
+    /// Prefetches the cache line of an address into the L2 cache. The address need not be valid.
     unsafe fn prefetch(p: *const u8);
 
     /// `e^x`, relative error at most 2e-7; at most 2e-38 below -87, clamped above 88; NaN of NaN.
     #[inline(always)]
     unsafe fn exp(x: Self::F) -> Self::F {
-        // x = n ln 2 + r; e^r by its Taylor polynomial on |r| <= ln 2 / 2, n added to the exponent. Adding
-        // 1.5 * 2^23 leaves n in the low bits of the sum.
+        // With x = n ln 2 + r and |r| <= ln 2 / 2: e^r is a Taylor polynomial, and n is added to its exponent. Adding
+        // 1.5 * 2^23 rounds to the integer n and leaves it in the low bits of the sum.
         // SAFETY: the caller upholds the trait's contract.
         unsafe {
-            // In this order of the operands NaN passes the clamps.
+            // With x as the second operand of `min` and `max`, NaN passes the clamps.
             let x = Self::max(Self::splat(-87.5), Self::min(Self::splat(88.0), x));
             let magic = Self::splat(12_582_912.0);
             let shifted = Self::fma(x, Self::splat(std::f32::consts::LOG2_E), magic);
@@ -185,7 +187,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
                 p = Self::fma(p, r, Self::splat(c));
             }
             let power = Self::from_bits(Self::i_add(Self::bits(p), Self::i_shl::<23>(Self::bits(shifted))));
-            // Adds 0; or NaN, whose bits the exponent's sum may have made into anything.
+            // Adds 0; or NaN if x is NaN, since adding to the exponent may have changed the NaN into a number.
             Self::add(power, Self::sub(x, x))
         }
     }
@@ -203,7 +205,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The widest one, detected once.
+    /// The widest instruction set of this machine, detected once.
     pub fn detect() -> Self {
         static LEVEL: OnceCell<Level> = OnceCell::new();
         *LEVEL.get_or_init(|| Self::available()[0])
@@ -219,7 +221,7 @@ impl Level {
         all.into_iter().flatten().collect()
     }
 
-    /// The name in the summary line.
+    /// The name in the line that `warm_up` prints.
     pub fn name(self) -> &'static str {
         match self {
             Self::Avx512(_) => Avx512::NAME,

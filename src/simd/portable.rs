@@ -6,7 +6,7 @@ use crate::dtype::E2M1;
 use half::f16;
 use std::array::from_fn;
 
-/// See the module.
+/// Vectors as arrays, for any machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portable;
 

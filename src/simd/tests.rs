@@ -1,4 +1,4 @@
-//! Every method of every instance this machine has, against scalars.
+//! Every method of every instruction set that this machine has, compared with scalar code.
 
 use super::*;
 use crate::dtype::E2M1;
@@ -7,7 +7,7 @@ use rand_chacha::ChaCha8Rng;
 
 type Lanes = [f32; LANES];
 
-/// Values whose sums, products and comparisons are of every kind.
+/// Values whose sums, products and comparisons cover every special case.
 const SPECIAL: Lanes = [
     0.0,
     -0.0,
@@ -27,7 +27,7 @@ const SPECIAL: Lanes = [
     std::f32::consts::PI,
 ];
 
-/// Runs a check, which is a kernel, on every level this machine has.
+/// Runs a check, which is a kernel, on every instruction set that this machine has.
 macro_rules! on_every_level {
     ($($name:ident: $simd:ident => $body:block)*) => {
         $(#[test]
@@ -48,7 +48,7 @@ fn rng() -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(1)
 }
 
-/// Special values against each other, then random ones of any exponent.
+/// All pairs of special values, then random values of any exponent.
 fn operands() -> Vec<[Lanes; 3]> {
     let mut rng = rng();
     let rotated = |by: usize| std::array::from_fn(|i| SPECIAL[(i + by) % LANES]);
@@ -82,7 +82,7 @@ fn i_load<S: Simd>(x: &[u32; LANES]) -> S::I {
     unsafe { S::i_load(x.as_ptr()) }
 }
 
-/// The same bits, or NaN in both.
+/// Asserts equal bits, or NaN in both.
 #[track_caller]
 fn assert_same<S: Simd>(got: Lanes, expected: impl Fn(usize) -> f32) {
     for (i, got) in got.into_iter().enumerate() {
@@ -106,7 +106,8 @@ on_every_level! {
             assert_same::<S>(lanes::<S>(mul), |i| x[i] * y[i]);
             assert_same::<S>(lanes::<S>(div), |i| x[i] / y[i]);
             assert_same::<S>(lanes::<S>(fma), |i| if fused { x[i].mul_add(y[i], z[i]) } else { x[i] * y[i] + z[i] });
-            // The second operand where the first is not surely the one: also for NaN and for zeros of either sign.
+            // The second operand unless the first compares as larger (smaller): also for NaN and for zeros of either
+            // sign.
             assert_same::<S>(lanes::<S>(max), |i| if x[i] > y[i] { x[i] } else { y[i] });
             assert_same::<S>(lanes::<S>(min), |i| if x[i] < y[i] { x[i] } else { y[i] });
             assert_same::<S>(lanes::<S>(splat), |_| x[3]);
@@ -243,7 +244,7 @@ on_every_level! {
         }
         let mut rng = rng();
         for _ in 0..200 {
-            // Whole numbers of eight bits are bfloat16, and their sums of products float32.
+            // Integers of eight bits are exact in bfloat16, and sums of their products in float32.
             let mut whole = || rng.random_range(-128..=128_i32);
             let (w, x): ([[i32; 2]; LANES], [i32; 2]) = (std::array::from_fn(|_| [whole(), whole()]), [whole(), whole()]);
             let acc = std::array::from_fn::<i32, LANES, _>(|i| i as i32 * 1000 - 7000);
@@ -262,7 +263,7 @@ on_every_level! {
             let got = unsafe { S::dot_i16(i_load::<S>(&acc.map(|a| a as u32)), i_load::<S>(&weights), input.as_ptr()) };
             assert_eq!(words::<S>(got).map(u32::cast_signed), std::array::from_fn(sum));
         }
-        // The ends of sixteen bits: nothing saturates.
+        // The extremes of 16 bits: nothing saturates.
         let word = u32::from_ne_bytes([0x01, 0x80, 0xff, 0x7f]); // -32767 and 32767
         // SAFETY: as above.
         let got = unsafe { S::dot_i16(S::i_zero(), i_load::<S>(&[word; LANES]), &raw const word) };

@@ -1,8 +1,8 @@
-//! Attention over the paged KV cache: one query row and one KV head at a time, all query heads of that KV head
+//! Attention over the paged KV cache: one query row and one KV head at a time, with all query heads of that KV head
 //! together, so that each key and value is loaded once for all of them.
 //!
-//! Scores are kept for the whole context `[heads][positions]`; the softmax then has its maximum and its sum before the
-//! first value is weighted, and the order of sums is the order of positions, whatever the blocks.
+//! The scores of the whole context, `[heads][positions]`, are computed before the softmax. So the softmax knows its
+//! maximum and its sum before the first value is weighted, and sums run in the order of positions.
 
 use super::kv::BLOCK_TOKENS;
 use super::kv::{Element, KvCache};
@@ -11,45 +11,41 @@ use crate::options::Precision;
 use crate::simd::{Kernel, LANES, Simd};
 use std::ops::Range;
 
-/// Query heads whose accumulators fit the registers together.
+/// Number of query heads whose accumulators fit into the registers together.
 const HEADS: usize = 4;
 
 /// One row's attention for one KV head.
 pub struct Attend<'a, E> {
-    /// The cache.
     pub kv: &'a KvCache,
-    /// The step's plan.
     pub plan: &'a StepPlan,
-    /// The row's chunk.
+    /// The row's chunk of the plan.
     pub chunk: &'a Chunk,
-    /// The layer.
     pub layer: usize,
     /// The KV head.
     pub head: usize,
-    /// The positions the row sees, its own the last.
+    /// The positions that the row attends to; the last is its own.
     pub positions: Range<usize>,
-    /// Rotated queries of the heads `[heads, D]`.
+    /// Rotated queries of the KV head's query heads, `[heads, D]`.
     pub queries: &'a [f32],
-    /// The heads' sinks.
+    /// The query heads' sinks, `[heads]`.
     pub sinks: &'a [f32],
-    /// Width of a head.
+    /// D.
     pub head_dim: usize,
-    /// Scores `[heads, positions of the blocks touched]` and sums `[heads, D rounded up to 16]`.
+    /// Scores `[heads, positions of the blocks that hold `positions`]`, then sums `[heads, D rounded up to 16]`.
     pub scratch: &'a mut [f32],
     /// `[heads, D]`
     pub out: &'a mut [f32],
-    /// The arithmetic.
     pub precision: Precision,
-    /// The cache's element.
+    /// The type of the cache's elements.
     pub element: std::marker::PhantomData<E>,
 }
 
-/// Positions of the blocks that hold these.
+/// Number of positions in the blocks that hold `positions`.
 fn touched(positions: &Range<usize>) -> usize {
     (positions.end.div_ceil(BLOCK_TOKENS) - positions.start / BLOCK_TOKENS) * BLOCK_TOKENS
 }
 
-/// Values of [`Attend::scratch`].
+/// Length of [`Attend::scratch`].
 pub fn scratch_values(heads: usize, positions: &Range<usize>, head_dim: usize) -> usize {
     heads * (touched(positions) + head_dim.next_multiple_of(LANES))
 }
@@ -103,7 +99,7 @@ impl<E: Element> Kernel for Attend<'_, E> {
 }
 
 impl<E: Element> Attend<'_, E> {
-    /// `q . k / sqrt(D)` for heads `h..h + N` and every position of the blocks touched.
+    /// `q . k / sqrt(D)` for heads `h..h + N` and every position of the blocks that hold `positions`.
     #[inline(always)]
     unsafe fn scores<S: Simd, const N: usize>(&self, h: usize, width: usize, scores: &mut [f32]) {
         let d = self.head_dim;
@@ -152,7 +148,7 @@ impl<E: Element> Attend<'_, E> {
         }
     }
 
-    /// The weighted sum of values for `N` heads, position after position.
+    /// The weighted sum of values for `N` heads, in the order of positions.
     #[inline(always)]
     unsafe fn weigh<S: Simd, const N: usize>(
         &self,
@@ -166,7 +162,7 @@ impl<E: Element> Attend<'_, E> {
         let mut column = 0;
         while column < padded_dim {
             let vectors = ((padded_dim - column) / LANES).min(4);
-            // SAFETY: handed on.
+            // SAFETY: guaranteed by our caller.
             unsafe {
                 match vectors {
                     4 => self.weigh_columns::<S, N, 4>(first_block, column, width, weights, padded_dim, sums),
@@ -218,7 +214,7 @@ impl<E: Element> Attend<'_, E> {
     }
 }
 
-/// Softmax as the eval program computes it, the sink in its maximum and its sum.
+/// Softmax as the eval program computes it. The sink counts in the maximum and in the sum.
 #[inline(always)]
 fn softmax_in_f64(scores: &mut [f32], sink: f32) {
     let max = f64::from(scores.iter().fold(sink, |m, &s| if s > m { s } else { m }));
@@ -235,7 +231,7 @@ fn softmax_in_f64(scores: &mut [f32], sink: f32) {
     }
 }
 
-/// Softmax in float32, sixteen sums side by side.
+/// Softmax in float32, with one partial sum a lane. The sink counts in the maximum and in the sum.
 #[inline(always)]
 unsafe fn softmax<S: Simd>(scores: &mut [f32], sink: f32) {
     let max = scores.iter().fold(sink, |m, &s| if s > m { s } else { m });
@@ -255,7 +251,7 @@ unsafe fn softmax<S: Simd>(scores: &mut [f32], sink: f32) {
         S::store(last.as_mut_ptr(), e);
         tail.copy_from_slice(&last[..tail.len()]);
         let mut lanes = [0.0; LANES];
-        // The lanes behind the sink hold e^-87.5, which is nothing beside the maximum's 1.
+        // The lanes after the sink hold e^-87.5, which does not change a sum that contains the maximum's 1.
         S::store(lanes.as_mut_ptr(), S::add(sums, e));
         let inverse = 1.0 / lanes.iter().sum::<f32>();
         for s in scores {

@@ -1,4 +1,4 @@
-//! What a step's operations hand to each other.
+//! A step's activations.
 
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -12,7 +12,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Room for `max_rows` rows, none of them there yet.
+    /// Allocates memory for `max_rows` rows. The buffer has no rows yet.
     pub fn new(max_rows: usize, width: usize) -> Result<Self> {
         Ok(Self {
             width,
@@ -20,7 +20,7 @@ impl Buffer {
         })
     }
 
-    /// Rows there are.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.values.len() / self.width
     }
@@ -30,12 +30,12 @@ impl Buffer {
         &self.values
     }
 
-    /// The values, to be written.
+    /// `[rows, width]`
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
     }
 
-    /// Makes it hold so many rows; their values are whatever they were.
+    /// Sets the number of rows. The values of the rows are unspecified.
     pub fn set_rows(&mut self, rows: usize) -> Result<()> {
         memory::resize(&mut self.values, rows * self.width, 0.0, Purpose::Step)
     }
@@ -45,17 +45,17 @@ impl Buffer {
     }
 }
 
-/// Memory of the residual stream, and of the experts that its rows are sent to.
+/// Memory of the residual stream and of its rows' experts.
 #[derive(Clone, Debug)]
 pub struct ResidualMemory {
     /// `[T, H]`
     pub x: Buffer,
-    /// Of the layer that ran last.
+    /// The rows' experts in the latest layer.
     pub routes: Routes,
 }
 
 impl ResidualMemory {
-    /// Room for `max_rows` rows of a model.
+    /// Allocates memory for `max_rows` rows of a model.
     pub fn new(config: &ModelConfig, max_rows: usize) -> Result<Self> {
         Ok(Self {
             x: Buffer::new(max_rows, config.hidden_dim)?,
@@ -64,10 +64,10 @@ impl ResidualMemory {
     }
 }
 
-/// Rows of the residual stream with their experts.
+/// The residual stream after the router: its rows, their experts, and the experts' inputs.
 #[derive(Debug)]
 pub struct Routed<'x, 't> {
-    /// The stream, and each row's experts.
+    /// The residual stream, and each row's experts.
     pub memory: &'x mut ResidualMemory,
     /// The experts' inputs `[T, H]`.
     pub t: &'t Buffer,
@@ -78,14 +78,14 @@ pub struct Routed<'x, 't> {
 pub struct Queries<'m> {
     /// `[T, D * (Nq + 2 Nkv)]`, the queries first in each row.
     pub(super) qkv: &'m Buffer,
-    /// The layer whose cache has their keys and values.
+    /// The layer in whose KV cache the keys and values are.
     pub(super) layer: usize,
 }
 
-/// Where sizes of activations cannot be counted.
+/// The error when the size of an activation overflows.
 pub(super) const OVERFLOW: Error = Error::Overflow("a step's activations");
 
-/// Room for `[rows, width]`.
+/// An empty vector with the capacity for `[rows, width]`.
 fn room<T>(rows: usize, width: usize) -> Result<Vec<T>> {
     memory::room(rows.checked_mul(width).ok_or(OVERFLOW)?, Purpose::Step)
 }
@@ -93,23 +93,24 @@ fn room<T>(rows: usize, width: usize) -> Result<Vec<T>> {
 /// The experts of each row, grouped by expert.
 #[derive(Clone, Debug)]
 pub struct Routes {
-    /// For each row its experts, the largest share first: `[rows, K]`.
+    /// The experts of each row, the largest weight first: `[rows, K]`.
     pub experts: Vec<u32>,
-    /// Their shares, `[rows, K]`.
+    /// The weights of these experts (softmax over the selected ones), `[rows, K]`.
     pub shares: Vec<f32>,
-    /// Where each expert's picks begin, and their end: `[E + 1]`.
+    /// A *pick* is a pair of a row and one of its experts. Picks are grouped by expert; those of expert e are
+    /// `offsets[e]..offsets[e + 1]`, in the order of rows. `[E + 1]`
     pub(super) offsets: Vec<usize>,
-    /// The row of each pick, grouped by expert, rows in order.
+    /// The row of each pick.
     pub(super) rows: Vec<u32>,
-    /// The share of each pick.
+    /// The weight of each pick.
     pub(super) pick_shares: Vec<f32>,
-    /// 0, 1, 2, ...: the picks as rows of the experts' inner activations.
+    /// 0, 1, 2, ...: each pick's row in the experts' inner activations.
     pub(super) picks: Vec<u32>,
     pub(super) logits: Buffer,
 }
 
 impl Routes {
-    /// Room for `max_rows` rows of a model.
+    /// Allocates memory for `max_rows` rows of a model.
     pub fn new(config: &ModelConfig, max_rows: usize) -> Result<Self> {
         let k = config.experts_per_token;
         let n = max_rows.checked_mul(k).and_then(|picks| u32::try_from(picks).ok());
@@ -125,7 +126,7 @@ impl Routes {
         })
     }
 
-    /// Forgets all rows and makes room for so many picks.
+    /// Removes all rows, and allocates memory for `picks` picks.
     pub(super) fn begin(&mut self, picks: usize) -> Result<()> {
         self.experts.clear();
         self.shares.clear();
@@ -133,7 +134,7 @@ impl Routes {
         memory::reserve(&mut self.shares, picks, Purpose::Step)
     }
 
-    /// Groups `experts` and `shares` by expert.
+    /// Groups the picks in `experts` and `shares` by expert (a counting sort).
     pub fn group(&mut self, experts_per_token: usize) -> Result<()> {
         self.offsets.fill(0);
         for &e in &self.experts {
@@ -144,7 +145,7 @@ impl Routes {
         }
         memory::resize(&mut self.rows, self.experts.len(), 0, Purpose::Step)?;
         memory::resize(&mut self.pick_shares, self.experts.len(), 0.0, Purpose::Step)?;
-        // Filling moves each expert's offset to its end, which is the next one's begin.
+        // Here `offsets[e]` is the start of expert e's picks, and moves to their end, the start of the next expert's.
         for (i, (&e, &share)) in self.experts.iter().zip(&self.shares).enumerate() {
             let at = &mut self.offsets[e as usize];
             self.rows[*at] = (i / experts_per_token) as u32;

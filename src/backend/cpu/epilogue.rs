@@ -1,4 +1,5 @@
-//! What becomes of the products' sums: bias, residual, gated unit, experts' combination, logits.
+//! What is fused into matrix products, computed from their sums: bias, residual, SwiGLU, the weighted sum over experts,
+//! argmax and logits.
 
 use super::gemm::{At, Epilogue, Sums};
 use super::shared::Shared;
@@ -10,7 +11,7 @@ use crate::replica::Greedy;
 use crate::simd::{LANES, Simd};
 use std::sync::{Mutex, PoisonError};
 
-/// `out = sums + bias`, or `out += sums + bias`.
+/// `out = sums + bias`, or `out += sums + bias` if `onto`.
 pub struct AddBias<'a> {
     pub bias: &'a [f32],
     pub out: Shared<'a, f32>,
@@ -42,7 +43,8 @@ impl Epilogue for AddBias<'_> {
     }
 }
 
-/// `out = gate * sigmoid(1.702 gate) * (up + 1)`, the gates in the first sixteen lanes, their ups in the others.
+/// SwiGLU: `out = gate * sigmoid(1.702 gate) * (up + 1)`, with sixteen gates in the tile's first vector and their ups
+/// in the second.
 pub struct SwiGlu<'a> {
     /// `[E, 2 I]`, alternating gate and up.
     pub bias: &'a [f32],
@@ -67,7 +69,7 @@ impl Epilogue for SwiGlu<'_> {
         let bias = &self.bias[2 * (at.member * self.width + first)..][..2 * n];
         let (mut gates, mut ups) = ([0.0_f32; LANES], [0.0_f32; LANES]);
         for i in 0..n {
-            // A comparison, not `min`, which would drop a NaN.
+            // A comparison and not `min`, which would turn NaN into the limit.
             let gate = sums[i] + bias[2 * i];
             let up = sums[LANES + i] + bias[2 * i + 1];
             gates[i] = if gate > self.limit { self.limit } else { gate };
@@ -98,7 +100,7 @@ impl Epilogue for SwiGlu<'_> {
     }
 }
 
-/// `out += share * (sums + bias)`, called for one expert after the other.
+/// The weighted sum over experts: `out += share * (sums + bias)`, for the experts in their order.
 pub struct Combine<'a> {
     /// `[E, H]`
     pub bias: &'a [f32],
@@ -149,13 +151,13 @@ impl Epilogue for Combine<'_> {
     }
 }
 
-/// What a row's summary is before its first logit.
+/// A row's argmax before its first logit.
 pub const NOTHING: Greedy = Greedy {
     token: u32::MAX,
     logit: f32::NEG_INFINITY,
 };
 
-/// Each row's largest logit, and the whole row if it is wanted.
+/// Each row's argmax, and the row's logits if `logits` is there.
 pub struct Unembed<'a> {
     pub vocab: usize,
     pub inputs: usize,
@@ -177,7 +179,7 @@ impl Epilogue for Unembed<'_> {
         let sums = &sums[..TILE.min(self.vocab - first)];
         let largest = sums.iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
         let best = &mut best[at.input];
-        // The first -inf counts too, if nothing larger comes; NaN never does.
+        // -inf can be the largest logit, NaN cannot.
         if (largest > best.logit || best.token == NOTHING.token)
             && let Some(i) = sums.iter().position(|&s| s == largest)
         {

@@ -1,9 +1,9 @@
 //! Matrix products: a tile of 32 rows of weights times a block of tokens.
 //!
-//! Weights stream through the registers once for each block of tokens and are decoded there; the block's
-//! activations lie side by side for each column, so a kernel reads both as one stream each, and every weight vector
-//! meets every token of the block before the next is loaded. A lane is a row: its sum runs over the columns in their
-//! order, whatever the block's size, so a token's result does not depend on its company.
+//! For each block of tokens the weights are loaded once and decoded in registers, and each weight vector is multiplied
+//! by all tokens of the block before the next is loaded. The block's activations are interleaved by column, so weights
+//! and activations are one sequential stream each. Each lane is a row of the matrix, and adds over the columns in
+//! order, whatever the block's size; so a token's result does not depend on the other tokens.
 //!
 //! | activations | weights | products and sums |
 //! | --- | --- | --- |
@@ -12,11 +12,12 @@
 //! | bfloat16 pairs | BF16 | the hardware's dot product of pairs, float32 sums |
 //! | 16-bit integers, one scale a token | MXFP4 | the hardware's dot product of pairs: 32-bit integer sums within a block of 32 columns (exact), then float32 |
 //!
-//! Integers beside MXFP4: twice an E2M1 value is an integer up to 12, so the block's sum is exact, and sixteen bits
-//! for the activation are eight more than bfloat16 has, at the same rate.
+//! MXFP4 is multiplied as integers, since twice an E2M1 value is an integer up to 12: so the sum over a block of 32
+//! columns is exact, and the activations have 16 bits where bfloat16 has 8, at the same rate.
 //!
-//! Budget (AVX-512, 12 tokens): 24 accumulators, 2 weight vectors; for each column pair 2 loads of weights and 24 dot
-//! products with broadcast operands: the dot product's rate is the limit. With one token, memory is.
+//! Registers for BF16 weights on AVX-512 with 12 tokens: 24 accumulators and 2 weight vectors. Each column pair takes 2
+//! loads of weights and 24 dot products with broadcast operands, so the dot product's rate is the limit. With one token
+//! it is memory bandwidth.
 
 use super::inputs::{Encoding, Inputs, MAX_TOKENS};
 use super::products::{Args, Product, RowNorms};
@@ -29,48 +30,46 @@ use crate::weights::{Format, Packed};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// A token's sums for a tile's rows, in lane order.
+/// A token's sums for the rows of a tile, in the order of lanes.
 pub type Sums = [f32; TILE];
 
-/// Which sums an epilogue is given.
+/// The place of sums in the product's result.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
-    /// The matrix among its members.
+    /// Which member of the matrix: the expert, or 0.
     pub member: usize,
-    /// The tile of 32 rows.
+    /// Which tile of 32 rows of the member.
     pub tile: usize,
-    /// The input, over all groups.
+    /// Which input, counted over all groups.
     pub input: usize,
-    /// The input's row in the source.
+    /// The input's row in the activations that were encoded.
     pub row: usize,
 }
 
-/// What becomes of a token's sums.
+/// What is computed from a product's sums.
 pub trait Epilogue: Sync {
-    /// What a worker gathers over its tiles.
+    /// What a worker accumulates over the tiles of a task.
     type State;
-    /// At a worker's begin.
+    /// Called once a task, before its first tile.
     fn begin(&self) -> Result<Self::State>;
     /// Takes the sums of one tile for one input. No two workers get the same tile of the same input.
     ///
     /// # Safety
-    /// As for [`Simd`].
+    /// Same requirements as the methods of [`Simd`].
     unsafe fn finish<S: Simd>(&self, state: &mut Self::State, at: At, sums: &Sums);
-    /// At a worker's end.
+    /// Called once a task, after its last tile.
     fn end(&self, state: Self::State) -> Result<()>;
 }
 
-/// Instruction set and precision: what chooses the kernel.
+/// The instruction set and precision by which kernels are chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Engine {
-    /// The instruction set.
     pub level: Level,
-    /// The precision.
     pub precision: Precision,
 }
 
 impl Engine {
-    /// What the kernels for `format` read.
+    /// How the kernels for weights in `format` need their activations encoded.
     pub fn encoding(self, format: Format) -> Encoding {
         match (self.precision, self.level, format) {
             (Precision::Fast, Level::Avx512(_), Format::Bf16) => Encoding::Bf16Pairs,
@@ -79,7 +78,8 @@ impl Engine {
         }
     }
 
-    /// The largest block; `exact` has two registers for each sum and takes the tile's vectors in turn.
+    /// The most tokens in a block, as the accumulators fit into the registers. With AVX-512 `exact` takes two registers
+    /// of float64 for the sums of a vector, and computes the tile's two vectors one after the other.
     pub fn max_tokens(self) -> usize {
         match (self.level, self.precision) {
             (Level::Avx512(_), Precision::Fast) => MAX_TOKENS,
@@ -88,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// All inputs of group `i` times member `i` of the matrix, for all groups.
+    /// Multiplies all inputs of group `i` by member `i` of the matrix, for all groups.
     pub fn multiply<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) -> Result<()> {
         let tasks = tasks(matrix, inputs, rayon::current_num_threads())?;
         tasks
@@ -96,8 +96,8 @@ impl Engine {
             .try_for_each(|task| self.run(matrix, inputs, epilogue, task))
     }
 
-    /// The same, but each worker takes its tiles through all members in their order, so that an epilogue may sum
-    /// over members.
+    /// [`Engine::multiply`] with a fixed order of members: a worker computes its tiles of all members, one member after
+    /// the other, so that an epilogue may add over members.
     pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) -> Result<()> {
         let run = tile_run(matrix);
         (0..matrix.tiles.div_ceil(run)).into_par_iter().try_for_each(|i| {
@@ -123,8 +123,8 @@ impl Engine {
         })
     }
 
-    /// Float32 sums of float32 products, whatever the precision: for `exact`, an estimate within
-    /// `estimate_error` of its own sums, at several times the speed.
+    /// Multiplies in float32, whatever the precision. The sums are within [`estimate_error`] of those of `exact`, at
+    /// several times the speed.
     pub fn estimate<E: Epilogue>(
         self,
         matrix: &Packed,
@@ -141,7 +141,7 @@ impl Engine {
         engine.multiply(matrix, inputs, epilogue)
     }
 
-    /// Norms of the first member's rows, rounded up: a tile's in its lanes.
+    /// The Euclidean norms of the first member's rows, rounded up: for each tile, in the order of its lanes.
     pub fn row_norms(self, matrix: &Packed) -> Result<Vec<Sums>> {
         let mut norms = memory::filled([0.0; TILE], matrix.tiles, Purpose::Weights)?;
         norms.par_iter_mut().enumerate().for_each(|(tile, norms)| {
@@ -160,33 +160,35 @@ impl Engine {
     }
 }
 
-/// The most columns for which the bound of an estimate holds.
+/// The most columns for which [`estimate_error`] is a bound.
 pub const MAX_ESTIMATE_COLUMNS: usize = 1 << 14;
 
-/// How far [`Engine::estimate`] and `exact` can be apart, relative to the product of the norms of row and input.
+/// Bound of the difference between [`Engine::estimate`] and `exact`, relative to the product of the norms of the
+/// matrix's row and the input.
 ///
-/// With `u = 2^-24` and `n` columns, the estimate's sum is off by at most `n u / (1 - n u)` times the sum of the
-/// products' magnitudes, `exact`'s by `u` for the products, next to nothing for the float64 sum, and `u` for its
-/// rounding; and that sum is at most the product of the norms (Cauchy-Schwarz). The slack covers what is left, up to
-/// [`MAX_ESTIMATE_COLUMNS`].
+/// Let `u = 2^-24`, `n` the number of columns and `p` the sum of the products' magnitudes. The estimate's error is at
+/// most `p n u / (1 - n u)`. The error of `exact` is at most `p u` for rounding the products, far less for the float64
+/// sum, and `p u` for rounding the result to float32. `p` is at most the product of the norms (Cauchy-Schwarz). The
+/// factor 1.01 and the 8 cover the other terms for up to [`MAX_ESTIMATE_COLUMNS`] columns.
 pub fn estimate_error(cols: usize) -> f32 {
     1.01 * (cols + 8) as f32 * (f32::EPSILON / 2.0)
 }
 
-/// A worker's share of a product.
+/// A part of a product, computed by one worker.
 struct Task {
     member: usize,
     tiles: Range<usize>,
     blocks: Range<usize>,
 }
 
-/// Tiles that make a stream long enough for the prefetcher and a task long enough to be worth its hand-over.
+/// Number of consecutive tiles in a task: enough for the hardware prefetcher, and to outweigh the cost of scheduling
+/// it.
 fn tile_run(matrix: &Packed) -> usize {
     const STREAM_BYTES: usize = 64 << 10;
     STREAM_BYTES.div_ceil(matrix.tile_bytes).min(matrix.tiles)
 }
 
-/// Runs of tiles; where they are too few for the threads (the router), the blocks are divided as well.
+/// Divides a product into tasks by runs of tiles. If those are too few for the threads (the router), also by blocks.
 fn tasks(matrix: &Packed, inputs: &Inputs, threads: usize) -> Result<Vec<Task>> {
     let run = tile_run(matrix);
     let runs = matrix.tiles.div_ceil(run);
@@ -265,8 +267,8 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
                         input,
                         row: inputs.rows[input] as usize,
                     };
-                    // SAFETY: `simd` proves that the instructions are there, and no other worker has this tile of this
-                    // input.
+                    // SAFETY: `simd` proves that the machine has the instructions, and no other worker has this tile of
+                    // this input.
                     unsafe { epilogue.finish::<S>(&mut state, at, sums) };
                 }
             }

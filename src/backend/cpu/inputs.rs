@@ -1,4 +1,5 @@
-//! Activations on their way into the products: encoded as the weights' format asks, a block of tokens side by side.
+//! Activations that enter matrix products: encoded as the kernels for the weights' format need them, and interleaved by
+//! blocks of tokens.
 
 use super::buffers::OVERFLOW;
 use super::gemm::Engine;
@@ -14,7 +15,7 @@ use std::ops::Range;
 /// The most tokens in a block.
 pub const MAX_TOKENS: usize = 12;
 
-/// How activations are given to a kernel.
+/// How a kernel reads activations: 32-bit words that hold one column or two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Encoding {
     /// A float32 for each column.
@@ -32,32 +33,32 @@ impl Encoding {
     }
 }
 
-/// Tokens that go through a kernel together.
+/// Consecutive inputs that a kernel multiplies together.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
-    /// The first of them, an index into all inputs.
+    /// Index of the first input.
     pub first: usize,
-    /// How many.
+    /// Number of inputs.
     pub tokens: usize,
 }
 
 /// Activations, encoded and interleaved by blocks: `[block][word][tokens of the block]`.
 #[derive(Default)]
 pub struct Inputs {
-    /// What the words are: not always what the matrix's format would have.
+    /// The encoding of `words`. For [`Engine::estimate`] it is F32, whatever the matrix's format.
     pub(super) encoding: Encoding,
     pub(super) words: Vec<u32>,
     pub(super) scales: Vec<f32>,
     pub(super) words_per_token: usize,
     pub(super) blocks: Vec<Block>,
-    /// The source row of each input.
+    /// Each input's row in the source.
     pub(super) rows: Vec<u32>,
-    /// Blocks of each group, in order.
+    /// Each group's range in `blocks`.
     pub(super) groups: Vec<Range<usize>>,
 }
 
 impl Inputs {
-    /// Makes room for so many inputs of at most `cols` columns, in as many groups.
+    /// Allocates memory for `inputs` inputs of at most `cols` columns, in `groups` groups.
     pub fn make_room(&mut self, inputs: usize, cols: usize, groups: usize) -> Result<()> {
         let words = inputs.checked_mul(cols.next_multiple_of(MXFP4_BLOCK));
         let words = words.ok_or(OVERFLOW)?;
@@ -68,10 +69,10 @@ impl Inputs {
         memory::reserve(&mut self.groups, groups, Purpose::Step)
     }
 
-    /// Encodes rows of `source[.., cols]` for a matrix in `format`: for each group (an expert) the rows it lists. For
-    /// [`Format::F32`] they suit a matrix in any format.
+    /// Encodes rows of `source[.., cols]` for a matrix in `format`: for each group (an expert) the rows that it lists.
+    /// With [`Format::F32`] the result can be multiplied by a matrix in any format.
     ///
-    /// Columns are filled up with zeros to a multiple of 32, so that kernels need no tail.
+    /// Columns are padded with zeros to a multiple of 32, so that kernels need no remainder loop.
     pub fn encode<'a>(
         &mut self,
         engine: Engine,
@@ -113,7 +114,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Inputs in the order of the groups, each group cut into blocks of nearly equal size.
+    /// Orders the inputs by group, and cuts each group into blocks of nearly equal size.
     fn plan_blocks<'a>(&mut self, max_tokens: usize, groups: impl Iterator<Item = &'a [u32]>) -> Result<()> {
         self.blocks.clear();
         self.groups.clear();
@@ -145,7 +146,7 @@ struct EncodeBlock<'a> {
     scales: &'a mut [f32],
 }
 
-/// Columns encoded at a time: few enough that the words of all the block's tokens stay in the first cache.
+/// Columns encoded at a time: few enough that the words of all tokens of the block stay in the L1 cache.
 const RUN: usize = 64;
 
 impl Kernel for EncodeBlock<'_> {
@@ -178,7 +179,7 @@ impl Kernel for EncodeBlock<'_> {
     }
 }
 
-/// Writes a token's words among those of its block.
+/// Writes the words of token `t` into the interleaved words of its block.
 #[inline(always)]
 fn spread(source: &[u32], words: &mut [u32], tokens: usize, t: usize) {
     for (word, &source) in words[t..].iter_mut().step_by(tokens).zip(source) {
@@ -186,13 +187,13 @@ fn spread(source: &[u32], words: &mut [u32], tokens: usize, t: usize) {
     }
 }
 
-/// Two columns in a word, the first in the low half.
+/// Packs two columns into each word, the first in the low half.
 #[inline(always)]
 fn pairs(halves: [u16; RUN]) -> [u32; RUN / 2] {
     std::array::from_fn(|i| u32::from(halves[2 * i]) | u32::from(halves[2 * i + 1]) << 16)
 }
 
-/// bfloat16, rounded to nearest even; NaN stays NaN.
+/// Rounds to bfloat16, to nearest even; NaN stays NaN.
 #[inline(always)]
 fn bf16(v: f32) -> u16 {
     let bits = v.to_bits();
@@ -200,9 +201,9 @@ fn bf16(v: f32) -> u16 {
     (if v.is_nan() { bits >> 16 | 0x40 } else { rounded }) as u16
 }
 
-/// What a token's 16-bit integers are multiplied by, and its values before they are rounded to them: the largest
-/// becomes 32767. Half of the scale, for weights come as twice their E2M1 value. An infinity or NaN becomes the scale,
-/// and so all the token's sums.
+/// The scale of a token's 16-bit integers, and the factor that its values are multiplied by before they are rounded to
+/// integers: the largest magnitude becomes 32767. The scale is halved, since the kernels multiply by twice the E2M1
+/// values. If a value is infinite or NaN, so is the scale, and all sums of the token become NaN.
 #[inline(always)]
 fn i16_scale(values: &[f32]) -> (f32, f32) {
     // Magnitudes order as their bits do, NaN above all.
@@ -211,7 +212,8 @@ fn i16_scale(values: &[f32]) -> (f32, f32) {
     (largest / 65534.0, if inverse.is_finite() { inverse } else { 0.0 })
 }
 
-/// A value of at most 32767 in magnitude, rounded to nearest even: adding 1.5 * 2^23 leaves the integer in the low bits.
+/// Rounds a value of at most 32767 in magnitude to an integer, to nearest even: adding 1.5 * 2^23 leaves it in the low
+/// bits.
 #[inline(always)]
 fn i16_bits(v: f32) -> u16 {
     (v + 12_582_912.0).to_bits() as u16

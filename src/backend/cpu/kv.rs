@@ -1,14 +1,14 @@
 //! The paged KV cache on the CPU.
 //!
-//! A block holds sixteen positions of one layer. Keys lie column by column, so that sixteen positions fill a vector
-//! and a score's sum over the columns stays in its lane; values lie position by position, so that the weighted sum
-//! over positions stays in the column's lane:
+//! A block holds sixteen positions of one layer. Keys are stored column by column: a vector holds a column of sixteen
+//! positions, and the sum of a score over the columns stays in the position's lane. Values are stored position by
+//! position: a vector holds sixteen columns, and the weighted sum over positions stays in the column's lane.
 //!
 //! ```text
 //! [layer][block][kv head] { keys [D][16], values [16][D rounded up to 16] }
 //! ```
 //!
-//! `exact` holds float32, `fast` float16.
+//! Elements are float32 in `exact` and float16 in `fast`.
 
 use crate::batch::{Chunk, StepPlan};
 use crate::error::{Error, Result};
@@ -19,34 +19,34 @@ use crate::simd::{LANES, Simd};
 use crate::weights::Bytes;
 use half::f16;
 
-/// Positions in a block: they fill one vector register of keys.
+/// Positions in a block: as many as a vector has lanes.
 pub const BLOCK_TOKENS: usize = LANES;
 
 /// An element of the cache.
 pub trait Element: Copy + Send + Sync + 'static {
-    /// Bytes.
+    /// Size in bytes.
     const BYTES: usize = size_of::<Self>();
-    /// Sixteen of them as float32.
+    /// Loads sixteen elements, widened to float32.
     ///
     /// # Safety
-    /// As for [`Simd::load`].
+    /// Same requirements as [`Simd::load`].
     unsafe fn load<S: Simd>(p: *const Self) -> S::F;
-    /// Sixteen of them, rounded from float32.
+    /// Stores sixteen elements, rounded from float32.
     ///
     /// # Safety
-    /// As for [`Simd::store`].
+    /// Same requirements as [`Simd::store`].
     unsafe fn store<S: Simd>(p: *mut Self, values: &[f32; LANES]);
 }
 
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const f32) -> S::F {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by our caller.
         unsafe { S::load(p) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(p: *mut f32, values: &[f32; LANES]) {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by our caller.
         unsafe { S::store(p, S::load(values.as_ptr())) }
     }
 }
@@ -54,45 +54,47 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(p: *const f16) -> S::F {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by our caller.
         unsafe { S::load_f16(p) }
     }
     #[inline(always)]
     unsafe fn store<S: Simd>(p: *mut f16, values: &[f32; LANES]) {
-        // Saturated: a finite key or value must not become infinite.
+        // Clamped to the largest float16: a finite key or value must not become infinite.
         let fit = values.map(|v| if v.is_finite() { v.clamp(-65504.0, 65504.0) } else { v });
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by our caller.
         unsafe { S::store_f16(p, S::load(fit.as_ptr())) }
     }
 }
 
-/// See the module.
+/// The cache of all layers, in the layout above.
 pub struct KvCache {
     bytes: Bytes,
-    /// Where each layer's blocks begin, in bytes.
+    /// Offset of each layer's blocks in bytes.
     layers: Vec<usize>,
+    /// Whether each layer attends to a sliding window.
     windowed: Vec<bool>,
-    /// Sizes in elements.
+    /// D.
     head_dim: usize,
+    /// D rounded up to 16.
     padded_dim: usize,
     kv_heads: usize,
     blocks: KvBlocks,
 }
 
-/// Bytes of one block of each kind, over all layers of the kind.
+/// Size in bytes of one block in all full layers, and of one block in all sliding-window layers.
 pub fn block_bytes(config: &ModelConfig, element_bytes: usize) -> (usize, usize) {
     let per_layer = config.n_kv_heads * head_elements(config.head_dim) * element_bytes;
     let windowed = config.windowed_layers();
     ((config.n_layers - windowed) * per_layer, windowed * per_layer)
 }
 
-/// Elements of one KV head in a block.
+/// Number of elements of one KV head in a block.
 fn head_elements(head_dim: usize) -> usize {
     BLOCK_TOKENS * (head_dim + head_dim.next_multiple_of(LANES))
 }
 
 impl KvCache {
-    /// A cache of so many blocks. Its memory is touched only as positions are written.
+    /// Allocates a cache. The system provides its pages only when positions are written.
     pub fn new(config: &ModelConfig, blocks: KvBlocks, element_bytes: usize) -> Result<Self> {
         let block = config.n_kv_heads * head_elements(config.head_dim) * element_bytes;
         let mut layers = memory::room(config.n_layers, Purpose::KvCache)?;
@@ -118,17 +120,17 @@ impl KvCache {
         })
     }
 
-    /// Bytes of all blocks.
+    /// Size in bytes.
     pub fn len_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub fn blocks(&self) -> KvBlocks {
         self.blocks
     }
 
-    /// Where the cache lies, for the program's struct.
+    /// The cache's address, for the program's struct.
     pub fn address(&self) -> *mut std::ffi::c_void {
         self.bytes.as_ptr().cast_mut().cast()
     }
@@ -157,10 +159,10 @@ impl KvCache {
         all.split_at(BLOCK_TOKENS * self.head_dim)
     }
 
-    /// Writes one position's key and value of a head.
+    /// Writes a head's key and value of the position at `slot` in a block.
     ///
     /// # Safety
-    /// As for [`Simd`].
+    /// Same requirements as the methods of [`Simd`].
     #[inline(always)]
     pub unsafe fn store<S: Simd, E: Element>(
         &mut self,
@@ -184,9 +186,9 @@ impl KvCache {
             let (mut k, mut v) = ([0.0; LANES], [0.0; LANES]);
             k[..n].copy_from_slice(&key[from..from + n]);
             v[..n].copy_from_slice(&value[from..from + n]);
-            // A padded key's columns are not stored, so the row of rounded ones needs no place in the cache.
+            // Keys have no padding columns, so sixteen of them are rounded into a temporary, and the first `n` stored.
             let mut rounded = std::mem::MaybeUninit::<[E; LANES]>::uninit();
-            // SAFETY: both have room for sixteen elements; the first is initialized by it.
+            // SAFETY: both have sixteen elements; `E::store` initializes all of `rounded`.
             let rounded = unsafe {
                 E::store::<S>(rounded.as_mut_ptr().cast(), &k);
                 E::store::<S>(out.as_mut_ptr(), &v);

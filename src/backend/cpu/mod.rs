@@ -1,4 +1,4 @@
-//! The CPU: the first backend, the fallback, and in `exact` the oracle of the others.
+//! The CPU backend. It is used where no GPU can be, and its `exact` is the reference for the GPU backend.
 
 mod attention;
 mod buffers;
@@ -59,20 +59,21 @@ pub struct CpuReplica<E: Element> {
     ops: CpuOps<E>,
     activations: Activations<ResidualMemory, Buffer>,
     kv: KvCache,
-    /// What the step submitted last gave, until it is collected.
+    /// The output of the submitted step, until it is collected.
     output: StepOutput,
     max_rows: usize,
     max_logits_rows: usize,
 }
 
 impl<E: Element> CpuReplica<E> {
-    /// Packs the weights and makes room for the KV cache and a step.
+    /// Packs the weights and allocates a step's activations and the KV cache.
     pub fn open(checkpoint: &dyn Checkpoint, options: &Options, engine: Engine) -> Result<Self> {
         let config = checkpoint.config().clone();
         let workers = Workers::start("getp worker", options.threads)?;
         let limits = options.step_limits(StepLimits::CPU);
         let (max_rows, max_logits_rows) = (limits.step_tokens, limits.max_batch);
-        // First what can be asked for in no time; the KV cache last, as it takes its share of what packing leaves.
+        // Activations before packing, which takes long, so that lack of memory shows at once. The KV cache last, since
+        // its size depends on the memory that packing leaves free.
         let ops = CpuOps::new(&config, engine, max_rows, options.profile)?;
         let activations = activations(&config, max_rows)?;
         let (weights, report) = workers.pool().install(|| load(checkpoint))?;
@@ -92,7 +93,7 @@ impl<E: Element> CpuReplica<E> {
     }
 }
 
-/// Activations of steps of at most so many rows.
+/// Allocates the activations of steps of at most `max_rows` rows.
 pub fn activations(config: &ModelConfig, max_rows: usize) -> Result<Activations<ResidualMemory, Buffer>> {
     let picks = max_rows.checked_mul(config.experts_per_token);
     let picks = picks.ok_or(OVERFLOW)?;
@@ -136,7 +137,7 @@ impl<E: Element> Replica for CpuReplica<E> {
         self.max_rows
     }
 
-    /// A prompt alone may fill the step.
+    /// One prompt chunk may fill the step.
     fn chunk_tokens(&self) -> usize {
         self.max_rows
     }
@@ -145,7 +146,7 @@ impl<E: Element> Replica for CpuReplica<E> {
         self.max_logits_rows
     }
 
-    /// The host has no time to spare beside a step.
+    /// A step computes on the host's own cores, so preparing the next one meanwhile gains nothing.
     fn depth(&self) -> usize {
         1
     }
@@ -199,7 +200,7 @@ impl<E: Element> Replica for CpuReplica<E> {
     }
 }
 
-/// Blocks for as many sequences of the checkpoint's length as may run at once and memory allows.
+/// The number of KV blocks: for as many sequences of the model's length as may run at once, or as memory allows.
 fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> Result<KvBlocks> {
     let (full_bytes, window_bytes) = block_bytes(config, element_bytes);
     let limits = options.step_limits(StepLimits::CPU);
@@ -218,7 +219,7 @@ fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> R
     ))
 }
 
-/// Memory the system could give without swapping.
+/// Memory that the system can give without swapping, in bytes.
 fn available_bytes() -> usize {
     let kilobytes = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
@@ -275,7 +276,7 @@ pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
     ))
 }
 
-/// Packs tensors and keeps the report.
+/// Packs tensors and records them in the report.
 struct Loader<'a> {
     checkpoint: &'a dyn Checkpoint,
     report: PackReport,

@@ -1,4 +1,4 @@
-//! The inner loops: one tile of 32 rows times one block of tokens. `gemm.rs` has the idea and the table.
+//! The inner loops of matrix products: one tile of 32 rows times one block of tokens. `gemm.rs` explains them.
 
 use super::gemm::{Engine, Sums};
 use super::inputs::{Encoding, MAX_TOKENS};
@@ -8,17 +8,16 @@ use crate::options::Precision;
 use crate::simd::{Kernel, LANES, Simd};
 use crate::weights::{Format, Packed};
 
-/// One tile times one block: a function of its own for each instruction set, whatever the epilogue.
+/// One tile times one block. It is a kernel of its own so that it is compiled once for each instruction set, and not
+/// once more for each epilogue.
 pub struct Product<'a> {
-    /// What chooses the kernel.
     pub engine: Engine,
-    /// What the block's words are.
+    /// The encoding of the block's words.
     pub encoding: Encoding,
     /// The tile's format.
     pub format: Format,
-    /// The tile and the block.
     pub args: Args<'a>,
-    /// Where each token's sums go.
+    /// Output: each token's sums.
     pub sums: &'a mut [Sums; MAX_TOKENS],
 }
 
@@ -30,7 +29,8 @@ impl Kernel for Product<'_> {
         macro_rules! by_tokens {
             ($($t:literal)*) => {
                 match self.args.scales.len() {
-                    // SAFETY: `args` holds a tile and a block as the kernels read them, `sums` room for a block.
+                    // SAFETY: `args` holds a tile and a block in the layouts that the kernels read, `sums` has an
+                    // element for each token.
                     $($t if const { $t <= S::TOKENS } => unsafe {
                         let sums = product::<S, $t>(self.engine.precision, self.encoding, self.format, self.args);
                         for (out, sums) in self.sums.iter_mut().zip(sums) {
@@ -49,13 +49,13 @@ impl Kernel for Product<'_> {
 /// A tile and a block of tokens.
 #[derive(Clone, Copy)]
 pub struct Args<'a> {
-    /// The tile.
+    /// The tile's bytes.
     pub weights: &'a [u8],
-    /// Its columns.
+    /// Columns of the tile.
     pub cols: usize,
-    /// The block's words.
+    /// The block's words, `[word][token]`.
     pub words: &'a [u32],
-    /// A scale for each of its tokens.
+    /// The scale of each token in the block.
     pub scales: &'a [f32],
 }
 
@@ -67,7 +67,7 @@ unsafe fn product<S: Simd, const T: usize>(
     format: Format,
     args: Args<'_>,
 ) -> [[S::F; 2]; T] {
-    // SAFETY: handed on.
+    // SAFETY: guaranteed by our caller.
     unsafe {
         match (precision, encoding, format) {
             (Precision::Fast, Encoding::Bf16Pairs, _) => dot_bf16::<S, T>(args),
@@ -82,14 +82,14 @@ unsafe fn product<S: Simd, const T: usize>(
     }
 }
 
-/// How far ahead of the dot products weights are asked for, into the second cache: far enough for a DRAM latency at a
-/// core's share of the bandwidth, within the same or the next tile.
+/// How far ahead weights are prefetched into the L2 cache: enough to cover the latency of DRAM at a core's share of the
+/// bandwidth. That is in the same tile or the next.
 const PREFETCH_BYTES: usize = 16 << 10;
 
-/// Asks for what lies that far behind `w`, which may be past the matrix's end.
+/// Prefetches the weights `PREFETCH_BYTES` after `w`; that address may be past the end of the matrix.
 #[inline(always)]
 unsafe fn prefetch<S: Simd>(w: *const u32) {
-    // SAFETY: an address is only asked for, never read.
+    // SAFETY: a prefetch accepts any address.
     unsafe { S::prefetch(w.cast::<u8>().wrapping_add(PREFETCH_BYTES)) }
 }
 
@@ -101,7 +101,7 @@ unsafe fn dot_bf16<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
         let (mut w, mut x) = (args.weights.as_ptr().cast::<u32>(), args.words.as_ptr());
         for _ in 0..args.cols.div_ceil(2) {
             let (w0, w1) = (S::i_load(w), S::i_load(w.add(LANES)));
-            // With fewer tokens there is nothing to hide: the memory is the limit, and asking twice disturbs it.
+            // With fewer tokens memory bandwidth is the limit, and prefetching makes it slower.
             if T > 2 {
                 prefetch::<S>(w);
                 prefetch::<S>(w.wrapping_add(LANES));
@@ -119,11 +119,11 @@ unsafe fn dot_bf16<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
 
 #[inline(always)]
 unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
-    // SAFETY: handed on.
+    // SAFETY: guaranteed by our caller.
     unsafe {
         let mut out = [[S::splat(0.0); 2]; T];
-        // Few tokens: both vectors side by side, and more chains of sums than accumulators need, to hide the dot
-        // product's latency. Many: their integer and float sums fill the registers for one vector.
+        // With few tokens: both vectors together, and several accumulators for each sum, to hide the dot product's
+        // latency. With many, the integer and float32 sums of one vector fill the registers.
         match T {
             1 | 2 => dot_mxfp4_vectors::<S, T, 2, 4>(args, 0, &mut out),
             3 | 4 => dot_mxfp4_vectors::<S, T, 2, 2>(args, 0, &mut out),
@@ -137,8 +137,8 @@ unsafe fn dot_mxfp4<S: Simd, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
     }
 }
 
-/// `V` vectors from `first` on, the sums within a block of 32 columns in `C` chains: integers, so that it makes no
-/// difference to the result.
+/// Computes vectors `first..first + V` of the tile. Each sum over a block of 32 columns is split over `C` accumulators;
+/// since these are integers, that does not change the result.
 #[inline(always)]
 unsafe fn dot_mxfp4_vectors<S: Simd, const T: usize, const V: usize, const C: usize>(
     args: Args<'_>,
@@ -196,17 +196,18 @@ unsafe fn dot_mxfp4_vectors<S: Simd, const T: usize, const V: usize, const C: us
     }
 }
 
-/// A format's words, decoded to float32.
+/// Decodes a format's words to float32.
 trait Columns {
     /// Columns in a word.
     const COLUMNS: usize;
-    /// One vector of column group `group`: the columns' values, then nothing of meaning.
+    /// The values of one vector of word `group` of the tile: a vector for each of its `COLUMNS` columns. The other
+    /// elements of the result are not used.
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8];
 }
 
 #[inline(always)]
 unsafe fn word(args: &Args<'_>, group: usize, vector: usize) -> *const u32 {
-    // SAFETY: the caller's group and vector lie in the tile.
+    // SAFETY: the caller guarantees that the group and the vector are in the tile.
     unsafe { args.weights.as_ptr().cast::<u32>().add(group * TILE + vector * LANES) }
 }
 
@@ -218,7 +219,7 @@ impl Columns for ColumnF32 {
     const COLUMNS: usize = 1;
     #[inline(always)]
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by our caller.
         unsafe { [S::load(word(args, group, vector).cast()); 8] }
     }
 }
@@ -227,7 +228,7 @@ impl Columns for ColumnsBf16 {
     const COLUMNS: usize = 2;
     #[inline(always)]
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by our caller.
         unsafe {
             let w = S::i_load(word(args, group, vector));
             let (low, high) = (S::bf16_low(w), S::bf16_high(w));
@@ -240,7 +241,7 @@ impl Columns for ColumnsMxfp4 {
     const COLUMNS: usize = 8;
     #[inline(always)]
     unsafe fn decode<S: Simd>(args: &Args<'_>, group: usize, vector: usize) -> [S::F; 8] {
-        // SAFETY: handed on; the scales of a block of four groups follow the words.
+        // SAFETY: guaranteed by our caller; after the words the tile has scales, one for each row and four groups.
         unsafe {
             let w = S::i_load(word(args, group, vector));
             let scales = args
@@ -262,11 +263,11 @@ impl Columns for ColumnsMxfp4 {
     }
 }
 
-/// The norms of a tile's rows.
+/// The Euclidean norms of a tile's rows, rounded up.
 pub struct RowNorms<'a> {
-    /// The tile, without a block.
+    /// The tile, and a block without tokens.
     pub args: Args<'a>,
-    /// Its format.
+    /// The tile's format.
     pub format: Format,
 }
 
@@ -289,7 +290,7 @@ impl Kernel for RowNorms<'_> {
 #[inline(always)]
 unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>) -> Sums {
     let mut norms = [0.0_f32; TILE];
-    // SAFETY: handed on; the norms are two vectors.
+    // SAFETY: guaranteed by our caller; the norms are two vectors.
     unsafe {
         let mut sums = [S::splat(0.0); 2];
         for group in 0..args.cols.div_ceil(C::COLUMNS) {
@@ -302,12 +303,13 @@ unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>) -> Sums {
         S::store(norms.as_mut_ptr(), sums[0]);
         S::store(norms.as_mut_ptr().add(LANES), sums[1]);
     }
-    // A square that underflows lacks at most the smallest normal number; the factor covers the sum's rounding.
+    // A square that underflows is too small by at most the smallest normal number. The factor covers rounding in the
+    // sum.
     let lacking = args.cols as f32 * f32::MIN_POSITIVE;
     norms.map(|squares| (squares + lacking).sqrt() * 1.001)
 }
 
-/// One row's product with one input as `exact` has it.
+/// One row's product with one input, with the arithmetic of `exact`.
 pub fn exact_dot(matrix: &Packed, row: usize, x: &[f32]) -> f32 {
     let tile = matrix.tile(0, row / TILE);
     let weight = |column| Tiles { gated: false }.value(matrix.format, matrix.cols, tile, row % TILE, column);
@@ -317,7 +319,7 @@ pub fn exact_dot(matrix: &Packed, row: usize, x: &[f32]) -> f32 {
 
 #[inline(always)]
 unsafe fn multiply_add<S: Simd, C: Columns, const T: usize>(args: Args<'_>) -> [[S::F; 2]; T] {
-    // SAFETY: the tile has all groups, the block of tokens a word for each column and token.
+    // SAFETY: the tile has all groups, and the block of tokens a word for each column and token.
     unsafe {
         let mut sums = [[S::splat(0.0); 2]; T];
         for group in 0..args.cols.div_ceil(C::COLUMNS) {

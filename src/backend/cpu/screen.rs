@@ -1,8 +1,8 @@
-//! `exact`'s greedy tokens without most of its logits.
+//! The argmax of `exact` without computing most of its logits.
 //!
-//! A float32 product estimates them all. Its error is bounded for each row by the norms of row and input, so that only
-//! the rows whose estimate comes within the bounds of the best can hold the largest logit: a handful of 200,000. Those
-//! are summed in float64.
+//! A float32 product estimates all logits. The error of each estimate is bounded by the norms of the unembedding's row
+//! and of the input. Only rows whose estimate plus its bound reaches the largest estimate minus its bound can hold the
+//! largest logit: a handful of 200,000. The logits of these rows are summed in float64.
 
 use super::buffers::Buffer;
 use super::epilogue::NOTHING;
@@ -18,8 +18,8 @@ use crate::weights::Packed;
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
-/// Finds the largest of `t[.., H] w^T` in each row, as `exact` has it; `rows` counts `t`'s. Gives up, with false, where
-/// the estimate has no bound.
+/// Finds the argmax of each row of `t[.., H] w^T`, with the arithmetic of `exact`. `rows` is 0, 1, 2, ..., one for each
+/// row of `t`. Gives `false`, without a result, if the error of the estimate cannot be bounded.
 pub fn exact_greedy(
     engine: Engine,
     inputs: &mut Inputs,
@@ -60,18 +60,18 @@ pub fn exact_greedy(
     Ok(true)
 }
 
-/// Rows of the unembedding whose logits may be the largest.
+/// The rows of the unembedding whose logits may be an input's largest.
 struct Candidates {
-    /// No largest logit lies below this.
+    /// Lower bound of the largest logit.
     least: f32,
-    /// Rows, and what their logits cannot exceed.
+    /// Rows of the unembedding, each with the upper bound of its logit.
     rows: Vec<(u32, f32)>,
-    /// Why a row is missing.
+    /// `Some` if there was no memory for a row.
     lost: Option<Error>,
 }
 
 impl Candidates {
-    /// Of an input whose largest logit is not below `least`.
+    /// No rows yet, with a lower bound of the largest logit.
     fn new(least: f32) -> Self {
         Self {
             least,
@@ -80,10 +80,10 @@ impl Candidates {
         }
     }
 
-    /// Candidates kept before those that have fallen behind are dropped.
+    /// Each time the number of rows reaches a multiple of this, rows below the lower bound are removed.
     const MANY: usize = 64;
 
-    /// Takes a row whose logit is at most `most`, NaN if that is not known.
+    /// Adds a row whose logit is at most `most`; NaN if there is no bound.
     fn add(&mut self, row: u32, most: f32) {
         if let Err(error) = memory::push(&mut self.rows, (row, most), Purpose::Step) {
             self.lost = Some(error);
@@ -99,20 +99,20 @@ impl Candidates {
     }
 }
 
-/// Whether a row is out of the running; NaN, of a row without a bound, never is.
+/// Whether a row with the upper bound `most` cannot hold the largest logit. `false` for NaN, a row without a bound.
 fn is_less(most: f32, least: f32) -> bool {
     most < least
 }
 
-/// An error from which on sums may have overflowed, so that it bounds nothing.
+/// With an error bound as large as this, sums may have overflowed, and it is no bound.
 const BOUNDLESS: f32 = 1e29;
 
-/// Finds the candidates of each input.
+/// An epilogue that collects the candidates of each input.
 struct Screen<'a> {
     vocab: usize,
-    /// Of the matrix's rows.
+    /// The norms of the unembedding's rows.
     norms: &'a [Sums],
-    /// The bound of the estimate's error for a row of norm 1, for each input.
+    /// For each input the bound of the estimate's error for a row of norm 1.
     errors: &'a [f32],
     all: Mutex<Vec<Candidates>>,
 }
@@ -121,7 +121,7 @@ impl Epilogue for Screen<'_> {
     type State = Vec<Candidates>;
 
     fn begin(&self) -> Result<Vec<Candidates>> {
-        // What other workers have found spares this one its first candidates.
+        // Starting from the lower bounds that other workers have found, this one collects fewer candidates.
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         memory::collect(all.iter().map(|found| Candidates::new(found.least)), Purpose::Step)
     }
@@ -130,7 +130,7 @@ impl Epilogue for Screen<'_> {
     unsafe fn finish<S: Simd>(&self, state: &mut Vec<Candidates>, at: At, sums: &Sums) {
         let candidates = &mut state[at.input];
         let (norms, error, least) = (&self.norms[at.tile], self.errors[at.input], candidates.least);
-        // Products that underflow are off by more than their share.
+        // The relative bound does not hold for products that underflow; this covers them.
         let error = |norm: f32| norm * error + f32::MIN_POSITIVE;
         let behind = |sum: f32, error: f32| (sum + error < least) & (error < BOUNDLESS);
         let mut ahead = 0;

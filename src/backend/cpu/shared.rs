@@ -1,4 +1,4 @@
-//! Memory that several workers write at once, each its own elements.
+//! A slice whose elements different workers write concurrently.
 
 use std::marker::PhantomData;
 
@@ -15,7 +15,7 @@ unsafe impl<T: Send> Sync for Shared<'_, T> {}
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
-    /// Shares a slice for as long as it is borrowed.
+    /// Shares a slice while it is borrowed.
     pub fn new(slice: &'a mut [T]) -> Self {
         Self {
             pointer: slice.as_mut_ptr(),
@@ -24,12 +24,12 @@ impl<'a, T> Shared<'a, T> {
         }
     }
 
-    /// `len` elements from `start` on.
+    /// The elements `start..start + len`.
     ///
     /// # Safety
-    /// No other worker may touch them while the result lives.
+    /// No other worker may use them while the result lives.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref, reason = "that is the purpose; the contract is the caller's")]
+    #[allow(clippy::mut_from_ref, reason = "the caller guarantees that the result is exclusive")]
     pub unsafe fn slice(&self, start: usize, len: usize) -> &mut [T] {
         assert!(
             start <= self.len && len <= self.len - start,

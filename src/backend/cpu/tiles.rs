@@ -1,7 +1,7 @@
-//! How the CPU holds a matrix: tiles of 32 rows, two vectors of sixteen lanes, one lane a row.
+//! The layout of matrices on the CPU: tiles of 32 rows, that is two vectors of sixteen lanes, one lane a row.
 //!
-//! A kernel walks along the columns and meets each column's (or group of columns') 32 rows side by side, so a row's
-//! sum stays in its lane, in the order of the columns, and a tile is one stream of memory:
+//! A tile stores the 32 rows' words of one column (or group of columns) together, then those of the next. So a kernel
+//! reads a tile as one sequential stream, and each row's sum stays in its lane and adds over the columns in order.
 //!
 //! | format | 32-bit word of a row | words of a tile |
 //! | --- | --- | --- |
@@ -9,8 +9,8 @@
 //! | BF16 | two columns, the first in the low half | `[cols / 2][32]` |
 //! | MXFP4 | eight columns: even ones in the low half, odd ones in the high half, the first in the lowest bits | `[cols / 8][32]`, then the scales, `[cols / 32][32]` bytes |
 //!
-//! Gated tiles hold sixteen gates in the first vector and their sixteen ups in the second, so that both meet in one
-//! lane.
+//! Tiles of gated matrices, whose rows alternate gate and up, have sixteen gate rows in the first vector and their up
+//! rows in the second, so that a gate and its up have the same lane.
 
 use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
 use crate::simd::{Kernel, LANES, Level, Simd};
@@ -19,15 +19,15 @@ use crate::weights::{Format, Layout, Rows};
 /// Rows of a tile.
 pub const TILE: usize = 2 * LANES;
 
-/// See the module.
+/// The layout described at the top of this file.
 #[derive(Clone, Copy, Debug)]
 pub struct Tiles {
-    /// Whether even rows are gates and odd rows ups.
+    /// Whether rows alternate gate and up.
     pub gated: bool,
 }
 
 impl Tiles {
-    /// The place of a row among the tile's 32 lanes.
+    /// The lane, 0 to 31, of a row of the tile.
     fn lane(self, row: usize) -> usize {
         if self.gated { row % 2 * LANES + row / 2 } else { row }
     }
@@ -112,7 +112,7 @@ impl Tiles {
 }
 
 impl Tiles {
-    /// Writes one word for each `N` columns of each row.
+    /// Writes a tile's words, each made by `word` from `N` columns of a row.
     fn write_words<T: Copy + Default, const N: usize>(
         &self,
         rows: &[T],
@@ -131,7 +131,7 @@ impl Tiles {
     }
 }
 
-/// See [`Tiles::write_words`].
+/// The kernel of [`Tiles::write_words`].
 struct WriteWords<'a, T, F, const N: usize> {
     layout: Tiles,
     rows: &'a [T],
@@ -143,8 +143,8 @@ struct WriteWords<'a, T, F, const N: usize> {
 impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> Kernel for WriteWords<'_, T, F, N> {
     type Output = ();
 
-    /// Column groups go in runs short enough for the tile's lines to stay in the first cache while each row adds its
-    /// words to them.
+    /// Column groups are written in runs, short enough that a run's part of the tile stays in the L1 cache while the
+    /// words of all rows are written to it.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         const RUN: usize = 64;
@@ -171,7 +171,7 @@ impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> Kernel for WriteWo
     }
 }
 
-/// Eight codes, a byte each, as one word: even columns in the low half, odd ones in the high half.
+/// Packs eight codes, one a byte, into a word: even columns in the low half, odd ones in the high half.
 fn nibbles(codes: u64) -> u32 {
     let half = |x: u64| {
         let x = x & 0x000f_000f_000f_000f;
