@@ -1,9 +1,9 @@
 //! Number formats of the released weights (OCP Microscaling Formats, MXFP4).
 
-/// Values in one MXFP4 block.
+/// Number of values in an MXFP4 block.
 pub const MXFP4_BLOCK: usize = 32;
 
-/// Bytes of codes in one MXFP4 block.
+/// Size of the codes of an MXFP4 block in bytes.
 pub const MXFP4_BLOCK_BYTES: usize = MXFP4_BLOCK / 2;
 
 /// The values of the sixteen E2M1 codes.

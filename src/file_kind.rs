@@ -1,4 +1,4 @@
-//! What a file or directory that could not be opened is instead: the usual mix-ups, each by its first bytes.
+//! Better errors for a file or directory that is not a model or a vocabulary: recognizes common other kinds.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,14 +6,14 @@ use std::path::Path;
 
 use crate::error::Error;
 
-/// What a model may be, in an error's words.
+/// What a model can be, for error messages.
 pub const MODEL: &str = "a model is the evaluation program's .bin file, or a directory with config.json and its \
                          safetensors files";
 
-/// What a vocabulary may be, in an error's words.
+/// What a vocabulary can be, for error messages.
 pub const TOKENIZER: &str = "a vocabulary is a tokenizer.bin, as the example export_tokenizer writes it";
 
-/// First bytes, from an offset on, and what has them.
+/// Kinds of files: an offset, the bytes there, and the kind's name.
 const KINDS: [(usize, &[u8], &str); 9] = [
     (
         0,
@@ -30,7 +30,7 @@ const KINDS: [(usize, &[u8], &str); 9] = [
     (0, b"\x1f\x8b", "a gzip archive"),
 ];
 
-/// The error itself, or a better one if the file is something well known; `wanted` says what it should be.
+/// An error that names the file's kind and what is `wanted` instead; `error` itself if the kind is not recognized.
 pub fn explain(path: &Path, error: Error, wanted: &str) -> Error {
     let kind = if path.is_dir() {
         Some("a directory")
@@ -50,7 +50,7 @@ fn kind_of_file(path: &Path) -> Option<&'static str> {
     KINDS.iter().find(is).map(|(_, _, kind)| *kind)
 }
 
-/// Why a directory that lacks `missing` is no model.
+/// The error for a directory without the file `missing`.
 pub fn explain_directory(dir: &Path, missing: &str) -> Error {
     let has = |name: &str| dir.join(name).exists();
     let has_end = |end: &str| {

@@ -1,9 +1,10 @@
-//! Files of recorded logits: what a run computed at every position it fed, to compare two runs.
+//! Files of recorded logits, of every position of a run, to compare two runs.
 //!
-//! Eight bytes of [`MAGIC`], the vocabulary's size and a zero as little-endian uint32, then records of one size:
-//! request, position, token fed and a zero as uint32, then `[vocab]` float32. The order of records is the order
-//! the steps had, which differs between runs: match them by request and position. A request that a failed device gave
-//! back has its positions again: the later records are those of its answer.
+//! A file is little endian. It begins with the eight bytes of [`MAGIC`], and the vocabulary's size and a zero as
+//! uint32. Then come records of one size: request, position, the position's token and a zero as uint32, then `[vocab]`
+//! float32. Records are in the order in which they were computed, which differs between runs: match them by request and
+//! position. If a device failed and a request was started again, its positions occur twice; the later records are its
+//! answer's.
 
 mod target;
 
@@ -22,9 +23,9 @@ pub const MAGIC: &[u8; 8] = b"GETPLOG1";
 
 const HEADER_BYTES: u64 = 16;
 const RECORD_HEADER_BYTES: usize = 16;
-/// A few rows of the real vocabulary: large enough that a write is worth its call.
+/// Records are buffered up to this size: five rows of gpt-oss's vocabulary.
 const BUFFER_BYTES: usize = 4 << 20;
-/// A larger vocabulary than any model's in a header means that the file is not ours.
+/// The largest vocabulary accepted in a header; no model's is that large.
 const MAX_VOCAB: u32 = 1 << 24;
 
 /// Which logits a record holds.
@@ -32,22 +33,22 @@ const MAX_VOCAB: u32 = 1 << 24;
 pub struct RecordKey {
     /// The request, from 0.
     pub request: u32,
-    /// The position of the token fed, from 0.
+    /// The position whose token was the input, from 0.
     pub position: u32,
 }
 
-/// Writes such a file.
+/// Writes a file of recorded logits.
 pub struct LogitsWriter {
     path: PathBuf,
     file: Target,
     vocab: usize,
-    /// What is held back.
+    /// Bytes not yet written to the file.
     bytes: Vec<u8>,
 }
 
 impl LogitsWriter {
-    /// Creates the file, or empties it, and writes its header. Only a regular file is taken, and where it is not empty
-    /// only one of logits: no other file is lost.
+    /// Creates the file, or truncates it, and writes its header. Fails unless it is a regular file that is empty or
+    /// holds recorded logits, so that no other file is overwritten.
     pub fn create(path: &Path, vocab: usize) -> Result<Self> {
         let file = Target::create(path, MAGIC)?;
         let mut writer = Self {
@@ -62,7 +63,7 @@ impl LogitsWriter {
         Ok(writer)
     }
 
-    /// Adds a record of `logits`, `[vocab]`.
+    /// Adds a record. `logits` is `[vocab]`.
     pub fn write(&mut self, key: RecordKey, token: u32, logits: &[f32]) -> Result<()> {
         assert_eq!(logits.len(), self.vocab, "a record has a logit for each token");
         for word in [key.request, key.position, token, 0] {
@@ -75,7 +76,7 @@ impl LogitsWriter {
         self.write_bytes()
     }
 
-    /// Writes out what is still held back.
+    /// Writes the bytes that are still buffered.
     pub fn finish(mut self) -> Result<()> {
         self.write_bytes()
     }
@@ -87,13 +88,13 @@ impl LogitsWriter {
     }
 }
 
-/// Records a run. What it cannot write it says once and then leaves out: a full disk is no reason to lose answers.
+/// Records the logits of a run. On the first failure it prints a line and stops recording; the run goes on.
 pub struct Recorder {
     writer: Option<LogitsWriter>,
 }
 
 impl Recorder {
-    /// Begins the file at `path`.
+    /// Creates the file at `path`.
     pub fn create(path: &Path, vocab: usize) -> Self {
         let writer = LogitsWriter::create(path, vocab);
         Self {
@@ -101,7 +102,7 @@ impl Recorder {
         }
     }
 
-    /// Adds every row of logits a step gave. `request` finds the request of a sequence.
+    /// Adds every row of logits in a step's output. `request` gives the request of a sequence.
     pub fn step(&mut self, plan: &StepPlan, output: &StepOutput, request: impl Fn(usize) -> Option<usize>) {
         let Some(writer) = &mut self.writer else { return };
         let rows = plan.logits.iter().zip(output.logits.chunks_exact(writer.vocab));
@@ -113,7 +114,7 @@ impl Recorder {
                 request: request as u32,
                 position: row.position as u32,
             };
-            // Who wants whole rows samples on the host, so that the host knows every token it feeds.
+            // With whole rows requested the host samples, so the plan holds every token itself, no slot of the device.
             let token = plan.tokens[row.row].cast_unsigned();
             writer.write(key, token, logits)
         });
@@ -123,7 +124,7 @@ impl Recorder {
         }
     }
 
-    /// Ends the file.
+    /// Writes what is still buffered.
     pub fn finish(self) {
         if let Some(Err(error)) = self.writer.map(LogitsWriter::finish) {
             stopped(error);
@@ -135,7 +136,7 @@ fn stopped(error: Error) {
     report::line(format_args!("logits are not recorded: {error}"));
 }
 
-/// Reads such a file: where each record lies is found at once, the logits only on demand.
+/// Reads a file of recorded logits: the records' keys when it is opened, logits on demand.
 pub struct LogitsReader {
     path: PathBuf,
     file: BufReader<File>,
@@ -171,17 +172,17 @@ impl LogitsReader {
         Ok(reader)
     }
 
-    /// Tokens in the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub fn vocab(&self) -> usize {
         self.vocab
     }
 
-    /// Each record's key and the token fed, in the order of the file.
+    /// Each record's key and the token at its position, in the order of the file.
     pub fn records(&self) -> &[(RecordKey, u32)] {
         &self.records
     }
 
-    /// Reads the logits of the `index`-th record into `logits`.
+    /// Reads the logits of record `index` into `logits`.
     pub fn read(&mut self, index: usize, logits: &mut Vec<f32>) -> Result<()> {
         let start = HEADER_BYTES + index as u64 * self.record_bytes() + RECORD_HEADER_BYTES as u64;
         self.file
@@ -223,7 +224,7 @@ impl LogitsReader {
     }
 }
 
-/// The `index`-th uint32 of a header.
+/// The uint32 at `index` of a header.
 fn word(header: &[u8; 16], index: usize) -> u32 {
     u32::from_le_bytes(header.as_chunks().0[index])
 }

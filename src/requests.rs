@@ -1,18 +1,18 @@
-//! Checked view of the program's request buffers.
+//! A checked view of the program's request buffers.
 //!
-//! The program hands over two flat buffers and three sizes. All arithmetic on the sizes and all pointers are dealt
-//! with once, in [`Extent::check`]; from there on both buffers are plain slices. Prompts are shared and rows
-//! exclusive, so that the view may go to another thread, and prompts outlive a borrow of it.
+//! The program passes two flat buffers and three sizes. [`Extent::check`] checks the pointers and all arithmetic on the
+//! sizes once; after that both buffers are slices. Prompts are a shared slice and answer rows an exclusive one, so the
+//! view can be sent to another thread, and a prompt can be kept while rows are written.
 
 use crate::error::{Error, Result};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::slice;
 
-/// Ends every row.
+/// Stored after the last token of a row.
 const END_OF_ROW: i32 = -1;
 
-/// The program's requests: a slot of bytes with the prompt, and a row of ints for the answer, each.
+/// The program's requests: for each one a slot of bytes with its prompt, and a row of ints for its answer.
 #[derive(Debug)]
 pub struct Requests<'a> {
     num_reqs: usize,
@@ -20,11 +20,11 @@ pub struct Requests<'a> {
     slot_bytes: usize,
     /// `[num_reqs, slot_bytes]`
     prompts: &'a [u8],
-    /// `[num_reqs, steps + 1]`. The program need not have written to them before.
+    /// `[num_reqs, steps + 1]`. The program may pass them uninitialized.
     rows: &'a mut [MaybeUninit<i32>],
 }
 
-/// Where the buffers lie, checked as far as can be without following a pointer.
+/// The addresses and sizes of the buffers, checked as far as possible without dereferencing a pointer.
 #[derive(Debug)]
 pub struct Extent {
     num_reqs: usize,
@@ -35,7 +35,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Checks the fields of the program's struct.
+    /// Checks the fields of the program's struct. With `num_reqs` 0 the other fields are not looked at.
     pub fn check(
         num_reqs: i32,
         max_token_len: i32,
@@ -72,7 +72,7 @@ impl Extent {
         Ok(extent)
     }
 
-    /// The addresses of the rows, empty without requests.
+    /// The address range of the rows; empty without requests.
     pub fn rows(&self) -> Range<usize> {
         let start = self.tok_gens.addr();
         match self.num_reqs {
@@ -81,7 +81,7 @@ impl Extent {
         }
     }
 
-    /// Views the buffers.
+    /// The buffers as slices.
     ///
     /// # Safety
     ///
@@ -94,12 +94,12 @@ impl Extent {
             return Requests::empty();
         }
         let rows = self.num_reqs * (self.steps + 1);
-        // SAFETY: the pointer is neither NULL nor does its end wrap, the length is at most isize::MAX; the caller
-        // vouches that the bytes are readable, initialized and unchanged for 'a.
+        // SAFETY: the pointer is not NULL, its end does not wrap, and the length is at most isize::MAX; the caller
+        // guarantees that the bytes are readable, initialized and unchanged for 'a.
         let prompts = unsafe { slice::from_raw_parts(self.str_reqs, self.num_reqs * self.slot_bytes) };
-        // SAFETY: the pointer is not NULL, aligned, and its end does not wrap, the length is at most isize::MAX
-        // bytes; the caller vouches that the ints are writable and ours alone for 'a. They may be uninitialized, as
-        // the element type says.
+        // SAFETY: the pointer is not NULL and aligned, its end does not wrap, and the length is at most isize::MAX
+        // bytes; the caller guarantees that the ints are writable and that nobody else uses them for 'a. The element
+        // type allows them to be uninitialized.
         let rows = unsafe { slice::from_raw_parts_mut(self.tok_gens.cast(), rows) };
         Requests {
             num_reqs: self.num_reqs,
@@ -112,8 +112,7 @@ impl Extent {
 }
 
 impl<'a> Requests<'a> {
-    /// Views the buffers behind the fields of the program's struct. With `num_reqs` 0 the other fields do not
-    /// matter.
+    /// Checks the fields of the program's struct and gives the buffers as slices.
     ///
     /// # Safety
     ///
@@ -141,17 +140,17 @@ impl<'a> Requests<'a> {
         }
     }
 
-    /// How many requests there are.
+    /// Number of requests.
     pub fn len(&self) -> usize {
         self.num_reqs
     }
 
-    /// Whether there is nothing to do.
+    /// Whether there are no requests.
     pub fn is_empty(&self) -> bool {
         self.num_reqs == 0
     }
 
-    /// Positions each request may be fed.
+    /// The most positions of a request, prompt and answer together (`max_seq_len`).
     pub fn steps(&self) -> usize {
         self.steps
     }
@@ -167,14 +166,14 @@ impl<'a> Requests<'a> {
         &slot[..end]
     }
 
-    /// Makes every row an empty answer, so that all of them are well formed whatever happens later.
+    /// Ends every row at its start, so that all rows are well formed whatever happens later.
     pub fn clear_all(&mut self) {
         for i in 0..self.num_reqs {
             self.store(i, &[]);
         }
     }
 
-    /// Writes the answer of request `i` and ends its row. Tokens that would leave no room for the end are cut.
+    /// Writes the answer of request `i` and ends its row. Tokens beyond `steps` are dropped.
     ///
     /// # Panics
     ///
@@ -184,14 +183,14 @@ impl<'a> Requests<'a> {
         let row = &mut self.rows[i * row_ints..][..row_ints];
         let kept = &tokens[..tokens.len().min(self.steps)];
         for (cell, &token) in row.iter_mut().zip(kept) {
-            // Token numbers are indices into a vocabulary whose size is an int.
+            // Token ids are below the vocabulary's size, which is an int.
             cell.write(token.cast_signed());
         }
         row[kept.len()].write(END_OF_ROW);
     }
 }
 
-/// A field of the struct as a size.
+/// Converts a field of the struct to a size. Fails if it is below `least`.
 fn at_least(least: i32, field: &'static str, value: i32) -> Result<usize> {
     usize::try_from(value)
         .ok()
@@ -199,7 +198,7 @@ fn at_least(least: i32, field: &'static str, value: i32) -> Result<usize> {
         .ok_or_else(|| Error::format("Requests", format!("{field} is {value}; it must be {least} or more")))
 }
 
-/// A product of sizes that a slice may have in bytes.
+/// The product of `sizes`. Fails if it is more bytes than a slice can have.
 fn product(what: &'static str, sizes: &[usize]) -> Result<usize> {
     sizes
         .iter()
@@ -208,7 +207,7 @@ fn product(what: &'static str, sizes: &[usize]) -> Result<usize> {
         .ok_or(Error::Overflow(what))
 }
 
-/// Refuses a pointer that cannot be the start of `bytes` bytes of `T`s.
+/// Refuses a pointer that is NULL or misaligned for `T`, or whose `bytes` bytes would wrap around the address space.
 fn check_pointer<T>(what: &'static str, pointer: *const T, bytes: usize) -> Result<()> {
     if pointer.is_null() {
         return Err(Error::Null(what));
@@ -230,10 +229,10 @@ mod tests {
     use super::*;
     use std::ptr;
 
-    /// What the program has not asked us to touch.
+    /// The value of ints that must not be written to.
     const SENTINEL: i32 = 0x5EAF_00D5;
 
-    /// Buffers as the program allocates them, with one row and one slot more that must stay as they are.
+    /// Buffers as the program allocates them, followed by one row and one slot that must stay unchanged.
     struct Buffers {
         num_reqs: i32,
         max_token_len: i32,
@@ -272,7 +271,7 @@ mod tests {
         }
     }
 
-    /// The error for fields that are refused before a pointer is followed.
+    /// The error for fields that are refused before a pointer is dereferenced.
     fn refused(fields: (i32, i32, i32), str_reqs: *const u8, tok_gens: *mut i32) -> Error {
         let (num_reqs, max_token_len, max_seq_len) = fields;
         // SAFETY: every caller passes fields or pointers that are refused, so nothing is read or written.

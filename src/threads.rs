@@ -1,7 +1,7 @@
-//! Threads that start where there is memory for them, or not at all.
+//! Starts threads, with an error instead of an abort where there is no memory for one.
 //!
-//! The C library ends the process when it cannot note that a thread has objects to destroy at its end, and Rust's own
-//! handle to the thread is such an object. So what a thread takes before its own work is asked for first.
+//! The C library aborts the process if it has no memory to register a thread-local object's destructor, and Rust's
+//! handle of the current thread is such an object. So before a thread starts, the memory that it needs is tried.
 
 use crate::memory::{self, Purpose};
 use memmap2::MmapMut;
@@ -10,28 +10,29 @@ use std::io::{Error, Result};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
-/// A thread's stack as Rust makes it, and room for what the C library and Rust note of the thread.
+/// What starting a thread takes: its stack, 2 MiB by Rust's default, and 1 MiB for the bookkeeping of Rust and the C
+/// library.
 const START_BYTES: usize = (2 << 20) + (1 << 20);
 
-/// What a thread leaves in its own allocator, for the objects that it will have later.
+/// What a new thread allocates and frees at once, so that its malloc arena has memory for thread-local objects later.
 const SPARE_BYTES: usize = 64 << 10;
 
-/// Far more than the C library takes to note an object.
+/// Far more than the C library needs to register a destructor.
 const NOTE_BYTES: usize = 1 << 10;
 
-/// Whether the C library has memory to note that this thread has an object to destroy at its end: where it has none
-/// when a `thread_local` object is used for the first time, it ends the process.
+/// Whether there is memory to register the destructor of a thread-local object. To be asked before this thread uses
+/// such an object for the first time: without that memory the C library aborts the process.
 pub fn may_have_objects() -> bool {
-    // Seen from outside, so that the compiler does not leave the allocation out.
+    // `black_box` keeps the compiler from removing the allocation.
     memory::room::<u8>(NOTE_BYTES, Purpose::Threads).is_ok_and(|room| black_box(room).capacity() > 0)
 }
 
-/// Starts a thread.
+/// Starts a thread. Fails if there is no memory for it.
 pub fn spawn<T: Send + 'static>(name: String, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     with_room(|started| Builder::new().name(name).spawn(|| started.then(work)))
 }
 
-/// Starts a thread that ends within a scope.
+/// Starts a thread that ends within a scope. Fails if there is no memory for it.
 pub fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: String,
@@ -40,15 +41,15 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     with_room(|started| Builder::new().name(name).spawn_scoped(scope, || started.then(work)))
 }
 
-/// Where a thread says that it has what starting takes. A channel would leave the program's thread with a handle to
-/// itself, which is never given back.
+/// Signals that a new thread has allocated what it needs. Not a channel: waiting on one makes Rust's handle of the
+/// waiting thread, which belongs to the program and would keep it.
 #[derive(Clone, Default)]
 struct Started(Arc<(Mutex<bool>, Condvar)>);
 
 impl Started {
     fn then<T>(self, work: impl FnOnce() -> T) -> T {
         let mut spare: Vec<u8> = Vec::new();
-        // Without it the thread works as well, as long as nobody else takes what there is.
+        // Failure is ignored: the thread still works unless memory runs out before it uses its thread-local objects.
         let _ = spare.try_reserve_exact(SPARE_BYTES);
         drop(black_box(spare));
         let (started, changed) = &*self.0;
@@ -65,9 +66,10 @@ impl Started {
     }
 }
 
-/// Starts a thread if there is room, and waits until it has begun: nobody here takes what the thread was promised.
+/// Starts a thread if there is memory for it, and waits until it has begun, so that this thread does not use up that
+/// memory meanwhile.
 fn with_room<H>(start: impl FnOnce(Started) -> Result<H>) -> Result<H> {
-    // Mapped, not allocated: an allocator would keep it.
+    // Mapped and not allocated, since the allocator might keep the memory instead of returning it to the system.
     drop(MmapMut::map_anon(START_BYTES).map_err(|_| Error::other("no memory for its stack"))?);
     let started = Started::default();
     let handle = start(started.clone())?;

@@ -1,14 +1,14 @@
-//! The program's byte-level BPE, in near-linear time.
+//! The eval program's byte-level BPE, in near-linear time.
 //!
-//! The program looks at every pair of neighbours before every merge, which is quadratic in the length of a piece, and
-//! a piece is all text between two digits. Here the pairs wait in a priority queue ordered by (id, position), the
-//! parts form a doubly linked list, and a merge touches its two neighbours only. This is the method of
-//! SentencePiece's `bpe_model.cc` and of llama.cpp's `llama-vocab.cpp`, with the vocabulary id as the priority. A
-//! queued pair whose parts have changed since is recognised when it is popped, and dropped.
+//! The program searches all adjacent pairs before every merge, which is quadratic in the length of a piece, and a piece
+//! is all text between two digits. Here the pairs are in a priority queue ordered by (id, position), the parts form a
+//! doubly linked list, and a merge changes only the two pairs beside it. This is the method of SentencePiece's
+//! `bpe_model.cc` and of llama.cpp's `llama-vocab.cpp`, with the vocabulary id as the priority. A queued pair whose
+//! parts have changed since is recognized when it is popped, and dropped.
 //!
-//! A pair is a candidate if its *bytes* are an entry. So that long parts are not hashed over and over, each part keeps a
-//! polynomial hash of its bytes, and the hash of two neighbours follows from theirs in constant time. The bytes are
-//! compared on a hit, so the hash decides speed, never answers.
+//! Two adjacent parts can be merged if their concatenated *bytes* are an entry. Each part keeps a polynomial hash of
+//! its bytes, from which the hash of a concatenation follows in constant time, so that long parts are not hashed again.
+//! On a hit the bytes are compared, so a hash collision costs time and never changes the result.
 //!
 //! A piece of `n` bytes takes `n` lookups to start, two more for each of at most `n - 1` merges, and `O(n log n)` in
 //! the queue. For o200k_harmony the tables take 6.4 MB: entries 1.4, offsets 0.8, hash table 4.2.
@@ -22,24 +22,25 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// No entry, no candidate, no neighbour.
+/// Stands for no entry, no merge, or no neighbour.
 const NONE: u32 = u32::MAX;
-/// Entries above this score may come out of a merge; special tokens lie below it.
+/// Only entries with a higher score are results of merges; special tokens have a lower one. *Ordinary* entries are
+/// those with a higher score.
 const SPECIAL_SCORE: f32 = -1e29;
 /// Digits are encoded in chunks of this many, from the left.
 const DIGIT_CHUNK: usize = 3;
 
-/// A vocabulary ready to encode and decode. It is not changed by use and may be shared between threads.
+/// A vocabulary that encodes and decodes. Threads may share it.
 pub struct Tokenizer {
-    /// The entries' bytes, one behind the other.
+    /// The bytes of all entries, concatenated.
     bytes: Vec<u8>,
     /// Entry `id` is `bytes[offsets[id]..offsets[id + 1]]`; `[vocab_size + 1]`.
     offsets: Vec<u32>,
-    /// The limit the vocabulary came with, but no more than its longest ordinary entry has.
+    /// See [`Tokenizer::max_token_length`].
     max_token_length: usize,
     /// The id of each single byte, 0 if it has none.
     byte_ids: [u32; 256],
-    /// What merges may give.
+    /// The entries that are results of merges.
     merges: MergeTable,
 }
 
@@ -47,7 +48,7 @@ impl Tokenizer {
     /// Makes a tokenizer of `(bytes, score)` entries; an entry's id is its index.
     ///
     /// Of several entries with the same bytes an ordinary one is preferred to a special one, then the lowest id.
-    /// Fails if there are more entries or bytes than 32 bits count.
+    /// Fails if the number of entries or of bytes does not fit in 32 bits, or if there is no memory.
     pub fn new<B: AsRef<[u8]>>(entries: impl IntoIterator<Item = (B, f32)>, max_token_length: usize) -> Result<Self> {
         let mut tokenizer = Self {
             bytes: Vec::new(),
@@ -73,39 +74,40 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Reads `tokenizer.bin`; see [`Tokenizer::parse`].
+    /// Reads the file `tokenizer.bin`, in the format that [`Tokenizer::parse`] describes.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let file = VocabularyFile::read(path.as_ref())?;
         let (max_token_length, entries) = file.entries()?;
         Self::new(entries, max_token_length)
     }
 
-    /// Parses the bytes of `tokenizer.bin`: int32 max token length, then for each id float32 score, int32 length and
-    /// that many bytes, until the data ends. The file does not say how many entries it has; the caller compares
+    /// Parses the contents of `tokenizer.bin`: int32 max token length, then for each id float32 score, int32 length and
+    /// that many bytes, until the data ends. The number of entries is not stored, so the caller compares
     /// [`Tokenizer::vocab_size`] with the model's.
     pub fn parse(data: &[u8]) -> Result<Self> {
         let (max_token_length, entries) = read_entries(data, "tokenizer.bin")?;
         Self::new(entries, max_token_length)
     }
 
-    /// Entries in the vocabulary.
+    /// Number of entries in the vocabulary.
     pub fn vocab_size(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// The length in bytes no merge may exceed: what the vocabulary gives, but no more than its longest ordinary entry
-    /// has. The program gives each prompt so many bytes for every step.
+    /// The most bytes of a merge's result: the limit given with the vocabulary, or the length of its longest ordinary
+    /// entry if that is less. The eval program allocates this many bytes of a prompt for each of its positions.
     pub fn max_token_length(&self) -> usize {
         self.max_token_length
     }
 
     /// The tokens of `text`, at most `max_tokens` of them, by the program's rule.
     ///
-    /// Each run of ASCII digits is cut into chunks of three from the left, and each longest run of other bytes is one
-    /// piece. In a piece the adjacent parts whose concatenation is the ordinary entry of the lowest id are merged,
-    /// leftmost first, until there are none; a byte without an entry becomes 0. Any bytes will do, UTF-8 or not.
+    /// Each run of ASCII digits is cut into pieces of three from the left, and each longest run of other bytes is one
+    /// piece. A piece starts as one part a byte. Of all adjacent parts whose concatenation is an ordinary entry, those
+    /// with the lowest id are merged, leftmost first, until there are none. A byte that is left without an entry
+    /// becomes token 0. The text need not be UTF-8.
     ///
-    /// Fails if there is no memory for them.
+    /// Fails if there is no memory.
     ///
     /// # Panics
     ///
@@ -124,8 +126,8 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The bytes to print for a token: a piece written `<0xXX>` is the byte it names, any other is as it stands, and
-    /// an id outside the vocabulary is nothing.
+    /// The bytes to print for a token: its entry, except that an entry written `<0xXX>` is that byte. Empty for an id
+    /// outside the vocabulary.
     pub fn decode_piece(&self, id: u32) -> &[u8] {
         if id as usize >= self.vocab_size() {
             return &[];
@@ -154,8 +156,9 @@ impl Tokenizer {
         0..self.vocab_size() as u32
     }
 
-    /// The id of every single byte. Special entries count here: the program looks up what merging has left whatever
-    /// its score, and only single bytes can be left without having passed the score's test.
+    /// The id of every single byte. Special entries count too: the program looks up the parts that are left after
+    /// merging without looking at scores. For longer parts that makes no difference, since only ordinary entries are
+    /// merged.
     fn index_bytes(&self, ordinary: &[bool]) -> [u32; 256] {
         let mut best = [(true, NONE); 256];
         for id in self.ids() {
@@ -182,7 +185,7 @@ impl Tokenizer {
     }
 }
 
-/// Length of the piece `text` begins with.
+/// Length of the first piece of `text`.
 fn first_piece_bytes(text: &[u8]) -> usize {
     let digits = text.iter().take(DIGIT_CHUNK).take_while(|b| b.is_ascii_digit()).count();
     if digits > 0 {
@@ -191,7 +194,7 @@ fn first_piece_bytes(text: &[u8]) -> usize {
     text.iter().position(u8::is_ascii_digit).unwrap_or(text.len())
 }
 
-/// Every byte, to lend slices of.
+/// Every byte, so that a slice of one can be returned.
 static BYTES: [u8; 256] = {
     let mut bytes = [0; 256];
     let mut i = 0;
@@ -202,7 +205,7 @@ static BYTES: [u8; 256] = {
     bytes
 };
 
-/// The byte a piece like `<0x0A>` names.
+/// The byte that an entry like `<0x0A>` stands for.
 fn named_byte(piece: &[u8]) -> Option<u8> {
     let &[b'<', b'0', b'x', high, low, b'>'] = piece else {
         return None;
@@ -211,10 +214,10 @@ fn named_byte(piece: &[u8]) -> Option<u8> {
     Some((digit(high)? * 16 + digit(low)?) as u8)
 }
 
-/// The most bytes of a `tokenizer.bin`; that of o200k_harmony has 4 MiB.
+/// The most bytes accepted of a `tokenizer.bin`; o200k_harmony's has 4 MiB.
 const MOST_FILE_BYTES: u64 = 1 << 28;
 
-/// A `tokenizer.bin` in memory.
+/// The contents of a `tokenizer.bin`.
 pub struct VocabularyFile {
     path: PathBuf,
     data: Vec<u8>,
@@ -238,7 +241,7 @@ impl VocabularyFile {
         })
     }
 
-    /// The max token length and the entries, as [`Tokenizer::parse`] takes them apart.
+    /// The max token length and the entries.
     pub fn entries(&self) -> Result<(usize, Vec<Entry<'_>>)> {
         let entries = read_entries(&self.data, &self.path.display().to_string());
         entries.map_err(|error| file_kind::explain(&self.path, error, TOKENIZER))
@@ -248,8 +251,8 @@ impl VocabularyFile {
 /// An entry of `tokenizer.bin`: its bytes and its score.
 pub type Entry<'a> = (&'a [u8], f32);
 
-/// The max token length and the entries of `tokenizer.bin`, as [`Tokenizer::parse`] takes it apart; `what` names the
-/// data in errors.
+/// The max token length and the entries in the contents of `tokenizer.bin`, in the format that [`Tokenizer::parse`]
+/// describes; `what` names the data in errors.
 pub fn read_entries<'a>(data: &'a [u8], what: &str) -> Result<(usize, Vec<Entry<'a>>)> {
     let mut reader = Reader { what, data, at: 0 };
     let max_token_length = reader.length("max token length")?;
@@ -265,7 +268,7 @@ pub fn read_entries<'a>(data: &'a [u8], what: &str) -> Result<(usize, Vec<Entry<
     Ok((max_token_length, entries))
 }
 
-/// `tokenizer.bin`, from the first byte to the last.
+/// Reads the contents of `tokenizer.bin` from front to back.
 struct Reader<'a, 'w> {
     what: &'w str,
     data: &'a [u8],
@@ -304,34 +307,35 @@ impl<'a> Reader<'a, '_> {
     }
 }
 
-/// The ordinary entries of two bytes and more, by the hash of their bytes: open addressing with linear probing.
+/// A hash table of the ordinary entries of two bytes and more, keyed by their bytes: open addressing with linear
+/// probing.
 #[derive(Default)]
 struct MergeTable {
-    /// `[a power of two]`, at most half of them taken, so that every search ends.
+    /// Its length is a power of two. At least half of the slots are free, so every search ends.
     slots: Vec<Slot>,
-    /// `powers[k]` is `HASH_BASE` to the `k`; `[longest + 1]`.
+    /// `powers[k]` is `HASH_BASE` to the power of `k`; `[longest + 1]`.
     powers: Vec<u64>,
-    /// Bytes of the longest entry.
+    /// Length in bytes of the longest entry.
     longest: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Slot {
-    /// Bits of the hash that did not choose the slot; a mismatch spares the look at the bytes.
+    /// The high bits of the hash. If they differ, the bytes need not be compared.
     tag: u32,
     /// The entry, or `NONE`.
     id: u32,
 }
 
-/// Base of the polynomial hash, modulo 2^64. Odd, so that no byte's weight vanishes.
+/// Base of the polynomial hash, modulo 2^64. It is odd, so that no power of it becomes 0.
 const HASH_BASE: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Hash of one byte. The 1 keeps NUL bytes from vanishing.
+/// Hash of one byte. The 1 makes leading NUL bytes change the hash.
 fn byte_hash(byte: u8) -> u64 {
     u64::from(byte) + 1
 }
 
-/// Spreads a polynomial hash, whose low bits know little of the text, over all 64 bits.
+/// Mixes a polynomial hash, since its low bits depend only on the low bits of the bytes.
 fn spread(hash: u64) -> u64 {
     let hash = (hash ^ (hash >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     hash ^ (hash >> 32)
@@ -348,12 +352,12 @@ impl MergeTable {
         })
     }
 
-    /// The hash of two neighbours' bytes from the hashes of each; the right one is shorter than the longest entry.
+    /// The hash of a concatenation from the hashes of both sides. `right_bytes` is at most `longest`.
     fn join_hash(&self, left: u64, right: u64, right_bytes: usize) -> u64 {
         left.wrapping_mul(self.powers[right_bytes]).wrapping_add(right)
     }
 
-    /// Puts an entry in, unless one with these bytes is there already.
+    /// Inserts an entry, unless the table has one with the same bytes.
     fn insert(&mut self, vocabulary: &Tokenizer, id: u32) {
         let bytes = vocabulary.entry(id);
         let hash = bytes.iter().fold(0, |hash, &b| self.join_hash(hash, byte_hash(b), 1));
@@ -369,7 +373,7 @@ impl MergeTable {
         self.slots[slot].id
     }
 
-    /// The slot that holds these bytes, or the free one where they would be put; and their tag.
+    /// The slot that holds these bytes, or the free slot where they would be inserted; and their tag.
     fn search(&self, vocabulary: &Tokenizer, hash: u64, bytes: &[u8]) -> (usize, u32) {
         let hash = spread(hash);
         let (mask, tag) = (self.slots.len() - 1, (hash >> 32) as u32);
@@ -384,27 +388,28 @@ impl MergeTable {
     }
 }
 
-/// A part of a piece. Its start is its index among the parts, and its right neighbour starts where it ends.
+/// A part of a piece: consecutive bytes. Its index in `Merger::parts` is its first byte.
 #[derive(Clone, Copy)]
 struct Part {
-    /// Hash of its bytes.
+    /// Hash of the part's bytes.
     hash: u64,
-    /// Where it ends.
+    /// End of the part's bytes, which is the index of its right neighbour.
     end: u32,
-    /// The start of its left neighbour, or `NONE`.
+    /// Index of the left neighbour, or `NONE`.
     previous: u32,
-    /// Its token.
+    /// The part's token.
     token: u32,
-    /// What it would become with its right neighbour, or `NONE`; so if it has been merged into the left one.
+    /// The token of this part merged with its right neighbour, or `NONE` if that is no entry. Also `NONE` after this
+    /// part has been merged into its left neighbour.
     merged: u32,
 }
 
-/// Merges pieces, one after the other, in memory that is kept.
+/// Encodes pieces, one after the other, and reuses its memory.
 struct Merger<'a> {
     merges: &'a MergeTable,
-    /// `[bytes of the piece]`; those inside a longer part are dead.
+    /// `[bytes of the piece]`; elements inside a longer part are not used.
     parts: Vec<Part>,
-    /// Candidates, lowest id first and leftmost first within it, as `(id, start of the left part)`.
+    /// Pairs that can be merged, as `(id, index of the left part)`, the lowest first.
     queue: BinaryHeap<Reverse<(u32, u32)>>,
 }
 
@@ -420,7 +425,7 @@ impl<'a> Merger<'a> {
     fn encode_piece(&mut self, vocabulary: &Tokenizer, piece: &[u8], tokens: &mut Vec<u32>) -> Result<()> {
         self.split(vocabulary, piece)?;
         while let Some(Reverse((token, left))) = self.queue.pop() {
-            // A pair only grows, so what it would become never comes back: equal means up to date.
+            // A part only grows, so it never has the same result of a merge twice: if equal, the pair is unchanged.
             if self.parts[left as usize].merged == token {
                 self.merge(vocabulary, piece, left as usize)?;
             }
@@ -433,7 +438,7 @@ impl<'a> Merger<'a> {
         Ok(())
     }
 
-    /// Begins with one part a byte.
+    /// Makes one part of each byte, and queues the pairs that can be merged.
     fn split(&mut self, vocabulary: &Tokenizer, piece: &[u8]) -> Result<()> {
         self.parts.clear();
         memory::reserve(&mut self.parts, piece.len(), Purpose::Requests)?;
@@ -450,7 +455,7 @@ impl<'a> Merger<'a> {
         Ok(())
     }
 
-    /// Merges the part at `left` with its right neighbour and looks at the two pairs this changes.
+    /// Merges the part at `left` with its right neighbour, and looks up the two pairs that this changes.
     fn merge(&mut self, vocabulary: &Tokenizer, piece: &[u8], left: usize) -> Result<()> {
         let right = self.parts[left].end as usize;
         let end = self.parts[right].end;
@@ -471,7 +476,7 @@ impl<'a> Merger<'a> {
         }
     }
 
-    /// Finds out what the part at `left` would become with its right neighbour, and queues it.
+    /// Looks up the pair of the part at `left` and its right neighbour, and queues it if it can be merged.
     fn propose(&mut self, vocabulary: &Tokenizer, piece: &[u8], left: usize) -> Result<()> {
         let merged = self.lookup(vocabulary, piece, left);
         self.parts[left].merged = merged;
@@ -494,7 +499,7 @@ impl<'a> Merger<'a> {
         self.merges.find(vocabulary, self.joined_hash(left), pair)
     }
 
-    /// The hash of the part at `left` and its right neighbour together.
+    /// The hash of the part at `left` concatenated with its right neighbour.
     fn joined_hash(&self, left: usize) -> u64 {
         let left = self.parts[left];
         let right = self.parts[left.end as usize];
@@ -660,7 +665,7 @@ mod tests {
         let whole = [4 + 11, file.len()];
         for bytes in (0..file.len()).filter(|bytes| !whole.contains(bytes)) {
             let error = Tokenizer::parse(&file[..bytes]).err().unwrap();
-            // Four bytes are a whole header, only without entries.
+            // Four bytes are a complete header without entries.
             assert_eq!(matches!(error, Error::Format { .. }), bytes == 4, "{bytes}: {error}");
             assert!(matches!(error, Error::Format { .. } | Error::Length { .. }), "{error}");
         }

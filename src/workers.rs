@@ -1,4 +1,4 @@
-//! Threads that are gone when their owner is.
+//! Thread pools whose threads have ended when the pool has been dropped.
 
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -7,18 +7,18 @@ use crate::threads;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::thread::JoinHandle;
 
-/// A pool of threads and their handles: rayon's own pool does not wait for its threads, which would then run on in a
-/// program that believes everything given back and may unload the library.
+/// A thread pool and the handles of its threads. Dropping it waits for the threads, which dropping rayon's pool alone
+/// does not: they might still run when the program unloads the library.
 pub struct Workers {
-    // Dropped in this order: the pool tells its threads to end, then they are waited for.
+    // Fields are dropped in this order: the pool tells its threads to end, then the handles wait for them.
     pool: ThreadPool,
     _threads: Threads,
 }
 
 struct Threads(Vec<JoinHandle<()>>);
 
-/// As many threads as were asked for, 0 for one a core; but where that would be more than any machine makes use of, four
-/// a core, at least 64, with a line.
+/// Limits the number of threads: more than four a core and more than 64 become the larger of these two, with a line on
+/// stderr. 0 (one thread a core) stays 0.
 pub fn within_reason(threads: usize) -> usize {
     let most = (4 * cores()).max(64);
     if threads > most {
@@ -35,7 +35,7 @@ fn cores() -> usize {
 }
 
 impl Workers {
-    /// So many threads, or one a core if `threads` is 0, named `name` and a number.
+    /// Starts `threads` threads, or one a core if that is 0. Their names are `name` and a number.
     pub fn start(name: &str, threads: usize) -> Result<Self> {
         let threads = match threads {
             0 => cores(),
@@ -57,7 +57,7 @@ impl Workers {
         })
     }
 
-    /// The pool.
+    /// The thread pool.
     pub fn pool(&self) -> &ThreadPool {
         &self.pool
     }
@@ -66,7 +66,7 @@ impl Workers {
 impl Drop for Threads {
     fn drop(&mut self) {
         for thread in self.0.drain(..) {
-            // It fails if the thread panicked, which rayon does not let it.
+            // Fails only if the thread panicked; rayon catches panics.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The file that logits go to: a regular one, and none that holds anything else.
+//! The file that logits are written to. It is opened so that nothing but recorded logits is overwritten.
 
 use crate::error::{Error, Result};
 use crate::report;
@@ -7,16 +7,16 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// A file to be written from its beginning.
+/// A file opened for writing, from its beginning.
 pub struct Target(File);
 
 impl Target {
-    /// Creates the file. One that is there is emptied, if it is a regular file and begins with `magic`, as an earlier
-    /// one of its kind does: whatever else a path names by mistake, a checkpoint or the prompts, keeps its bytes.
+    /// Creates the file, or truncates it if it is empty or begins with `magic`. Fails for any other file, and for what
+    /// is not a regular file: the path may by mistake be that of a checkpoint or of the prompts.
     pub fn create(path: &Path, magic: &[u8]) -> Result<Self> {
         let io = |error| Error::io(path, error);
         let refuse = |why: &str| Err(Error::format(path.display().to_string(), why));
-        // Opening a FIFO would wait for its other end.
+        // Without O_NONBLOCK, opening a FIFO would wait for its other end.
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
         let mut file = options

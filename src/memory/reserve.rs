@@ -1,15 +1,14 @@
-//! The allocator: the C library's, and where that has nothing left, a small reserve for small requests.
+//! The library's allocator: the C library's and, if that fails, a static reserve of 1 MiB for small allocations.
 //!
-//! Rust aborts the process when an allocation fails that was not asked for fallibly: a thread's name, the text of an
-//! error. These are small and few, and the reserve lasts for thousands of them, so that a program that has run out of
-//! memory is told so and lives on.
+//! Rust aborts the process when an ordinary allocation fails, for example of a thread's name or an error's text. Such
+//! allocations are small and few. The reserve serves thousands of them, so that lack of memory becomes an error.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
 use std::ptr::{copy_nonoverlapping, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The most bytes of a request that the reserve serves.
+/// Size in bytes of the largest allocation that the reserve serves.
 pub const MOST_BYTES: usize = 16 << 10;
 
 const SLOT_BYTES: usize = 256;
@@ -18,13 +17,13 @@ const SLOTS: usize = 4096;
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
-/// The reserve. Its pages are not touched before they are needed.
+/// The reserve. It takes no memory until it is used, since its pages are zero.
 static RESERVE: Reserve = Reserve {
     slots: UnsafeCell::new([Slot([0; SLOT_BYTES]); SLOTS]),
     taken: Mutex::new([false; SLOTS]),
 };
 
-/// Whether a pointer points into the reserve.
+/// Whether `pointer` is in the reserve.
 pub fn holds<T>(pointer: *const T) -> bool {
     RESERVE.slot(pointer.cast()).is_some()
 }
@@ -38,17 +37,17 @@ struct Reserve {
 #[repr(C, align(256))]
 struct Slot([u8; SLOT_BYTES]);
 
-// SAFETY: a slot is handed out once until it is given back, under the lock, and its bytes are touched by nobody else.
+// SAFETY: a slot is taken and given back under the lock, and between that only its owner uses its bytes.
 unsafe impl Sync for Reserve {}
 
 impl Reserve {
-    /// The slot a pointer points into.
+    /// The slot that contains `pointer`.
     fn slot(&self, pointer: *const u8) -> Option<usize> {
         let offset = pointer.addr().checked_sub(self.slots.get().addr())?;
         Some(offset / SLOT_BYTES).filter(|&slot| slot < SLOTS)
     }
 
-    /// Zeroed memory for a small request, or NULL.
+    /// Zeroed memory for a small allocation, or NULL.
     fn take(&self, layout: Layout) -> *mut u8 {
         if layout.size() > MOST_BYTES || layout.align() > SLOT_BYTES {
             return null_mut();
@@ -60,12 +59,12 @@ impl Reserve {
         };
         taken[first..first + n].fill(true);
         let start = self.slots.get().cast::<Slot>().wrapping_add(first).cast::<u8>();
-        // SAFETY: these slots lie in the array, and are nobody else's from now on.
+        // SAFETY: these slots are in the array, and nobody else uses them from now on.
         unsafe { start.write_bytes(0, n * SLOT_BYTES) };
         start
     }
 
-    /// Takes a request's memory back.
+    /// Frees an allocation's slots.
     fn give_back(&self, slot: usize, layout: Layout) {
         let n = layout.size().div_ceil(SLOT_BYTES);
         self.lock()[slot..slot + n].fill(false);
@@ -76,14 +75,15 @@ impl Reserve {
     }
 }
 
-/// See the module.
+/// The C library's allocator with the reserve behind it.
 struct Allocator;
 
-// SAFETY: memory is the system's or slots of the reserve, of the size and alignment asked for, and goes back to where it
-// came from, which its address tells. Nothing here unwinds: slots are within the array, and locking allocates nothing.
+// SAFETY: memory is the C library's or slots of the reserve, of the size and alignment asked for. Its address tells
+// where it is from, and it is freed there. Nothing here unwinds: slots are within the array, and locking does not
+// allocate.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by our caller.
         let pointer = unsafe { System.alloc(layout) };
         if pointer.is_null() {
             RESERVE.take(layout)
@@ -93,7 +93,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: handed on.
+        // SAFETY: guaranteed by our caller.
         let pointer = unsafe { System.alloc_zeroed(layout) };
         if pointer.is_null() {
             RESERVE.take(layout)
@@ -105,21 +105,21 @@ unsafe impl GlobalAlloc for Allocator {
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         match RESERVE.slot(pointer) {
             Some(slot) => RESERVE.give_back(slot, layout),
-            // SAFETY: handed on; it is the system's.
+            // SAFETY: guaranteed by our caller; the memory is the C library's.
             None => unsafe { System.dealloc(pointer, layout) },
         }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         if !holds(pointer) {
-            // SAFETY: handed on; it is the system's.
+            // SAFETY: guaranteed by our caller; the memory is the C library's.
             let moved = unsafe { System.realloc(pointer, layout, bytes) };
             if !moved.is_null() {
                 return moved;
             }
         }
-        // SAFETY: the caller's size is not 0 and fits with the alignment; both pieces have room for what is copied, and
-        // do not overlap.
+        // SAFETY: the caller guarantees a size that is not 0 and valid with the alignment; both allocations have at
+        // least the bytes that are copied, and do not overlap.
         unsafe {
             let moved = self.alloc(Layout::from_size_align_unchecked(bytes, layout.align()));
             if !moved.is_null() {
@@ -139,7 +139,7 @@ mod tests {
         Layout::from_size_align(bytes, 8).unwrap()
     }
 
-    /// A reserve of its own, so that other tests' allocations leave it alone.
+    /// A separate reserve, so that the allocations of other tests do not use it.
     fn reserve() -> Box<Reserve> {
         Box::new(Reserve {
             slots: UnsafeCell::new([Slot([1; SLOT_BYTES]); SLOTS]),

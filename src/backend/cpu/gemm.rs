@@ -64,7 +64,9 @@ pub trait Epilogue: Sync {
 /// The instruction set and precision by which kernels are chosen.
 #[derive(Clone, Copy, Debug)]
 pub struct Engine {
+    /// The instruction set.
     pub level: Level,
+    /// The precision.
     pub precision: Precision,
 }
 
