@@ -303,7 +303,7 @@ typedef struct {
   size_t size;
   // GETP_EXACT, the default on the CPU, or GETP_FAST, the default on GPUs (GETP_PRECISION=exact|fast).
   int precision;
-  // Worker threads of the CPU backend; by default one a core (GETP_THREADS).
+  // Worker threads on the host; by default one a core (GETP_THREADS).
   int threads;
   // The most sequences in one step; by default 128 on the CPU, 1024 on GPUs (GETP_MAX_BATCH).
   int max_batch;

@@ -1,4 +1,4 @@
-//! What the user can choose, from the environment or from a C struct.
+//! The options, from the environment or from a C struct.
 
 use crate::error::{Error, Result};
 use crate::model::ModelConfig;
@@ -6,19 +6,19 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// How numbers are computed.
+/// The arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// The program's own answers: float64 sums in its order.
+    /// float64 sums: on the CPU the eval program's logits bit for bit, on GPUs within a tolerance.
     Exact,
-    /// What the hardware does best within the gates of ARCHITECTURE.md.
+    /// The fastest arithmetic within the tolerances that ARCHITECTURE.md states.
     Fast,
 }
 
 /// Where the model runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// On every GPU that can be used, or else on the CPU.
+    /// On every GPU that can be used, or on the CPU if there is none.
     #[default]
     Auto,
     /// On the CPU.
@@ -27,44 +27,45 @@ pub enum DeviceChoice {
     Gpu {
         /// One of [`RUNTIMES`].
         runtime: &'static str,
-        /// Their numbers, each once; empty for all.
+        /// The devices' numbers, each once; empty for all devices.
         ordinals: Vec<usize>,
     },
 }
 
-/// What of each request goes to stdout as text.
+/// What is printed of each request on stdout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Print {
     /// Nothing.
     Nothing,
-    /// The prompt and behind it the answer, as the program's own code prints them.
+    /// The prompt followed by the answer, as the eval program's own code prints them.
     #[default]
     Text,
-    /// The answer behind the request's number in brackets.
+    /// The request's number in brackets, followed by the answer.
     Answer,
 }
 
-/// The GPU runtimes that can be named. `simt` plays a GPU on the CPU, for tests.
+/// The GPU runtimes that can be named. `simt` emulates a GPU on the CPU, for tests.
 pub const RUNTIMES: &[&str] = if cfg!(feature = "simt") {
     &["hip", "cuda", "simt"]
 } else {
     &["hip", "cuda"]
 };
 
-/// The choices, complete.
+/// All options, with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// `GETP_PRECISION=exact|fast`; `None` lets the backend choose.
+    /// `GETP_PRECISION=exact|fast`; `None` is the backend's default.
     pub precision: Option<Precision>,
-    /// `GETP_DEVICE=auto|cpu|hip|cuda`, the last two with numbers if need be (`cuda:0,2`).
+    /// `GETP_DEVICE=auto|cpu|hip|cuda`, the last two optionally with devices' numbers (`cuda:0,2`).
     pub device: DeviceChoice,
-    /// `GETP_THREADS=N`: worker threads of the CPU backend; 0 is one a core.
+    /// `GETP_THREADS=N`: threads of the CPU backend, and threads that tokenize and sample on the host; 0 is one a core.
+    /// Packing weights for GPUs takes one a core in any case.
     pub threads: usize,
-    /// `GETP_MAX_BATCH=N`: the most sequences in one step; `None` lets the backend choose.
+    /// `GETP_MAX_BATCH=N`: the most sequences in one step; `None` is the backend's default.
     pub max_batch: Option<usize>,
-    /// `GETP_STEP_TOKENS=N`: the most tokens in one step; `None` lets the backend choose.
+    /// `GETP_STEP_TOKENS=N`: the most tokens in one step; `None` is the backend's default.
     pub step_tokens: Option<usize>,
-    /// `GETP_KV_MB=N`: the most memory for the KV cache in MiB; 0 sizes it from free memory.
+    /// `GETP_KV_MB=N`: the most memory for a device's KV cache in MiB; 0 sizes it from free memory.
     pub kv_mb: usize,
     /// `GETP_PRINT=0|1|answer`: what to print of each request on stdout.
     pub print: Print,
@@ -72,17 +73,17 @@ pub struct Options {
     pub progress: bool,
     /// `GETP_PROFILE=0|1`: time each stage and print a table at the end.
     pub profile: bool,
-    /// `GETP_LOGITS=FILE`: write the logits of every position fed to FILE, which each inference begins anew.
+    /// `GETP_LOGITS=FILE`: write the logits of every position, prompts included, to FILE. Each inference overwrites it.
     pub logits: Option<PathBuf>,
-    /// `GETP_STRICT=0|1`: refuse weights that are not finite, and prompts that would be cut, instead of a line.
+    /// `GETP_STRICT=0|1`: refuse weights that are not finite and prompts that would be cut, instead of printing a line.
     pub strict: bool,
-    /// End tokens do not end answers: for measuring, where every answer shall have the length asked for. No variable of
-    /// the environment sets it.
+    /// End tokens do not end answers, so that benchmarks get answers of a given length. No environment variable sets
+    /// it.
     pub ignore_end: bool,
 }
 
-/// The choices made, `None` where none was: those of a C struct go before those of the environment, and those
-/// before the defaults.
+/// The options that are set in one place, `None` where not set. A C struct goes before the environment, and that before
+/// the defaults.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
     /// See [`Options::precision`].
@@ -109,7 +110,7 @@ pub struct Choices {
     pub strict: Option<bool>,
 }
 
-/// Every variable of the environment that is read.
+/// Every environment variable that is read.
 pub const VARIABLES: [&str; 11] = [
     "GETP_PRECISION",
     "GETP_DEVICE",
@@ -129,25 +130,25 @@ pub const VARIABLES: [&str; 11] = [
 pub struct StepLimits {
     /// Sequences.
     pub max_batch: usize,
-    /// Rows, at least as many.
+    /// Rows; at least `max_batch`.
     pub step_tokens: usize,
 }
 
 impl StepLimits {
-    /// The CPU's: enough sequences that each weight read serves many, few enough that their KV cache fits a workstation,
-    /// and room for prompts beside them.
+    /// The CPU's default: enough sequences that each weight read from memory serves many, few enough that their KV
+    /// caches fit a workstation, and more rows than that for prompts.
     pub const CPU: Self = Self {
         max_batch: 128,
         step_tokens: 512,
     };
-    /// A GPU's: its matrix cores want some hundred rows for each of the experts.
+    /// A GPU's default: its matrix cores need a hundred or more rows for each of the experts to be busy.
     pub const GPU: Self = Self {
         max_batch: 1024,
         step_tokens: 8192,
     };
 }
 
-// Limits far above what any machine uses: they only keep a slip of the keyboard from asking for terabytes.
+// Limits far above what any machine needs: they only keep a mistyped value from allocating terabytes.
 const MAX_ORDINAL: usize = 1023;
 const MAX_THREADS: usize = 4096;
 const MAX_BATCH: usize = 1 << 16;
@@ -174,13 +175,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The choices of the process's environment over the defaults.
+    /// The options of the process's environment, or defaults.
     pub fn from_env() -> Result<Self> {
         Choices::from_env()?.complete()
     }
 
-    /// The longest sequence for which the KV cache is to have room, if there is memory. A program's model gets no more than
-    /// its `seq_len` on its own account.
+    /// The longest sequence that the KV cache should be able to hold, memory permitting. For a model without
+    /// `context_length` (a `.bin` or the program's struct) that is `seq_len`, unless GETP_KV_MB sets the memory.
     pub fn longest_sequence(&self, config: &ModelConfig) -> usize {
         match config.context_length {
             None if self.kv_mb == 0 => config.seq_len,
@@ -188,8 +189,8 @@ impl Options {
         }
     }
 
-    /// The choices made over a backend's own. Who asks for a larger batch alone wants it filled, not an error about a
-    /// default, and so does who asks for small steps.
+    /// The limits that are set, or a backend's defaults. If only one of the two is set, the other's default is adjusted
+    /// so that a step has a row for each sequence.
     pub fn step_limits(&self, default: StepLimits) -> StepLimits {
         let most = self.step_tokens.unwrap_or(usize::MAX);
         let max_batch = self.max_batch.unwrap_or(default.max_batch.min(most));
@@ -201,14 +202,14 @@ impl Options {
 }
 
 impl Choices {
-    /// Reads the process's environment, one variable after the other: all of it at once would be copied first.
+    /// Reads the process's environment, one variable after the other, since reading it whole would copy all of it.
     pub fn from_env() -> Result<Self> {
         let set = |name: &'static str| Some((name.into(), std::env::var_os(name)?));
         Self::from_vars(VARIABLES.into_iter().filter_map(set))
     }
 
-    /// Reads the variables named `GETP_*` among `vars`. One with an empty value counts as not set; unknown names
-    /// are left to [`unknown_variables`].
+    /// Reads the known variables among `vars`. One with an empty value counts as not set; unknown names are ignored
+    /// here, and found by [`unknown_variables`].
     pub fn from_vars(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
         let mut choices = Self::default();
         for (name, value) in vars {
@@ -237,7 +238,7 @@ impl Choices {
         Ok(())
     }
 
-    /// These choices, and `other`'s where these have none.
+    /// These options, and `other`'s where these are not set.
     pub fn or(self, other: Self) -> Self {
         Self {
             precision: self.precision.or(other.precision),
@@ -254,14 +255,14 @@ impl Choices {
         }
     }
 
-    /// These choices over the defaults, checked together.
+    /// Fills in the defaults, and checks the values.
     pub fn complete(self) -> Result<Options> {
         let default = Options::default();
         let max_batch = self
             .max_batch
             .map(|n| within("GETP_MAX_BATCH", n, 1, MAX_BATCH))
             .transpose()?;
-        // A step has a row for each sequence that generates.
+        // A step needs a row for each decoding sequence.
         let least = max_batch.unwrap_or(StepLimits::CPU.max_batch);
         let step_tokens = self.step_tokens;
         let step_tokens = step_tokens
@@ -284,8 +285,8 @@ impl Choices {
     }
 }
 
-/// The names in an environment, `name=value` and NUL one behind the other, that look like ours and are not: the first
-/// few, sorted.
+/// The names that begin with `GETP_` but are not known, in an environment of strings `name=value` that each end with a
+/// NUL: the first few, sorted.
 pub fn unknown_variables(environment: &[u8]) -> Vec<String> {
     const MOST: usize = 10;
     let names = environment.split(|&byte| byte == 0).filter_map(|variable| {
@@ -313,7 +314,7 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// Reads a choice of devices: a name, or a runtime's name, a colon and numbers with commas between them.
+/// Parses `auto`, `cpu`, a runtime's name, or a runtime's name followed by a colon and numbers separated by commas.
 pub fn device(name: &'static str, value: &OsStr) -> Result<DeviceChoice> {
     let choice = value.to_str().and_then(|text| match text {
         "auto" => Some(DeviceChoice::Auto),

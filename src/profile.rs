@@ -1,9 +1,9 @@
-//! Stages of a step, what they cost and how long they took.
+//! The profile: the stages of a step, the bytes and operations that each must at least take, and the times measured.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A stage of the model's forward pass, as the profile names it.
+/// A stage of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the variants are the operations of `model::forward`
 pub enum Stage {
@@ -42,7 +42,7 @@ pub const STAGES: [Stage; 14] = [
 ];
 
 impl Stage {
-    /// The name in the table.
+    /// The stage's name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Embed => "embed",
@@ -63,7 +63,7 @@ impl Stage {
     }
 }
 
-/// What a call of a stage has to move and to compute, at the least: every input read once, every output written once.
+/// The least that a call of a stage must move and compute: every input read once, every output written once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     /// Bytes read and written in the device's memory.
@@ -86,33 +86,33 @@ impl Add for Cost {
 /// Sums over the calls of one stage.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StageTotal {
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Time in them.
+    /// Time of all calls.
     pub time: Duration,
-    /// Their cost.
+    /// Cost of all calls.
     pub cost: Cost,
 }
 
-/// What a device can do at most, as measured.
+/// A device's roofline: the highest rates of its memory and its matrix units, as measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Roof {
-    /// Bytes its memory moves in a second, read and written.
+    /// Bytes that the memory moves in a second, read and written.
     pub bytes_per_s: f64,
-    /// Operations its matrix units do in a second.
+    /// Operations that the matrix units do in a second.
     pub flops_per_s: f64,
 }
 
-/// What a stage cannot be faster than.
+/// What limits a stage: the memory's bandwidth or the matrix units' rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // one of a roof's two
+#[allow(missing_docs)] // the two rates of `Roof`
 pub enum Limit {
     Memory,
     Matrix,
 }
 
 impl Limit {
-    /// The name in the table.
+    /// The limit's name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Limit::Memory => "memory",
@@ -122,7 +122,7 @@ impl Limit {
 }
 
 impl Roof {
-    /// How much of `seconds` the cost must take here at least, from 0 to 1, and because of what.
+    /// The least time that the cost takes on this device, as a share of `seconds`, and what limits it.
     pub fn share(&self, cost: Cost, seconds: f64) -> (f64, Limit) {
         let memory = cost.bytes as f64 / self.bytes_per_s;
         let matrix = cost.flops as f64 / self.flops_per_s;
@@ -135,19 +135,20 @@ impl Roof {
     }
 }
 
-/// How evenly rows were spread over the experts of a layer.
+/// How evenly rows are spread over the experts of a layer: the rows of the busiest expert, divided by the mean of all
+/// experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Spread {
-    /// Layers looked at.
+    /// Number of layers recorded.
     pub layers: u64,
-    /// The sum over them of the busiest expert's rows, the mean being 1.
+    /// The sum of the ratio over these layers.
     pub busiest_sum: f64,
-    /// The largest of them.
+    /// The largest ratio of these layers.
     pub busiest_most: f64,
 }
 
 impl Spread {
-    /// Looks at a layer: rows by expert.
+    /// Records a layer. `rows` is the number of rows of each expert.
     pub fn add(&mut self, rows: &[u32]) {
         let all: u64 = rows.iter().map(|&n| u64::from(n)).sum();
         let most = rows.iter().copied().max().unwrap_or(0);
@@ -160,17 +161,16 @@ impl Spread {
         self.busiest_most = self.busiest_most.max(busiest);
     }
 
-    /// The busiest expert's rows, the mean being 1, in the mean over the layers looked at.
+    /// The mean ratio of the layers recorded.
     pub fn busiest(&self) -> f64 {
         self.busiest_sum / self.layers.max(1) as f64
     }
 }
 
-/// How steps followed each other on a device, and what the host did meanwhile. A device that is neither computing nor
-/// waiting for a slow host has `idle` near 0: copies and draws are hidden behind steps.
+/// How steps followed each other on a device. `idle` is near 0 if copying and sampling are hidden behind the steps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepTimes {
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
     /// From the start of a step's first kernel to the end of its last.
     pub computing: Duration,
@@ -180,18 +180,18 @@ pub struct StepTimes {
     pub copying: Duration,
 }
 
-/// Sums by stage.
+/// Calls, times and costs by stage.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     totals: [StageTotal; STAGES.len()],
-    /// What the device can do, if it was measured.
+    /// The device's roofline, if it was measured.
     pub roof: Option<Roof>,
-    /// How rows were spread over experts, if it was looked at.
+    /// How evenly rows were spread over the experts, if it was recorded.
     pub spread: Spread,
 }
 
 impl Profile {
-    /// Counts one call.
+    /// Adds one call.
     pub fn add(&mut self, stage: Stage, time: Duration, cost: Cost) {
         let total = &mut self.totals[stage as usize];
         total.calls += 1;
@@ -200,13 +200,13 @@ impl Profile {
         total.cost.flops += cost.flops;
     }
 
-    /// The sums of one stage.
+    /// Calls, time and cost of one stage.
     pub fn total(&self, stage: Stage) -> StageTotal {
         self.totals[stage as usize]
     }
 
-    /// The table: stage, calls, total seconds, average microseconds, share, GB/s and GFLOP/s; and, under a roof, the share
-    /// of it and what limits the stage.
+    /// The table: stage, calls, total seconds, average microseconds, share of the time, GB/s and GFLOP/s. With a
+    /// roofline TFLOP/s, the share of the limiting rate that was reached, and which rate limits the stage.
     pub fn table(&self) -> String {
         let all: f64 = self.totals.iter().map(|t| t.time.as_secs_f64()).sum();
         let (flops, unit) = match self.roof {
@@ -244,7 +244,7 @@ impl Profile {
         out + &self.notes()
     }
 
-    /// What the table's last columns go by.
+    /// Lines under the table: the measured rates, and the spread over experts.
     fn notes(&self) -> String {
         let mut out = String::new();
         if let Some(roof) = self.roof {

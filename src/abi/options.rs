@@ -27,7 +27,7 @@ pub struct Options {
     pub size: usize,
     /// GETP_EXACT, the default on the CPU, or GETP_FAST, the default on GPUs (GETP_PRECISION=exact|fast).
     pub precision: c_int,
-    /// Worker threads of the CPU backend; by default one a core (GETP_THREADS).
+    /// Worker threads on the host; by default one a core (GETP_THREADS).
     pub threads: c_int,
     /// The most sequences in one step; by default 128 on the CPU, 1024 on GPUs (GETP_MAX_BATCH).
     pub max_batch: c_int,

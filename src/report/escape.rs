@@ -1,19 +1,21 @@
-//! Text from elsewhere (paths, tensor names, vocabularies) on its way to a terminal: what would steer the terminal is
-//! shown instead, as Rust and C write it in strings.
+//! Escapes control characters in text that the library did not write itself (paths, tensor names, tokens), so that it
+//! cannot control the user's terminal. Escapes are written as in Rust's strings.
 
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 
-/// `text` in one line: control characters and characters that reverse the order of the others are shown escaped.
+/// `text` on one line: control characters, newlines among them, and characters that change the direction of writing are
+/// escaped.
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     push(&mut shown, text, |_| false);
     shown
 }
 
-/// The same of bytes that may be any; newlines and tabs stay.
+/// `bytes` with control characters, characters that change the direction of writing, and bytes that are not UTF-8
+/// escaped. Newlines and tabs are not escaped.
 pub fn for_terminal(bytes: &[u8]) -> Result<Vec<u8>> {
-    // The most that a byte becomes is `\u{1b}`.
+    // The longest escape of a byte is `\u{1b}`.
     let most = bytes.len().saturating_mul(6);
     let mut shown = String::new();
     let room = shown.try_reserve(most);
@@ -36,7 +38,7 @@ fn push(shown: &mut String, text: &str, stays: impl Fn(char) -> bool) {
     }
 }
 
-/// Whether it is a control character (C0, DEL, C1), or embeds, overrides or isolates a direction of writing.
+/// Whether `c` is a control character (C0, DEL, C1), or embeds, overrides or isolates a direction of writing.
 fn steers(c: char) -> bool {
     c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

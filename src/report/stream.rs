@@ -1,23 +1,24 @@
-//! The program's stdout and stderr, written so that a reader who has gone is an error and not a signal.
+//! The program's stdout and stderr, written to without raising signals: a closed pipe is an error.
 //!
-//! A write to a pipe that nobody reads raises SIGPIPE, one beyond the limit on a file's size SIGXFSZ. Both end a
-//! program that has not asked for anything else, and what it has asked for is not ours to change. So they are blocked
-//! in the calling thread while it writes, and one that the write has raised is taken before they are let through again.
+//! A write to a pipe without a reader raises SIGPIPE, and a write beyond the limit on file sizes raises SIGXFSZ. By
+//! default both end the program, and the library must not change the program's signal handlers. So both signals are
+//! blocked in the calling thread while it writes, and a signal that the write has raised is consumed before they are
+//! unblocked.
 //!
-//! Nothing here takes a lock of Rust's own `stdout` and `stderr`: after `fork` a thread that is not there any more may
-//! hold it.
+//! Rust's own `stdout` and `stderr` are not used, since their locks may be held, after `fork`, by a thread that does
+//! not exist in the new process.
 
 use std::io::{self, ErrorKind, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::null_mut;
 
-/// One of the two.
+/// stdout or stderr.
 #[derive(Clone, Copy, Debug)]
 pub enum Stream {
     /// For answers.
     Stdout,
-    /// For lines and the progress bar.
+    /// For messages and the progress bar.
     Stderr,
 }
 
@@ -35,28 +36,28 @@ impl Write for Stream {
         let fd = self.as_raw_fd();
         loop {
             match quietly(bytes.len(), || write(fd, bytes)) {
-                // The program has made it non-blocking; it is full.
+                // The program has made the file descriptor non-blocking, and the pipe is full.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => wait_until_writable(fd)?,
                 written => return written,
             }
         }
     }
 
-    /// Nothing is held back.
+    /// Does nothing: writes are not buffered.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Does `write`, which is to write `bytes` bytes, without the signals that it may raise.
+/// Calls `write`, which writes `bytes` bytes, and suppresses SIGPIPE and SIGXFSZ that it raises.
 pub fn quietly(bytes: usize, write: impl FnOnce() -> io::Result<usize>) -> io::Result<usize> {
     let raised = signals(&[libc::SIGPIPE, libc::SIGXFSZ]);
     let mut before = MaybeUninit::uninit();
-    // SAFETY: two sets of this function's own.
+    // SAFETY: both sets are local variables.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raised, before.as_mut_ptr()) };
     let pending = pending();
     let written = write();
-    // Part of the bytes may have been written before the signal was raised.
+    // A write that raises a signal may have written a part of the bytes.
     if !matches!(written, Ok(n) if n == bytes) {
         for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
             // SAFETY: a valid set and a valid number.
@@ -71,7 +72,7 @@ pub fn quietly(bytes: usize, write: impl FnOnce() -> io::Result<usize>) -> io::R
 }
 
 fn write(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the bytes are a slice's.
+    // SAFETY: pointer and length are a slice's.
     let written = unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
@@ -82,7 +83,7 @@ fn wait_until_writable(fd: RawFd) -> io::Result<()> {
         events: libc::POLLOUT,
         revents: 0,
     };
-    // SAFETY: one struct of this function's own.
+    // SAFETY: `poll` is one local struct.
     match unsafe { libc::poll(&mut poll, 1, -1) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
@@ -102,18 +103,18 @@ fn signals(numbers: &[libc::c_int]) -> libc::sigset_t {
     }
 }
 
-/// The blocked signals that wait for the calling thread or for the program.
+/// The blocked signals that are pending for the calling thread or for the process.
 fn pending() -> libc::sigset_t {
     let mut set = signals(&[]);
-    // SAFETY: a set of this function's own.
+    // SAFETY: the set is a local variable.
     unsafe { libc::sigpending(&mut set) };
     set
 }
 
-/// Takes a blocked signal, if it is pending.
+/// Consumes a blocked signal, if it is pending.
 fn take(signal: libc::c_int) {
     let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a set and a time of this function's own; NULL asks for no details.
+    // SAFETY: set and time are local variables; NULL means that no details are wanted.
     while unsafe { libc::sigtimedwait(&signals(&[signal]), null_mut(), &now) } == -1
         && io::Error::last_os_error().kind() == ErrorKind::Interrupted
     {}

@@ -125,7 +125,7 @@ impl Engine {
         })
     }
 
-    /// Multiplies in float32, whatever the precision. The sums are within [`estimate_error`] of those of `exact`, at
+    /// Multiplies in float32, whatever the precision. The sums are within `estimate_error` of those of `exact`, at
     /// several times the speed.
     pub fn estimate<E: Epilogue>(
         self,
