@@ -1,12 +1,12 @@
-//! How long a step takes on a CDNA device, by model: there is no card here to time it on.
+//! The time of a step on a CDNA GPU, estimated by a model, since it has not been measured on one.
 //!
 //!     cargo bench --profile dev --bench cdna --features hip
 //!
-//! A product takes as long as its blocks, handed out in order to compute units that hold eight waves; a compute unit
-//! multiplies at the share of its peak that llvm-mca gives the kernel's own loop (`LLVM_MCA` names the program), whether one
-//! block or two are on it. No product is faster than its weights and activations cross memory, and everything that is not a
-//! product takes as long as its bytes. Each launch costs a time of its own. Tokens choose experts at random, by a fixed
-//! seed; half of the layers see the window, the others all keys. No two kernels overlap.
+//! A matrix product's blocks are assigned in order to compute units that hold eight waves. A compute unit multiplies at
+//! the share of its peak that llvm-mca gives for the kernel's inner loop (`LLVM_MCA` names the program), with one block
+//! or with two. A product takes at least the time in which its weights and activations cross memory, and any other
+//! kernel takes the time of its bytes. Each launch takes a fixed time. Tokens select experts at random, with a fixed
+//! seed; half of the layers attend to the window, the others to all keys. Kernels do not overlap.
 
 #![allow(missing_docs)]
 
@@ -34,21 +34,22 @@ const BYTES_A_SECOND: f64 = 1.3e12;
 const LAUNCH: f64 = 5e-6;
 const LAYER_LAUNCHES: usize = 11;
 const STEP_LAUNCHES: usize = 6;
-/// Mean keys of a row in the middle of a run of 32 + 992 tokens.
+/// Keys of a row in the middle of a sequence of 32 + 992 tokens.
 const KEYS: usize = 528;
-/// Between the devices of a pair, a direction.
+/// Between the two devices of a pair, in each direction.
 const LINK_BYTES_A_SECOND: f64 = 50e9;
 
 const WAVES_AT_ONCE: usize = 8;
 const SIMDS: f64 = 4.0;
 const WAVE: usize = 64;
 const TOKENS: usize = 16;
-/// MFMAs of a chunk of 64 columns, 32 rows and 16 tokens, and the issue slots of 4 clocks that each takes.
+/// MFMAs for 64 columns, 32 rows and 16 tokens, and the issue slots (4 clocks each) that an MFMA takes.
 const CHUNK_MFMAS: usize = 8;
 const MFMA_SLOTS: f64 = 8.0;
 const SLOT: f64 = 4.0 / HERTZ;
 
-/// Shares of the matrix core's peak by kernel and steps of 16 tokens, found when asked for.
+/// The share of the matrix cores' peak in each kernel's inner loop, by the number of 16-token steps that the loop
+/// computes. llvm-mca is run when a share is first needed.
 struct Shares {
     loops: BTreeMap<String, Vec<(usize, String)>>,
     known: RefCell<BTreeMap<(String, usize), f64>>,
@@ -59,7 +60,7 @@ impl Shares {
         let mut found = BTreeMap::<String, Vec<(usize, String)>>::new();
         for object in CODE_OBJECTS.iter().filter(|object| object.arch == ARCH) {
             for function in functions(object) {
-                // A tile's loop has three chunks; a stream's, whose kernel ends in n16, is of 16 tokens.
+                // The loop of a tiled kernel has three chunks of 64 columns. Kernels named n16 compute 16 tokens.
                 let stream = function.name.ends_with("_n16");
                 for inner in loops(&function) {
                     let steps = if stream { 1 } else { inner.mfmas() / (3 * CHUNK_MFMAS) };
@@ -73,7 +74,7 @@ impl Shares {
         Self { loops: found, known }
     }
 
-    /// Steps that the kernel's code for `steps` multiplies, and its share.
+    /// For the kernel's smallest loop that computes at least `steps` steps: the steps that it computes, and its share.
     fn of(&self, kernel: &str, steps: usize) -> (usize, f64) {
         let sizes = &self.loops[kernel];
         let fits = sizes.iter().filter(|(size, _)| *size >= steps);
@@ -84,8 +85,8 @@ impl Shares {
     }
 }
 
-/// A wait is an issue slot here and nothing else: llvm-mca makes a wait for LDS one for loads from memory, too. A branch is one
-/// as well.
+/// Replaces waits and branches by an instruction that takes one issue slot: llvm-mca would make a wait for LDS also
+/// wait for loads from memory.
 fn slot(text: &str) -> String {
     let alone = text.starts_with("s_waitcnt") || text.starts_with("s_cbranch") || text.starts_with("s_branch");
     String::from(if alone { "s_nop 0" } else { text })
@@ -118,10 +119,10 @@ fn share(text: &str) -> f64 {
     text.matches("v_mfma").count() as f64 * MFMA_SLOTS * ROUNDS as f64 / cycles
 }
 
-/// A product of one step.
+/// A matrix product of a step.
 struct Timed {
     seconds: f64,
-    /// Of the device's matrix cores while it runs, what is wanted and not padding.
+    /// The share of the device's matrix core peak that it reaches, not counting padding.
     share: f64,
     kernel: String,
 }
@@ -157,7 +158,7 @@ impl Model<'_> {
         }
     }
 
-    /// `counts`: rows of each group; `bucket`: the rows that the step's shape is made for.
+    /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
     fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
         let shape = self.shape(product, bucket);
         let launch = self.target.gemm(&shape);
@@ -196,13 +197,13 @@ impl Model<'_> {
         }
     }
 
-    /// Weights of the groups that have rows, activations in and out.
+    /// Bytes moved: weights of the groups that have rows, activations in and out.
     fn product_bytes(&self, shape: &GemmShape, columns: usize, counts: &[usize]) -> usize {
         let weights = self.target.packed(shape.kind, shape.n, columns).bytes;
         let out = match shape.product {
             Product::Qkv | Product::Logits => 4 * shape.n,
-            Product::AttnOut => 2 * 4 * shape.n, // added to what is there
-            Product::Mlp1 => shape.n,            // half as many columns of two bytes
+            Product::AttnOut => 2 * 4 * shape.n, // reads and writes the residual stream
+            Product::Mlp1 => shape.n,            // gate and up become one value of two bytes
             Product::Mlp2 => 2 * shape.n,
             Product::Greedy => 0,
         };
@@ -210,7 +211,7 @@ impl Model<'_> {
         groups * weights + counts.iter().sum::<usize>() * (2 * columns + out)
     }
 
-    /// Bytes that a row costs in a layer's kernels that are not products.
+    /// Bytes that a row moves in a layer's other kernels.
     fn row_bytes(&self) -> usize {
         let c = self.config;
         let (float, half) = (4 * c.hidden_dim, 2 * c.hidden_dim);
@@ -242,7 +243,7 @@ impl Model<'_> {
         counts
     }
 
-    /// Seconds of a layer, and of what a step has beside its layers.
+    /// Seconds of a layer, and of the rest of a step.
     fn step(&self, bucket: usize, rows: usize) -> (f64, f64) {
         let counts = self.counts(rows);
         let products = [
@@ -273,8 +274,8 @@ impl Model<'_> {
     }
 }
 
-/// When the last block ends. Blocks go out in order, each to the compute unit that has had a place free for longest; those on
-/// one share it.
+/// When the last block ends. Each block in order goes to the compute unit that has a free place first. Blocks on one
+/// compute unit share its rate.
 fn last_end(blocks: &[f64], places: usize) -> f64 {
     let mut units = vec![(0.0, Vec::<f64>::new()); COMPUTE_UNITS];
     for &block in blocks {

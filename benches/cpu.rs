@@ -1,10 +1,10 @@
-//! How fast the CPU backend is, beside what the machine can do.
+//! The speed of the CPU backend, and the limits of the machine.
 //!
 //!     cargo bench --bench cpu -- [machine] [ops] [pack] [model] [--layers N] [--threads N] [--precision exact|fast]
 //!
 //! `machine` measures the memory's read bandwidth and the peak rate of the dot products the kernels use; `ops` times
-//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing; `model` prompts and generation
-//! of a 20b-shaped model with few layers. Times are medians of alternating runs.
+//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing; `model` prefill and decoding of a
+//! model of the 20b shape with few layers. Times are medians of alternating runs.
 
 #![allow(missing_docs)]
 
@@ -105,7 +105,7 @@ fn time(run: impl FnOnce()) -> f64 {
 
 // ---- machine
 
-/// Memory to read, in huge pages as the weights are.
+/// Memory to read, in huge pages like the weights.
 fn memory() -> Bytes {
     let mut memory = Bytes::zeroed_in_huge_pages(2 << 30, Purpose::Step).expect("2 GiB");
     memory.chunks_mut(1 << 20).for_each(|chunk| chunk.fill(1));
@@ -156,7 +156,7 @@ impl getp::simd::Kernel for Read<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> u64 {
         let mut out = [0.0_f32; 16];
-        // SAFETY: run on a detected level; each load is of sixteen words of a chunk.
+        // SAFETY: `S` was detected; each load is of sixteen words of a chunk.
         unsafe {
             let mut sums = [S::i_zero(); 4];
             for chunk in self.0.as_chunks::<32>().0 {
@@ -186,7 +186,7 @@ impl getp::simd::Kernel for Dots {
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> f32 {
         let x = [0_u32; 16];
-        // SAFETY: run on a detected level whose dot products exist; the pointers are to sixteen elements.
+        // SAFETY: `S` was detected and has the dot products; the pointers are to sixteen elements.
         unsafe {
             let w = S::i_load(x.as_ptr());
             let mut out = [0.0; 16];
@@ -340,7 +340,8 @@ fn model(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One sequence beside the memory's read rate, in turn, for that rate changes from minute to minute.
+/// Prints the share of the memory's bandwidth that decoding one sequence reaches. Both are measured in turns, since the
+/// bandwidth changes from minute to minute on a shared machine.
 fn share_of_bandwidth(args: &Args, config: &ModelConfig, replica: &mut dyn Replica) {
     let memory = memory();
     let packed: u64 = replica.pack_report().kinds.iter().map(|kind| kind.bytes).sum();
@@ -354,7 +355,7 @@ fn share_of_bandwidth(args: &Args, config: &ModelConfig, replica: &mut dyn Repli
     };
     let experts = of("w_mlp1") + of("w_mlp2");
     let used = experts * config.experts_per_token as u64 / config.n_experts as u64;
-    // A token reads all but the embedding table and the experts it is not sent to.
+    // Decoding a token reads all weights except the embedding table and the experts that are not selected.
     let step_bytes = packed - of("token_embedding_table") - experts + used;
     let (mut reads, mut steps) = (Vec::new(), Vec::new());
     for _ in 0..args.repeats {
@@ -372,7 +373,7 @@ fn share_of_bandwidth(args: &Args, config: &ModelConfig, replica: &mut dyn Repli
     );
 }
 
-/// Time of the prompts and of the generation behind them, of requests that differ and never end early.
+/// The times of prefill and of decoding, for requests that differ and never end early.
 fn generate(
     config: &ModelConfig,
     replica: &mut dyn Replica,

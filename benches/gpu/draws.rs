@@ -1,5 +1,5 @@
-//! What drawing tokens from whole rows takes on the host: it hides if that is less than the other half of the batch takes on
-//! the device.
+//! The time to sample from whole rows of logits on the host. It is hidden if it is less than the device takes for the
+//! other half of the batch.
 
 use getp::sampler::{Row, Sampler};
 use rand::{Rng, SeedableRng};
@@ -26,7 +26,7 @@ pub fn run(args: &super::Args, part: &Args) {
         part.rows
     );
     println!("{:<42}{:>12}{:>12}", "", "row by row", "together");
-    // Weights made up at random give normal logits, of which a nucleus keeps every other one; a model is sure of itself.
+    // Random weights give normally distributed logits, of which half are in the nucleus; a trained model's are peaked.
     for (name, spread, sure) in [
         ("a model's rows", 2.5, 18.0),
         ("flat rows, as random weights give", 1.0, 0.0),
@@ -48,7 +48,7 @@ fn each_alone(sampler: &mut Sampler, rows: &mut [Row<'_>]) {
     }
 }
 
-/// Draws from all rows, a run of them a thread, as the engine does. Gives milliseconds.
+/// Milliseconds to sample from all rows, consecutive ones on a thread, as the engine does.
 fn step(
     logits: &[f32],
     vocab: usize,
@@ -70,7 +70,7 @@ fn step(
         .map(|_| Sampler::new(vocab, 0.8, topp, 1).unwrap())
         .collect();
     let run = rows.len().div_ceil(threads);
-    // The samplers' memory is touched before, as in all steps but the first.
+    // Each sampler runs once before the measurement, so that its memory is there.
     rows.par_chunks_mut(1)
         .take(threads)
         .zip(&mut samplers)
@@ -86,7 +86,7 @@ fn fastest(repeats: usize, run: impl Fn() -> f64) -> f64 {
     (0..repeats.max(1)).map(|_| run()).fold(f64::INFINITY, f64::min)
 }
 
-/// Normal logits, some of each row's far above.
+/// Normally distributed logits, of which eight in each row are about `sure`.
 fn logits(rows: usize, vocab: usize, spread: f32, sure: f32) -> Vec<f32> {
     let mut values = vec![0.0_f32; rows * vocab];
     values.par_chunks_mut(vocab).enumerate().for_each(|(row, values)| {

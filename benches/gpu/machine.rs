@@ -1,4 +1,4 @@
-//! What the device can do.
+//! The device's limits: its rates of copying memory and of matrix products.
 
 use getp::backend::gpu::ceilings::Ceilings;
 use getp::backend::gpu::open::context;

@@ -1,14 +1,14 @@
-//! How fast the GPU backend is, on weights of the real shapes made up on the devices.
+//! The speed of the GPU backend, with the real models' shapes and random weights made on the devices.
 //!
 //!     cargo bench --bench gpu --features cuda -- workloads [W1 W2 ...] [--devices cuda:0] [--precision fast|exact]
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- draws
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96]
 //!
-//! `workloads` runs whole batches through the engine and counts output tokens per second of `inference`; `ops` times every
-//! kernel at batch sizes, by events on the device, and whole steps; `draws` times what the host does for tokens that are
-//! drawn; `warmup` times `warm_up` from a float32 checkpoint in host memory. Requests are greedy unless `--temperature` says
-//! otherwise, and end tokens are ignored, so that every answer has the length asked for.
+//! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
+//! every kernel, by events on the device, and whole steps, over batch sizes. `draws` times sampling from whole rows on
+//! the host. `warmup` times `warm_up` from a float32 checkpoint in host memory. Requests are greedy without
+//! `--temperature`, and end tokens are ignored, so that all answers have the given length.
 
 #![allow(missing_docs)]
 
@@ -41,13 +41,13 @@ struct Args {
     /// 20b, 120b or 7m.
     #[arg(long, global = true, default_value = "20b")]
     shape: String,
-    /// Layers; 0 is as many as the model has.
+    /// Layers; 0 is the model's own number.
     #[arg(long, global = true, default_value_t = 0)]
     layers: usize,
     /// exact or fast
     #[arg(long, global = true, default_value = "fast")]
     precision: String,
-    /// Print the profile, too (the engine then launches kernel by kernel, which is slower).
+    /// Print the profile, too (kernels are then launched one by one without a graph, which is slower).
     #[arg(long, global = true)]
     profile: bool,
     /// Cargo passes it.
@@ -61,11 +61,11 @@ enum Part {
     Workloads(workloads::Args),
     /// Kernels over batch sizes: microseconds, GB/s, TFLOP/s, share of the limit.
     Ops(ops::Args),
-    /// Drawing tokens from whole rows of logits, on the host.
+    /// Sampling from whole rows of logits on the host.
     Draws(draws::Args),
     /// Warming up from a checkpoint: seconds, GB/s read, packed and sent.
     Warmup(warmup::Args),
-    /// What the device can do: copies and matrix products cannot be faster.
+    /// The device's limits: its rates of copying memory and of matrix products.
     Machine,
 }
 
@@ -98,14 +98,14 @@ impl Args {
         })
     }
 
-    /// Replicas of a made-up model on the devices asked for.
+    /// Replicas of a model with random weights on the devices of `--devices`.
     fn replicas(&self, config: &ModelConfig, options: &Options) -> anyhow::Result<Vec<Box<dyn Replica>>> {
         let source = Source::Synthetic { config, seed: 1 };
         Ok(gpu::open::open(usable(options)?, &source, options)?)
     }
 }
 
-/// The devices asked for.
+/// The devices of `--devices` that can be used.
 fn usable(options: &Options) -> anyhow::Result<Vec<SharedDriver>> {
     let usable = discover::usable(options, 0)?;
     usable.lines.iter().for_each(|line| println!("{line}"));

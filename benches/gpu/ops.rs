@@ -1,5 +1,5 @@
-//! Every kernel of a step at the real shapes over batch sizes, by events on the device, and whole steps as they are queued
-//! in a run: as one graph, where kernels overlap.
+//! Times every kernel of a step by events on the device, at the real shapes and over batch sizes. Also times whole
+//! steps as `inference` queues them: as one graph, where kernels overlap.
 
 use super::plans::decoding;
 use getp::backend::gpu::replica::GpuReplica;
@@ -11,23 +11,23 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Rows of a step, each a sequence of its own that decodes.
+    /// Rows of a step, each a decoding sequence.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "1,2,4,8,16,32,64,128,256,512,890,1024,1536,2048"
     )]
     rows: Vec<usize>,
-    /// Positions each sequence has behind it.
+    /// Positions before the current one in each sequence.
     #[arg(long, default_value_t = 528)]
     context: usize,
-    /// Steps timed of each size, after one that is not.
+    /// Steps timed for each batch size, after one warm-up step.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
-    /// 0 is greedy; otherwise tokens are drawn.
+    /// 0 is greedy; otherwise the device samples.
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
-    /// The mass of the nucleus; 1 draws from all tokens.
+    /// Top-p; with 1 all tokens can be sampled.
     #[arg(long, default_value_t = 0.9)]
     topp: f32,
 }
@@ -44,9 +44,9 @@ impl Args {
     }
 }
 
-/// Two layers, one of each kind: their weights are far larger than any cache.
+/// Two layers, one with a sliding window and one without. Their weights are far larger than any cache.
 const LAYERS: usize = 2;
-/// Steps through graphs for each that is timed kernel by kernel: they are far shorter.
+/// Steps timed as graphs for each step that is timed kernel by kernel, since they are far shorter.
 const GRAPH_STEPS: usize = 10;
 
 pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
@@ -85,12 +85,12 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Steps of one size, kernel by kernel.
+/// Times of steps of one batch size, kernel by kernel.
 struct Stages {
     /// In the order of [`STAGES`].
     totals: Vec<StageTotal>,
     steps: usize,
-    /// The busiest expert's rows, the mean being 1.
+    /// The rows of the busiest expert, divided by the mean.
     busiest: f64,
 }
 
@@ -137,7 +137,7 @@ fn totals(replica: &dyn Replica) -> Vec<StageTotal> {
     STAGES.map(total).to_vec()
 }
 
-/// Microseconds a step takes as one graph, the next one being queued meanwhile.
+/// Microseconds of a step as one graph, while the next one is being queued.
 fn graph_us(replica: &mut dyn Replica, rows: usize, part: &Args) -> anyhow::Result<f64> {
     let plan = plan(replica, rows, part.context)?;
     let mut output = StepOutput::default();
@@ -158,7 +158,7 @@ fn step(replica: &mut dyn Replica, plan: &StepPlan, output: &mut StepOutput, wan
     Ok(replica.collect(output)?)
 }
 
-/// Sequences of one row each, with pages of their own.
+/// A step of decoding sequences, each with its own KV blocks.
 fn plan(replica: &dyn Replica, rows: usize, context: usize) -> anyhow::Result<StepPlan> {
     let blocks = replica.kv_blocks();
     let full = (context + 1).div_ceil(blocks.tokens);
@@ -172,8 +172,8 @@ fn plan(replica: &dyn Replica, rows: usize, context: usize) -> anyhow::Result<St
     Ok(plan)
 }
 
-/// A block for each figure, a line for each stage, a column for each number of rows. Figures are those of one call; those of
-/// norms and of attention are means over calls of two kinds.
+/// Prints a table for each quantity, with a line for each stage and a column for each number of rows. Values are of one
+/// call; for norms and attention they are means over two kinds of calls.
 fn print(rows: &[usize], stages: &[Stages], graphs: &[f64], roof: Option<Roof>) {
     type Figure = fn(&StageTotal, f64) -> f64;
     let figures: [(&str, Figure); 3] = [
@@ -196,7 +196,7 @@ fn print(rows: &[usize], stages: &[Stages], graphs: &[f64], roof: Option<Roof>) 
     head("% of the limit", rows);
     by_stage(stages, |total| {
         let (share, limit) = roof.share(total.cost, total.time.as_secs_f64());
-        // Memory is the limit of most.
+        // Only the matrix units are marked, since memory is the limit of most stages.
         let mark = if limit == Limit::Matrix { "x" } else { " " };
         format!("{:.0}{mark}", 100.0 * share)
     });
@@ -213,7 +213,7 @@ fn head(name: &str, rows: &[usize]) {
     line(name, rows.iter().map(usize::to_string));
 }
 
-/// A line for each stage that ran, with dashes where it was part of another.
+/// A line for each stage that ran, with a dash for batch sizes at which it was fused into another stage.
 fn by_stage(stages: &[Stages], cell: impl Fn(&StageTotal) -> String) {
     for (i, stage) in STAGES.iter().enumerate() {
         let totals = || stages.iter().map(|s| &s.totals[i]);

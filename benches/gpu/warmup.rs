@@ -1,4 +1,4 @@
-//! How fast `warm_up` is from a float32 checkpoint in host memory: what of it is reading and packing, what is the bus.
+//! The speed of `warm_up` from a float32 checkpoint in host memory: the rates of packing and of the bus.
 
 use crate::synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
 use getp::backend::gpu;
@@ -12,10 +12,10 @@ use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Host memory that the checkpoint may take in GiB: layers beyond it are left away.
+    /// The most host memory for the checkpoint in GiB; layers that do not fit are left out.
     #[arg(long, default_value_t = 96)]
     host_gib: usize,
-    /// Times to warm up.
+    /// Number of measurements.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
 }
@@ -62,12 +62,12 @@ fn layers_that_fit(config: &ModelConfig, bytes: usize) -> usize {
     (1 + bytes.saturating_sub(one) / layer).min(config.n_layers)
 }
 
-/// A model all of whose layers have the first one's values, each in memory of its own, so that reading them is as much
-/// work as reading a real one's.
+/// A model whose layers all have the first one's values. Each layer has its own memory, so that reading the model is as
+/// much work as reading a real one.
 struct Copies {
     config: ModelConfig,
     first: SyntheticCheckpoint,
-    /// The other layers' tensors by their names in the first.
+    /// The tensors of each other layer, by the ids that they have in the first.
     others: Vec<HashMap<TensorId, Vec<u8>>>,
 }
 
@@ -86,7 +86,7 @@ impl Copies {
     }
 }
 
-/// Whether each layer has such a tensor.
+/// Whether the tensor belongs to a layer.
 fn is_layered(first: TensorId) -> bool {
     let (field, _, expert) = first.place();
     field.id(1, expert) != first

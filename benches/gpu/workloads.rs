@@ -1,4 +1,4 @@
-//! Whole batches through the engine.
+//! Runs whole batches through the engine, and prints the rates.
 
 use getp::backend::gpu::replica::GpuReplica;
 use getp::engine::{Engine, Sampling, Stats};
@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Names; all but W2x and W2s by default.
+    /// Workloads; by default all but W2x.
     names: Vec<String>,
-    /// Runs of each; the median counts.
+    /// Runs of each workload; the median is printed.
     #[arg(long, default_value_t = 1)]
     repeats: usize,
-    /// 0 is greedy; otherwise tokens are drawn.
+    /// 0 is greedy; otherwise tokens are sampled.
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
-    /// The mass of the nucleus; 1 draws from all tokens.
+    /// Top-p; with 1 all tokens can be sampled.
     #[arg(long, default_value_t = 0.9)]
     topp: f32,
-    /// Time whole steps, too: what the device and the host wait for each other.
+    /// Print how long device and host compute and wait for each other, too.
     #[arg(long)]
     overlap: bool,
-    /// Divides the output tokens, for a first look.
+    /// Divides the number of output tokens, for a shorter run.
     #[arg(long, default_value_t = 1)]
     shorten: usize,
 }
@@ -33,7 +33,7 @@ struct Workload {
     requests: usize,
     prompt: usize,
     output: usize,
-    /// Prompt tokens count too.
+    /// Whether prompt tokens are counted too.
     prefill: bool,
 }
 
@@ -112,7 +112,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How evenly the made-up router sends rows to experts: the figures lie if it does not.
+/// Prints how evenly the random router selects experts: if it is uneven, the rates are not those of a trained model.
 fn print_spread(engine: &Engine) -> anyhow::Result<()> {
     for replica in engine.replicas().filter_map(GpuReplica::of) {
         let mut spread = Spread::default();
@@ -125,7 +125,7 @@ fn print_spread(engine: &Engine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What device and host have done so far; all replicas together.
+/// Times of devices and host since the engine was made, summed over all replicas.
 struct Overlap {
     steps: StepTimes,
     host: Stats,
@@ -151,7 +151,7 @@ impl Overlap {
     }
 }
 
-/// Milliseconds a step. Copies and draws are hidden where the device is hardly ever idle.
+/// Prints milliseconds a step. Copying and sampling are hidden if the device is hardly ever idle.
 fn print_overlap(before: &Overlap, after: &Overlap) {
     let steps = (after.steps.steps - before.steps.steps).max(1) as f64;
     let device = |of: fn(&StepTimes) -> Duration| (of(&after.steps) - of(&before.steps)).as_secs_f64() * 1e3 / steps;
@@ -170,14 +170,14 @@ fn print_overlap(before: &Overlap, after: &Overlap) {
 struct Run {
     seconds: f64,
     tokens: u64,
-    /// Different answers among the requests.
+    /// Number of different answers.
     different: usize,
 }
 
 impl Workload {
     fn run(&self, engine: &mut Engine, tokenizer: &Tokenizer, part: &Args) -> anyhow::Result<Run> {
         let output = (self.output / part.shorten).max(1);
-        // The last token sampled is not fed.
+        // The last token sampled is no input.
         let steps = self.prompt + output - 1;
         let slot = 4 * (steps + 1);
         let mut prompts = vec![0_u8; self.requests * slot];
@@ -185,7 +185,7 @@ impl Workload {
             fill_prompt(&mut prompt[..self.prompt], request as u64);
         }
         let mut rows = vec![-1_i32; self.requests * (steps + 1)];
-        // SAFETY: both buffers have the sizes that the numbers say and live through the call.
+        // SAFETY: both buffers have the sizes passed, and outlive the call.
         let mut requests = unsafe {
             Requests::from_raw(
                 self.requests as i32,
@@ -217,12 +217,12 @@ impl Workload {
     }
 }
 
-/// A benchmark ends where its devices do.
+/// A benchmark has no fallback for failed devices.
 fn no_other(_: &getp::options::Options) -> getp::error::Result<Box<dyn getp::replica::Replica>> {
     Err(getp::error::Error::State("no device is left".into()))
 }
 
-/// Bytes, none of them 0, each of which is a token.
+/// Fills a prompt with random bytes other than 0, each of which is a token.
 fn fill_prompt(prompt: &mut [u8], request: u64) {
     let mut state = request.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def1;
     for byte in prompt {
@@ -233,7 +233,7 @@ fn fill_prompt(prompt: &mut [u8], request: u64) {
     }
 }
 
-/// A vocabulary whose first entries are the bytes; the others never occur in a prompt.
+/// A vocabulary whose first entries are single bytes. The others never occur in a prompt.
 fn tokenizer(vocab: usize) -> anyhow::Result<Tokenizer> {
     let bytes = (0..=255_u8).map(|byte| (vec![byte], 0.0));
     let others = (256..vocab).map(|id| (format!("\u{1}{id}").into_bytes(), -1e9_f32));
