@@ -16,7 +16,8 @@ mod amd_loops;
 use amd_loops::{functions, loops};
 use getp::backend::gpu::args::Format;
 use getp::backend::gpu::code_objects::CODE_OBJECTS;
-use getp::backend::gpu::target::{Family, GemmShape, Product, Target};
+use getp::backend::gpu::family;
+use getp::backend::gpu::target::{GemmShape, Product, Target};
 use getp::backend::gpu::weights::Kind;
 use getp::model::ModelConfig;
 use rand::SeedableRng;
@@ -161,14 +162,8 @@ impl Model<'_> {
     /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
     fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
         let shape = self.shape(product, bucket);
-        let launch = self.target.gemm(&shape);
-        let waves = launch.grid.threads / WAVE;
-        let tile: usize = launch
-            .kernel
-            .rsplit("_n")
-            .next()
-            .and_then(|n| n.parse().ok())
-            .expect("a tile");
+        let kernel = self.target.gemm(&shape).expect("a kernel").launch.kernel;
+        let (name, waves, tile) = (kernel.name(), kernel.threads / WAVE, kernel.tokens);
         let columns = match product {
             Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
             Product::Mlp2 => self.config.intermediate_dim,
@@ -182,7 +177,7 @@ impl Model<'_> {
             for _ in 0..shape.row_blocks.div_ceil(waves) {
                 blocks.extend((0..tiles).map(|tile| {
                     let steps = steps * (tile + 1) / tiles - steps * tile / tiles;
-                    let (steps, share) = self.shares.of(&launch.kernel, steps);
+                    let (steps, share) = self.shares.of(&name, steps);
                     steps as f64 * slots / share * waves as f64 / SIMDS
                 }));
             }
@@ -193,7 +188,7 @@ impl Model<'_> {
         Timed {
             seconds,
             share: wanted / (COMPUTE_UNITS as f64 * SIMDS) / seconds,
-            kernel: launch.kernel,
+            kernel: name,
         }
     }
 
@@ -307,7 +302,7 @@ fn main() {
     }
     let shares = Shares::new();
     let target = Target {
-        family: Family::Cdna,
+        family: family::of(ARCH).expect("a family has it"),
         multiprocessors: COMPUTE_UNITS,
     };
     let config = ModelConfig::preset_20b();

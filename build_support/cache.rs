@@ -3,11 +3,10 @@
 //! Cargo runs the build script again for every set of features and every profile, each time with an empty folder, and
 //! once more when any kernel changes. Most files are then what they were, and one takes up to a minute. So an object's
 //! name in `getp-kernels/`, in cargo's target folder, is a hash of all that it depends on: the compiler and its version,
-//! the arguments, the file, and the headers of ours that it includes. What is there need not be made. `cargo clean`
-//! empties the folder.
+//! the arguments, the file, and the headers of ours that it includes. Where the build's own folder lies is no part of it.
+//! What is there need not be made. `cargo clean` empties the folder.
 
 use super::compile::Compiler;
-use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -47,30 +46,37 @@ fn key(compiler: &Compiler, command: &Command, source: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     compiler.program.hash(&mut hasher);
     compiler.version.hash(&mut hasher);
-    command.get_args().for_each(|argument| argument.hash(&mut hasher));
-    let mut files = BTreeMap::new();
-    read_with_includes(source, &mut files);
-    files.values().for_each(|text| text.hash(&mut hasher));
+    let own = super::out_dir().display().to_string();
+    let mut folders = Vec::new();
+    for argument in command.get_args().map(|argument| argument.to_string_lossy()) {
+        folders.extend(argument.strip_prefix("-I").map(PathBuf::from));
+        argument.replace(&own, "").hash(&mut hasher);
+    }
+    let mut files = Vec::new();
+    read_with_includes(source, &folders, &mut files);
+    files.iter().for_each(|(_, text)| text.hash(&mut hasher));
     hasher.finish()
 }
 
 /// Adds a file and what it includes by `#include "..."`, wanted by the target or not.
-fn read_with_includes(file: &Path, files: &mut BTreeMap<PathBuf, String>) {
+fn read_with_includes(file: &Path, folders: &[PathBuf], files: &mut Vec<(PathBuf, String)>) {
     let Ok(path) = file.canonicalize() else {
         return;
     };
-    if files.contains_key(&path) {
+    if files.iter().any(|(known, _)| *known == path) {
         return;
     }
     let text = fs::read_to_string(&path).unwrap_or_default();
-    files.insert(path, text.clone());
+    files.push((path, text.clone()));
     let names = text
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix("#include \""));
     for name in names.filter_map(|name| name.split('"').next()) {
-        // Beside the file, or in the folder that -I names.
+        // Beside the file, or in a folder that -I names.
         let beside = file.parent().unwrap_or(Path::new(""));
-        read_with_includes(&beside.join(name), files);
-        read_with_includes(&Path::new("kernels").join(name), files);
+        read_with_includes(&beside.join(name), folders, files);
+        folders
+            .iter()
+            .for_each(|folder| read_with_includes(&folder.join(name), folders, files));
     }
 }

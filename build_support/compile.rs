@@ -1,6 +1,8 @@
 //! Compilers and what they are run on.
 
 use super::cache;
+use super::catalogue::Toolchain;
+use super::instances::Sources;
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
@@ -48,25 +50,23 @@ impl Compiler {
     }
 }
 
-/// What differs from one kind of GPU to another.
-pub trait Toolchain {
+/// What differs from one vendor to another.
+pub trait Compilers {
+    /// Which one the catalogue names.
+    const TOOLCHAIN: Toolchain;
     /// For messages.
     const NAME: &'static str;
     /// The cargo feature, as a build script sees it.
     const FEATURE: &'static str;
     /// The variable that names architectures.
     const ARCHS_VARIABLE: &'static str;
-    /// The architectures if it does not.
-    const DEFAULT_ARCHS: &'static str;
     /// The variables the choice of a compiler depends on.
     const COMPILER_VARIABLES: &'static [&'static str];
-    /// The folders whose `.hip` files are compiled.
-    const FOLDERS: &'static [&'static str];
 
     /// The compilers there are, the best first.
     fn compilers() -> Vec<Compiler>;
-    /// The command that compiles `source` for `arch`, but for `-o`.
-    fn command(compiler: &Compiler, arch: &str, source: &Path) -> Command;
+    /// The command that compiles for `arch`, but for the folders of headers, the source and `-o`.
+    fn command(compiler: &Compiler, arch: &str) -> Command;
 }
 
 /// The `.hip` files of folders, sorted.
@@ -83,18 +83,32 @@ pub fn sources(folders: &[&str]) -> Vec<PathBuf> {
 }
 
 /// Compiles every file for one architecture; gives the first failure's output.
-pub fn compile_all<T: Toolchain>(
+pub fn compile_all<T: Compilers>(
     compiler: &Compiler,
     arch: &str,
-    files: &[PathBuf],
+    sources: &Sources,
 ) -> Result<Vec<CodeObject>, String> {
-    in_parallel(files, |source| {
-        let file = source.strip_prefix("kernels").unwrap_or(source).display().to_string();
+    in_parallel(&sources.files, |source| {
+        let file = below_kernels(source);
         let path = super::out_dir().join(format!("{arch}-{}.o", file.replace(['/', '.'], "-")));
-        cache::compile(compiler, T::command(compiler, arch, source), source, &path)?;
+        let mut command = T::command(compiler, arch);
+        command.args(include_flags(sources)).arg(source);
+        cache::compile(compiler, command, source, &path)?;
         let arch = arch.to_owned();
         Ok(CodeObject { arch, file, path })
     })
+}
+
+/// Where kernels look for headers: `kernels/`, and where what is made for their family lies.
+pub fn include_flags(sources: &Sources) -> [String; 2] {
+    ["-Ikernels".into(), format!("-I{}", sources.include.display())]
+}
+
+/// A source's name as the catalogue gives it, for example `cdna/pack.hip`, wherever it lies.
+pub fn below_kernels(source: &Path) -> String {
+    let made = super::out_dir().join("kernels");
+    let below = source.strip_prefix("kernels").or(source.strip_prefix(made));
+    below.unwrap_or(source).display().to_string()
 }
 
 /// What `job` makes of every file, in their order, or the first failure; as many at once as cargo allows.

@@ -1,19 +1,19 @@
 //! NVIDIA code objects, by nvcc.
 
-use super::compile::{Compiler, Toolchain};
+use super::catalogue::Toolchain;
+use super::compile::{Compiler, Compilers};
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub struct Cuda;
 
-impl Toolchain for Cuda {
+impl Compilers for Cuda {
+    const TOOLCHAIN: Toolchain = Toolchain::Cuda;
     const NAME: &'static str = "NVIDIA";
     const FEATURE: &'static str = "CARGO_FEATURE_CUDA";
     const ARCHS_VARIABLE: &'static str = "GETP_CUDA_ARCHS";
-    const DEFAULT_ARCHS: &'static str = "sm_90a";
     const COMPILER_VARIABLES: &'static [&'static str] = &["NVCC", "CUDA_HOME"];
-    const FOLDERS: &'static [&'static str] = &["kernels", "kernels/hopper"];
 
     /// `$NVCC` alone if it is set.
     fn compilers() -> Vec<Compiler> {
@@ -25,7 +25,7 @@ impl Toolchain for Cuda {
         programs.into_iter().filter_map(Compiler::find).collect()
     }
 
-    fn command(compiler: &Compiler, arch: &str, source: &Path) -> Command {
+    fn command(compiler: &Compiler, arch: &str) -> Command {
         let mut command = Command::new(&compiler.program);
         let number = arch.trim_start_matches("sm_");
         command
@@ -35,7 +35,6 @@ impl Toolchain for Cuda {
         if let Some(include) = include_dir(&compiler.program) {
             command.arg("-I").arg(include);
         }
-        command.arg(source);
         command
     }
 }

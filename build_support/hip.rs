@@ -1,10 +1,10 @@
 //! AMD code objects, by hipcc or any clang with an AMD target. The kernels include no header of ROCm's, so that a
 //! distribution's clang and lld do.
 
-use super::compile::{Compiler, Toolchain};
+use super::catalogue::Toolchain;
+use super::compile::{Compiler, Compilers};
 use std::cmp::Reverse;
 use std::env;
-use std::path::Path;
 use std::process::Command;
 
 /// clang's first release that knows gfx942 and compiles these kernels without spills.
@@ -13,13 +13,12 @@ const NEWEST_CLANG: u32 = 22;
 
 pub struct Hip;
 
-impl Toolchain for Hip {
+impl Compilers for Hip {
+    const TOOLCHAIN: Toolchain = Toolchain::Hip;
     const NAME: &'static str = "AMD";
     const FEATURE: &'static str = "CARGO_FEATURE_HIP";
     const ARCHS_VARIABLE: &'static str = "GETP_HIP_ARCHS";
-    const DEFAULT_ARCHS: &'static str = "gfx90a,gfx942,gfx950";
     const COMPILER_VARIABLES: &'static [&'static str] = &["GETP_HIPCC", "ROCM_PATH"];
-    const FOLDERS: &'static [&'static str] = &["kernels", "kernels/cdna"];
 
     /// `$GETP_HIPCC` alone if it is set. Else the newest: Debian's hipcc of ROCm 5.2 is a clang 15, which spills.
     fn compilers() -> Vec<Compiler> {
@@ -37,7 +36,7 @@ impl Toolchain for Hip {
         found
     }
 
-    fn command(compiler: &Compiler, arch: &str, source: &Path) -> Command {
+    fn command(compiler: &Compiler, arch: &str) -> Command {
         let mut command = Command::new(&compiler.program);
         if is_hipcc(compiler) {
             // The code object's version is left to it: what its own runtime loads.
@@ -48,7 +47,6 @@ impl Toolchain for Hip {
         command
             .args(["-std=c++17", "-O3", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc"])
             .arg(format!("--offload-arch={arch}"));
-        command.arg(source);
         command
     }
 }

@@ -1,12 +1,18 @@
 //! From `kernels/` to the table of code objects that `src/backend/gpu/code_objects.rs` includes.
 
 mod cache;
+#[allow(dead_code, reason = "some of it is for the host alone")]
+#[path = "../kernels/catalogue.rs"]
+mod catalogue;
 mod compile;
 mod cuda;
 mod hip;
+mod instances;
 pub mod simt;
 
-use compile::{CodeObject, Compiler, Toolchain};
+use catalogue::{FAMILIES, Toolchain, family_of};
+use compile::{CodeObject, Compiler, Compilers};
+use instances::Sources;
 use std::env;
 use std::fmt::Write;
 use std::fs;
@@ -18,13 +24,17 @@ use std::path::PathBuf;
 /// environment are meant: without code objects for them there is no build.
 pub fn build_kernels() {
     println!("cargo::rerun-if-changed=kernels");
+    // Whatever is compiled: kernels/cdna/mca.py reads them, too.
+    for family in FAMILIES {
+        instances::sources(family);
+    }
     let mut objects = build::<hip::Hip>();
     objects.extend(build::<cuda::Cuda>());
     let table = table(&objects);
     fs::write(out_dir().join("code_objects.rs"), table).expect("OUT_DIR can be written");
 }
 
-fn build<T: Toolchain>() -> Vec<CodeObject> {
+fn build<T: Compilers>() -> Vec<CodeObject> {
     for name in [T::ARCHS_VARIABLE].iter().chain(T::COMPILER_VARIABLES) {
         println!("cargo::rerun-if-env-changed={name}");
     }
@@ -32,17 +42,18 @@ fn build<T: Toolchain>() -> Vec<CodeObject> {
     if asked.is_none() && env::var_os(T::FEATURE).is_none() {
         return Vec::new();
     }
-    let files = compile::sources(T::FOLDERS);
-    if files.is_empty() {
-        return Vec::new();
-    }
-    let archs = asked.clone().unwrap_or_else(|| T::DEFAULT_ARCHS.into());
+    let archs = asked.clone().unwrap_or_else(|| default_archs(T::TOOLCHAIN));
     let compilers = T::compilers();
     let mut objects = Vec::new();
     let mut made = Vec::new();
     let mut with = Vec::new();
     for arch in archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()) {
-        match first_that_can(&compilers, |compiler| compile::compile_all::<T>(compiler, arch, &files)) {
+        let built = sources_for(arch, T::TOOLCHAIN).and_then(|sources| {
+            first_that_can(&compilers, |compiler| {
+                compile::compile_all::<T>(compiler, arch, &sources)
+            })
+        });
+        match built {
             Ok((compiler, built)) => {
                 made.push(arch.to_owned());
                 with.push(compiler.describe());
@@ -67,6 +78,19 @@ fn build<T: Toolchain>() -> Vec<CodeObject> {
     };
     println!("cargo::warning={} kernels: {}{with}", T::NAME, made.join(", "));
     objects
+}
+
+/// Those of all the toolchain's families.
+fn default_archs(toolchain: Toolchain) -> String {
+    let mine = FAMILIES.iter().filter(|family| family.toolchain == toolchain);
+    let archs: Vec<&str> = mine.flat_map(|family| family.architectures).copied().collect();
+    archs.join(",")
+}
+
+fn sources_for(arch: &str, toolchain: Toolchain) -> Result<Sources, String> {
+    let family = family_of(arch).filter(|family| family.toolchain == toolchain);
+    let family = family.ok_or_else(|| format!("no family in kernels/catalogue.rs has {arch}"))?;
+    Ok(instances::sources(family))
 }
 
 /// What the first compiler gives that compiles everything, or why the last one could not.

@@ -3,12 +3,14 @@
 //! `CXX` names the compiler (default `c++`). tests/programs/simt.sh makes one more such library, with AddressSanitizer.
 
 use super::cache;
+use super::catalogue::family_of;
 use super::compile::{self, Compiler};
+use super::instances::{self, Sources};
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles every kernel file that AMD shares with the machine.
+/// Compiles every kernel file of the family that the machine plays.
 pub fn build() {
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=CXX");
@@ -16,29 +18,23 @@ pub fn build() {
     let Some(compiler) = Compiler::find(&program) else {
         panic!("{program:?} does not run; feature simt needs g++ or clang++ (set CXX)");
     };
-    let mut sources = compile::sources(&["kernels", "kernels/cdna"]);
-    sources.push("kernels/gpu/simt.cpp".into());
-    let objects =
-        compile::in_parallel(&sources, |source| object(&compiler, source)).unwrap_or_else(|why| panic!("{why}"));
+    let family = family_of("simt").expect("a family is played by the CPU");
+    let mut sources = instances::sources(family);
+    sources.files.push("kernels/gpu/simt.cpp".into());
+    let objects = compile::in_parallel(&sources.files, |source| object(&compiler, &sources, source));
+    let objects = objects.unwrap_or_else(|why| panic!("{why}"));
     let library = super::out_dir().join("libgetp_simt_kernels.so");
     link(&compiler, &objects, &library);
     println!("cargo::rustc-env=GETP_SIMT_KERNELS={}", library.display());
 }
 
 /// `kernels/cdna/gemm.hip` becomes `kernels_cdna_gemm.hip.o`.
-fn object(compiler: &Compiler, source: &Path) -> Result<PathBuf, String> {
-    let object = super::out_dir().join(source.display().to_string().replace('/', "_") + ".o");
+fn object(compiler: &Compiler, sources: &Sources, source: &Path) -> Result<PathBuf, String> {
+    let name = format!("kernels_{}.o", compile::below_kernels(source).replace('/', "_"));
+    let object = super::out_dir().join(name);
     let mut command = command(compiler);
-    command.args([
-        "-c",
-        "-fPIC",
-        "-std=c++17",
-        "-fvisibility=hidden",
-        "-Ikernels",
-        "-x",
-        "c++",
-    ]);
-    command.arg(source);
+    command.args(["-c", "-fPIC", "-std=c++17", "-fvisibility=hidden", "-x", "c++"]);
+    command.args(compile::include_flags(sources)).arg(source);
     cache::compile(compiler, command, source, &object)?;
     Ok(object)
 }

@@ -5,9 +5,10 @@
 //                  fill a sector of 32 bytes. Grid: logits rows of the bucket / ROWS, rounded up.
 //   argmax_logits  from whole logits rows, `best` being [logits rows][candidates] and best_index not read.
 //                  Grid: one block a logits row of the bucket.
+#include "catalogue.h"
 #include "gpu/gpu.h"
 
-enum { THREADS = 1024, ROWS = 8, LISTS = THREADS / ROWS, NOTHING = 0x7fffffff };
+enum { THREADS = ARGMAX_THREADS, ROWS = ARGMAX_PER_BLOCK, LISTS = THREADS / ROWS, NOTHING = 0x7fffffff };
 
 struct Best { float logit; int index; };
 DEV void take(Best& best, float logit, int index) {

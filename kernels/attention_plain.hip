@@ -14,14 +14,15 @@
 //
 // Grid: rows of the bucket * kv_heads * (heads / kv_heads / 8, rounded up). Kernels: attention_plain_f32, _f16, _bf16, by
 // the format of q and the cache.
+#include "catalogue.h"
 #include "gpu/math.h"
 
 enum {
-  THREADS = 256,
+  THREADS = ATTENTION_PLAIN_THREADS,
   WAVES = THREADS / WAVE,
   UNIT = 256,
-  HEADS = 8,
-  MAX_DIM = 128,
+  HEADS = ATTENTION_PLAIN_PER_BLOCK,
+  MAX_DIM = ATTENTION_PLAIN_MOST_HEAD_DIM,
   KEY_LANES = 4,                       // lanes that share a key's score
   KEYS = THREADS / KEY_LANES,
   AT_ONCE = 1,                         // keys a lane multiplies at once, as registers allow

@@ -1,8 +1,9 @@
 // embed: x[row] = the table's row that the token names, or the token sampled last in the slot that it names.
 // Grid: one block a row of the bucket.
+#include "catalogue.h"
 #include "gpu/math.h"
 
-enum { THREADS = 256 };
+enum { THREADS = EMBED_THREADS };
 
 template <int FORMAT> DEV void copy_row(const void* table, i64 token, float* x, int hidden) {
   for (int k = TID * 8; k < hidden; k += THREADS * 8) {

@@ -4,9 +4,11 @@
 // keep the swizzle of where they lie.
 //
 // Grid: (rows of the bucket / ROWS, rounded up) * k_blocks.
+#include "catalogue.h"
 #include "gpu/math.h"
 
-enum { ROWS = 32, THREADS = ROWS * 8 };
+enum { ROWS = GATHER_PER_BLOCK, THREADS = GATHER_THREADS };
+static_assert(THREADS == ROWS * 8, "eight threads a row");
 
 KERNEL(gather, GatherArgs, THREADS, 8, 8) {
   let_successor_start();

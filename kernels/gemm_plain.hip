@@ -8,9 +8,10 @@
 //
 // Grid: ceil(n / WIRE_ROWS) * groups * splits; `splits` blocks share the input rows of a tile (any number; enough to fill the
 // device). Threads: 8 waves.
+#include "catalogue.h"
 #include "gpu/math.h"
 
-enum { OUT = 4, IN = 4, WAVES = 8, THREADS = WAVES * WAVE };
+enum { OUT = 4, IN = 4, THREADS = GEMM_PLAIN_THREADS, WAVES = THREADS / WAVE };
 static_assert(OUT * WAVES == WIRE_ROWS && OUT * IN <= WAVE, "a block takes a tile, a lane one result");
 
 // OUT weight rows times IN input rows of a wave.

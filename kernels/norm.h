@@ -4,10 +4,12 @@
 // so that everything is read once: at 2880 elements 11.5 KB of x, 23 KB of four experts' FP16 outputs, and 17 KB written.
 // A row's sums are a tree over the block's threads: the same whatever its company.
 #pragma once
+#include "catalogue.h"
 #include "gpu/early.h"
 #include "gpu/math.h"
 
-enum { NORM_THREADS = 384, NORM_WAVES = NORM_THREADS / WAVE, NORM_PIECES = 2, HIDDEN_MAX = NORM_THREADS * NORM_PIECES * 8 };
+enum { NORM_WAVES = NORM_THREADS / WAVE, NORM_PIECES = NORM_MOST_HIDDEN / (NORM_THREADS * 8) };
+static_assert(NORM_PIECES * NORM_THREADS * 8 == NORM_MOST_HIDDEN, "a thread's pieces are whole");
 
 // The block's row, -1 if it is beyond the step's. Known before the predecessor has ended; the weights, which are in no
 // cache where a layer's other weights have passed since the step before, are sent for meanwhile.

@@ -8,6 +8,7 @@
 // and `gather` are read where the bucket is of one row (`alone`).
 #include "norm.h"
 #include "route.h"
+static_assert(NORM_ROUTE_THREADS == NORM_THREADS, "norm.h counts with them");
 
 // Slots, counts, and the row's copies in the slots; the picks are known to all.
 DEV void send_alone(const NormRouteArgs& a, const Routing<1>& s, const float* t) {
@@ -37,8 +38,8 @@ DEV void prefetch_router(const RouteArgs& a) {
     prefetch_l2((const u8*)a.w + at);
 }
 
-KERNEL(norm_route, NormRouteArgs, NORM_THREADS, 1, 2) {
-  SHARED f32x4 row[HIDDEN_MAX / 4];
+KERNEL(norm_route, NormRouteArgs, NORM_ROUTE_THREADS, 1, 2) {
+  SHARED f32x4 row[NORM_MOST_HIDDEN / 4];
   SHARED double scratch[NORM_WAVES];
   SHARED Routing<1> s;
   float* t = (float*)row;

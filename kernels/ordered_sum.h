@@ -9,11 +9,12 @@
 // are added one by one, and the threads behind it begin anew. Values below u / 2 add nothing: their exponentials are
 // not made. The running sum of float32 probabilities, up to where it exceeds the coin, is found likewise.
 #pragma once
+#include "catalogue.h"
 #include "gpu/math.h"
 
 // Of 128 to 1024 threads with 8 or 16 values each, these serve 890 rows best, a quarter faster than 512 with 8, and a
 // row alone, too; from 32 to 132 rows they are a tenth slower (benches/record).
-enum { THREADS = 256, WAVES = THREADS / WAVE, EACH = 16, TILE = THREADS * EACH };
+enum { THREADS = DRAW_THREADS, WAVES = THREADS / WAVE, EACH = 16, TILE = THREADS * EACH };
 
 template <class T> struct Bits;
 template <> struct Bits<double> { typedef u64 Word; enum { FRACTION = 52, BIAS = 1023 }; };

@@ -3,9 +3,10 @@
 // Rows that only fill a matrix's last tile up are left out.
 //
 // Grid: any; four blocks a multiprocessor read at the memory's rate.
+#include "catalogue.h"
 #include "gpu/math.h"
 
-enum : int { THREADS = 256, WAVES = THREADS / WAVE, NOTHING = -0x7fffffff - 1 };
+enum : int { THREADS = PACK_RANGE_THREADS, WAVES = THREADS / WAVE, NOTHING = -0x7fffffff - 1 };
 
 struct Range { int smallest, largest, weakest_row; };
 DEV Range nothing() { return {0x7fffffff, NOTHING, 0x7fffffff}; }

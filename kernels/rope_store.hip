@@ -4,9 +4,10 @@
 // writes of 8 or 16 that neighbours fill up to whole lines. head_dim is a multiple of 8.
 //
 // Grid: one block a row of the bucket.
+#include "catalogue.h"
 #include "gpu/early.h"
 
-enum { THREADS = 256 };
+enum { THREADS = ROPE_STORE_THREADS };
 
 DEV int kv_page(const Step& step, const ChunkInfo& chunk, int position, bool windowed) {
   const int page = position / KV_PAGE;

@@ -10,11 +10,10 @@
 //             experts stay in its registers, so that a weight is brought from the L2 once a block and an operand serves
 //             many products.
 #pragma once
+#include "catalogue.h"
 #include "gpu/math.h"
 
-// Rows a block takes at most: as many as a thread has registers for, and on AMD as leave room for a second block's
-// shared memory.
-enum { ROUTE_ROWS = WAVE == 32 ? 8 : 4, MAX_EXPERTS = 256, MAX_K = 8 };
+enum { ROUTE_ROWS = ROUTE_PER_BLOCK, MAX_EXPERTS = ROUTE_MOST_EXPERTS, MAX_K = ROUTE_MOST_EXPERTS_PER_TOKEN };
 // Experts whose sums a wave adds up at once, and rows; steps of K that a wave with one row has under way.
 enum { ROUTE_EXPERTS = 4, ROUTE_TREE_ROWS = 4, ROUTE_AHEAD = 3 };
 

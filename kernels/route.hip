@@ -4,7 +4,7 @@
 // Grid: rows of the bucket / ROUTE_ROWS, rounded up. At most MAX_EXPERTS experts, MAX_K of them a token.
 #include "route.h"
 
-enum { THREADS = 8 * WAVE };
+enum { THREADS = ROUTE_THREADS };
 
 KERNEL(route, RouteArgs, THREADS, 1, 2) {
   SHARED Stage stage;

@@ -3,8 +3,9 @@
 //
 // Grid: one block a row of the bucket.
 #include "norm.h"
+static_assert(SETTLE_THREADS == NORM_THREADS, "norm.h counts with them");
 
-KERNEL(settle, NormArgs, NORM_THREADS, 2, 4) {
+KERNEL(settle, NormArgs, SETTLE_THREADS, 2, 4) {
   let_successor_start();
   after_predecessor();
   if (BID >= a.step.header->rows) return;

@@ -6,9 +6,10 @@
 // Rows beyond a chunk are taken in further rounds, first to count, then to place.
 //
 // Grid: 1. At most MAX_EXPERTS experts.
+#include "catalogue.h"
 #include "gpu/gpu.h"
 
-enum { THREADS = 1024, WAVES = THREADS / WAVE, MAX_EXPERTS = 256, MATRIX_WORDS = MAX_EXPERTS * (16 + 1) };
+enum { THREADS = SORT_THREADS, WAVES = THREADS / WAVE, MAX_EXPERTS = SORT_MOST_EXPERTS, MATRIX_WORDS = MAX_EXPERTS * (16 + 1) };
 
 struct Chunks {
   u32* bits;         // [n_experts][words + 1]; the odd stride spreads a word of all experts over the banks

@@ -5,9 +5,19 @@
 // The first block writes down where everything is.
 //
 // Grid: as gather's. At most FEW_ROWS rows, MAX_EXPERTS experts, MAX_TERMS terms.
+#include "catalogue.h"
 #include "gpu/math.h"
 
-enum { ROWS = 32, THREADS = ROWS * 8, FEW_ROWS = 128, WORDS = FEW_ROWS / 32, MAX_EXPERTS = 256, MAX_K = 8, MAX_TERMS = 3 };
+enum {
+  ROWS = SORT_GATHER_PER_BLOCK,
+  THREADS = SORT_GATHER_THREADS,
+  FEW_ROWS = SORT_GATHER_MOST_ROWS,
+  WORDS = FEW_ROWS / 32,
+  MAX_EXPERTS = SORT_GATHER_MOST_EXPERTS,
+  MAX_K = SORT_GATHER_MOST_EXPERTS_PER_TOKEN,
+  MAX_TERMS = 3,
+};
+static_assert(THREADS == ROWS * 8, "eight threads a row");
 
 struct Sorted {
   u32 bits[MAX_EXPERTS][WORDS + 1];                        // rows that an expert has; the odd stride spreads experts over banks

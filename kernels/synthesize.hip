@@ -5,9 +5,10 @@
 // A vector of n is a tensor of n rows and one column. Rows that only fill a matrix's last tile up are zeros.
 //
 // Grid: any; eight blocks a multiprocessor.
+#include "catalogue.h"
 #include "gpu/math.h"
 
-enum { THREADS = 256 };
+enum { THREADS = SYNTHESIZE_THREADS };
 
 // SplitMix64's finisher.
 DEV u64 mix(u64 v) {

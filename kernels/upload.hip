@@ -6,9 +6,10 @@
 // bytes are dealt out through all sections, one a thread as long as there are threads.
 //
 // Grid: bytes of the longest plan / 16 KB, rounded up (any number works).
+#include "catalogue.h"
 #include "gpu/math.h"
 
-enum { THREADS = 1024, LIST_PIECES = (int)(sizeof(UploadList) / 16) };
+enum { THREADS = UPLOAD_THREADS, LIST_PIECES = (int)(sizeof(UploadList) / 16) };
 static_assert(sizeof(UploadList) % 16 == 0, "read in pieces");
 
 // 16 bytes past the caches: the host has written since they last saw it.

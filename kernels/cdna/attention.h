@@ -13,11 +13,12 @@
 //           because MI200's MFMA flushes FP16 subnormals is 2^-25 of the largest. Each column decides for itself: columns
 //           of other rows change no bit. The sink joins at the end: it is part of the sum only.
 #pragma once
+#include "catalogue.h"
 #include "mfma.h"
 
 enum : int {
-  HEAD_DIM = 64,
-  GROUP_HEADS = 8,               // query heads of a kv head
+  HEAD_DIM = ATTENTION_DECODE_HEAD_DIM,
+  GROUP_HEADS = ATTENTION_DECODE_HEADS_PER_KV_HEAD,        // query heads of a kv head
   KV_ROW = HEAD_DIM * 2,         // bytes of one position's K or V
   V_OFFSET = KV_PAGE * KV_ROW,   // bytes from a head's K to its V
   STEP = 16,                     // keys of an MFMA

@@ -18,6 +18,7 @@ enum : int {
   UNIT_PAGES = ATTENTION_UNIT / KV_PAGE,
   PARTIAL = GROUP_HEADS * HEAD_DIM + 2 * GROUP_HEADS,      // floats of a partial: O as lanes hold it, m, l
 };
+static_assert((int)ATTENTION_DECODE_THREADS == (int)WAVE, "a wave an item");
 static_assert(PAGE_TILES == 2, "the loop has one buffer for each half of a page");
 
 struct Tile { u32v4 k[4]; u32v2 v[8]; };
@@ -218,5 +219,5 @@ template <int FORMAT> DEV void attention_decode(const AttentionArgs& a) {
   if (BID < items * a.kv_heads) attend<FORMAT>(a, work_of(a, BID), total);
 }
 
-KERNEL(attention_decode_f16, AttentionArgs, WAVE, 1, 3) { attention_decode<FORMAT_F16>(a); }
-KERNEL(attention_decode_bf16, AttentionArgs, WAVE, 1, 3) { attention_decode<FORMAT_BF16>(a); }
+KERNEL(attention_decode_f16, AttentionArgs, ATTENTION_DECODE_THREADS, 1, 3) { attention_decode<FORMAT_F16>(a); }
+KERNEL(attention_decode_bf16, AttentionArgs, ATTENTION_DECODE_THREADS, 1, 3) { attention_decode<FORMAT_BF16>(a); }

@@ -16,9 +16,10 @@
 #include "attention.h"
 
 enum : int {
-  WAVES = 4,
-  WAVE_ROWS = 8,
-  TILE_ROWS = WAVES * WAVE_ROWS,
+  THREADS = ATTENTION_PREFILL_THREADS,
+  WAVES = THREADS / WAVE,
+  TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,
+  WAVE_ROWS = TILE_ROWS / WAVES,
   BLOCKS = 4,                    // of 16 columns: two rows each
   PAGE_BYTES = 2 * V_OFFSET,     // K and V of one head
   COPY_BYTES = WAVES * WAVE * 16,
@@ -163,5 +164,5 @@ template <int FORMAT> DEV void attention_prefill(const AttentionArgs& a) {
   attend<FORMAT>(a, a.step.prefill_tiles + BID / a.kv_heads, BID % a.kv_heads, lds);
 }
 
-KERNEL(attention_prefill_f16, AttentionArgs, WAVES * WAVE, 1, 2) { attention_prefill<FORMAT_F16>(a); }
-KERNEL(attention_prefill_bf16, AttentionArgs, WAVES * WAVE, 1, 2) { attention_prefill<FORMAT_BF16>(a); }
+KERNEL(attention_prefill_f16, AttentionArgs, THREADS, 1, 2) { attention_prefill<FORMAT_F16>(a); }
+KERNEL(attention_prefill_bf16, AttentionArgs, THREADS, 1, 2) { attention_prefill<FORMAT_BF16>(a); }

@@ -4,13 +4,16 @@
 #include "stream.h"
 #include "tile.h"
 
+// MEETS: waves meet in LDS to finish.
 template <class Op> struct Finish {
+  enum : bool { MEETS = false };
   template <int WAVES, class Sum, int S>
   static DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
     finish<Op>(a, work, wave, acc, shared);
   }
 };
 template <int FORMAT, int TERMS> struct Finish<Mlp1<FORMAT, TERMS>> {
+  enum : bool { MEETS = false };
   template <int WAVES, class Sum, int S>
   static DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
     static_assert(WAVES == 4, "zeros are filled in by slabs");
@@ -19,6 +22,7 @@ template <int FORMAT, int TERMS> struct Finish<Mlp1<FORMAT, TERMS>> {
 };
 struct GreedyLogits {};
 template <> struct Finish<GreedyLogits> {
+  enum : bool { MEETS = true };
   template <int WAVES, class Sum, int S>
   static DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
     finish_greedy<WAVES>(a, work, wave, acc, shared);
@@ -61,18 +65,55 @@ template <class Op, class Weights, int WAVES, int S, int TERMS = 1> DEV void one
   if (work.group >= 0) do_tile<Op, Weights, WAVES, S, TERMS>(a, work, shared);
 }
 
-template <class Op, class Weights, int WAVES, int DEPTH> DEV void streamed_product(const GemmArgs& a, u8* shared) {
+template <class Op, class Weights, int WAVES> DEV void streamed_product(const GemmArgs& a) {
   let_successor_start();
   after_predecessor();
   const Work work = find_work<TOKENS>(a, WAVES);
   if (work.group < 0) return;
   const Wave wave = wave_of(a, work, WAVES);
-  Stream<Weights, DEPTH> stream;
+  Stream<Weights, Weights::STREAM_DEPTH> stream;
   stream.run(a, work, wave);
-  Finish<Op>::template run<WAVES>(a, work, wave, stream.acc, shared);
+  if constexpr (Finish<Op>::MEETS) {
+    SHARED Best bests[WAVES * TOKENS];
+    Finish<Op>::template run<WAVES>(a, work, wave, stream.acc, (u8*)bests);
+  } else {
+    Finish<Op>::template run<WAVES>(a, work, wave, stream.acc, nullptr);
+  }
 }
 
 // LDS of a tile: two buffers of 16-byte pieces, staged by whole blocks.
-constexpr int tile_pieces(int tokens, int threads = 256, int terms = 1) {
+constexpr int tile_pieces(int tokens, int threads, int terms) {
   return 2 * terms * ((tokens * 8 + threads - 1) / threads * threads);
 }
+
+// What finishes the operations of catalogue.rs.
+template <int FORMAT, int TERMS> struct Operations {
+  using Qkv = ::Qkv;
+  using AttnOut = ::AttnOut;
+  using Mlp1 = ::Mlp1<FORMAT, TERMS>;
+  using Mlp2 = ::Mlp2<(TERMS > 1)>;
+  using GreedyLogits = ::GreedyLogits;
+  using Logits = ::Logits;
+};
+
+// A kernel each, from a line of the catalogue. WAVES is what a SIMD should hold.
+//
+//   STREAMED   up to 16 tokens, see stream.h
+//   TILED      up to N tokens in LDS, with code for every STEP-th multiple of 16, see tile.h
+//   ONE_SIZE   the same with code for N tokens alone
+#define STREAMED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
+  KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
+    static_assert(N == (int)TOKENS && TERMS == 1, "what a stream holds");                                              \
+    streamed_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE>(a);                               \
+  }
+#define TILED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES, STEP)                      \
+  KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
+    static_assert(TERMS == 1, "float64 sums of several sizes would not fit the registers");                            \
+    SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
+    tiled_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, STEP>(a, tokens);        \
+  }
+#define ONE_SIZE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
+  KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
+    SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
+    one_size_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, TERMS>(a, tokens);    \
+  }

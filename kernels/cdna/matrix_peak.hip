@@ -2,9 +2,10 @@
 // accumulators, more than the instruction's latency asks for.
 //
 // Grid: a few times the compute units.
+#include "catalogue.h"
 #include "mfma.h"
 
-enum : int { THREADS = 4 * WAVE, CHAINS = 8, MFMA_FLOPS = 2 * 16 * 16 * 16, STEPS = MATRIX_PEAK_FLOPS / (4 * CHAINS * MFMA_FLOPS) };
+enum : int { THREADS = MATRIX_PEAK_THREADS, CHAINS = 8, MFMA_FLOPS = 2 * 16 * 16 * 16, STEPS = MATRIX_PEAK_FLOPS / (4 * CHAINS * MFMA_FLOPS) };
 
 KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 1, 1) {
   after_predecessor();

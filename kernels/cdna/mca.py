@@ -11,11 +11,12 @@ waits. Attention's loops branch where maxima grow or keys are masked; of the way
 those the shortest: neither happens.
 Exits with 1 if a kernel uses scratch, spills or AGPRs.
 """
-import argparse, os, re, subprocess, sys, tempfile
+import argparse, json, os, re, subprocess, sys, tempfile
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
 FILES = ["mlp1.hip", "mlp2.hip", "dense.hip", "unembed.hip", "exact.hip", "attention_decode.hip", "attention_prefill.hip"]
 CLANG = os.environ.get("AMD_CLANG", "clang-22")
 MCA = os.environ.get("LLVM_MCA", "llvm-mca-22")
@@ -25,12 +26,24 @@ MOST_WAYS = 10000
 LOADED = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "ubyte": 1}
 
 
-def assembly(file, arch):
+def made_sources():
+    """Where the build writes what it makes of the catalogue: the products' kernels, and catalogue.h."""
+    run = subprocess.run(["cargo", "check", "--locked", "--lib", "--quiet", "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE,
+                         text=True, check=True)
+    messages = (json.loads(line) for line in run.stdout.splitlines())
+    ours = [m["out_dir"] for m in messages if m["reason"] == "build-script-executed" and ROOT in m["package_id"]]
+    return os.path.join(ours[0], "kernels", "cdna")
+
+
+def assembly(file, arch, made):
+    here = os.path.join(HERE, file)
+    source = here if os.path.exists(here) else os.path.join(made, file)
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out.s")
         flags = f"-x hip -std=c++17 --cuda-device-only --no-gpu-bundle-output --offload-arch={arch} -O3 -nogpulib -nogpuinc " \
                 "-mcode-object-version=5 -S"
-        subprocess.run([CLANG, *flags.split(), os.path.join(HERE, file), "-o", out], check=True)
+        folders = ["-I" + os.path.join(ROOT, "kernels"), "-I" + made]
+        subprocess.run([CLANG, *flags.split(), *folders, source, "-o", out], check=True)
         return open(out).read()
 
 
@@ -131,9 +144,9 @@ def main():
     options.add_argument("files", nargs="*", default=FILES)
     options = options.parse_args()
     print(f"| kernel ({options.arch}) | VGPR | LDS | waves a SIMD | tokens | bytes an MFMA | MFMA share |\n|---|---|---|---|---|---|---|")
-    bad = []
+    bad, made = [], made_sources()
     with ThreadPoolExecutor(2) as pool:
-        for text in pool.map(lambda f: assembly(f, options.arch), options.files):
+        for text in pool.map(lambda f: assembly(f, options.arch, made), options.files):
             for kernel, r in resources(text).items():
                 if r["agpr_count"] or r["private_segment_fixed_size"] or r["vgpr_spill_count"] or r["sgpr_spill_count"]:
                     bad.append(kernel)

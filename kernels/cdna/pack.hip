@@ -3,7 +3,10 @@
 //
 // Bytes of a member: row_blocks * k_blocks * CHUNK_BYTES, with row_blocks = rows / 32 and k_blocks = cols / 64 rounded up and
 // CHUNK_BYTES 1088 (MXFP4) or 4096 (16 bits).
+#include "catalogue.h"
 #include "weights.h"
+
+enum : int { THREADS = PACK_THREADS };
 
 // A lane of a chunk: which member's row block on the wire, and which columns.
 struct LanePlace { i64 chunk; i64 tile; int k; int n; int lane; };
@@ -38,10 +41,10 @@ DEV u8 scale_byte(const PackArgs& a, const u8* tile, int row, int k) {
   return (u8)clamp_int(e8m0 - 64, 0, 188);
 }
 
-KERNEL(pack_mxfp4, PackArgs, 256, 1, 4) {
+KERNEL(pack_mxfp4, PackArgs, THREADS, 1, 4) {
   after_predecessor();
   const i64 tile_bytes = (i64)WIRE_ROWS * (a.cols / 2 + a.cols / 32);
-  for (i64 item = (i64)BID * 256 + TID; item < lanes(a); item += (i64)GRID * 256) {
+  for (i64 item = (i64)BID * THREADS + TID; item < lanes(a); item += (i64)GRID * THREADS) {
     const LanePlace p = lane_place(a, item);
     const u8* tile = a.wire + p.tile * tile_bytes;
     u8* chunk = a.out + p.chunk * Mxfp4<FORMAT_F16>::CHUNK_BYTES;
@@ -64,9 +67,9 @@ DEV u16 dense_at(const PackArgs& a, const u16* tile, int row, int k) {
 }
 
 // BF16 on the wire.
-KERNEL(pack_dense, PackArgs, 256, 1, 4) {
+KERNEL(pack_dense, PackArgs, THREADS, 1, 4) {
   after_predecessor();
-  for (i64 item = (i64)BID * 256 + TID; item < lanes(a); item += (i64)GRID * 256) {
+  for (i64 item = (i64)BID * THREADS + TID; item < lanes(a); item += (i64)GRID * THREADS) {
     const LanePlace p = lane_place(a, item);
     const u16* tile = (const u16*)a.wire + p.tile * WIRE_ROWS * a.cols;
     u8* chunk = a.out + p.chunk * Dense<FORMAT_F16>::CHUNK_BYTES;

@@ -4,11 +4,12 @@
 // swizzled as ldmatrix and wgmma (128-byte swizzle) want them, so one bulk copy of 16 KB brings it as it is.
 #pragma once
 #include "../gpu/math.h"
+#include "catalogue.h"
 #include "copy.h"
 
 enum : int {
-  HEAD_DIM = 64,
-  GROUP_HEADS = 8,                       // query heads that share a kv head
+  HEAD_DIM = ATTENTION_DECODE_HEAD_DIM,
+  GROUP_HEADS = ATTENTION_DECODE_HEADS_PER_KV_HEAD,        // query heads that share a kv head
   ROW_BYTES = HEAD_DIM * 2,
   HALF_TILE = KV_PAGE * ROW_BYTES,       // K of a tile, or V
   TILE_BYTES = 2 * HALF_TILE,

@@ -15,7 +15,7 @@
 // Budget  A multiprocessor needs some 64 KB under way to draw its part of 4.8 TB/s at 0.8 us. `many` has 8 warps with
 //         one tile each, which is free again as soon as its fragments are in registers; `few` has 6 warps with two. The
 //         host takes `few` below 4 (row, kv head) pairs a multiprocessor.
-// Launch  One block of WARPS * 32 threads a multiprocessor, WARPS * STAGES * (TILE_BYTES + 8) bytes of shared memory.
+// Launch  One block a multiprocessor, WARPS * STAGES * (TILE_BYTES + 8) bytes of shared memory, the 8 for a barrier.
 #include "attention.h"
 
 template <int FORMAT_, int STAGES_, int WARPS_> struct Config {
@@ -337,10 +337,14 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   }
 }
 
-#define ATTENTION_DECODE(name, format, stages, warps) \
-  KERNEL(name, AttentionArgs, warps * WAVE, 1, 1) { attend<Config<format, stages, warps>>(a); }
+// SIZE: FEW or MANY.
+#define ATTENTION_DECODE(name, format, SIZE)                                                     \
+  KERNEL(name, AttentionArgs, ATTENTION_DECODE_##SIZE##_THREADS, 1, 1) {                         \
+    constexpr int WARPS = ATTENTION_DECODE_##SIZE##_THREADS / WAVE, WARP_TILE = TILE_BYTES + 8;  \
+    attend<Config<format, ATTENTION_DECODE_##SIZE##_SHARED_BYTES / (WARPS * WARP_TILE), WARPS>>(a); \
+  }
 
-ATTENTION_DECODE(attention_decode_f16_few, FORMAT_F16, 2, 6)
-ATTENTION_DECODE(attention_decode_f16_many, FORMAT_F16, 1, 8)
-ATTENTION_DECODE(attention_decode_bf16_few, FORMAT_BF16, 2, 6)
-ATTENTION_DECODE(attention_decode_bf16_many, FORMAT_BF16, 1, 8)
+ATTENTION_DECODE(attention_decode_f16_few, FORMAT_F16, FEW)
+ATTENTION_DECODE(attention_decode_f16_many, FORMAT_F16, MANY)
+ATTENTION_DECODE(attention_decode_bf16_few, FORMAT_BF16, FEW)
+ATTENTION_DECODE(attention_decode_bf16_many, FORMAT_BF16, MANY)

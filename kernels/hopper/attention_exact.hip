@@ -13,7 +13,7 @@
 // cores, its conversions 70, its exponentials 20.
 #include "attention.h"
 
-enum : int { WARPS = 4, OCTET = 8, CHUNKS = 4, CHUNK = 4, OCTET_CHUNKS = HEAD_DIM / CHUNK };
+enum : int { THREADS = ATTENTION_EXACT_THREADS, WARPS = THREADS / WAVE, OCTET = 8, CHUNKS = 4, CHUNK = 4, OCTET_CHUNKS = HEAD_DIM / CHUNK };
 
 // d += a b: a is 8 x 4 (lane 4 m + k), b is 4 x 8 (lane 4 n + k), d has row m and columns 2 k and 2 k + 1 in lane 4 m + k.
 DEV void mma_f64(double* d, double a, double b) {
@@ -125,7 +125,7 @@ DEV void hand_in(Shared& shared, Sums& s) {
 // Adds up the warps' sums, in their order, and stores eight dims a thread at a time.
 DEV void merge(const AttentionArgs& a, const Work& w, const Shared& shared) {
   constexpr int EIGHTS = HEAD_DIM / 8;
-  for (int i = TID; i < GROUP_HEADS * EIGHTS; i += WARPS * WAVE) {
+  for (int i = TID; i < GROUP_HEADS * EIGHTS; i += THREADS) {
     const int head = i / EIGHTS, dim = i % EIGHTS * 8;
     const float sink = a.sinks[w.kv_head * GROUP_HEADS + head];
     float most = sink;
@@ -144,7 +144,7 @@ DEV void merge(const AttentionArgs& a, const Work& w, const Shared& shared) {
   }
 }
 
-KERNEL(attention_exact, AttentionArgs, WARPS * WAVE, 3, 1) {
+KERNEL(attention_exact, AttentionArgs, THREADS, 3, 1) {
   SHARED Shared shared;
   let_successor_start();
   after_predecessor();

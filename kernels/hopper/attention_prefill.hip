@@ -15,15 +15,15 @@
 //         tensor cores, about 512 cycles. Two blocks share a multiprocessor, so that of four warpgroups some multiply
 //         while others take exponentials; within one, the next tile's S is issued before this tile's P V, which goes on
 //         while that S is exponentiated. Registers: 32 O, 32 S, 16 P of 128.
-// Launch  THREADS threads, QUERY_BYTES + STAGES * (TILE_BYTES + 16) bytes of shared memory.
+// Memory  QUERY_BYTES + STAGES * (TILE_BYTES + 16) bytes, the 16 for two barriers.
 #include "attention.h"
 
 enum : int {
-  TILE_ROWS = 16,                        // query rows of a block
+  TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,    // query rows of a block
   GROUP_ROWS = TILE_ROWS / 2,            // of a warpgroup
-  THREADS = 256,
-  STAGES = 4,
+  THREADS = ATTENTION_PREFILL_THREADS,
   QUERY_BYTES = TILE_ROWS * GROUP_HEADS * ROW_BYTES,
+  STAGES = ((int)ATTENTION_PREFILL_SHARED_BYTES - QUERY_BYTES) / (TILE_BYTES + 16),
   STEPS = 4,                             // of k16 in 64
 };
 

@@ -4,6 +4,7 @@
 //
 //   EARLY    the work is known before the predecessor ends: what it depends on was written before the predecessor's own
 //            predecessor ended, and the predecessor lets this kernel start only after that (see gemm.h)
+//   Schedule who computes what
 //   GREEDY   nothing is stored but each token's largest value over all that the block computes of its column
 #pragma once
 #include "schedule.h"
@@ -60,10 +61,14 @@ template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, c
 
 struct Plain {
   enum : bool { EARLY = false, GREEDY = false };
+  template <int N, int CHUNK> using Schedule = SpreadSchedule<N, CHUNK>;
 };
 // The number of rows is in the plan.
 struct OfPlan : Plain {
   enum : bool { EARLY = true };
+};
+struct Unembedding : OfPlan {
+  template <int N, int CHUNK> using Schedule = RasterSchedule<N, CHUNK>;
 };
 
 struct Qkv : OfPlan {
@@ -103,7 +108,7 @@ struct AttnOut : OfPlan {
   }
 };
 
-struct Logits : OfPlan {
+struct Logits : Unembedding {
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       *(float2*)(a.out + at) = make_float2(v0, v1);
@@ -159,7 +164,7 @@ struct Mlp1 : Plain {
 
 // A block walks down one token tile's weights in order of the rows, so only a larger value displaces the best so far, and
 // that is rare after the first few chunks: all lanes compare with it, and only where one wins do they agree which.
-struct GreedyLogits : OfPlan {
+struct GreedyLogits : Unembedding {
   enum : bool { GREEDY = true };
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const bool exists = p.row < a.n;

@@ -27,8 +27,7 @@
 // Up to N tokens, multiplied LEAST wide at least and in steps of STEP (each a multiplication of its own); BLOCKS blocks
 // of 64 weight rows a warpgroup. MXFP4: K16S steps of 16 along K make a group of wgmma, whose fragments have BUFFERS
 // buffers. SINGLE: launched for at most N rows in all.
-template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_ = 2, int BUFFERS_ = 1, bool SINGLE_ = false,
-          int LEAST_ = STEP_>
+template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_, int BUFFERS_, bool SINGLE_, int LEAST_>
 struct Tile {
   enum : int {
     N = N_, STEP = STEP_, LEAST = LEAST_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_, BUFFERS = BUFFERS_
@@ -36,9 +35,7 @@ struct Tile {
   enum : bool { SINGLE = SINGLE_ };
 };
 
-// Launches for many rows ask for all the shared memory there is. Those for few leave room for a block of the small kernel
-// before them, so that their weights are on the way while it runs.
-enum : int { SHARED_BYTES = 227 * 1024, SHARED_BYTES_OF_SINGLE = 204 * 1024, MAX_STAGES = 32 };
+enum : int { MAX_STAGES = 32 };
 template <bool B> struct Flag { enum : bool { value = B }; };
 template <int N> struct Count { enum : int { value = N }; };
 
@@ -49,7 +46,8 @@ struct Pipe {
   u32 phase;
 };
 
-template <class Op, class Weights, template <int, int> class Schedule, int FORMAT, int TERMS, class T> struct Gemm {
+// SHARED_BYTES: the block's shared memory. All that is not Control is stages.
+template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BYTES> struct Gemm {
   enum : int {
     BLOCK_UNITS = 64 / Weights::UNIT_ROWS,
     CHUNK = T::WARPGROUPS * T::BLOCKS * BLOCK_UNITS,
@@ -66,13 +64,12 @@ template <class Op, class Weights, template <int, int> class Schedule, int FORMA
     float best[BEST_WARPS + 1][T::N];
     int best_index[BEST_WARPS + 1][T::N];
   };
-  enum : int { CAPACITY = T::SINGLE ? SHARED_BYTES_OF_SINGLE : SHARED_BYTES };
-  enum : int { FITTING = ((int)CAPACITY - (int)sizeof(Control)) / STAGE_BYTES, STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES };
+  enum : int { FITTING = (SHARED_BYTES - (int)sizeof(Control)) / STAGE_BYTES, STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES };
   static_assert(STAGES >= 3, "a pipeline needs stages");
   enum : bool { EARLY = Op::EARLY || T::SINGLE, DENSE = (int)Weights::UNIT_ROWS == (int)Dense::UNIT_ROWS };
   // The producer gives up registers, as many as the consumers take; a single consumer warpgroup has enough without.
   enum : int { PRODUCER_REGISTERS = T::WARPGROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = T::WARPGROUPS == 2 ? 240 : 160 };
-  using Work = Schedule<T::N, CHUNK>;
+  using Work = typename Op::template Schedule<T::N, CHUNK>;
 
   static DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES); }
 
@@ -412,8 +409,10 @@ template <class Op, class Weights, template <int, int> class Schedule, int FORMA
   static DEV void consumers_barrier() { asm volatile("bar.sync 1, %0;" ::"n"((int)CONSUMERS) : "memory"); }
 };
 
-// A kernel of this family.
-#define GEMM(name, Op, Weights, Schedule, FORMAT, TERMS, ...)                              \
-  KERNEL(name, GemmArgs, (__VA_ARGS__::WARPGROUPS + 1) * 128, 1, 0) {                      \
-    Gemm<Op, Weights, Schedule, FORMAT, TERMS, __VA_ARGS__>::run(a);                       \
+// A kernel, from a line of the catalogue, whose parameters are those from STEP on. One for at most its tile's tokens in all
+// is SINGLE.
+#define PRODUCT(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, STEP, BLOCKS, K16S, BUFFERS, LEAST) \
+  KERNEL(NAME, GemmArgs, THREADS, 1, 0) {                                                                                \
+    using T = Tile<N, STEP, THREADS / 128 - 1, BLOCKS, K16S, BUFFERS, MOST_ROWS == N, LEAST>;                            \
+    Gemm<Op, Weights, FORMAT, TERMS, T, SHARED_BYTES>::run(a);                                                           \
   }

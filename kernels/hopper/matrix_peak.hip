@@ -2,9 +2,10 @@
 // one m64n256k16 behind the other on the same accumulator, as the products do.
 //
 // Grid: two blocks a multiprocessor.
+#include "catalogue.h"
 #include "instruction.h"
 
-enum : int { THREADS = 128, ROWS = 64, COLUMNS = 256, SLAB_STEPS = 4, STEPS = MATRIX_PEAK_FLOPS / (2 * ROWS * COLUMNS * 16) };
+enum : int { THREADS = MATRIX_PEAK_THREADS, ROWS = 64, COLUMNS = 256, SLAB_STEPS = 4, STEPS = MATRIX_PEAK_FLOPS / (2 * ROWS * COLUMNS * 16) };
 
 KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 2, 1) {
   after_predecessor();

@@ -3,6 +3,7 @@
 //   dense   k_blocks * row_blocks * 8192      [k block][row block][4 units of 16 rows], see dense.h
 // row_blocks is rows / 64 rounded up, k_blocks is cols / 64 rounded up; what lies beyond the matrix becomes zeros. A block
 // of threads packs one row block x k block at a time.
+#include "catalogue.h"
 #include "dense.h"
 #include "mxfp4.h"
 
@@ -47,10 +48,10 @@ struct ElementsOnWire {
   DEV float get(int row, int k) const { return row < rows && k < cols ? bf16_to_f32(at[(i64)row * cols + k]) : 0.f; }
 };
 
-// Thread t packs pieces t, t + 128, .. of the block's 512: row slot t / 8, place t % 8.
+// Thread t packs pieces t, t + PACK_THREADS, .. of the block's 512: row slot t / 8, place t % 8.
 template <int FORMAT> DEV void pack_elements(const ElementsOnWire& wire, u8* out, int row, int k, int shift) {
   const float factor = ldexpf(1.f, shift);
-  for (int piece = TID; piece < 64 * 8; piece += 128) {
+  for (int piece = TID; piece < 64 * 8; piece += PACK_THREADS) {
     const int slot = piece / 8, from = row + Dense::matrix_row(slot), k8 = k + ((piece % 8) ^ (slot % 8)) * 8;
     u32x4 packed;
     for (int j = 0; j < 8; j += 2) {
@@ -73,7 +74,7 @@ template <class Body> DEV void for_each_block(const PackArgs& a, int block_bytes
 
 DEV i64 wire_rows(const PackArgs& a) { return (i64)(a.rows + WIRE_ROWS - 1) / WIRE_ROWS * WIRE_ROWS; }
 
-KERNEL(pack_mxfp4, PackArgs, 128, 8, 4) {
+KERNEL(pack_mxfp4, PackArgs, PACK_THREADS, 8, 4) {
   after_predecessor();
   for_each_block(a, Mxfp4::UNIT_BYTES, [&](i64 member, int row, int k, u8* out) {
     const CodesOnWire wire = {a.wire + member * wire_rows(a) * (a.cols / 2 + a.cols / 32), a.rows, a.cols};
@@ -82,7 +83,7 @@ KERNEL(pack_mxfp4, PackArgs, 128, 8, 4) {
   });
 }
 
-KERNEL(pack_dense, PackArgs, 128, 8, 4) {
+KERNEL(pack_dense, PackArgs, PACK_THREADS, 8, 4) {
   after_predecessor();
   for_each_block(a, Dense::BLOCK_BYTES, [&](i64 member, int row, int k, u8* out) {
     const ElementsOnWire wire = {(const u16*)a.wire + member * wire_rows(a) * a.cols, a.rows, a.cols};

@@ -4,9 +4,10 @@
 // CHUNK units; a block takes chunks block, block + grid, ... Everything is in closed form over a table of the groups' tiles,
 // so that nobody waits for a queue and every warp knows the blocks' next chunk by itself.
 #pragma once
+#include "catalogue.h"
 #include "copy.h"
 
-enum : int { MAX_GROUPS = 128 };
+enum : int { MAX_GROUPS = GEMM_MOST_EXPERTS };
 
 // A chunk: token rows of one group, weight units of its matrix.
 struct Chunk { int group, row, rows, unit, units; };

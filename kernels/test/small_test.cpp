@@ -1,9 +1,5 @@
-// The small and the plain kernels on the CPU played as a SIMT machine, against float64. From kernels/:
-//
-//   for f in test/small_test.cpp gpu/simt.cpp upload.hip embed.hip norm.hip route.hip sort.hip gather.hip sort_gather.hip rope_store.hip \
-//     argmax.hip draw.hip pack_range.hip synthesize.hip gemm_plain.hip attention_plain.hip; do
-//     g++ -std=c++17 -O2 -fvisibility=hidden -x c++ -c $f -o /tmp/$(basename $f).o & done; wait
-//   g++ -rdynamic /tmp/{small_test.cpp,simt.cpp,*.hip}.o -o /tmp/small_test -lpthread && /tmp/small_test
+// The small and the plain kernels on the CPU played as a SIMT machine, against float64. tests/programs/simt.sh
+// builds it.
 //
 // With -fsanitize=address the kernels' accesses are checked as well. Every case runs in random order and one wave first;
 // outputs are NaN before each run, and behind each buffer lies a guard that must stay.

@@ -143,10 +143,10 @@ pub fn replica(
     let mut loaded = load(&[&context], &Source::Checkpoint(checkpoint)).unwrap();
     let weights = loaded.weights.remove(0);
     let config = checkpoint.config();
-    let family = context.target.family;
+    let target = context.target;
     let replica = GpuReplica::new(context, config, &options, weights, loaded.format, loaded.report).unwrap();
     let numbers = replica.numbers();
-    (replica, Bounds { numbers, family })
+    (replica, Bounds { numbers, target })
 }
 
 /// Walks through the steps. `format` is what the activations must have become.

@@ -32,8 +32,8 @@ test_kernels() {
 sanitized=$scratch/libsanitized_kernels.so
 sanitize() {
     local object
-    object=$scratch/${1//\//_}.o
-    local flags=(-O1 -g1 -fsanitize=address -fPIC)
+    object=$scratch/kernel_$(basename "$(dirname "$1")")_$(basename "$1").o
+    local flags=(-O1 -g1 -fsanitize=address -fPIC -I"$made")
     "$cxx" --version | grep -q clang || flags+=(-fno-weak)
     "${compile[@]}" "${flags[@]}" -c -x c++ "$1" -o "$object"
 }
@@ -44,8 +44,10 @@ library=$("$cargo" test "${simt[@]}" --no-run "${tests[@]}" --message-format=jso
     sed -n 's/.*\["GETP_SIMT_KERNELS","\([^"]*\)"\].*/\1/p' | tail -1)
 test_kernels plain "$library"
 
-side_by_side sanitize kernels/*.hip kernels/cdna/*.hip kernels/gpu/simt.cpp
-$cxx -shared -fsanitize=address "$scratch"/kernels_*.o -o "$sanitized" -lpthread -ldl
+# What the build made of the catalogue lies beside the library.
+made=$(dirname "$library")/kernels/cdna
+side_by_side sanitize kernels/*.hip kernels/cdna/*.hip "$made"/*.hip kernels/gpu/simt.cpp
+$cxx -shared -fsanitize=address "$scratch"/kernel_*.o -o "$sanitized" -lpthread -ldl
 # Leaks of a process whose Rust side is not instrumented are not ours to judge.
 export ASAN_OPTIONS=detect_leaks=0
 test_kernels sanitized "$sanitized" -fsanitize=address

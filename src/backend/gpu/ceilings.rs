@@ -1,7 +1,7 @@
 //! What the device can do at most, measured: profiles give shares of it.
 
 use super::args::{MATRIX_PEAK_FLOPS, MatrixPeakArgs};
-use super::context::{Context, Grid};
+use super::context::Context;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer};
 use crate::error::Result;
 use std::fmt;
@@ -46,16 +46,15 @@ impl Ceilings {
                 .driver
                 .copy_to_device(to.at(), pinned.host(), pinned_bytes, stream)
         })?;
-        let blocks = 2 * context.target.multiprocessors;
+        let launch = context.target.matrix_peak();
         let args = MatrixPeakArgs {
             out: to.at(),
             iterations: PEAK_ITERATIONS,
             never: 0,
         };
-        let grid = Grid::new(blocks, 4 * context.target.wave());
         // SAFETY: the kernel writes nothing.
-        let peak_s = fastest(context, || unsafe { context.launch("matrix_peak", grid, &args) })?;
-        let flops = blocks as f64 * f64::from(PEAK_ITERATIONS) * MATRIX_PEAK_FLOPS as f64;
+        let peak_s = fastest(context, || unsafe { context.launch(launch, &args) })?;
+        let flops = launch.blocks as f64 * f64::from(PEAK_ITERATIONS) * MATRIX_PEAK_FLOPS as f64;
         Ok(Self {
             copy_bytes_per_s: 2.0 * bytes as f64 / copy_s,
             upload_bytes_per_s: pinned_bytes as f64 / upload_s,

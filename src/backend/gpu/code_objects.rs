@@ -19,14 +19,37 @@ pub static CODE_OBJECTS: &[CodeObject] = include!(concat!(env!("OUT_DIR"), "/cod
 #[allow(dead_code, reason = "not used where the build made no code objects")]
 struct Aligned<T: ?Sized>(T);
 
+/// What a device loads.
+#[derive(Clone, Copy)]
+pub struct Image {
+    /// The source of its kernels; `None`: it has all of them.
+    file: Option<&'static str>,
+    /// For the driver.
+    pub bytes: &'static [u8],
+}
+
+impl Image {
+    /// Whether it has the kernels of this source.
+    pub fn holds(&self, file: &str) -> bool {
+        self.file.is_none_or(|own| own == file)
+    }
+}
+
 /// The images a device of `arch` can run.
-pub fn for_arch(arch: &str) -> Vec<&'static [u8]> {
+pub fn for_arch(arch: &str) -> Vec<Image> {
     #[cfg(feature = "simt")]
     if arch == SIMT {
-        return vec![super::driver::simt::code_object()];
+        return vec![Image {
+            file: None,
+            bytes: super::driver::simt::code_object(),
+        }];
     }
     let objects = CODE_OBJECTS.iter().filter(|object| fits(object.arch, arch));
-    objects.map(|object| object.image).collect()
+    let image = |object: &CodeObject| Image {
+        file: Some(object.file),
+        bytes: object.image,
+    };
+    objects.map(image).collect()
 }
 
 /// The architectures there are code objects for, each once.

@@ -1,13 +1,14 @@
 //! A device made ready: its stream, its kernels, and what differs per target.
 
-use super::driver::{FunctionHandle, Launch, ModuleHandle};
+use super::catalogue::{self, Kernel};
+use super::code_objects::Image;
+use super::driver::{self, FunctionHandle, ModuleHandle};
+use super::launch::Launch;
 use super::memory::{SharedDriver, Stream};
 use super::target::Target;
 use crate::error::{Error, GpuFault, Result};
 use crate::memory::{self, Purpose};
 use bytemuck::NoUninit;
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 /// One device, ready to be given work.
 pub struct Context {
@@ -21,40 +22,13 @@ pub struct Context {
     pub target: Target,
 }
 
-/// Blocks, threads and shared memory of a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grid {
-    /// Blocks.
-    pub blocks: usize,
-    /// Threads of a block.
-    pub threads: usize,
-    /// Bytes of shared memory asked for at launch.
-    pub shared_bytes: usize,
-}
-
-impl Grid {
-    /// A grid without shared memory asked for at launch.
-    pub fn new(blocks: usize, threads: usize) -> Self {
-        Self {
-            blocks,
-            threads,
-            shared_bytes: 0,
-        }
-    }
-
-    /// The same with shared memory asked for at launch.
-    pub fn with_shared(self, shared_bytes: usize) -> Self {
-        Self { shared_bytes, ..self }
-    }
-}
-
 impl Context {
     /// Loads the kernels.
-    pub fn open(driver: SharedDriver, images: &[&[u8]]) -> Result<Self> {
-        let target = Target::of(driver.device());
+    pub fn open(driver: SharedDriver, images: &[Image]) -> Result<Self> {
+        let target = Target::of(driver.device())?;
         Ok(Self {
             stream: Stream::new(&driver)?,
-            kernels: Kernels::load(&driver, images)?,
+            kernels: Kernels::load(&driver, target.family.table(), images)?,
             target,
             driver,
         })
@@ -70,13 +44,13 @@ impl Context {
     ///
     /// # Safety
     /// `args` is the kernel's struct, and the memory it points to is live and large enough until the stream has done it.
-    pub unsafe fn launch<A: NoUninit>(&self, kernel: &str, grid: Grid, args: &A) -> Result<()> {
-        let shared_bytes = grid.shared_bytes as u32;
-        let launch = Launch {
-            function: self.kernels.get(kernel, shared_bytes)?,
-            grid: grid.blocks.max(1) as u32,
-            block: grid.threads as u32,
-            shared_bytes,
+    pub unsafe fn launch<A: NoUninit>(&self, launch: Launch, args: &A) -> Result<()> {
+        let Launch { kernel, blocks } = launch;
+        let launch = driver::Launch {
+            function: self.kernels.functions[kernel.index],
+            grid: blocks.max(1) as u32,
+            block: kernel.threads as u32,
+            shared_bytes: kernel.shared_bytes as u32,
             args: bytemuck::bytes_of(args),
             overlap: true,
         };
@@ -85,54 +59,43 @@ impl Context {
     }
 }
 
-/// The kernels of a device's code objects, found by name.
+/// The kernels of a device's family, loaded.
 pub struct Kernels {
     driver: SharedDriver,
     modules: Vec<ModuleHandle>,
-    found: Mutex<HashMap<(String, u32), FunctionHandle>>,
+    /// In the order of the family's table.
+    functions: Vec<FunctionHandle>,
 }
 
 impl Kernels {
-    fn load(driver: &SharedDriver, images: &[&[u8]]) -> Result<Self> {
+    fn load(driver: &SharedDriver, family: &catalogue::Family, images: &[Image]) -> Result<Self> {
         let mut kernels = Self {
             driver: driver.clone(),
-            modules: Vec::with_capacity(images.len()),
-            found: Mutex::default(),
+            modules: memory::room(images.len(), Purpose::Step)?,
+            functions: memory::room(family.kernels.len(), Purpose::Step)?,
         };
         for image in images {
-            kernels.modules.push(driver.load_module(image)?);
+            kernels.modules.push(driver.load_module(image.bytes)?);
+        }
+        for kernel in family.kernels {
+            let function = kernels.find(kernel, images)?;
+            kernels.functions.push(function);
         }
         Ok(kernels)
     }
 
-    /// The kernel of that name, to be launched with so much shared memory.
-    pub fn get(&self, name: &str, shared_bytes: u32) -> Result<FunctionHandle> {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (name.to_owned(), shared_bytes);
-        if let Some(&function) = found.get(&key) {
-            return Ok(function);
-        }
-        for &module in &self.modules {
-            match self.driver.function(module, name, shared_bytes) {
-                Ok(function) => {
-                    let more = found.try_reserve(1);
-                    more.map_err(|_| memory::lacking::<FunctionHandle>(found.len() + 1, Purpose::Step))?;
-                    found.insert(key, function);
-                    return Ok(function);
-                }
-                Err(Error::Gpu {
-                    fault: GpuFault::BadCode,
-                    ..
-                }) => {}
-                Err(other) => return Err(other),
-            }
-        }
-        Err(Error::Gpu {
-            device: format!("{}:{}", self.driver.device().runtime, self.driver.device().ordinal),
-            call: format!("looking for the kernel {name}"),
-            fault: GpuFault::BadCode,
-            code: None,
-        })
+    fn find(&self, kernel: &Kernel, images: &[Image]) -> Result<FunctionHandle> {
+        let module = images.iter().position(|image| image.holds(kernel.file));
+        let Some(module) = module else {
+            return Err(Error::Gpu {
+                device: format!("{}:{}", self.driver.device().runtime, self.driver.device().ordinal),
+                call: format!("looking for the code object of {}", kernel.file),
+                fault: GpuFault::BadCode,
+                code: None,
+            });
+        };
+        let shared_bytes = kernel.shared_bytes as u32;
+        self.driver.function(self.modules[module], &kernel.name(), shared_bytes)
     }
 }
 

@@ -1,105 +1,133 @@
-//! Grids of the kernels that every target has. Their head comments say why they are so; a block beyond the step's rows
+//! Launches of the kernels that every family has. Their head comments say why they are so; a block beyond the step's rows
 //! returns at once.
 
 use super::args::WIRE_ROWS;
-use super::context::Grid;
+use super::catalogue::Op;
+use super::launch::Launch;
 use super::target::{GemmLaunch, GemmShape, Product, Target};
 
-/// Waves of a block of `route`.
-const ROUTE_WAVES: usize = 8;
-/// Rows a block of `gather` takes of one slab.
-const GATHER_ROWS: usize = 32;
-/// The most rows of `sort_gather`: each of its blocks sorts them all, and a launch is saved.
-const SORT_GATHER_ROWS: usize = 128;
-/// The most experts a row of it has.
-const SORT_GATHER_EXPERTS: usize = 8;
-/// Rows a block of `argmax` takes.
-const ARGMAX_ROWS: usize = 8;
+/// Enough blocks that a thread copies one or two pieces of a plan of 100 KB.
+const UPLOAD_BLOCKS: usize = 8;
+/// Enough for every multiprocessor of any card, of kernels that stride over a tensor.
+const MOST_STRIDING_BLOCKS: usize = 2048;
+/// Values of it that a thread takes at once.
+const STRIDE: usize = 8;
 
-/// `upload`: enough blocks that a thread copies one or two pieces of a plan of 100 KB.
-pub fn upload() -> Grid {
-    Grid::new(8, 1024)
-}
+impl Target {
+    /// `upload`
+    pub fn upload(&self) -> Launch {
+        self.blocks(Op::Upload, UPLOAD_BLOCKS)
+    }
 
-/// `embed`
-pub fn embed(rows: usize) -> Grid {
-    Grid::new(rows, 256)
-}
+    /// `embed`
+    pub fn embed(&self, rows: usize) -> Launch {
+        self.blocks(Op::Embed, rows)
+    }
 
-/// `rmsnorm`
-pub fn rmsnorm(rows: usize) -> Grid {
-    Grid::new(rows, 384)
-}
+    /// `rmsnorm`
+    pub fn norm(&self, rows: usize) -> Launch {
+        self.blocks(Op::Norm, rows)
+    }
 
-/// `rope_store`
-pub fn rope_store(rows: usize) -> Grid {
-    Grid::new(rows, 256)
-}
+    /// `settle`
+    pub fn settle(&self, rows: usize) -> Launch {
+        self.blocks(Op::Settle, rows)
+    }
 
-/// `route`
-pub fn route(rows: usize, target: &Target) -> Grid {
-    Grid::new(rows.div_ceil(target.route_rows()), ROUTE_WAVES * target.wave())
-}
+    /// `rope_store`
+    pub fn rope_store(&self, rows: usize) -> Launch {
+        self.blocks(Op::RopeStore, rows)
+    }
 
-/// `norm_route`, for rows of which each can have a multiprocessor.
-pub fn norm_route(rows: usize, target: &Target) -> Option<Grid> {
-    (rows <= target.multiprocessors).then(|| rmsnorm(rows))
-}
+    /// `route`
+    pub fn route(&self, rows: usize) -> Launch {
+        self.shares(Op::Route, rows)
+    }
 
-/// `sort`
-pub fn sort() -> Grid {
-    Grid::new(1, 1024)
-}
+    /// `norm_route`, for rows of which each can have a multiprocessor.
+    pub fn norm_route(&self, rows: usize) -> Option<Launch> {
+        (rows <= self.multiprocessors).then(|| self.blocks(Op::NormRoute, rows))
+    }
 
-/// `gather`
-pub fn gather(rows: usize, k_blocks: usize) -> Grid {
-    Grid::new(rows.div_ceil(GATHER_ROWS) * k_blocks, GATHER_ROWS * 8)
-}
+    /// `sort`
+    pub fn sort(&self) -> Launch {
+        self.blocks(Op::Sort, 1)
+    }
 
-/// `sort_gather`, if it does for so many rows.
-pub fn sort_gather(rows: usize, experts_per_token: usize, k_blocks: usize) -> Option<Grid> {
-    let few = rows <= SORT_GATHER_ROWS && experts_per_token <= SORT_GATHER_EXPERTS;
-    few.then(|| gather(rows, k_blocks))
-}
+    /// `gather`
+    pub fn gather(&self, rows: usize, k_blocks: usize) -> Launch {
+        let rows = self.shares(Op::Gather, rows);
+        Launch::new(rows.kernel, rows.blocks * k_blocks)
+    }
 
-/// Query heads a block of `attention_plain_*` takes.
-const PLAIN_HEADS: usize = 8;
+    /// `sort_gather`, if it does for so many rows: each of its blocks sorts them all, and a launch is saved.
+    pub fn sort_gather(&self, rows: usize, k_blocks: usize) -> Option<Launch> {
+        let blocks = self.shares(Op::SortGather, rows);
+        let few = rows <= blocks.kernel.most_rows;
+        few.then(|| Launch::new(blocks.kernel, blocks.blocks * k_blocks))
+    }
 
-/// `attention_plain_*`: query heads that share a kv head share a block.
-pub fn attention_plain(rows: usize, heads: usize, kv_heads: usize) -> Grid {
-    Grid::new(rows * kv_heads * (heads / kv_heads).div_ceil(PLAIN_HEADS), 256)
-}
+    /// `argmax`
+    pub fn argmax(&self, rows: usize) -> Launch {
+        self.shares(Op::Argmax, rows)
+    }
 
-/// `argmax`
-pub fn argmax(rows: usize) -> Grid {
-    Grid::new(rows.div_ceil(ARGMAX_ROWS), 1024)
-}
+    /// `argmax_logits`
+    pub fn argmax_logits(&self, rows: usize) -> Launch {
+        self.blocks(Op::ArgmaxLogits, rows)
+    }
 
-/// `argmax_logits`
-pub fn argmax_logits(rows: usize) -> Grid {
-    Grid::new(rows, 1024)
-}
+    /// `draw`
+    pub fn draw(&self, rows: usize) -> Launch {
+        self.blocks(Op::Draw, rows)
+    }
 
-/// `draw`
-pub fn draw(rows: usize) -> Grid {
-    Grid::new(rows, 256)
-}
+    /// `range`, of a tensor of so many values.
+    pub fn range(&self, values: usize) -> Launch {
+        self.striding(Op::Range, values)
+    }
 
-/// `plain_*`: products of weights on the wire's form. A block takes 32 outputs; where that fills the device too little,
-/// several share them.
-pub fn plain_gemm(shape: &GemmShape, target: &Target) -> GemmLaunch {
-    let tiles = shape.n.div_ceil(WIRE_ROWS) * shape.groups;
-    let splits = (4 * target.multiprocessors).div_ceil(tiles).min(shape.rows.max(1));
-    let kernel = match shape.product {
-        Product::Qkv => "plain_qkv",
-        Product::AttnOut => "plain_attn_out",
-        Product::Mlp1 => "plain_mlp1",
-        Product::Mlp2 => "plain_mlp2",
-        Product::Greedy | Product::Logits => "plain_logits",
-    };
-    GemmLaunch {
-        kernel: kernel.into(),
-        grid: Grid::new(tiles * splits, 8 * target.wave()),
-        candidates: shape.n,
+    /// `synthesize`, of a tensor of so many values.
+    pub fn synthesize(&self, values: usize) -> Launch {
+        self.striding(Op::Synthesize, values)
+    }
+
+    /// `matrix_peak`
+    pub fn matrix_peak(&self) -> Launch {
+        self.blocks(Op::MatrixPeak, 2 * self.multiprocessors)
+    }
+
+    /// `plain_*`: products of weights on the wire's form. A block takes 32 outputs; where that fills the device too little,
+    /// several share them.
+    pub(super) fn plain_gemm(&self, shape: &GemmShape) -> GemmLaunch {
+        let tiles = shape.n.div_ceil(WIRE_ROWS) * shape.groups;
+        let splits = (4 * self.multiprocessors).div_ceil(tiles).min(shape.rows.max(1));
+        let op = match shape.product {
+            Product::Qkv => Op::PlainQkv,
+            Product::AttnOut => Op::PlainAttnOut,
+            Product::Mlp1 => Op::PlainMlp1,
+            Product::Mlp2 => Op::PlainMlp2,
+            Product::Greedy | Product::Logits => Op::PlainLogits,
+        };
+        GemmLaunch {
+            launch: self.blocks(op, tiles * splits),
+            candidates: shape.n,
+        }
+    }
+
+    fn blocks(&self, op: Op, blocks: usize) -> Launch {
+        Launch::new(self.kernel(op), blocks)
+    }
+
+    /// Blocks that take several rows each.
+    fn shares(&self, op: Op, rows: usize) -> Launch {
+        let kernel = self.kernel(op);
+        Launch::new(kernel, rows.div_ceil(kernel.per_block))
+    }
+
+    fn striding(&self, op: Op, values: usize) -> Launch {
+        let kernel = self.kernel(op);
+        let blocks = values.div_ceil(STRIDE * kernel.threads);
+        Launch::new(kernel, blocks.min(MOST_STRIDING_BLOCKS))
     }
 }

@@ -22,7 +22,7 @@ pub struct KvCache {
 
 /// Bytes of one key head's part of a page: keys, values, and what keeps the heads apart.
 fn head_bytes(config: &ModelConfig, format: Format, target: &Target) -> usize {
-    2 * KV_PAGE * config.head_dim * format.bytes() + target.kv_head_padding()
+    2 * KV_PAGE * config.head_dim * format.bytes() + target.family.kv_head_padding()
 }
 
 /// Bytes of one block of each kind over all layers of the kind.

@@ -1,16 +1,21 @@
 //! The operations on GPUs: one host side for every runtime and every target.
 //!
-//! [`driver`] is the seam to a runtime, [`target`] the one to a family of kernels; everything else is the same for all.
+//! [`driver`] is the seam to a runtime, [`family`] the one to a family of kernels, whose tables are in [`catalogue`];
+//! everything else is the same for all.
 
 pub mod args;
 pub mod attention_plan;
+#[path = "../../../kernels/catalogue.rs"]
+pub mod catalogue;
 pub mod ceilings;
 pub mod choice;
 pub mod code_objects;
 pub mod context;
 pub mod driver;
+pub mod family;
 mod grids;
 pub mod kv;
+pub mod launch;
 pub mod logits;
 pub mod memory;
 pub mod open;
@@ -20,6 +25,5 @@ pub mod replica;
 pub mod staging;
 pub mod step;
 pub mod target;
-pub mod tiles;
 pub mod weights;
 pub mod wire;

@@ -10,10 +10,10 @@ use super::args::{
     self, ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs,
     NormRouteArgs, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, UploadArgs,
 };
-use super::context::{Context, Grid};
+use super::context::Context;
 use super::driver::DevicePtr;
-use super::grids;
 use super::kv::KvCache;
+use super::launch::Launch;
 use super::logits::LogitsAt;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream, to_host};
 use super::profile::Timeline;
@@ -330,26 +330,26 @@ impl GpuOps {
             logits: LogitsAt::default(),
             timeline: None,
         };
-        let candidates = ops.most_candidates(unembedding);
+        let candidates = ops.most_candidates(unembedding)?;
         ops.workspace.best = zeroed(4 * candidates * sizes.logits_rows)?;
         ops.workspace.best_index = zeroed(4 * candidates * sizes.logits_rows)?;
         Ok(ops)
     }
 
     /// The most candidates any kernel leaves for a row.
-    fn most_candidates(&self, unembedding: &Matrix) -> usize {
+    fn most_candidates(&self, unembedding: &Matrix) -> Result<usize> {
         if unembedding.is_wire() {
-            return 1;
+            return Ok(1);
         }
         let rows = (0..)
             .map(|i| 1 << i)
             .take_while(|&rows| rows < 2 * self.max_logits_rows);
-        rows.map(|rows| {
+        let mut most = 1;
+        for rows in rows {
             let shape = self.gemm_shape(Product::Greedy, unembedding, rows);
-            self.context.target.gemm(&shape).candidates
-        })
-        .max()
-        .unwrap_or(1)
+            most = most.max(self.context.target.gemm(&shape)?.candidates);
+        }
+        Ok(most)
     }
 
     /// From now on steps of this shape are queued, the first one being `plan`; more than the largest logits goes to `logits`.
@@ -383,14 +383,14 @@ impl GpuOps {
     /// Queues the kernel that fetches the plan.
     pub fn upload(&mut self, args: &UploadArgs) -> Result<()> {
         // SAFETY: the plan's memory outlives the replica's steps.
-        unsafe { self.context.launch("upload", grids::upload(), args) }
+        unsafe { self.context.launch(self.context.target.upload(), args) }
     }
 
     /// Queues a kernel.
-    fn launch<A: bytemuck::NoUninit>(&self, kernel: &str, grid: Grid, args: &A) -> Result<()> {
+    fn launch<A: bytemuck::NoUninit>(&self, launch: Launch, args: &A) -> Result<()> {
         // SAFETY: all addresses are of buffers that the replica keeps until its stream is done, sized for the largest
         // step; the structs are those of kernels/args.h.
-        unsafe { self.context.launch(kernel, grid, args) }
+        unsafe { self.context.launch(launch, args) }
     }
 
     fn timed(&mut self, stage: Stage, cost: Cost, queue: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
@@ -430,7 +430,7 @@ impl GpuOps {
             Product::Greedy | Product::Logits => self.shape.logits_rows,
             Product::Qkv | Product::AttnOut => self.shape.rows,
         };
-        let launch = self.context.target.gemm(&self.gemm_shape(product, w, most));
+        let launch = self.context.target.gemm(&self.gemm_shape(product, w, most))?.launch;
         let weight_format = match w.kind {
             Kind::Wire(format) => format as i16,
             _ => 0,
@@ -463,7 +463,7 @@ impl GpuOps {
             terms: self.numbers.terms as i16,
         };
         epilogue(&mut args);
-        self.launch(&launch.kernel, launch.grid, &args)
+        self.launch(launch, &args)
     }
 
     /// Rows of the step on the device.
@@ -477,29 +477,25 @@ impl GpuOps {
     }
 
     /// Kernels of one layer's attention: rows that decode, and tiles of prompts.
-    fn attention_launches(&self) -> [Option<(&'static str, Grid)>; 2] {
+    fn attention_launches(&self) -> Result<[Option<Launch>; 2]> {
         let c = &self.config;
         let target = &self.context.target;
         let matrix_cores = c.head_dim == 64 && c.n_attn_heads == 8 * c.n_kv_heads;
         if self.numbers.exact || !matrix_cores {
             let exact = target.attention_exact(self.shape.rows, c.n_kv_heads);
             if matrix_cores && exact.is_some() {
-                return [exact, None];
+                return Ok([exact, None]);
             }
-            let name = match self.numbers.kv {
-                Format::F32 => "attention_plain_f32",
-                Format::F16 => "attention_plain_f16",
-                Format::Bf16 => "attention_plain_bf16",
-                Format::Mxfp4 => unreachable!("no cache is MXFP4"),
-            };
-            let grid = grids::attention_plain(self.shape.rows, c.n_attn_heads, c.n_kv_heads);
-            return [Some((name, grid)), None];
+            let plain = target.attention_plain(self.numbers.kv, self.shape.rows, c.n_attn_heads, c.n_kv_heads)?;
+            return Ok([Some(plain), None]);
         }
         let (items, tiles) = (self.shape.decode_items, self.shape.prefill_tiles);
-        [
-            (items > 0).then(|| target.attention_decode(self.numbers.kv, items, self.shape.rows, c.n_kv_heads)),
-            (tiles > 0).then(|| target.attention_prefill(self.numbers.kv, tiles, c.n_kv_heads)),
-        ]
+        let decode = || target.attention_decode(self.numbers.kv, items, self.shape.rows, c.n_kv_heads);
+        let prefill = || target.attention_prefill(self.numbers.kv, tiles, c.n_kv_heads);
+        Ok([
+            (items > 0).then(decode).transpose()?,
+            (tiles > 0).then(prefill).transpose()?,
+        ])
     }
 
     /// Keys and values read once by each sequence, queries and the output by each row.
@@ -536,14 +532,12 @@ impl GpuOps {
     }
 
     /// Values of a row that its largest logit is picked from.
-    fn candidates(&self, product: Product, w: &Matrix) -> usize {
-        match product {
-            Product::Logits => w.rows,
-            _ => {
-                let shape = self.gemm_shape(product, w, self.shape.logits_rows);
-                self.context.target.gemm(&shape).candidates
-            }
+    fn candidates(&self, product: Product, w: &Matrix) -> Result<usize> {
+        if product == Product::Logits {
+            return Ok(w.rows);
         }
+        let shape = self.gemm_shape(product, w, self.shape.logits_rows);
+        Ok(self.context.target.gemm(&shape)?.candidates)
     }
 
     /// Each row's largest logit.
@@ -557,9 +551,10 @@ impl GpuOps {
             candidates: candidates as i32,
             best_rows: self.max_logits_rows as i32,
         };
+        let (target, rows) = (&self.context.target, self.shape.logits_rows);
         match product {
-            Product::Logits => self.launch("argmax_logits", grids::argmax_logits(self.shape.logits_rows), &args),
-            _ => self.launch("argmax", grids::argmax(self.shape.logits_rows), &args),
+            Product::Logits => self.launch(target.argmax_logits(rows), &args),
+            _ => self.launch(target.argmax(rows), &args),
         }
     }
 
@@ -577,7 +572,7 @@ impl GpuOps {
         };
         let rows_bytes = 4 * self.n_wanted * self.config.vocab_size;
         self.timed(Stage::Draw, moved(rows_bytes), |ops| {
-            ops.launch("draw", grids::draw(ops.shape.logits_rows), &args)
+            ops.launch(ops.context.target.draw(ops.shape.logits_rows), &args)
         })
     }
 
@@ -626,7 +621,7 @@ impl GpuOps {
             self.shape.rows
         };
         self.timed(Stage::Norm, cost, |ops| {
-            ops.launch("rmsnorm", grids::rmsnorm(rows), &args)
+            ops.launch(ops.context.target.norm(rows), &args)
         })
     }
 
@@ -644,7 +639,7 @@ impl GpuOps {
         let (args, cost) = self.route_args(w, bias, &memory.routes)?;
         let input = moved(4 * self.n_rows * self.config.hidden_dim);
         self.timed(Stage::Router, input + cost, |ops| {
-            ops.launch("route", grids::route(ops.shape.rows, &ops.context.target), &args)
+            ops.launch(ops.context.target.route(ops.shape.rows), &args)
         })?;
         self.sort_and_gather(t, &memory.routes)?;
         Ok(Routed { memory })
@@ -716,16 +711,17 @@ impl GpuOps {
             gather.k_blocks as usize,
         );
         let gathered = moved(2 * self.numbers.terms * n_rows * width * (1 + k));
-        if let Some(grid) = grids::sort_gather(rows, k, k_blocks) {
+        let target = self.context.target;
+        if let Some(launch) = target.sort_gather(rows, k_blocks) {
             return self.timed(Stage::Gather, gathered, |ops| {
-                ops.launch("sort_gather", grid, &SortGatherArgs { sort, gather })
+                ops.launch(launch, &SortGatherArgs { sort, gather })
             });
         }
         self.timed(Stage::Sort, moved(8 * n_rows * k), |ops| {
-            ops.launch("sort", grids::sort(), &sort)
+            ops.launch(target.sort(), &sort)
         })?;
         self.timed(Stage::Gather, gathered, |ops| {
-            ops.launch("gather", grids::gather(rows, k_blocks), &gather)
+            ops.launch(target.gather(rows, k_blocks), &gather)
         })
     }
 
@@ -745,7 +741,7 @@ impl GpuOps {
             // A gate and its up become one.
             Product::Mlp1 => w.rows / 2 * 2 * terms,
             Product::Mlp2 => y_format(&self.numbers).bytes() * w.rows,
-            Product::Greedy => 8 * self.candidates(product, w),
+            Product::Greedy => 8 * self.candidates(product, w).unwrap_or(0),
         };
         let weight_bytes = (w.bytes.bytes() as f64 * weights_read) as usize;
         Cost {
@@ -819,8 +815,8 @@ impl Ops for GpuOps {
             hidden: self.config.hidden_dim as i32,
         };
         let bytes = plan.rows() * self.config.hidden_dim * (format.bytes() + 4);
-        let grid = grids::embed(self.shape.rows);
-        self.timed(Stage::Embed, moved(bytes), |ops| ops.launch("embed", grid, &args))?;
+        let launch = self.context.target.embed(self.shape.rows);
+        self.timed(Stage::Embed, moved(bytes), |ops| ops.launch(launch, &args))?;
         Ok(Residual {
             memory: x,
             outstanding: Outstanding::Nothing,
@@ -887,10 +883,8 @@ impl Ops for GpuOps {
             windowed: i32::from(c.is_windowed(layer)),
         };
         let bytes = plan.rows() * c.qkv_dim() * (4 + self.numbers.kv.bytes());
-        let grid = grids::rope_store(self.shape.rows);
-        self.timed(Stage::RopeStore, moved(bytes), |ops| {
-            ops.launch("rope_store", grid, &args)
-        })?;
+        let launch = self.context.target.rope_store(self.shape.rows);
+        self.timed(Stage::RopeStore, moved(bytes), |ops| ops.launch(launch, &args))?;
         Ok(Queries {
             at: args.q,
             layer,
@@ -930,12 +924,12 @@ impl Ops for GpuOps {
             format: self.numbers.format as i32,
         };
         let cost = self.attention_cost(plan, windowed);
-        let launches = self.attention_launches();
+        let launches = self.attention_launches()?;
         self.timed(Stage::Attention, cost, |ops| {
             launches
                 .into_iter()
                 .flatten()
-                .try_for_each(|(kernel, grid)| ops.launch(kernel, grid, &args))
+                .try_for_each(|launch| ops.launch(launch, &args))
         })?;
         Ok(out)
     }
@@ -966,7 +960,7 @@ impl Ops for GpuOps {
         bias: &DeviceBuffer,
         t: &'t mut Buffer,
     ) -> Result<Self::Routed<'x, 't>> {
-        let Some(grid) = grids::norm_route(self.shape.rows, &self.context.target) else {
+        let Some(launch) = self.context.target.norm_route(self.shape.rows) else {
             return self.norm_then_route(x, norm, w, bias, t);
         };
         let Settled { memory } = x;
@@ -985,9 +979,7 @@ impl Ops for GpuOps {
             alone: i32::from(alone),
             reserved: 0,
         };
-        self.timed(Stage::Router, norm_cost + route_cost, |ops| {
-            ops.launch("norm_route", grid, &args)
-        })?;
+        self.timed(Stage::Router, norm_cost + route_cost, |ops| ops.launch(launch, &args))?;
         if !alone {
             self.sort_and_gather(t, &memory.routes)?;
         }
@@ -1044,7 +1036,7 @@ impl Ops for GpuOps {
             let bytes = 4 + self.sum_bytes(outstanding);
             let cost = moved(self.n_rows * self.config.hidden_dim * bytes);
             self.timed(Stage::Norm, cost, |ops| {
-                ops.launch("settle", grids::rmsnorm(ops.shape.rows), &args)
+                ops.launch(ops.context.target.settle(ops.shape.rows), &args)
             })?;
         }
         Ok(Settled { memory })
@@ -1076,7 +1068,7 @@ impl Ops for GpuOps {
         let rows = self.logits_rows();
         let cost = self.product_cost(product, w);
         self.timed(Stage::Unembed, cost, |ops| ops.unembed_rows(product, t, w, rows))?;
-        let candidates = self.candidates(product, w);
+        let candidates = self.candidates(product, w)?;
         let value_bytes = if product == Product::Logits { 4 } else { 8 };
         let cost = moved(self.n_wanted * candidates * value_bytes);
         self.timed(Stage::Argmax, cost, |ops| ops.argmax(product, candidates))?;

@@ -1,26 +1,18 @@
-//! What the kernels of a target look like from outside: names, grids, layouts, limits. Pure functions of shapes.
+//! What the kernels of a device look like from outside: launches, layouts, limits. Pure functions of shapes.
 
-use super::args::{self, PackArgs};
-use super::context::Grid;
+use super::args::{self, PackArgs, SLAB};
+use super::catalogue::{Elements, Kernel, Op, Weights};
 use super::driver::Device;
-use super::grids;
-use super::tiles::{cdna, hopper};
+use super::family::{self, DecodeShape, Family};
+use super::launch::Launch;
 use super::weights::Kind;
-
-/// A family of devices with kernels of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// NVIDIA's sm_90: wgmma and bulk copies.
-    Hopper,
-    /// AMD's gfx9 with MFMA, and the CPU that plays one.
-    Cdna,
-}
+use crate::error::{Error, GpuFault, Result};
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// Which kernels.
-    pub family: Family,
+    pub family: &'static dyn Family,
     /// Multiprocessors (compute units).
     pub multiprocessors: usize,
 }
@@ -40,6 +32,20 @@ pub enum Product {
     Greedy,
     /// The unembedding, all logits.
     Logits,
+}
+
+impl Product {
+    /// What the matrix cores' kernels do for it.
+    fn op(self) -> Op {
+        match self {
+            Self::Qkv => Op::Qkv,
+            Self::AttnOut => Op::AttnOut,
+            Self::Mlp1 => Op::Mlp1,
+            Self::Mlp2 => Op::Mlp2,
+            Self::Greedy => Op::GreedyLogits,
+            Self::Logits => Op::Logits,
+        }
+    }
 }
 
 /// What the choice of a product's kernel depends on.
@@ -64,12 +70,10 @@ pub struct GemmShape {
 }
 
 /// How to launch a product.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct GemmLaunch {
-    /// The kernel.
-    pub kernel: String,
-    /// Its grid.
-    pub grid: Grid,
+    /// The kernel and its blocks.
+    pub launch: Launch,
     /// Greedy: candidates it leaves for each row.
     pub candidates: usize,
 }
@@ -83,142 +87,94 @@ pub struct PackedShape {
     pub bytes: usize,
 }
 
-/// Keys and values of one head in a page, at 16 bits and 64 dims.
-const HOPPER_TILE_BYTES: usize = 2 * 64 * 64 * 2;
-const BARRIER_BYTES: usize = 8;
-
 /// Exponents of the largest and the smallest normal FP16 number.
 const F16_EXPONENTS: (i32, i32) = (-14, 15);
+/// How far below the latter the smallest number is.
+const F16_SUBNORMALS: i32 = 10;
 
 impl Target {
     /// The target of a device.
-    pub fn of(device: &Device) -> Self {
-        Self {
-            family: if device.arch.starts_with("sm_") {
-                Family::Hopper
-            } else {
-                Family::Cdna
-            },
+    pub fn of(device: &Device) -> Result<Self> {
+        let family = family::of(&device.arch).ok_or_else(|| Error::Gpu {
+            device: format!("{}:{}", device.runtime, device.ordinal),
+            call: format!("looking for kernels for {}", device.arch),
+            fault: GpuFault::BadCode,
+            code: None,
+        })?;
+        Ok(Self {
+            family,
             multiprocessors: device.multiprocessors.max(1),
-        }
+        })
     }
 
-    /// Lanes of a wave.
-    pub fn wave(&self) -> usize {
-        match self.family {
-            Family::Hopper => 32,
-            Family::Cdna => 64,
-        }
+    /// The kernel of an operation that every family has one of.
+    pub(super) fn kernel(&self, op: Op) -> &'static Kernel {
+        let mut kernels = self.kernels(op, None);
+        kernels.next().expect("every family has it")
     }
 
-    /// Bytes between one key head's part of a page and the next. MI200's memory channels alias on powers of two: heads of a
-    /// page, read by blocks that run together, would meet on the same ones.
-    pub fn kv_head_padding(&self) -> usize {
-        match self.family {
-            Family::Hopper => 0,
-            Family::Cdna => 768,
-        }
+    /// All kernels of an operation, over these elements if they are given.
+    fn kernels(&self, op: Op, elements: Option<Elements>) -> impl Iterator<Item = &'static Kernel> {
+        let kernels = self.family.table().kernels.iter();
+        kernels.filter(move |kernel| kernel.op == op && (elements.is_none() || kernel.elements == elements))
     }
 
-    /// Attention over a float32 cache by the matrix cores, for heads that [`Self::attention_decode`] takes; CDNA has the plain
-    /// kernel alone.
-    pub fn attention_exact(&self, rows: usize, kv_heads: usize) -> Option<(&'static str, Grid)> {
-        match self.family {
-            Family::Hopper => Some(("attention_exact", Grid::new(rows * kv_heads, 128))),
-            Family::Cdna => None,
-        }
-    }
-
-    /// Rows a block of `route` takes.
-    pub fn route_rows(&self) -> usize {
-        match self.family {
-            Family::Hopper => 8,
-            Family::Cdna => 4,
-        }
+    fn lacks(&self, what: impl std::fmt::Debug) -> Error {
+        Error::Internal(format!("{} has no kernel for {what:?}", self.family.table().name))
     }
 
     /// Query rows of a tile of prefill attention.
     pub fn prefill_rows(&self) -> usize {
-        match self.family {
-            Family::Hopper => 16,
-            Family::Cdna => 32,
-        }
+        self.kernels(Op::AttentionPrefill, None)
+            .next()
+            .map_or(1, |kernel| kernel.per_block)
     }
 
-    /// Processors that decode attention is balanced over: Hopper's persistent blocks, one a multiprocessor; CDNA's SIMDs, each
-    /// of which wants waves of its own to cover memory's latency.
+    /// Processors that decode attention is balanced over.
     pub fn attention_processors(&self) -> usize {
-        match self.family {
-            Family::Hopper => self.multiprocessors,
-            Family::Cdna => 4 * self.multiprocessors,
-        }
+        self.family.attention_processors(self.multiprocessors)
+    }
+
+    /// Attention over a float32 cache by the matrix cores, for heads that [`Self::attention_decode`] takes; without it
+    /// there is the plain kernel.
+    pub fn attention_exact(&self, rows: usize, kv_heads: usize) -> Option<Launch> {
+        let kernel = self.kernels(Op::AttentionExact, None).next()?;
+        Some(Launch::new(kernel, rows * kv_heads))
     }
 
     /// Decode attention of at most so many items of at most so many rows.
-    pub fn attention_decode(
-        &self,
-        format: args::Format,
-        items: usize,
-        rows: usize,
-        kv_heads: usize,
-    ) -> (&'static str, Grid) {
-        let f16 = format == args::Format::F16;
-        match self.family {
-            // Persistent blocks whose warps work alone. With few rows a warp keeps two tiles on the way, with many one,
-            // as more warps fit then.
-            Family::Hopper => {
-                let few = rows * kv_heads < 4 * self.multiprocessors;
-                let (warps, stages) = if few { (6, 2) } else { (8, 1) };
-                let kernel = match (f16, few) {
-                    (true, true) => "attention_decode_f16_few",
-                    (true, false) => "attention_decode_f16_many",
-                    (false, true) => "attention_decode_bf16_few",
-                    (false, false) => "attention_decode_bf16_many",
-                };
-                let shared_bytes = warps * stages * (HOPPER_TILE_BYTES + BARRIER_BYTES);
-                (
-                    kernel,
-                    Grid::new(self.multiprocessors, 32 * warps).with_shared(shared_bytes),
-                )
-            }
-            // A wave an item.
-            Family::Cdna => {
-                let kernel = if f16 {
-                    "attention_decode_f16"
-                } else {
-                    "attention_decode_bf16"
-                };
-                (kernel, Grid::new(items * kv_heads, 64))
-            }
+    pub fn attention_decode(&self, format: args::Format, items: usize, rows: usize, kv_heads: usize) -> Result<Launch> {
+        let kernels: Vec<_> = self.kernels(Op::AttentionDecode, Some(elements(format))).collect();
+        if kernels.is_empty() {
+            return Err(self.lacks((Op::AttentionDecode, format)));
         }
+        let shape = DecodeShape {
+            items,
+            rows,
+            kv_heads,
+            multiprocessors: self.multiprocessors,
+        };
+        Ok(self.family.attention_decode(&kernels, &shape))
     }
 
-    /// The bucket of a step's items of decode attention: persistent kernels do not care how many there are.
+    /// The bucket of a step's items of decode attention.
     pub fn decode_items(&self, items: usize) -> usize {
-        match self.family {
-            Family::Hopper => items.min(1),
-            Family::Cdna => items,
-        }
+        self.family.decode_items(items)
     }
 
     /// Prefill attention of so many tiles.
-    pub fn attention_prefill(&self, format: args::Format, tiles: usize, kv_heads: usize) -> (&'static str, Grid) {
-        let kernel = match format {
-            args::Format::F16 => "attention_prefill_f16",
-            _ => "attention_prefill_bf16",
-        };
-        let grid = Grid::new(tiles * kv_heads, 256);
-        match self.family {
-            // The queries, and a ring of four tiles of keys and values with two barriers each.
-            Family::Hopper => {
-                let queries = self.prefill_rows() * 8 * 128;
-                (
-                    kernel,
-                    grid.with_shared(queries + 4 * (HOPPER_TILE_BYTES + 2 * BARRIER_BYTES)),
-                )
-            }
-            Family::Cdna => (kernel, grid),
-        }
+    pub fn attention_prefill(&self, format: args::Format, tiles: usize, kv_heads: usize) -> Result<Launch> {
+        let kernel = self.kernels(Op::AttentionPrefill, Some(elements(format))).next();
+        let kernel = kernel.ok_or_else(|| self.lacks((Op::AttentionPrefill, format)))?;
+        Ok(Launch::new(kernel, tiles * kv_heads))
+    }
+
+    /// Attention without matrix cores: query heads that share a key head share a block.
+    pub fn attention_plain(&self, format: args::Format, rows: usize, heads: usize, kv_heads: usize) -> Result<Launch> {
+        let kernel = self.kernels(Op::AttentionPlain, Some(elements(format))).next();
+        let kernel = kernel.ok_or_else(|| self.lacks((Op::AttentionPlain, format)))?;
+        let parts = (heads / kv_heads).div_ceil(kernel.per_block);
+        Ok(Launch::new(kernel, rows * kv_heads * parts))
     }
 
     /// The power of two that brings dense values into FP16's range; `None` if there is none. Exponents of the tensor's
@@ -235,20 +191,22 @@ impl Target {
             return Some(0);
         }
         let shift = high - largest;
-        // MI200's MFMA flushes subnormals; Hopper's wgmma computes with them, down to 2^-24.
-        let floor = match self.family {
-            Family::Hopper => low - 10,
-            Family::Cdna => low,
+        let floor = if self.flushes_subnormals() {
+            low
+        } else {
+            low - F16_SUBNORMALS
         };
         (smallest + shift >= low || weakest_row + shift - 24 >= floor).then_some(shift)
     }
 
+    /// Whether the matrix cores take FP16's subnormals as zeros.
+    pub fn flushes_subnormals(&self) -> bool {
+        self.family.table().term_shift > 0
+    }
+
     /// The power of two that brings MXFP4 scales into the range in which they decode to FP16 exactly.
     pub fn mxfp4_shift(&self, smallest: i32, largest: i32) -> Option<i32> {
-        let (low, high) = match self.family {
-            Family::Hopper => hopper::MXFP4_F16_SCALES,
-            Family::Cdna => cdna::MXFP4_F16_SCALES,
-        };
+        let (low, high) = self.family.mxfp4_f16_scales();
         if smallest > largest {
             return Some(0);
         }
@@ -260,36 +218,59 @@ impl Target {
         (smallest + shift >= low).then_some(shift)
     }
 
-    /// Whether the matrix cores' kernels take a matrix of so many rows: Hopper's store outputs in pairs. Others go through
-    /// the plain kernels.
-    pub fn holds(&self, rows: usize) -> bool {
-        self.family != Family::Hopper || rows.is_multiple_of(2)
-    }
-
-    /// A packed matrix.
+    /// A packed matrix in row blocks: for each and each 64 K, MXFP4 as codes and one scale for each 32.
     pub fn packed(&self, kind: Kind, rows: usize, cols: usize) -> PackedShape {
-        match self.family {
-            Family::Hopper => hopper::packed(kind, rows, cols),
-            Family::Cdna => cdna::packed(kind, rows, cols),
+        let block_rows = self.family.block_rows();
+        let row_blocks = rows.div_ceil(block_rows);
+        let block_bytes = match weights(kind) {
+            Weights::Mxfp4 => block_rows * SLAB / 2 + block_rows * SLAB / 32,
+            Weights::Dense => block_rows * SLAB * 2,
+        };
+        PackedShape {
+            row_blocks,
+            bytes: row_blocks * cols.div_ceil(SLAB) * block_bytes,
         }
     }
 
     /// The kernel that packs it.
-    pub fn pack_kernel(&self, kind: Kind, args: &PackArgs) -> (&'static str, Grid) {
-        match self.family {
-            Family::Hopper => hopper::pack_kernel(kind, args),
-            Family::Cdna => cdna::pack_kernel(kind, args),
-        }
+    pub fn pack(&self, kind: Kind, args: &PackArgs) -> Result<Launch> {
+        let mine = |kernel: &&Kernel| kernel.weights == Some(weights(kind));
+        let kernel = self.kernels(Op::Pack, None).find(mine);
+        let kernel = kernel.ok_or_else(|| self.lacks((Op::Pack, kind)))?;
+        Ok(Launch::new(kernel, self.family.pack_blocks(kernel, args)))
     }
 
     /// The kernel of a product.
-    pub fn gemm(&self, shape: &GemmShape) -> GemmLaunch {
+    pub fn gemm(&self, shape: &GemmShape) -> Result<GemmLaunch> {
         if matches!(shape.kind, Kind::Wire(_)) {
-            return grids::plain_gemm(shape, self);
+            return Ok(self.plain_gemm(shape));
         }
-        match self.family {
-            Family::Hopper => hopper::gemm(shape, self.multiprocessors),
-            Family::Cdna => cdna::gemm(shape, self.multiprocessors),
+        let (weights, terms) = (weights(shape.kind), shape.terms);
+        let kernels: Vec<_> = self
+            .kernels(shape.product.op(), Some(elements(shape.format)))
+            .filter(|kernel| kernel.weights == Some(weights) && kernel.terms == terms)
+            .collect();
+        if kernels.is_empty() {
+            return Err(self.lacks(shape));
         }
+        Ok(self.family.product(shape, &kernels, self.multiprocessors))
+    }
+}
+
+/// The catalogue's word for a format of activations or of the cache.
+fn elements(format: args::Format) -> Elements {
+    match format {
+        args::Format::F16 => Elements::F16,
+        args::Format::Bf16 => Elements::Bf16,
+        args::Format::F32 => Elements::F32,
+        args::Format::Mxfp4 => unreachable!("neither activations nor a cache are MXFP4"),
+    }
+}
+
+fn weights(kind: Kind) -> Weights {
+    match kind {
+        Kind::Mxfp4 => Weights::Mxfp4,
+        Kind::Dense => Weights::Dense,
+        Kind::Wire(_) => unreachable!("the wire's form has kernels of its own"),
     }
 }

@@ -5,7 +5,7 @@
 //! narrower holds stays on the wire's form and goes through plain kernels.
 
 use super::args::{self, PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
-use super::context::{Context, Grid};
+use super::context::Context;
 use super::driver::DevicePtr;
 use super::memory::{DeviceBuffer, to_host};
 use super::staging::{self, Job, Parcel, Staging};
@@ -248,10 +248,8 @@ impl OnWire {
         self.tiles() * Wire.tile_bytes(self.format, self.cols)
     }
 
-    /// The grid of a kernel that strides over all values, eight a thread.
-    fn fill(&self) -> Grid {
-        let blocks = (self.tiles() * WIRE_ROWS * self.cols).div_ceil(8 * FILL_THREADS);
-        Grid::new(blocks.min(MOST_FILL_BLOCKS), FILL_THREADS)
+    fn values(&self) -> usize {
+        self.tiles() * WIRE_ROWS * self.cols
     }
 }
 
@@ -439,8 +437,9 @@ impl<'a> Loader<'a> {
             format: wire_format(wire.format) as i32,
             reserved: 0,
         };
+        let context = self.contexts[device];
         // SAFETY: the wire has room for all its tiles.
-        unsafe { self.contexts[device].launch("synthesize", wire.fill(), &args) }
+        unsafe { context.launch(context.target.synthesize(wire.values()), &args) }
     }
 
     fn seed_of(&self, id: TensorId) -> u32 {
@@ -463,7 +462,8 @@ impl<'a> Loader<'a> {
             row_blocks,
             scale,
         };
-        let packs = wire.format == Format::Mxfp4 || wire.format == Format::Bf16 && context.target.holds(wire.rows);
+        let packs =
+            wire.format == Format::Mxfp4 || wire.format == Format::Bf16 && context.target.family.holds(wire.rows);
         let (Use::Product { gated }, true) = (purpose, packs) else {
             let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
             // SAFETY: both have these bytes; freeing either waits for the copy.
@@ -496,9 +496,9 @@ impl<'a> Loader<'a> {
             format: self.format as i32,
             gated: i32::from(gated),
         };
-        let (kernel, grid) = context.target.pack_kernel(kind, &pack);
+        let launch = context.target.pack(kind, &pack)?;
         // SAFETY: the wire holds the members' tiles, `bytes` what the target's products read of them.
-        unsafe { context.launch(kernel, grid, &pack) }?;
+        unsafe { context.launch(launch, &pack) }?;
         Ok(shape(bytes, kind, packed.row_blocks, (-shift as f32).exp2()))
     }
 
@@ -519,7 +519,7 @@ impl<'a> Loader<'a> {
         };
         // SAFETY: the wire holds these tiles, `result` four numbers.
         let range = unsafe {
-            context.launch("range", wire.fill(), &args)?;
+            context.launch(context.target.range(wire.values()), &args)?;
             to_host(&context.stream, result.at(), 4)?
         };
         let (smallest, largest, weakest_row) = (range[0], range[1], range[2]);
@@ -583,10 +583,6 @@ pub fn least_bytes(config: &ModelConfig) -> u64 {
         })
         .sum()
 }
-
-/// Enough for every multiprocessor of any card.
-const MOST_FILL_BLOCKS: usize = 2048;
-const FILL_THREADS: usize = 256;
 
 fn wire_format(format: Format) -> args::Format {
     match format {

@@ -7,7 +7,7 @@
 use super::oracle::{self, Reals};
 use getp::backend::gpu::args::Format;
 use getp::backend::gpu::ops::Numbers;
-use getp::backend::gpu::target::Family;
+use getp::backend::gpu::target::Target;
 use std::collections::BTreeMap;
 
 /// Half the distance from 1 to the next float32.
@@ -38,7 +38,7 @@ impl Close {
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     pub numbers: Numbers,
-    pub family: Family,
+    pub target: Target,
 }
 
 impl Bounds {
@@ -46,8 +46,8 @@ impl Bounds {
     pub fn stored(&self, x: Close) -> Close {
         let several = self.numbers.terms > 1;
         let (unit, least) = match (self.numbers.format, several) {
-            // CDNA's matrix cores take subnormals as zero, and so do its kernels.
-            (Format::F16, false) if self.family == Family::Cdna => (F16, F16_NORMAL),
+            // Where matrix cores take subnormals as zero, the kernels do, too.
+            (Format::F16, false) if self.target.flushes_subnormals() => (F16, F16_NORMAL),
             (Format::F16, false) => (F16, F16_LEAST),
             (Format::F16, true) => (4.0 * F32, F16_LEAST),
             (_, false) => (BF16, 0.0),
@@ -83,14 +83,11 @@ impl Bounds {
     }
 
     /// What a sum of `n` products loses of the sum of their sizes. `exact` has float32 sums of 64 products, and sums
-    /// of those in float64 or as good. Hopper's matrix units cut 16 products and what they are added to off at a common place, 2^-25 of the
-    /// largest; CDNA's round a few times less than there are products.
+    /// of those in float64 or as good.
     fn sum(&self, n: usize) -> f64 {
         let n = if self.numbers.exact { n.min(64) } else { n } as f64;
-        match self.family {
-            Family::Hopper => (n / 2.0 + 16.0) * F32,
-            Family::Cdna => (n / 16.0 + 6.0) * F32,
-        }
+        let [share, more] = self.target.family.table().sum_error;
+        (n / share + more) * F32
     }
 
     /// `w x + bias`.

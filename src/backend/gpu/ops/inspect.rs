@@ -5,7 +5,6 @@ use super::{Buffer, GpuOps, KvCache, Routes, y_format};
 use crate::backend::gpu::args::{Format, KV_PAGE, SLAB};
 use crate::backend::gpu::driver::DevicePtr;
 use crate::backend::gpu::memory::{DeviceBuffer, to_host};
-use crate::backend::gpu::target::Family;
 use crate::error::Result;
 use half::{bf16, f16};
 
@@ -88,8 +87,8 @@ impl GpuOps {
             &self.bytes(buffer.bytes.at(), buffer.bytes.bytes())?,
             self.numbers.format,
         );
-        let later = match (self.context.target.family, self.numbers.format) {
-            (Family::Cdna, Format::F16) => 1.0 / (1 << 11) as f32, // 2^-TERM_SHIFT of kernels/gpu/gpu.h
+        let later = match self.numbers.format {
+            Format::F16 => 1.0 / (1 << self.context.target.family.table().term_shift) as f32,
             _ => 1.0,
         };
         let value = |row: usize, k: usize| {

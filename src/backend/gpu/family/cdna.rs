@@ -1,4 +1,4 @@
-//! Kernels of CDNA's matrix cores (`kernels/cdna`): which one a product gets, and how it is launched.
+//! CDNA (`kernels/cdna`): which kernel a product gets, and how it is launched.
 //!
 //! A wave does 32 weight rows times a tile of tokens. A token's sum is the same in every tile, so tiles are chosen by speed
 //! alone:
@@ -11,56 +11,72 @@
 //! * qkv and attn_out have `n80`, `n96` and `n112` beside these. They make few blocks, of which the last round fills the device
 //!   only in part: the size is chosen by how long all rounds take.
 
-use super::super::args::{PackArgs, WIRE_ROWS};
-use super::super::context::Grid;
-use super::super::target::{GemmLaunch, GemmShape, PackedShape, Product};
-use super::super::weights::Kind;
-use super::kernel_name;
+use super::{DecodeShape, Family};
+use crate::backend::gpu::args::{PackArgs, WIRE_ROWS};
+use crate::backend::gpu::catalogue::{self, Kernel};
+use crate::backend::gpu::launch::Launch;
+use crate::backend::gpu::target::{GemmLaunch, GemmShape, Product};
 
-/// Exponents of MXFP4 scales that decode to FP16: from where half of it is normal (MI200's MFMA flushes subnormals) to
-/// where six times it is finite.
-pub const MXFP4_F16_SCALES: (i32, i32) = (-13, 13);
+/// See the module.
+#[derive(Debug)]
+pub struct Cdna;
 
-/// Tiles of dense products with many rows: tokens, and waves of a block.
-const DENSE_TILES: [(usize, usize); 5] = [(128, 4), (112, 4), (96, 4), (80, 4), (64, 2)];
 /// Waves that a compute unit works on at once: two a SIMD, as registers or LDS allow.
 const WAVES_AT_ONCE: usize = 8;
-
 /// Lanes of a wave.
 const WAVE: usize = 64;
-/// Weight rows of a wave, a tile of the wire.
-const BLOCK_ROWS: usize = WIRE_ROWS;
-/// Threads of a block that packs; each makes what one lane reads of a chunk.
-const PACK_THREADS: usize = 256;
-/// More blocks than these would only queue.
+/// Tokens that a stream takes.
+const STREAM: usize = 16;
+/// More blocks that pack than these would only queue.
 const PACK_BLOCKS: usize = 4096;
 
-/// A packed matrix.
-pub fn packed(kind: Kind, rows: usize, cols: usize) -> PackedShape {
-    super::packed(kind, rows, cols, BLOCK_ROWS)
-}
+impl Family for Cdna {
+    fn table(&self) -> &'static catalogue::Family {
+        &catalogue::cdna::FAMILY
+    }
 
-/// The kernel that packs it.
-pub fn pack_kernel(kind: Kind, args: &PackArgs) -> (&'static str, Grid) {
-    let lanes = args.members as usize * args.row_blocks as usize * args.k_blocks as usize * WAVE;
-    (
-        super::pack_name(kind),
-        Grid::new(lanes.div_ceil(PACK_THREADS).min(PACK_BLOCKS), PACK_THREADS),
-    )
-}
+    /// MI200's memory channels alias on powers of two: heads of a page, read by blocks that run together, would meet on the
+    /// same ones.
+    fn kv_head_padding(&self) -> usize {
+        768
+    }
 
-/// The kernel of a product.
-pub fn gemm(shape: &GemmShape, compute_units: usize) -> GemmLaunch {
-    let tile = tile(shape, compute_units);
-    let waves = waves(shape, tile);
-    let spans = shape.row_blocks.div_ceil(waves);
-    GemmLaunch {
-        kernel: kernel_name(shape, tile),
-        grid: Grid::new(tiles(shape, tile) * spans, waves * WAVE),
-        candidates: match shape.product {
-            Product::Greedy => spans,
-            _ => 0,
-        },
+    /// SIMDs, each of which wants waves of its own to cover memory's latency.
+    fn attention_processors(&self, multiprocessors: usize) -> usize {
+        4 * multiprocessors
+    }
+
+    /// A wave an item.
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
+        Launch::new(kernels[0], shape.items * shape.kv_heads)
+    }
+
+    /// From where half of it is normal (MI200's MFMA flushes subnormals) to where six times it is finite.
+    fn mxfp4_f16_scales(&self) -> (i32, i32) {
+        (-13, 13)
+    }
+
+    /// A wave's, a tile of the wire.
+    fn block_rows(&self) -> usize {
+        WIRE_ROWS
+    }
+
+    /// A thread makes what one lane reads of a chunk.
+    fn pack_blocks(&self, kernel: &Kernel, args: &PackArgs) -> usize {
+        let lanes = args.members as usize * args.row_blocks as usize * args.k_blocks as usize * WAVE;
+        lanes.div_ceil(kernel.threads).min(PACK_BLOCKS)
+    }
+
+    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
+        let kernel = tile(shape, kernels, multiprocessors);
+        let spans = shape.row_blocks.div_ceil(kernel.threads / WAVE);
+        GemmLaunch {
+            launch: Launch::new(kernel, tiles(shape, kernel.tokens) * spans),
+            candidates: match shape.product {
+                Product::Greedy => spans,
+                _ => 0,
+            },
+        }
     }
 }
 
@@ -68,66 +84,54 @@ fn experts(shape: &GemmShape) -> bool {
     matches!(shape.product, Product::Mlp1 | Product::Mlp2)
 }
 
-/// Tokens of the largest tile. Experts get few of a step's rows each: their mean counts, and any count works.
-fn tile(shape: &GemmShape, compute_units: usize) -> usize {
+/// The largest tile made for so many rows. Experts get few of a step's rows each: their mean counts, and any count works.
+fn tile(shape: &GemmShape, kernels: &[&'static Kernel], compute_units: usize) -> &'static Kernel {
     let rows = if experts(shape) {
         shape.rows.div_ceil(shape.groups)
     } else {
         shape.rows
     };
-    match rows {
-        // A second tile of 16 finds the weights in L2; a mean of 12 rarely needs one.
-        0..=12 => 16,
-        13..=16 if !experts(shape) => 16,
-        // Float64 sums of more than 64 tokens would not fit the registers.
-        _ if shape.terms > 1 => 64,
-        13..=48 => 64,
-        49..=64 if !experts(shape) => 64,
-        _ if matches!(shape.product, Product::Qkv | Product::AttnOut) => dense_tile(shape, compute_units),
-        _ => 128,
-    }
+    let fit = kernels.iter().filter(|kernel| kernel.from_rows <= rows);
+    let largest = fit.clone().max_by_key(|kernel| kernel.tokens);
+    let tile = match shape.product {
+        Product::Qkv | Product::AttnOut if largest.is_some_and(|tile| tile.tokens > STREAM) => {
+            fewest_rounds(fit.filter(|kernel| kernel.tokens > STREAM), shape, compute_units)
+        }
+        _ => largest,
+    };
+    tile.unwrap_or(&kernels[0])
 }
 
 /// The tile whose rounds take least, at a step's most rows and at an eighth less: counts of rows are known by their bucket
 /// alone. Of equals the largest, which reads weights least often.
-fn dense_tile(shape: &GemmShape, compute_units: usize) -> usize {
-    let cost = |&tile: &(usize, usize)| {
+fn fewest_rounds<'a>(
+    tiles: impl Iterator<Item = &'a &'static Kernel>,
+    shape: &GemmShape,
+    compute_units: usize,
+) -> Option<&'a &'static Kernel> {
+    let cost = |kernel: &Kernel| {
         let rows = [shape.rows, shape.rows - shape.rows / 8];
         rows.iter()
-            .map(|&rows| rounds_cost(rows, shape.row_blocks, tile, compute_units))
+            .map(|&rows| rounds_cost(rows, shape.row_blocks, kernel, compute_units))
             .sum::<usize>()
     };
-    DENSE_TILES
-        .iter()
-        .min_by_key(|tile| cost(tile))
-        .map_or(128, |tile| tile.0)
+    tiles.min_by_key(|kernel| (cost(kernel), std::cmp::Reverse(kernel.tokens)))
 }
 
 /// Blocks go to the device in rounds of as many as it has places for. In a round a wave multiplies 16 tokens after 16, and
 /// spends three quarters of such a step beside its MFMAs (`kernels/cdna/mca.py`); in quarters of a step.
-fn rounds_cost(rows: usize, row_blocks: usize, (tokens, waves): (usize, usize), compute_units: usize) -> usize {
-    let blocks = rows.div_ceil(tokens) * row_blocks.div_ceil(waves);
+fn rounds_cost(rows: usize, row_blocks: usize, kernel: &Kernel, compute_units: usize) -> usize {
+    let waves = kernel.threads / WAVE;
+    let blocks = rows.div_ceil(kernel.tokens) * row_blocks.div_ceil(waves);
     let places = compute_units * WAVES_AT_ONCE / waves;
-    blocks.div_ceil(places) * (tokens / 4 + 3)
-}
-
-/// Waves of a block.
-fn waves(shape: &GemmShape, tile: usize) -> usize {
-    match (shape.product, tile) {
-        // One wave a block spreads 90 to 160 row blocks over all compute units; two do where the tokens' way through LDS
-        // is worth sharing.
-        (Product::Qkv | Product::AttnOut, 16) => 1,
-        (Product::Qkv | Product::AttnOut, 64) if shape.terms == 1 => 2,
-        // mlp1: the zeros behind the last column are filled in by slabs of 64, which four waves write.
-        _ => 4,
-    }
+    blocks.div_ceil(places) * (kernel.tokens / 4 + 3)
 }
 
 /// At most so many tiles: a group's rows in tiles, and one more for each group that is not a multiple.
-fn tiles(shape: &GemmShape, tile: usize) -> usize {
+fn tiles(shape: &GemmShape, tokens: usize) -> usize {
     match experts(shape) {
-        true => shape.rows.min(shape.groups) + shape.rows / tile,
-        false => shape.rows.div_ceil(tile),
+        true => shape.rows.min(shape.groups) + shape.rows / tokens,
+        false => shape.rows.div_ceil(tokens),
     }
 }
 
@@ -135,6 +139,13 @@ fn tiles(shape: &GemmShape, tile: usize) -> usize {
 mod tests {
     use super::*;
     use crate::backend::gpu::args;
+    use crate::backend::gpu::target::{PackedShape, Target};
+    use crate::backend::gpu::weights::Kind;
+
+    const TARGET: Target = Target {
+        family: &Cdna,
+        multiprocessors: 104,
+    };
 
     const PRODUCTS: [Product; 6] = [
         Product::Qkv,
@@ -162,7 +173,7 @@ mod tests {
             rows,
             groups,
             n,
-            row_blocks: n.div_ceil(BLOCK_ROWS),
+            row_blocks: n.div_ceil(WIRE_ROWS),
         }
     }
 
@@ -172,11 +183,8 @@ mod tests {
             .iter()
             .flat_map(|&rows| PRODUCTS[..5].iter().map(move |&product| (product, rows)))
             .map(|(product, rows)| {
-                let launch = gemm(&shape_20b(product, rows, 1), 104);
-                format!(
-                    "{rows} {} {}x{}",
-                    launch.kernel, launch.grid.blocks, launch.grid.threads
-                )
+                let Launch { kernel, blocks } = TARGET.gemm(&shape_20b(product, rows, 1)).unwrap().launch;
+                format!("{rows} {} {blocks}x{}", kernel.name(), kernel.threads)
             })
             .collect();
         assert_eq!(
@@ -211,7 +219,8 @@ mod tests {
     fn grids_cover_the_worst_routing() {
         for rows in [0, 1, 3, 31, 64, 200, 890] {
             let shape = shape_20b(Product::Mlp1, rows, 1);
-            let (tile, blocks) = (tile(&shape, 104), gemm(&shape, 104).grid.blocks);
+            let Launch { kernel, blocks } = TARGET.gemm(&shape).unwrap().launch;
+            let tile = kernel.tokens;
             let cut = |counts: &[usize]| counts.iter().map(|c| c.div_ceil(tile)).sum::<usize>() * 45;
             let mut one_over = vec![0; 32];
             for i in 0..shape.rows {
@@ -227,15 +236,15 @@ mod tests {
     #[test]
     fn few_rows_reach_every_compute_unit() {
         for product in [Product::Qkv, Product::AttnOut] {
-            assert!(gemm(&shape_20b(product, 1, 1), 104).grid.blocks >= 90);
+            assert!(TARGET.gemm(&shape_20b(product, 1, 1)).unwrap().launch.blocks >= 90);
         }
     }
 
     /// Of the places of all rounds so many have a wave with rows to multiply, padding counted as none.
     fn filled(product: Product, bucket: usize, rows: usize) -> f64 {
         let shape = shape_20b(product, bucket, 1);
-        let tokens = tile(&shape, 104);
-        let waves = waves(&shape, tokens);
+        let Kernel { tokens, threads, .. } = *TARGET.gemm(&shape).unwrap().launch.kernel;
+        let waves = threads / WAVE;
         let blocks = rows.div_ceil(tokens) * shape.row_blocks.div_ceil(waves);
         let places = 104 * WAVES_AT_ONCE / waves;
         let steps = blocks.div_ceil(places) * places * waves * tokens;
@@ -261,9 +270,9 @@ mod tests {
 
     #[test]
     fn matrices_are_filled_up_to_whole_chunks() {
-        assert_eq!(packed(Kind::Mxfp4, 5760, 2880).bytes, 180 * 45 * 1088);
+        assert_eq!(TARGET.packed(Kind::Mxfp4, 5760, 2880).bytes, 180 * 45 * 1088);
         assert_eq!(
-            packed(Kind::Dense, 201_088, 32),
+            TARGET.packed(Kind::Dense, 201_088, 32),
             PackedShape {
                 row_blocks: 6284,
                 bytes: 6284 * 4096

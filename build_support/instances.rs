@@ -1,0 +1,144 @@
+//! What the build makes of a family's catalogue, for the compilers: the products' kernels, and `catalogue.h` for those
+//! that are written out.
+
+use super::catalogue::{Elements, Family, Kernel, Limit, Source, Weights};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A family's sources.
+pub struct Sources {
+    /// The folder of its `catalogue.h`, for `-I`.
+    pub include: PathBuf,
+    /// All files with kernels, made ones among them.
+    pub files: Vec<PathBuf>,
+}
+
+/// Writes what is made into cargo's folder.
+pub fn sources(family: &Family) -> Sources {
+    let include = super::out_dir().join("kernels").join(family.name);
+    fs::create_dir_all(&include).expect("OUT_DIR can be written");
+    write(&include.join("catalogue.h"), &header(family));
+    let mut made = BTreeMap::<&str, String>::new();
+    for kernel in family.kernels {
+        if let Source::Made { maker, parameters } = kernel.source {
+            let text = made.entry(kernel.file).or_insert_with(|| first_lines(family));
+            *text += &line(kernel, maker, parameters);
+        }
+    }
+    let mut files = super::compile::sources(&["kernels", &format!("kernels/{}", family.name)]);
+    for (file, text) in &made {
+        let path = super::out_dir().join("kernels").join(file);
+        write(&path, text);
+        files.push(path);
+    }
+    Sources { include, files }
+}
+
+fn write(path: &Path, text: &str) {
+    fs::write(path, text).expect("OUT_DIR can be written");
+}
+
+fn first_lines(family: &Family) -> String {
+    let name = family.name;
+    format!("// Made from kernels/{name}/catalogue.rs by the build.\n#include \"{name}/gemm.h\"\n\n")
+}
+
+fn line(kernel: &Kernel, maker: &str, parameters: &[usize]) -> String {
+    let weights = match kernel.weights.expect("a product has weights") {
+        Weights::Dense => "Dense",
+        Weights::Mxfp4 => "Mxfp4",
+    };
+    let elements = match kernel.elements.expect("a product has activations") {
+        Elements::F16 => "FORMAT_F16",
+        Elements::Bf16 => "FORMAT_BF16",
+        Elements::F32 => "FORMAT_F32",
+    };
+    let Kernel {
+        op,
+        threads,
+        shared_bytes,
+        terms,
+        tokens,
+        most_rows,
+        ..
+    } = kernel;
+    let name = kernel.name();
+    let mut line = format!(
+        "{maker}({name}, {threads}, {shared_bytes}, {op:?}, {weights}, {elements}, {terms}, {tokens}, {most_rows}"
+    );
+    for parameter in parameters {
+        line += &format!(", {parameter}");
+    }
+    line + ")\n"
+}
+
+/// Threads, shared memory, rows and limits, by the kernels' file where all of it have the same, else by operation and
+/// variant.
+fn header(family: &Family) -> String {
+    let mut files = BTreeMap::<&str, Vec<&Kernel>>::new();
+    for kernel in family.kernels {
+        // What products can take stands in the header that makes them.
+        let file = match kernel.source {
+            Source::Written => kernel.file,
+            Source::Made { .. } => "gemm",
+        };
+        files.entry(file).or_default().push(kernel);
+    }
+    let mut text = format!(
+        "// Made from kernels/catalogue.rs and kernels/{}/catalogue.rs by the build.\n#pragma once\n\nenum : int {{\n",
+        family.name
+    );
+    for (file, kernels) in files {
+        let stem = file.rsplit('/').next().and_then(|name| name.split('.').next());
+        let stem = stem.expect("a file has a name");
+        for (what, of) in FACTS {
+            let values: Vec<usize> = kernels.iter().map(|kernel| of(kernel)).collect();
+            if values.iter().all(|&value| value == values[0]) {
+                constant(&mut text, stem, what, values[0]);
+                continue;
+            }
+            let mut named = BTreeMap::new();
+            for (kernel, value) in kernels.iter().zip(values).filter(|_| stem != "gemm") {
+                let name = format!("{}_{}", kernel.op.name(), kernel.variant);
+                let other = named.insert(name.trim_end_matches('_').to_owned(), value);
+                assert!(other.is_none_or(|other| other == value), "{name} has two {what}");
+            }
+            named
+                .iter()
+                .for_each(|(name, value)| constant(&mut text, name, what, *value));
+        }
+        for (what, value) in limits(&kernels) {
+            constant(&mut text, stem, &what, value);
+        }
+    }
+    text + "};\n"
+}
+
+type Fact = (&'static str, fn(&Kernel) -> usize);
+const FACTS: [Fact; 4] = [
+    ("THREADS", |kernel| kernel.threads),
+    ("SHARED_BYTES", |kernel| kernel.shared_bytes),
+    ("PER_BLOCK", |kernel| kernel.per_block),
+    ("MOST_ROWS", |kernel| kernel.most_rows),
+];
+
+/// One that is 0 says nothing.
+fn constant(text: &mut String, name: &str, what: &str, value: usize) {
+    if value > 0 {
+        writeln!(text, "  {}_{what} = {value},", name.to_uppercase()).expect("a String takes anything");
+    }
+}
+
+/// A file's limits. Its kernels have the same.
+fn limits(kernels: &[&Kernel]) -> Vec<(String, usize)> {
+    let same = kernels.iter().all(|kernel| kernel.limits == kernels[0].limits);
+    assert!(same, "{}: kernels of one file have one list of limits", kernels[0].file);
+    let named = kernels[0].limits.iter().map(|limit| match limit {
+        Limit::AtMost(dimension, most) => (format!("MOST_{}", dimension.name()), *most),
+        Limit::MultipleOf(dimension, of) => (format!("{}_MULTIPLE", dimension.name()), *of),
+        Limit::Exactly(dimension, value) => (dimension.name().to_owned(), *value),
+    });
+    named.collect()
+}

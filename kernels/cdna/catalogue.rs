@@ -1,0 +1,201 @@
+//! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that plays one.
+
+use super::{
+    Dimension, Elements, Family, Kernel, Limit, Op, SHARED, Tile, Toolchain, Weights, kernels_of, shared, with,
+    with_tiles,
+};
+use Elements::{Bf16, F16};
+use Weights::{Dense, Mxfp4};
+
+/// The family.
+pub static FAMILY: Family = Family {
+    name: "cdna",
+    toolchain: Toolchain::Hip,
+    architectures: &["gfx90a", "gfx942", "gfx950"],
+    devices: &["gfx9", "simt"],
+    wave: WAVE,
+    term_shift: 11,
+    // Roundings are a few times fewer than products.
+    sum_error: [16.0, 6.0],
+    kernels: &KERNELS,
+};
+
+const WAVE: usize = 64;
+
+static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_lds(with_tiles(
+    with::<SHARED, { WRITTEN.len() }, { SHARED + WRITTEN.len() }>(shared(WAVE), WRITTEN),
+    TILES,
+    &[],
+));
+
+/// What the matrix cores' attention is made for.
+const HEADS: &[Limit] = &[
+    Limit::Exactly(Dimension::HeadDim, 64),
+    Limit::Exactly(Dimension::HeadsPerKvHead, 8),
+];
+
+const WRITTEN: [Kernel; 7] = [
+    decode(F16),
+    decode(Bf16),
+    prefill(F16),
+    prefill(Bf16),
+    pack(Dense),
+    pack(Mxfp4),
+    Kernel::written(Op::MatrixPeak, "cdna/matrix_peak.hip", 4 * WAVE),
+];
+
+/// A wave an item.
+const fn decode(elements: Elements) -> Kernel {
+    Kernel::written(Op::AttentionDecode, "cdna/attention_decode.hip", WAVE)
+        .over(elements)
+        .within(HEADS)
+}
+
+/// Four waves of eight query rows.
+const fn prefill(elements: Elements) -> Kernel {
+    Kernel::written(Op::AttentionPrefill, "cdna/attention_prefill.hip", 4 * WAVE)
+        .over(elements)
+        .taking(32)
+        .within(HEADS)
+}
+
+const fn pack(weights: Weights) -> Kernel {
+    Kernel::written(Op::Pack, "cdna/pack.hip", 4 * WAVE).of(weights)
+}
+
+type Ops = &'static [(Op, &'static str)];
+
+const LAYERS: Ops = &[(Op::Qkv, "cdna/dense.hip"), (Op::AttnOut, "cdna/dense.hip")];
+const EXPERTS: Ops = &[(Op::Mlp1, "cdna/mlp1.hip"), (Op::Mlp2, "cdna/mlp2.hip")];
+const UNEMBED: Ops = &[(Op::Logits, "cdna/unembed.hip"), (Op::GreedyLogits, "cdna/unembed.hip")];
+const LAYERS_EXACT: Ops = &[(Op::Qkv, "cdna/exact.hip"), (Op::AttnOut, "cdna/exact.hip")];
+const EXPERTS_EXACT: Ops = &[(Op::Mlp1, "cdna/exact.hip"), (Op::Mlp2, "cdna/exact.hip")];
+const UNEMBED_EXACT: Ops = &[(Op::Logits, "cdna/exact.hip"), (Op::GreedyLogits, "cdna/exact.hip")];
+
+/// A tile whose block is `waves` waves side by side. The first parameter is how many waves a SIMD should hold.
+const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parameters: &'static [usize]) -> Tile {
+    Tile {
+        ops,
+        weights: &[Dense],
+        activations: &[(F16, 1), (Bf16, 1)],
+        tokens,
+        threads: waves * WAVE,
+        shared_bytes: 0,
+        from_rows: 0,
+        most_rows: 0,
+        maker,
+        parameters,
+    }
+}
+const fn from(from_rows: usize, tile: Tile) -> Tile {
+    Tile { from_rows, ..tile }
+}
+/// MXFP4 weights, FP16 activations.
+const fn mxfp4(tile: Tile) -> Tile {
+    Tile {
+        weights: &[Mxfp4],
+        activations: &[(F16, 1)],
+        ..tile
+    }
+}
+/// MXFP4 weights, BF16 activations: for models whose values do not fit FP16.
+const fn mxfp4_bf16(tile: Tile) -> Tile {
+    Tile {
+        weights: &[Mxfp4],
+        activations: &[(Bf16, 1)],
+        ..tile
+    }
+}
+/// `exact`: two FP16 or three BF16 terms, chunks of K summed in float64.
+const fn exact(tile: Tile) -> Tile {
+    Tile {
+        activations: &[(F16, 2), (Bf16, 3)],
+        ..tile
+    }
+}
+const fn exact_f16(tile: Tile) -> Tile {
+    Tile {
+        activations: &[(F16, 2)],
+        ..tile
+    }
+}
+const fn exact_bf16(tile: Tile) -> Tile {
+    Tile {
+        activations: &[(Bf16, 3)],
+        ..tile
+    }
+}
+const fn both(tile: Tile) -> Tile {
+    Tile {
+        weights: &[Mxfp4, Dense],
+        ..tile
+    }
+}
+
+#[rustfmt::skip]
+const TILES: &[Tile] = &[
+    // STREAMED: up to 16 tokens, weights are read past them. ONE_SIZE: tokens in LDS. TILED: the same, with code for every
+    // second parameter's multiple of 16 tokens.
+    //
+    // qkv and attn_out. With up to 16 rows a block is one wave, so that few row blocks still spread over all compute
+    // units. With many, blocks are few for a device: sizes in steps of 16 let the host choose the one that leaves the
+    // fewest places empty at the end.
+             tile(LAYERS, "STREAMED",  16, 1, &[2]),
+    from(17, tile(LAYERS, "TILED",     64, 2, &[2, 1])),
+    from(65, tile(LAYERS, "ONE_SIZE",  80, 4, &[2])),
+    from(65, tile(LAYERS, "ONE_SIZE",  96, 4, &[2])),
+    from(65, tile(LAYERS, "ONE_SIZE", 112, 4, &[2])),
+    from(65, tile(LAYERS, "ONE_SIZE", 128, 4, &[2])),
+    // The experts. A second tile of 16 finds the weights in L2; a mean of 12 rows rarely needs one.
+             mxfp4(tile(EXPERTS, "STREAMED", 16, 4, &[3])),
+    from(13, mxfp4(tile(EXPERTS, "TILED",    64, 4, &[3, 1]))),
+    from(49, mxfp4(tile(EXPERTS, "TILED",   128, 4, &[2, 1]))),
+    // Fall-backs: half as many sizes of tile to compile.
+             mxfp4_bf16(tile(EXPERTS, "STREAMED", 16, 4, &[3])),
+    from(13, mxfp4_bf16(tile(EXPERTS, "TILED",    64, 4, &[3, 2]))),
+    from(49, mxfp4_bf16(tile(EXPERTS, "TILED",   128, 4, &[2, 2]))),
+             tile(EXPERTS, "STREAMED", 16, 4, &[3]),
+    from(13, tile(EXPERTS, "TILED",    64, 4, &[3, 2])),
+    from(49, tile(EXPERTS, "TILED",   128, 4, &[2, 2])),
+    // The unembedding.
+             tile(UNEMBED, "STREAMED", 16, 4, &[2]),
+    from(17, tile(UNEMBED, "TILED",    64, 4, &[2, 1])),
+    from(65, tile(UNEMBED, "TILED",   128, 4, &[2, 2])),
+    // `exact`. Float64 sums of more than 64 tokens would not fit the registers; three terms of 64 tokens take so much LDS
+    // that a SIMD has one wave.
+             exact(tile(LAYERS_EXACT, "ONE_SIZE", 16, 1, &[2])),
+    from(17, exact_f16(tile(LAYERS_EXACT, "ONE_SIZE", 64, 4, &[2]))),
+    from(17, exact_bf16(tile(LAYERS_EXACT, "ONE_SIZE", 64, 4, &[1]))),
+             both(exact(tile(EXPERTS_EXACT, "ONE_SIZE", 16, 4, &[2]))),
+    from(13, both(exact_f16(tile(EXPERTS_EXACT, "ONE_SIZE", 64, 4, &[2])))),
+    from(13, both(exact_bf16(tile(EXPERTS_EXACT, "ONE_SIZE", 64, 4, &[1])))),
+             exact(tile(UNEMBED_EXACT, "ONE_SIZE", 16, 4, &[2])),
+    from(17, exact_f16(tile(UNEMBED_EXACT, "ONE_SIZE", 64, 4, &[2]))),
+    from(17, exact_bf16(tile(UNEMBED_EXACT, "ONE_SIZE", 64, 4, &[1]))),
+];
+
+/// Adds what the products' kernels take of LDS.
+const fn with_lds<const N: usize>(mut kernels: [Kernel; N]) -> [Kernel; N] {
+    let mut i = 0;
+    while i < N {
+        if kernels[i].terms > 0 {
+            kernels[i].static_bytes = Some(lds(&kernels[i]));
+        }
+        i += 1;
+    }
+    kernels
+}
+
+/// Two buffers of 16-byte pieces of the tokens of a slab, staged by whole blocks. A stream keeps none: only Greedy's waves
+/// leave their largest logits there.
+const fn lds(kernel: &Kernel) -> usize {
+    let (streamed, greedy) = (
+        kernel.terms == 1 && kernel.tokens == 16,
+        matches!(kernel.op, Op::GreedyLogits),
+    );
+    match (streamed, greedy) {
+        (true, true) => kernel.threads / WAVE * 16 * 8,
+        (true, false) => 0,
+        _ => 2 * kernel.terms * (kernel.tokens * 8).next_multiple_of(kernel.threads) * 16,
+    }
+}

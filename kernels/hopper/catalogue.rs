@@ -1,0 +1,233 @@
+//! Hopper's kernels: NVIDIA's sm_90, with wgmma and bulk copies.
+
+use super::{
+    Dimension, Elements, Family, Kernel, Limit, Op, SHARED, Tile, Toolchain, Weights, kernels_of, shared, with,
+    with_tiles,
+};
+use Elements::{Bf16, F16};
+use Weights::{Dense, Mxfp4};
+
+/// The family.
+pub static FAMILY: Family = Family {
+    name: "hopper",
+    toolchain: Toolchain::Cuda,
+    architectures: &["sm_90a"],
+    devices: &["sm_9"],
+    wave: WARP,
+    term_shift: 0,
+    // 16 products and what they are added to are cut off at a common place, 2^-25 of the largest.
+    sum_error: [2.0, 16.0],
+    kernels: &KERNELS,
+};
+
+const WARP: usize = 32;
+const WARPGROUP: usize = 128;
+
+static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tiles(
+    with::<SHARED, { WRITTEN.len() }, { SHARED + WRITTEN.len() }>(shared(WARP), WRITTEN),
+    TILES,
+    // Tables of the groups' rows lie in shared memory.
+    &[Limit::AtMost(Dimension::Experts, 128)],
+);
+
+/// What the matrix cores' attention is made for.
+const HEADS: &[Limit] = &[
+    Limit::Exactly(Dimension::HeadDim, 64),
+    Limit::Exactly(Dimension::HeadsPerKvHead, 8),
+];
+/// Keys and values of one head in a page, at 16 bits and 64 dims.
+const CACHE_TILE_BYTES: usize = 2 * 64 * 64 * 2;
+const BARRIER_BYTES: usize = 8;
+/// Query rows of a block of prefill attention, and the tiles of keys and values that it has on the way.
+const PREFILL_ROWS: usize = 16;
+const PREFILL_STAGES: usize = 4;
+
+const WRITTEN: [Kernel; 10] = [
+    decode(F16, "few", 6, 2),
+    decode(F16, "many", 8, 1),
+    decode(Bf16, "few", 6, 2),
+    decode(Bf16, "many", 8, 1),
+    prefill(F16),
+    prefill(Bf16),
+    Kernel::written(Op::AttentionExact, "hopper/attention_exact.hip", 128).within(HEADS),
+    pack(Dense),
+    pack(Mxfp4),
+    Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
+];
+
+/// Persistent blocks whose warps work alone, each with `stages` tiles of the cache and their barriers on the way: with few
+/// rows two, with many one, as more warps fit then.
+const fn decode(elements: Elements, variant: &'static str, warps: usize, stages: usize) -> Kernel {
+    Kernel::written(Op::AttentionDecode, "hopper/attention_decode.hip", warps * WARP)
+        .over(elements)
+        .called(variant)
+        .sharing(warps * stages * (CACHE_TILE_BYTES + BARRIER_BYTES))
+        .within(HEADS)
+}
+
+/// The queries, and a ring of tiles of keys and values with two barriers each.
+const fn prefill(elements: Elements) -> Kernel {
+    let queries = PREFILL_ROWS * 8 * 128;
+    Kernel::written(Op::AttentionPrefill, "hopper/attention_prefill.hip", 256)
+        .over(elements)
+        .sharing(queries + PREFILL_STAGES * (CACHE_TILE_BYTES + 2 * BARRIER_BYTES))
+        .taking(PREFILL_ROWS)
+        .within(HEADS)
+}
+
+const fn pack(weights: Weights) -> Kernel {
+    Kernel::written(Op::Pack, "hopper/pack.hip", 128).of(weights)
+}
+
+/// All the shared memory that a block can have: whatever the tile leaves is pipeline.
+const ALL_SHARED: usize = 227 * 1024;
+/// That of a tile made for at most its tokens in all: the small kernel before it finds room beside it, so that the tile's
+/// weights are on the way while that runs.
+const SINGLE_SHARED: usize = 204 * 1024;
+
+type Ops = &'static [(Op, &'static str)];
+type Activations = &'static [(Elements, usize)];
+
+/// A tile of `warpgroups` consumers and a producer. `parameters`, all that `Tile` of gemm.h has beside these: the steps of
+/// its width, blocks of 64 weight rows a warpgroup, steps of 16 along K in a group of wgmma, buffers for their fragments,
+/// and the least width.
+const fn tile(
+    ops: Ops,
+    weights: &'static [Weights],
+    activations: Activations,
+    tokens: usize,
+    warpgroups: usize,
+    parameters: &'static [usize; 5],
+) -> Tile {
+    Tile {
+        ops,
+        weights,
+        activations,
+        tokens,
+        threads: (warpgroups + 1) * WARPGROUP,
+        shared_bytes: ALL_SHARED,
+        from_rows: 0,
+        most_rows: 0,
+        maker: "PRODUCT",
+        parameters,
+    }
+}
+/// One for at most its tokens in all: its weights are on the way before the tokens are there.
+const fn single(
+    ops: Ops,
+    activations: Activations,
+    tokens: usize,
+    warpgroups: usize,
+    parameters: &'static [usize; 5],
+) -> Tile {
+    Tile {
+        most_rows: tokens,
+        shared_bytes: SINGLE_SHARED,
+        ..tile(ops, &[Dense], activations, tokens, warpgroups, parameters)
+    }
+}
+/// One for so many rows an expert at least.
+const fn from(from_rows: usize, tile: Tile) -> Tile {
+    Tile { from_rows, ..tile }
+}
+
+const LAYERS: Ops = &[
+    (Op::Qkv, "hopper/layers_f16.hip"),
+    (Op::AttnOut, "hopper/layers_f16.hip"),
+];
+const UNEMBED: Ops = &[
+    (Op::GreedyLogits, "hopper/unembed_f16.hip"),
+    (Op::Logits, "hopper/unembed_f16.hip"),
+];
+const EXPERTS: Ops = &[
+    (Op::Mlp1, "hopper/mlp1_mxfp4_f16.hip"),
+    (Op::Mlp2, "hopper/mlp2_mxfp4_f16.hip"),
+];
+const EXPERTS_BF16: Ops = &[
+    (Op::Mlp1, "hopper/experts_mxfp4_bf16.hip"),
+    (Op::Mlp2, "hopper/experts_mxfp4_bf16.hip"),
+];
+const EXPERTS_EXACT: Ops = &[
+    (Op::Mlp1, "hopper/experts_mxfp4_exact.hip"),
+    (Op::Mlp2, "hopper/experts_mxfp4_exact.hip"),
+];
+const EXPERTS_DENSE: Ops = &[
+    (Op::Mlp1, "hopper/experts_dense.hip"),
+    (Op::Mlp2, "hopper/experts_dense.hip"),
+];
+const LAYERS_BF16: Ops = &[
+    (Op::Qkv, "hopper/dense_bf16.hip"),
+    (Op::AttnOut, "hopper/dense_bf16.hip"),
+];
+const UNEMBED_BF16: Ops = &[
+    (Op::GreedyLogits, "hopper/dense_bf16.hip"),
+    (Op::Logits, "hopper/dense_bf16.hip"),
+];
+const DENSE_BF16: Ops = &[LAYERS_BF16[0], LAYERS_BF16[1], UNEMBED_BF16[0], UNEMBED_BF16[1]];
+const LAYERS_EXACT: Ops = &[
+    (Op::Qkv, "hopper/dense_exact.hip"),
+    (Op::AttnOut, "hopper/dense_exact.hip"),
+];
+const UNEMBED_EXACT: Ops = &[
+    (Op::GreedyLogits, "hopper/dense_exact.hip"),
+    (Op::Logits, "hopper/dense_exact.hip"),
+];
+const DENSE_EXACT: Ops = &[LAYERS_EXACT[0], LAYERS_EXACT[1], UNEMBED_EXACT[0], UNEMBED_EXACT[1]];
+
+const FAST_F16: Activations = &[(F16, 1)];
+const FAST_BF16: Activations = &[(Bf16, 1)];
+const FAST: Activations = &[(F16, 1), (Bf16, 1)];
+/// Two FP16 or three BF16 terms, summed in pairs of float32 across slabs.
+const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
+
+#[rustfmt::skip]
+const TILES: &[Tile] = &[
+    // tokens, warpgroups, [step, blocks, k16s, buffers, least]
+    //
+    // qkv and attn_out. Few rows: each multiprocessor has about three units of weights (48 rows), one warpgroup is enough,
+    // and nearly all of shared memory is copies under way.
+    single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 4, 1,   8]),
+    single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 4, 1,  32]),
+    single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),
+    single(LAYERS, FAST_F16, 128, 1, &[128, 1, 4, 1, 128]),
+    tile(LAYERS, &[Dense], FAST_F16, 192, 3, &[32, 1, 2, 1, 32]),
+    tile(LAYERS, &[Dense], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
+    // The unembedding. The weights are 1.2 GB: rows of up to 256 make a column of blocks each, see RasterSchedule.
+    single(UNEMBED, FAST_F16,   8, 2, &[  8, 2, 4, 1,   8]),
+    single(UNEMBED, FAST_F16,  32, 2, &[ 32, 2, 4, 1,  32]),
+    single(UNEMBED, FAST_F16,  64, 2, &[ 64, 2, 4, 1,  64]),
+    single(UNEMBED, FAST_F16, 128, 2, &[128, 2, 4, 1, 128]),
+    tile(UNEMBED, &[Dense], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
+    // The experts. Up to 32 tokens DRAM is the limit: many blocks a chunk make large copies. From 48 on registers are:
+    // fewer blocks. Everywhere a second fragment buffer lets decoding go on while wgmma works: with few rows a warpgroup
+    // has one block, whose k16 steps wait for each other, and nothing else hides it. As experts' rows are uneven, tiles
+    // from 48 on multiply in steps of 16 tokens or 32. A kernel holds a handful of widths before its registers spill, so
+    // a tile leaves the widths of the narrower one to that.
+    tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 3, 2, 2,  8]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[16, 3, 2, 2, 16]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 1, 2, 32]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  48, 3, &[16, 2, 2, 2, 32]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  96, 3, &[16, 1, 2, 2, 48]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 3, &[16, 1, 2, 2, 80]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 256, 2, &[32, 1, 1, 2, 32]),
+    // Experts of more rows have several tiles of any kind, and three warpgroups decode faster than two.
+    from(257, tile(EXPERTS, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 176])),
+    // BF16 activations: for models whose values do not fit FP16.
+    single(LAYERS_BF16,  FAST_BF16, 16, 1, &[16, 1, 4, 1, 16]),
+    single(UNEMBED_BF16, FAST_BF16, 16, 2, &[16, 2, 4, 1, 16]),
+    tile(DENSE_BF16,   &[Dense], FAST_BF16, 256, 2, &[64, 1, 2, 1, 64]),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  16, 3, &[16, 4, 2, 1, 16]),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  64, 3, &[64, 2, 2, 1, 64]),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[64, 1, 1, 2, 64]),
+    // `exact`. Experts: three tiles of 8 take less than one of 64, which multiplies and adds what nobody wants.
+    single(LAYERS_EXACT,  EXACT, 8, 1, &[8, 1, 4, 1, 8]),
+    single(UNEMBED_EXACT, EXACT, 8, 2, &[8, 2, 4, 1, 8]),
+    tile(DENSE_EXACT,   &[Dense], EXACT, 64, 3, &[64, 1, 2, 1, 64]),
+    tile(EXPERTS_EXACT, &[Mxfp4], EXACT,  8, 3, &[ 8, 2, 2, 1,  8]),
+    from(21, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[64, 1, 2, 1, 64])),
+    // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
+    tile(EXPERTS_DENSE, &[Dense], FAST,   16, 2, &[16, 2, 2, 1, 16]),
+    tile(EXPERTS_DENSE, &[Dense], FAST,  256, 2, &[64, 1, 2, 1, 64]),
+    tile(EXPERTS_DENSE, &[Dense], EXACT,  64, 3, &[64, 1, 2, 1, 64]),
+];

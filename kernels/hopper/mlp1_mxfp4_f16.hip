@@ -1,3 +1,0 @@
-#include "mxfp4_f16.h"
-
-MXFP4_F16_TILES(mlp1, Mlp1)

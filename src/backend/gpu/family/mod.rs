@@ -1,0 +1,108 @@
+//! What a family of devices does in its own way, beside the kernels of its table: one file a family. Pure functions of
+//! shapes.
+
+mod cdna;
+mod hopper;
+
+use super::args::PackArgs;
+use super::catalogue::{self, Kernel};
+use super::launch::Launch;
+use super::target::{GemmLaunch, GemmShape};
+use std::fmt::Debug;
+
+/// See the module.
+pub trait Family: Debug + Sync {
+    /// Its kernels.
+    fn table(&self) -> &'static catalogue::Family;
+
+    /// Bytes between one key head's part of a page and the next.
+    fn kv_head_padding(&self) -> usize {
+        0
+    }
+
+    /// Processors that decode attention is balanced over.
+    fn attention_processors(&self, multiprocessors: usize) -> usize {
+        multiprocessors
+    }
+
+    /// Decode attention of at most so many items of at most so many rows, by one of these kernels.
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch;
+
+    /// The bucket of a step's items of decode attention.
+    fn decode_items(&self, items: usize) -> usize {
+        items
+    }
+
+    /// Exponents of MXFP4 scales that decode to FP16 exactly.
+    fn mxfp4_f16_scales(&self) -> (i32, i32);
+
+    /// Whether the matrix cores' kernels take a matrix of so many rows. Others go through the plain kernels.
+    fn holds(&self, _rows: usize) -> bool {
+        true
+    }
+
+    /// Weight rows of a row block.
+    fn block_rows(&self) -> usize;
+
+    /// Blocks of the kernel that packs a tensor.
+    fn pack_blocks(&self, kernel: &Kernel, args: &PackArgs) -> usize;
+
+    /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least.
+    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch;
+}
+
+/// What the launch of decode attention depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeShape {
+    /// Items at most.
+    pub items: usize,
+    /// Rows at most.
+    pub rows: usize,
+    /// Key heads.
+    pub kv_heads: usize,
+    /// Of the device.
+    pub multiprocessors: usize,
+}
+
+/// Every family.
+pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper];
+
+/// The family of an architecture's devices.
+pub fn of(arch: &str) -> Option<&'static dyn Family> {
+    let table = catalogue::family_of(arch)?;
+    let mine = |family: &&&dyn Family| family.table().name == table.name;
+    FAMILIES.iter().find(mine).copied()
+}
+
+/// The narrowest of some tiles that holds so many tokens, or the widest one.
+fn narrowest<'a>(kernels: impl Iterator<Item = &'a &'static Kernel> + Clone, tokens: usize) -> Option<&'static Kernel> {
+    let holding = kernels.clone().filter(|kernel| kernel.tokens >= tokens);
+    let narrowest = holding.min_by_key(|kernel| kernel.tokens);
+    narrowest.or(kernels.max_by_key(|kernel| kernel.tokens)).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_table_has_a_family() {
+        for table in catalogue::FAMILIES {
+            for arch in table.architectures {
+                assert_eq!(of(arch).expect("a family").table().name, table.name);
+            }
+        }
+        assert!(of("sm_80").is_none() && of("gfx1100").is_none());
+    }
+
+    #[test]
+    fn kernels_know_their_places_and_have_names_of_their_own() {
+        for table in catalogue::FAMILIES {
+            let mut names = std::collections::BTreeSet::new();
+            for (i, kernel) in table.kernels.iter().enumerate() {
+                assert_eq!(kernel.index, i);
+                assert!(names.insert(kernel.name()), "{} is there twice", kernel.name());
+            }
+        }
+    }
+}
