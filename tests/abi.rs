@@ -1,5 +1,5 @@
-//! The three functions, on a replica that needs no model: lifecycle, answers and random streams, well-formed rows,
-//! bad inputs.
+//! warm_up, inference and finish, on a replica without a model: lifecycle, answers and random streams, well-formed
+//! rows, bad inputs.
 
 mod fake;
 

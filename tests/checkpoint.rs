@@ -1,4 +1,4 @@
-//! Checkpoints read back what was written, from either format, and refuse what is malformed in words that help.
+//! Checkpoints in all formats read back what was written, and malformed ones are refused with helpful errors.
 
 #[path = "common/synthetic.rs"]
 mod synthetic;

@@ -1,7 +1,8 @@
-//! What the compilers made of the kernels, out of the code objects the library carries: one table of registers, shared
-//! memory, scratch and spills. Scratch is memory traffic that nobody asked for; any of it fails.
+//! The kernels' resources, read from the code objects embedded in the library: a table of registers, shared memory,
+//! scratch and spills. Any scratch or spill fails, since it is memory traffic that the kernel's author did not intend.
 //!
-//! Without code objects (no GPU's feature, no GETP_*_ARCHS) there is nothing to look at; `make test-gpu` builds them.
+//! Without code objects (no feature `hip` or `cuda`, no `GETP_HIP_ARCHS` or `GETP_CUDA_ARCHS`) nothing is checked;
+//! `make test-gpu` builds them.
 
 use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use object::read::elf::{ElfFile64, NoteIterator};

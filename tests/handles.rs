@@ -1,4 +1,4 @@
-//! What a program without the eval program's structs uses: options, handles, the shared object.
+//! The interface for programs without the eval program's structs: options, handles, the shared library.
 
 mod fake;
 

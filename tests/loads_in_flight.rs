@@ -1,11 +1,11 @@
-//! No loop that multiplies matrices waits for loads that are meant to be in flight, in any of AMD's code objects. The loops
-//! ask for memory many MFMAs before they need it; an instruction that the compiler puts in the wrong place can make one wait
-//! for everything at once, which costs a memory latency a round and which no model of the issue shows.
+//! No MFMA loop in the AMD code objects waits for loads that are meant to be in flight. The loops issue loads many
+//! MFMAs before they need the data. A single instruction that the compiler places badly can make a loop wait for all
+//! its loads, which costs a memory latency in each iteration and does not show in llvm-mca.
 //!
-//! Each loop says how far ahead it asks (`loads_in_flight_for` in `kernels/cdna/mfma.h`, from the constants of its own
-//! pipeline). From that follows, at each of its waits, the least `vmcnt` that it may wait for.
+//! Each loop states for how many MFMAs its loads are in flight (`loads_in_flight_for` in `kernels/cdna/mfma.h`,
+//! computed from the constants of its pipeline). From that follows the least `vmcnt` that each of its waits may have.
 //!
-//! Without code objects there is nothing to look at but the sample at the end; `make test-gpu` builds them.
+//! Without code objects only the sample at the end is checked; `make test-gpu` builds them.
 
 #[path = "common/amd_loops.rs"]
 mod amd_loops;

@@ -1,5 +1,5 @@
-//! What the user sees and chooses. It depends on the environment, stdout and stderr, so that each test runs its
-//! inference in a process of its own.
+//! Output and options. They depend on the environment, stdout and stderr, so each test runs its inference in a process
+//! of its own.
 
 mod fake;
 

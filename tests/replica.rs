@@ -1,4 +1,4 @@
-//! A replica's promises: answers that do not depend on company, order, chunks or threads, and a `fast` that stays
+//! A CPU replica's guarantees: answers do not depend on the batch, the order, prompt chunks or threads, and `fast` is
 //! close to `exact` layer by layer.
 
 #[path = "common/synthetic.rs"]

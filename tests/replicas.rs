@@ -1,5 +1,5 @@
-//! Several replicas behind one queue: the same answers whatever their number and depth, whichever call of whichever
-//! replica fails, and rows that are well formed when nothing is left to answer them.
+//! Several replicas behind one queue: answers are the same for any number of replicas and any depth, and whichever call
+//! of whichever replica fails. Rows are well formed even if no replica is left to answer them.
 
 mod fake;
 

@@ -1,9 +1,9 @@
-//! The scheduler against a simulated device.
+//! The scheduler with a simulated device.
 //!
-//! The device has no model: it remembers which sequence and position each place of each KV block was last written
-//! for, and checks before every "attention" that all a row needs is still there and its own. That proves that no
-//! block is shared and that rings are long enough. What is sampled is a fixed function of request and position, so
-//! that every answer is known beforehand, whatever number of steps is under way.
+//! The device has no model. It records which sequence and position each place of each KV block was last written for,
+//! and checks for every row that all positions that it attends to are still there and are its own sequence's. So no
+//! block is shared, and rings are long enough. The token sampled is a function of request and position, so the expected
+//! answers are known for any number of steps in flight.
 
 use getp::batch::{Chunk, LogitsRow, StepPlan};
 use getp::scheduler::{BlockCounts, END_TOKENS, Finished, Limits, Scheduler, Unfinished};

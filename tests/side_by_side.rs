@@ -1,4 +1,5 @@
-//! Calls of several threads at once: with a model each, with one model, with rows that another call is writing to.
+//! Concurrent calls from several threads: with a model each, with one model, and with rows that another call is writing
+//! to.
 
 mod fake;
 

@@ -1,4 +1,4 @@
-//! The tokenizer against an oracle written straight from the contract, against the clock, and against tiktoken.
+//! The tokenizer: compared with a plain implementation of the eval program's rule and with tiktoken, and timed.
 
 #[path = "common/bpe.rs"]
 mod bpe;

@@ -1,4 +1,4 @@
-//! Packing loses nothing: whatever format a matrix ends in, its layout gives back the very bits of the checkpoint.
+//! Packing is exact: in whatever format a matrix is packed, its layout unpacks to the bits of the checkpoint.
 
 #[path = "common/synthetic.rs"]
 mod synthetic;

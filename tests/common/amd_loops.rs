@@ -1,6 +1,6 @@
-//! The machine code of AMD's code objects as llvm-objdump shows it: its loops, and where they wait for memory.
+//! The machine code of AMD code objects, disassembled by llvm-objdump: its loops, and their waits for memory.
 //!
-//! `LLVM_OBJDUMP` names the program, else the newest that is in PATH does.
+//! `LLVM_OBJDUMP` names the program; by default it is the newest in PATH.
 
 #![allow(dead_code, reason = "each program that includes this uses a part")]
 
@@ -14,9 +14,9 @@ use std::process::Command;
 #[derive(Clone, Debug)]
 pub struct Instruction {
     pub address: u64,
-    /// As an assembler takes it, but for the target of a branch.
+    /// The instruction in assembler syntax, except that a branch's target is not a label.
     pub text: String,
-    /// Where a branch goes.
+    /// The target address of a branch.
     pub target: Option<u64>,
 }
 
@@ -25,14 +25,14 @@ impl Instruction {
         self.text.starts_with("v_mfma")
     }
 
-    /// Whether `vmcnt` counts it: loads, and on these targets stores.
+    /// Whether `vmcnt` counts the instruction: loads and, on these targets, stores.
     pub fn is_vector_memory(&self) -> bool {
         ["global_", "buffer_", "flat_", "scratch_"]
             .iter()
             .any(|kind| self.text.starts_with(kind))
     }
 
-    /// How many of the newest loads may be in flight behind it, if it waits.
+    /// The operand of `vmcnt`, if the instruction has one: it waits until at most so many loads are in flight.
     pub fn vmcnt(&self) -> Option<usize> {
         let count = self.text.strip_prefix("s_waitcnt")?.split("vmcnt(").nth(1)?;
         count.split(')').next()?.parse().ok()
@@ -46,12 +46,13 @@ pub struct Function {
     pub code: Vec<Instruction>,
 }
 
-/// A loop that multiplies matrices.
+/// A loop with MFMAs.
 #[derive(Debug)]
 pub struct Loop {
-    /// Addresses of its first and its last instruction.
+    /// Addresses of the first and the last instruction.
     pub span: (u64, u64),
-    /// One way round, of those with the most MFMAs the shortest: what a loop does in the middle of its work.
+    /// The instructions of one iteration: of the paths through the loop with the most MFMAs the shortest, which is the
+    /// path of its steady state.
     pub way: Vec<Instruction>,
 }
 
@@ -69,7 +70,7 @@ impl Loop {
     }
 }
 
-/// A place in a loop whose loads are meant to be in flight while so many MFMAs run: see `loads_in_flight_for` in
+/// A mark in a loop that states for how many MFMAs its loads are meant to be in flight: see `loads_in_flight_for` in
 /// `kernels/cdna/mfma.h`.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark {
@@ -146,7 +147,7 @@ fn hex(text: &str) -> u64 {
     u64::from_str_radix(text, 16).unwrap_or_else(|_| panic!("{text} is not an address"))
 }
 
-/// A function's loops with MFMAs, inner ones before those around them.
+/// A function's loops with MFMAs, inner loops before the loops around them.
 pub fn loops(function: &Function) -> Vec<Loop> {
     let mut spans = Vec::<(u64, u64)>::new();
     for branch in &function.code {
@@ -166,8 +167,8 @@ pub fn loops(function: &Function) -> Vec<Loop> {
     loops.filter(|found| found.mfmas() > 0).collect()
 }
 
-/// How a way to an instruction ranks, and the instruction before it. Ways within a loop only go forward, so one pass finds
-/// the best to each; a loop within it is gone through once.
+/// The best path from the loop's start to an instruction: its MFMAs, its length, and the instruction before. Paths only
+/// go forward, so one pass finds the best path to each instruction; an inner loop is passed through once.
 #[derive(Clone, Copy)]
 struct Step {
     mfmas: usize,
@@ -236,14 +237,14 @@ fn way_round(code: &[Instruction], (head, end): (u64, u64)) -> Vec<Instruction> 
 pub struct Wait {
     pub address: u64,
     pub vmcnt: usize,
-    /// So many loads are behind it that are meant to be in flight still: waiting for fewer drains them.
+    /// The number of loads that are meant to be in flight here. A smaller `vmcnt` waits for some of them.
     pub least: usize,
 }
 
-/// The waits of a loop whose loads are meant to be in flight while `mfmas` MFMAs run. Loads arrive in the order in which they
-/// were asked for, so a wait for one is a wait for all before it.
+/// The waits in the iteration `way` of a loop whose loads are meant to be in flight for `mfmas` MFMAs. Loads complete
+/// in the order in which they were issued, so a wait for one is a wait for all before it.
 pub fn waits(way: &[Instruction], mfmas: usize) -> Vec<Wait> {
-    // Rounds enough that the loads on the way are those of a loop long under way.
+    // Enough iterations to reach the loop's steady state.
     const ROUNDS: usize = 4;
     let (mut done, mut under_way, mut waits) = (0, VecDeque::new(), Vec::new());
     for _ in 0..ROUNDS {

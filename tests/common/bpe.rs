@@ -1,9 +1,9 @@
-//! The encoding rule, written straight from the contract; tests and fuzz targets include this file by `#[path]`.
+//! The encoding rule of the eval program, written plainly. Tests and fuzz targets include this file by `#[path]`.
 
 /// A vocabulary: each token's bytes and score.
 pub type Entries = Vec<(Vec<u8>, f32)>;
 
-/// The rule of the contract: look at every pair before every merge.
+/// Encodes a text, searching all adjacent pairs before every merge.
 pub fn oracle(entries: &Entries, max_token_length: usize, text: &[u8]) -> Vec<u32> {
     pieces(text)
         .iter()

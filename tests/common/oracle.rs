@@ -1,29 +1,29 @@
-//! The model's operations and its whole forward pass, plainly, to test backends against.
+//! A plain implementation of the model's operations and of its whole forward pass, to test backends against.
 //!
-//! The mathematics is written once, in the order of model's description, over an [`Arithmetic`]: [`Reals`] computes
-//! in float64 without any rounding in between, [`Letter`] rounds where the eval program rounds, so that `exact` can
-//! be compared with it bit for bit. Nothing here is shared with the library but the checkpoint and its dimensions.
+//! It is written once, generic over an [`Arithmetic`]: [`Reals`] computes in float64, and [`Letter`] rounds exactly
+//! where the eval program rounds, so that `exact` can be compared with it bit for bit. Only the checkpoint and the
+//! configuration are the library's.
 
-#![allow(dead_code)] // each includer uses its own part
+#![allow(dead_code)] // each test uses a part of it
 
 use getp::checkpoint::{Checkpoint, TensorId};
 use getp::model::ModelConfig;
 
-/// How numbers are held, and where they are rounded.
+/// The type of numbers, and where they are rounded.
 pub trait Arithmetic: Copy {
     type Value: Copy + PartialOrd + Into<f64>;
 
     fn of(self, x: f32) -> Self::Value;
     fn add(self, a: Self::Value, b: Self::Value) -> Self::Value;
-    /// `acc + a * b`, of a loop that adds to float32.
+    /// `acc + a * b`, in loops whose accumulator the eval program holds in float32.
     fn add_product(self, acc: Self::Value, a: Self::Value, b: Self::Value) -> Self::Value;
-    /// The sum of products, in their order.
+    /// The sum of products, in order.
     fn dot(self, pairs: impl Iterator<Item = (Self::Value, Self::Value)>) -> Self::Value;
     /// `q . k / sqrt(D)`
     fn score(self, q: &[Self::Value], k: &[Self::Value]) -> Self::Value;
     fn norm(self, x: &[Self::Value], weight: &[f32]) -> Vec<Self::Value>;
     fn softmax(self, x: &[Self::Value]) -> Vec<Self::Value>;
-    /// cos and sin of each pair's angle.
+    /// cos and sin of each pair's angle, times YaRN's concentration.
     fn angles(self, config: &ModelConfig, position: usize) -> Vec<[Self::Value; 2]>;
     /// `(a cos - b sin, b cos + a sin)`
     fn rotate(self, a: Self::Value, b: Self::Value, angle: [Self::Value; 2]) -> [Self::Value; 2];
@@ -31,7 +31,7 @@ pub trait Arithmetic: Copy {
     fn gated_unit(self, gate: Self::Value, up: Self::Value, limit: f32) -> Self::Value;
 }
 
-/// float64 throughout: what the operations mean.
+/// float64 throughout.
 #[derive(Clone, Copy)]
 pub struct Reals;
 
@@ -103,10 +103,10 @@ impl Arithmetic for Reals {
     }
 }
 
-/// The eval program's float32 and float64, to the letter.
+/// The eval program's arithmetic, bit for bit: float32, and float64 where the program has it.
 #[derive(Clone, Copy)]
 pub struct Letter {
-    /// Whether the machine has multiply-adds for products that are added to float32.
+    /// Whether products that are added to float32 are fused multiply-adds.
     pub fused: bool,
 }
 
@@ -180,7 +180,7 @@ impl Arithmetic for Letter {
             .collect()
     }
 
-    /// Contracted as GCC 12 and later do it; the library has the multiply-add in software where the machine has none.
+    /// Fused as GCC 12 and later do it. The library does the same on machines without FMA, in software.
     fn rotate(self, a: f32, b: f32, [cos, sin]: [f32; 2]) -> [f32; 2] {
         [a.mul_add(cos, -(b * sin)), b.mul_add(cos, a * sin)]
     }
@@ -192,7 +192,7 @@ impl Arithmetic for Letter {
     }
 }
 
-/// `w[rows, x] x + bias`; no bias if it is empty.
+/// `w[rows, x] x + bias`; an empty `bias` is none.
 pub fn linear<A: Arithmetic>(a: A, w: &[f32], bias: &[f32], x: &[A::Value]) -> Vec<A::Value> {
     let row = |(i, w): (usize, &[f32])| {
         let sum = a.dot(w.iter().map(|&w| a.of(w)).zip(x.iter().copied()));
@@ -212,10 +212,11 @@ pub fn rope<A: Arithmetic>(a: A, config: &ModelConfig, position: usize, heads: &
     }
 }
 
-/// A head's key and value at one position.
+/// The key and value of a KV head at one position.
 type KeyValue<'a, A> = (&'a [<A as Arithmetic>::Value], &'a [<A as Arithmetic>::Value]);
 
-/// One query head over the keys and values it sees, the oldest first. The sink takes mass and has no value.
+/// Attention of one query head over keys and values in the order of positions. The sink counts in the softmax and has
+/// no value.
 pub fn attend<A: Arithmetic>(a: A, q: &[A::Value], seen: &[KeyValue<'_, A>], sink: f32) -> Vec<A::Value> {
     let mut scores: Vec<_> = seen.iter().map(|(k, _)| a.score(q, k)).collect();
     scores.push(a.of(sink));
@@ -228,7 +229,7 @@ pub fn attend<A: Arithmetic>(a: A, q: &[A::Value], seen: &[KeyValue<'_, A>], sin
     out
 }
 
-/// All heads of the last position's query. `keys` and `values` hold each position's heads, the last its own.
+/// Attention of all heads of the last position. `keys` and `values` hold all heads of each position.
 pub fn attention<A: Arithmetic>(
     a: A,
     config: &ModelConfig,
@@ -256,24 +257,24 @@ pub fn attention<A: Arithmetic>(
     out
 }
 
-/// The `k` largest, the largest first, the lower index first among equals; and their softmax.
+/// The indices of the `k` largest, the largest first, and of equal ones the lower index first; and their softmax.
 pub fn pick<A: Arithmetic>(a: A, logits: &[A::Value], k: usize) -> (Vec<usize>, Vec<A::Value>) {
     let mut order: Vec<usize> = (0..logits.len()).collect();
-    // A stable sort keeps the order of equals.
+    // A stable sort keeps the lower index of equal scores first.
     order.sort_by(|&i, &j| logits[j].partial_cmp(&logits[i]).expect("logits are numbers"));
     order.truncate(k);
     let picked: Vec<_> = order.iter().map(|&i| logits[i]).collect();
     (order, a.softmax(&picked))
 }
 
-/// The gated unit of an expert's first matrix, whose rows alternate gate and up.
+/// SwiGLU of the output of an expert's first matrix, whose rows alternate gate and up.
 pub fn mlp1<A: Arithmetic>(a: A, w: &[f32], bias: &[f32], limit: f32, t: &[A::Value]) -> Vec<A::Value> {
     let pairs = linear(a, w, bias, t);
     let unit = |pair: &[A::Value]| a.gated_unit(pair[0], pair[1], limit);
     pairs.chunks_exact(2).map(unit).collect()
 }
 
-/// The sum of the experts' outputs by their shares, in order of the experts' index.
+/// The weighted sum of the experts' outputs, in the order of the experts' index.
 pub fn combine<A: Arithmetic>(a: A, mut outputs: Vec<(usize, A::Value, Vec<A::Value>)>) -> Vec<A::Value> {
     outputs.sort_by_key(|&(expert, _, _)| expert);
     let mut sum = vec![a.of(0.0); outputs[0].2.len()];
@@ -291,7 +292,7 @@ fn add_to<A: Arithmetic>(a: A, x: &mut [A::Value], y: &[A::Value]) {
     }
 }
 
-/// The logits of every position of one sequence `[tokens][vocab]`.
+/// The logits of every position of a sequence, `[tokens][vocab]`.
 pub fn forward<A: Arithmetic>(a: A, checkpoint: &dyn Checkpoint, tokens: &[u32]) -> Vec<Vec<A::Value>> {
     let config = checkpoint.config();
     let get = |id| {

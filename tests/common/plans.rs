@@ -1,6 +1,6 @@
-//! Steps of several sequences whose blocks lie anywhere in the cache.
+//! Plans of steps of several sequences, with KV blocks anywhere in the cache.
 
-#![allow(dead_code)] // each includer uses its own part
+#![allow(dead_code)] // each test uses a part of it
 
 use getp::batch::{Chunk, LogitsRow, StepPlan};
 use getp::model::ModelConfig;
@@ -9,7 +9,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
-/// A step in which `rows` sequences that have come to the same position decode, each with so many blocks of its own.
+/// A step in which `rows` sequences decode at the same position. Each has `full` and `window` blocks of its own.
 pub fn decoding(rows: usize, position: usize, [full, window]: [usize; 2], token: impl Fn(usize) -> i32) -> StepPlan {
     let mut plan = StepPlan {
         decode_chunks: rows,
@@ -40,7 +40,7 @@ pub fn decoding(rows: usize, position: usize, [full, window]: [usize; 2], token:
     plan
 }
 
-/// Sequences that are fed by steps.
+/// Sequences that are computed step by step.
 pub struct Sequences {
     tables: Vec<[Vec<u32>; 2]>,
     lengths: Vec<usize>,
@@ -50,8 +50,8 @@ pub struct Sequences {
 }
 
 impl Sequences {
-    /// Sequences of so many positions, fed at most `max_chunk` rows at once, in blocks of so many positions. Blocks are
-    /// dealt in shuffled order, and rings are as short as they may be, so that one block less would show.
+    /// Sequences of `lengths` positions, with at most `max_chunk` rows of each in a step, and blocks of `block_tokens`
+    /// positions. Blocks are allocated in a random order. Rings are as short as possible, so that one block less fails.
     pub fn new(
         rng: &mut ChaCha8Rng,
         config: &ModelConfig,
@@ -59,7 +59,7 @@ impl Sequences {
         lengths: &[usize],
         max_chunk: usize,
     ) -> Self {
-        // The positions a step needs at once touch no more blocks than this, wherever they begin.
+        // The most blocks that hold the positions needed in one step, wherever those begin in a block.
         let ring = match config.sliding_window {
             0 => 0,
             window => (window + max_chunk - 2).div_ceil(block_tokens) + 1,
@@ -86,7 +86,7 @@ impl Sequences {
         }
     }
 
-    /// The next rows of some sequences; all their logits are wanted.
+    /// A step with the next tokens of some sequences, which asks for the logits of all rows.
     pub fn plan(&mut self, work: &[(usize, &[u32])]) -> StepPlan {
         let mut plan = StepPlan::default();
         for &(sequence, tokens) in work {
@@ -123,8 +123,8 @@ impl Sequences {
         plan
     }
 
-    /// How many rows of each sequence the next step takes: the first as many as it may, the others fewer by turns,
-    /// in another order each time. Empty when all are done.
+    /// The sequences of step number `step` in order, each with its number of rows: the maximum for the first sequence,
+    /// and varying numbers for the others. The order differs from step to step. Empty when all sequences are complete.
     pub fn turn(&self, step: usize) -> Vec<(usize, usize)> {
         let n = self.next.len();
         let rows = |sequence: usize| {

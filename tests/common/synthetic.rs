@@ -1,12 +1,12 @@
-//! Random models of any size, made of what released checkpoints are made of: bfloat16 and MXFP4.
+//! Random models of any size, with values in the formats of released checkpoints: bfloat16 and MXFP4.
 //!
-//! Each value is a hash of the seed, the tensor and its index (no state is carried from one to the next), so tensors
-//! can be made in any order, in parallel and in pieces, are the same in every format, and do not change when the
-//! model grows by layers. A tensor's spread is chosen so that every operation keeps unit scale.
+//! Each value is a hash of the seed, the tensor and the value's index. So tensors can be made in any order, in parallel
+//! and in parts; they are the same in every file format, and do not change when layers are added. The standard
+//! deviation of a tensor is chosen so that the outputs of every operation have a standard deviation of about 1.
 //!
 //! Tests, examples and benchmarks include this file by `#[path]`.
 
-#![allow(dead_code)] // each includer uses its own part
+#![allow(dead_code)] // each of them uses a part of it
 
 #[path = "synthetic/draw.rs"]
 mod draw;
@@ -29,33 +29,33 @@ pub use hf::Directory;
 /// How strongly layers change the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Temperament {
-    /// Closer to a trained model: wild, but `w_qkv` halved and `w_o` and `w_mlp2` quartered.
+    /// Closer to a trained model: as wild, but with `w_qkv` halved and `w_o` and `w_mlp2` quartered.
     Tame,
-    /// Every operation keeps unit scale; each layer about doubles an error.
+    /// The outputs of every operation have a standard deviation of about 1; each layer about doubles an error.
     Wild,
 }
 
-/// What the values of everything but the experts' matrices are.
+/// The values of all tensors other than the experts' matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Dense {
-    /// Each is a bfloat16, as in released checkpoints.
+    /// Exact in bfloat16, as in released checkpoints.
     Bf16,
-    /// Most are not.
+    /// float32; most are not exact in bfloat16.
     F32,
 }
 
-/// What the values of the experts' matrices are.
+/// The values of the experts' matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Experts {
-    /// Rows of MXFP4 blocks, as in released checkpoints.
+    /// Exact in MXFP4, as in released checkpoints.
     Mxfp4,
-    /// Each is a bfloat16.
+    /// Exact in bfloat16.
     Bf16,
-    /// Most are not even that.
+    /// float32; most are not exact in bfloat16.
     F32,
 }
 
-/// Which model to make.
+/// A random model.
 #[derive(Clone, Debug)]
 pub struct Synthetic {
     pub config: ModelConfig,
@@ -65,7 +65,7 @@ pub struct Synthetic {
     pub experts: Experts,
 }
 
-/// Writes a model as released ones are, as a `.bin` file.
+/// Writes a model with values as in released checkpoints, as a `.bin` file.
 pub fn write_bin(path: impl AsRef<Path>, config: &ModelConfig, seed: u64, temperament: Temperament) -> Result<()> {
     Synthetic::new(config, seed, temperament)?.write_bin(path.as_ref(), &|_| ())
 }
@@ -82,14 +82,14 @@ pub fn write_safetensors(
     Synthetic::new(config, seed, temperament)?.write_directory(dir.as_ref(), form, &|_| ())
 }
 
-/// Told of each run of bytes written.
+/// Called with the number of bytes each time some have been written.
 pub type Progress<'a> = &'a (dyn Fn(usize) + Sync);
 
-/// Bytes made at a time: enough for all threads, and still in cache when written.
+/// Number of bytes made at a time: enough for all threads, and few enough to be in cache when they are written.
 const BUFFER_BYTES: usize = 4 << 20;
 
 impl Synthetic {
-    /// A model as released ones are: MXFP4 experts, everything else bfloat16.
+    /// A model with values as in released checkpoints: MXFP4 experts, all else bfloat16.
     pub fn new(config: &ModelConfig, seed: u64, temperament: Temperament) -> Result<Self> {
         let config = config.clone();
         Self {
@@ -102,7 +102,7 @@ impl Synthetic {
         .check()
     }
 
-    /// Refuses what cannot be made.
+    /// Checks the configuration.
     pub fn check(self) -> Result<Self> {
         let config = &self.config.clone().check()?;
         for (field, value) in [
@@ -143,19 +143,19 @@ impl Synthetic {
         Ok(())
     }
 
-    /// Values of one tensor.
+    /// Number of values of a tensor.
     fn values(&self, id: TensorId) -> usize {
         id.shape(&self.config).iter().product()
     }
 
-    /// One tensor's bytes.
+    /// A tensor's bytes.
     fn make(&self, id: TensorId, encoding: Encoding) -> Vec<u8> {
         let mut bytes = vec![0; encoding.bytes(self.values(id))];
         self.source(id).fill(encoding, 0, &mut bytes);
         bytes
     }
 
-    /// What one tensor is drawn from.
+    /// The distribution of a tensor's values.
     fn source(&self, id: TensorId) -> Source {
         let [_, fan_in] = id.shape(&self.config);
         let unit = 1.0 / (fan_in as f32).sqrt();
@@ -168,12 +168,12 @@ impl Synthetic {
         };
         let (mean, std) = match id {
             TensorId::Embedding | TensorId::Sinks { .. } => (0.0, 1.0),
-            // Wide logits, so that the next token depends on the state and answers do not all end alike.
+            // Logits with a large spread, so that the next token depends on the state and answers differ.
             TensorId::Unembedding => (0.0, 4.0 * unit),
             TensorId::AttnNorm { .. } | TensorId::FfnNorm { .. } | TensorId::OutNorm => (1.0, 0.1),
             TensorId::QkvBias { .. } | TensorId::AttnOutBias { .. } => (0.0, 0.1),
             TensorId::Mlp1Bias { .. } | TensorId::Mlp2Bias { .. } => (0.0, 0.1),
-            // Hardly any bias: all experts are to be picked about equally often.
+            // Hardly any bias, so that all experts are selected about equally often.
             TensorId::RouterBias { .. } => (0.0, 0.01),
             TensorId::Router { .. } | TensorId::Mlp1 { .. } => (0.0, unit),
             TensorId::Qkv { .. } => (0.0, calm(0.5) * unit),
@@ -198,7 +198,7 @@ pub struct SyntheticCheckpoint {
     tensors: HashMap<TensorId, Owned>,
 }
 
-/// A tensor's values as [`Values`] has them.
+/// A tensor's values, in the formats of [`Values`].
 enum Owned {
     F32(Vec<u8>),
     Bf16(Vec<u8>),
@@ -206,7 +206,7 @@ enum Owned {
 }
 
 impl SyntheticCheckpoint {
-    /// A model as released ones are, widened to float32 as in a `.bin` file.
+    /// A model with values as in released checkpoints, widened to float32 as in a `.bin` file.
     pub fn new(config: &ModelConfig, seed: u64, temperament: Temperament) -> Result<Self> {
         Ok(Self::widened(&Synthetic::new(config, seed, temperament)?))
     }
@@ -216,7 +216,7 @@ impl SyntheticCheckpoint {
         Self::with(synthetic, |_, id| Owned::F32(synthetic.make(id, Encoding::F32)))
     }
 
-    /// Makes every tensor in its own type, as in a Hugging Face directory: a sixth of the memory.
+    /// Makes every tensor in its own format, as in a Hugging Face directory, with a sixth of the memory.
     pub fn packed(synthetic: &Synthetic) -> Self {
         Self::with(synthetic, |source, id| match source {
             Source::Normal(Normal { bf16: true, .. }) => Owned::Bf16(synthetic.make(id, Encoding::Bf16)),

@@ -1,4 +1,4 @@
-//! The whole pass: against the oracle's, and in company.
+//! The whole forward pass: compared with the oracle's, and alone with in a batch.
 
 use super::draw::rng;
 use super::oracle::{self, Reals};

@@ -1,9 +1,9 @@
-//! The CPU backend against the plain oracle: each operation and the whole pass, on every instruction set of this
-//! machine, in both precisions, with weights in every format, at shapes that fill neither tile nor vector.
+//! The CPU backend compared with the oracle in `tests/common/oracle.rs`: each operation and the whole forward pass, on
+//! every instruction set of this machine, in both precisions, with weights in every format, and at shapes that are not
+//! multiples of a tile or a vector.
 //!
-//! `exact` is compared bit for bit with the eval program's arithmetic written down plainly, on every instruction set
-//! (the portable one has no multiply-add, and so has its `Letter`). `fast` is compared with float64; how far it may
-//! be off is not guessed but carried along by `margins`.
+//! `exact` is compared bit for bit with the eval program's arithmetic (`Letter`), on the portable instruction set
+//! without fused multiply-adds. `fast` is compared with float64, within error bounds that `margins` computes.
 
 #[path = "../common/oracle.rs"]
 mod oracle;

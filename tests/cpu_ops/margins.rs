@@ -1,8 +1,8 @@
-//! How far `fast` and `exact` may be from the real result: float64 values that carry a bound of the error along.
+//! Error bounds of `fast` and `exact`: an arithmetic of float64 values, each with a bound of its error.
 //!
-//! Each operation adds what the library's kernel for it may lose, in units of the roundoff of what it rounds to: the
-//! usual running error analysis (Higham, Accuracy and Stability of Numerical Algorithms, 3.3). So a tolerance follows
-//! from the operands at hand, and a kernel that loses one product of a long sum does not pass.
+//! Each operation adds the rounding errors that the library's kernel may make: running error analysis (Higham, Accuracy
+//! and Stability of Numerical Algorithms, 3.3). So the tolerance follows from the operands, and is small enough that a
+//! kernel which leaves out one product of a long sum fails.
 
 use crate::oracle::{Arithmetic, Reals};
 use getp::backend::cpu::Engine;

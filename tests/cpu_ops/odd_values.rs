@@ -1,4 +1,4 @@
-//! NaN, infinities and ties: they stay where they belong, and the summary of a row is defined.
+//! NaN, infinities and ties: NaN and infinities do not reach other rows, and a row's argmax is defined.
 
 use super::draw::{buffer, dense, normal, packed, residual, rng, shapes, stale, values};
 use super::{assert_same_bits, on_every_engine};

@@ -1,7 +1,7 @@
-//! A program as the library's callers are, and a replica that needs no model.
+//! A calling program's structs, and a replica without a model.
 //!
-//! The replica's logits depend on the token fed and its position alone, so that a test can say what each request's
-//! answer must be whatever ran beside it.
+//! The replica's logits depend only on a row's token and position, so that a test knows the answer to each request,
+//! whatever else is in the batch.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 

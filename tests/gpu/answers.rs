@@ -1,4 +1,4 @@
-//! Requests answered by a replica, as the engine does it.
+//! Helpers that answer requests with a replica, as the engine does it.
 
 use getp::batch::StepPlan;
 use getp::engine;

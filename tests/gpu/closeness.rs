@@ -1,8 +1,8 @@
-//! How close whole models come to the CPU's `exact`, which is the baseline to the bit: logits of every position of given
-//! tokens, and the residual stream after each layer. Every figure is printed; run with `--nocapture`.
+//! The difference of whole models from the CPU's `exact`, which equals the baseline bit for bit: the logits of every
+//! position of given tokens, and the residual stream after each layer. With `--nocapture` the differences are printed.
 //!
-//! The tests marked as ignored take models of the 20b's true shape, for a device: `GETP_TEST_LAYERS` layers (4) and
-//! `GETP_TEST_POSITIONS` positions of each of two requests (16).
+//! The ignored tests need a GPU. They use models of the 20b shape with `GETP_TEST_LAYERS` layers (default 4), and
+//! `GETP_TEST_POSITIONS` positions (default 16) of each of two requests.
 
 use super::answers::{Answers, Run, answer, options};
 use super::ops::{Wide, replica};

@@ -1,4 +1,4 @@
-//! The program's struct and the device's memory around a run of the three functions as the library exports them.
+//! The program's struct and the device's memory before, during and after warm_up, inference and finish.
 
 use super::fake::{self, Program};
 use super::model::{Drawing, Model};
@@ -99,8 +99,8 @@ fn the_struct_holds_the_first_device_s_addresses_and_then_its_own() {
     }
 }
 
-/// A runtime keeps some memory of its own once it has run; then a run leaves as much as it found. Other tests come and go on
-/// the device meanwhile: that may hide it in some rounds, but a leak would show in all.
+/// A runtime keeps some memory of its own once it has run; then a run leaves as much as it found. Other tests come and
+/// go on the device meanwhile: that may hide it in some rounds, but a leak would show in all.
 #[test]
 fn a_run_leaves_as_much_memory_free_as_the_one_before() {
     let _alone = alone();

@@ -1,4 +1,5 @@
-//! Several devices behind one queue: the same answers whatever their number, and whatever order their queues run in.
+//! Several devices behind one request queue: answers are the same for any number of devices, and in whatever order
+//! their streams run.
 
 use super::fake::{self, Program};
 use super::model::{self, Drawing, Model, replicas};

@@ -1,5 +1,5 @@
-//! Faults on purpose: any call of any device may fail, once or from then on, and every answer is still right, nothing
-//! panics, and everything is given back.
+//! Injected faults: whichever call of whichever device fails, once or from then on, answers are correct, nothing
+//! panics, and all memory is freed.
 
 use super::devices::{all, open, system};
 use super::fake::{self, Program};

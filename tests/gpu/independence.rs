@@ -1,4 +1,5 @@
-//! A request's logits are the same to the bit alone and in company, in any order of requests, however its prompt is cut.
+//! A request's logits are the same bit for bit alone and in a batch, in any order of requests, and for any prompt
+//! chunks.
 
 use super::answers::{Answers, Run, answer, options, prompts};
 use super::open;

@@ -1,5 +1,5 @@
-//! The GPU backend, on the CPU played as a SIMT machine or, named in `GETP_TEST_DEVICE` as `GETP_DEVICE` has it, on real
-//! devices. Without any of the features `simt`, `hip` and `cuda` there is nothing to test.
+//! The GPU backend, on the SIMT machine (an emulator on the CPU) or on the devices named in `GETP_TEST_DEVICE`, in the
+//! syntax of `GETP_DEVICE`. Without one of the features `simt`, `hip` and `cuda` there is nothing to test.
 #![cfg(any(feature = "simt", feature = "hip", feature = "cuda"))]
 
 #[path = "../fake/mod.rs"]

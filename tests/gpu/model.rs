@@ -1,4 +1,4 @@
-//! A tiny model in memory, as a program has it: structs, weights behind their pointers, requests, answers.
+//! A tiny model in memory, as a program has it: structs, the weights they point to, requests, answers.
 
 #![allow(dead_code, reason = "real devices need a part of it")]
 

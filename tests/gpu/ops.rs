@@ -1,8 +1,9 @@
-//! Every operation against float64: in `fast` on FP16 and on BF16, in `exact`, with weights in every format, at shapes that
-//! fill neither tile nor slab, through steps of prompts in odd pieces beside rows that decode.
+//! Every operation compared with float64: in `fast` on FP16 and on BF16 and in `exact`, with weights in every format,
+//! and at shapes that are not multiples of a tile or a slab. Steps mix prompt chunks of odd lengths and decoding rows.
 //!
-//! Results are spoilt before they are written (buffers by NaN; the cache by numbers, as it never holds anything else than
-//! what requests before left there). Run with `--nocapture` it prints how close each operation came to its bound.
+//! Results are overwritten with garbage before they are computed: buffers with NaN, the KV cache with finite numbers,
+//! since in a run it holds only those of earlier requests. With `--nocapture` each error is printed as a share of its
+//! bound.
 
 mod bounds;
 mod walk;
@@ -48,7 +49,8 @@ const STEPS: [(&[(usize, usize)], usize); 10] = [
     (&[(0, 1), (2, 1), (1, 1)], 3),
 ];
 
-/// Dimensions, in this order: hidden, intermediate, vocabulary; head's width, heads, key heads; experts, of them a token.
+/// Dimensions, in this order: hidden, intermediate, vocabulary; head's width, heads, key heads; experts, of them a
+/// token.
 fn shape(
     [hidden_dim, intermediate_dim, vocab_size]: [usize; 3],
     [head_dim, n_attn_heads, n_kv_heads]: [usize; 3],
@@ -241,7 +243,8 @@ fn float32_experts() {
     }
 }
 
-/// Layers in stages, each of which goes on from the rows of the one before, give the same logits as all at once, to the bit.
+/// Layers in stages, each of which goes on from the rows of the one before, give the same logits as all at once, to the
+/// bit.
 #[test]
 fn stages_give_the_same_bits() {
     const ROWS: usize = 21;

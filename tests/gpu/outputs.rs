@@ -1,4 +1,4 @@
-//! What steps hand over beside the largest logits: whole rows, lent, tokens drawn from rows, and times.
+//! Outputs of a step other than the argmax: whole rows of logits in the replica's memory, sampled tokens, and times.
 
 use super::open_on;
 use super::plans::decoding;

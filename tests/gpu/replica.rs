@@ -1,4 +1,4 @@
-//! Whole models: the CPU's tokens, whatever the batch.
+//! Whole models: the tokens are the CPU backend's, for any batch.
 
 use super::answers::{Run, answer, options, prompts};
 use super::open;

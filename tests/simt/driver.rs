@@ -1,4 +1,4 @@
-//! The driver: queues, events, graphs, memory, faults.
+//! The SIMT machine's driver: queues, events, graphs, memory, injected faults.
 
 use super::compile;
 use getp::backend::gpu::driver::simt::{

@@ -1,4 +1,4 @@
-//! Runs kernels/gpu/simt_test.cpp, plain and with AddressSanitizer.
+//! Runs kernels/gpu/simt_test.cpp, without and with AddressSanitizer.
 
 use super::compile;
 use std::process::{Command, Output};

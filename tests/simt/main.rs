@@ -1,4 +1,4 @@
-//! The SIMT machine and its driver: does it find the mistakes it is there to find?
+//! The SIMT machine and its driver: each kind of mistake that they are meant to detect is detected.
 
 #![cfg(feature = "simt")]
 

@@ -1,22 +1,22 @@
-//! What a synthetic tensor's values are drawn from, and how they are written down.
+//! The distributions of a synthetic tensor's values, and their encodings.
 
 use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use half::bf16;
 use rayon::prelude::*;
 
-/// How values are written down.
+/// How values are encoded as bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
     F32,
     Bf16,
-    /// The codes of MXFP4.
+    /// MXFP4 codes.
     Blocks,
-    /// The scales of MXFP4.
+    /// MXFP4 scales.
     Scales,
 }
 
 impl Encoding {
-    /// Bytes that `values` values take.
+    /// Size of `values` values in bytes.
     pub fn bytes(self, values: usize) -> usize {
         match self {
             Self::F32 => values * 4,
@@ -27,17 +27,17 @@ impl Encoding {
     }
 }
 
-/// Bytes one thread makes at a time, a whole number of blocks in every encoding.
+/// Number of bytes that a thread makes at a time: a whole number of MXFP4 blocks in every encoding.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// What a tensor's values are drawn from.
+/// The distribution of a tensor's values.
 pub enum Source {
     Normal(Normal),
     Blocks(Blocks),
 }
 
 impl Source {
-    /// Writes the tensor's bytes from `start` on, in parallel. Runs begin and end between blocks.
+    /// Writes the tensor's bytes from `start` on, in parallel. `start` and the length are multiples of an MXFP4 block.
     pub fn fill(&self, encoding: Encoding, start: usize, bytes: &mut [u8]) {
         bytes.par_chunks_mut(CHUNK_BYTES).enumerate().for_each(|(i, chunk)| {
             let start = start + i * CHUNK_BYTES;
@@ -49,17 +49,17 @@ impl Source {
     }
 }
 
-/// Nearly normal values.
+/// Values that are approximately normally distributed.
 pub struct Normal {
     pub key: u64,
     pub mean: f32,
     pub std: f32,
-    /// Whether each is rounded to bfloat16.
+    /// Whether values are rounded to bfloat16.
     pub bf16: bool,
 }
 
 impl Normal {
-    /// The sum of four uniform numbers of 16 bits, brought to the wanted mean and deviation.
+    /// The sum of four uniform numbers of 16 bits, scaled to the mean and standard deviation.
     fn value(&self, index: usize) -> f32 {
         const MEAN: i32 = 4 * 0xffff / 2;
         const STD: f32 = 37_837.227; // 65536 * sqrt(4 / 12)
@@ -91,27 +91,28 @@ impl Normal {
     }
 }
 
-/// MXFP4 blocks whose codes follow a table and whose exponents lie around one.
+/// MXFP4 blocks with approximately normally distributed values.
 pub struct Blocks {
     key: u64,
-    /// The code for each byte drawn.
+    /// The code for each value of a random byte.
     codes: Box<[u8; 256]>,
+    /// The mean of the blocks' exponents.
     exponent: i32,
 }
 
-/// Draws a block takes: four for its 32 codes, one for its exponent.
+/// 64-bit random numbers for a block: four for its 32 codes, one for its exponent.
 const BLOCK_DRAWS: u64 = 5;
 
 impl Blocks {
-    /// Blocks of about this standard deviation. Exponents are -1, 0 and 1 off the middle with odds 1:2:1, whose root
-    /// mean square is 1.25; the codes' own spread makes up for what a power of two cannot hit.
+    /// Blocks with about this standard deviation. Blocks' exponents differ from `exponent` by -1, 0 or 1, with odds
+    /// 1:2:1: the root mean square of that scale is 1.25. The standard deviation of the codes makes up for the rest.
     pub fn new(key: u64, std: f32) -> Self {
         let std = f64::from(std) / 1.25;
-        // A spread of 1.25 to 2.5, so that codes use their range and few fall on its end, 6.
+        // Codes have a standard deviation of 1.25 to 2.5, so that they use their range and few are its end, 6.
         let exponent = (std / 1.25).log2().floor();
         let spread = std / exponent.exp2();
         let codes = std::array::from_fn(|i| {
-            // The logistic distribution's quantiles: near enough to the normal one's, and in closed form.
+            // Quantiles of the logistic distribution, close to the normal distribution's and in closed form.
             let p = (i as f64 + 0.5) / 256.0;
             let deviation = (p / (1.0 - p)).ln() * 3f64.sqrt() / std::f64::consts::PI;
             nearest_code((deviation * spread) as f32)
@@ -160,7 +161,7 @@ impl Blocks {
                 blocks.zip(start / (2 * MXFP4_BLOCK)..).for_each(|(out, i)| {
                     let mut wide = [0; 4 * MXFP4_BLOCK];
                     self.widen(i, &mut wide);
-                    // A bfloat16 is the upper half of a float32.
+                    // The value is exact in bfloat16, the upper half of a float32.
                     let halves = out.as_chunks_mut::<2>().0.iter_mut().zip(wide.as_chunks::<4>().0);
                     halves.for_each(|(out, wide)| *out = [wide[2], wide[3]]);
                 });
@@ -179,14 +180,14 @@ impl Blocks {
     }
 }
 
-/// The code of the E2M1 value nearest to this one, with its sign, so that zeros come with both.
+/// The code of the nearest E2M1 value, with `value`'s sign, so that zeros have both signs.
 fn nearest_code(value: f32) -> u8 {
     let distance = |&code: &usize| (value.abs() - E2M1[code]).abs();
     let code = (0..8).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0);
     code as u8 | if value < 0.0 { 8 } else { 0 }
 }
 
-/// The `index`th number of the stream `key`: SplitMix64, which can be entered anywhere.
+/// Number `index` of the random stream `key`, by SplitMix64, which computes any number of a stream directly.
 pub fn random(key: u64, index: u64) -> u64 {
     let mut z = key.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

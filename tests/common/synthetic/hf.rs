@@ -1,4 +1,4 @@
-//! The directories of a synthetic model: Hugging Face's, and the release's `original`.
+//! Writes a synthetic model as a directory: Hugging Face's, or the release's `original`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,19 +14,19 @@ use safetensors::tensor::View;
 use super::draw::Encoding;
 use super::{Dense, Experts, Progress, Synthetic};
 
-/// How a directory is to be written.
+/// How a directory is written.
 #[derive(Clone, Copy, Debug)]
 pub struct Directory {
-    /// As the release's `original`, not as Hugging Face's.
+    /// Whether it is the release's `original`, and not Hugging Face's.
     pub original: bool,
-    /// MXFP4 experts widened to bfloat16, as transformers saves them.
+    /// Whether MXFP4 experts are widened to bfloat16, as transformers saves them.
     pub dequantized: bool,
-    /// Files; Hugging Face's have an index if there is more than one.
+    /// Number of safetensors files. Hugging Face's directory has an index if there is more than one.
     pub shards: usize,
 }
 
 impl Directory {
-    /// Hugging Face's, in so many files.
+    /// Hugging Face's directory, in `shards` files.
     pub fn hugging_face(shards: usize) -> Self {
         Self {
             original: false,
@@ -35,7 +35,7 @@ impl Directory {
         }
     }
 
-    /// The release's `original`, in so many files.
+    /// The release's `original`, in `shards` files.
     pub fn original(shards: usize) -> Self {
         Self {
             original: true,
@@ -43,7 +43,7 @@ impl Directory {
         }
     }
 
-    /// The file of one shard out of `count`.
+    /// The file name of a shard out of `count`.
     fn file(self, shard: usize, count: usize) -> String {
         match (count, self.original) {
             (1, _) => "model.safetensors".into(),
@@ -54,7 +54,7 @@ impl Directory {
 }
 
 impl Synthetic {
-    /// Writes the directory. The release's original has MXFP4 experts only.
+    /// Writes the directory. The release's `original` can only have MXFP4 experts.
     pub fn write_directory(&self, dir: &Path, form: Directory, progress: Progress<'_>) -> Result<()> {
         if form.original && (self.experts != Experts::Mxfp4 || form.dequantized) {
             return Err(Error::format(
@@ -92,13 +92,14 @@ impl Synthetic {
         Ok(())
     }
 
-    /// Bytes `write_directory` puts into its tensors.
+    /// Size in bytes of the tensors that `write_directory` writes.
     pub fn directory_bytes(&self, form: Directory) -> usize {
         let tensors = self.tensors(form, &|_| ());
         tensors.iter().map(|(_, tensor)| tensor.data_len()).sum()
     }
 
-    /// The `config.json` of Hugging Face's directory. As in releases, scaling reaches as far as the model does.
+    /// The `config.json` of Hugging Face's directory. As in releases, the initial context times the factor is the
+    /// model's context.
     fn hf_config(&self, form: Directory) -> serde_json::Value {
         let c = &self.config;
         let layer_type = |layer| match c.window(layer) {
@@ -142,7 +143,7 @@ impl Synthetic {
         config
     }
 
-    /// The `config.json` of the release's original directory.
+    /// The `config.json` of the release's `original` directory.
     fn original_config(&self) -> serde_json::Value {
         let c = &self.config;
         serde_json::json!({
@@ -250,7 +251,7 @@ impl Synthetic {
         }
     }
 
-    /// Every tensor of the release's original directory, by name.
+    /// Every tensor of the release's `original` directory, by name.
     fn original_tensors<'a>(&'a self, progress: Progress<'a>) -> Vec<(String, HfTensor<'a>)> {
         let whole = |name: &str, id, dims| self.whole(name.into(), id, dims, progress);
         let mut all = vec![
@@ -317,7 +318,7 @@ impl Synthetic {
         experts.map(|expert| self.slice(field.id(layer, expert))).collect()
     }
 
-    /// A tensor that the directory has as the model has it, in `dims` dimensions: vectors have one.
+    /// A tensor that the directory stores whole, in `dims` dimensions: 1 for vectors, 2 for matrices.
     fn whole<'a>(&'a self, name: String, id: TensorId, dims: usize, progress: Progress<'a>) -> (String, HfTensor<'a>) {
         let shape = id.shape(&self.config)[2 - dims..].to_vec();
         (
@@ -341,14 +342,13 @@ impl From<Dense> for Encoding {
     }
 }
 
-/// A tensor of a directory: runs of values of the model's tensors, one behind the other. The values
-/// are made when they are written.
+/// A tensor of a directory: slices of the model's tensors, concatenated. Values are made when they are written.
 struct HfTensor<'a> {
     synthetic: &'a Synthetic,
     encoding: Encoding,
     shape: Vec<usize>,
     slices: Vec<(TensorId, Range<usize>)>,
-    /// Rows and columns of each slice, if it is written column by column.
+    /// `[rows, cols]` of each slice, if it is written column by column.
     transposed: Option<[usize; 2]>,
     progress: Progress<'a>,
 }
@@ -372,7 +372,7 @@ impl<'a> HfTensor<'a> {
     }
 }
 
-/// Puts a matrix's values column by column.
+/// A matrix's values, reordered column by column.
 fn transpose(bytes: &mut [u8], [rows, cols]: [usize; 2]) {
     let source = bytes.to_vec();
     let value_bytes = bytes.len() / (rows * cols);

@@ -1,8 +1,8 @@
-//! How far each operation may be off, from the operands that the device itself holds.
+//! Error bounds of each operation, computed from its operands on the device.
 //!
-//! Every operation is judged alone: its inputs are read back from the device and are exact, so a bound has only what the
-//! operation itself rounds. Sums lose some units of float32 of the sum of their terms' sizes, whatever their order (a matrix
-//! unit may also truncate); results lose what their format does.
+//! Every operation is checked alone: its inputs are read back from the device and count as exact, so a bound covers
+//! only the rounding of the operation itself. A sum is off by some float32 roundoffs of the sum of its terms'
+//! magnitudes, in any order (a matrix unit may also truncate), and the result by the roundoff of its format.
 
 use super::oracle::{self, Reals};
 use getp::backend::gpu::args::Format;

@@ -1,5 +1,5 @@
-//! A step, one operation after the other, each result checked against float64 from the operands on the device, and spoilt
-//! before it is written.
+//! Runs a step operation by operation. Each result is overwritten with garbage before it is computed, and compared with
+//! float64 arithmetic on the operands that the device holds.
 
 use super::bounds::{Bounds, Close, F32, HostMatrix, Worst};
 use super::oracle::{self, Reals};
