@@ -1,16 +1,16 @@
 // The baseline: one request after the other, one token after the other, on the
-// CPU and in float32. It is what libgetp's answers are compared with, so it is
-// written for its arithmetic, not for its speed:
+// CPU and in float32. libgetp's answers are compared with it, so its arithmetic
+// matters and not its speed:
 //
 // - a dot product rounds each product to float32 and adds it to a float64 sum
-//   in the order of the index; the sum is rounded once. Rows may run at the
-//   same time, a row's own order may not change;
-// - where a product meets a float32 accumulator (values, experts, rotation) the
-//   compiler is free to contract both into one FMA, as GCC does by default;
-// - a softmax takes its maximum and its sum in float64.
+//   in the order of the index; the sum is rounded once. Rows may run in
+//   parallel, but each row's order of additions is fixed;
+// - where a product is added to a float32 accumulator (values, experts,
+//   rotation) the compiler may fuse both into one FMA, as GCC does by default;
+// - a softmax computes its maximum and its sum in float64.
 //
-// GETP_LOGITS=FILE in the environment writes the logits of every position fed,
-// in the same format as the library's.
+// With GETP_LOGITS=FILE in the environment it writes the logits of every
+// position, in the library's format.
 
 #ifndef BASELINE_H
 #define BASELINE_H
@@ -21,11 +21,12 @@
 // Encoding: byte-level BPE, lowest token id first
 
 constexpr unsigned kNoMerge = UINT_MAX;
-constexpr float kNeverMerged = -1e29f;  // special tokens score below
+constexpr float kNeverMerged = -1e29f;  // special tokens have lower scores
 
 inline bool is_digit(char byte) { return byte >= '0' && byte <= '9'; }
 
-// Digits come in threes from the left of their run; all else is one long piece.
+// Length of the next piece: digits are cut in threes from the left of their run,
+// and each run of other bytes is one piece.
 inline int piece_length(const char *text, int len) {
     const int limit = is_digit(text[0]) ? std::min(len, 3) : len;
     int end = 1;
@@ -33,14 +34,14 @@ inline int piece_length(const char *text, int len) {
     return end;
 }
 
-// The id of bytes [start, end) of the piece, as what merging them would yield.
+// The id that merging bytes [start, end) of the piece would give.
 inline unsigned merge_rank(const Tokenizer &tokenizer, const char *piece, int start, int end) {
     if (end - start > tokenizer.max_token_length) return kNoMerge;
     const int id = find_token(tokenizer, piece + start, end - start);
     return id >= 0 && tokenizer.scores[id] > kNeverMerged ? static_cast<unsigned>(id) : kNoMerge;
 }
 
-// Quadratic in the piece: every merge looks over all pairs that are left.
+// Quadratic in the piece's length: every merge searches all adjacent pairs.
 inline void encode_piece(const Tokenizer &tokenizer, const char *piece, int len,
                          std::vector<int> *tokens) {
     std::vector<int> bounds(static_cast<size_t>(len) + 1);  // part i is [bounds[i], bounds[i + 1])
@@ -137,7 +138,7 @@ struct Rope {
     std::vector<float> cos, sin;  // [head_dim / 2], of the current position
 };
 
-// The dimension whose wave turns `rotations` times within the original context.
+// The dimension that rotates `rotations` times within the original context.
 inline float yarn_dimension(const Config &c, float rotations) {
     constexpr double kPi = 3.14159265358979323846;
     const float context = static_cast<float>(c.initial_context_length);
@@ -145,8 +146,8 @@ inline float yarn_dimension(const Config &c, float rotations) {
     return (c.head_dim / 2) * logf(turns) / logf(c.rope_theta);
 }
 
-// Fast waves keep their frequency, slow ones are stretched by the scaling
-// factor, and a linear ramp lies between.
+// High frequencies are kept, low ones are divided by the scaling factor, and
+// those between are interpolated by a linear ramp.
 inline Rope build_rope(const Config &c) {
     const int half = c.head_dim / 2;
     const bool scaled = c.rope_scaling_factor > 1.0f;
@@ -192,8 +193,8 @@ inline void rotate(float *x, const Rope &rope, int n_heads) {
 // ---------------------------------------------------------------------------
 // Forward pass of one token
 
-// One query head over positions 0..pos. The sink takes part in the softmax's
-// maximum and sum, and has no value.
+// Attention of one query head over positions 0..pos. The sink counts in the
+// softmax's maximum and sum, and has no value.
 inline void attend_head(const Transformer &transformer, int64_t layer, int pos, int head) {
     const Config &c = transformer.config;
     const RunState &s = transformer.state;
@@ -255,7 +256,7 @@ inline void attention_block(Transformer *transformer, const Rope &rope, int64_t 
     add(s.x, s.tb2, c.hidden_dim);
 }
 
-// The experts_per_token largest scores, the lower index first among equals.
+// The experts_per_token largest scores; of equal ones the lower index first.
 inline void pick_experts(RunState *s, const Config &c) {
     for (int rank = 0; rank < c.experts_per_token; rank++) {
         int best = -1;
@@ -297,8 +298,8 @@ inline void run_expert(Transformer *transformer, int64_t layer, int expert) {
            c.intermediate_dim, c.hidden_dim);
 }
 
-// x += the router's mixture of experts(rmsnorm(x)), summed in the order of the
-// expert's index, not of its rank
+// x += the weighted sum of the selected experts(rmsnorm(x)), added in the order
+// of the experts' index, not of their scores
 inline void moe_block(Transformer *transformer, int64_t layer) {
     const Config &c = transformer->config;
     const TransformerWeights &w = transformer->weights;
@@ -321,7 +322,7 @@ inline void moe_block(Transformer *transformer, int64_t layer) {
     add(s.x, s.e_agg, c.hidden_dim);
 }
 
-// Leaves the logits of the token behind `token` in state.logits.
+// Computes the logits after `token` into state.logits.
 inline void forward(Transformer *transformer, Rope *rope, int token, int pos) {
     const Config &c = transformer->config;
     const TransformerWeights &w = transformer->weights;
@@ -349,19 +350,19 @@ inline float flip_coin(unsigned long long *rng) {
     return static_cast<float>(bits >> 8) / 16777216.0f;
 }
 
-// The state that a request draws from. Streams are split off by splitmix64, so
-// that a request's answer does not depend on what ran before it; the first
-// keeps the sampler's own state.
+// The first state of a request's random stream, derived by splitmix64, so that
+// an answer does not depend on the requests before it. Request 0 has the
+// sampler's own state.
 inline unsigned long long request_rng(unsigned long long base, int request) {
     if (request == 0) return base;
     unsigned long long z = base + 0x9E3779B97F4A7C15ULL * static_cast<unsigned>(request);
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
     z ^= z >> 31;
-    return z != 0 ? z : 0x9E3779B97F4A7C15ULL;  // xorshift never leaves zero
+    return z != 0 ? z : 0x9E3779B97F4A7C15ULL;  // xorshift maps 0 to 0
 }
 
-// The lowest index among the largest.
+// The index of the largest value, the lowest of several.
 inline int argmax(const float *values, int n) {
     return static_cast<int>(std::max_element(values, values + n) - values);
 }
@@ -375,16 +376,16 @@ inline int sample_all(const float *probs, int n, float coin) {
     return n - 1;
 }
 
-// Nucleus sampling: draws from the most probable tokens that together exceed topp.
+// Nucleus sampling: samples from the most probable tokens whose sum exceeds topp.
 inline int sample_nucleus(const float *probs, const Sampler &sampler, float coin) {
     ProbIndex *kept = sampler.probindex;
     int n_kept = 0;
-    // What lies below this cannot be in the nucleus, and need not be sorted.
+    // Tokens with a lower probability cannot be in the nucleus.
     const float cutoff = (1.0f - sampler.topp) / (sampler.vocab_size - 1);
     for (int i = 0; i < sampler.vocab_size; i++) {
         if (probs[i] >= cutoff) kept[n_kept++] = {probs[i], i};
     }
-    // Nearly uniform probabilities and a tiny topp leave none.
+    // With nearly uniform probabilities and a tiny topp there may be none.
     if (n_kept == 0) return argmax(probs, sampler.vocab_size);
     std::stable_sort(kept, kept + n_kept,
                      [](const ProbIndex &a, const ProbIndex &b) { return a.prob > b.prob; });
@@ -406,7 +407,7 @@ inline int sample_nucleus(const float *probs, const Sampler &sampler, float coin
     return kept[last].index;
 }
 
-// Turns the logits into probabilities in place, unless the choice is greedy.
+// Samples a token. Unless greedy, turns the logits into probabilities in place.
 inline int sample(const Sampler &sampler, float *logits, unsigned long long *rng) {
     const int n = sampler.vocab_size;
     if (sampler.temperature == 0.0f) {
@@ -422,8 +423,8 @@ inline int sample(const Sampler &sampler, float *logits, unsigned long long *rng
 // ---------------------------------------------------------------------------
 // Logits file
 
-// A header (magic, vocab_size, 0), then per position fed a record (request,
-// position, token fed, 0, float32 logits[vocab_size]); all numbers uint32.
+// A header (magic, vocab_size, 0), then for each position a record (request,
+// position, token, 0, float32 logits[vocab_size]); other numbers are uint32.
 class LogitsFile {
 public:
     explicit LogitsFile(int vocab_size) : vocab_size_(static_cast<uint32_t>(vocab_size)) {
@@ -444,7 +445,7 @@ public:
         write(logits, sizeof(float) * vocab_size_);
     }
 
-    // Reports what only shows when the last bytes leave the buffer.
+    // Reports errors that occur only when the buffer is written out.
     void close() {
         if (file_ && std::fclose(file_.release()) != 0) fail_errno(path_);
     }
@@ -464,7 +465,7 @@ private:
 
 inline bool is_end_token(int token) { return token == 199999 || token == 200002; }
 
-// What stays the same from request to request.
+// What all requests share.
 struct Baseline {
     Transformer *transformer;
     const Sampler *sampler;
@@ -473,7 +474,7 @@ struct Baseline {
     LogitsFile logits_file;
 };
 
-// Feeds the prompt, then each token sampled, and gives those to `take`.
+// Computes the prompt, then samples tokens and passes each to `take`.
 template <typename Take>
 void generate(Baseline *baseline, const std::vector<int> &prompt, int request,
               unsigned long long *rng, Take take) {
@@ -496,12 +497,12 @@ void generate(Baseline *baseline, const std::vector<int> &prompt, int request,
 inline std::vector<int> encode_request(const Requests &requests, int request,
                                        const Tokenizer &tokenizer, int max_tokens) {
     const char *text = get_str_req_ptr(&requests, request);
-    // A text that fills its slot has no NUL.
+    // A text that fills its slot has no NUL after it.
     const size_t len = strnlen(text, static_cast<size_t>(text_bytes(requests)));
     return encode(tokenizer, text, static_cast<int>(len), max_tokens);
 }
 
-// The baseline's inference(): same arguments, same result.
+// inference() of the baseline, with the library's arguments and result.
 inline long long baseline_inference(Transformer *transformer, Tokenizer *tokenizer,
                                     Sampler *sampler, Requests *requests) {
     const Config &config = transformer->config;
@@ -531,7 +532,7 @@ inline long long baseline_inference(Transformer *transformer, Tokenizer *tokeniz
     return n_tokens;
 }
 
-// Prints a token's text; a piece like <0x0A> is the byte that it names.
+// Prints a token's text; a token written <0x0A> stands for that byte.
 inline void print_piece(const Tokenizer &tokenizer, int token) {
     const char *piece = tokenizer.vocab[token];
     unsigned byte = 0;
@@ -543,7 +544,7 @@ inline void print_piece(const Tokenizer &tokenizer, int token) {
     std::fflush(stdout);
 }
 
-// Prints one prompt and its answer as it comes.
+// Prints a prompt, and its answer token by token.
 inline void generate_text(Transformer *transformer, const Tokenizer &tokenizer,
                           const Sampler &sampler, const std::string &text, int steps) {
     const Config &config = transformer->config;

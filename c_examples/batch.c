@@ -1,13 +1,14 @@
-/* Answers a file of requests with nothing but getp.h.
+/* Answers a file of requests, using only getp.h.
  *
  *     batch MODEL TOKENIZER REQUESTS STEPS [TEMPERATURE [TOPP [SEED]]]
  *
  * MODEL: a .bin file or a directory of safetensors. REQUESTS: the number of
- * requests, then one a line. Each answer goes to stdout behind its number, in
- * the order of requests; STEPS positions hold a prompt and its answer.
+ * requests, then one a line. STEPS: the most positions of a request, prompt and
+ * answer together. Each answer is printed on stdout after its number, in the
+ * order of requests.
  *
- * The library says on stderr why a call of it failed, so that this program adds
- * only what it was doing. */
+ * The library prints on stderr why a call failed, so this program only adds what
+ * it was doing. */
 
 #include "getp.h"
 
@@ -17,8 +18,8 @@
 static const char usage[] =
     "usage: batch MODEL TOKENIZER REQUESTS STEPS [TEMPERATURE [TOPP [SEED]]]\n";
 
-/* Everything that is open. The close functions take NULL, so that one way out
- * serves every failure. */
+/* Everything that is open. The close functions accept NULL, so that close_batch
+ * works after any failure. */
 struct batch {
     getp_model *model;
     getp_tokenizer *tokenizer;
@@ -33,7 +34,7 @@ static int open_batch(struct batch *b, int argc, char **argv) {
     getp_options options;
 
     getp_options_init(&options);
-    options.print = GETP_OFF; /* print_answers does it */
+    options.print = GETP_OFF; /* print_answers prints them */
     return (b->tokenizer = getp_tokenizer_open(argv[2])) != NULL &&
            (b->requests = getp_requests_open(argv[3], atoi(argv[4]), b->tokenizer)) != NULL &&
            (b->model = getp_model_open(argv[1], &options)) != NULL &&
@@ -47,7 +48,8 @@ static void close_batch(struct batch *b) {
     getp_model_close(b->model);
 }
 
-/* An answer may be cut short by an error, so that the last error counts too. */
+/* An error may have left requests without an answer although inference returned
+ * a number of tokens, so the last error is checked too. */
 static int run(struct batch *b) {
     Transformer *transformer = getp_model_transformer(b->model);
     Tokenizer *tokenizer = getp_tokenizer_get(b->tokenizer);

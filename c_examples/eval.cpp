@@ -1,14 +1,14 @@
-// An eval program as libgetp's users have it: it owns every struct, knows the
-// library only by the three functions that getp_eval.cpp declares, and times
-// them. Next to it stands a baseline, to compare the answers with.
+// An evaluation program as libgetp's users have it: it owns all structs, knows
+// the library only by the three functions that getp_eval.cpp declares, and times
+// them. It also has a baseline, to compare the answers with.
 //
 //     eval MODEL [-m getp|baseline] -i IN -o OUT [-n STEPS] [-t TEMPERATURE]
 //          [-p TOPP] [-s SEED] [-z TOKENIZER]
 //     eval MODEL -m generate -i PROMPT [...]
 //
 // IN: the number of requests, then one request per line. OUT: one line of
-// token ids per request. generate prints the prompt and its answer by the
-// baseline. The original has a chat mode too, and generate is its default.
+// token ids per request. generate prints the prompt and the baseline's answer.
+// The original also has a chat mode, and its default is generate.
 
 #include "eval_model.h"
 
@@ -24,7 +24,7 @@ struct Arguments {
     std::string input;
     std::string output;
     std::string tokenizer = "tokenizer.bin";
-    int steps = 1024;  // 0 and below: as many as the model has positions
+    int steps = 1024;  // 0 or less: the model's seq_len
     float temperature = 0.0f;
     float topp = 0.9f;
     unsigned long long seed = 0;  // 0: from the clock
@@ -37,7 +37,7 @@ static const char kUsage[] =
     "defaults: -m getp, -n 1024 (0: the model's length), -t 0, -p 0.9 (also for a value\n"
     "outside 0..1), -s 0 (0: from the clock), -z tokenizer.bin; there is no chat mode\n";
 
-// Values are read as the original reads them: what is no number is 0.
+// Parses values as the original does: text that is not a number is 0.
 static void set_option(Arguments *arguments, int option) {
     switch (option) {
         case 'm': arguments->mode = optarg; break;
@@ -52,7 +52,7 @@ static void set_option(Arguments *arguments, int option) {
     }
 }
 
-// Out of their ranges they are set as the original sets them.
+// Replaces values out of range as the original does.
 static void correct_values(Arguments *arguments) {
     if (arguments->seed == 0) arguments->seed = static_cast<unsigned>(std::time(nullptr));
     if (arguments->temperature < 0.0f) arguments->temperature = 0.0f;
@@ -60,7 +60,7 @@ static void correct_values(Arguments *arguments) {
     arguments->steps = std::max(arguments->steps, 0);
 }
 
-// The model stands before the options, where POSIX getopt would stop.
+// The model comes before the options, where POSIX getopt would stop.
 static Arguments parse_arguments(int argc, char **argv) {
     Arguments arguments;
     if (argc < 2 || argv[1][0] == '-') fail("the model comes first");
@@ -80,7 +80,7 @@ static Arguments parse_arguments(int argc, char **argv) {
     return arguments;
 }
 
-// The caches end with seq_len, so no request can go on behind it.
+// The KV caches have seq_len positions, so no request can have more.
 static int limit_steps(int steps, int seq_len) {
     if (steps > seq_len) {
         std::fprintf(stderr, "eval: %d steps cut to the model's %d\n", steps, seq_len);
@@ -97,7 +97,7 @@ static void baseline(Transformer *transformer, Tokenizer *tokenizer, Sampler *sa
     write_answers(*requests, output_path);
 }
 
-// Everything the program owns, let go of on failure too.
+// Everything that the program owns; freed on failure too.
 struct Evaluation {
     Transformer transformer = {};
     Tokenizer tokenizer = {};

@@ -1,9 +1,9 @@
-// The model side of the eval program: the structs that it shares with libgetp
-// by layout, and the checkpoint and tokenizer files that fill them.
+// The model side of the eval program: the structs whose layout it shares with
+// libgetp, and the checkpoint and tokenizer files that fill them.
 //
-// The structs are declared here, not taken from getp's header, because the
-// program they stand for has never seen that header. getp_run.cpp holds both
-// sides to the same bytes (x86-64 Linux, LP64, little endian).
+// The structs are declared here and not taken from getp's header, since real
+// evaluation programs do not have that header. getp_run.cpp checks that both
+// sides have the same layout (x86-64 Linux, LP64, little endian).
 
 #ifndef EVAL_MODEL_H
 #define EVAL_MODEL_H
@@ -44,7 +44,7 @@ typedef struct {
     int initial_context_length;
     float rope_theta;
     float rope_scaling_factor;
-    int sliding_window;  // 0: no layer is windowed
+    int sliding_window;  // 0: no sliding-window layers
     float swiglu_limit;
 } Config;
 
@@ -108,7 +108,7 @@ typedef struct {
 } TokenIndex;
 
 typedef struct {
-    char **vocab;  // [vocab_size], each NUL-terminated behind its bytes
+    char **vocab;  // [vocab_size], each with a NUL after its bytes
     int *lengths;  // [vocab_size], bytes
     float *scores;
     int vocab_size;
@@ -134,7 +134,7 @@ typedef struct {
 // ---------------------------------------------------------------------------
 // Helpers
 
-// Anything wrong with a file or an argument ends in main(), as one line.
+// Any error in a file or an argument; main() prints it as one line.
 [[noreturn]] inline void fail(const std::string &what) { throw std::runtime_error(what); }
 
 [[noreturn]] inline void fail_errno(const std::string &path) {
@@ -152,7 +152,7 @@ inline File open_file(const std::string &path, const char *mode) {
     return file;
 }
 
-// The sizes come from files, so even a 64-bit product may not fit.
+// The sizes come from files, so even a 64-bit product may overflow.
 inline int64_t product(std::initializer_list<int64_t> factors) {
     int64_t result = 1;
     for (int64_t factor : factors) {
@@ -161,7 +161,7 @@ inline int64_t product(std::initializer_list<int64_t> factors) {
     return result;
 }
 
-// Zeroed, and for large arrays without touching a page before its first use.
+// Zeroed; the pages of large arrays are not touched before their first use.
 template <typename T>
 T *allocate(std::initializer_list<int64_t> shape) {
     int64_t count = product(shape);
@@ -190,7 +190,7 @@ inline void check_config(const Config &c, const std::string &path) {
     if (c.experts_per_token > c.n_experts) fail(path + ": fewer experts than experts per token");
 }
 
-// The lines the original prints when it has opened a checkpoint.
+// Prints the original's lines about an opened checkpoint.
 inline void print_config(const Config &c) {
     const std::pair<const char *, int> counts[] = {
         {"vocab_size", c.vocab_size},
@@ -212,7 +212,7 @@ inline void print_config(const Config &c) {
     std::printf("swiglu_limit: %f\n", static_cast<double>(c.swiglu_limit));
 }
 
-// Walks the tensors in the order of the file, so that one list gives both the
+// Takes the tensors in the order of the file, so that one list gives both the
 // pointers and the size that the file must have.
 template <typename Visit>
 void for_each_tensor(const Config &c, Visit visit) {
@@ -286,7 +286,7 @@ inline void fill_mask(float *mask, int64_t seq_len, int64_t window) {
     }
 }
 
-// k and v stay NULL: they are views of the caches, set at each position.
+// k and v stay NULL: they point into the caches and are set at each position.
 inline void allocate_run_state(RunState *s, const Config &c) {
     const int64_t q_dim = int64_t{c.head_dim} * c.n_attn_heads;
     const int64_t kv_dim = int64_t{c.head_dim} * c.n_kv_heads;
@@ -319,7 +319,7 @@ inline void build_transformer(Transformer *transformer, const std::string &path)
     allocate_run_state(&transformer->state, transformer->config);
 }
 
-// Like the other free functions it also takes what was built only in part.
+// Like the other free functions, it accepts a struct that is only partly built.
 inline void free_transformer(Transformer *transformer) {
     RunState &s = transformer->state;
     for (float *buffer :
@@ -361,7 +361,7 @@ inline void read_token(Tokenizer *tokenizer, int id, std::FILE *file, const std:
     int len = 0;
     read_exactly(&tokenizer->scores[id], sizeof(float), file, path);
     read_exactly(&len, sizeof len, file, path);
-    // A length this absurd means another format; it must not reach the allocator.
+    // A length this large means another format; do not try to allocate it.
     if (len < 0 || len > 1 << 20) {
         fail(path + ": token " + std::to_string(id) + " has length " + std::to_string(len));
     }
@@ -371,7 +371,7 @@ inline void read_token(Tokenizer *tokenizer, int id, std::FILE *file, const std:
     tokenizer->sorted_vocab[id] = {tokenizer->vocab[id], len, id};
 }
 
-// A byte's own token is "<0xHH>" if the vocabulary has that entry, else the
+// The token of a byte: the entry "<0xHH>" if there is one, else the entry of the
 // byte itself if it is printable or common white space, else none (-1).
 inline int byte_token(const Tokenizer &tokenizer, int byte) {
     char name[8];

@@ -1,8 +1,9 @@
-// The request side of the eval program: the batch that it shares with libgetp,
-// the files it comes from and goes to, and the three calls that are timed.
+// The request side of the eval program: the requests that it shares with
+// libgetp, the files they are read from and written to, and the three timed
+// calls.
 //
-// The includer has declared Transformer, Tokenizer and Sampler. A program that
-// brings its own getp_eval.cpp keeps it; this one serves only ours.
+// Transformer, Tokenizer and Sampler are declared before this file is included.
+// A program with a getp_eval.cpp of its own keeps that; this one is for eval.cpp.
 
 #ifndef GETP_EVAL
 #define GETP_EVAL
@@ -13,7 +14,7 @@
 
 typedef struct {
     int num_reqs;
-    int max_token_len;  // bytes that one token can take up in a request's text
+    int max_token_len;  // bytes allocated for each token of a request's text
     int max_seq_len;    // steps: positions per request
     char *str_reqs;     // [num_reqs, max_token_len * (max_seq_len + 1)]
     int *tok_gens;      // [num_reqs, max_seq_len + 1], each ended by -1
@@ -52,8 +53,8 @@ inline int parse_count(const std::string &line, const std::string &path) {
     return static_cast<int>(count);
 }
 
-// A text over its slot has more tokens than there are steps, so that clipping
-// it does not change that it has no answer.
+// A text that does not fit its slot has more tokens than steps. Such a request
+// gets no answer, clipped or not.
 inline void store_text(Requests *requests, int request, const std::string &line) {
     const size_t slot_bytes = static_cast<size_t>(text_bytes(*requests));
     if (line.size() > slot_bytes) {
@@ -63,8 +64,7 @@ inline void store_text(Requests *requests, int request, const std::string &line)
     std::memcpy(get_str_req_ptr(requests, request), line.data(), std::min(line.size(), slot_bytes));
 }
 
-// The number of requests on the first line, then each request on its own line,
-// taken literally.
+// Reads the number of requests from the first line, then one request a line.
 inline void read_requests(Requests *requests, const std::string &path, int max_token_len,
                           int max_seq_len) {
     std::ifstream file(path, std::ios::binary);
@@ -94,7 +94,7 @@ inline void free_requests(Requests *requests) {
     std::free(requests->tok_gens);
 }
 
-// One line per request: its tokens up to the first negative one.
+// Writes a line per request: its tokens up to the first negative one.
 inline void write_answers(const Requests &requests, const std::string &path) {
     std::ofstream file(path);
     for (int request = 0; request < requests.num_reqs; request++) {
@@ -145,7 +145,7 @@ inline void getp(Transformer *transformer, Tokenizer *tokenizer, Sampler *sample
     try {
         answer(transformer, tokenizer, sampler, requests, output_path);
     } catch (...) {
-        // The program frees its own pointers next, which only finish puts back.
+        // The program will free its own pointers; finish restores them.
         finish(transformer, tokenizer);
         throw;
     }

@@ -1,16 +1,16 @@
-// The drop-in: stands where an eval program keeps its own implementation of
-// warm_up(), inference() and finish(), and leaves all three to libgetp.
+// The drop-in: replaces the file with an eval program's own implementation of
+// warm_up(), inference() and finish(), and calls libgetp's instead.
 //
-// Put this file in place as getp-csrc/getp_run.cpp, or as src/getp/run.cpp in a
-// tree that keeps it there, and give the library to the linker as one more
-// source. Nothing else is changed. With $GETP, the absolute path of the folder
-// of libgetp.so:
+// Copy this file to getp-csrc/getp_run.cpp, or to src/getp/run.cpp in a version
+// of the program that has it there, and give the library to the linker as one
+// more source. Nothing else is changed. With $GETP the absolute path of the
+// folder of libgetp.so:
 //
 //     LD_RUN_PATH=$GETP make runomp CPP_FILES="run.cpp tokenizer.cpp $GETP/libgetp.so"
 //
-// The library reads the program's structs where they lie. A tree with other
-// structs does not compile with this file; one whose requests lie at other
-// distances ends in warm_up(), before anything is answered.
+// The library reads the program's structs in place. A program with other structs
+// does not compile with this file; one with another stride between requests ends
+// in warm_up(), before anything is answered.
 
 #if __has_include("getp_eval.cpp")
 #include "getp_eval.cpp"
@@ -22,7 +22,7 @@
 #define GETP_RUN
 
 #if !__has_include("getp_eval.cpp")
-// The run.cpp that goes with it may call this without any file that defines it.
+// The run.cpp of such a version may call this function, which no file defines.
 template <typename Flag>
 inline void set_profiling_enabled(Flag) {}
 #endif
@@ -33,7 +33,7 @@ inline void set_profiling_enabled(Flag) {}
 #include <type_traits>
 
 // ---------------------------------------------------------------------------
-// The structs, as libgetp reads them
+// The structs' layout that libgetp expects
 
 #define GETP_SIZE(type, bytes) \
     static_assert(sizeof(type) == bytes, "libgetp expects a " #type " of " #bytes " bytes")
@@ -78,7 +78,7 @@ GETP_FIELD(TransformerWeights, b_mlp2, float *, 104);
 GETP_FIELD(TransformerWeights, rms_out_w, float *, 112);
 GETP_FIELD(TransformerWeights, out, float *, 120);
 
-// The library keeps what stands in the run state and reads none of it.
+// The library saves and restores the run state, and does not read it.
 GETP_SIZE(RunState, 168);
 
 GETP_SIZE(Transformer, 384);
@@ -132,8 +132,8 @@ namespace libgetp {
 extern "C" void warm_up(Transformer *transformer, Tokenizer *tokenizer);
 }
 
-// Ends the program if its requests do not lie max_token_len * (max_seq_len + 1)
-// bytes and max_seq_len + 1 ints apart: answers would be garbled without a word.
+// Ends the program unless the stride between requests is max_token_len *
+// (max_seq_len + 1) bytes and max_seq_len + 1 ints: answers would be garbled.
 static void getp_check_requests() {
     char texts[32] = {};
     int tokens[32] = {};
@@ -159,8 +159,8 @@ void warm_up(Transformer *transformer, Tokenizer *tokenizer) {
     libgetp::warm_up(transformer, tokenizer);
 }
 
-// Of trees that pass these three along; the GETP_* variables of the environment
-// say how to run, and these say nothing.
+// For versions of the program that pass three more arguments, which are ignored:
+// the GETP_* environment variables are the options.
 void warm_up(Transformer *transformer, Tokenizer *tokenizer, int /* batch_size */,
              int /* use_kv16 */, int /* odd_window */) {
     warm_up(transformer, tokenizer);

@@ -1,11 +1,10 @@
-// Gets the logits out of an eval program as it stands: compiled in place of its
-// run.cpp, which it includes, so that no file of the program is changed. The
-// program then runs its own forward() and sample() and, in getp mode, writes the
-// logits of every position fed to the file that GETP_LOGITS names, in the format
-// of the library's.
+// Records the logits of an unchanged eval program. It is compiled in place of
+// the program's run.cpp, which it includes. The program then runs its own
+// forward() and sample() and, in getp mode, writes the logits of every position
+// to the file that GETP_LOGITS names, in the library's format.
 //
-// Copy this file beside the program's run.cpp and build it with the target that
-// you want to know of:
+// Copy this file beside the program's run.cpp, and build the target whose logits
+// you want:
 //
 //     make runomp CPP_FILES="record_logits.cpp tokenizer.cpp"
 //     GETP_LOGITS=reference.logits ./run model.bin -m getp -i IN -o OUT
@@ -42,8 +41,8 @@ static FILE *open_logits_file(int vocab_size) {
     return file;
 }
 
-// Answers one request as the program does, one token after the other, and
-// records each position before sample() overwrites its logits.
+// Answers a request as the program does, one token after the other, and records
+// the logits of each position before sample() overwrites them.
 static int record_request(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
                           Requests *requests, int request, FILE *file) {
     const char *text = get_str_req_ptr(requests, request);
