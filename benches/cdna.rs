@@ -19,7 +19,7 @@ use getp::backend::gpu::code_objects::CODE_OBJECTS;
 use getp::backend::gpu::family;
 use getp::backend::gpu::target::{GemmShape, Product, Target};
 use getp::backend::gpu::weights::Kind;
-use getp::model::ModelConfig;
+use getp::config::ModelConfig;
 use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;

@@ -12,15 +12,16 @@
 mod synthetic;
 
 use clap::Parser;
-use getp::backend::cpu::{self, CpuOps, Engine};
+use getp::backend::cpu::{self, ComputeMode, CpuOps};
 use getp::batch::StepPlan;
+use getp::batch::{StepOutput, Want};
+use getp::config::ModelConfig;
 use getp::engine::limits;
 use getp::memory::Purpose;
-use getp::model::ModelConfig;
 use getp::ops::Ops;
 use getp::options::{Options, Precision, Print};
 use getp::profile::Stage;
-use getp::replica::{Replica, StepOutput, Want};
+use getp::replica::Replica;
 use getp::scheduler::Scheduler;
 use getp::simd::{Avx512, Level, Simd};
 use getp::weights::Bytes;
@@ -244,7 +245,7 @@ fn layer(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     let (weights, _) = cpu::load(&SyntheticCheckpoint::packed(&synthetic))?;
-    let engine = Engine {
+    let engine = ComputeMode {
         level: Level::detect(),
         precision: args.precision(),
     };

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use getp::checkpoint::TensorLayout;
-use getp::model::ModelConfig;
+use getp::config::ModelConfig;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use synthetic::{Dense, Directory, Experts, Synthetic, Temperament};

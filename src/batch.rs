@@ -1,7 +1,11 @@
-//! The plan of one step: which tokens of which sequences go through the model together.
+//! The plan of one step: which tokens of which sequences go through the model together; and what the step gives.
 //!
-//! The scheduler writes it, the replica reads it. It is flat on purpose, so that a device can take it as it is. How
-//! many positions a KV block has is the replica's choice: [`crate::replica::KvBlocks::tokens`], here `B`.
+//! The scheduler writes the plan, the replica reads it. It is flat on purpose, so that a device can take it as it is. How
+//! many positions a KV block has is the replica's choice, here `B`.
+
+mod output;
+
+pub use output::{Greedy, Logits, StepOutput, Want};
 
 use std::ops::Range;
 

@@ -8,14 +8,16 @@ mod draws;
 mod pipeline;
 mod queue;
 mod run;
+mod summary;
 
+use crate::batch::Want;
 use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::logits::Recorder;
 use crate::memory::{self, Purpose};
-use crate::model::ModelConfig;
 use crate::options::Options;
-use crate::replica::{Replica, Want};
+use crate::replica::Replica;
 use crate::report::{self, FewLines};
 use crate::requests::Requests;
 use crate::sampler::device_may_draw;
@@ -282,7 +284,7 @@ impl Engine {
 
     fn print_summary(&self) {
         let replicas: Vec<_> = self.replicas().collect();
-        report::summary(&replicas).iter().for_each(report::line);
+        summary::lines(&replicas).iter().for_each(report::line);
         let mut warnings = FewLines::new("more tensors have values that are not finite");
         for line in replicas
             .first()

@@ -3,7 +3,10 @@
 //! Every failure of the library is one of these. At the C boundary it becomes one line on stderr and the
 //! text behind `getp_last_error`.
 
-use crate::memory::Purpose;
+mod purpose;
+
+pub use purpose::Purpose;
+
 use std::path::PathBuf;
 
 /// A failure. Its `Display` is one line: what is wrong, with the value found, and what would be right.

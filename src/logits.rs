@@ -8,10 +8,10 @@
 
 mod target;
 
+use crate::batch::StepOutput;
 use crate::batch::StepPlan;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::replica::StepOutput;
 use crate::report;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};

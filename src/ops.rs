@@ -19,7 +19,7 @@
 //! [`norm_wanted`](Ops::norm_wanted) adds it to the rows that it reads, and ends the stream.
 //!
 //! ```
-//! # use getp::{error::Result, model::LayerWeights, ops::Ops};
+//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
 //! fn experts<'x, O: Ops>(
 //!     ops: &mut O,
 //!     w: &LayerWeights<O::Matrix, O::Vector>,
@@ -35,7 +35,7 @@
 //! The experts' outstanding sum cannot be lost by routing again:
 //!
 //! ```compile_fail,E0308
-//! # use getp::{error::Result, model::LayerWeights, ops::Ops};
+//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
 //! fn twice<'x, O: Ops>(
 //!     ops: &mut O,
 //!     w: &LayerWeights<O::Matrix, O::Vector>,
@@ -51,7 +51,7 @@
 //! Attention is not added once the rows are on their way to the experts:
 //!
 //! ```compile_fail,E0382
-//! # use getp::{error::Result, model::LayerWeights, ops::Ops};
+//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
 //! fn late<'x, O: Ops>(
 //!     ops: &mut O,
 //!     w: &LayerWeights<O::Matrix, O::Vector>,
@@ -69,7 +69,7 @@
 //! Rows of all tokens are not unembedded where those whose logits are wanted must be:
 //!
 //! ```compile_fail,E0308
-//! # use getp::{error::Result, model::Weights, ops::Ops, replica::{StepOutput, Want}};
+//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
 //! fn all<O: Ops>(
 //!     ops: &mut O,
 //!     w: &Weights<O::Matrix, O::Vector>,
@@ -84,7 +84,7 @@
 //! And no value is used after its memory was written to again:
 //!
 //! ```compile_fail,E0499
-//! # use getp::{error::Result, model::LayerWeights, ops::Ops};
+//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
 //! fn stale<O: Ops>(
 //!     ops: &mut O,
 //!     w: &LayerWeights<O::Matrix, O::Vector>,
@@ -98,8 +98,8 @@
 //! ```
 
 use crate::batch::StepPlan;
+use crate::batch::{StepOutput, Want};
 use crate::error::Result;
-use crate::replica::{StepOutput, Want};
 
 /// The operations of one step.
 ///

@@ -1,7 +1,7 @@
 //! The options, from the environment or from a C struct.
 
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::model::ModelConfig;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::str::FromStr;

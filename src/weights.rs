@@ -6,6 +6,10 @@
 //! kernels read them. A value that does not fit widens the whole tensor: tiles already packed are widened from
 //! their codes, so that the checkpoint's pages are read once in any case (the misfit's own tile aside).
 
+mod report;
+
+pub use report::{PackReport, PackedKind, Sent};
+
 use crate::checkpoint::{Columns, Part, Tensor, Values};
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};

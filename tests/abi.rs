@@ -5,9 +5,9 @@ mod fake;
 
 use fake::{Control, PROMPTS, Program, VOCAB, expected, finish, inference, last_error, quiet, warm_up};
 use getp::checkpoint::{Checkpoint, Tensor, TensorId, config_from_bytes};
+use getp::config::ModelConfig;
 use getp::engine::{Engine, Sampling};
 use getp::error::{Error, Result};
-use getp::model::ModelConfig;
 use getp::options::{Options, Print};
 use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;

@@ -13,7 +13,7 @@ use getp::checkpoint::{
     BinCheckpoint, CONFIG_BYTES, Checkpoint, Field, PointerCheckpoint, SafetensorsCheckpoint, TensorId, TensorLayout,
     Values, config_from_bytes, config_to_bytes,
 };
-use getp::model::ModelConfig;
+use getp::config::ModelConfig;
 use getp::weights::Format;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use synthetic::{Dense, Directory, Experts, Synthetic, SyntheticCheckpoint, Temperament, write_bin, write_safetensors};

@@ -5,14 +5,16 @@
 mod synthetic;
 
 use getp::backend::cpu::{
-    self, BLOCK_TOKENS, Buffer, CpuOps, CpuWeights, Element, Engine, KvCache, ResidualMemory, Routes,
+    self, BLOCK_TOKENS, Buffer, ComputeMode, CpuOps, CpuWeights, Element, KvCache, ResidualMemory, Routes,
 };
 use getp::batch::{Chunk, StepPlan};
+use getp::batch::{StepOutput, Want};
+use getp::config::ModelConfig;
 use getp::engine::limits;
-use getp::model::{Activations, LayerWeights, ModelConfig};
+use getp::kv_blocks::KvBlocks;
+use getp::model::{Activations, LayerWeights};
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
-use getp::replica::{KvBlocks, StepOutput, Want};
 use getp::scheduler::Scheduler;
 use getp::simd::Level;
 use getp::weights::Packed;
@@ -150,7 +152,7 @@ impl<E: Element> Side<E> {
     fn new(config: &ModelConfig, precision: Precision, level: Level, rows: usize) -> Self {
         let blocks = rows.div_ceil(BLOCK_TOKENS);
         Self {
-            ops: CpuOps::new(config, Engine { level, precision }, rows, false).unwrap(),
+            ops: CpuOps::new(config, ComputeMode { level, precision }, rows, false).unwrap(),
             activations: cpu::activations(config, rows).unwrap(),
             kv: KvCache::new(
                 config,

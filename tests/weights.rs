@@ -5,8 +5,8 @@ mod synthetic;
 
 use getp::backend::cpu::{Tiles, load};
 use getp::checkpoint::{Checkpoint, Columns, Element, Part, Tensor, TensorId, Values};
+use getp::config::ModelConfig;
 use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
-use getp::model::ModelConfig;
 use getp::weights::{Format, Layout, Packed, RowMajor, pack};
 use half::bf16;
 use proptest::prelude::*;

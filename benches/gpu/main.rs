@@ -27,7 +27,7 @@ use getp::backend::gpu;
 use getp::backend::gpu::driver::discover;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::weights::Source;
-use getp::model::ModelConfig;
+use getp::config::ModelConfig;
 use getp::options::{Options, Precision, Print};
 use getp::replica::Replica;
 

@@ -4,9 +4,10 @@
 use super::plans::decoding;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::StepPlan;
+use getp::batch::{StepOutput, Want};
 use getp::options::Options;
 use getp::profile::{Cost, Limit, Roof, STAGES, Spread, StageTotal};
-use getp::replica::{Replica, StepOutput, Want};
+use getp::replica::Replica;
 use std::time::Instant;
 
 #[derive(clap::Args)]

@@ -1,7 +1,7 @@
 //! warm_up, inference and finish on the program's structs: checks the arguments, calls [`crate::engine`], and writes
 //! the results back. The functions that open replicas are parameters, so that tests can pass their own.
 
-use super::registry::{self, Original, Restored, Slot, Source};
+use super::registry::{self, Opened, Original, Restored, Slot, Warm};
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
@@ -24,14 +24,6 @@ pub struct Backends<'a> {
 
 /// Opens one replica.
 pub type OpenFallback<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box<dyn Replica>> + Sync);
-
-/// A transformer that is warmed up.
-pub struct Warm {
-    engine: Engine,
-    vocabulary: Vocabulary,
-    /// The checkpoint and options given to `getp_model_open`; `None` for a struct of the program's own.
-    source: Option<Source>,
-}
 
 /// Warms a transformer up. Does nothing if it is warmed up already.
 ///
@@ -293,7 +285,7 @@ unsafe fn program_checkpoint(transformer: &Transformer) -> Result<PointerCheckpo
 ///
 /// Same requirements as [`inference`]; `original` is a [`Transformer`].
 unsafe fn reopen(
-    source: Option<&Source>,
+    source: Option<&Opened>,
     original: &Original,
     options: &Options,
     fallback: OpenFallback<'_>,

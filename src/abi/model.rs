@@ -1,7 +1,7 @@
 //! `getp_model`: a model the library opens itself, for programs without the eval program's loader.
 
 use super::options::Options;
-use super::registry::{self, Source};
+use super::registry::{self, Opened};
 use super::types::{Config, RunState, Transformer, TransformerWeights};
 use super::{guard, lifecycle, pointer};
 use crate::checkpoint::{BinCheckpoint, Checkpoint, SafetensorsCheckpoint, config_to_bytes};
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Op
         // SAFETY: the program passes NULL or its own struct.
         let choices = unsafe { choices(options) }?;
         let options = choices.or(Choices::from_env()?).complete()?;
-        let source = Source {
+        let source = Opened {
             checkpoint: open(path)?,
             options,
         };
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn getp_model_close(model: *mut Model) {
 }
 
 impl Model {
-    fn new(source: Source) -> Self {
+    fn new(source: Opened) -> Self {
         let config = Config::from_bytes(config_to_bytes(source.checkpoint.config()));
         let transformer = Box::into_raw(Box::new(blank(config)));
         registry::set_source(transformer, Some(source));

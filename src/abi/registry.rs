@@ -5,9 +5,10 @@
 //! not exist there may hold a slot's lock. So the registry's own lock is held over `fork`, each entry records the
 //! process that made it, and an entry of another process is dropped without freeing its engine.
 
-use super::lifecycle::Warm;
 use super::types::{RunState, Transformer, TransformerWeights};
+use super::vocabulary::Vocabulary;
 use crate::checkpoint::Checkpoint;
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::replica::Pointers;
@@ -20,12 +21,20 @@ use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// A transformer that is warmed up.
+pub struct Warm {
+    pub engine: Engine,
+    pub vocabulary: Vocabulary,
+    /// The checkpoint and options given to `getp_model_open`; `None` for a struct of the program's own.
+    pub source: Option<Opened>,
+}
+
 /// A transformer's engine; `None` while it is not warmed up.
 pub type Slot = Option<Warm>;
 
 /// What `getp_model_open` was given.
 #[derive(Clone)]
-pub struct Source {
+pub struct Opened {
     /// The weights.
     pub checkpoint: Arc<dyn Checkpoint>,
     pub options: Options,
@@ -49,7 +58,7 @@ struct Known {
     /// Held while a call uses the transformer.
     slot: Arc<Mutex<Slot>>,
     /// `Some` if `getp_model_open` made the struct. A struct of the program's own points to its weights itself.
-    source: Option<Source>,
+    source: Option<Opened>,
     /// `Some` while it is warmed up.
     warm: Option<Installed>,
 }
@@ -102,13 +111,13 @@ impl Drop for Forget {
 }
 
 /// The checkpoint and options of a transformer that `getp_model_open` made.
-pub fn source(transformer: *const Transformer) -> Option<Source> {
+pub fn source(transformer: *const Transformer) -> Option<Opened> {
     let registry = registry();
     registry.known.get(&transformer.addr())?.source.clone()
 }
 
 /// Sets the checkpoint and options of a transformer that `getp_model_open` made; `None` when the model is closed.
-pub fn set_source(transformer: *const Transformer, source: Option<Source>) {
+pub fn set_source(transformer: *const Transformer, source: Option<Opened>) {
     let mut registry = registry();
     let known = registry.known.entry(transformer.addr()).or_insert_with(Known::new);
     let before = mem::replace(&mut known.source, source);

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use super::mapped::{MappedFile, WatchedFile};
 use super::{Checkpoint, Field, Part, Tensor, TensorId, Values};
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::file_kind::{self, MODEL};
-use crate::model::ModelConfig;
 
 /// Size of the C struct `Config`, the header of a `.bin` file.
 pub const CONFIG_BYTES: usize = 60;

@@ -10,7 +10,7 @@ use super::MAX_SEQ_LEN;
 use super::fields::Fate::{Ignored, Only, Used};
 use super::fields::{Fields, Table};
 use super::yarn::{Yarn, concentration};
-use crate::model::ModelConfig;
+use crate::config::ModelConfig;
 
 /// Every field that `config.json` may have.
 const CONFIG: &Table = &[

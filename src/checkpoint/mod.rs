@@ -21,10 +21,10 @@ pub use arrays::{
 pub use safetensors::SafetensorsCheckpoint;
 pub use tensor_id::Field;
 
+use crate::config::ModelConfig;
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
-use crate::model::ModelConfig;
 use half::bf16;
 
 /// The largest `seq_len` of a model read from a directory. The KV cache is sized for sequences of `seq_len` positions;

@@ -1,7 +1,7 @@
 //! The names of the model's tensors in a directory of safetensors files, and how they are stored there.
 
 use super::TensorId;
-use crate::model::ModelConfig;
+use crate::config::ModelConfig;
 
 /// Which names a directory's tensors have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

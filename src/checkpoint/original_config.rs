@@ -6,7 +6,7 @@ use super::MAX_SEQ_LEN;
 use super::fields::Fate::Used;
 use super::fields::{Fields, Table};
 use super::yarn::Yarn;
-use crate::model::ModelConfig;
+use crate::config::ModelConfig;
 
 /// Every field that `config.json` may have.
 const CONFIG: &Table = &[

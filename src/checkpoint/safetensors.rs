@@ -17,9 +17,9 @@ use super::{
     Checkpoint, Columns, Element, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, Part, Tensor, TensorId, Values, hf_config,
     original_config,
 };
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::file_kind::{self, MODEL};
-use crate::model::ModelConfig;
 
 /// The file that maps each tensor to the shard that holds it.
 const INDEX: &str = "model.safetensors.index.json";

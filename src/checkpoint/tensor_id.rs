@@ -1,8 +1,8 @@
 //! Which array of the C struct holds a tensor, the tensor's shape, and the order of the arrays in a `.bin` file.
 
 use super::TensorId;
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::model::ModelConfig;
 
 /// The arrays of `TransformerWeights`, in its order. Each holds one kind of tensor, for all layers and experts.
 #[allow(missing_docs)] // the variants are the C struct's fields, `Field::name`

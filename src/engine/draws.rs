@@ -8,9 +8,9 @@
 use super::Sampling;
 use super::pipeline::Pipeline;
 use crate::batch::StepPlan;
+use crate::batch::{StepOutput, Want};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::replica::{StepOutput, Want};
 use crate::sampler::{self, Row, Sampler, request_seed};
 use crate::scheduler::Scheduler;
 use rayon::ThreadPool;

@@ -1,8 +1,9 @@
 //! Steps on their way through one replica.
 
 use crate::batch::{LogitsRow, StepPlan};
+use crate::batch::{StepOutput, Want};
 use crate::error::Result;
-use crate::replica::{Replica, StepOutput, Want};
+use crate::replica::Replica;
 use crate::scheduler::Scheduler;
 use std::collections::VecDeque;
 

@@ -1,9 +1,9 @@
 //! The model's mathematics, once for all backends.
 
 use crate::batch::StepPlan;
+use crate::batch::{StepOutput, Want};
 use crate::error::Result;
 use crate::ops::Ops;
-use crate::replica::{StepOutput, Want};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr::null_mut;

@@ -1,6 +1,6 @@
 //! Rotary embedding with YaRN's frequencies, in float32 as the eval program computes it.
 
-use super::ModelConfig;
+use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 

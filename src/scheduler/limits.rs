@@ -1,7 +1,8 @@
 //! What a step and the KV cache can take.
 
-use super::blocks::{BlockCounts, blocks_for, ring_blocks};
+use super::blocks::BlockCounts;
 use crate::error::{Error, Result};
+use crate::kv_blocks::{blocks_for, ring_blocks};
 
 /// The most rows a step may have: far above what fills any device, and its activations still fit one.
 const MAX_STEP_TOKENS: usize = 1 << 20;

@@ -34,7 +34,7 @@ mod blocks;
 mod limits;
 mod sequence;
 
-pub use blocks::{BlockCounts, ring_blocks};
+pub use blocks::BlockCounts;
 pub use limits::{Limits, steps_at_once};
 
 use crate::batch::{Chunk, LogitsRow, StepPlan};

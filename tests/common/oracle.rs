@@ -7,7 +7,7 @@
 #![allow(dead_code)] // each test uses a part of it
 
 use getp::checkpoint::{Checkpoint, TensorId};
-use getp::model::ModelConfig;
+use getp::config::ModelConfig;
 
 /// The type of numbers, and where they are rounded.
 pub trait Arithmetic: Copy {

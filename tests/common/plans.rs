@@ -3,8 +3,8 @@
 #![allow(dead_code)] // each test uses a part of it
 
 use getp::batch::{Chunk, LogitsRow, StepPlan};
-use getp::model::ModelConfig;
-use getp::replica::KvBlocks;
+use getp::config::ModelConfig;
+use getp::kv_blocks::KvBlocks;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 use std::ops::Range;

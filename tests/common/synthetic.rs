@@ -19,9 +19,9 @@ use std::io::Write;
 use std::path::Path;
 
 use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, TensorLayout, Values, config_to_bytes};
+use getp::config::ModelConfig;
 use getp::dtype::MXFP4_BLOCK;
 use getp::error::{Error, Result};
-use getp::model::ModelConfig;
 
 use draw::{Blocks, Encoding, Normal, Source, random};
 pub use hf::Directory;

@@ -19,14 +19,14 @@ struct Stored {
 mod checks {
     use super::*;
     use getp::backend::cpu::BLOCK_TOKENS;
-    use getp::backend::cpu::{CpuOps, Element, Engine, KvCache};
+    use getp::backend::cpu::{ComputeMode, CpuOps, Element, KvCache};
     use getp::batch::{Chunk, StepPlan};
-    use getp::model::ModelConfig;
+    use getp::config::ModelConfig;
     use getp::ops::Ops;
     use getp::simd::{LANES, Portable};
     use half::f16;
 
-    pub fn rotate_and_attend<E: Element>(engine: Engine) {
+    pub fn rotate_and_attend<E: Element>(mode: ComputeMode) {
         let mut rng = rng(21);
         // More positions than the first sequence's ring of three blocks holds, a prompt within a block, and one that
         // crosses blocks.
@@ -34,7 +34,7 @@ mod checks {
         for (config, _) in shapes() {
             let mut sequences = Sequences::new(&mut rng, &config, BLOCK_TOKENS, &lengths, 9);
             let mut kv = poisoned::<E>(&config, &sequences);
-            let mut ops = CpuOps::<E>::new(&config, engine, 27, false).unwrap();
+            let mut ops = CpuOps::<E>::new(&config, mode, 27, false).unwrap();
             let mut stored = vec![vec![Stored::default(); lengths.len()]; config.n_layers];
             let sinks: Vec<_> = (0..config.n_layers)
                 .map(|_| normal(&mut rng, config.n_attn_heads))
@@ -60,14 +60,14 @@ mod checks {
                             let (before, after) =
                                 (&before[row * width..][..width], &qkv.values()[row * width..][..width]);
                             let position = chunk.first_position + i;
-                            check_rotation(engine, &config, position, before, after);
+                            check_rotation(mode, &config, position, before, after);
                             let stored = &mut stored[layer][chunk.sequence];
                             let (k, v) = after[config.q_dim()..].split_at(config.kv_dim());
                             stored.keys.push(k.to_vec());
                             stored.values.push(v.to_vec());
                             let out = &out.values()[row * config.q_dim()..][..config.q_dim()];
                             check_row(
-                                engine,
+                                mode,
                                 &config,
                                 layer,
                                 &after[..config.q_dim()],
@@ -103,20 +103,20 @@ mod checks {
         kv
     }
 
-    fn check_rotation(engine: Engine, config: &ModelConfig, position: usize, before: &[f32], after: &[f32]) {
+    fn check_rotation(mode: ComputeMode, config: &ModelConfig, position: usize, before: &[f32], after: &[f32]) {
         let rotated = config.q_dim() + config.kv_dim();
-        let margins = Margins::of_f32(engine);
+        let margins = Margins::of_f32(mode);
         let mut real: Vec<_> = before[..rotated].iter().map(|&x| margins.of(x)).collect();
         rope(margins, config, position, &mut real);
         let mut expected = before[..rotated].to_vec();
-        rope(letter(engine), config, position, &mut expected);
-        compare(engine, "rope", &after[..rotated], &expected, &real);
+        rope(letter(mode), config, position, &mut expected);
+        compare(mode, "rope", &after[..rotated], &expected, &real);
         assert_same_bits(&after[rotated..], &before[rotated..], "values are not rotated");
     }
 
     /// Attention of one row, from the queries, keys and values as they were rotated.
     fn check_row(
-        engine: Engine,
+        mode: ComputeMode,
         config: &ModelConfig,
         layer: usize,
         q: &[f32],
@@ -124,7 +124,7 @@ mod checks {
         sinks: &[f32],
         out: &[f32],
     ) {
-        let margins = Margins::of_f32(engine);
+        let margins = Margins::of_f32(mode);
         let real_q: Vec<_> = q.iter().map(|&x| margins.of(x)).collect();
         let cached = |rows: &[Vec<f32>]| -> Vec<Vec<_>> {
             let row = |row: &Vec<f32>| row.iter().map(|&x| margins.cached(margins.of(x))).collect();
@@ -132,10 +132,10 @@ mod checks {
         };
         let (keys, values) = (cached(&stored.keys), cached(&stored.values));
         compare(
-            engine,
+            mode,
             &format!("attention of {} positions", keys.len()),
             out,
-            &attention(letter(engine), config, layer, q, &stored.keys, &stored.values, sinks),
+            &attention(letter(mode), config, layer, q, &stored.keys, &stored.values, sinks),
             &attention(margins, config, layer, &real_q, &keys, &values, sinks),
         );
     }

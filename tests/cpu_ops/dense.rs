@@ -9,14 +9,14 @@ on_every_engine!(embed norm qkv blocks_of_any_size attn_out wanted_rows unembed)
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{CpuOps, Element, Engine, Routes};
+    use getp::backend::cpu::{ComputeMode, CpuOps, Element, Routes};
     use getp::batch::{LogitsRow, StepPlan};
+    use getp::batch::{StepOutput, Want};
     use getp::ops::Ops;
-    use getp::replica::{StepOutput, Want};
     use getp::weights::{Format, RowMajor};
     use rand::Rng;
 
-    pub fn embed<E: Element>(engine: Engine) {
+    pub fn embed<E: Element>(mode: ComputeMode) {
         let mut rng = rng(1);
         for (config, rows) in shapes() {
             let (vocab, h) = (config.vocab_size, config.hidden_dim);
@@ -32,7 +32,7 @@ mod checks {
                     ..StepPlan::default()
                 };
                 let mut x = residual(stale(h, 2), Routes::new(&config, rows).unwrap());
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+                let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
                 ops.embed(&plan, &packed, &mut x).unwrap();
                 let expected: Vec<f32> = tokens
                     .iter()
@@ -44,7 +44,7 @@ mod checks {
         }
     }
 
-    pub fn norm<E: Element>(engine: Engine) {
+    pub fn norm<E: Element>(mode: ComputeMode) {
         let mut rng = rng(2);
         for (config, rows) in shapes() {
             let h = config.hidden_dim;
@@ -54,19 +54,19 @@ mod checks {
             x[..h].iter_mut().for_each(|x| *x *= 3e4);
             x[(rows - 1) * h..].iter_mut().for_each(|x| *x *= 1e-7);
             let mut t = stale(h, 1);
-            let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+            let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
             let mut memory = residual(buffer(h, &x), Routes::new(&config, rows).unwrap());
             ops.norm(&mut memory, &weight, &mut t).unwrap();
             for (x, t) in x.chunks_exact(h).zip(t.values().chunks_exact(h)) {
-                let margins = Margins::of_f32(engine);
+                let margins = Margins::of_f32(mode);
                 let real: Vec<_> = x.iter().map(|&x| margins.of(x)).collect();
-                let expected = letter(engine).norm(x, &weight);
-                compare(engine, "norm", t, &expected, &margins.norm(&real, &weight));
+                let expected = letter(mode).norm(x, &weight);
+                compare(mode, "norm", t, &expected, &margins.norm(&real, &weight));
             }
         }
     }
 
-    pub fn qkv<E: Element>(engine: Engine) {
+    pub fn qkv<E: Element>(mode: ComputeMode) {
         let mut rng = rng(3);
         for (config, rows) in shapes() {
             let (h, width) = (config.hidden_dim, config.qkv_dim());
@@ -74,16 +74,16 @@ mod checks {
                 let (w, packed) = dense(&mut rng, format, width, h);
                 let (bias, t) = (normal(&mut rng, width), normal(&mut rng, rows * h));
                 let mut qkv = stale(width, 1);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+                let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
                 ops.qkv(&buffer(h, &t), &packed, &bias, &mut qkv).unwrap();
-                let margins = Margins { engine, format };
+                let margins = Margins { mode, format };
                 for (t, got) in t.chunks_exact(h).zip(qkv.values().chunks_exact(width)) {
                     let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
                     compare(
-                        engine,
+                        mode,
                         &format!("qkv {format:?} {width}x{h}"),
                         got,
-                        &linear(letter(engine), &w, &bias, t),
+                        &linear(letter(mode), &w, &bias, t),
                         &linear(margins, &w, &bias, &real),
                     );
                 }
@@ -92,12 +92,12 @@ mod checks {
     }
 
     /// However many rows a step has, and so however they are cut into blocks, the first row's result is the same.
-    pub fn blocks_of_any_size<E: Element>(engine: Engine) {
+    pub fn blocks_of_any_size<E: Element>(mode: ComputeMode) {
         let mut rng = rng(6);
         let (config, _) = shapes().swap_remove(2);
         let (h, width, most) = (config.hidden_dim, config.qkv_dim(), 26);
         let (bias, t) = (normal(&mut rng, width), normal(&mut rng, most * h));
-        let mut ops = CpuOps::<E>::new(&config, engine, most, false).unwrap();
+        let mut ops = CpuOps::<E>::new(&config, mode, most, false).unwrap();
         for format in formats(h) {
             let (_, packed) = dense(&mut rng, format, width, h);
             let mut run = |rows: &[f32]| {
@@ -111,13 +111,13 @@ mod checks {
                 assert_same_bits(
                     together.values(),
                     &one_by_one[..rows * width],
-                    &format!("{engine:?} {rows} rows"),
+                    &format!("{mode:?} {rows} rows"),
                 );
             }
         }
     }
 
-    pub fn attn_out<E: Element>(engine: Engine) {
+    pub fn attn_out<E: Element>(mode: ComputeMode) {
         let mut rng = rng(4);
         for (config, rows) in shapes() {
             let (h, width) = (config.hidden_dim, config.q_dim());
@@ -126,30 +126,30 @@ mod checks {
                 let (bias, a) = (normal(&mut rng, h), normal(&mut rng, rows * width));
                 let before = normal(&mut rng, rows * h);
                 let mut x = residual(buffer(h, &before), Routes::new(&config, rows).unwrap());
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+                let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
                 ops.attn_out(&buffer(width, &a), &packed, &bias, &mut x).unwrap();
-                let margins = Margins { engine, format };
+                let margins = Margins { mode, format };
                 for (row, got) in x.x.values().chunks_exact(h).enumerate() {
                     let (a, before) = (&a[row * width..][..width], &before[row * h..][..h]);
                     let real: Vec<_> = a.iter().map(|&x| margins.of(x)).collect();
                     let real = linear(margins, &w, &bias, &real).into_iter().zip(before);
                     let real: Vec<_> = real.map(|(y, &x)| margins.add(margins.of(x), y)).collect();
-                    let expected = linear(letter(engine), &w, &bias, a).into_iter().zip(before);
+                    let expected = linear(letter(mode), &w, &bias, a).into_iter().zip(before);
                     let expected: Vec<_> = expected.map(|(y, &x)| x + y).collect();
-                    compare(engine, &format!("attn_out {format:?}"), got, &expected, &real);
+                    compare(mode, &format!("attn_out {format:?}"), got, &expected, &real);
                 }
             }
         }
     }
 
     /// The last norm takes the rows that the plan wants, in the plan's order, and each as the norm of all rows has it.
-    pub fn wanted_rows<E: Element>(engine: Engine) {
+    pub fn wanted_rows<E: Element>(mode: ComputeMode) {
         let mut rng = rng(5);
         for (config, rows) in shapes() {
             let h = config.hidden_dim;
             let (weight, x) = (normal(&mut rng, h), normal(&mut rng, rows * h));
             let mut memory = residual(buffer(h, &x), Routes::new(&config, rows).unwrap());
-            let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+            let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
             let wanted: Vec<usize> = (0..rows).rev().step_by(2).collect();
             let logits = wanted.iter().map(|&row| LogitsRow {
                 row,
@@ -173,7 +173,7 @@ mod checks {
         }
     }
 
-    pub fn unembed<E: Element>(engine: Engine) {
+    pub fn unembed<E: Element>(mode: ComputeMode) {
         let mut rng = rng(7);
         for (config, rows) in shapes() {
             let (h, vocab) = (config.hidden_dim, config.vocab_size);
@@ -181,17 +181,17 @@ mod checks {
                 let (w, packed) = dense(&mut rng, format, vocab, h);
                 let x = normal(&mut rng, rows * h);
                 let rows_in = buffer(h, &x);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+                let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
                 let mut output = StepOutput::default();
                 ops.unembed(&rows_in, &packed, Want::Logits, &mut output).unwrap();
-                let margins = Margins { engine, format };
+                let margins = Margins { mode, format };
                 for (got, (i, t)) in output.logits.chunks_exact(vocab).zip(x.chunks_exact(h).enumerate()) {
                     let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
                     compare(
-                        engine,
+                        mode,
                         &format!("unembed {format:?}"),
                         got,
-                        &linear(letter(engine), &w, &[], t),
+                        &linear(letter(mode), &w, &[], t),
                         &linear(margins, &w, &[], &real),
                     );
                     let largest = got.iter().copied().fold(f32::NEG_INFINITY, f32::max);

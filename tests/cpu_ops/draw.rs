@@ -2,8 +2,8 @@
 
 use getp::backend::cpu::{Buffer, ResidualMemory, Routes, Tiles};
 use getp::checkpoint::{Part, Tensor, Values};
+use getp::config::ModelConfig;
 use getp::dtype::{E2M1, MXFP4_BLOCK};
-use getp::model::ModelConfig;
 use getp::weights::{Format, Layout, Packed, pack};
 use half::bf16;
 use rand::{Rng, SeedableRng};

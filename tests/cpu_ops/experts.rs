@@ -5,7 +5,7 @@ use super::margins::{Margin, Margins};
 use super::oracle::{Arithmetic, combine, linear, mlp1, pick};
 use super::{assert_same_bits, compare, letter, on_every_engine};
 use getp::backend::cpu::Routes;
-use getp::model::ModelConfig;
+use getp::config::ModelConfig;
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
@@ -48,11 +48,11 @@ fn picks(routes: &Routes, k: usize) -> Vec<(usize, usize, f32)> {
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{CpuOps, Element, Engine, Routed, Tiles};
+    use getp::backend::cpu::{ComputeMode, CpuOps, Element, Routed, Tiles};
     use getp::ops::Ops;
     use getp::options::Precision;
 
-    pub fn route<E: Element>(engine: Engine) {
+    pub fn route<E: Element>(mode: ComputeMode) {
         let mut rng = rng(11);
         for (config, rows) in shapes() {
             let (h, experts, k) = (config.hidden_dim, config.n_experts, config.experts_per_token);
@@ -60,23 +60,23 @@ mod checks {
                 let (w, packed) = dense(&mut rng, format, experts, h);
                 let (bias, t) = (normal(&mut rng, experts), normal(&mut rng, rows * h));
                 let mut routes = Routes::new(&config, rows).unwrap();
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+                let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
                 ops.pick_experts(&buffer(h, &t), &packed, &bias, &mut routes).unwrap();
                 assert_eq!(routes.experts.len(), rows * k);
                 for (row, t) in t.chunks_exact(h).enumerate() {
                     let picked: Vec<usize> = routes.experts[row * k..][..k].iter().map(|&e| e as usize).collect();
                     let shares = &routes.shares[row * k..][..k];
-                    let (expected, expected_shares) = pick(letter(engine), &linear(letter(engine), &w, &bias, t), k);
-                    if engine.precision == Precision::Exact {
+                    let (expected, expected_shares) = pick(letter(mode), &linear(letter(mode), &w, &bias, t), k);
+                    if mode.precision == Precision::Exact {
                         assert_eq!(picked, expected);
                     }
                     // Whatever the format, the router's activations stay float32 (they decide who computes).
-                    let margins = Margins::of_f32(engine);
+                    let margins = Margins::of_f32(mode);
                     let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
                     let logits = linear(margins, &w, &bias, &real);
                     check_order(&logits, &picked);
                     let of_picked: Vec<Margin> = picked.iter().map(|&e| logits[e]).collect();
-                    compare(engine, "route", shares, &expected_shares, &margins.softmax(&of_picked));
+                    compare(mode, "route", shares, &expected_shares, &margins.softmax(&of_picked));
                 }
             }
         }
@@ -94,7 +94,7 @@ mod checks {
         }
     }
 
-    pub fn route_breaks_ties_by_index<E: Element>(engine: Engine) {
+    pub fn route_breaks_ties_by_index<E: Element>(mode: ComputeMode) {
         let config = ModelConfig {
             hidden_dim: 40,
             n_experts: 7,
@@ -105,7 +105,7 @@ mod checks {
         // Without activations the logits are the bias; -0 equals 0.
         let bias = vec![1.0, 2.0, 0.0, 2.0, -0.0, 2.0, 0.0];
         let mut routes = Routes::new(&config, 1).unwrap();
-        let mut ops = CpuOps::<E>::new(&config, engine, 1, false).unwrap();
+        let mut ops = CpuOps::<E>::new(&config, mode, 1, false).unwrap();
         ops.pick_experts(&buffer(40, &[0.0; 40]), &packed, &bias, &mut routes)
             .unwrap();
         assert_eq!(routes.experts, [1, 3, 5, 0]);
@@ -117,7 +117,7 @@ mod checks {
         assert_same_bits(&routes.shares, &[0.25; 4], "equal shares");
     }
 
-    pub fn first_matrix<E: Element>(engine: Engine) {
+    pub fn first_matrix<E: Element>(mode: ComputeMode) {
         let mut rng = rng(13);
         for (config, rows) in shapes() {
             let (h, inner, k) = (config.hidden_dim, config.intermediate_dim, config.experts_per_token);
@@ -132,7 +132,7 @@ mod checks {
                 let t = wide(normal(&mut rng, rows * h));
                 let routes = random_routes(&mut rng, &config, rows);
                 let mut out = stale(inner, 1);
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+                let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
                 let (inputs, mut memory) = (buffer(h, &t), residual(stale(h, rows), routes.clone()));
                 let routed = Routed {
                     memory: &mut memory,
@@ -140,16 +140,16 @@ mod checks {
                 };
                 ops.mlp1(&routed, &packed, &bias, &mut out).unwrap();
                 assert_eq!(out.rows(), rows * k);
-                let margins = Margins { engine, format };
+                let margins = Margins { mode, format };
                 for ((row, e, _), got) in picks(&routes, k).into_iter().zip(out.values().chunks_exact(inner)) {
                     let t = &t[row * h..][..h];
                     let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
                     let bias = &bias[e * 2 * inner..][..2 * inner];
                     compare(
-                        engine,
+                        mode,
                         &format!("mlp1 {format:?} {inner}x{h}"),
                         got,
-                        &mlp1(letter(engine), &w[e], bias, config.swiglu_limit, t),
+                        &mlp1(letter(mode), &w[e], bias, config.swiglu_limit, t),
                         &mlp1(margins, &w[e], bias, config.swiglu_limit, &real),
                     );
                 }
@@ -157,7 +157,7 @@ mod checks {
         }
     }
 
-    pub fn second_matrix<E: Element>(engine: Engine) {
+    pub fn second_matrix<E: Element>(mode: ComputeMode) {
         let mut rng = rng(14);
         for (config, rows) in shapes() {
             let (h, inner, k) = (config.hidden_dim, config.intermediate_dim, config.experts_per_token);
@@ -171,7 +171,7 @@ mod checks {
                 let before = normal(&mut rng, rows * h);
                 let routes = random_routes(&mut rng, &config, rows);
                 let mut x = residual(buffer(h, &before), routes.clone());
-                let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+                let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
                 let routed = Routed {
                     memory: &mut x,
                     t: &stale(h, rows),
@@ -180,12 +180,12 @@ mod checks {
                 let picks = picks(&routes, k);
                 for (row, got) in x.x.values().chunks_exact(h).enumerate() {
                     compare(
-                        engine,
+                        mode,
                         &format!("mlp2 {format:?} {h}x{inner}"),
                         got,
-                        &onto(letter(engine), &w, &bias, &y, &picks, row, &before[row * h..][..h]),
+                        &onto(letter(mode), &w, &bias, &y, &picks, row, &before[row * h..][..h]),
                         &onto(
-                            Margins { engine, format },
+                            Margins { mode, format },
                             &w,
                             &bias,
                             &y,

@@ -6,7 +6,7 @@ use super::plans::Sequences;
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::{assert_same_bits, letter, on_every_engine};
 use getp::checkpoint::Checkpoint;
-use getp::model::ModelConfig;
+use getp::config::ModelConfig;
 use rand::Rng;
 
 on_every_engine!(logits company stages);
@@ -55,25 +55,25 @@ const MAX_CHUNK: usize = 7;
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{BLOCK_TOKENS, CpuOps, Element, Engine, KvCache, activations, load};
+    use getp::backend::cpu::{BLOCK_TOKENS, ComputeMode, CpuOps, Element, KvCache, activations, load};
+    use getp::batch::{StepOutput, Want};
     use getp::model::forward;
     use getp::options::Precision;
-    use getp::replica::{StepOutput, Want};
 
     /// The logits of each position of each prompt.
     fn run<E: Element>(
-        engine: Engine,
+        mode: ComputeMode,
         model: &dyn Checkpoint,
         prompts: &[Vec<u32>],
         max_chunk: usize,
     ) -> Vec<Vec<f32>> {
         let layers = model.config().n_layers;
-        run_in_stages::<E>(engine, model, prompts, max_chunk, &[layers])
+        run_in_stages::<E>(mode, model, prompts, max_chunk, &[layers])
     }
 
     /// The same, each step in stages that end before these layers.
     fn run_in_stages<E: Element>(
-        engine: Engine,
+        mode: ComputeMode,
         model: &dyn Checkpoint,
         prompts: &[Vec<u32>],
         max_chunk: usize,
@@ -84,7 +84,7 @@ mod checks {
         let lengths: Vec<usize> = prompts.iter().map(Vec::len).collect();
         let mut sequences = Sequences::new(&mut rng(33), config, BLOCK_TOKENS, &lengths, max_chunk);
         let max_rows = max_chunk * prompts.len();
-        let mut ops = CpuOps::<E>::new(config, engine, max_rows, false).unwrap();
+        let mut ops = CpuOps::<E>::new(config, mode, max_rows, false).unwrap();
         let mut activations = activations(config, max_rows).unwrap();
         let mut kv = KvCache::new(config, sequences.blocks, E::BYTES).unwrap();
         let mut logits = vec![Vec::new(); prompts.len()];
@@ -110,29 +110,29 @@ mod checks {
         logits
     }
 
-    pub fn logits<E: Element>(engine: Engine) {
+    pub fn logits<E: Element>(mode: ComputeMode) {
         for model in models() {
             let prompts = prompts(model.config());
-            let got = run::<E>(engine, &model, &prompts, MAX_CHUNK);
+            let got = run::<E>(mode, &model, &prompts, MAX_CHUNK);
             for (prompt, got) in prompts.iter().zip(&got) {
                 let real = oracle::forward(Reals, &model, prompt).concat();
-                match engine.precision {
+                match mode.precision {
                     Precision::Exact => {
-                        let expected = oracle::forward(letter(engine), &model, prompt).concat();
-                        assert_same_bits(got, &expected, &format!("{engine:?}"));
+                        let expected = oracle::forward(letter(mode), &model, prompt).concat();
+                        assert_same_bits(got, &expected, &format!("{mode:?}"));
                         // The eval checker's limit, which the letter's own roundings must keep on a tame model.
                         for (got, real) in got.iter().zip(&real) {
                             assert!((f64::from(*got) - real).abs() <= 1e-5 + 1e-4 * real.abs());
                         }
                     }
-                    Precision::Fast => check_divergence(engine, model.config().vocab_size, got, &real),
+                    Precision::Fast => check_divergence(mode, model.config().vocab_size, got, &real),
                 }
             }
         }
     }
 
     /// The gate of `fast` on tame models: mean KL divergence at most 1e-3, the same token first in 98 of 100 rows.
-    fn check_divergence(engine: Engine, vocab: usize, got: &[f32], real: &[f64]) {
+    fn check_divergence(mode: ComputeMode, vocab: usize, got: &[f32], real: &[f64]) {
         let rows = real.len() / vocab;
         let (mut divergence, mut agree) = (0.0, 0);
         for (got, real) in got.chunks_exact(vocab).zip(real.chunks_exact(vocab)) {
@@ -142,8 +142,8 @@ mod checks {
             let first = |l: &[f64]| (0..vocab).reduce(|best, i| if l[i] > l[best] { i } else { best });
             agree += usize::from(first(&p) == first(&q));
         }
-        assert!(divergence <= 1e-3, "{engine:?}: mean KL divergence {divergence:e}");
-        assert!(100 * agree >= 98 * rows, "{engine:?}: {agree} of {rows} rows agree");
+        assert!(divergence <= 1e-3, "{mode:?}: mean KL divergence {divergence:e}");
+        assert!(100 * agree >= 98 * rows, "{mode:?}: {agree} of {rows} rows agree");
     }
 
     fn log_softmax(logits: &[f64]) -> Vec<f64> {
@@ -153,25 +153,25 @@ mod checks {
     }
 
     /// A sequence gives the same bits alone, token by token, as among others in chunks.
-    pub fn company<E: Element>(engine: Engine) {
+    pub fn company<E: Element>(mode: ComputeMode) {
         for model in models() {
             let prompts = prompts(model.config());
-            let together = run::<E>(engine, &model, &prompts, MAX_CHUNK);
+            let together = run::<E>(mode, &model, &prompts, MAX_CHUNK);
             for (prompt, together) in prompts.iter().zip(&together) {
-                let alone = run::<E>(engine, &model, std::slice::from_ref(prompt), 1);
-                assert_same_bits(together, &alone[0], &format!("{engine:?}"));
+                let alone = run::<E>(mode, &model, std::slice::from_ref(prompt), 1);
+                assert_same_bits(together, &alone[0], &format!("{mode:?}"));
             }
         }
     }
 
     /// Layers in stages, each of which goes on from the rows of the one before, give the same bits as all at once.
-    pub fn stages<E: Element>(engine: Engine) {
+    pub fn stages<E: Element>(mode: ComputeMode) {
         let model = &models()[0];
         let prompts = prompts(model.config());
-        let whole = run::<E>(engine, model, &prompts, MAX_CHUNK);
+        let whole = run::<E>(mode, model, &prompts, MAX_CHUNK);
         for ends in [&[1, 3][..], &[1, 2, 3]] {
-            let cut = run_in_stages::<E>(engine, model, &prompts, MAX_CHUNK, ends);
-            assert_same_bits(&cut.concat(), &whole.concat(), &format!("{engine:?} {ends:?}"));
+            let cut = run_in_stages::<E>(mode, model, &prompts, MAX_CHUNK, ends);
+            assert_same_bits(&cut.concat(), &whole.concat(), &format!("{mode:?} {ends:?}"));
         }
     }
 }

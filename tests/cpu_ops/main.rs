@@ -20,47 +20,47 @@ mod forward;
 mod margins;
 mod odd_values;
 
-use getp::backend::cpu::Engine;
+use getp::backend::cpu::ComputeMode;
 use getp::options::Precision;
 use margins::Margin;
 
-/// Makes a test of each function generic over the cache's element, which runs it on every engine of this machine.
+/// Makes a test of each function generic over the cache's element, which runs it on every mode of this machine.
 macro_rules! on_every_engine {
     ($($check:ident)*) => {
         $(#[test]
         fn $check() {
             for level in getp::simd::Level::available() {
-                let engine = |precision| getp::backend::cpu::Engine { level, precision };
-                checks::$check::<f32>(engine(getp::options::Precision::Exact));
-                checks::$check::<half::f16>(engine(getp::options::Precision::Fast));
+                let mode = |precision| getp::backend::cpu::ComputeMode { level, precision };
+                checks::$check::<f32>(mode(getp::options::Precision::Exact));
+                checks::$check::<half::f16>(mode(getp::options::Precision::Fast));
             }
         })*
     };
 }
 use on_every_engine;
 
-/// The eval program's arithmetic as the engine's instruction set has it.
-fn letter(engine: Engine) -> oracle::Letter {
+/// The eval program's arithmetic as the mode's instruction set has it.
+fn letter(mode: ComputeMode) -> oracle::Letter {
     oracle::Letter {
-        fused: !engine.level.is_portable(),
+        fused: !mode.level.is_portable(),
     }
 }
 
 /// `got` lies within the margins, and in `exact` is the letter's result to the bit.
 #[track_caller]
-fn compare(engine: Engine, what: &str, got: &[f32], letter: &[f32], real: &[Margin]) {
-    assert_eq!(got.len(), real.len(), "{engine:?} {what}: how many values");
+fn compare(mode: ComputeMode, what: &str, got: &[f32], letter: &[f32], real: &[Margin]) {
+    assert_eq!(got.len(), real.len(), "{mode:?} {what}: how many values");
     for (i, (&got, real)) in got.iter().zip(real).enumerate() {
         let error = (f64::from(got) - real.value).abs();
         assert!(
             error <= real.error,
-            "{engine:?} {what}: value {i} is {got:e}, {error:e} from {:e}, which is more than {:e}",
+            "{mode:?} {what}: value {i} is {got:e}, {error:e} from {:e}, which is more than {:e}",
             real.value,
             real.error
         );
     }
-    if engine.precision == Precision::Exact {
-        assert_same_bits(got, letter, &format!("{engine:?} {what}"));
+    if mode.precision == Precision::Exact {
+        assert_same_bits(got, letter, &format!("{mode:?} {what}"));
     }
 }
 

@@ -5,8 +5,8 @@
 //! kernel which leaves out one product of a long sum fails.
 
 use crate::oracle::{Arithmetic, Reals};
-use getp::backend::cpu::Engine;
-use getp::model::ModelConfig;
+use getp::backend::cpu::ComputeMode;
+use getp::config::ModelConfig;
 use getp::options::Precision;
 use getp::simd::Level;
 use getp::weights::Format;
@@ -61,23 +61,23 @@ impl Margin {
     }
 }
 
-/// The arithmetic of an engine.
+/// The arithmetic of an mode.
 #[derive(Clone, Copy)]
 pub struct Margins {
-    pub engine: Engine,
+    pub mode: ComputeMode,
     /// What the weights of [`Arithmetic::dot`] are held in.
     pub format: Format,
 }
 
 impl Margins {
     /// Beside float32 weights, or none.
-    pub fn of_f32(engine: Engine) -> Self {
+    pub fn of_f32(mode: ComputeMode) -> Self {
         let format = Format::F32;
-        Self { engine, format }
+        Self { mode, format }
     }
 
     fn fast(self) -> bool {
-        self.engine.precision == Precision::Fast
+        self.mode.precision == Precision::Fast
     }
 
     /// A key or value as the cache holds it.
@@ -108,7 +108,7 @@ impl Arithmetic for Margins {
     }
 
     fn add_product(self, acc: Margin, a: Margin, b: Margin) -> Margin {
-        // The portable engine rounds the product as well.
+        // The portable mode rounds the product as well.
         acc.plus(a.times(b).rounded(1.0)).rounded(1.0)
     }
 
@@ -120,7 +120,7 @@ impl Arithmetic for Margins {
         let weights = sum_of(|(w, _)| w.value.abs());
         let products = sum_of(|(w, x)| (w.value.abs() + w.error) * (x.value.abs() + x.error));
         let inherited = sum_of(|&(w, x)| w.times(x).error);
-        let lost = match (self.fast(), self.engine.level, self.format) {
+        let lost = match (self.fast(), self.mode.level, self.format) {
             // Each product is rounded, and the sum at the end; float64 in between.
             (false, _, _) => (2.0 + n * F32 * F32) * F32 * products,
             // Pairs of bfloat16, then two roundings a pair.
@@ -140,7 +140,7 @@ impl Arithmetic for Margins {
     }
 
     fn score(self, q: &[Margin], k: &[Margin]) -> Margin {
-        let sum = Self::of_f32(self.engine).dot(q.iter().copied().zip(k.iter().copied()));
+        let sum = Self::of_f32(self.mode).dot(q.iter().copied().zip(k.iter().copied()));
         let scale = Margin {
             value: 1.0 / (q.len() as f64).sqrt(),
             error: 0.0,

@@ -3,8 +3,8 @@
 use super::draw::{buffer, dense, normal, packed, residual, rng, shapes, stale, values};
 use super::{assert_same_bits, on_every_engine};
 use getp::backend::cpu::{Buffer, Routes, Tiles};
-use getp::model::ModelConfig;
-use getp::replica::{StepOutput, Want};
+use getp::batch::{StepOutput, Want};
+use getp::config::ModelConfig;
 use getp::weights::Format;
 
 on_every_engine!(
@@ -36,17 +36,17 @@ fn check_other_rows(before: &Buffer, after: &Buffer, width: usize, odd_row: usiz
 
 mod checks {
     use super::*;
-    use getp::backend::cpu::{BLOCK_TOKENS, CpuOps, Element, Engine, KvCache, Routed};
+    use getp::backend::cpu::{BLOCK_TOKENS, ComputeMode, CpuOps, Element, KvCache, Routed};
     use getp::ops::Ops;
 
-    pub fn greedy_takes_the_lowest_index<E: Element>(engine: Engine) {
+    pub fn greedy_takes_the_lowest_index<E: Element>(mode: ComputeMode) {
         let (vocab, h) = (101, 34);
         let config = ModelConfig {
             vocab_size: vocab,
             hidden_dim: h,
             ..ModelConfig::preset_7m()
         };
-        let mut ops = CpuOps::<E>::new(&config, engine, 3, false).unwrap();
+        let mut ops = CpuOps::<E>::new(&config, mode, 3, false).unwrap();
         // The first column is each token's logit.
         let mut greedy = |logit: &dyn Fn(usize) -> f32, x: f32| {
             let mut w = vec![0.0; vocab * h];
@@ -80,14 +80,14 @@ mod checks {
     }
 
     /// An odd activation makes its own row odd and no other.
-    pub fn rows_keep_their_odd_values<E: Element>(engine: Engine) {
+    pub fn rows_keep_their_odd_values<E: Element>(mode: ComputeMode) {
         let mut rng = rng(41);
         let (rows, h, width) = (15, 96, 70);
         let config = ModelConfig {
             hidden_dim: h,
             ..ModelConfig::preset_7m()
         };
-        let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+        let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
         let t = normal(&mut rng, rows * h);
         let (weight, bias) = (normal(&mut rng, h), normal(&mut rng, width));
         for format in [Format::Mxfp4, Format::Bf16, Format::F32] {
@@ -113,14 +113,14 @@ mod checks {
     }
 
     /// An odd weight makes its own output odd and no other.
-    pub fn weights_keep_their_odd_values<E: Element>(engine: Engine) {
+    pub fn weights_keep_their_odd_values<E: Element>(mode: ComputeMode) {
         let mut rng = rng(42);
         let (rows, h, width) = (3, 50, 70);
         let config = ModelConfig {
             hidden_dim: h,
             ..ModelConfig::preset_7m()
         };
-        let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+        let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
         let (t, bias) = (buffer(h, &normal(&mut rng, rows * h)), normal(&mut rng, width));
         for format in [Format::Bf16, Format::F32] {
             let w = values(&mut rng, format, width, h);
@@ -149,7 +149,7 @@ mod checks {
     }
 
     /// A row whose activations are odd is still sent to different experts that there are, and spoils no other's sum.
-    pub fn experts_keep_their_odd_values<E: Element>(engine: Engine) {
+    pub fn experts_keep_their_odd_values<E: Element>(mode: ComputeMode) {
         let mut rng = rng(43);
         for (config, rows) in shapes() {
             let (h, inner, k) = (config.hidden_dim, config.intermediate_dim, config.experts_per_token);
@@ -162,7 +162,7 @@ mod checks {
             };
             let (first, second) = (experts(2 * inner, h, true), experts(h, inner, false));
             let zeros = |n: usize| vec![0.0; n * config.n_experts];
-            let mut ops = CpuOps::<E>::new(&config, engine, rows, false).unwrap();
+            let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
             let mut run = |t: &[f32]| {
                 let (t, mut y) = (buffer(h, t), stale(inner, 1));
                 let mut x = residual(buffer(h, &vec![0.0; rows * h]), Routes::new(&config, rows).unwrap());
@@ -190,14 +190,14 @@ mod checks {
 
     /// An odd query, key or value makes its own head's output odd, in every later row of its sequence that sees it,
     /// and no other's. (An infinite score alone is no oddity: it takes all the mass, or none.)
-    pub fn attention_keeps_odd_values<E: Element>(engine: Engine) {
+    pub fn attention_keeps_odd_values<E: Element>(mode: ComputeMode) {
         use crate::plans::Sequences;
         let mut rng = rng(45);
         let (config, _) = shapes().swap_remove(1);
         let (d, width, q_dim) = (config.head_dim, config.qkv_dim(), config.q_dim());
         let qkv = normal(&mut rng, 18 * width);
         let sinks = normal(&mut rng, config.n_attn_heads);
-        let mut ops = CpuOps::<E>::new(&config, engine, 18, false).unwrap();
+        let mut ops = CpuOps::<E>::new(&config, mode, 18, false).unwrap();
         let mut run = |qkv: &[f32]| {
             let mut sequences = Sequences::new(&mut super::rng(46), &config, BLOCK_TOKENS, &[9, 9], 9);
             let plan = sequences.plan(&[(0, &[0; 9]), (1, &[0; 9])]);

@@ -8,13 +8,16 @@
 use getp::abi::lifecycle::{self, Backends};
 use getp::abi::types::{Config, Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
 use getp::batch::StepPlan;
+use getp::batch::{Greedy, StepOutput, Want};
 use getp::checkpoint::Checkpoint;
 use getp::error::{Error, Result};
+use getp::kv_blocks::KvBlocks;
 use getp::options::Options;
 use getp::profile::Profile;
-use getp::replica::{Greedy, KvBlocks, PackReport, PackedKind, Pointers, Replica, StepOutput, Want};
+use getp::replica::{Pointers, Replica};
 use getp::sampler::{self, request_seed};
 use getp::scheduler::{END_TOKENS, steps_at_once};
+use getp::weights::{PackReport, PackedKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};

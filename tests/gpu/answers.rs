@@ -1,10 +1,11 @@
 //! Helpers that answer requests with a replica, as the engine does it.
 
 use getp::batch::StepPlan;
+use getp::batch::{StepOutput, Want};
+use getp::config::ModelConfig;
 use getp::engine;
-use getp::model::ModelConfig;
 use getp::options::{Options, Precision};
-use getp::replica::{Replica, StepOutput, Want};
+use getp::replica::Replica;
 use getp::scheduler::{Finished, Limits, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 

@@ -14,11 +14,12 @@ use getp::backend::gpu::args::Format;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::replica::inspect::Parts;
 use getp::batch::StepPlan;
+use getp::batch::Want;
 use getp::checkpoint::Checkpoint;
-use getp::model::{ModelConfig, forward_layer};
+use getp::config::ModelConfig;
+use getp::model::forward_layer;
 use getp::ops::Ops;
 use getp::options::Precision;
-use getp::replica::Want;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 

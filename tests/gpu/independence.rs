@@ -4,9 +4,9 @@
 use super::answers::{Answers, Run, answer, options, prompts};
 use super::open;
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
-use getp::model::ModelConfig;
+use getp::batch::Want;
+use getp::config::ModelConfig;
 use getp::options::Precision;
-use getp::replica::Want;
 
 /// Of the 20b's heads, so that attention goes through the matrix cores, and of other ones.
 fn configs() -> [ModelConfig; 2] {

@@ -8,8 +8,8 @@ use getp::abi::lifecycle::{self, Backends};
 use getp::abi::types::{Config, RunState, TransformerWeights};
 use getp::backend::cpu;
 use getp::checkpoint::{Field, TensorLayout, config_to_bytes};
+use getp::config::ModelConfig;
 use getp::error::Result;
-use getp::model::ModelConfig;
 use std::ffi::{c_int, c_void};
 
 /// Prompts of several lengths.

@@ -8,10 +8,11 @@ use getp::backend::gpu::driver::simt::Order;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::StepPlan;
-use getp::model::ModelConfig;
+use getp::batch::{StepOutput, Want};
+use getp::config::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
-use getp::replica::{Replica, StepOutput, Want};
+use getp::replica::Replica;
 use getp::sampler::Sampler;
 
 /// Sequences, each in a row of its own.

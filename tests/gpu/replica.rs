@@ -4,9 +4,9 @@ use super::answers::{Run, answer, options, prompts};
 use super::open;
 use super::synthetic::{SyntheticCheckpoint, Temperament};
 use getp::backend::cpu;
-use getp::model::ModelConfig;
+use getp::batch::Want;
+use getp::config::ModelConfig;
 use getp::options::Precision;
-use getp::replica::Want;
 
 fn tiny() -> ModelConfig {
     ModelConfig {

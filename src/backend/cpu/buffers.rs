@@ -1,8 +1,8 @@
 //! A step's activations.
 
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::model::ModelConfig;
 
 /// Activations `[rows, width]` in float32.
 #[derive(Clone, Debug)]

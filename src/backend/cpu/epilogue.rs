@@ -1,13 +1,13 @@
 //! What is fused into matrix products, computed from their sums: bias, residual, SwiGLU, the weighted sum over experts,
 //! argmax and logits.
 
-use super::gemm::{At, Epilogue, Sums};
+use super::gemm::{At, Epilogue};
 use super::shared::Shared;
-use super::tiles::TILE;
+use super::tiles::{Sums, TILE};
+use crate::batch::Greedy;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::options::Precision;
-use crate::replica::Greedy;
 use crate::simd::{LANES, Simd};
 use std::sync::{Mutex, PoisonError};
 

@@ -19,19 +19,17 @@
 //! loads of weights and 24 dot products with broadcast operands, so the dot product's rate is the limit. With one token
 //! it is memory bandwidth.
 
-use super::inputs::{Encoding, Inputs, MAX_TOKENS};
+use super::inputs::Inputs;
+use super::mode::{ComputeMode, MAX_TOKENS};
 use super::products::{Args, Product, RowNorms};
-use super::tiles::TILE;
+use super::tiles::{Sums, TILE};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::options::Precision;
-use crate::simd::{Kernel, Level, Simd};
+use crate::simd::{Kernel, Simd};
 use crate::weights::{Format, Packed};
 use rayon::prelude::*;
 use std::ops::Range;
-
-/// A token's sums for the rows of a tile, in the order of lanes.
-pub type Sums = [f32; TILE];
 
 /// The place of sums in the product's result.
 #[derive(Clone, Copy, Debug)]
@@ -61,35 +59,7 @@ pub trait Epilogue: Sync {
     fn end(&self, state: Self::State) -> Result<()>;
 }
 
-/// The instruction set and precision by which kernels are chosen.
-#[derive(Clone, Copy, Debug)]
-pub struct Engine {
-    /// The instruction set.
-    pub level: Level,
-    /// The precision.
-    pub precision: Precision,
-}
-
-impl Engine {
-    /// How the kernels for weights in `format` need their activations encoded.
-    pub fn encoding(self, format: Format) -> Encoding {
-        match (self.precision, self.level, format) {
-            (Precision::Fast, Level::Avx512(_), Format::Bf16) => Encoding::Bf16Pairs,
-            (Precision::Fast, Level::Avx512(_), Format::Mxfp4) => Encoding::I16Pairs,
-            _ => Encoding::F32,
-        }
-    }
-
-    /// The most tokens in a block, as the accumulators fit into the registers. With AVX-512 `exact` takes two registers
-    /// of float64 for the sums of a vector, and computes the tile's two vectors one after the other.
-    pub fn max_tokens(self) -> usize {
-        match (self.level, self.precision) {
-            (Level::Avx512(_), Precision::Fast) => MAX_TOKENS,
-            (Level::Avx512(_), Precision::Exact) => 8,
-            _ => 2,
-        }
-    }
-
+impl ComputeMode {
     /// Multiplies all inputs of group `i` by member `i` of the matrix, for all groups.
     pub fn multiply<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) -> Result<()> {
         let tasks = tasks(matrix, inputs, rayon::current_num_threads())?;
@@ -98,7 +68,7 @@ impl Engine {
             .try_for_each(|task| self.run(matrix, inputs, epilogue, task))
     }
 
-    /// [`Engine::multiply`] with a fixed order of members: a worker computes its tiles of all members, one member after
+    /// [`ComputeMode::multiply`] with a fixed order of members: a worker computes its tiles of all members, one member after
     /// the other, so that an epilogue may add over members.
     pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) -> Result<()> {
         let run = tile_run(matrix);
@@ -117,7 +87,7 @@ impl Engine {
 
     fn run<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E, task: Task) -> Result<()> {
         self.level.run(Run {
-            engine: self,
+            mode: self,
             matrix,
             inputs,
             epilogue,
@@ -135,12 +105,12 @@ impl Engine {
         rows: &[u32],
         epilogue: &E,
     ) -> Result<()> {
-        let engine = Self {
+        let mode = Self {
             precision: Precision::Fast,
             ..self
         };
-        inputs.encode(engine, Format::F32, source, matrix.cols, std::iter::once(rows))?;
-        engine.multiply(matrix, inputs, epilogue)
+        inputs.encode(mode, Format::F32, source, matrix.cols, std::iter::once(rows))?;
+        mode.multiply(matrix, inputs, epilogue)
     }
 
     /// The Euclidean norms of the first member's rows, rounded up: for each tile, in the order of its lanes.
@@ -165,7 +135,7 @@ impl Engine {
 /// The most columns for which [`estimate_error`] is a bound.
 pub const MAX_ESTIMATE_COLUMNS: usize = 1 << 14;
 
-/// Bound of the difference between [`Engine::estimate`] and `exact`, relative to the product of the norms of the
+/// Bound of the difference between [`ComputeMode::estimate`] and `exact`, relative to the product of the norms of the
 /// matrix's row and the input.
 ///
 /// Let `u = 2^-24`, `n` the number of columns and `p` the sum of the products' magnitudes. The estimate's error is at
@@ -220,7 +190,7 @@ fn tasks(matrix: &Packed, inputs: &Inputs, threads: usize) -> Result<Vec<Task>> 
 }
 
 struct Run<'a, E> {
-    engine: Engine,
+    mode: ComputeMode,
     matrix: &'a Packed,
     inputs: &'a Inputs,
     epilogue: &'a E,
@@ -233,7 +203,7 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> Result<()> {
         let Self {
-            engine,
+            mode,
             matrix,
             inputs,
             epilogue,
@@ -254,7 +224,7 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
                     scales,
                 };
                 let product = Product {
-                    engine,
+                    mode,
                     encoding: inputs.encoding,
                     format: matrix.format,
                     args,

@@ -2,7 +2,7 @@
 //! blocks of tokens.
 
 use super::buffers::OVERFLOW;
-use super::gemm::Engine;
+use super::mode::{ComputeMode, Encoding, MAX_TOKENS};
 use super::shared::Shared;
 use crate::dtype::MXFP4_BLOCK;
 use crate::error::Result;
@@ -11,27 +11,6 @@ use crate::simd::{Kernel, Simd};
 use crate::weights::Format;
 use rayon::prelude::*;
 use std::ops::Range;
-
-/// The most tokens in a block.
-pub const MAX_TOKENS: usize = 12;
-
-/// How a kernel reads activations: 32-bit words that hold one column or two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Encoding {
-    /// A float32 for each column.
-    #[default]
-    F32,
-    /// Two bfloat16 for each column pair, the first in the low half.
-    Bf16Pairs,
-    /// Two 16-bit integers for each column pair, and a scale for each token.
-    I16Pairs,
-}
-
-impl Encoding {
-    pub fn words(self, cols: usize) -> usize {
-        if self == Encoding::F32 { cols } else { cols / 2 }
-    }
-}
 
 /// Consecutive inputs that a kernel multiplies together.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +24,7 @@ pub struct Block {
 /// Activations, encoded and interleaved by blocks: `[block][word][tokens of the block]`.
 #[derive(Default)]
 pub struct Inputs {
-    /// The encoding of `words`. For [`Engine::estimate`] it is F32, whatever the matrix's format.
+    /// The encoding of `words`. For [`ComputeMode::estimate`] it is F32, whatever the matrix's format.
     pub(super) encoding: Encoding,
     pub(super) words: Vec<u32>,
     pub(super) scales: Vec<f32>,
@@ -75,16 +54,16 @@ impl Inputs {
     /// Columns are padded with zeros to a multiple of 32, so that kernels need no remainder loop.
     pub fn encode<'a>(
         &mut self,
-        engine: Engine,
+        mode: ComputeMode,
         format: Format,
         source: &[f32],
         cols: usize,
         groups: impl Iterator<Item = &'a [u32]>,
     ) -> Result<()> {
-        let encoding = engine.encoding(format);
+        let encoding = mode.encoding(format);
         self.encoding = encoding;
         self.words_per_token = encoding.words(cols.next_multiple_of(MXFP4_BLOCK));
-        self.plan_blocks(engine.max_tokens(), groups)?;
+        self.plan_blocks(mode.max_tokens(), groups)?;
         let len = self.rows.len() * self.words_per_token;
         if self.words.len() < len {
             memory::resize(&mut self.words, len, 0, Purpose::Step)?;
@@ -102,7 +81,7 @@ impl Inputs {
                 )
             };
             let rows = &self.rows[block.first..block.first + block.tokens];
-            engine.level.run(EncodeBlock {
+            mode.level.run(EncodeBlock {
                 encoding,
                 source,
                 cols,

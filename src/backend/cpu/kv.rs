@@ -11,10 +11,10 @@
 //! Elements are float32 in `exact` and float16 in `fast`.
 
 use crate::batch::{Chunk, StepPlan};
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
-use crate::model::ModelConfig;
-use crate::replica::KvBlocks;
 use crate::simd::{LANES, Simd};
 use crate::weights::Bytes;
 use half::f16;

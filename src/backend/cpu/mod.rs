@@ -6,6 +6,7 @@ mod epilogue;
 mod gemm;
 mod inputs;
 mod kv;
+mod mode;
 mod ops;
 mod products;
 mod screen;
@@ -14,20 +15,24 @@ mod tiles;
 
 use buffers::OVERFLOW;
 pub use buffers::{Buffer, Queries, ResidualMemory, Routed, Routes};
-pub use gemm::Engine;
 pub use kv::{BLOCK_TOKENS, Element, KvCache, block_bytes};
+pub use mode::ComputeMode;
 pub use ops::CpuOps;
 pub use tiles::Tiles;
 
 use crate::batch::StepPlan;
+use crate::batch::{StepOutput, Want};
 use crate::checkpoint::{Checkpoint, Field, Tensor, TensorId};
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
-use crate::model::{Activations, LayerWeights, ModelConfig, Scratch, Weights, forward};
+use crate::model::{Activations, LayerWeights, Scratch, Weights, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::Profile;
-use crate::replica::{KvBlocks, PackReport, Pointers, Replica, StepOutput, Want};
+use crate::replica::{Pointers, Replica};
 use crate::simd::Level;
+use crate::weights::PackReport;
 use crate::weights::{Format, NonFinite, Packed, RowMajor, pack};
 use crate::workers::Workers;
 use half::f16;
@@ -40,20 +45,20 @@ pub type CpuWeights = Weights<Packed, Vec<f32>>;
 /// Opens a replica on the CPU.
 pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Box<dyn Replica>> {
     let precision = options.precision.unwrap_or(Precision::Exact);
-    let engine = Engine {
+    let mode = ComputeMode {
         level: Level::detect(),
         precision,
     };
     Ok(match precision {
-        Precision::Exact => Box::new(CpuReplica::<f32>::open(checkpoint, options, engine)?),
-        Precision::Fast => Box::new(CpuReplica::<f16>::open(checkpoint, options, engine)?),
+        Precision::Exact => Box::new(CpuReplica::<f32>::open(checkpoint, options, mode)?),
+        Precision::Fast => Box::new(CpuReplica::<f16>::open(checkpoint, options, mode)?),
     })
 }
 
 /// One copy of the model in host memory, with its worker threads.
 pub struct CpuReplica<E: Element> {
     workers: Workers,
-    engine: Engine,
+    mode: ComputeMode,
     weights: CpuWeights,
     report: PackReport,
     ops: CpuOps<E>,
@@ -67,14 +72,14 @@ pub struct CpuReplica<E: Element> {
 
 impl<E: Element> CpuReplica<E> {
     /// Packs the weights and allocates a step's activations and the KV cache.
-    pub fn open(checkpoint: &dyn Checkpoint, options: &Options, engine: Engine) -> Result<Self> {
+    pub fn open(checkpoint: &dyn Checkpoint, options: &Options, mode: ComputeMode) -> Result<Self> {
         let config = checkpoint.config().clone();
         let workers = Workers::start("getp worker", options.threads)?;
         let limits = options.step_limits(StepLimits::CPU);
         let (max_rows, max_logits_rows) = (limits.step_tokens, limits.max_batch);
         // Activations before packing, which takes long, so that lack of memory shows at once. The KV cache last, since
         // its size depends on the memory that packing leaves free.
-        let ops = CpuOps::new(&config, engine, max_rows, options.profile)?;
+        let ops = CpuOps::new(&config, mode, max_rows, options.profile)?;
         let activations = activations(&config, max_rows)?;
         let (weights, report) = workers.pool().install(|| load(checkpoint))?;
         let blocks = kv_blocks(&config, options, E::BYTES)?;
@@ -83,7 +88,7 @@ impl<E: Element> CpuReplica<E> {
             activations,
             kv: KvCache::new(&config, blocks, E::BYTES)?,
             workers,
-            engine,
+            mode,
             weights,
             report,
             output: StepOutput::default(),
@@ -110,8 +115,8 @@ pub fn activations(config: &ModelConfig, max_rows: usize) -> Result<Activations<
 
 impl<E: Element> Replica for CpuReplica<E> {
     fn describe(&self) -> String {
-        let name = self.engine.level.name();
-        let precision = match self.engine.precision {
+        let name = self.mode.level.name();
+        let precision = match self.mode.precision {
             Precision::Exact => "exact",
             Precision::Fast => "fast",
         };

@@ -3,20 +3,22 @@
 use super::attention::{Attend, scratch_values};
 use super::buffers::{Buffer, Queries, ResidualMemory, Routed, Routes};
 use super::epilogue::{AddBias, Combine, NOTHING, SwiGlu, Unembed};
-use super::gemm::{Engine, Epilogue};
+use super::gemm::Epilogue;
 use super::inputs::Inputs;
 use super::kv::BLOCK_TOKENS;
 use super::kv::{Element, KvCache};
+use super::mode::ComputeMode;
 use super::screen::exact_greedy;
 use super::shared::Shared;
 use crate::batch::{Chunk, StepPlan};
+use crate::batch::{StepOutput, Want};
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::model::{ModelConfig, Rope};
+use crate::model::Rope;
 use crate::ops::Ops;
 use crate::options::Precision;
 use crate::profile::{Cost, Profile, Stage};
-use crate::replica::{StepOutput, Want};
 use crate::simd::{Kernel, LANES, Simd};
 use crate::weights::{Format, Layout, Packed, RowMajor};
 use rayon::prelude::*;
@@ -28,7 +30,7 @@ use std::time::Instant;
 /// [`Ops`] on the CPU, with the KV cache's element `E`: float32 for `exact`, float16 for `fast`.
 pub struct CpuOps<E> {
     config: ModelConfig,
-    engine: Engine,
+    mode: ComputeMode,
     rope: Rope,
     inputs: Inputs,
     /// 0, 1, 2, ...: all rows of a step.
@@ -43,7 +45,7 @@ pub struct CpuOps<E> {
 
 impl<E: Element> CpuOps<E> {
     /// Operations of a model for steps of at most `max_rows` rows.
-    pub fn new(config: &ModelConfig, engine: Engine, max_rows: usize, profile: bool) -> Result<Self> {
+    pub fn new(config: &ModelConfig, mode: ComputeMode, max_rows: usize, profile: bool) -> Result<Self> {
         let half = config.head_dim / 2;
         let picks = max_rows * config.experts_per_token;
         let mut inputs = Inputs::default();
@@ -51,7 +53,7 @@ impl<E: Element> CpuOps<E> {
         inputs.make_room(picks, config.hidden_dim.max(config.intermediate_dim), config.n_experts)?;
         Ok(Self {
             config: config.clone(),
-            engine,
+            mode,
             rope: Rope::new(config)?,
             inputs,
             all_rows: memory::collect(0..max_rows as u32, Purpose::Step)?,
@@ -81,8 +83,8 @@ impl<E: Element> CpuOps<E> {
     fn dense(&mut self, source: &Buffer, w: &Packed, epilogue: &impl Epilogue) -> Result<()> {
         let all = &self.all_rows[..source.rows()];
         self.inputs
-            .encode(self.engine, w.format, &source.values, w.cols, std::iter::once(all))?;
-        self.engine.multiply(w, &self.inputs, epilogue)
+            .encode(self.mode, w.format, &source.values, w.cols, std::iter::once(all))?;
+        self.mode.multiply(w, &self.inputs, epilogue)
     }
 
     /// Row `i` of `t`, which gets `rows` of them, is the norm of row `source(i)` of `x`.
@@ -99,8 +101,8 @@ impl<E: Element> CpuOps<E> {
         self.timed(Stage::Norm, cost, |ops| {
             let rows = t.values.par_chunks_exact_mut(x.width).enumerate();
             rows.with_min_len(4).for_each(|(i, t)| {
-                ops.engine.level.run(Norm {
-                    precision: ops.engine.precision,
+                ops.mode.level.run(Norm {
+                    precision: ops.mode.precision,
                     x: x.row(source(i)),
                     weight,
                     t,
@@ -117,8 +119,8 @@ impl<E: Element> CpuOps<E> {
             // The router's input stays float32: a rounded one sends tokens to other experts.
             let all = &ops.all_rows[..t.rows()];
             ops.inputs
-                .encode(ops.engine, Format::F32, &t.values, w.cols, std::iter::once(all))?;
-            ops.engine.multiply(
+                .encode(ops.mode, Format::F32, &t.values, w.cols, std::iter::once(all))?;
+            ops.mode.multiply(
                 w,
                 &ops.inputs,
                 &AddBias {
@@ -251,7 +253,7 @@ impl<E: Element> Ops for CpuOps<E> {
                     let at = row * half..(row + 1) * half;
                     let position = chunk.first_position + i;
                     let block = kv.block(plan, chunk, layer, position);
-                    ops.engine.level.run(RotateStore::<E> {
+                    ops.mode.level.run(RotateStore::<E> {
                         qkv: &mut qkv.values[row * qkv.width..][..qkv.width],
                         q_dim: ops.config.q_dim(),
                         cos: &ops.cos[at.clone()],
@@ -302,7 +304,7 @@ impl<E: Element> Ops for CpuOps<E> {
                 SCRATCH.with_borrow_mut(|scratch| {
                     scratch.clear();
                     memory::resize(scratch, values, 0.0, Purpose::Step)?;
-                    ops.engine.level.run(Attend::<E> {
+                    ops.mode.level.run(Attend::<E> {
                         kv,
                         plan,
                         chunk,
@@ -314,7 +316,7 @@ impl<E: Element> Ops for CpuOps<E> {
                         head_dim: d,
                         scratch,
                         out,
-                        precision: ops.engine.precision,
+                        precision: ops.mode.precision,
                         element: PhantomData,
                     });
                     Ok::<_, Error>(())
@@ -366,14 +368,14 @@ impl<E: Element> Ops for CpuOps<E> {
             product_cost(w, routes.experts_used(), routes.rows.len()),
             |ops| {
                 ops.inputs
-                    .encode(ops.engine, w.format, &t.values, w.cols, routes.groups(&routes.rows))?;
-                ops.engine.multiply(
+                    .encode(ops.mode, w.format, &t.values, w.cols, routes.groups(&routes.rows))?;
+                ops.mode.multiply(
                     w,
                     &ops.inputs,
                     &SwiGlu {
                         bias,
                         limit: ops.config.swiglu_limit,
-                        precision: ops.engine.precision,
+                        precision: ops.mode.precision,
                         width: ops.config.intermediate_dim,
                         out: Shared::new(&mut h.values),
                     },
@@ -397,10 +399,10 @@ impl<E: Element> Ops for CpuOps<E> {
             |ops| {
                 let picks = &routes.picks[..routes.rows.len()];
                 ops.inputs
-                    .encode(ops.engine, w.format, &h.values, w.cols, routes.groups(picks))?;
+                    .encode(ops.mode, w.format, &h.values, w.cols, routes.groups(picks))?;
                 ops.combined.clear();
                 memory::resize(&mut ops.combined, out.values.len(), 0.0, Purpose::Step)?;
-                ops.engine.multiply_in_order(
+                ops.mode.multiply_in_order(
                     w,
                     &ops.inputs,
                     &Combine {
@@ -447,9 +449,9 @@ impl<E: Element> Ops for CpuOps<E> {
             return Ok(());
         }
         self.timed(Stage::Unembed, product_cost(w, 1, rows), |ops| {
-            let screened = want == Want::Greedy && ops.engine.precision == Precision::Exact;
+            let screened = want == Want::Greedy && ops.mode.precision == Precision::Exact;
             let all = &ops.all_rows[..rows];
-            if screened && exact_greedy(ops.engine, &mut ops.inputs, t, all, w, &mut output.greedy)? {
+            if screened && exact_greedy(ops.mode, &mut ops.inputs, t, all, w, &mut output.greedy)? {
                 return Ok(());
             }
             let epilogue = Unembed {

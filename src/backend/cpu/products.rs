@@ -1,8 +1,7 @@
 //! The inner loops of matrix products: one tile of 32 rows times one block of tokens. `gemm.rs` explains them.
 
-use super::gemm::{Engine, Sums};
-use super::inputs::{Encoding, MAX_TOKENS};
-use super::tiles::{TILE, Tiles};
+use super::mode::{ComputeMode, Encoding, MAX_TOKENS};
+use super::tiles::{Sums, TILE, Tiles};
 use crate::dtype::MXFP4_BLOCK;
 use crate::options::Precision;
 use crate::simd::{Kernel, LANES, Simd};
@@ -11,7 +10,7 @@ use crate::weights::{Format, Packed};
 /// One tile times one block. It is a kernel of its own so that it is compiled once for each instruction set, and not
 /// once more for each epilogue.
 pub struct Product<'a> {
-    pub engine: Engine,
+    pub mode: ComputeMode,
     /// The encoding of the block's words.
     pub encoding: Encoding,
     /// The tile's format.
@@ -32,7 +31,7 @@ impl Kernel for Product<'_> {
                     // SAFETY: `args` holds a tile and a block in the layouts that the kernels read, `sums` has an
                     // element for each token.
                     $($t if const { $t <= S::TOKENS } => unsafe {
-                        let sums = product::<S, $t>(self.engine.precision, self.encoding, self.format, self.args);
+                        let sums = product::<S, $t>(self.mode.precision, self.encoding, self.format, self.args);
                         for (out, sums) in self.sums.iter_mut().zip(sums) {
                             S::store(out.as_mut_ptr(), sums[0]);
                             S::store(out.as_mut_ptr().add(LANES), sums[1]);

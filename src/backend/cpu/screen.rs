@@ -6,13 +6,14 @@
 
 use super::buffers::Buffer;
 use super::epilogue::NOTHING;
-use super::gemm::{At, Engine, Epilogue, MAX_ESTIMATE_COLUMNS, Sums, estimate_error};
+use super::gemm::{At, Epilogue, MAX_ESTIMATE_COLUMNS, estimate_error};
 use super::inputs::Inputs;
+use super::mode::ComputeMode;
 use super::products::exact_dot;
-use super::tiles::TILE;
+use super::tiles::{Sums, TILE};
+use crate::batch::Greedy;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::replica::Greedy;
 use crate::simd::Simd;
 use crate::weights::Packed;
 use rayon::prelude::*;
@@ -21,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 /// Finds the argmax of each row of `t[.., H] w^T`, with the arithmetic of `exact`. `rows` is 0, 1, 2, ..., one for each
 /// row of `t`. Gives `false`, without a result, if the error of the estimate cannot be bounded.
 pub fn exact_greedy(
-    engine: Engine,
+    mode: ComputeMode,
     inputs: &mut Inputs,
     t: &Buffer,
     rows: &[u32],
@@ -37,14 +38,14 @@ pub fn exact_greedy(
     }
     let screen = Screen {
         vocab: w.rows,
-        norms: w.row_norms.get_or_try_init(|| engine.row_norms(w))?,
+        norms: w.row_norms.get_or_try_init(|| mode.row_norms(w))?,
         errors: &errors,
         all: Mutex::new(memory::collect(
             (0..t.rows()).map(|_| Candidates::new(f32::NEG_INFINITY)),
             Purpose::Step,
         )?),
     };
-    engine.estimate(w, inputs, &t.values, rows, &screen)?;
+    mode.estimate(w, inputs, &t.values, rows, &screen)?;
     let all = screen.all.into_inner().unwrap_or_else(PoisonError::into_inner);
     let inputs = t.values.par_chunks_exact(t.width).zip(all);
     inputs.zip(greedy).for_each(|((x, mut candidates), greedy)| {

@@ -19,6 +19,9 @@ use crate::weights::{Format, Layout, Rows};
 /// Rows of a tile.
 pub const TILE: usize = 2 * LANES;
 
+/// A token's sums for the rows of a tile, in the order of lanes.
+pub type Sums = [f32; TILE];
+
 /// The layout described at the top of this file.
 #[derive(Clone, Copy, Debug)]
 pub struct Tiles {

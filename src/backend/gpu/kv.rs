@@ -5,10 +5,10 @@ use super::context::Context;
 use super::driver::DevicePtr;
 use super::memory::DeviceBuffer;
 use super::target::Target;
+use crate::config::ModelConfig;
 use crate::error::Result;
+use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
-use crate::model::ModelConfig;
-use crate::replica::KvBlocks;
 
 /// See the module.
 pub struct KvCache {

@@ -8,8 +8,9 @@ use super::replica::GpuReplica;
 use super::weights::{GpuWeights, Source, least_bytes, load};
 use crate::error::{Error, GpuFault, Result};
 use crate::options::Options;
-use crate::replica::{PackReport, Replica};
+use crate::replica::Replica;
 use crate::report;
+use crate::weights::PackReport;
 use std::sync::Arc;
 
 /// Opens a replica on each device. One that fails is left out with a line; only if all do is it an error, that of the

@@ -20,12 +20,13 @@ use super::profile::Timeline;
 use super::target::{GemmShape, Product};
 use super::weights::{Kind, Matrix};
 use crate::batch::StepPlan;
+use crate::batch::{StepOutput, Want};
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::model::{ModelConfig, Rope};
+use crate::model::Rope;
 use crate::ops::Ops;
 use crate::profile::{Cost, Stage};
-use crate::replica::{StepOutput, Want};
 use crate::sampler::exponential_table;
 use std::sync::Arc;
 

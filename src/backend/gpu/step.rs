@@ -8,9 +8,9 @@ use super::args::{ChunkInfo, KV_PAGE, LogitsRowInfo, Step, StepHeader, UploadArg
 use super::attention_plan::{AttentionItem, PrefillTile, plan_decode, plan_prefill};
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use crate::batch::StepPlan;
+use crate::batch::Want;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::replica::Want;
 use crate::sampler::{has_nucleus, least_probable};
 use bytemuck::NoUninit;
 use std::iter::{repeat, repeat_n};

@@ -11,10 +11,11 @@ use getp::backend::gpu::ops::{Buffer, GpuOps, Residual, ResidualMemory, Routed, 
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::weights::{GpuWeights, Matrix};
 use getp::batch::{Chunk, StepPlan};
+use getp::batch::{StepOutput, Want};
 use getp::checkpoint::{Checkpoint, TensorId};
-use getp::model::{Activations, LayerWeights, ModelConfig, Rope, Scratch, Weights};
+use getp::config::ModelConfig;
+use getp::model::{Activations, LayerWeights, Rope, Scratch, Weights};
 use getp::ops::Ops;
-use getp::replica::{StepOutput, Want};
 
 /// A byte of stale keys and values: large numbers, but numbers, in every format.
 const STALE: u8 = 0x4b;

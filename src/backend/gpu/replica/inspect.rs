@@ -4,9 +4,10 @@
 use super::{Activations, Buffer, DEPTH, GpuOps, GpuReplica, KvCache, Numbers, ResidualMemory, StepClock, events};
 use crate::backend::gpu::weights::GpuWeights;
 use crate::batch::StepPlan;
+use crate::batch::{Greedy, Want};
 use crate::error::Result;
 use crate::profile::StepTimes;
-use crate::replica::{Greedy, Replica, Want};
+use crate::replica::Replica;
 use std::any::Any;
 
 /// What the operations of a step take.

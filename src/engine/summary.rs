@@ -1,0 +1,61 @@
+//! What warming up made, in lines for stderr.
+
+use crate::replica::Replica;
+use crate::weights::PackedKind;
+
+/// What warming up made: a line for each kind of tensor, which is the same in all replicas, then one a replica, and
+/// their number if there are several.
+pub fn lines(replicas: &[&dyn Replica]) -> Vec<String> {
+    let kinds = replicas.first().map_or(&[][..], |first| &first.pack_report().kinds);
+    let mut lines: Vec<String> = kinds.iter().map(kind_line).collect();
+    lines.extend(replicas.iter().map(|replica| replica_line(*replica)));
+    if replicas.len() > 1 {
+        lines.push(format!("{} devices share the requests", replicas.len()));
+    }
+    lines
+}
+
+fn replica_line(replica: &dyn Replica) -> String {
+    let report = replica.pack_report();
+    let packed_bytes: u64 = report.kinds.iter().map(|kind| kind.bytes).sum();
+    let read_rate = rate(report.read_bytes, report.seconds);
+    let sent = report.sent.map_or(String::new(), |sent| {
+        let (packed, sent) = (
+            rate(report.read_bytes, sent.pack_seconds),
+            rate(sent.bytes, sent.link_seconds),
+        );
+        format!("; packed at {packed:.1}, sent at {sent:.1} GB/s")
+    });
+    let blocks = replica.kv_blocks();
+    format!(
+        "{}; weights {:.1} MiB from {:.1} MiB in {:.1} s ({read_rate:.1} GB/s{sent}); KV cache {:.1} MiB, {} blocks full, {} windowed",
+        replica.describe(),
+        mib(packed_bytes),
+        mib(report.read_bytes),
+        report.seconds,
+        mib(replica.kv_bytes()),
+        blocks.full,
+        blocks.window,
+    )
+}
+
+/// GB/s; 0 where there was nothing to measure.
+fn rate(bytes: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        bytes as f64 / seconds * 1e-9
+    } else {
+        0.0
+    }
+}
+
+fn kind_line(kind: &PackedKind) -> String {
+    let line = format!("{:<22} {:<12} {:>10.2} MiB", kind.name, kind.format, mib(kind.bytes));
+    match &kind.remark {
+        Some(remark) => format!("{line}  {remark}"),
+        None => line,
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / (1 << 20) as f64
+}

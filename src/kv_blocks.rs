@@ -1,0 +1,206 @@
+//! Blocks of the KV cache: how many there are, how many positions take, and how long a windowed sequence's ring must be.
+
+use crate::config::ModelConfig;
+
+/// Blocks of the KV cache. A block of the first kind holds its positions for all full layers, one of the second kind
+/// for all windowed layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvBlocks {
+    /// Positions in a block.
+    pub tokens: usize,
+    /// Blocks for the full layers.
+    pub full: usize,
+    /// Blocks for the windowed layers.
+    pub window: usize,
+}
+
+impl KvBlocks {
+    /// As many as `bytes` hold, of `[full, window]` bytes each: for at most `sequences` sequences of `seq_len` positions of
+    /// which at most `chunk_tokens` are in one step, at least for one, and then for one of `longest` positions, as far as
+    /// there is room.
+    pub fn within(
+        config: &ModelConfig,
+        tokens: usize,
+        chunk_tokens: usize,
+        block_bytes: [usize; 2],
+        bytes: usize,
+        sequences: usize,
+        longest: usize,
+    ) -> Self {
+        let [full_bytes, window_bytes] = block_bytes;
+        let one = Self::of_sequence(config, tokens, chunk_tokens, config.seq_len);
+        let window_part = one.window.saturating_mul(window_bytes);
+        let one_bytes = one.full.saturating_mul(full_bytes).saturating_add(window_part);
+        let sequences = (bytes / one_bytes.max(1)).clamp(1, sequences);
+        let longest = Self::of_sequence(config, tokens, chunk_tokens, longest);
+        let mut left = bytes.saturating_sub(sequences.saturating_mul(one_bytes));
+        let mut grown = |blocks: usize, wanted: usize, block_bytes: usize| {
+            let more = wanted.saturating_sub(blocks).min(left / block_bytes.max(1));
+            left -= more * block_bytes;
+            blocks + more
+        };
+        Self {
+            tokens,
+            window: grown(sequences * one.window, longest.window, window_bytes),
+            full: grown(sequences * one.full, longest.full, full_bytes),
+        }
+    }
+
+    /// What one sequence of so many positions takes.
+    fn of_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize, positions: usize) -> Self {
+        let has_full_layers = config.windowed_layers() < config.n_layers;
+        Self {
+            tokens,
+            full: if has_full_layers {
+                blocks_for(tokens, positions)
+            } else {
+                0
+            },
+            window: match config.sliding_window {
+                0 => 0,
+                window => ring_blocks(tokens, window, chunk_tokens, positions, positions),
+            },
+        }
+    }
+}
+
+/// Blocks that hold the positions `0..positions`.
+pub fn blocks_for(block_tokens: usize, positions: usize) -> usize {
+    positions.div_ceil(block_tokens)
+}
+
+/// The most blocks that `positions` consecutive positions (at least one) can touch: the first may be the last of
+/// its block.
+fn span_blocks(block_tokens: usize, positions: usize) -> usize {
+    (positions - 1).div_ceil(block_tokens) + 1
+}
+
+/// Blocks of `block_tokens` positions in the ring of a sequence with `n_prompt` prompt tokens and `max_positions`
+/// positions, whose prompt comes in chunks of at most `chunk_rows`.
+///
+/// A step writes a chunk's positions `s..s + c` before it attends, and the row at `s` attends to the positions
+/// after `s - window`. So `max(0, s + 1 - window)..s + c` must all be in the ring at once; they are when the blocks
+/// they touch are no more than the ring has, for block `b` lies in slot `b % ring`. Those are
+///
+/// - while decoding, `c = 1`: at most `window` positions anywhere;
+/// - during prefill, `c <= min(chunk_rows, n_prompt)`: at most `window - 1 + c` positions anywhere, and never
+///   past the prompt's last block, as `s + c <= n_prompt`;
+/// - always no more than the blocks of all positions.
+///
+/// While decoding, the ring has room for at least `block_tokens - 1` positions more than the window. So steps under way
+/// may have written as many positions behind the one that is fed anew after a wrong token.
+pub fn ring_blocks(
+    block_tokens: usize,
+    window: usize,
+    chunk_rows: usize,
+    n_prompt: usize,
+    max_positions: usize,
+) -> usize {
+    let decoding = span_blocks(block_tokens, window);
+    let widest = (window - 1).saturating_add(chunk_rows.min(n_prompt));
+    let prefill = span_blocks(block_tokens, widest).min(blocks_for(block_tokens, n_prompt));
+    prefill.max(decoding).min(blocks_for(block_tokens, max_positions))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Positions in a block: those of the backends, and one that is no power of two.
+    const BLOCK_TOKENS: [usize; 3] = [16, 64, 5];
+
+    /// Blocks touched at once, the worst over every place a chunk can have.
+    fn worst_touched(
+        block_tokens: usize,
+        window: usize,
+        chunk_rows: usize,
+        n_prompt: usize,
+        max_positions: usize,
+    ) -> usize {
+        let touched =
+            |s: usize, c: usize| (s + c - 1) / block_tokens - (s + 1).saturating_sub(window) / block_tokens + 1;
+        let prefill = (0..n_prompt).map(|s| touched(s, chunk_rows.min(n_prompt - s)));
+        let decoding = (n_prompt..max_positions).map(|s| touched(s, 1));
+        prefill.chain(decoding).max().unwrap()
+    }
+
+    #[test]
+    fn ring_holds_what_any_chunk_touches() {
+        for block in BLOCK_TOKENS {
+            ring_holds_what_any_chunk_of_blocks_touches(block);
+        }
+    }
+
+    fn ring_holds_what_any_chunk_of_blocks_touches(block: usize) {
+        for window in [1, 2, 15, 16, 17, 18, 31, 32, 33, 128] {
+            for chunk_rows in [1, 2, 3, 15, 16, 17, 18, 33, 64, 300] {
+                for n_prompt in [1, 2, 15, 16, 17, 33, 100, 159, 160, 161] {
+                    for outputs in [0, 1, 15, 40] {
+                        let max_positions = n_prompt + outputs;
+                        let ring = ring_blocks(block, window, chunk_rows, n_prompt, max_positions);
+                        let worst = worst_touched(block, window, chunk_rows, n_prompt, max_positions);
+                        assert!(
+                            ring >= worst,
+                            "blocks of {block}, window {window}, chunk {chunk_rows}, prompt {n_prompt}, positions \
+                             {max_positions}: {worst} blocks touched, ring of {ring}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ring_of_a_long_sequence_is_no_longer_than_needed() {
+        for window in [1, 2, 15, 16, 17, 18, 31, 128] {
+            for chunk_rows in [1, 2, 15, 16, 17, 18, 64, 300] {
+                for block in BLOCK_TOKENS {
+                    let n_prompt = window + chunk_rows + 3 * block;
+                    assert_eq!(
+                        ring_blocks(block, window, chunk_rows, n_prompt, n_prompt + 100),
+                        worst_touched(block, window, chunk_rows, n_prompt, n_prompt + 100),
+                        "blocks of {block}, window {window}, chunk {chunk_rows}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ring_of_the_released_models() {
+        assert_eq!(ring_blocks(16, 128, 1, 1, 2048), 9);
+        assert_eq!(ring_blocks(16, 128, 512, 1500, 2048), 41);
+        assert_eq!(ring_blocks(16, 128, 512, 100, 2048), 9);
+        assert_eq!(ring_blocks(16, 128, 512, 20, 64), 4);
+        assert_eq!(ring_blocks(16, usize::MAX / 2, usize::MAX, 20, 64), 4);
+        assert_eq!(ring_blocks(64, 128, 1, 1, 2048), 3);
+        assert_eq!(ring_blocks(64, 128, 512, 1500, 2048), 11);
+    }
+
+    /// Blocks of 16 positions and 10 bytes either way; with chunks of 32 rows a ring of the window takes 10 of them.
+    fn within(seq_len: usize, bytes: usize, sequences: usize, longest: usize) -> [usize; 2] {
+        let config = ModelConfig {
+            seq_len,
+            ..ModelConfig::preset_7m()
+        };
+        let blocks = KvBlocks::within(&config, 16, 32, [10, 10], bytes, sequences, longest);
+        [blocks.full, blocks.window]
+    }
+
+    #[test]
+    fn the_cache_holds_a_batch_and_one_long_sequence() {
+        let ring = within(4096, 0, 1, 4096)[1];
+        let one = 256 + ring;
+        // As many as there is memory for, but at least one, and no more than may run at once.
+        assert_eq!(within(4096, 0, 8, 131_072), [256, ring]);
+        assert_eq!(within(4096, 10 * 3 * one, 8, 4096), [3 * 256, 3 * ring]);
+        assert_eq!(within(4096, usize::MAX / 2, 8, 4096), [8 * 256, 8 * ring]);
+        // A batch of one does not keep a long sequence out, as far as memory goes.
+        assert_eq!(within(4096, usize::MAX / 2, 1, 131_072), [8192, ring]);
+        assert_eq!(within(4096, 10 * (one + 1000), 1, 131_072), [1256, ring]);
+        // What holds a large batch holds it too.
+        assert_eq!(within(4096, usize::MAX / 2, 128, 131_072), [128 * 256, 128 * ring]);
+        // A long sequence needs a longer ring than one shorter than the window.
+        assert_eq!(within(16, usize::MAX / 2, 1, 131_072), [8192, ring]);
+    }
+}

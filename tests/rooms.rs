@@ -1,0 +1,280 @@
+//! The order of dependence that ARCHITECTURE.md states, held against the paths that the source names.
+//!
+//! Every `use` and every path in `src/` that begins with `crate`, `self` or `super` is followed to the file that defines what
+//! it names, through re-exports and in macros, too; unit tests may use what they like. Rooms may use the rooms of the lines above theirs, and so may the
+//! files of each backend. Nowhere do two files of a folder need each other.
+
+use proc_macro2::{TokenStream, TokenTree};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use syn::visit::{self, Visit};
+
+/// A path below the crate: of a module, or of what a module has.
+type Names = Vec<String>;
+
+/// What a file says.
+#[derive(Default)]
+struct Source {
+    /// What it names.
+    paths: Vec<Names>,
+    /// What the names stand for that its `use` items bring in.
+    imports: BTreeMap<String, Names>,
+}
+
+/// The files of the crate by their modules.
+struct Crate(BTreeMap<Names, Source>);
+
+impl Crate {
+    fn read() -> Self {
+        let mut sources = BTreeMap::new();
+        read_folder(Path::new("src"), &[], &mut sources);
+        Self(sources)
+    }
+
+    /// The module whose file defines what a path names; `None` if another crate does.
+    fn home(&self, path: &[String]) -> Option<Names> {
+        let mut module = Names::new();
+        for (i, name) in path.iter().enumerate() {
+            let child = joined(&module, std::slice::from_ref(name));
+            if self.0.contains_key(&child) {
+                module = child;
+                continue;
+            }
+            return match self.0[&module].imports.get(name) {
+                Some(target) if target.starts_with(&path[..=i]) => None,
+                Some(target) => self.home(&joined(target, &path[i + 1..])),
+                None => Some(module),
+            };
+        }
+        Some(module)
+    }
+
+    /// Which modules use which others.
+    fn arrows(&self) -> BTreeSet<[Names; 2]> {
+        let of = |(from, source): (&Names, &Source)| {
+            let homes = source.paths.iter().filter_map(|path| self.home(path));
+            homes
+                .filter(|to| to != from)
+                .map(|to| [from.clone(), to])
+                .collect::<Vec<_>>()
+        };
+        self.0.iter().flat_map(of).collect()
+    }
+
+    /// What a folder's modules use of each other. Where one uses the folder's own file, that counts as `mod`.
+    fn arrows_within(&self, folder: &[String]) -> BTreeMap<String, BTreeSet<String>> {
+        let mut within = BTreeMap::<_, BTreeSet<_>>::new();
+        for [from, to] in self.arrows() {
+            if !from.starts_with(folder) || !to.starts_with(folder) || from.len() == folder.len() {
+                continue;
+            }
+            let part = |module: &Names| module.get(folder.len()).map_or("mod".to_owned(), String::clone);
+            let (from, to) = (part(&from), part(&to));
+            if from != to {
+                within.entry(from).or_default().insert(to);
+            }
+        }
+        within
+    }
+
+    /// A folder's modules.
+    fn children(&self, folder: &[String]) -> BTreeSet<String> {
+        let below = self.0.keys().filter(|module| module.starts_with(folder));
+        below.filter_map(|module| module.get(folder.len()).cloned()).collect()
+    }
+}
+
+fn joined(a: &[String], b: &[String]) -> Names {
+    [a, b].concat()
+}
+
+fn names(names: &[&str]) -> Names {
+    names.iter().map(|&name| name.into()).collect()
+}
+
+fn read_folder(folder: &Path, module: &[String], sources: &mut BTreeMap<Names, Source>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        let child = joined(module, &names(&[stem]));
+        if path.is_dir() {
+            read_folder(&path, &child, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") && stem != "tests" {
+            let is_folders_own = stem == "mod" || stem == "lib";
+            let module = if is_folders_own { module.to_vec() } else { child };
+            let mut reader = Reader {
+                scope: module.clone(),
+                depth: 0,
+                source: Source::default(),
+            };
+            reader.visit_file(&syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap());
+            sources.insert(module, reader.source);
+        }
+    }
+}
+
+/// Reads a file.
+struct Reader {
+    /// The module that encloses what is read.
+    scope: Names,
+    /// Modules within the file that do.
+    depth: usize,
+    source: Source,
+}
+
+impl Reader {
+    /// A path from the crate's root; `None` if it begins with another crate or a name in scope.
+    fn absolute(&self, path: &[String]) -> Option<Names> {
+        let ups = path.iter().take_while(|name| *name == "super").count();
+        match path.first()?.as_str() {
+            "crate" => Some(path[1..].to_vec()),
+            "self" => Some(joined(&self.scope, &path[1..])),
+            "super" => Some(joined(&self.scope[..self.scope.len() - ups], &path[ups..])),
+            _ => None,
+        }
+    }
+
+    fn names(&mut self, path: &[String]) {
+        self.source.paths.extend(self.absolute(path));
+    }
+
+    /// A `use` item, whose path may begin with a module of the file's own.
+    fn imports(&mut self, tree: &syn::UseTree, path: &[String]) {
+        let with = |name: &syn::Ident| joined(path, &[name.to_string()]);
+        let (name, path) = match tree {
+            syn::UseTree::Path(step) => return self.imports(&step.tree, &with(&step.ident)),
+            syn::UseTree::Group(group) => return group.items.iter().for_each(|tree| self.imports(tree, path)),
+            syn::UseTree::Glob(_) => return self.names(path),
+            syn::UseTree::Name(name) if name.ident == "self" => (path.last().cloned().unwrap(), path.to_vec()),
+            syn::UseTree::Name(name) => (name.ident.to_string(), with(&name.ident)),
+            syn::UseTree::Rename(rename) => (rename.rename.to_string(), with(&rename.ident)),
+        };
+        let target = self.absolute(&path).unwrap_or_else(|| joined(&self.scope, &path));
+        self.source.paths.push(target.clone());
+        if self.depth == 0 {
+            self.source.imports.insert(name, target);
+        }
+    }
+
+    /// Paths in a macro's definition or call.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let (mut path, mut colons) = (Names::new(), 0);
+        for token in tokens {
+            match token {
+                TokenTree::Punct(punct) if punct.as_char() == ':' => colons += 1,
+                TokenTree::Ident(ident) if colons == 2 => {
+                    path.push(ident.to_string());
+                    colons = 0;
+                }
+                token => {
+                    self.names(&std::mem::take(&mut path));
+                    colons = 0;
+                    match token {
+                        TokenTree::Ident(ident) => path.push(ident.to_string()),
+                        TokenTree::Group(group) => self.tokens(group.stream()),
+                        TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+                    }
+                }
+            }
+        }
+        self.names(&path);
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader {
+    fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
+        if module.ident == "tests" {
+            return;
+        }
+        self.scope.push(module.ident.to_string());
+        self.depth += 1;
+        visit::visit_item_mod(self, module);
+        self.depth -= 1;
+        self.scope.pop();
+    }
+
+    /// `pub(super)` uses nothing.
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        self.imports(&item.tree, &[]);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments = path.segments.iter().map(|segment| segment.ident.to_string());
+        self.names(&segments.collect::<Names>());
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        self.tokens(call.tokens.clone());
+    }
+}
+
+/// The block behind a heading of ARCHITECTURE.md, as the number of the line that each of its names is in.
+fn stated(heading: &str) -> BTreeMap<String, usize> {
+    let text = fs::read_to_string("ARCHITECTURE.md").unwrap();
+    let behind = text
+        .split_once(&format!("\n{heading}\n"))
+        .unwrap_or_else(|| panic!("no {heading}"))
+        .1;
+    let block = behind
+        .split("```")
+        .nth(1)
+        .expect("a block")
+        .trim_start_matches("text\n");
+    let mut lines = BTreeMap::new();
+    for (line, names) in block.lines().enumerate() {
+        for name in names.split_whitespace() {
+            assert!(
+                lines.insert(name.to_owned(), line).is_none(),
+                "{heading}: {name} stands there twice"
+            );
+        }
+    }
+    lines
+}
+
+/// What is wrong with a folder by the order stated.
+fn faults(source: &Crate, folder: &[String], stated: &BTreeMap<String, usize>) -> Vec<String> {
+    let mut faults = Vec::new();
+    let there = source.children(folder);
+    faults.extend(
+        there
+            .iter()
+            .filter(|name| !stated.contains_key(*name))
+            .map(|name| format!("{name} has no line")),
+    );
+    faults.extend(
+        stated
+            .keys()
+            .filter(|name| !there.contains(*name))
+            .map(|name| format!("there is no {name}")),
+    );
+    for (from, to) in source.arrows_within(folder) {
+        let above = |to: &&String| {
+            stated
+                .get(*to)
+                .zip(stated.get(&from))
+                .is_some_and(|(to, from)| to < from)
+        };
+        faults.extend(to.iter().filter(|to| !above(to)).map(|to| format!("{from} uses {to}")));
+    }
+    faults
+}
+
+fn check(folder: &[&str], heading: &str) {
+    let faults = faults(&Crate::read(), &names(folder), &stated(heading));
+    assert!(faults.is_empty(), "{heading}:\n{}", faults.join("\n"));
+}
+
+#[test]
+fn rooms_use_what_stands_above_them() {
+    check(&[], "### Order of the rooms");
+}
+
+#[test]
+fn files_of_the_cpu_use_what_stands_above_them() {
+    check(&["backend", "cpu"], "### Order within `backend/cpu/`");
+}
