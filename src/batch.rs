@@ -14,61 +14,62 @@ use std::ops::Range;
 pub struct Chunk {
     /// The scheduler's handle of the sequence.
     pub sequence: usize,
-    /// Its first row in the step.
+    /// The chunk's first row in the step.
     pub first_row: usize,
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
     /// The position of the first row's token; the KV cache holds all positions before it.
     pub first_position: usize,
-    /// The sequence's block table of the full layers, in [`StepPlan::tables`]: position `p` lies in the block
+    /// The sequence's block table of the full layers, in [`StepPlan::tables`]: position `p` is in block
     /// `tables[full.start + p / B]`.
     pub full: Range<usize>,
-    /// The sequence's ring of the windowed layers, in [`StepPlan::tables`]: position `p` lies in the block
-    /// `tables[window.start + p / B % window.len()]`. Empty if the model has no windowed layer.
+    /// The sequence's block table of the sliding-window layers, used as a ring, in [`StepPlan::tables`]: position `p`
+    /// is in block `tables[window.start + p / B % window.len()]`. Empty if the model has no such layers.
     pub window: Range<usize>,
 }
 
-/// A row whose logits are wanted.
+/// A row whose logits are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogitsRow {
-    /// The row within the step.
+    /// The row in the step.
     pub row: usize,
-    /// The scheduler's handle of its sequence.
+    /// The scheduler's handle of the row's sequence.
     pub sequence: usize,
     /// The position of the row's token.
     pub position: usize,
-    /// Whether the next token is to be sampled from it (else the logits are wanted for recording only).
+    /// Whether the next token is sampled from the row. If not, its logits are only recorded.
     pub sample: bool,
 }
 
-/// One step.
+/// The plan of a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
-    /// The token of each row; below zero: `-1 - sequence`, the token sampled last in that sequence's slot, which the
-    /// device still has.
+    /// The token of each row. If negative it is `-1 - sequence`: the token that was sampled last for that sequence,
+    /// which the device keeps and the host may not know yet.
     pub tokens: Vec<i32>,
     /// The position of each row's token in its sequence.
     pub positions: Vec<u32>,
-    /// The sequences the rows belong to, in order of their rows; together they cover all rows.
+    /// The rows of each sequence, in order; together they cover all rows.
     pub chunks: Vec<Chunk>,
-    /// How many of the chunks, the first ones, belong to sequences past their prompt; they have one row each. It is
-    /// the sequence's own state that counts: a prompt's chunk of one row is not among them.
+    /// The first `decode_chunks` chunks are of decoding sequences, with one row each. The others are prompt chunks, of
+    /// one or more rows.
     pub decode_chunks: usize,
-    /// Block tables, as the chunks point to them.
+    /// The block tables of all chunks.
     pub tables: Vec<u32>,
-    /// The rows whose logits are wanted, in order of rows.
+    /// The rows whose logits are computed, in order of rows.
     pub logits: Vec<LogitsRow>,
-    /// The number in [0, 1) that the token of each such row is drawn by; empty unless the replica draws.
+    /// For each row in `logits` the random number in [0, 1) by which its token is sampled. Empty unless the replica
+    /// samples.
     pub coins: Vec<f32>,
 }
 
 impl StepPlan {
-    /// Rows in the step.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Forgets everything but the memory.
+    /// Empties the plan and keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.positions.clear();

@@ -1,9 +1,10 @@
-//! Memory whose size follows from the model, the options or the input: asked for, and its lack an error that says what
-//! asks for less.
+//! Allocations whose size depends on the model, the options or the input. If one fails, the result is an error that
+//! names the option to lower.
 //!
-//! Whatever could be large goes through here. What is small (a name, a line of text, a table of a few entries) is
-//! allocated as Rust does it; where the system has not even that, it comes from [`mod@reserve`], so that a failure can
-//! be told and everything given back. What goes through here never takes from the reserve.
+//! All allocations that may be large are made with these functions. Small ones (a name, a line of text, a table of a
+//! few entries) are ordinary Rust allocations; if the system has no memory even for those, they come from
+//! [`mod@reserve`], so that the error can be reported and memory freed. The functions here never take memory from the
+//! reserve.
 
 pub mod reserve;
 
@@ -11,7 +12,7 @@ pub use crate::error::Purpose;
 
 use crate::error::{Error, Result};
 
-/// The error for so many values of `T` that could not be had.
+/// The error for a failed allocation of `values` values of `T`.
 pub fn lacking<T>(values: usize, purpose: Purpose) -> Error {
     Error::OutOfMemory {
         purpose,
@@ -19,21 +20,21 @@ pub fn lacking<T>(values: usize, purpose: Purpose) -> Error {
     }
 }
 
-/// An empty vector with room for `n` values.
+/// An empty vector with a capacity of `n` values.
 pub fn room<T>(n: usize, purpose: Purpose) -> Result<Vec<T>> {
     let mut vec = Vec::new();
     let had = vec.try_reserve_exact(n).is_ok() && !reserve::holds(vec.as_ptr());
     if had { Ok(vec) } else { Err(lacking::<T>(n, purpose)) }
 }
 
-/// `n` times the same value.
+/// A vector of `n` copies of a value.
 pub fn filled<T: Clone>(value: T, n: usize, purpose: Purpose) -> Result<Vec<T>> {
     let mut vec = room(n, purpose)?;
     vec.resize(n, value);
     Ok(vec)
 }
 
-/// Makes room for `more` values behind those there are.
+/// Like [`Vec::reserve`]: makes sure that `more` values can be appended.
 pub fn reserve<T>(vec: &mut Vec<T>, more: usize, purpose: Purpose) -> Result<()> {
     if vec.capacity() - vec.len() >= more || vec.try_reserve(more).is_ok() && !reserve::holds(vec.as_ptr()) {
         return Ok(());
@@ -41,28 +42,28 @@ pub fn reserve<T>(vec: &mut Vec<T>, more: usize, purpose: Purpose) -> Result<()>
     Err(lacking::<T>(vec.len().saturating_add(more), purpose))
 }
 
-/// As [`Vec::push`].
+/// Like [`Vec::push`].
 pub fn push<T>(vec: &mut Vec<T>, value: T, purpose: Purpose) -> Result<()> {
     reserve(vec, 1, purpose)?;
     vec.push(value);
     Ok(())
 }
 
-/// As [`Vec::resize`].
+/// Like [`Vec::resize`].
 pub fn resize<T: Clone>(vec: &mut Vec<T>, n: usize, value: T, purpose: Purpose) -> Result<()> {
     reserve(vec, n.saturating_sub(vec.len()), purpose)?;
     vec.resize(n, value);
     Ok(())
 }
 
-/// As [`Vec::extend_from_slice`].
+/// Like [`Vec::extend_from_slice`].
 pub fn append<T: Copy>(vec: &mut Vec<T>, values: &[T], purpose: Purpose) -> Result<()> {
     reserve(vec, values.len(), purpose)?;
     vec.extend_from_slice(values);
     Ok(())
 }
 
-/// As [`Vec::extend`].
+/// Like [`Vec::extend`].
 pub fn extend<T>(vec: &mut Vec<T>, values: impl IntoIterator<Item = T>, purpose: Purpose) -> Result<()> {
     let values = values.into_iter();
     reserve(vec, values.size_hint().0, purpose)?;
@@ -72,7 +73,7 @@ pub fn extend<T>(vec: &mut Vec<T>, values: impl IntoIterator<Item = T>, purpose:
     Ok(())
 }
 
-/// The values in a vector.
+/// Collects the values into a vector.
 pub fn collect<T>(values: impl IntoIterator<Item = T>, purpose: Purpose) -> Result<Vec<T>> {
     let values = values.into_iter();
     let mut vec = room(values.size_hint().0, purpose)?;
@@ -80,7 +81,7 @@ pub fn collect<T>(values: impl IntoIterator<Item = T>, purpose: Purpose) -> Resu
     Ok(vec)
 }
 
-/// The values in a vector, or the first failure.
+/// Collects the values into a vector, or gives the first error.
 pub fn try_collect<T>(values: impl IntoIterator<Item = Result<T>>, purpose: Purpose) -> Result<Vec<T>> {
     let values = values.into_iter();
     let mut vec = room(values.size_hint().0, purpose)?;

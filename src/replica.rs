@@ -1,4 +1,4 @@
-//! One copy of the model on one device group: its weights, its KV cache and the memory of one step.
+//! A replica: one copy of the model on a device, with its weights, its KV cache and the activations of a step.
 
 use crate::batch::{StepOutput, StepPlan, Want};
 use crate::error::{Error, Result};
@@ -7,8 +7,8 @@ use crate::profile::Profile;
 use crate::weights::PackReport;
 use std::any::Any;
 
-/// Addresses the program's struct holds while it is warmed up, in the order of the struct's fields. NULL where
-/// the replica has nothing of that kind.
+/// The addresses that the program's struct holds between `warm_up` and `finish`, in the order of its fields. NULL for
+/// fields that the replica has no buffer for.
 #[derive(Clone, Copy, Debug)]
 pub struct Pointers {
     /// The fields of `TransformerWeights`.
@@ -17,51 +17,52 @@ pub struct Pointers {
     pub state: [*mut std::ffi::c_void; 21],
 }
 
-/// One copy of the model, ready to step.
+/// One copy of the model, ready to compute steps.
 ///
 /// Steps are queued by [`Replica::submit`] and run in that order; [`Replica::collect`] waits for the oldest one. After
-/// a failure of either the replica is only dropped.
+/// a failure of either the replica must be dropped.
 pub trait Replica: Send + Any {
-    /// Where it runs and how, for the summary line: for example `CPU, AVX-512 BF16, 2 threads, exact`.
+    /// The device and the precision, for the line that `warm_up` prints: for example
+    /// `CPU, AVX-512 BF16, 2 threads, exact`.
     fn describe(&self) -> String;
-    /// What its weights became.
+    /// The formats and sizes of the packed weights.
     fn pack_report(&self) -> &PackReport;
-    /// Blocks in its KV cache.
+    /// The number and size of the KV cache's blocks.
     fn kv_blocks(&self) -> KvBlocks;
-    /// Bytes of its KV cache.
+    /// Size of the KV cache in bytes.
     fn kv_bytes(&self) -> u64;
-    /// The most rows a step may have.
+    /// The most rows of a step.
     fn max_step_tokens(&self) -> usize;
     /// The most rows of one sequence in a step.
     fn chunk_tokens(&self) -> usize;
-    /// The most logits rows a step may have.
+    /// The most rows of a step whose logits are computed.
     fn max_logits_rows(&self) -> usize;
-    /// The most positions a sequence may have.
+    /// The most positions of a sequence.
     fn max_positions(&self) -> usize {
         u32::MAX as usize
     }
-    /// Steps that may be under way at once, at least 1. With 1 no plan refers to tokens the device still has. With more
-    /// than 2 all but one of them are computed at once, and have sequences of their own.
+    /// The most steps in flight, at least 1. With 1, plans never refer to tokens that only the device has. With more
+    /// than 2, all but one of them compute at the same time, each with sequences of its own.
     fn depth(&self) -> usize;
-    /// Whether it draws tokens itself, and keeps them for plans that refer to them. Where it leaves one to the host it
-    /// keeps any other.
+    /// Whether it samples tokens itself, and keeps them for plans that refer to them. If it leaves a row to the host,
+    /// the token that it keeps is arbitrary.
     fn draws(&self) -> bool {
         false
     }
-    /// Queues a step; the plan may be changed as soon as this returns.
+    /// Queues a step. The plan may be changed as soon as this returns.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()>;
-    /// Waits for the oldest step under way and hands over what it gave. `output` may come back with other memory; logits
-    /// that are lent are to be given back before the next step is submitted, or it needs memory of its own.
+    /// Waits for the oldest step in flight and stores its output. `output` may come back with other vectors. Lent
+    /// logits should be given back before the next step is submitted, or the replica allocates more memory.
     fn collect(&mut self, output: &mut StepOutput) -> Result<()>;
-    /// Brings whole rows of the step collected last, whose tokens are left to the host: `output.logits` become
-    /// `[rows, vocab]`. No step was submitted since.
+    /// Copies whole rows of the step collected last to the host, for rows whose sampling is left to it: `output.logits`
+    /// become `[rows, vocab]`. To be called before another step is submitted.
     fn fetch(&mut self, _rows: &[usize], _output: &mut StepOutput) -> Result<()> {
         Err(Error::Internal(
             "a replica that does not draw has no more to give".into(),
         ))
     }
-    /// Times of all steps so far, if profiling was asked for.
+    /// The times of all steps so far, if profiling is on.
     fn profile(&self) -> Option<&Profile>;
-    /// What the program's struct shall hold.
+    /// The addresses of its buffers, for the program's struct.
     fn pointers(&self) -> Pointers;
 }

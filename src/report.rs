@@ -1,7 +1,6 @@
-//! What the user sees: lines on stderr, answers on stdout, a progress bar.
+//! Output for the user: lines on stderr, answers on stdout, a progress bar.
 //!
-//! Nothing here fails or panics: the program's stderr may be closed and its stdout a full disk, and neither is a
-//! reason to lose answers.
+//! Failures to write are ignored or reported in a line: a closed stderr or a full disk is no reason to lose answers.
 
 mod escape;
 mod stream;
@@ -19,26 +18,27 @@ use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Writes one line on stderr, in one piece, named as ours. What would steer a terminal is shown escaped.
+/// Writes a line that begins with `getp: ` on stderr, in one write. Control characters are escaped.
 pub fn line(text: impl Display) {
     let line = format!("getp: {}\n", escaped(&text.to_string()));
     let _ = Stream::Stderr.write_all(line.as_bytes());
 }
 
-/// Lines of one kind, about single requests or tensors: the first few in full, then only their number, so that a file of
-/// a million bad requests does not bury the rest.
+/// Lines of one kind, about single requests or tensors. The first few are written, the others only counted, so that a
+/// file of a million bad requests does not hide all other lines.
 pub struct FewLines {
-    /// What the lines kept back are, behind their number.
+    /// Text after the number of lines that were not written.
     rest: &'static str,
     said: usize,
     kept_back: usize,
 }
 
 impl FewLines {
-    /// The most lines written in full.
+    /// The most lines that are written.
     pub const MOST: usize = 10;
 
-    /// None so far; `rest` says what those are that are only counted, for example `more requests get no answer`.
+    /// No lines so far. `rest` follows the number of lines that were not written, for example
+    /// `more requests get no answer`.
     pub fn new(rest: &'static str) -> Self {
         Self {
             rest,
@@ -47,7 +47,7 @@ impl FewLines {
         }
     }
 
-    /// Writes one line, or counts it.
+    /// Writes a line, or counts it.
     pub fn line(&mut self, text: impl Display) {
         if self.said == Self::MOST {
             self.kept_back += 1;
@@ -57,7 +57,7 @@ impl FewLines {
         line(text);
     }
 
-    /// Says how many lines were kept back.
+    /// Writes the number of lines that were not written, if any.
     pub fn finish(self) {
         if self.kept_back > 0 {
             line(format_args!("{} {}", self.kept_back, self.rest));
@@ -65,11 +65,11 @@ impl FewLines {
     }
 }
 
-/// How often the bar is drawn.
+/// How often the bar is redrawn.
 const DRAWS_PER_SECOND: u8 = 20;
 
-/// A bar that counts finished requests and their tokens; nothing if stderr is not a terminal. It vanishes with its
-/// last clone.
+/// A progress bar of finished requests and their tokens; invisible if stderr is not a terminal. It is cleared when the
+/// last clone is dropped.
 #[derive(Clone)]
 pub struct Progress {
     bar: ProgressBar,
@@ -80,7 +80,7 @@ impl Progress {
     pub fn new(wanted: bool, requests: usize) -> Self {
         let visible = wanted && std::io::stderr().is_terminal();
         let target = if visible {
-            // As `stderr()` draws, but through our own stream. Nothing is read.
+            // Like `ProgressDrawTarget::stderr()`, but writes through `Stream`. Nothing is read from stdin.
             ProgressDrawTarget::term(
                 Term::read_write_pair(std::io::stdin(), Stream::Stderr),
                 DRAWS_PER_SECOND,
@@ -96,7 +96,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// Shows one request more, and the tokens so far.
+    /// Counts one more finished request, and shows the number of tokens so far.
     pub fn finished(&self, tokens: u64) {
         self.bar.inc(1);
         let seconds = self.bar.elapsed().as_secs_f64();
@@ -106,42 +106,43 @@ impl Progress {
         ));
     }
 
-    /// Does `work` with the bar out of the way.
+    /// Calls `work`, which writes to the terminal, with the bar hidden.
     pub fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.bar.suspend(work)
     }
 }
 
-/// Prints texts in the order of requests from a thread of its own, whatever order they come in, so that a slow
-/// terminal does not hold up the steps.
+/// Prints the requests' texts in the order of requests, in whatever order they arrive. It has a thread of its own, so
+/// that a slow terminal does not delay the steps.
 pub struct Printer {
     texts: Arc<Texts>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the printer's thread is handed.
+/// The texts, shared with the printer's thread.
 struct Texts {
     state: Mutex<TextsState>,
     changed: Condvar,
 }
 
 struct TextsState {
-    /// One a request.
+    /// One for each request.
     texts: Vec<Text>,
-    /// Nothing more will come.
+    /// Whether no more texts will arrive.
     complete: bool,
 }
 
 enum Text {
-    /// Not there yet.
+    /// Not arrived yet, or printed.
     Missing,
     /// The request's text, or `None` if it has no answer.
     Here(Option<Vec<u8>>),
 }
 
 impl Printer {
-    /// Starts the thread; it writes the texts of `requests` requests to stdout, and escapes what would steer a terminal if
-    /// that is one. Fails if there is no memory to wait for them; a thread that does not start is told in a line.
+    /// Starts the thread, which writes the texts of `requests` requests to stdout; if that is a terminal, control
+    /// characters are escaped. Fails if there is no memory for the table of texts. If the thread does not start, a line
+    /// says so, and nothing is printed.
     pub fn on_stdout(progress: &Progress, requests: usize) -> Result<Self> {
         let is_terminal = std::io::stdout().is_terminal();
         Self::start(Stream::Stdout, is_terminal, progress, requests)
@@ -177,10 +178,10 @@ impl Printer {
         })
     }
 
-    /// Hands over a request's text, or `None` if it has no answer. Every request is to be handed over once: those
-    /// behind a missing one are printed at the end.
+    /// Passes a request's text, or `None` if it has no answer, to the thread. To be called once for each request:
+    /// requests after a missing one are printed only when the printer is dropped.
     pub fn print(&self, request: usize, text: Option<Vec<u8>>) {
-        // Without a thread there is nobody to take it.
+        // Without a thread nothing would free the text.
         if self.thread.is_some() {
             self.texts.lock().texts[request] = Text::Here(text);
             self.texts.changed.notify_one();
@@ -189,7 +190,7 @@ impl Printer {
 }
 
 impl Drop for Printer {
-    /// Waits until all is printed.
+    /// Waits until all texts are printed.
     fn drop(&mut self) {
         self.texts.lock().complete = true;
         self.texts.changed.notify_one();
@@ -200,7 +201,7 @@ impl Drop for Printer {
 }
 
 impl Texts {
-    /// Waits for a request's text; `None` if it has none, or none came.
+    /// Waits for a request's text; `None` if it has no answer, or if no more texts will arrive.
     fn wait(&self, request: usize) -> Option<Vec<u8>> {
         let missing = |state: &mut TextsState| !state.complete && matches!(state.texts[request], Text::Missing);
         let state = self.changed.wait_while(self.lock(), missing);
@@ -211,7 +212,7 @@ impl Texts {
         }
     }
 
-    /// Locks, also after a panic: every change is whole.
+    /// Locks, even if a thread panicked with the lock held: no change is left half made.
     fn lock(&self) -> MutexGuard<'_, TextsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,10 +1,10 @@
-//! Exact packing: each tensor in the smallest format that loses nothing.
+//! Exact packing: each tensor in the narrowest format that is exact for all its values.
 //!
-//! Released checkpoints hold bfloat16 dense weights and MXFP4 experts, whatever type they have been widened to.
-//! Packing takes a tensor's rows tile by tile, in parallel, checks value by value that the format expected of it
-//! gives back the very same bits, and hands the codes to the backend's [`Layout`], which arranges them as its
-//! kernels read them. A value that does not fit widens the whole tensor: tiles already packed are widened from
-//! their codes, so that the checkpoint's pages are read once in any case (the misfit's own tile aside).
+//! In released models the experts' matrices are MXFP4 and the other matrices bfloat16, even if a file has widened them.
+//! A tensor is packed tile by tile, in parallel, in the format that its kind has in the released models. Every value is
+//! checked to unpack to the same bits. The backend's [`Layout`] arranges the packed values as its kernels read them. If
+//! one value is not exact, the whole tensor is packed in a wider format; tiles that were packed before it are widened
+//! from their packed form, so each page of the checkpoint is read once, except for the tile with that value.
 
 mod report;
 
@@ -21,7 +21,7 @@ use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How values are held, from the smallest to the widest.
+/// The format of packed values, from the narrowest to the widest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {
     /// E2M1 codes and one E8M0 scale for 32 values: 4.25 bits a value.
@@ -33,7 +33,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The name in reports.
+    /// The name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Format::Mxfp4 => "MXFP4",
@@ -46,11 +46,11 @@ impl Format {
 /// Consecutive rows of a matrix in one format, row-major.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {
-    /// One code a byte and the E8M0 scales, none of them 0 or 255: `[rows, cols]` and `[rows, cols / 32]`.
+    /// MXFP4.
     Mxfp4 {
-        /// E2M1 codes, 0 to 15.
+        /// `[rows, cols]`: an E2M1 code, 0 to 15, in each byte.
         codes: &'a [u8],
-        /// Exponents, biased by 127.
+        /// `[rows, cols / 32]`: E8M0 scales (exponents biased by 127), none of them 0 or 255.
         scales: &'a [u8],
     },
     /// `[rows, cols]`
@@ -61,17 +61,17 @@ pub enum Rows<'a> {
 
 /// How a backend arranges a matrix in memory: in tiles of consecutive rows.
 pub trait Layout: Sync {
-    /// Rows in a tile; the last tile of a matrix is filled up with zeros.
+    /// Rows in a tile; the last tile of a matrix is padded with zeros.
     fn tile_rows(&self) -> usize;
-    /// Bytes of a tile.
+    /// Size of a tile in bytes.
     fn tile_bytes(&self, format: Format, cols: usize) -> usize;
-    /// Writes at most `tile_rows` rows of `cols` values into a zeroed tile.
+    /// Packs at most `tile_rows` rows of `cols` values into a zeroed tile.
     fn write(&self, rows: Rows<'_>, cols: usize, tile: &mut [u8]);
-    /// The values of a tile, `[tile_rows, cols]`.
+    /// Unpacks a tile into `values`, `[tile_rows, cols]`.
     fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]);
 }
 
-/// Zeroed memory of its own pages, which are not touched before they are used.
+/// Zeroed memory in pages of its own. The system provides them only when they are used.
 pub struct Bytes(MmapMut);
 
 impl Bytes {
@@ -82,11 +82,11 @@ impl Bytes {
             .map_err(|_| memory::lacking::<u8>(len, purpose))
     }
 
-    /// The same in pages of 2 MiB where the system has them, for memory that is filled at once and then streamed:
+    /// `len` zero bytes in pages of 2 MiB if the system has them, for memory that is read sequentially: hardware
     /// prefetchers stop at the end of a page.
     pub fn zeroed_in_huge_pages(len: usize, purpose: Purpose) -> Result<Self> {
         let bytes = Self::zeroed(len, purpose)?;
-        // It is only advice; small pages do as well.
+        // Failure is ignored: small pages work too.
         let _ = bytes.0.advise(Advice::HugePage);
         Ok(bytes)
     }
@@ -105,55 +105,55 @@ impl std::ops::DerefMut for Bytes {
     }
 }
 
-/// One or several matrices of one shape, packed.
+/// Packed matrices of one shape: one, or a layer's experts.
 pub struct Packed {
-    /// The format all of them are in.
+    /// The format of all members.
     pub format: Format,
-    /// Matrices.
+    /// Number of matrices.
     pub members: usize,
-    /// Rows of each.
+    /// Rows of each member.
     pub rows: usize,
-    /// Columns of each.
+    /// Columns of each member.
     pub cols: usize,
-    /// Tiles of each.
+    /// Tiles of each member.
     pub tiles: usize,
-    /// Bytes of a tile.
+    /// Size of a tile in bytes.
     pub tile_bytes: usize,
     /// `[members, tiles, tile_bytes]`
     pub bytes: Bytes,
-    /// The first value found that does not fit the expected format, and where.
+    /// The first value found that is not exact in the expected format, and its place.
     pub misfit: Option<String>,
-    /// Its values that are infinite or not a number, if there are any.
+    /// Values that are infinite or NaN, if there are any.
     pub non_finite: Option<NonFinite>,
-    /// Euclidean norms of the first member's rows, 32 to a tile, for a backend that bounds a product's error; made
-    /// when first asked for.
+    /// Euclidean norms of the first member's rows, `[tiles][32]`, for a backend that bounds the error of products.
+    /// Computed when first needed.
     pub row_norms: OnceCell<Vec<[f32; 32]>>,
 }
 
 impl Packed {
-    /// One tile of one member.
+    /// The bytes of a tile.
     pub fn tile(&self, member: usize, tile: usize) -> &[u8] {
         let at = (member * self.tiles + tile) * self.tile_bytes;
         &self.bytes[at..at + self.tile_bytes]
     }
 
-    /// What is worth a remark: why the format is wider than expected.
+    /// Why the format is wider than expected; `None` if it is not.
     pub fn remark(&self, expected: Format) -> Option<String> {
         self.misfit.as_ref().map(|misfit| not_expected(expected, misfit))
     }
 }
 
-/// Why a tensor is in a wider format than expected.
+/// The remark that a tensor is not in the expected format because of the value `misfit`.
 pub fn not_expected(expected: Format, misfit: &str) -> String {
     format!("not {}: {misfit}", expected.name())
 }
 
-/// Packs `members`, matrices of one shape, into the narrowest format from `expected` on that is exact for all.
+/// Packs `members`, matrices of one shape, in the narrowest format, `expected` or wider, that is exact for all values.
 pub fn pack(members: &[Tensor<'_>], expected: Format, layout: &dyn Layout) -> Result<Packed> {
     let first = members.first().ok_or(Error::Internal("no tensor to pack".into()))?;
     let mut format = first_format(first.cols, expected);
     let mut narrower: Option<Attempt> = None;
-    // At most two widenings: whatever fits nothing narrower fits float32.
+    // At most three attempts, since every value is exact in float32.
     loop {
         let attempt = attempt(members, format, layout, narrower.as_ref())?;
         match attempt.needs {
@@ -166,7 +166,7 @@ pub fn pack(members: &[Tensor<'_>], expected: Format, layout: &dyn Layout) -> Re
     }
 }
 
-/// The format to try first: MXFP4 only where rows are made of whole blocks.
+/// The format to try first: `expected`, unless that is MXFP4 and rows are not whole blocks.
 pub fn first_format(cols: usize, expected: Format) -> Format {
     if cols.is_multiple_of(MXFP4_BLOCK) {
         expected
@@ -175,8 +175,8 @@ pub fn first_format(cols: usize, expected: Format) -> Format {
     }
 }
 
-/// Packs some tiles of `members` in one format: as many as `bytes` has room for, from tile `first` on, counted over all
-/// members. If a value does not fit, what `bytes` holds is not to be used.
+/// Packs consecutive tiles of `members` in one format: as many as fit into `bytes`, from tile `first` on, counted over
+/// all members. If a value is not exact (`Findings::needs`), the contents of `bytes` are not valid.
 pub fn pack_tiles(
     members: &[Tensor<'_>],
     format: Format,
@@ -189,12 +189,12 @@ pub fn pack_tiles(
     encode_tiles(members, format, layout, first, bytes, &mut done, None)
 }
 
-/// A packing that may have met a misfit on the way.
+/// A packing in one format, complete or stopped at a value that is not exact.
 struct Attempt {
     packed: Packed,
-    /// Tiles that are written.
+    /// Which tiles are packed.
     done: Vec<bool>,
-    /// The format the misfit needs.
+    /// The format that the value needs; `None` if the packing is complete.
     needs: Option<Format>,
 }
 
@@ -233,8 +233,8 @@ fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower
     })
 }
 
-/// Encodes the tiles from `first` on that `bytes` has room for, in parallel, until a value does not fit. Tiles that
-/// `narrower` has are taken from there.
+/// Packs the tiles from `first` on that fit into `bytes`, in parallel, until a value is not exact. Tiles that the
+/// earlier attempt `narrower` has packed are widened from it.
 fn encode_tiles(
     members: &[Tensor<'_>],
     format: Format,
@@ -311,34 +311,34 @@ fn encode_tiles(
     Ok(findings.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What tiles met on their way into a format.
+/// What was found while packing tiles.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// The format needed by a value that does not fit.
+    /// The format needed by a value that is not exact; `None` if all are.
     pub needs: Option<Format>,
-    /// That value, and where it is.
+    /// That value, and its place.
     pub misfit: Option<String>,
-    /// Values that are infinite or not a number, among those that were looked at: all, if everything fits.
+    /// Values that are infinite or NaN, among those that were checked: all, if `needs` is `None`.
     pub non_finite: Option<NonFinite>,
 }
 
-/// Values that are infinite or not a number.
+/// Values that are infinite or NaN.
 #[derive(Clone, Copy, Debug)]
 pub struct NonFinite {
-    /// How many.
+    /// Number of such values.
     pub count: usize,
-    /// The first one's matrix.
+    /// The matrix of the first one.
     pub matrix: usize,
-    /// Its row there.
+    /// The row of the first one.
     pub row: usize,
-    /// Its column.
+    /// The column of the first one.
     pub col: usize,
-    /// The value itself.
+    /// The first one.
     pub value: f32,
 }
 
 impl NonFinite {
-    /// Those of some rows of `cols` values, if there are any; the rows are counted from 0, in matrix 0.
+    /// Finds them in rows of `cols` values. Rows are counted from 0, in matrix 0.
     #[inline(always)]
     pub fn find(values: &[f32], cols: usize) -> Option<Self> {
         let first = first_non_finite(values)?;
@@ -351,7 +351,7 @@ impl NonFinite {
         })
     }
 
-    /// Those of so many vectors, one behind the other.
+    /// Finds them in `count` vectors of equal length, stored one after the other. Each vector counts as a matrix.
     pub fn of_vectors(values: &[f32], count: usize) -> Option<Self> {
         let found = Self::find(values, values.len() / count.max(1))?;
         Some(Self {
@@ -361,7 +361,7 @@ impl NonFinite {
         })
     }
 
-    /// Those of two parts of a tensor.
+    /// Combines the findings of two parts of a tensor.
     pub fn merge(a: Option<Self>, b: Option<Self>) -> Option<Self> {
         let (Some(a), Some(b)) = (a, b) else { return a.or(b) };
         let first = if b.place() < a.place() { b } else { a };
@@ -376,7 +376,7 @@ impl NonFinite {
     }
 }
 
-/// A tile's rows as float32 bytes, from its codes.
+/// A packed tile's rows, unpacked to the bytes of float32 values.
 fn widen(a: &Attempt, tile: usize, layout: &dyn Layout, rows: usize) -> Result<Vec<u8>> {
     let cols = a.packed.cols;
     let mut values = memory::filled(0.0_f32, layout.tile_rows() * cols, Purpose::Checkpoint)?;
@@ -423,7 +423,7 @@ fn slice_rows<'a>(tensor: &Tensor<'a>, first: usize, n: usize) -> Tensor<'a> {
     Tensor { rows: n, cols, parts }
 }
 
-/// Memory one worker encodes into.
+/// Memory into which a worker encodes a tile's rows.
 #[derive(Default)]
 struct Scratch {
     codes: Vec<u8>,
@@ -433,7 +433,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// Makes room for rows in `format`. float32 is the format, or what one row after the other passes through.
+    /// Allocates memory for rows in `format`. `floats` holds all rows if that is F32, else one row at a time.
     fn make_room(&mut self, format: Format, rows: usize, cols: usize) -> Result<()> {
         let n = rows * cols;
         match format {
@@ -460,19 +460,20 @@ impl Scratch {
     }
 }
 
-/// Row and column within the tile, and the value there.
+/// Row and column in the tile, and the value there.
 type Place = (usize, usize, f32);
 
-/// What encoding one tile met.
+/// What was found while encoding a tile.
 #[derive(Default)]
 struct Encoded {
     needs: Option<Format>,
     misfit: Option<Place>,
-    /// Rows are counted within the tile.
+    /// With rows counted in the tile.
     non_finite: Option<NonFinite>,
 }
 
-/// Encodes all rows of `source` into the scratch memory of `format`, which has room for them, or finds a value that does not fit.
+/// Encodes all rows of `source` into the scratch memory of `format`, which is large enough, up to the first row with a
+/// value that is not exact.
 struct EncodeRows<'a, 'b> {
     source: &'a Tensor<'b>,
     format: Format,
@@ -577,8 +578,9 @@ fn encode_bf16(row: &[f32], out: &mut [u16]) -> bool {
     lost == 0
 }
 
-/// A block fits if, in units of a quarter of its largest value's power of two, every value is an E2M1 value.
-/// That scale leaves the most room below, so if it does not fit, none does.
+/// Encodes a row as MXFP4; `false` if a block is not exact. A block's scale is the largest power of two not above its
+/// largest magnitude, divided by four: E2M1's largest value is 6, so with a smaller scale the largest magnitude would
+/// not fit, and a larger one has fewer bits for the others. If that scale is not exact, none is.
 #[inline(always)]
 fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
     let mut fits = true;
@@ -587,14 +589,14 @@ fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
     for ((block, codes), scale) in blocks.iter().zip(codes).zip(scales) {
         let largest = block.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
         let exponent = if largest == 0 { 129 } else { largest >> 23 };
-        // Exponent 255 is infinite or not a number; a scale of 0 is one that kernels do not read.
+        // Exponent 255 is infinite or NaN. Kernels do not support a scale of 0.
         fits &= exponent < 255 && exponent > 2;
         let e = exponent.wrapping_sub(2);
         *scale = e as u8;
         let mut misfit = 0;
         for (code, v) in codes.iter_mut().zip(block) {
-            // Exponent and the mantissa's first bit, in half steps from the scale: 1, 1.5, 2, 3, 4, 6 are 0 to 5,
-            // 0.5 is -2. The other mantissa bits must be 0.
+            // `step` is the exponent and the first bit of the mantissa, relative to the scale: 1, 1.5, 2, 3, 4, 6 times
+            // the scale are steps 0 to 5, and 0.5 is step -2. The other bits of the mantissa must be 0.
             let bits = v.to_bits();
             let magnitude = bits & 0x7fff_ffff;
             let step = ((magnitude >> 22) as i32).wrapping_sub((e << 1) as i32);
@@ -616,7 +618,7 @@ fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
     fits
 }
 
-/// The first value of a row that does not fit `format`, and what the row needs.
+/// The column of a row's first value that is not exact in `format`, and the format that the row needs.
 fn misfit(row: &[f32], format: Format) -> (usize, Format) {
     let not_bf16 = row.iter().position(|v| v.to_bits() & 0xffff != 0);
     match (not_bf16, format) {
@@ -625,7 +627,7 @@ fn misfit(row: &[f32], format: Format) -> (usize, Format) {
             let fits = |block: &[f32]| encode_mxfp4(block, &mut [0; MXFP4_BLOCK], &mut [0]);
             let index = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
             let block = &row[index * MXFP4_BLOCK..][..MXFP4_BLOCK];
-            // The first value that no scale fits, or else that the scale of the block's largest does not.
+            // The first value that is not exact with any scale, or else with the scale of the block's largest value.
             let largest = block.iter().fold(0.0_f32, |m, v| m.max(v.abs()));
             let beside = |v: f32, other: f32| {
                 fits(&std::array::from_fn::<_, MXFP4_BLOCK, _>(|i| {
@@ -642,7 +644,7 @@ fn misfit(row: &[f32], format: Format) -> (usize, Format) {
     }
 }
 
-/// Plain rows in one format (not MXFP4), for tensors whose rows are looked up one by one.
+/// Row-major values (not MXFP4), for tensors whose rows are looked up one by one.
 pub struct RowMajor;
 
 impl Layout for RowMajor {
