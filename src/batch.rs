@@ -1,7 +1,7 @@
-//! The plan of one step: which tokens of which sequences go through the model together; and what the step gives.
+//! A step's plan, that is, which tokens of which sequences go through the model together, and a step's output.
 //!
-//! The scheduler writes the plan, the replica reads it. It is flat on purpose, so that a device can take it as it is. How
-//! many positions a KV block has is the replica's choice, here `B`.
+//! The scheduler writes the plan, and the replica reads it. It consists of flat arrays, so that it can be copied to a
+//! device. `B` below is the number of positions in a KV block, which the replica chooses.
 
 mod output;
 

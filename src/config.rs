@@ -1,8 +1,9 @@
-//! The model's dimensions, checked once, and what follows from them.
+//! The model's dimensions and constants, and sizes derived from them.
 
 use crate::error::{Error, Result};
 
-/// Dimensions and constants of a gpt-oss model; every field has passed [`ModelConfig::check`].
+/// Dimensions and constants of a gpt-oss model. The library computes only with configurations that have passed
+/// [`ModelConfig::check`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Tokens in the vocabulary.
@@ -11,9 +12,9 @@ pub struct ModelConfig {
     pub hidden_dim: usize,
     /// Experts in each layer.
     pub n_experts: usize,
-    /// Experts each token is sent to.
+    /// Experts that the router selects for each token.
     pub experts_per_token: usize,
-    /// Width inside an expert.
+    /// Width of an expert's inner activations.
     pub intermediate_dim: usize,
     /// Layers.
     pub n_layers: usize,
@@ -27,31 +28,31 @@ pub struct ModelConfig {
     pub seq_len: usize,
     /// Context length before YaRN's scaling.
     pub initial_context_length: usize,
-    /// The most positions the checkpoint says it was made for, which is the most tokens a prompt may have. `None` where
-    /// the checkpoint has no word for it, as the program's format: its rule cuts prompts at `initial_context_length`.
+    /// The model's context length, the most tokens of a prompt. `None` if the checkpoint's format does not have it,
+    /// like the program's: there prompts are cut at `initial_context_length`.
     pub context_length: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
     /// YaRN's scaling factor; 1 is plain rotary embedding.
     pub rope_scaling_factor: f32,
-    /// First and last pair of the ramp that mixes YaRN's slowed and kept frequencies. `None` is the program's: the pairs
-    /// that turn 32 times and once within `initial_context_length`, not rounded.
+    /// First and last pair of dimensions of YaRN's ramp between kept and scaled frequencies. `None` is the eval
+    /// program's: the pairs that rotate 32 times and once within `initial_context_length`, not rounded.
     pub yarn_ramp: Option<[f32; 2]>,
-    /// What multiplies cos and sin of the rotation. `None` is the program's: `0.1 ln s + 1` for a scaling factor `s` above
-    /// 1, else 1.
+    /// YaRN's factor of cos and sin. `None` is the eval program's: `0.1 ln s + 1` for a scaling factor `s` above 1,
+    /// else 1.
     pub rope_concentration: Option<f32>,
-    /// Width of the windowed layers' attention; 0 means that no layer is windowed.
+    /// Positions that a sliding-window layer attends to; 0 if there is no such layer.
     pub sliding_window: usize,
-    /// Clamp of the gated unit's inputs.
+    /// Limit that gate and up are clamped to in the experts' SwiGLU.
     pub swiglu_limit: f32,
 }
 
-/// The most any dimension may be: large enough for any model of this kind, small enough that products
-/// of two dimensions stay far from overflow.
+/// The largest value of any dimension: enough for any model of this kind, and so small that products of two dimensions
+/// are far from overflow.
 const MAX_DIM: usize = 1 << 24;
 
 impl ModelConfig {
-    /// The tiny model for tests and first steps.
+    /// A tiny model, for tests.
     pub fn preset_7m() -> Self {
         Self {
             hidden_dim: 32,
@@ -97,7 +98,7 @@ impl ModelConfig {
         }
     }
 
-    /// Refuses every configuration the model's mathematics cannot mean.
+    /// Checks the fields: fails if a value is not possible, alone or together with others.
     pub fn check(self) -> Result<Self> {
         let dims = [
             ("vocab_size", self.vocab_size),
@@ -178,7 +179,8 @@ impl ModelConfig {
         Ok(self)
     }
 
-    /// The most positions that make sense: those the checkpoint says, or the initial context, scaled.
+    /// The longest sequence that the model supports: its context length, or the initial context length times the
+    /// scaling factor.
     pub fn longest(&self) -> usize {
         let scaled = self.initial_context_length as f32 * self.rope_scaling_factor.max(1.0);
         self.context_length.unwrap_or(scaled as usize)
@@ -189,27 +191,27 @@ impl ModelConfig {
         self.head_dim * (self.n_attn_heads + 2 * self.n_kv_heads)
     }
 
-    /// Width of all query heads together.
+    /// Width of all query heads.
     pub fn q_dim(&self) -> usize {
         self.head_dim * self.n_attn_heads
     }
 
-    /// Width of all key heads together (and of all value heads).
+    /// Width of all key heads, which is also the width of all value heads.
     pub fn kv_dim(&self) -> usize {
         self.head_dim * self.n_kv_heads
     }
 
-    /// The window of `layer`, if it has one: even layers are windowed.
+    /// The sliding window of `layer`, if it has one: even layers have.
     pub fn window(&self, layer: usize) -> Option<usize> {
         (self.sliding_window > 0 && layer.is_multiple_of(2)).then_some(self.sliding_window)
     }
 
-    /// Whether `layer` has a window.
+    /// Whether `layer` has a sliding window.
     pub fn is_windowed(&self, layer: usize) -> bool {
         self.window(layer).is_some()
     }
 
-    /// Layers that are windowed.
+    /// Number of layers with a sliding window.
     pub fn windowed_layers(&self) -> usize {
         (0..self.n_layers).filter(|&l| self.window(l).is_some()).count()
     }

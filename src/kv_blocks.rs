@@ -1,23 +1,25 @@
-//! Blocks of the KV cache: how many there are, how many positions take, and how long a windowed sequence's ring must be.
+//! Blocks of the KV cache: how many fit into memory, how many a sequence needs, and the length of the ring in
+//! sliding-window layers.
 
 use crate::config::ModelConfig;
 
-/// Blocks of the KV cache. A block of the first kind holds its positions for all full layers, one of the second kind
-/// for all windowed layers.
+/// Numbers of blocks in a KV cache. There are two kinds: a block holds its positions either for all full layers or for
+/// all sliding-window layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvBlocks {
     /// Positions in a block.
     pub tokens: usize,
     /// Blocks for the full layers.
     pub full: usize,
-    /// Blocks for the windowed layers.
+    /// Blocks for the sliding-window layers.
     pub window: usize,
 }
 
 impl KvBlocks {
-    /// As many as `bytes` hold, of `[full, window]` bytes each: for at most `sequences` sequences of `seq_len` positions of
-    /// which at most `chunk_tokens` are in one step, at least for one, and then for one of `longest` positions, as far as
-    /// there is room.
+    /// The blocks for as many sequences of `seq_len` positions as fit into `bytes`, at least for one and at most for
+    /// `sequences`. Then, as far as they still fit, more blocks, up to those for one sequence of `longest` positions. A
+    /// block has `tokens` positions and `block_bytes` (`[full, window]`) bytes; a sequence has at most `chunk_tokens`
+    /// rows in a step.
     pub fn within(
         config: &ModelConfig,
         tokens: usize,
@@ -46,7 +48,7 @@ impl KvBlocks {
         }
     }
 
-    /// What one sequence of so many positions takes.
+    /// The blocks of one sequence of `positions` positions.
     fn of_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize, positions: usize) -> Self {
         let has_full_layers = config.windowed_layers() < config.n_layers;
         Self {
@@ -64,31 +66,31 @@ impl KvBlocks {
     }
 }
 
-/// Blocks that hold the positions `0..positions`.
+/// The number of blocks that hold the positions `0..positions`.
 pub fn blocks_for(block_tokens: usize, positions: usize) -> usize {
     positions.div_ceil(block_tokens)
 }
 
-/// The most blocks that `positions` consecutive positions (at least one) can touch: the first may be the last of
-/// its block.
+/// The most blocks over which `positions` consecutive positions (at least one) can spread: the first may be the last
+/// position of its block.
 fn span_blocks(block_tokens: usize, positions: usize) -> usize {
     (positions - 1).div_ceil(block_tokens) + 1
 }
 
-/// Blocks of `block_tokens` positions in the ring of a sequence with `n_prompt` prompt tokens and `max_positions`
-/// positions, whose prompt comes in chunks of at most `chunk_rows`.
+/// The length of a ring in blocks of `block_tokens` positions, for a sequence with `n_prompt` prompt tokens and
+/// `max_positions` positions, whose prompt is computed in chunks of at most `chunk_rows`.
 ///
-/// A step writes a chunk's positions `s..s + c` before it attends, and the row at `s` attends to the positions
-/// after `s - window`. So `max(0, s + 1 - window)..s + c` must all be in the ring at once; they are when the blocks
-/// they touch are no more than the ring has, for block `b` lies in slot `b % ring`. Those are
+/// A step writes a chunk's positions `s..s + c` before it attends, and the row at `s` attends to the positions after `s
+/// - window`. So the positions `max(0, s + 1 - window)..s + c` must be in the ring at once. They are if they spread
+/// over no more blocks than the ring has, since block `b` is in slot `b % ring`. The number of positions is
 ///
-/// - while decoding, `c = 1`: at most `window` positions anywhere;
-/// - during prefill, `c <= min(chunk_rows, n_prompt)`: at most `window - 1 + c` positions anywhere, and never
-///   past the prompt's last block, as `s + c <= n_prompt`;
-/// - always no more than the blocks of all positions.
+/// - while decoding, with `c = 1`: at most `window`, anywhere;
+/// - during prefill, with `c <= min(chunk_rows, n_prompt)`: at most `window - 1 + c`, anywhere, but not after the prompt's
+///   last block, since `s + c <= n_prompt`;
+/// - never more than all positions.
 ///
-/// While decoding, the ring has room for at least `block_tokens - 1` positions more than the window. So steps under way
-/// may have written as many positions behind the one that is fed anew after a wrong token.
+/// While decoding, the ring holds at least `block_tokens - 1` positions more than the window. So steps in flight may
+/// write that many positions after one that is computed again because its token was wrong.
 pub fn ring_blocks(
     block_tokens: usize,
     window: usize,
@@ -106,10 +108,10 @@ pub fn ring_blocks(
 mod tests {
     use super::*;
 
-    /// Positions in a block: those of the backends, and one that is no power of two.
+    /// Positions in a block: the backends', and one that is not a power of two.
     const BLOCK_TOKENS: [usize; 3] = [16, 64, 5];
 
-    /// Blocks touched at once, the worst over every place a chunk can have.
+    /// The most blocks needed at once, over all places of a chunk.
     fn worst_touched(
         block_tokens: usize,
         window: usize,
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!(ring_blocks(64, 128, 512, 1500, 2048), 11);
     }
 
-    /// Blocks of 16 positions and 10 bytes either way; with chunks of 32 rows a ring of the window takes 10 of them.
+    /// Blocks of both kinds have 16 positions and 10 bytes. With a window of 128 and chunks of 32 rows a ring has 11.
     fn within(seq_len: usize, bytes: usize, sequences: usize, longest: usize) -> [usize; 2] {
         let config = ModelConfig {
             seq_len,
@@ -191,14 +193,14 @@ mod tests {
     fn the_cache_holds_a_batch_and_one_long_sequence() {
         let ring = within(4096, 0, 1, 4096)[1];
         let one = 256 + ring;
-        // As many as there is memory for, but at least one, and no more than may run at once.
+        // As many sequences as fit into memory, but at least one, and no more than may run at once.
         assert_eq!(within(4096, 0, 8, 131_072), [256, ring]);
         assert_eq!(within(4096, 10 * 3 * one, 8, 4096), [3 * 256, 3 * ring]);
         assert_eq!(within(4096, usize::MAX / 2, 8, 4096), [8 * 256, 8 * ring]);
-        // A batch of one does not keep a long sequence out, as far as memory goes.
+        // With a batch of one there are blocks for a long sequence, as far as memory allows.
         assert_eq!(within(4096, usize::MAX / 2, 1, 131_072), [8192, ring]);
         assert_eq!(within(4096, 10 * (one + 1000), 1, 131_072), [1256, ring]);
-        // What holds a large batch holds it too.
+        // The blocks of a large batch suffice for it.
         assert_eq!(within(4096, usize::MAX / 2, 128, 131_072), [128 * 256, 128 * ring]);
         // A long sequence needs a longer ring than one shorter than the window.
         assert_eq!(within(16, usize::MAX / 2, 1, 131_072), [8192, ring]);

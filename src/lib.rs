@@ -1,7 +1,7 @@
 //! getp runs OpenAI's gpt-oss in offline batches behind the C ABI of an existing evaluation program.
 //!
-//! ARCHITECTURE.md shows the way of the data and each module's room. The C functions are in [`abi`];
-//! Rust programs (our tests, examples and benchmarks) may use the modules directly.
+//! ARCHITECTURE.md explains the flow of data and what each module does. The C functions are in [`abi`]; Rust programs
+//! (the tests, examples and benchmarks) may use the modules directly.
 
 pub mod abi;
 pub mod backend;

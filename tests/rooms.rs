@@ -1,8 +1,8 @@
-//! The order of dependence that ARCHITECTURE.md states, held against the paths that the source names.
+//! The modules depend on each other only in the order that ARCHITECTURE.md states.
 //!
-//! Every `use` and every path in `src/` that begins with `crate`, `self` or `super` is followed to the file that defines what
-//! it names, through re-exports and in macros, too; unit tests may use what they like. Rooms may use the rooms of the lines above theirs, and so may the
-//! files of each backend. Nowhere do two files of a folder need each other.
+//! Every `use` and every path in `src/` that begins with `crate`, `self` or `super` is resolved to the file that
+//! defines the item, also through re-exports and in macros. Unit tests are exempt. A module may use the modules in the
+//! lines above its own, and so may the files of each backend. No two files of a folder use each other.
 
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,63 +1,64 @@
-//! What one step gives.
+//! A step's output.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// What of each wanted row the host needs.
+/// What the host needs of each of the plan's logits rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Want {
-    /// The largest logit and its lowest index.
+    /// The argmax.
     Greedy,
-    /// The same, and tokens drawn by the plan's coins, if the replica draws; else whole rows.
+    /// The argmax, and a token sampled with the plan's random number, if the replica samples; else whole rows.
     Draws {
         /// Above 0, and finite.
         temperature: f32,
-        /// The mass of the nucleus; outside of (0, 1) all tokens are drawn from.
+        /// Within (0, 1): top-p (nucleus) sampling. Any other value: all tokens can be sampled.
         topp: f32,
     },
-    /// The largest logit, its lowest index, and the whole row.
+    /// The argmax, and whole rows.
     Logits,
 }
 
-/// A row's largest logit.
+/// A row's argmax.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Greedy {
     /// The lowest index among the largest logits; 0 if all are NaN.
     pub token: u32,
-    /// Its logit.
+    /// The largest logit.
     pub logit: f32,
 }
 
-/// What one step gave, in the order of the plan's logits rows.
+/// A step's output, in the order of the plan's logits rows.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
-    /// One a row.
+    /// The argmax of each row.
     pub greedy: Vec<Greedy>,
-    /// The token drawn from each row; `None` where that is left to the host. Empty if [`Want::Draws`] was not asked for,
-    /// or made whole rows.
+    /// The token sampled from each row; `None` if that is left to the host. Empty unless [`Want::Draws`] was asked for
+    /// and the replica samples.
     pub drawn: Vec<Option<u32>>,
-    /// `[rows, vocab]`, or empty if only [`Want::Greedy`] was asked for, or tokens are drawn.
+    /// `[rows, vocab]`; empty with [`Want::Greedy`], and with [`Want::Draws`] if the replica samples.
     pub logits: Logits,
 }
 
-/// Whole rows of logits, read where the replica left them: hundreds of megabytes a step are not copied once more.
+/// Whole rows of logits. They may be in the replica's memory, so that hundreds of megabytes a step are not copied
+/// again.
 #[derive(Clone)]
 pub enum Logits {
-    /// In memory of their own.
+    /// In a vector.
     Own(Vec<f32>),
-    /// In memory of the replica, which does not write to it before the last clone of this is gone.
+    /// In the replica's memory, which it does not write to until the last clone is dropped.
     Lent(Arc<dyn AsRef<[f32]> + Send + Sync>),
 }
 
 impl Logits {
-    /// Gives back what was lent. Values in memory of their own stay.
+    /// Drops a reference to the replica's memory. Values in a vector stay.
     pub fn give_back(&mut self) {
         if let Self::Lent(_) = self {
             *self = Self::default();
         }
     }
 
-    /// Memory to write to; what was lent is given back.
+    /// A vector to write to. Drops a reference to the replica's memory.
     pub fn own(&mut self) -> &mut Vec<f32> {
         self.give_back();
         match self {
@@ -66,7 +67,7 @@ impl Logits {
         }
     }
 
-    /// No values; what was lent is given back.
+    /// Removes all values. Drops a reference to the replica's memory.
     pub fn clear(&mut self) {
         self.own().clear();
     }

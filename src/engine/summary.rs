@@ -1,10 +1,10 @@
-//! What warming up made, in lines for stderr.
+//! The lines that `warm_up` prints on stderr.
 
 use crate::replica::Replica;
 use crate::weights::PackedKind;
 
-/// What warming up made: a line for each kind of tensor, which is the same in all replicas, then one a replica, and
-/// their number if there are several.
+/// A line for each kind of tensor (they are the same in all replicas), then a line for each replica, and their number
+/// if there are several.
 pub fn lines(replicas: &[&dyn Replica]) -> Vec<String> {
     let kinds = replicas.first().map_or(&[][..], |first| &first.pack_report().kinds);
     let mut lines: Vec<String> = kinds.iter().map(kind_line).collect();
@@ -39,7 +39,7 @@ fn replica_line(replica: &dyn Replica) -> String {
     )
 }
 
-/// GB/s; 0 where there was nothing to measure.
+/// GB/s; 0 if no time was measured.
 fn rate(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
         bytes as f64 / seconds * 1e-9

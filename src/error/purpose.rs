@@ -1,19 +1,19 @@
-//! What memory is asked for.
+//! What allocations are for, to name in an error the option that lowers them.
 
 use std::fmt;
 
-/// What memory is for.
+/// What an allocation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The model's weights as a backend holds them.
+    /// The packed weights.
     Weights,
-    /// Tables of the checkpoint's tensors, and what packing them needs on the way.
+    /// Tables of the checkpoint's tensors, and temporary memory for packing them.
     Checkpoint,
-    /// Keys and values.
+    /// The KV cache.
     KvCache,
     /// Activations, plans and outputs of steps.
     Step,
-    /// Drawing tokens.
+    /// Sampling.
     Draws,
     /// Sequences and their blocks.
     Schedule,
@@ -30,7 +30,7 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// What asks for less.
+    /// What the user can do to need less memory.
     pub fn remedy(self) -> &'static str {
         self.words().1
     }

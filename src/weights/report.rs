@@ -1,49 +1,49 @@
-//! What packing made of the tensors.
+//! The formats and sizes of packed weights, and the time of packing, for the lines that `warm_up` prints.
 
 use super::NonFinite;
 use crate::checkpoint::{Field, TensorId};
 
-/// What the tensors of one kind became.
+/// The packed tensors of one kind, in all layers.
 #[derive(Clone, Debug)]
 pub struct PackedKind {
-    /// The kind as the C struct names it, for example `w_mlp1`.
+    /// The kind's name in the C struct, for example `w_mlp1`.
     pub name: &'static str,
-    /// The format of its values, for example `MXFP4`; several joined by `+` if its layers differ.
+    /// The format, for example `MXFP4`; several joined by `+` if layers differ.
     pub format: String,
-    /// Bytes in the replica's memory.
+    /// Size in the replica's memory in bytes.
     pub bytes: u64,
-    /// Why it is not in the format expected of its kind; `None` if it is.
+    /// Why the format is not the one expected of the kind; `None` if it is.
     pub remark: Option<String>,
 }
 
-/// What warming up made.
+/// The packed weights of a model.
 #[derive(Clone, Debug, Default)]
 pub struct PackReport {
-    /// By kind, in the order of the `.bin` file.
+    /// The kinds of tensors, in the order of the `.bin` file.
     pub kinds: Vec<PackedKind>,
-    /// A line for each tensor with values that are infinite or not a number: which, how many, where the first one is.
+    /// A line for each tensor with values that are infinite or NaN: its name, how many, and the place of the first one.
     pub non_finite: Vec<String>,
-    /// Bytes of the checkpoint read.
+    /// Bytes read from the checkpoint.
     pub read_bytes: u64,
-    /// Seconds the packing took, and the sending.
+    /// Seconds of packing and copying to the device.
     pub seconds: f64,
-    /// How the weights came to their device; `None` if they are where they were packed.
+    /// How the weights were copied to their device; `None` on the CPU.
     pub sent: Option<Sent>,
 }
 
-/// How fast packed weights came to the devices. Packing and sending go on side by side.
+/// Times of copying packed weights to the devices. Copying overlaps with packing.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
-    /// Bytes sent to each device.
+    /// Bytes copied to each device.
     pub bytes: u64,
-    /// Seconds the bus was busy with them.
+    /// Seconds in which the bus was busy copying.
     pub link_seconds: f64,
-    /// Seconds the host was busy packing them.
+    /// Seconds in which the host was busy packing.
     pub pack_seconds: f64,
 }
 
 impl PackReport {
-    /// Adds a tensor to its kind's line; the first remark of a kind stands for all.
+    /// Adds a tensor to its kind. Of several remarks the first is kept.
     pub fn note(&mut self, name: &'static str, format: &str, bytes: usize, remark: Option<String>) {
         let kinds = &mut self.kinds;
         let at = kinds.iter().position(|k| k.name == name).unwrap_or_else(|| {
@@ -65,7 +65,7 @@ impl PackReport {
         }
     }
 
-    /// Adds a line for values of the matrices `ids` that are not finite.
+    /// Adds a line for values that are not finite, found in the matrices `ids`.
     pub fn note_non_finite(&mut self, ids: &[TensorId], found: NonFinite) {
         let Some(id) = ids.get(found.matrix) else { return };
         let (field, layer, expert) = id.place();

@@ -1,4 +1,5 @@
-//! What the kernels of matrix products are chosen by, and what follows for their activations.
+//! The instruction set and precision by which kernels of matrix products are chosen, and the encoding of activations
+//! that these need.
 
 use crate::options::Precision;
 use crate::simd::Level;
