@@ -85,8 +85,8 @@ fn span_blocks(block_tokens: usize, positions: usize) -> usize {
 /// over no more blocks than the ring has, since block `b` is in slot `b % ring`. The number of positions is
 ///
 /// - while decoding, with `c = 1`: at most `window`, anywhere;
-/// - during prefill, with `c <= min(chunk_rows, n_prompt)`: at most `window - 1 + c`, anywhere, but not after the prompt's
-///   last block, since `s + c <= n_prompt`;
+/// - during prefill, with `c <= min(chunk_rows, n_prompt)`: at most `window - 1 + c`, anywhere, but not after the
+///   prompt's last block, since `s + c <= n_prompt`;
 /// - never more than all positions.
 ///
 /// While decoding, the ring holds at least `block_tokens - 1` positions more than the window. So steps in flight may

@@ -249,8 +249,8 @@ impl Profile {
         let mut out = String::new();
         if let Some(roof) = self.roof {
             out += &format!(
-                "limits measured here: memory {:.0} GB/s, matrix units {:.0} TFLOP/s; experts' weights are counted as if rows \
-                 chose experts evenly\n",
+                "limits measured here: memory {:.0} GB/s, matrix units {:.0} TFLOP/s; experts' weights are counted as if \
+                 rows chose experts evenly\n",
                 roof.bytes_per_s * 1e-9,
                 roof.flops_per_s * 1e-12,
             );

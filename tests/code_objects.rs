@@ -58,7 +58,8 @@ fn row(kernel: &Kernel, arch: &str) -> String {
         waves,
     } = kernel;
     format!(
-        "{name:<32} {arch:<8} {registers:>5} {accumulators:>5} {scalars:>5} {shared_bytes:>7} {scratch_bytes:>8} {spills:>7} {waves:>6}"
+        "{name:<32} {arch:<8} {registers:>5} {accumulators:>5} {scalars:>5} {shared_bytes:>7} \
+         {scratch_bytes:>8} {spills:>7} {waves:>6}"
     )
 }
 

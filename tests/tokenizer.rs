@@ -69,7 +69,9 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_parsed_or_refused(data in prop::collection::vec(prop_oneof![3 => Just(0_u8), 1 => any::<u8>()], 0..80)) {
+    fn garbage_is_parsed_or_refused(
+        data in prop::collection::vec(prop_oneof![3 => Just(0_u8), 1 => any::<u8>()], 0..80)
+    ) {
         if let Ok(tokenizer) = Tokenizer::parse(&data) {
             prop_assert!(tokenizer.vocab_size() * 8 <= data.len());
             tokenizer.encode(&data, 99).unwrap();

@@ -157,8 +157,8 @@ fn print_overlap(before: &Overlap, after: &Overlap) {
     let device = |of: fn(&StepTimes) -> Duration| (of(&after.steps) - of(&before.steps)).as_secs_f64() * 1e3 / steps;
     let host = |of: fn(&Stats) -> f64| (of(&after.host) - of(&before.host)) * 1e3 / steps;
     println!(
-        "     {steps} steps; ms a step: device computes {:.3}, idle {:.3}; logits copied {:.3} after; host waits {:.3}, \
-         draws {:.3}",
+        "     {steps} steps; ms a step: device computes {:.3}, idle {:.3}; logits copied {:.3} after; host waits \
+         {:.3}, draws {:.3}",
         device(|times| times.computing),
         device(|times| times.idle),
         device(|times| times.copying),

@@ -28,7 +28,8 @@ fn replica_line(replica: &dyn Replica) -> String {
     });
     let blocks = replica.kv_blocks();
     format!(
-        "{}; weights {:.1} MiB from {:.1} MiB in {:.1} s ({read_rate:.1} GB/s{sent}); KV cache {:.1} MiB, {} blocks full, {} windowed",
+        "{}; weights {:.1} MiB from {:.1} MiB in {:.1} s ({read_rate:.1} GB/s{sent}); KV cache {:.1} MiB, \
+         {} blocks full, {} windowed",
         replica.describe(),
         mib(packed_bytes),
         mib(report.read_bytes),

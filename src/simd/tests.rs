@@ -99,7 +99,16 @@ on_every_level! {
             let (a, b, c) = (load::<S>(&x), load::<S>(&y), load::<S>(&z));
             // SAFETY: under `Kernel::run`.
             let [add, sub, mul, div, fma, max, min, splat] = unsafe {
-                [S::add(a, b), S::sub(a, b), S::mul(a, b), S::div(a, b), S::fma(a, b, c), S::max(a, b), S::min(a, b), S::splat(x[3])]
+                [
+                    S::add(a, b),
+                    S::sub(a, b),
+                    S::mul(a, b),
+                    S::div(a, b),
+                    S::fma(a, b, c),
+                    S::max(a, b),
+                    S::min(a, b),
+                    S::splat(x[3]),
+                ]
             };
             assert_same::<S>(lanes::<S>(add), |i| x[i] + y[i]);
             assert_same::<S>(lanes::<S>(sub), |i| x[i] - y[i]);
@@ -246,7 +255,8 @@ on_every_level! {
         for _ in 0..200 {
             // Integers of eight bits are exact in bfloat16, and sums of their products in float32.
             let mut whole = || rng.random_range(-128..=128_i32);
-            let (w, x): ([[i32; 2]; LANES], [i32; 2]) = (std::array::from_fn(|_| [whole(), whole()]), [whole(), whole()]);
+            let w: [[i32; 2]; LANES] = std::array::from_fn(|_| [whole(), whole()]);
+            let x: [i32; 2] = [whole(), whole()];
             let acc = std::array::from_fn::<i32, LANES, _>(|i| i as i32 * 1000 - 7000);
             let sum = |i: usize| acc[i] + w[i][0] * x[0] + w[i][1] * x[1];
 

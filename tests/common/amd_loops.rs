@@ -115,7 +115,8 @@ fn objdump() -> String {
     let candidates = named.into_iter().chain(newest_first).chain(["llvm-objdump".into()]);
     let runs = |program: &String| Command::new(program).arg("--version").output().is_ok();
     candidates.into_iter().find(runs).expect(
-        "llvm-objdump is missing; install it with: apt-get install llvm-22, or name one that knows AMD's targets in LLVM_OBJDUMP",
+        "llvm-objdump is missing; install it with: apt-get install llvm-22, \
+         or name one that knows AMD's targets in LLVM_OBJDUMP",
     )
 }
 

@@ -10,7 +10,7 @@
 //! | float32, `exact` | any | each product rounded to float32, summed in float64, as the eval program does |
 //! | float32 | any | float32 multiply-add |
 //! | bfloat16 pairs | BF16 | the hardware's dot product of pairs, float32 sums |
-//! | 16-bit integers, one scale a token | MXFP4 | the hardware's dot product of pairs: 32-bit integer sums within a block of 32 columns (exact), then float32 |
+//! | 16-bit integers, one scale a token | MXFP4 | dot products of pairs, exact in 32 bits for 32 columns, then float32 |
 //!
 //! MXFP4 is multiplied as integers, since twice an E2M1 value is an integer up to 12: so the sum over a block of 32
 //! columns is exact, and the activations have 16 bits where bfloat16 has 8, at the same rate.
@@ -68,8 +68,8 @@ impl ComputeMode {
             .try_for_each(|task| self.run(matrix, inputs, epilogue, task))
     }
 
-    /// [`ComputeMode::multiply`] with a fixed order of members: a worker computes its tiles of all members, one member after
-    /// the other, so that an epilogue may add over members.
+    /// [`ComputeMode::multiply`] with a fixed order of members: a worker computes its tiles of all members, one member
+    /// after the other, so that an epilogue may add over members.
     pub fn multiply_in_order<E: Epilogue>(self, matrix: &Packed, inputs: &Inputs, epilogue: &E) -> Result<()> {
         let run = tile_run(matrix);
         (0..matrix.tiles.div_ceil(run)).into_par_iter().try_for_each(|i| {
