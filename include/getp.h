@@ -14,8 +14,9 @@
  * its type, as many as the comment says. A handle comes from its open function and has not been closed.
  *
  * Every function may be called from any thread. Calls on one transformer run one after another, calls on different ones
- * concurrently. README.md says what a program must not do meanwhile. No function exits or aborts the program. A failure
- * is one line on stderr, the return value named in the function's comment, and the text of getp_last_error. */
+ * concurrently. README.md says what a program must not do while a transformer is warmed up. No function exits or aborts
+ * the program. A failure is one line on stderr, the return value named in the function's comment, and the text of
+ * getp_last_error. */
 
 
 #ifndef GETP_H
@@ -37,7 +38,7 @@
 // `getp_options.print`: only answers, each after its request's number.
 #define GETP_ANSWER 3
 
-// `getp_options.precision`: float64 sums in the program's own order.
+// `getp_options.precision`: the eval program's logits, on the CPU bit for bit, on GPUs within a tolerance.
 #define GETP_EXACT 1
 
 // `getp_options.precision`: the fastest arithmetic within the tolerances that ARCHITECTURE.md states.

@@ -13,7 +13,7 @@ pub const GETP_ON: c_int = 1;
 pub const GETP_OFF: c_int = 2;
 /// `getp_options.print`: only answers, each after its request's number.
 pub const GETP_ANSWER: c_int = 3;
-/// `getp_options.precision`: float64 sums in the program's own order.
+/// `getp_options.precision`: the eval program's logits, on the CPU bit for bit, on GPUs within a tolerance.
 pub const GETP_EXACT: c_int = 1;
 /// `getp_options.precision`: the fastest arithmetic within the tolerances that ARCHITECTURE.md states.
 pub const GETP_FAST: c_int = 2;
