@@ -6,6 +6,8 @@ mod cache;
 mod catalogue;
 mod compile;
 mod cuda;
+mod fingerprint;
+mod header;
 mod hip;
 mod instances;
 pub mod simt;
@@ -42,6 +44,7 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
     if asked.is_none() && env::var_os(T::FEATURE).is_none() {
         return Vec::new();
     }
+    header::check();
     let archs = asked.clone().unwrap_or_else(|| default_archs(T::TOOLCHAIN));
     let compilers = T::compilers();
     let mut objects = Vec::new();

@@ -5,6 +5,7 @@
 use super::cache;
 use super::catalogue::family_of;
 use super::compile::{self, Compiler};
+use super::header;
 use super::instances::{self, Sources};
 use std::env;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use std::process::Command;
 pub fn build() {
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=CXX");
+    header::check();
     let program = env::var_os("CXX").unwrap_or_else(|| "c++".into());
     let Some(compiler) = Compiler::find(&program) else {
         panic!("{program:?} does not run; feature simt needs g++ or clang++ (set CXX)");

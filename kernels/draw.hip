@@ -71,7 +71,7 @@ DEV void find_probable(const float* logits, int n, const Exponential& exponentia
 }
 
 KERNEL(draw, DrawArgs, THREADS, 3, 2) {
-  SHARED u64 powers[32];
+  SHARED u64 powers[POWERS];
   SHARED union { Shared<double> sums; Shared<float> masses; } shared;
   SHARED u64 keys[DRAW_TOKENS];
   SHARED int found;
@@ -79,7 +79,7 @@ KERNEL(draw, DrawArgs, THREADS, 3, 2) {
   after_predecessor();
   const StepHeader& header = *a.step.header;
   if (BID >= header.logits_rows) return;
-  if (TID < 32) powers[TID] = a.powers[TID];
+  if (TID < POWERS) powers[TID] = a.powers[TID];
   if (TID == 0) found = 0;
   barrier();
   const float* logits = a.logits + (i64)BID * a.vocab;

@@ -16,7 +16,7 @@ KERNEL(gather, GatherArgs, THREADS, 8, 8) {
   const int slab = BID % a.k_blocks, row = BID / a.k_blocks * ROWS + TID / 8, k = slab * SLAB + TID % 8 * 8;
   if (row >= a.step.header->rows) return;
   for (int term = 0; term < a.terms; term++) {
-    const Piece piece = *(const Piece*)(a.in + term * a.in_term + tiled_index(row, k, a.in_rows));
+    const Piece piece = *(const Piece*)(a.input + term * a.in_term + tiled_index(row, k, a.in_rows));
     for (int i = 0; i < a.k; i++) {
       const int slot = a.slots[(i64)row * a.k + i];
       *(Piece*)(a.out + term * a.out_term + tiled_index(slot, k, a.out_rows)) = piece;

@@ -29,10 +29,10 @@ template <int N> DEV void load_input(const GemmArgs& a, int row, int k, float* v
   for (int term = a.terms - 1; term >= 0; term--) {
     float t[N];
     if (a.format == FORMAT_F16) {
-      load_some<FORMAT_F16, N>(a.in, first + term * a.in_term, t);
+      load_some<FORMAT_F16, N>(a.input, first + term * a.in_term, t);
       UNROLL for (int i = 0; i < N; i++) v[i] *= 1.f / (1 << TERM_SHIFT);
     } else {
-      load_some<FORMAT_BF16, N>(a.in, first + term * a.in_term, t);
+      load_some<FORMAT_BF16, N>(a.input, first + term * a.in_term, t);
     }
     UNROLL for (int i = 0; i < N; i++) v[i] += t[i];
   }

@@ -56,7 +56,7 @@ template <int N, class T> DEV Run<T> lanes_run(Run<T> mine, const Binade<T>& b) 
 
 // The C library's expf for arguments up to 0, by the steps of `src/sampler/exp.rs`. NaN stays NaN.
 struct Exponential {
-  const u64* powers;                                       // 2^(i / 32), less i << 47
+  const u64* powers;                                       // 2^(i / POWERS), less i << 47
   double inverse;                                          // of the temperature
   float max;
   // x / T - max. No quotient of float32 numbers is nearer than 2^-49 of itself to the middle between two others, and
@@ -70,7 +70,7 @@ struct Exponential {
     const u64 k = bits_of(rounded);
     const double high = fma_rn(0x1.c6af84b912394p-20, r, 0x1.ebfce50fac4f3p-13);
     const double low = fma_rn(0x1.62e42ff0c52d6p-6, r, 1.0);
-    return (float)(fma_rn(high, r * r, low) * __builtin_bit_cast(double, powers[k % 32] + (k << 47)));
+    return (float)(fma_rn(high, r * r, low) * __builtin_bit_cast(double, powers[k % POWERS] + (k << 47)));
   }
 };
 

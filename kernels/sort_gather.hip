@@ -69,7 +69,7 @@ KERNEL(sort_gather, SortGatherArgs, THREADS, 4, 4) {
   const int rows = a.sort.step.header->rows;
   Piece pieces[MAX_TERMS] = {};                            // under way while the block sorts
   UNROLL for (int t = 0; t < MAX_TERMS; t++)
-    if (row < rows && t < g.terms) pieces[t] = *(const Piece*)(g.in + t * g.in_term + tiled_index(row, piece, g.in_rows));
+    if (row < rows && t < g.terms) pieces[t] = *(const Piece*)(g.input + t * g.in_term + tiled_index(row, piece, g.in_rows));
   barrier();
   for (int pair = TID; pair < rows * k; pair += THREADS) {
     const int expert = s.experts[pair] = a.sort.experts[pair], r = pair / k;

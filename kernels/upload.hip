@@ -9,8 +9,8 @@
 #include "catalogue.h"
 #include "gpu/math.h"
 
-enum { THREADS = UPLOAD_THREADS, LIST_PIECES = (int)(sizeof(UploadList) / 16) };
-static_assert(sizeof(UploadList) % 16 == 0, "read in pieces");
+enum { THREADS = UPLOAD_THREADS, LIST_PIECES = (int)(sizeof(UploadList) / UPLOAD_PIECE) };
+static_assert(sizeof(Piece) == UPLOAD_PIECE && sizeof(UploadList) % UPLOAD_PIECE == 0, "read in pieces");
 
 // 16 bytes past the caches: the host has written since they last saw it.
 DEV Piece load_host(const void* at) {
@@ -27,11 +27,11 @@ DEV Piece load_host(const void* at) {
 DEV bool copy_piece(const UploadList& list, unsigned piece, const u8* host, u8* device) {
   for (unsigned i = 0; i < list.sections; i++) {
     const UploadSection& section = list.section[i];
-    if (piece < section.bytes / 16) {
-      *(Piece*)(device + section.to + piece * 16) = load_host(host + section.from + piece * 16);
+    if (piece < section.bytes / UPLOAD_PIECE) {
+      *(Piece*)(device + section.to + piece * UPLOAD_PIECE) = load_host(host + section.from + piece * UPLOAD_PIECE);
       return true;
     }
-    piece -= section.bytes / 16;
+    piece -= section.bytes / UPLOAD_PIECE;
   }
   return false;
 }
@@ -42,7 +42,7 @@ KERNEL(upload, UploadArgs, THREADS, 1, 1) {
   let_successor_start();
   const unsigned turn = a.turn[0];
   const u8* host = a.host + (i64)turn * a.copy_bytes;
-  if (TID < LIST_PIECES) ((Piece*)&list)[TID] = load_host(host + TID * 16);
+  if (TID < LIST_PIECES) ((Piece*)&list)[TID] = load_host(host + TID * UPLOAD_PIECE);
   barrier();
   for (unsigned piece = BID * THREADS + TID; copy_piece(list, piece, host, a.device);) piece += GRID * THREADS;
   barrier();

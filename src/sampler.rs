@@ -18,7 +18,7 @@ use crate::simd::Level;
 use nucleus::{MARGIN, Nucleus};
 use std::array::from_fn;
 
-pub use exp::{level as exponential_level, table as exponential_table};
+pub use exp::{POWERS as EXPONENTIAL_POWERS, level as exponential_level, table as exponential_table};
 
 /// Rows drawn from side by side: a row's sum runs in the order of its tokens, one addition waiting for the last, so that
 /// four of them take no longer than one.

@@ -16,9 +16,9 @@ enum : int {
   TILE = 32,                     // keys worked on at once
   PAGE_TILES = KV_PAGE / TILE,
   UNIT_PAGES = ATTENTION_UNIT / KV_PAGE,
-  PARTIAL = GROUP_HEADS * HEAD_DIM + 2 * GROUP_HEADS,      // floats of a partial: O as lanes hold it, m, l
 };
 static_assert((int)ATTENTION_DECODE_THREADS == (int)WAVE, "a wave an item");
+static_assert(PARTIAL_FLOATS == GROUP_HEADS * (HEAD_DIM + 2), "O as lanes hold it, m and l");
 static_assert(PAGE_TILES == 2, "the loop has one buffer for each half of a page");
 
 struct Tile { u32v4 k[4]; u32v2 v[8]; };
@@ -100,7 +100,7 @@ DEV Sums folded(Sums a, const Sums& b) {
 
 // A partial holds O [4][lane of 32][4], m [8], l [8]; lanes of the idle columns have none and read a neighbour's.
 DEV float* partial_at(const AttentionArgs& a, const Work& w, int index) {
-  return a.partials + ((i64)(w.partial + index) * a.kv_heads + w.kv_head) * PARTIAL;
+  return a.partials + ((i64)(w.partial + index) * a.kv_heads + w.kv_head) * PARTIAL_FLOATS;
 }
 DEV void leave(float* to, const Sums& s) {
   const int n = LANE % 16, lane = LANE / 16 * GROUP_HEADS + n;
@@ -212,7 +212,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
 }
 
 template <int FORMAT> DEV void attention_decode(const AttentionArgs& a) {
-  alignas(16) SHARED float total[PARTIAL];
+  alignas(16) SHARED float total[PARTIAL_FLOATS];
   let_successor_start();
   after_predecessor();
   const int items = a.windowed ? a.step.header->window_items : a.step.header->full_items;

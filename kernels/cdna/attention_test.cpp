@@ -20,7 +20,7 @@ void attention_prefill_f16(const void*);
 void attention_prefill_bf16(const void*);
 }
 
-static const int DIM = 64, HEADS_OF_GROUP = 8, PARTIAL_FLOATS = 528, PREFILL_ROWS = 32;
+static const int DIM = 64, HEADS_OF_GROUP = 8, PREFILL_ROWS = 32;
 static int policy = 0;
 static u64 seed = 1;
 static int failures = 0;

@@ -143,7 +143,7 @@ static u64 run(const Case& c) {
   if (c.op == "attn_out") for (size_t i = 0; i < x.size(); i++) x[i] = uniform_float(), memcpy(&out[i], &x[i], 4);
 
   GemmArgs a{};
-  a.weights = weights.data(), a.bias = c.op[0] == 'u' ? nullptr : bias.data(), a.in = in.tiled.data(), a.in_term = in.term;
+  a.weights = weights.data(), a.bias = c.op[0] == 'u' ? nullptr : bias.data(), a.input = in.tiled.data(), a.in_term = in.term;
   a.rows = c.counts.data(), a.offsets = grouped ? in.offsets.data() : nullptr;
   a.out = (float*)out.data(), a.tiled = tiled.data(), a.tiled_term = (i64)columns * in.rows, a.y = y.data();
   a.best = (float*)best.data(), a.best_index = (int*)best_index.data();

@@ -53,7 +53,7 @@ KERNEL(pack_mxfp4, PackArgs, THREADS, 1, 4) {
     *(u32v4*)(chunk + p.lane * 16) = words;
     if (p.k % 32) continue;
     for (int r = 0; r < 2; r++)
-      chunk[1024 + (p.lane / 32 * 16 + p.n) * 2 + r] = scale_byte(a, tile, row_of(r, p.n), p.k);
+      chunk[Mxfp4<FORMAT_F16>::SCALES + (p.lane / 32 * 16 + p.n) * 2 + r] = scale_byte(a, tile, row_of(r, p.n), p.k);
   }
 }
 

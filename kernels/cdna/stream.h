@@ -36,7 +36,7 @@ template <class Weights, int DEPTH> struct Stream {
     const int row = work.first + (n < work.count ? n : work.count - 1);   // clamped: no traffic for rows that are not there
     chunks = a.k_blocks;
     weights = chunks_of<Weights>(a, work, wave);
-    tokens = (Global)a.in;
+    tokens = (Global)a.input;
     slab_bytes = (i64)a.in_rows * (SLAB * 2);
     for (int piece = 0; piece < 2; piece++) token_at[piece] = row * (SLAB * 2) + ((g * 2 + piece) ^ (row % 8)) * 16;
     acc[0][0] = acc[1][0] = f32v4{0, 0, 0, 0};

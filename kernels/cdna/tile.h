@@ -141,7 +141,7 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
     const int n = LANE % 16, g = LANE / 16;
     chunks = a.k_blocks, lds = shared;
     weights = chunks_of<Weights>(a, work, wave);
-    tokens = (Global)a.in + (i64)work.first * (SLAB * 2);
+    tokens = (Global)a.input + (i64)work.first * (SLAB * 2);
     slab_bytes = (i64)a.in_rows * (SLAB * 2), term_bytes = a.in_term * 2;
     for (int piece = 0; piece < 2; piece++) fragment_at[piece] = n * 8 + ((g * 2 + piece) ^ (n % 8));
     sums.clear();

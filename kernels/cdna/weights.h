@@ -22,7 +22,7 @@ struct Operand { u32v2 of[2][2]; };
 // 16-bit weights: [r][piece] of 16 bytes a lane.
 template <int FORMAT_> struct Dense {
   static constexpr int FORMAT = FORMAT_;
-  enum : int { CHUNK_BYTES = BLOCK_ROWS * SLAB * 2, DECODE_VALU = 0, STREAM_DEPTH = 4 };
+  enum : int { CHUNK_BYTES = BLOCK_ROWS * DENSE_SLAB_BYTES, DECODE_VALU = 0, STREAM_DEPTH = 4 };
   struct Raw { u32v4 of[2][2]; };
   // A lane's offsets within a chunk.
   struct Place { u32 of = LANE * 16; };
@@ -48,10 +48,10 @@ template <int FORMAT_> struct Dense {
 //       added to the exponent. 0 becomes 2^-63 of the block's 0.5: nothing in float32 and, summed, nothing in float64.
 template <int FORMAT_> struct Mxfp4 {
   static constexpr int FORMAT = FORMAT_;
-  enum : int { CHUNK_BYTES = 1024 + 64, DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38, STREAM_DEPTH = 6 };
+  enum : int { CHUNK_BYTES = BLOCK_ROWS * MXFP4_SLAB_BYTES, SCALES = BLOCK_ROWS * SLAB / 2, DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38, STREAM_DEPTH = 6 };
   struct Raw { u32v4 codes; u32 scales; };
   // Scales come in whole words, for two lanes each. Two bytes would be widened somewhere in a loop, and that waits for the load.
-  struct Place { u32 codes = LANE * 16, scales = 1024 + (LANE / 32 * 16 + LANE % 16) / 2 * 4; };
+  struct Place { u32 codes = LANE * 16, scales = SCALES + (LANE / 32 * 16 + LANE % 16) / 2 * 4; };
   static DEV Raw load_chunk(Global chunk, Place& at) {
     Raw raw;
     raw.codes = load<u32v4>(chunk, at.codes);

@@ -13,7 +13,7 @@ extern __attribute__((shared)) __attribute__((aligned(1024))) unsigned char getp
 #define TID ((int)__builtin_amdgcn_workitem_id_x())
 #define BID ((int)__builtin_amdgcn_workgroup_id_x())
 #define GRID ((int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()))
-#define TERM_SHIFT 11
+#define TERM_SHIFT FLUSHING_TERM_SHIFT
 
 DEV void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");

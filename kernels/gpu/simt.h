@@ -116,7 +116,7 @@ inline float rounded(float v) {
 #define TID (simt::block().tid)
 #define BID (simt::block().bid)
 #define GRID (simt::block().grid)
-#define TERM_SHIFT 11
+#define TERM_SHIFT FLUSHING_TERM_SHIFT
 
 DEV void barrier() { simt::block_barrier(); }
 DEV int shfl(int v, int lane) { return (int)simt::shuffle((uint32_t)v, lane); }

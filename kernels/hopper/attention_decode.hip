@@ -24,8 +24,8 @@ template <int FORMAT_, int STAGES_, int WARPS_> struct Config {
 
 enum : int {
   BLOCKS = KV_PAGE / 16,                 // blocks of 16 keys in a tile, and of 16 dims in a row
-  PARTIAL_FLOATS = GROUP_HEADS * HEAD_DIM + 2 * GROUP_HEADS,
 };
+static_assert(PARTIAL_FLOATS == GROUP_HEADS * (HEAD_DIM + 2), "values, maxima and sums");
 
 // ---- one job
 

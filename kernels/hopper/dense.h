@@ -9,7 +9,7 @@
 #include "../gpu/gpu.h"
 
 struct Dense {
-  enum : int { UNIT_ROWS = 16, UNIT_BYTES = UNIT_ROWS * SLAB * 2, BLOCK_BYTES = 4 * UNIT_BYTES };
+  enum : int { UNIT_ROWS = 16, UNIT_BYTES = UNIT_ROWS * DENSE_SLAB_BYTES, BLOCK_BYTES = 4 * UNIT_BYTES };
   // The row of the matrix that is at a slot.
   static HOST_DEV int matrix_row(int slot) { return slot / 16 * 16 + slot % 8 * 2 + slot % 16 / 8; }
 };

@@ -134,7 +134,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     barrier_arrive_expect(bar, bytes * TERMS);
     if (bytes == 0) return;
     for (int term = 0; term < TERMS; term++)
-      bulk_copy(p.base + p.stage * STAGE_BYTES + term * TERM_BYTES, a.in + term * a.in_term + ((i64)k * a.in_rows + c.row) * SLAB,
+      bulk_copy(p.base + p.stage * STAGE_BYTES + term * TERM_BYTES, a.input + term * a.in_term + ((i64)k * a.in_rows + c.row) * SLAB,
                 bytes, bar, policy);
   }
 

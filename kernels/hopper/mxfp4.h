@@ -29,7 +29,7 @@
 #include "../gpu/gpu.h"
 
 struct Mxfp4 {
-  enum : int { UNIT_ROWS = 64, UNIT_BYTES = 2048 + 128, SCALES = 2048 };
+  enum : int { UNIT_ROWS = 64, UNIT_BYTES = UNIT_ROWS * MXFP4_SLAB_BYTES, SCALES = UNIT_ROWS * SLAB / 2 };
 };
 
 // Eight codes in their places of a half's bits.

@@ -102,7 +102,7 @@ double term_error(int terms, int format) {
   return format == FORMAT_F16 ? (terms == 1 ? 6e-4 : 3e-7) : terms == 1 ? 5e-3 : terms == 2 ? 2e-5 : 1e-7;
 }
 // One FP16 term of a value below its normal numbers is 0 where the matrix cores flush them.
-double term_floor(int terms, int format) { return format == FORMAT_F16 && terms == 1 && TERM_SHIFT ? 0x1p-14 : 0; }
+double term_floor(int terms, int format) { return format == FORMAT_F16 && terms == 1 && TERM_SHIFT != 0 ? 0x1p-14 : 0; }
 void near(double got, double want, double relative, double absolute, const char* what) {
   check(fabs(got - want) <= relative * fabs(want) + absolute || (std::isnan(got) && std::isnan(want)), what, got - want);
 }
@@ -578,7 +578,7 @@ void test_gemm(int n, int cols, int groups, int weight_format, bool exact) {
   Buffer<u16> tiled(terms * tiled_term);
   Buffer<unsigned char> y((size_t)total * n * 4);
   GemmArgs a{};
-  a.weights = (const unsigned char*)w.data(), a.bias = bias.data(), a.in = in.data(), a.in_term = in_term;
+  a.weights = (const unsigned char*)w.data(), a.bias = bias.data(), a.input = in.data(), a.in_term = in_term;
   a.rows = counts.data(), a.offsets = groups > 1 ? offsets.data() : nullptr, a.out = out.data(), a.tiled = tiled.data(), a.tiled_term = tiled_term;
   a.y = y.data(), a.groups = groups, a.n = n, a.k_blocks = k_blocks, a.in_rows = in_rows, a.tiled_rows = tiled_rows;
   a.scale = 1, a.limit = 1.5f, a.format = format, a.cols = cols, a.weight_format = (short)weight_format, a.terms = (short)terms;

@@ -9,8 +9,10 @@
 use crate::simd::{Kernel, LANES, Level, Simd};
 use once_cell::sync::OnceCell;
 
+/// Powers of two in a [`Table`], evenly spaced from 1 to 2.
+pub const POWERS: usize = 32;
 /// Words of 2^(i / 32) less i << 47, so that adding k << 47 gives the bits of 2^(k / 32).
-pub type Table = [u64; 32];
+pub type Table = [u64; POWERS];
 
 /// `1.5 * 2^52`: adding it leaves the nearest integer in the low bits.
 const ROUND: f64 = 6_755_399_441_055_744.0;
@@ -114,7 +116,7 @@ pub fn table() -> &'static Table {
     static TABLE: OnceCell<Table> = OnceCell::new();
     TABLE.get_or_init(|| {
         std::array::from_fn(|i| {
-            let power = (i as f64 / 32.0).exp2();
+            let power = (i as f64 / POWERS as f64).exp2();
             power.to_bits().wrapping_sub((i as u64) << 47)
         })
     })

@@ -1,61 +1,17 @@
 //! Who computes which part of a step's attention.
 //!
 //! Decode is bound by memory: all multiprocessors should read all the time and end together. A row's keys form a fixed
-//! tree of units and groups (`kernels/args.h`), so rows may be cut at units or groups, chosen for balance, without
+//! tree of units and groups ([`AttentionItem`]), so rows may be cut at units or groups, chosen for balance, without
 //! changing a bit of the result. Cutting has its price (partial sums go through memory), so the longest runs that still
 //! balance are taken. Prefill is cut into tiles of query rows. Both are listed longest first.
 
+use super::args::{ATTENTION_GROUP, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
-use bytemuck::NoUninit;
 use std::cmp::Reverse;
 
-/// Keys in a unit.
-pub const ATTENTION_UNIT: usize = 128;
-/// Units in a group.
-pub const ATTENTION_GROUP: usize = 4;
-
-const PAGE: usize = 64;
-/// Pages a kernel can take in one item.
-const ITEM_PAGES: usize = 32;
 /// Units an item of a cut row may have, largest first: the kernels know 1 and multiples of [`ATTENTION_GROUP`].
 const RUNS: [usize; 3] = [16, ATTENTION_GROUP, 1];
-
-/// Part of one decoding row's attention; see `kernels/args.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, NoUninit)]
-pub struct AttentionItem {
-    /// The row within the step.
-    pub row: i32,
-    /// The unit of its first key.
-    pub first_unit: i32,
-    /// How many keys.
-    pub tokens: i32,
-    /// How many items the row has.
-    pub parts: i32,
-    /// Where the row's partial sums begin, if it has several items.
-    pub partial: i32,
-    /// Units an item of a cut row may have.
-    pub run: i32,
-    /// Zero.
-    pub reserved: [i32; 2],
-}
-const _: () = assert!(std::mem::size_of::<AttentionItem>() == 32);
-
-/// Query rows of one chunk that one block takes; see `kernels/args.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, NoUninit)]
-pub struct PrefillTile {
-    /// The chunk within the step.
-    pub chunk: i32,
-    /// The first row within the chunk.
-    pub first: i32,
-    /// How many rows.
-    pub rows: i32,
-    /// Zero.
-    pub reserved: i32,
-}
-const _: () = assert!(std::mem::size_of::<PrefillTile>() == 16);
 
 /// Lists the attention of the rows that decode, longest items first, and says how many slots of partial sums it needs.
 ///
@@ -114,7 +70,7 @@ fn cut_row(
 ) -> Result<usize> {
     let end = first + keys;
     let size = run * ATTENTION_UNIT;
-    let whole = keys <= size && (end - 1) / PAGE - first / PAGE < ITEM_PAGES;
+    let whole = keys <= size && (end - 1) / KV_PAGE - first / KV_PAGE < ITEM_PAGES;
     let parts = if whole { 1 } else { (end - 1) / size - first / size + 1 };
     let mut begin = first;
     while begin < end {
@@ -198,7 +154,7 @@ mod tests {
             assert_eq!(item.first_unit as usize, at / ATTENTION_UNIT);
             assert!(item.tokens > 0);
             let last = at + item.tokens as usize - 1;
-            assert!(last / PAGE - at / PAGE < ITEM_PAGES);
+            assert!(last / KV_PAGE - at / KV_PAGE < ITEM_PAGES);
             assert_eq!(item.parts as usize, items.len());
             if items.len() > 1 {
                 let size = item.run as usize * ATTENTION_UNIT;

@@ -2,6 +2,7 @@
 
 use super::args::{MATRIX_PEAK_FLOPS, MatrixPeakArgs};
 use super::context::Context;
+use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer};
 use crate::error::Result;
 use std::fmt;
@@ -30,10 +31,10 @@ impl Ceilings {
         // Half of the free memory at most, and that twice.
         let bytes = COPY_BYTES.min(context.driver.memory()?.free as usize / 4);
         let (from, to) = (
-            DeviceBuffer::zeroed(&context.stream, bytes)?,
-            DeviceBuffer::zeroed(&context.stream, bytes)?,
+            DeviceBuffer::<u8>::zeroed(&context.stream, bytes)?,
+            DeviceBuffer::<u8>::zeroed(&context.stream, bytes)?,
         );
-        let pinned = PinnedBuffer::zeroed(&context.driver, PINNED_BYTES.min(bytes))?;
+        let pinned = PinnedBuffer::<u8>::zeroed(&context.driver, PINNED_BYTES.min(bytes))?;
         let pinned_bytes = PINNED_BYTES.min(bytes);
         let stream = context.stream.handle;
         // SAFETY: both buffers have these bytes and outlive the measurement, which waits.
@@ -48,7 +49,7 @@ impl Ceilings {
         })?;
         let launch = context.target.matrix_peak();
         let args = MatrixPeakArgs {
-            out: to.at(),
+            out: TypedPtr::new(to.at()),
             iterations: PEAK_ITERATIONS,
             never: 0,
         };

@@ -1,4 +1,4 @@
-//! The paged KV cache in device memory; `kernels/args.h` has the layout of a page.
+//! The paged KV cache in device memory; [`super::args`] has the layout of a page.
 
 use super::args::{Format, KV_PAGE};
 use super::context::Context;

@@ -1,12 +1,12 @@
 //! Rows of logits, and what the host is told of them.
 //!
-//! A step leaves whole rows on the device, in a buffer of its turn: there is one for each step under way. Where they are to be drawn from, a kernel draws from
-//! most of them and tells the host the tokens, and the host fetches the other rows. Where all are wanted, a
-//! stream of their own copies them to pinned memory while the next step fills another buffer. The host reads them where
-//! they land: [`HostRows`] are lent, and those that nobody holds any more are written to again. Whoever gives them back
+//! A step leaves whole rows on the device, in a buffer of its turn: there is one for each step under way. Where they are
+//! to be drawn from, a kernel draws from most of them and tells the host the tokens, and the host fetches the other
+//! rows. Where all are wanted, a stream of their own copies them to pinned memory while the next step fills another
+//! buffer. The host reads them where they land: [`HostRows`] are lent, and those that nobody holds any more are written to again. Whoever gives them back
 //! before the next step is submitted needs two of them.
 
-use super::driver::DevicePtr;
+use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer, SharedDriver, Stream};
 use crate::error::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct LogitsPath {
     // Dropped first, which waits for what is on its way.
     stream: Stream,
-    device: Vec<DeviceBuffer>,
+    device: Vec<DeviceBuffer<f32>>,
     /// `[turns][rows]`
-    drawn: PinnedBuffer,
+    drawn: PinnedBuffer<i32>,
     host: Mutex<Vec<Arc<HostRows>>>,
     rows: usize,
     row_bytes: usize,
@@ -60,9 +60,9 @@ impl AsRef<[f32]> for HostRows {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LogitsAt {
     /// Whole rows.
-    pub rows: DevicePtr,
+    pub rows: TypedPtr<f32>,
     /// The token drawn from each, or -1, in pinned memory `[turns][drawn_rows]`.
-    pub drawn: DevicePtr,
+    pub drawn: TypedPtr<i32>,
     /// See [`Self::drawn`].
     pub drawn_rows: usize,
 }
@@ -70,11 +70,11 @@ pub struct LogitsAt {
 impl LogitsPath {
     /// Room for so many rows a step, and so many steps.
     pub fn new(driver: &SharedDriver, turns: usize, rows: usize, vocab: usize) -> Result<Self> {
-        let buffers = (0..turns).map(|_| DeviceBuffer::new(driver, rows * 4 * vocab));
+        let buffers = (0..turns).map(|_| DeviceBuffer::new(driver, rows * vocab));
         Ok(Self {
             stream: Stream::new(driver)?,
             device: buffers.collect::<Result<_>>()?,
-            drawn: PinnedBuffer::zeroed(driver, turns * rows * 4)?,
+            drawn: PinnedBuffer::zeroed(driver, turns * rows)?,
             host: Mutex::default(),
             rows,
             row_bytes: 4 * vocab,
@@ -89,8 +89,8 @@ impl LogitsPath {
     /// Where steps of this turn leave them.
     pub fn at(&self, turn: usize) -> LogitsAt {
         LogitsAt {
-            rows: self.device[turn].at(),
-            drawn: self.drawn.device(),
+            rows: self.device[turn].values(),
+            drawn: self.drawn.values(),
             drawn_rows: self.rows,
         }
     }
@@ -98,7 +98,7 @@ impl LogitsPath {
     /// What the step of this turn, which is done, has drawn from its first `rows` rows.
     pub fn drawn(&self, turn: usize, rows: usize) -> impl Iterator<Item = Option<u32>> {
         // SAFETY: the step that wrote here is done, and the next of its turn has not been submitted.
-        let drawn: &[i32] = bytemuck::cast_slice(unsafe { self.drawn.read() });
+        let drawn = unsafe { self.drawn.read() };
         drawn[turn * self.rows..][..rows]
             .iter()
             .map(|&token| u32::try_from(token).ok())

@@ -1,36 +1,40 @@
 //! Owners of what a driver hands out: whoever drops them gives it back.
 
 use super::driver::{DevicePtr, Driver, EventHandle, GraphHandle, Pinned, StreamHandle};
+use super::layout::TypedPtr;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
-use bytemuck::{NoUninit, Pod};
+use bytemuck::{AnyBitPattern, NoUninit, Pod};
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// A device and the stream its work goes to.
 pub type SharedDriver = Arc<dyn Driver>;
 
-/// Device memory.
-pub struct DeviceBuffer {
+/// Device memory for values of type `T`, by default bytes.
+pub struct DeviceBuffer<T = u8> {
     driver: SharedDriver,
     at: DevicePtr,
     bytes: usize,
+    holds: PhantomData<fn() -> T>,
 }
 
-impl DeviceBuffer {
-    /// `bytes` bytes, at least one, of undefined content.
-    pub fn new(driver: &SharedDriver, bytes: usize) -> Result<Self> {
-        let bytes = bytes.max(1);
+impl<T> DeviceBuffer<T> {
+    /// `n` values, at least a byte, of undefined content.
+    pub fn new(driver: &SharedDriver, n: usize) -> Result<Self> {
+        let bytes = (n * size_of::<T>()).max(1);
         let at = driver.alloc(bytes)?;
         Ok(Self {
             driver: driver.clone(),
             at,
             bytes,
+            holds: PhantomData,
         })
     }
 
-    /// `bytes` zero bytes.
-    pub fn zeroed(stream: &Stream, bytes: usize) -> Result<Self> {
-        let buffer = Self::new(&stream.driver, bytes)?;
+    /// `n` values whose bytes are zeros.
+    pub fn zeroed(stream: &Stream, n: usize) -> Result<Self> {
+        let buffer = Self::new(&stream.driver, n)?;
         // SAFETY: the whole buffer, which lives until the stream has done it: it is waited for.
         unsafe { stream.driver.fill(buffer.at, 0, buffer.bytes, stream.handle) }?;
         stream.synchronize()?;
@@ -38,9 +42,12 @@ impl DeviceBuffer {
     }
 
     /// A copy of `values`.
-    pub fn of<T: NoUninit>(stream: &Stream, values: &[T]) -> Result<Self> {
+    pub fn of(stream: &Stream, values: &[T]) -> Result<Self>
+    where
+        T: NoUninit,
+    {
         let bytes: &[u8] = bytemuck::cast_slice(values);
-        let buffer = Self::new(&stream.driver, bytes.len())?;
+        let buffer = Self::new(&stream.driver, values.len())?;
         // SAFETY: both sides have these bytes and live until the stream has done it: it is waited for.
         unsafe {
             stream
@@ -56,13 +63,18 @@ impl DeviceBuffer {
         self.at
     }
 
+    /// Its address, for kernels that take values of this type.
+    pub fn values(&self) -> TypedPtr<T> {
+        TypedPtr::new(self.at)
+    }
+
     /// Its size.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-impl Drop for DeviceBuffer {
+impl<T> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
         // SAFETY: nobody else has the address; `free` waits for work under way. A lost device keeps nothing anyway.
         let _ = unsafe { self.driver.free(self.at) };
@@ -87,33 +99,35 @@ pub unsafe fn to_host<T: Pod>(stream: &Stream, from: DevicePtr, n: usize) -> Res
     Ok(values)
 }
 
-/// Pinned host memory that the device reads and writes.
-pub struct PinnedBuffer {
+/// Pinned host memory that the device reads and writes, for values of type `T`, by default bytes.
+pub struct PinnedBuffer<T = u8> {
     driver: SharedDriver,
     pinned: Pinned,
-    bytes: usize,
+    n: usize,
+    holds: PhantomData<fn() -> T>,
 }
 
 // SAFETY: it is memory; who may touch it when is for its users to order.
-unsafe impl Send for PinnedBuffer {}
+unsafe impl<T> Send for PinnedBuffer<T> {}
 // SAFETY: as above.
-unsafe impl Sync for PinnedBuffer {}
+unsafe impl<T> Sync for PinnedBuffer<T> {}
 
-impl PinnedBuffer {
-    /// `bytes` zero bytes, at least one.
-    pub fn zeroed(driver: &SharedDriver, bytes: usize) -> Result<Self> {
-        let bytes = bytes.max(1);
-        let pinned = driver.alloc_pinned(bytes)?;
+impl<T: AnyBitPattern + NoUninit> PinnedBuffer<T> {
+    /// `n` values, at least one, whose bytes are zeros.
+    pub fn zeroed(driver: &SharedDriver, n: usize) -> Result<Self> {
+        let n = n.max(1);
+        let pinned = driver.alloc_pinned(n * size_of::<T>())?;
         Ok(Self {
             driver: driver.clone(),
             pinned,
-            bytes,
+            n,
+            holds: PhantomData,
         })
     }
 
     /// Where the device finds it.
-    pub fn device(&self) -> DevicePtr {
-        self.pinned.device
+    pub fn values(&self) -> TypedPtr<T> {
+        TypedPtr::new(self.pinned.device)
     }
 
     /// Where the host finds it.
@@ -123,29 +137,29 @@ impl PinnedBuffer {
 
     /// Its size.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.n * size_of::<T>()
     }
 
-    /// Its bytes.
+    /// Its values.
     ///
     /// # Safety
     /// The device does not write to it.
-    pub unsafe fn read(&self) -> &[u8] {
-        // SAFETY: allocated and zeroed with this length; as our caller vouches.
-        unsafe { std::slice::from_raw_parts(self.pinned.host, self.bytes) }
+    pub unsafe fn read(&self) -> &[T] {
+        // SAFETY: allocated and zeroed with this length, at a multiple of 256; as our caller vouches.
+        unsafe { std::slice::from_raw_parts(self.pinned.host.cast(), self.n) }
     }
 
-    /// Its bytes.
+    /// Its values.
     ///
     /// # Safety
     /// The device does not use it.
-    pub unsafe fn write(&mut self) -> &mut [u8] {
-        // SAFETY: allocated and zeroed with this length; as our caller vouches.
-        unsafe { std::slice::from_raw_parts_mut(self.pinned.host, self.bytes) }
+    pub unsafe fn write(&mut self) -> &mut [T] {
+        // SAFETY: allocated and zeroed with this length, at a multiple of 256; as our caller vouches.
+        unsafe { std::slice::from_raw_parts_mut(self.pinned.host.cast(), self.n) }
     }
 }
 
-impl Drop for PinnedBuffer {
+impl<T> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
         // SAFETY: nobody else has the address; streams that use it have been waited for by their owner.
         let _ = unsafe { self.driver.free_pinned(self.pinned) };

@@ -16,6 +16,7 @@ pub mod family;
 mod grids;
 pub mod kv;
 pub mod launch;
+pub mod layout;
 pub mod logits;
 pub mod memory;
 pub mod open;

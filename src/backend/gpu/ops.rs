@@ -7,18 +7,20 @@
 pub mod inspect;
 
 use super::args::{
-    self, ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, NormArgs,
-    NormRouteArgs, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, UploadArgs,
+    ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, Greedy, NormArgs,
+    NormRouteArgs, PARTIAL_FLOATS, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, StepHeader,
+    UploadArgs,
 };
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::kv::KvCache;
 use super::launch::Launch;
+use super::layout::TypedPtr;
 use super::logits::LogitsAt;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream, to_host};
 use super::profile::Timeline;
 use super::target::{GemmShape, Product};
-use super::weights::{Kind, Matrix};
+use super::weights::{Kind, Matrix, Vector};
 use crate::batch::StepPlan;
 use crate::batch::{StepOutput, Want};
 use crate::config::ModelConfig;
@@ -28,6 +30,8 @@ use crate::model::Rope;
 use crate::ops::Ops;
 use crate::profile::{Cost, Stage};
 use crate::sampler::exponential_table;
+use std::ffi::c_void;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 /// Rows that a product may read behind a buffer's last one: its largest tile.
@@ -98,6 +102,18 @@ impl Buffer {
     pub fn at(&self) -> DevicePtr {
         self.bytes.at()
     }
+
+    /// The address of float32 values.
+    fn floats(&self) -> TypedPtr<f32> {
+        debug_assert_eq!(self.term, 0, "tiled terms taken for float32 values");
+        TypedPtr::new(self.at())
+    }
+
+    /// The address of tiled terms.
+    fn terms(&self) -> TypedPtr<u16> {
+        debug_assert_ne!(self.term, 0, "float32 values taken for tiled terms");
+        TypedPtr::new(self.at())
+    }
 }
 
 /// Memory of the residual stream, and of the way of its rows through the experts.
@@ -165,7 +181,7 @@ impl Routed<'_> {
 
 /// Rotated queries, in 16 bits with attention's factor.
 pub struct Queries<'m> {
-    at: DevicePtr,
+    at: TypedPtr<c_void>,
     /// The layer whose cache has their keys and values.
     layer: usize,
     /// What they were made of: as long as it is borrowed, no others are made.
@@ -185,15 +201,15 @@ struct NormTask {
 /// Where each row's experts are computed.
 pub struct Routes {
     /// `[rows, K]`, in order of the expert's index.
-    experts: DeviceBuffer,
+    experts: DeviceBuffer<i32>,
     /// `[rows, K]`
-    shares: DeviceBuffer,
+    shares: DeviceBuffer<f32>,
     /// `[rows, K]`: the slot of each.
-    slots: DeviceBuffer,
+    slots: DeviceBuffer<i32>,
     /// `[E + 1]`: the first slot of each expert.
-    offsets: DeviceBuffer,
+    offsets: DeviceBuffer<i32>,
     /// `[E]`
-    counts: DeviceBuffer,
+    counts: DeviceBuffer<i32>,
     /// The experts' inputs by slot.
     gathered: Buffer,
     /// Their outputs by slot `[slots, H]`.
@@ -205,15 +221,15 @@ impl Routes {
     pub fn new(context: &Context, config: &ModelConfig, rows: usize, numbers: &Numbers) -> Result<Self> {
         let (e, k) = (config.n_experts, config.experts_per_token);
         let slots = slots(config, rows);
-        let zeroed = |bytes| DeviceBuffer::zeroed(&context.stream, bytes);
+        let stream = &context.stream;
         Ok(Self {
-            experts: zeroed(4 * rows * k)?,
-            shares: zeroed(4 * rows * k)?,
-            slots: zeroed(4 * rows * k)?,
-            offsets: zeroed(4 * (e + 1))?,
-            counts: zeroed(4 * e)?,
+            experts: DeviceBuffer::zeroed(stream, rows * k)?,
+            shares: DeviceBuffer::zeroed(stream, rows * k)?,
+            slots: DeviceBuffer::zeroed(stream, rows * k)?,
+            offsets: DeviceBuffer::zeroed(stream, e + 1)?,
+            counts: DeviceBuffer::zeroed(stream, e)?,
             gathered: Buffer::tiled(context, slots, config.hidden_dim, numbers.terms)?,
-            y: zeroed(slots * config.hidden_dim * y_format(numbers).bytes())?,
+            y: DeviceBuffer::zeroed(stream, slots * config.hidden_dim * y_format(numbers).bytes())?,
         })
     }
 
@@ -236,17 +252,17 @@ fn y_format(numbers: &Numbers) -> Format {
 /// Memory that operations use among themselves.
 struct Workspace {
     /// The router's input `[rows, H]`.
-    t32: DeviceBuffer,
+    t32: DeviceBuffer<f32>,
     /// `[rows, Nq, D]`
     q: DeviceBuffer,
-    cos: DeviceBuffer,
-    sin: DeviceBuffer,
-    partials: DeviceBuffer,
-    arrived: DeviceBuffer,
-    best: DeviceBuffer,
-    best_index: DeviceBuffer,
+    cos: DeviceBuffer<f32>,
+    sin: DeviceBuffer<f32>,
+    partials: DeviceBuffer<f32>,
+    arrived: DeviceBuffer<i32>,
+    best: DeviceBuffer<f32>,
+    best_index: DeviceBuffer<i32>,
     /// The sampler's table of powers.
-    powers: DeviceBuffer,
+    powers: DeviceBuffer<u64>,
 }
 
 /// [`Ops`] on a GPU.
@@ -256,7 +272,7 @@ pub struct GpuOps {
     numbers: Numbers,
     step: Step,
     /// `[turns][max_logits_rows]`
-    greedy: PinnedBuffer,
+    greedy: PinnedBuffer<Greedy>,
     workspace: Workspace,
     max_logits_rows: usize,
     shape: StepShape,
@@ -285,9 +301,6 @@ pub struct Sizes {
     pub turns: usize,
 }
 
-/// Floats of one partial sum of attention: a head group's values, maxima and sums.
-const PARTIAL_FLOATS: usize = 8 * 64 + 16;
-
 impl GpuOps {
     /// Operations of a model whose plan lies at `step`.
     pub fn new(
@@ -298,24 +311,24 @@ impl GpuOps {
         sizes: Sizes,
         unembedding: &Matrix,
     ) -> Result<Self> {
-        let zeroed = |bytes| DeviceBuffer::zeroed(&context.stream, bytes);
+        let stream = &context.stream;
         let (cos, sin) = angles(config, sizes.positions)?;
         let mut ops = Self {
             context: context.clone(),
             config: config.clone(),
             numbers,
             step,
-            greedy: PinnedBuffer::zeroed(&context.driver, 8 * sizes.turns * sizes.logits_rows)?,
+            greedy: PinnedBuffer::zeroed(&context.driver, sizes.turns * sizes.logits_rows)?,
             workspace: Workspace {
-                t32: zeroed(4 * sizes.rows * config.hidden_dim)?,
-                q: zeroed(sizes.rows * config.q_dim() * numbers.kv.bytes())?,
-                cos: DeviceBuffer::of(&context.stream, &cos)?,
-                sin: DeviceBuffer::of(&context.stream, &sin)?,
-                partials: zeroed(4 * PARTIAL_FLOATS * sizes.partial_slots * config.n_kv_heads)?,
-                arrived: zeroed(4 * sizes.rows * config.n_kv_heads)?,
-                best: zeroed(1)?,
-                best_index: zeroed(1)?,
-                powers: DeviceBuffer::of(&context.stream, exponential_table())?,
+                t32: DeviceBuffer::zeroed(stream, sizes.rows * config.hidden_dim)?,
+                q: DeviceBuffer::zeroed(stream, sizes.rows * config.q_dim() * numbers.kv.bytes())?,
+                cos: DeviceBuffer::of(stream, &cos)?,
+                sin: DeviceBuffer::of(stream, &sin)?,
+                partials: DeviceBuffer::zeroed(stream, PARTIAL_FLOATS * sizes.partial_slots * config.n_kv_heads)?,
+                arrived: DeviceBuffer::zeroed(stream, sizes.rows * config.n_kv_heads)?,
+                best: DeviceBuffer::zeroed(stream, 1)?,
+                best_index: DeviceBuffer::zeroed(stream, 1)?,
+                powers: DeviceBuffer::of(stream, exponential_table())?,
             },
             max_logits_rows: sizes.logits_rows,
             shape: StepShape {
@@ -332,8 +345,8 @@ impl GpuOps {
             timeline: None,
         };
         let candidates = ops.most_candidates(unembedding)?;
-        ops.workspace.best = zeroed(4 * candidates * sizes.logits_rows)?;
-        ops.workspace.best_index = zeroed(4 * candidates * sizes.logits_rows)?;
+        ops.workspace.best = DeviceBuffer::zeroed(stream, candidates * sizes.logits_rows)?;
+        ops.workspace.best_index = DeviceBuffer::zeroed(stream, candidates * sizes.logits_rows)?;
         Ok(ops)
     }
 
@@ -375,9 +388,9 @@ impl GpuOps {
     ///
     /// # Safety
     /// The step is done, and the next of its turn has not been submitted.
-    pub unsafe fn greedy(&self, turn: usize, rows: usize) -> &[args::Greedy] {
+    pub unsafe fn greedy(&self, turn: usize, rows: usize) -> &[Greedy] {
         // SAFETY: as our caller vouches.
-        let found: &[args::Greedy] = bytemuck::cast_slice(unsafe { self.greedy.read() });
+        let found = unsafe { self.greedy.read() };
         &found[turn * self.max_logits_rows..][..rows]
     }
 
@@ -390,7 +403,7 @@ impl GpuOps {
     /// Queues a kernel.
     fn launch<A: bytemuck::NoUninit>(&self, launch: Launch, args: &A) -> Result<()> {
         // SAFETY: all addresses are of buffers that the replica keeps until its stream is done, sized for the largest
-        // step; the structs are those of kernels/args.h.
+        // step; the structs are those of super::args.
         unsafe { self.context.launch(launch, args) }
     }
 
@@ -423,7 +436,7 @@ impl GpuOps {
         product: Product,
         w: &Matrix,
         input: &Buffer,
-        rows: DevicePtr,
+        rows: TypedPtr<i32>,
         epilogue: impl FnOnce(&mut GemmArgs),
     ) -> Result<()> {
         let most = match product {
@@ -437,18 +450,18 @@ impl GpuOps {
             _ => 0,
         };
         let mut args = GemmArgs {
-            weights: w.bytes.at(),
-            bias: DevicePtr::NULL,
-            input: input.at(),
+            weights: w.bytes.values(),
+            bias: TypedPtr::NULL,
+            input: input.terms(),
             in_term: input.term as i64,
             rows,
-            offsets: DevicePtr::NULL,
-            out: DevicePtr::NULL,
-            tiled: DevicePtr::NULL,
+            offsets: TypedPtr::NULL,
+            out: TypedPtr::NULL,
+            tiled: TypedPtr::NULL,
             tiled_term: 0,
-            y: DevicePtr::NULL,
-            best: DevicePtr::NULL,
-            best_index: DevicePtr::NULL,
+            y: TypedPtr::NULL,
+            best: TypedPtr::NULL,
+            best_index: TypedPtr::NULL,
             groups: w.members as i32,
             n: w.rows as i32,
             k_blocks: w.k_blocks() as i32,
@@ -458,7 +471,7 @@ impl GpuOps {
             best_rows: 0,
             scale: w.scale,
             limit: self.config.swiglu_limit,
-            format: self.numbers.format as i32,
+            format: self.numbers.format,
             cols: w.cols as i32,
             weight_format,
             terms: self.numbers.terms as i16,
@@ -468,13 +481,18 @@ impl GpuOps {
     }
 
     /// Rows of the step on the device.
-    fn rows(&self) -> DevicePtr {
-        self.step.header
+    fn rows(&self) -> TypedPtr<i32> {
+        self.count(offset_of!(StepHeader, rows))
     }
 
-    /// Rows whose logits are wanted, on the device: the fourth number of the header.
-    fn logits_rows(&self) -> DevicePtr {
-        self.step.header.add(12)
+    /// Rows whose logits are wanted, on the device.
+    fn logits_rows(&self) -> TypedPtr<i32> {
+        self.count(offset_of!(StepHeader, logits_rows))
+    }
+
+    /// A count of the step's header, so many bytes behind its beginning.
+    fn count(&self, offset: usize) -> TypedPtr<i32> {
+        TypedPtr::new(self.step.header.raw().add(offset))
     }
 
     /// Kernels of one layer's attention: rows that decode, and tiles of prompts.
@@ -518,8 +536,8 @@ impl GpuOps {
     }
 
     /// Logits, or the candidates for each row's largest.
-    fn unembed_rows(&mut self, product: Product, t: &Buffer, w: &Matrix, rows: DevicePtr) -> Result<()> {
-        let (best, best_index) = (self.workspace.best.at(), self.workspace.best_index.at());
+    fn unembed_rows(&mut self, product: Product, t: &Buffer, w: &Matrix, rows: TypedPtr<i32>) -> Result<()> {
+        let (best, best_index) = (self.workspace.best.values(), self.workspace.best_index.values());
         let best_rows = self.max_logits_rows as i32;
         let logits = self.logits.rows;
         self.gemm(product, w, t, rows, |args| match product {
@@ -543,12 +561,12 @@ impl GpuOps {
 
     /// Each row's largest logit.
     fn argmax(&mut self, product: Product, candidates: usize) -> Result<()> {
-        let (best, logits) = (self.workspace.best.at(), self.logits.rows);
+        let (best, logits) = (self.workspace.best.values(), self.logits.rows);
         let args = ArgmaxArgs {
             step: self.step,
             best: if product == Product::Logits { logits } else { best },
-            best_index: self.workspace.best_index.at(),
-            host: self.greedy.device(),
+            best_index: self.workspace.best_index.values(),
+            host: self.greedy.values(),
             candidates: candidates as i32,
             best_rows: self.max_logits_rows as i32,
         };
@@ -566,8 +584,8 @@ impl GpuOps {
             logits: self.logits.rows,
             host: self.logits.drawn,
             host_rows: self.logits.drawn_rows as i64,
-            powers: self.workspace.powers.at(),
-            sums: DevicePtr::NULL,
+            powers: self.workspace.powers.values(),
+            sums: TypedPtr::NULL,
             vocab: self.config.vocab_size as i32,
             reserved: 0,
         };
@@ -578,27 +596,32 @@ impl GpuOps {
     }
 
     /// What a norm does, and what it moves.
-    fn norm_args(&self, x: &ResidualMemory, weight: DevicePtr, t: &Buffer, task: NormTask) -> (NormArgs, Cost) {
+    fn norm_args(
+        &self,
+        x: &ResidualMemory,
+        weight: TypedPtr<f32>,
+        t: Option<&Buffer>,
+        task: NormTask,
+    ) -> (NormArgs, Cost) {
         let (c, terms) = (&self.config, self.numbers.terms);
-        let null_unless = |condition: bool, at: DevicePtr| if condition { at } else { DevicePtr::NULL };
         let adds = task.outstanding == Outstanding::Experts;
         let args = NormArgs {
             step: self.step,
-            x: x.x.at(),
+            x: x.x.floats(),
             weight,
-            y: null_unless(adds, x.routes.y.at()),
-            slots: null_unless(adds, x.routes.slots.at()),
-            shares: null_unless(adds, x.routes.shares.at()),
-            t: t.at(),
-            t_term: t.term as i64,
-            t32: null_unless(task.for_router, self.workspace.t32.at()),
-            y_format: y_format(&self.numbers) as i32,
+            y: x.routes.y.values().void().only_if(adds),
+            slots: x.routes.slots.values().only_if(adds),
+            shares: x.routes.shares.values().only_if(adds),
+            t: t.map_or(TypedPtr::NULL, Buffer::terms),
+            t_term: t.map_or(0, |t| t.term as i64),
+            t32: self.workspace.t32.values().only_if(task.for_router),
+            y_format: y_format(&self.numbers),
             k: c.experts_per_token as i32,
             hidden: c.hidden_dim as i32,
-            t_rows: t.rows as i32,
+            t_rows: t.map_or(0, |t| t.rows as i32),
             select: i32::from(task.wanted_only),
             terms: terms as i32,
-            format: self.numbers.format as i32,
+            format: self.numbers.format,
             exact: i32::from(self.numbers.exact),
         };
         let rows = if task.wanted_only { self.n_wanted } else { self.n_rows };
@@ -614,8 +637,8 @@ impl GpuOps {
         }
     }
 
-    fn queue_norm(&mut self, x: &ResidualMemory, weight: &DeviceBuffer, t: &Buffer, task: NormTask) -> Result<()> {
-        let (args, cost) = self.norm_args(x, weight.at(), t, task);
+    fn queue_norm(&mut self, x: &ResidualMemory, weight: &Vector, t: &Buffer, task: NormTask) -> Result<()> {
+        let (args, cost) = self.norm_args(x, weight.values(), Some(t), task);
         let rows = if task.wanted_only {
             self.shape.logits_rows
         } else {
@@ -630,9 +653,9 @@ impl GpuOps {
     pub fn norm_then_route<'x>(
         &mut self,
         x: Settled<'x>,
-        norm: &DeviceBuffer,
+        norm: &Vector,
         w: &Matrix,
-        bias: &DeviceBuffer,
+        bias: &Vector,
         t: &mut Buffer,
     ) -> Result<Routed<'x>> {
         let Settled { memory } = x;
@@ -647,19 +670,19 @@ impl GpuOps {
     }
 
     /// What the router does, and what it moves beside its input.
-    fn route_args(&self, w: &Matrix, bias: &DeviceBuffer, routes: &Routes) -> Result<(RouteArgs, Cost)> {
+    fn route_args(&self, w: &Matrix, bias: &Vector, routes: &Routes) -> Result<(RouteArgs, Cost)> {
         let (c, n_rows) = (&self.config, self.n_rows);
         let Kind::Wire(format) = w.kind else {
             return Err(Error::Internal("a router that is packed for products".into()));
         };
         let args = RouteArgs {
             step: self.step,
-            t32: self.workspace.t32.at(),
-            w: w.bytes.at(),
-            bias: bias.at(),
-            experts: routes.experts.at(),
-            shares: routes.shares.at(),
-            format: format as i32,
+            t32: self.workspace.t32.values(),
+            w: w.bytes.values().void(),
+            bias: bias.values(),
+            experts: routes.experts.values(),
+            shares: routes.shares.values(),
+            format,
             hidden: c.hidden_dim as i32,
             n_experts: c.n_experts as i32,
             k: c.experts_per_token as i32,
@@ -676,10 +699,10 @@ impl GpuOps {
     fn sort_args(&self, routes: &Routes) -> SortArgs {
         SortArgs {
             step: self.step,
-            experts: routes.experts.at(),
-            offsets: routes.offsets.at(),
-            counts: routes.counts.at(),
-            slots: routes.slots.at(),
+            experts: routes.experts.values(),
+            offsets: routes.offsets.values(),
+            counts: routes.counts.values(),
+            slots: routes.slots.values(),
             n_experts: self.config.n_experts as i32,
             k: self.config.experts_per_token as i32,
         }
@@ -688,9 +711,9 @@ impl GpuOps {
     fn gather_args(&self, t: &Buffer, routes: &Routes) -> GatherArgs {
         GatherArgs {
             step: self.step,
-            input: t.at(),
-            out: routes.gathered.at(),
-            slots: routes.slots.at(),
+            input: t.terms(),
+            out: routes.gathered.terms(),
+            slots: routes.slots.values(),
             in_term: t.term as i64,
             out_term: routes.gathered.term as i64,
             k: self.config.experts_per_token as i32,
@@ -788,7 +811,7 @@ fn angles(config: &ModelConfig, positions: usize) -> Result<(Vec<f32>, Vec<f32>)
 
 impl Ops for GpuOps {
     type Matrix = Matrix;
-    type Vector = DeviceBuffer;
+    type Vector = Vector;
     type KvCache = KvCache;
     type Buffer = Buffer;
     type ResidualMemory = ResidualMemory;
@@ -810,9 +833,9 @@ impl Ops for GpuOps {
         };
         let args = EmbedArgs {
             step: self.step,
-            table: table.bytes.at(),
-            x: x.x.at(),
-            format: format as i32,
+            table: table.bytes.values().void(),
+            x: x.x.floats(),
+            format,
             hidden: self.config.hidden_dim as i32,
         };
         let bytes = plan.rows() * self.config.hidden_dim * (format.bytes() + 4);
@@ -835,7 +858,7 @@ impl Ops for GpuOps {
     fn norm<'x, 't>(
         &mut self,
         x: Self::Residual<'x>,
-        weight: &DeviceBuffer,
+        weight: &Vector,
         t: &'t mut Buffer,
     ) -> Result<(Settled<'x>, &'t Buffer)> {
         let Residual { memory, outstanding } = x;
@@ -848,8 +871,8 @@ impl Ops for GpuOps {
         Ok((Settled { memory }, t))
     }
 
-    fn qkv<'m>(&mut self, t: &Buffer, w: &Matrix, bias: &DeviceBuffer, qkv: &'m mut Buffer) -> Result<&'m Buffer> {
-        let (rows, out, bias) = (self.rows(), qkv.at(), bias.at());
+    fn qkv<'m>(&mut self, t: &Buffer, w: &Matrix, bias: &Vector, qkv: &'m mut Buffer) -> Result<&'m Buffer> {
+        let (rows, out, bias) = (self.rows(), qkv.floats(), bias.values());
         let cost = self.product_cost(Product::Qkv, w);
         self.timed(Stage::Qkv, cost, |ops| {
             ops.gemm(Product::Qkv, w, t, rows, |args| {
@@ -870,14 +893,14 @@ impl Ops for GpuOps {
         let c = &self.config;
         let args = RopeStoreArgs {
             step: self.step,
-            qkv: qkv.at(),
-            cos: self.workspace.cos.at(),
-            sin: self.workspace.sin.at(),
-            q: self.workspace.q.at(),
-            kv: kv.layer(layer),
+            qkv: qkv.floats(),
+            cos: self.workspace.cos.values(),
+            sin: self.workspace.sin.values(),
+            q: self.workspace.q.values().void(),
+            kv: TypedPtr::new(kv.layer(layer)),
             page_bytes: kv.page_bytes() as i64,
             head_bytes: kv.head_bytes() as i32,
-            format: self.numbers.kv as i32,
+            format: self.numbers.kv,
             head_dim: c.head_dim as i32,
             heads: c.n_attn_heads as i32,
             kv_heads: c.n_kv_heads as i32,
@@ -897,7 +920,7 @@ impl Ops for GpuOps {
         &mut self,
         plan: &StepPlan,
         queries: Queries<'_>,
-        sinks: &DeviceBuffer,
+        sinks: &Vector,
         kv: &KvCache,
         out: &'m mut Buffer,
     ) -> Result<&'m Buffer> {
@@ -906,15 +929,15 @@ impl Ops for GpuOps {
         let args = AttentionArgs {
             step: self.step,
             q: queries.at,
-            kv: kv.layer(layer),
-            sinks: sinks.at(),
-            out: out.at(),
-            partials: self.workspace.partials.at(),
-            arrived: self.workspace.arrived.at(),
+            kv: TypedPtr::new(kv.layer(layer)),
+            sinks: sinks.values(),
+            out: out.terms(),
+            partials: self.workspace.partials.values(),
+            arrived: self.workspace.arrived.values(),
             out_term: out.term as i64,
             page_bytes: kv.page_bytes() as i64,
             head_bytes: kv.head_bytes() as i32,
-            kv_format: self.numbers.kv as i32,
+            kv_format: self.numbers.kv,
             head_dim: c.head_dim as i32,
             heads: c.n_attn_heads as i32,
             kv_heads: c.n_kv_heads as i32,
@@ -922,7 +945,7 @@ impl Ops for GpuOps {
             window: c.sliding_window as i32,
             out_rows: out.rows as i32,
             terms: self.numbers.terms as i32,
-            format: self.numbers.format as i32,
+            format: self.numbers.format,
         };
         let cost = self.attention_cost(plan, windowed);
         let launches = self.attention_launches()?;
@@ -935,14 +958,8 @@ impl Ops for GpuOps {
         Ok(out)
     }
 
-    fn attn_out<'x>(
-        &mut self,
-        a: &Buffer,
-        w: &Matrix,
-        bias: &DeviceBuffer,
-        x: Self::Settled<'x>,
-    ) -> Result<Settled<'x>> {
-        let (rows, out, bias) = (self.rows(), x.memory.x.at(), bias.at());
+    fn attn_out<'x>(&mut self, a: &Buffer, w: &Matrix, bias: &Vector, x: Self::Settled<'x>) -> Result<Settled<'x>> {
+        let (rows, out, bias) = (self.rows(), x.memory.x.floats(), bias.values());
         let cost = self.product_cost(Product::AttnOut, w);
         self.timed(Stage::AttnOut, cost, |ops| {
             ops.gemm(Product::AttnOut, w, a, rows, |args| {
@@ -956,9 +973,9 @@ impl Ops for GpuOps {
     fn route<'x, 't>(
         &mut self,
         x: Self::Settled<'x>,
-        norm: &DeviceBuffer,
+        norm: &Vector,
         w: &Matrix,
-        bias: &DeviceBuffer,
+        bias: &Vector,
         t: &'t mut Buffer,
     ) -> Result<Self::Routed<'x, 't>> {
         let Some(launch) = self.context.target.norm_route(self.shape.rows) else {
@@ -969,7 +986,7 @@ impl Ops for GpuOps {
             for_router: false, // the router's input stays in the multiprocessor
             ..FOR_ROUTER
         };
-        let (norm, norm_cost) = self.norm_args(memory, norm.at(), t, in_registers);
+        let (norm, norm_cost) = self.norm_args(memory, norm.values(), Some(t), in_registers);
         let (route, route_cost) = self.route_args(w, bias, &memory.routes)?;
         let alone = self.shape.rows == 1;
         let args = NormRouteArgs {
@@ -987,14 +1004,14 @@ impl Ops for GpuOps {
         Ok(Routed { memory })
     }
 
-    fn mlp1<'m>(&mut self, x: &Routed<'_>, w: &Matrix, bias: &DeviceBuffer, h: &'m mut Buffer) -> Result<&'m Buffer> {
+    fn mlp1<'m>(&mut self, x: &Routed<'_>, w: &Matrix, bias: &Vector, h: &'m mut Buffer) -> Result<&'m Buffer> {
         let routes = &x.memory.routes;
         let cost = self.product_cost(Product::Mlp1, w);
         self.timed(Stage::Mlp1, cost, |ops| {
-            ops.gemm(Product::Mlp1, w, &routes.gathered, routes.counts.at(), |args| {
-                args.bias = bias.at();
-                args.offsets = routes.offsets.at();
-                args.tiled = h.at();
+            ops.gemm(Product::Mlp1, w, &routes.gathered, routes.counts.values(), |args| {
+                args.bias = bias.values();
+                args.offsets = routes.offsets.values();
+                args.tiled = h.terms();
                 args.tiled_term = h.term as i64;
                 args.tiled_rows = h.rows as i32;
             })
@@ -1002,20 +1019,14 @@ impl Ops for GpuOps {
         Ok(h)
     }
 
-    fn mlp2<'x>(
-        &mut self,
-        h: &Buffer,
-        x: Self::Routed<'x, '_>,
-        w: &Matrix,
-        bias: &DeviceBuffer,
-    ) -> Result<Residual<'x>> {
+    fn mlp2<'x>(&mut self, h: &Buffer, x: Self::Routed<'x, '_>, w: &Matrix, bias: &Vector) -> Result<Residual<'x>> {
         let routes = &x.memory.routes;
         let cost = self.product_cost(Product::Mlp2, w);
         self.timed(Stage::Mlp2, cost, |ops| {
-            ops.gemm(Product::Mlp2, w, h, routes.counts.at(), |args| {
-                args.bias = bias.at();
-                args.offsets = routes.offsets.at();
-                args.y = routes.y.at();
+            ops.gemm(Product::Mlp2, w, h, routes.counts.values(), |args| {
+                args.bias = bias.values();
+                args.offsets = routes.offsets.values();
+                args.y = routes.y.values().void();
             })
         })?;
         Ok(Residual {
@@ -1033,7 +1044,7 @@ impl Ops for GpuOps {
                 for_router: false,
             };
             // The kernel sums and stores as a norm's first half does, and writes no norm.
-            let (args, _) = self.norm_args(memory, DevicePtr::NULL, &memory.x, task);
+            let (args, _) = self.norm_args(memory, TypedPtr::NULL, None, task);
             let bytes = 4 + self.sum_bytes(outstanding);
             let cost = moved(self.n_rows * self.config.hidden_dim * bytes);
             self.timed(Stage::Norm, cost, |ops| {
@@ -1047,7 +1058,7 @@ impl Ops for GpuOps {
         &mut self,
         _plan: &StepPlan,
         x: Residual<'_>,
-        weight: &DeviceBuffer,
+        weight: &Vector,
         t: &'t mut Buffer,
     ) -> Result<&'t Buffer> {
         // The kernel finds the wanted rows in the plan on the device.

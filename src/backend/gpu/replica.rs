@@ -504,9 +504,10 @@ impl Replica for GpuReplica {
             state[field] = address(at);
         }
         Pointers {
-            weights: self
-                .weights
-                .pointers(|m: &Matrix| address(m.bytes.at()), |v: &DeviceBuffer| address(v.at())),
+            weights: self.weights.pointers(
+                |m: &Matrix| address(m.bytes.at()),
+                |v: &DeviceBuffer<f32>| address(v.at()),
+            ),
             state,
         }
     }

@@ -4,8 +4,12 @@
 //! its shape. Of each part only what is used travels. There are several host copies in turn, one a step under way, as the
 //! host writes the plan of a step while devices may still read those of the steps before.
 
-use super::args::{ChunkInfo, KV_PAGE, LogitsRowInfo, Step, StepHeader, UploadArgs, UploadList, UploadSection};
-use super::attention_plan::{AttentionItem, PrefillTile, plan_decode, plan_prefill};
+use super::args::{
+    AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS,
+    UploadArgs, UploadList, UploadSection,
+};
+use super::attention_plan::{plan_decode, plan_prefill};
+use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
 use crate::batch::StepPlan;
 use crate::batch::Want;
@@ -14,6 +18,7 @@ use crate::memory::{self, Purpose};
 use crate::sampler::{has_nucleus, least_probable};
 use bytemuck::NoUninit;
 use std::iter::{repeat, repeat_n};
+use std::marker::PhantomData;
 
 /// The most of everything a step can have.
 #[derive(Clone, Copy, Debug)]
@@ -45,21 +50,101 @@ pub struct AttentionShape {
     pub prefill_rows: usize,
 }
 
-const SECTIONS: usize = 10;
-/// Sections start at multiples of this, the width of the copies.
-const ALIGN: usize = 16;
+/// Makes [`Sections`] and [`Contents`] of a list of sections: name in [`Step`], element, and the most elements that a
+/// step can have.
+macro_rules! sections {
+    (|$capacity:ident, $attention:ident| { $($name:ident: [$element:ty; $most:expr],)* }) => {
+        /// Where each section of the plan lies.
+        struct Sections {
+            $($name: Section<$element>,)*
+        }
+
+        /// What goes into each section in a step.
+        struct Contents<'a> {
+            $($name: &'a [$element],)*
+        }
+
+        const SECTIONS: usize = [$(stringify!($name)),*].len();
+
+        impl Sections {
+            /// One behind the other, and the bytes of all.
+            fn new($capacity: &Capacity, $attention: &AttentionShape) -> (Self, usize) {
+                let mut end = 0;
+                let sections = Self { $($name: Section::behind(&mut end, stringify!($name), $most),)* };
+                (sections, end)
+            }
+
+            /// Where kernels find them in a plan that begins at `plan`.
+            fn step(&self, plan: TypedPtr<u8>, last_tokens: TypedPtr<i32>) -> Step {
+                Step { $($name: self.$name.at(plan),)* last_tokens }
+            }
+
+            fn write(&self, contents: &Contents<'_>, out: &mut Blob<'_>) -> Result<()> {
+                $(out.section(&self.$name, contents.$name)?;)*
+                Ok(())
+            }
+        }
+    };
+}
+
+sections! {
+    |capacity, attention| {
+        header: [StepHeader; 1],
+        tokens: [i32; capacity.rows],
+        positions: [i32; capacity.rows],
+        row_chunk: [i32; capacity.rows],
+        chunks: [ChunkInfo; capacity.sequences],
+        tables: [i32; capacity.pages],
+        logits: [LogitsRowInfo; capacity.logits_rows],
+        // A decoding row has at most one item for each unit of two pages it has begun.
+        full_items: [AttentionItem; capacity.pages / 2 + 2 * capacity.sequences],
+        window_items: [AttentionItem; capacity.sequences * (attention.window / KV_PAGE + 2)],
+        prefill_tiles: [PrefillTile; capacity.rows],
+    }
+}
+
+const _: () = assert!(
+    SECTIONS <= UPLOAD_SECTIONS,
+    "an UploadList has no room for so many sections"
+);
+
+/// A section's place in the plan, which never changes.
+struct Section<T> {
+    name: &'static str,
+    at: usize,
+    most: usize,
+    holds: PhantomData<T>,
+}
+
+impl<T> Section<T> {
+    /// Room for `most` elements from `end` on, which moves behind them.
+    fn behind(end: &mut usize, name: &'static str, most: usize) -> Self {
+        let at = *end;
+        *end += (size_of::<T>() * most).next_multiple_of(UPLOAD_PIECE);
+        Self {
+            name,
+            at,
+            most,
+            holds: PhantomData,
+        }
+    }
+
+    fn at(&self, plan: TypedPtr<u8>) -> TypedPtr<T> {
+        TypedPtr::new(plan.raw().add(self.at))
+    }
+}
 
 /// The plan's memory on host and device.
 pub struct StepMemory {
     capacity: Capacity,
     attention: AttentionShape,
     device: DeviceBuffer,
-    last_tokens: DeviceBuffer,
-    turn: DeviceBuffer,
+    last_tokens: DeviceBuffer<i32>,
+    turn: DeviceBuffer<u32>,
     /// Copies of the plan, one a turn, `host_bytes` from each to the next.
     host: PinnedBuffer,
     host_bytes: usize,
-    places: [usize; SECTIONS],
+    sections: Sections,
     /// Reused from step to step.
     scratch: Scratch,
 }
@@ -77,65 +162,32 @@ struct Scratch {
 impl StepMemory {
     /// Memory for steps within `capacity`, `turns` of which may be under way.
     pub fn new(stream: &Stream, capacity: Capacity, attention: AttentionShape, turns: usize) -> Result<Self> {
-        // A decoding row has at most one item for each unit of two pages it has begun.
-        let full_items = capacity.pages / 2 + 2 * capacity.sequences;
-        let window_items = capacity.sequences * (attention.window / KV_PAGE + 2);
-        let sizes = [
-            size_of::<StepHeader>(),
-            4 * capacity.rows,
-            4 * capacity.rows,
-            4 * capacity.rows,
-            size_of::<ChunkInfo>() * capacity.sequences,
-            4 * capacity.pages,
-            size_of::<LogitsRowInfo>() * capacity.logits_rows,
-            size_of::<AttentionItem>() * full_items,
-            size_of::<AttentionItem>() * window_items,
-            size_of::<PrefillTile>() * capacity.rows,
-        ];
-        let mut end = 0;
-        let places = sizes.map(|bytes| {
-            let place = end;
-            end += bytes.next_multiple_of(ALIGN);
-            place
-        });
+        let (sections, end) = Sections::new(&capacity, &attention);
         let host_bytes = size_of::<UploadList>() + end;
         Ok(Self {
             capacity,
             attention,
             device: DeviceBuffer::zeroed(stream, end)?,
-            last_tokens: DeviceBuffer::zeroed(stream, 4 * capacity.sequences)?,
-            turn: DeviceBuffer::zeroed(stream, 16)?,
+            last_tokens: DeviceBuffer::zeroed(stream, capacity.sequences)?,
+            turn: DeviceBuffer::zeroed(stream, 2)?,
             host: PinnedBuffer::zeroed(&stream.driver, turns * host_bytes)?,
             host_bytes,
-            places,
+            sections,
             scratch: Scratch::default(),
         })
     }
 
     /// Where kernels find the plan.
     pub fn step(&self) -> Step {
-        let at = |section: usize| self.device.at().add(self.places[section]);
-        Step {
-            header: at(0),
-            tokens: at(1),
-            positions: at(2),
-            row_chunk: at(3),
-            chunks: at(4),
-            tables: at(5),
-            logits: at(6),
-            full_items: at(7),
-            window_items: at(8),
-            prefill_tiles: at(9),
-            last_tokens: self.last_tokens.at(),
-        }
+        self.sections.step(self.device.values(), self.last_tokens.values())
     }
 
     /// What the step's first kernel is told.
     pub fn upload_args(&self) -> UploadArgs {
         UploadArgs {
-            host: self.host.device(),
-            device: self.device.at(),
-            turn: self.turn.at(),
+            host: self.host.values(),
+            device: self.device.values(),
+            turn: self.turn.values(),
             copies: (self.host.bytes() / self.host_bytes) as u32,
             copy_bytes: self.host_bytes as u32,
         }
@@ -145,7 +197,7 @@ impl StepMemory {
     pub fn write(&mut self, plan: &StepPlan, turn: usize, want: Want) -> Result<StepHeader> {
         self.check(plan)?;
         self.scratch.fill(plan, &self.attention)?;
-        let Self { scratch, places, .. } = self;
+        let Self { scratch, sections, .. } = self;
         let (temperature, topp) = match want {
             Want::Draws { temperature, topp } => (temperature, topp),
             Want::Greedy | Want::Logits => (0.0, 0.0),
@@ -167,18 +219,20 @@ impl StepMemory {
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
         let copies = unsafe { self.host.write() };
-        let copy = &mut copies[turn * self.host_bytes..][..self.host_bytes];
-        let mut out = Blob::new(copy, places);
-        out.section(&[header]);
-        out.section(&plan.tokens);
-        out.section(&plan.positions);
-        out.section(&scratch.row_chunk);
-        out.section(&scratch.chunks);
-        out.section(&plan.tables);
-        out.section(&scratch.logits);
-        out.section(&scratch.full_items);
-        out.section(&scratch.window_items);
-        out.section(&scratch.prefill_tiles);
+        let contents = Contents {
+            header: &[header],
+            tokens: &plan.tokens,
+            positions: bytemuck::cast_slice(&plan.positions),
+            row_chunk: &scratch.row_chunk,
+            chunks: &scratch.chunks,
+            tables: bytemuck::cast_slice(&plan.tables),
+            logits: &scratch.logits,
+            full_items: &scratch.full_items,
+            window_items: &scratch.window_items,
+            prefill_tiles: &scratch.prefill_tiles,
+        };
+        let mut out = Blob::new(&mut copies[turn * self.host_bytes..][..self.host_bytes]);
+        sections.write(&contents, &mut out)?;
         out.finish();
         Ok(header)
     }
@@ -254,49 +308,148 @@ impl Scratch {
     }
 }
 
-/// Sections one behind the other, with their list in front.
+/// What of the sections a step uses, one behind the other, with their list in front.
 struct Blob<'a> {
     bytes: &'a mut [u8],
-    places: &'a [usize; SECTIONS],
     list: UploadList,
     end: usize,
 }
 
 impl<'a> Blob<'a> {
-    fn new(bytes: &'a mut [u8], places: &'a [usize; SECTIONS]) -> Self {
-        let empty = UploadSection {
-            from: 0,
-            to: 0,
-            bytes: 0,
-            reserved: 0,
-        };
+    fn new(bytes: &'a mut [u8]) -> Self {
         Self {
             bytes,
-            places,
-            list: UploadList {
-                sections: 0,
-                reserved: [0; 3],
-                section: [empty; 12],
-            },
+            list: UploadList::default(),
             end: size_of::<UploadList>(),
         }
     }
 
-    fn section<T: NoUninit>(&mut self, values: &[T]) {
+    fn section<T: NoUninit>(&mut self, section: &Section<T>, values: &[T]) -> Result<()> {
+        if values.len() > section.most {
+            return Err(Error::Internal(format!(
+                "a step with {} of {}, where there is room for {}",
+                values.len(),
+                section.name,
+                section.most
+            )));
+        }
         let bytes: &[u8] = bytemuck::cast_slice(values);
-        let section = self.list.sections as usize;
-        self.list.section[section] = UploadSection {
+        let copied = bytes.len().next_multiple_of(UPLOAD_PIECE);
+        self.list.section[self.list.sections as usize] = UploadSection {
             from: self.end as u32,
-            to: self.places[section] as u32,
-            bytes: bytes.len().next_multiple_of(ALIGN) as u32,
+            to: section.at as u32,
+            bytes: copied as u32,
             reserved: 0,
         };
         self.list.sections += 1;
         self.bytes[self.end..][..bytes.len()].copy_from_slice(bytes);
-        self.end += bytes.len().next_multiple_of(ALIGN);
+        self.end += copied;
+        Ok(())
     }
 
     fn finish(self) {
         self.bytes[..size_of::<UploadList>()].copy_from_slice(bytemuck::bytes_of(&self.list));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::gpu::driver::DevicePtr;
+    use std::mem::offset_of;
+
+    const CAPACITY: Capacity = Capacity {
+        rows: 5,
+        sequences: 3,
+        logits_rows: 3,
+        pages: 7,
+        positions: 64,
+        vocab: 10,
+    };
+    const ATTENTION: AttentionShape = AttentionShape {
+        kv_heads: 1,
+        window: 128,
+        processors: 1,
+        prefill_rows: 16,
+    };
+    const HEADER: StepHeader = StepHeader {
+        rows: 4,
+        decode_rows: 1,
+        chunks: 2,
+        logits_rows: 1,
+        full_items: 0,
+        window_items: 0,
+        prefill_tiles: 0,
+        turn: 0,
+        temperature: 0.0,
+        topp: 0.0,
+        least: 0.0,
+        reserved: 0,
+    };
+
+    fn contents<'a>(tokens: &'a [i32], tables: &'a [i32]) -> Contents<'a> {
+        Contents {
+            header: &[HEADER],
+            tokens,
+            positions: &[],
+            row_chunk: &[],
+            chunks: &[],
+            tables,
+            logits: &[],
+            full_items: &[],
+            window_items: &[],
+            prefill_tiles: &[],
+        }
+    }
+
+    /// What the device has after `upload` has copied the sections of `blob`.
+    fn uploaded(blob: &[u8], bytes: usize) -> Vec<u8> {
+        let (mut device, word) = (vec![0; bytes], |at| {
+            u32::from_ne_bytes(blob[at..][..4].try_into().unwrap())
+        });
+        for section in 0..word(0) as usize {
+            let at = offset_of!(UploadList, section) + section * size_of::<UploadSection>();
+            let [from, to, bytes] = [0, 4, 8].map(|field| word(at + field) as usize);
+            device[to..][..bytes].copy_from_slice(&blob[from..][..bytes]);
+        }
+        device
+    }
+
+    fn integers(bytes: &[u8]) -> Vec<i32> {
+        bytes.as_chunks().0.iter().map(|&b| i32::from_ne_bytes(b)).collect()
+    }
+
+    /// Each section is found through the field of [`Step`] that bears its name.
+    #[test]
+    fn sections_arrive_where_the_step_says() {
+        let (sections, bytes) = Sections::new(&CAPACITY, &ATTENTION);
+        let step = sections.step(TypedPtr::new(DevicePtr(0)), TypedPtr::NULL);
+        let mut blob = vec![0; size_of::<UploadList>() + bytes];
+        let mut out = Blob::new(&mut blob);
+        sections
+            .write(&contents(&[11, 12, 13, 14, 15], &[21, 22]), &mut out)
+            .unwrap();
+        out.finish();
+        let device = uploaded(&blob, bytes);
+        let words = |at: DevicePtr, n: usize| integers(&device[at.0 as usize..][..4 * n]);
+        assert_eq!(words(step.header.raw(), 4), [4, 1, 2, 1]);
+        assert_eq!(words(step.tokens.raw(), 5), [11, 12, 13, 14, 15]);
+        assert_eq!(words(step.tables.raw(), 2), [21, 22]);
+        assert_eq!(step.tokens.raw().0 as usize, size_of::<StepHeader>());
+        assert_eq!(
+            step.positions.raw().0 as usize,
+            size_of::<StepHeader>() + 32,
+            "20 bytes end within the second piece"
+        );
+    }
+
+    /// What does not fit its own section would be copied over the next one.
+    #[test]
+    fn a_section_that_is_too_long_is_refused_by_name() {
+        let (sections, bytes) = Sections::new(&CAPACITY, &ATTENTION);
+        let mut blob = vec![0; size_of::<UploadList>() + bytes];
+        let wrong = sections.write(&contents(&[0; 6], &[]), &mut Blob::new(&mut blob));
+        let text = wrong.unwrap_err().to_string();
+        assert!(text.contains("6 of tokens") && text.contains("room for 5"), "{text}");
     }
 }

@@ -1,6 +1,6 @@
 //! What the kernels of a device look like from outside: launches, layouts, limits. Pure functions of shapes.
 
-use super::args::{self, PackArgs, SLAB};
+use super::args::{self, DENSE_SLAB_BYTES, MXFP4_SLAB_BYTES, PackArgs, SLAB};
 use super::catalogue::{Elements, Kernel, Op, Weights};
 use super::driver::Device;
 use super::family::{self, DecodeShape, Family};
@@ -223,8 +223,8 @@ impl Target {
         let block_rows = self.family.block_rows();
         let row_blocks = rows.div_ceil(block_rows);
         let block_bytes = match weights(kind) {
-            Weights::Mxfp4 => block_rows * SLAB / 2 + block_rows * SLAB / 32,
-            Weights::Dense => block_rows * SLAB * 2,
+            Weights::Mxfp4 => block_rows * MXFP4_SLAB_BYTES,
+            Weights::Dense => block_rows * DENSE_SLAB_BYTES,
         };
         PackedShape {
             row_blocks,

@@ -7,6 +7,7 @@
 use super::args::{self, PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
 use super::context::Context;
 use super::driver::DevicePtr;
+use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, to_host};
 use super::staging::{self, Job, Parcel, Staging};
 use super::wire::Wire;
@@ -25,7 +26,10 @@ use std::thread;
 use std::time::Instant;
 
 /// A model's weights on one device.
-pub type GpuWeights = Weights<Matrix, DeviceBuffer>;
+pub type GpuWeights = Weights<Matrix, Vector>;
+
+/// Float32 values: a norm, biases, sinks.
+pub type Vector = DeviceBuffer<f32>;
 
 /// How the products read a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,8 +77,8 @@ impl Matrix {
 enum Use {
     /// Looked up row by row (the embedding) or read by the router: it stays on the wire's form.
     AsItIs,
-    /// A product; `gated` if its rows alternate gate and up.
-    Product { gated: bool },
+    /// Packed for the matrix cores.
+    Product,
 }
 
 /// Where the values come from.
@@ -302,7 +306,7 @@ impl<'a> Loader<'a> {
         Ok(devices)
     }
 
-    fn layer(&mut self, layer: usize) -> Result<LayerWeights<Vec<Matrix>, Vec<DeviceBuffer>>, Stop> {
+    fn layer(&mut self, layer: usize) -> Result<LayerWeights<Vec<Matrix>, Vec<Vector>>, Stop> {
         let config = self.source.config();
         let experts = |id| all_experts(config, layer, id);
         Ok(LayerWeights {
@@ -315,23 +319,23 @@ impl<'a> Loader<'a> {
             ffn_norm: self.vector(&[TensorId::FfnNorm { layer }], 1.0)?,
             router: self.kept(TensorId::Router { layer })?,
             router_bias: self.vector(&[TensorId::RouterBias { layer }], 0.0)?,
-            mlp1: self.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert })?, true)?,
+            mlp1: self.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert })?)?,
             mlp1_bias: self.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert })?, 0.0)?,
-            mlp2: self.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert })?, false)?,
+            mlp2: self.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert })?)?,
             mlp2_bias: self.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert })?, 0.0)?,
         })
     }
 
     fn dense(&mut self, id: TensorId) -> Result<Vec<Matrix>, Stop> {
-        self.matrices(&[id], Format::Bf16, Use::Product { gated: false })
+        self.matrices(&[id], Format::Bf16, Use::Product)
     }
 
     fn kept(&mut self, id: TensorId) -> Result<Vec<Matrix>, Stop> {
         self.matrices(&[id], Format::Bf16, Use::AsItIs)
     }
 
-    fn experts(&mut self, ids: &[TensorId], gated: bool) -> Result<Vec<Matrix>, Stop> {
-        self.matrices(ids, Format::Mxfp4, Use::Product { gated })
+    fn experts(&mut self, ids: &[TensorId]) -> Result<Vec<Matrix>, Stop> {
+        self.matrices(ids, Format::Mxfp4, Use::Product)
     }
 
     /// The matrices on each device.
@@ -427,7 +431,7 @@ impl<'a> Loader<'a> {
     fn synthesize(&self, device: usize, wire: OnWire, id: TensorId) -> Result<()> {
         let (deviation, exponent) = spread(id, wire.cols);
         let args = SynthesizeArgs {
-            wire: wire.at,
+            wire: TypedPtr::new(wire.at),
             tiles: wire.tiles() as i64,
             rows: wire.rows as i32,
             cols: wire.cols as i32,
@@ -435,7 +439,7 @@ impl<'a> Loader<'a> {
             deviation,
             mean: 0.0,
             exponent,
-            format: wire_format(wire.format) as i32,
+            format: wire_format(wire.format),
             reserved: 0,
         };
         let context = self.contexts[device];
@@ -465,7 +469,7 @@ impl<'a> Loader<'a> {
         };
         let packs =
             wire.format == Format::Mxfp4 || wire.format == Format::Bf16 && context.target.family.holds(wire.rows);
-        let (Use::Product { gated }, true) = (purpose, packs) else {
+        let (Use::Product, true) = (purpose, packs) else {
             let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
             // SAFETY: both have these bytes; freeing either waits for the copy.
             unsafe {
@@ -486,16 +490,16 @@ impl<'a> Loader<'a> {
         let packed = context.target.packed(kind, wire.rows, wire.cols);
         let bytes = DeviceBuffer::new(&context.driver, wire.members * packed.bytes)?;
         let pack = PackArgs {
-            wire: wire.at,
-            out: bytes.at(),
+            wire: TypedPtr::new(wire.at),
+            out: bytes.values(),
             members: wire.members as i32,
             rows: wire.rows as i32,
             cols: wire.cols as i32,
             row_blocks: packed.row_blocks as i32,
             k_blocks: wire.cols.div_ceil(SLAB) as i32,
             shift,
-            format: self.format as i32,
-            gated: i32::from(gated),
+            format: self.format,
+            reserved: 0,
         };
         let launch = context.target.pack(kind, &pack)?;
         // SAFETY: the wire holds the members' tiles, `bytes` what the target's products read of them.
@@ -510,12 +514,12 @@ impl<'a> Loader<'a> {
         }
         let result = DeviceBuffer::of(&context.stream, &[i32::MAX, i32::MIN, i32::MAX, 0])?;
         let args = RangeArgs {
-            wire: wire.at,
-            result: result.at(),
+            wire: TypedPtr::new(wire.at),
+            result: result.values(),
             tiles: wire.tiles() as i64,
             rows: wire.rows as i32,
             cols: wire.cols as i32,
-            format: wire_format(wire.format) as i32,
+            format: wire_format(wire.format),
             reserved: 0,
         };
         // SAFETY: the wire holds these tiles, `result` four numbers.
@@ -531,7 +535,7 @@ impl<'a> Loader<'a> {
     }
 
     /// Float32 values on each device.
-    fn vector(&mut self, ids: &[TensorId], made_up: f32) -> Result<Vec<DeviceBuffer>> {
+    fn vector(&mut self, ids: &[TensorId], made_up: f32) -> Result<Vec<Vector>> {
         let values = match self.source {
             Source::Checkpoint(checkpoint) => {
                 let mut values = Vec::new();

@@ -168,7 +168,7 @@ impl Step<'_> {
         x
     }
 
-    fn norm<'x>(&mut self, mut x: Residual<'x>, weight: &DeviceBuffer, host: &[f32]) -> Settled<'x> {
+    fn norm<'x>(&mut self, mut x: Residual<'x>, weight: &DeviceBuffer<f32>, host: &[f32]) -> Settled<'x> {
         let combined = self.combined(&self.x(x.memory()));
         self.ops.spoil(&mut self.scratch.t).unwrap();
         let (mut x, _) = self.ops.norm(x, weight, &mut self.scratch.t).unwrap();
@@ -394,7 +394,7 @@ impl Step<'_> {
     /// The norm and the router as kernels of their own.
     fn routed_one_by_one(
         &mut self,
-        device: &LayerWeights<Matrix, DeviceBuffer>,
+        device: &LayerWeights<Matrix, DeviceBuffer<f32>>,
         w: &LayerWeights<HostMatrix, Vec<f32>>,
         memory: &mut ResidualMemory,
     ) -> Sent {
@@ -419,7 +419,7 @@ impl Step<'_> {
     /// As few kernels as do both; they give the same bits.
     fn routed_at_once<'x>(
         &mut self,
-        w: &LayerWeights<Matrix, DeviceBuffer>,
+        w: &LayerWeights<Matrix, DeviceBuffer<f32>>,
         mut x: Settled<'x>,
         sent: &Sent,
         t: &[f32],

@@ -125,7 +125,7 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// See the trait.
     unsafe fn free(&self, at: DevicePtr) -> Result<()>;
-    /// Pinned host memory, zeroed.
+    /// Pinned host memory, zeroed, aligned to 256 bytes.
     fn alloc_pinned(&self, bytes: usize) -> Result<Pinned>;
     /// Gives pinned memory back.
     ///

@@ -45,7 +45,7 @@ impl Pages {
         })
     }
 
-    /// See kernels/args.h.
+    /// See [`super::super::args`].
     fn place(&self, position: usize, d: usize) -> usize {
         let pieces = self.head_dim / 8;
         let turn = 1 << pieces.trailing_zeros();
@@ -129,18 +129,12 @@ impl GpuOps {
     /// Spoils routes, the experts' inputs and outputs among them. Slots and experts become -1.
     pub fn spoil_routes(&self, routes: &mut Routes) -> Result<()> {
         let r = routes;
-        for buffer in [
-            &r.experts,
-            &r.shares,
-            &r.slots,
-            &r.offsets,
-            &r.counts,
-            &r.y,
-            &r.gathered.bytes,
-        ] {
-            self.fill(buffer, 0xff)?;
+        for numbers in [&r.experts, &r.slots, &r.offsets, &r.counts] {
+            self.fill(numbers, 0xff)?;
         }
-        Ok(())
+        self.fill(&r.shares, 0xff)?;
+        self.fill(&r.y, 0xff)?;
+        self.fill(&r.gathered.bytes, 0xff)
     }
 
     /// Fills a whole cache with one byte.
@@ -171,13 +165,13 @@ impl GpuOps {
     /// What became of the rows.
     pub fn sent(&self, routes: &Routes, rows: usize) -> Result<Sent> {
         let (e, picks) = (self.config.n_experts, rows * self.config.experts_per_token);
-        let of = |buffer: &DeviceBuffer, n: usize| self.bytes(buffer.at(), 4 * n);
+        let of = |at: DevicePtr, n: usize| self.bytes(at, 4 * n);
         Ok(Sent {
-            experts: integers(&of(&routes.experts, picks)?),
-            shares: widen(&of(&routes.shares, picks)?, Format::F32),
-            slots: integers(&of(&routes.slots, picks)?),
-            offsets: integers(&of(&routes.offsets, e + 1)?),
-            counts: integers(&of(&routes.counts, e)?),
+            experts: integers(&of(routes.experts.at(), picks)?),
+            shares: widen(&of(routes.shares.at(), picks)?, Format::F32),
+            slots: integers(&of(routes.slots.at(), picks)?),
+            offsets: integers(&of(routes.offsets.at(), e + 1)?),
+            counts: integers(&of(routes.counts.at(), e)?),
         })
     }
 
@@ -209,7 +203,7 @@ impl GpuOps {
 
     /// Whole rows of logits, of a step that wants them.
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
-        let bytes = self.bytes(self.logits.rows, 4 * rows * self.config.vocab_size)?;
+        let bytes = self.bytes(self.logits.rows.raw(), 4 * rows * self.config.vocab_size)?;
         Ok(widen(&bytes, Format::F32))
     }
 
@@ -218,7 +212,7 @@ impl GpuOps {
         unsafe { to_host(&self.context.stream, at, n) }
     }
 
-    fn fill(&self, buffer: &DeviceBuffer, byte: u8) -> Result<()> {
+    fn fill<T>(&self, buffer: &DeviceBuffer<T>, byte: u8) -> Result<()> {
         let stream = &self.context.stream;
         // SAFETY: the buffer's own bytes, and the stream is waited for.
         unsafe {

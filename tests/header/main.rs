@@ -1,4 +1,6 @@
-//! The committed header is the one the sources give, and compiles wherever a program may include it.
+//! The committed headers are the ones the sources give, and compile wherever they may be included.
+
+mod kernels;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,14 +19,26 @@ fn header_is_current() {
         .generate()
         .unwrap()
         .write(&mut header);
-    let path = root().join("include/getp.h");
+    current("include/getp.h", &header, "src/abi");
+}
+
+#[test]
+fn kernels_header_is_current() {
+    let source = "src/backend/gpu/args.rs";
+    let header = kernels::header(&std::fs::read_to_string(root().join(source)).unwrap());
+    current("kernels/args.h", header.as_bytes(), source);
+}
+
+/// Compares a committed file with what its source gives, or writes it if asked to.
+fn current(file: &str, header: &[u8], source: &str) {
+    let path = root().join(file);
     if std::env::var_os("GETP_BLESS").is_some() {
-        std::fs::write(&path, &header).unwrap();
+        std::fs::write(&path, header).unwrap();
     }
     let committed = std::fs::read(&path).unwrap_or_default();
     assert!(
         committed == header,
-        "include/getp.h is not what src/abi gives; run GETP_BLESS=1 cargo test --test header"
+        "{file} is not what {source} gives; run GETP_BLESS=1 cargo test --test header"
     );
 }
 
@@ -49,6 +63,8 @@ fn compile(language: &str, source: &str) {
                 "-I",
             ])
             .arg(root().join("include"))
+            .arg("-I")
+            .arg(root().join("kernels"))
             .arg(&file)
             .output();
         match output {
@@ -111,6 +127,36 @@ fn header_has_the_contract_s_layout() {
         "c",
         &format!("#include \"getp.h\"\n{lines}int main(void) {{ return 0; }}\n"),
     );
+}
+
+/// Its assertions hold in each compiler, and one that does not hold stops it.
+#[test]
+fn kernels_header_compiles_and_asserts_the_host_s_layout() {
+    compile(
+        "cpp",
+        "#include \"args.h\"\n#include \"args.h\"\nint main() { return 0; }\n",
+    );
+    let header = std::fs::read_to_string(root().join("kernels/args.h")).unwrap();
+    let (rows, experts) = ("AT(StepHeader, rows, 0)", "AT(SortArgs, experts, 88)");
+    for [right, wrong] in [
+        ["SIZE(GemmArgs, 144)", "SIZE(GemmArgs, 152)"],
+        [rows, "AT(StepHeader, rows, 4)"],
+        [experts, "AT(SortArgs, counts, 88)"],
+        // What a compiler that lays out otherwise would see.
+        ["  int rows;  ", "  int decode_rows; int rows;  "],
+    ] {
+        assert!(header.contains(right), "{right}");
+        assert!(!compiles(&header.replacen(right, wrong, 1)), "{wrong} compiles");
+    }
+}
+
+fn compiles(header: &str) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("args.cpp");
+    std::fs::write(&file, header).unwrap();
+    let mut command = Command::new("c++");
+    command.args(["-std=c++17", "-fsyntax-only"]).arg(file);
+    command.output().unwrap().status.success()
 }
 
 #[test]
