@@ -1,4 +1,4 @@
-//! The committed headers are the ones the sources give, and compile wherever they may be included.
+//! The committed headers are those generated from the sources, and compile wherever they may be included.
 
 mod kernels;
 
@@ -29,7 +29,7 @@ fn kernels_header_is_current() {
     current("kernels/args.h", header.as_bytes(), source);
 }
 
-/// Compares a committed file with what its source gives, or writes it if asked to.
+/// Compares a committed file with what is generated from its source; with `GETP_BLESS` set, writes it.
 fn current(file: &str, header: &[u8], source: &str) {
     let path = root().join(file);
     if std::env::var_os("GETP_BLESS").is_some() {
@@ -42,7 +42,7 @@ fn current(file: &str, header: &[u8], source: &str) {
     );
 }
 
-/// Compiles `source` strictly with each compiler there is for its language.
+/// Compiles `source`, with warnings as errors, with each compiler that is installed for its language.
 fn compile(language: &str, source: &str) {
     let (compilers, standard) = match language {
         "c" => (["cc", "clang"], "-std=c11"),
@@ -73,7 +73,7 @@ fn compile(language: &str, source: &str) {
                 "{compiler}: {}",
                 String::from_utf8_lossy(&output.stderr)
             ),
-            // The system's compiler is required, the other one only if it is there.
+            // The system's compiler is required, the other one is optional.
             Err(error) => assert!(at > 0, "{compiler}: {error}"),
         }
     }
@@ -96,7 +96,7 @@ fn options_have_the_size_of_the_program_s_own_struct() {
     compile("cpp", source);
 }
 
-/// The C compiler has the last word about the layout of its own structs.
+/// The structs have the eval program's layout, by the C compiler's own assertions.
 #[test]
 fn header_has_the_contract_s_layout() {
     let asserts = [
@@ -167,7 +167,7 @@ fn a_program_with_its_own_structs_may_include_it() {
     let main = "int main(void) { Transformer t; warm_up(&t, 0); finish(&t, 0);\n\
         return inference(&t, 0, 0, 0) == 0 || getp_model_transformer(0) == &t; }\n";
     compile("c", &format!("{structs}{include}{main}"));
-    // A C++ program's own declarations have C++ linkage, before the header and behind it.
+    // A C++ program may declare the functions, with C++ linkage, before or after the header.
     let declarations = "void warm_up(Transformer *, Tokenizer *); void finish(Transformer *, Tokenizer *);\n\
         long long inference(Transformer *, Tokenizer *, Sampler *, Requests *);\n";
     compile("cpp", &format!("{structs}{declarations}{include}{main}"));
