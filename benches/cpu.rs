@@ -13,8 +13,7 @@ mod synthetic;
 
 use clap::Parser;
 use getp::backend::cpu::{self, ComputeMode, CpuOps};
-use getp::batch::StepPlan;
-use getp::batch::{StepOutput, Want};
+use getp::batch::{StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::engine::limits;
 use getp::memory::Purpose;

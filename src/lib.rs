@@ -25,6 +25,7 @@ pub mod requests;
 pub mod sampler;
 pub mod scheduler;
 pub mod simd;
+pub mod tensors;
 pub mod threads;
 pub mod tokenizer;
 pub mod weights;

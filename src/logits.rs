@@ -8,8 +8,7 @@
 
 mod target;
 
-use crate::batch::StepOutput;
-use crate::batch::StepPlan;
+use crate::batch::{StepOutput, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::report;

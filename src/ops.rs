@@ -97,8 +97,7 @@
 //! }
 //! ```
 
-use crate::batch::StepPlan;
-use crate::batch::{StepOutput, Want};
+use crate::batch::{StepOutput, StepPlan, Want};
 use crate::error::Result;
 
 /// The operations of one step.

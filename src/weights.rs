@@ -11,10 +11,12 @@ mod report;
 pub use report::{PackReport, PackedKind, Sent};
 
 use crate::checkpoint::{Columns, Part, Tensor, Values};
+use crate::config::ModelConfig;
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::simd::{Kernel, Level, Simd};
+use crate::tensors::{Holds, TensorId};
 use memmap2::{Advice, MmapMut};
 use once_cell::sync::OnceCell;
 use rayon::prelude::*;
@@ -33,6 +35,15 @@ pub enum Format {
 }
 
 impl Format {
+    /// The narrowest that holds such a tensor of the released models.
+    pub fn expected(holds: Holds) -> Self {
+        match holds {
+            Holds::Norm | Holds::Bias => Self::F32,
+            Holds::Lookup | Holds::Router | Holds::Dense => Self::Bf16,
+            Holds::Expert { .. } => Self::Mxfp4,
+        }
+    }
+
     /// The name in messages.
     pub fn name(self) -> &'static str {
         match self {
@@ -41,6 +52,20 @@ impl Format {
             Format::F32 => "F32",
         }
     }
+}
+
+/// The least memory that a model's weights take: its matrices in the formats expected of them.
+pub fn least_bytes(config: &ModelConfig) -> u64 {
+    TensorId::all(config)
+        .map(|id| {
+            let [rows, cols] = id.shape(config);
+            let values = (rows * cols) as u64;
+            match id.place().0.holds() {
+                Holds::Expert { .. } => values / 2 + values / 32,
+                _ => 2 * values,
+            }
+        })
+        .sum()
 }
 
 /// Consecutive rows of a matrix in one format, row-major.

@@ -7,8 +7,7 @@ mod synthetic;
 use getp::backend::cpu::{
     self, BLOCK_TOKENS, Buffer, ComputeMode, CpuOps, CpuWeights, Element, KvCache, ResidualMemory, Routes,
 };
-use getp::batch::{Chunk, StepPlan};
-use getp::batch::{StepOutput, Want};
+use getp::batch::{Chunk, StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::engine::limits;
 use getp::kv_blocks::KvBlocks;

@@ -3,8 +3,7 @@
 
 use super::plans::decoding;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::batch::StepPlan;
-use getp::batch::{StepOutput, Want};
+use getp::batch::{StepOutput, StepPlan, Want};
 use getp::options::Options;
 use getp::profile::{Cost, Limit, Roof, STAGES, Spread, StageTotal};
 use getp::replica::Replica;

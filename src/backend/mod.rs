@@ -8,8 +8,9 @@ use crate::error::Result;
 use crate::options::{DeviceChoice, Options};
 use crate::replica::Replica;
 use crate::report;
+use crate::weights::least_bytes;
 use gpu::driver::discover::{self, Usable};
-use gpu::weights::{Source, least_bytes};
+use gpu::weights::Source;
 
 /// Opens a replica of the model on each GPU that can be used, or on the CPU if there is none.
 pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {

@@ -11,15 +11,14 @@ mod mapped;
 mod names;
 mod original_config;
 mod safetensors;
-mod tensor_id;
 mod yarn;
 
+pub use crate::tensors::{Field, TensorId};
 pub use arrays::{
     BinCheckpoint, CONFIG_BYTES, PointerCheckpoint, TensorLayout, config_from_bytes, config_from_fields,
     config_to_bytes,
 };
 pub use safetensors::SafetensorsCheckpoint;
-pub use tensor_id::Field;
 
 use crate::config::ModelConfig;
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
@@ -30,44 +29,6 @@ use half::bf16;
 /// The largest `seq_len` of a model read from a directory. The KV cache is sized for sequences of `seq_len` positions;
 /// gpt-oss allows 131072, but few requests come near that.
 const MAX_SEQ_LEN: usize = 4096;
-
-/// A tensor of the model. `layer` and `expert` count from 0.
-#[allow(missing_docs)] // the fields are the layer and the expert, nothing else
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TensorId {
-    /// Token embedding `[vocab, hidden]`.
-    Embedding,
-    /// Unembedding `[vocab, hidden]`.
-    Unembedding,
-    /// RMSNorm before attention `[1, hidden]`.
-    AttnNorm { layer: usize },
-    /// RMSNorm before the experts `[1, hidden]`.
-    FfnNorm { layer: usize },
-    /// RMSNorm before the unembedding `[1, hidden]`.
-    OutNorm,
-    /// Query, key and value projection `[head_dim * (heads + 2 * kv_heads), hidden]`.
-    Qkv { layer: usize },
-    /// Bias of the query, key and value projection `[1, head_dim * (heads + 2 * kv_heads)]`.
-    QkvBias { layer: usize },
-    /// Attention's output projection `[hidden, head_dim * heads]`.
-    AttnOut { layer: usize },
-    /// Bias of attention's output projection `[1, hidden]`.
-    AttnOutBias { layer: usize },
-    /// Attention sinks `[1, heads]`.
-    Sinks { layer: usize },
-    /// Router `[experts, hidden]`.
-    Router { layer: usize },
-    /// Bias of the router `[1, experts]`.
-    RouterBias { layer: usize },
-    /// An expert's first matrix `[2 * intermediate, hidden]`, rows alternating gate and up.
-    Mlp1 { layer: usize, expert: usize },
-    /// Bias of an expert's first matrix `[1, 2 * intermediate]`.
-    Mlp1Bias { layer: usize, expert: usize },
-    /// An expert's second matrix `[hidden, intermediate]`.
-    Mlp2 { layer: usize, expert: usize },
-    /// Bias of an expert's second matrix `[1, hidden]`.
-    Mlp2Bias { layer: usize, expert: usize },
-}
 
 /// Values as stored in the checkpoint: little endian, row-major, of any alignment.
 #[derive(Clone, Copy, Debug)]

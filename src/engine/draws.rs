@@ -7,8 +7,7 @@
 
 use super::Sampling;
 use super::pipeline::Pipeline;
-use crate::batch::StepPlan;
-use crate::batch::{StepOutput, Want};
+use crate::batch::{StepOutput, StepPlan, Want};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::sampler::{self, Row, Sampler, request_seed};

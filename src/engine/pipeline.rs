@@ -1,7 +1,6 @@
 //! Steps on their way through one replica.
 
-use crate::batch::{LogitsRow, StepPlan};
-use crate::batch::{StepOutput, Want};
+use crate::batch::{LogitsRow, StepOutput, StepPlan, Want};
 use crate::error::Result;
 use crate::replica::Replica;
 use crate::scheduler::Scheduler;

@@ -2,6 +2,8 @@
 
 mod forward;
 mod rope;
+mod weights;
 
-pub use forward::{Activations, Head, LayerWeights, Scratch, Stage, Weights, forward, forward_layer};
+pub use forward::{Activations, Head, Scratch, Stage, forward, forward_layer};
 pub use rope::Rope;
+pub use weights::{LayerWeights, Load, Weights};

@@ -1,7 +1,7 @@
 //! The formats and sizes of packed weights, and the time of packing, for the lines that `warm_up` prints.
 
 use super::NonFinite;
-use crate::checkpoint::{Field, TensorId};
+use crate::tensors::{Field, TensorId};
 
 /// The packed tensors of one kind, in all layers.
 #[derive(Clone, Debug)]
@@ -43,34 +43,54 @@ pub struct Sent {
 }
 
 impl PackReport {
-    /// Adds a tensor to its kind. Of several remarks the first is kept.
-    pub fn note(&mut self, name: &'static str, format: &str, bytes: usize, remark: Option<String>) {
-        let kinds = &mut self.kinds;
-        let at = kinds.iter().position(|k| k.name == name).unwrap_or_else(|| {
-            kinds.push(PackedKind {
-                name,
-                format: format.to_owned(),
-                bytes: 0,
-                remark: None,
-            });
-            kinds.len() - 1
-        });
-        let kind = &mut kinds[at];
+    /// Adds a layer's tensors of one kind to the kind's line, where the first remark stands for all, and a line for values
+    /// that are not finite.
+    pub fn note(
+        &mut self,
+        ids: &[TensorId],
+        format: &str,
+        bytes: usize,
+        remark: Option<String>,
+        non_finite: Option<NonFinite>,
+    ) {
+        let Some(first) = ids.first() else { return };
+        let kind = self.kind(first.place().0);
         kind.bytes += bytes as u64;
-        if !kind.format.split('+').any(|f| f == format) {
+        if kind.format.is_empty() {
+            kind.format = format.to_owned();
+        } else if !kind.format.split('+').any(|f| f == format) {
             kind.format = format!("{}+{format}", kind.format);
         }
         if kind.remark.is_none() {
             kind.remark = remark;
         }
+        if let Some(found) = non_finite {
+            self.note_non_finite(ids, found);
+        }
     }
 
-    /// Adds a line for values that are not finite, found in the matrices `ids`.
-    pub fn note_non_finite(&mut self, ids: &[TensorId], found: NonFinite) {
+    /// The line of a kind.
+    fn kind(&mut self, field: Field) -> &mut PackedKind {
+        let place = |name| Field::IN_FILE_ORDER.iter().position(|field| field.name() == name);
+        let name = field.name();
+        let at = self.kinds.partition_point(|kind| place(kind.name) < place(name));
+        if self.kinds.get(at).is_none_or(|kind| kind.name != name) {
+            let kind = PackedKind {
+                name,
+                format: String::new(),
+                bytes: 0,
+                remark: None,
+            };
+            self.kinds.insert(at, kind);
+        }
+        &mut self.kinds[at]
+    }
+
+    fn note_non_finite(&mut self, ids: &[TensorId], found: NonFinite) {
         let Some(id) = ids.get(found.matrix) else { return };
         let (field, layer, expert) = id.place();
-        let tensor = match field {
-            Field::TokenEmbeddingTable | Field::Out | Field::RmsOutW => field.name().to_owned(),
+        let tensor = match id {
+            TensorId::Embedding | TensorId::Unembedding | TensorId::OutNorm => field.name().to_owned(),
             _ => format!("{} of layer {layer}", field.name()),
         };
         let expert = match ids.len() {

@@ -10,8 +10,7 @@ on_every_engine!(embed norm qkv blocks_of_any_size attn_out wanted_rows unembed)
 mod checks {
     use super::*;
     use getp::backend::cpu::{ComputeMode, CpuOps, Element, Routes};
-    use getp::batch::{LogitsRow, StepPlan};
-    use getp::batch::{StepOutput, Want};
+    use getp::batch::{LogitsRow, StepOutput, StepPlan, Want};
     use getp::ops::Ops;
     use getp::weights::{Format, RowMajor};
     use rand::Rng;

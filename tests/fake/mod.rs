@@ -7,8 +7,7 @@
 
 use getp::abi::lifecycle::{self, Backends};
 use getp::abi::types::{Config, Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
-use getp::batch::StepPlan;
-use getp::batch::{Greedy, StepOutput, Want};
+use getp::batch::{Greedy, StepOutput, StepPlan, Want};
 use getp::checkpoint::Checkpoint;
 use getp::error::{Error, Result};
 use getp::kv_blocks::KvBlocks;

@@ -1,7 +1,6 @@
 //! Helpers that answer requests with a replica, as the engine does it.
 
-use getp::batch::StepPlan;
-use getp::batch::{StepOutput, Want};
+use getp::batch::{StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::engine;
 use getp::options::{Options, Precision};

@@ -20,20 +20,19 @@ pub use mode::ComputeMode;
 pub use ops::CpuOps;
 pub use tiles::Tiles;
 
-use crate::batch::StepPlan;
-use crate::batch::{StepOutput, Want};
-use crate::checkpoint::{Checkpoint, Field, Tensor, TensorId};
+use crate::batch::{StepOutput, StepPlan, Want};
+use crate::checkpoint::{Checkpoint, Tensor};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
-use crate::model::{Activations, LayerWeights, Scratch, Weights, forward};
+use crate::model::{Activations, Load, Scratch, Weights, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::Profile;
 use crate::replica::{Pointers, Replica};
 use crate::simd::Level;
-use crate::weights::PackReport;
-use crate::weights::{Format, NonFinite, Packed, RowMajor, pack};
+use crate::tensors::{Field, Holds, TensorId};
+use crate::weights::{Format, Layout, NonFinite, PackReport, Packed, RowMajor, pack};
 use crate::workers::Workers;
 use half::f16;
 use std::ptr::null_mut;
@@ -240,99 +239,58 @@ pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
         checkpoint,
         report: PackReport::default(),
     };
-    let config = checkpoint.config();
-    let embedding = loader.table(TensorId::Embedding)?;
-    let unembedding = loader.dense(TensorId::Unembedding)?;
-    let out_norm = loader.vector(&[TensorId::OutNorm])?;
-    let mut layers = memory::room(config.n_layers, Purpose::Weights)?;
-    for layer in 0..config.n_layers {
-        let experts = |id: fn(usize, usize) -> TensorId| {
-            memory::collect((0..config.n_experts).map(|e| id(layer, e)), Purpose::Checkpoint)
-        };
-        layers.push(LayerWeights {
-            attn_norm: loader.vector(&[TensorId::AttnNorm { layer }])?,
-            ffn_norm: loader.vector(&[TensorId::FfnNorm { layer }])?,
-            qkv: loader.dense(TensorId::Qkv { layer })?,
-            qkv_bias: loader.vector(&[TensorId::QkvBias { layer }])?,
-            attn_out: loader.dense(TensorId::AttnOut { layer })?,
-            attn_out_bias: loader.vector(&[TensorId::AttnOutBias { layer }])?,
-            sinks: loader.vector(&[TensorId::Sinks { layer }])?,
-            router: loader.dense(TensorId::Router { layer })?,
-            router_bias: loader.vector(&[TensorId::RouterBias { layer }])?,
-            mlp1: loader.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert })?, true)?,
-            mlp2: loader.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert })?, false)?,
-            mlp1_bias: loader.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert })?)?,
-            mlp2_bias: loader.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert })?)?,
-        });
-    }
+    let weights = Weights::load(checkpoint.config().n_layers, &mut loader)?;
     let mut report = loader.report;
-    report
-        .kinds
-        .sort_by_key(|k| Field::IN_FILE_ORDER.iter().position(|field| field.name() == k.name));
     report.seconds = start.elapsed().as_secs_f64();
-    Ok((
-        Weights {
-            embedding,
-            layers,
-            out_norm,
-            unembedding,
-        },
-        report,
-    ))
+    Ok((weights, report))
 }
 
-/// Packs tensors and records them in the report.
+/// Packs tensors and keeps the report.
 struct Loader<'a> {
     checkpoint: &'a dyn Checkpoint,
     report: PackReport,
 }
 
 impl Loader<'_> {
-    fn dense(&mut self, id: TensorId) -> Result<Packed> {
-        self.packed(&[id], Format::Bf16, &Tiles { gated: false })
+    /// An array's tensors of a layer.
+    fn ids(&self, array: Field, layer: usize) -> Result<Vec<TensorId>> {
+        memory::collect(array.of_layer(layer, self.checkpoint.config()), Purpose::Checkpoint)
     }
+}
 
-    fn table(&mut self, id: TensorId) -> Result<Packed> {
-        self.packed(&[id], Format::Bf16, &RowMajor)
-    }
+impl Load for Loader<'_> {
+    type Matrix = Packed;
+    type Vector = Vec<f32>;
+    type Error = Error;
 
-    fn experts(&mut self, ids: &[TensorId], gated: bool) -> Result<Packed> {
-        self.packed(ids, Format::Mxfp4, &Tiles { gated })
-    }
-
-    fn packed(&mut self, ids: &[TensorId], expected: Format, layout: &dyn crate::weights::Layout) -> Result<Packed> {
+    fn matrix(&mut self, array: Field, layer: usize) -> Result<Packed> {
+        let ids = self.ids(array, layer)?;
+        let expected = Format::expected(array.holds());
+        let layout: &dyn Layout = match array.holds() {
+            Holds::Lookup => &RowMajor,
+            Holds::Expert { gated: true } => &Tiles { gated: true },
+            _ => &Tiles { gated: false },
+        };
         let tensors = ids.iter().map(|&id| self.checkpoint.tensor(id));
         let tensors = memory::try_collect(tensors, Purpose::Checkpoint)?;
         let packed = pack(&tensors, expected, layout)?;
         self.report.read_bytes += tensors.iter().map(Tensor::len_bytes).sum::<u64>();
-        let remark = packed.remark(expected);
-        self.note(ids, packed.format.name(), packed.bytes.len(), remark, packed.non_finite);
+        let (format, bytes, remark) = (packed.format.name(), packed.bytes.len(), packed.remark(expected));
+        self.report.note(&ids, format, bytes, remark, packed.non_finite);
         Ok(packed)
     }
 
-    fn vector(&mut self, ids: &[TensorId]) -> Result<Vec<f32>> {
+    fn vector(&mut self, array: Field, layer: usize) -> Result<Vec<f32>> {
+        let ids = self.ids(array, layer)?;
         let mut values = Vec::new();
-        for &id in ids {
+        for &id in &ids {
             let tensor = self.checkpoint.tensor(id)?;
             self.report.read_bytes += tensor.len_bytes();
             tensor.extend_f32(&mut values)?;
         }
         let non_finite = NonFinite::of_vectors(&values, ids.len());
-        self.note(ids, Format::F32.name(), 4 * values.len(), None, non_finite);
+        self.report
+            .note(&ids, Format::F32.name(), 4 * values.len(), None, non_finite);
         Ok(values)
-    }
-
-    fn note(
-        &mut self,
-        ids: &[TensorId],
-        format: &str,
-        bytes: usize,
-        remark: Option<String>,
-        non_finite: Option<NonFinite>,
-    ) {
-        self.report.note(ids[0].place().0.name(), format, bytes, remark);
-        if let Some(found) = non_finite {
-            self.report.note_non_finite(ids, found);
-        }
     }
 }

@@ -5,12 +5,12 @@ use super::code_objects;
 use super::context::Context;
 use super::memory::SharedDriver;
 use super::replica::GpuReplica;
-use super::weights::{GpuWeights, Source, least_bytes, load};
+use super::weights::{GpuWeights, Source, load};
 use crate::error::{Error, GpuFault, Result};
 use crate::options::Options;
 use crate::replica::Replica;
 use crate::report;
-use crate::weights::PackReport;
+use crate::weights::{PackReport, least_bytes};
 use std::sync::Arc;
 
 /// Opens a replica on each device. One that fails is left out with a line; only if all do is it an error, that of the

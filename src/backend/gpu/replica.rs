@@ -14,8 +14,7 @@ use super::ops::{Buffer, GpuOps, Numbers, ResidualMemory, Sizes, StepShape, slot
 use super::profile::{StepClock, Timeline};
 use super::step::{AttentionShape, Capacity, StepMemory};
 use super::weights::{GpuWeights, Matrix};
-use crate::batch::StepPlan;
-use crate::batch::{Greedy, Logits, StepOutput, Want};
+use crate::batch::{Greedy, Logits, StepOutput, StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::kv_blocks::KvBlocks;

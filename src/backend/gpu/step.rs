@@ -11,8 +11,7 @@ use super::args::{
 use super::attention_plan::{plan_decode, plan_prefill};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
-use crate::batch::StepPlan;
-use crate::batch::Want;
+use crate::batch::{StepPlan, Want};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::sampler::{has_nucleus, least_probable};

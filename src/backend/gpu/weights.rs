@@ -11,15 +11,15 @@ use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, to_host};
 use super::staging::{self, Job, Parcel, Staging};
 use super::wire::Wire;
-use crate::checkpoint::{Checkpoint, Field, TensorId};
+use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::model::{LayerWeights, Weights};
+use crate::model::{Load, Weights};
 use crate::report;
+use crate::tensors::{Field, Holds, TensorId};
 use crate::threads;
-use crate::weights::{Findings, Format, Layout, NonFinite, not_expected};
-use crate::weights::{PackReport, Sent};
+use crate::weights::{Findings, Format, Layout, NonFinite, PackReport, Sent, not_expected};
 use crate::workers::Workers;
 use std::panic::resume_unwind;
 use std::thread;
@@ -70,15 +70,6 @@ impl Matrix {
     pub fn k_blocks(&self) -> usize {
         self.cols.div_ceil(SLAB)
     }
-}
-
-/// What a matrix is for.
-#[derive(Clone, Copy)]
-enum Use {
-    /// Looked up row by row (the embedding) or read by the router: it stays on the wire's form.
-    AsItIs,
-    /// Packed for the matrix cores.
-    Product,
 }
 
 /// Where the values come from.
@@ -189,38 +180,44 @@ fn no_thread(error: std::io::Error) -> Error {
     Error::State(format!("cannot start the thread that packs weights: {error}"))
 }
 
-/// All matrices in the order in which [`Loader::all`] takes them.
+/// All matrices in the order in which [`Loader`] takes them.
 fn jobs(config: &ModelConfig) -> Result<Vec<Job>> {
-    let job = |id, expected| Job {
-        ids: vec![id],
-        expected,
+    let mut jobs = Jobs {
+        config,
+        jobs: Vec::new(),
     };
-    let dense = |id| job(id, Format::Bf16);
-    let mut jobs = vec![dense(TensorId::Embedding), dense(TensorId::Unembedding)];
-    for layer in 0..config.n_layers {
-        let experts = |id: fn(usize, usize) -> TensorId| {
-            Ok(Job {
-                ids: all_experts(config, layer, id)?,
-                expected: Format::Mxfp4,
-            })
-        };
-        let jobs_of_layer = [
-            dense(TensorId::Qkv { layer }),
-            dense(TensorId::AttnOut { layer }),
-            dense(TensorId::Router { layer }),
-            experts(|layer, expert| TensorId::Mlp1 { layer, expert })?,
-            experts(|layer, expert| TensorId::Mlp2 { layer, expert })?,
-        ];
-        memory::extend(&mut jobs, jobs_of_layer, Purpose::Checkpoint)?;
-    }
-    Ok(jobs)
+    Weights::load(config.n_layers, &mut jobs)?;
+    Ok(jobs.jobs)
 }
 
-fn all_experts(config: &ModelConfig, layer: usize, id: fn(usize, usize) -> TensorId) -> Result<Vec<TensorId>> {
-    memory::collect(
-        (0..config.n_experts).map(|expert| id(layer, expert)),
-        Purpose::Checkpoint,
-    )
+/// Writes down what a [`Loader`] will ask for.
+struct Jobs<'a> {
+    config: &'a ModelConfig,
+    jobs: Vec<Job>,
+}
+
+impl Load for Jobs<'_> {
+    type Matrix = ();
+    type Vector = ();
+    type Error = Error;
+
+    fn matrix(&mut self, array: Field, layer: usize) -> Result<()> {
+        let job = Job {
+            ids: ids(array, layer, self.config)?,
+            expected: Format::expected(array.holds()),
+        };
+        memory::push(&mut self.jobs, job, Purpose::Checkpoint)
+    }
+
+    /// Vectors are small: the loader reads them itself.
+    fn vector(&mut self, _: Field, _: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// An array's tensors of a layer.
+fn ids(array: Field, layer: usize, config: &ModelConfig) -> Result<Vec<TensorId>> {
+    memory::collect(array.of_layer(layer, config), Purpose::Checkpoint)
 }
 
 struct Loader<'a> {
@@ -268,8 +265,6 @@ impl<'a> Loader<'a> {
 
     fn load(mut self) -> Result<Loaded, Stop> {
         let weights = self.all()?;
-        let kind = |name| Field::IN_FILE_ORDER.iter().position(|field| field.name() == name);
-        self.report.kinds.sort_by_key(|k| kind(k.name));
         self.report.sent = self.staging.as_ref().map(|staging| {
             let (bytes, link_seconds) = staging.sent();
             Sent {
@@ -287,16 +282,7 @@ impl<'a> Loader<'a> {
 
     /// Every tensor in turn, each on all devices, then sorted by device.
     fn all(&mut self) -> Result<Vec<GpuWeights>, Stop> {
-        let layers = self.source.config().n_layers;
-        let mut weights = Weights {
-            embedding: self.kept(TensorId::Embedding)?,
-            unembedding: self.dense(TensorId::Unembedding)?,
-            out_norm: self.vector(&[TensorId::OutNorm], 1.0)?,
-            layers: memory::room(layers, Purpose::Weights)?,
-        };
-        for layer in 0..layers {
-            weights.layers.push(self.layer(layer)?);
-        }
+        let mut weights = Weights::load(self.source.config().n_layers, self)?;
         // The last device's are the last of each.
         let devices = self.contexts.iter().map(|_| weights.try_map(Vec::pop, Vec::pop));
         let mut devices: Vec<_> = devices
@@ -304,73 +290,6 @@ impl<'a> Loader<'a> {
             .ok_or_else(|| Error::Internal("a device without weights".into()))?;
         devices.reverse();
         Ok(devices)
-    }
-
-    fn layer(&mut self, layer: usize) -> Result<LayerWeights<Vec<Matrix>, Vec<Vector>>, Stop> {
-        let config = self.source.config();
-        let experts = |id| all_experts(config, layer, id);
-        Ok(LayerWeights {
-            attn_norm: self.vector(&[TensorId::AttnNorm { layer }], 1.0)?,
-            qkv: self.dense(TensorId::Qkv { layer })?,
-            qkv_bias: self.vector(&[TensorId::QkvBias { layer }], 0.0)?,
-            sinks: self.vector(&[TensorId::Sinks { layer }], 0.0)?,
-            attn_out: self.dense(TensorId::AttnOut { layer })?,
-            attn_out_bias: self.vector(&[TensorId::AttnOutBias { layer }], 0.0)?,
-            ffn_norm: self.vector(&[TensorId::FfnNorm { layer }], 1.0)?,
-            router: self.kept(TensorId::Router { layer })?,
-            router_bias: self.vector(&[TensorId::RouterBias { layer }], 0.0)?,
-            mlp1: self.experts(&experts(|layer, expert| TensorId::Mlp1 { layer, expert })?)?,
-            mlp1_bias: self.vector(&experts(|layer, expert| TensorId::Mlp1Bias { layer, expert })?, 0.0)?,
-            mlp2: self.experts(&experts(|layer, expert| TensorId::Mlp2 { layer, expert })?)?,
-            mlp2_bias: self.vector(&experts(|layer, expert| TensorId::Mlp2Bias { layer, expert })?, 0.0)?,
-        })
-    }
-
-    fn dense(&mut self, id: TensorId) -> Result<Vec<Matrix>, Stop> {
-        self.matrices(&[id], Format::Bf16, Use::Product)
-    }
-
-    fn kept(&mut self, id: TensorId) -> Result<Vec<Matrix>, Stop> {
-        self.matrices(&[id], Format::Bf16, Use::AsItIs)
-    }
-
-    fn experts(&mut self, ids: &[TensorId]) -> Result<Vec<Matrix>, Stop> {
-        self.matrices(ids, Format::Mxfp4, Use::Product)
-    }
-
-    /// The matrices on each device.
-    fn matrices(&mut self, ids: &[TensorId], expected: Format, purpose: Use) -> Result<Vec<Matrix>, Stop> {
-        let [rows, cols] = ids[0].shape(self.source.config());
-        let mut wire = OnWire {
-            at: DevicePtr::NULL,
-            format: expected,
-            members: ids.len(),
-            rows,
-            cols,
-        };
-        let found = match self.source {
-            Source::Checkpoint(_) => self.receive(&mut wire, ids[0])?,
-            Source::Synthetic { .. } => {
-                self.reserve(wire.bytes())?;
-                Findings::default()
-            }
-        };
-        let mut out = Vec::with_capacity(self.contexts.len());
-        for device in 0..self.contexts.len() {
-            wire.at = self.wire(device);
-            if let Source::Synthetic { .. } = self.source {
-                self.synthesize(device, wire, ids[0])?;
-            }
-            out.push(self.arrange(device, wire, purpose, ids[0])?);
-        }
-        let name = match out.first().map(|m| m.kind) {
-            Some(Kind::Dense) if self.format == args::Format::F16 => "F16",
-            _ => wire.format.name(),
-        };
-        let bytes = out.first().map_or(0, |m| m.bytes.bytes());
-        let remark = found.misfit.map(|misfit| not_expected(expected, &misfit));
-        self.note(ids, name, bytes, remark, found.non_finite);
-        Ok(out)
     }
 
     /// Takes a tensor from the packer and sends it to every device's wire; says which format it has come in, and what the
@@ -456,7 +375,7 @@ impl<'a> Loader<'a> {
     }
 
     /// From the wire to what the device's products read.
-    fn arrange(&self, device: usize, wire: OnWire, purpose: Use, id: TensorId) -> Result<Matrix, Stop> {
+    fn arrange(&self, device: usize, wire: OnWire, id: TensorId) -> Result<Matrix, Stop> {
         let context = self.contexts[device];
         let shape = |bytes, kind, row_blocks, scale| Matrix {
             bytes,
@@ -469,7 +388,9 @@ impl<'a> Loader<'a> {
         };
         let packs =
             wire.format == Format::Mxfp4 || wire.format == Format::Bf16 && context.target.family.holds(wire.rows);
-        let (Use::Product, true) = (purpose, packs) else {
+        // What is looked up row by row, or read by the router's own kernel, stays as it came.
+        let is_product = matches!(id.place().0.holds(), Holds::Dense | Holds::Expert { .. });
+        if !is_product || !packs {
             let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
             // SAFETY: both have these bytes; freeing either waits for the copy.
             unsafe {
@@ -478,7 +399,7 @@ impl<'a> Loader<'a> {
                     .copy(bytes.at(), wire.at, wire.bytes(), context.stream.handle)
             }?;
             return Ok(shape(bytes, Kind::Wire(wire_format(wire.format)), 0, 1.0));
-        };
+        }
         let Some(shift) = self.shift(context, wire)? else {
             return Err(Stop::TooWide(id.place().0.name()));
         };
@@ -533,13 +454,58 @@ impl<'a> Loader<'a> {
             _ => context.target.f16_shift(smallest, largest, weakest_row),
         })
     }
+}
+
+impl Load for Loader<'_> {
+    /// One a device.
+    type Matrix = Vec<Matrix>;
+    type Vector = Vec<Vector>;
+    type Error = Stop;
+
+    /// The matrices on each device.
+    fn matrix(&mut self, array: Field, layer: usize) -> Result<Vec<Matrix>, Stop> {
+        let ids = ids(array, layer, self.source.config())?;
+        let expected = Format::expected(array.holds());
+        let [rows, cols] = ids[0].shape(self.source.config());
+        let mut wire = OnWire {
+            at: DevicePtr::NULL,
+            format: expected,
+            members: ids.len(),
+            rows,
+            cols,
+        };
+        let found = match self.source {
+            Source::Checkpoint(_) => self.receive(&mut wire, ids[0])?,
+            Source::Synthetic { .. } => {
+                self.reserve(wire.bytes())?;
+                Findings::default()
+            }
+        };
+        let mut out = Vec::with_capacity(self.contexts.len());
+        for device in 0..self.contexts.len() {
+            wire.at = self.wire(device);
+            if let Source::Synthetic { .. } = self.source {
+                self.synthesize(device, wire, ids[0])?;
+            }
+            out.push(self.arrange(device, wire, ids[0])?);
+        }
+        let name = match out.first().map(|m| m.kind) {
+            Some(Kind::Dense) if self.format == args::Format::F16 => "F16",
+            _ => wire.format.name(),
+        };
+        let bytes = out.first().map_or(0, |m| m.bytes.bytes());
+        let remark = found.misfit.map(|misfit| not_expected(expected, &misfit));
+        self.report.note(&ids, name, bytes, remark, found.non_finite);
+        Ok(out)
+    }
 
     /// Float32 values on each device.
-    fn vector(&mut self, ids: &[TensorId], made_up: f32) -> Result<Vec<Vector>> {
+    fn vector(&mut self, array: Field, layer: usize) -> Result<Vec<Vector>, Stop> {
+        let ids = ids(array, layer, self.source.config())?;
         let values = match self.source {
             Source::Checkpoint(checkpoint) => {
                 let mut values = Vec::new();
-                for &id in ids {
+                for &id in &ids {
                     let tensor = checkpoint.tensor(id)?;
                     self.report.read_bytes += tensor.len_bytes();
                     tensor.extend_f32(&mut values)?;
@@ -549,44 +515,19 @@ impl<'a> Loader<'a> {
             // Biases and sinks of zero, norms of one: their values change no time.
             Source::Synthetic { config, .. } => {
                 let n = ids.len() * ids[0].shape(config)[1];
+                let made_up = if array.holds() == Holds::Norm { 1.0 } else { 0.0 };
                 memory::filled(made_up, n, Purpose::Checkpoint)?
             }
         };
         let non_finite = NonFinite::of_vectors(&values, ids.len());
-        self.note(ids, Format::F32.name(), 4 * values.len(), None, non_finite);
+        self.report
+            .note(&ids, Format::F32.name(), 4 * values.len(), None, non_finite);
         self.contexts
             .iter()
             .map(|context| DeviceBuffer::of(&context.stream, &values))
-            .collect()
+            .collect::<Result<_>>()
+            .map_err(Stop::from)
     }
-
-    fn note(
-        &mut self,
-        ids: &[TensorId],
-        format: &str,
-        bytes: usize,
-        remark: Option<String>,
-        non_finite: Option<NonFinite>,
-    ) {
-        self.report.note(ids[0].place().0.name(), format, bytes, remark);
-        if let Some(found) = non_finite {
-            self.report.note_non_finite(ids, found);
-        }
-    }
-}
-
-/// The least memory a model takes: its matrices in the formats expected of them.
-pub fn least_bytes(config: &ModelConfig) -> u64 {
-    TensorId::all(config)
-        .map(|id| {
-            let [rows, cols] = id.shape(config);
-            let values = (rows * cols) as u64;
-            match id {
-                TensorId::Mlp1 { .. } | TensorId::Mlp2 { .. } => values / 2 + values / 32,
-                _ => 2 * values,
-            }
-        })
-        .sum()
 }
 
 fn wire_format(format: Format) -> args::Format {

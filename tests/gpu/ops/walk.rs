@@ -10,12 +10,13 @@ use getp::backend::gpu::ops::inspect::Sent;
 use getp::backend::gpu::ops::{Buffer, GpuOps, Residual, ResidualMemory, Routed, Settled};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::weights::{GpuWeights, Matrix};
-use getp::batch::{Chunk, StepPlan};
-use getp::batch::{StepOutput, Want};
-use getp::checkpoint::{Checkpoint, TensorId};
+use getp::batch::{Chunk, StepOutput, StepPlan, Want};
+use getp::checkpoint::Checkpoint;
 use getp::config::ModelConfig;
-use getp::model::{Activations, LayerWeights, Rope, Scratch, Weights};
+use getp::error::{Error, Result};
+use getp::model::{Activations, LayerWeights, Load, Rope, Scratch, Weights};
 use getp::ops::Ops;
+use getp::tensors::Field;
 
 /// A byte of stale keys and values: large numbers, but numbers, in every format.
 const STALE: u8 = 0x4b;
@@ -25,31 +26,27 @@ pub type HostWeights = Weights<HostMatrix, Vec<f32>>;
 
 /// All of a checkpoint's.
 pub fn host_weights(checkpoint: &dyn Checkpoint) -> HostWeights {
-    let config = checkpoint.config();
-    let get = |id| checkpoint.tensor(id).unwrap().to_f32().unwrap();
-    let matrix = |id: TensorId| HostMatrix::new(get(id), id.shape(config));
-    let of_experts = |id: &dyn Fn(usize) -> TensorId| (0..config.n_experts).flat_map(|e| get(id(e))).collect();
-    let experts = |id: &dyn Fn(usize) -> TensorId| HostMatrix::new(of_experts(id), id(0).shape(config));
-    let layer = |layer| LayerWeights {
-        attn_norm: get(TensorId::AttnNorm { layer }),
-        qkv: matrix(TensorId::Qkv { layer }),
-        qkv_bias: get(TensorId::QkvBias { layer }),
-        sinks: get(TensorId::Sinks { layer }),
-        attn_out: matrix(TensorId::AttnOut { layer }),
-        attn_out_bias: get(TensorId::AttnOutBias { layer }),
-        ffn_norm: get(TensorId::FfnNorm { layer }),
-        router: matrix(TensorId::Router { layer }),
-        router_bias: get(TensorId::RouterBias { layer }),
-        mlp1: experts(&|expert| TensorId::Mlp1 { layer, expert }),
-        mlp1_bias: of_experts(&|expert| TensorId::Mlp1Bias { layer, expert }),
-        mlp2: experts(&|expert| TensorId::Mlp2 { layer, expert }),
-        mlp2_bias: of_experts(&|expert| TensorId::Mlp2Bias { layer, expert }),
-    };
-    Weights {
-        embedding: matrix(TensorId::Embedding),
-        layers: (0..config.n_layers).map(layer).collect(),
-        out_norm: get(TensorId::OutNorm),
-        unembedding: matrix(TensorId::Unembedding),
+    HostWeights::load(checkpoint.config().n_layers, &mut Host(checkpoint)).unwrap()
+}
+
+struct Host<'a>(&'a dyn Checkpoint);
+
+impl Load for Host<'_> {
+    type Matrix = HostMatrix;
+    type Vector = Vec<f32>;
+    type Error = Error;
+
+    fn matrix(&mut self, array: Field, layer: usize) -> Result<HostMatrix> {
+        let shape = array.id(layer, 0).shape(self.0.config());
+        Ok(HostMatrix::new(self.vector(array, layer)?, shape))
+    }
+
+    fn vector(&mut self, array: Field, layer: usize) -> Result<Vec<f32>> {
+        let tensors = array.of_layer(layer, self.0.config());
+        let values = tensors
+            .map(|id| self.0.tensor(id)?.to_f32())
+            .collect::<Result<Vec<_>>>()?;
+        Ok(values.concat())
     }
 }
 

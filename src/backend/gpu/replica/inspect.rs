@@ -3,8 +3,7 @@
 
 use super::{Activations, Buffer, DEPTH, GpuOps, GpuReplica, KvCache, Numbers, ResidualMemory, StepClock, events};
 use crate::backend::gpu::weights::GpuWeights;
-use crate::batch::StepPlan;
-use crate::batch::{Greedy, Want};
+use crate::batch::{Greedy, StepPlan, Want};
 use crate::error::Result;
 use crate::profile::StepTimes;
 use crate::replica::Replica;
