@@ -25,7 +25,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// The format of packed values, from the narrowest to the widest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Format {
+pub enum WeightFormat {
     /// E2M1 codes and one E8M0 scale for 32 values: 4.25 bits a value.
     Mxfp4,
     /// bfloat16.
@@ -34,7 +34,7 @@ pub enum Format {
     F32,
 }
 
-impl Format {
+impl WeightFormat {
     /// The narrowest that holds such a tensor of the released models.
     pub fn expected(holds: Holds) -> Self {
         match holds {
@@ -47,9 +47,9 @@ impl Format {
     /// The name in messages.
     pub fn name(self) -> &'static str {
         match self {
-            Format::Mxfp4 => "MXFP4",
-            Format::Bf16 => "BF16",
-            Format::F32 => "F32",
+            WeightFormat::Mxfp4 => "MXFP4",
+            WeightFormat::Bf16 => "BF16",
+            WeightFormat::F32 => "F32",
         }
     }
 }
@@ -89,11 +89,11 @@ pub trait Layout: Sync {
     /// Rows in a tile; the last tile of a matrix is padded with zeros.
     fn tile_rows(&self) -> usize;
     /// Size of a tile in bytes.
-    fn tile_bytes(&self, format: Format, cols: usize) -> usize;
+    fn tile_bytes(&self, format: WeightFormat, cols: usize) -> usize;
     /// Packs at most `tile_rows` rows of `cols` values into a zeroed tile.
     fn write(&self, rows: Rows<'_>, cols: usize, tile: &mut [u8]);
     /// Unpacks a tile into `values`, `[tile_rows, cols]`.
-    fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]);
+    fn read(&self, format: WeightFormat, cols: usize, tile: &[u8], values: &mut [f32]);
 }
 
 /// Zeroed memory in pages of its own. The system provides them only when they are used.
@@ -133,7 +133,7 @@ impl std::ops::DerefMut for Bytes {
 /// Packed matrices of one shape: one, or a layer's experts.
 pub struct Packed {
     /// The format of all members.
-    pub format: Format,
+    pub format: WeightFormat,
     /// Number of matrices.
     pub members: usize,
     /// Rows of each member.
@@ -163,18 +163,18 @@ impl Packed {
     }
 
     /// Why the format is wider than expected; `None` if it is not.
-    pub fn remark(&self, expected: Format) -> Option<String> {
+    pub fn remark(&self, expected: WeightFormat) -> Option<String> {
         self.misfit.as_ref().map(|misfit| not_expected(expected, misfit))
     }
 }
 
 /// The remark that a tensor is not in the expected format because of the value `misfit`.
-pub fn not_expected(expected: Format, misfit: &str) -> String {
+pub fn not_expected(expected: WeightFormat, misfit: &str) -> String {
     format!("not {}: {misfit}", expected.name())
 }
 
 /// Packs `members`, matrices of one shape, in the narrowest format, `expected` or wider, that is exact for all values.
-pub fn pack(members: &[Tensor<'_>], expected: Format, layout: &dyn Layout) -> Result<Packed> {
+pub fn pack(members: &[Tensor<'_>], expected: WeightFormat, layout: &dyn Layout) -> Result<Packed> {
     let first = members.first().ok_or(Error::Internal("no tensor to pack".into()))?;
     let mut format = first_format(first.cols, expected);
     let mut narrower: Option<Attempt> = None;
@@ -192,11 +192,11 @@ pub fn pack(members: &[Tensor<'_>], expected: Format, layout: &dyn Layout) -> Re
 }
 
 /// The format to try first: `expected`, unless that is MXFP4 and rows are not whole blocks.
-pub fn first_format(cols: usize, expected: Format) -> Format {
+pub fn first_format(cols: usize, expected: WeightFormat) -> WeightFormat {
     if cols.is_multiple_of(MXFP4_BLOCK) {
         expected
     } else {
-        expected.max(Format::Bf16)
+        expected.max(WeightFormat::Bf16)
     }
 }
 
@@ -204,7 +204,7 @@ pub fn first_format(cols: usize, expected: Format) -> Format {
 /// all members. If a value is not exact (`Findings::needs`), the contents of `bytes` are not valid.
 pub fn pack_tiles(
     members: &[Tensor<'_>],
-    format: Format,
+    format: WeightFormat,
     layout: &dyn Layout,
     first: usize,
     bytes: &mut [u8],
@@ -220,10 +220,15 @@ struct Attempt {
     /// Which tiles are packed.
     done: Vec<bool>,
     /// The format that the value needs; `None` if the packing is complete.
-    needs: Option<Format>,
+    needs: Option<WeightFormat>,
 }
 
-fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower: Option<&Attempt>) -> Result<Attempt> {
+fn attempt(
+    members: &[Tensor<'_>],
+    format: WeightFormat,
+    layout: &dyn Layout,
+    narrower: Option<&Attempt>,
+) -> Result<Attempt> {
     let (rows, cols) = (members[0].rows, members[0].cols);
     let tiles = rows.div_ceil(layout.tile_rows());
     let tile_bytes = layout.tile_bytes(format, cols);
@@ -262,7 +267,7 @@ fn attempt(members: &[Tensor<'_>], format: Format, layout: &dyn Layout, narrower
 /// earlier attempt `narrower` has packed are widened from it.
 fn encode_tiles(
     members: &[Tensor<'_>],
-    format: Format,
+    format: WeightFormat,
     layout: &dyn Layout,
     first: usize,
     bytes: &mut [u8],
@@ -340,7 +345,7 @@ fn encode_tiles(
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// The format needed by a value that is not exact; `None` if all are.
-    pub needs: Option<Format>,
+    pub needs: Option<WeightFormat>,
     /// That value, and its place.
     pub misfit: Option<String>,
     /// Values that are infinite or NaN, among those that were checked: all, if `needs` is `None`.
@@ -459,28 +464,28 @@ struct Scratch {
 
 impl Scratch {
     /// Allocates memory for rows in `format`. `floats` holds all rows if that is F32, else one row at a time.
-    fn make_room(&mut self, format: Format, rows: usize, cols: usize) -> Result<()> {
+    fn make_room(&mut self, format: WeightFormat, rows: usize, cols: usize) -> Result<()> {
         let n = rows * cols;
         match format {
-            Format::Mxfp4 => {
+            WeightFormat::Mxfp4 => {
                 memory::resize(&mut self.codes, n, 0, Purpose::Checkpoint)?;
                 memory::resize(&mut self.scales, n / MXFP4_BLOCK, 0, Purpose::Checkpoint)?;
             }
-            Format::Bf16 => memory::resize(&mut self.halves, n, 0, Purpose::Checkpoint)?,
-            Format::F32 => {}
+            WeightFormat::Bf16 => memory::resize(&mut self.halves, n, 0, Purpose::Checkpoint)?,
+            WeightFormat::F32 => {}
         }
-        let floats = if format == Format::F32 { n } else { cols };
+        let floats = if format == WeightFormat::F32 { n } else { cols };
         memory::resize(&mut self.floats, floats, 0.0, Purpose::Checkpoint)
     }
 
-    fn rows(&self, format: Format) -> Rows<'_> {
+    fn rows(&self, format: WeightFormat) -> Rows<'_> {
         match format {
-            Format::Mxfp4 => Rows::Mxfp4 {
+            WeightFormat::Mxfp4 => Rows::Mxfp4 {
                 codes: &self.codes,
                 scales: &self.scales,
             },
-            Format::Bf16 => Rows::Bf16(&self.halves),
-            Format::F32 => Rows::F32(&self.floats),
+            WeightFormat::Bf16 => Rows::Bf16(&self.halves),
+            WeightFormat::F32 => Rows::F32(&self.floats),
         }
     }
 }
@@ -491,7 +496,7 @@ type Place = (usize, usize, f32);
 /// What was found while encoding a tile.
 #[derive(Default)]
 struct Encoded {
-    needs: Option<Format>,
+    needs: Option<WeightFormat>,
     misfit: Option<Place>,
     /// With rows counted in the tile.
     non_finite: Option<NonFinite>,
@@ -501,7 +506,7 @@ struct Encoded {
 /// value that is not exact.
 struct EncodeRows<'a, 'b> {
     source: &'a Tensor<'b>,
-    format: Format,
+    format: WeightFormat,
     scratch: &'a mut Scratch,
 }
 
@@ -516,7 +521,7 @@ impl Kernel for EncodeRows<'_, '_> {
             scratch,
         } = self;
         let cols = source.cols;
-        let float_rows = if format == Format::F32 { source.rows } else { 1 };
+        let float_rows = if format == WeightFormat::F32 { source.rows } else { 1 };
         let mut out = Encoded::default();
         let mut row = 0;
         for part in &source.parts {
@@ -527,12 +532,12 @@ impl Kernel for EncodeRows<'_, '_> {
                 let here = NonFinite::find(floats, cols).map(|here| NonFinite { row, ..here });
                 out.non_finite = NonFinite::merge(out.non_finite, here);
                 let fits = match format {
-                    Format::Mxfp4 => {
+                    WeightFormat::Mxfp4 => {
                         let blocks = at.start / MXFP4_BLOCK..at.end / MXFP4_BLOCK;
                         encode_mxfp4(floats, &mut scratch.codes[at], &mut scratch.scales[blocks])
                     }
-                    Format::Bf16 => encode_bf16(floats, &mut scratch.halves[at]),
-                    Format::F32 => true,
+                    WeightFormat::Bf16 => encode_bf16(floats, &mut scratch.halves[at]),
+                    WeightFormat::F32 => true,
                 };
                 if !fits {
                     let (col, needs) = misfit(floats, format);
@@ -644,11 +649,11 @@ fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
 }
 
 /// The column of a row's first value that is not exact in `format`, and the format that the row needs.
-fn misfit(row: &[f32], format: Format) -> (usize, Format) {
+fn misfit(row: &[f32], format: WeightFormat) -> (usize, WeightFormat) {
     let not_bf16 = row.iter().position(|v| v.to_bits() & 0xffff != 0);
     match (not_bf16, format) {
-        (Some(col), _) => (col, Format::F32),
-        (None, Format::Mxfp4) => {
+        (Some(col), _) => (col, WeightFormat::F32),
+        (None, WeightFormat::Mxfp4) => {
             let fits = |block: &[f32]| encode_mxfp4(block, &mut [0; MXFP4_BLOCK], &mut [0]);
             let index = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
             let block = &row[index * MXFP4_BLOCK..][..MXFP4_BLOCK];
@@ -663,9 +668,9 @@ fn misfit(row: &[f32], format: Format) -> (usize, Format) {
             let col = alone
                 .or_else(|| block.iter().position(|&v| !beside(v, largest)))
                 .unwrap_or(0);
-            (index * MXFP4_BLOCK + col, Format::Bf16)
+            (index * MXFP4_BLOCK + col, WeightFormat::Bf16)
         }
-        (None, _) => (0, Format::F32),
+        (None, _) => (0, WeightFormat::F32),
     }
 }
 
@@ -677,8 +682,8 @@ impl Layout for RowMajor {
         32
     }
 
-    fn tile_bytes(&self, format: Format, cols: usize) -> usize {
-        self.tile_rows() * cols * if format == Format::F32 { 4 } else { 2 }
+    fn tile_bytes(&self, format: WeightFormat, cols: usize) -> usize {
+        self.tile_rows() * cols * if format == WeightFormat::F32 { 4 } else { 2 }
     }
 
     fn write(&self, rows: Rows<'_>, _cols: usize, tile: &mut [u8]) {
@@ -699,8 +704,8 @@ impl Layout for RowMajor {
         }
     }
 
-    fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]) {
-        let source = if format == Format::F32 {
+    fn read(&self, format: WeightFormat, cols: usize, tile: &[u8], values: &mut [f32]) {
+        let source = if format == WeightFormat::F32 {
             Values::F32(tile)
         } else {
             Values::Bf16(tile)

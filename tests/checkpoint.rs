@@ -14,7 +14,7 @@ use getp::checkpoint::{
     Values, config_from_bytes, config_to_bytes,
 };
 use getp::config::ModelConfig;
-use getp::weights::Format;
+use getp::weights::WeightFormat;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use synthetic::{Dense, Directory, Experts, Synthetic, SyntheticCheckpoint, Temperament, write_bin, write_safetensors};
 use tempfile::TempDir;
@@ -647,7 +647,7 @@ fn plain_experts_are_the_same_model() {
 }
 
 /// The bytes of a layer's packed matrices, and their formats.
-fn packed(checkpoint: &dyn Checkpoint, layer: usize) -> Vec<(Format, Vec<u8>)> {
+fn packed(checkpoint: &dyn Checkpoint, layer: usize) -> Vec<(WeightFormat, Vec<u8>)> {
     let (weights, _) = load(checkpoint).expect("the weights can be packed");
     let layer = &weights.layers[layer];
     [&layer.qkv, &layer.attn_out, &layer.router, &layer.mlp1, &layer.mlp2]
@@ -661,7 +661,7 @@ fn every_form_of_a_model_is_packed_the_same() {
     let dir = temp();
     let synthetic = Synthetic::new(&tiny(), SEED, Temperament::Wild).unwrap();
     let expected = packed(&BinCheckpoint::open(tiny_bin_of(&synthetic, &dir)).unwrap(), 1);
-    assert_eq!(expected[3].0, Format::Mxfp4);
+    assert_eq!(expected[3].0, WeightFormat::Mxfp4);
     let dequantized = Directory {
         dequantized: true,
         ..Directory::hugging_face(1)
@@ -679,7 +679,7 @@ fn every_form_of_a_model_is_packed_the_same() {
     let dir = temp();
     synthetic.write_directory(dir.path(), dequantized, &|_| ()).unwrap();
     let found = packed(&SafetensorsCheckpoint::open(dir.path()).unwrap(), 1);
-    assert_eq!(found[3].0, Format::Bf16);
+    assert_eq!(found[3].0, WeightFormat::Bf16);
 }
 
 fn tiny_bin_of(synthetic: &Synthetic, dir: &TempDir) -> PathBuf {

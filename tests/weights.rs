@@ -7,35 +7,35 @@ use getp::backend::cpu::{Tiles, load};
 use getp::checkpoint::{Checkpoint, Columns, Element, Part, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
 use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
-use getp::weights::{Format, Layout, Packed, RowMajor, pack};
+use getp::weights::{Layout, Packed, RowMajor, WeightFormat, pack};
 use half::bf16;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 
-const FORMATS: [Format; 3] = [Format::Mxfp4, Format::Bf16, Format::F32];
+const FORMATS: [WeightFormat; 3] = [WeightFormat::Mxfp4, WeightFormat::Bf16, WeightFormat::F32];
 
 /// The layouts that hold a format.
-fn layouts(format: Format) -> Vec<&'static dyn Layout> {
+fn layouts(format: WeightFormat) -> Vec<&'static dyn Layout> {
     let tiles: [&dyn Layout; 2] = [&Tiles { gated: false }, &Tiles { gated: true }];
-    let rows: Option<&dyn Layout> = (format != Format::Mxfp4).then_some(&RowMajor);
+    let rows: Option<&dyn Layout> = (format != WeightFormat::Mxfp4).then_some(&RowMajor);
     tiles.into_iter().chain(rows).collect()
 }
 
 /// Values for which the format is exact, and nothing narrower (unless there are very few).
-fn draw(rng: &mut ChaCha8Rng, format: Format, count: usize) -> Vec<f32> {
+fn draw(rng: &mut ChaCha8Rng, format: WeightFormat, count: usize) -> Vec<f32> {
     let mut scale = 0.0;
     (0..count)
         .map(|i| match format {
-            Format::Mxfp4 => {
+            WeightFormat::Mxfp4 => {
                 if i % MXFP4_BLOCK == 0 {
                     scale = (rng.random_range(-20..=5) as f32).exp2();
                 }
                 E2M1[rng.random_range(0..16)] * scale
             }
-            Format::Bf16 => bf16::from_f32(rng.random_range(-1.0..1.0)).to_f32(),
-            Format::F32 => rng.random_range(-1.0..1.0),
+            WeightFormat::Bf16 => bf16::from_f32(rng.random_range(-1.0..1.0)).to_f32(),
+            WeightFormat::F32 => rng.random_range(-1.0..1.0),
         })
         .collect()
 }
@@ -45,7 +45,7 @@ fn to_bytes(values: &[f32]) -> Vec<u8> {
 }
 
 /// Packs matrices given as float32.
-fn pack_f32(members: &[Vec<f32>], cols: usize, expected: Format, layout: &dyn Layout) -> Packed {
+fn pack_f32(members: &[Vec<f32>], cols: usize, expected: WeightFormat, layout: &dyn Layout) -> Packed {
     let bytes: Vec<_> = members.iter().map(|m| to_bytes(m)).collect();
     let tensor = |bytes| {
         let values = Values::F32(bytes);
@@ -83,7 +83,7 @@ fn every_format_and_layout_gives_back_the_bits() {
             // Fewer and more rows than a tile; 544 columns are more than a worker writes at a run in any format.
             for rows in [1, 31, 32, 33, 70] {
                 for cols in [1, 33, 64, 544] {
-                    if format == Format::Mxfp4 && cols % MXFP4_BLOCK != 0 {
+                    if format == WeightFormat::Mxfp4 && cols % MXFP4_BLOCK != 0 {
                         continue;
                     }
                     let members: Vec<_> = (0..2).map(|_| draw(&mut rng, format, rows * cols)).collect();
@@ -98,16 +98,16 @@ fn every_format_and_layout_gives_back_the_bits() {
 
 #[test]
 fn mxfp4_takes_four_and_a_quarter_bits() {
-    let members = vec![draw(&mut ChaCha8Rng::seed_from_u64(2), Format::Mxfp4, 64 * 96); 3];
-    let packed = pack_f32(&members, 96, Format::Mxfp4, &Tiles { gated: true });
+    let members = vec![draw(&mut ChaCha8Rng::seed_from_u64(2), WeightFormat::Mxfp4, 64 * 96); 3];
+    let packed = pack_f32(&members, 96, WeightFormat::Mxfp4, &Tiles { gated: true });
     assert_eq!(packed.bytes.len() * 8 * 4, 3 * 64 * 96 * 17);
 }
 
 #[test]
 fn columns_that_are_no_blocks_are_not_mxfp4() {
     let members = [vec![1.0; 3 * 40]];
-    let packed = pack_f32(&members, 40, Format::Mxfp4, &Tiles { gated: false });
-    assert_eq!(packed.format, Format::Bf16);
+    let packed = pack_f32(&members, 40, WeightFormat::Mxfp4, &Tiles { gated: false });
+    assert_eq!(packed.format, WeightFormat::Bf16);
     check_bits(&packed, &Tiles { gated: false }, &members);
 }
 
@@ -118,9 +118,9 @@ fn one_misfit_anywhere_widens_all_members() {
     let mut rng = ChaCha8Rng::seed_from_u64(3);
     // 1.125 is a bfloat16 with one mantissa bit too many for E2M1; a third is neither.
     let cases = [
-        (Format::Mxfp4, Format::Bf16, 1.125_f32),
-        (Format::Mxfp4, Format::F32, 1.0 / 3.0),
-        (Format::Bf16, Format::F32, 1.0 / 3.0),
+        (WeightFormat::Mxfp4, WeightFormat::Bf16, 1.125_f32),
+        (WeightFormat::Mxfp4, WeightFormat::F32, 1.0 / 3.0),
+        (WeightFormat::Bf16, WeightFormat::F32, 1.0 / 3.0),
     ];
     for (fits, needs, odd) in cases {
         for layout in layouts(fits) {
@@ -146,16 +146,16 @@ fn one_misfit_anywhere_widens_all_members() {
 #[test]
 fn misfits_of_two_kinds_widen_twice_and_the_first_is_reported() {
     let (rows, cols) = (100, 32);
-    let mut member = draw(&mut ChaCha8Rng::seed_from_u64(4), Format::Mxfp4, rows * cols);
+    let mut member = draw(&mut ChaCha8Rng::seed_from_u64(4), WeightFormat::Mxfp4, rows * cols);
     member[40 * cols..41 * cols].fill(1.0);
     member[40 * cols + 5] = -1.125;
     member[99 * cols + 31] = 1.0 / 3.0;
     let members = [member];
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| {
-        for layout in layouts(Format::Mxfp4) {
-            let packed = pack_f32(&members, cols, Format::Mxfp4, layout);
-            assert_eq!(packed.format, Format::F32);
+        for layout in layouts(WeightFormat::Mxfp4) {
+            let packed = pack_f32(&members, cols, WeightFormat::Mxfp4, layout);
+            assert_eq!(packed.format, WeightFormat::F32);
             assert_eq!(
                 packed.misfit.as_deref(),
                 Some("-1.125e0 at row 40, column 5 of matrix 0")
@@ -170,8 +170,8 @@ fn a_value_too_small_for_its_block_is_a_misfit() {
     let mut block = vec![4.0; MXFP4_BLOCK];
     block[7] = 0.25;
     let members = [block];
-    let packed = pack_f32(&members, MXFP4_BLOCK, Format::Mxfp4, &Tiles { gated: false });
-    assert_eq!(packed.format, Format::Bf16);
+    let packed = pack_f32(&members, MXFP4_BLOCK, WeightFormat::Mxfp4, &Tiles { gated: false });
+    assert_eq!(packed.format, WeightFormat::Bf16);
     assert_eq!(packed.misfit.as_deref(), Some("2.5e-1 at row 0, column 7 of matrix 0"));
     check_bits(&packed, &Tiles { gated: false }, &members);
 }
@@ -208,10 +208,10 @@ fn every_scale_is_kept() {
             parts: vec![Part { rows: 1, values }],
         };
         let layout = Tiles { gated: false };
-        let packed = pack(std::slice::from_ref(&tensor), Format::Mxfp4, &layout).unwrap();
+        let packed = pack(std::slice::from_ref(&tensor), WeightFormat::Mxfp4, &layout).unwrap();
         let expected = match scale {
-            2..=252 => Format::Mxfp4,
-            _ => Format::Bf16,
+            2..=252 => WeightFormat::Mxfp4,
+            _ => WeightFormat::Bf16,
         };
         assert_eq!(packed.format, expected, "scale {scale}");
         check_bits(&packed, &layout, &[tensor.to_f32().unwrap()]);
@@ -237,9 +237,9 @@ fn what_is_not_finite_is_kept_and_reported() {
                 }
                 let packed = pack_f32(&members, 32, expected, layout);
                 let needs = if odd.to_bits() & 0xffff != 0 {
-                    Format::F32
+                    WeightFormat::F32
                 } else {
-                    expected.max(Format::Bf16)
+                    expected.max(WeightFormat::Bf16)
                 };
                 assert_eq!(packed.format, needs);
                 check_bits(&packed, layout, &members);
@@ -334,9 +334,9 @@ fn columns_are_packed_as_rows() {
     let mut rng = ChaCha8Rng::seed_from_u64(8);
     let (rows, cols) = (70, 64);
     for (format, element) in [
-        (Format::Mxfp4, Element::Bf16),
-        (Format::Bf16, Element::Bf16),
-        (Format::F32, Element::F32),
+        (WeightFormat::Mxfp4, Element::Bf16),
+        (WeightFormat::Bf16, Element::Bf16),
+        (WeightFormat::F32, Element::F32),
     ] {
         let members: Vec<_> = (0..2).map(|_| draw(&mut rng, format, rows * cols)).collect();
         let transposed = |values: &Vec<f32>| -> Vec<u8> {
@@ -360,8 +360,8 @@ fn columns_are_packed_as_rows() {
             Tensor { rows, cols, parts }
         };
         let tensors: Vec<_> = bytes.iter().map(|bytes| tensor(bytes)).collect();
-        for layout in layouts(Format::Mxfp4) {
-            let packed = pack(&tensors, Format::Mxfp4, layout).unwrap();
+        for layout in layouts(WeightFormat::Mxfp4) {
+            let packed = pack(&tensors, WeightFormat::Mxfp4, layout).unwrap();
             assert_eq!(packed.format, format);
             check_bits(&packed, layout, &members);
         }
@@ -375,9 +375,9 @@ fn parts_of_any_type_follow_one_another() {
     let mut rng = ChaCha8Rng::seed_from_u64(6);
     let cols = 64;
     let [q_rows, k_rows, v_rows] = [45, 1, 30];
-    let values = draw(&mut rng, Format::Mxfp4, q_rows * cols);
+    let values = draw(&mut rng, WeightFormat::Mxfp4, q_rows * cols);
     let f32s = to_bytes(&values);
-    let bf16s: Vec<u8> = draw(&mut rng, Format::Bf16, k_rows * cols)
+    let bf16s: Vec<u8> = draw(&mut rng, WeightFormat::Bf16, k_rows * cols)
         .iter()
         .flat_map(|&v| bf16::from_f32(v).to_le_bytes())
         .collect();
@@ -393,7 +393,7 @@ fn parts_of_any_type_follow_one_another() {
     let all = [
         (
             vec![part(q_rows, Values::F32(&f32s)), part(v_rows, mxfp4)],
-            Format::Mxfp4,
+            WeightFormat::Mxfp4,
         ),
         (
             vec![
@@ -401,7 +401,7 @@ fn parts_of_any_type_follow_one_another() {
                 part(k_rows, Values::Bf16(&bf16s)),
                 part(v_rows, mxfp4),
             ],
-            Format::Bf16,
+            WeightFormat::Bf16,
         ),
         (
             vec![
@@ -409,14 +409,14 @@ fn parts_of_any_type_follow_one_another() {
                 part(k_rows, Values::Bf16(&bf16s)),
                 part(q_rows, Values::F32(&f32s)),
             ],
-            Format::Bf16,
+            WeightFormat::Bf16,
         ),
     ];
     for (parts, format) in all {
         let rows = parts.iter().map(|p| p.rows).sum();
         let tensor = Tensor { rows, cols, parts };
-        for layout in layouts(Format::Mxfp4) {
-            let packed = pack(std::slice::from_ref(&tensor), Format::Mxfp4, layout).unwrap();
+        for layout in layouts(WeightFormat::Mxfp4) {
+            let packed = pack(std::slice::from_ref(&tensor), WeightFormat::Mxfp4, layout).unwrap();
             assert_eq!(packed.format, format);
             check_bits(&packed, layout, &[tensor.to_f32().unwrap()]);
         }
@@ -461,15 +461,15 @@ proptest! {
             })
             .collect();
         let expected = if values.iter().any(|v| v.to_bits() & 0xffff != 0) {
-            Format::F32
+            WeightFormat::F32
         } else if values.chunks_exact(MXFP4_BLOCK).all(is_mxfp4) {
-            Format::Mxfp4
+            WeightFormat::Mxfp4
         } else {
-            Format::Bf16
+            WeightFormat::Bf16
         };
         let members = [values];
         let layout = Tiles { gated };
-        let packed = pack_f32(&members, MXFP4_BLOCK, Format::Mxfp4, &layout);
+        let packed = pack_f32(&members, MXFP4_BLOCK, WeightFormat::Mxfp4, &layout);
         prop_assert_eq!(packed.format, expected);
         check_bits(&packed, &layout, &members);
     }

@@ -26,7 +26,7 @@ use clap::{Parser, Subcommand};
 use getp::backend::gpu;
 use getp::backend::gpu::driver::discover;
 use getp::backend::gpu::memory::SharedDriver;
-use getp::backend::gpu::weights::Source;
+use getp::backend::gpu::weights::WeightSource;
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision, Print};
 use getp::replica::Replica;
@@ -100,7 +100,7 @@ impl Args {
 
     /// Replicas of a model with random weights on the devices of `--devices`.
     fn replicas(&self, config: &ModelConfig, options: &Options) -> anyhow::Result<Vec<Box<dyn Replica>>> {
-        let source = Source::Synthetic { config, seed: 1 };
+        let source = WeightSource::Synthetic { config, seed: 1 };
         Ok(gpu::open::open(usable(options)?, &source, options)?)
     }
 }

@@ -10,7 +10,7 @@ use crate::replica::Replica;
 use crate::report;
 use crate::weights::least_bytes;
 use gpu::driver::discover::{self, Usable};
-use gpu::weights::Source;
+use gpu::weights::WeightSource;
 
 /// Opens a replica of the model on each GPU that can be used, or on the CPU if there is none.
 pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
@@ -22,7 +22,7 @@ pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dy
 pub fn open_on(usable: Usable, checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
     usable.lines.iter().for_each(report::line);
     if !usable.drivers.is_empty() {
-        match gpu::open::open(usable.drivers, &Source::Checkpoint(checkpoint), options) {
+        match gpu::open::open(usable.drivers, &WeightSource::Checkpoint(checkpoint), options) {
             Err(error) if options.device == DeviceChoice::Auto => {
                 report::line(format_args!("running on the CPU: {error}"));
             }

@@ -12,14 +12,14 @@ mod checks {
     use getp::backend::cpu::{ComputeMode, CpuOps, Element, Routes};
     use getp::batch::{LogitsRow, StepOutput, StepPlan, Want};
     use getp::ops::Ops;
-    use getp::weights::{Format, RowMajor};
+    use getp::weights::{RowMajor, WeightFormat};
     use rand::Rng;
 
     pub fn embed<E: Element>(mode: ComputeMode) {
         let mut rng = rng(1);
         for (config, rows) in shapes() {
             let (vocab, h) = (config.vocab_size, config.hidden_dim);
-            for format in [Format::Bf16, Format::F32] {
+            for format in [WeightFormat::Bf16, WeightFormat::F32] {
                 let table = values(&mut rng, format, vocab, h);
                 let packed = packed(std::slice::from_ref(&table), h, format, &RowMajor);
                 // The first and the last row among them.

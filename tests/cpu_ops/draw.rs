@@ -4,7 +4,7 @@ use getp::backend::cpu::{Buffer, ResidualMemory, Routes, Tiles};
 use getp::checkpoint::{Part, Tensor, Values};
 use getp::config::ModelConfig;
 use getp::dtype::{E2M1, MXFP4_BLOCK};
-use getp::weights::{Format, Layout, Packed, pack};
+use getp::weights::{Layout, Packed, WeightFormat, pack};
 use half::bf16;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -41,10 +41,10 @@ pub fn shapes() -> Vec<(ModelConfig, usize)> {
 }
 
 /// The formats a matrix of so many columns may be held in.
-pub fn formats(cols: usize) -> Vec<Format> {
-    let mut formats = vec![Format::Bf16, Format::F32];
+pub fn formats(cols: usize) -> Vec<WeightFormat> {
+    let mut formats = vec![WeightFormat::Bf16, WeightFormat::F32];
     if cols.is_multiple_of(MXFP4_BLOCK) {
-        formats.push(Format::Mxfp4);
+        formats.push(WeightFormat::Mxfp4);
     }
     formats
 }
@@ -54,25 +54,25 @@ pub fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f32> {
 }
 
 /// `[rows, cols]` in a format that is exact for it, its sums of about unit scale.
-pub fn values(rng: &mut ChaCha8Rng, format: Format, rows: usize, cols: usize) -> Vec<f32> {
+pub fn values(rng: &mut ChaCha8Rng, format: WeightFormat, rows: usize, cols: usize) -> Vec<f32> {
     let unit = 1.0 / (cols as f32).sqrt();
     let mut scale = 0.0;
     (0..rows * cols)
         .map(|i| match format {
-            Format::Mxfp4 => {
+            WeightFormat::Mxfp4 => {
                 if i % MXFP4_BLOCK == 0 {
                     scale = (unit.log2().round() + rng.random_range(-3..=0) as f32).exp2();
                 }
                 E2M1[rng.random_range(0..16)] * scale
             }
-            Format::Bf16 => bf16::from_f32(unit * rng.sample::<f32, _>(StandardNormal)).to_f32(),
-            Format::F32 => unit * rng.sample::<f32, _>(StandardNormal),
+            WeightFormat::Bf16 => bf16::from_f32(unit * rng.sample::<f32, _>(StandardNormal)).to_f32(),
+            WeightFormat::F32 => unit * rng.sample::<f32, _>(StandardNormal),
         })
         .collect()
 }
 
 /// Packs matrices of one shape in just this format.
-pub fn packed(members: &[Vec<f32>], cols: usize, format: Format, layout: &dyn Layout) -> Packed {
+pub fn packed(members: &[Vec<f32>], cols: usize, format: WeightFormat, layout: &dyn Layout) -> Packed {
     let bytes: Vec<Vec<u8>> = members
         .iter()
         .map(|m| m.iter().flat_map(|v| v.to_le_bytes()).collect())
@@ -92,7 +92,7 @@ pub fn packed(members: &[Vec<f32>], cols: usize, format: Format, layout: &dyn La
 }
 
 /// A matrix `[rows, cols]`, plain and packed.
-pub fn dense(rng: &mut ChaCha8Rng, format: Format, rows: usize, cols: usize) -> (Vec<f32>, Packed) {
+pub fn dense(rng: &mut ChaCha8Rng, format: WeightFormat, rows: usize, cols: usize) -> (Vec<f32>, Packed) {
     let w = values(rng, format, rows, cols);
     let tiles = Tiles { gated: false };
     let packed = packed(std::slice::from_ref(&w), cols, format, &tiles);

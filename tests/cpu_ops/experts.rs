@@ -101,7 +101,7 @@ mod checks {
             experts_per_token: 4,
             ..ModelConfig::preset_7m()
         };
-        let (_, packed) = dense(&mut rng(12), getp::weights::Format::F32, 7, 40);
+        let (_, packed) = dense(&mut rng(12), getp::weights::WeightFormat::F32, 7, 40);
         // Without activations the logits are the bias; -0 equals 0.
         let bias = vec![1.0, 2.0, 0.0, 2.0, -0.0, 2.0, 0.0];
         let mut routes = Routes::new(&config, 1).unwrap();

@@ -9,7 +9,7 @@ use getp::backend::cpu::ComputeMode;
 use getp::config::ModelConfig;
 use getp::options::Precision;
 use getp::simd::Level;
-use getp::weights::Format;
+use getp::weights::WeightFormat;
 
 /// Half the distance from 1 to the next float32.
 const F32: f64 = 1.0 / (1 << 24) as f64;
@@ -66,13 +66,13 @@ impl Margin {
 pub struct Margins {
     pub mode: ComputeMode,
     /// What the weights of [`Arithmetic::dot`] are held in.
-    pub format: Format,
+    pub format: WeightFormat,
 }
 
 impl Margins {
     /// Beside float32 weights, or none.
     pub fn of_f32(mode: ComputeMode) -> Self {
-        let format = Format::F32;
+        let format = WeightFormat::F32;
         Self { mode, format }
     }
 
@@ -124,10 +124,10 @@ impl Arithmetic for Margins {
             // Each product is rounded, and the sum at the end; float64 in between.
             (false, _, _) => (2.0 + n * F32 * F32) * F32 * products,
             // Pairs of bfloat16, then two roundings a pair.
-            (true, Level::Avx512(_), Format::Bf16) => (BF16 + (n + 1.0) * F32 * (1.0 + BF16)) * products,
+            (true, Level::Avx512(_), WeightFormat::Bf16) => (BF16 + (n + 1.0) * F32 * (1.0 + BF16)) * products,
             // Half a step of 16 bits (a little more, for the scaled value is a float32), exact sums of 32 products,
             // then four roundings: to float32, a multiply-add a block, the token's scale and its product.
-            (true, Level::Avx512(_), Format::Mxfp4) => {
+            (true, Level::Avx512(_), WeightFormat::Mxfp4) => {
                 0.51 * largest / 32767.0 * weights + (n / 32.0 + 4.0) * F32 * (products + largest / 32767.0 * weights)
             }
             // A multiply-add in float32, or both.

@@ -5,7 +5,7 @@ use super::{assert_same_bits, on_every_engine};
 use getp::backend::cpu::{Buffer, Routes, Tiles};
 use getp::batch::{StepOutput, Want};
 use getp::config::ModelConfig;
-use getp::weights::Format;
+use getp::weights::WeightFormat;
 
 on_every_engine!(
     greedy_takes_the_lowest_index
@@ -54,7 +54,7 @@ mod checks {
                 .step_by(h)
                 .enumerate()
                 .for_each(|(token, w)| *w = logit(token));
-            let packed = packed(&[w], h, Format::Bf16, &Tiles { gated: false });
+            let packed = packed(&[w], h, WeightFormat::Bf16, &Tiles { gated: false });
             let mut t = vec![0.0; 3 * h];
             t.iter_mut().step_by(h).for_each(|t| *t = x);
             let mut output = StepOutput::default();
@@ -90,7 +90,7 @@ mod checks {
         let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
         let t = normal(&mut rng, rows * h);
         let (weight, bias) = (normal(&mut rng, h), normal(&mut rng, width));
-        for format in [Format::Mxfp4, Format::Bf16, Format::F32] {
+        for format in [WeightFormat::Mxfp4, WeightFormat::Bf16, WeightFormat::F32] {
             let (_, w) = dense(&mut rng, format, width, h);
             let mut run = |t: &[f32]| {
                 let (mut normed, mut out) = (stale(h, 1), stale(width, 1));
@@ -122,7 +122,7 @@ mod checks {
         };
         let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
         let (t, bias) = (buffer(h, &normal(&mut rng, rows * h)), normal(&mut rng, width));
-        for format in [Format::Bf16, Format::F32] {
+        for format in [WeightFormat::Bf16, WeightFormat::F32] {
             let w = values(&mut rng, format, width, h);
             let mut run = |w: &[f32]| {
                 let mut out = stale(width, 1);
@@ -153,12 +153,12 @@ mod checks {
         let mut rng = rng(43);
         for (config, rows) in shapes() {
             let (h, inner, k) = (config.hidden_dim, config.intermediate_dim, config.experts_per_token);
-            let (_, router) = dense(&mut rng, Format::Bf16, config.n_experts, h);
+            let (_, router) = dense(&mut rng, WeightFormat::Bf16, config.n_experts, h);
             let mut experts = |rows: usize, cols: usize, gated: bool| {
                 let w: Vec<_> = (0..config.n_experts)
-                    .map(|_| values(&mut rng, Format::Bf16, rows, cols))
+                    .map(|_| values(&mut rng, WeightFormat::Bf16, rows, cols))
                     .collect();
-                packed(&w, cols, Format::Bf16, &Tiles { gated })
+                packed(&w, cols, WeightFormat::Bf16, &Tiles { gated })
             };
             let (first, second) = (experts(2 * inner, h, true), experts(h, inner, false));
             let zeros = |n: usize| vec![0.0; n * config.n_experts];

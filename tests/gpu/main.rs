@@ -27,7 +27,7 @@ mod replica;
 use getp::backend::gpu;
 use getp::backend::gpu::driver::discover;
 use getp::backend::gpu::memory::SharedDriver;
-use getp::backend::gpu::weights::Source;
+use getp::backend::gpu::weights::WeightSource;
 use getp::checkpoint::Checkpoint;
 use getp::options::{DeviceChoice, Options};
 use getp::replica::Replica;
@@ -54,6 +54,6 @@ fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
 /// A replica on the first of these devices.
 fn open_on(mut drivers: Vec<SharedDriver>, checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
     drivers.truncate(1);
-    let mut replicas = gpu::open::open(drivers, &Source::Checkpoint(checkpoint), options).unwrap();
+    let mut replicas = gpu::open::open(drivers, &WeightSource::Checkpoint(checkpoint), options).unwrap();
     replicas.remove(0)
 }

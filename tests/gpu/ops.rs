@@ -17,7 +17,7 @@ use getp::backend::gpu::args::Format;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::weights::{Source, load};
+use getp::backend::gpu::weights::{WeightSource, load};
 use getp::batch::{StepOutput, StepPlan, Want};
 use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
@@ -143,7 +143,7 @@ pub fn replica(
 ) -> (GpuReplica, Bounds) {
     let options = options(precision, rows, rows);
     let context = open::context(driver).unwrap();
-    let mut loaded = load(&[&context], &Source::Checkpoint(checkpoint)).unwrap();
+    let mut loaded = load(&[&context], &WeightSource::Checkpoint(checkpoint)).unwrap();
     let weights = loaded.weights.remove(0);
     let config = checkpoint.config();
     let target = context.target;

@@ -27,7 +27,7 @@ use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::options::Precision;
 use crate::simd::{Kernel, Simd};
-use crate::weights::{Format, Packed};
+use crate::weights::{Packed, WeightFormat};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -109,7 +109,7 @@ impl ComputeMode {
             precision: Precision::Fast,
             ..self
         };
-        inputs.encode(mode, Format::F32, source, matrix.cols, std::iter::once(rows))?;
+        inputs.encode(mode, WeightFormat::F32, source, matrix.cols, std::iter::once(rows))?;
         mode.multiply(matrix, inputs, epilogue)
     }
 

@@ -8,7 +8,7 @@ use crate::dtype::MXFP4_BLOCK;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::simd::{Kernel, Simd};
-use crate::weights::Format;
+use crate::weights::WeightFormat;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -49,13 +49,13 @@ impl Inputs {
     }
 
     /// Encodes rows of `source[.., cols]` for a matrix in `format`: for each group (an expert) the rows that it lists.
-    /// With [`Format::F32`] the result can be multiplied by a matrix in any format.
+    /// With [`WeightFormat::F32`] the result can be multiplied by a matrix in any format.
     ///
     /// Columns are padded with zeros to a multiple of 32, so that kernels need no remainder loop.
     pub fn encode<'a>(
         &mut self,
         mode: ComputeMode,
-        format: Format,
+        format: WeightFormat,
         source: &[f32],
         cols: usize,
         groups: impl Iterator<Item = &'a [u32]>,

@@ -32,7 +32,7 @@ use crate::profile::Profile;
 use crate::replica::{Pointers, Replica};
 use crate::simd::Level;
 use crate::tensors::{Field, Holds, TensorId};
-use crate::weights::{Format, Layout, NonFinite, PackReport, Packed, RowMajor, pack};
+use crate::weights::{Layout, NonFinite, PackReport, Packed, RowMajor, WeightFormat, pack};
 use crate::workers::Workers;
 use half::f16;
 use std::ptr::null_mut;
@@ -265,7 +265,7 @@ impl Load for Loader<'_> {
 
     fn matrix(&mut self, array: Field, layer: usize) -> Result<Packed> {
         let ids = self.ids(array, layer)?;
-        let expected = Format::expected(array.holds());
+        let expected = WeightFormat::expected(array.holds());
         let layout: &dyn Layout = match array.holds() {
             Holds::Lookup => &RowMajor,
             Holds::Expert { gated: true } => &Tiles { gated: true },
@@ -290,7 +290,7 @@ impl Load for Loader<'_> {
         }
         let non_finite = NonFinite::of_vectors(&values, ids.len());
         self.report
-            .note(&ids, Format::F32.name(), 4 * values.len(), None, non_finite);
+            .note(&ids, WeightFormat::F32.name(), 4 * values.len(), None, non_finite);
         Ok(values)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::options::Precision;
 use crate::simd::Level;
-use crate::weights::Format;
+use crate::weights::WeightFormat;
 
 /// The most tokens in a block.
 pub const MAX_TOKENS: usize = 12;
@@ -37,10 +37,10 @@ pub struct ComputeMode {
 
 impl ComputeMode {
     /// How the kernels for weights in `format` need their activations encoded.
-    pub fn encoding(self, format: Format) -> Encoding {
+    pub fn encoding(self, format: WeightFormat) -> Encoding {
         match (self.precision, self.level, format) {
-            (Precision::Fast, Level::Avx512(_), Format::Bf16) => Encoding::Bf16Pairs,
-            (Precision::Fast, Level::Avx512(_), Format::Mxfp4) => Encoding::I16Pairs,
+            (Precision::Fast, Level::Avx512(_), WeightFormat::Bf16) => Encoding::Bf16Pairs,
+            (Precision::Fast, Level::Avx512(_), WeightFormat::Mxfp4) => Encoding::I16Pairs,
             _ => Encoding::F32,
         }
     }

@@ -19,7 +19,7 @@ use crate::ops::Ops;
 use crate::options::Precision;
 use crate::profile::{Cost, Profile, Stage};
 use crate::simd::{Kernel, LANES, Simd};
-use crate::weights::{Format, Layout, Packed, RowMajor};
+use crate::weights::{Layout, Packed, RowMajor, WeightFormat};
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -118,7 +118,7 @@ impl<E: Element> CpuOps<E> {
             // The router's input stays float32: a rounded one sends tokens to other experts.
             let all = &ops.all_rows[..t.rows()];
             ops.inputs
-                .encode(ops.mode, Format::F32, &t.values, w.cols, std::iter::once(all))?;
+                .encode(ops.mode, WeightFormat::F32, &t.values, w.cols, std::iter::once(all))?;
             ops.mode.multiply(
                 w,
                 &ops.inputs,
@@ -184,7 +184,7 @@ impl<E: Element> Ops for CpuOps<E> {
             let rows = RowMajor.tile_rows();
             for (row, &token) in x.values.chunks_exact_mut(table.cols).zip(&plan.tokens) {
                 let tile = table.tile(0, token as usize / rows);
-                let bytes = if table.format == Format::F32 { 4 } else { 2 };
+                let bytes = if table.format == WeightFormat::F32 { 4 } else { 2 };
                 let source = &tile[token as usize % rows * table.cols * bytes..][..table.cols * bytes];
                 RowMajor.read(table.format, table.cols, source, row);
             }

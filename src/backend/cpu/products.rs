@@ -5,7 +5,7 @@ use super::tiles::{Sums, TILE, Tiles};
 use crate::dtype::MXFP4_BLOCK;
 use crate::options::Precision;
 use crate::simd::{Kernel, LANES, Simd};
-use crate::weights::{Format, Packed};
+use crate::weights::{Packed, WeightFormat};
 
 /// One tile times one block. It is a kernel of its own so that it is compiled once for each instruction set, and not
 /// once more for each epilogue.
@@ -14,7 +14,7 @@ pub struct Product<'a> {
     /// The encoding of the block's words.
     pub encoding: Encoding,
     /// The tile's format.
-    pub format: Format,
+    pub format: WeightFormat,
     pub args: Args<'a>,
     /// Output: each token's sums.
     pub sums: &'a mut [Sums; MAX_TOKENS],
@@ -63,7 +63,7 @@ pub struct Args<'a> {
 unsafe fn product<S: Simd, const T: usize>(
     precision: Precision,
     encoding: Encoding,
-    format: Format,
+    format: WeightFormat,
     args: Args<'_>,
 ) -> [[S::F; 2]; T] {
     // SAFETY: guaranteed by our caller.
@@ -71,12 +71,12 @@ unsafe fn product<S: Simd, const T: usize>(
         match (precision, encoding, format) {
             (Precision::Fast, Encoding::Bf16Pairs, _) => dot_bf16::<S, T>(args),
             (Precision::Fast, Encoding::I16Pairs, _) => dot_mxfp4::<S, T>(args),
-            (Precision::Fast, Encoding::F32, Format::F32) => multiply_add::<S, ColumnF32, T>(args),
-            (Precision::Fast, Encoding::F32, Format::Bf16) => multiply_add::<S, ColumnsBf16, T>(args),
-            (Precision::Fast, Encoding::F32, Format::Mxfp4) => multiply_add::<S, ColumnsMxfp4, T>(args),
-            (Precision::Exact, _, Format::F32) => sum_in_f64::<S, ColumnF32, T>(args),
-            (Precision::Exact, _, Format::Bf16) => sum_in_f64::<S, ColumnsBf16, T>(args),
-            (Precision::Exact, _, Format::Mxfp4) => sum_in_f64::<S, ColumnsMxfp4, T>(args),
+            (Precision::Fast, Encoding::F32, WeightFormat::F32) => multiply_add::<S, ColumnF32, T>(args),
+            (Precision::Fast, Encoding::F32, WeightFormat::Bf16) => multiply_add::<S, ColumnsBf16, T>(args),
+            (Precision::Fast, Encoding::F32, WeightFormat::Mxfp4) => multiply_add::<S, ColumnsMxfp4, T>(args),
+            (Precision::Exact, _, WeightFormat::F32) => sum_in_f64::<S, ColumnF32, T>(args),
+            (Precision::Exact, _, WeightFormat::Bf16) => sum_in_f64::<S, ColumnsBf16, T>(args),
+            (Precision::Exact, _, WeightFormat::Mxfp4) => sum_in_f64::<S, ColumnsMxfp4, T>(args),
         }
     }
 }
@@ -267,7 +267,7 @@ pub struct RowNorms<'a> {
     /// The tile, and a block without tokens.
     pub args: Args<'a>,
     /// The tile's format.
-    pub format: Format,
+    pub format: WeightFormat,
 }
 
 impl Kernel for RowNorms<'_> {
@@ -278,9 +278,9 @@ impl Kernel for RowNorms<'_> {
         // SAFETY: `args` holds a tile of this format.
         unsafe {
             match self.format {
-                Format::F32 => row_norms::<S, ColumnF32>(self.args),
-                Format::Bf16 => row_norms::<S, ColumnsBf16>(self.args),
-                Format::Mxfp4 => row_norms::<S, ColumnsMxfp4>(self.args),
+                WeightFormat::F32 => row_norms::<S, ColumnF32>(self.args),
+                WeightFormat::Bf16 => row_norms::<S, ColumnsBf16>(self.args),
+                WeightFormat::Mxfp4 => row_norms::<S, ColumnsMxfp4>(self.args),
             }
         }
     }

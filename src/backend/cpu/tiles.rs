@@ -17,7 +17,7 @@
 
 use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
 use crate::simd::{Kernel, LANES, Level, Simd};
-use crate::weights::{Format, Layout, Rows};
+use crate::weights::{Layout, Rows, WeightFormat};
 
 /// Rows of a tile.
 pub const TILE: usize = 2 * LANES;
@@ -46,11 +46,11 @@ const WORDS: usize = TILE;
 const GROUP_BYTES: usize = 4 * WORDS;
 
 /// Columns in a word.
-fn columns_per_word(format: Format) -> usize {
+fn columns_per_word(format: WeightFormat) -> usize {
     match format {
-        Format::Mxfp4 => 8,
-        Format::Bf16 => 2,
-        Format::F32 => 1,
+        WeightFormat::Mxfp4 => 8,
+        WeightFormat::Bf16 => 2,
+        WeightFormat::F32 => 1,
     }
 }
 
@@ -59,8 +59,8 @@ impl Layout for Tiles {
         TILE
     }
 
-    fn tile_bytes(&self, format: Format, cols: usize) -> usize {
-        let scales = if format == Format::Mxfp4 {
+    fn tile_bytes(&self, format: WeightFormat, cols: usize) -> usize {
+        let scales = if format == WeightFormat::Mxfp4 {
             cols / MXFP4_BLOCK * TILE
         } else {
             0
@@ -88,7 +88,7 @@ impl Layout for Tiles {
         }
     }
 
-    fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]) {
+    fn read(&self, format: WeightFormat, cols: usize, tile: &[u8], values: &mut [f32]) {
         for (row, values) in values.chunks_exact_mut(cols).enumerate() {
             for (col, value) in values.iter_mut().enumerate() {
                 *value = self.value(format, cols, tile, row, col);
@@ -100,15 +100,15 @@ impl Layout for Tiles {
 impl Tiles {
     /// One value of a tile.
     #[inline]
-    pub fn value(self, format: Format, cols: usize, tile: &[u8], row: usize, col: usize) -> f32 {
+    pub fn value(self, format: WeightFormat, cols: usize, tile: &[u8], row: usize, col: usize) -> f32 {
         let per_word = columns_per_word(format);
         let lane = self.lane(row);
         let at = (col / per_word * WORDS + lane) * 4;
         let word = u32::from_le_bytes([tile[at], tile[at + 1], tile[at + 2], tile[at + 3]]);
         match format {
-            Format::F32 => f32::from_bits(word),
-            Format::Bf16 => f32::from_bits(word >> (16 * (col % 2)) << 16),
-            Format::Mxfp4 => {
+            WeightFormat::F32 => f32::from_bits(word),
+            WeightFormat::Bf16 => f32::from_bits(word >> (16 * (col % 2)) << 16),
+            WeightFormat::Mxfp4 => {
                 let code = word >> (16 * (col % 2) + 4 * (col % 8 / 2)) & 15;
                 let scales = cols / per_word * GROUP_BYTES;
                 E2M1[code as usize] * e8m0_to_f32(tile[scales + col / MXFP4_BLOCK * TILE + lane])

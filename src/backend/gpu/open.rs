@@ -5,7 +5,7 @@ use super::code_objects;
 use super::context::Context;
 use super::memory::SharedDriver;
 use super::replica::GpuReplica;
-use super::weights::{GpuWeights, Source, load};
+use super::weights::{GpuWeights, WeightSource, load};
 use crate::error::{Error, GpuFault, Result};
 use crate::options::Options;
 use crate::replica::Replica;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Opens a replica on each device. One that fails is left out with a line; only if all do is it an error, that of the
 /// last.
-pub fn open(drivers: Vec<SharedDriver>, source: &Source<'_>, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
+pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
     let mut left_out = LeftOut::default();
     let mut contexts: Vec<_> = drivers
         .into_iter()
@@ -60,7 +60,7 @@ pub fn open(drivers: Vec<SharedDriver>, source: &Source<'_>, options: &Options) 
 
 /// A device with its kernels loaded, and memory for the weights at least: better to know before packing than in the
 /// middle of it.
-fn context_for(driver: SharedDriver, source: &Source<'_>) -> Result<Arc<Context>> {
+fn context_for(driver: SharedDriver, source: &WeightSource<'_>) -> Result<Arc<Context>> {
     let context = context(driver)?;
     let (needed, memory) = (least_bytes(source.config()), context.driver.memory()?);
     if memory.free >= needed {
@@ -82,7 +82,7 @@ pub fn context(driver: SharedDriver) -> Result<Arc<Context>> {
 
 fn replica(
     context: Arc<Context>,
-    source: &Source<'_>,
+    source: &WeightSource<'_>,
     options: &Options,
     weights: GpuWeights,
     format: Format,

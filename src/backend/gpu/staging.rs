@@ -15,7 +15,7 @@ use crate::checkpoint::{Checkpoint, Tensor, TensorId};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::weights::{Findings, Format, Layout, NonFinite, first_format, least_bytes, pack_tiles};
+use crate::weights::{Findings, Layout, NonFinite, WeightFormat, first_format, least_bytes, pack_tiles};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub struct Job {
     /// Its matrices, of one shape.
     pub ids: Vec<TensorId>,
     /// The format it has in released checkpoints.
-    pub expected: Format,
+    pub expected: WeightFormat,
 }
 
 /// What the packer hands over, in order.
@@ -40,7 +40,7 @@ pub enum Parcel {
         /// Its first matrix.
         id: TensorId,
         /// On the wire.
-        format: Format,
+        format: WeightFormat,
     },
     /// Its next tiles, so many bytes of them.
     Tiles(PinnedBuffer, usize),
@@ -92,7 +92,7 @@ pub fn pair<'a>(
 /// A small model needs no large buffers; any needs room for a tile.
 fn buffer_bytes(config: &ModelConfig) -> usize {
     let widest = config.hidden_dim.max(config.intermediate_dim).max(config.q_dim());
-    let tile = Wire.tile_bytes(Format::F32, widest);
+    let tile = Wire.tile_bytes(WeightFormat::F32, widest);
     let share = least_bytes(config) as usize / BUFFERS;
     share.clamp(tile, BUFFER_BYTES.max(tile))
 }
@@ -160,7 +160,7 @@ impl Packer<'_> {
     }
 
     /// All tiles in this format, or until a value does not fit.
-    fn tiles(&mut self, tensors: &[Tensor<'_>], format: Format, found: &mut Findings) -> Result<(), Stop> {
+    fn tiles(&mut self, tensors: &[Tensor<'_>], format: WeightFormat, found: &mut Findings) -> Result<(), Stop> {
         let tile_bytes = Wire.tile_bytes(format, tensors[0].cols);
         let tiles = tensors.len() * tensors[0].rows.div_ceil(WIRE_ROWS);
         let mut first = 0;

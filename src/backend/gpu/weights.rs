@@ -19,7 +19,7 @@ use crate::model::{Load, Weights};
 use crate::report;
 use crate::tensors::{Field, Holds, TensorId};
 use crate::threads;
-use crate::weights::{Findings, Format, Layout, NonFinite, PackReport, Sent, not_expected};
+use crate::weights::{Findings, Layout, NonFinite, PackReport, Sent, WeightFormat, not_expected};
 use crate::workers::Workers;
 use std::panic::resume_unwind;
 use std::thread;
@@ -73,7 +73,7 @@ impl Matrix {
 }
 
 /// Where the values come from.
-pub enum Source<'a> {
+pub enum WeightSource<'a> {
     /// A checkpoint.
     Checkpoint(&'a dyn Checkpoint),
     /// Made up on the device, for measuring without a checkpoint.
@@ -85,7 +85,7 @@ pub enum Source<'a> {
     },
 }
 
-impl Source<'_> {
+impl WeightSource<'_> {
     /// The model's dimensions.
     pub fn config(&self) -> &ModelConfig {
         match self {
@@ -106,7 +106,7 @@ pub struct Loaded {
 }
 
 /// Brings the weights to every device.
-pub fn load(contexts: &[&Context], source: &Source<'_>) -> Result<Loaded> {
+pub fn load(contexts: &[&Context], source: &WeightSource<'_>) -> Result<Loaded> {
     let start = Instant::now();
     let loaded = load_as(contexts, source, args::Format::F16).or_else(|stop| {
         let name = stop.too_wide()?;
@@ -146,7 +146,7 @@ impl Stop {
     }
 }
 
-fn load_as(contexts: &[&Context], source: &Source<'_>, format: args::Format) -> Result<Loaded, Stop> {
+fn load_as(contexts: &[&Context], source: &WeightSource<'_>, format: args::Format) -> Result<Loaded, Stop> {
     let loader = Loader {
         contexts,
         source,
@@ -155,7 +155,7 @@ fn load_as(contexts: &[&Context], source: &Source<'_>, format: args::Format) -> 
         wires: contexts.iter().map(|_| None).collect(),
         staging: None,
     };
-    let Source::Checkpoint(checkpoint) = source else {
+    let WeightSource::Checkpoint(checkpoint) = source else {
         return loader.load();
     };
     let (packer, staging) = staging::pair(contexts, *checkpoint, jobs(source.config())?)?;
@@ -204,7 +204,7 @@ impl Load for Jobs<'_> {
     fn matrix(&mut self, array: Field, layer: usize) -> Result<()> {
         let job = Job {
             ids: ids(array, layer, self.config)?,
-            expected: Format::expected(array.holds()),
+            expected: WeightFormat::expected(array.holds()),
         };
         memory::push(&mut self.jobs, job, Purpose::Checkpoint)
     }
@@ -222,7 +222,7 @@ fn ids(array: Field, layer: usize, config: &ModelConfig) -> Result<Vec<TensorId>
 
 struct Loader<'a> {
     contexts: &'a [&'a Context],
-    source: &'a Source<'a>,
+    source: &'a WeightSource<'a>,
     format: args::Format,
     report: PackReport,
     /// One a device, as large as the largest tensor so far.
@@ -235,7 +235,7 @@ struct Loader<'a> {
 #[derive(Clone, Copy)]
 struct OnWire {
     at: DevicePtr,
-    format: Format,
+    format: WeightFormat,
     members: usize,
     rows: usize,
     cols: usize,
@@ -367,7 +367,7 @@ impl<'a> Loader<'a> {
     }
 
     fn seed_of(&self, id: TensorId) -> u32 {
-        let Source::Synthetic { seed, .. } = self.source else {
+        let WeightSource::Synthetic { seed, .. } = self.source else {
             return 0;
         };
         let (field, layer, _) = id.place();
@@ -386,8 +386,8 @@ impl<'a> Loader<'a> {
             row_blocks,
             scale,
         };
-        let packs =
-            wire.format == Format::Mxfp4 || wire.format == Format::Bf16 && context.target.family.holds(wire.rows);
+        let packs = wire.format == WeightFormat::Mxfp4
+            || wire.format == WeightFormat::Bf16 && context.target.family.holds(wire.rows);
         // What is looked up row by row, or read by the router's own kernel, stays as it came.
         let is_product = matches!(id.place().0.holds(), Holds::Dense | Holds::Expert { .. });
         if !is_product || !packs {
@@ -403,7 +403,7 @@ impl<'a> Loader<'a> {
         let Some(shift) = self.shift(context, wire)? else {
             return Err(Stop::TooWide(id.place().0.name()));
         };
-        let kind = if wire.format == Format::Mxfp4 {
+        let kind = if wire.format == WeightFormat::Mxfp4 {
             Kind::Mxfp4
         } else {
             Kind::Dense
@@ -450,7 +450,7 @@ impl<'a> Loader<'a> {
         };
         let (smallest, largest, weakest_row) = (range[0], range[1], range[2]);
         Ok(match wire.format {
-            Format::Mxfp4 => context.target.mxfp4_shift(smallest, largest),
+            WeightFormat::Mxfp4 => context.target.mxfp4_shift(smallest, largest),
             _ => context.target.f16_shift(smallest, largest, weakest_row),
         })
     }
@@ -465,7 +465,7 @@ impl Load for Loader<'_> {
     /// The matrices on each device.
     fn matrix(&mut self, array: Field, layer: usize) -> Result<Vec<Matrix>, Stop> {
         let ids = ids(array, layer, self.source.config())?;
-        let expected = Format::expected(array.holds());
+        let expected = WeightFormat::expected(array.holds());
         let [rows, cols] = ids[0].shape(self.source.config());
         let mut wire = OnWire {
             at: DevicePtr::NULL,
@@ -475,8 +475,8 @@ impl Load for Loader<'_> {
             cols,
         };
         let found = match self.source {
-            Source::Checkpoint(_) => self.receive(&mut wire, ids[0])?,
-            Source::Synthetic { .. } => {
+            WeightSource::Checkpoint(_) => self.receive(&mut wire, ids[0])?,
+            WeightSource::Synthetic { .. } => {
                 self.reserve(wire.bytes())?;
                 Findings::default()
             }
@@ -484,7 +484,7 @@ impl Load for Loader<'_> {
         let mut out = Vec::with_capacity(self.contexts.len());
         for device in 0..self.contexts.len() {
             wire.at = self.wire(device);
-            if let Source::Synthetic { .. } = self.source {
+            if let WeightSource::Synthetic { .. } = self.source {
                 self.synthesize(device, wire, ids[0])?;
             }
             out.push(self.arrange(device, wire, ids[0])?);
@@ -503,7 +503,7 @@ impl Load for Loader<'_> {
     fn vector(&mut self, array: Field, layer: usize) -> Result<Vec<Vector>, Stop> {
         let ids = ids(array, layer, self.source.config())?;
         let values = match self.source {
-            Source::Checkpoint(checkpoint) => {
+            WeightSource::Checkpoint(checkpoint) => {
                 let mut values = Vec::new();
                 for &id in &ids {
                     let tensor = checkpoint.tensor(id)?;
@@ -513,7 +513,7 @@ impl Load for Loader<'_> {
                 values
             }
             // Biases and sinks of zero, norms of one: their values change no time.
-            Source::Synthetic { config, .. } => {
+            WeightSource::Synthetic { config, .. } => {
                 let n = ids.len() * ids[0].shape(config)[1];
                 let made_up = if array.holds() == Holds::Norm { 1.0 } else { 0.0 };
                 memory::filled(made_up, n, Purpose::Checkpoint)?
@@ -521,7 +521,7 @@ impl Load for Loader<'_> {
         };
         let non_finite = NonFinite::of_vectors(&values, ids.len());
         self.report
-            .note(&ids, Format::F32.name(), 4 * values.len(), None, non_finite);
+            .note(&ids, WeightFormat::F32.name(), 4 * values.len(), None, non_finite);
         self.contexts
             .iter()
             .map(|context| DeviceBuffer::of(&context.stream, &values))
@@ -530,11 +530,11 @@ impl Load for Loader<'_> {
     }
 }
 
-fn wire_format(format: Format) -> args::Format {
+fn wire_format(format: WeightFormat) -> args::Format {
     match format {
-        Format::Mxfp4 => args::Format::Mxfp4,
-        Format::Bf16 => args::Format::Bf16,
-        Format::F32 => args::Format::F32,
+        WeightFormat::Mxfp4 => args::Format::Mxfp4,
+        WeightFormat::Bf16 => args::Format::Bf16,
+        WeightFormat::F32 => args::Format::F32,
     }
 }
 

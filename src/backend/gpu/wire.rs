@@ -4,7 +4,7 @@
 
 use super::args::WIRE_ROWS;
 use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
-use crate::weights::{Format, Layout, RowMajor, Rows};
+use crate::weights::{Layout, RowMajor, Rows, WeightFormat};
 
 /// See the module.
 pub struct Wire;
@@ -14,9 +14,9 @@ impl Layout for Wire {
         WIRE_ROWS
     }
 
-    fn tile_bytes(&self, format: Format, cols: usize) -> usize {
+    fn tile_bytes(&self, format: WeightFormat, cols: usize) -> usize {
         match format {
-            Format::Mxfp4 => WIRE_ROWS * (cols / 2 + cols / MXFP4_BLOCK),
+            WeightFormat::Mxfp4 => WIRE_ROWS * (cols / 2 + cols / MXFP4_BLOCK),
             _ => RowMajor.tile_bytes(format, cols),
         }
     }
@@ -46,8 +46,8 @@ impl Layout for Wire {
         }
     }
 
-    fn read(&self, format: Format, cols: usize, tile: &[u8], values: &mut [f32]) {
-        if format != Format::Mxfp4 {
+    fn read(&self, format: WeightFormat, cols: usize, tile: &[u8], values: &mut [f32]) {
+        if format != WeightFormat::Mxfp4 {
             return RowMajor.read(format, cols, tile, values);
         }
         let (packed, scales) = tile.split_at(WIRE_ROWS * cols / 2);
