@@ -108,9 +108,24 @@ pub enum GpuFault {
     /// The device no longer responds, or an earlier kernel failed on it.
     #[error("the device is lost; what ran on it runs again elsewhere")]
     LostDevice,
-    /// The code object was not made for this device, or lacks a kernel.
-    #[error("the code object does not fit the device; build getp for its architecture")]
-    BadCode,
+    /// The runtime is one that cannot capture kernels in graphs.
+    #[error("ROCm before 5.6 leaves kernels out of graphs; install ROCm 5.6 or later, or set GETP_DEVICE=cpu")]
+    OldRuntime,
+    /// The code object has no code for this device.
+    #[error("the code object has no code for this device; build getp for its architecture")]
+    NoBinary,
+    /// The code object is damaged, or of a format that the runtime does not know.
+    #[error("the runtime knows no such code object; build getp anew, or install a runtime as new as the compiler")]
+    InvalidImage,
+    /// The code object could not be linked or made ready.
+    #[error("the runtime could not load the code object; its own log says why (AMD_LOG_LEVEL=3 for ROCm's)")]
+    LoadFailed,
+    /// The code object lacks a kernel or a symbol.
+    #[error("the code object has no such kernel; build getp anew")]
+    NoKernel,
+    /// The capture of a graph was invalidated.
+    #[error("another thread's call has invalidated the capture of a graph")]
+    Capture,
     /// Any other failure.
     #[error("the runtime refused the call")]
     Other,

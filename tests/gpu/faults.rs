@@ -54,6 +54,8 @@ struct Ran {
     left: usize,
     /// Calls until then that the fault would have counted.
     calls: u64,
+    /// Graphs that the device of the fault has launched.
+    graphs: u64,
 }
 
 impl Trial {
@@ -85,12 +87,18 @@ impl Trial {
         self.check(&program, tokens, fault);
         let left = replicas(&program);
         let calls = fault.map_or(0, |fault| system.calls(fault.device, fault.call));
+        let graphs = system.calls(fault.and_then(|fault| fault.device), Some(Call::LaunchGraph));
         fake::finish(&mut program).unwrap();
         assert!(program.bytes() == before, "{fault:?}: the struct is not as it was");
         for device in 0..DEVICES {
             assert_eq!(system.live(device), Live::default(), "{fault:?}: device {device}");
         }
-        Ran { warm, left, calls }
+        Ran {
+            warm,
+            left,
+            calls,
+            graphs,
+        }
     }
 
     fn check(&self, program: &Program, tokens: i64, fault: Option<Fault>) {
@@ -172,6 +180,54 @@ fn all_devices_may_be_lost() {
     Trial::new(Drawing::GREEDY).every(None, None, GpuFault::LostDevice, true);
 }
 
+/// Another thread's call may invalidate a capture: it is tried again, and no device is given up.
+#[test]
+fn any_capture_may_be_invalidated() {
+    for drawing in [Drawing::GREEDY, Drawing::WIDE] {
+        let trial = Trial::new(drawing);
+        for call in [Call::BeginCapture, Call::EndCapture] {
+            for nth in 1.. {
+                let ran = trial.run(Some(Fault {
+                    device: Some(0),
+                    call: Some(call),
+                    nth,
+                    fault: GpuFault::Capture,
+                    lasting: false,
+                }));
+                assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES), "{call:?} {nth}");
+                assert!(ran.graphs > 0, "{call:?} {nth}");
+                if ran.calls < nth {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Where all captures are invalidated, or lack a kernel, no graph is launched.
+#[test]
+fn captures_may_never_succeed() {
+    for (call, fault) in [
+        (Call::BeginCapture, GpuFault::Capture),
+        (Call::EndCapture, GpuFault::Capture),
+        (Call::Node, GpuFault::Other),
+    ] {
+        for drawing in [Drawing::GREEDY, Drawing::WIDE] {
+            let ran = Trial::new(drawing).run(Some(Fault {
+                device: Some(0),
+                call: Some(call),
+                nth: 1,
+                fault,
+                lasting: true,
+            }));
+            assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES), "{call:?}");
+            assert_eq!(ran.graphs, 0, "{call:?}");
+            // A runtime that loses kernels is found out by the first graph.
+            assert!(call != Call::Node || ran.calls < 100, "{} kernels captured", ran.calls);
+        }
+    }
+}
+
 /// Set for a process of its own that runs with a fault.
 const CHILD: &str = "GETP_TEST_FAULT";
 
@@ -181,26 +237,40 @@ fn a_device_that_fails_is_named() {
         (
             Call::Alloc,
             GpuFault::OutOfMemory,
+            false,
             ["simt:0: Alloc", "out of device memory", "it is left out"],
         ),
         (
             Call::LaunchGraph,
             GpuFault::LostDevice,
+            false,
             ["simt:0", "is given up", "go back to the queue"],
+        ),
+        (
+            Call::EndCapture,
+            GpuFault::Capture,
+            true,
+            ["simt:0", "runs without a graph", "other threads' calls"],
+        ),
+        (
+            Call::Node,
+            GpuFault::Other,
+            false,
+            ["simt:0", "run without graphs", "has captured"],
         ),
     ];
     if let Ok(which) = std::env::var(CHILD) {
-        let (call, fault, _) = faults[which.parse::<usize>().unwrap()];
+        let (call, fault, lasting, _) = faults[which.parse::<usize>().unwrap()];
         Trial::new(Drawing::GREEDY).run(Some(Fault {
             device: Some(0),
             call: Some(call),
             nth: 2,
             fault,
-            lasting: false,
+            lasting,
         }));
         return;
     }
-    for (which, (_, _, words)) in faults.iter().enumerate() {
+    for (which, (_, _, _, words)) in faults.iter().enumerate() {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "faults::a_device_that_fails_is_named", "--nocapture"])
             .env(CHILD, which.to_string())

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the library for every kind of GPU whose toolchain is here, asks the runtimes for devices, and checks that no
-# kernel has scratch or spills and that no loop of AMD's matrix products waits for loads meant to be in flight. No GPU
-# is needed. LLVM_OBJDUMP names a disassembler that is not in PATH.
+# Builds the library for every kind of GPU whose toolchain is here, plays the HIP runtime to its driver, and checks that
+# no kernel has scratch or spills and that no loop of AMD's matrix products waits for loads meant to be in flight. No
+# GPU is needed. LLVM_OBJDUMP names a disassembler that is not in PATH.
 . "$(dirname "$0")/lib.sh"
 find_toolchains
 cargo=${CARGO:-cargo}
-checks=(--test code_objects)
+checks=(--test code_objects --test hip)
 if command -v "${LLVM_OBJDUMP:-llvm-objdump-22}" >/dev/null; then
     checks+=(--test loads_in_flight)
 else
@@ -15,7 +15,7 @@ fi
 # Everything with all features; what there is of each alone with that one: what only one of them uses must be behind it.
 "$cargo" clippy --locked --all-targets --features "${features:?}" -- -D warnings
 for feature in ${features//,/ }; do
-    "$cargo" clippy --locked --lib --test gpu --bench gpu --features "$feature" -- -D warnings
+    "$cargo" clippy --locked --lib --test gpu --test hip --bench gpu --features "$feature" -- -D warnings
 done
 RUSTDOCFLAGS="-D warnings" "$cargo" doc --locked --no-deps --features "${features#simt,}"
 "$cargo" test --locked --features "$features" --lib -- backend::gpu

@@ -67,19 +67,11 @@ find_nvcc() {
     return 1
 }
 
-# The GPU features whose toolchains are here, in $features, what is not here in $missing, and for the build the
-# variables that name compilers and targets. All checks of the GPU's code take this one set, so that the library is
+# The GPU features in $features, what their toolchains lack here in $missing, and for the build the variables that name
+# compilers and targets. All checks of the GPU's code take this one set, so that the library is
 # built once. NVCC and GETP_HIPCC name compilers that are not in PATH.
 find_toolchains() {
-    features=simt,cuda missing=()
-    if [[ -e /usr/include/hip/hip_runtime_api.h ]]; then
-        features+=,hip
-        export HIP_PATH=/usr
-    elif [[ -e ${ROCM_PATH:-/opt/rocm}/include/hip/hip_runtime_api.h ]]; then
-        features+=,hip
-    else
-        missing+=("libamdhip64-dev")
-    fi
+    features=simt,cuda,hip missing=()
     if command -v "${GETP_HIPCC:-clang-22}" >/dev/null; then
         export GETP_HIP_ARCHS=${GETP_HIP_ARCHS:-gfx90a,gfx942,gfx950}
     else

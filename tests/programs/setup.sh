@@ -7,8 +7,8 @@ packages=(make g++ libc6-dev)
 checks=(
     # The programs, under another compiler and sanitizers.
     binutils clang libclang-rt-14-dev valgrind libc6-dbg
-    # AMD's kernels and runtime; its LLVM also instruments Rust's standard library (threads.sh).
-    clang-22 lld-22 llvm-22 libamdhip64-dev
+    # AMD's kernels; its LLVM also instruments Rust's standard library (threads.sh).
+    clang-22 lld-22 llvm-22
     # nvcc, and what looks at scripts and C++.
     python3-venv shellcheck clang-format-22
 )

@@ -93,7 +93,7 @@ impl Rig {
         self.driver.begin_capture(stream)?;
         let queued = work(self);
         // A graph made of the part that was queued is one to give back, too.
-        let graph = self.driver.end_capture(stream);
+        let graph = self.driver.end_capture(stream).map(|captured| captured.graph);
         self.graphs.extend(graph.as_ref().ok());
         queued.and(graph)
     }
@@ -404,9 +404,12 @@ fn code_that_does_not_fit_is_refused() {
     let system = system(Order::Eager);
     let mut rig = Rig::new(&system, 0);
     for image in [&b"/no/such/library.so"[..], b"\xff\xfe", b"/etc/passwd"] {
-        assert_eq!(fault_of(&rig.driver.load_module(image).unwrap_err()), GpuFault::BadCode);
+        assert_eq!(
+            fault_of(&rig.driver.load_module(image).unwrap_err()),
+            GpuFault::InvalidImage
+        );
     }
-    assert_eq!(fault_of(&rig.kernel("no_such_kernel").unwrap_err()), GpuFault::BadCode);
+    assert_eq!(fault_of(&rig.kernel("no_such_kernel").unwrap_err()), GpuFault::NoKernel);
     let module = rig.modules[0];
     assert_eq!(
         fault_of(&rig.driver.function(module, "test_scale", 65537).unwrap_err()),
@@ -444,6 +447,66 @@ fn the_product_s_kernels_load() {
     let system = system(Order::Eager);
     let mut rig = Rig::new(&system, 0);
     rig.modules.push(rig.driver.load_module(code_object()).unwrap());
+}
+
+fn fault(call: Call, nth: u64, fault: GpuFault) -> Fault {
+    Fault {
+        device: Some(0),
+        call: Some(call),
+        nth,
+        fault,
+        lasting: false,
+    }
+}
+
+#[test]
+fn a_graph_s_nodes_are_counted_and_one_can_be_left_out() {
+    for (left_out, nodes, factor) in [(None, 3, 6.), (Some(1), 2, 3.), (Some(2), 2, 2.)] {
+        let system = system(Order::Eager);
+        let mut rig = Rig::new(&system, 0);
+        let stream = rig.stream().unwrap();
+        let (x, y) = (rig.buffer().unwrap(), rig.buffer().unwrap());
+        let end = rig.event(false).unwrap();
+        let scale = rig.kernel("test_scale").unwrap();
+        let values = numbers();
+        rig.put(x, &values, stream).unwrap();
+        if let Some(nth) = left_out {
+            system.inject(fault(Call::Node, nth, GpuFault::Other));
+        }
+        rig.driver.begin_capture(stream).unwrap();
+        rig.scale(scale, x, N, 2., stream).unwrap();
+        rig.scale(scale, x, N, 3., stream).unwrap();
+        rig.driver.record(end, stream).unwrap();
+        rig.copy(y, x, stream).unwrap();
+        let captured = rig.driver.end_capture(stream).unwrap();
+        rig.graphs.push(captured.graph);
+        assert_eq!(captured.nodes, nodes);
+        // SAFETY: the buffers live as long as the rig.
+        unsafe { rig.driver.launch_graph(captured.graph, stream) }.unwrap();
+        assert!(rig.get(y, stream).unwrap() == times(factor), "{left_out:?}");
+    }
+}
+
+/// The stream then takes no more work, as HIP's; another one does.
+#[test]
+fn a_capture_can_be_invalidated() {
+    for call in [Call::BeginCapture, Call::Launch, Call::EndCapture] {
+        let system = system(Order::Eager);
+        let mut rig = Rig::new(&system, 0);
+        let (stream, other) = (rig.stream().unwrap(), rig.stream().unwrap());
+        let x = rig.buffer().unwrap();
+        let scale = rig.kernel("test_scale").unwrap();
+        let values = numbers();
+        rig.put(x, &values, other).unwrap();
+        system.inject(fault(call, 1, GpuFault::Capture));
+        let captured = rig.graph(stream, |rig| rig.scale(scale, x, N, 2., stream));
+        assert_eq!(fault_of(&captured.unwrap_err()), GpuFault::Capture, "{call:?}");
+        let _ = rig.driver.end_capture(stream);
+        let launched = rig.scale(scale, x, N, 2., stream);
+        assert_eq!(fault_of(&launched.unwrap_err()), GpuFault::Capture, "{call:?}");
+        rig.scale(scale, x, N, 5., other).unwrap();
+        assert!(rig.get(x, other).unwrap() == times(5.), "{call:?}");
+    }
 }
 
 /// How many calls the small run makes.

@@ -29,6 +29,11 @@ pub struct Image {
 }
 
 impl Image {
+    /// An image that has all kernels.
+    pub fn whole(bytes: &'static [u8]) -> Self {
+        Self { file: None, bytes }
+    }
+
     /// Whether it has the kernels of this source.
     pub fn holds(&self, file: &str) -> bool {
         self.file.is_none_or(|own| own == file)
@@ -39,10 +44,7 @@ impl Image {
 pub fn for_arch(arch: &str) -> Vec<Image> {
     #[cfg(feature = "simt")]
     if arch == SIMT {
-        return vec![Image {
-            file: None,
-            bytes: super::driver::simt::code_object(),
-        }];
+        return vec![Image::whole(super::driver::simt::code_object())];
     }
     let objects = CODE_OBJECTS.iter().filter(|object| fits(object.arch, arch));
     let image = |object: &CodeObject| Image {

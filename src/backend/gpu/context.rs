@@ -1,5 +1,9 @@
 //! A device made ready: its stream, its kernels, and what differs per target.
 
+mod capture;
+
+pub use capture::Capture;
+
 use super::catalogue::{self, Kernel};
 use super::code_objects::Image;
 use super::driver::{self, FunctionHandle, ModuleHandle};
@@ -9,6 +13,8 @@ use super::target::Target;
 use crate::error::{Error, GpuFault, Result};
 use crate::memory::{self, Purpose};
 use bytemuck::NoUninit;
+use capture::Capturing;
+use std::sync::Mutex;
 
 /// One device, ready to be given work.
 pub struct Context {
@@ -20,6 +26,7 @@ pub struct Context {
     pub kernels: Kernels,
     /// What the kernels for it look like from outside.
     pub target: Target,
+    capturing: Mutex<Capturing>,
 }
 
 impl Context {
@@ -30,6 +37,7 @@ impl Context {
             stream: Stream::new(&driver)?,
             kernels: Kernels::load(&driver, target.family.table(), images)?,
             target,
+            capturing: Mutex::default(),
             driver,
         })
     }
@@ -40,7 +48,7 @@ impl Context {
         format!("{}:{}", device.runtime, device.ordinal)
     }
 
-    /// Queues a kernel.
+    /// Queues a kernel, or notes it for the graph that is captured.
     ///
     /// # Safety
     /// `args` is the kernel's struct, and the memory it points to is live and large enough until the stream has done it.
@@ -54,8 +62,9 @@ impl Context {
             args: bytemuck::bytes_of(args),
             overlap: true,
         };
+        let stream = self.launch_stream();
         // SAFETY: as our caller vouches.
-        unsafe { self.driver.launch(&launch, self.stream.handle) }
+        unsafe { self.driver.launch(&launch, stream) }
     }
 }
 
@@ -90,7 +99,7 @@ impl Kernels {
             return Err(Error::Gpu {
                 device: format!("{}:{}", self.driver.device().runtime, self.driver.device().ordinal),
                 call: format!("looking for the code object of {}", kernel.file),
-                fault: GpuFault::BadCode,
+                fault: GpuFault::NoKernel,
                 code: None,
             });
         };

@@ -241,17 +241,12 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Notes what `work` queues on the stream instead of running it.
-    pub fn capture(stream: &Stream, work: impl FnOnce() -> Result<()>) -> Result<Self> {
-        stream.driver.begin_capture(stream.handle)?;
-        let queued = work();
-        // Capturing is ended also if `work` failed, or the stream would stay unusable; the graph then has an owner.
-        let ended = stream.driver.end_capture(stream.handle).map(|handle| Self {
-            driver: stream.driver.clone(),
+    /// Owns a driver's graph.
+    pub fn new(driver: &SharedDriver, handle: GraphHandle) -> Self {
+        Self {
+            driver: driver.clone(),
             handle,
-        });
-        queued?;
-        ended
+        }
     }
 
     /// Queues it.

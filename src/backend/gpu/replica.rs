@@ -1,5 +1,6 @@
 //! One copy of the model on one GPU, and the steps under way on it.
 
+mod graphs;
 pub mod inspect;
 
 use super::args::{self, KV_PAGE, StepHeader};
@@ -9,7 +10,7 @@ use super::context::Context;
 use super::driver::DevicePtr;
 use super::kv::{KvCache, block_bytes};
 use super::logits::{Coming, LogitsAt, LogitsPath};
-use super::memory::{DeviceBuffer, Event, Graph};
+use super::memory::{DeviceBuffer, Event};
 use super::ops::{Buffer, GpuOps, Numbers, ResidualMemory, Sizes, StepShape, slots};
 use super::profile::{StepClock, Timeline};
 use super::step::{AttentionShape, Capacity, StepMemory};
@@ -24,7 +25,8 @@ use crate::options::{Options, Precision, StepLimits};
 use crate::profile::{Profile, Roof};
 use crate::replica::{Pointers, Replica};
 use crate::weights::PackReport;
-use std::collections::{HashMap, VecDeque};
+use graphs::Graphs;
+use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -42,7 +44,7 @@ const RESERVED_BYTES: u64 = 1 << 30;
 pub struct GpuReplica {
     // In this order dropped: first whatever may still use memory.
     in_flight: VecDeque<InFlight>,
-    graphs: HashMap<(StepShape, usize), Graph>,
+    graphs: Graphs,
     logits: Option<Arc<LogitsPath>>,
     /// Where the rows of the step collected last are, if tokens were drawn from them, and its turn.
     collected: Option<(Arc<LogitsPath>, usize)>,
@@ -121,7 +123,7 @@ impl GpuReplica {
         let events = events(&context, false)?;
         let mut replica = Self {
             in_flight: VecDeque::with_capacity(DEPTH),
-            graphs: HashMap::new(),
+            graphs: Graphs::default(),
             logits: None,
             collected: None,
             ops,
@@ -143,29 +145,6 @@ impl GpuReplica {
         Ok(replica)
     }
 
-    /// Captures the graphs of steps that only decode, which are most, so that no run waits for them. Where the shape
-    /// counts items of attention too there are too many; those are captured when they come.
-    fn prepare(&mut self) -> Result<()> {
-        let countless = self.context.target.decode_items(usize::MAX) > 1;
-        if self.ops.timeline.is_some() || countless || self.weights.unembedding.is_wire() {
-            return Ok(());
-        }
-        let mut rows = 0;
-        while rows < self.capacity.logits_rows {
-            rows = bucket(rows + 1, self.capacity.logits_rows);
-            let shape = StepShape {
-                rows,
-                logits_rows: rows,
-                decode_items: 1,
-                prefill_tiles: 0,
-                logits: false,
-                draws: false,
-            };
-            self.capture(&StepPlan::default(), shape, Want::Greedy, 0)?;
-        }
-        Ok(())
-    }
-
     /// Queues a step's kernels, between two events if steps are timed.
     fn queue_timed(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
         let Some(mut clock) = self.clock.take() else {
@@ -175,23 +154,6 @@ impl GpuReplica {
         let queued = clock.time(&context, || self.queue(plan, shape, want, turn));
         self.clock = Some(clock);
         queued
-    }
-
-    fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
-        StepShape {
-            rows: bucket(plan.rows(), self.capacity.rows),
-            logits_rows: bucket(plan.logits.len(), self.capacity.logits_rows),
-            decode_items: match header.full_items.max(header.window_items) as usize {
-                0 => 0,
-                items => bucket(self.context.target.decode_items(items), usize::MAX),
-            },
-            prefill_tiles: match header.prefill_tiles as usize {
-                0 => 0,
-                tiles => bucket(tiles, self.capacity.rows),
-            },
-            logits: self.whole_rows(want),
-            draws: matches!(want, Want::Draws { .. }),
-        }
     }
 
     /// Whether a step leaves whole rows of logits on the device.
@@ -207,29 +169,6 @@ impl GpuReplica {
             token: row.token,
             logit: row.logit,
         })
-    }
-
-    /// Queues a step's kernels: a captured graph of its shape, or one by one where they are timed.
-    fn queue(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
-        if self.ops.timeline.is_some() {
-            return self.run(plan, shape, want, turn);
-        }
-        // Each buffer of logits has a graph of its own; nothing else depends on the turn.
-        let turn = if shape.logits { turn } else { 0 };
-        if !self.graphs.contains_key(&(shape, turn)) {
-            self.capture(plan, shape, want, turn)?;
-        }
-        // SAFETY: the replica owns all memory its kernels use and waits for the stream before it drops any.
-        unsafe { self.graphs[&(shape, turn)].launch(&self.context.stream) }
-    }
-
-    fn capture(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
-        let context = self.context.clone();
-        let graph = Graph::capture(&context.stream, || self.run(plan, shape, want, turn))?;
-        let more = self.graphs.try_reserve(1);
-        more.map_err(|_| memory::lacking::<Graph>(self.graphs.len() + 1, Purpose::Step))?;
-        self.graphs.insert((shape, turn), graph);
-        Ok(())
     }
 
     fn run(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
@@ -268,7 +207,7 @@ impl GpuReplica {
         }
         // Graphs have the old addresses.
         self.context.stream.synchronize()?;
-        self.graphs.retain(|(shape, _), _| !shape.logits);
+        self.graphs.forget_logits();
         self.logits = None; // a step under way that draws keeps its own
         let rows = rows.next_power_of_two().min(self.capacity.logits_rows);
         let path = LogitsPath::new(&self.context.driver, DEPTH, rows, self.config.vocab_size)?;
@@ -364,13 +303,6 @@ fn kv_blocks(
         options.step_limits(StepLimits::GPU).max_batch,
         options.longest_sequence(config),
     ))
-}
-
-/// The next of 1, 2, 3, 4, 6, 8, 12, ...: a third of the work at most is in vain, and there are few shapes.
-fn bucket(n: usize, most: usize) -> usize {
-    let power = n.next_power_of_two();
-    let between = power / 4 * 3;
-    if between >= n { between } else { power }.min(most)
 }
 
 impl Replica for GpuReplica {

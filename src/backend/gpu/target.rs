@@ -98,7 +98,7 @@ impl Target {
         let family = family::of(&device.arch).ok_or_else(|| Error::Gpu {
             device: format!("{}:{}", device.runtime, device.ordinal),
             call: format!("looking for kernels for {}", device.arch),
-            fault: GpuFault::BadCode,
+            fault: GpuFault::NoBinary,
             code: None,
         })?;
         Ok(Self {

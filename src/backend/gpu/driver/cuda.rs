@@ -7,8 +7,8 @@
 mod api;
 
 use super::{
-    Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned,
-    StreamHandle,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle,
+    Pinned, StreamHandle,
 };
 use crate::backend::gpu::choice::Found;
 use crate::error::{Error, GpuFault, Result};
@@ -160,8 +160,14 @@ fn fault(code: Code) -> GpuFault {
         // address, address space, program counter, launch failed, tensor memory leak, external device, unknown: each
         // ends the context.
         700 | 702 | 709 | 710 | 714..=719 | 721 | 911 | 999 => GpuFault::LostDevice,
-        // Invalid image, no binary for the device, invalid or too new PTX, no compiler for it, symbols, not found.
-        200 | 209 | 218 | 221..=223 | 300..=303 | 500 => GpuFault::BadCode,
+        200 => GpuFault::InvalidImage,
+        209 => GpuFault::NoBinary,
+        // Invalid or too new PTX, no compiler for it or not allowed, invalid source, file not found, shared object not
+        // initialized.
+        218 | 221..=223 | 300 | 301 | 303 => GpuFault::LoadFailed,
+        // Symbol not found in the shared object, not found.
+        302 | 500 => GpuFault::NoKernel,
+        900..=907 => GpuFault::Capture,
         _ => GpuFault::Other,
     }
 }
@@ -212,23 +218,30 @@ impl Cuda {
         Ok(handle)
     }
 
-    /// Makes a captured graph ready, and its first launch as fast as those after it.
-    fn instantiate(&self, graph: Handle, stream: StreamHandle) -> Result<GraphHandle> {
+    /// Makes a captured graph ready, and its first launch as fast as those after it; counts its nodes.
+    fn instantiate(&self, graph: Handle, stream: StreamHandle) -> Result<Captured> {
+        let mut nodes = 0;
+        // SAFETY: `graph` is what a capture ended with; writes one size, and no nodes to NULL.
+        let code = unsafe { (self.api.graph_nodes)(graph, null_mut(), &mut nodes) };
+        self.check(code, || "cuGraphGetNodes".into())?;
         let mut exec = null_mut();
-        // SAFETY: `graph` is what a capture ended with.
+        // SAFETY: as above.
         self.check(unsafe { (self.api.instantiate_graph)(&mut exec, graph, 0) }, || {
             "cuGraphInstantiate".into()
         })?;
-        let exec_handle = GraphHandle(exec as u64);
+        let captured = Captured {
+            graph: GraphHandle(exec as u64),
+            nodes,
+        };
         // SAFETY: instantiated above; the stream is live and not captured any more.
         let uploaded = self.check(unsafe { (self.api.upload_graph)(exec, handle(stream.0)) }, || {
             "cuGraphUpload".into()
         });
         match uploaded {
-            Ok(()) => Ok(exec_handle),
+            Ok(()) => Ok(captured),
             Err(error) => {
                 // The first failure is the one to tell.
-                let _ = self.free_graph(exec_handle);
+                let _ = self.free_graph(captured.graph);
                 Err(error)
             }
         }
@@ -507,17 +520,17 @@ impl Driver for Cuda {
         self.check(code, || "cuStreamBeginCapture".into())
     }
 
-    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+    fn end_capture(&self, stream: StreamHandle) -> Result<Captured> {
         self.enter()?;
         let mut graph = null_mut();
-        // SAFETY: the handle is live; writes one handle, NULL if the capture was spoiled.
+        // SAFETY: the handle is live; writes one handle, NULL if the capture was invalidated.
         let code = unsafe { (self.api.end_capture)(handle(stream.0), &mut graph) };
         self.check(code, || "cuStreamEndCapture".into())?;
-        let exec = self.instantiate(graph, stream);
+        let captured = self.instantiate(graph, stream);
         // SAFETY: the capture's own; what was made of it does not need it any more.
         let destroyed = self.check(unsafe { (self.api.destroy_graph)(graph) }, || "cuGraphDestroy".into());
-        let exec = exec?;
-        destroyed.map(|()| exec)
+        let captured = captured?;
+        destroyed.map(|()| captured)
     }
 
     unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()> {

@@ -1,19 +1,17 @@
-//! AMD devices, through the HIP runtime.
+//! AMD devices, through the HIP runtime of ROCm 5.6 to 7.
 //!
-//! What differs from one ROCm to another is not used: the device-properties struct changed its layout in ROCm 6, so names,
-//! sizes and counts are asked for one by one, and the architecture is that of the first code object that loads.
-//! hipGraphUpload came after ROCm 5.2, so a graph's first launch uploads it.
+//! What differs from one ROCm to another is avoided: properties are read by symbols that name their struct's version, and
+//! hipGraphUpload is not called, so that a graph's first launch uploads it.
 
 mod api;
 
 use super::{
-    Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned,
-    StreamHandle,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle,
+    Pinned, StreamHandle,
 };
 use crate::backend::gpu::choice::Found;
-use crate::backend::gpu::code_objects::{CODE_OBJECTS, archs};
 use crate::error::{Error, GpuFault, Result};
-use api::Code;
+use api::{Api, Code};
 use std::collections::HashSet;
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
@@ -23,33 +21,70 @@ const RUNTIME: &str = "hip";
 
 /// The devices there are.
 pub fn list() -> Result<Vec<Found>> {
+    let api = api::api()?;
     let mut count = 0;
     // SAFETY: writes one int.
-    let counted = check(RUNTIME, unsafe { api::device_count(&mut count) }, || {
+    let counted = check(RUNTIME, unsafe { (api.device_count)(&mut count) }, || {
         "hipGetDeviceCount".into()
     });
     match counted {
         Err(Error::Gpu {
             fault: GpuFault::NoDevice,
             ..
-        }) => Ok(Vec::new()),
-        Err(error) => Err(error),
-        Ok(()) => (0..count as usize).map(describe).collect(),
+        }) => return Ok(Vec::new()),
+        counted => counted?,
     }
+    if count > 0 {
+        check_version(api)?;
+    }
+    (0..count as usize).map(|ordinal| describe(api, ordinal)).collect()
 }
 
 /// Opens a device.
 pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
-    let device = describe(ordinal)?.device;
-    Ok(Arc::new(Hip::new(device)))
+    let api = api::api()?;
+    check_version(api)?;
+    Ok(Arc::new(Hip {
+        api,
+        device: describe(api, ordinal)?.device,
+        name: device_name(ordinal),
+        peers: Mutex::default(),
+    }))
 }
 
 struct Hip {
+    api: &'static Api,
     device: Device,
     /// For errors: `hip:0`.
     name: String,
     /// Ordinals of the devices copied from, which need no more to be done.
     peers: Mutex<HashSet<usize>>,
+}
+
+/// Before ROCm 5.6 `hipModuleLaunchKernel` runs at once while its stream is captured, and the graph lacks it: each launch
+/// of the graph would repeat what the kernels have computed then.
+fn check_version(api: &Api) -> Result<()> {
+    /// 5.6 as `HIP_VERSION`: major * 10^7 + minor * 10^5 + patch.
+    const OLDEST: c_int = 50_600_000;
+    let mut version = 0;
+    // SAFETY: writes one int.
+    check(RUNTIME, unsafe { (api.runtime_version)(&mut version) }, || {
+        "hipRuntimeGetVersion".into()
+    })?;
+    if version >= OLDEST {
+        return Ok(());
+    }
+    let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
+    Err(Error::Gpu {
+        device: RUNTIME.into(),
+        call: format!("hipRuntimeGetVersion: HIP {major}.{minor} ({version})"),
+        fault: GpuFault::OldRuntime,
+        code: None,
+    })
+}
+
+fn device_name(ordinal: usize) -> String {
+    format!("{RUNTIME}:{ordinal}")
 }
 
 /// `Ok` for success, else the typed error of a call at `device`.
@@ -75,51 +110,35 @@ fn fault(code: Code) -> GpuFault {
         // Deinitialized, an earlier launch failed, ECC, illegal address, timeout, context destroyed, assertion, launch
         // failed, unknown, the HSA runtime failed.
         4 | 53 | 214 | 700 | 702 | 709 | 710 | 719 | 999 | 1053 => GpuFault::LostDevice,
-        // No such kernel in the device's code, invalid image, no binary for the device, bad file, symbols, not found.
-        98 | 200 | 209 | 218 | 300..=303 | 500 => GpuFault::BadCode,
+        200 => GpuFault::InvalidImage,
+        209 => GpuFault::NoBinary,
+        // Invalid kernel file, source or file not found, shared object not initialized.
+        218 | 300 | 301 | 303 => GpuFault::LoadFailed,
+        // Invalid device function, symbol not found in the shared object, not found.
+        98 | 302 | 500 => GpuFault::NoKernel,
+        900..=907 => GpuFault::Capture,
         _ => GpuFault::Other,
     }
 }
 
-fn describe(ordinal: usize) -> Result<Found> {
-    let at = format!("{RUNTIME}:{ordinal}");
-    let device = ordinal as c_int;
-    let mut name = [0u8; 256];
-    // SAFETY: writes at most as many bytes as it is told, NUL included.
-    let code = unsafe { api::device_name(name.as_mut_ptr().cast(), name.len() as c_int, device) };
-    check(&at, code, || format!("hipDeviceGetName({ordinal})"))?;
-    let mut multiprocessors = 0;
-    // SAFETY: writes one int.
-    let code = unsafe { api::device_attribute(&mut multiprocessors, api::ATTRIBUTE_MULTIPROCESSORS, device) };
-    check(&at, code, || "hipDeviceGetAttribute(multiprocessors)".into())?;
-    let mut total = 0usize;
-    // SAFETY: writes one size.
-    check(&at, unsafe { api::device_total(&mut total, device) }, || {
-        "hipDeviceTotalMem".into()
+fn describe(api: &Api, ordinal: usize) -> Result<Found> {
+    let (code, properties) = api.properties(ordinal as c_int);
+    check(&device_name(ordinal), code, || {
+        format!("hipGetDeviceProperties({ordinal})")
     })?;
-    let mut hip = Hip::new(Device {
-        runtime: RUNTIME,
-        ordinal,
-        name: super::text(&name),
-        arch: String::new(),
-        multiprocessors: multiprocessors as usize,
-    });
-    hip.device.arch = hip.arch()?;
     Ok(Found {
-        device: hip.device,
-        total_bytes: total as u64,
+        device: Device {
+            runtime: RUNTIME,
+            ordinal,
+            name: properties.name,
+            arch: properties.arch,
+            multiprocessors: properties.multiprocessors,
+        },
+        total_bytes: properties.total_bytes,
     })
 }
 
 impl Hip {
-    fn new(device: Device) -> Self {
-        Self {
-            name: format!("{RUNTIME}:{}", device.ordinal),
-            device,
-            peers: Mutex::default(),
-        }
-    }
-
     fn check(&self, code: Code, call: impl FnOnce() -> String) -> Result<()> {
         check(&self.name, code, call)
     }
@@ -130,34 +149,32 @@ impl Hip {
         let ours = self.device.ordinal as c_int;
         let mut current = -1;
         // SAFETY: writes one int.
-        self.check(unsafe { api::current_device(&mut current) }, || "hipGetDevice".into())?;
+        self.check(unsafe { (self.api.current_device)(&mut current) }, || {
+            "hipGetDevice".into()
+        })?;
         if current == ours {
             return Ok(());
         }
         // SAFETY: takes no pointers.
-        self.check(unsafe { api::set_device(ours) }, || format!("hipSetDevice({ours})"))
+        self.check(unsafe { (self.api.set_device)(ours) }, || {
+            format!("hipSetDevice({ours})")
+        })
     }
 
-    /// The architecture among those of our code objects: the one whose code loads.
-    fn arch(&self) -> Result<String> {
-        for arch in archs().into_iter().filter(|arch| arch.starts_with("gfx")) {
-            let object = CODE_OBJECTS.iter().find(|object| object.arch == arch);
-            match self.load_module(object.expect("listed").image) {
-                Ok(module) => {
-                    self.free_module(module)?;
-                    return Ok(arch.into());
-                }
-                Err(
-                    error @ Error::Gpu {
-                        fault: GpuFault::LostDevice | GpuFault::NoDevice,
-                        ..
-                    },
-                ) => return Err(error),
-                // Runtimes differ in what they call an image for another device.
-                Err(_) => {}
-            }
-        }
-        Ok("an architecture without code".into())
+    /// Makes a captured graph ready, and counts its nodes.
+    fn instantiate(&self, graph: api::Graph) -> Result<Captured> {
+        let mut nodes = 0;
+        // SAFETY: `graph` is what a capture ended with; writes one size, and no nodes to NULL.
+        let code = unsafe { (self.api.graph_nodes)(graph, null_mut(), &mut nodes) };
+        self.check(code, || "hipGraphGetNodes".into())?;
+        let mut exec = null_mut();
+        // SAFETY: as above; the node that fails and the log are not wanted.
+        let code = unsafe { (self.api.instantiate_graph)(&mut exec, graph, null_mut(), null_mut(), 0) };
+        self.check(code, || "hipGraphInstantiate".into())?;
+        Ok(Captured {
+            graph: GraphHandle(exec as u64),
+            nodes,
+        })
     }
 
     /// Lets this device reach another one's memory, if the machine can. Without it the runtime copies by way of the host.
@@ -168,12 +185,12 @@ impl Hip {
         }
         let mut can = 0;
         // SAFETY: writes one int.
-        let code = unsafe { api::can_access_peer(&mut can, self.device.ordinal as c_int, peer as c_int) };
+        let code = unsafe { (self.api.can_access_peer)(&mut can, self.device.ordinal as c_int, peer as c_int) };
         self.check(code, || format!("hipDeviceCanAccessPeer({peer})"))?;
         if can != 0 {
             const ALREADY_ENABLED: Code = 704;
             // SAFETY: takes no pointers.
-            let code = unsafe { api::enable_peer(peer as c_int, 0) };
+            let code = unsafe { (self.api.enable_peer)(peer as c_int, 0) };
             if code != ALREADY_ENABLED {
                 self.check(code, || format!("hipDeviceEnablePeerAccess({peer})"))?;
             }
@@ -196,7 +213,7 @@ impl Driver for Hip {
         self.enter()?;
         let (mut free, mut total) = (0usize, 0usize);
         // SAFETY: writes two sizes.
-        self.check(unsafe { api::memory_info(&mut free, &mut total) }, || {
+        self.check(unsafe { (self.api.memory_info)(&mut free, &mut total) }, || {
             "hipMemGetInfo".into()
         })?;
         Ok(DeviceMemory {
@@ -209,7 +226,7 @@ impl Driver for Hip {
         self.enter()?;
         let mut at = null_mut();
         // SAFETY: writes one address. For 0 bytes it would be NULL.
-        self.check(unsafe { api::alloc(&mut at, bytes.max(1)) }, || {
+        self.check(unsafe { (self.api.alloc)(&mut at, bytes.max(1)) }, || {
             format!("hipMalloc({bytes} bytes)")
         })?;
         Ok(DevicePtr(at as u64))
@@ -218,7 +235,7 @@ impl Driver for Hip {
     unsafe fn free(&self, at: DevicePtr) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller vouches that `at` came from `alloc` and is used no more.
-        self.check(unsafe { api::free(address(at)) }, || "hipFree".into())
+        self.check(unsafe { (self.api.free)(address(at)) }, || "hipFree".into())
     }
 
     fn alloc_pinned(&self, bytes: usize) -> Result<Pinned> {
@@ -227,12 +244,12 @@ impl Driver for Hip {
         let mut host = null_mut();
         let flags = api::hipHostMallocPortable | api::hipHostMallocMapped;
         // SAFETY: writes one pointer.
-        self.check(unsafe { api::alloc_host(&mut host, bytes.max(1), flags) }, call)?;
+        self.check(unsafe { (self.api.alloc_host)(&mut host, bytes.max(1), flags) }, call)?;
         // SAFETY: just allocated with that many bytes.
         unsafe { host.cast::<u8>().write_bytes(0, bytes) };
         let mut device = null_mut();
         // SAFETY: `host` is mapped; writes one address.
-        let code = unsafe { api::host_address(&mut device, host, 0) };
+        let code = unsafe { (self.api.host_address)(&mut device, host, 0) };
         let pinned = Pinned {
             host: host.cast(),
             device: DevicePtr(device as u64),
@@ -248,14 +265,16 @@ impl Driver for Hip {
     unsafe fn free_pinned(&self, pinned: Pinned) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller vouches that it came from `alloc_pinned` and is used no more.
-        self.check(unsafe { api::free_host(pinned.host.cast()) }, || "hipHostFree".into())
+        self.check(unsafe { (self.api.free_host)(pinned.host.cast()) }, || {
+            "hipHostFree".into()
+        })
     }
 
     fn stream(&self) -> Result<StreamHandle> {
         self.enter()?;
         let mut stream = null_mut();
         // SAFETY: writes one handle.
-        let code = unsafe { api::create_stream(&mut stream, api::hipStreamNonBlocking) };
+        let code = unsafe { (self.api.create_stream)(&mut stream, api::hipStreamNonBlocking) };
         self.check(code, || "hipStreamCreateWithFlags".into())?;
         Ok(StreamHandle(stream as u64))
     }
@@ -263,7 +282,7 @@ impl Driver for Hip {
     fn free_stream(&self, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: handles come from `stream`.
-        self.check(unsafe { api::destroy_stream(stream.0 as api::Stream) }, || {
+        self.check(unsafe { (self.api.destroy_stream)(stream.0 as api::Stream) }, || {
             "hipStreamDestroy".into()
         })
     }
@@ -271,9 +290,10 @@ impl Driver for Hip {
     fn synchronize(&self, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: the handle is live.
-        self.check(unsafe { api::synchronize_stream(stream.0 as api::Stream) }, || {
-            "hipStreamSynchronize".into()
-        })
+        self.check(
+            unsafe { (self.api.synchronize_stream)(stream.0 as api::Stream) },
+            || "hipStreamSynchronize".into(),
+        )
     }
 
     fn event(&self, timing: bool) -> Result<EventHandle> {
@@ -281,7 +301,7 @@ impl Driver for Hip {
         let mut event = null_mut();
         let flags = if timing { 0 } else { api::hipEventDisableTiming };
         // SAFETY: writes one handle.
-        self.check(unsafe { api::create_event(&mut event, flags) }, || {
+        self.check(unsafe { (self.api.create_event)(&mut event, flags) }, || {
             "hipEventCreateWithFlags".into()
         })?;
         Ok(EventHandle(event as u64))
@@ -290,7 +310,7 @@ impl Driver for Hip {
     fn free_event(&self, event: EventHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: handles come from `event`.
-        self.check(unsafe { api::destroy_event(event.0 as api::Event) }, || {
+        self.check(unsafe { (self.api.destroy_event)(event.0 as api::Event) }, || {
             "hipEventDestroy".into()
         })
     }
@@ -298,21 +318,21 @@ impl Driver for Hip {
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: both handles are live.
-        let code = unsafe { api::record_event(event.0 as api::Event, stream.0 as api::Stream) };
+        let code = unsafe { (self.api.record_event)(event.0 as api::Event, stream.0 as api::Stream) };
         self.check(code, || "hipEventRecord".into())
     }
 
     fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: both handles are live.
-        let code = unsafe { api::wait_event(stream.0 as api::Stream, event.0 as api::Event, 0) };
+        let code = unsafe { (self.api.wait_event)(stream.0 as api::Stream, event.0 as api::Event, 0) };
         self.check(code, || "hipStreamWaitEvent".into())
     }
 
     fn synchronize_event(&self, event: EventHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: the handle is live.
-        self.check(unsafe { api::synchronize_event(event.0 as api::Event) }, || {
+        self.check(unsafe { (self.api.synchronize_event)(event.0 as api::Event) }, || {
             "hipEventSynchronize".into()
         })
     }
@@ -321,7 +341,7 @@ impl Driver for Hip {
         self.enter()?;
         let mut ms = 0f32;
         // SAFETY: both handles are live; writes one float.
-        let code = unsafe { api::elapsed_ms(&mut ms, from.0 as api::Event, to.0 as api::Event) };
+        let code = unsafe { (self.api.elapsed_ms)(&mut ms, from.0 as api::Event, to.0 as api::Event) };
         self.check(code, || "hipEventElapsedTime".into())?;
         Ok(f64::from(ms) * 1e3)
     }
@@ -329,21 +349,22 @@ impl Driver for Hip {
     unsafe fn copy_to_device(&self, to: DevicePtr, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller vouches for both ranges until the stream has done the copy; `from` is only read.
-        let code = unsafe { api::copy_to_device(address(to), from.cast_mut().cast(), bytes, stream.0 as api::Stream) };
+        let code =
+            unsafe { (self.api.copy_to_device)(address(to), from.cast_mut().cast(), bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyHtoDAsync({bytes} bytes)"))
     }
 
     unsafe fn copy_to_host(&self, to: *mut u8, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller vouches for both ranges until the stream has done the copy.
-        let code = unsafe { api::copy_to_host(to.cast(), address(from), bytes, stream.0 as api::Stream) };
+        let code = unsafe { (self.api.copy_to_host)(to.cast(), address(from), bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyDtoHAsync({bytes} bytes)"))
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller vouches for both ranges until the stream has done the copy.
-        let code = unsafe { api::copy(address(to), address(from), bytes, stream.0 as api::Stream) };
+        let code = unsafe { (self.api.copy)(address(to), address(from), bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyDtoDAsync({bytes} bytes)"))
     }
 
@@ -360,14 +381,14 @@ impl Driver for Hip {
         self.reach(theirs)?;
         let (to, ours, theirs) = (address(to), self.device.ordinal as c_int, theirs as c_int);
         // SAFETY: the caller vouches for both ranges until the stream has done the copy.
-        let code = unsafe { api::copy_peer(to, ours, address(from), theirs, bytes, stream.0 as api::Stream) };
+        let code = unsafe { (self.api.copy_peer)(to, ours, address(from), theirs, bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyPeerAsync({bytes} bytes from {theirs})"))
     }
 
     unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: the caller vouches for the range until the stream has filled it.
-        let code = unsafe { api::fill(address(to), byte, bytes, stream.0 as api::Stream) };
+        let code = unsafe { (self.api.fill)(address(to), byte, bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemsetD8Async({bytes} bytes)"))
     }
 
@@ -376,7 +397,7 @@ impl Driver for Hip {
         self.enter()?;
         let mut module = null_mut();
         // SAFETY: the image is a whole ELF file, which says its own length; writes one handle.
-        let code = unsafe { api::load_module(&mut module, image.as_ptr().cast()) };
+        let code = unsafe { (self.api.load_module)(&mut module, image.as_ptr().cast()) };
         self.check(code, || format!("hipModuleLoadData({} bytes)", image.len()))?;
         Ok(ModuleHandle(module as u64))
     }
@@ -384,7 +405,7 @@ impl Driver for Hip {
     fn free_module(&self, module: ModuleHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: handles come from `load_module`.
-        self.check(unsafe { api::unload_module(module.0 as api::Module) }, || {
+        self.check(unsafe { (self.api.unload_module)(module.0 as api::Module) }, || {
             "hipModuleUnload".into()
         })
     }
@@ -395,7 +416,7 @@ impl Driver for Hip {
         let c_name = CString::new(name).map_err(|_| Error::Internal(format!("kernel name {name:?} has a NUL")))?;
         let mut function = null_mut();
         // SAFETY: the handle is live, the name ends with NUL; writes one handle.
-        let code = unsafe { api::function(&mut function, module.0 as api::Module, c_name.as_ptr()) };
+        let code = unsafe { (self.api.function)(&mut function, module.0 as api::Module, c_name.as_ptr()) };
         self.check(code, || format!("hipModuleGetFunction({name})"))?;
         Ok(FunctionHandle(function as u64))
     }
@@ -419,7 +440,7 @@ impl Driver for Hip {
         let (function, stream) = (launch.function.0 as api::Function, stream.0 as api::Stream);
         let (params, extra) = (null_mut(), extra.as_mut_ptr());
         // SAFETY: the caller vouches that the arguments are the kernel's struct; they are copied before the call ends.
-        let code = unsafe { api::launch(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, params, extra) };
+        let code = unsafe { (self.api.launch)(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, params, extra) };
         self.check(code, || {
             format!("hipModuleLaunchKernel({grid} blocks of {block}, {shared_bytes} bytes shared, {bytes} bytes of arguments)")
         })
@@ -428,38 +449,37 @@ impl Driver for Hip {
     fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: the handle is live. Thread-local: other threads' allocations do not spoil the capture.
-        let code = unsafe { api::begin_capture(stream.0 as api::Stream, api::CAPTURE_THREAD_LOCAL) };
+        let code = unsafe { (self.api.begin_capture)(stream.0 as api::Stream, api::CAPTURE_THREAD_LOCAL) };
         self.check(code, || "hipStreamBeginCapture".into())
     }
 
-    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+    fn end_capture(&self, stream: StreamHandle) -> Result<Captured> {
         self.enter()?;
         let mut graph = null_mut();
-        // SAFETY: the handle is live; writes one handle, NULL if the capture was spoiled.
-        let code = unsafe { api::end_capture(stream.0 as api::Stream, &mut graph) };
+        // SAFETY: the handle is live; writes one handle, NULL if the capture was invalidated.
+        let code = unsafe { (self.api.end_capture)(stream.0 as api::Stream, &mut graph) };
         self.check(code, || "hipStreamEndCapture".into())?;
-        let mut exec = null_mut();
-        // SAFETY: `graph` is what the capture ended with; the node and the log are not wanted.
-        let code = unsafe { api::instantiate_graph(&mut exec, graph, null_mut(), null_mut(), 0) };
-        let instantiated = self.check(code, || "hipGraphInstantiate".into());
+        let captured = self.instantiate(graph);
         // SAFETY: the capture's own; what was made of it does not need it any more.
-        let destroyed = self.check(unsafe { api::destroy_graph(graph) }, || "hipGraphDestroy".into());
-        instantiated.and(destroyed).map(|()| GraphHandle(exec as u64))
+        let destroyed = self.check(unsafe { (self.api.destroy_graph)(graph) }, || "hipGraphDestroy".into());
+        let captured = captured?;
+        destroyed.map(|()| captured)
     }
 
     unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: both handles are live; the caller vouches for what the graph's work touches.
-        let code = unsafe { api::launch_graph(graph.0 as api::GraphExec, stream.0 as api::Stream) };
+        let code = unsafe { (self.api.launch_graph)(graph.0 as api::GraphExec, stream.0 as api::Stream) };
         self.check(code, || "hipGraphLaunch".into())
     }
 
     fn free_graph(&self, graph: GraphHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: handles come from `end_capture`.
-        self.check(unsafe { api::destroy_graph_exec(graph.0 as api::GraphExec) }, || {
-            "hipGraphExecDestroy".into()
-        })
+        self.check(
+            unsafe { (self.api.destroy_graph_exec)(graph.0 as api::GraphExec) },
+            || "hipGraphExecDestroy".into(),
+        )
     }
 }
 
@@ -471,19 +491,6 @@ mod tests {
     fn codes_become_faults() {
         for (code, expected) in super::super::FAULTS_OF_ALL {
             assert_eq!(fault(code as Code), expected, "{code}");
-        }
-    }
-
-    /// The real runtime, with a GPU or without one.
-    #[test]
-    fn the_runtime_is_asked() {
-        let found = list().unwrap();
-        if found.is_empty() {
-            let error = open(0).err().expect("there is no device").to_string();
-            assert!(
-                error.starts_with("hip:0: hipDeviceGetName(0): no such device"),
-                "{error}"
-            );
         }
     }
 }

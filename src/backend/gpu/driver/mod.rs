@@ -88,6 +88,15 @@ handles!(
     GraphHandle
 );
 
+/// What a capture has made.
+#[derive(Clone, Copy, Debug)]
+pub struct Captured {
+    /// The graph.
+    pub graph: GraphHandle,
+    /// Its nodes: kernels, copies and fills.
+    pub nodes: usize,
+}
+
 /// One kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
@@ -199,8 +208,10 @@ pub trait Driver: Send + Sync {
 
     /// From now on the stream's work is noted, not run.
     fn begin_capture(&self, stream: StreamHandle) -> Result<()>;
-    /// Ends [`Driver::begin_capture`], also after a failure within.
-    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
+    /// Ends [`Driver::begin_capture`], also after a failure within. [`GpuFault::Capture`](crate::error::GpuFault::Capture):
+    /// the capture was invalidated, by another thread's call for example, and the stream may refuse all work from now on,
+    /// as HIP's do.
+    fn end_capture(&self, stream: StreamHandle) -> Result<Captured>;
     /// Queues a graph.
     ///
     /// # Safety
@@ -240,21 +251,29 @@ fn check_elf(device: &str, image: &[u8]) -> Result<()> {
     Err(Error::Gpu {
         device: device.to_owned(),
         call: format!("loading a code object of {} bytes", image.len()),
-        fault: GpuFault::BadCode,
+        fault: GpuFault::InvalidImage,
         code: None,
     })
 }
 
 /// Codes that mean the same to every runtime.
 #[cfg(all(test, any(feature = "cuda", feature = "hip")))]
-const FAULTS_OF_ALL: [(i32, GpuFault); 9] = [
+const FAULTS_OF_ALL: [(i32, GpuFault); 17] = [
     (2, GpuFault::OutOfMemory),
     (100, GpuFault::NoDevice),
     (214, GpuFault::LostDevice),
     (700, GpuFault::LostDevice),
     (719, GpuFault::LostDevice),
-    (209, GpuFault::BadCode),
-    (500, GpuFault::BadCode),
+    (200, GpuFault::InvalidImage),
+    (209, GpuFault::NoBinary),
+    (218, GpuFault::LoadFailed),
+    (303, GpuFault::LoadFailed),
+    (302, GpuFault::NoKernel),
+    (500, GpuFault::NoKernel),
+    (900, GpuFault::Capture),
+    (901, GpuFault::Capture),
+    (907, GpuFault::Capture),
+    (908, GpuFault::Other),
     (1, GpuFault::Other),
     (12_345, GpuFault::Other),
 ];

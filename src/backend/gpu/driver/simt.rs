@@ -17,8 +17,8 @@ pub use faults::{Call, Fault};
 pub use library::Schedule;
 
 use super::{
-    Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned,
-    StreamHandle,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle,
+    Pinned, StreamHandle,
 };
 use crate::backend::gpu::choice::Found;
 use crate::error::{Error, GpuFault, Result};
@@ -222,6 +222,20 @@ impl SimtDriver {
         &mut state.devices[self.device.ordinal]
     }
 
+    /// [`Self::enter`], for calls that a capture depends on: where a fault has it invalidated, the stream is of no more use.
+    fn enter_capture(&self, call: Call, stream: StreamHandle) -> Result<MutexGuard<'_, State>> {
+        self.enter(call).inspect_err(|error| {
+            if let Error::Gpu {
+                fault: GpuFault::Capture,
+                ..
+            } = error
+                && let Some(stream) = self.system.lock().streams.get_mut(&stream.0)
+            {
+                stream.invalidated = true;
+            }
+        })
+    }
+
     fn check_lost(&self, state: &State, call: Call) -> Result<()> {
         match &state.devices[self.device.ordinal].lost {
             Some(why) => Err(self.error(format!("{call:?}: {why}"), GpuFault::LostDevice)),
@@ -237,6 +251,9 @@ impl SimtDriver {
     /// A stream of this device.
     fn stream_of<'a>(&self, state: &'a mut State, call: Call, stream: StreamHandle) -> Result<&'a mut Stream> {
         match state.streams.get_mut(&stream.0) {
+            Some(found) if found.device == self.device.ordinal && found.invalidated => {
+                Err(self.error(format!("{call:?}"), GpuFault::Capture))
+            }
             Some(found) if found.device == self.device.ordinal => Ok(found),
             _ => self.refuse(call, "no such stream on this device"),
         }
@@ -442,7 +459,8 @@ impl Driver for SimtDriver {
     fn load_module(&self, image: &[u8]) -> Result<ModuleHandle> {
         const CALL: Call = Call::LoadModule;
         let mut state = self.enter(CALL)?;
-        let library = Library::load(image).map_err(|why| self.error(format!("{CALL:?}: {why}"), GpuFault::BadCode))?;
+        let library =
+            Library::load(image).map_err(|why| self.error(format!("{CALL:?}: {why}"), GpuFault::InvalidImage))?;
         let handle = state.new_handle();
         let device = self.device.ordinal;
         state.modules.insert(handle, Module { device, library });
@@ -469,7 +487,7 @@ impl Driver for SimtDriver {
             );
         }
         let kernel = found.library.kernel(name, shared_bytes);
-        let kernel = kernel.map_err(|why| self.error(format!("{CALL:?}({name}): {why}"), GpuFault::BadCode))?;
+        let kernel = kernel.map_err(|why| self.error(format!("{CALL:?}({name}): {why}"), GpuFault::NoKernel))?;
         let handle = state.new_handle();
         let module = module.0;
         state.functions.insert(handle, Function { module, device, kernel });
@@ -478,7 +496,7 @@ impl Driver for SimtDriver {
 
     unsafe fn launch(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()> {
         const CALL: Call = Call::Launch;
-        let mut state = self.enter(CALL)?;
+        let mut state = self.enter_capture(CALL, stream)?;
         self.stream_of(&mut state, CALL, stream)?;
         let device = self.device.ordinal;
         let Some(function) = state
@@ -512,7 +530,7 @@ impl Driver for SimtDriver {
 
     fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
         const CALL: Call = Call::BeginCapture;
-        let mut state = self.enter(CALL)?;
+        let mut state = self.enter_capture(CALL, stream)?;
         let stream = self.stream_of(&mut state, CALL, stream)?;
         if stream.captured.is_some() {
             return self.refuse(CALL, "the stream is captured already");
@@ -521,7 +539,7 @@ impl Driver for SimtDriver {
         Ok(())
     }
 
-    fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle> {
+    fn end_capture(&self, stream: StreamHandle) -> Result<Captured> {
         const CALL: Call = Call::EndCapture;
         // Ended also if the call fails, as a runtime does.
         let captured = self
@@ -530,17 +548,22 @@ impl Driver for SimtDriver {
             .streams
             .get_mut(&stream.0)
             .and_then(|stream| stream.captured.take());
-        let mut state = self.enter(CALL)?;
+        let mut state = self.enter_capture(CALL, stream)?;
+        self.stream_of(&mut state, CALL, stream)?;
         let Some(work) = captured else {
             return self.refuse(CALL, "the stream is not captured");
         };
         let handle = state.new_handle();
+        let nodes = work.iter().filter(|work| work.is_node()).count();
         let graph = Graph {
             device: self.device.ordinal,
             work: work.into(),
         };
         state.graphs.insert(handle, graph);
-        Ok(GraphHandle(handle))
+        Ok(Captured {
+            graph: GraphHandle(handle),
+            nodes,
+        })
     }
 
     unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()> {

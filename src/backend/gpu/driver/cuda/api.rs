@@ -123,6 +123,7 @@ api! {
     launch = "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
     begin_capture = "cuStreamBeginCapture_v2" (Handle, c_int);
     end_capture = "cuStreamEndCapture" (Handle, *mut Handle);
+    graph_nodes = "cuGraphGetNodes" (Handle, *mut Handle, *mut usize);
     destroy_graph = "cuGraphDestroy" (Handle);
     instantiate_graph = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, c_ulonglong);
     upload_graph = "cuGraphUpload" (Handle, Handle);

@@ -1,20 +1,22 @@
-//! hip-sys's calls, each giving a plain number.
+//! The entry points of libamdhip64 that are used, found at run time: one library runs with and without ROCm.
 //!
-//! hip-sys takes results as a Rust enum of HIP 5.4's codes: a newer runtime's code would be undefined behaviour. So each
-//! function, whose arguments the compiler checks against hip-sys here, is called as one that gives an unsigned number,
-//! which is what the enum is to C.
+//! hip-sys gives types and constants, and the compiler checks the types below against its declarations; nothing links to
+//! its functions. Their result, a Rust enum of HIP 5.4's codes, is a plain number here: a code of a newer runtime would be
+//! undefined behaviour as that enum.
 
+use crate::error::{Error, GpuFault, Result};
 use hip_sys::hiprt;
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::mem::transmute;
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
+use std::ffi::{OsStr, c_char, c_int, c_uint, c_void};
+use std::mem::offset_of;
+use std::path::PathBuf;
+use std::sync::OnceLock;
 
-pub use hiprt::hipDeviceAttribute_t::hipDeviceAttributeMultiprocessorCount as ATTRIBUTE_MULTIPROCESSORS;
 pub use hiprt::hipStreamCaptureMode::hipStreamCaptureModeThreadLocal as CAPTURE_THREAD_LOCAL;
 pub use hiprt::{
-    hipDevice_t as DeviceId, hipDeviceAttribute_t as Attribute, hipEvent_t as Event, hipEventDisableTiming,
-    hipFunction_t as Function, hipGraph_t as Graph, hipGraphExec_t as GraphExec, hipGraphNode_t as GraphNode,
-    hipHostMallocMapped, hipHostMallocPortable, hipModule_t as Module, hipStream_t as Stream,
-    hipStreamCaptureMode as CaptureMode, hipStreamNonBlocking,
+    hipEvent_t as Event, hipEventDisableTiming, hipFunction_t as Function, hipGraph_t as Graph,
+    hipGraphExec_t as GraphExec, hipGraphNode_t as GraphNode, hipHostMallocMapped, hipHostMallocPortable,
+    hipModule_t as Module, hipStream_t as Stream, hipStreamCaptureMode as CaptureMode, hipStreamNonBlocking,
 };
 
 /// `hipError_t`; 0 is success.
@@ -24,63 +26,217 @@ pub const LAUNCH_BUFFER_POINTER: *mut c_void = std::ptr::without_provenance_mut(
 pub const LAUNCH_BUFFER_SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
 pub const LAUNCH_END: *mut c_void = std::ptr::without_provenance_mut(3);
 
-macro_rules! calls {
-    ($($name:ident = $function:ident ($($arg:ident: $type:ty),*);)*) => {$(
-        /// # Safety
-        ///
-        /// The HIP function's.
-        #[allow(clippy::too_many_arguments, reason = "as many as C's")]
-        pub unsafe fn $name($($arg: $type),*) -> Code {
-            let typed: unsafe extern "C" fn($($type),*) -> hiprt::hipError_t = hiprt::$function;
-            // SAFETY: the enum is `repr(u32)` and passed as such; every bit pattern is a number.
-            let call: unsafe extern "C" fn($($type),*) -> Code = unsafe { transmute(typed) };
-            // SAFETY: as our caller vouches.
-            unsafe { call($($arg),*) }
+macro_rules! api {
+    ($($name:ident = $function:ident ($($arg:ty),*);)*) => {
+        /// libamdhip64's calls.
+        pub struct Api {
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)*
+            get_properties: GetProperties,
+            layout: &'static Layout,
+            // Last, so that it goes after the pointers into it.
+            _library: Library,
         }
-    )*};
+
+        // The types are hip-sys's.
+        $(const _: unsafe extern "C" fn($($arg),*) -> hiprt::hipError_t = hiprt::$function;)*
+
+        impl Api {
+            fn load() -> Result<Self> {
+                let library = open_library()?;
+                let (get_properties, layout) = properties_of(&library)?;
+                Ok(Self {
+                    // SAFETY: the types are those of hip_runtime_api.h for these symbols, which ROCm 5 to 7 agree on; the
+                    // result, an enum there, is passed as an unsigned number.
+                    $($name: unsafe { symbol(&library, stringify!($function)) }?,)*
+                    get_properties,
+                    layout,
+                    _library: library,
+                })
+            }
+        }
+    };
 }
 
-calls! {
-    device_count = hipGetDeviceCount(count: *mut c_int);
-    device_name = hipDeviceGetName(name: *mut c_char, length: c_int, device: DeviceId);
-    device_attribute = hipDeviceGetAttribute(value: *mut c_int, which: Attribute, device: c_int);
-    device_total = hipDeviceTotalMem(bytes: *mut usize, device: DeviceId);
-    current_device = hipGetDevice(device: *mut c_int);
-    set_device = hipSetDevice(device: c_int);
-    can_access_peer = hipDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int);
-    enable_peer = hipDeviceEnablePeerAccess(peer: c_int, flags: c_uint);
-    memory_info = hipMemGetInfo(free: *mut usize, total: *mut usize);
-    alloc = hipMalloc(at: *mut *mut c_void, bytes: usize);
-    free = hipFree(at: *mut c_void);
-    alloc_host = hipHostMalloc(at: *mut *mut c_void, bytes: usize, flags: c_uint);
-    free_host = hipHostFree(at: *mut c_void);
-    host_address = hipHostGetDevicePointer(device: *mut *mut c_void, host: *mut c_void, flags: c_uint);
-    copy_to_device = hipMemcpyHtoDAsync(to: *mut c_void, from: *mut c_void, bytes: usize, stream: Stream);
-    copy_to_host = hipMemcpyDtoHAsync(to: *mut c_void, from: *mut c_void, bytes: usize, stream: Stream);
-    copy = hipMemcpyDtoDAsync(to: *mut c_void, from: *mut c_void, bytes: usize, stream: Stream);
-    copy_peer = hipMemcpyPeerAsync(
-        to: *mut c_void, device: c_int, from: *const c_void, peer: c_int, bytes: usize, stream: Stream);
-    fill = hipMemsetD8Async(to: *mut c_void, byte: u8, bytes: usize, stream: Stream);
-    create_stream = hipStreamCreateWithFlags(stream: *mut Stream, flags: c_uint);
-    destroy_stream = hipStreamDestroy(stream: Stream);
-    synchronize_stream = hipStreamSynchronize(stream: Stream);
-    wait_event = hipStreamWaitEvent(stream: Stream, event: Event, flags: c_uint);
-    create_event = hipEventCreateWithFlags(event: *mut Event, flags: c_uint);
-    destroy_event = hipEventDestroy(event: Event);
-    record_event = hipEventRecord(event: Event, stream: Stream);
-    synchronize_event = hipEventSynchronize(event: Event);
-    elapsed_ms = hipEventElapsedTime(ms: *mut f32, from: Event, to: Event);
-    load_module = hipModuleLoadData(module: *mut Module, image: *const c_void);
-    unload_module = hipModuleUnload(module: Module);
-    function = hipModuleGetFunction(function: *mut Function, module: Module, name: *const c_char);
+api! {
+    runtime_version = hipRuntimeGetVersion(*mut c_int);
+    device_count = hipGetDeviceCount(*mut c_int);
+    current_device = hipGetDevice(*mut c_int);
+    set_device = hipSetDevice(c_int);
+    can_access_peer = hipDeviceCanAccessPeer(*mut c_int, c_int, c_int);
+    enable_peer = hipDeviceEnablePeerAccess(c_int, c_uint);
+    memory_info = hipMemGetInfo(*mut usize, *mut usize);
+    alloc = hipMalloc(*mut *mut c_void, usize);
+    free = hipFree(*mut c_void);
+    alloc_host = hipHostMalloc(*mut *mut c_void, usize, c_uint);
+    free_host = hipHostFree(*mut c_void);
+    host_address = hipHostGetDevicePointer(*mut *mut c_void, *mut c_void, c_uint);
+    copy_to_device = hipMemcpyHtoDAsync(*mut c_void, *mut c_void, usize, Stream);
+    copy_to_host = hipMemcpyDtoHAsync(*mut c_void, *mut c_void, usize, Stream);
+    copy = hipMemcpyDtoDAsync(*mut c_void, *mut c_void, usize, Stream);
+    copy_peer = hipMemcpyPeerAsync(*mut c_void, c_int, *const c_void, c_int, usize, Stream);
+    fill = hipMemsetD8Async(*mut c_void, u8, usize, Stream);
+    create_stream = hipStreamCreateWithFlags(*mut Stream, c_uint);
+    destroy_stream = hipStreamDestroy(Stream);
+    synchronize_stream = hipStreamSynchronize(Stream);
+    wait_event = hipStreamWaitEvent(Stream, Event, c_uint);
+    create_event = hipEventCreateWithFlags(*mut Event, c_uint);
+    destroy_event = hipEventDestroy(Event);
+    record_event = hipEventRecord(Event, Stream);
+    synchronize_event = hipEventSynchronize(Event);
+    elapsed_ms = hipEventElapsedTime(*mut f32, Event, Event);
+    load_module = hipModuleLoadData(*mut Module, *const c_void);
+    unload_module = hipModuleUnload(Module);
+    function = hipModuleGetFunction(*mut Function, Module, *const c_char);
     launch = hipModuleLaunchKernel(
-        function: Function, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
-        block_z: c_uint, shared_bytes: c_uint, stream: Stream, params: *mut *mut c_void, extra: *mut *mut c_void);
-    begin_capture = hipStreamBeginCapture(stream: Stream, mode: CaptureMode);
-    end_capture = hipStreamEndCapture(stream: Stream, graph: *mut Graph);
-    destroy_graph = hipGraphDestroy(graph: Graph);
-    instantiate_graph = hipGraphInstantiate(
-        exec: *mut GraphExec, graph: Graph, node: *mut GraphNode, log: *mut c_char, log_bytes: usize);
-    launch_graph = hipGraphLaunch(exec: GraphExec, stream: Stream);
-    destroy_graph_exec = hipGraphExecDestroy(exec: GraphExec);
+        Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
+    begin_capture = hipStreamBeginCapture(Stream, CaptureMode);
+    end_capture = hipStreamEndCapture(Stream, *mut Graph);
+    graph_nodes = hipGraphGetNodes(Graph, *mut GraphNode, *mut usize);
+    destroy_graph = hipGraphDestroy(Graph);
+    instantiate_graph = hipGraphInstantiate(*mut GraphExec, Graph, *mut GraphNode, *mut c_char, usize);
+    launch_graph = hipGraphLaunch(GraphExec, Stream);
+    destroy_graph_exec = hipGraphExecDestroy(GraphExec);
+}
+
+/// What is used of `hipDeviceProp_t`.
+pub struct Properties {
+    pub name: String,
+    /// For example `gfx90a`, without the features that may follow it (`:sramecc+:xnack-`).
+    pub arch: String,
+    pub total_bytes: u64,
+    pub multiprocessors: usize,
+}
+
+type GetProperties = unsafe extern "C" fn(*mut c_void, c_int) -> Code;
+
+/// Where `hipDeviceProp_t` has its fields.
+struct Layout {
+    total_bytes: usize,
+    multiprocessors: usize,
+    arch: usize,
+}
+
+/// Bytes of a name, NUL included; the product's is the struct's first field in both layouts.
+const NAME_BYTES: usize = 256;
+/// More than either struct takes (792 and 1,472 bytes).
+const PROPERTIES_BYTES: usize = 4096;
+
+/// What `hipGetDeviceProperties` fills in: the struct of ROCm 5, also in later ROCms that have the symbol.
+const R0000: Layout = Layout {
+    total_bytes: offset_of!(hiprt::hipDeviceProp_t, totalGlobalMem),
+    multiprocessors: offset_of!(hiprt::hipDeviceProp_t, multiProcessorCount),
+    arch: offset_of!(hiprt::hipDeviceProp_t, gcnArchName),
+};
+
+/// What `hipGetDevicePropertiesR0600` fills in: the struct of ROCm 6 and 7, which hip-sys does not have.
+const R0600: Layout = Layout {
+    total_bytes: 288,
+    multiprocessors: 388,
+    arch: 1160,
+};
+
+/// The symbol names the struct's version, so that the layout is known whatever runtime answers.
+fn properties_of(library: &Library) -> Result<(GetProperties, &'static Layout)> {
+    // SAFETY: both take the struct's address and the device's number.
+    match unsafe { symbol(library, "hipGetDevicePropertiesR0600") } {
+        Ok(function) => Ok((function, &R0600)),
+        // SAFETY: as above.
+        Err(_) => unsafe { symbol(library, "hipGetDeviceProperties") }.map(|function| (function, &R0000)),
+    }
+}
+
+impl Api {
+    /// What the runtime says of a device; all zero where it fails.
+    pub fn properties(&self, device: c_int) -> (Code, Properties) {
+        let mut words = [0u64; PROPERTIES_BYTES / 8];
+        // SAFETY: writes one struct, for which there is room; words are aligned as its widest fields are.
+        let code = unsafe { (self.get_properties)(words.as_mut_ptr().cast(), device) };
+        let bytes: &[u8] = bytemuck::cast_slice(&words);
+        let text = |at: usize| super::super::text(&bytes[at..at + NAME_BYTES]);
+        let arch = text(self.layout.arch);
+        let properties = Properties {
+            name: text(0),
+            arch: arch.split(':').next().unwrap_or_default().to_owned(),
+            total_bytes: bytemuck::pod_read_unaligned(&bytes[self.layout.total_bytes..][..8]),
+            multiprocessors: bytemuck::pod_read_unaligned::<i32>(&bytes[self.layout.multiprocessors..][..4]) as usize,
+        };
+        (code, properties)
+    }
+}
+
+/// libamdhip64, loaded once; it stays loaded.
+pub fn api() -> Result<&'static Api> {
+    static API: OnceLock<Api> = OnceLock::new();
+    if let Some(api) = API.get() {
+        return Ok(api);
+    }
+    let api = Api::load()?;
+    Ok(API.get_or_init(|| api))
+}
+
+/// Newest first: ROCm 7, 6, 5, and whatever a developer's link names.
+const SONAMES: [&str; 4] = [
+    "libamdhip64.so.7",
+    "libamdhip64.so.6",
+    "libamdhip64.so.5",
+    "libamdhip64.so",
+];
+
+/// The one that the program has loaded, as two runtimes in one process do not agree; or else that of `$ROCM_PATH`; or else the
+/// newest that the dynamic loader finds or /opt/rocm has.
+fn open_library() -> Result<Library> {
+    const NOLOAD: c_int = libc::RTLD_NOLOAD;
+    for name in SONAMES {
+        // SAFETY: what is loaded already is not initialized again.
+        if let Ok(library) = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL | NOLOAD) } {
+            return Ok(library);
+        }
+    }
+    let rocm = std::env::var_os("ROCM_PATH").map(|rocm| PathBuf::from(rocm).join("lib"));
+    let chosen = SONAMES.iter().filter_map(|name| Some(rocm.as_ref()?.join(name)));
+    let found = SONAMES
+        .iter()
+        .flat_map(|name| [name.into(), PathBuf::from("/opt/rocm/lib").join(name)]);
+    let mut why = None;
+    for path in chosen.chain(found) {
+        // SAFETY: AMD's runtime runs nothing on loading that depends on us.
+        match unsafe { Library::open(Some(&path), RTLD_LAZY | RTLD_LOCAL) } {
+            Ok(library) => return Ok(library),
+            Err(error) => why = why.or(broken(path.as_os_str(), &error)),
+        }
+    }
+    Err(no_driver(format!(
+        "dlopen({})",
+        why.unwrap_or_else(|| SONAMES.join(", "))
+    )))
+}
+
+/// What is wrong with a library that is there: the loader's text begins with the name that it lacks.
+fn broken(path: &OsStr, error: &libloading::Error) -> Option<String> {
+    let libloading::Error::DlOpen { source } = error else {
+        return None;
+    };
+    let text = source.to_string();
+    let absent = text.starts_with(&*path.to_string_lossy()) && text.contains("No such file");
+    (!absent).then_some(text)
+}
+
+/// # Safety
+///
+/// `T` is the symbol's type.
+unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
+    // SAFETY: as our caller vouches.
+    let found = unsafe { library.get::<T>(name) };
+    found
+        .map(|found| *found)
+        .map_err(|_| no_driver(format!("dlsym({name})")))
+}
+
+fn no_driver(call: String) -> Error {
+    Error::Gpu {
+        device: super::RUNTIME.into(),
+        call,
+        fault: GpuFault::NoDriver,
+        code: None,
+    }
 }

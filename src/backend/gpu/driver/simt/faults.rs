@@ -30,6 +30,8 @@ pub enum Call {
     LaunchGraph,
     /// Not a call: a piece of queued work as it runs. It takes the device with it, as a failing kernel does.
     Work,
+    /// Not a call: a piece of work as a capture notes it. The graph lacks it, without an error.
+    Node,
 }
 
 /// A call that fails.
@@ -37,7 +39,7 @@ pub enum Call {
 pub struct Fault {
     /// On this device; `None`: on any.
     pub device: Option<usize>,
-    /// Of this kind; `None`: of any kind but [`Call::Work`].
+    /// Of this kind; `None`: of any kind that is a call.
     pub call: Option<Call>,
     /// The how-manieth of the calls that fit, counted from 1 since the fault was asked for.
     pub nth: u64,
@@ -50,7 +52,9 @@ pub struct Fault {
 impl Fault {
     fn fits(&self, device: usize, call: Call) -> bool {
         self.device.is_none_or(|wanted| wanted == device)
-            && self.call.map_or(call != Call::Work, |wanted| wanted == call)
+            && self
+                .call
+                .map_or(!matches!(call, Call::Work | Call::Node), |wanted| wanted == call)
     }
 }
 

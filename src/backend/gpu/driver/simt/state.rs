@@ -47,6 +47,8 @@ pub struct Stream {
     done: u64,
     /// Noted instead of queued, while a graph is made.
     pub captured: Option<Vec<Work>>,
+    /// A capture on it was invalidated: like a stream of HIP's it takes no more work, captured or not.
+    pub invalidated: bool,
 }
 
 pub struct Event {
@@ -100,7 +102,15 @@ impl Stream {
             queue: VecDeque::new(),
             done: 0,
             captured: None,
+            invalidated: false,
         }
+    }
+}
+
+impl Work {
+    /// Whether it becomes a node of a graph; events become dependencies.
+    pub fn is_node(&self) -> bool {
+        matches!(self, Self::Copy { .. } | Self::Fill { .. } | Self::Launch(_))
     }
 }
 
@@ -153,7 +163,10 @@ impl State {
     pub fn submit(&mut self, stream: u64, work: Work) {
         let queue = self.streams.get_mut(&stream).expect("checked by the caller");
         if let Some(captured) = &mut queue.captured {
-            captured.push(work);
+            let lost = work.is_node() && self.plan.count(queue.device, Call::Node).is_some();
+            if !lost {
+                captured.push(work);
+            }
             return;
         }
         self.enqueue(stream, work);

@@ -1,0 +1,139 @@
+//! A replica's captured graphs, one for each shape of step.
+
+use super::super::context::Capture;
+use super::super::memory::Graph;
+use super::super::ops::StepShape;
+use super::{GpuReplica, StepHeader};
+use crate::batch::{StepPlan, Want};
+use crate::error::Result;
+use crate::memory::{self, Purpose};
+use crate::report;
+use std::collections::HashMap;
+
+/// See the module.
+#[derive(Default)]
+pub struct Graphs {
+    /// By the shape and the buffer of logits that it writes; nothing else depends on the turn.
+    by_shape: HashMap<(StepShape, usize), Graph>,
+    trouble: Trouble,
+}
+
+/// What has kept graphs from being captured.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Trouble {
+    #[default]
+    None,
+    /// Other threads' calls, of which a line has told. The next capture may succeed.
+    Invalidated,
+    /// The runtime leaves kernels out: no more captures.
+    Incomplete,
+}
+
+impl Graphs {
+    /// Drops those that write whole rows of logits, which are done.
+    pub fn forget_logits(&mut self) {
+        self.by_shape.retain(|(shape, _), _| !shape.logits);
+    }
+}
+
+impl GpuReplica {
+    /// Captures the graphs of steps that only decode, which are most, so that no run waits for them. Where the shape
+    /// counts items of attention too there are too many; those are captured when they come.
+    pub(super) fn prepare(&mut self) -> Result<()> {
+        let countless = self.context.target.decode_items(usize::MAX) > 1;
+        if self.ops.timeline.is_some() || countless || self.weights.unembedding.is_wire() {
+            return Ok(());
+        }
+        let mut rows = 0;
+        while rows < self.capacity.logits_rows {
+            rows = bucket(rows + 1, self.capacity.logits_rows);
+            let shape = StepShape {
+                rows,
+                logits_rows: rows,
+                decode_items: 1,
+                prefill_tiles: 0,
+                logits: false,
+                draws: false,
+            };
+            self.capture(&StepPlan::default(), shape, Want::Greedy, 0)?;
+        }
+        Ok(())
+    }
+
+    /// The shape of a step.
+    pub(super) fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
+        StepShape {
+            rows: bucket(plan.rows(), self.capacity.rows),
+            logits_rows: bucket(plan.logits.len(), self.capacity.logits_rows),
+            decode_items: match header.full_items.max(header.window_items) as usize {
+                0 => 0,
+                items => bucket(self.context.target.decode_items(items), usize::MAX),
+            },
+            prefill_tiles: match header.prefill_tiles as usize {
+                0 => 0,
+                tiles => bucket(tiles, self.capacity.rows),
+            },
+            logits: self.whole_rows(want),
+            draws: matches!(want, Want::Draws { .. }),
+        }
+    }
+
+    /// Queues a step's kernels: a captured graph of its shape, or one by one where they are timed or there is no graph.
+    pub(super) fn queue(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
+        if self.ops.timeline.is_some() {
+            return self.run(plan, shape, want, turn);
+        }
+        let buffer = if shape.logits { turn } else { 0 };
+        if !self.graphs.by_shape.contains_key(&(shape, buffer)) {
+            self.capture(plan, shape, want, buffer)?;
+        }
+        match self.graphs.by_shape.get(&(shape, buffer)) {
+            // SAFETY: the replica owns all memory its kernels use and waits for the stream before it drops any.
+            Some(graph) => unsafe { graph.launch(&self.context.stream) },
+            None => self.run(plan, shape, want, turn),
+        }
+    }
+
+    /// Captures the graph of a shape, if captures work now.
+    fn capture(&mut self, plan: &StepPlan, shape: StepShape, want: Want, buffer: usize) -> Result<()> {
+        if self.graphs.trouble == Trouble::Incomplete {
+            return Ok(());
+        }
+        let context = self.context.clone();
+        let trouble = match context.capture(|| self.run(plan, shape, want, buffer))? {
+            Capture::Graph(graph) => {
+                let graphs = &mut self.graphs.by_shape;
+                let more = graphs.try_reserve(1);
+                more.map_err(|_| memory::lacking::<Graph>(graphs.len() + 1, Purpose::Step))?;
+                graphs.insert((shape, buffer), graph);
+                return Ok(());
+            }
+            Capture::Invalidated if self.graphs.trouble == Trouble::Invalidated => return Ok(()),
+            Capture::Invalidated => {
+                let why = "other threads' calls invalidate the capture of its graph";
+                report::line(format_args!(
+                    "{}: a step runs without a graph, slower: {why}",
+                    context.name()
+                ));
+                Trouble::Invalidated
+            }
+            Capture::Incomplete { nodes, launches } => {
+                let why = format!("the runtime has captured {nodes} of {launches} kernels");
+                report::line(format_args!(
+                    "{}: steps run without graphs, slower: {why}",
+                    context.name()
+                ));
+                Trouble::Incomplete
+            }
+        };
+        self.graphs.trouble = trouble;
+        Ok(())
+    }
+}
+
+/// The next of 1, 2, 3, 4, 6, 8, 12, ...: a third of the work at most is in vain, and there are few shapes.
+fn bucket(n: usize, most: usize) -> usize {
+    let power = n.next_power_of_two();
+    let between = power / 4 * 3;
+    if between >= n { between } else { power }.min(most)
+}

@@ -1,0 +1,274 @@
+//! The HIP driver against a libamdhip64 of our own (`amdhip64.c`), found as the real one is: what ROCm is refused, what
+//! is read of a device, what a code object's loader says, and what goes wrong with captures.
+#![cfg(feature = "hip")]
+
+use bytemuck::NoUninit;
+use getp::backend::gpu::code_objects::Image;
+use getp::backend::gpu::context::{Capture, Context};
+use getp::backend::gpu::driver::DevicePtr;
+use getp::backend::gpu::driver::{discover, hip};
+use getp::backend::gpu::launch::Launch;
+use getp::backend::gpu::memory::{DeviceBuffer, to_host};
+use getp::options::Options;
+use object::{File, Object, ObjectSection};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Set for a process of its own, as a runtime is loaded once a process: it says what to do there.
+const CHILD: &str = "GETP_TEST_HIP";
+
+/// Of a code object the fake looks at nothing, the driver at its first bytes.
+static IMAGE: [u8; 64] = {
+    let mut image = [0; 64];
+    (image[0], image[1], image[2], image[3]) = (0x7f, b'E', b'L', b'F');
+    image
+};
+
+/// A folder whose `lib` has the runtime under `soname`; `R0600`: with the device properties of ROCm 6.
+fn runtime(soname: &str, flags: &[&str]) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hip-{soname}{}", flags.concat()));
+    let lib = folder.join("lib");
+    std::fs::create_dir_all(&lib).unwrap();
+    // Whole or not there, whichever test makes it first.
+    let part = lib.join(format!("{soname}.{:?}", std::thread::current().id()));
+    let mut command = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    command
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"])
+        .args(flags);
+    command.arg(format!("-Wl,-soname,{soname}"));
+    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip/amdhip64.c"));
+    let output = command.arg("-o").arg(&part).output().expect("a C compiler (set CC)");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(part, lib.join(soname)).unwrap();
+    folder
+}
+
+/// What the driver gives in a process with this environment; `scene` is what to ask of it.
+fn play(scene: &str, environment: &[(&str, &str)]) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "the_child", "--nocapture"]).env(CHILD, scene);
+    let output = command
+        .env_remove("ROCM_PATH")
+        .envs(environment.iter().copied())
+        .output();
+    let output = output.unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let said = text
+        .lines()
+        .filter_map(|line| line.split_once("child: ").map(|(_, said)| said));
+    said.collect::<Vec<_>>().join("\n")
+}
+
+/// [`play`] with ROCm 6 and this.
+fn play_with(scene: &str, environment: &[(&str, &str)]) -> String {
+    let rocm = runtime("libamdhip64.so.6", &["-DR0600"]);
+    let mut all = vec![("ROCM_PATH", rocm.to_str().unwrap())];
+    all.extend(environment);
+    play(scene, &all)
+}
+
+/// Not a test by itself: what [`play`] runs.
+#[test]
+fn the_child() {
+    match std::env::var(CHILD).as_deref() {
+        Ok("list") => say(hip::list().map(|found| format!("{found:?}"))),
+        Ok("open") => say(hip::open(0).map(|_| "open")),
+        Ok("usable") => say(discover::usable(&Options::default(), 0).map(|usable| usable.lines.join("; "))),
+        Ok("load") => say(context().map(|_| "loaded")),
+        Ok("capture") => say(capture()),
+        _ => {}
+    }
+}
+
+fn say(what: getp::error::Result<impl std::fmt::Display>) {
+    match what {
+        Ok(what) => println!("child: {what}"),
+        Err(error) => println!("child: {error}"),
+    }
+}
+
+fn context() -> getp::error::Result<Context> {
+    Context::open(hip::open(0)?, &[Image::whole(&IMAGE)])
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, NoUninit)]
+struct AddOne {
+    to: DevicePtr,
+}
+
+/// Captures three launches; then what came of it, and what a number is after the graph, if there is one, and one more
+/// launch.
+fn capture() -> getp::error::Result<String> {
+    let context = context()?;
+    let number = DeviceBuffer::<i32>::zeroed(&context.stream, 1)?;
+    let args = AddOne { to: number.at() };
+    let kernel = Launch::new(&context.target.family.table().kernels[0], 1);
+    let add_one = || {
+        // SAFETY: all of the fake's kernels take one address, of an int that lives.
+        unsafe { context.launch(kernel, &args) }
+    };
+    let name = match context.capture(|| (0..3).try_for_each(|_| add_one()))? {
+        Capture::Graph(graph) => {
+            // SAFETY: its kernels' memory lives.
+            unsafe { graph.launch(&context.stream) }?;
+            "graph".to_owned()
+        }
+        Capture::Invalidated => "invalidated".to_owned(),
+        Capture::Incomplete { nodes, launches } => format!("{nodes} of {launches}"),
+    };
+    add_one()?;
+    // SAFETY: the buffer's own number.
+    let values: Vec<i32> = unsafe { to_host(&context.stream, number.at(), 1) }?;
+    Ok(format!("{name}, {}", values[0]))
+}
+
+#[test]
+fn nothing_links_to_the_runtime() {
+    let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+    let program = File::parse(&*program).unwrap();
+    let names = program.section_by_name(".dynstr").unwrap();
+    let names = String::from_utf8_lossy(names.data().unwrap()).into_owned();
+    assert!(names.contains("libc.so"), "{names}");
+    assert!(!names.contains("amdhip64"), "{names}");
+}
+
+#[test]
+fn any_rocm_s_properties_are_read_by_its_own_layout() {
+    for (soname, flags, version) in [
+        ("libamdhip64.so.5", &[][..], "50600000"),
+        ("libamdhip64.so.6", &["-DR0600"][..], "60200000"),
+        ("libamdhip64.so.7", &["-DR0600"][..], "70051831"),
+        ("libamdhip64.so", &["-DR0600"][..], "60200000"),
+    ] {
+        let rocm = runtime(soname, flags);
+        let found = play(
+            "list",
+            &[("ROCM_PATH", rocm.to_str().unwrap()), ("FAKE_HIP_VERSION", version)],
+        );
+        let expected = format!(
+            "[Found {{ device: Device {{ runtime: \"hip\", ordinal: 0, name: \"Fake Instinct\", arch: \"gfx90a\", \
+             multiprocessors: 104 }}, total_bytes: {} }}]",
+            64u64 << 30
+        );
+        assert_eq!(found, expected, "{soname}");
+    }
+}
+
+#[test]
+fn the_loader_finds_the_runtime_by_its_soname() {
+    let rocm = runtime("libamdhip64.so.7", &["-DR0600"]);
+    let lib = rocm.join("lib");
+    assert_eq!(play("open", &[("LD_LIBRARY_PATH", lib.to_str().unwrap())]), "open");
+}
+
+/// Two runtimes in one process would not agree.
+#[test]
+fn the_runtime_that_the_program_has_loaded_is_taken() {
+    let (newer, loaded) = (
+        runtime("libamdhip64.so.7", &["-DR0600"]),
+        runtime("libamdhip64.so.6", &["-DR0600", "-DMULTIPROCESSORS=7"]),
+    );
+    let rocm = ("ROCM_PATH", newer.to_str().unwrap());
+    assert!(play("list", &[rocm]).contains("multiprocessors: 104"));
+    let library = loaded.join("lib/libamdhip64.so.6");
+    let said = play("list", &[rocm, ("LD_PRELOAD", library.to_str().unwrap())]);
+    assert!(said.contains("multiprocessors: 7"), "{said}");
+}
+
+/// A runtime that is there and cannot be loaded is one that is not there, and the line says what is wrong with it.
+#[test]
+fn without_a_runtime_the_cpu_is_taken_with_a_line() {
+    if Path::new("/opt/rocm/lib/libamdhip64.so").exists() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    for soname in [
+        "libamdhip64.so.7",
+        "libamdhip64.so.6",
+        "libamdhip64.so.5",
+        "libamdhip64.so",
+    ] {
+        std::fs::write(folder.path().join(soname), "no library at all").unwrap();
+    }
+    let said = play("usable", &[("LD_LIBRARY_PATH", folder.path().to_str().unwrap())]);
+    assert!(said.starts_with("running on the CPU: "), "{said}");
+    assert!(said.contains("hip: dlopen("), "{said}");
+    assert!(said.contains("libamdhip64.so.7: "), "{said}");
+    assert!(
+        said.contains("no working driver; install the device's driver"),
+        "{said}"
+    );
+}
+
+#[test]
+fn rocm_before_5_6_is_refused() {
+    for scene in ["list", "open"] {
+        let said = play_with(scene, &[("FAKE_HIP_VERSION", "50531061")]);
+        let expected = "hip: hipRuntimeGetVersion: HIP 5.5 (50531061): ROCm before 5.6 leaves kernels out of graphs; \
+                        install ROCm 5.6 or later, or set GETP_DEVICE=cpu";
+        assert_eq!(said, expected);
+    }
+    let said = play_with("usable", &[("FAKE_HIP_VERSION", "50221153")]);
+    assert!(said.starts_with("running on the CPU: "), "{said}");
+    assert!(said.contains("HIP 5.2"), "{said}");
+    assert_eq!(play_with("open", &[("FAKE_HIP_VERSION", "50600000")]), "open");
+}
+
+#[test]
+fn an_architecture_without_code_is_named() {
+    let said = play_with("usable", &[("FAKE_HIP_ARCH", "gfx1100")]);
+    let words = "hip:0 (Fake Instinct, gfx1100) is not used: no code object for this architecture";
+    assert!(said.contains(words), "{said}");
+}
+
+#[test]
+fn a_code_object_that_is_refused_is_reported_with_its_own_error() {
+    assert_eq!(play_with("load", &[]), "loaded");
+    for (code, words) in [
+        ("209", "no code for this device; build getp for its architecture"),
+        ("200", "the runtime knows no such code object"),
+        ("218", "could not load the code object"),
+        ("303", "could not load the code object"),
+        ("2", "out of device memory"),
+        ("999", "the device is lost"),
+    ] {
+        let said = play_with("load", &[("FAKE_HIP_REFUSE", code)]);
+        assert!(said.starts_with("hip:0: hipModuleLoadData(64 bytes): "), "{said}");
+        assert!(said.contains(words), "{said}");
+        assert!(said.ends_with(&format!("(code {code})")), "{said}");
+    }
+}
+
+#[test]
+fn a_capture_has_all_kernels() {
+    assert_eq!(play_with("capture", &[]), "graph, 4");
+}
+
+#[test]
+fn a_kernel_that_a_capture_loses_is_noticed() {
+    for which in ["1", "2", "3"] {
+        assert_eq!(play_with("capture", &[("FAKE_HIP_DROP", which)]), "2 of 3, 1");
+    }
+}
+
+#[test]
+fn a_capture_that_is_invalidated_is_tried_again() {
+    for times in ["1", "2"] {
+        assert_eq!(play_with("capture", &[("FAKE_HIP_INVALIDATE", times)]), "graph, 4");
+    }
+}
+
+/// Also then kernels are launched: on a stream that was never captured.
+#[test]
+fn a_capture_that_is_always_invalidated_is_given_up() {
+    assert_eq!(
+        play_with("capture", &[("FAKE_HIP_INVALIDATE", "1000")]),
+        "invalidated, 1"
+    );
+}
