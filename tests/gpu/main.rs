@@ -18,6 +18,8 @@ mod contract;
 mod devices;
 #[cfg(feature = "simt")]
 mod faults;
+#[cfg(feature = "simt")]
+mod graphs;
 mod independence;
 mod model;
 mod ops;

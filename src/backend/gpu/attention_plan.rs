@@ -48,6 +48,23 @@ pub fn max_partial_slots(keys: usize, kv_heads: usize, multiprocessors: usize) -
     })
 }
 
+/// The most items that [`plan_decode`] may list for `rows` rows of at most `keys` keys each, which begin at position 0
+/// (`from_start`) or anywhere.
+pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, multiprocessors: usize) -> usize {
+    let begun = if from_start { 1 } else { 2 };
+    let items = |i: usize| {
+        let size = RUNS[i] * ATTENTION_UNIT;
+        // A run is taken only if the next longer one is too long, which bounds the number of keys.
+        let all = match i {
+            0 => rows * keys,
+            _ => (rows * keys).min(3 * multiprocessors * keys.min(RUNS[i - 1] * ATTENTION_UNIT) / (2 * kv_heads)),
+        };
+        let of_one = if keys <= size { 1 } else { (keys - 1) / size + begun };
+        (rows * of_one).min(all / size + begun * rows)
+    };
+    (0..RUNS.len()).map(items).max().unwrap_or(rows)
+}
+
 /// The longest run whose items are at most two thirds of a multiprocessor's mean load.
 fn run_units(most: usize, all: usize, kv_heads: usize, multiprocessors: usize) -> usize {
     let fits = |run: usize| 2 * kv_heads * all >= 3 * multiprocessors * most.min(run * ATTENTION_UNIT);
@@ -185,6 +202,10 @@ mod tests {
             items.windows(2).all(|pair| pair[0].tokens >= pair[1].tokens),
             "longest first"
         );
+        let longest = contexts.iter().map(|&(.., keys)| keys).max().unwrap_or(1);
+        let from_start = contexts.iter().all(|&(_, first, _)| first == 0);
+        let most = most_items(contexts.len(), longest, from_start, KV_HEADS, MULTIPROCESSORS);
+        assert!(items.len() <= most, "{} items, at most {most} foreseen", items.len());
         let mut used = vec![false; slots];
         let mut by_row = items.clone();
         by_row.sort_by_key(|item| (item.row, item.first_unit));
@@ -208,6 +229,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Few rows are cut into units; of many rows there are not many more items than rows.
+    #[test]
+    fn the_most_items_are_no_more_than_there_can_be() {
+        for rows in [1, 4] {
+            let items = check(&(0..rows).map(|row| (row, 0, 1024)).collect::<Vec<_>>());
+            assert_eq!(items.len(), most_items(rows, 1024, true, KV_HEADS, MULTIPROCESSORS));
+        }
+        assert_eq!(most_items(1, 1024, true, KV_HEADS, MULTIPROCESSORS), 8);
+        assert_eq!(most_items(32, 128, true, KV_HEADS, MULTIPROCESSORS), 32);
+        assert!(most_items(890, 1024, true, KV_HEADS, MULTIPROCESSORS) < 1100);
     }
 
     #[test]

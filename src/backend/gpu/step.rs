@@ -181,6 +181,11 @@ impl StepMemory {
         self.sections.step(self.device.values(), self.last_tokens.values())
     }
 
+    /// What attention's planning knows.
+    pub fn attention(&self) -> &AttentionShape {
+        &self.attention
+    }
+
     /// What the step's first kernel is told.
     pub fn upload_args(&self) -> UploadArgs {
         UploadArgs {

@@ -1,14 +1,20 @@
 //! A replica's captured graphs, one for each shape of step.
 
+use super::super::attention_plan::most_items;
 use super::super::context::Capture;
 use super::super::memory::Graph;
 use super::super::ops::StepShape;
+use super::super::step::AttentionShape;
 use super::{GpuReplica, StepHeader};
 use crate::batch::{StepPlan, Want};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::report;
 use std::collections::HashMap;
+
+/// Positions of the decoding steps whose graphs are captured ahead. Only where a shape counts items of attention do they
+/// matter: longer rows have more.
+const SHORT_POSITIONS: usize = 1024;
 
 /// See the module.
 #[derive(Default)]
@@ -37,27 +43,46 @@ impl Graphs {
 }
 
 impl GpuReplica {
-    /// Captures the graphs of steps that only decode, which are most, so that no run waits for them. Where the shape
-    /// counts items of attention too there are too many; those are captured when they come.
+    /// Captures the graphs of steps that only decode, which are most, so that no run waits for them.
     pub(super) fn prepare(&mut self) -> Result<()> {
-        let countless = self.context.target.decode_items(usize::MAX) > 1;
-        if self.ops.timeline.is_some() || countless || self.weights.unembedding.is_wire() {
+        if self.ops.timeline.is_some() || self.weights.unembedding.is_wire() {
             return Ok(());
         }
-        let mut rows = 0;
-        while rows < self.capacity.logits_rows {
-            rows = bucket(rows + 1, self.capacity.logits_rows);
-            let shape = StepShape {
-                rows,
-                logits_rows: rows,
-                decode_items: 1,
-                prefill_tiles: 0,
-                logits: false,
-                draws: false,
-            };
+        for shape in self.decoding_shapes()? {
             self.capture(&StepPlan::default(), shape, Want::Greedy, 0)?;
         }
         Ok(())
+    }
+
+    /// The shapes of greedy steps that only decode; where they count items, of rows of at most [`SHORT_POSITIONS`].
+    fn decoding_shapes(&self) -> Result<Vec<StepShape>> {
+        let mut shapes = Vec::new();
+        let keys = SHORT_POSITIONS.min(self.capacity.positions);
+        let mut rows = 0;
+        while rows < self.capacity.logits_rows {
+            let least = rows + 1;
+            rows = bucket(least, self.capacity.logits_rows);
+            let target = &self.context.target;
+            let most = target.decode_items(most_decode_items(rows, keys, self.memory.attention()));
+            let mut items = target.decode_items(least);
+            loop {
+                items = bucket(items, usize::MAX);
+                let shape = StepShape {
+                    rows: bucket(least, self.capacity.rows),
+                    logits_rows: rows,
+                    decode_items: items,
+                    prefill_tiles: 0,
+                    logits: false,
+                    draws: false,
+                };
+                memory::push(&mut shapes, shape, Purpose::Step)?;
+                if items >= most {
+                    break;
+                }
+                items += 1;
+            }
+        }
+        Ok(shapes)
     }
 
     /// The shape of a step.
@@ -128,6 +153,15 @@ impl GpuReplica {
         };
         self.graphs.trouble = trouble;
         Ok(())
+    }
+}
+
+/// The most items of decode attention that a layer has, full or windowed, if each row sees at most `keys` keys.
+fn most_decode_items(rows: usize, keys: usize, attention: &AttentionShape) -> usize {
+    let most = |keys, whole| most_items(rows, keys, whole, attention.kv_heads, attention.processors);
+    match attention.window {
+        0 => most(keys, true),
+        window => most(keys, true).max(most(window.min(keys), false)),
     }
 }
 
