@@ -24,7 +24,7 @@ mod workloads;
 
 use clap::{Parser, Subcommand};
 use getp::backend::gpu;
-use getp::backend::gpu::driver::discover;
+use getp::backend::gpu::discover;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::weights::WeightSource;
 use getp::config::ModelConfig;

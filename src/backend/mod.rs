@@ -9,7 +9,7 @@ use crate::options::{DeviceChoice, Options};
 use crate::replica::Replica;
 use crate::report;
 use crate::weights::least_bytes;
-use gpu::driver::discover::{self, Usable};
+use gpu::discover::{self, Usable};
 use gpu::weights::WeightSource;
 
 /// Opens a replica of the model on each GPU that can be used, or on the CPU if there is none.

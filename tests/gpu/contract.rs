@@ -5,7 +5,7 @@ use super::model::{Drawing, Model};
 use getp::abi::driver;
 use getp::abi::lifecycle::with_engine;
 use getp::abi::types::{RunState, TransformerWeights};
-use getp::backend::gpu::driver::discover;
+use getp::backend::gpu::discover;
 use getp::options::Options;
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};

@@ -7,7 +7,7 @@ use super::synthetic::{Dense, Experts};
 use getp::abi::lifecycle::{self, Backends};
 use getp::backend;
 use getp::backend::cpu;
-use getp::backend::gpu::driver::discover::{self, Usable};
+use getp::backend::gpu::discover::{self, Usable};
 use getp::backend::gpu::driver::simt::{Call, Live, Order, Setup, System};
 use getp::backend::gpu::memory::SharedDriver;
 use getp::checkpoint::{Checkpoint, Field};

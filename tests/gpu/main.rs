@@ -27,7 +27,7 @@ mod outputs;
 mod replica;
 
 use getp::backend::gpu;
-use getp::backend::gpu::driver::discover;
+use getp::backend::gpu::discover;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::weights::WeightSource;
 use getp::checkpoint::Checkpoint;

@@ -1,9 +1,8 @@
 //! The SIMT machine's driver: queues, events, graphs, memory, injected faults.
 
 use super::compile;
-use getp::backend::gpu::driver::simt::{
-    Call, Fault, Live, Order, Schedule, Setup, System, code_object, sanitized_kernels,
-};
+use getp::backend::gpu::code_objects::{sanitized_kernels, simt_image};
+use getp::backend::gpu::driver::simt::{Call, Fault, Live, Order, Schedule, Setup, System};
 use getp::backend::gpu::driver::{
     DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned, StreamHandle,
 };
@@ -446,7 +445,7 @@ fn code_that_does_not_fit_is_refused() {
 fn the_product_s_kernels_load() {
     let system = system(Order::Eager);
     let mut rig = Rig::new(&system, 0);
-    rig.modules.push(rig.driver.load_module(code_object()).unwrap());
+    rig.modules.push(rig.driver.load_module(simt_image()).unwrap());
 }
 
 fn fault(call: Call, nth: u64, fault: GpuFault) -> Fault {

@@ -1,17 +1,8 @@
 //! Which devices are used: a pure function of what the user asks for and what there is.
 
-use super::driver::Device;
+use super::driver::{Device, Found};
 use crate::error::{Error, Result};
 use crate::options::DeviceChoice;
-
-/// A device there is.
-#[derive(Clone, Debug)]
-pub struct Found {
-    /// What is known of it.
-    pub device: Device,
-    /// Its memory.
-    pub total_bytes: u64,
-}
 
 /// A runtime this library was built for.
 #[derive(Debug)]

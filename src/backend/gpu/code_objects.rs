@@ -44,7 +44,7 @@ impl Image {
 pub fn for_arch(arch: &str) -> Vec<Image> {
     #[cfg(feature = "simt")]
     if arch == SIMT {
-        return vec![Image::whole(super::driver::simt::code_object())];
+        return vec![Image::whole(simt_image())];
     }
     let objects = CODE_OBJECTS.iter().filter(|object| fits(object.arch, arch));
     let image = |object: &CodeObject| Image {
@@ -70,6 +70,20 @@ const SIMT: &str = "simt";
 /// Whether code for `object` runs on `device`. A device is `sm_90`; `sm_90a` is code that runs there and nowhere else.
 pub fn fits(object: &str, device: &str) -> bool {
     object == device || (object.starts_with("sm_") && object.strip_suffix('a') == Some(device))
+}
+
+/// The SIMT machine's image: the library's kernels where build.rs has put them, or those under AddressSanitizer.
+#[cfg(feature = "simt")]
+pub fn simt_image() -> &'static [u8] {
+    sanitized_kernels().unwrap_or(env!("GETP_SIMT_KERNELS")).as_bytes()
+}
+
+/// Kernels of the SIMT machine compiled with AddressSanitizer, named in `GETP_SIMT_SANITIZED`: tests/programs/simt.sh makes them.
+#[cfg(feature = "simt")]
+pub fn sanitized_kernels() -> Option<&'static str> {
+    static PATH: std::sync::LazyLock<Option<String>> =
+        std::sync::LazyLock::new(|| std::env::var("GETP_SIMT_SANITIZED").ok());
+    PATH.as_deref()
 }
 
 #[cfg(test)]

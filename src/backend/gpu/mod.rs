@@ -11,6 +11,7 @@ pub mod ceilings;
 pub mod choice;
 pub mod code_objects;
 pub mod context;
+pub mod discover;
 pub mod driver;
 pub mod family;
 mod grids;

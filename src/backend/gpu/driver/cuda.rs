@@ -7,10 +7,9 @@
 mod api;
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle,
-    Pinned, StreamHandle,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch,
+    ModuleHandle, Pinned, StreamHandle,
 };
-use crate::backend::gpu::choice::Found;
 use crate::error::{Error, GpuFault, Result};
 use api::{Address, Api, Code, Handle, LaunchAttribute, LaunchConfig, Ordinal};
 use std::collections::HashMap;

@@ -6,7 +6,6 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
-pub mod discover;
 #[cfg(feature = "hip")]
 pub mod hip;
 #[cfg(feature = "simt")]
@@ -30,6 +29,15 @@ pub struct Device {
     pub arch: String,
     /// Multiprocessors (compute units).
     pub multiprocessors: usize,
+}
+
+/// A device there is.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What is known of it.
+    pub device: Device,
+    /// Its memory.
+    pub total_bytes: u64,
 }
 
 /// A device's memory in bytes.

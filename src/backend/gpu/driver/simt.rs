@@ -17,15 +17,14 @@ pub use faults::{Call, Fault};
 pub use library::Schedule;
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle,
-    Pinned, StreamHandle,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch,
+    ModuleHandle, Pinned, StreamHandle,
 };
-use crate::backend::gpu::choice::Found;
 use crate::error::{Error, GpuFault, Result};
 use library::{KernelLaunch, Library};
 use memory::Kind;
 use state::{Event, Function, Graph, Module, State, Stream, Work};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A gfx90a's, in a block.
 const MAX_SHARED_BYTES: u32 = 64 << 10;
@@ -169,17 +168,6 @@ pub fn list() -> Result<Vec<Found>> {
 /// One of them.
 pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
     System::shared().driver(ordinal)
-}
-
-/// The image to load for the library's kernels: where build.rs has put them, or those under AddressSanitizer.
-pub fn code_object() -> &'static [u8] {
-    sanitized_kernels().unwrap_or(env!("GETP_SIMT_KERNELS")).as_bytes()
-}
-
-/// Kernels compiled with AddressSanitizer, named in `GETP_SIMT_SANITIZED`: tests/programs/simt.sh makes them.
-pub fn sanitized_kernels() -> Option<&'static str> {
-    static PATH: LazyLock<Option<String>> = LazyLock::new(|| std::env::var("GETP_SIMT_SANITIZED").ok());
-    PATH.as_deref()
 }
 
 fn error(ordinal: usize, call: String, fault: GpuFault) -> Error {

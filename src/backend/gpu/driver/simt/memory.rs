@@ -1,5 +1,6 @@
 //! A device's memory, from the host's allocator: counted against a capacity, poisoned, with guards on both sides.
 
+use crate::backend::gpu::code_objects::sanitized_kernels;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 
@@ -24,7 +25,7 @@ struct Allocation {
 
 /// What lies on either side of an allocation: AddressSanitizer has guards of its own, which report more.
 fn guard_bytes() -> usize {
-    if super::sanitized_kernels().is_some() { 0 } else { 256 }
+    if sanitized_kernels().is_some() { 0 } else { 256 }
 }
 
 impl Allocation {

@@ -1,8 +1,8 @@
 //! From the user's choice to open devices.
 
-use super::Driver;
-use crate::backend::gpu::choice::{self, Found, Needs, Runtime};
-use crate::backend::gpu::code_objects;
+use super::choice::{self, Needs, Runtime};
+use super::code_objects;
+use super::driver::{Driver, Found};
 use crate::error::Result;
 use crate::options::{DeviceChoice, Options};
 use std::sync::Arc;
@@ -28,20 +28,20 @@ const ENTRIES: &[Entry] = &[
     #[cfg(feature = "hip")]
     Entry {
         name: "hip",
-        list: super::hip::list,
-        open: super::hip::open,
+        list: super::driver::hip::list,
+        open: super::driver::hip::open,
     },
     #[cfg(feature = "cuda")]
     Entry {
         name: "cuda",
-        list: super::cuda::list,
-        open: super::cuda::open,
+        list: super::driver::cuda::list,
+        open: super::driver::cuda::open,
     },
     #[cfg(feature = "simt")]
     Entry {
         name: "simt",
-        list: super::simt::list,
-        open: super::simt::open,
+        list: super::driver::simt::list,
+        open: super::driver::simt::open,
     },
 ];
 
