@@ -5,8 +5,9 @@
 use bytemuck::NoUninit;
 use getp::backend::gpu::code_objects::Image;
 use getp::backend::gpu::context::{Capture, Context};
+use getp::backend::gpu::discover;
 use getp::backend::gpu::driver::DevicePtr;
-use getp::backend::gpu::driver::{discover, hip};
+use getp::backend::gpu::driver::hip;
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::memory::{DeviceBuffer, to_host};
 use getp::options::Options;
