@@ -9,6 +9,7 @@
 // Grid: ceil(n / WIRE_ROWS) * groups * splits; `splits` blocks share the input rows of a tile (any number; enough to fill the
 // device). Threads: 8 waves.
 #include "catalogue.h"
+#include "gpu/gated.h"
 #include "gpu/math.h"
 
 enum { OUT = 4, IN = 4, THREADS = GEMM_PLAIN_THREADS, WAVES = THREADS / WAVE };
@@ -123,11 +124,8 @@ struct GatedUnit {
   }
   DEV void operator()(int n, int row, float v) const {
     const float other = shfl_xor(v, IN);
-    // Comparisons, not min and max, which would drop a NaN.
-    const float gate = v > a.limit ? a.limit : v;
-    const float up = other > a.limit ? a.limit : other < -a.limit ? -a.limit : other;
-    const float sigmoid = div_rn(1.f, add_rn(1.f, exp_f32(mul_rn(-1.702f, gate))));
-    if (row >= 0 && n % 2 == 0) store(row, n >> 1, mul_rn(mul_rn(gate, sigmoid), add_rn(up, 1.f)));
+    const float gated = gated_unit(v, other, a.limit, [](float x) { return exp_f32(x); });
+    if (row >= 0 && n % 2 == 0) store(row, n >> 1, gated);
   }
 };
 // Zeros from the last column to the end of its slab, by whoever has that column.

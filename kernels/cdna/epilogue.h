@@ -1,6 +1,7 @@
 // What becomes of a tile's sums. A lane holds 8 consecutive outputs of one token: `sums` of row `row` of the input buffer and
 // outputs o .. o + 7, already multiplied by the weights' scale. EXACT follows the float32 baseline to the letter.
 #pragma once
+#include "../gpu/gated.h"
 #include "mfma.h"
 
 struct Place { int group; int row; int o; };
@@ -46,12 +47,8 @@ struct Logits {
 // end become zeros: weights and biases are zeros there.
 template <int FORMAT, int TERMS> struct Mlp1 {
   static DEV float gated(float gate, float up, float limit) {
-    gate = gate < limit ? gate : limit;
-    up = up < limit ? up : limit;
-    up = up > -limit ? up : -limit;
-    if (TERMS == 1) return gate * rcp_fast(1.f + exp2_fast(gate * -2.4554669595f)) * (up + 1.f);   // 1.702 log2(e)
-    const float sigmoid = div_rn(1.f, add_rn(1.f, __builtin_expf(mul_rn(-1.702f, gate))));
-    return mul_rn(mul_rn(gate, sigmoid), add_rn(up, 1.f));
+    if (TERMS == 1) return gated_unit_fast(gate, up, limit);
+    return gated_unit(gate, up, limit, [](float x) { return __builtin_expf(x); });
   }
   static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
     for (int i = 0; i < 8; i++) sums[i] = add_rn(sums[i], bias_of(a, p, i));

@@ -549,6 +549,33 @@ void test_range_and_synthesis(int format, int rows, int cols, int members) {
   check(result[2] == weakest_row, "range's weakest row", result[2] - weakest_row);
 }
 
+// The gated unit of each pair of odd numbers, brought in by the bias: NaN where the float32 baseline has it, and nowhere else.
+void test_odd_gates(int format, int terms) {
+  const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 7.5f, -7.5f, 0.5f}, limit = 7;
+  constexpr int COUNT = sizeof odd / sizeof *odd, N = 2 * COUNT * COUNT, ROWS = 2;
+  Buffer<u16> in(terms * ROWS * SLAB), tiled(terms * ROWS * COUNT * COUNT);
+  std::fill(in.begin(), in.end(), 0);
+  std::vector<float> weights((size_t)N * SLAB, 1.f), bias(N);
+  for (int i = 0; i < N; i++) bias[i] = odd[i % 2 ? i / 2 % COUNT : i / 2 / COUNT];
+  const int count = ROWS;
+  GemmArgs a{};
+  a.weights = (const unsigned char*)weights.data(), a.bias = bias.data(), a.input = in.data(), a.in_term = ROWS * SLAB;
+  a.rows = &count, a.tiled = tiled.data(), a.tiled_term = ROWS * COUNT * COUNT, a.groups = 1, a.n = N, a.k_blocks = 1;
+  a.in_rows = a.tiled_rows = ROWS, a.scale = 1, a.limit = limit, a.format = format, a.cols = SLAB;
+  a.weight_format = FORMAT_F32, a.terms = (short)terms;
+  LAUNCH(plain_mlp1, N / WIRE_ROWS, 512, a);
+  for (int i = 0; i < ROWS * N / 2; i++) {
+    const int row = i % ROWS, pair = i / ROWS;
+    float gate = bias[2 * pair], up = bias[2 * pair + 1];
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up < -limit ? -limit : up;
+    const float want = gate * (1 / (1 + expf(-1.702f * gate))) * (up + 1);
+    const double got = from_terms(tiled, tiled_index(row, pair, ROWS), a.tiled_term, terms, format);
+    check(std::isnan(want) ? std::isnan(got) : std::fabs(got - want) <= 5e-3 * std::fabs(want) + 6.2e-5, "odd gates", pair);
+  }
+  check(tiled.whole(), "odd gates' guard");
+}
+
 // One product with groups, all epilogues.
 void test_gemm(int n, int cols, int groups, int weight_format, bool exact) {
   const int format = format_of_16(), terms = exact ? (format == FORMAT_F16 ? 2 : 3) : 1, k_blocks = slabs(cols);
@@ -757,6 +784,7 @@ int main(int argc, char** argv) {
   });
   run("gemm", [] {
     for (int i = 0; i < 4; i++) test_gemm(70, 36, 1, i & 1 ? FORMAT_F32 : FORMAT_BF16, i & 2), test_gemm(64, 2880 / (i + 1), 4, i & 1 ? FORMAT_F32 : FORMAT_BF16, i & 2);
+    for (int format : {FORMAT_F16, FORMAT_BF16}) test_odd_gates(format, 1), test_odd_gates(format, format == FORMAT_F16 ? 2 : 3);
   });
   run("attention", [] {
     for (int format : {FORMAT_F32, FORMAT_F16, FORMAT_BF16})
