@@ -11,6 +11,7 @@
 #include "catalogue.h"
 #include "gpu/gated.h"
 #include "gpu/math.h"
+#include "wire.h"
 
 enum { OUT = 4, IN = 4, THREADS = GEMM_PLAIN_THREADS, WAVES = THREADS / WAVE };
 static_assert(OUT * WAVES == WIRE_ROWS && OUT * IN <= WAVE, "a block takes a tile, a lane one result");
@@ -43,7 +44,7 @@ template <int N> DEV void load_input(const GemmArgs& a, int row, int k, float* v
 // that are not there repeat the last one.
 template <class Sum, int WEIGHTS, int N> DEV float multiply(const GemmArgs& a, const Job& job) {
   Sum sums[OUT * IN] = {};
-  const i64 first = (i64)job.group * ((a.n + WIRE_ROWS - 1) & -WIRE_ROWS) + job.out;
+  const i64 first = (i64)job.group * wire_rows(a.n) + job.out;
   ROLLED for (int k = LANE * N; k < a.cols; k += WAVE * N) {
     float w[OUT][N];
     UNROLL for (int o = 0; o < OUT; o++) load_some<WEIGHTS, N>(a.weights, (first + o) * a.cols + k, w[o]);

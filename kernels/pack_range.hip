@@ -5,6 +5,7 @@
 // Grid: any; four blocks a multiprocessor read at the memory's rate.
 #include "catalogue.h"
 #include "gpu/math.h"
+#include "wire.h"
 
 enum : int { THREADS = PACK_RANGE_THREADS, WAVES = THREADS / WAVE, NOTHING = -0x7fffffff - 1 };
 
@@ -60,12 +61,12 @@ DEV Range range_of_bf16(const RangeArgs& a) {
 
 DEV Range range_of_scales(const RangeArgs& a) {
   Range range = nothing();
-  const int blocks = a.cols / 32, matrix_tiles = (a.rows + WIRE_ROWS - 1) / WIRE_ROWS;
-  const i64 tile_bytes = (i64)WIRE_ROWS * (a.cols / 2 + blocks);
+  const WireCodes wire{a.cols};
+  const int matrix_tiles = wire_rows(a.rows) / WIRE_ROWS;
   for (i64 tile = BID; tile < a.tiles; tile += GRID) {
-    const u8* scales = a.wire + tile * tile_bytes + (i64)WIRE_ROWS * (a.cols / 2);
+    const u8* scales = a.wire + tile * wire.tile_bytes() + wire.scale(0, 0);
     const int left = a.rows - (int)(tile % matrix_tiles) * WIRE_ROWS;
-    const int n = (left < WIRE_ROWS ? left : WIRE_ROWS) * blocks;
+    const int n = (left < WIRE_ROWS ? left : WIRE_ROWS) * wire.row_scales();
     for (int i = TID; i < n; i += THREADS) widen(range, (int)scales[i] - 127);
   }
   return range;

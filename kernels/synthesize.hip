@@ -7,6 +7,7 @@
 // Grid: any; eight blocks a multiprocessor.
 #include "catalogue.h"
 #include "gpu/math.h"
+#include "wire.h"
 
 enum { THREADS = SYNTHESIZE_THREADS };
 
@@ -28,8 +29,7 @@ DEV float normal(const SynthesizeArgs& a, i64 index) {
 
 // Whether a row of the tensor's tiles is one of a matrix's.
 DEV bool is_row(const SynthesizeArgs& a, i64 row) {
-  const i64 padded = (i64)(a.rows + WIRE_ROWS - 1) / WIRE_ROWS * WIRE_ROWS;
-  return row % padded < a.rows;
+  return row % wire_rows(a.rows) < a.rows;
 }
 
 DEV void write_values(const SynthesizeArgs& a) {
@@ -41,19 +41,20 @@ DEV void write_values(const SynthesizeArgs& a) {
   }
 }
 
-// A block of 32 codes and its scale at a time.
+// A block of codes and its scale at a time.
 DEV void write_mxfp4(const SynthesizeArgs& a) {
-  const int blocks = a.cols / 32;
+  const WireCodes wire{a.cols};
+  const int blocks = wire.row_scales();
   const i64 n = a.tiles * WIRE_ROWS * blocks;
   for (i64 i = (i64)BID * THREADS + TID; i < n; i += (i64)GRID * THREADS) {
     const i64 tile = i / (WIRE_ROWS * blocks);
     const int in_tile = (int)(i % (WIRE_ROWS * blocks));
-    u8* at = a.wire + tile * WIRE_ROWS * (a.cols / 2 + blocks);
+    u8* at = a.wire + tile * wire.tile_bytes();
     const bool real = is_row(a, i / blocks);
     const u64 low = real ? draw(a.seed, 3 * i) : 0, high = real ? draw(a.seed, 3 * i + 1) : 0;
-    *(u32x4*)(at + (i64)in_tile * 16) = u32x4{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)};
+    *(u32x4*)(at + (i64)in_tile * (MXFP4_BLOCK / 2)) = u32x4{(u32)low, (u32)(low >> 32), (u32)high, (u32)(high >> 32)};
     const int exponent = a.exponent - (int)(draw(a.seed, 3 * i + 2) >> 63);
-    at[(i64)WIRE_ROWS * (a.cols / 2) + in_tile] = real ? (u8)(exponent + 127) : 0;
+    at[wire.scale(0, 0) + in_tile] = real ? (u8)(exponent + 127) : 0;
   }
 }
 

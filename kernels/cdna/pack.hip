@@ -4,6 +4,7 @@
 // Bytes of a member: row_blocks * k_blocks * CHUNK_BYTES, with row_blocks = rows / 32 and k_blocks = cols / 64 rounded up and
 // CHUNK_BYTES 1088 (MXFP4) or 4096 (16 bits).
 #include "catalogue.h"
+#include "../wire.h"
 #include "weights.h"
 
 enum : int { THREADS = PACK_THREADS };
@@ -19,7 +20,7 @@ DEV LanePlace lane_place(const PackArgs& a, i64 item) {
 DEV i64 lanes(const PackArgs& a) { return (i64)a.members * a.row_blocks * a.k_blocks * WAVE; }
 
 DEV u8 code_at(const PackArgs& a, const u8* tile, int row, int k) {
-  return k < a.cols ? tile[(i64)row * (a.cols / 2) + k / 2] >> (k % 2 * 4) & 15 : 0;
+  return k < a.cols ? tile[WireCodes{a.cols}.code(row, k)] >> (k % 2 * 4) & 15 : 0;
 }
 // Eight codes from column k on, as weights.h wants them in a word.
 DEV u32 code_word(const PackArgs& a, const u8* tile, int row, int k) {
@@ -36,14 +37,14 @@ DEV int clamp_int(int v, int low, int high) { return v < low ? low : v > high ? 
 // Out of range only where all of a block's codes are 0 or the host chose so.
 DEV u8 scale_byte(const PackArgs& a, const u8* tile, int row, int k) {
   if (k >= a.cols) return 0;
-  const int e8m0 = tile[(i64)WIRE_ROWS * (a.cols / 2) + (i64)row * (a.cols / 32) + k / 32] + a.shift;
+  const int e8m0 = tile[WireCodes{a.cols}.scale(row, k)] + a.shift;
   if (a.format == FORMAT_F16) return (u8)((clamp_int(e8m0 - 127, -13, 13) + 15) << 2);
   return (u8)clamp_int(e8m0 - 64, 0, 188);
 }
 
 KERNEL(pack_mxfp4, PackArgs, THREADS, 1, 4) {
   after_predecessor();
-  const i64 tile_bytes = (i64)WIRE_ROWS * (a.cols / 2 + a.cols / 32);
+  const i64 tile_bytes = WireCodes{a.cols}.tile_bytes();
   for (i64 item = (i64)BID * THREADS + TID; item < lanes(a); item += (i64)GRID * THREADS) {
     const LanePlace p = lane_place(a, item);
     const u8* tile = a.wire + p.tile * tile_bytes;
@@ -51,7 +52,7 @@ KERNEL(pack_mxfp4, PackArgs, THREADS, 1, 4) {
     u32v4 words;
     for (int i = 0; i < 4; i++) words[i] = code_word(a, tile, row_of(i / 2, p.n), p.k + i % 2 * 8);
     *(u32v4*)(chunk + p.lane * 16) = words;
-    if (p.k % 32) continue;
+    if (p.k % MXFP4_BLOCK) continue;
     for (int r = 0; r < 2; r++)
       chunk[Mxfp4<FORMAT_F16>::SCALES + (p.lane / 32 * 16 + p.n) * 2 + r] = scale_byte(a, tile, row_of(r, p.n), p.k);
   }

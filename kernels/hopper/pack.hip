@@ -4,6 +4,7 @@
 // row_blocks is rows / 64 rounded up, k_blocks is cols / 64 rounded up; what lies beyond the matrix becomes zeros. A block
 // of threads packs one row block x k block at a time.
 #include "catalogue.h"
+#include "../wire.h"
 #include "dense.h"
 #include "mxfp4.h"
 
@@ -11,13 +12,13 @@
 struct CodesOnWire {
   const u8* at;
   int rows, cols;
-  DEV const u8* tile(int row) const { return at + (i64)(row / WIRE_ROWS) * WIRE_ROWS * (cols / 2 + cols / 32); }
+  DEV const u8* tile(int row) const { return at + row / WIRE_ROWS * WireCodes{cols}.tile_bytes(); }
   DEV u32 two_codes(int row, int k) const {                 // k and k + 1, k even
-    return row < rows && k < cols ? tile(row)[(i64)(row % WIRE_ROWS) * (cols / 2) + k / 2] : 0;
+    return row < rows && k < cols ? tile(row)[WireCodes{cols}.code(row % WIRE_ROWS, k)] : 0;
   }
   DEV int exponent(int row, int k) const {
     if (row >= rows || k >= cols) return -127;
-    return (int)tile(row)[(i64)WIRE_ROWS * (cols / 2) + row % WIRE_ROWS * (cols / 32) + k / 32] - 127;
+    return (int)tile(row)[WireCodes{cols}.scale(row % WIRE_ROWS, k)] - 127;
   }
 };
 
@@ -72,12 +73,10 @@ template <class Body> DEV void for_each_block(const PackArgs& a, int block_bytes
   }
 }
 
-DEV i64 wire_rows(const PackArgs& a) { return (i64)(a.rows + WIRE_ROWS - 1) / WIRE_ROWS * WIRE_ROWS; }
-
 KERNEL(pack_mxfp4, PackArgs, PACK_THREADS, 8, 4) {
   after_predecessor();
   for_each_block(a, Mxfp4::UNIT_BYTES, [&](i64 member, int row, int k, u8* out) {
-    const CodesOnWire wire = {a.wire + member * wire_rows(a) * (a.cols / 2 + a.cols / 32), a.rows, a.cols};
+    const CodesOnWire wire = {a.wire + member * (wire_rows(a.rows) / WIRE_ROWS) * WireCodes{a.cols}.tile_bytes(), a.rows, a.cols};
     if (a.format == FORMAT_F16) pack_codes<FORMAT_F16>(wire, out, row, k, a.shift);
     else pack_codes<FORMAT_BF16>(wire, out, row, k, a.shift);
   });
@@ -86,7 +85,7 @@ KERNEL(pack_mxfp4, PackArgs, PACK_THREADS, 8, 4) {
 KERNEL(pack_dense, PackArgs, PACK_THREADS, 8, 4) {
   after_predecessor();
   for_each_block(a, Dense::BLOCK_BYTES, [&](i64 member, int row, int k, u8* out) {
-    const ElementsOnWire wire = {(const u16*)a.wire + member * wire_rows(a) * a.cols, a.rows, a.cols};
+    const ElementsOnWire wire = {(const u16*)a.wire + member * wire_rows(a.rows) * a.cols, a.rows, a.cols};
     if (a.format == FORMAT_F16) pack_elements<FORMAT_F16>(wire, out, row, k, a.shift);
     else pack_elements<FORMAT_BF16>(wire, out, row, k, a.shift);
   });
