@@ -36,6 +36,9 @@ struct Tile {
 };
 
 enum : int { MAX_STAGES = 32 };
+// Stages whose weights are asked for before the predecessor ends, where rows are few. More of them only make its own
+// accesses wait: of 4, 8, 12 and all, 8 serve best.
+enum : int { EARLY_STAGES = 8 };
 template <bool B> struct Flag { enum : bool { value = B }; };
 template <int N> struct Count { enum : int { value = N }; };
 
@@ -66,6 +69,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   };
   enum : int { FITTING = (SHARED_BYTES - (int)sizeof(Control)) / STAGE_BYTES, STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES };
   static_assert(STAGES >= 3, "a pipeline needs stages");
+  enum : bool { FILLED = (int)T::N <= 64 };
   enum : bool { EARLY = Op::EARLY || T::SINGLE, DENSE = (int)Weights::UNIT_ROWS == (int)Dense::UNIT_ROWS };
   // The producer gives up registers, as many as the consumers take; a single consumer warpgroup has enough without.
   enum : int { PRODUCER_REGISTERS = T::WARPGROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = T::WARPGROUPS == 2 ? 240 : 160 };
@@ -94,7 +98,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     Pipe p = {shared_address(DYNAMIC_SHARED), shared_address(control().full), shared_address(control().empty), 0, 0};
     if (TID >= CONSUMERS) {
       if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
-      if (TID == CONSUMERS) produce(a, work, p);
+      if (TID < CONSUMERS + (FILLED ? WAVE : 1)) produce(a, work, p);
     } else {
       if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
       consume(a, work, p);
@@ -121,41 +125,56 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   }
 
   // ------------------------------------------------------------------------------------------------------ producer
-  static DEV void copy_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int k, u64 policy) {
+  static DEV void expect_weights(const Pipe& p, int stage, const Chunk& c) {
+    barrier_expect(p.full + 8 * stage, c.units * Weights::UNIT_BYTES);
+  }
+  static DEV void copy_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int k) {
     const i64 unit = ((i64)c.group * a.k_blocks + k) * (a.row_blocks * BLOCK_UNITS) + c.unit;
     const u32 bytes = c.units * Weights::UNIT_BYTES, bar = p.full + 8 * stage;
-    barrier_expect(bar, bytes);
-    bulk_copy(p.base + stage * STAGE_BYTES + TOKEN_BYTES, a.weights + unit * Weights::UNIT_BYTES, bytes, bar, policy);
+    bulk_copy(p.base + stage * STAGE_BYTES + TOKEN_BYTES, a.weights + unit * Weights::UNIT_BYTES, bytes, bar, evict_first());
   }
 
   // Rows beyond the tile's, up to a multiple of 8, are somebody else's; they only make columns that nobody stores.
-  static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int k, u64 policy) {
+  static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int k) {
     const u32 bytes = (c.rows + 7) / 8 * 8 * SLAB * 2, bar = p.full + 8 * p.stage;
     barrier_arrive_expect(bar, bytes * TERMS);
     if (bytes == 0) return;
     for (int term = 0; term < TERMS; term++)
       bulk_copy(p.base + p.stage * STAGE_BYTES + term * TERM_BYTES, a.input + term * a.in_term + ((i64)k * a.in_rows + c.row) * SLAB,
-                bytes, bar, policy);
+                bytes, bar, evict_last());
   }
 
+  // Where rows are few, each of the first stages is filled by a lane of its own, as one lane alone issues the copies one
+  // after the other. Weights come first only in the stages that are early; in others they would hold up the tokens.
   static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
-    const u64 stream = evict_first(), keep = evict_last();
     Chunk c;
     bool some = work.next(c);
-    int early = 0;                                         // k blocks whose weights are under way already
-    int rows = 0;
-    if (EARLY) {
-      for (; some && early < min((int)STAGES, a.k_blocks); early++) copy_weights(a, p, early, c, early, stream);
+    int rows = 0, first = 0, early = 0;                    // k blocks of the first chunk that are under way; whose weights are
+    if constexpr (FILLED) {
+      first = some ? min((int)STAGES, a.k_blocks) : 0;
+      const bool fills = LANE < first, is_early = EARLY && LANE < EARLY_STAGES;
+      if (fills) expect_weights(p, LANE, c);
+      if (fills && is_early) copy_weights(a, p, LANE, c, LANE);
+      if (EARLY) after_predecessor();
+      if (T::SINGLE) c.rows = rows = rows_to_copy(a);
+      p.stage = LANE;
+      if (fills) copy_tokens(a, p, c, LANE);
+      if (fills && !is_early) copy_weights(a, p, LANE, c, LANE);
+      if (LANE > 0) return;
+      p.stage = first % STAGES;
+    } else if (EARLY) {
+      for (; some && early < min((int)STAGES, a.k_blocks); early++)
+        expect_weights(p, early, c), copy_weights(a, p, early, c, early);
       after_predecessor();
       if (T::SINGLE) rows = rows_to_copy(a);
     }
-    p.phase = 1;                                           // of the empty barriers: the first round does not wait
-    for (; some; some = work.next(c), early = 0) {
+    p.phase = first < STAGES;                              // of the empty barriers: the first round does not wait
+    for (; some; some = work.next(c), first = early = 0) {
       if (T::SINGLE) c.rows = rows;
-      for (int k = 0; k < a.k_blocks; k++, advance(p)) {
+      for (int k = first; k < a.k_blocks; k++, advance(p)) {
         barrier_wait(p.empty + 8 * p.stage, p.phase);
-        if (k >= early) copy_weights(a, p, p.stage, c, k, stream);
-        copy_tokens(a, p, c, k, keep);
+        if (k >= early) expect_weights(p, p.stage, c), copy_weights(a, p, p.stage, c, k);
+        copy_tokens(a, p, c, k);
       }
     }
   }
