@@ -1,7 +1,7 @@
-//! warm_up, inference and finish in words: the one path of the data, from the program's requests to their answers.
+//! The engine behind warm_up, inference and finish: from the program's requests to their answers.
 //!
-//! Nothing here knows a device or a C pointer: `abi` brings a checkpoint, a vocabulary and checked request buffers,
-//! and `backend` a replica.
+//! Nothing here knows a device or a C pointer: `abi` passes a checkpoint, a vocabulary and checked request buffers,
+//! and `backend` the replicas.
 
 mod answers;
 mod draws;
@@ -40,25 +40,25 @@ pub type OpenReplicas<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Vec
 /// Makes the replica that stands in when all have failed.
 pub type Reopen<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Replica>>;
 
-/// How to draw tokens, as the program's sampler says.
+/// How tokens are sampled: the fields of the program's sampler.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// 0 takes the most likely token.
+    /// 0 is greedy: the token of the largest logit.
     pub temperature: f32,
-    /// The mass of the nucleus.
+    /// Nucleus sampling keeps the most probable tokens whose probabilities sum to more than this.
     pub topp: f32,
-    /// The state of request 0's random stream, from which the other requests' follow.
+    /// State of request 0's random number generator; the other requests' states are derived from it.
     pub rng_state: u64,
 }
 
 impl Sampling {
-    /// Whether the most likely token is taken.
+    /// Whether each token is the argmax of its logits.
     fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
 }
 
-/// What all inferences so far took and gave.
+/// Totals of all inferences so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Tokens stored in answers.
@@ -67,15 +67,15 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Steps.
     pub steps: u64,
-    /// Seconds, encoding and printing included.
+    /// Seconds of wall time, encoding and printing included.
     pub seconds: f64,
-    /// Of these, what the replicas' threads waited for their devices, summed.
+    /// Seconds that the replicas' threads waited for their devices, summed over replicas.
     pub waiting_seconds: f64,
-    /// The same of drawing tokens.
+    /// Seconds that the replicas' threads sampled tokens, summed over replicas.
     pub drawing_seconds: f64,
 }
 
-/// What one inference gave.
+/// The result of one inference.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Tokens stored in answers.
@@ -86,24 +86,24 @@ pub struct Outcome {
 
 /// A model that is warmed up.
 pub struct Engine {
-    /// One a device; none after all have failed.
+    /// One per device; empty after all have failed.
     replicas: Vec<Pipeline>,
     config: ModelConfig,
     options: Options,
-    /// Encodes prompts and draws tokens.
+    /// Threads that encode prompts and sample tokens.
     workers: Workers,
     stats: Stats,
 }
 
 impl Engine {
-    /// Packs the weights, makes room for the KV cache, and says what became of it all.
+    /// Packs the weights, allocates the KV cache, and prints a summary.
     pub fn warm_up(checkpoint: &dyn Checkpoint, mut options: Options, open: OpenReplicas<'_>) -> Result<Self> {
         options.threads = workers::within_reason(options.threads);
         let replicas = open(checkpoint, &options)?;
         Self::new(replicas, checkpoint.config(), options)
     }
 
-    /// An engine over replicas there are.
+    /// An engine with the given replicas.
     pub fn new(replicas: Vec<Box<dyn Replica>>, config: &ModelConfig, options: Options) -> Result<Self> {
         let workers = Workers::start("getp host", options.threads)?;
         if replicas.is_empty() {
@@ -122,9 +122,9 @@ impl Engine {
     }
 
     /// Answers all requests, each into its own row. A request that cannot be answered gets an empty row and a line.
-    /// A replica that fails is dropped, and its requests start anew on the others; when all have failed, on the one
-    /// that `reopen` makes. If there is none, or it fails too, those not finished keep their rows empty. Fails itself
-    /// only if it could not begin.
+    /// A replica that fails is dropped, and its unfinished requests start again on the other replicas; if all have
+    /// failed, on the replica that `reopen` returns. If that one fails too, the unfinished requests' rows stay empty.
+    /// An error means that no request was started.
     pub fn inference(
         &mut self,
         tokenizer: &Tokenizer,
@@ -150,12 +150,12 @@ impl Engine {
         Ok(outcome)
     }
 
-    /// What all inferences so far took and gave.
+    /// Totals of all inferences so far.
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// The model's copies on their devices; none after all have failed.
+    /// The replicas; none after all have failed.
     pub fn replicas(&self) -> impl Iterator<Item = &dyn Replica> {
         self.replicas.iter().map(Pipeline::replica)
     }
@@ -165,7 +165,7 @@ impl Engine {
         &self.config
     }
 
-    /// Serves the queue with all replicas, and if they fail with another one.
+    /// Serves the queue with all replicas, and if all fail, with the one that `reopen` returns.
     fn answer(
         &mut self,
         tokenizer: &Tokenizer,
@@ -200,8 +200,8 @@ impl Engine {
         })
     }
 
-    /// Queues the requests that can be answered and refuses the others. A request must fit every replica, for any
-    /// of them may get it.
+    /// Queues the requests that can be answered and refuses the others. A request must fit every replica, as any
+    /// of them may take it.
     fn admit(&mut self, prompts: Vec<Result<Prompt>>, answers: &mut Answers<'_, '_>) -> Result<VecDeque<Unfinished>> {
         let limits = self.replicas().map(|replica| self.limits(replica).check());
         let limits = limits.collect::<Result<Vec<_>>>()?;
@@ -236,7 +236,7 @@ impl Engine {
         Ok(waiting.into())
     }
 
-    /// Lets all replicas serve the queue, and drops those that failed; gives the last failure.
+    /// Lets all replicas serve the queue and drops those that failed; returns the last failure.
     fn serve(&mut self, run: &Run<'_, '_>, sampling: Sampling) -> Result<Option<Error>> {
         let limits = self.replicas().map(|replica| self.limits(replica));
         let schedulers = limits.map(Scheduler::new).collect::<Result<Vec<_>>>()?;
@@ -258,7 +258,7 @@ impl Engine {
         Ok(served.into_iter().filter_map(|served| served.failure).last())
     }
 
-    /// Puts another replica in the place of those that have failed.
+    /// Replaces the failed replicas by the one that `reopen` returns.
     fn reopen(&mut self, reopen: Reopen<'_>) -> Result<()> {
         report::line("no device is left; packing the weights for the CPU");
         self.replicas.push(Pipeline::new(reopen(&self.options)?));
@@ -266,7 +266,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Drops the replicas that do not give back the steps which an inference that panicked has left under way.
+    /// Waits for steps that an inference left in flight when it panicked; drops the replicas that fail in them.
     fn drain(&mut self) {
         self.replicas.retain_mut(|pipeline| {
             let drained = pipeline.drain();
@@ -295,7 +295,7 @@ impl Engine {
         warnings.finish();
     }
 
-    /// A table each, under the replica's name if there are several.
+    /// Prints each replica's profile, under its name if there are several.
     fn print_profiles(&self) {
         for replica in self.replicas() {
             let Some(profile) = replica.profile() else { continue };
@@ -306,8 +306,8 @@ impl Engine {
         }
     }
 
-    /// A vocabulary larger than the model's would feed it tokens it has no embedding for, and the model would give tokens
-    /// that a smaller one has no text for.
+    /// Tokenizer and model must have equally many tokens: a larger vocabulary has tokens without an embedding, a
+    /// smaller one lacks the text of tokens that the model may generate.
     fn check_vocabulary(&self, tokenizer: &Tokenizer) -> Result<()> {
         if tokenizer.vocab_size() == self.config.vocab_size {
             return Ok(());
@@ -334,7 +334,7 @@ impl Engine {
         Ok(prompts)
     }
 
-    /// Whoever records logits wants all of them.
+    /// What each step is to return. Recording needs all logits.
     fn want(&self, sampling: &Sampling) -> Want {
         let Sampling { temperature, topp, .. } = *sampling;
         match self.options.logits {
@@ -354,7 +354,7 @@ impl Engine {
     }
 }
 
-/// What a replica of a model can take; nothing is recorded, the host samples, and end tokens end answers.
+/// The scheduler's limits for a replica, where logits are not recorded, the host samples and end tokens end answers.
 pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
     let step_tokens = replica.max_step_tokens();
     let max_logits_rows = replica.max_logits_rows();
@@ -378,25 +378,25 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
     }
 }
 
-/// The most bytes of a prompt; the encoder counts them in 32 bits.
+/// The most bytes of a prompt: the encoder counts in 32 bits.
 const MAX_PROMPT_BYTES: usize = u32::MAX as usize - 1;
 
 /// A request's prompt in tokens.
 #[derive(Default)]
 struct Prompt {
     tokens: Vec<u32>,
-    /// Whether its text has more.
+    /// Whether the text has more tokens than these.
     is_cut: bool,
 }
 
-/// How many tokens a prompt may have, and what becomes of a longer one.
+/// How many tokens a prompt may have, and what is done with a longer one.
 #[derive(Clone, Copy)]
 enum PromptLength {
-    /// It is cut, as the program does it.
+    /// The prompt is cut, as the evaluation program cuts it.
     Cut(usize),
-    /// It is refused, where the program would cut it.
+    /// The prompt is refused, although the evaluation program would cut it.
     Strict(usize),
-    /// It is refused: the checkpoint says that the model has no more positions.
+    /// The prompt is refused: the checkpoint says that the model has no more positions.
     Model(usize),
 }
 
@@ -435,7 +435,7 @@ fn encode(tokenizer: &Tokenizer, request: usize, text: &[u8], length: PromptLeng
     }
 }
 
-/// Refuses a request with more positions than a device has rotations for.
+/// Refuses a request with more positions than a device's table of rotary embeddings.
 fn in_reach(request: usize, positions: usize, most: usize) -> Result<()> {
     if positions <= most {
         return Ok(());
@@ -444,7 +444,7 @@ fn in_reach(request: usize, positions: usize, most: usize) -> Result<()> {
     Err(Error::format(format!("request {request}"), why))
 }
 
-/// Refuses weights that are no numbers, if that is wanted.
+/// Refuses weights that are infinite or NaN if `strict`.
 fn check_finite(replicas: &[Box<dyn Replica>], strict: bool) -> Result<()> {
     let first = replicas
         .first()

@@ -1,13 +1,13 @@
-//! The next token from a row of logits, as the program draws it.
+//! Samples the next token from a row of logits, as the evaluation program does.
 //!
-//! Every rounding is the program's: an answer of a given seed is the same token for token only if float32 stays
-//! float32 and double stays double where the program has them. Where the program's C has no answer, ours is:
+//! Every rounding is the program's: a seed gives the same answer only if float32 and double are used where the program
+//! uses them. Cases that the program's C leaves undefined:
 //! - NaN never is the largest logit; if all are NaN, or there are none, the greedy token is 0;
-//! - `topp` outside of (0, 1), NaN included, draws from all tokens;
+//! - `topp` outside of (0, 1), NaN included, samples from all tokens;
 //! - if nucleus sampling keeps nothing (one token only, `topp` below one token's share, NaN), the greedy token;
-//! - a temperature that is negative or infinite is taken at its word: the order turns round, or all are equal;
+//! - a negative temperature reverses the order of the logits, an infinite one makes them all equal;
 //! - probabilities that are NaN (a NaN temperature, a NaN or +Inf logit, logits that overflow when divided) never
-//!   catch the coin, so that the draw falls through to the last token, as the program's does.
+//!   exceed the random number, so that the last token is sampled, as in the program.
 
 mod exp;
 mod nucleus;
@@ -20,38 +20,38 @@ use std::array::from_fn;
 
 pub use exp::{POWERS as EXPONENTIAL_POWERS, level as exponential_level, table as exponential_table};
 
-/// Rows drawn from side by side: a row's sum runs in the order of its tokens, one addition waiting for the last, so that
-/// four of them take no longer than one.
+/// Rows sampled together: a row's sum is a chain of dependent additions, so that four rows take no longer than one.
 const TOGETHER: usize = 4;
-/// Exponentials of a row made at a time: those of the rows drawn together stay in the first cache.
+/// Exponentials of a row computed at a time: those of the rows sampled together fit the L1 cache.
 const BLOCK: usize = 512;
 
-/// A row of logits `[vocab]` to draw from.
+/// A row of logits `[vocab]` to sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Row<'a> {
     /// The row.
     pub logits: &'a [f32],
-    /// The largest of them; where there is NaN, any.
+    /// The largest logit; any value if one is NaN.
     pub largest: f32,
-    /// The state of its random stream.
+    /// The state of its random number generator.
     pub rng_state: u64,
-    /// The token drawn.
+    /// The token sampled.
     pub token: u32,
 }
 
-/// Whether a device's draws are this library's: at temperatures that leave numbers in their order, where the device's
-/// exponentials, which take the C library's steps, are its own.
+/// Whether a device samples the same tokens as the host: the temperature keeps the logits' order, and the C library's
+/// `expf` has the bits of glibc's, whose algorithm the device uses.
 pub fn device_may_draw(temperature: f32) -> bool {
     draws_numbers(temperature) && exp::level().is_some()
 }
 
-/// A probability so small that a device leaves tokens below it out: those cannot be part of the nucleus, or are too many.
+/// A device sorts only tokens at least this probable: others are not in the nucleus, or the nucleus is too large for
+/// it.
 pub fn least_probable(vocab: usize, topp: f32) -> f32 {
     const LEAST: f32 = 1.0 / 16384.0;
     least(vocab, topp).max(LEAST)
 }
 
-/// Draws tokens from logits. Its memory is allocated once and serves any number of sequences.
+/// Samples tokens from logits. Its memory is allocated once and serves any number of sequences.
 #[derive(Debug)]
 pub struct Sampler {
     temperature: f32,
@@ -59,7 +59,7 @@ pub struct Sampler {
     rng_state: u64,
     /// Probabilities of the row; `[vocab]`.
     probabilities: Vec<f32>,
-    /// Of rows drawn together; the first one also of a row drawn alone.
+    /// For rows sampled together; the first one also for a row sampled alone.
     nuclei: [Nucleus; TOGETHER],
 }
 
@@ -80,12 +80,12 @@ impl Sampler {
         })
     }
 
-    /// The state of the random stream, to be written back to the program's struct.
+    /// The generator's state, to be written back to the program's struct.
     pub fn rng_state(&self) -> u64 {
         self.rng_state
     }
 
-    /// The token drawn from `logits` `[vocab]` and the sampler's own stream.
+    /// The token sampled from `logits` `[vocab]` with the sampler's own generator.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         let mut rng_state = self.rng_state;
         let token = self.sample_with(logits, &mut rng_state);
@@ -93,7 +93,7 @@ impl Sampler {
         token
     }
 
-    /// The token drawn from `logits` `[vocab]` and the stream of state `rng_state`.
+    /// The token sampled from `logits` `[vocab]` with the generator of state `rng_state`.
     pub fn sample_with(&mut self, logits: &[f32], rng_state: &mut u64) -> u32 {
         if self.temperature == 0.0 {
             return argmax(logits);
@@ -101,7 +101,7 @@ impl Sampler {
         self.sample_by(logits, random_f32(rng_state))
     }
 
-    /// The token drawn from `logits` `[vocab]` by `coin`, at a temperature other than 0.
+    /// The token sampled from `logits` `[vocab]` with the random number `coin`, at a temperature other than 0.
     pub fn sample_by(&mut self, logits: &[f32], coin: f32) -> u32 {
         self.softmax(logits);
         if has_nucleus(self.topp) {
@@ -111,7 +111,7 @@ impl Sampler {
         }
     }
 
-    /// Draws from each row what [`Self::sample_with`] would.
+    /// Samples each row as [`Self::sample_with`] does.
     pub fn sample_rows(&mut self, rows: &mut [Row<'_>]) {
         let level = exp::level().filter(|_| draws_numbers(self.temperature));
         for group in rows.chunks_mut(TOGETHER) {
@@ -132,7 +132,7 @@ impl Sampler {
         }
     }
 
-    /// Draws from rows of numbers; false, and nothing done, where one of them has others.
+    /// Samples rows whose values are all finite; returns false and does nothing if one of them has other values.
     fn sample_together<const N: usize>(&mut self, level: Level, rows: &mut [Row<'_>; N]) -> bool {
         let n = rows[0].logits.len();
         // Dividing by a number above 0 keeps the order, so the largest stays the largest.
@@ -158,8 +158,8 @@ impl Sampler {
         true
     }
 
-    /// The first token at which the running sum exceeds the coin, or the last one. The exponentials up to there are made
-    /// once more: kept, they would be read from memory.
+    /// The first token at which the running sum exceeds the random number, or the last one. The exponentials up to it
+    /// are recomputed: storing all of them would cost more memory traffic.
     fn draw_from_all(&self, level: Level, logits: &[f32], max: f32, sum: f64, coin: f32) -> u32 {
         let mut values = [0.0; BLOCK];
         let mut mass = 0.0_f32;
@@ -182,7 +182,7 @@ impl Sampler {
         logits.len() as u32 - 1
     }
 
-    /// Each row's sum of exponentials; its nucleus keeps those that can make a probability of at least `least`.
+    /// Each row's sum of exponentials; its nucleus keeps tokens whose probability can be `least` or more.
     fn exponentials<const N: usize>(
         &mut self,
         level: Level,
@@ -203,8 +203,8 @@ impl Sampler {
                     max: maxima[i],
                     out: &mut values[i][..len],
                 });
-                // The whole sum is no less than what there is of it, nor than the largest's own 1; the last factor is for
-                // the roundings on the way from here to the probability.
+                // A lower bound of the whole sum: what has been summed, and at least 1 of the largest logit. The last
+                // factor allows for the roundings up to the probability.
                 let floor = (f64::from(least) * sums[i].max(1.0) * MARGIN) as f32;
                 if largest >= floor {
                     self.nuclei[i].keep(level, first, &values[i][..len], floor);
@@ -218,15 +218,15 @@ impl Sampler {
         sums
     }
 
-    /// Fills in the probabilities. The difference to the maximum is one rounding in float32 as it is in the program,
-    /// which takes it in double: rounding a double sum of two floats again changes nothing.
+    /// Fills in the probabilities. The program subtracts the maximum in double and rounds to float32; that equals one
+    /// float32 subtraction, as a double difference of two floats rounded again is the same.
     fn softmax(&mut self, logits: &[f32]) {
         let temperature = self.temperature;
         self.probabilities.clear();
         self.probabilities
             .extend(logits.iter().map(|logit| logit / temperature));
         let first = self.probabilities.first().copied().unwrap_or(0.0);
-        // NaN fails the comparison: it stays the maximum if it comes first and is passed over elsewhere.
+        // NaN fails the comparison: it is the maximum if it comes first, and is ignored elsewhere.
         let max = self
             .probabilities
             .iter()
@@ -241,7 +241,7 @@ impl Sampler {
         }
     }
 
-    /// Draws from the most probable tokens whose mass exceeds `topp`; `None` if none is probable enough to be kept.
+    /// Samples from the nucleus: the most probable tokens, up to a sum above `topp`. `None` if no token is kept.
     fn draw_from_nucleus(&mut self, coin: f32) -> Option<u32> {
         let least = least(self.probabilities.len(), self.topp);
         let nucleus = &mut self.nuclei[0];
@@ -251,7 +251,7 @@ impl Sampler {
     }
 }
 
-/// The lowest index among the largest logits; NaN never is the largest. 0 if there is none.
+/// Argmax: the lowest index of the largest logit; NaN is never the largest. 0 if there is none.
 pub fn argmax(logits: &[f32]) -> u32 {
     let mut best: Option<(u32, f32)> = None;
     for (index, &logit) in (0..).zip(logits) {
@@ -262,7 +262,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
     best.map_or(0, |(index, _)| index)
 }
 
-/// The state request `request` begins with, so that its answer does not depend on what is answered with it.
+/// The initial generator state of a request: its own, so that its answer does not depend on the other requests.
 ///
 /// The first has the program's own state, 0 included, as the program's own loop would; the others have outputs of
 /// splitmix64 seeded with it (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014), but never
@@ -279,13 +279,13 @@ pub fn request_seed(base: u64, request: usize) -> u64 {
     if z == 0 { GAMMA } else { z }
 }
 
-/// What becomes of a stream's state as a token is drawn.
+/// The generator's state after one token.
 pub fn next_state(mut state: u64) -> u64 {
     random_f32(&mut state);
     state
 }
 
-/// The number that a token is drawn by from a stream of this state, behind `ahead` others.
+/// The random number in [0, 1) for the token `ahead` tokens after the next one.
 pub fn coin(state: u64, ahead: usize) -> f32 {
     let mut state = (0..ahead).fold(state, |state, _| next_state(state));
     random_f32(&mut state)
@@ -306,7 +306,7 @@ fn draws_numbers(temperature: f32) -> bool {
     0.0 < temperature && temperature.is_finite()
 }
 
-/// Of `n` tokens, one less probable than this cannot be part of a nucleus, and few are more probable.
+/// Of `n` tokens, those less probable than this cannot be in the nucleus.
 fn least(n: usize, topp: f32) -> f32 {
     (1.0 - topp) / n.saturating_sub(1) as f32
 }
@@ -316,7 +316,7 @@ pub fn has_nucleus(topp: f32) -> bool {
     0.0 < topp && topp < 1.0
 }
 
-/// The first token at which the running sum exceeds the coin, or the last one.
+/// The first token at which the running sum exceeds the random number, or the last one.
 fn draw(probabilities: &[f32], coin: f32) -> u32 {
     let last = probabilities.len().saturating_sub(1);
     first_above(probabilities.iter().copied(), coin).unwrap_or(last) as u32
@@ -337,7 +337,7 @@ mod tests {
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
-    /// The contract's sampling, written the long way: all in one function, loops and indices, a stable sort of pairs.
+    /// A reference of the program's sampling: one function with loops, indices and a stable sort of pairs.
     fn reference(logits: &[f32], temperature: f32, topp: f32, state: &mut u64) -> u32 {
         let n = logits.len();
         let mut p: Vec<f32> = logits.iter().map(|l| l / temperature).collect();
@@ -377,7 +377,7 @@ mod tests {
                 return pair.1 as u32;
             }
         }
-        // Nothing kept is where the contract is silent and the sampler is greedy.
+        // An empty nucleus is undefined in the program; here the token is the argmax.
         pairs.last().map_or_else(|| argmax(logits), |pair| pair.1 as u32)
     }
 
@@ -550,7 +550,7 @@ mod tests {
         assert_eq!((sampler.probabilities.as_ptr(), sampler.nuclei[0].memory()), before);
     }
 
-    /// Rows like a model's: flat, peaked, with ties, with values that are far away or no numbers.
+    /// Flat rows, peaked ones, rows with ties, with values far from the others, with NaN and infinities.
     fn rows_of_all_kinds(rng: &mut ChaCha8Rng, n: usize) -> Vec<Vec<f32>> {
         let mut rows: Vec<Vec<f32>> = [0.0, 0.5, 1.0, 3.0, 10.0, 60.0]
             .into_iter()

@@ -22,7 +22,7 @@ pub struct Answers<'a, 'r> {
 }
 
 impl<'a, 'r> Answers<'a, 'r> {
-    /// Answers of `requests`, shown as `options` ask.
+    /// Answers of `requests`, printed as `options` say.
     pub fn new(tokenizer: &'a Tokenizer, requests: &'a mut Requests<'r>, options: &Options) -> Result<Self> {
         let progress = Progress::new(options.progress, requests.len());
         let wanted = options.print != Print::Nothing;
@@ -39,19 +39,19 @@ impl<'a, 'r> Answers<'a, 'r> {
         })
     }
 
-    /// Positions each request may be fed.
+    /// The most positions of a request, prompt included.
     pub fn steps(&self) -> usize {
         self.requests.steps()
     }
 
-    /// Leaves a request's row empty and says why; `why` names it.
+    /// Leaves a request's row empty and prints `why`, which names the request.
     pub fn refuse(&mut self, request: usize, why: &dyn Display) {
         self.progress.aside(|| self.refused.line(why));
         self.hand_over(request, || Ok(None));
         self.progress.finished(self.tokens);
     }
 
-    /// Says that a request is answered from the first `tokens` of its prompt.
+    /// Prints that a request is answered from the first `tokens` tokens of its prompt.
     pub fn say_cut(&mut self, request: usize, tokens: usize) {
         let text = format_args!(
             "request {request}: its prompt has more than {tokens} tokens, the model's initial_context_length, and is cut \
@@ -75,7 +75,7 @@ impl<'a, 'r> Answers<'a, 'r> {
         self.tokens
     }
 
-    /// A text that there is no memory for is left out: it is no reason to lose answers.
+    /// Text for which there is no memory is not printed; the answer itself is kept.
     fn hand_over(&self, request: usize, text: impl FnOnce() -> Result<Option<Vec<u8>>>) {
         if let Some(printer) = &self.printer {
             let text = text().unwrap_or_else(|why| {
@@ -87,8 +87,8 @@ impl<'a, 'r> Answers<'a, 'r> {
         }
     }
 
-    /// What is printed of a request: its prompt or its number, and its answer without the end token, which is no text.
-    /// It has room for a newline.
+    /// What is printed of a request: its prompt or its number, and its answer without the end token. There is room for
+    /// a newline.
     fn text(&self, answer: &Finished) -> Result<Vec<u8>> {
         let mut text = Vec::new();
         match self.print {

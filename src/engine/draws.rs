@@ -1,9 +1,10 @@
-//! The next token of each sequence, from what a step gave.
+//! Samples the next token of each sequence from a step's output.
 //!
-//! A replica that draws has most tokens itself. Those it leaves to the host are drawn from whole rows, brought for
-//! that, and the scheduler mends what followed from the tokens that the replica had in their places. Where many are
-//! left to the host, as where a nucleus is most of the vocabulary, whole rows come with each step, and sequences take
-//! turns.
+//! A replica whose device samples returns most tokens itself. For a row that the device could not sample (its nucleus
+//! is too large, or values are not finite), the host fetches the row's logits and samples it. The device has meanwhile
+//! fed another token to the next step; the scheduler discards that step's row and plans it again. If the device cannot
+//! sample many rows, as with a nucleus of most of the vocabulary, the next steps copy all logits to the host, and only
+//! half of the sequences are in a step, so that the host samples one half while the device computes the other.
 
 use super::Sampling;
 use super::pipeline::Pipeline;
@@ -16,15 +17,16 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The random stream of each request, so that answers do not depend on company, nor on the replica. A request runs on
-/// one replica at a time, and changes it through the queue's lock, so that the states need no order of their own.
+/// The state of each request's random number generator. One per request, so that an answer depends neither on the other
+/// requests nor on the replica. Relaxed atomics suffice: a request runs on one replica at a time, and moves to another
+/// under the queue's lock.
 pub struct Streams {
     seed: u64,
     states: Vec<AtomicU64>,
 }
 
 impl Streams {
-    /// Streams for `requests` requests, at least one, that follow from the state of the first.
+    /// States for `requests` requests, at least one, derived from `seed`, the state of the first.
     pub fn new(seed: u64, requests: usize) -> Result<Self> {
         let states = (0..requests).map(|request| request_seed(seed, request).into());
         Ok(Self {
@@ -33,22 +35,22 @@ impl Streams {
         })
     }
 
-    /// Begins a request's stream anew.
+    /// Resets a request's generator.
     pub fn restart(&self, request: usize) {
         self.set(request, request_seed(self.seed, request));
     }
 
-    /// The state request 0's stream has come to.
+    /// The state of request 0's generator now.
     pub fn first_state(&self) -> u64 {
         self.get(0)
     }
 
-    /// What one of the request's next tokens is drawn by, `ahead` others coming before it.
+    /// The random number in [0, 1) that samples a request's token, `ahead` tokens after its next one.
     pub fn coin(&self, request: usize, ahead: usize) -> f32 {
         sampler::coin(self.get(request), ahead)
     }
 
-    /// Notes that the request's next token has been drawn.
+    /// Advances a request's generator past one token.
     fn advance(&self, request: usize) {
         self.set(request, sampler::next_state(self.get(request)));
     }
@@ -62,36 +64,36 @@ impl Streams {
     }
 }
 
-/// Draws the tokens of one replica's steps.
+/// Samples the tokens of one replica's steps.
 pub struct Draws {
     greedy: bool,
-    /// Whether the replica draws.
+    /// Whether the replica's device samples.
     device_draws: bool,
     vocab: usize,
-    /// One a thread: their scratch memory is as long as the vocabulary.
+    /// One per thread: each has scratch memory as long as the vocabulary.
     samplers: Vec<Sampler>,
     draws: Vec<Draw>,
     tokens: Vec<u32>,
     /// See [`Drawn::left_to_host`].
     left_to_host: Vec<usize>,
-    /// Rows that the replica has drawn from since it was last judged, and rows that it left to the host.
+    /// Since the last decision: rows that the device has sampled, and rows that it left to the host.
     drawn_rows: [usize; 2],
-    /// It left many rows to the host: sequences take turns until it does not.
+    /// Whether the device left many rows to the host; then each step has only a part of the sequences.
     takes_turns: bool,
-    /// Steps that whole rows are still asked for.
+    /// How many more steps copy all logits to the host.
     whole_rows: usize,
 }
 
-/// Rows after which a replica that draws is judged: one row alone says little.
+/// Rows after which it is decided whether the device samples: a few rows say little.
 const JUDGED_ROWS: usize = 64;
-/// Steps after many rows were left to the host, until the replica is to draw again: what a try costs, a copy
-/// that nothing hides, is little among so many.
+/// Steps with all logits on the host before the device may sample again. A failed attempt costs a copy that overlaps
+/// with nothing; among this many steps that is little.
 const WHOLE_ROWS_STEPS: usize = 32;
 
-/// One row that the host draws from.
+/// One row that the host samples.
 struct Draw {
     row: usize,
-    /// Where its token goes among all.
+    /// The index of its token in `tokens`.
     place: usize,
     sequence: usize,
     request: usize,
@@ -99,16 +101,16 @@ struct Draw {
     token: u32,
 }
 
-/// What a step gave.
+/// A step's tokens.
 pub struct Drawn<'a> {
-    /// The tokens of the plan's rows that ask for one, in order; anything for those that are passed over.
+    /// One token for each row of the plan with `sample`, in order; arbitrary for rows that the scheduler discards.
     pub tokens: &'a [u32],
-    /// Sequences whose token the replica does not have, but another in its place.
+    /// Sequences for which the device holds another token than the one sampled here.
     pub left_to_host: &'a [usize],
 }
 
 impl Draws {
-    /// Draws by `threads` threads; `device_draws` says whether [the replica does](crate::replica::Replica::draws).
+    /// Samples with `threads` threads; `device_draws`: whether [the device samples](crate::replica::Replica::draws).
     pub fn new(vocab: usize, sampling: Sampling, threads: usize, device_draws: bool) -> Result<Self> {
         let Sampling {
             temperature,
@@ -130,7 +132,7 @@ impl Draws {
         })
     }
 
-    /// What the next step is to give, and whether sequences may go on while only the device knows their tokens.
+    /// What the next step is to return, and whether a sequence may be in it whose last token only the device knows.
     pub fn next_step(&mut self, want: Want) -> (Want, bool) {
         match want {
             Want::Greedy => (want, true),
@@ -143,7 +145,7 @@ impl Draws {
         }
     }
 
-    /// What the plan's step gave, which is the one collected last.
+    /// Samples the tokens of the step collected last; `plan` is its plan.
     pub fn draw(
         &mut self,
         pool: &ThreadPool,
@@ -201,7 +203,7 @@ impl Draws {
         Err(too_few(rows, "logits", output.logits.len()))
     }
 
-    /// Takes the tokens that the replica has drawn, and finds the rows that the host is to draw from.
+    /// Takes the tokens that the device has sampled, and lists the rows that the host has to sample.
     fn gather(&mut self, streams: &Streams, scheduler: &Scheduler, plan: &StepPlan, output: &StepOutput) {
         self.draws.clear();
         let [mut drawn_rows, _] = self.drawn_rows;
@@ -225,13 +227,14 @@ impl Draws {
                 }),
             }
         }
-        // A step that was under way when whole rows were first asked for says nothing new.
+        // Steps already submitted when all logits were first requested are not counted again.
         if !output.drawn.is_empty() && self.whole_rows == 0 {
             self.judge([drawn_rows, self.drawn_rows[1] + self.draws.len()]);
         }
     }
 
-    /// A third of the rows is too many: each is computed twice, and the host has to bring and draw it within a step.
+    /// Decides on all logits if the host sampled a third of the rows: each such row is computed twice, and the host
+    /// fetches and samples it while the device has nothing to do.
     fn judge(&mut self, rows: [usize; 2]) {
         self.drawn_rows = rows;
         let [drawn, left_to_host] = rows;
@@ -242,7 +245,8 @@ impl Draws {
         }
     }
 
-    /// Draws in parallel. Where tokens are drawn only the rows that lack one are there, in order.
+    /// Samples in parallel. If the device has sampled, the output holds only the rows that it left to the host, in
+    /// order.
     fn draw_from_rows(&mut self, output: &StepOutput) -> Result<()> {
         let fetched = !output.drawn.is_empty();
         let mut draws = memory::collect(self.draws.iter_mut().enumerate(), Purpose::Draws)?;
@@ -275,7 +279,7 @@ impl Draws {
     }
 }
 
-/// One run of draws a thread.
+/// Splits the draws evenly among the samplers.
 fn runs<'a, T: Send>(
     draws: &'a mut [T],
     samplers: &'a mut [Sampler],

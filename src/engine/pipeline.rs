@@ -1,4 +1,4 @@
-//! Steps on their way through one replica.
+//! A replica and its steps in flight.
 
 use crate::batch::{LogitsRow, StepOutput, StepPlan, Want};
 use crate::error::Result;
@@ -6,20 +6,20 @@ use crate::replica::Replica;
 use crate::scheduler::Scheduler;
 use std::collections::VecDeque;
 
-/// A replica and its steps under way. It outlives an inference, so that one that panicked leaves no step behind that
-/// the next would take for its own.
+/// See the module. It lives longer than an inference: after a panic the next inference first waits for the steps still
+/// in flight.
 pub struct Pipeline {
     replica: Box<dyn Replica>,
-    /// The steps under way, oldest first.
+    /// Plans of the steps in flight, oldest first.
     under_way: VecDeque<StepPlan>,
-    /// Plans not in use, kept for their memory.
+    /// Plans not in use, whose memory is reused.
     spare: Vec<StepPlan>,
-    /// What the step collected last gave.
+    /// The output of the step collected last.
     pub output: StepOutput,
 }
 
 impl Pipeline {
-    /// Nothing is under way yet.
+    /// A replica without steps in flight.
     pub fn new(replica: Box<dyn Replica>) -> Self {
         Self {
             replica,
@@ -34,13 +34,13 @@ impl Pipeline {
         &*self.replica
     }
 
-    /// Whether one more step may be under way.
+    /// Whether one more step may be submitted.
     pub fn has_room(&self) -> bool {
         self.under_way.len() < self.replica.depth()
     }
 
-    /// Plans a step and submits it; `false` if there is none. `coin` is what a token of a request is drawn by, so many
-    /// that are not known yet coming before it.
+    /// Plans a step and submits it; `false` if there is none. `coin(request, ahead)` is the random number that samples
+    /// the request's token, where `ahead` tokens before it are not known yet.
     pub fn submit(
         &mut self,
         scheduler: &mut Scheduler,
@@ -66,7 +66,7 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Waits for the oldest step; its plan is to be [recycled](Self::recycle). `None` if none is under way.
+    /// Waits for the oldest step in flight and returns its plan, for [`Self::recycle`]; `None` if there is none.
     pub fn collect(&mut self) -> Result<Option<StepPlan>> {
         let Some(plan) = self.under_way.pop_front() else {
             return Ok(None);
@@ -75,18 +75,18 @@ impl Pipeline {
         Ok(Some(plan))
     }
 
-    /// Brings whole rows of the step collected last.
+    /// Copies rows of logits of the step collected last to the host.
     pub fn fetch(&mut self, rows: &[usize]) -> Result<()> {
         self.replica.fetch(rows, &mut self.output)
     }
 
-    /// Keeps a plan's memory for the next; what its step gave is not needed any more.
+    /// Keeps a plan's memory for the next plan, and gives back the logits of its step.
     pub fn recycle(&mut self, plan: StepPlan) {
         self.output.logits.give_back();
         self.spare.push(plan);
     }
 
-    /// Waits for all steps under way and forgets them.
+    /// Waits for all steps in flight and discards their output.
     pub fn drain(&mut self) -> Result<()> {
         while let Some(plan) = self.collect()? {
             self.recycle(plan);

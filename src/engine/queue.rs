@@ -6,8 +6,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// One queue for all replicas. A replica takes a request when it can start it at once, and no more than its share of
-/// the unfinished ones, so that those with room for everything still work side by side to the end.
+/// One queue for all replicas. A replica takes a request when it can start it at once, and has at most its share of the
+/// unfinished requests: so all replicas finish at about the same time, even if one had room for every request.
 pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
@@ -16,14 +16,14 @@ pub struct Queue {
 
 struct State {
     waiting: VecDeque<Unfinished>,
-    /// Requests that wait or run.
+    /// Requests waiting or running.
     unfinished: usize,
     /// Replicas that serve the queue.
     replicas: usize,
 }
 
 impl State {
-    /// The most requests a replica may run.
+    /// The most requests that a replica may run.
     fn share(&self) -> usize {
         self.unfinished.div_ceil(self.replicas.max(1))
     }
@@ -44,8 +44,9 @@ impl Queue {
         }
     }
 
-    /// Moves requests to a replica's scheduler while it has room for the first one and less than its share. One that
-    /// could never run there is refused. Fails if there is no memory for the first; it stays in the queue.
+    /// Moves requests to a replica's scheduler while it has room for the next one and less than its share. A request
+    /// that could never run there is refused. Without memory for a request this fails, and the request stays in the
+    /// queue.
     pub fn take(&self, scheduler: &mut Scheduler, mut refuse: impl FnMut(usize, Error)) -> Result<()> {
         let mut state = self.lock();
         while scheduler.running() + scheduler.waiting() < state.share() {
@@ -67,7 +68,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until there are requests to take; `false` if there never will be, because all are finished.
+    /// Waits until a request can be taken; `false` if all are finished or the queue is stopped.
     pub fn wait(&self) -> bool {
         let pending = |state: &mut State| state.waiting.is_empty() && state.unfinished > 0 && !self.is_stopped();
         let state = self.changed.wait_while(self.lock(), pending);
@@ -80,7 +81,7 @@ impl Queue {
         self.count_finished(&mut self.lock(), requests);
     }
 
-    /// Takes back, before all others, what a replica that leaves has not finished.
+    /// Returns the unfinished requests of a replica that stops, in front of all others.
     pub fn give_back(&self, unfinished: Vec<Unfinished>) {
         let mut state = self.lock();
         state.replicas -= 1;
@@ -90,7 +91,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Lets so many more replicas serve the queue.
+    /// Adds replicas that serve the queue.
     pub fn join(&self, replicas: usize) {
         self.lock().replicas += replicas;
     }
@@ -100,14 +101,14 @@ impl Queue {
         self.lock().unfinished
     }
 
-    /// Sends all replicas home.
+    /// Stops all replicas.
     pub fn stop(&self) {
-        let _state = self.lock(); // so that nobody is between looking and waiting
+        let _state = self.lock(); // nobody is between its check and its wait
         self.stopped.store(true, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
-    /// Whether everyone is to go home.
+    /// Whether all replicas are to stop.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
     }
@@ -119,7 +120,7 @@ impl Queue {
         }
     }
 
-    /// Locks, also after a panic: every change is whole before anything that could panic.
+    /// Locks, also after a panic: no change is left half done by anything that could panic.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

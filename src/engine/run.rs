@@ -19,23 +19,23 @@ use std::time::{Duration, Instant};
 pub struct Run<'a, 'r> {
     /// Requests to be answered.
     pub queue: Queue,
-    /// Behind [`Run::answers`].
+    /// Locked by [`Run::answers`].
     pub answers: Mutex<Answers<'a, 'r>>,
-    /// Where logits go, if they are recorded.
+    /// The logits file, if logits are recorded.
     pub recorder: Option<Mutex<Recorder>>,
-    /// Where tokens are drawn from.
+    /// The requests' random number generators.
     pub streams: Streams,
-    /// What each step is to give.
+    /// What each step is to return.
     pub want: Want,
 }
 
 impl<'a, 'r> Run<'a, 'r> {
-    /// Where answers go.
+    /// The answers, locked.
     pub fn answers(&self) -> MutexGuard<'_, Answers<'a, 'r>> {
         lock(&self.answers)
     }
 
-    /// Waits until all is printed and written, and counts the tokens.
+    /// Waits until everything is printed and written; returns the number of tokens.
     pub fn end(self) -> u64 {
         if let Some(recorder) = self.recorder {
             recorder.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
@@ -45,7 +45,7 @@ impl<'a, 'r> Run<'a, 'r> {
     }
 }
 
-/// One replica at work. It goes on alone, but for the queue and for what it hands in.
+/// One replica serving the queue. Workers share the queue, the answers and the logits file, and nothing else.
 pub struct Worker<'p, 'a, 'r> {
     run: &'p Run<'a, 'r>,
     pool: &'p ThreadPool,
@@ -58,22 +58,22 @@ pub struct Worker<'p, 'a, 'r> {
     drawing: Duration,
 }
 
-/// What became of a replica.
+/// The result of a worker.
 pub struct Served {
-    /// Steps that came back.
+    /// Steps completed.
     pub steps: u64,
     /// Time spent waiting for them.
     pub waiting: Duration,
-    /// Time spent drawing tokens.
+    /// Time spent sampling tokens.
     pub drawing: Duration,
-    /// Why it is to be dropped.
+    /// Why the replica is to be dropped.
     pub failure: Option<Error>,
 }
 
-/// Lets all workers serve the queue until it is done or they have failed, the first one on this thread.
+/// Runs all workers until the queue is empty or they have failed, the first one on this thread.
 pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Vec<Served> {
     run.queue.join(workers.len());
-    // Without others there is no scope either: it would leave the program's thread with a handle to itself.
+    // A scope is avoided with a single worker: it would leave a `Thread` handle in the calling thread's storage.
     if workers.len() <= 1 {
         return workers.into_iter().map(Worker::serve).collect();
     }
@@ -93,7 +93,7 @@ pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, '
     })
 }
 
-/// A replica without a thread takes no requests.
+/// The result of a worker whose thread could not be started.
 fn not_started(run: &Run<'_, '_>, error: &std::io::Error) -> Served {
     run.queue.give_back(Vec::new());
     let why = format!("cannot start a thread for a replica: {error}; lower GETP_THREADS");
@@ -107,7 +107,7 @@ fn not_started(run: &Run<'_, '_>, error: &std::io::Error) -> Served {
 }
 
 impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
-    /// Serves `run` by the replica of `pipeline`; tokens are drawn in `pool`.
+    /// A worker that serves `run` with the replica of `pipeline`; tokens are sampled by the threads of `pool`.
     pub fn new(
         run: &'p Run<'a, 'r>,
         pool: &'p ThreadPool,
@@ -142,7 +142,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         }
     }
 
-    /// Take, plan, step, draw, commit, until every request has its answer.
+    /// Takes requests, runs steps, samples and commits tokens, until every request has its answer.
     fn all_steps(&mut self) -> Result<()> {
         while !self.run.queue.is_stopped() {
             self.submit()?;
@@ -164,7 +164,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         Ok(())
     }
 
-    /// Submits as many steps as may be under way.
+    /// Submits as many steps as may be in flight.
     fn submit(&mut self) -> Result<()> {
         while self.pipeline.has_room() {
             self.take()?;
@@ -187,7 +187,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         self.run.queue.take(&mut self.scheduler, refuse)
     }
 
-    /// Takes what a step gave.
+    /// Samples a step's tokens and passes them to the scheduler.
     fn commit(&mut self, plan: &StepPlan) -> Result<()> {
         self.steps += 1;
         self.record(plan);
@@ -206,7 +206,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         Ok(())
     }
 
-    /// Writes the step's logits to the file asked for, if one was.
+    /// Writes the step's logits to the file, if they are recorded.
     fn record(&self, plan: &StepPlan) {
         if let Some(recorder) = &self.run.recorder {
             let request = |sequence| self.scheduler.request(sequence);
@@ -214,7 +214,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         }
     }
 
-    /// Hands in the answers that are complete.
+    /// Stores the answers that are complete.
     fn hand_in(&mut self) {
         if self.finished.is_empty() {
             return;
@@ -226,7 +226,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         self.run.queue.finish(requests);
     }
 
-    /// Returns what is not finished; it starts anew elsewhere, with the same random streams.
+    /// Returns unfinished requests to the queue; they start again on another replica, with the same random numbers.
     fn give_back(&mut self, error: &Error) {
         let unfinished = self.scheduler.take_unfinished();
         let device = self.pipeline.replica().describe();
@@ -239,7 +239,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     }
 }
 
-/// Sends the other workers home when one panics: what it was doing will not be finished.
+/// Stops the other workers when one panics: its requests will not be finished.
 struct StopOnPanic<'a>(&'a Queue);
 
 impl Drop for StopOnPanic<'_> {
@@ -250,7 +250,7 @@ impl Drop for StopOnPanic<'_> {
     }
 }
 
-/// Locks, also after a panic: what is behind these locks is only added to.
+/// Locks, also after a panic: what these locks protect is only appended to.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

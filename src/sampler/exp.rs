@@ -1,17 +1,17 @@
 //! Exponentials of whole rows, with the bits of the C library's `expf`.
 //!
-//! The sampler's contract is the program's own arithmetic, and that calls `expf` for every logit, most of the time a draw
-//! takes. glibc computes it (since 2.27) in double: `2^(k / 32)` from a table times a polynomial of degree three, rounded
-//! to float once. The same steps on sixteen lanes, with the same fused multiply-adds, give the same bits seven times as
-//! fast. Other libraries may round differently, so [`level`] first compares with `expf` where roundings are close.
-//! `kernels/draw.hip` takes the same steps.
+//! The program calls `expf` for every logit, which is most of the time of sampling a token. glibc computes it (since
+//! 2.27) in double: `2^(k / 32)` from a table times a polynomial of degree three, rounded to float once. The same steps
+//! on sixteen lanes, with the same fused multiply-adds, give the same bits seven times as fast. Other libraries may
+//! round differently, so [`level`] first compares with `expf` where roundings are close. `kernels/draw.hip` computes
+//! `expf` by the same steps.
 
 use crate::simd::{Kernel, LANES, Level, Simd};
 use once_cell::sync::OnceCell;
 
 /// Powers of two in a [`Table`], evenly spaced from 1 to 2.
 pub const POWERS: usize = 32;
-/// Words of 2^(i / 32) less i << 47, so that adding k << 47 gives the bits of 2^(k / 32).
+/// The bits of 2^(i / 32) minus i << 47, so that adding k << 47 gives the bits of 2^(k / 32).
 pub type Table = [u64; POWERS];
 
 /// `1.5 * 2^52`: adding it leaves the nearest integer in the low bits.
@@ -46,7 +46,7 @@ fn agrees(level: Level) -> bool {
     })
 }
 
-/// `out = expf(logits / temperature - max)`, for a maximum that none is above; gives the largest. NaN stays NaN.
+/// `out = expf(logits / temperature - max)`, where no logit is above `max`; returns the largest result. NaN stays NaN.
 pub struct Exponentials<'a> {
     /// Part of a row.
     pub logits: &'a [f32],

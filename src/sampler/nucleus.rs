@@ -1,8 +1,8 @@
-//! The most probable tokens of a row, in order, as far as they are needed.
+//! Nucleus sampling: sorts the most probable tokens of a row, no more than needed.
 //!
-//! Their order and the float32 sum in that order decide which token is drawn, so nothing may be left out; but the sum ends
-//! as soon as it exceeds `topp`. A model that is sure of itself gives nearly all of it to a few tokens: these are looked at
-//! alone first. Where they do not suffice, all are dealt into buckets by their probability's leading bits, and a bucket is
+//! The sorted order and the float32 sum in that order decide which token is sampled. The sum ends as soon as it exceeds
+//! `topp`, which a peaked distribution reaches with a few tokens: those above a threshold are sorted first. If their
+//! sum is too small, all tokens are distributed to buckets by the leading bits of their probabilities, and a bucket is
 //! sorted only when the sum reaches it.
 
 use crate::error::Result;
@@ -13,17 +13,17 @@ use crate::simd::{Kernel, LANES, Level, Simd};
 const BUCKET_SHIFT: u32 = 13;
 /// Fewer than this are sorted at once.
 const FEW: usize = 2048;
-/// Tokens this probable are looked at first. There are no more of them than its inverse: few enough to be sorted at once.
+/// Tokens this probable are tried first. There are at most as many as its inverse, few enough to sort at once.
 const PROBABLE: f32 = 1.0 / FEW as f32;
-/// For the roundings between a value and its probability: whoever keeps values of that much less keeps enough.
+/// A margin for the roundings between an exponential and its probability.
 pub const MARGIN: f64 = 1.0 - 1e-6;
-/// So many of sixteen values and fewer are kept one by one.
+/// Up to this many of sixteen values are stored one by one.
 const SPARSE: u32 = 4;
 
 /// See the module. Its memory is reused from row to row.
 #[derive(Clone, Debug, Default)]
 pub struct Nucleus {
-    /// What is kept, as [`rank_key`] packs it.
+    /// The tokens kept, as [`rank_key`] packs them.
     keys: Vec<u64>,
     probable: Vec<u64>,
     dealt: Vec<u64>,
@@ -32,7 +32,7 @@ pub struct Nucleus {
 }
 
 impl Nucleus {
-    /// Room for all of `vocab` tokens, of which those are kept whose probability is at least `least`.
+    /// Room for `vocab` tokens, of which those with a probability of at least `least` are kept.
     pub fn new(vocab: usize, least: f32) -> Result<Self> {
         Ok(Self {
             keys: memory::room(vocab, Purpose::Draws)?,
@@ -42,7 +42,7 @@ impl Nucleus {
         })
     }
 
-    /// Keeps the tokens of the row from `first` on whose value is at least `floor`, behind those kept so far.
+    /// Appends the tokens of `values`, the first of which is token `first`, whose value is at least `floor`.
     pub fn keep(&mut self, level: Level, first: usize, values: &[f32], floor: f32) {
         level.run(Keep {
             keys: &mut self.keys,
@@ -52,28 +52,28 @@ impl Nucleus {
         });
     }
 
-    /// Where it keeps them.
+    /// Where kept tokens are stored.
     #[cfg(test)]
     pub fn memory(&self) -> [*const u64; 3] {
         [&self.keys, &self.probable, &self.dealt].map(|keys| keys.as_ptr())
     }
 
-    /// Forgets what is kept.
+    /// Drops all kept tokens.
     pub fn clear(&mut self) {
         self.keys.clear();
     }
 
-    /// Draws from the most probable of the tokens kept whose mass exceeds `topp`; `None` if none is kept. A token's probability is its
-    /// value over `sum`, at most 1; those below `least`, which is above 0, are no part of a nucleus.
+    /// Samples from the most probable of the kept tokens, up to a sum above `topp`; `None` if none is kept. A token's
+    /// probability is its value over `sum`, at most 1; tokens below `least`, which is above 0, are not in a nucleus.
     pub fn draw(&mut self, topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
         self.draw_from_probable(topp, least, sum, coin)
             .or_else(|| self.draw_from_all(topp, least, sum, coin))
     }
 
-    /// The same, if the mass of those with at least [`PROBABLE`] is enough.
+    /// Samples from the tokens of at least [`PROBABLE`], if their sum exceeds `topp`.
     fn draw_from_probable(&mut self, topp: f32, least: f32, sum: f64, coin: f32) -> Option<u32> {
         let least = least.max(PROBABLE);
-        // Below this a value's share is below `least`, however it is rounded.
+        // Below this a value's probability is below `least`, however it is rounded.
         let floor = (f64::from(least) * sum * MARGIN) as f32;
         let last_key = rank_key(floor, u32::MAX);
         self.probable.clear();
@@ -115,14 +115,14 @@ impl Nucleus {
         Some(pick(&self.dealt, coin * mass))
     }
 
-    /// Deals the keys into buckets, the most probable first.
+    /// Distributes the keys to buckets, the most probable first.
     fn deal(&mut self, least: f32) {
         self.ends.clear();
         self.ends.resize(buckets(least), 0);
         for &key in &self.keys {
             self.ends[bucket(key)] += 1;
         }
-        // Counts become starts, and dealing turns starts into ends.
+        // Counts become starts; filling turns starts into ends.
         let mut start = 0;
         for end in &mut self.ends {
             start += std::mem::replace(end, start);
@@ -172,7 +172,7 @@ impl Kernel for Keep<'_> {
                     kept &= kept - 1;
                 }
             } else {
-                // Without a branch, which would be foretold badly where every other token is kept.
+                // Without a branch, which would be mispredicted where every other token is kept.
                 let mut end = self.keys.len();
                 self.keys.resize(end + LANES, 0);
                 for (token, &value) in (first..).zip(chunk) {
@@ -188,7 +188,7 @@ impl Kernel for Keep<'_> {
     }
 }
 
-/// A kept value's share of the sum, rounded as the program rounds it.
+/// A kept value's probability, rounded as the program rounds it.
 fn probability(key: u64, sum: f64) -> f32 {
     (f64::from(key_value(key)) / sum) as f32
 }

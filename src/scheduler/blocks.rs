@@ -1,9 +1,9 @@
-//! Blocks of the KV cache on loan to sequences.
+//! Allocation of the KV cache's blocks to sequences.
 
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 
-/// Blocks of both kinds of layers.
+/// The blocks of full and of windowed layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
     /// Of the full layers.
@@ -12,16 +12,16 @@ pub struct BlockCounts {
     pub window: usize,
 }
 
-/// Lends the blocks of one kind. Each is with exactly one sequence or free.
+/// Allocates the blocks of one kind of layers. Each block belongs to one sequence or is free.
 #[derive(Debug)]
 pub(super) struct BlockPool {
     free: Vec<u32>,
-    /// Tables given back, kept for their memory.
+    /// Tables freed, whose memory is reused.
     spare: Vec<Vec<u32>>,
 }
 
 impl BlockPool {
-    /// A pool of the blocks `0..blocks`, lent to at most `tables` sequences at once.
+    /// A pool of the blocks `0..blocks` for at most `tables` sequences at once.
     pub(super) fn new(blocks: u32, tables: usize) -> Result<Self> {
         Ok(Self {
             free: memory::collect((0..blocks).rev(), Purpose::Schedule)?,
@@ -29,7 +29,7 @@ impl BlockPool {
         })
     }
 
-    /// Blocks not lent.
+    /// Free blocks.
     pub(super) fn free(&self) -> usize {
         self.free.len()
     }
@@ -41,13 +41,13 @@ impl BlockPool {
         Ok(table)
     }
 
-    /// Lends `blocks` blocks to a table with room for them; the caller has seen that so many are free.
+    /// Appends `blocks` blocks to a table with room for them; the caller has checked that so many are free.
     pub(super) fn lend(&mut self, blocks: usize, table: &mut Vec<u32>) {
         let kept = self.free.len() - blocks;
         table.extend(self.free.drain(kept..).rev());
     }
 
-    /// Takes a table back.
+    /// Frees a table's blocks.
     pub(super) fn give_back(&mut self, mut table: Vec<u32>) {
         self.free.extend(table.drain(..).rev());
         self.spare.push(table);

@@ -1,10 +1,10 @@
-//! What a step and the KV cache can take.
+//! The limits of a step and of the KV cache.
 
 use super::blocks::BlockCounts;
 use crate::error::{Error, Result};
 use crate::kv_blocks::{blocks_for, ring_blocks};
 
-/// The most rows a step may have: far above what fills any device, and its activations still fit one.
+/// The most rows of a step: far more than saturates a device, while the activations still fit its memory.
 const MAX_STEP_TOKENS: usize = 1 << 20;
 
 /// Steps that a replica of this depth computes at once: the last one under way waits behind them.
@@ -33,7 +33,7 @@ pub struct Limits {
     pub window_blocks: usize,
     /// Width of the windowed layers' attention; 0 if no layer is windowed.
     pub sliding_window: usize,
-    /// Whether any layer is full.
+    /// Whether any layer attends to all positions.
     pub has_full_layers: bool,
     /// Whether the logits of every row are wanted, for recording.
     pub record_all: bool,
@@ -43,12 +43,12 @@ pub struct Limits {
     /// Whether a sequence goes on while only the device knows its last token. If not (the host samples), the
     /// sequences take turns, so that each of `depth` steps has its share. [`super::Scheduler::speculate`] changes it.
     pub speculate: bool,
-    /// End tokens do not end answers, for measuring.
+    /// End tokens do not end answers (for benchmarks).
     pub ignore_end: bool,
 }
 
 impl Limits {
-    /// Refuses limits under which a sequence could wait for ever.
+    /// Refuses limits with which a sequence could wait for ever.
     pub fn check(self) -> Result<Self> {
         let wrong = |why: String| Err(Error::format("limits of a step", why));
         if self.max_batch == 0 || self.chunk_tokens == 0 {

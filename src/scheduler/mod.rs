@@ -1,29 +1,27 @@
 //! Which tokens of which requests go into the next step.
 //!
 //! Continuous batching over a paged KV cache: requests wait in one queue, start as soon as a slot and blocks are
-//! free, and leave at their end token or last position. Each step feeds one token of every decoding sequence, then
-//! as much of the others' prompts as the rest of the step holds, first come, first served.
+//! free, and end at an end token or their last position. Each step feeds one token of every decoding sequence, then
+//! as many prompt tokens as fit the rest of the step, first come, first served (chunked prefill).
 //!
-//! A sequence starts only when all blocks it can ever use are free, and keeps them to its end. Nothing is thus ever
-//! preempted, and nobody waits for a block while holding one: there is no deadlock. As [`Limits::check`] asks for a
-//! row and a logits row for each running sequence whose turn it is, every decoding sequence moves in every round of
-//! turns, and so does the oldest one still in its prompt: nobody starves.
+//! A sequence starts only when all blocks it can ever use are free, and keeps them to its end. So no sequence is ever
+//! preempted, and none waits for a block while holding one: there is no deadlock. [`Limits::check`] requires a row and
+//! a logits row for each running sequence of a step, so that every decoding sequence, and the oldest one in its prompt,
+//! advances in each round of steps: there is no starvation.
 //!
-//! The scheduler touches no device. The way round is [`Scheduler::plan`], the replica's `submit`,
-//! [`Scheduler::begin`], the replica's `collect`, the sampler, and [`Scheduler::commit`]. A plan leaves no trace before
-//! it begins.
+//! The scheduler touches no device. A step is [`Scheduler::plan`], the replica's `submit`, [`Scheduler::begin`], the
+//! replica's `collect`, sampling, and [`Scheduler::commit`]. A plan changes nothing until `begin`.
 //!
-//! Up to [`Limits::depth`] steps are under way, so that the device computes one while the host prepares the next. A
-//! plan is then made before the tokens of the step before it are known, in one of two ways ([`Limits::speculate`]):
+//! Up to [`Limits::depth`] steps are in flight, so that the device computes one while the host prepares the next. A
+//! step is then planned before the tokens of the previous step are known, in one of two ways ([`Limits::speculate`]):
 //!
-//! - The device finds the token itself and still has it: the plan says so instead of naming it. Whether it was an end
-//!   token shows one step late; the row planned meanwhile is passed over when it comes back. So it is with a token that
-//!   the device had to leave to the host ([`Scheduler::mend`]): the row planned meanwhile was fed another one. The
-//!   sequence's next row is fed at the same position, and writes its keys and values over the wrong ones before it
-//!   attends to them.
-//! - The host samples: sequences with a token to be sampled sit out, and the others go. A step takes at most its
-//!   share of the sequences, so that half of them compute while the other half is sampled. Whoever joins or leaves,
-//!   the halves are even again one round later, because no step takes more than half of all there are.
+//! - The device samples and keeps the token; the plan refers to it instead of naming it. The host learns one step late
+//!   that it was an end token, and discards the row planned meanwhile. A token that the device had to leave to the host
+//!   ([`Scheduler::mend`]) is handled alike: the row planned meanwhile was fed a wrong token and is discarded. The
+//!   sequence's next row has the same position, and overwrites the wrong keys and values before it attends to them.
+//! - The host samples: sequences whose token is still to be sampled are left out of the step. A step takes at most half
+//!   of the sequences, so that the device computes one half while the host samples the other. When sequences start or
+//!   end, the halves are equal again one round later, because no step takes more than half of all sequences.
 //!
 //! With a depth of more than two the device computes `depth - 1` steps at once, one behind the other in stages, and one
 //! more waits. A sequence's next row can begin only when its last one has passed all stages. So its tokens may be on the
@@ -45,10 +43,10 @@ use sequence::{RESERVED_TOKENS, Sequence};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Tokens that end an answer; they are stored and counted as its last.
+/// Tokens that end an answer; an answer's end token is stored and counted.
 pub const END_TOKENS: [u32; 2] = [199_999, 200_002];
 
-/// A request with its whole answer.
+/// A request and its complete answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// The request's index.
@@ -57,7 +55,7 @@ pub struct Finished {
     pub tokens: Vec<u32>,
 }
 
-/// A request given back without an answer, as it was submitted.
+/// A request without an answer, as it was submitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unfinished {
     /// The request's index.
@@ -78,13 +76,13 @@ pub struct Scheduler {
     /// The running sequences by their handle.
     slots: Vec<Option<Sequence>>,
     free_slots: Vec<usize>,
-    /// Steps under way with a row of the slot's sequence, the one that has left included.
+    /// Steps in flight with a row of this slot, also of a sequence that has ended.
     under_way: Vec<usize>,
     /// Steps begun so far.
     steps: u64,
     /// Handles in the order in which their sequences started.
     running: Vec<usize>,
-    /// Empty, with room for all sequences there are: a device that fails leaves no time to ask for memory.
+    /// Empty, with room for all sequences: memory must not be lacking when a device has failed.
     unfinished: Vec<Unfinished>,
 }
 
@@ -107,8 +105,8 @@ impl Scheduler {
         })
     }
 
-    /// Queues a request: positions `0..max_positions` are fed, first the prompt's tokens, then the sampled ones.
-    /// Refuses one that could not run even with the KV cache to itself.
+    /// Queues a request of up to `max_positions` positions: the prompt's tokens, then the sampled ones. Refuses a
+    /// request that could not run even alone.
     pub fn submit(&mut self, request: usize, prompt: Vec<u32>, max_positions: usize) -> Result<()> {
         let n_prompt = prompt.len();
         self.check(request, n_prompt, max_positions)?;
@@ -121,8 +119,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Asks for the memory that [`Self::submit`] will take for this prompt, so that it takes it only if it is there:
-    /// for the answer, behind the prompt, and for the tables.
+    /// Reserves the memory that [`Self::submit`] needs for this prompt: for the answer, which is appended to it, and
+    /// for the block tables.
     pub fn make_room(&mut self, prompt: &mut Vec<u32>, max_positions: usize) -> Result<()> {
         // The token sampled at the last position is stored too, though never fed.
         let answer = (max_positions + 1).saturating_sub(prompt.len());
@@ -137,7 +135,7 @@ impl Scheduler {
         more.map_err(|_| memory::lacking::<Sequence>(self.waiting.len() + 1, Purpose::Schedule))
     }
 
-    /// Refuses a request that could not run even with the KV cache to itself.
+    /// Refuses a request that could not run even alone.
     pub fn check(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
         self.limits.check_sequence(request, n_prompt, max_positions)
     }
@@ -147,19 +145,19 @@ impl Scheduler {
         !self.free_slots.is_empty()
     }
 
-    /// Whether one more sequence could start at once, behind those submitted before.
+    /// Whether one more sequence could start at once, after those submitted before.
     pub fn has_room(&mut self, n_prompt: usize, max_positions: usize) -> bool {
         self.admit();
         self.waiting.is_empty() && self.fits(n_prompt, max_positions)
     }
 
-    /// From now on plans may name tokens that only the device knows, or not: see [`Limits::speculate`].
+    /// Sets [`Limits::speculate`] for the next plans.
     pub fn speculate(&mut self, speculate: bool) {
         self.limits.speculate = speculate;
     }
 
-    /// Gives a plan the memory of the largest step there can be: a block is in at most one table, and a sequence has at
-    /// most one chunk.
+    /// Reserves a plan's memory for the largest step: a block is in at most one table, a sequence has at most one
+    /// chunk.
     pub fn make_room_to_plan(&self, plan: &mut StepPlan) -> Result<()> {
         let limits = &self.limits;
         let logits_rows = limits.max_logits_rows.min(limits.step_tokens);
@@ -176,7 +174,8 @@ impl Scheduler {
         memory::reserve(&mut plan.coins, logits_rows, Purpose::Step)
     }
 
-    /// Writes the next step, into a plan with room for it; `false` if there is nothing to do before one under way comes back, or at all.
+    /// Plans the next step, into a plan with room for it; `false` if there is nothing to do, or nothing before a step
+    /// in flight has been committed.
     pub fn plan(&mut self, plan: &mut StepPlan) -> bool {
         self.admit();
         plan.clear();
@@ -190,7 +189,7 @@ impl Scheduler {
         plan.rows() > 0
     }
 
-    /// Notes that the step planned last is under way; the next plan goes on behind it.
+    /// Notes that the step planned last is in flight; the next plan continues after it.
     pub fn begin(&mut self, plan: &StepPlan) {
         self.steps += 1;
         for chunk in &plan.chunks {
@@ -203,9 +202,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes the outcome of the oldest step under way: `sampled` has one token for each of its logits rows with
-    /// `sample`, in their order. Answers that are complete go to the end of `finished`. Rows that [`Self::drawing`] has
-    /// no request for are passed over.
+    /// Takes the tokens of the oldest step in flight: `sampled` has one for each of its logits rows with `sample`, in
+    /// order. Complete answers are appended to `finished`. Rows for which [`Self::drawing`] is `None` are ignored.
     pub fn commit(&mut self, plan: &StepPlan, sampled: &[u32], finished: &mut Vec<Finished>) -> Result<()> {
         self.check_commit(plan, sampled)?;
         memory::reserve(finished, sampled.len(), Purpose::Requests)?;
@@ -219,7 +217,7 @@ impl Scheduler {
         }
         for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
             let complete = match &mut self.slots[row.sequence] {
-                // A row that is passed over has not moved its sequence.
+                // A discarded row does not advance its sequence.
                 Some(sequence) if sequence.position == row.position + 1 => {
                     sequence.store(token, self.limits.ignore_end)?
                 }
@@ -235,8 +233,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tells that the device has another token than the one just committed as a sequence's last. Rows of the sequence
-    /// under way were fed with what followed from that: they are passed over, and it is planned anew.
+    /// The device holds another token than the one just committed as a sequence's last. Rows of this sequence in flight
+    /// depend on the wrong token: they are discarded, and the sequence is planned again from here.
     pub fn mend(&mut self, sequence: usize) {
         if let Some(mended) = &mut self.slots[sequence] {
             mended.planned = mended.position;
@@ -244,15 +242,14 @@ impl Scheduler {
         }
     }
 
-    /// The request for which the oldest step under way samples in this slot; `None` if its row there is passed over:
-    /// its sequence has left since the plan, at an end token or cancelled, or was fed a wrong token.
+    /// The request for which the oldest step in flight samples in this slot; `None` if its row is discarded: the
+    /// sequence has ended since the plan, by an end token or cancelled, or the row was fed a wrong token.
     pub fn drawing(&self, sequence: usize) -> Option<usize> {
         let sequence = self.slots.get(sequence)?.as_ref()?;
         (sequence.wrong_steps == 0).then_some(sequence.request)
     }
 
-    /// The request that a row of the step planned last samples for, and how many of its tokens come before that one but
-    /// are not known yet.
+    /// The request for which a row of the step planned last samples, and how many tokens before it are not known yet.
     pub fn draws_ahead(&self, row: &LogitsRow) -> Option<(usize, usize)> {
         let sequence = self.slots.get(row.sequence)?.as_ref()?;
         let ahead = (row.position + 1).saturating_sub(sequence.tokens.len());
@@ -269,9 +266,8 @@ impl Scheduler {
         slot.is_some_and(|slot| self.release(slot).is_some())
     }
 
-    /// Gives back all requests without an answer, in the order in which they came, and is then idle, with no step
-    /// under way: for a device that failed. Their answers so far are dropped; they start again wherever they are
-    /// submitted next.
+    /// Removes and returns all requests without an answer, in the order of their submission, after a device has failed.
+    /// No step is in flight then. Partial answers are dropped: the requests start again where they are submitted next.
     pub fn take_unfinished(&mut self) -> Vec<Unfinished> {
         let mut unfinished = std::mem::take(&mut self.unfinished);
         while let Some(&slot) = self.running.first() {
@@ -284,7 +280,7 @@ impl Scheduler {
         unfinished
     }
 
-    /// The request behind a handle of the current plan; `None` once its sequence has left.
+    /// The request of a slot of the current plan; `None` once its sequence has ended.
     pub fn request(&self, sequence: usize) -> Option<usize> {
         self.slots.get(sequence)?.as_ref().map(|sequence| sequence.request)
     }
@@ -307,8 +303,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts waiting sequences while there is room. The first one that does not fit holds up those behind it, or a
-    /// long one could wait for ever.
+    /// Starts waiting sequences while there is room. The first one that does not fit holds up those after it: otherwise
+    /// a long one might wait for ever.
     fn admit(&mut self) {
         while let Some(first) = self.waiting.front() {
             let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions);
@@ -326,13 +322,13 @@ impl Scheduler {
         }
     }
 
-    /// Whether a slot and all blocks such a sequence can ever use are free.
+    /// Whether a slot and all blocks that such a sequence can ever use are free.
     fn fits(&self, n_prompt: usize, max_positions: usize) -> bool {
         let need = self.limits.need(n_prompt, max_positions);
         !self.free_slots.is_empty() && need.full <= self.full.free() && need.window <= self.window.free()
     }
 
-    /// One row for each sequence past its prompt that was in no step behind `last_step`, or for the step's share of them.
+    /// One row for each decoding sequence that was in no step after `last_step`, at most the step's share of them.
     fn plan_decoding(&self, plan: &mut StepPlan, last_step: u64) {
         let its_turn = self.ready().filter(|(_, sequence)| sequence.last_step <= last_step);
         for (slot, sequence) in its_turn.take(self.limits.share(self.decoding().count())) {
@@ -350,23 +346,23 @@ impl Scheduler {
         }
     }
 
-    /// Sequences past their prompt.
+    /// Decoding sequences.
     fn decoding(&self) -> impl Iterator<Item = (usize, &Sequence)> {
         self.in_order().filter(|(_, sequence)| sequence.is_decoding())
     }
 
-    /// Those of them that may be planned.
+    /// Decoding sequences that may be planned.
     fn ready(&self) -> impl Iterator<Item = (usize, &Sequence)> {
         self.decoding().filter(|(_, sequence)| self.is_ready(sequence))
     }
 
-    /// Whether a sequence past its prompt may be planned.
+    /// Whether a decoding sequence may be planned.
     fn is_ready(&self, sequence: &Sequence) -> bool {
         sequence.has_next() && (self.limits.speculate && sequence.on_device || !sequence.awaits_token())
     }
 
-    /// Prompts, in order, into what is left of the step. A prompt's end joins the sequences that take turns: one for
-    /// which the step's share has no room waits for the next step.
+    /// Adds chunks of prompts, in order, while the step has room. With a prompt's last row a sequence begins to decode:
+    /// if the step's share of decoding sequences is used up, that chunk waits for the next step.
     fn plan_prefill(&self, plan: &mut StepPlan) {
         let mut turns_left = self.limits.share(self.running.len()) - plan.decode_chunks;
         for (slot, sequence) in self.in_order().filter(|(_, sequence)| !sequence.is_decoding()) {
@@ -391,8 +387,8 @@ impl Scheduler {
             .filter_map(|&slot| Some((slot, self.slots[slot].as_ref()?)))
     }
 
-    /// Prompt rows that fit the rest of the step. When not every row's logits are wanted, those of a prompt's last
-    /// row always fit, as there are at least `max_batch` logits rows.
+    /// Prompt rows that fit the rest of the step. If only last rows need logits, these always fit, as there are at
+    /// least `max_batch` logits rows.
     fn chunk_rows(&self, plan: &StepPlan, sequence: &Sequence) -> usize {
         let limits = &self.limits;
         let rows = sequence
@@ -440,7 +436,7 @@ impl Scheduler {
         });
     }
 
-    /// Refuses an outcome that is not that of the oldest step under way, before anything has changed.
+    /// Refuses, before anything has changed, tokens that are not of the oldest step in flight.
     fn check_commit(&self, plan: &StepPlan, sampled: &[u32]) -> Result<()> {
         let wanted = plan.logits.iter().filter(|row| row.sample).count();
         if sampled.len() != wanted {
@@ -462,10 +458,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a sequence out of its slot and its blocks back. A step under way may still write to these blocks and
-    /// read them; they can be lent again at once all the same, because the device runs steps in order: who gets them
-    /// is planned later, runs later, and reads nothing it has not written. The slot itself waits, for the rows under
-    /// way are known by it.
+    /// Ends a sequence and frees its blocks. A step in flight may still write and read them; they can be allocated
+    /// again at once, because the device runs steps in order: the next owner runs later and reads only what it has
+    /// written. The slot is reused only when no step in flight has a row of it.
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let mut sequence = self.slots[slot].take()?;
         self.full.give_back(std::mem::take(&mut sequence.full));
@@ -475,7 +470,7 @@ impl Scheduler {
         Some(sequence)
     }
 
-    /// Hands out an empty slot again, once no step under way has rows of it.
+    /// Frees an empty slot once no step in flight has rows of it.
     fn free_slot(&mut self, slot: usize) {
         if self.under_way[slot] == 0 {
             self.free_slots.push(slot);
@@ -492,7 +487,7 @@ fn give_back(sequence: Sequence) -> Unfinished {
     }
 }
 
-/// Copies a sequence's blocks behind the tables so far and says where they are.
+/// Appends a sequence's blocks to the tables; returns their range.
 fn append(tables: &mut Vec<u32>, blocks: &[u32]) -> Range<usize> {
     let start = tables.len();
     tables.extend_from_slice(blocks);

@@ -1,13 +1,13 @@
-//! One request on its way through the model.
+//! A running or waiting request.
 
 use super::END_TOKENS;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 
-/// The most tokens to make room for when a sequence starts; only longer answers grow their memory on the way.
+/// The most tokens to reserve memory for when a sequence starts; longer answers reallocate.
 pub(super) const RESERVED_TOKENS: usize = 1 << 16;
 
-/// A request's tokens, how many of them the model has seen, and the blocks lent to it.
+/// A request's tokens, how many of them the model has been fed, and its blocks.
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) request: usize,
@@ -15,20 +15,20 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     n_prompt: usize,
     pub(super) max_positions: usize,
-    /// Positions of the steps that came back.
+    /// Positions of committed steps.
     pub(super) position: usize,
-    /// The next position to plan: those from `position` on are in steps under way. When it runs, the KV cache holds
-    /// all before it.
+    /// The next position to plan. Positions from `position` to it are in steps in flight; when it is computed, the KV
+    /// cache holds all positions before it.
     pub(super) planned: usize,
     /// The step it was in last, counted from 1; 0 before the first.
     pub(super) last_step: u64,
-    /// Whether the device finds the token that the last step begun gives, and keeps it.
+    /// Whether the device samples the token of the last step in flight, and keeps it.
     pub(super) on_device: bool,
-    /// Steps under way, the oldest ones, whose row of this sequence is passed over.
+    /// How many of the oldest steps in flight have a row of this sequence that is discarded.
     pub(super) wrong_steps: usize,
     /// Block table of the full layers, with room for all it will have; empty while waiting.
     pub(super) full: Vec<u32>,
-    /// Ring of the windowed layers, likewise.
+    /// Block table of the windowed layers, a ring of blocks, with room for all it will have; empty while waiting.
     pub(super) window: Vec<u32>,
 }
 
@@ -59,7 +59,7 @@ impl Sequence {
         self.planned >= self.n_prompt
     }
 
-    /// The prompt's tokens not planned yet.
+    /// How many tokens of the prompt are not planned yet.
     pub(super) fn prompt_left(&self) -> usize {
         self.n_prompt - self.planned
     }
@@ -69,7 +69,7 @@ impl Sequence {
         self.planned < self.max_positions
     }
 
-    /// Whether the next token to feed is still to be sampled, by a step under way.
+    /// Whether the next token to feed is still to be sampled, by a step in flight.
     pub(super) fn awaits_token(&self) -> bool {
         self.planned >= self.tokens.len()
     }
@@ -79,8 +79,8 @@ impl Sequence {
         position + 1 >= self.n_prompt
     }
 
-    /// Stores the token sampled from the last position that came back and says whether the answer is complete: with an
-    /// end token, unless those are to be ignored, or at the last position.
+    /// Stores the token sampled at the last committed position; returns whether the answer is complete: by an end
+    /// token, unless these are ignored, or at the last position.
     pub(super) fn store(&mut self, token: u32, ignore_end: bool) -> Result<bool> {
         memory::push(&mut self.tokens, token, Purpose::Requests)?;
         Ok(!ignore_end && END_TOKENS.contains(&token) || self.position == self.max_positions)

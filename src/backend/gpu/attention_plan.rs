@@ -1,21 +1,22 @@
-//! Who computes which part of a step's attention.
+//! Splits a step's attention into work items for thread blocks.
 //!
-//! Decode is bound by memory: all multiprocessors should read all the time and end together. A row's keys form a fixed
-//! tree of units and groups ([`AttentionItem`]), so rows may be cut at units or groups, chosen for balance, without
-//! changing a bit of the result. Cutting has its price (partial sums go through memory), so the longest runs that still
-//! balance are taken. Prefill is cut into tiles of query rows. Both are listed longest first.
+//! Decode attention is bound by memory bandwidth: all multiprocessors should read all the time and finish together. A
+//! row's keys form a fixed tree of units and groups ([`AttentionItem`]), so that a row can be split at units or groups
+//! (split-K) without changing a bit of its result. Partial sums of split rows cost memory traffic, so the longest runs
+//! of keys are taken that still balance. Prefill attention is split into tiles of query rows. Both lists are sorted
+//! longest first.
 
 use super::args::{ATTENTION_GROUP, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
 
-/// Units an item of a cut row may have, largest first: the kernels know 1 and multiples of [`ATTENTION_GROUP`].
+/// Units of a split row's items, largest first: the kernels support 1 and multiples of [`ATTENTION_GROUP`].
 const RUNS: [usize; 3] = [16, ATTENTION_GROUP, 1];
 
-/// Lists the attention of the rows that decode, longest items first, and says how many slots of partial sums it needs.
+/// Lists the items of all decoding rows, longest first; returns the number of slots of partial sums.
 ///
-/// `contexts` gives each row with the first key it sees and how many keys it sees, its own (the last) among them.
+/// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
 pub fn plan_decode(
     contexts: impl Iterator<Item = (usize, usize, usize)> + Clone,
     kv_heads: usize,
@@ -35,10 +36,10 @@ pub fn plan_decode(
     Ok(slots)
 }
 
-/// The most slots [`plan_decode`] may ask for if all rows together see at most `keys` keys.
+/// The most slots that [`plan_decode`] may return if all rows together attend to at most `keys` keys.
 pub fn max_partial_slots(keys: usize, kv_heads: usize, multiprocessors: usize) -> usize {
-    // A cut row sees more than a run's keys. Those lie in at most two more partials than they would fill, so in three
-    // times as many: a run has one partial, or (the longest, whose rows are so long that two more are little) several.
+    // A split row has more keys than a run. Its keys lie in at most two more partial sums than they would fill, so in
+    // at most three times as many.
     RUNS.iter().enumerate().fold(0, |slots, (i, &run)| {
         let bound = match i {
             0 => keys,
@@ -65,7 +66,7 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, m
     (0..RUNS.len()).map(items).max().unwrap_or(rows)
 }
 
-/// The longest run whose items are at most two thirds of a multiprocessor's mean load.
+/// The longest run with which no item exceeds two thirds of a multiprocessor's mean load.
 fn run_units(most: usize, all: usize, kv_heads: usize, multiprocessors: usize) -> usize {
     let fits = |run: usize| 2 * kv_heads * all >= 3 * multiprocessors * most.min(run * ATTENTION_UNIT);
     RUNS.into_iter().find(|&run| fits(run)).unwrap_or(1)
@@ -76,7 +77,7 @@ fn partial_units(run: usize) -> usize {
     run.min(ATTENTION_GROUP)
 }
 
-/// Lists one row's items; gives the slots they need.
+/// Lists one row's items; returns the number of slots that they need.
 fn cut_row(
     row: usize,
     first: usize,
@@ -116,7 +117,7 @@ fn cut_row(
     })
 }
 
-/// Cuts chunks of `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows, longest contexts first.
+/// Splits chunks `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows, longest contexts first.
 pub fn plan_prefill(
     chunks: impl Iterator<Item = (usize, usize, usize)>,
     rows_per_tile: usize,
@@ -126,7 +127,7 @@ pub fn plan_prefill(
     for (chunk, position, rows) in chunks {
         for first in (0..rows).step_by(rows_per_tile) {
             let rows = rows_per_tile.min(rows - first);
-            // Kept for the sort: how many keys the tile sees.
+            // For the sort: the number of keys that the tile attends to.
             let keys = position + first + rows;
             let tile = PrefillTile {
                 chunk: chunk as i32,

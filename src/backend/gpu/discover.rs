@@ -7,16 +7,16 @@ use crate::error::Result;
 use crate::options::{DeviceChoice, Options};
 use std::sync::Arc;
 
-/// Devices that are open. None is the CPU.
+/// Opened devices; if there are none, the CPU is used.
 #[derive(Default)]
 pub struct Usable {
     /// In the order of use.
     pub drivers: Vec<Arc<dyn Driver>>,
-    /// What the user should know.
+    /// Lines for the user.
     pub lines: Vec<String>,
 }
 
-/// How a runtime is asked.
+/// A runtime's functions.
 struct Entry {
     name: &'static str,
     list: fn() -> Result<Vec<Found>>,
@@ -75,7 +75,7 @@ pub fn usable(options: &Options, needed_bytes: u64) -> Result<Usable> {
     Ok(usable)
 }
 
-/// Asking a runtime costs time and threads: only those are asked whose answer may matter.
+/// Whether a runtime has to be asked for devices: that loads it, which costs time and threads.
 fn concerns(entry: &Entry, choice: &DeviceChoice) -> bool {
     match choice {
         DeviceChoice::Cpu => false,

@@ -1,10 +1,10 @@
-//! Rows of logits, and what the host is told of them.
+//! Logits on the device, and their way to the host.
 //!
-//! A step leaves whole rows on the device, in a buffer of its turn: there is one for each step under way. Where they are
-//! to be drawn from, a kernel draws from most of them and tells the host the tokens, and the host fetches the other
-//! rows. Where all are wanted, a stream of their own copies them to pinned memory while the next step fills another
-//! buffer. The host reads them where they land: [`HostRows`] are lent, and those that nobody holds any more are written to again. Whoever gives them back
-//! before the next step is submitted needs two of them.
+//! Each step in flight has a buffer of logits in device memory. If the device samples, a kernel writes the tokens to
+//! pinned host memory, and the host fetches only the rows that the kernel could not sample. If the host samples, a
+//! second stream copies all rows to pinned host memory while the next step fills another buffer. The host reads the
+//! rows there: [`HostRows`] are reference counted, and a buffer that nobody holds is used again. Two buffers suffice if
+//! the host drops a step's rows before it submits the next step.
 
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer, SharedDriver, Stream};
@@ -13,35 +13,35 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// See the module.
 pub struct LogitsPath {
-    // Dropped first, which waits for what is on its way.
+    // Dropped first: dropping it waits for copies in flight.
     stream: Stream,
     device: Vec<DeviceBuffer<f32>>,
-    /// `[turns][rows]`
+    /// Sampled tokens `[turns][rows]`.
     drawn: PinnedBuffer<i32>,
     host: Mutex<Vec<Arc<HostRows>>>,
     rows: usize,
     row_bytes: usize,
 }
 
-/// Rows in pinned memory. Only who waited for their copy is given them: see [`Coming`].
+/// Rows in pinned host memory. [`Coming::wait`] returns them, after their copy.
 pub struct HostRows {
     memory: PinnedBuffer,
     bytes: usize,
 }
 
-/// The end of a step, and the rows that are copied to the host behind it, if any are.
+/// A step's event, and the rows that are copied to the host after the step, if any.
 pub struct Coming {
     done: Event,
     rows: Option<Arc<HostRows>>,
 }
 
 impl Coming {
-    /// A step that `done` marks the end of, without rows.
+    /// A step without rows; `done` is recorded at its end.
     pub fn without_rows(done: Event) -> Self {
         Self { done, rows: None }
     }
 
-    /// Waits for all of it. The event may mark another step then.
+    /// Waits for the step and the copy; the event can then be used again.
     pub fn wait(self) -> Result<(Event, Option<Arc<HostRows>>)> {
         self.done.synchronize()?;
         Ok((self.done, self.rows))
@@ -50,7 +50,7 @@ impl Coming {
 
 impl AsRef<[f32]> for HostRows {
     fn as_ref(&self) -> &[f32] {
-        // SAFETY: the device wrote to it before it was given out, and does so again when nobody has it any more.
+        // SAFETY: the device has written it before, and writes again only when nobody holds it.
         let bytes = unsafe { self.memory.read() };
         bytemuck::cast_slice(&bytes[..self.bytes])
     }
@@ -61,14 +61,14 @@ impl AsRef<[f32]> for HostRows {
 pub struct LogitsAt {
     /// Whole rows.
     pub rows: TypedPtr<f32>,
-    /// The token drawn from each, or -1, in pinned memory `[turns][drawn_rows]`.
+    /// The token sampled from each row, or -1, in pinned host memory `[turns][drawn_rows]`.
     pub drawn: TypedPtr<i32>,
-    /// See [`Self::drawn`].
+    /// Rows of a turn in [`Self::drawn`].
     pub drawn_rows: usize,
 }
 
 impl LogitsPath {
-    /// Room for so many rows a step, and so many steps.
+    /// Buffers for `turns` steps in flight, of `rows` rows each.
     pub fn new(driver: &SharedDriver, turns: usize, rows: usize, vocab: usize) -> Result<Self> {
         let buffers = (0..turns).map(|_| DeviceBuffer::new(driver, rows * vocab));
         Ok(Self {
@@ -86,7 +86,7 @@ impl LogitsPath {
         self.rows
     }
 
-    /// Where steps of this turn leave them.
+    /// Where a step of this turn writes its logits and tokens.
     pub fn at(&self, turn: usize) -> LogitsAt {
         LogitsAt {
             rows: self.device[turn].values(),
@@ -95,7 +95,8 @@ impl LogitsPath {
         }
     }
 
-    /// What the step of this turn, which is done, has drawn from its first `rows` rows.
+    /// The tokens that the step of this turn, which is done, has sampled from its first `rows` rows; `None` for a row
+    /// that the host has to sample.
     pub fn drawn(&self, turn: usize, rows: usize) -> impl Iterator<Item = Option<u32>> {
         // SAFETY: the step that wrote here is done, and the next of its turn has not been submitted.
         let drawn = unsafe { self.drawn.read() };
@@ -104,8 +105,8 @@ impl LogitsPath {
             .map(|&token| u32::try_from(token).ok())
     }
 
-    /// Copies the first `rows` rows of that turn's behind `done`, which marks the end of their step and from now on that
-    /// of the copy.
+    /// Queues the copy of the first `rows` rows of a turn after `done`, the event at the end of their step; `done` is
+    /// then recorded again at the end of the copy.
     pub fn send(&self, turn: usize, rows: usize, done: Event) -> Result<Coming> {
         let host = self.free_rows(self.rows, rows)?;
         self.stream.driver.wait(self.stream.handle, done.handle)?;
@@ -114,17 +115,17 @@ impl LogitsPath {
         Ok(Coming { done, rows: Some(host) })
     }
 
-    /// Copies rows of that turn, whose step is done, one behind the other, and waits for them.
+    /// Copies the given rows of a turn, whose step is done, to consecutive rows on the host, and waits for them.
     pub fn fetch(&self, turn: usize, rows: &[usize]) -> Result<Arc<HostRows>> {
         let host = self.free_rows(rows.len().next_power_of_two(), rows.len())?;
         let mut copies = rows.iter().enumerate();
         let queued = copies.try_for_each(|(to, &from)| self.copy(turn, from, 1, &host, to));
-        // Those queued before one that failed are waited for too.
+        // Copies queued before one that failed are waited for as well.
         self.stream.synchronize()?;
         queued.map(|()| host)
     }
 
-    /// Queues the copy of rows from `from` on to the place of row `to` in the host's memory.
+    /// Queues the copy of `rows` rows from row `from` of a turn to row `to` of `host`.
     fn copy(&self, turn: usize, from: usize, rows: usize, host: &HostRows, to: usize) -> Result<()> {
         if from + rows > self.rows || (to + rows) * self.row_bytes > host.bytes {
             return Err(Error::Internal(format!(
@@ -133,14 +134,14 @@ impl LogitsPath {
         }
         let from = self.device[turn].at().add(from * self.row_bytes);
         let (driver, bytes) = (&self.stream.driver, rows * self.row_bytes);
-        // SAFETY: both have these bytes, as was checked; nobody else has the host's, and the caller keeps it.
+        // SAFETY: both ranges were checked; nobody else holds the host's rows, and the caller keeps them.
         unsafe {
             let to = host.memory.host().add(to * self.row_bytes);
             driver.copy_to_host(to, from, bytes, self.stream.handle)
         }
     }
 
-    /// Some that nobody holds, for `rows` rows; if there are none, new ones for at least `room` rows.
+    /// A host buffer of `rows` rows that nobody holds; if there is none, a new one with room for at least `room` rows.
     fn free_rows(&self, room: usize, rows: usize) -> Result<Arc<HostRows>> {
         let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes = rows * self.row_bytes;
@@ -150,7 +151,7 @@ impl LogitsPath {
                 return Ok(at.clone());
             }
         }
-        // Those that are too small are not needed any more.
+        // The free ones are too small.
         host.retain_mut(|rows| Arc::get_mut(rows).is_none());
         let memory = PinnedBuffer::zeroed(&self.stream.driver, room.min(self.rows).max(rows) * self.row_bytes)?;
         let rows = Arc::new(HostRows { memory, bytes });

@@ -1,4 +1,4 @@
-//! Owners of what a driver hands out: whoever drops them gives it back.
+//! RAII owners of a driver's memory, streams, events and graphs.
 
 use super::driver::{DevicePtr, Driver, EventHandle, GraphHandle, Pinned, StreamHandle};
 use super::layout::TypedPtr;
@@ -8,7 +8,7 @@ use bytemuck::{AnyBitPattern, NoUninit, Pod};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-/// A device and the stream its work goes to.
+/// A device's driver, shared by everything allocated from it.
 pub type SharedDriver = Arc<dyn Driver>;
 
 /// Device memory for values of type `T`, by default bytes.
@@ -35,20 +35,20 @@ impl<T> DeviceBuffer<T> {
     /// `n` values whose bytes are zeros.
     pub fn zeroed(stream: &Stream, n: usize) -> Result<Self> {
         let buffer = Self::new(&stream.driver, n)?;
-        // SAFETY: the whole buffer, which lives until the stream has done it: it is waited for.
+        // SAFETY: the range is the whole buffer, which lives until the stream has been waited for.
         unsafe { stream.driver.fill(buffer.at, 0, buffer.bytes, stream.handle) }?;
         stream.synchronize()?;
         Ok(buffer)
     }
 
-    /// A copy of `values`.
+    /// A buffer with a copy of `values`.
     pub fn of(stream: &Stream, values: &[T]) -> Result<Self>
     where
         T: NoUninit,
     {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let buffer = Self::new(&stream.driver, values.len())?;
-        // SAFETY: both sides have these bytes and live until the stream has done it: it is waited for.
+        // SAFETY: both ranges have these bytes and live until the stream has been waited for.
         unsafe {
             stream
                 .driver
@@ -76,30 +76,30 @@ impl<T> DeviceBuffer<T> {
 
 impl<T> Drop for DeviceBuffer<T> {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the address; `free` waits for work under way. A lost device keeps nothing anyway.
+        // SAFETY: nobody else has the address; `free` waits for queued work. On a lost device nothing is left to free.
         let _ = unsafe { self.driver.free(self.at) };
     }
 }
 
-/// `n` values from the device's memory. Waits for the stream.
+/// Copies `n` values from device memory to the host; waits for the stream.
 ///
 /// # Safety
-/// They lie at `from`, or will when the stream has done what is queued.
+/// The values lie at `from` once the work queued on the stream is done.
 pub unsafe fn to_host<T: Pod>(stream: &Stream, from: DevicePtr, n: usize) -> Result<Vec<T>> {
     let mut values = memory::filled(T::zeroed(), n, Purpose::Step)?;
     let (to, bytes) = (values.as_mut_ptr().cast(), size_of_val(values.as_slice()));
-    // SAFETY: both sides have these bytes, ours until the stream has done it, as follows.
+    // SAFETY: both ranges have these bytes; `values` lives until the stream has been waited for, or is leaked below.
     let queued = unsafe { stream.driver.copy_to_host(to, from, bytes, stream.handle) };
     let copied = queued.and_then(|()| stream.synchronize());
     if let Err(error) = copied {
-        // Who cannot wait does not know that the copy will not come.
+        // Leaked: without having waited, the copy may still be running.
         std::mem::forget(values);
         return Err(error);
     }
     Ok(values)
 }
 
-/// Pinned host memory that the device reads and writes, for values of type `T`, by default bytes.
+/// Pinned host memory, mapped into the device's address space, for values of type `T`, by default bytes.
 pub struct PinnedBuffer<T = u8> {
     driver: SharedDriver,
     pinned: Pinned,
@@ -107,7 +107,7 @@ pub struct PinnedBuffer<T = u8> {
     holds: PhantomData<fn() -> T>,
 }
 
-// SAFETY: it is memory; who may touch it when is for its users to order.
+// SAFETY: plain memory; its users order accesses, as `read` and `write` require.
 unsafe impl<T> Send for PinnedBuffer<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for PinnedBuffer<T> {}
@@ -125,12 +125,12 @@ impl<T: AnyBitPattern + NoUninit> PinnedBuffer<T> {
         })
     }
 
-    /// Where the device finds it.
+    /// Its address on the device.
     pub fn values(&self) -> TypedPtr<T> {
         TypedPtr::new(self.pinned.device)
     }
 
-    /// Where the host finds it.
+    /// Its address on the host.
     pub fn host(&self) -> *mut u8 {
         self.pinned.host
     }
@@ -143,7 +143,7 @@ impl<T: AnyBitPattern + NoUninit> PinnedBuffer<T> {
     /// Its values.
     ///
     /// # Safety
-    /// The device does not write to it.
+    /// The device does not write to it while the slice lives.
     pub unsafe fn read(&self) -> &[T] {
         // SAFETY: allocated and zeroed with this length, at a multiple of 256; as our caller vouches.
         unsafe { std::slice::from_raw_parts(self.pinned.host.cast(), self.n) }
@@ -152,7 +152,7 @@ impl<T: AnyBitPattern + NoUninit> PinnedBuffer<T> {
     /// Its values.
     ///
     /// # Safety
-    /// The device does not use it.
+    /// The device neither reads nor writes it while the slice lives.
     pub unsafe fn write(&mut self) -> &mut [T] {
         // SAFETY: allocated and zeroed with this length, at a multiple of 256; as our caller vouches.
         unsafe { std::slice::from_raw_parts_mut(self.pinned.host.cast(), self.n) }
@@ -161,7 +161,7 @@ impl<T: AnyBitPattern + NoUninit> PinnedBuffer<T> {
 
 impl<T> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
-        // SAFETY: nobody else has the address; streams that use it have been waited for by their owner.
+        // SAFETY: nobody else has the address; its owner has waited for the streams that use it.
         let _ = unsafe { self.driver.free_pinned(self.pinned) };
     }
 }
@@ -183,7 +183,7 @@ impl Stream {
         })
     }
 
-    /// Waits for all its work.
+    /// Waits for all work queued so far.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize(self.handle)
     }
@@ -204,7 +204,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// A new event, with a time if asked for.
+    /// A new event; `timing`: it can be asked for times.
     pub fn new(driver: &SharedDriver, timing: bool) -> Result<Self> {
         Ok(Self {
             driver: driver.clone(),
@@ -212,17 +212,17 @@ impl Event {
         })
     }
 
-    /// Marks the stream's work so far.
+    /// Records the event after the stream's work so far.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         self.driver.record(self.handle, stream.handle)
     }
 
-    /// Waits, on the host, until that work is done.
+    /// Waits on the host until the recorded work is done.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize_event(self.handle)
     }
 
-    /// Microseconds since `earlier`; both are done.
+    /// Microseconds from `earlier` to this event; both are done.
     pub fn since_us(&self, earlier: &Event) -> Result<f64> {
         self.driver.elapsed_us(earlier.handle, self.handle)
     }
@@ -234,7 +234,7 @@ impl Drop for Event {
     }
 }
 
-/// Captured work.
+/// A captured graph, ready to be launched.
 pub struct Graph {
     driver: SharedDriver,
     handle: GraphHandle,
@@ -249,10 +249,10 @@ impl Graph {
         }
     }
 
-    /// Queues it.
+    /// Queues a launch of the graph.
     ///
     /// # Safety
-    /// All memory its kernels use is live until the stream has done it.
+    /// All memory that its kernels use is live until the stream has executed it.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
         // SAFETY: as our caller vouches.
         unsafe { self.driver.launch_graph(self.handle, stream.handle) }

@@ -1,4 +1,4 @@
-//! A replica on each device, as far as their memory goes.
+//! Opens a replica on each device that has enough memory.
 
 use super::args::Format;
 use super::code_objects;
@@ -13,8 +13,8 @@ use crate::report;
 use crate::weights::{PackReport, least_bytes};
 use std::sync::Arc;
 
-/// Opens a replica on each device. One that fails is left out with a line; only if all do is it an error, that of the
-/// last.
+/// Opens a replica on each device. A device that fails is left out with a line; if all fail, the last error is
+/// returned.
 pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
     let mut left_out = LeftOut::default();
     let mut contexts: Vec<_> = drivers
@@ -28,7 +28,7 @@ pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Opt
         let all: Vec<_> = contexts.iter().map(Arc::as_ref).collect();
         match load(&all, source) {
             Ok(loaded) => break loaded,
-            // The others try again without the one that failed; what it had is given back by now.
+            // Loading starts again on the other devices; the failed one's memory has been freed.
             Err(error) => {
                 let Some(failed) = contexts.iter().position(|context| error.is_of(&context.name())) else {
                     return Err(error);
@@ -58,8 +58,7 @@ pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Opt
     Ok(replicas)
 }
 
-/// A device with its kernels loaded, and memory for the weights at least: better to know before packing than in the
-/// middle of it.
+/// A device with its kernels loaded and enough free memory for the weights: checked before packing begins.
 fn context_for(driver: SharedDriver, source: &WeightSource<'_>) -> Result<Arc<Context>> {
     let context = context(driver)?;
     let (needed, memory) = (least_bytes(source.config()), context.driver.memory()?);

@@ -1,10 +1,10 @@
-//! Weights on their way from the checkpoint to all devices: packed into pinned memory by the host's cores while what was
-//! packed before crosses the bus.
+//! Sends weights from the checkpoint to all devices: the host packs into pinned host memory while earlier buffers are
+//! copied.
 //!
-//! One thread, the [`Packer`], packs tensor after tensor on all cores, as fast as the host's memory gives them, into a few
-//! pinned buffers. Another, with [`Staging`], queues the copies of each buffer to every device, and what the devices make
-//! of a whole tensor; a buffer goes back to the packer when all have read it. However large the model, the host holds no
-//! more of it than these buffers, and each packed byte is read from there once a device.
+//! One thread, the [`Packer`], packs tensor after tensor on all cores into a few pinned buffers. Another thread, with
+//! [`Staging`], queues the copies of each buffer to every device, and the kernels that rearrange a whole tensor there.
+//! A buffer returns to the packer when all devices have read it. So the host never holds more of the model than these
+//! buffers, and each packed byte is read once per device.
 
 use super::args::WIRE_ROWS;
 use super::context::Context;
@@ -20,42 +20,42 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// One is packed into, one is ready, one is read by the devices, one is to be read next.
+/// One being packed, one packed, one being copied, one queued for copying.
 const BUFFERS: usize = 4;
-/// Long enough to keep all cores and the bus at their rates: hundreds of tiles, and half a millisecond on the bus.
+/// Hundreds of tiles, enough for all cores, and half a millisecond of PCIe.
 const BUFFER_BYTES: usize = 32 << 20;
 
-/// A tensor to be sent: one matrix, or the experts' of a layer.
+/// A tensor to be sent: one matrix, or the matrices of all experts of a layer.
 pub struct Job {
-    /// Its matrices, of one shape.
+    /// Its matrices, all of one shape.
     pub ids: Vec<TensorId>,
     /// The format it has in released checkpoints.
     pub expected: WeightFormat,
 }
 
-/// What the packer hands over, in order.
+/// What the packer sends, in order.
 pub enum Parcel {
     /// A tensor begins, or begins anew in a wider format.
     Begin {
         /// Its first matrix.
         id: TensorId,
-        /// On the wire.
+        /// Of the packed values.
         format: WeightFormat,
     },
-    /// Its next tiles, so many bytes of them.
+    /// The tensor's next tiles, and their bytes.
     Tiles(PinnedBuffer, usize),
-    /// That was all of it.
+    /// The tensor is complete.
     End {
         /// Bytes it has in the checkpoint.
         read_bytes: u64,
-        /// What it met on its way.
+        /// What the packer has found in its values.
         found: Findings,
     },
-    /// There will be nothing more.
+    /// Packing has failed; nothing follows.
     Failed(Error),
 }
 
-/// The two ends, joined by as many buffers as there are.
+/// The two ends, connected by channels.
 pub fn pair<'a>(
     contexts: &'a [&'a Context],
     checkpoint: &'a dyn Checkpoint,
@@ -102,7 +102,7 @@ pub struct Packer<'a> {
     checkpoint: &'a dyn Checkpoint,
     jobs: Vec<Job>,
     free: Receiver<PinnedBuffer>,
-    /// A buffer taken in vain.
+    /// A buffer received and not used.
     spare: Option<PinnedBuffer>,
     parcels: Sender<Parcel>,
     /// Time spent packing.
@@ -111,7 +111,7 @@ pub struct Packer<'a> {
 
 /// Why packing stopped.
 enum Stop {
-    /// Nobody wants more.
+    /// The receiver is gone.
     Gone,
     Failed(Error),
 }
@@ -123,7 +123,7 @@ impl From<Error> for Stop {
 }
 
 impl Packer<'_> {
-    /// Packs everything, or until the other end is gone; gives the seconds spent packing, not waiting.
+    /// Packs everything, or until the other end is gone; returns the seconds spent packing, without waiting.
     pub fn run(mut self) -> f64 {
         for job in std::mem::take(&mut self.jobs) {
             match self.tensor(&job) {
@@ -146,7 +146,7 @@ impl Packer<'_> {
         loop {
             let id = job.ids[0];
             self.send(Parcel::Begin { id, format })?;
-            found.non_finite = None; // the whole tensor is looked at again
+            found.non_finite = None; // the whole tensor is packed again
             self.tiles(&tensors, format, &mut found)?;
             match found.needs.take() {
                 Some(wider) => format = wider,
@@ -159,7 +159,7 @@ impl Packer<'_> {
         })
     }
 
-    /// All tiles in this format, or until a value does not fit.
+    /// Packs all tiles in this format, up to a value that does not fit.
     fn tiles(&mut self, tensors: &[Tensor<'_>], format: WeightFormat, found: &mut Findings) -> Result<(), Stop> {
         let tile_bytes = Wire.tile_bytes(format, tensors[0].cols);
         let tiles = tensors.len() * tensors[0].rows.div_ceil(WIRE_ROWS);
@@ -167,7 +167,7 @@ impl Packer<'_> {
         while first < tiles {
             let mut buffer = self.buffer()?;
             let n = (buffer.bytes() / tile_bytes).min(tiles - first);
-            // SAFETY: nobody else has it, and every device that read it has been waited for.
+            // SAFETY: nobody else has the buffer, and every device's copy from it has been waited for.
             let bytes = unsafe { &mut buffer.write()[..n * tile_bytes] };
             let start = Instant::now();
             let here = pack_tiles(tensors, format, &Wire, first, bytes)?;
@@ -197,37 +197,37 @@ impl Packer<'_> {
     }
 }
 
-/// The end that sends to the devices.
+/// The end that copies to the devices.
 pub struct Staging<'a> {
     contexts: &'a [&'a Context],
     parcels: Receiver<Parcel>,
     give_back: Sender<PinnedBuffer>,
-    /// Buffers that devices may be reading, oldest first.
+    /// Buffers with copies in flight, oldest first.
     under_way: VecDeque<UnderWay>,
     /// Bytes sent to each device.
     sent_bytes: u64,
-    /// Time that copies took, all devices' together.
+    /// Microseconds of all copies, summed over devices.
     link_us: f64,
 }
 
-/// A buffer, and the beginning and end of each device's copy.
+/// A buffer, and the events before and after each device's copy.
 struct UnderWay {
     buffer: PinnedBuffer,
     copies: Vec<[Event; 2]>,
 }
 
 impl Staging<'_> {
-    /// What comes next.
+    /// The packer's next message.
     pub fn next(&self) -> Result<Parcel> {
         let gone = |_| Error::Internal("packing has ended before the last tensor".into());
         self.parcels.recv().map_err(gone)
     }
 
-    /// Queues copies of a buffer's first bytes, one a device to the address there. One copy waits behind the one that
-    /// runs; buffers before these go back to the packer.
+    /// Queues a copy of a buffer's first `bytes` bytes to `to[i]` on device i. Keeps one copy queued behind the running
+    /// one; older buffers return to the packer.
     pub fn send(&mut self, buffer: PinnedBuffer, bytes: usize, to: &[DevicePtr]) -> Result<()> {
         let host = buffer.host();
-        // Whatever fails from here on, the buffer lives until the copies queued are done.
+        // If anything fails from here on, the buffer lives until its copies are done.
         self.under_way.push_back(UnderWay {
             buffer,
             copies: Vec::with_capacity(to.len()),
@@ -247,7 +247,7 @@ impl Staging<'_> {
         self.wait(1)
     }
 
-    /// Waits until all but so many buffers have been read by every device.
+    /// Waits until at most `left` buffers have copies in flight.
     pub fn wait(&mut self, left: usize) -> Result<()> {
         while self.under_way.len() > left {
             let Some(oldest) = self.under_way.front() else { break };
@@ -262,7 +262,7 @@ impl Staging<'_> {
         Ok(())
     }
 
-    /// Bytes sent to each device, and the seconds their copies took each on average.
+    /// Bytes sent to each device, and the seconds of their copies, averaged over devices.
     pub fn sent(&self) -> (u64, f64) {
         (self.sent_bytes, self.link_us * 1e-6 / self.contexts.len().max(1) as f64)
     }

@@ -87,9 +87,9 @@ pub struct PackedShape {
     pub bytes: usize,
 }
 
-/// Exponents of the largest and the smallest normal FP16 number.
+/// Exponents of the smallest and the largest normal FP16 number.
 const F16_EXPONENTS: (i32, i32) = (-14, 15);
-/// How far below the latter the smallest number is.
+/// How far the smallest subnormal's exponent is below that of the smallest normal number.
 const F16_SUBNORMALS: i32 = 10;
 
 impl Target {

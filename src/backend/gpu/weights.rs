@@ -1,8 +1,8 @@
-//! From the checkpoint to the devices: packed once on the host, sent to every device, rearranged there.
+//! Loads the weights: packed once on the host, copied to every device, rearranged there.
 //!
-//! Dense matrices become FP16 where that is as good as exact, and stay BF16 otherwise; the matrix cores take both operands
-//! in one format, so one matrix that does not fit FP16 makes the whole model BF16. A matrix of float32 values that nothing
-//! narrower holds stays on the wire's form and goes through plain kernels.
+//! 16-bit matrices become FP16 if the loss is below float32's rounding, and stay BF16 otherwise. The matrix cores take
+//! both operands in one format, so one matrix that does not fit FP16 makes the whole model BF16. A matrix that needs
+//! float32 stays in the wire format and is multiplied by the plain kernels.
 
 use super::args::{self, PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
 use super::context::Context;
@@ -31,14 +31,14 @@ pub type GpuWeights = Weights<Matrix, Vector>;
 /// Float32 values: a norm, biases, sinks.
 pub type Vector = DeviceBuffer<f32>;
 
-/// How the products read a matrix.
+/// The layout of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// MXFP4, packed for the matrix cores.
     Mxfp4,
     /// 16 bits a value, packed for the matrix cores.
     Dense,
-    /// On the wire's form: float32, or rows that are looked up one by one.
+    /// The wire format: float32 matrices, and matrices whose rows are looked up one by one.
     Wire(args::Format),
 }
 
@@ -46,7 +46,7 @@ pub enum Kind {
 pub struct Matrix {
     /// Its bytes.
     pub bytes: DeviceBuffer,
-    /// How they are arranged.
+    /// Their layout.
     pub kind: Kind,
     /// Matrices.
     pub members: usize,
@@ -54,14 +54,14 @@ pub struct Matrix {
     pub rows: usize,
     /// Columns of each (inputs).
     pub cols: usize,
-    /// Row blocks of the target, a member.
+    /// Row blocks of each, as the family's kernels cut it.
     pub row_blocks: usize,
-    /// What products are multiplied by: a power of two taken out of the weights.
+    /// What products are multiplied by: the inverse of the power of two that scaled the weights.
     pub scale: f32,
 }
 
 impl Matrix {
-    /// Whether it is on the wire's form, which plain kernels read.
+    /// Whether it is in the wire format, for the plain kernels.
     pub fn is_wire(&self) -> bool {
         matches!(self.kind, Kind::Wire(_))
     }
@@ -76,11 +76,11 @@ impl Matrix {
 pub enum WeightSource<'a> {
     /// A checkpoint.
     Checkpoint(&'a dyn Checkpoint),
-    /// Made up on the device, for measuring without a checkpoint.
+    /// Random values made on the device, for benchmarks without a checkpoint.
     Synthetic {
         /// The model's dimensions.
         config: &'a ModelConfig,
-        /// Models of different seeds have nothing in common.
+        /// The seed of the values.
         seed: u32,
     },
 }
@@ -95,17 +95,17 @@ impl WeightSource<'_> {
     }
 }
 
-/// The weights on every device, the format of activations that goes with them, and what was made of each kind.
+/// The weights on every device, the format of activations that they need, and a report for the summary.
 pub struct Loaded {
-    /// One a context, in their order.
+    /// One per context, in their order.
     pub weights: Vec<GpuWeights>,
-    /// FP16, or BF16 where that does not fit.
+    /// FP16, or BF16 if a matrix does not fit FP16.
     pub format: args::Format,
     /// For the summary.
     pub report: PackReport,
 }
 
-/// Brings the weights to every device.
+/// Loads the weights on every device.
 pub fn load(contexts: &[&Context], source: &WeightSource<'_>) -> Result<Loaded> {
     let start = Instant::now();
     let loaded = load_as(contexts, source, args::Format::F16).or_else(|stop| {
@@ -126,7 +126,7 @@ pub fn load(contexts: &[&Context], source: &WeightSource<'_>) -> Result<Loaded> 
 
 /// Why loading stopped.
 enum Stop {
-    /// Values of this kind of tensor lie too far apart for the format of activations.
+    /// The range of this tensor's values is too large for the format of activations.
     TooWide(&'static str),
     Failed(Error),
 }
@@ -159,13 +159,13 @@ fn load_as(contexts: &[&Context], source: &WeightSource<'_>, format: args::Forma
         return loader.load();
     };
     let (packer, staging) = staging::pair(contexts, *checkpoint, jobs(source.config())?)?;
-    // A pool of its own: the one that all programs share would outlive the library and not outlive a fork.
+    // Not rayon's global pool: its threads would outlive the library, and be gone after a fork.
     let workers = Workers::start("getp pack", 0)?;
     thread::scope(|scope| {
         let pack = || workers.pool().install(|| packer.run());
         let packing = threads::spawn_scoped(scope, "getp pack".into(), pack).map_err(no_thread)?;
         let loaded = loader.with(staging).load();
-        // The loader is gone, and with it the packer's reason to go on.
+        // The loader is gone: the packer stops.
         let pack_seconds = packing.join().unwrap_or_else(|panic| resume_unwind(panic));
         loaded.map(|mut loaded| {
             if let Some(sent) = &mut loaded.report.sent {
@@ -225,13 +225,13 @@ struct Loader<'a> {
     source: &'a WeightSource<'a>,
     format: args::Format,
     report: PackReport,
-    /// One a device, as large as the largest tensor so far.
+    /// A buffer per device for a tensor in the wire format, as large as the largest tensor so far.
     wires: Vec<Option<DeviceBuffer>>,
-    /// Where a checkpoint's matrices come from.
+    /// Receives a checkpoint's matrices from the packer.
     staging: Option<Staging<'a>>,
 }
 
-/// A tensor's values on one device's wire buffer.
+/// A tensor in the wire format in a device's buffer.
 #[derive(Clone, Copy)]
 struct OnWire {
     at: DevicePtr,
@@ -280,10 +280,10 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// Every tensor in turn, each on all devices, then sorted by device.
+    /// Loads tensor after tensor on all devices, then groups them by device.
     fn all(&mut self) -> Result<Vec<GpuWeights>, Stop> {
         let mut weights = Weights::load(self.source.config().n_layers, self)?;
-        // The last device's are the last of each.
+        // Popped from the end, so the last device comes first.
         let devices = self.contexts.iter().map(|_| weights.try_map(Vec::pop, Vec::pop));
         let mut devices: Vec<_> = devices
             .collect::<Option<_>>()
@@ -292,8 +292,8 @@ impl<'a> Loader<'a> {
         Ok(devices)
     }
 
-    /// Takes a tensor from the packer and sends it to every device's wire; says which format it has come in, and what the
-    /// packer found.
+    /// Receives a tensor from the packer and copies it to every device's wire buffer; returns its format, and what the
+    /// packer has found in its values.
     fn receive(&mut self, wire: &mut OnWire, first: TensorId) -> Result<Findings> {
         let no_staging = || Error::Internal("a checkpoint without staging".into());
         let mut staging = self.staging.take().ok_or_else(no_staging)?;
@@ -329,11 +329,11 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Makes room for a tensor on every device's wire.
+    /// Makes every device's wire buffer large enough for a tensor.
     fn reserve(&mut self, bytes: usize) -> Result<()> {
         for (wire, context) in self.wires.iter_mut().zip(self.contexts) {
             if wire.as_ref().is_none_or(|wire| wire.bytes() < bytes) {
-                // The smaller one goes first, so that both are never there at once.
+                // The old buffer is freed first, so that both never exist at once.
                 *wire = None;
                 *wire = Some(DeviceBuffer::new(&context.driver, bytes)?);
             }
@@ -341,12 +341,12 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Where a device's wire is.
+    /// The address of a device's wire buffer.
     fn wire(&self, device: usize) -> DevicePtr {
         self.wires[device].as_ref().map_or(DevicePtr::NULL, DeviceBuffer::at)
     }
 
-    /// Makes values up; see [`spread`].
+    /// Fills the wire buffers with random values; see [`spread`].
     fn synthesize(&self, device: usize, wire: OnWire, id: TensorId) -> Result<()> {
         let (deviation, exponent) = spread(id, wire.cols);
         let args = SynthesizeArgs {
@@ -362,7 +362,7 @@ impl<'a> Loader<'a> {
             reserved: 0,
         };
         let context = self.contexts[device];
-        // SAFETY: the wire has room for all its tiles.
+        // SAFETY: the wire buffer has room for all the tensor's tiles.
         unsafe { context.launch(context.target.synthesize(wire.values()), &args) }
     }
 
@@ -374,7 +374,7 @@ impl<'a> Loader<'a> {
         seed.wrapping_mul(0x9e37_79b9) ^ (field as u32) << 16 ^ layer as u32
     }
 
-    /// From the wire to what the device's products read.
+    /// Rearranges a tensor from the wire format to the layout that the device's products read.
     fn arrange(&self, device: usize, wire: OnWire, id: TensorId) -> Result<Matrix, Stop> {
         let context = self.contexts[device];
         let shape = |bytes, kind, row_blocks, scale| Matrix {
@@ -392,7 +392,7 @@ impl<'a> Loader<'a> {
         let is_product = matches!(id.place().0.holds(), Holds::Dense | Holds::Expert { .. });
         if !is_product || !packs {
             let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
-            // SAFETY: both have these bytes; freeing either waits for the copy.
+            // SAFETY: both buffers have these bytes; freeing either waits for the copy.
             unsafe {
                 context
                     .driver
@@ -423,7 +423,7 @@ impl<'a> Loader<'a> {
             reserved: 0,
         };
         let launch = context.target.pack(kind, &pack)?;
-        // SAFETY: the wire holds the members' tiles, `bytes` what the target's products read of them.
+        // SAFETY: the wire buffer holds all tiles of the tensor, `bytes` is as large as its packed form.
         unsafe { context.launch(launch, &pack) }?;
         Ok(shape(bytes, kind, packed.row_blocks, (-shift as f32).exp2()))
     }
@@ -443,7 +443,7 @@ impl<'a> Loader<'a> {
             format: wire_format(wire.format),
             reserved: 0,
         };
-        // SAFETY: the wire holds these tiles, `result` four numbers.
+        // SAFETY: the wire buffer holds these tiles, `result` has room for four numbers.
         let range = unsafe {
             context.launch(context.target.range(wire.values()), &args)?;
             to_host(&context.stream, result.at(), 4)?
@@ -512,7 +512,7 @@ impl Load for Loader<'_> {
                 }
                 values
             }
-            // Biases and sinks of zero, norms of one: their values change no time.
+            // Biases and sinks of zero, norms of one: their values do not change timings.
             WeightSource::Synthetic { config, .. } => {
                 let n = ids.len() * ids[0].shape(config)[1];
                 let made_up = if array.holds() == Holds::Norm { 1.0 } else { 0.0 };
@@ -538,8 +538,9 @@ fn wire_format(format: WeightFormat) -> args::Format {
     }
 }
 
-/// Standard deviation of dense values, and exponent of MXFP4 scales. Outputs of unit inputs are near 1, those that go back
-/// into the residual stream near a quarter, as in a trained model; E2M1's random codes have a mean square of 8.6.
+/// Standard deviation of 16-bit values, and exponent of MXFP4 scales, so that inputs of variance 1 give outputs near 1,
+/// and near 1/4 where they are added to the residual stream, as in a trained model. Random E2M1 codes have a mean
+/// square of 8.6.
 fn spread(id: TensorId, cols: usize) -> (f32, i32) {
     let unit = 1.0 / (cols as f32).sqrt();
     match id {

@@ -1,6 +1,7 @@
-//! Weights as the host sends them, the same for every device: row-major in tiles of 32 rows, MXFP4 as the codes of all
-//! rows of a tile, two a byte with the even index low, then the scales of all rows. Devices rearrange them for their own
-//! kernels at the rate of their memory, so that the host packs once, whatever devices there are.
+//! The wire format: weights as the host sends them, equal for every device. Row-major in tiles of 32 rows; a tile of
+//! MXFP4 is the codes of all its rows (two per byte, the even index in the low half), then the scales of all its rows.
+//! Each device rearranges them for its own kernels at its memory's bandwidth, so that the host packs once for all
+//! devices.
 
 use super::args::WIRE_ROWS;
 use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
@@ -21,7 +22,7 @@ impl Layout for Wire {
         }
     }
 
-    /// The tile need not be zeroed: it is filled up here, as buffers are used again.
+    /// Writes the whole tile, padding included: buffers are reused, and not zeroed.
     fn write(&self, rows: Rows<'_>, cols: usize, tile: &mut [u8]) {
         match rows {
             Rows::Mxfp4 { codes, scales } => {

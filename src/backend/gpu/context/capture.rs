@@ -1,8 +1,8 @@
 //! Graphs of what a device's context launches.
 //!
-//! A capture has a stream of its own. Another thread's call may invalidate it: HIP's calls that wait for the whole device
-//! do, whichever device the capture is on, and so does what other threads do on CUDA's legacy stream. HIP's stream then
-//! refuses all further work, captured or not; the context's own has to remain usable.
+//! A capture has a stream of its own. Another thread's call may invalidate it: HIP's calls that wait for the whole
+//! device do, whichever device the capture is on, and so does what other threads do on CUDA's legacy stream. HIP's
+//! stream then refuses all further work, captured or not; the context's own has to remain usable.
 
 use super::Context;
 use crate::backend::gpu::driver::StreamHandle;

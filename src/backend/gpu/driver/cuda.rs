@@ -1,8 +1,8 @@
 //! NVIDIA devices, through the CUDA driver API.
 //!
-//! A device has its primary context, which the program and its other libraries share. Every call makes it current in
-//! the calling thread first. Launches hand over the argument struct whole; those that may overlap carry the attribute of
-//! programmatic dependent launch, which a captured graph keeps as a programmatic edge.
+//! A device's primary context is used, which the program and its other libraries share. Every call first makes it
+//! current in the calling thread. Launches pass the argument struct as one buffer; those that may overlap have the
+//! attribute of programmatic dependent launch (PDL), which a captured graph keeps as a programmatic edge.
 
 mod api;
 
@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const RUNTIME: &str = "cuda";
 
-/// The devices there are; none of them is touched.
+/// All devices; no context is created.
 pub fn list() -> Result<Vec<Found>> {
     let api = match api::api() {
         Err(Error::Gpu {
@@ -60,7 +60,7 @@ struct Cuda {
     peers: Mutex<HashMap<usize, Context>>,
 }
 
-/// A device's primary context, given back on drop.
+/// A device's primary context, released on drop.
 struct Context {
     api: &'static Api,
     device: Ordinal,
@@ -176,8 +176,8 @@ impl Cuda {
         check(&self.name, code, call)
     }
 
-    /// Makes the device's context current in this thread. Asking first costs nanoseconds; a note of our own would be
-    /// wrong as soon as the program makes another one current.
+    /// Makes the device's context current in this thread. The query costs nanoseconds; caching it would be wrong as
+    /// soon as the program makes another context current.
     fn enter(&self) -> Result<()> {
         let ours = self.context.handle as Handle;
         let mut current = null_mut();
@@ -192,8 +192,8 @@ impl Cuda {
         self.check(unsafe { (self.api.set_context)(ours) }, || "cuCtxSetCurrent".into())
     }
 
-    /// The context of another device, with direct access to its memory if the machine can. Without it the driver copies
-    /// by way of the host.
+    /// The context of another device, with peer access to its memory if the machine has it. Without it the driver
+    /// copies through the host.
     fn peer_context(&self, ordinal: usize) -> Result<Handle> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(peer) = peers.get(&ordinal) {
@@ -217,7 +217,7 @@ impl Cuda {
         Ok(handle)
     }
 
-    /// Makes a captured graph ready, and its first launch as fast as those after it; counts its nodes.
+    /// Instantiates and uploads a captured graph, so that its first launch is as fast as later ones; counts its nodes.
     fn instantiate(&self, graph: Handle, stream: StreamHandle) -> Result<Captured> {
         let mut nodes = 0;
         // SAFETY: `graph` is what a capture ended with; writes one size, and no nodes to NULL.
@@ -239,7 +239,7 @@ impl Cuda {
         match uploaded {
             Ok(()) => Ok(captured),
             Err(error) => {
-                // The first failure is the one to tell.
+                // The first error is the one returned.
                 let _ = self.free_graph(captured.graph);
                 Err(error)
             }
@@ -281,7 +281,7 @@ impl Driver for Cuda {
 
     unsafe fn free(&self, at: DevicePtr) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches that `at` came from `alloc` and is used no more.
+        // SAFETY: the caller guarantees that `at` came from `alloc` and is used no more.
         self.check(unsafe { (self.api.free)(at.0) }, || "cuMemFree".into())
     }
 
@@ -304,7 +304,7 @@ impl Driver for Cuda {
             device: DevicePtr(device),
         };
         if let Err(error) = mapped {
-            // SAFETY: nobody has seen it. The first failure is the one to tell.
+            // SAFETY: allocated above and not used. The first error is the one returned.
             let _ = unsafe { self.free_pinned(pinned) };
             return Err(error);
         }
@@ -313,7 +313,7 @@ impl Driver for Cuda {
 
     unsafe fn free_pinned(&self, pinned: Pinned) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches that it came from `alloc_pinned` and is used no more.
+        // SAFETY: the caller guarantees that it came from `alloc_pinned` and is used no more.
         self.check(unsafe { (self.api.free_host)(pinned.host.cast()) }, || {
             "cuMemFreeHost".into()
         })
@@ -396,21 +396,21 @@ impl Driver for Cuda {
 
     unsafe fn copy_to_device(&self, to: DevicePtr, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees.
         let code = unsafe { (self.api.copy_to_device)(to.0, from.cast(), bytes, handle(stream.0)) };
         self.check(code, || format!("cuMemcpyHtoDAsync({bytes} bytes)"))
     }
 
     unsafe fn copy_to_host(&self, to: *mut u8, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees.
         let code = unsafe { (self.api.copy_to_host)(to.cast(), from.0, bytes, handle(stream.0)) };
         self.check(code, || format!("cuMemcpyDtoHAsync({bytes} bytes)"))
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees.
         let code = unsafe { (self.api.copy)(to.0, from.0, bytes, handle(stream.0)) };
         self.check(code, || format!("cuMemcpyDtoDAsync({bytes} bytes)"))
     }
@@ -427,14 +427,15 @@ impl Driver for Cuda {
         let ordinal = super::peer_ordinal(&self.name, RUNTIME, peer)?;
         let ours = self.context.handle as Handle;
         let theirs = self.peer_context(ordinal)?;
-        // SAFETY: the caller vouches for both ranges until the stream has done the copy; both contexts are retained.
+        // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees; both contexts are
+        // retained.
         let code = unsafe { (self.api.copy_peer)(to.0, ours, from.0, theirs, bytes, handle(stream.0)) };
         self.check(code, || format!("cuMemcpyPeerAsync({bytes} bytes from {ordinal})"))
     }
 
     unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches for the range until the stream has filled it.
+        // SAFETY: the range is valid until the stream has filled it, as the caller guarantees.
         let code = unsafe { (self.api.fill)(to.0, byte, bytes, handle(stream.0)) };
         self.check(code, || format!("cuMemsetD8Async({bytes} bytes)"))
     }
@@ -497,7 +498,8 @@ impl Driver for Cuda {
             (&raw mut bytes).cast(),
             api::LAUNCH_END,
         ];
-        // SAFETY: the caller vouches that the arguments are the kernel's struct; they are copied before the call ends.
+        // SAFETY: the caller guarantees that the arguments are the kernel's struct; they are copied before the call
+        // ends.
         let code = unsafe { (self.api.launch)(&config, handle(launch.function.0), null_mut(), extra.as_mut_ptr()) };
         self.check(code, || {
             let Launch {
@@ -514,7 +516,7 @@ impl Driver for Cuda {
 
     fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the handle is live. Thread-local: other threads' allocations do not spoil the capture.
+        // SAFETY: the handle is live. Thread-local mode: other threads' allocations do not invalidate the capture.
         let code = unsafe { (self.api.begin_capture)(handle(stream.0), api::CAPTURE_THREAD_LOCAL) };
         self.check(code, || "cuStreamBeginCapture".into())
     }
@@ -526,7 +528,7 @@ impl Driver for Cuda {
         let code = unsafe { (self.api.end_capture)(handle(stream.0), &mut graph) };
         self.check(code, || "cuStreamEndCapture".into())?;
         let captured = self.instantiate(graph, stream);
-        // SAFETY: the capture's own; what was made of it does not need it any more.
+        // SAFETY: the graph is this capture's; the instantiated one does not depend on it.
         let destroyed = self.check(unsafe { (self.api.destroy_graph)(graph) }, || "cuGraphDestroy".into());
         let captured = captured?;
         destroyed.map(|()| captured)
@@ -534,7 +536,7 @@ impl Driver for Cuda {
 
     unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: both handles are live; the caller vouches for what the graph's work touches.
+        // SAFETY: both handles are live; the caller guarantees that the memory of the graph's work is live.
         self.check(
             unsafe { (self.api.launch_graph)(handle(graph.0), handle(stream.0)) },
             || "cuGraphLaunch".into(),

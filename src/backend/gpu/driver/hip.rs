@@ -1,7 +1,7 @@
 //! AMD devices, through the HIP runtime of ROCm 5.6 to 7.
 //!
-//! What differs from one ROCm to another is avoided: properties are read by symbols that name their struct's version, and
-//! hipGraphUpload is not called, so that a graph's first launch uploads it.
+//! What differs from one ROCm to another is avoided: properties are read by symbols that name their struct's version,
+//! and hipGraphUpload is not called, so that a graph's first launch uploads it.
 
 mod api;
 
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const RUNTIME: &str = "hip";
 
-/// The devices there are.
+/// All devices.
 pub fn list() -> Result<Vec<Found>> {
     let api = api::api()?;
     let mut count = 0;
@@ -56,12 +56,12 @@ struct Hip {
     device: Device,
     /// For errors: `hip:0`.
     name: String,
-    /// Ordinals of the devices copied from, which need no more to be done.
+    /// Ordinals of the devices to which peer access has been set up.
     peers: Mutex<HashSet<usize>>,
 }
 
-/// Before ROCm 5.6 `hipModuleLaunchKernel` runs at once while its stream is captured, and the graph lacks it: each launch
-/// of the graph would repeat what the kernels have computed then.
+/// Before ROCm 5.6 `hipModuleLaunchKernel` runs at once while its stream is captured, and the graph lacks it: each
+/// launch of the graph would repeat what the kernels have computed then.
 fn check_version(api: &Api) -> Result<()> {
     /// 5.6 as `HIP_VERSION`: major * 10^7 + minor * 10^5 + patch.
     const OLDEST: c_int = 50_600_000;
@@ -142,8 +142,8 @@ impl Hip {
         check(&self.name, code, call)
     }
 
-    /// Makes the device current in this thread. Asking first is cheap; a note of our own would be wrong as soon as the
-    /// program chooses another one.
+    /// Makes the device current in this thread. The query is cheap; caching it would be wrong as soon as the program
+    /// makes another device current.
     fn enter(&self) -> Result<()> {
         let ours = self.device.ordinal as c_int;
         let mut current = -1;
@@ -160,7 +160,7 @@ impl Hip {
         })
     }
 
-    /// Makes a captured graph ready, and counts its nodes.
+    /// Instantiates a captured graph and counts its nodes.
     fn instantiate(&self, graph: api::Graph) -> Result<Captured> {
         let mut nodes = 0;
         // SAFETY: `graph` is what a capture ended with; writes one size, and no nodes to NULL.
@@ -176,7 +176,7 @@ impl Hip {
         })
     }
 
-    /// Lets this device reach another one's memory, if the machine can. Without it the runtime copies by way of the host.
+    /// Enables peer access to another device, if the machine has it. Without it the runtime copies through the host.
     fn reach(&self, peer: usize) -> Result<()> {
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.contains(&peer) {
@@ -233,7 +233,7 @@ impl Driver for Hip {
 
     unsafe fn free(&self, at: DevicePtr) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches that `at` came from `alloc` and is used no more.
+        // SAFETY: the caller guarantees that `at` came from `alloc` and is used no more.
         self.check(unsafe { (self.api.free)(address(at)) }, || "hipFree".into())
     }
 
@@ -254,7 +254,7 @@ impl Driver for Hip {
             device: DevicePtr(device as u64),
         };
         if let Err(error) = self.check(code, || "hipHostGetDevicePointer".into()) {
-            // SAFETY: nobody has seen it. The first failure is the one to tell.
+            // SAFETY: allocated above and not used. The first error is the one returned.
             let _ = unsafe { self.free_pinned(pinned) };
             return Err(error);
         }
@@ -263,7 +263,7 @@ impl Driver for Hip {
 
     unsafe fn free_pinned(&self, pinned: Pinned) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches that it came from `alloc_pinned` and is used no more.
+        // SAFETY: the caller guarantees that it came from `alloc_pinned` and is used no more.
         self.check(unsafe { (self.api.free_host)(pinned.host.cast()) }, || {
             "hipHostFree".into()
         })
@@ -347,7 +347,8 @@ impl Driver for Hip {
 
     unsafe fn copy_to_device(&self, to: DevicePtr, from: *const u8, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches for both ranges until the stream has done the copy; `from` is only read.
+        // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees; `from` is only
+        // read.
         let code =
             unsafe { (self.api.copy_to_device)(address(to), from.cast_mut().cast(), bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyHtoDAsync({bytes} bytes)"))
@@ -355,14 +356,14 @@ impl Driver for Hip {
 
     unsafe fn copy_to_host(&self, to: *mut u8, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees.
         let code = unsafe { (self.api.copy_to_host)(to.cast(), address(from), bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyDtoHAsync({bytes} bytes)"))
     }
 
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees.
         let code = unsafe { (self.api.copy)(address(to), address(from), bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyDtoDAsync({bytes} bytes)"))
     }
@@ -379,14 +380,14 @@ impl Driver for Hip {
         let theirs = super::peer_ordinal(&self.name, RUNTIME, peer)?;
         self.reach(theirs)?;
         let (to, ours, theirs) = (address(to), self.device.ordinal as c_int, theirs as c_int);
-        // SAFETY: the caller vouches for both ranges until the stream has done the copy.
+        // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees.
         let code = unsafe { (self.api.copy_peer)(to, ours, address(from), theirs, bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyPeerAsync({bytes} bytes from {theirs})"))
     }
 
     unsafe fn fill(&self, to: DevicePtr, byte: u8, bytes: usize, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the caller vouches for the range until the stream has filled it.
+        // SAFETY: the range is valid until the stream has filled it, as the caller guarantees.
         let code = unsafe { (self.api.fill)(address(to), byte, bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemsetD8Async({bytes} bytes)"))
     }
@@ -409,7 +410,7 @@ impl Driver for Hip {
         })
     }
 
-    /// A block may use all of the LDS without asking for it.
+    /// HIP needs no attribute for the dynamic size of the LDS.
     fn function(&self, module: ModuleHandle, name: &str, _shared_bytes: u32) -> Result<FunctionHandle> {
         self.enter()?;
         let c_name = CString::new(name).map_err(|_| Error::Internal(format!("kernel name {name:?} has a NUL")))?;
@@ -438,7 +439,8 @@ impl Driver for Hip {
         ];
         let (function, stream) = (launch.function.0 as api::Function, stream.0 as api::Stream);
         let (params, extra) = (null_mut(), extra.as_mut_ptr());
-        // SAFETY: the caller vouches that the arguments are the kernel's struct; they are copied before the call ends.
+        // SAFETY: the caller guarantees that the arguments are the kernel's struct; they are copied before the call
+        // ends.
         let code = unsafe { (self.api.launch)(function, grid, 1, 1, block, 1, 1, shared_bytes, stream, params, extra) };
         self.check(code, || {
             format!("hipModuleLaunchKernel({grid} blocks of {block}, {shared_bytes} bytes shared, {bytes} bytes of arguments)")
@@ -447,7 +449,7 @@ impl Driver for Hip {
 
     fn begin_capture(&self, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: the handle is live. Thread-local: other threads' allocations do not spoil the capture.
+        // SAFETY: the handle is live. Thread-local mode: other threads' allocations do not invalidate the capture.
         let code = unsafe { (self.api.begin_capture)(stream.0 as api::Stream, api::CAPTURE_THREAD_LOCAL) };
         self.check(code, || "hipStreamBeginCapture".into())
     }
@@ -459,7 +461,7 @@ impl Driver for Hip {
         let code = unsafe { (self.api.end_capture)(stream.0 as api::Stream, &mut graph) };
         self.check(code, || "hipStreamEndCapture".into())?;
         let captured = self.instantiate(graph);
-        // SAFETY: the capture's own; what was made of it does not need it any more.
+        // SAFETY: the graph is this capture's; the instantiated one does not depend on it.
         let destroyed = self.check(unsafe { (self.api.destroy_graph)(graph) }, || "hipGraphDestroy".into());
         let captured = captured?;
         destroyed.map(|()| captured)
@@ -467,7 +469,7 @@ impl Driver for Hip {
 
     unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()> {
         self.enter()?;
-        // SAFETY: both handles are live; the caller vouches for what the graph's work touches.
+        // SAFETY: both handles are live; the caller guarantees that the memory of the graph's work is live.
         let code = unsafe { (self.api.launch_graph)(graph.0 as api::GraphExec, stream.0 as api::Stream) };
         self.check(code, || "hipGraphLaunch".into())
     }

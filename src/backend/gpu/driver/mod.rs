@@ -1,7 +1,7 @@
-//! What a GPU's runtime must do, in one trait: memory, streams, events, code, launches, graphs.
+//! One trait for a GPU's runtime: memory, streams, events, modules, launches, graphs.
 //!
-//! Handles are plain numbers here; [`super::memory`] wraps them in owners. Every call checks the runtime's return code and
-//! gives a typed [`crate::error::Error::Gpu`]. A driver belongs to one device and may be called from any
+//! Handles are plain numbers here; [`super::memory`] wraps them in RAII owners. Every call checks the runtime's return
+//! code and returns a typed [`crate::error::Error::Gpu`]. A driver belongs to one device and may be called from any
 //! thread.
 
 #[cfg(feature = "cuda")]
@@ -16,16 +16,16 @@ use crate::error::Result;
 use crate::error::{Error, GpuFault};
 use bytemuck::{Pod, Zeroable};
 
-/// What is known of a device.
+/// A device's properties.
 #[derive(Clone, Debug)]
 pub struct Device {
     /// The runtime: `hip`, `cuda` or `simt`.
     pub runtime: &'static str,
-    /// The number the runtime gives it.
+    /// The runtime's number of the device.
     pub ordinal: usize,
     /// The product's name.
     pub name: String,
-    /// What code objects must be made for: `gfx90a`, `sm_90`, `simt`.
+    /// The architecture: `gfx90a`, `sm_90`, `simt`.
     pub arch: String,
     /// Multiprocessors (compute units).
     pub multiprocessors: usize,
@@ -43,9 +43,9 @@ pub struct Found {
 /// A device's memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Not in use by anybody.
+    /// Free bytes.
     pub free: u64,
-    /// In all.
+    /// Total bytes.
     pub total: u64,
 }
 
@@ -65,12 +65,12 @@ impl DevicePtr {
     }
 }
 
-/// Host memory the device reads and writes directly.
+/// Pinned host memory, mapped into the device's address space.
 #[derive(Clone, Copy, Debug)]
 pub struct Pinned {
-    /// Where the host finds it.
+    /// Its address on the host.
     pub host: *mut u8,
-    /// Where the device finds it.
+    /// Its address on the device.
     pub device: DevicePtr,
 }
 
@@ -84,15 +84,15 @@ macro_rules! handles {
 }
 
 handles!(
-    /// A queue of work in order.
+    /// A stream.
     StreamHandle,
-    /// A point in a stream.
+    /// An event.
     EventHandle,
     /// A loaded code object.
     ModuleHandle,
     /// A kernel of a module.
     FunctionHandle,
-    /// Captured work, ready to be launched as one.
+    /// An instantiated graph.
     GraphHandle
 );
 
@@ -114,12 +114,12 @@ pub struct Launch<'a> {
     pub grid: u32,
     /// Threads of a block.
     pub block: u32,
-    /// Shared memory asked for at launch; at most what [`Driver::function`] was told.
+    /// Bytes of dynamic shared memory; at most what [`Driver::function`] was given.
     pub shared_bytes: u32,
-    /// The argument struct's bytes.
+    /// The bytes of the argument struct.
     pub args: &'a [u8],
-    /// The kernel calls `after_predecessor`, so it may start while the one before it ends (NVIDIA's programmatic dependent
-    /// launch; elsewhere without effect).
+    /// Programmatic dependent launch (PDL) on NVIDIA: the kernel may start before the previous one has ended, as it
+    /// calls `after_predecessor`. No effect elsewhere.
     pub overlap: bool,
 }
 
@@ -127,44 +127,45 @@ pub struct Launch<'a> {
 ///
 /// # Safety
 ///
-/// Callers of the unsafe calls vouch that addresses are live and large enough until the stream has done the work, and
-/// that launches match their kernel's argument struct.
+/// Callers of the unsafe functions guarantee that addresses are live and large enough until the stream has done the
+/// work, and that launches pass their kernel's argument struct.
 pub trait Driver: Send + Sync {
-    /// What is known of the device.
+    /// The device's properties.
     fn device(&self) -> &Device;
-    /// Its memory now.
+    /// Free and total memory.
     fn memory(&self) -> Result<DeviceMemory>;
 
     /// Device memory, aligned to 256 bytes. Its content is undefined.
     fn alloc(&self, bytes: usize) -> Result<DevicePtr>;
-    /// Gives device memory back; waits for work that may use it.
+    /// Frees device memory; waits for work that may use it.
     ///
     /// # Safety
     /// See the trait.
     unsafe fn free(&self, at: DevicePtr) -> Result<()>;
     /// Pinned host memory, zeroed, aligned to 256 bytes.
     fn alloc_pinned(&self, bytes: usize) -> Result<Pinned>;
-    /// Gives pinned memory back.
+    /// Frees pinned host memory.
     ///
     /// # Safety
     /// See the trait.
     unsafe fn free_pinned(&self, pinned: Pinned) -> Result<()>;
 
-    /// A new stream; it does not wait for the default stream.
+    /// Creates a stream that does not synchronize with the default stream.
     fn stream(&self) -> Result<StreamHandle>;
-    /// Ends a stream.
+    /// Destroys a stream.
     fn free_stream(&self, stream: StreamHandle) -> Result<()>;
-    /// Waits until a stream's work so far is done; reports what went wrong in it.
+    /// Waits until a stream's work so far is done; returns errors of that work.
     fn synchronize(&self, stream: StreamHandle) -> Result<()>;
-    /// A new event; only one with `timing` may be asked for times.
+    /// Creates an event; only one with `timing` can be asked for times.
     fn event(&self, timing: bool) -> Result<EventHandle>;
-    /// Ends an event.
+    /// Destroys an event.
     fn free_event(&self, event: EventHandle) -> Result<()>;
-    /// Marks the stream's work so far. While the stream is captured the event becomes part of the graph.
+    /// Records an event after the stream's work so far. While the stream is captured, the event becomes part of the
+    /// graph.
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
-    /// Lets the stream's further work wait for an event.
+    /// Makes the stream's later work wait for an event.
     fn wait(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
-    /// Waits, on the host, for an event; reports what went wrong before it.
+    /// Waits on the host for an event; returns errors of the work before it.
     fn synchronize_event(&self, event: EventHandle) -> Result<()>;
     /// Microseconds from one event to another; both are done.
     fn elapsed_us(&self, from: EventHandle, to: EventHandle) -> Result<f64>;
@@ -206,7 +207,7 @@ pub trait Driver: Send + Sync {
     fn load_module(&self, image: &[u8]) -> Result<ModuleHandle>;
     /// Unloads a code object.
     fn free_module(&self, module: ModuleHandle) -> Result<()>;
-    /// Finds a kernel that will be launched with at most `shared_bytes` of shared memory asked for at launch.
+    /// Finds a kernel that will be launched with at most `shared_bytes` bytes of dynamic shared memory.
     fn function(&self, module: ModuleHandle, name: &str, shared_bytes: u32) -> Result<FunctionHandle>;
     /// Queues a kernel.
     ///
@@ -214,29 +215,29 @@ pub trait Driver: Send + Sync {
     /// See the trait.
     unsafe fn launch(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()>;
 
-    /// From now on the stream's work is noted, not run.
+    /// Begins to capture the stream: its work is recorded in a graph and not executed.
     fn begin_capture(&self, stream: StreamHandle) -> Result<()>;
-    /// Ends [`Driver::begin_capture`], also after a failure within. [`GpuFault::Capture`](crate::error::GpuFault::Capture):
-    /// the capture was invalidated, by another thread's call for example, and the stream may refuse all work from now on,
-    /// as HIP's do.
+    /// Ends a capture, also after a failure within it. `GpuFault::Capture`:
+    /// the capture was invalidated, by another thread's call for example, and the stream may refuse all work from now
+    /// on, as HIP's do.
     fn end_capture(&self, stream: StreamHandle) -> Result<Captured>;
-    /// Queues a graph.
+    /// Queues a launch of a graph.
     ///
     /// # Safety
     /// See the trait.
     unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<()>;
-    /// Drops a graph.
+    /// Destroys a graph.
     fn free_graph(&self, graph: GraphHandle) -> Result<()>;
 }
 
-/// The text of a buffer that a runtime has written a C string to.
+/// The C string in a buffer.
 #[cfg(any(feature = "cuda", feature = "hip"))]
 fn text(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
     String::from_utf8_lossy(&buffer[..end]).into_owned()
 }
 
-/// The ordinal of a peer, which must be of the same runtime.
+/// The ordinal of a peer device, which must be of the same runtime.
 #[cfg(any(feature = "cuda", feature = "hip"))]
 fn peer_ordinal(device: &str, runtime: &str, peer: &dyn Driver) -> Result<usize> {
     let peer = peer.device();
@@ -249,7 +250,7 @@ fn peer_ordinal(device: &str, runtime: &str, peer: &dyn Driver) -> Result<usize>
     )))
 }
 
-/// A loader is told only where an image begins and believes its header: it must be a whole ELF file.
+/// A loader is given only an image's address and trusts its header, so the image must be an ELF file.
 #[cfg(any(feature = "cuda", feature = "hip"))]
 fn check_elf(device: &str, image: &[u8]) -> Result<()> {
     const HEADER_BYTES: usize = 64;
@@ -264,7 +265,7 @@ fn check_elf(device: &str, image: &[u8]) -> Result<()> {
     })
 }
 
-/// Codes that mean the same to every runtime.
+/// Error codes that HIP and CUDA share.
 #[cfg(all(test, any(feature = "cuda", feature = "hip")))]
 const FAULTS_OF_ALL: [(i32, GpuFault); 17] = [
     (2, GpuFault::OutOfMemory),

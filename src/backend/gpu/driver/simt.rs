@@ -1,12 +1,12 @@
-//! The CPU played as several GPUs: the same kernels, compiled for it, behind the same trait. For tests.
+//! An emulation of several GPUs on the CPU, for tests: the kernels, compiled for the CPU, behind trait [`Driver`].
 //!
-//! A [`System`] has devices with memory of a capacity of their own; a driver is one device of it. What the driver adds to
-//! running kernels is finding mistakes: memory is poisoned and guarded, queued work runs as late or in as odd an order as
-//! its events allow ([`Order`]), a launch is told to run a block's threads in odd orders ([`Schedule`]), any call can be
-//! made to fail ([`Fault`]), and what is not given back is counted ([`Live`]).
+//! A [`System`] has several devices, each with memory of a given capacity; a driver is one device. Beside running
+//! kernels it finds errors: memory is poisoned and has guard bytes, queued work runs as late or in as odd an order as
+//! its events allow ([`Order`]), the threads of a block run in odd orders ([`Schedule`]), any call can be made to fail
+//! ([`Fault`]), and what is not freed is counted ([`Live`]).
 //!
-//! A kernel that goes wrong, or a copy outside of all allocations, loses its device, as on a GPU: the next call that waits
-//! reports it, and all calls fail from then on except those that give something back.
+//! A failing kernel, or a copy outside of all allocations, loses its device, as on a GPU: the next call that waits
+//! returns the error, and from then on all calls fail except those that free something.
 
 mod faults;
 mod library;
@@ -32,26 +32,26 @@ const MAX_SHARED_BYTES: u32 = 64 << 10;
 /// When queued work runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// At once.
+    /// Immediately.
     Eager,
-    /// When somebody waits for it, and of other streams only what it needs: a missing wait reads what is not there yet.
+    /// When it is waited for; of other streams only what it depends on. A missing wait reads stale data.
     Deferred,
-    /// Some of it at any time, of any stream, by seed: a missing wait is found from either side.
+    /// At random times, of any stream, by seed: work may run too early or too late if a wait is missing.
     Random(u64),
 }
 
-/// What a system is like.
+/// The configuration of a system.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// How many devices.
+    /// Number of devices.
     pub devices: usize,
-    /// Memory of each.
+    /// Memory of each device.
     pub capacity_bytes: u64,
     /// When queued work runs.
     pub order: Order,
     /// In which order a block's threads run.
     pub schedule: Schedule,
-    /// Threads of the host that a kernel's blocks are spread over.
+    /// Host threads that run a kernel's blocks.
     pub threads: usize,
 }
 
@@ -67,7 +67,7 @@ impl Default for Setup {
     }
 }
 
-/// What has been handed out and not given back.
+/// What has been allocated and not freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// Allocations of device memory.
@@ -132,12 +132,12 @@ impl System {
         Ok(Arc::new(SimtDriver { system, device }))
     }
 
-    /// Makes a call fail.
+    /// Adds a fault.
     pub fn inject(&self, fault: Fault) {
         self.lock().plan.add(fault);
     }
 
-    /// How many calls a fault of this device and kind would have counted so far.
+    /// Calls so far that a fault of this device and kind would match.
     pub fn calls(&self, device: Option<usize>, call: Option<Call>) -> u64 {
         self.lock().plan.calls(device, call)
     }

@@ -12,8 +12,8 @@ use crate::memory::{self, Purpose};
 use crate::report;
 use std::collections::HashMap;
 
-/// Positions of the decoding steps whose graphs are captured ahead. Only where a shape counts items of attention do they
-/// matter: longer rows have more.
+/// Positions of the decoding steps whose graphs are captured ahead. Only where a shape counts items of attention do
+/// they matter: longer rows have more.
 const SHORT_POSITIONS: usize = 1024;
 
 /// See the module.

@@ -1,4 +1,4 @@
-//! The entry points of libcuda that are used, found at run time: one library runs with and without an NVIDIA driver.
+//! The entry points of libcuda that are used, loaded at run time: the library runs with and without an NVIDIA driver.
 //!
 //! Declared here and not taken from cudarc, whose calls panic where the library or a symbol is missing, and whose result
 //! type is a Rust enum: a number it does not know, from a newer driver, would be undefined behaviour.
@@ -14,8 +14,8 @@ pub type Code = c_int;
 pub type Ordinal = c_int;
 /// `CUdeviceptr`.
 pub type Address = u64;
-/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUgraph` and `CUgraphExec` are pointers to what
-/// libcuda alone knows.
+/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUgraph`, `CUgraphNode` and `CUgraphExec`: opaque
+/// pointers.
 pub type Handle = *mut c_void;
 
 pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
@@ -53,7 +53,7 @@ pub struct LaunchAttribute {
 const _: () = assert!(size_of::<LaunchConfig>() == 56 && size_of::<LaunchAttribute>() == 72);
 
 impl LaunchAttribute {
-    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: the kernel may start while the one before it ends.
+    /// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`: programmatic dependent launch (PDL).
     pub const OVERLAP: Self = {
         let mut value = [0; 16];
         value[0] = 1;
@@ -66,7 +66,7 @@ macro_rules! api {
         /// libcuda's calls.
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)*
-            // Last, so that it goes after the pointers into it.
+            // Last, so that it is dropped after the pointers into it.
             _library: Library,
         }
 
@@ -145,7 +145,7 @@ pub fn api() -> Result<&'static Api> {
 
 fn open_library() -> Result<Library> {
     let name = "libcuda.so.1";
-    // SAFETY: NVIDIA's driver library runs nothing on loading that depends on us.
+    // SAFETY: the initialization of NVIDIA's driver library has no preconditions.
     unsafe { Library::new(name) }.map_err(|_| no_driver(format!("dlopen({name})")))
 }
 
@@ -153,7 +153,7 @@ fn open_library() -> Result<Library> {
 ///
 /// `T` is the symbol's type.
 unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
-    // SAFETY: as our caller vouches.
+    // SAFETY: the caller guarantees the type.
     let found = unsafe { library.get::<T>(name) };
     found
         .map(|found| *found)

@@ -1,8 +1,8 @@
-//! The entry points of libamdhip64 that are used, found at run time: one library runs with and without ROCm.
+//! The entry points of libamdhip64 that are used, loaded at run time: the library runs with and without ROCm.
 //!
-//! hip-sys gives types and constants, and the compiler checks the types below against its declarations; nothing links to
-//! its functions. Their result, a Rust enum of HIP 5.4's codes, is a plain number here: a code of a newer runtime would be
-//! undefined behaviour as that enum.
+//! hip-sys gives types and constants, and the compiler checks the types below against its declarations; nothing links
+//! to its functions. Their result, a Rust enum of HIP 5.4's codes, is a plain number here: a code of a newer runtime
+//! would be undefined behaviour as that enum.
 
 use crate::error::{Error, GpuFault, Result};
 use hip_sys::hiprt;
@@ -33,7 +33,7 @@ macro_rules! api {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)*
             get_properties: GetProperties,
             layout: &'static Layout,
-            // Last, so that it goes after the pointers into it.
+            // Last, so that it is dropped after the pointers into it.
             _library: Library,
         }
 
@@ -45,8 +45,8 @@ macro_rules! api {
                 let library = open_library()?;
                 let (get_properties, layout) = properties_of(&library)?;
                 Ok(Self {
-                    // SAFETY: the types are those of hip_runtime_api.h for these symbols, which ROCm 5 to 7 agree on; the
-                    // result, an enum there, is passed as an unsigned number.
+                    // SAFETY: the types are those of hip_runtime_api.h for these symbols, which ROCm 5 to 7 agree on;
+                    // the result, an enum there, is passed as an unsigned number.
                     $($name: unsafe { symbol(&library, stringify!($function)) }?,)*
                     get_properties,
                     layout,
@@ -182,8 +182,8 @@ const SONAMES: [&str; 4] = [
     "libamdhip64.so",
 ];
 
-/// The one that the program has loaded, as two runtimes in one process do not agree; or else that of `$ROCM_PATH`; or else the
-/// newest that the dynamic loader finds or /opt/rocm has.
+/// The one that the program has loaded, as two runtimes in one process do not agree; or else that of `$ROCM_PATH`; or
+/// else the newest that the dynamic loader finds or /opt/rocm has.
 fn open_library() -> Result<Library> {
     const NOLOAD: c_int = libc::RTLD_NOLOAD;
     for name in SONAMES {
@@ -199,7 +199,7 @@ fn open_library() -> Result<Library> {
         .flat_map(|name| [name.into(), PathBuf::from("/opt/rocm/lib").join(name)]);
     let mut why = None;
     for path in chosen.chain(found) {
-        // SAFETY: AMD's runtime runs nothing on loading that depends on us.
+        // SAFETY: the initialization of AMD's runtime has no preconditions.
         match unsafe { Library::open(Some(&path), RTLD_LAZY | RTLD_LOCAL) } {
             Ok(library) => return Ok(library),
             Err(error) => why = why.or(broken(path.as_os_str(), &error)),
@@ -225,7 +225,7 @@ fn broken(path: &OsStr, error: &libloading::Error) -> Option<String> {
 ///
 /// `T` is the symbol's type.
 unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
-    // SAFETY: as our caller vouches.
+    // SAFETY: the caller guarantees the type.
     let found = unsafe { library.get::<T>(name) };
     found
         .map(|found| *found)

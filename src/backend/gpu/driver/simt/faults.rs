@@ -1,9 +1,9 @@
-//! Faults on purpose: which call fails, and how.
+//! Fault injection: which call fails, and how.
 
 use crate::error::GpuFault;
 use std::collections::HashMap;
 
-/// What a driver is asked to do. Giving things back is not among them: it never fails for a fault's sake.
+/// The calls of a driver that a fault can hit. Calls that free something are not among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "named as the driver's functions")]
 pub enum Call {
@@ -28,9 +28,9 @@ pub enum Call {
     BeginCapture,
     EndCapture,
     LaunchGraph,
-    /// Not a call: a piece of queued work as it runs. It takes the device with it, as a failing kernel does.
+    /// Not a call: queued work when it runs. The device is lost, as with a failing kernel.
     Work,
-    /// Not a call: a piece of work as a capture notes it. The graph lacks it, without an error.
+    /// Not a call: work when a capture records it. The graph lacks it, without an error.
     Node,
 }
 
@@ -41,11 +41,11 @@ pub struct Fault {
     pub device: Option<usize>,
     /// Of this kind; `None`: of any kind that is a call.
     pub call: Option<Call>,
-    /// The how-manieth of the calls that fit, counted from 1 since the fault was asked for.
+    /// Which of the matching calls fails, counted from 1 since the fault was added.
     pub nth: u64,
-    /// How it fails. [`GpuFault::LostDevice`] lasts: whatever the device is asked for from then on fails too.
+    /// How it fails. After [`GpuFault::LostDevice`] all later calls of the device fail too.
     pub fault: GpuFault,
-    /// Whether all later calls that fit fail as well.
+    /// Whether all later matching calls fail as well.
     pub lasting: bool,
 }
 
@@ -58,7 +58,7 @@ impl Fault {
     }
 }
 
-/// The faults asked for, and the calls so far.
+/// The faults, and the calls so far.
 #[derive(Default)]
 pub struct FaultPlan {
     faults: Vec<(Fault, u64)>,
@@ -66,12 +66,12 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// Asks for a fault.
+    /// Adds a fault.
     pub fn add(&mut self, fault: Fault) {
         self.faults.push((fault, 0));
     }
 
-    /// Counts a call; says whether it is to fail.
+    /// Counts a call; returns how it is to fail, if it is.
     pub fn count(&mut self, device: usize, call: Call) -> Option<GpuFault> {
         *self.calls.entry((device, call)).or_default() += 1;
         let mut found = None;
@@ -84,7 +84,7 @@ impl FaultPlan {
         found
     }
 
-    /// How many calls a fault of this device and kind would have counted so far.
+    /// Calls so far that a fault of this device and kind would match.
     pub fn calls(&self, device: Option<usize>, call: Option<Call>) -> u64 {
         let probe = Fault {
             device,

@@ -7,11 +7,11 @@ use std::sync::Arc;
 /// In which order a block's threads run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// Each until it needs the others: the fast one.
+    /// Each thread until it waits for the others: the fastest order.
     InOrder,
-    /// Any that can, by seed.
+    /// A random runnable thread, by seed.
     Random(u64),
-    /// One wave as far as it can go, by seed: missing barriers show as wrong results.
+    /// A random wave as far as it can run, by seed: missing barriers give wrong results.
     OneWaveFirst(u64),
 }
 
@@ -45,7 +45,7 @@ pub struct Kernel {
     library: Arc<Library>,
     at: KernelFn,
     pub name: String,
-    /// The most shared memory asked for at launch.
+    /// The most dynamic shared memory of a launch.
     pub shared_bytes: u32,
 }
 
@@ -61,7 +61,7 @@ pub struct KernelLaunch {
 }
 
 impl Library {
-    /// Loads the library at a path, which is what an image holds.
+    /// Loads the shared library whose path is the image.
     pub fn load(image: &[u8]) -> Result<Arc<Self>, String> {
         let path = std::str::from_utf8(image).map_err(|_| "the image is not a library's path".to_owned())?;
         // SAFETY: a library of kernels; its constructors register them.
@@ -85,7 +85,7 @@ impl Library {
 }
 
 impl KernelLaunch {
-    /// Runs it; says what went wrong in it.
+    /// Runs the launch; an error says what went wrong.
     ///
     /// # Safety
     /// The arguments are the kernel's, and what they point to is live.

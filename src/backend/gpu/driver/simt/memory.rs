@@ -1,4 +1,4 @@
-//! A device's memory, from the host's allocator: counted against a capacity, poisoned, with guards on both sides.
+//! Device memory from the host's allocator: limited by a capacity, poisoned, with guard bytes on both sides.
 
 use crate::backend::gpu::code_objects::sanitized_kernels;
 use std::alloc::{Layout, alloc, dealloc};
@@ -9,12 +9,12 @@ const GUARD: u8 = 0xa5;
 /// What new memory holds: NaN in every format.
 const POISON: u8 = 0xff;
 
-/// What memory is for.
+/// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The device's own, of undefined content.
+    /// Device memory, of undefined content.
     Device,
-    /// The host's, zeroed; it does not count against the capacity.
+    /// Pinned host memory, zeroed; it does not count against the capacity.
     Pinned,
 }
 
@@ -23,7 +23,7 @@ struct Allocation {
     bytes: usize,
 }
 
-/// What lies on either side of an allocation: AddressSanitizer has guards of its own, which report more.
+/// Guard bytes on either side of an allocation; none under AddressSanitizer, whose own red zones report more.
 fn guard_bytes() -> usize {
     if sanitized_kernels().is_some() { 0 } else { 256 }
 }
@@ -33,7 +33,7 @@ impl Allocation {
         Layout::from_size_align(bytes.checked_add(2 * guard_bytes())?, ALIGN_BYTES).ok()
     }
 
-    /// Whether nobody wrote beside it.
+    /// Whether the guard bytes are intact.
     fn is_whole(&self, at: u64) -> bool {
         // SAFETY: both guards belong to the allocation, which is live as long as it is in the heap's list.
         let guards = unsafe {
@@ -63,23 +63,23 @@ impl Heap {
         }
     }
 
-    /// All there is.
+    /// The capacity in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.capacity_bytes
     }
 
-    /// What is left.
+    /// Free bytes.
     pub fn free_bytes(&self) -> u64 {
         self.capacity_bytes - self.used_bytes
     }
 
-    /// How many allocations of a kind there are, and their bytes.
+    /// The number of live allocations of a kind, and their bytes.
     pub fn live(&self, kind: Kind) -> (usize, usize) {
         let of_kind = self.allocations.values().filter(|allocation| allocation.kind == kind);
         of_kind.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.bytes))
     }
 
-    /// `bytes` bytes; `None`: there is no room.
+    /// Allocates `bytes` bytes; `None` if the capacity is exceeded.
     pub fn alloc(&mut self, kind: Kind, bytes: usize) -> Option<u64> {
         let counted = counted_bytes(kind, bytes);
         if counted > self.free_bytes() {
@@ -103,7 +103,7 @@ impl Heap {
         Some(at)
     }
 
-    /// Gives an allocation back; says what is wrong with it.
+    /// Frees an allocation; an error says what is wrong with it.
     pub fn free(&mut self, kind: Kind, at: u64) -> Result<(), String> {
         if self
             .allocations
@@ -138,7 +138,7 @@ impl Heap {
         })
     }
 
-    /// Says which allocation somebody wrote beside, if any.
+    /// An error if the guard bytes of an allocation were overwritten.
     pub fn check(&self) -> Result<(), String> {
         match self
             .allocations

@@ -1,8 +1,8 @@
-//! The devices behind the drivers, and the order in which queued work runs.
+//! The state of the emulated devices, and the order in which queued work runs.
 //!
 //! Nothing runs by itself. A stream's work waits in its queue until a call runs it, in an order that [`Order`] chooses among
-//! those that the streams and their events allow. A point of a stream (what an event marks) is the number of pieces of work
-//! queued before it.
+//! those that streams and events allow. A point of a stream (what an event records) is the number of work items queued
+//! before it.
 
 use super::faults::{Call, FaultPlan};
 use super::library::{Kernel, KernelLaunch, Library};
@@ -12,10 +12,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Queued work. Addresses are plain numbers: `Setup`'s lock orders all use of them.
+/// A queued work item. Addresses are plain numbers; all use of them happens under the system's lock.
 #[derive(Clone)]
 pub enum Work {
-    /// A copy; `to` and `from` name the device whose memory that side must be, `None` being the host's.
+    /// A copy; `to` and `from` have the device whose memory the address must be in; `None` is the host.
     Copy {
         to: (Option<usize>, u64),
         from: (Option<usize>, u64),
@@ -27,14 +27,14 @@ pub enum Work {
         bytes: usize,
     },
     Launch(KernelLaunch),
-    /// Marks the point for an event.
+    /// Records an event.
     Record(u64),
-    /// Waits for the point that an event marks when this is queued (for a graph: when the graph is).
+    /// Waits for the point that an event has recorded when this is queued (in a graph: when the graph is queued).
     WaitEvent(u64),
     Wait(Point),
 }
 
-/// So many pieces of a stream's work.
+/// The first `count` work items of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     stream: u64,
@@ -45,7 +45,7 @@ pub struct Stream {
     pub device: usize,
     queue: VecDeque<Work>,
     done: u64,
-    /// Noted instead of queued, while a graph is made.
+    /// Work recorded instead of queued, during a capture.
     pub captured: Option<Vec<Work>>,
     /// A capture on it was invalidated: like a stream of HIP's it takes no more work, captured or not.
     pub invalidated: bool,
@@ -55,7 +55,7 @@ pub struct Event {
     pub device: usize,
     pub timing: bool,
     pub point: Option<Point>,
-    /// When that point was reached.
+    /// When the point was reached.
     pub time: Option<Instant>,
 }
 
@@ -77,7 +77,7 @@ pub struct Graph {
 
 pub struct DeviceState {
     pub heap: Heap,
-    /// Why it no longer answers.
+    /// Why the device is lost.
     pub lost: Option<String>,
 }
 
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// A number no handle has had.
+    /// An unused handle.
     pub fn new_handle(&mut self) -> u64 {
         self.last_handle += 1;
         self.last_handle
@@ -159,7 +159,7 @@ impl State {
         }
     }
 
-    /// Queues work, or notes it while the stream is captured. The stream exists.
+    /// Queues work, or records it during a capture. The stream exists.
     pub fn submit(&mut self, stream: u64, work: Work) {
         let queue = self.streams.get_mut(&stream).expect("checked by the caller");
         if let Some(captured) = &mut queue.captured {
@@ -206,7 +206,7 @@ impl State {
         }
     }
 
-    /// Runs what the order has run before anybody asks.
+    /// Runs the work that the order runs before it is waited for.
     fn run_ahead(&mut self, stream: u64) {
         match self.setup.order {
             Order::Eager => self.run_to(self.end_of(stream)),
@@ -222,7 +222,7 @@ impl State {
         }
     }
 
-    /// All that is queued in a stream so far.
+    /// The point after all work queued in a stream so far.
     pub fn end_of(&self, stream: u64) -> Point {
         let count = self
             .streams
@@ -231,14 +231,14 @@ impl State {
         Point { stream, count }
     }
 
-    /// Whether it is done. A stream that is no more has done everything.
+    /// Whether a point is reached. A destroyed stream has reached all its points.
     pub fn is_done(&self, point: Point) -> bool {
         self.streams
             .get(&point.stream)
             .is_none_or(|stream| stream.done >= point.count)
     }
 
-    /// Runs work until a point is done.
+    /// Runs work until a point is reached.
     pub fn run_to(&mut self, point: Point) {
         while !self.is_done(point) {
             let stream = match self.setup.order {
@@ -258,7 +258,7 @@ impl State {
         ends.into_iter().for_each(|end| self.run_to(end));
     }
 
-    /// What the head of a stream waits for.
+    /// The point that the head of a stream waits for.
     fn blocker(&self, stream: u64) -> Option<Point> {
         match self.streams[&stream].queue.front() {
             Some(&Work::Wait(point)) if !self.is_done(point) => Some(point),
@@ -266,8 +266,8 @@ impl State {
         }
     }
 
-    /// The stream whose next work must run for a point to be reached. Events mark only what was queued before them, so
-    /// there is no circle.
+    /// The stream whose next work must run for a point to be reached. Events record only work queued before them, so
+    /// there is no cycle.
     fn needed_first(&self, point: Point) -> u64 {
         let mut stream = point.stream;
         while let Some(blocker) = self.blocker(stream) {
