@@ -1,7 +1,7 @@
 // argmax: each logits row's largest logit and its lowest index, for the host and for the next step's embed.
-// NaN loses to everything; a row of nothing but NaN gives token 0 and logit -inf.
+// NaN is smaller than everything; a row of NaN only gives token 0 and logit -inf.
 //
-//   argmax         from candidates [candidates][best_rows] that the unembedding left: ROWS rows a block, since that many
+//   argmax         from the candidates [candidates][best_rows] of the unembedding: ROWS rows per block, as that many
 //                  fill a sector of 32 bytes. Grid: logits rows of the bucket / ROWS, rounded up.
 //   argmax_logits  from whole logits rows, `best` being [logits rows][candidates] and best_index not read.
 //                  Grid: one block a logits row of the bucket.
@@ -24,7 +24,7 @@ DEV void give_out(const ArgmaxArgs& a, int row, Best best) {
   fence_system();
 }
 
-// The best of n lists from `first` on, `stride` apart.
+// The argmax of n candidates, the first at `first`, `stride` apart.
 DEV Best best_of(const Best* lists, int first, int stride, int n) {
   Best best = lists[first];
   for (int i = 1; i < n; i++) take(best, lists[first + i * stride].logit, lists[first + i * stride].index);
@@ -45,7 +45,7 @@ KERNEL(argmax, ArgmaxArgs, THREADS, 1, 4) {
     }
   lists[TID] = best;
   barrier();
-  // Two rounds: 128 lists of a row become 8, then one.
+  // Two rounds: 128 candidates of a row become 8, then one.
   if (TID < ROWS * 8) best = best_of(lists, TID, ROWS * 8, LISTS / 8);
   barrier();
   if (TID < ROWS * 8) lists[TID] = best;

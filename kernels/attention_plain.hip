@@ -1,16 +1,17 @@
-// attention_plain_*, where a target's matrix cores have no kernel: any head_dim (a multiple of 8 up to 128), any group of
-// query heads, any cache format, rows that decode and rows of prompts alike. With a float32 cache it is `exact`: scores in
-// float64 rounded to float32, float32 exponentials and their float64 sum. 16-bit caches take float32 and 2^x (q comes with
-// log2(e) / sqrt(head_dim) in it).
+// attention_plain_*: attention without matrix cores, for shapes that their kernels do not take: any head_dim (a
+// multiple of 8 up to 128), any number of query heads per kv head, any cache format, decoding rows and prompt rows.
+// With a float32 cache it is `exact`: scores in float64 rounded to float32, float32 exponentials and their float64 sum.
+// 16-bit caches take float32 and 2^x (q comes with log2(e) / sqrt(head_dim) in it).
 //
-// A block is one row and one kv head, whose query heads (eight of them, if there are more) share each key and value read.
-// Keys go by in units of UNIT positions, counted from position 0, each in three phases with all threads:
-//   scores   four lanes a key; a lane multiplies every fourth piece of eight dims by all heads, then the lanes trade
-//            partial sums so that each ends with two heads. K goes from memory to registers, whole 32-byte sectors a lane.
-//   softmax  a thread has one head and every 32nd key: maximum, exponentials, sum. The running maximum starts as the
-//            sink, which takes its share of the sum and adds no value.
-//   values   a lane has four dims of all heads, a wave as many keys at a time as it has such rows of lanes.
-// What a row's result is made of depends on its position alone: not on its chunk, its company, or the batch.
+// A block computes one row and one kv head, whose query heads (up to eight per block) share each key and value read.
+// Keys are processed in units of UNIT positions, counted from position 0, each in three phases by all threads:
+//   scores   four lanes per key; a lane multiplies every fourth piece of eight dims with all heads, then the lanes
+//            exchange partial sums so that each has two heads' sums. K is loaded to registers, 32-byte sectors per
+//            lane.
+//   softmax  a thread has one head and every 32nd key: maximum, exponentials, sum. The running maximum starts with the
+//            sink, which adds to the sum but has no value.
+//   values   a lane has four dims of all heads; a wave processes 64 (32) / (head_dim / 4) keys at a time.
+// The order of a row's sums depends on its position alone: not on its chunk or the other rows of the batch.
 //
 // Grid: rows of the bucket * kv_heads * (heads / kv_heads / 8, rounded up). Kernels: attention_plain_f32, _f16, _bf16, by
 // the format of q and the cache.
@@ -25,9 +26,9 @@ enum {
   MAX_DIM = ATTENTION_PLAIN_MOST_HEAD_DIM,
   KEY_LANES = 4,                       // lanes that share a key's score
   KEYS = THREADS / KEY_LANES,
-  AT_ONCE = 1,                         // keys a lane multiplies at once, as registers allow
+  AT_ONCE = 1,                         // keys that a lane multiplies at once; registers limit it
   QUERY_PIECE = HEADS * 8 + 2,         // a piece of all heads; the odd 16 bytes keep four lanes' pieces in different banks
-  VALUES_AT_ONCE = 4,                  // and whose values it has on the way
+  VALUES_AT_ONCE = 4,                  // and whose values it has in flight
   MERGED_HEADS = 4,
 };
 
@@ -41,7 +42,7 @@ template <int FORMAT> DEV Sum<FORMAT> exponential(float x) { return FORMAT == FO
 struct Task {
   const u8* kv;          // of the kv head in page 0
   const int* pages;      // the sequence's
-  u32 ring;              // how many of them, if they come round again
+  u32 ring;              // their number, if they are a ring (windowed layer)
   int row;
   int first_head;        // of at most HEADS query heads
   int heads;
@@ -56,7 +57,7 @@ struct Shared {
   float* merged;         // [WAVES][MERGED_HEADS][MAX_DIM], over the two above
   float* wave_largest;   // [WAVES][HEADS]
   double* wave_sums;     // [WAVES][HEADS]
-  float* factors;        // [HEADS]: what the unit's new maximum makes of earlier sums
+  float* factors;        // [HEADS]: rescales earlier sums to the unit's new maximum
   double* totals;        // [HEADS]
 };
 
@@ -102,7 +103,7 @@ DEV void score_keys(const AttentionArgs& a, const Task& task, const Sum<FORMAT>*
   const u8* page[AT_ONCE];
   Sum<FORMAT> sums[AT_ONCE][HEADS] = {};
   UNROLL for (int i = 0; i < AT_ONCE; i++) {
-    // Keys out of sight are read as the row's own, which is there.
+    // Keys outside the row's range are replaced by the row's own key, which exists.
     key[i] = first + i * KEYS + TID / KEY_LANES;
     if (!task.sees(key[i])) key[i] = task.position;
     page[i] = cache.page(key[i]);
@@ -191,7 +192,7 @@ DEV void weigh_values(const AttentionArgs& a, const Task& task, int unit, const 
       if (i + n * stride < UNIT && task.sees(key)) cache.value_quad(cache.page(key), key, d, v[n]);
     }
     UNROLL for (int n = 0; n < VALUES_AT_ONCE; n++) {
-      // Keys out of sight have zeros for values, so past the unit's end any weight will do.
+      // Keys outside the row's range have values of zero, so their weights do not matter.
       const f32x4* e = (const f32x4*)(shared.scores + (i + n * stride) % UNIT * HEADS);
       const f32x4 low = e[0], high = e[1];
       UNROLL for (int j = 0; j < 4; j++)
@@ -209,7 +210,7 @@ DEV void store_result(const AttentionArgs& a, int row, int k, float v) {
   else store_terms<FORMAT_BF16>(at, a.out_term, a.terms, v);
 }
 
-// Adds up what the lanes' rows and the waves have, divides, stores: four heads at a time, as many as fit over the scores.
+// Reduces over lanes and waves, divides, stores: four heads at a time, as many as fit in the scores' memory.
 DEV void merge(const AttentionArgs& a, const Task& task, const Shared& shared, float (*sums)[4]) {
   const int lanes = value_lanes(a.head_dim), d = LANE % lanes * 4;
   UNROLL for (int head = 0; head < HEADS; head++)
@@ -251,17 +252,17 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Task& task, 
   merge(a, task, shared, sums);
 }
 
-// Zeros behind the last head up to the slab's end.
+// Writes zeros from the last head to the slab's end.
 DEV void fill_up(const AttentionArgs& a, int row) {
   const int width = a.heads * a.head_dim, padded = (width + SLAB - 1) / SLAB * SLAB;
   for (int k = width + TID; k < padded; k += THREADS) store_result(a, row, k, 0.f);
 }
 
-// Where the block's results and sums lie in shared memory.
+// Offsets of results and sums in shared memory.
 enum { QUERY_BYTES = MAX_DIM / 8 * QUERY_PIECE * 8, MERGED_BYTES = WAVES * MERGED_HEADS * MAX_DIM * 4 };
 static_assert(MERGED_BYTES <= QUERY_BYTES + UNIT * HEADS * 4, "merged results lie over queries and scores");
 
-// A format, a kernel: together they would not fit the registers.
+// One kernel per format: together they would need too many registers.
 template <int FORMAT> DEV void attend_row(const AttentionArgs& a, const Shared& shared) {
   let_successor_start();
   after_predecessor();

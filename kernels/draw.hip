@@ -1,10 +1,10 @@
-// draw: a token from each row of logits as the host's sampler draws it, to the bit, by the plan's coin: from all
-// tokens, or from a nucleus among those of at least `least`, if they are at most DRAW_TOKENS. The host gets -1 and
-// draws itself where these are more, where their mass is not enough, and where numbers are not finite. Grid: one
-// block a logits row of the bucket.
+// draw: samples a token from each row of logits, bit for bit as the host's sampler, with the random number of the plan:
+// from all tokens, or from a nucleus. For a nucleus, tokens with a probability of at least `least` are sorted, if they
+// are at most DRAW_TOKENS. If they are more, if their sum does not exceed topp, or if a logit is not finite, the result
+// is -1 and the host samples the row. Grid: one block per logits row of the bucket.
 #include "ordered_sum.h"
 
-// Sorts `size` keys, a power of two. All threads call it, and the keys are written before.
+// Bitonic sort of `size` keys, a power of two. All threads call it, after the keys are written.
 DEV void sort(u64* keys, int size) {
   for (int run = 2; run <= size; run *= 2)
     for (int stride = run / 2; stride > 0; stride /= 2) {
@@ -36,11 +36,11 @@ DEV int first_above(const u64* keys, int n, float limit, float& sum) {
   return -1;
 }
 
-// An argument so small that no value of a smaller one is `least` of a sum: the power of two below, less more than
-// roundings do. The largest value is 1, so the sum is no less.
+// A lower bound of the arguments whose exponentials can be `least` of the sum or more: the exponent of `least`, rounded
+// down, with a margin for roundings. The largest exponential is 1, so the sum is at least 1.
 DEV float argument_of(float least) { return exponent_of(least) * 0.6931472f - 0.02f; }
 
-// The token drawn from n sorted keys, or -1 if their mass does not exceed `topp`.
+// The token sampled from n sorted keys, or -1 if the sum of their probabilities does not exceed `topp`.
 DEV int draw_from_nucleus(const u64* keys, int n, float topp, float coin) {
   float mass, sum;
   const int last = first_above(keys, n, topp, mass);
@@ -49,8 +49,8 @@ DEV int draw_from_nucleus(const u64* keys, int n, float topp, float coin) {
   return (int)(u32)keys[drawn < 0 || drawn > last ? last : drawn];
 }
 
-// Keys of the tokens that have a probability of at least `least`, in any order; how many are `found`. `large` says in
-// which tiles this wave may have some.
+// Writes the keys of all tokens with a probability of at least `least`, in any order, and counts them in `found`.
+// `large`: the tiles in which this wave may have such tokens.
 DEV void find_probable(const float* logits, int n, const Exponential& exponential, double sum, float least, u64 large,
                        u64* keys, int& found) {
   for (int tile = 0; tile * TILE < n; tile++) {

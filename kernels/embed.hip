@@ -1,5 +1,5 @@
-// embed: x[row] = the table's row that the token names, or the token sampled last in the slot that it names.
-// Grid: one block a row of the bucket.
+// embed: x[row] = the embedding of the row's token: the plan's, or the token that the device sampled last in a slot.
+// Grid: one block per row of the bucket.
 #include "catalogue.h"
 #include "gpu/math.h"
 

@@ -1,7 +1,7 @@
-// gather: copies each row's activations to its experts' slots, so that an expert's rows of a slab are one run of memory.
+// gather: copies each row's activations to its experts' slots, so that an expert's rows of a slab are contiguous.
 //
-// A block copies ROWS rows of one slab: eight threads a row, a piece of 16 bytes each, read once and written k times. Pieces
-// keep the swizzle of where they lie.
+// A block copies ROWS rows of one slab: eight threads per row, 16 bytes each, read once and written k times, with the
+// swizzle of the destination row.
 //
 // Grid: (rows of the bucket / ROWS, rounded up) * k_blocks.
 #include "catalogue.h"

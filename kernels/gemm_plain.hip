@@ -1,13 +1,13 @@
-// plain_qkv, plain_attn_out, plain_mlp1, plain_mlp2, plain_logits: the matrix products with float32 FMA, for weights that the
-// matrix cores' kernels do not hold: float32 ones, and shapes they leave out. Weights lie as they came, in wire tiles of
-// BF16 or float32, which is row-major with each matrix's rows filled up to a multiple of WIRE_ROWS.
+// plain_qkv, plain_attn_out, plain_mlp1, plain_mlp2, plain_logits: matrix products with float32 FMA, for weights that
+// the matrix cores' kernels do not take: float32 weights, and some shapes. Weights are in the wire format, BF16 or
+// float32: row-major, each matrix's rows padded to a multiple of WIRE_ROWS.
 //
-// A block takes one wire tile, a wave OUT of its rows and IN input rows at a time, its lanes K in pieces of eight: per piece
-// 8 loads of 16 bytes (BF16) for 128 products. One term sums in float32; more are `exact`: each product rounded to
-// float32, summed in float64, rounded once. A result's order of sums depends on K alone.
+// A block computes one wire tile, a wave OUT of its rows and IN input rows at a time; its lanes split K in pieces of
+// eight, with 8 loads of 16 bytes (BF16) for 128 products. With one term sums are in float32; with more (`exact`) each
+// product is rounded to float32, summed in float64 and rounded once. The order of a result's sum depends on K alone.
 //
-// Grid: ceil(n / WIRE_ROWS) * groups * splits; `splits` blocks share the input rows of a tile (any number; enough to fill the
-// device). Threads: 8 waves.
+// Grid: ceil(n / WIRE_ROWS) * groups * splits; `splits` blocks share the input rows of a tile (any number; chosen to
+// fill the device). Threads: 8 waves.
 #include "catalogue.h"
 #include "gpu/gated.h"
 #include "gpu/math.h"
@@ -40,8 +40,8 @@ template <int N> DEV void load_input(const GemmArgs& a, int row, int k, float* v
   }
 }
 
-// Lane out * IN + in gets the product of weight row `out` and input row `in`, lanes taking N elements of K at a time. Rows
-// that are not there repeat the last one.
+// Lane out * IN + in returns the product of weight row `out` and input row `in`; lanes take N elements of K at a time.
+// Rows beyond the last one are computed as the last one.
 template <class Sum, int WEIGHTS, int N> DEV float multiply(const GemmArgs& a, const Job& job) {
   Sum sums[OUT * IN] = {};
   const i64 first = (i64)job.group * wire_rows(a.n) + job.out;
@@ -83,7 +83,7 @@ DEV Part begin(const GemmArgs& a) {
   return Part{group, out, a.offsets ? a.offsets[group] : 0, idle ? 0 : a.rows[group], (int)(BID / all) * IN, (int)splits * IN};
 }
 
-// Calls finish(n, row, sum + bias) in each lane for each of its results; `row` is below 0 where it is not wanted.
+// Calls finish(n, row, sum + bias) in each lane for each of its results; `row` is below 0 for padding.
 template <class Finish> DEV void run(const GemmArgs& a, const Part& part, Finish finish) {
   for (int row = part.row; row < part.count; row += part.step) {
     const Job job{part.group, part.out, part.first + row, part.count - row < IN ? part.count - row : IN};
@@ -129,7 +129,7 @@ struct GatedUnit {
     if (row >= 0 && n % 2 == 0) store(row, n >> 1, gated);
   }
 };
-// Zeros from the last column to the end of its slab, by whoever has that column.
+// Zeros from the last column to the end of its slab, written by the lane with that column.
 DEV void fill_up(const GemmArgs& a, const Part& part) {
   if (part.out + OUT < a.n) return;
   const int width = (int)((u32)a.n / 2), padding = -width & (SLAB - 1);

@@ -1,4 +1,4 @@
-// rmsnorm: a row a block, see norm.h.
+// rmsnorm: see norm.h.
 //
 // Grid: one block a row of the bucket (select: a logits row). hidden is at most NORM_MOST_HIDDEN.
 #include "norm.h"

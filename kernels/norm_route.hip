@@ -1,8 +1,8 @@
-// norm_route: rmsnorm and route in one kernel, for rows of which each can have a multiprocessor; a step of a single row is sorted
-// and gathered here, too. Steps of few rows are as long as their chain of launches.
+// norm_route: rmsnorm and route fused, for at most as many rows as multiprocessors; for a single row sort and gather
+// are fused, too. The time of steps with few rows is that of their launches.
 //
-// The router reads the row from shared memory, and the registers hold ROUTE_AHEAD steps of its weights under way. Its results
-// have the bits of the kernels on their own. A single row's experts have a slot each, GROUP_ALIGN apart.
+// The router reads the row from shared memory, and prefetches ROUTE_AHEAD steps of its weights to registers. Results
+// have the same bits as those of the separate kernels. A single row's experts have a slot each, GROUP_ALIGN apart.
 //
 // Grid: one block a row of the bucket. Limits are those of norm.h and route.h. route's t32 is not read, norm's not written; `sort`
 // and `gather` are read where the bucket is of one row (`alone`).
@@ -10,7 +10,7 @@
 #include "route.h"
 static_assert(NORM_ROUTE_THREADS == NORM_THREADS, "norm.h counts with them");
 
-// Slots, counts, and the row's copies in the slots; the picks are known to all.
+// Writes slots and counts, and copies the row to the slots; all threads know the chosen experts.
 DEV void send_alone(const NormRouteArgs& a, const Routing<1>& s, const float* t) {
   const int k = a.route.k, *picks = s.picks[0];
   for (int e = TID; e <= a.route.n_experts; e += NORM_THREADS) {
@@ -30,8 +30,7 @@ DEV void send_alone(const NormRouteArgs& a, const Routing<1>& s, const float* t)
   }
 }
 
-// The router's weights are in no cache where a layer's other weights have passed since the step before: they are sent
-// for before the predecessor ends.
+// Prefetches the router's weights before the predecessor ends: since the last step the other weights have evicted them.
 DEV void prefetch_router(const RouteArgs& a) {
   const i64 bytes = (i64)a.n_experts * a.hidden * (a.format == FORMAT_F32 ? 4 : 2);
   for (i64 at = (i64)(BID * NORM_THREADS + TID) * 128; at < bytes; at += (i64)GRID * NORM_THREADS * 128)

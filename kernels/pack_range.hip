@@ -1,6 +1,6 @@
-// range: the smallest and the largest exponent of a tensor on the wire, which choose the power of two that brings it into
-// FP16's range before it is packed; of BF16 also the least of its rows' largest ones: how much a row may lose depends on it.
-// Rows that only fill a matrix's last tile up are left out.
+// range: the smallest and the largest exponent of a tensor in the wire format, from which the host chooses the power of
+// two that brings it into FP16's range; for BF16 also the smallest of the rows' largest exponents, which decides
+// whether small values may be lost. Padding rows are ignored.
 //
 // Grid: any; four blocks a multiprocessor read at the memory's rate.
 #include "catalogue.h"
@@ -16,7 +16,7 @@ DEV void widen(Range& range, int exponent) {
   if (exponent > range.largest) range.largest = exponent;
 }
 
-// BF16, subnormals as the normal numbers they would be.
+// The exponent of a BF16 value; a subnormal's is that of its leading bit.
 DEV void widen_by_bf16(Range& range, u32 value) {
   const int field = (int)(value >> 7 & 255), mantissa = (int)(value & 127);
   if (field) widen(range, field - 127);
@@ -46,7 +46,7 @@ DEV Range range_of_row(const u16* values, int cols) {
   return range;
 }
 
-// A wave takes a row. Zeros count nothing, so what fills tiles up does not either.
+// One wave per row. Zeros are ignored, and so is padding.
 DEV Range range_of_bf16(const RangeArgs& a) {
   Range range = nothing();
   for (i64 row = (i64)BID * WAVES + TID / WAVE; row < a.tiles * WIRE_ROWS; row += (i64)GRID * WAVES) {

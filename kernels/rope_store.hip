@@ -1,7 +1,7 @@
-// rope_store: rotates queries and keys by their row's position, writes q, and keys and values into the row's page.
+// rope_store: applies the rotary embedding to queries and keys, writes q, and writes keys and values to the KV cache.
 //
-// One block a row; a thread takes four pairs (i, i + head_dim / 2) of a head, or four elements of a value: reads of 16 bytes,
-// writes of 8 or 16 that neighbours fill up to whole lines. head_dim is a multiple of 8.
+// One block per row; a thread has four pairs (i, i + head_dim / 2) of a head, or four elements of a value: it reads 16
+// bytes and writes 8 or 16, which neighbouring threads complete to cache lines. head_dim is a multiple of 8.
 //
 // Grid: one block a row of the bucket.
 #include "catalogue.h"
@@ -26,7 +26,7 @@ struct Place {
   u8* page;          // of this layer and the row's position
 };
 
-// Products are rounded as the CPU's: the second into the sum, the first on its own.
+// Rounded as on the CPU: the first product is rounded, the second one is fused with the addition.
 template <int FORMAT> DEV void rotate(const RopeStoreArgs& a, const Place& place, int head, int i) {
   const int half = a.head_dim / 2, heads = a.heads + 2 * a.kv_heads;
   const float* in = a.qkv + ((i64)place.row * heads + head) * a.head_dim + i;
@@ -34,7 +34,7 @@ template <int FORMAT> DEV void rotate(const RopeStoreArgs& a, const Place& place
   const f32x4 cos = *(const f32x4*)(a.cos + (i64)place.position * half + i);
   const f32x4 sin = *(const f32x4*)(a.sin + (i64)place.position * half + i);
   const bool query = head < a.heads;
-  // Attention on 16 bits computes 2^(q k): the factor is rounded together with q, once.
+  // 16-bit attention computes 2^(q k): log2(e) / sqrt(head_dim) and q are rounded once, together.
   const float scale = query && FORMAT != FORMAT_F32 ? div_rn(1.44269504f, sqrt_rn((float)a.head_dim)) : 1.f;
   float first[4], second[4];
   for (int j = 0; j < 4; j++) {

@@ -1,5 +1,6 @@
-// route: experts and shares of ROUTE_ROWS rows a block, so that the router's weights (184 KB at 32 experts of 2880, 737
-// KB at 128) are read once for all of them and the products stay below what one SM draws from the L2.
+// route: chooses experts and their weights for ROUTE_ROWS rows per block, so that the router's matrix (184 KB at 32
+// experts of 2880, 737 KB at 128) are read once for all of them and the products stay below what one SM draws from the
+// L2.
 //
 // Grid: rows of the bucket / ROUTE_ROWS, rounded up. At most MAX_EXPERTS experts, MAX_K of them a token.
 #include "route.h"

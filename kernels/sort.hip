@@ -1,9 +1,9 @@
-// sort: a slot for each (row, expert) pair; an expert's slots follow each other in order of rows.
+// sort: assigns a slot to each (row, expert) pair; an expert's slots are consecutive, in order of rows.
 //
 // One block, a thread a row. A row names an expert at most once, so a chunk of rows is a bit matrix [expert][row] in shared
 // memory, and a pair's slot is the expert's first one plus the bits before its own: population counts and one prefix over
-// 32 words an expert, no sorting. Setting bits by addition is free of order, so slots are the same in every run.
-// Rows beyond a chunk are taken in further rounds, first to count, then to place.
+// 32 words an expert, no sorting. Bits are set by atomic additions, whose order does not matter, so slots are the same
+// in every run. Rows beyond a chunk are taken in further rounds, first to count, then to place.
 //
 // Grid: 1. At most MAX_EXPERTS experts.
 #include "catalogue.h"
@@ -34,7 +34,7 @@ DEV void mark(const Chunks& c, const int* experts, int first_row) {
     for (int i = 0; i < c.k; i++)
       atomic_add((int*)&c.bits[experts[(i64)row * c.k + i] * stride + TID / 32], (int)(1u << TID % 32));
   barrier();
-  // A wave an expert, a lane a word; counts of lower lanes come by the usual doubling.
+  // A wave per expert, a lane per word; a prefix sum over lanes.
   for (int e = TID / WAVE; e < c.n_experts; e += WAVES) {
     const int own = LANE < c.words ? bits_set(c.bits[e * stride + LANE]) : 0;
     int sum = own;
@@ -48,7 +48,8 @@ DEV void mark(const Chunks& c, const int* experts, int first_row) {
   barrier();
 }
 
-// offsets[e] = the sum of the earlier experts' counts, each rounded up to GROUP_ALIGN. One wave, a run of experts a lane.
+// offsets[e] = the sum of the earlier experts' counts, each rounded up to GROUP_ALIGN. One wave; a lane has consecutive
+// experts.
 DEV void make_offsets(const SortArgs& a, const Chunks& c) {
   const int run = (c.n_experts + WAVE - 1) / WAVE;
   const auto padded = [&](int e) { return e < c.n_experts ? (c.counts[e] + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN : 0; };
@@ -91,7 +92,7 @@ KERNEL(sort, SortArgs, THREADS, 1, 4) {
   barrier();
   if (TID < WAVE) make_offsets(a, c);
   barrier();
-  // A single chunk's bits are still there.
+  // With a single chunk the bits are still in shared memory.
   if (rows <= chunk) {
     place(a, c, 0);
     return;

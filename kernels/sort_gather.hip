@@ -1,8 +1,8 @@
-// sort_gather: sort and gather in one kernel, for few rows, whose steps are as long as their chain of launches.
+// sort_gather: sort and gather fused, for few rows, whose steps take as long as their launches.
 //
-// Every block sorts for itself: an expert's rows are a few words of bits in shared memory, and a pair's slot is the
-// expert's first one plus the bits before its own, as in sort. Then the block copies ROWS rows of one slab, as gather does.
-// The first block writes down where everything is.
+// Every block sorts redundantly: an expert's rows are a few words of bits in shared memory, and a pair's slot is the
+// expert's first slot plus the number of bits before its own, as in sort. Then the block copies ROWS rows of one slab,
+// as gather does. The first block writes slots and offsets.
 //
 // Grid: as gather's. At most FEW_ROWS rows, MAX_EXPERTS experts, MAX_TERMS terms.
 #include "catalogue.h"
@@ -37,7 +37,7 @@ struct Sorted {
   DEV int slot(int pair, int k) const { return firsts[experts[pair]] + before(experts[pair], pair / k); }
 };
 
-// One wave, a run of experts a lane.
+// One wave; a lane has consecutive experts.
 DEV void make_offsets(const SortArgs& a, Sorted& s) {
   const int run = (a.n_experts + WAVE - 1) / WAVE;
   const auto padded = [&](int e) { return e < a.n_experts ? (s.count(e) + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN : 0; };
@@ -67,7 +67,7 @@ KERNEL(sort_gather, SortGatherArgs, THREADS, 4, 4) {
   for (int i = TID; i < n_experts * (WORDS + 1); i += THREADS) (&s.bits[0][0])[i] = 0;
   after_predecessor();
   const int rows = a.sort.step.header->rows;
-  Piece pieces[MAX_TERMS] = {};                            // under way while the block sorts
+  Piece pieces[MAX_TERMS] = {};                            // in flight while the block sorts
   UNROLL for (int t = 0; t < MAX_TERMS; t++)
     if (row < rows && t < g.terms) pieces[t] = *(const Piece*)(g.input + t * g.in_term + tiled_index(row, piece, g.in_rows));
   barrier();

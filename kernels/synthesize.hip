@@ -1,8 +1,8 @@
-// synthesize: a tensor on the wire from a seed, for measuring without a checkpoint.
+// synthesize: a random tensor in the wire format from a seed, for benchmarks without a checkpoint.
 //
-// Every element is a hash of the seed and its place, and all arithmetic up to the last rounding is on integers, so that all
-// targets make the same model. A normal number is a sum of eight 16-bit uniform ones (largest: 4.9 deviations).
-// A vector of n is a tensor of n rows and one column. Rows that only fill a matrix's last tile up are zeros.
+// An element is a hash of the seed and its index, with integer arithmetic up to the last rounding, so that all targets
+// make the same model. A normally distributed number is a sum of eight 16-bit uniform ones (at most 4.9 standard
+// deviations). A vector of n values is a tensor of n rows and one column. Padding rows are zeros.
 //
 // Grid: any; eight blocks a multiprocessor.
 #include "catalogue.h"
@@ -17,7 +17,7 @@ DEV u64 mix(u64 v) {
   v = (v ^ v >> 27) * 0x94d049bb133111ebull;
   return v ^ v >> 31;
 }
-// Seeds start streams that are as good as unrelated, not shifted copies of one.
+// Hashed, so that the sequences of different seeds are not shifted copies of each other.
 DEV u64 draw(u32 seed, i64 index) { return mix(mix(seed + 0x9e3779b97f4a7c15ull) ^ (u64)index * 0x9e3779b97f4a7c15ull); }
 
 DEV int sum_of_halves(u64 v) { return (int)(v & 0xffff) + (int)(v >> 16 & 0xffff) + (int)(v >> 32 & 0xffff) + (int)(v >> 48); }
@@ -27,7 +27,7 @@ DEV float normal(const SynthesizeArgs& a, i64 index) {
   return fma_rn(a.deviation, unit, a.mean);
 }
 
-// Whether a row of the tensor's tiles is one of a matrix's.
+// Whether a row is one of a matrix and not padding.
 DEV bool is_row(const SynthesizeArgs& a, i64 row) {
   return row % wire_rows(a.rows) < a.rows;
 }

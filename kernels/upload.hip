@@ -1,9 +1,9 @@
-// upload: brings the step's plan from pinned host memory into the addresses that the step's other kernels know.
+// upload: copies the step's plan from pinned host memory to the device addresses that the step's kernels read.
 //
 // A graph's kernels have fixed arguments, so this one counts the steps itself (`turn`) and reads the host's copies in
 // turn. `turn` points to two zeroed numbers: the copy to read, and the blocks of this launch that are done. A plan of 100 KB
-// is two round trips through PCIe, one for the list and one for all pieces at once, and 2 us at its rate: so pieces of 16
-// bytes are dealt out through all sections, one a thread as long as there are threads.
+// is two round trips through PCIe, one for the list and one for all pieces at once, and 2 us at its rate: so threads
+// take pieces of 16 bytes from all sections at once.
 //
 // Grid: bytes of the longest plan / 16 KB, rounded up (any number works).
 #include "catalogue.h"
@@ -12,7 +12,7 @@
 enum { THREADS = UPLOAD_THREADS, LIST_PIECES = (int)(sizeof(UploadList) / UPLOAD_PIECE) };
 static_assert(sizeof(Piece) == UPLOAD_PIECE && sizeof(UploadList) % UPLOAD_PIECE == 0, "read in pieces");
 
-// 16 bytes past the caches: the host has written since they last saw it.
+// Loads 16 bytes past the caches, which may hold the memory's old content.
 DEV Piece load_host(const void* at) {
 #if defined(__CUDACC__)
   Piece v;
@@ -23,7 +23,7 @@ DEV Piece load_host(const void* at) {
 #endif
 }
 
-// Copies one piece, counted through all sections; false past the last one.
+// Copies one piece, numbered through all sections; false past the last one.
 DEV bool copy_piece(const UploadList& list, unsigned piece, const u8* host, u8* device) {
   for (unsigned i = 0; i < list.sections; i++) {
     const UploadSection& section = list.section[i];
@@ -46,7 +46,7 @@ KERNEL(upload, UploadArgs, THREADS, 1, 1) {
   barrier();
   for (unsigned piece = BID * THREADS + TID; copy_piece(list, piece, host, a.device);) piece += GRID * THREADS;
   barrier();
-  // Whoever comes last knows that all blocks have read the turn.
+  // The last block to arrive knows that all blocks have read the turn.
   if (TID == 0 && atomic_add((int*)a.turn + 1, 1) == GRID - 1) {
     a.turn[1] = 0;
     a.turn[0] = turn + 1 == a.copies ? 0 : turn + 1;

@@ -1,20 +1,21 @@
-// What a kernel of a step may do before its predecessor has ended, that is before after_predecessor().
+// What a kernel of a step may read before its predecessor has ended, that is before after_predecessor() (programmatic
+// dependent launch).
 //
-// upload and embed, and the matrix products, let their successor start only after their own predecessor has ended. So
-// what comes behind embed may read the plan before it waits, and what comes behind a product what was written before
-// that product's predecessor ended. All that was written before the kernel was launched on its multiprocessor, whose L1
-// is empty then.
+// upload, embed and the matrix products call let_successor_start() only after their own predecessor has ended. So
+// kernels after embed may read the plan before they wait, and a kernel after a product may read what was written before
+// that product's predecessor ended. All of that was written before the kernel started on its multiprocessor, whose L1
+// is empty at that time.
 #pragma once
 #include "gpu.h"
 
 #if defined(__CUDACC__)
-// A value another kernel wrote, past L1.
+// Loads a value that another kernel wrote, bypassing L1.
 DEV int load_fresh(const int* p) {
   int v;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-// Starts to bring the 128 bytes there into the L2.
+// Prefetches 128 bytes into the L2.
 DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 #else
 // Kernels do not overlap here.

@@ -1,5 +1,5 @@
-// What kernels are written in: the same words on AMD (clang or hipcc), on NVIDIA (nvcc) and on the CPU played as a SIMT
-// machine (g++ or clang). The target's header gives
+// The portability layer of the kernels: the same names on AMD (clang or hipcc), on NVIDIA (nvcc) and on the CPU
+// emulated as a SIMT machine (g++ or clang). Each target's header defines
 //
 //   WAVE                               lanes of a wave: 64, on NVIDIA 32
 //   KERNEL(name, Args, threads, blocks, waves) { ... a ... }
@@ -8,9 +8,10 @@
 //                                      SIMD should hold (AMD): the compiler's bounds on registers
 //   DEV, HOST_DEV                      an inlined function of the device; one for both sides
 //   SHARED                             a static array in the block's shared memory (LDS)
-//   DYNAMIC_SHARED                     unsigned char*: the block's shared memory asked for at launch, 1024-byte aligned
+//   DYNAMIC_SHARED                     unsigned char*: the block's dynamic shared memory, 1024-byte aligned
 //   TID, BID, GRID                     thread in its block, block in the grid, blocks in the grid (one dimension)
-//   barrier()                          all threads of the block; shared and global writes before it are seen after it
+//   barrier()                          all threads of the block; shared and global writes before it are visible after
+//                                      it
 //   shfl_xor, shfl                     a lane's 32-bit value (float, int, unsigned)
 //   wave_any(bool)                     whether any lane's is true
 //   atomic_add, atomic_min, atomic_max on int in global or shared memory, returning the old value
@@ -18,11 +19,12 @@
 //   div_rn, sqrt_rn, fma_rn, mul_rn, add_rn    correctly rounded, never contracted; fma_rn on double, too
 //   to_f16, to_bf16, f16_to_f32, bf16_to_f32   16-bit formats as unsigned short; to_f16 rounds to nearest even and
 //                                      saturates finite values; pack_f16, pack_bf16(low, high): two at once
-//   after_predecessor()                the kernels before this one in the stream have ended and their writes are seen.
-//                                      Every thread calls it before it reads or writes what other kernels of a step write
+//   after_predecessor()                waits until the kernels before this one in the stream have ended and their
+//                                      writes are visible (PDL). Every thread calls it before it reads or writes what
+//                                      other kernels of a step write
 //   let_successor_start()              the next kernel may start its prologue (up to its after_predecessor)
 //   fence_device()                     orders writes before it, and reads after it, for all blocks of the device
-//   fence_system()                     writes before it are seen by the host and other devices before those after it
+//   fence_system()                     writes before it are visible to the host and other devices before those after it
 //   TERM_SHIFT                         see store_terms
 #pragma once
 #if defined(__CUDACC__)
@@ -42,7 +44,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// 8 and 16 bytes moved at once.
+// 8 and 16 bytes that are loaded and stored at once.
 struct alignas(8) u32x2 { u32 v[2]; HOST_DEV u32& operator[](int i) { return v[i]; } HOST_DEV u32 operator[](int i) const { return v[i]; } };
 struct alignas(16) u32x4 { u32 v[4]; HOST_DEV u32& operator[](int i) { return v[i]; } HOST_DEV u32 operator[](int i) const { return v[i]; } };
 struct alignas(16) f32x4 { float v[4]; HOST_DEV float& operator[](int i) { return v[i]; } HOST_DEV float operator[](int i) const { return v[i]; } };
@@ -75,7 +77,7 @@ HOST_DEV int kv_index(int position, int d, int head_dim) {
 // no scale. `at` is the element in term 0.
 template <int FORMAT> DEV u16 to_16(float v) { return FORMAT == FORMAT_F16 ? to_f16(v) : to_bf16(v); }
 template <int FORMAT> DEV float from_16(u16 v) { return FORMAT == FORMAT_F16 ? f16_to_f32(v) : bf16_to_f32(v); }
-// A value's first term. Where subnormals are flushed a value below them goes whole into the next, scaled term.
+// A value's first term. Where subnormals are flushed, a smaller value is 0 here and goes into the next, scaled term.
 template <int FORMAT> DEV u16 leading_term(float v) {
   const bool subnormal = v < 0x1p-14f && v > -0x1p-14f;
   return FORMAT == FORMAT_F16 && TERM_SHIFT != 0 && subnormal ? 0 : to_16<FORMAT>(v);

@@ -1,4 +1,4 @@
-// What small kernels share: an accurate exponential, pieces of eight elements, sums over a block.
+// Functions that several kernels use: an accurate exponential, loads of eight elements, sums over a block.
 #pragma once
 #include "gpu.h"
 
@@ -10,17 +10,17 @@
 #define ROLLED _Pragma("unroll 1")
 #endif
 
-// 16 bytes moved as they are. A native vector, because clang keeps a struct that is only copied in memory (LDS on AMD).
+// 16 bytes to copy. A native vector, because clang keeps a struct that is only copied in memory (LDS on AMD).
 #if defined(__CUDACC__)
 typedef uint4 Piece;
 #else
 typedef u32 Piece __attribute__((vector_size(16), may_alias));
 #endif
 
-// e^x, to 3e-11 of itself: rounded to float32 it is, nearly always, what a good expf gives. x = n ln 2 + 4 r, the series
-// of e^r to the sixth power, squared twice: four constants in registers where a series of e^(4 r) needs seven. 2^52 * 1.5 as
-// an addend rounds to an integer and leaves it in the low bits, which lets NaN through without a conversion. Clamped where
-// the result is beyond float32 on either side.
+// e^x with a relative error of 3e-11: rounded to float32 it nearly always equals a correctly rounded expf. x = n ln 2 +
+// 4 r, the series of e^r to the sixth power, squared twice: four constants in registers where a series of e^(4 r) needs
+// seven. 2^52 * 1.5 as an addend rounds to an integer and leaves it in the low bits, which lets NaN through without a
+// conversion. Clamped where the result is beyond float32 on either side.
 DEV double exp_f64(float x) {
   const double magic = 6755399441055744.0;
   const double clamped = x < -150.f ? -150.f : x > 150.f ? 150.f : x;
@@ -50,12 +50,12 @@ template <int FORMAT> DEV void load8_aligned(const void* array, i64 first, float
     UNROLL for (int i = 0; i < 8; i++) v[i] = from_16<FORMAT>((u16)(packed[i / 2] >> i % 2 * 16));
   }
 }
-// N elements of a row: 8, aligned, or 1 where the rows' width is no multiple of 8.
+// N elements of a row: 8, aligned, or 1 if the row width is not a multiple of 8.
 template <int FORMAT, int N> DEV void load_some(const void* array, i64 first, float* v) {
   if (N == 8) load8_aligned<FORMAT>(array, first, v);
   else v[0] = FORMAT == FORMAT_F32 ? ((const float*)array)[first] : from_16<FORMAT>(((const u16*)array)[first]);
 }
-// Eight with any alignment, of which only `n` exist; zeros follow them.
+// Eight elements of any alignment, of which only `n` exist; the others are zero.
 DEV bool whole(const void* at, int n) { return n >= 8 && (u64)at % 16 == 0; }
 template <int FORMAT> DEV void load8(const void* array, i64 first, int n, float* v) {
   const float* wide = (const float*)array + first;
@@ -75,8 +75,9 @@ DEV void store8(float* at, int n, const float* v) {
   }
 }
 
-// Sums over groups of LANES neighbouring lanes of VALUES values each, dealt out: a lane's first VALUES / LANES values become
-// the group's sums number LANE % LANES * VALUES / LANES and on. A shuffle a sum instead of one a sum and level.
+// Reduce-scatter over groups of LANES neighbouring lanes with VALUES values each: a lane's first VALUES / LANES values
+// become the group's sums number LANE % LANES * VALUES / LANES and following. It takes one shuffle per sum instead of
+// one per sum and level.
 template <int VALUES, int LANES, class T> DEV void deal_sums(T* v) {
   if constexpr (LANES > 1) {
     const bool upper = TID & LANES / 2;
@@ -95,8 +96,8 @@ template <int VALUES, class T> DEV T wave_sums(T* v) {
   return sum;
 }
 
-// The sum over a block of `WAVES` waves, in a fixed order; every thread gets it. `scratch` holds WAVES values that nobody
-// else touches until the block's next barrier.
+// The sum over a block of `WAVES` waves, in a fixed order, in every thread. `scratch` has WAVES values that are not
+// used otherwise until the block's next barrier.
 template <int WAVES, class T> DEV T block_sum(T v, T* scratch) {
   v = wave_sum(v);
   if (LANE == 0) scratch[TID / WAVE] = v;

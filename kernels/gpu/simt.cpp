@@ -1,4 +1,4 @@
-// The machine behind simt.h: fibers, waves, blocks, matrix instructions.
+// The implementation of simt.h: fibers, waves, blocks, matrix instructions.
 #include "simt.h"
 
 #include <link.h>
@@ -23,10 +23,10 @@
 #endif
 
 #ifndef __clang__
-#pragma GCC optimize("O3")                           // matrix instructions want to be vectorized, whatever kernels are built with
+#pragma GCC optimize("O3")                           // vectorized matrix instructions, whatever the kernels' options
 #endif
 
-// Saves the callee-saved registers on the running stack, its pointer in *save, and goes on where `load` was saved.
+// Saves the callee-saved registers on the current stack and its pointer in *save, and continues on the stack `load`.
 extern "C" void simt_switch(void** save, void* load);
 asm(R"(
   .text
@@ -58,8 +58,8 @@ namespace {
 constexpr int LANES = 64;
 constexpr int MAX_WAVES = MAX_THREADS / LANES;
 constexpr size_t STACK_BYTES = 128 << 10, PAGE_BYTES = 4096;
-constexpr size_t HEADER_BYTES = 1 << 20;             // of the arena, for the machine; stacks follow
-constexpr size_t COLOUR_BYTES = 832;                 // stacks start this much apart, not to fall into the same cache sets
+constexpr size_t HEADER_BYTES = 1 << 20;             // of the arena: the machine; stacks follow
+constexpr size_t COLOUR_BYTES = 832;                 // offset between stacks, against conflicts in cache sets
 constexpr int GUARD_BYTES = 64;                      // behind dynamic shared memory, looked at after each block
 constexpr unsigned char POISON = 0xff;               // NaN in every format
 constexpr char SHARED_GUARD = 0x5a;
@@ -68,13 +68,13 @@ enum Collective { SHUFFLE, VOTE, UNIFORM, MFMA_16_F16, MFMA_16_BF16, MFMA_32_F16
 const char* const COLLECTIVE_NAMES[] = {"shfl", "wave_any", "readfirstlane", "mfma_16x16x16_f16", "mfma_16x16x16_bf16",
                                         "mfma_32x32x8_f16", "mfma_32x32x8_bf16"};
 
-// Lanes are bits. A live lane is ready (or running), or waits in a collective, or stands at the barrier.
+// Bit masks of lanes. A live lane is ready (or running), or waits in a collective, or waits at the barrier.
 struct Wave {
   uint64_t live, ready, waiting;
   uint64_t after_predecessor;       // lanes that have called it
   Collective collective;            // the one under way
   bool vote, voted;
-  // What lanes shuffle, by turns: a lane that is ahead writes the other half while the rest still read.
+  // Values of shuffles, double-buffered: a lane that is ahead writes one half while others still read the other.
   int turn;
   uint32_t values[2][LANES];
   uint64_t present[2];
@@ -125,7 +125,7 @@ Machine& machine() { return static_cast<Machine&>(block()); }
 // --- Switching ---------------------------------------------------------------------------------------------------------
 
 // AddressSanitizer must know on which stack the program runs; without it these do nothing. `fake_stack` keeps what it has
-// for the stack that is left; NULL: that one is not come back to.
+// for the stack that is left; NULL: that stack is not used again.
 #ifdef SIMT_ASAN
 void leave_stack(void** fake_stack, const void* to_bottom, size_t to_bytes) {
   __sanitizer_start_switch_fiber(fake_stack, to_bottom, to_bytes);
@@ -135,7 +135,7 @@ void enter_stack(Machine& m, void* fake_stack) {
   size_t bytes;
   __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
   if (m.scheduler_bottom) return;
-  m.scheduler_bottom = bottom;                       // the first to come from anywhere comes from the scheduler
+  m.scheduler_bottom = bottom;                       // the first switch comes from the scheduler
   m.scheduler_bytes = bytes;
 }
 #else
@@ -191,7 +191,7 @@ void report(Launch& l, int bid, int tid, const char* format, va_list list) {
   stop_threads(m);
 }
 
-// Nobody can run: tells who waits for what.
+// No thread can run: reports which threads wait for what.
 [[noreturn]] void fail_deadlock(Machine& m) {
   int in_collective = -1, at_barrier = -1;
   for (int t = m.launch->threads - 1; t >= 0; t--) {
@@ -212,7 +212,7 @@ uint32_t next_random(Machine& m) {                   // xorshift64*
   return (uint32_t)(m.random * 0x2545f4914f6cdd1dull >> 32);
 }
 
-// The next set bit behind `lane`, cyclically.
+// The next set bit after `lane`, cyclically.
 int next_bit(uint64_t mask, int lane) {
   const uint64_t behind = lane == LANES - 1 ? 0 : mask & ~0ull << (lane + 1);
   return __builtin_ctzll(behind ? behind : mask);
@@ -240,7 +240,7 @@ int pick(Machine& m) {
   return wave * LANES + next_bit(m.wave[wave].ready, lane);
 }
 
-// Lets a thread that can run do so; comes back when somebody picks this one.
+// Switches to a runnable thread; returns when this one is chosen again.
 void run_another(Machine& m) {
   const int next = pick(m);
   if (next < 0) fail_deadlock(m);
@@ -311,7 +311,7 @@ void multiply(Wave& w) {
 
 // --- Collectives -------------------------------------------------------------------------------------------------------
 
-// All live lanes of the wave are here: does what they came for.
+// All live lanes of the wave have arrived: executes the collective.
 void complete(Machine& m, Wave& w) {
   switch (w.collective) {
     case SHUFFLE:
@@ -372,7 +372,7 @@ template <class C> void multiply_add(Collective collective, s16x4 a, s16x4 b, C*
   switch_for_good(m, next);
 }
 
-// Where a fiber starts.
+// A fiber's entry.
 void thread_main() {
   Machine& m = machine();
   enter_stack(m, nullptr);
@@ -474,7 +474,7 @@ std::vector<Variable> read_variables(const std::string& path) {
   return all;
 }
 
-// Fills a kernel's SHARED variables with poison: all that are not another kernel's own, which would be megabytes a block.
+// Poisons a kernel's SHARED variables: all but those of other kernels, which would be megabytes per block.
 struct Poison {
   const Object here = object();
   std::vector<Variable> variables;
@@ -528,7 +528,7 @@ void run_block(Machine& m, Poison& poison, int bid) {
   start_threads(m);
 }
 
-// Machines are kept: their stacks are many pages.
+// Machines are reused: their stacks are many pages.
 struct Machines {
   std::mutex mutex;
   std::vector<Machine*> idle;
@@ -592,7 +592,7 @@ void run_blocks(Launch& l) {
   machines.give(m);
 }
 
-// Whether the launch is one that the kernel was made for.
+// Whether the launch has the kernel's number of threads.
 bool fits(Launch& l, const Kernel* k, int args_bytes) {
   if (!k) fail_launch(l, 0, 0, "not a kernel of this library");
   else if (l.threads != k->threads) fail_launch(l, 0, 0, "launched with %d threads, made for %d", l.threads, k->threads);

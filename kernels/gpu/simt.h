@@ -1,9 +1,10 @@
-// The CPU played as a SIMT machine: wave 64 and the matrix instructions of gfx90a, for g++ and clang. See gpu.h.
+// The CPU emulated as a SIMT machine: waves of 64 and the matrix instructions of gfx90a, for g++ and clang. See gpu.h.
 //
-// A thread of a block is a fiber with its own stack. It runs until it needs the others: a wave meets at collectives
-// (shuffles, votes, MFMA), a block at barriers; whoever is last does the work of the collective and all go on. So nothing
-// spins, and a launch whose threads can never meet (a divergent collective or barrier) is known and reported as such. In
-// which order the threads that can run do run is the launch's policy. Blocks may be spread over several OS threads.
+// A thread of a block is a fiber with its own stack. It runs until it waits for others: a wave's lanes at
+// collectives (shuffles, votes, MFMA), a block's threads at barriers; the last one to arrive executes the collective.
+// So nothing spins, and a divergent collective or barrier, whose threads can never all arrive, is detected and
+// reported. The launch's policy is the order in which runnable threads run. Blocks may be spread over several OS
+// threads.
 //
 // A code object is a shared library of kernels and simt.cpp. KERNEL exports a function by the kernel's name, to be given
 // to simt_launch. Compile kernels with -fvisibility=hidden: what several files define in their own way stays theirs. With
@@ -23,10 +24,10 @@ extern "C" {
 typedef void (*simt_kernel)(const void* args);
 
 enum simt_policy {
-  SIMT_IN_ORDER = 0,        // wave 0's threads in order, then wave 1's: the fast one
-  SIMT_RANDOM = 1,          // any thread that can run
-  SIMT_ONE_WAVE_FIRST = 2,  // a random wave as far as it can go: shows missing barriers as wrong results
-  SIMT_OVERLAPS = 16,       // with one of the others: every thread must call after_predecessor()
+  SIMT_IN_ORDER = 0,        // wave 0's threads in order, then wave 1's: the fastest
+  SIMT_RANDOM = 1,          // a random runnable thread
+  SIMT_ONE_WAVE_FIRST = 2,  // a random wave as far as it can run: missing barriers give wrong results
+  SIMT_OVERLAPS = 16,       // a flag: every thread must call after_predecessor()
 };
 
 // Runs a kernel's `grid` blocks on `os_threads` threads. The arguments are copied first. Returns 0, or 1 with what went
@@ -53,7 +54,7 @@ typedef short s16x4 __attribute__((vector_size(8)));
 typedef float f32x4v __attribute__((vector_size(16)));
 typedef float f32x16v __attribute__((vector_size(64)));
 
-// The part of a machine (one block under way) that kernels read.
+// The part of a machine (which runs one block) that kernels read.
 struct Block {
   int tid, bid, grid;
   unsigned char* shared;
@@ -92,7 +93,7 @@ template <class To, class From> inline To bits(From v) {
   memcpy(&r, &v, sizeof r);
   return r;
 }
-// Keeps a product apart from the sum it goes into.
+// Keeps a product from being fused with an addition.
 inline float rounded(float v) {
   asm("" : "+x"(v));
   return v;

@@ -34,7 +34,7 @@ struct Pair {
 DEV float product(float sum, float scale) { return sum * scale; }
 DEV float product(const Pair& sum, float scale) { return add_rn(sum.high, sum.low) * scale; }
 
-// exp(x) for the gated unit.
+// The gated unit (SwiGLU): clamps both inputs and multiplies; `accurate`: with the accurate exponential.
 DEV float gated_unit(float gate, float up, float limit, bool accurate) {
   gate = gate > limit ? limit : gate;                      // keeps NaN, as the baseline's comparisons do
   up = up > limit ? limit : up < -limit ? -limit : up;
