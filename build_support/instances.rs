@@ -135,10 +135,10 @@ fn constant(text: &mut String, name: &str, what: &str, value: usize) {
 fn limits(kernels: &[&Kernel]) -> Vec<(String, usize)> {
     let same = kernels.iter().all(|kernel| kernel.limits == kernels[0].limits);
     assert!(same, "{}: kernels of one file have one list of limits", kernels[0].file);
-    let named = kernels[0].limits.iter().map(|limit| match limit {
-        Limit::AtMost(dimension, most) => (format!("MOST_{}", dimension.name()), *most),
-        Limit::MultipleOf(dimension, of) => (format!("{}_MULTIPLE", dimension.name()), *of),
-        Limit::Exactly(dimension, value) => (dimension.name().to_owned(), *value),
+    let named = kernels[0].limits.iter().filter_map(|limit| match limit {
+        Limit::AtMost(dimension, most) => Some((format!("MOST_{}", dimension.name()?), *most)),
+        Limit::MultipleOf(dimension, of) => Some((format!("{}_MULTIPLE", dimension.name()?), *of)),
+        Limit::Exactly(dimension, value) => Some((dimension.name()?.to_owned(), *value)),
     });
     named.collect()
 }

@@ -166,17 +166,20 @@ pub enum Dimension {
     HeadDim,
     /// Query heads that share a key head.
     HeadsPerKvHead,
+    /// Rows of the projection to queries, keys and values.
+    QkvDim,
 }
 
 impl Dimension {
-    /// Its name in `catalogue.h`.
-    pub const fn name(self) -> &'static str {
+    /// Its name in `catalogue.h`, if kernels are made to measure for it.
+    pub const fn name(self) -> Option<&'static str> {
         match self {
-            Self::Hidden => "HIDDEN",
-            Self::Experts => "EXPERTS",
-            Self::ExpertsPerToken => "EXPERTS_PER_TOKEN",
-            Self::HeadDim => "HEAD_DIM",
-            Self::HeadsPerKvHead => "HEADS_PER_KV_HEAD",
+            Self::Hidden => Some("HIDDEN"),
+            Self::Experts => Some("EXPERTS"),
+            Self::ExpertsPerToken => Some("EXPERTS_PER_TOKEN"),
+            Self::HeadDim => Some("HEAD_DIM"),
+            Self::HeadsPerKvHead => Some("HEADS_PER_KV_HEAD"),
+            Self::QkvDim => None,
         }
     }
 }
@@ -425,6 +428,11 @@ pub const SHARED: usize = 23;
 const NORM: Limit = Limit::AtMost(Dimension::Hidden, 6144);
 const EXPERTS: Limit = Limit::AtMost(Dimension::Experts, 256);
 const EXPERTS_PER_TOKEN: Limit = Limit::AtMost(Dimension::ExpertsPerToken, 8);
+/// Heads are read in pieces of eight; places in a row of all heads are 32-bit numbers.
+const ROPE: &[Limit] = &[
+    Limit::MultipleOf(Dimension::HeadDim, 8),
+    Limit::AtMost(Dimension::QkvDim, 1 << 30),
+];
 const NORM_THREADS: usize = 384;
 const PLAIN_HEADS: &[Limit] = &[
     Limit::AtMost(Dimension::HeadDim, 128),
@@ -455,7 +463,7 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
             .taking(32)
             .up_to(128)
             .within(&[EXPERTS, EXPERTS_PER_TOKEN]),
-        Kernel::written(Op::RopeStore, "rope_store.hip", 256).within(&[Limit::MultipleOf(Dimension::HeadDim, 8)]),
+        Kernel::written(Op::RopeStore, "rope_store.hip", 256).within(ROPE),
         attention.over(F32),
         attention.over(F16),
         attention.over(Bf16),

@@ -107,7 +107,7 @@ impl Args {
 
 /// The devices of `--devices` that can be used.
 fn usable(options: &Options) -> anyhow::Result<Vec<SharedDriver>> {
-    let usable = discover::usable(options, 0)?;
+    let usable = discover::usable(options, None)?;
     usable.lines.iter().for_each(|line| println!("{line}"));
     anyhow::ensure!(!usable.drivers.is_empty(), "no GPU can be used");
     Ok(usable.drivers)

@@ -665,6 +665,14 @@ void mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, f32x16v* c) {
 
 }  // namespace simt
 
+// The name and threads of the library's kernel number `index`; 0 if there are not so many. For tests (driver/simt/library.rs).
+extern "C" __attribute__((visibility("default"))) int simt_kernel_made(int index, const char** name, int* threads) {
+  const auto& all = simt::kernels();
+  if (index >= (int)all.size()) return 0;
+  *name = all[index].name, *threads = all[index].threads;
+  return 1;
+}
+
 __attribute__((visibility("default"))) int simt_launch(simt_kernel kernel, int grid, int block, int shared_bytes,
                                                        const void* args, int args_bytes, int os_threads, int policy,
                                                        unsigned long long seed, char* message, int message_bytes) {

@@ -8,13 +8,12 @@ use crate::error::Result;
 use crate::options::{DeviceChoice, Options};
 use crate::replica::Replica;
 use crate::report;
-use crate::weights::least_bytes;
 use gpu::discover::{self, Usable};
 use gpu::weights::WeightSource;
 
 /// Opens a replica of the model on each GPU that can be used, or on the CPU if there is none.
 pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
-    let usable = discover::usable(options, least_bytes(checkpoint.config()))?;
+    let usable = discover::usable(options, Some(checkpoint.config()))?;
     open_on(usable, checkpoint, options)
 }
 

@@ -131,6 +131,6 @@ fn free_bytes() -> Vec<u64> {
         device: device_name().parse().unwrap(),
         ..Options::default()
     };
-    let devices = discover::usable(&options, 0).unwrap().drivers;
+    let devices = discover::usable(&options, None).unwrap().drivers;
     devices.iter().map(|driver| driver.memory().unwrap().free).collect()
 }

@@ -183,7 +183,7 @@ fn devices_are_named_by_number() {
             device: "simt:0,2".parse()?,
             ..options(own)
         };
-        let usable = discover::usable(&named, 0)?;
+        let usable = discover::usable(&named, None)?;
         let ordinals: Vec<_> = usable.drivers.iter().map(|driver| driver.device().ordinal).collect();
         assert_eq!(ordinals, [0, 2]);
         backend::open(checkpoint, &named)

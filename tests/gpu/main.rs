@@ -21,6 +21,8 @@ mod faults;
 #[cfg(feature = "simt")]
 mod graphs;
 mod independence;
+#[cfg(feature = "simt")]
+mod limits;
 mod model;
 mod ops;
 mod outputs;
@@ -40,7 +42,7 @@ fn drivers() -> Vec<SharedDriver> {
         device: devices(),
         ..Options::default()
     };
-    discover::usable(&options, 0).unwrap().drivers
+    discover::usable(&options, None).unwrap().drivers
 }
 
 fn devices() -> DeviceChoice {

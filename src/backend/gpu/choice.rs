@@ -19,6 +19,8 @@ pub struct Needs<'a> {
     pub code: &'a [&'a str],
     /// The memory the model takes at least.
     pub bytes: u64,
+    /// Whether its kernels take the model, or why not.
+    pub supports: &'a dyn Fn(&Device) -> std::result::Result<(), String>,
 }
 
 /// The devices to use. None is the CPU.
@@ -117,10 +119,13 @@ fn obstacle(found: &Found, needs: &Needs<'_>) -> Option<String> {
             "no code object for this architecture (this library has {there})"
         ));
     }
-    (found.total_bytes < needs.bytes).then(|| {
+    if found.total_bytes < needs.bytes {
         let (has, needs) = (found.total_bytes as f64 / GIB, needs.bytes as f64 / GIB);
-        format!("too little memory: it has {has:.1} GiB, the model takes {needs:.1} GiB")
-    })
+        return Some(format!(
+            "too little memory: it has {has:.1} GiB, the model takes {needs:.1} GiB"
+        ));
+    }
+    (needs.supports)(&found.device).err()
 }
 
 fn devices_of<'a>(name: &str, runtimes: &'a [Runtime]) -> Result<&'a [Found]> {
@@ -185,6 +190,7 @@ mod tests {
     const NEEDS: Needs<'_> = Needs {
         code: &["gfx90a", "sm_90a"],
         bytes: 16 * GIB,
+        supports: &|_| Ok(()),
     };
 
     fn found(runtime: &'static str, ordinal: usize, arch: &str, gib: u64) -> Found {

@@ -2,9 +2,12 @@
 
 use super::choice::{self, Needs, Runtime};
 use super::code_objects;
-use super::driver::{Driver, Found};
+use super::driver::{Device, Driver, Found};
+use super::target::Target;
+use crate::config::ModelConfig;
 use crate::error::Result;
-use crate::options::{DeviceChoice, Options};
+use crate::options::{DeviceChoice, Options, StepLimits};
+use crate::weights::least_bytes;
 use std::sync::Arc;
 
 /// Opened devices; if there are none, the CPU is used.
@@ -45,16 +48,23 @@ const ENTRIES: &[Entry] = &[
     },
 ];
 
-/// Opens the devices that `options` asks for and a model of `needed_bytes` fits on. See [`choice::choose`].
-pub fn usable(options: &Options, needed_bytes: u64) -> Result<Usable> {
+/// Opens the devices that `options` asks for and that can have the model, if one is given. See [`choice::choose`].
+pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> {
     let runtimes: Vec<Runtime> = ENTRIES
         .iter()
         .filter(|entry| concerns(entry, &options.device))
         .map(ask)
         .collect();
+    let steps = options.step_limits(StepLimits::GPU);
+    let supports = |device: &Device| match (Target::of(device), model) {
+        (Ok(target), Some(config)) => target.supports(config, &steps),
+        (Ok(_), None) => Ok(()),
+        (Err(error), _) => Err(error.to_string()),
+    };
     let needs = Needs {
         code: &code_objects::archs(),
-        bytes: needed_bytes,
+        bytes: model.map_or(0, least_bytes),
+        supports: &supports,
     };
     let chosen = choice::choose(&options.device, &runtimes, &needs)?;
     let wanted = chosen.devices.len();
@@ -105,7 +115,7 @@ mod tests {
             device,
             ..Options::default()
         };
-        usable(&options, 0)
+        usable(&options, None)
     }
 
     #[test]

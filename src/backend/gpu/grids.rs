@@ -4,7 +4,8 @@
 use super::args::WIRE_ROWS;
 use super::catalogue::Op;
 use super::launch::Launch;
-use super::target::{GemmLaunch, GemmShape, Product, Target};
+use super::shapes::{GemmLaunch, GemmShape, Product};
+use super::target::Target;
 
 /// Enough blocks that a thread copies one or two pieces of a plan of 100 KB.
 const UPLOAD_BLOCKS: usize = 8;
@@ -112,6 +113,7 @@ impl Target {
         GemmLaunch {
             launch: self.blocks(op, tiles * splits),
             candidates: shape.n,
+            parts: (tiles * splits) as u64,
         }
     }
 

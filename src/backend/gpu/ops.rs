@@ -19,8 +19,8 @@ use super::layout::TypedPtr;
 use super::logits::LogitsAt;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream, to_host};
 use super::profile::Timeline;
-use super::target::{GemmShape, Product};
-use super::weights::{Kind, Matrix, Vector};
+use super::shapes::{GemmShape, Kind, Product};
+use super::weights::{Matrix, Vector};
 use crate::batch::{StepOutput, StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -494,28 +494,6 @@ impl GpuOps {
         TypedPtr::new(self.step.header.raw().add(offset))
     }
 
-    /// Kernels of one layer's attention: rows that decode, and tiles of prompts.
-    fn attention_launches(&self) -> Result<[Option<Launch>; 2]> {
-        let c = &self.config;
-        let target = &self.context.target;
-        let matrix_cores = c.head_dim == 64 && c.n_attn_heads == 8 * c.n_kv_heads;
-        if self.numbers.exact || !matrix_cores {
-            let exact = target.attention_exact(self.shape.rows, c.n_kv_heads);
-            if matrix_cores && exact.is_some() {
-                return Ok([exact, None]);
-            }
-            let plain = target.attention_plain(self.numbers.kv, self.shape.rows, c.n_attn_heads, c.n_kv_heads)?;
-            return Ok([Some(plain), None]);
-        }
-        let (items, tiles) = (self.shape.decode_items, self.shape.prefill_tiles);
-        let decode = || target.attention_decode(self.numbers.kv, items, self.shape.rows, c.n_kv_heads);
-        let prefill = || target.attention_prefill(self.numbers.kv, tiles, c.n_kv_heads);
-        Ok([
-            (items > 0).then(decode).transpose()?,
-            (tiles > 0).then(prefill).transpose()?,
-        ])
-    }
-
     /// Keys and values read once by each sequence, queries and the output by each row.
     fn attention_cost(&self, plan: &StepPlan, windowed: bool) -> Cost {
         let c = &self.config;
@@ -947,7 +925,15 @@ impl Ops for GpuOps {
             format: self.numbers.format,
         };
         let cost = self.attention_cost(plan, windowed);
-        let launches = self.attention_launches()?;
+        let Numbers { kv: format, exact, .. } = self.numbers;
+        let StepShape {
+            rows,
+            decode_items,
+            prefill_tiles,
+            ..
+        } = self.shape;
+        let target = self.context.target;
+        let launches = target.attention(c, format, exact, rows, decode_items, prefill_tiles)?;
         self.timed(Stage::Attention, cost, |ops| {
             launches
                 .into_iter()

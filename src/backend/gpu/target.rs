@@ -3,9 +3,10 @@
 use super::args::{self, DENSE_SLAB_BYTES, MXFP4_SLAB_BYTES, PackArgs, SLAB};
 use super::catalogue::{Elements, Kernel, Op, Weights};
 use super::driver::Device;
-use super::family::{self, DecodeShape, Family};
+use super::family::{self, Family};
 use super::launch::Launch;
-use super::weights::Kind;
+use super::shapes::{DecodeShape, GemmLaunch, GemmShape, Kind, PackedShape};
+use crate::config::ModelConfig;
 use crate::error::{Error, GpuFault, Result};
 
 /// See the module.
@@ -17,76 +18,9 @@ pub struct Target {
     pub multiprocessors: usize,
 }
 
-/// A product of the model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Product {
-    /// Queries, keys and values.
-    Qkv,
-    /// Attention's output projection, added to the residual stream.
-    AttnOut,
-    /// The experts' first matrix with the gated unit.
-    Mlp1,
-    /// The experts' second matrix.
-    Mlp2,
-    /// The unembedding, the largest logit of each row.
-    Greedy,
-    /// The unembedding, all logits.
-    Logits,
-}
-
-impl Product {
-    /// What the matrix cores' kernels do for it.
-    fn op(self) -> Op {
-        match self {
-            Self::Qkv => Op::Qkv,
-            Self::AttnOut => Op::AttnOut,
-            Self::Mlp1 => Op::Mlp1,
-            Self::Mlp2 => Op::Mlp2,
-            Self::Greedy => Op::GreedyLogits,
-            Self::Logits => Op::Logits,
-        }
-    }
-}
-
-/// What the choice of a product's kernel depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct GemmShape {
-    /// Which product.
-    pub product: Product,
-    /// How its weights are held.
-    pub kind: Kind,
-    /// Of activations.
-    pub format: args::Format,
-    /// Terms an activation: 1 in `fast`.
-    pub terms: usize,
-    /// The most rows of the step; in the experts' products, of all experts together.
-    pub rows: usize,
-    /// Experts, or 1.
-    pub groups: usize,
-    /// Outputs.
-    pub n: usize,
-    /// Row blocks of the weights.
-    pub row_blocks: usize,
-}
-
-/// How to launch a product.
-#[derive(Clone, Copy, Debug)]
-pub struct GemmLaunch {
-    /// The kernel and its blocks.
-    pub launch: Launch,
-    /// Greedy: candidates it leaves for each row.
-    pub candidates: usize,
-}
-
-/// A packed matrix of the target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PackedShape {
-    /// Row blocks.
-    pub row_blocks: usize,
-    /// Bytes.
-    pub bytes: usize,
-}
-
+/// Runtimes count a launch's threads in 32 bits, and kernels the parts of a product's work.
+const MOST_THREADS: u64 = u32::MAX as u64;
+const MOST_PARTS: u64 = u32::MAX as u64;
 /// Exponents of the smallest and the largest normal FP16 number.
 const F16_EXPONENTS: (i32, i32) = (-14, 15);
 /// How far the smallest subnormal's exponent is below that of the smallest normal number.
@@ -113,10 +47,11 @@ impl Target {
         kernels.next().expect("every family has it")
     }
 
-    /// All kernels of an operation, over these elements if they are given.
+    /// All kernels of an operation, over these elements if they are given and it has several.
     fn kernels(&self, op: Op, elements: Option<Elements>) -> impl Iterator<Item = &'static Kernel> {
         let kernels = self.family.table().kernels.iter();
-        kernels.filter(move |kernel| kernel.op == op && (elements.is_none() || kernel.elements == elements))
+        let of = move |kernel: &Kernel| elements.is_none() || kernel.elements.is_none() || kernel.elements == elements;
+        kernels.filter(move |kernel| kernel.op == op && of(kernel))
     }
 
     fn lacks(&self, what: impl std::fmt::Debug) -> Error {
@@ -135,46 +70,52 @@ impl Target {
         self.family.attention_processors(self.multiprocessors)
     }
 
-    /// Attention over a float32 cache by the matrix cores, for heads that [`Self::attention_decode`] takes; without it
-    /// there is the plain kernel.
-    pub fn attention_exact(&self, rows: usize, kv_heads: usize) -> Option<Launch> {
-        let kernel = self.kernels(Op::AttentionExact, None).next()?;
-        Some(Launch::new(kernel, rows * kv_heads))
-    }
-
-    /// Decode attention of at most so many items of at most so many rows.
-    pub fn attention_decode(&self, format: args::Format, items: usize, rows: usize, kv_heads: usize) -> Result<Launch> {
-        let kernels: Vec<_> = self.kernels(Op::AttentionDecode, Some(elements(format))).collect();
-        if kernels.is_empty() {
-            return Err(self.lacks((Op::AttentionDecode, format)));
+    /// One layer's attention in a step of at most so many rows, items of decode attention and tiles of prefill attention:
+    /// that of rows that decode, and that of prompts. `exact` and heads that the matrix cores' kernels do not take have one
+    /// kernel for both.
+    pub fn attention(
+        &self,
+        config: &ModelConfig,
+        kv: args::Format,
+        exact: bool,
+        rows: usize,
+        items: usize,
+        tiles: usize,
+    ) -> Result<[Option<Launch>; 2]> {
+        let kv_heads = config.n_kv_heads;
+        let of = |op| -> Vec<&'static Kernel> {
+            let mine = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
+            self.kernels(op, Some(elements(kv))).filter(mine).collect()
+        };
+        let (exactly, decode, prefill) = (
+            of(Op::AttentionExact),
+            of(Op::AttentionDecode),
+            of(Op::AttentionPrefill),
+        );
+        if let ([kernel, ..], true) = (exactly.as_slice(), exact) {
+            return Ok([Some(countable(Launch::new(kernel, rows * kv_heads))?), None]);
         }
+        let ([_, ..], [tile, ..], false) = (decode.as_slice(), prefill.as_slice(), exact) else {
+            // Query heads that share a key head share a block.
+            let plain = of(Op::AttentionPlain);
+            let kernel = plain.first().ok_or_else(|| self.lacks((Op::AttentionPlain, kv)))?;
+            let parts = (config.n_attn_heads / kv_heads).div_ceil(kernel.per_block);
+            return Ok([Some(countable(Launch::new(kernel, rows * kv_heads * parts))?), None]);
+        };
         let shape = DecodeShape {
             items,
             rows,
             kv_heads,
             multiprocessors: self.multiprocessors,
         };
-        Ok(self.family.attention_decode(&kernels, &shape))
+        let decode = (items > 0).then(|| self.family.attention_decode(&decode, &shape));
+        let prefill = (tiles > 0).then(|| Launch::new(tile, tiles * kv_heads));
+        Ok([decode.map(countable).transpose()?, prefill.map(countable).transpose()?])
     }
 
     /// The bucket of a step's items of decode attention.
     pub fn decode_items(&self, items: usize) -> usize {
         self.family.decode_items(items)
-    }
-
-    /// Prefill attention of so many tiles.
-    pub fn attention_prefill(&self, format: args::Format, tiles: usize, kv_heads: usize) -> Result<Launch> {
-        let kernel = self.kernels(Op::AttentionPrefill, Some(elements(format))).next();
-        let kernel = kernel.ok_or_else(|| self.lacks((Op::AttentionPrefill, format)))?;
-        Ok(Launch::new(kernel, tiles * kv_heads))
-    }
-
-    /// Attention without matrix cores: query heads that share a key head share a block.
-    pub fn attention_plain(&self, format: args::Format, rows: usize, heads: usize, kv_heads: usize) -> Result<Launch> {
-        let kernel = self.kernels(Op::AttentionPlain, Some(elements(format))).next();
-        let kernel = kernel.ok_or_else(|| self.lacks((Op::AttentionPlain, format)))?;
-        let parts = (heads / kv_heads).div_ceil(kernel.per_block);
-        Ok(Launch::new(kernel, rows * kv_heads * parts))
     }
 
     /// The power of two that brings dense values into FP16's range; `None` if there is none. Exponents of the tensor's
@@ -253,8 +194,29 @@ impl Target {
         if kernels.is_empty() {
             return Err(self.lacks(shape));
         }
-        Ok(self.family.product(shape, &kernels, self.multiprocessors))
+        let found = self.family.product(shape, &kernels, self.multiprocessors);
+        if found.parts > MOST_PARTS {
+            return Err(too_many(found.launch.kernel));
+        }
+        countable(found.launch)?;
+        Ok(found)
     }
+}
+
+/// A launch whose threads a runtime can count.
+fn countable(launch: Launch) -> Result<Launch> {
+    let threads = launch.blocks as u64 * launch.kernel.threads as u64;
+    if threads > MOST_THREADS {
+        return Err(too_many(launch.kernel));
+    }
+    Ok(launch)
+}
+
+fn too_many(kernel: &Kernel) -> Error {
+    let name = kernel.name();
+    Error::State(format!(
+        "the largest step has more work for {name} than a grid can number; lower GETP_STEP_TOKENS"
+    ))
 }
 
 /// The catalogue's word for a format of activations or of the cache.

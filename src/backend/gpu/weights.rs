@@ -9,6 +9,7 @@ use super::context::Context;
 use super::driver::DevicePtr;
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, to_host};
+use super::shapes::Kind;
 use super::staging::{self, Job, Parcel, Staging};
 use super::wire::Wire;
 use crate::checkpoint::Checkpoint;
@@ -30,17 +31,6 @@ pub type GpuWeights = Weights<Matrix, Vector>;
 
 /// Float32 values: a norm, biases, sinks.
 pub type Vector = DeviceBuffer<f32>;
-
-/// The layout of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// MXFP4, packed for the matrix cores.
-    Mxfp4,
-    /// 16 bits a value, packed for the matrix cores.
-    Dense,
-    /// The wire format: float32 matrices, and matrices whose rows are looked up one by one.
-    Wire(args::Format),
-}
 
 /// One matrix, or the experts' matrices of a layer.
 pub struct Matrix {

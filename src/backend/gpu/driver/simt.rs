@@ -24,6 +24,7 @@ use crate::error::{Error, GpuFault, Result};
 use library::{KernelLaunch, Library};
 use memory::Kind;
 use state::{Event, Function, Graph, Module, State, Stream, Work};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A gfx90a's, in a block.
@@ -168,6 +169,12 @@ pub fn list() -> Result<Vec<Found>> {
 /// One of them.
 pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
     System::shared().driver(ordinal)
+}
+
+/// The names of an image's kernels, and the threads that each was made for.
+pub fn kernels(image: &[u8]) -> Result<BTreeMap<String, usize>> {
+    let made = Library::load(image).and_then(|library| library.made());
+    made.map_err(|why| error(0, why, GpuFault::Other))
 }
 
 fn error(ordinal: usize, call: String, fault: GpuFault) -> Error {

@@ -11,11 +11,11 @@
 //! * qkv and attn_out have `n80`, `n96` and `n112` beside these. They make few blocks, of which the last round fills the device
 //!   only in part: the size is chosen by how long all rounds take.
 
-use super::{DecodeShape, Family};
+use super::Family;
 use crate::backend::gpu::args::{PackArgs, WIRE_ROWS};
 use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::launch::Launch;
-use crate::backend::gpu::target::{GemmLaunch, GemmShape, Product};
+use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, Product};
 
 /// See the module.
 #[derive(Debug)]
@@ -70,8 +70,10 @@ impl Family for Cdna {
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
         let kernel = tile(shape, kernels, multiprocessors);
         let spans = shape.row_blocks.div_ceil(kernel.threads / WAVE);
+        let blocks = tiles(shape, kernel.tokens) * spans;
         GemmLaunch {
-            launch: Launch::new(kernel, tiles(shape, kernel.tokens) * spans),
+            launch: Launch::new(kernel, blocks),
+            parts: blocks as u64,
             candidates: match shape.product {
                 Product::Greedy => spans,
                 _ => 0,
@@ -139,22 +141,13 @@ fn tiles(shape: &GemmShape, tokens: usize) -> usize {
 mod tests {
     use super::*;
     use crate::backend::gpu::args;
-    use crate::backend::gpu::target::{PackedShape, Target};
-    use crate::backend::gpu::weights::Kind;
+    use crate::backend::gpu::shapes::{Kind, PackedShape};
+    use crate::backend::gpu::target::Target;
 
     const TARGET: Target = Target {
         family: &Cdna,
         multiprocessors: 104,
     };
-
-    const PRODUCTS: [Product; 6] = [
-        Product::Qkv,
-        Product::AttnOut,
-        Product::Mlp1,
-        Product::Mlp2,
-        Product::Greedy,
-        Product::Logits,
-    ];
 
     /// A product of the 20b at `rows` rows of a step.
     fn shape_20b(product: Product, rows: usize, terms: usize) -> GemmShape {
@@ -181,7 +174,7 @@ mod tests {
     fn tiles_grow_with_rows() {
         let lines: Vec<_> = [1, 32, 256, 1536]
             .iter()
-            .flat_map(|&rows| PRODUCTS[..5].iter().map(move |&product| (product, rows)))
+            .flat_map(|&rows| Product::ALL[..5].iter().map(move |&product| (product, rows)))
             .map(|(product, rows)| {
                 let Launch { kernel, blocks } = TARGET.gemm(&shape_20b(product, rows, 1)).unwrap().launch;
                 format!("{rows} {} {blocks}x{}", kernel.name(), kernel.threads)

@@ -11,11 +11,11 @@
 //! A step's rows are only known up to its bucket. Tiles that must hold all rows follow the bucket, the others the rows a step
 //! of it is likely to have: 890 rows come as 1024, and a tile fit for 1024 costs them a quarter more time.
 
-use super::{DecodeShape, Family, narrowest};
+use super::{Family, narrowest};
 use crate::backend::gpu::args::PackArgs;
 use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::launch::Launch;
-use crate::backend::gpu::target::{GemmLaunch, GemmShape, Product};
+use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, Product};
 
 /// See the module.
 #[derive(Debug)]
@@ -71,12 +71,24 @@ impl Family for Hopper {
         let kernel = tile(shape, kernels, multiprocessors);
         GemmLaunch {
             launch: Launch::new(kernel, multiprocessors),
+            parts: parts(shape, kernel, multiprocessors),
             candidates: match shape.product {
                 Product::Greedy => multiprocessors, // a block keeps one candidate for all rows of the matrix it meets
                 _ => 0,
             },
         }
     }
+}
+
+/// The most that kernels/hopper/schedule.h makes of token tiles and chunks: the product of their counts, however the rows
+/// fall on the groups. A chunk is at least a row block of each warpgroup. The unembedding's schedule multiplies neither.
+fn parts(shape: &GemmShape, kernel: &Kernel, multiprocessors: usize) -> u64 {
+    let tiles = shape.rows.div_ceil(kernel.tokens) + shape.groups;
+    if matches!(shape.product, Product::Greedy | Product::Logits) {
+        return tiles as u64;
+    }
+    let chunks = tiles * shape.row_blocks.div_ceil(kernel.threads / 128 - 1) + multiprocessors;
+    tiles as u64 * chunks as u64
 }
 
 /// Steps in which the tiles for many rows multiply: what is left of one is multiplied in vain.
@@ -133,22 +145,13 @@ fn least_work(kernels: &[&'static Kernel], shape: &GemmShape, multiprocessors: u
 mod tests {
     use super::*;
     use crate::backend::gpu::args;
+    use crate::backend::gpu::shapes::{Kind, PackedShape};
     use crate::backend::gpu::target::Target;
-    use crate::backend::gpu::weights::Kind;
 
     const TARGET: Target = Target {
         family: &Hopper,
         multiprocessors: 132,
     };
-
-    const PRODUCTS: [Product; 6] = [
-        Product::Qkv,
-        Product::AttnOut,
-        Product::Mlp1,
-        Product::Mlp2,
-        Product::Greedy,
-        Product::Logits,
-    ];
 
     /// A product of the 20b at `rows` rows of a step.
     fn shape_20b(product: Product, rows: usize, format: args::Format, terms: usize) -> GemmShape {
@@ -175,7 +178,7 @@ mod tests {
     fn tiles_grow_with_rows() {
         let lines: Vec<_> = [1, 32, 256, 1024, 1536, 4096]
             .iter()
-            .flat_map(|&rows| PRODUCTS[..5].iter().map(move |&product| (product, rows)))
+            .flat_map(|&rows| Product::ALL[..5].iter().map(move |&product| (product, rows)))
             .map(|(product, rows)| {
                 let shape = shape_20b(product, rows, args::Format::F16, 1);
                 let kernel = TARGET.gemm(&shape).unwrap().launch.kernel;
@@ -248,7 +251,7 @@ mod tests {
         assert_eq!(TARGET.packed(Kind::Mxfp4, 5760, 2880).bytes, 90 * 45 * 2176);
         assert_eq!(
             TARGET.packed(Kind::Dense, 201_088, 32),
-            crate::backend::gpu::target::PackedShape {
+            PackedShape {
                 row_blocks: 3142,
                 bytes: 3142 * 8192
             }

@@ -7,7 +7,7 @@ mod hopper;
 use super::args::PackArgs;
 use super::catalogue::{self, Kernel};
 use super::launch::Launch;
-use super::target::{GemmLaunch, GemmShape};
+use super::shapes::{DecodeShape, GemmLaunch, GemmShape};
 use std::fmt::Debug;
 
 /// See the module.
@@ -49,19 +49,6 @@ pub trait Family: Debug + Sync {
 
     /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least.
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch;
-}
-
-/// What the launch of decode attention depends on.
-#[derive(Clone, Copy, Debug)]
-pub struct DecodeShape {
-    /// Items at most.
-    pub items: usize,
-    /// Rows at most.
-    pub rows: usize,
-    /// Key heads.
-    pub kv_heads: usize,
-    /// Of the device.
-    pub multiprocessors: usize,
 }
 
 /// Every family.

@@ -1,6 +1,7 @@
 //! Kernels compiled for the CPU: a shared library as the code object. See `kernels/gpu/simt.h`.
 
 use libloading::Library as SharedLibrary;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -69,6 +70,24 @@ impl Library {
         // SAFETY: simt.h declares it so.
         let launch = *unsafe { library.get::<LaunchFn>(b"simt_launch\0") }.map_err(|e| e.to_string())?;
         Ok(Arc::new(Self { library, launch }))
+    }
+
+    /// The names of its kernels, and the threads that each was made for.
+    pub fn made(&self) -> Result<BTreeMap<String, usize>, String> {
+        type Made = unsafe extern "C" fn(c_int, *mut *const c_char, *mut c_int) -> c_int;
+        // SAFETY: simt.cpp defines it so.
+        let made = *unsafe { self.library.get::<Made>(b"simt_kernel_made\0") }.map_err(|e| e.to_string())?;
+        let mut kernels = BTreeMap::new();
+        let (mut name, mut threads) = (std::ptr::null(), 0);
+        // SAFETY: writes one of each.
+        while unsafe { made(kernels.len() as c_int, &mut name, &mut threads) } != 0 {
+            // SAFETY: a string of the library's own, which ends with NUL.
+            let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+            if kernels.insert(name.clone(), threads as usize).is_some() {
+                return Err(format!("{name} is there twice"));
+            }
+        }
+        Ok(kernels)
     }
 
     /// Finds a kernel.

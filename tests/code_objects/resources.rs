@@ -1,10 +1,6 @@
-//! The kernels' resources, read from the code objects embedded in the library: a table of registers, shared memory,
-//! scratch and spills. Any scratch or spill fails, since it is memory traffic that the kernel's author did not intend.
-//!
-//! Without code objects (no feature `hip` or `cuda`, no `GETP_HIP_ARCHS` or `GETP_CUDA_ARCHS`) nothing is checked;
-//! `make test-gpu` builds them.
+//! What kernels take, out of their code objects.
 
-use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
+use getp::backend::gpu::code_objects::CodeObject;
 use object::read::elf::{ElfFile64, NoteIterator};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 use rmpv::Value;
@@ -12,58 +8,26 @@ use std::collections::BTreeMap;
 
 /// What a kernel takes.
 #[derive(Debug, Default)]
-struct Kernel {
-    name: String,
+pub struct Resources {
+    pub name: String,
     /// Vector registers a lane; on AMD accumulation registers among them.
-    registers: u64,
-    accumulators: u64,
-    scalars: u64,
+    pub registers: u64,
+    pub accumulators: u64,
+    pub scalars: u64,
     /// Bytes of shared memory, without what is asked for at launch; on NVIDIA with the 1024 that CUDA keeps for itself.
-    shared_bytes: u64,
-    scratch_bytes: u64,
-    spills: u64,
+    pub shared_bytes: u64,
+    pub scratch_bytes: u64,
+    pub spills: u64,
     /// Waves that a SIMD's registers hold, or warps a multiprocessor's quarter.
-    waves: u64,
+    pub waves: u64,
+    /// The only number of threads that a block may have.
+    pub threads: u64,
+    /// Bytes of shared memory that a block can have at most, with that which is asked for at launch.
+    pub shared_limit: u64,
 }
 
-#[test]
-fn no_kernel_spills() {
-    println!(
-        "{:<32} {:<8} {:>5} {:>5} {:>5} {:>7} {:>8} {:>7} {:>6}",
-        "kernel", "target", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills", "waves"
-    );
-    let mut faults = Vec::new();
-    for object in CODE_OBJECTS {
-        let kernels = kernels(object);
-        assert!(!kernels.is_empty(), "{} for {} has no kernel", object.file, object.arch);
-        for kernel in kernels {
-            println!("{}", row(&kernel, object.arch));
-            if kernel.scratch_bytes > 0 || kernel.spills > 0 {
-                faults.push(format!("{} on {}", kernel.name, object.arch));
-            }
-        }
-    }
-    assert!(faults.is_empty(), "scratch or spills: {}", faults.join(", "));
-}
-
-fn row(kernel: &Kernel, arch: &str) -> String {
-    let Kernel {
-        name,
-        registers,
-        accumulators,
-        scalars,
-        shared_bytes,
-        scratch_bytes,
-        spills,
-        waves,
-    } = kernel;
-    format!(
-        "{name:<32} {arch:<8} {registers:>5} {accumulators:>5} {scalars:>5} {shared_bytes:>7} \
-         {scratch_bytes:>8} {spills:>7} {waves:>6}"
-    )
-}
-
-fn kernels(object: &CodeObject) -> Vec<Kernel> {
+/// The kernels of a code object.
+pub fn of(object: &CodeObject) -> Vec<Resources> {
     let elf = ElfFile64::<LittleEndian>::parse(object.image).expect("a code object is an ELF file");
     match object.arch.starts_with("gfx") {
         true => amd(&elf),
@@ -72,7 +36,7 @@ fn kernels(object: &CodeObject) -> Vec<Kernel> {
 }
 
 /// Out of the note that the HSA runtime reads, a MessagePack map.
-fn amd(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Kernel> {
+fn amd(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
     const NT_AMDGPU_METADATA: u32 = 32;
     let section = elf.section_by_name(".note").expect("AMD code objects have notes");
     let data = section.data().unwrap();
@@ -88,11 +52,11 @@ fn amd(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Kernel> {
     kernels
 }
 
-fn amd_kernel(map: &Value) -> Kernel {
+fn amd_kernel(map: &Value) -> Resources {
     let number = |name| field(map, name).and_then(Value::as_u64).unwrap_or(0);
     // gfx90a on: 512 registers a lane and SIMD, given out by eights, for at most 8 waves.
     let registers = number(".vgpr_count");
-    Kernel {
+    Resources {
         name: field(map, ".name").and_then(Value::as_str).unwrap().to_owned(),
         registers,
         accumulators: number(".agpr_count"),
@@ -101,6 +65,8 @@ fn amd_kernel(map: &Value) -> Kernel {
         scratch_bytes: number(".private_segment_fixed_size"),
         spills: number(".vgpr_spill_count") + number(".sgpr_spill_count"),
         waves: (512 / registers.max(1).next_multiple_of(8)).min(8),
+        threads: number(".max_flat_workgroup_size"),
+        shared_limit: 64 << 10,
     }
 }
 
@@ -109,22 +75,39 @@ fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     Some(&found.1)
 }
 
-/// Out of the section that the CUDA driver reads: attributes of two bytes (form, kind), then two bytes of length, or of
+/// Out of a section that the CUDA driver reads: attributes of two bytes (form, kind), then two bytes of length, or of
 /// value in all forms but one.
-fn nvidia(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Kernel> {
+fn attributes<'a>(elf: &ElfFile64<'a, LittleEndian>, section: &str) -> Vec<(u8, &'a [u8])> {
     const SIZED: u8 = 4;
-    const REGISTERS: u8 = 0x2f;
-    const FRAME_BYTES: u8 = 0x11;
-    let section = elf.section_by_name(".nv.info").expect("a cubin has .nv.info");
-    let mut data = section.data().unwrap();
-    let mut kernels = BTreeMap::<u32, Kernel>::new();
+    let section = elf.section_by_name(section);
+    let mut data = section.expect("a cubin has its sections").data().unwrap();
+    let mut attributes = Vec::new();
     while let [form, kind, low, high, rest @ ..] = data {
         let length = usize::from(u16::from_le_bytes([*low, *high]));
         let (payload, next) = rest.split_at(if *form == SIZED { length } else { 0 });
         data = next;
-        if let (REGISTERS | FRAME_BYTES, Some((symbol, value))) = (*kind, pair(payload)) {
+        attributes.push((*kind, payload));
+    }
+    attributes
+}
+
+/// The bound that a kernel was compiled with, in one dimension.
+fn nvidia_threads(elf: &ElfFile64<'_, LittleEndian>, name: &str) -> u64 {
+    const MAX_THREADS: u8 = 0x05;
+    let mut attributes = attributes(elf, &format!(".nv.info.{name}")).into_iter();
+    let bound = attributes.find(|(kind, _)| *kind == MAX_THREADS);
+    let (_, payload) = bound.expect("kernels say their threads");
+    u64::from(u32::from_le_bytes(payload[..4].try_into().unwrap()))
+}
+
+fn nvidia(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
+    const REGISTERS: u8 = 0x2f;
+    const FRAME_BYTES: u8 = 0x11;
+    let mut kernels = BTreeMap::<u32, Resources>::new();
+    for (kind, payload) in attributes(elf, ".nv.info") {
+        if let (REGISTERS | FRAME_BYTES, Some((symbol, value))) = (kind, pair(payload)) {
             let kernel = kernels.entry(symbol).or_default();
-            match *kind {
+            match kind {
                 REGISTERS => kernel.registers = u64::from(value),
                 // Spills lie in the frame.
                 _ => kernel.scratch_bytes = u64::from(value),
@@ -140,6 +123,8 @@ fn nvidia(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Kernel> {
         kernel.shared_bytes = shared.map_or(0, |section| section.size());
         // 16384 registers a quarter, given to a warp by eights a lane, for at most 16 warps.
         kernel.waves = (512 / kernel.registers.max(1).next_multiple_of(8)).min(16);
+        kernel.threads = nvidia_threads(elf, &kernel.name);
+        kernel.shared_limit = 228 << 10;
     }
     kernels.into_values().collect()
 }

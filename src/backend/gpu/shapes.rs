@@ -1,0 +1,111 @@
+//! What the choice of a kernel depends on, and what is chosen.
+
+use super::args;
+use super::catalogue::Op;
+use super::launch::Launch;
+
+/// The layout of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// MXFP4, packed for the matrix cores.
+    Mxfp4,
+    /// 16 bits a value, packed for the matrix cores.
+    Dense,
+    /// The wire format: float32 matrices, and matrices whose rows are looked up one by one.
+    Wire(args::Format),
+}
+
+/// A product of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Product {
+    /// Queries, keys and values.
+    Qkv,
+    /// Attention's output projection, added to the residual stream.
+    AttnOut,
+    /// The experts' first matrix with the gated unit.
+    Mlp1,
+    /// The experts' second matrix.
+    Mlp2,
+    /// The unembedding, the largest logit of each row.
+    Greedy,
+    /// The unembedding, all logits.
+    Logits,
+}
+
+impl Product {
+    /// Every product.
+    pub const ALL: [Self; 6] = [
+        Self::Qkv,
+        Self::AttnOut,
+        Self::Mlp1,
+        Self::Mlp2,
+        Self::Greedy,
+        Self::Logits,
+    ];
+
+    /// What the matrix cores' kernels do for it.
+    pub(super) fn op(self) -> Op {
+        match self {
+            Self::Qkv => Op::Qkv,
+            Self::AttnOut => Op::AttnOut,
+            Self::Mlp1 => Op::Mlp1,
+            Self::Mlp2 => Op::Mlp2,
+            Self::Greedy => Op::GreedyLogits,
+            Self::Logits => Op::Logits,
+        }
+    }
+}
+
+/// What the choice of a product's kernel depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmShape {
+    /// Which product.
+    pub product: Product,
+    /// How its weights are held.
+    pub kind: Kind,
+    /// Of activations.
+    pub format: args::Format,
+    /// Terms an activation: 1 in `fast`.
+    pub terms: usize,
+    /// The most rows of the step; in the experts' products, of all experts together.
+    pub rows: usize,
+    /// Experts, or 1.
+    pub groups: usize,
+    /// Outputs.
+    pub n: usize,
+    /// Row blocks of the weights.
+    pub row_blocks: usize,
+}
+
+/// How to launch a product.
+#[derive(Clone, Copy, Debug)]
+pub struct GemmLaunch {
+    /// The kernel and its blocks.
+    pub launch: Launch,
+    /// Greedy: candidates it leaves for each row.
+    pub candidates: usize,
+    /// The largest number that the kernel makes of the counts of its work's parts.
+    pub parts: u64,
+}
+
+/// A packed matrix of the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackedShape {
+    /// Row blocks.
+    pub row_blocks: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// What the launch of decode attention depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeShape {
+    /// Items at most.
+    pub items: usize,
+    /// Rows at most.
+    pub rows: usize,
+    /// Key heads.
+    pub kv_heads: usize,
+    /// Of the device.
+    pub multiprocessors: usize,
+}

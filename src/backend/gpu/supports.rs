@@ -1,0 +1,191 @@
+//! Whether a family's kernels take a model, asked before a device is used.
+
+use super::args::Format;
+use super::catalogue::{Kernel, Op};
+use super::shapes::{GemmShape, Kind, Product};
+use super::target::Target;
+use crate::config::ModelConfig;
+use crate::options::StepLimits;
+
+impl Target {
+    /// Whether the family's kernels take a model in steps as large as these, or why not, in words.
+    pub fn supports(&self, config: &ModelConfig, steps: &StepLimits) -> Result<(), String> {
+        // Plain attention is there for what the matrix cores' does not take.
+        let needed = |kernel: &&Kernel| {
+            !matches!(
+                kernel.op,
+                Op::AttentionDecode | Op::AttentionPrefill | Op::AttentionExact
+            )
+        };
+        for kernel in self.family.table().kernels.iter().filter(needed) {
+            kernel.takes(config).map_err(|beyond| beyond.to_string())?;
+        }
+        // Prompts have fewer tiles than rows.
+        let rows = steps.step_tokens;
+        let attention = self.attention(config, Format::F16, false, rows, rows, rows);
+        attention.map_err(|error| error.to_string())?;
+        self.largest_products(config, steps)
+    }
+
+    /// The products of the largest step have grids that a device can number, whatever the weights turn out to be.
+    fn largest_products(&self, config: &ModelConfig, steps: &StepLimits) -> Result<(), String> {
+        const ACTIVATIONS: [(Format, usize); 4] =
+            [(Format::F16, 1), (Format::Bf16, 1), (Format::F16, 2), (Format::Bf16, 3)];
+        for product in Product::ALL {
+            let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
+            let outputs = outputs(config, product);
+            let rows = match product {
+                Product::Greedy | Product::Logits => steps.max_batch,
+                _ => steps.step_tokens,
+            };
+            let kinds: &[Kind] = match experts {
+                true => &[Kind::Mxfp4, Kind::Dense, Kind::Wire(Format::F32)],
+                false => &[Kind::Dense, Kind::Wire(Format::F32)],
+            };
+            for &kind in kinds {
+                if kind == Kind::Mxfp4 {
+                    self.holds_experts(config, product)?;
+                }
+                // Dense matrices that they do not take go through the plain kernels.
+                if kind == Kind::Dense && !self.family.holds(outputs) {
+                    continue;
+                }
+                for (format, terms) in ACTIVATIONS {
+                    let shape = self.product_shape(config, product, kind, format, terms, rows);
+                    self.gemm(&shape).map_err(|error| error.to_string())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// MXFP4 has no plain kernels to go to. Experts may be MXFP4 where a row is whole blocks of 32.
+    fn holds_experts(&self, config: &ModelConfig, product: Product) -> Result<(), String> {
+        let (field, value, cols) = match product {
+            Product::Mlp1 => ("intermediate_dim", config.intermediate_dim, config.hidden_dim),
+            _ => ("hidden_dim", config.hidden_dim, config.intermediate_dim),
+        };
+        if self.family.holds(outputs(config, product)) || !cols.is_multiple_of(32) {
+            return Ok(());
+        }
+        let name = self.family.table().name;
+        Err(format!(
+            "{field} is {value}, for which {name} has no products of MXFP4 weights"
+        ))
+    }
+
+    /// A model's product in a step of so many rows.
+    pub fn product_shape(
+        &self,
+        config: &ModelConfig,
+        product: Product,
+        kind: Kind,
+        format: Format,
+        terms: usize,
+        rows: usize,
+    ) -> GemmShape {
+        let experts = config.experts_per_token;
+        let (groups, rows) = match product {
+            Product::Mlp1 | Product::Mlp2 => (config.n_experts, rows * experts),
+            _ => (1, rows),
+        };
+        let n = outputs(config, product);
+        GemmShape {
+            product,
+            kind,
+            format,
+            terms,
+            rows,
+            groups,
+            n,
+            row_blocks: n.div_ceil(self.family.block_rows()),
+        }
+    }
+}
+
+/// Rows of a product's weights.
+fn outputs(config: &ModelConfig, product: Product) -> usize {
+    match product {
+        Product::Qkv => config.qkv_dim(),
+        Product::AttnOut | Product::Mlp2 => config.hidden_dim,
+        Product::Mlp1 => 2 * config.intermediate_dim,
+        Product::Greedy | Product::Logits => config.vocab_size,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::gpu::family;
+
+    fn target(arch: &str) -> Target {
+        Target {
+            family: family::of(arch).unwrap(),
+            multiprocessors: 132,
+        }
+    }
+
+    #[test]
+    fn released_models_run_anywhere() {
+        for config in [
+            ModelConfig::preset_7m(),
+            ModelConfig::preset_20b(),
+            ModelConfig::preset_120b(),
+        ] {
+            for arch in ["sm_90", "gfx90a", "gfx942", "gfx950", "simt"] {
+                assert_eq!(target(arch).supports(&config, &StepLimits::GPU), Ok(()), "{arch}");
+            }
+        }
+    }
+
+    #[test]
+    fn hopper_takes_128_experts() {
+        let supports = |experts| {
+            target("sm_90").supports(
+                &ModelConfig {
+                    n_experts: experts,
+                    ..ModelConfig::preset_20b()
+                },
+                &StepLimits::GPU,
+            )
+        };
+        assert_eq!(supports(128), Ok(()));
+        let why = supports(129).unwrap_err();
+        assert!(
+            why.starts_with("n_experts is 129; its kernel ") && why.ends_with("takes at most 128"),
+            "{why}"
+        );
+    }
+
+    /// Rows in pairs. Where experts cannot be MXFP4, there are plain kernels.
+    #[test]
+    fn hopper_takes_no_odd_width_with_mxfp4() {
+        let odd = ModelConfig {
+            hidden_dim: 2881,
+            ..ModelConfig::preset_20b()
+        };
+        let why = target("sm_90").supports(&odd, &StepLimits::GPU).unwrap_err();
+        assert!(why.starts_with("hidden_dim is 2881, for which hopper"), "{why}");
+        let wide = ModelConfig {
+            intermediate_dim: 2888,
+            ..odd.clone()
+        };
+        assert_eq!(target("sm_90").supports(&wide, &StepLimits::GPU), Ok(()));
+        assert_eq!(target("gfx90a").supports(&odd, &StepLimits::GPU), Ok(()));
+    }
+
+    /// The most rows a step may have by its option.
+    #[test]
+    fn steps_of_more_parts_than_a_grid_can_number_are_refused() {
+        let steps = |step_tokens| StepLimits {
+            max_batch: 1024,
+            step_tokens,
+        };
+        let config = ModelConfig::preset_120b();
+        for arch in ["sm_90", "gfx90a"] {
+            assert_eq!(target(arch).supports(&config, &steps(65_536)), Ok(()), "{arch}");
+        }
+        let why = target("sm_90").supports(&config, &steps(1 << 20)).unwrap_err();
+        assert!(why.contains("lower GETP_STEP_TOKENS"), "{why}");
+    }
+}

@@ -1,0 +1,243 @@
+//! The host, the catalogue and the code objects say the same: every launch that the host can choose is in the code objects
+//! with the same threads and shared memory, and they have no kernel that it can never choose.
+
+use super::resources::{self, Resources};
+use getp::backend::gpu::args::{Format, PackArgs};
+use getp::backend::gpu::catalogue::{self, Kernel};
+use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
+use getp::backend::gpu::family::{self, Family};
+use getp::backend::gpu::launch::Launch;
+use getp::backend::gpu::layout::TypedPtr;
+use getp::backend::gpu::shapes::{Kind, Product};
+use getp::backend::gpu::target::Target;
+use getp::config::ModelConfig;
+use getp::options::StepLimits;
+use std::collections::BTreeMap;
+
+const ROWS: usize = 8192;
+/// Multiprocessors: of a part of a device, of the CPU that plays one, and of whole ones.
+const MULTIPROCESSORS: [usize; 6] = [1, 4, 104, 114, 132, 304];
+const ACTIVATIONS: [(Format, usize); 4] = [(Format::F16, 1), (Format::Bf16, 1), (Format::F16, 2), (Format::Bf16, 3)];
+const WIRE: [Kind; 2] = [Kind::Wire(Format::Bf16), Kind::Wire(Format::F32)];
+
+/// Released models, and one in which nothing is a power of two and heads are not the matrix cores'.
+fn models() -> [ModelConfig; 4] {
+    let odd = ModelConfig {
+        vocab_size: 257,
+        hidden_dim: 96,
+        intermediate_dim: 160,
+        n_experts: 9,
+        head_dim: 24,
+        n_attn_heads: 6,
+        n_kv_heads: 2,
+        ..ModelConfig::preset_7m()
+    };
+    [
+        ModelConfig::preset_20b(),
+        ModelConfig::preset_120b(),
+        ModelConfig::preset_7m(),
+        odd,
+    ]
+}
+
+/// Every count of rows up to 300, and around each power of two and each half between two.
+fn rows() -> impl Iterator<Item = usize> {
+    let around = (8..=13).flat_map(|power| {
+        let power = 1_usize << power;
+        [power - 1, power, power + 1, power + power / 2]
+    });
+    (1..=300).chain(around).filter(|&rows| rows <= ROWS)
+}
+
+/// Launches by their kernels' names, each kernel once.
+type Chosen = BTreeMap<String, &'static Kernel>;
+
+fn note(chosen: &mut Chosen, launch: Launch) {
+    assert!(launch.blocks > 0, "{} without blocks", launch.kernel.name());
+    chosen.insert(launch.kernel.name(), launch.kernel);
+}
+
+/// Every launch of a family that the host can choose.
+fn walk(family: &'static dyn Family) -> Chosen {
+    let mut chosen = Chosen::new();
+    for multiprocessors in MULTIPROCESSORS {
+        let target = Target {
+            family,
+            multiprocessors,
+        };
+        small_kernels(&target, &mut chosen);
+        let usable = |config: &ModelConfig| target.supports(config, &StepLimits::GPU).is_ok();
+        for config in models().into_iter().filter(usable) {
+            for rows in rows() {
+                products(&target, &config, rows, &mut chosen);
+                attention(&target, &config, rows, &mut chosen);
+            }
+        }
+    }
+    chosen
+}
+
+fn small_kernels(target: &Target, chosen: &mut Chosen) {
+    for rows in [1, 2, 33, 1000, ROWS] {
+        for launch in [
+            target.upload(),
+            target.embed(rows),
+            target.norm(rows),
+            target.settle(rows),
+            target.rope_store(rows),
+            target.route(rows),
+            target.sort(),
+            target.gather(rows, 45),
+            target.argmax(rows),
+            target.argmax_logits(rows),
+            target.draw(rows),
+            target.range(rows * 2880),
+            target.synthesize(rows * 2880),
+            target.matrix_peak(),
+        ] {
+            note(chosen, launch);
+        }
+        target
+            .norm_route(rows)
+            .into_iter()
+            .for_each(|launch| note(chosen, launch));
+        let sorted = target.sort_gather(rows, 45);
+        assert!(sorted.is_none_or(|launch| rows <= launch.kernel.most_rows));
+        sorted.into_iter().for_each(|launch| note(chosen, launch));
+    }
+    for kind in [Kind::Mxfp4, Kind::Dense] {
+        target
+            .pack(kind, &pack(target, kind))
+            .into_iter()
+            .for_each(|launch| note(chosen, launch));
+    }
+}
+
+fn pack(target: &Target, kind: Kind) -> PackArgs {
+    let packed = target.packed(kind, 5760, 2880);
+    PackArgs {
+        wire: TypedPtr::NULL,
+        out: TypedPtr::NULL,
+        members: 32,
+        rows: 5760,
+        cols: 2880,
+        row_blocks: packed.row_blocks as i32,
+        k_blocks: 45,
+        shift: 0,
+        format: Format::F16,
+        reserved: 0,
+    }
+}
+
+fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
+    for product in Product::ALL {
+        for kind in [Kind::Mxfp4, Kind::Dense].into_iter().chain(WIRE) {
+            let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
+            // Only experts are MXFP4, and only rows of logits come from the wire's form.
+            let is_not = match kind {
+                Kind::Mxfp4 => !experts,
+                Kind::Dense => false,
+                Kind::Wire(_) => product == Product::Greedy,
+            };
+            if is_not {
+                continue;
+            }
+            for (format, terms) in ACTIVATIONS {
+                let shape = target.product_shape(config, product, kind, format, terms, rows);
+                let found = target.gemm(&shape).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
+                let kernel = found.launch.kernel;
+                assert!(kernel.most_rows == 0 || shape.rows <= kernel.most_rows, "{shape:?}");
+                assert_eq!(
+                    product == Product::Greedy,
+                    found.candidates > 0 && !matches!(kind, Kind::Wire(_))
+                );
+                note(chosen, found.launch);
+            }
+        }
+    }
+}
+
+fn attention(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
+    for (kv, exact) in [(Format::F16, false), (Format::Bf16, false), (Format::F32, true)] {
+        for (items, tiles) in [(rows, 0), (0, rows), (rows, rows)] {
+            let launches = target.attention(config, kv, exact, rows, items, tiles).unwrap();
+            assert!(launches.iter().flatten().count() > 0, "rows without attention");
+            for launch in launches.into_iter().flatten() {
+                launch.kernel.takes(config).unwrap();
+                note(chosen, launch);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_host_chooses_every_kernel_of_the_catalogue() {
+    for family in family::FAMILIES {
+        let chosen = walk(*family);
+        let table = family.table();
+        let unused = table
+            .kernels
+            .iter()
+            .map(Kernel::name)
+            .filter(|name| !chosen.contains_key(name));
+        assert_eq!(unused.collect::<Vec<_>>(), [""; 0], "{} cannot choose them", table.name);
+    }
+}
+
+/// The code objects of each architecture have the catalogue's kernels, in the files that it says, and no others.
+#[test]
+fn code_objects_have_what_the_host_chooses_and_nothing_else() {
+    let mut archs: Vec<&str> = CODE_OBJECTS.iter().map(|object| object.arch).collect();
+    archs.dedup();
+    for arch in archs {
+        let table = catalogue::family_of(arch).expect("a family's code");
+        let objects = CODE_OBJECTS.iter().filter(|object| object.arch == arch);
+        let mut found = BTreeMap::new();
+        for object in objects {
+            found.extend(
+                resources::of(object)
+                    .into_iter()
+                    .map(|kernel| (kernel.name.clone(), (object, kernel))),
+            );
+        }
+        for kernel in table.kernels {
+            let name = kernel.name();
+            let (object, resources) = found.remove(&name).unwrap_or_else(|| panic!("{arch} lacks {name}"));
+            check(kernel, object, &resources);
+        }
+        assert_eq!(
+            found.keys().collect::<Vec<_>>(),
+            [""; 0],
+            "{arch} has kernels that nobody chooses"
+        );
+    }
+}
+
+fn check(kernel: &Kernel, object: &CodeObject, resources: &Resources) {
+    let name = format!("{} on {}", resources.name, object.arch);
+    assert_eq!(object.file, kernel.file, "{name}");
+    assert_eq!(resources.threads, kernel.threads as u64, "threads of {name}");
+    if let Some(bytes) = kernel.static_bytes {
+        assert_eq!(resources.shared_bytes, bytes as u64, "shared memory of {name}");
+    }
+    let all = resources.shared_bytes + kernel.shared_bytes as u64;
+    assert!(
+        all <= resources.shared_limit,
+        "{name} takes {all} bytes of shared memory"
+    );
+}
+
+/// The CPU that plays a device has the same kernels, made for the same threads.
+#[cfg(feature = "simt")]
+#[test]
+fn the_simt_library_has_what_the_host_chooses_and_nothing_else() {
+    use getp::backend::gpu::code_objects;
+    use getp::backend::gpu::driver::simt;
+
+    let mut made = simt::kernels(code_objects::simt_image()).unwrap();
+    for kernel in catalogue::family_of("simt").unwrap().kernels {
+        let name = kernel.name();
+        assert_eq!(made.remove(&name), Some(kernel.threads), "threads of {name}");
+    }
+    assert_eq!(made.into_keys().collect::<Vec<_>>(), [""; 0], "nobody chooses them");
+}

@@ -1,0 +1,42 @@
+//! One table of registers, shared memory, scratch and spills. Scratch is memory traffic that nobody asked for; any of it
+//! fails.
+
+use super::resources::{self, Resources};
+use getp::backend::gpu::code_objects::CODE_OBJECTS;
+
+#[test]
+fn no_kernel_spills() {
+    println!(
+        "{:<32} {:<8} {:>5} {:>5} {:>5} {:>7} {:>8} {:>7} {:>6}",
+        "kernel", "target", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills", "waves"
+    );
+    let mut faults = Vec::new();
+    for object in CODE_OBJECTS {
+        let kernels = resources::of(object);
+        assert!(!kernels.is_empty(), "{} for {} has no kernel", object.file, object.arch);
+        for kernel in kernels {
+            println!("{}", row(&kernel, object.arch));
+            if kernel.scratch_bytes > 0 || kernel.spills > 0 {
+                faults.push(format!("{} on {}", kernel.name, object.arch));
+            }
+        }
+    }
+    assert!(faults.is_empty(), "scratch or spills: {}", faults.join(", "));
+}
+
+fn row(kernel: &Resources, arch: &str) -> String {
+    let Resources {
+        name,
+        registers,
+        accumulators,
+        scalars,
+        shared_bytes,
+        scratch_bytes,
+        spills,
+        waves,
+        ..
+    } = kernel;
+    format!(
+        "{name:<32} {arch:<8} {registers:>5} {accumulators:>5} {scalars:>5} {shared_bytes:>7} {scratch_bytes:>8} {spills:>7} {waves:>6}"
+    )
+}
