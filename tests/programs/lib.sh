@@ -71,7 +71,9 @@ find_nvcc() {
 # compilers and targets. All checks of the GPU's code take this one set, so that the library is
 # built once. NVCC and GETP_HIPCC name compilers that are not in PATH.
 find_toolchains() {
-    features=simt,cuda,hip missing=()
+    # shellcheck disable=SC2034 # the scripts that source this use it
+    features=simt,cuda,hip
+    missing=()
     if command -v "${GETP_HIPCC:-clang-22}" >/dev/null; then
         export GETP_HIP_ARCHS=${GETP_HIP_ARCHS:-gfx90a,gfx942,gfx950}
     else
