@@ -2,6 +2,23 @@
 //! sliding-window layers.
 
 use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
+
+/// Where a cache holds the blocks of each layer.
+pub struct KvLayers {
+    /// The offset of each layer's first block in bytes.
+    pub offsets: Vec<usize>,
+    /// The size of the cache in bytes.
+    pub bytes: usize,
+}
+
+/// Size in bytes of one block of each kind, `[full, window]`, over all layers of the kind. `layer_bytes` is its size in
+/// one layer.
+pub fn block_bytes(config: &ModelConfig, layer_bytes: usize) -> [usize; 2] {
+    let windowed = config.windowed_layers();
+    [config.n_layers - windowed, windowed].map(|layers| layers.saturating_mul(layer_bytes))
+}
 
 /// Numbers of blocks in a KV cache. There are two kinds: a block holds its positions either for all full layers or for
 /// all sliding-window layers.
@@ -46,6 +63,26 @@ impl KvBlocks {
             window: grown(sequences * one.window, longest.window, window_bytes),
             full: grown(sequences * one.full, longest.full, full_bytes),
         }
+    }
+
+    /// The layers one behind the other, each with all blocks of its kind. `layer_bytes` is the size of a block in one
+    /// layer.
+    pub fn layers(&self, config: &ModelConfig, layer_bytes: usize) -> Result<KvLayers> {
+        let mut offsets = memory::room(config.n_layers, Purpose::KvCache)?;
+        let mut bytes = 0_usize;
+        for layer in 0..config.n_layers {
+            offsets.push(bytes);
+            let blocks = if config.is_windowed(layer) {
+                self.window
+            } else {
+                self.full
+            };
+            bytes = blocks
+                .checked_mul(layer_bytes)
+                .and_then(|layer| layer.checked_add(bytes))
+                .ok_or(Error::Overflow("the KV cache"))?;
+        }
+        Ok(KvLayers { offsets, bytes })
     }
 
     /// The blocks of one sequence of `positions` positions.

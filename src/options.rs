@@ -189,6 +189,14 @@ impl Options {
         }
     }
 
+    /// Bytes for the KV cache: GETP_KV_MB, or what `available` gives if that is 0.
+    pub fn kv_bytes(&self, available: impl FnOnce() -> Result<usize>) -> Result<usize> {
+        match self.kv_mb {
+            0 => available(),
+            mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB")),
+        }
+    }
+
     /// The limits that are set, or a backend's defaults. If only one of the two is set, the other's default is adjusted
     /// so that a step has a row for each sequence.
     pub fn step_limits(&self, default: StepLimits) -> StepLimits {

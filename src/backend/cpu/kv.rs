@@ -12,7 +12,7 @@
 
 use crate::batch::{Chunk, StepPlan};
 use crate::config::ModelConfig;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
 use crate::simd::{LANES, Simd};
@@ -81,11 +81,9 @@ pub struct KvCache {
     blocks: KvBlocks,
 }
 
-/// Size in bytes of one block in all full layers, and of one block in all sliding-window layers.
-pub fn block_bytes(config: &ModelConfig, element_bytes: usize) -> (usize, usize) {
-    let per_layer = config.n_kv_heads * head_elements(config.head_dim) * element_bytes;
-    let windowed = config.windowed_layers();
-    ((config.n_layers - windowed) * per_layer, windowed * per_layer)
+/// Size in bytes of a block in one layer.
+pub fn layer_bytes(config: &ModelConfig, element_bytes: usize) -> usize {
+    config.n_kv_heads * head_elements(config.head_dim) * element_bytes
 }
 
 /// Number of elements of one KV head in a block.
@@ -96,23 +94,12 @@ fn head_elements(head_dim: usize) -> usize {
 impl KvCache {
     /// Allocates a cache. The system provides its pages only when positions are written.
     pub fn new(config: &ModelConfig, blocks: KvBlocks, element_bytes: usize) -> Result<Self> {
-        let block = config.n_kv_heads * head_elements(config.head_dim) * element_bytes;
-        let mut layers = memory::room(config.n_layers, Purpose::KvCache)?;
-        let mut windowed = memory::room(config.n_layers, Purpose::KvCache)?;
-        let mut len = 0_usize;
-        for layer in 0..config.n_layers {
-            layers.push(len);
-            windowed.push(config.window(layer).is_some());
-            let count = if windowed[layer] { blocks.window } else { blocks.full };
-            len = count
-                .checked_mul(block)
-                .and_then(|b| b.checked_add(len))
-                .ok_or(Error::Overflow("the KV cache"))?;
-        }
+        let layers = blocks.layers(config, layer_bytes(config, element_bytes))?;
+        let windowed = (0..config.n_layers).map(|layer| config.is_windowed(layer));
         Ok(Self {
-            bytes: Bytes::zeroed(len, Purpose::KvCache)?,
-            layers,
-            windowed,
+            bytes: Bytes::zeroed(layers.bytes, Purpose::KvCache)?,
+            layers: layers.offsets,
+            windowed: memory::collect(windowed, Purpose::KvCache)?,
             head_dim: config.head_dim,
             padded_dim: config.head_dim.next_multiple_of(LANES),
             kv_heads: config.n_kv_heads,

@@ -15,7 +15,7 @@ mod tiles;
 
 use buffers::OVERFLOW;
 pub use buffers::{Buffer, Queries, ResidualMemory, Routed, Routes};
-pub use kv::{BLOCK_TOKENS, Element, KvCache, block_bytes};
+pub use kv::{BLOCK_TOKENS, Element, KvCache, layer_bytes};
 pub use mode::ComputeMode;
 pub use ops::CpuOps;
 pub use tiles::Tiles;
@@ -24,7 +24,7 @@ use crate::batch::{StepOutput, StepPlan, Want};
 use crate::checkpoint::{Checkpoint, Tensor};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::kv_blocks::KvBlocks;
+use crate::kv_blocks::{KvBlocks, block_bytes};
 use crate::memory::{self, Purpose};
 use crate::model::{Activations, Load, Scratch, Weights, forward};
 use crate::options::{Options, Precision, StepLimits};
@@ -206,17 +206,13 @@ impl<E: Element> Replica for CpuReplica<E> {
 
 /// The number of KV blocks: for as many sequences of the model's length as may run at once, or as memory allows.
 fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> Result<KvBlocks> {
-    let (full_bytes, window_bytes) = block_bytes(config, element_bytes);
     let limits = options.step_limits(StepLimits::CPU);
-    let bytes = match options.kv_mb {
-        0 => available_bytes() / 2,
-        mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB"))?,
-    };
+    let bytes = options.kv_bytes(|| Ok(available_bytes() / 2))?;
     Ok(KvBlocks::within(
         config,
         BLOCK_TOKENS,
         limits.step_tokens,
-        [full_bytes, window_bytes],
+        block_bytes(config, layer_bytes(config, element_bytes)),
         bytes,
         limits.max_batch,
         options.longest_sequence(config),

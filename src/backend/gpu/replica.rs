@@ -8,7 +8,7 @@ use super::attention_plan::max_partial_slots;
 use super::ceilings::Ceilings;
 use super::context::Context;
 use super::driver::DevicePtr;
-use super::kv::{KvCache, block_bytes};
+use super::kv::{KvCache, page_bytes};
 use super::logits::{Coming, LogitsAt, LogitsPath};
 use super::memory::{DeviceBuffer, Event};
 use super::ops::{Buffer, GpuOps, Numbers, ResidualMemory, Sizes, StepShape, slots};
@@ -18,7 +18,7 @@ use super::weights::{GpuWeights, Matrix};
 use crate::batch::{Greedy, Logits, StepOutput, StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::kv_blocks::KvBlocks;
+use crate::kv_blocks::{KvBlocks, block_bytes};
 use crate::memory::{self, Purpose};
 use crate::model::{Activations, Scratch, forward};
 use crate::options::{Options, Precision, StepLimits};
@@ -285,20 +285,16 @@ fn kv_blocks(
     chunk_tokens: usize,
     logits_bytes: u64,
 ) -> Result<KvBlocks> {
-    let (full_bytes, window_bytes) = block_bytes(config, numbers.kv, &context.target);
-    let bytes = match options.kv_mb {
-        0 => {
-            let memory = context.driver.memory()?;
-            let reserved = RESERVED_BYTES.min(memory.total / 16) + logits_bytes;
-            memory.free.saturating_sub(reserved) as usize
-        }
-        mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB"))?,
-    };
+    let bytes = options.kv_bytes(|| {
+        let memory = context.driver.memory()?;
+        let reserved = RESERVED_BYTES.min(memory.total / 16) + logits_bytes;
+        Ok(memory.free.saturating_sub(reserved) as usize)
+    })?;
     Ok(KvBlocks::within(
         config,
         KV_PAGE,
         chunk_tokens,
-        [full_bytes, window_bytes],
+        block_bytes(config, page_bytes(config, numbers.kv, &context.target)),
         bytes,
         options.step_limits(StepLimits::GPU).max_batch,
         options.longest_sequence(config),
