@@ -103,14 +103,23 @@ fn read_folder(folder: &Path, module: &[String], sources: &mut BTreeMap<Names, S
         } else if path.extension().is_some_and(|extension| extension == "rs") && stem != "tests" {
             let is_folders_own = stem == "mod" || stem == "lib";
             let module = if is_folders_own { module.to_vec() } else { child };
-            let mut reader = Reader {
-                scope: module.clone(),
-                depth: 0,
-                source: Source::default(),
-            };
-            reader.visit_file(&syn::parse_file(&fs::read_to_string(&path).unwrap()).unwrap());
-            sources.insert(module, reader.source);
+            read_file(&path, module, sources);
         }
+    }
+}
+
+/// Reads a file, and the files that its `#[path]` attributes name.
+fn read_file(path: &Path, module: Names, sources: &mut BTreeMap<Names, Source>) {
+    let mut reader = Reader {
+        scope: module.clone(),
+        depth: 0,
+        source: Source::default(),
+        elsewhere: Vec::new(),
+    };
+    reader.visit_file(&syn::parse_file(&fs::read_to_string(path).unwrap()).unwrap());
+    sources.insert(module, reader.source);
+    for (module, file) in reader.elsewhere {
+        read_file(&path.parent().unwrap().join(file), module, sources);
     }
 }
 
@@ -121,6 +130,24 @@ struct Reader {
     /// Modules within the file that do.
     depth: usize,
     source: Source,
+    /// Modules in files that a `#[path]` attribute names, relative to this file.
+    elsewhere: Vec<(Names, String)>,
+}
+
+/// The file that a module's `#[path]` attribute names.
+fn path_attribute(module: &syn::ItemMod) -> Option<String> {
+    module.attrs.iter().find_map(|attribute| match &attribute.meta {
+        syn::Meta::NameValue(syn::MetaNameValue {
+            path,
+            value:
+                syn::Expr::Lit(syn::ExprLit {
+                    lit: syn::Lit::Str(file),
+                    ..
+                }),
+            ..
+        }) if path.is_ident("path") => Some(file.value()),
+        _ => None,
+    })
 }
 
 impl Reader {
@@ -185,6 +212,11 @@ impl Reader {
 impl<'ast> Visit<'ast> for Reader {
     fn visit_item_mod(&mut self, module: &'ast syn::ItemMod) {
         if module.ident == "tests" {
+            return;
+        }
+        if let Some(file) = path_attribute(module) {
+            let name = names(&[&module.ident.to_string()]);
+            self.elsewhere.push((joined(&self.scope, &name), file));
             return;
         }
         self.scope.push(module.ident.to_string());
@@ -277,4 +309,33 @@ fn rooms_use_what_stands_above_them() {
 #[test]
 fn files_of_the_cpu_use_what_stands_above_them() {
     check(&["backend", "cpu"], "### Order within `backend/cpu/`");
+}
+
+#[test]
+fn files_of_the_gpu_use_what_stands_above_them() {
+    check(&["backend", "gpu"], "### Order within `backend/gpu/`");
+}
+
+#[test]
+fn no_files_of_a_folder_need_each_other() {
+    let source = Crate::read();
+    let modules = source.0.keys();
+    let folders: BTreeSet<_> = modules.flat_map(|m| (0..m.len()).map(|n| m[..n].to_vec())).collect();
+    for folder in folders {
+        let arrows = source.arrows_within(&folder);
+        let mut left = source.children(&folder);
+        // Takes away what uses nothing that is left, until nothing is, or a circle.
+        loop {
+            let uses_none = |name: &&String| arrows.get(*name).is_none_or(|to| to.is_disjoint(&left));
+            let free: Vec<_> = left.iter().filter(uses_none).cloned().collect();
+            if free.is_empty() {
+                break;
+            }
+            left.retain(|name| !free.contains(name));
+        }
+        assert!(
+            left.is_empty(),
+            "in {folder:?} these need each other, or what does: {left:?}"
+        );
+    }
 }

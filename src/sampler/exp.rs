@@ -9,7 +9,7 @@
 use crate::simd::{Kernel, LANES, Level, Simd};
 use once_cell::sync::OnceCell;
 
-/// Powers of two in a [`Table`], evenly spaced from 1 to 2.
+/// Powers of two in the sampler's table, evenly spaced from 1 to 2.
 pub const POWERS: usize = 32;
 /// The bits of 2^(i / 32) minus i << 47, so that adding k << 47 gives the bits of 2^(k / 32).
 pub type Table = [u64; POWERS];
