@@ -125,7 +125,7 @@ struct GatedUnit {
   }
   DEV void operator()(int n, int row, float v) const {
     const float other = shfl_xor(v, IN);
-    const float gated = gated_unit(v, other, a.limit, [](float x) { return exp_f32(x); });
+    const float gated = gated_unit(v, other, a.limit, true, [](float x) { return exp_f32(x); });
     if (row >= 0 && n % 2 == 0) store(row, n >> 1, gated);
   }
 };

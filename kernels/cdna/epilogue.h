@@ -47,8 +47,7 @@ struct Logits {
 // end become zeros: weights and biases are zeros there.
 template <int FORMAT, int TERMS> struct Mlp1 {
   static DEV float gated(float gate, float up, float limit) {
-    if (TERMS == 1) return gated_unit_fast(gate, up, limit);
-    return gated_unit(gate, up, limit, [](float x) { return __builtin_expf(x); });
+    return gated_unit(gate, up, limit, TERMS > 1, [](float x) { return __builtin_expf(x); });
   }
   static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
     for (int i = 0; i < 8; i++) sums[i] = add_rn(sums[i], bias_of(a, p, i));

@@ -3,17 +3,13 @@
 #pragma once
 #include "gpu.h"
 
-DEV void limit_gated(float& gate, float& up, float limit) {
+// `accurate`: every operation is rounded as the baseline rounds it, and `exponential` is the target's e^x in float32;
+// else the hardware's approximations do.
+template <class Exponential>
+DEV float gated_unit(float gate, float up, float limit, bool accurate, Exponential exponential) {
   gate = gate > limit ? limit : gate;
   up = up > limit ? limit : up < -limit ? -limit : up;
-}
-// Every operation rounded as the baseline rounds it; `exponential` is the target's e^x in float32.
-template <class Exponential> DEV float gated_unit(float gate, float up, float limit, Exponential exponential) {
-  limit_gated(gate, up, limit);
-  return mul_rn(mul_rn(gate, div_rn(1.f, add_rn(1.f, exponential(mul_rn(-1.702f, gate))))), add_rn(up, 1.f));
-}
-// By the hardware's approximations.
-DEV float gated_unit_fast(float gate, float up, float limit) {
-  limit_gated(gate, up, limit);
+  if (accurate)
+    return mul_rn(mul_rn(gate, div_rn(1.f, add_rn(1.f, exponential(mul_rn(-1.702f, gate))))), add_rn(up, 1.f));
   return gate * rcp_fast(1.f + exp2_fast(gate * (-1.702f * 1.44269504f))) * (up + 1.f);   // log2(e)
 }

@@ -7,6 +7,7 @@
 //   Schedule who computes what
 //   GREEDY   nothing is stored but each token's largest value over all that the block computes of its column
 #pragma once
+#include "../gpu/gated.h"
 #include "schedule.h"
 
 // Where a thread stands.
@@ -33,14 +34,6 @@ struct Pair {
 // A sum in float32. The scale is a power of two.
 DEV float product(float sum, float scale) { return sum * scale; }
 DEV float product(const Pair& sum, float scale) { return add_rn(sum.high, sum.low) * scale; }
-
-// The gated unit (SwiGLU): clamps both inputs and multiplies; `accurate`: with the accurate exponential.
-DEV float gated_unit(float gate, float up, float limit, bool accurate) {
-  gate = gate > limit ? limit : gate;                      // keeps NaN, as the baseline's comparisons do
-  up = up > limit ? limit : up < -limit ? -limit : up;
-  if (accurate) return mul_rn(mul_rn(gate, div_rn(1.f, add_rn(1.f, expf(mul_rn(-1.702f, gate))))), add_rn(up, 1.f));
-  return gate * rcp_fast(1.f + exp2_fast(gate * (-1.702f * 1.44269504f))) * (up + 1.f);
-}
 
 DEV float2 bias_pair(const GemmArgs& a, int group, int row) {
   return row < a.n ? *(const float2*)(a.bias + (i64)group * a.n + row) : make_float2(0.f, 0.f);
@@ -142,7 +135,8 @@ struct Mlp1 : Plain {
     for (int j = 0; j < N / 8; j++) {
       float v[2];
       for (int t = 0; t < 2; t++)
-        v[t] = gated_unit(product(acc[4 * j + t], a.scale) + bias.x, product(acc[4 * j + 2 + t], a.scale) + bias.y, a.limit, TERMS > 1);
+        v[t] = gated_unit(product(acc[4 * j + t], a.scale) + bias.x, product(acc[4 * j + 2 + t], a.scale) + bias.y, a.limit,
+                          TERMS > 1, [](float x) { return expf(x); });
       u16* at = first + 8 * j * SLAB;                      // eight rows further the swizzle is the same
 #pragma unroll
       for (int term = 0; term < TERMS; term++) {
