@@ -6,6 +6,7 @@
 //
 // Grid: one block a row of the bucket. Limits are those of norm.h and route.h. route's t32 is not read, norm's not written; `sort`
 // and `gather` are read where the bucket is of one row (`alone`).
+#include "expert_slots.h"
 #include "norm.h"
 #include "route.h"
 static_assert(NORM_ROUTE_THREADS == NORM_THREADS, "norm.h counts with them");
@@ -16,15 +17,15 @@ DEV void send_alone(const NormRouteArgs& a, const Routing<1>& s, const float* t)
   for (int e = TID; e <= a.route.n_experts; e += NORM_THREADS) {
     int before = 0, here = 0;
     for (int i = 0; i < k; i++) before += picks[i] < e, here += picks[i] == e;
-    a.sort.offsets[e] = before * GROUP_ALIGN;
+    a.sort.offsets[e] = before * slots_of(1);
     if (e < a.route.n_experts) a.sort.counts[e] = here;
   }
-  if (TID < k) a.sort.slots[TID] = TID * GROUP_ALIGN;
+  if (TID < k) a.sort.slots[TID] = TID * slots_of(1);
   const GatherArgs& g = a.gather;
   for (int i = TID; i < g.k_blocks * SLAB / 8 * k; i += NORM_THREADS) {
     float v[8];
     UNROLL for (int j = 0; j < 8; j++) v[j] = t[i / k * 8 + j];
-    u16* at = g.out + tiled_index(i % k * GROUP_ALIGN, i / k * 8, g.out_rows);
+    u16* at = g.out + tiled_index(i % k * slots_of(1), i / k * 8, g.out_rows);
     if (a.norm.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, g.out_term, g.terms, v);
     else store_terms8<FORMAT_BF16>(at, g.out_term, g.terms, v);
   }

@@ -7,7 +7,7 @@
 //
 // Grid: 1. At most MAX_EXPERTS experts.
 #include "catalogue.h"
-#include "gpu/gpu.h"
+#include "expert_slots.h"
 
 enum { THREADS = SORT_THREADS, WAVES = THREADS / WAVE, MAX_EXPERTS = SORT_MOST_EXPERTS, MATRIX_WORDS = MAX_EXPERTS * (16 + 1) };
 
@@ -48,25 +48,11 @@ DEV void mark(const Chunks& c, const int* experts, int first_row) {
   barrier();
 }
 
-// offsets[e] = the sum of the earlier experts' counts, each rounded up to GROUP_ALIGN. One wave; a lane has consecutive
-// experts.
 DEV void make_offsets(const SortArgs& a, const Chunks& c) {
-  const int run = (c.n_experts + WAVE - 1) / WAVE;
-  const auto padded = [&](int e) { return e < c.n_experts ? (c.counts[e] + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN : 0; };
-  int own = 0;
-  for (int i = 0; i < run; i++) own += padded(LANE * run + i);
-  int sum = own;
-  for (int o = 1; o < WAVE; o *= 2) {
-    const int lower = shfl(sum, LANE >= o ? LANE - o : LANE);
-    if (LANE >= o) sum += lower;
-  }
-  int offset = sum - own;
-  for (int i = 0; i < run; i++) {
-    const int e = LANE * run + i;
-    if (e < c.n_experts) a.offsets[e] = c.firsts[e] = offset, a.counts[e] = c.counts[e];
-    offset += padded(e);
-  }
-  if (LANE == WAVE - 1) a.offsets[c.n_experts] = sum;
+  const int end = place_experts(c.n_experts, [&](int e) { return c.counts[e]; }, [&](int e, int first) {
+    a.offsets[e] = c.firsts[e] = first, a.counts[e] = c.counts[e];
+  });
+  if (LANE == WAVE - 1) a.offsets[c.n_experts] = end;
 }
 
 DEV void place(const SortArgs& a, const Chunks& c, int first_row) {

@@ -6,6 +6,7 @@
 //
 // Grid: as gather's. At most FEW_ROWS rows, MAX_EXPERTS experts, MAX_TERMS terms.
 #include "catalogue.h"
+#include "expert_slots.h"
 #include "gpu/math.h"
 
 enum {
@@ -37,25 +38,12 @@ struct Sorted {
   DEV int slot(int pair, int k) const { return firsts[experts[pair]] + before(experts[pair], pair / k); }
 };
 
-// One wave; a lane has consecutive experts.
 DEV void make_offsets(const SortArgs& a, Sorted& s) {
-  const int run = (a.n_experts + WAVE - 1) / WAVE;
-  const auto padded = [&](int e) { return e < a.n_experts ? (s.count(e) + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN : 0; };
-  int own = 0;
-  for (int i = 0; i < run; i++) own += padded(LANE * run + i);
-  int sum = own;
-  for (int o = 1; o < WAVE; o *= 2) {
-    const int lower = shfl(sum, LANE >= o ? LANE - o : LANE);
-    if (LANE >= o) sum += lower;
-  }
-  int offset = sum - own;
-  for (int i = 0; i < run; i++) {
-    const int e = LANE * run + i;
-    if (e < a.n_experts) s.firsts[e] = offset;
-    if (e < a.n_experts && BID == 0) a.offsets[e] = offset, a.counts[e] = s.count(e);
-    offset += padded(e);
-  }
-  if (LANE == WAVE - 1 && BID == 0) a.offsets[a.n_experts] = sum;
+  const int end = place_experts(a.n_experts, [&](int e) { return s.count(e); }, [&](int e, int first) {
+    s.firsts[e] = first;
+    if (BID == 0) a.offsets[e] = first, a.counts[e] = s.count(e);
+  });
+  if (LANE == WAVE - 1 && BID == 0) a.offsets[a.n_experts] = end;
 }
 
 KERNEL(sort_gather, SortGatherArgs, THREADS, 4, 4) {
