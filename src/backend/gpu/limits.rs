@@ -53,27 +53,31 @@ fn value(dimension: Dimension, config: &ModelConfig) -> usize {
 impl Kernel {
     /// Whether the kernel takes a model, or the first dimension that it does not.
     pub fn takes(&'static self, config: &ModelConfig) -> Result<(), Beyond> {
-        for &limit in self.limits {
-            let (value, good) = match limit {
-                Limit::AtMost(dimension, most) => {
-                    let value = value(dimension, config);
-                    (value, value <= most)
-                }
-                Limit::MultipleOf(dimension, of) => {
-                    let value = value(dimension, config);
-                    (value, value.is_multiple_of(of))
-                }
-                Limit::Exactly(dimension, only) => {
-                    let value = value(dimension, config);
-                    (value, value == only)
-                }
-            };
-            if !good {
-                let kernel = self;
-                return Err(Beyond { kernel, limit, value });
+        self.limits.iter().try_for_each(|&limit| self.keeps(limit, config))
+    }
+
+    /// Whether a model is within one of the kernel's limits.
+    fn keeps(&'static self, limit: Limit, config: &ModelConfig) -> Result<(), Beyond> {
+        let (value, good) = match limit {
+            Limit::AtMost(dimension, most) => {
+                let value = value(dimension, config);
+                (value, value <= most)
             }
+            Limit::MultipleOf(dimension, of) => {
+                let value = value(dimension, config);
+                (value, value.is_multiple_of(of))
+            }
+            Limit::Exactly(dimension, only) => {
+                let value = value(dimension, config);
+                (value, value == only)
+            }
+        };
+        let kernel = self;
+        if good {
+            Ok(())
+        } else {
+            Err(Beyond { kernel, limit, value })
         }
-        Ok(())
     }
 }
 
@@ -110,14 +114,7 @@ mod tests {
                     Limit::Exactly(dimension, only) => (dimension, only, only + 1),
                 };
                 // Others of its limits may be passed by the rest of the model.
-                let one = |value| {
-                    let alone = Kernel {
-                        limits: std::slice::from_ref(Box::leak(Box::new(limit))),
-                        ..*kernel
-                    };
-                    let alone: &'static Kernel = Box::leak(Box::new(alone));
-                    alone.takes(&with(dimension, value))
-                };
+                let one = |value| kernel.keeps(limit, &with(dimension, value));
                 assert!(one(good).is_ok(), "{} {limit:?}", kernel.name());
                 let beyond = one(bad).expect_err("beyond the limit").to_string();
                 let words = format!("{} is {bad}; its kernel {} takes ", field(dimension), kernel.name());
