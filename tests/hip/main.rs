@@ -79,7 +79,7 @@ fn the_child() {
     match std::env::var(CHILD).as_deref() {
         Ok("list") => say(hip::list().map(|found| format!("{found:?}"))),
         Ok("open") => say(hip::open(0).map(|_| "open")),
-        Ok("usable") => say(discover::usable(&Options::default(), 0).map(|usable| usable.lines.join("; "))),
+        Ok("usable") => say(discover::usable(&Options::default(), None).map(|usable| usable.lines.join("; "))),
         Ok("load") => say(context().map(|_| "loaded")),
         Ok("capture") => say(capture()),
         _ => {}
