@@ -131,47 +131,31 @@ const fn from(from_rows: usize, tile: Tile) -> Tile {
     Tile { from_rows, ..tile }
 }
 
-const LAYERS: Ops = &[
-    (Op::Qkv, "hopper/layers_f16.hip"),
-    (Op::AttnOut, "hopper/layers_f16.hip"),
-];
-const UNEMBED: Ops = &[
-    (Op::GreedyLogits, "hopper/unembed_f16.hip"),
-    (Op::Logits, "hopper/unembed_f16.hip"),
-];
+/// The operations whose kernels a file has.
+const fn layers(file: &'static str) -> [(Op, &'static str); 2] {
+    [(Op::Qkv, file), (Op::AttnOut, file)]
+}
+const fn unembed(file: &'static str) -> [(Op, &'static str); 2] {
+    [(Op::GreedyLogits, file), (Op::Logits, file)]
+}
+const fn experts(file: &'static str) -> [(Op, &'static str); 2] {
+    [(Op::Mlp1, file), (Op::Mlp2, file)]
+}
+
+const LAYERS: Ops = &layers("hopper/layers_f16.hip");
+const UNEMBED: Ops = &unembed("hopper/unembed_f16.hip");
 const EXPERTS: Ops = &[
     (Op::Mlp1, "hopper/mlp1_mxfp4_f16.hip"),
     (Op::Mlp2, "hopper/mlp2_mxfp4_f16.hip"),
 ];
-const EXPERTS_BF16: Ops = &[
-    (Op::Mlp1, "hopper/experts_mxfp4_bf16.hip"),
-    (Op::Mlp2, "hopper/experts_mxfp4_bf16.hip"),
-];
-const EXPERTS_EXACT: Ops = &[
-    (Op::Mlp1, "hopper/experts_mxfp4_exact.hip"),
-    (Op::Mlp2, "hopper/experts_mxfp4_exact.hip"),
-];
-const EXPERTS_DENSE: Ops = &[
-    (Op::Mlp1, "hopper/experts_dense.hip"),
-    (Op::Mlp2, "hopper/experts_dense.hip"),
-];
-const LAYERS_BF16: Ops = &[
-    (Op::Qkv, "hopper/dense_bf16.hip"),
-    (Op::AttnOut, "hopper/dense_bf16.hip"),
-];
-const UNEMBED_BF16: Ops = &[
-    (Op::GreedyLogits, "hopper/dense_bf16.hip"),
-    (Op::Logits, "hopper/dense_bf16.hip"),
-];
+const EXPERTS_BF16: Ops = &experts("hopper/experts_mxfp4_bf16.hip");
+const EXPERTS_EXACT: Ops = &experts("hopper/experts_mxfp4_exact.hip");
+const EXPERTS_DENSE: Ops = &experts("hopper/experts_dense.hip");
+const LAYERS_BF16: Ops = &layers("hopper/dense_bf16.hip");
+const UNEMBED_BF16: Ops = &unembed("hopper/dense_bf16.hip");
 const DENSE_BF16: Ops = &[LAYERS_BF16[0], LAYERS_BF16[1], UNEMBED_BF16[0], UNEMBED_BF16[1]];
-const LAYERS_EXACT: Ops = &[
-    (Op::Qkv, "hopper/dense_exact.hip"),
-    (Op::AttnOut, "hopper/dense_exact.hip"),
-];
-const UNEMBED_EXACT: Ops = &[
-    (Op::GreedyLogits, "hopper/dense_exact.hip"),
-    (Op::Logits, "hopper/dense_exact.hip"),
-];
+const LAYERS_EXACT: Ops = &layers("hopper/dense_exact.hip");
+const UNEMBED_EXACT: Ops = &unembed("hopper/dense_exact.hip");
 const DENSE_EXACT: Ops = &[LAYERS_EXACT[0], LAYERS_EXACT[1], UNEMBED_EXACT[0], UNEMBED_EXACT[1]];
 
 const FAST_F16: Activations = &[(F16, 1)];

@@ -109,3 +109,27 @@ pub struct DecodeShape {
     /// Of the device.
     pub multiprocessors: usize,
 }
+
+#[cfg(test)]
+impl GemmShape {
+    /// A product of the 20b at `rows` rows of a step, its weights in row blocks of `block_rows` rows.
+    pub fn of_20b(product: Product, rows: usize, format: args::Format, terms: usize, block_rows: usize) -> Self {
+        let (n, groups, rows) = match product {
+            Product::Qkv => (5120, 1, rows),
+            Product::AttnOut => (2880, 1, rows),
+            Product::Mlp1 => (5760, 32, 4 * rows),
+            Product::Mlp2 => (2880, 32, 4 * rows),
+            Product::Greedy | Product::Logits => (201_088, 1, rows),
+        };
+        Self {
+            product,
+            kind: if groups > 1 { Kind::Mxfp4 } else { Kind::Dense },
+            format,
+            terms,
+            rows,
+            groups,
+            n,
+            row_blocks: n.div_ceil(block_rows),
+        }
+    }
+}

@@ -8,6 +8,8 @@
 pub mod cuda;
 #[cfg(feature = "hip")]
 pub mod hip;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+mod shared_object;
 #[cfg(feature = "simt")]
 pub mod simt;
 

@@ -153,25 +153,8 @@ mod tests {
         multiprocessors: 132,
     };
 
-    /// A product of the 20b at `rows` rows of a step.
     fn shape_20b(product: Product, rows: usize, format: args::Format, terms: usize) -> GemmShape {
-        let (n, groups, rows) = match product {
-            Product::Qkv => (5120, 1, rows),
-            Product::AttnOut => (2880, 1, rows),
-            Product::Mlp1 => (5760, 32, 4 * rows),
-            Product::Mlp2 => (2880, 32, 4 * rows),
-            Product::Greedy | Product::Logits => (201_088, 1, rows),
-        };
-        GemmShape {
-            product,
-            kind: if groups > 1 { Kind::Mxfp4 } else { Kind::Dense },
-            format,
-            terms,
-            rows,
-            groups,
-            n,
-            row_blocks: n.div_ceil(64),
-        }
+        GemmShape::of_20b(product, rows, format, terms, 64)
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! Declared here and not taken from cudarc, whose calls panic where the library or a symbol is missing, and whose result
 //! type is a Rust enum: a number it does not know, from a newer driver, would be undefined behaviour.
 
-use crate::error::{Error, GpuFault, Result};
-use libloading::Library;
+use super::super::shared_object::{no_driver, symbol};
+use super::RUNTIME;
+use crate::error::Result;
+use libloading::os::unix::Library;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
@@ -75,7 +77,7 @@ macro_rules! api {
                 let library = open_library()?;
                 Ok(Self {
                     // SAFETY: the types are those of cuda.h (12.0 on) for these symbols.
-                    $($name: unsafe { symbol(&library, $symbol) }?,)*
+                    $($name: unsafe { symbol(RUNTIME, &library, $symbol) }?,)*
                     _library: library,
                 })
             }
@@ -139,32 +141,12 @@ pub fn api() -> Result<&'static Api> {
     }
     let api = Api::load()?;
     // SAFETY: takes no pointers; may be called any number of times.
-    super::check("cuda", unsafe { (api.init)(0) }, || "cuInit".into())?;
+    super::check(RUNTIME, unsafe { (api.init)(0) }, || "cuInit".into())?;
     Ok(API.get_or_init(|| api))
 }
 
 fn open_library() -> Result<Library> {
     let name = "libcuda.so.1";
     // SAFETY: the initialization of NVIDIA's driver library has no preconditions.
-    unsafe { Library::new(name) }.map_err(|_| no_driver(format!("dlopen({name})")))
-}
-
-/// # Safety
-///
-/// `T` is the symbol's type.
-unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
-    // SAFETY: the caller guarantees the type.
-    let found = unsafe { library.get::<T>(name) };
-    found
-        .map(|found| *found)
-        .map_err(|_| no_driver(format!("dlsym({name})")))
-}
-
-fn no_driver(call: String) -> Error {
-    Error::Gpu {
-        device: "cuda".into(),
-        call,
-        fault: GpuFault::NoDriver,
-        code: None,
-    }
+    unsafe { Library::new(name) }.map_err(|_| no_driver(RUNTIME, format!("dlopen({name})")))
 }

@@ -4,7 +4,9 @@
 //! to its functions. Their result, a Rust enum of HIP 5.4's codes, is a plain number here: a code of a newer runtime
 //! would be undefined behaviour as that enum.
 
-use crate::error::{Error, GpuFault, Result};
+use super::super::shared_object::{no_driver, symbol};
+use super::RUNTIME;
+use crate::error::Result;
 use hip_sys::hiprt;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::ffi::{OsStr, c_char, c_int, c_uint, c_void};
@@ -47,7 +49,7 @@ macro_rules! api {
                 Ok(Self {
                     // SAFETY: the types are those of hip_runtime_api.h for these symbols, which ROCm 5 to 7 agree on;
                     // the result, an enum there, is passed as an unsigned number.
-                    $($name: unsafe { symbol(&library, stringify!($function)) }?,)*
+                    $($name: unsafe { symbol(RUNTIME, &library, stringify!($function)) }?,)*
                     get_properties,
                     layout,
                     _library: library,
@@ -138,10 +140,10 @@ const R0600: Layout = Layout {
 /// The symbol names the struct's version, so that the layout is known whatever runtime answers.
 fn properties_of(library: &Library) -> Result<(GetProperties, &'static Layout)> {
     // SAFETY: both take the struct's address and the device's number.
-    match unsafe { symbol(library, "hipGetDevicePropertiesR0600") } {
+    match unsafe { symbol(RUNTIME, library, "hipGetDevicePropertiesR0600") } {
         Ok(function) => Ok((function, &R0600)),
         // SAFETY: as above.
-        Err(_) => unsafe { symbol(library, "hipGetDeviceProperties") }.map(|function| (function, &R0000)),
+        Err(_) => unsafe { symbol(RUNTIME, library, "hipGetDeviceProperties") }.map(|function| (function, &R0000)),
     }
 }
 
@@ -205,10 +207,10 @@ fn open_library() -> Result<Library> {
             Err(error) => why = why.or(broken(path.as_os_str(), &error)),
         }
     }
-    Err(no_driver(format!(
-        "dlopen({})",
-        why.unwrap_or_else(|| SONAMES.join(", "))
-    )))
+    Err(no_driver(
+        RUNTIME,
+        format!("dlopen({})", why.unwrap_or_else(|| SONAMES.join(", "))),
+    ))
 }
 
 /// What is wrong with a library that is there: the loader's text begins with the name that it lacks.
@@ -219,24 +221,4 @@ fn broken(path: &OsStr, error: &libloading::Error) -> Option<String> {
     let text = source.to_string();
     let absent = text.starts_with(&*path.to_string_lossy()) && text.contains("No such file");
     (!absent).then_some(text)
-}
-
-/// # Safety
-///
-/// `T` is the symbol's type.
-unsafe fn symbol<T: Copy>(library: &Library, name: &str) -> Result<T> {
-    // SAFETY: the caller guarantees the type.
-    let found = unsafe { library.get::<T>(name) };
-    found
-        .map(|found| *found)
-        .map_err(|_| no_driver(format!("dlsym({name})")))
-}
-
-fn no_driver(call: String) -> Error {
-    Error::Gpu {
-        device: super::RUNTIME.into(),
-        call,
-        fault: GpuFault::NoDriver,
-        code: None,
-    }
 }
