@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -143,6 +144,14 @@ void leave_stack(void**, const void*, size_t) {}
 void enter_stack(Machine&, void*) {}
 #endif
 
+// In order, thread `tid` is most likely the one after the next. What it saved lies on a page of its own.
+void prefetch_stack(const Machine& m, int tid) {
+  const char* top = (const char*)m.saved[tid % MAX_THREADS];
+  __builtin_prefetch(top);
+  __builtin_prefetch(top + 64);
+  __builtin_prefetch(top + 128);
+}
+
 void start_threads(Machine& m) {
   leave_stack(&m.scheduler_fake_stack, m.stack(m.tid), STACK_BYTES);
   simt_switch(&m.scheduler, m.saved[m.tid]);
@@ -151,6 +160,7 @@ void start_threads(Machine& m) {
 
 void switch_thread(Machine& m, int to) {
   const int from = m.tid;
+  prefetch_stack(m, to + 1);
   leave_stack(&m.fake_stack[from], m.stack(to), STACK_BYTES);
   m.tid = to;
   simt_switch(&m.saved[from], m.saved[to]);
@@ -474,19 +484,32 @@ std::vector<Variable> read_variables(const std::string& path) {
   return all;
 }
 
-// Poisons a kernel's SHARED variables: all but those of other kernels, which would be megabytes per block.
+typedef std::vector<Variable> Variables;
+
+// All but those of other kernels, which would be megabytes per block.
+Variables variables_of(const char* kernel, const Object& here) {
+  static const Variables all = read_variables(*here.path ? here.path : "/proc/self/exe");
+  Variables found;
+  for (const Variable& v : all)
+    if (v.kernel == kernel || !is_kernel(v.kernel)) found.push_back(v);
+  if (all.empty()) found.push_back({"", 0, here.bytes});
+  return found;
+}
+
+// Poisons a kernel's SHARED variables.
 struct Poison {
   const Object here = object();
-  std::vector<Variable> variables;
+  const Variables* variables;
 
   explicit Poison(const char* kernel) {
-    static const std::vector<Variable> all = read_variables(*here.path ? here.path : "/proc/self/exe");
-    for (const Variable& v : all)
-      if (v.kernel == kernel || !is_kernel(v.kernel)) variables.push_back(v);
-    if (all.empty()) variables.push_back({"", 0, here.bytes});
+    static std::mutex mutex;
+    static std::map<const char*, Variables> known;   // by the address of the kernel's name
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto at = known.find(kernel);
+    variables = &(at != known.end() ? at : known.emplace(kernel, variables_of(kernel, here)).first)->second;
   }
   void shared_variables() {
-    for (const Variable& v : variables) memset(here.thread_local_memory + v.at, POISON, v.bytes);
+    for (const Variable& v : *variables) memset(here.thread_local_memory + v.at, POISON, v.bytes);
   }
 };
 #else
