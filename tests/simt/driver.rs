@@ -579,3 +579,28 @@ fn a_lasting_fault_lasts_and_another_does_not() {
         assert_eq!(failed, [false, true, lasting, lasting]);
     }
 }
+
+/// In a function of its own, and in a loop that is not unrolled, so that each caller has a place of its own.
+#[inline(never)]
+fn ask(driver: &Arc<dyn Driver>, times: usize) {
+    for _ in 0..std::hint::black_box(times) {
+        driver.memory().unwrap();
+    }
+}
+
+#[test]
+fn calls_in_a_loop_have_one_place_and_callers_have_their_own() {
+    let system = system(Order::Eager);
+    let [one, other] = [0, 1].map(|device| system.driver(device).unwrap());
+    ask(&one, 1);
+    system.keep_places();
+    ask(&one, 3);
+    ask(&one, 2);
+    ask(&other, 2);
+    let places = system.places(Some(0), None);
+    let (first, last) = (places[0], places[3]);
+    assert_eq!(places, [first, first, first, last, last]);
+    assert_ne!(first, last);
+    assert_eq!(system.places(Some(1), Some(Call::Memory)).len(), 2);
+    assert!(system.places(None, Some(Call::Alloc)).is_empty());
+}

@@ -143,6 +143,17 @@ impl System {
         self.lock().plan.calls(device, call)
     }
 
+    /// Keeps the places of all calls from now on.
+    pub fn keep_places(&self) {
+        self.lock().plan.keep_places();
+    }
+
+    /// Where the calls were made that a fault of this device and kind would match, in order: equal numbers for calls that
+    /// came through the same functions.
+    pub fn places(&self, device: Option<usize>, call: Option<Call>) -> Vec<u64> {
+        self.lock().plan.places(device, call)
+    }
+
     /// What a device holds.
     pub fn live(&self, device: usize) -> Live {
         self.lock().live(device)
