@@ -10,9 +10,11 @@ PROMPTS ?= c_examples/prompts.txt
 RUN_STEPS ?= 48
 FUZZ_SECONDS ?= 60
 
+# checks.sh begins at both ends. What compiles for Cargo's debug folder is in the front, where it waits for nobody; the
+# back begins with what has folders of its own.
 QUICK_CHECKS := check-format check-lints test-rust
-CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-c test-hosts test-threads test-miri \
-    test-sanitizers test-valgrind test-memory test-out-of-memory fuzz
+CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-miri \
+    test-hosts test-memory test-valgrind test-out-of-memory test-sanitizers test-c test-threads fuzz
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -113,26 +115,25 @@ library:
 tools:
 	$(CARGO) build --profile $(TOOLS_PROFILE) --locked --examples
 
+# Checks that run at the same time may both want these; one makes them.
 programs: library
-	$(MAKE) -C c_examples GETP_LIB_DIR=$(RELEASE) BUILD=$(BUILD)
+	mkdir -p $(BUILD)
+	flock $(BUILD)/programs.lock $(MAKE) -C c_examples GETP_LIB_DIR=$(RELEASE) BUILD=$(BUILD)
 
 small-model tiny-model: %-model: $(BUILD)/%.bin $(BUILD)/%-tokenizer.bin
 
-# A file is whole or not there: make_model and export_tokenizer may be interrupted.
+# A file is whole or not there, whoever else makes it and whatever is interrupted.
 $(BUILD)/%-tokenizer.bin: $(TOKENIZER_SOURCES) Makefile | tools
 	mkdir -p $(BUILD)
-	$(TOOLS)/export_tokenizer $($*_TOKENIZER) $@.part
-	mv $@.part $@
+	$(TOOLS)/export_tokenizer $($*_TOKENIZER) $@.$$$$ && mv $@.$$$$ $@
 
 $(BUILD)/tokenizer.bin: $(TOKENIZER_SOURCES) | tools
 	mkdir -p $(BUILD)
-	$(TOOLS)/export_tokenizer $@.part
-	mv $@.part $@
+	$(TOOLS)/export_tokenizer $@.$$$$ && mv $@.$$$$ $@
 
 $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | tools
 	mkdir -p $(BUILD)
-	$(TOOLS)/make_model $($*_MODEL) $@.part
-	mv $@.part $@
+	$(TOOLS)/make_model $($*_MODEL) $@.$$$$ && mv $@.$$$$ $@
 
 clean:
 	rm -rf $(BUILD)

@@ -1,34 +1,67 @@
 #!/usr/bin/env bash
 # Runs each of the Makefile's targets given, whatever becomes of the others, counts them and says what they took:
 # seconds by the clock, and seconds of processor time.
+#
+# Two run at a time, one from the front of the list and one from its back, so that the parts of either that take one
+# core leave none idle. What a target prints is shown as a whole when it has ended.
 . "$(dirname "$0")/lib.sh"
 
-# Seconds of processor time of everything that has ended so far, in $cpu.
-count_cpu() {
-    times >"$scratch/times"
-    cpu=$(awk -F '[ms ]+' 'NR == 2 { printf "%d", ($1 + $3) * 60 + $2 + $4 }' "$scratch/times")
+# check NAME: what it prints goes to NAME.log, what becomes of it to NAME.result, its line of the table to NAME.line.
+check() {
+    local name=$1 result=passed start=$SECONDS cpu
+    # A script that cannot do its work here writes the reason into this file.
+    export SKIPPED=$scratch/$name.skipped
+    "${MAKE:-make}" --no-print-directory "$name" >"$scratch/$name.log" 2>&1 || result=FAILED
+    [[ $result == FAILED || ! -s $SKIPPED ]] || result=$(<"$SKIPPED")
+    # Processor time of what this shell has started.
+    times >"$scratch/$name.times"
+    cpu=$(awk -F '[ms ]+' 'NR == 2 { printf "%d", ($1 + $3) * 60 + $2 + $4 }' "$scratch/$name.times")
+    echo "$result" >"$scratch/$name.result"
+    printf '%-18s %5d s %5d s CPU  %s\n' "$name" $((SECONDS - start)) "$cpu" "$result" >"$scratch/$name.line"
 }
 
-# A script that cannot do its work here writes the reason into this file.
-export SKIPPED=$scratch/skipped
-passed=0 failed=0 skipped=0 summary=()
-for check in "$@"; do
-    echo "=== $check"
-    : >"$SKIPPED"
-    count_cpu
-    start=$SECONDS start_cpu=$cpu
-    if ! "${MAKE:-make}" --no-print-directory "$check"; then
-        result=FAILED failed=$((failed + 1))
-    elif [[ -s $SKIPPED ]]; then
-        result=$(<"$SKIPPED") skipped=$((skipped + 1))
+checks=("$@")
+first=0 last=$(($# - 1))
+declare -A running=()
+begin() {
+    echo "=== $1 begins"
+    check "$1" &
+    running[$!]=$1
+}
+passed=0 failed=0 skipped=0
+end() {
+    local name=$1
+    echo "=== $(<"$scratch/$name.line")"
+    cat "$scratch/$name.log"
+    case $(<"$scratch/$name.result") in
+        passed) passed=$((passed + 1)) ;;
+        FAILED) failed=$((failed + 1)) ;;
+        *) skipped=$((skipped + 1)) ;;
+    esac
+}
+
+front=
+while ((first <= last || ${#running[@]})); do
+    if ((first <= last)) && [[ -z $front ]]; then
+        begin "${checks[first]}"
+        front=$! first=$((first + 1))
+    elif ((first <= last && ${#running[@]} < 2)); then
+        begin "${checks[last]}"
+        last=$((last - 1))
     else
-        result=passed passed=$((passed + 1))
+        wait -n -p ended
+        end "${running[$ended]}"
+        unset "running[$ended]"
+        [[ $ended != "$front" ]] || front=
     fi
-    count_cpu
-    summary+=("$(printf '%-18s %5d s %5d s CPU  %s' "$check" $((SECONDS - start)) $((cpu - start_cpu)) "$result")")
 done
+
 echo "==="
-printf '%s\n' "${summary[@]}"
+cpu=0
+for name; do
+    cat "$scratch/$name.line"
+    cpu=$((cpu + $(awk '{ print $4 }' "$scratch/$name.line")))
+done
 printf '%-18s %5d s %5d s CPU\n' "all" $SECONDS "$cpu"
 echo "$passed passed, $failed failed, $skipped skipped"
 ((failed == 0))
