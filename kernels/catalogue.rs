@@ -1,7 +1,6 @@
-//! The kernels there are. A family has one table: for each kernel its operation, what it is made for, how it is launched
-//! and what it can take. The build makes the products' kernels from it, and `catalogue.h`, from which the kernels that are
-//! written out have their threads, shared memory and limits; the host chooses from it. So neither can name what the other
-//! lacks.
+//! All kernels. A family has one table: for each kernel its operation, what it is made for, how it is launched and its
+//! limits. From it the build generates the products' kernels, and `catalogue.h`, which gives hand-written kernels their
+//! threads, shared memory and limits; the host chooses from it. So neither can name what the other lacks.
 //!
 //! Plain constants: the build (`build_support`) and the crate (`backend::gpu::catalogue`) include this file alike.
 
@@ -13,30 +12,30 @@ pub mod hopper;
 /// Every family.
 pub static FAMILIES: &[&Family] = &[&cdna::FAMILY, &hopper::FAMILY];
 
-/// Devices with kernels of their own, in `kernels/NAME`.
+/// A family of devices, with kernels of its own in `kernels/NAME`.
 #[derive(Debug)]
 pub struct Family {
     /// The folder's name.
     pub name: &'static str,
     /// What compiles its kernels.
     pub toolchain: Toolchain,
-    /// What they are compiled for, if nobody says otherwise.
+    /// The architectures to compile for, unless the environment names others.
     pub architectures: &'static [&'static str],
     /// How the names of its devices' architectures begin.
     pub devices: &'static [&'static str],
     /// Lanes of a wave.
     pub wave: usize,
-    /// FP16's later terms are scaled by two to this power where matrix cores flush subnormals (`TERM_SHIFT` of its words in
-    /// `gpu/`); 0 where they compute with them.
+    /// FP16's later terms are scaled by two to this power where matrix cores flush subnormals to zero (`TERM_SHIFT` in
+    /// `gpu/`); 0 where they do not.
     pub term_shift: usize,
-    /// `[a, b]`: a float32 sum of n products on the matrix cores is off by at most `n / a + b` times 2^-24 of the sum of
-    /// their sizes.
+    /// `[a, b]`: a float32 sum of n products on the matrix cores has an error of at most `n / a + b` times 2^-24 of the
+    /// sum of their magnitudes.
     pub sum_error: [f64; 2],
-    /// Its kernels, those of [`shared`] first.
+    /// Its kernels, first those of [`shared`].
     pub kernels: &'static [Kernel],
 }
 
-/// The family of an architecture's devices.
+/// The family of an architecture, by how its name begins.
 pub fn family_of(arch: &str) -> Option<&'static Family> {
     let mine = |family: &&&Family| family.devices.iter().any(|prefix| arch.starts_with(prefix));
     FAMILIES.iter().find(mine).copied()
@@ -71,21 +70,21 @@ operations! {
     Upload "upload",
     /// Tokens become rows.
     Embed "embed",
-    /// Adds what the experts gave, and norms.
+    /// Adds the experts' outputs to the residual stream, and RMSNorm.
     Norm "rmsnorm",
-    /// Adds what the experts gave.
+    /// Adds the experts' outputs to the residual stream.
     Settle "settle",
     /// The router.
     Route "route",
     /// [`Op::Norm`] and [`Op::Route`], for few rows.
     NormRoute "norm_route",
-    /// Slots for rows and their experts.
+    /// Sorts (row, expert) pairs by expert: gives each a slot.
     Sort "sort",
     /// Copies rows to their slots.
     Gather "gather",
     /// [`Op::Sort`] and [`Op::Gather`], for few rows.
     SortGather "sort_gather",
-    /// Rotates queries and keys, and fills the cache.
+    /// Rotary embedding of queries and keys, and writes to the KV cache.
     RopeStore "rope_store",
     /// Attention without matrix cores.
     AttentionPlain "attention_plain",
@@ -103,37 +102,37 @@ operations! {
     Mlp1 "mlp1",
     /// The experts' second matrix.
     Mlp2 "mlp2",
-    /// The unembedding, the largest logit of each row.
+    /// The unembedding with a fused argmax: each row's candidates.
     GreedyLogits "unembed_greedy",
     /// The unembedding, all logits.
     Logits "unembed_logits",
-    /// [`Op::Qkv`] of weights on the wire's form.
+    /// [`Op::Qkv`] with weights in the wire format.
     PlainQkv "plain_qkv",
-    /// [`Op::AttnOut`] of weights on the wire's form.
+    /// [`Op::AttnOut`] with weights in the wire format.
     PlainAttnOut "plain_attn_out",
-    /// [`Op::Mlp1`] of weights on the wire's form.
+    /// [`Op::Mlp1`] with weights in the wire format.
     PlainMlp1 "plain_mlp1",
-    /// [`Op::Mlp2`] of weights on the wire's form.
+    /// [`Op::Mlp2`] with weights in the wire format.
     PlainMlp2 "plain_mlp2",
-    /// [`Op::Logits`] of weights on the wire's form.
+    /// [`Op::Logits`] with weights in the wire format.
     PlainLogits "plain_logits",
-    /// Each row's largest logit, from what [`Op::GreedyLogits`] left.
+    /// Each row's argmax, from the candidates of [`Op::GreedyLogits`].
     Argmax "argmax",
-    /// Each row's largest logit, from all of them.
+    /// Each row's argmax, from all logits.
     ArgmaxLogits "argmax_logits",
-    /// A token from each row of logits.
+    /// Samples a token from each row of logits.
     Draw "draw",
     /// A tensor's smallest and largest exponents.
     Range "range",
-    /// From the wire to what products read: [`Weights`] says what.
+    /// Packs weights from the wire format to the products' layout, a kernel per kind of [`Weights`].
     Pack "pack",
-    /// Made-up weights.
+    /// Makes random weights.
     Synthesize "synthesize",
-    /// What the matrix cores do at most.
+    /// Measures the matrix cores' peak throughput.
     MatrixPeak "matrix_peak",
 }
 
-/// How weights are held.
+/// Kinds of packed weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// 16 bits each.
@@ -142,7 +141,7 @@ pub enum Weights {
     Mxfp4,
 }
 
-/// What activations, or keys and values, are made of.
+/// Number formats of activations, or of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elements {
     /// FP16.
@@ -184,7 +183,7 @@ impl Dimension {
     }
 }
 
-/// What a kernel can take of a dimension.
+/// A limit of a kernel on a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// At most so much.
@@ -195,17 +194,18 @@ pub enum Limit {
     Exactly(Dimension, usize),
 }
 
-/// Where a kernel's code is.
+/// Where a kernel's code comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// In its file.
+    /// Hand-written in its file.
     Written,
-    /// A line of its file, which the build makes: `maker(name, threads, shared bytes, operation, weights, elements, terms,
-    /// tokens, most rows, parameters ..)`. The maker is a macro of the family's `gemm.h`, which says what the parameters are.
+    /// A line that the build writes into its file: `maker(name, threads, shared bytes, operation, weights, elements,
+    /// terms, tokens, most rows, parameters ..)`. The maker is a macro of the family's `gemm.h`, which says what the
+    /// parameters are.
     Made {
         /// The macro.
         maker: &'static str,
-        /// What only the kernel's code knows the meaning of.
+        /// Interpreted by the macro alone.
         parameters: &'static [usize],
     },
 }
@@ -215,40 +215,40 @@ pub enum Source {
 pub struct Kernel {
     /// What it does.
     pub op: Op,
-    /// Of products and [`Op::Pack`].
+    /// The kind of weights, of products and [`Op::Pack`].
     pub weights: Option<Weights>,
-    /// Of activations; attention's are those of the cache.
+    /// The format of activations; of attention, that of the cache.
     pub elements: Option<Elements>,
-    /// Of an activation, in a product.
+    /// Terms of an activation, in a product.
     pub terms: usize,
-    /// Of a product's tile.
+    /// Tokens of a product's tile.
     pub tokens: usize,
-    /// What tells kernels apart that are alike in all this.
+    /// A suffix of the name, where kernels are equal in all of the above.
     pub variant: &'static str,
-    /// Its source, below `kernels/`.
+    /// Its source file, below `kernels/`.
     pub file: &'static str,
-    /// Where in it.
+    /// Hand-written or made by the build.
     pub source: Source,
-    /// Of a block.
+    /// Threads per block.
     pub threads: usize,
-    /// Shared memory asked for at launch.
+    /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: usize,
-    /// Shared memory beside that, where it is known without compiling.
+    /// Static shared memory (LDS) per block, in bytes, where it is known without compiling.
     pub static_bytes: Option<usize>,
-    /// Rows that a block takes, of plain attention query heads; 0 if that is no part of its launch.
+    /// Rows per block, of plain attention query heads; 0 if the grid does not depend on it.
     pub per_block: usize,
-    /// From so many rows on (of an expert, in the experts' products) it is faster than kernels made for fewer.
+    /// It is faster than the kernels for fewer rows from so many rows on (rows of an expert, in the experts' products).
     pub from_rows: usize,
     /// The most rows it may be launched for; 0: any number.
     pub most_rows: usize,
-    /// What it can take of the model's dimensions.
+    /// Its limits on the model's dimensions.
     pub limits: &'static [Limit],
     /// Its place in the family's table.
     pub index: usize,
 }
 
 impl Kernel {
-    /// A kernel that its file writes out.
+    /// A hand-written kernel.
     pub const fn written(op: Op, file: &'static str, threads: usize) -> Self {
         Self {
             op,
@@ -270,7 +270,7 @@ impl Kernel {
         }
     }
 
-    /// The same for keys and values of these elements.
+    /// With this format of activations, or of the cache.
     pub const fn over(self, elements: Elements) -> Self {
         Self {
             elements: Some(elements),
@@ -278,7 +278,7 @@ impl Kernel {
         }
     }
 
-    /// The same for weights held so.
+    /// With this kind of weights.
     pub const fn of(self, weights: Weights) -> Self {
         Self {
             weights: Some(weights),
@@ -286,27 +286,27 @@ impl Kernel {
         }
     }
 
-    /// The same, of which there are several.
+    /// With this suffix of its name.
     pub const fn called(self, variant: &'static str) -> Self {
         Self { variant, ..self }
     }
 
-    /// The same with shared memory asked for at launch.
+    /// With so much dynamic shared memory.
     pub const fn sharing(self, shared_bytes: usize) -> Self {
         Self { shared_bytes, ..self }
     }
 
-    /// The same, a block of which takes so many.
+    /// With so many rows per block.
     pub const fn taking(self, per_block: usize) -> Self {
         Self { per_block, ..self }
     }
 
-    /// The same for so many rows at most.
+    /// For at most so many rows.
     pub const fn up_to(self, most_rows: usize) -> Self {
         Self { most_rows, ..self }
     }
 
-    /// The same with limits.
+    /// With these limits.
     pub const fn within(self, limits: &'static [Limit]) -> Self {
         Self { limits, ..self }
     }
@@ -410,7 +410,7 @@ pub const fn with_tiles<const M: usize, const N: usize>(
     all
 }
 
-/// One list behind another, numbered. What is left of N is as the first kernel.
+/// Concatenates two lists and numbers the kernels. If N is more than their sum, the rest repeats the first kernel.
 pub const fn with<const A: usize, const B: usize, const N: usize>(a: [Kernel; A], b: [Kernel; B]) -> [Kernel; N] {
     let mut all = [a[0]; N];
     let mut i = 0;
@@ -439,14 +439,14 @@ const PLAIN_HEADS: &[Limit] = &[
     Limit::MultipleOf(Dimension::HeadDim, 8),
 ];
 
-/// Those in `kernels/*.hip`, one source for all families, for waves of so many lanes.
+/// The kernels in `kernels/*.hip`, one source for all families, for waves of so many lanes.
 pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     use Elements::{Bf16, F16, F32};
     let plain = 8 * wave;
     let attention = Kernel::written(Op::AttentionPlain, "attention_plain.hip", 256)
         .taking(8)
         .within(PLAIN_HEADS);
-    // As many rows as a thread has registers for, and on AMD as leave room for a second block's shared memory.
+    // As many rows as registers allow, and on AMD as leave room for a second block's LDS.
     let route_rows = if wave == 32 { 8 } else { 4 };
     [
         Kernel::written(Op::Upload, "upload.hip", 1024),

@@ -1,21 +1,24 @@
-// Attention of rows that decode, on Hopper: head_dim 64, 8 query heads a kv head, FP16 or BF16 cache. Memory-bound: every
-// key and value is read once, and all that is here serves to keep such reads under way.
+// attention_decode: split-KV attention of decoding rows on Hopper: head_dim 64, 8 query heads per kv head (GQA), FP16
+// or BF16 cache. Memory-bound: every key and value is read once, and the structure serves to keep enough reads in
+// flight.
 //
-// Work    The host lists items (args.h, AttentionItem): a row and a run of its units of 128 keys, longest first. An item
-//         times a kv head is one job; warp w of block b takes jobs w * GRID + b, and every (GRID * WARPS)-th from there.
-//         A warp works alone with its own ring of STAGES tiles, whose copies run ahead across jobs; nothing in a block
-//         waits for anything else in it.
-// Product mma.sync m16n8k16 with 16 keys on M and the group's 8 heads on N, so nothing is padded: S = K q, then O = V^T P.
-//         K is the first A operand as it lies, V^T the second by a transposing ldmatrix; S becomes P, the second B
-//         operand, by a transposition in registers (movmatrix).
-// Sums    Units are keys 128 u .. 128 u + 127 by absolute position. Each starts from nothing; 4 by 4 (by absolute
-//         number) they are folded into groups, and these into the result, always in order and by the same arithmetic:
-//         in registers if one item has the whole row, else through `partials`, where units (items of one unit) or groups
-//         are left and the last item to come folds them. So a row's bits depend on nothing but its own keys.
-// Budget  A multiprocessor needs some 64 KB under way to draw its part of 4.8 TB/s at 0.8 us. `many` has 8 warps with
-//         one tile each, which is free again as soon as its fragments are in registers; `few` has 6 warps with two. The
-//         host takes `few` below 4 (row, kv head) pairs a multiprocessor.
-// Launch  One block a multiprocessor, WARPS * STAGES * (TILE_BYTES + 8) bytes of shared memory, the 8 for a barrier.
+// Work    The host lists work items (AttentionItem in args.h), longest first: a row and a run of its units of 128 keys.
+//         An item times a kv head is one job. The kernel is persistent: warp w of block b takes job w * GRID + b and
+//         every (GRID * WARPS)-th one after it. A warp works alone, with its own ring buffer of STAGES tiles, whose
+//         copies run ahead across jobs. Warps of a block never wait for each other.
+// MMA     mma.sync m16n8k16 with 16 keys on M and the group's 8 heads on N, so nothing is padding: S = K q, then O =
+//         V^T P. K lies in memory as the first product's A operand; a transposing ldmatrix makes V^T the second's; S
+//         becomes P, the second's B operand, by a transposition in registers (movmatrix).
+// Sums    Unit u is keys 128 u .. 128 u + 127 by absolute position. Each unit is summed on its own; units are folded
+//         into groups of 4 (by absolute number) and groups into the row's result, always in order and with the same
+//         arithmetic. If one item has the whole row, this happens in registers. Otherwise the items store partial sums
+//         in `partials`, one per unit (items of one unit) or one per group, and the row's last item to finish folds
+//         them. So a row's bits depend on its own keys alone.
+// Budget  A multiprocessor needs some 64 KB in flight to draw its share of 4.8 TB/s at a latency of 0.8 us. `many` has
+//         8 warps with one stage each, which is free again as soon as its fragments are in registers; `few` has 6 warps
+//         with two stages each. The host takes `few` below 4 (row, kv head) pairs per multiprocessor.
+// Launch  One block per multiprocessor, WARPS * STAGES * (TILE_BYTES + 8) bytes of dynamic shared memory, the 8 for an
+//         mbarrier.
 #include "attention.h"
 
 template <int FORMAT_, int STAGES_, int WARPS_> struct Config {
@@ -29,14 +32,14 @@ static_assert(PARTIAL_FLOATS == GROUP_HEADS * (HEAD_DIM + 2), "values, maxima an
 
 // ---- one job
 
-// All of a warp's lanes hold the same values, but for `page`.
+// The same in all lanes of the warp, except for `page`.
 struct Job {
   int index;                             // of the job; its kv head is index % kv_heads
   int row;
-  int first, last;                       // keys, by absolute position
-  int row_first, row_last;               // the same of the whole row
+  int first, last;                       // the job's keys, by absolute position
+  int row_first, row_last;               // keys that the row sees
   int parts, run, partial;               // see AttentionItem
-  int page;                              // number of the page LANE pages behind that of `first`
+  int page;                              // number of page first / KV_PAGE + LANE of the sequence
   bool any;                              // false: there are no more jobs
 };
 
@@ -48,7 +51,7 @@ DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
   const int4 head = __ldg((const int4*)(items + index / a.kv_heads));
   const int2 tail = __ldg((const int2*)(items + index / a.kv_heads) + 2);
   job.row = head.x, job.parts = head.w, job.partial = tail.x, job.run = tail.y;
-  const ChunkInfo& chunk = a.step.chunks[job.row];               // chunks of one row come first, so this one is the row's
+  const ChunkInfo& chunk = a.step.chunks[job.row];               // chunks of one row come first: number `row`
   job.row_last = __ldg(&chunk.first_position);
   job.row_first = first_visible_key(a, job.row_last);
   job.first = max(job.row_first, head.y * ATTENTION_UNIT), job.last = job.first + head.z - 1;
@@ -68,7 +71,7 @@ DEV Query load_query(const AttentionArgs& a, const Job& job) {
   return q;
 }
 
-// ---- the copies of a warp, which run ahead of its arithmetic
+// ---- a warp's copies, which run ahead of its arithmetic
 
 template <class C> struct Copies {
   const AttentionArgs& a;
@@ -76,7 +79,7 @@ template <class C> struct Copies {
   u64 policy;
   int jobs, step;
   Job job, next;
-  int page;                              // of the job's, to be copied next
+  int page;                              // the job's next page to be copied
 
   DEV void start(int stage) {
     if (!job.any) return;
@@ -117,7 +120,7 @@ DEV u32 transpose(u32 v) {               // an 8 x 8 block of 16-bit values, two
   return v;
 }
 
-// Offsets of a lane's ldmatrix rows within a tile, for each 16 dims; the next 16 keys are 16 rows on.
+// Offsets of a lane's ldmatrix rows within a tile, for each 16 dims; those of the next 16 keys are 16 rows further on.
 struct Offsets { u32 k[BLOCKS], v[BLOCKS]; };
 DEV Offsets offsets() {
   Offsets o;
@@ -128,8 +131,8 @@ DEV Offsets offsets() {
   return o;
 }
 
-// Sums over keys so far. A lane has the heads h = 2 (lane % 4) and h + 1, and of the values the dims 16 i + lane / 4
-// (o[i][0] of head h, o[i][1] of h + 1) and 8 further on (o[i][2], o[i][3]).
+// Running sums of the online softmax. A lane has heads h = 2 (lane % 4) and h + 1. Of their output it has dims 16 i +
+// lane / 4 (o[i][0] for head h, o[i][1] for h + 1) and 16 i + lane / 4 + 8 (o[i][2] and o[i][3]).
 struct alignas(16) State { float o[BLOCKS][4], m[2], sum[2]; };
 
 DEV State nothing() {
@@ -138,7 +141,7 @@ DEV State nothing() {
   return s;
 }
 
-// Both sides have seen at least one key.
+// a += b, both rescaled to the larger maximum. Each has at least one key, so no maximum is -inf.
 DEV void fold(State& a, const State& b) {
   float fa[2], fb[2];
   UNROLL for (int h = 0; h < 2; h++) {
@@ -153,7 +156,8 @@ DEV void fold(State& a, const State& b) {
 DEV float max_over_keys(float v) { UNROLL for (int o = 4; o < 32; o *= 2) v = max_of(v, shfl_xor(v, o)); return v; }
 DEV float sum_over_keys(float v) { UNROLL for (int o = 4; o < 32; o *= 2) v += shfl_xor(v, o); return v; }
 
-// A tile in registers: scores s[b][0..1] of key 16 b + lane / 4 (heads h, h + 1), s[b][2..3] of the key 8 further on.
+// A tile in registers. Scores s[b][0] and s[b][1] are heads h and h + 1 of key 16 b + lane / 4; s[b][2] and s[b][3] are
+// those of key 16 b + lane / 4 + 8. v holds A fragments of V^T.
 struct Tile { float s[BLOCKS][4]; u32 v[BLOCKS][BLOCKS][4]; };
 
 template <int FORMAT> DEV void read_tile(Tile& t, u32 at, const Offsets& o, const Query& q) {
@@ -169,7 +173,8 @@ template <int FORMAT> DEV void read_tile(Tile& t, u32 at, const Offsets& o, cons
     UNROLL for (int i = 0; i < BLOCKS; i++) load_transposed(t.v[b][i], at + o.v[i] + b * 16 * ROW_BYTES);
 }
 
-// Voids the tile's keys outside first .. last; their values too, which are whatever the stage held before.
+// Masks the tile's keys outside first .. last: their scores become -inf. Their values become 0, since the stage may
+// hold anything there and 0 times NaN is NaN.
 DEV void mask_tile(Tile& t, int first, int last) {
   UNROLL for (int b = 0; b < BLOCKS; b++) UNROLL for (int half = 0; half < 2; half++) {
     const int score_key = 16 * b + 8 * half + LANE / 4, value_key = 16 * b + 8 * half + LANE % 4 * 2;
@@ -202,9 +207,9 @@ template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
   }
 }
 
-// ---- a row's sum
+// ---- partial sums of a row
 
-// Partial `slot` of the job's row: the values as the lanes hold them, then m and sum as the first four do.
+// Partial sum `slot` of the job's row: o of every lane, then m and sum of lanes 0 to 3, which have all 8 heads.
 DEV float* partial_of(const AttentionArgs& a, const Job& job, int slot) {
   return a.partials + ((i64)(job.partial + slot) * a.kv_heads + job.index % a.kv_heads) * PARTIAL_FLOATS;
 }
@@ -218,7 +223,8 @@ DEV void load_partial(State& s, const float* from) {
   *(float4*)s.m = __ldcg((const float4*)from + BLOCKS * 32 + LANE % 4);
 }
 
-// The fixed tree over a row's units (absolute numbers), fed in order with units or with whole groups.
+// Folds a row's units in a fixed order: units into groups, groups into the total. Fed in order with units or with whole
+// groups. Units are numbered by absolute position.
 struct Tree {
   State group, total;
   int first;                             // the first unit fed
@@ -233,7 +239,8 @@ struct Tree {
   }
 };
 
-// Counts the jobs of a row and kv head that have left their partials; the last one's answer is true, and it sees them all.
+// Counts the jobs of a row and kv head that have stored their partial sums. True for the last one, which then sees the
+// partial sums of all.
 DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
   int before = 0;
   int* count = a.arrived + (i64)job.row * a.kv_heads + job.index % a.kv_heads;
@@ -246,10 +253,10 @@ DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
   return shfl(before, 0) == job.parts - 1;
 }
 
-// Folds all of a row's partials; AHEAD of them are loaded at a time, to wait for memory less often.
+// Folds all partial sums of a row. AHEAD of them are loaded at once, so that the latency of memory is paid less often.
 DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree& tree) {
   constexpr int AHEAD = 4;
-  const int units = job.run == 1 ? 1 : ATTENTION_GROUP;          // in a partial
+  const int units = job.run == 1 ? 1 : ATTENTION_GROUP;          // per partial sum
   const int first = job.row_first / ATTENTION_UNIT, last = job.row_last / ATTENTION_UNIT;
   const int base = first / units, count = last / units - base + 1;
   tree.first = first;
@@ -257,7 +264,7 @@ DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree& tree) {
     State s[AHEAD];
     UNROLL for (int i = 0; i < AHEAD; i++) load_partial(s[i], partial_of(a, job, min(slot + i, count - 1)));
     UNROLL for (int i = 0; i < AHEAD; i++) if (slot + i < count) {
-      const int unit = max((base + slot + i) * units, first);    // the first one in the partial
+      const int unit = max((base + slot + i) * units, first);    // the partial sum's first unit
       tree.add(s[i], unit);
       if (units > 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1 || unit == last) tree.close_group(unit);
     }
@@ -269,7 +276,7 @@ template <int FORMAT> DEV void store_row(const AttentionArgs& a, const Job& job,
   float f[2];
   UNROLL for (int h = 0; h < 2; h++)
     f[h] = normalizer(s.m[h], s.sum[h], __ldg(a.sinks + first_head + LANE % 4 * 2 + h) * LOG2E);
-  const int k = (first_head + LANE / 4) * HEAD_DIM + LANE % 4 * 2;                   // after the transposition
+  const int k = (first_head + LANE / 4) * HEAD_DIM + LANE % 4 * 2;  // of what transpose() gives this lane
   UNROLL for (int i = 0; i < BLOCKS; i++) UNROLL for (int half = 0; half < 2; half++) {
     const u32 v = transpose(pack_output<FORMAT>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
     *(u32*)(a.out + tiled_index(job.row, k + 16 * i + 8 * half, a.out_rows)) = v;
@@ -293,7 +300,7 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   const int items = load_fresh(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
   const int jobs = items * a.kv_heads, step = GRID * C::WARPS;
   Job job = load_job(a, warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
-  after_predecessor();                                           // all of the above is in the plan
+  after_predecessor();                                           // everything above reads the plan alone, see early.h
   Copies<C> copies = {a, ring, barriers, policy, jobs, step, job, next, job.first / KV_PAGE};
   for (int s = 0; s < C::STAGES; s++) copies.start(s);
   Query q = load_query(a, job), next_q = load_query(a, next);
@@ -309,7 +316,7 @@ template <class C> DEV void attend(const AttentionArgs& a) {
       barrier_wait(barriers + 8 * stage, parity);
       read_tile<C::FORMAT>(tile, ring + stage * TILE_BYTES, at, q);
       __syncwarp();
-      copies.start(stage);                                       // all of the tile is in registers
+      copies.start(stage);                                       // the tile is in registers: its stage is free
       if (++stage == C::STAGES) stage = 0, parity ^= 1;
       const int first = job.first - page * KV_PAGE, last = job.last - page * KV_PAGE;
       if (first > 0 || last < KV_PAGE - 1) mask_tile(tile, first, last);

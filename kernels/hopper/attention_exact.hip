@@ -1,16 +1,19 @@
-// attention_exact: `exact` attention over a float32 cache, head_dim 64 and 8 query heads a kv head, rows that decode and rows
-// of prompts alike. Scores and weighted values are float64 products of the matrix cores (mma m8n8k4: the 8 heads are its
-// rows), scores rounded to float32, exponentials float32, their sums float64.
+// attention_exact: attention of `exact` over a float32 cache: head_dim 64, 8 query heads per kv head, decoding and
+// prompt rows alike. Scores and weighted values are float64 products on the tensor cores (mma m8n8k4, whose 8 rows are
+// the heads). Scores are rounded to float32, exponentials are float32, their sum is float64.
 //
-// A block is one row and one kv head; warp w has the visible keys of the octets w, w + WARPS, .. (octet o is the positions
-// 8 o to 8 o + 7), and nothing between the warps until they merge. An octet is 16 multiplications for the scores and 16 for
-// the values; a lane's keys and values come straight to its registers, keys an octet ahead:
-//   keys     lane 4 n + c has of key n the 16-byte chunks c, c + 4, ..: multiplication (j, e) takes dims 16 j + 4 c + e, c = 0 .. 3
-//   scores   lane 4 h + c has head h and the keys 2 c and 2 c + 1: as A of the next product, its keys 2 c (even), 2 c + 1 (odd)
-//   values   lane 4 n + c has the chunks n and n + 8 of these two keys, so column n of tile (i, e) is dim 32 i + 4 n + e
-// What a row's result is made of depends on its position alone: not on its chunk, its company, or the batch.
-// Budget (H200, by count): an octet's 4 KB are 215 cycles of a multiprocessor's share of memory; its products take 64 of the matrix
-// cores, its conversions 70, its exponentials 20.
+// A block computes one row and one kv head. Octet o is the keys at positions 8 o to 8 o + 7; warp w takes the visible
+// octets o with o % WARPS = w. Warps meet only to merge their sums. An octet takes 16 MMAs for the scores and 16 for
+// the values. Keys and values go straight from global memory to registers, keys one octet ahead:
+//   keys     lane 4 n + c has the 16-byte chunks c, c + 4, .. of key n; MMA (j, e) contracts dims 16 j + 4 c + e, c = 0
+//            .. 3
+//   scores   lane 4 h + c has head h's scores of keys 2 c and 2 c + 1: A operands of the value MMAs, one for even and
+//            one for odd keys
+//   values   lane 4 n + c has chunks n and n + 8 of the values of keys 2 c and 2 c + 1; column n of output tile (i, e)
+//            is dim 32 i + 4 n + e
+// A row's result depends on its position and its keys alone: not on its chunk, the rows beside it, or the batch.
+// Budget (H200, counted, not measured): an octet's 4 KB are 215 cycles of a multiprocessor's share of memory bandwidth;
+// its MMAs take 64 cycles, its conversions 70, its exponentials 20.
 #include "attention.h"
 
 enum : int { THREADS = ATTENTION_EXACT_THREADS, WARPS = THREADS / WAVE, OCTET = 8, CHUNKS = 4, CHUNK = 4, OCTET_CHUNKS = HEAD_DIM / CHUNK };
@@ -23,7 +26,7 @@ DEV void mma_f64(double* d, double a, double b) {
 
 // One row and kv head.
 struct Work {
-  const u8* kv;                          // of the kv head in page 0
+  const u8* kv;                          // the kv head's K in page 0
   PageTable pages;
   int row, kv_head;
   int first, last;                       // visible positions
@@ -39,21 +42,21 @@ DEV Work work_of(const AttentionArgs& a) {
   return w;
 }
 
-// A lane's part of an octet's keys (of key LANE / 4) or of one of its values.
+// A lane's chunks of an octet: of key LANE / 4, or of the values of keys 2 c and 2 c + 1, where c is LANE % 4.
 struct Chunks { float4 v[CHUNKS]; };
 DEV float element(const float4& v, int e) { return e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w; }
 
 DEV const float* page_of(const AttentionArgs& a, const Work& w, int octet) {
   return (const float*)(w.kv + page_number(w.pages, octet / (KV_PAGE / OCTET)) * a.page_bytes);
 }
-// Keys out of sight are read as they lie; their scores are voided.
+// Loads invisible keys of the octet, too: add_octet() masks their scores.
 DEV Chunks load_keys(const float* page, int octet) {
   Chunks k;
   UNROLL for (int j = 0; j < CHUNKS; j++)
     k.v[j] = __ldg((const float4*)(page + kv_index(octet * OCTET + LANE / 4, j * 16 + LANE % 4 * CHUNK, HEAD_DIM)));
   return k;
 }
-// Of keys 2 c (v[0], v[1]) and 2 c + 1 (v[2], v[3]); zeros where they are out of sight.
+// Loads the values of keys 2 c (v[0], v[1]) and 2 c + 1 (v[2], v[3]); zeros where a key is invisible.
 DEV Chunks load_values(const Work& w, const float* page, int octet) {
   Chunks v;
   UNROLL for (int i = 0; i < CHUNKS; i++) {
@@ -64,15 +67,16 @@ DEV Chunks load_values(const Work& w, const float* page, int octet) {
   return v;
 }
 
-// What a warp has summed up: of head LANE / 4, the values' dims 32 i + 8 c + e (o[i * 4 + e][0]) and 4 further on (.. [1]).
+// A warp's running sums of the online softmax. A lane has head LANE / 4: output dim 32 i + 8 c + e in o[i * 4 + e][0]
+// and dim 32 i + 8 c + 4 + e in o[i * 4 + e][1], where c is LANE % 4.
 struct Sums {
   double o[OCTET_CHUNKS / 2][2];
-  double sum;                            // of this lane's keys
+  double sum;                            // of the weights of this lane's keys
   float most;
 };
 
 DEV void add_octet(Sums& s, const Work& w, int octet, const double* q, const Chunks& keys, const Chunks& values) {
-  double scores[2][2] = {};              // two chains, as one would wait for itself
+  double scores[2][2] = {};              // two accumulators: MMAs on one would wait for each other
   UNROLL for (int j = 0; j < CHUNKS; j++)
     UNROLL for (int e = 0; e < CHUNK; e++) mma_f64(scores[e % 2], q[j * 4 + e], (double)element(keys.v[j], e));
   float score[2];
@@ -97,7 +101,7 @@ DEV void add_octet(Sums& s, const Work& w, int octet, const double* q, const Chu
   }
 }
 
-// The queries' A operands: head LANE / 4, dims 16 j + 4 (LANE % 4) + e.
+// The query's A operands: head LANE / 4, dims 16 j + 4 (LANE % 4) + e.
 DEV void load_query(const AttentionArgs& a, const Work& w, double* q) {
   const int head = w.kv_head * GROUP_HEADS + LANE / 4;
   const float* at = (const float*)a.q + ((i64)w.row * a.heads + head) * HEAD_DIM + LANE % 4 * CHUNK;
@@ -122,7 +126,7 @@ DEV void hand_in(Shared& shared, Sums& s) {
     UNROLL for (int i = 0; i < 2; i++) shared.o[warp][head][t / 4 * 32 + LANE % 4 * 8 + i * CHUNK + t % 4] = s.o[t][i];
 }
 
-// Adds up the warps' sums, in their order, and stores eight dims a thread at a time.
+// Adds the warps' sums in the order of the warps. A thread stores eight dims at a time.
 DEV void merge(const AttentionArgs& a, const Work& w, const Shared& shared) {
   constexpr int EIGHTS = HEAD_DIM / 8;
   for (int i = TID; i < GROUP_HEADS * EIGHTS; i += THREADS) {

@@ -1,30 +1,31 @@
-// Attention of chunks of several rows, on Hopper: head_dim 64, 8 query heads a kv head, FP16 or BF16 cache.
+// attention_prefill: attention of chunks of several rows on Hopper, after FlashAttention: head_dim 64, 8 query heads
+// per kv head, FP16 or BF16 cache.
 //
-// Work    A block takes one tile of at most 16 query rows (args.h, PrefillTile; longest contexts first) for one kv head:
-//         128 rows of scores, row 8 q + h being query q's head h. Block b: tile b / kv_heads, kv head b % kv_heads; a
-//         block beyond the step's tiles returns. Two warpgroups have 8 query rows each.
-// Keys    come in tiles of a page, one bulk copy each, through a ring of STAGES that both warpgroups share. The block's
-//         first warp starts the copies, two tiles ahead at the least (a warp of its own would cost the others registers).
-//         Invisible tiles are left out.
-// Product wgmma m64n64k16: S = Q K^T with both operands in shared memory, O += P V with P from registers (a score's
-//         accumulator is the next product's A fragment) and V transposed by the descriptor.
-// Softmax runs over tiles of absolute positions, each row with its own maximum, which sees visible keys only. An invisible
-//         key's weight is exactly 0 and an invisible tile changes neither maximum nor sums, so a row's bits depend neither
-//         on its company in the tile nor on how the prompt was cut.
-// Budget  At head_dim 64 a tile's 8192 exponentials take the special function units as long as its products take the
+// Work    A block takes one tile of at most 16 query rows (PrefillTile in args.h; longest contexts first) for one kv
+//         head: 128 rows of scores, row 8 q + h being head h of query q. Block b takes tile b / kv_heads and kv head b
+//         % kv_heads; blocks beyond the step's tiles return. Each of two warpgroups has 8 query rows.
+// Copies  K and V come in tiles of one page, a bulk copy each, through a ring buffer of STAGES that both warpgroups
+//         read. The block's first warp issues the copies between its MMAs, two tiles or more ahead of P V (a producer
+//         warp would cost the others registers). Tiles that no row sees are skipped.
+// MMA     wgmma m64n64k16: S = Q K^T with both operands in shared memory, O += P V with P in registers (accumulators of
+//         S have the layout of the next product's A fragment) and V transposed by its descriptor.
+// Softmax Online, over tiles of absolute positions. Each row has its own maximum, over visible keys only. An invisible
+//         key weighs exactly 0, and a tile without visible keys changes neither maximum nor sums. So a row's bits
+//         depend neither on the other rows of its tile nor on how the prompt was cut into chunks.
+// Budget  At head_dim 64 a tile's 8192 exponentials occupy the special function units as long as its MMAs occupy the
 //         tensor cores, about 512 cycles. Two blocks share a multiprocessor, so that of four warpgroups some multiply
-//         while others take exponentials; within one, the next tile's S is issued before this tile's P V, which goes on
+//         while others exponentiate. Within a warpgroup the next tile's S is issued before this tile's P V, which runs
 //         while that S is exponentiated. Registers: 32 O, 32 S, 16 P of 128.
-// Memory  QUERY_BYTES + STAGES * (TILE_BYTES + 16) bytes, the 16 for two barriers.
+// Memory  QUERY_BYTES + STAGES * (TILE_BYTES + 16) bytes of dynamic shared memory, the 16 for two mbarriers.
 #include "attention.h"
 
 enum : int {
-  TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,    // query rows of a block
-  GROUP_ROWS = TILE_ROWS / 2,            // of a warpgroup
+  TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,    // query rows per block
+  GROUP_ROWS = TILE_ROWS / 2,            // query rows per warpgroup
   THREADS = ATTENTION_PREFILL_THREADS,
   QUERY_BYTES = TILE_ROWS * GROUP_HEADS * ROW_BYTES,
   STAGES = ((int)ATTENTION_PREFILL_SHARED_BYTES - QUERY_BYTES) / (TILE_BYTES + 16),
-  STEPS = 4,                             // of k16 in 64
+  STEPS = 4,                             // k16 steps in 64
 };
 
 // ---- wgmma
@@ -36,13 +37,15 @@ template <int PENDING> DEV void wgmma_wait() {
 }
 DEV void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Keeps the compiler from moving accumulators across what it does not know to write them.
+// wgmma writes accumulators asynchronously, which the compiler does not know: keeps it from moving them across this
+// point.
 DEV void pin(float* v) { UNROLL for (int i = 0; i < 32; i++) asm volatile("" : "+f"(v[i])::"memory"); }
 
-// An operand of 128-byte rows in the 128-byte swizzle, 8 rows every 1024 bytes: K and Q with the dims along a row
-// ("K-major"), V with them along a row as well, where they are not what is summed over ("MN-major").
+// The descriptor of an operand of 128-byte rows in the 128-byte swizzle, 8 rows per 1024 bytes. Rows hold head dims,
+// which are the contracted dimension of Q and K (K-major), but not of V (MN-major).
 DEV u64 operand(u32 at) { return (u64)(at >> 4) | (u64)(1024 >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62; }
-constexpr u32 STEP_ALONG_ROWS = 32 >> 4, STEP_DOWN_ROWS = 16 * ROW_BYTES >> 4;       // of k16, in an operand's units
+// of k16, in a descriptor's units of 16 bytes
+constexpr u32 STEP_ALONG_ROWS = 32 >> 4, STEP_DOWN_ROWS = 16 * ROW_BYTES >> 4;
 
 #define ACCUMULATORS \
   "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
@@ -61,7 +64,7 @@ template <int FORMAT> DEV void wgmma(float* d, u64 a, u64 b, int add) {
   if (FORMAT == FORMAT_F16) WGMMA_SHARED("f16.f16");
   else WGMMA_SHARED("bf16.bf16");
 }
-// B transposed.
+// A from registers, B transposed.
 template <int FORMAT> DEV void wgmma(float* d, const u32* a, u64 b) {
   if (FORMAT == FORMAT_F16) WGMMA_REGISTERS("f16.f16");
   else WGMMA_REGISTERS("bf16.bf16");
@@ -70,7 +73,7 @@ template <int FORMAT> DEV void wgmma(float* d, const u32* a, u64 b) {
 // ---- a block's work
 
 struct Work {
-  int row;                               // first row of the step
+  int row;                               // of the tile's first row, within the step
   int rows;
   int position;                          // of the first row
   int kv_head;
@@ -89,7 +92,8 @@ DEV Work load_work(const AttentionArgs& a) {
   return w;
 }
 
-// Shared memory: Q, the ring, then `full` and `empty` of each stage.
+// The ring buffer of K and V. Shared memory holds Q, the ring's tiles, then the mbarriers `full` and `empty` of each
+// stage.
 struct Ring {
   u32 tiles, barriers;
   int stage = 0;
@@ -101,9 +105,10 @@ struct Ring {
   DEV void advance() { if (++stage == STAGES) stage = 0, parity ^= 1; }
 };
 
-// ---- copies; all of a warp's lanes call these
+// ---- copies; all lanes of a warp call these
 
-// Rows that no query sees may hold anything, and 0 times anything is not always 0.
+// Zeroes V outside first .. last. No query sees these positions, their memory may hold anything, and a weight of 0
+// times NaN is NaN.
 DEV void clear_values(u8* values, int first, int last) {
   const u32x4 zero = {};
   for (int i = LANE; i < HALF_TILE / 16; i += WAVE) {
@@ -119,8 +124,8 @@ struct Copies {
   const Work& w;
   Ring ring;
   u64 policy;
-  int page;                              // the next one to be copied
-  int numbers;                           // of 32 pages, one a lane
+  int page;                              // to be copied next
+  int numbers;                           // this lane's of 32 page numbers
 
   DEV bool left() const { return page <= w.last / KV_PAGE; }
   DEV void start() {
@@ -139,14 +144,14 @@ struct Copies {
 };
 
 DEV Copies start_copies(const AttentionArgs& a, const Work& w, const Ring& ring) {
-  Copies copies = {a, w, ring, evict_normal(), w.first / KV_PAGE, 0};   // the chunk's other tiles read the same pages
+  Copies copies = {a, w, ring, evict_normal(), w.first / KV_PAGE, 0};  // other tiles of the chunk read these pages, too
   for (int s = 0; s < STAGES && copies.left(); s++) copies.start();
   return copies;
 }
 
 // ---- queries, softmax, result
 
-// Brings the block's queries; those beyond its rows are zeros.
+// Loads the tile's queries to shared memory; beyond its rows there are zeros.
 DEV void load_queries(const AttentionArgs& a, const Work& w) {
   for (int i = TID; i < QUERY_BYTES / 16; i += THREADS) {
     const int query = i / 64, head = i / 8 % 8, piece = i % 8;
@@ -160,8 +165,8 @@ DEV void load_queries(const AttentionArgs& a, const Work& w) {
   async_proxy_fence();
 }
 
-// A lane has two rows of scores: head lane / 4 of two queries. Element 4 i + 2 r + e of what it has is row r, key (or dim)
-// 8 i + 2 (lane % 4) + e.
+// A lane has two rows: head lane / 4 of two queries. Element 4 i + 2 r + e of an accumulator is row r and key (S) or
+// dim (O) 8 i + 2 (lane % 4) + e.
 struct Rows {
   float o[32], m[2], sum[2];
   int first[2], last[2];                 // keys that the rows see
@@ -169,7 +174,7 @@ struct Rows {
 
 DEV bool all_visible(const Rows& r, int key) { return key >= r.first[1] && key + KV_PAGE - 1 <= r.last[0]; }
 
-// `key` is the tile's first.
+// Masks invisible keys of a tile. `key` is the tile's first key.
 DEV void mask(float* s, const Rows& r, int key) {
   const int lane_key = key + LANE % 4 * 2;
   UNROLL for (int i = 0; i < 8; i++) UNROLL for (int j = 0; j < 4; j++) {
@@ -178,7 +183,8 @@ DEV void mask(float* s, const Rows& r, int key) {
   }
 }
 
-// Moves a row's maximum if it must; what the row's sums are to be multiplied by. It never depends on other rows.
+// Updates a row's maximum m if a score exceeds it by more than `slack`. Returns the factor that rescales the row's
+// sums. Other rows have no influence.
 DEV float move_maximum(const float* s, int row, float& m, float slack) {
   float top = max_of(s[2 * row], s[2 * row + 1]);
   UNROLL for (int i = 1; i < 8; i++) top = max_of(top, max_of(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]));
@@ -189,13 +195,13 @@ DEV float move_maximum(const float* s, int row, float& m, float slack) {
   return f;
 }
 
-// Scores become weights. What the rows' values are to be multiplied by is left in f: their product may still be under
-// way.
+// Turns scores into weights and rescales the rows' sums of weights. The factor for O is left in f, since wgmma may
+// still be writing O.
 template <int FORMAT> DEV void softmax(float* s, Rows& r, float* f) {
   float m[2];
   UNROLL for (int row = 0; row < 2; row++) {
     f[row] = move_maximum(s, row, r.m[row], SLACK<FORMAT>);
-    m[row] = r.m[row] == NEGATIVE_INFINITY ? 0 : r.m[row];       // no visible key so far: all weights are 0
+    m[row] = r.m[row] == NEGATIVE_INFINITY ? 0 : r.m[row];       // no visible key so far: all weights become 0
   }
   UNROLL for (int row = 0; row < 2; row++) r.sum[row] = mul_rn(r.sum[row], f[row]);
   UNROLL for (int i = 0; i < 8; i++) {
@@ -208,7 +214,7 @@ DEV void rescale(Rows& r, const float* f) {
   if (wave_any(f[0] != 1 || f[1] != 1)) UNROLL for (int i = 0; i < 32; i++) r.o[i] *= f[i / 2 % 2];
 }
 
-// Weights in the layout of the next product's A operand.
+// Packs weights as the A fragment of the next product.
 template <int FORMAT> DEV void pack(const float* s, u32 (*p)[4]) {
   UNROLL for (int i = 0; i < 8; i++)
     UNROLL for (int row = 0; row < 2; row++)
@@ -251,7 +257,7 @@ DEV void compute(const AttentionArgs& a, const Work& w, Ring ring, int group, bo
     r.m[row] = NEGATIVE_INFINITY;
     r.first[row] = first_visible_key(a, position), r.last[row] = position;
   }
-  // The warpgroup's tiles; those before them are the other's alone.
+  // The tiles that this warpgroup needs. It releases the tiles before them, which only the other one needs, unread.
   const int first = first_visible_key(a, w.position + group * GROUP_ROWS) / KV_PAGE;
   const int last = min(w.last, w.position + group * GROUP_ROWS + GROUP_ROWS - 1) / KV_PAGE;
   for (int page = w.first / KV_PAGE; page < first; page++, ring.advance()) {
@@ -274,7 +280,7 @@ DEV void compute(const AttentionArgs& a, const Work& w, Ring ring, int group, bo
     softmax<FORMAT>(s, r, f);
   };
   weigh(first);
-  pack<FORMAT>(s, p);                                            // no values so far: nothing to rescale
+  pack<FORMAT>(s, p);                                            // O is empty: nothing to rescale
   for (int page = first + 1; page <= last; page++) {
     const u32 tile = ring.tile(), empty = ring.empty();
     ring.advance();
@@ -285,7 +291,7 @@ DEV void compute(const AttentionArgs& a, const Work& w, Ring ring, int group, bo
     wgmma_commit();
     issue_values<FORMAT>(r.o, p, tile);
     wgmma_commit();
-    // Into the stage of the tile three before this one: the other warpgroup is hardly ever further behind.
+    // Goes into the stage of tile page - 3, which the other warpgroup has nearly always released by now.
     if (copying && copies.left() && copies.page <= page + STAGES - 3) copies.start();
     wgmma_wait<1>();
     weigh(page);
@@ -316,7 +322,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a) {
   if (TID == 0) {
     for (Ring r = ring; r.parity == 0; r.advance()) {
       barrier_init(r.full(), 1);
-      barrier_init(r.empty(), 4 * groups);                      // from each warp that computes
+      barrier_init(r.empty(), 4 * groups);                      // an arrival of each computing warp
     }
     barrier_init_done();
   }

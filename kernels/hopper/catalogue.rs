@@ -30,7 +30,7 @@ static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tile
     &[Limit::AtMost(Dimension::Experts, 128)],
 );
 
-/// What the matrix cores' attention is made for.
+/// What attention on the tensor cores supports.
 const HEADS: &[Limit] = &[
     Limit::Exactly(Dimension::HeadDim, 64),
     Limit::Exactly(Dimension::HeadsPerKvHead, 8),
@@ -38,7 +38,7 @@ const HEADS: &[Limit] = &[
 /// Keys and values of one head in a page, at 16 bits and 64 dims.
 const CACHE_TILE_BYTES: usize = 2 * 64 * 64 * 2;
 const BARRIER_BYTES: usize = 8;
-/// Query rows of a block of prefill attention, and the tiles of keys and values that it has on the way.
+/// Query rows per block of prefill attention, and stages of its ring buffer of keys and values.
 const PREFILL_ROWS: usize = 16;
 const PREFILL_STAGES: usize = 4;
 
@@ -55,8 +55,8 @@ const WRITTEN: [Kernel; 10] = [
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
 ];
 
-/// Persistent blocks whose warps work alone, each with `stages` tiles of the cache and their barriers on the way: with few
-/// rows two, with many one, as more warps fit then.
+/// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers: two
+/// stages with few rows, one with many, as more warps fit then.
 const fn decode(elements: Elements, variant: &'static str, warps: usize, stages: usize) -> Kernel {
     Kernel::written(Op::AttentionDecode, "hopper/attention_decode.hip", warps * WARP)
         .over(elements)
@@ -65,7 +65,7 @@ const fn decode(elements: Elements, variant: &'static str, warps: usize, stages:
         .within(HEADS)
 }
 
-/// The queries, and a ring of tiles of keys and values with two barriers each.
+/// Shared memory: the queries, and a ring buffer of keys and values with two mbarriers per stage.
 const fn prefill(elements: Elements) -> Kernel {
     let queries = PREFILL_ROWS * 8 * 128;
     Kernel::written(Op::AttentionPrefill, "hopper/attention_prefill.hip", 256)
@@ -79,17 +79,17 @@ const fn pack(weights: Weights) -> Kernel {
     Kernel::written(Op::Pack, "hopper/pack.hip", 128).of(weights)
 }
 
-/// All the shared memory that a block can have: whatever the tile leaves is pipeline.
+/// All the shared memory that a block can have: what the tile leaves is stages of the pipeline.
 const ALL_SHARED: usize = 227 * 1024;
-/// That of a tile made for at most its tokens in all: the small kernel before it finds room beside it, so that the tile's
-/// weights are on the way while that runs.
+/// Shared memory of a tile for at most its tokens in all: it leaves room for a block of the small kernel before it, so
+/// that the tile's weights are in flight while that kernel runs.
 const SINGLE_SHARED: usize = 204 * 1024;
 
 type Ops = &'static [(Op, &'static str)];
 type Activations = &'static [(Elements, usize)];
 
-/// A tile of `warpgroups` consumers and a producer. `parameters`, all that `Tile` of gemm.h has beside these: the steps of
-/// its width, blocks of 64 weight rows a warpgroup, steps of 16 along K in a group of wgmma, buffers for their fragments,
+/// A tile of `warpgroups` consumer warpgroups and a producer. `parameters` are the rest of gemm.h's `Tile`: the steps
+/// of its width, blocks of 64 weight rows per warpgroup, k16 steps in a group of wgmma, buffers for their fragments,
 /// and the least width.
 const fn tile(
     ops: Ops,
@@ -112,7 +112,7 @@ const fn tile(
         parameters,
     }
 }
-/// One for at most its tokens in all: its weights are on the way before the tokens are there.
+/// A tile for at most its tokens in all: its weights are in flight before the tokens are known.
 const fn single(
     ops: Ops,
     activations: Activations,
@@ -126,12 +126,12 @@ const fn single(
         ..tile(ops, &[Dense], activations, tokens, warpgroups, parameters)
     }
 }
-/// One for so many rows an expert at least.
+/// A tile for at least so many rows per expert.
 const fn from(from_rows: usize, tile: Tile) -> Tile {
     Tile { from_rows, ..tile }
 }
 
-/// The operations whose kernels a file has.
+/// The operations with kernels in a file.
 const fn layers(file: &'static str) -> [(Op, &'static str); 2] {
     [(Op::Qkv, file), (Op::AttnOut, file)]
 }
@@ -161,32 +161,32 @@ const DENSE_EXACT: Ops = &[LAYERS_EXACT[0], LAYERS_EXACT[1], UNEMBED_EXACT[0], U
 const FAST_F16: Activations = &[(F16, 1)];
 const FAST_BF16: Activations = &[(Bf16, 1)];
 const FAST: Activations = &[(F16, 1), (Bf16, 1)];
-/// Two FP16 or three BF16 terms, summed in pairs of float32 across slabs.
+/// Two FP16 or three BF16 terms, with double-float sums across slabs.
 const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // tokens, warpgroups, [step, blocks, k16s, buffers, least]
+    // Columns: tokens, warpgroups, [step, blocks, k16s, buffers, least]
     //
-    // qkv and attn_out. Few rows: each multiprocessor has about three units of weights (48 rows), one warpgroup is enough,
-    // and nearly all of shared memory is copies under way.
+    // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
+    // enough, and nearly all of shared memory is copies in flight.
     single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 4, 1,   8]),
     single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 4, 1,  32]),
     single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),
     single(LAYERS, FAST_F16, 128, 1, &[128, 1, 4, 1, 128]),
     tile(LAYERS, &[Dense], FAST_F16, 192, 3, &[32, 1, 2, 1, 32]),
     tile(LAYERS, &[Dense], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
-    // The unembedding. The weights are 1.2 GB: rows of up to 256 make a column of blocks each, see RasterSchedule.
+    // The unembedding. Its weights are 1.2 GB: each 256 rows are a column of blocks, see RasterSchedule.
     single(UNEMBED, FAST_F16,   8, 2, &[  8, 2, 4, 1,   8]),
     single(UNEMBED, FAST_F16,  32, 2, &[ 32, 2, 4, 1,  32]),
     single(UNEMBED, FAST_F16,  64, 2, &[ 64, 2, 4, 1,  64]),
     single(UNEMBED, FAST_F16, 128, 2, &[128, 2, 4, 1, 128]),
     tile(UNEMBED, &[Dense], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
-    // The experts. Up to 32 tokens DRAM is the limit: many blocks a chunk make large copies. From 48 on registers are:
-    // fewer blocks. Everywhere a second fragment buffer lets decoding go on while wgmma works: with few rows a warpgroup
-    // has one block, whose k16 steps wait for each other, and nothing else hides it. As experts' rows are uneven, tiles
-    // from 48 on multiply in steps of 16 tokens or 32. A kernel holds a handful of widths before its registers spill, so
-    // a tile leaves the widths of the narrower one to that.
+    // The experts. Up to 32 tokens the limit is DRAM: many weight blocks per chunk make large copies. From 48 on the
+    // limit is registers: fewer blocks. A second fragment buffer lets decoding overlap with wgmma: with few rows a
+    // warpgroup has one block, whose k16 steps depend on each other, and nothing else hides decoding. Experts' rows are
+    // uneven, so tiles from 48 on have widths in steps of 16 or 32 tokens. A kernel holds a handful of widths before
+    // its registers spill, so a tile leaves the narrower tile's widths to that one.
     tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 3, 2, 2,  8]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[16, 3, 2, 2, 16]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 1, 2, 32]),
@@ -195,7 +195,7 @@ const TILES: &[Tile] = &[
     tile(EXPERTS, &[Mxfp4], FAST_F16,  96, 3, &[16, 1, 2, 2, 48]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 3, &[16, 1, 2, 2, 80]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 256, 2, &[32, 1, 1, 2, 32]),
-    // Experts of more rows have several tiles of any kind, and three warpgroups decode faster than two.
+    // Experts with more than 256 rows have several tiles anyway, and three warpgroups decode faster than two.
     from(257, tile(EXPERTS, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 176])),
     // BF16 activations: for models whose values do not fit FP16.
     single(LAYERS_BF16,  FAST_BF16, 16, 1, &[16, 1, 4, 1, 16]),
@@ -204,7 +204,7 @@ const TILES: &[Tile] = &[
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  16, 3, &[16, 4, 2, 1, 16]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  64, 3, &[64, 2, 2, 1, 64]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[64, 1, 1, 2, 64]),
-    // `exact`. Experts: three tiles of 8 take less than one of 64, which multiplies and adds what nobody wants.
+    // `exact`. Experts: three tiles of 8 take less time than one of 64, most of whose work would be padding.
     single(LAYERS_EXACT,  EXACT, 8, 1, &[8, 1, 4, 1, 8]),
     single(UNEMBED_EXACT, EXACT, 8, 2, &[8, 2, 4, 1, 8]),
     tile(DENSE_EXACT,   &[Dense], EXACT, 64, 3, &[64, 1, 2, 1, 64]),

@@ -1,10 +1,10 @@
-// Bulk copies from global to shared memory and the barriers they report to.
+// Bulk copies from global to shared memory, and the mbarriers that they report to.
 #pragma once
 #include "../gpu/early.h"
 
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// A barrier in shared memory: a phase ends when all arrivals and all expected bytes are in.
+// An mbarrier in shared memory: a phase ends when all arrivals and all expected bytes are in.
 DEV void barrier_init(u32 bar, int arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals)); }
 DEV void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void barrier_expect(u32 bar, u32 bytes) {
@@ -21,7 +21,7 @@ DEV void barrier_wait(u32 bar, u32 parity) {
       "@!done bra again; }" ::"r"(bar), "r"(parity) : "memory");
 }
 
-// What L2 should do with the lines of a copy.
+// L2's eviction policy for the lines of a copy.
 DEV u64 evict_first() { u64 p; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p)); return p; }
 DEV u64 evict_normal() { u64 p; asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p)); return p; }
 DEV u64 evict_last() { u64 p; asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p)); return p; }

@@ -1,27 +1,28 @@
-// What becomes of a product: one struct an operation. store() takes a warpgroup's accumulators of one block of 64 weight
-// rows: thread (warp, g = lane / 4, q = lane % 4) has, for each eight tokens j, rows `row` and `row` + 1 of tokens 8j + 2q
-// and 8j + 2q + 1, as {row, row of the next token, row + 1, row + 1 of the next token}.
+// Epilogues, one struct per operation. store() takes a warpgroup's accumulators of one block of 64 weight rows. Thread
+// (warp, g = lane / 4, q = lane % 4) has four accumulators for each j: {row of token t, row of token t + 1, row + 1 of
+// token t, row + 1 of token t + 1}, where t is 8j + 2q.
 //
-//   EARLY    the work is known before the predecessor ends: what it depends on was written before the predecessor's own
-//            predecessor ended, and the predecessor lets this kernel start only after that (see gemm.h)
-//   Schedule who computes what
-//   GREEDY   nothing is stored but each token's largest value over all that the block computes of its column
+//   EARLY    the kernel may find its work before the predecessor ends (PDL): what it reads for that was written before
+//            the predecessor's own predecessor ended, and the predecessor lets this kernel start only after that (see
+//            gemm.h)
+//   Schedule work distribution, see schedule.h
+//   GREEDY   fused argmax: of all logits that a block computes for a token, only the largest one is stored
 #pragma once
 #include "../gpu/gated.h"
 #include "schedule.h"
 
-// Where a thread stands.
+// What a thread's accumulators belong to.
 struct Place {
   const Chunk& chunk;
-  int row;                       // matrix row of its accumulators, even
+  int row;                       // the first of two matrix rows, even
   int q;
-  float* best;                   // GreedyLogits: this warp's largest logit of each token of the tile so far, and its index
+  float* best;                   // GreedyLogits: the warp's running argmax of each token of the tile
   int* best_index;
 };
 
-// A sum in twice float32's precision: what additions to `high` round away is added up in `low` (Dekker, "A floating-point
-// technique for extending the available precision", 1971). Where a summand is the larger one, its own last bit may be lost.
-// Four additions a summand; in float64 it would be one and a conversion, which is slow.
+// A double-float sum: `low` adds up what additions to `high` round away (Dekker, "A floating-point technique for
+// extending the available precision", 1971). Where a summand is larger than the sum, its own last bit may be lost. It
+// takes four float32 additions per summand; float64 would take one addition and a conversion, which is slow.
 struct Pair {
   float high, low;
   DEV void add(float v) {
@@ -31,7 +32,7 @@ struct Pair {
   }
 };
 
-// A sum in float32. The scale is a power of two.
+// The sum as float32, times the scale, which is a power of two.
 DEV float product(float sum, float scale) { return sum * scale; }
 DEV float product(const Pair& sum, float scale) { return add_rn(sum.high, sum.low) * scale; }
 
@@ -39,8 +40,8 @@ DEV float2 bias_pair(const GemmArgs& a, int group, int row) {
   return row < a.n ? *(const float2*)(a.bias + (i64)group * a.n + row) : make_float2(0.f, 0.f);
 }
 
-// Calls f(at, first value, second value) for each pair of rows that exists; `at` is where a matrix [rows][n] has it. a.n is
-// even.
+// Calls f(at, first value, second value) for the thread's two weight rows and each of its tokens that exists; `at` is
+// the first value's index in a matrix [rows][n]. a.n is even.
 template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, const Place& p, const Sum* acc, F f) {
   if (p.row >= a.n) return;
   const i64 first = (i64)(p.chunk.row + 2 * p.q) * a.n + p.row;
@@ -56,7 +57,7 @@ struct Plain {
   enum : bool { EARLY = false, GREEDY = false };
   template <int N, int CHUNK> using Schedule = SpreadSchedule<N, CHUNK>;
 };
-// The number of rows is in the plan.
+// The plan has the number of rows, so it is known early.
 struct OfPlan : Plain {
   enum : bool { EARLY = true };
 };
@@ -73,8 +74,8 @@ struct Qkv : OfPlan {
   }
 };
 
-// What is there already is read for several pairs at once: read one by one, each would wait until the pair before it is
-// stored, for all the compiler knows at the same address.
+// Adds to the residual stream. Old values are loaded in batches: for all the compiler knows a store may alias the next
+// load, so loads one at a time would each wait for the store before.
 struct AttnOut : OfPlan {
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     constexpr int PAIRS = N / 4, BATCH = PAIRS % 8 ? PAIRS : 8;
@@ -120,12 +121,13 @@ struct Mlp2 : Plain {
   }
 };
 
-// An 8 x 8 matrix of 16 bits, row g of it in lanes 4g .. 4g + 3, transposed.
+// Transposes an 8 x 8 matrix of 16-bit elements, row g of which is in lanes 4g .. 4g + 3.
 DEV u32 transpose8(u32 v) { u32 r; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v)); return r; }
 
-// A thread has one feature of two tokens; eight lanes' features are a piece of 16 bytes of the tiled output. Transposed, a
-// thread has two features of one token, and four lanes write a piece. Features beyond n / 2 are zeros, as their weights are;
-// where the last row block is the first half of a slab, it writes the other half's zeros too.
+// Gate and up meet in one thread, which so has one feature of two tokens. A 16-byte piece of the tiled output is eight
+// features of one token, from eight lanes. After a transposition a thread has two features of one token, and four lanes
+// write a piece. Features beyond n / 2 come out as zeros, since their weights are zeros. Where the last row block
+// covers only the first half of a slab, it also fills the second half with zeros.
 struct Mlp1 : Plain {
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = bias_pair(a, p.chunk.group, p.row);
@@ -137,7 +139,7 @@ struct Mlp1 : Plain {
       for (int t = 0; t < 2; t++)
         v[t] = gated_unit(product(acc[4 * j + t], a.scale) + bias.x, product(acc[4 * j + 2 + t], a.scale) + bias.y, a.limit,
                           TERMS > 1, [](float x) { return expf(x); });
-      u16* at = first + 8 * j * SLAB;                      // eight rows further the swizzle is the same
+      u16* at = first + 8 * j * SLAB;                      // the swizzle repeats every eight rows
 #pragma unroll
       for (int term = 0; term < TERMS; term++) {
         const u32 both = FORMAT == FORMAT_F16 ? pack_f16(v[0], v[1]) : pack_bf16(v[0], v[1]);
@@ -156,8 +158,9 @@ struct Mlp1 : Plain {
   }
 };
 
-// A block walks down one token tile's weights in order of the rows, so only a larger value displaces the best so far, and
-// that is rare after the first few chunks: all lanes compare with it, and only where one wins do they agree which.
+// Running argmax. A block visits the weight rows of one token tile in ascending order, so only a larger logit replaces
+// the running maximum, which is rare after the first few chunks. Lanes first vote whether one of them has a larger
+// logit, and reduce only then.
 struct GreedyLogits : Unembedding {
   enum : bool { GREEDY = true };
   template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
@@ -175,7 +178,7 @@ struct GreedyLogits : Unembedding {
         index[t] = p.row + later;
       }
       if (!wave_any(v[0] > best.x || v[1] > best.y)) continue;
-      __syncwarp();                                        // everybody has read before anybody writes
+      __syncwarp();                                        // all lanes have read before one writes
       for (int t = 0; t < 2; t++) {
         for (int o = 4; o < WAVE; o *= 2) take_larger(v[t], index[t], shfl_xor(v[t], o), shfl_xor(index[t], o));
         if (LANE < 4 && v[t] > (t ? best.y : best.x)) p.best[token + t] = v[t], p.best_index[token + t] = index[t];
@@ -183,7 +186,7 @@ struct GreedyLogits : Unembedding {
       __syncwarp();
     }
   }
-  // The larger value, of equal ones that with the lower index; NaN loses.
+  // Keeps the larger value, of equal ones the one with the lower index; NaN loses.
   static DEV void take_larger(float& v, int& index, float other, int other_index) {
     if (other > v || (other == v && other_index < index) || v != v) v = other, index = other_index;
   }

@@ -1,22 +1,24 @@
-// The matrix products on Hopper: one kernel, made from an operation (epilogue.h), a kind of weights (mxfp4.h, dense.h), a
-// format and number of terms of the activations, and a tile.
+// The matrix products on Hopper: one persistent, warp-specialized kernel template, made from an operation (epilogue.h),
+// a kind of weights (mxfp4.h, dense.h), the activations' format and number of terms, and a tile.
 //
-// The operands are swapped: 64 weight rows are wgmma's A, decoded in registers or straight from shared memory, and up to N
-// tokens are B; so any number of tokens is a shape, and no multiplication is lost on padding rows.
+// The operands are swapped: 64 weight rows are wgmma's A, decoded in registers or read from shared memory, and up to N
+// tokens are B. So few tokens are not padded to 64: wgmma's N goes down to 8.
 //
-//   One block a multiprocessor: `warpgroups` consumer warpgroups, and a producer of which one thread issues bulk copies.
+//   One block per multiprocessor: `warpgroups` consumer warpgroups, and a producer whose threads issue bulk copies.
 //   A stage of the pipeline is 64 along K: the tile's tokens (one contiguous run of rows of a slab of the tiled layout,
-//   already as wgmma wants it) and the chunk's weight units (contiguous too). Everything shared memory can hold is stages:
-//   DRAM's latency times its bandwidth is 33 KB a multiprocessor.
-//   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, all of K, in registers.
+//     which already has wgmma's swizzle) and the chunk's weight units (contiguous, too). All shared memory but Control
+//     is stages: DRAM's latency times its bandwidth is 33 KB per multiprocessor.
+//   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, over all of K, in
+//     registers.
 //
-// Sums: `fast` (one term) is one float32 accumulator, k16 after k16. `exact` sums each slab of 64 afresh, low terms first,
-// and adds it to a pair of float32 (epilogue.h). In both an element's sum depends on nothing but its row and its column.
+// Sums: `fast` (one term) has one float32 accumulator per element, k16 step after k16 step. `exact` sums each slab of
+// 64 in fresh accumulators, low terms first, and adds these to a double-float sum (Pair in epilogue.h). In both an
+// element's sum depends on nothing but its row and its column.
 //
-// Programmatic dependence: a block lets the successor start after its own predecessor has ended, so what a kernel's
-// grandparents wrote is there from the start. mlp2, whose predecessor is mlp1, therefore knows its work at once, and
-// the dense products know theirs from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to
-// wait for the router.
+// PDL (programmatic dependent launch): a block lets the successor start only after its own predecessor has ended. So
+// what the predecessor's predecessor and earlier kernels wrote is visible to a kernel from its start. mlp2, whose
+// predecessor is mlp1, therefore knows at once how many rows each expert has, and the dense products have their number
+// of rows from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to wait for the router.
 #pragma once
 #include "dense.h"
 #include "epilogue.h"
@@ -24,9 +26,9 @@
 #include "mxfp4.h"
 #include "schedule.h"
 
-// Up to N tokens, multiplied LEAST wide at least and in steps of STEP (each a multiplication of its own); BLOCKS blocks
-// of 64 weight rows a warpgroup. MXFP4: K16S steps of 16 along K make a group of wgmma, whose fragments have BUFFERS
-// buffers. SINGLE: launched for at most N rows in all.
+// A tile of up to N tokens. wgmma's width is the least of LEAST, LEAST + STEP, .., N that holds them; each width has
+// code of its own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, whose A
+// fragments have BUFFERS buffers. SINGLE: launched for at most N rows in all, which are one tile.
 template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_, int BUFFERS_, bool SINGLE_, int LEAST_>
 struct Tile {
   enum : int {
@@ -36,20 +38,20 @@ struct Tile {
 };
 
 enum : int { MAX_STAGES = 32 };
-// Stages whose weights are asked for before the predecessor ends, where rows are few. More of them only make its own
-// accesses wait: of 4, 8, 12 and all, 8 serve best.
+// Where rows are few: stages whose weights are requested before the predecessor ends. More of them would delay the
+// predecessor's own accesses: of 4, 8, 12 and all stages, 8 was fastest.
 enum : int { EARLY_STAGES = 8 };
 template <bool B> struct Flag { enum : bool { value = B }; };
 template <int N> struct Count { enum : int { value = N }; };
 
-// A consumer's or producer's place in the ring of stages.
+// A consumer's or the producer's position in the ring buffer of stages.
 struct Pipe {
-  u32 base, full, empty;         // shared addresses: stages, barriers
+  u32 base, full, empty;         // shared addresses: stages, mbarriers
   int stage;
   u32 phase;
 };
 
-// SHARED_BYTES: the block's shared memory. All that is not Control is stages.
+// SHARED_BYTES: the block's dynamic shared memory, stages and Control.
 template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BYTES> struct Gemm {
   enum : int {
     BLOCK_UNITS = 64 / Weights::UNIT_ROWS,
@@ -71,7 +73,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static_assert(STAGES >= 3, "a pipeline needs stages");
   enum : bool { FILLED = (int)T::N <= 64 };
   enum : bool { EARLY = Op::EARLY || T::SINGLE, DENSE = (int)Weights::UNIT_ROWS == (int)Dense::UNIT_ROWS };
-  // The producer gives up registers, as many as the consumers take; a single consumer warpgroup has enough without.
+  // setmaxnreg: the producer gives up the registers that consumers gain. A single consumer warpgroup has enough
+  // without.
   enum : int { PRODUCER_REGISTERS = T::WARPGROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = T::WARPGROUPS == 2 ? 240 : 160 };
   using Work = typename Op::template Schedule<T::N, CHUNK>;
 
@@ -79,7 +82,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 
   static DEV void advance(Pipe& p) { if (++p.stage == STAGES) p.stage = 0, p.phase ^= 1; }
   static DEV void wait_full(const Pipe& p) { barrier_wait(p.full + 8 * p.stage, p.phase); }
-  // One lane of each warp says that the warp has done with a stage.
+  // Releases a stage: one arrival from each consumer warp.
   static DEV void release(const Pipe& p, int stage) { if (LANE == 0) barrier_arrive(p.empty + 8 * stage); }
   static DEV void release(const Pipe& p, int first, int count) {
     const int stage = first + LANE;
@@ -87,7 +90,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   }
 
   static DEV int rows_of_single(const GemmArgs& a) { return min(load_fresh(a.rows), (int)T::N); }
-  // Eight rows are copied at least, so the producer of a tile of eight need not wait for their number.
+  // At least eight rows are copied, so the producer of a tile of eight need not wait for their number.
   static DEV int rows_to_copy(const GemmArgs& a) { return (int)T::N == 8 ? 8 : rows_of_single(a); }
 
   static DEV void run(const GemmArgs& a) {
@@ -119,7 +122,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  // The rows are not known yet: they change nothing of who computes what.
+  // The number of rows is not known yet, but a single tile is distributed alike for any number.
   static DEV void single_tile(GroupTable& t) {
     t.rows[0] = T::N, t.offsets[0] = 0, t.first_tile[0] = 0, t.first_tile[1] = 1, t.groups = 1, t.tiles = 1;
   }
@@ -134,7 +137,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     bulk_copy(p.base + stage * STAGE_BYTES + TOKEN_BYTES, a.weights + unit * Weights::UNIT_BYTES, bytes, bar, evict_first());
   }
 
-  // Rows beyond the tile's, up to a multiple of 8, are somebody else's; they only make columns that nobody stores.
+  // Copies rows up to a multiple of 8. Those beyond the tile's own are other tiles' or experts'; what they yield is not
+  // stored.
   static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int k) {
     const u32 bytes = (c.rows + 7) / 8 * 8 * SLAB * 2, bar = p.full + 8 * p.stage;
     barrier_arrive_expect(bar, bytes * TERMS);
@@ -144,12 +148,13 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
                 bytes, bar, evict_last());
   }
 
-  // Where rows are few, each of the first stages is filled by a lane of its own, as one lane alone issues the copies one
-  // after the other. Weights come first only in the stages that are early; in others they would hold up the tokens.
+  // Where rows are few (FILLED), each of the first stages is filled by a lane of its own: one lane would issue the
+  // copies one after the other. Only early stages get their weights first; in the others weights would delay the
+  // tokens.
   static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
     Chunk c;
     bool some = work.next(c);
-    int rows = 0, first = 0, early = 0;                    // k blocks of the first chunk that are under way; whose weights are
+    int rows = 0, first = 0, early = 0;  // k blocks whose copies were issued already; whose weights were
     if constexpr (FILLED) {
       first = some ? min((int)STAGES, a.k_blocks) : 0;
       const bool fills = LANE < first, is_early = EARLY && LANE < EARLY_STAGES;
@@ -168,7 +173,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       after_predecessor();
       if (T::SINGLE) rows = rows_to_copy(a);
     }
-    p.phase = first < STAGES;                              // of the empty barriers: the first round does not wait
+    p.phase = first < STAGES;                              // the parity of `empty`: the first round does not wait
     for (; some; some = work.next(c), first = early = 0) {
       if (T::SINGLE) c.rows = rows;
       for (int k = first; k < a.k_blocks; k++, advance(p)) {
@@ -196,14 +201,14 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  // The multiplication's width is the least that holds the tile's tokens ...
+  // Picks wgmma's width, the least that holds the chunk's tokens.
   template <int N> static DEV void pick_tokens(const GemmArgs& a, Pipe& p, const Chunk& c) {
     if constexpr (N < T::N)
       if (c.rows > N) return pick_tokens<(N + T::STEP < T::N ? N + T::STEP : T::N)>(a, p, c);
     const int blocks = (c.units + BLOCK_UNITS - 1) / BLOCK_UNITS, mine = (blocks - TID / 128 + T::WARPGROUPS - 1) / T::WARPGROUPS;
     pick_blocks<N, T::BLOCKS>(a, p, c, mine);
   }
-  // ... and its height the blocks that this warpgroup has.
+  // Picks the number of blocks: those that this warpgroup has.
   template <int N, int M> static DEV void pick_blocks(const GemmArgs& a, Pipe& p, const Chunk& c, int mine) {
     if (mine == M) compute<N, M>(a, p, c);
     else if constexpr (M > 1) pick_blocks<N, M - 1>(a, p, c, mine);
@@ -246,13 +251,14 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  // Where this warpgroup's first block of a stage lies; its blocks are WARPGROUPS * BLOCK_BYTES apart.
+  // A warpgroup's weight blocks of a stage are WARPGROUPS * BLOCK_BYTES apart: the m-th one's descriptor, the first
+  // one's address.
   static DEV u64 block_of(u64 descriptor, int m) { return descriptor + m * T::WARPGROUPS * BLOCK_BYTES / 16; }
   static DEV u32 first_block(const Pipe& p) { return p.base + TOKEN_BYTES + TID / 128 * BLOCK_BYTES; }
 
-  // Both operands from shared memory; stages are freed once the next ones' multiplications are queued behind their own.
-  // Where the pipeline is deep, the multiplications of a stage are few: waiting for several stages at once costs one time
-  // what each would cost on its own, some 200 cycles to the 80 that a stage of eight tokens multiplies.
+  // 16-bit weights: both operands from shared memory. A stage is released once the next one's wgmmas are queued behind
+  // its own. Where the pipeline is deep a stage has little to multiply, 80 cycles with eight tokens, and a wait takes
+  // some 200: so several stages are waited for at once.
   template <int N, int M> static DEV void multiply_dense(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     constexpr int AT_ONCE = STAGES >= 16 ? 4 : STAGES >= 8 ? 2 : 1;
     int held = -1, held_count = 0;
@@ -287,7 +293,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     release(p, held, held_count);
   }
 
-  // A stage's codes of this thread.
+  // This thread's codes and scales of a stage.
   template <int M> struct Codes {
     u32x4 words[M];
     u32 scales[M];
@@ -305,7 +311,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       for (int m = 0; m < M; m++) decode8<FORMAT>(words[m][step], Fp4<FORMAT>::scales(scales[m], step / 2), fragment[m]);
     }
   };
-  // Addresses of a thread's codes and scales in stage 0, opaque to the compiler, which would work them out at every stage.
+  // Addresses of a thread's codes and scales in stage 0, opaque to the compiler, which would recompute them at every
+  // stage.
   struct CodesAt {
     u32 codes, scales;
     DEV CodesAt(const Pipe& p) : codes(first_block(p) + TID % 128 * 16), scales(first_block(p) + Mxfp4::SCALES + TID % 128 / 4 * 4) {
@@ -313,9 +320,9 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   };
 
-  // While a group of K16S steps multiplies, the next group is decoded into the other fragment buffer; with one buffer only
-  // the other warpgroups' multiplications cover the decoding. The last stage is peeled (a compile-time flag), so that the
-  // others have no branches: with branches the compiler serializes wgmma.
+  // MXFP4 weights, a software pipeline: while wgmma multiplies a group of K16S steps, the next group is decoded into
+  // the other fragment buffer. With one buffer, decoding overlaps only with other warpgroups' wgmmas. The last stage is
+  // peeled (a compile-time flag), so that the loop has no branches: with branches the compiler serializes wgmma.
   template <int N, int M> static DEV void multiply_codes(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     constexpr int STEPS = T::K16S, GROUPS = 4 / STEPS, BUFFERS = T::BUFFERS;
     const CodesAt at(p);
@@ -344,12 +351,12 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
           for (int m = 0; m < M; m++)
             Wgmma<FORMAT, N>::a16(sum[m], fragment[group % BUFFERS][s][m], tokens + 2 * (group * STEPS + s), 1);
         wgmma_commit();
-        wgmma_wait<BUFFERS - 1>();                         // the fragments of the next group may be overwritten
+        wgmma_wait<BUFFERS - 1>();                         // the next group's fragment buffer is free
         if (BUFFERS == 2 && group == 0 && held >= 0) release(p, held);
         if (BUFFERS == 1 && end) release(p, current);
         if (!end) decode(group + 1);
         else if (!LAST) decode(0);
-        if (!LAST && group == GROUPS - 2) fetch();         // this stage's codes are all decoded
+        if (!LAST && group == GROUPS - 2) fetch();         // this stage's codes are decoded
       }
       held = current;
     };
@@ -359,8 +366,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     if (BUFFERS == 2) release(p, held);
   }
 
-  // Each slab afresh, low terms first, then on top of the sum. Other warpgroups multiply while this one adds; making them take
-  // turns was slower by 5 %.
+  // `exact`: each slab is summed in fresh accumulators, low terms first, which are then added to the double-float sums.
+  // Other warpgroups multiply while this one adds; making them take turns was slower by 5 %.
   template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, Pair (&sum)[M][N / 2]) {
     const CodesAt at(p);
     for (int k = 0; k < a.k_blocks; k++, advance(p)) {
@@ -398,14 +405,14 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  // ------------------------------------------------------------------------------------------------ largest logits
+  // ------------------------------------------------------------------------------------------------- argmax
   static DEV void reset_best() {
     for (int i = LANE; i < T::N; i += WAVE) control().best[TID / WAVE][i] = -INFINITY, control().best_index[TID / WAVE][i] = 0;
     __syncwarp();
   }
 
-  // The block's candidates of a token tile, one a token: candidate `row` of as many as the grid has blocks. Those of blocks
-  // that do not exist are this block's to fill.
+  // Writes the block's argmax of each token of a tile, as candidate number work.row(). Each token has as many
+  // candidates as the grid has blocks; those that no block of the raster computes are filled with -infinity.
   static DEV void write_best(const GemmArgs& a, const Chunk& c, const Work& work) {
     consumers_barrier();
     for (int token = TID; token < c.rows; token += CONSUMERS) {
@@ -428,8 +435,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV void consumers_barrier() { asm volatile("bar.sync 1, %0;" ::"n"((int)CONSUMERS) : "memory"); }
 };
 
-// A kernel, from a line of the catalogue, whose parameters are those from STEP on. One for at most its tile's tokens in all
-// is SINGLE.
+// Defines a kernel, from a row of the catalogue, whose parameters are those from STEP on. A kernel whose MOST_ROWS is
+// its N is SINGLE.
 #define PRODUCT(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, STEP, BLOCKS, K16S, BUFFERS, LEAST) \
   KERNEL(NAME, GemmArgs, THREADS, 1, 0) {                                                                                \
     using T = Tile<N, STEP, THREADS / 128 - 1, BLOCKS, K16S, BUFFERS, MOST_ROWS == N, LEAST>;                            \

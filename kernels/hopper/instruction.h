@@ -1,13 +1,13 @@
-// The instruction itself: D[64 x N] = A[64 x 16] B[16 x N] + (accumulate ? D : 0), asynchronously, by a warpgroup.
+// wgmma: D[64 x N] = A[64 x 16] B[16 x N] + (accumulate ? D : 0), asynchronously, by a warpgroup.
 //
-//   A  weights: four registers a thread (a16), or a descriptor of shared memory (d16)
+//   A  weights: four registers per thread (a16), or a descriptor of shared memory (d16)
 //   B  tokens: a descriptor of shared memory, N rows of 16 elements along K
 //   D  thread (warp w, lane 4 g + q) has, for j = 0 .. N/8 - 1, rows 16 w + g (d[4j], d[4j+1]) and 16 w + g + 8
 //      (d[4j+2], d[4j+3]) of columns 8 j + 2 q and 8 j + 2 q + 1
 #pragma once
 #include "../gpu/gpu.h"
 
-// The first N/2 operands of the assembly, and what they are bound to: eight columns add four registers.
+// The first N/2 operands of the assembly, and their bindings: eight columns are four registers.
 #define WGMMA_D8 "%0, %1, %2, %3"
 #define WGMMA_D16 WGMMA_D8 ", %4, %5, %6, %7"
 #define WGMMA_D24 WGMMA_D16 ", %8, %9, %10, %11"
@@ -75,7 +75,7 @@
 
 template <int FORMAT, int N> struct Wgmma;
 
-// I0.. are the numbers of the operands behind D.
+// I0 to I5: numbers of the asm operands after D.
 #define WGMMA_TYPE(FORMAT, TYPE, N, I0, I1, I2, I3, I4, I5)                                                             \
   template <> struct Wgmma<FORMAT, N> {                                                                                \
     static DEV void a16(float* d, const u32* a, u64 b, int accumulate) {                                               \
@@ -116,15 +116,16 @@ WGMMA_SHAPE(224, 112, 113, 114, 115, 116, 117)
 WGMMA_SHAPE(240, 120, 121, 122, 123, 124, 125)
 WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133)
 
-// Registers of D and A may be touched only between these: fence before the first wgmma, commit after the last of a group,
-// wait until at most PENDING groups are under way.
+// Registers of D and A may be accessed only before the fence and after the wait: fence before the first wgmma, commit
+// after the last one of a group, then wait until at most PENDING groups are in flight.
 DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int PENDING> DEV void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
-// Rows of 64 elements (128 bytes) in shared memory, eight pieces each, piece p at place p ^ (row % 8): eight rows are 1024
-// bytes. Sixteen elements further along K are 32 bytes further: +2.
+// The descriptor of an operand in shared memory with the 128-byte swizzle: rows of 64 elements (128 bytes), eight
+// pieces each, piece p at position p ^ (row % 8); eight rows are 1024 bytes. Sixteen elements along K are 32 bytes: +
+// 2.
 DEV u64 wgmma_descriptor(u32 shared) {
-  const u32 uniform = (u32)shfl((int)(shared >> 4 | 1u << 16), 0);      // known to be uniform, it stays in a uniform register
+  const u32 uniform = (u32)shfl((int)(shared >> 4 | 1u << 16), 0);      // known to be uniform: in a uniform register
   return (u64)(1024 / 16 | 1u << 30) << 32 | uniform;
 }

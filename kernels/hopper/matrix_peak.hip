@@ -1,7 +1,7 @@
-// matrix_peak: how fast wgmma goes when nothing else is in its way. One warpgroup a block, both operands in shared memory,
-// one m64n256k16 behind the other on the same accumulator, as the products do.
+// matrix_peak: the peak throughput of wgmma. One warpgroup per block, both operands in shared memory, one m64n256k16
+// after the other on the same accumulators, as in the products.
 //
-// Grid: two blocks a multiprocessor.
+// Grid: two blocks per multiprocessor.
 #include "catalogue.h"
 #include "instruction.h"
 

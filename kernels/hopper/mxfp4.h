@@ -1,29 +1,29 @@
-// MXFP4 weights (E2M1 codes, one power of two per 32 along K) as wgmma's register operand A.
+// MXFP4 weights (E2M1 codes, one power of two per 32 along K) as wgmma's A operand in registers.
 //
 // A weight block is 64 rows x 64 k, 2176 bytes: 128 threads x 16 bytes of codes, then 32 scale words (warp, lane / 4).
-//   A thread's code word s (of 4) is exactly its fragment of k16 step s: registers 0, 1 (row g and g + 8, k 2q and 2q + 1)
-//   and 2, 3 (the same at k + 8); the lower k in the lower half.
+//   A thread's code word s (of 4) is its fragment of k16 step s: registers 0 and 1 (rows g and g + 8, k 2q and 2q + 1),
+//     registers 2 and 3 (rows g and g + 8, k 2q + 8 and 2q + 9); the lower k in the lower half.
 //   Fragment rows g and g + 8 of a warp's 16 are matrix rows 2g and 2g + 1: gate and up meet in one thread, and the
-//   other products store pairs.
+//     other products store pairs.
 //
-// Decoding. A 16-bit float whose sign is the code's and whose low exponent bits and first mantissa bit are the code's
-// other three has the value code * 2^-14 (FP16) or code * 2^-126 (BF16), the code 0.5 as a subnormal. One packed
-// multiplication by the scale, which carries the missing power, makes the weight. So eight codes must each be brought
-// into that place, for two halves at once: FIELDS. Bits of a half:
+// Decoding. A 16-bit float whose sign is the code's, and whose low exponent bits and first mantissa bit are the code's
+// other three, has the value code * 2^-14 (FP16) or code * 2^-126 (BF16); the code 0.5 is a subnormal. One packed
+// multiplication by the scale, which includes the missing power of two, gives the weight. So each of eight codes must
+// be moved to that bit field (FIELDS), for two halves at once. Bits of a half:
 //          FP16 (field: sign 15, magnitude 11..9)          BF16 (field: sign 15, magnitude 8..6)
 //   a0     sign 15, magnitude 11..9: mask                  sign 15, magnitude 8..6: mask
 //   a1     sign 12, magnitude 8..6: shift 3, mask          sign 12, magnitude 5..3: shift 3, mask
 //   a2     sign 14, magnitude 5..3: mask, times 66, mask   sign 14, magnitude 2..0: mask, times 66, mask
 //   a3     sign 13, magnitude 2..0: mask, times 516, mask  sign 13, magnitude 11..9: two shifts, two masks
-// 66 = 2 + 64 and 516 = 4 + 512 move sign and magnitude by different distances in one instruction, on the multiplier's pipe,
-// which has time. Eight weights cost 9 (BF16: 10) integer instructions and 4 multiplications. Four places that one shift
-// or rotation each reaches would cost 7, but no four of them fill 16 bits.
+// 66 = 2 + 64 and 516 = 4 + 512 shift sign and magnitude by different distances in one instruction, on the multiplier's
+// pipe, which has slots to spare. Eight weights cost 9 (BF16: 10) integer instructions and 4 multiplications. If one
+// shift or rotation sufficed for each of the four codes it would be 7, but no four such positions fit in 16 bits.
 //
 // A scale word has the scales of rows g (low half) and g + 8 (high half) for k 0..31 and k 32..63:
-//   FP16  the high byte of the FP16 number 2^14 * scale: bytes 1 and 3 for k 0..31, bytes 0 and 2 for k 32..63.
-//         Scales 2^1 .. 2^-30 can be held; weights are exact down to scale 2^-23.
-//   BF16  the exponent of 2^126 * scale, at bits 14..7 of the halves; that of k 32..63 comes there by a rotation by 8.
-//         Scales up to 2^1.
+//   FP16  the high byte of the FP16 number 2^14 * scale: bytes 1 and 3 for k 0..31, bytes 0 and 2 for k 32..63. It
+//         holds scales 2^1 .. 2^-30; weights are exact down to scale 2^-23.
+//   BF16  the exponent of 2^126 * scale, at bits 14..7 of the halves for k 0..31; a rotation by 8 brings that of k
+//         32..63 there. Scales up to 2^1.
 // The host shifts a tensor's scales so that the largest is at most 2^1 (PackArgs.shift), and GemmArgs.scale undoes it.
 #pragma once
 #include "../gpu/gpu.h"
@@ -32,7 +32,7 @@ struct Mxfp4 {
   enum : int { UNIT_ROWS = 64, UNIT_BYTES = UNIT_ROWS * MXFP4_SLAB_BYTES, SCALES = UNIT_ROWS * SLAB / 2 };
 };
 
-// Eight codes in their places of a half's bits.
+// Places eight codes: bit positions of sign and magnitude within a half.
 struct Places { int of[4]; };
 DEV u32 place8(const u32 (&code)[4][2], Places sign, Places magnitude) {
   u32 w = 0;
@@ -53,9 +53,9 @@ template <> struct Fp4<FORMAT_F16> {
   static DEV u32 field2(u32 w) { return ((w & A2) * 66u) & FIELDS; }
   static DEV u32 field3(u32 w) { return ((w & A3) * 516u) & FIELDS; }
 
-  // The codes of registers a0 .. a3, low half [0] and high half [1].
+  // code[i][h] is the code of register a<i>: low half h = 0, high half h = 1.
   static DEV u32 encode8(const u32 (&code)[4][2]) { return place8(code, {{15, 12, 14, 13}}, {{9, 6, 3, 0}}); }
-  // `exponent` of the scale; what is below the range becomes zero.
+  // The byte of a scale 2^exponent; below the range it is zero.
   static DEV u32 encode_scale(int exponent, int k_half) {
     const int e = min(exponent, 1) + 14 + 15;              // FP16's exponent field, below 1 a subnormal
     const u32 byte = e >= 1 ? (u32)e << 2 : e == 0 ? 2u : e == -1 ? 1u : 0u;
@@ -76,7 +76,7 @@ template <> struct Fp4<FORMAT_BF16> {
   static DEV u32 encode8(const u32 (&code)[4][2]) { return place8(code, {{15, 12, 14, 13}}, {{6, 3, 0, 9}}); }
   static DEV u32 encode_scale(int exponent, int k_half) {
     const u32 field = (u32)max(min(exponent, 1) + 126 + 127, 0) << 7;
-    return k_half ? field >> 8 | field << 24 : field;      // the high half's comes shifted by 16: see encode_scales
+    return k_half ? field >> 8 | field << 24 : field;      // encode_scales shifts the high half's by 16
   }
 };
 
@@ -91,7 +91,8 @@ template <int FORMAT> DEV u32 encode_scales(const int (&exponent)[2][2]) {
   return word;
 }
 
-// Eight codes to a thread's fragment of one k16 step. The broadcasts become operand modifiers of the multiplications.
+// Decodes eight codes to a thread's fragment of one k16 step. The compiler turns the broadcasts of scales into operand
+// modifiers of the multiplications.
 template <int FORMAT> DEV void decode8(u32 w, u32 scales, u32* a) {
   using F = Fp4<FORMAT>;
   u32 low, high;

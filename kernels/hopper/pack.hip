@@ -1,8 +1,11 @@
-// From the wire (row-major tiles of WIRE_ROWS rows) to what the products read. Bytes of a member:
+// pack_mxfp4, pack_dense: from the wire format (row-major tiles of WIRE_ROWS rows, wire.h) to the layouts that the
+// products read. Bytes per member, one matrix of the tensor (an expert's):
 //   MXFP4   k_blocks * row_blocks * 2176      [k block][row block of 64 rows] blocks, see mxfp4.h
 //   dense   k_blocks * row_blocks * 8192      [k block][row block][4 units of 16 rows], see dense.h
-// row_blocks is rows / 64 rounded up, k_blocks is cols / 64 rounded up; what lies beyond the matrix becomes zeros. A block
-// of threads packs one row block x k block at a time.
+// row_blocks is rows / 64 rounded up, k_blocks is cols / 64 rounded up; beyond the matrix there are zeros. A thread
+// block packs one row block x k block at a time.
+//
+// Grid: any (grid-stride).
 #include "catalogue.h"
 #include "../wire.h"
 #include "dense.h"
@@ -49,7 +52,7 @@ struct ElementsOnWire {
   DEV float get(int row, int k) const { return row < rows && k < cols ? bf16_to_f32(at[(i64)row * cols + k]) : 0.f; }
 };
 
-// Thread t packs pieces t, t + PACK_THREADS, .. of the block's 512: row slot t / 8, place t % 8.
+// Thread t packs pieces t, t + PACK_THREADS, .. of the block's 512: row slot piece / 8, position piece % 8.
 template <int FORMAT> DEV void pack_elements(const ElementsOnWire& wire, u8* out, int row, int k, int shift) {
   const float factor = ldexpf(1.f, shift);
   for (int piece = TID; piece < 64 * 8; piece += PACK_THREADS) {

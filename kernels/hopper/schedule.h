@@ -1,8 +1,9 @@
-// Who computes what, from counts that only the device knows.
+// Work distribution: which block computes which tiles, from row counts that only the device knows.
 //
-// A token tile (up to N consecutive rows of one group) times all units of a weight matrix is cut into chunks of at most
-// CHUNK units; a block takes chunks block, block + grid, ... Everything is in closed form over a table of the groups' tiles,
-// so that nobody waits for a queue and every warp knows the blocks' next chunk by itself.
+// A token tile (up to N consecutive rows of one group, that is one expert) times all units of a weight matrix is cut
+// into chunks of at most CHUNK units. Block b takes chunks b, b + GRID, .. (grid-stride). What a chunk is follows in
+// closed form from a table of the groups' tiles: no block waits for a work queue, and every warp finds its block's next
+// chunk by itself.
 #pragma once
 #include "catalogue.h"
 #include "copy.h"
@@ -12,7 +13,8 @@ enum : int { MAX_GROUPS = GEMM_MOST_EXPERTS };
 // A chunk: token rows of one group, weight units of its matrix.
 struct Chunk { int group, row, rows, unit, units; };
 
-// In shared memory, as the products need their registers: how the groups' rows fall into token tiles, and these into chunks.
+// How the groups' rows are cut into token tiles, and these into chunks. In shared memory, since the products need their
+// registers.
 struct GroupTable {
   int rows[MAX_GROUPS];
   int offsets[MAX_GROUPS];
@@ -23,7 +25,7 @@ struct GroupTable {
   int chunks, larger_chunks;     // SpreadSchedule's
 };
 
-// One warp fills the table's first part; the block meets at a barrier afterwards.
+// Fills the table but for the schedule's part. One warp calls it; a barrier of the block follows.
 template <int N> DEV void fill_table(GroupTable& table, const GemmArgs& a) {
   int before = 0;
   for (int base = 0; base < a.groups; base += WAVE) {
@@ -39,7 +41,8 @@ template <int N> DEV void fill_table(GroupTable& table, const GemmArgs& a) {
   if (LANE == 0) table.first_tile[0] = 0, table.groups = a.groups, table.tiles = before;
 }
 
-// A group's tiles are even, but start at multiples of 8 rows: the swizzle follows the row's number.
+// Finds a token tile's rows. A group's tiles have equal numbers of rows, rounded up to multiples of 8, since the
+// swizzle depends on row % 8; the last one has the rest.
 template <int N> DEV void place_tile(const GroupTable& table, int tile, Chunk& c) {
   int low = 0, high = table.groups;                              // first_tile[low] <= tile < first_tile[high]
   while (high - low > 1) {
@@ -53,9 +56,9 @@ template <int N> DEV void place_tile(const GroupTable& table, int tile, Chunk& c
   c.rows = min(even, rows - first);
 }
 
-// For weights that L2 holds, or that are read once: every tile has about the same number of chunks, their total is a
-// multiple of the grid, chunks of one tile differ by at most one unit, and all larger ones come before all smaller ones.
-// Consecutive blocks have the same token tile.
+// For weights that fit in L2 or are read once. Every tile has about the same number of chunks, their total is a
+// multiple of the grid, chunks of one tile differ by at most one unit, and all larger chunks come before all smaller
+// ones. Consecutive blocks have the same token tile.
 template <int N, int CHUNK> struct SpreadSchedule {
   const GroupTable& table;
   int position;
@@ -68,7 +71,7 @@ template <int N, int CHUNK> struct SpreadSchedule {
     t.larger_chunks = t.tiles ? SpreadSchedule(t).larger_before(t.tiles) : 0;
   }
 
-  // Chunks of the tiles before one, all of them and the larger ones. A tile has `least` or `least` + 1 chunks.
+  // Chunks in the tiles before `tile`, and larger chunks in them. A tile has `least` or `least` + 1 chunks.
   DEV int chunks_before(int tile) const { return (int)((unsigned)tile * (unsigned)table.chunks / (unsigned)table.tiles); }
   DEV int larger_before(int tile) const {
     const int least = table.chunks / table.tiles, one_more = chunks_before(tile) - tile * least;
@@ -94,11 +97,12 @@ template <int N, int CHUNK> struct SpreadSchedule {
   }
 };
 
-// For a matrix far larger than L2 (the unembedding): a block stays with one token tile and walks down the weights; blocks
-// next to each other take the same weights for different token tiles at the same time, so DRAM gives each weight once.
+// For a matrix far larger than L2 (the unembedding). A block stays with one token tile and walks down the weights;
+// neighbouring blocks read the same weights for different token tiles at the same time, so each weight comes from DRAM
+// once.
 template <int N, int CHUNK> struct RasterSchedule {
   const GroupTable& table;
-  int columns, rows;                                       // the blocks: token tiles x runs of weights, each with work
+  int columns, rows;                                       // the grid as a raster: token tiles x runs of weights
   int tile, unit;
 
   DEV RasterSchedule(const GroupTable& table) : table(table), columns(max(1, min(table.tiles, GRID))) {
@@ -118,6 +122,6 @@ template <int N, int CHUNK> struct RasterSchedule {
     if (unit >= table.units) unit = row() * CHUNK, tile += columns;
     return true;
   }
-  // Whether the chunk that next gave last ends its token tile for this block.
+  // Whether the last chunk of next() was this block's last one of its token tile.
   DEV bool tile_done() const { return unit == row() * CHUNK; }
 };
