@@ -1,15 +1,17 @@
-// Attention of the rows that decode: one query row a sequence, head_dim 64, 8 query heads a kv head, paged 16-bit KV, sinks,
-// window. How operands lie in lanes is in attention.h; a row's 8 heads fill half of the 16 columns.
+// attention_decode: split-KV attention of decoding rows, one query row per sequence: head_dim 64, 8 query heads per kv
+// head, paged 16-bit KV cache, sinks, window. attention.h says how operands lie in lanes; a row's 8 heads fill half of
+// the 16 columns.
 //
-// Work.     The host lists items (a row, a run of units of 128 keys at absolute positions), longest first; times kv heads.
-//           A block is one wave and takes one; the grid has room for all, and blocks without one return.
-// Sum.      Units are computed from nothing, 4 folded into a group, groups into the total, in order and by the same
-//           arithmetic, whether one wave does the whole row or several leave units or groups in memory, which the last to
-//           come folds: a row's bits depend on nothing but the row.
-// Memory.   One or two half pages (32 keys: 8 KB) are in flight while another is worked on; page numbers come a page ahead.
-//           Twelve waves keep 96 KB and more a compute unit under way: 10 MB of 104, where 1.6 TB/s at a loaded latency of
-//           2,400 clocks need 2.3 MB. A SIMD works off a page in 1,300 clocks (modelled), a unit 50 bytes a clock;
-//           memory brings 9. So half the columns may lie idle.
+// Work.     The host lists work items (AttentionItem in args.h), longest first: a row and a run of its units of 128
+//           keys. A block is one wave and takes one item for one kv head. The grid has room for all; blocks without an
+//           item return.
+// Sum.      Each unit is summed on its own; units are folded into groups of 4 and groups into the row's result, in
+//           order and with the same arithmetic. Either one wave has the whole row, or several waves store partial sums
+//           of units or groups, and the row's last wave to finish folds them. So a row's bits depend on the row alone.
+// Memory.   One or two half pages (32 keys: 8 KB) are in flight while another is worked on; page numbers are loaded a
+//           page ahead. Twelve waves keep 96 KB or more per compute unit in flight, 10 MB on 104 of them; 1.6 TB/s at a
+//           loaded latency of 2,400 clocks need 2.3 MB. A SIMD takes 1,300 clocks per page (modelled), which is 50
+//           bytes a clock per compute unit; memory delivers 9. So half of the columns may be idle.
 #include "attention.h"
 
 enum : int {
@@ -23,10 +25,10 @@ static_assert(PAGE_TILES == 2, "the loop has one buffer for each half of a page"
 
 struct Tile { u32v4 k[4]; u32v2 v[8]; };
 
-// What a wave must know of its item; the same in all lanes.
+// A wave's work item; the same in all lanes.
 struct Work {
   int row, kv_head;
-  int first_key, last_key;       // that the row sees
+  int first_key, last_key;       // keys that the row sees
   int row_unit;                  // the row's first unit
   int unit, end;                 // the item's units
   int units;                     // of the row
@@ -49,7 +51,8 @@ DEV Work work_of(const AttentionArgs& a, int index) {
   w.pages = pages_of(a, a.step.chunks[uniform(a.step.row_chunk[w.row])]);
   return w;
 }
-// Parts are single units or whole groups; where there are as many as units, a group has but one.
+// A row's parts are runs of units. Their partial sums are of single units where there are as many parts as units, else
+// of groups.
 DEV bool by_units(const Work& w) { return w.parts == w.units; }
 DEV bool group_starts(const Work& w, int unit) { return unit == w.row_unit || unit % ATTENTION_GROUP == 0; }
 DEV bool group_ends(const Work& w, int unit) { return unit == w.row_unit + w.units - 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1; }
@@ -70,14 +73,14 @@ DEV Tile load_tile(Global keys) {
   }
   return tile;
 }
-// What the row does not see, at either end, may be anything in memory.
+// Masks keys that the row does not see, at either end of the tile; memory may hold anything there.
 DEV void mask(Acc* s, Tile& tile, int first_key, int last_key) {
   for (int t = 0; t < 2; t++) for (int i = 0; i < 4; i++) {
     const int key = t * 16 + LANE / 16 * 4 + i;
     if (key < first_key || key > last_key) s[t][i] = -__builtin_inff(), tile.v[t * 4 + i] = u32v2{0, 0};
   }
 }
-// first_key, last_key: of the row, counted from the tile's first.
+// Adds a tile of keys. first_key, last_key: the row's visible keys, relative to the tile's first.
 template <int FORMAT> DEV void add_tile(Sums& u, Tile& tile, const u32v2 (*q)[4], int first_key, int last_key) {
   Acc s[2];
   for (int t = 0; t < 2; t++) score<FORMAT, 1>(s + t, tile.k[t * 2], tile.k[t * 2 + 1], q);
@@ -90,7 +93,7 @@ template <int FORMAT> DEV void add_tile(Sums& u, Tile& tile, const u32v2 (*q)[4]
     for (int d = 0; d < 4; d++) u.o[d] = mfma<FORMAT>(value_operand(tile.v + t * 4, d), p[t], u.o[d]);
 }
 
-// a + b. Rounded as written: this is compiled in several places that must agree.
+// a + b. mul_rn and fma_rn fix the roundings: this is compiled in several places that must agree.
 DEV Sums folded(Sums a, const Sums& b) {
   const float m = max_of(a.m, b.m), fa = exp2_fast(a.m - m), fb = exp2_fast(b.m - m);
   a.m = m, a.l = fma_rn(a.l, fa, mul_rn(b.l, fb));
@@ -98,7 +101,7 @@ DEV Sums folded(Sums a, const Sums& b) {
   return a;
 }
 
-// A partial holds O [4][lane of 32][4], m [8], l [8]; lanes of the idle columns have none and read a neighbour's.
+// A partial sum is O [4][lane of 32][4], m [8], l [8]. Lanes of idle columns store nothing and load a neighbour's.
 DEV float* partial_at(const AttentionArgs& a, const Work& w, int index) {
   return a.partials + ((i64)(w.partial + index) * a.kv_heads + w.kv_head) * PARTIAL_FLOATS;
 }
@@ -118,7 +121,8 @@ DEV Sums left_at(const float* from) {
   return s;
 }
 
-// Whether this wave is the last of the row's parts; if so it sees what the others left, and the counter is 0 again.
+// Whether this wave is the last one of the row's parts to finish. If so, it sees the others' partial sums, and the
+// counter is 0 again.
 DEV bool arrives_last(const AttentionArgs& a, const Work& w) {
   int* counter = a.arrived + (i64)w.row * a.kv_heads + w.kv_head;
   fence_device();
@@ -147,14 +151,14 @@ DEV Sums fold_partials(const AttentionArgs& a, const Work& w) {
   return total;
 }
 
-// A row's total divided by the sum of its weights and the sink's.
+// Divides a row's total by the sum of its weights and the sink's, and stores it.
 template <int FORMAT> DEV void finish(const AttentionArgs& a, const Work& w, const Sums& total) {
   const int n = LANE % 16, head = w.kv_head * GROUP_HEADS + n % GROUP_HEADS;
   const float sum = total.l + exp2_fast(a.sinks[head] * LOG2E - total.m);
   if (n < GROUP_HEADS) store_column<FORMAT>(a, w.row, head, total.o, rcp_fast(sum));
 }
 
-// `total` is the wave's own: where the sum over groups waits.
+// `total`: the wave's own LDS, which holds the sum over groups meanwhile.
 template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, float* total) {
   u32v2 q[1][4] = {};
   const int n = LANE % 16, g = LANE / 16;
@@ -165,7 +169,8 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
   const int first = max_of(w.unit * ATTENTION_UNIT, w.first_key) / TILE;
   const int last = min_of(w.end * ATTENTION_UNIT - 1, w.last_key) / TILE;
   const int last_page = last / PAGE_TILES;
-  // A half page that the item does not see is not read: its visible neighbour, already on its way, is read again.
+  // Instead of a half page that the item does not see, its visible neighbour, which is in flight already, is loaded
+  // again.
   auto half = [&](int number, int tile) {
     return head_of_page(a, number, w.kv_head) + min_of(max_of(tile, first), last) % PAGE_TILES * (TILE * KV_ROW);
   };
@@ -186,7 +191,8 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
     SCHEDULE_FENCE();
     if (tile < last) add_tile<FORMAT>(unit, odd, q, w.first_key - (tile + 1) * TILE, w.last_key - (tile + 1) * TILE);
     SCHEDULE_FENCE();
-    number = next_number, next_number = uniform(after_next);     // arrived before the half page just worked on
+    // has arrived: it was requested before the half page just used
+    number = next_number, next_number = uniform(after_next);
 
     const int i = page / UNIT_PAGES;
     const bool end = page == last_page;

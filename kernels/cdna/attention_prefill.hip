@@ -1,18 +1,19 @@
-// Attention of prompts: a block takes a tile of up to 32 query rows of a chunk and one kv head (8 query heads), in the way
-// of FlashAttention 2. How operands lie in lanes is in attention.h. The grid has room for all tiles times kv heads; blocks
-// without one return.
+// attention_prefill: attention of prompts, after FlashAttention 2. A block takes a tile of up to 32 query rows of a
+// chunk for one kv head (8 query heads). attention.h says how operands lie in lanes. The grid has room for all tiles
+// times kv heads; blocks without a tile return.
 //
 // Columns.  A wave has 8 rows x 8 heads = 64 columns, four blocks of 16; K and V come from LDS once for all of them.
-// Pages.    K and V of 64 keys are one page of the cache: 16 KB of contiguous memory, copied to LDS as it lies (its swizzle
-//           is LDS's bank swizzle). There are two: while one is worked on, the next is on its way to registers; one barrier
-//           a page. 32 KB a block, two blocks a compute unit, 256 registers a lane.
-// Sum.      Pages, and steps of 16 keys in them, lie at absolute positions, and each column decides alone when to
-//           rescale. Keys a row does not see weigh exactly 0, so neither the other rows of the tile nor the way a prompt
-//           was cut into chunks changes a bit. Steps that no row of the wave sees are skipped.
-// Budget.   A page costs a wave 128 MFMA of 32 clocks = 4,096, and about 3,000 clocks of vector instructions, 64
-//           exponentials of 16 among them. So the next step's scores are made while the last become weights, and the other
-//           wave of the SIMD fills the rest: a model of the issue gives the matrix cores 80 % of the time. LDS is read
-//           16 KB a page and wave: 512 of 5,100 clocks for all four.
+// Pages.    K and V of 64 keys are one page of the cache: 16 KB of contiguous memory, copied to LDS unchanged (the
+//           cache's swizzle avoids bank conflicts). LDS is double-buffered: while one page is worked on, the next is in
+//           flight to registers; one barrier per page. 32 KB per block, two blocks per compute unit, 256 registers per
+//           lane.
+// Sum.      Pages, and steps of 16 keys in them, are counted from position 0, and each column decides alone when to
+//           rescale. Keys that a row does not see weigh exactly 0. So neither the other rows of the tile nor the way a
+//           prompt was cut into chunks changes a bit. Steps that no row of the wave sees are skipped.
+// Budget.   A page costs a wave 128 MFMAs of 32 clocks, 4,096 clocks, and about 3,000 clocks of vector instructions, 64
+//           exponentials of 16 clocks among them. So the next step's scores are computed while the last step's become
+//           weights, and the SIMD's other wave fills the gaps: a model of the issue has the matrix cores 80 % busy. LDS
+//           is read 16 KB per page and wave: 512 of 5,100 clocks for all four waves.
 #include "attention.h"
 
 enum : int {
@@ -20,12 +21,12 @@ enum : int {
   WAVES = THREADS / WAVE,
   TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,
   WAVE_ROWS = TILE_ROWS / WAVES,
-  BLOCKS = 4,                    // of 16 columns: two rows each
+  BLOCKS = 4,                    // of 16 columns, two rows each
   PAGE_BYTES = 2 * V_OFFSET,     // K and V of one head
   COPY_BYTES = WAVES * WAVE * 16,
 };
 
-// The page's pieces that a thread brings.
+// The pieces of a page that a thread copies.
 struct Pieces { u32v4 v[PAGE_BYTES / COPY_BYTES]; };
 
 DEV Pieces load_page(Global page) {
@@ -36,7 +37,7 @@ DEV Pieces load_page(Global page) {
   for (int i = 0; i < PAGE_BYTES / COPY_BYTES; i++) p.v[i] = load<u32v4>(page + at + i * COPY_BYTES);
   return p;
 }
-// V behind `last_slot` becomes zero: it may be anything, and 0 times NaN is not 0.
+// Stores a page to LDS. V beyond `last_slot` becomes zero: memory may hold anything there, and 0 times NaN is not 0.
 DEV void store_page(u8* lds, Pieces& p, int last_slot) {
   for (int i = 0; i < PAGE_BYTES / COPY_BYTES; i++) {
     const int at = TID * 16 + i * COPY_BYTES;
@@ -45,22 +46,22 @@ DEV void store_page(u8* lds, Pieces& p, int last_slot) {
   }
 }
 
-// A wave's rows, by position. Rows the tile does not have stand for its last one and are not stored.
+// A wave's rows, by position. Beyond the tile's rows, its last one is repeated and not stored.
 struct Rows {
   int count;                     // 0: none
   int first, last;               // positions, the same in all lanes
-  int own[BLOCKS];               // this lane's columns'
-  int window;                    // so many keys a row sees; a large number in full layers
+  int own[BLOCKS];               // positions of this lane's columns
+  int window;                    // keys that a row sees; a large number in full layers
 };
 DEV bool sees_all(const Rows& r, int key) { return key + STEP - 1 <= r.first && key > r.last - r.window; }
 
 DEV void mask(Acc* s, const Rows& r, int key) {
   for (int c = 0; c < BLOCKS; c++) for (int i = 0; i < 4; i++) {
     const int back = r.own[c] - (key + LANE / 16 * 4 + i);
-    if ((u32)back >= (u32)r.window) s[c][i] = -__builtin_inff();       // ahead of the row, or out of its window
+    if ((u32)back >= (u32)r.window) s[c][i] = -__builtin_inff();       // after the row, or outside of its window
   }
 }
-// A lane's two pieces of 16 keys' K.
+// A lane's two pieces of K of 16 keys.
 struct Keys { u32v4 piece[2]; };
 DEV Keys load_keys(const u8* lds) {
   const int n = LANE % 16, g = LANE / 16;
@@ -74,8 +75,8 @@ DEV void load_values(u32v2* v, const u8* lds) {
     v[j] = *(const u32v2*)(lds + V_OFFSET + slot * KV_ROW + ((n / 2) ^ slot % 8) * 16 + n % 2 * 8);
   }
 }
-// Adds 16 keys whose scores are `s`; if there are MORE, `s` becomes the next 16's meanwhile: while the vector unit turns
-// scores into weights the matrix unit makes scores.
+// Adds 16 keys, whose scores are `s`. If there are MORE, it also computes the next 16 keys' scores into `s`: a software
+// pipeline, in which the matrix cores make scores while the vector unit turns the last ones into weights.
 template <int FORMAT, bool MORE> DEV void add_step(Sums* u, Acc* s, const u32v2 (*q)[4], const Rows& r, const u8* lds, int key) {
   u32v2 p[BLOCKS], v[4];
   Keys keys;
@@ -99,7 +100,7 @@ template <int FORMAT, bool MORE> DEV void add_step(Sums* u, Acc* s, const u32v2 
     for (int i = 0; i < 16; i++) SCHEDULE(MFMA, 1), SCHEDULE(VALU, 1);
   }
 }
-// What the wave sees of a page that lies in LDS and begins at position `key`.
+// Adds the keys that the wave sees of a page, which is in LDS and begins at position `key`.
 template <int FORMAT> DEV void add_page(Sums* u, const u32v2 (*q)[4], const Rows& r, const u8* lds, int key) {
   int step = max_of(r.first - r.window + 1 - key, 0) / STEP;
   const int last = min_of(r.last - key, KV_PAGE - 1) / STEP;
@@ -142,7 +143,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const PrefillTile*
     u8* now = lds[page % 2];
     store_page(now, pieces, last_key - page * KV_PAGE);
     barrier();
-    pieces = load_page(head_of_page(a, uniform(next), kv_head));       // behind the last page: that one again
+    pieces = load_page(head_of_page(a, uniform(next), kv_head));       // after the last page: that page again
     next = number_of(page + 2);
     SCHEDULE_FENCE();
     loads_in_flight_for<STEP_MFMAS * BLOCKS>();                        // a page has one step or more

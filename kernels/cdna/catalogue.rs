@@ -1,4 +1,4 @@
-//! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that plays one.
+//! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that emulates one.
 
 use super::{
     Dimension, Elements, Family, Kernel, Limit, Op, SHARED, Tile, Toolchain, Weights, kernels_of, shared, with,
@@ -15,7 +15,7 @@ pub static FAMILY: Family = Family {
     devices: &["gfx9", "simt"],
     wave: WAVE,
     term_shift: 11,
-    // Roundings are a few times fewer than products.
+    // The matrix cores round several times less often than once per product.
     sum_error: [16.0, 6.0],
     kernels: &KERNELS,
 };
@@ -28,7 +28,7 @@ static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_lds(
     &[],
 ));
 
-/// What the matrix cores' attention is made for.
+/// What attention on the matrix cores supports.
 const HEADS: &[Limit] = &[
     Limit::Exactly(Dimension::HeadDim, 64),
     Limit::Exactly(Dimension::HeadsPerKvHead, 8),
@@ -44,7 +44,7 @@ const WRITTEN: [Kernel; 7] = [
     Kernel::written(Op::MatrixPeak, "cdna/matrix_peak.hip", 4 * WAVE),
 ];
 
-/// A wave an item.
+/// One wave per work item.
 const fn decode(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionDecode, "cdna/attention_decode.hip", WAVE)
         .over(elements)
@@ -72,7 +72,8 @@ const LAYERS_EXACT: Ops = &[(Op::Qkv, "cdna/exact.hip"), (Op::AttnOut, "cdna/exa
 const EXPERTS_EXACT: Ops = &[(Op::Mlp1, "cdna/exact.hip"), (Op::Mlp2, "cdna/exact.hip")];
 const UNEMBED_EXACT: Ops = &[(Op::Logits, "cdna/exact.hip"), (Op::GreedyLogits, "cdna/exact.hip")];
 
-/// A tile whose block is `waves` waves side by side. The first parameter is how many waves a SIMD should hold.
+/// A tile whose block is `waves` waves side by side. The first parameter is the occupancy to compile for, in waves per
+/// SIMD.
 const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parameters: &'static [usize]) -> Tile {
     Tile {
         ops,
@@ -134,23 +135,26 @@ const fn both(tile: Tile) -> Tile {
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // STREAMED: up to 16 tokens, weights are read past them. ONE_SIZE: tokens in LDS. TILED: the same, with code for every
-    // second parameter's multiple of 16 tokens.
+    // Columns: operations, maker, tokens, waves, parameters
     //
-    // qkv and attn_out. With up to 16 rows a block is one wave, so that few row blocks still spread over all compute
-    // units. With many, blocks are few for a device: sizes in steps of 16 let the host choose the one that leaves the
-    // fewest places empty at the end.
+    // STREAMED: up to 16 tokens; weights are streamed past them. ONE_SIZE: tokens in LDS, code for one size of tile.
+    // TILED: tokens in LDS, code for each size of tile that is a multiple of 16 times the second parameter.
+    //
+    // qkv and attn_out. Up to 16 rows a block is one wave, so that few row blocks still spread over all compute units.
+    // With many rows there are few blocks for a device: sizes in steps of 16 let the host choose the one that leaves
+    // the fewest compute units idle in the last round.
              tile(LAYERS, "STREAMED",  16, 1, &[2]),
     from(17, tile(LAYERS, "TILED",     64, 2, &[2, 1])),
     from(65, tile(LAYERS, "ONE_SIZE",  80, 4, &[2])),
     from(65, tile(LAYERS, "ONE_SIZE",  96, 4, &[2])),
     from(65, tile(LAYERS, "ONE_SIZE", 112, 4, &[2])),
     from(65, tile(LAYERS, "ONE_SIZE", 128, 4, &[2])),
-    // The experts. A second tile of 16 finds the weights in L2; a mean of 12 rows rarely needs one.
+    // The experts. Where an expert has a second tile of 16, its weights come from L2; with a mean of 12 rows it rarely
+    // has.
              mxfp4(tile(EXPERTS, "STREAMED", 16, 4, &[3])),
     from(13, mxfp4(tile(EXPERTS, "TILED",    64, 4, &[3, 1]))),
     from(49, mxfp4(tile(EXPERTS, "TILED",   128, 4, &[2, 1]))),
-    // Fall-backs: half as many sizes of tile to compile.
+    // Fallbacks: half as many sizes of tile to compile.
              mxfp4_bf16(tile(EXPERTS, "STREAMED", 16, 4, &[3])),
     from(13, mxfp4_bf16(tile(EXPERTS, "TILED",    64, 4, &[3, 2]))),
     from(49, mxfp4_bf16(tile(EXPERTS, "TILED",   128, 4, &[2, 2]))),
@@ -174,7 +178,7 @@ const TILES: &[Tile] = &[
     from(17, exact_bf16(tile(UNEMBED_EXACT, "ONE_SIZE", 64, 4, &[1]))),
 ];
 
-/// Adds what the products' kernels take of LDS.
+/// Fills in the LDS of the products' kernels.
 const fn with_lds<const N: usize>(mut kernels: [Kernel; N]) -> [Kernel; N] {
     let mut i = 0;
     while i < N {
@@ -186,8 +190,8 @@ const fn with_lds<const N: usize>(mut kernels: [Kernel; N]) -> [Kernel; N] {
     kernels
 }
 
-/// Two buffers of 16-byte pieces of the tokens of a slab, staged by whole blocks. A stream keeps none: only Greedy's waves
-/// leave their largest logits there.
+/// LDS of a product's kernel: two buffers of 16-byte pieces of a slab's tokens, staged by whole blocks. A stream has
+/// none, except that the waves of GreedyLogits exchange their largest logits there.
 const fn lds(kernel: &Kernel) -> usize {
     let (streamed, greedy) = (
         kernel.terms == 1 && kernel.tokens == 16,

@@ -1,12 +1,13 @@
-// What becomes of a tile's sums. A lane holds 8 consecutive outputs of one token: `sums` of row `row` of the input buffer and
-// outputs o .. o + 7, already multiplied by the weights' scale. EXACT follows the float32 baseline to the letter.
+// Epilogues, one struct per operation. A lane has 8 consecutive outputs of one token: `sums` are outputs o .. o + 7 of
+// row `row` of the input buffer, already multiplied by the weights' scale. Mlp2's EXACT and terms above one round as
+// the float32 baseline does.
 #pragma once
 #include "../gpu/gated.h"
 #include "mfma.h"
 
 struct Place { int group; int row; int o; };
 
-// The bias where there is one; padding rows of the last row block have none.
+// The bias; 0 for padding rows of the last row block, which have none.
 DEV float bias_of(const GemmArgs& a, const Place& p, int i) {
   return p.o + i < a.n ? a.bias[(i64)p.group * a.n + p.o + i] : 0.f;
 }
@@ -43,8 +44,8 @@ struct Logits {
   }
 };
 
-// Gates and ups alternate; four outputs, half a piece of the next product's input. Columns past the last one up to the slab's
-// end become zeros: weights and biases are zeros there.
+// Outputs alternate gate and up, so a lane has four activations: half a piece of the next product's input. Columns
+// after the last one, up to the slab's end, become zeros, since their weights and biases are zeros.
 template <int FORMAT, int TERMS> struct Mlp1 {
   static DEV float gated(float gate, float up, float limit) {
     return gated_unit(gate, up, limit, TERMS > 1, [](float x) { return __builtin_expf(x); });
@@ -60,7 +61,7 @@ template <int FORMAT, int TERMS> struct Mlp1 {
     for (int term = 0; term < TERMS; term++)
       *(u32v2*)(a.tiled + term * a.tiled_term + tiled_index(row, o / 2, a.tiled_rows)) = u32v2{0, 0};
   }
-  // Stores the leading term and leaves the rest, as store_terms does.
+  // Stores the leading term of v and leaves the remainder in v, as store_terms does.
   static DEV void store_term(u16* at, float* v) {
     const float up = FORMAT == FORMAT_F16 ? (float)(1 << TERM_SHIFT) : 1.f;
     u16 t[4];

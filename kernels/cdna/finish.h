@@ -1,13 +1,13 @@
-// From a wave's accumulators to the epilogue.
+// Calls the epilogue with a wave's accumulators.
 #pragma once
 #include "epilogue.h"
 #include "weights.h"
 #include "work.h"
 
-// What a wave owns: the tile's tokens times one row block.
+// A wave's part: the tile's tokens times one row block.
 struct Wave {
   int row_block;   // clamped to the last one
-  bool live;       // false: past the last one; computes with the others, stores nothing
+  bool live;       // false: past the last one; it computes with the others and stores nothing
 };
 DEV Wave wave_of(const GemmArgs& a, const Work& work, int waves) {
   const int row_block = work.span * waves + uniform(TID / WAVE);
@@ -36,7 +36,8 @@ DEV void finish(const GemmArgs& a, const Work& work, const Wave& wave, const Sum
   }
 }
 
-// mlp1's output has a column for each two rows: four waves fill a slab of 64, the last one up with zeros.
+// mlp1's output has a column for every two rows: four waves fill a slab of 64. Beyond the last row block they store
+// zeros.
 template <class Op, class Sum, int S>
 DEV void finish_mlp1(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
   if (wave.live) return finish<Op>(a, work, wave, acc, shared);
@@ -46,7 +47,7 @@ DEV void finish_mlp1(const GemmArgs& a, const Work& work, const Wave& wave, cons
     if (s * TOKENS + n < work.count) Op::store_zeros(a, work.first + s * TOKENS + n, o);
 }
 
-// Greedy: the block's largest logit and its lowest index, for each token. All NaN: NaN and 0.
+// GreedyLogits: the block's argmax for each token, the lowest index of the largest logit. If all are NaN: NaN and 0.
 struct Best {
   float logit;
   int index;
@@ -63,7 +64,7 @@ template <class Sum> DEV Best best_of_lane(const GemmArgs& a, const Sum& low, co
   return best;
 }
 
-// `shared` holds waves * S * 16 Best and is no longer read by anybody.
+// `shared` has room for WAVES * S * 16 Best and is no longer read by any wave.
 template <int WAVES, class Sum, int S>
 DEV void finish_greedy(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
   Best* bests = (Best*)shared;

@@ -1,10 +1,10 @@
-// A product's kernel: find the work, multiply, finish. Sums are in the same order in every tile, so a token's result depends
-// neither on the tile nor on the other tokens.
+// The matrix products on CDNA: find the work (work.h), multiply (stream.h, tile.h), epilogue (finish.h). Sums are in
+// the same order in every tile, so a token's result depends neither on the tile nor on the other tokens.
 #pragma once
 #include "stream.h"
 #include "tile.h"
 
-// MEETS: waves meet in LDS to finish.
+// How an operation ends. MEETS: its waves exchange results through LDS.
 template <class Op> struct Finish {
   enum : bool { MEETS = false };
   template <int WAVES, class Sum, int S>
@@ -38,7 +38,7 @@ DEV void do_tile(const GemmArgs& a, const Work& work, u32v4* shared) {
   Finish<Op>::template run<WAVES>(a, work, wave, tile.sums.result(), (u8*)shared);
 }
 
-// MAX_S steps of 16 tokens at most; STEP: only every STEP-th number of them has code of its own.
+// A tile of at most MAX_S steps of 16 tokens. Each STEP-th number of steps has code of its own.
 template <class Op, class Weights, int WAVES, int MAX_S, int STEP = 1>
 DEV void tiled_product(const GemmArgs& a, u32v4* shared) {
   let_successor_start();
@@ -57,7 +57,7 @@ DEV void tiled_product(const GemmArgs& a, u32v4* shared) {
   }
 }
 
-// Code for one size of tile alone, S steps of 16 tokens.
+// Code for one size of tile alone: S steps of 16 tokens.
 template <class Op, class Weights, int WAVES, int S, int TERMS = 1> DEV void one_size_product(const GemmArgs& a, u32v4* shared) {
   let_successor_start();
   after_predecessor();
@@ -81,12 +81,12 @@ template <class Op, class Weights, int WAVES> DEV void streamed_product(const Ge
   }
 }
 
-// LDS of a tile: two buffers of 16-byte pieces, staged by whole blocks.
+// LDS of a tile in 16-byte pieces: two buffers, staged by whole blocks.
 constexpr int tile_pieces(int tokens, int threads, int terms) {
   return 2 * terms * ((tokens * 8 + threads - 1) / threads * threads);
 }
 
-// What finishes the operations of catalogue.rs.
+// The epilogues of catalogue.rs's operations.
 template <int FORMAT, int TERMS> struct Operations {
   using Qkv = ::Qkv;
   using AttnOut = ::AttnOut;
@@ -96,11 +96,11 @@ template <int FORMAT, int TERMS> struct Operations {
   using Logits = ::Logits;
 };
 
-// A kernel each, from a line of the catalogue. WAVES is what a SIMD should hold.
+// Makers: each defines a kernel from a row of the catalogue. WAVES is the occupancy to compile for, in waves per SIMD.
 //
 //   STREAMED   up to 16 tokens, see stream.h
 //   TILED      up to N tokens in LDS, with code for every STEP-th multiple of 16, see tile.h
-//   ONE_SIZE   the same with code for N tokens alone
+//   ONE_SIZE   N tokens in LDS, with code for this size alone, see tile.h
 #define STREAMED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
   KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
     static_assert(N == (int)TOKENS && TERMS == 1, "what a stream holds");                                              \

@@ -1,7 +1,7 @@
-// matrix_peak: how fast MFMA goes when nothing else is in its way. Four waves, one a SIMD; each keeps eight independent
-// accumulators, more than the instruction's latency asks for.
+// matrix_peak: the peak throughput of MFMA. Four waves, one per SIMD; each has eight independent accumulators, more
+// than the instruction's latency requires.
 //
-// Grid: a few times the compute units.
+// Grid: a few blocks per compute unit.
 #include "catalogue.h"
 #include "mfma.h"
 

@@ -1,7 +1,8 @@
-// The matrix core of CDNA in a few words, and the same words on the SIMT machine.
+// CDNA's matrix instruction and what goes with it, and the same names on the emulated SIMT machine.
 //
-// One MFMA multiplies 16 weight rows (operand A) by 16 tokens (operand B) over 16 of K in 8 issue slots of 4 clocks. Lane
-// l = 16 g + n gives A's row n and B's token n, each at four K of its own (g's), and ends with rows 4 g .. 4 g + 3 of token n.
+// One MFMA multiplies 16 weight rows (operand A) by 16 tokens (operand B) over 16 of K in 8 issue slots of 4 clocks.
+// Lane l = 16 g + n supplies A's row n and B's token n, each at the four K of its g, and gets rows 4 g .. 4 g + 3 of
+// token n.
 #pragma once
 #include "../gpu/gpu.h"
 
@@ -25,17 +26,18 @@ template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
   else
     return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(s16v4, a), __builtin_bit_cast(s16v4, b), c, 0, 0, 0);
 }
-// SCHEDULE: the next n instructions of a kind come here, in the order of such lines.
+// SCHEDULE: the scheduler places the next n instructions of a kind here, in the order of these lines.
 enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
-// Nothing moves across: the compiler would sink loads to their uses and leave the matrix core waiting.
+// The scheduler moves nothing across: it would sink loads to their uses and leave the matrix core waiting.
 #define SCHEDULE_FENCE() __builtin_amdgcn_sched_barrier(0)
 #if __has_builtin(__builtin_amdgcn_sched_group_barrier)
 #define SCHEDULE(what, n) __builtin_amdgcn_sched_group_barrier(what, n, 0)
 #else
 #define SCHEDULE(what, n)
 #endif
-// Keep an address as scalar base + 32-bit vector offset: left alone, loop strength reduction makes 64-bit vector adds of
-// it, four or five VALU a load. Clang before 17 cannot place such an asm in a loop: right without it, only slower.
+// Keep an address as scalar base + 32-bit vector offset. Otherwise loop strength reduction makes 64-bit vector
+// additions of it, four or five VALU per load. Clang before 17 cannot place such an asm in a loop: correct without it,
+// only slower.
 #if __clang_major__ >= 17
 #define SCALAR(base) asm("" : "+s"(base))
 #define VECTOR(offset) asm("" : "+v"(offset))
@@ -45,8 +47,9 @@ enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
 #define VECTOR(offset)
 #define SCALAR_AND_VECTOR(base, offset)
 #endif
-// Written into a loop: so many MFMAs run between any of its loads and the first wait for it. The code object keeps this place and
-// the number in a section that is never loaded; tests/loads_in_flight.rs holds the machine code to it.
+// Stands in a loop, and states that so many MFMAs run between any of its loads and the first wait for it. The code
+// object keeps this place and the number in a section that is never loaded; tests/loads_in_flight.rs checks the machine
+// code against it.
 template <int MFMAS> DEV void loads_in_flight_for() {
   asm volatile("1:\n\t.pushsection .getp.loops,\"\",@progbits\n\t.quad 1b, %0\n\t.popsection" : : "n"(MFMAS));
 }
@@ -67,7 +70,7 @@ template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
 }
 #endif
 
-// What is the same in all lanes, in a scalar register.
+// A value that is the same in all lanes, in a scalar register.
 DEV int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
 DEV u32 byte_permute(u32 high, u32 low, u32 selector) { return __builtin_amdgcn_perm(high, low, selector); }
 DEV u32 rotate_right(u32 v, int by) { return __builtin_amdgcn_alignbit(v, v, by); }
@@ -75,7 +78,8 @@ DEV u32 select_bits(u32 mask, u32 a, u32 b) { return (mask & a) | (~mask & b); }
 
 typedef const GLOBAL u8* Global;
 template <class T> DEV T load(Global at) { return *(const GLOBAL T*)at; }
-// At a uniform base and a lane's offset, which the compiler is told may have changed: kept where loads are, it is never copied.
+// Loads at a uniform base plus a lane's offset. The compiler is told that the offset may have changed, so it never
+// copies it: the offset stays in one register, next to the loads.
 template <class T> DEV T load(Global base, u32& offset) {
   SCALAR_AND_VECTOR(base, offset);
   return load<T>(base + offset);

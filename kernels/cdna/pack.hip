@@ -1,15 +1,17 @@
-// Weights from the wire to the layout of weights.h. A wire tile of 32 rows becomes a row block; a thread writes what one lane
-// of a chunk will read. Any grid does.
+// pack_mxfp4, pack_dense: weights from the wire format (wire.h) to the layout of weights.h. A wire tile of 32 rows
+// becomes a row block; a thread writes what one lane of a chunk will read.
 //
-// Bytes of a member: row_blocks * k_blocks * CHUNK_BYTES, with row_blocks = rows / 32 and k_blocks = cols / 64 rounded up and
-// CHUNK_BYTES 1088 (MXFP4) or 4096 (16 bits).
+// Bytes per member, one matrix of the tensor (an expert's): row_blocks * k_blocks * CHUNK_BYTES, with row_blocks = rows
+// / 32 and k_blocks = cols / 64 rounded up and CHUNK_BYTES 1088 (MXFP4) or 4096 (16 bits).
+//
+// Grid: any (grid-stride).
 #include "catalogue.h"
 #include "../wire.h"
 #include "weights.h"
 
 enum : int { THREADS = PACK_THREADS };
 
-// A lane of a chunk: which member's row block on the wire, and which columns.
+// A lane of a chunk: its wire tile, and its columns of the tile's rows.
 struct LanePlace { i64 chunk; i64 tile; int k; int n; int lane; };
 
 DEV LanePlace lane_place(const PackArgs& a, i64 item) {
@@ -22,7 +24,7 @@ DEV i64 lanes(const PackArgs& a) { return (i64)a.members * a.row_blocks * a.k_bl
 DEV u8 code_at(const PackArgs& a, const u8* tile, int row, int k) {
   return k < a.cols ? tile[WireCodes{a.cols}.code(row, k)] >> (k % 2 * 4) & 15 : 0;
 }
-// Eight codes from column k on, as weights.h wants them in a word.
+// Eight codes from column k on, in the order of weights.h's words.
 DEV u32 code_word(const PackArgs& a, const u8* tile, int row, int k) {
   u32 word = 0;
   for (int b = 0; b < 4; b++) {
@@ -34,7 +36,7 @@ DEV u32 code_word(const PackArgs& a, const u8* tile, int row, int k) {
 }
 DEV int clamp_int(int v, int low, int high) { return v < low ? low : v > high ? high : v; }
 
-// Out of range only where all of a block's codes are 0 or the host chose so.
+// A scale is out of range only where all of a block's codes are 0, or where the host chose so.
 DEV u8 scale_byte(const PackArgs& a, const u8* tile, int row, int k) {
   if (k >= a.cols) return 0;
   const int e8m0 = tile[WireCodes{a.cols}.scale(row, k)] + a.shift;
@@ -67,7 +69,7 @@ DEV u16 dense_at(const PackArgs& a, const u16* tile, int row, int k) {
   return a.format == FORMAT_F16 ? to_f16(v) : to_bf16(v);
 }
 
-// BF16 on the wire.
+// The wire format is BF16.
 KERNEL(pack_dense, PackArgs, THREADS, 1, 4) {
   after_predecessor();
   for (i64 item = (i64)BID * THREADS + TID; item < lanes(a); item += (i64)GRID * THREADS) {

@@ -1,6 +1,7 @@
-// Up to 16 tokens: reading weights is all the work. A wave streams one row block's chunks, DEPTH of them under way, and reads
-// tokens from the caches itself: no LDS, no barrier. K is not split, so sums are those of every other tile; enough bytes are
-// under way without: DEPTH chunks of 1 KB (MXFP4) or 4 KB for hundreds of waves against 1.6 TB/s times a microsecond.
+// Up to 16 tokens: the time is that of reading the weights. A wave streams the chunks of one row block, DEPTH of them
+// in flight, and reads tokens from the caches: no LDS, no barrier. K is not split, so an element's sum is the same as
+// in every other tile. Enough bytes are in flight without split-K: DEPTH chunks of 1 KB (MXFP4) or 4 KB for hundreds of
+// waves, against 1.6 TB/s times a microsecond.
 #pragma once
 #include "finish.h"
 
@@ -33,7 +34,8 @@ template <class Weights, int DEPTH> struct Stream {
   }
   DEV void run(const GemmArgs& a, const Work& work, const Wave& wave) {
     const int n = LANE % 16, g = LANE / 16;
-    const int row = work.first + (n < work.count ? n : work.count - 1);   // clamped: no traffic for rows that are not there
+    // clamped: no memory traffic for rows that do not exist
+    const int row = work.first + (n < work.count ? n : work.count - 1);
     chunks = a.k_blocks;
     weights = chunks_of<Weights>(a, work, wave);
     tokens = (Global)a.input;

@@ -1,27 +1,30 @@
-// A tile of up to 128 tokens: `WAVES` waves side by side along the weights' rows, 32 rows each, so that no weight is decoded
-// twice in a block; weights go from memory to registers, tokens through LDS, one slab of 64 K at a time.
+// A tile of up to 128 tokens: `WAVES` waves side by side along the weights' rows, 32 rows each, so that no weight is
+// decoded twice in a block. Weights go from memory to registers, tokens through LDS, one slab of 64 K at a time.
 //
-// Tokens of a slab are contiguous in memory and already swizzled (args.h): staging copies 16 bytes a thread straight. Two LDS
-// buffers, one barrier a chunk, placed before the last part's MFMAs, under which the next chunk's first tokens are read.
-// A chunk is cut into parts: its two pieces of K, and with more than 64 tokens each again into halves of the tokens, so that
-// only half of the tokens' fragments are in registers. While a part's MFMAs run, the next part's tokens are read from LDS
-// and the next piece's weights decoded. Weights are asked for two to three chunks ahead.
+// Tokens of a slab are contiguous in memory and already swizzled (args.h): staging copies 16 bytes per thread
+// unchanged. LDS is double-buffered, with one barrier per chunk, before the last part's MFMAs; during these the next
+// chunk's first tokens are read. A chunk is processed in parts: its two pieces of K and, with more than 64 tokens, each
+// piece in two halves of the tokens, so that only half of the tokens' fragments are in registers. This is a software
+// pipeline: while a part's MFMAs run, the next part's tokens are read from LDS and the next piece's weights are
+// decoded. Weights are requested two to three chunks ahead.
 //
-// With several terms (`exact`) a chunk's parts are its terms, lowest first: their float32 sum, scaled back by 2^-11 before
-// FP16's higher term goes on top, is a chunk's sum, and chunks are summed in float64 registers: up to 64 tokens then.
+// With several terms (`exact`) a chunk's parts are its terms, lowest first. Their float32 sum is a chunk's sum; FP16's
+// is scaled by 2^-11 before each higher term is added. Chunks are summed in float64 registers, which allows up to 64
+// tokens.
 //
-// Registers a lane at 128 tokens: 64 sums, 32 fragments, 16 in staging, 15 (MXFP4) or 48 (16-bit) raw weights, 16 decoded.
+// Registers per lane at 128 tokens: 64 sums, 32 fragments, 16 in staging, 15 (MXFP4) or 48 (16-bit) raw weights, 16
+// decoded.
 #pragma once
 #include "finish.h"
 
-// Sums of a chunk, and over chunks.
+// Sums of a chunk, and of all chunks.
 template <int S, int TERMS> struct Sums {
   f32v4 chunk[2][S];
   f64v4 total[2][S];
   DEV void clear() {
     for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++) chunk[r][s] = f32v4{0, 0, 0, 0}, total[r][s] = f64v4{0, 0, 0, 0};
   }
-  // Before the next higher term goes on top.
+  // Called before the next higher term is added.
   template <int FORMAT> DEV void next_term() {
     const float down = 1.f / (1 << TERM_SHIFT);
     if (FORMAT == FORMAT_F16) for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++) chunk[r][s] *= down;
@@ -34,7 +37,7 @@ template <int S, int TERMS> struct Sums {
   }
   DEV const f64v4 (&result() const)[2][S] { return total; }
 };
-// One term: float32 throughout.
+// With one term all sums are float32.
 template <int S> struct Sums<S, 1> {
   f32v4 chunk[2][S];
   DEV void clear() { for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++) chunk[r][s] = f32v4{0, 0, 0, 0}; }
@@ -47,11 +50,12 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
   enum : int {
     THREADS = WAVES * WAVE,
     HALVES = S > 4 ? 2 : 1, PART_S = (S + HALVES - 1) / HALVES, PARTS = TERMS * 2 * HALVES,
-    STAGED = (S * TOKENS * 8 + THREADS - 1) / THREADS,   // 16-byte pieces a thread and term
+    STAGED = (S * TOKENS * 8 + THREADS - 1) / THREADS,   // 16-byte pieces per thread and term
     TERM = STAGED * THREADS, BUFFER = TERMS * TERM,      // pieces in LDS
-    // A piece is decoded under the first MFMAs after the last use of the one before.
+    // A piece is decoded during the first MFMAs after the last use of the one before.
     DECODE_PART = PARTS - HALVES, VALU_PER_MFMA = (Weights::DECODE_VALU + 4 * PART_S - 1) / (4 * PART_S),
-    // Decoded weights leave their registers in mid-chunk, 16-bit ones with the chunk's last MFMA; tokens are asked for before.
+    // Weights that are decoded free their registers in the middle of a chunk, 16-bit ones only with the chunk's last
+    // MFMA. Tokens are requested before weights.
     DECODES = Weights::DECODE_VALU > 0, LEAD = DECODES ? 3 : 2, LOAD_PART = HALVES,
   };
   static_assert(TERMS == 1 || HALVES == 1, "float64 sums of more than 64 tokens do not fit");
@@ -69,13 +73,13 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
   u32v4 staged[TERMS][STAGED], fragments[2][PART_S];
   Sums<S, TERMS> sums;
 
-  // What a part of a chunk is made of.
+  // A part's term, piece of K, and steps of 16 tokens.
   static DEV constexpr int term_of(int part) { return TERMS - 1 - part / (2 * HALVES); }
   static DEV constexpr int piece_of(int part) { return part / HALVES % 2; }
   static DEV constexpr int step_of(int part, int j) { return part % HALVES * PART_S + j; }
 
   DEV int clamped(int c) const { return c < chunks ? c : chunks - 1; }
-  // Slab after slab; the last one again where there is none.
+  // Loads the next slab's tokens; after the last slab that one again.
   DEV void load_tokens() {
     for (int term = 0; term < TERMS; term++) for (int j = 0; j < STAGED; j++)
       staged[term][j] = load<u32v4>(tokens + term * term_bytes + j * (THREADS * 16), token_at);
@@ -102,8 +106,9 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
       sums.chunk[r][s] = mfma<Weights::FORMAT>(w.of[r][half], u32v2{f[2 * half], f[2 * half + 1]}, sums.chunk[r][s]);
     }
   }
-  // How decoding is woven in: an MFMA occupies 8 issue slots, of which others may use 7. Loads stay ahead of the MFMAs: among
-  // them they would change places, and a wait for one would be a wait for all.
+  // Interleaves decoding with MFMAs: an MFMA occupies 8 issue slots, 7 of which other instructions may use. Loads from
+  // memory stay before the MFMAs: among them the scheduler would reorder them, and then a wait for one would wait for
+  // all.
   static DEV void weave(int part) {
     const int first = part % HALVES * PART_S, mfma = 4 * ((first + PART_S < S ? first + PART_S : S) - first);
     const bool decodes = part == 0 || part == DECODE_PART;
@@ -114,7 +119,7 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
       if (decodes) SCHEDULE(VALU, VALU_PER_MFMA);
     }
   }
-  // One chunk, its weights in raw[b], its first piece decoded, its first tokens in registers.
+  // Computes a chunk. Its weights are in raw[b], its first piece is decoded, its first tokens are in registers.
   DEV void chunk(int c, int b) {
     const int other = buffer ^ BUFFER;
 #pragma unroll
@@ -124,7 +129,7 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
       if (last) barrier();
       if (part == 0) store_tokens(other), load_tokens();
       if (part == LOAD_PART) load_weights(c + LEAD, (b + LEAD) % 3);
-      if (DECODES) SCHEDULE_FENCE();   // 16-bit weights leave the MFMAs' slots empty anyway: reads go ahead of all
+      if (DECODES) SCHEDULE_FENCE();   // 16-bit weights leave the MFMAs' slots empty anyway: reads come first
       read_fragments(last ? other : buffer, (part + 1) % PARTS);
       if (!DECODES) SCHEDULE_FENCE();
       if (part > 0 && term_of(part) != term_of(part - 1)) sums.template next_term<Weights::FORMAT>();
@@ -145,7 +150,7 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
     slab_bytes = (i64)a.in_rows * (SLAB * 2), term_bytes = a.in_term * 2;
     for (int piece = 0; piece < 2; piece++) fragment_at[piece] = n * 8 + ((g * 2 + piece) ^ (n % 8));
     sums.clear();
-    // In the loop's order, or its waits would be for everything at once.
+    // Requests are in the loop's order; else the loop's first wait would be for all of them.
     load_tokens(), load_weights(0, 0);
     SCHEDULE_FENCE();
     for (int c = 1; c < LEAD - 1; c++) load_weights(c, c);

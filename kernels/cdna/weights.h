@@ -1,25 +1,27 @@
-// Packed weights. A row block is 32 rows, as on the wire; a chunk is a row block's 64 K of one slab; a row block's chunks lie
-// one after another, so a wave reads one stream from front to back. Padding rows and columns are zeros.
+// Packed weights. A row block is 32 rows, as in the wire format; a chunk is the 64 K of one slab of a row block. A row
+// block's chunks are contiguous in order, so a wave reads one stream from front to back. Padding rows and columns are
+// zeros.
 //
-// Lane l = 16 g + n of a chunk holds K 16 g .. 16 g + 15 of the two rows row_of(0, n) and row_of(1, n). An MFMA takes four of
-// a lane's K: which four is free as long as tokens follow, and tokens lie as activations do, in pieces of 8. So a chunk is
-// four steps along K: (piece 0, half 0), (piece 0, half 1), (piece 1, half 0), (piece 1, half 1); this order is the order of
-// every sum, whatever the tile.
+// Lane l = 16 g + n of a chunk has K 16 g .. 16 g + 15 of the two rows row_of(0, n) and row_of(1, n). An MFMA takes
+// four of a lane's K; which four is free as long as tokens match, and tokens are stored in pieces of 8 like all
+// activations. So a chunk is four steps along K: (piece 0, half 0), (piece 0, half 1), (piece 1, half 0), (piece 1,
+// half 1). Every sum has this order, whatever the tile.
 #pragma once
 #include "mfma.h"
 
 enum : int {
   BLOCK_ROWS = WIRE_ROWS,
-  CHUNK_MFMAS = 8,               // of a chunk and 16 tokens: four steps along K, two runs of 16 rows
+  CHUNK_MFMAS = 8,               // per chunk and 16 tokens: four steps along K, two runs of 16 rows
 };
 
-// Makes a lane's results, rows 4 g + i of two MFMAs, 8 consecutive rows 8 g + 4 r + i.
+// The weight row of run r, slot n. With it a lane's results, rows 4 g + i of two MFMAs, are 8 consecutive rows 8 g + 4
+// r + i.
 HOST_DEV int row_of(int r, int n) { return 8 * (n / 4) + 4 * r + n % 4; }
 
-// A lane's operand of one piece: [r][half].
+// A lane's A operands of one piece: [r][half].
 struct Operand { u32v2 of[2][2]; };
 
-// 16-bit weights: [r][piece] of 16 bytes a lane.
+// 16-bit weights: [r][piece] of 16 bytes per lane.
 template <int FORMAT_> struct Dense {
   static constexpr int FORMAT = FORMAT_;
   enum : int { CHUNK_BYTES = BLOCK_ROWS * DENSE_SLAB_BYTES, DECODE_VALU = 0, STREAM_DEPTH = 4 };
@@ -37,20 +39,24 @@ template <int FORMAT_> struct Dense {
   }
 };
 
-// MXFP4: 1024 bytes of codes, 16 a lane, word 2 r + piece; then 64 bytes of scales, byte (K half * 16 + n) * 2 + r.
-// In a word the code of K b (b = 0..3) has its magnitude in bits 8 b .. 8 b + 2 and its sign in bit 8 b + 7; the code of
-// K 4 + b its magnitude in bits 8 b + 4 .. 8 b + 6 and its sign in bit 8 ((b + 1) % 4) + 3: a rotation by 4 brings the second
-// four exactly where the first four were. MI200's MFMA flushes subnormals, so decoding makes normal numbers, by a table:
+// MXFP4: 1024 bytes of codes, 16 per lane, word 2 r + piece; then 64 bytes of scales, byte (K half * 16 + n) * 2 + r.
+// In a word the code of K b (b = 0..3) has its magnitude in bits 8 b .. 8 b + 2 and its sign in bit 8 b + 7; the code
+// of K 4 + b has its magnitude in bits 8 b + 4 .. 8 b + 6 and its sign in bit 8 ((b + 1) % 4) + 3. A rotation by 4
+// moves the second four codes to where the first four were. MI200's MFMA flushes subnormals to zero, so a table decodes
+// to normal numbers:
 //
-// FP16, 15 VALU for 8 codes: .5 1 1.5 2 3 4 6 have zero low bytes: 38 3C 3E 40 42 44 46; times the scale. 0 stays 0. The scale
-//       byte is the high byte of 2^e; e is in -13 .. 13, where neither 0.5 * 2^e is subnormal nor 6 * 2^e infinite.
-// BF16, 17 VALU: the same with the exponent of 0.5 at 63: 1F80 2000 2040 2080 20C0 2100 2140; then the scale byte, E8M0 - 64, is
-//       added to the exponent. 0 becomes 2^-63 of the block's 0.5: nothing in float32 and, summed, nothing in float64.
+// FP16, 15 VALU for 8 codes: .5 1 1.5 2 3 4 6 have zero low bytes and high bytes 38 3C 3E 40 42 44 46; multiplied by
+//       the scale. 0 stays 0. The scale byte is the high byte of 2^e; e is in -13 .. 13, where neither 0.5 * 2^e is
+//       subnormal nor 6 * 2^e infinite.
+// BF16, 17 VALU: the table's numbers have 0.5's exponent at 63: 1F80 2000 2040 2080 20C0 2100 2140. The scale byte,
+//       E8M0 - 64, is added to the exponent. 0 becomes 2^-63 of the block's 0.5: nothing in float32 and, summed,
+//       nothing in float64.
 template <int FORMAT_> struct Mxfp4 {
   static constexpr int FORMAT = FORMAT_;
   enum : int { CHUNK_BYTES = BLOCK_ROWS * MXFP4_SLAB_BYTES, SCALES = BLOCK_ROWS * SLAB / 2, DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38, STREAM_DEPTH = 6 };
   struct Raw { u32v4 codes; u32 scales; };
-  // Scales come in whole words, for two lanes each. Two bytes would be widened somewhere in a loop, and that waits for the load.
+  // Scales are loaded as whole words, for two lanes each: two bytes would have to be widened within the loop, and that
+  // waits for the load.
   struct Place { u32 codes = LANE * 16, scales = SCALES + (LANE / 32 * 16 + LANE % 16) / 2 * 4; };
   static DEV Raw load_chunk(Global chunk, Place& at) {
     Raw raw;

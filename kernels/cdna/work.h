@@ -1,8 +1,9 @@
-// Which part of a product a block does, found on the device from the groups' counts: nothing waits for the host.
+// Work distribution: which block computes which tile, found on the device from the groups' (experts') row counts, so
+// that nothing waits for the host.
 //
 // A group's rows are cut into tiles of at most TILE rows, as evenly as steps of 16 allow; a block does one tile for
-// `waves` row blocks, one a wave. Block ids run over groups, then over row blocks, then over a group's tiles: blocks that read
-// the same weights have neighbouring ids and run at the same time, so the weights come from memory once.
+// `waves` row blocks, one per wave. Block ids run over groups, then over row blocks, then over a group's tiles: blocks
+// that read the same weights have neighbouring ids and run at the same time, so the weights come from memory once.
 #pragma once
 #include "mfma.h"
 
@@ -10,14 +11,14 @@ struct Work {
   int group;       // -1: the block has nothing to do
   int first;       // input row the tile starts at
   int count;       // rows of the tile
-  int span;        // which run of `waves` row blocks
+  int span;        // index of the run of `waves` row blocks
 };
 
-enum : int { TOKENS = 16 };   // of one MFMA
+enum : int { TOKENS = 16 };   // per MFMA
 
 template <int TILE> DEV int tiles_of(int rows) { return (rows + TILE - 1) / TILE; }
 
-// Exclusive sums over the wave's lanes.
+// Exclusive prefix sum over the wave's lanes.
 DEV int wave_prefix(int v) {
   int sum = v;
   for (int o = 1; o < WAVE; o *= 2) {
@@ -31,7 +32,7 @@ DEV int wave_max_int(int v) {
   return v;
 }
 
-// The group whose blocks `block` is among; `block` becomes its number among them.
+// The group that block number `block` belongs to; `block` becomes its number within the group.
 template <int TILE> DEV int find_group(const GemmArgs& a, int spans, int& block) {
   for (int base = 0; base < a.groups; base += WAVE) {
     const int group = base + LANE;
