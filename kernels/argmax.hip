@@ -1,10 +1,10 @@
-// argmax: each logits row's largest logit and its lowest index, for the host and for the next step's embed.
-// NaN is smaller than everything; a row of NaN only gives token 0 and logit -inf.
+// argmax: the lowest index of each logits row's largest logit, for the host and for the next step's embed. NaN is
+// smaller than everything; a row of NaN alone gives token 0 and logit -inf.
 //
-//   argmax         from the candidates [candidates][best_rows] of the unembedding: ROWS rows per block, as that many
-//                  fill a sector of 32 bytes. Grid: logits rows of the bucket / ROWS, rounded up.
-//   argmax_logits  from whole logits rows, `best` being [logits rows][candidates] and best_index not read.
-//                  Grid: one block a logits row of the bucket.
+//   argmax         from the candidates [candidates][best_rows] of the unembedding, ROWS rows per block: as many as fill
+//                  a sector of 32 bytes. Grid: logits rows of the bucket / ROWS, rounded up.
+//   argmax_logits  from whole logits rows: `best` is [logits rows][candidates], best_index is not read. Grid: one block
+//                  per logits row of the bucket.
 #include "catalogue.h"
 #include "gpu/gpu.h"
 
@@ -45,7 +45,7 @@ KERNEL(argmax, ArgmaxArgs, THREADS, 1, 4) {
     }
   lists[TID] = best;
   barrier();
-  // Two rounds: 128 candidates of a row become 8, then one.
+  // Two rounds reduce 128 candidates of a row to 8, then to one.
   if (TID < ROWS * 8) best = best_of(lists, TID, ROWS * 8, LISTS / 8);
   barrier();
   if (TID < ROWS * 8) lists[TID] = best;

@@ -1,20 +1,20 @@
-// attention_plain_*: attention without matrix cores, for shapes that their kernels do not take: any head_dim (a
-// multiple of 8 up to 128), any number of query heads per kv head, any cache format, decoding rows and prompt rows.
-// With a float32 cache it is `exact`: scores in float64 rounded to float32, float32 exponentials and their float64 sum.
-// 16-bit caches take float32 and 2^x (q comes with log2(e) / sqrt(head_dim) in it).
+// attention_plain_*: attention without matrix cores, for shapes that the kernels for matrix cores do not support: any
+// head_dim (a multiple of 8 up to 128), any number of query heads per kv head, any cache format, decoding rows and
+// prompt rows. With a float32 cache it is `exact`: scores in float64 rounded to float32, float32 exponentials and their
+// float64 sum. 16-bit caches use float32 and 2^x (q is already scaled by log2(e) / sqrt(head_dim)).
 //
 // A block computes one row and one kv head, whose query heads (up to eight per block) share each key and value read.
 // Keys are processed in units of UNIT positions, counted from position 0, each in three phases by all threads:
 //   scores   four lanes per key; a lane multiplies every fourth piece of eight dims with all heads, then the lanes
 //            exchange partial sums so that each has two heads' sums. K is loaded to registers, 32-byte sectors per
 //            lane.
-//   softmax  a thread has one head and every 32nd key: maximum, exponentials, sum. The running maximum starts with the
-//            sink, which adds to the sum but has no value.
+//   softmax  online; a thread has one head and every 32nd key: maximum, exponentials, sum. The running maximum starts
+//            with the sink, which adds to the sum but has no value.
 //   values   a lane has four dims of all heads; a wave processes 64 (32) / (head_dim / 4) keys at a time.
 // The order of a row's sums depends on its position alone: not on its chunk or the other rows of the batch.
 //
-// Grid: rows of the bucket * kv_heads * (heads / kv_heads / 8, rounded up). Kernels: attention_plain_f32, _f16, _bf16, by
-// the format of q and the cache.
+// Grid: rows of the bucket * kv_heads * (heads / kv_heads / 8, rounded up). Kernels: attention_plain_f32, _f16, _bf16,
+// by the format of q and the cache.
 #include "catalogue.h"
 #include "gpu/math.h"
 
@@ -27,8 +27,9 @@ enum {
   KEY_LANES = 4,                       // lanes that share a key's score
   KEYS = THREADS / KEY_LANES,
   AT_ONCE = 1,                         // keys that a lane multiplies at once; registers limit it
-  QUERY_PIECE = HEADS * 8 + 2,         // a piece of all heads; the odd 16 bytes keep four lanes' pieces in different banks
-  VALUES_AT_ONCE = 4,                  // and whose values it has in flight
+  // elements; the 16 bytes beyond 8 per head keep four lanes' pieces in different LDS banks
+  QUERY_PIECE = HEADS * 8 + 2,
+  VALUES_AT_ONCE = 4,                  // keys whose values a lane has in flight
   MERGED_HEADS = 4,
 };
 
@@ -36,13 +37,15 @@ template <int FORMAT> struct Arithmetic { typedef float Sum; };
 template <> struct Arithmetic<FORMAT_F32> { typedef double Sum; };
 template <int FORMAT> using Sum = typename Arithmetic<FORMAT>::Sum;
 
-template <int FORMAT> DEV Sum<FORMAT> exponential(float x) { return FORMAT == FORMAT_F32 ? (Sum<FORMAT>)exp_f64(x) : (Sum<FORMAT>)exp2_fast(x); }
+template <int FORMAT> DEV Sum<FORMAT> exponential(float x) {
+  return FORMAT == FORMAT_F32 ? (Sum<FORMAT>)exp_f64(x) : (Sum<FORMAT>)exp2_fast(x);
+}
 
 // What a block works on.
 struct Task {
-  const u8* kv;          // of the kv head in page 0
+  const u8* kv;          // the kv head's K in page 0
   const int* pages;      // the sequence's
-  u32 ring;              // their number, if they are a ring (windowed layer)
+  u32 ring;              // length of the page table if it is a ring buffer (windowed layer), else 0
   int row;
   int first_head;        // of at most HEADS query heads
   int heads;
@@ -54,7 +57,7 @@ struct Task {
 struct Shared {
   double* query;         // [head_dim / 8] pieces of QUERY_PIECE
   float* scores;         // [UNIT][HEADS]: scores, then exponentials
-  float* merged;         // [WAVES][MERGED_HEADS][MAX_DIM], over the two above
+  float* merged;         // [WAVES][MERGED_HEADS][MAX_DIM], overlaps query and scores
   float* wave_largest;   // [WAVES][HEADS]
   double* wave_sums;     // [WAVES][HEADS]
   float* factors;        // [HEADS]: rescales earlier sums to the unit's new maximum
@@ -97,7 +100,8 @@ template <int FORMAT> DEV void load_query(const AttentionArgs& a, const Task& ta
 
 // Scores of AT_ONCE * KEYS keys from `first` on.
 template <int FORMAT>
-DEV void score_keys(const AttentionArgs& a, const Task& task, const Sum<FORMAT>* query, int unit, int first, float* scores) {
+DEV void score_keys(const AttentionArgs& a, const Task& task, const Sum<FORMAT>* query, int unit, int first,
+                    float* scores) {
   const Cache<FORMAT> cache{a, task};
   int key[AT_ONCE];
   const u8* page[AT_ONCE];
@@ -116,7 +120,7 @@ DEV void score_keys(const AttentionArgs& a, const Task& task, const Sum<FORMAT>*
       UNROLL for (int d = 0; d < 8; d++)
         UNROLL for (int i = 0; i < AT_ONCE; i++) sums[i][head] += q[head * 8 + d] * k[i][d];
   }
-  const Sum<FORMAT> scale = FORMAT == FORMAT_F32 ? (Sum<FORMAT>)1 / (Sum<FORMAT>)sqrt_rn((float)a.head_dim) : (Sum<FORMAT>)1;
+  const Sum<FORMAT> one = 1, scale = FORMAT == FORMAT_F32 ? one / (Sum<FORMAT>)sqrt_rn((float)a.head_dim) : one;
   UNROLL for (int i = 0; i < AT_ONCE; i++) {
     deal_sums<HEADS, KEY_LANES>(sums[i]);
     float* at = scores + (first - unit + i * KEYS + TID / KEY_LANES) * HEADS + TID % KEY_LANES * 2;
@@ -210,7 +214,8 @@ DEV void store_result(const AttentionArgs& a, int row, int k, float v) {
   else store_terms<FORMAT_BF16>(at, a.out_term, a.terms, v);
 }
 
-// Reduces over lanes and waves, divides, stores: four heads at a time, as many as fit in the scores' memory.
+// Reduces sums over lanes and waves, divides by the totals, and stores: four heads at a time, as many as fit in the
+// memory of query and scores.
 DEV void merge(const AttentionArgs& a, const Task& task, const Shared& shared, float (*sums)[4]) {
   const int lanes = value_lanes(a.head_dim), d = LANE % lanes * 4;
   UNROLL for (int head = 0; head < HEADS; head++)
@@ -221,14 +226,16 @@ DEV void merge(const AttentionArgs& a, const Task& task, const Shared& shared, f
     if (LANE < lanes && d < a.head_dim)
       UNROLL for (int head = 0; head < MERGED_HEADS; head++)
         UNROLL for (int j = 0; j < 4; j++)
-          shared.merged[(TID / WAVE * MERGED_HEADS + head) * MAX_DIM + d + j] = half ? sums[MERGED_HEADS + head][j] : sums[head][j];
+          shared.merged[(TID / WAVE * MERGED_HEADS + head) * MAX_DIM + d + j] =
+              half ? sums[MERGED_HEADS + head][j] : sums[head][j];
     barrier();
     const int dim = TID % MAX_DIM;
     for (int head = TID / MAX_DIM; head < MERGED_HEADS && half + head < task.heads; head += THREADS / MAX_DIM) {
       if (dim >= a.head_dim) break;
       double sum = 0;
       for (int w = 0; w < WAVES; w++) sum += shared.merged[(w * MERGED_HEADS + head) * MAX_DIM + dim];
-      store_result(a, task.row, (task.first_head + half + head) * a.head_dim + dim, (float)(sum / shared.totals[half + head]));
+      const int k = (task.first_head + half + head) * a.head_dim + dim;
+      store_result(a, task.row, k, (float)(sum / shared.totals[half + head]));
     }
   }
   barrier();
@@ -285,17 +292,17 @@ template <int FORMAT> DEV void attend_row(const AttentionArgs& a, const Shared& 
   attend<FORMAT>(a, task, shared);
 }
 
-#define ATTENTION_PLAIN(name, FORMAT, blocks)                                                                           \
-  KERNEL(name, AttentionArgs, THREADS, blocks, 2) {                                                                          \
-    SHARED f32x4 buffer[(QUERY_BYTES + UNIT * HEADS * 4) / 16];                                                         \
-    SHARED double wave_sums[WAVES * HEADS];                                                                             \
-    SHARED double totals[HEADS];                                                                                        \
-    SHARED float wave_largest[WAVES * HEADS];                                                                           \
-    SHARED float factors[HEADS];                                                                                        \
-    attend_row<FORMAT>(a, Shared{(double*)buffer, (float*)buffer + QUERY_BYTES / 4, (float*)buffer, wave_largest,        \
-                                 wave_sums, factors, totals});                                                          \
+#define ATTENTION_PLAIN(name, FORMAT, blocks)                                                                          \
+  KERNEL(name, AttentionArgs, THREADS, blocks, 2) {                                                                    \
+    SHARED f32x4 buffer[(QUERY_BYTES + UNIT * HEADS * 4) / 16];                                                        \
+    SHARED double wave_sums[WAVES * HEADS];                                                                            \
+    SHARED double totals[HEADS];                                                                                       \
+    SHARED float wave_largest[WAVES * HEADS];                                                                          \
+    SHARED float factors[HEADS];                                                                                       \
+    attend_row<FORMAT>(a, Shared{(double*)buffer, (float*)buffer + QUERY_BYTES / 4, (float*)buffer, wave_largest,      \
+                                 wave_sums, factors, totals});                                                         \
   }
-// float64 sums of eight heads and two blocks a multiprocessor would spill on sm_90a.
+// With two blocks per multiprocessor the float64 sums of eight heads would spill on sm_90a.
 ATTENTION_PLAIN(attention_plain_f32, FORMAT_F32, 1)
 ATTENTION_PLAIN(attention_plain_f16, FORMAT_F16, 2)
 ATTENTION_PLAIN(attention_plain_bf16, FORMAT_BF16, 2)

@@ -1,7 +1,7 @@
-// draw: samples a token from each row of logits, bit for bit as the host's sampler, with the random number of the plan:
-// from all tokens, or from a nucleus. For a nucleus, tokens with a probability of at least `least` are sorted, if they
-// are at most DRAW_TOKENS. If they are more, if their sum does not exceed topp, or if a logit is not finite, the result
-// is -1 and the host samples the row. Grid: one block per logits row of the bucket.
+// draw: samples a token from each row of logits, bit for bit as the host's sampler, with the random number in the plan:
+// from all tokens, or from a nucleus (top-p). For a nucleus, tokens with a probability of at least `least` are sorted,
+// if they are at most DRAW_TOKENS. If they are more, if their sum does not exceed topp, or if a logit is not finite,
+// the result is -1 and the host samples the row. Grid: one block per logits row of the bucket.
 #include "ordered_sum.h"
 
 // Bitonic sort of `size` keys, a power of two. All threads call it, after the keys are written.
@@ -18,12 +18,13 @@ DEV void sort(u64* keys, int size) {
   barrier();
 }
 
-// Probabilities descend and then tokens ascend as keys ascend: the order of the sampler's stable sort.
+// Sort keys: ascending keys are descending probabilities, and ascending tokens of equal probability, as in the
+// sampler's stable sort.
 DEV u64 key_of(float probability, int token) { return (u64)~bits_of(probability) << 32 | (u32)token; }
 DEV float probability_of(u64 key) { return __builtin_bit_cast(float, ~(u32)(key >> 32)); }
 
-// The first of n keys at which the running sum exceeds `limit`, or -1. Up to a multiple of KEYS_AT_ONCE the keys are
-// those of 0.
+// The first of n keys at which the running sum of probabilities exceeds `limit`, or -1. The array is padded with keys
+// of probability 0 to a multiple of KEYS_AT_ONCE.
 enum { KEYS_AT_ONCE = 8 };
 DEV int first_above(const u64* keys, int n, float limit, float& sum) {
   sum = 0;
@@ -36,8 +37,8 @@ DEV int first_above(const u64* keys, int n, float limit, float& sum) {
   return -1;
 }
 
-// A lower bound of the arguments whose exponentials can be `least` of the sum or more: the exponent of `least`, rounded
-// down, with a margin for roundings. The largest exponential is 1, so the sum is at least 1.
+// A lower bound of the arguments whose exponentials can reach the share `least` of the sum: the exponent of `least`,
+// rounded down, with a margin for roundings. The largest exponential is 1, so the sum is at least 1.
 DEV float argument_of(float least) { return exponent_of(least) * 0.6931472f - 0.02f; }
 
 // The token sampled from n sorted keys, or -1 if the sum of their probabilities does not exceed `topp`.

@@ -1,5 +1,5 @@
-// embed: x[row] = the embedding of the row's token: the plan's, or the token that the device sampled last in a slot.
-// Grid: one block per row of the bucket.
+// embed: x[row] = the embedding of the row's token: the plan's token, or the token that the device sampled last for a
+// slot. Grid: one block per row of the bucket.
 #include "catalogue.h"
 #include "gpu/math.h"
 

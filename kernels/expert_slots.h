@@ -1,8 +1,8 @@
-// Where each expert's rows begin among the slots, see SortArgs.
+// Expert offsets: each expert's first slot, see SortArgs.
 #pragma once
 #include "gpu/gpu.h"
 
-// Slots that an expert with so many rows takes.
+// Slots of an expert with so many rows.
 HOST_DEV int slots_of(int rows) { return (rows + GROUP_ALIGN - 1) / GROUP_ALIGN * GROUP_ALIGN; }
 
 // Calls found(expert, its first slot) for each expert. Returns the end of the last expert's slots, in the last lane

@@ -1,10 +1,10 @@
-// plain_qkv, plain_attn_out, plain_mlp1, plain_mlp2, plain_logits: matrix products with float32 FMA, for weights that
-// the matrix cores' kernels do not take: float32 weights, and some shapes. Weights are in the wire format, BF16 or
-// float32: row-major, each matrix's rows padded to a multiple of WIRE_ROWS.
+// plain_qkv, plain_attn_out, plain_mlp1, plain_mlp2, plain_logits: matrix products with float32 FMA, for weights and
+// shapes that the kernels for matrix cores do not support. Weights are in the wire format, BF16 or float32: row-major,
+// each matrix's rows padded to a multiple of WIRE_ROWS.
 //
 // A block computes one wire tile, a wave OUT of its rows and IN input rows at a time; its lanes split K in pieces of
 // eight, with 8 loads of 16 bytes (BF16) for 128 products. With one term sums are in float32; with more (`exact`) each
-// product is rounded to float32, summed in float64 and rounded once. The order of a result's sum depends on K alone.
+// product is rounded to float32, summed in float64 and rounded once. The order of additions depends on K alone.
 //
 // Grid: ceil(n / WIRE_ROWS) * groups * splits; `splits` blocks share the input rows of a tile (any number; chosen to
 // fill the device). Threads: 8 waves.
@@ -16,7 +16,7 @@
 enum { OUT = 4, IN = 4, THREADS = GEMM_PLAIN_THREADS, WAVES = THREADS / WAVE };
 static_assert(OUT * WAVES == WIRE_ROWS && OUT * IN <= WAVE, "a block takes a tile, a lane one result");
 
-// OUT weight rows times IN input rows of a wave.
+// A wave's job: OUT weight rows times up to IN input rows.
 struct Job {
   int group;
   int out;           // the first of the weight rows, within the matrix
@@ -70,8 +70,8 @@ struct Part {
   int group;
   int out;
   int first;         // the group's first row
-  int count;         // its rows; none where there is nothing to do
-  int row;           // the first of the part's
+  int count;         // the group's rows; 0 if there is nothing to do
+  int row;           // first input row of the part, within the group
   int step;
 };
 DEV Part begin(const GemmArgs& a) {
@@ -80,7 +80,8 @@ DEV Part begin(const GemmArgs& a) {
   const u32 tiles = (u32)(a.n + WIRE_ROWS - 1) / WIRE_ROWS, all = tiles * a.groups, splits = GRID / all;
   const int group = BID % all / tiles, out = BID % tiles * WIRE_ROWS + TID / WAVE * OUT;
   const bool idle = (u32)BID >= splits * all || out >= a.n;
-  return Part{group, out, a.offsets ? a.offsets[group] : 0, idle ? 0 : a.rows[group], (int)(BID / all) * IN, (int)splits * IN};
+  const int first = a.offsets ? a.offsets[group] : 0, count = idle ? 0 : a.rows[group];
+  return Part{group, out, first, count, (int)(BID / all) * IN, (int)splits * IN};
 }
 
 // Calls finish(n, row, sum + bias) in each lane for each of its results; `row` is below 0 for padding.
@@ -115,7 +116,7 @@ struct StoreExperts {
   }
 };
 
-// Rows alternate gate and up, so a gate's up is the result IN lanes further on.
+// Outputs alternate gate and up, so the lane with a gate finds its up IN lanes further on.
 struct GatedUnit {
   const GemmArgs& a;
   DEV void store(int row, int k, float v) const {
@@ -129,7 +130,7 @@ struct GatedUnit {
     if (row >= 0 && n % 2 == 0) store(row, n >> 1, gated);
   }
 };
-// Zeros from the last column to the end of its slab, written by the lane with that column.
+// Fills the tiled output with zeros from the last column to the end of its slab; the wave with the last column does it.
 DEV void fill_up(const GemmArgs& a, const Part& part) {
   if (part.out + OUT < a.n) return;
   const int width = (int)((u32)a.n / 2), padding = -width & (SLAB - 1);

@@ -1,8 +1,9 @@
-// What `rmsnorm` and `norm_route` share: x += what the row's experts gave, t = x / sqrt(mean(x^2) + 1e-5) * weight.
+// Shared by `rmsnorm`, `norm_route` and `settle`: x += the weighted sum of the row's expert outputs, then RMSNorm: t =
+// x / sqrt(mean(x^2) + 1e-5) * weight.
 //
-// A block has a row. Each thread keeps its pieces of eight elements of x in registers from the sum of squares to the scaling,
-// so that everything is read once: at 2880 elements 11.5 KB of x, 23 KB of four experts' FP16 outputs, and 17 KB written.
-// A row's sums are a tree over the block's threads: the same whatever its company.
+// A block computes one row. Each thread keeps its pieces of eight elements of x in registers from the sum of squares to
+// the scaling, so everything is read once: with 2880 elements 11.5 KB of x and 23 KB of four experts' FP16 outputs; 17
+// KB are written. A row's sums are a tree over the block's threads, the same whatever other rows there are.
 #pragma once
 #include "catalogue.h"
 #include "gpu/early.h"
@@ -11,15 +12,16 @@
 enum { NORM_WAVES = NORM_THREADS / WAVE, NORM_PIECES = NORM_MOST_HIDDEN / (NORM_THREADS * 8) };
 static_assert(NORM_PIECES * NORM_THREADS * 8 == NORM_MOST_HIDDEN, "a thread's pieces are whole");
 
-// The block's row, -1 if it is beyond the step's. Known before the predecessor has ended; the weights, which are in no
-// cache where a layer's other weights have passed since the step before, are sent for meanwhile.
+// The block's row, or -1 beyond the step's rows. It is known before the predecessor has ended; meanwhile the norm's
+// weights are prefetched, since the layers' other weights have evicted them from L2 since the last step.
 DEV int prepare_norm(const NormArgs& a) {
   if (BID == 0 && TID * 32 < a.hidden) prefetch_l2(a.weight + TID * 32);
   const int rows = load_fresh(a.select ? &a.step.header->logits_rows : &a.step.header->rows);
   return BID >= rows ? -1 : a.select ? load_fresh(&a.step.logits[BID].row) : BID;
 }
 
-// The sum over the row's experts, in order of their index, as the CPU's: one float32 fma after the other, then onto x.
+// Adds the weighted sum of the row's expert outputs to x, in order of the experts' indices like the CPU: a chain of
+// float32 FMAs, then one addition to x.
 template <int FORMAT> DEV void add_experts(const NormArgs& a, int row, int k, float* x) {
   float sum[8] = {};
   for (int i = 0; i < a.k; i++) {
@@ -40,7 +42,7 @@ DEV void load_piece(const NormArgs& a, int row, int k, float* x) {
   if (!a.select) store8(at, a.hidden - k, x);
 }
 
-// 1 / sqrt(mean square + 1e-5), the squares' sum in float64 (exact) or float32.
+// 1 / sqrt(mean square + 1e-5). The sum of squares is float64 (exact) or float32.
 template <class Sum> DEV float row_scale(float (*x)[8], int hidden, Sum* scratch) {
   Sum squares = 0;
   UNROLL for (int p = 0; p < NORM_PIECES; p++)
@@ -50,8 +52,8 @@ template <class Sum> DEV float row_scale(float (*x)[8], int hidden, Sum* scratch
   return div_rn(1.f, sqrt_rn((float)mean));
 }
 
-// Norms row `row` of x into row `to` of t; use(k, t) gets every piece, zeros behind the row's end included. `scratch` is the
-// block's own.
+// Norms row `row` of x into row `to` of t. Calls use(k, t) with each piece, also with the zeros after the row's end.
+// `scratch` is used by nothing else.
 template <class Use> DEV void norm_row(const NormArgs& a, int row, int to, double* scratch, Use use) {
   float x[NORM_PIECES][8] = {};
   UNROLL for (int p = 0; p < NORM_PIECES; p++) {
@@ -66,7 +68,8 @@ template <class Use> DEV void norm_row(const NormArgs& a, int row, int to, doubl
     float w[8], t[8];
     load8<FORMAT_F32>(a.weight, k, a.hidden - k, w);
     UNROLL for (int j = 0; j < 8; j++) {
-      const float scaled = a.exact ? (float)((double)w[j] * ((double)scale * (double)x[p][j])) : w[j] * (scale * x[p][j]);
+      const float scaled =
+          a.exact ? (float)((double)w[j] * ((double)scale * (double)x[p][j])) : w[j] * (scale * x[p][j]);
       t[j] = k + j < a.hidden ? scaled : 0.f;
     }
     use(k, t);

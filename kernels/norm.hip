@@ -1,6 +1,6 @@
 // rmsnorm: see norm.h.
 //
-// Grid: one block a row of the bucket (select: a logits row). hidden is at most NORM_MOST_HIDDEN.
+// Grid: one block per row of the bucket (select: per logits row). hidden is at most NORM_MOST_HIDDEN.
 #include "norm.h"
 
 KERNEL(rmsnorm, NormArgs, NORM_THREADS, 2, 4) {

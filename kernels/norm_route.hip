@@ -1,11 +1,11 @@
 // norm_route: rmsnorm and route fused, for at most as many rows as multiprocessors; for a single row sort and gather
-// are fused, too. The time of steps with few rows is that of their launches.
+// are fused, too. With few rows a step takes as long as its launches.
 //
 // The router reads the row from shared memory, and prefetches ROUTE_AHEAD steps of its weights to registers. Results
 // have the same bits as those of the separate kernels. A single row's experts have a slot each, GROUP_ALIGN apart.
 //
-// Grid: one block a row of the bucket. Limits are those of norm.h and route.h. route's t32 is not read, norm's not written; `sort`
-// and `gather` are read where the bucket is of one row (`alone`).
+// Grid: one block per row of the bucket. Limits are those of norm.h and route.h. `norm.t32` and `route.t32` are unused;
+// `sort` and `gather` are used only if the bucket is of one row (`alone`).
 #include "expert_slots.h"
 #include "norm.h"
 #include "route.h"
@@ -31,7 +31,8 @@ DEV void send_alone(const NormRouteArgs& a, const Routing<1>& s, const float* t)
   }
 }
 
-// Prefetches the router's weights before the predecessor ends: since the last step the other weights have evicted them.
+// Prefetches the router's weights to L2 before the predecessor ends: other weights have evicted them since the last
+// step.
 DEV void prefetch_router(const RouteArgs& a) {
   const i64 bytes = (i64)a.n_experts * a.hidden * (a.format == FORMAT_F32 ? 4 : 2);
   for (i64 at = (i64)(BID * NORM_THREADS + TID) * 128; at < bytes; at += (i64)GRID * NORM_THREADS * 128)
@@ -48,7 +49,9 @@ KERNEL(norm_route, NormRouteArgs, NORM_ROUTE_THREADS, 1, 2) {
   const int index = prepare_norm(a.norm);
   after_predecessor();
   if (index < 0) return;
-  norm_row(a.norm, BID, BID, scratch, [&](int k, const float* v) { UNROLL for (int j = 0; j < 8; j++) t[k + j] = v[j]; });
+  norm_row(a.norm, BID, BID, scratch, [&](int k, const float* v) {
+    UNROLL for (int j = 0; j < 8; j++) t[k + j] = v[j];
+  });
   barrier();
   route_row<NORM_THREADS>(a.route, t, BID, s);
   if (a.alone) send_alone(a, s, t);

@@ -1,19 +1,21 @@
-// Sums of a row's exponentials in the order of its tokens, to the bit of the host's sampler, by a block.
+// The sum of a row's exponentials in the order of its tokens, computed by a block, equal to the bit to the host's
+// sequential sum.
 //
-// The sampler adds e^(x / T - max) in float64 in the order of the tokens, and each addition rounds. Between two
-// powers of two, base and 2 base, the sum S is a whole number of units u = 2^-52 base, and S + e rounds to S plus e
-// rounded to units; only where e lies half way between two does S matter, by being even or odd. So what any run of
-// values adds is known from S's parity alone: a pair of numbers, found by adding the values to `base` and to `base` +
-// u. Two such pairs give that of both runs; so threads, waves and then the block sum in parallel what is to be summed
-// in order. The thread in whose values S leaves its binade, which happens a dozen times a row, is found, its values
-// are added one by one, and the threads behind it begin anew. Values below u / 2 add nothing: their exponentials are
-// not made. The running sum of float32 probabilities, up to where it exceeds the coin, is found likewise.
+// The host's sampler adds e^(x / T - max) in float64 in the order of the tokens, and each addition rounds. While the
+// sum S stays in one binade, from base to 2 base, it is a whole number of units u = 2^-52 base, and S + e rounds to S
+// plus e rounded to units. S matters only where e is half way between two units: ties go to even, so S's parity
+// decides. So what a run of values adds depends on S's parity alone: two numbers, found by adding the values to `base`
+// (even) and to `base` + u (odd). The pairs of two consecutive runs combine to the pair of both; so threads, waves and
+// the block sum in parallel what is to be summed in order. The thread in whose values S leaves its binade, which
+// happens a dozen times per row, is found, its values are added one by one, and the threads after it start again in the
+// new binade. Values below u / 2 add nothing: their exponentials are not computed. The running sum of float32
+// probabilities, up to where it exceeds the random number (`coin`), is found in the same way.
 #pragma once
 #include "catalogue.h"
 #include "gpu/math.h"
 
-// Of 128 to 1024 threads with 8 or 16 values each, these serve 890 rows best, a quarter faster than 512 with 8, and a
-// row alone, too; from 32 to 132 rows they are a tenth slower (benches/record).
+// Of 128 to 1024 threads with 8 or 16 values each, 256 with 16 were fastest for 890 rows, a quarter faster than 512
+// with 8, and for a single row; for 32 to 132 rows they are a tenth slower than the best (benches/record).
 enum { THREADS = DRAW_THREADS, WAVES = THREADS / WAVE, EACH = 16, TILE = THREADS * EACH };
 
 template <class T> struct Bits;
@@ -24,7 +26,7 @@ template <class T> DEV typename Bits<T>::Word bits_of(T v) { return __builtin_bi
 // The exponent of a number that is not negative.
 template <class T> DEV int exponent_of(T v) { return (int)(bits_of(v) >> Bits<T>::FRACTION) - Bits<T>::BIAS; }
 
-// A binade: sums from `base` up to below `end`; 0 and the subnormal numbers are one, too.
+// A binade: sums from `base` up to, not including, `end`. 0 and the subnormal numbers are one, too.
 template <class T> struct Binade {
   T base, next, end;                                       // next: base + u
   DEV explicit Binade(T sum) {
@@ -36,14 +38,13 @@ template <class T> struct Binade {
   }
 };
 
-// What a run of values makes of the sums `base` (even) and `next` (odd). As long as all stays below `end` these are
-// exact.
+// What a run of values makes of the sums `base` (even) and `next` (odd). Exact as long as all sums stay below `end`.
 template <class T> struct Run { T even, odd; };
 
 template <class T> DEV T add(T sum, const Run<T>& run, const Binade<T>& b) {
   return sum + (bits_of(sum) & 1 ? run.odd - b.next : run.even - b.base);
 }
-// The run of N lanes' runs, in order, in the first of them.
+// Combines the runs of N lanes in order; the first lane has the result.
 template <int N, class T> DEV Run<T> lanes_run(Run<T> mine, const Binade<T>& b) {
   for (int o = 1; o < N; o *= 2) {
     const int from = (LANE + o) % WAVE;
@@ -59,8 +60,8 @@ struct Exponential {
   const u64* powers;                                       // 2^(i / POWERS), less i << 47
   double inverse;                                          // of the temperature
   float max;
-  // x / T - max. No quotient of float32 numbers is nearer than 2^-49 of itself to the middle between two others, and
-  // the product is as near as 2^-52: it rounds as the quotient does.
+  // x / T - max. A quotient of float32 numbers is never nearer than 2^-49 of itself to the midpoint of two float32
+  // numbers, and the product with 1 / T has an error of at most 2^-52: so it rounds as the quotient does.
   DEV float argument(float logit) const { return add_rn((float)(logit * inverse), -max); }
   DEV float operator()(float argument) const {
     const double magic = 0x1.8p52, log2_e_32 = 0x1.71547652b82fep5;
@@ -84,9 +85,10 @@ template <class T> struct Shared {
   float values[WAVE][EACH];                                // and their values
 };
 
-// The sum of `exponential` over `total` of a row's logits, each rounded to float32, in type T and in order; up to the
-// first that makes it exceed `limit`, whose index becomes `reached`. All threads find the same. Bit t % 64 of `large`
-// is set where a value of this wave in tile t has an argument of at least `large_from`.
+// The sum of `exponential` / `total` of a row's logits, each quotient rounded to float32, in type T and in order of the
+// tokens; it ends with the first token that makes it exceed `limit`, whose index becomes `reached`. All threads get the
+// same result. Bit t % 64 of `large` is set where a value of this wave in tile t has an argument of at least
+// `large_from`.
 template <class T>
 DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, double total, T limit,
                    Shared<T>& shared, int& reached, float large_from, u64& large) {
@@ -96,8 +98,8 @@ DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, d
   load_mine(logits, TID * EACH, n, raw);
   for (int first = 0; first < n && reached < 0 && sum == sum; first += TILE) {
     const int mine = first + TID * EACH;
-    // Arguments below this make values below u / 2. The margin, a hundredth, is more than their roundings; below
-    // 2^-120, where these may be those of subnormal numbers, multiples of 2^-149, there is no such argument.
+    // Arguments below this have exponentials below u / 2. The margin of a hundredth is more than their rounding errors.
+    // Below 2^-120 the exponentials may be subnormal, multiples of 2^-149: no bound there.
     const int half_unit = exponent_of(sum) - Bits<T>::FRACTION - 1;
     const float least_argument = (float)(half_unit + exponent_of(total)) * 0.6931472f - 0.01f;
     const float nothing_below = half_unit < -120 ? -__builtin_inff() : least_argument;
@@ -109,12 +111,13 @@ DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, d
       any_large |= v[i] >= large_from;
     }
     if (wave_any(any_large)) large |= (u64)1 << first / TILE % 64;
-    load_mine(logits, mine + TILE, n, raw);                // comes while these are summed
+    load_mine(logits, mine + TILE, n, raw);                // in flight while these are summed
     if (something) UNROLL for (int i = 0; i < EACH; i++) v[i] = exponential(v[i]);
     else UNROLL for (int i = 0; i < EACH; i++) v[i] = 0;
     if (something && total != 1) UNROLL for (int i = 0; i < EACH; i++) v[i] = (float)(v[i] / total);
 
-    for (int from = 0; from < THREADS && reached < 0 && sum == sum;) {   // the values of threads before it are summed
+    // the values of threads before `from` are summed
+    for (int from = 0; from < THREADS && reached < 0 && sum == sum;) {
       const Binade<T> b(sum);
       Run<T> run{b.base, b.next};
       if (TID >= from) UNROLL for (int i = 0; i < EACH; i++) run.even += v[i], run.odd += v[i];
@@ -129,7 +132,7 @@ DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, d
         sum = after;
         break;
       }
-      // NaN passes neither comparison, here and below.
+      // NaN fails both comparisons, here and below.
       int wave = from / WAVE, lane = 0;
       for (T next; wave < WAVES - 1 && (next = add(sum, waves[wave], b)) < b.end && next <= limit; wave++) sum = next;
       if (TID / WAVE == wave) {

@@ -1,8 +1,8 @@
 // range: the smallest and the largest exponent of a tensor in the wire format, from which the host chooses the power of
-// two that brings it into FP16's range; for BF16 also the smallest of the rows' largest exponents, which decides
-// whether small values may be lost. Padding rows are ignored.
+// two that brings it into FP16's range. For BF16 also the smallest of the rows' largest exponents, which decides
+// whether small values may be flushed. Padding rows are ignored.
 //
-// Grid: any; four blocks a multiprocessor read at the memory's rate.
+// Grid: any; four blocks per multiprocessor read at the rate of memory.
 #include "catalogue.h"
 #include "gpu/math.h"
 #include "wire.h"
@@ -16,7 +16,7 @@ DEV void widen(Range& range, int exponent) {
   if (exponent > range.largest) range.largest = exponent;
 }
 
-// The exponent of a BF16 value; a subnormal's is that of its leading bit.
+// Includes the exponent of a BF16 value; a subnormal's is that of its leading bit.
 DEV void widen_by_bf16(Range& range, u32 value) {
   const int field = (int)(value >> 7 & 255), mantissa = (int)(value & 127);
   if (field) widen(range, field - 127);
@@ -31,7 +31,7 @@ DEV int wave_largest(int v) {
   return v;
 }
 
-// A lane's part of a row: 16 bytes at a time where rows start at a multiple of them.
+// The range of a lane's part of a row, read 16 bytes at a time if rows are aligned to that.
 DEV Range range_of_row(const u16* values, int cols) {
   Range range = nothing();
   const int pieces = cols % 8 == 0 ? cols / 8 : 0;

@@ -1,9 +1,9 @@
 // rope_store: applies the rotary embedding to queries and keys, writes q, and writes keys and values to the KV cache.
 //
 // One block per row; a thread has four pairs (i, i + head_dim / 2) of a head, or four elements of a value: it reads 16
-// bytes and writes 8 or 16, which neighbouring threads complete to cache lines. head_dim is a multiple of 8.
+// bytes and writes 8 or 16, and neighbouring threads fill cache lines. head_dim is a multiple of 8.
 //
-// Grid: one block a row of the bucket.
+// Grid: one block per row of the bucket.
 #include "catalogue.h"
 #include "gpu/early.h"
 
@@ -23,7 +23,7 @@ template <int FORMAT> DEV void store4(void* array, i64 at, const float* v) {
 struct Place {
   int row;
   int position;
-  u8* page;          // of this layer and the row's position
+  u8* page;          // the page with the row's position, of this layer
 };
 
 // Rounded as on the CPU: the first product is rounded, the second one is fused with the addition.
@@ -34,7 +34,7 @@ template <int FORMAT> DEV void rotate(const RopeStoreArgs& a, const Place& place
   const f32x4 cos = *(const f32x4*)(a.cos + (i64)place.position * half + i);
   const f32x4 sin = *(const f32x4*)(a.sin + (i64)place.position * half + i);
   const bool query = head < a.heads;
-  // 16-bit attention computes 2^(q k): log2(e) / sqrt(head_dim) and q are rounded once, together.
+  // 16-bit attention computes 2^(q k): q is scaled by log2(e) / sqrt(head_dim) before it is rounded to 16 bits.
   const float scale = query && FORMAT != FORMAT_F32 ? div_rn(1.44269504f, sqrt_rn((float)a.head_dim)) : 1.f;
   float first[4], second[4];
   for (int j = 0; j < 4; j++) {
@@ -69,7 +69,7 @@ template <int FORMAT> DEV void store_row(const RopeStoreArgs& a, const Place& pl
 KERNEL(rope_store, RopeStoreArgs, THREADS, 4, 4) {
   let_successor_start();
   Place place{BID, -1, nullptr};
-  if (BID < a.step.header->rows) {                         // the plan is there already: see early.h
+  if (BID < a.step.header->rows) {                         // the plan may be read already: see early.h
     place.position = a.step.positions[BID];
     const ChunkInfo& chunk = a.step.chunks[a.step.row_chunk[BID]];
     place.page = a.kv + kv_page(a.step, chunk, place.position, a.windowed) * a.page_bytes;

@@ -1,31 +1,32 @@
-// What `route` and `norm_route` share: router logits in float32 (exact: float64 sums of rounded products), the k largest,
-// their softmax.
+// Shared by `route` and `norm_route`: router logits in float32 (exact: float64 sums of rounded products), the k largest
+// of them (top-k), and their softmax.
 //
-// A block's waves split the experts; a wave's lanes split K in pieces of eight: a row's sums are the same whatever rows
-// share its block. The k largest are found by rank, each expert counting those ahead of it: no chain of k searches.
+// A block's waves split the experts; a wave's lanes split K in pieces of eight. So a row's sums are the same whatever
+// rows share its block. The k largest are found by rank: each expert counts those ahead of it, so there is no chain of
+// k searches.
 //
-//   One row   is read from where it lies, and a wave has ROUTE_AHEAD steps of the weights of ROUTE_EXPERTS experts under
-//             way.
-//   Several   are staged in shared memory, a step of K at a time, for all waves. A wave's sums of all rows and 4 or 8
-//             experts stay in its registers, so that a weight is brought from the L2 once a block and an operand serves
-//             many products.
+//   One row   is read from where it is, and a wave has ROUTE_AHEAD steps of the weights of ROUTE_EXPERTS experts in
+//             flight.
+//   Several   are staged in shared memory for all waves, one step of K at a time. A wave's sums of all rows and 4 or 8
+//             experts stay in its registers. So a block reads each weight from L2 once, and each operand serves many
+//             products.
 #pragma once
 #include "catalogue.h"
 #include "gpu/math.h"
 
 enum { ROUTE_ROWS = ROUTE_PER_BLOCK, MAX_EXPERTS = ROUTE_MOST_EXPERTS, MAX_K = ROUTE_MOST_EXPERTS_PER_TOKEN };
-// Experts whose sums a wave adds up at once, and rows; steps of K that a wave with one row has under way.
+// Experts and rows whose sums a wave reduces together; steps of K that a wave with one row has in flight.
 enum { ROUTE_EXPERTS = 4, ROUTE_TREE_ROWS = 4, ROUTE_AHEAD = 3 };
 
-// What a block knows of its ROWS rows. Places of picks are in order of the logit, the largest first.
+// A block's results for its ROWS rows. Picks (the k largest) are in order of the logit, the largest first.
 template <int ROWS> struct Routing {
   float logits[ROWS][MAX_EXPERTS];
-  u32 orders[ROWS][MAX_EXPERTS];         // what order_of makes of them
+  u32 orders[ROWS][MAX_EXPERTS];         // order_of(logit)
   int picks[ROWS][MAX_K];
-  float exponentials[ROWS][MAX_K];       // of the picks' logits less the largest
+  float exponentials[ROWS][MAX_K];       // of each pick's logit minus the largest
 };
 
-// A number that orders as the logit does; NaN is the smallest, zeros are equal.
+// A number that compares as the logit does; NaN is the smallest, zeros are equal.
 DEV u32 order_of(float v) {
   const u32 bits = __builtin_bit_cast(u32, v);
   return v != v ? 0 : v == 0 ? 0x80000000u : bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -35,8 +36,8 @@ DEV void add_product(float& sum, float w, float t) { sum = fma_rn(w, t, sum); }
 DEV void add_product(double& sum, float w, float t) { sum += (double)mul_rn(w, t); }
 
 template <class Sum> using TreeSums = Sum[ROUTE_TREE_ROWS][ROUTE_EXPERTS];
-// Adds up over the wave what its lanes have of ROUTE_TREE_ROWS rows, `row` the first, and ROUTE_EXPERTS experts: one
-// tree, however many of the rows exist.
+// Sums over the wave's lanes for ROUTE_TREE_ROWS rows from `row` on and ROUTE_EXPERTS experts from `first` on, and
+// stores the logits: one tree, however many of the rows exist.
 template <class Sum, int ROWS>
 DEV void finish_logits(const RouteArgs& a, TreeSums<Sum>& sums, int row, int first, Routing<ROWS>& s) {
   const float sum = (float)wave_sums<ROUTE_TREE_ROWS * ROUTE_EXPERTS>(&sums[0][0]);
@@ -48,8 +49,8 @@ DEV void finish_logits(const RouteArgs& a, TreeSums<Sum>& sums, int row, int fir
 
 // ---- one row
 
-// One wave's products of the row `in`, number `row` of the block's, and experts `first` to `first + ROUTE_EXPERTS - 1`,
-// N elements of K a lane at a time. What is not there repeats the last one.
+// One wave's products of the row `in`, number `row` of the block's rows, and experts `first` to `first + ROUTE_EXPERTS
+// - 1`, N elements of K per lane at a time. Beyond the last expert, the last one is repeated.
 template <class Sum, int FORMAT, int N, int ROWS>
 DEV void multiply_row(const RouteArgs& a, const float* in, int row, int first, Routing<ROWS>& s) {
   constexpr int STRIDE = WAVE * N;
@@ -89,7 +90,7 @@ template <int FORMAT> struct RawWeights {
     const Piece* at = (const Piece*)((const u8*)w + first * (FORMAT == FORMAT_F32 ? 4 : 2));
     UNROLL for (int i = 0; i < (FORMAT == FORMAT_F32 ? 2 : 1); i++) pieces[i] = at[i];
   }
-  // Four of them.
+  // Four of the eight: the first or the second half.
   DEV void take(int half, float* v) const {
     const u32x4 words = __builtin_bit_cast(u32x4, pieces[FORMAT == FORMAT_F32 ? half : 0]);
     UNROLL for (int i = 0; i < 4; i++)
@@ -99,12 +100,12 @@ template <int FORMAT> struct RawWeights {
 };
 
 // A step of K of the block's rows: [row][first or second four of a lane's eight][lane], so that a wave reads without
-// conflicts. Two of them, one being filled while the other is read.
+// bank conflicts. Double-buffered: one stage is filled while the other is read.
 struct Stage {
-  enum : int { PIECES = ROUTE_ROWS * 2 * WAVE };           // of four elements
+  enum : int { PIECES = ROUTE_ROWS * 2 * WAVE };           // of four elements each
   Piece pieces[2][PIECES];
 };
-// A thread's pieces of the next step, under way.
+// A thread's pieces of the next step, in flight.
 template <int THREADS> struct Ahead {
   enum : int { COUNT = Stage::PIECES / THREADS };
   Piece pieces[COUNT];
@@ -122,8 +123,8 @@ template <int THREADS> struct Ahead {
   }
 };
 
-// E experts a wave. Rows and experts that are not there repeat the last one. (Sending for two steps ahead was slower by
-// a tenth.)
+// E experts per wave. Beyond the last row or expert, the last one is repeated. (Prefetching two steps ahead was slower
+// by a tenth.)
 template <class Sum, int FORMAT, int E, int THREADS>
 DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
   constexpr int STRIDE = WAVE * 8;
@@ -169,7 +170,7 @@ DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, Stage& s
 
 template <class Sum, int FORMAT, int THREADS>
 DEV void multiply_rows(const RouteArgs& a, const float* in, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
-  constexpr int MOST = sizeof(Sum) == 4 && FORMAT != FORMAT_F32 ? 8 : 4;         // registers
+  constexpr int MOST = sizeof(Sum) == 4 && FORMAT != FORMAT_F32 ? 8 : 4;         // as registers allow
   if (a.hidden % 8)
     for (int r = 0; r < rows; r++) multiply_row<Sum, FORMAT, THREADS>(a, in + (i64)r * a.hidden, r, s);
   else if (a.n_experts > THREADS / WAVE * 4)
@@ -178,9 +179,9 @@ DEV void multiply_rows(const RouteArgs& a, const float* in, int rows, Stage& sta
     multiply_staged<Sum, FORMAT, 4, THREADS>(a, in, rows, stage, s);
 }
 
-// ---- logits to picks
+// ---- from logits to picks
 
-// How many experts of a row come before one: a larger logit, or the same and a lower index.
+// An expert's rank: how many experts of the row have a larger logit, or an equal one and a lower index.
 DEV int rank_of(const u32* orders, int n, int expert) {
   const u32 mine = orders[expert];
   int rank = 0;
@@ -189,15 +190,15 @@ DEV int rank_of(const u32* orders, int n, int expert) {
   return rank;
 }
 
-// The place of a pick among a row's, in order of the expert's index.
+// A pick's position among the row's picks in order of the expert's index.
 DEV int place_of(const int* picks, int k, int rank) {
   int place = 0;
   for (int i = 0; i < k; i++) place += picks[i] < picks[rank];
   return place;
 }
 
-// Picks from the logits of `rows` rows, of which the first is number `first_row` of the step, and their shares as the
-// CPU's softmax over the picks, the largest first. When it returns all threads see the picks.
+// Picks experts from the logits of `rows` rows, the first of which is number `first_row` of the step. Their shares are
+// the CPU's softmax over the picks, summed from the largest on. When it returns all threads see the picks.
 template <int THREADS, int ROWS> DEV void pick_experts(const RouteArgs& a, int first_row, int rows, Routing<ROWS>& s) {
   barrier();
   for (int i = TID; i < rows * a.n_experts; i += THREADS) {
@@ -221,9 +222,9 @@ template <int THREADS, int ROWS> DEV void pick_experts(const RouteArgs& a, int f
   }
 }
 
-// ---- what the kernels call
+// ---- entry points of the kernels
 
-// Routes row `row` of the step, which lies at `in`.
+// Routes row `row` of the step, which is at `in`.
 template <int THREADS> DEV void route_row(const RouteArgs& a, const float* in, int row, Routing<1>& s) {
   const auto multiply = [&](auto zero) {
     if (a.format == FORMAT_F32) multiply_row<decltype(zero), FORMAT_F32, THREADS>(a, in, 0, s);
@@ -234,9 +235,10 @@ template <int THREADS> DEV void route_row(const RouteArgs& a, const float* in, i
   pick_experts<THREADS>(a, row, 1, s);
 }
 
-// Routes `rows` rows, at most ROUTE_ROWS, of which `in` is the first and number `first_row` of the step.
+// Routes `rows` rows, at most ROUTE_ROWS, from row `first_row` of the step on; the first is at `in`.
 template <int THREADS>
-DEV void route_rows(const RouteArgs& a, const float* in, int first_row, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
+DEV void route_rows(const RouteArgs& a, const float* in, int first_row, int rows, Stage& stage,
+                    Routing<ROUTE_ROWS>& s) {
   const auto multiply = [&](auto zero) {
     if (a.format == FORMAT_F32) multiply_rows<decltype(zero), FORMAT_F32, THREADS>(a, in, rows, stage, s);
     else multiply_rows<decltype(zero), FORMAT_BF16, THREADS>(a, in, rows, stage, s);

@@ -1,8 +1,8 @@
-// route: chooses experts and their weights for ROUTE_ROWS rows per block, so that the router's matrix (184 KB at 32
-// experts of 2880, 737 KB at 128) are read once for all of them and the products stay below what one SM draws from the
-// L2.
+// route: chooses experts and their shares for ROUTE_ROWS rows per block. So the router's matrix (184 KB with 32 experts
+// of 2880, 737 KB with 128) is read once for all of them, and the products are not limited by the rate at which an SM
+// reads L2.
 //
-// Grid: rows of the bucket / ROUTE_ROWS, rounded up. At most MAX_EXPERTS experts, MAX_K of them a token.
+// Grid: rows of the bucket / ROUTE_ROWS, rounded up. At most MAX_EXPERTS experts, MAX_K of them per token.
 #include "route.h"
 
 enum { THREADS = ROUTE_THREADS };

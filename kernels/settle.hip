@@ -1,7 +1,7 @@
-// settle: x += what each row's experts gave, where no norm follows that adds it: at the end of a device's layers, if
-// another device has the next ones. The sum is the norm's own (norm.h), to the bit.
+// settle: x += the weighted sum of each row's expert outputs, where no norm follows that would add it: at the end of a
+// device's layers, if another device has the next ones. The sum equals norm.h's to the bit.
 //
-// Grid: one block a row of the bucket.
+// Grid: one block per row of the bucket.
 #include "norm.h"
 static_assert(SETTLE_THREADS == NORM_THREADS, "norm.h counts with them");
 

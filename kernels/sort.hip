@@ -1,22 +1,28 @@
 // sort: assigns a slot to each (row, expert) pair; an expert's slots are consecutive, in order of rows.
 //
-// One block, a thread a row. A row names an expert at most once, so a chunk of rows is a bit matrix [expert][row] in shared
-// memory, and a pair's slot is the expert's first one plus the bits before its own: population counts and one prefix over
-// 32 words an expert, no sorting. Bits are set by atomic additions, whose order does not matter, so slots are the same
-// in every run. Rows beyond a chunk are taken in further rounds, first to count, then to place.
+// One block, one thread per row. A row names an expert at most once, so a chunk of rows is a bit matrix [expert][row]
+// in shared memory, and a pair's slot is the expert's first slot plus the number of bits before its own: population
+// counts and one prefix sum over 32 words per expert instead of sorting. Bits are set by atomic additions, whose order
+// does not matter, so slots are the same in every run. Rows beyond a chunk are taken in further rounds, first to count,
+// then to assign slots.
 //
 // Grid: 1. At most MAX_EXPERTS experts.
 #include "catalogue.h"
 #include "expert_slots.h"
 
-enum { THREADS = SORT_THREADS, WAVES = THREADS / WAVE, MAX_EXPERTS = SORT_MOST_EXPERTS, MATRIX_WORDS = MAX_EXPERTS * (16 + 1) };
+enum {
+  THREADS = SORT_THREADS,
+  WAVES = THREADS / WAVE,
+  MAX_EXPERTS = SORT_MOST_EXPERTS,
+  MATRIX_WORDS = MAX_EXPERTS * (16 + 1),
+};
 
 struct Chunks {
-  u32* bits;         // [n_experts][words + 1]; the odd stride spreads a word of all experts over the banks
-  int* before;       // the same shape: bits in the expert's words before this one
-  int* counts;       // [n_experts], of the rows of the chunks so far
+  u32* bits;         // [n_experts][words + 1]; the odd stride spreads experts over LDS banks
+  int* before;       // [n_experts][words + 1]: number of bits in the expert's words before this one
+  int* counts;       // [n_experts]: rows of the chunks so far
   int* firsts;       // [n_experts]: the slot of the expert's first row of the chunk
-  int words;         // of 32 rows, in a chunk
+  int words;         // per chunk, of 32 rows each
   int rows;
   int n_experts;
   int k;
@@ -34,7 +40,7 @@ DEV void mark(const Chunks& c, const int* experts, int first_row) {
     for (int i = 0; i < c.k; i++)
       atomic_add((int*)&c.bits[experts[(i64)row * c.k + i] * stride + TID / 32], (int)(1u << TID % 32));
   barrier();
-  // A wave per expert, a lane per word; a prefix sum over lanes.
+  // One wave per expert, one lane per word: a prefix sum over lanes.
   for (int e = TID / WAVE; e < c.n_experts; e += WAVES) {
     const int own = LANE < c.words ? bits_set(c.bits[e * stride + LANE]) : 0;
     int sum = own;

@@ -1,10 +1,10 @@
-// sort_gather: sort and gather fused, for few rows, whose steps take as long as their launches.
+// sort_gather: sort and gather fused, for few rows, where a step takes as long as its launches.
 //
 // Every block sorts redundantly: an expert's rows are a few words of bits in shared memory, and a pair's slot is the
 // expert's first slot plus the number of bits before its own, as in sort. Then the block copies ROWS rows of one slab,
 // as gather does. The first block writes slots and offsets.
 //
-// Grid: as gather's. At most FEW_ROWS rows, MAX_EXPERTS experts, MAX_TERMS terms.
+// Grid: that of gather. At most FEW_ROWS rows, MAX_EXPERTS experts, MAX_TERMS terms.
 #include "catalogue.h"
 #include "expert_slots.h"
 #include "gpu/math.h"
@@ -21,7 +21,7 @@ enum {
 static_assert(THREADS == ROWS * 8, "eight threads a row");
 
 struct Sorted {
-  u32 bits[MAX_EXPERTS][WORDS + 1];                        // rows that an expert has; the odd stride spreads experts over banks
+  u32 bits[MAX_EXPERTS][WORDS + 1];  // rows of each expert; the odd stride spreads experts over LDS banks
   int firsts[MAX_EXPERTS];                                 // an expert's first slot
   int experts[FEW_ROWS * MAX_K];
 
@@ -57,7 +57,8 @@ KERNEL(sort_gather, SortGatherArgs, THREADS, 4, 4) {
   const int rows = a.sort.step.header->rows;
   Piece pieces[MAX_TERMS] = {};                            // in flight while the block sorts
   UNROLL for (int t = 0; t < MAX_TERMS; t++)
-    if (row < rows && t < g.terms) pieces[t] = *(const Piece*)(g.input + t * g.in_term + tiled_index(row, piece, g.in_rows));
+    if (row < rows && t < g.terms)
+      pieces[t] = *(const Piece*)(g.input + t * g.in_term + tiled_index(row, piece, g.in_rows));
   barrier();
   for (int pair = TID; pair < rows * k; pair += THREADS) {
     const int expert = s.experts[pair] = a.sort.experts[pair], r = pair / k;

@@ -1,33 +1,37 @@
-// synthesize: a random tensor in the wire format from a seed, for benchmarks without a checkpoint.
+// synthesize: makes a random tensor in the wire format from a seed, for benchmarks without a checkpoint.
 //
-// An element is a hash of the seed and its index, with integer arithmetic up to the last rounding, so that all targets
+// An element is a hash of the seed and its index, in integer arithmetic up to the last rounding, so that all targets
 // make the same model. A normally distributed number is a sum of eight 16-bit uniform ones (at most 4.9 standard
 // deviations). A vector of n values is a tensor of n rows and one column. Padding rows are zeros.
 //
-// Grid: any; eight blocks a multiprocessor.
+// Grid: any; eight blocks per multiprocessor.
 #include "catalogue.h"
 #include "gpu/math.h"
 #include "wire.h"
 
 enum { THREADS = SYNTHESIZE_THREADS };
 
-// SplitMix64's finisher.
+// The finalizer of SplitMix64.
 DEV u64 mix(u64 v) {
   v = (v ^ v >> 30) * 0xbf58476d1ce4e5b9ull;
   v = (v ^ v >> 27) * 0x94d049bb133111ebull;
   return v ^ v >> 31;
 }
-// Hashed, so that the sequences of different seeds are not shifted copies of each other.
-DEV u64 draw(u32 seed, i64 index) { return mix(mix(seed + 0x9e3779b97f4a7c15ull) ^ (u64)index * 0x9e3779b97f4a7c15ull); }
+// A random number. The seed is hashed, so that the sequences of different seeds are not shifted copies of each other.
+DEV u64 draw(u32 seed, i64 index) {
+  return mix(mix(seed + 0x9e3779b97f4a7c15ull) ^ (u64)index * 0x9e3779b97f4a7c15ull);
+}
 
-DEV int sum_of_halves(u64 v) { return (int)(v & 0xffff) + (int)(v >> 16 & 0xffff) + (int)(v >> 32 & 0xffff) + (int)(v >> 48); }
+DEV int sum_of_halves(u64 v) {
+  return (int)(v & 0xffff) + (int)(v >> 16 & 0xffff) + (int)(v >> 32 & 0xffff) + (int)(v >> 48);
+}
 DEV float normal(const SynthesizeArgs& a, i64 index) {
   const int sum = sum_of_halves(draw(a.seed, 2 * index)) + sum_of_halves(draw(a.seed, 2 * index + 1));
   const float unit = (float)(sum - 4 * 65535) * (1.f / 53510.084f);          // 65536 * sqrt(8 / 12)
   return fma_rn(a.deviation, unit, a.mean);
 }
 
-// Whether a row is one of a matrix and not padding.
+// Whether a row belongs to a matrix or is padding.
 DEV bool is_row(const SynthesizeArgs& a, i64 row) {
   return row % wire_rows(a.rows) < a.rows;
 }

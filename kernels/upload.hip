@@ -1,9 +1,9 @@
 // upload: copies the step's plan from pinned host memory to the device addresses that the step's kernels read.
 //
 // A graph's kernels have fixed arguments, so this one counts the steps itself (`turn`) and reads the host's copies in
-// turn. `turn` points to two zeroed numbers: the copy to read, and the blocks of this launch that are done. A plan of 100 KB
-// is two round trips through PCIe, one for the list and one for all pieces at once, and 2 us at its rate: so threads
-// take pieces of 16 bytes from all sections at once.
+// turn. `turn` points to two numbers that start as zeros: the copy to read, and how many blocks of this launch are
+// done. A plan of 100 KB takes two PCIe round trips, one for the section list and one for all pieces at once, and 2 us
+// of transfer. So threads copy pieces of 16 bytes from all sections at once.
 //
 // Grid: bytes of the longest plan / 16 KB, rounded up (any number works).
 #include "catalogue.h"
@@ -12,18 +12,19 @@
 enum { THREADS = UPLOAD_THREADS, LIST_PIECES = (int)(sizeof(UploadList) / UPLOAD_PIECE) };
 static_assert(sizeof(Piece) == UPLOAD_PIECE && sizeof(UploadList) % UPLOAD_PIECE == 0, "read in pieces");
 
-// Loads 16 bytes past the caches, which may hold the memory's old content.
+// Loads 16 bytes, bypassing the caches, which may hold the memory's old content.
 DEV Piece load_host(const void* at) {
 #if defined(__CUDACC__)
   Piece v;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
   return v;
 #else
   return *(const volatile Piece*)at;
 #endif
 }
 
-// Copies one piece, numbered through all sections; false past the last one.
+// Copies one piece; pieces are numbered through all sections. False after the last one.
 DEV bool copy_piece(const UploadList& list, unsigned piece, const u8* host, u8* device) {
   for (unsigned i = 0; i < list.sections; i++) {
     const UploadSection& section = list.section[i];

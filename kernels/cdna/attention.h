@@ -71,7 +71,9 @@ DEV int page_number(const Pages& pages, int page) { return pages.table[pages.rin
 DEV Global head_of_page(const AttentionArgs& a, int number, int kv_head) {
   return (Global)a.kv + (number * a.page_bytes + (i64)kv_head * a.head_bytes);
 }
-DEV int first_visible(const AttentionArgs& a, int position) { return a.windowed ? max_of(0, position - a.window + 1) : 0; }
+DEV int first_visible(const AttentionArgs& a, int position) {
+  return a.windowed ? max_of(0, position - a.window + 1) : 0;
+}
 
 // Loads operand B of the score MFMAs: a lane's dims of its column's query.
 DEV void load_query(u32v2* q, const u16* query, int g) {

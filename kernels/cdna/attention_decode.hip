@@ -55,7 +55,9 @@ DEV Work work_of(const AttentionArgs& a, int index) {
 // of groups.
 DEV bool by_units(const Work& w) { return w.parts == w.units; }
 DEV bool group_starts(const Work& w, int unit) { return unit == w.row_unit || unit % ATTENTION_GROUP == 0; }
-DEV bool group_ends(const Work& w, int unit) { return unit == w.row_unit + w.units - 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1; }
+DEV bool group_ends(const Work& w, int unit) {
+  return unit == w.row_unit + w.units - 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1;
+}
 
 DEV Tile load_tile(Global keys) {
   const int n = LANE % 16, g = LANE / 16;

@@ -77,7 +77,8 @@ DEV void load_values(u32v2* v, const u8* lds) {
 }
 // Adds 16 keys, whose scores are `s`. If there are MORE, it also computes the next 16 keys' scores into `s`: a software
 // pipeline, in which the matrix cores make scores while the vector unit turns the last ones into weights.
-template <int FORMAT, bool MORE> DEV void add_step(Sums* u, Acc* s, const u32v2 (*q)[4], const Rows& r, const u8* lds, int key) {
+template <int FORMAT, bool MORE>
+DEV void add_step(Sums* u, Acc* s, const u32v2 (*q)[4], const Rows& r, const u8* lds, int key) {
   u32v2 p[BLOCKS], v[4];
   Keys keys;
   if (MORE) keys = load_keys(lds + STEP * KV_ROW);
@@ -113,7 +114,8 @@ template <int FORMAT> DEV void add_page(Sums* u, const u32v2 (*q)[4], const Rows
   add_step<FORMAT, false>(u, s, q, r, lds + last * STEP * KV_ROW, key + last * STEP);
 }
 
-template <int FORMAT> DEV void attend(const AttentionArgs& a, const PrefillTile* tile, int kv_head, u8 (*lds)[PAGE_BYTES]) {
+template <int FORMAT>
+DEV void attend(const AttentionArgs& a, const PrefillTile* tile, int kv_head, u8 (*lds)[PAGE_BYTES]) {
   const ChunkInfo& chunk = a.step.chunks[uniform(tile->chunk)];
   const Pages pages = pages_of(a, chunk);
   const int first = uniform(tile->first), count = uniform(tile->rows);

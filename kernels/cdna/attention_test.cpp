@@ -1,9 +1,9 @@
-// Attention of CDNA on the SIMT machine, against float64.
+// attention_decode and attention_prefill of CDNA on the emulated SIMT machine, against float64.
 //
 //   attention_test [policy [seed]]  policy: 0 in order, 1 random, 2 one wave first; tests/programs/simt.sh builds it
 //
-// The tolerance is some units in the last place of weights and outputs, 2^-11 in FP16 and 2^-8 in BF16, of which an output
-// three times the typical one has the most.
+// The tolerance is a few units in the last place of weights and outputs, 2^-11 in FP16 and 2^-8 in BF16. They are
+// largest in an output of three times the typical size.
 #include "../gpu/gpu.h"
 #include <algorithm>
 #include <cmath>
@@ -41,13 +41,15 @@ static float from_format(int format, u16 v) { return format == FORMAT_F16 ? f16_
 
 struct Layer { int format, kv_heads, windowed, window; float query_scale, sink_mean; };
 
-// A chunk of a sequence; `id` names the sequence, whatever row or company it has.
+// A chunk of a sequence. `id` determines the sequence's elements, whatever row it has and whatever other chunks there
+// are.
 struct Sequence { int id, first_position, rows; };
 
-// Keys, values and queries of sequences: the same wherever they are asked for. Each is made once a layer.
+// Keys, values and queries of sequences, functions of the id alone. Each is generated once per layer.
 struct Elements {
   Layer layer;
-  std::map<std::tuple<int, int, int>, std::vector<float>> made;      // by kind, sequence and head: DIM a position
+  // by kind, sequence and head: DIM elements per position
+  std::map<std::tuple<int, int, int>, std::vector<float>> made;
 
   // The DIM elements at a position. The next call may move them.
   const float* at(int kind, int id, int head, int position) {
@@ -74,7 +76,7 @@ static const float* elements(const Layer& layer, int kind, int id, int head, int
 }
 static float sink_of(const Layer& layer, int head) { return layer.sink_mean + normal(head + 77777) * 2; }
 
-// One launch's world: every buffer exactly as large as it must be, all poisoned.
+// All buffers of one launch, each exactly as large as it must be, all poisoned.
 struct World {
   Layer layer;
   std::vector<Sequence> sequences;
@@ -108,8 +110,10 @@ struct World {
       const int all = (s.first_position + s.rows + KV_PAGE - 1) / KV_PAGE;
       const int ring = (layer.window + s.rows + KV_PAGE - 2) / KV_PAGE + 1 + (int)(mixed(s.id + 5) % 3);
       const int length = layer.windowed ? ring : all, at = (int)tables.size();
-      ChunkInfo c = {header.rows, s.rows, s.first_position, 0, layer.windowed ? 1 << 28 : at, layer.windowed ? at : 1 << 28, ring, 0};
-      for (int r = 0; r < s.rows; r++) positions.push_back(s.first_position + r), row_chunk.push_back((int)chunks.size());
+      const int full = layer.windowed ? 1 << 28 : at, window = layer.windowed ? at : 1 << 28;
+      ChunkInfo c = {header.rows, s.rows, s.first_position, 0, full, window, ring, 0};
+      for (int r = 0; r < s.rows; r++)
+        positions.push_back(s.first_position + r), row_chunk.push_back((int)chunks.size());
       header.rows += s.rows;
       chunks.push_back(c);
       lengths.push_back(length);
@@ -143,7 +147,7 @@ struct World {
   }
   int first_key(int position) const { return layer.windowed ? std::max(0, position - layer.window + 1) : 0; }
 
-  // Items of `run` units (1, or whole groups at absolute positions).
+  // Work items of `run` units each (1, or whole groups at absolute positions).
   void plan_decode(int run) {
     int slots = 0;
     for (int row = 0; row < header.rows; row++) {
@@ -166,16 +170,19 @@ struct World {
   }
   void plan_prefill(int tile_rows) {
     for (int c = 0; c < header.chunks; c++)
-      for (int r = 0; r < chunks[c].rows; r += tile_rows) tiles.push_back({c, r, std::min(tile_rows, chunks[c].rows - r), 0});
+      for (int r = 0; r < chunks[c].rows; r += tile_rows)
+        tiles.push_back({c, r, std::min(tile_rows, chunks[c].rows - r), 0});
     header.prefill_tiles = (int)tiles.size();
   }
   void launch(simt_kernel kernel, int threads, int blocks) {
     args.step.header = &header, args.step.positions = positions.data(), args.step.row_chunk = row_chunk.data();
     args.step.chunks = chunks.data(), args.step.tables = tables.data(), args.step.prefill_tiles = tiles.data();
     (layer.windowed ? args.step.window_items : args.step.full_items) = items.data();
-    args.q = q.data(), args.kv = kv.data(), args.sinks = sinks.data(), args.out = out.data(), args.partials = partials.data();
+    args.q = q.data(), args.kv = kv.data(), args.sinks = sinks.data();
+    args.out = out.data(), args.partials = partials.data();
     args.arrived = arrived.data(), args.page_bytes = page_bytes, args.head_bytes = head_bytes;
-    args.kv_format = args.format = layer.format, args.head_dim = DIM, args.heads = (int)sinks.size(), args.kv_heads = layer.kv_heads;
+    args.kv_format = args.format = layer.format, args.head_dim = DIM;
+    args.heads = (int)sinks.size(), args.kv_heads = layer.kv_heads;
     args.windowed = layer.windowed, args.window = layer.window, args.out_rows = out_rows, args.terms = 1;
     char message[256];
     if (simt_launch(kernel, blocks, threads, 0, &args, sizeof args, 2, policy, seed, message, sizeof message)) {
@@ -185,18 +192,20 @@ struct World {
   }
   void decode(int run) {
     plan_decode(run);
-    launch(layer.format == FORMAT_F16 ? attention_decode_f16 : attention_decode_bf16, 64, (int)items.size() * layer.kv_heads + 5);
+    launch(layer.format == FORMAT_F16 ? attention_decode_f16 : attention_decode_bf16, 64,
+           (int)items.size() * layer.kv_heads + 5);
   }
   void prefill(int tile_rows) {
     plan_prefill(tile_rows);
-    launch(layer.format == FORMAT_F16 ? attention_prefill_f16 : attention_prefill_bf16, 256, (int)tiles.size() * layer.kv_heads + 2);
+    launch(layer.format == FORMAT_F16 ? attention_prefill_f16 : attention_prefill_bf16, 256,
+           (int)tiles.size() * layer.kv_heads + 2);
   }
   std::vector<u16> row(int r) const {
     std::vector<u16> o;
     for (size_t k = 0; k < sinks.size() * DIM; k++) o.push_back(out[tiled_index(r, (int)k, out_rows)]);
     return o;
   }
-  // Largest error against float64, in terms of a row's typical output; also what must be untouched is.
+  // The largest error against float64, relative to a row's typical output. Checks also that nothing else is written.
   double error() const {
     double worst = 0;
     for (int r = 0; r < header.rows; r++) {
@@ -237,7 +246,8 @@ struct World {
 static void report(const char* what, const Layer& l, double error, bool same) {
   const bool ok = same && error < (l.format == FORMAT_F16 ? 3e-3 : 2.5e-2);
   failures += !ok;
-  printf("%-7s %s kv_heads %d %s %4d, q x %4.1f, sinks %5.1f: worst error %.1e, %s%s\n", what, l.format == FORMAT_F16 ? "f16 " : "bf16",
+  printf("%-7s %s kv_heads %d %s %4d, q x %4.1f, sinks %5.1f: worst error %.1e, %s%s\n", what,
+         l.format == FORMAT_F16 ? "f16 " : "bf16",
          l.kv_heads, l.windowed ? "window" : "full  ", l.window, l.query_scale, l.sink_mean, error,
          same ? "same bits in any company" : "BITS DIFFER", ok ? "" : "  WRONG");
 }
@@ -295,7 +305,7 @@ static void check_prefill(const Layer& layer, int from, int rows) {
   report("prefill", layer, error, same);
 }
 
-// No rows: nothing is read or written.
+// A launch without rows reads and writes nothing.
 static void check_empty(const Layer& layer) {
   World w(layer, {});
   w.decode(1), w.prefill(PREFILL_ROWS);
@@ -305,7 +315,8 @@ static void check_empty(const Layer& layer) {
 int main(int argc, char** argv) {
   if (argc > 1) policy = atoi(argv[1]);
   if (argc > 2) seed = strtoull(argv[2], nullptr, 10);
-  const std::vector<int> ragged = {1, 2, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 160, 192, 193, 255, 256, 257, 300, 385, 511, 512, 513, 640, 700};
+  const std::vector<int> ragged = {1,   2,   16,  31,  32,  33,  63,  64,  65,  127, 128, 129, 160,
+                                   192, 193, 255, 256, 257, 300, 385, 511, 512, 513, 640, 700};
   const bool quick = policy != 0;
   for (int format : {FORMAT_F16, FORMAT_BF16}) {
     check_empty({format, 2, 0, 128, 1, 0});

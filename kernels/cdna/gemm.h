@@ -58,7 +58,8 @@ DEV void tiled_product(const GemmArgs& a, u32v4* shared) {
 }
 
 // Code for one size of tile alone: S steps of 16 tokens.
-template <class Op, class Weights, int WAVES, int S, int TERMS = 1> DEV void one_size_product(const GemmArgs& a, u32v4* shared) {
+template <class Op, class Weights, int WAVES, int S, int TERMS = 1>
+DEV void one_size_product(const GemmArgs& a, u32v4* shared) {
   let_successor_start();
   after_predecessor();
   const Work work = find_work<S * TOKENS>(a, WAVES);

@@ -5,7 +5,12 @@
 #include "catalogue.h"
 #include "mfma.h"
 
-enum : int { THREADS = MATRIX_PEAK_THREADS, CHAINS = 8, MFMA_FLOPS = 2 * 16 * 16 * 16, STEPS = MATRIX_PEAK_FLOPS / (4 * CHAINS * MFMA_FLOPS) };
+enum : int {
+  THREADS = MATRIX_PEAK_THREADS,
+  CHAINS = 8,
+  MFMA_FLOPS = 2 * 16 * 16 * 16,
+  STEPS = MATRIX_PEAK_FLOPS / (4 * CHAINS * MFMA_FLOPS),
+};
 
 KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 1, 1) {
   after_predecessor();
@@ -19,7 +24,8 @@ KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 1, 1) {
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
 #pragma unroll
-      for (int chain = 0; chain < CHAINS; chain++) sums[chain] = mfma<FORMAT_F16>(x[step % 2], y[chain % 2], sums[chain]);
+      for (int chain = 0; chain < CHAINS; chain++)
+        sums[chain] = mfma<FORMAT_F16>(x[step % 2], y[chain % 2], sums[chain]);
   float sum = 0;
   for (int chain = 0; chain < CHAINS; chain++) for (int i = 0; i < 4; i++) sum += sums[chain][i];
   if (a.never) a.out[TID] = sum;

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""The GEMM and attention kernels' resources and how busy llvm-mca sees the matrix core in their inner loops, as a markdown table.
+"""Resources of the GEMM and attention kernels, and how busy llvm-mca sees the matrix core in their inner loops.
 
     kernels/cdna/mca.py [--arch gfx90a] [file.hip ...]
 
-For every kernel: registers, LDS, waves a SIMD holds; for its innermost loops: bytes read from memory for each MFMA and the
-share of the loop's issue slots (4 clocks) in which the matrix core works. A kernel of several tiles has a loop and a line for each.
-llvm-mca runs one wave alone and knows neither LDS nor memory latency: a second wave fills what a first one leaves. Its waits are
-issue slots here and nothing else, as it makes a wait for LDS one for loads from memory too; tests/loads_in_flight.rs looks at
-waits. Attention's loops branch where maxima grow or keys are masked; of the ways round the one with the most MFMAs is taken, and of
-those the shortest: neither happens.
+Prints a markdown table: for every kernel its registers, LDS and occupancy (waves per SIMD); for its innermost loops the
+bytes read from memory per MFMA, and the share of the loop's issue slots (4 clocks) in which the matrix core works. A
+kernel of several tiles has a loop and a line for each.
+
+llvm-mca simulates one wave alone and knows neither LDS nor memory latency: a second wave fills the slots that the first
+leaves empty. Waits count as one issue slot here, since llvm-mca would make a wait for LDS a wait for loads from memory,
+too; tests/loads_in_flight.rs checks waits. Attention's loops branch where maxima grow or keys are masked. Of the paths
+through such a loop the one with the most MFMAs is taken, and of those the shortest, on which neither happens.
 Exits with 1 if a kernel uses scratch, spills or AGPRs.
 """
 import argparse, json, os, re, subprocess, sys, tempfile
@@ -17,7 +19,8 @@ from itertools import islice
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-FILES = ["mlp1.hip", "mlp2.hip", "dense.hip", "unembed.hip", "exact.hip", "attention_decode.hip", "attention_prefill.hip"]
+FILES = ["mlp1.hip", "mlp2.hip", "dense.hip", "unembed.hip", "exact.hip"]
+FILES += ["attention_decode.hip", "attention_prefill.hip"]
 CLANG = os.environ.get("AMD_CLANG", "clang-22")
 MCA = os.environ.get("LLVM_MCA", "llvm-mca-22")
 MFMA_SLOTS = {"gfx90a": 8}          # of a 16x16x16; half as many on gfx942 and gfx950
@@ -28,8 +31,8 @@ LOADED = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "
 
 def made_sources():
     """Where the build writes what it makes of the catalogue: the products' kernels, and catalogue.h."""
-    run = subprocess.run(["cargo", "check", "--locked", "--lib", "--quiet", "--message-format=json"], cwd=ROOT, stdout=subprocess.PIPE,
-                         text=True, check=True)
+    command = ["cargo", "check", "--locked", "--lib", "--quiet", "--message-format=json"]
+    run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     messages = (json.loads(line) for line in run.stdout.splitlines())
     ours = [m["out_dir"] for m in messages if m["reason"] == "build-script-executed" and ROOT in m["package_id"]]
     return os.path.join(ours[0], "kernels", "cdna")
@@ -40,8 +43,8 @@ def assembly(file, arch, made):
     source = here if os.path.exists(here) else os.path.join(made, file)
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out.s")
-        flags = f"-x hip -std=c++17 --cuda-device-only --no-gpu-bundle-output --offload-arch={arch} -O3 -nogpulib -nogpuinc " \
-                "-mcode-object-version=5 -S"
+        flags = f"-x hip -std=c++17 --cuda-device-only --no-gpu-bundle-output --offload-arch={arch} -O3 -nogpulib " \
+                "-nogpuinc -mcode-object-version=5 -S"
         folders = ["-I" + os.path.join(ROOT, "kernels"), "-I" + made]
         subprocess.run([CLANG, *flags.split(), *folders, source, "-o", out], check=True)
         return open(out).read()
@@ -116,8 +119,8 @@ def loaded_bytes(loop):
 
 def cycles(loop, arch):
     slots = ["s_nop 0" if i.startswith("s_waitcnt") else i for i in loop]
-    run = subprocess.run([MCA, "-mtriple=amdgcn", f"-mcpu={arch}", f"-iterations={ITERATIONS}"], input="\n".join(slots) + "\n",
-                         capture_output=True, text=True, check=True)
+    run = subprocess.run([MCA, "-mtriple=amdgcn", f"-mcpu={arch}", f"-iterations={ITERATIONS}"],
+                         input="\n".join(slots) + "\n", capture_output=True, text=True, check=True)
     return int(re.search(r"Total Cycles:\s+(\d+)", run.stdout)[1]) / ITERATIONS
 
 
@@ -129,7 +132,7 @@ def waves_per_simd(r):
 
 
 def tokens(kernel, loop):
-    """A tile's loop has three chunks of 8 MFMAs for 16 tokens and term; a stream's tokens are 16. Attention has none: 0."""
+    """A tile's loop has three chunks of 8 MFMAs per 16 tokens and term; a stream has 16 tokens; attention 0."""
     name = re.search(r"x(\d)_n(\d+)$", kernel)
     if not name:
         return 0
@@ -143,7 +146,8 @@ def main():
     options.add_argument("--arch", default="gfx90a")
     options.add_argument("files", nargs="*", default=FILES)
     options = options.parse_args()
-    print(f"| kernel ({options.arch}) | VGPR | LDS | waves a SIMD | tokens | bytes an MFMA | MFMA share |\n|---|---|---|---|---|---|---|")
+    print(f"| kernel ({options.arch}) | VGPR | LDS | waves a SIMD | tokens | bytes an MFMA | MFMA share |")
+    print("|---|---|---|---|---|---|---|")
     bad, made = [], made_sources()
     with ThreadPoolExecutor(2) as pool:
         for text in pool.map(lambda f: assembly(f, options.arch, made), options.files):
@@ -153,8 +157,9 @@ def main():
                 for loop in sorted(inner_loops(text, kernel), key=lambda l: -tokens(kernel, l)):
                     mfma = mfmas(loop)
                     share = mfma * MFMA_SLOTS.get(options.arch, 4) / cycles(loop, options.arch)
-                    print(f"| {kernel} | {r['vgpr_count']} | {r['group_segment_fixed_size']} | {waves_per_simd(r)} "
-                          f"| {tokens(kernel, loop) or '-'} | {loaded_bytes(loop) / mfma:.0f} | {share:.2f} |", flush=True)
+                    lds, per_mfma = r["group_segment_fixed_size"], loaded_bytes(loop) / mfma
+                    print(f"| {kernel} | {r['vgpr_count']} | {lds} | {waves_per_simd(r)} "
+                          f"| {tokens(kernel, loop) or '-'} | {per_mfma:.0f} | {share:.2f} |", flush=True)
     for kernel in bad:
         print(f"{kernel}: scratch, spills or AGPRs", file=sys.stderr)
     return bool(bad)

@@ -21,10 +21,13 @@ DEV u32 multiply_f16x2(u32 a, u32 b) {
   return __builtin_bit_cast(u32, __builtin_bit_cast(f16v2, a) * __builtin_bit_cast(f16v2, b));
 }
 template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
-  if constexpr (FORMAT == FORMAT_F16)
-    return __builtin_amdgcn_mfma_f32_16x16x16f16(__builtin_bit_cast(f16v4, a), __builtin_bit_cast(f16v4, b), c, 0, 0, 0);
-  else
-    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(__builtin_bit_cast(s16v4, a), __builtin_bit_cast(s16v4, b), c, 0, 0, 0);
+  if constexpr (FORMAT == FORMAT_F16) {
+    const f16v4 x = __builtin_bit_cast(f16v4, a), y = __builtin_bit_cast(f16v4, b);
+    return __builtin_amdgcn_mfma_f32_16x16x16f16(x, y, c, 0, 0, 0);
+  } else {
+    const s16v4 x = __builtin_bit_cast(s16v4, a), y = __builtin_bit_cast(s16v4, b);
+    return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x, y, c, 0, 0, 0);
+  }
 }
 // SCHEDULE: the scheduler places the next n instructions of a kind here, in the order of these lines.
 enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };

@@ -1,5 +1,5 @@
-// Every product's every kernel on the SIMT machine against float64: packing, all tiles, uneven groups, odd shapes, inputs
-// poisoned where nobody may look and outputs where nobody may write.
+// Every kernel of every matrix product on the emulated SIMT machine, against float64: packing, all tiles, uneven
+// groups, odd shapes. Inputs that no kernel may read and outputs that none may write are poisoned.
 //
 //   mfma_test [policy [seed]]       policy: 0 in order, 1 random, 2 one wave first; tests/programs/simt.sh builds it
 #include "../gpu/gpu.h"
@@ -23,7 +23,9 @@ static int round_up(int v, int to) { return (v + to - 1) / to * to; }
 template <class Args> static void launch(const std::string& name, int grid, int threads, const Args& args) {
   const simt_kernel kernel = (simt_kernel)dlsym(RTLD_DEFAULT, name.c_str());
   char message[512] = "no such kernel";
-  if (kernel && simt_launch(kernel, grid, threads, 0, &args, sizeof args, OS_THREADS, policy, (u64)seed, message, 512) == 0) return;
+  if (kernel &&
+      simt_launch(kernel, grid, threads, 0, &args, sizeof args, OS_THREADS, policy, (u64)seed, message, 512) == 0)
+    return;
   printf("%s: %s\n", name.c_str(), message);
   exit(1);
 }
@@ -31,7 +33,7 @@ template <class Args> static void launch(const std::string& name, int grid, int 
 struct Matrix {
   int groups, n, k;
   bool mxfp4;
-  std::vector<float> values;    // [groups][k][n]: sums of all rows of a column go side by side
+  std::vector<float> values;    // [groups][k][n]: a column of K after the other, all rows side by side
   std::vector<u8> wire;
 };
 
@@ -87,7 +89,8 @@ static Input random_input(const Case& c) {
   in.term = (i64)round_up(c.k, SLAB) * in.rows;
   in.tiled.assign((size_t)(in.term * in.terms), 0x7fff);        // NaN
   in.values.assign((size_t)in.rows * c.k, 0);
-  for (size_t g = 0; g < c.counts.size(); g++) for (int t = 0; t < c.counts[g]; t++) for (int k = 0; k < round_up(c.k, SLAB); k++) {
+  for (size_t g = 0; g < c.counts.size(); g++) for (int t = 0; t < c.counts[g]; t++)
+  for (int k = 0; k < round_up(c.k, SLAB); k++) {
     const int row = in.offsets[g] + t;
     const float v = k < c.k ? uniform_float() * 2 + uniform_float() * 1e-4f : 0.f;
     u16* at = &in.tiled[(size_t)tiled_index(row, k, in.rows)];
@@ -123,7 +126,7 @@ static double gated(double gate, double up) {
   return gate / (1 + std::exp(-1.702 * gate)) * (up + 1);
 }
 
-// Returns a hash of all that was written.
+// Returns a hash of all outputs.
 static u64 run(const Case& c) {
   const int groups = (int)c.counts.size(), row_blocks = round_up(c.n, BLOCK_ROWS) / BLOCK_ROWS;
   const bool mlp = c.op[0] == 'm', grouped = mlp, greedy = c.op == "unembed_greedy";
@@ -144,7 +147,8 @@ static u64 run(const Case& c) {
   if (c.op == "attn_out") for (size_t i = 0; i < x.size(); i++) x[i] = uniform_float(), memcpy(&out[i], &x[i], 4);
 
   GemmArgs a{};
-  a.weights = weights.data(), a.bias = c.op[0] == 'u' ? nullptr : bias.data(), a.input = in.tiled.data(), a.in_term = in.term;
+  a.weights = weights.data(), a.bias = c.op[0] == 'u' ? nullptr : bias.data();
+  a.input = in.tiled.data(), a.in_term = in.term;
   a.rows = c.counts.data(), a.offsets = grouped ? in.offsets.data() : nullptr;
   a.out = (float*)out.data(), a.tiled = tiled.data(), a.tiled_term = (i64)columns * in.rows, a.y = y.data();
   a.best = (float*)best.data(), a.best_index = (int*)best_index.data();
@@ -170,7 +174,7 @@ static u64 run(const Case& c) {
         sum[o] += p, size[o] += std::fabs(p);
       }
     }
-    // One term: sums in float32. More: terms of 22 or 24 bits, then one rounding.
+    // With one term sums are float32. With more, terms hold 22 or 24 bits of a value, and the sum is rounded once.
     const double unit = exact ? 4e-7 : 4e-6;
     auto f32 = [](u32 bits) { float v; memcpy(&v, &bits, 4); return (double)v; };
     for (int o = 0; o < c.n && !greedy; o++) {
@@ -189,7 +193,8 @@ static u64 run(const Case& c) {
         got += scale * (in.format == FORMAT_F16 ? f16_to_f32(bits) : bf16_to_f32(bits));
       }
       if (o < c.n / 2) {
-        const double gate = sum[2 * o] + bias[(size_t)g * c.n + 2 * o], up = sum[2 * o + 1] + bias[(size_t)g * c.n + 2 * o + 1];
+        const double gate = sum[2 * o] + bias[(size_t)g * c.n + 2 * o];
+        const double up = sum[2 * o + 1] + bias[(size_t)g * c.n + 2 * o + 1];
         want = gated(gate, up);
         allowed = 20 * unit * (size[2 * o] + size[2 * o + 1] + 1);
         if (!exact) allowed += std::fabs(want) * (in.format == FORMAT_F16 ? 6e-4 : 5e-3);
@@ -215,15 +220,16 @@ static u64 run(const Case& c) {
       const size_t at = (size_t)row * c.n + o;
       if (c.op == "attn_out") check.untouched(memcmp(&out[at], &x[at], 4) == 0);
       else check.untouched(out[at] == poison);
-      check.untouched(exact ? y[at] == poison : ((u16*)y.data())[at] == ((u16*)y.data() + (size_t)in.rows * c.n)[at % 2]);
+      check.untouched(exact ? y[at] == poison
+                            : ((u16*)y.data())[at] == ((u16*)y.data() + (size_t)in.rows * c.n)[at % 2]);
     }
     for (int o = 0; o < columns; o++) check.untouched(tiled[(size_t)tiled_index(row, o, in.rows)] == 0x7e11);
     for (int span = 0; span < spans; span++) check.untouched(best[(size_t)span * in.rows + row] == poison);
   }
   int rows = 0;
   for (const int count : c.counts) rows += count;
-  printf("%-36s groups %3d rows %4d n %5d k %4d: %s (worst %.2f of what is allowed)\n", name.c_str(), groups, rows, c.n, c.k,
-         check.bad ? "WRONG" : "ok", check.worst);
+  printf("%-36s groups %3d rows %4d n %5d k %4d: %s (worst %.2f of what is allowed)\n", name.c_str(), groups, rows, c.n,
+         c.k, check.bad ? "WRONG" : "ok", check.worst);
   failures += check.bad > 0;
   u64 hash = 0;
   auto mix = [&hash](const auto& v) { for (const auto x : v) hash = (hash ^ x) * 0x100000001b3ull; };
@@ -232,8 +238,7 @@ static u64 run(const Case& c) {
   return hash;
 }
 
-// mlp1's gated unit of each pair of odd numbers, brought in by the bias: NaN where the float32 baseline has it, and nowhere
-// else.
+// mlp1's gated unit of every pair of odd numbers, given as biases: NaN exactly where the float32 baseline has it.
 static void run_odd_gates(const char* act, bool mxfp4) {
   const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 7.5f, -7.5f, 0.5f}, limit = 7;
   constexpr int COUNT = 8, N = 2 * COUNT * COUNT, K = 64;
@@ -246,7 +251,8 @@ static void run_odd_gates(const char* act, bool mxfp4) {
   for (int i = 0; i < N; i++) bias[i] = odd[i % 2 ? i / 2 % COUNT : i / 2 / COUNT];
   GemmArgs a{};
   a.weights = weights.data(), a.bias = bias.data(), a.input = zeros.data(), a.in_term = rows * SLAB, a.rows = &count;
-  a.tiled = tiled.data(), a.tiled_term = rows * SLAB, a.groups = 1, a.n = N, a.k_blocks = 1, a.row_blocks = N / BLOCK_ROWS;
+  a.tiled = tiled.data(), a.tiled_term = rows * SLAB, a.groups = 1, a.n = N, a.k_blocks = 1;
+  a.row_blocks = N / BLOCK_ROWS;
   a.in_rows = a.tiled_rows = rows, a.scale = 1, a.limit = limit, a.format = format;
   for (const int tile : terms > 1 ? std::vector<int>{16, 64} : std::vector<int>{16, 64, 128}) {
     const std::string name = std::string("mlp1") + (mxfp4 ? "_mxfp4_" : "_dense_") + act + "_n" + std::to_string(tile);
@@ -272,7 +278,7 @@ static void run_odd_gates(const char* act, bool mxfp4) {
 
 struct Tile { int tokens, waves; };
 
-// In every tile the same bits: a token's result depends on nothing but the token.
+// Every tile gives the same bits: a token's result depends on the token alone.
 static void run_tiles(Case c, const std::vector<Tile>& tiles) {
   const u64 same_data = state;
   u64 first = 0;

@@ -22,7 +22,8 @@ template <int S, int TERMS> struct Sums {
   f32v4 chunk[2][S];
   f64v4 total[2][S];
   DEV void clear() {
-    for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++) chunk[r][s] = f32v4{0, 0, 0, 0}, total[r][s] = f64v4{0, 0, 0, 0};
+    for (int r = 0; r < 2; r++) for (int s = 0; s < S; s++)
+      chunk[r][s] = f32v4{0, 0, 0, 0}, total[r][s] = f64v4{0, 0, 0, 0};
   }
   // Called before the next higher term is added.
   template <int FORMAT> DEV void next_term() {
@@ -95,7 +96,8 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
   DEV void read_fragments(int from, int part) {
     for (int j = 0; j < PART_S; j++)
       if (step_of(part, j) < S)
-        fragments[part % 2][j] = lds[from + term_of(part) * TERM + fragment_at[piece_of(part)] + step_of(part, j) * TOKENS * 8];
+        fragments[part % 2][j] =
+            lds[from + term_of(part) * TERM + fragment_at[piece_of(part)] + step_of(part, j) * TOKENS * 8];
   }
   DEV void multiply(int part) {
     const Operand& w = operand[piece_of(part)];

@@ -53,7 +53,12 @@ template <int FORMAT_> struct Dense {
 //       nothing in float64.
 template <int FORMAT_> struct Mxfp4 {
   static constexpr int FORMAT = FORMAT_;
-  enum : int { CHUNK_BYTES = BLOCK_ROWS * MXFP4_SLAB_BYTES, SCALES = BLOCK_ROWS * SLAB / 2, DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38, STREAM_DEPTH = 6 };
+  enum : int {
+    CHUNK_BYTES = BLOCK_ROWS * MXFP4_SLAB_BYTES,
+    SCALES = BLOCK_ROWS * SLAB / 2,
+    DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38,
+    STREAM_DEPTH = 6,
+  };
   struct Raw { u32v4 codes; u32 scales; };
   // Scales are loaded as whole words, for two lanes each: two bytes would have to be widened within the loop, and that
   // waits for the load.

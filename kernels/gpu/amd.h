@@ -2,9 +2,9 @@
 #pragma once
 
 #define WAVE 64
-#define KERNEL(name, Args, threads, blocks, waves)                                                                      \
-  extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves))) \
-  void name(const Args a)
+#define KERNEL(name, Args, threads, blocks, waves)                                                                     \
+  extern "C" __attribute__((global))                                                                                   \
+  __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves))) void name(const Args a)
 #define DEV __attribute__((device)) inline __attribute__((always_inline))
 #define HOST_DEV __attribute__((device)) inline __attribute__((always_inline))
 #define SHARED __attribute__((shared))
@@ -40,7 +40,7 @@ DEV float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
 DEV float exp2_fast(float x) { return __builtin_exp2f(x); }
 #endif
 DEV float rcp_fast(float x) { return __builtin_amdgcn_rcpf(x); }
-// Without the pragma clang may fuse a product with the sum it goes into.
+// Without the pragma clang may contract a product and the sum it goes into.
 DEV float div_rn(float a, float b) { return a / b; }
 DEV float sqrt_rn(float a) { return __builtin_sqrtf(a); }
 DEV float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

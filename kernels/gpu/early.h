@@ -1,10 +1,9 @@
-// What a kernel of a step may read before its predecessor has ended, that is before after_predecessor() (programmatic
-// dependent launch).
+// What a kernel may read in its prologue, before after_predecessor(), with programmatic dependent launch (PDL).
 //
 // upload, embed and the matrix products call let_successor_start() only after their own predecessor has ended. So
-// kernels after embed may read the plan before they wait, and a kernel after a product may read what was written before
-// that product's predecessor ended. All of that was written before the kernel started on its multiprocessor, whose L1
-// is empty at that time.
+// kernels after embed may read the plan in their prologue, and a kernel after a product may read what was written
+// before that product's predecessor ended. All of that was written before the kernel started on its multiprocessor,
+// whose L1 is empty at that time.
 #pragma once
 #include "gpu.h"
 
@@ -18,7 +17,7 @@ DEV int load_fresh(const int* p) {
 // Prefetches 128 bytes into the L2.
 DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 #else
-// Kernels do not overlap here.
+// On these targets kernels do not overlap.
 DEV int load_fresh(const int* p) { return *p; }
 DEV void prefetch_l2(const void*) {}
 #endif

@@ -1,5 +1,6 @@
-// The gated unit between an expert's two products: gate * sigmoid(1.702 gate) * (up + 1), with both at most `limit`
-// and up at least -`limit`. Comparisons keep a NaN, as the float32 baseline does; minima and maxima would drop it.
+// The gated unit between an expert's two products: gate * sigmoid(1.702 gate) * (up + 1), with gate and up clamped to
+// at most `limit` and up also to at least -`limit`. Clamping by comparisons keeps a NaN, as the float32 baseline does;
+// minimum and maximum instructions would drop it.
 #pragma once
 #include "gpu.h"
 

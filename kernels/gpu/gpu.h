@@ -3,28 +3,30 @@
 //
 //   WAVE                               lanes of a wave: 64, on NVIDIA 32
 //   KERNEL(name, Args, threads, blocks, waves) { ... a ... }
-//                                      a kernel with one argument struct, `a`, and blocks of `threads` threads; `blocks` is
-//                                      how many of them a multiprocessor should hold (NVIDIA), `waves` how many waves a
-//                                      SIMD should hold (AMD): the compiler's bounds on registers
+//                                      a kernel with one argument struct, `a`, and blocks of `threads` threads; the
+//                                      occupancy to compile for is `blocks` per multiprocessor (NVIDIA) or `waves` per
+//                                      SIMD (AMD), which bounds the registers
 //   DEV, HOST_DEV                      an inlined function of the device; one for both sides
 //   SHARED                             a static array in the block's shared memory (LDS)
 //   DYNAMIC_SHARED                     unsigned char*: the block's dynamic shared memory, 1024-byte aligned
 //   TID, BID, GRID                     thread in its block, block in the grid, blocks in the grid (one dimension)
-//   barrier()                          all threads of the block; shared and global writes before it are visible after
-//                                      it
-//   shfl_xor, shfl                     a lane's 32-bit value (float, int, unsigned)
+//   barrier()                          for all threads of the block; makes their earlier shared and global writes
+//                                      visible to the block
+//   shfl_xor, shfl                     another lane's 32-bit value (float, int, unsigned)
 //   wave_any(bool)                     whether any lane's is true
 //   atomic_add, atomic_min, atomic_max on int in global or shared memory, returning the old value
 //   exp2_fast, rcp_fast                the hardware's approximations
-//   div_rn, sqrt_rn, fma_rn, mul_rn, add_rn    correctly rounded, never contracted; fma_rn on double, too
-//   to_f16, to_bf16, f16_to_f32, bf16_to_f32   16-bit formats as unsigned short; to_f16 rounds to nearest even and
-//                                      saturates finite values; pack_f16, pack_bf16(low, high): two at once
+//   div_rn, sqrt_rn, fma_rn, mul_rn, add_rn
+//                                      correctly rounded, never contracted; fma_rn on double, too
+//   to_f16, to_bf16, f16_to_f32, bf16_to_f32
+//                                      16-bit formats as unsigned short; to_f16 rounds to nearest even and saturates
+//                                      finite values; pack_f16, pack_bf16(low, high): two at once
 //   after_predecessor()                waits until the kernels before this one in the stream have ended and their
 //                                      writes are visible (PDL). Every thread calls it before it reads or writes what
 //                                      other kernels of a step write
 //   let_successor_start()              the next kernel may start its prologue (up to its after_predecessor)
 //   fence_device()                     orders writes before it, and reads after it, for all blocks of the device
-//   fence_system()                     writes before it are visible to the host and other devices before those after it
+//   fence_system()                     the host and other devices see writes before it no later than writes after it
 //   TERM_SHIFT                         see store_terms
 #pragma once
 #if defined(__CUDACC__)
@@ -44,15 +46,33 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// 8 and 16 bytes that are loaded and stored at once.
-struct alignas(8) u32x2 { u32 v[2]; HOST_DEV u32& operator[](int i) { return v[i]; } HOST_DEV u32 operator[](int i) const { return v[i]; } };
-struct alignas(16) u32x4 { u32 v[4]; HOST_DEV u32& operator[](int i) { return v[i]; } HOST_DEV u32 operator[](int i) const { return v[i]; } };
-struct alignas(16) f32x4 { float v[4]; HOST_DEV float& operator[](int i) { return v[i]; } HOST_DEV float operator[](int i) const { return v[i]; } };
+// 8 and 16 bytes that are loaded and stored in one access.
+struct alignas(8) u32x2 {
+  u32 v[2];
+  HOST_DEV u32& operator[](int i) { return v[i]; }
+  HOST_DEV u32 operator[](int i) const { return v[i]; }
+};
+struct alignas(16) u32x4 {
+  u32 v[4];
+  HOST_DEV u32& operator[](int i) { return v[i]; }
+  HOST_DEV u32 operator[](int i) const { return v[i]; }
+};
+struct alignas(16) f32x4 {
+  float v[4];
+  HOST_DEV float& operator[](int i) { return v[i]; }
+  HOST_DEV float operator[](int i) const { return v[i]; }
+};
 
 #define LANE (TID % WAVE)
 
 DEV float wave_sum(float v) { for (int o = WAVE / 2; o; o /= 2) v += shfl_xor(v, o); return v; }
-DEV float wave_max(float v) { for (int o = WAVE / 2; o; o /= 2) { const float w = shfl_xor(v, o); v = w > v ? w : v; } return v; }
+DEV float wave_max(float v) {
+  for (int o = WAVE / 2; o; o /= 2) {
+    const float w = shfl_xor(v, o);
+    v = w > v ? w : v;
+  }
+  return v;
+}
 DEV double shfl(double v, int lane) {
   const u64 bits = __builtin_bit_cast(u64, v);
   const u64 low = (u32)shfl((int)(u32)bits, lane), high = (u32)shfl((int)(u32)(bits >> 32), lane);
@@ -61,23 +81,24 @@ DEV double shfl(double v, int lane) {
 DEV double shfl_xor(double v, int mask) { return shfl(v, LANE ^ mask); }
 DEV double wave_sum(double v) { for (int o = WAVE / 2; o; o /= 2) v += shfl_xor(v, o); return v; }
 
-// Where element (row, k) of a tiled buffer lies, in elements; `rows` is the buffer's.
+// The index of element (row, k) in a tiled buffer of `rows` rows.
 HOST_DEV i64 tiled_index(int row, int k, int rows) {
   return ((i64)(k / SLAB) * rows + row) * SLAB + ((k / 8 % 8) ^ (row % 8)) * 8 + k % 8;
 }
-// Where dim d of a position lies within a head's K (or V) of a page, in elements. The exclusive or stays within the largest
-// power of two that divides the number of pieces: all of them where head_dim is a power of two.
+// The index of a position's dim d within a head's K (or V) of a page. The exclusive or stays within the largest power
+// of two that divides the number of pieces: all of them where head_dim is a power of two.
 HOST_DEV int kv_index(int position, int d, int head_dim) {
   const unsigned slot = (unsigned)position % KV_PAGE, pieces = (unsigned)head_dim / 8, power = pieces & -pieces;
   return (int)(slot * head_dim + (((unsigned)d / 8) ^ (slot & (power - 1))) * 8 + (unsigned)d % 8);
 }
 
-// A value as 16-bit terms, largest first: value = term 0 + (term 1 + (term 2 ..) * 2^-TERM_SHIFT) * 2^-TERM_SHIFT. FP16's
-// later terms are scaled up where the matrix cores flush subnormals (MI200): TERM_SHIFT is 11 there, elsewhere 0. BF16 needs
-// no scale. `at` is the element in term 0.
+// A value as 16-bit terms, largest first: value = term 0 + (term 1 + (term 2 ..) * 2^-TERM_SHIFT) * 2^-TERM_SHIFT.
+// FP16's later terms are scaled up where the matrix cores flush subnormals to zero (MI200): TERM_SHIFT is 11 there and
+// 0 elsewhere. BF16 needs no scale. `at` is the element in term 0.
 template <int FORMAT> DEV u16 to_16(float v) { return FORMAT == FORMAT_F16 ? to_f16(v) : to_bf16(v); }
 template <int FORMAT> DEV float from_16(u16 v) { return FORMAT == FORMAT_F16 ? f16_to_f32(v) : bf16_to_f32(v); }
-// A value's first term. Where subnormals are flushed, a smaller value is 0 here and goes into the next, scaled term.
+// A value's first term. Where subnormals are flushed to zero, a subnormal first term is stored as 0, and the value goes
+// into the next term, which is scaled.
 template <int FORMAT> DEV u16 leading_term(float v) {
   const bool subnormal = v < 0x1p-14f && v > -0x1p-14f;
   return FORMAT == FORMAT_F16 && TERM_SHIFT != 0 && subnormal ? 0 : to_16<FORMAT>(v);

@@ -1,4 +1,4 @@
-// Functions that several kernels use: an accurate exponential, loads of eight elements, sums over a block.
+// Functions shared by kernels: an accurate exponential, loads of eight elements, block-wide sums.
 #pragma once
 #include "gpu.h"
 
@@ -10,7 +10,7 @@
 #define ROLLED _Pragma("unroll 1")
 #endif
 
-// 16 bytes to copy. A native vector, because clang keeps a struct that is only copied in memory (LDS on AMD).
+// 16 bytes to copy. A native vector: clang keeps a struct that is only copied in memory (LDS on AMD).
 #if defined(__CUDACC__)
 typedef uint4 Piece;
 #else
@@ -18,9 +18,9 @@ typedef u32 Piece __attribute__((vector_size(16), may_alias));
 #endif
 
 // e^x with a relative error of 3e-11: rounded to float32 it nearly always equals a correctly rounded expf. x = n ln 2 +
-// 4 r, the series of e^r to the sixth power, squared twice: four constants in registers where a series of e^(4 r) needs
-// seven. 2^52 * 1.5 as an addend rounds to an integer and leaves it in the low bits, which lets NaN through without a
-// conversion. Clamped where the result is beyond float32 on either side.
+// 4 r; the result is the series of e^r up to the sixth power, squared twice: four constants in registers, where a
+// series of e^(4 r) needs seven. Adding 2^52 * 1.5 rounds to an integer and leaves it in the low bits; NaN passes
+// through without a conversion. Arguments are clamped where the result is beyond float32 on either side.
 DEV double exp_f64(float x) {
   const double magic = 6755399441055744.0;
   const double clamped = x < -150.f ? -150.f : x > 150.f ? 150.f : x;
@@ -39,7 +39,7 @@ DEV double exp_f64(float x) {
 }
 DEV float exp_f32(float x) { return (float)exp_f64(x); }
 
-// Eight consecutive elements of an array in a format, from element `first` on, as float32; 16-byte aligned.
+// Loads eight consecutive elements of an array in a format, from element `first` on, as float32; 16-byte aligned.
 template <int FORMAT> DEV void load8_aligned(const void* array, i64 first, float* v) {
   if (FORMAT == FORMAT_F32) {
     const f32x4* at = (const f32x4*)((const float*)array + first);
@@ -50,12 +50,12 @@ template <int FORMAT> DEV void load8_aligned(const void* array, i64 first, float
     UNROLL for (int i = 0; i < 8; i++) v[i] = from_16<FORMAT>((u16)(packed[i / 2] >> i % 2 * 16));
   }
 }
-// N elements of a row: 8, aligned, or 1 if the row width is not a multiple of 8.
+// Loads N elements of a row: 8 (aligned), or 1 if the row's width is not a multiple of 8.
 template <int FORMAT, int N> DEV void load_some(const void* array, i64 first, float* v) {
   if (N == 8) load8_aligned<FORMAT>(array, first, v);
   else v[0] = FORMAT == FORMAT_F32 ? ((const float*)array)[first] : from_16<FORMAT>(((const u16*)array)[first]);
 }
-// Eight elements of any alignment, of which only `n` exist; the others are zero.
+// Loads and stores of eight elements with any alignment, of which only `n` exist; the others are loaded as zeros.
 DEV bool whole(const void* at, int n) { return n >= 8 && (u64)at % 16 == 0; }
 template <int FORMAT> DEV void load8(const void* array, i64 first, int n, float* v) {
   const float* wide = (const float*)array + first;
@@ -63,7 +63,8 @@ template <int FORMAT> DEV void load8(const void* array, i64 first, int n, float*
   if (whole(FORMAT == FORMAT_F32 ? (const void*)wide : narrow, n)) {
     load8_aligned<FORMAT>(array, first, v);
   } else {
-    UNROLL for (int i = 0; i < 8; i++) v[i] = i >= n ? 0.f : FORMAT == FORMAT_F32 ? wide[i] : from_16<FORMAT>(narrow[i]);
+    UNROLL for (int i = 0; i < 8; i++)
+      v[i] = i >= n ? 0.f : FORMAT == FORMAT_F32 ? wide[i] : from_16<FORMAT>(narrow[i]);
   }
 }
 DEV void store8(float* at, int n, const float* v) {
@@ -88,7 +89,7 @@ template <int VALUES, int LANES, class T> DEV void deal_sums(T* v) {
     deal_sums<VALUES / 2, LANES / 2>(v);
   }
 }
-// The wave's sum of value LANE % VALUES.
+// Sums VALUES values per lane over the wave; returns the sum of value LANE % VALUES.
 template <int VALUES, class T> DEV T wave_sums(T* v) {
   deal_sums<VALUES, VALUES>(v);
   T sum = v[0];
@@ -96,8 +97,8 @@ template <int VALUES, class T> DEV T wave_sums(T* v) {
   return sum;
 }
 
-// The sum over a block of `WAVES` waves, in a fixed order, in every thread. `scratch` has WAVES values that are not
-// used otherwise until the block's next barrier.
+// Sums over a block of `WAVES` waves in a fixed order; every thread gets the sum. `scratch` has WAVES values that
+// nothing else uses until the block's next barrier.
 template <int WAVES, class T> DEV T block_sum(T v, T* scratch) {
   v = wave_sum(v);
   if (LANE == 0) scratch[TID / WAVE] = v;

@@ -36,7 +36,11 @@ DEV float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEV double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEV float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEV float add_rn(float a, float b) { return __fadd_rn(a, b); }
-DEV float saturate_f16(float v) { return v > 65504.f && v < __int_as_float(0x7f800000) ? 65504.f : v < -65504.f && v > __int_as_float(0xff800000) ? -65504.f : v; }
+DEV float saturate_f16(float v) {
+  return v > 65504.f && v < __int_as_float(0x7f800000)    ? 65504.f
+         : v < -65504.f && v > __int_as_float(0xff800000) ? -65504.f
+                                                          : v;
+}
 DEV unsigned short to_f16(float v) { return __half_as_ushort(__float2half_rn(saturate_f16(v))); }
 DEV unsigned short to_bf16(float v) { return __bfloat16_as_ushort(__float2bfloat16_rn(v)); }
 DEV float f16_to_f32(unsigned short v) { return __half2float(__ushort_as_half(v)); }

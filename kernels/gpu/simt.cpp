@@ -27,7 +27,7 @@
 #pragma GCC optimize("O3")                           // vectorized matrix instructions, whatever the kernels' options
 #endif
 
-// Saves the callee-saved registers on the current stack and its pointer in *save, and continues on the stack `load`.
+// Saves the callee-saved registers on the current stack and its pointer in *save, then continues on the stack `load`.
 extern "C" void simt_switch(void** save, void* load);
 asm(R"(
   .text
@@ -59,9 +59,9 @@ namespace {
 constexpr int LANES = 64;
 constexpr int MAX_WAVES = MAX_THREADS / LANES;
 constexpr size_t STACK_BYTES = 128 << 10, PAGE_BYTES = 4096;
-constexpr size_t HEADER_BYTES = 1 << 20;             // of the arena: the machine; stacks follow
+constexpr size_t HEADER_BYTES = 1 << 20;             // of the arena, for the machine; stacks follow
 constexpr size_t COLOUR_BYTES = 832;                 // offset between stacks, against conflicts in cache sets
-constexpr int GUARD_BYTES = 64;                      // behind dynamic shared memory, looked at after each block
+constexpr int GUARD_BYTES = 64;                      // behind dynamic shared memory, checked after each block
 constexpr unsigned char POISON = 0xff;               // NaN in every format
 constexpr char SHARED_GUARD = 0x5a;
 
@@ -69,13 +69,13 @@ enum Collective { SHUFFLE, VOTE, UNIFORM, MFMA_16_F16, MFMA_16_BF16, MFMA_32_F16
 const char* const COLLECTIVE_NAMES[] = {"shfl", "wave_any", "readfirstlane", "mfma_16x16x16_f16", "mfma_16x16x16_bf16",
                                         "mfma_32x32x8_f16", "mfma_32x32x8_bf16"};
 
-// Bit masks of lanes. A live lane is ready (or running), or waits in a collective, or waits at the barrier.
+// Bit masks of lanes. A live lane is ready (or running), waits in a collective, or waits at the barrier.
 struct Wave {
   uint64_t live, ready, waiting;
   uint64_t after_predecessor;       // lanes that have called it
   Collective collective;            // the one under way
   bool vote, voted;
-  // Values of shuffles, double-buffered: a lane that is ahead writes one half while others still read the other.
+  // Values of shuffles, double-buffered: a lane that runs ahead writes one half while others still read the other.
   int turn;
   uint32_t values[2][LANES];
   uint64_t present[2];
@@ -108,7 +108,7 @@ struct Machine : Block {
   bool in_order;
   uint64_t random;
   void* scheduler;                  // the stack pointer of run_block
-  void* saved[MAX_THREADS];         // of the fibers
+  void* saved[MAX_THREADS];         // stack pointers of the fibers
   Wave wave[MAX_WAVES];
   int guarded;                      // stacks that have their guard page
   unsigned char* shared_memory;
@@ -119,14 +119,15 @@ struct Machine : Block {
 
   char* stack(int tid) { return (char*)this + HEADER_BYTES + (size_t)tid * STACK_BYTES; }
 };
-static_assert(sizeof(Machine) <= HEADER_BYTES && HEADER_BYTES + MAX_THREADS * STACK_BYTES <= ARENA_BYTES, "fits the arena");
+static_assert(sizeof(Machine) <= HEADER_BYTES, "fits the arena");
+static_assert(HEADER_BYTES + MAX_THREADS * STACK_BYTES <= ARENA_BYTES, "fit the arena");
 
 Machine& machine() { return static_cast<Machine&>(block()); }
 
-// --- Switching ---------------------------------------------------------------------------------------------------------
+// --- Switching -------------------------------------------------------------------------------------------------------
 
-// AddressSanitizer must know on which stack the program runs; without it these do nothing. `fake_stack` keeps what it has
-// for the stack that is left; NULL: that stack is not used again.
+// AddressSanitizer must know on which stack the program runs; without it these do nothing. `fake_stack` keeps its data
+// for the stack that is left; NULL if that stack is not used again.
 #ifdef SIMT_ASAN
 void leave_stack(void** fake_stack, const void* to_bottom, size_t to_bytes) {
   __sanitizer_start_switch_fiber(fake_stack, to_bottom, to_bytes);
@@ -167,7 +168,7 @@ void switch_thread(Machine& m, int to) {
   enter_stack(m, m.fake_stack[from]);
 }
 
-// The last switch of a thread, to another one (or, below, to the scheduler).
+// A thread's last switch: to another thread, or below to the scheduler.
 [[noreturn]] void switch_for_good(Machine& m, int to) {
   void* unused;
   leave_stack(nullptr, m.stack(to), STACK_BYTES);
@@ -182,7 +183,7 @@ void switch_thread(Machine& m, int to) {
   __builtin_unreachable();
 }
 
-// --- Failing -----------------------------------------------------------------------------------------------------------
+// --- Failing ---------------------------------------------------------------------------------------------------------
 
 void report(Launch& l, int bid, int tid, const char* format, va_list list) {
   std::lock_guard<std::mutex> lock(l.mutex);
@@ -192,7 +193,7 @@ void report(Launch& l, int bid, int tid, const char* format, va_list list) {
   snprintf(l.message, (size_t)l.message_bytes, "kernel %s, block %d, thread %d: %s", l.name, bid, tid, what);
 }
 
-// Ends the launch from within a fiber, whose stack is left as it is.
+// Ends the launch from within a fiber and abandons the fiber's stack.
 [[noreturn]] __attribute__((format(printf, 2, 3))) void fail(Machine& m, const char* format, ...) {
   va_list list;
   va_start(list, format);
@@ -215,7 +216,7 @@ void report(Launch& l, int bid, int tid, const char* format, va_list list) {
        COLLECTIVE_NAMES[m.wave[in_collective / LANES].collective], at_barrier);
 }
 
-// --- Scheduling --------------------------------------------------------------------------------------------------------
+// --- Scheduling ------------------------------------------------------------------------------------------------------
 
 uint32_t next_random(Machine& m) {                   // xorshift64*
   m.random ^= m.random >> 12, m.random ^= m.random << 25, m.random ^= m.random >> 27;
@@ -228,7 +229,7 @@ int next_bit(uint64_t mask, int lane) {
   return __builtin_ctzll(behind ? behind : mask);
 }
 
-// The next wave from `wave` on, cyclically, that can run; -1: none.
+// The next wave from `wave` on, cyclically, that can run; -1 if none can.
 int next_wave(const Machine& m, int wave) {
   for (int i = 0; i < m.waves; i++, wave++) {
     if (wave == m.waves) wave = 0;
@@ -241,7 +242,8 @@ int pick(Machine& m) {
   int from = m.tid / LANES, lane = m.tid % LANES;
   if (!m.in_order) {
     lane = (int)(next_random(m) % LANES);
-    if (m.launch->policy == SIMT_RANDOM || !m.wave[m.favoured].ready) m.favoured = (int)(next_random(m) % (unsigned)m.waves);
+    if (m.launch->policy == SIMT_RANDOM || !m.wave[m.favoured].ready)
+      m.favoured = (int)(next_random(m) % (unsigned)m.waves);
     from = m.favoured;
   }
   const int wave = next_wave(m, from);
@@ -262,7 +264,7 @@ void release_barrier(Machine& m) {
   for (int w = 0; w < m.waves; w++) m.wave[w].ready = m.wave[w].live;
 }
 
-// --- Matrix instructions -----------------------------------------------------------------------------------------------
+// --- Matrix instructions ---------------------------------------------------------------------------------------------
 
 float flushed_f16(uint16_t v) {
   const uint32_t magnitude = (uint32_t)(v & 0x7fff) << 13, exponent = v & 0x7c00;
@@ -319,9 +321,9 @@ void multiply(Wave& w) {
   avx2 ? multiply_avx2(w) : multiply_plain(w);
 }
 
-// --- Collectives -------------------------------------------------------------------------------------------------------
+// --- Collectives -----------------------------------------------------------------------------------------------------
 
-// All live lanes of the wave have arrived: executes the collective.
+// Executes the collective, after all live lanes of the wave have arrived.
 void complete(Machine& m, Wave& w) {
   switch (w.collective) {
     case SHUFFLE:
@@ -344,8 +346,8 @@ void meet(Machine& m, Wave& w, Collective collective) {
   const uint64_t self = 1ull << m.tid % LANES;
   if (!w.waiting) w.collective = collective;
   else if (w.collective != collective)
-    fail(m, "divergent collectives: %s here, %s in lane %d", COLLECTIVE_NAMES[collective], COLLECTIVE_NAMES[w.collective],
-         __builtin_ctzll(w.waiting));
+    fail(m, "divergent collectives: %s here, %s in lane %d", COLLECTIVE_NAMES[collective],
+         COLLECTIVE_NAMES[w.collective], __builtin_ctzll(w.waiting));
   w.waiting |= self;
   w.ready &= ~self;
   if (w.waiting == w.live) {
@@ -366,7 +368,7 @@ template <class C> void multiply_add(Collective collective, s16x4 a, s16x4 b, C*
   *c = (w.*operands)[lane];
 }
 
-// --- Blocks ------------------------------------------------------------------------------------------------------------
+// --- Blocks ----------------------------------------------------------------------------------------------------------
 
 [[noreturn]] void end_thread(Machine& m) {
   Wave& w = m.wave[m.tid / LANES];
@@ -400,13 +402,13 @@ void prepare_thread(Machine& m, int tid) {
   __asan_unpoison_memory_region(bottom + PAGE_BYTES, STACK_BYTES - PAGE_BYTES);
 #endif
   void** top = (void**)(((uintptr_t)(bottom + STACK_BYTES) - (size_t)(tid % LANES) * COLOUR_BYTES) & ~(uintptr_t)63);
-  *--top = nullptr;                                  // as if thread_main had been called: the stack is 8 off 16
+  *--top = nullptr;  // as if thread_main had been called: the stack is 8 bytes off a multiple of 16
   *--top = (void*)thread_main;
   for (int i = 0; i < 6; i++) *--top = nullptr;
   m.saved[tid] = top;
 }
 
-// --- Kernels -----------------------------------------------------------------------------------------------------------
+// --- Kernels ---------------------------------------------------------------------------------------------------------
 
 struct Kernel { simt_kernel kernel; const char* name; int threads, args_bytes; };
 std::vector<Kernel>& kernels() {
@@ -426,10 +428,11 @@ bool is_kernel(const std::string& name) {
   return false;
 }
 
-// --- SHARED variables --------------------------------------------------------------------------------------------------
+// --- SHARED variables ------------------------------------------------------------------------------------------------
 
 #ifndef SIMT_ASAN
-// The object that this code is in, and this thread's copy of all its thread-local memory: the SHARED variables of all kernels.
+// The object that this code is in, and this OS thread's copy of its thread-local memory: the SHARED variables of all
+// kernels.
 struct Object { const char* path; unsigned char* thread_local_memory; size_t bytes; };
 thread_local char touched;                           // makes sure the memory exists
 
@@ -452,7 +455,8 @@ Object object() {
   return o;
 }
 
-// A thread-local variable, and the kernel that it is local to; empty, or no kernel, where it may be any's.
+// A thread-local variable, and the kernel that it is local to. An empty name, or one that is no kernel's: any kernel
+// may use it.
 struct Variable { std::string kernel; size_t at, bytes; };
 
 // "test_reduce" of "_ZZL16test_reduce_bodyRK10ReduceArgsE4part".
@@ -464,7 +468,7 @@ std::string kernel_of(const char* symbol) {
   return std::string(name, length - suffix);
 }
 
-// As an ELF file's symbol table has them; none, if it has no such table.
+// The thread-local variables in an ELF file's symbol table; empty if the file has none.
 std::vector<Variable> read_variables(const std::string& path) {
   std::vector<Variable> all;
   std::ifstream file(path, std::ios::binary);
@@ -486,7 +490,7 @@ std::vector<Variable> read_variables(const std::string& path) {
 
 typedef std::vector<Variable> Variables;
 
-// All but those of other kernels, which would be megabytes per block.
+// The SHARED variables that a kernel may use. Those of other kernels are left out: they are megabytes per block.
 Variables variables_of(const char* kernel, const Object& here) {
   static const Variables all = read_variables(*here.path ? here.path : "/proc/self/exe");
   Variables found;
@@ -519,7 +523,7 @@ struct Poison {
 };
 #endif
 
-// --- Launches ----------------------------------------------------------------------------------------------------------
+// --- Launches --------------------------------------------------------------------------------------------------------
 
 bool guard_is_whole(const Machine& m) {
   for (int i = 0; i < GUARD_BYTES; i++)
@@ -546,12 +550,12 @@ void run_block(Machine& m, Poison& poison, int bid) {
   poison.shared_variables();
   memset(m.shared, POISON, (size_t)l.shared_bytes);
   m.favoured = 0;
-  m.tid = l.threads - 1;                             // in order, thread 0 comes after the last
+  m.tid = l.threads - 1;                             // in order, thread 0 is next after the last
   m.tid = pick(m);
   start_threads(m);
 }
 
-// Machines are reused: their stacks are many pages.
+// Machines are reused, since their stacks are many pages.
 struct Machines {
   std::mutex mutex;
   std::vector<Machine*> idle;
@@ -571,7 +575,8 @@ struct Machines {
 
  private:
   static Machine* create() {                         // reserves twice the arena, keeps the aligned part
-    char* at = (char*)mmap(nullptr, 2 * ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char* at = (char*)mmap(nullptr, 2 * ARENA_BYTES, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) return nullptr;
     char* aligned = (char*)(((uintptr_t)at + ARENA_BYTES - 1) & ~(ARENA_BYTES - 1));
     if (aligned > at) munmap(at, (size_t)(aligned - at));
@@ -609,7 +614,8 @@ void run_blocks(Launch& l) {
   if (guard) memset(m->shared + l.shared_bytes, SHARED_GUARD, (size_t)guard);
   for (int b; !l.failed && (b = l.next_block++) < l.grid;) {
     run_block(*m, poison, b);
-    if (guard && !guard_is_whole(*m)) fail_launch(l, b, 0, "wrote behind its %d bytes of shared memory", l.shared_bytes);
+    if (guard && !guard_is_whole(*m))
+      fail_launch(l, b, 0, "wrote behind its %d bytes of shared memory", l.shared_bytes);
   }
   free(shared);
   machines.give(m);
@@ -618,8 +624,10 @@ void run_blocks(Launch& l) {
 // Whether the launch has the kernel's number of threads.
 bool fits(Launch& l, const Kernel* k, int args_bytes) {
   if (!k) fail_launch(l, 0, 0, "not a kernel of this library");
-  else if (l.threads != k->threads) fail_launch(l, 0, 0, "launched with %d threads, made for %d", l.threads, k->threads);
-  else if (args_bytes != k->args_bytes) fail_launch(l, 0, 0, "%d bytes of arguments, wants %d", args_bytes, k->args_bytes);
+  else if (l.threads != k->threads)
+    fail_launch(l, 0, 0, "launched with %d threads, made for %d", l.threads, k->threads);
+  else if (args_bytes != k->args_bytes)
+    fail_launch(l, 0, 0, "%d bytes of arguments, wants %d", args_bytes, k->args_bytes);
   else if (l.grid < 1) fail_launch(l, 0, 0, "a grid of %d blocks", l.grid);
   else if (l.threads < 1 || l.threads > MAX_THREADS) fail_launch(l, 0, 0, "%d threads a block", l.threads);
   else if (l.shared_bytes < 0 || l.shared_bytes > MAX_SHARED_BYTES)
@@ -688,7 +696,8 @@ void mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, f32x16v* c) {
 
 }  // namespace simt
 
-// The name and threads of the library's kernel number `index`; 0 if there are not so many. For tests (driver/simt/library.rs).
+// Gives the name and threads of the library's kernel number `index`; 0 if there are fewer kernels. For tests
+// (driver/simt/library.rs).
 extern "C" __attribute__((visibility("default"))) int simt_kernel_made(int index, const char** name, int* threads) {
   const auto& all = simt::kernels();
   if (index >= (int)all.size()) return 0;

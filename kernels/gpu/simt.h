@@ -1,17 +1,16 @@
 // The CPU emulated as a SIMT machine: waves of 64 and the matrix instructions of gfx90a, for g++ and clang. See gpu.h.
 //
-// A thread of a block is a fiber with its own stack. It runs until it waits for others: a wave's lanes at
-// collectives (shuffles, votes, MFMA), a block's threads at barriers; the last one to arrive executes the collective.
-// So nothing spins, and a divergent collective or barrier, whose threads can never all arrive, is detected and
-// reported. The launch's policy is the order in which runnable threads run. Blocks may be spread over several OS
-// threads.
+// A thread of a block is a fiber with its own stack. It runs until it waits for others: lanes of a wave at collectives
+// (shuffles, votes, MFMA), threads of a block at barriers; the last one to arrive executes the collective. So nothing
+// spins, and a divergent collective or barrier, whose threads can never all arrive, is detected and reported. The
+// launch's policy is the order in which runnable threads run. Blocks may be spread over several OS threads.
 //
-// A code object is a shared library of kernels and simt.cpp. KERNEL exports a function by the kernel's name, to be given
-// to simt_launch. Compile kernels with -fvisibility=hidden: what several files define in their own way stays theirs. With
-// g++, which does not inline all, that takes -fno-weak too.
+// A code object is a shared library of kernels and simt.cpp. KERNEL exports a function by the kernel's name, to be
+// passed to simt_launch. Compile kernels with -fvisibility=hidden, so that functions of one name in several files stay
+// apart. g++ does not inline all of them, and needs -fno-weak, too.
 //
-// SHARED memory is thread-local and is filled with 0xff bytes (NaN in every format) before each block, and so is
-// DYNAMIC_SHARED. For that a program or library that holds kernels must have no other thread_local variables. Under
+// SHARED memory is thread-local. Before each block it is filled with 0xff bytes (NaN in every format), and so is
+// DYNAMIC_SHARED. Therefore a program or library with kernels must have no other thread_local variables. Under
 // AddressSanitizer SHARED is static instead, so that it gets red zones, and launches run one block at a time.
 #pragma once
 #if !defined(__x86_64__)
@@ -30,10 +29,10 @@ enum simt_policy {
   SIMT_OVERLAPS = 16,       // a flag: every thread must call after_predecessor()
 };
 
-// Runs a kernel's `grid` blocks on `os_threads` threads. The arguments are copied first. Returns 0, or 1 with what went
-// wrong in `message`; the grid is then left unfinished.
-int simt_launch(simt_kernel kernel, int grid, int block, int shared_bytes, const void* args, int args_bytes, int os_threads,
-                int policy, unsigned long long seed, char* message, int message_bytes);
+// Runs a kernel's `grid` blocks on `os_threads` threads. The arguments are copied first. Returns 0, or 1 with the
+// failure in `message`; the grid is then left unfinished.
+int simt_launch(simt_kernel kernel, int grid, int block, int shared_bytes, const void* args, int args_bytes,
+                int os_threads, int policy, unsigned long long seed, char* message, int message_bytes);
 }
 
 namespace simt {
@@ -54,12 +53,12 @@ typedef short s16x4 __attribute__((vector_size(8)));
 typedef float f32x4v __attribute__((vector_size(16)));
 typedef float f32x16v __attribute__((vector_size(64)));
 
-// The part of a machine (which runs one block) that kernels read.
+// What kernels read of the machine that runs their block.
 struct Block {
   int tid, bid, grid;
   unsigned char* shared;
 };
-// Found by the stack pointer: cheaper than a thread-local variable, and right on whatever OS thread the fiber runs.
+// Found from the stack pointer: cheaper than a thread-local variable, and right on whatever OS thread the fiber runs.
 inline Block& block() { return *(Block*)((uintptr_t)__builtin_frame_address(0) & ~(ARENA_BYTES - 1)); }
 
 struct Registration {
@@ -70,11 +69,11 @@ void note_after_predecessor();
 void block_barrier();
 uint32_t shuffle(uint32_t value, int from_lane);
 bool any(bool value);
-uint32_t uniform(uint32_t value);                 // value; an error where the wave's lanes differ (not in order: unchecked)
+uint32_t uniform(uint32_t value);                 // value; an error where lanes differ (not checked in order)
 
-// D = A B + C as V_MFMA_F32_*: lane l holds of A row l % M, of B column l % M, and of both k = l / M * 4 + (0..3). Of C and
-// D, 16x16: column l % 16, rows l / 16 * 4 + i; 32x32: column l % 32, rows 8 * (i / 4) + 4 * (l / 32) + i % 4. Subnormal
-// inputs count as zeros, as on MI200.
+// D = A B + C as V_MFMA_F32_*. Lane l has row l % M of A and column l % M of B, both at k = l / M * 4 + (0..3). Of C
+// and D it has, for 16x16, column l % 16 and rows l / 16 * 4 + i; for 32x32, column l % 32 and rows 8 * (i / 4) + 4 *
+// (l / 32) + i % 4. Subnormal inputs count as zeros, as on MI200.
 void mfma_16x16x16(bool bf16, s16x4 a, s16x4 b, f32x4v* c);
 void mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, f32x16v* c);
 #ifdef __clang__
@@ -84,8 +83,16 @@ void mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, f32x16v* c);
 #endif
 SIMT_INLINE f32x4v mfma_16x16x16_f16(s16x4 a, s16x4 b, f32x4v c) { mfma_16x16x16(false, a, b, &c); return c; }
 SIMT_INLINE f32x4v mfma_16x16x16_bf16(s16x4 a, s16x4 b, f32x4v c) { mfma_16x16x16(true, a, b, &c); return c; }
-SIMT_INLINE f32x16v mfma_32x32x8_f16(s16x4 a, s16x4 b, const f32x16v& c) { f32x16v d = c; mfma_32x32x8(false, a, b, &d); return d; }
-SIMT_INLINE f32x16v mfma_32x32x8_bf16(s16x4 a, s16x4 b, const f32x16v& c) { f32x16v d = c; mfma_32x32x8(true, a, b, &d); return d; }
+SIMT_INLINE f32x16v mfma_32x32x8_f16(s16x4 a, s16x4 b, const f32x16v& c) {
+  f32x16v d = c;
+  mfma_32x32x8(false, a, b, &d);
+  return d;
+}
+SIMT_INLINE f32x16v mfma_32x32x8_bf16(s16x4 a, s16x4 b, const f32x16v& c) {
+  f32x16v d = c;
+  mfma_32x32x8(true, a, b, &d);
+  return d;
+}
 
 template <class To, class From> inline To bits(From v) {
   static_assert(sizeof(To) == sizeof(From), "same size");
@@ -101,10 +108,10 @@ inline float rounded(float v) {
 }  // namespace simt
 
 #define WAVE 64
-#define KERNEL(name, Args, threads, blocks, waves)                                                                      \
-  static void name##_body([[maybe_unused]] const Args& a);                                                              \
-  extern "C" __attribute__((visibility("default"))) void name(const void* args) { name##_body(*(const Args*)args); }    \
-  static const simt::Registration name##_registration(name, #name, threads, sizeof(Args));                              \
+#define KERNEL(name, Args, threads, blocks, waves)                                                                     \
+  static void name##_body([[maybe_unused]] const Args& a);                                                             \
+  extern "C" __attribute__((visibility("default"))) void name(const void* args) { name##_body(*(const Args*)args); }   \
+  static const simt::Registration name##_registration(name, #name, threads, sizeof(Args));                             \
   static void name##_body([[maybe_unused]] const Args& a)
 #define DEV SIMT_INLINE
 #define HOST_DEV SIMT_INLINE
@@ -151,7 +158,7 @@ DEV unsigned short to_f16(float v) {
   if (magnitude > 0x7f800000) return (unsigned short)(sign | 0x7e00);
   if (magnitude == 0x7f800000) return (unsigned short)(sign | 0x7c00);
   if (magnitude > 0x477fe000) return (unsigned short)(sign | 0x7bff);          // above 65504
-  if (magnitude < 0x38800000) {                                                // subnormal: 0.5's ulp is FP16's smallest step
+  if (magnitude < 0x38800000) {                               // subnormal: 0.5's ulp is FP16's smallest step
     const float shifted = simt::bits<float>(magnitude) + 0.5f;
     return (unsigned short)(sign | (simt::bits<uint32_t>(shifted) - 0x3f000000));
   }
@@ -174,7 +181,7 @@ DEV void let_successor_start() {}
 DEV void fence_device() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 DEV void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-// AMD's own instructions, by the names its compiler has for them.
+// AMD's own instructions, by the names of clang's builtins.
 DEV unsigned __builtin_amdgcn_perm(unsigned high, unsigned low, unsigned selectors) {
   const uint64_t bytes = (uint64_t)high << 32 | low;
   unsigned result = 0;

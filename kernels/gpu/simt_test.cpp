@@ -1,5 +1,5 @@
-// Tests of the SIMT machine: the first argument names one, none runs all. tests/simt.rs builds and runs this, plain and
-// with AddressSanitizer, which ends the program in the two overflows.
+// Tests of the emulated SIMT machine. The first argument names one, none runs all. tests/simt.rs builds and runs this,
+// plain and with AddressSanitizer, which ends the program in the tests of the two overflows.
 #include "gpu.h"
 
 #include <cmath>
@@ -102,9 +102,11 @@ namespace {
 const int POLICIES[] = {SIMT_IN_ORDER, SIMT_RANDOM, SIMT_ONE_WAVE_FIRST};
 char message[512];
 
-template <class Args> bool launch(simt_kernel kernel, int grid, int block, int shared, const Args& args, int policy, int seed) {
+template <class Args>
+bool launch(simt_kernel kernel, int grid, int block, int shared, const Args& args, int policy, int seed) {
   message[0] = 0;
-  return !simt_launch(kernel, grid, block, shared, &args, sizeof args, 2, policy, (unsigned)seed, message, sizeof message);
+  return !simt_launch(kernel, grid, block, shared, &args, sizeof args, 2, policy, (unsigned)seed, message,
+                      sizeof message);
 }
 
 bool expect(bool ok, const char* what) {
@@ -133,13 +135,14 @@ bool reduce() {
     for (int seed = 0; seed < 10; seed++) ok &= expect(reduce_gives(false, policy, seed, &right) && right, "reduce");
   for (int policy : {SIMT_RANDOM, SIMT_ONE_WAVE_FIRST}) {
     int wrong = 0;
-    for (int seed = 0; seed < 10; seed++) ok &= expect(reduce_gives(true, policy, seed, &right), "reduce"), wrong += !right;
+    for (int seed = 0; seed < 10; seed++)
+      ok &= expect(reduce_gives(true, policy, seed, &right), "reduce"), wrong += !right;
     ok &= expect(wrong == 10, "a missing barrier gives right sums");
   }
   return ok;
 }
 
-// Small integers: exact in either format, in any order of sums. And subnormals, which count as zeros.
+// Small integers, whose sums are exact in either format and in any order; and subnormals, which count as zeros.
 bool mfma(int m, int k, bool bf16) {
   std::vector<float> a(m * k), b(m * k), c(m * m), d(m * m, NAN);
   std::vector<u16> a16(m * k), b16(m * k);
@@ -191,9 +194,11 @@ bool errors() {
   ok &= fails(NOT_UNIFORM, "readfirstlane", SIMT_RANDOM);
   int out[4] = {};
   const CaseArgs args{VOTES, 0, out};
-  ok &= expect(!launch(test_case, 1, 128, 0, args, 0, 0) && strstr(message, "launched with 128 threads, made for 192"), "threads");
+  ok &= expect(!launch(test_case, 1, 128, 0, args, 0, 0) && strstr(message, "launched with 128 threads, made for 192"),
+               "threads");
   ok &= expect(!launch(test_case, 1, 192, 65537, args, 0, 0) && strstr(message, "shared memory"), "shared bytes");
-  ok &= expect(!launch(test_case, 1, 192, 0, 'x', 0, 0) && strstr(message, "1 bytes of arguments, wants 16"), "argument bytes");
+  ok &= expect(!launch(test_case, 1, 192, 0, 'x', 0, 0) && strstr(message, "1 bytes of arguments, wants 16"),
+               "argument bytes");
   ok &= expect(!launch(test_case, 0, 192, 0, args, 0, 0) && strstr(message, "grid"), "grid");
   return ok && expect(launch(test_case, 1, 192, 0, args, 0, 0) && !out[0], "a launch after failed ones");
 }
@@ -210,7 +215,8 @@ bool works(Case which, const char* what) {
 }
 
 bool words() {
-  return works(VOTES, "votes") && works(SHUFFLES, "shuffles") && works(ATOMICS, "atomics") && works(EARLY_EXIT, "early exit");
+  return works(VOTES, "votes") && works(SHUFFLES, "shuffles") && works(ATOMICS, "atomics") &&
+         works(EARLY_EXIT, "early exit");
 }
 
 bool poison() {
@@ -227,7 +233,7 @@ bool stack_reuse() {
 
 bool shared_overflow() { return fails(SHARED_OVERFLOW, "wrote behind its 1024 bytes of shared memory"); }
 
-// Only AddressSanitizer can tell; it ends the program.
+// Detected by AddressSanitizer alone, which ends the program.
 bool fixed_shared_overflow() {
 #ifdef SIMT_ASAN
   return !works(FIXED_SHARED_OVERFLOW, "fixed shared overflow");
@@ -249,9 +255,11 @@ bool formats() {
     ok &= std::isnan(g) || to_bf16(g) == h;
     if (exponent >= 30) continue;                      // halfway to the next: to even
     const float next = f16_to_f32((u16)(h + 1)), half = (f + next) / 2;
-    ok &= to_f16(half) == (h % 2 ? h + 1 : h) && to_f16(std::nextafter(half, next)) == h + 1 && to_f16(std::nextafter(half, f)) == h;
+    ok &= to_f16(half) == (h % 2 ? h + 1 : h);
+    ok &= to_f16(std::nextafter(half, next)) == h + 1 && to_f16(std::nextafter(half, f)) == h;
   }
-  ok &= to_f16(65519.f) == 0x7bff && to_f16(-1e30f) == 0xfbff && to_f16(INFINITY) == 0x7c00 && pack_f16(1.f, 2.f) == 0x40003c00;
+  ok &= to_f16(65519.f) == 0x7bff && to_f16(-1e30f) == 0xfbff && to_f16(INFINITY) == 0x7c00;
+  ok &= pack_f16(1.f, 2.f) == 0x40003c00;
   ok &= __builtin_amdgcn_perm(0x07060504, 0x03020100, 0x0c0d0700) == 0x00ff0700;
   ok &= __builtin_amdgcn_alignbit(0x12345678, 0x9abcdef0, 16) == 0x56789abc;
   return expect(ok, "formats");

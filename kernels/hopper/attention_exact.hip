@@ -16,9 +16,16 @@
 // its MMAs take 64 cycles, its conversions 70, its exponentials 20.
 #include "attention.h"
 
-enum : int { THREADS = ATTENTION_EXACT_THREADS, WARPS = THREADS / WAVE, OCTET = 8, CHUNKS = 4, CHUNK = 4, OCTET_CHUNKS = HEAD_DIM / CHUNK };
+enum : int {
+  THREADS = ATTENTION_EXACT_THREADS,
+  WARPS = THREADS / WAVE,
+  OCTET = 8,                             // keys
+  CHUNK = 4,                             // dims
+  CHUNKS = 4,                            // of a lane
+  OCTET_CHUNKS = HEAD_DIM / CHUNK,
+};
 
-// d += a b: a is 8 x 4 (lane 4 m + k), b is 4 x 8 (lane 4 n + k), d has row m and columns 2 k and 2 k + 1 in lane 4 m + k.
+// d += a b: a is 8 x 4 (lane 4 m + k), b is 4 x 8 (lane 4 n + k); lane 4 m + k has row m, columns 2 k and 2 k + 1 of d.
 DEV void mma_f64(double* d, double a, double b) {
   asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
       : "+d"(d[0]), "+d"(d[1]) : "d"(a), "d"(b));
@@ -97,7 +104,8 @@ DEV void add_octet(Sums& s, const Work& w, int octet, const double* q, const Chu
   UNROLL for (int i = 0; i < 2; i++) {
     const double e = (double)exp_f32(score[i] - s.most);
     s.sum += e;
-    UNROLL for (int t = 0; t < OCTET_CHUNKS / 2; t++) mma_f64(s.o[t], e, (double)element(values.v[i * 2 + t / 4], t % 4));
+    UNROLL for (int t = 0; t < OCTET_CHUNKS / 2; t++)
+      mma_f64(s.o[t], e, (double)element(values.v[i * 2 + t / 4], t % 4));
   }
 }
 

@@ -48,9 +48,11 @@ DEV u64 operand(u32 at) { return (u64)(at >> 4) | (u64)(1024 >> 4) << 16 | (u64)
 constexpr u32 STEP_ALONG_ROWS = 32 >> 4, STEP_DOWN_ROWS = 16 * ROW_BYTES >> 4;
 
 #define ACCUMULATORS \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define THIRTY_TWO(d) FOUR(d, 0), FOUR(d, 4), FOUR(d, 8), FOUR(d, 12), FOUR(d, 16), FOUR(d, 20), FOUR(d, 24), FOUR(d, 28)
+#define THIRTY_TWO(d) \
+  FOUR(d, 0), FOUR(d, 4), FOUR(d, 8), FOUR(d, 12), FOUR(d, 16), FOUR(d, 20), FOUR(d, 24), FOUR(d, 28)
 #define WGMMA_SHARED(types) \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n" \
                "wgmma.mma_async.sync.aligned.m64n64k16.f32." types " " ACCUMULATORS ", %32, %33, p, 1, 1, 0, 0;\n}" \

@@ -5,7 +5,9 @@
 DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // An mbarrier in shared memory: a phase ends when all arrivals and all expected bytes are in.
-DEV void barrier_init(u32 bar, int arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals)); }
+DEV void barrier_init(u32 bar, int arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals));
+}
 DEV void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void barrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -28,6 +30,7 @@ DEV u64 evict_last() { u64 p; asm("createpolicy.fractional.L2::evict_last.b64 %0
 
 // `bytes` is a multiple of 16; both addresses are aligned to 16.
 DEV void bulk_copy(u32 to, const void* from, u32 bytes, u32 bar, u64 policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
-               ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+      ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }

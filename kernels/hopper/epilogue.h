@@ -50,7 +50,8 @@ template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, c
   for (int j = 0; j < N / 8; j++)
 #pragma unroll
     for (int t = 0; t < 2; t++)
-      if (8 * j + t < rows) f(first + (i64)(8 * j + t) * a.n, product(acc[4 * j + t], a.scale), product(acc[4 * j + 2 + t], a.scale));
+      if (8 * j + t < rows)
+        f(first + (i64)(8 * j + t) * a.n, product(acc[4 * j + t], a.scale), product(acc[4 * j + 2 + t], a.scale));
 }
 
 struct Plain {
@@ -66,7 +67,8 @@ struct Unembedding : OfPlan {
 };
 
 struct Qkv : OfPlan {
-  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS, class Sum>
+  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = bias_pair(a, 0, p.row);
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       *(float2*)(a.out + at) = make_float2(v0 + bias.x, v1 + bias.y);
@@ -77,7 +79,8 @@ struct Qkv : OfPlan {
 // Adds to the residual stream. Old values are loaded in batches: for all the compiler knows a store may alias the next
 // load, so loads one at a time would each wait for the store before.
 struct AttnOut : OfPlan {
-  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS, class Sum>
+  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     constexpr int PAIRS = N / 4, BATCH = PAIRS % 8 ? PAIRS : 8;
     if (p.row >= a.n) return;
     const float2 bias = bias_pair(a, 0, p.row);
@@ -96,14 +99,16 @@ struct AttnOut : OfPlan {
         const Sum* sum = acc + pair / 2 * 4 + pair % 2;
         if (token(pair) < rows)
           *(float2*)(a.out + first + (i64)token(pair) * a.n) =
-              make_float2(old[i].x + (product(sum[0], a.scale) + bias.x), old[i].y + (product(sum[2], a.scale) + bias.y));
+              make_float2(old[i].x + (product(sum[0], a.scale) + bias.x),
+                          old[i].y + (product(sum[2], a.scale) + bias.y));
       }
     }
   }
 };
 
 struct Logits : Unembedding {
-  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS, class Sum>
+  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       *(float2*)(a.out + at) = make_float2(v0, v1);
     });
@@ -112,7 +117,8 @@ struct Logits : Unembedding {
 
 struct Mlp2 : Plain {
   enum : bool { EARLY = true };
-  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS, class Sum>
+  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = bias_pair(a, p.chunk.group, p.row);
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       if (TERMS == 1) *(u32*)((u16*)a.y + at) = pack_f16(v0 + bias.x, v1 + bias.y);
@@ -122,14 +128,19 @@ struct Mlp2 : Plain {
 };
 
 // Transposes an 8 x 8 matrix of 16-bit elements, row g of which is in lanes 4g .. 4g + 3.
-DEV u32 transpose8(u32 v) { u32 r; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v)); return r; }
+DEV u32 transpose8(u32 v) {
+  u32 r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+  return r;
+}
 
 // Gate and up meet in one thread, which so has one feature of two tokens. A 16-byte piece of the tiled output is eight
 // features of one token, from eight lanes. After a transposition a thread has two features of one token, and four lanes
 // write a piece. Features beyond n / 2 come out as zeros, since their weights are zeros. Where the last row block
 // covers only the first half of a slab, it also fills the second half with zeros.
 struct Mlp1 : Plain {
-  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS, class Sum>
+  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = bias_pair(a, p.chunk.group, p.row);
     const int token = LANE / 4, feature = p.row / 16 * 8 + 2 * p.q;   // after the transposition
     u16* first = a.tiled + tiled_index(p.chunk.row + token, feature, a.tiled_rows);
@@ -137,8 +148,8 @@ struct Mlp1 : Plain {
     for (int j = 0; j < N / 8; j++) {
       float v[2];
       for (int t = 0; t < 2; t++)
-        v[t] = gated_unit(product(acc[4 * j + t], a.scale) + bias.x, product(acc[4 * j + 2 + t], a.scale) + bias.y, a.limit,
-                          TERMS > 1, [](float x) { return expf(x); });
+        v[t] = gated_unit(product(acc[4 * j + t], a.scale) + bias.x, product(acc[4 * j + 2 + t], a.scale) + bias.y,
+                          a.limit, TERMS > 1, [](float x) { return expf(x); });
       u16* at = first + 8 * j * SLAB;                      // the swizzle repeats every eight rows
 #pragma unroll
       for (int term = 0; term < TERMS; term++) {
@@ -163,7 +174,8 @@ struct Mlp1 : Plain {
 // logit, and reduce only then.
 struct GreedyLogits : Unembedding {
   enum : bool { GREEDY = true };
-  template <int N, int FORMAT, int TERMS, class Sum> DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS, class Sum>
+  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const bool exists = p.row < a.n;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {

@@ -76,7 +76,7 @@
 template <int FORMAT, int N> struct Wgmma;
 
 // I0 to I5: numbers of the asm operands after D.
-#define WGMMA_TYPE(FORMAT, TYPE, N, I0, I1, I2, I3, I4, I5)                                                             \
+#define WGMMA_TYPE(FORMAT, TYPE, N, I0, I1, I2, I3, I4, I5)                                                            \
   template <> struct Wgmma<FORMAT, N> {                                                                                \
     static DEV void a16(float* d, const u32* a, u64 b, int accumulate) {                                               \
       asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #I5 ", 0;"                                                       \
@@ -120,7 +120,9 @@ WGMMA_SHAPE(256, 128, 129, 130, 131, 132, 133)
 // after the last one of a group, then wait until at most PENDING groups are in flight.
 DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> DEV void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+template <int PENDING> DEV void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
 
 // The descriptor of an operand in shared memory with the 128-byte swizzle: rows of 64 elements (128 bytes), eight
 // pieces each, piece p at position p ^ (row % 8); eight rows are 1024 bytes. Sixteen elements along K are 32 bytes: +

@@ -5,7 +5,13 @@
 #include "catalogue.h"
 #include "instruction.h"
 
-enum : int { THREADS = MATRIX_PEAK_THREADS, ROWS = 64, COLUMNS = 256, SLAB_STEPS = 4, STEPS = MATRIX_PEAK_FLOPS / (2 * ROWS * COLUMNS * 16) };
+enum : int {
+  THREADS = MATRIX_PEAK_THREADS,
+  ROWS = 64,
+  COLUMNS = 256,
+  SLAB_STEPS = 4,
+  STEPS = MATRIX_PEAK_FLOPS / (2 * ROWS * COLUMNS * 16),
+};
 
 KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 2, 1) {
   after_predecessor();

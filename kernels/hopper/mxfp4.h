@@ -46,7 +46,11 @@ template <int FORMAT> struct Fp4;
 template <> struct Fp4<FORMAT_F16> {
   enum : u32 { FIELDS = 0x8E008E00u, A2 = 0x40384038u, A3 = 0x20072007u };
 
-  static DEV u32 multiply(u32 a, u32 b) { u32 d; asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
+  static DEV u32 multiply(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+  }
   static DEV u32 scales(u32 word, int k_half) { return (k_half ? word << 8 : word) & 0xFF00FF00u; }
   static DEV u32 field0(u32 w) { return w & FIELDS; }
   static DEV u32 field1(u32 w) { return (w << 3) & FIELDS; }
@@ -66,7 +70,11 @@ template <> struct Fp4<FORMAT_F16> {
 template <> struct Fp4<FORMAT_BF16> {
   enum : u32 { FIELDS = 0x81C081C0u, A2 = 0x40074007u };
 
-  static DEV u32 multiply(u32 a, u32 b) { u32 d; asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }
+  static DEV u32 multiply(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+  }
   static DEV u32 scales(u32 word, int k_half) { return (k_half ? __funnelshift_l(word, word, 8) : word) & 0x7F807F80u; }
   static DEV u32 field0(u32 w) { return w & FIELDS; }
   static DEV u32 field1(u32 w) { return (w << 3) & FIELDS; }
@@ -96,7 +104,8 @@ template <int FORMAT> DEV u32 encode_scales(const int (&exponent)[2][2]) {
 template <int FORMAT> DEV void decode8(u32 w, u32 scales, u32* a) {
   using F = Fp4<FORMAT>;
   u32 low, high;
-  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; mov.b32 %0, {l, l}; mov.b32 %1, {h, h}; }" : "=r"(low), "=r"(high) : "r"(scales));
+  asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; mov.b32 %0, {l, l}; mov.b32 %1, {h, h}; }"
+      : "=r"(low), "=r"(high) : "r"(scales));
   a[0] = F::multiply(F::field0(w), low);
   a[1] = F::multiply(F::field1(w), high);
   a[2] = F::multiply(F::field2(w), low);

@@ -79,7 +79,8 @@ template <class Body> DEV void for_each_block(const PackArgs& a, int block_bytes
 KERNEL(pack_mxfp4, PackArgs, PACK_THREADS, 8, 4) {
   after_predecessor();
   for_each_block(a, Mxfp4::UNIT_BYTES, [&](i64 member, int row, int k, u8* out) {
-    const CodesOnWire wire = {a.wire + member * (wire_rows(a.rows) / WIRE_ROWS) * WireCodes{a.cols}.tile_bytes(), a.rows, a.cols};
+    const i64 tiles = member * (wire_rows(a.rows) / WIRE_ROWS);
+    const CodesOnWire wire = {a.wire + tiles * WireCodes{a.cols}.tile_bytes(), a.rows, a.cols};
     if (a.format == FORMAT_F16) pack_codes<FORMAT_F16>(wire, out, row, k, a.shift);
     else pack_codes<FORMAT_BF16>(wire, out, row, k, a.shift);
   });

@@ -72,12 +72,16 @@ template <int N, int CHUNK> struct SpreadSchedule {
   }
 
   // Chunks in the tiles before `tile`, and larger chunks in them. A tile has `least` or `least` + 1 chunks.
-  DEV int chunks_before(int tile) const { return (int)((unsigned)tile * (unsigned)table.chunks / (unsigned)table.tiles); }
+  DEV int chunks_before(int tile) const {
+    return (int)((unsigned)tile * (unsigned)table.chunks / (unsigned)table.tiles);
+  }
   DEV int larger_before(int tile) const {
     const int least = table.chunks / table.tiles, one_more = chunks_before(tile) - tile * least;
     return one_more * (table.units % (least + 1)) + (tile - one_more) * (table.units % least);
   }
-  DEV int before(bool larger, int tile) const { return larger ? larger_before(tile) : chunks_before(tile) - larger_before(tile); }
+  DEV int before(bool larger, int tile) const {
+    return larger ? larger_before(tile) : chunks_before(tile) - larger_before(tile);
+  }
 
   DEV bool next(Chunk& c) {
     if (position >= table.chunks) return false;

@@ -1,8 +1,7 @@
-// The small and the plain kernels on the CPU played as a SIMT machine, against float64. tests/programs/simt.sh
-// builds it.
+// The small and the plain kernels on the emulated SIMT machine, against float64. tests/programs/simt.sh builds it.
 //
-// With -fsanitize=address the kernels' accesses are checked as well. Every case runs in random order and one wave first;
-// outputs are NaN before each run, and behind each buffer lies a guard that must stay.
+// With -fsanitize=address the kernels' accesses are checked as well. Every case runs in random order and one wave
+// first. Outputs are NaN before each run, and a guard behind each buffer must stay unchanged.
 #include "../gpu/gpu.h"
 #include <cmath>
 #include <cstdio>
@@ -101,7 +100,7 @@ double from_terms(const Buffer<u16>& b, i64 at, i64 term, int terms, int format)
 double term_error(int terms, int format) {
   return format == FORMAT_F16 ? (terms == 1 ? 6e-4 : 3e-7) : terms == 1 ? 5e-3 : terms == 2 ? 2e-5 : 1e-7;
 }
-// One FP16 term of a value below its normal numbers is 0 where the matrix cores flush them.
+// The absolute error of a single FP16 term: where the matrix cores flush subnormals, a subnormal becomes 0.
 double term_floor(int terms, int format) { return format == FORMAT_F16 && terms == 1 && TERM_SHIFT != 0 ? 0x1p-14 : 0; }
 void near(double got, double want, double relative, double absolute, const char* what) {
   check(fabs(got - want) <= relative * fabs(want) + absolute || (std::isnan(got) && std::isnan(want)), what, got - want);
@@ -110,7 +109,7 @@ int slabs(int width) { return (width + SLAB - 1) / SLAB; }
 int format_of_16() { return integer(0, 1) ? FORMAT_F16 : FORMAT_BF16; }
 template <class T> T round_up(T v, T to) { return (v + to - 1) / to * to; }
 
-struct Wide {                       // values and how a kernel is given them
+struct Wide {                       // values, and the same in the kernel's format
   int format;
   Buffer<float> wide;
   Buffer<u16> narrow;
@@ -308,7 +307,7 @@ void test_gather(int rows, int k_blocks, int terms, bool sorts = false, int n = 
   check(want == out, "gather");
 }
 
-// What the kernels on their own give and what norm_route does: the same bits.
+// norm_route gives the same bits as rmsnorm, route, sort and gather one after the other.
 void test_norm_route(int hidden, int n, int k, bool exact, bool alone) {
   Plan plan(alone ? 1 : 5, alone ? 1 : 2, 100, 40, 128);
   const int rows = plan.rows(), t_rows = rows + 9, out_rows = k * GROUP_ALIGN + 3;
@@ -419,8 +418,8 @@ void test_argmax(int candidates, bool logits_rows) {
   check(host.whole(), "argmax's guards");
 }
 
-// The sampler's draw written the long way: a stable sort of pairs. Without a nucleus from all tokens; -1 where tokens below
-// `least` would be needed for it, or too many have that.
+// The sampler's draw, written plainly: a stable sort of pairs; without a nucleus, from all tokens. -1 where a nucleus
+// would need tokens below `least`, or where too many tokens are at or above it.
 int drawn_from(const std::vector<float>& e, double sum, float topp, float least, float coin) {
   const int n = (int)e.size();
   std::vector<std::pair<float, int>> pairs(n);
@@ -443,7 +442,8 @@ int drawn_from(const std::vector<float>& e, double sum, float topp, float least,
   return pairs.back().second;
 }
 
-// Rows of kinds that sums take differently: the C library's own loop must give the same bits.
+// Rows of several kinds, which take different paths through the ordered sum: each gives the bits of the C library's own
+// loop.
 void test_draw(int vocab, float topp) {
   enum { KINDS = 12 };
   Plan plan(2 * KINDS, 1, 100, 40, 128);
@@ -549,7 +549,7 @@ void test_range_and_synthesis(int format, int rows, int cols, int members) {
   check(result[2] == weakest_row, "range's weakest row", result[2] - weakest_row);
 }
 
-// The gated unit of each pair of odd numbers, brought in by the bias: NaN where the float32 baseline has it, and nowhere else.
+// The gated unit of every pair of odd numbers: NaN exactly where the float32 baseline has it.
 void test_odd_gates(int format, int terms) {
   const float odd[] = {NAN, INFINITY, -INFINITY, 3e38f, -3e38f, 7.5f, -7.5f, 0.5f}, limit = 7;
   constexpr int COUNT = sizeof odd / sizeof *odd, N = 2 * COUNT * COUNT, ROWS = 2;
@@ -576,7 +576,7 @@ void test_odd_gates(int format, int terms) {
   check(tiled.whole(), "odd gates' guard");
 }
 
-// One product with groups, all epilogues.
+// One product with several groups, with every epilogue.
 void test_gemm(int n, int cols, int groups, int weight_format, bool exact) {
   const int format = format_of_16(), terms = exact ? (format == FORMAT_F16 ? 2 : 3) : 1, k_blocks = slabs(cols);
   std::vector<int> counts, offsets;
@@ -712,7 +712,7 @@ void test_attention(int head_dim, int heads, int kv_heads, int kv_format, bool w
     }
   for (int k = width; k < slabs(width) * SLAB; k++) check(out[tiled_index(0, k, out_rows)] == 0, "attention_plain's filling");
   check(out.whole() && out[tiled_index(rows, 0, out_rows)] == 0xffff, "attention_plain's rows beyond");
-  // Each row alone gives the same bits.
+  // A row computed alone has the same bits.
   for (int r = 0; r < std::min(rows, 2); r++) {
     StepHeader one = plan.header;
     one.rows = 1;
