@@ -1,21 +1,20 @@
-// What host and device agree on: one argument struct a kernel, and the layout of everything in device memory.
-//
-// Every kernel takes one struct by value.
+// The interface of host and kernels: one argument struct per kernel, passed by value, and the layout of all data in
+// device memory.
 //
 // Activations  [terms][K / 64][rows][64] of 16 bits ("tiled"): K in slabs of 64, a row's 128 bytes of a slab in
-//              eight pieces of 16 bytes, piece p at place p ^ (row % 8). A run of rows of one slab is contiguous and,
-//              where it starts at a multiple of 8, lies as a matrix unit's shared memory wants it. K is filled up
-//              with zeros.
+//              eight pieces of 16 bytes, piece p at position p ^ (row % 8). A run of rows of one slab is contiguous;
+//              if it starts at a multiple of 8 it has the swizzle that the matrix units expect in shared memory. K is
+//              filled up with zeros.
 // Terms        `fast` has one. `exact` has x = hi + lo (FP16) or hi + mid + lo (BF16), each term `in_term` elements
-//              behind the last; see store_terms in gpu/gpu.h for the scale of the later ones.
-// KV cache     a page holds KV_PAGE positions of one layer: [kv head][K: KV_PAGE rows | V: KV_PAGE rows], a row being
-//              head_dim elements in pieces of 8, piece p at place p ^ (position % the largest power of two that
-//              divides head_dim / 8).
-// Weights      as the pack_* kernels of a family write them; on the host and on the wire row-major in tiles of
-//              WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two a byte, low nibble first) of all rows, then
-//              E8M0 scales of all rows, one for each MXFP4_BLOCK values.
+//              after the one before; store_terms in gpu/gpu.h says how the later ones are scaled.
+// KV cache     a page has KV_PAGE positions of one layer: [kv head][K: KV_PAGE rows | V: KV_PAGE rows], a row being
+//              head_dim elements in pieces of 8, piece p at position p ^ (position in the sequence % the largest power
+//              of two that divides head_dim / 8).
+// Weights      on the device in the layout that a family's pack_* kernels write. On the host and in transfers in the
+//              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
+//              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 7d3105f2c174faca) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 15e1e018d031db13) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -24,21 +23,22 @@ enum : int {
   SLAB = 64,                    // K elements in a slab of tiled activations and in a k block of packed weights
   GROUP_ALIGN = 8,              // an expert's rows start at a multiple of this
   FLUSHING_TERM_SHIFT = 11,     // TERM_SHIFT of gpu/gpu.h where the matrix cores flush subnormals: on AMD, and on the
-                                // CPU that plays it
-  WIRE_ROWS = 32,               // rows in a tile of weights as the host sends them
+                                // CPU that emulates it
+  WIRE_ROWS = 32,               // rows in a tile of the wire format of weights
   MXFP4_BLOCK = 32,             // MXFP4 values that share a scale
-  MXFP4_SLAB_BYTES = 34,        // bytes of a packed row's slab in MXFP4: codes, two a byte, and a byte for each scale
-  DENSE_SLAB_BYTES = 128,       // the same in 16 bits a value
+  MXFP4_SLAB_BYTES = 34,        // bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per
+                                // scale
+  DENSE_SLAB_BYTES = 128,       // bytes of a row's slab of packed 16-bit weights
   ATTENTION_UNIT = 128,         // keys in a unit of decode attention
-  ATTENTION_GROUP = 4,          // units in a group
+  ATTENTION_GROUP = 4,          // units of decode attention in a group
   ITEM_PAGES = 32,              // the most pages that the keys of an AttentionItem lie in
   PARTIAL_FLOATS = 528,         // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
-                                // maximum and a sum
-  UPLOAD_PIECE = 16,            // the plan is copied in pieces of so many bytes, and its sections start at multiples of
-                                // them
+                                // maximum and a sum of weights
+  UPLOAD_PIECE = 16,            // bytes of a piece: the plan is copied in pieces, and its sections start at multiples
+                                // of it
   UPLOAD_SECTIONS = 12,         // the most sections of a plan
-  DRAW_TOKENS = 2048,           // the most tokens of a nucleus that a kernel draws from
-  POWERS = 32,                  // powers of two, evenly spaced from 1 to 2, that exponentials start from
+  DRAW_TOKENS = 2048,           // the most tokens of a nucleus that a kernel samples from
+  POWERS = 32,                  // entries 2^(i / POWERS) of the table that exponentials are computed from
   MATRIX_PEAK_FLOPS = 4194304,  // see MatrixPeakArgs
 };
 
@@ -50,30 +50,30 @@ enum : int {
   FORMAT_MXFP4 = 3,
 };
 
-// Counts of the step under way; the first thing uploaded.
+// Counts of the current step; the first section of the plan.
 struct StepHeader {
-  int rows;           // rows in the step; those that decode (chunks of one row) come first
+  int rows;           // rows in the step; decoding rows (chunks of one row) come first
   int decode_rows;    // chunks of one row
   int chunks;
   int logits_rows;    // rows whose logits are wanted
-  int full_items;     // attention work of the rows that decode, full layers
-  int window_items;   // the same, windowed layers
-  int prefill_tiles;  // attention work of the chunks of several rows
-  int turn;           // which of the host's buffers this step answers into
-  float temperature;  // that rows are drawn at
-  float topp;         // the mass of the nucleus; 0: all tokens
-  float least;        // a token of less probability is no part of a nucleus, or there may be more than DRAW_TOKENS of
-                      // them
+  int full_items;     // attention items of decoding rows, in full layers
+  int window_items;   // attention items of decoding rows, in sliding-window layers
+  int prefill_tiles;  // attention tiles of chunks with several rows
+  int turn;           // which of the host's result buffers this step writes
+  float temperature;  // the temperature of sampling
+  float topp;         // top-p: the probability mass of the nucleus; 0: sample from all tokens
+  float least;        // tokens of less probability are not sorted: they are not in the nucleus, or it has more than
+                      // DRAW_TOKENS tokens
   int reserved;
 };
 
-// Consecutive rows of one sequence; chunks are in order of their rows. Position p lies in the page tables[full + p /
-// KV_PAGE] of the full layers and tables[window + p / KV_PAGE % window_pages] of the windowed ones.
+// Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page tables[full + p /
+// KV_PAGE] of the full layers and tables[window + p / KV_PAGE % window_pages] of the sliding-window layers.
 struct ChunkInfo {
   int first_row;
   int rows;
   int first_position;
-  int slot;  // the sequence's, where its last token is kept
+  int slot;  // the sequence's slot in `last_tokens`
   int full;
   int window;
   int window_pages;
@@ -83,15 +83,16 @@ struct ChunkInfo {
 // A row whose logits are wanted.
 struct LogitsRowInfo {
   int row;
-  int slot;    // -1: its token is not kept
-  float coin;  // what a token is drawn by
+  int slot;    // where its token is stored in `last_tokens`; -1: nowhere
+  float coin;  // the random number in [0, 1) that its token is sampled with
 };
 
-// Part of one decoding row's attention: `tokens` visible keys, the first of them in unit `first_unit`. Unit u is the
-// keys ATTENTION_UNIT * u and on, by absolute position; ATTENTION_GROUP * g and on are the units of group g. One of
-// `parts` parts; where these are several, each is (at most) the `run` units from a multiple of `run` on (1, 4 or 16)
-// and leaves partial sums: of its unit if `run` is 1, else of each of its groups. The row's first unit's (group's) is
-// slot `partial` of the workspace, the next one's slot `partial` + 1. An item's keys are in at most ITEM_PAGES pages.
+// A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in unit
+// `first_unit`. Unit u has the keys from ATTENTION_UNIT * u on, by absolute position; group g has the units from
+// ATTENTION_GROUP * g on. The row has `parts` items. If there are several, each has at most `run` units (1, 4 or 16)
+// from a multiple of `run` on, and stores partial sums: of its unit if `run` is 1, else of each of its groups. The
+// partial sum of the row's first unit (or group) is at index `partial` of the workspace, the next one's at `partial` +
+// 1. An item's keys are in at most ITEM_PAGES pages.
 struct AttentionItem {
   int row;
   int first_unit;
@@ -102,7 +103,7 @@ struct AttentionItem {
   int reserved[2];
 };
 
-// Query rows of one chunk that one block takes: `rows` rows from the chunk's row `first` on.
+// A tile of prefill attention, the query rows of one block: `rows` rows from row `first` of the chunk on.
 struct PrefillTile {
   int chunk;
   int first;
@@ -113,19 +114,20 @@ struct PrefillTile {
 // The step's plan on the device, at addresses that never change.
 struct Step {
   const StepHeader* header;
-  const int* tokens;            // [rows]; -1 - slot: the token sampled last in that slot
+  const int* tokens;            // [rows]; -1 - slot: the token last sampled for that slot
   const int* positions;         // [rows]
   const int* row_chunk;         // [rows]
   const ChunkInfo* chunks;
-  const int* tables;            // page numbers
+  const int* tables;            // page tables of all chunks
   const LogitsRowInfo* logits;  // [logits_rows]
   const AttentionItem* full_items;
   const AttentionItem* window_items;
   const PrefillTile* prefill_tiles;
-  int* last_tokens;             // [slots]: the token sampled last
+  int* last_tokens;             // [slots]: the token last sampled
 };
 
-// A run of bytes of the plan: where it is in the copy, and where it belongs on the device. Multiples of UPLOAD_PIECE.
+// A section of the plan: `bytes` bytes at offset `from` of the host's copy, `to` on the device. Multiples of
+// UPLOAD_PIECE.
 struct UploadSection {
   unsigned from;
   unsigned to;
@@ -133,24 +135,25 @@ struct UploadSection {
   unsigned reserved;
 };
 
-// What each of the host's copies of a plan starts with.
+// The head of each of the host's copies of a plan.
 struct UploadList {
   unsigned sections;
   unsigned reserved[3];
   UploadSection section[12];
 };
 
-// upload: brings the plan from pinned host memory, where there are `copies` of it, used in turn by themselves. Each
+// upload: copies the plan from pinned host memory. There are `copies` plans, which the kernel reads in turn. Each
 // starts with an UploadList.
 struct UploadArgs {
   const unsigned char* host;  // [copies][copy_bytes]
   unsigned char* device;
-  unsigned* turn;             // two numbers, zeros at first: the copy to read, blocks of this step that are done
+  unsigned* turn;             // two numbers that start as zeros: the copy to read, and how many blocks of this launch
+                              // are done
   unsigned copies;
   unsigned copy_bytes;
 };
 
-// embed: x[rows][hidden] (float32) = the table's rows named by the tokens.
+// embed: x[rows][hidden] (float32) = the tokens' rows of the table.
 struct EmbedArgs {
   Step step;
   const void* table;  // [vocab][hidden], BF16 or F32
@@ -159,29 +162,29 @@ struct EmbedArgs {
   int hidden;
 };
 
-// rmsnorm and settle: adds what the experts gave (if asked), norms, writes the next product's input. settle only adds,
-// and needs neither weight nor t.
+// rmsnorm and settle: add the weighted sum of the row's expert outputs to x, if y is not NULL. rmsnorm then norms x and
+// writes the next product's input; settle only adds, and needs neither weight nor t.
 struct NormArgs {
   Step step;
   float* x;             // [rows][hidden], updated if y is not NULL and `select` is 0
   const float* weight;  // [hidden]
-  const void* y;        // [slots of routed rows][hidden], F16 or F32 (`y_format`); NULL: nothing to add
-  const int* slots;     // [rows][k]: where in y a row's experts are, in order of the expert's index
+  const void* y;        // expert outputs [slots of routed rows][hidden], F16 or F32 (`y_format`); NULL: nothing to add
+  const int* slots;     // [rows][k]: rows of y with a row's expert outputs, in order of the expert's index
   const float* shares;  // [rows][k]
-  unsigned short* t;    // tiled
+  unsigned short* t;    // output, tiled
   long long t_term;     // elements from one term to the next
-  float* t32;           // [rows][hidden] float32 for the router; NULL: not wanted
+  float* t32;           // output in float32 [rows][hidden], for the router; NULL: not wanted
   int y_format;
   int k;
   int hidden;
   int t_rows;           // rows of the tiled buffer
-  int select;           // 1: row i is row step.logits[i].row, there are header->logits_rows of them
+  int select;           // 1: output row i is row step.logits[i].row of x; there are header->logits_rows of them
   int terms;
   int format;           // of t: FORMAT_F16 or FORMAT_BF16
-  int exact;            // 1: sums in float64, to the letter of the float32 baseline
+  int exact;            // 1: sums in float64, rounded as the float32 baseline rounds
 };
 
-// route: the k largest of t32 w^T + bias (ties: lower index), softmax over them; written in order of the expert's
+// route: the k largest of t32 w^T + bias (of equal ones the lower index) and their softmax, in order of the expert's
 // index.
 struct RouteArgs {
   Step step;
@@ -210,7 +213,7 @@ struct SortArgs {
   int k;
 };
 
-// gather: copies tiled rows to their slots.
+// gather: copies each tiled row to its slots.
 struct GatherArgs {
   Step step;
   const unsigned short* input;  // tiled [terms][k_blocks][in_rows][64]
@@ -226,42 +229,42 @@ struct GatherArgs {
   int reserved;
 };
 
-// sort_gather: both at once, for few rows.
+// sort_gather: sort and gather fused, for few rows. gather.slots is unused.
 struct SortGatherArgs {
   SortArgs sort;
-  GatherArgs gather;  // whose slots are not read
+  GatherArgs gather;  // `slots` is unused
 };
 
-// norm_route: rmsnorm (of rows, not of those selected) and route at once, for few rows; sort and gather, too, where the
-// bucket is of one row.
+// norm_route: rmsnorm (without `select`) and route fused, for few rows; sort and gather, too, where the bucket is of
+// one row.
 struct NormRouteArgs {
-  NormArgs norm;    // whose t32 is not written
-  RouteArgs route;  // whose t32 is not read
+  NormArgs norm;    // `t32` is unused
+  RouteArgs route;  // `t32` is unused
   SortArgs sort;
   GatherArgs gather;
-  int alone;        // 1: sort and gather
+  int alone;        // 1: fuse sort and gather, too
   int reserved;
 };
 
-// rope_store: rotates queries and keys, writes q and the KV cache. Row p of cos and sin is position p.
+// rope_store: rotary embedding of queries and keys; writes q and the KV cache. Row p of cos and sin is position p.
 struct RopeStoreArgs {
   Step step;
   const float* qkv;   // [rows][head_dim * (heads + 2 kv_heads)]
   const float* cos;   // [positions][head_dim / 2]
   const float* sin;
-  void* q;            // [rows][heads][head_dim]; F16/BF16 times log2(e) / sqrt(head_dim), F32 as it is
-  unsigned char* kv;  // this layer's pages
+  void* q;            // [rows][heads][head_dim]; F16 and BF16 are scaled by log2(e) / sqrt(head_dim), F32 is not
+  unsigned char* kv;  // this layer's pages of the KV cache
   long long page_bytes;
-  int head_bytes;     // from one kv head's K to the next head's K
-  int format;         // of q and the cache: F16, BF16 or F32
+  int head_bytes;     // bytes from one kv head's K to the next head's K
+  int format;         // format of q and the cache: F16, BF16 or F32
   int head_dim;
   int heads;
   int kv_heads;
   int windowed;
 };
 
-// attention (decode, prefill and plain): tiled output [terms][heads * head_dim / 64][out_rows][64], in `format` F16 or
-// BF16 (of the output; the cache's own format is kv_format).
+// attention_*: output tiled [terms][heads * head_dim / 64][out_rows][64] in `format`, F16 or BF16; the cache's own
+// format is kv_format.
 struct AttentionArgs {
   Step step;
   const void* q;
@@ -269,7 +272,7 @@ struct AttentionArgs {
   const float* sinks;  // [heads]
   unsigned short* out;
   float* partials;     // workspace of attention_decode: [slots][kv_heads][PARTIAL_FLOATS]
-  int* arrived;        // [rows][kv_heads] zeros, left as zeros
+  int* arrived;        // [rows][kv_heads] counters of stored partial sums; zeros before and after each launch
   long long out_term;
   long long page_bytes;
   int head_bytes;
@@ -278,16 +281,16 @@ struct AttentionArgs {
   int heads;
   int kv_heads;
   int windowed;
-  int window;          // keys a row of a windowed layer sees, its own among them
+  int window;          // keys that a row of a sliding-window layer sees, its own included
   int out_rows;
   int terms;
   int format;
 };
 
 // The matrix products. Weights are [groups] matrices of n rows and k_blocks * 64 columns, packed by the family's pack
-// kernels; row_blocks is the number of the family's row blocks. Group g has rows[g] input rows from offsets[g] on;
-// dense products have one group, offsets NULL, and rows points to their count. What an epilogue does not use is NULL or
-// 0.
+// kernels; row_blocks is the number of the family's row blocks. A group is one expert: group g has rows[g] input rows
+// from offsets[g] on. Dense products have one group; offsets is NULL, and rows points to the number of rows. What an
+// epilogue does not use is NULL or 0.
 struct GemmArgs {
   const unsigned char* weights;
   const float* bias;            // [groups][n]
@@ -299,7 +302,8 @@ struct GemmArgs {
   unsigned short* tiled;        // mlp1: gated unit, tiled [terms][n / 2 / 64 rounded up][tiled_rows][64]
   long long tiled_term;
   void* y;                      // mlp2: [slots][n], F16 (fast) or F32 (exact)
-  float* best;                  // greedy: [row blocks of the launch's tiles][best_rows] largest logit ...
+  float* best;                  // greedy: [candidates][best_rows], the largest logit of each candidate, which is what
+                                // one block found ...
   int* best_index;              // ... and its lowest index
   int groups;
   int n;
@@ -308,77 +312,79 @@ struct GemmArgs {
   int in_rows;
   int tiled_rows;
   int best_rows;
-  float scale;                  // a power of two taken out of the weights: products are multiplied by it
-  float limit;                  // of the gated unit
-  int format;                   // of `tiled` and of the input: F16 or BF16
-  int cols;                     // plain_* only, whose weights are wire tiles: elements of a row,
-  short weight_format;          // BF16 or F32,
-  short terms;                  // and the terms of `input` and `tiled`; y is F16 with one, F32 with more
+  float scale;                  // a power of two that packing took out of the weights: products are multiplied by it
+  float limit;                  // clamping limit of the gated unit
+  int format;                   // format of `tiled` and of the input: F16 or BF16
+  int cols;                     // plain_* only, whose weights are in the wire format: elements of a row
+  short weight_format;          // plain_* only: format of the weights, BF16 or F32
+  short terms;                  // plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
 };
 
-// A row's largest logit as the device writes it.
+// A row's argmax as the device writes it.
 struct Greedy {
   unsigned token;
   float logit;
 };
 
-// argmax: the largest of each logits row's candidates (ties: lowest index; all NaN: 0), to the host and to last_tokens.
+// argmax: each logits row's largest logit (of equal ones the lowest index; all NaN: 0), to the host and to last_tokens.
 struct ArgmaxArgs {
   Step step;
-  const float* best;      // [candidates][best_rows]; argmax_logits: whole rows [logits_rows][candidates]
-  const int* best_index;  // argmax_logits: not read
+  const float* best;      // [candidates][best_rows]; argmax_logits: whole rows of logits [logits_rows][candidates]
+  const int* best_index;  // [candidates][best_rows]; argmax_logits: unused
   Greedy* host;           // pinned, [turns][best_rows]
   int candidates;
   int best_rows;
 };
 
-// draw: a token from each row of logits, to the host and to last_tokens; -1 where the host is to draw it, and the
-// largest logit's token stays in last_tokens.
+// draw: samples a token from each row of logits, to the host and to last_tokens. Where the host must sample the row it
+// writes -1 to the host, and the argmax stays in last_tokens.
 struct DrawArgs {
-  Step step;                         // whose last_tokens are those with the rows' largest logits
+  Step step;                         // `last_tokens` has the rows' argmax already
   const float* logits;               // [logits_rows][vocab]
   int* host;                         // pinned, [turns][host_rows]
   long long host_rows;
-  const unsigned long long* powers;  // [POWERS]: bits of 2^(i / POWERS) less i << 47
-  double* sums;                      // [logits_rows]: of each row's exponentials, for tests; NULL: not wanted
+  const unsigned long long* powers;  // [POWERS]: bits of 2^(i / POWERS), minus i << 47
+  double* sums;                      // [logits_rows]: the sum of each row's exponentials, for tests; NULL: not wanted
   int vocab;
   int reserved;
 };
 
-// range: smallest and largest exponents (value = m * 2^e, 1 <= m < 2) among the non-zero weights of a tensor on the
-// wire: BF16 values, or the E8M0 scales (minus 127) of MXFP4 blocks; of BF16 also the least of the rows' largest
-// exponents.
+// range: smallest and largest exponent (value = m * 2^e, 1 <= m < 2) among the non-zero weights of a tensor in the wire
+// format: of BF16 values, or of the E8M0 scales (minus 127) of MXFP4 blocks. For BF16 also the smallest of the rows'
+// largest exponents.
 struct RangeArgs {
   const unsigned char* wire;
-  int* result;      // {smallest, largest, weakest row}, atomically; start with {INT_MAX, INT_MIN, INT_MAX}
+  int* result;      // {smallest, largest, smallest of the rows' largest}, updated atomically; start with {INT_MAX,
+                    // INT_MIN, INT_MAX}
   long long tiles;  // tiles of WIRE_ROWS rows
-  int rows;         // of one matrix; the last tile of each matrix is filled up with zeros
+  int rows;         // rows of one matrix; the last tile of each matrix is filled up with zeros
   int cols;
   int format;       // FORMAT_BF16 or FORMAT_MXFP4
   int reserved;
 };
 
-// pack_*: from the wire to what a family's products read. Values become value * 2^shift.
+// pack_*: weights from the wire format to the layout that a family's products read. Values become value * 2^shift.
 struct PackArgs {
   const unsigned char* wire;  // [members][rows / WIRE_ROWS rounded up] tiles
   unsigned char* out;
   int members;
   int rows;
   int cols;
-  int row_blocks;             // of the family, a member
+  int row_blocks;             // the family's row blocks, per member
   int k_blocks;
   int shift;
-  int format;                 // to become: FORMAT_F16 or FORMAT_BF16
+  int format;                 // format of the activations that the weights will be multiplied with: FORMAT_F16 or
+                              // FORMAT_BF16
   int reserved;
 };
 
-// synthesize: a tensor on the wire from a seed, for measuring without a checkpoint. BF16: normal with the given
-// standard deviation (in steps of bfloat16), plus `mean`; MXFP4: random codes, scales 2^exponent or 2^(exponent - 1);
-// F32: normal.
+// synthesize: a tensor in the wire format from a seed, for benchmarks without a checkpoint. BF16 and F32: normally
+// distributed with the given mean and standard deviation, BF16 rounded; MXFP4: random codes, scales 2^exponent or
+// 2^(exponent - 1).
 struct SynthesizeArgs {
   unsigned char* wire;
   long long tiles;
-  int rows;  // of one matrix
+  int rows;  // rows of one matrix
   int cols;
   unsigned seed;
   float deviation;
@@ -388,10 +394,10 @@ struct SynthesizeArgs {
   int reserved;
 };
 
-// matrix_peak: products of random 16-bit operands that never leave the multiprocessor, for a ceiling. A block does
-// MATRIX_PEAK_FLOPS * iterations operations.
+// matrix_peak: MMAs on random 16-bit operands that never leave the multiprocessor, to measure the peak throughput. A
+// block does MATRIX_PEAK_FLOPS * iterations operations.
 struct MatrixPeakArgs {
-  float* out;  // never written; the compiler does not know
+  float* out;  // never written, which the compiler does not know
   int iterations;
   int never;   // 0
 };
