@@ -168,7 +168,7 @@ fn prompts_are_cut_at_the_initial_context() {
     assert_eq!(program.rows(), [expected(&prompt[..40], 64, &before, 0).0]);
 }
 
-/// A checkpoint of which only the dimensions are asked for.
+/// A checkpoint that is asked for its dimensions alone.
 struct Dimensions(ModelConfig);
 
 impl Checkpoint for Dimensions {
@@ -181,7 +181,7 @@ impl Checkpoint for Dimensions {
     }
 }
 
-/// The rows of prompts of 40, 60, 61 and 2 tokens, from a model that says it has 60 positions, if it says so.
+/// Answers to prompts of 40, 60, 61 and 2 tokens, from a model whose checkpoint may say that it has 60 positions.
 fn rows_within(context_length: Option<usize>, strict: bool) -> (Program, Vec<Vec<c_int>>) {
     quiet();
     let prompts = [40, 60, 61, 2].map(|tokens| "x".repeat(tokens));
@@ -229,7 +229,8 @@ fn a_checkpoint_that_says_its_length_answers_prompts_up_to_it() {
     let (program, rows) = rows_within(Some(60), false);
     let of = |tokens: usize| expected(&"x".repeat(tokens), 64, &program.sampler, 0).0;
     assert_eq!(rows, [of(40), of(60), vec![], of(2)]);
-    // Without a word of it, prompts are cut where the program cuts them, and that is refused where it is not wanted.
+    // Where the checkpoint does not say it, prompts are cut where the program cuts them, or refused if that is the
+    // option.
     assert_eq!(rows_within(None, false).1, [of(40), of(40), of(40), of(2)]);
     assert_eq!(rows_within(None, true).1, [of(40), vec![], vec![], of(2)]);
 }
@@ -473,7 +474,7 @@ fn null_is_refused_everywhere() {
         said("options");
         options::getp_options_init_sized(null_mut(), 56);
         said("options");
-        // To close nothing is no failure, and it keeps the last one.
+        // Closing NULL is no failure, and the last error stays.
         model::getp_model_close(null_mut());
         sampler::getp_sampler_close(null_mut());
         tokenizer::getp_tokenizer_close(null_mut());

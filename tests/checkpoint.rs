@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 const SEED: u64 = 7;
 
-/// Every dimension another number, so that none can stand in for another.
+/// All dimensions differ, so that none can be mistaken for another.
 fn tiny() -> ModelConfig {
     ModelConfig {
         vocab_size: 50,
@@ -61,7 +61,7 @@ fn bits(checkpoint: &dyn Checkpoint, id: TensorId) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-/// What a directory says of the same model: beside its dimensions how long it is.
+/// The configuration that a directory gives for the same model: it also has the length of the context.
 fn in_directory(config: &ModelConfig) -> ModelConfig {
     let length = (config.initial_context_length as f32 * config.rope_scaling_factor) as usize;
     ModelConfig {
@@ -243,7 +243,7 @@ fn files_cut_while_they_are_mapped_are_refused_and_not_read() {
         Ok::<_, getp::error::Error>(checkpoint)
     };
     let watched = watching(file.as_raw_fd()).unwrap();
-    // Descriptors that are not open, of no file, and of another file tell nothing of this one.
+    // The other descriptors are not open, are no file, or are another file: they say nothing about this one.
     let other = fs::File::open(file!()).unwrap();
     let unwatched = [-1, other.as_raw_fd()].map(|descriptor| watching(descriptor).unwrap());
     let bin = BinCheckpoint::open(&path).unwrap();
@@ -494,7 +494,7 @@ fn experts_that_are_no_blocks_are_refused() {
     );
 }
 
-/// Files that hold more than the model that `config.json` describes are those of another one.
+/// Files with more tensors than `config.json` describes belong to another model.
 #[test]
 fn tensors_the_model_has_no_use_for_are_refused() {
     let dir = temp();
@@ -655,7 +655,8 @@ fn packed(checkpoint: &dyn Checkpoint, layer: usize) -> Vec<(WeightFormat, Vec<u
         .into()
 }
 
-/// Whatever form a model comes in, it is packed the same, also where bfloat16 turns out to be MXFP4.
+/// A model is packed to the same bytes from every file format, also where bfloat16 values turn out to be exact in
+/// MXFP4.
 #[test]
 fn every_form_of_a_model_is_packed_the_same() {
     let dir = temp();
@@ -708,7 +709,7 @@ fn plain_experts_of_another_shape_are_refused() {
     );
 }
 
-/// What people give instead of a model is named.
+/// The error names what was given instead of a model.
 #[test]
 fn mix_ups_are_named() {
     let dir = temp();
@@ -955,7 +956,7 @@ fn missing_tensors_and_shards_are_refused() {
     );
 }
 
-/// Opens the file with each byte of its header changed, one at a time: whatever comes out, it is no panic.
+/// Opens the file with each byte of its header changed, one at a time. Nothing panics.
 fn open_corrupted<T>(file: &Path, header_bytes: usize, open: impl Fn() -> getp::error::Result<T>) {
     let whole = fs::read(file).unwrap();
     for at in 0..header_bytes {

@@ -46,7 +46,7 @@ fn options_are_checked() {
         (chosen.max_batch, chosen.print, chosen.profile, chosen.strict),
         (Some(5), Some(Print::Nothing), Some(true), Some(true))
     );
-    // A program whose header has no such field has not set it.
+    // A program compiled with an older header has not set the field.
     let before = Options {
         size: 56,
         strict: GETP_ON,
@@ -101,11 +101,11 @@ struct Yesterday {
     size: usize,
     numbers: [c_int; 8],
     logits: *const c_char,
-    /// What lies behind the program's struct.
+    /// Memory after the program's struct.
     behind: u64,
 }
 
-/// The struct as it may be one day.
+/// The struct as a later version may define it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Tomorrow {

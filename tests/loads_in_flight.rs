@@ -29,7 +29,7 @@ fn no_loop_waits_for_loads_meant_to_be_in_flight() {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// Prints a line for each of the function's loops that load; what is wrong with them, in words.
+/// Prints a line for each of the function's loops that load. Returns what is wrong with them.
 fn faults_of(function: &Function, object: &CodeObject, marks: &[Mark]) -> Vec<String> {
     let place = |address: u64| format!("{} on {} at {address:#x}", function.name, object.arch);
     let (mut faults, mut seen) = (Vec::new(), Vec::<Mark>::new());
@@ -39,7 +39,7 @@ fn faults_of(function: &Function, object: &CodeObject, marks: &[Mark]) -> Vec<St
             faults.push(format!("{}: a loop says nothing of its loads", place(found.span.0)));
             continue;
         };
-        // A loop around one that has been looked at.
+        // An outer loop, whose inner loop was checked already.
         if seen.iter().any(|other| found.contains(other.address)) {
             continue;
         }
@@ -62,7 +62,7 @@ fn drained(found: &Loop, mark: &Mark) -> impl Iterator<Item = (u64, String)> {
     })
 }
 
-/// Of the waits that with the least room.
+/// The wait with the least slack.
 fn row(name: &str, arch: &str, found: &Loop, mark: &Mark) -> String {
     let tightest = waits(&found.way, mark.mfmas).into_iter();
     let tightest = tightest.min_by_key(|wait| wait.vmcnt as isize - wait.least as isize);

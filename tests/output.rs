@@ -125,7 +125,7 @@ fn prompts_and_answers_are_printed_in_order_as_they_are() {
     check_printed("answer", |i, _| format!("[{i}] "));
 }
 
-/// With `GETP_PRINT=value`, what `before` gives stands before each answer.
+/// With `GETP_PRINT=value`, the output of `before` precedes each answer.
 fn check_printed(value: &str, before: impl Fn(usize, &str) -> String) {
     let output = child("child_answers", &[("GETP_PRINT", value)]);
     let program = Program::new(&PROMPTS, 40);
@@ -144,7 +144,7 @@ fn check_printed(value: &str, before: impl Fn(usize, &str) -> String) {
     assert!(output.stdout.windows(text.len()).any(|window| window == text));
 }
 
-/// A terminal: the end that shows, and the one that programs write to.
+/// A pseudo-terminal: the master, which reads what is shown, and the slave, which programs write to.
 fn terminal() -> (File, OwnedFd) {
     let (mut shows, mut takes) = (-1, -1);
     // SAFETY: two numbers of this function's own; the rest may be NULL.

@@ -65,7 +65,7 @@ fn answers(
         scheduler.begin(&plan);
         replica.submit(&plan, Want::Logits).unwrap();
         replica.collect(&mut output).unwrap();
-        // The same step for the summary alone, which `exact` finds without most of the logits.
+        // The same step with the argmax alone, which `exact` finds without computing most logits.
         replica.submit(&plan, Want::Greedy).unwrap();
         replica.collect(&mut summary).unwrap();
         assert_eq!(summary.greedy, output.greedy);
@@ -187,13 +187,13 @@ impl<E: Element> Side<E> {
         ops.mlp2(gated, routed, &w.mlp2, &w.mlp2_bias).unwrap();
     }
 
-    /// The residual stream behind the layer that ran last.
+    /// The residual stream after the layer that ran last.
     fn x(&self) -> &[f32] {
         self.activations.x.x.values()
     }
 }
 
-/// The largest relative error of a row of the residual stream behind one layer, over all layers, each begun from
+/// The largest relative error of a row of the residual stream after one layer, over all layers. Each layer starts from
 /// the exact one's input.
 fn worst_layer_error(config: &ModelConfig, level: Level, rows: usize) -> f64 {
     let checkpoint = SyntheticCheckpoint::packed(&Synthetic::new(config, 9, Temperament::Wild).unwrap());

@@ -25,7 +25,7 @@ fn answers(program: &Program) -> Vec<Vec<c_int>> {
         .collect()
 }
 
-/// Answers all prompts by replicas that draw, and checks every answer and what the sampler comes to.
+/// Answers all prompts by replicas that sample, and checks every answer and the sampler's final state.
 fn check_drawn(topp: f32, control: &Arc<Control>) {
     let mut program = program(1.0);
     program.sampler.topp = topp;
@@ -143,7 +143,7 @@ fn sequences_go_on_while_replicas_draw_and_take_turns_while_the_host_does() {
         inference(&mut program, &control).unwrap();
         finish(&mut program).unwrap();
         assert_eq!(control.widest.lock().unwrap()[&0], widest);
-        // Twice 64 rows, 32 steps of whole rows between them, and what was under way.
+        // Twice 64 rows, 32 steps of whole rows between them, and the steps in flight.
         let fetched = if host_every == 1 { 128..140 } else { 0..1 };
         let rows = control.fetched.load(SeqCst);
         assert!(fetched.contains(&rows), "{rows} rows");
@@ -191,7 +191,7 @@ fn replicas_with_room_for_everything_share_evenly() {
     }
 }
 
-/// Fails each call of each replica in turn, until so late a call is never made.
+/// Fails each call of each replica in turn: the first, the second, and so on until the run makes fewer calls.
 #[test]
 fn any_call_may_fail() {
     for (replicas, depth, temperature) in [(1, 1, 0.0), (1, 2, 1.0), (2, 1, 1.0), (2, 2, 0.0), (3, 2, 1.0)] {
@@ -238,7 +238,7 @@ fn a_replica_that_failed_is_not_asked_again() {
     let control = Arc::new(Control {
         replicas: 2,
         depth: 2,
-        // Both begin a step; one fails behind it.
+        // Both begin a step; one fails after it.
         start: Some(Barrier::new(2)),
         fail_calls: vec![(0, 2)],
         ..Control::default()
@@ -312,8 +312,8 @@ fn a_panic_sends_all_replicas_home() {
         program.rows().iter().zip(answers(&program)).for_each(|(row, answer)| {
             assert!(row.is_empty() || *row == answer);
         });
-        // Those that did not come to their third step panic there now; they leave no step behind that is taken for one
-        // of the next inference.
+        // Replicas that had not reached their third step panic now. They leave no step that the next inference could
+        // mistake for its own.
         let rows = answers(&program);
         let answered = (0..replicas).any(|_| getp::abi::guard::work(-1, || inference(&mut program, &control)) >= 0);
         assert!(answered);

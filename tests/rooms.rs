@@ -13,12 +13,12 @@ use syn::visit::{self, Visit};
 /// A path below the crate: of a module, or of what a module has.
 type Names = Vec<String>;
 
-/// What a file says.
+/// A parsed file.
 #[derive(Default)]
 struct Source {
-    /// What it names.
+    /// Paths that it names.
     paths: Vec<Names>,
-    /// What the names stand for that its `use` items bring in.
+    /// The paths behind the names that its `use` items import.
     imports: BTreeMap<String, Names>,
 }
 
@@ -50,7 +50,7 @@ impl Crate {
         Some(module)
     }
 
-    /// Which modules use which others.
+    /// Modules, and those that each of them uses.
     fn arrows(&self) -> BTreeSet<[Names; 2]> {
         let of = |(from, source): (&Names, &Source)| {
             let homes = source.paths.iter().filter_map(|path| self.home(path));
@@ -127,7 +127,7 @@ fn read_file(path: &Path, module: Names, sources: &mut BTreeMap<Names, Source>) 
 struct Reader {
     /// The module that encloses what is read.
     scope: Names,
-    /// Modules within the file that do.
+    /// Modules within the file that enclose it.
     depth: usize,
     source: Source,
     /// Modules in files that a `#[path]` attribute names, relative to this file.
@@ -244,7 +244,7 @@ impl<'ast> Visit<'ast> for Reader {
     }
 }
 
-/// The block behind a heading of ARCHITECTURE.md, as the number of the line that each of its names is in.
+/// The code block after a heading of ARCHITECTURE.md: each name, and the number of its line in the block.
 fn stated(heading: &str) -> BTreeMap<String, usize> {
     let text = fs::read_to_string("ARCHITECTURE.md").unwrap();
     let behind = text
@@ -268,7 +268,7 @@ fn stated(heading: &str) -> BTreeMap<String, usize> {
     lines
 }
 
-/// What is wrong with a folder by the order stated.
+/// Violations of the stated order in a folder.
 fn faults(source: &Crate, folder: &[String], stated: &BTreeMap<String, usize>) -> Vec<String> {
     let mut faults = Vec::new();
     let there = source.children(folder);
@@ -324,7 +324,7 @@ fn no_files_of_a_folder_need_each_other() {
     for folder in folders {
         let arrows = source.arrows_within(&folder);
         let mut left = source.children(&folder);
-        // Takes away what uses nothing that is left, until nothing is, or a circle.
+        // Repeatedly removes modules that use none of those left, until all are gone or a cycle is left.
         loop {
             let uses_none = |name: &&String| arrows.get(*name).is_none_or(|to| to.is_disjoint(&left));
             let free: Vec<_> = left.iter().filter(uses_none).cloned().collect();

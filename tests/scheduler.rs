@@ -73,7 +73,8 @@ impl Job {
     }
 }
 
-/// What one kind of layers holds: for each place of each block, whose position it was last written for.
+/// The KV blocks of one kind of layers: for each place of each block, the sequence and position that were last written
+/// there.
 struct Cache {
     block_tokens: usize,
     places: Vec<Option<(usize, usize)>>,
@@ -105,16 +106,16 @@ struct Device {
     next: HashMap<usize, usize>,
     /// Running requests in the order in which they started.
     started: Vec<usize>,
-    /// Requests whose last token the device does not know, but takes another for.
+    /// Requests for whose last token the device has a wrong one.
     wrong: HashSet<usize>,
-    /// Sequences took turns once, so that they may have started in another order.
+    /// Whether sequences ever took turns: then they may have started in another order.
     took_turns: bool,
-    /// Steps so far, and the one that each running request was in last.
+    /// The number of steps so far, and the last step of each running request.
     steps: usize,
     last_step: HashMap<usize, usize>,
 }
 
-/// A step under way.
+/// A step in flight.
 struct UnderWay {
     plan: StepPlan,
     /// A token for each row that asks for one.
@@ -293,7 +294,7 @@ impl Device {
         let rows = chunk.first_row..chunk.first_row + chunk.rows;
         for (row, position) in rows.zip(chunk.first_position..) {
             assert_eq!(plan.positions[row] as usize, position);
-            // Behind an end token that is not known yet anything may be fed.
+            // After an end token that is not known yet any token may be fed.
             let Some(&expected) = fed.get(position) else {
                 assert!(self.limits.speculate);
                 continue;
@@ -317,7 +318,7 @@ impl Device {
         assert_eq!(full.is_empty(), !self.limits.has_full_layers);
         assert_eq!(ring.is_empty(), self.limits.sliding_window == 0);
         assert!(full.is_empty() || full.len() == last / block_tokens + 1);
-        // What follows from a wrong token is nobody's.
+        // Positions computed from a wrong token belong to no sequence.
         let request = if self.wrong.contains(&request) {
             usize::MAX
         } else {
@@ -340,14 +341,14 @@ impl Device {
         let first = chunk.first_position;
         let last = first + chunk.rows - 1;
         let block_tokens = self.limits.block_tokens;
-        // The rows need ever longer beginnings of the same positions, so that the last row's are all of them.
+        // Each row needs a longer prefix of the same positions, so the last row needs all of them.
         if !full.is_empty() {
             for position in 0..=last {
                 let held = *self.full.place(full, position / block_tokens, position);
                 assert_eq!(held, Some((request, position)), "full layers, row at {last}");
             }
         }
-        // The windows overlap, so that they together are all from the first one's start to the last one's end.
+        // The windows overlap: together they are all positions from the first window's start to the last one's end.
         if !ring.is_empty() {
             for position in (first + 1).saturating_sub(self.limits.sliding_window)..=last {
                 let held = *self.window.place(ring, position / block_tokens % ring.len(), position);
@@ -419,7 +420,7 @@ impl World {
         self.answers.push(None);
     }
 
-    /// Begins as many steps as may be under way and takes the oldest one back; `false` if there is nothing to do.
+    /// Begins as many steps as may be in flight and completes the oldest one; `false` if there is nothing to do.
     fn step(&mut self) -> bool {
         while self.under_way.len() < self.device.limits.depth && self.begin() {}
         let Some(step) = self.under_way.pop_front() else {
@@ -460,13 +461,13 @@ impl World {
         true
     }
 
-    /// Requests that cannot go on before a step under way comes back.
+    /// Requests that cannot continue before a step in flight completes.
     fn sit_out(&self) -> HashSet<usize> {
         let mut sit_out = HashSet::new();
         for step in &self.under_way {
             sit_out.extend(&step.not_on_device);
             let rows = step.plan.logits.iter().filter(|row| row.sample);
-            // Rows that are passed over keep nobody waiting.
+            // Rows that are skipped delay no request.
             let awaited = |row: &&LogitsRow| self.scheduler.drawing(row.sequence).is_some();
             if !self.device.limits.speculate {
                 sit_out.extend(
@@ -489,7 +490,7 @@ impl World {
         self.check_idle();
     }
 
-    /// Nothing is left behind.
+    /// All requests are answered and all blocks are free.
     fn check_idle(&self) {
         let limits = &self.device.limits;
         let all = BlockCounts {
@@ -1082,7 +1083,7 @@ fn halves_take_turns_and_become_even_again() {
     world.check_answers();
 }
 
-/// Three steps are computed at once: of twelve sequences each step has four, and tokens stay on the device.
+/// Three steps are in flight: each has four of twelve sequences, and tokens stay on the device.
 #[test]
 fn sequences_take_turns_where_several_steps_are_computed_at_once() {
     let mut world = World::new(Limits {
@@ -1103,7 +1104,7 @@ fn sequences_take_turns_where_several_steps_are_computed_at_once() {
             });
         });
     };
-    // The six that stay longest were not evenly among the three steps, and are one round later.
+    // The six longest requests were not evenly distributed over the three steps, and end one round later.
     submit(&mut world, 6, 12);
     submit(&mut world, 6, 40);
     let mut sampled = Vec::new();
@@ -1120,7 +1121,7 @@ fn sequences_take_turns_where_several_steps_are_computed_at_once() {
     world.check_answers();
 }
 
-/// Alone, a sequence does not wait for turns that nobody takes: its next step is there before the last one is back.
+/// A single sequence does not wait for the turns of others: its next step is planned before the last one completes.
 #[test]
 fn a_sequence_alone_is_planned_ahead() {
     let mut world = World::new(Limits {

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 /// Long enough for the prompts that the contract speaks of.
 const PROMPT_BYTES: usize = 100_000;
-/// A quadratic loop is far from it, whatever the profile.
+/// A quadratic algorithm takes far longer in every build profile.
 const PROMPT_TIME: Duration = Duration::from_secs(1);
 
 /// o200k has the 256 bytes in the order of GPT-2, in which NUL comes behind the 188 printable ones.
 const NUL_ID: u32 = 188;
 
-/// Bytes from so few that they collide: letters, a digit, NUL and a byte that is not UTF-8.
+/// Bytes of a small alphabet, so that many tokens match: letters, a digit, NUL and a byte that is not UTF-8.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![6 => Just(b'a'), 4 => Just(b'b'), 2 => Just(b'c'), 1 => Just(b'7'), 1 => Just(0), 1 => Just(0xFF)]
 }
@@ -84,7 +84,7 @@ fn powers_of_a() -> Entries {
     (0..=13).map(|power| (vec![b'a'; 1 << power], -1.0)).collect()
 }
 
-/// A letter and what may grow on it, byte by byte: the longest parts are looked at most often.
+/// A letter and tokens that extend it byte by byte: the longest tokens are searched most often.
 fn growing_on_b() -> Entries {
     let grown = (0..1000).map(|length| [b"b".to_vec(), vec![b'a'; length]].concat());
     [b"a".to_vec()]

@@ -23,7 +23,7 @@ fn layouts(format: WeightFormat) -> Vec<&'static dyn Layout> {
     tiles.into_iter().chain(rows).collect()
 }
 
-/// Values for which the format is exact, and nothing narrower (unless there are very few).
+/// Values that the format represents exactly and that no narrower one does (unless there are very few).
 fn draw(rng: &mut ChaCha8Rng, format: WeightFormat, count: usize) -> Vec<f32> {
     let mut scale = 0.0;
     (0..count)
@@ -57,7 +57,7 @@ fn pack_f32(members: &[Vec<f32>], cols: usize, expected: WeightFormat, layout: &
     pack(&tensors, expected, layout).unwrap()
 }
 
-/// Every tile gives back the member's rows to the bit, and zeros behind the last.
+/// Every tile unpacks to the matrix's rows, bit for bit, with zeros after the last one.
 #[track_caller]
 fn check_bits(packed: &Packed, layout: &dyn Layout, members: &[Vec<f32>]) {
     assert_eq!(packed.members, members.len());
@@ -111,7 +111,7 @@ fn columns_that_are_no_blocks_are_not_mxfp4() {
     check_bits(&packed, &Tiles { gated: false }, &members);
 }
 
-/// Wherever a value of `needs` stands among values of `fits`, and the report says where.
+/// Puts a value of `needs` at every place among values of `fits`; the report says where it is.
 #[test]
 fn one_misfit_anywhere_widens_all_members() {
     let (rows, cols) = (70, 64);
@@ -231,7 +231,7 @@ fn what_is_not_finite_is_kept_and_reported() {
         for expected in FORMATS {
             for layout in layouts(expected) {
                 let mut members = vec![draw(&mut ChaCha8Rng::seed_from_u64(5), expected, 70 * 32); 2];
-                // In both matrices, two in one row, and in a tile behind the first one's.
+                // In both matrices, two in one row, and in a tile after the first one's.
                 for (member, row, col) in [(0, 67, 3), (1, 2, 31), (0, 35, 17), (0, 35, 20)] {
                     members[member][row * 32 + col] = odd;
                 }
@@ -252,7 +252,7 @@ fn what_is_not_finite_is_kept_and_reported() {
     }
 }
 
-/// A checkpoint in which a value of some tensors is another one.
+/// A checkpoint with one value of some tensors replaced.
 struct Changed<'a> {
     checkpoint: &'a SyntheticCheckpoint,
     /// Each tensor's bytes as float32.
@@ -328,7 +328,7 @@ fn tensors_that_are_not_finite_are_named() {
     assert!(load(&checkpoint).unwrap().1.non_finite.is_empty());
 }
 
-/// Experts that lie transposed are packed as if they did not, tile by tile.
+/// Experts that are stored transposed are packed as if they were not, tile by tile.
 #[test]
 fn columns_are_packed_as_rows() {
     let mut rng = ChaCha8Rng::seed_from_u64(8);
@@ -368,8 +368,8 @@ fn columns_are_packed_as_rows() {
     }
 }
 
-/// As the query, key and value projections of a Hugging Face directory lie: each for itself, in its own type, and cut
-/// anywhere within a tile.
+/// Query, key and value projections as in a Hugging Face directory: separate tensors of different types, with borders
+/// within a tile.
 #[test]
 fn parts_of_any_type_follow_one_another() {
     let mut rng = ChaCha8Rng::seed_from_u64(6);

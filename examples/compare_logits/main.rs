@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A logit, and what the files say of it.
+/// A logit, and its values in the two files.
 struct Mismatch {
     place: Place,
     index: usize,
@@ -208,7 +208,7 @@ fn kl_divergence(p: &[f32], q: &[f32]) -> f64 {
     let (norm_p, norm_q) = (log_sum_exp(p), log_sum_exp(q));
     let terms = p.iter().zip(q).map(|(&p, &q)| {
         let (log_p, log_q) = (f64::from(p) - norm_p, f64::from(q) - norm_q);
-        // A token p cannot give adds nothing, whatever q says of it.
+        // A token of probability 0 in p adds nothing, whatever its probability in q.
         if log_p == f64::NEG_INFINITY {
             0.0
         } else {

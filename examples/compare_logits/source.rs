@@ -11,12 +11,12 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// Where a row of logits stands.
+/// The place of a row of logits in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// In a record.
     Record(RecordKey),
-    /// In the line of a text, from 1, whose request nobody knows.
+    /// In this line of a text, from 1; its request is not known.
     Line(usize),
 }
 

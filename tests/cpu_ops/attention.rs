@@ -84,7 +84,7 @@ mod checks {
         }
     }
 
-    /// A cache full of NaN, for whatever it holds where no position was written must not be seen.
+    /// A cache full of NaN: memory where no position was written must have no influence.
     fn poisoned<E: Element>(config: &ModelConfig, sequences: &Sequences) -> KvCache {
         let mut kv = KvCache::new(config, sequences.blocks, E::BYTES).unwrap();
         let nan = vec![f32::NAN; config.head_dim];

@@ -90,7 +90,7 @@ mod checks {
         }
     }
 
-    /// However many rows a step has, and so however they are cut into blocks, the first row's result is the same.
+    /// The first row's result is the same for any number of rows, however these are cut into blocks.
     pub fn blocks_of_any_size<E: Element>(mode: ComputeMode) {
         let mut rng = rng(6);
         let (config, _) = shapes().swap_remove(2);
@@ -141,7 +141,7 @@ mod checks {
         }
     }
 
-    /// The last norm takes the rows that the plan wants, in the plan's order, and each as the norm of all rows has it.
+    /// The last norm takes the plan's rows in the plan's order; each equals the norm of all rows.
     pub fn wanted_rows<E: Element>(mode: ComputeMode) {
         let mut rng = rng(5);
         for (config, rows) in shapes() {
@@ -200,7 +200,7 @@ mod checks {
                 }
                 assert_eq!(output.logits.len(), rows * vocab);
 
-                // The summary alone says the same and leaves no logits.
+                // Without logits the argmax is the same.
                 let with_logits = output.greedy.clone();
                 ops.unembed(&rows_in, &packed, Want::Greedy, &mut output).unwrap();
                 assert_eq!(output.greedy, with_logits);

@@ -14,8 +14,8 @@ pub fn rng(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }
 
-/// Models and how many rows a step has. No dimension but the blocks' 32 is a multiple of a vector or a tile, rows are
-/// one, fewer and more than fit a block of tokens, and each query group is of another size.
+/// Models, and numbers of rows in a step. No dimension except the 32 of an MXFP4 block is a multiple of a vector or a
+/// tile; rows are one, fewer and more than a block of tokens; each has a different number of query heads per kv head.
 pub fn shapes() -> Vec<(ModelConfig, usize)> {
     let shape = |[hidden, intermediate, vocab]: [usize; 3], [head_dim, heads, kv]: [usize; 3], [e, k]: [usize; 2]| {
         let config = ModelConfig {
@@ -53,7 +53,7 @@ pub fn normal(rng: &mut ChaCha8Rng, n: usize) -> Vec<f32> {
     (0..n).map(|_| rng.sample(StandardNormal)).collect()
 }
 
-/// `[rows, cols]` in a format that is exact for it, its sums of about unit scale.
+/// A matrix `[rows, cols]` with values that the format represents exactly, scaled so that sums are about 1.
 pub fn values(rng: &mut ChaCha8Rng, format: WeightFormat, rows: usize, cols: usize) -> Vec<f32> {
     let unit = 1.0 / (cols as f32).sqrt();
     let mut scale = 0.0;
@@ -112,7 +112,7 @@ pub fn residual(x: Buffer, routes: Routes) -> ResidualMemory {
     ResidualMemory { x, routes }
 }
 
-/// Room for rows, filled with what must not be found in a result.
+/// A buffer for rows, filled with values that must not occur in a result.
 pub fn stale(width: usize, rows: usize) -> Buffer {
     buffer(width, &vec![f32::NAN; width * rows])
 }

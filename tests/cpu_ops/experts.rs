@@ -70,7 +70,7 @@ mod checks {
                     if mode.precision == Precision::Exact {
                         assert_eq!(picked, expected);
                     }
-                    // Whatever the format, the router's activations stay float32 (they decide who computes).
+                    // In every format the router's activations stay float32, since they select experts.
                     let margins = Margins::of_f32(mode);
                     let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
                     let logits = linear(margins, &w, &bias, &real);
@@ -82,7 +82,7 @@ mod checks {
         }
     }
 
-    /// No expert is picked twice, and none before or without one whose logit is surely larger.
+    /// No expert is picked twice, and none instead of or before an expert whose logit is certainly larger.
     fn check_order(logits: &[Margin], picked: &[usize]) {
         for (i, e) in picked.iter().enumerate() {
             let before = &picked[..i];
@@ -126,7 +126,7 @@ mod checks {
                     .map(|_| values(&mut rng, format, 2 * inner, h))
                     .collect();
                 let packed = packed(&w, h, format, &Tiles { gated: true });
-                // Wide enough for both clamps to be met.
+                // A range in which both clamps occur.
                 let wide = |v: Vec<f32>| -> Vec<f32> { v.into_iter().map(|v| 4.0 * v).collect() };
                 let bias = wide(normal(&mut rng, config.n_experts * 2 * inner));
                 let t = wide(normal(&mut rng, rows * h));
@@ -199,7 +199,7 @@ mod checks {
         }
     }
 
-    /// A row before, plus its experts' outputs of `y`, which lies in the order of all picks.
+    /// A row of the residual stream plus its experts' outputs in `y`, whose rows are in the order of all picks.
     fn onto<A: Arithmetic>(
         a: A,
         w: &[Vec<f32>],

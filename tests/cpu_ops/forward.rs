@@ -71,7 +71,7 @@ mod checks {
         run_in_stages::<E>(mode, model, prompts, max_chunk, &[layers])
     }
 
-    /// The same, each step in stages that end before these layers.
+    /// The logits of each position of each prompt, with each step in stages that end before these layers.
     fn run_in_stages<E: Element>(
         mode: ComputeMode,
         model: &dyn Checkpoint,
@@ -120,7 +120,8 @@ mod checks {
                     Precision::Exact => {
                         let expected = oracle::forward(letter(mode), &model, prompt).concat();
                         assert_same_bits(got, &expected, &format!("{mode:?}"));
-                        // The eval checker's limit, which the letter's own roundings must keep on a tame model.
+                        // The eval checker's tolerance, which the exact arithmetic must meet on a tame model despite
+                        // its own roundings.
                         for (got, real) in got.iter().zip(&real) {
                             assert!((f64::from(*got) - real).abs() <= 1e-5 + 1e-4 * real.abs());
                         }
@@ -131,7 +132,7 @@ mod checks {
         }
     }
 
-    /// The gate of `fast` on tame models: mean KL divergence at most 1e-3, the same token first in 98 of 100 rows.
+    /// The limit of `fast` on tame models: mean KL divergence at most 1e-3, the same argmax in 98 of 100 rows.
     fn check_divergence(mode: ComputeMode, vocab: usize, got: &[f32], real: &[f64]) {
         let rows = real.len() / vocab;
         let (mut divergence, mut agree) = (0.0, 0);
@@ -164,7 +165,8 @@ mod checks {
         }
     }
 
-    /// Layers in stages, each of which goes on from the rows of the one before, give the same bits as all at once.
+    /// Layers in stages, each of which starts from the rows of the one before, give the same bits as all layers at
+    /// once.
     pub fn stages<E: Element>(mode: ComputeMode) {
         let model = &models()[0];
         let prompts = prompts(model.config());

@@ -13,15 +13,17 @@ use getp::weights::WeightFormat;
 
 /// Half the distance from 1 to the next float32.
 const F32: f64 = 1.0 / (1 << 24) as f64;
-/// The same of bfloat16, which `fast` rounds activations to where the hardware multiplies pairs of them.
+/// Half the distance from 1 to the next bfloat16, to which `fast` rounds activations where the hardware multiplies
+/// pairs of them.
 const BF16: f64 = 1.0 / (1 << 8) as f64;
-/// The same of float16, which the KV cache of `fast` holds; below 2^-14 its values are 2^-24 apart.
+/// Half the distance from 1 to the next float16, the format of the KV cache of `fast`; below 2^-14 its values are 2^-24
+/// apart.
 const F16: f64 = 1.0 / (1 << 11) as f64;
 const F16_LEAST: f64 = F32 / 2.0;
-/// What `exp` may be off, relatively: the documented 2e-7 of our own, which is more than libm's.
+/// The largest relative error of `exp`: the documented 2e-7 of our own, which is more than libm's.
 const EXP: f64 = 2e-7;
 
-/// A value, and how far the library's may be from it.
+/// A value, and a bound of the library's error.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Margin {
     pub value: f64,
@@ -40,7 +42,7 @@ impl Margin {
         self.off(times * F32)
     }
 
-    /// Off by so much of itself.
+    /// Adds a relative error.
     fn off(self, relative: f64) -> Self {
         let error = self.error + relative * (self.value.abs() + self.error);
         Self { error, ..self }
@@ -61,11 +63,11 @@ impl Margin {
     }
 }
 
-/// The arithmetic of an mode.
+/// The arithmetic of a mode.
 #[derive(Clone, Copy)]
 pub struct Margins {
     pub mode: ComputeMode,
-    /// What the weights of [`Arithmetic::dot`] are held in.
+    /// The format of the weights of [`Arithmetic::dot`].
     pub format: WeightFormat,
 }
 

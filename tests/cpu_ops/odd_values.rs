@@ -17,7 +17,7 @@ on_every_engine!(
 
 const ODD: [f32; 3] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
-/// All but one row are the same to the bit, and that one is not finite.
+/// All rows but one have the same bits as before, and that one is not finite.
 #[track_caller]
 fn check_other_rows(before: &Buffer, after: &Buffer, width: usize, odd_row: usize) {
     for (row, (a, b)) in after
@@ -79,7 +79,7 @@ mod checks {
         assert_eq!(greedy(&|_| 1.0, nan).0, 0);
     }
 
-    /// An odd activation makes its own row odd and no other.
+    /// A NaN or infinite activation makes its own row odd (not finite) and no other.
     pub fn rows_keep_their_odd_values<E: Element>(mode: ComputeMode) {
         let mut rng = rng(41);
         let (rows, h, width) = (15, 96, 70);
@@ -148,7 +148,8 @@ mod checks {
         }
     }
 
-    /// A row whose activations are odd is still sent to different experts that there are, and spoils no other's sum.
+    /// A row whose activations are not finite is still sent to different, existing experts, and changes no other row's
+    /// sum.
     pub fn experts_keep_their_odd_values<E: Element>(mode: ComputeMode) {
         let mut rng = rng(43);
         for (config, rows) in shapes() {

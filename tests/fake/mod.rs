@@ -27,29 +27,29 @@ use std::sync::{Arc, Barrier, Mutex, Once};
 
 /// The vocabulary: every byte, one merge, and entries that never come out of encoding.
 pub const VOCAB: usize = 300;
-/// The score of those.
+/// The score of the entries that never come out of encoding.
 const SPECIAL_SCORE: f32 = -1e30;
 
-/// How replicas shall behave, and what became of them.
+/// How replicas are to behave, and what they did.
 #[derive(Default)]
 pub struct Control {
-    /// Replicas to open; 0 is one.
+    /// Number of replicas to open; 0 means 1.
     pub replicas: usize,
-    /// Steps that may be under way; 0 is one.
+    /// Steps in flight; 0 means 1.
     pub depth: usize,
-    /// One in so many of the tokens that replicas take or draw is an end token; 0 is none.
+    /// One of so many tokens that replicas select or sample is an end token; 0 means none.
     pub end_every: u32,
-    /// Replicas draw tokens.
+    /// Whether replicas sample tokens.
     pub draws: bool,
-    /// One in so many tokens they leave to the host; 0 is none.
+    /// One of so many tokens is left to the host; 0 means none.
     pub host_every: u32,
-    /// Rows of logits that the host asked replicas for, as they had left their tokens to it.
+    /// Rows of logits that the host fetched because replicas left the token to it.
     pub fetched: AtomicUsize,
     /// Calls of submit and collect that fail, counted together from 1, by replica.
     pub fail_calls: Vec<(usize, usize)>,
     /// Calls that failed because of these.
     pub failed_calls: AtomicUsize,
-    /// So many times the replica that stands in for failed ones is refused.
+    /// How many times opening the stand-in for failed replicas fails.
     pub refuse_fallback: AtomicUsize,
     /// Where replicas say that their weights are; 0 is 0x1000.
     pub weights_at: usize,
@@ -89,7 +89,7 @@ impl Control {
         })
     }
 
-    /// What a replica makes of a row from which `token` is drawn: that, an end token, or nothing.
+    /// What a replica returns for a row whose sampled token is `token`: that token, an end token, or nothing.
     pub fn drawn(&self, logits: &[f32], token: u32) -> Option<u32> {
         let one_in = |every: u32, bits: u32| every > 0 && bits.is_multiple_of(every);
         if one_in(self.host_every, logits[1].to_bits() >> 1) {
@@ -129,15 +129,15 @@ impl Control {
 
 struct FakeReplica {
     control: Arc<Control>,
-    /// Which it is; `None` for the one that stands in, which never fails.
+    /// Its number; `None` for the stand-in, which never fails.
     index: Option<usize>,
     report: PackReport,
     profile: Option<Profile>,
     calls: usize,
     steps: usize,
-    /// Steps that run when they are collected, as late as can be.
+    /// Steps in flight; they run when they are collected, as late as possible.
     under_way: VecDeque<(StepPlan, Want)>,
-    /// The token found last in each slot.
+    /// The last token of each slot.
     last_tokens: Vec<u32>,
     /// The rows of the step collected last, if tokens were drawn from them.
     collected: Vec<Vec<f32>>,
@@ -188,7 +188,7 @@ impl FakeReplica {
             let token = greedy(&logits, self.control.end_every);
             let logit = logits[sampler::argmax(&logits) as usize];
             output.greedy.push(Greedy { token, logit });
-            // Whole rows are drawn from by the host: nobody may take what is here for a token.
+            // The host samples from whole rows: nothing may use this as a token.
             let mut kept = if want == Want::Logits { u32::MAX } else { token };
             match want {
                 Want::Draws { temperature, topp } if draws => {
@@ -230,7 +230,7 @@ fn report(non_finite: usize) -> PackReport {
     }
 }
 
-/// The row of logits behind a token at a position.
+/// The row of logits after a token at a position.
 pub fn logits(token: u32, position: u32) -> Vec<f32> {
     let mut state = request_seed(u64::from(token) << 32 | u64::from(position), 1);
     let next = || {
@@ -333,7 +333,7 @@ impl Drop for FakeReplica {
     }
 }
 
-/// A program's structs and the memory behind them.
+/// A program's structs, and the memory that they point to.
 pub struct Program {
     pub transformer: Box<Transformer>,
     pub tokenizer: Box<Tokenizer>,
@@ -349,7 +349,7 @@ pub struct Program {
 
 /// Bytes a prompt's token has room for.
 const MAX_TOKEN_LEN: usize = 4;
-/// What the program has not asked us to touch.
+/// A pattern in memory that must not be written.
 const SENTINEL: c_int = 0x5EAF_00D5;
 
 impl Program {
@@ -533,7 +533,7 @@ pub fn expected(prompt: &str, steps: usize, sampler: &Sampler, request: usize) -
     (answer, draws.rng_state())
 }
 
-/// The same where a replica draws as `control` says.
+/// The answers and the random state where a replica samples as `control` says.
 pub fn expected_drawn(
     prompt: &str,
     steps: usize,
@@ -550,7 +550,7 @@ pub fn expected_drawn(
     (answer, draws.rng_state())
 }
 
-/// The same without randomness, where one in `end_every` tokens ends the answer.
+/// The greedy answers, where one in `end_every` tokens ends an answer.
 pub fn expected_ending(prompt: &str, steps: usize, end_every: u32) -> Vec<c_int> {
     answer(prompt, steps, |logits| greedy(logits, end_every))
 }

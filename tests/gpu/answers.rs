@@ -8,7 +8,7 @@ use getp::replica::Replica;
 use getp::scheduler::{Finished, Limits, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Default)]
 pub struct Answers {
     /// By request.
@@ -19,10 +19,10 @@ pub struct Answers {
     pub logits: BTreeMap<(usize, usize), Vec<f32>>,
 }
 
-/// What is asked of a run.
+/// The options of a run.
 #[derive(Clone, Copy)]
 pub struct Run {
-    /// Positions a request has beyond its prompt's.
+    /// Positions of a request after its prompt.
     pub more: usize,
     pub want: Want,
     /// The logits of every position are wanted, and end tokens end nothing.

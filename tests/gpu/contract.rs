@@ -10,13 +10,14 @@ use getp::options::Options;
 use std::ffi::c_int;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
-/// The devices: of the SIMT machine's one that no other test uses, so that its memory is these tests' alone.
+/// The devices. Of the SIMT machine's devices, one that no other test uses, so that all memory in use is these tests'
+/// own.
 fn device_name() -> String {
     std::env::var("GETP_TEST_DEVICE").unwrap_or_else(|_| "simt:1".into())
 }
 
-/// Sets what the user would. As long as the result lives, no other test here runs; on real devices tests of other files
-/// are to be kept from running beside these, by `--test-threads=1`.
+/// Sets the user's environment variables. While the result lives, no other test of this file runs; on real devices
+/// `--test-threads=1` keeps tests of other files from running meanwhile.
 fn alone() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
     static ONCE: Once = Once::new();

@@ -1,9 +1,9 @@
-//! Injected faults: whichever call of whichever device fails, once or from then on, answers are correct, nothing
-//! panics, and all memory is freed.
+//! Injected faults: any call of any device fails, once or from then on. Answers are correct, nothing panics, and all
+//! memory is freed.
 //!
 //! A run makes some 500 calls to a device, most of them from a few places: 120 look up a kernel in one loop, and every
 //! decoding step is like the one before. A run without a fault tells by the call stack where each call is made. Of the
-//! calls from one place the first two fail, and the last: nothing is under way, something is, nothing comes after.
+//! calls from one place the first two fail, and the last: nothing is in flight, something is, nothing comes after.
 //! Where no device is left after any of them, the first does.
 
 use super::devices::{all, open, system};
@@ -53,13 +53,13 @@ struct Trial {
     expected: Vec<Vec<c_int>>,
 }
 
-/// What became of a run.
+/// The outcome of a run.
 struct Ran {
     /// Replicas after warming up.
     warm: usize,
-    /// Replicas in the end.
+    /// Replicas at the end.
     left: usize,
-    /// Calls until then that the fault would have counted.
+    /// Calls that would have counted toward the fault.
     calls: u64,
     /// Graphs that the device of the fault has launched.
     graphs: u64,
@@ -253,7 +253,7 @@ fn captures_may_never_succeed() {
             }));
             assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES), "{call:?}");
             assert_eq!(ran.graphs, 0, "{call:?}");
-            // A runtime that loses kernels is found out by the first graph.
+            // A runtime that loses kernels is detected at the first graph.
             assert!(call != Call::Node || ran.calls < 100, "{} kernels captured", ran.calls);
         }
     }

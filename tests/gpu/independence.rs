@@ -8,7 +8,7 @@ use getp::batch::Want;
 use getp::config::ModelConfig;
 use getp::options::Precision;
 
-/// Of the 20b's heads, so that attention goes through the matrix cores, and of other ones.
+/// One model has the 20b's heads, whose attention uses the matrix cores, others have different heads.
 fn configs() -> [ModelConfig; 2] {
     let grouped = ModelConfig {
         vocab_size: 302,
@@ -31,7 +31,7 @@ fn configs() -> [ModelConfig; 2] {
     [grouped, odd]
 }
 
-/// The weights' kinds: of released checkpoints, and those that plain kernels multiply.
+/// Kinds of weights: as released checkpoints have them, and float32, which plain kernels multiply.
 const KINDS: [(Dense, Experts); 2] = [(Dense::Bf16, Experts::Mxfp4), (Dense::F32, Experts::F32)];
 
 /// Tokens fed beyond a prompt.
@@ -53,7 +53,7 @@ fn mixed(config: &ModelConfig) -> Vec<Vec<u32>> {
     prompts
 }
 
-/// What `request` gave in `answers` is what it gave in the first run, as number `of` of that.
+/// Checks that `request` has the same results in `answers` as in the first run, where its number is `of`.
 #[track_caller]
 fn check(first: &Answers, of: usize, answers: &Answers, request: usize, what: &str) {
     assert_eq!(first.tokens[&of], answers.tokens[&request], "{what}: tokens of {of}");
@@ -94,7 +94,7 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
     let greedy = answer(&mut *replica, config, &prompts, run(Want::Greedy));
     let reversed: Vec<_> = prompts.iter().rev().cloned().collect();
     let backwards = answer(&mut *replica, config, &reversed, run(Want::Logits));
-    // Other pieces of prompts and other company: rows, tiles and experts' groups of other sizes.
+    // Other prompt chunks and other requests beside them: different numbers of rows, tiles and rows per expert.
     let cut = answer(&mut *open(19, 37), config, &prompts, run(Want::Logits));
     for request in 0..prompts.len() {
         check(

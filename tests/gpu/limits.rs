@@ -1,4 +1,4 @@
-//! Models as large as the kernels' limits give right answers; one step beyond, a device is not used, and says why.
+//! Models at the kernels' limits give right answers. One beyond a limit a device is not used, and a line says why.
 
 use super::answers::{Run, answer, options, prompts};
 use super::open_on;
@@ -69,7 +69,7 @@ fn models_at_the_limits_give_the_cpus_tokens() {
     }
 }
 
-/// One beyond each limit, and what is said of it.
+/// Models one beyond each limit, and the line about them.
 fn beyond_limits() -> [(ModelConfig, &'static str); 5] {
     let hidden = ModelConfig {
         hidden_dim: 6145,

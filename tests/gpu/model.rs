@@ -37,7 +37,7 @@ impl Drawing {
     }
 }
 
-/// A model as small as it can be with everything in it, and the vocabulary of [`fake`].
+/// The smallest model that has everything in it, with the vocabulary of [`fake`].
 fn released(n_layers: usize) -> Synthetic {
     let config = ModelConfig {
         vocab_size: VOCAB,
@@ -68,7 +68,7 @@ impl Model {
         Self::of(&released(2), &PROMPTS, 24)
     }
 
-    /// The same of other types than released models are made of.
+    /// The same model with other types than released models have.
     pub fn wide(dense: Dense, experts: Experts) -> Self {
         let synthetic = Synthetic {
             dense,
@@ -78,7 +78,7 @@ impl Model {
         Self::of(&synthetic, &PROMPTS[..3], 24)
     }
 
-    /// Released, but for the last value of an array.
+    /// The types of released models, except that the last value of an array is not exact in them.
     pub fn with_last(field: Field, value: f32) -> Self {
         let mut model = Self::of(&released(2), &PROMPTS[..3], 24);
         let end = model.layout.in_file(field).end;

@@ -33,10 +33,10 @@ use walk::Walk;
 /// Most rows of a step, and of one sequence in it: more than those that are sorted and gathered at once.
 const MAX_ROWS: usize = 135;
 
-/// Sequences' lengths; the first goes round its windowed ring.
+/// Lengths of sequences; the first wraps around its ring of the sliding window.
 const LENGTHS: [usize; 4] = [294, 24, 40, 31];
 
-/// What each step takes: rows of sequences, decoding ones first (their number is second).
+/// Each step: rows of its sequences, decoding ones first, and the number of decoding ones.
 const STEPS: [(&[(usize, usize)], usize); 10] = [
     (&[(0, 1)], 0),
     (&[(0, 64), (1, 1)], 0),
@@ -50,8 +50,7 @@ const STEPS: [(&[(usize, usize)], usize); 10] = [
     (&[(0, 1), (2, 1), (1, 1)], 3),
 ];
 
-/// Dimensions, in this order: hidden, intermediate, vocabulary; head's width, heads, key heads; experts, of them a
-/// token.
+/// Dimensions, in this order: hidden, intermediate, vocabulary; head_dim, heads, kv heads; experts, experts per token.
 fn shape(
     [hidden_dim, intermediate_dim, vocab_size]: [usize; 3],
     [head_dim, n_attn_heads, n_kv_heads]: [usize; 3],
@@ -74,22 +73,22 @@ fn shape(
     config.check().expect("the shape is a model's")
 }
 
-/// The 7m's but for its vocabulary.
+/// The 7m's, except for its vocabulary.
 fn tiny() -> ModelConfig {
     shape([32, 64, 301], [32, 2, 1], [32, 4], 128)
 }
 
-/// Nothing fills a slab, and no query group is a power of two.
+/// No dimension fills a slab, and the query heads per kv head are no power of two.
 fn odd() -> ModelConfig {
     shape([96, 160, 257], [24, 6, 2], [9, 4], 21)
 }
 
-/// The 20b's heads, so that attention goes through the matrix cores.
+/// The 20b's heads, whose attention uses the matrix cores.
 fn grouped() -> ModelConfig {
     shape([160, 96, 130], [64, 16, 2], [5, 3], 128)
 }
 
-/// A model whose first matrix of the second layer has a row too small for FP16 beside the others.
+/// A model in which one row of the second layer's first matrix is too small for FP16 beside the others.
 pub struct Wide {
     model: SyntheticCheckpoint,
     qkv: Vec<u8>,
@@ -185,7 +184,7 @@ fn walk(driver: SharedDriver, checkpoint: &dyn Checkpoint, precision: Precision,
     walk.worst.print(name);
 }
 
-/// Wants the logits of the last row, and of every third.
+/// Asks for the logits of the last row and of every third.
 fn want_some(plan: &mut StepPlan, step: usize) {
     let last = plan.rows() - 1;
     plan.logits
@@ -244,8 +243,8 @@ fn float32_experts() {
     }
 }
 
-/// Layers in stages, each of which goes on from the rows of the one before, give the same logits as all at once, to the
-/// bit.
+/// Layers in stages, each of which starts from the rows of the one before, give the same logits as all layers at once,
+/// bit for bit.
 #[test]
 fn stages_give_the_same_bits() {
     const ROWS: usize = 21;
@@ -281,7 +280,7 @@ fn stages_give_the_same_bits() {
     }
 }
 
-/// A plan that the device was not told is refused.
+/// A plan that was not sent to the device is refused.
 #[test]
 fn operations_of_another_plan_are_refused() {
     let config = tiny();

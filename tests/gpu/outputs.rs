@@ -14,13 +14,13 @@ use getp::profile::Stage;
 use getp::replica::Replica;
 use getp::sampler::Sampler;
 
-/// Sequences, each in a row of its own.
+/// Number of sequences, each in a row of its own.
 const ROWS: usize = 3;
 
-/// Tokens of the model whose rows are looked at.
+/// Vocabulary of the model whose logits are read.
 const VOCAB: usize = 301;
 
-/// Tokens of the one whose rows are drawn from: a row is more than two tiles of the kernel.
+/// Vocabulary of the model whose tokens are sampled: a row is more than two tiles of the kernel.
 const WIDE: usize = 9001;
 
 fn replica(vocab_size: usize, profile: bool) -> Box<dyn Replica> {
@@ -46,7 +46,7 @@ fn replica_on(drivers: Vec<SharedDriver>, vocab_size: usize, profile: bool) -> B
     open_on(drivers, &checkpoint, &options)
 }
 
-/// The rows' tokens at a position that all have come to.
+/// A step in which all sequences decode at the same position.
 fn plan(replica: &dyn Replica, position: usize, rows: usize) -> StepPlan {
     let window = replica.kv_blocks().window / ROWS;
     decoding(rows, position, [1, window], |row| (17 * row + 5 * position) as i32)
@@ -70,7 +70,7 @@ fn step(replica: &mut dyn Replica, position: usize, rows: usize) -> StepOutput {
 #[test]
 fn rows_that_are_held_are_not_written_to() {
     let mut replica = replica(VOCAB, false);
-    // More rows in later steps: the buffers are made anew meanwhile.
+    // Later steps have more rows: the buffers are reallocated meanwhile.
     let held: Vec<_> = (0..5)
         .map(|position| {
             let output = step(&mut *replica, position, 1 + position.min(ROWS - 1));
@@ -90,7 +90,7 @@ fn rows_that_are_held_are_not_written_to() {
     assert_eq!(held[4].0, *held[4].1.logits);
 }
 
-/// Where the device is as late as it can be, it reads a plan when its step is waited for.
+/// A device that runs as late as possible reads a plan only when its step is waited for.
 #[cfg(feature = "simt")]
 #[test]
 fn a_step_too_many_is_refused_and_spoils_none_under_way() {
@@ -172,7 +172,7 @@ fn a_drawn_token_is_fed_to_the_next_step_on_the_device() {
         for replica in [&mut named, &mut kept] {
             replica.submit(&first, want(topp)).unwrap();
             replica.collect(&mut output).unwrap();
-            // Where the host is to draw, the device has the largest logit's token.
+            // Where the host must sample, the device has the argmax.
             let found = output.drawn.iter().zip(&output.greedy);
             tokens = found
                 .map(|(drawn, greedy)| drawn.unwrap_or(greedy.token) as i32)
@@ -220,7 +220,7 @@ fn every_stage_and_every_step_is_timed() {
         (Stage::Router, 3 * layers),
         (Stage::Gather, 3 * layers),
         (Stage::Attention, 3 * layers),
-        // That of the experts is one kernel with the router.
+        // The experts' norm is fused with the router.
         (Stage::Norm, 3 * (layers + 1)),
         (Stage::Argmax, 3),
     ] {

@@ -18,7 +18,7 @@ use std::process::Command;
 /// Set for a process of its own, as a runtime is loaded once a process: it says what to do there.
 const CHILD: &str = "GETP_TEST_HIP";
 
-/// Of a code object the fake looks at nothing, the driver at its first bytes.
+/// A code object: the fake runtime reads nothing of it, the driver its first bytes.
 static IMAGE: [u8; 64] = {
     let mut image = [0; 64];
     (image[0], image[1], image[2], image[3]) = (0x7f, b'E', b'L', b'F');
@@ -44,7 +44,7 @@ fn runtime(soname: &str, flags: &[&str]) -> PathBuf {
     folder
 }
 
-/// What the driver gives in a process with this environment; `scene` is what to ask of it.
+/// Runs the driver in a process with this environment and returns its output; `scene` says what to do there.
 fn play(scene: &str, environment: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "the_child", "--nocapture"]).env(CHILD, scene);
@@ -103,8 +103,8 @@ struct AddOne {
     to: DevicePtr,
 }
 
-/// Captures three launches; then what came of it, and what a number is after the graph, if there is one, and one more
-/// launch.
+/// Captures three launches. Returns the outcome, and the value of a counter after the graph, if there is one, and one
+/// more launch.
 fn capture() -> getp::error::Result<String> {
     let context = context()?;
     let number = DeviceBuffer::<i32>::zeroed(&context.stream, 1)?;
@@ -182,7 +182,7 @@ fn the_runtime_that_the_program_has_loaded_is_taken() {
     assert!(said.contains("multiprocessors: 7"), "{said}");
 }
 
-/// A runtime that is there and cannot be loaded is one that is not there, and the line says what is wrong with it.
+/// A runtime that exists but cannot be loaded counts as missing, and the line says why it cannot be loaded.
 #[test]
 fn without_a_runtime_the_cpu_is_taken_with_a_line() {
     if Path::new("/opt/rocm/lib/libamdhip64.so").exists() {
@@ -265,7 +265,7 @@ fn a_capture_that_is_invalidated_is_tried_again() {
     }
 }
 
-/// Also then kernels are launched: on a stream that was never captured.
+/// Kernels are launched all the same: on a stream that was never captured.
 #[test]
 fn a_capture_that_is_always_invalidated_is_given_up() {
     assert_eq!(

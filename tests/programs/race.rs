@@ -1,5 +1,5 @@
-//! What ThreadSanitizer has to find and what it must not: a race, where one is asked for, and beside it everything by
-//! which std orders threads, waited for and not.
+//! What ThreadSanitizer must report and what it must not: a race, if one is asked for; and all means of synchronization
+//! in std, with and without waiting.
 
 use std::hint;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use std::thread;
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 300;
 
-/// A number that anyone may reach; what orders its users is what is looked at.
+/// A number that all threads may access; the test is what orders their accesses.
 struct Shared(*mut u64);
 
 // SAFETY: whoever uses it orders its uses himself; where a race is asked for, nobody does, and that is to be found.
@@ -42,8 +42,8 @@ fn main() {
     channels();
 }
 
-/// Two threads that count, the second after the first has said so: always in this order in time, but without `Release`
-/// and `Acquire` in no order for the machine.
+/// Two threads that increment a number, the second after the first has set a flag: in time always in this order. With
+/// `race` the flag is relaxed, so the accesses to the number are not ordered and are a data race.
 fn one_after_the_other(race: bool) {
     let (release, acquire) = match race {
         true => (Ordering::Relaxed, Ordering::Relaxed),
@@ -121,7 +121,7 @@ fn conditions() {
     assert_eq!(number.get(), 3 * ROUNDS);
 }
 
-/// What the first of several threads makes for all.
+/// A value that the first of several threads creates for all.
 fn first_uses() {
     for _ in 0..ROUNDS / 10 {
         let (number, once, cell) = (Shared::new(), Once::new(), OnceLock::new());

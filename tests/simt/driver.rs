@@ -43,7 +43,7 @@ fn system(order: Order) -> Arc<System> {
     })
 }
 
-/// A driver that gives back whatever it was asked for.
+/// A driver that frees everything that was allocated from it.
 struct Rig {
     driver: Arc<dyn Driver>,
     buffers: Vec<DevicePtr>,
@@ -91,7 +91,7 @@ impl Rig {
     fn graph(&mut self, stream: StreamHandle, work: impl FnOnce(&Self) -> Result<()>) -> Result<GraphHandle> {
         self.driver.begin_capture(stream)?;
         let queued = work(self);
-        // A graph made of the part that was queued is one to give back, too.
+        // A graph of the part that was queued must be freed, too.
         let graph = self.driver.end_capture(stream).map(|captured| captured.graph);
         self.graphs.extend(graph.as_ref().ok());
         queued.and(graph)

@@ -1,4 +1,4 @@
-//! The SIMT machine and its driver: each kind of mistake that they are meant to detect is detected.
+//! The emulated SIMT machine and its driver detect each kind of mistake that they are meant to detect.
 
 #![cfg(feature = "simt")]
 

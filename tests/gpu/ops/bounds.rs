@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 /// Half the distance from 1 to the next float32.
 pub const F32: f64 = 1.0 / (1 << 24) as f64;
-/// The same of FP16 and BF16.
+/// Half the distance from 1 to the next FP16 and BF16.
 const F16: f64 = 1.0 / (1 << 11) as f64;
 const BF16: f64 = 1.0 / (1 << 8) as f64;
 /// The least normal FP16, and half the distance between smaller ones.
@@ -20,7 +20,7 @@ const F16_NORMAL: f64 = 1.0 / (1 << 14) as f64;
 const F16_LEAST: f64 = F32 / 2.0;
 const F16_LARGEST: f64 = 65504.0;
 
-/// A result, and how far the device's may be from it.
+/// A result, and a bound of the device's error.
 #[derive(Clone, Copy, Debug)]
 pub struct Close {
     pub value: f64,
@@ -28,7 +28,7 @@ pub struct Close {
 }
 
 impl Close {
-    /// A result that is off by so much at most.
+    /// A result with this error at most.
     pub fn new(value: f64, error: f64) -> Self {
         Self { value, error }
     }
@@ -42,11 +42,11 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Stored as activations: in 16-bit terms. FP16 saturates.
+    /// Rounds to stored activations: 16-bit terms; FP16 saturates.
     pub fn stored(&self, x: Close) -> Close {
         let several = self.numbers.terms > 1;
         let (unit, least) = match (self.numbers.format, several) {
-            // Where matrix cores take subnormals as zero, the kernels do, too.
+            // Where matrix cores flush subnormals to zero, the kernels do, too.
             (Format::F16, false) if self.target.flushes_subnormals() => (F16, F16_NORMAL),
             (Format::F16, false) => (F16, F16_LEAST),
             (Format::F16, true) => (4.0 * F32, F16_LEAST),
@@ -56,7 +56,7 @@ impl Bounds {
         self.rounded(x, self.numbers.format, unit, least)
     }
 
-    /// Stored as queries, keys and values are.
+    /// Rounds to stored queries, keys and values.
     pub fn cached(&self, x: Close) -> Close {
         match self.numbers.kv {
             Format::F16 => self.rounded(x, Format::F16, F16, F16_LEAST),
@@ -65,7 +65,7 @@ impl Bounds {
         }
     }
 
-    /// Stored as an expert's output.
+    /// Rounds to a stored expert output.
     pub fn output(&self, x: Close) -> Close {
         if self.numbers.exact {
             return Close::new(x.value, x.error + F32 * x.value.abs());
@@ -82,8 +82,8 @@ impl Bounds {
         Close::new(value, x.error * (1.0 + unit) + unit * x.value.abs() + least)
     }
 
-    /// What a sum of `n` products loses of the sum of their sizes. `exact` has float32 sums of 64 products, and sums
-    /// of those in float64 or as good.
+    /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of 64
+    /// products, and adds those in float64 or double-float.
     fn sum(&self, n: usize) -> f64 {
         let n = if self.numbers.exact { n.min(64) } else { n } as f64;
         let [share, more] = self.target.family.table().sum_error;
@@ -109,7 +109,7 @@ impl Bounds {
         values.iter().zip(&sums).enumerate().map(close).collect()
     }
 
-    /// The router's, whose operands are float32.
+    /// The router's product, whose operands are float32.
     pub fn router(&self, w: &HostMatrix, bias: &[f32], x: &[f32]) -> Vec<Close> {
         let x: Vec<f64> = x.iter().map(|&x| x.into()).collect();
         let sizes: Vec<f64> = x.iter().map(|x| x.abs()).collect();
@@ -139,7 +139,7 @@ impl Bounds {
         pairs.chunks_exact(2).map(unit).collect()
     }
 
-    /// One query head: `q` as the oracle wants it (without a factor), the keys and values it sees.
+    /// Attention of one query head: `q` unscaled, as the oracle takes it, and the keys and values that it sees.
     pub fn attention(&self, q: &[f64], seen: &[(&[f64], &[f64])], sink: f32) -> Vec<Close> {
         let scores = scores(q, seen, sink);
         let shares = oracle::Arithmetic::softmax(Reals, &scores);
@@ -148,7 +148,7 @@ impl Bounds {
         let (n, root) = (seen.len() as f64, (q.len() as f64).sqrt());
         let size = |k: &[f64]| q.iter().zip(k).map(|(q, k)| (q * k).abs()).sum::<f64>() / root;
         let most = seen.iter().map(|(k, _)| size(k)).fold(0.0, f64::max);
-        // Of scores, and so of shares relatively; both in the share itself and in their sum.
+        // The error of scores, and so the relative error of shares: in the share itself and in their sum.
         let (score, share, flushed) = match self.numbers.kv {
             Format::F32 => (4.0 * F32 * most, 4.0 * F32, 0.0),
             Format::F16 => ((q.len() as f64 + 8.0) * F32 * most, F16 + 8.0 * F32, F16_NORMAL),
@@ -158,7 +158,7 @@ impl Bounds {
         let of = |d: usize| {
             let each = seen.iter().zip(&shares).map(|((_, v), share)| (share, v[d].abs()));
             let sum: f64 = each.clone().map(|(share, v)| share * v).sum();
-            // Shares of a 2^14th of the largest are FP16's subnormals.
+            // Shares below 2^-14 of the largest are subnormal in FP16.
             let lost = each.filter(|(share, _)| **share <= 2.0 * flushed * largest);
             let lost: f64 = lost.map(|(share, v)| share * v).sum();
             self.stored(Close::new(values[d], relative * sum + lost))
@@ -180,7 +180,7 @@ fn scores(q: &[f64], seen: &[(&[f64], &[f64])], sink: f32) -> Vec<f64> {
 pub struct HostMatrix {
     values: Vec<f32>,
     sizes: Vec<f32>,
-    /// The largest of each row.
+    /// The largest magnitude in each row.
     largest: Vec<f64>,
     rows: usize,
     cols: usize,
@@ -210,7 +210,7 @@ impl HostMatrix {
     }
 }
 
-/// Of what each operation may have been off, the largest part that any value was.
+/// For each operation the largest error of any value, relative to its bound.
 #[derive(Default)]
 pub struct Worst(BTreeMap<String, f64>);
 

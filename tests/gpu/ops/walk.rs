@@ -57,7 +57,7 @@ struct Stored {
     values: Vec<Vec<f64>>,
 }
 
-/// What the experts gave and no norm has added yet.
+/// Expert outputs that no norm has added yet.
 struct Pending {
     sent: Sent,
     y: Vec<f32>,
@@ -174,7 +174,7 @@ impl Step<'_> {
         x
     }
 
-    /// Checks `x` after what was outstanding has been added.
+    /// Checks `x` after the outstanding expert outputs have been added.
     fn settled(&mut self, memory: &ResidualMemory, combined: &[Vec<Close>]) {
         let x = self.x(memory);
         self.worst.check("combine", &x, &combined.concat());
@@ -189,13 +189,13 @@ impl Step<'_> {
         self.worst.check("norm", &t, &stored);
     }
 
-    /// Rows with what their experts gave.
+    /// Rows plus their experts' outputs.
     fn combined(&self, x: &[f32]) -> Vec<Vec<Close>> {
         let rows = x.chunks_exact(self.config.hidden_dim).enumerate();
         rows.map(|(row, x)| self.combined_row(row, x)).collect()
     }
 
-    /// A row with what its experts gave.
+    /// A row plus its experts' outputs.
     fn combined_row(&self, row: usize, x: &[f32]) -> Vec<Close> {
         let (h, k) = (self.config.hidden_dim, self.config.experts_per_token);
         let sum = |(i, &x): (usize, &f32)| {
@@ -281,7 +281,7 @@ impl Step<'_> {
         x
     }
 
-    /// Checks queries, keys and values in the cache; keeps the latter and gives the former, without their factor.
+    /// Checks queries, and keys and values in the cache. Keeps keys and values; returns queries, unscaled.
     fn rotated(&mut self, layer: usize, qkv: &[f32], stored: &mut [Stored]) -> Vec<f64> {
         let config = self.config;
         let (d, q_dim, width) = (config.head_dim, config.q_dim(), config.qkv_dim());
@@ -413,7 +413,7 @@ impl Step<'_> {
         sent
     }
 
-    /// As few kernels as do both; they give the same bits.
+    /// The fused kernels; they give the same bits.
     fn routed_at_once<'x>(
         &mut self,
         w: &LayerWeights<Matrix, DeviceBuffer<f32>>,
@@ -491,7 +491,7 @@ impl Step<'_> {
         }
     }
 
-    /// Gives what the logits may be. Of every other step `x` is settled before, as where layers end on a device.
+    /// Returns the logits and their bounds. Every other step calls `settle` first, as where a device's layers end.
     fn unembed(&mut self, weights: &HostWeights, want: Want, mut x: Residual<'_>) -> Vec<Vec<Close>> {
         let wanted: Vec<usize> = self.plan.logits.iter().map(|wanted| wanted.row).collect();
         let (vocab, h, plan) = (self.config.vocab_size, self.config.hidden_dim, self.plan);
