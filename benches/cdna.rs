@@ -145,7 +145,7 @@ impl Model<'_> {
             Product::Mlp2 => (c.hidden_dim, c.n_experts, rows * c.experts_per_token),
             Product::Greedy | Product::Logits => (c.vocab_size, 1, rows),
         };
-        let kind = if groups > 1 { Kind::Mxfp4 } else { Kind::Dense };
+        let kind = if groups > 1 { Kind::Mxfp4 } else { Kind::W16 };
         let row_blocks = self.target.packed(kind, n, c.hidden_dim).row_blocks;
         GemmShape {
             product,

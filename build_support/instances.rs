@@ -47,7 +47,7 @@ fn first_lines(family: &Family) -> String {
 
 fn line(kernel: &Kernel, maker: &str, parameters: &[usize]) -> String {
     let weights = match kernel.weights.expect("a product has weights") {
-        Weights::Dense => "Dense",
+        Weights::W16 => "W16",
         Weights::Mxfp4 => "Mxfp4",
     };
     let elements = match kernel.elements.expect("a product has activations") {

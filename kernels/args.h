@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 15e1e018d031db13) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint f6deb1ef034fb4c0) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -28,7 +28,7 @@ enum : int {
   MXFP4_BLOCK = 32,             // MXFP4 values that share a scale
   MXFP4_SLAB_BYTES = 34,        // bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per
                                 // scale
-  DENSE_SLAB_BYTES = 128,       // bytes of a row's slab of packed 16-bit weights
+  W16_SLAB_BYTES = 128,         // bytes of a row's slab of packed 16-bit weights
   ATTENTION_UNIT = 128,         // keys in a unit of decode attention
   ATTENTION_GROUP = 4,          // units of decode attention in a group
   ITEM_PAGES = 32,              // the most pages that the keys of an AttentionItem lie in

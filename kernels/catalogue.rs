@@ -136,7 +136,7 @@ operations! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// 16 bits each.
-    Dense,
+    W16,
     /// Codes of four bits and a scale for each 32.
     Mxfp4,
 }
@@ -316,7 +316,7 @@ impl Kernel {
         let mut name = self.op.name().to_owned();
         if let Some(weights) = self.weights {
             name += match weights {
-                Weights::Dense => "_dense",
+                Weights::W16 => "_w16",
                 Weights::Mxfp4 => "_mxfp4",
             };
         }

@@ -4,7 +4,8 @@
 // expert's first slot plus the number of bits before its own, as in sort. Then the block copies ROWS rows of one slab,
 // as gather does. The first block writes slots and offsets.
 //
-// Grid: that of gather. At most FEW_ROWS rows, MAX_EXPERTS experts, MAX_TERMS terms.
+// Grid: (rows of the bucket / ROWS, rounded up) * k_blocks. At most FEW_ROWS rows, MAX_EXPERTS experts, MAX_TERMS
+// terms.
 #include "catalogue.h"
 #include "expert_slots.h"
 #include "gpu/math.h"

@@ -5,7 +5,7 @@ use super::{
     with_tiles,
 };
 use Elements::{Bf16, F16};
-use Weights::{Dense, Mxfp4};
+use Weights::{Mxfp4, W16};
 
 /// The family.
 pub static FAMILY: Family = Family {
@@ -39,7 +39,7 @@ const WRITTEN: [Kernel; 7] = [
     decode(Bf16),
     prefill(F16),
     prefill(Bf16),
-    pack(Dense),
+    pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "cdna/matrix_peak.hip", 4 * WAVE),
 ];
@@ -77,7 +77,7 @@ const UNEMBED_EXACT: Ops = &[(Op::Logits, "cdna/exact.hip"), (Op::GreedyLogits, 
 const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parameters: &'static [usize]) -> Tile {
     Tile {
         ops,
-        weights: &[Dense],
+        weights: &[W16],
         activations: &[(F16, 1), (Bf16, 1)],
         tokens,
         threads: waves * WAVE,
@@ -128,7 +128,7 @@ const fn exact_bf16(tile: Tile) -> Tile {
 }
 const fn both(tile: Tile) -> Tile {
     Tile {
-        weights: &[Mxfp4, Dense],
+        weights: &[Mxfp4, W16],
         ..tile
     }
 }

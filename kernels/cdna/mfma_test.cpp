@@ -106,7 +106,7 @@ static std::vector<u8> pack(const Matrix& m, int format, int shift) {
   const int row_blocks = round_up(m.n, BLOCK_ROWS) / BLOCK_ROWS, k_blocks = round_up(m.k, SLAB) / SLAB;
   std::vector<u8> out((size_t)m.groups * row_blocks * k_blocks * (m.mxfp4 ? 1088 : 4096), 0xff);
   const PackArgs args{m.wire.data(), out.data(), m.groups, m.n, m.k, row_blocks, k_blocks, shift, format, 0};
-  launch(m.mxfp4 ? "pack_mxfp4" : "pack_dense", 3, 256, args);
+  launch(m.mxfp4 ? "pack_mxfp4" : "pack_w16", 3, 256, args);
   return out;
 }
 
@@ -157,7 +157,7 @@ static u64 run(const Case& c) {
 
   int tiles = 0;
   for (const int count : c.counts) tiles += (count + c.tile - 1) / c.tile;
-  const std::string name = c.op + (c.mxfp4 ? "_mxfp4_" : "_dense_") + c.act + "_n" + std::to_string(c.tile);
+  const std::string name = c.op + (c.mxfp4 ? "_mxfp4_" : "_w16_") + c.act + "_n" + std::to_string(c.tile);
   launch(name, (tiles + 2) * spans, c.waves * WAVE, a);
 
   Checker check;
@@ -255,7 +255,7 @@ static void run_odd_gates(const char* act, bool mxfp4) {
   a.row_blocks = N / BLOCK_ROWS;
   a.in_rows = a.tiled_rows = rows, a.scale = 1, a.limit = limit, a.format = format;
   for (const int tile : terms > 1 ? std::vector<int>{16, 64} : std::vector<int>{16, 64, 128}) {
-    const std::string name = std::string("mlp1") + (mxfp4 ? "_mxfp4_" : "_dense_") + act + "_n" + std::to_string(tile);
+    const std::string name = std::string("mlp1") + (mxfp4 ? "_mxfp4_" : "_w16_") + act + "_n" + std::to_string(tile);
     std::fill(tiled.begin(), tiled.end(), 0x3333);
     launch(name, (count + tile - 1) / tile, 4 * WAVE, a);
     int bad = 0;

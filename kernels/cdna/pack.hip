@@ -1,4 +1,4 @@
-// pack_mxfp4, pack_dense: weights from the wire format (wire.h) to the layout of weights.h. A wire tile of 32 rows
+// pack_mxfp4, pack_w16: weights from the wire format (wire.h) to the layout of weights.h. A wire tile of 32 rows
 // becomes a row block; a thread writes what one lane of a chunk will read.
 //
 // Bytes per member, one matrix of the tensor (an expert's): row_blocks * k_blocks * CHUNK_BYTES, with row_blocks = rows
@@ -63,24 +63,24 @@ KERNEL(pack_mxfp4, PackArgs, THREADS, 1, 4) {
 // 2^e for e in -126 .. 127.
 DEV float exp2_of(int e) { return __builtin_bit_cast(float, (u32)(e + 127) << 23); }
 
-DEV u16 dense_at(const PackArgs& a, const u16* tile, int row, int k) {
+DEV u16 w16_at(const PackArgs& a, const u16* tile, int row, int k) {
   if (k >= a.cols) return 0;
   const float v = bf16_to_f32(tile[(i64)row * a.cols + k]) * exp2_of(a.shift);
   return a.format == FORMAT_F16 ? to_f16(v) : to_bf16(v);
 }
 
 // The wire format is BF16.
-KERNEL(pack_dense, PackArgs, THREADS, 1, 4) {
+KERNEL(pack_w16, PackArgs, THREADS, 1, 4) {
   after_predecessor();
   for (i64 item = (i64)BID * THREADS + TID; item < lanes(a); item += (i64)GRID * THREADS) {
     const LanePlace p = lane_place(a, item);
     const u16* tile = (const u16*)a.wire + p.tile * WIRE_ROWS * a.cols;
-    u8* chunk = a.out + p.chunk * Dense<FORMAT_F16>::CHUNK_BYTES;
+    u8* chunk = a.out + p.chunk * W16<FORMAT_F16>::CHUNK_BYTES;
     for (int i = 0; i < 4; i++) {
       const int row = row_of(i / 2, p.n), k = p.k + i % 2 * 8;
       u32v4 words;
       for (int w = 0; w < 4; w++)
-        words[w] = (u32)dense_at(a, tile, row, k + 2 * w + 1) << 16 | dense_at(a, tile, row, k + 2 * w);
+        words[w] = (u32)w16_at(a, tile, row, k + 2 * w + 1) << 16 | w16_at(a, tile, row, k + 2 * w);
       *(u32v4*)(chunk + i * 1024 + p.lane * 16) = words;
     }
   }

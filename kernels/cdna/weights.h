@@ -22,9 +22,9 @@ HOST_DEV int row_of(int r, int n) { return 8 * (n / 4) + 4 * r + n % 4; }
 struct Operand { u32v2 of[2][2]; };
 
 // 16-bit weights: [r][piece] of 16 bytes per lane.
-template <int FORMAT_> struct Dense {
+template <int FORMAT_> struct W16 {
   static constexpr int FORMAT = FORMAT_;
-  enum : int { CHUNK_BYTES = BLOCK_ROWS * DENSE_SLAB_BYTES, DECODE_VALU = 0, STREAM_DEPTH = 4 };
+  enum : int { CHUNK_BYTES = BLOCK_ROWS * W16_SLAB_BYTES, DECODE_VALU = 0, STREAM_DEPTH = 4 };
   struct Raw { u32v4 of[2][2]; };
   // A lane's offsets within a chunk.
   struct Place { u32 of = LANE * 16; };

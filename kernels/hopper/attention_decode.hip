@@ -255,7 +255,8 @@ DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
   return shfl(before, 0) == job.parts - 1;
 }
 
-// Folds all partial sums of a row. AHEAD of them are loaded at once, so that the latency of memory is paid less often.
+// Folds all partial sums of a row. AHEAD partial sums are loaded at once, so that the latency of memory is paid less
+// often.
 DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree& tree) {
   constexpr int AHEAD = 4;
   const int units = job.run == 1 ? 1 : ATTENTION_GROUP;          // per partial sum

@@ -5,7 +5,7 @@ use super::{
     with_tiles,
 };
 use Elements::{Bf16, F16};
-use Weights::{Dense, Mxfp4};
+use Weights::{Mxfp4, W16};
 
 /// The family.
 pub static FAMILY: Family = Family {
@@ -50,7 +50,7 @@ const WRITTEN: [Kernel; 10] = [
     prefill(F16),
     prefill(Bf16),
     Kernel::written(Op::AttentionExact, "hopper/attention_exact.hip", 128).within(HEADS),
-    pack(Dense),
+    pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
 ];
@@ -123,7 +123,7 @@ const fn single(
     Tile {
         most_rows: tokens,
         shared_bytes: SINGLE_SHARED,
-        ..tile(ops, &[Dense], activations, tokens, warpgroups, parameters)
+        ..tile(ops, &[W16], activations, tokens, warpgroups, parameters)
     }
 }
 /// A tile for at least so many rows per expert.
@@ -150,7 +150,7 @@ const EXPERTS: Ops = &[
 ];
 const EXPERTS_BF16: Ops = &experts("hopper/experts_mxfp4_bf16.hip");
 const EXPERTS_EXACT: Ops = &experts("hopper/experts_mxfp4_exact.hip");
-const EXPERTS_DENSE: Ops = &experts("hopper/experts_dense.hip");
+const EXPERTS_W16: Ops = &experts("hopper/experts_w16.hip");
 const LAYERS_BF16: Ops = &layers("hopper/dense_bf16.hip");
 const UNEMBED_BF16: Ops = &unembed("hopper/dense_bf16.hip");
 const DENSE_BF16: Ops = &[LAYERS_BF16[0], LAYERS_BF16[1], UNEMBED_BF16[0], UNEMBED_BF16[1]];
@@ -174,14 +174,14 @@ const TILES: &[Tile] = &[
     single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 4, 1,  32]),
     single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),
     single(LAYERS, FAST_F16, 128, 1, &[128, 1, 4, 1, 128]),
-    tile(LAYERS, &[Dense], FAST_F16, 192, 3, &[32, 1, 2, 1, 32]),
-    tile(LAYERS, &[Dense], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
+    tile(LAYERS, &[W16], FAST_F16, 192, 3, &[32, 1, 2, 1, 32]),
+    tile(LAYERS, &[W16], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
     // The unembedding. Its weights are 1.2 GB: each 256 rows are a column of blocks, see RasterSchedule.
     single(UNEMBED, FAST_F16,   8, 2, &[  8, 2, 4, 1,   8]),
     single(UNEMBED, FAST_F16,  32, 2, &[ 32, 2, 4, 1,  32]),
     single(UNEMBED, FAST_F16,  64, 2, &[ 64, 2, 4, 1,  64]),
     single(UNEMBED, FAST_F16, 128, 2, &[128, 2, 4, 1, 128]),
-    tile(UNEMBED, &[Dense], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
+    tile(UNEMBED, &[W16], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
     // The experts. Up to 32 tokens the limit is DRAM: many weight blocks per chunk make large copies. From 48 on the
     // limit is registers: fewer blocks. A second fragment buffer lets decoding overlap with wgmma: with few rows a
     // warpgroup has one block, whose k16 steps depend on each other, and nothing else hides decoding. Experts' rows are
@@ -200,18 +200,18 @@ const TILES: &[Tile] = &[
     // BF16 activations: for models whose values do not fit FP16.
     single(LAYERS_BF16,  FAST_BF16, 16, 1, &[16, 1, 4, 1, 16]),
     single(UNEMBED_BF16, FAST_BF16, 16, 2, &[16, 2, 4, 1, 16]),
-    tile(DENSE_BF16,   &[Dense], FAST_BF16, 256, 2, &[64, 1, 2, 1, 64]),
+    tile(DENSE_BF16,   &[W16], FAST_BF16, 256, 2, &[64, 1, 2, 1, 64]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  16, 3, &[16, 4, 2, 1, 16]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  64, 3, &[64, 2, 2, 1, 64]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[64, 1, 1, 2, 64]),
     // `exact`. Experts: three tiles of 8 take less time than one of 64, most of whose work would be padding.
     single(LAYERS_EXACT,  EXACT, 8, 1, &[8, 1, 4, 1, 8]),
     single(UNEMBED_EXACT, EXACT, 8, 2, &[8, 2, 4, 1, 8]),
-    tile(DENSE_EXACT,   &[Dense], EXACT, 64, 3, &[64, 1, 2, 1, 64]),
+    tile(DENSE_EXACT,   &[W16], EXACT, 64, 3, &[64, 1, 2, 1, 64]),
     tile(EXPERTS_EXACT, &[Mxfp4], EXACT,  8, 3, &[ 8, 2, 2, 1,  8]),
     from(21, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[64, 1, 2, 1, 64])),
     // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
-    tile(EXPERTS_DENSE, &[Dense], FAST,   16, 2, &[16, 2, 2, 1, 16]),
-    tile(EXPERTS_DENSE, &[Dense], FAST,  256, 2, &[64, 1, 2, 1, 64]),
-    tile(EXPERTS_DENSE, &[Dense], EXACT,  64, 3, &[64, 1, 2, 1, 64]),
+    tile(EXPERTS_W16, &[W16], FAST,   16, 2, &[16, 2, 2, 1, 16]),
+    tile(EXPERTS_W16, &[W16], FAST,  256, 2, &[64, 1, 2, 1, 64]),
+    tile(EXPERTS_W16, &[W16], EXACT,  64, 3, &[64, 1, 2, 1, 64]),
 ];

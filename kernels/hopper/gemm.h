@@ -1,5 +1,5 @@
 // The matrix products on Hopper: one persistent, warp-specialized kernel template, made from an operation (epilogue.h),
-// a kind of weights (mxfp4.h, dense.h), the activations' format and number of terms, and a tile.
+// a kind of weights (mxfp4.h, w16.h), the activations' format and number of terms, and a tile.
 //
 // The operands are swapped: 64 weight rows are wgmma's A, decoded in registers or read from shared memory, and up to N
 // tokens are B. So few tokens are not padded to 64: wgmma's N goes down to 8.
@@ -20,11 +20,11 @@
 // predecessor is mlp1, therefore knows at once how many rows each expert has, and the dense products have their number
 // of rows from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to wait for the router.
 #pragma once
-#include "dense.h"
 #include "epilogue.h"
 #include "instruction.h"
 #include "mxfp4.h"
 #include "schedule.h"
+#include "w16.h"
 
 // A tile of up to N tokens. wgmma's width is the least of LEAST, LEAST + STEP, .., N that holds them; each width has
 // code of its own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, whose A
@@ -72,7 +72,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   enum : int { FITTING = (SHARED_BYTES - (int)sizeof(Control)) / STAGE_BYTES, STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES };
   static_assert(STAGES >= 3, "a pipeline needs stages");
   enum : bool { FILLED = (int)T::N <= 64 };
-  enum : bool { EARLY = Op::EARLY || T::SINGLE, DENSE = (int)Weights::UNIT_ROWS == (int)Dense::UNIT_ROWS };
+  enum : bool { EARLY = Op::EARLY || T::SINGLE, IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS };
   // setmaxnreg: the producer gives up the registers that consumers gain. A single consumer warpgroup has enough
   // without.
   enum : int { PRODUCER_REGISTERS = T::WARPGROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = T::WARPGROUPS == 2 ? 240 : 160 };
@@ -154,7 +154,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
     Chunk c;
     bool some = work.next(c);
-    int rows = 0, first = 0, early = 0;  // k blocks whose copies were issued already; whose weights were
+    int rows = 0;
+    int first = 0, early = 0;                              // k blocks of the first chunk in flight; with weights alone
     if constexpr (FILLED) {
       first = some ? min((int)STAGES, a.k_blocks) : 0;
       const bool fills = LANE < first, is_early = EARLY && LANE < EARLY_STAGES;
@@ -225,7 +226,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     } else {
       float sum[M][N / 2];
       clear(sum);
-      if constexpr (DENSE) multiply_dense<N, M>(a, p, sum);
+      if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum);
       else multiply_codes<N, M>(a, p, sum);
       store_all<N, M>(a, c, sum);
     }
@@ -243,7 +244,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 #pragma unroll
     for (int m = 0; m < M; m++) {
       const int block = wg + m * T::WARPGROUPS;
-      if (DENSE && block * BLOCK_UNITS + warp >= c.units) continue;
+      if (IS_W16 && block * BLOCK_UNITS + warp >= c.units) continue;
       const int row = c.unit * Weights::UNIT_ROWS + block * 64 + warp * 16 + LANE / 4 * 2;
       Place place = {c, row, LANE % 4, nullptr, nullptr};
       if (Op::GREEDY) place.best = control().best[TID / WAVE], place.best_index = control().best_index[TID / WAVE];
@@ -259,7 +260,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // 16-bit weights: both operands from shared memory. A stage is released once the next one's wgmmas are queued behind
   // its own. Where the pipeline is deep a stage has little to multiply, 80 cycles with eight tokens, and a wait takes
   // some 200: so several stages are waited for at once.
-  template <int N, int M> static DEV void multiply_dense(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
+  template <int N, int M> static DEV void multiply_w16(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     constexpr int AT_ONCE = STAGES >= 16 ? 4 : STAGES >= 8 ? 2 : 1;
     int held = -1, held_count = 0;
     auto multiply = [&](auto count) {
@@ -375,7 +376,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       const u32 base = p.base + p.stage * STAGE_BYTES;
       const u64 weights = wgmma_descriptor(first_block(p) + p.stage * STAGE_BYTES);
       u32 fragment[4][M][4];
-      if constexpr (!DENSE) {
+      if constexpr (!IS_W16) {
         Codes<M> codes;
         codes.load(at.codes + p.stage * STAGE_BYTES, at.scales + p.stage * STAGE_BYTES);
 #pragma unroll
@@ -391,7 +392,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
           const int accumulate = term < TERMS - 1 || s > 0;
 #pragma unroll
           for (int m = 0; m < M; m++)
-            if constexpr (DENSE) Wgmma<FORMAT, N>::d16(part[m], block_of(weights, m) + 2 * s, tokens + 2 * s, accumulate);
+            if constexpr (IS_W16) Wgmma<FORMAT, N>::d16(part[m], block_of(weights, m) + 2 * s, tokens + 2 * s, accumulate);
             else Wgmma<FORMAT, N>::a16(part[m], fragment[s][m], tokens + 2 * s, accumulate);
         }
       }

@@ -1,14 +1,14 @@
-// pack_mxfp4, pack_dense: from the wire format (row-major tiles of WIRE_ROWS rows, wire.h) to the layouts that the
+// pack_mxfp4, pack_w16: from the wire format (row-major tiles of WIRE_ROWS rows, wire.h) to the layouts that the
 // products read. Bytes per member, one matrix of the tensor (an expert's):
 //   MXFP4   k_blocks * row_blocks * 2176      [k block][row block of 64 rows] blocks, see mxfp4.h
-//   dense   k_blocks * row_blocks * 8192      [k block][row block][4 units of 16 rows], see dense.h
+//   W16     k_blocks * row_blocks * 8192      [k block][row block][4 units of 16 rows], see w16.h
 // row_blocks is rows / 64 rounded up, k_blocks is cols / 64 rounded up; beyond the matrix there are zeros. A thread
 // block packs one row block x k block at a time.
 //
 // Grid: any (grid-stride).
 #include "catalogue.h"
 #include "../wire.h"
-#include "dense.h"
+#include "w16.h"
 #include "mxfp4.h"
 
 // A member's wire tiles, MXFP4: codes of WIRE_ROWS rows, then their scales.
@@ -56,7 +56,7 @@ struct ElementsOnWire {
 template <int FORMAT> DEV void pack_elements(const ElementsOnWire& wire, u8* out, int row, int k, int shift) {
   const float factor = ldexpf(1.f, shift);
   for (int piece = TID; piece < 64 * 8; piece += PACK_THREADS) {
-    const int slot = piece / 8, from = row + Dense::matrix_row(slot), k8 = k + ((piece % 8) ^ (slot % 8)) * 8;
+    const int slot = piece / 8, from = row + W16::matrix_row(slot), k8 = k + ((piece % 8) ^ (slot % 8)) * 8;
     u32x4 packed;
     for (int j = 0; j < 8; j += 2) {
       const u16 low = to_16<FORMAT>(wire.get(from, k8 + j) * factor);
@@ -86,9 +86,9 @@ KERNEL(pack_mxfp4, PackArgs, PACK_THREADS, 8, 4) {
   });
 }
 
-KERNEL(pack_dense, PackArgs, PACK_THREADS, 8, 4) {
+KERNEL(pack_w16, PackArgs, PACK_THREADS, 8, 4) {
   after_predecessor();
-  for_each_block(a, Dense::BLOCK_BYTES, [&](i64 member, int row, int k, u8* out) {
+  for_each_block(a, W16::BLOCK_BYTES, [&](i64 member, int row, int k, u8* out) {
     const ElementsOnWire wire = {(const u16*)a.wire + member * wire_rows(a.rows) * a.cols, a.rows, a.cols};
     if (a.format == FORMAT_F16) pack_elements<FORMAT_F16>(wire, out, row, k, a.shift);
     else pack_elements<FORMAT_BF16>(wire, out, row, k, a.shift);

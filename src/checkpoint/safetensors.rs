@@ -28,7 +28,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
 /// Types in which a tensor may be stored that is not MXFP4.
-const DENSE: [Dtype; 2] = [Dtype::BF16, Dtype::F32];
+const UNQUANTIZED: [Dtype; 2] = [Dtype::BF16, Dtype::F32];
 
 /// A directory's safetensors files, mapped. They must not be changed while this lives.
 #[derive(Debug)]
@@ -208,14 +208,14 @@ impl SafetensorsCheckpoint {
     }
 
     /// The values of a BF16 or F32 tensor.
-    fn dense(&self, name: &str, shape: &[usize]) -> Result<Values<'_>> {
-        let (dtype, bytes) = self.stored(name, &DENSE, shape)?;
-        Ok(dense_values(dtype, bytes))
+    fn unquantized(&self, name: &str, shape: &[usize]) -> Result<Values<'_>> {
+        let (dtype, bytes) = self.stored(name, &UNQUANTIZED, shape)?;
+        Ok(unquantized_values(dtype, bytes))
     }
 
     /// A whole matrix `[rows, cols]`.
     fn matrix(&self, name: &str, rows: usize, cols: usize) -> Result<Tensor<'_>> {
-        let values = self.dense(name, &[rows, cols])?;
+        let values = self.unquantized(name, &[rows, cols])?;
         Ok(Tensor {
             rows,
             cols,
@@ -225,7 +225,7 @@ impl SafetensorsCheckpoint {
 
     /// A whole vector `[cols]`.
     fn vector(&self, name: &str, cols: usize) -> Result<Tensor<'_>> {
-        let values = self.dense(name, &[cols])?;
+        let values = self.unquantized(name, &[cols])?;
         Ok(Tensor {
             rows: 1,
             cols,
@@ -236,8 +236,8 @@ impl SafetensorsCheckpoint {
     /// One expert's vector out of `[experts, cols]`.
     fn expert_vector(&self, name: &str, expert: usize, cols: usize) -> Result<Tensor<'_>> {
         let experts = self.config.n_experts;
-        let (dtype, bytes) = self.stored(name, &DENSE, &[experts, cols])?;
-        let values = dense_values(dtype, nth(bytes, expert, experts));
+        let (dtype, bytes) = self.stored(name, &UNQUANTIZED, &[experts, cols])?;
+        let values = unquantized_values(dtype, nth(bytes, expert, experts));
         Ok(Tensor {
             rows: 1,
             cols,
@@ -268,7 +268,7 @@ impl SafetensorsCheckpoint {
     /// One expert's matrix `[rows, cols]` out of all experts' transposed matrices, `[experts, cols, rows]`.
     fn expert_transposed(&self, name: &str, expert: usize, rows: usize, cols: usize) -> Result<Tensor<'_>> {
         let experts = self.config.n_experts;
-        let (dtype, bytes) = self.stored(name, &DENSE, &[experts, cols, rows])?;
+        let (dtype, bytes) = self.stored(name, &UNQUANTIZED, &[experts, cols, rows])?;
         let values = Values::Columns(Columns {
             element: if dtype == Dtype::F32 {
                 Element::F32
@@ -290,7 +290,7 @@ impl SafetensorsCheckpoint {
     /// A matrix `[rows, cols]` in several parts, each with its name and number of rows.
     fn stacked(&self, parts: &[(String, usize)], rows: usize, cols: usize) -> Result<Tensor<'_>> {
         let part = |(name, rows): &(String, usize)| {
-            let values = self.dense(name, &[*rows, cols])?;
+            let values = self.unquantized(name, &[*rows, cols])?;
             Ok(Part { rows: *rows, values })
         };
         let parts = parts.iter().map(part).collect::<Result<Vec<_>>>()?;
@@ -300,7 +300,7 @@ impl SafetensorsCheckpoint {
     /// A vector `[cols]` in several parts, each with its name and number of elements.
     fn joined(&self, parts: &[(String, usize)], cols: usize) -> Result<Tensor<'_>> {
         let part = |(name, cols): &(String, usize)| {
-            let values = self.dense(name, &[*cols])?;
+            let values = self.unquantized(name, &[*cols])?;
             Ok(Part { rows: 1, values })
         };
         let parts = parts.iter().map(part).collect::<Result<Vec<_>>>()?;
@@ -393,8 +393,8 @@ fn check_blocks(field: &'static str, value: usize) -> Result<()> {
     })
 }
 
-/// Values of one of the types in `DENSE`.
-fn dense_values(dtype: Dtype, bytes: &[u8]) -> Values<'_> {
+/// Values of one of the types in `UNQUANTIZED`.
+fn unquantized_values(dtype: Dtype, bytes: &[u8]) -> Values<'_> {
     match dtype {
         Dtype::F32 => Values::F32(bytes),
         _ => Values::Bf16(bytes),

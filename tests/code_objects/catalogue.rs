@@ -105,7 +105,7 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
         assert!(sorted.is_none_or(|launch| rows <= launch.kernel.most_rows));
         sorted.into_iter().for_each(|launch| note(chosen, launch));
     }
-    for kind in [Kind::Mxfp4, Kind::Dense] {
+    for kind in [Kind::Mxfp4, Kind::W16] {
         target
             .pack(kind, &pack(target, kind))
             .into_iter()
@@ -131,12 +131,12 @@ fn pack(target: &Target, kind: Kind) -> PackArgs {
 
 fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
     for product in Product::ALL {
-        for kind in [Kind::Mxfp4, Kind::Dense].into_iter().chain(WIRE) {
+        for kind in [Kind::Mxfp4, Kind::W16].into_iter().chain(WIRE) {
             let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
             // Only experts are MXFP4, and only rows of logits come from the wire's form.
             let is_not = match kind {
                 Kind::Mxfp4 => !experts,
-                Kind::Dense => false,
+                Kind::W16 => false,
                 Kind::Wire(_) => product == Product::Greedy,
             };
             if is_not {

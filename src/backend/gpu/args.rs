@@ -41,7 +41,7 @@ shared! {
         /// bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per scale
         MXFP4_SLAB_BYTES: usize = SLAB / 2 + SLAB / MXFP4_BLOCK;
         /// bytes of a row's slab of packed 16-bit weights
-        DENSE_SLAB_BYTES: usize = 2 * SLAB;
+        W16_SLAB_BYTES: usize = 2 * SLAB;
 
         /// keys in a unit of decode attention
         ATTENTION_UNIT: usize = 128;

@@ -10,7 +10,7 @@ pub enum Kind {
     /// MXFP4, packed for the matrix cores.
     Mxfp4,
     /// 16 bits a value, packed for the matrix cores.
-    Dense,
+    W16,
     /// The wire format: float32 matrices, and matrices whose rows are looked up one by one.
     Wire(args::Format),
 }
@@ -123,7 +123,7 @@ impl GemmShape {
         };
         Self {
             product,
-            kind: if groups > 1 { Kind::Mxfp4 } else { Kind::Dense },
+            kind: if groups > 1 { Kind::Mxfp4 } else { Kind::W16 },
             format,
             terms,
             rows,

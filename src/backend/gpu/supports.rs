@@ -39,15 +39,15 @@ impl Target {
                 _ => steps.step_tokens,
             };
             let kinds: &[Kind] = match experts {
-                true => &[Kind::Mxfp4, Kind::Dense, Kind::Wire(Format::F32)],
-                false => &[Kind::Dense, Kind::Wire(Format::F32)],
+                true => &[Kind::Mxfp4, Kind::W16, Kind::Wire(Format::F32)],
+                false => &[Kind::W16, Kind::Wire(Format::F32)],
             };
             for &kind in kinds {
                 if kind == Kind::Mxfp4 {
                     self.holds_experts(config, product)?;
                 }
                 // Dense matrices that they do not take go through the plain kernels.
-                if kind == Kind::Dense && !self.family.holds(outputs) {
+                if kind == Kind::W16 && !self.family.holds(outputs) {
                     continue;
                 }
                 for (format, terms) in ACTIVATIONS {

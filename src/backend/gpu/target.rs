@@ -1,6 +1,6 @@
 //! What the kernels of a device look like from outside: launches, layouts, limits. Pure functions of shapes.
 
-use super::args::{self, DENSE_SLAB_BYTES, MXFP4_SLAB_BYTES, PackArgs, SLAB};
+use super::args::{self, MXFP4_SLAB_BYTES, PackArgs, SLAB, W16_SLAB_BYTES};
 use super::catalogue::{Elements, Kernel, Op, Weights};
 use super::driver::Device;
 use super::family::{self, Family};
@@ -118,7 +118,7 @@ impl Target {
         self.family.decode_items(items)
     }
 
-    /// The power of two that brings dense values into FP16's range; `None` if there is none. Exponents of the tensor's
+    /// The power of two that brings 16-bit weights into FP16's range; `None` if there is none. Exponents of the tensor's
     /// smallest and largest values, and of the largest value of the row whose largest is smallest.
     ///
     /// FP16 holds every bfloat16 value of its normal range exactly. Values so small that they leave it are as good as
@@ -165,7 +165,7 @@ impl Target {
         let row_blocks = rows.div_ceil(block_rows);
         let block_bytes = match weights(kind) {
             Weights::Mxfp4 => block_rows * MXFP4_SLAB_BYTES,
-            Weights::Dense => block_rows * DENSE_SLAB_BYTES,
+            Weights::W16 => block_rows * W16_SLAB_BYTES,
         };
         PackedShape {
             row_blocks,
@@ -232,7 +232,7 @@ fn elements(format: args::Format) -> Elements {
 fn weights(kind: Kind) -> Weights {
     match kind {
         Kind::Mxfp4 => Weights::Mxfp4,
-        Kind::Dense => Weights::Dense,
+        Kind::W16 => Weights::W16,
         Kind::Wire(_) => unreachable!("the wire's form has kernels of its own"),
     }
 }

@@ -396,7 +396,7 @@ impl<'a> Loader<'a> {
         let kind = if wire.format == WeightFormat::Mxfp4 {
             Kind::Mxfp4
         } else {
-            Kind::Dense
+            Kind::W16
         };
         let packed = context.target.packed(kind, wire.rows, wire.cols);
         let bytes = DeviceBuffer::new(&context.driver, wire.members * packed.bytes)?;
@@ -480,7 +480,7 @@ impl Load for Loader<'_> {
             out.push(self.arrange(device, wire, ids[0])?);
         }
         let name = match out.first().map(|m| m.kind) {
-            Some(Kind::Dense) if self.format == args::Format::F16 => "F16",
+            Some(Kind::W16) if self.format == args::Format::F16 => "F16",
             _ => wire.format.name(),
         };
         let bytes = out.first().map_or(0, |m| m.bytes.bytes());

@@ -166,26 +166,26 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "1 qkv_dense_f16x1_n16 160x64",
-                "1 attn_out_dense_f16x1_n16 90x64",
+                "1 qkv_w16_f16x1_n16 160x64",
+                "1 attn_out_w16_f16x1_n16 90x64",
                 "1 mlp1_mxfp4_f16x1_n16 180x256",
                 "1 mlp2_mxfp4_f16x1_n16 92x256",
-                "1 unembed_greedy_dense_f16x1_n16 1571x256",
-                "32 qkv_dense_f16x1_n64 80x128",
-                "32 attn_out_dense_f16x1_n64 45x128",
+                "1 unembed_greedy_w16_f16x1_n16 1571x256",
+                "32 qkv_w16_f16x1_n64 80x128",
+                "32 attn_out_w16_f16x1_n64 45x128",
                 "32 mlp1_mxfp4_f16x1_n16 1800x256",
                 "32 mlp2_mxfp4_f16x1_n16 920x256",
-                "32 unembed_greedy_dense_f16x1_n64 1571x256",
-                "256 qkv_dense_f16x1_n64 320x128",
-                "256 attn_out_dense_f16x1_n64 180x128",
+                "32 unembed_greedy_w16_f16x1_n64 1571x256",
+                "256 qkv_w16_f16x1_n64 320x128",
+                "256 attn_out_w16_f16x1_n64 180x128",
                 "256 mlp1_mxfp4_f16x1_n64 2160x256",
                 "256 mlp2_mxfp4_f16x1_n64 1104x256",
-                "256 unembed_greedy_dense_f16x1_n128 3142x256",
-                "1536 qkv_dense_f16x1_n80 800x256",
-                "1536 attn_out_dense_f16x1_n96 368x256",
+                "256 unembed_greedy_w16_f16x1_n128 3142x256",
+                "1536 qkv_w16_f16x1_n80 800x256",
+                "1536 attn_out_w16_f16x1_n96 368x256",
                 "1536 mlp1_mxfp4_f16x1_n128 3600x256",
                 "1536 mlp2_mxfp4_f16x1_n128 1840x256",
-                "1536 unembed_greedy_dense_f16x1_n128 18852x256",
+                "1536 unembed_greedy_w16_f16x1_n128 18852x256",
             ]
         );
     }
@@ -248,7 +248,7 @@ mod tests {
     fn matrices_are_filled_up_to_whole_chunks() {
         assert_eq!(TARGET.packed(Kind::Mxfp4, 5760, 2880).bytes, 180 * 45 * 1088);
         assert_eq!(
-            TARGET.packed(Kind::Dense, 201_088, 32),
+            TARGET.packed(Kind::W16, 201_088, 32),
             PackedShape {
                 row_blocks: 6284,
                 bytes: 6284 * 4096

@@ -171,36 +171,36 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "1 qkv_dense_f16x1_n8 256",
-                "1 attn_out_dense_f16x1_n8 256",
+                "1 qkv_w16_f16x1_n8 256",
+                "1 attn_out_w16_f16x1_n8 256",
                 "1 mlp1_mxfp4_f16x1_n8 512",
                 "1 mlp2_mxfp4_f16x1_n8 512",
-                "1 unembed_greedy_dense_f16x1_n8 384",
-                "32 qkv_dense_f16x1_n32 256",
-                "32 attn_out_dense_f16x1_n32 256",
+                "1 unembed_greedy_w16_f16x1_n8 384",
+                "32 qkv_w16_f16x1_n32 256",
+                "32 attn_out_w16_f16x1_n32 256",
                 "32 mlp1_mxfp4_f16x1_n8 512",
                 "32 mlp2_mxfp4_f16x1_n8 512",
-                "32 unembed_greedy_dense_f16x1_n32 384",
-                "256 qkv_dense_f16x1_n256 384",
-                "256 attn_out_dense_f16x1_n192 512",
+                "32 unembed_greedy_w16_f16x1_n32 384",
+                "256 qkv_w16_f16x1_n256 384",
+                "256 attn_out_w16_f16x1_n192 512",
                 "256 mlp1_mxfp4_f16x1_n48 512",
                 "256 mlp2_mxfp4_f16x1_n48 512",
-                "256 unembed_greedy_dense_f16x1_n256 384",
-                "1024 qkv_dense_f16x1_n192 512",
-                "1024 attn_out_dense_f16x1_n192 512",
+                "256 unembed_greedy_w16_f16x1_n256 384",
+                "1024 qkv_w16_f16x1_n192 512",
+                "1024 attn_out_w16_f16x1_n192 512",
                 "1024 mlp1_mxfp4_f16x1_n128 512",
                 "1024 mlp2_mxfp4_f16x1_n128 512",
-                "1024 unembed_greedy_dense_f16x1_n256 384",
-                "1536 qkv_dense_f16x1_n256 384",
-                "1536 attn_out_dense_f16x1_n192 512",
+                "1024 unembed_greedy_w16_f16x1_n256 384",
+                "1536 qkv_w16_f16x1_n256 384",
+                "1536 attn_out_w16_f16x1_n192 512",
                 "1536 mlp1_mxfp4_f16x1_n256 384",
                 "1536 mlp2_mxfp4_f16x1_n256 384",
-                "1536 unembed_greedy_dense_f16x1_n256 384",
-                "4096 qkv_dense_f16x1_n192 512",
-                "4096 attn_out_dense_f16x1_n256 384",
+                "1536 unembed_greedy_w16_f16x1_n256 384",
+                "4096 qkv_w16_f16x1_n192 512",
+                "4096 attn_out_w16_f16x1_n256 384",
                 "4096 mlp1_mxfp4_f16x1_n192 512",
                 "4096 mlp2_mxfp4_f16x1_n192 512",
-                "4096 unembed_greedy_dense_f16x1_n256 384",
+                "4096 unembed_greedy_w16_f16x1_n256 384",
             ]
         );
     }
@@ -233,7 +233,7 @@ mod tests {
     fn matrices_are_filled_up_to_whole_blocks() {
         assert_eq!(TARGET.packed(Kind::Mxfp4, 5760, 2880).bytes, 90 * 45 * 2176);
         assert_eq!(
-            TARGET.packed(Kind::Dense, 201_088, 32),
+            TARGET.packed(Kind::W16, 201_088, 32),
             PackedShape {
                 row_blocks: 3142,
                 bytes: 3142 * 8192

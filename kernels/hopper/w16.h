@@ -8,8 +8,8 @@
 #pragma once
 #include "../gpu/gpu.h"
 
-struct Dense {
-  enum : int { UNIT_ROWS = 16, UNIT_BYTES = UNIT_ROWS * DENSE_SLAB_BYTES, BLOCK_BYTES = 4 * UNIT_BYTES };
+struct W16 {
+  enum : int { UNIT_ROWS = 16, UNIT_BYTES = UNIT_ROWS * W16_SLAB_BYTES, BLOCK_BYTES = 4 * UNIT_BYTES };
   // The matrix row at a row slot.
   static HOST_DEV int matrix_row(int slot) { return slot / 16 * 16 + slot % 8 * 2 + slot % 16 / 8; }
 };
