@@ -233,8 +233,8 @@ pub struct Kernel {
     pub threads: usize,
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: usize,
-    /// Static shared memory (LDS) per block, in bytes, where it is known without compiling.
-    pub static_bytes: Option<usize>,
+    /// Static shared memory (LDS) per block, in bytes.
+    pub static_bytes: usize,
     /// Rows per block, of plain attention query heads; 0 if the grid does not depend on it.
     pub per_block: usize,
     /// It is faster than the kernels for fewer rows from so many rows on (rows of an expert, in the experts' products).
@@ -261,7 +261,7 @@ impl Kernel {
             source: Source::Written,
             threads,
             shared_bytes: 0,
-            static_bytes: None,
+            static_bytes: 0,
             per_block: 0,
             from_rows: 0,
             most_rows: 0,
@@ -294,6 +294,11 @@ impl Kernel {
     /// With so much dynamic shared memory.
     pub const fn sharing(self, shared_bytes: usize) -> Self {
         Self { shared_bytes, ..self }
+    }
+
+    /// With so much static shared memory (LDS).
+    pub const fn holding(self, static_bytes: usize) -> Self {
+        Self { static_bytes, ..self }
     }
 
     /// With so many rows per block.
@@ -445,23 +450,34 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     let plain = 8 * wave;
     let attention = Kernel::written(Op::AttentionPlain, "attention_plain.hip", 256)
         .taking(8)
+        .holding(16_736 + 256 / wave * 96)
         .within(PLAIN_HEADS);
     // As many rows as registers allow, and on AMD as leave room for a second block's LDS.
     let route_rows = if wave == 32 { 8 } else { 4 };
+    // Logits and picks of one row, and the sums of a block's waves.
+    let (routing, norm) = (256 * 8 + 8 * 8, NORM_THREADS / wave * 8);
     [
-        Kernel::written(Op::Upload, "upload.hip", 1024),
+        Kernel::written(Op::Upload, "upload.hip", 1024).holding(208),
         Kernel::written(Op::Embed, "embed.hip", 256),
-        Kernel::written(Op::Norm, "norm.hip", NORM_THREADS).within(&[NORM]),
+        Kernel::written(Op::Norm, "norm.hip", NORM_THREADS)
+            .holding(norm)
+            .within(&[NORM]),
         Kernel::written(Op::Settle, "settle.hip", NORM_THREADS),
         Kernel::written(Op::Route, "route.hip", 8 * wave)
             .taking(route_rows)
+            .holding(route_rows * (wave * 64 + routing))
             .within(&[EXPERTS, EXPERTS_PER_TOKEN]),
-        Kernel::written(Op::NormRoute, "norm_route.hip", NORM_THREADS).within(&[NORM, EXPERTS, EXPERTS_PER_TOKEN]),
-        Kernel::written(Op::Sort, "sort.hip", 1024).within(&[EXPERTS]),
+        Kernel::written(Op::NormRoute, "norm_route.hip", NORM_THREADS)
+            .holding(6144 * 4 + norm + routing)
+            .within(&[NORM, EXPERTS, EXPERTS_PER_TOKEN]),
+        Kernel::written(Op::Sort, "sort.hip", 1024)
+            .holding(256 * (2 * 17 + 2) * 4)
+            .within(&[EXPERTS]),
         Kernel::written(Op::Gather, "gather.hip", 256).taking(32),
         Kernel::written(Op::SortGather, "sort_gather.hip", 256)
             .taking(32)
             .up_to(128)
+            .holding(256 * (5 + 1) * 4 + 128 * 8 * 4)
             .within(&[EXPERTS, EXPERTS_PER_TOKEN]),
         Kernel::written(Op::RopeStore, "rope_store.hip", 256).within(ROPE),
         attention.over(F32),
@@ -472,10 +488,12 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::PlainMlp1, "gemm_plain.hip", plain),
         Kernel::written(Op::PlainMlp2, "gemm_plain.hip", plain),
         Kernel::written(Op::PlainLogits, "gemm_plain.hip", plain),
-        Kernel::written(Op::Argmax, "argmax.hip", 1024).taking(8),
-        Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024),
-        Kernel::written(Op::Draw, "draw.hip", 256),
-        Kernel::written(Op::Range, "pack_range.hip", 256),
+        Kernel::written(Op::Argmax, "argmax.hip", 1024)
+            .taking(8)
+            .holding(1024 * 8),
+        Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024).holding(1024 * 8),
+        Kernel::written(Op::Draw, "draw.hip", 256).holding(if wave == 32 { 19_460 } else { 21_896 }),
+        Kernel::written(Op::Range, "pack_range.hip", 256).holding(12),
         Kernel::written(Op::Synthesize, "synthesize.hip", 256),
     ]
 }

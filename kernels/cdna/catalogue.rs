@@ -48,6 +48,7 @@ const WRITTEN: [Kernel; 7] = [
 const fn decode(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionDecode, "cdna/attention_decode.hip", WAVE)
         .over(elements)
+        .holding(8 * (64 + 2) * 4)
         .within(HEADS)
 }
 
@@ -56,6 +57,7 @@ const fn prefill(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionPrefill, "cdna/attention_prefill.hip", 4 * WAVE)
         .over(elements)
         .taking(32)
+        .holding(2 * 2 * 64 * 64 * 2)
         .within(HEADS)
 }
 
@@ -183,7 +185,7 @@ const fn with_lds<const N: usize>(mut kernels: [Kernel; N]) -> [Kernel; N] {
     let mut i = 0;
     while i < N {
         if kernels[i].terms > 0 {
-            kernels[i].static_bytes = Some(lds(&kernels[i]));
+            kernels[i].static_bytes = lds(&kernels[i]);
         }
         i += 1;
     }

@@ -49,10 +49,12 @@ const WRITTEN: [Kernel; 10] = [
     decode(Bf16, "many", 8, 1),
     prefill(F16),
     prefill(Bf16),
-    Kernel::written(Op::AttentionExact, "hopper/attention_exact.hip", 128).within(HEADS),
+    Kernel::written(Op::AttentionExact, "hopper/attention_exact.hip", 128)
+        .holding(4 * 8 * (64 * 8 + 8 + 4))
+        .within(HEADS),
     pack(W16),
     pack(Mxfp4),
-    Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
+    Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128).holding((64 + 256) * 64 * 2),
 ];
 
 /// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers: two

@@ -15,12 +15,13 @@ use getp::options::StepLimits;
 use std::collections::BTreeMap;
 
 const ROWS: usize = 8192;
-/// Multiprocessors: of a part of a device, of the CPU that plays one, and of whole ones.
+/// Multiprocessors: of a partition of a device, of the CPU that emulates one, and of whole devices.
 const MULTIPROCESSORS: [usize; 6] = [1, 4, 104, 114, 132, 304];
 const ACTIVATIONS: [(Format, usize); 4] = [(Format::F16, 1), (Format::Bf16, 1), (Format::F16, 2), (Format::Bf16, 3)];
 const WIRE: [Kind; 2] = [Kind::Wire(Format::Bf16), Kind::Wire(Format::F32)];
 
-/// Released models, and one in which nothing is a power of two and heads are not the matrix cores'.
+/// Released models, and one whose dimensions are no powers of two and whose heads matrix core attention does not
+/// support.
 fn models() -> [ModelConfig; 4] {
     let odd = ModelConfig {
         vocab_size: 257,
@@ -133,7 +134,7 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
     for product in Product::ALL {
         for kind in [Kind::Mxfp4, Kind::W16].into_iter().chain(WIRE) {
             let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
-            // Only experts are MXFP4, and only rows of logits come from the wire's form.
+            // Only experts are MXFP4, and there is no fused argmax for weights in the wire format.
             let is_not = match kind {
                 Kind::Mxfp4 => !experts,
                 Kind::W16 => false,
@@ -217,9 +218,10 @@ fn check(kernel: &Kernel, object: &CodeObject, resources: &Resources) {
     let name = format!("{} on {}", resources.name, object.arch);
     assert_eq!(object.file, kernel.file, "{name}");
     assert_eq!(resources.threads, kernel.threads as u64, "threads of {name}");
-    if let Some(bytes) = kernel.static_bytes {
-        assert_eq!(resources.shared_bytes, bytes as u64, "shared memory of {name}");
-    }
+    assert_eq!(
+        resources.shared_bytes, kernel.static_bytes as u64,
+        "shared memory of {name}"
+    );
     let all = resources.shared_bytes + kernel.shared_bytes as u64;
     assert!(
         all <= resources.shared_limit,
@@ -227,7 +229,7 @@ fn check(kernel: &Kernel, object: &CodeObject, resources: &Resources) {
     );
 }
 
-/// The CPU that plays a device has the same kernels, made for the same threads.
+/// The emulated device has the same kernels, made for the same threads.
 #[cfg(feature = "simt")]
 #[test]
 fn the_simt_library_has_what_the_host_chooses_and_nothing_else() {

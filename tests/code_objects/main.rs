@@ -1,5 +1,4 @@
-//! The code objects that the library carries: that they are what the host and the catalogue say, and what the compilers made
-//! of the kernels.
+//! The code objects in the library: they match the host and the catalogue, and the compilers made them without spills.
 //!
 //! Without code objects (no GPU's feature, no GETP_*_ARCHS) the host's choices are compared with the catalogue alone;
 //! `make test-gpu` builds them.

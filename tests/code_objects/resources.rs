@@ -1,4 +1,4 @@
-//! What kernels take, out of their code objects.
+//! Resources of kernels, read from their code objects.
 
 use getp::backend::gpu::code_objects::CodeObject;
 use object::read::elf::{ElfFile64, NoteIterator};
@@ -6,7 +6,7 @@ use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 use rmpv::Value;
 use std::collections::BTreeMap;
 
-/// What a kernel takes.
+/// A kernel's resources.
 #[derive(Debug, Default)]
 pub struct Resources {
     pub name: String,
@@ -14,15 +14,15 @@ pub struct Resources {
     pub registers: u64,
     pub accumulators: u64,
     pub scalars: u64,
-    /// Bytes of shared memory, without what is asked for at launch; on NVIDIA with the 1024 that CUDA keeps for itself.
+    /// Bytes of static shared memory, without what CUDA reserves for itself.
     pub shared_bytes: u64,
     pub scratch_bytes: u64,
     pub spills: u64,
-    /// Waves that a SIMD's registers hold, or warps a multiprocessor's quarter.
+    /// Occupancy that registers allow: waves per SIMD, or warps per multiprocessor's quarter.
     pub waves: u64,
     /// The only number of threads that a block may have.
     pub threads: u64,
-    /// Bytes of shared memory that a block can have at most, with that which is asked for at launch.
+    /// The most bytes of shared memory that a block can have, static and dynamic.
     pub shared_limit: u64,
 }
 
@@ -35,7 +35,7 @@ pub fn of(object: &CodeObject) -> Vec<Resources> {
     }
 }
 
-/// Out of the note that the HSA runtime reads, a MessagePack map.
+/// From the note that the HSA runtime reads, a MessagePack map.
 fn amd(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
     const NT_AMDGPU_METADATA: u32 = 32;
     let section = elf.section_by_name(".note").expect("AMD code objects have notes");
@@ -54,7 +54,7 @@ fn amd(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
 
 fn amd_kernel(map: &Value) -> Resources {
     let number = |name| field(map, name).and_then(Value::as_u64).unwrap_or(0);
-    // gfx90a on: 512 registers a lane and SIMD, given out by eights, for at most 8 waves.
+    // From gfx90a on a SIMD has 512 registers per lane, allocated in units of 8, for at most 8 waves.
     let registers = number(".vgpr_count");
     Resources {
         name: field(map, ".name").and_then(Value::as_str).unwrap().to_owned(),
@@ -75,8 +75,8 @@ fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     Some(&found.1)
 }
 
-/// Out of a section that the CUDA driver reads: attributes of two bytes (form, kind), then two bytes of length, or of
-/// value in all forms but one.
+/// From a section that the CUDA driver reads: attributes of two bytes (form, kind), then two bytes that are the
+/// payload's length in one form and the value in all others.
 fn attributes<'a>(elf: &ElfFile64<'a, LittleEndian>, section: &str) -> Vec<(u8, &'a [u8])> {
     const SIZED: u8 = 4;
     let section = elf.section_by_name(section);
@@ -91,7 +91,7 @@ fn attributes<'a>(elf: &ElfFile64<'a, LittleEndian>, section: &str) -> Vec<(u8, 
     attributes
 }
 
-/// The bound that a kernel was compiled with, in one dimension.
+/// The launch bound that a kernel was compiled with, in one dimension.
 fn nvidia_threads(elf: &ElfFile64<'_, LittleEndian>, name: &str) -> u64 {
     const MAX_THREADS: u8 = 0x05;
     let mut attributes = attributes(elf, &format!(".nv.info.{name}")).into_iter();
@@ -103,13 +103,15 @@ fn nvidia_threads(elf: &ElfFile64<'_, LittleEndian>, name: &str) -> u64 {
 fn nvidia(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
     const REGISTERS: u8 = 0x2f;
     const FRAME_BYTES: u8 = 0x11;
+    // At the start of the section of a kernel with shared memory, static or dynamic.
+    const RESERVED_BYTES: u64 = 1024;
     let mut kernels = BTreeMap::<u32, Resources>::new();
     for (kind, payload) in attributes(elf, ".nv.info") {
         if let (REGISTERS | FRAME_BYTES, Some((symbol, value))) = (kind, pair(payload)) {
             let kernel = kernels.entry(symbol).or_default();
             match kind {
                 REGISTERS => kernel.registers = u64::from(value),
-                // Spills lie in the frame.
+                // Spilled registers are in the frame.
                 _ => kernel.scratch_bytes = u64::from(value),
             }
         }
@@ -120,11 +122,11 @@ fn nvidia(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
         let symbol = elf.symbol_by_index(object::SymbolIndex(*symbol as usize)).unwrap();
         kernel.name = symbol.name().unwrap().to_owned();
         let shared = elf.section_by_name(&format!(".nv.shared.{}", kernel.name));
-        kernel.shared_bytes = shared.map_or(0, |section| section.size());
-        // 16384 registers a quarter, given to a warp by eights a lane, for at most 16 warps.
+        kernel.shared_bytes = shared.map_or(0, |section| section.size() - RESERVED_BYTES);
+        // A quarter has 16384 registers, allocated in units of 8 per lane, for at most 16 warps.
         kernel.waves = (512 / kernel.registers.max(1).next_multiple_of(8)).min(16);
         kernel.threads = nvidia_threads(elf, &kernel.name);
-        kernel.shared_limit = 228 << 10;
+        kernel.shared_limit = 227 << 10;
     }
     kernels.into_values().collect()
 }
