@@ -65,7 +65,7 @@ check-lints:
 test-rust:
 	$(CARGO) test --locked --no-fail-fast
 
-# The GPU engine on the CPU played as a SIMT machine.
+# The GPU engine on a SIMT machine emulated on the CPU.
 test-simt:
 	tests/programs/simt.sh
 

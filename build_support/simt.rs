@@ -1,4 +1,4 @@
-//! Compiles the kernels for the CPU played as a SIMT machine, into one shared library whose path is `GETP_SIMT_KERNELS`.
+//! Compiles the kernels for the SIMT machine emulated on the CPU, into a shared library at `GETP_SIMT_KERNELS`.
 //!
 //! `CXX` names the compiler (default `c++`). tests/programs/simt.sh makes one more such library, with AddressSanitizer.
 
@@ -11,7 +11,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Compiles every kernel file of the family that the machine plays.
+/// Compiles every kernel file of the family that the machine emulates.
 pub fn build() {
     println!("cargo::rerun-if-changed=kernels");
     println!("cargo::rerun-if-env-changed=CXX");
@@ -20,7 +20,7 @@ pub fn build() {
     let Some(compiler) = Compiler::find(&program) else {
         panic!("{program:?} does not run; feature simt needs g++ or clang++ (set CXX)");
     };
-    let family = family_of("simt").expect("a family is played by the CPU");
+    let family = family_of("simt").expect("a family is emulated on the CPU");
     let mut sources = instances::sources(family);
     sources.files.push("kernels/gpu/simt.cpp".into());
     let objects = compile::in_parallel(&sources.files, |source| object(&compiler, &sources, source));

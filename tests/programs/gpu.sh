@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the library for every kind of GPU whose toolchain is here, plays the HIP runtime to its driver, and checks that
-# no kernel has scratch or spills and that no loop of AMD's matrix products waits for loads meant to be in flight. No
-# GPU is needed. LLVM_OBJDUMP names a disassembler that is not in PATH.
+# Builds the library for every kind of GPU whose toolchain is here, tests the HIP driver with a fake runtime, and
+# checks that no kernel has scratch or spills and that no loop of AMD's matrix products waits for loads meant to be in
+# flight. No GPU is needed. LLVM_OBJDUMP names a disassembler that is not in PATH.
 . "$(dirname "$0")/lib.sh"
 find_toolchains
 cargo=${CARGO:-cargo}

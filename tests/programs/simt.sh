@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The GPU engine without a GPU, on the CPU played as a SIMT machine: the machine and its driver, the kernels alone
+# The GPU engine without a GPU, on a SIMT machine emulated on the CPU: the machine and its driver, the kernels alone
 # against float64 with waves in order and at random, the backend and a model from end to end; then the kernels, alone
 # and under a model, with AddressSanitizer. CXX names the C++ compiler.
 . "$(dirname "$0")/lib.sh"

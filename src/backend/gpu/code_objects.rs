@@ -63,7 +63,7 @@ pub fn archs() -> Vec<&'static str> {
     archs
 }
 
-/// The CPU played as a GPU; its code is found elsewhere.
+/// The GPU emulated on the CPU; its code is found elsewhere.
 #[cfg(feature = "simt")]
 const SIMT: &str = "simt";
 

@@ -240,7 +240,7 @@ fn events(context: &Context, timing: bool) -> Result<Vec<Event>> {
     (0..DEPTH).map(|_| Event::new(&context.driver, timing)).collect()
 }
 
-/// What the device can do at most. A CPU that plays one has nothing to say about it.
+/// The device's peak rates. An emulated device has none.
 fn roof(context: &Context) -> Result<Option<Roof>> {
     if context.driver.device().runtime == "simt" {
         return Ok(None);
