@@ -2,9 +2,11 @@
 
 use super::compile;
 use getp::backend::gpu::code_objects::{sanitized_kernels, simt_image};
+use getp::backend::gpu::driver::limited::limited;
 use getp::backend::gpu::driver::simt::{Call, Fault, Live, Order, Schedule, Setup, System};
 use getp::backend::gpu::driver::{
-    DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned, StreamHandle,
+    DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned,
+    StreamHandle,
 };
 use getp::error::{Error, GpuFault, Result};
 use std::path::PathBuf;
@@ -40,6 +42,7 @@ fn system(order: Order) -> Arc<System> {
         order,
         schedule,
         threads: 2,
+        peer_access: true,
     })
 }
 
@@ -396,6 +399,58 @@ fn devices_copy_from_each_other() {
         assert!(b.get(to, stream_b).unwrap() == values, "{order:?}");
         assert!(a.driver.synchronize(stream_b).is_err(), "a stream of another device");
     }
+}
+
+#[test]
+fn links_say_who_reaches_whom() {
+    for peer_access in [true, false] {
+        let system = System::new(&Setup {
+            devices: 3,
+            peer_access,
+            ..Setup::default()
+        });
+        let (a, b, c) = (Rig::new(&system, 0), Rig::new(&system, 1), Rig::new(&system, 2));
+        let [near, far] = [&b, &c].map(|peer| a.driver.link(&*peer.driver).unwrap());
+        assert!(near.direct == peer_access && far.direct == peer_access);
+        assert!(near.distance < far.distance);
+        let stream = a.driver.stream().unwrap();
+        let (from, to) = (b.driver.alloc(8).unwrap(), a.driver.alloc(8).unwrap());
+        // SAFETY: both are live until the stream is waited for.
+        let copied = unsafe { a.driver.copy_from_peer(to, &*b.driver, from, 8, stream) };
+        assert_eq!(copied.is_ok(), peer_access);
+        a.driver.synchronize(stream).unwrap();
+    }
+}
+
+#[test]
+fn a_limited_device_has_no_more_memory_than_that() {
+    let system = system(Order::Eager);
+    let driver = limited(system.driver(0).unwrap(), 1000);
+    let memory = |free| DeviceMemory { free, total: 1000 };
+    assert_eq!(driver.memory().unwrap(), memory(1000));
+    let first = driver.alloc(600).unwrap();
+    assert_eq!(driver.memory().unwrap(), memory(400));
+    let error = driver.alloc(401).unwrap_err();
+    assert_eq!(fault_of(&error), GpuFault::OutOfMemory);
+    assert!(
+        error
+            .to_string()
+            .starts_with("simt:0: 401 bytes, 400 of GETP_DEVICE_MB are free"),
+        "{error}"
+    );
+    let second = driver.alloc(400).unwrap();
+    // SAFETY: nobody uses them.
+    unsafe { driver.free(first).and(driver.free(second)) }.unwrap();
+    assert_eq!(driver.memory().unwrap(), memory(1000));
+    // What the device does not have is not there whatever the limit.
+    let driver = limited(system.driver(1).unwrap(), 2 << 20);
+    let whole = system.driver(1).unwrap().memory().unwrap();
+    assert_eq!(driver.memory().unwrap(), whole);
+    assert_eq!(
+        fault_of(&driver.alloc(whole.free as usize + 1).unwrap_err()),
+        GpuFault::OutOfMemory
+    );
+    assert_eq!(driver.memory().unwrap(), whole);
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl LogitsPath {
     /// then recorded again at the end of the copy.
     pub fn send(&self, turn: usize, rows: usize, done: Event) -> Result<Coming> {
         let host = self.free_rows(self.rows, rows)?;
-        self.stream.driver.wait(self.stream.handle, done.handle)?;
+        self.stream.wait(&done)?;
         self.copy(turn, 0, rows, &host, 0)?;
         done.record(&self.stream)?;
         Ok(Coming { done, rows: Some(host) })

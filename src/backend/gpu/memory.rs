@@ -187,6 +187,11 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize(self.handle)
     }
+
+    /// Lets further work wait for what `event` marks now, which may be another device's.
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        self.driver.wait(self.handle, event.handle)
+    }
 }
 
 impl Drop for Stream {

@@ -7,7 +7,7 @@
 mod api;
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch, Link,
     ModuleHandle, Pinned, StreamHandle,
 };
 use crate::error::{Error, GpuFault, Result};
@@ -413,6 +413,22 @@ impl Driver for Cuda {
         // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees.
         let code = unsafe { (self.api.copy)(to.0, from.0, bytes, handle(stream.0)) };
         self.check(code, || format!("cuMemcpyDtoDAsync({bytes} bytes)"))
+    }
+
+    fn link(&self, peer: &dyn Driver) -> Result<Link> {
+        let ordinal = super::peer_ordinal(&self.name, RUNTIME, peer)?;
+        let theirs = device_of(self.api, ordinal)?;
+        let attribute = |which: c_int| -> Result<c_int> {
+            let mut value = 0;
+            // SAFETY: writes one int.
+            let code = unsafe { (self.api.peer_attribute)(&mut value, which, self.context.device, theirs) };
+            self.check(code, || format!("cuDeviceGetP2PAttribute({which}, {ordinal})"))?;
+            Ok(value)
+        };
+        Ok(Link {
+            direct: attribute(api::PEER_ACCESS)? != 0,
+            distance: attribute(api::PEER_RANK)?.max(0).cast_unsigned(),
+        })
     }
 
     unsafe fn copy_from_peer(

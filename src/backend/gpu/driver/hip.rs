@@ -6,7 +6,7 @@
 mod api;
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch, Link,
     ModuleHandle, Pinned, StreamHandle,
 };
 use crate::error::{Error, GpuFault, Result};
@@ -366,6 +366,26 @@ impl Driver for Hip {
         // SAFETY: both ranges are valid until the stream has done the copy, as the caller guarantees.
         let code = unsafe { (self.api.copy)(address(to), address(from), bytes, stream.0 as api::Stream) };
         self.check(code, || format!("hipMemcpyDtoDAsync({bytes} bytes)"))
+    }
+
+    fn link(&self, peer: &dyn Driver) -> Result<Link> {
+        let ordinal = super::peer_ordinal(&self.name, RUNTIME, peer)?;
+        let (ours, theirs) = (self.device.ordinal as c_int, ordinal as c_int);
+        let mut can = 0;
+        // SAFETY: writes one int.
+        self.check(unsafe { (self.api.can_access_peer)(&mut can, ours, theirs) }, || {
+            format!("hipDeviceCanAccessPeer({ordinal})")
+        })?;
+        let (mut kind, mut hops) = (0, 0);
+        // SAFETY: writes two numbers.
+        let code = unsafe { (self.api.link)(ours, theirs, &mut kind, &mut hops) };
+        self.check(code, || format!("hipExtGetLinkTypeAndHopCount({ordinal})"))?;
+        // Devices of one package have neighbouring numbers: of links alike those are taken.
+        let slower = if kind == api::LINK_XGMI { 0 } else { 1 << 16 };
+        Ok(Link {
+            direct: can != 0,
+            distance: hops.saturating_add(slower),
+        })
     }
 
     unsafe fn copy_from_peer(

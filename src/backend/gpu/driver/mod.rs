@@ -8,6 +8,7 @@
 pub mod cuda;
 #[cfg(feature = "hip")]
 pub mod hip;
+pub mod limited;
 #[cfg(any(feature = "cuda", feature = "hip"))]
 mod shared_object;
 #[cfg(feature = "simt")]
@@ -49,6 +50,15 @@ pub struct DeviceMemory {
     pub free: u64,
     /// Total bytes.
     pub total: u64,
+}
+
+/// How a device reaches another one of its runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Whether its copies reach the other one's memory, which [`Driver::copy_from_peer`] needs.
+    pub direct: bool,
+    /// The less, the faster. It only compares links of one runtime.
+    pub distance: u32,
 }
 
 /// An address in device memory.
@@ -187,7 +197,9 @@ pub trait Driver: Send + Sync {
     /// # Safety
     /// See the trait.
     unsafe fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()>;
-    /// Queues a copy from another device of the same runtime.
+    /// How this device reaches another one of the same runtime.
+    fn link(&self, peer: &dyn Driver) -> Result<Link>;
+    /// Queues a copy from another device of the same runtime that is [linked](Driver::link) directly.
     ///
     /// # Safety
     /// See the trait.

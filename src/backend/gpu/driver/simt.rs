@@ -17,7 +17,7 @@ pub use faults::{Call, Fault};
 pub use library::Schedule;
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch, Link,
     ModuleHandle, Pinned, StreamHandle,
 };
 use crate::error::{Error, GpuFault, Result};
@@ -54,6 +54,8 @@ pub struct Setup {
     pub schedule: Schedule,
     /// Host threads that run a kernel's blocks.
     pub threads: usize,
+    /// Whether devices reach each other's memory; devices 2n and 2n + 1 are neighbours.
+    pub peer_access: bool,
 }
 
 impl Default for Setup {
@@ -64,6 +66,7 @@ impl Default for Setup {
             order: Order::Eager,
             schedule: Schedule::InOrder,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
+            peer_access: true,
         }
     }
 }
@@ -91,6 +94,7 @@ pub struct Live {
 pub struct System {
     state: Mutex<State>,
     devices: usize,
+    peer_access: bool,
 }
 
 impl System {
@@ -99,6 +103,7 @@ impl System {
         Arc::new(Self {
             state: Mutex::new(State::new(setup)),
             devices: setup.devices,
+            peer_access: setup.peer_access,
         })
     }
 
@@ -442,6 +447,19 @@ impl Driver for SimtDriver {
         self.queue(Call::Copy, stream, Work::Copy { to, from, bytes })
     }
 
+    fn link(&self, peer: &dyn Driver) -> Result<Link> {
+        const CALL: Call = Call::Link;
+        drop(self.enter(CALL)?);
+        let (own, peer) = (self.device.ordinal, peer.device());
+        if peer.runtime != "simt" || peer.ordinal >= self.system.devices {
+            return self.refuse(CALL, "the peer is no device of this system");
+        }
+        Ok(Link {
+            direct: self.system.peer_access,
+            distance: if own / 2 == peer.ordinal / 2 { 0 } else { 1 },
+        })
+    }
+
     unsafe fn copy_from_peer(
         &self,
         to: DevicePtr,
@@ -453,6 +471,9 @@ impl Driver for SimtDriver {
         let peer = peer.device();
         if peer.runtime != "simt" || peer.ordinal >= self.system.devices {
             return self.refuse(Call::CopyFromPeer, "the peer is no device of this system");
+        }
+        if !self.system.peer_access {
+            return self.refuse(Call::CopyFromPeer, "devices do not reach each other's memory");
         }
         let (to, from) = (self.here(to), (Some(peer.ordinal), from.0));
         self.queue(Call::CopyFromPeer, stream, Work::Copy { to, from, bytes })

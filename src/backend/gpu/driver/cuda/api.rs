@@ -23,6 +23,9 @@ pub type Handle = *mut c_void;
 pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+/// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`: the less, the faster.
+pub const PEER_RANK: c_int = 1;
+pub const PEER_ACCESS: c_int = 2;
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
 pub const HOST_PORTABLE: c_uint = 1;
@@ -93,6 +96,7 @@ api! {
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, Ordinal);
     device_total = "cuDeviceTotalMem_v2" (*mut usize, Ordinal);
     can_access_peer = "cuDeviceCanAccessPeer" (*mut c_int, Ordinal, Ordinal);
+    peer_attribute = "cuDeviceGetP2PAttribute" (*mut c_int, c_int, Ordinal, Ordinal);
     retain_context = "cuDevicePrimaryCtxRetain" (*mut Handle, Ordinal);
     release_context = "cuDevicePrimaryCtxRelease_v2" (Ordinal);
     current_context = "cuCtxGetCurrent" (*mut Handle);

@@ -21,6 +21,9 @@ pub use hiprt::{
     hipModule_t as Module, hipStream_t as Stream, hipStreamCaptureMode as CaptureMode, hipStreamNonBlocking,
 };
 
+/// `HSA_AMD_LINK_INFO_TYPE_XGMI`
+pub const LINK_XGMI: u32 = 4;
+
 /// `hipError_t`; 0 is success.
 pub type Code = c_uint;
 
@@ -66,6 +69,7 @@ api! {
     set_device = hipSetDevice(c_int);
     can_access_peer = hipDeviceCanAccessPeer(*mut c_int, c_int, c_int);
     enable_peer = hipDeviceEnablePeerAccess(c_int, c_uint);
+    link = hipExtGetLinkTypeAndHopCount(c_int, c_int, *mut u32, *mut u32);
     memory_info = hipMemGetInfo(*mut usize, *mut usize);
     alloc = hipMalloc(*mut *mut c_void, usize);
     free = hipFree(*mut c_void);

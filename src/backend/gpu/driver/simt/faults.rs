@@ -22,6 +22,7 @@ pub enum Call {
     CopyToDevice,
     CopyToHost,
     Copy,
+    Link,
     CopyFromPeer,
     Fill,
     LoadModule,
