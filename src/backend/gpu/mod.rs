@@ -15,6 +15,7 @@ pub mod discover;
 pub mod driver;
 pub mod family;
 mod grids;
+pub mod group;
 pub mod kv;
 pub mod launch;
 pub mod layout;
