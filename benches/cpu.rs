@@ -269,7 +269,12 @@ fn layer(args: &Args) -> anyhow::Result<()> {
             let gated = ops.mlp1(&routed, &w.mlp1, &w.mlp1_bias, &mut a.h)?;
             ops.mlp2(gated, routed, &w.mlp2, &w.mlp2_bias)?;
             if rows <= 64 {
-                ops.unembed(&a.t, &weights.unembedding, Want::Greedy, &mut output)?;
+                ops.unembed(
+                    &a.t,
+                    &weights.head.as_ref().expect("the whole model").unembedding,
+                    Want::Greedy,
+                    &mut output,
+                )?;
             }
             let profile = ops.profile().expect("asked for");
             for stage in PRODUCTS {

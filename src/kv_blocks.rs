@@ -4,6 +4,7 @@
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
+use std::ops::Range;
 
 /// Where a cache holds the blocks of each layer.
 pub struct KvLayers {
@@ -13,11 +14,11 @@ pub struct KvLayers {
     pub bytes: usize,
 }
 
-/// Size in bytes of one block of each kind, `[full, window]`, over all layers of the kind. `layer_bytes` is its size in
-/// one layer.
-pub fn block_bytes(config: &ModelConfig, layer_bytes: usize) -> [usize; 2] {
-    let windowed = config.windowed_layers();
-    [config.n_layers - windowed, windowed].map(|layers| layers.saturating_mul(layer_bytes))
+/// Size in bytes of one block of each kind, `[full, window]`, over those of these layers that are of the kind.
+/// `layer_bytes` is its size in one layer.
+pub fn block_bytes(config: &ModelConfig, layers: &Range<usize>, layer_bytes: usize) -> [usize; 2] {
+    let windowed = layers.clone().filter(|&layer| config.is_windowed(layer)).count();
+    [layers.len() - windowed, windowed].map(|layers| layers.saturating_mul(layer_bytes))
 }
 
 /// Numbers of blocks in a KV cache. There are two kinds: a block holds its positions either for all full layers or for
@@ -65,12 +66,12 @@ impl KvBlocks {
         }
     }
 
-    /// The layers one behind the other, each with all blocks of its kind. `layer_bytes` is the size of a block in one
+    /// These layers one behind the other, each with all blocks of its kind. `layer_bytes` is the size of a block in one
     /// layer.
-    pub fn layers(&self, config: &ModelConfig, layer_bytes: usize) -> Result<KvLayers> {
-        let mut offsets = memory::room(config.n_layers, Purpose::KvCache)?;
+    pub fn layers(&self, config: &ModelConfig, layers: Range<usize>, layer_bytes: usize) -> Result<KvLayers> {
+        let mut offsets = memory::room(layers.len(), Purpose::KvCache)?;
         let mut bytes = 0_usize;
-        for layer in 0..config.n_layers {
+        for layer in layers {
             offsets.push(bytes);
             let blocks = if config.is_windowed(layer) {
                 self.window
@@ -86,7 +87,7 @@ impl KvBlocks {
     }
 
     /// The blocks of one sequence of `positions` positions.
-    fn of_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize, positions: usize) -> Self {
+    pub fn of_sequence(config: &ModelConfig, tokens: usize, chunk_tokens: usize, positions: usize) -> Self {
         let has_full_layers = config.windowed_layers() < config.n_layers;
         Self {
             tokens,

@@ -69,14 +69,14 @@
 //! Rows of all tokens are not unembedded where those whose logits are wanted must be:
 //!
 //! ```compile_fail,E0308
-//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
+//! # use getp::{batch::{StepOutput, Want}, error::Result, model::Head, ops::Ops};
 //! fn all<O: Ops>(
 //!     ops: &mut O,
-//!     w: &Weights<O::Matrix, O::Vector>,
+//!     w: &Head<O::Matrix, O::Vector>,
 //!     x: O::Residual<'_>,
 //!     t: &mut O::Buffer,
 //! ) -> Result<()> {
-//!     let (_, t) = ops.norm(x, &w.out_norm, t)?;
+//!     let (_, t) = ops.norm(x, &w.norm, t)?;
 //!     ops.unembed(t, &w.unembedding, Want::Greedy, &mut StepOutput::default())
 //! }
 //! ```

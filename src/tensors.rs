@@ -154,6 +154,16 @@ impl Field {
     /// How many there are.
     pub const COUNT: usize = 16;
 
+    /// The layer that the array's tensors of `layer` go with, where devices have some layers each: the embedding goes with
+    /// the first, what stands behind the last layer with that.
+    pub fn goes_with(self, layer: usize, config: &ModelConfig) -> usize {
+        match self {
+            Self::TokenEmbeddingTable => 0,
+            Self::RmsOutW | Self::Out => config.n_layers - 1,
+            _ => layer,
+        }
+    }
+
     /// The array's tensors in `layer`, as far as it counts by layers: one, or one an expert.
     pub fn of_layer(self, layer: usize, config: &ModelConfig) -> impl Iterator<Item = TensorId> + use<> {
         let [_, experts] = self.counts(config);

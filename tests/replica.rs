@@ -203,7 +203,7 @@ fn worst_layer_error(config: &ModelConfig, level: Level, rows: usize) -> f64 {
     let mut fast = Side::<f16>::new(config, Precision::Fast, level, rows);
     exact
         .ops
-        .embed(&plan, &weights.embedding, &mut exact.activations.x)
+        .embed(&plan, weights.embedding.as_ref().unwrap(), &mut exact.activations.x)
         .unwrap();
     let mut worst = 0.0_f64;
     for (layer, w) in weights.layers.iter().enumerate() {

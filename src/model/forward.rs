@@ -1,6 +1,6 @@
 //! The model's mathematics, once for all backends.
 
-use super::weights::{LayerWeights, Weights};
+use super::weights::{Head, LayerWeights, Weights};
 use crate::batch::{StepOutput, StepPlan, Want};
 use crate::error::Result;
 use crate::ops::Ops;
@@ -16,34 +16,23 @@ pub struct Stage<'w, M, V> {
     /// One a layer.
     pub layers: &'w [LayerWeights<M, V>],
     /// What gives the logits; `None` where another stage follows, which takes `x`.
-    pub head: Option<Head<'w, M, V>>,
-}
-
-/// What stands behind a model's last layer.
-pub struct Head<'w, M, V> {
-    /// `[H]`
-    pub norm: &'w V,
-    /// `[V, H]`
-    pub unembedding: &'w M,
+    pub head: Option<&'w Head<M, V>>,
 }
 
 impl<M, V> Weights<M, V> {
-    /// The whole model.
+    /// All its layers.
     pub fn whole(&self) -> Stage<'_, M, V> {
-        self.stage(0..self.layers.len())
+        self.stage(self.range())
     }
 
     /// These layers, with what stands before the first and behind the last one.
     pub fn stage(&self, layers: Range<usize>) -> Stage<'_, M, V> {
-        let last = layers.end == self.layers.len();
+        let all = self.range();
         Stage {
-            embedding: (layers.start == 0).then_some(&self.embedding),
+            embedding: self.embedding.as_ref().filter(|_| layers.start == all.start),
             first_layer: layers.start,
-            layers: &self.layers[layers],
-            head: last.then_some(Head {
-                norm: &self.out_norm,
-                unembedding: &self.unembedding,
-            }),
+            head: self.head.as_ref().filter(|_| layers.end == all.end),
+            layers: &self.layers[layers.start - all.start..layers.end - all.start],
         }
     }
 }
@@ -86,11 +75,11 @@ pub fn forward<O: Ops>(
     for (layer, w) in (stage.first_layer..).zip(stage.layers) {
         x = forward_layer(ops, w, layer, plan, x, &mut a.scratch, kv)?;
     }
-    let Some(head) = &stage.head else {
+    let Some(head) = stage.head else {
         return ops.settle(x).map(drop);
     };
-    let t = ops.norm_wanted(plan, x, head.norm, &mut a.scratch.t)?;
-    ops.unembed(t, head.unembedding, want, output)
+    let t = ops.norm_wanted(plan, x, &head.norm, &mut a.scratch.t)?;
+    ops.unembed(t, &head.unembedding, want, output)
 }
 
 /// One layer: attention and experts, each added to the residual stream.

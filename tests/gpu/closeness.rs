@@ -253,7 +253,11 @@ impl Layers {
         );
         exact
             .ops
-            .embed(plan, &exact.weights.embedding, &mut exact.activations.x)
+            .embed(
+                plan,
+                exact.weights.embedding.as_ref().unwrap(),
+                &mut exact.activations.x,
+            )
             .unwrap();
         let mut x = exact.ops.read(&exact.activations.x.x, ROWS, config.hidden_dim).unwrap();
         for layer in 0..config.n_layers {

@@ -291,7 +291,7 @@ fn operations_of_another_plan_are_refused() {
     let mut sequences = Sequences::new(&mut rng, &config, block, &[4], 4);
     let (first, second) = (sequences.plan(&[(0, &[1])]), sequences.plan(&[(0, &[2, 3])]));
     let parts = replica.begin(&first, Want::Greedy).unwrap();
-    let table = &parts.weights.embedding;
+    let table = parts.weights.embedding.as_ref().unwrap();
     let error = parts.ops.embed(&second, table, &mut parts.activations.x).err();
     assert!(error.unwrap().to_string().contains("another plan"));
     assert!(parts.ops.resume(&second, &mut parts.activations.x).is_err());

@@ -94,7 +94,7 @@ fn head_elements(head_dim: usize) -> usize {
 impl KvCache {
     /// Allocates a cache. The system provides its pages only when positions are written.
     pub fn new(config: &ModelConfig, blocks: KvBlocks, element_bytes: usize) -> Result<Self> {
-        let layers = blocks.layers(config, layer_bytes(config, element_bytes))?;
+        let layers = blocks.layers(config, 0..config.n_layers, layer_bytes(config, element_bytes))?;
         let windowed = (0..config.n_layers).map(|layer| config.is_windowed(layer));
         Ok(Self {
             bytes: Bytes::zeroed(layers.bytes, Purpose::KvCache)?,

@@ -212,7 +212,7 @@ fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> R
         config,
         BLOCK_TOKENS,
         limits.step_tokens,
-        block_bytes(config, layer_bytes(config, element_bytes)),
+        block_bytes(config, &(0..config.n_layers), layer_bytes(config, element_bytes)),
         bytes,
         limits.max_batch,
         options.longest_sequence(config),
@@ -235,7 +235,7 @@ pub fn load(checkpoint: &dyn Checkpoint) -> Result<(CpuWeights, PackReport)> {
         checkpoint,
         report: PackReport::default(),
     };
-    let weights = Weights::load(checkpoint.config().n_layers, &mut loader)?;
+    let weights = Weights::load(0..checkpoint.config().n_layers, &mut loader)?;
     let mut report = loader.report;
     report.seconds = start.elapsed().as_secs_f64();
     Ok((weights, report))

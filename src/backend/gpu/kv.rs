@@ -8,10 +8,12 @@ use super::target::Target;
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::kv_blocks::KvBlocks;
+use std::ops::Range;
 
 /// See the module.
 pub struct KvCache {
     bytes: DeviceBuffer,
+    first_layer: usize,
     /// The offset of each layer's first page in bytes.
     layers: Vec<usize>,
     page_bytes: usize,
@@ -30,12 +32,19 @@ pub fn page_bytes(config: &ModelConfig, format: Format, target: &Target) -> usiz
 }
 
 impl KvCache {
-    /// Room for so many blocks.
-    pub fn new(context: &Context, config: &ModelConfig, format: Format, blocks: KvBlocks) -> Result<Self> {
+    /// Room for so many blocks of these layers.
+    pub fn new(
+        context: &Context,
+        config: &ModelConfig,
+        range: Range<usize>,
+        format: Format,
+        blocks: KvBlocks,
+    ) -> Result<Self> {
         let page_bytes = page_bytes(config, format, &context.target);
-        let layers = blocks.layers(config, page_bytes)?;
+        let layers = blocks.layers(config, range.clone(), page_bytes)?;
         Ok(Self {
             bytes: DeviceBuffer::zeroed(&context.stream, layers.bytes)?,
+            first_layer: range.start,
             layers: layers.offsets,
             page_bytes,
             head_bytes: head_bytes(config, format, &context.target),
@@ -43,9 +52,9 @@ impl KvCache {
         })
     }
 
-    /// Where a layer's pages begin.
+    /// Where a layer's pages begin; it is the layer's index in the model.
     pub fn layer(&self, layer: usize) -> DevicePtr {
-        self.at().add(self.layers[layer])
+        self.at().add(self.layers[layer - self.first_layer])
     }
 
     /// Bytes of a page of one layer.

@@ -301,14 +301,14 @@ pub struct Sizes {
 }
 
 impl GpuOps {
-    /// Operations of a model whose plan lies at `step`.
+    /// Operations of a model whose plan lies at `step`; `unembedding` is that of the last stage.
     pub fn new(
         context: &Arc<Context>,
         config: &ModelConfig,
         numbers: Numbers,
         step: Step,
         sizes: Sizes,
-        unembedding: &Matrix,
+        unembedding: Option<&Matrix>,
     ) -> Result<Self> {
         let stream = &context.stream;
         let (cos, sin) = angles(config, sizes.positions)?;
@@ -343,9 +343,11 @@ impl GpuOps {
             logits: LogitsAt::default(),
             timeline: None,
         };
-        let candidates = ops.most_candidates(unembedding)?;
-        ops.workspace.best = DeviceBuffer::zeroed(stream, candidates * sizes.logits_rows)?;
-        ops.workspace.best_index = DeviceBuffer::zeroed(stream, candidates * sizes.logits_rows)?;
+        if let Some(unembedding) = unembedding {
+            let candidates = ops.most_candidates(unembedding)?;
+            ops.workspace.best = DeviceBuffer::zeroed(stream, candidates * sizes.logits_rows)?;
+            ops.workspace.best_index = DeviceBuffer::zeroed(stream, candidates * sizes.logits_rows)?;
+        }
         Ok(ops)
     }
 

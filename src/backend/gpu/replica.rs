@@ -94,7 +94,7 @@ impl GpuReplica {
         let chunk_tokens = rows.min(CHUNK_TOKENS);
         let logits_bytes = logits_bytes(config, logits_rows);
         let blocks = kv_blocks(&context, config, options, &numbers, chunk_tokens, logits_bytes)?;
-        let kv = KvCache::new(&context, config, numbers.kv, blocks)?;
+        let kv = KvCache::new(&context, config, weights.range(), numbers.kv, blocks)?;
         let capacity = Capacity {
             rows,
             sequences: limits.max_batch,
@@ -118,7 +118,8 @@ impl GpuReplica {
             partial_slots: max_partial_slots(keys, config.n_kv_heads, attention.processors),
             turns: DEPTH,
         };
-        let mut ops = GpuOps::new(&context, config, numbers, memory.step(), sizes, &weights.unembedding)?;
+        let unembedding = weights.head.as_ref().map(|head| &head.unembedding);
+        let mut ops = GpuOps::new(&context, config, numbers, memory.step(), sizes, unembedding)?;
         ops.timeline = options.profile.then(|| Timeline::new(roof));
         let events = events(&context, false)?;
         let mut replica = Self {
@@ -158,7 +159,8 @@ impl GpuReplica {
 
     /// Whether a step leaves whole rows of logits on the device.
     fn whole_rows(&self, want: Want) -> bool {
-        want != Want::Greedy || self.weights.unembedding.is_wire()
+        let unembedding = self.weights.head.as_ref().map(|head| &head.unembedding);
+        unembedding.is_some_and(|w| want != Want::Greedy || w.is_wire())
     }
 
     /// What the step of this turn, which is done, found.
@@ -294,7 +296,11 @@ fn kv_blocks(
         config,
         KV_PAGE,
         chunk_tokens,
-        block_bytes(config, page_bytes(config, numbers.kv, &context.target)),
+        block_bytes(
+            config,
+            &(0..config.n_layers),
+            page_bytes(config, numbers.kv, &context.target),
+        ),
         bytes,
         options.step_limits(StepLimits::GPU).max_batch,
         options.longest_sequence(config),

@@ -176,7 +176,7 @@ fn jobs(config: &ModelConfig) -> Result<Vec<Job>> {
         config,
         jobs: Vec::new(),
     };
-    Weights::load(config.n_layers, &mut jobs)?;
+    Weights::load(0..config.n_layers, &mut jobs)?;
     Ok(jobs.jobs)
 }
 
@@ -272,9 +272,13 @@ impl<'a> Loader<'a> {
 
     /// Loads tensor after tensor on all devices, then groups them by device.
     fn all(&mut self) -> Result<Vec<GpuWeights>, Stop> {
-        let mut weights = Weights::load(self.source.config().n_layers, self)?;
+        let layers = 0..self.source.config().n_layers;
+        let mut weights = Weights::load(layers.clone(), self)?;
         // Popped from the end, so the last device comes first.
-        let devices = self.contexts.iter().map(|_| weights.try_map(Vec::pop, Vec::pop));
+        let devices = self
+            .contexts
+            .iter()
+            .map(|_| weights.try_map(layers.clone(), Vec::pop, Vec::pop));
         let mut devices: Vec<_> = devices
             .collect::<Option<_>>()
             .ok_or_else(|| Error::Internal("a device without weights".into()))?;

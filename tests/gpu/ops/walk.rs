@@ -26,7 +26,7 @@ pub type HostWeights = Weights<HostMatrix, Vec<f32>>;
 
 /// All of a checkpoint's.
 pub fn host_weights(checkpoint: &dyn Checkpoint) -> HostWeights {
-    HostWeights::load(checkpoint.config().n_layers, &mut Host(checkpoint)).unwrap()
+    HostWeights::load(0..checkpoint.config().n_layers, &mut Host(checkpoint)).unwrap()
 }
 
 struct Host<'a>(&'a dyn Checkpoint);
@@ -155,10 +155,11 @@ impl Step<'_> {
 
     fn embed<'x>(&mut self, weights: &HostWeights, memory: &'x mut ResidualMemory) -> Residual<'x> {
         self.ops.spoil(&mut memory.x).unwrap();
-        let mut x = self.ops.embed(self.plan, &self.device.embedding, memory).unwrap();
+        let table = self.device.embedding.as_ref().unwrap();
+        let mut x = self.ops.embed(self.plan, table, memory).unwrap();
         let tokens = self.plan.tokens.iter();
         let expected: Vec<f32> = tokens
-            .flat_map(|&token| weights.embedding.row(token as usize))
+            .flat_map(|&token| weights.embedding.as_ref().unwrap().row(token as usize))
             .copied()
             .collect();
         assert_eq!(self.x(x.memory()), expected, "embed");
@@ -498,7 +499,9 @@ impl Step<'_> {
         let combined = self.combined(&self.x(x.memory()));
         let rows: Vec<_> = wanted.iter().map(|&row| combined[row].clone()).collect();
         self.ops.spoil(&mut self.scratch.t).unwrap();
-        let (norm, t) = (&self.device.out_norm, &mut self.scratch.t);
+        let device = self.device.head.as_ref().unwrap();
+        let head = weights.head.as_ref().unwrap();
+        let (norm, t) = (&device.norm, &mut self.scratch.t);
         if want == Want::Logits {
             let mut settled = self.ops.settle(x).unwrap();
             let x = self.ops.resume(plan, settled.memory()).unwrap();
@@ -507,11 +510,11 @@ impl Step<'_> {
         } else {
             self.ops.norm_wanted(plan, x, norm, t).unwrap();
         }
-        self.check_norm(&rows, &weights.out_norm);
-        let (t, matrix) = (&self.scratch.t, &self.device.unembedding);
+        self.check_norm(&rows, &head.norm);
+        let (t, matrix) = (&self.scratch.t, &device.unembedding);
         self.ops.unembed(t, matrix, want, &mut StepOutput::default()).unwrap();
         let t = self.t(wanted.len());
-        let close = |t: &[f32]| self.bounds.product(&weights.unembedding, 0, &[], t);
+        let close = |t: &[f32]| self.bounds.product(&head.unembedding, 0, &[], t);
         let expected: Vec<Vec<Close>> = t.chunks_exact(h).map(close).collect();
         if want == Want::Logits {
             let logits = self.ops.logits(wanted.len()).unwrap();

@@ -45,7 +45,7 @@ impl Graphs {
 impl GpuReplica {
     /// Captures the graphs of steps that only decode, which are most, so that no run waits for them.
     pub(super) fn prepare(&mut self) -> Result<()> {
-        if self.ops.timeline.is_some() || self.weights.unembedding.is_wire() {
+        if self.ops.timeline.is_some() || self.whole_rows(Want::Greedy) {
             return Ok(());
         }
         for shape in self.decoding_shapes()? {
