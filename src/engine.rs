@@ -298,11 +298,17 @@ impl Engine {
     /// Prints each replica's profile, under its name if there are several.
     fn print_profiles(&self) {
         for replica in self.replicas() {
-            let Some(profile) = replica.profile() else { continue };
-            if self.replicas.len() > 1 {
-                report::line(replica.describe());
+            if let Some(profile) = replica.profile() {
+                if self.replicas.len() > 1 {
+                    report::line(replica.describe());
+                }
+                profile.table().lines().for_each(report::line);
             }
-            profile.table().lines().for_each(report::line);
+            for part in replica.parts() {
+                let Some(profile) = part.profile else { continue };
+                report::line(part.name);
+                profile.table().lines().for_each(report::line);
+            }
         }
     }
 

@@ -180,6 +180,14 @@ pub struct StepTimes {
     pub copying: Duration,
 }
 
+impl StepTimes {
+    /// The share of the time from the first step's start to the last one's end in which the device computed.
+    pub fn busy(&self) -> Option<f64> {
+        let all = self.computing + self.idle;
+        (!all.is_zero()).then(|| self.computing.as_secs_f64() / all.as_secs_f64())
+    }
+}
+
 /// Calls, times and costs by stage.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
@@ -188,6 +196,8 @@ pub struct Profile {
     pub roof: Option<Roof>,
     /// How evenly rows were spread over the experts, if it was recorded.
     pub spread: Spread,
+    /// How steps followed each other, if they were looked at as wholes.
+    pub steps: StepTimes,
 }
 
 impl Profile {
@@ -261,6 +271,12 @@ impl Profile {
                 self.spread.busiest(),
                 self.spread.busiest_most,
                 self.spread.layers
+            );
+        }
+        if let Some(busy) = self.steps.busy() {
+            out += &format!(
+                "the device was busy for {:.1} % of the time from its first step to its last\n",
+                100.0 * busy
             );
         }
         out

@@ -17,6 +17,14 @@ pub struct Pointers {
     pub state: [*mut std::ffi::c_void; 21],
 }
 
+/// One of the devices of a replica that has several.
+pub struct Part<'a> {
+    /// The device, its part of the model and its memory, for the line that `warm_up` prints.
+    pub name: String,
+    /// The times of all steps so far, if profiling is on.
+    pub profile: Option<&'a Profile>,
+}
+
 /// One copy of the model, ready to compute steps.
 ///
 /// Steps are queued by [`Replica::submit`] and run in that order; [`Replica::collect`] waits for the oldest one. After
@@ -61,8 +69,12 @@ pub trait Replica: Send + Any {
             "a replica that does not draw has no more to give".into(),
         ))
     }
-    /// The times of all steps so far, if profiling is on.
+    /// The times of all steps so far, if profiling is on; `None` if [`Replica::parts`] have them.
     fn profile(&self) -> Option<&Profile>;
+    /// Its devices, if they are several.
+    fn parts(&self) -> Vec<Part<'_>> {
+        Vec::new()
+    }
     /// The addresses of its buffers, for the program's struct.
     fn pointers(&self) -> Pointers;
 }

@@ -23,6 +23,9 @@ pub struct Args {
     /// Print how long device and host compute and wait for each other, too.
     #[arg(long)]
     overlap: bool,
+    /// The number of requests, instead of the workload's.
+    #[arg(long)]
+    requests: Option<usize>,
     /// Divides the number of output tokens, for a shorter run.
     #[arg(long, default_value_t = 1)]
     shorten: usize,
@@ -62,7 +65,11 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         .iter()
         .filter(|w| part.names.iter().any(|name| name == w.name) || (part.names.is_empty() && w.name != "W2x"))
         .collect();
-    let most = wanted.iter().map(|w| w.requests).max().unwrap_or(1);
+    let most = wanted
+        .iter()
+        .map(|w| part.requests.unwrap_or(w.requests))
+        .max()
+        .unwrap_or(1);
     let options = getp::options::Options {
         max_batch: Some(most),
         step_tokens: Some(8192),
@@ -88,6 +95,10 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         "", "requests", "prompt", "output", "seconds", "tokens/s", "answers"
     );
     for w in wanted {
+        let w = &Workload {
+            requests: part.requests.unwrap_or(w.requests),
+            ..*w
+        };
         let before = Overlap::of(&engine);
         let mut runs: Vec<_> = (0..part.repeats.max(1))
             .map(|_| w.run(&mut engine, &tokenizer, part))
@@ -125,45 +136,41 @@ fn print_spread(engine: &Engine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Times of devices and host since the engine was made, summed over all replicas.
+/// Times of devices and host since the engine was made.
 struct Overlap {
-    steps: StepTimes,
+    /// By device.
+    devices: Vec<StepTimes>,
     host: Stats,
 }
 
 impl Overlap {
     fn of(engine: &Engine) -> Self {
-        let mut steps = StepTimes::default();
-        for times in engine
-            .replicas()
-            .filter_map(GpuReplica::of)
-            .filter_map(GpuReplica::step_times)
-        {
-            steps.steps += times.steps;
-            steps.computing += times.computing;
-            steps.idle += times.idle;
-            steps.copying += times.copying;
-        }
+        let replicas = engine.replicas().filter_map(GpuReplica::of);
         Self {
-            steps,
+            devices: replicas.flat_map(GpuReplica::step_times).collect(),
             host: engine.stats(),
         }
     }
 }
 
-/// Prints milliseconds a step. Copying and sampling are hidden if the device is hardly ever idle.
+/// Prints milliseconds a step of each device. Copying and sampling are hidden if devices are hardly ever idle.
 fn print_overlap(before: &Overlap, after: &Overlap) {
-    let steps = (after.steps.steps - before.steps.steps).max(1) as f64;
-    let device = |of: fn(&StepTimes) -> Duration| (of(&after.steps) - of(&before.steps)).as_secs_f64() * 1e3 / steps;
-    let host = |of: fn(&Stats) -> f64| (of(&after.host) - of(&before.host)) * 1e3 / steps;
+    for (i, (before, after)) in before.devices.iter().zip(&after.devices).enumerate() {
+        let steps = (after.steps - before.steps).max(1) as f64;
+        let time = |of: fn(&StepTimes) -> Duration| (of(after) - of(before)).as_secs_f64() * 1e3 / steps;
+        let (computing, idle) = (time(|times| times.computing), time(|times| times.idle));
+        println!(
+            "     device {i}: {steps} steps; ms a step: computes {computing:.3}, idle {idle:.3} ({:.1} %); logits copied {:.3} \
+             after",
+            100.0 * idle / (computing + idle),
+            time(|times| times.copying),
+        );
+    }
+    let host = |of: fn(&Stats) -> f64| of(&after.host) - of(&before.host);
     println!(
-        "     {steps} steps; ms a step: device computes {:.3}, idle {:.3}; logits copied {:.3} after; host waits \
-         {:.3}, draws {:.3}",
-        device(|times| times.computing),
-        device(|times| times.idle),
-        device(|times| times.copying),
+        "     host, seconds of all replicas: waits {:.3}, draws {:.3}",
         host(|stats| stats.waiting_seconds),
-        host(|stats| stats.drawing_seconds),
+        host(|stats| stats.drawing_seconds)
     );
 }
 

@@ -3,14 +3,19 @@
 use crate::replica::Replica;
 use crate::weights::PackedKind;
 
-/// A line for each kind of tensor (they are the same in all replicas), then a line for each replica, and their number
-/// if there are several.
+/// A line for each kind of tensor (they are the same in all replicas), then a line for each replica, with one for each of
+/// its devices if it has several, and the number of replicas if there are several.
 pub fn lines(replicas: &[&dyn Replica]) -> Vec<String> {
     let kinds = replicas.first().map_or(&[][..], |first| &first.pack_report().kinds);
     let mut lines: Vec<String> = kinds.iter().map(kind_line).collect();
-    lines.extend(replicas.iter().map(|replica| replica_line(*replica)));
+    for replica in replicas {
+        lines.push(replica_line(*replica));
+        lines.extend(replica.parts().into_iter().map(|part| format!("  {}", part.name)));
+    }
     if replicas.len() > 1 {
-        lines.push(format!("{} devices share the requests", replicas.len()));
+        let groups = replicas.iter().any(|replica| !replica.parts().is_empty());
+        let what = if groups { "replicas" } else { "devices" };
+        lines.push(format!("{} {what} share the requests", replicas.len()));
     }
     lines
 }

@@ -34,7 +34,7 @@ pub struct PackReport {
 /// Times of copying packed weights to the devices. Copying overlaps with packing.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
-    /// Bytes copied to each device.
+    /// Bytes copied to the device, or to all devices of a replica that has several.
     pub bytes: u64,
     /// Seconds in which the bus was busy copying.
     pub link_seconds: f64,

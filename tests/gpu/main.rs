@@ -20,6 +20,8 @@ mod devices;
 mod faults;
 #[cfg(feature = "simt")]
 mod graphs;
+#[cfg(feature = "simt")]
+mod groups;
 mod independence;
 #[cfg(feature = "simt")]
 mod limits;

@@ -17,7 +17,8 @@ use getp::backend::gpu::args::Format;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::weights::{WeightSource, load};
+use getp::backend::gpu::target::Target;
+use getp::backend::gpu::weights::WeightSource;
 use getp::batch::{StepOutput, StepPlan, Want};
 use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
@@ -141,12 +142,9 @@ pub fn replica(
     rows: usize,
 ) -> (GpuReplica, Bounds) {
     let options = options(precision, rows, rows);
-    let context = open::context(driver).unwrap();
-    let mut loaded = load(&[&context], &WeightSource::Checkpoint(checkpoint)).unwrap();
-    let weights = loaded.weights.remove(0);
-    let config = checkpoint.config();
-    let target = context.target;
-    let replica = GpuReplica::new(context, config, &options, weights, loaded.format, loaded.report).unwrap();
+    let target = Target::of(driver.device()).unwrap();
+    let ends = [checkpoint.config().n_layers];
+    let replica = open::open_cut(vec![driver], &ends, &WeightSource::Checkpoint(checkpoint), &options).unwrap();
     let numbers = replica.numbers();
     (replica, Bounds { numbers, target })
 }

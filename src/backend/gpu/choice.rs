@@ -17,7 +17,7 @@ pub struct Runtime {
 pub struct Needs<'a> {
     /// The architectures there are code objects for.
     pub code: &'a [&'a str],
-    /// The memory the model takes at least.
+    /// The memory that any part of the model takes at least.
     pub bytes: u64,
     /// Whether its kernels take the model, or why not.
     pub supports: &'a dyn Fn(&Device) -> std::result::Result<(), String>,
@@ -122,7 +122,7 @@ fn obstacle(found: &Found, needs: &Needs<'_>) -> Option<String> {
     if found.total_bytes < needs.bytes {
         let (has, needs) = (found.total_bytes as f64 / GIB, needs.bytes as f64 / GIB);
         return Some(format!(
-            "too little memory: it has {has:.1} GiB, the model takes {needs:.1} GiB"
+            "too little memory: it has {has:.1} GiB, and {needs:.1} GiB are the least that a part of the model takes"
         ));
     }
     (needs.supports)(&found.device).err()
@@ -256,7 +256,8 @@ mod tests {
             chosen.lines,
             [
                 "cuda:1 (X, sm_80) is not used: no code object for this architecture (this library has gfx90a, sm_90a)",
-                "cuda:2 (X, sm_90) is not used: too little memory: it has 8.0 GiB, the model takes 16.0 GiB",
+                "cuda:2 (X, sm_90) is not used: too little memory: it has 8.0 GiB, and 16.0 GiB are the least that \
+                 a part of the model takes",
             ]
         );
     }

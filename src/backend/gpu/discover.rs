@@ -63,7 +63,7 @@ pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> 
     };
     let needs = Needs {
         code: &code_objects::archs(),
-        bytes: model.map_or(0, least_bytes),
+        bytes: model.map_or(0, least_bytes_of_part),
         supports: &supports,
     };
     let chosen = choice::choose(&options.device, &runtimes, &needs)?;
@@ -83,6 +83,11 @@ pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> 
         usable.lines = vec![choice::cpu_line(&usable.lines)];
     }
     Ok(usable)
+}
+
+/// The least memory that a device's part of the model takes: a layer of a group's.
+fn least_bytes_of_part(config: &ModelConfig) -> u64 {
+    least_bytes(config) / config.n_layers as u64
 }
 
 /// Whether a runtime has to be asked for devices: that loads it, which costs time and threads.

@@ -27,6 +27,7 @@ pub mod ops;
 mod profile;
 pub mod replica;
 pub mod shapes;
+pub mod stage;
 pub mod staging;
 pub mod step;
 mod supports;

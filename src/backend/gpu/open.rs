@@ -1,34 +1,48 @@
-//! Opens a replica on each device that has enough memory.
+//! Opens a replica on each device or group of devices that has enough memory.
 
 use super::args::Format;
 use super::code_objects;
 use super::context::Context;
+use super::driver::DeviceMemory;
+use super::group::demand::Demand;
+use super::group::form::{Devices, Formed, Group, form};
 use super::memory::SharedDriver;
 use super::replica::GpuReplica;
-use super::weights::{GpuWeights, WeightSource, load};
+use super::stage::Common;
+use super::weights::{Share, WeightSource, load};
 use crate::error::{Error, GpuFault, Result};
-use crate::options::Options;
+use crate::options::{Options, StepLimits};
 use crate::replica::Replica;
 use crate::report;
-use crate::weights::{PackReport, least_bytes};
+use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 
-/// Opens a replica on each device. A device that fails is left out with a line; if all fail, the last error is
-/// returned.
+/// Sequences that a group should have room for, if it is not asked for another size: fewer, and its products wait for
+/// weights more than they compute.
+const USEFUL_SEQUENCES: usize = 256;
+
+/// Opens a replica on each device, or on groups of them. A device that fails is left out with a line, and its group if that
+/// had its weights; only if all do is it an error, that of the last.
 pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
     let mut left_out = LeftOut::default();
     let mut contexts: Vec<_> = drivers
         .into_iter()
-        .filter_map(|driver| left_out.or_some(context_for(driver, source)))
+        .filter_map(|driver| left_out.or_some(context(driver)))
         .collect();
-    let loaded = loop {
+    loop {
         if contexts.is_empty() {
             return Err(left_out.last());
         }
-        let all: Vec<_> = contexts.iter().map(Arc::as_ref).collect();
-        match load(&all, source) {
-            Ok(loaded) => break loaded,
-            // Loading starts again on the other devices; the failed one's memory has been freed.
+        let opened = groups(&contexts, source, options).and_then(|formed| {
+            let opened = open_groups(&contexts, &formed.groups, source, options, &mut left_out)?;
+            formed.lines.iter().for_each(report::line);
+            Ok(opened)
+        });
+        match opened {
+            Ok(replicas) if replicas.is_empty() => return Err(left_out.last()),
+            Ok(replicas) => return Ok(replicas),
+            // Opening starts again on the other devices; the failed one's memory has been freed.
             Err(error) => {
                 let Some(failed) = contexts.iter().position(|context| error.is_of(&context.name())) else {
                     return Err(error);
@@ -37,58 +51,130 @@ pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Opt
                 left_out.note(error);
             }
         }
+    }
+}
+
+/// Opens replicas on these groups of devices, by their place among `contexts`. Fails as long as no group has its weights.
+fn open_groups(
+    contexts: &[Arc<Context>],
+    groups: &[Group],
+    source: &WeightSource<'_>,
+    options: &Options,
+    left_out: &mut LeftOut,
+) -> Result<Vec<Box<dyn Replica>>> {
+    let members = |group: &Group| -> Vec<(usize, Range<usize>)> {
+        group
+            .devices
+            .iter()
+            .copied()
+            .zip(group.layers.iter().cloned())
+            .collect()
     };
-    let replicas: Vec<_> = contexts
-        .into_iter()
-        .zip(loaded.weights)
-        .filter_map(|(context, weights)| {
-            left_out.or_some(replica(
-                context,
-                source,
-                options,
-                weights,
-                loaded.format,
-                loaded.report.clone(),
-            ))
+    let shares: Vec<_> = groups
+        .iter()
+        .flat_map(members)
+        .map(|(device, layers)| Share {
+            context: &contexts[device],
+            layers,
         })
         .collect();
-    if replicas.is_empty() {
-        return Err(left_out.last());
+    let loaded = load(&shares, source)?;
+    let mut weights = loaded.weights.into_iter();
+    let mut replicas: Vec<Box<dyn Replica>> = Vec::with_capacity(groups.len());
+    for group in groups {
+        let stages = group.devices.iter().map(|&device| contexts[device].clone());
+        let stages = stages.zip(weights.by_ref()).collect();
+        let report = loaded.report.clone();
+        let replica = GpuReplica::new(stages, source.config(), options, loaded.format, report);
+        if let Some(replica) = left_out.or_some(replica) {
+            replicas.push(Box::new(replica));
+        }
     }
     Ok(replicas)
 }
 
-/// A device with its kernels loaded and enough free memory for the weights: checked before packing begins.
-fn context_for(driver: SharedDriver, source: &WeightSource<'_>) -> Result<Arc<Context>> {
-    let context = context(driver)?;
-    let (needed, memory) = (least_bytes(source.config()), context.driver.memory()?);
-    if memory.free >= needed {
-        return Ok(context);
+/// Opens one replica whose stages end before these layers, each on a device of its own: for tests and tools.
+pub fn open_cut(
+    drivers: Vec<SharedDriver>,
+    ends: &[usize],
+    source: &WeightSource<'_>,
+    options: &Options,
+) -> Result<GpuReplica> {
+    let contexts: Vec<_> = drivers.into_iter().map(context).collect::<Result<_>>()?;
+    let begins = [0].into_iter().chain(ends.iter().copied());
+    let shares = contexts
+        .iter()
+        .zip(begins.zip(ends))
+        .map(|(context, (begin, &end))| Share {
+            context,
+            layers: begin..end,
+        });
+    let loaded = load(&shares.collect::<Vec<_>>(), source)?;
+    let stages = contexts.into_iter().zip(loaded.weights).collect();
+    GpuReplica::new(stages, source.config(), options, loaded.format, loaded.report)
+}
+
+/// Which devices make replicas, and which layers each has.
+fn groups(contexts: &[Arc<Context>], source: &WeightSource<'_>, options: &Options) -> Result<Formed> {
+    const GIB: f64 = (1u64 << 30) as f64;
+    let memory: Vec<DeviceMemory> = contexts
+        .iter()
+        .map(|context| context.driver.memory())
+        .collect::<Result<_>>()?;
+    let with_free = |(context, memory): (&Arc<Context>, &DeviceMemory)| {
+        format!("{} ({:.1} GiB free)", context.name(), memory.free as f64 / GIB)
+    };
+    let names: Vec<_> = contexts.iter().zip(&memory).map(with_free).collect();
+    let kinds = contexts.iter().map(|context| {
+        let device = context.driver.device();
+        format!("{} {} {}", device.runtime, device.arch, device.multiprocessors)
+    });
+    // The first failure is told when the groups are formed: a link that nobody knows the length of is none.
+    let failed = RefCell::new(None);
+    let distance = |a: usize, b: usize| {
+        let link = contexts[a].driver.link(&*contexts[b].driver);
+        link.map(|link| link.distance).unwrap_or_else(|error| {
+            failed.borrow_mut().get_or_insert(error);
+            u32::MAX
+        })
+    };
+    let devices = Devices {
+        names: &names,
+        kinds: &kinds.collect::<Vec<_>>(),
+        distance: &distance,
+    };
+    let fit = |devices: &[usize], sequences: usize| fit(contexts, &memory, devices, sequences, source, options);
+    let sequences = USEFUL_SEQUENCES.min(options.step_limits(StepLimits::GPU).max_batch);
+    let formed = form(&devices, None, sequences, &fit);
+    match failed.into_inner() {
+        Some(error) => Err(error),
+        None => formed,
     }
-    Err(Error::Gpu {
-        device: context.name(),
-        call: format!("{} of {needed} bytes are free that the weights take", memory.free),
-        fault: GpuFault::OutOfMemory,
-        code: None,
-    })
+}
+
+/// The layers of each of these devices, if they have room.
+fn fit(
+    contexts: &[Arc<Context>],
+    memory: &[DeviceMemory],
+    devices: &[usize],
+    sequences: usize,
+    source: &WeightSource<'_>,
+    options: &Options,
+) -> Option<Vec<Range<usize>>> {
+    // Before the weights are there, nobody knows that FP16 does not fit.
+    let common = Common::new(source.config(), options, Format::F16, devices.len());
+    let demand = Demand {
+        common: &common,
+        target: &contexts[*devices.first()?].target,
+    };
+    let memory: Vec<_> = devices.iter().map(|&device| memory[device]).collect();
+    demand.cut(&memory, sequences, options)
 }
 
 /// A device with its kernels loaded.
 pub fn context(driver: SharedDriver) -> Result<Arc<Context>> {
     let images = code_objects::for_arch(&driver.device().arch);
     Context::open(driver, &images).map(Arc::new)
-}
-
-fn replica(
-    context: Arc<Context>,
-    source: &WeightSource<'_>,
-    options: &Options,
-    weights: GpuWeights,
-    format: Format,
-    report: PackReport,
-) -> Result<Box<dyn Replica>> {
-    let replica = GpuReplica::new(context, source.config(), options, weights, format, report)?;
-    Ok(Box::new(replica))
 }
 
 /// Devices that failed.

@@ -34,7 +34,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 /// Rows that a product may read behind a buffer's last one: its largest tile.
-const SLACK_ROWS: usize = 256;
+pub const SLACK_ROWS: usize = 256;
 
 /// How a replica computes.
 #[derive(Clone, Copy, Debug)]
@@ -244,7 +244,8 @@ pub fn slots(config: &ModelConfig, rows: usize) -> usize {
     rows * config.experts_per_token + config.n_experts * (GROUP_ALIGN - 1)
 }
 
-fn y_format(numbers: &Numbers) -> Format {
+/// The format of the experts' outputs.
+pub fn y_format(numbers: &Numbers) -> Format {
     if numbers.exact { Format::F32 } else { Format::F16 }
 }
 
@@ -373,6 +374,9 @@ impl GpuOps {
         self.n_rows = plan.rows();
         self.n_wanted = plan.logits.len();
         self.logits = logits;
+        if let Some(timeline) = &mut self.timeline {
+            timeline.begin_step();
+        }
     }
 
     /// Refuses a plan whose shape is not that of the step begun.

@@ -1,8 +1,8 @@
 //! Times on the device: an event before and after each stage of a step, or each step, read when the step is done.
 
 use super::context::Context;
-use super::memory::{Event, Stream};
-use crate::error::Result;
+use super::memory::Event;
+use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::profile::{Cost, Profile, Roof, Stage, StepTimes};
 use std::collections::VecDeque;
@@ -13,7 +13,10 @@ use std::time::Duration;
 pub struct Timeline {
     /// Events not in use.
     free: Vec<Event>,
-    running: Vec<(Stage, Cost, Event, Event)>,
+    /// The steps under way, each with its stages.
+    running: VecDeque<Vec<(Stage, Cost, Event, Event)>>,
+    /// The end of the step that was counted last.
+    last_end: Option<Event>,
     /// Sums so far.
     pub profile: Profile,
 }
@@ -24,6 +27,11 @@ impl Timeline {
         let mut timeline = Self::default();
         timeline.profile.roof = roof;
         timeline
+    }
+
+    /// What is queued from now on is another step's.
+    pub fn begin_step(&mut self) {
+        self.running.push_back(Vec::new());
     }
 
     /// Queues a stage between two events.
@@ -38,16 +46,33 @@ impl Timeline {
         start.record(&context.stream)?;
         queue()?;
         end.record(&context.stream)?;
-        memory::push(&mut self.running, (stage, cost, start, end), Purpose::Step)
+        match self.running.back_mut() {
+            Some(step) => memory::push(step, (stage, cost, start, end), Purpose::Step),
+            None => Err(Error::Internal("a stage before the first step".into())),
+        }
     }
 
-    /// Waits for the stages queued so far and counts them.
-    pub fn settle(&mut self, stream: &Stream) -> Result<()> {
-        stream.synchronize()?;
-        for (stage, cost, start, end) in self.running.drain(..) {
+    /// Waits for the stages of the oldest step and counts them.
+    pub fn settle(&mut self) -> Result<()> {
+        let stages = self.running.pop_front().unwrap_or_default();
+        let Some((_, _, _, end)) = stages.last() else {
+            return Ok(());
+        };
+        end.synchronize()?;
+        let (_, _, begin, _) = &stages[0];
+        let times = &mut self.profile.steps;
+        times.steps += 1;
+        times.computing += duration(end.since_us(begin)?);
+        if let Some(last_end) = &self.last_end {
+            times.idle += duration(begin.since_us(last_end)?);
+        }
+        for (stage, cost, start, end) in stages {
             let us = end.since_us(&start)?;
             self.profile.add(stage, duration(us), cost);
-            memory::extend(&mut self.free, [start, end], Purpose::Step)?;
+            memory::push(&mut self.free, start, Purpose::Step)?;
+            if let Some(before) = self.last_end.replace(end) {
+                memory::push(&mut self.free, before, Purpose::Step)?;
+            }
         }
         Ok(())
     }
@@ -85,15 +110,17 @@ impl StepClock {
         Ok(())
     }
 
-    /// Counts the oldest step under way; it and its copies are done, which `done` tells, an event with a time.
-    pub fn settle(&mut self, done: &Event) -> Result<()> {
+    /// Counts the oldest step under way, which is done; `copied`, an event with a time, marks the end of its copies.
+    pub fn settle(&mut self, copied: Option<&Event>) -> Result<()> {
         let Some((start, end)) = self.running.pop_front() else {
             return Ok(());
         };
         let times = &mut self.times;
         times.steps += 1;
         times.computing += duration(end.since_us(&start)?);
-        times.copying += duration(done.since_us(&end)?);
+        if let Some(copied) = copied {
+            times.copying += duration(copied.since_us(&end)?);
+        }
         if let Some(last) = self.last_end.replace(end) {
             times.idle += duration(start.since_us(&last)?);
             self.free.push(last);

@@ -1,66 +1,57 @@
-//! One copy of the model on one GPU, and the steps under way on it.
+//! One copy of the model on one GPU, or on several, each with a stage of it; and the steps under way on them.
+//!
+//! Each stage computes another step at the same time. The rows between two of them go from device to device, and so do
+//! tokens from the last stage to the first: the host plans steps ahead and waits for the oldest one alone.
 
-mod graphs;
 pub mod inspect;
 
-use super::args::{self, KV_PAGE, StepHeader};
-use super::attention_plan::max_partial_slots;
-use super::ceilings::Ceilings;
+use super::args;
 use super::context::Context;
 use super::driver::DevicePtr;
-use super::kv::{KvCache, page_bytes};
+use super::group::hop::Hop;
 use super::logits::{Coming, LogitsAt, LogitsPath};
-use super::memory::{DeviceBuffer, Event};
-use super::ops::{Buffer, GpuOps, Numbers, ResidualMemory, Sizes, StepShape, slots};
-use super::profile::{StepClock, Timeline};
-use super::step::{AttentionShape, Capacity, StepMemory};
-use super::weights::{GpuWeights, Matrix};
-use crate::batch::{Greedy, Logits, StepOutput, StepPlan, Want};
+use super::memory::Event;
+use super::stage::{Begun, Common, Stage};
+use super::step::Plans;
+use super::weights::{GpuWeights, Matrix, Vector};
+use crate::batch::StepPlan;
+use crate::batch::{Greedy, Logits, StepOutput, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::kv_blocks::{KvBlocks, block_bytes};
+use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
-use crate::model::{Activations, Scratch, forward};
-use crate::options::{Options, Precision, StepLimits};
-use crate::profile::{Profile, Roof};
-use crate::replica::{Pointers, Replica};
+use crate::options::Options;
+use crate::profile::Profile;
+use crate::replica::{Part, Pointers, Replica};
 use crate::weights::PackReport;
-use graphs::Graphs;
 use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Steps under way at once: one runs while the host plans the next.
-const DEPTH: usize = 2;
-/// Rows of one sequence in a step: more would only widen the rings of windowed layers.
-const CHUNK_TOKENS: usize = 512;
-/// The most positions a sequence can have: gpt-oss's context.
-const MAX_POSITIONS: usize = 131_072;
-/// Memory left to the runtime: code, graphs, its own buffers.
-const RESERVED_BYTES: u64 = 1 << 30;
+/// Steps after which a pipeline's routes are looked at, which waits for all that is queued.
+const STEPS_A_LOOK: usize = 64;
 
 /// See the module.
 pub struct GpuReplica {
     // In this order dropped: first whatever may still use memory.
     in_flight: VecDeque<InFlight>,
-    graphs: Graphs,
+    /// From each stage to the next.
+    hops: Vec<Hop>,
     logits: Option<Arc<LogitsPath>>,
     /// Where the rows of the step collected last are, if tokens were drawn from them, and its turn.
     collected: Option<(Arc<LogitsPath>, usize)>,
-    ops: GpuOps,
-    memory: StepMemory,
-    activations: Activations<ResidualMemory, Buffer>,
-    kv: KvCache,
-    weights: GpuWeights,
+    /// At least one, in the order of their layers.
+    stages: Vec<Stage>,
+    plans: Plans,
+    /// By turn, the end of a step on each stage but the last; and on that, where tokens go back to the first.
+    ends: Vec<Vec<Event>>,
+    /// Marks of the ends of steps, those that are not in use.
     events: Vec<Event>,
-    context: Arc<Context>,
-    config: ModelConfig,
-    numbers: Numbers,
+    common: Common,
     report: PackReport,
-    capacity: Capacity,
-    /// Times steps as wholes, if asked to.
-    clock: Option<StepClock>,
+    /// The step, counted from 0, that found the token of each sequence last.
+    found_in: Vec<usize>,
     /// Steps so far.
     steps: usize,
 }
@@ -76,125 +67,130 @@ struct InFlight {
 }
 
 impl GpuReplica {
-    /// Makes room for steps and the KV cache beside the weights.
+    /// Makes room for steps and the KV cache beside the weights, each stage's on its device.
     pub fn new(
-        context: Arc<Context>,
+        stages: Vec<(Arc<Context>, GpuWeights)>,
         config: &ModelConfig,
         options: &Options,
-        weights: GpuWeights,
         format: args::Format,
         report: PackReport,
     ) -> Result<Self> {
-        let numbers = numbers(options, format);
-        // Before the KV cache takes what memory there is.
-        let roof = if options.profile { roof(&context)? } else { None };
-        let limits = options.step_limits(StepLimits::GPU);
-        let (rows, logits_rows) = (limits.step_tokens, limits.max_batch);
-        let activations = activations(&context, config, &numbers, rows)?;
-        let chunk_tokens = rows.min(CHUNK_TOKENS);
-        let logits_bytes = logits_bytes(config, logits_rows);
-        let blocks = kv_blocks(&context, config, options, &numbers, chunk_tokens, logits_bytes)?;
-        let kv = KvCache::new(&context, config, weights.range(), numbers.kv, blocks)?;
-        let capacity = Capacity {
-            rows,
-            sequences: limits.max_batch,
-            logits_rows,
-            pages: blocks.full + blocks.window,
-            positions: MAX_POSITIONS.min((blocks.full * KV_PAGE).max(config.seq_len)),
-            vocab: config.vocab_size,
+        let common = Common::new(config, options, format, stages.len());
+        let several = stages.len() > 1;
+        let begin = |(context, weights)| Begun::new(context, weights, &common, options.profile);
+        let begun: Vec<_> = stages.into_iter().map(begin).collect::<Result<_>>()?;
+        let Some(first) = begun.first().map(|begun| begun.context().clone()) else {
+            return Err(Error::Internal("a replica without a device".into()));
         };
-        let attention = AttentionShape {
-            kv_heads: config.n_kv_heads,
-            window: config.sliding_window,
-            processors: context.target.attention_processors(),
-            prefill_rows: context.target.prefill_rows(),
+        let x_bytes = 4 * common.rows * config.hidden_dim;
+        let pairs = begun.iter().zip(begun.iter().skip(1));
+        let hops = pairs.map(|(from, to)| Hop::new(&from.context().driver, &to.context().driver, x_bytes));
+        let hops = hops.collect::<Result<_>>()?;
+        let blocks = kv_blocks(&begun, &common, options)?;
+        let plans = Plans::new(
+            &first.stream,
+            common.capacity(blocks),
+            common.attention(&first),
+            common.depth,
+            several,
+        )?;
+        let stage = |begun| Stage::new(begun, &common, blocks, &plans, options.profile);
+        let stages: Vec<_> = begun.into_iter().map(stage).collect::<Result<_>>()?;
+        let ends = || {
+            stages
+                .iter()
+                .filter(|_| several)
+                .map(|stage| Event::new(&stage.context.driver, false))
         };
-        let memory = StepMemory::new(&context.stream, capacity, attention, DEPTH)?;
-        let keys = blocks.full * KV_PAGE + limits.max_batch * config.sliding_window;
-        let sizes = Sizes {
-            rows,
-            logits_rows,
-            positions: capacity.positions,
-            partial_slots: max_partial_slots(keys, config.n_kv_heads, attention.processors),
-            turns: DEPTH,
-        };
-        let unembedding = weights.head.as_ref().map(|head| &head.unembedding);
-        let mut ops = GpuOps::new(&context, config, numbers, memory.step(), sizes, unembedding)?;
-        ops.timeline = options.profile.then(|| Timeline::new(roof));
-        let events = events(&context, false)?;
-        let mut replica = Self {
-            in_flight: VecDeque::with_capacity(DEPTH),
-            graphs: Graphs::default(),
+        let ends = (0..common.depth).map(|_| ends().collect()).collect::<Result<_>>()?;
+        let events = events(&stages, common.depth, false)?;
+        Ok(Self {
+            in_flight: VecDeque::with_capacity(common.depth),
+            hops,
             logits: None,
             collected: None,
-            ops,
-            memory,
-            activations,
-            kv,
-            weights,
+            stages,
+            plans,
+            ends,
             events,
-            config: config.clone(),
-            context,
-            numbers,
+            found_in: memory::filled(0, common.sequences, Purpose::Schedule)?,
+            common,
             report,
-            capacity,
-            clock: None,
             steps: 0,
-        };
-        replica.prepare()?;
-        replica.context.stream.synchronize()?;
-        Ok(replica)
+        })
     }
 
-    /// Queues a step's kernels, between two events if steps are timed.
-    fn queue_timed(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
-        let Some(mut clock) = self.clock.take() else {
-            return self.queue(plan, shape, want, turn);
-        };
-        let context = self.context.clone();
-        let queued = clock.time(&context, || self.queue(plan, shape, want, turn));
-        self.clock = Some(clock);
-        queued
+    fn first(&self) -> &Stage {
+        &self.stages[0]
     }
 
-    /// Whether a step leaves whole rows of logits on the device.
-    fn whole_rows(&self, want: Want) -> bool {
-        let unembedding = self.weights.head.as_ref().map(|head| &head.unembedding);
-        unembedding.is_some_and(|w| want != Want::Greedy || w.is_wire())
+    /// The one that gives logits.
+    fn last(&self) -> &Stage {
+        &self.stages[self.stages.len() - 1]
+    }
+
+    fn too_many(&self) -> Error {
+        Error::Internal(format!("more than {} steps under way", self.common.depth))
     }
 
     /// What the step of this turn, which is done, found.
     fn greedy_of(&self, turn: usize, rows: usize) -> impl Iterator<Item = Greedy> {
         // SAFETY: the step that wrote here is done, and the next of its turn has not been submitted.
-        let found = unsafe { self.ops.greedy(turn, rows) };
+        let found = unsafe { self.last().ops.greedy(turn, rows) };
         found.iter().map(|row| Greedy {
             token: row.token,
             logit: row.logit,
         })
     }
 
-    fn run(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
+    /// Queues a step on all stages, the plan being written.
+    fn queue(&mut self, plan: &StepPlan, header: &args::StepHeader, want: Want, turn: usize) -> Result<()> {
+        self.await_tokens(plan)?;
         let logits = match &self.logits {
-            Some(path) if shape.logits => path.at(turn),
+            Some(path) if self.last().whole_rows(want) => path.at(turn),
             _ => LogitsAt::default(),
         };
-        let Self {
-            ops,
-            memory,
-            weights,
-            activations,
-            kv,
-            ..
-        } = self;
-        ops.begin(shape, plan, logits);
-        ops.upload(&memory.upload_args())?;
-        let mut later = StepOutput::default(); // what it gives is read when the step is collected
-        forward(ops, &weights.whole(), plan, activations, kv, want, &mut later)
+        let x_bytes = 4 * plan.rows() * self.common.config.hidden_dim;
+        for i in 0..self.stages.len() {
+            if i > 0 {
+                let (from, to) = (&self.stages[i - 1], &self.stages[i]);
+                let (x, next_x) = (from.activations.x.x.at(), to.activations.x.x.at());
+                self.hops[i - 1].queue(&from.context.stream, x, &to.context.stream, next_x, x_bytes)?;
+            }
+            let stage = &mut self.stages[i];
+            stage.queue(plan, header, want, turn, logits)?;
+            if let Some(end) = self.ends[turn].get(i) {
+                end.record(&stage.context.stream)?;
+            }
+        }
+        let found = plan.logits.iter().filter(|row| row.sample);
+        found.for_each(|row| self.found_in[row.sequence] = self.steps);
+        Ok(())
+    }
+
+    /// Lets the first stage wait for the tokens that the plan leaves to the devices: for the last of the steps under way
+    /// that find them. On a single device steps follow each other anyway.
+    fn await_tokens(&self, plan: &StepPlan) -> Result<()> {
+        let slots = plan
+            .tokens
+            .iter()
+            .filter(|&&token| token < 0)
+            .map(|&token| (-1 - token) as usize);
+        let last_step = slots.filter_map(|slot| self.found_in.get(slot)).max();
+        let under_way = |&&step: &&usize| step + self.in_flight.len() >= self.steps;
+        let Some(step) = last_step.filter(under_way) else {
+            return Ok(());
+        };
+        match self.ends[step % self.common.depth].last() {
+            Some(end) => self.first().context.stream.wait(end),
+            None => Ok(()),
+        }
     }
 
     /// Marks the end of a step, and sends whole rows of logits to the host behind it if they are wanted.
-    fn end_step(&mut self, rows: usize, want: Want, turn: usize, done: Event) -> Result<Coming> {
-        done.record(&self.context.stream)?;
+    fn end_step(&mut self, rows: usize, want: Want, turn: usize) -> Result<Coming> {
+        let done = self.events.pop().ok_or_else(|| self.too_many())?;
+        done.record(&self.last().context.stream)?;
         match (want, &self.logits) {
             (Want::Logits, Some(path)) => path.send(turn, rows, done),
             _ => Ok(Coming::without_rows(done)),
@@ -208,116 +204,65 @@ impl GpuReplica {
             return Ok(());
         }
         // Graphs have the old addresses.
-        self.context.stream.synchronize()?;
-        self.graphs.forget_logits();
+        self.last().context.stream.synchronize()?;
+        self.stages.iter_mut().for_each(Stage::forget_logits);
         self.logits = None; // a step under way that draws keeps its own
-        let rows = rows.next_power_of_two().min(self.capacity.logits_rows);
-        let path = LogitsPath::new(&self.context.driver, DEPTH, rows, self.config.vocab_size)?;
+        let rows = rows.next_power_of_two().min(self.common.logits_rows);
+        let driver = &self.last().context.driver;
+        let path = LogitsPath::new(driver, self.common.depth, rows, self.common.config.vocab_size)?;
         self.logits = Some(Arc::new(path));
         Ok(())
     }
-}
 
-fn numbers(options: &Options, format: args::Format) -> Numbers {
-    let exact = options.precision == Some(Precision::Exact);
-    let terms = match (exact, format) {
-        (false, _) => 1,
-        (true, args::Format::Bf16) => 3,
-        (true, _) => 2,
-    };
-    Numbers {
-        format,
-        kv: if exact { args::Format::F32 } else { format },
-        terms,
-        exact,
+    /// Reports what went wrong on any of the devices in the step of this turn, which is done on the last one: a later
+    /// stage does not notice that rows did not come.
+    fn check_ends(&self, turn: usize) -> Result<()> {
+        self.ends[turn].iter().try_for_each(Event::synchronize)
+    }
+
+    /// Counts the oldest step where steps are timed; `done` marks the end of its copies.
+    fn settle(&mut self, done: &Event) -> Result<()> {
+        let last = self.stages.len() - 1;
+        let look = last == 0 || self.steps.is_multiple_of(STEPS_A_LOOK);
+        let mut stages = self.stages.iter_mut().enumerate();
+        stages.try_for_each(|(i, stage)| stage.settle((i == last).then_some(done), look))
     }
 }
 
-fn too_many() -> Error {
-    Error::Internal(format!("more than {DEPTH} steps under way"))
-}
-
-/// An event a step under way.
-fn events(context: &Context, timing: bool) -> Result<Vec<Event>> {
-    (0..DEPTH).map(|_| Event::new(&context.driver, timing)).collect()
-}
-
-/// The device's peak rates. An emulated device has none.
-fn roof(context: &Context) -> Result<Option<Roof>> {
-    if context.driver.device().runtime == "simt" {
-        return Ok(None);
+/// Blocks that the KV caches of all stages have room for: a sequence has the same in each.
+fn kv_blocks(begun: &[Begun], common: &Common, options: &Options) -> Result<KvBlocks> {
+    let mut blocks = begun[0].kv_blocks(common, options)?;
+    for other in &begun[1..] {
+        let room = other.kv_blocks(common, options)?;
+        blocks.full = blocks.full.min(room.full);
+        blocks.window = blocks.window.min(room.window);
     }
-    Ceilings::measure(context).map(|ceilings| {
-        Some(Roof {
-            bytes_per_s: ceilings.copy_bytes_per_s,
-            flops_per_s: ceilings.matrix_flops_per_s,
-        })
-    })
+    Ok(blocks)
 }
 
-fn activations(
-    context: &Context,
-    config: &ModelConfig,
-    numbers: &Numbers,
-    rows: usize,
-) -> Result<Activations<ResidualMemory, Buffer>> {
-    let tiled = |rows, width| Buffer::tiled(context, rows, width, numbers.terms);
-    Ok(Activations {
-        x: ResidualMemory::new(context, config, rows, numbers)?,
-        scratch: Scratch {
-            t: tiled(rows, config.hidden_dim)?,
-            qkv: Buffer::plain(context, rows, config.qkv_dim())?,
-            attention: tiled(rows, config.q_dim())?,
-            h: tiled(slots(config, rows), config.intermediate_dim)?,
-        },
-    })
-}
-
-/// Device memory that whole rows of logits may ask for in a later run, which draws.
-fn logits_bytes(config: &ModelConfig, logits_rows: usize) -> u64 {
-    (DEPTH * logits_rows * config.vocab_size * 4) as u64
-}
-
-/// Blocks for as many sequences of the checkpoint's length as may run at once and free memory allows.
-fn kv_blocks(
-    context: &Context,
-    config: &ModelConfig,
-    options: &Options,
-    numbers: &Numbers,
-    chunk_tokens: usize,
-    logits_bytes: u64,
-) -> Result<KvBlocks> {
-    let bytes = options.kv_bytes(|| {
-        let memory = context.driver.memory()?;
-        let reserved = RESERVED_BYTES.min(memory.total / 16) + logits_bytes;
-        Ok(memory.free.saturating_sub(reserved) as usize)
-    })?;
-    Ok(KvBlocks::within(
-        config,
-        KV_PAGE,
-        chunk_tokens,
-        block_bytes(
-            config,
-            &(0..config.n_layers),
-            page_bytes(config, numbers.kv, &context.target),
-        ),
-        bytes,
-        options.step_limits(StepLimits::GPU).max_batch,
-        options.longest_sequence(config),
-    ))
+/// An event a step under way, on the last stage.
+fn events(stages: &[Stage], depth: usize, timing: bool) -> Result<Vec<Event>> {
+    let last = &stages[stages.len() - 1].context.driver;
+    (0..depth).map(|_| Event::new(last, timing)).collect()
 }
 
 impl Replica for GpuReplica {
     fn describe(&self) -> String {
-        let device = self.context.driver.device();
-        let precision = if self.numbers.exact { "exact" } else { "fast" };
-        let format = match self.numbers.format {
+        let numbers = &self.common.numbers;
+        let precision = if numbers.exact { "exact" } else { "fast" };
+        let format = match numbers.format {
             args::Format::Bf16 => "BF16",
             _ => "FP16",
         };
+        let device = self.first().context.driver.device();
+        let ordinals = self
+            .stages
+            .iter()
+            .map(|stage| stage.context.driver.device().ordinal.to_string());
+        let ordinals = ordinals.collect::<Vec<_>>().join("+");
         format!(
-            "{}:{} {} ({}), {precision} in {format}",
-            device.runtime, device.ordinal, device.name, device.arch
+            "{}:{ordinals} {} ({}), {precision} in {format}",
+            device.runtime, device.name, device.arch
         )
     }
 
@@ -326,31 +271,31 @@ impl Replica for GpuReplica {
     }
 
     fn kv_blocks(&self) -> KvBlocks {
-        self.kv.blocks()
+        self.first().kv.blocks()
     }
 
     fn kv_bytes(&self) -> u64 {
-        self.kv.bytes() as u64
+        self.stages.iter().map(|stage| stage.kv.bytes() as u64).sum()
     }
 
     fn max_step_tokens(&self) -> usize {
-        self.capacity.rows
+        self.common.rows
     }
 
     fn chunk_tokens(&self) -> usize {
-        self.capacity.rows.min(CHUNK_TOKENS)
+        self.common.chunk_tokens
     }
 
     fn max_logits_rows(&self) -> usize {
-        self.capacity.logits_rows
+        self.common.logits_rows
     }
 
     fn max_positions(&self) -> usize {
-        self.capacity.positions
+        self.common.capacity(self.kv_blocks()).positions
     }
 
     fn depth(&self) -> usize {
-        DEPTH
+        self.common.depth
     }
 
     fn draws(&self) -> bool {
@@ -359,23 +304,22 @@ impl Replica for GpuReplica {
 
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         // The step of this turn that is under way still reads what would be written.
-        if self.in_flight.len() == DEPTH {
-            return Err(too_many());
+        if self.in_flight.len() == self.common.depth {
+            return Err(self.too_many());
         }
-        let turn = self.steps % DEPTH;
-        if self.whole_rows(want) {
+        let turn = self.steps % self.common.depth;
+        if self.last().whole_rows(want) {
             self.need_logits(plan.logits.len())?;
         }
-        let header = self.memory.write(plan, turn, want)?;
-        let shape = self.shape(plan, &header, want);
-        let done = self.events.pop().ok_or_else(too_many)?;
-        self.queue_timed(plan, shape, want, turn)?;
-        let coming = self.end_step(plan.logits.len(), want, turn, done)?;
+        let header = self.plans.write(plan, turn, want)?;
+        self.queue(plan, &header, want, turn)?;
+        let coming = self.end_step(plan.logits.len(), want, turn)?;
+        let draws = matches!(want, Want::Draws { .. });
         self.in_flight.push_back(InFlight {
             turn,
             rows: plan.logits.len(),
             coming,
-            drawn_from: self.logits.clone().filter(|_| shape.draws),
+            drawn_from: self.logits.clone().filter(|_| draws),
         });
         self.steps += 1;
         Ok(())
@@ -386,16 +330,10 @@ impl Replica for GpuReplica {
             .in_flight
             .pop_front()
             .ok_or_else(|| Error::Internal("no step is under way".into()))?;
+        self.check_ends(step.turn)?;
         let (done, rows) = step.coming.wait()?;
-        if let Some(clock) = &mut self.clock {
-            clock.settle(&done)?;
-        }
+        self.settle(&done)?;
         self.events.push(done);
-        if let Some(timeline) = &mut self.ops.timeline {
-            timeline.settle(&self.context.stream)?;
-            let rows = self.activations.x.routes.rows_by_expert(&self.context.stream)?;
-            timeline.profile.spread.add(&rows);
-        }
         output.greedy.clear();
         memory::extend(&mut output.greedy, self.greedy_of(step.turn, step.rows), Purpose::Step)?;
         match rows {
@@ -419,12 +357,23 @@ impl Replica for GpuReplica {
     }
 
     fn profile(&self) -> Option<&Profile> {
-        self.ops.timeline.as_ref().map(|timeline| &timeline.profile)
+        match &self.stages[..] {
+            [stage] => stage.profile(),
+            _ => None,
+        }
+    }
+
+    fn parts(&self) -> Vec<Part<'_>> {
+        match &self.stages[..] {
+            [_] => Vec::new(),
+            stages => stages.iter().map(Stage::part).collect(),
+        }
     }
 
     fn pointers(&self) -> Pointers {
         let address = |at: DevicePtr| at.0 as *mut c_void;
-        let (x, a) = (&self.activations.x.x, &self.activations.scratch);
+        let first = self.first();
+        let (x, a) = (&first.activations.x.x, &first.activations.scratch);
         let mut state = [null_mut(); 21];
         for (field, at) in [
             (0, x.at()),
@@ -432,23 +381,33 @@ impl Replica for GpuReplica {
             (2, a.attention.at()),
             (7, a.h.at()),
             (12, a.qkv.at()),
-            (18, self.kv.at()),
+            (18, first.kv.at()),
         ] {
             state[field] = address(at);
         }
-        Pointers {
-            weights: self.weights.pointers(
-                |m: &Matrix| address(m.bytes.at()),
-                |v: &DeviceBuffer<f32>| address(v.at()),
-            ),
-            state,
+        let of = |stage: &Stage| {
+            let weights = &stage.weights;
+            weights.pointers(|m: &Matrix| address(m.bytes.at()), |v: &Vector| address(v.at()))
+        };
+        // What the first stage lacks, the last one has.
+        let (mut weights, last) = (of(first), of(self.last()));
+        for (pointer, last) in weights.iter_mut().zip(last) {
+            if pointer.is_null() {
+                *pointer = last;
+            }
         }
+        Pointers { weights, state }
     }
 }
 
 impl Drop for GpuReplica {
     fn drop(&mut self) {
         // Whatever is under way uses the memory that goes now. A lost device has nothing under way.
-        let _ = self.context.stream.synchronize();
+        for stage in &self.stages {
+            let _ = stage.context.stream.synchronize();
+        }
+        for hop in &self.hops {
+            let _ = hop.synchronize();
+        }
     }
 }

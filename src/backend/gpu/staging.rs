@@ -2,8 +2,8 @@
 //! copied.
 //!
 //! One thread, the [`Packer`], packs tensor after tensor on all cores into a few pinned buffers. Another thread, with
-//! [`Staging`], queues the copies of each buffer to every device, and the kernels that rearrange a whole tensor there.
-//! A buffer returns to the packer when all devices have read it. So the host never holds more of the model than these
+//! [`Staging`], queues the copies of each buffer to every device that holds the tensor, and the kernels that rearrange it.
+//! A buffer returns to the packer when all these devices have read it. So the host never holds more of the model than these
 //! buffers, and each packed byte is read once per device.
 
 use super::args::WIRE_ROWS;
@@ -204,7 +204,7 @@ pub struct Staging<'a> {
     give_back: Sender<PinnedBuffer>,
     /// Buffers with copies in flight, oldest first.
     under_way: VecDeque<UnderWay>,
-    /// Bytes sent to each device.
+    /// Bytes sent, each tensor once.
     sent_bytes: u64,
     /// Microseconds of all copies, summed over devices.
     link_us: f64,
@@ -223,16 +223,17 @@ impl Staging<'_> {
         self.parcels.recv().map_err(gone)
     }
 
-    /// Queues a copy of a buffer's first `bytes` bytes to `to[i]` on device i. Keeps one copy queued behind the running
-    /// one; older buffers return to the packer.
-    pub fn send(&mut self, buffer: PinnedBuffer, bytes: usize, to: &[DevicePtr]) -> Result<()> {
+    /// Queues copies of a buffer's first `bytes` bytes, each to an address on the device of that number. Keeps one copy
+    /// queued behind the running one; older buffers return to the packer.
+    pub fn send(&mut self, buffer: PinnedBuffer, bytes: usize, to: &[(usize, DevicePtr)]) -> Result<()> {
         let host = buffer.host();
         // If anything fails from here on, the buffer lives until its copies are done.
         self.under_way.push_back(UnderWay {
             buffer,
             copies: Vec::with_capacity(to.len()),
         });
-        for (context, &to) in self.contexts.iter().zip(to) {
+        for &(device, to) in to {
+            let context = self.contexts[device];
             let (driver, stream) = (&context.driver, &context.stream);
             let copy = [Event::new(driver, true)?, Event::new(driver, true)?];
             copy[0].record(stream)?;
@@ -262,9 +263,9 @@ impl Staging<'_> {
         Ok(())
     }
 
-    /// Bytes sent to each device, and the seconds of their copies, averaged over devices.
+    /// Bytes sent, each tensor counted once, and the seconds of all copies.
     pub fn sent(&self) -> (u64, f64) {
-        (self.sent_bytes, self.link_us * 1e-6 / self.contexts.len().max(1) as f64)
+        (self.sent_bytes, self.link_us * 1e-6)
     }
 }
 

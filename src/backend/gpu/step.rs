@@ -2,7 +2,8 @@
 //!
 //! Each part of the plan has a place in device memory that never changes, so that a captured graph serves every step of
 //! its shape. Of each part only what is used travels. There are several host copies in turn, one a step under way, as the
-//! host writes the plan of a step while devices may still read those of the steps before.
+//! host writes the plan of a step while devices may still read those of the steps before. Where a replica has several
+//! devices, all of them fetch the same copy.
 
 use super::args::{
     AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS,
@@ -133,19 +134,45 @@ impl<T> Section<T> {
     }
 }
 
-/// The plan's memory on host and device.
-pub struct StepMemory {
+/// The token sampled last in each slot.
+enum LastTokens {
+    /// In the memory of the only device.
+    Own(DeviceBuffer<i32>),
+    /// In pinned memory, as the last device finds tokens and the first one embeds them.
+    Shared(PinnedBuffer<i32>),
+}
+
+impl LastTokens {
+    fn values(&self) -> TypedPtr<i32> {
+        match self {
+            Self::Own(memory) => memory.values(),
+            Self::Shared(memory) => memory.values(),
+        }
+    }
+}
+
+/// The plans on the host, and what goes from one step to another.
+pub struct Plans {
     capacity: Capacity,
     attention: AttentionShape,
-    device: DeviceBuffer,
-    last_tokens: DeviceBuffer<i32>,
-    turn: DeviceBuffer<u32>,
+    last_tokens: LastTokens,
     /// Copies of the plan, one a turn, `host_bytes` from each to the next.
     host: PinnedBuffer,
     host_bytes: usize,
     sections: Sections,
+    /// Bytes of all sections.
+    end: usize,
     /// Reused from step to step.
     scratch: Scratch,
+}
+
+/// The plan of a step on a device.
+pub struct StepMemory {
+    step: Step,
+    upload: UploadArgs,
+    // Whose addresses these have.
+    _device: DeviceBuffer,
+    _turn: DeviceBuffer<u32>,
 }
 
 #[derive(Default)]
@@ -159,42 +186,63 @@ struct Scratch {
 }
 
 impl StepMemory {
-    /// Memory for steps within `capacity`, `turns` of which may be under way.
-    pub fn new(stream: &Stream, capacity: Capacity, attention: AttentionShape, turns: usize) -> Result<Self> {
-        let (sections, end) = Sections::new(&capacity, &attention);
-        let host_bytes = size_of::<UploadList>() + end;
+    /// Memory on another device for these plans.
+    pub fn new(stream: &Stream, plans: &Plans) -> Result<Self> {
+        let device = DeviceBuffer::zeroed(stream, plans.end)?;
+        let turn = DeviceBuffer::zeroed(stream, 2)?;
+        let upload = UploadArgs {
+            host: plans.host.values(),
+            device: device.values(),
+            turn: turn.values(),
+            copies: (plans.host.bytes() / plans.host_bytes) as u32,
+            copy_bytes: plans.host_bytes as u32,
+        };
         Ok(Self {
-            capacity,
-            attention,
-            device: DeviceBuffer::zeroed(stream, end)?,
-            last_tokens: DeviceBuffer::zeroed(stream, capacity.sequences)?,
-            turn: DeviceBuffer::zeroed(stream, 2)?,
-            host: PinnedBuffer::zeroed(&stream.driver, turns * host_bytes)?,
-            host_bytes,
-            sections,
-            scratch: Scratch::default(),
+            step: plans.sections.step(device.values(), plans.last_tokens.values()),
+            upload,
+            _device: device,
+            _turn: turn,
         })
     }
 
     /// Where kernels find the plan.
     pub fn step(&self) -> Step {
-        self.sections.step(self.device.values(), self.last_tokens.values())
-    }
-
-    /// What attention's planning knows.
-    pub fn attention(&self) -> &AttentionShape {
-        &self.attention
+        self.step
     }
 
     /// What the step's first kernel is told.
     pub fn upload_args(&self) -> UploadArgs {
-        UploadArgs {
-            host: self.host.values(),
-            device: self.device.values(),
-            turn: self.turn.values(),
-            copies: (self.host.bytes() / self.host_bytes) as u32,
-            copy_bytes: self.host_bytes as u32,
-        }
+        self.upload
+    }
+}
+
+impl Plans {
+    /// Memory for steps within `capacity`, `turns` of which may be under way. `shared` by several devices, the stream being
+    /// the first one's.
+    pub fn new(
+        stream: &Stream,
+        capacity: Capacity,
+        attention: AttentionShape,
+        turns: usize,
+        shared: bool,
+    ) -> Result<Self> {
+        let last_tokens = if shared {
+            LastTokens::Shared(PinnedBuffer::zeroed(&stream.driver, capacity.sequences)?)
+        } else {
+            LastTokens::Own(DeviceBuffer::zeroed(stream, capacity.sequences)?)
+        };
+        let (sections, end) = Sections::new(&capacity, &attention);
+        let host_bytes = size_of::<UploadList>() + end;
+        Ok(Self {
+            capacity,
+            attention,
+            last_tokens,
+            host: PinnedBuffer::zeroed(&stream.driver, turns * host_bytes)?,
+            host_bytes,
+            sections,
+            end,
+            scratch: Scratch::default(),
+        })
     }
 
     /// Lays out a plan in the host copy of this turn, which the device has fetched the last time it was written.

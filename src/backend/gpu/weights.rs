@@ -22,6 +22,7 @@ use crate::tensors::{Field, Holds, TensorId};
 use crate::threads;
 use crate::weights::{Findings, Layout, NonFinite, PackReport, Sent, WeightFormat, not_expected};
 use crate::workers::Workers;
+use std::ops::Range;
 use std::panic::resume_unwind;
 use std::thread;
 use std::time::Instant;
@@ -85,9 +86,18 @@ impl WeightSource<'_> {
     }
 }
 
+/// A device, and the layers that it is to hold, with the embedding and the head if they are first and last. The devices of
+/// one replica have all layers, each one.
+pub struct Share<'a> {
+    /// The device.
+    pub context: &'a Context,
+    /// Its layers.
+    pub layers: Range<usize>,
+}
+
 /// The weights on every device, the format of activations that they need, and a report for the summary.
 pub struct Loaded {
-    /// One per context, in their order.
+    /// One per share, in their order.
     pub weights: Vec<GpuWeights>,
     /// FP16, or BF16 if a matrix does not fit FP16.
     pub format: args::Format,
@@ -95,15 +105,15 @@ pub struct Loaded {
     pub report: PackReport,
 }
 
-/// Loads the weights on every device.
-pub fn load(contexts: &[&Context], source: &WeightSource<'_>) -> Result<Loaded> {
+/// Loads on each device the weights it is to hold.
+pub fn load(shares: &[Share<'_>], source: &WeightSource<'_>) -> Result<Loaded> {
     let start = Instant::now();
-    let loaded = load_as(contexts, source, args::Format::F16).or_else(|stop| {
+    let loaded = load_as(shares, source, args::Format::F16).or_else(|stop| {
         let name = stop.too_wide()?;
         report::line(format_args!(
             "{name}: its range is too wide for FP16; activations and the KV cache are BF16"
         ));
-        load_as(contexts, source, args::Format::Bf16).or_else(|stop| {
+        load_as(shares, source, args::Format::Bf16).or_else(|stop| {
             let name = stop.too_wide()?;
             Err(Error::Internal(format!("{name} fits neither FP16 nor BF16")))
         })
@@ -136,19 +146,22 @@ impl Stop {
     }
 }
 
-fn load_as(contexts: &[&Context], source: &WeightSource<'_>, format: args::Format) -> Result<Loaded, Stop> {
+fn load_as(shares: &[Share<'_>], source: &WeightSource<'_>, format: args::Format) -> Result<Loaded, Stop> {
+    let order = order(shares, source.config())?;
+    let contexts = memory::collect(shares.iter().map(|share| share.context), Purpose::Checkpoint)?;
     let loader = Loader {
-        contexts,
+        shares,
+        order: &order,
         source,
         format,
         report: PackReport::default(),
-        wires: contexts.iter().map(|_| None).collect(),
+        wires: shares.iter().map(|_| None).collect(),
         staging: None,
     };
     let WeightSource::Checkpoint(checkpoint) = source else {
         return loader.load();
     };
-    let (packer, staging) = staging::pair(contexts, *checkpoint, jobs(source.config())?)?;
+    let (packer, staging) = staging::pair(&contexts, *checkpoint, jobs(source.config(), &order)?)?;
     // Not rayon's global pool: its threads would outlive the library, and be gone after a fork.
     let workers = Workers::start("getp pack", 0)?;
     thread::scope(|scope| {
@@ -170,13 +183,24 @@ fn no_thread(error: std::io::Error) -> Error {
     Error::State(format!("cannot start the thread that packs weights: {error}"))
 }
 
+/// The layers, in turn one of each device of a replica, so that the devices are busy with them side by side.
+fn order(shares: &[Share<'_>], config: &ModelConfig) -> Result<Vec<usize>> {
+    let within = |layer: usize| {
+        let holder = shares.iter().find(|share| share.layers.contains(&layer));
+        holder.map_or(0, |share| layer - share.layers.start)
+    };
+    let mut order = memory::collect(0..config.n_layers, Purpose::Checkpoint)?;
+    order.sort_unstable_by_key(|&layer| (within(layer), layer));
+    Ok(order)
+}
+
 /// All matrices in the order in which [`Loader`] takes them.
-fn jobs(config: &ModelConfig) -> Result<Vec<Job>> {
+fn jobs(config: &ModelConfig, order: &[usize]) -> Result<Vec<Job>> {
     let mut jobs = Jobs {
         config,
         jobs: Vec::new(),
     };
-    Weights::load(0..config.n_layers, &mut jobs)?;
+    Weights::load(order.iter().copied(), &mut jobs)?;
     Ok(jobs.jobs)
 }
 
@@ -211,11 +235,13 @@ fn ids(array: Field, layer: usize, config: &ModelConfig) -> Result<Vec<TensorId>
 }
 
 struct Loader<'a> {
-    contexts: &'a [&'a Context],
+    shares: &'a [Share<'a>],
+    /// The layers as they come.
+    order: &'a [usize],
     source: &'a WeightSource<'a>,
     format: args::Format,
     report: PackReport,
-    /// A buffer per device for a tensor in the wire format, as large as the largest tensor so far.
+    /// A buffer per device for a tensor in the wire format, as large as the largest of its tensors so far.
     wires: Vec<Option<DeviceBuffer>>,
     /// Receives a checkpoint's matrices from the packer.
     staging: Option<Staging<'a>>,
@@ -256,10 +282,11 @@ impl<'a> Loader<'a> {
     fn load(mut self) -> Result<Loaded, Stop> {
         let weights = self.all()?;
         self.report.sent = self.staging.as_ref().map(|staging| {
-            let (bytes, link_seconds) = staging.sent();
+            let (bytes, seconds) = staging.sent();
+            let replicas = self.shares.iter().filter(|share| share.layers.start == 0).count();
             Sent {
                 bytes,
-                link_seconds,
+                link_seconds: seconds / replicas.max(1) as f64,
                 pack_seconds: 0.0,
             }
         });
@@ -270,15 +297,12 @@ impl<'a> Loader<'a> {
         })
     }
 
-    /// Loads tensor after tensor on all devices, then groups them by device.
+    /// Loads tensor after tensor on the devices that hold it, then groups them by device.
     fn all(&mut self) -> Result<Vec<GpuWeights>, Stop> {
-        let layers = 0..self.source.config().n_layers;
-        let mut weights = Weights::load(layers.clone(), self)?;
+        let mut weights = Weights::load(self.order.iter().copied(), self)?;
         // Popped from the end, so the last device comes first.
-        let devices = self
-            .contexts
-            .iter()
-            .map(|_| weights.try_map(layers.clone(), Vec::pop, Vec::pop));
+        let shares = self.shares.iter().rev();
+        let devices = shares.map(|share| weights.try_map(share.layers.clone(), Vec::pop, Vec::pop));
         let mut devices: Vec<_> = devices
             .collect::<Option<_>>()
             .ok_or_else(|| Error::Internal("a device without weights".into()))?;
@@ -286,17 +310,30 @@ impl<'a> Loader<'a> {
         Ok(devices)
     }
 
-    /// Receives a tensor from the packer and copies it to every device's wire buffer; returns its format, and what the
+    /// The devices that hold an array's tensors of a layer.
+    fn holders(&self, array: Field, layer: usize) -> Result<Vec<usize>> {
+        let layer = array.goes_with(layer, self.source.config());
+        let holds = |&device: &usize| self.shares[device].layers.contains(&layer);
+        memory::collect((0..self.shares.len()).filter(holds), Purpose::Checkpoint)
+    }
+
+    /// Receives a tensor from the packer and copies it to its holders' wire buffers; returns its format, and what the
     /// packer has found in its values.
-    fn receive(&mut self, wire: &mut OnWire, first: TensorId) -> Result<Findings> {
+    fn receive(&mut self, wire: &mut OnWire, first: TensorId, holders: &[usize]) -> Result<Findings> {
         let no_staging = || Error::Internal("a checkpoint without staging".into());
         let mut staging = self.staging.take().ok_or_else(no_staging)?;
-        let received = self.receive_from(&mut staging, wire, first);
+        let received = self.receive_from(&mut staging, wire, first, holders);
         self.staging = Some(staging);
         received
     }
 
-    fn receive_from(&mut self, staging: &mut Staging<'_>, wire: &mut OnWire, first: TensorId) -> Result<Findings> {
+    fn receive_from(
+        &mut self,
+        staging: &mut Staging<'_>,
+        wire: &mut OnWire,
+        first: TensorId,
+        holders: &[usize],
+    ) -> Result<Findings> {
         let mut sent = 0;
         loop {
             match staging.next()? {
@@ -305,11 +342,11 @@ impl<'a> Loader<'a> {
                 }
                 Parcel::Begin { format, .. } => {
                     wire.format = format;
-                    self.reserve(wire.bytes())?;
+                    self.reserve(wire.bytes(), holders)?;
                     sent = 0;
                 }
                 Parcel::Tiles(buffer, bytes) => {
-                    let to = (0..self.contexts.len()).map(|device| self.wire(device).add(sent));
+                    let to = holders.iter().map(|&device| (device, self.wire(device).add(sent)));
                     staging.send(buffer, bytes, &to.collect::<Vec<_>>())?;
                     sent += bytes;
                 }
@@ -323,9 +360,10 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Makes every device's wire buffer large enough for a tensor.
-    fn reserve(&mut self, bytes: usize) -> Result<()> {
-        for (wire, context) in self.wires.iter_mut().zip(self.contexts) {
+    /// Makes the wire buffers of a tensor's holders large enough for it.
+    fn reserve(&mut self, bytes: usize, holders: &[usize]) -> Result<()> {
+        for &device in holders {
+            let (wire, context) = (&mut self.wires[device], self.shares[device].context);
             if wire.as_ref().is_none_or(|wire| wire.bytes() < bytes) {
                 // The old buffer is freed first, so that both never exist at once.
                 *wire = None;
@@ -355,7 +393,7 @@ impl<'a> Loader<'a> {
             format: wire_format(wire.format),
             reserved: 0,
         };
-        let context = self.contexts[device];
+        let context = self.shares[device].context;
         // SAFETY: the wire buffer has room for all the tensor's tiles.
         unsafe { context.launch(context.target.synthesize(wire.values()), &args) }
     }
@@ -370,7 +408,7 @@ impl<'a> Loader<'a> {
 
     /// Rearranges a tensor from the wire format to the layout that the device's products read.
     fn arrange(&self, device: usize, wire: OnWire, id: TensorId) -> Result<Matrix, Stop> {
-        let context = self.contexts[device];
+        let context = self.shares[device].context;
         let shape = |bytes, kind, row_blocks, scale| Matrix {
             bytes,
             kind,
@@ -451,14 +489,15 @@ impl<'a> Loader<'a> {
 }
 
 impl Load for Loader<'_> {
-    /// One a device.
+    /// One a holder.
     type Matrix = Vec<Matrix>;
     type Vector = Vec<Vector>;
     type Error = Stop;
 
-    /// The matrices on each device.
+    /// The matrices on each device that holds them.
     fn matrix(&mut self, array: Field, layer: usize) -> Result<Vec<Matrix>, Stop> {
         let ids = ids(array, layer, self.source.config())?;
+        let holders = self.holders(array, layer)?;
         let expected = WeightFormat::expected(array.holds());
         let [rows, cols] = ids[0].shape(self.source.config());
         let mut wire = OnWire {
@@ -469,14 +508,14 @@ impl Load for Loader<'_> {
             cols,
         };
         let found = match self.source {
-            WeightSource::Checkpoint(_) => self.receive(&mut wire, ids[0])?,
+            WeightSource::Checkpoint(_) => self.receive(&mut wire, ids[0], &holders)?,
             WeightSource::Synthetic { .. } => {
-                self.reserve(wire.bytes())?;
+                self.reserve(wire.bytes(), &holders)?;
                 Findings::default()
             }
         };
-        let mut out = Vec::with_capacity(self.contexts.len());
-        for device in 0..self.contexts.len() {
+        let mut out = Vec::with_capacity(holders.len());
+        for device in holders {
             wire.at = self.wire(device);
             if let WeightSource::Synthetic { .. } = self.source {
                 self.synthesize(device, wire, ids[0])?;
@@ -493,7 +532,7 @@ impl Load for Loader<'_> {
         Ok(out)
     }
 
-    /// Float32 values on each device.
+    /// Float32 values on each device that holds them.
     fn vector(&mut self, array: Field, layer: usize) -> Result<Vec<Vector>, Stop> {
         let ids = ids(array, layer, self.source.config())?;
         let values = match self.source {
@@ -516,9 +555,9 @@ impl Load for Loader<'_> {
         let non_finite = NonFinite::of_vectors(&values, ids.len());
         self.report
             .note(&ids, WeightFormat::F32.name(), 4 * values.len(), None, non_finite);
-        self.contexts
-            .iter()
-            .map(|context| DeviceBuffer::of(&context.stream, &values))
+        self.holders(array, layer)?
+            .into_iter()
+            .map(|device| DeviceBuffer::of(&self.shares[device].context.stream, &values))
             .collect::<Result<_>>()
             .map_err(Stop::from)
     }

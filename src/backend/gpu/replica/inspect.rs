@@ -1,10 +1,15 @@
 //! A step whose operations the caller queues one by one, times of whole steps, and what experts got: for tests, benches and
 //! tools.
 
-use super::{Activations, Buffer, DEPTH, GpuOps, GpuReplica, KvCache, Numbers, ResidualMemory, StepClock, events};
+use super::{GpuReplica, events};
+use crate::backend::gpu::kv::KvCache;
+use crate::backend::gpu::ops::{Buffer, GpuOps, Numbers, ResidualMemory};
+use crate::backend::gpu::profile::StepClock;
 use crate::backend::gpu::weights::GpuWeights;
-use crate::batch::{Greedy, StepPlan, Want};
+use crate::batch::StepPlan;
+use crate::batch::{Greedy, Want};
 use crate::error::Result;
+use crate::model::Activations;
 use crate::profile::StepTimes;
 use crate::replica::Replica;
 use std::any::Any;
@@ -34,55 +39,61 @@ impl GpuReplica {
 
     /// From now on steps are timed as wholes, which costs little. No step is under way.
     pub fn time_steps(&mut self) -> Result<()> {
-        self.events = events(&self.context, true)?;
-        self.clock = Some(StepClock::default());
+        self.events = events(&self.stages, self.common.depth, true)?;
+        for stage in &mut self.stages {
+            stage.clock = Some(StepClock::default());
+        }
         Ok(())
     }
 
-    /// Times of the steps since [`GpuReplica::time_steps`].
-    pub fn step_times(&self) -> Option<StepTimes> {
-        self.clock.as_ref().map(|clock| clock.times)
+    /// Times of the steps since [`GpuReplica::time_steps`], one a stage; none before.
+    pub fn step_times(&self) -> Vec<StepTimes> {
+        let clocks = self.stages.iter().filter_map(|stage| stage.clock.as_ref());
+        clocks.map(|clock| clock.times).collect()
     }
 
-    /// Rows of each expert in the layer that ran last. No step is under way.
+    /// Rows of each expert in the last layer. No step is under way.
     pub fn expert_rows(&self) -> Result<Vec<u32>> {
-        self.activations.x.routes.rows_by_expert(&self.context.stream)
+        let last = self.last();
+        last.activations.x.routes.rows_by_expert(&last.context.stream)
     }
 
     /// How it computes.
     pub fn numbers(&self) -> Numbers {
-        self.numbers
+        self.common.numbers
     }
 
-    /// Brings a plan to the device, once all that was queued before is done.
+    /// Brings a plan to the only device, once all that was queued before is done.
     pub fn begin(&mut self, plan: &StepPlan, want: Want) -> Result<Parts<'_>> {
-        self.context.stream.synchronize()?;
-        let turn = self.steps % DEPTH;
-        if self.whole_rows(want) {
+        self.first().context.stream.synchronize()?;
+        let turn = self.steps % self.common.depth;
+        if self.last().whole_rows(want) {
             self.need_logits(plan.logits.len())?;
         }
-        let header = self.memory.write(plan, turn, want)?;
-        let shape = self.shape(plan, &header, want);
+        let header = self.plans.write(plan, turn, want)?;
         let logits = self.logits.as_ref().map(|path| path.at(turn)).unwrap_or_default();
-        self.ops.begin(shape, plan, logits);
-        self.ops.upload(&self.memory.upload_args())?;
+        let stage = &mut self.stages[0];
+        let shape = stage.shape(plan, &header, want);
+        stage.begin(plan, shape, logits)?;
         self.steps += 1;
         Ok(Parts {
-            ops: &mut self.ops,
-            weights: &self.weights,
-            activations: &mut self.activations,
-            kv: &mut self.kv,
+            ops: &mut stage.ops,
+            weights: &stage.weights,
+            activations: &mut stage.activations,
+            kv: &mut stage.kv,
         })
     }
 
     /// Fills the KV cache with one byte.
     pub fn fill_kv(&mut self, byte: u8) -> Result<()> {
-        self.ops.fill_kv(&mut self.kv, byte)
+        let mut stages = self.stages.iter_mut();
+        stages.try_for_each(|stage| stage.ops.fill_kv(&mut stage.kv, byte))
     }
 
     /// Each wanted row's largest logit in the step begun last, all of which has been queued.
     pub fn found(&self, plan: &StepPlan) -> Result<Vec<Greedy>> {
-        self.context.stream.synchronize()?;
-        Ok(self.greedy_of((self.steps + 1) % DEPTH, plan.logits.len()).collect())
+        self.last().context.stream.synchronize()?;
+        let turn = (self.steps + self.common.depth - 1) % self.common.depth;
+        Ok(self.greedy_of(turn, plan.logits.len()).collect())
     }
 }

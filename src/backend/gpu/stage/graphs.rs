@@ -1,11 +1,12 @@
-//! A replica's captured graphs, one for each shape of step.
+//! A stage's captured graphs, one for each shape of step.
 
 use super::super::attention_plan::most_items;
 use super::super::context::Capture;
+use super::super::logits::LogitsAt;
 use super::super::memory::Graph;
 use super::super::ops::StepShape;
 use super::super::step::AttentionShape;
-use super::{GpuReplica, StepHeader};
+use super::{Stage, StepHeader};
 use crate::batch::{StepPlan, Want};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
@@ -42,14 +43,14 @@ impl Graphs {
     }
 }
 
-impl GpuReplica {
+impl Stage {
     /// Captures the graphs of steps that only decode, which are most, so that no run waits for them.
     pub(super) fn prepare(&mut self) -> Result<()> {
         if self.ops.timeline.is_some() || self.whole_rows(Want::Greedy) {
             return Ok(());
         }
         for shape in self.decoding_shapes()? {
-            self.capture(&StepPlan::default(), shape, Want::Greedy, 0)?;
+            self.capture(&StepPlan::default(), shape, Want::Greedy, 0, LogitsAt::default())?;
         }
         Ok(())
     }
@@ -63,13 +64,13 @@ impl GpuReplica {
             let least = rows + 1;
             rows = bucket(least, self.capacity.logits_rows);
             let target = &self.context.target;
-            let most = target.decode_items(most_decode_items(rows, keys, self.memory.attention()));
+            let most = target.decode_items(most_decode_items(rows, keys, &self.attention));
             let mut items = target.decode_items(least);
             loop {
                 items = bucket(items, usize::MAX);
                 let shape = StepShape {
                     rows: bucket(least, self.capacity.rows),
-                    logits_rows: rows,
+                    logits_rows: self.unembedding().map_or(0, |_| rows),
                     decode_items: items,
                     prefill_tiles: 0,
                     logits: false,
@@ -85,11 +86,12 @@ impl GpuReplica {
         Ok(shapes)
     }
 
-    /// The shape of a step.
-    pub(super) fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
+    /// The shape of a step; the stages before the last one have nothing to do with logits.
+    pub fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
+        let logits_rows = self.unembedding().map_or(0, |_| plan.logits.len());
         StepShape {
             rows: bucket(plan.rows(), self.capacity.rows),
-            logits_rows: bucket(plan.logits.len(), self.capacity.logits_rows),
+            logits_rows: bucket(logits_rows, self.capacity.logits_rows),
             decode_items: match header.full_items.max(header.window_items) as usize {
                 0 => 0,
                 items => bucket(self.context.target.decode_items(items), usize::MAX),
@@ -99,33 +101,47 @@ impl GpuReplica {
                 tiles => bucket(tiles, self.capacity.rows),
             },
             logits: self.whole_rows(want),
-            draws: matches!(want, Want::Draws { .. }),
+            draws: self.unembedding().is_some() && matches!(want, Want::Draws { .. }),
         }
     }
 
     /// Queues a step's kernels: a captured graph of its shape, or one by one where they are timed or there is no graph.
-    pub(super) fn queue(&mut self, plan: &StepPlan, shape: StepShape, want: Want, turn: usize) -> Result<()> {
+    pub(super) fn launch(
+        &mut self,
+        plan: &StepPlan,
+        shape: StepShape,
+        want: Want,
+        turn: usize,
+        logits: LogitsAt,
+    ) -> Result<()> {
         if self.ops.timeline.is_some() {
-            return self.run(plan, shape, want, turn);
+            return self.run(plan, shape, want, logits);
         }
         let buffer = if shape.logits { turn } else { 0 };
         if !self.graphs.by_shape.contains_key(&(shape, buffer)) {
-            self.capture(plan, shape, want, buffer)?;
+            self.capture(plan, shape, want, buffer, logits)?;
         }
         match self.graphs.by_shape.get(&(shape, buffer)) {
             // SAFETY: the replica owns all memory its kernels use and waits for the stream before it drops any.
             Some(graph) => unsafe { graph.launch(&self.context.stream) },
-            None => self.run(plan, shape, want, turn),
+            None => self.run(plan, shape, want, logits),
         }
     }
 
     /// Captures the graph of a shape, if captures work now.
-    fn capture(&mut self, plan: &StepPlan, shape: StepShape, want: Want, buffer: usize) -> Result<()> {
+    fn capture(
+        &mut self,
+        plan: &StepPlan,
+        shape: StepShape,
+        want: Want,
+        buffer: usize,
+        logits: LogitsAt,
+    ) -> Result<()> {
         if self.graphs.trouble == Trouble::Incomplete {
             return Ok(());
         }
         let context = self.context.clone();
-        let trouble = match context.capture(|| self.run(plan, shape, want, buffer))? {
+        let trouble = match context.capture(|| self.run(plan, shape, want, logits))? {
             Capture::Graph(graph) => {
                 let graphs = &mut self.graphs.by_shape;
                 let more = graphs.try_reserve(1);

@@ -1,0 +1,300 @@
+//! What a range of layers asks of a device: memory, and time.
+
+use super::cut::cut;
+use crate::backend::gpu::args::{PARTIAL_FLOATS, WIRE_ROWS};
+use crate::backend::gpu::attention_plan::max_partial_slots;
+use crate::backend::gpu::driver::DeviceMemory;
+use crate::backend::gpu::kv::page_bytes;
+use crate::backend::gpu::ops::{SLACK_ROWS, slots, y_format};
+use crate::backend::gpu::shapes::Kind;
+use crate::backend::gpu::stage::{Common, reserved_bytes};
+use crate::backend::gpu::target::Target;
+use crate::backend::gpu::wire::Wire;
+use crate::kv_blocks::block_bytes;
+use crate::options::Options;
+use crate::tensors::{Field, Holds, TensorId};
+use crate::weights::{Layout, WeightFormat};
+use std::ops::Range;
+
+/// Bytes that a device's memory moves in a second, and operations that its matrix units do, of the products below: an
+/// H200's, as the benches' records have them. Other devices' are in a like proportion.
+const BYTES_PER_S: f64 = 4.2e12;
+const FLOPS_PER_S: f64 = 7.5e14;
+/// A layer takes so many times what its weights and products take one after the other, and what its keys and values take.
+/// (The unembedding takes what the longer of the two does.)
+const LAYER_FACTOR: f64 = 1.45;
+
+/// A model on devices of a kind.
+pub struct Demand<'a> {
+    /// The model, and the sizes of steps.
+    pub common: &'a Common,
+    /// The device.
+    pub target: &'a Target,
+}
+
+impl Demand<'_> {
+    /// The layers of each of these devices, if the model fits them beside a KV cache for so many sequences: so that the
+    /// slowest stage is as fast as can be.
+    pub fn cut(&self, memory: &[DeviceMemory], sequences: usize, options: &Options) -> Option<Vec<Range<usize>>> {
+        let fits = |stage: usize, layers: &Range<usize>| {
+            let DeviceMemory { free, total } = memory[stage];
+            self.bytes(layers, sequences, options, total) <= free
+        };
+        let layers = self.common.config.n_layers;
+        cut(layers, memory.len(), |layers| self.seconds(layers), fits)
+    }
+
+    /// Device memory of a stage with a KV cache for so many sequences of the model's `seq_len`; what is left to the
+    /// runtime, and to logits of a run that draws, included.
+    pub fn bytes(&self, layers: &Range<usize>, sequences: usize, options: &Options, total_bytes: u64) -> u64 {
+        let weights = self.weight_bytes(layers);
+        let logits = if self.is_last(layers) {
+            self.common.logits_bytes()
+        } else {
+            0
+        };
+        let beside = self.workspace_bytes(layers) + self.kv_bytes(layers, sequences, options) + logits;
+        weights + beside.max(self.wire_bytes(layers)) + reserved_bytes(total_bytes)
+    }
+
+    fn is_last(&self, layers: &Range<usize>) -> bool {
+        layers.end == self.common.config.n_layers
+    }
+
+    /// The weights of these layers in the formats that released models have.
+    pub fn weight_bytes(&self, layers: &Range<usize>) -> u64 {
+        let config = &self.common.config;
+        let of_array = |array: Field| {
+            let [all, members] = array.counts(config);
+            let here = (0..all).filter(|&layer| layers.contains(&array.goes_with(layer, config)));
+            here.count() * members * self.tensor_bytes(array.id(0, 0))
+        };
+        Field::IN_FILE_ORDER.into_iter().map(of_array).sum::<usize>() as u64
+    }
+
+    fn tensor_bytes(&self, id: TensorId) -> usize {
+        let [rows, cols] = id.shape(&self.common.config);
+        match id.place().0.holds() {
+            Holds::Norm | Holds::Bias => 4 * rows * cols,
+            Holds::Lookup | Holds::Router => 2 * rows * cols,
+            Holds::Dense => self.target.packed(Kind::Dense, rows, cols).bytes,
+            Holds::Expert { .. } => self.target.packed(Kind::Mxfp4, rows, cols).bytes,
+        }
+    }
+
+    /// The largest tensor as it comes from the host.
+    fn wire_bytes(&self, layers: &Range<usize>) -> u64 {
+        let c = &self.common.config;
+        let bytes = |format, id: TensorId| {
+            let [rows, cols] = id.shape(c);
+            rows.div_ceil(WIRE_ROWS) * Wire.tile_bytes(format, cols)
+        };
+        let (layer, expert) = (0, 0);
+        let tables = if layers.start == 0 || self.is_last(layers) {
+            bytes(WeightFormat::Bf16, TensorId::Unembedding)
+        } else {
+            0
+        };
+        let experts = c.n_experts * bytes(WeightFormat::Mxfp4, TensorId::Mlp1 { layer, expert });
+        tables.max(experts) as u64
+    }
+
+    /// Activations, and what operations use among themselves: mostly what follows from the rows of a step.
+    pub fn workspace_bytes(&self, layers: &Range<usize>) -> u64 {
+        let Common {
+            config: c,
+            numbers,
+            rows,
+            logits_rows,
+            ..
+        } = self.common;
+        let (rows, terms, slots) = (*rows, numbers.terms, slots(c, *rows));
+        let tiled = |rows: usize, width: usize| 2 * terms * (rows + SLACK_ROWS) * width.next_multiple_of(64);
+        let keys = c.seq_len.max(c.sliding_window) * logits_rows;
+        let partials = max_partial_slots(keys, c.n_kv_heads, self.target.attention_processors());
+        let hops = usize::from(layers.start > 0) + usize::from(!self.is_last(layers));
+        let bytes = 4 * rows * c.hidden_dim * (2 + hops)
+            + tiled(rows, c.hidden_dim)
+            + 4 * rows * c.qkv_dim()
+            + tiled(rows, c.q_dim())
+            + tiled(slots, c.intermediate_dim)
+            + tiled(slots, c.hidden_dim)
+            + slots * c.hidden_dim * y_format(numbers).bytes()
+            + rows * c.q_dim() * numbers.kv.bytes()
+            + 4 * PARTIAL_FLOATS * partials * c.n_kv_heads
+            + 4 * c.head_dim * c.longest().min(131_072);
+        bytes as u64
+    }
+
+    /// Keys and values of so many sequences, or what the user has set.
+    fn kv_bytes(&self, layers: &Range<usize>, sequences: usize, options: &Options) -> u64 {
+        if options.kv_mb > 0 {
+            return (options.kv_mb as u64) << 20;
+        }
+        let (config, numbers) = (&self.common.config, &self.common.numbers);
+        let [full, window] = block_bytes(config, layers, page_bytes(config, numbers.kv, self.target));
+        let one = self.common.kv_blocks_of(config.seq_len);
+        (sequences * (one.full * full + one.window * window)) as u64
+    }
+
+    /// Seconds that a stage takes, compared with other ranges of layers, in steps of as many rows as there may be.
+    pub fn seconds(&self, layers: &Range<usize>) -> f64 {
+        let c = &self.common.config;
+        let rows = self.common.logits_rows as f64;
+        let time = |bytes: f64, flops: f64| [bytes / BYTES_PER_S, flops / FLOPS_PER_S];
+        let values = |id: TensorId| id.shape(c).into_iter().product::<usize>() as f64;
+        let one = |layer: usize| {
+            let dense = values(TensorId::Qkv { layer }) + values(TensorId::AttnOut { layer });
+            let expert = values(TensorId::Mlp1 { layer, expert: 0 }) + values(TensorId::Mlp2 { layer, expert: 0 });
+            let (k, experts) = (c.experts_per_token as f64, c.n_experts as f64);
+            let hit = experts * (1.0 - (1.0 - k / experts).powf(rows));
+            // Half of a sequence is there on average, and most are half as long as they may be.
+            let keys = c.window(layer).unwrap_or(usize::MAX).min(c.seq_len / 4) as f64;
+            let kv = rows * keys * (2 * c.kv_dim() * self.common.numbers.kv.bytes()) as f64;
+            let bytes = 2.0 * dense + hit * expert * 17.0 / 32.0;
+            let [memory, matrix] = time(bytes, 2.0 * rows * (dense + k * expert));
+            LAYER_FACTOR * (memory + matrix) + kv / BYTES_PER_S
+        };
+        let mut seconds: f64 = layers.clone().map(one).sum();
+        let table = values(TensorId::Unembedding);
+        if self.is_last(layers) {
+            let [memory, matrix] = time(2.0 * table, 2.0 * rows * table);
+            seconds += memory.max(matrix);
+        }
+        if layers.start == 0 {
+            seconds += rows * 6.0 * c.hidden_dim as f64 / BYTES_PER_S;
+        }
+        seconds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::gpu::args::Format;
+    use crate::backend::gpu::driver::Device;
+    use crate::config::ModelConfig;
+
+    fn target(arch: &str) -> Target {
+        Target::of(&Device {
+            runtime: "cuda",
+            ordinal: 0,
+            name: "X".into(),
+            arch: arch.into(),
+            multiprocessors: if arch == "sm_90" { 132 } else { 104 },
+        })
+        .unwrap()
+    }
+
+    fn common(config: &ModelConfig, max_batch: usize, stages: usize) -> Common {
+        let options = Options {
+            max_batch: Some(max_batch),
+            ..Options::default()
+        };
+        Common::new(config, &options, Format::F16, stages)
+    }
+
+    #[test]
+    fn weights_are_counted_as_they_are() {
+        for arch in ["sm_90", "gfx90a"] {
+            for (config, gb) in [(ModelConfig::preset_20b(), 13.8), (ModelConfig::preset_120b(), 65.2)] {
+                let (common, target) = (common(&config, 1024, 1), target(arch));
+                let demand = Demand {
+                    common: &common,
+                    target: &target,
+                };
+                let all = demand.weight_bytes(&(0..config.n_layers)) as f64 * 1e-9;
+                assert!((all / gb - 1.0).abs() < 0.03, "{arch}: {all} GB");
+                let halves = demand.weight_bytes(&(0..10)) + demand.weight_bytes(&(10..config.n_layers));
+                assert_eq!(halves, demand.weight_bytes(&(0..config.n_layers)));
+            }
+        }
+    }
+
+    /// An H200's times at 890 rows, as the benches' records have them.
+    #[test]
+    fn times_are_those_measured() {
+        for (config, layer_us) in [(ModelConfig::preset_20b(), 731.0), (ModelConfig::preset_120b(), 1130.0)] {
+            let (common, target) = (common(&config, 890, 1), target("sm_90"));
+            let demand = Demand {
+                common: &common,
+                target: &target,
+            };
+            // A windowed layer and a full one.
+            let us = demand.seconds(&(2..4)) * 0.5e6;
+            assert!((us / layer_us - 1.0).abs() < 0.15, "{us} us");
+            let last = config.n_layers;
+            let head = (demand.seconds(&(last - 2..last)) - demand.seconds(&(2..4))) * 1e6;
+            assert!((head / 1400.0 - 1.0).abs() < 0.15, "{head} us");
+        }
+    }
+
+    #[test]
+    fn stages_take_equally_long() {
+        let config = ModelConfig::preset_120b();
+        let target = target("sm_90");
+        let memory = DeviceMemory {
+            free: 140 << 30,
+            total: 141 << 30,
+        };
+        for stages in 2..=8 {
+            let common = common(&config, 1024, stages);
+            let demand = Demand {
+                common: &common,
+                target: &target,
+            };
+            let cut = demand.cut(&vec![memory; stages], 256, &Options::default()).unwrap();
+            let times: Vec<_> = cut.iter().map(|layers| demand.seconds(layers)).collect();
+            let slowest = times.iter().copied().fold(0.0, f64::max);
+            let mean = times.iter().sum::<f64>() / stages as f64;
+            // To a layer.
+            assert!(slowest - mean <= demand.seconds(&(1..2)), "{stages}: {times:?}");
+        }
+    }
+
+    /// README's table: devices that `auto` puts together, and sequences of `seq_len` that have room in a group.
+    #[test]
+    fn the_readme_says_what_fits() {
+        let readme = include_str!("../../../../README.md");
+        let cards = [
+            ("MI250, a device", 64, 65_536, "gfx90a"),
+            ("H100", 80, 81_559, "sm_90"),
+            ("H200", 141, 143_771, "sm_90"),
+            ("MI300X", 192, 196_608, "gfx942"),
+        ];
+        let mut lacking = Vec::new();
+        for (name, gb, mib, arch) in cards {
+            let memory = DeviceMemory {
+                free: (mib - 600) << 20,
+                total: mib << 20,
+            };
+            let room = |config: &ModelConfig, stages: usize| {
+                let (common, target) = (common(config, 1024, stages), target(arch));
+                let demand = Demand {
+                    common: &common,
+                    target: &target,
+                };
+                let memory = vec![memory; stages];
+                let fits = |n: usize| demand.cut(&memory, n, &Options::default()).is_some();
+                // To eight sequences.
+                let (mut room, mut too_many) = (0, common.sequences / 8 + 1);
+                while too_many - room > 1 {
+                    let n = usize::midpoint(room, too_many);
+                    *(if fits(8 * n) { &mut room } else { &mut too_many }) = n;
+                }
+                8 * room
+            };
+            let cells = [ModelConfig::preset_20b(), ModelConfig::preset_120b()].map(|config| {
+                let rooms: Vec<usize> = (1..=4).map(|stages| room(&config, stages)).collect();
+                let group = rooms.iter().position(|&n| n >= 256).map_or(0, |place| place + 1);
+                let rooms: Vec<_> = rooms.iter().map(usize::to_string).collect();
+                format!("{group} | {}", rooms.join(", "))
+            });
+            let row = format!("| {name} | {gb} GB | {} |", cells.join(" | "));
+            if !readme.contains(&row) {
+                lacking.push(row);
+            }
+        }
+        assert!(lacking.is_empty(), "README.md lacks:\n{}", lacking.join("\n"));
+    }
+}

@@ -1,0 +1,383 @@
+//! A replica's part on one device: a contiguous range of layers, their keys and values, and the kernels of a step on them.
+
+mod graphs;
+
+use super::args::{self, KV_PAGE, StepHeader};
+use super::attention_plan::max_partial_slots;
+use super::ceilings::Ceilings;
+use super::context::Context;
+use super::kv::{KvCache, page_bytes};
+use super::logits::LogitsAt;
+use super::memory::Event;
+use super::ops::{Buffer, GpuOps, Numbers, ResidualMemory, Sizes, StepShape, slots};
+use super::profile::{StepClock, Timeline};
+use super::step::{AttentionShape, Capacity, Plans, StepMemory};
+use super::weights::{GpuWeights, Matrix};
+use crate::batch::{StepOutput, StepPlan, Want};
+use crate::config::ModelConfig;
+use crate::error::Result;
+use crate::kv_blocks::{KvBlocks, block_bytes};
+use crate::model::{Activations, Scratch, forward};
+use crate::options::{Options, Precision, StepLimits};
+use crate::profile::{Profile, Roof};
+use crate::replica::Part;
+use graphs::Graphs;
+use std::sync::Arc;
+
+/// Rows of one sequence in a step: more would only widen the rings of windowed layers.
+const CHUNK_TOKENS: usize = 512;
+
+/// Memory left to the runtime, for code, graphs and its own buffers, on a device of so much.
+pub fn reserved_bytes(total_bytes: u64) -> u64 {
+    (1 << 30).min(total_bytes / 16)
+}
+
+/// What all stages of a replica have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// The model.
+    pub config: ModelConfig,
+    /// How it computes.
+    pub numbers: Numbers,
+    /// The most rows of a step.
+    pub rows: usize,
+    /// The most of them whose logits are wanted.
+    pub logits_rows: usize,
+    /// The most sequences at once.
+    pub sequences: usize,
+    /// The most rows of one sequence in a step.
+    pub chunk_tokens: usize,
+    /// Steps under way at once.
+    pub depth: usize,
+}
+
+/// A stage before its KV cache: what else it needs is there, so that the rest of the memory may be counted.
+pub struct Begun {
+    context: Arc<Context>,
+    weights: GpuWeights,
+    activations: Activations<ResidualMemory, Buffer>,
+    roof: Option<Roof>,
+}
+
+impl Begun {
+    /// Makes room for a step's activations beside the weights.
+    pub fn new(context: Arc<Context>, weights: GpuWeights, common: &Common, profile: bool) -> Result<Self> {
+        // Before anything takes what memory there is.
+        let roof = if profile { roof(&context)? } else { None };
+        Ok(Self {
+            activations: activations(&context, common)?,
+            context,
+            weights,
+            roof,
+        })
+    }
+
+    /// Its device.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Blocks for as many sequences of the checkpoint's length as may run at once and free memory allows.
+    pub fn kv_blocks(&self, common: &Common, options: &Options) -> Result<KvBlocks> {
+        let driver = &self.context.driver;
+        let layers = self.weights.range();
+        let bytes = options.kv_bytes(|| {
+            let memory = driver.memory()?;
+            let reserved = reserved_bytes(memory.total) + self.logits_bytes(common);
+            Ok(memory.free.saturating_sub(reserved) as usize)
+        })?;
+        let page_bytes = page_bytes(&common.config, common.numbers.kv, &self.context.target);
+        Ok(common.kv_blocks(options, block_bytes(&common.config, &layers, page_bytes), bytes))
+    }
+
+    /// Device memory that whole rows of logits may ask for in a later run, which draws.
+    fn logits_bytes(&self, common: &Common) -> u64 {
+        match &self.weights.head {
+            Some(_) => common.logits_bytes(),
+            None => 0,
+        }
+    }
+}
+
+impl Common {
+    /// What `options` ask for, where a replica has so many stages.
+    pub fn new(config: &ModelConfig, options: &Options, format: args::Format, stages: usize) -> Self {
+        let limits = options.step_limits(StepLimits::GPU);
+        Self {
+            config: config.clone(),
+            numbers: numbers(options, format),
+            rows: limits.step_tokens,
+            logits_rows: limits.max_batch,
+            sequences: limits.max_batch.saturating_mul(stages),
+            chunk_tokens: limits.step_tokens.min(CHUNK_TOKENS),
+            // Each stage computes a step, and one waits behind them.
+            depth: stages + 1,
+        }
+    }
+
+    /// Blocks that a sequence of so many positions takes.
+    pub fn kv_blocks_of(&self, positions: usize) -> KvBlocks {
+        KvBlocks::of_sequence(&self.config, KV_PAGE, self.chunk_tokens, positions)
+    }
+
+    /// Device memory of whole rows of logits.
+    pub fn logits_bytes(&self) -> u64 {
+        (self.depth * self.logits_rows * self.config.vocab_size * 4) as u64
+    }
+
+    /// As many blocks of `[full, windowed]` bytes as there is memory and use for.
+    pub fn kv_blocks(&self, options: &Options, block_bytes: [usize; 2], bytes: usize) -> KvBlocks {
+        let longest = options.longest_sequence(&self.config);
+        let (config, chunk_tokens) = (&self.config, self.chunk_tokens);
+        KvBlocks::within(
+            config,
+            KV_PAGE,
+            chunk_tokens,
+            block_bytes,
+            bytes,
+            self.sequences,
+            longest,
+        )
+    }
+}
+
+/// See the module.
+pub struct Stage {
+    // In this order dropped: first whatever may still use memory.
+    graphs: Graphs,
+    /// Its operations.
+    pub ops: GpuOps,
+    memory: StepMemory,
+    /// A step's activations.
+    pub activations: Activations<ResidualMemory, Buffer>,
+    /// Keys and values.
+    pub kv: KvCache,
+    /// Weights.
+    pub weights: GpuWeights,
+    /// Its device.
+    pub context: Arc<Context>,
+    capacity: Capacity,
+    attention: AttentionShape,
+    weight_bytes: u64,
+    /// Times steps as wholes, if asked to.
+    pub clock: Option<StepClock>,
+}
+
+impl Stage {
+    /// Makes the KV cache, and room for `plans`.
+    pub fn new(begun: Begun, common: &Common, blocks: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
+        let Begun {
+            context,
+            weights,
+            activations,
+            roof,
+        } = begun;
+        let kv = KvCache::new(&context, &common.config, weights.range(), common.numbers.kv, blocks)?;
+        let memory = StepMemory::new(&context.stream, plans)?;
+        let attention = common.attention(&context);
+        let keys = blocks.full * KV_PAGE + common.logits_rows * common.config.sliding_window;
+        let capacity = common.capacity(blocks);
+        let sizes = Sizes {
+            rows: common.rows,
+            logits_rows: common.logits_rows,
+            positions: capacity.positions,
+            partial_slots: max_partial_slots(keys, common.config.n_kv_heads, attention.processors),
+            turns: common.depth,
+        };
+        let unembedding = weights.head.as_ref().map(|head| &head.unembedding);
+        let mut ops = GpuOps::new(
+            &context,
+            &common.config,
+            common.numbers,
+            memory.step(),
+            sizes,
+            unembedding,
+        )?;
+        ops.timeline = profile.then(|| Timeline::new(roof));
+        let mut stage = Self {
+            graphs: Graphs::default(),
+            ops,
+            memory,
+            activations,
+            kv,
+            weight_bytes: weights.sum(|matrix| matrix.bytes.bytes() as u64, |vector| vector.bytes() as u64),
+            weights,
+            context,
+            capacity,
+            attention,
+            clock: None,
+        };
+        stage.prepare()?;
+        stage.context.stream.synchronize()?;
+        Ok(stage)
+    }
+
+    /// What gives the logits, on the last stage.
+    fn unembedding(&self) -> Option<&Matrix> {
+        self.weights.head.as_ref().map(|head| &head.unembedding)
+    }
+
+    /// Whether a step leaves whole rows of logits on the device.
+    pub fn whole_rows(&self, want: Want) -> bool {
+        self.unembedding().is_some_and(|w| want != Want::Greedy || w.is_wire())
+    }
+
+    /// Queues a step's kernels, between two events if steps are timed; whole rows go to `logits`.
+    pub fn queue(
+        &mut self,
+        plan: &StepPlan,
+        header: &StepHeader,
+        want: Want,
+        turn: usize,
+        logits: LogitsAt,
+    ) -> Result<()> {
+        let shape = self.shape(plan, header, want);
+        let Some(mut clock) = self.clock.take() else {
+            return self.launch(plan, shape, want, turn, logits);
+        };
+        let context = self.context.clone();
+        let queued = clock.time(&context, || self.launch(plan, shape, want, turn, logits));
+        self.clock = Some(clock);
+        queued
+    }
+
+    fn run(&mut self, plan: &StepPlan, shape: StepShape, want: Want, logits: LogitsAt) -> Result<()> {
+        self.begin(plan, shape, logits)?;
+        let Self {
+            ops,
+            weights,
+            activations,
+            kv,
+            ..
+        } = self;
+        let mut later = StepOutput::default(); // what it gives is read when the step is collected
+        forward(ops, &weights.whole(), plan, activations, kv, want, &mut later)
+    }
+
+    /// Queues the kernel that fetches the plan; operations of a step of this shape may follow.
+    pub fn begin(&mut self, plan: &StepPlan, shape: StepShape, logits: LogitsAt) -> Result<()> {
+        self.ops.begin(shape, plan, logits);
+        self.ops.upload(&self.memory.upload_args())
+    }
+
+    /// Times of its kernels, if profiling was asked for.
+    pub fn profile(&self) -> Option<&Profile> {
+        self.ops.timeline.as_ref().map(|timeline| &timeline.profile)
+    }
+
+    /// For users: its device, layers and memory.
+    pub fn part(&self) -> Part<'_> {
+        const GB: f64 = 1e9;
+        let range = self.weights.range();
+        let before = if self.weights.embedding.is_some() {
+            "the embedding, "
+        } else {
+            ""
+        };
+        let behind = if self.weights.head.is_some() {
+            ", the unembedding"
+        } else {
+            ""
+        };
+        Part {
+            name: format!(
+                "{}: {before}layers {} to {}{behind}; weights {:.2} GB, KV cache {:.2} GB",
+                self.context.name(),
+                range.start,
+                range.end - 1,
+                self.weight_bytes as f64 / GB,
+                self.kv.bytes() as f64 / GB
+            ),
+            profile: self.profile(),
+        }
+    }
+
+    /// Forgets graphs that have the addresses of logits. None of them runs.
+    pub fn forget_logits(&mut self) {
+        self.graphs.forget_logits();
+    }
+
+    /// Counts the oldest step, which is done; `copied`, an event with a time, tells when what it gave was on the host.
+    pub fn settle(&mut self, copied: Option<&Event>, count_rows: bool) -> Result<()> {
+        if let Some(clock) = &mut self.clock {
+            clock.settle(copied)?;
+        }
+        if let Some(timeline) = &mut self.ops.timeline {
+            timeline.settle()?;
+            if count_rows {
+                let rows = self.activations.x.routes.rows_by_expert(&self.context.stream)?;
+                timeline.profile.spread.add(&rows);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Common {
+    /// The most of everything a step can have.
+    pub fn capacity(&self, blocks: KvBlocks) -> Capacity {
+        Capacity {
+            rows: self.rows,
+            sequences: self.sequences,
+            logits_rows: self.logits_rows,
+            pages: blocks.full + blocks.window,
+            positions: MAX_POSITIONS.min((blocks.full * KV_PAGE).max(self.config.seq_len)),
+            vocab: self.config.vocab_size,
+        }
+    }
+
+    /// What attention's planning needs to know of a device.
+    pub fn attention(&self, context: &Context) -> AttentionShape {
+        AttentionShape {
+            kv_heads: self.config.n_kv_heads,
+            window: self.config.sliding_window,
+            processors: context.target.attention_processors(),
+            prefill_rows: context.target.prefill_rows(),
+        }
+    }
+}
+
+fn numbers(options: &Options, format: args::Format) -> Numbers {
+    let exact = options.precision == Some(Precision::Exact);
+    let terms = match (exact, format) {
+        (false, _) => 1,
+        (true, args::Format::Bf16) => 3,
+        (true, _) => 2,
+    };
+    Numbers {
+        format,
+        kv: if exact { args::Format::F32 } else { format },
+        terms,
+        exact,
+    }
+}
+
+/// The most positions a sequence can have: gpt-oss's context.
+const MAX_POSITIONS: usize = 131_072;
+
+/// The device's peak rates. An emulated device has none.
+fn roof(context: &Context) -> Result<Option<Roof>> {
+    if context.driver.device().runtime == "simt" {
+        return Ok(None);
+    }
+    Ceilings::measure(context).map(|ceilings| {
+        Some(Roof {
+            bytes_per_s: ceilings.copy_bytes_per_s,
+            flops_per_s: ceilings.matrix_flops_per_s,
+        })
+    })
+}
+
+fn activations(context: &Context, common: &Common) -> Result<Activations<ResidualMemory, Buffer>> {
+    let (config, numbers, rows) = (&common.config, &common.numbers, common.rows);
+    let tiled = |rows, width| Buffer::tiled(context, rows, width, numbers.terms);
+    Ok(Activations {
+        x: ResidualMemory::new(context, config, rows, numbers)?,
+        scratch: Scratch {
+            t: tiled(rows, config.hidden_dim)?,
+            qkv: Buffer::plain(context, rows, config.qkv_dim())?,
+            attention: tiled(rows, config.q_dim())?,
+            h: tiled(slots(config, rows), config.intermediate_dim)?,
+        },
+    })
+}
