@@ -328,6 +328,12 @@ typedef struct {
   // Weights that are not finite are an error, not a warning, and prompts that would be cut are refused: GETP_ON, or
   // GETP_OFF, the default (GETP_STRICT=0|1).
   int strict;
+  // Not read.
+  int reserved;
+  // GPUs that make a replica together, each with some of the layers; by default as few as have room (GETP_GROUP=auto|N).
+  int group;
+  // The most memory to use on each GPU in MiB; by default what is free (GETP_DEVICE_MB).
+  int device_mb;
 } getp_options;
 
 #ifdef __cplusplus

@@ -67,6 +67,10 @@ pub struct Options {
     pub step_tokens: Option<usize>,
     /// `GETP_KV_MB=N`: the most memory for a device's KV cache in MiB; 0 sizes it from free memory.
     pub kv_mb: usize,
+    /// `GETP_GROUP=auto|N`: GPUs that make a replica together; `None` takes as few as have room.
+    pub group: Option<usize>,
+    /// `GETP_DEVICE_MB=N`: the most memory to use on each GPU in MiB; 0 is all that is free.
+    pub device_mb: usize,
     /// `GETP_PRINT=0|1|answer`: what to print of each request on stdout.
     pub print: Print,
     /// `GETP_PROGRESS=0|1`: a progress bar on stderr, if that is a terminal.
@@ -98,6 +102,10 @@ pub struct Choices {
     pub step_tokens: Option<usize>,
     /// See [`Options::kv_mb`].
     pub kv_mb: Option<usize>,
+    /// See [`Options::group`]; `Some(None)` is `auto`.
+    pub group: Option<Option<usize>>,
+    /// See [`Options::device_mb`].
+    pub device_mb: Option<usize>,
     /// See [`Options::print`].
     pub print: Option<Print>,
     /// See [`Options::progress`].
@@ -111,13 +119,15 @@ pub struct Choices {
 }
 
 /// Every environment variable that is read.
-pub const VARIABLES: [&str; 11] = [
+pub const VARIABLES: [&str; 13] = [
     "GETP_PRECISION",
     "GETP_DEVICE",
     "GETP_THREADS",
     "GETP_MAX_BATCH",
     "GETP_STEP_TOKENS",
     "GETP_KV_MB",
+    "GETP_GROUP",
+    "GETP_DEVICE_MB",
     "GETP_PRINT",
     "GETP_PROGRESS",
     "GETP_PROFILE",
@@ -154,6 +164,7 @@ const MAX_THREADS: usize = 4096;
 const MAX_BATCH: usize = 1 << 16;
 const MAX_STEP_TOKENS: usize = 1 << 20;
 const MAX_KV_MB: usize = 1 << 24;
+const MAX_GROUP: usize = 1024;
 
 impl Default for Options {
     fn default() -> Self {
@@ -164,6 +175,8 @@ impl Default for Options {
             max_batch: None,
             step_tokens: None,
             kv_mb: 0,
+            group: None,
+            device_mb: 0,
             print: Print::Text,
             progress: true,
             profile: false,
@@ -237,6 +250,8 @@ impl Choices {
             "GETP_MAX_BATCH" => self.max_batch = Some(number(name, value, 1, MAX_BATCH)?),
             "GETP_STEP_TOKENS" => self.step_tokens = Some(number(name, value, 1, MAX_STEP_TOKENS)?),
             "GETP_KV_MB" => self.kv_mb = Some(number(name, value, 0, MAX_KV_MB)?),
+            "GETP_GROUP" => self.group = Some(group(name, value)?),
+            "GETP_DEVICE_MB" => self.device_mb = Some(number(name, value, 0, MAX_KV_MB)?),
             "GETP_PRINT" => self.print = Some(print(name, value)?),
             "GETP_PROGRESS" => self.progress = Some(switch(name, value)?),
             "GETP_PROFILE" => self.profile = Some(switch(name, value)?),
@@ -255,6 +270,8 @@ impl Choices {
             max_batch: self.max_batch.or(other.max_batch),
             step_tokens: self.step_tokens.or(other.step_tokens),
             kv_mb: self.kv_mb.or(other.kv_mb),
+            group: self.group.or(other.group),
+            device_mb: self.device_mb.or(other.device_mb),
             print: self.print.or(other.print),
             progress: self.progress.or(other.progress),
             profile: self.profile.or(other.profile),
@@ -283,6 +300,11 @@ impl Choices {
             max_batch,
             step_tokens,
             kv_mb: within("GETP_KV_MB", self.kv_mb.unwrap_or(default.kv_mb), 0, MAX_KV_MB)?,
+            group: match self.group.flatten() {
+                Some(devices) => Some(within("GETP_GROUP", devices, 1, MAX_GROUP)?),
+                None => None,
+            },
+            device_mb: within("GETP_DEVICE_MB", self.device_mb.unwrap_or(0), 0, MAX_KV_MB)?,
             print: self.print.unwrap_or(default.print),
             progress: self.progress.unwrap_or(default.progress),
             profile: self.profile.unwrap_or(default.profile),
@@ -355,6 +377,18 @@ fn gpus(text: &str) -> Option<DeviceChoice> {
     Some(DeviceChoice::Gpu { runtime, ordinals })
 }
 
+/// Devices of a replica; `None` is `auto`.
+fn group(name: &'static str, value: &OsStr) -> Result<Option<usize>> {
+    match value.to_str() {
+        Some("auto") => Ok(None),
+        text => text
+            .and_then(|text| text.parse().ok())
+            .filter(|n| (1..=MAX_GROUP).contains(n))
+            .map(Some)
+            .ok_or_else(|| unknown(name, value, format!("auto or a number from 1 to {MAX_GROUP}"))),
+    }
+}
+
 fn print(name: &'static str, value: &OsStr) -> Result<Print> {
     match value.to_str() {
         Some("0") => Ok(Print::Nothing),
@@ -422,6 +456,8 @@ mod tests {
             ("GETP_MAX_BATCH", "7"),
             ("GETP_STEP_TOKENS", "9"),
             ("GETP_KV_MB", "64"),
+            ("GETP_GROUP", "2"),
+            ("GETP_DEVICE_MB", "65536"),
             ("GETP_PRINT", "answer"),
             ("GETP_PROGRESS", "0"),
             ("GETP_PROFILE", "1"),
@@ -438,6 +474,8 @@ mod tests {
             max_batch: Some(7),
             step_tokens: Some(9),
             kv_mb: 64,
+            group: Some(2),
+            device_mb: 65_536,
             print: Print::Answer,
             progress: false,
             profile: true,
@@ -463,6 +501,9 @@ mod tests {
             ("GETP_MAX_BATCH", "0"),
             ("GETP_STEP_TOKENS", "1e3"),
             ("GETP_KV_MB", "99999999999999999999"),
+            ("GETP_GROUP", "0"),
+            ("GETP_GROUP", "all"),
+            ("GETP_DEVICE_MB", "-1"),
             ("GETP_PRINT", "yes"),
         ] {
             let error = parse(&[(name, value)]).unwrap_err().to_string();

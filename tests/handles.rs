@@ -26,7 +26,7 @@ fn options_are_checked() {
     };
     // SAFETY: its own struct.
     unsafe { getp_options_init_sized(&mut options, size_of::<Options>()) };
-    assert_eq!(options.size, 64);
+    assert_eq!(options.size, 72);
     // SAFETY: the sizes are refused or the struct's, `logits` and `device` are NULL or C strings in all of them.
     let choices = |options: Options| unsafe { Options::read(&options)?.choices() };
     let default = choices(options).unwrap();
@@ -39,9 +39,12 @@ fn options_are_checked() {
         strict: GETP_ON,
         logits: c"/tmp/x".as_ptr(),
         device: c"cpu".as_ptr(),
+        group: 2,
+        device_mb: 65_536,
         ..options
     };
     let chosen = choices(chosen).unwrap();
+    assert_eq!((chosen.group, chosen.device_mb), (Some(Some(2)), Some(65_536)));
     assert_eq!(
         (chosen.max_batch, chosen.print, chosen.profile, chosen.strict),
         (Some(5), Some(Print::Nothing), Some(true), Some(true))
@@ -53,6 +56,14 @@ fn options_are_checked() {
         ..options
     };
     assert_eq!(choices(before).unwrap().strict, None);
+    let before = Options {
+        size: 64,
+        strict: GETP_ON,
+        group: 2,
+        ..options
+    };
+    let before = choices(before).unwrap();
+    assert_eq!((before.strict, before.group), (Some(true), None));
     for (print, expected) in [(GETP_ON, Print::Text), (GETP_ANSWER, Print::Answer)] {
         assert_eq!(choices(Options { print, ..options }).unwrap().print, Some(expected));
     }
@@ -66,7 +77,7 @@ fn options_are_checked() {
                 size: usize::MAX,
                 ..options
             },
-            "is not known; use 64",
+            "is not known; use 72",
         ),
         (Options { threads: -1, ..options }, "getp_options.threads=-1"),
         (
@@ -149,16 +160,16 @@ fn options_of_other_versions_are_read_as_far_as_they_go() {
         behind: BEHIND,
     };
     let options = (&raw mut new).cast::<Options>();
-    // SAFETY: the struct's own; 72 bytes of it are the program's.
-    unsafe { getp_options_init_sized(options, 72) };
-    assert_eq!((new.today.size, new.more, new.behind), (72, 0, BEHIND));
+    // SAFETY: the struct's own; 80 bytes of it are the program's.
+    unsafe { getp_options_init_sized(options, 80) };
+    assert_eq!((new.today.size, new.more, new.behind), (80, 0, BEHIND));
     // SAFETY: as above.
     let read = |new: &Tomorrow| unsafe { Options::read((&raw const *new).cast()) };
     new.today.max_batch = 5;
     assert_eq!(read(&new).unwrap().max_batch, 5);
     new.more = 1 << 32;
     let message = read(&new).unwrap_err().to_string();
-    assert!(message.contains("getp_options: its byte 68 is set"), "{message}");
+    assert!(message.contains("getp_options: its byte 76 is set"), "{message}");
 }
 
 #[test]

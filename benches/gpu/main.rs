@@ -1,6 +1,7 @@
 //! The speed of the GPU backend, with the real models' shapes and random weights made on the devices.
 //!
 //!     cargo bench --bench gpu --features cuda -- workloads [W1 W2 ...] [--devices cuda:0] [--precision fast|exact]
+//!     cargo bench --bench gpu --features cuda -- workloads W2 --shape 120b --group 2 --requests 2200 --overlap
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- draws
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96]
@@ -47,6 +48,12 @@ struct Args {
     /// exact or fast
     #[arg(long, global = true, default_value = "fast")]
     precision: String,
+    /// `GETP_GROUP`'s value: devices that make a replica together; 0 is auto.
+    #[arg(long, global = true, default_value_t = 0)]
+    group: usize,
+    /// `GETP_DEVICE_MB`'s value.
+    #[arg(long, global = true, default_value_t = 0)]
+    device_mb: usize,
     /// Print the profile, too (kernels are then launched one by one without a graph, which is slower).
     #[arg(long, global = true)]
     profile: bool,
@@ -91,6 +98,8 @@ impl Args {
             precision: Some(precision),
             device: self.devices.parse()?,
             profile: self.profile,
+            group: (self.group > 0).then_some(self.group),
+            device_mb: self.device_mb,
             print: Print::Nothing,
             progress: false,
             ignore_end: true,

@@ -71,7 +71,8 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         .max()
         .unwrap_or(1);
     let options = getp::options::Options {
-        max_batch: Some(most),
+        // A group's devices share the requests among their steps.
+        max_batch: Some(most.div_ceil(args.group.max(1))),
         step_tokens: Some(8192),
         ..args.options()?
     };

@@ -51,20 +51,28 @@ pub struct Options {
     /// Weights that are not finite are an error, not a warning, and prompts that would be cut are refused: GETP_ON, or
     /// GETP_OFF, the default (GETP_STRICT=0|1).
     pub strict: c_int,
+    /// Not read.
+    pub reserved: c_int,
+    /// GPUs that make a replica together, each with some of the layers; by default as few as have room (GETP_GROUP=auto|N).
+    pub group: c_int,
+    /// The most memory to use on each GPU in MiB; by default what is free (GETP_DEVICE_MB).
+    pub device_mb: c_int,
 }
 
 // A program compiled with an older header must keep working: fields are only ever added at the end.
 const _: () = {
-    assert!(size_of::<Options>() == 64);
+    assert!(size_of::<Options>() == 72);
     assert!(offset_of!(Options, size) == 0 && offset_of!(Options, precision) == 8);
     assert!(offset_of!(Options, profile) == 36 && offset_of!(Options, logits) == 40);
     assert!(offset_of!(Options, device) == 48 && offset_of!(Options, strict) == 56);
+    assert!(offset_of!(Options, group) == 64 && offset_of!(Options, device_mb) == 68);
 };
 
 /// The struct's sizes in all versions, oldest first. Whoever adds a field adds a size.
-const SIZES: [usize; 3] = [
+const SIZES: [usize; 4] = [
     offset_of!(Options, device),
     offset_of!(Options, strict),
+    offset_of!(Options, group),
     size_of::<Options>(),
 ];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -140,6 +148,9 @@ impl Default for Options {
             logits: std::ptr::null(),
             device: std::ptr::null(),
             strict: 0,
+            reserved: 0,
+            group: 0,
+            device_mb: 0,
         }
     }
 }
@@ -200,6 +211,8 @@ impl Options {
             max_batch: number("getp_options.max_batch", self.max_batch)?,
             step_tokens: number("getp_options.step_tokens", self.step_tokens)?,
             kv_mb: number("getp_options.kv_mb", self.kv_mb)?,
+            group: number("getp_options.group", self.group)?.map(Some),
+            device_mb: number("getp_options.device_mb", self.device_mb)?,
             print: print(self.print)?,
             progress: switch("getp_options.progress", self.progress)?,
             profile: switch("getp_options.profile", self.profile)?,

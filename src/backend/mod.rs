@@ -22,7 +22,7 @@ pub fn open_on(usable: Usable, checkpoint: &dyn Checkpoint, options: &Options) -
     usable.lines.iter().for_each(report::line);
     if !usable.drivers.is_empty() {
         match gpu::open::open(usable.drivers, &WeightSource::Checkpoint(checkpoint), options) {
-            Err(error) if options.device == DeviceChoice::Auto => {
+            Err(error) if options.device == DeviceChoice::Auto && options.group.is_none() => {
                 report::line(format_args!("running on the CPU: {error}"));
             }
             opened => return opened,

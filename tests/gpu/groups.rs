@@ -2,8 +2,13 @@
 //! peer copies and by way of the host.
 
 use super::answers::{Answers, Run, answer, options, prompts};
-use super::devices::all;
+use super::devices::{self, all};
+use super::fake;
+use super::model::{self, Drawing, Model};
 use super::synthetic::{SyntheticCheckpoint, Temperament};
+use getp::abi::lifecycle::{self, Backends};
+use getp::backend::cpu;
+use getp::backend::gpu;
 use getp::backend::gpu::driver::simt::{Call, Live, Order, Setup, System};
 use getp::backend::gpu::open::open_cut;
 use getp::backend::gpu::weights::WeightSource;
@@ -126,4 +131,104 @@ fn queues_may_run_in_any_order_they_allow() {
             assert_same(&of(&[1, 2, 3], order, peer_access), &expected, &what);
         }
     }
+}
+
+/// A program on a system whose devices make groups of `size`: so many replicas.
+fn run(model: &Model, drawing: Drawing, system: &Arc<System>, size: usize, replicas: usize) {
+    let mut program = model.program(drawing);
+    let open = |checkpoint: &dyn Checkpoint, own: &Options| {
+        let own = Options {
+            group: Some(size),
+            ..own.clone()
+        };
+        devices::open(all(system), checkpoint, &own)
+    };
+    let backends = Backends {
+        open: &open,
+        fallback: &cpu::open,
+    };
+    model::warm_up(&mut program, &backends).unwrap();
+    let lines = |engine: &getp::engine::Engine| {
+        let of = |replica: &dyn Replica| {
+            (
+                replica.describe(),
+                replica.parts().into_iter().map(|p| p.name).collect::<Vec<_>>(),
+            )
+        };
+        engine.replicas().map(of).collect::<Vec<_>>()
+    };
+    let lines = lifecycle::with_engine(&raw const *program.transformer, lines).unwrap();
+    assert_eq!(lines.len(), replicas);
+    if size == 2 {
+        assert!(lines[0].0.starts_with("simt:0+1 "), "{lines:?}");
+        assert!(
+            lines[0].1[0].starts_with("simt:0: the embedding, layers 0 to 0; weights 0."),
+            "{lines:?}"
+        );
+        assert!(
+            lines[0].1[1].starts_with("simt:1: layers 1 to 1, the unembedding; weights 0."),
+            "{lines:?}"
+        );
+    }
+    model::inference(&mut program, &backends).unwrap();
+    assert_eq!(model::replicas(&program), replicas);
+    fake::finish(&mut program).unwrap();
+    assert_eq!(program.rows(), model.expected(drawing), "{drawing:?}, groups of {size}");
+    for device in 0..system.devices() {
+        assert_eq!(system.live(device), Live::default(), "device {device}");
+    }
+}
+
+#[test]
+fn groups_draw_as_one_device_does() {
+    let model = Model::new();
+    for drawing in [Drawing::GREEDY, Drawing::NUCLEUS, Drawing::WIDE, Drawing::ALL] {
+        run(&model, drawing, &system(2, Order::Random(3), true), 2, 1);
+    }
+    run(&model, Drawing::WIDE, &system(4, Order::Deferred, false), 2, 2);
+}
+
+/// With ever more memory: too little, a group, and a replica on each device. What is chosen has room when it is opened.
+#[test]
+fn devices_go_together_where_one_is_too_small() {
+    let config = ModelConfig {
+        vocab_size: 4001,
+        n_layers: 4,
+        seq_len: 128,
+        ..ModelConfig::preset_7m()
+    };
+    let checkpoint = SyntheticCheckpoint::new(&config, 6, Temperament::Tame).unwrap();
+    let own = Options {
+        kv_mb: 0,
+        ..options(Precision::Fast, 4, 64)
+    };
+    let opened = |mib: u64, device_mb: usize| {
+        let system = System::new(&Setup {
+            devices: 2,
+            capacity_bytes: mib << 20,
+            ..Setup::default()
+        });
+        let own = Options {
+            device_mb,
+            ..own.clone()
+        };
+        let opened = gpu::open::open(all(&system), &WeightSource::Checkpoint(&checkpoint), &own);
+        opened.map(|replicas| replicas.iter().map(|r| r.parts().len()).collect::<Vec<_>>())
+    };
+    let mut found = Vec::new();
+    for mib in 2..24 {
+        let devices = opened(mib, 0).unwrap_or_else(|error| {
+            assert!(
+                error.to_string().contains("the weights and a step do not fit"),
+                "{mib} MiB: {error}"
+            );
+            Vec::new()
+        });
+        // A limit is as good as a smaller device.
+        assert_eq!(opened(64, mib as usize).unwrap_or_default(), devices, "{mib} MiB");
+        if found.last() != Some(&devices) {
+            found.push(devices);
+        }
+    }
+    assert_eq!(found, [vec![], vec![2], vec![0, 0]]);
 }

@@ -63,7 +63,7 @@ pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> 
     };
     let needs = Needs {
         code: &code_objects::archs(),
-        bytes: model.map_or(0, least_bytes_of_part),
+        bytes: model.map_or(0, |config| least_bytes_of_part(config, options)),
         supports: &supports,
     };
     let chosen = choice::choose(&options.device, &runtimes, &needs)?;
@@ -85,9 +85,12 @@ pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> 
     Ok(usable)
 }
 
-/// The least memory that a device's part of the model takes: a layer of a group's.
-fn least_bytes_of_part(config: &ModelConfig) -> u64 {
-    least_bytes(config) / config.n_layers as u64
+/// The least memory that a device's part of the model takes: all of it, or a layer of a group's.
+fn least_bytes_of_part(config: &ModelConfig, options: &Options) -> u64 {
+    match options.group {
+        Some(1) => least_bytes(config),
+        _ => least_bytes(config) / config.n_layers as u64,
+    }
 }
 
 /// Whether a runtime has to be asked for devices: that loads it, which costs time and threads.

@@ -4,6 +4,7 @@ use super::args::Format;
 use super::code_objects;
 use super::context::Context;
 use super::driver::DeviceMemory;
+use super::driver::limited::limited;
 use super::group::demand::Demand;
 use super::group::form::{Devices, Formed, Group, form};
 use super::memory::SharedDriver;
@@ -26,8 +27,11 @@ const USEFUL_SEQUENCES: usize = 256;
 /// had its weights; only if all do is it an error, that of the last.
 pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
     let mut left_out = LeftOut::default();
-    let mut contexts: Vec<_> = drivers
-        .into_iter()
+    let contexts = drivers.into_iter().map(|driver| match options.device_mb {
+        0 => driver,
+        mb => limited(driver, (mb as u64) << 20),
+    });
+    let mut contexts: Vec<_> = contexts
         .filter_map(|driver| left_out.or_some(context(driver)))
         .collect();
     loop {
@@ -145,7 +149,7 @@ fn groups(contexts: &[Arc<Context>], source: &WeightSource<'_>, options: &Option
     };
     let fit = |devices: &[usize], sequences: usize| fit(contexts, &memory, devices, sequences, source, options);
     let sequences = USEFUL_SEQUENCES.min(options.step_limits(StepLimits::GPU).max_batch);
-    let formed = form(&devices, None, sequences, &fit);
+    let formed = form(&devices, options.group, sequences, &fit);
     match failed.into_inner() {
         Some(error) => Err(error),
         None => formed,

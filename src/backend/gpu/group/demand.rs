@@ -77,7 +77,7 @@ impl Demand<'_> {
         match id.place().0.holds() {
             Holds::Norm | Holds::Bias => 4 * rows * cols,
             Holds::Lookup | Holds::Router => 2 * rows * cols,
-            Holds::Dense => self.target.packed(Kind::Dense, rows, cols).bytes,
+            Holds::Dense => self.target.packed(Kind::W16, rows, cols).bytes,
             Holds::Expert { .. } => self.target.packed(Kind::Mxfp4, rows, cols).bytes,
         }
     }
