@@ -6,7 +6,7 @@
 //! calls from one place the first two fail, and the last: nothing is in flight, something is, nothing comes after.
 //! Where no device is left after any of them, the first does.
 
-use super::devices::{all, open, system};
+use super::devices::{all, open, options as options_of, system};
 use super::fake::{self, Program};
 use super::model::{self, Drawing, Model, replicas};
 use getp::abi::lifecycle::Backends;
@@ -20,10 +20,11 @@ use std::ffi::c_int;
 use std::process::Command;
 use std::sync::Arc;
 
+/// Devices of a trial whose replicas have one each.
 const DEVICES: usize = 2;
 
 /// Every kind of call that a run can make.
-const CALLS: [Call; 20] = [
+const CALLS: [Call; 22] = [
     Call::Memory,
     Call::Alloc,
     Call::AllocPinned,
@@ -37,6 +38,8 @@ const CALLS: [Call; 20] = [
     Call::CopyToDevice,
     Call::CopyToHost,
     Call::Copy,
+    Call::Link,
+    Call::CopyFromPeer,
     Call::Fill,
     Call::LoadModule,
     Call::Function,
@@ -46,10 +49,14 @@ const CALLS: [Call; 20] = [
     Call::LaunchGraph,
 ];
 
-/// A model, what the CPU answers, and how runs draw tokens.
+/// A model, what the CPU answers, how runs draw tokens, and on what.
 struct Trial {
     model: Model,
     drawing: Drawing,
+    replicas: usize,
+    /// Devices of each.
+    group: usize,
+    order: Order,
     expected: Vec<Vec<c_int>>,
 }
 
@@ -83,25 +90,46 @@ impl Ran {
 }
 
 impl Trial {
+    /// A replica on each device.
     fn new(drawing: Drawing) -> Self {
-        let model = Model::least();
+        Self::of(Model::least(1), drawing, DEVICES, 1)
+    }
+
+    /// Groups of so many devices, each with a layer.
+    fn of_groups(drawing: Drawing, replicas: usize, group: usize) -> Self {
+        Self::of(Model::least(group), drawing, replicas, group)
+    }
+
+    fn of(model: Model, drawing: Drawing, replicas: usize, group: usize) -> Self {
         Self {
             expected: model.expected(drawing),
             model,
             drawing,
+            replicas,
+            group,
+            order: Order::Eager,
         }
     }
 
     /// Warms up, infers and finishes with a fault on the way; checks all that must hold whatever fails.
     fn run(&self, fault: Option<Fault>) -> Ran {
-        let system = system(DEVICES, Order::Eager);
+        let devices = self.replicas * self.group;
+        let system = system(devices, self.order);
         match fault {
             Some(fault) => system.inject(fault),
             None => system.keep_places(),
         }
         let mut program = self.model.program(self.drawing);
         let before = program.bytes();
-        let open = |checkpoint: &dyn Checkpoint, options: &Options| open(all(&system), checkpoint, options);
+        let open = |checkpoint: &dyn Checkpoint, options: &Options| {
+            let own = Options {
+                group: Some(self.group),
+                ..options.clone()
+            };
+            let opened = open(all(&system), checkpoint, &own);
+            // Who asks for groups is told that there are none; here the CPU shall do.
+            opened.or_else(|_| Ok(vec![cpu::open(checkpoint, &options_of(options))?]))
+        };
         let backends = Backends {
             open: &open,
             fallback: &cpu::open,
@@ -115,7 +143,7 @@ impl Trial {
         let graphs = system.calls(fault.and_then(|fault| fault.device), Some(Call::LaunchGraph));
         fake::finish(&mut program).unwrap();
         assert!(program.bytes() == before, "{fault:?}: the struct is not as it was");
-        for device in 0..DEVICES {
+        for device in 0..devices {
             assert_eq!(system.live(device), Live::default(), "{fault:?}: device {device}");
         }
         Ran {
@@ -150,15 +178,16 @@ impl Trial {
             }));
             // Devices take requests as they come: this one may have had fewer than in the run without a fault.
             if ran.calls < nth {
-                assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES), "nothing has failed");
+                let all = self.replicas;
+                assert_eq!((ran.warm, ran.left), (all, all), "nothing has failed");
                 continue;
             }
             failed += 1;
-            let others = DEVICES - device.map_or(DEVICES, |_| 1);
+            let others = self.replicas - device.map_or(self.replicas, |_| 1);
             // Without a device there is the CPU.
             assert!(ran.left >= others.max(1), "{call:?} {nth}: {} are left", ran.left);
             assert!(
-                ran.left < DEVICES,
+                ran.left < self.replicas || self.replicas == 1,
                 "{call:?} {nth}: a call failed, and its device goes on"
             );
         }
@@ -256,6 +285,31 @@ fn captures_may_never_succeed() {
             // A runtime that loses kernels is detected at the first graph.
             assert!(call != Call::Node || ran.calls < 100, "{} kernels captured", ran.calls);
         }
+    }
+}
+
+#[test]
+fn any_call_of_a_group_s_device_may_fail() {
+    let trial = Trial::of_groups(Drawing::GREEDY, 1, 2);
+    trial.every(Some(0), None, GpuFault::Other, false);
+    trial.every(Some(1), None, GpuFault::LostDevice, false);
+}
+
+#[test]
+fn any_work_of_a_group_s_device_may_fail() {
+    for (group, device) in [(2, 1), (4, 2)] {
+        let mut trial = Trial::of_groups(Drawing::WIDE, 1, group);
+        trial.order = Order::Random(group as u64);
+        trial.every(Some(device), Some(Call::Work), GpuFault::LostDevice, false);
+    }
+}
+
+#[test]
+fn any_kind_of_call_of_a_group_may_stop_working() {
+    let mut trial = Trial::of_groups(Drawing::WIDE, 2, 2);
+    trial.order = Order::Deferred;
+    for call in [Call::Link, Call::CopyFromPeer, Call::Wait] {
+        trial.every(Some(1), Some(call), GpuFault::Other, true);
     }
 }
 

@@ -87,8 +87,8 @@ impl Model {
     }
 
     /// For tests that run it a thousand times: each device has a few steps of several sequences and of one.
-    pub fn least() -> Self {
-        Self::of(&released(1), &["x", "0123", "ab"], 7)
+    pub fn least(n_layers: usize) -> Self {
+        Self::of(&released(n_layers), &["x", "0123", "ab"], 7)
     }
 
     fn of(synthetic: &Synthetic, prompts: &'static [&'static str], steps: usize) -> Self {
