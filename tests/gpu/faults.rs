@@ -6,12 +6,12 @@
 //! calls from one place the first two fail, and the last: nothing is in flight, something is, nothing comes after.
 //! Where no device is left after any of them, the first does.
 
-use super::devices::{all, open, options as options_of, system};
+use super::devices::{all, open, options as options_of};
 use super::fake::{self, Program};
 use super::model::{self, Drawing, Model, replicas};
 use getp::abi::lifecycle::Backends;
 use getp::backend::cpu;
-use getp::backend::gpu::driver::simt::{Call, Fault, Live, Order, System};
+use getp::backend::gpu::driver::simt::{Call, Fault, Live, Order, Setup, System};
 use getp::checkpoint::Checkpoint;
 use getp::error::GpuFault;
 use getp::options::Options;
@@ -57,6 +57,8 @@ struct Trial {
     /// Devices of each.
     group: usize,
     order: Order,
+    /// See [`Setup`]. What waits for ever keeps its memory.
+    losses_block: bool,
     expected: Vec<Vec<c_int>>,
 }
 
@@ -108,13 +110,21 @@ impl Trial {
             replicas,
             group,
             order: Order::Eager,
+            losses_block: false,
         }
     }
 
     /// Warms up, infers and finishes with a fault on the way; checks all that must hold whatever fails.
     fn run(&self, fault: Option<Fault>) -> Ran {
         let devices = self.replicas * self.group;
-        let system = system(devices, self.order);
+        let system = System::new(&Setup {
+            devices,
+            capacity_bytes: 256 << 20,
+            order: self.order,
+            threads: 1,
+            losses_block: self.losses_block,
+            ..Setup::default()
+        });
         match fault {
             Some(fault) => system.inject(fault),
             None => system.keep_places(),
@@ -144,7 +154,11 @@ impl Trial {
         fake::finish(&mut program).unwrap();
         assert!(program.bytes() == before, "{fault:?}: the struct is not as it was");
         for device in 0..devices {
-            assert_eq!(system.live(device), Live::default(), "{fault:?}: device {device}");
+            let live = system.live(device);
+            assert!(
+                live == Live::default() || self.losses_block,
+                "{fault:?}: device {device}: {live:?}"
+            );
         }
         Ran {
             warm,
@@ -310,6 +324,22 @@ fn any_kind_of_call_of_a_group_may_stop_working() {
     trial.order = Order::Deferred;
     for call in [Call::Link, Call::CopyFromPeer, Call::Wait] {
         trial.every(Some(1), Some(call), GpuFault::Other, true);
+    }
+}
+
+/// The host waits for no work that waits for a lost device: it would for ever.
+#[test]
+fn nobody_waits_for_a_lost_device() {
+    for (group, device, order) in [
+        (2, 0, Order::Deferred),
+        (2, 1, Order::Deferred),
+        (3, 0, Order::Random(7)),
+        (3, 1, Order::Deferred),
+        (3, 2, Order::Eager),
+    ] {
+        let mut trial = Trial::of_groups(Drawing::WIDE, 1, group);
+        (trial.order, trial.losses_block) = (order, true);
+        trial.every(Some(device), Some(Call::Work), GpuFault::LostDevice, false);
     }
 }
 

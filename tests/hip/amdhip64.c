@@ -119,6 +119,7 @@ int hipStreamCreateWithFlags(Stream **stream, unsigned flags) {
 }
 int hipStreamDestroy(Stream *stream) { return hipFree(stream); }
 int hipStreamSynchronize(Stream *stream) { return stream->captured || stream->invalidated ? INVALIDATED : SUCCESS; }
+int hipStreamQuery(Stream *stream) { return hipStreamSynchronize(stream); }
 int hipStreamWaitEvent(Stream *stream, void *event, unsigned flags) { return stream && event && !flags ? SUCCESS : 1; }
 int hipEventCreateWithFlags(void **event, unsigned flags) { return hipMalloc(event, 1 + flags); }
 int hipEventDestroy(void *event) { return hipFree(event); }

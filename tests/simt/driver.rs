@@ -42,7 +42,7 @@ fn system(order: Order) -> Arc<System> {
         order,
         schedule,
         threads: 2,
-        peer_access: true,
+        ..Setup::default()
     })
 }
 

@@ -41,9 +41,19 @@ impl Coming {
         Self { done, rows: None }
     }
 
+    /// Whether it is copied.
+    pub fn has_rows(&self) -> bool {
+        self.rows.is_some()
+    }
+
+    /// Waits for the step and the copy.
+    pub fn synchronize(&self) -> Result<()> {
+        self.done.synchronize()
+    }
+
     /// Waits for the step and the copy; the event can then be used again.
     pub fn wait(self) -> Result<(Event, Option<Arc<HostRows>>)> {
-        self.done.synchronize()?;
+        self.synchronize()?;
         Ok((self.done, self.rows))
     }
 }
@@ -79,6 +89,11 @@ impl LogitsPath {
             rows,
             row_bytes: 4 * vocab,
         })
+    }
+
+    /// Where its copies are queued.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
     }
 
     /// The most rows of a step.

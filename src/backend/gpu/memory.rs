@@ -7,6 +7,7 @@ use crate::memory::{self, Purpose};
 use bytemuck::{AnyBitPattern, NoUninit, Pod};
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A device's driver, shared by everything allocated from it.
 pub type SharedDriver = Arc<dyn Driver>;
@@ -186,6 +187,11 @@ impl Stream {
     /// Waits for all work queued so far.
     pub fn synchronize(&self) -> Result<()> {
         self.driver.synchronize(self.handle)
+    }
+
+    /// Waits for all work queued so far, but no longer than this; false if it was not done in time.
+    pub fn synchronize_within(&self, limit: Duration) -> Result<bool> {
+        self.driver.synchronize_within(self.handle, limit)
     }
 
     /// Lets further work wait for what `event` marks now, which may be another device's.

@@ -23,14 +23,21 @@ use crate::memory::{self, Purpose};
 use crate::options::Options;
 use crate::profile::Profile;
 use crate::replica::{Part, Pointers, Replica};
+use crate::report;
 use crate::weights::PackReport;
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::mem::{ManuallyDrop, forget, take};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Steps after which a pipeline's routes are looked at, which waits for all that is queued.
 const STEPS_A_LOOK: usize = 64;
+
+/// How long the devices of a group, one of which may be lost, are given for the end of what is queued on them: many times
+/// what the steps under way take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub struct GpuReplica {
@@ -43,7 +50,7 @@ pub struct GpuReplica {
     collected: Option<(Arc<LogitsPath>, usize)>,
     /// At least one, in the order of their layers.
     stages: Vec<Stage>,
-    plans: Plans,
+    plans: ManuallyDrop<Plans>,
     /// By turn, the end of a step on each stage but the last; and on that, where tokens go back to the first.
     ends: Vec<Vec<Event>>,
     /// Marks of the ends of steps, those that are not in use.
@@ -110,7 +117,7 @@ impl GpuReplica {
             logits: None,
             collected: None,
             stages,
-            plans,
+            plans: ManuallyDrop::new(plans),
             ends,
             events,
             found_in: memory::filled(0, common.sequences, Purpose::Schedule)?,
@@ -204,6 +211,7 @@ impl GpuReplica {
             return Ok(());
         }
         // Graphs have the old addresses.
+        self.await_in_flight()?;
         self.last().context.stream.synchronize()?;
         self.stages.iter_mut().for_each(Stage::forget_logits);
         self.logits = None; // a step under way that draws keeps its own
@@ -220,10 +228,40 @@ impl GpuReplica {
         self.ends[turn].iter().try_for_each(Event::synchronize)
     }
 
+    /// Waits for the steps under way, in their order and that of the stages: so a lost device is found before anything is
+    /// waited for that waits for it, which may never end.
+    fn await_in_flight(&self) -> Result<()> {
+        self.in_flight.iter().try_for_each(|step| {
+            self.check_ends(step.turn)?;
+            step.coming.synchronize()
+        })
+    }
+
+    /// Waits until the devices have done all that is queued, which uses the replica's memory. False if one of a group does
+    /// not come to an end after another is lost. A lost device itself has nothing under way.
+    fn comes_to_an_end(&self) -> bool {
+        if let [stage] = &self.stages[..] {
+            let _ = stage.context.stream.synchronize();
+            return true;
+        }
+        let _ = self.await_in_flight();
+        let stages = self.stages.iter().map(|stage| &stage.context.stream);
+        let logits = self.logits.iter().map(|path| path.stream());
+        let mut streams = stages.chain(self.hops.iter().flat_map(Hop::streams)).chain(logits);
+        let begin = Instant::now();
+        streams.all(|stream| {
+            let limit = PATIENCE.saturating_sub(begin.elapsed());
+            stream.synchronize_within(limit).unwrap_or(true)
+        })
+    }
+
     /// Counts the oldest step where steps are timed; `done` marks the end of its copies.
     fn settle(&mut self, done: &Event) -> Result<()> {
         let last = self.stages.len() - 1;
         let look = last == 0 || self.steps.is_multiple_of(STEPS_A_LOOK);
+        if look && last > 0 {
+            self.await_in_flight()?;
+        }
         let mut stages = self.stages.iter_mut().enumerate();
         stages.try_for_each(|(i, stage)| stage.settle((i == last).then_some(done), look))
     }
@@ -352,6 +390,10 @@ impl Replica for GpuReplica {
     fn fetch(&mut self, rows: &[usize], output: &mut StepOutput) -> Result<()> {
         let collected = self.collected.as_ref();
         let (path, turn) = collected.ok_or_else(|| Error::Internal("the step has left no rows of logits".into()))?;
+        // The rows' copies come behind these.
+        if self.in_flight.iter().any(|step| step.coming.has_rows()) {
+            self.await_in_flight()?;
+        }
         output.logits = Logits::Lent(path.fetch(*turn, rows)?);
         Ok(())
     }
@@ -402,12 +444,18 @@ impl Replica for GpuReplica {
 
 impl Drop for GpuReplica {
     fn drop(&mut self) {
-        // Whatever is under way uses the memory that goes now. A lost device has nothing under way.
-        for stage in &self.stages {
-            let _ = stage.context.stream.synchronize();
+        if self.comes_to_an_end() {
+            // SAFETY: nothing uses it from here on.
+            unsafe { ManuallyDrop::drop(&mut self.plans) };
+            return;
         }
-        for hop in &self.hops {
-            let _ = hop.synchronize();
-        }
+        report::line(format_args!(
+            "{}: a device waits for one that is lost; their memory stays in use until the program ends",
+            self.describe()
+        ));
+        // Freeing would wait, too.
+        forget((take(&mut self.in_flight), take(&mut self.hops)));
+        forget((self.logits.take(), self.collected.take()));
+        forget((take(&mut self.stages), take(&mut self.ends), take(&mut self.events)));
     }
 }

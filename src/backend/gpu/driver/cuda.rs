@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 const RUNTIME: &str = "cuda";
 
@@ -341,6 +342,17 @@ impl Driver for Cuda {
         // SAFETY: the handle is live.
         self.check(unsafe { (self.api.synchronize_stream)(handle(stream.0)) }, || {
             "cuStreamSynchronize".into()
+        })
+    }
+
+    fn synchronize_within(&self, stream: StreamHandle, limit: Duration) -> Result<bool> {
+        self.enter()?;
+        super::poll(limit, || {
+            // SAFETY: the handle is live.
+            match unsafe { (self.api.query_stream)(handle(stream.0)) } {
+                api::NOT_READY => Ok(false),
+                code => self.check(code, || "cuStreamQuery".into()).map(|()| true),
+            }
         })
     }
 

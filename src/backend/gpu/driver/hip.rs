@@ -15,6 +15,7 @@ use std::collections::HashSet;
 use std::ffi::{CString, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 const RUNTIME: &str = "hip";
 
@@ -293,6 +294,17 @@ impl Driver for Hip {
             unsafe { (self.api.synchronize_stream)(stream.0 as api::Stream) },
             || "hipStreamSynchronize".into(),
         )
+    }
+
+    fn synchronize_within(&self, stream: StreamHandle, limit: Duration) -> Result<bool> {
+        self.enter()?;
+        super::poll(limit, || {
+            // SAFETY: the handle is live.
+            match unsafe { (self.api.query_stream)(stream.0 as api::Stream) } {
+                api::NOT_READY => Ok(false),
+                code => self.check(code, || "hipStreamQuery".into()).map(|()| true),
+            }
+        })
     }
 
     fn event(&self, timing: bool) -> Result<EventHandle> {

@@ -7,6 +7,7 @@ use super::{
 use crate::error::{Error, GpuFault, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// `driver`, but with at most `bytes` bytes of device memory. Code, graphs and the runtime's own memory do not count: for
 /// them some is always left free.
@@ -98,6 +99,7 @@ impl Driver for Limited {
         stream() -> Result<StreamHandle>;
         free_stream(stream: StreamHandle) -> Result<()>;
         synchronize(stream: StreamHandle) -> Result<()>;
+        synchronize_within(stream: StreamHandle, limit: Duration) -> Result<bool>;
         event(timing: bool) -> Result<EventHandle>;
         free_event(event: EventHandle) -> Result<()>;
         record(event: EventHandle, stream: StreamHandle) -> Result<()>;

@@ -18,6 +18,9 @@ use crate::error::Result;
 #[cfg(any(feature = "cuda", feature = "hip"))]
 use crate::error::{Error, GpuFault};
 use bytemuck::{Pod, Zeroable};
+use std::time::Duration;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+use std::{thread, time::Instant};
 
 /// A device's properties.
 #[derive(Clone, Debug)]
@@ -168,6 +171,8 @@ pub trait Driver: Send + Sync {
     fn free_stream(&self, stream: StreamHandle) -> Result<()>;
     /// Waits until a stream's work so far is done; returns errors of that work.
     fn synchronize(&self, stream: StreamHandle) -> Result<()>;
+    /// [`Driver::synchronize`], but no longer than this; false if the work was not done in time.
+    fn synchronize_within(&self, stream: StreamHandle, limit: Duration) -> Result<bool>;
     /// Creates an event; only one with `timing` can be asked for times.
     fn event(&self, timing: bool) -> Result<EventHandle>;
     /// Destroys an event.
@@ -249,6 +254,19 @@ pub trait Driver: Send + Sync {
 fn text(buffer: &[u8]) -> String {
     let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
     String::from_utf8_lossy(&buffer[..end]).into_owned()
+}
+
+/// Asks whether work is done until it is, or for as long as `limit`.
+#[cfg(any(feature = "cuda", feature = "hip"))]
+fn poll(limit: Duration, is_done: impl Fn() -> Result<bool>) -> Result<bool> {
+    let begin = Instant::now();
+    while !is_done()? {
+        if begin.elapsed() > limit {
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(true)
 }
 
 /// The ordinal of a peer device, which must be of the same runtime.

@@ -26,6 +26,7 @@ use memory::Kind;
 use state::{Event, Function, Graph, Module, State, Stream, Work};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// A gfx90a's, in a block.
 const MAX_SHARED_BYTES: u32 = 64 << 10;
@@ -56,6 +57,8 @@ pub struct Setup {
     pub threads: usize,
     /// Whether devices reach each other's memory; devices 2n and 2n + 1 are neighbours.
     pub peer_access: bool,
+    /// Whether what waits for a lost device's events does so for ever. A call of the host that would wait for it panics.
+    pub losses_block: bool,
 }
 
 impl Default for Setup {
@@ -67,6 +70,7 @@ impl Default for Setup {
             schedule: Schedule::InOrder,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             peer_access: true,
+            losses_block: false,
         }
     }
 }
@@ -254,6 +258,13 @@ impl SimtDriver {
         }
     }
 
+    /// A call that waits comes back, with an error if this device is lost itself.
+    fn must_end(&self, state: &State, done: bool, call: &str) {
+        let ends = done || state.devices[self.device.ordinal].lost.is_some();
+        let ordinal = self.device.ordinal;
+        assert!(ends, "simt:{ordinal}: {call} waits for a lost device for ever");
+    }
+
     /// Refuses a call that makes no sense.
     fn refuse<T>(&self, call: Call, why: &str) -> Result<T> {
         Err(self.error(format!("{call:?}: {why}"), GpuFault::Other))
@@ -302,7 +313,8 @@ impl SimtDriver {
 
     fn free_of(&self, kind: Kind, at: u64) -> Result<()> {
         let mut state = self.system.lock();
-        state.run_device(self.device.ordinal);
+        let done = state.run_device(self.device.ordinal);
+        self.must_end(&state, done, "free");
         let freed = self.own(&mut state).heap.free(kind, at);
         freed.map_err(|why| self.error(format!("free: {why}"), GpuFault::Other))
     }
@@ -366,7 +378,8 @@ impl Driver for SimtDriver {
     fn free_stream(&self, stream: StreamHandle) -> Result<()> {
         let mut state = self.system.lock();
         let end = state.end_of(stream.0);
-        state.run_to(end);
+        let done = state.run_to(end);
+        self.must_end(&state, done, "free_stream");
         self.freed(state.streams.remove(&stream.0), "a stream")
     }
 
@@ -377,8 +390,21 @@ impl Driver for SimtDriver {
             return self.refuse(CALL, "the stream is captured");
         }
         let end = state.end_of(stream.0);
-        state.run_to(end);
+        let done = state.run_to(end);
+        self.must_end(&state, done, "synchronize");
         self.check_lost(&state, CALL)
+    }
+
+    /// What is not done now never is.
+    fn synchronize_within(&self, stream: StreamHandle, _: Duration) -> Result<bool> {
+        const CALL: Call = Call::Synchronize;
+        let mut state = self.system.lock();
+        self.check_lost(&state, CALL)?;
+        self.stream_of(&mut state, CALL, stream)?;
+        let end = state.end_of(stream.0);
+        let done = state.run_to(end);
+        self.check_lost(&state, CALL)?;
+        Ok(done)
     }
 
     fn event(&self, timing: bool) -> Result<EventHandle> {
@@ -413,7 +439,8 @@ impl Driver for SimtDriver {
         const CALL: Call = Call::SynchronizeEvent;
         let mut state = self.enter(CALL)?;
         if let Some(point) = self.event_of(&state, CALL, event)?.point {
-            state.run_to(point);
+            let done = state.run_to(point);
+            self.must_end(&state, done, "synchronize_event");
         }
         self.check_lost(&state, CALL)
     }

@@ -105,11 +105,12 @@ impl Hop {
         self.taken.record(to)
     }
 
-    /// Waits for what is on its way.
-    pub fn synchronize(&self) -> Result<()> {
-        match &self.way {
-            Way::Direct(stream) => stream.synchronize(),
-            Way::Pinned { out, back, .. } => out.synchronize().and(back.synchronize()),
-        }
+    /// Where its copies between the devices are queued.
+    pub fn streams(&self) -> impl Iterator<Item = &Stream> {
+        let (one, other) = match &self.way {
+            Way::Direct(stream) => (stream, None),
+            Way::Pinned { out, back, .. } => (out, Some(back)),
+        };
+        [one].into_iter().chain(other)
     }
 }

@@ -23,6 +23,8 @@ pub type Handle = *mut c_void;
 pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
+/// `CUDA_ERROR_NOT_READY`
+pub const NOT_READY: Code = 600;
 /// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`: the less, the faster.
 pub const PEER_RANK: c_int = 1;
 pub const PEER_ACCESS: c_int = 2;
@@ -116,6 +118,7 @@ api! {
     create_stream = "cuStreamCreate" (*mut Handle, c_uint);
     destroy_stream = "cuStreamDestroy_v2" (Handle);
     synchronize_stream = "cuStreamSynchronize" (Handle);
+    query_stream = "cuStreamQuery" (Handle);
     wait_event = "cuStreamWaitEvent" (Handle, Handle, c_uint);
     create_event = "cuEventCreate" (*mut Handle, c_uint);
     destroy_event = "cuEventDestroy_v2" (Handle);

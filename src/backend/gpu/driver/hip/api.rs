@@ -27,6 +27,9 @@ pub const LINK_XGMI: u32 = 4;
 /// `hipError_t`; 0 is success.
 pub type Code = c_uint;
 
+/// `hipErrorNotReady`
+pub const NOT_READY: Code = 600;
+
 pub const LAUNCH_BUFFER_POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
 pub const LAUNCH_BUFFER_SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
 pub const LAUNCH_END: *mut c_void = std::ptr::without_provenance_mut(3);
@@ -84,6 +87,7 @@ api! {
     create_stream = hipStreamCreateWithFlags(*mut Stream, c_uint);
     destroy_stream = hipStreamDestroy(Stream);
     synchronize_stream = hipStreamSynchronize(Stream);
+    query_stream = hipStreamQuery(Stream);
     wait_event = hipStreamWaitEvent(Stream, Event, c_uint);
     create_event = hipEventCreateWithFlags(*mut Event, c_uint);
     destroy_event = hipEventDestroy(Event);

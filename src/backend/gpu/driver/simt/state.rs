@@ -209,7 +209,9 @@ impl State {
     /// Runs the work that the order runs before it is waited for.
     fn run_ahead(&mut self, stream: u64) {
         match self.setup.order {
-            Order::Eager => self.run_to(self.end_of(stream)),
+            Order::Eager => {
+                self.run_to(self.end_of(stream));
+            }
             Order::Deferred => {}
             Order::Random(_) => {
                 while self.next_random().is_multiple_of(2) {
@@ -238,24 +240,32 @@ impl State {
             .is_none_or(|stream| stream.done >= point.count)
     }
 
-    /// Runs work until a point is reached.
-    pub fn run_to(&mut self, point: Point) {
+    /// Runs work until a point is reached; false if it never is, as it comes behind work of a lost device.
+    pub fn run_to(&mut self, point: Point) -> bool {
         while !self.is_done(point) {
+            let needed = self.needed_first(point);
+            if self.is_blocked(needed) {
+                return false;
+            }
             let stream = match self.setup.order {
-                Order::Random(_) => self
-                    .any_runnable()
-                    .expect("what is not done has work before it that can run"),
-                Order::Eager | Order::Deferred => self.needed_first(point),
+                Order::Random(_) => self.any_runnable().unwrap_or(needed),
+                Order::Eager | Order::Deferred => needed,
             };
             self.run_next(stream);
         }
+        true
     }
 
-    /// Runs all work of a device's streams.
-    pub fn run_device(&mut self, device: usize) {
+    /// Whether a stream's work never ends, as its device is lost.
+    fn is_blocked(&self, stream: u64) -> bool {
+        self.setup.losses_block && self.devices[self.streams[&stream].device].lost.is_some()
+    }
+
+    /// Runs all work of a device's streams; false if it never ends.
+    pub fn run_device(&mut self, device: usize) -> bool {
         let of_device = self.streams.iter().filter(|(_, stream)| stream.device == device);
         let ends: Vec<Point> = of_device.map(|(&stream, _)| self.end_of(stream)).collect();
-        ends.into_iter().for_each(|end| self.run_to(end));
+        ends.into_iter().filter(|&end| !self.run_to(end)).count() == 0
     }
 
     /// The point that the head of a stream waits for.
@@ -280,7 +290,7 @@ impl State {
         let with_work = self.streams.iter().filter(|(_, stream)| !stream.queue.is_empty());
         let mut runnable: Vec<u64> = with_work
             .map(|(&handle, _)| handle)
-            .filter(|&s| self.blocker(s).is_none())
+            .filter(|&s| self.blocker(s).is_none() && !self.is_blocked(s))
             .collect();
         runnable.sort_unstable();
         let pick = self.next_random() as usize % runnable.len().max(1);
