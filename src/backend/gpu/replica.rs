@@ -51,7 +51,7 @@ pub struct GpuReplica {
     /// At least one, in the order of their layers.
     stages: Vec<Stage>,
     plans: ManuallyDrop<Plans>,
-    /// By turn, the end of a step on each stage but the last; and on that, where tokens go back to the first.
+    /// By turn, where each of several devices has done its part of a step, its part of the hop included.
     ends: Vec<Vec<Event>>,
     /// Marks of the ends of steps, those that are not in use.
     events: Vec<Event>,
@@ -159,15 +159,15 @@ impl GpuReplica {
         };
         let x_bytes = 4 * plan.rows() * self.common.config.hidden_dim;
         for i in 0..self.stages.len() {
-            if i > 0 {
-                let (from, to) = (&self.stages[i - 1], &self.stages[i]);
-                let (x, next_x) = (from.activations.x.x.at(), to.activations.x.x.at());
-                self.hops[i - 1].queue(&from.context.stream, x, &to.context.stream, next_x, x_bytes)?;
-            }
-            let stage = &mut self.stages[i];
-            stage.queue(plan, header, want, turn, logits)?;
-            if let Some(end) = self.ends[turn].get(i) {
-                end.record(&stage.context.stream)?;
+            self.stages[i].queue(plan, header, want, turn, logits)?;
+            let stage = &self.stages[i];
+            let (stream, end) = (&stage.context.stream, self.ends[turn].get(i));
+            match (self.stages.get(i + 1), self.hops.get(i), end) {
+                (Some(next), Some(hop), Some(end)) => {
+                    let (x, next_x) = (stage.activations.x.x.at(), next.activations.x.x.at());
+                    hop.queue((stream, x), (&next.context.stream, next_x), x_bytes, end)?;
+                }
+                (_, _, end) => end.map_or(Ok(()), |end| end.record(stream))?,
             }
         }
         let found = plan.logits.iter().filter(|row| row.sample);
@@ -244,7 +244,6 @@ impl GpuReplica {
             let _ = stage.context.stream.synchronize();
             return true;
         }
-        let _ = self.await_in_flight();
         let stages = self.stages.iter().map(|stage| &stage.context.stream);
         let logits = self.logits.iter().map(|path| path.stream());
         let mut streams = stages.chain(self.hops.iter().flat_map(Hop::streams)).chain(logits);

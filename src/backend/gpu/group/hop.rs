@@ -15,8 +15,6 @@ pub struct Hop {
     way: Way,
     leaving: DeviceBuffer,
     arrived: DeviceBuffer,
-    /// The rows are in `leaving`.
-    left: Event,
     /// The rows are in `arrived`, and have left `leaving`.
     landed: Event,
     /// The rows have been taken from `arrived`.
@@ -29,11 +27,11 @@ enum Way {
     Direct(Stream),
     /// By way of the host.
     Pinned {
+        /// The rows are in `leaving`.
+        left: Event,
         out: Stream,
         back: Stream,
         host: PinnedBuffer,
-        /// The rows are in `host`.
-        crossed: Event,
     },
 }
 
@@ -44,25 +42,30 @@ impl Hop {
             Way::Direct(Stream::new(to)?)
         } else {
             Way::Pinned {
+                left: Event::new(from, false)?,
                 out: Stream::new(from)?,
                 back: Stream::new(to)?,
                 host: PinnedBuffer::zeroed(from, bytes)?,
-                crossed: Event::new(from, false)?,
             }
         };
         Ok(Self {
             way,
             leaving: DeviceBuffer::new(from, bytes)?,
             arrived: DeviceBuffer::new(to, bytes)?,
-            left: Event::new(from, false)?,
             landed: Event::new(to, false)?,
             taken: Event::new(to, false)?,
         })
     }
 
     /// Queues the way of `bytes` bytes from `x`, behind what the sender's stream has, to `next_x`, before what the
-    /// receiver's stream will have.
-    pub fn queue(&self, from: &Stream, x: DevicePtr, to: &Stream, next_x: DevicePtr, bytes: usize) -> Result<()> {
+    /// receiver's stream will have. `end`, an event of the sender's device, marks where that has done its part.
+    pub fn queue(
+        &self,
+        (from, x): (&Stream, DevicePtr),
+        (to, next_x): (&Stream, DevicePtr),
+        bytes: usize,
+        end: &Event,
+    ) -> Result<()> {
         if bytes > self.leaving.bytes() {
             return Err(Error::Internal(format!(
                 "no room for {bytes} bytes between two devices"
@@ -72,27 +75,23 @@ impl Hop {
         from.wait(&self.landed)?;
         // SAFETY: both have these bytes; the replica keeps all of them until its streams are done.
         unsafe { from.driver.copy(leaving, x, bytes, from.handle) }?;
-        self.left.record(from)?;
         match &self.way {
             Way::Direct(stream) => {
-                stream.wait(&self.left)?;
+                end.record(from)?;
+                stream.wait(end)?;
                 stream.wait(&self.taken)?;
                 let driver = &stream.driver;
                 // SAFETY: as above.
                 unsafe { driver.copy_from_peer(arrived, &*from.driver, leaving, bytes, stream.handle) }?;
                 self.landed.record(stream)?;
             }
-            Way::Pinned {
-                out,
-                back,
-                host,
-                crossed,
-            } => {
-                out.wait(&self.left)?;
+            Way::Pinned { left, out, back, host } => {
+                left.record(from)?;
+                out.wait(left)?;
                 // SAFETY: as above; what `host` held has landed, for which the sender's stream waited.
                 unsafe { out.driver.copy_to_host(host.host(), leaving, bytes, out.handle) }?;
-                crossed.record(out)?;
-                back.wait(crossed)?;
+                end.record(out)?;
+                back.wait(end)?;
                 back.wait(&self.taken)?;
                 // SAFETY: as above.
                 unsafe { back.driver.copy_to_device(arrived, host.host(), bytes, back.handle) }?;
