@@ -6,10 +6,13 @@
 //   FAKE_HIP_REFUSE        the code that hipModuleLoadData fails with
 //   FAKE_HIP_INVALIDATE    how many captures are invalidated, in their second launch
 //   FAKE_HIP_DROP          which kernel of a capture its graph lacks, counted from 1
+//   FAKE_HIP_DEVICES       how many there are: one without it
+//   FAKE_HIP_LINK          the type and the hops of their links, which without it are not known
 //
 // With R0600 defined it has the device properties of ROCm 6 and 7, else only those of ROCm 5. MULTIPROCESSORS tells one
 // library from another.
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,12 +46,17 @@ int hipRuntimeGetVersion(int *version) {
 }
 
 int hipGetDeviceCount(int *count) {
-    *count = 1;
+    *count = (int)setting("FAKE_HIP_DEVICES", 1);
     return SUCCESS;
 }
 
+static int is_device(int device) {
+    int count;
+    return hipGetDeviceCount(&count) == SUCCESS && device >= 0 && device < count;
+}
+
 static int properties(char *at, int bytes, int total, int multiprocessors, int arch, int device) {
-    if (device != 0) return 101;
+    if (!is_device(device)) return 101;
     const char *name = getenv("FAKE_HIP_ARCH");
     memset(at, 0xee, bytes);
     strcpy(at, "Fake Instinct");
@@ -68,14 +76,14 @@ int hipGetDevice(int *device) {
     *device = 0;
     return SUCCESS;
 }
-int hipSetDevice(int device) { return device == 0 ? SUCCESS : 101; }
+int hipSetDevice(int device) { return is_device(device) ? SUCCESS : 101; }
 int hipDeviceCanAccessPeer(int *can, int device, int peer) {
-    *can = device == peer;
-    return SUCCESS;
+    *can = device != peer;
+    return is_device(device) && is_device(peer) ? SUCCESS : 101;
 }
 int hipExtGetLinkTypeAndHopCount(int device, int peer, unsigned *kind, unsigned *hops) {
-    (void)device, (void)peer, (void)kind, (void)hops;
-    return 101; // there is one device
+    const char *link = getenv("FAKE_HIP_LINK");
+    return device != peer && link && sscanf(link, "%u %u", kind, hops) == 2 ? SUCCESS : INVALID_VALUE;
 }
 int hipDeviceEnablePeerAccess(int peer, unsigned flags) { return peer == 0 && flags == 0 ? SUCCESS : 101; }
 

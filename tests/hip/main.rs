@@ -80,6 +80,7 @@ fn the_child() {
         Ok("list") => say(hip::list().map(|found| format!("{found:?}"))),
         Ok("open") => say(hip::open(0).map(|_| "open")),
         Ok("usable") => say(discover::usable(&Options::default(), None).map(|usable| usable.lines.join("; "))),
+        Ok("link") => say(link()),
         Ok("load") => say(context().map(|_| "loaded")),
         Ok("capture") => say(capture()),
         _ => {}
@@ -91,6 +92,11 @@ fn say(what: getp::error::Result<impl std::fmt::Display>) {
         Ok(what) => println!("child: {what}"),
         Err(error) => println!("child: {error}"),
     }
+}
+
+fn link() -> getp::error::Result<String> {
+    let link = hip::open(0)?.link(&*hip::open(1)?)?;
+    Ok(format!("{} {}", link.direct, link.distance))
 }
 
 fn context() -> getp::error::Result<Context> {
@@ -226,6 +232,19 @@ fn an_architecture_without_code_is_named() {
     let said = play_with("usable", &[("FAKE_HIP_ARCH", "gfx1100")]);
     let words = "hip:0 (Fake Instinct, gfx1100) is not used: no code object for this architecture";
     assert!(said.contains(words), "{said}");
+}
+
+/// A runtime may not know a link: that is no reason to do without the device.
+#[test]
+fn a_link_that_nobody_knows_is_a_long_one() {
+    let distance = |link: &[(&str, &str)]| -> u32 {
+        let said = play_with("link", &[&[("FAKE_HIP_DEVICES", "2")], link].concat());
+        let distance = said.strip_prefix("true ").and_then(|rest| rest.parse().ok());
+        distance.unwrap_or_else(|| panic!("{said}"))
+    };
+    let of = |type_and_hops| distance(&[("FAKE_HIP_LINK", type_and_hops)]);
+    let (near, far, over_pcie, unknown) = (of("4 1"), of("4 2"), of("2 1"), distance(&[]));
+    assert!(near < far && far < over_pcie && over_pcie < unknown);
 }
 
 #[test]

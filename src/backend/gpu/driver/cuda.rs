@@ -429,6 +429,9 @@ impl Driver for Cuda {
 
     fn link(&self, peer: &dyn Driver) -> Result<Link> {
         let ordinal = super::peer_ordinal(&self.name, RUNTIME, peer)?;
+        if ordinal == self.device.ordinal {
+            return Ok(Link::TO_ITSELF);
+        }
         let theirs = device_of(self.api, ordinal)?;
         let attribute = |which: c_int| -> Result<c_int> {
             let mut value = 0;

@@ -382,6 +382,9 @@ impl Driver for Hip {
 
     fn link(&self, peer: &dyn Driver) -> Result<Link> {
         let ordinal = super::peer_ordinal(&self.name, RUNTIME, peer)?;
+        if ordinal == self.device.ordinal {
+            return Ok(Link::TO_ITSELF);
+        }
         let (ours, theirs) = (self.device.ordinal as c_int, ordinal as c_int);
         let mut can = 0;
         // SAFETY: writes one int.
@@ -391,12 +394,14 @@ impl Driver for Hip {
         let (mut kind, mut hops) = (0, 0);
         // SAFETY: writes two numbers.
         let code = unsafe { (self.api.link)(ours, theirs, &mut kind, &mut hops) };
-        self.check(code, || format!("hipExtGetLinkTypeAndHopCount({ordinal})"))?;
-        // Devices of one package have neighbouring numbers: of links alike those are taken.
         let slower = if kind == api::LINK_XGMI { 0 } else { 1 << 16 };
         Ok(Link {
             direct: can != 0,
-            distance: hops.saturating_add(slower),
+            // Runtimes that know nothing of a link, as in some containers, have devices all the same: they count as far.
+            distance: match code {
+                0 => hops.saturating_add(slower),
+                _ => u32::MAX,
+            },
         })
     }
 

@@ -64,6 +64,15 @@ pub struct Link {
     pub distance: u32,
 }
 
+#[cfg(any(feature = "cuda", feature = "hip"))]
+impl Link {
+    /// A device's own memory: runtimes refuse to tell of it.
+    const TO_ITSELF: Self = Self {
+        direct: true,
+        distance: 0,
+    };
+}
+
 /// An address in device memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
 #[repr(transparent)]
