@@ -1,9 +1,11 @@
-//! A request's logits are the same bit for bit alone and in a batch, in any order of requests, and for any prompt
-//! chunks.
+//! A request's logits are the same bit for bit alone and in a batch, in any order of requests, for any prompt chunks, and
+//! on one device and a group of them.
 
 use super::answers::{Answers, Run, answer, options, prompts};
-use super::open;
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
+use super::{drivers, open};
+use getp::backend::gpu::open::open_cut;
+use getp::backend::gpu::weights::WeightSource;
 use getp::batch::Want;
 use getp::config::ModelConfig;
 use getp::options::Precision;
@@ -116,6 +118,25 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
             run(Want::Logits),
         );
         check(&first, request, &alone, 0, &format!("{name}: alone"));
+    }
+    // A SIMT machine's groups have tests of their own.
+    let devices = drivers();
+    if devices[0].device().runtime == "simt" {
+        return;
+    }
+    for stages in 2..=devices.len().clamp(2, config.n_layers) {
+        let ends: Vec<_> = (1..=stages).map(|stage| stage * config.n_layers / stages).collect();
+        // A device alone has all stages.
+        let devices = devices.iter().cycle().take(stages).cloned().collect();
+        let source = WeightSource::Checkpoint(&checkpoint);
+        let mut group = open_cut(devices, &ends, &source, &options(precision, 60, 128)).unwrap();
+        for want in [Want::Logits, Want::Greedy] {
+            let of_group = answer(&mut group, config, &prompts, run(want));
+            for request in 0..prompts.len() {
+                let what = format!("{name}: in {stages} stages, {want:?}");
+                check(&first, request, &of_group, request, &what);
+            }
+        }
     }
 }
 

@@ -53,14 +53,18 @@ impl Context {
     /// # Safety
     /// `args` is the kernel's struct, and the memory it points to is live and large enough until the stream has done it.
     pub unsafe fn launch<A: NoUninit>(&self, launch: Launch, args: &A) -> Result<()> {
-        let Launch { kernel, blocks } = launch;
+        let Launch {
+            kernel,
+            blocks,
+            overlap,
+        } = launch;
         let launch = driver::Launch {
             function: self.kernels.functions[kernel.index],
             grid: blocks.max(1) as u32,
             block: kernel.threads as u32,
             shared_bytes: kernel.shared_bytes as u32,
             args: bytemuck::bytes_of(args),
-            overlap: true,
+            overlap,
         };
         let stream = self.launch_stream();
         // SAFETY: as our caller vouches.

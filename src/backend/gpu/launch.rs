@@ -9,11 +9,22 @@ pub struct Launch {
     pub kernel: &'static Kernel,
     /// Blocks.
     pub blocks: usize,
+    /// See [`super::driver::Launch::overlap`].
+    pub overlap: bool,
 }
 
 impl Launch {
-    /// So many blocks of a kernel.
+    /// So many blocks of a kernel, which may start before its predecessor has ended.
     pub fn new(kernel: &'static Kernel, blocks: usize) -> Self {
-        Self { kernel, blocks }
+        Self {
+            kernel,
+            blocks,
+            overlap: true,
+        }
+    }
+
+    /// The same, behind the end of its predecessor.
+    pub fn apart(self) -> Self {
+        Self { overlap: false, ..self }
     }
 }

@@ -29,6 +29,7 @@ use crate::model::Rope;
 use crate::ops::Ops;
 use crate::profile::{Cost, Stage};
 use crate::sampler::exponential_table;
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -282,6 +283,8 @@ pub struct GpuOps {
     n_wanted: usize,
     /// Where logits go in this step, if more than the largest is wanted.
     logits: LogitsAt,
+    /// Whether the kernel queued last fetches the plan.
+    fetches: Cell<bool>,
     /// Measures instead of only queueing, if asked to.
     pub timeline: Option<Timeline>,
 }
@@ -342,6 +345,7 @@ impl GpuOps {
             n_rows: 0,
             n_wanted: 0,
             logits: LogitsAt::default(),
+            fetches: Cell::new(false),
             timeline: None,
         };
         if let Some(unembedding) = unembedding {
@@ -402,11 +406,14 @@ impl GpuOps {
     /// Queues the kernel that fetches the plan.
     pub fn upload(&mut self, args: &UploadArgs) -> Result<()> {
         // SAFETY: the plan's memory outlives the replica's steps.
-        unsafe { self.context.launch(self.context.target.upload(), args) }
+        unsafe { self.context.launch(self.context.target.upload(), args) }?;
+        self.fetches.set(true);
+        Ok(())
     }
 
-    /// Queues a kernel.
+    /// Queues a kernel. Most read the plan before their predecessor has ended, so not while that fetches it.
     fn launch<A: bytemuck::NoUninit>(&self, launch: Launch, args: &A) -> Result<()> {
+        let launch = if self.fetches.take() { launch.apart() } else { launch };
         // SAFETY: all addresses are of buffers that the replica keeps until its stream is done, sized for the largest
         // step; the structs are those of super::args.
         unsafe { self.context.launch(launch, args) }
@@ -823,6 +830,7 @@ impl Ops for GpuOps {
         };
         let bytes = plan.rows() * self.config.hidden_dim * (format.bytes() + 4);
         let launch = self.context.target.embed(self.shape.rows);
+        self.fetches.set(false); // it waits before it reads the plan
         self.timed(Stage::Embed, moved(bytes), |ops| ops.launch(launch, &args))?;
         Ok(Residual {
             memory: x,

@@ -570,6 +570,11 @@ impl Driver for SimtDriver {
         if launch.grid == 0 || launch.grid > i32::MAX as u32 {
             return self.refuse(CALL, &format!("{}: a grid of {} blocks", kernel.name, launch.grid));
         }
+        let fetching = &mut self.stream_of(&mut state, CALL, stream)?.fetching;
+        let early = std::mem::replace(fetching, kernel.name == "upload") && launch.overlap;
+        if early && !["embed", "upload"].contains(&&*kernel.name) {
+            return self.refuse(CALL, &format!("{} may read the plan before it is fetched", kernel.name));
+        }
         let launch = KernelLaunch {
             kernel,
             grid: launch.grid,

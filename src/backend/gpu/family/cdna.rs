@@ -159,7 +159,7 @@ mod tests {
             .iter()
             .flat_map(|&rows| Product::ALL[..5].iter().map(move |&product| (product, rows)))
             .map(|(product, rows)| {
-                let Launch { kernel, blocks } = TARGET.gemm(&shape_20b(product, rows, 1)).unwrap().launch;
+                let Launch { kernel, blocks, .. } = TARGET.gemm(&shape_20b(product, rows, 1)).unwrap().launch;
                 format!("{rows} {} {blocks}x{}", kernel.name(), kernel.threads)
             })
             .collect();
@@ -195,7 +195,7 @@ mod tests {
     fn grids_cover_the_worst_routing() {
         for rows in [0, 1, 3, 31, 64, 200, 890] {
             let shape = shape_20b(Product::Mlp1, rows, 1);
-            let Launch { kernel, blocks } = TARGET.gemm(&shape).unwrap().launch;
+            let Launch { kernel, blocks, .. } = TARGET.gemm(&shape).unwrap().launch;
             let tile = kernel.tokens;
             let cut = |counts: &[usize]| counts.iter().map(|c| c.div_ceil(tile)).sum::<usize>() * 45;
             let mut one_over = vec![0; 32];

@@ -49,6 +49,8 @@ pub struct Stream {
     pub captured: Option<Vec<Work>>,
     /// A capture on it was invalidated: like a stream of HIP's it takes no more work, captured or not.
     pub invalidated: bool,
+    /// The kernel launched last fetches a step's plan, which others but `embed` read before their predecessor has ended.
+    pub fetching: bool,
 }
 
 pub struct Event {
@@ -103,6 +105,7 @@ impl Stream {
             done: 0,
             captured: None,
             invalidated: false,
+            fetching: false,
         }
     }
 }
