@@ -24,8 +24,11 @@ use crate::replica::Part;
 use graphs::Graphs;
 use std::sync::Arc;
 
-/// Rows of one sequence in a step: more would only widen the rings of windowed layers.
-const CHUNK_TOKENS: usize = 512;
+/// Rows of one sequence in a step: more would only widen the rings of windowed layers. In a group, whose memory is what
+/// there is too little of, half as many: a tenth more sequences have room.
+fn chunk_tokens(stages: usize) -> usize {
+    if stages > 1 { 256 } else { 512 }
+}
 
 /// Memory left to the runtime, for code, graphs and its own buffers, on a device of so much.
 pub fn reserved_bytes(total_bytes: u64) -> u64 {
@@ -109,7 +112,7 @@ impl Common {
             rows: limits.step_tokens,
             logits_rows: limits.max_batch,
             sequences: limits.max_batch.saturating_mul(stages),
-            chunk_tokens: limits.step_tokens.min(CHUNK_TOKENS),
+            chunk_tokens: limits.step_tokens.min(chunk_tokens(stages)),
             // Each stage computes a step, and one waits behind them.
             depth: stages + 1,
         }
