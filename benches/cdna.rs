@@ -16,10 +16,14 @@ mod amd_loops;
 use amd_loops::{functions, loops};
 use getp::backend::gpu::args::Format;
 use getp::backend::gpu::code_objects::CODE_OBJECTS;
+use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::family;
+use getp::backend::gpu::group::demand::Demand;
 use getp::backend::gpu::shapes::{GemmShape, Kind, Product};
+use getp::backend::gpu::stage::Common;
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
+use getp::options::Options;
 use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
@@ -37,8 +41,12 @@ const LAYER_LAUNCHES: usize = 11;
 const STEP_LAUNCHES: usize = 6;
 /// Keys of a row in the middle of a sequence of 32 + 992 tokens.
 const KEYS: usize = 528;
-/// Between the two devices of a pair, in each direction.
+/// Between two devices of a group, in each direction.
 const LINK_BYTES_A_SECOND: f64 = 50e9;
+const DEVICE_MEMORY: DeviceMemory = DeviceMemory {
+    free: 65_000 << 20,
+    total: 65_536 << 20,
+};
 
 const WAVES_AT_ONCE: usize = 8;
 const SIMDS: f64 = 4.0;
@@ -321,24 +329,54 @@ fn main() {
             rows as f64 / step
         );
     }
-    let config = ModelConfig::preset_120b();
+    for devices in [2, 4, 8] {
+        print_group(devices, target, &shares);
+    }
+}
+
+/// The 120b on a group of devices, cut as the library cuts it, with as many rows a step as there is memory for: sequences
+/// of 32 + 992 tokens, or if that is less, 1,024 of them a step.
+fn print_group(devices: usize, target: Target, shares: &Shares) {
+    let config = ModelConfig {
+        seq_len: 2 * (KEYS - 16),
+        ..ModelConfig::preset_120b()
+    };
+    let memory = vec![DEVICE_MEMORY; devices];
+    let cut = |rows: usize| {
+        let options = Options {
+            max_batch: Some(rows),
+            ..Options::default()
+        };
+        let common = Common::new(&config, &options, Format::F16, devices);
+        let demand = Demand {
+            common: &common,
+            target: &target,
+        };
+        demand.cut(&memory, rows * devices, &options)
+    };
+    let sizes = (1..=16).rev().map(|sixteenths| 64 * sixteenths);
+    let (rows, cut) = sizes
+        .filter_map(|rows| Some((rows, cut(rows)?)))
+        .next()
+        .expect("the model fits");
+    let layers: Vec<_> = cut.iter().map(|layers| layers.len()).collect();
+    println!("120b on {devices} devices: layers {layers:?}, each a micro-batch of {rows} rows");
     let model = Model {
         config: &config,
         target,
-        shares: &shares,
+        shares,
     };
-    let rows = 512;
-    println!("120b on a pair, two micro-batches of {rows} rows");
-    let (layer, rest) = model.step(rows, rows);
+    let (layer, rest) = model.step(rows.next_power_of_two(), rows);
     let hop = (4 * rows * config.hidden_dim) as f64 / LINK_BYTES_A_SECOND;
-    let stages = (1..config.n_layers).map(|first| {
-        let second = (config.n_layers - first) as f64 * layer + rest;
-        (first as f64 * layer + hop).max(second)
+    let stages = layers.iter().enumerate().map(|(stage, &layers)| {
+        let is_last = stage + 1 == devices;
+        layers as f64 * layer + if is_last { rest } else { hop }
     });
-    let slowest = stages.fold(f64::MAX, f64::min);
+    let slowest = stages.fold(0.0, f64::max);
+    let tokens_a_second = rows as f64 / slowest;
     println!(
-        "    a stage {:.1} ms: {:.0} tok/s a pair",
+        "    the slowest stage {:.1} ms: {tokens_a_second:.0} tok/s a group, {:.0} on eight devices",
         slowest * 1e3,
-        rows as f64 / slowest
+        tokens_a_second * 8.0 / devices as f64
     );
 }

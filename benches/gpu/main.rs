@@ -54,6 +54,9 @@ struct Args {
     /// `GETP_DEVICE_MB`'s value.
     #[arg(long, global = true, default_value_t = 0)]
     device_mb: usize,
+    /// Opens each device so many times, to play a group on one device; `--device-mb` says what each may take of it.
+    #[arg(long, global = true, default_value_t = 1)]
+    copies: usize,
     /// Print the profile, too (kernels are then launched one by one without a graph, which is slower).
     #[arg(long, global = true)]
     profile: bool,
@@ -110,7 +113,18 @@ impl Args {
     /// Replicas of a model with random weights on the devices of `--devices`.
     fn replicas(&self, config: &ModelConfig, options: &Options) -> anyhow::Result<Vec<Box<dyn Replica>>> {
         let source = WeightSource::Synthetic { config, seed: 1 };
-        Ok(gpu::open::open(usable(options)?, &source, options)?)
+        Ok(gpu::open::open(self.devices(options)?, &source, options)?)
+    }
+
+    /// The devices of `--devices` that can be used, each as often as `--copies` says.
+    fn devices(&self, options: &Options) -> anyhow::Result<Vec<SharedDriver>> {
+        let devices = usable(options)?;
+        Ok(devices
+            .iter()
+            .cycle()
+            .take(self.copies * devices.len())
+            .cloned()
+            .collect())
     }
 }
 

@@ -5,6 +5,7 @@ use getp::engine::{Engine, Sampling, Stats};
 use getp::profile::{Spread, StepTimes};
 use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
@@ -23,14 +24,15 @@ pub struct Args {
     /// Print how long device and host compute and wait for each other, too.
     #[arg(long)]
     overlap: bool,
-    /// The number of requests, instead of the workload's.
-    #[arg(long)]
-    requests: Option<usize>,
+    /// Numbers of requests, one run each, instead of the workload's.
+    #[arg(long, value_delimiter = ',')]
+    requests: Vec<usize>,
     /// Divides the number of output tokens, for a shorter run.
     #[arg(long, default_value_t = 1)]
     shorten: usize,
 }
 
+#[derive(Clone, Copy)]
 struct Workload {
     name: &'static str,
     requests: usize,
@@ -64,17 +66,16 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     let wanted: Vec<_> = WORKLOADS
         .iter()
         .filter(|w| part.names.iter().any(|name| name == w.name) || (part.names.is_empty() && w.name != "W2x"))
+        .flat_map(|w| w.with(&part.requests))
         .collect();
-    let most = wanted
-        .iter()
-        .map(|w| part.requests.unwrap_or(w.requests))
-        .max()
-        .unwrap_or(1);
+    let most = wanted.iter().map(|w| w.requests).max().unwrap_or(1);
+    let options = args.options()?;
+    // Devices share the requests: replicas among themselves, and those of a group among their steps.
+    let devices = args.devices(&options)?.len();
     let options = getp::options::Options {
-        // A group's devices share the requests among their steps.
-        max_batch: Some(most.div_ceil(args.group.max(1))),
+        max_batch: Some(most.div_ceil(devices)),
         step_tokens: Some(8192),
-        ..args.options()?
+        ..options
     };
     let start = Instant::now();
     let mut replicas = args.replicas(&config, &options)?;
@@ -92,14 +93,10 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     let tokenizer = tokenizer(config.vocab_size)?;
     let mut engine = Engine::new(replicas, &config, options)?;
     println!(
-        "{:<5}{:>10}{:>8}{:>8}{:>11}{:>12}{:>10}",
-        "", "requests", "prompt", "output", "seconds", "tokens/s", "answers"
+        "{:<5}{:>10}{:>8}{:>8}{:>11}{:>12}{:>10}{:>10}",
+        "", "requests", "prompt", "output", "seconds", "tokens/s", "answers", "hash"
     );
     for w in wanted {
-        let w = &Workload {
-            requests: part.requests.unwrap_or(w.requests),
-            ..*w
-        };
         let before = Overlap::of(&engine);
         let mut runs: Vec<_> = (0..part.repeats.max(1))
             .map(|_| w.run(&mut engine, &tokenizer, part))
@@ -107,7 +104,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let run = &runs[runs.len() / 2];
         println!(
-            "{:<5}{:>10}{:>8}{:>8}{:>11.3}{:>12.1}{:>10}",
+            "{:<5}{:>10}{:>8}{:>8}{:>11.3}{:>12.1}{:>10}  {:08x}",
             w.name,
             w.requests,
             w.prompt,
@@ -115,6 +112,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
             run.seconds,
             (run.tokens + if w.prefill { w.requests * w.prompt } else { 0 } as u64) as f64 / run.seconds,
             run.different,
+            run.hash,
         );
         print_spread(&engine)?;
         if part.overlap {
@@ -180,9 +178,18 @@ struct Run {
     tokens: u64,
     /// Number of different answers.
     different: usize,
+    /// Of all answers: the same in runs whose answers are the same.
+    hash: u32,
 }
 
 impl Workload {
+    /// It with these numbers of requests, or as it is if there are none.
+    fn with(&self, requests: &[usize]) -> Vec<Self> {
+        let own = [self.requests];
+        let requests = if requests.is_empty() { &own } else { requests };
+        requests.iter().map(|&requests| Self { requests, ..*self }).collect()
+    }
+
     fn run(&self, engine: &mut Engine, tokenizer: &Tokenizer, part: &Args) -> anyhow::Result<Run> {
         let output = (self.output / part.shorten).max(1);
         // The last token sampled is no input.
@@ -214,6 +221,8 @@ impl Workload {
         if let Some(failure) = outcome.failure {
             return Err(failure.into());
         }
+        let mut hasher = DefaultHasher::new();
+        rows.hash(&mut hasher);
         let mut answers: Vec<_> = rows.chunks_exact(steps + 1).collect();
         answers.sort_unstable();
         answers.dedup();
@@ -221,6 +230,7 @@ impl Workload {
             seconds,
             tokens: outcome.tokens,
             different: answers.len(),
+            hash: hasher.finish() as u32,
         })
     }
 }
