@@ -20,7 +20,7 @@ use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::family;
 use getp::backend::gpu::group::demand::Demand;
 use getp::backend::gpu::shapes::{GemmShape, Kind, Product};
-use getp::backend::gpu::stage::Common;
+use getp::backend::gpu::stage::{Common, bucket};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::options::Options;
@@ -334,13 +334,10 @@ fn main() {
     }
 }
 
-/// The 120b on a group of devices, cut as the library cuts it, with as many rows a step as there is memory for: sequences
-/// of 32 + 992 tokens, or if that is less, 1,024 of them a step.
+/// The 120b on a group of devices, cut as the library cuts it. A step has as many rows as there is memory for, of sequences
+/// of 32 + 992 tokens, which take half of what one of the model's length does; at most 1,024.
 fn print_group(devices: usize, target: Target, shares: &Shares) {
-    let config = ModelConfig {
-        seq_len: 2 * (KEYS - 16),
-        ..ModelConfig::preset_120b()
-    };
+    let config = ModelConfig::preset_120b();
     let memory = vec![DEVICE_MEMORY; devices];
     let cut = |rows: usize| {
         let options = Options {
@@ -352,9 +349,9 @@ fn print_group(devices: usize, target: Target, shares: &Shares) {
             common: &common,
             target: &target,
         };
-        demand.cut(&memory, rows * devices, &options)
+        demand.cut(&memory, (rows * devices).div_ceil(2), &options)
     };
-    let sizes = (1..=16).rev().map(|sixteenths| 64 * sixteenths);
+    let sizes = (1..=64).rev().map(|n| 16 * n);
     let (rows, cut) = sizes
         .filter_map(|rows| Some((rows, cut(rows)?)))
         .next()
@@ -366,7 +363,7 @@ fn print_group(devices: usize, target: Target, shares: &Shares) {
         target,
         shares,
     };
-    let (layer, rest) = model.step(rows.next_power_of_two(), rows);
+    let (layer, rest) = model.step(bucket(rows, usize::MAX), rows);
     let hop = (4 * rows * config.hidden_dim) as f64 / LINK_BYTES_A_SECOND;
     let stages = layers.iter().enumerate().map(|(stage, &layers)| {
         let is_last = stage + 1 == devices;

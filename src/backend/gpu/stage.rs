@@ -2,6 +2,8 @@
 
 mod graphs;
 
+pub use graphs::bucket;
+
 use super::args::{self, KV_PAGE, StepHeader};
 use super::attention_plan::max_partial_slots;
 use super::ceilings::Ceilings;

@@ -182,7 +182,7 @@ fn most_decode_items(rows: usize, keys: usize, attention: &AttentionShape) -> us
 }
 
 /// The next of 1, 2, 3, 4, 6, 8, 12, ...: a third of the work at most is in vain, and there are few shapes.
-fn bucket(n: usize, most: usize) -> usize {
+pub fn bucket(n: usize, most: usize) -> usize {
     let power = n.next_power_of_two();
     let between = power / 4 * 3;
     if between >= n { between } else { power }.min(most)
