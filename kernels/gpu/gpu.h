@@ -12,7 +12,8 @@
 //   TID, BID, GRID                     thread in its block, block in the grid, blocks in the grid (one dimension)
 //   barrier()                          for all threads of the block; makes their earlier shared and global writes
 //                                      visible to the block
-//   shfl_xor, shfl                     another lane's 32-bit value (float, int, unsigned)
+//   shfl_xor, shfl                     another lane's 32-bit value (float, int, unsigned); with SHUFFLES_DOUBLES
+//                                      shfl of double, too
 //   wave_any(bool)                     whether any lane's is true
 //   atomic_add, atomic_min, atomic_max on int in global or shared memory, returning the old value
 //   exp2_fast, rcp_fast                the hardware's approximations
@@ -73,11 +74,13 @@ DEV float wave_max(float v) {
   }
   return v;
 }
+#ifndef SHUFFLES_DOUBLES
 DEV double shfl(double v, int lane) {
   const u64 bits = __builtin_bit_cast(u64, v);
   const u64 low = (u32)shfl((int)(u32)bits, lane), high = (u32)shfl((int)(u32)(bits >> 32), lane);
   return __builtin_bit_cast(double, high << 32 | low);
 }
+#endif
 DEV double shfl_xor(double v, int mask) { return shfl(v, LANE ^ mask); }
 DEV double wave_sum(double v) { for (int o = WAVE / 2; o; o /= 2) v += shfl_xor(v, o); return v; }
 

@@ -27,32 +27,6 @@
 #pragma GCC optimize("O3")                           // vectorized matrix instructions, whatever the kernels' options
 #endif
 
-// Saves the callee-saved registers on the current stack and its pointer in *save, then continues on the stack `load`.
-extern "C" void simt_switch(void** save, void* load);
-asm(R"(
-  .text
-  .globl simt_switch
-  .hidden simt_switch
-  .type simt_switch, @function
-simt_switch:
-  push %rbp
-  push %rbx
-  push %r12
-  push %r13
-  push %r14
-  push %r15
-  mov %rsp, (%rdi)
-  mov %rsi, %rsp
-  pop %r15
-  pop %r14
-  pop %r13
-  pop %r12
-  pop %rbx
-  pop %rbp
-  ret
-  .size simt_switch, . - simt_switch
-)");
-
 namespace simt {
 namespace {
 
@@ -77,7 +51,7 @@ struct Wave {
   bool vote, voted;
   // Values of shuffles, double-buffered: a lane that runs ahead writes one half while others still read the other.
   int turn;
-  uint32_t values[2][LANES];
+  uint64_t values[2][LANES];
   uint64_t present[2];
   // Operands; a lane's result replaces its C.
   alignas(64) s16x4 a[LANES];
@@ -155,17 +129,18 @@ void prefetch_stack(const Machine& m, int tid) {
 
 void start_threads(Machine& m) {
   leave_stack(&m.scheduler_fake_stack, m.stack(m.tid), STACK_BYTES);
-  simt_switch(&m.scheduler, m.saved[m.tid]);
+  switch_stacks({&m.scheduler, m.saved[m.tid]});
   enter_stack(m, m.scheduler_fake_stack);
 }
 
-void switch_thread(Machine& m, int to) {
+// To another thread, for the calling one to do.
+Switch switch_to(Machine& m, int to) {
   const int from = m.tid;
+  if (to == from) return {nullptr, nullptr};
   prefetch_stack(m, to + 1);
   leave_stack(&m.fake_stack[from], m.stack(to), STACK_BYTES);
   m.tid = to;
-  simt_switch(&m.saved[from], m.saved[to]);
-  enter_stack(m, m.fake_stack[from]);
+  return {&m.saved[from], m.saved[to]};
 }
 
 // A thread's last switch: to another thread, or below to the scheduler.
@@ -173,13 +148,13 @@ void switch_thread(Machine& m, int to) {
   void* unused;
   leave_stack(nullptr, m.stack(to), STACK_BYTES);
   m.tid = to;
-  simt_switch(&unused, m.saved[to]);
+  switch_stacks({&unused, m.saved[to]});
   __builtin_unreachable();
 }
 [[noreturn]] void stop_threads(Machine& m) {
   void* unused;
   leave_stack(nullptr, m.scheduler_bottom, m.scheduler_bytes);
-  simt_switch(&unused, m.scheduler);
+  switch_stacks({&unused, m.scheduler});
   __builtin_unreachable();
 }
 
@@ -252,11 +227,11 @@ int pick(Machine& m) {
   return wave * LANES + next_bit(m.wave[wave].ready, lane);
 }
 
-// Switches to a runnable thread; returns when this one is chosen again.
-void run_another(Machine& m) {
+// To a runnable thread, until the calling one is chosen again.
+Switch run_another(Machine& m) {
   const int next = pick(m);
   if (next < 0) fail_deadlock(m);
-  if (next != m.tid) switch_thread(m, next);
+  return switch_to(m, next);
 }
 
 void release_barrier(Machine& m) {
@@ -342,7 +317,7 @@ void complete(Machine& m, Wave& w) {
   w.ready = w.live;
 }
 
-void meet(Machine& m, Wave& w, Collective collective) {
+Switch meet(Machine& m, Wave& w, Collective collective) {
   const uint64_t self = 1ull << m.tid % LANES;
   if (!w.waiting) w.collective = collective;
   else if (w.collective != collective)
@@ -352,21 +327,28 @@ void meet(Machine& m, Wave& w, Collective collective) {
   w.ready &= ~self;
   if (w.waiting == w.live) {
     complete(m, w);
-    if (m.in_order) return;
+    if (m.in_order) return {nullptr, nullptr};
+  } else if (m.in_order && w.ready) {                // the most frequent case, at once
+    return switch_to(m, (m.tid & -LANES) + next_bit(w.ready, m.tid % LANES));
   }
-  run_another(m);
+  return run_another(m);
 }
 
-template <class C> void multiply_add(Collective collective, s16x4 a, s16x4 b, C* c, C (Wave::*operands)[LANES]) {
+Wave& own_wave(Machine& m) { return m.wave[(unsigned)m.tid / LANES]; }
+unsigned own_lane(const Machine& m) { return (unsigned)m.tid % LANES; }
+
+template <class C> Switch bring(Collective collective, s16x4 a, s16x4 b, const C& c, C (Wave::*operands)[LANES]) {
   Machine& m = machine();
-  Wave& w = m.wave[m.tid / LANES];
-  const int lane = m.tid % LANES;
+  Wave& w = own_wave(m);
+  const unsigned lane = own_lane(m);
   w.a[lane] = a;
   w.b[lane] = b;
-  (w.*operands)[lane] = *c;
-  meet(m, w, collective);
-  *c = (w.*operands)[lane];
+  (w.*operands)[lane] = c;
+  return meet(m, w, collective);
 }
+
+// The half of `values` that was filled last: no lane has come to the next collective's end.
+int last_turn(const Wave& w) { return w.turn ^ 1; }
 
 // --- Blocks ----------------------------------------------------------------------------------------------------------
 
@@ -404,7 +386,6 @@ void prepare_thread(Machine& m, int tid) {
   void** top = (void**)(((uintptr_t)(bottom + STACK_BYTES) - (size_t)(tid % LANES) * COLOUR_BYTES) & ~(uintptr_t)63);
   *--top = nullptr;  // as if thread_main had been called: the stack is 8 bytes off a multiple of 16
   *--top = (void*)thread_main;
-  for (int i = 0; i < 6; i++) *--top = nullptr;
   m.saved[tid] = top;
 }
 
@@ -646,53 +627,76 @@ void note_after_predecessor() {
   m.wave[m.tid / LANES].after_predecessor |= 1ull << m.tid % LANES;
 }
 
-void block_barrier() {
+Switch bring_barrier() {
   Machine& m = machine();
-  m.wave[m.tid / LANES].ready &= ~(1ull << m.tid % LANES);
+  own_wave(m).ready &= ~(1ull << own_lane(m));
   if (++m.at_barrier == m.live) {
     release_barrier(m);
-    if (m.in_order) return;
+    if (m.in_order) return {nullptr, nullptr};
   }
-  run_another(m);
+  return run_another(m);
 }
 
-uint32_t shuffle(uint32_t value, int from_lane) {
+Switch bring_value(uint64_t value) {
   Machine& m = machine();
-  Wave& w = m.wave[m.tid / LANES];
-  const int turn = w.turn, from = from_lane & (LANES - 1);
-  w.values[turn][m.tid % LANES] = value;
-  meet(m, w, SHUFFLE);
+  Wave& w = own_wave(m);
+  w.values[w.turn][own_lane(m)] = value;
+  return meet(m, w, SHUFFLE);
+}
+uint64_t take_value(int from_lane) {
+  Machine& m = machine();
+  const Wave& w = own_wave(m);
+  const int turn = last_turn(w), from = from_lane & (LANES - 1);
   if (!(w.present[turn] >> from & 1)) fail(m, "shfl from lane %d, which has ended", from);
   return w.values[turn][from];
 }
 
-bool any(bool value) {
+Switch bring_vote(bool value) {
   Machine& m = machine();
-  Wave& w = m.wave[m.tid / LANES];
+  Wave& w = own_wave(m);
   w.vote = w.waiting ? w.vote || value : value;
-  meet(m, w, VOTE);
-  return w.voted;
+  return meet(m, w, VOTE);
 }
+bool take_vote() { return own_wave(machine()).voted; }
 
-uint32_t uniform(uint32_t value) {
+Switch bring_uniform(uint32_t value) {
   Machine& m = machine();
-  if (m.in_order) return value;
-  Wave& w = m.wave[m.tid / LANES];
-  const int turn = w.turn;
-  w.values[turn][m.tid % LANES] = value;
-  meet(m, w, UNIFORM);
-  const int first = __builtin_ctzll(w.present[turn]);
+  if (m.in_order) return {nullptr, nullptr};
+  Wave& w = own_wave(m);
+  w.values[w.turn][own_lane(m)] = value;
+  return meet(m, w, UNIFORM);
+}
+void take_uniform(uint32_t value) {
+  Machine& m = machine();
+  if (m.in_order) return;
+  const Wave& w = own_wave(m);
+  const int turn = last_turn(w), first = __builtin_ctzll(w.present[turn]);
   if (w.values[turn][first] != value)
-    fail(m, "readfirstlane: lane %d has %#x, this one %#x", first, w.values[turn][first], value);
-  return value;
+    fail(m, "readfirstlane: lane %d has %#x, this one %#x", first, (uint32_t)w.values[turn][first], value);
 }
 
-void mfma_16x16x16(bool bf16, s16x4 a, s16x4 b, f32x4v* c) {
-  multiply_add(bf16 ? MFMA_16_BF16 : MFMA_16_F16, a, b, c, &Wave::c4);
+Switch bring_16x16x16(bool bf16, s16x4 a, s16x4 b, const f32x4v& c) {
+  return bring(bf16 ? MFMA_16_BF16 : MFMA_16_F16, a, b, c, &Wave::c4);
 }
-void mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, f32x16v* c) {
-  multiply_add(bf16 ? MFMA_32_BF16 : MFMA_32_F16, a, b, c, &Wave::c16);
+f32x4v take_16x16x16() {
+  Machine& m = machine();
+  return own_wave(m).c4[own_lane(m)];
 }
+Switch bring_32x32x8(bool bf16, s16x4 a, s16x4 b, const f32x16v& c) {
+  return bring(bf16 ? MFMA_32_BF16 : MFMA_32_F16, a, b, c, &Wave::c16);
+}
+void take_32x32x8(f32x16v* d) {
+  Machine& m = machine();
+  *d = own_wave(m).c16[own_lane(m)];
+}
+
+#ifdef SIMT_ASAN
+// A thread is back on its stack.
+void arrived() {
+  Machine& m = machine();
+  enter_stack(m, m.fake_stack[m.tid]);
+}
+#endif
 
 }  // namespace simt
 

@@ -65,34 +65,85 @@ struct Registration {
   Registration(simt_kernel kernel, const char* name, int threads, int args_bytes);
 };
 
+// To the thread whose stack pointer is `load`; NULL: the calling thread goes on.
+struct Switch { void** save; void* load; };
+#ifdef SIMT_ASAN
+void arrived();
+#endif
+// Keeps what the thread needs on its stack and the stack's pointer in *save, then continues the other thread where it
+// has left. It goes by a jump and is inlined into kernels: a processor predicts returns by the order of calls, and
+// threads of a wave return in another order than they have called. The functions around it call others, so they keep
+// nothing below their stack pointer.
+__attribute__((always_inline)) inline void switch_stacks(Switch to) {
+  asm volatile(
+      "push %%rbp\n lea 1f(%%rip), %%rcx\n push %%rcx\n mov %%rsp, (%0)\n"
+      "mov %1, %%rsp\n pop %%rcx\n jmp *%%rcx\n 1: pop %%rbp"
+      : "+a"(to.save), "+d"(to.load)
+      :
+      : "rbx", "rcx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc",
+        "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12",
+        "xmm13", "xmm14", "xmm15");
+}
+__attribute__((always_inline)) inline void wait(Switch to) {
+  if (!to.load) return;
+  switch_stacks(to);
+#ifdef SIMT_ASAN
+  arrived();
+#endif
+}
+
 void note_after_predecessor();
-void block_barrier();
-uint32_t shuffle(uint32_t value, int from_lane);
-bool any(bool value);
-uint32_t uniform(uint32_t value);                 // value; an error where lanes differ (not checked in order)
+// A thread brings what it has to a barrier or a collective, waits for the others, and takes what came of it.
+Switch bring_barrier();
+Switch bring_value(uint64_t value);
+uint64_t take_value(int from_lane);
+Switch bring_vote(bool value);
+bool take_vote();
+Switch bring_uniform(uint32_t value);
+void take_uniform(uint32_t value);
+Switch bring_16x16x16(bool bf16, s16x4 a, s16x4 b, const f32x4v& c);
+f32x4v take_16x16x16();
+Switch bring_32x32x8(bool bf16, s16x4 a, s16x4 b, const f32x16v& c);
+void take_32x32x8(f32x16v* d);
+
+__attribute__((always_inline)) inline void block_barrier() { wait(bring_barrier()); }
+__attribute__((always_inline)) inline uint64_t shuffle(uint64_t value, int from_lane) {
+  wait(bring_value(value));
+  return take_value(from_lane);
+}
+__attribute__((always_inline)) inline bool any(bool value) {
+  wait(bring_vote(value));
+  return take_vote();
+}
+// The value; an error where the wave's lanes differ (not in order: unchecked).
+__attribute__((always_inline)) inline uint32_t uniform(uint32_t value) {
+  wait(bring_uniform(value));
+  take_uniform(value);
+  return value;
+}
 
 // D = A B + C as V_MFMA_F32_*. Lane l has row l % M of A and column l % M of B, both at k = l / M * 4 + (0..3). Of C
 // and D it has, for 16x16, column l % 16 and rows l / 16 * 4 + i; for 32x32, column l % 32 and rows 8 * (i / 4) + 4 *
 // (l / 32) + i % 4. Subnormal inputs count as zeros, as on MI200.
-void mfma_16x16x16(bool bf16, s16x4 a, s16x4 b, f32x4v* c);
-void mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, f32x16v* c);
 #ifdef __clang__
 #define SIMT_INLINE inline __attribute__((always_inline))
 #else
 #define SIMT_INLINE inline                        // a kernel that is one function takes g++ minutes
 #endif
-SIMT_INLINE f32x4v mfma_16x16x16_f16(s16x4 a, s16x4 b, f32x4v c) { mfma_16x16x16(false, a, b, &c); return c; }
-SIMT_INLINE f32x4v mfma_16x16x16_bf16(s16x4 a, s16x4 b, f32x4v c) { mfma_16x16x16(true, a, b, &c); return c; }
-SIMT_INLINE f32x16v mfma_32x32x8_f16(s16x4 a, s16x4 b, const f32x16v& c) {
-  f32x16v d = c;
-  mfma_32x32x8(false, a, b, &d);
+__attribute__((always_inline)) inline f32x4v mfma_16x16x16(bool bf16, s16x4 a, s16x4 b, const f32x4v& c) {
+  wait(bring_16x16x16(bf16, a, b, c));
+  return take_16x16x16();
+}
+__attribute__((always_inline)) inline f32x16v mfma_32x32x8(bool bf16, s16x4 a, s16x4 b, const f32x16v& c) {
+  f32x16v d;
+  wait(bring_32x32x8(bf16, a, b, c));
+  take_32x32x8(&d);
   return d;
 }
-SIMT_INLINE f32x16v mfma_32x32x8_bf16(s16x4 a, s16x4 b, const f32x16v& c) {
-  f32x16v d = c;
-  mfma_32x32x8(true, a, b, &d);
-  return d;
-}
+SIMT_INLINE f32x4v mfma_16x16x16_f16(s16x4 a, s16x4 b, f32x4v c) { return mfma_16x16x16(false, a, b, c); }
+SIMT_INLINE f32x4v mfma_16x16x16_bf16(s16x4 a, s16x4 b, f32x4v c) { return mfma_16x16x16(true, a, b, c); }
+SIMT_INLINE f32x16v mfma_32x32x8_f16(s16x4 a, s16x4 b, const f32x16v& c) { return mfma_32x32x8(false, a, b, c); }
+SIMT_INLINE f32x16v mfma_32x32x8_bf16(s16x4 a, s16x4 b, const f32x16v& c) { return mfma_32x32x8(true, a, b, c); }
 
 template <class To, class From> inline To bits(From v) {
   static_assert(sizeof(To) == sizeof(From), "same size");
@@ -128,8 +179,10 @@ inline float rounded(float v) {
 
 DEV void barrier() { simt::block_barrier(); }
 DEV int shfl(int v, int lane) { return (int)simt::shuffle((uint32_t)v, lane); }
-DEV unsigned shfl(unsigned v, int lane) { return simt::shuffle(v, lane); }
-DEV float shfl(float v, int lane) { return simt::bits<float>(simt::shuffle(simt::bits<uint32_t>(v), lane)); }
+DEV unsigned shfl(unsigned v, int lane) { return (unsigned)simt::shuffle(v, lane); }
+DEV float shfl(float v, int lane) { return simt::bits<float>((uint32_t)simt::shuffle(simt::bits<uint32_t>(v), lane)); }
+#define SHUFFLES_DOUBLES
+DEV double shfl(double v, int lane) { return simt::bits<double>(simt::shuffle(simt::bits<uint64_t>(v), lane)); }
 DEV int shfl_xor(int v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
 DEV unsigned shfl_xor(unsigned v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
 DEV float shfl_xor(float v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
