@@ -66,7 +66,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   struct Control {
     u64 full[MAX_STAGES], empty[MAX_STAGES];
     GroupTable table;
-    float best[BEST_WARPS + 1][T::N];
+    alignas(8) float best[BEST_WARPS + 1][T::N];
     int best_index[BEST_WARPS + 1][T::N];
   };
   enum : int { FITTING = (SHARED_BYTES - (int)sizeof(Control)) / STAGE_BYTES, STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES };

@@ -22,7 +22,10 @@ struct GroupTable {
   int groups;
   int tiles;
   int units;                     // of a weight matrix
-  int chunks, larger_chunks;     // SpreadSchedule's
+  // SpreadSchedule's: the first `more` tiles have parts[0] chunks each, the others parts[1], which is one fewer. Of a
+  // tile's chunks the first extra[] have size[] + 1 units, the others size[].
+  int more, parts[2], size[2], extra[2];
+  int chunks, larger_chunks;
 };
 
 // Fills the table but for the schedule's part. One warp calls it; a barrier of the block follows.
@@ -41,6 +44,9 @@ template <int N> DEV void fill_table(GroupTable& table, const GemmArgs& a) {
   if (LANE == 0) table.first_tile[0] = 0, table.groups = a.groups, table.tiles = before;
 }
 
+// Division without a sign takes half the time.
+DEV int quotient(int a, int b) { return (int)((unsigned)a / (unsigned)b); }
+
 // Finds a token tile's rows. A group's tiles have equal numbers of rows, rounded up to multiples of 8, since the
 // swizzle depends on row % 8; the last one has the rest.
 template <int N> DEV void place_tile(const GroupTable& table, int tile, Chunk& c) {
@@ -50,7 +56,8 @@ template <int N> DEV void place_tile(const GroupTable& table, int tile, Chunk& c
     if (table.first_tile[middle] <= tile) low = middle; else high = middle;
   }
   const int rows = table.rows[low], tiles = (rows + N - 1) / N;
-  const int even = ((rows + tiles - 1) / tiles + 7) / 8 * 8, first = (tile - table.first_tile[low]) * even;
+  const int share = tiles == 1 ? rows : quotient(rows + tiles - 1, tiles);
+  const int even = (share + 7) / 8 * 8, first = (tile - table.first_tile[low]) * even;
   c.group = low;
   c.row = table.offsets[low] + first;
   c.rows = min(even, rows - first);
@@ -59,6 +66,7 @@ template <int N> DEV void place_tile(const GroupTable& table, int tile, Chunk& c
 // For weights that fit in L2 or are read once. Every tile has about the same number of chunks, their total is a
 // multiple of the grid, chunks of one tile differ by at most one unit, and all larger chunks come before all smaller
 // ones. Consecutive blocks have the same token tile.
+// A division takes as long as several multiplications of few tokens, so each chunk needs only one.
 template <int N, int CHUNK> struct SpreadSchedule {
   const GroupTable& table;
   int position;
@@ -67,35 +75,30 @@ template <int N, int CHUNK> struct SpreadSchedule {
 
   DEV static void plan(GroupTable& t) {
     const int least = t.tiles * ((t.units + CHUNK - 1) / CHUNK);
-    t.chunks = min((least + GRID - 1) / GRID * GRID, t.tiles * t.units);
-    t.larger_chunks = t.tiles ? SpreadSchedule(t).larger_before(t.tiles) : 0;
-  }
-
-  // Chunks in the tiles before `tile`, and larger chunks in them. A tile has `least` or `least` + 1 chunks.
-  DEV int chunks_before(int tile) const {
-    return (int)((unsigned)tile * (unsigned)table.chunks / (unsigned)table.tiles);
-  }
-  DEV int larger_before(int tile) const {
-    const int least = table.chunks / table.tiles, one_more = chunks_before(tile) - tile * least;
-    return one_more * (table.units % (least + 1)) + (tile - one_more) * (table.units % least);
-  }
-  DEV int before(bool larger, int tile) const {
-    return larger ? larger_before(tile) : chunks_before(tile) - larger_before(tile);
+    t.chunks = min(quotient(least + GRID - 1, GRID) * GRID, t.tiles * t.units);
+    if (t.tiles == 0) return;
+    const int each = quotient(t.chunks, t.tiles);
+    t.more = t.chunks - each * t.tiles;
+    t.larger_chunks = 0;
+    for (int fewer = 0; fewer < 2; fewer++) {
+      const int parts = each + 1 - fewer, size = quotient(t.units, parts), extra = t.units - size * parts;
+      t.parts[fewer] = parts, t.size[fewer] = size, t.extra[fewer] = extra;
+      t.larger_chunks += extra * (fewer ? t.tiles - t.more : t.more);
+    }
   }
 
   DEV bool next(Chunk& c) {
     if (position >= table.chunks) return false;
     const bool larger = position < table.larger_chunks;
-    const int rank = larger ? position : position - table.larger_chunks;
-    const int total = larger ? table.larger_chunks : table.chunks - table.larger_chunks;
-    int tile = min((int)((float)rank * (float)table.tiles / (float)total), table.tiles - 1);
-    while (before(larger, tile) > rank) tile--;
-    while (before(larger, tile + 1) <= rank) tile++;
-    const int parts = chunks_before(tile + 1) - chunks_before(tile), size = table.units / parts;
-    const int index = rank - before(larger, tile);
+    const auto of_tile = [&](int fewer) {
+      return larger ? table.extra[fewer] : table.parts[fewer] - table.extra[fewer];
+    };
+    const int rank = larger ? position : position - table.larger_chunks, before = table.more * of_tile(0);
+    const int fewer = rank >= before, each = of_tile(fewer), from = fewer ? rank - before : rank;
+    const int nth = quotient(from, each), index = from - nth * each, size = table.size[fewer];
     c.units = larger ? size + 1 : size;
-    c.unit = larger ? index * (size + 1) : table.units % parts * (size + 1) + index * size;
-    place_tile<N>(table, tile, c);
+    c.unit = larger ? index * (size + 1) : table.extra[fewer] * (size + 1) + index * size;
+    place_tile<N>(table, (fewer ? table.more : 0) + nth, c);
     position += GRID;
     return true;
   }

@@ -185,7 +185,7 @@ mod tests {
         for arch in ["sm_90", "gfx90a"] {
             assert_eq!(target(arch).supports(&config, &steps(65_536)), Ok(()), "{arch}");
         }
-        let why = target("sm_90").supports(&config, &steps(1 << 20)).unwrap_err();
+        let why = target("sm_90").supports(&config, &steps(1 << 24)).unwrap_err();
         assert!(why.contains("lower GETP_STEP_TOKENS"), "{why}");
     }
 }

@@ -18,9 +18,9 @@ pub struct Target {
     pub multiprocessors: usize,
 }
 
-/// Runtimes count a launch's threads in 32 bits, and kernels the parts of a product's work.
+/// Runtimes count a launch's threads in 32 bits, and kernels the parts of a product's work in 32 with a sign.
 const MOST_THREADS: u64 = u32::MAX as u64;
-const MOST_PARTS: u64 = u32::MAX as u64;
+const MOST_PARTS: u64 = i32::MAX as u64;
 /// Exponents of the smallest and the largest normal FP16 number.
 const F16_EXPONENTS: (i32, i32) = (-14, 15);
 /// How far the smallest subnormal's exponent is below that of the smallest normal number.

@@ -71,7 +71,7 @@ impl Family for Hopper {
         let kernel = tile(shape, kernels, multiprocessors);
         GemmLaunch {
             launch: Launch::new(kernel, multiprocessors),
-            parts: parts(shape, kernel, multiprocessors),
+            parts: parts(shape, kernel),
             candidates: match shape.product {
                 Product::Greedy => multiprocessors, // a block keeps one candidate for all rows of the matrix it meets
                 _ => 0,
@@ -80,15 +80,17 @@ impl Family for Hopper {
     }
 }
 
-/// The most that kernels/hopper/schedule.h makes of token tiles and chunks: the product of their counts, however the rows
-/// fall on the groups. A chunk is at least a row block of each warpgroup. The unembedding's schedule multiplies neither.
-fn parts(shape: &GemmShape, kernel: &Kernel, multiprocessors: usize) -> u64 {
-    let tiles = shape.rows.div_ceil(kernel.tokens) + shape.groups;
+/// Weight units of a row block: 16 rows of 16-bit weights, or all 64 of MXFP4.
+const MOST_UNITS: usize = 4;
+
+/// The most that kernels/hopper/schedule.h makes of token tiles and weight units: the product of their counts, however the
+/// rows fall on the groups. The unembedding's schedule does not multiply them.
+fn parts(shape: &GemmShape, kernel: &Kernel) -> u64 {
+    let tiles = (shape.rows.div_ceil(kernel.tokens) + shape.groups) as u64;
     if matches!(shape.product, Product::Greedy | Product::Logits) {
-        return tiles as u64;
+        return tiles;
     }
-    let chunks = tiles * shape.row_blocks.div_ceil(kernel.threads / 128 - 1) + multiprocessors;
-    tiles as u64 * chunks as u64
+    tiles * (shape.row_blocks * MOST_UNITS) as u64
 }
 
 /// Steps in which the tiles for many rows multiply: what is left of one is multiplied in vain.
