@@ -1,6 +1,7 @@
 //! The speed of the GPU backend, with the real models' shapes and random weights made on the devices.
 //!
 //!     cargo bench --bench gpu --features cuda -- workloads [W1 W2 ...] [--devices cuda:0] [--precision fast|exact]
+//!     cargo bench --bench gpu --features cuda -- workloads W2 --skew 0.5
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --shape 120b --group 2 --requests 2200 --overlap
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- draws
@@ -45,6 +46,10 @@ struct Args {
     /// Layers; 0 is the model's own number.
     #[arg(long, global = true, default_value_t = 0)]
     layers: usize,
+    /// How uneven the router's choice of experts is: 0.5 for a busiest expert of 4 times the mean (20b) or 13 times (120b),
+    /// 0.95 for 6.6 (20b).
+    #[arg(long, global = true, default_value_t = 0.0)]
+    skew: f32,
     /// exact or fast
     #[arg(long, global = true, default_value = "fast")]
     precision: String,
@@ -112,7 +117,11 @@ impl Args {
 
     /// Replicas of a model with random weights on the devices of `--devices`.
     fn replicas(&self, config: &ModelConfig, options: &Options) -> anyhow::Result<Vec<Box<dyn Replica>>> {
-        let source = WeightSource::Synthetic { config, seed: 1 };
+        let source = WeightSource::Synthetic {
+            config,
+            seed: 1,
+            skew: self.skew,
+        };
         Ok(gpu::open::open(self.devices(options)?, &source, options)?)
     }
 
