@@ -330,7 +330,8 @@ typedef struct {
   int strict;
   // Not read.
   int reserved;
-  // GPUs that make a replica together, each with some of the layers; by default as few as have room (GETP_GROUP=auto|N).
+  // GPUs that make a replica together, each with some of the layers; by default as few as have room
+  // (GETP_GROUP=auto|N).
   int group;
   // The most memory to use on each GPU in MiB; by default what is free (GETP_DEVICE_MB).
   int device_mb;

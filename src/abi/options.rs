@@ -53,7 +53,8 @@ pub struct Options {
     pub strict: c_int,
     /// Not read.
     pub reserved: c_int,
-    /// GPUs that make a replica together, each with some of the layers; by default as few as have room (GETP_GROUP=auto|N).
+    /// GPUs that make a replica together, each with some of the layers; by default as few as have room
+    /// (GETP_GROUP=auto|N).
     pub group: c_int,
     /// The most memory to use on each GPU in MiB; by default what is free (GETP_DEVICE_MB).
     pub device_mb: c_int,
