@@ -1,0 +1,250 @@
+//! Rank 0's side of a run: who has which request, and who gets the next ones.
+
+use super::message::{Reply, Report, broken};
+use crate::error::Result;
+use crate::memory::{self, Purpose};
+use std::collections::VecDeque;
+
+/// The most requests in a reply.
+const MOST_GRANTED: usize = 4096;
+
+/// Nobody has the request: it waits.
+const WAITS: u32 = u32::MAX;
+/// The request has its answer, or never was to get one.
+const DONE: u32 = u32::MAX - 1;
+
+/// The queue of all ranks.
+///
+/// A rank gets what it asks for, but never more than its devices' share of the unfinished requests: the rule by which
+/// the replicas of one process take requests from their queue. So all devices finish at about the same time, and how
+/// fast each one is shows in how often its rank asks.
+#[derive(Debug)]
+pub struct Hub {
+    /// Requests that nobody has, the next one first.
+    waiting: VecDeque<u32>,
+    /// By request: the rank that has it, [`WAITS`] or [`DONE`].
+    holder: Vec<u32>,
+    unfinished: usize,
+    ranks: Vec<Rank>,
+    /// The devices that work, of all ranks.
+    devices: usize,
+}
+
+/// What rank 0 knows of a rank.
+#[derive(Clone, Debug, Default)]
+struct Rank {
+    devices: usize,
+    /// Requests it has.
+    holds: usize,
+    /// What it asked for in the report that has no reply yet; `None` if all have.
+    asks: Option<usize>,
+}
+
+impl Hub {
+    /// A queue of these requests, out of `requests` requests, for ranks with these numbers of devices.
+    pub fn new(requests: usize, waiting: impl IntoIterator<Item = u32>, devices: &[usize]) -> Result<Self> {
+        let waiting = memory::collect(waiting, Purpose::Requests)?;
+        let mut holder = memory::filled(DONE, requests, Purpose::Requests)?;
+        waiting.iter().for_each(|&request| holder[request as usize] = WAITS);
+        let rank = |&devices: &usize| Rank {
+            devices,
+            ..Rank::default()
+        };
+        Ok(Self {
+            unfinished: waiting.len(),
+            waiting: waiting.into(),
+            holder,
+            ranks: memory::collect(devices.iter().map(rank), Purpose::Requests)?,
+            devices: devices.iter().sum(),
+        })
+    }
+
+    /// Begins a run with the requests that have no answer, for ranks with these numbers of devices.
+    pub fn begin(&mut self, devices: &[usize]) {
+        for (rank, &devices) in self.ranks.iter_mut().zip(devices) {
+            rank.devices = devices;
+        }
+        self.devices = devices.iter().sum();
+    }
+
+    /// Takes a rank's report, whose answers the caller stores, and calls `reply` with each rank that gets a reply now.
+    /// Fails, and changes nothing of what is reported, if the rank reports requests that it does not have.
+    pub fn report(
+        &mut self,
+        from: usize,
+        report: &Report,
+        mut reply: impl FnMut(usize, Reply) -> Result<()>,
+    ) -> Result<()> {
+        if self.ranks[from].asks.is_some() {
+            return Err(broken(format_args!("rank {from} reports before it has a reply")));
+        }
+        let done = report.answers.iter().map(|(request, _)| *request);
+        for request in done.chain(report.refused.iter().map(|(request, _)| *request)) {
+            self.take_from(from, request, DONE)?;
+            self.unfinished -= 1;
+        }
+        for &request in report.back.iter().rev() {
+            self.take_from(from, request, WAITS)?;
+            self.waiting.push_front(request);
+        }
+        let rank = &mut self.ranks[from];
+        let lost = rank.devices.saturating_sub(report.devices);
+        rank.devices -= lost;
+        self.devices -= lost;
+        rank.asks = Some(report.ask);
+        if report.back.is_empty() && lost == 0 {
+            self.answer(from, &mut reply)?;
+        } else {
+            // There is more for those that have nothing to do.
+            (0..self.ranks.len()).try_for_each(|rank| self.answer(rank, &mut reply))?;
+        }
+        self.end(&mut reply)
+    }
+
+    fn take_from(&mut self, rank: usize, request: u32, to: u32) -> Result<()> {
+        match self.holder.get_mut(request as usize) {
+            Some(holder) if *holder == rank as u32 => {
+                *holder = to;
+                self.ranks[rank].holds -= 1;
+                Ok(())
+            }
+            _ => Err(broken(format_args!("rank {rank} does not have request {request}"))),
+        }
+    }
+
+    /// Replies to a rank that waits for it, unless it has nothing to do and there is nothing for it.
+    fn answer(&mut self, to: usize, reply: &mut impl FnMut(usize, Reply) -> Result<()>) -> Result<()> {
+        let Some(asks) = self.ranks[to].asks else { return Ok(()) };
+        let Rank { devices, holds, .. } = self.ranks[to];
+        let share = self.unfinished.div_ceil(self.devices.max(1)) * devices;
+        // Whoever has nothing can do with one for each device: what it asked for may be long ago.
+        let asks = if holds == 0 { asks.max(devices) } else { asks };
+        let granted = share.saturating_sub(holds).min(asks).min(MOST_GRANTED);
+        let granted = granted.min(self.waiting.len());
+        if holds + granted == 0 {
+            return Ok(());
+        }
+        let granted = memory::collect(self.waiting.drain(..granted), Purpose::Requests)?;
+        for &request in &granted {
+            self.holder[request as usize] = to as u32;
+        }
+        self.ranks[to].holds += granted.len();
+        self.ranks[to].asks = None;
+        reply(to, self.state(false, granted))
+    }
+
+    /// Ends the run when all ranks have nothing to do.
+    fn end(&mut self, reply: &mut impl FnMut(usize, Reply) -> Result<()>) -> Result<()> {
+        let idle = |rank: &Rank| rank.asks.is_some() && rank.holds == 0;
+        if (self.unfinished > 0 && self.devices > 0) || !self.ranks.iter().all(idle) {
+            return Ok(());
+        }
+        (0..self.ranks.len()).try_for_each(|rank| {
+            self.ranks[rank].asks = None;
+            reply(rank, self.state(true, Vec::new()))
+        })
+    }
+
+    fn state(&self, end: bool, granted: Vec<u32>) -> Reply {
+        Reply {
+            end,
+            devices: self.devices,
+            unfinished: self.unfinished,
+            granted,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replies(hub: &mut Hub, from: usize, report: &Report) -> Vec<(usize, Reply)> {
+        let mut replies = Vec::new();
+        hub.report(from, report, |to, reply| {
+            replies.push((to, reply));
+            Ok(())
+        })
+        .unwrap();
+        replies
+    }
+
+    fn asking(devices: usize, ask: usize) -> Report {
+        Report {
+            devices,
+            ask,
+            ..Report::default()
+        }
+    }
+
+    fn granted(replies: &[(usize, Reply)]) -> Vec<(usize, Vec<u32>)> {
+        let granted = |(rank, reply): &(usize, Reply)| (*rank, reply.granted.clone());
+        replies.iter().map(granted).collect()
+    }
+
+    fn answering(devices: usize, requests: &[u32]) -> Report {
+        Report {
+            answers: requests.iter().map(|&request| (request, vec![1])).collect(),
+            ..asking(devices, 0)
+        }
+    }
+
+    #[test]
+    fn a_rank_gets_no_more_than_its_share_and_the_end_comes_when_all_have_nothing_left() {
+        let mut hub = Hub::new(10, [0, 2, 4, 6, 8, 9], &[1, 2]).unwrap();
+        assert_eq!(granted(&replies(&mut hub, 0, &asking(1, 9))), [(0, vec![0, 2])]);
+        assert_eq!(granted(&replies(&mut hub, 1, &asking(2, 9))), [(1, vec![4, 6, 8, 9])]);
+        // Rank 0 has nothing to do and waits for its reply.
+        assert_eq!(replies(&mut hub, 0, &answering(1, &[2, 0])), []);
+        assert_eq!(granted(&replies(&mut hub, 1, &answering(2, &[4, 6]))), [(1, vec![])]);
+        let end = replies(&mut hub, 1, &answering(2, &[9, 8]));
+        assert!(end.len() == 2 && end.iter().all(|(_, reply)| reply.end && reply.unfinished == 0));
+    }
+
+    #[test]
+    fn what_a_rank_gives_back_goes_to_those_that_wait() {
+        let mut hub = Hub::new(3, 0..3, &[1, 1, 1]).unwrap();
+        for rank in 0..3 {
+            assert_eq!(
+                granted(&replies(&mut hub, rank, &asking(1, 1))),
+                [(rank, vec![rank as u32])]
+            );
+        }
+        assert_eq!(replies(&mut hub, 0, &answering(1, &[0])), []);
+        let losing = |request| Report {
+            back: vec![request],
+            ..asking(0, 0)
+        };
+        assert_eq!(granted(&replies(&mut hub, 1, &losing(1))), [(0, vec![1])]);
+        // Rank 0 is at work; it gets the next one when it reports.
+        assert_eq!(replies(&mut hub, 2, &losing(2)), []);
+        assert_eq!(granted(&replies(&mut hub, 0, &answering(1, &[1]))), [(0, vec![2])]);
+        let end = replies(&mut hub, 0, &losing(2));
+        assert!(end.len() == 3 && end.iter().all(|(_, reply)| reply.end && reply.unfinished == 1));
+    }
+
+    #[test]
+    fn without_devices_the_run_ends_with_what_is_left() {
+        let mut hub = Hub::new(4, 0..4, &[1, 0]).unwrap();
+        assert_eq!(replies(&mut hub, 1, &asking(0, 0)), []);
+        assert_eq!(granted(&replies(&mut hub, 0, &asking(1, 2))), [(0, vec![0, 1])]);
+        let lost = Report {
+            back: vec![1],
+            ..answering(0, &[0])
+        };
+        let end = replies(&mut hub, 0, &lost);
+        assert!(end.len() == 2 && end.iter().all(|(_, reply)| reply.end && reply.unfinished == 3));
+        hub.begin(&[0, 1]);
+        assert_eq!(replies(&mut hub, 0, &asking(0, 0)), []);
+        assert_eq!(granted(&replies(&mut hub, 1, &asking(1, 9))), [(1, vec![1, 2, 3])]);
+    }
+
+    #[test]
+    fn requests_that_a_rank_does_not_have_are_refused() {
+        for report in [answering(1, &[1]), answering(1, &[0, 0]), answering(1, &[7])] {
+            let mut hub = Hub::new(2, 0..2, &[1, 1]).unwrap();
+            replies(&mut hub, 0, &asking(1, 1));
+            assert!(hub.report(0, &report, |_, _| Ok(())).is_err(), "{report:?}");
+        }
+    }
+}

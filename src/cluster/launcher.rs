@@ -1,0 +1,90 @@
+//! How this process was started, from its environment.
+
+/// How this process was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Launch {
+    /// By itself, or as the only process.
+    Alone,
+    /// With others, by a launcher that MPI finds them through: so many processes in all, if that is known.
+    Together(Option<usize>),
+    /// With so many others by srun, which was not told to serve MPI: they cannot find each other.
+    WithoutMpi(usize),
+}
+
+/// The numbers of processes that mpirun (Open MPI; MPICH, Intel MPI, Slurm's PMI-2; MVAPICH) gives.
+const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"];
+
+/// What a launcher sets through which MPI finds the others, without their number.
+const CONTACTS: [&str; 5] = ["PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_CONTROL_PORT", "PALS_RANKID"];
+
+/// How the process with this environment was started.
+///
+/// `SLURM_NTASKS` says nothing: a shell in an allocation has it, too. `SLURM_STEP_NUM_TASKS` is set by srun alone.
+pub fn launch(variable: impl Fn(&str) -> Option<String>) -> Launch {
+    let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
+    let step = variable("SLURM_PROCID").and_then(|_| number("SLURM_STEP_NUM_TASKS"));
+    if let Some(size) = SIZES.into_iter().find_map(number) {
+        return match size {
+            0 | 1 => Launch::Alone,
+            _ => Launch::Together(Some(size)),
+        };
+    }
+    let has_contact = CONTACTS.into_iter().any(|name| variable(name).is_some());
+    match step {
+        Some(0 | 1) => Launch::Alone,
+        _ if has_contact => Launch::Together(step),
+        Some(others) => Launch::WithoutMpi(others),
+        None => Launch::Alone,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_launchers_processes_are_ranks() {
+        let cases: [(&[(&str, &str)], Launch); 13] = [
+            (&[], Launch::Alone),
+            (
+                &[("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "0")],
+                Launch::Together(Some(4)),
+            ),
+            (&[("OMPI_COMM_WORLD_SIZE", "1"), ("PMIX_RANK", "0")], Launch::Alone),
+            (
+                &[("PMI_SIZE", "2"), ("PMI_RANK", "1"), ("PMI_FD", "7")],
+                Launch::Together(Some(2)),
+            ),
+            (&[("PMI_SIZE", "1")], Launch::Alone),
+            (&[("MV2_COMM_WORLD_SIZE", "2")], Launch::Together(Some(2))),
+            // Shells of salloc and sbatch.
+            (&[("SLURM_NTASKS", "16"), ("SLURM_JOB_ID", "7")], Launch::Alone),
+            (&[("SLURM_NTASKS", "16"), ("SLURM_PROCID", "0")], Launch::Alone),
+            (
+                &[("SLURM_STEP_NUM_TASKS", "16"), ("SLURM_PROCID", "3")],
+                Launch::WithoutMpi(16),
+            ),
+            (
+                &[
+                    ("SLURM_STEP_NUM_TASKS", "16"),
+                    ("SLURM_PROCID", "3"),
+                    ("PMIX_RANK", "3"),
+                ],
+                Launch::Together(Some(16)),
+            ),
+            (
+                &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("PMIX_RANK", "0")],
+                Launch::Alone,
+            ),
+            (&[("PMIX_RANK", "3")], Launch::Together(None)),
+            (&[("PMI_SIZE", "none")], Launch::Alone),
+        ];
+        for (environment, expected) in cases {
+            let variable = |name: &str| {
+                let set = environment.iter().find(|(set, _)| *set == name);
+                set.map(|(_, value)| (*value).to_owned())
+            };
+            assert_eq!(launch(variable), expected, "{environment:?}");
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! One queue of requests over the processes that mpirun or srun has started.
+//!
+//! Each process (*rank*) has the model, all requests and devices of its own. Rank 0 keeps the queue ([`hub`]); the
+//! others ask it for requests by number and bring the answers ([`stock`], [`message`]). A rank sends a report and waits
+//! for the reply before it sends the next one, so no more than one message of a rank is under way, rank 0 needs no
+//! memory for messages that pile up, and blocking sends cannot wait for each other. A rank that has nothing to do gets
+//! its reply when there is something: requests that another rank has given back, or the end.
+//!
+//! Nothing here knows MPI: ranks see a [`transport::Transport`], of which tests have their own.
+
+pub mod hub;
+pub mod launcher;
+pub mod message;
+pub mod node;
+#[cfg(test)]
+mod simulation;
+pub mod stock;
+pub mod transport;

@@ -1,0 +1,123 @@
+//! What carries messages between ranks, and what all ranks do together with it.
+
+use super::message::{Reader, Writer};
+use crate::error::Result;
+use crate::memory::{self, Purpose};
+use std::thread;
+use std::time::Duration;
+
+/// A message that has arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Received {
+    /// The rank that has sent it.
+    pub from: usize,
+    /// Its words.
+    pub words: Vec<u32>,
+}
+
+/// Carries messages between ranks. Messages from one rank to another arrive in the order in which they were sent.
+pub trait Transport: Send {
+    /// The number of this rank, from 0.
+    fn rank(&self) -> usize;
+    /// How many ranks there are.
+    fn ranks(&self) -> usize;
+    /// Sends a message. It may wait until the other rank receives it.
+    fn send(&self, to: usize, words: &[u32]) -> Result<()>;
+    /// Takes the next message of a rank, or of any; `None` if none has arrived.
+    fn receive(&self, from: Option<usize>) -> Result<Option<Received>>;
+    /// Notes that this rank has stopped in the middle of what all do together: others wait for it in vain.
+    fn abandon(&self);
+}
+
+/// Abandons the others if it is dropped before it is told that all is done, be it by an error or a panic.
+pub struct Promise<'t>(Option<&'t dyn Transport>);
+
+impl<'t> Promise<'t> {
+    /// From here on others wait for this rank.
+    pub fn new(transport: &'t dyn Transport) -> Self {
+        Self(Some(transport))
+    }
+
+    /// Nobody waits any more.
+    pub fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        if let Some(transport) = self.0 {
+            transport.abandon();
+        }
+    }
+}
+
+/// Sleeps between looks for a message, longer each time: an answer may be microseconds or minutes away, and the cores
+/// have other work.
+#[derive(Default)]
+pub struct Nap(u32);
+
+impl Nap {
+    /// Sleeps 20 µs the first time, and at most 1 ms.
+    pub fn sleep(&mut self) {
+        const SHORTEST: Duration = Duration::from_micros(20);
+        const LONGEST: Duration = Duration::from_millis(1);
+        thread::sleep((SHORTEST * (1 << self.0)).min(LONGEST));
+        self.0 = (self.0 + 1).min(6);
+    }
+
+    /// Makes the next sleep a short one.
+    pub fn reset(&mut self) {
+        self.0 = 0;
+    }
+}
+
+/// Waits for the next message of a rank, or of any.
+pub fn wait(transport: &dyn Transport, from: Option<usize>) -> Result<Received> {
+    let mut nap = Nap::default();
+    loop {
+        match transport.receive(from)? {
+            Some(received) => return Ok(received),
+            None => nap.sleep(),
+        }
+    }
+}
+
+/// Sends rank 0's message to all ranks; on the others it replaces `words`. Each rank passes it on to two.
+pub fn spread(transport: &dyn Transport, words: &mut Vec<u32>) -> Result<()> {
+    let rank = transport.rank();
+    if rank > 0 {
+        *words = wait(transport, Some((rank - 1) / 2))?.words;
+    }
+    for child in [2 * rank + 1, 2 * rank + 2] {
+        if child < transport.ranks() {
+            transport.send(child, words)?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives every rank what each rank has brought, in the order of ranks.
+pub fn gather(transport: &dyn Transport, record: Vec<u32>) -> Result<Vec<Vec<u32>>> {
+    let ranks = transport.ranks();
+    let mut all = Vec::new();
+    if transport.rank() == 0 {
+        let none = (0..ranks).map(|_| Vec::new());
+        let mut records: Vec<Vec<u32>> = memory::collect(none, Purpose::Requests)?;
+        for _ in 1..ranks {
+            let received = wait(transport, None)?;
+            records[received.from] = received.words;
+        }
+        records[0] = record;
+        let mut writer = Writer::default();
+        records.iter().try_for_each(|record| writer.list(record))?;
+        all = writer.words();
+    } else {
+        transport.send(0, &record)?;
+    }
+    spread(transport, &mut all)?;
+    let mut reader = Reader::new(&all);
+    let records = memory::try_collect((0..ranks).map(|_| reader.list()), Purpose::Requests)?;
+    reader.end()?;
+    Ok(records)
+}
