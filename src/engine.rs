@@ -5,8 +5,16 @@
 
 mod answers;
 mod draws;
+#[cfg(feature = "mpi")]
+mod machine;
+#[cfg(feature = "mpi")]
+mod member;
 mod pipeline;
 mod queue;
+#[cfg(feature = "mpi")]
+mod ranks;
+#[cfg(feature = "mpi")]
+mod rows;
 mod run;
 mod summary;
 
@@ -24,12 +32,14 @@ use crate::sampler::device_may_draw;
 use crate::scheduler::{Limits, Scheduler, Unfinished, steps_at_once};
 use crate::tokenizer::Tokenizer;
 use crate::workers::{self, Workers};
-use answers::Answers;
+use answers::{Answers, Remark};
 use draws::{Draws, Streams};
 use pipeline::Pipeline;
 use queue::Queue;
+#[cfg(feature = "mpi")]
+pub use ranks::{Begun, Ranks};
 use rayon::prelude::*;
-use run::{Run, Worker};
+use run::{Results, Run, Served, Worker};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -93,6 +103,9 @@ pub struct Engine {
     /// Threads that encode prompts and sample tokens.
     workers: Workers,
     stats: Stats,
+    /// The other ranks, if this process is one of several.
+    #[cfg(feature = "mpi")]
+    ranks: Option<Ranks>,
 }
 
 impl Engine {
@@ -105,20 +118,26 @@ impl Engine {
 
     /// An engine with the given replicas.
     pub fn new(replicas: Vec<Box<dyn Replica>>, config: &ModelConfig, options: Options) -> Result<Self> {
-        let workers = Workers::start("getp host", options.threads)?;
         if replicas.is_empty() {
             return Err(Error::State("there is no device to run on; see GETP_DEVICE".into()));
         }
         check_finite(&replicas, options.strict)?;
-        let engine = Self {
+        let engine = Self::assemble(replicas, config, options)?;
+        engine.print_summary();
+        Ok(engine)
+    }
+
+    fn assemble(replicas: Vec<Box<dyn Replica>>, config: &ModelConfig, options: Options) -> Result<Self> {
+        let workers = Workers::start("getp host", options.threads)?;
+        Ok(Self {
             replicas: replicas.into_iter().map(Pipeline::new).collect(),
             config: config.clone(),
             options,
             workers,
             stats: Stats::default(),
-        };
-        engine.print_summary();
-        Ok(engine)
+            #[cfg(feature = "mpi")]
+            ranks: None,
+        })
     }
 
     /// Answers all requests, each into its own row. A request that cannot be answered gets an empty row and a line.
@@ -134,16 +153,16 @@ impl Engine {
     ) -> Result<Outcome> {
         let start = Instant::now();
         requests.clear_all();
+        #[cfg(feature = "mpi")]
+        let outcome = match self.ranks.clone() {
+            Some(ranks) => self.answer_among(&ranks, tokenizer, sampling, requests, reopen),
+            None => self.answer_alone(tokenizer, sampling, requests, reopen),
+        }?;
+        #[cfg(not(feature = "mpi"))]
+        let outcome = self.answer_alone(tokenizer, sampling, requests, reopen)?;
         if requests.is_empty() {
-            return Ok(Outcome::default());
+            return Ok(outcome);
         }
-        self.check_vocabulary(tokenizer)?;
-        self.drain();
-        if self.replicas.is_empty() {
-            self.reopen(reopen)?;
-        }
-        let prompts = self.encode(tokenizer, requests)?;
-        let outcome = self.answer(tokenizer, sampling, requests, prompts, reopen)?;
         self.stats.tokens += outcome.tokens;
         self.stats.seconds += start.elapsed().as_secs_f64();
         self.print_profiles();
@@ -166,21 +185,33 @@ impl Engine {
     }
 
     /// Serves the queue with all replicas, and if all fail, with the one that `reopen` returns.
-    fn answer(
+    fn answer_alone(
         &mut self,
         tokenizer: &Tokenizer,
         sampling: &mut Sampling,
         requests: &mut Requests<'_>,
-        prompts: Vec<Result<Prompt>>,
         reopen: Reopen<'_>,
     ) -> Result<Outcome> {
+        if requests.is_empty() {
+            return Ok(Outcome::default());
+        }
+        self.check_vocabulary(tokenizer)?;
+        self.drain();
+        if self.replicas.is_empty() {
+            self.reopen(reopen)?;
+        }
+        let prompts = self.encode(tokenizer, requests)?;
         let want = self.want(sampling);
         let streams = Streams::new(sampling.rng_state, requests.len())?;
         let mut answers = Answers::new(tokenizer, requests, &self.options)?;
-        let waiting = self.admit(prompts, &mut answers)?;
+        let room = self.replicas().map(|replica| self.room(replica));
+        let room = memory::collect(room, Purpose::Requests)?;
+        let waiting = self.admit(prompts, answers.steps(), &room, |request, remark| {
+            answers.say(request, remark)
+        })?;
         let run = Run {
             queue: Queue::new(waiting),
-            answers: Mutex::new(answers),
+            results: Results::Stored(Mutex::new(answers)),
             recorder: self.recorder(),
             streams,
             want,
@@ -200,27 +231,26 @@ impl Engine {
         })
     }
 
-    /// Queues the requests that can be answered and refuses the others. A request must fit every replica, as any
-    /// of them may take it.
-    fn admit(&mut self, prompts: Vec<Result<Prompt>>, answers: &mut Answers<'_, '_>) -> Result<VecDeque<Unfinished>> {
-        let limits = self.replicas().map(|replica| self.limits(replica).check());
-        let limits = limits.collect::<Result<Vec<_>>>()?;
-        let max_positions = answers.steps();
-        let most_positions = self.replicas().map(Replica::max_positions).min().unwrap_or(0);
+    /// The requests that can be answered; `say` is told of the others, and of prompts that are cut. A request must fit
+    /// every replica, as any of them may take it.
+    fn admit(
+        &mut self,
+        prompts: Vec<Result<Prompt>>,
+        max_positions: usize,
+        replicas: &[Room],
+        mut say: impl FnMut(usize, Remark),
+    ) -> Result<VecDeque<Unfinished>> {
+        for replica in replicas {
+            replica.limits.clone().check()?;
+        }
         let mut waiting = memory::room(prompts.len(), Purpose::Requests)?;
         for (request, prompt) in prompts.into_iter().enumerate() {
             let n_prompt = prompt.as_ref().map_or(0, |prompt| prompt.tokens.len());
-            let fits = |limits: &Limits| limits.check_sequence(request, n_prompt, max_positions);
-            let fits = || {
-                limits
-                    .iter()
-                    .try_for_each(fits)
-                    .and(in_reach(request, max_positions, most_positions))
-            };
-            match prompt.and_then(|prompt| fits().map(|()| prompt)) {
+            let fits = |replica: &Room| replica.check(request, n_prompt, max_positions);
+            match prompt.and_then(|prompt| replicas.iter().try_for_each(fits).map(|()| prompt)) {
                 Ok(prompt) => {
                     if prompt.is_cut {
-                        answers.say_cut(request, n_prompt);
+                        say(request, Remark::Cut(n_prompt));
                     }
                     waiting.push(Unfinished {
                         request,
@@ -229,7 +259,7 @@ impl Engine {
                     });
                 }
                 Err(why @ Error::OutOfMemory { .. }) => return Err(why),
-                Err(why) => answers.refuse(request, &why),
+                Err(why) => say(request, Remark::Refused(why)),
             }
         }
         self.stats.prompt_tokens += waiting.iter().map(|u| u.prompt.len() as u64).sum::<u64>();
@@ -238,24 +268,36 @@ impl Engine {
 
     /// Lets all replicas serve the queue and drops those that failed; returns the last failure.
     fn serve(&mut self, run: &Run<'_, '_>, sampling: Sampling) -> Result<Option<Error>> {
+        let served = run::serve(run, self.workers(run, sampling)?);
+        Ok(self.count(served.into_iter().map(Some).collect()))
+    }
+
+    /// A worker for each replica.
+    fn workers<'p, 'a, 'r>(&'p mut self, run: &'p Run<'a, 'r>, sampling: Sampling) -> Result<Vec<Worker<'p, 'a, 'r>>> {
         let limits = self.replicas().map(|replica| self.limits(replica));
         let schedulers = limits.map(Scheduler::new).collect::<Result<Vec<_>>>()?;
         let pool = self.workers.pool();
-        let threads = pool.current_num_threads().div_ceil(self.replicas.len());
+        let threads = pool.current_num_threads().div_ceil(self.replicas.len().max(1));
         let workers = self.replicas.iter_mut().zip(schedulers).map(|(pipeline, scheduler)| {
             let device_draws = pipeline.replica().draws();
             let draws = Draws::new(self.config.vocab_size, sampling, threads, device_draws)?;
             Ok(Worker::new(run, pool, pipeline, scheduler, draws))
         });
-        let served = run::serve(run, workers.collect::<Result<_>>()?);
-        for served in &served {
+        workers.collect()
+    }
+
+    /// Adds up what each replica's worker has done, and drops the replicas that failed or whose worker has panicked;
+    /// returns the last failure.
+    fn count(&mut self, served: Vec<Option<Served>>) -> Option<Error> {
+        for served in served.iter().flatten() {
             self.stats.steps += served.steps;
             self.stats.waiting_seconds += served.waiting.as_secs_f64();
             self.stats.drawing_seconds += served.drawing.as_secs_f64();
         }
-        let mut failed = served.iter().map(|served| served.failure.is_some());
-        self.replicas.retain(|_| !failed.next().unwrap_or(false));
-        Ok(served.into_iter().filter_map(|served| served.failure).last())
+        let works = |served: &Option<Served>| served.as_ref().is_some_and(|served| served.failure.is_none());
+        let mut works = served.iter().map(works);
+        self.replicas.retain(|_| works.next().unwrap_or(true));
+        served.into_iter().flatten().filter_map(|served| served.failure).last()
     }
 
     /// Replaces the failed replicas by the one that `reopen` returns.
@@ -282,9 +324,24 @@ impl Engine {
         Some(Mutex::new(Recorder::create(path, self.config.vocab_size)))
     }
 
+    /// Whether this process prints what it has in common with other ranks.
+    fn speaks(&self) -> bool {
+        #[cfg(feature = "mpi")]
+        return self.ranks.as_ref().is_none_or(Ranks::speaks);
+        #[cfg(not(feature = "mpi"))]
+        true
+    }
+
     fn print_summary(&self) {
         let replicas: Vec<_> = self.replicas().collect();
-        summary::lines(&replicas).iter().for_each(report::line);
+        let speaks = self.speaks();
+        if speaks {
+            summary::kind_lines(&replicas).iter().for_each(report::line);
+        }
+        summary::replica_lines(&replicas).iter().for_each(report::line);
+        if !speaks {
+            return;
+        }
         let mut warnings = FewLines::new("more tensors have values that are not finite");
         for line in replicas
             .first()
@@ -351,6 +408,14 @@ impl Engine {
         }
     }
 
+    /// What a request must fit to run on a replica.
+    fn room(&self, replica: &dyn Replica) -> Room {
+        Room {
+            limits: self.limits(replica),
+            max_positions: replica.max_positions(),
+        }
+    }
+
     fn limits(&self, replica: &dyn Replica) -> Limits {
         Limits {
             record_all: self.options.logits.is_some(),
@@ -381,6 +446,21 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
         depth: replica.depth(),
         speculate: false,
         ignore_end: false,
+    }
+}
+
+/// What a request must fit to run on a replica.
+#[derive(Clone)]
+struct Room {
+    limits: Limits,
+    /// See [`Replica::max_positions`].
+    max_positions: usize,
+}
+
+impl Room {
+    fn check(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
+        self.limits.check_sequence(request, n_prompt, max_positions)?;
+        in_reach(request, max_positions, self.max_positions)
     }
 }
 

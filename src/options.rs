@@ -84,6 +84,29 @@ pub struct Options {
     /// End tokens do not end answers, so that benchmarks get answers of a given length. No environment variable sets
     /// it.
     pub ignore_end: bool,
+    /// What this process has of a machine that it shares with other ranks. No environment variable sets it.
+    #[cfg(feature = "mpi")]
+    pub part: Part,
+}
+
+/// What a process has of a machine that it shares with other ranks.
+#[cfg(feature = "mpi")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// The GPUs, by names that are the same for all processes of a machine; `None` where they are not shared.
+    pub devices: Option<Vec<String>>,
+    /// The ranks that share the host's memory.
+    pub processes: usize,
+}
+
+#[cfg(feature = "mpi")]
+impl Default for Part {
+    fn default() -> Self {
+        Self {
+            devices: None,
+            processes: 1,
+        }
+    }
 }
 
 /// The options that are set in one place, `None` where not set. A C struct goes before the environment, and that before
@@ -183,6 +206,8 @@ impl Default for Options {
             logits: None,
             strict: false,
             ignore_end: false,
+            #[cfg(feature = "mpi")]
+            part: Part::default(),
         }
     }
 }
@@ -200,6 +225,14 @@ impl Options {
             None if self.kv_mb == 0 => config.seq_len,
             _ => config.longest(),
         }
+    }
+
+    /// How many processes of ours share the host's memory.
+    pub fn processes(&self) -> usize {
+        #[cfg(feature = "mpi")]
+        return self.part.processes;
+        #[cfg(not(feature = "mpi"))]
+        1
     }
 
     /// Bytes for the KV cache: GETP_KV_MB, or what `available` gives if that is 0.
@@ -311,6 +344,8 @@ impl Choices {
             logits: self.logits,
             strict: self.strict.unwrap_or(default.strict),
             ignore_end: false,
+            #[cfg(feature = "mpi")]
+            part: Part::default(),
         })
     }
 }
@@ -482,6 +517,8 @@ mod tests {
             logits: Some("/tmp/l".into()),
             strict: true,
             ignore_end: false,
+            #[cfg(feature = "mpi")]
+            part: Part::default(),
         };
         assert_eq!(options.unwrap(), expected);
     }

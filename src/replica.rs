@@ -25,6 +25,18 @@ pub struct Part<'a> {
     pub profile: Option<&'a Profile>,
 }
 
+#[cfg(feature = "mpi")]
+impl Pointers {
+    /// For an engine that has no replica: all addresses are this one.
+    pub fn all_at(address: *const ()) -> Self {
+        let address = address.cast_mut().cast();
+        Self {
+            weights: [address; 16],
+            state: [address; 21],
+        }
+    }
+}
+
 /// One copy of the model, ready to compute steps.
 ///
 /// Steps are queued by [`Replica::submit`] and run in that order; [`Replica::collect`] waits for the oldest one. After

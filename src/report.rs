@@ -15,13 +15,39 @@ use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+#[cfg(feature = "mpi")]
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// Writes a line that begins with `getp: ` on stderr, in one write. Control characters are escaped.
 pub fn line(text: impl Display) {
-    let line = format!("getp: {}\n", escaped(&text.to_string()));
+    let line = format!("getp: {}{}\n", of_rank(), escaped(&text.to_string()));
     let _ = Stream::Stderr.write_all(line.as_bytes());
+}
+
+/// What a line begins with if this process is one of several.
+#[cfg(feature = "mpi")]
+fn of_rank() -> String {
+    match RANK.load(Ordering::Relaxed) {
+        usize::MAX => String::new(),
+        rank => format!("rank {rank}: "),
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+fn of_rank() -> &'static str {
+    ""
+}
+
+/// This process's rank, or the largest number.
+#[cfg(feature = "mpi")]
+static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Makes all lines begin with this process's rank.
+#[cfg(feature = "mpi")]
+pub fn set_rank(rank: usize) {
+    RANK.store(rank, Ordering::Relaxed);
 }
 
 /// Lines of one kind, about single requests or tensors. The first few are written, the others only counted, so that a

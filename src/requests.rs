@@ -22,6 +22,9 @@ pub struct Requests<'a> {
     prompts: &'a [u8],
     /// `[num_reqs, steps + 1]`. The program may pass them uninitialized.
     rows: &'a mut [MaybeUninit<i32>],
+    /// Whether every row has an end.
+    #[cfg(feature = "mpi")]
+    is_cleared: bool,
 }
 
 /// The addresses and sizes of the buffers, checked as far as possible without dereferencing a pointer.
@@ -107,6 +110,8 @@ impl Extent {
             slot_bytes: self.slot_bytes,
             prompts,
             rows,
+            #[cfg(feature = "mpi")]
+            is_cleared: false,
         }
     }
 }
@@ -137,6 +142,8 @@ impl<'a> Requests<'a> {
             slot_bytes: 0,
             prompts: &[],
             rows: &mut [],
+            #[cfg(feature = "mpi")]
+            is_cleared: true,
         }
     }
 
@@ -171,6 +178,26 @@ impl<'a> Requests<'a> {
         for i in 0..self.num_reqs {
             self.store(i, &[]);
         }
+        #[cfg(feature = "mpi")]
+        {
+            self.is_cleared = true;
+        }
+    }
+
+    /// The tokens of request `i`'s answer.
+    ///
+    /// # Panics
+    ///
+    /// If there is no request `i`, or [`Self::clear_all`] was not called before.
+    #[cfg(feature = "mpi")]
+    pub fn answer(&self, i: usize) -> impl Iterator<Item = u32> {
+        assert!(self.is_cleared, "rows are read before they have an end");
+        let row_ints = self.steps + 1;
+        let row = &self.rows[i * row_ints..][..row_ints];
+        // SAFETY: every row has been written by `store`, first to last token and the end behind them; nothing behind
+        // the end is read.
+        let tokens = row.iter().map(|cell| unsafe { cell.assume_init() });
+        tokens.map_while(|token| u32::try_from(token).ok())
     }
 
     /// Writes the answer of request `i` and ends its row. Tokens beyond `steps` are dropped.

@@ -9,6 +9,8 @@ use std::ffi::c_longlong;
 const BACKENDS: Backends<'_> = Backends {
     open: &backend::open,
     fallback: &backend::cpu::open,
+    #[cfg(feature = "mpi")]
+    join: &crate::cluster::mpi::join,
 };
 
 /// Packs the transformer's weights for the devices and allocates their KV caches. Options are those given to

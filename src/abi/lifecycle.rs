@@ -5,13 +5,20 @@ use super::registry::{self, Opened, Original, Restored, Slot, Warm};
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
+#[cfg(feature = "mpi")]
+use crate::backend::gpu::discover;
 use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes};
+#[cfg(feature = "mpi")]
+use crate::cluster::transport::Transport;
+#[cfg(feature = "mpi")]
+use crate::engine::Begun;
 use crate::engine::{Engine, OpenReplicas, Outcome, Sampling};
 use crate::error::{Error, Result};
 use crate::options::{Options, VARIABLES, unknown_variables};
 use crate::replica::{Pointers, Replica};
 use crate::report;
 use crate::requests::{self, Extent};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The functions that open replicas: the backends', or a test's.
@@ -20,7 +27,14 @@ pub struct Backends<'a> {
     pub open: OpenReplicas<'a>,
     /// Opens one replica after all others have failed.
     pub fallback: OpenFallback<'a>,
+    /// Finds the other ranks.
+    #[cfg(feature = "mpi")]
+    pub join: Join<'a>,
 }
+
+/// The way to the other ranks; `None` if there are none.
+#[cfg(feature = "mpi")]
+pub type Join<'a> = &'a (dyn Fn() -> Result<Option<Box<dyn Transport>>> + Sync);
 
 /// Opens one replica.
 pub type OpenFallback<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box<dyn Replica>> + Sync);
@@ -36,7 +50,7 @@ pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, 
     let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
     registry::with(transformer, |slot| {
         // SAFETY: checked above, and guaranteed by our caller.
-        unsafe { ensure_warm(slot, transformer, tokenizer, backends.open) }.map(drop)
+        unsafe { ensure_warm(slot, transformer, tokenizer, backends) }.map(drop)
     })
 }
 
@@ -56,25 +70,37 @@ pub unsafe fn inference(
     requests: *mut Requests,
     backends: &Backends<'_>,
 ) -> Result<i64> {
-    // SAFETY: guaranteed by our caller.
-    let extent = unsafe { extent(requests) }?;
-    let _claim = registry::claim(extent.rows())?;
-    // SAFETY: guaranteed by our caller; the claim keeps other calls away from the rows.
-    let mut requests = unsafe { extent.view() };
-    requests.clear_all();
-    pointer::check(transformer, "transformer")?;
-    // SAFETY: guaranteed by our caller.
-    let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
-    pointer::check(sampler, "sampler")?;
+    let arguments = || {
+        // SAFETY: guaranteed by our caller.
+        let extent = unsafe { extent(requests) }?;
+        let claim = registry::claim(extent.rows())?;
+        // SAFETY: guaranteed by our caller; the claim keeps other calls away from the rows.
+        let mut requests = unsafe { extent.view() };
+        requests.clear_all();
+        pointer::check(transformer, "transformer")?;
+        // SAFETY: guaranteed by our caller.
+        let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
+        pointer::check(sampler, "sampler")?;
+        Ok((claim, requests, tokenizer))
+    };
+    let (_claim, mut requests, tokenizer) = arguments().inspect_err(|why| decline(transformer, why))?;
     registry::with(transformer, |slot| {
         if slot.is_none() {
             report::line("inference came before warm_up; warming up now");
         }
         // SAFETY: checked above, and guaranteed by our caller.
-        let warm = unsafe { ensure_warm(slot, transformer, tokenizer, backends.open) }?;
+        let warm = unsafe { ensure_warm(slot, transformer, tokenizer, backends) }?;
         // SAFETY: guaranteed by our caller.
         unsafe { warm.inference(transformer, tokenizer, sampler, &mut requests, backends.fallback) }
     })
+}
+
+/// Tells the other ranks, if there are any, that this one cannot begin an inference.
+fn decline(transformer: *const Transformer, why: &Error) {
+    #[cfg(feature = "mpi")]
+    let _ = with_engine(transformer, |engine| engine.decline(why));
+    #[cfg(not(feature = "mpi"))]
+    let _ = (transformer, why);
 }
 
 /// Frees what `warm_up` allocated and restores the struct. Does nothing if it is not warmed up.
@@ -126,7 +152,7 @@ unsafe fn ensure_warm<'a>(
     slot: &'a mut Slot,
     transformer: *mut Transformer,
     tokenizer: &Tokenizer,
-    open: OpenReplicas<'_>,
+    backends: &Backends<'_>,
 ) -> Result<&'a mut Warm> {
     // SAFETY: guaranteed by our caller.
     let current = unsafe { &*transformer };
@@ -138,7 +164,7 @@ unsafe fn ensure_warm<'a>(
     let warm = match slot.take() {
         Some(warm) => warm,
         // SAFETY: guaranteed by our caller.
-        None => unsafe { warm_from(transformer, tokenizer, open) }?,
+        None => unsafe { warm_from(transformer, tokenizer, backends) }?,
     };
     Ok(slot.insert(warm))
 }
@@ -146,22 +172,25 @@ unsafe fn ensure_warm<'a>(
 /// # Safety
 ///
 /// Same requirements as [`ensure_warm`].
-unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, open: OpenReplicas<'_>) -> Result<Warm> {
+unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, backends: &Backends<'_>) -> Result<Warm> {
     warn_of_unknown_variables();
     // SAFETY: guaranteed by our caller.
     registry::check_no_copy(unsafe { &*transformer })?;
-    // SAFETY: guaranteed by our caller.
-    let vocabulary = unsafe { Vocabulary::read(tokenizer) }?;
     let source = registry::source(transformer);
-    let engine = match &source {
-        Some(source) => Engine::warm_up(&*source.checkpoint, source.options.clone(), open),
-        None => {
-            let options = Options::from_env()?;
-            // SAFETY: guaranteed by our caller.
-            let checkpoint = unsafe { program_checkpoint(&*transformer) }?;
-            Engine::warm_up(&checkpoint, options, open)
-        }
-    }?;
+    let begin = || {
+        // SAFETY: guaranteed by our caller.
+        let vocabulary = unsafe { Vocabulary::read(tokenizer) }?;
+        let opened = match &source {
+            Some(source) => source.clone(),
+            None => Opened {
+                options: Options::from_env()?,
+                // SAFETY: guaranteed by our caller.
+                checkpoint: Arc::new(unsafe { program_checkpoint(&*transformer) }?),
+            },
+        };
+        Ok((vocabulary, opened))
+    };
+    let (vocabulary, engine) = start(begin(), backends)?;
     // SAFETY: guaranteed by our caller.
     unsafe { registry::install(transformer, first_pointers(&engine)?) };
     Ok(Warm {
@@ -169,6 +198,24 @@ unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, open: 
         vocabulary,
         source,
     })
+}
+
+/// Warms up with the vocabulary, the weights and the options, or the reason why there are none.
+fn start(begun: Result<(Vocabulary, Opened)>, backends: &Backends<'_>) -> Result<(Vocabulary, Engine)> {
+    #[cfg(feature = "mpi")]
+    if let Some(transport) = (backends.join)()? {
+        let (vocabulary, opened) = begun.inspect_err(|why| Engine::cannot_warm_up(&*transport, why))?;
+        let begun = Begun {
+            checkpoint: &*opened.checkpoint,
+            devices: discover::addresses(&opened.options, opened.checkpoint.config()),
+            options: opened.options.clone(),
+        };
+        let engine = Engine::warm_up_among(transport, begun, backends.open)?;
+        return Ok((vocabulary, engine));
+    }
+    let (vocabulary, opened) = begun?;
+    let engine = Engine::warm_up(&*opened.checkpoint, opened.options, backends.open)?;
+    Ok((vocabulary, engine))
 }
 
 impl Warm {
@@ -183,12 +230,20 @@ impl Warm {
         requests: &mut requests::Requests<'_>,
         fallback: OpenFallback<'_>,
     ) -> Result<i64> {
-        // SAFETY: guaranteed by our caller.
-        unsafe { self.vocabulary.follow(tokenizer) }?;
-        // SAFETY: guaranteed by our caller.
-        let mut sampling = unsafe { self.sampling(sampler) }?;
-        let original = registry::original(transformer);
-        let original = original.ok_or_else(|| Error::Internal("a transformer was warmed up without a trace".into()))?;
+        let mut prepare = || {
+            // SAFETY: guaranteed by our caller.
+            unsafe { self.vocabulary.follow(tokenizer) }?;
+            // SAFETY: guaranteed by our caller.
+            let sampling = unsafe { self.sampling(sampler) }?;
+            let original = registry::original(transformer);
+            let original =
+                original.ok_or_else(|| Error::Internal("a transformer was warmed up without a trace".into()))?;
+            Ok((sampling, original))
+        };
+        let prepared = prepare();
+        #[cfg(feature = "mpi")]
+        let prepared = prepared.inspect_err(|why| self.engine.decline(why));
+        let (mut sampling, original) = prepared?;
         let source = &self.source;
         // SAFETY: guaranteed by our caller.
         let reopen = |options: &Options| unsafe { reopen(source.as_ref(), &original, options, fallback) };
@@ -301,10 +356,10 @@ unsafe fn reopen(
 
 /// The addresses of the first replica's buffers, for the program's struct.
 fn first_pointers(engine: &Engine) -> Result<Pointers> {
-    let first = engine.replicas().next();
-    first
-        .map(|replica| replica.pointers())
-        .ok_or_else(|| Error::Internal("an engine was warmed up without a replica".into()))
+    let first = engine.replicas().next().map(|replica| replica.pointers());
+    #[cfg(feature = "mpi")]
+    let first = first.or_else(|| engine.ranks().map(|ranks| Pointers::all_at(ranks.address())));
+    first.ok_or_else(|| Error::Internal("an engine was warmed up without a replica".into()))
 }
 
 fn tokens(outcome: Outcome) -> Result<i64> {

@@ -6,11 +6,13 @@
 //! memory for messages that pile up, and blocking sends cannot wait for each other. A rank that has nothing to do gets
 //! its reply when there is something: requests that another rank has given back, or the end.
 //!
-//! Nothing here knows MPI: ranks see a [`transport::Transport`], of which tests have their own.
+//! Nothing here knows MPI but `mpi.rs`: the others see a [`transport::Transport`], of which tests have their own.
 
 pub mod hub;
 pub mod launcher;
 pub mod message;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 pub mod node;
 #[cfg(test)]
 mod simulation;

@@ -1,6 +1,6 @@
 //! Where answers go: into the program's rows, and, decoded, to stdout.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::options::{Options, Print};
 use crate::report::{self, FewLines, Printer, Progress};
@@ -8,6 +8,14 @@ use crate::requests::Requests;
 use crate::scheduler::{END_TOKENS, Finished};
 use crate::tokenizer::Tokenizer;
 use std::fmt::Display;
+
+/// What the user should know of a request before it is queued.
+pub enum Remark {
+    /// It is answered from this many tokens of its prompt.
+    Cut(usize),
+    /// It gets no answer.
+    Refused(Error),
+}
 
 /// Takes each request's answer, or the reason it has none.
 pub struct Answers<'a, 'r> {
@@ -44,6 +52,14 @@ impl<'a, 'r> Answers<'a, 'r> {
         self.requests.steps()
     }
 
+    /// Prints a remark on a request, whose row stays empty if it is refused.
+    pub fn say(&mut self, request: usize, remark: Remark) {
+        match remark {
+            Remark::Cut(tokens) => self.say_cut(request, tokens),
+            Remark::Refused(why) => self.refuse(request, &why),
+        }
+    }
+
     /// Leaves a request's row empty and prints `why`, which names the request.
     pub fn refuse(&mut self, request: usize, why: &dyn Display) {
         self.progress.aside(|| self.refused.line(why));
@@ -52,7 +68,7 @@ impl<'a, 'r> Answers<'a, 'r> {
     }
 
     /// Prints that a request is answered from the first `tokens` tokens of its prompt.
-    pub fn say_cut(&mut self, request: usize, tokens: usize) {
+    fn say_cut(&mut self, request: usize, tokens: usize) {
         let text = format_args!(
             "request {request}: its prompt has more than {tokens} tokens, the model's initial_context_length, and is cut \
              there, as the program does it; GETP_STRICT=1 refuses it"

@@ -35,6 +35,12 @@ impl Streams {
         })
     }
 
+    /// How many there are.
+    #[cfg(feature = "mpi")]
+    pub fn len(&self) -> usize {
+        self.states.len()
+    }
+
     /// Resets a request's generator.
     pub fn restart(&self, request: usize) {
         self.set(request, request_seed(self.seed, request));

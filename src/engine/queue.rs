@@ -3,6 +3,8 @@
 use crate::error::{Error, Result};
 use crate::scheduler::{Scheduler, Unfinished};
 use std::collections::VecDeque;
+#[cfg(feature = "mpi")]
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +14,16 @@ pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     stopped: AtomicBool,
+    #[cfg(feature = "mpi")]
+    counts: Counts,
+}
+
+/// See [`Watched`].
+#[cfg(feature = "mpi")]
+#[derive(Default)]
+struct Counts {
+    taken: AtomicUsize,
+    starved: AtomicUsize,
 }
 
 struct State {
@@ -20,12 +32,50 @@ struct State {
     unfinished: usize,
     /// Replicas that serve the queue.
     replicas: usize,
+    #[cfg(feature = "mpi")]
+    ranks: OfRanks,
+}
+
+/// What concerns the queue of all ranks, which fills this one.
+#[cfg(feature = "mpi")]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OfRanks {
+    /// Whether more requests may come.
+    pub more: bool,
+    /// The most requests that a replica of any rank may run.
+    pub share: usize,
+}
+
+/// What [`Queue::watch`] sees.
+#[cfg(feature = "mpi")]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Watched {
+    /// Replicas that serve the queue.
+    pub replicas: usize,
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Requests taken so far.
+    pub taken: usize,
+    /// How often a replica with room found nothing to take.
+    pub starved: usize,
 }
 
 impl State {
     /// The most requests that a replica may run.
     fn share(&self) -> usize {
-        self.unfinished.div_ceil(self.replicas.max(1))
+        let share = self.unfinished.div_ceil(self.replicas.max(1));
+        #[cfg(feature = "mpi")]
+        let share = share.max(self.ranks.share);
+        share
+    }
+
+    /// Whether a replica without requests is to wait for some.
+    fn has_more(&self) -> bool {
+        #[cfg(feature = "mpi")]
+        let of_ranks = self.ranks.more;
+        #[cfg(not(feature = "mpi"))]
+        let of_ranks = false;
+        self.unfinished > 0 || of_ranks
     }
 }
 
@@ -36,11 +86,15 @@ impl Queue {
             unfinished: waiting.len(),
             waiting,
             replicas: 0,
+            #[cfg(feature = "mpi")]
+            ranks: OfRanks::default(),
         };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
+            #[cfg(feature = "mpi")]
+            counts: Counts::default(),
         }
     }
 
@@ -50,7 +104,11 @@ impl Queue {
     pub fn take(&self, scheduler: &mut Scheduler, mut refuse: impl FnMut(usize, Error)) -> Result<()> {
         let mut state = self.lock();
         while scheduler.running() + scheduler.waiting() < state.share() {
-            let Some(first) = state.waiting.front_mut() else { break };
+            let Some(first) = state.waiting.front_mut() else {
+                #[cfg(feature = "mpi")]
+                self.counts.starved.fetch_add(1, Ordering::Relaxed);
+                break;
+            };
             let (request, n_prompt, max_positions) = (first.request, first.prompt.len(), first.max_positions);
             let can_run = scheduler.check(request, n_prompt, max_positions).is_ok();
             if can_run {
@@ -60,6 +118,8 @@ impl Queue {
                 scheduler.make_room(&mut first.prompt, max_positions)?;
             }
             let Some(first) = state.waiting.pop_front() else { break };
+            #[cfg(feature = "mpi")]
+            self.counts.taken.fetch_add(1, Ordering::Relaxed);
             if let Err(why) = scheduler.submit(request, first.prompt, max_positions) {
                 refuse(request, why);
                 self.count_finished(&mut state, 1);
@@ -70,7 +130,7 @@ impl Queue {
 
     /// Waits until a request can be taken; `false` if all are finished or the queue is stopped.
     pub fn wait(&self) -> bool {
-        let pending = |state: &mut State| state.waiting.is_empty() && state.unfinished > 0 && !self.is_stopped();
+        let pending = |state: &mut State| state.waiting.is_empty() && state.has_more() && !self.is_stopped();
         let state = self.changed.wait_while(self.lock(), pending);
         let state = state.unwrap_or_else(PoisonError::into_inner);
         !state.waiting.is_empty() && !self.is_stopped()
@@ -94,6 +154,38 @@ impl Queue {
     /// Adds replicas that serve the queue.
     pub fn join(&self, replicas: usize) {
         self.lock().replicas += replicas;
+    }
+
+    /// Adds requests that rank 0 has granted, and what concerns the queue of all ranks.
+    #[cfg(feature = "mpi")]
+    pub fn add(&self, requests: Vec<Unfinished>, ranks: OfRanks) {
+        let mut state = self.lock();
+        state.unfinished += requests.len();
+        state.waiting.extend(requests);
+        state.ranks = ranks;
+        self.changed.notify_all();
+    }
+
+    /// Takes the last `requests` of those that wait out of the queue.
+    #[cfg(feature = "mpi")]
+    pub fn withdraw(&self, requests: usize) -> VecDeque<Unfinished> {
+        let mut state = self.lock();
+        let kept = state.waiting.len().saturating_sub(requests);
+        let withdrawn = state.waiting.split_off(kept);
+        state.unfinished -= withdrawn.len();
+        withdrawn
+    }
+
+    /// The queue's state, for the rank's reports.
+    #[cfg(feature = "mpi")]
+    pub fn watch(&self) -> Watched {
+        let state = self.lock();
+        Watched {
+            replicas: state.replicas,
+            waiting: state.waiting.len(),
+            taken: self.counts.taken.load(Ordering::Relaxed),
+            starved: self.counts.starved.load(Ordering::Relaxed),
+        }
     }
 
     /// Requests without an answer.

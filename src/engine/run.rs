@@ -11,16 +11,19 @@ use crate::report;
 use crate::scheduler::{Finished, Scheduler};
 use crate::threads;
 use rayon::ThreadPool;
+#[cfg(feature = "mpi")]
+use std::collections::VecDeque;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// What all replicas share.
 pub struct Run<'a, 'r> {
     /// Requests to be answered.
     pub queue: Queue,
-    /// Locked by [`Run::answers`].
-    pub answers: Mutex<Answers<'a, 'r>>,
+    /// Where answers go.
+    pub results: Results<'a, 'r>,
     /// The logits file, if logits are recorded.
     pub recorder: Option<Mutex<Recorder>>,
     /// The requests' random number generators.
@@ -29,10 +32,47 @@ pub struct Run<'a, 'r> {
     pub want: Want,
 }
 
-impl<'a, 'r> Run<'a, 'r> {
-    /// The answers, locked.
-    pub fn answers(&self) -> MutexGuard<'_, Answers<'a, 'r>> {
-        lock(&self.answers)
+/// Where answers go, and the reasons of requests that get none.
+pub enum Results<'a, 'r> {
+    /// Into the program's rows.
+    Stored(Mutex<Answers<'a, 'r>>),
+    /// To rank 0.
+    #[cfg(feature = "mpi")]
+    Sent(Mutex<Outbox>),
+}
+
+/// Results that are still to be sent to rank 0.
+#[cfg(feature = "mpi")]
+#[derive(Default)]
+pub struct Outbox {
+    /// Answers.
+    pub answers: VecDeque<Finished>,
+    /// Requests without an answer, and why.
+    pub refused: Vec<(usize, Error)>,
+}
+
+impl Run<'_, '_> {
+    /// Leaves a request without an answer.
+    fn refuse(&self, request: usize, why: Error) {
+        match &self.results {
+            Results::Stored(answers) => lock(answers).refuse(request, &why),
+            #[cfg(feature = "mpi")]
+            Results::Sent(outbox) => lock(outbox).refused.push((request, why)),
+        }
+    }
+
+    /// Hands answers over.
+    fn hand_in(&self, finished: &mut Vec<Finished>) {
+        let requests = finished.len();
+        match &self.results {
+            Results::Stored(answers) => {
+                let mut answers = lock(answers);
+                finished.drain(..).for_each(|answer| answers.store(answer));
+            }
+            #[cfg(feature = "mpi")]
+            Results::Sent(outbox) => lock(outbox).answers.extend(finished.drain(..)),
+        }
+        self.queue.finish(requests);
     }
 
     /// Waits until everything is printed and written; returns the number of tokens.
@@ -40,8 +80,11 @@ impl<'a, 'r> Run<'a, 'r> {
         if let Some(recorder) = self.recorder {
             recorder.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
         }
-        let answers = self.answers.into_inner();
-        answers.unwrap_or_else(PoisonError::into_inner).finish()
+        match self.results {
+            Results::Stored(answers) => answers.into_inner().unwrap_or_else(PoisonError::into_inner).finish(),
+            #[cfg(feature = "mpi")]
+            Results::Sent(_) => 0,
+        }
     }
 }
 
@@ -79,18 +122,61 @@ pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, '
     }
     let others = workers.split_off(1);
     std::thread::scope(|scope| {
-        let start = |(worker, i): (Worker<'p, 'a, 'r>, usize)| {
-            let thread = threads::spawn_scoped(scope, format!("getp replica {i}"), || worker.serve());
-            thread.map_err(|error| not_started(run, &error))
-        };
-        let others: Vec<_> = others.into_iter().zip(1..).map(start).collect();
+        let others: Vec<_> = others
+            .into_iter()
+            .zip(1..)
+            .map(|worker| start(scope, run, worker))
+            .collect();
         let mut served: Vec<_> = workers.into_iter().map(Worker::serve).collect();
-        served.extend(others.into_iter().map(|thread| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(served) => served,
-        }));
+        let join = |started: Started<'_>| started.join().unwrap_or_else(|panic| resume_unwind(panic));
+        served.extend(others.into_iter().map(join));
         served
     })
+}
+
+/// Runs all workers on threads of their own, and `beside` on this one meanwhile. A worker that panics gives its panic.
+#[cfg(feature = "mpi")]
+pub fn serve_beside<'p, 'a, 'r, T>(
+    run: &'p Run<'a, 'r>,
+    workers: Vec<Worker<'p, 'a, 'r>>,
+    beside: impl FnOnce() -> T,
+) -> (T, Vec<std::thread::Result<Served>>) {
+    run.queue.join(workers.len());
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = workers
+            .into_iter()
+            .zip(0..)
+            .map(|worker| start(scope, run, worker))
+            .collect();
+        let _guard = StopOnPanic(&run.queue);
+        let done = beside();
+        (done, workers.into_iter().map(Started::join).collect())
+    })
+}
+
+/// A worker's thread, or the result of one whose thread could not be started.
+enum Started<'scope> {
+    Thread(ScopedJoinHandle<'scope, Served>),
+    Not(Served),
+}
+
+impl Started<'_> {
+    fn join(self) -> std::thread::Result<Served> {
+        match self {
+            Self::Thread(thread) => thread.join(),
+            Self::Not(served) => Ok(served),
+        }
+    }
+}
+
+/// Starts a worker's thread.
+fn start<'scope, 'p: 'scope, 'a: 'scope, 'r: 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    run: &'p Run<'a, 'r>,
+    (worker, i): (Worker<'p, 'a, 'r>, usize),
+) -> Started<'scope> {
+    let thread = threads::spawn_scoped(scope, format!("getp replica {i}"), || worker.serve());
+    thread.map_or_else(|error| Started::Not(not_started(run, &error)), Started::Thread)
 }
 
 /// The result of a worker whose thread could not be started.
@@ -183,7 +269,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         if !self.scheduler.has_free_slot() {
             return Ok(());
         }
-        let refuse = |request, why| self.run.answers().refuse(request, &why);
+        let refuse = |request, why| self.run.refuse(request, why);
         self.run.queue.take(&mut self.scheduler, refuse)
     }
 
@@ -216,14 +302,9 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
 
     /// Stores the answers that are complete.
     fn hand_in(&mut self) {
-        if self.finished.is_empty() {
-            return;
+        if !self.finished.is_empty() {
+            self.run.hand_in(&mut self.finished);
         }
-        let requests = self.finished.len();
-        let mut answers = self.run.answers();
-        self.finished.drain(..).for_each(|answer| answers.store(answer));
-        drop(answers);
-        self.run.queue.finish(requests);
     }
 
     /// Returns unfinished requests to the queue; they start again on another replica, with the same random numbers.
@@ -251,6 +332,6 @@ impl Drop for StopOnPanic<'_> {
 }
 
 /// Locks, also after a panic: what these locks protect is only appended to.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

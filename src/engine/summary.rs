@@ -3,11 +3,16 @@
 use crate::replica::Replica;
 use crate::weights::PackedKind;
 
-/// A line for each kind of tensor (they are the same in all replicas), then a line for each replica, with one for each of
-/// its devices if it has several, and the number of replicas if there are several.
-pub fn lines(replicas: &[&dyn Replica]) -> Vec<String> {
+/// A line for each kind of tensor: they are the same in all replicas.
+pub fn kind_lines(replicas: &[&dyn Replica]) -> Vec<String> {
     let kinds = replicas.first().map_or(&[][..], |first| &first.pack_report().kinds);
-    let mut lines: Vec<String> = kinds.iter().map(kind_line).collect();
+    kinds.iter().map(kind_line).collect()
+}
+
+/// A line for each replica, with one for each of its devices if it has several, and the number of replicas if there are
+/// several.
+pub fn replica_lines(replicas: &[&dyn Replica]) -> Vec<String> {
+    let mut lines = Vec::new();
     for replica in replicas {
         lines.push(replica_line(*replica));
         lines.extend(replica.parts().into_iter().map(|part| format!("  {}", part.name)));

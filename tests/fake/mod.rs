@@ -73,6 +73,9 @@ pub struct Control {
     pub opened: AtomicUsize,
     /// Replicas dropped.
     pub dropped: AtomicUsize,
+    /// The way to the other ranks, once for each engine.
+    #[cfg(feature = "mpi")]
+    pub transports: Mutex<Vec<Box<dyn getp::cluster::transport::Transport>>>,
 }
 
 impl Control {
@@ -86,6 +89,8 @@ impl Control {
         work(&Backends {
             open: &open,
             fallback: &fallback,
+            #[cfg(feature = "mpi")]
+            join: &|| Ok(self.transports.lock().unwrap().pop()),
         })
     }
 

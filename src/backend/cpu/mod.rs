@@ -207,7 +207,7 @@ impl<E: Element> Replica for CpuReplica<E> {
 /// The number of KV blocks: for as many sequences of the model's length as may run at once, or as memory allows.
 fn kv_blocks(config: &ModelConfig, options: &Options, element_bytes: usize) -> Result<KvBlocks> {
     let limits = options.step_limits(StepLimits::CPU);
-    let bytes = options.kv_bytes(|| Ok(available_bytes() / 2))?;
+    let bytes = options.kv_bytes(|| Ok(available_bytes() / 2 / options.processes()))?;
     Ok(KvBlocks::within(
         config,
         BLOCK_TOKENS,

@@ -24,6 +24,16 @@ struct Entry {
     name: &'static str,
     list: fn() -> Result<Vec<Found>>,
     open: fn(usize) -> Result<Arc<dyn Driver>>,
+    /// A name of a device that is the same for all processes of the machine.
+    #[cfg(feature = "mpi")]
+    shared_name: fn(usize) -> Result<String>,
+}
+
+impl Entry {
+    fn of(runtime: &str) -> &'static Self {
+        let entry = ENTRIES.iter().find(|entry| entry.name == runtime);
+        entry.expect("chosen among them")
+    }
 }
 
 /// The runtimes this library was built for.
@@ -33,23 +43,65 @@ const ENTRIES: &[Entry] = &[
         name: "hip",
         list: super::driver::hip::list,
         open: super::driver::hip::open,
+        #[cfg(feature = "mpi")]
+        shared_name: super::driver::hip::shared_name,
     },
     #[cfg(feature = "cuda")]
     Entry {
         name: "cuda",
         list: super::driver::cuda::list,
         open: super::driver::cuda::open,
+        #[cfg(feature = "mpi")]
+        shared_name: super::driver::cuda::shared_name,
     },
     #[cfg(feature = "simt")]
     Entry {
         name: "simt",
         list: super::driver::simt::list,
         open: super::driver::simt::open,
+        #[cfg(feature = "mpi")]
+        shared_name: super::driver::simt::shared_name,
     },
 ];
 
 /// Opens the devices that `options` asks for and that can have the model, if one is given. See [`choice::choose`].
 pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> {
+    let chosen = chosen(options, model)?;
+    #[cfg(feature = "mpi")]
+    let chosen = of_this_process(chosen, options)?;
+    open_all(chosen, options)
+}
+
+/// The names, which are the same for all processes of the machine, of the devices that [`usable`] opens if they are not
+/// shared. None if they cannot be found out; [`usable`] says why.
+#[cfg(feature = "mpi")]
+pub fn addresses(options: &Options, model: &ModelConfig) -> Vec<String> {
+    let chosen = chosen(options, Some(model)).unwrap_or_default();
+    let addresses: Result<_> = chosen.devices.iter().map(address).collect();
+    addresses.unwrap_or_default()
+}
+
+#[cfg(feature = "mpi")]
+fn address(device: &Device) -> Result<String> {
+    (Entry::of(device.runtime).shared_name)(device.ordinal)
+}
+
+/// Leaves other ranks the devices that are theirs.
+#[cfg(feature = "mpi")]
+fn of_this_process(mut chosen: choice::Chosen, options: &Options) -> Result<choice::Chosen> {
+    if let Some(own) = &options.part.devices {
+        let mut devices = Vec::new();
+        for device in chosen.devices {
+            if own.contains(&address(&device)?) {
+                devices.push(device);
+            }
+        }
+        chosen.devices = devices;
+    }
+    Ok(chosen)
+}
+
+fn chosen(options: &Options, model: Option<&ModelConfig>) -> Result<choice::Chosen> {
     let runtimes: Vec<Runtime> = ENTRIES
         .iter()
         .filter(|entry| concerns(entry, &options.device))
@@ -66,7 +118,10 @@ pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> 
         bytes: model.map_or(0, |config| least_bytes_of_part(config, options)),
         supports: &supports,
     };
-    let chosen = choice::choose(&options.device, &runtimes, &needs)?;
+    choice::choose(&options.device, &runtimes, &needs)
+}
+
+fn open_all(chosen: choice::Chosen, options: &Options) -> Result<Usable> {
     let wanted = chosen.devices.len();
     let mut usable = Usable {
         drivers: Vec::new(),
@@ -110,8 +165,7 @@ fn ask(entry: &Entry) -> Runtime {
 }
 
 fn open(runtime: &str, ordinal: usize) -> Result<Arc<dyn Driver>> {
-    let entry = ENTRIES.iter().find(|entry| entry.name == runtime);
-    (entry.expect("chosen among them").open)(ordinal)
+    (Entry::of(runtime).open)(ordinal)
 }
 
 #[cfg(test)]

@@ -51,6 +51,15 @@ pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
     }))
 }
 
+/// A name of a device, or of the instance of one, that is the same for all processes of the machine.
+#[cfg(feature = "mpi")]
+pub fn shared_name(ordinal: usize) -> Result<String> {
+    let api = api::api()?;
+    let (code, uuid) = api.uuid(device_of(api, ordinal)?)?;
+    check(&device_name(ordinal), code, || "cuDeviceGetUuid_v2".into())?;
+    Ok(uuid.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
 struct Cuda {
     api: &'static Api,
     device: Device,

@@ -191,6 +191,12 @@ pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
     System::shared().driver(ordinal)
 }
 
+/// A name of a device for all processes of the machine: each of them has devices of its own, but tests share them out.
+#[cfg(feature = "mpi")]
+pub fn shared_name(ordinal: usize) -> Result<String> {
+    Ok(format!("simt:{ordinal}"))
+}
+
 /// The names of an image's kernels, and the threads that each was made for.
 pub fn kernels(image: &[u8]) -> Result<BTreeMap<String, usize>> {
     let made = Library::load(image).and_then(|library| library.made());

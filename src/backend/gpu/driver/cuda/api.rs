@@ -140,6 +140,20 @@ api! {
     destroy_graph_exec = "cuGraphExecDestroy" (Handle);
 }
 
+#[cfg(feature = "mpi")]
+impl Api {
+    /// A device's UUID. Asked for by name, since only ranks that share devices need it.
+    pub fn uuid(&self, device: Ordinal) -> Result<(Code, [u8; 16])> {
+        type GetUuid = unsafe extern "C" fn(*mut [u8; 16], Ordinal) -> Code;
+        // SAFETY: the type is that of cuda.h for this symbol.
+        let get: GetUuid = unsafe { symbol(RUNTIME, &self._library, "cuDeviceGetUuid_v2") }?;
+        let mut uuid = [0; 16];
+        // SAFETY: writes 16 bytes.
+        let code = unsafe { get(&mut uuid, device) };
+        Ok((code, uuid))
+    }
+}
+
 /// libcuda, loaded and initialized once; it stays loaded.
 pub fn api() -> Result<&'static Api> {
     static API: OnceLock<Api> = OnceLock::new();

@@ -174,6 +174,20 @@ impl Api {
     }
 }
 
+#[cfg(feature = "mpi")]
+impl Api {
+    /// A device's PCI address. Asked for by name, since only ranks that share devices need it.
+    pub fn pci_address(&self, device: c_int) -> Result<(Code, String)> {
+        type GetAddress = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Code;
+        // SAFETY: the type is that of hip_runtime_api.h for this symbol, which ROCm 5 to 7 agree on.
+        let get: GetAddress = unsafe { symbol(RUNTIME, &self._library, "hipDeviceGetPCIBusId") }?;
+        let mut address = [0u8; 64];
+        // SAFETY: writes at most as many bytes as it is told, NUL included.
+        let code = unsafe { get(address.as_mut_ptr().cast(), address.len() as c_int, device) };
+        Ok((code, super::super::text(&address)))
+    }
+}
+
 /// libamdhip64, loaded once; it stays loaded.
 pub fn api() -> Result<&'static Api> {
     static API: OnceLock<Api> = OnceLock::new();

@@ -1,0 +1,263 @@
+//! A rank in a run: fills its replicas' queue with what rank 0 grants, and sends it what they answer. On rank 0 it also
+//! keeps the queue of all ranks and stores the answers.
+
+use super::answers::Answers;
+use super::queue::OfRanks;
+use super::run::{Outbox, Results, Run, lock};
+use crate::cluster::hub::Hub;
+use crate::cluster::message::{MOST_WORDS, Reply, Report, broken};
+use crate::cluster::stock::{Seen, Stock};
+use crate::cluster::transport::{Nap, Transport};
+use crate::error::Result;
+use crate::memory::{self, Purpose};
+use crate::scheduler::{Finished, Unfinished};
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Instant;
+
+/// See the module.
+pub struct Member<'t> {
+    /// The way to the other ranks.
+    pub transport: &'t dyn Transport,
+    /// Rank 0's.
+    hub: Option<Hub>,
+    stock: Stock,
+    start: Instant,
+    /// By request: what is to be answered and is not in this rank's queue.
+    elsewhere: Vec<Option<Unfinished>>,
+    /// Requests granted to this rank that rank 0 has heard nothing of.
+    held: BTreeSet<u32>,
+    /// Devices, and the queue's counts, in the last report.
+    devices: usize,
+    taken: usize,
+    starved: usize,
+    /// The run's last reply.
+    end: Option<Reply>,
+    /// The state of request 0's random stream after its answer, once rank 0 knows it.
+    pub first_state: Option<u64>,
+}
+
+impl<'t> Member<'t> {
+    /// For a run of these requests, out of `requests` requests.
+    pub fn new(transport: &'t dyn Transport, waiting: VecDeque<Unfinished>, requests: usize) -> Result<Self> {
+        let numbers = waiting.iter().map(|unfinished| unfinished.request as u32);
+        let none = vec![0; transport.ranks()];
+        let hub = (transport.rank() == 0)
+            .then(|| Hub::new(requests, numbers, &none))
+            .transpose()?;
+        let mut elsewhere = memory::collect((0..requests).map(|_| None), Purpose::Requests)?;
+        for unfinished in waiting {
+            let request = unfinished.request;
+            elsewhere[request] = Some(unfinished);
+        }
+        Ok(Self {
+            hub,
+            stock: Stock::new(transport.ranks()),
+            transport,
+            start: Instant::now(),
+            elsewhere,
+            held: BTreeSet::new(),
+            devices: 0,
+            taken: 0,
+            starved: 0,
+            end: None,
+            first_state: None,
+        })
+    }
+
+    /// Begins a run, to which the ranks bring so many devices.
+    pub fn begin(&mut self, run: &Run<'_, '_>, devices: &[usize]) {
+        let more = OfRanks { more: true, share: 0 };
+        run.queue.add(Vec::new(), more);
+        if let Some(hub) = &mut self.hub {
+            hub.begin(devices);
+        }
+        self.stock = Stock::new(self.transport.ranks());
+        self.devices = devices[self.transport.rank()];
+        self.end = None;
+    }
+
+    /// Requests without an answer when the run ended.
+    pub fn unfinished(&self) -> usize {
+        self.end.as_ref().map_or(0, |end| end.unfinished)
+    }
+
+    /// Takes part until the run ends, or until the queue is stopped since a worker has panicked. `answers` are rank 0's.
+    pub fn serve(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>) -> Result<()> {
+        // Without this rank the workers would wait for ever.
+        self.take_part(run, answers, false).inspect_err(|_| run.queue.stop())
+    }
+
+    /// Takes part without devices until the run ends: no worker is left, and what they had goes back.
+    pub fn give_up(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>) -> Result<()> {
+        self.take_part(run, answers, true)
+    }
+
+    fn take_part(
+        &mut self,
+        run: &Run<'_, '_>,
+        mut answers: Option<&mut Answers<'_, '_>>,
+        gives_up: bool,
+    ) -> Result<()> {
+        let mut nap = Nap::default();
+        while self.end.is_none() && (gives_up || !run.queue.is_stopped()) {
+            let heard = self.hear(run, answers.as_deref_mut())?;
+            let said = self.report(run, answers.as_deref_mut(), gives_up)?;
+            if heard || said {
+                nap.reset();
+            } else {
+                nap.sleep();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a message that has arrived; `false` if none has.
+    fn hear(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>) -> Result<bool> {
+        let from = if self.hub.is_some() { None } else { Some(0) };
+        let Some(received) = self.transport.receive(from)? else {
+            return Ok(false);
+        };
+        if self.hub.is_some() {
+            self.handle(run, received.from, Report::from_words(&received.words)?, answers)?;
+        } else {
+            self.take(run, Reply::from_words(&received.words)?)?;
+        }
+        Ok(true)
+    }
+
+    /// Sends a report if one is due; `false` if none is.
+    fn report(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>, gives_up: bool) -> Result<bool> {
+        let now = self.start.elapsed();
+        if !self.stock.may_report(now) {
+            return Ok(false);
+        }
+        let watched = run.queue.watch();
+        let devices = if gives_up { 0 } else { watched.replicas };
+        let mut outbox = outbox(run)?;
+        let has_results = !outbox.answers.is_empty() || !outbox.refused.is_empty();
+        let seen = Seen {
+            devices,
+            waiting: watched.waiting,
+            started: watched.taken - self.taken,
+            starved: watched.starved != self.starved,
+            news: has_results || devices != self.devices,
+        };
+        let Some(wish) = self.stock.report(now, seen) else {
+            return Ok(false);
+        };
+        (self.devices, self.taken, self.starved) = (devices, watched.taken, watched.starved);
+        let mut report = results(&mut outbox)?;
+        let is_empty = outbox.answers.is_empty();
+        drop(outbox);
+        report.devices = devices;
+        report.ask = wish.ask;
+        if report.answers.iter().any(|(request, _)| *request == 0) {
+            report.first_state = Some(run.streams.first_state());
+        }
+        let done = report.answers.iter().map(|(request, _)| request);
+        for request in done.chain(report.refused.iter().map(|(request, _)| request)) {
+            self.held.remove(request);
+        }
+        for unfinished in run.queue.withdraw(wish.back) {
+            let request = unfinished.request;
+            self.held.remove(&(request as u32));
+            memory::push(&mut report.back, request as u32, Purpose::Requests)?;
+            self.elsewhere[request] = Some(unfinished);
+        }
+        if gives_up && is_empty {
+            report.back.extend(std::mem::take(&mut self.held));
+        }
+        self.say(run, report, answers)?;
+        Ok(true)
+    }
+
+    fn say(&mut self, run: &Run<'_, '_>, report: Report, answers: Option<&mut Answers<'_, '_>>) -> Result<()> {
+        if self.hub.is_some() {
+            return self.handle(run, 0, report, answers);
+        }
+        self.transport.send(0, &report.to_words()?)
+    }
+
+    /// Rank 0: stores a report's answers and sends the replies.
+    fn handle(
+        &mut self,
+        run: &Run<'_, '_>,
+        from: usize,
+        report: Report,
+        answers: Option<&mut Answers<'_, '_>>,
+    ) -> Result<()> {
+        let (Some(hub), Some(answers)) = (&mut self.hub, answers) else {
+            return Err(broken("a report has come to a rank without the queue"));
+        };
+        let (transport, mut own) = (self.transport, None);
+        hub.report(from, &report, |to, reply| match to {
+            0 => {
+                own = Some(reply);
+                Ok(())
+            }
+            _ => transport.send(to, &reply.to_words()?),
+        })?;
+        self.first_state = report.first_state.or(self.first_state);
+        for (request, tokens) in report.answers {
+            let request = request as usize;
+            answers.store(Finished { request, tokens });
+        }
+        for (request, why) in &report.refused {
+            answers.refuse(*request as usize, why);
+        }
+        own.map_or(Ok(()), |reply| self.take(run, reply))
+    }
+
+    /// Takes a reply.
+    fn take(&mut self, run: &Run<'_, '_>, reply: Reply) -> Result<()> {
+        self.stock.reply(reply.granted.len());
+        let mut granted = memory::room(reply.granted.len(), Purpose::Requests)?;
+        for &request in &reply.granted {
+            let unfinished = self.elsewhere.get_mut(request as usize).and_then(Option::take);
+            let unfinished = unfinished.ok_or_else(|| broken(format_args!("request {request} is here already")))?;
+            run.streams.restart(unfinished.request);
+            self.held.insert(request);
+            granted.push(unfinished);
+        }
+        let of_ranks = OfRanks {
+            more: !reply.end,
+            share: reply.unfinished.div_ceil(reply.devices.max(1)),
+        };
+        run.queue.add(granted, of_ranks);
+        if reply.end {
+            self.end = Some(reply);
+        }
+        Ok(())
+    }
+}
+
+/// Takes results out of the outbox, as many as a report may have.
+fn results(outbox: &mut Outbox) -> Result<Report> {
+    let (mut report, mut words) = (Report::default(), 0);
+    while let Some(answer) = outbox.answers.pop_front() {
+        words += answer.tokens.len();
+        memory::push(
+            &mut report.answers,
+            (answer.request as u32, answer.tokens),
+            Purpose::Requests,
+        )?;
+        if words >= MOST_WORDS {
+            break;
+        }
+    }
+    for (request, why) in outbox.refused.drain(..) {
+        memory::push(
+            &mut report.refused,
+            (request as u32, why.to_string()),
+            Purpose::Requests,
+        )?;
+    }
+    Ok(report)
+}
+
+fn outbox<'a>(run: &'a Run<'_, '_>) -> Result<std::sync::MutexGuard<'a, Outbox>> {
+    match &run.results {
+        Results::Sent(outbox) => Ok(lock(outbox)),
+        Results::Stored(_) => Err(broken("a rank stores answers by itself")),
+    }
+}

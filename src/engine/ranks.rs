@@ -1,0 +1,460 @@
+//! The engine as one of several ranks: what they agree on, and an inference over all of them.
+
+use super::answers::Answers;
+use super::draws::Streams;
+use super::machine::{Machine, with_part};
+use super::member::Member;
+use super::queue::Queue;
+use super::rows::{Closing, share_rows};
+use super::run::{Outbox, Results, Run, lock, serve_beside};
+use super::{Engine, OpenReplicas, Outcome, Prompt, Reopen, Room, Sampling};
+use crate::checkpoint::{Checkpoint, TensorId, Values};
+use crate::cluster::message::{Reader, Writer};
+use crate::cluster::transport::{Promise, Transport, gather};
+use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
+use crate::options::Options;
+use crate::report;
+use crate::requests::Requests;
+use crate::scheduler::Limits;
+use crate::tokenizer::Tokenizer;
+use rustc_hash::FxHasher;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::hash::{Hash, Hasher};
+use std::panic::resume_unwind;
+use std::sync::{Arc, Mutex};
+
+/// What a worker has panicked with.
+type Panic = Box<dyn Any + Send>;
+
+/// The other ranks, as an engine knows them.
+#[derive(Clone)]
+pub struct Ranks {
+    /// Locked for a whole inference: all ranks do the same in the same order.
+    transport: Arc<Mutex<Box<dyn Transport>>>,
+    rank: usize,
+    count: usize,
+    /// A fingerprint of the weights.
+    model: u64,
+}
+
+impl Ranks {
+    /// Whether this rank prints what all have in common.
+    pub(super) fn speaks(&self) -> bool {
+        self.rank == 0
+    }
+
+    /// An address of its own, for the program's struct on a rank without devices.
+    pub fn address(&self) -> *const () {
+        Arc::as_ptr(&self.transport).cast()
+    }
+}
+
+/// What a rank has before it opens devices.
+pub struct Begun<'a> {
+    /// The weights.
+    pub checkpoint: &'a dyn Checkpoint,
+    /// The options.
+    pub options: Options,
+    /// The GPUs that the options and the model allow, by names that are the same for all processes of a machine.
+    pub devices: Vec<String>,
+}
+
+/// What a rank brings to an inference.
+struct Entry {
+    /// Fingerprints of what must be the same everywhere, in the order of [`SAME`].
+    prints: [u64; SAME.len()],
+    rooms: Vec<Room>,
+}
+
+/// What must be the same on all ranks.
+const SAME: [&str; 4] = ["set of requests", "model", "sampler", "set of options"];
+
+impl Engine {
+    /// Warms up as one of several ranks. If one could not begin, all fail. A rank that cannot open a device of its own
+    /// has none, and only receives the answers; if that holds for all, all fail.
+    pub fn warm_up_among(transport: Box<dyn Transport>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Self> {
+        let rank = transport.rank();
+        let machines = agree(&*transport, None, |writer| {
+            Machine::this(begun.devices.clone()).write(writer)
+        })?;
+        let Begun {
+            checkpoint, options, ..
+        } = begun;
+        let machines = memory::try_collect(machines.iter().map(|words| Machine::read(words)), Purpose::Requests)?;
+        let (options, has_part) = with_part(options, &machines, rank);
+        let opened = match has_part {
+            true => open(checkpoint, &options).and_then(|replicas| {
+                super::check_finite(&replicas, options.strict)?;
+                Ok(replicas)
+            }),
+            false => Err(Error::State("the devices here belong to other ranks".into())),
+        };
+        let (replicas, why) = match opened {
+            Ok(replicas) => (replicas, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let engine = Self::assemble(replicas, checkpoint.config(), options);
+        let counts = agree(&*transport, engine.as_ref().err(), |writer| {
+            writer.number(engine.as_ref().map_or(0, |engine| engine.replicas.len()))?;
+            writer.text(&why.as_ref().map_or_else(String::new, Error::to_string))
+        });
+        let mut engine = engine?;
+        let mut devices = 0;
+        let mut first_why = None;
+        for (rank, words) in counts?.iter().enumerate() {
+            let mut reader = Reader::new(words);
+            devices += reader.number()?;
+            let why = reader.text()?;
+            first_why = first_why.or_else(|| (!why.is_empty()).then(|| of_rank(rank, &why)));
+        }
+        match why {
+            Some(why) if devices == 0 => return Err(why),
+            Some(why) => report::line(format_args!("{why}; this rank only receives the answers")),
+            None if devices == 0 => {
+                return Err(first_why.unwrap_or_else(|| Error::State("no rank has a device".into())));
+            }
+            None => {}
+        }
+        let ranks = Ranks {
+            rank,
+            count: transport.ranks(),
+            model: model_print(checkpoint)?,
+            transport: Arc::new(Mutex::new(transport)),
+        };
+        if ranks.speaks() {
+            report::line(format_args!(
+                "ranks that share the requests: {}; their devices: {devices}",
+                ranks.count
+            ));
+        }
+        engine.ranks = Some(ranks);
+        engine.print_summary();
+        Ok(engine)
+    }
+
+    /// Tells the other ranks that this one cannot warm up, so that they need not wait for it.
+    pub fn cannot_warm_up(transport: &dyn Transport, why: &Error) {
+        // What the others say changes nothing.
+        let _ = agree(transport, Some(why), |_| Ok(()));
+    }
+
+    /// The other ranks, if there are any.
+    pub fn ranks(&self) -> Option<&Ranks> {
+        self.ranks.as_ref()
+    }
+
+    /// Tells the other ranks that this one cannot begin an inference, so that they need not wait for it.
+    pub fn decline(&self, why: &Error) {
+        if let Some(ranks) = &self.ranks {
+            let _ = agree(&**lock(&ranks.transport), Some(why), |_| Ok(()));
+        }
+    }
+
+    /// Answers requests together with the other ranks. All of them end with the same rows and the same result.
+    pub(super) fn answer_among(
+        &mut self,
+        ranks: &Ranks,
+        tokenizer: &Tokenizer,
+        sampling: &mut Sampling,
+        requests: &mut Requests<'_>,
+        reopen: Reopen<'_>,
+    ) -> Result<Outcome> {
+        let transport = lock(&ranks.transport);
+        let transport: &dyn Transport = &**transport;
+        self.drain();
+        let prepared = self.prepare(tokenizer, sampling, requests);
+        let prints = self.prints(ranks, *sampling, requests);
+        let mut entries = self.enter(transport, prepared.as_ref().err(), prints)?;
+        let (prompts, streams) = prepared?;
+        if requests.is_empty() {
+            return Ok(Outcome::default());
+        }
+        if entries.iter().all(|entry| entry.rooms.is_empty()) {
+            self.reopen_or_say(reopen);
+            entries = self.enter(transport, None, prints)?;
+        }
+        let steps = requests.steps();
+        let want = self.want(sampling);
+        let mut answers = match ranks.speaks() {
+            true => Answers::new(tokenizer, &mut *requests, &self.options).map(Some),
+            false => Ok(None),
+        };
+        let rooms: Vec<Room> = entries.iter().flat_map(|entry| entry.rooms.iter().cloned()).collect();
+        let waiting = self.admit(prompts, steps, &rooms, |request, remark| {
+            if let Ok(Some(answers)) = &mut answers {
+                answers.say(request, remark);
+            }
+        });
+        let count = streams.len();
+        let ready = answers.and_then(|answers| Ok((answers, Member::new(transport, waiting?, count)?)));
+        agree(transport, ready.as_ref().err(), |_| Ok(()))?;
+        let (mut answers, mut member) = ready?;
+        let promise = Promise::new(transport);
+        let run = Run {
+            queue: Queue::new(VecDeque::new()),
+            results: Results::Sent(Mutex::new(Outbox::default())),
+            recorder: None,
+            streams,
+            want,
+        };
+        let devices = entries.iter().map(|entry| entry.rooms.len()).collect();
+        let panic = self.serve_among(&run, *sampling, &mut member, answers.as_mut(), devices, reopen)?;
+        let tokens = answers.map_or(0, Answers::finish);
+        let closing = Closing {
+            tokens,
+            unfinished: member.unfinished(),
+            first_state: member.first_state,
+        };
+        let closing = share_rows(transport, requests, closing)?;
+        promise.keep();
+        if let Some(panic) = panic {
+            drop(run);
+            resume_unwind(panic);
+        }
+        if let (false, Some(state)) = (sampling.is_greedy(), closing.first_state) {
+            sampling.rng_state = state;
+        }
+        let failure = (closing.unfinished > 0).then(|| {
+            Error::State(format!(
+                "no rank has a device left; {} requests have no answer",
+                closing.unfinished
+            ))
+        });
+        Ok(Outcome {
+            tokens: closing.tokens,
+            failure,
+        })
+    }
+
+    /// Serves the queue of all ranks, and if all devices have failed, with those that `reopen` returns; gives the panic of
+    /// a worker.
+    fn serve_among(
+        &mut self,
+        run: &Run<'_, '_>,
+        sampling: Sampling,
+        member: &mut Member<'_>,
+        mut answers: Option<&mut Answers<'_, '_>>,
+        mut devices: Vec<usize>,
+        reopen: Reopen<'_>,
+    ) -> Result<Option<Panic>> {
+        let mut panic = None;
+        for again in [false, true] {
+            if again {
+                if panic.is_none() {
+                    self.reopen_or_say(reopen);
+                }
+                devices = self.count_devices(member.transport)?;
+            }
+            member.begin(run, &devices);
+            let workers = self.workers(run, sampling).unwrap_or_else(|why| {
+                report::line(format_args!("the devices here are not used: {why}"));
+                Vec::new()
+            });
+            let (served, workers) = serve_beside(run, workers, || member.serve(run, answers.as_deref_mut()));
+            served?;
+            if run.queue.is_stopped() {
+                member.give_up(run, answers.as_deref_mut())?;
+            }
+            let workers: Vec<_> = workers
+                .into_iter()
+                .map(|worker| worker.map_err(|why| panic = Some(why)).ok())
+                .collect();
+            self.count(workers);
+            if member.unfinished() == 0 {
+                break;
+            }
+        }
+        Ok(panic)
+    }
+
+    /// What may fail on this rank alone: prompts in tokens, and random streams.
+    fn prepare(
+        &self,
+        tokenizer: &Tokenizer,
+        sampling: &Sampling,
+        requests: &Requests<'_>,
+    ) -> Result<(Vec<Result<Prompt>>, Streams)> {
+        self.check_vocabulary(tokenizer)?;
+        if self.options.logits.is_some() {
+            let why = "GETP_LOGITS records the logits of one process; unset it, or start a single process";
+            return Err(Error::State(why.into()));
+        }
+        let prompts = self.encode(tokenizer, requests)?;
+        Ok((prompts, Streams::new(sampling.rng_state, requests.len())?))
+    }
+
+    /// See [`SAME`]. Of the options only what changes answers is compared: where a rank computes is its own affair.
+    fn prints(&self, ranks: &Ranks, sampling: Sampling, requests: &Requests<'_>) -> [u64; SAME.len()] {
+        let of_requests = print(|hasher| {
+            (requests.len(), requests.steps()).hash(hasher);
+            (0..requests.len()).for_each(|i| requests.prompt(i).hash(hasher));
+        });
+        let Sampling {
+            temperature,
+            topp,
+            rng_state,
+        } = sampling;
+        let options = &self.options;
+        [
+            of_requests,
+            ranks.model,
+            print(|hasher| {
+                // Without draws the seed changes nothing; programs take it from the clock.
+                let seed = if sampling.is_greedy() { 0 } else { rng_state };
+                (temperature.to_bits(), topp.to_bits(), seed).hash(hasher);
+            }),
+            print(|hasher| {
+                let precision = options.precision.map(|precision| precision as u8);
+                (precision, options.strict, options.ignore_end).hash(hasher);
+            }),
+        ]
+    }
+
+    /// Enters an inference: fails on all ranks if one cannot begin, or was given something else.
+    fn enter(
+        &self,
+        transport: &dyn Transport,
+        failure: Option<&Error>,
+        prints: [u64; SAME.len()],
+    ) -> Result<Vec<Entry>> {
+        let entries = agree(transport, failure, |writer| {
+            prints.iter().try_for_each(|&print| writer.long(print))?;
+            writer.number(self.replicas.len())?;
+            self.replicas().try_for_each(|replica| self.room(replica).write(writer))
+        })?;
+        let entries = entries.iter().map(|words| self.entry(words));
+        let entries = memory::try_collect(entries, Purpose::Requests)?;
+        for (rank, entry) in entries.iter().enumerate() {
+            let others = SAME.iter().zip(entry.prints.iter().zip(entries[0].prints));
+            let others: Vec<&str> = others.filter(|(_, (a, b))| **a != *b).map(|(name, _)| *name).collect();
+            if !others.is_empty() {
+                let why = format!(
+                    "rank {rank} has another {} than rank 0; start all with the same arguments and environment",
+                    others.join(" and another ")
+                );
+                return Err(Error::State(why));
+            }
+        }
+        Ok(entries)
+    }
+
+    fn entry(&self, words: &[u32]) -> Result<Entry> {
+        let mut reader = Reader::new(words);
+        let mut prints = [0; SAME.len()];
+        for print in &mut prints {
+            *print = reader.long()?;
+        }
+        let rooms = reader.many(|reader| self.read_room(reader))?;
+        reader.end()?;
+        Ok(Entry { prints, rooms })
+    }
+
+    /// What [`Room::write`] has written. The other limits follow from the model and the options, which all ranks share.
+    fn read_room(&self, reader: &mut Reader<'_>) -> Result<Room> {
+        Ok(Room {
+            limits: Limits {
+                max_batch: reader.number()?,
+                step_tokens: reader.number()?,
+                chunk_tokens: reader.number()?,
+                max_logits_rows: reader.number()?,
+                block_tokens: reader.number()?,
+                full_blocks: reader.number()?,
+                window_blocks: reader.number()?,
+                depth: reader.number()?,
+                sliding_window: self.config.sliding_window,
+                has_full_layers: self.config.windowed_layers() < self.config.n_layers,
+                record_all: false,
+                speculate: false,
+                ignore_end: self.options.ignore_end,
+            },
+            max_positions: reader.number()?,
+        })
+    }
+
+    fn reopen_or_say(&mut self, reopen: Reopen<'_>) {
+        if let Err(why) = self.reopen(reopen) {
+            report::line(format_args!("there is no other replica either: {why}"));
+        }
+    }
+
+    fn count_devices(&self, transport: &dyn Transport) -> Result<Vec<usize>> {
+        let counts = agree(transport, None, |writer| writer.number(self.replicas.len()))?;
+        counts.iter().map(|words| Reader::new(words).number()).collect()
+    }
+}
+
+impl Room {
+    fn write(&self, writer: &mut Writer) -> Result<()> {
+        let limits = &self.limits;
+        let numbers = [
+            limits.max_batch,
+            limits.step_tokens,
+            limits.chunk_tokens,
+            limits.max_logits_rows,
+            limits.block_tokens,
+            limits.full_blocks,
+            limits.window_blocks,
+            limits.depth,
+            self.max_positions,
+        ];
+        numbers
+            .iter()
+            .try_for_each(|&number| writer.number(number.min(u32::MAX as usize)))
+    }
+}
+
+/// Gives every rank what each has written; fails on all of them if one has failed.
+fn agree(
+    transport: &dyn Transport,
+    failure: Option<&Error>,
+    write: impl FnOnce(&mut Writer) -> Result<()>,
+) -> Result<Vec<Vec<u32>>> {
+    let mut writer = Writer::default();
+    writer.text(&failure.map_or_else(String::new, Error::to_string))?;
+    if failure.is_none() {
+        write(&mut writer)?;
+    }
+    let records = gather(transport, writer.words())?;
+    let rest = records.iter().enumerate().map(|(rank, words)| {
+        let mut reader = Reader::new(words);
+        let why = reader.text()?;
+        if why.is_empty() {
+            return Ok(reader.rest().to_vec());
+        }
+        Err(of_rank(rank, &why))
+    });
+    memory::try_collect(rest, Purpose::Requests)
+}
+
+fn of_rank(rank: usize, why: &str) -> Error {
+    Error::State(format!("rank {rank} cannot begin: {why}"))
+}
+
+fn print(write: impl FnOnce(&mut FxHasher)) -> u64 {
+    let mut hasher = FxHasher::default();
+    write(&mut hasher);
+    hasher.finish()
+}
+
+/// A fingerprint of the dimensions, and of the first bytes of a tensor of each kind in each layer: reading all weights
+/// would take as long as packing them.
+fn model_print(checkpoint: &dyn Checkpoint) -> Result<u64> {
+    const BYTES: usize = 1024;
+    let config = checkpoint.config();
+    let mut hasher = FxHasher::default();
+    format!("{config:?}").hash(&mut hasher);
+    for id in TensorId::all(config).filter(|id| id.place().2 == 0) {
+        let tensor = checkpoint.tensor(id)?;
+        if let Some(part) = tensor.parts.first() {
+            let bytes = match part.values {
+                Values::F32(bytes) | Values::Bf16(bytes) => bytes,
+                Values::Mxfp4 { blocks, .. } => blocks,
+                Values::Columns(columns) => columns.bytes,
+            };
+            bytes[..bytes.len().min(BYTES)].hash(&mut hasher);
+        }
+    }
+    Ok(hasher.finish())
+}

@@ -1,0 +1,362 @@
+//! One queue over several ranks, which here are threads: answers are the same for any number of ranks, and whichever
+//! rank fails at whatever. All ranks end with the same rows, or all are told why not.
+#![cfg(feature = "mpi")]
+
+mod fake;
+
+use fake::{Control, PROMPTS, Program, expected, finish, inference, warm_up};
+use getp::abi::types::{Sampler, TransformerWeights};
+use getp::cluster::transport::{Received, Transport, gather};
+use getp::error::Result;
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+const STEPS: usize = 32;
+
+type Boxes = Arc<Vec<Mutex<VecDeque<Received>>>>;
+
+/// The way of one thread to the others.
+struct Double {
+    rank: usize,
+    boxes: Boxes,
+}
+
+impl Transport for Double {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn ranks(&self) -> usize {
+        self.boxes.len()
+    }
+
+    fn send(&self, to: usize, words: &[u32]) -> Result<()> {
+        let (from, words) = (self.rank, words.to_vec());
+        self.boxes[to].lock().unwrap().push_back(Received { from, words });
+        Ok(())
+    }
+
+    fn receive(&self, from: Option<usize>) -> Result<Option<Received>> {
+        let mut arrived = self.boxes[self.rank].lock().unwrap();
+        let is_from = |received: &Received| from.is_none_or(|from| received.from == from);
+        let at = arrived.iter().position(is_from);
+        Ok(at.and_then(|at| arrived.remove(at)))
+    }
+
+    fn abandon(&self) {}
+}
+
+fn doubles(ranks: usize) -> Vec<Double> {
+    let boxes = Boxes::new((0..ranks).map(|_| Mutex::default()).collect());
+    let double = |rank| Double {
+        rank,
+        boxes: boxes.clone(),
+    };
+    (0..ranks).map(double).collect()
+}
+
+/// Calls `work` for each rank at the same time; fails if a rank does not come to an end.
+fn on_all<T: Send + 'static>(ranks: Vec<T>, work: impl Fn(usize, T) + Send + Sync + 'static) {
+    let (count, work) = (ranks.len(), Arc::new(work));
+    let (done, all_done) = mpsc::channel();
+    for (rank, of_rank) in ranks.into_iter().enumerate() {
+        let (work, done) = (work.clone(), done.clone());
+        thread::spawn(move || {
+            let result = catch_unwind(AssertUnwindSafe(|| work(rank, of_rank)));
+            done.send((rank, result.is_ok())).unwrap();
+        });
+    }
+    for _ in 0..count {
+        let (rank, is_ok) = all_done.recv_timeout(Duration::from_secs(60)).expect("a rank hangs");
+        assert!(is_ok, "rank {rank} fails");
+    }
+}
+
+/// Ranks with replicas as told, each with the way to the others for so many engines.
+fn ranks(controls: Vec<Control>, engines: usize) -> Vec<Arc<Control>> {
+    let mut controls = controls;
+    for _ in 0..engines {
+        let doubles = doubles(controls.len());
+        for (control, double) in controls.iter_mut().zip(doubles) {
+            control.transports.get_mut().unwrap().push(Box::new(double));
+        }
+    }
+    controls.into_iter().map(Arc::new).collect()
+}
+
+/// More prompts than all replicas have slots for.
+fn prompts() -> Vec<&'static str> {
+    PROMPTS.iter().copied().cycle().take(40).collect()
+}
+
+fn program(temperature: f32) -> Program {
+    let mut program = with_weights(Program::new(&prompts(), STEPS), &ZEROS);
+    program.sampler.temperature = temperature;
+    program
+}
+
+/// More than any array of weights has.
+type Values = [f32; 1 << 15];
+static ZEROS: Values = [0.0; 1 << 15];
+static ONES: Values = [1.0; 1 << 15];
+
+/// Gives a program weights that can be read: ranks compare them.
+fn with_weights(mut program: Program, values: &'static Values) -> Program {
+    let values = values.as_ptr().cast_mut().cast();
+    program.transformer.weights = TransformerWeights::from_arrays([values; 16]);
+    program
+}
+
+/// Checks the rows, their number of tokens and the sampler's state.
+fn check(program: &Program, before: &Sampler, tokens: i64) {
+    let answers = prompts().into_iter().enumerate();
+    let answers: Vec<_> = answers.map(|(i, prompt)| expected(prompt, STEPS, before, i)).collect();
+    let rows: Vec<Vec<c_int>> = answers.iter().map(|(row, _)| row.clone()).collect();
+    assert_eq!(program.rows(), rows);
+    assert_eq!(tokens as usize, rows.iter().map(Vec::len).sum::<usize>());
+    assert_eq!(program.sampler.rng_state, answers[0].1);
+}
+
+/// All ranks answer all prompts, twice.
+fn check_all(controls: Vec<Control>, temperature: f32) {
+    on_all(ranks(controls, 1), move |_, control| {
+        let mut program = program(temperature);
+        for _ in 0..2 {
+            let before = program.sampler;
+            let tokens = inference(&mut program, &control).unwrap();
+            check(&program, &before, tokens);
+        }
+        finish(&mut program).unwrap();
+        assert_eq!(control.opened.load(SeqCst), control.dropped.load(SeqCst));
+    });
+}
+
+fn replicas(replicas: usize) -> Control {
+    Control {
+        replicas,
+        depth: 2,
+        ..Control::default()
+    }
+}
+
+fn failing(calls: &[(usize, usize)]) -> Control {
+    Control {
+        fail_calls: calls.to_vec(),
+        ..replicas(2)
+    }
+}
+
+#[test]
+fn every_rank_gets_what_each_has_brought() {
+    for n in [1, 2, 3, 4, 9] {
+        on_all(doubles(n), move |rank, double| {
+            // Twice: a rank that is ahead must not be taken for one that is behind.
+            for _ in 0..2 {
+                let all: Vec<Vec<u32>> = (0..n).map(|rank| vec![rank as u32; rank]).collect();
+                assert_eq!(gather(&double, all[rank].clone()).unwrap(), all);
+            }
+        });
+    }
+}
+
+#[test]
+fn answers_do_not_depend_on_ranks() {
+    for numbers in [&[1][..], &[1, 1], &[2, 1, 3], &[1; 8]] {
+        for temperature in [0.0, 1.0] {
+            check_all(numbers.iter().map(|&n| replicas(n)).collect(), temperature);
+        }
+    }
+}
+
+#[test]
+fn lost_devices_are_made_up_for_by_other_ranks() {
+    for call in [1, 2, 7, 30] {
+        // One of two; both, on rank 0 and on another.
+        check_all(vec![failing(&[(0, call)]), replicas(1)], 1.0);
+        check_all(vec![failing(&[(0, call), (1, call + 1)]), replicas(1)], 1.0);
+        check_all(vec![replicas(1), failing(&[(0, call), (1, call)]), replicas(1)], 1.0);
+    }
+}
+
+#[test]
+fn without_devices_all_ranks_take_the_replica_that_stands_in() {
+    let lost = || failing(&[(0, 3), (1, 9)]);
+    check_all(vec![lost(), lost()], 1.0);
+    let refused = Control {
+        refuse_fallback: 1.into(),
+        ..lost()
+    };
+    check_all(vec![refused, lost()], 1.0);
+}
+
+#[test]
+fn without_any_replica_left_all_ranks_say_how_many_requests_have_no_answer() {
+    let lost = || Control {
+        refuse_fallback: 1.into(),
+        ..failing(&[(0, 1), (1, 1)])
+    };
+    on_all(ranks(vec![lost(), lost()], 1), |_, control| {
+        let mut program = program(0.0);
+        let why = inference(&mut program, &control).unwrap_err().to_string();
+        assert!(why.contains("40 requests have no answer"), "{why}");
+        assert!(program.rows().iter().all(Vec::is_empty));
+        finish(&mut program).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_opens_nothing_receives_the_answers() {
+    for refusing in 0..3 {
+        let control = |rank| Control {
+            refuse: rank == refusing,
+            ..replicas(1)
+        };
+        on_all(ranks((0..3).map(control).collect(), 1), |_, control| {
+            let mut program = program(1.0);
+            let (bytes, before) = (program.bytes(), program.sampler);
+            warm_up(&mut program, &control).unwrap();
+            assert_ne!(program.bytes(), bytes);
+            let tokens = inference(&mut program, &control).unwrap();
+            check(&program, &before, tokens);
+            finish(&mut program).unwrap();
+            assert_eq!(program.bytes(), bytes);
+        });
+    }
+}
+
+#[test]
+fn if_no_rank_opens_anything_all_are_told() {
+    let refusing = || Control {
+        refuse: true,
+        ..Control::default()
+    };
+    on_all(ranks(vec![refusing(), refusing()], 1), |_, control| {
+        let why = warm_up(&mut program(0.0), &control).unwrap_err().to_string();
+        assert!(why.contains("the fake refuses"), "{why}");
+    });
+}
+
+/// What rank 1 alone does to its program, and what all ranks are told.
+type Odd = (fn(&mut Program), &'static str);
+
+#[test]
+fn ranks_with_something_else_are_told_and_go_on() {
+    let odds: [Odd; 6] = [
+        (
+            |program| program.requests.num_reqs -= 1,
+            "another set of requests than rank 0",
+        ),
+        (
+            |program| program.requests.max_token_len = 0,
+            "rank 1 cannot begin: Requests",
+        ),
+        (|program| program.sampler.topp = 0.5, "another sampler than rank 0"),
+        (|program| program.sampler.rng_state += 1, "another sampler than rank 0"),
+        (
+            |program| program.sampler.vocab_size += 1,
+            "rank 1 cannot begin: Sampler",
+        ),
+        (|program| program.tokenizer.vocab_size = -1, "rank 1 cannot begin: "),
+    ];
+    on_all(
+        ranks(vec![replicas(1), replicas(2), replicas(1)], 1),
+        move |rank, control| {
+            let mut program = program(1.0);
+            warm_up(&mut program, &control).unwrap();
+            for (change, told) in odds {
+                let (sampler, requests, vocab_size) = (program.sampler, program.requests, program.tokenizer.vocab_size);
+                if rank == 1 {
+                    change(&mut program);
+                }
+                let why = inference(&mut program, &control).unwrap_err().to_string();
+                if rank != 1 || told.contains("another") {
+                    assert!(why.contains(told), "{why}");
+                }
+                (program.sampler, program.requests, program.tokenizer.vocab_size) = (sampler, requests, vocab_size);
+            }
+            let before = program.sampler;
+            let tokens = inference(&mut program, &control).unwrap();
+            check(&program, &before, tokens);
+            finish(&mut program).unwrap();
+        },
+    );
+}
+
+#[test]
+fn ranks_with_other_weights_are_told() {
+    on_all(
+        ranks(vec![replicas(1), replicas(1), replicas(1)], 1),
+        |rank, control| {
+            let mut program = with_weights(program(0.0), if rank == 2 { &ONES } else { &ZEROS });
+            let why = inference(&mut program, &control).unwrap_err().to_string();
+            assert!(why.starts_with("rank 2 has another model than rank 0"), "{why}");
+            finish(&mut program).unwrap();
+        },
+    );
+}
+
+#[test]
+fn without_draws_seeds_may_differ() {
+    on_all(ranks(vec![replicas(1), replicas(1)], 1), |rank, control| {
+        let mut program = program(0.0);
+        program.sampler.rng_state += rank as u64;
+        let before = program.sampler;
+        let tokens = inference(&mut program, &control).unwrap();
+        check(&program, &before, tokens);
+        finish(&mut program).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_begin_to_warm_up_is_named_and_all_may_try_again() {
+    on_all(ranks(vec![replicas(1), replicas(1)], 2), |rank, control| {
+        let mut program = program(1.0);
+        let vocab_size = program.tokenizer.vocab_size;
+        if rank == 1 {
+            program.tokenizer.vocab_size = -1;
+        }
+        let why = warm_up(&mut program, &control).unwrap_err().to_string();
+        assert!(rank == 1 || why.starts_with("rank 1 cannot begin: "), "{why}");
+        program.tokenizer.vocab_size = vocab_size;
+        let before = program.sampler;
+        let tokens = inference(&mut program, &control).unwrap();
+        check(&program, &before, tokens);
+        finish(&mut program).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_panics_leaves_the_others_with_all_answers() {
+    for panicking in 0..2 {
+        let control = |rank| Control {
+            panic_at: (rank == panicking).then_some(3),
+            ..replicas(2)
+        };
+        on_all(ranks((0..2).map(control).collect(), 1), move |rank, control| {
+            let mut program = program(1.0);
+            let before = program.sampler;
+            let result = catch_unwind(AssertUnwindSafe(|| inference(&mut program, &control)));
+            if rank == panicking {
+                assert!(result.is_err());
+                program.sampler = before;
+            } else {
+                check(&program, &before, result.unwrap().unwrap());
+            }
+            finish(&mut program).unwrap();
+        });
+    }
+}
+
+#[test]
+fn no_requests_are_nothing_to_do_on_all_ranks() {
+    on_all(ranks(vec![replicas(1), replicas(1)], 1), |_, control| {
+        let mut program = with_weights(Program::new(&[], STEPS), &ZEROS);
+        assert_eq!(inference(&mut program, &control).unwrap(), 0);
+        finish(&mut program).unwrap();
+    });
+}
