@@ -13,7 +13,7 @@ FUZZ_SECONDS ?= 60
 # checks.sh begins at both ends. What compiles for Cargo's debug folder is in the front, where it waits for nobody; the
 # back begins with what has folders of its own.
 QUICK_CHECKS := check-format check-lints test-rust
-CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-miri \
+CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-mpi test-miri \
     test-hosts test-memory test-valgrind test-out-of-memory test-sanitizers test-c test-threads fuzz
 
 CARGO ?= cargo
@@ -72,6 +72,10 @@ test-simt:
 # What the compilers made of the kernels, and the GPUs' runtimes without a GPU.
 test-gpu:
 	tests/programs/gpu.sh
+
+# Several processes behind one queue, under each MPI.
+test-mpi: tiny-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
+	tests/programs/mpi.sh
 
 test-c: programs tiny-model small-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 	tests/programs/warnings.sh

@@ -9,6 +9,8 @@ checks=(
     binutils clang libclang-rt-14-dev valgrind libc6-dbg
     # AMD's kernels; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22
+    # Both MPIs.
+    libopenmpi-dev openmpi-bin libmpich-dev mpich
     # nvcc, and what looks at scripts and C++.
     python3-venv shellcheck clang-format-22
 )
