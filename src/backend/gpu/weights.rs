@@ -73,7 +73,7 @@ pub enum WeightSource<'a> {
         config: &'a ModelConfig,
         /// The seed of the values.
         seed: u32,
-        /// How uneven the router's choice is, from 0 (even); see [`router_bias`].
+        /// How uneven the router's choice is: the n-th favoured expert's bias is `-skew * ln(n)`. 0 is even.
         skew: f32,
     },
 }
@@ -576,8 +576,8 @@ fn wire_format(format: WeightFormat) -> args::Format {
     }
 }
 
-/// The bias of a layer's router by Zipf's law: that of the n-th favoured expert is `-skew * ln(n)`, where logits without it
-/// have a deviation of about 1. Each layer favours another expert. Choosing 4 experts, the busiest has 4 times the mean of
+/// The bias of a layer's router by Zipf's law: `-skew * ln(n)` for the n-th favoured expert. Logits without it have a
+/// deviation of about 1. Each layer favours another expert. Choosing 4 experts, the busiest has 4 times the mean of
 /// 32 at a skew of 0.5 and 6.6 times at 0.95, and 13 times the mean of 128 at 0.5.
 fn router_bias(n_experts: usize, layer: usize, skew: f32) -> Result<Vec<f32>> {
     let mut bias = memory::filled(0.0, n_experts, Purpose::Checkpoint)?;
