@@ -4,7 +4,7 @@
 //! A run makes some 500 calls to a device, most of them from a few places: 120 look up a kernel in one loop, and every
 //! decoding step is like the one before. A run without a fault tells by the call stack where each call is made. Of the
 //! calls from one place the first two fail, and the last: nothing is in flight, something is, nothing comes after.
-//! Where no device is left after any of them, the first does.
+//! Where a call's failure takes all devices, one call from a place shows the same as another: the first fails.
 
 use super::devices::{all, open, options as options_of};
 use super::fake::{self, Program};
