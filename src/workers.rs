@@ -51,6 +51,9 @@ impl Workers {
             })
             .build()
             .map_err(|e| Error::State(format!("cannot start {threads} threads: {e}; lower GETP_THREADS")))?;
+        // Looking for work, a thread registers the destructor of an object of its own. The C library aborts where that
+        // takes memory and there is none, so it is done while this thread takes none.
+        pool.broadcast(|_| ());
         Ok(Self {
             pool,
             _threads: handles,

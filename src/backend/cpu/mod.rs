@@ -74,6 +74,7 @@ impl<E: Element> CpuReplica<E> {
     pub fn open(checkpoint: &dyn Checkpoint, options: &Options, mode: ComputeMode) -> Result<Self> {
         let config = checkpoint.config().clone();
         let workers = Workers::start("getp worker", options.threads)?;
+        workers.pool().broadcast(|_| ops::prepare_thread());
         let limits = options.step_limits(StepLimits::CPU);
         let (max_rows, max_logits_rows) = (limits.step_tokens, limits.max_batch);
         // Activations before packing, which takes long, so that lack of memory shows at once. The KV cache last, since

@@ -475,6 +475,11 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Registers the destructor of this thread's scores, for which there may be no memory later.
+pub fn prepare_thread() {
+    SCRATCH.with(|_| ());
+}
+
 /// One row's norm.
 struct Norm<'a> {
     precision: Precision,
