@@ -122,11 +122,7 @@ pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, '
     }
     let others = workers.split_off(1);
     std::thread::scope(|scope| {
-        let others: Vec<_> = others
-            .into_iter()
-            .zip(1..)
-            .map(|worker| start(scope, run, worker))
-            .collect();
+        let others = start_all(scope, run, others, 1);
         let mut served: Vec<_> = workers.into_iter().map(Worker::serve).collect();
         let join = |started: Started<'_>| started.join().unwrap_or_else(|panic| resume_unwind(panic));
         served.extend(others.into_iter().map(join));
@@ -143,11 +139,7 @@ pub fn serve_beside<'p, 'a, 'r, T>(
 ) -> (T, Vec<std::thread::Result<Served>>) {
     run.queue.join(workers.len());
     std::thread::scope(|scope| {
-        let workers: Vec<_> = workers
-            .into_iter()
-            .zip(0..)
-            .map(|worker| start(scope, run, worker))
-            .collect();
+        let workers = start_all(scope, run, workers, 0);
         let _guard = StopOnPanic(&run.queue);
         let done = beside();
         (done, workers.into_iter().map(Started::join).collect())
@@ -169,14 +161,18 @@ impl Started<'_> {
     }
 }
 
-/// Starts a worker's thread.
-fn start<'scope, 'p: 'scope, 'a: 'scope, 'r: 'scope>(
+/// Starts the workers' threads; `first` is the first one's replica.
+fn start_all<'scope, 'p: 'scope, 'a: 'scope, 'r: 'scope>(
     scope: &'scope Scope<'scope, '_>,
     run: &'p Run<'a, 'r>,
-    (worker, i): (Worker<'p, 'a, 'r>, usize),
-) -> Started<'scope> {
-    let thread = threads::spawn_scoped(scope, format!("getp replica {i}"), || worker.serve());
-    thread.map_or_else(|error| Started::Not(not_started(run, &error)), Started::Thread)
+    workers: Vec<Worker<'p, 'a, 'r>>,
+    first: usize,
+) -> Vec<Started<'scope>> {
+    let start = |(worker, i): (Worker<'p, 'a, 'r>, usize)| {
+        let thread = threads::spawn_scoped(scope, format!("getp replica {i}"), || worker.serve());
+        thread.map_or_else(|error| Started::Not(not_started(run, &error)), Started::Thread)
+    };
+    workers.into_iter().zip(first..).map(start).collect()
 }
 
 /// The result of a worker whose thread could not be started.
