@@ -20,6 +20,7 @@
 // Launch  One block per multiprocessor, WARPS * STAGES * (TILE_BYTES + 8) bytes of dynamic shared memory, the 8 for an
 //         mbarrier.
 #include "attention.h"
+#include "warp.h"
 
 template <int FORMAT_, int STAGES_, int WARPS_> struct Config {
   static constexpr int FORMAT = FORMAT_, STAGES = STAGES_, WARPS = WARPS_;
@@ -99,23 +100,9 @@ template <class C> struct Copies {
 
 // ---- tiles
 
-DEV void load_matrices(u32* r, u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
 DEV void load_transposed(u32* r, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-template <int FORMAT> DEV void mma(float* d, const u32* a, u32 b0, u32 b1) {
-  if (FORMAT == FORMAT_F16)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEV u32 transpose(u32 v) {               // an 8 x 8 block of 16-bit values, two a lane
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));

@@ -92,7 +92,7 @@ type Activations = &'static [(Elements, usize)];
 
 /// A tile of `warpgroups` consumer warpgroups and a producer. `parameters` are the rest of gemm.h's `Tile`: the steps
 /// of its width, blocks of 64 weight rows per warpgroup, k16 steps in a group of wgmma, buffers for their fragments,
-/// and the least width.
+/// and the least width. Where each warp multiplies by itself (by_warps.h), k16s is 0 and buffers is slabs per stage.
 const fn tile(
     ops: Ops,
     weights: &'static [Weights],
@@ -171,9 +171,9 @@ const TILES: &[Tile] = &[
     // Columns: tokens, warpgroups, [step, blocks, k16s, buffers, least]
     //
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
-    // enough, and nearly all of shared memory is copies in flight.
-    single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 4, 1,   8]),
-    single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 4, 1,  32]),
+    // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.
+    single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
+    single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 0, 2,  32]),
     single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),
     single(LAYERS, FAST_F16, 128, 1, &[128, 1, 4, 1, 128]),
     tile(LAYERS, &[W16], FAST_F16, 192, 3, &[32, 1, 2, 1, 32]),
@@ -184,13 +184,13 @@ const TILES: &[Tile] = &[
     single(UNEMBED, FAST_F16,  64, 2, &[ 64, 2, 4, 1,  64]),
     single(UNEMBED, FAST_F16, 128, 2, &[128, 2, 4, 1, 128]),
     tile(UNEMBED, &[W16], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
-    // The experts. Up to 32 tokens the limit is DRAM: many weight blocks per chunk make large copies. From 48 on the
-    // limit is registers: fewer blocks. A second fragment buffer lets decoding overlap with wgmma: with few rows a
-    // warpgroup has one block, whose k16 steps depend on each other, and nothing else hides decoding. Experts' rows are
-    // uneven, so tiles from 48 on have widths in steps of 16 or 32 tokens. A kernel holds a handful of widths before
-    // its registers spill, so a tile leaves the narrower tile's widths to that one.
-    tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 3, 2, 2,  8]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[16, 3, 2, 2, 16]),
+    // The experts. Up to 32 tokens the limit is DRAM: many weight blocks per chunk make large copies. Up to 16 each
+    // warp multiplies by itself. From 48 on the limit is registers: fewer blocks. A second fragment buffer lets
+    // decoding overlap with wgmma. Experts' rows are uneven, so tiles from 48 on have widths in steps of 16 or 32
+    // tokens. A kernel holds a handful of widths before its registers spill, so a tile leaves the narrower tile's
+    // widths to that one.
+    tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 3, 0, 2,  8]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[16, 3, 0, 2, 16]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 1, 2, 32]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  48, 3, &[16, 2, 2, 2, 32]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),

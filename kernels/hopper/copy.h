@@ -23,6 +23,13 @@ DEV void barrier_wait(u32 bar, u32 parity) {
       "@!done bra again; }" ::"r"(bar), "r"(parity) : "memory");
 }
 
+// A consumer's or the producer's position in the ring buffer of stages.
+struct Pipe {
+  u32 base, full, empty;         // shared addresses: stages, mbarriers
+  int stage;
+  u32 phase;
+};
+
 // L2's eviction policy for the lines of a copy.
 DEV u64 evict_first() { u64 p; asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p)); return p; }
 DEV u64 evict_normal() { u64 p; asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p)); return p; }

@@ -5,6 +5,7 @@
 //   EARLY    the kernel may find its work before the predecessor ends (PDL): what it reads for that was written before
 //            the predecessor's own predecessor ended, and the predecessor lets this kernel start only after that (see
 //            gemm.h)
+//   BIAS     there is one
 //   Schedule work distribution, see schedule.h
 //   GREEDY   fused argmax: of all logits that a block computes for a token, only the largest one is stored
 #pragma once
@@ -16,6 +17,7 @@ struct Place {
   const Chunk& chunk;
   int row;                       // the first of two matrix rows, even
   int q;
+  float2 bias;                   // the rows', where the operation has one
   float* best;                   // GreedyLogits: the warp's running argmax of each token of the tile
   int* best_index;
 };
@@ -55,7 +57,7 @@ template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, c
 }
 
 struct Plain {
-  enum : bool { EARLY = false, GREEDY = false };
+  enum : bool { EARLY = false, GREEDY = false, BIAS = true };
   template <int N, int CHUNK> using Schedule = SpreadSchedule<N, CHUNK>;
 };
 // The plan has the number of rows, so it is known early.
@@ -63,13 +65,14 @@ struct OfPlan : Plain {
   enum : bool { EARLY = true };
 };
 struct Unembedding : OfPlan {
+  enum : bool { BIAS = false };
   template <int N, int CHUNK> using Schedule = RasterSchedule<N, CHUNK>;
 };
 
 struct Qkv : OfPlan {
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
-    const float2 bias = bias_pair(a, 0, p.row);
+    const float2 bias = p.bias;
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       *(float2*)(a.out + at) = make_float2(v0 + bias.x, v1 + bias.y);
     });
@@ -83,7 +86,7 @@ struct AttnOut : OfPlan {
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     constexpr int PAIRS = N / 4, BATCH = PAIRS % 8 ? PAIRS : 8;
     if (p.row >= a.n) return;
-    const float2 bias = bias_pair(a, 0, p.row);
+    const float2 bias = p.bias;
     const i64 first = (i64)(p.chunk.row + 2 * p.q) * a.n + p.row;
     const int rows = p.chunk.rows - 2 * p.q;
     const auto token = [](int pair) { return pair / 2 * 8 + pair % 2; };
@@ -119,7 +122,7 @@ struct Mlp2 : Plain {
   enum : bool { EARLY = true };
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
-    const float2 bias = bias_pair(a, p.chunk.group, p.row);
+    const float2 bias = p.bias;
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       if (TERMS == 1) *(u32*)((u16*)a.y + at) = pack_f16(v0 + bias.x, v1 + bias.y);
       else *(float2*)((float*)a.y + at) = make_float2(v0 + bias.x, v1 + bias.y);
@@ -141,7 +144,7 @@ DEV u32 transpose8(u32 v) {
 struct Mlp1 : Plain {
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
-    const float2 bias = bias_pair(a, p.chunk.group, p.row);
+    const float2 bias = p.bias;
     const int token = LANE / 4, feature = p.row / 16 * 8 + 2 * p.q;   // after the transposition
     u16* first = a.tiled + tiled_index(p.chunk.row + token, feature, a.tiled_rows);
 #pragma unroll

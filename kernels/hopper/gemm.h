@@ -5,9 +5,10 @@
 // tokens are B. So few tokens are not padded to 64: wgmma's N goes down to 8.
 //
 //   One block per multiprocessor: `warpgroups` consumer warpgroups, and a producer whose threads issue bulk copies.
-//   A stage of the pipeline is 64 along K: the tile's tokens (one contiguous run of rows of a slab of the tiled layout,
-//     which already has wgmma's swizzle) and the chunk's weight units (contiguous, too). All shared memory but Control
-//     is stages: DRAM's latency times its bandwidth is 33 KB per multiprocessor.
+//   A stage of the pipeline is a slab of 64 along K, or several: the tile's tokens (one contiguous run of rows of a
+//     slab of the tiled layout, which already has wgmma's swizzle) and the chunk's weight units (contiguous, too); of
+//     several slabs all tokens come first. All shared memory but Control is stages: DRAM's latency times its bandwidth
+//     is 33 KB per multiprocessor.
 //   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, over all of K, in
 //     registers.
 //
@@ -20,6 +21,7 @@
 // predecessor is mlp1, therefore knows at once how many rows each expert has, and the dense products have their number
 // of rows from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to wait for the router.
 #pragma once
+#include "by_warps.h"
 #include "epilogue.h"
 #include "instruction.h"
 #include "mxfp4.h"
@@ -28,28 +30,24 @@
 
 // A tile of up to N tokens. wgmma's width is the least of LEAST, LEAST + STEP, .., N that holds them; each width has
 // code of its own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, whose A
-// fragments have BUFFERS buffers. SINGLE: launched for at most N rows in all, which are one tile.
+// fragments have BUFFERS buffers. BY_WARPS (K16S is 0): each warp multiplies by itself (by_warps.h), and a stage is
+// BUFFERS slabs. SINGLE: launched for at most N rows in all, which are one tile.
 template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_, int BUFFERS_, bool SINGLE_, int LEAST_>
 struct Tile {
   enum : int {
     N = N_, STEP = STEP_, LEAST = LEAST_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_, BUFFERS = BUFFERS_
   };
-  enum : bool { SINGLE = SINGLE_ };
+  enum : bool { SINGLE = SINGLE_, BY_WARPS = K16S_ == 0 };
 };
 
 enum : int { MAX_STAGES = 32 };
 // Where rows are few: stages whose weights are requested before the predecessor ends. More of them would delay the
 // predecessor's own accesses: of 4, 8, 12 and all stages, 8 was fastest.
 enum : int { EARLY_STAGES = 8 };
+// Producer threads, each in a warp of its own.
+enum : int { MOST_PRODUCERS = 4 };
 template <bool B> struct Flag { enum : bool { value = B }; };
 template <int N> struct Count { enum : int { value = N }; };
-
-// A consumer's or the producer's position in the ring buffer of stages.
-struct Pipe {
-  u32 base, full, empty;         // shared addresses: stages, mbarriers
-  int stage;
-  u32 phase;
-};
 
 // SHARED_BYTES: the block's dynamic shared memory, stages and Control.
 template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BYTES> struct Gemm {
@@ -59,8 +57,13 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     CONSUMERS = T::WARPGROUPS * 128,
     TERM_BYTES = T::N * SLAB * 2,
     TOKEN_BYTES = TERMS * TERM_BYTES,
-    BLOCK_BYTES = BLOCK_UNITS * Weights::UNIT_BYTES,
-    STAGE_BYTES = (TOKEN_BYTES + CHUNK * Weights::UNIT_BYTES + 1023) / 1024 * 1024,
+    UNIT_BYTES = Weights::UNIT_BYTES,
+    BLOCK_BYTES = BLOCK_UNITS * UNIT_BYTES,
+    NEXT_BLOCK = T::WARPGROUPS * BLOCK_BYTES,              // from a warpgroup's block to its next
+    ELEMENTS = FORMAT,
+    SLABS = T::BY_WARPS ? (int)T::BUFFERS : 1,             // of a stage
+    WEIGHT_BYTES = CHUNK * UNIT_BYTES,
+    STAGE_BYTES = (SLABS * (TOKEN_BYTES + WEIGHT_BYTES) + 1023) / 1024 * 1024,
     BEST_WARPS = Op::GREEDY ? T::WARPGROUPS * 4 : 0,
   };
   struct Control {
@@ -72,10 +75,17 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   enum : int { FITTING = (SHARED_BYTES - (int)sizeof(Control)) / STAGE_BYTES, STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES };
   static_assert(STAGES >= 3, "a pipeline needs stages");
   enum : bool { FILLED = (int)T::N <= 64 };
+  // Where a few tokens are multiplied sooner than one thread can request the next stage, several threads take turns.
+  enum : bool { SEVERAL = T::BY_WARPS || (FILLED && T::SINGLE && (int)T::WARPGROUPS == 1) };
+  static_assert(FILLED || !SEVERAL, "the first stages are filled by lanes of one warp");
+  enum : int { PRODUCERS = !SEVERAL ? 1 : STAGES < MOST_PRODUCERS ? STAGES : MOST_PRODUCERS };
   enum : bool { EARLY = Op::EARLY || T::SINGLE, IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS };
   // setmaxnreg: the producer gives up the registers that consumers gain. A single consumer warpgroup has enough
   // without.
-  enum : int { PRODUCER_REGISTERS = T::WARPGROUPS == 2 ? 24 : 32, CONSUMER_REGISTERS = T::WARPGROUPS == 2 ? 240 : 160 };
+  enum : int {
+    PRODUCER_REGISTERS = T::BY_WARPS ? 56 : T::WARPGROUPS == 2 ? 24 : 32,
+    CONSUMER_REGISTERS = T::BY_WARPS ? 144 : T::WARPGROUPS == 2 ? 240 : 160
+  };
   using Work = typename Op::template Schedule<T::N, CHUNK>;
 
   static DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES); }
@@ -101,7 +111,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     Pipe p = {shared_address(DYNAMIC_SHARED), shared_address(control().full), shared_address(control().empty), 0, 0};
     if (TID >= CONSUMERS) {
       if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
-      if (TID < CONSUMERS + (FILLED ? WAVE : 1)) produce(a, work, p);
+      if (TID < CONSUMERS + (FILLED ? PRODUCERS * WAVE : 1)) produce(a, work, p);
     } else {
       if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
       consume(a, work, p);
@@ -128,38 +138,50 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   }
 
   // ------------------------------------------------------------------------------------------------------ producer
-  static DEV void expect_weights(const Pipe& p, int stage, const Chunk& c) {
-    barrier_expect(p.full + 8 * stage, c.units * Weights::UNIT_BYTES);
+  // A chunk's stages along K, its steps, and the slabs of one of them.
+  static DEV int steps_of(const GemmArgs& a) { return (a.k_blocks + SLABS - 1) / SLABS; }
+  static DEV int slabs_of(const GemmArgs& a, int step) {
+    return SLABS == 1 ? 1 : min((int)SLABS, a.k_blocks - step * SLABS);
   }
-  static DEV void copy_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int k) {
-    const i64 unit = ((i64)c.group * a.k_blocks + k) * (a.row_blocks * BLOCK_UNITS) + c.unit;
-    const u32 bytes = c.units * Weights::UNIT_BYTES, bar = p.full + 8 * stage;
-    bulk_copy(p.base + stage * STAGE_BYTES + TOKEN_BYTES, a.weights + unit * Weights::UNIT_BYTES, bytes, bar, evict_first());
+  static DEV void expect_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int step) {
+    barrier_expect(p.full + 8 * stage, slabs_of(a, step) * c.units * UNIT_BYTES);
+  }
+  static DEV void copy_weights(const GemmArgs& a, const Pipe& p, int stage, const Chunk& c, int step) {
+    const u32 bytes = c.units * UNIT_BYTES, bar = p.full + 8 * stage;
+    const u32 to = p.base + stage * STAGE_BYTES + SLABS * TOKEN_BYTES;
+    const i64 slab = (i64)a.row_blocks * BLOCK_BYTES;
+    const u8* from = a.weights + ((i64)c.group * a.k_blocks + step * SLABS) * slab + c.unit * UNIT_BYTES;
+    for (int i = 0; i < slabs_of(a, step); i++, from += slab)
+      bulk_copy(to + i * WEIGHT_BYTES, from, bytes, bar, evict_first());
   }
 
   // Copies rows up to a multiple of 8. Those beyond the tile's own are other tiles' or experts'; what they yield is not
   // stored.
-  static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int k) {
+  static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int step) {
     const u32 bytes = (c.rows + 7) / 8 * 8 * SLAB * 2, bar = p.full + 8 * p.stage;
-    barrier_arrive_expect(bar, bytes * TERMS);
+    const int slabs = slabs_of(a, step);
+    barrier_arrive_expect(bar, slabs * bytes * TERMS);
     if (bytes == 0) return;
-    for (int term = 0; term < TERMS; term++)
-      bulk_copy(p.base + p.stage * STAGE_BYTES + term * TERM_BYTES, a.input + term * a.in_term + ((i64)k * a.in_rows + c.row) * SLAB,
-                bytes, bar, evict_last());
+    for (int i = 0; i < slabs; i++)
+      for (int term = 0; term < TERMS; term++)
+        bulk_copy(p.base + p.stage * STAGE_BYTES + i * TOKEN_BYTES + term * TERM_BYTES,
+                  a.input + term * a.in_term + ((i64)(step * SLABS + i) * a.in_rows + c.row) * SLAB,
+                  bytes, bar, evict_last());
   }
 
   // Where rows are few (FILLED), each of the first stages is filled by a lane of its own: one lane would issue the
   // copies one after the other. Only early stages get their weights first; in the others weights would delay the
-  // tokens.
+  // tokens. The producers take turns at the steps that follow.
   static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
     Chunk c;
     bool some = work.next(c);
+    const int steps = steps_of(a), warp = PRODUCERS == 1 ? 0 : TID / WAVE - CONSUMERS / WAVE;
     int rows = 0;
-    int first = 0, early = 0;                              // k blocks of the first chunk in flight; with weights alone
+    int first = 0, early = 0;                              // steps of the first chunk in flight; with weights alone
     if constexpr (FILLED) {
-      first = some ? min((int)STAGES, a.k_blocks) : 0;
-      const bool fills = LANE < first, is_early = EARLY && LANE < EARLY_STAGES;
-      if (fills) expect_weights(p, LANE, c);
+      first = some ? min((int)STAGES, steps) : 0;
+      const bool fills = LANE < first && warp == 0, is_early = EARLY && LANE < EARLY_STAGES / SLABS;
+      if (fills) expect_weights(a, p, LANE, c, LANE);
       if (fills && is_early) copy_weights(a, p, LANE, c, LANE);
       if (EARLY) after_predecessor();
       if (T::SINGLE) c.rows = rows = rows_to_copy(a);
@@ -167,20 +189,23 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       if (fills) copy_tokens(a, p, c, LANE);
       if (fills && !is_early) copy_weights(a, p, LANE, c, LANE);
       if (LANE > 0) return;
-      p.stage = first % STAGES;
     } else if (EARLY) {
-      for (; some && early < min((int)STAGES, a.k_blocks); early++)
-        expect_weights(p, early, c), copy_weights(a, p, early, c, early);
+      for (; some && early < min((int)STAGES, steps); early++)
+        expect_weights(a, p, early, c, early), copy_weights(a, p, early, c, early);
       after_predecessor();
       if (T::SINGLE) rows = rows_to_copy(a);
     }
-    p.phase = first < STAGES;                              // the parity of `empty`: the first round does not wait
-    for (; some; some = work.next(c), first = early = 0) {
+    int step = first + warp;
+    p.stage = step % STAGES;
+    p.phase = step / STAGES % 2 ^ 1;                       // the parity of `empty`: the first round does not wait
+    for (; some; some = work.next(c), step = PRODUCERS == 1 ? 0 : step - steps, early = 0) {
       if (T::SINGLE) c.rows = rows;
-      for (int k = first; k < a.k_blocks; k++, advance(p)) {
+      for (; step < steps; step += PRODUCERS) {
         barrier_wait(p.empty + 8 * p.stage, p.phase);
-        if (k >= early) expect_weights(p, p.stage, c), copy_weights(a, p, p.stage, c, k);
-        copy_tokens(a, p, c, k);
+        if (step >= early) expect_weights(a, p, p.stage, c, step), copy_weights(a, p, p.stage, c, step);
+        copy_tokens(a, p, c, step);
+        p.stage += PRODUCERS;
+        if (p.stage >= STAGES) p.stage -= STAGES, p.phase ^= 1;
       }
     }
   }
@@ -206,7 +231,9 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   template <int N> static DEV void pick_tokens(const GemmArgs& a, Pipe& p, const Chunk& c) {
     if constexpr (N < T::N)
       if (c.rows > N) return pick_tokens<(N + T::STEP < T::N ? N + T::STEP : T::N)>(a, p, c);
-    const int blocks = (c.units + BLOCK_UNITS - 1) / BLOCK_UNITS, mine = (blocks - TID / 128 + T::WARPGROUPS - 1) / T::WARPGROUPS;
+    const int blocks = (c.units + BLOCK_UNITS - 1) / BLOCK_UNITS;
+    int mine = (blocks - TID / 128 + T::WARPGROUPS - 1) / T::WARPGROUPS;
+    if (T::BY_WARPS && IS_W16) mine = (c.units - TID / WAVE + T::WARPGROUPS * 4 - 1) / (T::WARPGROUPS * 4);
     pick_blocks<N, T::BLOCKS>(a, p, c, mine);
   }
   // Picks the number of blocks: those that this warpgroup has.
@@ -214,7 +241,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     if (mine == M) compute<N, M>(a, p, c);
     else if constexpr (M > 1) pick_blocks<N, M - 1>(a, p, c, mine);
     else
-      for (int k = 0; k < a.k_blocks; k++, advance(p)) wait_full(p), release(p, p.stage);
+      for (int step = 0; step < steps_of(a); step++, advance(p)) wait_full(p), release(p, p.stage);
   }
 
   template <int N, int M> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
@@ -226,9 +253,17 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     } else {
       float sum[M][N / 2];
       clear(sum);
-      if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum);
-      else multiply_codes<N, M>(a, p, sum);
-      store_all<N, M>(a, c, sum);
+      if constexpr (T::BY_WARPS) {
+        float2 bias[M];
+#pragma unroll
+        for (int m = 0; m < M; m++) bias[m] = bias_of(a, c, m);
+        ByWarps<Gemm, N, M>::multiply(a, p, sum);
+        store_all<N, M>(a, c, sum, bias);
+      } else {
+        if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum);
+        else multiply_codes<N, M>(a, p, sum);
+        store_all<N, M>(a, c, sum);
+      }
     }
   }
 
@@ -239,23 +274,32 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       for (int i = 0; i < COUNT; i++) sum[m][i] = {};
   }
 
-  template <int N, int M, class Sum> static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2]) {
+  // The first of this thread's two rows in its warpgroup's m-th block.
+  static DEV int row_of(const Chunk& c, int m) {
+    const int block = TID / 128 + m * T::WARPGROUPS;
+    return c.unit * Weights::UNIT_ROWS + block * 64 + TID / WAVE % 4 * 16 + LANE / 4 * 2;
+  }
+  static DEV float2 bias_of(const GemmArgs& a, const Chunk& c, int m) {
+    return Op::BIAS ? bias_pair(a, c.group, row_of(c, m)) : make_float2(0.f, 0.f);
+  }
+  // `bias`: loaded before the product, where few tokens leave registers for it.
+  template <int N, int M, class Sum>
+  static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2],
+                            const float2* bias = nullptr) {
     const int wg = TID / 128, warp = TID / WAVE % 4;
 #pragma unroll
     for (int m = 0; m < M; m++) {
       const int block = wg + m * T::WARPGROUPS;
       if (IS_W16 && block * BLOCK_UNITS + warp >= c.units) continue;
-      const int row = c.unit * Weights::UNIT_ROWS + block * 64 + warp * 16 + LANE / 4 * 2;
-      Place place = {c, row, LANE % 4, nullptr, nullptr};
+      Place place = {c, row_of(c, m), LANE % 4, T::BY_WARPS ? bias[m] : bias_of(a, c, m), nullptr, nullptr};
       if (Op::GREEDY) place.best = control().best[TID / WAVE], place.best_index = control().best_index[TID / WAVE];
       Op::template store<N, FORMAT, TERMS>(a, place, sum[m]);
     }
   }
 
-  // A warpgroup's weight blocks of a stage are WARPGROUPS * BLOCK_BYTES apart: the m-th one's descriptor, the first
-  // one's address.
-  static DEV u64 block_of(u64 descriptor, int m) { return descriptor + m * T::WARPGROUPS * BLOCK_BYTES / 16; }
-  static DEV u32 first_block(const Pipe& p) { return p.base + TOKEN_BYTES + TID / 128 * BLOCK_BYTES; }
+  // Of a warpgroup's weight blocks of a stage: the m-th one's descriptor, the first one's address.
+  static DEV u64 block_of(u64 descriptor, int m) { return descriptor + m * NEXT_BLOCK / 16; }
+  static DEV u32 first_block(const Pipe& p) { return p.base + SLABS * TOKEN_BYTES + TID / 128 * BLOCK_BYTES; }
 
   // 16-bit weights: both operands from shared memory. A stage is released once the next one's wgmmas are queued behind
   // its own. Where the pipeline is deep a stage has little to multiply, 80 cycles with eight tokens, and a wait takes
@@ -301,7 +345,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     DEV void load(u32 codes_at, u32 scales_at) {
 #pragma unroll
       for (int m = 0; m < M; m++) {
-        const u32 further = m * T::WARPGROUPS * BLOCK_BYTES;
+        const u32 further = m * NEXT_BLOCK;
         asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(words[m][0]), "=r"(words[m][1]), "=r"(words[m][2]), "=r"(words[m][3]) : "r"(codes_at + further));
         asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(scales_at + further));
