@@ -221,9 +221,9 @@ impl Device {
         assert_eq!(sequences.len(), plan.chunks.len(), "one chunk a sequence");
     }
 
-    /// Requests start in the order they came, every decoding one moves, and prompts are served oldest first. Where
-    /// sequences take turns, a step serves its share of those whose token is known, or of those that were in no step
-    /// that is computed at the same time.
+    /// Requests start in the order they came, every decoding one that has its block moves, and prompts are served
+    /// oldest first. Where sequences take turns, a step serves its share of those whose token is known, or of those
+    /// that were in no step that is computed at the same time.
     fn check_service(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job], sit_out: &HashSet<usize>) {
         let speculate = self.limits.speculate;
         let turns = if speculate {
@@ -247,10 +247,12 @@ impl Device {
                 self.started.insert(place, request);
             }
         }
-        let (decoding, prompts): (Vec<usize>, Vec<usize>) = self
+        let (mut decoding, prompts): (Vec<usize>, Vec<usize>) = self
             .started
             .iter()
             .partition(|&request| self.next[request] >= jobs[*request].prompt.len());
+        let waiting = self.check_waiting(scheduler, jobs);
+        decoding.retain(|request| !waiting.contains(request));
         let mut ready = decoding.clone();
         ready.retain(|request| self.next[request] < jobs[*request].max_positions && !sit_out.contains(request));
         if take_turns {
@@ -279,6 +281,26 @@ impl Device {
             assert_eq!(rest, &prompts[..rest.len()], "prompts are served oldest first");
             assert!(!rest.is_empty() || prompts.is_empty(), "the oldest prompt moves");
         }
+    }
+
+    /// The requests that wait for a block. They are at the end of one, and older requests may still ask for all that are
+    /// free.
+    fn check_waiting(&self, scheduler: &Scheduler, jobs: &[Job]) -> HashSet<usize> {
+        let slots = (0..self.limits.max_batch).filter(|&slot| scheduler.waits_for_block(slot));
+        let waiting: HashSet<_> = slots.filter_map(|slot| scheduler.request(slot)).collect();
+        let mut asked_for = 0;
+        for &request in &self.started {
+            let (next, tokens) = (self.next[&request], self.limits.block_tokens);
+            if waiting.contains(&request) {
+                assert!(self.limits.has_full_layers && next > 0 && next.is_multiple_of(tokens));
+                assert!(
+                    scheduler.free_blocks().full <= asked_for,
+                    "request {request} waits for nothing"
+                );
+            }
+            asked_for += jobs[request].max_positions.div_ceil(tokens) - next.div_ceil(tokens);
+        }
+        waiting
     }
 
     /// The rows are the next tokens of the request.
@@ -813,6 +835,64 @@ fn the_answer_ends_at_the_end_token_or_the_last_step() {
         let tokens = expected;
         assert_eq!(finished, [Finished { request: 3, tokens }]);
     }
+}
+
+/// Nine requests may ask for 36 blocks, and there are 32. All start at once; when the blocks are used up, some wait
+/// until the oldest have ended.
+#[test]
+fn more_run_than_have_room_at_their_longest() {
+    let mut world = World::new(Limits {
+        max_batch: 9,
+        max_logits_rows: 9,
+        full_blocks: 32,
+        ..plain_limits()
+    });
+    for _ in 0..9 {
+        world.submit(Job {
+            prompt: vec![1; 3],
+            max_positions: 64,
+            end_every: 0,
+            host_every: 0,
+        });
+    }
+    let mut rows = Vec::new();
+    while world.step() {
+        rows.push(world.plan.chunks.len());
+    }
+    world.check_idle();
+    world.check_answers();
+    // The oldest three keep a block each, two of the others get one: five end, then four.
+    let expected = [(9, 46), (5, 16), (4, 16)].map(|(rows, steps)| vec![rows; steps]);
+    assert_eq!(rows, expected.concat());
+}
+
+/// Ten requests of four blocks have room at their longest, and eleven start at once. More run if they start one by one.
+#[test]
+fn requests_of_different_ages_have_room_where_others_have_not() {
+    let running = |steps_between: usize| {
+        let mut world = World::new(Limits {
+            max_batch: 30,
+            max_logits_rows: 30,
+            full_blocks: 40,
+            window_blocks: 90,
+            ..plain_limits()
+        });
+        for _ in 0..30 {
+            world.submit(Job {
+                prompt: vec![1; 3],
+                max_positions: 64,
+                end_every: 0,
+                host_every: 0,
+            });
+            (0..steps_between).for_each(|_| assert!(world.step()));
+        }
+        assert!(world.step());
+        let running = world.scheduler.running();
+        world.run();
+        world.check_answers();
+        running
+    };
+    assert_eq!([0, 4].map(running), [11, 15]);
 }
 
 #[test]

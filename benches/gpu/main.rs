@@ -5,12 +5,12 @@
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --shape 120b --group 2 --requests 2200 --overlap
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- draws
-//!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96]
+//!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
 //!
 //! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
 //! every kernel, by events on the device, and whole steps, over batch sizes. `draws` times sampling from whole rows on
-//! the host. `warmup` times `warm_up` from a float32 checkpoint in host memory. Requests are greedy without
-//! `--temperature`, and end tokens are ignored, so that all answers have the given length.
+//! the host. `warmup` times `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory. Requests are
+//! greedy without `--temperature`, and end tokens are ignored, so that all answers have the given length.
 
 #![allow(missing_docs)]
 

@@ -1,13 +1,15 @@
-//! The speed of `warm_up` from a float32 checkpoint in host memory: the rates of packing and of the bus.
+//! The speed of `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory: the rates of packing
+//! and of the bus.
 
 use crate::synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
 use getp::backend::gpu;
 use getp::backend::gpu::weights::WeightSource;
-use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, Values};
+use getp::checkpoint::{Checkpoint, Part, SafetensorsCheckpoint, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
 use getp::error::{Error, Result};
 use rayon::prelude::*;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::time::Instant;
 
 #[derive(clap::Args)]
@@ -15,17 +17,25 @@ pub struct Args {
     /// The most host memory for the checkpoint in GiB; layers that do not fit are left out.
     #[arg(long, default_value_t = 96)]
     host_gib: usize,
+    /// A directory to read instead of making a checkpoint.
+    #[arg(long)]
+    model: Option<PathBuf>,
     /// Number of measurements.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
 }
 
 pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
-    let mut config = args.config();
-    config.n_layers = layers_that_fit(&config, part.host_gib << 30);
     let options = args.options()?;
-    let checkpoint = Copies::new(config)?;
-    println!("{} layers", checkpoint.config.n_layers);
+    let checkpoint: Box<dyn Checkpoint> = match &part.model {
+        Some(directory) => Box::new(SafetensorsCheckpoint::open(directory)?),
+        None => {
+            let mut config = args.config();
+            config.n_layers = layers_that_fit(&config, part.host_gib << 30);
+            Box::new(Copies::new(config)?)
+        }
+    };
+    println!("{} layers", checkpoint.config().n_layers);
     println!(
         "{:<12}{:>9}{:>10}{:>11}{:>12}{:>10}{:>12}",
         "", "seconds", "read GB", "read GB/s", "pack GB/s", "sent GB", "link GB/s"
@@ -33,7 +43,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     for round in 1..=part.repeats {
         let drivers = super::usable(&options)?;
         let start = Instant::now();
-        let replicas = gpu::open::open(drivers, &WeightSource::Checkpoint(&checkpoint), &options)?;
+        let replicas = gpu::open::open(drivers, &WeightSource::Checkpoint(&*checkpoint), &options)?;
         let seconds = start.elapsed().as_secs_f64();
         let report = replicas[0].pack_report();
         let sent = report.sent.ok_or_else(|| anyhow::anyhow!("nothing was sent"))?;

@@ -4,13 +4,14 @@
 //! free, and end at an end token or their last position. Each step feeds one token of every decoding sequence, then
 //! as many prompt tokens as fit the rest of the step, first come, first served (chunked prefill).
 //!
-//! A sequence starts only when all blocks it can ever use are free, and keeps them to its end. So no sequence is ever
-//! preempted, and none waits for a block while holding one: there is no deadlock. [`Limits::check`] requires a row and
-//! a logits row for each running sequence of a step, so that every decoding sequence, and the oldest one in its prompt,
-//! advances in each round of steps: there is no starvation.
+//! A sequence starts with the blocks of its prompt and of its windowed layers, gets blocks of the full layers as it
+//! grows, and keeps them to its end: no sequence is ever preempted. It may have to wait for a block, but only while
+//! older ones advance (`lending.rs` has the rules): there is no deadlock. [`Limits::check`] requires a row and a logits
+//! row for each running sequence of a step, so that every decoding sequence that has its block, and the oldest one in
+//! its prompt, advances in each round of steps: there is no starvation.
 //!
 //! The scheduler touches no device. A step is [`Scheduler::plan`], the replica's `submit`, [`Scheduler::begin`], the
-//! replica's `collect`, sampling, and [`Scheduler::commit`]. A plan changes nothing until `begin`.
+//! replica's `collect`, sampling, and [`Scheduler::commit`]. Until `begin` a plan changes nothing but who holds blocks.
 //!
 //! Up to [`Limits::depth`] steps are in flight, so that the device computes one while the host prepares the next. A
 //! step is then planned before the tokens of the previous step are known, in one of two ways ([`Limits::speculate`]):
@@ -29,6 +30,7 @@
 //! where nobody else has anything to do is a sequence planned before its turn.
 
 mod blocks;
+mod lending;
 mod limits;
 mod sequence;
 
@@ -39,6 +41,7 @@ use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use blocks::BlockPool;
+use lending::{Lending, oldest};
 use sequence::{RESERVED_TOKENS, Sequence};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -72,6 +75,10 @@ pub struct Scheduler {
     limits: Limits,
     full: BlockPool,
     window: BlockPool,
+    /// Who may have blocks of the full layers.
+    lending: Lending,
+    /// Whether blocks were freed, or sequences have grown, since `lending` was counted.
+    stale: bool,
     waiting: VecDeque<Sequence>,
     /// The running sequences by their handle.
     slots: Vec<Option<Sequence>>,
@@ -94,6 +101,8 @@ impl Scheduler {
         Ok(Self {
             full: BlockPool::new(limits.full_blocks as u32, slots)?,
             window: BlockPool::new(limits.window_blocks as u32, slots)?,
+            lending: Lending::new(limits.full_blocks)?,
+            stale: false,
             waiting: VecDeque::new(),
             slots: memory::collect((0..slots).map(|_| None), Purpose::Schedule)?,
             free_slots: memory::collect((0..slots).rev(), Purpose::Schedule)?,
@@ -115,7 +124,7 @@ impl Scheduler {
         let need = self.limits.need(n_prompt, max_positions);
         let tables = [self.full.table(need.full)?, self.window.table(need.window)?];
         self.waiting
-            .push_back(Sequence::new(request, prompt, max_positions, tables));
+            .push_back(Sequence::new(request, prompt, max_positions, need.full, tables));
         Ok(())
     }
 
@@ -147,6 +156,7 @@ impl Scheduler {
 
     /// Whether one more sequence could start at once, after those submitted before.
     pub fn has_room(&mut self, n_prompt: usize, max_positions: usize) -> bool {
+        self.lend();
         self.admit();
         self.waiting.is_empty() && self.fits(n_prompt, max_positions)
     }
@@ -177,6 +187,7 @@ impl Scheduler {
     /// Plans the next step, into a plan with room for it; `false` if there is nothing to do, or nothing before a step
     /// in flight has been committed.
     pub fn plan(&mut self, plan: &mut StepPlan) -> bool {
+        self.lend();
         self.admit();
         plan.clear();
         self.plan_decoding(plan, self.last_step_of_turn());
@@ -192,6 +203,7 @@ impl Scheduler {
     /// Notes that the step planned last is in flight; the next plan continues after it.
     pub fn begin(&mut self, plan: &StepPlan) {
         self.steps += 1;
+        self.stale = true;
         for chunk in &plan.chunks {
             self.under_way[chunk.sequence] += 1;
             if let Some(sequence) = &mut self.slots[chunk.sequence] {
@@ -285,6 +297,12 @@ impl Scheduler {
         self.slots.get(sequence)?.as_ref().map(|sequence| sequence.request)
     }
 
+    /// Whether a slot's sequence cannot be planned before it gets a block of the full layers.
+    pub fn waits_for_block(&self, sequence: usize) -> bool {
+        let sequence = self.slots.get(sequence).and_then(Option::as_ref);
+        sequence.is_some_and(|sequence| sequence.lacks_block(self.limits.block_tokens))
+    }
+
     /// Sequences running.
     pub fn running(&self) -> usize {
         self.running.len()
@@ -315,17 +333,41 @@ impl Scheduler {
                 return;
             };
             let need = self.limits.need(n_prompt, max_positions);
-            self.full.lend(need.full, &mut sequence.full);
+            let first = self.limits.need(n_prompt, n_prompt).full;
+            self.lending.start(first, need.full);
+            self.full.lend(first, &mut sequence.full);
             self.window.lend(need.window, &mut sequence.window);
             self.slots[slot] = Some(sequence);
             self.running.push(slot);
         }
     }
 
-    /// Whether a slot and all blocks that such a sequence can ever use are free.
+    /// Whether a slot is free, and such a sequence may have its first blocks.
     fn fits(&self, n_prompt: usize, max_positions: usize) -> bool {
         let need = self.limits.need(n_prompt, max_positions);
-        !self.free_slots.is_empty() && need.full <= self.full.free() && need.window <= self.window.free()
+        let first = self.limits.need(n_prompt, n_prompt).full;
+        !self.free_slots.is_empty() && need.window <= self.window.free() && self.lending.may_start(first, need.full)
+    }
+
+    /// Gives running sequences the blocks that they lack, as far as they may have them.
+    fn lend(&mut self) {
+        if !std::mem::take(&mut self.stale) {
+            return;
+        }
+        let old = oldest(self.running.len());
+        let more = |&slot: &usize| self.slots[slot].as_ref().map_or(0, Sequence::may_ask_for);
+        let kept = self.running[..old].iter().map(more).sum();
+        self.lending.recount(self.full.free(), kept);
+        for (place, &slot) in self.running.iter().enumerate() {
+            let Some(sequence) = &mut self.slots[slot] else {
+                continue;
+            };
+            if sequence.lacks_block(self.limits.block_tokens) && self.lending.lend(place < old) {
+                self.full.lend(1, &mut sequence.full);
+            }
+            let held = sequence.full.len();
+            self.lending.count(held, held + sequence.may_ask_for());
+        }
     }
 
     /// One row for each decoding sequence that was in no step after `last_step`, at most the step's share of them.
@@ -346,9 +388,11 @@ impl Scheduler {
         }
     }
 
-    /// Decoding sequences.
+    /// Decoding sequences that have the block of their next position.
     fn decoding(&self) -> impl Iterator<Item = (usize, &Sequence)> {
-        self.in_order().filter(|(_, sequence)| sequence.is_decoding())
+        let has_block = |sequence: &Sequence| !sequence.lacks_block(self.limits.block_tokens);
+        self.in_order()
+            .filter(move |(_, sequence)| sequence.is_decoding() && has_block(sequence))
     }
 
     /// Decoding sequences that may be planned.
@@ -463,6 +507,7 @@ impl Scheduler {
     /// written. The slot is reused only when no step in flight has a row of it.
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let mut sequence = self.slots[slot].take()?;
+        self.stale = true;
         self.full.give_back(std::mem::take(&mut sequence.full));
         self.window.give_back(std::mem::take(&mut sequence.window));
         self.running.retain(|&running| running != slot);

@@ -26,15 +26,23 @@ pub(super) struct Sequence {
     pub(super) on_device: bool,
     /// How many of the oldest steps in flight have a row of this sequence that is discarded.
     pub(super) wrong_steps: usize,
-    /// Block table of the full layers, with room for all it will have; empty while waiting.
+    /// Block table of the full layers, with room for all it may have; empty while waiting.
     pub(super) full: Vec<u32>,
+    /// The most blocks that table can have.
+    most_full: usize,
     /// Block table of the windowed layers, a ring of blocks, with room for all it will have; empty while waiting.
     pub(super) window: Vec<u32>,
 }
 
 impl Sequence {
-    /// A sequence that waits; its tables are empty.
-    pub(super) fn new(request: usize, prompt: Vec<u32>, max_positions: usize, [full, window]: [Vec<u32>; 2]) -> Self {
+    /// A sequence that waits; its tables are empty. It may have `most_full` blocks of the full layers.
+    pub(super) fn new(
+        request: usize,
+        prompt: Vec<u32>,
+        max_positions: usize,
+        most_full: usize,
+        [full, window]: [Vec<u32>; 2],
+    ) -> Self {
         Self {
             request,
             n_prompt: prompt.len(),
@@ -46,6 +54,7 @@ impl Sequence {
             on_device: false,
             wrong_steps: 0,
             full,
+            most_full,
             window,
         }
     }
@@ -67,6 +76,16 @@ impl Sequence {
     /// Whether there is a position left to plan. The last one ends the answer whatever is sampled there.
     pub(super) fn has_next(&self) -> bool {
         self.planned < self.max_positions
+    }
+
+    /// How many blocks of the full layers it does not have yet.
+    pub(super) fn may_ask_for(&self) -> usize {
+        self.most_full - self.full.len()
+    }
+
+    /// Whether it has no block for the next position to plan.
+    pub(super) fn lacks_block(&self, block_tokens: usize) -> bool {
+        self.may_ask_for() > 0 && self.has_next() && self.planned / block_tokens >= self.full.len()
     }
 
     /// Whether the next token to feed is still to be sampled, by a step in flight.
