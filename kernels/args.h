@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint f6deb1ef034fb4c0) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint cffd2420463410cf) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -261,6 +261,8 @@ struct RopeStoreArgs {
   int heads;
   int kv_heads;
   int windowed;
+  int paired;         // 1: `qkv` has element i of a head's first half at 2 i, of its second half at 2 i + 1
+  int reserved;
 };
 
 // attention_*: output tiled [terms][heads * head_dim / 64][out_rows][64] in `format`, F16 or BF16; the cache's own
@@ -318,6 +320,15 @@ struct GemmArgs {
   int cols;                     // plain_* only, whose weights are in the wire format: elements of a row
   short weight_format;          // plain_* only: format of the weights, BF16 or F32
   short terms;                  // plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
+  int half;                     // qkv: as in PackArgs; `out` then has element i of a head's first half at 2 i, of its
+                                // second half at 2 i + 1
+  int reserved;
+};
+
+// qkv_store: qkv and rope_store fused, for few rows.
+struct QkvStoreArgs {
+  GemmArgs product;     // `out` is unused
+  RopeStoreArgs store;  // `qkv` is unused
 };
 
 // A row's argmax as the device writes it.
@@ -375,7 +386,8 @@ struct PackArgs {
   int shift;
   int format;                 // format of the activations that the weights will be multiplied with: FORMAT_F16 or
                               // FORMAT_BF16
-  int reserved;
+  int half;                   // half of head_dim, if rows are packed in pairs half a head apart; 0: they are in their
+                              // own order
 };
 
 // synthesize: a tensor in the wire format from a seed, for benchmarks without a checkpoint. BF16 and F32: normally
@@ -445,10 +457,11 @@ SIZE(GatherArgs, 152) AT(GatherArgs, step, 0) AT(GatherArgs, input, 88) AT(Gathe
 SIZE(SortGatherArgs, 280) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 128)
 SIZE(NormRouteArgs, 624) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
   AT(NormRouteArgs, gather, 464) AT(NormRouteArgs, alone, 616) AT(NormRouteArgs, reserved, 620)
-SIZE(RopeStoreArgs, 160) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 88) AT(RopeStoreArgs, cos, 96)
+SIZE(RopeStoreArgs, 168) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 88) AT(RopeStoreArgs, cos, 96)
   AT(RopeStoreArgs, sin, 104) AT(RopeStoreArgs, q, 112) AT(RopeStoreArgs, kv, 120) AT(RopeStoreArgs, page_bytes, 128)
   AT(RopeStoreArgs, head_bytes, 136) AT(RopeStoreArgs, format, 140) AT(RopeStoreArgs, head_dim, 144)
   AT(RopeStoreArgs, heads, 148) AT(RopeStoreArgs, kv_heads, 152) AT(RopeStoreArgs, windowed, 156)
+  AT(RopeStoreArgs, paired, 160) AT(RopeStoreArgs, reserved, 164)
 SIZE(AttentionArgs, 192) AT(AttentionArgs, step, 0) AT(AttentionArgs, q, 88) AT(AttentionArgs, kv, 96)
   AT(AttentionArgs, sinks, 104) AT(AttentionArgs, out, 112) AT(AttentionArgs, partials, 120)
   AT(AttentionArgs, arrived, 128) AT(AttentionArgs, out_term, 136) AT(AttentionArgs, page_bytes, 144)
@@ -456,13 +469,14 @@ SIZE(AttentionArgs, 192) AT(AttentionArgs, step, 0) AT(AttentionArgs, q, 88) AT(
   AT(AttentionArgs, heads, 164) AT(AttentionArgs, kv_heads, 168) AT(AttentionArgs, windowed, 172)
   AT(AttentionArgs, window, 176) AT(AttentionArgs, out_rows, 180) AT(AttentionArgs, terms, 184)
   AT(AttentionArgs, format, 188)
-SIZE(GemmArgs, 144) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
+SIZE(GemmArgs, 152) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
   AT(GemmArgs, rows, 32) AT(GemmArgs, offsets, 40) AT(GemmArgs, out, 48) AT(GemmArgs, tiled, 56)
   AT(GemmArgs, tiled_term, 64) AT(GemmArgs, y, 72) AT(GemmArgs, best, 80) AT(GemmArgs, best_index, 88)
   AT(GemmArgs, groups, 96) AT(GemmArgs, n, 100) AT(GemmArgs, k_blocks, 104) AT(GemmArgs, row_blocks, 108)
   AT(GemmArgs, in_rows, 112) AT(GemmArgs, tiled_rows, 116) AT(GemmArgs, best_rows, 120) AT(GemmArgs, scale, 124)
   AT(GemmArgs, limit, 128) AT(GemmArgs, format, 132) AT(GemmArgs, cols, 136) AT(GemmArgs, weight_format, 140)
-  AT(GemmArgs, terms, 142)
+  AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, reserved, 148)
+SIZE(QkvStoreArgs, 320) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 152)
 SIZE(Greedy, 8) AT(Greedy, token, 0) AT(Greedy, logit, 4)
 SIZE(ArgmaxArgs, 120) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)
   AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116)
@@ -472,7 +486,7 @@ SIZE(RangeArgs, 40) AT(RangeArgs, wire, 0) AT(RangeArgs, result, 8) AT(RangeArgs
   AT(RangeArgs, cols, 28) AT(RangeArgs, format, 32) AT(RangeArgs, reserved, 36)
 SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, members, 16) AT(PackArgs, rows, 20)
   AT(PackArgs, cols, 24) AT(PackArgs, row_blocks, 28) AT(PackArgs, k_blocks, 32) AT(PackArgs, shift, 36)
-  AT(PackArgs, format, 40) AT(PackArgs, reserved, 44)
+  AT(PackArgs, format, 40) AT(PackArgs, half, 44)
 SIZE(SynthesizeArgs, 48) AT(SynthesizeArgs, wire, 0) AT(SynthesizeArgs, tiles, 8) AT(SynthesizeArgs, rows, 16)
   AT(SynthesizeArgs, cols, 20) AT(SynthesizeArgs, seed, 24) AT(SynthesizeArgs, deviation, 28)
   AT(SynthesizeArgs, mean, 32) AT(SynthesizeArgs, exponent, 36) AT(SynthesizeArgs, format, 40)

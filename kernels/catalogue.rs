@@ -96,6 +96,8 @@ operations! {
     AttentionPrefill "attention_prefill",
     /// Queries, keys and values.
     Qkv "qkv",
+    /// [`Op::Qkv`] and [`Op::RopeStore`].
+    QkvStore "qkv_store",
     /// Attention's output projection.
     AttnOut "attn_out",
     /// The experts' first matrix with the gated unit.

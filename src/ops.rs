@@ -125,7 +125,7 @@ pub trait Ops {
     type Routed<'x, 't>;
     /// `[T, H]`: the residual stream after attention's norm.
     type Normed<'m>;
-    /// `[T, D * (Nq + 2 Nkv)]`: queries, keys and values.
+    /// `[T, D * (Nq + 2 Nkv)]`: queries, keys and values; the product may be outstanding.
     type Projected<'m>;
     /// `[T, D * Nq]`: a layer's rotated queries, whose keys and values are in the cache.
     type Queries<'m>;
@@ -155,10 +155,11 @@ pub trait Ops {
         t: &'t mut Self::Buffer,
     ) -> Result<(Self::Settled<'x>, Self::Normed<'t>)>;
 
-    /// `qkv[T, D * (Nq + 2 Nkv)] = t[T, H] w^T + bias`.
+    /// `qkv[T, D * (Nq + 2 Nkv)] = t[T, H] w^T + bias`. A backend that multiplies and [stores](Self::rope_store) at once
+    /// leaves the product outstanding.
     fn qkv<'m>(
         &mut self,
-        t: Self::Normed<'_>,
+        t: Self::Normed<'m>,
         w: &Self::Matrix,
         bias: &Self::Vector,
         qkv: &'m mut Self::Buffer,

@@ -145,6 +145,7 @@ const fn experts(file: &'static str) -> [(Op, &'static str); 2] {
 }
 
 const LAYERS: Ops = &layers("hopper/layers_f16.hip");
+const STORE: Ops = &[(Op::QkvStore, LAYERS[0].1)];
 const UNEMBED: Ops = &unembed("hopper/unembed_f16.hip");
 const EXPERTS: Ops = &[
     (Op::Mlp1, "hopper/mlp1_mxfp4_f16.hip"),
@@ -172,6 +173,8 @@ const TILES: &[Tile] = &[
     //
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
     // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.
+    // Up to 8 rows qkv rotates and stores; with 32 that gains nothing, and with more it takes longer than two kernels.
+    single(STORE,  FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
     single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
     single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 0, 2,  32]),
     single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),

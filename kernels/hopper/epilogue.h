@@ -5,12 +5,16 @@
 //   EARLY    the kernel may find its work before the predecessor ends (PDL): what it reads for that was written before
 //            the predecessor's own predecessor ended, and the predecessor lets this kernel start only after that (see
 //            gemm.h)
-//   BIAS     there is one
+//   Args     the kernel's arguments, of which product_of() are the product's
+//   AHEAD    store_tokens() takes the place of store(): it needs Tokens, too, which are loaded before the product.
+//            Tiles by warps alone
 //   Schedule work distribution, see schedule.h
 //   GREEDY   fused argmax: of all logits that a block computes for a token, only the largest one is stored
 #pragma once
 #include "../gpu/gated.h"
+#include "../rope.h"
 #include "schedule.h"
+#include "w16.h"
 
 // What a thread's accumulators belong to.
 struct Place {
@@ -57,7 +61,13 @@ template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, c
 }
 
 struct Plain {
-  enum : bool { EARLY = false, GREEDY = false, BIAS = true };
+  using Args = GemmArgs;
+  enum : bool { EARLY = false, GREEDY = false, AHEAD = false };
+  DEV static const GemmArgs& product_of(const Args& a) { return a; }
+  DEV static float2 bias(const GemmArgs& a, int group, int row) { return bias_pair(a, group, row); }
+  template <int J> struct Tokens {
+    DEV void load(const GemmArgs&, const Place&) {}
+  };
   template <int N, int CHUNK> using Schedule = SpreadSchedule<N, CHUNK>;
 };
 // The plan has the number of rows, so it is known early.
@@ -65,17 +75,117 @@ struct OfPlan : Plain {
   enum : bool { EARLY = true };
 };
 struct Unembedding : OfPlan {
-  enum : bool { BIAS = false };
+  DEV static float2 bias(const GemmArgs&, int, int) { return make_float2(0.f, 0.f); }
   template <int N, int CHUNK> using Schedule = RasterSchedule<N, CHUNK>;
 };
 
 struct Qkv : OfPlan {
+  // Rows in pairs half a head apart (w16.h) keep that order; a.half is 0 where rows are in their own.
+  DEV static float2 bias(const GemmArgs& a, int group, int row) {
+    if (a.half == 0 || row >= a.n) return bias_pair(a, group, row);
+    const int first = W16::matrix_row(row / W16::UNIT_ROWS * W16::UNIT_ROWS + LANE / 4, a.half);
+    return make_float2(a.bias[first], a.bias[first + a.half]);
+  }
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = p.bias;
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       *(float2*)(a.out + at) = make_float2(v0 + bias.x, v1 + bias.y);
     });
+  }
+};
+
+// Transposes an 8 x 8 matrix of 16-bit elements, row g of which is in lanes 4g .. 4g + 3.
+DEV u32 transpose8(u32 v) {
+  u32 r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
+  return r;
+}
+
+// Queries, keys and values as attention reads them: Qkv and rope_store at once, to the bit, for few tokens. A thread's
+// two rows are elements i and i + head_dim / 2 of one head (w16.h), which it rotates for two tokens. After a
+// transposition, as in Mlp1, it stores two elements of one token, and two half a head further.
+struct QkvStore : Qkv {
+  using Args = QkvStoreArgs;
+  enum : bool { AHEAD = true };
+  DEV static const GemmArgs& product_of(const Args& a) { return a.product; }
+  // The kernel's arguments begin with the product's.
+  DEV static const RopeStoreArgs& store_of(const GemmArgs& a) { return ((const Args&)a).store; }
+
+  // A warp's 16 rows: eight pairs of a head.
+  struct Unit {
+    int head, element;           // of the first pair
+    bool query, value;
+    DEV Unit(const RopeStoreArgs& s, int row) {
+      const int unit = row / W16::UNIT_ROWS, units = s.head_dim / W16::UNIT_ROWS;
+      head = quotient(unit, units), element = (unit - head * units) * 8;
+      query = head < s.heads, value = head >= s.heads + s.kv_heads;
+    }
+  };
+
+  // Of each eight of 8 J tokens: the angles of the two that the thread rotates, and where the one that it stores goes.
+  template <int J> struct Tokens {
+    float cos[J][2], sin[J][2];
+    u16* to[J];                  // NULL: there is no such token
+    int further[J];              // from there to half a head further
+
+    DEV void load(const GemmArgs& a, const Place& p) {
+      const RopeStoreArgs& s = store_of(a);
+      const Unit unit(s, p.row);
+#pragma unroll
+      for (int j = 0; j < J; j++) {
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+          const int token = 8 * j + 2 * p.q + t;
+          cos[j][t] = 1.f, sin[j][t] = 0.f;
+          if (unit.value || token >= p.chunk.rows) continue;
+          const i64 position = s.step.positions[p.chunk.row + token];
+          const i64 angle = position * (s.head_dim / 2) + unit.element + LANE / 4;
+          cos[j][t] = s.cos[angle], sin[j][t] = s.sin[angle];
+        }
+        to[j] = nullptr;
+        const int token = 8 * j + LANE / 4;
+        if (p.row < a.n && token < p.chunk.rows) find(s, unit, p.chunk.row + token, to[j], further[j]);
+      }
+    }
+    DEV static void find(const RopeStoreArgs& s, const Unit& unit, int row, u16*& to, int& further) {
+      const int element = unit.element + LANE % 4 * 2, half = s.head_dim / 2;
+      if (unit.query) {
+        to = (u16*)s.q + ((i64)row * s.heads + unit.head) * s.head_dim + element, further = half;
+        return;
+      }
+      const int position = s.step.positions[row], kv_head = unit.head - s.heads - (unit.value ? s.kv_heads : 0);
+      const i64 page = kv_page(s.step, s.step.chunks[s.step.row_chunk[row]], position, s.windowed);
+      const int at = kv_index(position, element, s.head_dim);
+      to = (u16*)(s.kv + page * s.page_bytes + (i64)kv_head * s.head_bytes) + at;
+      if (unit.value) to += KV_PAGE * s.head_dim;
+      further = kv_index(position, element + half, s.head_dim) - at;
+    }
+  };
+
+  template <int J, int FORMAT>
+  DEV static void store_tokens(const GemmArgs& a, const Place& p, const float* acc, const Tokens<J>& tokens) {
+    const RopeStoreArgs& s = store_of(a);
+    const Unit unit(s, p.row);
+    const float scale = unit.query ? query_scale(s.head_dim) : 1.f;
+    const auto pack = [](const float (&v)[2]) {
+      return FORMAT == FORMAT_F16 ? pack_f16(v[0], v[1]) : pack_bf16(v[0], v[1]);
+    };
+#pragma unroll
+    for (int j = 0; j < J; j++) {
+      float x[2], y[2];
+#pragma unroll
+      for (int t = 0; t < 2; t++) {
+        x[t] = product(acc[4 * j + t], a.scale) + p.bias.x, y[t] = product(acc[4 * j + 2 + t], a.scale) + p.bias.y;
+        if (unit.value) continue;
+        rotate(x[t], y[t], tokens.cos[j][t], tokens.sin[j][t]);
+        x[t] = mul_rn(x[t], scale), y[t] = mul_rn(y[t], scale);
+      }
+      const u32 low = transpose8(pack(x)), high = transpose8(pack(y));
+      if (tokens.to[j] == nullptr) continue;
+      *(u32*)tokens.to[j] = low;
+      *(u32*)(tokens.to[j] + tokens.further[j]) = high;
+    }
   }
 };
 
@@ -129,13 +239,6 @@ struct Mlp2 : Plain {
     });
   }
 };
-
-// Transposes an 8 x 8 matrix of 16-bit elements, row g of which is in lanes 4g .. 4g + 3.
-DEV u32 transpose8(u32 v) {
-  u32 r;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-  return r;
-}
 
 // Gate and up meet in one thread, which so has one feature of two tokens. A 16-byte piece of the tiled output is eight
 // features of one token, from eight lanes. After a transposition a thread has two features of one token, and four lanes

@@ -77,6 +77,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   enum : bool { FILLED = (int)T::N <= 64 };
   // Where a few tokens are multiplied sooner than one thread can request the next stage, several threads take turns.
   enum : bool { SEVERAL = T::BY_WARPS || (FILLED && T::SINGLE && (int)T::WARPGROUPS == 1) };
+  static_assert(T::BY_WARPS || !Op::AHEAD, "what is loaded ahead has registers in tiles by warps alone");
   static_assert(FILLED || !SEVERAL, "the first stages are filled by lanes of one warp");
   enum : int { PRODUCERS = !SEVERAL ? 1 : STAGES < MOST_PRODUCERS ? STAGES : MOST_PRODUCERS };
   enum : bool { EARLY = Op::EARLY || T::SINGLE, IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS };
@@ -254,11 +255,11 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       float sum[M][N / 2];
       clear(sum);
       if constexpr (T::BY_WARPS) {
-        float2 bias[M];
+        Ahead<N> ahead[M];
 #pragma unroll
-        for (int m = 0; m < M; m++) bias[m] = bias_of(a, c, m);
+        for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
         ByWarps<Gemm, N, M>::multiply(a, p, sum);
-        store_all<N, M>(a, c, sum, bias);
+        store_all<N, M>(a, c, sum, ahead);
       } else {
         if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum);
         else multiply_codes<N, M>(a, p, sum);
@@ -279,21 +280,30 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     const int block = TID / 128 + m * T::WARPGROUPS;
     return c.unit * Weights::UNIT_ROWS + block * 64 + TID / WAVE % 4 * 16 + LANE / 4 * 2;
   }
-  static DEV float2 bias_of(const GemmArgs& a, const Chunk& c, int m) {
-    return Op::BIAS ? bias_pair(a, c.group, row_of(c, m)) : make_float2(0.f, 0.f);
+  static DEV Place place_of(const Chunk& c, int m, float2 bias) {
+    return {c, row_of(c, m), LANE % 4, bias, nullptr, nullptr};
   }
-  // `bias`: loaded before the product, where few tokens leave registers for it.
+  // What the epilogue needs, loaded before the product where few tokens leave registers for it.
+  template <int N> struct Ahead {
+    float2 bias;
+    typename Op::template Tokens<N / 8> tokens;
+    DEV void load(const GemmArgs& a, const Chunk& c, int m) {
+      bias = Op::bias(a, c.group, row_of(c, m));
+      tokens.load(a, place_of(c, m, bias));
+    }
+  };
   template <int N, int M, class Sum>
   static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2],
-                            const float2* bias = nullptr) {
+                            const Ahead<N>* ahead = nullptr) {
     const int wg = TID / 128, warp = TID / WAVE % 4;
 #pragma unroll
     for (int m = 0; m < M; m++) {
       const int block = wg + m * T::WARPGROUPS;
       if (IS_W16 && block * BLOCK_UNITS + warp >= c.units) continue;
-      Place place = {c, row_of(c, m), LANE % 4, T::BY_WARPS ? bias[m] : bias_of(a, c, m), nullptr, nullptr};
+      Place place = place_of(c, m, T::BY_WARPS ? ahead[m].bias : Op::bias(a, c.group, row_of(c, m)));
       if (Op::GREEDY) place.best = control().best[TID / WAVE], place.best_index = control().best_index[TID / WAVE];
-      Op::template store<N, FORMAT, TERMS>(a, place, sum[m]);
+      if constexpr (Op::AHEAD) Op::template store_tokens<N / 8, FORMAT>(a, place, sum[m], ahead[m].tokens);
+      else Op::template store<N, FORMAT, TERMS>(a, place, sum[m]);
     }
   }
 
@@ -483,7 +493,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 // Defines a kernel, from a row of the catalogue, whose parameters are those from STEP on. A kernel whose MOST_ROWS is
 // its N is SINGLE.
 #define PRODUCT(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, STEP, BLOCKS, K16S, BUFFERS, LEAST) \
-  KERNEL(NAME, GemmArgs, THREADS, 1, 0) {                                                                                \
+  KERNEL(NAME, Op::Args, THREADS, 1, 0) {                                                                                \
     using T = Tile<N, STEP, THREADS / 128 - 1, BLOCKS, K16S, BUFFERS, MOST_ROWS == N, LEAST>;                            \
-    Gemm<Op, Weights, FORMAT, TERMS, T, SHARED_BYTES>::run(a);                                                           \
+    Gemm<Op, Weights, FORMAT, TERMS, T, SHARED_BYTES>::run(Op::product_of(a));                                           \
   }

@@ -53,10 +53,11 @@ struct ElementsOnWire {
 };
 
 // Thread t packs pieces t, t + PACK_THREADS, .. of the block's 512: row slot piece / 8, position piece % 8.
-template <int FORMAT> DEV void pack_elements(const ElementsOnWire& wire, u8* out, int row, int k, int shift) {
+template <int FORMAT>
+DEV void pack_elements(const ElementsOnWire& wire, u8* out, int row, int k, int shift, int half) {
   const float factor = ldexpf(1.f, shift);
   for (int piece = TID; piece < 64 * 8; piece += PACK_THREADS) {
-    const int slot = piece / 8, from = row + W16::matrix_row(slot), k8 = k + ((piece % 8) ^ (slot % 8)) * 8;
+    const int slot = piece / 8, from = W16::matrix_row(row + slot, half), k8 = k + ((piece % 8) ^ (slot % 8)) * 8;
     u32x4 packed;
     for (int j = 0; j < 8; j += 2) {
       const u16 low = to_16<FORMAT>(wire.get(from, k8 + j) * factor);
@@ -90,7 +91,7 @@ KERNEL(pack_w16, PackArgs, PACK_THREADS, 8, 4) {
   after_predecessor();
   for_each_block(a, W16::BLOCK_BYTES, [&](i64 member, int row, int k, u8* out) {
     const ElementsOnWire wire = {(const u16*)a.wire + member * wire_rows(a.rows) * a.cols, a.rows, a.cols};
-    if (a.format == FORMAT_F16) pack_elements<FORMAT_F16>(wire, out, row, k, a.shift);
-    else pack_elements<FORMAT_BF16>(wire, out, row, k, a.shift);
+    if (a.format == FORMAT_F16) pack_elements<FORMAT_F16>(wire, out, row, k, a.shift, a.half);
+    else pack_elements<FORMAT_BF16>(wire, out, row, k, a.shift, a.half);
   });
 }

@@ -348,7 +348,7 @@ void test_norm_route(int hidden, int n, int k, bool exact, bool alone) {
 
 int kv_elements(int head_dim, int kv_heads) { return kv_heads * 2 * KV_PAGE * head_dim; }
 
-void test_rope(int head_dim, int heads, int kv_heads, int format, bool windowed) {
+void test_rope(int head_dim, int heads, int kv_heads, int format, bool windowed, bool paired) {
   Plan plan(6, 4, 300, 40, 128);
   const int rows = plan.rows(), width = head_dim * (heads + 2 * kv_heads), half = head_dim / 2, bytes = format == FORMAT_F32 ? 4 : 2;
   auto qkv = filled<float>(rows * width, [] { return real(); });
@@ -357,7 +357,7 @@ void test_rope(int head_dim, int heads, int kv_heads, int format, bool windowed)
   Buffer<unsigned char> q(rows * heads * head_dim * bytes);
   const i64 head_bytes = 2 * KV_PAGE * head_dim * bytes + 768, page_bytes = head_bytes * kv_heads;
   Buffer<unsigned char> kv(plan.pages * page_bytes), want_kv = kv, want_q = q;
-  RopeStoreArgs a{plan.step, qkv.data(), cos.data(), sin.data(), q.data(), kv.data(), page_bytes, (int)head_bytes, format, head_dim, heads, kv_heads, windowed};
+  RopeStoreArgs a{plan.step, qkv.data(), cos.data(), sin.data(), q.data(), kv.data(), page_bytes, (int)head_bytes, format, head_dim, heads, kv_heads, windowed, paired};
   LAUNCH(rope_store, rows + 2, 256, a);
   auto put = [&](unsigned char* at, i64 element, float v) {
     if (format == FORMAT_F32) memcpy(at + element * 4, &v, 4);
@@ -369,12 +369,12 @@ void test_rope(int head_dim, int heads, int kv_heads, int format, bool windowed)
     unsigned char* page = want_kv.data() + plan.page(r, p, windowed) * page_bytes;
     for (int h = 0; h < heads + 2 * kv_heads; h++)
       for (int i = 0; i < head_dim; i++) {
-        const float* in = &qkv[r * width + h * head_dim];
+        const auto in = [&](int e) { return qkv[r * width + h * head_dim + (!paired ? e : e < half ? 2 * e : 2 * (e - half) + 1)]; };
         const float c = cos[p * half + i % half], s = sin[p * half + i % half];
-        float v = in[i];
+        float v = in(i);
         if (h < heads + kv_heads) {
-          if (i < half) v = fmaf(in[i], c, -mul_rn(in[i + half], s));
-          else v = fmaf(in[i], c, mul_rn(in[i - half], s));
+          if (i < half) v = fmaf(in(i), c, -mul_rn(in(i + half), s));
+          else v = fmaf(in(i), c, mul_rn(in(i - half), s));
         }
         if (h < heads) put(want_q.data(), ((i64)r * heads + h) * head_dim + i, v * scale);
         else if (h < heads + kv_heads) put(page + (h - heads) * head_bytes, kv_index(p, i, head_dim), v);
@@ -770,7 +770,9 @@ int main(int argc, char** argv) {
   });
   run("rope", [] {
     for (int format : {FORMAT_F16, FORMAT_BF16, FORMAT_F32})
-      for (int w = 0; w < 2; w++) test_rope(64, 8, 2, format, w), test_rope(24, 3, 1, format, w), test_rope(8, 2, 2, format, w), test_rope(128, 4, 1, format, w);
+      for (int w = 0; w < 2; w++)
+        test_rope(64, 8, 2, format, w, false), test_rope(24, 3, 1, format, w, false), test_rope(8, 2, 2, format, w, false), test_rope(128, 4, 1, format, w, false),
+            test_rope(64, 8, 2, format, w, true), test_rope(48, 3, 1, format, w, true);
   });
   run("argmax", [] { for (int c : {1, 100, 3143}) test_argmax(c, false), test_argmax(c, true); });
   run("draw", [] {

@@ -126,18 +126,19 @@ fn pack(target: &Target, kind: Kind) -> PackArgs {
         k_blocks: 45,
         shift: 0,
         format: Format::F16,
-        reserved: 0,
+        half: 0,
     }
 }
 
 fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
     for product in Product::ALL {
-        for kind in [Kind::Mxfp4, Kind::W16].into_iter().chain(WIRE) {
+        for kind in [Kind::Mxfp4, Kind::W16, Kind::Heads].into_iter().chain(WIRE) {
             let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
             // Only experts are MXFP4, and there is no fused argmax for weights in the wire format.
             let is_not = match kind {
                 Kind::Mxfp4 => !experts,
                 Kind::W16 => false,
+                Kind::Heads => product != Product::Qkv || target.qkv_kind(config, false) != kind,
                 Kind::Wire(_) => product == Product::Greedy,
             };
             if is_not {

@@ -359,6 +359,9 @@ shared! {
             heads: i32,
             kv_heads: i32,
             windowed: i32,
+            /// 1: `qkv` has element i of a head's first half at 2 i, of its second half at 2 i + 1
+            paired: i32,
+            reserved: i32,
         }
 
         /// attention_*: output tiled `[terms][heads * head_dim / 64][out_rows][64]` in `format`, F16 or BF16; the
@@ -435,6 +438,19 @@ shared! {
             weight_format: i16,
             /// plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
             terms: i16,
+            /// qkv: as in PackArgs; `out` then has element i of a head's first half at 2 i, of its second half at
+            /// 2 i + 1
+            half: i32,
+            reserved: i32,
+        }
+
+        /// qkv_store: qkv and rope_store fused, for few rows.
+        #[derive(NoUninit)]
+        QkvStoreArgs {
+            /// `out` is unused
+            product: GemmArgs,
+            /// `qkv` is unused
+            store: RopeStoreArgs,
         }
 
         /// A row's argmax as the device writes it.
@@ -513,7 +529,8 @@ shared! {
             shift: i32,
             /// format of the activations that the weights will be multiplied with: FORMAT_F16 or FORMAT_BF16
             format: Format,
-            reserved: i32,
+            /// half of head_dim, if rows are packed in pairs half a head apart; 0: they are in their own order
+            half: i32,
         }
 
         /// synthesize: a tensor in the wire format from a seed, for benchmarks without a checkpoint. BF16 and F32:

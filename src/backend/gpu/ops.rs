@@ -8,9 +8,10 @@ pub mod inspect;
 
 use super::args::{
     ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, Greedy, NormArgs,
-    NormRouteArgs, PARTIAL_FLOATS, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step, StepHeader,
-    UploadArgs,
+    NormRouteArgs, PARTIAL_FLOATS, QkvStoreArgs, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step,
+    StepHeader, UploadArgs,
 };
+use super::catalogue::Op;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::kv::KvCache;
@@ -177,6 +178,24 @@ impl Routed<'_> {
     pub fn memory(&mut self) -> &mut ResidualMemory {
         self.memory
     }
+}
+
+/// Queries, keys and values before their rotation.
+pub struct Projected<'m> {
+    qkv: &'m Buffer,
+    /// Whether the elements of a head are in pairs.
+    paired: bool,
+    /// The product, if the kernel that multiplies also rotates and stores.
+    outstanding: Option<Multiplication<'m>>,
+}
+
+/// A product that is not queued yet.
+struct Multiplication<'m> {
+    launch: Launch,
+    args: GemmArgs,
+    cost: Cost,
+    /// As long as it is borrowed it is not overwritten.
+    _input: &'m Buffer,
 }
 
 /// Rotated queries, in 16 bits with attention's factor.
@@ -442,7 +461,7 @@ impl GpuOps {
         }
     }
 
-    /// A product whose epilogue's fields `epilogue` fills in.
+    /// Queues a product whose epilogue's fields `epilogue` fills in.
     fn gemm(
         &mut self,
         product: Product,
@@ -451,6 +470,13 @@ impl GpuOps {
         rows: TypedPtr<i32>,
         epilogue: impl FnOnce(&mut GemmArgs),
     ) -> Result<()> {
+        let (launch, mut args) = self.product(product, w, input, rows)?;
+        epilogue(&mut args);
+        self.launch(launch, &args)
+    }
+
+    /// A product, but for its epilogue's fields.
+    fn product(&self, product: Product, w: &Matrix, input: &Buffer, rows: TypedPtr<i32>) -> Result<(Launch, GemmArgs)> {
         let most = match product {
             Product::Mlp1 | Product::Mlp2 => self.shape.rows * self.config.experts_per_token,
             Product::Greedy | Product::Logits => self.shape.logits_rows,
@@ -461,7 +487,7 @@ impl GpuOps {
             Kind::Wire(format) => format as i16,
             _ => 0,
         };
-        let mut args = GemmArgs {
+        let args = GemmArgs {
             weights: w.bytes.values(),
             bias: TypedPtr::NULL,
             input: input.terms(),
@@ -487,9 +513,10 @@ impl GpuOps {
             cols: w.cols as i32,
             weight_format,
             terms: self.numbers.terms as i16,
+            half: 0,
+            reserved: 0,
         };
-        epilogue(&mut args);
-        self.launch(launch, &args)
+        Ok((launch, args))
     }
 
     /// Rows of the step on the device.
@@ -810,7 +837,7 @@ impl Ops for GpuOps {
     type Settled<'x> = Settled<'x>;
     type Routed<'x, 't> = Routed<'x>;
     type Normed<'m> = &'m Buffer;
-    type Projected<'m> = &'m Buffer;
+    type Projected<'m> = Projected<'m>;
     type Queries<'m> = Queries<'m>;
     type Attended<'m> = &'m Buffer;
     type Gated<'m> = &'m Buffer;
@@ -862,16 +889,30 @@ impl Ops for GpuOps {
         Ok((Settled { memory }, t))
     }
 
-    fn qkv<'m>(&mut self, t: &Buffer, w: &Matrix, bias: &Vector, qkv: &'m mut Buffer) -> Result<&'m Buffer> {
+    fn qkv<'m>(&mut self, t: &'m Buffer, w: &Matrix, bias: &Vector, qkv: &'m mut Buffer) -> Result<Projected<'m>> {
         let (rows, out, bias) = (self.rows(), qkv.floats(), bias.values());
         let cost = self.product_cost(Product::Qkv, w);
-        self.timed(Stage::Qkv, cost, |ops| {
-            ops.gemm(Product::Qkv, w, t, rows, |args| {
-                args.bias = bias;
-                args.out = out;
+        let paired = w.kind == Kind::Heads;
+        let (launch, mut args) = self.product(Product::Qkv, w, t, rows)?;
+        args.bias = bias;
+        args.half = if paired { self.config.head_dim as i32 / 2 } else { 0 };
+        let outstanding = if launch.kernel.op == Op::QkvStore {
+            Some(Multiplication {
+                launch,
+                args,
+                cost,
+                _input: t,
             })
-        })?;
-        Ok(qkv)
+        } else {
+            args.out = out;
+            self.timed(Stage::Qkv, cost, |ops| ops.launch(launch, &args))?;
+            None
+        };
+        Ok(Projected {
+            qkv,
+            paired,
+            outstanding,
+        })
     }
 
     fn rope_store<'m>(
@@ -884,7 +925,7 @@ impl Ops for GpuOps {
         let c = &self.config;
         let args = RopeStoreArgs {
             step: self.step,
-            qkv: qkv.floats(),
+            qkv: qkv.qkv.floats().only_if(qkv.outstanding.is_none()),
             cos: self.workspace.cos.values(),
             sin: self.workspace.sin.values(),
             q: self.workspace.q.values().void(),
@@ -896,15 +937,26 @@ impl Ops for GpuOps {
             heads: c.n_attn_heads as i32,
             kv_heads: c.n_kv_heads as i32,
             windowed: i32::from(c.is_windowed(layer)),
+            paired: i32::from(qkv.paired),
+            reserved: 0,
         };
+        let queries = Queries {
+            at: args.q,
+            layer,
+            _qkv: qkv.qkv,
+        };
+        if let Some(product) = qkv.outstanding {
+            let args = QkvStoreArgs {
+                product: product.args,
+                store: args,
+            };
+            self.timed(Stage::Qkv, product.cost, |ops| ops.launch(product.launch, &args))?;
+            return Ok(queries);
+        }
         let bytes = plan.rows() * c.qkv_dim() * (4 + self.numbers.kv.bytes());
         let launch = self.context.target.rope_store(self.shape.rows);
         self.timed(Stage::RopeStore, moved(bytes), |ops| ops.launch(launch, &args))?;
-        Ok(Queries {
-            at: args.q,
-            layer,
-            _qkv: qkv,
-        })
+        Ok(queries)
     }
 
     fn attention<'m>(

@@ -11,6 +11,8 @@ pub enum Kind {
     Mxfp4,
     /// 16 bits a value, packed for the matrix cores.
     W16,
+    /// The same, the rows in pairs half a head apart.
+    Heads,
     /// The wire format: float32 matrices, and matrices whose rows are looked up one by one.
     Wire(args::Format),
 }

@@ -342,8 +342,13 @@ impl Common {
     }
 }
 
+/// Whether these options ask for `exact`.
+pub fn is_exact(options: &Options) -> bool {
+    options.precision == Some(Precision::Exact)
+}
+
 fn numbers(options: &Options, format: args::Format) -> Numbers {
-    let exact = options.precision == Some(Precision::Exact);
+    let exact = is_exact(options);
     let terms = match (exact, format) {
         (false, _) => 1,
         (true, args::Format::Bf16) => 3,

@@ -159,6 +159,15 @@ impl Target {
         (smallest + shift >= low).then_some(shift)
     }
 
+    /// How 16-bit weights of queries, keys and values are packed.
+    pub fn qkv_kind(&self, config: &ModelConfig, exact: bool) -> Kind {
+        if !exact && self.family.pairs_heads(config.head_dim) {
+            Kind::Heads
+        } else {
+            Kind::W16
+        }
+    }
+
     /// A packed matrix in row blocks: for each and each 64 K, MXFP4 as codes and one scale for each 32.
     pub fn packed(&self, kind: Kind, rows: usize, cols: usize) -> PackedShape {
         let block_rows = self.family.block_rows();
@@ -187,10 +196,16 @@ impl Target {
             return Ok(self.plain_gemm(shape));
         }
         let (weights, terms) = (weights(shape.kind), shape.terms);
-        let kernels: Vec<_> = self
-            .kernels(shape.product.op(), Some(elements(shape.format)))
-            .filter(|kernel| kernel.weights == Some(weights) && kernel.terms == terms)
-            .collect();
+        let made_for = |op| {
+            self.kernels(op, Some(elements(shape.format)))
+                .filter(move |kernel| kernel.weights == Some(weights) && kernel.terms == terms)
+        };
+        let mut kernels: Vec<_> = made_for(shape.product.op()).collect();
+        if shape.kind == Kind::Heads {
+            // Where a kernel that stores them takes so many rows, it is faster.
+            let storing = made_for(Op::QkvStore).filter(|kernel| shape.rows <= kernel.most_rows);
+            kernels.splice(..0, storing);
+        }
         if kernels.is_empty() {
             return Err(self.lacks(shape));
         }
@@ -232,7 +247,7 @@ fn elements(format: args::Format) -> Elements {
 fn weights(kind: Kind) -> Weights {
     match kind {
         Kind::Mxfp4 => Weights::Mxfp4,
-        Kind::W16 => Weights::W16,
+        Kind::W16 | Kind::Heads => Weights::W16,
         Kind::Wire(_) => unreachable!("the wire's form has kernels of its own"),
     }
 }

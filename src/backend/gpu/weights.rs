@@ -107,15 +107,15 @@ pub struct Loaded {
     pub report: PackReport,
 }
 
-/// Loads on each device the weights it is to hold.
-pub fn load(shares: &[Share<'_>], source: &WeightSource<'_>) -> Result<Loaded> {
+/// Loads on each device the weights it is to hold, for `exact` products or for those of `fast`.
+pub fn load(shares: &[Share<'_>], source: &WeightSource<'_>, exact: bool) -> Result<Loaded> {
     let start = Instant::now();
-    let loaded = load_as(shares, source, args::Format::F16).or_else(|stop| {
+    let loaded = load_as(shares, source, args::Format::F16, exact).or_else(|stop| {
         let name = stop.too_wide()?;
         report::line(format_args!(
             "{name}: its range is too wide for FP16; activations and the KV cache are BF16"
         ));
-        load_as(shares, source, args::Format::Bf16).or_else(|stop| {
+        load_as(shares, source, args::Format::Bf16, exact).or_else(|stop| {
             let name = stop.too_wide()?;
             Err(Error::Internal(format!("{name} fits neither FP16 nor BF16")))
         })
@@ -148,7 +148,7 @@ impl Stop {
     }
 }
 
-fn load_as(shares: &[Share<'_>], source: &WeightSource<'_>, format: args::Format) -> Result<Loaded, Stop> {
+fn load_as(shares: &[Share<'_>], source: &WeightSource<'_>, format: args::Format, exact: bool) -> Result<Loaded, Stop> {
     let order = order(shares, source.config())?;
     let contexts = memory::collect(shares.iter().map(|share| share.context), Purpose::Checkpoint)?;
     let loader = Loader {
@@ -156,6 +156,7 @@ fn load_as(shares: &[Share<'_>], source: &WeightSource<'_>, format: args::Format
         order: &order,
         source,
         format,
+        exact,
         report: PackReport::default(),
         wires: shares.iter().map(|_| None).collect(),
         staging: None,
@@ -242,6 +243,7 @@ struct Loader<'a> {
     order: &'a [usize],
     source: &'a WeightSource<'a>,
     format: args::Format,
+    exact: bool,
     report: PackReport,
     /// A buffer per device for a tensor in the wire format, as large as the largest of its tensors so far.
     wires: Vec<Option<DeviceBuffer>>,
@@ -437,10 +439,11 @@ impl<'a> Loader<'a> {
         let Some(shift) = self.shift(context, wire)? else {
             return Err(Stop::TooWide(id.place().0.name()));
         };
-        let kind = if wire.format == WeightFormat::Mxfp4 {
-            Kind::Mxfp4
-        } else {
-            Kind::W16
+        let config = self.source.config();
+        let kind = match (wire.format, id) {
+            (WeightFormat::Mxfp4, _) => Kind::Mxfp4,
+            (_, TensorId::Qkv { .. }) => context.target.qkv_kind(config, self.exact),
+            _ => Kind::W16,
         };
         let packed = context.target.packed(kind, wire.rows, wire.cols);
         let bytes = DeviceBuffer::new(&context.driver, wire.members * packed.bytes)?;
@@ -454,7 +457,11 @@ impl<'a> Loader<'a> {
             k_blocks: wire.cols.div_ceil(SLAB) as i32,
             shift,
             format: self.format,
-            reserved: 0,
+            half: if kind == Kind::Heads {
+                config.head_dim as i32 / 2
+            } else {
+                0
+            },
         };
         let launch = context.target.pack(kind, &pack)?;
         // SAFETY: the wire buffer holds all tiles of the tensor, `bytes` is as large as its packed form.
@@ -525,7 +532,7 @@ impl Load for Loader<'_> {
             out.push(self.arrange(device, wire, ids[0])?);
         }
         let name = match out.first().map(|m| m.kind) {
-            Some(Kind::W16) if self.format == args::Format::F16 => "F16",
+            Some(Kind::W16 | Kind::Heads) if self.format == args::Format::F16 => "F16",
             _ => wire.format.name(),
         };
         let bytes = out.first().map_or(0, |m| m.bytes.bytes());

@@ -57,6 +57,11 @@ impl Family for Hopper {
         rows.is_multiple_of(2)
     }
 
+    /// A unit of weights, 16 rows, is eight pairs of one head.
+    fn pairs_heads(&self, head_dim: usize) -> bool {
+        head_dim.is_multiple_of(16)
+    }
+
     /// wgmma's height.
     fn block_rows(&self) -> usize {
         64
@@ -156,7 +161,14 @@ mod tests {
     };
 
     fn shape_20b(product: Product, rows: usize, format: args::Format, terms: usize) -> GemmShape {
-        GemmShape::of_20b(product, rows, format, terms, 64)
+        let shape = GemmShape::of_20b(product, rows, format, terms, 64);
+        match (product, terms) {
+            (Product::Qkv, 1) => GemmShape {
+                kind: Kind::Heads,
+                ..shape
+            },
+            _ => shape,
+        }
     }
 
     #[test]
@@ -173,7 +185,7 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "1 qkv_w16_f16x1_n8 256",
+                "1 qkv_store_w16_f16x1_n8 256",
                 "1 attn_out_w16_f16x1_n8 256",
                 "1 mlp1_mxfp4_f16x1_n8 512",
                 "1 mlp2_mxfp4_f16x1_n8 512",

@@ -41,6 +41,12 @@ pub trait Family: Debug + Sync {
         true
     }
 
+    /// Whether rows of heads of this width are packed in pairs half a head apart, as
+    /// [`Op::QkvStore`](catalogue::Op::QkvStore) takes them.
+    fn pairs_heads(&self, _head_dim: usize) -> bool {
+        false
+    }
+
     /// Weight rows of a row block.
     fn block_rows(&self) -> usize;
 

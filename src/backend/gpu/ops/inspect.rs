@@ -1,7 +1,7 @@
 //! What lies in device memory, as float32 on the host, and stale values put there: for tests and tools. All of it waits for
 //! the device.
 
-use super::{Buffer, GpuOps, KvCache, Routes, y_format};
+use super::{Buffer, GpuOps, KvCache, Projected, Routes, y_format};
 use crate::backend::gpu::args::{Format, KV_PAGE, SLAB};
 use crate::backend::gpu::driver::DevicePtr;
 use crate::backend::gpu::memory::{DeviceBuffer, to_host};
@@ -99,6 +99,24 @@ impl GpuOps {
                 .fold(0.0, |rest, term| term[at] + later * rest)
         };
         Ok((0..rows * width).map(|i| value(i / width, i % width)).collect())
+    }
+
+    /// The first rows of queries, keys and values before their rotation, unless the product is outstanding.
+    pub fn projected(&self, qkv: &Projected<'_>, rows: usize) -> Result<Option<Vec<f32>>> {
+        if qkv.outstanding.is_some() {
+            return Ok(None);
+        }
+        let mut values = self.read(qkv.qkv, rows, self.config.qkv_dim())?;
+        if qkv.paired {
+            for head in values.chunks_exact_mut(self.config.head_dim) {
+                let pairs = head.to_vec();
+                let (first, second) = head.split_at_mut(pairs.len() / 2);
+                for (i, pair) in pairs.chunks_exact(2).enumerate() {
+                    (first[i], second[i]) = (pair[0], pair[1]);
+                }
+            }
+        }
+        Ok(Some(values))
     }
 
     /// Writes the first rows of a float32 buffer.
