@@ -6,8 +6,10 @@
 //! one value is not exact, the whole tensor is packed in a wider format; tiles that were packed before it are widened
 //! from their packed form, so each page of the checkpoint is read once, except for the tile with that value.
 
+mod print;
 mod report;
 
+pub use print::print_of;
 pub use report::{PackReport, PackedKind, Sent};
 
 use crate::checkpoint::{Columns, Part, Tensor, Values};
@@ -19,8 +21,9 @@ use crate::simd::{Kernel, Level, Simd};
 use crate::tensors::{Holds, TensorId};
 use memmap2::{Advice, MmapMut};
 use once_cell::sync::OnceCell;
+use print::Print;
 use rayon::prelude::*;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The format of packed values, from the narrowest to the widest.
@@ -150,6 +153,8 @@ pub struct Packed {
     pub misfit: Option<String>,
     /// Values that are infinite or NaN, if there are any.
     pub non_finite: Option<NonFinite>,
+    /// A fingerprint of the values, whatever their layout.
+    pub print: u64,
     /// Euclidean norms of the first member's rows, `[tiles][32]`, for a backend that bounds the error of products.
     /// Computed when first needed.
     pub row_norms: OnceCell<Vec<[f32; 32]>>,
@@ -254,6 +259,7 @@ fn attempt(
         bytes,
         misfit: found.misfit,
         non_finite: found.non_finite,
+        print: found.print,
         row_norms: OnceCell::new(),
     };
     Ok(Attempt {
@@ -278,6 +284,7 @@ fn encode_tiles(
     let tiles = rows.div_ceil(layout.tile_rows());
     let findings = Mutex::new(Findings::default());
     let stop = AtomicBool::new(false);
+    let print = AtomicU64::new(0);
     let level = Level::detect();
     bytes
         .par_chunks_mut(layout.tile_bytes(format, cols))
@@ -309,9 +316,11 @@ fn encode_tiles(
             scratch.make_room(format, n, cols)?;
             let found = level.run(EncodeRows {
                 source: &source,
+                place: (i / tiles * rows + first_row) as u64,
                 format,
                 scratch,
             });
+            print.fetch_add(found.print, Ordering::Relaxed);
             if found.needs.is_none() {
                 layout.write(scratch.rows(format), cols, tile);
                 *done = true;
@@ -338,7 +347,10 @@ fn encode_tiles(
             }
             Ok(())
         })?;
-    Ok(findings.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(Findings {
+        print: print.into_inner(),
+        ..findings.into_inner().unwrap_or_else(PoisonError::into_inner)
+    })
 }
 
 /// What was found while packing tiles.
@@ -350,6 +362,9 @@ pub struct Findings {
     pub misfit: Option<String>,
     /// Values that are infinite or NaN, among those that were checked: all, if `needs` is `None`.
     pub non_finite: Option<NonFinite>,
+    /// A fingerprint of the tiles' values, the same for any layout; valid if `needs` is `None`. That of several parts of a
+    /// tensor is their sum.
+    pub print: u64,
 }
 
 /// Values that are infinite or NaN.
@@ -500,12 +515,16 @@ struct Encoded {
     misfit: Option<Place>,
     /// With rows counted in the tile.
     non_finite: Option<NonFinite>,
+    /// See [`Findings::print`].
+    print: u64,
 }
 
 /// Encodes all rows of `source` into the scratch memory of `format`, which is large enough, up to the first row with a
 /// value that is not exact.
 struct EncodeRows<'a, 'b> {
     source: &'a Tensor<'b>,
+    /// The number of the first row, counted over all members.
+    place: u64,
     format: WeightFormat,
     scratch: &'a mut Scratch,
 }
@@ -517,6 +536,7 @@ impl Kernel for EncodeRows<'_, '_> {
     fn run<S: Simd>(self, _: S) -> Encoded {
         let Self {
             source,
+            place,
             format,
             scratch,
         } = self;
@@ -534,9 +554,9 @@ impl Kernel for EncodeRows<'_, '_> {
                 let fits = match format {
                     WeightFormat::Mxfp4 => {
                         let blocks = at.start / MXFP4_BLOCK..at.end / MXFP4_BLOCK;
-                        encode_mxfp4(floats, &mut scratch.codes[at], &mut scratch.scales[blocks])
+                        encode_mxfp4(floats, &mut scratch.codes[at.clone()], &mut scratch.scales[blocks])
                     }
-                    WeightFormat::Bf16 => encode_bf16(floats, &mut scratch.halves[at]),
+                    WeightFormat::Bf16 => encode_bf16(floats, &mut scratch.halves[at.clone()]),
                     WeightFormat::F32 => true,
                 };
                 if !fits {
@@ -545,6 +565,16 @@ impl Kernel for EncodeRows<'_, '_> {
                     out.misfit.get_or_insert((row, col, floats[col]));
                     return out;
                 }
+                let mut print = Print::new();
+                match format {
+                    WeightFormat::Mxfp4 => {
+                        print.add(&scratch.codes[at.clone()]);
+                        print.add(&scratch.scales[at.start / MXFP4_BLOCK..at.end / MXFP4_BLOCK]);
+                    }
+                    WeightFormat::Bf16 => print.add(bytemuck::cast_slice(&scratch.halves[at])),
+                    WeightFormat::F32 => print.add(bytemuck::cast_slice(floats)),
+                }
+                out.print = out.print.wrapping_add(print.at(place + row as u64));
                 row += 1;
             }
         }

@@ -7,7 +7,7 @@ use getp::backend::cpu::{Tiles, load};
 use getp::checkpoint::{Checkpoint, Columns, Element, Part, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
 use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
-use getp::weights::{Layout, Packed, RowMajor, WeightFormat, pack};
+use getp::weights::{Layout, Packed, RowMajor, WeightFormat, pack, pack_tiles};
 use half::bf16;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
@@ -94,6 +94,51 @@ fn every_format_and_layout_gives_back_the_bits() {
             }
         }
     }
+}
+
+/// Processes compare it, whatever their devices' layouts.
+#[test]
+fn the_fingerprint_depends_on_values_and_places_alone() {
+    let (rows, cols) = (70, 64);
+    let mut rng = ChaCha8Rng::seed_from_u64(8);
+    let members: Vec<_> = (0..2)
+        .map(|_| draw(&mut rng, WeightFormat::Mxfp4, rows * cols))
+        .collect();
+    let swapped = [members[1].clone(), members[0].clone()];
+    let mut negated = members.clone();
+    negated[1][rows * cols - 1] *= -1.0;
+    let mut wide = members.clone();
+    wide[1][rows * cols - 1] = 1.0 / 3.0;
+    let mut prints = Vec::new();
+    for members in [&members[..], &swapped, &negated, &wide] {
+        // The last one's tiles are packed three times, each time wider.
+        let print = pack_f32(members, cols, WeightFormat::Mxfp4, &Tiles { gated: false }).print;
+        let of_gated = pack_f32(members, cols, WeightFormat::Mxfp4, &Tiles { gated: true }).print;
+        assert_eq!(print, of_gated);
+        assert!(!prints.contains(&print), "{prints:?}");
+        prints.push(print);
+    }
+    let as_f32 = pack_f32(&wide, cols, WeightFormat::F32, &RowMajor).print;
+    assert_eq!(as_f32, prints[3]);
+    // In parts, as for GPUs.
+    let bytes: Vec<_> = members.iter().map(|m| to_bytes(m)).collect();
+    let values = bytes.iter().map(|bytes| Values::F32(bytes));
+    let tensors: Vec<_> = values
+        .map(|values| Tensor {
+            rows,
+            cols,
+            parts: vec![Part { rows, values }],
+        })
+        .collect();
+    let layout = Tiles { gated: false };
+    let mut buffer = vec![0; 2 * layout.tile_bytes(WeightFormat::Mxfp4, cols)];
+    let mut part = |first| pack_tiles(&tensors, WeightFormat::Mxfp4, &layout, first, &mut buffer);
+    let parts: Vec<u64> = [0, 2, 4]
+        .map(&mut part)
+        .into_iter()
+        .map(|found| found.unwrap().print)
+        .collect();
+    assert_eq!(parts.iter().fold(0u64, |sum, part| sum.wrapping_add(*part)), prints[0]);
 }
 
 #[test]

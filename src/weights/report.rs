@@ -1,6 +1,7 @@
 //! The formats and sizes of packed weights, and the time of packing, for the lines that `warm_up` prints.
 
 use super::NonFinite;
+use super::print::Print;
 use crate::tensors::{Field, TensorId};
 
 /// The packed tensors of one kind, in all layers.
@@ -23,6 +24,8 @@ pub struct PackReport {
     pub kinds: Vec<PackedKind>,
     /// A line for each tensor with values that are infinite or NaN: its name, how many, and the place of the first one.
     pub non_finite: Vec<String>,
+    /// A fingerprint of all weights' values, the same for any backend and any number of threads.
+    pub print: u64,
     /// Bytes read from the checkpoint.
     pub read_bytes: u64,
     /// Seconds of packing and copying to the device.
@@ -43,8 +46,8 @@ pub struct Sent {
 }
 
 impl PackReport {
-    /// Adds a layer's tensors of one kind to the kind's line, where the first remark stands for all, and a line for values
-    /// that are not finite.
+    /// Adds a layer's tensors of one kind to the kind's line, where the first remark stands for all, a line for values that
+    /// are not finite, and the tensors' fingerprint.
     pub fn note(
         &mut self,
         ids: &[TensorId],
@@ -52,9 +55,16 @@ impl PackReport {
         bytes: usize,
         remark: Option<String>,
         non_finite: Option<NonFinite>,
+        print: u64,
     ) {
         let Some(first) = ids.first() else { return };
-        let kind = self.kind(first.place().0);
+        let (field, layer, _) = first.place();
+        let mut with_print = Print::new();
+        with_print.add(&print.to_le_bytes());
+        self.print = self
+            .print
+            .wrapping_add(with_print.at((layer * Field::COUNT + field as usize) as u64));
+        let kind = self.kind(field);
         kind.bytes += bytes as u64;
         if kind.format.is_empty() {
             kind.format = format.to_owned();

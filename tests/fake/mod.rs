@@ -63,6 +63,8 @@ pub struct Control {
     pub widest: Mutex<BTreeMap<usize, usize>>,
     /// Lines of tensors that are said to hold values that are not finite.
     pub non_finite: usize,
+    /// The fingerprint of the weights.
+    pub print: u64,
     /// Opening fails.
     pub refuse: bool,
     /// The step that fails, from 1.
@@ -121,7 +123,7 @@ impl Control {
         Ok(Box::new(FakeReplica {
             control: self.clone(),
             index,
-            report: report(self.non_finite),
+            report: report(self.non_finite, self.print),
             profile: options.profile.then(Profile::default),
             calls: 0,
             steps: 0,
@@ -214,7 +216,7 @@ impl FakeReplica {
     }
 }
 
-fn report(non_finite: usize) -> PackReport {
+fn report(non_finite: usize, print: u64) -> PackReport {
     let kind = |name, format: &str, bytes, remark: Option<&str>| PackedKind {
         name,
         format: format.into(),
@@ -229,6 +231,7 @@ fn report(non_finite: usize) -> PackReport {
         non_finite: (0..non_finite)
             .map(|layer| format!("w_qkv of layer {layer}: NaN"))
             .collect(),
+        print,
         read_bytes: 6_000_000,
         seconds: 0.5,
         sent: None,

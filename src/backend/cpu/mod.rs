@@ -32,7 +32,7 @@ use crate::profile::Profile;
 use crate::replica::{Pointers, Replica};
 use crate::simd::Level;
 use crate::tensors::{Field, Holds, TensorId};
-use crate::weights::{Layout, NonFinite, PackReport, Packed, RowMajor, WeightFormat, pack};
+use crate::weights::{Layout, NonFinite, PackReport, Packed, RowMajor, WeightFormat, pack, print_of};
 use crate::workers::Workers;
 use half::f16;
 use std::ptr::null_mut;
@@ -273,7 +273,8 @@ impl Load for Loader<'_> {
         let packed = pack(&tensors, expected, layout)?;
         self.report.read_bytes += tensors.iter().map(Tensor::len_bytes).sum::<u64>();
         let (format, bytes, remark) = (packed.format.name(), packed.bytes.len(), packed.remark(expected));
-        self.report.note(&ids, format, bytes, remark, packed.non_finite);
+        self.report
+            .note(&ids, format, bytes, remark, packed.non_finite, packed.print);
         Ok(packed)
     }
 
@@ -286,8 +287,8 @@ impl Load for Loader<'_> {
             tensor.extend_f32(&mut values)?;
         }
         let non_finite = NonFinite::of_vectors(&values, ids.len());
-        self.report
-            .note(&ids, WeightFormat::F32.name(), 4 * values.len(), None, non_finite);
+        let (format, bytes, print) = (WeightFormat::F32.name(), 4 * values.len(), print_of(&values));
+        self.report.note(&ids, format, bytes, None, non_finite, print);
         Ok(values)
     }
 }

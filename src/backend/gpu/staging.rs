@@ -146,7 +146,7 @@ impl Packer<'_> {
         loop {
             let id = job.ids[0];
             self.send(Parcel::Begin { id, format })?;
-            found.non_finite = None; // the whole tensor is packed again
+            (found.non_finite, found.print) = (None, 0); // the whole tensor is packed again
             self.tiles(&tensors, format, &mut found)?;
             match found.needs.take() {
                 Some(wider) => format = wider,
@@ -174,6 +174,7 @@ impl Packer<'_> {
             self.busy += start.elapsed();
             found.misfit = found.misfit.take().or(here.misfit);
             found.non_finite = NonFinite::merge(found.non_finite, here.non_finite);
+            found.print = found.print.wrapping_add(here.print);
             if here.needs.is_some() {
                 found.needs = here.needs;
                 self.spare = Some(buffer);

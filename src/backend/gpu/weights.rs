@@ -20,7 +20,7 @@ use crate::model::{Load, Weights};
 use crate::report;
 use crate::tensors::{Field, Holds, TensorId};
 use crate::threads;
-use crate::weights::{Findings, Layout, NonFinite, PackReport, Sent, WeightFormat, not_expected};
+use crate::weights::{Findings, Layout, NonFinite, PackReport, Sent, WeightFormat, not_expected, print_of};
 use crate::workers::Workers;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -537,7 +537,8 @@ impl Load for Loader<'_> {
         };
         let bytes = out.first().map_or(0, |m| m.bytes.bytes());
         let remark = found.misfit.map(|misfit| not_expected(expected, &misfit));
-        self.report.note(&ids, name, bytes, remark, found.non_finite);
+        self.report
+            .note(&ids, name, bytes, remark, found.non_finite, found.print);
         Ok(out)
     }
 
@@ -565,8 +566,8 @@ impl Load for Loader<'_> {
             }
         };
         let non_finite = NonFinite::of_vectors(&values, ids.len());
-        self.report
-            .note(&ids, WeightFormat::F32.name(), 4 * values.len(), None, non_finite);
+        let (format, bytes, print) = (WeightFormat::F32.name(), 4 * values.len(), print_of(&values));
+        self.report.note(&ids, format, bytes, None, non_finite, print);
         self.holders(array, layer)?
             .into_iter()
             .map(|device| DeviceBuffer::of(&self.shares[device].context.stream, &values))
