@@ -36,8 +36,12 @@ struct Rank {
     devices: usize,
     /// Requests it has.
     holds: usize,
-    /// What it asked for in the report that has no reply yet; `None` if all have.
-    asks: Option<usize>,
+    /// Whether it waits for the reply to a report.
+    waits: bool,
+    /// What it asked for in its last report.
+    asks: usize,
+    /// Whether it knows that the run has ended.
+    ended: bool,
 }
 
 impl Hub {
@@ -63,21 +67,28 @@ impl Hub {
     pub fn begin(&mut self, devices: &[usize]) {
         for (rank, &devices) in self.ranks.iter_mut().zip(devices) {
             rank.devices = devices;
+            rank.ended = false;
         }
         self.devices = devices.iter().sum();
     }
 
-    /// Takes a rank's report, whose answers the caller stores, and calls `reply` with each rank that gets a reply now.
-    /// Fails, and changes nothing of what is reported, if the rank reports requests that it does not have.
+    /// Notes that a report of a rank has arrived. It gets a reply from [`Self::report`] or [`Self::dismiss`].
+    pub fn hear(&mut self, from: usize) -> Result<()> {
+        if std::mem::replace(&mut self.ranks[from].waits, true) {
+            return Err(broken(format_args!("rank {from} reports before it has a reply")));
+        }
+        Ok(())
+    }
+
+    /// Takes the report that was heard of a rank, whose answers the caller stores, and calls `reply` with each rank that
+    /// gets a reply now. Fails, and changes nothing of what is reported, if the rank reports requests that it does not
+    /// have.
     pub fn report(
         &mut self,
         from: usize,
         report: &Report,
         mut reply: impl FnMut(usize, Reply) -> Result<()>,
     ) -> Result<()> {
-        if self.ranks[from].asks.is_some() {
-            return Err(broken(format_args!("rank {from} reports before it has a reply")));
-        }
         let done = report.answers.iter().map(|(request, _)| *request);
         for request in done.chain(report.refused.iter().map(|(request, _)| *request)) {
             self.take_from(from, request, DONE)?;
@@ -91,7 +102,7 @@ impl Hub {
         let lost = rank.devices.saturating_sub(report.devices);
         rank.devices -= lost;
         self.devices -= lost;
-        rank.asks = Some(report.ask);
+        rank.asks = report.ask;
         if report.back.is_empty() && lost == 0 {
             self.answer(from, &mut reply)?;
         } else {
@@ -99,6 +110,18 @@ impl Hub {
             (0..self.ranks.len()).try_for_each(|rank| self.answer(rank, &mut reply))?;
         }
         self.end(&mut reply)
+    }
+
+    /// Ends the run before all is done: calls `reply` with each other rank that waits for a reply. Whether all other
+    /// ranks know by now; if not, they do after another report of theirs.
+    pub fn dismiss(&mut self, mut reply: impl FnMut(usize) -> Result<()>) -> Result<bool> {
+        for (rank, known) in self.ranks.iter_mut().enumerate().skip(1) {
+            if known.waits && !known.ended {
+                reply(rank)?;
+                known.ended = true;
+            }
+        }
+        Ok(self.ranks.iter().skip(1).all(|rank| rank.ended))
     }
 
     fn take_from(&mut self, rank: usize, request: u32, to: u32) -> Result<()> {
@@ -114,8 +137,16 @@ impl Hub {
 
     /// Replies to a rank that waits for it, unless it has nothing to do and there is nothing for it.
     fn answer(&mut self, to: usize, reply: &mut impl FnMut(usize, Reply) -> Result<()>) -> Result<()> {
-        let Some(asks) = self.ranks[to].asks else { return Ok(()) };
-        let Rank { devices, holds, .. } = self.ranks[to];
+        let Rank {
+            devices,
+            holds,
+            waits,
+            asks,
+            ..
+        } = self.ranks[to];
+        if !waits {
+            return Ok(());
+        }
         let share = self.unfinished.div_ceil(self.devices.max(1)) * devices;
         // Whoever has nothing can do with one for each device: what it asked for may be long ago.
         let asks = if holds == 0 { asks.max(devices) } else { asks };
@@ -129,19 +160,21 @@ impl Hub {
             self.holder[request as usize] = to as u32;
         }
         self.ranks[to].holds += granted.len();
-        self.ranks[to].asks = None;
-        reply(to, self.state(false, granted))
+        reply(to, self.state(false, granted))?;
+        self.ranks[to].waits = false;
+        Ok(())
     }
 
     /// Ends the run when all ranks have nothing to do.
     fn end(&mut self, reply: &mut impl FnMut(usize, Reply) -> Result<()>) -> Result<()> {
-        let idle = |rank: &Rank| rank.asks.is_some() && rank.holds == 0;
+        let idle = |rank: &Rank| rank.waits && rank.holds == 0;
         if (self.unfinished > 0 && self.devices > 0) || !self.ranks.iter().all(idle) {
             return Ok(());
         }
         (0..self.ranks.len()).try_for_each(|rank| {
-            self.ranks[rank].asks = None;
-            reply(rank, self.state(true, Vec::new()))
+            reply(rank, self.state(true, Vec::new()))?;
+            (self.ranks[rank].waits, self.ranks[rank].ended) = (false, true);
+            Ok(())
         })
     }
 
@@ -161,6 +194,7 @@ mod tests {
 
     fn replies(hub: &mut Hub, from: usize, report: &Report) -> Vec<(usize, Reply)> {
         let mut replies = Vec::new();
+        hub.hear(from).unwrap();
         hub.report(from, report, |to, reply| {
             replies.push((to, reply));
             Ok(())
@@ -240,10 +274,36 @@ mod tests {
     }
 
     #[test]
+    fn all_are_dismissed_once_each_when_they_report() {
+        let mut hub = Hub::new(9, 0..9, &[1; 4]).unwrap();
+        for rank in 0..3 {
+            replies(&mut hub, rank, &asking(1, 1));
+        }
+        // Rank 2 has reported, and rank 3 as well, when its reply fails; the others are at work.
+        hub.hear(2).unwrap();
+        hub.hear(3).unwrap();
+        let lost = hub.report(3, &asking(1, 1), |_, _| Err(broken("lost")));
+        assert!(lost.is_err() && hub.hear(2).is_err());
+        let mut told = Vec::new();
+        let mut dismiss = |hub: &mut Hub| {
+            hub.dismiss(|rank| {
+                told.push(rank);
+                Ok(())
+            })
+            .unwrap()
+        };
+        assert!(!dismiss(&mut hub) && !dismiss(&mut hub));
+        hub.hear(1).unwrap();
+        assert!(dismiss(&mut hub));
+        assert_eq!(told, [2, 3, 1]);
+    }
+
+    #[test]
     fn requests_that_a_rank_does_not_have_are_refused() {
         for report in [answering(1, &[1]), answering(1, &[0, 0]), answering(1, &[7])] {
             let mut hub = Hub::new(2, 0..2, &[1, 1]).unwrap();
             replies(&mut hub, 0, &asking(1, 1));
+            hub.hear(0).unwrap();
             assert!(hub.report(0, &report, |_, _| Ok(())).is_err(), "{report:?}");
         }
     }

@@ -6,6 +6,12 @@ use crate::memory::{self, Purpose};
 /// The most words of answers in a report, beside its last answer: 1 MiB.
 pub const MOST_WORDS: usize = 1 << 18;
 
+/// Words that have room for any message of a run with answers of up to `steps` tokens: in a report, besides the answers,
+/// for as many requests that go back or are refused as a rank ever has.
+pub fn room(steps: usize) -> Result<Vec<u32>> {
+    memory::room(2 * MOST_WORDS + steps, Purpose::Requests)
+}
+
 /// What a rank tells rank 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -21,12 +27,14 @@ pub struct Report {
     pub answers: Vec<(u32, Vec<u32>)>,
     /// The state of request 0's random stream after its answer, if that is among the answers.
     pub first_state: Option<u64>,
+    /// Why the rank cannot go on; empty if it can.
+    pub failure: String,
 }
 
 /// What rank 0 tells a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
-    /// Nothing is left to do, or no device is left to do it.
+    /// Nothing is left to do, or no device is left to do it, or a rank has failed.
     pub end: bool,
     /// The devices that work, of all ranks.
     pub devices: usize,
@@ -55,6 +63,7 @@ impl Report {
         }
         writer.word(u32::from(self.first_state.is_some()))?;
         writer.long(self.first_state.unwrap_or(0))?;
+        writer.text(&self.failure)?;
         Ok(writer.words())
     }
 
@@ -66,6 +75,7 @@ impl Report {
         let answers = reader.many(|reader| Ok((reader.word()?, reader.list()?)))?;
         let has_state = reader.word()? != 0;
         let state = reader.long()?;
+        let failure = reader.text()?;
         reader.end()?;
         Ok(Self {
             devices,
@@ -74,6 +84,7 @@ impl Report {
             refused,
             answers,
             first_state: has_state.then_some(state),
+            failure,
         })
     }
 }
@@ -203,8 +214,13 @@ impl<'a> Reader<'a> {
 
     /// Words, behind their number.
     pub fn list(&mut self) -> Result<Vec<u32>> {
+        memory::collect(self.part()?.iter().copied(), Purpose::Requests)
+    }
+
+    /// Words, behind their number, where they are.
+    pub fn part(&mut self) -> Result<&'a [u32]> {
         let words = self.number()?;
-        memory::collect(self.words(words)?.iter().copied(), Purpose::Requests)
+        self.words(words)
     }
 
     /// A text, behind the number of its bytes.
@@ -253,6 +269,7 @@ mod tests {
             refused: vec![(9, "zu lang: ä".into()), (10, String::new())],
             answers: vec![(0, vec![199_999]), (7, vec![]), (4, vec![1, 2, 3])],
             first_state: Some(0x0123_4567_89ab_cdef),
+            failure: "no memory".into(),
         };
         let words = report.to_words().unwrap();
         assert_eq!(Report::from_words(&words).unwrap(), report);

@@ -7,7 +7,7 @@
 
 use super::launcher::{Launch, launch};
 use super::message::broken;
-use super::transport::{Nap, Received, Transport};
+use super::transport::{Nap, Transport};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::report;
@@ -213,7 +213,7 @@ impl Transport for Mpi {
         })
     }
 
-    fn receive(&self, from: Option<usize>) -> Result<Option<Received>> {
+    fn receive(&self, from: Option<usize>, words: &mut Vec<u32>) -> Result<Option<usize>> {
         let communicator = self.world.enter()?;
         let communicator = &communicator.0;
         let status = match from {
@@ -224,16 +224,14 @@ impl Transport for Mpi {
         };
         let Some(status) = status else { return Ok(None) };
         let from = status.source_rank();
-        let words = usize::try_from(status.count(u32::equivalent_datatype()));
-        let words = words.map_err(|_| broken("a message is not of 32-bit words"))?;
-        let mut words = memory::filled(0u32, words, Purpose::Requests)?;
+        let count = usize::try_from(status.count(u32::equivalent_datatype()));
+        let count = count.map_err(|_| broken("a message is not of 32-bit words"))?;
+        words.clear();
+        memory::resize(words, count, 0, Purpose::Requests)?;
         communicator
             .process_at_rank(from)
             .receive_into_with_tag(&mut words[..], self.tag);
-        Ok(Some(Received {
-            from: from as usize,
-            words,
-        }))
+        Ok(Some(from as usize))
     }
 
     fn abandon(&self) {

@@ -348,6 +348,7 @@ impl Simulation {
             replies.push((to, reply));
             Ok(())
         };
+        self.hub.hear(from).unwrap();
         self.hub.report(from, &report, reply).unwrap();
         for (to, reply) in replies {
             assert!(self.reply[to].replace(reply).is_none());

@@ -6,15 +6,6 @@ use crate::memory::{self, Purpose};
 use std::thread;
 use std::time::Duration;
 
-/// A message that has arrived.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Received {
-    /// The rank that has sent it.
-    pub from: usize,
-    /// Its words.
-    pub words: Vec<u32>,
-}
-
 /// Carries messages between ranks. Messages from one rank to another arrive in the order in which they were sent.
 pub trait Transport: Send {
     /// The number of this rank, from 0.
@@ -23,8 +14,9 @@ pub trait Transport: Send {
     fn ranks(&self) -> usize;
     /// Sends a message. It may wait until the other rank receives it.
     fn send(&self, to: usize, words: &[u32]) -> Result<()>;
-    /// Takes the next message of a rank, or of any; `None` if none has arrived.
-    fn receive(&self, from: Option<usize>) -> Result<Option<Received>>;
+    /// Takes the next message of a rank, or of any, whose words replace `words`; the rank that has sent it, `None` if
+    /// none has arrived. If there is no memory for it, it can be taken later.
+    fn receive(&self, from: Option<usize>, words: &mut Vec<u32>) -> Result<Option<usize>>;
     /// Notes that this rank has stopped in the middle of what all do together: others wait for it in vain.
     fn abandon(&self);
 }
@@ -72,12 +64,12 @@ impl Nap {
     }
 }
 
-/// Waits for the next message of a rank, or of any.
-pub fn wait(transport: &dyn Transport, from: Option<usize>) -> Result<Received> {
+/// Waits for the next message of a rank, or of any, whose words replace `words`; gives the rank that has sent it.
+pub fn wait(transport: &dyn Transport, from: Option<usize>, words: &mut Vec<u32>) -> Result<usize> {
     let mut nap = Nap::default();
     loop {
-        match transport.receive(from)? {
-            Some(received) => return Ok(received),
+        match transport.receive(from, words)? {
+            Some(from) => return Ok(from),
             None => nap.sleep(),
         }
     }
@@ -87,7 +79,7 @@ pub fn wait(transport: &dyn Transport, from: Option<usize>) -> Result<Received> 
 pub fn spread(transport: &dyn Transport, words: &mut Vec<u32>) -> Result<()> {
     let rank = transport.rank();
     if rank > 0 {
-        *words = wait(transport, Some((rank - 1) / 2))?.words;
+        wait(transport, Some((rank - 1) / 2), words)?;
     }
     for child in [2 * rank + 1, 2 * rank + 2] {
         if child < transport.ranks() {
@@ -105,8 +97,8 @@ pub fn gather(transport: &dyn Transport, record: Vec<u32>) -> Result<Vec<Vec<u32
         let none = (0..ranks).map(|_| Vec::new());
         let mut records: Vec<Vec<u32>> = memory::collect(none, Purpose::Requests)?;
         for _ in 1..ranks {
-            let received = wait(transport, None)?;
-            records[received.from] = received.words;
+            let from = wait(transport, None, &mut all)?;
+            records[from] = std::mem::take(&mut all);
         }
         records[0] = record;
         let mut writer = Writer::default();

@@ -3,12 +3,13 @@
 
 use super::answers::Answers;
 use super::queue::OfRanks;
+use super::rows::failed;
 use super::run::{Outbox, Results, Run, lock};
 use crate::cluster::hub::Hub;
-use crate::cluster::message::{MOST_WORDS, Reply, Report, broken};
+use crate::cluster::message::{self, MOST_WORDS, Reply, Report, broken};
 use crate::cluster::stock::{Seen, Stock};
-use crate::cluster::transport::{Nap, Transport};
-use crate::error::Result;
+use crate::cluster::transport::{Nap, Transport, wait};
+use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::scheduler::{Finished, Unfinished};
 use std::collections::{BTreeSet, VecDeque};
@@ -30,15 +31,26 @@ pub struct Member<'t> {
     devices: usize,
     taken: usize,
     starved: usize,
+    /// Whether a report of another rank than 0 has been sent and its reply not received.
+    awaits: bool,
     /// The run's last reply.
     end: Option<Reply>,
     /// The state of request 0's random stream after its answer, once rank 0 knows it.
     pub first_state: Option<u64>,
+    /// Rank 0's: why the run was ended before all was done; empty if it was not.
+    pub failure: String,
+    /// Room for any message: it is there before a request is taken.
+    pub words: Vec<u32>,
 }
 
 impl<'t> Member<'t> {
-    /// For a run of these requests, out of `requests` requests.
-    pub fn new(transport: &'t dyn Transport, waiting: VecDeque<Unfinished>, requests: usize) -> Result<Self> {
+    /// For a run of these requests, out of `requests` requests, with answers of up to `steps` tokens.
+    pub fn new(
+        transport: &'t dyn Transport,
+        waiting: VecDeque<Unfinished>,
+        requests: usize,
+        steps: usize,
+    ) -> Result<Self> {
         let numbers = waiting.iter().map(|unfinished| unfinished.request as u32);
         let none = vec![0; transport.ranks()];
         let hub = (transport.rank() == 0)
@@ -59,8 +71,11 @@ impl<'t> Member<'t> {
             devices: 0,
             taken: 0,
             starved: 0,
+            awaits: false,
             end: None,
             first_state: None,
+            failure: String::new(),
+            words: message::room(steps)?,
         })
     }
 
@@ -82,14 +97,69 @@ impl<'t> Member<'t> {
     }
 
     /// Takes part until the run ends, or until the queue is stopped since a worker has panicked. `answers` are rank 0's.
+    /// If this rank fails, the run ends for all; an error means that not all can be told.
     pub fn serve(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>) -> Result<()> {
-        // Without this rank the workers would wait for ever.
-        self.take_part(run, answers, false).inspect_err(|_| run.queue.stop())
+        self.take_part_or_fail(run, answers, false)
     }
 
     /// Takes part without devices until the run ends: no worker is left, and what they had goes back.
     pub fn give_up(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>) -> Result<()> {
-        self.take_part(run, answers, true)
+        self.take_part_or_fail(run, answers, true)
+    }
+
+    fn take_part_or_fail(
+        &mut self,
+        run: &Run<'_, '_>,
+        answers: Option<&mut Answers<'_, '_>>,
+        gives_up: bool,
+    ) -> Result<()> {
+        let Err(why) = self.take_part(run, answers, gives_up) else {
+            return Ok(());
+        };
+        // Without this rank the workers would wait for ever.
+        run.queue.stop();
+        if self.hub.is_some() {
+            self.dismiss(&why)
+        } else {
+            self.tell(&why)
+        }
+    }
+
+    /// Rank 0: ends the run for all ranks. Those that wait for a reply are told now, the others when they report.
+    fn dismiss(&mut self, why: &Error) -> Result<()> {
+        if self.failure.is_empty() {
+            self.failure = failed(0, why);
+        }
+        let (Some(hub), transport) = (&mut self.hub, self.transport) else {
+            return Err(broken("a rank without the queue dismisses the others"));
+        };
+        let end = Reply {
+            end: true,
+            ..Reply::default()
+        };
+        while !hub.dismiss(|to| transport.send(to, &end.to_words()?))? {
+            hub.hear(wait(transport, None, &mut self.words)?)?;
+        }
+        self.end = Some(end);
+        Ok(())
+    }
+
+    /// Another rank: tells rank 0 that this one has failed, and waits for the end.
+    fn tell(&mut self, why: &Error) -> Result<()> {
+        let report = Report {
+            failure: why.to_string(),
+            ..Report::default()
+        };
+        while self.end.is_none() {
+            if !self.awaits {
+                self.transport.send(0, &report.to_words()?)?;
+            }
+            wait(self.transport, Some(0), &mut self.words)?;
+            self.awaits = false;
+            let reply = Reply::from_words(&self.words)?;
+            self.end = reply.end.then_some(reply);
+        }
+        Ok(())
     }
 
     fn take_part(
@@ -114,13 +184,15 @@ impl<'t> Member<'t> {
     /// Takes a message that has arrived; `false` if none has.
     fn hear(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>) -> Result<bool> {
         let from = if self.hub.is_some() { None } else { Some(0) };
-        let Some(received) = self.transport.receive(from)? else {
+        let Some(from) = self.transport.receive(from, &mut self.words)? else {
             return Ok(false);
         };
-        if self.hub.is_some() {
-            self.handle(run, received.from, Report::from_words(&received.words)?, answers)?;
+        if let Some(hub) = &mut self.hub {
+            hub.hear(from)?;
+            self.handle(run, from, Report::from_words(&self.words)?, answers)?;
         } else {
-            self.take(run, Reply::from_words(&received.words)?)?;
+            self.awaits = false;
+            self.take(run, Reply::from_words(&self.words)?)?;
         }
         Ok(true)
     }
@@ -172,10 +244,13 @@ impl<'t> Member<'t> {
     }
 
     fn say(&mut self, run: &Run<'_, '_>, report: Report, answers: Option<&mut Answers<'_, '_>>) -> Result<()> {
-        if self.hub.is_some() {
+        if let Some(hub) = &mut self.hub {
+            hub.hear(0)?;
             return self.handle(run, 0, report, answers);
         }
-        self.transport.send(0, &report.to_words()?)
+        self.transport.send(0, &report.to_words()?)?;
+        self.awaits = true;
+        Ok(())
     }
 
     /// Rank 0: stores a report's answers and sends the replies.
@@ -189,6 +264,11 @@ impl<'t> Member<'t> {
         let (Some(hub), Some(answers)) = (&mut self.hub, answers) else {
             return Err(broken("a report has come to a rank without the queue"));
         };
+        if !report.failure.is_empty() {
+            let why = Error::State(report.failure);
+            self.failure = failed(from, &why);
+            return Err(why);
+        }
         let (transport, mut own) = (self.transport, None);
         hub.report(from, &report, |to, reply| match to {
             0 => {
@@ -235,7 +315,7 @@ impl<'t> Member<'t> {
 fn results(outbox: &mut Outbox) -> Result<Report> {
     let (mut report, mut words) = (Report::default(), 0);
     while let Some(answer) = outbox.answers.pop_front() {
-        words += answer.tokens.len();
+        words += 2 + answer.tokens.len();
         memory::push(
             &mut report.answers,
             (answer.request as u32, answer.tokens),

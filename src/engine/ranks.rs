@@ -8,7 +8,7 @@ use super::queue::Queue;
 use super::rows::{Closing, share_rows};
 use super::run::{Outbox, Results, Run, lock, serve_beside};
 use super::{Engine, OpenReplicas, Outcome, Prompt, Reopen, Room, Sampling};
-use crate::checkpoint::{Checkpoint, TensorId, Values};
+use crate::checkpoint::Checkpoint;
 use crate::cluster::message::{Reader, Writer};
 use crate::cluster::transport::{Promise, Transport, gather};
 use crate::error::{Error, Result};
@@ -35,8 +35,8 @@ pub struct Ranks {
     transport: Arc<Mutex<Box<dyn Transport>>>,
     rank: usize,
     count: usize,
-    /// A fingerprint of the weights.
-    model: u64,
+    /// A fingerprint of the weights; `None` on a rank that has not packed them.
+    weights: Option<u64>,
 }
 
 impl Ranks {
@@ -63,64 +63,49 @@ pub struct Begun<'a> {
 
 /// What a rank brings to an inference.
 struct Entry {
-    /// Fingerprints of what must be the same everywhere, in the order of [`SAME`].
-    prints: [u64; SAME.len()],
+    prints: Prints,
     rooms: Vec<Room>,
 }
 
-/// What must be the same on all ranks.
-const SAME: [&str; 4] = ["set of requests", "model", "sampler", "set of options"];
+/// What must be the same on all ranks. A model's dimensions and its weights have a fingerprint each.
+const SAME: [&str; 5] = ["set of requests", "model", "model", "sampler", "set of options"];
+
+/// Fingerprints of it, in the order of [`SAME`]; `None` for what a rank does not have.
+type Prints = [Option<u64>; SAME.len()];
+
+/// Why a rank leaves what all do together.
+enum Leave {
+    /// All of them leave it.
+    Together(Error),
+    /// Others may wait for this one.
+    Alone(Error),
+}
+
+impl From<Error> for Leave {
+    fn from(error: Error) -> Self {
+        Self::Alone(error)
+    }
+}
+
+/// Does what all ranks do together. If this one leaves alone, or panics, the transport is told.
+fn together<T>(transport: &dyn Transport, work: impl FnOnce() -> Result<T, Leave>) -> Result<T> {
+    let promise = Promise::new(transport);
+    let done = work();
+    if !matches!(done, Err(Leave::Alone(_))) {
+        promise.keep();
+    }
+    done.map_err(|(Leave::Together(why) | Leave::Alone(why))| why)
+}
 
 impl Engine {
     /// Warms up as one of several ranks. If one could not begin, all fail. A rank that cannot open a device of its own
     /// has none, and only receives the answers; if that holds for all, all fail.
     pub fn warm_up_among(transport: Box<dyn Transport>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Self> {
-        let rank = transport.rank();
-        let machines = agree(&*transport, None, |writer| {
-            Machine::this(begun.devices.clone()).write(writer)
-        })?;
-        let Begun {
-            checkpoint, options, ..
-        } = begun;
-        let machines = memory::try_collect(machines.iter().map(|words| Machine::read(words)), Purpose::Requests)?;
-        let (options, has_part) = with_part(options, &machines, rank);
-        let opened = match has_part {
-            true => open(checkpoint, &options).and_then(|replicas| {
-                super::check_finite(&replicas, options.strict)?;
-                Ok(replicas)
-            }),
-            false => Err(Error::State("the devices here belong to other ranks".into())),
-        };
-        let (replicas, why) = match opened {
-            Ok(replicas) => (replicas, None),
-            Err(why) => (Vec::new(), Some(why)),
-        };
-        let engine = Self::assemble(replicas, checkpoint.config(), options);
-        let counts = agree(&*transport, engine.as_ref().err(), |writer| {
-            writer.number(engine.as_ref().map_or(0, |engine| engine.replicas.len()))?;
-            writer.text(&why.as_ref().map_or_else(String::new, Error::to_string))
-        });
-        let mut engine = engine?;
-        let mut devices = 0;
-        let mut first_why = None;
-        for (rank, words) in counts?.iter().enumerate() {
-            let mut reader = Reader::new(words);
-            devices += reader.number()?;
-            let why = reader.text()?;
-            first_why = first_why.or_else(|| (!why.is_empty()).then(|| of_rank(rank, &why)));
-        }
-        match why {
-            Some(why) if devices == 0 => return Err(why),
-            Some(why) => report::line(format_args!("{why}; this rank only receives the answers")),
-            None if devices == 0 => {
-                return Err(first_why.unwrap_or_else(|| Error::State("no rank has a device".into())));
-            }
-            None => {}
-        }
+        let (mut engine, devices) = together(&*transport, || Self::open_among(&*transport, begun, open))?;
         let ranks = Ranks {
-            rank,
+            rank: transport.rank(),
             count: transport.ranks(),
-            model: model_print(checkpoint)?,
+            weights: engine.replicas().next().map(|replica| replica.pack_report().print),
             transport: Arc::new(Mutex::new(transport)),
         };
         if ranks.speaks() {
@@ -134,10 +119,56 @@ impl Engine {
         Ok(engine)
     }
 
+    /// An engine with this rank's part of its machine's devices, and the number of all ranks' replicas.
+    fn open_among(transport: &dyn Transport, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<(Self, usize), Leave> {
+        let Begun {
+            checkpoint,
+            options,
+            devices,
+        } = begun;
+        let machine = Machine::this(devices);
+        let (_, machines) = agree(transport, Ok(()), |(), writer| machine.write(writer))?;
+        let machines = memory::try_collect(machines.iter().map(|words| Machine::read(words)), Purpose::Requests)?;
+        let (options, has_part) = with_part(options, &machines, transport.rank());
+        let opened = match has_part {
+            true => open(checkpoint, &options).and_then(|replicas| {
+                super::check_finite(&replicas, options.strict)?;
+                Ok(replicas)
+            }),
+            false => Err(Error::State("the devices here belong to other ranks".into())),
+        };
+        let (replicas, why) = match opened {
+            Ok(replicas) => (replicas, None),
+            Err(why) => (Vec::new(), Some(why)),
+        };
+        let engine = Self::assemble(replicas, checkpoint.config(), options);
+        let (engine, counts) = agree(transport, engine, |engine, writer| {
+            writer.number(engine.replicas.len())?;
+            writer.text(&why.as_ref().map_or_else(String::new, Error::to_string))
+        })?;
+        let mut devices = 0;
+        let mut first_why = None;
+        for (rank, words) in counts.iter().enumerate() {
+            let mut reader = Reader::new(words);
+            devices += reader.number()?;
+            let why = reader.text()?;
+            first_why = first_why.or_else(|| (!why.is_empty()).then(|| of_rank(rank, &why)));
+        }
+        match why {
+            Some(why) if devices == 0 => return Err(Leave::Together(why)),
+            Some(why) => report::line(format_args!("{why}; this rank only receives the answers")),
+            None if devices == 0 => {
+                let why = first_why.unwrap_or_else(|| Error::State("no rank has a device".into()));
+                return Err(Leave::Together(why));
+            }
+            None => {}
+        }
+        Ok((engine, devices))
+    }
+
     /// Tells the other ranks that this one cannot warm up, so that they need not wait for it.
     pub fn cannot_warm_up(transport: &dyn Transport, why: &Error) {
-        // What the others say changes nothing.
-        let _ = agree(transport, Some(why), |_| Ok(()));
+        decline(transport, why);
     }
 
     /// The other ranks, if there are any.
@@ -148,7 +179,7 @@ impl Engine {
     /// Tells the other ranks that this one cannot begin an inference, so that they need not wait for it.
     pub fn decline(&self, why: &Error) {
         if let Some(ranks) = &self.ranks {
-            let _ = agree(&**lock(&ranks.transport), Some(why), |_| Ok(()));
+            decline(&**lock(&ranks.transport), why);
         }
     }
 
@@ -164,53 +195,10 @@ impl Engine {
         let transport = lock(&ranks.transport);
         let transport: &dyn Transport = &**transport;
         self.drain();
-        let prepared = self.prepare(tokenizer, sampling, requests);
-        let prints = self.prints(ranks, *sampling, requests);
-        let mut entries = self.enter(transport, prepared.as_ref().err(), prints)?;
-        let (prompts, streams) = prepared?;
-        if requests.is_empty() {
-            return Ok(Outcome::default());
-        }
-        if entries.iter().all(|entry| entry.rooms.is_empty()) {
-            self.reopen_or_say(reopen);
-            entries = self.enter(transport, None, prints)?;
-        }
-        let steps = requests.steps();
-        let want = self.want(sampling);
-        let mut answers = match ranks.speaks() {
-            true => Answers::new(tokenizer, &mut *requests, &self.options).map(Some),
-            false => Ok(None),
-        };
-        let rooms: Vec<Room> = entries.iter().flat_map(|entry| entry.rooms.iter().cloned()).collect();
-        let waiting = self.admit(prompts, steps, &rooms, |request, remark| {
-            if let Ok(Some(answers)) = &mut answers {
-                answers.say(request, remark);
-            }
-        });
-        let count = streams.len();
-        let ready = answers.and_then(|answers| Ok((answers, Member::new(transport, waiting?, count)?)));
-        agree(transport, ready.as_ref().err(), |_| Ok(()))?;
-        let (mut answers, mut member) = ready?;
-        let promise = Promise::new(transport);
-        let run = Run {
-            queue: Queue::new(VecDeque::new()),
-            results: Results::Sent(Mutex::new(Outbox::default())),
-            recorder: None,
-            streams,
-            want,
-        };
-        let devices = entries.iter().map(|entry| entry.rooms.len()).collect();
-        let panic = self.serve_among(&run, *sampling, &mut member, answers.as_mut(), devices, reopen)?;
-        let tokens = answers.map_or(0, Answers::finish);
-        let closing = Closing {
-            tokens,
-            unfinished: member.unfinished(),
-            first_state: member.first_state,
-        };
-        let closing = share_rows(transport, requests, closing)?;
-        promise.keep();
+        let (closing, panic) = together(transport, || {
+            self.run_among(ranks, transport, tokenizer, *sampling, requests, reopen)
+        })?;
         if let Some(panic) = panic {
-            drop(run);
             resume_unwind(panic);
         }
         if let (false, Some(state)) = (sampling.is_greedy(), closing.first_state) {
@@ -228,6 +216,66 @@ impl Engine {
         })
     }
 
+    /// From the requests to the rows of all ranks; gives the panic of a worker as well. If a rank fails meanwhile, there
+    /// are no rows.
+    fn run_among(
+        &mut self,
+        ranks: &Ranks,
+        transport: &dyn Transport,
+        tokenizer: &Tokenizer,
+        sampling: Sampling,
+        requests: &mut Requests<'_>,
+        reopen: Reopen<'_>,
+    ) -> Result<(Closing, Option<Panic>), Leave> {
+        let prepared = self.prepare(tokenizer, &sampling, requests);
+        let prints = self.prints(ranks, sampling, requests);
+        let ((prompts, streams), mut entries) = self.enter(transport, prepared, prints)?;
+        if requests.is_empty() {
+            return Ok((Closing::default(), None));
+        }
+        if entries.iter().all(|entry| entry.rooms.is_empty()) {
+            self.reopen_or_say(reopen);
+            ((), entries) = self.enter(transport, Ok(()), prints)?;
+        }
+        let steps = requests.steps();
+        let want = self.want(&sampling);
+        let mut answers = match ranks.speaks() {
+            true => Answers::new(tokenizer, &mut *requests, &self.options).map(Some),
+            false => Ok(None),
+        };
+        let rooms: Vec<Room> = entries.iter().flat_map(|entry| entry.rooms.iter().cloned()).collect();
+        let waiting = self.admit(prompts, steps, &rooms, |request, remark| {
+            if let Ok(Some(answers)) = &mut answers {
+                answers.say(request, remark);
+            }
+        });
+        let count = streams.len();
+        let ready = answers.and_then(|answers| Ok((answers, Member::new(transport, waiting?, count, steps)?)));
+        let ((mut answers, mut member), _) = agree(transport, ready, |_, _| Ok(()))?;
+        let run = Run {
+            queue: Queue::new(VecDeque::new()),
+            results: Results::Sent(Mutex::new(Outbox::default())),
+            recorder: None,
+            streams,
+            want,
+        };
+        let devices = entries.iter().map(|entry| entry.rooms.len()).collect();
+        let panic = self.serve_among(&run, sampling, &mut member, answers.as_mut(), devices, reopen)?;
+        let tokens = answers.map_or(0, Answers::finish);
+        let closing = Closing {
+            tokens,
+            unfinished: member.unfinished(),
+            first_state: member.first_state,
+            failure: member.failure,
+        };
+        let closing = share_rows(transport, requests, closing, &mut member.words)?;
+        if !closing.failure.is_empty() {
+            requests.clear_all();
+            return Err(Leave::Together(Error::State(closing.failure)));
+        }
+        Ok((closing, panic))
+    }
+
     /// Serves the queue of all ranks, and if all devices have failed, with those that `reopen` returns; gives the panic of
     /// a worker.
     fn serve_among(
@@ -238,7 +286,7 @@ impl Engine {
         mut answers: Option<&mut Answers<'_, '_>>,
         mut devices: Vec<usize>,
         reopen: Reopen<'_>,
-    ) -> Result<Option<Panic>> {
+    ) -> Result<Option<Panic>, Leave> {
         let mut panic = None;
         for again in [false, true] {
             if again {
@@ -286,7 +334,7 @@ impl Engine {
     }
 
     /// See [`SAME`]. Of the options only what changes answers is compared: where a rank computes is its own affair.
-    fn prints(&self, ranks: &Ranks, sampling: Sampling, requests: &Requests<'_>) -> [u64; SAME.len()] {
+    fn prints(&self, ranks: &Ranks, sampling: Sampling, requests: &Requests<'_>) -> Prints {
         let of_requests = print(|hasher| {
             (requests.len(), requests.steps()).hash(hasher);
             (0..requests.len()).for_each(|i| requests.prompt(i).hash(hasher));
@@ -297,54 +345,53 @@ impl Engine {
             rng_state,
         } = sampling;
         let options = &self.options;
+        let of_sampler = print(|hasher| {
+            // Without draws the seed changes nothing; programs take it from the clock.
+            let seed = if sampling.is_greedy() { 0 } else { rng_state };
+            (temperature.to_bits(), topp.to_bits(), seed).hash(hasher);
+        });
+        let of_options = print(|hasher| {
+            let precision = options.precision.map(|precision| precision as u8);
+            (precision, options.strict, options.ignore_end).hash(hasher);
+        });
+        let of_config = print(|hasher| format!("{:?}", self.config).hash(hasher));
         [
-            of_requests,
-            ranks.model,
-            print(|hasher| {
-                // Without draws the seed changes nothing; programs take it from the clock.
-                let seed = if sampling.is_greedy() { 0 } else { rng_state };
-                (temperature.to_bits(), topp.to_bits(), seed).hash(hasher);
-            }),
-            print(|hasher| {
-                let precision = options.precision.map(|precision| precision as u8);
-                (precision, options.strict, options.ignore_end).hash(hasher);
-            }),
+            Some(of_requests),
+            Some(of_config),
+            ranks.weights,
+            Some(of_sampler),
+            Some(of_options),
         ]
     }
 
-    /// Enters an inference: fails on all ranks if one cannot begin, or was given something else.
-    fn enter(
+    /// Enters an inference with what this rank has prepared for it: fails on all ranks if one has failed in that, or was
+    /// given something else.
+    fn enter<T>(
         &self,
         transport: &dyn Transport,
-        failure: Option<&Error>,
-        prints: [u64; SAME.len()],
-    ) -> Result<Vec<Entry>> {
-        let entries = agree(transport, failure, |writer| {
-            prints.iter().try_for_each(|&print| writer.long(print))?;
+        prepared: Result<T>,
+        prints: Prints,
+    ) -> Result<(T, Vec<Entry>), Leave> {
+        let (prepared, entries) = agree(transport, prepared, |_, writer| {
+            for print in prints {
+                writer.word(u32::from(print.is_some()))?;
+                writer.long(print.unwrap_or(0))?;
+            }
             writer.number(self.replicas.len())?;
             self.replicas().try_for_each(|replica| self.room(replica).write(writer))
         })?;
         let entries = entries.iter().map(|words| self.entry(words));
         let entries = memory::try_collect(entries, Purpose::Requests)?;
-        for (rank, entry) in entries.iter().enumerate() {
-            let others = SAME.iter().zip(entry.prints.iter().zip(entries[0].prints));
-            let others: Vec<&str> = others.filter(|(_, (a, b))| **a != *b).map(|(name, _)| *name).collect();
-            if !others.is_empty() {
-                let why = format!(
-                    "rank {rank} has another {} than rank 0; start all with the same arguments and environment",
-                    others.join(" and another ")
-                );
-                return Err(Error::State(why));
-            }
-        }
-        Ok(entries)
+        check_same(entries.iter().map(|entry| entry.prints)).map_err(Leave::Together)?;
+        Ok((prepared, entries))
     }
 
     fn entry(&self, words: &[u32]) -> Result<Entry> {
         let mut reader = Reader::new(words);
-        let mut prints = [0; SAME.len()];
+        let mut prints = Prints::default();
         for print in &mut prints {
-            *print = reader.long()?;
+            let (has, bits) = (reader.word()? != 0, reader.long()?);
+            *print = has.then_some(bits);
         }
         let rooms = reader.many(|reader| self.read_room(reader))?;
         reader.end()?;
@@ -379,9 +426,12 @@ impl Engine {
         }
     }
 
-    fn count_devices(&self, transport: &dyn Transport) -> Result<Vec<usize>> {
-        let counts = agree(transport, None, |writer| writer.number(self.replicas.len()))?;
-        counts.iter().map(|words| Reader::new(words).number()).collect()
+    fn count_devices(&self, transport: &dyn Transport) -> Result<Vec<usize>, Leave> {
+        let (_, counts) = agree(transport, Ok(()), |(), writer| writer.number(self.replicas.len()))?;
+        Ok(counts
+            .iter()
+            .map(|words| Reader::new(words).number())
+            .collect::<Result<_>>()?)
     }
 }
 
@@ -405,56 +455,77 @@ impl Room {
     }
 }
 
-/// Gives every rank what each has written; fails on all of them if one has failed.
-fn agree(
+/// Gives every rank what each has written, and back what this one has done so far; fails on all of them if one has failed
+/// in that.
+fn agree<T>(
     transport: &dyn Transport,
-    failure: Option<&Error>,
-    write: impl FnOnce(&mut Writer) -> Result<()>,
-) -> Result<Vec<Vec<u32>>> {
+    done: Result<T>,
+    write: impl FnOnce(&T, &mut Writer) -> Result<()>,
+) -> Result<(T, Vec<Vec<u32>>), Leave> {
     let mut writer = Writer::default();
-    writer.text(&failure.map_or_else(String::new, Error::to_string))?;
-    if failure.is_none() {
-        write(&mut writer)?;
+    let done = done.and_then(|done| {
+        writer.text("")?;
+        write(&done, &mut writer)?;
+        Ok(done)
+    });
+    if let Err(why) = &done {
+        writer = Writer::default();
+        writer.text(&why.to_string())?;
     }
-    let records = gather(transport, writer.words())?;
-    let rest = records.iter().enumerate().map(|(rank, words)| {
+    let mut records = gather(transport, writer.words())?;
+    let done = done.map_err(Leave::Together)?;
+    for (rank, words) in records.iter_mut().enumerate() {
         let mut reader = Reader::new(words);
         let why = reader.text()?;
-        if why.is_empty() {
-            return Ok(reader.rest().to_vec());
+        if !why.is_empty() {
+            return Err(Leave::Together(of_rank(rank, &why)));
         }
-        Err(of_rank(rank, &why))
+        words.drain(..words.len() - reader.rest().len());
+    }
+    Ok((done, records))
+}
+
+/// Tells the other ranks that this one has failed in what they do together next.
+fn decline(transport: &dyn Transport, why: &Error) {
+    // What the others say changes nothing.
+    let _ = together(transport, || {
+        agree(transport, Err::<(), _>(Error::State(why.to_string())), |(), _| Ok(()))
     });
-    memory::try_collect(rest, Purpose::Requests)
 }
 
 fn of_rank(rank: usize, why: &str) -> Error {
     Error::State(format!("rank {rank} cannot begin: {why}"))
 }
 
+/// Fails if a rank was given something else than the first one that has it.
+fn check_same(ranks: impl Iterator<Item = Prints>) -> Result<()> {
+    let mut first: [Option<(usize, u64)>; SAME.len()] = Default::default();
+    for (rank, prints) in ranks.enumerate() {
+        let mut other: Option<(usize, Vec<&str>)> = None;
+        for ((name, first), print) in SAME.iter().zip(&mut first).zip(prints) {
+            let Some(print) = print else { continue };
+            let (of, expected) = *first.get_or_insert((rank, print));
+            let (_, names) = match print == expected {
+                true => continue,
+                false => other.get_or_insert((of, Vec::new())),
+            };
+            if names.last() != Some(name) {
+                names.push(name);
+            }
+        }
+        if let Some((of, names)) = other {
+            let why = format!(
+                "rank {rank} has another {} than rank {of}; start all with the same arguments and environment",
+                names.join(" and another ")
+            );
+            return Err(Error::State(why));
+        }
+    }
+    Ok(())
+}
+
 fn print(write: impl FnOnce(&mut FxHasher)) -> u64 {
     let mut hasher = FxHasher::default();
     write(&mut hasher);
     hasher.finish()
-}
-
-/// A fingerprint of the dimensions, and of the first bytes of a tensor of each kind in each layer: reading all weights
-/// would take as long as packing them.
-fn model_print(checkpoint: &dyn Checkpoint) -> Result<u64> {
-    const BYTES: usize = 1024;
-    let config = checkpoint.config();
-    let mut hasher = FxHasher::default();
-    format!("{config:?}").hash(&mut hasher);
-    for id in TensorId::all(config).filter(|id| id.place().2 == 0) {
-        let tensor = checkpoint.tensor(id)?;
-        if let Some(part) = tensor.parts.first() {
-            let bytes = match part.values {
-                Values::F32(bytes) | Values::Bf16(bytes) => bytes,
-                Values::Mxfp4 { blocks, .. } => blocks,
-                Values::Columns(columns) => columns.bytes,
-            };
-            bytes[..bytes.len().min(BYTES)].hash(&mut hasher);
-        }
-    }
-    Ok(hasher.finish())
 }

@@ -146,6 +146,8 @@ fn run(model: &Model, drawing: Drawing, system: &Arc<System>, size: usize, repli
     let backends = Backends {
         open: &open,
         fallback: &cpu::open,
+        #[cfg(feature = "mpi")]
+        join: &|| Ok(None),
     };
     model::warm_up(&mut program, &backends).unwrap();
     let lines = |engine: &getp::engine::Engine| {

@@ -1,7 +1,9 @@
 /* A malloc that fails, for LD_PRELOAD. Requests above 4 KiB are counted from
- * the first call of warm_up on, or from the program's start if FAIL_EARLY is
- * set; the one numbered FAIL_AT fails, and with FAIL_ON all behind it too.
- * When it does, a byte goes to file descriptor 3. */
+ * the first call of warm_up on, from the program's start if FAIL_EARLY is set,
+ * or, if FAIL_RANK is set, in the first call of inference, only in the rank of
+ * that number and where libgetp makes them; the one numbered FAIL_AT fails,
+ * and with FAIL_ON all behind it too. When it does, a byte goes to file
+ * descriptor 3, unless FAIL_RANK is set. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -9,6 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -21,6 +24,7 @@ void *__libc_memalign(size_t alignment, size_t size);
 
 static atomic_long fail_at, seen;
 static atomic_int fail_on, armed;
+static const char *fail_rank;
 
 __attribute__((constructor)) static void read_environment(void) {
   const char *at = getenv("FAIL_AT");
@@ -28,30 +32,41 @@ __attribute__((constructor)) static void read_environment(void) {
   fail_on = getenv("FAIL_ON") != NULL;
   fail_at = at != NULL ? atol(at) : 0;
   armed = getenv("FAIL_EARLY") != NULL;
+  fail_rank = getenv("FAIL_RANK");
 }
 
-/* Whether this request is to fail. */
-static int fails(size_t size) {
+/* Whether an address is the library's, and not MPI's, which may end the program. */
+static int is_ours(const void *address) {
+  Dl_info info;
+
+  return dladdr(address, &info) != 0 && strstr(info.dli_fname, "libgetp") != NULL;
+}
+
+/* Whether this request, made at that address, is to fail. */
+static int fails(size_t size, const void *caller) {
   if (size <= SMALL || !armed || fail_at == 0) return 0;
+  if (fail_rank != NULL && !is_ours(caller)) return 0;
   const long number = ++seen;
   if (number != fail_at && !(fail_on && number > fail_at)) return 0;
-  if (number == fail_at && write(3, "x", 1) < 0) abort();
+  if (number == fail_at && fail_rank == NULL && write(3, "x", 1) < 0) abort();
   errno = ENOMEM;
   return 1;
 }
 
-void *malloc(size_t size) { return fails(size) ? NULL : __libc_malloc(size); }
+#define FAILS(size) fails(size, __builtin_return_address(0))
+
+void *malloc(size_t size) { return FAILS(size) ? NULL : __libc_malloc(size); }
 
 void *calloc(size_t count, size_t size) {
   size_t bytes;
 
   if (__builtin_mul_overflow(count, size, &bytes)) return NULL;
-  return fails(bytes) ? NULL : __libc_calloc(count, size);
+  return FAILS(bytes) ? NULL : __libc_calloc(count, size);
 }
 
-void *realloc(void *old, size_t size) { return fails(size) ? NULL : __libc_realloc(old, size); }
+void *realloc(void *old, size_t size) { return FAILS(size) ? NULL : __libc_realloc(old, size); }
 
-void *memalign(size_t alignment, size_t size) { return fails(size) ? NULL : __libc_memalign(alignment, size); }
+void *memalign(size_t alignment, size_t size) { return FAILS(size) ? NULL : __libc_memalign(alignment, size); }
 
 void *aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
 
@@ -67,7 +82,7 @@ void *mmap(void *at, size_t size, int protection, int flags, int file, off_t off
   static void *(*next)(void *, size_t, int, int, int, off_t);
 
   if (next == NULL) *(void **)&next = dlsym(RTLD_NEXT, "mmap");
-  return fails(size) ? MAP_FAILED : next(at, size, protection, flags, file, offset);
+  return FAILS(size) ? MAP_FAILED : next(at, size, protection, flags, file, offset);
 }
 
 void *mmap64(void *at, size_t size, int protection, int flags, int file, off_t offset) {
@@ -77,7 +92,19 @@ void *mmap64(void *at, size_t size, int protection, int flags, int file, off_t o
 void warm_up(void *transformer, void *tokenizer) {
   void (*next)(void *, void *);
 
-  armed = 1;
+  if (fail_rank == NULL) armed = 1;
   *(void **)&next = dlsym(RTLD_NEXT, "warm_up");
   next(transformer, tokenizer);
+}
+
+long long inference(void *transformer, void *tokenizer, void *sampler, void *requests) {
+  long long (*next)(void *, void *, void *, void *);
+  const char *open_mpi = getenv("OMPI_COMM_WORLD_RANK"), *mpich = getenv("PMI_RANK");
+  const char *rank = open_mpi != NULL ? open_mpi : mpich;
+
+  if (fail_rank != NULL && rank != NULL && strcmp(rank, fail_rank) == 0) armed = 1;
+  *(void **)&next = dlsym(RTLD_NEXT, "inference");
+  const long long tokens = next(transformer, tokenizer, sampler, requests);
+  if (fail_rank != NULL) armed = fail_at = 0;
+  return tokens;
 }
