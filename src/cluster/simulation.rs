@@ -20,6 +20,10 @@ struct Case {
     /// The most sequences of a device.
     slots: usize,
     requests: usize,
+    /// Tokens of each answer; 0 for lengths as trained models give them.
+    length: f64,
+    /// How much faster the fastest device is than the slowest.
+    spread: f64,
     /// One device in so many is lost; 0 is none.
     lose_one_in: usize,
     /// Whether devices take from one queue at once, without messages: what no protocol can surpass.
@@ -66,6 +70,8 @@ struct Device {
     at: u64,
     /// By the value of `tokens` at the end, in thousandths: the request and when it started.
     running: BinaryHeap<Reverse<(u64, u32, u64)>>,
+    /// Whether it will look for requests at the end of a step.
+    looks: bool,
     /// Counts changes, so that an end foreseen before one is forgotten.
     version: u64,
 }
@@ -95,8 +101,9 @@ struct Rank {
     stock: Stock,
     waiting: VecDeque<u32>,
     report: Report,
+    looks: usize,
     started: usize,
-    starved: bool,
+    wanted: usize,
     alive: usize,
     reported_alive: usize,
     unfinished: usize,
@@ -108,6 +115,7 @@ struct Rank {
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Ends(usize, u64),
+    Looks(usize),
     Dies(usize),
     Arrives(usize),
     Handled(usize),
@@ -141,12 +149,15 @@ impl Simulation {
         let mut random = StdRng::seed_from_u64(seed);
         // A median of 150 tokens and a mean of 210.
         let lengths = LogNormal::<f64>::new(5.0, 0.8).unwrap();
-        let length = |_| lengths.sample(&mut random).clamp(1.0, LONGEST);
+        let length = |_| match case.length {
+            0.0 => lengths.sample(&mut random).clamp(1.0, LONGEST),
+            length => length,
+        };
         let lengths: Vec<f64> = (0..case.requests).map(length).collect();
         let all = case.ranks * case.devices;
         let device = |device| Device {
             rank: device / case.devices,
-            speed: random.random_range(1.0..3.0),
+            speed: random.random_range(1.0..=case.spread),
             alive: true,
             ..Device::default()
         };
@@ -155,8 +166,9 @@ impl Simulation {
             stock: Stock::new(case.ranks),
             waiting: VecDeque::new(),
             report: Report::default(),
+            looks: 0,
             started: 0,
-            starved: false,
+            wanted: 0,
             alive: case.devices,
             reported_alive: case.devices,
             unfinished: 0,
@@ -203,6 +215,7 @@ impl Simulation {
             match event {
                 Event::Ends(device, version) if version == self.devices[device].version => self.ends(now, device),
                 Event::Ends(..) => {}
+                Event::Looks(device) => self.looks(now, device),
                 Event::Dies(device) => self.dies(now, device),
                 Event::Arrives(rank) => {
                     self.busy_until = self.busy_until.max(now) + SERVICE;
@@ -244,9 +257,10 @@ impl Simulation {
             return;
         }
         device.advance(now);
+        rank.looks += 1;
         while device.running.len() < slots.min(share) {
             let Some(request) = queue.pop_front() else {
-                rank.starved = true;
+                rank.wanted += slots.min(share) - device.running.len();
                 break;
             };
             rank.started += 1;
@@ -254,7 +268,13 @@ impl Simulation {
             device.running.push(Reverse(((end * 1e3) as u64, request, now)));
         }
         device.version += 1;
+        let sequences = device.running.len();
+        let look = (!ideal && !device.looks && sequences > 0).then(|| now + device.step(sequences) as u64);
+        device.looks |= look.is_some();
         let (next, version) = (device.next_end(), device.version);
+        if let Some(look) = look {
+            self.push(look, Event::Looks(device_number));
+        }
         if let Some(next) = next {
             self.push(next.max(now + 1), Event::Ends(device_number, version));
         }
@@ -278,6 +298,12 @@ impl Simulation {
         }
         self.take(now, number);
         self.may_report(now, rank);
+    }
+
+    fn looks(&mut self, now: u64, number: usize) {
+        self.devices[number].looks = false;
+        self.take(now, number);
+        self.may_report(now, self.devices[number].rank);
     }
 
     fn dies(&mut self, now: u64, number: usize) {
@@ -314,14 +340,16 @@ impl Simulation {
         let seen = Seen {
             devices: rank.alive,
             waiting: rank.waiting.len(),
+            looks: rank.looks,
             started: rank.started,
-            starved: rank.starved,
+            wanted: rank.wanted,
             news: !rank.report.answers.is_empty() || rank.alive != rank.reported_alive,
         };
         let Some(wish) = rank.stock.report(at, seen) else {
             return;
         };
-        (rank.started, rank.starved, rank.reported_alive) = (0, false, rank.alive);
+        (rank.looks, rank.started, rank.wanted) = (0, 0, 0);
+        rank.reported_alive = rank.alive;
         rank.report.devices = rank.alive;
         rank.report.ask = wish.ask;
         rank.unfinished -= wish.back;
@@ -360,13 +388,17 @@ impl Simulation {
     fn replied(&mut self, now: u64, number: usize) {
         let reply = self.reply[number].take().unwrap();
         let rank = &mut self.ranks[number];
-        rank.stock.reply(reply.granted.len());
+        rank.stock.reply(Duration::from_nanos(now), reply.granted.len());
         rank.unfinished += reply.granted.len();
         (rank.all_unfinished, rank.all_devices) = (reply.unfinished, reply.devices);
         rank.ended = reply.end;
         rank.waiting.extend(reply.granted);
-        let first = number * self.case.devices;
-        (first..first + self.case.devices).for_each(|device| self.take(now, device));
+        for device in number * self.case.devices..(number + 1) * self.case.devices {
+            // Those at work look when their step ends.
+            if self.devices[device].running.is_empty() {
+                self.take(now, device);
+            }
+        }
         let waiting = self.ranks[number].waiting.len();
         self.outcome.most_waiting = self.outcome.most_waiting.max(waiting);
         let next = self.ranks[number].stock.next.as_nanos() as u64;
@@ -389,6 +421,8 @@ const CASE: Case = Case {
     devices: 1,
     slots: 128,
     requests: 0,
+    length: 0.0,
+    spread: 3.0,
     lose_one_in: 0,
     ideal: false,
 };
@@ -464,6 +498,28 @@ fn the_end_is_that_of_full_devices_or_of_the_longest_request() {
     );
 }
 
+/// All end at about the same time: then the last ones start, and for long nobody has anything to report.
+#[test]
+fn the_last_of_many_equal_requests_start_at_once() {
+    for (ranks, slots, seed) in [(2, 823, 5), (2, 823, 6), (4, 100, 7), (16, 100, 8), (16, 100, 9)] {
+        let case = Case {
+            ranks,
+            slots,
+            requests: ranks * slots * 108 / 100,
+            length: 670.0,
+            spread: 1.01,
+            ..CASE
+        };
+        let (outcome, ideal) = both(&case, seed);
+        println!(
+            "{ranks} ranks, one length: {:.3} of the best; {} reports",
+            outcome.end / ideal.end,
+            outcome.reports
+        );
+        assert!(outcome.end <= 1.02 * ideal.end, "{} for {}", outcome.end, ideal.end);
+    }
+}
+
 #[test]
 fn what_lost_devices_had_is_answered_by_others() {
     for (ranks, devices, lose_one_in) in [(2000, 1, 5), (100, 4, 3), (3, 2, 2)] {
@@ -475,9 +531,14 @@ fn what_lost_devices_had_is_answered_by_others() {
             lose_one_in,
             ..CASE
         };
-        let (outcome, ideal) = both(&case, 4);
-        println!("{ranks} ranks of {devices}: {:.3} of the best", outcome.end / ideal.end);
-        // What is lost, and with it how much is computed twice, is not the same in both.
-        assert!(outcome.end <= 1.05 * ideal.end, "{} for {}", outcome.end, ideal.end);
+        // What is lost, and with it how much is computed twice, is not the same in both: with few devices it differs much.
+        let seeds = if ranks * devices < 10 { 4..20 } else { 4..5 };
+        let ends = seeds
+            .map(|seed| both(&case, seed))
+            .fold((0.0, 0.0), |ends, (outcome, ideal)| {
+                (ends.0 + outcome.end, ends.1 + ideal.end)
+            });
+        println!("{ranks} ranks of {devices}: {:.3} of the best", ends.0 / ends.1);
+        assert!(ends.0 <= 1.05 * ends.1, "{ends:?}");
     }
 }

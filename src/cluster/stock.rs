@@ -5,6 +5,10 @@ use std::time::Duration;
 /// The most requests to ask for at once.
 const MOST: usize = 4096;
 
+/// The first and the longest time until a rank that got nothing asks again.
+const FIRST_WAIT: Duration = Duration::from_millis(5);
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
+
 /// A rank's queue, as it is when the rank may report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
@@ -12,10 +16,12 @@ pub struct Seen {
     pub devices: usize,
     /// Requests that wait in the rank's own queue.
     pub waiting: usize,
-    /// Requests that devices have started since the last report.
+    /// How often devices have looked for requests since the last report: once a step.
+    pub looks: usize,
+    /// Requests that they have started since then.
     pub started: usize,
-    /// Whether a device could have started one more since then, but the queue was empty.
-    pub starved: bool,
+    /// Requests that they had room for and did not find, summed over their looks.
+    pub wanted: usize,
     /// Whether there is something to report: answers, a device lost.
     pub news: bool,
 }
@@ -31,9 +37,9 @@ pub struct Wish {
 
 /// When a rank reports, and how many requests wait beside its devices.
 ///
-/// A request that waits here could run elsewhere, so as few wait as will do: twice as many as devices started between
-/// two reports, and twice as many as before if a device found none. If there are more than twice as many as that, the
-/// others go back.
+/// A request that waits here could run elsewhere, so as few wait as will do: what devices had room for and did not find,
+/// and twice as many as they have started between two reports. If there are more than twice as many as that, the others
+/// go back. Devices look for requests once a step; until each has looked, nothing is known that was not before.
 #[derive(Debug)]
 pub struct Stock {
     /// The least time between two reports.
@@ -46,8 +52,8 @@ pub struct Stock {
     target: usize,
     /// How many the last report asked for.
     asked: usize,
-    /// Whether rank 0 had nothing for the rank, and nothing has changed since.
-    in_vain: bool,
+    /// If rank 0 had nothing for the rank and nothing has changed since: when to ask again, and the time until then.
+    in_vain: Option<(Duration, Duration)>,
     /// Whether nothing has been reported yet.
     first: bool,
 }
@@ -61,7 +67,7 @@ impl Stock {
             under_way: false,
             target: 0,
             asked: 0,
-            in_vain: false,
+            in_vain: None,
             first: true,
         }
     }
@@ -73,14 +79,14 @@ impl Stock {
 
     /// To be asked when a report may be sent: what to wish for in it, or `None` if there is nothing to report.
     pub fn report(&mut self, now: Duration, seen: Seen) -> Option<Wish> {
-        let needed = if seen.starved {
-            2 * self.target
-        } else {
-            2 * seen.started
-        };
+        if seen.wanted > 0 || seen.looks >= seen.devices {
+            // A device that has looked twice wanted the same ones twice, and others want as many.
+            let wanted = (seen.wanted * seen.devices).div_ceil(seen.looks.max(1));
+            self.target = 2 * seen.started + wanted;
+        }
         self.target = match seen.devices {
             0 => 0,
-            devices => needed.max(devices).min(MOST.max(devices)),
+            devices => self.target.max(devices).min(MOST.max(devices)),
         };
         let most = 2 * self.target;
         let back = if seen.waiting > most {
@@ -88,11 +94,14 @@ impl Stock {
         } else {
             0
         };
-        self.in_vain &= !seen.news;
-        let ask = if self.in_vain {
-            0
-        } else {
+        if seen.news {
+            self.in_vain = None;
+        }
+        let asks = self.in_vain.is_none_or(|(again, _)| now >= again && seen.wanted > 0);
+        let ask = if asks {
             self.target.saturating_sub(seen.waiting)
+        } else {
+            0
         };
         if ask + back == 0 && !seen.news && !self.first {
             return None;
@@ -104,10 +113,18 @@ impl Stock {
         Some(Wish { ask, back })
     }
 
-    /// Learns how many requests the reply to the report has granted.
-    pub fn reply(&mut self, granted: usize) {
+    /// Learns, `now` after the run's beginning, how many requests the reply to the report has granted.
+    pub fn reply(&mut self, now: Duration, granted: usize) {
         self.under_way = false;
-        self.in_vain = self.asked > 0 && granted == 0;
+        self.in_vain = match (self.asked, granted) {
+            // Others may have given some back since.
+            (1.., 0) => {
+                let wait = self.in_vain.map_or(FIRST_WAIT, |(_, wait)| LONGEST_WAIT.min(2 * wait));
+                Some((now + wait, wait))
+            }
+            (0, 0) => self.in_vain,
+            _ => None,
+        };
     }
 }
 
@@ -121,48 +138,72 @@ mod tests {
         Some(Wish { ask, back })
     }
 
-    fn starved(devices: usize) -> Seen {
+    fn wanting(devices: usize, wanted: usize) -> Seen {
         Seen {
             devices,
-            starved: true,
+            looks: devices,
+            wanted,
             ..Seen::default()
         }
     }
 
     #[test]
-    fn a_rank_asks_for_more_until_its_devices_have_enough() {
+    fn a_rank_asks_for_what_its_devices_have_room_for() {
         let mut stock = Stock::new(2);
-        let mut now = START;
-        for asks in [4, 8, 16, 32] {
-            assert!(stock.may_report(now));
-            assert_eq!(stock.report(now, starved(4)), wish(asks, 0));
-            assert!(!stock.may_report(now + Duration::from_secs(1)), "no reply yet");
-            stock.reply(asks);
-            assert!(!stock.may_report(now), "too early");
-            now += Duration::from_micros(40);
-        }
-        let enough = Seen {
+        assert!(stock.may_report(START));
+        assert_eq!(stock.report(START, wanting(4, 800)), wish(800, 0));
+        assert!(!stock.may_report(START + Duration::from_secs(1)), "no reply yet");
+        stock.reply(START, 500);
+        assert!(!stock.may_report(START), "too early");
+        let now = START + Duration::from_micros(40);
+        assert!(stock.may_report(now));
+        // Devices in the middle of a step have not looked yet.
+        let waiting = Seen {
             devices: 4,
-            waiting: 12,
-            started: 3,
+            waiting: 500,
             ..Seen::default()
         };
-        assert_eq!(stock.report(now, enough), None);
-        assert_eq!(stock.report(now, Seen { waiting: 1, ..enough }), wish(5, 0));
+        assert_eq!(stock.report(now, waiting), wish(300, 0));
+        stock.reply(now, 300);
+        let now = now + Duration::from_secs(1);
+        let all_wait = Seen {
+            waiting: 800,
+            ..waiting
+        };
+        assert_eq!(stock.report(now, all_wait), None);
+        let one_has_looked = Seen {
+            waiting: 600,
+            looks: 1,
+            started: 200,
+            ..waiting
+        };
+        assert_eq!(stock.report(now, one_has_looked), wish(200, 0));
+        stock.reply(now, 200);
+        let started = Seen {
+            waiting: 6,
+            looks: 4,
+            started: 5,
+            ..waiting
+        };
+        assert_eq!(stock.report(now, started), wish(4, 0));
     }
 
     #[test]
-    fn who_got_nothing_asks_again_when_something_has_changed() {
+    fn who_got_nothing_asks_again_when_something_has_changed_or_after_a_while() {
         let mut stock = Stock::new(1);
-        assert_eq!(stock.report(START, starved(1)), wish(1, 0));
-        stock.reply(0);
-        let later = Duration::from_secs(1);
-        assert_eq!(stock.report(later, starved(1)), None);
-        let news = Seen {
-            news: true,
-            ..starved(1)
-        };
-        assert_eq!(stock.report(later, news), wish(4, 0));
+        let (wanting, ms) = (wanting(1, 3), Duration::from_millis);
+        assert_eq!(stock.report(START, wanting), wish(3, 0));
+        stock.reply(START, 0);
+        assert_eq!(stock.report(ms(4), wanting), None);
+        assert_eq!(stock.report(ms(6), Seen { wanted: 0, ..wanting }), None);
+        assert_eq!(stock.report(ms(6), wanting), wish(3, 0));
+        stock.reply(ms(6), 0);
+        assert_eq!(stock.report(ms(15), wanting), None);
+        assert_eq!(stock.report(ms(15), Seen { news: true, ..wanting }), wish(3, 0));
+        stock.reply(ms(15), 0);
+        assert_eq!(stock.report(ms(21), wanting), wish(3, 0));
+        stock.reply(ms(21), 2);
+        assert_eq!(stock.report(ms(22), wanting), wish(3, 0));
     }
 
     #[test]
@@ -171,11 +212,12 @@ mod tests {
         let seen = Seen {
             devices: 2,
             waiting: 13,
+            looks: 2,
             started: 3,
             ..Seen::default()
         };
         assert_eq!(stock.report(START, seen), wish(0, 7));
-        stock.reply(0);
+        stock.reply(START, 0);
         let later = Duration::from_secs(1);
         assert_eq!(stock.report(later, Seen { waiting: 6, ..seen }), None);
         assert_eq!(stock.report(later, Seen { devices: 0, ..seen }), wish(0, 13));
@@ -184,8 +226,8 @@ mod tests {
     #[test]
     fn a_rank_without_devices_reports_once_and_asks_for_nothing() {
         let mut stock = Stock::new(1);
-        assert_eq!(stock.report(START, starved(0)), wish(0, 0));
-        stock.reply(0);
-        assert_eq!(stock.report(Duration::from_secs(1), starved(0)), None);
+        assert_eq!(stock.report(START, wanting(0, 0)), wish(0, 0));
+        stock.reply(START, 0);
+        assert_eq!(stock.report(Duration::from_secs(1), wanting(0, 0)), None);
     }
 }

@@ -2,7 +2,7 @@
 //! keeps the queue of all ranks and stores the answers.
 
 use super::answers::Answers;
-use super::queue::OfRanks;
+use super::queue::{OfRanks, Watched};
 use super::rows::failed;
 use super::run::{Outbox, Results, Run, lock};
 use crate::cluster::hub::Hub;
@@ -27,10 +27,11 @@ pub struct Member<'t> {
     elsewhere: Vec<Option<Unfinished>>,
     /// Requests granted to this rank that rank 0 has heard nothing of.
     held: BTreeSet<u32>,
+    /// The most positions of a request.
+    positions: usize,
     /// Devices, and the queue's counts, in the last report.
     devices: usize,
-    taken: usize,
-    starved: usize,
+    counted: Watched,
     /// Whether a report of another rank than 0 has been sent and its reply not received.
     awaits: bool,
     /// The run's last reply.
@@ -69,8 +70,8 @@ impl<'t> Member<'t> {
             elsewhere,
             held: BTreeSet::new(),
             devices: 0,
-            taken: 0,
-            starved: 0,
+            counted: Watched::default(),
+            positions: steps,
             awaits: false,
             end: None,
             first_state: None,
@@ -81,7 +82,11 @@ impl<'t> Member<'t> {
 
     /// Begins a run, to which the ranks bring so many devices.
     pub fn begin(&mut self, run: &Run<'_, '_>, devices: &[usize]) {
-        let more = OfRanks { more: true, share: 0 };
+        let more = OfRanks {
+            more: true,
+            share: 0,
+            positions: self.positions,
+        };
         run.queue.add(Vec::new(), more);
         if let Some(hub) = &mut self.hub {
             hub.begin(devices);
@@ -210,14 +215,15 @@ impl<'t> Member<'t> {
         let seen = Seen {
             devices,
             waiting: watched.waiting,
-            started: watched.taken - self.taken,
-            starved: watched.starved != self.starved,
+            looks: watched.looks - self.counted.looks,
+            started: watched.taken - self.counted.taken,
+            wanted: watched.wanted - self.counted.wanted,
             news: has_results || devices != self.devices,
         };
         let Some(wish) = self.stock.report(now, seen) else {
             return Ok(false);
         };
-        (self.devices, self.taken, self.starved) = (devices, watched.taken, watched.starved);
+        (self.devices, self.counted) = (devices, watched);
         let mut report = results(&mut outbox)?;
         let is_empty = outbox.answers.is_empty();
         drop(outbox);
@@ -290,7 +296,7 @@ impl<'t> Member<'t> {
 
     /// Takes a reply.
     fn take(&mut self, run: &Run<'_, '_>, reply: Reply) -> Result<()> {
-        self.stock.reply(reply.granted.len());
+        self.stock.reply(self.start.elapsed(), reply.granted.len());
         let mut granted = memory::room(reply.granted.len(), Purpose::Requests)?;
         for &request in &reply.granted {
             let unfinished = self.elsewhere.get_mut(request as usize).and_then(Option::take);
@@ -302,6 +308,7 @@ impl<'t> Member<'t> {
         let of_ranks = OfRanks {
             more: !reply.end,
             share: reply.unfinished.div_ceil(reply.devices.max(1)),
+            positions: self.positions,
         };
         run.queue.add(granted, of_ranks);
         if reply.end {

@@ -22,8 +22,9 @@ pub struct Queue {
 #[cfg(feature = "mpi")]
 #[derive(Default)]
 struct Counts {
+    looks: AtomicUsize,
     taken: AtomicUsize,
-    starved: AtomicUsize,
+    wanted: AtomicUsize,
 }
 
 struct State {
@@ -44,6 +45,8 @@ pub struct OfRanks {
     pub more: bool,
     /// The most requests that a replica of any rank may run.
     pub share: usize,
+    /// The most positions of a request.
+    pub positions: usize,
 }
 
 /// What [`Queue::watch`] sees.
@@ -54,10 +57,12 @@ pub struct Watched {
     pub replicas: usize,
     /// Requests that wait.
     pub waiting: usize,
+    /// How often replicas have looked for requests so far.
+    pub looks: usize,
     /// Requests taken so far.
     pub taken: usize,
-    /// How often a replica with room found nothing to take.
-    pub starved: usize,
+    /// Requests that replicas had room for and did not find, summed over their looks.
+    pub wanted: usize,
 }
 
 impl State {
@@ -103,10 +108,19 @@ impl Queue {
     /// queue.
     pub fn take(&self, scheduler: &mut Scheduler, mut refuse: impl FnMut(usize, Error)) -> Result<()> {
         let mut state = self.lock();
+        #[cfg(feature = "mpi")]
+        self.counts.looks.fetch_add(1, Ordering::Relaxed);
+        if !scheduler.has_free_slot() {
+            return Ok(());
+        }
         while scheduler.running() + scheduler.waiting() < state.share() {
             let Some(first) = state.waiting.front_mut() else {
                 #[cfg(feature = "mpi")]
-                self.counts.starved.fetch_add(1, Ordering::Relaxed);
+                if state.ranks.more {
+                    let more = state.share() - scheduler.running() - scheduler.waiting();
+                    let wanted = scheduler.room(state.ranks.positions).min(more);
+                    self.counts.wanted.fetch_add(wanted, Ordering::Relaxed);
+                }
                 break;
             };
             let (request, n_prompt, max_positions) = (first.request, first.prompt.len(), first.max_positions);
@@ -183,8 +197,9 @@ impl Queue {
         Watched {
             replicas: state.replicas,
             waiting: state.waiting.len(),
+            looks: self.counts.looks.load(Ordering::Relaxed),
             taken: self.counts.taken.load(Ordering::Relaxed),
-            starved: self.counts.starved.load(Ordering::Relaxed),
+            wanted: self.counts.wanted.load(Ordering::Relaxed),
         }
     }
 

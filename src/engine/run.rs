@@ -260,11 +260,8 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         Ok(())
     }
 
-    /// Takes requests from the queue, if there is a slot for one.
+    /// Takes requests from the queue, as many as can start.
     fn take(&mut self) -> Result<()> {
-        if !self.scheduler.has_free_slot() {
-            return Ok(());
-        }
         let refuse = |request, why| self.run.refuse(request, why);
         self.run.queue.take(&mut self.scheduler, refuse)
     }

@@ -154,6 +154,23 @@ impl Scheduler {
         !self.free_slots.is_empty()
     }
 
+    /// About how many more sequences of up to `max_positions` positions could start at once, if their prompts are short; not
+    /// 0 if one can.
+    #[cfg(feature = "mpi")]
+    pub fn room(&mut self, max_positions: usize) -> usize {
+        let max_positions = max_positions.max(1);
+        if !self.has_room(1, max_positions) {
+            return 0;
+        }
+        let need = self.limits.need(1, max_positions);
+        let slots = self.free_slots.len();
+        let windows = self.window.free().checked_div(need.window).unwrap_or(slots);
+        // As many as there are blocks for if all grow to the end, whoever runs already.
+        let full = self.limits.full_blocks.checked_div(need.full);
+        let full = full.map_or(slots, |full| full.saturating_sub(self.running()));
+        slots.min(windows).min(full).max(1)
+    }
+
     /// Whether one more sequence could start at once, after those submitted before.
     pub fn has_room(&mut self, n_prompt: usize, max_positions: usize) -> bool {
         self.lend();
