@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint cffd2420463410cf) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 90ba9f6e2be158eb) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -37,7 +37,7 @@ enum : int {
   UPLOAD_PIECE = 16,            // bytes of a piece: the plan is copied in pieces, and its sections start at multiples
                                 // of it
   UPLOAD_SECTIONS = 12,         // the most sections of a plan
-  DRAW_TOKENS = 2048,           // the most tokens of a nucleus that a kernel samples from
+  DRAW_TOKENS = 2048,           // the most tokens of a nucleus that draw samples from
   POWERS = 32,                  // entries 2^(i / POWERS) of the table that exponentials are computed from
   MATRIX_PEAK_FLOPS = 4194304,  // see MatrixPeakArgs
 };
@@ -62,8 +62,8 @@ struct StepHeader {
   int turn;           // which of the host's result buffers this step writes
   float temperature;  // the temperature of sampling
   float topp;         // top-p: the probability mass of the nucleus; 0: sample from all tokens
-  float least;        // tokens of less probability are not sorted: they are not in the nucleus, or it has more than
-                      // DRAW_TOKENS tokens
+  float least;        // tokens of less probability are not sorted by draw: they are not in the nucleus, or it has more
+                      // than DRAW_TOKENS tokens
   int reserved;
 };
 
@@ -347,15 +347,16 @@ struct ArgmaxArgs {
   int best_rows;
 };
 
-// draw: samples a token from each row of logits, to the host and to last_tokens. Where the host must sample the row it
-// writes -1 to the host, and the argmax stays in last_tokens.
+// draw, draw_wide: sample a token from each row of logits, to the host and to last_tokens. Where the host must sample
+// the row -1 goes to the host, and the argmax stays in last_tokens.
 struct DrawArgs {
   Step step;                         // `last_tokens` has the rows' argmax already
   const float* logits;               // [logits_rows][vocab]
   int* host;                         // pinned, [turns][host_rows]
   long long host_rows;
   const unsigned long long* powers;  // [POWERS]: bits of 2^(i / POWERS), minus i << 47
-  double* sums;                      // [logits_rows]: the sum of each row's exponentials, for tests; NULL: not wanted
+  double* sums;                      // [logits_rows]: the sum of each row's exponentials, negative where draw has
+                                     // sampled a token; NaN where it is not finite
   int vocab;
   int reserved;
 };

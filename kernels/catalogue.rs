@@ -124,6 +124,8 @@ operations! {
     ArgmaxLogits "argmax_logits",
     /// Samples a token from each row of logits.
     Draw "draw",
+    /// The same, from the rows that [`Op::Draw`] leaves: those with a wide nucleus.
+    DrawWide "draw_wide",
     /// A tensor's smallest and largest exponents.
     Range "range",
     /// Packs weights from the wire format to the products' layout, a kernel per kind of [`Weights`].
@@ -430,7 +432,7 @@ pub const fn with<const A: usize, const B: usize, const N: usize>(a: [Kernel; A]
 }
 
 /// How many kernels every family has.
-pub const SHARED: usize = 23;
+pub const SHARED: usize = 24;
 
 const NORM: Limit = Limit::AtMost(Dimension::Hidden, 6144);
 const EXPERTS: Limit = Limit::AtMost(Dimension::Experts, 256);
@@ -458,6 +460,8 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     let route_rows = if wave == 32 { 8 } else { 4 };
     // Logits and picks of one row, and the sums of a block's waves.
     let (routing, norm) = (256 * 8 + 8 * 8, NORM_THREADS / wave * 8);
+    // Keys, powers, the waves' sums, and each thread's buckets of five bytes.
+    let draw_wide_bytes = 4096 * 8 + 32 * 8 + 512 / wave * 8 + 512 * 12 * 5 + 8;
     [
         Kernel::written(Op::Upload, "upload.hip", 1024).holding(208),
         Kernel::written(Op::Embed, "embed.hip", 256),
@@ -494,7 +498,8 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
             .taking(8)
             .holding(1024 * 8),
         Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024).holding(1024 * 8),
-        Kernel::written(Op::Draw, "draw.hip", 256).holding(if wave == 32 { 19_460 } else { 21_896 }),
+        Kernel::written(Op::Draw, "draw.hip", 256).holding(if wave == 32 { 18_996 } else { 20_904 }),
+        Kernel::written(Op::DrawWide, "draw_wide.hip", 512).sharing(draw_wide_bytes),
         Kernel::written(Op::Range, "pack_range.hip", 256).holding(12),
         Kernel::written(Op::Synthesize, "synthesize.hip", 256),
     ]

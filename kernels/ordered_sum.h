@@ -12,19 +12,11 @@
 // probabilities, up to where it exceeds the random number (`coin`), is found in the same way.
 #pragma once
 #include "catalogue.h"
-#include "gpu/math.h"
+#include "exponential.h"
 
 // Of 128 to 1024 threads with 8 or 16 values each, 256 with 16 were fastest for 890 rows, a quarter faster than 512
 // with 8, and for a single row; for 32 to 132 rows they are a tenth slower than the best (benches/record).
 enum { THREADS = DRAW_THREADS, WAVES = THREADS / WAVE, EACH = 16, TILE = THREADS * EACH };
-
-template <class T> struct Bits;
-template <> struct Bits<double> { typedef u64 Word; enum { FRACTION = 52, BIAS = 1023 }; };
-template <> struct Bits<float> { typedef u32 Word; enum { FRACTION = 23, BIAS = 127 }; };
-template <class T> DEV typename Bits<T>::Word bits_of(T v) { return __builtin_bit_cast(typename Bits<T>::Word, v); }
-
-// The exponent of a number that is not negative.
-template <class T> DEV int exponent_of(T v) { return (int)(bits_of(v) >> Bits<T>::FRACTION) - Bits<T>::BIAS; }
 
 // A binade: sums from `base` up to, not including, `end`. 0 and the subnormal numbers are one, too.
 template <class T> struct Binade {
@@ -55,25 +47,18 @@ template <int N, class T> DEV Run<T> lanes_run(Run<T> mine, const Binade<T>& b) 
   return mine;
 }
 
-// The C library's expf for arguments up to 0, by the steps of `src/sampler/exp.rs`. NaN stays NaN.
-struct Exponential {
-  const u64* powers;                                       // 2^(i / POWERS), less i << 47
-  double inverse;                                          // of the temperature
-  float max;
-  // x / T - max. A quotient of float32 numbers is never nearer than 2^-49 of itself to the midpoint of two float32
-  // numbers, and the product with 1 / T has an error of at most 2^-52: so it rounds as the quotient does.
-  DEV float argument(float logit) const { return add_rn((float)(logit * inverse), -max); }
-  DEV float operator()(float argument) const {
-    const double magic = 0x1.8p52, log2_e_32 = 0x1.71547652b82fep5;
-    const double x = argument < -104.5f ? -104.5f : argument;
-    const double rounded = fma_rn(x, log2_e_32, magic);
-    const double r = fma_rn(x, log2_e_32, magic - rounded);
-    const u64 k = bits_of(rounded);
-    const double high = fma_rn(0x1.c6af84b912394p-20, r, 0x1.ebfce50fac4f3p-13);
-    const double low = fma_rn(0x1.62e42ff0c52d6p-6, r, 1.0);
-    return (float)(fma_rn(high, r * r, low) * __builtin_bit_cast(double, powers[k % POWERS] + (k << 47)));
+// Each lane's and those of the lanes before it.
+template <class T> DEV Run<T> lanes_runs(Run<T> mine, const Binade<T>& b) {
+  ROLLED for (int o = 1; o < WAVE; o *= 2) {
+    const int from = (LANE + WAVE - o) % WAVE;
+    const Run<T> before{shfl(mine.even, from), shfl(mine.odd, from)};
+    const T even = mine.even - b.base, odd = mine.odd - b.next;
+    if (LANE < o) continue;
+    mine.even = before.even + (bits_of(before.even) & 1 ? odd : even);
+    mine.odd = before.odd + (bits_of(before.odd) & 1 ? odd : even);
   }
-};
+  return mine;
+}
 
 DEV void load_mine(const float* logits, int mine, int n, float* v) {
   UNROLL for (int i = 0; i < EACH; i += 8) if (mine + i < n) load8<FORMAT_F32>(logits, mine + i, n - mine - i, v + i);
@@ -81,8 +66,9 @@ DEV void load_mine(const float* logits, int mine, int n, float* v) {
 
 template <class T> struct Shared {
   Run<T> waves[2][WAVES];
-  Run<T> lanes[WAVE];                                      // of the wave in which the sum leaves its binade,
-  float values[WAVE][EACH];                                // and their values
+  T sum;                                                   // after the thread in whose values it leaves its binade
+  float values[WAVE][EACH];                                // of that thread's wave
+  int next, reached;                                       // the thread after it, and what is reached in it
 };
 
 // The sum of `exponential` / `total` of a row's logits, each quotient rounded to float32, in type T and in order of the
@@ -133,21 +119,26 @@ DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, d
         break;
       }
       // NaN fails both comparisons, here and below.
-      int wave = from / WAVE, lane = 0;
+      int wave = from / WAVE;
       for (T next; wave < WAVES - 1 && (next = add(sum, waves[wave], b)) < b.end && next <= limit; wave++) sum = next;
       if (TID / WAVE == wave) {
-        shared.lanes[LANE] = run;
         UNROLL for (int i = 0; i < EACH; i++) shared.values[LANE][i] = v[i];
+        const T mine_after = add(sum, lanes_runs(run, b), b);
+        const T mine_before = shfl(mine_after, (LANE + WAVE - 1) % WAVE);
+        const bool stays = mine_after < b.end && mine_after <= limit;
+        const bool is_first = LANE == 0 || (mine_before < b.end && mine_before <= limit);
+        if (is_first && (!stays || LANE == WAVE - 1)) {
+          T next = LANE == 0 ? sum : mine_before;
+          int at = -1;
+          ROLLED for (int i = 0; i < EACH; i++) {
+            if (at < 0) next += shared.values[LANE][i];
+            if (at < 0 && next > limit) at = mine + i;
+          }
+          shared.sum = next, shared.next = TID + 1, shared.reached = at;
+        }
       }
       barrier();
-      const Run<T>* lanes = shared.lanes;
-      for (T next; lane < WAVE - 1 && (next = add(sum, lanes[lane], b)) < b.end && next <= limit; lane++) sum = next;
-      from = wave * WAVE + lane;
-      for (int i = 0; i < EACH && reached < 0; i++) {
-        sum += shared.values[lane][i];
-        if (sum > limit) reached = first + from * EACH + i;
-      }
-      from++;
+      sum = shared.sum, from = shared.next, reached = shared.reached;
     }
   }
   return sum;

@@ -14,7 +14,7 @@
 #include <climits>
 #include <algorithm>
 
-#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(draw) X(range) \
+#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(draw) X(draw_wide) X(range) \
   X(synthesize) X(plain_qkv) X(plain_attn_out) X(plain_mlp1) X(plain_mlp2) X(plain_logits) X(attention_plain_f32) \
   X(attention_plain_f16) X(attention_plain_bf16)
 #define DECLARE(name) extern "C" void name(const void*);
@@ -47,12 +47,14 @@ template <class T> Buffer<T> filled(size_t n, std::function<T()> make) {
   for (size_t i = 0; i < n; i++) b[i] = make();
   return b;
 }
-template <class Args> void launch(const char* name, simt_kernel kernel, int grid, int threads, const Args& args) {
+template <class Args>
+void launch(const char* name, simt_kernel kernel, int grid, int threads, const Args& args, int shared_bytes = 0) {
   char message[256];
-  if (simt_launch(kernel, grid, threads, 0, &args, sizeof args, 2, policy, engine(), message, sizeof message))
+  if (simt_launch(kernel, grid, threads, shared_bytes, &args, sizeof args, 2, policy, engine(), message, sizeof message))
     check(false, (std::string(name) + ": " + message).c_str());
 }
 #define LAUNCH(name, grid, threads, args) launch(#name, name, grid, threads, args)
+#define LAUNCH_WIDE(grid, args) launch("draw_wide", draw_wide, grid, 512, args, 63816)
 
 // A step of random chunks over scattered pages.
 struct Plan {
@@ -419,15 +421,17 @@ void test_argmax(int candidates, bool logits_rows) {
 }
 
 // The sampler's draw, written plainly: a stable sort of pairs; without a nucleus, from all tokens. -1 where a nucleus
-// would need tokens below `least`, or where too many tokens are at or above it.
-int drawn_from(const std::vector<float>& e, double sum, float topp, float least, float coin) {
+// would need tokens below `least`, or where more than `most` tokens are at or above it. A `coin` of -1 becomes one that
+// is as near as can be to where one of the nucleus's tokens ends and the next begins.
+int drawn_from(const std::vector<float>& e, double sum, float topp, float least, int most, float& coin) {
   const int n = (int)e.size();
   std::vector<std::pair<float, int>> pairs(n);
   for (int i = 0; i < n; i++) pairs[i] = {(float)(e[i] / sum), i};
-  float mass = 0, target = coin;
+  float mass = 1;
   if (topp > 0) {
+    mass = 0;
     const auto probable = std::count_if(pairs.begin(), pairs.end(), [&](auto& p) { return p.first >= least; });
-    if (probable > DRAW_TOKENS) return -1;
+    if (probable > most) return -1;
     const auto rest = std::remove_if(pairs.begin(), pairs.end(), [&](auto& p) { return p.first < least; });
     pairs.erase(rest, pairs.end());
     std::stable_sort(pairs.begin(), pairs.end(), [](auto& p, auto& q) { return p.first > q.first; });
@@ -435,21 +439,28 @@ int drawn_from(const std::vector<float>& e, double sum, float topp, float least,
     while (kept < pairs.size() && mass <= topp) mass += pairs[kept++].first;
     if (!(mass > topp)) return -1;
     pairs.resize(kept);
-    target = coin * mass;
   }
   float cdf = 0;
+  if (coin < 0) {
+    const int ending = integer(0, (int)pairs.size() - 1);
+    for (int i = 0; i <= ending; i++) cdf += pairs[i].first;
+    coin = std::min((float)floor((double)cdf / mass * 0x1p24), 0x1p24f - 1) * 0x1p-24f;
+    cdf = 0;
+  }
+  const float target = topp > 0 ? coin * mass : coin;
   for (auto& p : pairs) if (target < (cdf += p.first)) return p.second;
   return pairs.back().second;
 }
 
-// Rows of several kinds, which take different paths through the ordered sum: each gives the bits of the C library's own
-// loop.
-void test_draw(int vocab, float topp) {
-  enum { KINDS = 12 };
+// Rows of several kinds, which take different paths through the ordered sum and through wide nuclei: each gives the bits
+// of the C library's own loop. Returns how many rows draw_wide has sampled.
+int test_draw(int vocab, float topp) {
+  enum { KINDS = 16 };
   Plan plan(2 * KINDS, 1, 100, 40, 128);
   const int rows = (int)plan.logits.size();
   const float temperature = integer(0, 1) ? 1.f : 0.3f;
-  const float least = std::max((1 - topp) / (vocab - 1), integer(0, 1) ? 1.f / DRAW_TOKENS : 1.f / 16384);
+  const float improbable = (1 - topp) / (vocab - 1);
+  const float least = std::max(improbable, integer(0, 1) ? 1.f / DRAW_TOKENS : 1.f / 16384);
   plan.header.temperature = temperature, plan.header.topp = topp, plan.header.least = least;
   Buffer<float> logits(rows * vocab);
   u64 powers[32];
@@ -459,6 +470,8 @@ void test_draw(int vocab, float topp) {
     powers[i] -= (u64)i << 47;
   }
   std::vector<int> largest(rows);
+  std::vector<double> exact(rows);
+  std::vector<std::vector<float>> exponentials(rows, std::vector<float>(vocab));
   for (int r = 0; r < rows; r++) {
     float* row = logits.data() + r * vocab;
     for (int i = 0; i < vocab; i++) {
@@ -466,42 +479,66 @@ void test_draw(int vocab, float topp) {
       const float kinds[KINDS] = {real(2.5f), real(0.2f), 3.f, (float)(-120 * along), (float)(100 * along - 100),
                                   i < vocab / 2 ? -INFINITY : real(9), i % 7 ? real(12) - 60 : real(3), real(40),
                                   i == vocab - 1 ? 0 : (i % 2 ? -103.28f : -66.5f + i % 5) * temperature, real(6),
-                                  (float)integer(-3, 3), i % 37 ? -30 : (float)(i % 3)};
+                                  (float)integer(-3, 3), i % 37 ? -30 : (float)(i % 3), real(temperature),
+                                  roundf(real(64 * temperature)) / 64, (i % 97 ? real() : 6 + real()) * temperature,
+                                  (i % 5 ? 0 : -0.5f) * temperature};
       row[i] = kinds[r % KINDS];
     }
     if (r % KINDS == 0) row[integer(0, vocab - 1)] = 30;
     if (r % KINDS == 9) row[integer(0, vocab - 1)] = integer(0, 1) ? NAN : INFINITY;
-    plan.logits[r].coin = integer(0, 5) ? integer(0, (1 << 24) - 1) * 0x1p-24f : integer(0, 1) ? 0.f : 1.f;
     int& most = largest[r];
     for (int i = 0; i < vocab; i++) if (row[i] > row[most] || std::isnan(row[most])) most = i;
     if (plan.logits[r].slot >= 0) plan.last_tokens[plan.logits[r].slot] = most;
+    const float max = row[most] / temperature;
+    auto& e = exponentials[r];
+    for (int i = 0; i < vocab; i++) e[i] = expf(row[i] / temperature - max), exact[r] += e[i];
+    float& coin = plan.logits[r].coin = integer(0, 1) ? -1 : integer(0, (1 << 24) - 1) * 0x1p-24f;
+    if (r % KINDS != 9) drawn_from(e, exact[r], topp, improbable, vocab, coin);
+    if (coin < 0 || !integer(0, 5)) coin = (float)integer(0, 1);
   }
   const int host_rows = rows + integer(0, 3);
   Buffer<int> host(3 * host_rows);
   Buffer<double> sums(rows);
-  LAUNCH(draw, rows + 1, 256, (DrawArgs{plan.step, logits.data(), host.data(), host_rows, powers, sums.data(), vocab, 0}));
-  int decided = 0, left = 0;
+  const DrawArgs args{plan.step, logits.data(), host.data(), host_rows, powers, sums.data(), vocab, 0};
+  LAUNCH(draw, rows + 1, 256, args);
+  int decided = 0, left = 0, wide = 0;
+  const auto found = [&](int r) { return host[plan.header.turn * host_rows + r]; };
+  const auto check_row = [&](int r, int want) {
+    check(found(r) == want, "draw's token", r % KINDS);
+    const int last = plan.last_tokens[plan.logits[r].slot];
+    check(last == (want < 0 ? largest[r] : want), "draw's last token", r % KINDS);
+  };
   for (int r = 0; r < rows; r++) {
-    const float* row = logits.data() + r * vocab;
-    const float max = row[largest[r]] / temperature;
-    const int got = host[plan.header.turn * host_rows + r], slot = plan.logits[r].slot;
-    std::vector<float> e(vocab);
-    double sum = 0;
-    for (int i = 0; i < vocab; i++) e[i] = expf(row[i] / temperature - max), sum += e[i];
+    const int slot = plan.logits[r].slot;
     if (slot < 0 || r % KINDS == 9) {
-      check(got == -1 && std::isnan(sums[r]), "draw's row that is not to be", r);
+      check(found(r) == -1 && std::isnan(sums[r]), "draw's row that is not to be", r);
       if (slot >= 0) check(plan.last_tokens[slot] == largest[r], "draw's row that is left to the host");
       continue;
     }
-    check(sums[r] == sum, "draw's sum", r % KINDS);
-    const int want = drawn_from(e, sum, topp, least, plan.logits[r].coin);
-    check(got == want, "draw's token", r % KINDS);
-    check(plan.last_tokens[slot] == (want < 0 ? largest[r] : want), "draw's last token", r % KINDS);
+    const bool looks = topp == 0 || exact[r] <= 32 || vocab <= DRAW_TOKENS;
+    const auto& e = exponentials[r];
+    const int want = looks ? drawn_from(e, exact[r], topp, least, DRAW_TOKENS, plan.logits[r].coin) : -1;
+    check(sums[r] == (want < 0 ? exact[r] : -exact[r]), "draw's sum", r % KINDS);
+    check_row(r, want);
     (want < 0 ? left : decided)++;
   }
-  check(decided > 0, "draw's rows that are decided", topp);
+  check(topp > 0.5f || decided > 0, "draw's rows that are decided", topp);
   if (topp > 0.999 && vocab > DRAW_TOKENS) check(left > 0, "draw's rows that are left to the host", topp);
+
+  const std::vector<int> before(host.begin(), host.end());
+  LAUNCH_WIDE(rows + 1, args);
+  for (int r = 0; r < rows; r++) {
+    const int slot = plan.logits[r].slot, was = before[plan.header.turn * host_rows + r];
+    if (slot < 0 || was >= 0 || r % KINDS == 9 || found(r) < 0) {
+      check(found(r) == was, "draw_wide's row that is not to be", r % KINDS);
+      if (slot >= 0) check(plan.last_tokens[slot] == (was < 0 ? largest[r] : was), "draw_wide's other last token");
+      continue;
+    }
+    check_row(r, drawn_from(exponentials[r], exact[r], topp, improbable, vocab, plan.logits[r].coin));
+    wide++;
+  }
   check(host.whole() && sums.whole(), "draw's guards");
+  return wide;
 }
 
 void test_range_and_synthesis(int format, int rows, int cols, int members) {
@@ -742,7 +779,7 @@ void test_empty() {
   LAUNCH(sort_gather, 2, 256, (SortGatherArgs{SortArgs{step, nullptr, offsets, counts, nullptr, 32, 4}, g}));
   RopeStoreArgs s{}; s.step = step; LAUNCH(rope_store, 2, 256, s);
   ArgmaxArgs m{}; m.step = step; LAUNCH(argmax, 2, 1024, m);
-  DrawArgs w{}; w.step = step; LAUNCH(draw, 2, 256, w);
+  DrawArgs w{}; w.step = step; LAUNCH(draw, 2, 256, w), LAUNCH_WIDE(2, w);
   AttentionArgs t{}; t.step = step; t.kv_heads = 2; t.heads = 2; LAUNCH(attention_plain_f32, 2, 256, t);
 }
 }  // namespace
@@ -776,9 +813,11 @@ int main(int argc, char** argv) {
   });
   run("argmax", [] { for (int c : {1, 100, 3143}) test_argmax(c, false), test_argmax(c, true); });
   run("draw", [] {
+    int wide = 0;
     for (float topp : {0.f, 1e-30f, 0.3f, 0.9f, 0.99999f})
-      for (int vocab : {2, 37, 4095, 4096, 9001}) test_draw(vocab, topp);
-    test_draw(70 * 4096 + 5, 0.9f);
+      for (int vocab : {2, 37, 4095, 4096, 9001}) wide += test_draw(vocab, topp);
+    wide += test_draw(70 * 4096 + 5, 0.9f);
+    check(wide > 50, "draw_wide's rows that are decided", wide);
   });
   run("wire", [] {
     test_range_and_synthesis(FORMAT_BF16, 40, 36, 2), test_range_and_synthesis(FORMAT_F32, 40, 1, 1);

@@ -1,9 +1,9 @@
 //! Samples the next token of each sequence from a step's output.
 //!
-//! A replica whose device samples returns most tokens itself. For a row that the device could not sample (its nucleus
-//! is too large, or values are not finite), the host fetches the row's logits and samples it. The device has meanwhile
-//! fed another token to the next step; the scheduler discards that step's row and plans it again. If the device cannot
-//! sample many rows, as with a nucleus of most of the vocabulary, the next steps copy all logits to the host, and only
+//! A replica whose device samples returns most tokens itself. For a row that the device could not sample (too many
+//! tokens are equally probable, or values are not finite), the host fetches the row's logits and samples it. The device
+//! has meanwhile fed another token to the next step; the scheduler discards that step's row and plans it again. If the
+//! device cannot sample many rows, as where most logits are equal, the next steps copy all logits to the host, and only
 //! half of the sequences are in a step, so that the host samples one half while the device computes the other.
 
 use super::Sampling;

@@ -92,6 +92,7 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             target.argmax(rows),
             target.argmax_logits(rows),
             target.draw(rows),
+            target.draw_wide(rows),
             target.range(rows * 2880),
             target.synthesize(rows * 2880),
             target.matrix_peak(),

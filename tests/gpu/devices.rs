@@ -100,6 +100,19 @@ fn answers_do_not_depend_on_the_number_of_devices() {
 }
 
 #[test]
+fn rows_that_the_device_cannot_sample_are_fetched() {
+    let model = Model::new();
+    let copies = |drawing| {
+        let system = system(1, Order::Eager);
+        answers(&model, drawing, &system);
+        system.calls(None, Some(Call::CopyToHost))
+    };
+    let [none, few, many] = [Drawing::GREEDY, Drawing::NUCLEUS, Drawing::WIDE].map(copies);
+    assert_eq!(few, none);
+    assert!(many >= none + 10, "{many} copies, {none} in a greedy run");
+}
+
+#[test]
 fn all_devices_have_a_part_in_the_work() {
     let system = system(3, Order::Eager);
     answers(&Model::new(), Drawing::GREEDY, &system);

@@ -28,7 +28,7 @@ impl Drawing {
     /// From a nucleus that the device finds.
     pub const NUCLEUS: Self = Self::new(1.0, 0.9);
     /// From a nucleus for which the host fetches most rows.
-    pub const WIDE: Self = Self::new(0.2, 0.99999);
+    pub const WIDE: Self = Self::new(0.127, 0.9999999);
     /// From all tokens.
     pub const ALL: Self = Self::new(1.0, 1.0);
 

@@ -130,7 +130,8 @@ const TEMPERATURES: [f32; 5] = [0.03, 0.3, 1.0, 40.0, 0.1];
 fn tokens_are_drawn_as_the_host_draws_them() {
     let (mut whole, mut drawing) = (replica(WIDE, false), replica(WIDE, false));
     let mut drawn = [0; 2];
-    let topps = [0.1, 0.5, 0.9, 0.99, 1.0];
+    // The sum of all probabilities seldom exceeds the last but one: those rows are left to the host.
+    let topps = [0.1, 0.5, 0.9, 0.99, 0.9999999, 1.0];
     for (position, (temperature, topp)) in TEMPERATURES.into_iter().flat_map(|t| topps.map(|p| (t, p))).enumerate() {
         let rows = 1 + position.min(ROWS - 1);
         let expected = step_for(&mut *whole, position, rows, Want::Logits);

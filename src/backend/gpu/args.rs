@@ -57,7 +57,7 @@ shared! {
         UPLOAD_PIECE: usize = 16;
         /// the most sections of a plan
         UPLOAD_SECTIONS: usize = 12;
-        /// the most tokens of a nucleus that a kernel samples from
+        /// the most tokens of a nucleus that draw samples from
         DRAW_TOKENS: usize = 2048;
         /// entries 2^(i / POWERS) of the table that exponentials are computed from
         POWERS: usize = sampler::EXPONENTIAL_POWERS;
@@ -96,8 +96,8 @@ shared! {
             temperature: f32,
             /// top-p: the probability mass of the nucleus; 0: sample from all tokens
             topp: f32,
-            /// tokens of less probability are not sorted: they are not in the nucleus, or it has more than DRAW_TOKENS
-            /// tokens
+            /// tokens of less probability are not sorted by draw: they are not in the nucleus, or it has more than
+            /// DRAW_TOKENS tokens
             least: f32,
             reserved: i32,
         }
@@ -475,8 +475,8 @@ shared! {
             best_rows: i32,
         }
 
-        /// draw: samples a token from each row of logits, to the host and to last_tokens. Where the host must sample
-        /// the row it writes -1 to the host, and the argmax stays in last_tokens.
+        /// draw, draw_wide: sample a token from each row of logits, to the host and to last_tokens. Where the host must
+        /// sample the row -1 goes to the host, and the argmax stays in last_tokens.
         #[derive(Pod, Zeroable)]
         DrawArgs {
             /// `last_tokens` has the rows' argmax already
@@ -488,7 +488,8 @@ shared! {
             host_rows: i64,
             /// `[POWERS]`: bits of 2^(i / POWERS), minus i << 47
             powers: *const u64,
-            /// `[logits_rows]`: the sum of each row's exponentials, for tests; NULL: not wanted
+            /// `[logits_rows]`: the sum of each row's exponentials, negative where draw has sampled a token; NaN where
+            /// it is not finite
             sums: *mut f64,
             vocab: i32,
             reserved: i32,

@@ -83,6 +83,11 @@ impl Target {
         self.blocks(Op::Draw, rows)
     }
 
+    /// `draw_wide`
+    pub fn draw_wide(&self, rows: usize) -> Launch {
+        self.blocks(Op::DrawWide, rows)
+    }
+
     /// `range`, of a tensor of so many values.
     pub fn range(&self, values: usize) -> Launch {
         self.striding(Op::Range, values)

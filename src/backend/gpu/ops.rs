@@ -283,6 +283,8 @@ struct Workspace {
     best_index: DeviceBuffer<i32>,
     /// The sampler's table of powers.
     powers: DeviceBuffer<u64>,
+    /// The sums of the rows' exponentials.
+    sums: DeviceBuffer<f64>,
 }
 
 /// [`Ops`] on a GPU.
@@ -351,6 +353,7 @@ impl GpuOps {
                 best: DeviceBuffer::zeroed(stream, 1)?,
                 best_index: DeviceBuffer::zeroed(stream, 1)?,
                 powers: DeviceBuffer::of(stream, exponential_table())?,
+                sums: DeviceBuffer::zeroed(stream, sizes.logits_rows)?,
             },
             max_logits_rows: sizes.logits_rows,
             shape: StepShape {
@@ -602,13 +605,15 @@ impl GpuOps {
             host: self.logits.drawn,
             host_rows: self.logits.drawn_rows as i64,
             powers: self.workspace.powers.values(),
-            sums: TypedPtr::NULL,
+            sums: self.workspace.sums.values(),
             vocab: self.config.vocab_size as i32,
             reserved: 0,
         };
+        let rows = self.shape.logits_rows;
         let rows_bytes = 4 * self.n_wanted * self.config.vocab_size;
         self.timed(Stage::Draw, moved(rows_bytes), |ops| {
-            ops.launch(ops.context.target.draw(ops.shape.logits_rows), &args)
+            ops.launch(ops.context.target.draw(rows), &args)?;
+            ops.launch(ops.context.target.draw_wide(rows), &args)
         })
     }
 
