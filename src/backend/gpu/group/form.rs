@@ -144,7 +144,7 @@ impl Forming<'_> {
         let sizes = taken.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         for &device in &self.left {
             self.formed.lines.push(format!(
-                "{} is not used: it fits in no group beside those of {sizes} devices",
+                "{} is not used: it fits in no group; devices in each group: {sizes}",
                 names[device]
             ));
         }
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(formed.groups.len(), 1);
         assert_eq!(
             formed.lines,
-            ["gpu:1 is not used: it fits in no group beside those of 1 devices"]
+            ["gpu:1 is not used: it fits in no group; devices in each group: 1"]
         );
     }
 
