@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 90ba9f6e2be158eb) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint d08084744226ada1) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -235,14 +235,13 @@ struct SortGatherArgs {
   GatherArgs gather;  // `slots` is unused
 };
 
-// norm_route: rmsnorm (without `select`) and route fused, for few rows; sort and gather, too, where the bucket is of
-// one row.
+// norm_route: rmsnorm (without `select`) and route fused; sort and gather, too, where the bucket is of one row.
 struct NormRouteArgs {
   NormArgs norm;    // `t32` is unused
   RouteArgs route;  // `t32` is unused
   SortArgs sort;
   GatherArgs gather;
-  int alone;        // 1: fuse sort and gather, too
+  int alone;        // 1: fuse sort and gather, too; norm_route_rows: 0
   int reserved;
 };
 

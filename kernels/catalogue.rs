@@ -76,7 +76,7 @@ operations! {
     Settle "settle",
     /// The router.
     Route "route",
-    /// [`Op::Norm`] and [`Op::Route`], for few rows.
+    /// [`Op::Norm`] and [`Op::Route`].
     NormRoute "norm_route",
     /// Sorts (row, expert) pairs by expert: gives each a slot.
     Sort "sort",
@@ -315,6 +315,11 @@ impl Kernel {
         Self { most_rows, ..self }
     }
 
+    /// For at least so many rows.
+    pub const fn at_least(self, from_rows: usize) -> Self {
+        Self { from_rows, ..self }
+    }
+
     /// With these limits.
     pub const fn within(self, limits: &'static [Limit]) -> Self {
         Self { limits, ..self }
@@ -477,7 +482,8 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
             .holding(6144 * 4 + norm + routing)
             .within(&[NORM, EXPERTS, EXPERTS_PER_TOKEN]),
         Kernel::written(Op::Sort, "sort.hip", 1024)
-            .holding(256 * (2 * 17 + 2) * 4)
+            .taking(512)
+            .holding(256 * (2 * 17 + 3) * 4)
             .within(&[EXPERTS]),
         Kernel::written(Op::Gather, "gather.hip", 256).taking(32),
         Kernel::written(Op::SortGather, "sort_gather.hip", 256)

@@ -42,14 +42,18 @@ DEV void load_piece(const NormArgs& a, int row, int k, float* x) {
   if (!a.select) store8(at, a.hidden - k, x);
 }
 
-// 1 / sqrt(mean square + 1e-5). The sum of squares is float64 (exact) or float32.
+// 1 / sqrt(mean square + 1e-5), of the sum of squares.
+template <class Sum> DEV float inverse_root(Sum squares, int hidden) {
+  const Sum mean = squares / (Sum)hidden + (Sum)1e-5f;
+  return div_rn(1.f, sqrt_rn((float)mean));
+}
+// The same of a row in the block's registers. The sum of squares is float64 (exact) or float32.
 template <class Sum> DEV float row_scale(float (*x)[8], int hidden, Sum* scratch) {
   Sum squares = 0;
   UNROLL for (int p = 0; p < NORM_PIECES; p++)
     if ((p * NORM_THREADS + TID) * 8 < hidden)
       UNROLL for (int j = 0; j < 8; j++) squares += (Sum)mul_rn(x[p][j], x[p][j]);
-  const Sum mean = block_sum<NORM_WAVES>(squares, scratch) / (Sum)hidden + (Sum)1e-5f;
-  return div_rn(1.f, sqrt_rn((float)mean));
+  return inverse_root(block_sum<NORM_WAVES>(squares, scratch), hidden);
 }
 
 // Norms row `row` of x into row `to` of t. Calls use(k, t) with each piece, also with the zeros after the row's end.

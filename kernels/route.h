@@ -17,6 +17,7 @@
 enum { ROUTE_ROWS = ROUTE_PER_BLOCK, MAX_EXPERTS = ROUTE_MOST_EXPERTS, MAX_K = ROUTE_MOST_EXPERTS_PER_TOKEN };
 // Experts and rows whose sums a wave reduces together; steps of K that a wave with one row has in flight.
 enum { ROUTE_EXPERTS = 4, ROUTE_TREE_ROWS = 4, ROUTE_AHEAD = 3 };
+enum { ROUTE_STEP = WAVE * 8 };          // elements of K that a wave multiplies at once
 
 // A block's results for its ROWS rows. Picks (the k largest) are in order of the logit, the largest first.
 template <int ROWS> struct Routing {
@@ -123,48 +124,58 @@ template <int THREADS> struct Ahead {
   }
 };
 
-// E experts per wave. Beyond the last row or expert, the last one is repeated. (Prefetching two steps ahead was slower
-// by a tenth.)
+// The weights of E experts from `first` on, a lane's eight from k on. Beyond the last expert, the last one is repeated.
+template <int FORMAT, int E> DEV void load_experts(const RouteArgs& a, int first, int k, RawWeights<FORMAT>* raw) {
+  UNROLL for (int e = 0; e < E; e++) {
+    const int expert = first + e < a.n_experts ? first + e : a.n_experts - 1;
+    raw[e].load(a.w, (i64)expert * a.hidden + (k < a.hidden ? k : 0));
+  }
+}
+// A step of K: products of the staged rows, ROW_PIECES apart, and E experts.
+template <class Sum, int FORMAT, int E, int ROW_PIECES>
+DEV void multiply_step(const RawWeights<FORMAT>* raw, const Piece* stage, Sum (*sums)[E]) {
+  UNROLL for (int half = 0; half < 2; half++) {
+    float w[E][4];
+    UNROLL for (int e = 0; e < E; e++) raw[e].take(half, w[e]);
+    UNROLL for (int r = 0; r < ROUTE_ROWS; r++) {
+      const f32x4 t = __builtin_bit_cast(f32x4, stage[r * ROW_PIECES + half * WAVE + LANE]);
+      UNROLL for (int e = 0; e < E; e++)
+        UNROLL for (int i = 0; i < 4; i++) add_product(sums[r][e], w[e][i], t[i]);
+    }
+  }
+}
+template <class Sum, int E>
+DEV void finish_rows(const RouteArgs& a, const Sum (*sums)[E], int first, Routing<ROUTE_ROWS>& s) {
+  UNROLL for (int r = 0; r < ROUTE_ROWS; r += ROUTE_TREE_ROWS)
+    UNROLL for (int e = 0; e < E; e += ROUTE_EXPERTS) {
+      Sum part[ROUTE_TREE_ROWS][ROUTE_EXPERTS];
+      UNROLL for (int i = 0; i < ROUTE_TREE_ROWS; i++)
+        UNROLL for (int j = 0; j < ROUTE_EXPERTS; j++) part[i][j] = sums[r + i][e + j];
+      finish_logits(a, part, r, first + e, s);
+    }
+}
+
+// E experts per wave. Beyond the last row, the last one is repeated. (Prefetching two steps ahead was slower by a
+// tenth.)
 template <class Sum, int FORMAT, int E, int THREADS>
 DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
-  constexpr int STRIDE = WAVE * 8;
   int turn = 0;
   for (int base = 0; base < a.n_experts; base += THREADS / WAVE * E) {
     const int first = base + TID / WAVE * E;
-    const auto load_weights = [&](RawWeights<FORMAT>* raw, int k) {
-      UNROLL for (int e = 0; e < E; e++) {
-        const int expert = first + e < a.n_experts ? first + e : a.n_experts - 1;
-        raw[e].load(a.w, (i64)expert * a.hidden + (k < a.hidden ? k : 0));
-      }
-    };
     Sum sums[ROUTE_ROWS][E] = {};
     RawWeights<FORMAT> raw[E], next[E];
     Ahead<THREADS> ahead;
     ahead.load(a, in, rows, 0);
-    load_weights(next, LANE * 8);
-    for (int k = 0; k < a.hidden; k += STRIDE, turn ^= 1) {
+    load_experts<FORMAT, E>(a, first, LANE * 8, next);
+    for (int k = 0; k < a.hidden; k += ROUTE_STEP, turn ^= 1) {
       ahead.store(stage.pieces[turn]);
       UNROLL for (int e = 0; e < E; e++) raw[e] = next[e];
       barrier();
-      if (k + STRIDE < a.hidden) ahead.load(a, in, rows, k + STRIDE), load_weights(next, k + STRIDE + LANE * 8);
-      if (k + LANE * 8 >= a.hidden) continue;
-      UNROLL for (int half = 0; half < 2; half++) {
-        float w[E][4];
-        UNROLL for (int e = 0; e < E; e++) raw[e].take(half, w[e]);
-        UNROLL for (int r = 0; r < ROUTE_ROWS; r++) {
-          const f32x4 t = __builtin_bit_cast(f32x4, stage.pieces[turn][(r * 2 + half) * WAVE + LANE]);
-          UNROLL for (int e = 0; e < E; e++)
-            UNROLL for (int i = 0; i < 4; i++) add_product(sums[r][e], w[e][i], t[i]);
-        }
-      }
+      if (k + ROUTE_STEP < a.hidden)
+        ahead.load(a, in, rows, k + ROUTE_STEP), load_experts<FORMAT, E>(a, first, k + ROUTE_STEP + LANE * 8, next);
+      if (k + LANE * 8 < a.hidden) multiply_step<Sum, FORMAT, E, 2 * WAVE>(raw, stage.pieces[turn], sums);
     }
-    UNROLL for (int r = 0; r < ROUTE_ROWS; r += ROUTE_TREE_ROWS)
-      UNROLL for (int e = 0; e < E; e += ROUTE_EXPERTS) {
-        Sum part[ROUTE_TREE_ROWS][ROUTE_EXPERTS];
-        UNROLL for (int i = 0; i < ROUTE_TREE_ROWS; i++)
-          UNROLL for (int j = 0; j < ROUTE_EXPERTS; j++) part[i][j] = sums[r + i][e + j];
-        finish_logits(a, part, r, first + e, s);
-      }
+    finish_rows<Sum, E>(a, sums, first, s);
   }
 }
 

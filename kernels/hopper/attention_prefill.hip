@@ -18,6 +18,7 @@
 //         while that S is exponentiated. Registers: 32 O, 32 S, 16 P of 128.
 // Memory  QUERY_BYTES + STAGES * (TILE_BYTES + 16) bytes of dynamic shared memory, the 16 for two mbarriers.
 #include "attention.h"
+#include "bulk_store.h"
 
 enum : int {
   TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,    // query rows per block
@@ -35,7 +36,6 @@ DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "m
 template <int PENDING> DEV void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-DEV void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // wgmma writes accumulators asynchronously, which the compiler does not know: keeps it from moving them across this
 // point.

@@ -42,7 +42,38 @@ const BARRIER_BYTES: usize = 8;
 const PREFILL_ROWS: usize = 16;
 const PREFILL_STAGES: usize = 4;
 
-const WRITTEN: [Kernel; 10] = [
+/// Elements and experts of a row that is normed in shared memory, and its bytes there.
+const NORM_HIDDEN: usize = 3072;
+const NORM_EXPERTS: usize = 4;
+const NORM_BYTES: usize = NORM_HIDDEN * 4;
+const NORM_ROWS: Limit = Limit::AtMost(Dimension::Hidden, NORM_HIDDEN);
+/// Rows of 16-byte pieces.
+const NORM_PIECES: Limit = Limit::MultipleOf(Dimension::Hidden, 8);
+/// From so many rows on these kernels were faster than those for a row a block.
+const MANY_ROWS: usize = 2048;
+
+const WRITTEN: [Kernel; 12] = [
+    Kernel::written(Op::Norm, "hopper/norm_rows.hip", WARP)
+        .called("rows")
+        .at_least(MANY_ROWS)
+        .sharing(NORM_BYTES + NORM_EXPERTS * NORM_BYTES / 2 + BARRIER_BYTES)
+        .within(&[
+            NORM_ROWS,
+            NORM_PIECES,
+            Limit::AtMost(Dimension::ExpertsPerToken, NORM_EXPERTS),
+        ]),
+    Kernel::written(Op::NormRoute, "hopper/norm_route_rows.hip", 8 * WARP)
+        .called("rows")
+        .at_least(MANY_ROWS)
+        .taking(8)
+        .sharing(8 * NORM_BYTES)
+        .holding(8 * (256 * 8 + 8 * 8 + 8 * 8))
+        .within(&[
+            NORM_ROWS,
+            NORM_PIECES,
+            Limit::AtMost(Dimension::Experts, 256),
+            Limit::AtMost(Dimension::ExpertsPerToken, 8),
+        ]),
     decode(F16, "few", 6, 2),
     decode(F16, "many", 8, 1),
     decode(Bf16, "few", 6, 2),

@@ -278,7 +278,7 @@ void test_sort(int rows, int n, int k) {
   Step step{};
   step.header = &header;
   Routed r(rows, n, k);
-  LAUNCH(sort, 1, 1024, (SortArgs{step, r.experts.data(), r.offsets.data(), r.counts.data(), r.slots.data(), n, k}));
+  LAUNCH(sort, (rows + 511) / 512 + 1, 1024, (SortArgs{step, r.experts.data(), r.offsets.data(), r.counts.data(), r.slots.data(), n, k}));
   check_sorted(r, rows);
 }
 

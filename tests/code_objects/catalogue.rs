@@ -87,7 +87,7 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             target.settle(rows),
             target.rope_store(rows),
             target.route(rows),
-            target.sort(),
+            target.sort(rows),
             target.gather(rows, 45),
             target.argmax(rows),
             target.argmax_logits(rows),
@@ -99,10 +99,13 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
         ] {
             note(chosen, launch);
         }
-        target
-            .norm_route(rows)
-            .into_iter()
-            .for_each(|launch| note(chosen, launch));
+        let config = ModelConfig::preset_20b();
+        let norms = [
+            target.norm_route(rows),
+            target.norm_rows(&config, rows),
+            target.norm_route_rows(&config, rows),
+        ];
+        norms.into_iter().flatten().for_each(|launch| note(chosen, launch));
         let sorted = target.sort_gather(rows, 45);
         assert!(sorted.is_none_or(|launch| rows <= launch.kernel.most_rows));
         sorted.into_iter().for_each(|launch| note(chosen, launch));

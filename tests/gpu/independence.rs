@@ -157,3 +157,37 @@ fn fast() {
 fn exact() {
     check_kinds(Precision::Exact);
 }
+
+/// Steps of so many rows have kernels of their own for norms and the router, and several blocks sort.
+#[test]
+fn many_rows_at_once() {
+    // Norms by waves take several steps and a rest of 576 elements.
+    let [grouped, _] = configs();
+    let config = ModelConfig {
+        hidden_dim: 576,
+        experts_per_token: 4,
+        ..grouped
+    };
+    // There are no such kernels on the emulated device, and so many rows would take it minutes.
+    if drivers()[0].device().runtime == "simt" {
+        return;
+    }
+    let synthetic = Synthetic {
+        config: config.clone(),
+        seed: 82,
+        temperament: Temperament::Wild,
+        dense: Dense::Bf16,
+        experts: Experts::Mxfp4,
+    };
+    let checkpoint = SyntheticCheckpoint::widened(&synthetic.check().unwrap());
+    let token = |i: usize, j: usize| ((i * 7919 + j * 104_729) % config.vocab_size) as u32;
+    let prompts: Vec<Vec<u32>> = (0..13).map(|i| (0..180 + i).map(|j| token(i, j)).collect()).collect();
+    let answer = |step_tokens| {
+        let mut replica = open(&checkpoint, &options(Precision::Fast, 16, step_tokens));
+        answer(&mut *replica, &config, &prompts, run(Want::Greedy))
+    };
+    let (many, few) = (answer(4096), answer(200));
+    for request in 0..prompts.len() {
+        check(&few, request, &many, request, "all prompts in one step");
+    }
+}

@@ -321,8 +321,7 @@ shared! {
             gather: GatherArgs,
         }
 
-        /// norm_route: rmsnorm (without `select`) and route fused, for few rows; sort and gather, too, where the bucket
-        /// is of one row.
+        /// norm_route: rmsnorm (without `select`) and route fused; sort and gather, too, where the bucket is of one row.
         #[derive(NoUninit)]
         NormRouteArgs {
             /// `t32` is unused
@@ -331,7 +330,7 @@ shared! {
             route: RouteArgs,
             sort: SortArgs,
             gather: GatherArgs,
-            /// 1: fuse sort and gather, too
+            /// 1: fuse sort and gather, too; norm_route_rows: 0
             alone: i32,
             reserved: i32,
         }

@@ -2,10 +2,11 @@
 //! returns at once.
 
 use super::args::WIRE_ROWS;
-use super::catalogue::Op;
+use super::catalogue::{Kernel, Op};
 use super::launch::Launch;
 use super::shapes::{GemmLaunch, GemmShape, Product};
 use super::target::Target;
+use crate::config::ModelConfig;
 
 /// Enough blocks that a thread copies one or two pieces of a plan of 100 KB.
 const UPLOAD_BLOCKS: usize = 8;
@@ -30,6 +31,16 @@ impl Target {
         self.blocks(Op::Norm, rows)
     }
 
+    /// A norm that adds the experts' outputs to so many rows that a family has a kernel for them, in `fast`.
+    pub fn norm_rows(&self, config: &ModelConfig, rows: usize) -> Option<Launch> {
+        self.for_many(Op::Norm, config, rows)
+    }
+
+    /// Norm and router of so many rows that a family has a kernel for them, in `fast` and with a BF16 router.
+    pub fn norm_route_rows(&self, config: &ModelConfig, rows: usize) -> Option<Launch> {
+        self.for_many(Op::NormRoute, config, rows)
+    }
+
     /// `settle`
     pub fn settle(&self, rows: usize) -> Launch {
         self.blocks(Op::Settle, rows)
@@ -51,8 +62,8 @@ impl Target {
     }
 
     /// `sort`
-    pub fn sort(&self) -> Launch {
-        self.blocks(Op::Sort, 1)
+    pub fn sort(&self, rows: usize) -> Launch {
+        self.shares(Op::Sort, rows)
     }
 
     /// `gather`
@@ -130,6 +141,14 @@ impl Target {
     fn shares(&self, op: Op, rows: usize) -> Launch {
         let kernel = self.kernel(op);
         Launch::new(kernel, rows.div_ceil(kernel.per_block))
+    }
+
+    /// The kernel of an operation for at least so many rows, if there is one that takes the model.
+    fn for_many(&self, op: Op, config: &ModelConfig, rows: usize) -> Option<Launch> {
+        let fits =
+            |kernel: &&'static Kernel| kernel.is_for_many() && kernel.from_rows <= rows && kernel.takes(config).is_ok();
+        let kernel = self.kernels(op, None).find(fits)?;
+        Some(Launch::new(kernel, rows.div_ceil(kernel.per_block.max(1))))
     }
 
     fn striding(&self, op: Op, values: usize) -> Launch {

@@ -1,6 +1,6 @@
 //! What a kernel can take of a model's dimensions.
 
-use super::catalogue::{Dimension, Kernel, Limit};
+use super::catalogue::{Dimension, Kernel, Limit, Op};
 use crate::config::ModelConfig;
 use std::fmt;
 
@@ -51,6 +51,11 @@ fn value(dimension: Dimension, config: &ModelConfig) -> usize {
 }
 
 impl Kernel {
+    /// Whether another kernel of the operation serves where this one, made for many rows, does not take the model.
+    pub fn is_for_many(&self) -> bool {
+        self.from_rows > 0 && matches!(self.op, Op::Norm | Op::NormRoute)
+    }
+
     /// Whether the kernel takes a model, or the first dimension that it does not.
     pub fn takes(&'static self, config: &ModelConfig) -> Result<(), Beyond> {
         self.limits.iter().try_for_each(|&limit| self.keeps(limit, config))

@@ -666,9 +666,19 @@ impl GpuOps {
         } else {
             self.shape.rows
         };
-        self.timed(Stage::Norm, cost, |ops| {
-            ops.launch(ops.context.target.norm(rows), &args)
-        })
+        let (target, adds) = (self.context.target, task.outstanding == Outstanding::Experts);
+        let by_waves = adds && !task.wanted_only && !task.for_router && !self.numbers.exact;
+        let many = by_waves.then(|| target.norm_rows(&self.config, rows)).flatten();
+        let launch = many.unwrap_or_else(|| target.norm(rows));
+        self.timed(Stage::Norm, cost, |ops| ops.launch(launch, &args))
+    }
+
+    /// Norm and router in one kernel, where there is one for the step's rows.
+    fn norm_route(&self, w: &Matrix) -> Option<Launch> {
+        let (target, rows) = (self.context.target, self.shape.rows);
+        let takes_many = !self.numbers.exact && w.kind == Kind::Wire(Format::Bf16);
+        let many = || takes_many.then(|| target.norm_route_rows(&self.config, rows)).flatten();
+        target.norm_route(rows).or_else(many)
     }
 
     /// [`Ops::route`] by kernels of their own for the norm and the router.
@@ -764,7 +774,7 @@ impl GpuOps {
             });
         }
         self.timed(Stage::Sort, moved(8 * n_rows * k), |ops| {
-            ops.launch(target.sort(), &sort)
+            ops.launch(target.sort(rows), &sort)
         })?;
         self.timed(Stage::Gather, gathered, |ops| {
             ops.launch(target.gather(rows, k_blocks), &gather)
@@ -1034,7 +1044,7 @@ impl Ops for GpuOps {
         bias: &Vector,
         t: &'t mut Buffer,
     ) -> Result<Self::Routed<'x, 't>> {
-        let Some(launch) = self.context.target.norm_route(self.shape.rows) else {
+        let Some(launch) = self.norm_route(w) else {
             return self.norm_then_route(x, norm, w, bias, t);
         };
         let Settled { memory } = x;

@@ -12,10 +12,11 @@ impl Target {
     pub fn supports(&self, config: &ModelConfig, steps: &StepLimits) -> Result<(), String> {
         // Plain attention is there for what the matrix cores' does not take.
         let needed = |kernel: &&Kernel| {
-            !matches!(
+            let attention = matches!(
                 kernel.op,
                 Op::AttentionDecode | Op::AttentionPrefill | Op::AttentionExact
-            )
+            );
+            !attention && !kernel.is_for_many()
         };
         for kernel in self.family.table().kernels.iter().filter(needed) {
             kernel.takes(config).map_err(|beyond| beyond.to_string())?;

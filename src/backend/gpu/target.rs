@@ -48,7 +48,7 @@ impl Target {
     }
 
     /// All kernels of an operation, over these elements if they are given and it has several.
-    fn kernels(&self, op: Op, elements: Option<Elements>) -> impl Iterator<Item = &'static Kernel> {
+    pub(super) fn kernels(&self, op: Op, elements: Option<Elements>) -> impl Iterator<Item = &'static Kernel> {
         let kernels = self.family.table().kernels.iter();
         let of = move |kernel: &Kernel| elements.is_none() || kernel.elements.is_none() || kernel.elements == elements;
         kernels.filter(move |kernel| kernel.op == op && of(kernel))

@@ -1,0 +1,127 @@
+// Shared by `rmsnorm_rows` and `norm_route_rows`: rmsnorm of norm.h where rows are many, in `fast`. A wave norms a row
+// by itself, which bulk copies bring to shared memory: many rows are on the way to a multiprocessor without a register
+// for them, and no barrier stands between a row's sum of squares and its scaling. The bits are those of norm.h.
+//
+// hidden is at most ROW_STEPS * ROW_STEP and a multiple of 8, and a row has at most ROW_EXPERTS experts. `select`,
+// `t32` and `exact` are not served, there is one term, and y is FP16.
+#pragma once
+#include "../norm.h"
+#include "bulk_store.h"
+
+enum : int {
+  ROW_STEP = WAVE * 8,                   // elements that a wave takes at once, eight a lane
+  ROW_STEPS = NORM_WAVES,                // what a wave of norm.h sums is a step of this one
+  ROW_PIECES = ROW_STEPS * ROW_STEP / 4, // of four float32 elements
+  ROW_BYTES = ROW_PIECES * 16,
+  ROW_EXPERTS = 4,
+};
+
+DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
+
+// A wave's row in shared memory, the experts' outputs behind it (ADDS), and the mbarrier that their copies report to.
+struct RowInShared {
+  f32x4* x;
+  const u16* y;
+  u32 bar;
+
+  DEV void prepare() const {
+    if (LANE == 0) barrier_init(bar, 1), barrier_init_done();
+    __syncwarp();
+  }
+  // Its mbarrier's memory is for others from here on.
+  DEV void discard() const {
+    __syncwarp();
+    if (LANE == 0) barrier_discard(bar);
+  }
+  // Eight elements of a step in the order in which they came.
+  DEV void load(int step, float* v) const {
+    UNROLL for (int h = 0; h < 2; h++) {
+      const f32x4 four = x[(step * WAVE + LANE) * 2 + h];
+      UNROLL for (int i = 0; i < 4; i++) v[4 * h + i] = four[i];
+    }
+  }
+  DEV void store(int step, const float* v) const {
+    UNROLL for (int h = 0; h < 2; h++) x[(step * WAVE + LANE) * 2 + h] = four_of(v + 4 * h);
+  }
+  // In the order of route's Stage, which a wave reads without bank conflicts: the first four of all lanes, then the
+  // other four. All lanes have loaded the step.
+  DEV void store_staged(int step, const float* v) const {
+    UNROLL for (int h = 0; h < 2; h++) x[(step * 2 + h) * WAVE + LANE] = four_of(v + 4 * h);
+  }
+};
+
+// Starts the copies of row `row`, and of its experts' outputs.
+template <bool ADDS> DEV void fetch_row(const NormArgs& a, int row, const RowInShared& s) {
+  if (LANE == 0) {
+    barrier_arrive_expect(s.bar, a.hidden * (4 + (ADDS ? 2 * a.k : 0)));
+    bulk_copy(shared_address(s.x), a.x + (i64)row * a.hidden, a.hidden * 4, s.bar, evict_normal());
+  }
+  if (!ADDS) return;
+  __syncwarp();
+  if (LANE < a.k) {
+    const i64 slot = a.slots[(i64)row * a.k + LANE];
+    const u16* from = (const u16*)a.y + slot * a.hidden;
+    bulk_copy(shared_address(s.y + LANE * a.hidden), from, a.hidden * 2, s.bar, evict_first());
+  }
+}
+
+// x of a step: loaded by a lane whose elements exist, with the experts' outputs added (ADDS).
+template <bool ADDS> DEV void load_step(const NormArgs& a, const RowInShared& s, int step, float mine, float* v) {
+  const int k = step * ROW_STEP + LANE * 8;
+  const bool exists = k < a.hidden;
+  UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
+  if (exists) s.load(step, v);
+  if (!ADDS) return;
+  float added[8] = {};
+  UNROLL for (int i = 0; i < ROW_EXPERTS; i++) {
+    const float share = shfl(mine, i);
+    if (i >= a.k || !exists) continue;
+    float y[8];
+    load8_aligned<FORMAT_F16>(s.y, i * a.hidden + k, y);
+    UNROLL for (int j = 0; j < 8; j++) added[j] = fma_rn(share, y[j], added[j]);
+  }
+  UNROLL for (int j = 0; j < 8; j++) v[j] = add_rn(v[j], added[j]);
+}
+
+// Norms row `row`, whose copies have been started. ADDS: x += the experts' outputs before, and is stored; a lane keeps
+// its elements in registers, else they are loaded twice. STAGES: the norm is left in shared memory.
+template <bool ADDS, bool STAGES> DEV void norm_by_wave(const NormArgs& a, int row, const RowInShared& s) {
+  float x[ADDS ? ROW_STEPS : 1][8], squares[ROW_STEPS];
+  const float mine = ADDS && LANE < a.k ? a.shares[(i64)row * a.k + LANE] : 0.f;
+  barrier_wait(s.bar, 0);
+  UNROLL for (int step = 0; step < ROW_STEPS; step++) {
+    float(&v)[8] = x[ADDS ? step : 0];
+    load_step<ADDS>(a, s, step, mine, v);
+    squares[step] = 0;
+    UNROLL for (int j = 0; j < 8; j++) squares[step] += mul_rn(v[j], v[j]);
+  }
+  if constexpr (ADDS) {
+    UNROLL for (int step = 0; step < ROW_STEPS; step++)
+      if (step * ROW_STEP + LANE * 8 < a.hidden) s.store(step, x[step]);
+    async_proxy_fence();
+    __syncwarp();
+    if (LANE == 0) bulk_store(a.x + (i64)row * a.hidden, shared_address(s.x), a.hidden * 4);
+  }
+  // The steps' trees side by side, then the chain over their sums.
+  UNROLL for (int step = 0; step < ROW_STEPS; step++) squares[step] = wave_sum(squares[step]);
+  float sum = squares[0];
+  UNROLL for (int step = 1; step < ROW_STEPS; step++) sum += squares[step];
+  const float scale = inverse_root(sum, a.hidden);
+  const int padded = (a.hidden + SLAB - 1) / SLAB * SLAB;
+  UNROLL for (int step = 0; step < ROW_STEPS; step++) {
+    const int k = step * ROW_STEP + LANE * 8;
+    float w[8] = {}, t[8] = {};
+    if (k < a.hidden) load8_aligned<FORMAT_F32>(a.weight, k, w);
+    if constexpr (!ADDS) if (k < a.hidden) s.load(step, x[0]);
+    UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? w[j] * (scale * x[ADDS ? step : 0][j]) : 0.f;
+    if constexpr (STAGES) {
+      __syncwarp();
+      s.store_staged(step, t);
+    }
+    if (k >= padded) continue;
+    u16* at = a.t + tiled_index(row, k, a.t_rows);
+    if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
+    else store_terms8<FORMAT_BF16>(at, a.t_term, 1, t);
+  }
+  if (ADDS && LANE == 0) bulk_stores_read();
+}
