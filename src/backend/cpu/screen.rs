@@ -12,7 +12,7 @@ use super::mode::ComputeMode;
 use super::products::exact_dot;
 use super::tiles::{Sums, TILE};
 use crate::batch::Greedy;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::simd::Simd;
 use crate::weights::Packed;
@@ -67,8 +67,8 @@ struct Candidates {
     least: f32,
     /// Rows of the unembedding, each with the upper bound of its logit.
     rows: Vec<(u32, f32)>,
-    /// `Some` if there was no memory for a row.
-    lost: Option<Error>,
+    /// If there was no memory for a row: how many rows need some. Else 0.
+    lacking: usize,
 }
 
 impl Candidates {
@@ -77,7 +77,7 @@ impl Candidates {
         Self {
             least,
             rows: Vec::new(),
-            lost: None,
+            lacking: 0,
         }
     }
 
@@ -86,8 +86,8 @@ impl Candidates {
 
     /// Adds a row whose logit is at most `most`; NaN if there is no bound.
     fn add(&mut self, row: u32, most: f32) {
-        if let Err(error) = memory::push(&mut self.rows, (row, most), Purpose::Step) {
-            self.lost = Some(error);
+        if memory::push(&mut self.rows, (row, most), Purpose::Step).is_err() {
+            self.lacking = self.rows.len() + 1;
         }
         if self.rows.len().is_multiple_of(Self::MANY) {
             self.prune();
@@ -162,7 +162,9 @@ impl Epilogue for Screen<'_> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         for (all, mine) in all.iter_mut().zip(state) {
             all.least = all.least.max(mine.least);
-            mine.lost.map_or(Ok(()), Err)?;
+            if mine.lacking > 0 {
+                return Err(memory::lacking::<(u32, f32)>(mine.lacking, Purpose::Step));
+            }
             memory::extend(&mut all.rows, mine.rows, Purpose::Step)?;
         }
         Ok(())
