@@ -98,6 +98,7 @@ fn every_format_and_layout_gives_back_the_bits() {
 
 /// Processes compare it, whatever their devices' layouts.
 #[test]
+#[cfg_attr(not(feature = "mpi"), ignore = "fingerprints are taken with the feature mpi alone")]
 fn the_fingerprint_depends_on_values_and_places_alone() {
     let (rows, cols) = (70, 64);
     let mut rng = ChaCha8Rng::seed_from_u64(8);

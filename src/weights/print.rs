@@ -16,9 +16,12 @@ impl Print {
         Self([0; BLOCK / 4])
     }
 
-    /// Adds bytes.
+    /// Adds bytes. In a library without the feature `mpi` nobody compares fingerprints, and it does nothing.
     #[inline(always)]
     pub fn add(&mut self, bytes: &[u8]) {
+        if !cfg!(any(test, feature = "mpi")) {
+            return;
+        }
         let (blocks, rest) = bytes.as_chunks::<BLOCK>();
         blocks.iter().for_each(|block| self.add_block(block));
         if !rest.is_empty() {
