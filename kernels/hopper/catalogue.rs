@@ -53,10 +53,10 @@ const NORM_PIECES: Limit = Limit::MultipleOf(Dimension::Hidden, 8);
 const MANY_ROWS: usize = 2048;
 
 const WRITTEN: [Kernel; 12] = [
-    Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
+    Kernel::written(Op::Norm, "hopper/norm_rows.hip", WARP)
         .called("rows")
         .at_least(MANY_ROWS)
-        .sharing(NORM_BYTES + NORM_EXPERTS * NORM_BYTES / 2 + BARRIER_BYTES + NORM_HIDDEN / 256 * 4)
+        .sharing(NORM_BYTES + NORM_EXPERTS * NORM_BYTES / 2 + BARRIER_BYTES)
         .within(&[
             NORM_ROWS,
             NORM_PIECES,
