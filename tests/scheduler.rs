@@ -433,6 +433,18 @@ impl World {
         }
     }
 
+    /// Submits so many requests with prompts of equal length, whose answers end at their last position.
+    fn submit_alike(&mut self, requests: usize, n_prompt: usize, max_positions: usize) {
+        for _ in 0..requests {
+            self.submit(Job {
+                prompt: vec![1; n_prompt],
+                max_positions,
+                end_every: 0,
+                host_every: 0,
+            });
+        }
+    }
+
     fn submit(&mut self, job: Job) {
         let request = self.jobs.len();
         self.scheduler
@@ -774,14 +786,7 @@ fn recording_cuts_chunks_to_the_logits_rows() {
         max_logits_rows: 5,
         ..plain_limits()
     });
-    for _ in 0..2 {
-        world.submit(Job {
-            prompt: vec![1; 7],
-            max_positions: 8,
-            end_every: 0,
-            host_every: 0,
-        });
-    }
+    world.submit_alike(2, 7, 8);
     let mut rows = Vec::new();
     while world.step() {
         assert_eq!(world.plan.logits.len(), world.plan.rows());
@@ -798,14 +803,7 @@ fn a_slot_is_filled_again_in_the_next_step() {
         max_batch: 2,
         ..plain_limits()
     });
-    for _ in 0..6 {
-        world.submit(Job {
-            prompt: vec![1; 4],
-            max_positions: 4,
-            end_every: 0,
-            host_every: 0,
-        });
-    }
+    world.submit_alike(6, 4, 4);
     for waiting in [4, 2, 0] {
         assert!(world.step());
         assert_eq!(world.plan.chunks.len(), 2);
@@ -847,14 +845,7 @@ fn more_run_than_have_room_at_their_longest() {
         full_blocks: 32,
         ..plain_limits()
     });
-    for _ in 0..9 {
-        world.submit(Job {
-            prompt: vec![1; 3],
-            max_positions: 64,
-            end_every: 0,
-            host_every: 0,
-        });
-    }
+    world.submit_alike(9, 3, 64);
     let mut rows = Vec::new();
     while world.step() {
         rows.push(world.plan.chunks.len());
