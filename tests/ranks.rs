@@ -6,6 +6,7 @@ mod fake;
 
 use fake::{Control, PROMPTS, Program, expected, finish, inference, warm_up};
 use getp::abi::types::Sampler;
+use getp::cluster::message::Reply;
 use getp::cluster::transport::{Transport, gather};
 use getp::error::{Error, Result};
 use std::collections::VecDeque;
@@ -29,19 +30,36 @@ struct Ways {
     abandoned: AtomicBool,
 }
 
+/// What fails.
+#[derive(Clone, Copy)]
+enum Fails {
+    Never,
+    /// This message, counted from 1 over those sent and received, once.
+    At(usize),
+    /// What rank 0 sends after the run's last reply: the rows.
+    Rows,
+}
+
 /// The way of one thread to the others.
 struct Double {
     rank: usize,
     ways: Arc<Ways>,
-    /// The message, counted from 1 over those sent and received, that fails once.
-    fail_at: usize,
+    fails: Fails,
     messages: AtomicUsize,
+    /// Whether it has sent the run's last reply.
+    has_ended: AtomicBool,
 }
 
 impl Double {
     /// To be called before each message.
     fn pass(&self) -> Result<()> {
-        if self.messages.fetch_add(1, SeqCst) + 1 == self.fail_at {
+        let message = self.messages.fetch_add(1, SeqCst) + 1;
+        let fails = match self.fails {
+            Fails::Never => false,
+            Fails::At(at) => message == at,
+            Fails::Rows => self.has_ended.load(SeqCst),
+        };
+        if fails {
             return Err(Error::State("the way fails".into()));
         }
         Ok(())
@@ -59,6 +77,10 @@ impl Transport for Double {
 
     fn send(&self, to: usize, words: &[u32]) -> Result<()> {
         self.pass()?;
+        // What ranks agree on without words reads as a reply, too, but of no devices.
+        if Reply::from_words(words).is_ok_and(|reply| reply.end && reply.devices > 0) {
+            self.has_ended.store(true, SeqCst);
+        }
         self.ways.boxes[to]
             .lock()
             .unwrap()
@@ -94,8 +116,9 @@ fn doubles(ranks: usize) -> Vec<Double> {
     let double = |rank| Double {
         rank,
         ways: ways.clone(),
-        fail_at: 0,
+        fails: Fails::Never,
         messages: AtomicUsize::new(0),
+        has_ended: AtomicBool::new(false),
     };
     (0..ranks).map(double).collect()
 }
@@ -348,7 +371,9 @@ fn all_ranks_are_told_when_one_fails_in_a_run() {
             let mut controls = vec![replicas(2), replicas(1)];
             for mut double in doubles(2) {
                 let rank = double.rank;
-                double.fail_at = if rank == failing { BEFORE + message } else { 0 };
+                if rank == failing {
+                    double.fails = Fails::At(BEFORE + message);
+                }
                 controls[rank].transports.get_mut().unwrap().push(Box::new(double));
             }
             let controls = controls.into_iter().map(Arc::new).collect();
@@ -375,7 +400,9 @@ fn no_rank_waits_for_one_that_fails_wherever_it_does() {
             let mut controls = vec![replicas(1), replicas(1), replicas(1)];
             for mut double in doubles(3) {
                 let rank = double.rank;
-                double.fail_at = if rank == failing { message } else { 0 };
+                if rank == failing {
+                    double.fails = Fails::At(message);
+                }
                 controls[rank].transports.get_mut().unwrap().push(Box::new(double));
             }
             let controls = controls.into_iter().map(Arc::new).collect();
@@ -390,6 +417,24 @@ fn no_rank_waits_for_one_that_fails_wherever_it_does() {
             });
         }
     }
+}
+
+/// Rank 0 has stored answers by then.
+#[test]
+fn without_the_way_to_send_them_there_are_no_rows() {
+    let mut controls = vec![replicas(1), replicas(1)];
+    for mut double in doubles(2) {
+        let rank = double.rank;
+        double.fails = Fails::Rows;
+        controls[rank].transports.get_mut().unwrap().push(Box::new(double));
+    }
+    on_all(controls.into_iter().map(Arc::new).collect(), |rank, control| {
+        let mut program = program(1.0);
+        let why = inference(&mut program, &control).unwrap_err().to_string();
+        assert_eq!(why, ["the way fails", "a rank is gone"][rank]);
+        assert!(program.rows().iter().all(Vec::is_empty));
+        finish(&mut program).unwrap();
+    });
 }
 
 #[test]

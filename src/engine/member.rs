@@ -202,10 +202,11 @@ impl<'t> Member<'t> {
         Ok(true)
     }
 
-    /// Sends a report if one is due; `false` if none is.
+    /// Sends a report if one is due; `false` if none is. After the run's last reply none is: rank 0 would take it for the
+    /// next thing that all ranks do together.
     fn report(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>, gives_up: bool) -> Result<bool> {
         let now = self.start.elapsed();
-        if !self.stock.may_report(now) {
+        if self.end.is_some() || !self.stock.may_report(now) {
             return Ok(false);
         }
         let watched = run.queue.watch();
@@ -346,5 +347,81 @@ fn outbox<'a>(run: &'a Run<'_, '_>) -> Result<std::sync::MutexGuard<'a, Outbox>>
     match &run.results {
         Results::Sent(outbox) => Ok(lock(outbox)),
         Results::Stored(_) => Err(broken("a rank stores answers by itself")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::Want;
+    use crate::engine::draws::Streams;
+    use crate::engine::queue::Queue;
+    use std::sync::Mutex;
+
+    /// Rank 1's way to a rank 0 that ends the run at the first report.
+    #[derive(Default)]
+    struct Ending {
+        reports: Mutex<Vec<Report>>,
+        replies: Mutex<VecDeque<Reply>>,
+    }
+
+    impl Transport for Ending {
+        fn rank(&self) -> usize {
+            1
+        }
+
+        fn ranks(&self) -> usize {
+            2
+        }
+
+        fn send(&self, _: usize, words: &[u32]) -> Result<()> {
+            self.reports.lock().unwrap().push(Report::from_words(words)?);
+            let end = Reply {
+                end: true,
+                ..Reply::default()
+            };
+            self.replies.lock().unwrap().push_back(end);
+            Ok(())
+        }
+
+        fn receive(&self, _: Option<usize>, words: &mut Vec<u32>) -> Result<Option<usize>> {
+            let Some(reply) = self.replies.lock().unwrap().pop_front() else {
+                return Ok(None);
+            };
+            *words = reply.to_words()?;
+            Ok(Some(0))
+        }
+
+        fn abandon(&self) {}
+    }
+
+    /// Rank 0 would take a later report for the beginning of the next inference.
+    #[test]
+    fn nothing_is_reported_after_the_last_reply() {
+        let answer = |request| Finished {
+            request,
+            // A report has no room for two.
+            tokens: vec![0; MOST_WORDS],
+        };
+        let outbox = Outbox {
+            answers: [answer(1), answer(2)].into(),
+            refused: Vec::new(),
+        };
+        let run = Run {
+            queue: Queue::new(VecDeque::new()),
+            results: Results::Sent(Mutex::new(outbox)),
+            recorder: None,
+            streams: Streams::new(0, 3).unwrap(),
+            want: Want::Greedy,
+        };
+        let transport = Ending::default();
+        let mut member = Member::new(&transport, VecDeque::new(), 3, MOST_WORDS).unwrap();
+        member.begin(&run, &[1, 1]);
+        // No pause between two reports.
+        member.stock = Stock::new(0);
+        member.serve(&run, None).unwrap();
+        let reports = transport.reports.lock().unwrap();
+        let answered: Vec<_> = reports.iter().map(|report| report.answers.len()).collect();
+        assert_eq!(answered, [1]);
     }
 }

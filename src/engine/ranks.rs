@@ -195,9 +195,10 @@ impl Engine {
         let transport = lock(&ranks.transport);
         let transport: &dyn Transport = &**transport;
         self.drain();
-        let (closing, panic) = together(transport, || {
-            self.run_among(ranks, transport, tokenizer, *sampling, requests, reopen)
-        })?;
+        let run = || self.run_among(ranks, transport, tokenizer, *sampling, requests, reopen);
+        let ended = together(transport, run);
+        // Rank 0 may have stored answers, and another rank some of the rows that all have.
+        let (closing, panic) = ended.inspect_err(|_| requests.clear_all())?;
         if let Some(panic) = panic {
             resume_unwind(panic);
         }
@@ -216,8 +217,8 @@ impl Engine {
         })
     }
 
-    /// From the requests to the rows of all ranks; gives the panic of a worker as well. If a rank fails meanwhile, there
-    /// are no rows.
+    /// From the requests to the rows of all ranks; gives the panic of a worker as well. If a rank fails meanwhile, some
+    /// rows may be there.
     fn run_among(
         &mut self,
         ranks: &Ranks,
@@ -270,7 +271,6 @@ impl Engine {
         };
         let closing = share_rows(transport, requests, closing, &mut member.words)?;
         if !closing.failure.is_empty() {
-            requests.clear_all();
             return Err(Leave::Together(Error::State(closing.failure)));
         }
         Ok((closing, panic))
