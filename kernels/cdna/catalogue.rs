@@ -67,6 +67,7 @@ const fn pack(weights: Weights) -> Kernel {
 
 type Ops = &'static [(Op, &'static str)];
 
+const STORE: Ops = &[(Op::QkvStore, "cdna/dense.hip")];
 const LAYERS: Ops = &[(Op::Qkv, "cdna/dense.hip"), (Op::AttnOut, "cdna/dense.hip")];
 const EXPERTS: Ops = &[(Op::Mlp1, "cdna/mlp1.hip"), (Op::Mlp2, "cdna/mlp2.hip")];
 const UNEMBED: Ops = &[(Op::Logits, "cdna/unembed.hip"), (Op::GreedyLogits, "cdna/unembed.hip")];
@@ -92,6 +93,9 @@ const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parame
 }
 const fn from(from_rows: usize, tile: Tile) -> Tile {
     Tile { from_rows, ..tile }
+}
+const fn up_to(most_rows: usize, tile: Tile) -> Tile {
+    Tile { most_rows, ..tile }
 }
 /// MXFP4 weights, FP16 activations.
 const fn mxfp4(tile: Tile) -> Tile {
@@ -139,12 +143,14 @@ const fn both(tile: Tile) -> Tile {
 const TILES: &[Tile] = &[
     // Columns: operations, maker, tokens, waves, parameters
     //
-    // STREAMED: up to 16 tokens; weights are streamed past them. ONE_SIZE: tokens in LDS, code for one size of tile.
+    // STREAMED: up to 16 tokens; weights are streamed past them (STREAMED_STORE: and what comes of it is rotated and
+    // stored). ONE_SIZE: tokens in LDS, code for one size of tile.
     // TILED: tokens in LDS, code for each size of tile that is a multiple of 16 times the second parameter.
     //
     // qkv and attn_out. Up to 16 rows a block is one wave, so that few row blocks still spread over all compute units.
     // With many rows there are few blocks for a device: sizes in steps of 16 let the host choose the one that leaves
     // the fewest compute units idle in the last round.
+   up_to(16, tile(STORE,  "STREAMED_STORE", 16, 1, &[2])),
              tile(LAYERS, "STREAMED",  16, 1, &[2]),
     from(17, tile(LAYERS, "TILED",     64, 2, &[2, 1])),
     from(65, tile(LAYERS, "ONE_SIZE",  80, 4, &[2])),

@@ -3,7 +3,8 @@
 // the float32 baseline does.
 #pragma once
 #include "../gpu/gated.h"
-#include "mfma.h"
+#include "../rope_pairs.h"
+#include "weights.h"
 
 struct Place { int group; int row; int o; };
 
@@ -23,9 +24,44 @@ DEV void store_floats(float* row, int o, int n, const float* v) {
 }
 
 struct Qkv {
+  // Rows in pairs half a head apart (weights.h) keep that order; their number is a multiple of 8.
+  static DEV void add_bias(const GemmArgs& a, const Place& p, float* sums) {
+    if (a.half == 0) {
+      for (int i = 0; i < 8; i++) sums[i] = add_rn(sums[i], bias_of(a, p, i));
+      return;
+    }
+    if (p.o >= a.n) return;
+    const float* bias = a.bias + matrix_row(p.o, a.half);
+    const f32v4 first = *(const f32v4*)bias, second = *(const f32v4*)(bias + a.half);
+    for (int i = 0; i < 8; i++) sums[i] = add_rn(sums[i], i % 2 ? second[i / 2] : first[i / 2]);
+  }
   static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
-    for (int i = 0; i < 8; i++) sums[i] = add_rn(sums[i], bias_of(a, p, i));
+    add_bias(a, p, sums);
     store_floats(a.out + (i64)p.row * a.n, p.o, a.n, sums);
+  }
+};
+
+// Queries, keys and values as attention reads them: Qkv and rope_store at once, to the bit, for few rows. A lane has
+// four pairs of one head.
+template <int FORMAT> struct QkvStore {
+  static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
+    if (p.o >= a.n) return;
+    const RopeStoreArgs& s = ((const QkvStoreArgs&)a).store;        // the kernel's arguments begin with the product's
+    Qkv::add_bias(a, p, sums);
+    const RowPlace place = row_place(s, p.row);
+    const int head = p.o / s.head_dim, element = (p.o - head * s.head_dim) / 2;
+    const bool query = head < s.heads, value = head >= s.heads + s.kv_heads;
+    const i64 angle = (i64)place.position * (s.head_dim / 2) + element;
+    const f32v4 cos = *(const f32v4*)(s.cos + angle), sin = *(const f32v4*)(s.sin + angle);
+    const float scale = query ? query_scale(s.head_dim) : 1.f;
+    float x[4], y[4];
+    for (int j = 0; j < 4; j++) {
+      x[j] = sums[2 * j], y[j] = sums[2 * j + 1];
+      if (value) continue;
+      rotate(x[j], y[j], cos[j], sin[j]);
+      x[j] = mul_rn(x[j], scale), y[j] = mul_rn(y[j], scale);
+    }
+    store_pairs<FORMAT>(s, place, head, element, x, y);
   }
 };
 

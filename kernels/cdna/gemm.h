@@ -90,6 +90,7 @@ constexpr int tile_pieces(int tokens, int threads, int terms) {
 // The epilogues of catalogue.rs's operations.
 template <int FORMAT, int TERMS> struct Operations {
   using Qkv = ::Qkv;
+  using QkvStore = ::QkvStore<FORMAT>;
   using AttnOut = ::AttnOut;
   using Mlp1 = ::Mlp1<FORMAT, TERMS>;
   using Mlp2 = ::Mlp2<(TERMS > 1)>;
@@ -99,13 +100,19 @@ template <int FORMAT, int TERMS> struct Operations {
 
 // Makers: each defines a kernel from a row of the catalogue. WAVES is the occupancy to compile for, in waves per SIMD.
 //
-//   STREAMED   up to 16 tokens, see stream.h
-//   TILED      up to N tokens in LDS, with code for every STEP-th multiple of 16, see tile.h
-//   ONE_SIZE   N tokens in LDS, with code for this size alone, see tile.h
+//   STREAMED         up to 16 tokens, see stream.h
+//   STREAMED_STORE   the same for QkvStore
+//   TILED            up to N tokens in LDS, with code for every STEP-th multiple of 16, see tile.h
+//   ONE_SIZE         N tokens in LDS, with code for this size alone, see tile.h
 #define STREAMED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
   KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
     static_assert(N == (int)TOKENS && TERMS == 1, "what a stream holds");                                              \
     streamed_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE>(a);                               \
+  }
+#define STREAMED_STORE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                   \
+  KERNEL(NAME, QkvStoreArgs, THREADS, 1, WAVES) {                                                                      \
+    static_assert(N == (int)TOKENS && MOST_ROWS == N && TERMS == 1, "what a stream holds");                            \
+    streamed_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE>(a.product);                       \
   }
 #define TILED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES, STEP)                      \
   KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \

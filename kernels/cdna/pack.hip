@@ -63,10 +63,16 @@ KERNEL(pack_mxfp4, PackArgs, THREADS, 1, 4) {
 // 2^e for e in -126 .. 127.
 DEV float exp2_of(int e) { return __builtin_bit_cast(float, (u32)(e + 127) << 23); }
 
-DEV u16 w16_at(const PackArgs& a, const u16* tile, int row, int k) {
+DEV u16 w16_at(const PackArgs& a, const u16* row, int k) {
   if (k >= a.cols) return 0;
-  const float v = bf16_to_f32(tile[(i64)row * a.cols + k]) * exp2_of(a.shift);
+  const float v = bf16_to_f32(row[k]) * exp2_of(a.shift);
   return a.format == FORMAT_F16 ? to_f16(v) : to_bf16(v);
+}
+
+// The wire's row of a lane's run r, counted over all members. Rows beyond the matrix are zeros there.
+DEV i64 wire_row(const PackArgs& a, const LanePlace& p, int r) {
+  const int row_block = (int)(p.tile % a.row_blocks), row = row_block * BLOCK_ROWS + row_of(r, p.n);
+  return (p.tile - row_block) * BLOCK_ROWS + (row < a.rows ? matrix_row(row, a.half) : row);
 }
 
 // The wire format is BF16.
@@ -74,13 +80,13 @@ KERNEL(pack_w16, PackArgs, THREADS, 1, 4) {
   after_predecessor();
   for (i64 item = (i64)BID * THREADS + TID; item < lanes(a); item += (i64)GRID * THREADS) {
     const LanePlace p = lane_place(a, item);
-    const u16* tile = (const u16*)a.wire + p.tile * WIRE_ROWS * a.cols;
     u8* chunk = a.out + p.chunk * W16<FORMAT_F16>::CHUNK_BYTES;
     for (int i = 0; i < 4; i++) {
-      const int row = row_of(i / 2, p.n), k = p.k + i % 2 * 8;
+      const u16* row = (const u16*)a.wire + wire_row(a, p, i / 2) * a.cols;
+      const int k = p.k + i % 2 * 8;
       u32v4 words;
       for (int w = 0; w < 4; w++)
-        words[w] = (u32)w16_at(a, tile, row, k + 2 * w + 1) << 16 | w16_at(a, tile, row, k + 2 * w);
+        words[w] = (u32)w16_at(a, row, k + 2 * w + 1) << 16 | w16_at(a, row, k + 2 * w);
       *(u32v4*)(chunk + i * 1024 + p.lane * 16) = words;
     }
   }

@@ -18,6 +18,14 @@ enum : int {
 // r + i.
 HOST_DEV int row_of(int r, int n) { return 8 * (n / 4) + 4 * r + n % 4; }
 
+// The matrix row at row o of the packed weights. `half` is head_dim / 2 where rows of heads are in pairs half a head
+// apart, so that a lane's 8 results are 4 pairs of one head; 0 where rows are in their own order.
+HOST_DEV int matrix_row(int o, int half) {
+  if (half == 0) return o;
+  const int in_head = o % (2 * half);
+  return o - in_head + in_head / 2 + in_head % 2 * half;
+}
+
 // A lane's A operands of one piece: [r][half].
 struct Operand { u32v2 of[2][2]; };
 

@@ -56,6 +56,11 @@ impl Family for Cdna {
         (-13, 13)
     }
 
+    /// A lane has four pairs of one head.
+    fn pairs_heads(&self, head_dim: usize) -> bool {
+        head_dim.is_multiple_of(8)
+    }
+
     /// A wave's, a tile of the wire.
     fn block_rows(&self) -> usize {
         WIRE_ROWS
@@ -86,7 +91,8 @@ fn experts(shape: &GemmShape) -> bool {
     matches!(shape.product, Product::Mlp1 | Product::Mlp2)
 }
 
-/// The largest tile made for so many rows. Experts get few of a step's rows each: their mean counts, and any count works.
+/// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean counts,
+/// and any count works.
 fn tile(shape: &GemmShape, kernels: &[&'static Kernel], compute_units: usize) -> &'static Kernel {
     let rows = if experts(shape) {
         shape.rows.div_ceil(shape.groups)
@@ -94,7 +100,7 @@ fn tile(shape: &GemmShape, kernels: &[&'static Kernel], compute_units: usize) ->
         shape.rows
     };
     let fit = kernels.iter().filter(|kernel| kernel.from_rows <= rows);
-    let largest = fit.clone().max_by_key(|kernel| kernel.tokens);
+    let largest = fit.clone().min_by_key(|kernel| std::cmp::Reverse(kernel.tokens));
     let tile = match shape.product {
         Product::Qkv | Product::AttnOut if largest.is_some_and(|tile| tile.tokens > STREAM) => {
             fewest_rounds(fit.filter(|kernel| kernel.tokens > STREAM), shape, compute_units)
@@ -150,7 +156,14 @@ mod tests {
     };
 
     fn shape_20b(product: Product, rows: usize, terms: usize) -> GemmShape {
-        GemmShape::of_20b(product, rows, args::Format::F16, terms, WIRE_ROWS)
+        let shape = GemmShape::of_20b(product, rows, args::Format::F16, terms, WIRE_ROWS);
+        match (product, terms) {
+            (Product::Qkv, 1) => GemmShape {
+                kind: Kind::Heads,
+                ..shape
+            },
+            _ => shape,
+        }
     }
 
     #[test]
@@ -166,7 +179,7 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "1 qkv_w16_f16x1_n16 160x64",
+                "1 qkv_store_w16_f16x1_n16 160x64",
                 "1 attn_out_w16_f16x1_n16 90x64",
                 "1 mlp1_mxfp4_f16x1_n16 180x256",
                 "1 mlp2_mxfp4_f16x1_n16 92x256",
