@@ -15,6 +15,7 @@ mod amd_loops;
 
 use amd_loops::{functions, loops};
 use getp::backend::gpu::args::Format;
+use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::code_objects::CODE_OBJECTS;
 use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::family;
@@ -37,7 +38,6 @@ const COMPUTE_UNITS: usize = 104;
 const HERTZ: f64 = 1.7e9;
 const BYTES_A_SECOND: f64 = 1.3e12;
 const LAUNCH: f64 = 5e-6;
-const LAYER_LAUNCHES: usize = 11;
 const STEP_LAUNCHES: usize = 6;
 /// Keys of a row in the middle of a sequence of 32 + 992 tokens.
 const KEYS: usize = 528;
@@ -153,7 +153,11 @@ impl Model<'_> {
             Product::Mlp2 => (c.hidden_dim, c.n_experts, rows * c.experts_per_token),
             Product::Greedy | Product::Logits => (c.vocab_size, 1, rows),
         };
-        let kind = if groups > 1 { Kind::Mxfp4 } else { Kind::W16 };
+        let kind = match product {
+            Product::Mlp1 | Product::Mlp2 => Kind::Mxfp4,
+            Product::Qkv => self.target.qkv_kind(c, false),
+            _ => Kind::W16,
+        };
         let row_blocks = self.target.packed(kind, n, c.hidden_dim).row_blocks;
         GemmShape {
             product,
@@ -246,6 +250,22 @@ impl Model<'_> {
         counts
     }
 
+    /// Launches of a layer, of the kernels that the host chooses.
+    fn layer_launches(&self, bucket: usize) -> usize {
+        let qkv = self.shape(Product::Qkv, bucket);
+        let qkv = self.target.gemm(&qkv).expect("a kernel").launch.kernel;
+        let qkv_and_rope = if qkv.op == Op::QkvStore { 1 } else { 2 };
+        let norm_and_route = if self.target.norm_route(bucket).is_some() { 1 } else { 2 };
+        let sort_and_gather = match bucket {
+            1 => 0, // the router does it
+            _ if self.target.sort_gather(bucket, 1).is_some() => 1,
+            _ => 2,
+        };
+        let norm_attention_and_out = 3;
+        let experts = 2;
+        norm_attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
+    }
+
     /// Seconds of a layer, and of the rest of a step.
     fn step(&self, bucket: usize, rows: usize) -> (f64, f64) {
         let counts = self.counts(rows);
@@ -272,7 +292,9 @@ impl Model<'_> {
             cache * 1e6,
             other * 1e6
         );
-        let layer = layer + cache + other + LAYER_LAUNCHES as f64 * LAUNCH;
+        let launches = self.layer_launches(bucket);
+        println!("    {launches:>2} launches {:>29.0} us", launches as f64 * LAUNCH * 1e6);
+        let layer = layer + cache + other + launches as f64 * LAUNCH;
         (layer, products[4].1.seconds + STEP_LAUNCHES as f64 * LAUNCH)
     }
 }
@@ -319,9 +341,9 @@ fn main() {
         target,
         shares: &shares,
     };
-    for (bucket, rows) in [(1024, 890), (1024, 1024), (1536, 1536)] {
+    for rows in [1, 4, 16, 32, 890, 1024, 1536] {
         println!("20b, {rows} rows");
-        let (layer, rest) = model.step(bucket, rows);
+        let (layer, rest) = model.step(bucket(rows, usize::MAX), rows);
         let step = config.n_layers as f64 * layer + rest;
         println!(
             "    a step {:.1} ms: {:.0} tok/s a device",
