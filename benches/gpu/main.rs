@@ -94,6 +94,8 @@ impl Args {
         if self.layers > 0 {
             config.n_layers = self.layers;
         }
+        // As a released directory says; without it prompts are cut at 4,096 tokens.
+        config.context_length = Some(131_072);
         config
     }
 

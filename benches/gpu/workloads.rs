@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Workloads; by default all but W2x.
+    /// Workloads; by default all but W2x, P8k and P32k.
     names: Vec<String>,
     /// Runs of each workload; the median is printed.
     #[arg(long, default_value_t = 1)]
@@ -52,22 +52,31 @@ const fn workload(name: &'static str, requests: usize, prompt: usize, output: us
     }
 }
 
-const WORKLOADS: [Workload; 6] = [
+const WORKLOADS: [Workload; 8] = [
     workload("W1", 32, 32, 992),
     workload("W2", 890, 32, 992),
     workload("W2x", 1536, 32, 992),
     workload("W3", 256, 1024, 1024),
     workload("W3p", 256, 1024, 1),
     workload("W4", 1, 32, 256),
+    workload("P8k", 32, 8192, 1),
+    workload("P32k", 8, 32_768, 1),
 ];
 
+/// Workloads that are not run unless they are named.
+const ON_REQUEST: [&str; 3] = ["W2x", "P8k", "P32k"];
+
 pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
-    let config = args.config();
+    let mut config = args.config();
     let wanted: Vec<_> = WORKLOADS
         .iter()
-        .filter(|w| part.names.iter().any(|name| name == w.name) || (part.names.is_empty() && w.name != "W2x"))
+        .filter(|w| {
+            part.names.iter().any(|name| name == w.name) || (part.names.is_empty() && !ON_REQUEST.contains(&w.name))
+        })
         .flat_map(|w| w.with(&part.requests))
         .collect();
+    let longest = wanted.iter().map(|w| w.prompt + w.output).max();
+    config.seq_len = config.seq_len.max(longest.unwrap_or(0));
     let most = wanted.iter().map(|w| w.requests).max().unwrap_or(1);
     let options = args.options()?;
     // Devices share the requests: replicas among themselves, and those of a group among their steps.
