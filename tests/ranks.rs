@@ -38,6 +38,8 @@ enum Fails {
     At(usize),
     /// What rank 0 sends after the run's last reply: the rows.
     Rows,
+    /// The run's last reply to this rank where no request has an answer, once.
+    EndTo(usize),
 }
 
 /// The way of one thread to the others.
@@ -51,13 +53,17 @@ struct Double {
 }
 
 impl Double {
-    /// To be called before each message.
-    fn pass(&self) -> Result<()> {
+    /// To be called before each message, `to` a rank.
+    fn pass(&self, to: usize, words: &[u32]) -> Result<()> {
+        let is_end = |reply: Reply| reply.end && reply.unfinished == prompts().len();
         let message = self.messages.fetch_add(1, SeqCst) + 1;
         let fails = match self.fails {
             Fails::Never => false,
             Fails::At(at) => message == at,
             Fails::Rows => self.has_ended.load(SeqCst),
+            Fails::EndTo(rank) => {
+                to == rank && Reply::from_words(words).is_ok_and(is_end) && !self.has_ended.swap(true, SeqCst)
+            }
         };
         if fails {
             return Err(Error::State("the way fails".into()));
@@ -76,7 +82,7 @@ impl Transport for Double {
     }
 
     fn send(&self, to: usize, words: &[u32]) -> Result<()> {
-        self.pass()?;
+        self.pass(to, words)?;
         // What ranks agree on without words reads as a reply, too, but of no devices.
         if Reply::from_words(words).is_ok_and(|reply| reply.end && reply.devices > 0) {
             self.has_ended.store(true, SeqCst);
@@ -97,7 +103,7 @@ impl Transport for Double {
         let Some(at) = arrived.iter().position(is_from) else {
             return Ok(None);
         };
-        self.pass()?;
+        self.pass(self.rank, &arrived[at].1)?;
         let (from, received) = arrived.remove(at).unwrap();
         *words = received;
         Ok(Some(from))
@@ -435,6 +441,38 @@ fn without_the_way_to_send_them_there_are_no_rows() {
         assert!(program.rows().iter().all(Vec::is_empty));
         finish(&mut program).unwrap();
     });
+}
+
+/// Rank 1 has been told that it may have to open another device when rank 0 fails to tell rank 2.
+#[test]
+fn all_ranks_are_told_when_rank_0_fails_before_devices_are_opened_again() {
+    let lost = || Control {
+        fail_calls: vec![(0, 1)],
+        ..replicas(1)
+    };
+    let mut controls = vec![lost(), lost(), lost()];
+    for mut double in doubles(3) {
+        let rank = double.rank;
+        if rank == 0 {
+            double.fails = Fails::EndTo(2);
+        }
+        controls[rank].transports.get_mut().unwrap().push(Box::new(double));
+    }
+    on_all(
+        controls.into_iter().map(Arc::new).collect(),
+        |rank, control: Arc<Control>| {
+            let mut program = program(1.0);
+            let before = program.sampler;
+            let why = inference(&mut program, &control).unwrap_err().to_string();
+            let told = "rank 0 has failed: the way fails";
+            assert_eq!(why.strip_prefix("rank 0 cannot begin: ").unwrap_or(&why), told);
+            assert_eq!(why.len() > told.len(), rank > 0);
+            assert!(program.rows().iter().all(Vec::is_empty));
+            let tokens = inference(&mut program, &control).unwrap();
+            check(&program, &before, tokens);
+            finish(&mut program).unwrap();
+        },
+    );
 }
 
 #[test]

@@ -124,6 +124,12 @@ impl Hub {
         Ok(self.ranks.iter().skip(1).all(|rank| rank.ended))
     }
 
+    /// The requests without an answer, if another rank knows that the run has ended with these; else 0.
+    pub fn left(&self) -> usize {
+        let is_known = self.ranks.iter().skip(1).any(|rank| rank.ended);
+        if is_known { self.unfinished } else { 0 }
+    }
+
     fn take_from(&mut self, rank: usize, request: u32, to: u32) -> Result<()> {
         match self.holder.get_mut(request as usize) {
             Some(holder) if *holder == rank as u32 => {

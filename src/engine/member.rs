@@ -130,7 +130,8 @@ impl<'t> Member<'t> {
         }
     }
 
-    /// Rank 0: ends the run for all ranks. Those that wait for a reply are told now, the others when they report.
+    /// Rank 0: ends the run for all ranks. Those that wait for a reply are told now, the others when they report. If
+    /// one knows already that devices are to be opened again, all are told so, and hear of the failure there.
     fn dismiss(&mut self, why: &Error) -> Result<()> {
         if self.failure.is_empty() {
             self.failure = failed(0, why);
@@ -140,6 +141,7 @@ impl<'t> Member<'t> {
         };
         let end = Reply {
             end: true,
+            unfinished: hub.left(),
             ..Reply::default()
         };
         while !hub.dismiss(|to| transport.send(to, &end.to_words()?))? {

@@ -290,10 +290,10 @@ impl Engine {
         let mut panic = None;
         for again in [false, true] {
             if again {
-                if panic.is_none() {
+                if panic.is_none() && member.failure.is_empty() {
                     self.reopen_or_say(reopen);
                 }
-                devices = self.count_devices(member.transport)?;
+                devices = self.count_devices(member.transport, &member.failure)?;
             }
             member.begin(run, &devices);
             let workers = self.workers(run, sampling).unwrap_or_else(|why| {
@@ -426,8 +426,13 @@ impl Engine {
         }
     }
 
-    fn count_devices(&self, transport: &dyn Transport) -> Result<Vec<usize>, Leave> {
-        let (_, counts) = agree(transport, Ok(()), |(), writer| writer.number(self.replicas.len()))?;
+    /// Each rank's devices; fails on all ranks if this one has failed.
+    fn count_devices(&self, transport: &dyn Transport, failure: &str) -> Result<Vec<usize>, Leave> {
+        let done = match failure {
+            "" => Ok(()),
+            why => Err(Error::State(why.into())),
+        };
+        let (_, counts) = agree(transport, done, |(), writer| writer.number(self.replicas.len()))?;
         Ok(counts
             .iter()
             .map(|words| Reader::new(words).number())
