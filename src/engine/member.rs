@@ -315,6 +315,10 @@ impl<'t> Member<'t> {
         };
         run.queue.add(granted, of_ranks);
         if reply.end {
+            if !self.held.is_empty() {
+                // A rank has failed: nobody wants the answers that the workers would go on for.
+                run.queue.stop();
+            }
             self.end = Some(reply);
         }
         Ok(())
@@ -397,6 +401,30 @@ mod tests {
         fn abandon(&self) {}
     }
 
+    fn run_with(outbox: Outbox) -> Run<'static, 'static> {
+        Run {
+            queue: Queue::new(VecDeque::new()),
+            results: Results::Sent(Mutex::new(outbox)),
+            recorder: None,
+            streams: Streams::new(0, 3).unwrap(),
+            want: Want::Greedy,
+        }
+    }
+
+    /// All other ranks wait for this one's workers.
+    #[test]
+    fn workers_stop_if_the_run_ends_before_they_have_answered() {
+        for held in [None, Some(2)] {
+            let run = run_with(Outbox::default());
+            let transport = Ending::default();
+            let mut member = Member::new(&transport, VecDeque::new(), 3, 1).unwrap();
+            member.begin(&run, &[1, 1]);
+            member.held.extend(held);
+            member.serve(&run, None).unwrap();
+            assert_eq!(run.queue.is_stopped(), held.is_some());
+        }
+    }
+
     /// Rank 0 would take a later report for the beginning of the next inference.
     #[test]
     fn nothing_is_reported_after_the_last_reply() {
@@ -409,13 +437,7 @@ mod tests {
             answers: [answer(1), answer(2)].into(),
             refused: Vec::new(),
         };
-        let run = Run {
-            queue: Queue::new(VecDeque::new()),
-            results: Results::Sent(Mutex::new(outbox)),
-            recorder: None,
-            streams: Streams::new(0, 3).unwrap(),
-            want: Want::Greedy,
-        };
+        let run = run_with(outbox);
         let transport = Ending::default();
         let mut member = Member::new(&transport, VecDeque::new(), 3, MOST_WORDS).unwrap();
         member.begin(&run, &[1, 1]);
