@@ -14,7 +14,7 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -201,6 +201,10 @@ fn replicas(replicas: usize) -> Control {
     }
 }
 
+fn failing_at_once() -> Control {
+    failing(&[(0, 1), (1, 1)])
+}
+
 fn failing(calls: &[(usize, usize)]) -> Control {
     Control {
         fail_calls: calls.to_vec(),
@@ -255,7 +259,7 @@ fn without_devices_all_ranks_take_the_replica_that_stands_in() {
 fn without_any_replica_left_all_ranks_say_how_many_requests_have_no_answer() {
     let lost = || Control {
         refuse_fallback: 1.into(),
-        ..failing(&[(0, 1), (1, 1)])
+        ..failing_at_once()
     };
     on_all(ranks(vec![lost(), lost()], 1), |_, control| {
         let mut program = program(0.0);
@@ -374,7 +378,9 @@ fn all_ranks_are_told_when_one_fails_in_a_run() {
     const BEFORE: usize = 8;
     for failing in [0, 1] {
         for message in 1..=6 {
-            let mut controls = vec![replicas(2), replicas(1)];
+            // Rank 0's devices are lost at once. So rank 1 answers all, however its threads are scheduled, which takes
+            // more messages than these.
+            let mut controls = vec![failing_at_once(), replicas(1)];
             for mut double in doubles(2) {
                 let rank = double.rank;
                 if rank == failing {
@@ -508,8 +514,11 @@ fn a_rank_that_cannot_begin_to_warm_up_is_named_and_all_may_try_again() {
 #[test]
 fn a_rank_that_panics_leaves_the_others_with_all_answers() {
     for panicking in 0..2 {
+        // Each replica gets a request before others have answered all.
+        let start = Arc::new(Barrier::new(4));
         let control = |rank| Control {
             panic_at: (rank == panicking).then_some(3),
+            start: Some(start.clone()),
             ..replicas(2)
         };
         on_all(ranks((0..2).map(control).collect(), 1), move |rank, control| {

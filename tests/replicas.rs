@@ -177,7 +177,7 @@ fn replicas_with_room_for_everything_share_evenly() {
         let mut program = Program::new(&["x"; 8], 8);
         let control = Arc::new(Control {
             replicas,
-            start: Some(Barrier::new(replicas)),
+            start: Some(Barrier::new(replicas).into()),
             ..Control::default()
         });
         inference(&mut program, &control).unwrap();
@@ -239,7 +239,7 @@ fn a_replica_that_failed_is_not_asked_again() {
         replicas: 2,
         depth: 2,
         // Both begin a step; one fails after it.
-        start: Some(Barrier::new(2)),
+        start: Some(Barrier::new(2).into()),
         fail_calls: vec![(0, 2)],
         ..Control::default()
     });

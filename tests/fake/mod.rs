@@ -55,8 +55,8 @@ pub struct Control {
     pub weights_at: usize,
     /// Replicas opened to stand in.
     pub fallbacks: AtomicUsize,
-    /// Where replicas meet before their first step.
-    pub start: Option<Barrier>,
+    /// Where replicas, of all ranks that have it, meet before their first step.
+    pub start: Option<Arc<Barrier>>,
     /// Where a replica meets the test in its first step, and again before it goes on.
     pub hold: Option<Barrier>,
     /// The most sequences that each replica had in one step.
