@@ -6,10 +6,11 @@
 //! answers are known for any number of steps in flight.
 
 use getp::batch::{Chunk, LogitsRow, StepPlan};
+use getp::kv_blocks::ring_blocks;
 use getp::scheduler::{BlockCounts, END_TOKENS, Finished, Limits, Scheduler, Unfinished};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 /// A request as the test knows it.
 #[derive(Clone)]
@@ -410,12 +411,108 @@ impl Device {
     }
 }
 
+/// Who holds how many blocks, from what the plans say.
+#[derive(Default)]
+struct Ledger {
+    /// Blocks of the full layers that each running request holds.
+    held: BTreeMap<usize, usize>,
+}
+
+impl Ledger {
+    /// Counts anew after blocks were lent, and checks the rules of `lending.rs`. Requests start in the order of numbers.
+    fn check(&mut self, device: &Device, scheduler: &Scheduler, jobs: &[Job], first_waiting: Option<&Job>) {
+        let limits = &device.limits;
+        let free = scheduler.free_blocks();
+        let tokens = limits.block_tokens;
+        let slots = (0..limits.max_batch).filter_map(|slot| Some((scheduler.request(slot)?, slot)));
+        let running: BTreeMap<usize, usize> = slots.collect();
+        assert_eq!(running.len(), scheduler.running());
+        self.held.retain(|request, _| running.contains_key(request));
+        let rings = running.keys().map(|&request| Self::ring(limits, &jobs[request]));
+        assert_eq!(free.window + rings.sum::<usize>(), limits.window_blocks);
+        if !limits.has_full_layers {
+            assert_eq!(free.full, limits.full_blocks);
+            return;
+        }
+        let before = self.held.len();
+        let waits: Vec<_> = running.values().map(|&slot| scheduler.waits_for_block(slot)).collect();
+        for (&request, &waits) in running.keys().zip(&waits) {
+            let next = device.next.get(&request).copied().unwrap_or(0);
+            let has = next.div_ceil(tokens).max(if waits { 0 } else { next / tokens + 1 });
+            let need = jobs[request].max_positions.div_ceil(tokens);
+            let first = jobs[request].prompt.len().div_ceil(tokens);
+            let held = self.held.entry(request).or_insert(first);
+            assert!(
+                !waits || *held == next / tokens,
+                "it waits, and holds a block for its next position"
+            );
+            *held = has.min(need).max(*held);
+        }
+        assert_eq!(free.full + self.held.values().sum::<usize>(), limits.full_blocks);
+        // What each may still ask for, and what is free or held by older ones.
+        let (mut reach, mut spare, mut all) = (free.full, usize::MAX, Vec::new());
+        for ((&request, &held), &waits) in self.held.iter().zip(&waits) {
+            let need = jobs[request].max_positions.div_ceil(tokens);
+            assert!(need - held <= reach, "request {request} could wait for ever");
+            all.push((held, need, waits, spare));
+            spare = spare.min(reach - (need - held));
+            reach += held;
+        }
+        assert!(all.is_empty() || !all[0].2, "the oldest one waits");
+        let may_ask_for = |part: &[(usize, usize, bool, usize)]| part.iter().map(|one| one.1 - one.0).sum::<usize>();
+        let lent_to = all.len() - (self.held.len() - before);
+        let old = lent_to.div_ceil(4);
+        let kept = may_ask_for(&all[..old]);
+        for (place, &(_, _, _, spare)) in all.iter().enumerate().filter(|(_, one)| one.2) {
+            let kept = if place < old { 0 } else { kept };
+            assert!(spare == 0 || free.full <= kept, "a sequence waits for nothing");
+        }
+        let most = limits.full_blocks + limits.full_blocks / 8;
+        let forecast = |all: &[(usize, usize)]| {
+            let at = |time| {
+                all.iter()
+                    .filter(|one| one.1 - one.0 >= time)
+                    .map(|one| one.0 + time)
+                    .sum::<usize>()
+            };
+            (0..=limits.full_blocks).map(at).max().unwrap_or(0)
+        };
+        let mut all: Vec<_> = all.iter().map(|&(held, need, ..)| (held, need)).collect();
+        if self.held.len() > before {
+            assert!(forecast(&all) <= most, "more have started than the forecast allows");
+        }
+        if let Some(job) = first_waiting.filter(|_| scheduler.has_free_slot()) {
+            let (first, need) = (job.prompt.len().div_ceil(tokens), job.max_positions.div_ceil(tokens));
+            all.push((first, need));
+            let has_ring = Self::ring(limits, job) <= free.window;
+            let may = first <= spare.min(free.full.saturating_sub(kept)) && forecast(&all) <= most;
+            assert!(!may || !has_ring, "a request waits for nothing");
+        }
+    }
+
+    fn ring(limits: &Limits, job: &Job) -> usize {
+        let rows = if limits.record_all {
+            limits.max_logits_rows
+        } else {
+            usize::MAX
+        };
+        let rows = rows.min(limits.chunk_tokens).min(limits.step_tokens);
+        match limits.sliding_window {
+            0 => 0,
+            window => ring_blocks(limits.block_tokens, window, rows, job.prompt.len(), job.max_positions),
+        }
+    }
+}
+
 /// Scheduler, device and requests together.
 struct World {
+    ledger: Ledger,
     scheduler: Scheduler,
     device: Device,
     /// The step planned last.
     plan: StepPlan,
+    /// Requests that were cancelled.
+    cancelled: HashSet<usize>,
     under_way: VecDeque<UnderWay>,
     jobs: Vec<Job>,
     answers: Vec<Option<Vec<u32>>>,
@@ -424,9 +521,11 @@ struct World {
 impl World {
     fn new(limits: Limits) -> Self {
         Self {
+            ledger: Ledger::default(),
             device: Device::new(&limits),
             scheduler: Scheduler::new(limits).unwrap(),
             plan: StepPlan::default(),
+            cancelled: HashSet::new(),
             under_way: VecDeque::new(),
             jobs: Vec::new(),
             answers: Vec::new(),
@@ -447,16 +546,26 @@ impl World {
 
     fn submit(&mut self, job: Job) {
         let request = self.jobs.len();
-        self.scheduler
-            .submit(request, job.prompt.clone(), job.max_positions)
-            .unwrap();
         self.jobs.push(job);
         self.answers.push(None);
+        self.submit_number(request);
+    }
+
+    /// Submits one of `jobs`.
+    fn submit_number(&mut self, request: usize) {
+        let job = &self.jobs[request];
+        let (prompt, max_positions) = (job.prompt.clone(), job.max_positions);
+        self.scheduler.submit(request, prompt, max_positions).unwrap();
     }
 
     /// Begins as many steps as may be in flight and completes the oldest one; `false` if there is nothing to do.
     fn step(&mut self) -> bool {
         while self.under_way.len() < self.device.limits.depth && self.begin() {}
+        self.complete()
+    }
+
+    /// Completes the oldest step in flight; `false` if there is none.
+    fn complete(&mut self) -> bool {
         let Some(step) = self.under_way.pop_front() else {
             return false;
         };
@@ -485,7 +594,9 @@ impl World {
 
     /// Plans a step and begins it; `false` if there is none.
     fn begin(&mut self) -> bool {
-        if !self.scheduler.plan(&mut self.plan) {
+        let planned = self.scheduler.plan(&mut self.plan);
+        self.check_lending();
+        if !planned {
             return false;
         }
         let sit_out = self.sit_out();
@@ -495,6 +606,46 @@ impl World {
         true
     }
 
+    /// Checks who holds blocks, after they were lent.
+    fn check_lending(&mut self) {
+        let running: HashSet<_> = (0..self.device.limits.max_batch)
+            .filter_map(|slot| self.scheduler.request(slot))
+            .collect();
+        let mut waiting = (0..self.jobs.len()).filter(|request| {
+            self.answers[*request].is_none() && !self.cancelled.contains(request) && !running.contains(request)
+        });
+        let first = waiting.next().filter(|_| self.scheduler.waiting() > 0);
+        let first = first.map(|first| &self.jobs[first]);
+        self.ledger.check(&self.device, &self.scheduler, &self.jobs, first);
+    }
+
+    /// Takes requests from a queue as an engine does, and completes a step; `false` if there is nothing to do.
+    fn serve(&mut self, queue: &mut VecDeque<usize>) -> bool {
+        while self.under_way.len() < self.device.limits.depth {
+            while let Some(&request) = queue.front() {
+                let job = &self.jobs[request];
+                if !self.scheduler.has_free_slot() {
+                    break;
+                }
+                if !self.scheduler.has_room(job.prompt.len(), job.max_positions) {
+                    break;
+                }
+                self.submit_number(request);
+                queue.pop_front();
+            }
+            let began = self.begin();
+            assert_eq!(self.scheduler.waiting(), 0, "what had room has started");
+            if !began {
+                break;
+            }
+        }
+        if self.under_way.is_empty() {
+            assert_eq!((self.scheduler.running(), queue.len()), (0, 0), "nobody goes on");
+            return false;
+        }
+        self.complete()
+    }
+
     /// Requests that cannot continue before a step in flight completes.
     fn sit_out(&self) -> HashSet<usize> {
         let mut sit_out = HashSet::new();
@@ -502,12 +653,12 @@ impl World {
             sit_out.extend(&step.not_on_device);
             let rows = step.plan.logits.iter().filter(|row| row.sample);
             // Rows that are skipped delay no request.
-            let awaited = |row: &&LogitsRow| self.scheduler.drawing(row.sequence).is_some();
+            let next = |row: &LogitsRow| {
+                let request = self.scheduler.request(row.sequence)?;
+                (self.device.next.get(&request) == Some(&(row.position + 1))).then_some(request)
+            };
             if !self.device.limits.speculate {
-                sit_out.extend(
-                    rows.filter(awaited)
-                        .filter_map(|row| self.scheduler.request(row.sequence)),
-                );
+                sit_out.extend(rows.filter_map(next));
             }
         }
         sit_out
@@ -635,6 +786,117 @@ fn random_arrivals_under_random_limits() {
     });
 }
 
+/// Limits with little more blocks than the longest request needs, and requests that fit.
+fn scarce(rng: &mut ChaCha8Rng, jobs: usize) -> (Limits, Vec<Job>) {
+    let limits = random_limits(rng);
+    let block_tokens = [1, 2, 4, 5, 16, 64][rng.random_range(0..6)];
+    let blocks = [3, 8, 30][rng.random_range(0..3)];
+    let longest = (block_tokens * rng.random_range(1..=blocks)).min(250);
+    let mut jobs: Vec<Job> = (0..jobs)
+        .map(|_| {
+            let max_positions = if rng.random_bool(0.3) {
+                longest
+            } else {
+                rng.random_range(1..=longest)
+            };
+            let mut job = Job::random(rng, max_positions);
+            if rng.random_bool(0.6) {
+                job.prompt.truncate(rng.random_range(1..=job.prompt.len()));
+            }
+            job
+        })
+        .collect();
+    if rng.random_bool(0.3) {
+        jobs.iter_mut().for_each(|job| job.max_positions = longest);
+    }
+    let mut limits = Limits {
+        block_tokens,
+        depth: limits.depth.min(block_tokens + 1),
+        full_blocks: usize::MAX >> 33,
+        window_blocks: usize::MAX >> 33,
+        ..limits
+    };
+    let full = jobs
+        .iter()
+        .map(|job| job.max_positions.div_ceil(block_tokens))
+        .max()
+        .unwrap();
+    let window = jobs.iter().map(|job| Ledger::ring(&limits, job)).max().unwrap();
+    limits.full_blocks = full + [0, 0, 1, 3, full, 7 * full][rng.random_range(0..6)];
+    limits.window_blocks = window * [1, 2, 5, 30][rng.random_range(0..4)] + rng.random_range(0..2);
+    (limits, jobs)
+}
+
+/// Requests are taken from a queue as they have room; some are cancelled, devices fail, sequences begin to take turns.
+#[test]
+fn scarce_blocks_are_enough_for_all() {
+    for_seeds(1000, |rng| {
+        let n = rng.random_range(1..40);
+        let (limits, jobs) = scarce(rng, n);
+        let mut world = World::new(limits.clone());
+        world.answers = vec![None; jobs.len()];
+        world.jobs = jobs;
+        let [cancel, fail, turn] = [(); 3].map(|()| [0.0, 0.0, 0.01, 0.1][rng.random_range(0..4)]);
+        let direct = rng.random_bool(0.3);
+        let mut failures = 0;
+        let mut queue: VecDeque<_> = (0..n).collect();
+        if direct {
+            queue.drain(..).for_each(|request| world.submit_number(request));
+        }
+        loop {
+            let more = if direct { world.step() } else { world.serve(&mut queue) };
+            if !more {
+                break;
+            }
+            if rng.random_bool(cancel) {
+                let request = rng.random_range(0..n);
+                if world.scheduler.cancel(request) {
+                    world.device.leave(request);
+                    world.cancelled.insert(request);
+                }
+            }
+            if rng.random_bool(turn) {
+                let speculate = rng.random_bool(0.5);
+                world.speculate(speculate);
+            }
+            if failures < 4 && rng.random_bool(fail * 0.3) {
+                failures += 1;
+                if rng.random_bool(0.5) {
+                    world.scheduler.plan(&mut world.plan);
+                } else {
+                    world.begin();
+                }
+                world.under_way.clear();
+                let unfinished = world.scheduler.take_unfinished();
+                for request in std::mem::take(&mut world.device.started) {
+                    world.device.leave(request);
+                }
+                world.check_idle();
+                let speculate = world.device.limits.speculate;
+                world.device = Device::new(&limits);
+                if rng.random_bool(0.5) {
+                    world.scheduler = Scheduler::new(limits.clone()).unwrap();
+                }
+                world.ledger = Ledger::default();
+                world.speculate(speculate);
+                for unfinished in unfinished.into_iter().rev() {
+                    assert_eq!(unfinished.prompt, world.jobs[unfinished.request].prompt);
+                    queue.push_front(unfinished.request);
+                }
+                if direct {
+                    queue.drain(..).for_each(|request| world.submit_number(request));
+                }
+            }
+        }
+        world.check_idle();
+        for &request in &world.cancelled {
+            assert_eq!(world.answers[request], None);
+            world.answers[request] = Some(world.jobs[request].answer(request));
+        }
+        world.check_answers();
+    });
+}
+
 #[test]
 fn thousands_of_requests_at_once() {
     for_seeds(2, |rng| {
@@ -672,6 +934,7 @@ fn cancelled_requests_leave_and_the_others_do_not_notice() {
             assert_eq!(world.scheduler.cancel(request), was_there);
             if was_there {
                 world.device.leave(request);
+                world.cancelled.insert(request);
                 cancelled.push(request);
             }
         });
@@ -702,6 +965,7 @@ fn cancelling_during_a_step_drops_its_rows() {
     world.scheduler.begin(&world.plan);
     assert!(world.scheduler.cancel(1));
     world.device.leave(1);
+    world.cancelled.insert(1);
     let mut finished = Vec::new();
     world
         .scheduler
@@ -739,6 +1003,7 @@ fn requests_of_a_device_that_fails_finish_on_another() {
             let given_back: Vec<_> = unfinished.iter().map(|unfinished| unfinished.request).collect();
             assert_eq!(given_back, missing, "in the order in which they came");
             world.device = Device::new(&limits);
+            world.ledger = Ledger::default();
             world.scheduler = Scheduler::new(limits.clone()).unwrap();
             for Unfinished {
                 request,
