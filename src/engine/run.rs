@@ -276,13 +276,14 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             .draws
             .draw(self.pool, streams, &self.scheduler, plan, self.pipeline)?;
         self.drawing += start.elapsed();
-        self.scheduler.commit(plan, drawn.tokens, &mut self.finished)?;
+        let committed = self.scheduler.commit(plan, drawn.tokens, &mut self.finished);
         drawn
             .left_to_host
             .iter()
             .for_each(|&sequence| self.scheduler.mend(sequence));
+        // If memory ends at one answer, those complete before it are not given back.
         self.hand_in();
-        Ok(())
+        committed
     }
 
     /// Writes the step's logits to the file, if they are recorded.
