@@ -5,6 +5,7 @@
 mod fake;
 
 use fake::{Control, PROMPTS, Program, expected, finish, inference, warm_up};
+use getp::abi::lifecycle;
 use getp::abi::types::Sampler;
 use getp::cluster::message::Reply;
 use getp::cluster::transport::{Transport, gather};
@@ -12,6 +13,7 @@ use getp::error::{Error, Result};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Barrier, Mutex, mpsc};
@@ -504,6 +506,34 @@ fn a_rank_that_cannot_begin_to_warm_up_is_named_and_all_may_try_again() {
         let why = warm_up(&mut program, &control).unwrap_err().to_string();
         assert!(rank == 1 || why.starts_with("rank 1 cannot begin: "), "{why}");
         program.tokenizer.vocab_size = vocab_size;
+        let before = program.sampler;
+        let tokens = inference(&mut program, &control).unwrap();
+        check(&program, &before, tokens);
+        finish(&mut program).unwrap();
+    });
+}
+
+/// Without an engine yet the others are on their way to warm up.
+#[test]
+fn arguments_that_keep_a_rank_from_warming_up_are_told() {
+    on_all(ranks(vec![replicas(1), replicas(1)], 3), |rank, control| {
+        let mut program = program(1.0);
+        let why = if rank == 1 {
+            let transformer = &raw mut *program.transformer;
+            // SAFETY: the program's own struct, and NULL.
+            control.with_backends(|backends| unsafe { lifecycle::warm_up(transformer, null_mut(), backends) })
+        } else {
+            warm_up(&mut program, &control)
+        };
+        let why = why.unwrap_err().to_string();
+        assert!(rank == 1 || why.starts_with("rank 1 cannot begin: tokenizer"), "{why}");
+        let max_token_len = program.requests.max_token_len;
+        if rank == 1 {
+            program.requests.max_token_len = 0;
+        }
+        let why = inference(&mut program, &control).unwrap_err().to_string();
+        assert!(rank == 1 || why.starts_with("rank 1 cannot begin: Requests"), "{why}");
+        program.requests.max_token_len = max_token_len;
         let before = program.sampler;
         let tokens = inference(&mut program, &control).unwrap();
         check(&program, &before, tokens);

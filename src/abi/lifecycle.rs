@@ -46,9 +46,10 @@ pub type OpenFallback<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box
 /// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call.
 pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, backends: &Backends<'_>) -> Result<()> {
     pointer::check(transformer, "transformer")?;
-    // SAFETY: guaranteed by our caller.
-    let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
     registry::with(transformer, |slot| {
+        // SAFETY: guaranteed by our caller.
+        let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") };
+        let tokenizer = tokenizer.inspect_err(|why| decline_to_warm_up(slot, backends, why))?;
         // SAFETY: checked above, and guaranteed by our caller.
         unsafe { ensure_warm(slot, transformer, tokenizer, backends) }.map(drop)
     })
@@ -83,7 +84,7 @@ pub unsafe fn inference(
         pointer::check(sampler, "sampler")?;
         Ok((claim, requests, tokenizer))
     };
-    let (_claim, mut requests, tokenizer) = arguments().inspect_err(|why| decline(transformer, why))?;
+    let (_claim, mut requests, tokenizer) = arguments().inspect_err(|why| decline(transformer, backends, why))?;
     registry::with(transformer, |slot| {
         if slot.is_none() {
             report::line("inference came before warm_up; warming up now");
@@ -96,11 +97,33 @@ pub unsafe fn inference(
 }
 
 /// Tells the other ranks, if there are any, that this one cannot begin an inference.
-fn decline(transformer: *const Transformer, why: &Error) {
+fn decline(transformer: *const Transformer, backends: &Backends<'_>, why: &Error) {
+    if pointer::check(transformer, "transformer").is_err() {
+        return;
+    }
+    let told = registry::with(transformer, |slot| {
+        match slot {
+            #[cfg(feature = "mpi")]
+            Some(warm) => warm.engine.decline(why),
+            // They warm up before it.
+            slot => decline_to_warm_up(slot, backends, why),
+        }
+        Ok(())
+    });
+    // In a process that may not use the transformer the call fails anyway.
+    drop(told);
+}
+
+/// The same of warming up, where there is no engine yet: with one it has nothing to do.
+fn decline_to_warm_up(slot: &Slot, backends: &Backends<'_>, why: &Error) {
     #[cfg(feature = "mpi")]
-    let _ = with_engine(transformer, |engine| engine.decline(why));
+    if slot.is_none()
+        && let Ok(Some(transport)) = (backends.join)()
+    {
+        Engine::cannot_warm_up(&*transport, why);
+    }
     #[cfg(not(feature = "mpi"))]
-    let _ = (transformer, why);
+    let _ = (slot, backends, why);
 }
 
 /// Frees what `warm_up` allocated and restores the struct. Does nothing if it is not warmed up.
@@ -174,10 +197,10 @@ unsafe fn ensure_warm<'a>(
 /// Same requirements as [`ensure_warm`].
 unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, backends: &Backends<'_>) -> Result<Warm> {
     warn_of_unknown_variables();
-    // SAFETY: guaranteed by our caller.
-    registry::check_no_copy(unsafe { &*transformer })?;
     let source = registry::source(transformer);
     let begin = || {
+        // SAFETY: guaranteed by our caller.
+        registry::check_no_copy(unsafe { &*transformer })?;
         // SAFETY: guaranteed by our caller.
         let vocabulary = unsafe { Vocabulary::read(tokenizer) }?;
         let opened = match &source {
