@@ -149,15 +149,25 @@ fn on_all<T: Send + 'static>(ranks: Vec<T>, work: impl Fn(usize, T) + Send + Syn
 }
 
 /// Ranks with replicas as told, each with the way to the others for so many engines.
-fn ranks(controls: Vec<Control>, engines: usize) -> Vec<Arc<Control>> {
-    let mut controls = controls;
+fn ranks(mut controls: Vec<Control>, engines: usize) -> Vec<Arc<Control>> {
     for _ in 0..engines {
-        let doubles = doubles(controls.len());
-        for (control, double) in controls.iter_mut().zip(doubles) {
-            control.transports.get_mut().unwrap().push(Box::new(double));
-        }
+        connect(&mut controls, |_| Fails::Never);
     }
     controls.into_iter().map(Arc::new).collect()
+}
+
+/// The same for one engine, with what fails of each rank's way.
+fn ranks_failing(mut controls: Vec<Control>, fails: impl Fn(usize) -> Fails) -> Vec<Arc<Control>> {
+    connect(&mut controls, fails);
+    controls.into_iter().map(Arc::new).collect()
+}
+
+fn connect(controls: &mut [Control], fails: impl Fn(usize) -> Fails) {
+    let doubles = doubles(controls.len());
+    for (control, mut double) in controls.iter_mut().zip(doubles) {
+        double.fails = fails(double.rank);
+        control.transports.get_mut().unwrap().push(Box::new(double));
+    }
 }
 
 /// More prompts than all replicas have slots for.
@@ -181,14 +191,19 @@ fn check(program: &Program, before: &Sampler, tokens: i64) {
     assert_eq!(program.sampler.rng_state, answers[0].1);
 }
 
+/// Answers all prompts, and checks the answers.
+fn answer_all(program: &mut Program, control: &Arc<Control>) {
+    let before = program.sampler;
+    let tokens = inference(program, control).unwrap();
+    check(program, &before, tokens);
+}
+
 /// All ranks answer all prompts, twice.
 fn check_all(controls: Vec<Control>, temperature: f32) {
     on_all(ranks(controls, 1), move |_, control| {
         let mut program = program(temperature);
         for _ in 0..2 {
-            let before = program.sampler;
-            let tokens = inference(&mut program, &control).unwrap();
-            check(&program, &before, tokens);
+            answer_all(&mut program, &control);
         }
         finish(&mut program).unwrap();
         assert_eq!(control.opened.load(SeqCst), control.dropped.load(SeqCst));
@@ -342,9 +357,7 @@ fn ranks_with_something_else_are_told_and_go_on() {
                 }
                 (program.sampler, program.requests, program.tokenizer.vocab_size) = (sampler, requests, vocab_size);
             }
-            let before = program.sampler;
-            let tokens = inference(&mut program, &control).unwrap();
-            check(&program, &before, tokens);
+            answer_all(&mut program, &control);
             finish(&mut program).unwrap();
         },
     );
@@ -382,16 +395,12 @@ fn all_ranks_are_told_when_one_fails_in_a_run() {
         for message in 1..=6 {
             // Rank 0's devices are lost at once. So rank 1 answers all, however its threads are scheduled, which takes
             // more messages than these.
-            let mut controls = vec![failing_at_once(), replicas(1)];
-            for mut double in doubles(2) {
-                let rank = double.rank;
-                if rank == failing {
-                    double.fails = Fails::At(BEFORE + message);
-                }
-                controls[rank].transports.get_mut().unwrap().push(Box::new(double));
-            }
-            let controls = controls.into_iter().map(Arc::new).collect();
-            on_all(controls, move |_, control: Arc<Control>| {
+            let controls = vec![failing_at_once(), replicas(1)];
+            let fails = |rank| match rank == failing {
+                true => Fails::At(BEFORE + message),
+                false => Fails::Never,
+            };
+            on_all(ranks_failing(controls, fails), move |_, control| {
                 let mut program = program(1.0);
                 let before = program.sampler;
                 let why = inference(&mut program, &control).unwrap_err().to_string();
@@ -411,16 +420,12 @@ fn all_ranks_are_told_when_one_fails_in_a_run() {
 fn no_rank_waits_for_one_that_fails_wherever_it_does() {
     for failing in [0, 2] {
         for message in (1..=40).step_by(3) {
-            let mut controls = vec![replicas(1), replicas(1), replicas(1)];
-            for mut double in doubles(3) {
-                let rank = double.rank;
-                if rank == failing {
-                    double.fails = Fails::At(message);
-                }
-                controls[rank].transports.get_mut().unwrap().push(Box::new(double));
-            }
-            let controls = controls.into_iter().map(Arc::new).collect();
-            on_all(controls, move |_, control: Arc<Control>| {
+            let controls = vec![replicas(1), replicas(1), replicas(1)];
+            let fails = |rank| match rank == failing {
+                true => Fails::At(message),
+                false => Fails::Never,
+            };
+            on_all(ranks_failing(controls, fails), move |_, control| {
                 let mut program = program(1.0);
                 let before = program.sampler;
                 match inference(&mut program, &control) {
@@ -436,13 +441,8 @@ fn no_rank_waits_for_one_that_fails_wherever_it_does() {
 /// Rank 0 has stored answers by then.
 #[test]
 fn without_the_way_to_send_them_there_are_no_rows() {
-    let mut controls = vec![replicas(1), replicas(1)];
-    for mut double in doubles(2) {
-        let rank = double.rank;
-        double.fails = Fails::Rows;
-        controls[rank].transports.get_mut().unwrap().push(Box::new(double));
-    }
-    on_all(controls.into_iter().map(Arc::new).collect(), |rank, control| {
+    let controls = vec![replicas(1), replicas(1)];
+    on_all(ranks_failing(controls, |_| Fails::Rows), |rank, control| {
         let mut program = program(1.0);
         let why = inference(&mut program, &control).unwrap_err().to_string();
         assert_eq!(why, ["the way fails", "a rank is gone"][rank]);
@@ -458,29 +458,22 @@ fn all_ranks_are_told_when_rank_0_fails_before_devices_are_opened_again() {
         fail_calls: vec![(0, 1)],
         ..replicas(1)
     };
-    let mut controls = vec![lost(), lost(), lost()];
-    for mut double in doubles(3) {
-        let rank = double.rank;
-        if rank == 0 {
-            double.fails = Fails::EndTo(2);
-        }
-        controls[rank].transports.get_mut().unwrap().push(Box::new(double));
-    }
-    on_all(
-        controls.into_iter().map(Arc::new).collect(),
-        |rank, control: Arc<Control>| {
-            let mut program = program(1.0);
-            let before = program.sampler;
-            let why = inference(&mut program, &control).unwrap_err().to_string();
-            let told = "rank 0 has failed: the way fails";
-            assert_eq!(why.strip_prefix("rank 0 cannot begin: ").unwrap_or(&why), told);
-            assert_eq!(why.len() > told.len(), rank > 0);
-            assert!(program.rows().iter().all(Vec::is_empty));
-            let tokens = inference(&mut program, &control).unwrap();
-            check(&program, &before, tokens);
-            finish(&mut program).unwrap();
-        },
-    );
+    let fails = |rank| match rank {
+        0 => Fails::EndTo(2),
+        _ => Fails::Never,
+    };
+    on_all(ranks_failing(vec![lost(), lost(), lost()], fails), |rank, control| {
+        let mut program = program(1.0);
+        let before = program.sampler;
+        let why = inference(&mut program, &control).unwrap_err().to_string();
+        let told = "rank 0 has failed: the way fails";
+        assert_eq!(why.strip_prefix("rank 0 cannot begin: ").unwrap_or(&why), told);
+        assert_eq!(why.len() > told.len(), rank > 0);
+        assert!(program.rows().iter().all(Vec::is_empty));
+        let tokens = inference(&mut program, &control).unwrap();
+        check(&program, &before, tokens);
+        finish(&mut program).unwrap();
+    });
 }
 
 #[test]
@@ -488,9 +481,7 @@ fn without_draws_seeds_may_differ() {
     on_all(ranks(vec![replicas(1), replicas(1)], 1), |rank, control| {
         let mut program = program(0.0);
         program.sampler.rng_state += rank as u64;
-        let before = program.sampler;
-        let tokens = inference(&mut program, &control).unwrap();
-        check(&program, &before, tokens);
+        answer_all(&mut program, &control);
         finish(&mut program).unwrap();
     });
 }
@@ -506,9 +497,7 @@ fn a_rank_that_cannot_begin_to_warm_up_is_named_and_all_may_try_again() {
         let why = warm_up(&mut program, &control).unwrap_err().to_string();
         assert!(rank == 1 || why.starts_with("rank 1 cannot begin: "), "{why}");
         program.tokenizer.vocab_size = vocab_size;
-        let before = program.sampler;
-        let tokens = inference(&mut program, &control).unwrap();
-        check(&program, &before, tokens);
+        answer_all(&mut program, &control);
         finish(&mut program).unwrap();
     });
 }
@@ -534,9 +523,7 @@ fn arguments_that_keep_a_rank_from_warming_up_are_told() {
         let why = inference(&mut program, &control).unwrap_err().to_string();
         assert!(rank == 1 || why.starts_with("rank 1 cannot begin: Requests"), "{why}");
         program.requests.max_token_len = max_token_len;
-        let before = program.sampler;
-        let tokens = inference(&mut program, &control).unwrap();
-        check(&program, &before, tokens);
+        answer_all(&mut program, &control);
         finish(&mut program).unwrap();
     });
 }

@@ -624,10 +624,8 @@ impl World {
         while self.under_way.len() < self.device.limits.depth {
             while let Some(&request) = queue.front() {
                 let job = &self.jobs[request];
-                if !self.scheduler.has_free_slot() {
-                    break;
-                }
-                if !self.scheduler.has_room(job.prompt.len(), job.max_positions) {
+                let has_slot = self.scheduler.has_free_slot();
+                if !(has_slot && self.scheduler.has_room(job.prompt.len(), job.max_positions)) {
                     break;
                 }
                 self.submit_number(request);
@@ -687,10 +685,41 @@ impl World {
         assert!(self.device.started.is_empty());
     }
 
+    /// All requests have their answers, but for those cancelled.
     fn check_answers(&self) {
         for (request, (job, answer)) in self.jobs.iter().zip(&self.answers).enumerate() {
-            assert_eq!(answer.as_ref(), Some(&job.answer(request)), "request {request}");
+            let expected = (!self.cancelled.contains(&request)).then(|| job.answer(request));
+            assert_eq!(*answer, expected, "request {request}");
         }
+    }
+
+    /// Cancels a request; `false` if it is neither waiting nor running.
+    fn cancel(&mut self, request: usize) -> bool {
+        let was_there = self.scheduler.cancel(request);
+        if was_there {
+            self.device.leave(request);
+            self.cancelled.insert(request);
+        }
+        was_there
+    }
+
+    /// Takes the device away: the step that failed was planned, perhaps begun, and never committed; nor were others under
+    /// way. Gives the requests without an answer.
+    fn lose_device(&mut self, rng: &mut ChaCha8Rng) -> Vec<Unfinished> {
+        if rng.random_bool(0.5) {
+            self.scheduler.plan(&mut self.plan);
+        } else {
+            self.begin();
+        }
+        self.under_way.clear();
+        let unfinished = self.scheduler.take_unfinished();
+        for request in std::mem::take(&mut self.device.started) {
+            self.device.leave(request);
+        }
+        self.check_idle();
+        self.device = Device::new(&self.device.limits);
+        self.ledger = Ledger::default();
+        unfinished
     }
 }
 
@@ -833,7 +862,7 @@ fn scarce_blocks_are_enough_for_all() {
     for_seeds(1000, |rng| {
         let n = rng.random_range(1..40);
         let (limits, jobs) = scarce(rng, n);
-        let mut world = World::new(limits.clone());
+        let mut world = World::new(limits);
         world.answers = vec![None; jobs.len()];
         world.jobs = jobs;
         let [cancel, fail, turn] = [(); 3].map(|()| [0.0, 0.0, 0.01, 0.1][rng.random_range(0..4)]);
@@ -850,10 +879,7 @@ fn scarce_blocks_are_enough_for_all() {
             }
             if rng.random_bool(cancel) {
                 let request = rng.random_range(0..n);
-                if world.scheduler.cancel(request) {
-                    world.device.leave(request);
-                    world.cancelled.insert(request);
-                }
+                world.cancel(request);
             }
             if rng.random_bool(turn) {
                 let speculate = rng.random_bool(0.5);
@@ -861,24 +887,10 @@ fn scarce_blocks_are_enough_for_all() {
             }
             if failures < 4 && rng.random_bool(fail * 0.3) {
                 failures += 1;
+                let unfinished = world.lose_device(rng);
                 if rng.random_bool(0.5) {
-                    world.scheduler.plan(&mut world.plan);
-                } else {
-                    world.begin();
+                    world.scheduler = Scheduler::new(world.device.limits.clone()).unwrap();
                 }
-                world.under_way.clear();
-                let unfinished = world.scheduler.take_unfinished();
-                for request in std::mem::take(&mut world.device.started) {
-                    world.device.leave(request);
-                }
-                world.check_idle();
-                let speculate = world.device.limits.speculate;
-                world.device = Device::new(&limits);
-                if rng.random_bool(0.5) {
-                    world.scheduler = Scheduler::new(limits.clone()).unwrap();
-                }
-                world.ledger = Ledger::default();
-                world.speculate(speculate);
                 for unfinished in unfinished.into_iter().rev() {
                     assert_eq!(unfinished.prompt, world.jobs[unfinished.request].prompt);
                     queue.push_front(unfinished.request);
@@ -889,10 +901,6 @@ fn scarce_blocks_are_enough_for_all() {
             }
         }
         world.check_idle();
-        for &request in &world.cancelled {
-            assert_eq!(world.answers[request], None);
-            world.answers[request] = Some(world.jobs[request].answer(request));
-        }
         world.check_answers();
     });
 }
@@ -924,25 +932,15 @@ fn thousands_of_requests_at_once() {
 fn cancelled_requests_leave_and_the_others_do_not_notice() {
     for_seeds(1000, |rng| {
         let mut world = World::new(random_limits(rng));
-        let mut cancelled = Vec::new();
         arrive(rng, &mut world, 30, |rng, world| {
             if world.jobs.is_empty() || rng.random_bool(0.7) {
                 return;
             }
             let request = rng.random_range(0..world.jobs.len());
-            let was_there = world.answers[request].is_none() && !cancelled.contains(&request);
-            assert_eq!(world.scheduler.cancel(request), was_there);
-            if was_there {
-                world.device.leave(request);
-                world.cancelled.insert(request);
-                cancelled.push(request);
-            }
+            let was_there = world.answers[request].is_none() && !world.cancelled.contains(&request);
+            assert_eq!(world.cancel(request), was_there);
         });
         world.run();
-        for request in cancelled {
-            assert_eq!(world.answers[request], None);
-            world.answers[request] = Some(world.jobs[request].answer(request));
-        }
         world.check_answers();
     });
 }
@@ -963,9 +961,7 @@ fn cancelling_during_a_step_drops_its_rows() {
         .device
         .step(&world.plan, &world.scheduler, &world.jobs, &HashSet::new());
     world.scheduler.begin(&world.plan);
-    assert!(world.scheduler.cancel(1));
-    world.device.leave(1);
-    world.cancelled.insert(1);
+    assert!(world.cancel(1));
     let mut finished = Vec::new();
     world
         .scheduler
@@ -973,38 +969,23 @@ fn cancelling_during_a_step_drops_its_rows() {
         .unwrap();
     assert!(finished.is_empty());
     world.run();
-    assert_eq!(world.answers[1].replace(world.jobs[1].answer(1)), None);
     world.check_answers();
 }
 
 #[test]
 fn requests_of_a_device_that_fails_finish_on_another() {
     for_seeds(1000, |rng| {
-        let limits = random_limits(rng);
-        let mut world = World::new(limits.clone());
+        let mut world = World::new(random_limits(rng));
         arrive(rng, &mut world, 30, |rng, world| {
             if rng.random_bool(0.9) {
                 return;
             }
-            // The step that failed was planned, perhaps begun, and never committed; nor were others under way.
-            if rng.random_bool(0.5) {
-                world.scheduler.plan(&mut world.plan);
-            } else {
-                world.begin();
-            }
-            world.under_way.clear();
-            let unfinished = world.scheduler.take_unfinished();
-            for request in std::mem::take(&mut world.device.started) {
-                world.device.leave(request);
-            }
-            world.check_idle();
+            let unfinished = world.lose_device(rng);
             assert!(!world.scheduler.plan(&mut world.plan));
             let missing: Vec<_> = (0..world.jobs.len()).filter(|&r| world.answers[r].is_none()).collect();
             let given_back: Vec<_> = unfinished.iter().map(|unfinished| unfinished.request).collect();
             assert_eq!(given_back, missing, "in the order in which they came");
-            world.device = Device::new(&limits);
-            world.ledger = Ledger::default();
-            world.scheduler = Scheduler::new(limits.clone()).unwrap();
+            world.scheduler = Scheduler::new(world.device.limits.clone()).unwrap();
             for Unfinished {
                 request,
                 prompt,
