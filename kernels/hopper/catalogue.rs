@@ -49,14 +49,15 @@ const NORM_BYTES: usize = NORM_HIDDEN * 4;
 const NORM_ROWS: Limit = Limit::AtMost(Dimension::Hidden, NORM_HIDDEN);
 /// Rows of 16-byte pieces.
 const NORM_PIECES: Limit = Limit::MultipleOf(Dimension::Hidden, 8);
-/// From so many rows on these kernels were faster than those for a row a block.
-const MANY_ROWS: usize = 2048;
+/// From so many rows on these kernels were faster than those for a row a block: the norm, and norm and router.
+const NORM_FROM_ROWS: usize = 512;
+const NORM_ROUTE_FROM_ROWS: usize = 2048;
 
 const WRITTEN: [Kernel; 12] = [
-    Kernel::written(Op::Norm, "hopper/norm_rows.hip", WARP)
+    Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .called("rows")
-        .at_least(MANY_ROWS)
-        .sharing(NORM_BYTES + NORM_EXPERTS * NORM_BYTES / 2 + BARRIER_BYTES)
+        .at_least(NORM_FROM_ROWS)
+        .sharing(NORM_BYTES + NORM_EXPERTS * NORM_BYTES / 2 + BARRIER_BYTES + NORM_HIDDEN / 256 * 4)
         .within(&[
             NORM_ROWS,
             NORM_PIECES,
@@ -64,7 +65,7 @@ const WRITTEN: [Kernel; 12] = [
         ]),
     Kernel::written(Op::NormRoute, "hopper/norm_route_rows.hip", 8 * WARP)
         .called("rows")
-        .at_least(MANY_ROWS)
+        .at_least(NORM_ROUTE_FROM_ROWS)
         .taking(8)
         .sharing(8 * NORM_BYTES)
         .holding(8 * (256 * 8 + 8 * 8 + 8 * 8))

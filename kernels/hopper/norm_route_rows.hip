@@ -43,7 +43,7 @@ KERNEL(norm_route_rows, NormRouteArgs, THREADS, 2, 0) {
   if (rows <= 0) return;
   if (wave < rows) {
     fetch_row<false>(a.norm, first + wave, s);
-    norm_by_wave<false, true>(a.norm, first + wave, s);
+    norm_by_waves<false, true, 1>(a.norm, first + wave, 0, s, nullptr);
   }
   s.discard();
   barrier();

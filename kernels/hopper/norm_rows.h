@@ -1,6 +1,6 @@
-// Shared by `rmsnorm_rows` and `norm_route_rows`: rmsnorm of norm.h where rows are many, in `fast`. A wave norms a row
-// by itself, which bulk copies bring to shared memory: many rows are on the way to a multiprocessor without a register
-// for them, and no barrier stands between a row's sum of squares and its scaling. The bits are those of norm.h.
+// Shared by `rmsnorm_rows` and `norm_route_rows`: rmsnorm of norm.h where rows are many, in `fast`. Bulk copies bring
+// the rows to shared memory, so many are on the way to a multiprocessor without a register for them. The bits are those
+// of norm.h.
 //
 // hidden is at most ROW_STEPS * ROW_STEP and a multiple of 8, and a row has at most ROW_EXPERTS experts. `select`,
 // `t32` and `exact` are not served, there is one term, and y is FP16.
@@ -18,7 +18,7 @@ enum : int {
 
 DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
 
-// A wave's row in shared memory, the experts' outputs behind it (ADDS), and the mbarrier that their copies report to.
+// A row in shared memory, the experts' outputs behind it (ADDS), and the mbarrier that their copies report to.
 struct RowInShared {
   f32x4* x;
   const u16* y;
@@ -50,7 +50,7 @@ struct RowInShared {
   }
 };
 
-// Starts the copies of row `row`, and of its experts' outputs.
+// Starts the copies of row `row`, and of its experts' outputs. One wave calls it.
 template <bool ADDS> DEV void fetch_row(const NormArgs& a, int row, const RowInShared& s) {
   if (LANE == 0) {
     barrier_arrive_expect(s.bar, a.hidden * (4 + (ADDS ? 2 * a.k : 0)));
@@ -83,37 +83,52 @@ template <bool ADDS> DEV void load_step(const NormArgs& a, const RowInShared& s,
   UNROLL for (int j = 0; j < 8; j++) v[j] = add_rn(v[j], added[j]);
 }
 
-// Norms row `row`, whose copies have been started. ADDS: x += the experts' outputs before, and is stored; a lane keeps
-// its elements in registers, else they are loaded twice. STAGES: the norm is left in shared memory.
-template <bool ADDS, bool STAGES> DEV void norm_by_wave(const NormArgs& a, int row, const RowInShared& s) {
-  float x[ADDS ? ROW_STEPS : 1][8], squares[ROW_STEPS];
+// Norms row `row`, whose copies have been started; WAVES waves share it, of which this is number `wave`, and have
+// `sums` to exchange their steps' sums (one wave has no need of it). ADDS: x += the experts' outputs before, and is
+// stored; a lane keeps its elements in registers, else they are loaded twice. STAGES: the norm is left in shared
+// memory.
+template <bool ADDS, bool STAGES, int WAVES>
+DEV void norm_by_waves(const NormArgs& a, int row, int wave, const RowInShared& s, float* sums) {
+  constexpr int STEPS = ROW_STEPS / WAVES;
+  float x[ADDS ? STEPS : 1][8], squares[STEPS];
   const float mine = ADDS && LANE < a.k ? a.shares[(i64)row * a.k + LANE] : 0.f;
   barrier_wait(s.bar, 0);
-  UNROLL for (int step = 0; step < ROW_STEPS; step++) {
-    float(&v)[8] = x[ADDS ? step : 0];
-    load_step<ADDS>(a, s, step, mine, v);
-    squares[step] = 0;
-    UNROLL for (int j = 0; j < 8; j++) squares[step] += mul_rn(v[j], v[j]);
+  UNROLL for (int i = 0; i < STEPS; i++) {
+    float(&v)[8] = x[ADDS ? i : 0];
+    load_step<ADDS>(a, s, wave * STEPS + i, mine, v);
+    squares[i] = 0;
+    UNROLL for (int j = 0; j < 8; j++) squares[i] += mul_rn(v[j], v[j]);
   }
   if constexpr (ADDS) {
-    UNROLL for (int step = 0; step < ROW_STEPS; step++)
-      if (step * ROW_STEP + LANE * 8 < a.hidden) s.store(step, x[step]);
+    UNROLL for (int i = 0; i < STEPS; i++) {
+      const int step = wave * STEPS + i;
+      if (step * ROW_STEP + LANE * 8 < a.hidden) s.store(step, x[i]);
+    }
     async_proxy_fence();
-    __syncwarp();
-    if (LANE == 0) bulk_store(a.x + (i64)row * a.hidden, shared_address(s.x), a.hidden * 4);
   }
   // The steps' trees side by side, then the chain over their sums.
-  UNROLL for (int step = 0; step < ROW_STEPS; step++) squares[step] = wave_sum(squares[step]);
-  float sum = squares[0];
-  UNROLL for (int step = 1; step < ROW_STEPS; step++) sum += squares[step];
+  UNROLL for (int i = 0; i < STEPS; i++) squares[i] = wave_sum(squares[i]);
+  float sum;
+  if constexpr (WAVES > 1) {
+    if (LANE == 0) UNROLL for (int i = 0; i < STEPS; i++) sums[wave * STEPS + i] = squares[i];
+    barrier();
+    sum = sums[0];
+    UNROLL for (int step = 1; step < ROW_STEPS; step++) sum += sums[step];
+  } else {
+    __syncwarp();
+    sum = squares[0];
+    UNROLL for (int step = 1; step < STEPS; step++) sum += squares[step];
+  }
+  const bool stores = ADDS && wave == 0 && LANE == 0;
+  if (stores) bulk_store(a.x + (i64)row * a.hidden, shared_address(s.x), a.hidden * 4);
   const float scale = inverse_root(sum, a.hidden);
   const int padded = (a.hidden + SLAB - 1) / SLAB * SLAB;
-  UNROLL for (int step = 0; step < ROW_STEPS; step++) {
-    const int k = step * ROW_STEP + LANE * 8;
+  UNROLL for (int i = 0; i < STEPS; i++) {
+    const int step = wave * STEPS + i, k = step * ROW_STEP + LANE * 8;
     float w[8] = {}, t[8] = {};
     if (k < a.hidden) load8_aligned<FORMAT_F32>(a.weight, k, w);
     if constexpr (!ADDS) if (k < a.hidden) s.load(step, x[0]);
-    UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? w[j] * (scale * x[ADDS ? step : 0][j]) : 0.f;
+    UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? w[j] * (scale * x[ADDS ? i : 0][j]) : 0.f;
     if constexpr (STAGES) {
       __syncwarp();
       s.store_staged(step, t);
@@ -123,5 +138,5 @@ template <bool ADDS, bool STAGES> DEV void norm_by_wave(const NormArgs& a, int r
     if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
     else store_terms8<FORMAT_BF16>(at, a.t_term, 1, t);
   }
-  if (ADDS && LANE == 0) bulk_stores_read();
+  if (stores) bulk_stores_read();
 }

@@ -1,20 +1,24 @@
-// rmsnorm_rows: see norm_rows.h; it adds the experts' outputs. A block is a wave, and six rows with these fit a
+// rmsnorm_rows: see norm_rows.h; it adds the experts' outputs. A block has a row: six rows with these fit a
 // multiprocessor's shared memory.
 //
 // Grid: rows of the bucket.
 #include "norm_rows.h"
 
-enum : int { THREADS = NORM_ROWS_THREADS, ADDED_BYTES = ROW_EXPERTS * ROW_BYTES / 2 };
-static_assert(THREADS == WAVE && NORM_ROWS_SHARED_BYTES == ROW_BYTES + ADDED_BYTES + 8, "a row and what is added");
+enum : int { WAVES = NORM_ROWS_THREADS / WAVE, ADDED_BYTES = ROW_EXPERTS * ROW_BYTES / 2 };
+static_assert(ROW_STEPS % WAVES == 0, "the waves have equal shares");
+static_assert(NORM_ROWS_SHARED_BYTES == ROW_BYTES + ADDED_BYTES + 8 + ROW_STEPS * 4, "a row and what is added");
 
-KERNEL(rmsnorm_rows, NormArgs, THREADS, 6, 0) {
+KERNEL(rmsnorm_rows, NormArgs, NORM_ROWS_THREADS, 6, 0) {
+  u8* const behind = DYNAMIC_SHARED + ROW_BYTES + ADDED_BYTES;
+  const RowInShared s = {(f32x4*)DYNAMIC_SHARED, (const u16*)(DYNAMIC_SHARED + ROW_BYTES), shared_address(behind)};
+  float* const sums = (float*)(behind + 8);
+  const int row = BID, wave = TID / WAVE;
   let_successor_start();
-  const RowInShared s = {(f32x4*)DYNAMIC_SHARED, (const u16*)(DYNAMIC_SHARED + ROW_BYTES),
-                         shared_address(DYNAMIC_SHARED + ROW_BYTES + ADDED_BYTES)};
-  s.prepare();
-  const int rows = load_fresh(&a.step.header->rows), row = BID;
+  if (wave == 0) s.prepare();
+  const int rows = load_fresh(&a.step.header->rows);
+  barrier();
   after_predecessor();
   if (row >= rows) return;
-  fetch_row<true>(a, row, s);
-  norm_by_wave<true, false>(a, row, s);
+  if (wave == 0) fetch_row<true>(a, row, s);
+  norm_by_waves<true, false, WAVES>(a, row, wave, s, sums);
 }
