@@ -117,10 +117,11 @@ fn header(family: &Family) -> String {
 }
 
 type Fact = (&'static str, fn(&Kernel) -> usize);
-const FACTS: [Fact; 4] = [
+const FACTS: [Fact; 5] = [
     ("THREADS", |kernel| kernel.threads),
     ("SHARED_BYTES", |kernel| kernel.shared_bytes),
     ("PER_BLOCK", |kernel| kernel.per_block),
+    ("CLUSTER", |kernel| kernel.cluster),
     ("MOST_ROWS", |kernel| kernel.most_rows),
 ];
 

@@ -241,6 +241,8 @@ pub struct Kernel {
     pub static_bytes: usize,
     /// Rows per block, of plain attention query heads; 0 if the grid does not depend on it.
     pub per_block: usize,
+    /// Blocks of a cluster, which reach each other's shared memory; 0 if each is by itself.
+    pub cluster: usize,
     /// It is faster than the kernels for fewer rows from so many rows on (rows of an expert, in the experts' products).
     pub from_rows: usize,
     /// The most rows it may be launched for; 0: any number.
@@ -267,6 +269,7 @@ impl Kernel {
             shared_bytes: 0,
             static_bytes: 0,
             per_block: 0,
+            cluster: 0,
             from_rows: 0,
             most_rows: 0,
             limits: &[],
@@ -308,6 +311,11 @@ impl Kernel {
     /// With so many rows per block.
     pub const fn taking(self, per_block: usize) -> Self {
         Self { per_block, ..self }
+    }
+
+    /// With so many blocks in a cluster.
+    pub const fn clustered(self, cluster: usize) -> Self {
+        Self { cluster, ..self }
     }
 
     /// For at most so many rows.

@@ -196,8 +196,7 @@ DEV void multiply_rows(const RouteArgs& a, const float* in, int rows, Stage& sta
 DEV int rank_of(const u32* orders, int n, int expert) {
   const u32 mine = orders[expert];
   int rank = 0;
-  for (int e = 0; e < expert; e++) rank += orders[e] >= mine;
-  for (int e = expert + 1; e < n; e++) rank += orders[e] > mine;
+  for (int e = 0; e < n; e++) rank += orders[e] + (e < expert) > mine;   // no order is the largest number
   return rank;
 }
 
@@ -208,9 +207,8 @@ DEV int place_of(const int* picks, int k, int rank) {
   return place;
 }
 
-// Picks experts from the logits of `rows` rows, the first of which is number `first_row` of the step. Their shares are
-// the CPU's softmax over the picks, summed from the largest on. When it returns all threads see the picks.
-template <int THREADS, int ROWS> DEV void pick_experts(const RouteArgs& a, int first_row, int rows, Routing<ROWS>& s) {
+// Picks experts from the logits of `rows` rows. When it returns all threads see the picks.
+template <int THREADS, int ROWS> DEV void rank_experts(const RouteArgs& a, int rows, Routing<ROWS>& s) {
   barrier();
   for (int i = TID; i < rows * a.n_experts; i += THREADS) {
     const int r = i / a.n_experts, expert = i % a.n_experts;
@@ -218,6 +216,11 @@ template <int THREADS, int ROWS> DEV void pick_experts(const RouteArgs& a, int f
     if (rank < a.k) s.picks[r][rank] = expert;
   }
   barrier();
+}
+
+// Stores the picks of `rows` rows, the first of which is number `first_row` of the step, and their shares: the CPU's
+// softmax over the picks, summed from the largest on.
+template <int THREADS, int ROWS> DEV void share_experts(const RouteArgs& a, int first_row, int rows, Routing<ROWS>& s) {
   for (int i = TID; i < rows * a.k; i += THREADS) {
     const int r = i / a.k, rank = i % a.k, *picks = s.picks[r];
     s.exponentials[r][rank] = exp_f32((float)((double)s.logits[r][picks[rank]] - (double)s.logits[r][picks[0]]));
@@ -231,6 +234,11 @@ template <int THREADS, int ROWS> DEV void pick_experts(const RouteArgs& a, int f
     a.experts[at] = s.picks[r][rank];
     a.shares[at] = (float)((double)s.exponentials[r][rank] / sum);
   }
+}
+
+template <int THREADS, int ROWS> DEV void pick_experts(const RouteArgs& a, int first_row, int rows, Routing<ROWS>& s) {
+  rank_experts<THREADS>(a, rows, s);
+  share_experts<THREADS>(a, first_row, rows, s);
 }
 
 // ---- entry points of the kernels

@@ -52,8 +52,10 @@ const NORM_PIECES: Limit = Limit::MultipleOf(Dimension::Hidden, 8);
 /// From so many rows on these kernels were faster than those for a row a block: the norm, and norm and router.
 const NORM_FROM_ROWS: usize = 512;
 const NORM_ROUTE_FROM_ROWS: usize = 2048;
+/// Up to so many rows each is normed and routed by a cluster of blocks.
+const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 12] = [
+const WRITTEN: [Kernel; 14] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .called("rows")
         .at_least(NORM_FROM_ROWS)
@@ -75,6 +77,28 @@ const WRITTEN: [Kernel; 12] = [
             Limit::AtMost(Dimension::Experts, 256),
             Limit::AtMost(Dimension::ExpertsPerToken, 8),
         ]),
+    Kernel::written(Op::NormRoute, "hopper/norm_route_cluster4.hip", 8 * WARP)
+        .called("cluster4")
+        .clustered(4)
+        .up_to(FEW_ROWS)
+        .holding(cluster_bytes(4, 8))
+        .within(&[
+            NORM_ROWS,
+            NORM_PIECES,
+            Limit::AtMost(Dimension::Experts, 4 * 8),
+            Limit::AtMost(Dimension::ExpertsPerToken, 8),
+        ]),
+    Kernel::written(Op::NormRoute, "hopper/norm_route_cluster8.hip", 16 * WARP)
+        .called("cluster8")
+        .clustered(8)
+        .up_to(FEW_ROWS)
+        .holding(cluster_bytes(8, 16))
+        .within(&[
+            NORM_ROWS,
+            NORM_PIECES,
+            Limit::AtMost(Dimension::Experts, 8 * 16),
+            Limit::AtMost(Dimension::ExpertsPerToken, 8),
+        ]),
     decode(F16, "few", 6, 2),
     decode(F16, "many", 8, 1),
     decode(Bf16, "few", 6, 2),
@@ -88,6 +112,12 @@ const WRITTEN: [Kernel; 12] = [
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128).holding((64 + 256) * 64 * 2),
 ];
+
+/// Shared memory of norm and router by clusters of so many blocks of so many waves: the row, logits of a wave's expert from
+/// each block, the routing of a row, an mbarrier for each block, and two sums for each step of the norm.
+const fn cluster_bytes(blocks: usize, waves: usize) -> usize {
+    NORM_BYTES + blocks * blocks * waves * 4 + 256 * 8 + 8 * 8 + blocks * BARRIER_BYTES + 2 * 12 * 4
+}
 
 /// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers: two
 /// stages with few rows, one with many, as more warps fit then.

@@ -61,6 +61,26 @@ impl Target {
         (rows <= self.multiprocessors).then(|| self.blocks(Op::NormRoute, rows))
     }
 
+    /// Norm and router of so few rows that a family has clusters of blocks for them, in `fast` and with a BF16 router: the
+    /// largest clusters of which each row has one at once. Where none are, they take the rows in turn, at most as many each
+    /// as a cluster has blocks.
+    pub fn norm_route_few(&self, config: &ModelConfig, rows: usize) -> Option<Launch> {
+        let fits =
+            |kernel: &&'static Kernel| kernel.cluster > 0 && rows <= kernel.most_rows && kernel.takes(config).is_ok();
+        let fitting = || self.kernels(Op::NormRoute, None).filter(fits);
+        let at_once = fitting().filter(|kernel| rows <= self.clusters_at_once(kernel));
+        let largest = at_once.max_by_key(|kernel| kernel.cluster);
+        let kernel = largest.or_else(|| fitting().min_by_key(|kernel| kernel.cluster))?;
+        let clusters = self.clusters_at_once(kernel).max(rows.div_ceil(kernel.cluster));
+        Some(Launch::new(kernel, kernel.cluster * clusters.min(rows)))
+    }
+
+    /// Clusters that run side by side: a multiprocessor holds 512 of their threads. It shares a group of 16 to 18 with others,
+    /// some of which may be missing, so that of clusters of eight a quarter does not find its places.
+    fn clusters_at_once(&self, kernel: &Kernel) -> usize {
+        self.multiprocessors * 512 * 3 / 4 / (kernel.threads * kernel.cluster)
+    }
+
     /// `sort`
     pub fn sort(&self, rows: usize) -> Launch {
         self.shares(Op::Sort, rows)
@@ -145,8 +165,7 @@ impl Target {
 
     /// The kernel of an operation for at least so many rows, if there is one that takes the model.
     fn for_many(&self, op: Op, config: &ModelConfig, rows: usize) -> Option<Launch> {
-        let fits =
-            |kernel: &&'static Kernel| kernel.is_for_many() && kernel.from_rows <= rows && kernel.takes(config).is_ok();
+        let fits = |kernel: &&'static Kernel| (1..=rows).contains(&kernel.from_rows) && kernel.takes(config).is_ok();
         let kernel = self.kernels(op, None).find(fits)?;
         Some(Launch::new(kernel, rows.div_ceil(kernel.per_block.max(1))))
     }

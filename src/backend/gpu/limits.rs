@@ -51,9 +51,9 @@ fn value(dimension: Dimension, config: &ModelConfig) -> usize {
 }
 
 impl Kernel {
-    /// Whether another kernel of the operation serves where this one, made for many rows, does not take the model.
-    pub fn is_for_many(&self) -> bool {
-        self.from_rows > 0 && matches!(self.op, Op::Norm | Op::NormRoute)
+    /// Whether another kernel of the operation serves where this one, made for few or many rows, does not take the model.
+    pub fn has_substitute(&self) -> bool {
+        !self.variant.is_empty() && matches!(self.op, Op::Norm | Op::NormRoute)
     }
 
     /// Whether the kernel takes a model, or the first dimension that it does not.

@@ -676,9 +676,10 @@ impl GpuOps {
     /// Norm and router in one kernel, where there is one for the step's rows.
     fn norm_route(&self, w: &Matrix) -> Option<Launch> {
         let (target, rows) = (self.context.target, self.shape.rows);
-        let takes_many = !self.numbers.exact && w.kind == Kind::Wire(Format::Bf16);
-        let many = || takes_many.then(|| target.norm_route_rows(&self.config, rows)).flatten();
-        target.norm_route(rows).or_else(many)
+        let fast = !self.numbers.exact && w.kind == Kind::Wire(Format::Bf16);
+        let few = fast.then(|| target.norm_route_few(&self.config, rows)).flatten();
+        let many = || fast.then(|| target.norm_route_rows(&self.config, rows)).flatten();
+        few.or_else(|| target.norm_route(rows)).or_else(many)
     }
 
     /// [`Ops::route`] by kernels of their own for the norm and the router.

@@ -16,7 +16,7 @@ impl Target {
                 kernel.op,
                 Op::AttentionDecode | Op::AttentionPrefill | Op::AttentionExact
             );
-            !attention && !kernel.is_for_many()
+            !attention && !kernel.has_substitute()
         };
         for kernel in self.family.table().kernels.iter().filter(needed) {
             kernel.takes(config).map_err(|beyond| beyond.to_string())?;
