@@ -8,6 +8,7 @@
 // terms.
 #include "catalogue.h"
 #include "expert_slots.h"
+#include "gpu/early.h"
 #include "gpu/math.h"
 
 enum {
@@ -54,8 +55,8 @@ KERNEL(sort_gather, SortGatherArgs, THREADS, 4, 4) {
   const int n_experts = a.sort.n_experts, k = a.sort.k;
   const int slab = BID % g.k_blocks, row = BID / g.k_blocks * ROWS + TID / 8, piece = slab * SLAB + TID % 8 * 8;
   for (int i = TID; i < n_experts * (WORDS + 1); i += THREADS) (&s.bits[0][0])[i] = 0;
+  const int rows = load_fresh(&a.sort.step.header->rows);
   after_predecessor();
-  const int rows = a.sort.step.header->rows;
   Piece pieces[MAX_TERMS] = {};                            // in flight while the block sorts
   UNROLL for (int t = 0; t < MAX_TERMS; t++)
     if (row < rows && t < g.terms)

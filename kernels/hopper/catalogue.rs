@@ -52,10 +52,10 @@ const NORM_PIECES: Limit = Limit::MultipleOf(Dimension::Hidden, 8);
 /// From so many rows on these kernels were faster than those for a row a block: the norm, and norm and router.
 const NORM_FROM_ROWS: usize = 512;
 const NORM_ROUTE_FROM_ROWS: usize = 2048;
-/// Up to so many rows each is normed and routed by a cluster of blocks.
+/// Up to so many rows the norm loads early, and norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 14] = [
+const WRITTEN: [Kernel; 15] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .called("rows")
         .at_least(NORM_FROM_ROWS)
@@ -76,6 +76,15 @@ const WRITTEN: [Kernel; 14] = [
             NORM_PIECES,
             Limit::AtMost(Dimension::Experts, 256),
             Limit::AtMost(Dimension::ExpertsPerToken, 8),
+        ]),
+    Kernel::written(Op::Norm, "hopper/norm_few.hip", 12 * WARP)
+        .called("few")
+        .up_to(FEW_ROWS)
+        .holding(12 * 4)
+        .within(&[
+            NORM_ROWS,
+            NORM_PIECES,
+            Limit::AtMost(Dimension::ExpertsPerToken, NORM_EXPERTS),
         ]),
     Kernel::written(Op::NormRoute, "hopper/norm_route_cluster4.hip", 8 * WARP)
         .called("cluster4")

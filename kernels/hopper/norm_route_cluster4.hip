@@ -1,4 +1,4 @@
-// norm_route_cluster4: see norm_route_cluster.h. Two blocks fit a multiprocessor, so that each of 64 rows has a cluster.
+// norm_route_cluster4: see norm_route_cluster.h. Two blocks fit a multiprocessor.
 #include "norm_route_cluster.h"
 
 static_assert(NORM_ROUTE_CLUSTER4_MOST_EXPERTS == NORM_ROUTE_CLUSTER4_THREADS / WAVE * NORM_ROUTE_CLUSTER4_CLUSTER,

@@ -104,6 +104,7 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             target.norm_route(rows),
             target.norm_route_few(&config, rows),
             target.norm_route_few(&ModelConfig::preset_120b(), rows),
+            target.norm_few(&config, rows),
             target.norm_rows(&config, rows),
             target.norm_route_rows(&config, rows),
         ];

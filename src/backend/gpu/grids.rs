@@ -36,6 +36,14 @@ impl Target {
         self.for_many(Op::Norm, config, rows)
     }
 
+    /// The same of so few rows that a family has a kernel for them.
+    pub fn norm_few(&self, config: &ModelConfig, rows: usize) -> Option<Launch> {
+        let fits = |kernel: &&'static Kernel| rows <= kernel.most_rows && kernel.takes(config).is_ok();
+        self.kernels(Op::Norm, None)
+            .find(fits)
+            .map(|kernel| Launch::new(kernel, rows))
+    }
+
     /// Norm and router of so many rows that a family has a kernel for them, in `fast` and with a BF16 router.
     pub fn norm_route_rows(&self, config: &ModelConfig, rows: usize) -> Option<Launch> {
         self.for_many(Op::NormRoute, config, rows)

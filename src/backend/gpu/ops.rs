@@ -667,9 +667,13 @@ impl GpuOps {
             self.shape.rows
         };
         let (target, adds) = (self.context.target, task.outstanding == Outstanding::Experts);
-        let by_waves = adds && !task.wanted_only && !task.for_router && !self.numbers.exact;
-        let many = by_waves.then(|| target.norm_rows(&self.config, rows)).flatten();
-        let launch = many.unwrap_or_else(|| target.norm(rows));
+        let made_for = || {
+            target
+                .norm_few(&self.config, rows)
+                .or_else(|| target.norm_rows(&self.config, rows))
+        };
+        let plain = !adds || task.wanted_only || task.for_router || self.numbers.exact;
+        let launch = if plain { None } else { made_for() }.unwrap_or_else(|| target.norm(rows));
         self.timed(Stage::Norm, cost, |ops| ops.launch(launch, &args))
     }
 
