@@ -1,5 +1,5 @@
-// rmsnorm_few: rmsnorm of norm.h with the experts' outputs, for few rows, in `fast`. A row takes as long as its chain of
-// loads there, so all but the outputs themselves is in registers before the predecessor ends: kernels before the
+// rmsnorm_few: rmsnorm of norm.h with the experts' outputs, for few rows, in `fast`. A row takes as long as its chain
+// of loads there, so all but the outputs themselves is in registers before the predecessor ends: kernels before the
 // experts' products have written it. The bits are those of norm.h.
 //
 // Grid: rows of the bucket. hidden is at most THREADS * 8 and a multiple of 8, and a row has at most EXPERTS experts.

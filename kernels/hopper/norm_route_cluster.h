@@ -2,8 +2,8 @@
 // single row sort and gather, too. Results have the bits of the separate kernels.
 //
 // A cluster of blocks takes a row. Each block norms all of it, and multiplies it with its share of the experts, one a
-// wave, whose weights lie in registers before the predecessor ends. The logits go to the shared memory of the block that
-// picks: with several rows one for each, with a single row all, so that each copies its share of the row.
+// wave, whose weights lie in registers before the predecessor ends. The logits go to the shared memory of the block
+// that picks: with several rows one for each, with a single row all, so that each copies its share of the row.
 //
 // Grid: blocks of a cluster * clusters, which take the rows in turn, at most as many each as a cluster has blocks. The
 // router's weights are BF16. There are at most as many experts as waves in a cluster. hidden is at most STEPS *
