@@ -1,31 +1,35 @@
 // attention_prefill: attention of chunks of several rows on Hopper, after FlashAttention: head_dim 64, 8 query heads
 // per kv head, FP16 or BF16 cache.
 //
-// Work    A block takes one tile of at most 16 query rows (PrefillTile in args.h; longest contexts first) for one kv
-//         head: 128 rows of scores, row 8 q + h being head h of query q. Block b takes tile b / kv_heads and kv head b
-//         % kv_heads; blocks beyond the step's tiles return. Each of two warpgroups has 8 query rows.
-// Copies  K and V come in tiles of one page, a bulk copy each, through a ring buffer of STAGES that both warpgroups
-//         read. The block's first warp issues the copies between its MMAs, two tiles or more ahead of P V (a producer
-//         warp would cost the others registers). Tiles that no row sees are skipped.
+// Work    An item is one tile of at most 32 query rows (PrefillTile in args.h) for one kv head: 256 rows of scores, row
+//         8 q + h being head h of query q. Item i is tile i / kv_heads and kv head i % kv_heads. The kernel is
+//         persistent: blocks take items in order from a counter. Each of four warpgroups computes 8 query rows.
+// Copies  A fifth warpgroup fetches. One of its warps takes items and brings their K and V in tiles of one page, a bulk
+//         copy each, through a ring buffer that all warpgroups read; the others bring the items' queries. Both run
+//         ahead of the computing ones, across items. Tiles that no row sees are skipped.
 // MMA     wgmma m64n64k16: S = Q K^T with both operands in shared memory, O += P V with P in registers (accumulators of
 //         S have the layout of the next product's A fragment) and V transposed by its descriptor.
 // Softmax Online, over tiles of absolute positions. Each row has its own maximum, over visible keys only. An invisible
 //         key weighs exactly 0, and a tile without visible keys changes neither maximum nor sums. So a row's bits
 //         depend neither on the other rows of its tile nor on how the prompt was cut into chunks.
-// Budget  At head_dim 64 a tile's 8192 exponentials occupy the special function units as long as its MMAs occupy the
-//         tensor cores, about 512 cycles. Two blocks share a multiprocessor, so that of four warpgroups some multiply
-//         while others exponentiate. Within a warpgroup the next tile's S is issued before this tile's P V, which runs
-//         while that S is exponentiated. Registers: 32 O, 32 S, 16 P of 128.
-// Memory  QUERY_BYTES + STAGES * (TILE_BYTES + 16) bytes of dynamic shared memory, the 16 for two mbarriers.
+// Budget  At head_dim 64 a warpgroup's tile keeps the special function units busy as long as the tensor cores, 256
+//         cycles each. Of four warpgroups some multiply while others exponentiate. Within a warpgroup the next tile's S
+//         is issued before this tile's P V, which runs while that S is exponentiated. Registers: 32 O, 32 S, 16 P of
+//         112; the fetching warpgroup gives up the difference to its own 32.
+// Memory  All of a multiprocessor's shared memory: STAGES tiles, the queries of ITEMS items, mbarriers.
 #include "attention.h"
 #include "bulk_store.h"
 
 enum : int {
-  TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,    // query rows per block
-  GROUP_ROWS = TILE_ROWS / 2,            // query rows per warpgroup
+  TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,    // query rows of an item
+  GROUP_ROWS = 8,                        // query rows per warpgroup
+  GROUPS = TILE_ROWS / GROUP_ROWS,       // warpgroups that compute
   THREADS = ATTENTION_PREFILL_THREADS,
-  QUERY_BYTES = TILE_ROWS * GROUP_HEADS * ROW_BYTES,
-  STAGES = ((int)ATTENTION_PREFILL_SHARED_BYTES - QUERY_BYTES) / (TILE_BYTES + 16),
+  LOADERS = 3 * WAVE,                    // threads that load queries
+  ITEMS = 3,                             // items under way
+  GROUP_BYTES = GROUP_ROWS * GROUP_HEADS * ROW_BYTES,
+  QUERY_BYTES = GROUPS * GROUP_BYTES,
+  STAGES = 8,
   STEPS = 4,                             // k16 steps in 64
 };
 
@@ -72,48 +76,52 @@ template <int FORMAT> DEV void wgmma(float* d, const u32* a, u64 b) {
   else WGMMA_REGISTERS("bf16.bf16");
 }
 
-// ---- a block's work
+// ---- items
 
-struct Work {
+// A tile of at most TILE_ROWS query rows for one kv head.
+struct Item {
   int row;                               // of the tile's first row, within the step
-  int rows;
+  int rows;                              // 0: there are no more items
   int position;                          // of the first row
   int kv_head;
-  int first, last;                       // keys that any row sees
-  PageTable table;
 };
 
-DEV Work load_work(const AttentionArgs& a) {
-  const PrefillTile& tile = a.step.prefill_tiles[BID / a.kv_heads];
-  const ChunkInfo& chunk = a.step.chunks[tile.chunk];
-  Work w;
-  w.row = chunk.first_row + tile.first, w.rows = tile.rows, w.position = chunk.first_position + tile.first;
-  w.kv_head = BID % a.kv_heads;
-  w.first = first_visible_key(a, w.position), w.last = w.position + w.rows - 1;
-  w.table = page_table(a, chunk);
-  return w;
-}
+DEV int first_page(const AttentionArgs& a, const Item& item) { return first_visible_key(a, item.position) / KV_PAGE; }
+DEV int last_page(const Item& item) { return (item.position + item.rows - 1) / KV_PAGE; }
 
-// The ring buffer of K and V. Shared memory holds Q, the ring's tiles, then the mbarriers `full` and `empty` of each
-// stage.
-struct Ring {
-  u32 tiles, barriers;
-  int stage = 0;
+// A position in a ring buffer of COUNT places, each with two mbarriers, `full` and `empty`.
+template <int COUNT> struct Ring {
+  u32 barriers;
+  int place = 0;
   u32 parity = 0;
 
-  DEV u32 tile() const { return tiles + stage * TILE_BYTES; }
-  DEV u32 full() const { return barriers + 16 * stage; }
-  DEV u32 empty() const { return barriers + 16 * stage + 8; }
-  DEV void advance() { if (++stage == STAGES) stage = 0, parity ^= 1; }
+  DEV u32 full() const { return barriers + 16 * place; }
+  DEV u32 empty() const { return barriers + 16 * place + 8; }
+  DEV void wait_full() const { barrier_wait(full(), parity); }
+  DEV void wait_empty() const { barrier_wait(empty(), parity ^ 1); }
+  DEV void release() const { if (LANE == 0) barrier_arrive(empty()); }
+  DEV void advance() { if (++place == COUNT) place = 0, parity ^= 1; }
 };
+typedef Ring<STAGES> Tiles;
+typedef Ring<ITEMS> Items;
 
-// ---- copies; all lanes of a warp call these
+// The mbarriers, and the items in their ring buffer: `known` when an item is there, `full` with its queries.
+struct Control {
+  u64 tiles[2 * STAGES], items[2 * ITEMS], known[ITEMS];
+  Item item[ITEMS];
+};
+enum : int { QUERIES_AT = STAGES * TILE_BYTES, CONTROL_AT = QUERIES_AT + ITEMS * QUERY_BYTES };
+static_assert(CONTROL_AT + sizeof(Control) <= ATTENTION_PREFILL_SHARED_BYTES, "shared memory");
+static_assert(THREADS == GROUPS * 128 + WAVE + LOADERS, "warpgroups that compute, and one that fetches");
+DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + CONTROL_AT); }
+
+// ---- the warp that hands out items and copies their keys and values
 
 // Zeroes V outside first .. last. No query sees these positions, their memory may hold anything, and a weight of 0
 // times NaN is NaN.
 DEV void clear_values(u8* values, int first, int last) {
   const u32x4 zero = {};
-  for (int i = LANE; i < HALF_TILE / 16; i += WAVE) {
+  ROLLED for (int i = LANE; i < HALF_TILE / 16; i += WAVE) {
     const int row = i / (ROW_BYTES / 16);
     if (row < first || row > last) ((u32x4*)values)[i] = zero;
   }
@@ -121,51 +129,79 @@ DEV void clear_values(u8* values, int first, int last) {
   __syncwarp();
 }
 
-struct Copies {
-  const AttentionArgs& a;
-  const Work& w;
-  Ring ring;
-  u64 policy;
-  int page;                              // to be copied next
-  int numbers;                           // this lane's of 32 page numbers
-
-  DEV bool left() const { return page <= w.last / KV_PAGE; }
-  DEV void start() {
-    const int lane = (page - w.first / KV_PAGE) % WAVE;
-    if (lane == 0) numbers = page_number(w.table, min(page + LANE, w.last / KV_PAGE));
-    const u8* from = a.kv + (i64)shfl(numbers, lane) * a.page_bytes + (i64)w.kv_head * a.head_bytes;
-    const int first = max(w.first - page * KV_PAGE, 0), last = min(w.last - page * KV_PAGE, KV_PAGE - 1);
-    barrier_wait(ring.empty(), ring.parity ^ 1);
-    if (last - first < KV_PAGE - 1)
-      clear_values(DYNAMIC_SHARED + QUERY_BYTES + ring.stage * TILE_BYTES + HALF_TILE, first, last);
-    if (LANE == 0) copy_tile(ring.tile(), from, first, last, ring.full(), policy);
+DEV void copy_keys(const AttentionArgs& a, const Item& item, const PageTable& table, Tiles& ring, u64 policy) {
+  const int first_key = first_visible_key(a, item.position), last_key = item.position + item.rows - 1;
+  int numbers = 0;                       // this lane's of 32 page numbers
+  for (int page = first_key / KV_PAGE, i = 0; page <= last_key / KV_PAGE; page++, i++, ring.advance()) {
+    if (i % WAVE == 0) numbers = page_number(table, min(page + LANE, last_key / KV_PAGE));
+    const u8* from = a.kv + (i64)shfl(numbers, i % WAVE) * a.page_bytes + (i64)item.kv_head * a.head_bytes;
+    const int first = max(first_key - page * KV_PAGE, 0), last = min(last_key - page * KV_PAGE, KV_PAGE - 1);
+    ring.wait_empty();
+    u8* tile = DYNAMIC_SHARED + ring.place * TILE_BYTES;
+    if (last - first < KV_PAGE - 1) clear_values(tile + HALF_TILE, first, last);
+    if (LANE == 0) copy_tile(shared_address(tile), from, first, last, ring.full(), policy);
     __syncwarp();
-    ring.advance();
-    page++;
   }
-};
+}
 
-DEV Copies start_copies(const AttentionArgs& a, const Work& w, const Ring& ring) {
-  Copies copies = {a, w, ring, evict_normal(), w.first / KV_PAGE, 0};  // other tiles of the chunk read these pages, too
-  for (int s = 0; s < STAGES && copies.left(); s++) copies.start();
-  return copies;
+// Items are handed out in order, by the first of the counters that `arrived` has. The last block to find none left
+// resets it.
+DEV void hand_out(const AttentionArgs& a, Tiles tiles, Items items) {
+  const u64 policy = evict_normal();     // other tiles of the chunk read these pages, too
+  const int count = a.step.header->prefill_tiles * a.kv_heads;
+  for (bool left = true; left; items.advance()) {
+    int i = 0;
+    if (LANE == 0) {
+      i = atomic_add(a.arrived, 1);
+      if (i == count + GRID - 1) *a.arrived = 0;
+    }
+    i = shfl(i, 0);
+    left = i < count;
+    Item item = {};
+    PageTable table = {};
+    if (left) {
+      const PrefillTile& tile = a.step.prefill_tiles[i / a.kv_heads];
+      const ChunkInfo& chunk = a.step.chunks[tile.chunk];
+      item = {chunk.first_row + tile.first, tile.rows, chunk.first_position + tile.first, i % a.kv_heads};
+      table = page_table(a, chunk);
+    }
+    items.wait_empty();
+    if (LANE == 0) {
+      control().item[items.place] = item;
+      barrier_arrive(shared_address(control().known + items.place));
+    }
+    __syncwarp();
+    if (left) copy_keys(a, item, table, tiles, policy);
+  }
+}
+
+// ---- the warps that load queries
+
+// Beyond the item's rows there are zeros.
+DEV void load_queries(const AttentionArgs& a, Items items) {
+  const int thread = TID - (THREADS - LOADERS);
+  for (;; items.advance()) {
+    barrier_wait(shared_address(control().known + items.place), items.parity);
+    const Item item = control().item[items.place];
+    const u32 to = shared_address(DYNAMIC_SHARED) + QUERIES_AT + items.place * QUERY_BYTES;
+    if (item.rows == 0) {
+      barrier_arrive(items.full());
+      return;
+    }
+    ROLLED for (int i = thread; i < QUERY_BYTES / 16; i += LOADERS) {
+      const int query = i / 64, head = i / 8 % 8, piece = i % 8;
+      const i64 from = (i64)(item.row + min(query, item.rows - 1)) * a.heads + item.kv_head * GROUP_HEADS + head;
+      const u16* at = (const u16*)a.q + from * HEAD_DIM + piece * 8;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + (i - piece + (piece ^ head)) * 16),
+                   "l"(at), "r"(query < item.rows ? 16 : 0) : "memory");
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    async_proxy_fence();
+    barrier_arrive(items.full());
+  }
 }
 
 // ---- queries, softmax, result
-
-// Loads the tile's queries to shared memory; beyond its rows there are zeros.
-DEV void load_queries(const AttentionArgs& a, const Work& w) {
-  for (int i = TID; i < QUERY_BYTES / 16; i += THREADS) {
-    const int query = i / 64, head = i / 8 % 8, piece = i % 8;
-    u32x4 v = {};
-    if (query < w.rows) {
-      const i64 from = (i64)(w.row + query) * a.heads + w.kv_head * GROUP_HEADS + head;
-      v = *(const u32x4*)((const u16*)a.q + from * HEAD_DIM + piece * 8);
-    }
-    ((u32x4*)DYNAMIC_SHARED)[i - piece + (piece ^ head)] = v;
-  }
-  async_proxy_fence();
-}
 
 // A lane has two rows: head lane / 4 of two queries. Element 4 i + 2 r + e of an accumulator is row r and key (S) or
 // dim (O) 8 i + 2 (lane % 4) + e.
@@ -176,12 +212,16 @@ struct Rows {
 
 DEV bool all_visible(const Rows& r, int key) { return key >= r.first[1] && key + KV_PAGE - 1 <= r.last[0]; }
 
-// Masks invisible keys of a tile. `key` is the tile's first key.
+// Masks invisible keys of a tile. `key` is the tile's first key. Of what a row sees there is a bit a key, since a
+// comparison a score takes longer.
 DEV void mask(float* s, const Rows& r, int key) {
-  const int lane_key = key + LANE % 4 * 2;
-  UNROLL for (int i = 0; i < 8; i++) UNROLL for (int j = 0; j < 4; j++) {
-    const int k = lane_key + 8 * i + j % 2;
-    if (k < r.first[j / 2] || k > r.last[j / 2]) s[4 * i + j] = NEGATIVE_INFINITY;
+  UNROLL for (int row = 0; row < 2; row++) {
+    const int first = max(r.first[row] - key, 0), last = min(r.last[row] - key, KV_PAGE - 1);
+    u64 seen = first > last ? 0 : (~0ull << first) & (~0ull >> (KV_PAGE - 1 - last));
+    seen >>= LANE % 4 * 2;
+    const u32 words[2] = {(u32)seen, (u32)(seen >> 32)};
+    UNROLL for (int i = 0; i < 8; i++) UNROLL for (int j = 0; j < 2; j++)
+      if (!(words[i / 4] >> (i % 4 * 8 + j) & 1)) s[4 * i + 2 * row + j] = NEGATIVE_INFINITY;
   }
 }
 
@@ -233,7 +273,7 @@ template <int FORMAT> DEV void issue_values(float* o, const u32 (*p)[4], u32 til
   UNROLL for (int k = 0; k < STEPS; k++) wgmma<FORMAT>(o, p[k], operand(tile + HALF_TILE) + k * STEP_DOWN_ROWS);
 }
 
-template <int FORMAT> DEV void store_rows(const AttentionArgs& a, const Work& w, const Rows& r, int first_query) {
+template <int FORMAT> DEV void store_rows(const AttentionArgs& a, const Item& w, const Rows& r, int first_query) {
   const int head = w.kv_head * GROUP_HEADS + LANE / 4;
   const float sink = __ldg(a.sinks + head) * LOG2E;
   UNROLL for (int row = 0; row < 2; row++) {
@@ -249,30 +289,35 @@ template <int FORMAT> DEV void store_rows(const AttentionArgs& a, const Work& w,
   }
 }
 
+// Releases tiles that only other warpgroups need.
+DEV void skip(Tiles& ring, int tiles) {
+  for (int i = 0; i < tiles; i++, ring.advance()) ring.wait_full(), ring.release();
+}
+
 template <int FORMAT>
-DEV void compute(const AttentionArgs& a, const Work& w, Ring ring, int group, bool copying, Copies& copies) {
-  const u32 queries = shared_address(DYNAMIC_SHARED) + group * (QUERY_BYTES / 2);
-  const int first_query = group * GROUP_ROWS + TID / WAVE % 4 * 2;
+DEV void compute(const AttentionArgs& a, const Item& w, Tiles& ring, u32 queries, int warp) {
+  const int group = warp / 4;
+  const int begin = first_page(a, w), end = last_page(w) + 1;
+  if (group * GROUP_ROWS >= w.rows) return skip(ring, end - begin);
+  const int first_query = warp * 2;
   Rows r = {};
   UNROLL for (int row = 0; row < 2; row++) {
     const int position = w.position + min(first_query + row, w.rows - 1);
     r.m[row] = NEGATIVE_INFINITY;
     r.first[row] = first_visible_key(a, position), r.last[row] = position;
   }
-  // The tiles that this warpgroup needs. It releases the tiles before them, which only the other one needs, unread.
+  // The tiles that this warpgroup needs.
   const int first = first_visible_key(a, w.position + group * GROUP_ROWS) / KV_PAGE;
-  const int last = min(w.last, w.position + group * GROUP_ROWS + GROUP_ROWS - 1) / KV_PAGE;
-  for (int page = w.first / KV_PAGE; page < first; page++, ring.advance()) {
-    barrier_wait(ring.full(), ring.parity);
-    if (LANE == 0) barrier_arrive(ring.empty());
-  }
+  const int last = (w.position + min(w.rows, (group + 1) * GROUP_ROWS) - 1) / KV_PAGE;
+  skip(ring, first - begin);
 
+  const u32 tiles = shared_address(DYNAMIC_SHARED);
   float s[32];
   u32 p[STEPS][4];
-  barrier_wait(ring.full(), ring.parity);
+  ring.wait_full();
   pin(s);
   wgmma_fence();
-  issue_scores<FORMAT>(s, queries, ring.tile());
+  issue_scores<FORMAT>(s, queries, tiles + ring.place * TILE_BYTES);
   wgmma_commit();
   wgmma_wait<0>();
   float f[2];
@@ -284,58 +329,72 @@ DEV void compute(const AttentionArgs& a, const Work& w, Ring ring, int group, bo
   weigh(first);
   pack<FORMAT>(s, p);                                            // O is empty: nothing to rescale
   for (int page = first + 1; page <= last; page++) {
-    const u32 tile = ring.tile(), empty = ring.empty();
+    const Tiles before = ring;
     ring.advance();
-    barrier_wait(ring.full(), ring.parity);
+    ring.wait_full();
     pin(s), pin(r.o);
     wgmma_fence();
-    issue_scores<FORMAT>(s, queries, ring.tile());
+    issue_scores<FORMAT>(s, queries, tiles + ring.place * TILE_BYTES);
     wgmma_commit();
-    issue_values<FORMAT>(r.o, p, tile);
+    issue_values<FORMAT>(r.o, p, tiles + before.place * TILE_BYTES);
     wgmma_commit();
-    // Goes into the stage of tile page - 3, which the other warpgroup has nearly always released by now.
-    if (copying && copies.left() && copies.page <= page + STAGES - 3) copies.start();
     wgmma_wait<1>();
     weigh(page);
     wgmma_wait<0>();
     pin(r.o);
-    if (LANE == 0) barrier_arrive(empty);
+    before.release();
     __syncwarp();
     rescale(r, f);
     pack<FORMAT>(s, p);
   }
   pin(r.o);
   wgmma_fence();
-  issue_values<FORMAT>(r.o, p, ring.tile());
+  issue_values<FORMAT>(r.o, p, tiles + ring.place * TILE_BYTES);
   wgmma_commit();
   wgmma_wait<0>();
   pin(r.o);
+  ring.release();
+  ring.advance();
   store_rows<FORMAT>(a, w, r, first_query);
+  skip(ring, end - 1 - last);
+}
+
+template <int FORMAT> DEV void compute_items(const AttentionArgs& a, Tiles tiles, Items items, int warp) {
+  for (;; items.advance()) {
+    items.wait_full();
+    const Item in = control().item[items.place];
+    const Item item = {shfl(in.row, 0), shfl(in.rows, 0), shfl(in.position, 0), shfl(in.kv_head, 0)};
+    if (item.rows == 0) return;
+    const u32 queries = shared_address(DYNAMIC_SHARED) + QUERIES_AT + items.place * QUERY_BYTES;
+    compute<FORMAT>(a, item, tiles, queries + warp / 4 * GROUP_BYTES, warp);
+    items.release();
+  }
 }
 
 template <int FORMAT> DEV void attend(const AttentionArgs& a) {
-  const u32 base = shared_address(DYNAMIC_SHARED);
-  const Ring ring = {base + QUERY_BYTES, base + QUERY_BYTES + STAGES * TILE_BYTES};
+  const Tiles tiles = {shared_address(control().tiles)};
+  const Items items = {shared_address(control().items)};
   let_successor_start();
-  after_predecessor();
-  if (BID / a.kv_heads >= a.step.header->prefill_tiles) return;
-  const Work w = load_work(a);
-  const int groups = w.rows > GROUP_ROWS ? 2 : 1;
   if (TID == 0) {
-    for (Ring r = ring; r.parity == 0; r.advance()) {
-      barrier_init(r.full(), 1);
-      barrier_init(r.empty(), 4 * groups);                      // an arrival of each computing warp
+    for (Tiles r = tiles; r.parity == 0; r.advance()) barrier_init(r.full(), 1), barrier_init(r.empty(), 4 * GROUPS);
+    for (Items r = items; r.parity == 0; r.advance()) {
+      barrier_init(r.full(), LOADERS), barrier_init(r.empty(), 4 * GROUPS);
+      barrier_init(shared_address(control().known + r.place), 1);
     }
     barrier_init_done();
   }
-  __syncwarp();
-  const int warp = shfl(TID / WAVE, 0);                          // in a register the compiler knows to be uniform
-  Copies copies = warp == 0 ? start_copies(a, w, ring) : Copies{a, w, ring};
-  load_queries(a, w);
   barrier();
-  if (warp / 4 >= groups) return;
-  compute<FORMAT>(a, w, ring, warp / 4, warp == 0, copies);
+  after_predecessor();
+  const int warp = shfl(TID / WAVE, 0);                          // in a register the compiler knows to be uniform
+  if (warp / 4 < GROUPS) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+    compute_items<FORMAT>(a, tiles, items, warp);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 32;");
+    if (warp == 4 * GROUPS) hand_out(a, tiles, items);
+    else load_queries(a, items);
+  }
 }
 
-KERNEL(attention_prefill_f16, AttentionArgs, THREADS, 2, 1) { attend<FORMAT_F16>(a); }
-KERNEL(attention_prefill_bf16, AttentionArgs, THREADS, 2, 1) { attend<FORMAT_BF16>(a); }
+KERNEL(attention_prefill_f16, AttentionArgs, THREADS, 1, 1) { attend<FORMAT_F16>(a); }
+KERNEL(attention_prefill_bf16, AttentionArgs, THREADS, 1, 1) { attend<FORMAT_BF16>(a); }

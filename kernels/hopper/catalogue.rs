@@ -38,9 +38,8 @@ const HEADS: &[Limit] = &[
 /// Keys and values of one head in a page, at 16 bits and 64 dims.
 const CACHE_TILE_BYTES: usize = 2 * 64 * 64 * 2;
 const BARRIER_BYTES: usize = 8;
-/// Query rows per block of prefill attention, and stages of its ring buffer of keys and values.
-const PREFILL_ROWS: usize = 16;
-const PREFILL_STAGES: usize = 4;
+/// Query rows of an item of prefill attention, eight a warpgroup.
+const PREFILL_ROWS: usize = 32;
 
 /// Elements and experts of a row that is normed in shared memory, and its bytes there.
 const NORM_HIDDEN: usize = 3072;
@@ -138,14 +137,17 @@ const fn decode(elements: Elements, variant: &'static str, warps: usize, stages:
         .within(HEADS)
 }
 
-/// Shared memory: the queries, and a ring buffer of keys and values with two mbarriers per stage.
+/// Persistent blocks, each with all the shared memory that there is: four warpgroups compute, and one fetches.
 const fn prefill(elements: Elements) -> Kernel {
-    let queries = PREFILL_ROWS * 8 * 128;
-    Kernel::written(Op::AttentionPrefill, "hopper/attention_prefill.hip", 256)
-        .over(elements)
-        .sharing(queries + PREFILL_STAGES * (CACHE_TILE_BYTES + 2 * BARRIER_BYTES))
-        .taking(PREFILL_ROWS)
-        .within(HEADS)
+    Kernel::written(
+        Op::AttentionPrefill,
+        "hopper/attention_prefill.hip",
+        (PREFILL_ROWS / 8 + 1) * WARPGROUP,
+    )
+    .over(elements)
+    .sharing(ALL_SHARED)
+    .taking(PREFILL_ROWS)
+    .within(HEADS)
 }
 
 const fn pack(weights: Weights) -> Kernel {

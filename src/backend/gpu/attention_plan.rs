@@ -4,7 +4,7 @@
 //! row's keys form a fixed tree of units and groups ([`AttentionItem`]), so that a row can be split at units or groups
 //! (split-K) without changing a bit of its result. Partial sums of split rows cost memory traffic, so the longest runs
 //! of keys are taken that still balance. Prefill attention is split into tiles of query rows. Both lists are sorted
-//! longest first.
+//! longest first, but tiles of one chunk stay together: they read the same keys, which then come from the L2.
 
 use super::args::{ATTENTION_GROUP, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile};
 use crate::error::Result;
@@ -117,7 +117,8 @@ fn cut_row(
     })
 }
 
-/// Splits chunks `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows, longest contexts first.
+/// Splits chunks `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows: chunks with the longest
+/// contexts first, and of a chunk its last rows.
 pub fn plan_prefill(
     chunks: impl Iterator<Item = (usize, usize, usize)>,
     rows_per_tile: usize,
@@ -125,10 +126,10 @@ pub fn plan_prefill(
 ) -> Result<()> {
     tiles.clear();
     for (chunk, position, rows) in chunks {
+        // For the sort: the number of keys that the chunk attends to.
+        let keys = position + rows;
         for first in (0..rows).step_by(rows_per_tile) {
             let rows = rows_per_tile.min(rows - first);
-            // For the sort: the number of keys that the tile attends to.
-            let keys = position + first + rows;
             let tile = PrefillTile {
                 chunk: chunk as i32,
                 first: first as i32,
@@ -138,7 +139,7 @@ pub fn plan_prefill(
             memory::push(tiles, tile, Purpose::Step)?;
         }
     }
-    tiles.sort_unstable_by_key(|tile| (Reverse(tile.reserved), tile.chunk));
+    tiles.sort_unstable_by_key(|tile| (Reverse(tile.reserved), tile.chunk, Reverse(tile.first)));
     for tile in tiles {
         tile.reserved = 0;
     }
@@ -268,15 +269,20 @@ mod tests {
     }
 
     #[test]
-    fn tiles_cover_every_row_once_longest_first() {
+    fn tiles_cover_every_row_once_longest_chunks_first() {
         let chunks = [(3, 100, 33), (5, 0, 16), (6, 999, 1), (9, 0, 100)];
         let mut tiles = vec![PrefillTile::default()];
         plan_prefill(chunks.into_iter(), 16, &mut tiles).unwrap();
-        let keys = |tile: &PrefillTile| {
-            let position = chunks.iter().find(|chunk| chunk.0 == tile.chunk as usize).unwrap().1;
-            position + (tile.first + tile.rows) as usize
-        };
-        assert!(tiles.windows(2).all(|pair| keys(&pair[0]) >= keys(&pair[1])));
+        let mut order: Vec<_> = tiles.iter().map(|tile| tile.chunk).collect();
+        order.dedup();
+        assert_eq!(order, [6, 3, 9, 5], "1000, 133, 100 and 16 keys");
+        let together = |pair: &&[PrefillTile]| pair[0].chunk == pair[1].chunk;
+        assert!(
+            tiles
+                .windows(2)
+                .filter(together)
+                .all(|pair| pair[0].first > pair[1].first)
+        );
         for (chunk, _, rows) in chunks {
             let mut own: Vec<_> = tiles.iter().filter(|tile| tile.chunk as usize == chunk).collect();
             own.sort_by_key(|tile| tile.first);

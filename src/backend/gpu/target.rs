@@ -109,8 +109,12 @@ impl Target {
             multiprocessors: self.multiprocessors,
         };
         let decode = (items > 0).then(|| self.family.attention_decode(&decode, &shape));
-        let prefill = (tiles > 0).then(|| Launch::new(tile, tiles * kv_heads));
-        Ok([decode.map(countable).transpose()?, prefill.map(countable).transpose()?])
+        let prefill = (tiles > 0).then(|| countable(Launch::new(tile, tiles * kv_heads)));
+        let prefill = prefill.transpose()?.map(|all| Launch {
+            blocks: self.family.prefill_blocks(all.blocks, self.multiprocessors),
+            ..all
+        });
+        Ok([decode.map(countable).transpose()?, prefill])
     }
 
     /// The bucket of a step's items of decode attention.

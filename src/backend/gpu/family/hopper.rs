@@ -41,6 +41,11 @@ impl Family for Hopper {
         Launch::new(kernel.unwrap_or(&kernels[0]), shape.multiprocessors)
     }
 
+    /// Persistent blocks, which take tiles from a counter.
+    fn prefill_blocks(&self, tiles: usize, multiprocessors: usize) -> usize {
+        tiles.min(multiprocessors)
+    }
+
     /// Persistent blocks do not care how many there are.
     fn decode_items(&self, items: usize) -> usize {
         items.min(1)

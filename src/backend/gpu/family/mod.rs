@@ -28,6 +28,11 @@ pub trait Family: Debug + Sync {
     /// Decode attention of at most so many items of at most so many rows, by one of these kernels.
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch;
 
+    /// Blocks of prefill attention of so many tiles, one for each key head.
+    fn prefill_blocks(&self, tiles: usize, _multiprocessors: usize) -> usize {
+        tiles
+    }
+
     /// The bucket of a step's items of decode attention.
     fn decode_items(&self, items: usize) -> usize {
         items
