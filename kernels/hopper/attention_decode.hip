@@ -14,20 +14,28 @@
 //         arithmetic. If one item has the whole row, this happens in registers. Otherwise the items store partial sums
 //         in `partials`, one per unit (items of one unit) or one per group, and the row's last item to finish folds
 //         them. So a row's bits depend on its own keys alone.
+// Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
+//         whose units its warps share out; each brings its units' sums to shared memory, and all fold them, each warp
+//         its part of the dims. `team` has four warps; `pair` has two, as many as there are units in most windows, and
+//         three blocks fit on a multiprocessor.
+// Early   Of a row's pages this step writes only the last one. The copies of the others do not wait for the
+//         predecessor.
 // Budget  A multiprocessor needs some 64 KB in flight to draw its share of 4.8 TB/s at a latency of 0.8 us. `many` has
 //         8 warps with one stage each, which is free again as soon as its fragments are in registers; `few` has 6 warps
 //         with two stages each. The host takes `few` below 4 (row, kv head) pairs per multiprocessor.
-// Launch  One block per multiprocessor, WARPS * STAGES * (TILE_BYTES + 8) bytes of dynamic shared memory, the 8 for an
-//         mbarrier.
+// Launch  One block per multiprocessor, three of `pair`; WARPS * STAGES * (TILE_BYTES + 8) bytes of dynamic shared
+//         memory, the 8 for an mbarrier. A team has its sums beside them.
 #include "attention.h"
 #include "warp.h"
 
-template <int FORMAT_, int STAGES_, int WARPS_> struct Config {
+template <int FORMAT_, int STAGES_, int WARPS_, bool TEAM_> struct Config {
   static constexpr int FORMAT = FORMAT_, STAGES = STAGES_, WARPS = WARPS_;
+  static constexpr bool TEAM = TEAM_;
 };
 
 enum : int {
   BLOCKS = KV_PAGE / 16,                 // blocks of 16 keys in a tile, and of 16 dims in a row
+  UNIT_PAGES = ATTENTION_UNIT / KV_PAGE,
 };
 static_assert(PARTIAL_FLOATS == GROUP_HEADS * (HEAD_DIM + 2), "values, maxima and sums");
 
@@ -74,6 +82,16 @@ DEV Query load_query(const AttentionArgs& a, const Job& job) {
 
 // ---- a warp's copies, which run ahead of its arithmetic
 
+// The first of a job's pages that a warp takes, and the next one after a page. They may be beyond the job's.
+template <class C> DEV int first_page(const Job& job) {
+  const int page = job.first / KV_PAGE;
+  return C::TEAM && TID / WAVE > 0 ? (job.first / ATTENTION_UNIT + TID / WAVE) * UNIT_PAGES : page;
+}
+template <class C> DEV int page_after(int page) {
+  page++;
+  return C::TEAM && page % UNIT_PAGES == 0 ? page + (C::WARPS - 1) * UNIT_PAGES : page;
+}
+
 template <class C> struct Copies {
   const AttentionArgs& a;
   u32 ring, barriers;
@@ -82,6 +100,15 @@ template <class C> struct Copies {
   Job job, next;
   int page;                              // the job's next page to be copied
 
+  // Goes on to the next job where this one has no more pages.
+  DEV void settle() {
+    while (job.any && page > job.last / KV_PAGE) {
+      job = next, page = first_page<C>(job);
+      next = load_job(a, job.index + step, jobs);
+    }
+  }
+  // Only the page of a row's newest key is written by this step.
+  DEV bool old() const { return job.any && page < job.row_last / KV_PAGE; }
   DEV void start(int stage) {
     if (!job.any) return;
     const int number = shfl(job.page, page - job.first / KV_PAGE);
@@ -91,10 +118,8 @@ template <class C> struct Copies {
       copy_tile(ring + stage * TILE_BYTES, from, max(job.first - begin, 0), min(job.last - begin, KV_PAGE - 1),
                 barriers + 8 * stage, policy);
     }
-    if (++page > job.last / KV_PAGE) {
-      job = next, page = job.first / KV_PAGE;
-      next = load_job(a, job.index + step, jobs);
-    }
+    page = page_after<C>(page);
+    settle();
   }
 };
 
@@ -121,8 +146,10 @@ DEV Offsets offsets() {
 }
 
 // Running sums of the online softmax. A lane has heads h = 2 (lane % 4) and h + 1. Of their output it has dims 16 i +
-// lane / 4 (o[i][0] for head h, o[i][1] for h + 1) and 16 i + lane / 4 + 8 (o[i][2] and o[i][3]).
-struct alignas(16) State { float o[BLOCKS][4], m[2], sum[2]; };
+// lane / 4 (o[i][0] for head h, o[i][1] for h + 1) and 16 i + lane / 4 + 8 (o[i][2] and o[i][3]). Of what a team folds
+// each warp has COUNT blocks of 16 dims.
+template <int COUNT> struct alignas(16) Sums { float o[COUNT][4], m[2], sum[2]; };
+typedef Sums<BLOCKS> State;
 
 DEV State nothing() {
   State s = {};
@@ -131,14 +158,14 @@ DEV State nothing() {
 }
 
 // a += b, both rescaled to the larger maximum. Each has at least one key, so no maximum is -inf.
-DEV void fold(State& a, const State& b) {
+template <int COUNT> DEV void fold(Sums<COUNT>& a, const Sums<COUNT>& b) {
   float fa[2], fb[2];
   UNROLL for (int h = 0; h < 2; h++) {
     const float m = max_of(a.m[h], b.m[h]);
     fa[h] = exp2_fast(a.m[h] - m), fb[h] = exp2_fast(b.m[h] - m);
     a.m[h] = m, a.sum[h] = fma_rn(a.sum[h], fa[h], mul_rn(b.sum[h], fb[h]));
   }
-  UNROLL for (int i = 0; i < BLOCKS; i++)
+  UNROLL for (int i = 0; i < COUNT; i++)
     UNROLL for (int j = 0; j < 4; j++) a.o[i][j] = fma_rn(a.o[i][j], fa[j % 2], mul_rn(b.o[i][j], fb[j % 2]));
 }
 
@@ -202,23 +229,29 @@ template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
 DEV float* partial_of(const AttentionArgs& a, const Job& job, int slot) {
   return a.partials + ((i64)(job.partial + slot) * a.kv_heads + job.index % a.kv_heads) * PARTIAL_FLOATS;
 }
-DEV void store_partial(float* to, const State& s) {
-  UNROLL for (int i = 0; i < BLOCKS; i++)
-    __stcg((float4*)to + i * 32 + LANE, make_float4(s.o[i][0], s.o[i][1], s.o[i][2], s.o[i][3]));
-  if (LANE < 4) __stcg((float4*)to + BLOCKS * 32 + LANE, make_float4(s.m[0], s.m[1], s.sum[0], s.sum[1]));
+// Of blocks `block` .. of a row's dims. GLOBAL: in global memory, which other blocks read and write.
+template <bool GLOBAL, int COUNT> DEV void store_partial(float* to, const Sums<COUNT>& s, int block) {
+  const auto store = [&](int i, float4 v) {
+    if (GLOBAL) __stcg((float4*)to + i, v);
+    else ((float4*)to)[i] = v;
+  };
+  UNROLL for (int i = 0; i < COUNT; i++)
+    store((block + i) * 32 + LANE, make_float4(s.o[i][0], s.o[i][1], s.o[i][2], s.o[i][3]));
+  if (block == 0 && LANE < 4) store(BLOCKS * 32 + LANE, make_float4(s.m[0], s.m[1], s.sum[0], s.sum[1]));
 }
-DEV void load_partial(State& s, const float* from) {
-  UNROLL for (int i = 0; i < BLOCKS; i++) *(float4*)s.o[i] = __ldcg((const float4*)from + i * 32 + LANE);
-  *(float4*)s.m = __ldcg((const float4*)from + BLOCKS * 32 + LANE % 4);
+template <bool GLOBAL, int COUNT> DEV void load_partial(Sums<COUNT>& s, const float* from, int block) {
+  const auto load = [&](int i) { return GLOBAL ? __ldcg((const float4*)from + i) : ((const float4*)from)[i]; };
+  UNROLL for (int i = 0; i < COUNT; i++) *(float4*)s.o[i] = load((block + i) * 32 + LANE);
+  *(float4*)s.m = load(BLOCKS * 32 + LANE % 4);
 }
 
 // Folds a row's units in a fixed order: units into groups, groups into the total. Fed in order with units or with whole
 // groups. Units are numbered by absolute position.
-struct Tree {
-  State group, total;
+template <int COUNT> struct Tree {
+  Sums<COUNT> group, total;
   int first;                             // the first unit fed
 
-  DEV void add(const State& s, int unit) {
+  DEV void add(const Sums<COUNT>& s, int unit) {
     if (unit == first || unit % ATTENTION_GROUP == 0) group = s;
     else fold(group, s);
   }
@@ -229,7 +262,7 @@ struct Tree {
 };
 
 // Counts the jobs of a row and kv head that have stored their partial sums. True for the last one, which then sees the
-// partial sums of all.
+// partial sums of all. Called by one warp.
 DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
   int before = 0;
   int* count = a.arrived + (i64)job.row * a.kv_heads + job.index % a.kv_heads;
@@ -242,17 +275,18 @@ DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
   return shfl(before, 0) == job.parts - 1;
 }
 
-// Folds all partial sums of a row. AHEAD partial sums are loaded at once, so that the latency of memory is paid less
-// often.
-DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree& tree) {
+// Folds all partial sums of a row, of blocks `block` .. of its dims. AHEAD partial sums are loaded at once, so that the
+// latency of memory is paid less often.
+template <int COUNT> DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree<COUNT>& tree, int block) {
   constexpr int AHEAD = 4;
   const int units = job.run == 1 ? 1 : ATTENTION_GROUP;          // per partial sum
   const int first = job.row_first / ATTENTION_UNIT, last = job.row_last / ATTENTION_UNIT;
   const int base = first / units, count = last / units - base + 1;
   tree.first = first;
   for (int slot = 0; slot < count; slot += AHEAD) {
-    State s[AHEAD];
-    UNROLL for (int i = 0; i < AHEAD; i++) load_partial(s[i], partial_of(a, job, min(slot + i, count - 1)));
+    Sums<COUNT> s[AHEAD];
+    UNROLL for (int i = 0; i < AHEAD; i++)
+      load_partial<true>(s[i], partial_of(a, job, min(slot + i, count - 1)), block);
     UNROLL for (int i = 0; i < AHEAD; i++) if (slot + i < count) {
       const int unit = max((base + slot + i) * units, first);    // the partial sum's first unit
       tree.add(s[i], unit);
@@ -261,19 +295,113 @@ DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree& tree) {
   }
 }
 
-template <int FORMAT> DEV void store_row(const AttentionArgs& a, const Job& job, const State& s) {
-  const int first_head = job.index % a.kv_heads * GROUP_HEADS;
-  float f[2];
-  UNROLL for (int h = 0; h < 2; h++)
-    f[h] = normalizer(s.m[h], s.sum[h], __ldg(a.sinks + first_head + LANE % 4 * 2 + h) * LOG2E);
-  const int k = (first_head + LANE / 4) * HEAD_DIM + LANE % 4 * 2;  // of what transpose() gives this lane
-  UNROLL for (int i = 0; i < BLOCKS; i++) UNROLL for (int half = 0; half < 2; half++) {
+// A lane's sinks: of heads 2 (lane % 4) and the next.
+DEV float2 load_sinks(const AttentionArgs& a, const Job& job) {
+  return __ldg((const float2*)(a.sinks + job.index % a.kv_heads * GROUP_HEADS) + LANE % 4);
+}
+
+// Stores blocks `block` .. of a row's dims.
+template <int FORMAT, int COUNT>
+DEV void store_row(const AttentionArgs& a, const Job& job, const Sums<COUNT>& s, float2 sinks, int block) {
+  const float f[2] = {normalizer(s.m[0], s.sum[0], sinks.x * LOG2E), normalizer(s.m[1], s.sum[1], sinks.y * LOG2E)};
+  // of what transpose() gives this lane
+  const int k = (job.index % a.kv_heads * GROUP_HEADS + LANE / 4) * HEAD_DIM + block * 16 + LANE % 4 * 2;
+  UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int half = 0; half < 2; half++) {
     const u32 v = transpose(pack_output<FORMAT>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
     *(u32*)(a.out + tiled_index(job.row, k + 16 * i + 8 * half, a.out_rows)) = v;
   }
 }
 
 // ---- the kernel
+
+// A warp's side of the copies: where the next tile comes, and how it is added to a unit's sums.
+template <class C> struct Reader {
+  Copies<C>& copies;
+  const Offsets at = offsets();
+  int stage = 0;
+  u32 parity = 0;
+
+  DEV void add_page(State& unit, const Job& job, int page, const Query& q) {
+    Tile tile;
+    barrier_wait(copies.barriers + 8 * stage, parity);
+    read_tile<C::FORMAT>(tile, copies.ring + stage * TILE_BYTES, at, q);
+    __syncwarp();
+    copies.start(stage);                                         // the tile is in registers: its stage is free
+    if (++stage == C::STAGES) stage = 0, parity ^= 1;
+    const int first = job.first - page * KV_PAGE, last = job.last - page * KV_PAGE;
+    if (first > 0 || last < KV_PAGE - 1) mask_tile(tile, first, last);
+    add_tile<C::FORMAT>(unit, tile);
+  }
+};
+
+DEV void sum_lanes(State& unit) { UNROLL for (int h = 0; h < 2; h++) unit.sum[h] = sum_over_keys(unit.sum[h]); }
+
+// The slot of the partial sum that has a unit.
+DEV int slot_of(const Job& job, int unit) {
+  const int units = job.run == 1 ? 1 : ATTENTION_GROUP;
+  return unit / units - job.row_first / ATTENTION_UNIT / units;
+}
+
+// A job of one warp.
+template <class C> DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader) {
+  Tree<BLOCKS> tree;
+  tree.first = job.first / ATTENTION_UNIT;
+  State u = nothing();
+  for (int page = job.first / KV_PAGE; page <= job.last / KV_PAGE; page++) {
+    reader.add_page(u, job, page, q);
+    const bool end = page == job.last / KV_PAGE;
+    const int unit = page / UNIT_PAGES;
+    if (!end && (page + 1) % UNIT_PAGES) continue;
+    sum_lanes(u);
+    tree.add(u, unit);
+    u = nothing();
+    if (!end && (unit + 1) % ATTENTION_GROUP) continue;
+    if (job.parts == 1) tree.close_group(unit);
+    else store_partial<true>(partial_of(a, job, slot_of(job, unit)), tree.group, 0);
+  }
+  const bool done = job.parts == 1 || arrive_last(a, job);
+  if (done && job.parts > 1) fold_partials(a, job, tree, 0);
+  if (done) store_row<C::FORMAT>(a, job, tree.total, load_sinks(a, job), 0);
+}
+
+// A job of all warps of a block. Its units come in rounds of one a warp, whose sums go through shared memory: `sums`
+// has room for two rounds, and `round` is the one to be used next.
+template <class C>
+DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* sums,
+                         int& round) {
+  constexpr int COUNT = BLOCKS / C::WARPS;                       // blocks of 16 dims that a warp folds
+  const int warp = TID / WAVE, block = warp * COUNT, last = job.last / ATTENTION_UNIT;
+  const float2 sinks = load_sinks(a, job);
+  Tree<COUNT> tree;
+  tree.first = job.first / ATTENTION_UNIT;
+  for (int base = tree.first; base <= last; base += C::WARPS, round ^= 1) {
+    float* slots = sums + round * C::WARPS * PARTIAL_FLOATS;
+    const int mine = base + warp;
+    if (mine <= last) {
+      State u = nothing();
+      const int end = min(job.last / KV_PAGE, mine * UNIT_PAGES + UNIT_PAGES - 1);
+      for (int page = max(job.first / KV_PAGE, mine * UNIT_PAGES); page <= end; page++)
+        reader.add_page(u, job, page, q);
+      sum_lanes(u);
+      store_partial<false>(slots + warp * PARTIAL_FLOATS, u, 0);
+    }
+    barrier();
+    for (int unit = base; unit < base + C::WARPS && unit <= last; unit++) {
+      Sums<COUNT> u;
+      load_partial<false>(u, slots + (unit - base) * PARTIAL_FLOATS, block);
+      tree.add(u, unit);
+      if (unit < last && (unit + 1) % ATTENTION_GROUP) continue;
+      if (job.parts == 1) tree.close_group(unit);
+      else store_partial<true>(partial_of(a, job, slot_of(job, unit)), tree.group, block);
+    }
+  }
+  if (job.parts > 1) {
+    barrier();                                                   // all warps have stored
+    if (!__syncthreads_or(warp == 0 && arrive_last(a, job))) return;
+    fold_partials(a, job, tree, block);
+  }
+  store_row<C::FORMAT>(a, job, tree.total, sinks, block);
+}
 
 template <class C> DEV void attend(const AttentionArgs& a) {
   const int warp = TID / WAVE;
@@ -285,63 +413,45 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   }
   __syncwarp();
   const u64 policy = evict_first();                              // keys and values are read once
-  const Offsets at = offsets();
   let_successor_start();
   const int items = load_fresh(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
-  const int jobs = items * a.kv_heads, step = GRID * C::WARPS;
-  Job job = load_job(a, warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
-  after_predecessor();                                           // everything above reads the plan alone, see early.h
-  Copies<C> copies = {a, ring, barriers, policy, jobs, step, job, next, job.first / KV_PAGE};
-  for (int s = 0; s < C::STAGES; s++) copies.start(s);
+  const int jobs = items * a.kv_heads, step = C::TEAM ? GRID : GRID * C::WARPS;
+  Job job = load_job(a, C::TEAM ? BID : warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
+  Copies<C> copies = {a, ring, barriers, policy, jobs, step, job, next, first_page<C>(job)};
+  copies.settle();
+  int started = 0;
+  while (started < C::STAGES && copies.old()) copies.start(started++);
+  after_predecessor();                                           // the plan was there before, see early.h
+  while (started < C::STAGES) copies.start(started++);
   Query q = load_query(a, job), next_q = load_query(a, next);
-
-  int stage = 0;
-  u32 parity = 0;
+  Reader<C> reader = {copies};
+  int round = 0;
   while (job.any) {
-    Tree tree;
-    tree.first = job.first / ATTENTION_UNIT;
-    State u = nothing();
-    for (int page = job.first / KV_PAGE; page <= job.last / KV_PAGE; page++) {
-      Tile tile;
-      barrier_wait(barriers + 8 * stage, parity);
-      read_tile<C::FORMAT>(tile, ring + stage * TILE_BYTES, at, q);
-      __syncwarp();
-      copies.start(stage);                                       // the tile is in registers: its stage is free
-      if (++stage == C::STAGES) stage = 0, parity ^= 1;
-      const int first = job.first - page * KV_PAGE, last = job.last - page * KV_PAGE;
-      if (first > 0 || last < KV_PAGE - 1) mask_tile(tile, first, last);
-      add_tile<C::FORMAT>(u, tile);
-
-      const bool end = last < KV_PAGE;
-      const int unit = page * KV_PAGE / ATTENTION_UNIT;
-      if (!end && (page + 1) * KV_PAGE % ATTENTION_UNIT) continue;
-      UNROLL for (int h = 0; h < 2; h++) u.sum[h] = sum_over_keys(u.sum[h]);
-      tree.add(u, unit);
-      u = nothing();
-      if (!end && (unit + 1) % ATTENTION_GROUP) continue;
-      if (job.parts == 1) {
-        tree.close_group(unit);
-      } else {
-        const int units = job.run == 1 ? 1 : ATTENTION_GROUP;
-        store_partial(partial_of(a, job, unit / units - job.row_first / ATTENTION_UNIT / units), tree.group);
-      }
+    if constexpr (C::TEAM) {
+      float* sums = (float*)(DYNAMIC_SHARED + C::WARPS * C::STAGES * (TILE_BYTES + 8));
+      attend_together<C>(a, job, q, reader, sums, round);
+    } else {
+      attend_alone<C>(a, job, q, reader);
     }
-    const bool done = job.parts == 1 || arrive_last(a, job);
-    if (done && job.parts > 1) fold_partials(a, job, tree);
-    if (done) store_row<C::FORMAT>(a, job, tree.total);
     job = next, next = load_job(a, job.index + step, jobs);
     q = next_q, next_q = load_query(a, next);
   }
 }
 
-// SIZE: FEW or MANY.
-#define ATTENTION_DECODE(name, format, SIZE)                                                     \
-  KERNEL(name, AttentionArgs, ATTENTION_DECODE_##SIZE##_THREADS, 1, 1) {                         \
-    constexpr int WARPS = ATTENTION_DECODE_##SIZE##_THREADS / WAVE, WARP_TILE = TILE_BYTES + 8;  \
-    attend<Config<format, ATTENTION_DECODE_##SIZE##_SHARED_BYTES / (WARPS * WARP_TILE), WARPS>>(a); \
+// SIZE: TEAM, PAIR, FEW or MANY.
+#define ATTENTION_DECODE(name, format, SIZE, TOGETHER)                                             \
+  KERNEL(name, AttentionArgs, ATTENTION_DECODE_##SIZE##_THREADS, 1, 1) {                           \
+    constexpr int WARPS = ATTENTION_DECODE_##SIZE##_THREADS / WAVE, WARP_TILE = TILE_BYTES + 8;    \
+    constexpr int SUMS = TOGETHER ? 2 * WARPS * PARTIAL_FLOATS * 4 : 0;                            \
+    constexpr int STAGES = (ATTENTION_DECODE_##SIZE##_SHARED_BYTES - SUMS) / (WARPS * WARP_TILE);  \
+    attend<Config<format, STAGES, WARPS, TOGETHER>>(a);                                            \
   }
 
-ATTENTION_DECODE(attention_decode_f16_few, FORMAT_F16, FEW)
-ATTENTION_DECODE(attention_decode_f16_many, FORMAT_F16, MANY)
-ATTENTION_DECODE(attention_decode_bf16_few, FORMAT_BF16, FEW)
-ATTENTION_DECODE(attention_decode_bf16_many, FORMAT_BF16, MANY)
+ATTENTION_DECODE(attention_decode_f16_team, FORMAT_F16, TEAM, true)
+ATTENTION_DECODE(attention_decode_f16_pair, FORMAT_F16, PAIR, true)
+ATTENTION_DECODE(attention_decode_f16_few, FORMAT_F16, FEW, false)
+ATTENTION_DECODE(attention_decode_f16_many, FORMAT_F16, MANY, false)
+ATTENTION_DECODE(attention_decode_bf16_team, FORMAT_BF16, TEAM, true)
+ATTENTION_DECODE(attention_decode_bf16_pair, FORMAT_BF16, PAIR, true)
+ATTENTION_DECODE(attention_decode_bf16_few, FORMAT_BF16, FEW, false)
+ATTENTION_DECODE(attention_decode_bf16_many, FORMAT_BF16, MANY, false)

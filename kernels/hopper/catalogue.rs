@@ -40,6 +40,11 @@ const CACHE_TILE_BYTES: usize = 2 * 64 * 64 * 2;
 const BARRIER_BYTES: usize = 8;
 /// Query rows of an item of prefill attention, eight a warpgroup.
 const PREFILL_ROWS: usize = 32;
+/// Rows up to which decode attention has a job done by a block of four warps, and by one of two in windowed layers.
+pub const TEAM_ROWS: usize = 8;
+const PAIR_ROWS: usize = 64;
+/// A partial sum of decode attention.
+const PARTIAL_BYTES: usize = 8 * (64 + 2) * 4;
 
 /// Elements and experts of a row that is normed in shared memory, and its bytes there.
 const NORM_HIDDEN: usize = 3072;
@@ -54,7 +59,7 @@ const NORM_ROUTE_FROM_ROWS: usize = 2048;
 /// Up to so many rows the norm loads early, and norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 15] = [
+const WRITTEN: [Kernel; 19] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .called("rows")
         .at_least(NORM_FROM_ROWS)
@@ -107,8 +112,12 @@ const WRITTEN: [Kernel; 15] = [
             Limit::AtMost(Dimension::Experts, 8 * 16),
             Limit::AtMost(Dimension::ExpertsPerToken, 8),
         ]),
+    decode_together(F16, "team", 4, TEAM_ROWS),
+    decode_together(F16, "pair", 2, PAIR_ROWS),
     decode(F16, "few", 6, 2),
     decode(F16, "many", 8, 1),
+    decode_together(Bf16, "team", 4, TEAM_ROWS),
+    decode_together(Bf16, "pair", 2, PAIR_ROWS),
     decode(Bf16, "few", 6, 2),
     decode(Bf16, "many", 8, 1),
     prefill(F16),
@@ -135,6 +144,14 @@ const fn decode(elements: Elements, variant: &'static str, warps: usize, stages:
         .called(variant)
         .sharing(warps * stages * (CACHE_TILE_BYTES + BARRIER_BYTES))
         .within(HEADS)
+}
+
+/// Persistent blocks whose warps share a job's units; their sums of two rounds lie in shared memory, too.
+const fn decode_together(elements: Elements, variant: &'static str, warps: usize, most_rows: usize) -> Kernel {
+    let stages = 2;
+    decode(elements, variant, warps, stages)
+        .sharing(warps * (stages * (CACHE_TILE_BYTES + BARRIER_BYTES) + 2 * PARTIAL_BYTES))
+        .up_to(most_rows)
 }
 
 /// Persistent blocks, each with all the shared memory that there is: four warpgroups compute, and one fetches.

@@ -8,7 +8,7 @@ use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::layout::TypedPtr;
-use getp::backend::gpu::shapes::{Kind, Product};
+use getp::backend::gpu::shapes::{AttentionWork, Kind, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::options::StepLimits;
@@ -168,8 +168,17 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
 
 fn attention(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
     for (kv, exact) in [(Format::F16, false), (Format::Bf16, false), (Format::F32, true)] {
-        for (items, tiles) in [(rows, 0), (0, rows), (rows, rows)] {
-            let launches = target.attention(config, kv, exact, rows, items, tiles).unwrap();
+        let works = [(rows, 0), (0, rows), (rows, rows)].into_iter();
+        let works = works.flat_map(|(items, tiles)| {
+            [false, true].map(|windowed| AttentionWork {
+                windowed,
+                rows,
+                items,
+                tiles,
+            })
+        });
+        for work in works {
+            let launches = target.attention(config, kv, exact, &work).unwrap();
             assert!(launches.iter().flatten().count() > 0, "rows without attention");
             for launch in launches.into_iter().flatten() {
                 launch.kernel.takes(config).unwrap();

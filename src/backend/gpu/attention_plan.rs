@@ -16,18 +16,20 @@ const RUNS: [usize; 3] = [16, ATTENTION_GROUP, 1];
 
 /// Lists the items of all decoding rows, longest first; returns the number of slots of partial sums.
 ///
-/// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
+/// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included. No
+/// row is split into runs of less than `least_run` units.
 pub fn plan_decode(
     contexts: impl Iterator<Item = (usize, usize, usize)> + Clone,
     kv_heads: usize,
     multiprocessors: usize,
+    least_run: usize,
     items: &mut Vec<AttentionItem>,
 ) -> Result<usize> {
     items.clear();
     let (most, all) = contexts
         .clone()
         .fold((0, 0), |(most, all), (.., keys)| (keys.max(most), all + keys));
-    let run = run_units(most, all, kv_heads, multiprocessors);
+    let run = run_units(most, all, kv_heads, multiprocessors).max(least_run);
     let mut slots = 0;
     for (row, first, keys) in contexts {
         slots += cut_row(row, first, keys, run, slots, items)?;
@@ -193,8 +195,19 @@ mod tests {
     }
 
     fn check(contexts: &[(usize, usize, usize)]) -> Vec<AttentionItem> {
+        check_runs(contexts, 1)
+    }
+
+    fn check_runs(contexts: &[(usize, usize, usize)], least_run: usize) -> Vec<AttentionItem> {
         let mut items = Vec::new();
-        let slots = plan_decode(contexts.iter().copied(), KV_HEADS, MULTIPROCESSORS, &mut items).unwrap();
+        let slots = plan_decode(
+            contexts.iter().copied(),
+            KV_HEADS,
+            MULTIPROCESSORS,
+            least_run,
+            &mut items,
+        )
+        .unwrap();
         let keys = contexts.iter().map(|&(.., keys)| keys).sum();
         assert!(
             slots <= max_partial_slots(keys, KV_HEADS, MULTIPROCESSORS),
@@ -227,7 +240,10 @@ mod tests {
         for rows in [0, 1, 2, 7, 32, 128, 890] {
             for longest in [1, 64, 129, 1000, 5000, 40_000] {
                 for window in [None, Some(1), Some(128), Some(129), Some(1000), Some(4096)] {
-                    check(&contexts(rows, longest, window, (rows * longest) as u32));
+                    let contexts = contexts(rows, longest, window, (rows * longest) as u32);
+                    check(&contexts);
+                    let items = check_runs(&contexts, ATTENTION_GROUP);
+                    assert!(items.iter().all(|item| item.run as usize >= ATTENTION_GROUP));
                 }
             }
         }

@@ -20,7 +20,7 @@ use super::layout::TypedPtr;
 use super::logits::LogitsAt;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream, to_host};
 use super::profile::Timeline;
-use super::shapes::{GemmShape, Kind, Product};
+use super::shapes::{AttentionWork, GemmShape, Kind, Product};
 use super::weights::{Matrix, Vector};
 use crate::batch::{StepOutput, StepPlan, Want};
 use crate::config::ModelConfig;
@@ -1012,14 +1012,14 @@ impl Ops for GpuOps {
         };
         let cost = self.attention_cost(plan, windowed);
         let Numbers { kv: format, exact, .. } = self.numbers;
-        let StepShape {
-            rows,
-            decode_items,
-            prefill_tiles,
-            ..
-        } = self.shape;
+        let work = AttentionWork {
+            windowed,
+            rows: self.shape.rows,
+            items: self.shape.decode_items,
+            tiles: self.shape.prefill_tiles,
+        };
         let target = self.context.target;
-        let launches = target.attention(c, format, exact, rows, decode_items, prefill_tiles)?;
+        let launches = target.attention(c, format, exact, &work)?;
         self.timed(Stage::Attention, cost, |ops| {
             launches
                 .into_iter()

@@ -99,6 +99,19 @@ pub struct PackedShape {
     pub bytes: usize,
 }
 
+/// What a layer's attention has to do in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionWork {
+    /// Whether rows see a window of their keys.
+    pub windowed: bool,
+    /// Rows at most.
+    pub rows: usize,
+    /// Items of decode attention at most; 0: no row decodes.
+    pub items: usize,
+    /// Tiles of prefill attention at most; 0: there are no prompts.
+    pub tiles: usize,
+}
+
 /// What the launch of decode attention depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeShape {
@@ -108,6 +121,8 @@ pub struct DecodeShape {
     pub rows: usize,
     /// Key heads.
     pub kv_heads: usize,
+    /// Whether rows see a window of their keys.
+    pub windowed: bool,
     /// Of the device.
     pub multiprocessors: usize,
 }

@@ -337,6 +337,7 @@ impl Common {
             kv_heads: self.config.n_kv_heads,
             window: self.config.sliding_window,
             processors: context.target.attention_processors(),
+            team_rows: context.target.attention_team_rows(),
             prefill_rows: context.target.prefill_rows(),
         }
     }

@@ -6,8 +6,8 @@
 //! devices, all of them fetch the same copy.
 
 use super::args::{
-    AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE, UPLOAD_SECTIONS,
-    UploadArgs, UploadList, UploadSection,
+    ATTENTION_GROUP, AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE,
+    UPLOAD_SECTIONS, UploadArgs, UploadList, UploadSection,
 };
 use super::attention_plan::{plan_decode, plan_prefill};
 use super::layout::TypedPtr;
@@ -46,6 +46,8 @@ pub struct AttentionShape {
     pub window: usize,
     /// Processors to keep busy.
     pub processors: usize,
+    /// Decoding rows up to which whole groups of units are shared out by the kernel.
+    pub team_rows: usize,
     /// Query rows a block of the prefill kernel takes.
     pub prefill_rows: usize,
 }
@@ -334,10 +336,15 @@ impl Scratch {
         self.full_items.clear();
         let keys = |position: usize| (0, position + 1);
         let rows = decoding().map(|chunk| (chunk.first_row, keys(chunk.first_position)));
+        let least_run = match plan.decode_chunks <= shape.team_rows {
+            true => ATTENTION_GROUP,
+            false => 1,
+        };
         plan_decode(
             rows.map(|(row, (first, keys))| (row, first, keys)),
             shape.kv_heads,
             shape.processors,
+            least_run,
             &mut self.full_items,
         )?;
         self.window_items.clear();
@@ -346,7 +353,13 @@ impl Scratch {
                 let keys = shape.window.min(chunk.first_position + 1);
                 (chunk.first_row, chunk.first_position + 1 - keys, keys)
             });
-            plan_decode(rows, shape.kv_heads, shape.processors, &mut self.window_items)?;
+            plan_decode(
+                rows,
+                shape.kv_heads,
+                shape.processors,
+                least_run,
+                &mut self.window_items,
+            )?;
         }
         self.prefill_tiles.clear();
         plan_prefill(
@@ -422,6 +435,7 @@ mod tests {
         kv_heads: 1,
         window: 128,
         processors: 1,
+        team_rows: 0,
         prefill_rows: 16,
     };
     const HEADER: StepHeader = StepHeader {

@@ -2,7 +2,7 @@
 
 use super::args::Format;
 use super::catalogue::{Kernel, Op};
-use super::shapes::{GemmShape, Kind, Product};
+use super::shapes::{AttentionWork, GemmShape, Kind, Product};
 use super::target::Target;
 use crate::config::ModelConfig;
 use crate::options::StepLimits;
@@ -23,7 +23,13 @@ impl Target {
         }
         // Prompts have fewer tiles than rows.
         let rows = steps.step_tokens;
-        let attention = self.attention(config, Format::F16, false, rows, rows, rows);
+        let work = AttentionWork {
+            windowed: false,
+            rows,
+            items: rows,
+            tiles: rows,
+        };
+        let attention = self.attention(config, Format::F16, false, &work);
         attention.map_err(|error| error.to_string())?;
         self.largest_products(config, steps)
     }

@@ -5,7 +5,7 @@ use super::catalogue::{Elements, Kernel, Op, Weights};
 use super::driver::Device;
 use super::family::{self, Family};
 use super::launch::Launch;
-use super::shapes::{DecodeShape, GemmLaunch, GemmShape, Kind, PackedShape};
+use super::shapes::{AttentionWork, DecodeShape, GemmLaunch, GemmShape, Kind, PackedShape};
 use crate::config::ModelConfig;
 use crate::error::{Error, GpuFault, Result};
 
@@ -70,18 +70,26 @@ impl Target {
         self.family.attention_processors(self.multiprocessors)
     }
 
-    /// One layer's attention in a step of at most so many rows, items of decode attention and tiles of prefill attention:
-    /// that of rows that decode, and that of prompts. `exact` and heads that the matrix cores' kernels do not take have one
-    /// kernel for both.
+    /// Rows up to which decode attention shares an item's units out by itself; 0 if it never does.
+    pub fn attention_team_rows(&self) -> usize {
+        self.family.team_rows()
+    }
+
+    /// One layer's attention: that of rows that decode, and that of prompts. `exact` and heads that the matrix cores'
+    /// kernels do not take have one kernel for both.
     pub fn attention(
         &self,
         config: &ModelConfig,
         kv: args::Format,
         exact: bool,
-        rows: usize,
-        items: usize,
-        tiles: usize,
+        work: &AttentionWork,
     ) -> Result<[Option<Launch>; 2]> {
+        let &AttentionWork {
+            windowed,
+            rows,
+            items,
+            tiles,
+        } = work;
         let kv_heads = config.n_kv_heads;
         let of = |op| -> Vec<&'static Kernel> {
             let mine = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
@@ -106,6 +114,7 @@ impl Target {
             items,
             rows,
             kv_heads,
+            windowed,
             multiprocessors: self.multiprocessors,
         };
         let decode = (items > 0).then(|| self.family.attention_decode(&decode, &shape));

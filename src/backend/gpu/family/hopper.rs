@@ -13,6 +13,7 @@
 
 use super::{Family, narrowest};
 use crate::backend::gpu::args::PackArgs;
+use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
 use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, Product};
@@ -20,6 +21,9 @@ use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, Product};
 /// See the module.
 #[derive(Debug)]
 pub struct Hopper;
+
+/// Blocks of two warps that work together, on a multiprocessor.
+const PAIRS: usize = 3;
 
 /// Blocks a multiprocessor that packs can hold, and a few rounds of them.
 const PACK_BLOCKS: usize = 132 * 16;
@@ -29,16 +33,30 @@ impl Family for Hopper {
         &catalogue::hopper::FAMILY
     }
 
-    /// Persistent blocks whose warps work alone. With few rows the fewest warps, each with the most tiles on the way.
+    /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone: with few
+    /// rows the fewest warps, each with the most tiles on the way.
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        let few = shape.rows * shape.kv_heads < 4 * shape.multiprocessors;
         let by_threads = |kernel: &&&Kernel| kernel.threads;
-        let kernel = if few {
-            kernels.iter().min_by_key(by_threads)
-        } else {
-            kernels.iter().max_by_key(by_threads)
+        let together = kernels.iter().filter(|kernel| shape.rows <= kernel.most_rows);
+        if let Some(kernel) = together.max_by_key(by_threads) {
+            if shape.rows <= TEAM_ROWS {
+                return Launch::new(kernel, shape.multiprocessors);
+            }
+            if shape.windowed {
+                return Launch::new(kernel, PAIRS * shape.multiprocessors);
+            }
+        }
+        let alone = kernels.iter().filter(|kernel| kernel.most_rows == 0);
+        let few = shape.rows * shape.kv_heads < 4 * shape.multiprocessors;
+        let kernel = match few {
+            true => alone.min_by_key(by_threads),
+            false => alone.max_by_key(by_threads),
         };
         Launch::new(kernel.unwrap_or(&kernels[0]), shape.multiprocessors)
+    }
+
+    fn team_rows(&self) -> usize {
+        TEAM_ROWS
     }
 
     /// Persistent blocks, which take tiles from a counter.
@@ -157,6 +175,7 @@ fn least_work(kernels: &[&'static Kernel], shape: &GemmShape, multiprocessors: u
 mod tests {
     use super::*;
     use crate::backend::gpu::args;
+    use crate::backend::gpu::catalogue::{Elements, Op};
     use crate::backend::gpu::shapes::{Kind, PackedShape};
     use crate::backend::gpu::target::Target;
 
@@ -222,6 +241,29 @@ mod tests {
                 "4096 unembed_greedy_w16_f16x1_n256 384",
             ]
         );
+    }
+
+    /// Few rows, and few windows, have blocks whose warps work together.
+    #[test]
+    fn decode_attention_by_rows() {
+        let mine = |kernel: &&Kernel| kernel.op == Op::AttentionDecode && kernel.elements == Some(Elements::F16);
+        let kernels: Vec<_> = Hopper.table().kernels.iter().filter(mine).collect();
+        let launch = |rows, windowed| {
+            let shape = DecodeShape {
+                items: 1,
+                rows,
+                kv_heads: 8,
+                windowed,
+                multiprocessors: 132,
+            };
+            let launch = Hopper.attention_decode(&kernels, &shape);
+            (launch.kernel.variant, launch.blocks)
+        };
+        assert_eq!([1, 8].map(|rows| launch(rows, false)), [("team", 132); 2]);
+        assert_eq!([1, 8].map(|rows| launch(rows, true)), [("team", 132); 2]);
+        assert_eq!([9, 64].map(|rows| launch(rows, true)), [("pair", 396); 2]);
+        assert_eq!([9, 65].map(|rows| launch(rows, false)), [("few", 132); 2]);
+        assert_eq!([65, 66].map(|rows| launch(rows, true)), [("few", 132), ("many", 132)]);
     }
 
     /// Kernels made for rows of one tile never meet more.

@@ -28,6 +28,11 @@ pub trait Family: Debug + Sync {
     /// Decode attention of at most so many items of at most so many rows, by one of these kernels.
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch;
 
+    /// Rows up to which decode attention shares an item's units out by itself.
+    fn team_rows(&self) -> usize {
+        0
+    }
+
     /// Blocks of prefill attention of so many tiles, one for each key head.
     fn prefill_blocks(&self, tiles: usize, _multiprocessors: usize) -> usize {
         tiles
