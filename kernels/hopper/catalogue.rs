@@ -277,15 +277,15 @@ const TILES: &[Tile] = &[
     single(UNEMBED, FAST_F16,  64, 2, &[ 64, 2, 4, 1,  64]),
     single(UNEMBED, FAST_F16, 128, 2, &[128, 2, 4, 1, 128]),
     tile(UNEMBED, &[W16], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
-    // The experts. Up to 32 tokens the limit is DRAM: many weight blocks per chunk make large copies. Up to 16 each
-    // warp multiplies by itself. From 48 on the limit is registers: fewer blocks. A second fragment buffer lets
-    // decoding overlap with wgmma. Experts' rows are uneven, so tiles from 48 on have widths in steps of 16 or 32
-    // tokens. A kernel holds a handful of widths before its registers spill, so a tile leaves the narrower tile's
-    // widths to that one.
+    // The experts. Up to 48 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
+    // few chunks. Up to 16 each warp multiplies by itself. From 64 on the limit is registers: fewer blocks, and a second
+    // fragment buffer, which lets decoding overlap with wgmma. Experts' rows are uneven, so tiles from 48 on have widths
+    // in steps of 8 to 32 tokens. A kernel holds a handful of widths before its registers spill, so a tile leaves the
+    // narrower tile's widths to that one.
     tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 3, 0, 2,  8]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[16, 3, 0, 2, 16]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 1, 2, 32]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  48, 3, &[16, 2, 2, 2, 32]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  48, 3, &[ 8, 3, 2, 1, 24]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  96, 3, &[16, 1, 2, 2, 48]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 3, &[16, 1, 2, 2, 80]),

@@ -21,6 +21,7 @@
 // predecessor is mlp1, therefore knows at once how many rows each expert has, and the dense products have their number
 // of rows from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to wait for the router.
 #pragma once
+#include <type_traits>
 #include "by_warps.h"
 #include "epilogue.h"
 #include "instruction.h"
@@ -108,21 +109,20 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     if (!EARLY) after_predecessor();
     prepare(a);
     barrier();
-    Work work(control().table);
     Pipe p = {shared_address(DYNAMIC_SHARED), shared_address(control().full), shared_address(control().empty), 0, 0};
     if (TID >= CONSUMERS) {
       if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
-      if (TID < CONSUMERS + (FILLED ? PRODUCERS * WAVE : 1)) produce(a, work, p);
+      if (TID < CONSUMERS + (FILLED ? PRODUCERS * WAVE : 1)) produce(a, Work(control().table), p);
     } else {
       if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
-      consume(a, work, p);
+      consume(a, Work(control().table), p);
     }
   }
 
   static DEV void prepare(const GemmArgs& a) {
     GroupTable& table = control().table;
     if (TID < WAVE) {
-      if (!T::SINGLE) fill_table<T::N>(table, a);
+      if (!T::SINGLE) fill_table<T::N, T::STEP, T::LEAST>(table, a);
       else if (TID == 0) single_tile(table);
       __syncwarp();
       if (TID == 0) table.units = a.row_blocks * BLOCK_UNITS, Work::plan(table);
@@ -135,7 +135,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 
   // The number of rows is not known yet, but a single tile is distributed alike for any number.
   static DEV void single_tile(GroupTable& t) {
-    t.rows[0] = T::N, t.offsets[0] = 0, t.first_tile[0] = 0, t.first_tile[1] = 1, t.groups = 1, t.tiles = 1;
+    t.rows[0] = T::N, t.offsets[0] = t.group[0] = t.first_tile[0] = 0;
+    t.first_tile[1] = t.groups = t.tiles = 1;
   }
 
   // ------------------------------------------------------------------------------------------------------ producer
@@ -246,26 +247,17 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   }
 
   template <int N, int M> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
-    if constexpr (TERMS > 1) {
-      Pair sum[M][N / 2];
-      clear(sum);
-      multiply_exact<N, M>(a, p, sum);
-      store_all<N, M>(a, c, sum);
-    } else {
-      float sum[M][N / 2];
-      clear(sum);
-      if constexpr (T::BY_WARPS) {
-        Ahead<N> ahead[M];
+    using Sum = std::conditional_t<(TERMS > 1), Pair, float>;
+    Sum sum[M][N / 2];
+    Ahead<N> ahead[M];
+    clear(sum);
 #pragma unroll
-        for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
-        ByWarps<Gemm, N, M>::multiply(a, p, sum);
-        store_all<N, M>(a, c, sum, ahead);
-      } else {
-        if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum);
-        else multiply_codes<N, M>(a, p, sum);
-        store_all<N, M>(a, c, sum);
-      }
-    }
+    for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
+    if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum);
+    else if constexpr (T::BY_WARPS) ByWarps<Gemm, N, M>::multiply(a, p, sum);
+    else if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum);
+    else multiply_codes<N, M>(a, p, sum);
+    store_all<N, M>(a, c, sum, ahead);
   }
 
   template <class Sum, int M, int COUNT> static DEV void clear(Sum (&sum)[M][COUNT]) {
@@ -283,7 +275,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV Place place_of(const Chunk& c, int m, float2 bias) {
     return {c, row_of(c, m), LANE % 4, bias, nullptr, nullptr};
   }
-  // What the epilogue needs, loaded before the product where few tokens leave registers for it.
+  // What the epilogue needs, loaded before the product, which hides the way from memory.
   template <int N> struct Ahead {
     float2 bias;
     typename Op::template Tokens<N / 8> tokens;
@@ -293,14 +285,13 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   };
   template <int N, int M, class Sum>
-  static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2],
-                            const Ahead<N>* ahead = nullptr) {
+  static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2], const Ahead<N> (&ahead)[M]) {
     const int wg = TID / 128, warp = TID / WAVE % 4;
 #pragma unroll
     for (int m = 0; m < M; m++) {
       const int block = wg + m * T::WARPGROUPS;
       if (IS_W16 && block * BLOCK_UNITS + warp >= c.units) continue;
-      Place place = place_of(c, m, T::BY_WARPS ? ahead[m].bias : Op::bias(a, c.group, row_of(c, m)));
+      Place place = place_of(c, m, ahead[m].bias);
       if (Op::GREEDY) place.best = control().best[TID / WAVE], place.best_index = control().best_index[TID / WAVE];
       if constexpr (Op::AHEAD) Op::template store_tokens<N / 8, FORMAT>(a, place, sum[m], ahead[m].tokens);
       else Op::template store<N, FORMAT, TERMS>(a, place, sum[m]);

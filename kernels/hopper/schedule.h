@@ -1,9 +1,9 @@
 // Work distribution: which block computes which tiles, from row counts that only the device knows.
 //
 // A token tile (up to N consecutive rows of one group, that is one expert) times all units of a weight matrix is cut
-// into chunks of at most CHUNK units. Block b takes chunks b, b + GRID, .. (grid-stride). What a chunk is follows in
-// closed form from a table of the groups' tiles: no block waits for a work queue, and every warp finds its block's next
-// chunk by itself.
+// into chunks of at most CHUNK units, of which each block takes one a round. What a chunk is follows in closed form
+// from a table of the groups' tiles: no block waits for a work queue, and every warp finds its block's next chunk by
+// itself.
 #pragma once
 #include "catalogue.h"
 #include "copy.h"
@@ -14,10 +14,11 @@ enum : int { MAX_GROUPS = GEMM_MOST_EXPERTS };
 struct Chunk { int group, row, rows, unit, units; };
 
 // How the groups' rows are cut into token tiles, and these into chunks. In shared memory, since the products need their
-// registers.
+// registers. Groups are in order of their tiles' width, the widest first.
 struct GroupTable {
   int rows[MAX_GROUPS];
   int offsets[MAX_GROUPS];
+  int group[MAX_GROUPS];
   int first_tile[MAX_GROUPS + 1];
   int groups;
   int tiles;
@@ -26,26 +27,50 @@ struct GroupTable {
   // tile's chunks the first extra[] have size[] + 1 units, the others size[].
   int more, parts[2], size[2], extra[2];
   int chunks, larger_chunks;
+  int further[2];                // from a position of this block to its next in even and odd rounds, see `turns`
 };
 
-// Fills the table but for the schedule's part. One warp calls it; a barrier of the block follows.
-template <int N> DEV void fill_table(GroupTable& table, const GemmArgs& a) {
+// Division without a sign takes half the time.
+DEV int quotient(int a, int b) { return (int)((unsigned)a / (unsigned)b); }
+
+// Fills the table but for the schedule's part. Tiles are LEAST, LEAST + STEP, .. tokens wide. One warp calls it; a
+// barrier of the block follows.
+template <int N, int STEP, int LEAST> DEV void fill_table(GroupTable& table, const GemmArgs& a) {
+  enum : int { RUN = (MAX_GROUPS + WAVE - 1) / WAVE, WIDTHS = (N - LEAST + STEP - 1) / STEP + 1 };
+  int rows[RUN], offsets[RUN], width[RUN];
+#pragma unroll
+  for (int i = 0; i < RUN; i++) {
+    const int g = i * WAVE + LANE;
+    rows[i] = g < a.groups ? load_fresh(a.rows + g) : 0;
+    offsets[i] = g < a.groups && a.offsets ? load_fresh(a.offsets + g) : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < RUN; i++) {
+    const int tiles = (rows[i] + N - 1) / N, share = tiles > 1 ? quotient(rows[i] + tiles - 1, tiles) : rows[i];
+    width[i] = i * WAVE + LANE < a.groups ? (max(share - LEAST, 0) + STEP - 1) / STEP : -1;
+  }
+  int place = 0;
+  for (int w = WIDTHS - 1; w >= 0; w--)
+#pragma unroll
+    for (int i = 0; i < RUN; i++) {
+      const u32 lanes = __ballot_sync(~0u, width[i] == w);
+      if (width[i] == w) {
+        const int at = place + __popc(lanes & ((1u << LANE) - 1));
+        table.rows[at] = rows[i], table.offsets[at] = offsets[i], table.group[at] = i * WAVE + LANE;
+      }
+      place += __popc(lanes);
+    }
+  __syncwarp();
   int before = 0;
   for (int base = 0; base < a.groups; base += WAVE) {
-    const int g = base + LANE;
-    const int rows = g < a.groups ? load_fresh(a.rows + g) : 0;
-    const int offset = g < a.groups && a.offsets ? load_fresh(a.offsets + g) : 0;
-    const int tiles = (rows + N - 1) / N;
+    const int g = base + LANE, tiles = g < a.groups ? (table.rows[g] + N - 1) / N : 0;
     int sum = tiles;                                       // of lanes 0 .. LANE
     for (int o = 1; o < WAVE; o *= 2) { const int v = __shfl_up_sync(~0u, sum, o); if (LANE >= o) sum += v; }
-    if (g < a.groups) table.rows[g] = rows, table.offsets[g] = offset, table.first_tile[g + 1] = before + sum;
+    if (g < a.groups) table.first_tile[g + 1] = before + sum;
     before += shfl(sum, WAVE - 1);
   }
   if (LANE == 0) table.first_tile[0] = 0, table.groups = a.groups, table.tiles = before;
 }
-
-// Division without a sign takes half the time.
-DEV int quotient(int a, int b) { return (int)((unsigned)a / (unsigned)b); }
 
 // Finds a token tile's rows. A group's tiles have equal numbers of rows, rounded up to multiples of 8, since the
 // swizzle depends on row % 8; the last one has the rest.
@@ -58,23 +83,25 @@ template <int N> DEV void place_tile(const GroupTable& table, int tile, Chunk& c
   const int rows = table.rows[low], tiles = (rows + N - 1) / N;
   const int share = tiles == 1 ? rows : quotient(rows + tiles - 1, tiles);
   const int even = (share + 7) / 8 * 8, first = (tile - table.first_tile[low]) * even;
-  c.group = low;
+  c.group = table.group[low];
   c.row = table.offsets[low] + first;
   c.rows = min(even, rows - first);
 }
 
 // For weights that fit in L2 or are read once. Every tile has about the same number of chunks, their total is a
 // multiple of the grid, chunks of one tile differ by at most one unit, and all larger chunks come before all smaller
-// ones. Consecutive blocks have the same token tile.
+// ones. Consecutive blocks have the same token tile. As wide tiles come first a round's first chunks take longest, so
+// every other round goes through the blocks backwards: all have about the same work.
 // A division takes as long as several multiplications of few tokens, so each chunk needs only one.
 template <int N, int CHUNK> struct SpreadSchedule {
   const GroupTable& table;
-  int position;
+  int turns;                                               // twice the position, odd in odd rounds
 
-  DEV SpreadSchedule(const GroupTable& table) : table(table), position(BID) {}
+  DEV SpreadSchedule(const GroupTable& table) : table(table), turns(2 * BID) {}
 
   DEV static void plan(GroupTable& t) {
     const int least = t.tiles * ((t.units + CHUNK - 1) / CHUNK);
+    t.further[0] = 4 * (GRID - BID) - 1, t.further[1] = 4 * BID + 1;
     t.chunks = min(quotient(least + GRID - 1, GRID) * GRID, t.tiles * t.units);
     if (t.tiles == 0) return;
     const int each = quotient(t.chunks, t.tiles);
@@ -88,6 +115,7 @@ template <int N, int CHUNK> struct SpreadSchedule {
   }
 
   DEV bool next(Chunk& c) {
+    const int position = turns >> 1;
     if (position >= table.chunks) return false;
     const bool larger = position < table.larger_chunks;
     const auto of_tile = [&](int fewer) {
@@ -99,7 +127,7 @@ template <int N, int CHUNK> struct SpreadSchedule {
     c.units = larger ? size + 1 : size;
     c.unit = larger ? index * (size + 1) : table.extra[fewer] * (size + 1) + index * size;
     place_tile<N>(table, (fewer ? table.more : 0) + nth, c);
-    position += GRID;
+    turns += table.further[turns & 1];
     return true;
   }
 };
