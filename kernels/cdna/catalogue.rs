@@ -199,11 +199,11 @@ const fn with_lds<const N: usize>(mut kernels: [Kernel; N]) -> [Kernel; N] {
 }
 
 /// LDS of a product's kernel: two buffers of 16-byte pieces of a slab's tokens, staged by whole blocks. A stream has
-/// none, except that the waves of GreedyLogits exchange their largest logits there.
+/// none, except that the unembedding's waves exchange their largest logits there.
 const fn lds(kernel: &Kernel) -> usize {
     let (streamed, greedy) = (
         kernel.terms == 1 && kernel.tokens == 16,
-        matches!(kernel.op, Op::GreedyLogits),
+        matches!(kernel.op, Op::GreedyLogits | Op::Logits),
     );
     match (streamed, greedy) {
         (true, true) => kernel.threads / WAVE * 16 * 8,

@@ -47,7 +47,7 @@ DEV void finish_mlp1(const GemmArgs& a, const Work& work, const Wave& wave, cons
     if (s * TOKENS + n < work.count) Op::store_zeros(a, work.first + s * TOKENS + n, o);
 }
 
-// GreedyLogits: the block's argmax for each token, the lowest index of the largest logit. If all are NaN: NaN and 0.
+// The unembedding: the block's argmax for each token, the lowest index of the largest logit. If all are NaN: NaN and 0.
 struct Best {
   float logit;
   int index;

@@ -28,6 +28,13 @@ template <> struct Finish<GreedyLogits> {
     finish_greedy<WAVES>(a, work, wave, acc, shared);
   }
 };
+template <> struct Finish<Logits> : Finish<GreedyLogits> {
+  template <int WAVES, class Sum, int S>
+  static DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, const Sum (&acc)[2][S], u8* shared) {
+    finish<Logits>(a, work, wave, acc, shared);
+    finish_greedy<WAVES>(a, work, wave, acc, shared);
+  }
+};
 
 template <class Op, class Weights, int WAVES, int S, int TERMS = 1>
 DEV void do_tile(const GemmArgs& a, const Work& work, u32v4* shared) {

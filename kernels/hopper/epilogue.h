@@ -9,7 +9,7 @@
 //   AHEAD    store_tokens() takes the place of store(): it needs Tokens, too, which are loaded before the product.
 //            Tiles by warps alone
 //   Schedule work distribution, see schedule.h
-//   GREEDY   fused argmax: of all logits that a block computes for a token, only the largest one is stored
+//   GREEDY   fused argmax: of all logits that a block computes for a token, the largest one is stored
 #pragma once
 #include "../gpu/gated.h"
 #include "../rope.h"
@@ -22,7 +22,7 @@ struct Place {
   int row;                       // the first of two matrix rows, even
   int q;
   float2 bias;                   // the rows', where the operation has one
-  float* best;                   // GreedyLogits: the warp's running argmax of each token of the tile
+  float* best;                   // GREEDY: the warp's running argmax of each token of the tile
   int* best_index;
 };
 
@@ -219,15 +219,6 @@ struct AttnOut : OfPlan {
   }
 };
 
-struct Logits : Unembedding {
-  template <int N, int FORMAT, int TERMS, class Sum>
-  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
-    for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
-      *(float2*)(a.out + at) = make_float2(v0, v1);
-    });
-  }
-};
-
 struct Mlp2 : Plain {
   enum : bool { EARLY = true };
   template <int N, int FORMAT, int TERMS, class Sum>
@@ -307,5 +298,16 @@ struct GreedyLogits : Unembedding {
   // Keeps the larger value, of equal ones the one with the lower index; NaN loses.
   static DEV void take_larger(float& v, int& index, float other, int other_index) {
     if (other > v || (other == v && other_index < index) || v != v) v = other, index = other_index;
+  }
+};
+
+// All logits, and the argmax of GreedyLogits.
+struct Logits : GreedyLogits {
+  template <int N, int FORMAT, int TERMS, class Sum>
+  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+    for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
+      *(float2*)(a.out + at) = make_float2(v0, v1);
+    });
+    GreedyLogits::store<N, FORMAT, TERMS>(a, p, acc);
   }
 };

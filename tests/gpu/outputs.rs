@@ -228,6 +228,7 @@ fn every_stage_and_every_step_is_timed() {
         assert_eq!(profile.total(stage).calls, calls, "{stage:?}");
     }
     assert_eq!(profile.spread.layers, 3);
-    let rows_bytes = ROWS * VOCAB * 4;
-    assert_eq!(profile.total(Stage::Argmax).cost.bytes as usize, 3 * rows_bytes);
+    // Candidates of eight bytes, or whole rows where no matrix core's kernel takes such a vocabulary.
+    let read = profile.total(Stage::Argmax).cost.bytes as usize;
+    assert!((3 * ROWS * 8..=3 * ROWS * VOCAB * 4).contains(&read), "{read}");
 }

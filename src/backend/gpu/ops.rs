@@ -388,8 +388,9 @@ impl GpuOps {
             .take_while(|&rows| rows < 2 * self.max_logits_rows);
         let mut most = 1;
         for rows in rows {
-            let shape = self.gemm_shape(Product::Greedy, unembedding, rows);
-            most = most.max(self.context.target.gemm(&shape)?.candidates);
+            for product in [Product::Greedy, Product::Logits] {
+                most = most.max(self.candidates(product, unembedding, rows)?);
+            }
         }
         Ok(most)
     }
@@ -555,45 +556,44 @@ impl GpuOps {
         }
     }
 
-    /// Logits, or the candidates for each row's largest.
+    /// The candidates for each row's largest logit, which weights in the wire format do not give, and the logits, if they
+    /// are wanted.
     fn unembed_rows(&mut self, product: Product, t: &Buffer, w: &Matrix, rows: TypedPtr<i32>) -> Result<()> {
         let (best, best_index) = (self.workspace.best.values(), self.workspace.best_index.values());
         let best_rows = self.max_logits_rows as i32;
         let logits = self.logits.rows;
-        self.gemm(product, w, t, rows, |args| match product {
-            Product::Logits => args.out = logits,
-            _ => {
-                args.best = best;
-                args.best_index = best_index;
-                args.best_rows = best_rows;
+        self.gemm(product, w, t, rows, |args| {
+            if product == Product::Logits {
+                args.out = logits;
             }
+            args.best = best;
+            args.best_index = best_index;
+            args.best_rows = best_rows;
         })
     }
 
     /// Values of a row that its largest logit is picked from.
-    fn candidates(&self, product: Product, w: &Matrix) -> Result<usize> {
-        if product == Product::Logits {
-            return Ok(w.rows);
-        }
-        let shape = self.gemm_shape(product, w, self.shape.logits_rows);
+    fn candidates(&self, product: Product, w: &Matrix, rows: usize) -> Result<usize> {
+        let shape = self.gemm_shape(product, w, rows);
         Ok(self.context.target.gemm(&shape)?.candidates)
     }
 
-    /// Each row's largest logit.
-    fn argmax(&mut self, product: Product, candidates: usize) -> Result<()> {
+    /// Each row's largest logit, from the candidates or from whole rows.
+    fn argmax(&mut self, whole_rows: bool, candidates: usize) -> Result<()> {
         let (best, logits) = (self.workspace.best.values(), self.logits.rows);
         let args = ArgmaxArgs {
             step: self.step,
-            best: if product == Product::Logits { logits } else { best },
+            best: if whole_rows { logits } else { best },
             best_index: self.workspace.best_index.values(),
             host: self.greedy.values(),
             candidates: candidates as i32,
             best_rows: self.max_logits_rows as i32,
         };
         let (target, rows) = (&self.context.target, self.shape.logits_rows);
-        match product {
-            Product::Logits => self.launch(target.argmax_logits(rows), &args),
-            _ => self.launch(target.argmax(rows), &args),
+        if whole_rows {
+            self.launch(target.argmax_logits(rows), &args)
+        } else {
+            self.launch(target.argmax(rows), &args)
         }
     }
 
@@ -802,7 +802,7 @@ impl GpuOps {
             // A gate and its up become one.
             Product::Mlp1 => w.rows / 2 * 2 * terms,
             Product::Mlp2 => y_format(&self.numbers).bytes() * w.rows,
-            Product::Greedy => 8 * self.candidates(product, w).unwrap_or(0),
+            Product::Greedy => 8 * self.candidates(product, w, self.shape.logits_rows).unwrap_or(0),
         };
         let weight_bytes = (w.bytes.bytes() as f64 * weights_read) as usize;
         Cost {
@@ -1151,10 +1151,10 @@ impl Ops for GpuOps {
         let rows = self.logits_rows();
         let cost = self.product_cost(product, w);
         self.timed(Stage::Unembed, cost, |ops| ops.unembed_rows(product, t, w, rows))?;
-        let candidates = self.candidates(product, w)?;
-        let value_bytes = if product == Product::Logits { 4 } else { 8 };
+        let candidates = self.candidates(product, w, self.shape.logits_rows)?;
+        let value_bytes = if w.is_wire() { 4 } else { 8 };
         let cost = moved(self.n_wanted * candidates * value_bytes);
-        self.timed(Stage::Argmax, cost, |ops| ops.argmax(product, candidates))?;
+        self.timed(Stage::Argmax, cost, |ops| ops.argmax(w.is_wire(), candidates))?;
         match want {
             Want::Draws { .. } => self.draw(),
             Want::Greedy | Want::Logits => Ok(()),

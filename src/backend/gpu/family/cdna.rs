@@ -80,7 +80,7 @@ impl Family for Cdna {
             launch: Launch::new(kernel, blocks),
             parts: blocks as u64,
             candidates: match shape.product {
-                Product::Greedy => spans,
+                Product::Greedy | Product::Logits => spans,
                 _ => 0,
             },
         }

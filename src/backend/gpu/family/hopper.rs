@@ -101,7 +101,7 @@ impl Family for Hopper {
             launch: Launch::new(kernel, multiprocessors),
             parts: parts(shape, kernel),
             candidates: match shape.product {
-                Product::Greedy => multiprocessors, // a block keeps one candidate for all rows of the matrix it meets
+                Product::Greedy | Product::Logits => multiprocessors, // a block keeps one candidate for all rows of the matrix it meets
                 _ => 0,
             },
         }
