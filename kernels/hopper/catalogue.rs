@@ -299,12 +299,12 @@ const TILES: &[Tile] = &[
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  16, 3, &[16, 4, 2, 1, 16]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  64, 3, &[64, 2, 2, 1, 64]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[64, 1, 1, 2, 64]),
-    // `exact`. Experts: three tiles of 8 take less time than one of 64, most of whose work would be padding.
+    // `exact`. Experts: up to ten rows each most have one tile of 8, and two take longer than a width of 24.
     single(LAYERS_EXACT,  EXACT, 8, 1, &[8, 1, 4, 1, 8]),
     single(UNEMBED_EXACT, EXACT, 8, 2, &[8, 2, 4, 1, 8]),
     tile(DENSE_EXACT,   &[W16], EXACT, 64, 3, &[64, 1, 2, 1, 64]),
     tile(EXPERTS_EXACT, &[Mxfp4], EXACT,  8, 3, &[ 8, 2, 2, 1,  8]),
-    from(21, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[64, 1, 2, 1, 64])),
+    from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[ 8, 1, 2, 1, 24])),
     // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
     tile(EXPERTS_W16, &[W16], FAST,   16, 2, &[16, 2, 2, 1, 16]),
     tile(EXPERTS_W16, &[W16], FAST,  256, 2, &[64, 1, 2, 1, 64]),
