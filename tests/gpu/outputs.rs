@@ -70,7 +70,7 @@ fn step(replica: &mut dyn Replica, position: usize, rows: usize) -> StepOutput {
 #[test]
 fn rows_that_are_held_are_not_written_to() {
     let mut replica = replica(VOCAB, false);
-    // Later steps have more rows: the buffers are reallocated meanwhile.
+    // Later steps have more rows: the host's buffers are too small for them.
     let held: Vec<_> = (0..5)
         .map(|position| {
             let output = step(&mut *replica, position, 1 + position.min(ROWS - 1));
@@ -110,6 +110,33 @@ fn a_step_too_many_is_refused_and_spoils_none_under_way() {
     for expected in expected {
         replica.collect(&mut output).unwrap();
         assert_eq!(output.greedy, expected);
+    }
+}
+
+/// The KV cache leaves room for the logits of the largest steps under way, and for no others beside them.
+#[cfg(feature = "simt")]
+#[test]
+fn steps_of_more_rows_need_no_more_device_memory() {
+    let system = super::devices::system(1, Order::Eager);
+    let mut replica = replica_on(super::devices::all(&system), WIDE, false);
+    let mut bytes = Vec::new();
+    // Two steps are under way when the largest is submitted.
+    for (position, rows) in [1, 2, ROWS].into_iter().enumerate() {
+        let mut plan = plan(&*replica, position, rows);
+        plan.coins = vec![0.5; rows];
+        let want = Want::Draws {
+            temperature: 1.0,
+            topp: 0.9,
+        };
+        if position == 2 {
+            replica.collect(&mut StepOutput::default()).unwrap();
+        }
+        replica.submit(&plan, want).unwrap();
+        bytes.push(system.live(0).bytes);
+    }
+    assert_eq!(bytes, [bytes[0]; 3]);
+    for _ in 0..2 {
+        replica.collect(&mut StepOutput::default()).unwrap();
     }
 }
 

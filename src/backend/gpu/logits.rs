@@ -96,11 +96,6 @@ impl LogitsPath {
         &self.stream
     }
 
-    /// The most rows of a step.
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
     /// Where a step of this turn writes its logits and tokens.
     pub fn at(&self, turn: usize) -> LogitsAt {
         LogitsAt {
@@ -123,7 +118,7 @@ impl LogitsPath {
     /// Queues the copy of the first `rows` rows of a turn after `done`, the event at the end of their step; `done` is
     /// then recorded again at the end of the copy.
     pub fn send(&self, turn: usize, rows: usize, done: Event) -> Result<Coming> {
-        let host = self.free_rows(self.rows, rows)?;
+        let host = self.free_rows(rows.next_power_of_two().min(self.rows), rows)?;
         self.stream.wait(&done)?;
         self.copy(turn, 0, rows, &host, 0)?;
         done.record(&self.stream)?;

@@ -204,21 +204,15 @@ impl GpuReplica {
         }
     }
 
-    /// Memory for whole rows of logits, made when they are first needed and again when they are more: greedy runs need
-    /// none.
-    fn need_logits(&mut self, rows: usize) -> Result<()> {
-        if self.logits.as_ref().is_some_and(|path| path.rows() >= rows) {
-            return Ok(());
+    /// Memory for whole rows of logits, made when they are first needed: greedy runs need none. It is for as many rows as
+    /// a step may have, for which the KV cache leaves room. If it grew with the steps, the smaller one of a step under way
+    /// would be there beside it.
+    fn need_logits(&mut self) -> Result<()> {
+        if self.logits.is_none() {
+            let (driver, common) = (&self.last().context.driver, &self.common);
+            let path = LogitsPath::new(driver, common.depth, common.logits_rows, common.config.vocab_size)?;
+            self.logits = Some(Arc::new(path));
         }
-        // Graphs have the old addresses.
-        self.await_in_flight()?;
-        self.last().context.stream.synchronize()?;
-        self.stages.iter_mut().for_each(Stage::forget_logits);
-        self.logits = None; // a step under way that draws keeps its own
-        let rows = rows.next_power_of_two().min(self.common.logits_rows);
-        let driver = &self.last().context.driver;
-        let path = LogitsPath::new(driver, self.common.depth, rows, self.common.config.vocab_size)?;
-        self.logits = Some(Arc::new(path));
         Ok(())
     }
 
@@ -346,7 +340,7 @@ impl Replica for GpuReplica {
         }
         let turn = self.steps % self.common.depth;
         if self.last().whole_rows(want) {
-            self.need_logits(plan.logits.len())?;
+            self.need_logits()?;
         }
         let header = self.plans.write(plan, turn, want)?;
         self.queue(plan, &header, want, turn)?;

@@ -297,11 +297,6 @@ impl Stage {
         }
     }
 
-    /// Forgets graphs that have the addresses of logits. None of them runs.
-    pub fn forget_logits(&mut self) {
-        self.graphs.forget_logits();
-    }
-
     /// Counts the oldest step, which is done; `copied`, an event with a time, tells when what it gave was on the host.
     pub fn settle(&mut self, copied: Option<&Event>, count_rows: bool) -> Result<()> {
         if let Some(clock) = &mut self.clock {

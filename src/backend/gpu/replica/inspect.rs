@@ -68,7 +68,7 @@ impl GpuReplica {
         self.first().context.stream.synchronize()?;
         let turn = self.steps % self.common.depth;
         if self.last().whole_rows(want) {
-            self.need_logits(plan.logits.len())?;
+            self.need_logits()?;
         }
         let header = self.plans.write(plan, turn, want)?;
         let logits = self.logits.as_ref().map(|path| path.at(turn)).unwrap_or_default();

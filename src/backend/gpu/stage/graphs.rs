@@ -36,13 +36,6 @@ enum Trouble {
     Incomplete,
 }
 
-impl Graphs {
-    /// Drops those that write whole rows of logits, which are done.
-    pub fn forget_logits(&mut self) {
-        self.by_shape.retain(|(shape, _), _| !shape.logits);
-    }
-}
-
 impl Stage {
     /// Captures the graphs of steps that only decode, which are most, so that no run waits for them.
     pub(super) fn prepare(&mut self) -> Result<()> {
