@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint d08084744226ada1) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 00259fa8c941d6b4) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -273,7 +273,8 @@ struct AttentionArgs {
   const float* sinks;  // [heads]
   unsigned short* out;
   float* partials;     // workspace of attention_decode: [slots][kv_heads][PARTIAL_FLOATS]
-  int* arrived;        // [rows][kv_heads] counters of stored partial sums; zeros before and after each launch
+  int* arrived;        // [rows][kv_heads] counters: of stored partial sums (decode), of items (Hopper's prefill: the
+                       // first one); zeros before and after each launch
   long long out_term;
   long long page_bytes;
   int head_bytes;
@@ -303,8 +304,8 @@ struct GemmArgs {
   unsigned short* tiled;        // mlp1: gated unit, tiled [terms][n / 2 / 64 rounded up][tiled_rows][64]
   long long tiled_term;
   void* y;                      // mlp2: [slots][n], F16 (fast) or F32 (exact)
-  float* best;                  // greedy: [candidates][best_rows], the largest logit of each candidate, which is what
-                                // one block found ...
+  float* best;                  // unembedding: [candidates][best_rows], the largest logit of each candidate, which is
+                                // what one block found ...
   int* best_index;              // ... and its lowest index
   int groups;
   int n;

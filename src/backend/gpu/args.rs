@@ -375,7 +375,8 @@ shared! {
             out: *mut u16,
             /// workspace of attention_decode: `[slots][kv_heads][PARTIAL_FLOATS]`
             partials: *mut f32,
-            /// `[rows][kv_heads]` counters of stored partial sums; zeros before and after each launch
+            /// `[rows][kv_heads]` counters: of stored partial sums (decode), of items (Hopper's prefill: the first one); zeros
+            /// before and after each launch
             arrived: *mut i32,
             out_term: i64,
             page_bytes: i64,
@@ -413,7 +414,7 @@ shared! {
             tiled_term: i64,
             /// mlp2: `[slots][n]`, F16 (fast) or F32 (exact)
             y: *mut c_void,
-            /// greedy: `[candidates][best_rows]`, the largest logit of each candidate, which is what one block found
+            /// unembedding: `[candidates][best_rows]`, the largest logit of each candidate, which is what one block found
             /// ...
             best: *mut f32,
             /// ... and its lowest index
