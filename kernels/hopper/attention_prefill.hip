@@ -19,6 +19,7 @@
 // Memory  All of a multiprocessor's shared memory: STAGES tiles, the queries of ITEMS items, mbarriers.
 #include "attention.h"
 #include "bulk_store.h"
+#include "instruction.h"
 
 enum : int {
   TILE_ROWS = ATTENTION_PREFILL_PER_BLOCK,    // query rows of an item
@@ -35,12 +36,6 @@ enum : int {
 
 // ---- wgmma
 
-DEV void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> DEV void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
 // wgmma writes accumulators asynchronously, which the compiler does not know: keeps it from moving them across this
 // point.
 DEV void pin(float* v) { UNROLL for (int i = 0; i < 32; i++) asm volatile("" : "+f"(v[i])::"memory"); }
@@ -51,29 +46,14 @@ DEV u64 operand(u32 at) { return (u64)(at >> 4) | (u64)(1024 >> 4) << 16 | (u64)
 // of k16, in a descriptor's units of 16 bytes
 constexpr u32 STEP_ALONG_ROWS = 32 >> 4, STEP_DOWN_ROWS = 16 * ROW_BYTES >> 4;
 
-#define ACCUMULATORS \
-  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
-  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
-#define FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define THIRTY_TWO(d) \
-  FOUR(d, 0), FOUR(d, 4), FOUR(d, 8), FOUR(d, 12), FOUR(d, 16), FOUR(d, 20), FOUR(d, 24), FOUR(d, 28)
-#define WGMMA_SHARED(types) \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n" \
-               "wgmma.mma_async.sync.aligned.m64n64k16.f32." types " " ACCUMULATORS ", %32, %33, p, 1, 1, 0, 0;\n}" \
-               : THIRTY_TWO(d) : "l"(a), "l"(b), "r"(add))
-#define WGMMA_REGISTERS(types) \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." types " " ACCUMULATORS \
+// Wgmma of instruction.h has no transposed operands. A is in registers.
+#define WGMMA_TRANSPOSED(types) \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." types " {" WGMMA_D64 "}" \
                ", {%32,%33,%34,%35}, %36, 1, 1, 1, 1;" \
-               : THIRTY_TWO(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-
-template <int FORMAT> DEV void wgmma(float* d, u64 a, u64 b, int add) {
-  if (FORMAT == FORMAT_F16) WGMMA_SHARED("f16.f16");
-  else WGMMA_SHARED("bf16.bf16");
-}
-// A from registers, B transposed.
-template <int FORMAT> DEV void wgmma(float* d, const u32* a, u64 b) {
-  if (FORMAT == FORMAT_F16) WGMMA_REGISTERS("f16.f16");
-  else WGMMA_REGISTERS("bf16.bf16");
+               : WGMMA_O64 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <int FORMAT> DEV void wgmma_transposed(float* d, const u32* a, u64 b) {
+  if (FORMAT == FORMAT_F16) WGMMA_TRANSPOSED("f16.f16");
+  else WGMMA_TRANSPOSED("bf16.bf16");
 }
 
 // ---- items
@@ -267,10 +247,11 @@ template <int FORMAT> DEV void pack(const float* s, u32 (*p)[4]) {
 
 template <int FORMAT> DEV void issue_scores(float* s, u32 queries, u32 tile) {
   UNROLL for (int k = 0; k < STEPS; k++)
-    wgmma<FORMAT>(s, operand(queries) + k * STEP_ALONG_ROWS, operand(tile) + k * STEP_ALONG_ROWS, k > 0);
+    Wgmma<FORMAT, KV_PAGE>::d16(s, operand(queries) + k * STEP_ALONG_ROWS, operand(tile) + k * STEP_ALONG_ROWS, k > 0);
 }
 template <int FORMAT> DEV void issue_values(float* o, const u32 (*p)[4], u32 tile) {
-  UNROLL for (int k = 0; k < STEPS; k++) wgmma<FORMAT>(o, p[k], operand(tile + HALF_TILE) + k * STEP_DOWN_ROWS);
+  UNROLL for (int k = 0; k < STEPS; k++)
+    wgmma_transposed<FORMAT>(o, p[k], operand(tile + HALF_TILE) + k * STEP_DOWN_ROWS);
 }
 
 template <int FORMAT> DEV void store_rows(const AttentionArgs& a, const Item& w, const Rows& r, int first_query) {

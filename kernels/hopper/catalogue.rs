@@ -90,28 +90,8 @@ const WRITTEN: [Kernel; 19] = [
             NORM_PIECES,
             Limit::AtMost(Dimension::ExpertsPerToken, NORM_EXPERTS),
         ]),
-    Kernel::written(Op::NormRoute, "hopper/norm_route_cluster4.hip", 8 * WARP)
-        .called("cluster4")
-        .clustered(4)
-        .up_to(FEW_ROWS)
-        .holding(cluster_bytes(4, 8))
-        .within(&[
-            NORM_ROWS,
-            NORM_PIECES,
-            Limit::AtMost(Dimension::Experts, 4 * 8),
-            Limit::AtMost(Dimension::ExpertsPerToken, 8),
-        ]),
-    Kernel::written(Op::NormRoute, "hopper/norm_route_cluster8.hip", 16 * WARP)
-        .called("cluster8")
-        .clustered(8)
-        .up_to(FEW_ROWS)
-        .holding(cluster_bytes(8, 16))
-        .within(&[
-            NORM_ROWS,
-            NORM_PIECES,
-            Limit::AtMost(Dimension::Experts, 8 * 16),
-            Limit::AtMost(Dimension::ExpertsPerToken, 8),
-        ]),
+    norm_route_cluster::<4, 8>("hopper/norm_route_cluster4.hip", "cluster4"),
+    norm_route_cluster::<8, 16>("hopper/norm_route_cluster8.hip", "cluster8"),
     decode_together(F16, "team", 4, TEAM_ROWS),
     decode_together(F16, "pair", 2, PAIR_ROWS),
     decode(F16, "few", 6, 2),
@@ -130,10 +110,28 @@ const WRITTEN: [Kernel; 19] = [
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128).holding((64 + 256) * 64 * 2),
 ];
 
-/// Shared memory of norm and router by clusters of so many blocks of so many waves: the row, logits of a wave's expert from
-/// each block, the routing of a row, an mbarrier for each block, and two sums for each step of the norm.
-const fn cluster_bytes(blocks: usize, waves: usize) -> usize {
-    NORM_BYTES + blocks * blocks * waves * 4 + 256 * 8 + 8 * 8 + blocks * BARRIER_BYTES + 2 * 12 * 4
+/// Norm and router by clusters of blocks, whose waves have an expert each. Shared memory: the row, logits of a wave's
+/// expert from each block, the routing of a row, an mbarrier for each block, and two sums for each step of the norm.
+const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
+    file: &'static str,
+    variant: &'static str,
+) -> Kernel {
+    let logits = BLOCKS * BLOCKS * WAVES * 4;
+    Kernel::written(Op::NormRoute, file, WAVES * WARP)
+        .called(variant)
+        .clustered(BLOCKS)
+        .up_to(FEW_ROWS)
+        .holding(NORM_BYTES + logits + 256 * 8 + 8 * 8 + BLOCKS * BARRIER_BYTES + 2 * 12 * 4)
+        .within(
+            const {
+                &[
+                    NORM_ROWS,
+                    NORM_PIECES,
+                    Limit::AtMost(Dimension::Experts, BLOCKS * WAVES),
+                    Limit::AtMost(Dimension::ExpertsPerToken, 8),
+                ]
+            },
+        )
 }
 
 /// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers: two
@@ -299,7 +297,8 @@ const TILES: &[Tile] = &[
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  16, 3, &[16, 4, 2, 1, 16]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  64, 3, &[64, 2, 2, 1, 64]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[64, 1, 1, 2, 64]),
-    // `exact`. Experts: up to ten rows each most have one tile of 8, and two take longer than a width of 24.
+    // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest, most
+    // experts still have one of 8.
     single(LAYERS_EXACT,  EXACT, 8, 1, &[8, 1, 4, 1, 8]),
     single(UNEMBED_EXACT, EXACT, 8, 2, &[8, 2, 4, 1, 8]),
     tile(DENSE_EXACT,   &[W16], EXACT, 64, 3, &[64, 1, 2, 1, 64]),
