@@ -6,7 +6,8 @@
 //! the share of its peak that llvm-mca gives for the kernel's inner loop (`LLVM_MCA` names the program), with one block
 //! or with two. A product takes at least the time in which its weights and activations cross memory, and any other
 //! kernel takes the time of its bytes. Each launch takes a fixed time. Tokens select experts at random, with a fixed
-//! seed; half of the layers attend to the window, the others to all keys. Kernels do not overlap.
+//! seed; half of the layers attend to the window, the others to all keys. Kernels do not overlap. "At least": without
+//! launches, and with products at the peak or at the memory's rate.
 
 #![allow(missing_docs)]
 
@@ -131,9 +132,17 @@ fn share(text: &str) -> f64 {
 /// A matrix product of a step.
 struct Timed {
     seconds: f64,
+    /// What its bytes or its operations at the matrix cores' peak take, whichever is longer.
+    least: f64,
     /// The share of the device's matrix core peak that it reaches, not counting padding.
     share: f64,
     kernel: String,
+}
+
+/// Seconds of a layer, and of the rest of a step.
+struct Parts {
+    layer: f64,
+    rest: f64,
 }
 
 struct Model<'a> {
@@ -194,12 +203,14 @@ impl Model<'_> {
                 }));
             }
         }
-        let bytes = self.product_bytes(&shape, columns, counts);
-        let seconds = last_end(&blocks, WAVES_AT_ONCE / waves).max(bytes as f64 / BYTES_A_SECOND);
+        let crossing = self.product_bytes(&shape, columns, counts) as f64 / BYTES_A_SECOND;
+        let seconds = last_end(&blocks, WAVES_AT_ONCE / waves).max(crossing);
         let wanted = counts.iter().sum::<usize>() as f64 / TOKENS as f64 * shape.row_blocks as f64 * slots;
+        let at_peak = wanted / (COMPUTE_UNITS as f64 * SIMDS);
         Timed {
             seconds,
-            share: wanted / (COMPUTE_UNITS as f64 * SIMDS) / seconds,
+            least: at_peak.max(crossing),
+            share: at_peak / seconds,
             kernel: name,
         }
     }
@@ -266,8 +277,8 @@ impl Model<'_> {
         norm_attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
     }
 
-    /// Seconds of a layer, and of the rest of a step.
-    fn step(&self, bucket: usize, rows: usize) -> (f64, f64) {
+    /// The times of a layer and of the rest of a step, and what both take at least.
+    fn step(&self, bucket: usize, rows: usize) -> [Parts; 2] {
         let counts = self.counts(rows);
         let products = [
             (Product::Qkv, self.product(Product::Qkv, bucket, &[rows])),
@@ -277,14 +288,15 @@ impl Model<'_> {
             (Product::Greedy, self.product(Product::Greedy, bucket, &[rows])),
         ];
         for (_, timed) in &products {
-            let Timed { seconds, share, kernel } = timed;
+            let Timed {
+                seconds, share, kernel, ..
+            } = timed;
             println!(
                 "    {kernel:<34} {:>8.0} us  {:>3.0} % of the peak",
                 seconds * 1e6,
                 share * 100.0
             );
         }
-        let layer: f64 = products[..4].iter().map(|(_, timed)| timed.seconds).sum();
         let cache = rows as f64 * self.cache_bytes() / BYTES_A_SECOND;
         let other = (rows * self.row_bytes()) as f64 / BYTES_A_SECOND;
         println!(
@@ -294,8 +306,14 @@ impl Model<'_> {
         );
         let launches = self.layer_launches(bucket);
         println!("    {launches:>2} launches {:>29.0} us", launches as f64 * LAUNCH * 1e6);
-        let layer = layer + cache + other + launches as f64 * LAUNCH;
-        (layer, products[4].1.seconds + STEP_LAUNCHES as f64 * LAUNCH)
+        let parts = |seconds: fn(&Timed) -> f64, launch: f64| Parts {
+            layer: products[..4].iter().map(|(_, timed)| seconds(timed)).sum::<f64>()
+                + cache
+                + other
+                + launches as f64 * launch,
+            rest: seconds(&products[4].1) + STEP_LAUNCHES as f64 * launch,
+        };
+        [parts(|timed| timed.seconds, LAUNCH), parts(|timed| timed.least, 0.0)]
     }
 }
 
@@ -343,22 +361,24 @@ fn main() {
     };
     for rows in [1, 4, 16, 32, 890, 1024, 1536] {
         println!("20b, {rows} rows");
-        let (layer, rest) = model.step(bucket(rows, usize::MAX), rows);
-        let step = config.n_layers as f64 * layer + rest;
+        let [step, least] = model
+            .step(bucket(rows, usize::MAX), rows)
+            .map(|parts| config.n_layers as f64 * parts.layer + parts.rest);
         println!(
-            "    a step {:.1} ms: {:.0} tok/s a device",
+            "    a step {:.1} ms: {:.0} tok/s a device; at least {:.1} ms",
             step * 1e3,
-            rows as f64 / step
+            rows as f64 / step,
+            least * 1e3
         );
     }
-    for devices in [2, 4, 8] {
-        print_group(devices, target, &shares);
+    for (devices, most_rows) in [(2, 512), (2, 1024), (4, 1024), (8, 1024)] {
+        print_group(devices, most_rows, target, &shares);
     }
 }
 
 /// The 120b on a group of devices, cut as the library cuts it. A step has as many rows as there is memory for, of sequences
-/// of 32 + 992 tokens, which take half of what one of the model's length does; at most 1,024.
-fn print_group(devices: usize, target: Target, shares: &Shares) {
+/// of 32 + 992 tokens, which take half of what one of the model's length does; at most `most_rows`.
+fn print_group(devices: usize, most_rows: usize, target: Target, shares: &Shares) {
     let config = ModelConfig::preset_120b();
     let memory = vec![DEVICE_MEMORY; devices];
     let cut = |rows: usize| {
@@ -373,7 +393,7 @@ fn print_group(devices: usize, target: Target, shares: &Shares) {
         };
         demand.cut(&memory, (rows * devices).div_ceil(2), &options)
     };
-    let sizes = (1..=64).rev().map(|n| 16 * n);
+    let sizes = (1..=most_rows / 16).rev().map(|n| 16 * n);
     let (rows, cut) = sizes
         .filter_map(|rows| Some((rows, cut(rows)?)))
         .next()
@@ -385,17 +405,19 @@ fn print_group(devices: usize, target: Target, shares: &Shares) {
         target,
         shares,
     };
-    let (layer, rest) = model.step(bucket(rows, usize::MAX), rows);
     let hop = (4 * rows * config.hidden_dim) as f64 / LINK_BYTES_A_SECOND;
-    let stages = layers.iter().enumerate().map(|(stage, &layers)| {
-        let is_last = stage + 1 == devices;
-        layers as f64 * layer + if is_last { rest } else { hop }
+    let [slowest, least] = model.step(bucket(rows, usize::MAX), rows).map(|parts| {
+        let stages = layers.iter().enumerate().map(|(stage, &layers)| {
+            let is_last = stage + 1 == devices;
+            layers as f64 * parts.layer + if is_last { parts.rest } else { hop }
+        });
+        stages.fold(0.0, f64::max)
     });
-    let slowest = stages.fold(0.0, f64::max);
     let tokens_a_second = rows as f64 / slowest;
     println!(
-        "    the slowest stage {:.1} ms: {tokens_a_second:.0} tok/s a group, {:.0} on eight devices",
+        "    the slowest stage {:.1} ms: {tokens_a_second:.0} tok/s a group, {:.0} on eight devices; at least {:.1} ms",
         slowest * 1e3,
-        tokens_a_second * 8.0 / devices as f64
+        tokens_a_second * 8.0 / devices as f64,
+        least * 1e3
     );
 }
