@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 00259fa8c941d6b4) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 961c0a58b81f389d) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -237,12 +237,13 @@ struct SortGatherArgs {
 
 // norm_route: rmsnorm (without `select`) and route fused; sort and gather, too, where the bucket is of one row.
 struct NormRouteArgs {
-  NormArgs norm;    // `t32` is unused
-  RouteArgs route;  // `t32` is unused
+  NormArgs norm;              // `t32` is unused
+  RouteArgs route;            // `t32` is unused
   SortArgs sort;
   GatherArgs gather;
-  int alone;        // 1: fuse sort and gather, too; norm_route_rows: 0
+  int alone;                  // 1: fuse sort and gather, too; norm_route_rows: 0
   int reserved;
+  unsigned long long* picks;  // norm_route_cluster*, `alone`: `picks` of mlp1's GemmArgs; NULL: not wanted
 };
 
 // rope_store: rotary embedding of queries and keys; writes q and the KV cache. Row p of cos and sin is position p.
@@ -295,18 +296,18 @@ struct AttentionArgs {
 // epilogue does not use is NULL or 0.
 struct GemmArgs {
   const unsigned char* weights;
-  const float* bias;            // [groups][n]
-  const unsigned short* input;  // tiled [terms][k_blocks][in_rows][64]
+  const float* bias;                // [groups][n]
+  const unsigned short* input;      // tiled [terms][k_blocks][in_rows][64]
   long long in_term;
   const int* rows;
   const int* offsets;
-  float* out;                   // qkv: [rows][n] written; attn_out: x [rows][n] added to; logits: [rows][n] written
-  unsigned short* tiled;        // mlp1: gated unit, tiled [terms][n / 2 / 64 rounded up][tiled_rows][64]
+  float* out;                       // qkv: [rows][n] written; attn_out: x [rows][n] added to; logits: [rows][n] written
+  unsigned short* tiled;            // mlp1: gated unit, tiled [terms][n / 2 / 64 rounded up][tiled_rows][64]
   long long tiled_term;
-  void* y;                      // mlp2: [slots][n], F16 (fast) or F32 (exact)
-  float* best;                  // unembedding: [candidates][best_rows], the largest logit of each candidate, which is
-                                // what one block found ...
-  int* best_index;              // ... and its lowest index
+  void* y;                          // mlp2: [slots][n], F16 (fast) or F32 (exact)
+  float* best;                      // unembedding: [candidates][best_rows], the largest logit of each candidate, which
+                                    // is what one block found ...
+  int* best_index;                  // ... and its lowest index
   int groups;
   int n;
   int k_blocks;
@@ -314,15 +315,21 @@ struct GemmArgs {
   int in_rows;
   int tiled_rows;
   int best_rows;
-  float scale;                  // a power of two that packing took out of the weights: products are multiplied by it
-  float limit;                  // clamping limit of the gated unit
-  int format;                   // format of `tiled` and of the input: F16 or BF16
-  int cols;                     // plain_* only, whose weights are in the wire format: elements of a row
-  short weight_format;          // plain_* only: format of the weights, BF16 or F32
-  short terms;                  // plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
-  int half;                     // qkv: as in PackArgs; `out` then has element i of a head's first half at 2 i, of its
-                                // second half at 2 i + 1
+  float scale;                      // a power of two that packing took out of the weights: products are multiplied by
+                                    // it
+  float limit;                      // clamping limit of the gated unit
+  int format;                       // format of `tiled` and of the input: F16 or BF16
+  int cols;                         // plain_* only, whose weights are in the wire format: elements of a row
+  short weight_format;              // plain_* only: format of the weights, BF16 or F32
+  short terms;                      // plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
+  int half;                         // qkv: as in PackArgs; `out` then has element i of a head's first half at 2 i, of
+                                    // its second half at 2 i + 1
   int reserved;
+  const unsigned long long* picks;  // mlp1 of a single row on Hopper: it need not wait for the end of the router, but
+                                    // for this word. Its upper half is 0 when the row is stored, which is row 0 of
+                                    // `input` for all its experts, and when the lower half has the experts: a byte
+                                    // each, in order of their index, 255 where there is none. Expert i has row
+                                    // GROUP_ALIGN * i of `tiled`. NULL: `rows` and `offsets` tell.
 };
 
 // qkv_store: qkv and rope_store fused, for few rows.
@@ -456,8 +463,9 @@ SIZE(GatherArgs, 152) AT(GatherArgs, step, 0) AT(GatherArgs, input, 88) AT(Gathe
   AT(GatherArgs, k_blocks, 132) AT(GatherArgs, in_rows, 136) AT(GatherArgs, out_rows, 140) AT(GatherArgs, terms, 144)
   AT(GatherArgs, reserved, 148)
 SIZE(SortGatherArgs, 280) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 128)
-SIZE(NormRouteArgs, 624) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
+SIZE(NormRouteArgs, 632) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
   AT(NormRouteArgs, gather, 464) AT(NormRouteArgs, alone, 616) AT(NormRouteArgs, reserved, 620)
+  AT(NormRouteArgs, picks, 624)
 SIZE(RopeStoreArgs, 168) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 88) AT(RopeStoreArgs, cos, 96)
   AT(RopeStoreArgs, sin, 104) AT(RopeStoreArgs, q, 112) AT(RopeStoreArgs, kv, 120) AT(RopeStoreArgs, page_bytes, 128)
   AT(RopeStoreArgs, head_bytes, 136) AT(RopeStoreArgs, format, 140) AT(RopeStoreArgs, head_dim, 144)
@@ -470,14 +478,14 @@ SIZE(AttentionArgs, 192) AT(AttentionArgs, step, 0) AT(AttentionArgs, q, 88) AT(
   AT(AttentionArgs, heads, 164) AT(AttentionArgs, kv_heads, 168) AT(AttentionArgs, windowed, 172)
   AT(AttentionArgs, window, 176) AT(AttentionArgs, out_rows, 180) AT(AttentionArgs, terms, 184)
   AT(AttentionArgs, format, 188)
-SIZE(GemmArgs, 152) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
+SIZE(GemmArgs, 160) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
   AT(GemmArgs, rows, 32) AT(GemmArgs, offsets, 40) AT(GemmArgs, out, 48) AT(GemmArgs, tiled, 56)
   AT(GemmArgs, tiled_term, 64) AT(GemmArgs, y, 72) AT(GemmArgs, best, 80) AT(GemmArgs, best_index, 88)
   AT(GemmArgs, groups, 96) AT(GemmArgs, n, 100) AT(GemmArgs, k_blocks, 104) AT(GemmArgs, row_blocks, 108)
   AT(GemmArgs, in_rows, 112) AT(GemmArgs, tiled_rows, 116) AT(GemmArgs, best_rows, 120) AT(GemmArgs, scale, 124)
   AT(GemmArgs, limit, 128) AT(GemmArgs, format, 132) AT(GemmArgs, cols, 136) AT(GemmArgs, weight_format, 140)
-  AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, reserved, 148)
-SIZE(QkvStoreArgs, 320) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 152)
+  AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, reserved, 148) AT(GemmArgs, picks, 152)
+SIZE(QkvStoreArgs, 328) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 160)
 SIZE(Greedy, 8) AT(Greedy, token, 0) AT(Greedy, logit, 4)
 SIZE(ArgmaxArgs, 120) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)
   AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116)

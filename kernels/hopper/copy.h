@@ -23,6 +23,22 @@ DEV void barrier_wait(u32 bar, u32 parity) {
       "@!done bra again; }" ::"r"(bar), "r"(parity) : "memory");
 }
 
+// A word by which the blocks of a kernel tell another one that runs what they have written: who loads the sum may read
+// what the thread's block wrote before a barrier and add_release(), bulk copies after global_proxy_fence(). add() tells
+// nothing but its value.
+DEV void add_release(u64* word, u64 v) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(v) : "memory");
+}
+DEV void add(u64* word, u64 v) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(v) : "memory");
+}
+DEV u64 load_acquire(const u64* word) {
+  u64 v;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(word) : "memory");
+  return v;
+}
+DEV void global_proxy_fence() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // A consumer's or the producer's position in the ring buffer of stages.
 struct Pipe {
   u32 base, full, empty;         // shared addresses: stages, mbarriers

@@ -9,6 +9,8 @@
 //   AHEAD    store_tokens() takes the place of store(): it needs Tokens, too, which are loaded before the product.
 //            Tiles by warps alone
 //   Schedule work distribution, see schedule.h
+//   OF_ROUTER
+//            of a single row the kernel finds its work in the router's word (GemmArgs.picks), if there is one
 //   GREEDY   fused argmax: of all logits that a block computes for a token, the largest one is stored
 #pragma once
 #include "../gpu/gated.h"
@@ -62,7 +64,7 @@ template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, c
 
 struct Plain {
   using Args = GemmArgs;
-  enum : bool { EARLY = false, GREEDY = false, AHEAD = false };
+  enum : bool { EARLY = false, OF_ROUTER = false, GREEDY = false, AHEAD = false };
   DEV static const GemmArgs& product_of(const Args& a) { return a; }
   DEV static float2 bias(const GemmArgs& a, int group, int row) { return bias_pair(a, group, row); }
   template <int J> struct Tokens {
@@ -236,6 +238,7 @@ struct Mlp2 : Plain {
 // write a piece. Features beyond n / 2 come out as zeros, since their weights are zeros. Where the last row block
 // covers only the first half of a slab, it also fills the second half with zeros.
 struct Mlp1 : Plain {
+  enum : bool { OF_ROUTER = true };
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = p.bias;

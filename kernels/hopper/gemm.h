@@ -19,7 +19,8 @@
 // PDL (programmatic dependent launch): a block lets the successor start only after its own predecessor has ended. So
 // what the predecessor's predecessor and earlier kernels wrote is visible to a kernel from its start. mlp2, whose
 // predecessor is mlp1, therefore knows at once how many rows each expert has, and the dense products have their number
-// of rows from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to wait for the router.
+// of rows from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to wait for the router; of
+// a single row it waits for the row and its picks alone, and not for that kernel's end.
 #pragma once
 #include <type_traits>
 #include "by_warps.h"
@@ -105,8 +106,11 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // At least eight rows are copied, so the producer of a tile of eight need not wait for their number.
   static DEV int rows_to_copy(const GemmArgs& a) { return (int)T::N == 8 ? 8 : rows_of_single(a); }
 
+  // Whether the work follows from the router's picks of a single row, see GemmArgs.
+  static DEV bool by_picks(const GemmArgs& a) { return Op::OF_ROUTER && a.picks; }
+
   static DEV void run(const GemmArgs& a) {
-    if (!EARLY) after_predecessor();
+    if (!EARLY && !by_picks(a)) after_predecessor();
     prepare(a);
     barrier();
     Pipe p = {shared_address(DYNAMIC_SHARED), shared_address(control().full), shared_address(control().empty), 0, 0};
@@ -122,7 +126,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV void prepare(const GemmArgs& a) {
     GroupTable& table = control().table;
     if (TID < WAVE) {
-      if (!T::SINGLE) fill_table<T::N, T::STEP, T::LEAST>(table, a);
+      if (by_picks(a)) fill_table_of_row(table, a);
+      else if (!T::SINGLE) fill_table<T::N, T::STEP, T::LEAST>(table, a);
       else if (TID == 0) single_tile(table);
       __syncwarp();
       if (TID == 0) table.units = a.row_blocks * BLOCK_UNITS, Work::plan(table);
@@ -161,13 +166,13 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // stored.
   static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int step) {
     const u32 bytes = (c.rows + 7) / 8 * 8 * SLAB * 2, bar = p.full + 8 * p.stage;
-    const int slabs = slabs_of(a, step);
+    const int slabs = slabs_of(a, step), row = by_picks(a) ? 0 : c.row;
     barrier_arrive_expect(bar, slabs * bytes * TERMS);
     if (bytes == 0) return;
     for (int i = 0; i < slabs; i++)
       for (int term = 0; term < TERMS; term++)
         bulk_copy(p.base + p.stage * STAGE_BYTES + i * TOKEN_BYTES + term * TERM_BYTES,
-                  a.input + term * a.in_term + ((i64)(step * SLABS + i) * a.in_rows + c.row) * SLAB,
+                  a.input + term * a.in_term + ((i64)(step * SLABS + i) * a.in_rows + row) * SLAB,
                   bytes, bar, evict_last());
   }
 
@@ -177,12 +182,14 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
     Chunk c;
     bool some = work.next(c);
+    if (by_picks(a)) global_proxy_fence();
     const int steps = steps_of(a), warp = PRODUCERS == 1 ? 0 : TID / WAVE - CONSUMERS / WAVE;
     int rows = 0;
     int first = 0, early = 0;                              // steps of the first chunk in flight; with weights alone
     if constexpr (FILLED) {
       first = some ? min((int)STAGES, steps) : 0;
-      const bool fills = LANE < first && warp == 0, is_early = EARLY && LANE < EARLY_STAGES / SLABS;
+      const bool fills = LANE < first && warp == 0;
+      const bool is_early = (EARLY || by_picks(a)) && LANE < EARLY_STAGES / SLABS;
       if (fills) expect_weights(a, p, LANE, c, LANE);
       if (fills && is_early) copy_weights(a, p, LANE, c, LANE);
       if (EARLY) after_predecessor();
@@ -214,7 +221,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 
   // ------------------------------------------------------------------------------------------------------ consumers
   static DEV void consume(const GemmArgs& a, Work work, Pipe& p) {
-    if (EARLY) after_predecessor();
+    if (EARLY || by_picks(a)) after_predecessor();
     let_successor_start();
     const int rows = T::SINGLE ? rows_of_single(a) : 0;
     bool fresh = true;

@@ -5,6 +5,10 @@
 // wave, whose weights lie in registers before the predecessor ends. The logits go to the shared memory of the block
 // that picks: with several rows one for each, with a single row all, so that each copies its share of the row.
 //
+// A single row's mlp1 does not wait for the end of this kernel, but for the word `picks` (GemmArgs). The first block
+// sets it back before it lets mlp1 start. Then each block adds to its upper half when its share of the row is stored,
+// and one adds the picks. So mlp1 waits for blocks that run.
+//
 // Grid: blocks of a cluster * clusters, which take the rows in turn, at most as many each as a cluster has blocks. The
 // router's weights are BF16. There are at most as many experts as waves in a cluster. hidden is at most STEPS *
 // ROUTE_STEP and a multiple of 8.
@@ -123,11 +127,18 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     }
   }
 
+  // The upper half of `picks` is minus the number of additions to come.
+  enum : u64 { ONE = 1ull << 32, NO_PICKS = ~0u };
+  static DEV u64 picks_of(const RouteArgs& r, const Routing<1>& s) {
+    u32 picks = NO_PICKS;
+    for (int i = 0; i < r.k; i++) picks ^= (s.picks[0][i] ^ 255u) << 8 * place_of(s.picks[0], r.k, i);
+    return picks;
+  }
+
   static DEV void run(const NormRouteArgs& a, Shared& s) {
     const NormArgs& n = a.norm;
     const RouteArgs& r = a.route;
     const int rank = BID % BLOCKS, cluster = BID / BLOCKS, clusters = GRID / BLOCKS;
-    let_successor_start();
     if (TID < BLOCKS) barrier_init(shared_address(&s.arrived[TID]), 1), barrier_init_done();
     cluster_arrive();
     const int expert = TID / WAVE * BLOCKS + rank;
@@ -141,6 +152,11 @@ template <int THREADS, int BLOCKS> struct NormRoute {
       bias = r.bias[expert];
     }
     if (BID == 0 && TID * 32 < n.hidden) prefetch_l2(n.weight + TID * 32);
+    if (a.picks && BID == 0) {
+      if (TID == 0) *a.picks = 0 - (BLOCKS + 1) * ONE, fence_device();
+      barrier();
+    }
+    let_successor_start();
     const int rows = load_fresh(&n.step.header->rows);
     const int mine = rows <= cluster ? 0 : (rows - cluster - 1) / clusters + 1;
     const bool picks = a.alone ? mine > 0 : rank < mine;
@@ -148,12 +164,16 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     cluster_wait();
     if (TID == 0 && picks) barrier_arrive_expect(shared_address(&s.arrived[picked]), r.n_experts * 4);
     after_predecessor();
-    if (mine == 0) return;
+    if (mine == 0) {
+      if (a.picks && BID == 0 && TID == 0) add(a.picks, (BLOCKS + 1) * ONE + NO_PICKS);
+      return;
+    }
     const auto row_of = [&](int turn) { return cluster + turn * clusters; };
     Row x;
     load(n, n.x + (i64)row_of(0) * n.hidden, x);
     for (int turn = 0; turn < mine; turn++) {
       norm(n, row_of(turn), turn, rank, x, s);
+      if (a.picks && TID == THREADS - WAVE) add_release(a.picks, ONE);
       if (turn + 1 < mine) load(n, n.x + (i64)row_of(turn + 1) * n.hidden, x);
       if (!multiplies) continue;
       const u32 logit = __builtin_bit_cast(u32, add_rn(multiply(r, w, s), bias));
@@ -168,6 +188,7 @@ template <int THREADS, int BLOCKS> struct NormRoute {
       s.routing.logits[0][e] = logit, s.routing.orders[0][e] = order_of(logit);
     }
     rank_experts<THREADS>(r, 1, s.routing);
+    if (a.picks && rank == BLOCKS - 1 && TID == 0) add(a.picks, ONE + picks_of(r, s.routing));
     if (!a.alone || rank == 0) share_experts<THREADS>(r, row_of(picked), 1, s.routing);
     else send_alone(a, rank, s);
   }

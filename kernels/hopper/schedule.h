@@ -72,6 +72,18 @@ template <int N, int STEP, int LEAST> DEV void fill_table(GroupTable& table, con
   if (LANE == 0) table.first_tile[0] = 0, table.groups = a.groups, table.tiles = before;
 }
 
+// The same of a single row, from GemmArgs.picks: the first four lanes have an expert each.
+DEV void fill_table_of_row(GroupTable& table, const GemmArgs& a) {
+  u64 word;
+  do word = load_acquire(a.picks);
+  while (word >> 32);
+  const int group = (int)(word >> LANE % 4 * 8) & 255;
+  const u32 lanes = __ballot_sync(~0u, LANE < 4 && group < a.groups);
+  if (LANE < 4) table.rows[LANE] = 1, table.offsets[LANE] = LANE * GROUP_ALIGN, table.group[LANE] = group;
+  if (LANE <= 4) table.first_tile[LANE] = LANE;
+  if (LANE == 0) table.groups = table.tiles = __popc(lanes);
+}
+
 // Finds a token tile's rows. A group's tiles have equal numbers of rows, rounded up to multiples of 8, since the
 // swizzle depends on row % 8; the last one has the rest.
 template <int N> DEV void place_tile(const GroupTable& table, int tile, Chunk& c) {

@@ -333,6 +333,8 @@ shared! {
             /// 1: fuse sort and gather, too; norm_route_rows: 0
             alone: i32,
             reserved: i32,
+            /// norm_route_cluster*, `alone`: `picks` of mlp1's GemmArgs; NULL: not wanted
+            picks: *mut u64,
         }
 
         /// rope_store: rotary embedding of queries and keys; writes q and the KV cache. Row p of cos and sin is
@@ -442,6 +444,11 @@ shared! {
             /// 2 i + 1
             half: i32,
             reserved: i32,
+            /// mlp1 of a single row on Hopper: it need not wait for the end of the router, but for this word. Its upper half is
+            /// 0 when the row is stored, which is row 0 of `input` for all its experts, and when the lower half has the
+            /// experts: a byte each, in order of their index, 255 where there is none. Expert i has row GROUP_ALIGN * i of
+            /// `tiled`. NULL: `rows` and `offsets` tell.
+            picks: *const u64,
         }
 
         /// qkv_store: qkv and rope_store fused, for few rows.

@@ -171,6 +171,15 @@ impl Settled<'_> {
 /// The residual stream, whose rows have been gathered for their experts.
 pub struct Routed<'x> {
     memory: &'x mut ResidualMemory,
+    /// A single row, if the router tells its experts to mlp1 before it ends.
+    alone: Option<Alone>,
+}
+
+/// Where a single row lies, which no expert has a copy of. It is not overwritten before mlp1.
+#[derive(Clone, Copy)]
+struct Alone {
+    terms: TypedPtr<u16>,
+    buffer_rows: i32,
 }
 
 impl Routed<'_> {
@@ -229,6 +238,8 @@ pub struct Routes {
     offsets: DeviceBuffer<i32>,
     /// `[E]`
     counts: DeviceBuffer<i32>,
+    /// A single row's experts, see [`GemmArgs`].
+    picks: DeviceBuffer<u64>,
     /// The experts' inputs by slot.
     gathered: Buffer,
     /// Their outputs by slot `[slots, H]`.
@@ -247,6 +258,7 @@ impl Routes {
             slots: DeviceBuffer::zeroed(stream, rows * k)?,
             offsets: DeviceBuffer::zeroed(stream, e + 1)?,
             counts: DeviceBuffer::zeroed(stream, e)?,
+            picks: DeviceBuffer::zeroed(stream, 1)?,
             gathered: Buffer::tiled(context, slots, config.hidden_dim, numbers.terms)?,
             y: DeviceBuffer::zeroed(stream, slots * config.hidden_dim * y_format(numbers).bytes())?,
         })
@@ -519,6 +531,7 @@ impl GpuOps {
             terms: self.numbers.terms as i16,
             half: 0,
             reserved: 0,
+            picks: TypedPtr::NULL,
         };
         Ok((launch, args))
     }
@@ -703,7 +716,7 @@ impl GpuOps {
             ops.launch(ops.context.target.route(ops.shape.rows), &args)
         })?;
         self.sort_and_gather(t, &memory.routes)?;
-        Ok(Routed { memory })
+        Ok(Routed { memory, alone: None })
     }
 
     /// What the router does, and what it moves beside its input.
@@ -1060,6 +1073,7 @@ impl Ops for GpuOps {
         let (norm, norm_cost) = self.norm_args(memory, norm.values(), Some(t), in_registers);
         let (route, route_cost) = self.route_args(w, bias, &memory.routes)?;
         let alone = self.shape.rows == 1;
+        let tells = alone && launch.kernel.cluster > 0 && self.config.experts_per_token <= size_of::<u32>();
         let args = NormRouteArgs {
             norm,
             route,
@@ -1067,26 +1081,36 @@ impl Ops for GpuOps {
             gather: self.gather_args(t, &memory.routes),
             alone: i32::from(alone),
             reserved: 0,
+            picks: memory.routes.picks.values().only_if(tells),
         };
         self.timed(Stage::Router, norm_cost + route_cost, |ops| ops.launch(launch, &args))?;
         if !alone {
             self.sort_and_gather(t, &memory.routes)?;
         }
-        Ok(Routed { memory })
+        Ok(Routed {
+            memory,
+            alone: tells.then(|| Alone {
+                terms: t.terms(),
+                buffer_rows: t.rows as i32,
+            }),
+        })
     }
 
     fn mlp1<'m>(&mut self, x: &Routed<'_>, w: &Matrix, bias: &Vector, h: &'m mut Buffer) -> Result<&'m Buffer> {
         let routes = &x.memory.routes;
         let cost = self.product_cost(Product::Mlp1, w);
-        self.timed(Stage::Mlp1, cost, |ops| {
-            ops.gemm(Product::Mlp1, w, &routes.gathered, routes.counts.values(), |args| {
-                args.bias = bias.values();
-                args.offsets = routes.offsets.values();
-                args.tiled = h.terms();
-                args.tiled_term = h.term as i64;
-                args.tiled_rows = h.rows as i32;
-            })
-        })?;
+        let (launch, mut args) = self.product(Product::Mlp1, w, &routes.gathered, routes.counts.values())?;
+        args.bias = bias.values();
+        args.offsets = routes.offsets.values();
+        args.tiled = h.terms();
+        args.tiled_term = h.term as i64;
+        args.tiled_rows = h.rows as i32;
+        if let (Some(row), Op::Mlp1) = (x.alone, launch.kernel.op) {
+            args.input = row.terms;
+            args.in_rows = row.buffer_rows;
+            args.picks = routes.picks.values();
+        }
+        self.timed(Stage::Mlp1, cost, |ops| ops.launch(launch, &args))?;
         Ok(h)
     }
 
