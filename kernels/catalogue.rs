@@ -377,6 +377,8 @@ pub struct Tile {
     pub from_rows: usize,
     /// See [`Kernel`].
     pub most_rows: usize,
+    /// See [`Kernel`].
+    pub variant: &'static str,
     /// See [`Source::Made`].
     pub maker: &'static str,
     /// See [`Source::Made`].
@@ -423,6 +425,7 @@ pub const fn with_tiles<const M: usize, const N: usize>(
                     .over(elements)
                     .sharing(tile.shared_bytes)
                     .up_to(tile.most_rows)
+                    .called(tile.variant)
                     .within(limits)
             };
             (at, of) = (at + 1, of + 1);

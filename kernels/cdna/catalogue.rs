@@ -87,6 +87,7 @@ const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parame
         shared_bytes: 0,
         from_rows: 0,
         most_rows: 0,
+        variant: "",
         maker,
         parameters,
     }

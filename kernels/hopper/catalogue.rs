@@ -198,6 +198,7 @@ const fn tile(
         shared_bytes: ALL_SHARED,
         from_rows: 0,
         most_rows: 0,
+        variant: "",
         maker: "PRODUCT",
         parameters,
     }
@@ -214,6 +215,13 @@ const fn single(
         most_rows: tokens,
         shared_bytes: SINGLE_SHARED,
         ..tile(ops, &[W16], activations, tokens, warpgroups, parameters)
+    }
+}
+/// A tile of a layer's own matrices for any number of rows, in 16 bits. One width: there is a tile for each.
+const fn many(ops: Ops, tokens: usize, warpgroups: usize, parameters: &'static [usize; 5]) -> Tile {
+    Tile {
+        variant: "many",
+        ..tile(ops, &[W16], FAST_F16, tokens, warpgroups, parameters)
     }
 }
 /// A tile for at least so many rows per expert.
@@ -233,12 +241,16 @@ const fn experts(file: &'static str) -> [(Op, &'static str); 2] {
 }
 
 const LAYERS: Ops = &layers("hopper/layers_f16.hip");
+const QKV: Ops = &[LAYERS[0]];
+const ATTN_OUT: Ops = &[LAYERS[1]];
 const STORE: Ops = &[(Op::QkvStore, LAYERS[0].1)];
 const UNEMBED: Ops = &unembed("hopper/unembed_f16.hip");
 const EXPERTS: Ops = &[
     (Op::Mlp1, "hopper/mlp1_mxfp4_f16.hip"),
     (Op::Mlp2, "hopper/mlp2_mxfp4_f16.hip"),
 ];
+const MLP1: Ops = &[EXPERTS[0]];
+const MLP2: Ops = &[EXPERTS[1]];
 const EXPERTS_BF16: Ops = &experts("hopper/experts_mxfp4_bf16.hip");
 const EXPERTS_EXACT: Ops = &experts("hopper/experts_mxfp4_exact.hip");
 const EXPERTS_W16: Ops = &experts("hopper/experts_w16.hip");
@@ -267,8 +279,15 @@ const TILES: &[Tile] = &[
     single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 0, 2,  32]),
     single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),
     single(LAYERS, FAST_F16, 128, 1, &[128, 1, 4, 1, 128]),
-    tile(LAYERS, &[W16], FAST_F16, 192, 3, &[32, 1, 2, 1, 32]),
-    tile(LAYERS, &[W16], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
+    // With many rows a chunk's row blocks and tokens are what cuts the rows at hand into whole rounds of chunks.
+    many(QKV,      112, 2, &[112, 3, 2, 1, 112]),
+    many(QKV,      128, 2, &[128, 2, 2, 1, 128]),
+    many(QKV,      160, 2, &[160, 2, 2, 1, 160]),
+    many(QKV,      176, 2, &[176, 2, 2, 1, 176]),
+    many(ATTN_OUT,  96, 3, &[ 96, 1, 2, 1,  96]),
+    many(ATTN_OUT, 112, 3, &[112, 1, 2, 1, 112]),
+    many(ATTN_OUT, 128, 3, &[128, 1, 2, 1, 128]),
+    many(ATTN_OUT, 192, 3, &[192, 1, 2, 1, 192]),
     // The unembedding. Its weights are 1.2 GB: each 256 rows are a column of blocks, see RasterSchedule.
     single(UNEMBED, FAST_F16,   8, 2, &[  8, 2, 4, 1,   8]),
     single(UNEMBED, FAST_F16,  32, 2, &[ 32, 2, 4, 1,  32]),
@@ -287,9 +306,11 @@ const TILES: &[Tile] = &[
     tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  96, 3, &[16, 1, 2, 2, 48]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 3, &[16, 1, 2, 2, 80]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 256, 2, &[32, 1, 1, 2, 32]),
-    // Experts with more than 256 rows have several tiles anyway, and three warpgroups decode faster than two.
-    from(257, tile(EXPERTS, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 176])),
+    // Experts with more rows have several tiles, as narrow as they can be: three warpgroups decode and multiply faster than
+    // two with tiles of 256. mlp2 has registers for fewer widths.
+    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 128])),
+    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, &[16, 1, 1, 2, 112])),
+    from(513, tile(MLP2, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 176])),
     // BF16 activations: for models whose values do not fit FP16.
     single(LAYERS_BF16,  FAST_BF16, 16, 1, &[16, 1, 4, 1, 16]),
     single(UNEMBED_BF16, FAST_BF16, 16, 2, &[16, 2, 4, 1, 16]),

@@ -191,11 +191,20 @@ struct QkvStore : Qkv {
   }
 };
 
-// Adds to the residual stream. Old values are loaded in batches: for all the compiler knows a store may alias the next
-// load, so loads one at a time would each wait for the store before.
+// Adds to the residual stream: in `fast` in the L2, for which an epilogue need not wait. A launch adds to an element
+// once, so nothing depends on an order. (Subnormal numbers become zeros there.) In `exact` old values are loaded in
+// batches: for all the compiler knows a store may alias the next load, so loads one at a time would each wait for the
+// store before.
 struct AttnOut : OfPlan {
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+    if constexpr (TERMS == 1) {
+      for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
+        asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};"
+                     ::"l"(a.out + at), "f"(v0 + p.bias.x), "f"(v1 + p.bias.y) : "memory");
+      });
+      return;
+    }
     constexpr int PAIRS = N / 4, BATCH = PAIRS % 8 ? PAIRS : 8;
     if (p.row >= a.n) return;
     const float2 bias = p.bias;

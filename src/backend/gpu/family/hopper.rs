@@ -12,9 +12,9 @@
 //! of it is likely to have: 890 rows come as 1024, and a tile fit for 1024 costs them a quarter more time.
 
 use super::{Family, narrowest};
-use crate::backend::gpu::args::PackArgs;
+use crate::backend::gpu::args::{PackArgs, SLAB};
 use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
-use crate::backend::gpu::catalogue::{self, Kernel};
+use crate::backend::gpu::catalogue::{self, Kernel, Source};
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, Product};
 
@@ -121,16 +121,13 @@ fn parts(shape: &GemmShape, kernel: &Kernel) -> u64 {
     tiles * (shape.row_blocks * MOST_UNITS) as u64
 }
 
-/// Steps in which the tiles for many rows multiply: what is left of one is multiplied in vain.
-const WIDTH_STEP: usize = 32;
-
 fn tile(shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> &'static Kernel {
     let tile = match shape.product {
         Product::Mlp1 | Product::Mlp2 => expert_tile(kernels, busiest(shape)),
         // Up to 128 rows of tokens are one tile, whose weights are on their way before the tokens are there.
         _ => {
             let singles = kernels.iter().filter(|kernel| shape.rows <= kernel.most_rows);
-            narrowest(singles, shape.rows).or_else(|| least_work(kernels, shape, multiprocessors))
+            narrowest(singles, shape.rows).or_else(|| shortest(kernels, shape, multiprocessors))
         }
     };
     tile.unwrap_or(kernels[0])
@@ -155,20 +152,39 @@ fn busiest(shape: &GemmShape) -> usize {
     ((mean + 1.5 * mean.sqrt()) as usize).clamp(1, shape.rows.max(1))
 }
 
-/// The tile, of those for many rows, whose busiest multiprocessor multiplies least: rounds of chunks, each of so many row
-/// blocks and as wide as the tile's even share of the rows. Of equals the one with fewer tiles, then the first.
-fn least_work(kernels: &[&'static Kernel], shape: &GemmShape, multiprocessors: usize) -> Option<&'static Kernel> {
-    let rows = likely(shape.rows).max(1);
-    let work = |kernel: &&&Kernel| {
-        let warpgroups = kernel.threads / 128 - 1; // one more brings what they multiply
-        let count = rows.div_ceil(kernel.tokens);
-        let rounds = (count * shape.row_blocks.div_ceil(warpgroups)).div_ceil(multiprocessors);
-        let blocks = (count * shape.row_blocks).div_ceil(rounds * multiprocessors);
-        let width = rows.div_ceil(count).next_multiple_of(WIDTH_STEP);
-        (rounds * blocks * width, count)
+/// What a round of chunks costs beside its products, and how long a stage is on its way. The unit is the time in which a row
+/// block is multiplied with one token for 64 columns: 0.92 ns for qkv, 1.2 for attn_out.
+///
+/// Measured on an H200 by the two kernels alone, nine tiles of each from 222 to 2,048 rows and six from 3,072 to 8,192
+/// (benches/record/h200/2026-11-23-b.md). The unit and the round's cost are fitted by least squares: 5 % off on average. From
+/// 50 to 200 the round's cost chooses the same tiles, which take 1 % longer on average than the fastest.
+const ROUND: usize = 100;
+const ARRIVAL: usize = 930;
+/// How much more the rows that a step of a bucket is likely to have count than a full bucket.
+const LIKELY: usize = 4;
+
+/// Row blocks of a chunk.
+fn chunk_blocks(kernel: &Kernel) -> usize {
+    let Source::Made { parameters, .. } = kernel.source else {
+        return 1;
+    };
+    (kernel.threads / 128 - 1) * parameters[1] // one more warpgroup brings what they multiply
+}
+
+/// The tile, of those for many rows, whose busiest multiprocessor is done first: rounds of chunks, each of so many row blocks
+/// times the tile's tokens, unless the pipeline's stages arrive more slowly. Of equals the first.
+fn shortest(kernels: &[&'static Kernel], shape: &GemmShape, multiprocessors: usize) -> Option<&'static Kernel> {
+    let time = |kernel: &Kernel, rows: usize| {
+        let (tokens, chunk) = (kernel.tokens, chunk_blocks(kernel));
+        let tiles = rows.max(1).div_ceil(tokens);
+        let rounds = (tiles * shape.row_blocks.div_ceil(chunk)).div_ceil(multiprocessors);
+        let units = (shape.row_blocks * MOST_UNITS).div_ceil(rounds * multiprocessors / tiles);
+        let stages = kernel.shared_bytes / ((tokens + 64 * chunk) * 2 * SLAB);
+        rounds * (ROUND + (units.div_ceil(MOST_UNITS) * tokens).max(ARRIVAL / stages.max(1)))
     };
     let many = kernels.iter().filter(|kernel| kernel.most_rows == 0);
-    many.min_by_key(work).copied()
+    many.min_by_key(|kernel| LIKELY * time(kernel, likely(shape.rows)) + time(kernel, shape.rows))
+        .copied()
 }
 
 #[cfg(test)]
@@ -219,25 +235,25 @@ mod tests {
                 "32 mlp1_mxfp4_f16x1_n8 512",
                 "32 mlp2_mxfp4_f16x1_n8 512",
                 "32 unembed_greedy_w16_f16x1_n32 384",
-                "256 qkv_w16_f16x1_n256 384",
-                "256 attn_out_w16_f16x1_n192 512",
+                "256 qkv_w16_f16x1_n128_many 384",
+                "256 attn_out_w16_f16x1_n128_many 512",
                 "256 mlp1_mxfp4_f16x1_n48 512",
                 "256 mlp2_mxfp4_f16x1_n48 512",
                 "256 unembed_greedy_w16_f16x1_n256 384",
-                "1024 qkv_w16_f16x1_n192 512",
-                "1024 attn_out_w16_f16x1_n192 512",
+                "1024 qkv_w16_f16x1_n112_many 384",
+                "1024 attn_out_w16_f16x1_n112_many 512",
                 "1024 mlp1_mxfp4_f16x1_n128 512",
                 "1024 mlp2_mxfp4_f16x1_n128 512",
                 "1024 unembed_greedy_w16_f16x1_n256 384",
-                "1536 qkv_w16_f16x1_n256 384",
-                "1536 attn_out_w16_f16x1_n192 512",
-                "1536 mlp1_mxfp4_f16x1_n256 384",
-                "1536 mlp2_mxfp4_f16x1_n256 384",
+                "1536 qkv_w16_f16x1_n112_many 384",
+                "1536 attn_out_w16_f16x1_n192_many 512",
+                "1536 mlp1_mxfp4_f16x1_n192 512",
+                "1536 mlp2_mxfp4_f16x1_n160 512",
                 "1536 unembed_greedy_w16_f16x1_n256 384",
-                "4096 qkv_w16_f16x1_n192 512",
-                "4096 attn_out_w16_f16x1_n256 384",
+                "4096 qkv_w16_f16x1_n112_many 384",
+                "4096 attn_out_w16_f16x1_n112_many 512",
                 "4096 mlp1_mxfp4_f16x1_n192 512",
-                "4096 mlp2_mxfp4_f16x1_n192 512",
+                "4096 mlp2_mxfp4_f16x1_n160 512",
                 "4096 unembed_greedy_w16_f16x1_n256 384",
             ]
         );
