@@ -131,22 +131,22 @@ template <int FORMAT, int E> DEV void load_experts(const RouteArgs& a, int first
     raw[e].load(a.w, (i64)expert * a.hidden + (k < a.hidden ? k : 0));
   }
 }
-// A step of K: products of the staged rows, ROW_PIECES apart, and E experts.
-template <class Sum, int FORMAT, int E, int ROW_PIECES>
+// A step of K: products of ROWS staged rows, ROW_PIECES apart, and E experts.
+template <class Sum, int FORMAT, int E, int ROWS, int ROW_PIECES>
 DEV void multiply_step(const RawWeights<FORMAT>* raw, const Piece* stage, Sum (*sums)[E]) {
   UNROLL for (int half = 0; half < 2; half++) {
     float w[E][4];
     UNROLL for (int e = 0; e < E; e++) raw[e].take(half, w[e]);
-    UNROLL for (int r = 0; r < ROUTE_ROWS; r++) {
+    UNROLL for (int r = 0; r < ROWS; r++) {
       const f32x4 t = __builtin_bit_cast(f32x4, stage[r * ROW_PIECES + half * WAVE + LANE]);
       UNROLL for (int e = 0; e < E; e++)
         UNROLL for (int i = 0; i < 4; i++) add_product(sums[r][e], w[e][i], t[i]);
     }
   }
 }
-template <class Sum, int E>
-DEV void finish_rows(const RouteArgs& a, const Sum (*sums)[E], int first, Routing<ROUTE_ROWS>& s) {
-  UNROLL for (int r = 0; r < ROUTE_ROWS; r += ROUTE_TREE_ROWS)
+template <class Sum, int E, int ROWS>
+DEV void finish_rows(const RouteArgs& a, const Sum (*sums)[E], int first, Routing<ROWS>& s) {
+  UNROLL for (int r = 0; r < ROWS; r += ROUTE_TREE_ROWS)
     UNROLL for (int e = 0; e < E; e += ROUTE_EXPERTS) {
       Sum part[ROUTE_TREE_ROWS][ROUTE_EXPERTS];
       UNROLL for (int i = 0; i < ROUTE_TREE_ROWS; i++)
@@ -173,7 +173,7 @@ DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, Stage& s
       barrier();
       if (k + ROUTE_STEP < a.hidden)
         ahead.load(a, in, rows, k + ROUTE_STEP), load_experts<FORMAT, E>(a, first, k + ROUTE_STEP + LANE * 8, next);
-      if (k + LANE * 8 < a.hidden) multiply_step<Sum, FORMAT, E, 2 * WAVE>(raw, stage.pieces[turn], sums);
+      if (k + LANE * 8 < a.hidden) multiply_step<Sum, FORMAT, E, ROUTE_ROWS, 2 * WAVE>(raw, stage.pieces[turn], sums);
     }
     finish_rows<Sum, E>(a, sums, first, s);
   }

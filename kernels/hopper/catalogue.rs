@@ -53,13 +53,12 @@ const NORM_BYTES: usize = NORM_HIDDEN * 4;
 const NORM_ROWS: Limit = Limit::AtMost(Dimension::Hidden, NORM_HIDDEN);
 /// Rows of 16-byte pieces.
 const NORM_PIECES: Limit = Limit::MultipleOf(Dimension::Hidden, 8);
-/// From so many rows on these kernels were faster than those for a row a block: the norm, and norm and router.
+/// From so many rows on the norm was faster than the one for a row a block.
 const NORM_FROM_ROWS: usize = 512;
-const NORM_ROUTE_FROM_ROWS: usize = 2048;
 /// Up to so many rows the norm loads early, and norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 19] = [
+const WRITTEN: [Kernel; 21] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .called("rows")
         .at_least(NORM_FROM_ROWS)
@@ -69,18 +68,9 @@ const WRITTEN: [Kernel; 19] = [
             NORM_PIECES,
             Limit::AtMost(Dimension::ExpertsPerToken, NORM_EXPERTS),
         ]),
-    Kernel::written(Op::NormRoute, "hopper/norm_route_rows.hip", 8 * WARP)
-        .called("rows")
-        .at_least(NORM_ROUTE_FROM_ROWS)
-        .taking(8)
-        .sharing(8 * NORM_BYTES)
-        .holding(8 * (256 * 8 + 8 * 8 + 8 * 8))
-        .within(&[
-            NORM_ROWS,
-            NORM_PIECES,
-            Limit::AtMost(Dimension::Experts, 256),
-            Limit::AtMost(Dimension::ExpertsPerToken, 8),
-        ]),
+    norm_route_rows("hopper/norm_route_rows4x16.hip", "rows4x16", 4, 16, 1),
+    norm_route_rows("hopper/norm_route_rows4x8.hip", "rows4x8", 4, 8, 513),
+    norm_route_rows("hopper/norm_route_rows8x8.hip", "rows8x8", 8, 8, 1025),
     Kernel::written(Op::Norm, "hopper/norm_few.hip", 12 * WARP)
         .called("few")
         .up_to(FEW_ROWS)
@@ -109,6 +99,32 @@ const WRITTEN: [Kernel; 19] = [
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128).holding((64 + 256) * 64 * 2),
 ];
+
+/// Where a block's dynamic shared memory begins, behind the static one, is a multiple of this.
+const SHARED_ALIGN: usize = 1024;
+
+/// Norm and router of many rows, so many a block, from a number of rows on: up to 512 rows a multiprocessor has a block of
+/// four, whose sixteen waves share the experts, up to 1,024 two of eight waves. Shared memory: the rows, and their routing.
+const fn norm_route_rows(
+    file: &'static str,
+    variant: &'static str,
+    rows: usize,
+    waves: usize,
+    from_rows: usize,
+) -> Kernel {
+    Kernel::written(Op::NormRoute, file, waves * WARP)
+        .called(variant)
+        .at_least(from_rows)
+        .taking(rows)
+        .sharing(rows * NORM_BYTES)
+        .holding((rows * (256 * 8 + 8 * 8 + 8 * 8)).next_multiple_of(SHARED_ALIGN))
+        .within(&[
+            NORM_ROWS,
+            NORM_PIECES,
+            Limit::AtMost(Dimension::Experts, 256),
+            Limit::AtMost(Dimension::ExpertsPerToken, 8),
+        ])
+}
 
 /// Norm and router by clusters of blocks, whose waves have an expert each. Shared memory: the row, logits of a wave's
 /// expert from each block, the routing of a row, an mbarrier for each block, and two sums for each step of the norm.

@@ -1,6 +1,6 @@
-// Shared by `rmsnorm_rows` and `norm_route_rows`: rmsnorm of norm.h where rows are many, in `fast`. Bulk copies bring
-// the rows to shared memory, so many are on the way to a multiprocessor without a register for them. The bits are those
-// of norm.h.
+// Shared by `rmsnorm_rows` and the kernels norm_route_rows*: rmsnorm of norm.h where rows are many, in `fast`. Bulk
+// copies bring the rows to shared memory, so many are on the way to a multiprocessor without a register for them. The
+// bits are those of norm.h.
 //
 // hidden is at most ROW_STEPS * ROW_STEP and a multiple of 8, and a row has at most ROW_EXPERTS experts. `select`,
 // `t32` and `exact` are not served, there is one term, and y is FP16.

@@ -171,10 +171,13 @@ impl Target {
         Launch::new(kernel, rows.div_ceil(kernel.per_block))
     }
 
-    /// The kernel of an operation for at least so many rows, if there is one that takes the model.
+    /// The kernel of an operation for the most rows that are at most so many, if there is one that takes the model.
     fn for_many(&self, op: Op, config: &ModelConfig, rows: usize) -> Option<Launch> {
         let fits = |kernel: &&'static Kernel| (1..=rows).contains(&kernel.from_rows) && kernel.takes(config).is_ok();
-        let kernel = self.kernels(op, None).find(fits)?;
+        let kernel = self
+            .kernels(op, None)
+            .filter(fits)
+            .max_by_key(|kernel| kernel.from_rows)?;
         Some(Launch::new(kernel, rows.div_ceil(kernel.per_block.max(1))))
     }
 
