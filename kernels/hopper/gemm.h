@@ -111,9 +111,10 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 
   static DEV void run(const GemmArgs& a) {
     if (!EARLY && !by_picks(a)) after_predecessor();
-    prepare(a);
-    barrier();
     Pipe p = {shared_address(DYNAMIC_SHARED), shared_address(control().full), shared_address(control().empty), 0, 0};
+    if (!SEVERAL) prepare(a, p);
+    else if (TID >= CONSUMERS && TID < CONSUMERS + PRODUCERS * WAVE) prepare_producer(a, p);
+    barrier();
     if (TID >= CONSUMERS) {
       if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
       if (TID < CONSUMERS + (FILLED ? PRODUCERS * WAVE : 1)) produce(a, Work(control().table), p);
@@ -123,19 +124,33 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  static DEV void prepare(const GemmArgs& a) {
+  static DEV void prepare(const GemmArgs& a, const Pipe& p) {
+    if (TID < WAVE) make_table(a);
+    else if (TID / WAVE == 1) make_barriers(p, LANE);
+  }
+  // Where there are several, each producer's warp makes the table, all the same one, and requests what its first stages
+  // take: so none waits for another before the first copies are on their way.
+  static DEV void prepare_producer(const GemmArgs& a, const Pipe& p) {
+    make_barriers(p, first_stage());
+    make_table(a);
+    Chunk c;
+    if (!Work(control().table).template next<true>(c)) return;
+    fill_early(a, p, c);
+    if (!EARLY) fill(a, p, c);
+  }
+  static DEV void make_barriers(const Pipe& p, int stage) {
+    if (stage < STAGES) barrier_init(p.full + 8 * stage, 1), barrier_init(p.empty + 8 * stage, CONSUMERS / WAVE);
+    barrier_init_done();
+  }
+  static DEV void make_table(const GemmArgs& a) {
     GroupTable& table = control().table;
-    if (TID < WAVE) {
-      if (by_picks(a)) fill_table_of_row(table, a);
-      else if (!T::SINGLE) fill_table<T::N, T::STEP, T::LEAST>(table, a);
-      else if (TID == 0) single_tile(table);
-      __syncwarp();
-      if (TID == 0) table.units = a.row_blocks * BLOCK_UNITS, Work::plan(table);
-    } else if (TID / WAVE == 1 && LANE < STAGES) {
-      barrier_init(shared_address(control().full + LANE), 1);
-      barrier_init(shared_address(control().empty + LANE), CONSUMERS / WAVE);
-      barrier_init_done();
-    }
+    if (by_picks(a)) fill_table_of_row(table, a), global_proxy_fence();
+    else if (T::SINGLE) single_tile(table);
+    else if constexpr ((int)T::LEAST == (int)T::N) fill_table<T::N>(table, a);
+    else fill_table_by_width<T::N, T::STEP, T::LEAST>(table, a);
+    __syncwarp();
+    Work::plan(table, a.row_blocks * BLOCK_UNITS);
+    __syncwarp();
   }
 
   // The number of rows is not known yet, but a single tile is distributed alike for any number.
@@ -178,25 +193,40 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 
   // Where rows are few (FILLED), each of the first stages is filled by a lane of its own: one lane would issue the
   // copies one after the other. Only early stages get their weights first; in the others weights would delay the
-  // tokens. The producers take turns at the steps that follow.
+  // tokens.
+  static DEV int producer() { return PRODUCERS == 1 ? 0 : TID / WAVE - CONSUMERS / WAVE; }
+  static DEV int first_stage() { return producer() + PRODUCERS * LANE; }
+  static DEV int filled(const GemmArgs& a) { return min((int)STAGES, steps_of(a)); }
+  static DEV bool is_early(const GemmArgs& a, int stage) {
+    return (EARLY || by_picks(a)) && stage < EARLY_STAGES / SLABS;
+  }
+  static DEV void fill_early(const GemmArgs& a, const Pipe& p, const Chunk& c) {
+    const int stage = first_stage();
+    if (stage >= filled(a)) return;
+    expect_weights(a, p, stage, c, stage);
+    if (is_early(a, stage)) copy_weights(a, p, stage, c, stage);
+  }
+  static DEV void fill(const GemmArgs& a, Pipe p, const Chunk& c) {
+    const int stage = p.stage = first_stage();
+    if (stage >= filled(a)) return;
+    copy_tokens(a, p, c, stage);
+    if (!is_early(a, stage)) copy_weights(a, p, stage, c, stage);
+  }
+
+  // The producers take turns at the steps behind the first stages.
   static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
     Chunk c;
-    bool some = work.next(c);
-    if (by_picks(a)) global_proxy_fence();
-    const int steps = steps_of(a), warp = PRODUCERS == 1 ? 0 : TID / WAVE - CONSUMERS / WAVE;
+    bool some = work.template next<SEVERAL>(c);
+    if (!SEVERAL && by_picks(a)) global_proxy_fence();
+    const int steps = steps_of(a);
     int rows = 0;
     int first = 0, early = 0;                              // steps of the first chunk in flight; with weights alone
     if constexpr (FILLED) {
-      first = some ? min((int)STAGES, steps) : 0;
-      const bool fills = LANE < first && warp == 0;
-      const bool is_early = (EARLY || by_picks(a)) && LANE < EARLY_STAGES / SLABS;
-      if (fills) expect_weights(a, p, LANE, c, LANE);
-      if (fills && is_early) copy_weights(a, p, LANE, c, LANE);
+      if (some) first = filled(a);
+      if (!SEVERAL && some) fill_early(a, p, c);
       if (EARLY) after_predecessor();
       if (T::SINGLE) c.rows = rows = rows_to_copy(a);
-      p.stage = LANE;
-      if (fills) copy_tokens(a, p, c, LANE);
-      if (fills && !is_early) copy_weights(a, p, LANE, c, LANE);
+      if ((EARLY || !SEVERAL) && some) fill(a, p, c);
       if (LANE > 0) return;
     } else if (EARLY) {
       for (; some && early < min((int)STAGES, steps); early++)
@@ -204,10 +234,10 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       after_predecessor();
       if (T::SINGLE) rows = rows_to_copy(a);
     }
-    int step = first + warp;
+    int step = first + producer();
     p.stage = step % STAGES;
     p.phase = step / STAGES % 2 ^ 1;                       // the parity of `empty`: the first round does not wait
-    for (; some; some = work.next(c), step = PRODUCERS == 1 ? 0 : step - steps, early = 0) {
+    for (; some; some = work.template next<false>(c), step = PRODUCERS == 1 ? 0 : step - steps, early = 0) {
       if (T::SINGLE) c.rows = rows;
       for (; step < steps; step += PRODUCERS) {
         barrier_wait(p.empty + 8 * p.stage, p.phase);
@@ -225,7 +255,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     let_successor_start();
     const int rows = T::SINGLE ? rows_of_single(a) : 0;
     bool fresh = true;
-    for (Chunk c; work.next(c);) {
+    for (Chunk c; work.template next<SEVERAL>(c);) {
       if (T::SINGLE) c.rows = rows;
       if (Op::GREEDY && fresh) reset_best();
       pick_tokens<T::LEAST>(a, p, c);

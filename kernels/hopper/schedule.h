@@ -33,10 +33,39 @@ struct GroupTable {
 // Division without a sign takes half the time.
 DEV int quotient(int a, int b) { return (int)((unsigned)a / (unsigned)b); }
 
-// Fills the table but for the schedule's part. Tiles are LEAST, LEAST + STEP, .. tokens wide. One warp calls it; a
-// barrier of the block follows.
-template <int N, int STEP, int LEAST> DEV void fill_table(GroupTable& table, const GemmArgs& a) {
-  enum : int { RUN = (MAX_GROUPS + WAVE - 1) / WAVE, WIDTHS = (N - LEAST + STEP - 1) / STEP + 1 };
+enum : int { RUN = (MAX_GROUPS + WAVE - 1) / WAVE };       // of groups, a lane
+
+// Fills the table but for the schedule's part, where all tiles have the same width: a lane has a run of groups. One
+// warp calls it.
+template <int N> DEV void fill_table(GroupTable& table, const GemmArgs& a) {
+  const int run = (a.groups + WAVE - 1) / WAVE, first = LANE * run, count = min(run, a.groups - first);
+  int rows[RUN], offsets[RUN];
+#pragma unroll
+  for (int i = 0; i < RUN; i++)
+    if (i < count) {
+      rows[i] = load_fresh(a.rows + first + i);
+      offsets[i] = a.offsets ? load_fresh(a.offsets + first + i) : 0;
+    }
+  int tiles = 0;
+#pragma unroll
+  for (int i = 0; i < RUN; i++)
+    if (i < count) tiles += (rows[i] + N - 1) / N;
+  int before = tiles;                                      // of lanes 0 .. LANE
+  for (int o = 1; o < WAVE; o *= 2) { const int v = __shfl_up_sync(~0u, before, o); if (LANE >= o) before += v; }
+  if (LANE == WAVE - 1) table.groups = a.groups, table.tiles = before, table.first_tile[a.groups] = before;
+  before -= tiles;
+#pragma unroll
+  for (int i = 0; i < RUN; i++) {
+    if (i >= count) continue;
+    const int g = first + i;
+    table.rows[g] = rows[i], table.offsets[g] = offsets[i], table.group[g] = g, table.first_tile[g] = before;
+    before += (rows[i] + N - 1) / N;
+  }
+}
+
+// The same where tiles are LEAST, LEAST + STEP, .. tokens wide.
+template <int N, int STEP, int LEAST> DEV void fill_table_by_width(GroupTable& table, const GemmArgs& a) {
+  enum : int { WIDTHS = (N - LEAST + STEP - 1) / STEP + 1 };
   int rows[RUN], offsets[RUN], width[RUN];
 #pragma unroll
   for (int i = 0; i < RUN; i++) {
@@ -53,6 +82,7 @@ template <int N, int STEP, int LEAST> DEV void fill_table(GroupTable& table, con
   for (int w = WIDTHS - 1; w >= 0; w--)
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
+      if (i * WAVE >= a.groups) continue;
       const u32 lanes = __ballot_sync(~0u, width[i] == w);
       if (width[i] == w) {
         const int at = place + __popc(lanes & ((1u << LANE) - 1));
@@ -84,14 +114,26 @@ DEV void fill_table_of_row(GroupTable& table, const GemmArgs& a) {
   if (LANE == 0) table.groups = table.tiles = __popc(lanes);
 }
 
-// Finds a token tile's rows. A group's tiles have equal numbers of rows, rounded up to multiples of 8, since the
-// swizzle depends on row % 8; the last one has the rest.
-template <int N> DEV void place_tile(const GroupTable& table, int tile, Chunk& c) {
-  int low = 0, high = table.groups;                              // first_tile[low] <= tile < first_tile[high]
+// The group of a tile, as the table numbers it. WARP: a whole warp looks for it.
+template <bool WARP> DEV int group_of(const GroupTable& table, int tile) {
+  if (WARP) {
+    int before = 0;
+    for (int g = LANE; g - LANE < table.groups; g += WAVE)
+      before += __popc(__ballot_sync(~0u, g < table.groups && table.first_tile[g + 1] <= tile));
+    return before;
+  }
+  int low = 0, high = table.groups;                        // first_tile[low] <= tile < first_tile[high]
   while (high - low > 1) {
     const int middle = (low + high) / 2;
     if (table.first_tile[middle] <= tile) low = middle; else high = middle;
   }
+  return low;
+}
+
+// Finds a token tile's rows. A group's tiles have equal numbers of rows, rounded up to multiples of 8, since the
+// swizzle depends on row % 8; the last one has the rest.
+template <int N, bool WARP> DEV void place_tile(const GroupTable& table, int tile, Chunk& c) {
+  const int low = group_of<WARP>(table, tile);
   const int rows = table.rows[low], tiles = (rows + N - 1) / N;
   const int share = tiles == 1 ? rows : quotient(rows + tiles - 1, tiles);
   const int even = (share + 7) / 8 * 8, first = (tile - table.first_tile[low]) * even;
@@ -111,22 +153,22 @@ template <int N, int CHUNK> struct SpreadSchedule {
 
   DEV SpreadSchedule(const GroupTable& table) : table(table), turns(2 * BID) {}
 
-  DEV static void plan(GroupTable& t) {
-    const int least = t.tiles * ((t.units + CHUNK - 1) / CHUNK);
-    t.further[0] = 4 * (GRID - BID) - 1, t.further[1] = 4 * BID + 1;
-    t.chunks = min(quotient(least + GRID - 1, GRID) * GRID, t.tiles * t.units);
-    if (t.tiles == 0) return;
-    const int each = quotient(t.chunks, t.tiles);
-    t.more = t.chunks - each * t.tiles;
-    t.larger_chunks = 0;
-    for (int fewer = 0; fewer < 2; fewer++) {
-      const int parts = each + 1 - fewer, size = quotient(t.units, parts), extra = t.units - size * parts;
-      t.parts[fewer] = parts, t.size[fewer] = size, t.extra[fewer] = extra;
-      t.larger_chunks += extra * (fewer ? t.tiles - t.more : t.more);
+  // By one warp.
+  DEV static void plan(GroupTable& t, int units) {
+    const int tiles = t.tiles, least = tiles * ((units + CHUNK - 1) / CHUNK);
+    const int chunks = min(quotient(least + GRID - 1, GRID) * GRID, tiles * units);
+    const int each = quotient(chunks, max(tiles, 1)), more = chunks - each * tiles;
+    const int fewer = LANE % 2, parts = each + 1 - fewer, size = quotient(units, max(parts, 1));
+    const int extra = units - size * parts, larger = extra * (fewer ? tiles - more : more);
+    const int all_larger = larger + shfl_xor(larger, 1);
+    if (LANE < 2) t.parts[fewer] = parts, t.size[fewer] = size, t.extra[fewer] = extra;
+    if (LANE == 0) {
+      t.units = units, t.chunks = chunks, t.more = more, t.larger_chunks = all_larger;
+      t.further[0] = 4 * (GRID - BID) - 1, t.further[1] = 4 * BID + 1;
     }
   }
 
-  DEV bool next(Chunk& c) {
+  template <bool WARP> DEV bool next(Chunk& c) {
     const int position = turns >> 1;
     if (position >= table.chunks) return false;
     const bool larger = position < table.larger_chunks;
@@ -138,7 +180,7 @@ template <int N, int CHUNK> struct SpreadSchedule {
     const int nth = quotient(from, each), index = from - nth * each, size = table.size[fewer];
     c.units = larger ? size + 1 : size;
     c.unit = larger ? index * (size + 1) : table.extra[fewer] * (size + 1) + index * size;
-    place_tile<N>(table, (fewer ? table.more : 0) + nth, c);
+    place_tile<N, WARP>(table, (fewer ? table.more : 0) + nth, c);
     turns += table.further[turns & 1];
     return true;
   }
@@ -157,12 +199,14 @@ template <int N, int CHUNK> struct RasterSchedule {
     tile = row() < rows ? BID % columns : table.tiles;
     unit = row() * CHUNK;
   }
-  DEV static void plan(GroupTable&) {}
+  DEV static void plan(GroupTable& t, int units) {
+    if (LANE == 0) t.units = units;
+  }
   DEV int row() const { return BID / columns; }
 
-  DEV bool next(Chunk& c) {
+  template <bool WARP> DEV bool next(Chunk& c) {
     if (tile >= table.tiles) return false;
-    place_tile<N>(table, tile, c);
+    place_tile<N, WARP>(table, tile, c);
     c.unit = unit;
     c.units = min(CHUNK, table.units - unit);
     unit += rows * CHUNK;
