@@ -515,7 +515,7 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
             .taking(8)
             .holding(1024 * 8),
         Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024).holding(1024 * 8),
-        Kernel::written(Op::Draw, "draw.hip", 256).holding(if wave == 32 { 18_996 } else { 20_904 }),
+        Kernel::written(Op::Draw, "draw.hip", 256).holding(if wave == 32 { 19_576 } else { 21_448 }),
         Kernel::written(Op::DrawWide, "draw_wide.hip", 512).sharing(draw_wide_bytes),
         Kernel::written(Op::Range, "pack_range.hip", 256).holding(12),
         Kernel::written(Op::Synthesize, "synthesize.hip", 256),

@@ -5,6 +5,7 @@
 // block per logits row of the bucket.
 #include "ordered_sum.h"
 #include "sorted_keys.h"
+#include "sum_before.h"
 
 // A lower bound of the arguments whose exponentials can reach the share `least` of the sum: the exponent of `least`,
 // rounded down, with a margin for roundings. The largest exponential is 1, so the sum is at least 1.
@@ -52,6 +53,38 @@ DEV void find_probable(const float* logits, int n, const Exponential& exponentia
   }
 }
 
+// Without a nucleus the token is drawn at which the running sum of float32 probabilities first exceeds `coin`. That sum
+// differs from S / sum, where S is the running float64 sum of exponentials and `sum` the whole one, only by roundings:
+// - of each addition: half a unit of sums below 1, HALF_UNIT, or what is added if that is less. Of all of them it is at
+//   most `capped`: what each thread adds in a tile, but at most EACH times HALF_UNIT. No probability is larger than its
+//   exponential.
+// - of the addition that exceeds `coin`, perhaps to above 1: another HALF_UNIT.
+// - of the quotients: 2^-24 of each, and all together are 1.
+// - of S, in any order, and of what the threads add: less than 2^-48 of `sum` an addition.
+// So a token that takes S / sum from at most `coin` less all these to more than `coin` and all these is the one drawn.
+constexpr float HALF_UNIT = 0x1p-25f;
+
+// One thread gets that token, the others -1; all get -1 where roundings decide. `before`: the sums before the tiles.
+DEV int draw_beyond_roundings(const float* logits, int n, const Exponential& exponential, double sum, float coin,
+                              float capped, const double* before, double* waves) {
+  if (n > KEPT_TILES * TILE) return -1;
+  const double roundings = 1.01 * capped + 0x1p-22 + n * 0x1p-48;
+  const double low = (coin - roundings) * sum, high = (coin + roundings) * sum;
+  int tile = 0;
+  for (int step = KEPT_TILES / 2; step; step /= 2)
+    if ((tile + step) * TILE < n && before[tile + step] <= low) tile += step;
+  if ((tile + 1) * TILE < n && !(before[tile + 1] > high)) return -1;
+  const int mine = tile * TILE + TID * EACH, end = mine + EACH < n ? mine + EACH : n;
+  const auto exponential_at = [&](int i) { return exponential(exponential.argument(logits[i])); };
+  double added = 0;
+  ROLLED for (int i = mine; i < end; i++) added += exponential_at(i);
+  double s = before[tile] + sum_before(added, waves);
+  if (s > low || s + added <= low) return -1;
+  int i = mine;
+  while (i < end && (s += exponential_at(i)) <= low) i++;
+  return i < end && s > high ? i : -1;
+}
+
 // The largest exponential is 1. Where the sum is more than this, tokens of at least 1/16384 seldom make a nucleus, and
 // are not looked for if the row may have too many of them. A margin for roundings is added to their sum below.
 constexpr double MOST_SUM = 32;
@@ -61,30 +94,41 @@ KERNEL(draw, DrawArgs, THREADS, 3, 2) {
   SHARED union { Shared<double> sums; Shared<float> masses; } shared;
   SHARED u64 keys[DRAW_TOKENS];
   SHARED float masses[WAVES];
-  SHARED int found;
+  SHARED double waves[WAVES];
+  SHARED int found, beyond_roundings;
   let_successor_start();
   after_predecessor();
   const StepHeader& header = *a.step.header;
   if (BID >= header.logits_rows) return;
   if (TID < POWERS) powers[TID] = a.powers[TID];
-  if (TID == 0) found = 0;
+  if (TID == 0) found = 0, beyond_roundings = -1;
   barrier();
   const float* logits = a.logits + (i64)BID * a.vocab;
-  const int slot = a.step.logits[BID].slot, n = a.vocab;
+  const LogitsRowInfo& row = a.step.logits[BID];
+  const int n = a.vocab;
   const double temperature = header.temperature;
-  const float max = slot < 0 ? __builtin_nanf("") : (float)(logits[a.step.last_tokens[slot]] / temperature);
+  const float max = row.slot < 0 ? __builtin_nanf("") : (float)(logits[a.step.last_tokens[row.slot]] / temperature);
   const Exponential exponential{powers, 1 / temperature, max};
   int drawn = -1;
   u64 large = 0;
   double sum = __builtin_nan("");
   const float large_from = argument_of(header.least);
+  float capped = 0;
   if (max - max == 0)
-    sum = sum_in_order<double>(logits, n, exponential, 1, __builtin_inf(), shared.sums, drawn, large_from, large);
+    sum = sum_in_order<double>(logits, n, exponential, 1, __builtin_inf(), shared.sums, drawn, large_from, large,
+                               EACH * HALF_UNIT, capped);
   barrier();
 
-  const float coin = a.step.logits[BID].coin, topp = header.topp;
+  const float topp = header.topp;
   if (sum == sum && topp == 0) {
-    sum_in_order<float>(logits, n, exponential, sum, coin, shared.masses, drawn, __builtin_inff(), large);
+    capped = block_sum<WAVES>(capped, masses);
+    const int mine = draw_beyond_roundings(logits, n, exponential, sum, row.coin, capped, shared.sums.before, waves);
+    if (mine >= 0) beyond_roundings = mine;
+    barrier();
+    drawn = beyond_roundings;
+    if (drawn < 0)
+      sum_in_order<float>(logits, n, exponential, sum, row.coin, shared.masses, drawn, __builtin_inff(), large, 0,
+                          capped);
     if (drawn < 0) drawn = n - 1;
   } else if (sum <= MOST_SUM || (sum == sum && n <= DRAW_TOKENS)) {
     find_probable(logits, n, exponential, sum, header.least, large, keys, found);
@@ -95,13 +139,13 @@ KERNEL(draw, DrawArgs, THREADS, 3, 2) {
     mass = block_sum<WAVES>(mass, masses);
     if (probable <= DRAW_TOKENS && mass * 1.001f > topp) {
       sort_keys<THREADS>(keys, probable);
-      if (TID == 0) drawn = draw_from_nucleus(keys, probable, topp, coin);
+      if (TID == 0) drawn = draw_from_nucleus(keys, probable, topp, row.coin);
     }
   }
   if (TID == 0) {
     a.sums[BID] = drawn < 0 ? sum : -sum;
     a.host[header.turn * a.host_rows + BID] = drawn;
-    if (drawn >= 0) a.step.last_tokens[slot] = drawn;
+    if (drawn >= 0) a.step.last_tokens[row.slot] = drawn;
     fence_system();
   }
 }

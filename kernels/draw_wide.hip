@@ -14,6 +14,7 @@
 // S never exceeds top-p, the result is -1 and the host samples the row. Grid: one block per logits row of the bucket.
 #include "catalogue.h"
 #include "sorted_keys.h"
+#include "sum_before.h"
 
 // Buckets are HEAD_STEPS a binade of probabilities down to 2^-HEAD_BINADES, and TAIL_STEPS in the TAIL_BINADES below.
 enum {
@@ -80,21 +81,6 @@ DEV void for_each(const float* logits, int n, const Exponential& exponential, co
     if (next < n) load8<FORMAT_F32>(logits, next, n - next, raw);  // in flight while these are visited
     UNROLL for (int i = 0; i < EACH; i++) if (first + i < n) visit(exponential.argument(v[i]), first + i);
   }
-}
-
-// The sum of `mine` over the threads before this one; the values are whole numbers, so that any order gives the same.
-DEV double sum_before(double mine, double* waves) {
-  double inclusive = mine;
-  for (int o = 1; o < WAVE; o *= 2) {
-    const double from = shfl(inclusive, (LANE - o) & (WAVE - 1));
-    if (LANE >= o) inclusive += from;
-  }
-  if (LANE == WAVE - 1) waves[TID / WAVE] = inclusive;
-  barrier();
-  double before = inclusive - mine;
-  for (int wave = 0; wave < TID / WAVE; wave++) before += waves[wave];
-  barrier();
-  return before;
 }
 
 // What S is foreseen to be at least and at most, from the mass of the buckets before, in units of 2^-32. Roundings of S

@@ -18,6 +18,9 @@
 // with 8, and for a single row; for 32 to 132 rows they are a tenth slower than the best (benches/record).
 enum { THREADS = DRAW_THREADS, WAVES = THREADS / WAVE, EACH = 16, TILE = THREADS * EACH };
 
+// The sums before so many tiles are kept: 64 tiles are 262,144 tokens.
+enum { KEPT_TILES = 64 };
+
 // A binade: sums from `base` up to, not including, `end`. 0 and the subnormal numbers are one, too.
 template <class T> struct Binade {
   T base, next, end;                                       // next: base + u
@@ -69,21 +72,23 @@ template <class T> struct Shared {
   T sum;                                                   // after the thread in whose values it leaves its binade
   float values[WAVE][EACH];                                // of that thread's wave
   int next, reached;                                       // the thread after it, and what is reached in it
+  T before[KEPT_TILES];                                    // the sum before tile t, at t % KEPT_TILES
 };
 
 // The sum of `exponential` / `total` of a row's logits, each quotient rounded to float32, in type T and in order of the
 // tokens; it ends with the first token that makes it exceed `limit`, whose index becomes `reached`. All threads get the
 // same result. Bit t % 64 of `large` is set where a value of this wave in tile t has an argument of at least
-// `large_from`.
+// `large_from`. What this thread adds in a tile, but at most `cap`, is added to `capped`.
 template <class T>
 DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, double total, T limit,
-                   Shared<T>& shared, int& reached, float large_from, u64& large) {
+                   Shared<T>& shared, int& reached, float large_from, u64& large, float cap, float& capped) {
   T sum = 0;
   int turn = 0;
   float raw[EACH];
   load_mine(logits, TID * EACH, n, raw);
   for (int first = 0; first < n && reached < 0 && sum == sum; first += TILE) {
     const int mine = first + TID * EACH;
+    if (TID == 0) shared.before[first / TILE % KEPT_TILES] = sum;
     // Arguments below this have exponentials below u / 2. The margin of a hundredth is more than their rounding errors.
     // Below 2^-120 the exponentials may be subnormal, multiples of 2^-149: no bound there.
     const int half_unit = exponent_of(sum) - Bits<T>::FRACTION - 1;
@@ -107,6 +112,8 @@ DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, d
       const Binade<T> b(sum);
       Run<T> run{b.base, b.next};
       if (TID >= from) UNROLL for (int i = 0; i < EACH; i++) run.even += v[i], run.odd += v[i];
+      const float added = (float)(run.even - b.base);
+      capped += from > 0 ? 0 : added < cap ? added : cap;
       const Run<T> wave_run = lanes_run<WAVE>(run, b);
       const Run<T>* waves = shared.waves[turn];
       if (LANE == 0) shared.waves[turn][TID / WAVE] = wave_run;
