@@ -63,12 +63,14 @@ DEV void find_probable(const float* logits, int n, const Exponential& exponentia
 // - of S, in any order, and of what the threads add: less than 2^-48 of `sum` an addition.
 // So a token that takes S / sum from at most `coin` less all these to more than `coin` and all these is the one drawn.
 constexpr float HALF_UNIT = 0x1p-25f;
+// With more they seldom leave a token, and it is not looked for.
+constexpr double MOST_ROUNDINGS = 0x1p-8;
 
 // One thread gets that token, the others -1; all get -1 where roundings decide. `before`: the sums before the tiles.
 DEV int draw_beyond_roundings(const float* logits, int n, const Exponential& exponential, double sum, float coin,
                               float capped, const double* before, double* waves) {
-  if (n > KEPT_TILES * TILE) return -1;
   const double roundings = 1.01 * capped + 0x1p-22 + n * 0x1p-48;
+  if (roundings > MOST_ROUNDINGS || n > KEPT_TILES * TILE) return -1;
   const double low = (coin - roundings) * sum, high = (coin + roundings) * sum;
   int tile = 0;
   for (int step = KEPT_TILES / 2; step; step /= 2)

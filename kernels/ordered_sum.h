@@ -112,8 +112,10 @@ DEV T sum_in_order(const float* logits, int n, const Exponential& exponential, d
       const Binade<T> b(sum);
       Run<T> run{b.base, b.next};
       if (TID >= from) UNROLL for (int i = 0; i < EACH; i++) run.even += v[i], run.odd += v[i];
-      const float added = (float)(run.even - b.base);
-      capped += from > 0 ? 0 : added < cap ? added : cap;
+      if (something) {
+        const float added = (float)(run.even - b.base);
+        capped += from > 0 ? 0 : added < cap ? added : cap;
+      }
       const Run<T> wave_run = lanes_run<WAVE>(run, b);
       const Run<T>* waves = shared.waves[turn];
       if (LANE == 0) shared.waves[turn][TID / WAVE] = wave_run;
