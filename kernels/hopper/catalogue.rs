@@ -195,8 +195,8 @@ type Ops = &'static [(Op, &'static str)];
 type Activations = &'static [(Elements, usize)];
 
 /// A tile of `warpgroups` consumer warpgroups and a producer. `parameters` are the rest of gemm.h's `Tile`: the steps
-/// of its width, blocks of 64 weight rows per warpgroup, k16 steps in a group of wgmma, buffers for their fragments,
-/// and the least width. Where each warp multiplies by itself (by_warps.h), k16s is 0 and buffers is slabs per stage.
+/// of its width, blocks of 64 weight rows per warpgroup, k16 steps in a group of wgmma, groups in flight, and the least
+/// width. Where each warp multiplies by itself (by_warps.h), k16s is 0 and in_flight is slabs per stage.
 const fn tile(
     ops: Ops,
     weights: &'static [Weights],
@@ -285,7 +285,7 @@ const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // Columns: tokens, warpgroups, [step, blocks, k16s, buffers, least]
+    // Columns: tokens, warpgroups, [step, blocks, k16s, in_flight, least]
     //
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
     // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.
@@ -311,13 +311,13 @@ const TILES: &[Tile] = &[
     single(UNEMBED, FAST_F16, 128, 2, &[128, 2, 4, 1, 128]),
     tile(UNEMBED, &[W16], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
     // The experts. Up to 48 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
-    // few chunks. Up to 16 each warp multiplies by itself. From 64 on the limit is registers: fewer blocks, and a second
-    // fragment buffer, which lets decoding overlap with wgmma. Experts' rows are uneven, so tiles from 48 on have widths
+    // few chunks. Up to 16 each warp multiplies by itself. From 64 on the limit is registers: fewer blocks, and two
+    // groups in flight, so that decoding overlaps with wgmma. Experts' rows are uneven, so tiles from 48 on have widths
     // in steps of 8 to 32 tokens. A kernel holds a handful of widths before its registers spill, so a tile leaves the
     // narrower tile's widths to that one.
     tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 3, 0, 2,  8]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[16, 3, 0, 2, 16]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 1, 2, 32]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 2, 1, 32]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  48, 3, &[ 8, 3, 2, 1, 24]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  96, 3, &[16, 1, 2, 2, 48]),

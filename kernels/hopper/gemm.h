@@ -31,13 +31,14 @@
 #include "w16.h"
 
 // A tile of up to N tokens. wgmma's width is the least of LEAST, LEAST + STEP, .., N that holds them; each width has
-// code of its own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, whose A
-// fragments have BUFFERS buffers. BY_WARPS (K16S is 0): each warp multiplies by itself (by_warps.h), and a stage is
-// BUFFERS slabs. SINGLE: launched for at most N rows in all, which are one tile.
-template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_, int BUFFERS_, bool SINGLE_, int LEAST_>
+// code of its own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, of
+// which a warpgroup has IN_FLIGHT in flight. BY_WARPS (K16S is 0): each warp multiplies by itself (by_warps.h), and a
+// stage is IN_FLIGHT slabs. SINGLE: launched for at most N rows in all, which are one tile.
+template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_, int IN_FLIGHT_, bool SINGLE_, int LEAST_>
 struct Tile {
   enum : int {
-    N = N_, STEP = STEP_, LEAST = LEAST_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_, BUFFERS = BUFFERS_
+    N = N_, STEP = STEP_, LEAST = LEAST_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_,
+    IN_FLIGHT = IN_FLIGHT_
   };
   enum : bool { SINGLE = SINGLE_, BY_WARPS = K16S_ == 0 };
 };
@@ -63,7 +64,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     BLOCK_BYTES = BLOCK_UNITS * UNIT_BYTES,
     NEXT_BLOCK = T::WARPGROUPS * BLOCK_BYTES,              // from a warpgroup's block to its next
     ELEMENTS = FORMAT,
-    SLABS = T::BY_WARPS ? (int)T::BUFFERS : 1,             // of a stage
+    SLABS = T::BY_WARPS ? (int)T::IN_FLIGHT : 1,           // of a stage
     WEIGHT_BYTES = CHUNK * UNIT_BYTES,
     STAGE_BYTES = (SLABS * (TOKEN_BYTES + WEIGHT_BYTES) + 1023) / 1024 * 1024,
     BEST_WARPS = Op::GREEDY ? T::WARPGROUPS * 4 : 0,
@@ -404,26 +405,37 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   };
 
   // MXFP4 weights, a software pipeline: while wgmma multiplies a group of K16S steps, the next group is decoded into
-  // the other fragment buffer. With one buffer, decoding overlaps only with other warpgroups' wgmmas. The last stage is
-  // peeled (a compile-time flag), so that the loop has no branches: with branches the compiler serializes wgmma.
+  // the other fragment buffer. Two groups in flight: decoding begins when the one before is done. One: the compiler
+  // spreads decoding over the group's multiplications, for which the next stage's codes have to be there a stage ahead.
+  // So stages alternate between two sets of codes, which are registers. The last stage is peeled (a compile-time flag),
+  // so that the loop has no branches: with branches the compiler serializes wgmma.
   template <int N, int M> static DEV void multiply_codes(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
-    constexpr int STEPS = T::K16S, GROUPS = 4 / STEPS, BUFFERS = T::BUFFERS;
+    constexpr int STEPS = T::K16S, GROUPS = 4 / STEPS;
+    constexpr bool ONE = T::IN_FLIGHT == 1;
+    static_assert(GROUPS % 2 == 0, "the first group of each stage has the first fragment buffer");
     const CodesAt at(p);
-    Codes<M> codes;
-    u32 fragment[BUFFERS][STEPS][M][4];
-    auto fetch = [&] { wait_full(p); codes.load(at.codes + p.stage * STAGE_BYTES, at.scales + p.stage * STAGE_BYTES); };
-    auto decode = [&](int group) {
-#pragma unroll
-      for (int s = 0; s < STEPS; s++) codes.decode(group * STEPS + s, fragment[group % BUFFERS][s]);
+    Codes<M> sets[2];
+    u32 fragment[2][STEPS][M][4];
+    auto fetch = [&](Codes<M>& codes) {
+      wait_full(p);
+      codes.load(at.codes + p.stage * STAGE_BYTES, at.scales + p.stage * STAGE_BYTES);
     };
-    fetch();
-    decode(0);
+    auto decode = [&](const Codes<M>& codes, int group) {
+#pragma unroll
+      for (int s = 0; s < STEPS; s++) codes.decode(group * STEPS + s, fragment[group % 2][s]);
+    };
+    fetch(sets[0]);
+    decode(sets[0], 0);
     int held = -1;
-    auto stage = [&](auto is_last) {
+    auto stage = [&](auto is_last, auto set) {
       constexpr bool LAST = decltype(is_last)::value;
+      constexpr int SET = decltype(set)::value;
+      Codes<M>& codes = sets[SET];
+      Codes<M>& next = sets[ONE ? 1 - SET : SET];
       const int current = p.stage;
       const u64 tokens = wgmma_descriptor(p.base + current * STAGE_BYTES);
       advance(p);
+      if (ONE && !LAST) fetch(next);
 #pragma unroll
       for (int group = 0; group < GROUPS; group++) {
         const bool end = group == GROUPS - 1;
@@ -432,21 +444,29 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
         for (int s = 0; s < STEPS; s++)
 #pragma unroll
           for (int m = 0; m < M; m++)
-            Wgmma<FORMAT, N>::a16(sum[m], fragment[group % BUFFERS][s][m], tokens + 2 * (group * STEPS + s), 1);
+            Wgmma<FORMAT, N>::a16(sum[m], fragment[group % 2][s][m], tokens + 2 * (group * STEPS + s), 1);
         wgmma_commit();
-        wgmma_wait<BUFFERS - 1>();                         // the next group's fragment buffer is free
-        if (BUFFERS == 2 && group == 0 && held >= 0) release(p, held);
-        if (BUFFERS == 1 && end) release(p, current);
-        if (!end) decode(group + 1);
-        else if (!LAST) decode(0);
-        if (!LAST && group == GROUPS - 2) fetch();         // this stage's codes are decoded
+        if (!ONE) wgmma_wait<1>();                         // the next group's fragment buffer is free
+        if (!ONE && group == 0 && held >= 0) release(p, held);
+        if (!end) decode(codes, group + 1);
+        else if (!LAST) decode(next, 0);
+        if (!ONE && !LAST && group == GROUPS - 2) fetch(next);  // this stage's codes are decoded
+        if (ONE) wgmma_wait<0>();
+        if (ONE && end) release(p, current);
       }
       held = current;
     };
-    for (int k = 1; k < a.k_blocks; k++) stage(Flag<false>());
-    stage(Flag<true>());
-    wgmma_wait<0>();
-    if (BUFFERS == 2) release(p, held);
+    int k = 1;
+    if constexpr (ONE) {
+      for (; k + 2 <= a.k_blocks; k += 2) stage(Flag<false>(), Count<0>()), stage(Flag<false>(), Count<1>());
+      if (k < a.k_blocks) stage(Flag<false>(), Count<0>()), stage(Flag<true>(), Count<1>());
+      else stage(Flag<true>(), Count<0>());
+    } else {
+      for (; k < a.k_blocks; k++) stage(Flag<false>(), Count<0>());
+      stage(Flag<true>(), Count<0>());
+      wgmma_wait<0>();
+      release(p, held);
+    }
   }
 
   // `exact`: each slab is summed in fresh accumulators, low terms first, which are then added to the double-float sums.
@@ -520,8 +540,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 
 // Defines a kernel, from a row of the catalogue, whose parameters are those from STEP on. A kernel whose MOST_ROWS is
 // its N is SINGLE.
-#define PRODUCT(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, STEP, BLOCKS, K16S, BUFFERS, LEAST) \
+#define PRODUCT(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, STEP, BLOCKS, K16S, IN_FLIGHT, LEAST) \
   KERNEL(NAME, Op::Args, THREADS, 1, 0) {                                                                                \
-    using T = Tile<N, STEP, THREADS / 128 - 1, BLOCKS, K16S, BUFFERS, MOST_ROWS == N, LEAST>;                            \
+    using T = Tile<N, STEP, THREADS / 128 - 1, BLOCKS, K16S, IN_FLIGHT, MOST_ROWS == N, LEAST>;                          \
     Gemm<Op, Weights, FORMAT, TERMS, T, SHARED_BYTES>::run(Op::product_of(a));                                           \
   }
