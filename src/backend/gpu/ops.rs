@@ -1073,6 +1073,7 @@ impl Ops for GpuOps {
         let (norm, norm_cost) = self.norm_args(memory, norm.values(), Some(t), in_registers);
         let (route, route_cost) = self.route_args(w, bias, &memory.routes)?;
         let alone = self.shape.rows == 1;
+        // The word has four bytes for picks.
         let tells = alone && launch.kernel.cluster > 0 && self.config.experts_per_token <= size_of::<u32>();
         let args = NormRouteArgs {
             norm,
