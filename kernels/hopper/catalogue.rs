@@ -322,11 +322,12 @@ const TILES: &[Tile] = &[
     tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  96, 3, &[16, 1, 2, 2, 48]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 3, &[16, 1, 2, 2, 80]),
-    // Experts with more rows have several tiles, as narrow as they can be: three warpgroups decode and multiply faster than
-    // two with tiles of 256. mlp2 has registers for fewer widths.
+    // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply faster
+    // than two with tiles of 256. mlp2 has registers for fewer widths.
     from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 128])),
-    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, &[16, 1, 1, 2, 112])),
-    from(513, tile(MLP2, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 176])),
+    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, &[ 8, 1, 1, 2, 112])),
+    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, &[ 8, 1, 1, 2, 112])),
+    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, &[ 8, 1, 1, 2, 160])),
     // BF16 activations: for models whose values do not fit FP16.
     single(LAYERS_BF16,  FAST_BF16, 16, 1, &[16, 1, 4, 1, 16]),
     single(UNEMBED_BF16, FAST_BF16, 16, 2, &[16, 2, 4, 1, 16]),

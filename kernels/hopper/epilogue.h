@@ -230,15 +230,42 @@ struct AttnOut : OfPlan {
   }
 };
 
+// Two values as FP16, to nearest even. What is beyond its largest number becomes that, infinities, too; NaN stays. It
+// is one instruction, where pack_f16, which keeps infinities, takes branches. An expert's sums are infinite only where
+// finite products overflow float32.
+DEV u32 pack_finite(float low, float high) {
+  u32 r;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
+// Stores where i < bound, by a predicate: the compiler makes a branch of each condition.
+DEV void store_below(int bound, int i, void* at, u32 v) {
+  asm volatile("{ .reg .pred p; setp.lt.s32 p, %1, %0; @p st.global.b32 [%2], %3; }"
+               ::"r"(bound), "r"(i), "l"(at), "r"(v) : "memory");
+}
+
 struct Mlp2 : Plain {
   enum : bool { EARLY = true };
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = p.bias;
-    for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
-      if (TERMS == 1) *(u32*)((u16*)a.y + at) = pack_f16(v0 + bias.x, v1 + bias.y);
-      else *(float2*)((float*)a.y + at) = make_float2(v0 + bias.x, v1 + bias.y);
-    });
+    if constexpr (TERMS == 1) {
+      if (p.row >= a.n) return;
+      const int rows = p.chunk.rows - 2 * p.q;
+      u16* at = (u16*)a.y + (i64)(p.chunk.row + 2 * p.q) * a.n + p.row;
+#pragma unroll
+      for (int j = 0; j < N / 8; j++, at += 8 * (i64)a.n)
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+          const float v0 = product(acc[4 * j + t], a.scale), v1 = product(acc[4 * j + 2 + t], a.scale);
+          store_below(rows, 8 * j + t, at + t * a.n, pack_finite(v0 + bias.x, v1 + bias.y));
+        }
+    } else {
+      for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
+        *(float2*)((float*)a.y + at) = make_float2(v0 + bias.x, v1 + bias.y);
+      });
+    }
   }
 };
 
@@ -262,9 +289,9 @@ struct Mlp1 : Plain {
       u16* at = first + 8 * j * SLAB;                      // the swizzle repeats every eight rows
 #pragma unroll
       for (int term = 0; term < TERMS; term++) {
-        const u32 both = FORMAT == FORMAT_F16 ? pack_f16(v[0], v[1]) : pack_bf16(v[0], v[1]);
+        const u32 both = FORMAT == FORMAT_F16 ? pack_finite(v[0], v[1]) : pack_bf16(v[0], v[1]);
         const u32 turned = transpose8(both);
-        if (token + 8 * j < p.chunk.rows) *(u32*)(at + term * a.tiled_term) = turned;
+        store_below(p.chunk.rows - token, 8 * j, at + term * a.tiled_term, turned);
         v[0] -= from_16<FORMAT>((u16)both), v[1] -= from_16<FORMAT>((u16)(both >> 16));
       }
     }

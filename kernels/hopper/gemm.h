@@ -72,6 +72,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   struct Control {
     u64 full[MAX_STAGES], empty[MAX_STAGES];
     GroupTable table;
+    Chunk chunks[MAX_STAGES + 1];  // FOUND: the block's in turn. The producer is at most as many ahead as it has stages
     alignas(8) float best[BEST_WARPS + 1][T::N];
     int best_index[BEST_WARPS + 1][T::N];
   };
@@ -84,6 +85,10 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static_assert(FILLED || !SEVERAL, "the first stages are filled by lanes of one warp");
   enum : int { PRODUCERS = !SEVERAL ? 1 : STAGES < MOST_PRODUCERS ? STAGES : MOST_PRODUCERS };
   enum : bool { EARLY = Op::EARLY || T::SINGLE, IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS };
+  // Whether experts have several token tiles: those of a later round read the same weights again, from the L2.
+  enum : bool { READ_AGAIN = !IS_W16 && (int)T::N > 128 };
+  // Whether the producer finds the consumers' chunks, too: they read the next one when its first stage is full.
+  enum : bool { FOUND = !SEVERAL && !T::SINGLE && !Op::GREEDY && TERMS == 1 };
   // setmaxnreg: the producer gives up the registers that consumers gain. A single consumer warpgroup has enough
   // without.
   enum : int {
@@ -175,7 +180,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     const i64 slab = (i64)a.row_blocks * BLOCK_BYTES;
     const u8* from = a.weights + ((i64)c.group * a.k_blocks + step * SLABS) * slab + c.unit * UNIT_BYTES;
     for (int i = 0; i < slabs_of(a, step); i++, from += slab)
-      bulk_copy(to + i * WEIGHT_BYTES, from, bytes, bar, evict_first());
+      bulk_copy(to + i * WEIGHT_BYTES, from, bytes, bar, READ_AGAIN ? evict_normal() : evict_first());
   }
 
   // Copies rows up to a multiple of 8. Those beyond the tile's own are other tiles' or experts'; what they yield is not
@@ -210,6 +215,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV void fill(const GemmArgs& a, Pipe p, const Chunk& c) {
     const int stage = p.stage = first_stage();
     if (stage >= filled(a)) return;
+    if (FOUND && stage == 0) control().chunks[0] = c;
     copy_tokens(a, p, c, stage);
     if (!is_early(a, stage)) copy_weights(a, p, stage, c, stage);
   }
@@ -238,22 +244,43 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     int step = first + producer();
     p.stage = step % STAGES;
     p.phase = step / STAGES % 2 ^ 1;                       // the parity of `empty`: the first round does not wait
+    int place = 0;
     for (; some; some = work.template next<false>(c), step = PRODUCERS == 1 ? 0 : step - steps, early = 0) {
       if (T::SINGLE) c.rows = rows;
       for (; step < steps; step += PRODUCERS) {
         barrier_wait(p.empty + 8 * p.stage, p.phase);
+        if (FOUND && step == 0) control().chunks[place] = c;
         if (step >= early) expect_weights(a, p, p.stage, c, step), copy_weights(a, p, p.stage, c, step);
         copy_tokens(a, p, c, step);
         p.stage += PRODUCERS;
         if (p.stage >= STAGES) p.stage -= STAGES, p.phase ^= 1;
       }
+      if (FOUND) place = next_place(place);
+    }
+    if constexpr (FOUND) {                                 // a stage without copies, and no units: the end
+      barrier_wait(p.empty + 8 * p.stage, p.phase);
+      control().chunks[place].units = 0;
+      barrier_arrive(p.full + 8 * p.stage);
     }
   }
+  static DEV int next_place(int place) { return place < MAX_STAGES ? place + 1 : 0; }
 
   // ------------------------------------------------------------------------------------------------------ consumers
   static DEV void consume(const GemmArgs& a, Work work, Pipe& p) {
     if (EARLY || by_picks(a)) after_predecessor();
     let_successor_start();
+    if constexpr (FOUND) consume_found(a, p);
+    else consume_sought(a, work, p);
+  }
+  static DEV void consume_found(const GemmArgs& a, Pipe& p) {
+    for (int place = 0;; place = next_place(place)) {
+      wait_full(p);
+      const Chunk& c = control().chunks[place];            // read again where it takes no registers meanwhile
+      if (c.units == 0) return;
+      pick_tokens<T::LEAST>(a, p, c);
+    }
+  }
+  static DEV void consume_sought(const GemmArgs& a, Work& work, Pipe& p) {
     const int rows = T::SINGLE ? rows_of_single(a) : 0;
     bool fresh = true;
     for (Chunk c; work.template next<SEVERAL>(c);) {

@@ -2,8 +2,7 @@
 //
 // A token tile (up to N consecutive rows of one group, that is one expert) times all units of a weight matrix is cut
 // into chunks of at most CHUNK units, of which each block takes one a round. What a chunk is follows in closed form
-// from a table of the groups' tiles: no block waits for a work queue, and every warp finds its block's next chunk by
-// itself.
+// from a table of the groups' tiles: no block waits for a work queue.
 #pragma once
 #include "catalogue.h"
 #include "copy.h"

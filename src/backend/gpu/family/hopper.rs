@@ -252,7 +252,7 @@ mod tests {
                 "1536 unembed_greedy_w16_f16x1_n256 384",
                 "4096 qkv_w16_f16x1_n112_many 384",
                 "4096 attn_out_w16_f16x1_n112_many 512",
-                "4096 mlp1_mxfp4_f16x1_n192 512",
+                "4096 mlp1_mxfp4_f16x1_n160 512",
                 "4096 mlp2_mxfp4_f16x1_n160 512",
                 "4096 unembed_greedy_w16_f16x1_n256 384",
             ]
