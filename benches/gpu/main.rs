@@ -5,6 +5,7 @@
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --shape 120b --group 2 --requests 2200 --overlap
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- draws
+//!     cargo bench --bench gpu --features cuda -- loops [--shape 120b]
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
 //!
 //! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
@@ -15,6 +16,7 @@
 #![allow(missing_docs)]
 
 mod draws;
+mod loops;
 mod machine;
 mod ops;
 #[path = "../../tests/common/plans.rs"]
@@ -82,6 +84,8 @@ enum Part {
     Warmup(warmup::Args),
     /// The device's limits: its rates of copying memory and of matrix products.
     Machine,
+    /// The products' inner loops on end, and what workloads could reach with them.
+    Loops,
 }
 
 impl Args {
@@ -158,5 +162,6 @@ fn main() -> anyhow::Result<()> {
         }
         Part::Warmup(part) => warmup::run(&args, part),
         Part::Machine => machine::run(&args),
+        Part::Loops => loops::run(&args),
     }
 }
