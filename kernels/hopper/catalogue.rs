@@ -240,6 +240,15 @@ const fn many(ops: Ops, tokens: usize, warpgroups: usize, parameters: &'static [
         ..tile(ops, &[W16], FAST_F16, tokens, warpgroups, parameters)
     }
 }
+/// The same with tokens as wgmma's rows, a warpgroup for each 64. Of the parameters, the second is units of weights in a
+/// chunk. It has few registers, and shared memory that leaves room for a block of the small kernel before it.
+const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, parameters: &'static [usize; 5]) -> Tile {
+    Tile {
+        variant,
+        shared_bytes: SINGLE_SHARED,
+        ..tile(ops, &[W16], FAST_F16, tokens, tokens / 64, parameters)
+    }
+}
 /// A tile for at least so many rows per expert.
 const fn from(from_rows: usize, tile: Tile) -> Tile {
     Tile { from_rows, ..tile }
@@ -294,7 +303,13 @@ const TILES: &[Tile] = &[
     single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
     single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 0, 2,  32]),
     single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),
-    single(LAYERS, FAST_F16, 128, 1, &[128, 1, 4, 1, 128]),
+    // From 65 rows on a multiprocessor's two to five units would leave much of wgmma's 64 rows empty, so tokens are these
+    // rows: 128 of them for one token tile or, up to 256 rows, two. Attention has all registers: attn_out, which cannot
+    // start beside it, has all shared memory where that is faster.
+    Tile { most_rows: 128, ..tokens_first(QKV,      128, "", &[0, 3, 4, 1, 128]) },
+    Tile { most_rows: 128, ..tokens_first(ATTN_OUT, 128, "", &[0, 2, 4, 1, 128]) },
+    tokens_first(QKV,      128, "tall", &[0, 5, 4, 1, 128]),
+    Tile { shared_bytes: ALL_SHARED, ..tokens_first(ATTN_OUT, 128, "tall", &[0, 3, 4, 1, 128]) },
     // With many rows a chunk's row blocks and tokens are what cuts the rows at hand into whole rounds of chunks.
     many(QKV,      112, 2, &[112, 3, 2, 1, 112]),
     many(QKV,      128, 2, &[128, 2, 2, 1, 128]),

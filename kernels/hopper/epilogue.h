@@ -11,6 +11,9 @@
 //   Schedule work distribution, see schedule.h
 //   OF_ROUTER
 //            of a single row the kernel finds its work in the router's word (GemmArgs.picks), if there is one
+//   bias_of_four(), store_four()
+//            what TOKENS_FIRST (gemm.h) has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a unit
+//            for a token, and n is a multiple of 4
 //   GREEDY   fused argmax: of all logits that a block computes for a token, the largest one is stored
 #pragma once
 #include "../gpu/gated.h"
@@ -95,6 +98,13 @@ struct Qkv : OfPlan {
       *(float2*)(a.out + at) = make_float2(v0 + bias.x, v1 + bias.y);
     });
   }
+  DEV static f32x4 bias_of_four(const GemmArgs& a, int row) {
+    if (a.half == 0) return *(const f32x4*)(a.bias + row);
+    const int slot = row / W16::UNIT_ROWS * W16::UNIT_ROWS + LANE % 4 * 2;
+    const int first = W16::matrix_row(slot, a.half), second = W16::matrix_row(slot + 1, a.half);
+    return f32x4{a.bias[first], a.bias[first + a.half], a.bias[second], a.bias[second + a.half]};
+  }
+  DEV static void store_four(float* at, const f32x4& v) { *(f32x4*)at = v; }
 };
 
 // Transposes an 8 x 8 matrix of 16-bit elements, row g of which is in lanes 4g .. 4g + 3.
@@ -227,6 +237,11 @@ struct AttnOut : OfPlan {
                           old[i].y + (product(sum[2], a.scale) + bias.y));
       }
     }
+  }
+  DEV static f32x4 bias_of_four(const GemmArgs& a, int row) { return *(const f32x4*)(a.bias + row); }
+  DEV static void store_four(float* at, const f32x4& v) {
+    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
   }
 };
 

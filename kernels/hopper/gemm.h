@@ -2,7 +2,8 @@
 // a kind of weights (mxfp4.h, w16.h), the activations' format and number of terms, and a tile.
 //
 // The operands are swapped: 64 weight rows are wgmma's A, decoded in registers or read from shared memory, and up to N
-// tokens are B. So few tokens are not padded to 64: wgmma's N goes down to 8.
+// tokens are B. So few tokens are not padded to 64: wgmma's N goes down to 8. With 16-bit weights it can also be the
+// other way round (TOKENS_FIRST): 64 tokens are A, and a chunk's units B. So a few units are not padded to 64 rows.
 //
 //   One block per multiprocessor: `warpgroups` consumer warpgroups, and a producer whose threads issue bulk copies.
 //   A stage of the pipeline is a slab of 64 along K, or several: the tile's tokens (one contiguous run of rows of a
@@ -10,7 +11,7 @@
 //     several slabs all tokens come first. All shared memory but Control is stages: DRAM's latency times its bandwidth
 //     is 33 KB per multiprocessor.
 //   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, over all of K, in
-//     registers.
+//     registers; of TOKENS_FIRST, all of the chunk's rows for its 64 tokens.
 //
 // Sums: `fast` (one term) has one float32 accumulator per element, k16 step after k16 step. `exact` sums each slab of
 // 64 in fresh accumulators, low terms first, and adds these to a double-float sum (Pair in epilogue.h). In both an
@@ -33,14 +34,15 @@
 // A tile of up to N tokens. wgmma's width is the least of LEAST, LEAST + STEP, .., N that holds them; each width has
 // code of its own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, of
 // which a warpgroup has IN_FLIGHT in flight. BY_WARPS (K16S is 0): each warp multiplies by itself (by_warps.h), and a
-// stage is IN_FLIGHT slabs. SINGLE: launched for at most N rows in all, which are one tile.
+// stage is IN_FLIGHT slabs. SINGLE: launched for at most N rows in all, which are one tile. TOKENS_FIRST (STEP is 0): a
+// warpgroup for each 64 tokens, and BLOCKS units of weights in a chunk.
 template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_, int IN_FLIGHT_, bool SINGLE_, int LEAST_>
 struct Tile {
   enum : int {
     N = N_, STEP = STEP_, LEAST = LEAST_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_,
     IN_FLIGHT = IN_FLIGHT_
   };
-  enum : bool { SINGLE = SINGLE_, BY_WARPS = K16S_ == 0 };
+  enum : bool { SINGLE = SINGLE_, BY_WARPS = K16S_ == 0, TOKENS_FIRST = STEP_ == 0 };
 };
 
 enum : int { MAX_STAGES = 32 };
@@ -56,7 +58,7 @@ template <int N> struct Count { enum : int { value = N }; };
 template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BYTES> struct Gemm {
   enum : int {
     BLOCK_UNITS = 64 / Weights::UNIT_ROWS,
-    CHUNK = T::WARPGROUPS * T::BLOCKS * BLOCK_UNITS,
+    CHUNK = T::TOKENS_FIRST ? (int)T::BLOCKS : T::WARPGROUPS * T::BLOCKS * BLOCK_UNITS,
     CONSUMERS = T::WARPGROUPS * 128,
     TERM_BYTES = T::N * SLAB * 2,
     TOKEN_BYTES = TERMS * TERM_BYTES,
@@ -83,14 +85,21 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   enum : bool { SEVERAL = T::BY_WARPS || (FILLED && T::SINGLE && (int)T::WARPGROUPS == 1) };
   static_assert(T::BY_WARPS || !Op::AHEAD, "what is loaded ahead has registers in tiles by warps alone");
   static_assert(FILLED || !SEVERAL, "the first stages are filled by lanes of one warp");
+  static_assert(!T::TOKENS_FIRST || (int)T::N == T::WARPGROUPS * 64, "a warpgroup for each 64 tokens");
   enum : int { PRODUCERS = !SEVERAL ? 1 : STAGES < MOST_PRODUCERS ? STAGES : MOST_PRODUCERS };
+  // Stages whose weights are requested early where rows are not few: 20 to 60 KB were alike, all stages slower.
+  enum : int {
+    IN_40_KB = 40 * 1024 / WEIGHT_BYTES,
+    WEIGHTS_FIRST = T::TOKENS_FIRST && IN_40_KB < STAGES ? IN_40_KB : STAGES
+  };
   enum : bool { EARLY = Op::EARLY || T::SINGLE, IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS };
   // Whether experts have several token tiles: those of a later round read the same weights again, from the L2.
   enum : bool { READ_AGAIN = !IS_W16 && (int)T::N > 128 };
   // Whether the producer finds the consumers' chunks, too: they read the next one when its first stage is full.
-  enum : bool { FOUND = !SEVERAL && !T::SINGLE && !Op::GREEDY && TERMS == 1 };
+  enum : bool { FOUND = !SEVERAL && !T::SINGLE && !T::TOKENS_FIRST && !Op::GREEDY && TERMS == 1 };
   // setmaxnreg: the producer gives up the registers that consumers gain. A single consumer warpgroup has enough
-  // without.
+  // without, and so have those of 64 tokens.
+  enum : bool { SHIFTED = (int)T::WARPGROUPS > 1 && !T::TOKENS_FIRST };
   enum : int {
     PRODUCER_REGISTERS = T::BY_WARPS ? 56 : T::WARPGROUPS == 2 ? 24 : 32,
     CONSUMER_REGISTERS = T::BY_WARPS ? 144 : T::WARPGROUPS == 2 ? 240 : 160
@@ -122,10 +131,10 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     else if (TID >= CONSUMERS && TID < CONSUMERS + PRODUCERS * WAVE) prepare_producer(a, p);
     barrier();
     if (TID >= CONSUMERS) {
-      if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
+      if constexpr (SHIFTED) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"((int)PRODUCER_REGISTERS));
       if (TID < CONSUMERS + (FILLED ? PRODUCERS * WAVE : 1)) produce(a, Work(control().table), p);
     } else {
-      if constexpr (T::WARPGROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
+      if constexpr (SHIFTED) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"((int)CONSUMER_REGISTERS));
       consume(a, Work(control().table), p);
     }
   }
@@ -236,7 +245,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       if ((EARLY || !SEVERAL) && some) fill(a, p, c);
       if (LANE > 0) return;
     } else if (EARLY) {
-      for (; some && early < min((int)STAGES, steps); early++)
+      for (; some && early < min((int)WEIGHTS_FIRST, steps); early++)
         expect_weights(a, p, early, c, early), copy_weights(a, p, early, c, early);
       after_predecessor();
       if (T::SINGLE) rows = rows_to_copy(a);
@@ -286,10 +295,40 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     for (Chunk c; work.template next<SEVERAL>(c);) {
       if (T::SINGLE) c.rows = rows;
       if (Op::GREEDY && fresh) reset_best();
-      pick_tokens<T::LEAST>(a, p, c);
+      if constexpr (T::TOKENS_FIRST) pick_units<T::BLOCKS>(a, p, c);
+      else pick_tokens<T::LEAST>(a, p, c);
       if constexpr (Op::GREEDY) {
         fresh = work.tile_done();
         if (fresh) write_best(a, c, work);
+      }
+    }
+  }
+
+  // TOKENS_FIRST: the launches that these tiles are for make chunks of BLOCKS units or one fewer. For other numbers wgmma
+  // multiplies stale shared memory, too.
+  template <int UNITS> static DEV void pick_units(const GemmArgs& a, Pipe& p, const Chunk& c) {
+    if constexpr (UNITS == (int)T::BLOCKS && UNITS > 1)
+      if (c.units < UNITS) return pick_units<UNITS - 1>(a, p, c);
+    float sum[1][UNITS * 8];
+    f32x4 bias[UNITS];
+    const int first_row = c.unit * Weights::UNIT_ROWS + LANE % 4 * 4;
+    const auto row = [&](int u) { return first_row + u * Weights::UNIT_ROWS; };
+    const auto exists = [&](int u) { return u < c.units && row(u) < a.n; };
+    clear(sum);
+#pragma unroll
+    for (int u = 0; u < UNITS; u++) bias[u] = exists(u) ? Op::bias_of_four(a, row(u)) : f32x4{};
+    multiply_w16<UNITS * 16, 1>(a, p, sum);
+#pragma unroll
+    for (int t = 0; t < 2; t++) {
+      const int token = TID / WAVE * 16 + LANE / 4 + 8 * t;
+      if (token >= c.rows) continue;
+      float* out = a.out + (i64)(c.row + token) * a.n + first_row;
+#pragma unroll
+      for (int u = 0; u < UNITS; u++) {
+        f32x4 v = bias[u];
+#pragma unroll
+        for (int i = 0; i < 4; i++) v[i] = product(sum[0][8 * u + 2 * t + i % 2 * 4 + i / 2], a.scale) + bias[u][i];
+        if (exists(u)) Op::store_four(out + u * Weights::UNIT_ROWS, v);
       }
     }
   }
@@ -365,13 +404,17 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 
   // Of a warpgroup's weight blocks of a stage: the m-th one's descriptor, the first one's address.
   static DEV u64 block_of(u64 descriptor, int m) { return descriptor + m * NEXT_BLOCK / 16; }
-  static DEV u32 first_block(const Pipe& p) { return p.base + SLABS * TOKEN_BYTES + TID / 128 * BLOCK_BYTES; }
+  static DEV u32 first_block(const Pipe& p) {
+    return p.base + SLABS * TOKEN_BYTES + (T::TOKENS_FIRST ? 0 : TID / 128 * BLOCK_BYTES);
+  }
+  // The first of a warpgroup's tokens in stage 0.
+  static DEV u32 first_token(const Pipe& p) { return p.base + (T::TOKENS_FIRST ? TID / 128 * 64 * SLAB * 2 : 0); }
 
-  // 16-bit weights: both operands from shared memory. A stage is released once the next one's wgmmas are queued behind
-  // its own. Where the pipeline is deep a stage has little to multiply, 80 cycles with eight tokens, and a wait takes
-  // some 200: so several stages are waited for at once.
+  // 16-bit weights: both operands from shared memory, wgmma of width N for each of M blocks. A stage is released once the
+  // next one's wgmmas are queued behind its own. Where the pipeline is deep a stage has little to multiply, 80 cycles
+  // with eight tokens, and a wait takes some 200: so several stages are waited for at once.
   template <int N, int M> static DEV void multiply_w16(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
-    constexpr int AT_ONCE = STAGES >= 16 ? 4 : STAGES >= 8 ? 2 : 1;
+    constexpr int AT_ONCE = T::TOKENS_FIRST ? 1 : STAGES >= 16 ? 4 : STAGES >= 8 ? 2 : 1;
     int held = -1, held_count = 0;
     auto multiply = [&](auto count) {
       constexpr int COUNT = decltype(count)::value;
@@ -382,13 +425,14 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < COUNT; i++, advance(p)) {
-        const u64 tokens = wgmma_descriptor(p.base + p.stage * STAGE_BYTES);
+        const u64 tokens = wgmma_descriptor(first_token(p) + p.stage * STAGE_BYTES);
         const u64 weights = wgmma_descriptor(first_block(p) + p.stage * STAGE_BYTES);
 #pragma unroll
         for (int s = 0; s < 4; s++)
 #pragma unroll
           for (int m = 0; m < M; m++)
-            Wgmma<FORMAT, N>::d16(sum[m], block_of(weights, m) + 2 * s, tokens + 2 * s, 1);
+            if constexpr (T::TOKENS_FIRST) Wgmma<FORMAT, N>::d16(sum[m], tokens + 2 * s, weights + 2 * s, 1);
+            else Wgmma<FORMAT, N>::d16(sum[m], block_of(weights, m) + 2 * s, tokens + 2 * s, 1);
       }
       wgmma_commit();
       wgmma_wait<1>();

@@ -110,6 +110,8 @@ impl Family for Hopper {
 
 /// Weight units of a row block: 16 rows of 16-bit weights, or all 64 of MXFP4.
 const MOST_UNITS: usize = 4;
+/// Rows of a unit of 16-bit weights.
+const UNIT_ROWS: usize = 16;
 
 /// The most that kernels/hopper/schedule.h makes of token tiles and weight units: the product of their counts, however the
 /// rows fall on the groups. The unembedding's schedule does not multiply them.
@@ -126,8 +128,10 @@ fn tile(shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) 
         Product::Mlp1 | Product::Mlp2 => expert_tile(kernels, busiest(shape)),
         // Up to 128 rows of tokens are one tile, whose weights are on their way before the tokens are there.
         _ => {
-            let singles = kernels.iter().filter(|kernel| shape.rows <= kernel.most_rows);
-            narrowest(singles, shape.rows).or_else(|| shortest(kernels, shape, multiprocessors))
+            let fours = shape.n.is_multiple_of(4);
+            let fitting = || kernels.iter().filter(move |kernel| fours || !tokens_first(kernel));
+            let singles = fitting().filter(|kernel| shape.rows <= kernel.most_rows);
+            narrowest(singles, shape.rows).or_else(|| shortest(fitting(), shape, multiprocessors))
         }
     };
     tile.unwrap_or(kernels[0])
@@ -163,26 +167,50 @@ const ARRIVAL: usize = 930;
 /// How much more the rows that a step of a bucket is likely to have count than a full bucket.
 const LIKELY: usize = 4;
 
-/// Row blocks of a chunk.
-fn chunk_blocks(kernel: &Kernel) -> usize {
-    let Source::Made { parameters, .. } = kernel.source else {
-        return 1;
-    };
-    (kernel.threads / 128 - 1) * parameters[1] // one more warpgroup brings what they multiply
+/// Whether tokens are wgmma's rows: no weights but the chunk's own are multiplied then, and outputs are stored in fours.
+fn tokens_first(kernel: &Kernel) -> bool {
+    matches!(
+        kernel.source,
+        Source::Made {
+            parameters: [0, ..],
+            ..
+        }
+    )
 }
 
-/// The tile, of those for many rows, whose busiest multiprocessor is done first: rounds of chunks, each of so many row blocks
-/// times the tile's tokens, unless the pipeline's stages arrive more slowly. Of equals the first.
-fn shortest(kernels: &[&'static Kernel], shape: &GemmShape, multiprocessors: usize) -> Option<&'static Kernel> {
+/// Units of weights in a chunk.
+fn chunk_units(kernel: &Kernel) -> usize {
+    match kernel.source {
+        Source::Made { parameters, .. } if tokens_first(kernel) => parameters[1],
+        // One more warpgroup brings what they multiply.
+        Source::Made { parameters, .. } => (kernel.threads / 128 - 1) * parameters[1] * MOST_UNITS,
+        Source::Written => MOST_UNITS,
+    }
+}
+
+/// The tile, of those for many rows, whose busiest multiprocessor is done first: rounds of chunks, each of so many weight
+/// rows times the tile's tokens, unless these arrive more slowly (128 bytes of a row or token, some 70 a cycle, take the
+/// unit of time), or the pipeline's stages do. Of equals the first.
+fn shortest<'a>(
+    kernels: impl Iterator<Item = &'a &'static Kernel>,
+    shape: &GemmShape,
+    multiprocessors: usize,
+) -> Option<&'static Kernel> {
+    let all = shape.row_blocks * MOST_UNITS;
     let time = |kernel: &Kernel, rows: usize| {
-        let (tokens, chunk) = (kernel.tokens, chunk_blocks(kernel));
+        let (tokens, chunk) = (kernel.tokens, chunk_units(kernel));
         let tiles = rows.max(1).div_ceil(tokens);
-        let rounds = (tiles * shape.row_blocks.div_ceil(chunk)).div_ceil(multiprocessors);
-        let units = (shape.row_blocks * MOST_UNITS).div_ceil(rounds * multiprocessors / tiles);
-        let stages = kernel.shared_bytes / ((tokens + 64 * chunk) * 2 * SLAB);
-        rounds * (ROUND + (units.div_ceil(MOST_UNITS) * tokens).max(ARRIVAL / stages.max(1)))
+        let rounds = (tiles * all.div_ceil(chunk)).div_ceil(multiprocessors);
+        let units = all.div_ceil(rounds * multiprocessors / tiles);
+        let multiplied = match tokens_first(kernel) {
+            true => units * tokens / MOST_UNITS,
+            false => units.div_ceil(MOST_UNITS) * tokens,
+        };
+        let arriving = rows.div_ceil(tiles) + UNIT_ROWS * units;
+        let stages = kernel.shared_bytes / ((tokens + UNIT_ROWS * chunk) * 2 * SLAB);
+        rounds * (ROUND + multiplied.max(arriving).max(ARRIVAL / stages.max(1)))
     };
-    let many = kernels.iter().filter(|kernel| kernel.most_rows == 0);
+    let many = kernels.filter(|kernel| kernel.most_rows == 0);
     many.min_by_key(|kernel| LIKELY * time(kernel, likely(shape.rows)) + time(kernel, shape.rows))
         .copied()
 }
@@ -235,8 +263,8 @@ mod tests {
                 "32 mlp1_mxfp4_f16x1_n8 512",
                 "32 mlp2_mxfp4_f16x1_n8 512",
                 "32 unembed_greedy_w16_f16x1_n32 384",
-                "256 qkv_w16_f16x1_n128_many 384",
-                "256 attn_out_w16_f16x1_n128_many 512",
+                "256 qkv_w16_f16x1_n128_tall 384",
+                "256 attn_out_w16_f16x1_n128_tall 384",
                 "256 mlp1_mxfp4_f16x1_n48 512",
                 "256 mlp2_mxfp4_f16x1_n48 512",
                 "256 unembed_greedy_w16_f16x1_n256 384",
@@ -295,6 +323,26 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    /// From 65 to 256 rows tokens are wgmma's rows, unless outputs cannot be stored in fours.
+    #[test]
+    fn tokens_come_first_where_units_are_few() {
+        let first = |product, rows, more| {
+            let shape = shape_20b(product, rows, args::Format::F16, 1);
+            let shape = GemmShape {
+                n: shape.n + more,
+                ..shape
+            };
+            tokens_first(TARGET.gemm(&shape).unwrap().launch.kernel)
+        };
+        for product in [Product::Qkv, Product::AttnOut] {
+            assert_eq!(
+                [64, 65, 96, 128, 192, 256, 384, 1024].map(|rows| first(product, rows, 0)),
+                [false, true, true, true, true, true, false, false]
+            );
+            assert_eq!([96, 256].map(|rows| first(product, rows, 2)), [false; 2]);
         }
     }
 
