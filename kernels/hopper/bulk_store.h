@@ -11,5 +11,3 @@ DEV void bulk_store(void* to, u32 from, u32 bytes) {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 DEV void bulk_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-// The memory of an mbarrier is for others from here on.
-DEV void barrier_discard(u32 bar) { asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(bar) : "memory"); }

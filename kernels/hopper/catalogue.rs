@@ -58,7 +58,7 @@ const NORM_FROM_ROWS: usize = 512;
 /// Up to so many rows the norm loads early, and norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 21] = [
+const WRITTEN: [Kernel; 22] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .called("rows")
         .at_least(NORM_FROM_ROWS)
@@ -68,9 +68,11 @@ const WRITTEN: [Kernel; 21] = [
             NORM_PIECES,
             Limit::AtMost(Dimension::ExpertsPerToken, NORM_EXPERTS),
         ]),
-    norm_route_rows("hopper/norm_route_rows4x16.hip", "rows4x16", 4, 16, 1),
-    norm_route_rows("hopper/norm_route_rows4x8.hip", "rows4x8", 4, 8, 513),
-    norm_route_rows("hopper/norm_route_rows8x8.hip", "rows8x8", 8, 8, 1025),
+    // Of two for as many rows the host takes the later one that takes the model.
+    norm_route_rows::<2, 128>("hopper/norm_route_pairs4.hip", "pairs4", 4, [8, 2], 1),
+    norm_route_rows::<2, 128>("hopper/norm_route_pairs7.hip", "pairs7", 7, [8, 1], 529),
+    norm_route_rows::<1, 32>("hopper/norm_route_rows4.hip", "rows4", 4, [4, 4], 1),
+    norm_route_rows::<1, 32>("hopper/norm_route_rows7.hip", "rows7", 7, [4, 4], 529),
     Kernel::written(Op::Norm, "hopper/norm_few.hip", 12 * WARP)
         .called("few")
         .up_to(FEW_ROWS)
@@ -100,30 +102,34 @@ const WRITTEN: [Kernel; 21] = [
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128).holding((64 + 256) * 64 * 2),
 ];
 
-/// Where a block's dynamic shared memory begins, behind the static one, is a multiple of this.
-const SHARED_ALIGN: usize = 1024;
-
-/// Norm and router of many rows, so many a block, from a number of rows on: up to 512 rows a multiprocessor has a block of
-/// four, whose sixteen waves share the experts, up to 1,024 two of eight waves. Shared memory: the rows, and their routing.
-const fn norm_route_rows(
+/// Norm and router of many rows, so many a block, from a number of rows on: of four up to as many as the multiprocessors
+/// have at once. `BLOCKS` share their rows, and a wave has `experts` experts, whose weights come `ahead` steps ahead.
+/// Shared memory: the rows, logits of the block's own, and the weights.
+const fn norm_route_rows<const BLOCKS: usize, const EXPERTS: usize>(
     file: &'static str,
     variant: &'static str,
     rows: usize,
-    waves: usize,
+    [experts, ahead]: [usize; 2],
     from_rows: usize,
 ) -> Kernel {
+    let (waves, most_experts) = (8, 128);
+    let logits = rows * most_experts * 4;
     Kernel::written(Op::NormRoute, file, waves * WARP)
         .called(variant)
+        .clustered(BLOCKS)
         .at_least(from_rows)
         .taking(rows)
-        .sharing(rows * NORM_BYTES)
-        .holding((rows * (256 * 8 + 8 * 8 + 8 * 8)).next_multiple_of(SHARED_ALIGN))
-        .within(&[
-            NORM_ROWS,
-            NORM_PIECES,
-            Limit::AtMost(Dimension::Experts, 256),
-            Limit::AtMost(Dimension::ExpertsPerToken, 8),
-        ])
+        .sharing(BLOCKS * rows * NORM_BYTES + logits + waves * ahead * experts * WARP * 16)
+        .within(
+            const {
+                &[
+                    NORM_ROWS,
+                    NORM_PIECES,
+                    Limit::AtMost(Dimension::Experts, EXPERTS),
+                    Limit::AtMost(Dimension::ExpertsPerToken, 8),
+                ]
+            },
+        )
 }
 
 /// Norm and router by clusters of blocks, whose waves have an expert each. Shared memory: the row, logits of a wave's

@@ -1,6 +1,5 @@
-// Shared by `rmsnorm_rows` and the kernels norm_route_rows*: rmsnorm of norm.h where rows are many, in `fast`. Bulk
-// copies bring the rows to shared memory, so many are on the way to a multiprocessor without a register for them. The
-// bits are those of norm.h.
+// rmsnorm of norm.h where rows are many, with the experts' outputs to add, in `fast`. Bulk copies bring the rows to
+// shared memory, so many are on the way to a multiprocessor without a register for them. The bits are those of norm.h.
 //
 // hidden is at most ROW_STEPS * ROW_STEP and a multiple of 8, and a row has at most ROW_EXPERTS experts. `select`,
 // `t32` and `exact` are not served, there is one term, and y is FP16.
@@ -18,7 +17,7 @@ enum : int {
 
 DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
 
-// A row in shared memory, the experts' outputs behind it (ADDS), and the mbarrier that their copies report to.
+// A row in shared memory, the experts' outputs, and the mbarrier that their copies report to.
 struct RowInShared {
   f32x4* x;
   const u16* y;
@@ -27,11 +26,6 @@ struct RowInShared {
   DEV void prepare() const {
     if (LANE == 0) barrier_init(bar, 1), barrier_init_done();
     __syncwarp();
-  }
-  // Its mbarrier's memory is for others from here on.
-  DEV void discard() const {
-    __syncwarp();
-    if (LANE == 0) barrier_discard(bar);
   }
   // Eight elements of a step in the order in which they came.
   DEV void load(int step, float* v) const {
@@ -43,20 +37,14 @@ struct RowInShared {
   DEV void store(int step, const float* v) const {
     UNROLL for (int h = 0; h < 2; h++) x[(step * WAVE + LANE) * 2 + h] = four_of(v + 4 * h);
   }
-  // In the order of route's Stage, which a wave reads without bank conflicts: the first four of all lanes, then the
-  // other four. All lanes have loaded the step.
-  DEV void store_staged(int step, const float* v) const {
-    UNROLL for (int h = 0; h < 2; h++) x[(step * 2 + h) * WAVE + LANE] = four_of(v + 4 * h);
-  }
 };
 
-// Starts the copies of row `row`, and of its experts' outputs. One wave calls it.
-template <bool ADDS> DEV void fetch_row(const NormArgs& a, int row, const RowInShared& s) {
+// Starts the copies of row `row` and its experts' outputs. One wave calls it.
+DEV void fetch_row(const NormArgs& a, int row, const RowInShared& s) {
   if (LANE == 0) {
-    barrier_arrive_expect(s.bar, a.hidden * (4 + (ADDS ? 2 * a.k : 0)));
+    barrier_arrive_expect(s.bar, a.hidden * (4 + 2 * a.k));
     bulk_copy(shared_address(s.x), a.x + (i64)row * a.hidden, a.hidden * 4, s.bar, evict_normal());
   }
-  if (!ADDS) return;
   __syncwarp();
   if (LANE < a.k) {
     const i64 slot = a.slots[(i64)row * a.k + LANE];
@@ -65,13 +53,12 @@ template <bool ADDS> DEV void fetch_row(const NormArgs& a, int row, const RowInS
   }
 }
 
-// x of a step: loaded by a lane whose elements exist, with the experts' outputs added (ADDS).
-template <bool ADDS> DEV void load_step(const NormArgs& a, const RowInShared& s, int step, float mine, float* v) {
+// x of a step with the experts' outputs added: loaded by a lane whose elements exist.
+DEV void load_step(const NormArgs& a, const RowInShared& s, int step, float mine, float* v) {
   const int k = step * ROW_STEP + LANE * 8;
   const bool exists = k < a.hidden;
   UNROLL for (int j = 0; j < 8; j++) v[j] = 0;
   if (exists) s.load(step, v);
-  if (!ADDS) return;
   float added[8] = {};
   UNROLL for (int i = 0; i < ROW_EXPERTS; i++) {
     const float share = shfl(mine, i);
@@ -84,42 +71,30 @@ template <bool ADDS> DEV void load_step(const NormArgs& a, const RowInShared& s,
 }
 
 // Norms row `row`, whose copies have been started; WAVES waves share it, of which this is number `wave`, and have
-// `sums` to exchange their steps' sums (one wave has no need of it). ADDS: x += the experts' outputs before, and is
-// stored; a lane keeps its elements in registers, else they are loaded twice. STAGES: the norm is left in shared
-// memory.
-template <bool ADDS, bool STAGES, int WAVES>
-DEV void norm_by_waves(const NormArgs& a, int row, int wave, const RowInShared& s, float* sums) {
+// `sums` to exchange their steps' sums. x += the experts' outputs before, and is stored; a lane keeps its elements in
+// registers.
+template <int WAVES> DEV void norm_by_waves(const NormArgs& a, int row, int wave, const RowInShared& s, float* sums) {
   constexpr int STEPS = ROW_STEPS / WAVES;
-  float x[ADDS ? STEPS : 1][8], squares[STEPS];
-  const float mine = ADDS && LANE < a.k ? a.shares[(i64)row * a.k + LANE] : 0.f;
+  float x[STEPS][8], squares[STEPS];
+  const float mine = LANE < a.k ? a.shares[(i64)row * a.k + LANE] : 0.f;
   barrier_wait(s.bar, 0);
   UNROLL for (int i = 0; i < STEPS; i++) {
-    float(&v)[8] = x[ADDS ? i : 0];
-    load_step<ADDS>(a, s, wave * STEPS + i, mine, v);
+    load_step(a, s, wave * STEPS + i, mine, x[i]);
     squares[i] = 0;
-    UNROLL for (int j = 0; j < 8; j++) squares[i] += mul_rn(v[j], v[j]);
+    UNROLL for (int j = 0; j < 8; j++) squares[i] += mul_rn(x[i][j], x[i][j]);
   }
-  if constexpr (ADDS) {
-    UNROLL for (int i = 0; i < STEPS; i++) {
-      const int step = wave * STEPS + i;
-      if (step * ROW_STEP + LANE * 8 < a.hidden) s.store(step, x[i]);
-    }
-    async_proxy_fence();
+  UNROLL for (int i = 0; i < STEPS; i++) {
+    const int step = wave * STEPS + i;
+    if (step * ROW_STEP + LANE * 8 < a.hidden) s.store(step, x[i]);
   }
+  async_proxy_fence();
   // The steps' trees side by side, then the chain over their sums.
   UNROLL for (int i = 0; i < STEPS; i++) squares[i] = wave_sum(squares[i]);
-  float sum;
-  if constexpr (WAVES > 1) {
-    if (LANE == 0) UNROLL for (int i = 0; i < STEPS; i++) sums[wave * STEPS + i] = squares[i];
-    barrier();
-    sum = sums[0];
-    UNROLL for (int step = 1; step < ROW_STEPS; step++) sum += sums[step];
-  } else {
-    __syncwarp();
-    sum = squares[0];
-    UNROLL for (int step = 1; step < STEPS; step++) sum += squares[step];
-  }
-  const bool stores = ADDS && wave == 0 && LANE == 0;
+  if (LANE == 0) UNROLL for (int i = 0; i < STEPS; i++) sums[wave * STEPS + i] = squares[i];
+  barrier();
+  float sum = sums[0];
+  UNROLL for (int step = 1; step < ROW_STEPS; step++) sum += sums[step];
+  const bool stores = wave == 0 && LANE == 0;
   if (stores) bulk_store(a.x + (i64)row * a.hidden, shared_address(s.x), a.hidden * 4);
   const float scale = inverse_root(sum, a.hidden);
   const int padded = (a.hidden + SLAB - 1) / SLAB * SLAB;
@@ -127,12 +102,7 @@ DEV void norm_by_waves(const NormArgs& a, int row, int wave, const RowInShared& 
     const int step = wave * STEPS + i, k = step * ROW_STEP + LANE * 8;
     float w[8] = {}, t[8] = {};
     if (k < a.hidden) load8_aligned<FORMAT_F32>(a.weight, k, w);
-    if constexpr (!ADDS) if (k < a.hidden) s.load(step, x[0]);
-    UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? w[j] * (scale * x[ADDS ? i : 0][j]) : 0.f;
-    if constexpr (STAGES) {
-      __syncwarp();
-      s.store_staged(step, t);
-    }
+    UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? w[j] * (scale * x[i][j]) : 0.f;
     if (k >= padded) continue;
     u16* at = a.t + tiled_index(row, k, a.t_rows);
     if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);

@@ -1,4 +1,4 @@
-// rmsnorm_rows: see norm_rows.h; it adds the experts' outputs. A block has a row: six rows with these fit a
+// rmsnorm_rows: see norm_rows.h. A block has a row: six rows with these fit a
 // multiprocessor's shared memory.
 //
 // Grid: rows of the bucket.
@@ -19,6 +19,6 @@ KERNEL(rmsnorm_rows, NormArgs, NORM_ROWS_THREADS, 6, 0) {
   barrier();
   after_predecessor();
   if (row >= rows) return;
-  if (wave == 0) fetch_row<true>(a, row, s);
-  norm_by_waves<true, false, WAVES>(a, row, wave, s, sums);
+  if (wave == 0) fetch_row(a, row, s);
+  norm_by_waves<WAVES>(a, row, wave, s, sums);
 }

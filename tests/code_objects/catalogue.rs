@@ -107,6 +107,7 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             target.norm_few(&config, rows),
             target.norm_rows(&config, rows),
             target.norm_route_rows(&config, rows),
+            target.norm_route_rows(&ModelConfig::preset_120b(), rows),
         ];
         norms.into_iter().flatten().for_each(|launch| note(chosen, launch));
         let sorted = target.sort_gather(rows, 45);

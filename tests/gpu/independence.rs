@@ -158,20 +158,27 @@ fn exact() {
     check_kinds(Precision::Exact);
 }
 
-/// Steps of so many rows have kernels of their own for norms and the router, and several blocks sort.
+/// Steps of so many rows have kernels of their own for norms and the router, others with more than 32 experts, and several
+/// blocks sort.
 #[test]
 fn many_rows_at_once() {
-    // Norms by waves take several steps and a rest of 576 elements.
-    let [grouped, _] = configs();
-    let config = ModelConfig {
-        hidden_dim: 576,
-        experts_per_token: 4,
-        ..grouped
-    };
     // There are no such kernels on the emulated device, and so many rows would take it minutes.
     if drivers()[0].device().runtime == "simt" {
         return;
     }
+    let [grouped, _] = configs();
+    for n_experts in [grouped.n_experts, 41] {
+        // Norms by waves take several steps and a rest of 576 elements.
+        check_many_rows(ModelConfig {
+            hidden_dim: 576,
+            n_experts,
+            experts_per_token: 4,
+            ..grouped.clone()
+        });
+    }
+}
+
+fn check_many_rows(config: ModelConfig) {
     let synthetic = Synthetic {
         config: config.clone(),
         seed: 82,

@@ -34,6 +34,7 @@ impl Target {
     /// A norm that adds the experts' outputs to so many rows that a family has a kernel for them, in `fast`.
     pub fn norm_rows(&self, config: &ModelConfig, rows: usize) -> Option<Launch> {
         self.for_many(Op::Norm, config, rows)
+            .map(|kernel| Launch::new(kernel, rows))
     }
 
     /// The same of so few rows that a family has a kernel for them.
@@ -44,9 +45,13 @@ impl Target {
             .map(|kernel| Launch::new(kernel, rows))
     }
 
-    /// Norm and router of so many rows that a family has a kernel for them, in `fast` and with a BF16 router.
+    /// Norm and router of so many rows that a family has a kernel for them, in `fast` and with a BF16 router: clusters of
+    /// blocks, which take the rows in turn where there are more than the multiprocessors have at once.
     pub fn norm_route_rows(&self, config: &ModelConfig, rows: usize) -> Option<Launch> {
-        self.for_many(Op::NormRoute, config, rows)
+        let kernel = self.for_many(Op::NormRoute, config, rows)?;
+        let clusters = rows.div_ceil(kernel.cluster * kernel.per_block);
+        let at_once = (self.multiprocessors / kernel.cluster).max(1);
+        Some(Launch::new(kernel, kernel.cluster * clusters.min(at_once)))
     }
 
     /// `settle`
@@ -172,13 +177,11 @@ impl Target {
     }
 
     /// The kernel of an operation for the most rows that are at most so many, if there is one that takes the model.
-    fn for_many(&self, op: Op, config: &ModelConfig, rows: usize) -> Option<Launch> {
+    fn for_many(&self, op: Op, config: &ModelConfig, rows: usize) -> Option<&'static Kernel> {
         let fits = |kernel: &&'static Kernel| (1..=rows).contains(&kernel.from_rows) && kernel.takes(config).is_ok();
-        let kernel = self
-            .kernels(op, None)
+        self.kernels(op, None)
             .filter(fits)
-            .max_by_key(|kernel| kernel.from_rows)?;
-        Some(Launch::new(kernel, rows.div_ceil(kernel.per_block.max(1))))
+            .max_by_key(|kernel| kernel.from_rows)
     }
 
     fn striding(&self, op: Op, values: usize) -> Launch {
