@@ -106,6 +106,12 @@ template <int FORMAT> DEV u16 leading_term(float v) {
   const bool subnormal = v < 0x1p-14f && v > -0x1p-14f;
   return FORMAT == FORMAT_F16 && TERM_SHIFT != 0 && subnormal ? 0 : to_16<FORMAT>(v);
 }
+// The same of two values: the first one's is in the low half.
+template <int FORMAT> DEV u32 leading_terms(float low, float high) {
+  if (FORMAT == FORMAT_BF16) return pack_bf16(low, high);
+  if (TERM_SHIFT == 0) return pack_f16(low, high);
+  return (u32)leading_term<FORMAT>(high) << 16 | leading_term<FORMAT>(low);
+}
 template <int FORMAT> DEV void store_terms(u16* at, i64 term, int terms, float v) {
   for (int i = 0; i < terms; i++) {
     const u16 t = leading_term<FORMAT>(v);
@@ -119,9 +125,8 @@ template <int FORMAT> DEV void store_terms8(u16* at, i64 term, int terms, float*
   for (int i = 0; i < terms; i++) {
     u32x4 packed;
     for (int j = 0; j < 8; j += 2) {
-      const u16 low = leading_term<FORMAT>(v[j]), high = leading_term<FORMAT>(v[j + 1]);
-      packed[j / 2] = (u32)high << 16 | low;
-      v[j] -= from_16<FORMAT>(low), v[j + 1] -= from_16<FORMAT>(high);
+      const u32 both = packed[j / 2] = leading_terms<FORMAT>(v[j], v[j + 1]);
+      v[j] -= from_16<FORMAT>((u16)both), v[j + 1] -= from_16<FORMAT>((u16)(both >> 16));
       if (FORMAT == FORMAT_F16) v[j] *= (float)(1 << TERM_SHIFT), v[j + 1] *= (float)(1 << TERM_SHIFT);
     }
     *(u32x4*)(at + i * term) = packed;

@@ -36,18 +36,23 @@ DEV float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEV double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEV float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEV float add_rn(float a, float b) { return __fadd_rn(a, b); }
-DEV float saturate_f16(float v) {
-  return v > 65504.f && v < __int_as_float(0x7f800000)    ? 65504.f
-         : v < -65504.f && v > __int_as_float(0xff800000) ? -65504.f
-                                                          : v;
+// Rounded to nearest, but at most the larger of FP16's largest number and of what rounding towards zero gives: that
+// leaves infinity as it is, and makes none of a finite value. NaN stays NaN. Comparisons would take a branch for each.
+DEV unsigned short to_f16(float v) {
+  unsigned short r;
+  asm("{ .reg .b16 most, near; cvt.rz.f16.f32 most, %1; abs.f16 most, most; max.NaN.f16 most, most, %2;\n"
+      "cvt.rn.f16.f32 near, %1; min.NaN.xorsign.abs.f16 %0, near, most; }"
+      : "=h"(r) : "f"(v), "h"((unsigned short)0x7BFF));
+  return r;
 }
-DEV unsigned short to_f16(float v) { return __half_as_ushort(__float2half_rn(saturate_f16(v))); }
 DEV unsigned short to_bf16(float v) { return __bfloat16_as_ushort(__float2bfloat16_rn(v)); }
 DEV float f16_to_f32(unsigned short v) { return __half2float(__ushort_as_half(v)); }
 DEV float bf16_to_f32(unsigned short v) { return __uint_as_float((unsigned)v << 16); }
 DEV unsigned pack_f16(float low, float high) {
   unsigned r;                                              // cvt puts its first operand into the high half
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(saturate_f16(high)), "f"(saturate_f16(low)));
+  asm("{ .reg .b32 most, near; cvt.rz.f16x2.f32 most, %1, %2; abs.f16x2 most, most; max.NaN.f16x2 most, most, %3;\n"
+      "cvt.rn.f16x2.f32 near, %1, %2; min.NaN.xorsign.abs.f16x2 %0, near, most; }"
+      : "=r"(r) : "f"(high), "f"(low), "r"(0x7BFF7BFF));
   return r;
 }
 DEV unsigned pack_bf16(float low, float high) {
