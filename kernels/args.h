@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 961c0a58b81f389d) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 8fd3e7e6e315ab83) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -332,7 +332,7 @@ struct GemmArgs {
                                     // GROUP_ALIGN * i of `tiled`. NULL: `rows` and `offsets` tell.
 };
 
-// qkv_store: qkv and rope_store fused, for few rows.
+// qkv_store: qkv and rope_store fused.
 struct QkvStoreArgs {
   GemmArgs product;     // `out` is unused
   RopeStoreArgs store;  // `qkv` is unused

@@ -304,7 +304,7 @@ const TILES: &[Tile] = &[
     //
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
     // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.
-    // Up to 8 rows qkv rotates and stores; with 32 that gains nothing, and with more it takes longer than two kernels.
+    // Up to 8 rows qkv rotates and stores; with 32 that gains nothing.
     single(STORE,  FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
     single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
     single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 0, 2,  32]),
@@ -321,6 +321,8 @@ const TILES: &[Tile] = &[
     many(QKV,      128, 2, &[128, 2, 2, 1, 128]),
     many(QKV,      160, 2, &[160, 2, 2, 1, 160]),
     many(QKV,      176, 2, &[176, 2, 2, 1, 176]),
+    // It rotates and stores: with 128 tokens a thread has registers for their angles.
+    many(STORE,    128, 2, &[128, 2, 2, 1, 128]),
     many(ATTN_OUT,  96, 3, &[ 96, 1, 2, 1,  96]),
     many(ATTN_OUT, 112, 3, &[112, 1, 2, 1, 112]),
     many(ATTN_OUT, 128, 3, &[128, 1, 2, 1, 128]),

@@ -78,12 +78,17 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     alignas(8) float best[BEST_WARPS + 1][T::N];
     int best_index[BEST_WARPS + 1][T::N];
   };
-  enum : int { FITTING = (SHARED_BYTES - (int)sizeof(Control)) / STAGE_BYTES, STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES };
+  // Queries, keys and values of many tokens are stored through shared memory, between stages and Control.
+  enum : bool { STORED_TILE = Op::AHEAD && !T::BY_WARPS };
+  enum : int {
+    STORE_BYTES = STORED_TILE ? T::WARPGROUPS * (int)sizeof(QkvStoreTile<128>::Shared) : 0,
+    FITTING = (SHARED_BYTES - (int)sizeof(Control) - STORE_BYTES) / STAGE_BYTES,
+    STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES
+  };
   static_assert(STAGES >= 3, "a pipeline needs stages");
   enum : bool { FILLED = (int)T::N <= 64 };
   // Where a few tokens are multiplied sooner than one thread can request the next stage, several threads take turns.
   enum : bool { SEVERAL = T::BY_WARPS || (FILLED && T::SINGLE && (int)T::WARPGROUPS == 1) };
-  static_assert(T::BY_WARPS || !Op::AHEAD, "what is loaded ahead has registers in tiles by warps alone");
   static_assert(FILLED || !SEVERAL, "the first stages are filled by lanes of one warp");
   static_assert(!T::TOKENS_FIRST || (int)T::N == T::WARPGROUPS * 64, "a warpgroup for each 64 tokens");
   enum : int { PRODUCERS = !SEVERAL ? 1 : STAGES < MOST_PRODUCERS ? STAGES : MOST_PRODUCERS };
@@ -106,7 +111,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   };
   using Work = typename Op::template Schedule<T::N, CHUNK>;
 
-  static DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES); }
+  static DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES + STORE_BYTES); }
 
   static DEV void advance(Pipe& p) { if (++p.stage == STAGES) p.stage = 0, p.phase ^= 1; }
   static DEV void wait_full(const Pipe& p) { barrier_wait(p.full + 8 * p.stage, p.phase); }
@@ -317,7 +322,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     clear(sum);
 #pragma unroll
     for (int u = 0; u < UNITS; u++) bias[u] = exists(u) ? Op::bias_of_four(a, row(u)) : f32x4{};
-    multiply_w16<UNITS * 16, 1>(a, p, sum);
+    multiply_w16<UNITS * 16, 1>(a, p, sum, [] {});
 #pragma unroll
     for (int t = 0; t < 2; t++) {
       const int token = TID / WAVE * 16 + LANE / 4 + 8 * t;
@@ -353,15 +358,19 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   template <int N, int M> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
     using Sum = std::conditional_t<(TERMS > 1), Pair, float>;
     Sum sum[M][N / 2];
-    Ahead<N> ahead[M];
     clear(sum);
+    if constexpr (STORED_TILE) {
+      multiply_and_store<N, M>(a, p, c, sum);
+    } else {
+      Ahead<N> ahead[M];
 #pragma unroll
-    for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
-    if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum);
-    else if constexpr (T::BY_WARPS) ByWarps<Gemm, N, M>::multiply(a, p, sum);
-    else if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum);
-    else multiply_codes<N, M>(a, p, sum);
-    store_all<N, M>(a, c, sum, ahead);
+      for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
+      if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum);
+      else if constexpr (T::BY_WARPS) ByWarps<Gemm, N, M>::multiply(a, p, sum);
+      else if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum, [] {});
+      else multiply_codes<N, M>(a, p, sum);
+      store_all<N, M>(a, c, sum, ahead);
+    }
   }
 
   template <class Sum, int M, int COUNT> static DEV void clear(Sum (&sum)[M][COUNT]) {
@@ -388,6 +397,24 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       tokens.load(a, place_of(c, m, bias));
     }
   };
+  // Where the epilogue has a tile's tokens together: what it needs of them is loaded behind the first slab's wgmmas.
+  template <int N, int M>
+  static DEV void multiply_and_store(const GemmArgs& a, Pipe& p, const Chunk& c, float (&sum)[M][N / 2]) {
+    const auto before = [&](int m) { return (TID / 128 + m * T::WARPGROUPS) * BLOCK_UNITS; };  // units of the chunk
+    const RopeStoreArgs& s = Op::store_of(a);
+    QkvStoreTile<N> tile(s, ((typename QkvStoreTile<N>::Shared*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES))[TID / 128]);
+    float2 bias[M];
+#pragma unroll
+    for (int m = 0; m < M; m++) bias[m] = Op::bias(a, c.group, row_of(c, m));
+    const int last = min(c.unit + before(M - 1) + BLOCK_UNITS, c.unit + c.units) - 1;
+    multiply_w16<N, M>(a, p, sum, [&] { tile.load(s, c, c.unit + before(0), last); });
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+      if (m > 0 && T::WARPGROUPS * 64 % s.head_dim != 0) tile.load(s, c, c.unit + before(m), last);
+      tile.template store<FORMAT>(a, place_of(c, m, bias[m]), c.unit + before(m), c.units - before(m), sum[m]);
+    }
+  }
+
   template <int N, int M, class Sum>
   static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2], const Ahead<N> (&ahead)[M]) {
     const int wg = TID / 128, warp = TID / WAVE % 4;
@@ -413,7 +440,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // 16-bit weights: both operands from shared memory, wgmma of width N for each of M blocks. A stage is released once the
   // next one's wgmmas are queued behind its own. Where the pipeline is deep a stage has little to multiply, 80 cycles
   // with eight tokens, and a wait takes some 200: so several stages are waited for at once.
-  template <int N, int M> static DEV void multiply_w16(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
+  template <int N, int M, class Meanwhile>
+  static DEV void multiply_w16(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2], Meanwhile meanwhile) {
     constexpr int AT_ONCE = T::TOKENS_FIRST ? 1 : STAGES >= 16 ? 4 : STAGES >= 8 ? 2 : 1;
     int held = -1, held_count = 0;
     auto multiply = [&](auto count) {
@@ -441,6 +469,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       held = first, held_count = COUNT;
     };
     int k = 0;
+    if constexpr (STORED_TILE) multiply(Count<1>()), meanwhile(), k++;
     if constexpr (AT_ONCE > 1)
       for (; k + AT_ONCE <= a.k_blocks; k += AT_ONCE) multiply(Count<AT_ONCE>());
     for (; k < a.k_blocks; k++) multiply(Count<1>());

@@ -451,7 +451,7 @@ shared! {
             picks: *const u64,
         }
 
-        /// qkv_store: qkv and rope_store fused, for few rows.
+        /// qkv_store: qkv and rope_store fused.
         #[derive(NoUninit)]
         QkvStoreArgs {
             /// `out` is unused

@@ -215,9 +215,8 @@ impl Target {
         };
         let mut kernels: Vec<_> = made_for(shape.product.op()).collect();
         if shape.kind == Kind::Heads {
-            // Where a kernel that stores them takes so many rows, it is faster.
-            let storing = made_for(Op::QkvStore).filter(|kernel| shape.rows <= kernel.most_rows);
-            kernels.splice(..0, storing);
+            let holds = |kernel: &&Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
+            kernels.splice(..0, made_for(Op::QkvStore).filter(holds)); // of equals the first is taken
         }
         if kernels.is_empty() {
             return Err(self.lacks(shape));
