@@ -337,14 +337,15 @@ const TILES: &[Tile] = &[
     // few chunks. Up to 16 each warp multiplies by itself. From 64 on the limit is registers: fewer blocks, and two
     // groups in flight, so that decoding overlaps with wgmma. Experts' rows are uneven, so tiles from 48 on have widths
     // in steps of 8 to 32 tokens. A kernel holds a handful of widths before its registers spill, so a tile leaves the
-    // narrower tile's widths to that one.
+    // narrower tile's widths to that one. A tile of 128 is shared by four warpgroups: chunks of four row blocks and of three
+    // leave fewer of them idle than those of three and of two, and fetch fewer tokens.
     tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 3, 0, 2,  8]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[16, 3, 0, 2, 16]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 2, 1, 32]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  48, 3, &[ 8, 3, 2, 1, 24]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  96, 3, &[16, 1, 2, 2, 48]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 3, &[16, 1, 2, 2, 80]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, &[16, 1, 1, 2, 80]),
     // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply faster
     // than two with tiles of 256. mlp2 has registers for fewer widths.
     from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 128])),

@@ -106,8 +106,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // without, and so have those of 64 tokens.
   enum : bool { SHIFTED = (int)T::WARPGROUPS > 1 && !T::TOKENS_FIRST };
   enum : int {
-    PRODUCER_REGISTERS = T::BY_WARPS ? 56 : T::WARPGROUPS == 2 ? 24 : 32,
-    CONSUMER_REGISTERS = T::BY_WARPS ? 144 : T::WARPGROUPS == 2 ? 240 : 160
+    PRODUCER_REGISTERS = T::BY_WARPS ? 56 : T::WARPGROUPS == 3 ? 32 : 24,
+    CONSUMER_REGISTERS = T::BY_WARPS ? 144 : T::WARPGROUPS == 2 ? 240 : T::WARPGROUPS == 3 ? 160 : 112
   };
   using Work = typename Op::template Schedule<T::N, CHUNK>;
 
