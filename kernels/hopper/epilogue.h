@@ -12,8 +12,8 @@
 //   OF_ROUTER
 //            of a single row the kernel finds its work in the router's word (GemmArgs.picks), if there is one
 //   bias_of_four(), store_four()
-//            what TOKENS_FIRST (gemm.h) has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a unit
-//            for a token, and n is a multiple of 4
+//            what TOKENS_FIRST (gemm.h) has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a
+//            unit for a token, and n is a multiple of 4
 //   GREEDY   fused argmax: of all logits that a block computes for a token, the largest one is stored
 #pragma once
 #include "../gpu/gated.h"
