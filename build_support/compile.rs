@@ -60,8 +60,10 @@ pub trait Compilers {
     const FEATURE: &'static str;
     /// The variable that names architectures.
     const ARCHS_VARIABLE: &'static str;
-    /// The variables the choice of a compiler depends on.
-    const COMPILER_VARIABLES: &'static [&'static str];
+    /// The variable that names the only compiler to try.
+    const COMPILER_VARIABLE: &'static str;
+    /// The variable that names the folder of the vendor's toolchain, where a compiler is looked for.
+    const HOME_VARIABLE: &'static str;
 
     /// The compilers there are, the best first.
     fn compilers() -> Vec<Compiler>;

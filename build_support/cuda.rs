@@ -13,14 +13,14 @@ impl Compilers for Cuda {
     const NAME: &'static str = "NVIDIA";
     const FEATURE: &'static str = "CARGO_FEATURE_CUDA";
     const ARCHS_VARIABLE: &'static str = "GETP_CUDA_ARCHS";
-    const COMPILER_VARIABLES: &'static [&'static str] = &["NVCC", "CUDA_HOME"];
+    const COMPILER_VARIABLE: &'static str = "NVCC";
+    const HOME_VARIABLE: &'static str = "CUDA_HOME";
 
-    /// `$NVCC` alone if it is set.
     fn compilers() -> Vec<Compiler> {
-        if let Some(program) = env::var_os("NVCC") {
+        if let Some(program) = env::var_os(Self::COMPILER_VARIABLE) {
             return Compiler::find(program).into_iter().collect();
         }
-        let home = env::var_os("CUDA_HOME").map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
+        let home = env::var_os(Self::HOME_VARIABLE).map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
         let programs = [PathBuf::from("nvcc"), home.join("bin/nvcc")];
         programs.into_iter().filter_map(Compiler::find).collect()
     }

@@ -18,14 +18,15 @@ impl Compilers for Hip {
     const NAME: &'static str = "AMD";
     const FEATURE: &'static str = "CARGO_FEATURE_HIP";
     const ARCHS_VARIABLE: &'static str = "GETP_HIP_ARCHS";
-    const COMPILER_VARIABLES: &'static [&'static str] = &["GETP_HIPCC", "ROCM_PATH"];
+    const COMPILER_VARIABLE: &'static str = "GETP_HIPCC";
+    const HOME_VARIABLE: &'static str = "ROCM_PATH";
 
-    /// `$GETP_HIPCC` alone if it is set. Else the newest: Debian's hipcc of ROCm 5.2 is a clang 15, which spills.
+    /// If none is named, the newest: Debian's hipcc of ROCm 5.2 is a clang 15, which spills.
     fn compilers() -> Vec<Compiler> {
-        if let Some(program) = env::var_os("GETP_HIPCC") {
+        if let Some(program) = env::var_os(Self::COMPILER_VARIABLE) {
             return Compiler::find(program).into_iter().collect();
         }
-        let rocm = env::var("ROCM_PATH").unwrap_or_else(|_| "/opt/rocm".into());
+        let rocm = env::var(Self::HOME_VARIABLE).unwrap_or_else(|_| "/opt/rocm".into());
         let hipcc = [String::from("hipcc"), format!("{rocm}/bin/hipcc")];
         let clang = (OLDEST_CLANG..=NEWEST_CLANG)
             .rev()

@@ -23,7 +23,8 @@ use std::path::PathBuf;
 /// Compiles what the features and the environment ask for and writes the table.
 ///
 /// A toolchain that is missing is a warning: the library then runs on the CPU and says why. Architectures named in the
-/// environment are meant: without code objects for them there is no build.
+/// environment are meant: without code objects for them there is no build. A compiler named there is meant, too: it has to
+/// compile for one architecture at least.
 pub fn build_kernels() {
     println!("cargo::rerun-if-changed=kernels");
     // Whatever is compiled: kernels/cdna/mca.py reads them, too.
@@ -37,7 +38,7 @@ pub fn build_kernels() {
 }
 
 fn build<T: Compilers>() -> Vec<CodeObject> {
-    for name in [T::ARCHS_VARIABLE].iter().chain(T::COMPILER_VARIABLES) {
+    for name in [T::ARCHS_VARIABLE, T::COMPILER_VARIABLE, T::HOME_VARIABLE] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     let asked = env::var(T::ARCHS_VARIABLE).ok().filter(|archs| !archs.is_empty());
@@ -50,6 +51,7 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
     let mut objects = Vec::new();
     let mut made = Vec::new();
     let mut with = Vec::new();
+    let mut last_failure = String::new();
     for arch in archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()) {
         let built = sources_for(arch, T::TOOLCHAIN).and_then(|sources| {
             first_that_can(&compilers, |compiler| {
@@ -70,8 +72,20 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
                     first_line(&why)
                 );
             }
-            Err(why) => made.push(format!("nothing for {arch} ({})", first_line(&why))),
+            Err(why) => {
+                made.push(format!("nothing for {arch} ({})", first_line(&why)));
+                last_failure = why;
+            }
         }
+    }
+    if let Some(program) = env::var_os(T::COMPILER_VARIABLE).filter(|_| asked.is_none() && objects.is_empty()) {
+        eprintln!("{last_failure}");
+        println!(
+            "cargo::error={}={} compiled no kernels: {}",
+            T::COMPILER_VARIABLE,
+            program.display(),
+            first_line(&last_failure)
+        );
     }
     with.dedup();
     let with = if with.is_empty() {
