@@ -502,7 +502,7 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
             .up_to(128)
             .holding(256 * (5 + 1) * 4 + 128 * 8 * 4)
             .within(&[EXPERTS, EXPERTS_PER_TOKEN]),
-        Kernel::written(Op::RopeStore, "rope_store.hip", 256).within(ROPE),
+        Kernel::written(Op::RopeStore, "rope_store.hip", 320).within(ROPE),
         attention.over(F32),
         attention.over(F16),
         attention.over(Bf16),

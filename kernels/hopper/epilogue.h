@@ -292,6 +292,9 @@ template <int N> struct QkvStoreTile {
         store_matrices_transposed(to + both * 16 * TOKEN_BYTES, r);
       }
       warpgroup_barrier();
+      Piece v[PASS / 16];
+#pragma unroll
+      for (int i = 0; i < PASS / 16; i++) v[i] = *(const Piece*)(shared.pieces + in_shared(i * 16 + taken, piece));
 #pragma unroll
       for (int i = 0; i < PASS / 16; i++) {
         const int token = pass * PASS + i * 16;
@@ -301,7 +304,7 @@ template <int N> struct QkvStoreTile {
           const int place = shared.places[token + taken];
           at = base + (i64)(place / KV_PAGE) * s.page_bytes + kv_index(place, d, s.head_dim) * 2;
         }
-        *(Piece*)at = *(const Piece*)(shared.pieces + in_shared(i * 16 + taken, piece));
+        *(Piece*)at = v[i];
       }
       warpgroup_barrier();
     }

@@ -72,10 +72,14 @@ DEV void load_step(const NormArgs& a, const RowInShared& s, int step, float mine
 
 // Norms row `row`, whose copies have been started; WAVES waves share it, of which this is number `wave`, and have
 // `sums` to exchange their steps' sums. x += the experts' outputs before, and is stored; a lane keeps its elements in
-// registers.
+// registers, and loads their weights while the row is on its way.
 template <int WAVES> DEV void norm_by_waves(const NormArgs& a, int row, int wave, const RowInShared& s, float* sums) {
   constexpr int STEPS = ROW_STEPS / WAVES;
-  float x[STEPS][8], squares[STEPS];
+  float x[STEPS][8], weights[STEPS][8], squares[STEPS];
+  UNROLL for (int i = 0; i < STEPS; i++) {
+    const int k = (wave * STEPS + i) * ROW_STEP + LANE * 8;
+    if (k < a.hidden) load8_aligned<FORMAT_F32>(a.weight, k, weights[i]);
+  }
   const float mine = LANE < a.k ? a.shares[(i64)row * a.k + LANE] : 0.f;
   barrier_wait(s.bar, 0);
   UNROLL for (int i = 0; i < STEPS; i++) {
@@ -100,9 +104,8 @@ template <int WAVES> DEV void norm_by_waves(const NormArgs& a, int row, int wave
   const int padded = (a.hidden + SLAB - 1) / SLAB * SLAB;
   UNROLL for (int i = 0; i < STEPS; i++) {
     const int step = wave * STEPS + i, k = step * ROW_STEP + LANE * 8;
-    float w[8] = {}, t[8] = {};
-    if (k < a.hidden) load8_aligned<FORMAT_F32>(a.weight, k, w);
-    UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? w[j] * (scale * x[i][j]) : 0.f;
+    float t[8];
+    UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? weights[i][j] * (scale * x[i][j]) : 0.f;
     if (k >= padded) continue;
     u16* at = a.t + tiled_index(row, k, a.t_rows);
     if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
