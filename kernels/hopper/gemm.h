@@ -115,7 +115,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 
   static DEV void advance(Pipe& p) { if (++p.stage == STAGES) p.stage = 0, p.phase ^= 1; }
   static DEV void wait_full(const Pipe& p) { barrier_wait(p.full + 8 * p.stage, p.phase); }
-  // Releases a stage: one arrival from each consumer warp.
+  // Releases a stage: one arrival from each consumer warp. The machine does not hold it back until loads from the stage
+  // are done, so what they load has to be used before.
   static DEV void release(const Pipe& p, int stage) { if (LANE == 0) barrier_arrive(p.empty + 8 * stage); }
   static DEV void release(const Pipe& p, int first, int count) {
     const int stage = first + LANE;
