@@ -256,10 +256,15 @@ fn all_devices_may_be_lost() {
     Trial::new(Drawing::GREEDY).every(None, None, GpuFault::LostDevice, true);
 }
 
-/// Another thread's call may invalidate a capture: it is tried again, and no device is given up.
+/// Another thread's call may invalidate a capture: it is tried again. Without memory for its graph the step runs without
+/// one. No device is given up.
 #[test]
-fn any_capture_may_be_invalidated() {
-    for drawing in [Drawing::GREEDY, Drawing::WIDE] {
+fn any_capture_may_be_invalidated_or_lack_memory() {
+    for (drawing, fault) in [
+        (Drawing::GREEDY, GpuFault::Capture),
+        (Drawing::WIDE, GpuFault::Capture),
+        (Drawing::GREEDY, GpuFault::OutOfMemory),
+    ] {
         let trial = Trial::new(drawing);
         for call in [Call::BeginCapture, Call::EndCapture] {
             for nth in 1.. {
@@ -267,11 +272,11 @@ fn any_capture_may_be_invalidated() {
                     device: Some(0),
                     call: Some(call),
                     nth,
-                    fault: GpuFault::Capture,
+                    fault,
                     lasting: false,
                 }));
-                assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES), "{call:?} {nth}");
-                assert!(ran.graphs > 0, "{call:?} {nth}");
+                assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES), "{call:?} {fault:?} {nth}");
+                assert!(ran.graphs > 0, "{call:?} {fault:?} {nth}");
                 if ran.calls < nth {
                     break;
                 }
@@ -280,12 +285,13 @@ fn any_capture_may_be_invalidated() {
     }
 }
 
-/// Where all captures are invalidated, or lack a kernel, no graph is launched.
+/// Where all captures are invalidated, or lack a kernel or memory, no graph is launched.
 #[test]
 fn captures_may_never_succeed() {
     for (call, fault) in [
         (Call::BeginCapture, GpuFault::Capture),
         (Call::EndCapture, GpuFault::Capture),
+        (Call::EndCapture, GpuFault::OutOfMemory),
         (Call::Node, GpuFault::Other),
     ] {
         for drawing in [Drawing::GREEDY, Drawing::WIDE] {
@@ -368,6 +374,12 @@ fn a_device_that_fails_is_named() {
             GpuFault::Capture,
             true,
             ["simt:0", "runs without a graph", "other threads' calls"],
+        ),
+        (
+            Call::EndCapture,
+            GpuFault::OutOfMemory,
+            true,
+            ["simt:0", "run without a graph", "no device memory"],
         ),
         (
             Call::Node,

@@ -212,6 +212,7 @@ impl GpuReplica {
             let (driver, common) = (&self.last().context.driver, &self.common);
             let path = LogitsPath::new(driver, common.depth, common.logits_rows, common.config.vocab_size)?;
             self.logits = Some(Arc::new(path));
+            self.stages.last_mut().into_iter().for_each(Stage::has_logits);
         }
         Ok(())
     }

@@ -164,6 +164,8 @@ pub struct Stage {
     capacity: Capacity,
     attention: AttentionShape,
     weight_bytes: u64,
+    /// Device memory that whole rows of logits will ask for, if they are not there yet.
+    awaited_bytes: u64,
     /// Times steps as wholes, if asked to.
     pub clock: Option<StepClock>,
 }
@@ -171,6 +173,7 @@ pub struct Stage {
 impl Stage {
     /// Makes the KV cache, and room for `plans`.
     pub fn new(begun: Begun, common: &Common, blocks: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
+        let awaited_bytes = begun.logits_bytes(common);
         let Begun {
             context,
             weights,
@@ -200,7 +203,7 @@ impl Stage {
         )?;
         ops.timeline = profile.then(|| Timeline::new(roof));
         let mut stage = Self {
-            graphs: Graphs::default(),
+            graphs: Graphs::new(common.depth),
             ops,
             memory,
             activations,
@@ -210,11 +213,17 @@ impl Stage {
             context,
             capacity,
             attention,
+            awaited_bytes,
             clock: None,
         };
         stage.prepare()?;
         stage.context.stream.synchronize()?;
         Ok(stage)
+    }
+
+    /// Whole rows of logits have their memory.
+    pub fn has_logits(&mut self) {
+        self.awaited_bytes = 0;
     }
 
     /// What gives the logits, on the last stage.

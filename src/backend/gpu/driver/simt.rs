@@ -49,6 +49,8 @@ pub struct Setup {
     pub devices: usize,
     /// Memory of each device.
     pub capacity_bytes: u64,
+    /// Memory that a graph takes of its device.
+    pub graph_bytes: u64,
     /// When queued work runs.
     pub order: Order,
     /// In which order a block's threads run.
@@ -66,6 +68,7 @@ impl Default for Setup {
         Self {
             devices: 1,
             capacity_bytes: 4 << 30,
+            graph_bytes: 0,
             order: Order::Eager,
             schedule: Schedule::InOrder,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
@@ -618,6 +621,10 @@ impl Driver for SimtDriver {
         let Some(work) = captured else {
             return self.refuse(CALL, "the stream is not captured");
         };
+        let bytes = state.graph_bytes();
+        if !self.own(&mut state).heap.take(bytes) {
+            return Err(self.error(format!("{CALL:?}"), GpuFault::OutOfMemory));
+        }
         let handle = state.new_handle();
         let nodes = work.iter().filter(|work| work.is_node()).count();
         let graph = Graph {
@@ -648,6 +655,11 @@ impl Driver for SimtDriver {
 
     fn free_graph(&self, graph: GraphHandle) -> Result<()> {
         let mut state = self.system.lock();
-        self.freed(state.graphs.remove(&graph.0), "a graph")
+        let graph = state.graphs.remove(&graph.0);
+        if graph.is_some() {
+            let bytes = state.graph_bytes();
+            self.own(&mut state).heap.give_back(bytes);
+        }
+        self.freed(graph, "a graph")
     }
 }

@@ -1,4 +1,5 @@
-//! A stage's captured graphs, one for each shape of step.
+//! A stage's captured graphs, one for each shape of step. Graphs take device memory (some 18 MB each with 120b on an
+//! H200), and shapes can be many: where memory becomes little, the graphs launched longest ago are given up.
 
 use super::super::attention_plan::most_items;
 use super::super::context::Capture;
@@ -6,9 +7,10 @@ use super::super::logits::LogitsAt;
 use super::super::memory::Graph;
 use super::super::ops::StepShape;
 use super::super::step::AttentionShape;
-use super::{Stage, StepHeader};
+use super::{Stage, StepHeader, reserved_bytes};
+use crate::backend::gpu::driver::DeviceMemory;
 use crate::batch::{StepPlan, Want};
-use crate::error::Result;
+use crate::error::{Error, GpuFault, Result};
 use crate::memory::{self, Purpose};
 use crate::report;
 use std::collections::HashMap;
@@ -17,23 +19,95 @@ use std::collections::HashMap;
 /// they matter: longer rows have more.
 const SHORT_POSITIONS: usize = 1024;
 
+/// The graphs launched last, so many or those of all steps under way, are kept whatever memory there is.
+const KEPT: usize = 32;
+/// More are not kept either: a runtime holds host memory for each.
+const MOST: usize = 1024;
+/// Where there is no memory for a graph, this is asked again so many launches later.
+const PAUSE: u64 = 64;
+
 /// See the module.
-#[derive(Default)]
 pub struct Graphs {
     /// By the shape and the buffer of logits that it writes; nothing else depends on the turn.
-    by_shape: HashMap<(StepShape, usize), Graph>,
-    trouble: Trouble,
+    by_shape: HashMap<(StepShape, usize), Held>,
+    /// The most steps under way.
+    depth: usize,
+    /// Captures and launches so far.
+    clock: u64,
+    /// How many may be captured in the place of others, whose memory the runtime has but may not have given back.
+    places: usize,
+    /// Until when no graph is captured, for lack of memory.
+    paused_until: u64,
+    /// Captures fail for good: the runtime leaves kernels out.
+    incomplete: bool,
+    /// What a line has told of.
+    told: Told,
 }
 
-/// What has kept graphs from being captured.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Trouble {
-    #[default]
-    None,
-    /// Other threads' calls, of which a line has told. The next capture may succeed.
-    Invalidated,
-    /// The runtime leaves kernels out: no more captures.
-    Incomplete,
+struct Held {
+    graph: Graph,
+    /// When it was captured or launched last.
+    used: u64,
+}
+
+#[derive(Default)]
+struct Told {
+    invalidated: bool,
+    no_memory: bool,
+}
+
+impl Graphs {
+    /// None, for at most so many steps under way.
+    pub fn new(depth: usize) -> Self {
+        Self {
+            by_shape: HashMap::new(),
+            depth,
+            clock: 0,
+            places: 0,
+            paused_until: 0,
+            incomplete: false,
+            told: Told::default(),
+        }
+    }
+
+    fn launched(&mut self, of: (StepShape, usize)) -> Option<&Graph> {
+        self.clock += 1;
+        let held = self.by_shape.get_mut(&of)?;
+        held.used = self.clock;
+        Some(&held.graph)
+    }
+
+    fn insert(&mut self, of: (StepShape, usize), graph: Graph) -> Result<()> {
+        let more = self.by_shape.try_reserve(1);
+        more.map_err(|_| memory::lacking::<Held>(self.by_shape.len() + 1, Purpose::Step))?;
+        self.clock += 1;
+        let used = self.clock;
+        self.by_shape.insert(of, Held { graph, used });
+        self.places = self.places.saturating_sub(1);
+        Ok(())
+    }
+
+    /// Gives up half of the graphs that are not kept, those launched longest ago.
+    fn give_up(&mut self) -> Result<()> {
+        let before = self.by_shape.len();
+        let mut times = memory::room(before, Purpose::Step)?;
+        times.extend(self.by_shape.values().map(|held| held.used));
+        times.sort_unstable();
+        if let Some(&oldest) = times.get(before.saturating_sub(KEPT.max(self.depth)).div_ceil(2)) {
+            self.by_shape.retain(|_, held| held.used >= oldest);
+        }
+        self.places = before - self.by_shape.len();
+        Ok(())
+    }
+
+    /// No graph is captured for a while.
+    fn pause(&mut self, name: &str) {
+        self.paused_until = self.clock + PAUSE;
+        if !std::mem::replace(&mut self.told.no_memory, true) {
+            let why = "there is no device memory for more graphs; lower GETP_KV_MB or GETP_MAX_BATCH";
+            report::line(format_args!("{name}: some steps run without a graph, slower: {why}"));
+        }
+    }
 }
 
 impl Stage {
@@ -43,9 +117,27 @@ impl Stage {
             return Ok(());
         }
         for shape in self.decoding_shapes()? {
-            self.capture(&StepPlan::default(), shape, Want::Greedy, 0, LogitsAt::default())?;
+            if !self.has_memory()? || self.graphs.by_shape.len() >= MOST {
+                break;
+            }
+            self.capture(&StepPlan::default(), (shape, 0), Want::Greedy, LogitsAt::default())?;
         }
         Ok(())
+    }
+
+    /// Whether a quarter of the runtime's memory is left beside what other things will ask for.
+    fn has_memory(&self) -> Result<bool> {
+        let DeviceMemory { free, total } = self.context.driver.memory()?;
+        Ok(free >= reserved_bytes(total) / 4 + self.awaited_bytes)
+    }
+
+    /// Whether one more graph may be captured, in the place of others if need be.
+    fn has_room(&mut self) -> Result<bool> {
+        if self.graphs.places > 0 || (self.graphs.by_shape.len() < MOST && self.has_memory()?) {
+            return Ok(true);
+        }
+        self.graphs.give_up()?;
+        Ok(self.graphs.places > 0)
     }
 
     /// The shapes of greedy steps that only decode; where they count items, of rows of at most [`SHORT_POSITIONS`].
@@ -110,11 +202,15 @@ impl Stage {
         if self.ops.timeline.is_some() {
             return self.run(plan, shape, want, logits);
         }
-        let buffer = if shape.logits { turn } else { 0 };
-        if !self.graphs.by_shape.contains_key(&(shape, buffer)) {
-            self.capture(plan, shape, want, buffer, logits)?;
+        let of = (shape, if shape.logits { turn } else { 0 });
+        if !self.graphs.by_shape.contains_key(&of) && self.graphs.clock >= self.graphs.paused_until {
+            if self.has_room()? {
+                self.capture(plan, of, want, logits)?;
+            } else {
+                self.graphs.pause(&self.context.name());
+            }
         }
-        match self.graphs.by_shape.get(&(shape, buffer)) {
+        match self.graphs.launched(of) {
             // SAFETY: the replica owns all memory its kernels use and waits for the stream before it drops any.
             Some(graph) => unsafe { graph.launch(&self.context.stream) },
             None => self.run(plan, shape, want, logits),
@@ -122,45 +218,39 @@ impl Stage {
     }
 
     /// Captures the graph of a shape, if captures work now.
-    fn capture(
-        &mut self,
-        plan: &StepPlan,
-        shape: StepShape,
-        want: Want,
-        buffer: usize,
-        logits: LogitsAt,
-    ) -> Result<()> {
-        if self.graphs.trouble == Trouble::Incomplete {
+    fn capture(&mut self, plan: &StepPlan, of: (StepShape, usize), want: Want, logits: LogitsAt) -> Result<()> {
+        if self.graphs.incomplete {
             return Ok(());
         }
         let context = self.context.clone();
-        let trouble = match context.capture(|| self.run(plan, shape, want, logits))? {
-            Capture::Graph(graph) => {
-                let graphs = &mut self.graphs.by_shape;
-                let more = graphs.try_reserve(1);
-                more.map_err(|_| memory::lacking::<Graph>(graphs.len() + 1, Purpose::Step))?;
-                graphs.insert((shape, buffer), graph);
-                return Ok(());
+        match context.capture(|| self.run(plan, of.0, want, logits)) {
+            Ok(Capture::Graph(graph)) => self.graphs.insert(of, graph)?,
+            Ok(Capture::Invalidated) => {
+                if !std::mem::replace(&mut self.graphs.told.invalidated, true) {
+                    let why = "other threads' calls invalidate the capture of its graph";
+                    report::line(format_args!(
+                        "{}: a step runs without a graph, slower: {why}",
+                        context.name()
+                    ));
+                }
             }
-            Capture::Invalidated if self.graphs.trouble == Trouble::Invalidated => return Ok(()),
-            Capture::Invalidated => {
-                let why = "other threads' calls invalidate the capture of its graph";
-                report::line(format_args!(
-                    "{}: a step runs without a graph, slower: {why}",
-                    context.name()
-                ));
-                Trouble::Invalidated
-            }
-            Capture::Incomplete { nodes, launches } => {
+            Ok(Capture::Incomplete { nodes, launches }) => {
+                self.graphs.incomplete = true;
                 let why = format!("the runtime has captured {nodes} of {launches} kernels");
                 report::line(format_args!(
                     "{}: steps run without graphs, slower: {why}",
                     context.name()
                 ));
-                Trouble::Incomplete
             }
-        };
-        self.graphs.trouble = trouble;
+            Err(Error::Gpu {
+                fault: GpuFault::OutOfMemory,
+                ..
+            }) => {
+                self.graphs.give_up()?;
+                self.graphs.pause(&context.name());
+            }
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 }

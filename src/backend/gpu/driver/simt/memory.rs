@@ -73,6 +73,20 @@ impl Heap {
         self.capacity_bytes - self.used_bytes
     }
 
+    /// Counts memory that something else than an allocation holds; `false` if there is too little.
+    pub fn take(&mut self, bytes: u64) -> bool {
+        let enough = bytes <= self.free_bytes();
+        if enough {
+            self.used_bytes += bytes;
+        }
+        enough
+    }
+
+    /// Gives back what was taken.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.used_bytes -= bytes;
+    }
+
     /// The number of live allocations of a kind, and their bytes.
     pub fn live(&self, kind: Kind) -> (usize, usize) {
         let of_kind = self.allocations.values().filter(|allocation| allocation.kind == kind);

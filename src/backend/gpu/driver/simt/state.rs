@@ -147,6 +147,11 @@ impl State {
         self.last_handle
     }
 
+    /// Memory that a graph takes.
+    pub fn graph_bytes(&self) -> u64 {
+        self.setup.graph_bytes
+    }
+
     /// What a device holds.
     pub fn live(&self, device: usize) -> Live {
         let heap = &self.devices[device].heap;
