@@ -58,7 +58,8 @@ pub struct Options {
     pub precision: Option<Precision>,
     /// `GETP_DEVICE=auto|cpu|hip|cuda`, the last two optionally with devices' numbers (`cuda:0,2`).
     pub device: DeviceChoice,
-    /// `GETP_THREADS=N`: threads of the CPU backend, and threads that tokenize and sample on the host; 0 is one a core.
+    /// `GETP_THREADS=N`: threads of the CPU backend, and threads that tokenize, sample and pack weights on the host; 0 is one a
+    /// core.
     /// Packing weights for GPUs takes one a core in any case.
     pub threads: usize,
     /// `GETP_MAX_BATCH=N`: the most sequences in one step; `None` is the backend's default.

@@ -3,20 +3,22 @@
 
 use super::fake::{self, Program};
 use super::model::{self, Drawing, Model, replicas};
-use super::synthetic::{Dense, Experts};
+use super::synthetic::{Dense, Experts, SyntheticCheckpoint, Temperament};
 use getp::abi::lifecycle::{self, Backends};
 use getp::backend;
 use getp::backend::cpu;
 use getp::backend::gpu::discover::{self, Usable};
 use getp::backend::gpu::driver::simt::{Call, Live, Order, Setup, System};
 use getp::backend::gpu::memory::SharedDriver;
-use getp::checkpoint::{Checkpoint, Field};
+use getp::checkpoint::{Checkpoint, Field, Tensor, TensorId};
+use getp::config::ModelConfig;
 use getp::engine::{Engine, OpenReplicas};
 use getp::error::Result;
 use getp::options::{DeviceChoice, Options, Precision};
 use getp::replica::Replica;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Options for [`Model`]: all requests at once on one device, in more than one step.
 pub fn options(options: &Options) -> Options {
@@ -207,4 +209,43 @@ fn devices_are_named_by_number() {
     };
     let program = run(&model, Drawing::GREEDY, 2, &open);
     assert_eq!(program.rows(), model.expected(Drawing::GREEDY));
+}
+
+/// A checkpoint that notes how many threads the pool has that reads it.
+struct Watched {
+    model: SyntheticCheckpoint,
+    threads: AtomicUsize,
+}
+
+impl Checkpoint for Watched {
+    fn config(&self) -> &ModelConfig {
+        self.model.config()
+    }
+
+    fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
+        if rayon::current_thread_index().is_some() {
+            self.threads.fetch_max(rayon::current_num_threads(), Ordering::Relaxed);
+        }
+        self.model.tensor(id)
+    }
+}
+
+#[test]
+fn as_many_threads_pack_weights_as_are_asked_for() {
+    let config = ModelConfig {
+        n_layers: 1,
+        ..ModelConfig::preset_7m()
+    };
+    for threads in [1, 5] {
+        let watched = Watched {
+            model: SyntheticCheckpoint::new(&config, 5, Temperament::Tame).unwrap(),
+            threads: AtomicUsize::new(0),
+        };
+        let own = Options {
+            threads,
+            ..Options::default()
+        };
+        open(all(&system(1, Order::Eager)), &watched, &own).unwrap();
+        assert_eq!(watched.threads.into_inner(), threads);
+    }
 }

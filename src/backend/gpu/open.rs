@@ -82,7 +82,7 @@ fn open_groups(
             layers,
         })
         .collect();
-    let loaded = load(&shares, source, is_exact(options))?;
+    let loaded = load(&shares, source, is_exact(options), options.threads)?;
     let mut weights = loaded.weights.into_iter();
     let mut replicas: Vec<Box<dyn Replica>> = Vec::with_capacity(groups.len());
     for group in groups {
@@ -113,7 +113,7 @@ pub fn open_cut(
             context,
             layers: begin..end,
         });
-    let loaded = load(&shares.collect::<Vec<_>>(), source, is_exact(options))?;
+    let loaded = load(&shares.collect::<Vec<_>>(), source, is_exact(options), options.threads)?;
     let stages = contexts.into_iter().zip(loaded.weights).collect();
     GpuReplica::new(stages, source.config(), options, loaded.format, loaded.report)
 }

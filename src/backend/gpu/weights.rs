@@ -107,15 +107,17 @@ pub struct Loaded {
     pub report: PackReport,
 }
 
-/// Loads on each device the weights it is to hold, for `exact` products or for those of `fast`.
-pub fn load(shares: &[Share<'_>], source: &WeightSource<'_>, exact: bool) -> Result<Loaded> {
+/// Loads on each device the weights it is to hold, for `exact` products or for those of `fast`. So many threads pack them, or
+/// one a core if that is 0.
+pub fn load(shares: &[Share<'_>], source: &WeightSource<'_>, exact: bool, threads: usize) -> Result<Loaded> {
     let start = Instant::now();
-    let loaded = load_as(shares, source, args::Format::F16, exact).or_else(|stop| {
+    let load_as = |format| load_as(shares, source, format, exact, threads);
+    let loaded = load_as(args::Format::F16).or_else(|stop| {
         let name = stop.too_wide()?;
         report::line(format_args!(
             "{name}: its range is too wide for FP16; activations and the KV cache are BF16"
         ));
-        load_as(shares, source, args::Format::Bf16, exact).or_else(|stop| {
+        load_as(args::Format::Bf16).or_else(|stop| {
             let name = stop.too_wide()?;
             Err(Error::Internal(format!("{name} fits neither FP16 nor BF16")))
         })
@@ -148,7 +150,13 @@ impl Stop {
     }
 }
 
-fn load_as(shares: &[Share<'_>], source: &WeightSource<'_>, format: args::Format, exact: bool) -> Result<Loaded, Stop> {
+fn load_as(
+    shares: &[Share<'_>],
+    source: &WeightSource<'_>,
+    format: args::Format,
+    exact: bool,
+    threads: usize,
+) -> Result<Loaded, Stop> {
     let order = order(shares, source.config())?;
     let contexts = memory::collect(shares.iter().map(|share| share.context), Purpose::Checkpoint)?;
     let loader = Loader {
@@ -166,7 +174,7 @@ fn load_as(shares: &[Share<'_>], source: &WeightSource<'_>, format: args::Format
     };
     let (packer, staging) = staging::pair(&contexts, *checkpoint, jobs(source.config(), &order)?)?;
     // Not rayon's global pool: its threads would outlive the library, and be gone after a fork.
-    let workers = Workers::start("getp pack", 0)?;
+    let workers = Workers::start("getp pack", threads)?;
     thread::scope(|scope| {
         let pack = || workers.pool().install(|| packer.run());
         let packing = threads::spawn_scoped(scope, "getp pack".into(), pack).map_err(no_thread)?;
