@@ -8,7 +8,8 @@
 #include "warp.h"
 
 // A warp's rows of M blocks in one slab, as they lie in shared memory. locate() says where this thread's parts of stage
-// 0 begin, from the address of its warpgroup's first block; load() gets them from so many bytes further.
+// 0 begin, from the address of its warpgroup's first block; load() gets them from so many bytes further. bits() has
+// some of each load.
 template <class G, int M> struct WarpCodes {
   enum : int { PARTS = 2 };
   typename G::template Codes<M> codes;
@@ -18,6 +19,12 @@ template <class G, int M> struct WarpCodes {
   }
   DEV void load(const u32 (&at)[PARTS], u32 further) { codes.load(at[0] + further, at[1] + further); }
   DEV void fragments(int step, u32 (&fragment)[M][4]) const { codes.decode(step, fragment); }
+  DEV u32 bits() const {
+    u32 all = 0;
+#pragma unroll
+    for (int m = 0; m < M; m++) all ^= codes.words[m][0] ^ codes.scales[m];
+    return all;
+  }
 };
 template <class G, int M> struct WarpW16 {
   enum : int { PARTS = 4 };                                // 16 along K each
@@ -38,6 +45,14 @@ template <class G, int M> struct WarpW16 {
     for (int m = 0; m < M; m++)
 #pragma unroll
       for (int i = 0; i < 4; i++) fragment[m][i] = values[m][step][i];
+  }
+  DEV u32 bits() const {
+    u32 all = 0;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int s = 0; s < PARTS; s++) all ^= values[m][s][0];
+    return all;
   }
 };
 
@@ -94,9 +109,27 @@ template <class G, int N, int M> struct ByWarps {
     multiply_half(i, 1, sum);
   }
 
+  // Zero, once the weights of slab i and the second half's tokens are in registers; `zero` is one that the compiler
+  // does not know.
+  DEV u32 loaded(int i, u32 zero) const {
+    u32 all = weights[i % 2].bits();
+#pragma unroll
+    for (int j = 0; j < N / 8; j++) all ^= tokens[1][j][0];
+    return all & zero;
+  }
+  // An arrival at an mbarrier may overtake loads from shared memory that are still under way, and the stage be
+  // overwritten before they are done. So its address depends on what they load; those of a warp are done in order.
+  static DEV void release(const Pipe& p, int stage, u32 loaded) {
+    Pipe then = p;
+    then.empty += loaded;
+    __syncwarp();
+    G::release(then, stage);
+  }
+
   static DEV void multiply(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     constexpr int SLABS = G::SLABS;
     static_assert(SLABS % 2 == 0, "slabs alternate between two sets of registers");
+    const u32 zero = (u32)(a.k_blocks >> 31);
     ByWarps by = {At(p)};
     const auto load = [&](int i) { by.load_weights(p, i), by.load_tokens(p, i, 0); };
     G::wait_full(p);
@@ -111,8 +144,7 @@ template <class G, int N, int M> struct ByWarps {
           G::advance(p);
           G::wait_full(p);
           load(0);
-          __syncwarp();
-          G::release(p, done);
+          release(p, done, by.loaded(SLABS - 1, zero));
         });
     }
     const int count = G::slabs_of(a, last);
@@ -122,8 +154,7 @@ template <class G, int N, int M> struct ByWarps {
         by.multiply_slab(p, i, sum, [&] {
           if (i + 1 < count) load(i + 1);
         });
-    __syncwarp();
-    G::release(p, p.stage);
+    release(p, p.stage, by.loaded(0, zero) | by.loaded(1, zero));
     G::advance(p);
   }
 };
