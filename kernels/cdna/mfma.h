@@ -73,6 +73,20 @@ template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
 }
 #endif
 
+// A bit for each of the wave's lanes, all of which call it.
+#if !defined(__AMDGCN__)
+DEV u64 ballot(bool b) {
+  u64 set = (u64)b << LANE;
+  for (int o = 1; o < WAVE; o *= 2) set |= simt::shuffle(set, LANE ^ o);
+  return set;
+}
+#elif __has_builtin(__builtin_amdgcn_ballot_w64)
+DEV u64 ballot(bool b) { return __builtin_amdgcn_ballot_w64(b); }
+#else
+DEV u64 ballot(bool b) { return __builtin_amdgcn_uicmp((unsigned)b, 0u, 33); }
+#endif
+DEV int bits_of(u64 set) { return __builtin_popcountll(set); }
+DEV int lowest_of(u64 set) { return __builtin_ctzll(set); }
 // A value that is the same in all lanes, in a scalar register.
 DEV int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
 DEV u32 byte_permute(u32 high, u32 low, u32 selector) { return __builtin_amdgcn_perm(high, low, selector); }

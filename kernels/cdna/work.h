@@ -27,10 +27,6 @@ DEV int wave_prefix(int v) {
   }
   return sum - v;
 }
-DEV int wave_max_int(int v) {
-  for (int o = WAVE / 2; o; o /= 2) { const int w = shfl_xor(v, o); v = w > v ? w : v; }
-  return v;
-}
 
 // The group that block number `block` belongs to; `block` becomes its number within the group.
 template <int TILE> DEV int find_group(const GemmArgs& a, int spans, int& block) {
@@ -38,9 +34,9 @@ template <int TILE> DEV int find_group(const GemmArgs& a, int spans, int& block)
     const int group = base + LANE;
     const int blocks = group < a.groups ? tiles_of<TILE>(a.rows[group]) * spans : 0;
     const int before = wave_prefix(blocks);
-    const bool mine = block >= before && block < before + blocks;
-    const int lane = uniform(wave_max_int(mine ? LANE : -1));
-    if (lane >= 0) {
+    const u64 found = ballot(block >= before && block < before + blocks);
+    if (found) {
+      const int lane = lowest_of(found);
       block = uniform(block - shfl(before, lane));
       return base + lane;
     }
