@@ -16,7 +16,7 @@ mod amd_loops;
 
 use amd_loops::{functions, loops};
 use getp::backend::gpu::args::Format;
-use getp::backend::gpu::catalogue::Op;
+use getp::backend::gpu::catalogue::{Kernel, Op};
 use getp::backend::gpu::code_objects::CODE_OBJECTS;
 use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::family;
@@ -39,7 +39,8 @@ const COMPUTE_UNITS: usize = 104;
 const HERTZ: f64 = 1.7e9;
 const BYTES_A_SECOND: f64 = 1.3e12;
 const LAUNCH: f64 = 5e-6;
-const STEP_LAUNCHES: usize = 6;
+/// upload, embed, norm, unembedding and argmax.
+const STEP_LAUNCHES: usize = 5;
 /// Keys of a row in the middle of a sequence of 32 + 992 tokens.
 const KEYS: usize = 528;
 /// Between two devices of a group, in each direction.
@@ -183,7 +184,11 @@ impl Model<'_> {
     /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
     fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
         let shape = self.shape(product, bucket);
-        let kernel = self.target.gemm(&shape).expect("a kernel").launch.kernel;
+        let kernel = match product {
+            Product::Mlp1 => self.sort_mlp1(bucket),
+            _ => None,
+        };
+        let kernel = kernel.unwrap_or_else(|| self.target.gemm(&shape).expect("a kernel").launch.kernel);
         let (name, waves, tile) = (kernel.name(), kernel.threads / WAVE, kernel.tokens);
         let columns = match product {
             Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
@@ -196,11 +201,15 @@ impl Model<'_> {
         for &rows in counts.iter().filter(|&&rows| rows > 0) {
             let (steps, tiles) = (rows.div_ceil(TOKENS), rows.div_ceil(tile));
             for _ in 0..shape.row_blocks.div_ceil(waves) {
-                blocks.extend((0..tiles).map(|tile| {
+                let times = (0..tiles).map(|tile| {
                     let steps = steps * (tile + 1) / tiles - steps * tile / tiles;
                     let (steps, share) = self.shares.of(&name, steps);
                     steps as f64 * slots / share * waves as f64 / SIMDS
-                }));
+                });
+                match kernel.op {
+                    Op::SortMlp1 => blocks.push(times.sum()),
+                    _ => blocks.extend(times),
+                }
             }
         }
         let crossing = self.product_bytes(&shape, columns, counts) as f64 / BYTES_A_SECOND;
@@ -229,8 +238,14 @@ impl Model<'_> {
         groups * weights + counts.iter().sum::<usize>() * (2 * columns + out)
     }
 
+    /// mlp1 of a step whose rows no other kernel sorts.
+    fn sort_mlp1(&self, bucket: usize) -> Option<&'static Kernel> {
+        let shape = self.shape(Product::Mlp1, bucket);
+        self.target.sort_mlp1(&shape, bucket).map(|launch| launch.kernel)
+    }
+
     /// Bytes that a row moves in a layer's other kernels.
-    fn row_bytes(&self) -> usize {
+    fn row_bytes(&self, bucket: usize) -> usize {
         let c = self.config;
         let (float, half) = (4 * c.hidden_dim, 2 * c.hidden_dim);
         let (queries, keys) = (c.head_dim * c.n_attn_heads, c.head_dim * c.n_kv_heads);
@@ -240,7 +255,10 @@ impl Model<'_> {
         let attention = (2 + 2) * queries;
         let norm = float + half + float;
         let route = float;
-        let gather = half + routed;
+        let gather = match self.sort_mlp1(bucket) {
+            Some(_) => 0,
+            None => half + routed,
+        };
         norm_of_sum + rope_store + attention + norm + route + gather
     }
 
@@ -269,6 +287,7 @@ impl Model<'_> {
         let norm_and_route = if self.target.norm_route(bucket).is_some() { 1 } else { 2 };
         let sort_and_gather = match bucket {
             1 => 0, // the router does it
+            _ if self.sort_mlp1(bucket).is_some() => 0,
             _ if self.target.sort_gather(bucket, 1).is_some() => 1,
             _ => 2,
         };
@@ -298,7 +317,7 @@ impl Model<'_> {
             );
         }
         let cache = rows as f64 * self.cache_bytes() / BYTES_A_SECOND;
-        let other = (rows * self.row_bytes()) as f64 / BYTES_A_SECOND;
+        let other = (rows * self.row_bytes(bucket)) as f64 / BYTES_A_SECOND;
         println!(
             "    keys and values {:>27.0} us\n    other bytes {:>31.0} us",
             cache * 1e6,
@@ -359,7 +378,7 @@ fn main() {
         target,
         shares: &shares,
     };
-    for rows in [1, 4, 16, 32, 890, 1024, 1536] {
+    for rows in [1, 2, 4, 8, 16, 32, 64, 890, 1024, 1536] {
         println!("20b, {rows} rows");
         let [step, least] = model
             .step(bucket(rows, usize::MAX), rows)

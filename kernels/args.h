@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 8fd3e7e6e315ab83) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint b67c24c9eb46b6e4) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -422,6 +422,15 @@ struct MatrixPeakArgs {
   int never;   // 0
 };
 
+// sort_mlp1: sort and mlp1 fused, for few rows. Between an expert's slots and the next one's more are left empty than
+// sort leaves.
+struct SortMlp1Args {
+  GemmArgs product;  // `rows` and `offsets` are unused; `input` has the step's rows in their order
+  SortArgs sort;
+  int most_rows;     // rows of the bucket
+  int reserved;
+};
+
 // Where the host has all of it.
 #define SIZE(Struct, bytes) static_assert(sizeof(Struct) == bytes, "the host has another size");
 #define AT(Struct, field, bytes) \
@@ -501,5 +510,7 @@ SIZE(SynthesizeArgs, 48) AT(SynthesizeArgs, wire, 0) AT(SynthesizeArgs, tiles, 8
   AT(SynthesizeArgs, mean, 32) AT(SynthesizeArgs, exponent, 36) AT(SynthesizeArgs, format, 40)
   AT(SynthesizeArgs, reserved, 44)
 SIZE(MatrixPeakArgs, 16) AT(MatrixPeakArgs, out, 0) AT(MatrixPeakArgs, iterations, 8) AT(MatrixPeakArgs, never, 12)
+SIZE(SortMlp1Args, 296) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 160) AT(SortMlp1Args, most_rows, 288)
+  AT(SortMlp1Args, reserved, 292)
 #undef SIZE
 #undef AT

@@ -102,6 +102,8 @@ operations! {
     AttnOut "attn_out",
     /// The experts' first matrix with the gated unit.
     Mlp1 "mlp1",
+    /// [`Op::Sort`] and [`Op::Mlp1`], for few rows, which are read where they are.
+    SortMlp1 "sort_mlp1",
     /// The experts' second matrix.
     Mlp2 "mlp2",
     /// The unembedding with a fused argmax: each row's candidates.

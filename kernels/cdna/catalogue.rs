@@ -69,6 +69,7 @@ type Ops = &'static [(Op, &'static str)];
 
 const STORE: Ops = &[(Op::QkvStore, "cdna/dense.hip")];
 const LAYERS: Ops = &[(Op::Qkv, "cdna/dense.hip"), (Op::AttnOut, "cdna/dense.hip")];
+const SORT: Ops = &[(Op::SortMlp1, "cdna/mlp1.hip")];
 const EXPERTS: Ops = &[(Op::Mlp1, "cdna/mlp1.hip"), (Op::Mlp2, "cdna/mlp2.hip")];
 const UNEMBED: Ops = &[(Op::Logits, "cdna/unembed.hip"), (Op::GreedyLogits, "cdna/unembed.hip")];
 const LAYERS_EXACT: Ops = &[(Op::Qkv, "cdna/exact.hip"), (Op::AttnOut, "cdna/exact.hip")];
@@ -145,7 +146,7 @@ const TILES: &[Tile] = &[
     // Columns: operations, maker, tokens, waves, parameters
     //
     // STREAMED: up to 16 tokens; weights are streamed past them (STREAMED_STORE: and what comes of it is rotated and
-    // stored). ONE_SIZE: tokens in LDS, code for one size of tile.
+    // stored; STREAMED_SORT: which are found among up to 64). ONE_SIZE: tokens in LDS, code for one size of tile.
     // TILED: tokens in LDS, code for each size of tile that is a multiple of 16 times the second parameter.
     //
     // qkv and attn_out. Up to 16 rows a block is one wave, so that few row blocks still spread over all compute units.
@@ -158,6 +159,9 @@ const TILES: &[Tile] = &[
     from(65, tile(LAYERS, "ONE_SIZE",  96, 4, &[2])),
     from(65, tile(LAYERS, "ONE_SIZE", 112, 4, &[2])),
     from(65, tile(LAYERS, "ONE_SIZE", 128, 4, &[2])),
+   up_to(64, mxfp4(tile(SORT, "STREAMED_SORT", 16, 4, &[3]))),
+   up_to(64, mxfp4_bf16(tile(SORT, "STREAMED_SORT", 16, 4, &[3]))),
+   up_to(64, tile(SORT, "STREAMED_SORT", 16, 4, &[3])),
     // The experts. Where an expert has a second tile of 16, its weights come from L2; with a mean of 12 rows it rarely
     // has.
              mxfp4(tile(EXPERTS, "STREAMED", 16, 4, &[3])),

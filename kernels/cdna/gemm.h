@@ -1,6 +1,7 @@
-// The matrix products on CDNA: find the work (work.h), multiply (stream.h, tile.h), epilogue (finish.h). Sums are in
-// the same order in every tile, so a token's result depends neither on the tile nor on the other tokens.
+// The matrix products on CDNA: find the work (work.h, picks.h), multiply (stream.h, tile.h), epilogue (finish.h). Sums
+// are in the same order in every tile, so a token's result depends neither on the tile nor on the other tokens.
 #pragma once
+#include "picks.h"
 #include "stream.h"
 #include "tile.h"
 
@@ -79,13 +80,41 @@ template <class Op, class Weights, int WAVES> DEV void streamed_product(const Ge
   const Work work = find_work<TOKENS>(a, WAVES);
   if (work.group < 0) return;
   const Wave wave = wave_of(a, work, WAVES);
+  const int n = LANE % TOKENS;
   Stream<Weights, Weights::STREAM_DEPTH> stream;
-  stream.run(a, work, wave);
+  // clamped: no memory traffic for rows that do not exist
+  stream.run(a, work, wave, work.first + (n < work.count ? n : work.count - 1));
   if constexpr (Finish<Op>::MEETS) {
     SHARED Best bests[WAVES * TOKENS];
     Finish<Op>::template run<WAVES>(a, work, wave, stream.acc, (u8*)bests);
   } else {
     Finish<Op>::template run<WAVES>(a, work, wave, stream.acc, nullptr);
+  }
+}
+
+// mlp1 and what sort does for it, see picks.h; the first block stores that. Blocks after it run over the experts, or
+// over the picks of the most rows if these are fewer, then over row blocks. Of an expert's picks the first one's blocks
+// take all its rows, in tiles one after another: more than TOKENS rows are rare.
+template <class Op, class Weights, int WAVES> DEV void sorting_product(const SortMlp1Args& args) {
+  let_successor_start();
+  after_predecessor();
+  const GemmArgs& a = args.product;
+  const int rows = args.sort.step.header->rows, k = args.sort.k;
+  if (BID == 0) return Picks(args, rows).store<WAVES>(args.sort);
+  const int spans = (a.row_blocks + WAVES - 1) / WAVES, place = (BID - 1) / spans, span = (BID - 1) % spans;
+  const bool by_pick = args.most_rows * k < a.groups;
+  const int expert = uniform(by_pick ? args.sort.experts[place] : place);
+  Found found = Picks(args, rows).find(expert);
+  if (by_pick && place >= rows * k) return;
+  if (!found.rows || (by_pick && place >= (lowest_of(found.rows) + 1) * k)) return;
+  Stream<Weights, Weights::STREAM_DEPTH> stream;
+  while (found.rows) {
+    const int count = bits_of(found.rows);
+    const Work work{expert, found.first, count < TOKENS ? count : (int)TOKENS, span};
+    const Wave wave = wave_of(a, work, WAVES);
+    stream.run(a, work, wave, found.take_tile());
+    Finish<Op>::template run<WAVES>(a, work, wave, stream.acc, nullptr);
+    found.first += TOKENS;
   }
 }
 
@@ -100,6 +129,7 @@ template <int FORMAT, int TERMS> struct Operations {
   using QkvStore = ::QkvStore<FORMAT>;
   using AttnOut = ::AttnOut;
   using Mlp1 = ::Mlp1<FORMAT, TERMS>;
+  using SortMlp1 = Mlp1;
   using Mlp2 = ::Mlp2<(TERMS > 1)>;
   using GreedyLogits = ::GreedyLogits;
   using Logits = ::Logits;
@@ -109,6 +139,7 @@ template <int FORMAT, int TERMS> struct Operations {
 //
 //   STREAMED         up to 16 tokens, see stream.h
 //   STREAMED_STORE   the same for QkvStore
+//   STREAMED_SORT    the same for SortMlp1, of up to MOST_ROWS rows
 //   TILED            up to N tokens in LDS, with code for every STEP-th multiple of 16, see tile.h
 //   ONE_SIZE         N tokens in LDS, with code for this size alone, see tile.h
 #define STREAMED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
@@ -120,6 +151,11 @@ template <int FORMAT, int TERMS> struct Operations {
   KERNEL(NAME, QkvStoreArgs, THREADS, 1, WAVES) {                                                                      \
     static_assert(N == (int)TOKENS && MOST_ROWS == N && TERMS == 1, "what a stream holds");                            \
     streamed_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE>(a.product);                       \
+  }
+#define STREAMED_SORT(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                    \
+  KERNEL(NAME, SortMlp1Args, THREADS, 1, WAVES) {                                                                      \
+    static_assert(N == (int)TOKENS && MOST_ROWS <= WAVE && TERMS == 1, "what a stream holds, and a lane a row");       \
+    sorting_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE>(a);                                \
   }
 #define TILED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES, STEP)                      \
   KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \

@@ -276,6 +276,65 @@ static void run_odd_gates(const char* act, bool mxfp4) {
   }
 }
 
+struct Steps { int rows, most_rows, experts, k; bool one_expert; };
+
+// sort_mlp1 sorts as SortArgs says, and gives the bits of mlp1 of sorted rows.
+static void run_sorting(const char* act, bool mxfp4, const Steps& s) {
+  const int N = 128, K = 96, picks = s.rows * s.k, row_blocks = N / BLOCK_ROWS, columns = N / 2;
+  Case c{"sort_mlp1", act, mxfp4, N, K, {s.rows}};
+  const Matrix m = random_matrix(mxfp4, s.experts, N, K);
+  const Input in = random_input(c);
+  const std::vector<u8> weights = pack(m, in.format, mxfp4 ? 3 : 10);
+  std::vector<float> bias((size_t)s.experts * N);
+  for (float& b : bias) b = uniform_float();
+  // Picks of a row are in order of the expert. Those behind the last row are of an earlier step.
+  std::vector<int> experts((size_t)s.most_rows * s.k), wanted(s.experts), slots(picks, -1);
+  for (int row = 0; row < s.most_rows; row++) {
+    std::vector<int> all(s.experts);
+    for (int e = 0; e < s.experts; e++) all[e] = e;
+    for (int i = 0; i < s.k && !s.one_expert; i++) std::swap(all[i], all[i + rnd() % (s.experts - i)]);
+    if (s.one_expert) std::rotate(all.begin(), all.end() - s.k, all.end());
+    std::sort(all.begin(), all.begin() + s.k);
+    std::copy(all.begin(), all.begin() + s.k, experts.begin() + row * s.k);
+    for (int i = 0; i < s.k && row < s.rows; i++) wanted[all[i]]++;
+  }
+  std::vector<int> counts(s.experts, -1), offsets(s.experts + 1, -1);
+  const int room = picks + s.experts * (GROUP_ALIGN - 1), sorted_rows = round_up(room + 256, GROUP_ALIGN);
+  std::vector<u16> tiled((size_t)columns * sorted_rows, 0x7e11), sorted(tiled);
+  StepHeader header{};
+  header.rows = s.rows;
+  GemmArgs a{};
+  a.weights = weights.data(), a.bias = bias.data(), a.input = in.tiled.data(), a.in_term = in.term;
+  a.tiled = tiled.data(), a.tiled_term = (i64)columns * sorted_rows, a.groups = s.experts, a.n = N;
+  a.k_blocks = round_up(K, SLAB) / SLAB, a.row_blocks = row_blocks, a.in_rows = in.rows, a.tiled_rows = sorted_rows;
+  a.scale = std::ldexp(1.f, mxfp4 ? -3 : -10), a.limit = 7, a.format = in.format;
+  SortMlp1Args both{};
+  both.product = a, both.sort.step.header = &header, both.most_rows = s.most_rows;
+  both.sort.experts = experts.data(), both.sort.offsets = offsets.data(), both.sort.counts = counts.data();
+  both.sort.slots = slots.data(), both.sort.n_experts = s.experts, both.sort.k = s.k;
+  const std::string rest = std::string(mxfp4 ? "_mxfp4_" : "_w16_") + act + "_n16";
+  const int spans = (row_blocks + 3) / 4;
+  launch("sort_mlp1" + rest, 1 + std::min(s.most_rows * s.k, s.experts) * spans, 4 * WAVE, both);
+
+  int bad = counts != wanted || offsets[0] != 0;
+  for (int e = 0; e < s.experts; e++)
+    bad += offsets[e] % GROUP_ALIGN || offsets[e + 1] < offsets[e] + counts[e] || offsets[e] + counts[e] > room;
+  std::vector<int> next(offsets);
+  for (int pair = 0; pair < picks; pair++) bad += slots[pair] != next[experts[pair]]++;
+  if (!bad) {
+    std::vector<u16> gathered((size_t)round_up(K, SLAB) * sorted_rows, 0x7fff);
+    for (int pair = 0; pair < picks; pair++) for (int k = 0; k < round_up(K, SLAB); k++)
+      gathered[tiled_index(slots[pair], k, sorted_rows)] = in.tiled[tiled_index(pair / s.k, k, in.rows)];
+    a.input = gathered.data(), a.in_rows = sorted_rows, a.tiled = sorted.data();
+    a.rows = counts.data(), a.offsets = offsets.data();
+    launch("mlp1" + rest, picks * spans, 4 * WAVE, a);
+    bad += tiled != sorted;
+  }
+  printf("%-36s experts %3d rows %2d of %2d k %d: %s\n", ("sort_mlp1" + rest).c_str(), s.experts, s.rows, s.most_rows,
+         s.k, bad ? "WRONG" : "ok");
+  failures += bad > 0;
+}
+
 struct Tile { int tokens, waves; };
 
 // Every tile gives the same bits: a token's result depends on the token alone.
@@ -306,6 +365,15 @@ int main(int argc, char** argv) {
       run_tiles({"mlp2", act, mxfp4, 32, 64, {0, 3, 0, 1}}, four_waves);
     }
     for (const bool mxfp4 : {true, false}) run_odd_gates(act, mxfp4);
+    for (const bool mxfp4 : {true, false}) if (!exact) {
+      for (const int rows : {1, 2, 3, 5, 16, 17, 40, 63, 64}) for (const int experts : {5, 32, 128, 256}) {
+        const int k = 1 + (int)(rnd() % (u32)std::min(experts, 8));
+        run_sorting(act, mxfp4, {rows, round_up(rows, 4), experts, k, false});
+      }
+      for (const int k : {1, 2, 3, 4, 5, 6, 7, 8}) run_sorting(act, mxfp4, {11, 16, 32, k, false});
+      for (const int rows : {2, 16, 17, 64}) run_sorting(act, mxfp4, {rows, 64, 32, 1, true});
+      run_sorting(act, mxfp4, {33, 48, 9, 8, true});
+    }
     std::vector<int> many(128);
     for (int& count : many) count = rnd() % 5 ? 0 : (int)(rnd() % 40);
     run_tiles({"mlp1", act, true, 64, 64, many}, four_waves);

@@ -32,10 +32,9 @@ template <class Weights, int DEPTH> struct Stream {
       }
     }
   }
-  DEV void run(const GemmArgs& a, const Work& work, const Wave& wave) {
-    const int n = LANE % 16, g = LANE / 16;
-    // clamped: no memory traffic for rows that do not exist
-    const int row = work.first + (n < work.count ? n : work.count - 1);
+  // `row`: of the input, the lane's token; one that exists.
+  DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, int row) {
+    const int g = LANE / 16;
     chunks = a.k_blocks;
     weights = chunks_of<Weights>(a, work, wave);
     tokens = (Global)a.input;

@@ -163,6 +163,16 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
                     "{shape:?}"
                 );
                 note(chosen, found.launch);
+                if product == Product::Mlp1 && !matches!(kind, Kind::Wire(_)) {
+                    let sorts = target.sort_mlp1(&shape, rows);
+                    assert!(
+                        sorts
+                            .is_none_or(|launch| target.finds_rows(format, terms, rows)
+                                && launch.kernel.tokens == kernel.tokens),
+                        "{shape:?}"
+                    );
+                    sorts.into_iter().for_each(|launch| note(chosen, launch));
+                }
             }
         }
     }

@@ -242,6 +242,51 @@ fn float32_experts() {
     }
 }
 
+/// Steps of few rows, whose experts find them by themselves, and of one row more, which are gathered.
+#[test]
+fn few_rows() {
+    for experts in [[5, 1], [32, 4], [128, 8]] {
+        let config = shape([64, 64, 40], [16, 2, 1], experts, 128);
+        let checkpoint = model(&config, Dense::Bf16, Experts::Mxfp4);
+        let (replica, bounds) = replica(super::drivers().remove(0), &checkpoint, Precision::Fast, 65);
+        let counts = [1, 2, 3, 5, 16, 17, 64, 65];
+        let mut rng = ChaCha8Rng::seed_from_u64(77);
+        let mut sequences = Sequences::new(&mut rng, &config, replica.kv_blocks().tokens, &counts, 65);
+        let mut walk = Walk::new(replica, &checkpoint, bounds, counts.len());
+        for (sequence, rows) in counts.into_iter().enumerate() {
+            let tokens: Vec<u32> = (0..rows).map(|_| rng.random_range(0..40)).collect();
+            walk.step(&sequences.plan(&[(sequence, &tokens)]), Want::Greedy);
+        }
+        walk.worst.print(&format!("few rows, experts {experts:?}"));
+    }
+}
+
+/// The kernels of a step: five, and in each layer norm, qkv_store, attention, attn_out, norm_route, mlp1 and mlp2. From five
+/// rows on the emulated device routes apart from the norm, from 17 on rope_store is apart, and from 65 on sort_gather.
+#[cfg(feature = "simt")]
+#[test]
+fn few_rows_take_few_launches() {
+    use getp::backend::gpu::driver::simt::{Call, Setup, System};
+    let config = tiny();
+    let checkpoint = model(&config, Dense::Bf16, Experts::Mxfp4);
+    let system = System::new(&Setup::default());
+    let launches = || system.calls(Some(0), Some(Call::Launch)) as usize;
+    let counts = [(1, 7), (2, 7), (4, 7), (5, 8), (16, 8), (17, 9), (64, 9), (65, 10)];
+    for (rows, of_layer) in counts {
+        let (mut replica, _) = replica(system.driver(0).unwrap(), &checkpoint, Precision::Fast, rows);
+        let mut rng = ChaCha8Rng::seed_from_u64(78);
+        let block = replica.kv_blocks().tokens;
+        let mut sequences = Sequences::new(&mut rng, &config, block, &[rows], rows);
+        let plan = sequences.plan(&[(0, &vec![1; rows])]);
+        let before = launches();
+        let parts = replica.begin(&plan, Want::Greedy).unwrap();
+        let stage = parts.weights.stage(0..config.n_layers);
+        let (a, kv, out) = (&mut *parts.activations, &mut *parts.kv, &mut StepOutput::default());
+        forward(parts.ops, &stage, &plan, a, kv, Want::Greedy, out).unwrap();
+        assert_eq!(launches() - before, 5 + of_layer * config.n_layers, "{rows} rows");
+    }
+}
+
 /// Layers in stages, each of which starts from the rows of the one before, give the same logits as all layers at once,
 /// bit for bit.
 #[test]

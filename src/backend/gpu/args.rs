@@ -569,6 +569,18 @@ shared! {
             /// 0
             never: i32,
         }
+
+        /// sort_mlp1: sort and mlp1 fused, for few rows. Between an expert's slots and the next one's more are left
+        /// empty than sort leaves.
+        #[derive(NoUninit)]
+        SortMlp1Args {
+            /// `rows` and `offsets` are unused; `input` has the step's rows in their order
+            product: GemmArgs,
+            sort: SortArgs,
+            /// rows of the bucket
+            most_rows: i32,
+            reserved: i32,
+        }
     }
 }
 

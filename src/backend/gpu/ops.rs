@@ -8,8 +8,8 @@ pub mod inspect;
 
 use super::args::{
     ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, Greedy, NormArgs,
-    NormRouteArgs, PARTIAL_FLOATS, QkvStoreArgs, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs, Step,
-    StepHeader, UploadArgs,
+    NormRouteArgs, PARTIAL_FLOATS, QkvStoreArgs, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs,
+    SortMlp1Args, Step, StepHeader, UploadArgs,
 };
 use super::catalogue::Op;
 use super::context::Context;
@@ -110,6 +110,15 @@ impl Buffer {
         TypedPtr::new(self.at())
     }
 
+    /// Where its rows lie.
+    fn rows(&self) -> Rows {
+        Rows {
+            terms: self.terms(),
+            term: self.term as i64,
+            buffer_rows: self.rows as i32,
+        }
+    }
+
     /// The address of tiled terms.
     fn terms(&self) -> TypedPtr<u16> {
         debug_assert_ne!(self.term, 0, "float32 values taken for tiled terms");
@@ -168,17 +177,28 @@ impl Settled<'_> {
     }
 }
 
-/// The residual stream, whose rows have been gathered for their experts.
+/// The residual stream, whose rows have been sent to their experts.
 pub struct Routed<'x> {
     memory: &'x mut ResidualMemory,
-    /// A single row, if the router tells its experts to mlp1 before it ends.
-    alone: Option<Alone>,
+    sent: Sending,
 }
 
-/// Where a single row lies, which no expert has a copy of. It is not overwritten before mlp1.
+/// How the experts get their rows.
 #[derive(Clone, Copy)]
-struct Alone {
+enum Sending {
+    /// Each has copies.
+    Gathered,
+    /// A single row, whose experts the router tells to mlp1 before it ends.
+    Told(Rows),
+    /// mlp1 finds them, or a kernel before it.
+    Outstanding(Rows),
+}
+
+/// Where a step's normed rows lie in their order. They are not overwritten before mlp1.
+#[derive(Clone, Copy)]
+struct Rows {
     terms: TypedPtr<u16>,
+    term: i64,
     buffer_rows: i32,
 }
 
@@ -715,8 +735,23 @@ impl GpuOps {
         self.timed(Stage::Router, input + cost, |ops| {
             ops.launch(ops.context.target.route(ops.shape.rows), &args)
         })?;
-        self.sort_and_gather(t, &memory.routes)?;
-        Ok(Routed { memory, alone: None })
+        self.send(t, memory)
+    }
+
+    /// Sends the rows to the experts that the router has picked, unless mlp1 may find them.
+    fn send<'x>(&mut self, t: &Buffer, memory: &'x mut ResidualMemory) -> Result<Routed<'x>> {
+        let sent = if self.finds_rows() {
+            Sending::Outstanding(t.rows())
+        } else {
+            self.sort_and_gather(t.rows(), &memory.routes)?;
+            Sending::Gathered
+        };
+        Ok(Routed { memory, sent })
+    }
+
+    fn finds_rows(&self) -> bool {
+        let Numbers { format, terms, .. } = self.numbers;
+        self.context.target.finds_rows(format, terms, self.shape.rows)
     }
 
     /// What the router does, and what it moves beside its input.
@@ -746,6 +781,13 @@ impl GpuOps {
         Ok((args, cost))
     }
 
+    /// mlp1 of rows that it finds by itself, if there is one for them.
+    fn sort_mlp1(&self, w: &Matrix) -> Option<Launch> {
+        let picks = self.shape.rows * self.config.experts_per_token;
+        let shape = self.gemm_shape(Product::Mlp1, w, picks);
+        self.context.target.sort_mlp1(&shape, self.shape.rows)
+    }
+
     fn sort_args(&self, routes: &Routes) -> SortArgs {
         SortArgs {
             step: self.step,
@@ -758,17 +800,17 @@ impl GpuOps {
         }
     }
 
-    fn gather_args(&self, t: &Buffer, routes: &Routes) -> GatherArgs {
+    fn gather_args(&self, t: Rows, routes: &Routes) -> GatherArgs {
         GatherArgs {
             step: self.step,
-            input: t.terms(),
+            input: t.terms,
             out: routes.gathered.terms(),
             slots: routes.slots.values(),
-            in_term: t.term as i64,
+            in_term: t.term,
             out_term: routes.gathered.term as i64,
             k: self.config.experts_per_token as i32,
             k_blocks: self.config.hidden_dim.div_ceil(SLAB) as i32,
-            in_rows: t.rows as i32,
+            in_rows: t.buffer_rows,
             out_rows: routes.gathered.rows as i32,
             terms: self.numbers.terms as i32,
             reserved: 0,
@@ -776,7 +818,7 @@ impl GpuOps {
     }
 
     /// Gives each row's experts their slots and copies the rows there.
-    fn sort_and_gather(&mut self, t: &Buffer, routes: &Routes) -> Result<()> {
+    fn sort_and_gather(&mut self, t: Rows, routes: &Routes) -> Result<()> {
         let (sort, gather) = (self.sort_args(routes), self.gather_args(t, routes));
         let (rows, n_rows) = (self.shape.rows, self.n_rows);
         let (k, width, k_blocks) = (
@@ -1072,29 +1114,28 @@ impl Ops for GpuOps {
         };
         let (norm, norm_cost) = self.norm_args(memory, norm.values(), Some(t), in_registers);
         let (route, route_cost) = self.route_args(w, bias, &memory.routes)?;
-        let alone = self.shape.rows == 1;
+        let alone = self.shape.rows == 1 && !self.finds_rows();
         // The word has four bytes for picks.
         let tells = alone && launch.kernel.cluster > 0 && self.config.experts_per_token <= size_of::<u32>();
         let args = NormRouteArgs {
             norm,
             route,
             sort: self.sort_args(&memory.routes),
-            gather: self.gather_args(t, &memory.routes),
+            gather: self.gather_args(t.rows(), &memory.routes),
             alone: i32::from(alone),
             reserved: 0,
             picks: memory.routes.picks.values().only_if(tells),
         };
         self.timed(Stage::Router, norm_cost + route_cost, |ops| ops.launch(launch, &args))?;
         if !alone {
-            self.sort_and_gather(t, &memory.routes)?;
+            return self.send(t, memory);
         }
-        Ok(Routed {
-            memory,
-            alone: tells.then(|| Alone {
-                terms: t.terms(),
-                buffer_rows: t.rows as i32,
-            }),
-        })
+        let sent = if tells {
+            Sending::Told(t.rows())
+        } else {
+            Sending::Gathered
+        };
+        Ok(Routed { memory, sent })
     }
 
     fn mlp1<'m>(&mut self, x: &Routed<'_>, w: &Matrix, bias: &Vector, h: &'m mut Buffer) -> Result<&'m Buffer> {
@@ -1106,10 +1147,29 @@ impl Ops for GpuOps {
         args.tiled = h.terms();
         args.tiled_term = h.term as i64;
         args.tiled_rows = h.rows as i32;
-        if let (Some(row), Op::Mlp1) = (x.alone, launch.kernel.op) {
-            args.input = row.terms;
-            args.in_rows = row.buffer_rows;
-            args.picks = routes.picks.values();
+        match x.sent {
+            Sending::Told(row) if launch.kernel.op == Op::Mlp1 => {
+                args.input = row.terms;
+                args.in_rows = row.buffer_rows;
+                args.picks = routes.picks.values();
+            }
+            Sending::Outstanding(rows) => {
+                if let Some(launch) = self.sort_mlp1(w) {
+                    args.input = rows.terms;
+                    args.in_term = rows.term;
+                    args.in_rows = rows.buffer_rows;
+                    let args = SortMlp1Args {
+                        product: args,
+                        sort: self.sort_args(routes),
+                        most_rows: self.shape.rows as i32,
+                        reserved: 0,
+                    };
+                    self.timed(Stage::Mlp1, cost, |ops| ops.launch(launch, &args))?;
+                    return Ok(h);
+                }
+                self.sort_and_gather(rows, routes)?;
+            }
+            Sending::Gathered | Sending::Told(_) => {}
         }
         self.timed(Stage::Mlp1, cost, |ops| ops.launch(launch, &args))?;
         Ok(h)

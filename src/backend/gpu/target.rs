@@ -228,6 +228,25 @@ impl Target {
         countable(found.launch)?;
         Ok(found)
     }
+
+    /// Whether mlp1 of a step of so many rows may find its experts' rows by itself.
+    pub fn finds_rows(&self, format: args::Format, terms: usize, rows: usize) -> bool {
+        self.finding(format, terms, rows).next().is_some()
+    }
+
+    /// mlp1 that does, in a step of so many rows: with the weights and the tile of the kernel that [`Self::gemm`] gives.
+    pub fn sort_mlp1(&self, shape: &GemmShape, rows: usize) -> Option<Launch> {
+        let sorted = self.gemm(shape).ok()?.launch.kernel;
+        let alike = |kernel: &&Kernel| kernel.weights == sorted.weights && kernel.tokens == sorted.tokens;
+        let kernel = self.finding(shape.format, shape.terms, rows).find(alike)?;
+        let spans = shape.row_blocks.div_ceil(kernel.threads / self.family.table().wave);
+        Some(Launch::new(kernel, 1 + shape.rows.min(shape.groups) * spans))
+    }
+
+    fn finding(&self, format: args::Format, terms: usize, rows: usize) -> impl Iterator<Item = &'static Kernel> {
+        let fits = move |kernel: &&Kernel| kernel.terms == terms && rows <= kernel.most_rows;
+        self.kernels(Op::SortMlp1, Some(elements(format))).filter(fits)
+    }
 }
 
 /// A launch whose threads a runtime can count.

@@ -203,6 +203,27 @@ mod tests {
         );
     }
 
+    /// Up to 64 rows, where experts' weights are streamed: a block for each row block of each expert or pick, and one that
+    /// stores the slots.
+    #[test]
+    fn few_rows_are_sorted_by_mlp1() {
+        let sorts = |rows, terms, groups| {
+            let shape = GemmShape {
+                groups,
+                ..shape_20b(Product::Mlp1, rows, terms)
+            };
+            TARGET.sort_mlp1(&shape, rows).map(|launch| launch.blocks)
+        };
+        for (rows, places) in [(1, 4), (2, 8), (7, 28), (8, 32), (9, 32), (64, 32)] {
+            assert_eq!(sorts(rows, 1, 32), Some(1 + 45 * places), "{rows} rows");
+        }
+        assert_eq!(sorts(65, 1, 32), None);
+        assert_eq!([15, 16].map(|rows| sorts(rows, 1, 5).is_some()), [true, false]);
+        assert_eq!(sorts(1, 2, 32), None);
+        assert!(TARGET.finds_rows(args::Format::F16, 1, 64) && !TARGET.finds_rows(args::Format::F16, 1, 65));
+        assert!(!TARGET.finds_rows(args::Format::F16, 2, 1));
+    }
+
     /// However the rows fall on the experts, the grid has a block for every tile.
     #[test]
     fn grids_cover_the_worst_routing() {
