@@ -276,7 +276,9 @@ fn any_capture_may_be_invalidated_or_lack_memory() {
                     lasting: false,
                 }));
                 assert_eq!((ran.warm, ran.left), (DEVICES, DEVICES), "{call:?} {fault:?} {nth}");
-                assert!(ran.graphs > 0, "{call:?} {fault:?} {nth}");
+                // The device's steps may all be of the one shape that there was no memory for.
+                let launched = ran.graphs > 0 || fault == GpuFault::OutOfMemory;
+                assert!(launched, "{call:?} {fault:?} {nth}");
                 if ran.calls < nth {
                     break;
                 }
