@@ -21,6 +21,7 @@ use getp::backend::gpu::code_objects::CODE_OBJECTS;
 use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::family;
 use getp::backend::gpu::group::demand::Demand;
+use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::shapes::{GemmShape, Kind, Product};
 use getp::backend::gpu::stage::{Common, bucket};
 use getp::backend::gpu::target::Target;
@@ -184,12 +185,18 @@ impl Model<'_> {
     /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
     fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
         let shape = self.shape(product, bucket);
-        let kernel = match product {
+        let Launch { kernel, blocks, .. } = self.target.gemm(&shape).expect("a kernel").launch;
+        let sorts = match product {
             Product::Mlp1 => self.sort_mlp1(bucket),
             _ => None,
         };
-        let kernel = kernel.unwrap_or_else(|| self.target.gemm(&shape).expect("a kernel").launch.kernel);
-        let (name, waves, tile) = (kernel.name(), kernel.threads / WAVE, kernel.tokens);
+        let kernel = sorts.unwrap_or(kernel);
+        let (name, waves) = (kernel.name(), kernel.threads / WAVE);
+        let spans = shape.row_blocks.div_ceil(waves);
+        let tiles = |rows: usize| match kernel.spreads() {
+            true => blocks / spans,
+            false => rows.div_ceil(kernel.tokens),
+        };
         let columns = match product {
             Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
             Product::Mlp2 => self.config.intermediate_dim,
@@ -199,10 +206,10 @@ impl Model<'_> {
         let slots = (chunks * CHUNK_MFMAS) as f64 * MFMA_SLOTS * SLOT;
         let mut blocks = Vec::new();
         for &rows in counts.iter().filter(|&&rows| rows > 0) {
-            let (steps, tiles) = (rows.div_ceil(TOKENS), rows.div_ceil(tile));
-            for _ in 0..shape.row_blocks.div_ceil(waves) {
-                let times = (0..tiles).map(|tile| {
-                    let steps = steps * (tile + 1) / tiles - steps * tile / tiles;
+            let (steps, tiles) = (rows.div_ceil(TOKENS), tiles(rows));
+            for _ in 0..spans {
+                let sizes = (0..tiles).map(|tile| steps * (tile + 1) / tiles - steps * tile / tiles);
+                let times = sizes.filter(|&steps| steps > 0).map(|steps| {
                     let (steps, share) = self.shares.of(&name, steps);
                     steps as f64 * slots / share * waves as f64 / SIMDS
                 });
@@ -213,7 +220,7 @@ impl Model<'_> {
             }
         }
         let crossing = self.product_bytes(&shape, columns, counts) as f64 / BYTES_A_SECOND;
-        let seconds = last_end(&blocks, WAVES_AT_ONCE / waves).max(crossing);
+        let seconds = last_end(&blocks, waves).max(crossing);
         let wanted = counts.iter().sum::<usize>() as f64 / TOKENS as f64 * shape.row_blocks as f64 * slots;
         let at_peak = wanted / (COMPUTE_UNITS as f64 * SIMDS);
         Timed {
@@ -337,8 +344,9 @@ impl Model<'_> {
 }
 
 /// When the last block ends. Each block in order goes to the compute unit that has a free place first. Blocks on one
-/// compute unit share its rate.
-fn last_end(blocks: &[f64], places: usize) -> f64 {
+/// compute unit share its rate; a wave has at most a SIMD's.
+fn last_end(blocks: &[f64], waves: usize) -> f64 {
+    let places = WAVES_AT_ONCE / waves;
     let mut units = vec![(0.0, Vec::<f64>::new()); COMPUTE_UNITS];
     for &block in blocks {
         let free_at = |(now, running): &(f64, Vec<f64>)| match running.len() < places {
@@ -358,7 +366,11 @@ fn last_end(blocks: &[f64], places: usize) -> f64 {
         }
         running.push(block);
     }
-    let ends = units.iter().map(|(now, running)| now + running.iter().sum::<f64>());
+    let alone = SIMDS / waves as f64;
+    let ends = units.iter().map(|(now, running)| {
+        let longest = running.iter().copied().fold(0.0, f64::max);
+        now + running.iter().sum::<f64>().max(longest * alone)
+    });
     ends.fold(0.0, f64::max)
 }
 
@@ -378,7 +390,7 @@ fn main() {
         target,
         shares: &shares,
     };
-    for rows in [1, 2, 4, 8, 16, 32, 64, 890, 1024, 1536] {
+    for rows in [1, 2, 4, 8, 16, 32, 64, 256, 890, 1024, 1536] {
         println!("20b, {rows} rows");
         let [step, least] = model
             .step(bucket(rows, usize::MAX), rows)

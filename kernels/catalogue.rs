@@ -335,6 +335,11 @@ impl Kernel {
         Self { limits, ..self }
     }
 
+    /// Whether it spreads a step's rows over all tiles of its grid, however few they are.
+    pub fn spreads(&self) -> bool {
+        matches!(self.source, Source::Made { maker: "SPREAD", .. })
+    }
+
     /// Its name in the code object.
     pub fn name(&self) -> String {
         let mut name = self.op.name().to_owned();

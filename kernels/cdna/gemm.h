@@ -46,12 +46,13 @@ DEV void do_tile(const GemmArgs& a, const Work& work, u32v4* shared) {
   Finish<Op>::template run<WAVES>(a, work, wave, tile.sums.result(), (u8*)shared);
 }
 
-// A tile of at most MAX_S steps of 16 tokens. Each STEP-th number of steps has code of its own.
-template <class Op, class Weights, int WAVES, int MAX_S, int STEP = 1>
+// A tile of at most MAX_S steps of 16 tokens. Each STEP-th number of steps has code of its own. SPREADS: rows are
+// spread over all tiles of the grid.
+template <class Op, class Weights, int WAVES, int MAX_S, int STEP, bool SPREADS = false>
 DEV void tiled_product(const GemmArgs& a, u32v4* shared) {
   let_successor_start();
   after_predecessor();
-  const Work work = find_work<MAX_S * TOKENS>(a, WAVES);
+  const Work work = SPREADS ? spread_work(a, WAVES) : find_work<MAX_S * TOKENS>(a, WAVES);
   if (work.group < 0) return;
   switch ((work.count + STEP * TOKENS - 1) / (STEP * TOKENS)) {
     case 1: if constexpr (STEP * 1 <= MAX_S) do_tile<Op, Weights, WAVES, STEP * 1>(a, work, shared); break;
@@ -141,6 +142,7 @@ template <int FORMAT, int TERMS> struct Operations {
 //   STREAMED_STORE   the same for QkvStore
 //   STREAMED_SORT    the same for SortMlp1, of up to MOST_ROWS rows
 //   TILED            up to N tokens in LDS, with code for every STEP-th multiple of 16, see tile.h
+//   SPREAD           the same with code for every multiple of 16, the rows spread over all tiles of the grid
 //   ONE_SIZE         N tokens in LDS, with code for this size alone, see tile.h
 #define STREAMED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
   KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
@@ -162,6 +164,12 @@ template <int FORMAT, int TERMS> struct Operations {
     static_assert(TERMS == 1, "float64 sums of several sizes would not fit the registers");                            \
     SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
     tiled_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, STEP>(a, tokens);        \
+  }
+#define SPREAD(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                           \
+  KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
+    static_assert(TERMS == 1, "float64 sums of several sizes would not fit the registers");                            \
+    SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
+    tiled_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, 1, true>(a, tokens);     \
   }
 #define ONE_SIZE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
   KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \

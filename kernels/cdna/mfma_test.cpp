@@ -68,6 +68,7 @@ struct Case {
   int n, k;
   std::vector<int> counts;      // rows of each group
   int tile = 0, waves = 0;
+  int tiles = 0;                // of the grid; 0: two more than the rows fill
 };
 
 struct Input {
@@ -155,10 +156,11 @@ static u64 run(const Case& c) {
   a.groups = groups, a.n = c.n, a.k_blocks = round_up(c.k, SLAB) / SLAB, a.row_blocks = row_blocks, a.in_rows = in.rows;
   a.tiled_rows = in.rows, a.best_rows = in.rows, a.scale = std::ldexp(1.f, -shift), a.limit = 7, a.format = in.format;
 
-  int tiles = 0;
+  int tiles = 2;
   for (const int count : c.counts) tiles += (count + c.tile - 1) / c.tile;
+  if (c.tiles) tiles = c.tiles;
   const std::string name = c.op + (c.mxfp4 ? "_mxfp4_" : "_w16_") + c.act + "_n" + std::to_string(c.tile);
-  launch(name, (tiles + 2) * spans, c.waves * WAVE, a);
+  launch(name, tiles * spans, c.waves * WAVE, a);
 
   Checker check;
   std::vector<char> written((size_t)in.rows, 0);
@@ -335,14 +337,14 @@ static void run_sorting(const char* act, bool mxfp4, const Steps& s) {
   failures += bad > 0;
 }
 
-struct Tile { int tokens, waves; };
+struct Tile { int tokens, waves, tiles = 0; };
 
 // Every tile gives the same bits: a token's result depends on the token alone.
 static void run_tiles(Case c, const std::vector<Tile>& tiles) {
   const u64 same_data = state;
   u64 first = 0;
   for (const Tile& tile : tiles) {
-    state = same_data, c.tile = tile.tokens, c.waves = tile.waves;
+    state = same_data, c.tile = tile.tokens, c.waves = tile.waves, c.tiles = tile.tiles;
     const u64 hash = run(c);
     if (first && hash != first) printf("%s: other bits in tiles of %d\n", c.op.c_str(), c.tile), failures++;
     first = hash;
@@ -356,8 +358,11 @@ int main(int argc, char** argv) {
     const bool exact = std::string(act).back() != '1';
     std::vector<Tile> four_waves = {{16, 4}, {64, 4}};
     if (!exact) four_waves.push_back({128, 4});
-    const std::vector<Tile> dense = exact ? std::vector<Tile>{{16, 1}, {64, 4}}
-                                          : std::vector<Tile>{{16, 1}, {64, 2}, {80, 4}, {96, 4}, {112, 4}, {128, 4}};
+    // In `fast` rows of larger tiles are spread over all tiles of the grid: full ones, uneven ones, and more than there
+    // are steps of 16.
+    const std::vector<Tile> dense = exact
+        ? std::vector<Tile>{{16, 1}, {64, 4}}
+        : std::vector<Tile>{{16, 1}, {64, 2, 4}, {64, 2, 7}, {128, 4, 2}, {128, 4, 3}, {128, 4, 13}};
     for (const bool mxfp4 : {true, false}) {
       run_tiles({"mlp1", act, mxfp4, 320, 192, {125, 0, 100, 5, 1}}, four_waves);
       run_tiles({"mlp2", act, mxfp4, 160, 320, {90, 75, 0, 17, 300}}, four_waves);
@@ -377,12 +382,15 @@ int main(int argc, char** argv) {
     std::vector<int> many(128);
     for (int& count : many) count = rnd() % 5 ? 0 : (int)(rnd() % 40);
     run_tiles({"mlp1", act, true, 64, 64, many}, four_waves);
-    for (const int rows : {0, 1, 15, 33, 50, 64, 97, 128, 150}) {
+    for (const int rows : {0, 1, 15, 33, 50, 64, 97, 128, 150, 221, 250}) {
       run_tiles({"qkv", act, false, 168, 256, {rows}}, dense);
       run_tiles({"attn_out", act, false, 100, 448, {rows}}, dense);
       run_tiles({"unembed_logits", act, false, 136, 64, {rows}}, four_waves);
       run_tiles({"unembed_greedy", act, false, 203, 192, {rows}}, four_waves);
     }
+    // Steps of the bucket of 1,024 rows in the grids of the 20b on 104 compute units.
+    for (const int rows : exact ? std::vector<int>{} : std::vector<int>{775, 890})
+      run_tiles({"qkv", act, false, 150, 64, {rows}}, {{16, 1}, {128, 4, 9}, {128, 4, 10}});
   }
   printf("%s\n", failures ? "FAILED" : "all right");
   return failures != 0;

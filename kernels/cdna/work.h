@@ -1,9 +1,10 @@
 // Work distribution: which block computes which tile, found on the device from the groups' (experts') row counts, so
 // that nothing waits for the host.
 //
-// A group's rows are cut into tiles of at most TILE rows, as evenly as steps of 16 allow; a block does one tile for
-// `waves` row blocks, one per wave. Block ids run over groups, then over row blocks, then over a group's tiles: blocks
-// that read the same weights have neighbouring ids and run at the same time, so the weights come from memory once.
+// A group's rows are cut into tiles, as evenly as steps of 16 allow: into the fewest of at most TILE rows (find_work),
+// or into as many as the grid has (spread_work). A block does one tile for `waves` row blocks, one per wave. Block ids
+// run over groups, then over row blocks, then over a group's tiles: blocks that read the same weights have neighbouring
+// ids and run at the same time, so the weights come from memory once.
 #pragma once
 #include "mfma.h"
 
@@ -45,15 +46,29 @@ template <int TILE> DEV int find_group(const GemmArgs& a, int spans, int& block)
   return -1;
 }
 
+// Tile number block % tiles of a group, for run number block / tiles of row blocks.
+DEV Work cut_rows(const GemmArgs& a, int group, int rows, int tiles, int block) {
+  const int tile = block % tiles, steps = (rows + TOKENS - 1) / TOKENS;
+  const int from = steps * tile / tiles * TOKENS, to = steps * (tile + 1) / tiles * TOKENS;
+  const int offset = a.offsets ? uniform(a.offsets[group]) : 0;
+  return Work{group, offset + from, (to < rows ? to : rows) - from, block / tiles};
+}
+
+DEV int spans_of(const GemmArgs& a, int waves) { return (a.row_blocks + waves - 1) / waves; }
+
 template <int TILE> DEV Work find_work(const GemmArgs& a, int waves) {
-  const int spans = (a.row_blocks + waves - 1) / waves;
+  const int spans = spans_of(a, waves);
   int block = BID, group = 0;
   if (a.groups > 1) group = find_group<TILE>(a, spans, block);
   if (group < 0) return Work{-1, 0, 0, 0};
   const int rows = uniform(a.rows[group]), tiles = tiles_of<TILE>(rows);
   if (block >= tiles * spans) return Work{-1, 0, 0, 0};
-  const int tile = block % tiles, steps = (rows + TOKENS - 1) / TOKENS;
-  const int from = steps * tile / tiles * TOKENS, to = steps * (tile + 1) / tiles * TOKENS;
-  const int offset = a.offsets ? uniform(a.offsets[group]) : 0;
-  return Work{group, offset + from, (to < rows ? to : rows) - from, block / tiles};
+  return cut_rows(a, group, rows, tiles, block);
+}
+
+// The host knows the most rows alone, and makes the grid for them. Fewer rows make every tile smaller, so that all
+// compute units keep their share. Of fewer steps than tiles some tiles get none.
+DEV Work spread_work(const GemmArgs& a, int waves) {
+  const Work work = cut_rows(a, 0, uniform(a.rows[0]), GRID / spans_of(a, waves), BID);
+  return work.count > 0 ? work : Work{-1, 0, 0, 0};
 }

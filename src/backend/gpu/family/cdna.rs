@@ -8,8 +8,8 @@
 //!   fewer waves a SIMD holds to hide latency.
 //! * A block is four waves side by side (128 weight rows share a tile of tokens); of dense products with few rows fewer,
 //!   as their 90 to 160 row blocks would otherwise leave compute units without work.
-//! * qkv and attn_out have `n80`, `n96` and `n112` beside these. They make few blocks, of which the last round fills the device
-//!   only in part: the size is chosen by how long all rounds take.
+//! * qkv and attn_out make few blocks, of which the last round may fill the device only in part. Their `n64` and `n128` spread
+//!   a step's rows over all tiles of the grid, and the number of tiles is chosen by how long all rounds take.
 
 use super::Family;
 use crate::backend::gpu::args::{PackArgs, WIRE_ROWS};
@@ -25,8 +25,8 @@ pub struct Cdna;
 const WAVES_AT_ONCE: usize = 8;
 /// Lanes of a wave.
 const WAVE: usize = 64;
-/// Tokens that a stream takes.
-const STREAM: usize = 16;
+/// Tokens of an MFMA.
+const STEP: usize = 16;
 /// More blocks that pack than these would only queue.
 const PACK_BLOCKS: usize = 4096;
 
@@ -73,9 +73,9 @@ impl Family for Cdna {
     }
 
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
-        let kernel = tile(shape, kernels, multiprocessors);
+        let kernel = tile(shape, kernels);
         let spans = shape.row_blocks.div_ceil(kernel.threads / WAVE);
-        let blocks = tiles(shape, kernel.tokens) * spans;
+        let blocks = tiles(shape, kernel, multiprocessors) * spans;
         GemmLaunch {
             launch: Launch::new(kernel, blocks),
             parts: blocks as u64,
@@ -93,54 +93,59 @@ fn experts(shape: &GemmShape) -> bool {
 
 /// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean counts,
 /// and any count works.
-fn tile(shape: &GemmShape, kernels: &[&'static Kernel], compute_units: usize) -> &'static Kernel {
+fn tile(shape: &GemmShape, kernels: &[&'static Kernel]) -> &'static Kernel {
     let rows = if experts(shape) {
         shape.rows.div_ceil(shape.groups)
     } else {
         shape.rows
     };
     let fit = kernels.iter().filter(|kernel| kernel.from_rows <= rows);
-    let largest = fit.clone().min_by_key(|kernel| std::cmp::Reverse(kernel.tokens));
-    let tile = match shape.product {
-        Product::Qkv | Product::AttnOut if largest.is_some_and(|tile| tile.tokens > STREAM) => {
-            fewest_rounds(fit.filter(|kernel| kernel.tokens > STREAM), shape, compute_units)
-        }
-        _ => largest,
-    };
-    tile.unwrap_or(&kernels[0])
+    fit.min_by_key(|kernel| std::cmp::Reverse(kernel.tokens))
+        .unwrap_or(&kernels[0])
 }
 
-/// The tile whose rounds take least, at a step's most rows and at an eighth less: counts of rows are known by their bucket
-/// alone. Of equals the largest, which reads weights least often.
-fn fewest_rounds<'a>(
-    tiles: impl Iterator<Item = &'a &'static Kernel>,
-    shape: &GemmShape,
-    compute_units: usize,
-) -> Option<&'a &'static Kernel> {
-    let cost = |kernel: &Kernel| {
+/// Tiles of the grid. Of experts at most so many: a group's rows in tiles, and one more for each group that is not a
+/// multiple.
+fn tiles(shape: &GemmShape, kernel: &Kernel, compute_units: usize) -> usize {
+    match experts(shape) {
+        true => shape.rows.min(shape.groups) + shape.rows / kernel.tokens,
+        false if kernel.spreads() => fewest_rounds(shape, kernel, compute_units),
+        false => shape.rows.div_ceil(kernel.tokens),
+    }
+}
+
+/// How many tiles take least, at a step's most rows and at an eighth less: counts of rows are known by their bucket alone.
+/// Of equals the fewest, which read weights least often. Where weights are read more than twice, tiles have more than two
+/// steps of 16 tokens, or they would wait for weights from L2.
+fn fewest_rounds(shape: &GemmShape, kernel: &Kernel, compute_units: usize) -> usize {
+    let least = shape.rows.div_ceil(kernel.tokens);
+    let most = ((shape.rows.div_ceil(STEP) - 1) / 2).max(2);
+    let cost = |tiles: usize| {
         let rows = [shape.rows, shape.rows - shape.rows / 8];
-        rows.iter()
-            .map(|&rows| rounds_cost(rows, shape.row_blocks, kernel, compute_units))
-            .sum::<usize>()
+        let costs = rows.map(|rows| rounds_cost(rows, tiles, shape.row_blocks, kernel, compute_units));
+        costs.iter().sum::<f64>()
     };
-    tiles.min_by_key(|kernel| (cost(kernel), std::cmp::Reverse(kernel.tokens)))
+    (least..=most)
+        .min_by(|&a, &b| cost(a).total_cmp(&cost(b)))
+        .expect("at least one tile")
 }
 
 /// Blocks go to the device in rounds of as many as it has places for. In a round a wave multiplies 16 tokens after 16, and
-/// spends three quarters of such a step beside its MFMAs (`kernels/cdna/mca.py`); in quarters of a step.
-fn rounds_cost(rows: usize, row_blocks: usize, kernel: &Kernel, compute_units: usize) -> usize {
+/// spends three quarters of such a step beside its MFMAs (`kernels/cdna/mca.py`). Larger and smaller tiles meet on a compute
+/// unit: a round takes between the mean and the largest. Where compute units have half of their waves, in the last round,
+/// it takes a third less, as these have the matrix cores to themselves.
+fn rounds_cost(rows: usize, tiles: usize, row_blocks: usize, kernel: &Kernel, compute_units: usize) -> f64 {
     let waves = kernel.threads / WAVE;
-    let blocks = rows.div_ceil(kernel.tokens) * row_blocks.div_ceil(waves);
+    let blocks = tiles * row_blocks.div_ceil(waves);
     let places = compute_units * WAVES_AT_ONCE / waves;
-    blocks.div_ceil(places) * (kernel.tokens / 4 + 3)
-}
-
-/// At most so many tiles: a group's rows in tiles, and one more for each group that is not a multiple.
-fn tiles(shape: &GemmShape, tokens: usize) -> usize {
-    match experts(shape) {
-        true => shape.rows.min(shape.groups) + shape.rows / tokens,
-        false => shape.rows.div_ceil(tokens),
-    }
+    let last = match blocks % places {
+        0 => 0.0,
+        few if few <= places / 2 => 0.65,
+        _ => 1.0,
+    };
+    let steps = rows.div_ceil(STEP);
+    let tile = (steps as f64 / tiles as f64 + steps.div_ceil(tiles) as f64) / 2.0;
+    ((blocks / places) as f64 + last) * (tile + 0.75)
 }
 
 #[cfg(test)]
@@ -184,18 +189,18 @@ mod tests {
                 "1 mlp1_mxfp4_f16x1_n16 180x256",
                 "1 mlp2_mxfp4_f16x1_n16 92x256",
                 "1 unembed_greedy_w16_f16x1_n16 1571x256",
-                "32 qkv_w16_f16x1_n64 80x128",
-                "32 attn_out_w16_f16x1_n64 45x128",
+                "32 qkv_w16_f16x1_n64 160x128",
+                "32 attn_out_w16_f16x1_n64 90x128",
                 "32 mlp1_mxfp4_f16x1_n16 1800x256",
                 "32 mlp2_mxfp4_f16x1_n16 920x256",
                 "32 unembed_greedy_w16_f16x1_n64 1571x256",
-                "256 qkv_w16_f16x1_n64 320x128",
-                "256 attn_out_w16_f16x1_n64 180x128",
+                "256 qkv_w16_f16x1_n128 200x256",
+                "256 attn_out_w16_f16x1_n128 92x256",
                 "256 mlp1_mxfp4_f16x1_n64 2160x256",
                 "256 mlp2_mxfp4_f16x1_n64 1104x256",
                 "256 unembed_greedy_w16_f16x1_n128 3142x256",
-                "1536 qkv_w16_f16x1_n80 800x256",
-                "1536 attn_out_w16_f16x1_n96 368x256",
+                "1536 qkv_w16_f16x1_n128 600x256",
+                "1536 attn_out_w16_f16x1_n128 414x256",
                 "1536 mlp1_mxfp4_f16x1_n128 3600x256",
                 "1536 mlp2_mxfp4_f16x1_n128 1840x256",
                 "1536 unembed_greedy_w16_f16x1_n128 18852x256",
@@ -250,22 +255,25 @@ mod tests {
         }
     }
 
-    /// Of the places of all rounds so many have a wave with rows to multiply, padding counted as none.
+    /// Of the places of all rounds so many have a wave with rows to multiply, padding counted as none. A round takes as
+    /// long as its largest tile.
     fn filled(product: Product, bucket: usize, rows: usize) -> f64 {
         let shape = shape_20b(product, bucket, 1);
-        let Kernel { tokens, threads, .. } = *TARGET.gemm(&shape).unwrap().launch.kernel;
-        let waves = threads / WAVE;
-        let blocks = rows.div_ceil(tokens) * shape.row_blocks.div_ceil(waves);
+        let Launch { kernel, blocks, .. } = TARGET.gemm(&shape).unwrap().launch;
+        let waves = kernel.threads / WAVE;
+        let tiles = blocks / shape.row_blocks.div_ceil(waves);
         let places = 104 * WAVES_AT_ONCE / waves;
-        let steps = blocks.div_ceil(places) * places * waves * tokens;
+        let largest = rows.div_ceil(STEP).div_ceil(tiles) * STEP;
+        let steps = blocks.div_ceil(places) * places * waves * largest;
         (rows * shape.row_blocks) as f64 / steps as f64
     }
 
     #[test]
     fn dense_products_of_many_rows_fill_the_device() {
-        // 890 rows are a step of the bucket of 1024.
+        // 450 rows are a step of the bucket of 512, and 890 of that of 1024.
         let cases = [
-            (1024, 890, 0.74),
+            (512, 450, 0.73),
+            (1024, 890, 0.85),
             (1024, 1024, 0.86),
             (1536, 1536, 0.86),
             (2048, 2048, 0.86),
@@ -274,6 +282,21 @@ mod tests {
             for product in [Product::Qkv, Product::AttnOut] {
                 let filled = filled(product, bucket, rows);
                 assert!(filled >= least, "{product:?} of {rows} rows: {filled:.3}");
+            }
+        }
+    }
+
+    /// Tiles hold the most rows of the step, and more than two of them have more than two steps of 16.
+    #[test]
+    fn tiles_hold_their_rows() {
+        for rows in 17..4200 {
+            for product in [Product::Qkv, Product::AttnOut] {
+                let shape = shape_20b(product, rows, 1);
+                let Launch { kernel, blocks, .. } = TARGET.gemm(&shape).unwrap().launch;
+                let tiles = blocks / shape.row_blocks.div_ceil(kernel.threads / WAVE);
+                let largest = rows.div_ceil(STEP).div_ceil(tiles);
+                assert!(kernel.spreads() && largest <= kernel.tokens / STEP);
+                assert!(tiles <= 2 || largest > 2, "{product:?} of {rows} rows: {tiles} tiles");
             }
         }
     }
