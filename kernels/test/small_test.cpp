@@ -360,7 +360,7 @@ void test_rope(int head_dim, int heads, int kv_heads, int format, bool windowed,
   const i64 head_bytes = 2 * KV_PAGE * head_dim * bytes + 768, page_bytes = head_bytes * kv_heads;
   Buffer<unsigned char> kv(plan.pages * page_bytes), want_kv = kv, want_q = q;
   RopeStoreArgs a{plan.step, qkv.data(), cos.data(), sin.data(), q.data(), kv.data(), page_bytes, (int)head_bytes, format, head_dim, heads, kv_heads, windowed, paired};
-  LAUNCH(rope_store, rows + 2, 256, a);
+  LAUNCH(rope_store, rows + 2, 320, a);
   auto put = [&](unsigned char* at, i64 element, float v) {
     if (format == FORMAT_F32) memcpy(at + element * 4, &v, 4);
     else { const u16 h = format == FORMAT_F16 ? to_f16(v) : to_bf16(v); memcpy(at + element * 2, &h, 2); }
@@ -777,7 +777,7 @@ void test_empty() {
   NormRouteArgs b{}; b.norm = n, b.route = r, b.alone = 1; LAUNCH(norm_route, 2, 384, b);
   GatherArgs g{}; g.step = step; g.k_blocks = 2; LAUNCH(gather, 2, 256, g);
   LAUNCH(sort_gather, 2, 256, (SortGatherArgs{SortArgs{step, nullptr, offsets, counts, nullptr, 32, 4}, g}));
-  RopeStoreArgs s{}; s.step = step; LAUNCH(rope_store, 2, 256, s);
+  RopeStoreArgs s{}; s.step = step; LAUNCH(rope_store, 2, 320, s);
   ArgmaxArgs m{}; m.step = step; LAUNCH(argmax, 2, 1024, m);
   DrawArgs w{}; w.step = step; LAUNCH(draw, 2, 256, w), LAUNCH_WIDE(2, w);
   AttentionArgs t{}; t.step = step; t.kv_heads = 2; t.heads = 2; LAUNCH(attention_plain_f32, 2, 256, t);
