@@ -292,11 +292,10 @@ impl Model<'_> {
         let qkv = self.target.gemm(&qkv).expect("a kernel").launch.kernel;
         let qkv_and_rope = if qkv.op == Op::QkvStore { 1 } else { 2 };
         let norm_and_route = if self.target.norm_route(bucket).is_some() { 1 } else { 2 };
-        let sort_and_gather = match bucket {
-            1 => 0, // the router does it
-            _ if self.sort_mlp1(bucket).is_some() => 0,
-            _ if self.target.sort_gather(bucket, 1).is_some() => 1,
-            _ => 2,
+        let sort_and_gather = match self.sort_mlp1(bucket) {
+            Some(_) => 0,
+            None if self.target.sort_gather(bucket, 1).is_some() => 1,
+            None => 2,
         };
         let norm_attention_and_out = 3;
         let experts = 2;

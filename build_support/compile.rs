@@ -65,7 +65,7 @@ pub trait Compilers {
     /// The variable that names the folder of the vendor's toolchain, where a compiler is looked for.
     const HOME_VARIABLE: &'static str;
 
-    /// The compilers there are, the best first.
+    /// The compilers there are if none is named, the best first.
     fn compilers() -> Vec<Compiler>;
     /// The command that compiles for `arch`, but for the folders of headers, the source and `-o`.
     fn command(compiler: &Compiler, arch: &str) -> Command;

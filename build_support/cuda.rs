@@ -17,9 +17,6 @@ impl Compilers for Cuda {
     const HOME_VARIABLE: &'static str = "CUDA_HOME";
 
     fn compilers() -> Vec<Compiler> {
-        if let Some(program) = env::var_os(Self::COMPILER_VARIABLE) {
-            return Compiler::find(program).into_iter().collect();
-        }
         let home = env::var_os(Self::HOME_VARIABLE).map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
         let programs = [PathBuf::from("nvcc"), home.join("bin/nvcc")];
         programs.into_iter().filter_map(Compiler::find).collect()

@@ -21,11 +21,8 @@ impl Compilers for Hip {
     const COMPILER_VARIABLE: &'static str = "GETP_HIPCC";
     const HOME_VARIABLE: &'static str = "ROCM_PATH";
 
-    /// If none is named, the newest: Debian's hipcc of ROCm 5.2 is a clang 15, which spills.
+    /// The newest first: Debian's hipcc of ROCm 5.2 is a clang 15, which spills.
     fn compilers() -> Vec<Compiler> {
-        if let Some(program) = env::var_os(Self::COMPILER_VARIABLE) {
-            return Compiler::find(program).into_iter().collect();
-        }
         let rocm = env::var(Self::HOME_VARIABLE).unwrap_or_else(|_| "/opt/rocm".into());
         let hipcc = [String::from("hipcc"), format!("{rocm}/bin/hipcc")];
         let clang = (OLDEST_CLANG..=NEWEST_CLANG)

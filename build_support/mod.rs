@@ -47,7 +47,11 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
     }
     header::check();
     let archs = asked.clone().unwrap_or_else(|| default_archs(T::TOOLCHAIN));
-    let compilers = T::compilers();
+    let named = env::var_os(T::COMPILER_VARIABLE);
+    let compilers = match &named {
+        Some(program) => Compiler::find(program).into_iter().collect(),
+        None => T::compilers(),
+    };
     let mut objects = Vec::new();
     let mut made = Vec::new();
     let mut with = Vec::new();
@@ -78,7 +82,7 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
             }
         }
     }
-    if let Some(program) = env::var_os(T::COMPILER_VARIABLE).filter(|_| asked.is_none() && objects.is_empty()) {
+    if let Some(program) = named.filter(|_| asked.is_none() && objects.is_empty()) {
         eprintln!("{last_failure}");
         println!(
             "cargo::error={}={} compiled no kernels: {}",

@@ -9,7 +9,8 @@ use getp::batch::{StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::engine;
 use getp::options::Precision;
-use getp::scheduler::{Limits, Scheduler};
+use getp::replica::Replica;
+use getp::scheduler::{Finished, Limits, Scheduler};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -25,6 +26,37 @@ fn config() -> ModelConfig {
     }
 }
 
+/// Without requests; answers are as long as they are asked to be.
+fn scheduler(replica: &dyn Replica, config: &ModelConfig) -> Scheduler {
+    let limits = Limits {
+        ignore_end: true,
+        speculate: true,
+        ..engine::limits(replica, config)
+    };
+    Scheduler::new(limits).unwrap()
+}
+
+/// Runs all requests; `submit` submits the greedy steps.
+fn finish(
+    replica: &mut dyn Replica,
+    mut scheduler: Scheduler,
+    mut submit: impl FnMut(&mut dyn Replica, &StepPlan),
+) -> Vec<Finished> {
+    let (mut output, mut finished) = (StepOutput::default(), Vec::new());
+    loop {
+        let mut plan = StepPlan::default();
+        if !scheduler.plan(&mut plan) {
+            return finished;
+        }
+        scheduler.begin(&plan);
+        submit(replica, &plan);
+        replica.collect(&mut output).unwrap();
+        let sampled = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
+        let tokens: Vec<u32> = sampled.map(|(_, greedy)| greedy.token).collect();
+        scheduler.commit(&plan, &tokens, &mut finished).unwrap();
+    }
+}
+
 #[test]
 fn no_decoding_step_of_short_requests_captures_a_graph() {
     let config = config();
@@ -32,12 +64,7 @@ fn no_decoding_step_of_short_requests_captures_a_graph() {
     let system = system(1, Order::Eager);
     // No buckets: 5 sequences at most, 70 rows.
     let mut replica = open_on(all(&system), &checkpoint, &options(Precision::Fast, 5, 70));
-    let limits = Limits {
-        ignore_end: true,
-        speculate: true,
-        ..engine::limits(&*replica, &config)
-    };
-    let mut scheduler = Scheduler::new(limits).unwrap();
+    let mut scheduler = scheduler(&*replica, &config);
     let lengths = [1, 127, 200, 390];
     for (request, length) in lengths.into_iter().enumerate() {
         let prompt = (0..length).map(|i| i as u32 * 7 % 300).collect();
@@ -45,29 +72,15 @@ fn no_decoding_step_of_short_requests_captures_a_graph() {
     }
     let captures = || system.calls(None, Some(Call::BeginCapture));
     assert!(captures() > 0, "some are made ahead");
-    let (mut output, mut finished, mut rows) = (StepOutput::default(), Vec::new(), Vec::new());
-    loop {
-        let mut plan = StepPlan::default();
-        if !scheduler.plan(&mut plan) {
-            break;
-        }
-        scheduler.begin(&plan);
+    let mut rows = Vec::new();
+    finish(&mut *replica, scheduler, |replica, plan| {
         let before = captures();
-        replica.submit(&plan, Want::Greedy).unwrap();
+        replica.submit(plan, Want::Greedy).unwrap();
         if plan.decode_chunks == plan.chunks.len() {
             assert_eq!(captures(), before, "a step of {} rows has no graph", plan.rows());
             rows.push(plan.rows());
         }
-        replica.collect(&mut output).unwrap();
-        let tokens: Vec<u32> = plan
-            .logits
-            .iter()
-            .zip(&output.greedy)
-            .filter(|(row, _)| row.sample)
-            .map(|(_, greedy)| greedy.token)
-            .collect();
-        scheduler.commit(&plan, &tokens, &mut finished).unwrap();
-    }
+    });
     rows.dedup();
     assert!(rows.len() > 2, "steps of several sizes: {rows:?}");
 }
@@ -99,12 +112,7 @@ fn run(graph_bytes: u64) -> Ran {
         ..Setup::default()
     });
     let mut replica = open_on(all(&system), &checkpoint, &options(Precision::Fast, 24, 96));
-    let limits = Limits {
-        ignore_end: true,
-        speculate: true,
-        ..engine::limits(&*replica, &config)
-    };
-    let mut scheduler = Scheduler::new(limits).unwrap();
+    let mut scheduler = scheduler(&*replica, &config);
     let mut random = ChaCha8Rng::seed_from_u64(3);
     for request in 0..40 {
         let length = random.random_range(1..24);
@@ -112,27 +120,17 @@ fn run(graph_bytes: u64) -> Ran {
         let output = random.random_range(1..12);
         scheduler.submit(request, prompt, length as usize + output).unwrap();
     }
-    let (mut output, mut finished, mut most) = (StepOutput::default(), Vec::new(), 0);
-    let mut last = StepPlan::default();
-    loop {
-        let mut plan = StepPlan::default();
-        if !scheduler.plan(&mut plan) {
-            break;
-        }
-        scheduler.begin(&plan);
-        replica.submit(&plan, Want::Greedy).unwrap();
+    let (mut most, mut last) = (0, StepPlan::default());
+    let mut finished = finish(&mut *replica, scheduler, |replica, plan| {
+        replica.submit(plan, Want::Greedy).unwrap();
         most = most.max(system.live(0).graphs);
-        replica.collect(&mut output).unwrap();
-        let sampled = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
-        let tokens: Vec<u32> = sampled.map(|(_, greedy)| greedy.token).collect();
-        scheduler.commit(&plan, &tokens, &mut finished).unwrap();
-        last = plan;
-    }
+        last = plan.clone();
+    });
     let captured = system.calls(None, Some(Call::EndCapture));
     let driver = system.driver(0).unwrap();
     let free = driver.memory().unwrap().free;
     replica.submit(&last, Want::Logits).unwrap();
-    replica.collect(&mut output).unwrap();
+    replica.collect(&mut StepOutput::default()).unwrap();
     let logits = free.saturating_sub(driver.memory().unwrap().free);
     finished.sort_by_key(|finished| finished.request);
     Ran {

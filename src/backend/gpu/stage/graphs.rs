@@ -1,5 +1,5 @@
-//! A stage's captured graphs, one for each shape of step. Graphs take device memory (some 18 MB each with 120b on an
-//! H200), and shapes can be many: where memory becomes little, the graphs launched longest ago are given up.
+//! A stage's captured graphs, one for each shape of step. Graphs take device memory, and shapes can be many: where memory
+//! becomes little, the graphs launched longest ago are given up.
 
 use super::super::attention_plan::most_items;
 use super::super::context::Capture;
@@ -19,11 +19,12 @@ use std::collections::HashMap;
 /// they matter: longer rows have more.
 const SHORT_POSITIONS: usize = 1024;
 
-/// The graphs launched last, so many or those of all steps under way, are kept whatever memory there is.
+/// The graphs launched last, so many or those of all steps under way, are kept whatever memory there is: decoding up to
+/// 1,024 rows takes 20.
 const KEPT: usize = 32;
-/// More are not kept either: a runtime holds host memory for each.
+/// More are not kept even where there is device memory, so that the host memory that a runtime holds for each has a bound.
 const MOST: usize = 1024;
-/// Where there is no memory for a graph, this is asked again so many launches later.
+/// Where there is no memory for a graph, the driver is asked again only so many launches later.
 const PAUSE: u64 = 64;
 
 /// See the module.
@@ -100,6 +101,11 @@ impl Graphs {
         Ok(())
     }
 
+    /// Whether a capture may succeed, if there is room.
+    fn may_capture(&self) -> bool {
+        !self.incomplete && self.clock >= self.paused_until
+    }
+
     /// No graph is captured for a while.
     fn pause(&mut self, name: &str) {
         self.paused_until = self.clock + PAUSE;
@@ -117,7 +123,7 @@ impl Stage {
             return Ok(());
         }
         for shape in self.decoding_shapes()? {
-            if !self.has_memory()? || self.graphs.by_shape.len() >= MOST {
+            if self.graphs.incomplete || !self.has_memory()? {
                 break;
             }
             self.capture(&StepPlan::default(), (shape, 0), Want::Greedy, LogitsAt::default())?;
@@ -125,15 +131,18 @@ impl Stage {
         Ok(())
     }
 
-    /// Whether a quarter of the runtime's memory is left beside what other things will ask for.
+    /// Whether there is memory for one more graph: a quarter of the runtime's is left beside what logits will ask for.
     fn has_memory(&self) -> Result<bool> {
+        if self.graphs.by_shape.len() >= MOST {
+            return Ok(false);
+        }
         let DeviceMemory { free, total } = self.context.driver.memory()?;
         Ok(free >= reserved_bytes(total) / 4 + self.awaited_bytes)
     }
 
     /// Whether one more graph may be captured, in the place of others if need be.
     fn has_room(&mut self) -> Result<bool> {
-        if self.graphs.places > 0 || (self.graphs.by_shape.len() < MOST && self.has_memory()?) {
+        if self.graphs.places > 0 || self.has_memory()? {
             return Ok(true);
         }
         self.graphs.give_up()?;
@@ -203,7 +212,7 @@ impl Stage {
             return self.run(plan, shape, want, logits);
         }
         let of = (shape, if shape.logits { turn } else { 0 });
-        if !self.graphs.by_shape.contains_key(&of) && self.graphs.clock >= self.graphs.paused_until {
+        if !self.graphs.by_shape.contains_key(&of) && self.graphs.may_capture() {
             if self.has_room()? {
                 self.capture(plan, of, want, logits)?;
             } else {
@@ -217,11 +226,8 @@ impl Stage {
         }
     }
 
-    /// Captures the graph of a shape, if captures work now.
+    /// Captures the graph of a shape. Without it a step runs, too.
     fn capture(&mut self, plan: &StepPlan, of: (StepShape, usize), want: Want, logits: LogitsAt) -> Result<()> {
-        if self.graphs.incomplete {
-            return Ok(());
-        }
         let context = self.context.clone();
         match context.capture(|| self.run(plan, of.0, want, logits)) {
             Ok(Capture::Graph(graph)) => self.graphs.insert(of, graph)?,
