@@ -14,6 +14,7 @@
 //   bias_of_four(), store_four()
 //            what TOKENS_FIRST (gemm.h) has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a
 //            unit for a token, and n is a multiple of 4
+//   JOINED   all of a tile's widths share one store(), whose code is long
 //   GREEDY   fused argmax: of all logits that a block computes for a token, the largest one is stored
 #pragma once
 #include "../gpu/gated.h"
@@ -68,7 +69,7 @@ template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, c
 
 struct Plain {
   using Args = GemmArgs;
-  enum : bool { EARLY = false, OF_ROUTER = false, GREEDY = false, AHEAD = false };
+  enum : bool { EARLY = false, OF_ROUTER = false, GREEDY = false, AHEAD = false, JOINED = false };
   DEV static const GemmArgs& product_of(const Args& a) { return a; }
   DEV static float2 bias(const GemmArgs& a, int group, int row) { return bias_pair(a, group, row); }
   template <int J> struct Tokens {
@@ -400,7 +401,8 @@ struct Mlp2 : Plain {
 // write a piece. Features beyond n / 2 come out as zeros, since their weights are zeros. Where the last row block
 // covers only the first half of a slab, it also fills the second half with zeros.
 struct Mlp1 : Plain {
-  enum : bool { OF_ROUTER = true };
+  enum : bool { OF_ROUTER = true, JOINED = true };
+  enum : int { AT_ONCE = 4 };    // times eight tokens, before it is seen whether there are more
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = p.bias;
@@ -408,6 +410,7 @@ struct Mlp1 : Plain {
     u16* first = a.tiled + tiled_index(p.chunk.row + token, feature, a.tiled_rows);
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
+      if (TERMS == 1 && j > 0 && j % AT_ONCE == 0 && p.chunk.rows <= 8 * j) break;
       float v[2];
       for (int t = 0; t < 2; t++)
         v[t] = gated_unit(product(acc[4 * j + t], a.scale) + bias.x, product(acc[4 * j + 2 + t], a.scale) + bias.y,

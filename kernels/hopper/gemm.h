@@ -102,6 +102,9 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   enum : bool { READ_AGAIN = !IS_W16 && (int)T::N > 128 };
   // Whether the producer finds the consumers' chunks, too: they read the next one when its first stage is full.
   enum : bool { FOUND = !SEVERAL && !T::SINGLE && !T::TOKENS_FIRST && !Op::GREEDY && TERMS == 1 };
+  // Whether all widths and numbers of blocks share one epilogue: the code of mlp1's takes as long to come from memory as
+  // to run.
+  enum : bool { JOINED = Op::JOINED && FOUND && !IS_W16 };
   // setmaxnreg: the producer gives up the registers that consumers gain. A single consumer warpgroup has enough
   // without, and so have those of 64 tokens.
   enum : bool { SHIFTED = (int)T::WARPGROUPS > 1 && !T::TOKENS_FIRST };
@@ -292,7 +295,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       wait_full(p);
       const Chunk& c = control().chunks[place];            // read again where it takes no registers meanwhile
       if (c.units == 0) return;
-      pick_tokens<T::LEAST>(a, p, c);
+      if constexpr (JOINED) compute_joined(a, p, c);
+      else pick_tokens<T::LEAST>(a, p, c);
     }
   }
   static DEV void consume_sought(const GemmArgs& a, Work& work, Pipe& p) {
@@ -339,12 +343,16 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
+  // The chunk's blocks of 64 weight rows that this warpgroup has.
+  static DEV int blocks_of(const Chunk& c) {
+    const int blocks = (c.units + BLOCK_UNITS - 1) / BLOCK_UNITS;
+    return (blocks - TID / 128 + T::WARPGROUPS - 1) / T::WARPGROUPS;
+  }
   // Picks wgmma's width, the least that holds the chunk's tokens.
   template <int N> static DEV void pick_tokens(const GemmArgs& a, Pipe& p, const Chunk& c) {
     if constexpr (N < T::N)
       if (c.rows > N) return pick_tokens<(N + T::STEP < T::N ? N + T::STEP : T::N)>(a, p, c);
-    const int blocks = (c.units + BLOCK_UNITS - 1) / BLOCK_UNITS;
-    int mine = (blocks - TID / 128 + T::WARPGROUPS - 1) / T::WARPGROUPS;
+    int mine = blocks_of(c);
     if (T::BY_WARPS && IS_W16) mine = (c.units - TID / WAVE + T::WARPGROUPS * 4 - 1) / (T::WARPGROUPS * 4);
     pick_blocks<N, T::BLOCKS>(a, p, c, mine);
   }
@@ -352,8 +360,10 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   template <int N, int M> static DEV void pick_blocks(const GemmArgs& a, Pipe& p, const Chunk& c, int mine) {
     if (mine == M) compute<N, M>(a, p, c);
     else if constexpr (M > 1) pick_blocks<N, M - 1>(a, p, c, mine);
-    else
-      for (int step = 0; step < steps_of(a); step++, advance(p)) wait_full(p), release(p, p.stage);
+    else skip(a, p);
+  }
+  static DEV void skip(const GemmArgs& a, Pipe& p) {
+    for (int step = 0; step < steps_of(a); step++, advance(p)) wait_full(p), release(p, p.stage);
   }
 
   template <int N, int M> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
@@ -372,6 +382,26 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       else multiply_codes<N, M>(a, p, sum);
       store_all<N, M>(a, c, sum, ahead);
     }
+  }
+
+  // JOINED: the same for any width and number of blocks, whose products use parts of the largest one's registers.
+  static DEV void compute_joined(const GemmArgs& a, Pipe& p, const Chunk& c) {
+    float sum[T::BLOCKS][T::N / 2];
+    Ahead<T::N> ahead[T::BLOCKS];
+#pragma unroll
+    for (int m = 0; m < T::BLOCKS; m++) ahead[m].load(a, c, m);
+    multiply_tokens<T::LEAST>(a, p, c, sum);
+    store_all<T::N, T::BLOCKS>(a, c, sum, ahead);
+  }
+  template <int N, class Sums> static DEV void multiply_tokens(const GemmArgs& a, Pipe& p, const Chunk& c, Sums& sum) {
+    if constexpr (N < T::N)
+      if (c.rows > N) return multiply_tokens<(N + T::STEP < T::N ? N + T::STEP : T::N)>(a, p, c, sum);
+    multiply_blocks<N, T::BLOCKS>(a, p, blocks_of(c), sum);
+  }
+  template <int N, int M, class Sums> static DEV void multiply_blocks(const GemmArgs& a, Pipe& p, int mine, Sums& sum) {
+    if (mine == M) multiply_codes<N, M>(a, p, sum);
+    else if constexpr (M > 1) multiply_blocks<N, M - 1>(a, p, mine, sum);
+    else skip(a, p);
   }
 
   template <class Sum, int M, int COUNT> static DEV void clear(Sum (&sum)[M][COUNT]) {
@@ -422,6 +452,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 #pragma unroll
     for (int m = 0; m < M; m++) {
       const int block = wg + m * T::WARPGROUPS;
+      if (JOINED && block * BLOCK_UNITS >= c.units) return;
       if (IS_W16 && block * BLOCK_UNITS + warp >= c.units) continue;
       Place place = place_of(c, m, ahead[m].bias);
       if (Op::GREEDY) place.best = control().best[TID / WAVE], place.best_index = control().best_index[TID / WAVE];
@@ -510,9 +541,13 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // spreads decoding over the group's multiplications, for which the next stage's codes have to be there a stage ahead.
   // So stages alternate between two sets of codes, which are registers. The last stage is peeled (a compile-time flag),
   // so that the loop has no branches: with branches the compiler serializes wgmma.
-  template <int N, int M> static DEV void multiply_codes(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
+  template <int N, int M, class Sums> static DEV void multiply_codes(const GemmArgs& a, Pipe& p, Sums& sum) {
     constexpr int STEPS = T::K16S, GROUPS = 4 / STEPS;
     constexpr bool ONE = T::IN_FLIGHT == 1;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int i = 0; i < N / 2; i++) sum[m][i] = 0.f;
     static_assert(GROUPS % 2 == 0, "the first group of each stage has the first fragment buffer");
     const CodesAt at(p);
     Codes<M> sets[2];
