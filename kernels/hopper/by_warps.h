@@ -1,6 +1,6 @@
 // Products of few tokens. wgmma needs a warpgroup, and each group of wgmmas takes some hundred cycles beside its few
 // multiplications. Here each warp multiplies its 16 rows of a block by itself: it waits for no other warp, loads
-// operands half a slab ahead, and waits once for a stage of several slabs. The bits are wgmma's, see warp.h.
+// operands and decodes ahead, and waits once for a stage of several slabs. The bits are wgmma's, see warp.h.
 #pragma once
 #include <type_traits>
 #include "copy.h"
@@ -72,12 +72,13 @@ template <class G, int N, int M> struct ByWarps {
       asm volatile("" : "+r"(tokens[0]), "+r"(tokens[1]));
     }
   };
-  // Weights of a slab, and of the next; tokens of half a slab, and of the next half.
+  // Weights of two slabs in turn, tokens of a slab's halves, and the fragments of a k16 step and of the next.
   At at;
   Weights weights[2];
   u32 tokens[2][N / 8][4];
+  u32 fragment[2][M][4];
 
-  // Slab i of a stage.
+  // Of slab i of a stage.
   DEV void load_weights(const Pipe& p, int i) {
     weights[i % 2].load(at.weights, p.stage * G::STAGE_BYTES + i * G::WEIGHT_BYTES);
   }
@@ -87,74 +88,78 @@ template <class G, int N, int M> struct ByWarps {
       load_matrices(tokens[half][j],
                     at.tokens[half] + p.stage * G::STAGE_BYTES + i * G::TOKEN_BYTES + j * 8 * SLAB * 2);
   }
-  DEV void multiply_half(int i, int half, float (&sum)[M][N / 2]) const {
+  DEV void decode(int i, int step) { weights[i % 2].fragments(step, fragment[step % 2]); }
+  DEV void multiply_step(int step, float (&sum)[M][N / 2]) const {
 #pragma unroll
-    for (int s = 0; s < 2; s++) {
-      u32 fragment[M][4];
-      weights[i % 2].fragments(2 * half + s, fragment);
+    for (int m = 0; m < M; m++)
 #pragma unroll
-      for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-          const u32* b = tokens[half][j] + 2 * s;
-          mma<G::ELEMENTS>(sum[m] + 4 * j, fragment[m], b[0], b[1]);
-        }
-    }
-  }
-  // Multiplies slab i, which is loaded but for the second half's tokens; `load_next` loads as much of the next.
-  template <class LoadNext> DEV void multiply_slab(const Pipe& p, int i, float (&sum)[M][N / 2], LoadNext load_next) {
-    load_tokens(p, i, 1);
-    multiply_half(i, 0, sum);
-    load_next();
-    multiply_half(i, 1, sum);
+      for (int j = 0; j < N / 8; j++) {
+        const u32* b = tokens[step / 2][j] + 2 * (step % 2);
+        mma<G::ELEMENTS>(sum[m] + 4 * j, fragment[step % 2][m], b[0], b[1]);
+      }
   }
 
-  // Zero, once the weights of slab i and the second half's tokens are in registers; `zero` is one that the compiler
-  // does not know.
+  // COUNT slabs of a stage from slab FIRST on. A slab is loaded during the last two steps of the slab before, and
+  // leaves its own last two to the slab behind; a step is decoded before the one ahead of it is multiplied. So the
+  // chain of multiplications goes on over the wait for a stage.
+  template <int COUNT, int FIRST> DEV void multiply_slabs(const Pipe& p, float (&sum)[M][N / 2]) {
+#pragma unroll
+    for (int i = FIRST; i < FIRST + COUNT; i++) {
+      load_weights(p, i);
+      load_tokens(p, i, 0);
+      multiply_step(2, sum);
+      decode(i + 1, 3);
+      multiply_step(3, sum);
+      load_tokens(p, i, 1);
+      decode(i, 0);
+      multiply_step(0, sum);
+      decode(i, 1);
+      multiply_step(1, sum);
+      decode(i, 2);
+    }
+  }
+  // Zero, once the weights of slab i and the tokens are in registers; `zero` is one that the compiler does not know.
   DEV u32 loaded(int i, u32 zero) const {
     u32 all = weights[i % 2].bits();
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) all ^= tokens[1][j][0];
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+      for (int j = 0; j < N / 8; j++) all ^= tokens[half][j][0];
     return all & zero;
   }
   // An arrival at an mbarrier may overtake loads from shared memory that are still under way, and the stage be
   // overwritten before they are done. So its address depends on what they load; those of a warp are done in order.
-  static DEV void release(const Pipe& p, int stage, u32 loaded) {
+  static DEV void release(Pipe& p, u32 loaded) {
     Pipe then = p;
     then.empty += loaded;
     __syncwarp();
-    G::release(then, stage);
+    G::release(then, p.stage);
+    G::advance(p);
+  }
+  // The last two steps of slab i.
+  DEV void finish(int i, float (&sum)[M][N / 2]) {
+    multiply_step(2, sum);
+    decode(i, 3);
+    multiply_step(3, sum);
   }
 
   static DEV void multiply(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     constexpr int SLABS = G::SLABS;
-    static_assert(SLABS % 2 == 0, "slabs alternate between two sets of registers");
+    static_assert(SLABS == 2 || SLABS == 4, "slabs alternate between two sets of registers");
+    ByWarps by = {At(p)};                                  // before the first slab comes one of zeros
     const u32 zero = (u32)(a.k_blocks >> 31);
-    ByWarps by = {At(p)};
-    const auto load = [&](int i) { by.load_weights(p, i), by.load_tokens(p, i, 0); };
-    G::wait_full(p);
-    load(0);
-    const int last = G::steps_of(a) - 1;
-    for (int step = 0; step < last; step++) {
-#pragma unroll
-      for (int i = 0; i < SLABS; i++)
-        by.multiply_slab(p, i, sum, [&] {
-          if (i + 1 < SLABS) return load(i + 1);
-          const int done = p.stage;
-          G::advance(p);
-          G::wait_full(p);
-          load(0);
-          release(p, done, by.loaded(SLABS - 1, zero));
-        });
+    const int whole = a.k_blocks / SLABS, rest = a.k_blocks % SLABS;
+    for (int step = 0; step < whole; step++) {
+      G::wait_full(p);
+      by.template multiply_slabs<SLABS, 0>(p, sum);
+      release(p, by.loaded(SLABS - 1, zero));
     }
-    const int count = G::slabs_of(a, last);
-#pragma unroll
-    for (int i = 0; i < SLABS; i++)
-      if (i < count)
-        by.multiply_slab(p, i, sum, [&] {
-          if (i + 1 < count) load(i + 1);
-        });
-    release(p, p.stage, by.loaded(0, zero) | by.loaded(1, zero));
-    G::advance(p);
+    if (rest == 0) return by.finish(SLABS - 1, sum);
+    G::wait_full(p);
+    by.template multiply_slabs<1, 0>(p, sum);
+    if (SLABS > 2 && rest > 1) by.template multiply_slabs<1, 1>(p, sum);
+    if (SLABS > 2 && rest > 2) by.template multiply_slabs<1, 2>(p, sum);
+    if (rest == 2) release(p, by.loaded(1, zero)), by.finish(1, sum);
+    else release(p, by.loaded(0, zero)), by.finish(0, sum);
   }
 };

@@ -307,7 +307,7 @@ const TILES: &[Tile] = &[
     // Up to 8 rows qkv rotates and stores; with 32 that gains nothing.
     single(STORE,  FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
     single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
-    single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 0, 2,  32]),
+    single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 0, 4,  32]),
     single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),
     // From 65 rows on a multiprocessor's two to five units would leave much of wgmma's 64 rows empty, so tokens are these
     // rows: 128 of them for one token tile or, up to 256 rows, two. Attention has all registers: attn_out, which cannot
@@ -334,13 +334,14 @@ const TILES: &[Tile] = &[
     single(UNEMBED, FAST_F16, 128, 2, &[128, 2, 4, 1, 128]),
     tile(UNEMBED, &[W16], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
     // The experts. Up to 48 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
-    // few chunks. Up to 16 each warp multiplies by itself. From 64 on the limit is registers: fewer blocks, and two
-    // groups in flight, so that decoding overlaps with wgmma. Experts' rows are uneven, so tiles from 48 on have widths
-    // in steps of 8 to 32 tokens. A kernel holds a handful of widths before its registers spill, so a tile leaves the
-    // narrower tile's widths to that one. A tile of 128 is shared by four warpgroups: chunks of four row blocks and of three
-    // leave fewer of them idle than those of three and of two, and fetch fewer tokens.
-    tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 3, 0, 2,  8]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[16, 3, 0, 2, 16]),
+    // few chunks. Up to 16 each warp multiplies by itself; of 8 tokens stages of four slabs, of fewer blocks, are waited for
+    // less often. From 64 on the limit is registers: fewer blocks, and two groups in flight, so that decoding overlaps with
+    // wgmma. Experts' rows are uneven, so tiles of 16 and from 48 on have widths in steps of 8 to 32 tokens. A kernel holds a
+    // handful of widths before its registers spill, so a tile leaves the narrower tile's widths to that one. A tile of 128
+    // is shared by four warpgroups: chunks of four row blocks and of three leave fewer of them idle than those of three and
+    // of two, and fetch fewer tokens.
+    tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 2, 0, 4,  8]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[ 8, 3, 0, 2,  8]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 2, 1, 32]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  48, 3, &[ 8, 3, 2, 1, 24]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),
