@@ -105,6 +105,9 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // Whether all widths and numbers of blocks share one epilogue: the code of mlp1's takes as long to come from memory as
   // to run.
   enum : bool { JOINED = Op::JOINED && FOUND && !IS_W16 };
+  // Whether what the epilogue needs is loaded before the predecessor ends: it follows from the plan and from weights, by a
+  // chain of loads that takes longer than the first stage.
+  enum : bool { PLANNED = Op::EARLY && T::SINGLE && T::BY_WARPS };
   // setmaxnreg: the producer gives up the registers that consumers gain. A single consumer warpgroup has enough
   // without, and so have those of 64 tokens.
   enum : bool { SHIFTED = (int)T::WARPGROUPS > 1 && !T::TOKENS_FIRST };
@@ -284,9 +287,12 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV int next_place(int place) { return place < MAX_STAGES ? place + 1 : 0; }
 
   // ------------------------------------------------------------------------------------------------------ consumers
-  static DEV void consume(const GemmArgs& a, Work work, Pipe& p) {
+  static DEV void follow(const GemmArgs& a) {
     if (EARLY || by_picks(a)) after_predecessor();
     let_successor_start();
+  }
+  static DEV void consume(const GemmArgs& a, Work work, Pipe& p) {
+    if (!PLANNED) follow(a);
     if constexpr (FOUND) consume_found(a, p);
     else consume_sought(a, work, p);
   }
@@ -312,6 +318,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
         if (fresh) write_best(a, c, work);
       }
     }
+    if (PLANNED) follow(a);              // warps without weights, too
   }
 
   // TOKENS_FIRST: the launches that these tiles are for make chunks of BLOCKS units or one fewer. For other numbers wgmma
@@ -376,6 +383,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       Ahead<N> ahead[M];
 #pragma unroll
       for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
+      if (PLANNED) follow(a);                              // a second time returns at once
       if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum);
       else if constexpr (T::BY_WARPS) ByWarps<Gemm, N, M>::multiply(a, p, sum);
       else if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum, [] {});
