@@ -33,7 +33,7 @@ template <int THREADS, int BLOCKS> struct NormRoute {
   struct Shared {
     f32x4 t[STEPS * 2 * WAVE];           // the row normed: [step][first or second four of a lane's eight][lane]
     u32 logits[BLOCKS][EXPERTS];         // of the cluster's rows
-    Routing<1> routing;
+    alignas(16) Routing<1> routing;
     alignas(8) u64 arrived[BLOCKS];      // mbarriers: a row's logits
     float squares[2][STEPS];             // of the row's steps, in turn for rows
   };
@@ -101,6 +101,29 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     }
     for (int o = 8; o; o /= 2) sum += shfl_xor(sum, o);    // the tree of finish_logits
     return sum + shfl_xor(sum, 16);
+  }
+
+  // rank_experts for one row, four threads an expert: each compares it with a quarter of the others. The logits go with
+  // the picks to `routing`. When it returns all threads see the picks.
+  static DEV void rank_row(const RouteArgs& r, const u32* logits, Routing<1>& routing) {
+    static_assert(THREADS >= 4 * EXPERTS && MAX_EXPERTS % 16 == 0, "an expert for each four threads, whole quads");
+    for (int e = TID; e < (r.n_experts + 15) / 16 * 16; e += THREADS) {
+      const float logit = __builtin_bit_cast(float, e < r.n_experts ? logits[e] : 0);
+      routing.logits[0][e] = logit, routing.orders[0][e] = e < r.n_experts ? order_of(logit) : 0;
+    }
+    barrier();
+    const int expert = TID / 4;
+    const u32 mine = routing.orders[0][min(expert, r.n_experts - 1)];
+    int rank = 0;                        // no order is the largest number
+#pragma unroll 2
+    for (int e = TID % 4 * 4; e < r.n_experts; e += 16) {
+      const u32x4 others = *(const u32x4*)&routing.orders[0][e];
+      UNROLL for (int i = 0; i < 4; i++) rank += others[i] + (e + i < expert) > mine;
+    }
+    rank += shfl_xor(rank, 1);
+    rank += shfl_xor(rank, 2);
+    if (TID % 4 == 0 && expert < r.n_experts && rank < r.k) routing.picks[0][rank] = expert;
+    barrier();
   }
 
   // Writes slots and counts, and copies this block's share of the row to the slots; all threads know the picks. The
@@ -183,11 +206,7 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     }
     if (!picks) return;
     barrier_wait_cluster(shared_address(&s.arrived[picked]), 0);
-    for (int e = TID; e < r.n_experts; e += THREADS) {
-      const float logit = __builtin_bit_cast(float, s.logits[picked][e]);
-      s.routing.logits[0][e] = logit, s.routing.orders[0][e] = order_of(logit);
-    }
-    rank_experts<THREADS>(r, 1, s.routing);
+    rank_row(r, s.logits[picked], s.routing);
     if (a.picks && rank == BLOCKS - 1 && TID == 0) add(a.picks, ONE + picks_of(r, s.routing));
     if (!a.alone || rank == 0) share_experts<THREADS>(r, row_of(picked), 1, s.routing);
     else send_alone(a, rank, s);
