@@ -97,8 +97,12 @@ impl Family for Hopper {
 
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
         let kernel = tile(shape, kernels, multiprocessors);
+        let blocks = match shape.product {
+            Product::AttnOut if kernel.most_rows == FEW_ROWS => fewest_blocks(shape, multiprocessors),
+            _ => multiprocessors,
+        };
         GemmLaunch {
-            launch: Launch::new(kernel, multiprocessors),
+            launch: Launch::new(kernel, blocks),
             parts: parts(shape, kernel),
             candidates: match shape.product {
                 Product::Greedy | Product::Logits => multiprocessors, // a block keeps one candidate for all rows of the matrix it meets
@@ -121,6 +125,16 @@ fn parts(shape: &GemmShape, kernel: &Kernel) -> u64 {
         return tiles;
     }
     tiles * (shape.row_blocks * MOST_UNITS) as u64
+}
+
+/// Rows of the smallest tile of attn_out.
+const FEW_ROWS: usize = 8;
+
+/// The fewest blocks of which none has more units than if there were one a multiprocessor. With few rows attention's jobs hold
+/// some multiprocessors until it ends, and blocks there would end last; the router starts early where there is no block.
+fn fewest_blocks(shape: &GemmShape, multiprocessors: usize) -> usize {
+    let units = (shape.row_blocks * MOST_UNITS).max(1);
+    units.div_ceil(units.div_ceil(multiprocessors))
 }
 
 fn tile(shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> &'static Kernel {
@@ -354,6 +368,17 @@ mod tests {
             );
             assert_eq!([96, 256].map(|rows| first(product, rows, 2)), [false; 2]);
         }
+    }
+
+    /// attn_out of few rows leaves the multiprocessors that it does not need to the kernels beside it.
+    #[test]
+    fn attn_out_of_few_rows_has_the_fewest_blocks() {
+        let blocks = |product, rows| {
+            let shape = shape_20b(product, rows, args::Format::F16, 1);
+            TARGET.gemm(&shape).unwrap().launch.blocks
+        };
+        assert_eq!([1, 8, 9].map(|rows| blocks(Product::AttnOut, rows)), [90, 90, 132]);
+        assert_eq!(blocks(Product::Qkv, 1), 132);
     }
 
     /// Exact products of few rows an expert stay with the narrow tile a little longer.
