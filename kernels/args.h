@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint b67c24c9eb46b6e4) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 51c1d85c61bee3ea) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -324,12 +324,13 @@ struct GemmArgs {
   short terms;                      // plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
   int half;                         // qkv: as in PackArgs; `out` then has element i of a head's first half at 2 i, of
                                     // its second half at 2 i + 1
-  int reserved;
-  const unsigned long long* picks;  // mlp1 of a single row on Hopper: it need not wait for the end of the router, but
-                                    // for this word. Its upper half is 0 when the row is stored, which is row 0 of
-                                    // `input` for all its experts, and when the lower half has the experts: a byte
-                                    // each, in order of their index, 255 where there is none. Expert i has row
-                                    // GROUP_ALIGN * i of `tiled`. NULL: `rows` and `offsets` tell.
+  int picked;                       // experts in `picks`
+  const unsigned long long* picks;  // mlp1 and mlp2 of a single row on Hopper: its experts. mlp1 need not wait for the
+                                    // end of the router, but for this word. Its upper half is 0 when the row is stored,
+                                    // which is row 0 of mlp1's `input` for all its experts, and when the lower half has
+                                    // the experts: a byte each, in order of their index, 255 where there is no row.
+                                    // Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and `offsets`
+                                    // tell.
 };
 
 // qkv_store: qkv and rope_store fused.
@@ -493,7 +494,7 @@ SIZE(GemmArgs, 160) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, 
   AT(GemmArgs, groups, 96) AT(GemmArgs, n, 100) AT(GemmArgs, k_blocks, 104) AT(GemmArgs, row_blocks, 108)
   AT(GemmArgs, in_rows, 112) AT(GemmArgs, tiled_rows, 116) AT(GemmArgs, best_rows, 120) AT(GemmArgs, scale, 124)
   AT(GemmArgs, limit, 128) AT(GemmArgs, format, 132) AT(GemmArgs, cols, 136) AT(GemmArgs, weight_format, 140)
-  AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, reserved, 148) AT(GemmArgs, picks, 152)
+  AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, picked, 148) AT(GemmArgs, picks, 152)
 SIZE(QkvStoreArgs, 328) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 160)
 SIZE(Greedy, 8) AT(Greedy, token, 0) AT(Greedy, logit, 4)
 SIZE(ArgmaxArgs, 120) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)

@@ -281,7 +281,7 @@ impl Loops<'_> {
             weight_format: 0,
             terms: 1,
             half: 0,
-            reserved: 0,
+            picked: 0,
             picks: TypedPtr::NULL,
         };
         // SAFETY: all memory has the sizes that the arguments say, and lives until the stream has been waited for.

@@ -5,12 +5,16 @@
 //   EARLY    the kernel may find its work before the predecessor ends (PDL): what it reads for that was written before
 //            the predecessor's own predecessor ended, and the predecessor lets this kernel start only after that (see
 //            gemm.h)
+//   EARLY_SLABS
+//            slabs whose weights are requested before the predecessor ends where rows are few (tiles by warps)
 //   Args     the kernel's arguments, of which product_of() are the product's
 //   AHEAD    store_tokens() takes the place of store(): it needs Tokens, too, which are loaded before the product.
 //            Tiles by warps alone; in others it is QkvStoreTile
 //   Schedule work distribution, see schedule.h
-//   OF_ROUTER
+//   OF_EXPERTS
 //            of a single row the kernel finds its work in the router's word (GemmArgs.picks), if there is one
+//   OF_ROUTER
+//            it reads that row where the router left it
 //   bias_of_four(), store_four()
 //            what TOKENS_FIRST (gemm.h) has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a
 //            unit for a token, and n is a multiple of 4
@@ -69,7 +73,8 @@ template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, c
 
 struct Plain {
   using Args = GemmArgs;
-  enum : bool { EARLY = false, OF_ROUTER = false, GREEDY = false, AHEAD = false, JOINED = false };
+  enum : bool { EARLY = false, OF_EXPERTS = false, OF_ROUTER = false, GREEDY = false, AHEAD = false, JOINED = false };
+  enum : int { EARLY_SLABS = 8 };                          // more would delay the predecessor's own accesses
   DEV static const GemmArgs& product_of(const Args& a) { return a; }
   DEV static float2 bias(const GemmArgs& a, int group, int row) { return bias_pair(a, group, row); }
   template <int J> struct Tokens {
@@ -318,6 +323,7 @@ template <int N> struct QkvStoreTile {
 // batches: for all the compiler knows a store may alias the next load, so loads one at a time would each wait for the
 // store before.
 struct AttnOut : OfPlan {
+  enum : int { EARLY_SLABS = 32 };                         // the stages hold fewer: attention's accesses are few
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     if constexpr (TERMS == 1) {
@@ -373,7 +379,7 @@ DEV void store_below(int bound, int i, void* at, u32 v) {
 }
 
 struct Mlp2 : Plain {
-  enum : bool { EARLY = true };
+  enum : bool { EARLY = true, OF_EXPERTS = true };
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
     const float2 bias = p.bias;
@@ -401,7 +407,7 @@ struct Mlp2 : Plain {
 // write a piece. Features beyond n / 2 come out as zeros, since their weights are zeros. Where the last row block
 // covers only the first half of a slab, it also fills the second half with zeros.
 struct Mlp1 : Plain {
-  enum : bool { OF_ROUTER = true, JOINED = true };
+  enum : bool { OF_EXPERTS = true, OF_ROUTER = true, JOINED = true };
   enum : int { AT_ONCE = 4 };    // times eight tokens, before it is seen whether there are more
   template <int N, int FORMAT, int TERMS, class Sum>
   DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {

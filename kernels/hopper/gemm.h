@@ -21,7 +21,8 @@
 // what the predecessor's predecessor and earlier kernels wrote is visible to a kernel from its start. mlp2, whose
 // predecessor is mlp1, therefore knows at once how many rows each expert has, and the dense products have their number
 // of rows from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to wait for the router; of
-// a single row it waits for the row and its picks alone, and not for that kernel's end.
+// a single row it waits for the row and its picks alone, and not for that kernel's end. What a block does with a single
+// row's experts it finds before it knows which they are.
 #pragma once
 #include <type_traits>
 #include "by_warps.h"
@@ -46,9 +47,6 @@ struct Tile {
 };
 
 enum : int { MAX_STAGES = 32 };
-// Where rows are few: stages whose weights are requested before the predecessor ends. More of them would delay the
-// predecessor's own accesses: of 4, 8, 12 and all stages, 8 was fastest.
-enum : int { EARLY_STAGES = 8 };
 // Producer threads, each in a warp of its own.
 enum : int { MOST_PRODUCERS = 4 };
 template <bool B> struct Flag { enum : bool { value = B }; };
@@ -92,6 +90,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static_assert(FILLED || !SEVERAL, "the first stages are filled by lanes of one warp");
   static_assert(!T::TOKENS_FIRST || (int)T::N == T::WARPGROUPS * 64, "a warpgroup for each 64 tokens");
   enum : int { PRODUCERS = !SEVERAL ? 1 : STAGES < MOST_PRODUCERS ? STAGES : MOST_PRODUCERS };
+  // The tile of 9 to 32 tokens was not measured with more.
+  enum : int { EARLY_SLABS = (int)T::N == 8 ? (int)Op::EARLY_SLABS : (int)Plain::EARLY_SLABS };
   // Stages whose weights are requested early where rows are not few: 20 to 60 KB were alike, all stages slower.
   enum : int {
     IN_40_KB = 40 * 1024 / WEIGHT_BYTES,
@@ -134,7 +134,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV int rows_to_copy(const GemmArgs& a) { return (int)T::N == 8 ? 8 : rows_of_single(a); }
 
   // Whether the work follows from the router's picks of a single row, see GemmArgs.
-  static DEV bool by_picks(const GemmArgs& a) { return Op::OF_ROUTER && a.picks; }
+  static DEV bool by_picks(const GemmArgs& a) { return Op::OF_EXPERTS && a.picks; }
 
   static DEV void run(const GemmArgs& a) {
     if (!EARLY && !by_picks(a)) after_predecessor();
@@ -152,8 +152,12 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   }
 
   static DEV void prepare(const GemmArgs& a, const Pipe& p) {
-    if (TID < WAVE) make_table(a);
-    else if (TID / WAVE == 1) make_barriers(p, LANE);
+    if (TID < WAVE) {
+      make_table(a);
+      if (by_picks(a)) enter_picks(control().table, a);
+    } else if (TID / WAVE == 1) {
+      make_barriers(p, LANE);
+    }
   }
   // Where there are several, each producer's warp makes the table, all the same one, and requests what its first stages
   // take: so none waits for another before the first copies are on their way.
@@ -162,8 +166,15 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     make_table(a);
     Chunk c;
     if (!Work(control().table).template next<true>(c)) return;
+    if (by_picks(a)) {
+      enter_picks(control().table, a);
+      if (control().table.chunks == 0) return;
+      c.group = picked_group(control().table, c);
+    }
     fill_early(a, p, c);
-    if (!EARLY) fill(a, p, c);
+    if (EARLY) return;
+    if (by_picks(a)) global_proxy_fence();                 // for the row, while weights are on their way
+    fill(a, p, c);
   }
   static DEV void make_barriers(const Pipe& p, int stage) {
     if (stage < STAGES) barrier_init(p.full + 8 * stage, 1), barrier_init(p.empty + 8 * stage, CONSUMERS / WAVE);
@@ -171,7 +182,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   }
   static DEV void make_table(const GemmArgs& a) {
     GroupTable& table = control().table;
-    if (by_picks(a)) fill_table_of_row(table, a), global_proxy_fence();
+    if (by_picks(a)) fill_table_of_row(table, a);
     else if (T::SINGLE) single_tile(table);
     else if constexpr ((int)T::LEAST == (int)T::N) fill_table<T::N>(table, a);
     else fill_table_by_width<T::N, T::STEP, T::LEAST>(table, a);
@@ -208,7 +219,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // stored.
   static DEV void copy_tokens(const GemmArgs& a, const Pipe& p, const Chunk& c, int step) {
     const u32 bytes = (c.rows + 7) / 8 * 8 * SLAB * 2, bar = p.full + 8 * p.stage;
-    const int slabs = slabs_of(a, step), row = by_picks(a) ? 0 : c.row;
+    const int slabs = slabs_of(a, step), row = Op::OF_ROUTER && a.picks ? 0 : c.row;
     barrier_arrive_expect(bar, slabs * bytes * TERMS);
     if (bytes == 0) return;
     for (int i = 0; i < slabs; i++)
@@ -225,7 +236,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV int first_stage() { return producer() + PRODUCERS * LANE; }
   static DEV int filled(const GemmArgs& a) { return min((int)STAGES, steps_of(a)); }
   static DEV bool is_early(const GemmArgs& a, int stage) {
-    return (EARLY || by_picks(a)) && stage < EARLY_STAGES / SLABS;
+    return (EARLY || by_picks(a)) && stage < EARLY_SLABS / SLABS;
   }
   static DEV void fill_early(const GemmArgs& a, const Pipe& p, const Chunk& c) {
     const int stage = first_stage();

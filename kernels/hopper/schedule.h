@@ -101,17 +101,24 @@ template <int N, int STEP, int LEAST> DEV void fill_table_by_width(GroupTable& t
   if (LANE == 0) table.first_tile[0] = 0, table.groups = a.groups, table.tiles = before;
 }
 
-// The same of a single row, from GemmArgs.picks: the first four lanes have an expert each.
+// The same of a single row, whose experts (GemmArgs.picks) are still to come: what a block does with them is known.
 DEV void fill_table_of_row(GroupTable& table, const GemmArgs& a) {
+  if (LANE < a.picked) table.rows[LANE] = 1, table.offsets[LANE] = LANE * GROUP_ALIGN;
+  if (LANE <= a.picked) table.first_tile[LANE] = LANE;
+  if (LANE == 0) table.groups = table.tiles = a.picked;
+}
+
+// Waits for the experts, and enters them. By one warp.
+DEV void enter_picks(GroupTable& table, const GemmArgs& a) {
   u64 word;
   do word = load_acquire(a.picks);
   while (word >> 32);
-  const int group = (int)(word >> LANE % 4 * 8) & 255;
-  const u32 lanes = __ballot_sync(~0u, LANE < 4 && group < a.groups);
-  if (LANE < 4) table.rows[LANE] = 1, table.offsets[LANE] = LANE * GROUP_ALIGN, table.group[LANE] = group;
-  if (LANE <= 4) table.first_tile[LANE] = LANE;
-  if (LANE == 0) table.groups = table.tiles = __popc(lanes);
+  if (LANE < a.picked) table.group[LANE] = (int)(word >> LANE * 8) & 255;
+  if (LANE == 0 && (word & 255) == 255) table.chunks = 0;
+  __syncwarp();
 }
+// The expert of a chunk that was found before.
+DEV int picked_group(const GroupTable& table, const Chunk& c) { return table.group[c.row / GROUP_ALIGN]; }
 
 // The group of a tile, as the table numbers it. WARP: a whole warp looks for it.
 template <bool WARP> DEV int group_of(const GroupTable& table, int tile) {

@@ -443,11 +443,12 @@ shared! {
             /// qkv: as in PackArgs; `out` then has element i of a head's first half at 2 i, of its second half at
             /// 2 i + 1
             half: i32,
-            reserved: i32,
-            /// mlp1 of a single row on Hopper: it need not wait for the end of the router, but for this word. Its upper half is
-            /// 0 when the row is stored, which is row 0 of `input` for all its experts, and when the lower half has the
-            /// experts: a byte each, in order of their index, 255 where there is none. Expert i has row GROUP_ALIGN * i of
-            /// `tiled`. NULL: `rows` and `offsets` tell.
+            /// experts in `picks`
+            picked: i32,
+            /// mlp1 and mlp2 of a single row on Hopper: its experts. mlp1 need not wait for the end of the router, but for
+            /// this word. Its upper half is 0 when the row is stored, which is row 0 of mlp1's `input` for all its experts,
+            /// and when the lower half has the experts: a byte each, in order of their index, 255 where there is no row.
+            /// Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and `offsets` tell.
             picks: *const u64,
         }
 

@@ -550,10 +550,16 @@ impl GpuOps {
             weight_format,
             terms: self.numbers.terms as i16,
             half: 0,
-            reserved: 0,
+            picked: 0,
             picks: TypedPtr::NULL,
         };
         Ok((launch, args))
+    }
+
+    /// The experts of a single row, as the router told them.
+    fn tell_picks(&self, args: &mut GemmArgs, routes: &Routes) {
+        args.picks = routes.picks.values();
+        args.picked = self.config.experts_per_token as i32;
     }
 
     /// Rows of the step on the device.
@@ -1151,7 +1157,7 @@ impl Ops for GpuOps {
             Sending::Told(row) if launch.kernel.op == Op::Mlp1 => {
                 args.input = row.terms;
                 args.in_rows = row.buffer_rows;
-                args.picks = routes.picks.values();
+                self.tell_picks(&mut args, routes);
             }
             Sending::Outstanding(rows) => {
                 if let Some(launch) = self.sort_mlp1(w) {
@@ -1178,13 +1184,14 @@ impl Ops for GpuOps {
     fn mlp2<'x>(&mut self, h: &Buffer, x: Self::Routed<'x, '_>, w: &Matrix, bias: &Vector) -> Result<Residual<'x>> {
         let routes = &x.memory.routes;
         let cost = self.product_cost(Product::Mlp2, w);
-        self.timed(Stage::Mlp2, cost, |ops| {
-            ops.gemm(Product::Mlp2, w, h, routes.counts.values(), |args| {
-                args.bias = bias.values();
-                args.offsets = routes.offsets.values();
-                args.y = routes.y.values().void();
-            })
-        })?;
+        let (launch, mut args) = self.product(Product::Mlp2, w, h, routes.counts.values())?;
+        args.bias = bias.values();
+        args.offsets = routes.offsets.values();
+        args.y = routes.y.values().void();
+        if let (Sending::Told(_), Op::Mlp2) = (x.sent, launch.kernel.op) {
+            self.tell_picks(&mut args, routes);
+        }
+        self.timed(Stage::Mlp2, cost, |ops| ops.launch(launch, &args))?;
         Ok(Residual {
             memory: x.memory,
             outstanding: Outstanding::Experts,
