@@ -455,7 +455,7 @@ pub const fn with<const A: usize, const B: usize, const N: usize>(a: [Kernel; A]
 }
 
 /// How many kernels every family has.
-pub const SHARED: usize = 24;
+pub const SHARED: usize = 25;
 
 const NORM: Limit = Limit::AtMost(Dimension::Hidden, 6144);
 const EXPERTS: Limit = Limit::AtMost(Dimension::Experts, 256);
@@ -466,6 +466,8 @@ const ROPE: &[Limit] = &[
     Limit::AtMost(Dimension::QkvDim, 1 << 30),
 ];
 const NORM_THREADS: usize = 384;
+/// Up to so many rows the norm has a kernel whose loads are all on the way at once.
+const FEW_ROWS: usize = 64;
 const PLAIN_HEADS: &[Limit] = &[
     Limit::AtMost(Dimension::HeadDim, 128),
     Limit::MultipleOf(Dimension::HeadDim, 8),
@@ -491,6 +493,15 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::Norm, "norm.hip", NORM_THREADS)
             .holding(norm)
             .within(&[NORM]),
+        Kernel::written(Op::Norm, "norm_few.hip", NORM_THREADS)
+            .called("few")
+            .up_to(FEW_ROWS)
+            .holding(norm / 2)
+            .within(&[
+                Limit::AtMost(Dimension::Hidden, NORM_THREADS * 8),
+                Limit::MultipleOf(Dimension::Hidden, 8),
+                Limit::AtMost(Dimension::ExpertsPerToken, 4),
+            ]),
         Kernel::written(Op::Settle, "settle.hip", NORM_THREADS),
         Kernel::written(Op::Route, "route.hip", 8 * wave)
             .taking(route_rows)

@@ -55,10 +55,10 @@ const NORM_ROWS: Limit = Limit::AtMost(Dimension::Hidden, NORM_HIDDEN);
 const NORM_PIECES: Limit = Limit::MultipleOf(Dimension::Hidden, 8);
 /// From so many rows on the norm was faster than the one for a row a block.
 const NORM_FROM_ROWS: usize = 512;
-/// Up to so many rows the norm loads early, and norm and router have a cluster of blocks for a row.
+/// Up to so many rows norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 22] = [
+const WRITTEN: [Kernel; 21] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .called("rows")
         .at_least(NORM_FROM_ROWS)
@@ -73,15 +73,6 @@ const WRITTEN: [Kernel; 22] = [
     norm_route_rows::<2, 128>("hopper/norm_route_pairs7.hip", "pairs7", 7, [8, 1], 529),
     norm_route_rows::<1, 32>("hopper/norm_route_rows4.hip", "rows4", 4, [4, 4], 1),
     norm_route_rows::<1, 32>("hopper/norm_route_rows7.hip", "rows7", 7, [4, 4], 529),
-    Kernel::written(Op::Norm, "hopper/norm_few.hip", 12 * WARP)
-        .called("few")
-        .up_to(FEW_ROWS)
-        .holding(12 * 4)
-        .within(&[
-            NORM_ROWS,
-            NORM_PIECES,
-            Limit::AtMost(Dimension::ExpertsPerToken, NORM_EXPERTS),
-        ]),
     norm_route_cluster::<4, 8>("hopper/norm_route_cluster4.hip", "cluster4"),
     norm_route_cluster::<8, 16>("hopper/norm_route_cluster8.hip", "cluster8"),
     decode_together(F16, "team", 4, TEAM_ROWS),

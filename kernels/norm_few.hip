@@ -1,10 +1,11 @@
 // rmsnorm_few: rmsnorm of norm.h with the experts' outputs, for few rows, in `fast`. A row takes as long as its chain
-// of loads there, so all but the outputs themselves is in registers before the predecessor ends: kernels before the
-// experts' products have written it. The bits are those of norm.h.
+// of loads there, so all that does not depend on the row's slots is loaded at once, and then all outputs. Where kernels
+// overlap, all but the outputs is in registers before the predecessor ends: kernels before the experts' products have
+// written it. The bits are those of norm.h.
 //
 // Grid: rows of the bucket. hidden is at most THREADS * 8 and a multiple of 8, and a row has at most EXPERTS experts.
 // `select`, `t32` and `exact` are not served, there is one term, and y is FP16.
-#include "../norm.h"
+#include "norm.h"
 
 enum : int { THREADS = NORM_FEW_THREADS, EXPERTS = NORM_FEW_MOST_EXPERTS_PER_TOKEN };
 static_assert(THREADS == NORM_THREADS && THREADS * 8 == NORM_FEW_MOST_HIDDEN, "norm.h's waves, and a piece a thread");
