@@ -1,7 +1,7 @@
 //! Hopper (`kernels/hopper`): which kernel a product gets, and how it is launched.
 //!
-//! Every kernel is persistent: one block a multiprocessor with all of its shared memory, whose parts of the work follow from
-//! the rows' counts on the device. An element's sum is the same in every tile, so tiles are chosen by speed alone. A tile
+//! Every kernel is persistent: one block a multiprocessor (fewer for attn_out of few rows) with all of its shared memory, whose
+//! parts of the work follow from the rows' counts on the device. An element's sum is the same in every tile, so tiles are chosen by speed alone. A tile
 //! `n` takes up to `n` tokens of one group past the weights at once:
 //!
 //! * Too narrow, and a second tile decodes the same weights again (they come from L2, not from DRAM).
