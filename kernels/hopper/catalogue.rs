@@ -327,10 +327,11 @@ const TILES: &[Tile] = &[
     // The experts. Up to 48 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
     // few chunks. Up to 16 each warp multiplies by itself; of 8 tokens stages of four slabs, of fewer blocks, are waited for
     // less often. From 64 on the limit is registers: fewer blocks, and two groups in flight, so that decoding overlaps with
-    // wgmma. Experts' rows are uneven, so tiles of 16 and from 48 on have widths in steps of 8 to 32 tokens; that of 48 begins with
-    // 8, since of 128 experts that are chosen unevenly most have few rows. A wider kernel holds a handful of widths before its
-    // registers spill, so such a tile leaves the narrower tile's widths to that one. A tile of 128 is shared by four warpgroups: chunks of four row blocks and of three leave fewer of them idle than those of three and
-    // of two, and fetch fewer tokens.
+    // wgmma. Experts' rows are uneven, so tiles of 16 and from 48 on have widths in steps of 8 to 32 tokens; that of 48
+    // begins with 8, since of 128 experts that are chosen unevenly most have few rows. A wider kernel holds a handful of
+    // widths before its registers spill, so it leaves the narrower tile's widths to that one. A tile of 128 is shared by
+    // four warpgroups: chunks of four row blocks and of three leave fewer of them idle than those of three and of two, and
+    // fetch fewer tokens.
     tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 2, 0, 4,  8]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[ 8, 3, 0, 2,  8]),
     tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 2, 1, 32]),

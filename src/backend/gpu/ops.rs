@@ -550,16 +550,10 @@ impl GpuOps {
             weight_format,
             terms: self.numbers.terms as i16,
             half: 0,
-            picked: 0,
+            picked: self.config.experts_per_token as i32,
             picks: TypedPtr::NULL,
         };
         Ok((launch, args))
-    }
-
-    /// The experts of a single row, as the router told them.
-    fn tell_picks(&self, args: &mut GemmArgs, routes: &Routes) {
-        args.picks = routes.picks.values();
-        args.picked = self.config.experts_per_token as i32;
     }
 
     /// Rows of the step on the device.
@@ -1157,7 +1151,7 @@ impl Ops for GpuOps {
             Sending::Told(row) if launch.kernel.op == Op::Mlp1 => {
                 args.input = row.terms;
                 args.in_rows = row.buffer_rows;
-                self.tell_picks(&mut args, routes);
+                args.picks = routes.picks.values();
             }
             Sending::Outstanding(rows) => {
                 if let Some(launch) = self.sort_mlp1(w) {
@@ -1184,14 +1178,14 @@ impl Ops for GpuOps {
     fn mlp2<'x>(&mut self, h: &Buffer, x: Self::Routed<'x, '_>, w: &Matrix, bias: &Vector) -> Result<Residual<'x>> {
         let routes = &x.memory.routes;
         let cost = self.product_cost(Product::Mlp2, w);
-        let (launch, mut args) = self.product(Product::Mlp2, w, h, routes.counts.values())?;
-        args.bias = bias.values();
-        args.offsets = routes.offsets.values();
-        args.y = routes.y.values().void();
-        if let (Sending::Told(_), Op::Mlp2) = (x.sent, launch.kernel.op) {
-            self.tell_picks(&mut args, routes);
-        }
-        self.timed(Stage::Mlp2, cost, |ops| ops.launch(launch, &args))?;
+        self.timed(Stage::Mlp2, cost, |ops| {
+            ops.gemm(Product::Mlp2, w, h, routes.counts.values(), |args| {
+                args.bias = bias.values();
+                args.offsets = routes.offsets.values();
+                args.y = routes.y.values().void();
+                args.picks = routes.picks.values().only_if(matches!(x.sent, Sending::Told(_)));
+            })
+        })?;
         Ok(Residual {
             memory: x.memory,
             outstanding: Outstanding::Experts,

@@ -98,7 +98,7 @@ impl Family for Hopper {
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
         let kernel = tile(shape, kernels, multiprocessors);
         let blocks = match shape.product {
-            Product::AttnOut if kernel.most_rows == FEW_ROWS => fewest_blocks(shape, multiprocessors),
+            Product::AttnOut if kernel.most_rows == TEAM_ROWS => fewest_blocks(shape, multiprocessors),
             _ => multiprocessors,
         };
         GemmLaunch {
@@ -127,11 +127,9 @@ fn parts(shape: &GemmShape, kernel: &Kernel) -> u64 {
     tiles * (shape.row_blocks * MOST_UNITS) as u64
 }
 
-/// Rows of the smallest tile of attn_out.
-const FEW_ROWS: usize = 8;
-
-/// The fewest blocks of which none has more units than if there were one a multiprocessor. With few rows attention's jobs hold
-/// some multiprocessors until it ends, and blocks there would end last; the router starts early where there is no block.
+/// The fewest blocks of which none has more units than if there were one a multiprocessor. Where attention's teams have a job
+/// each, these hold some multiprocessors until they end, and blocks there would end last; the router starts early where there
+/// is no block.
 fn fewest_blocks(shape: &GemmShape, multiprocessors: usize) -> usize {
     let units = (shape.row_blocks * MOST_UNITS).max(1);
     units.div_ceil(units.div_ceil(multiprocessors))
