@@ -191,16 +191,27 @@ const SINGLE_SHARED: usize = 204 * 1024;
 type Ops = &'static [(Op, &'static str)];
 type Activations = &'static [(Elements, usize)];
 
-/// A tile of `warpgroups` consumer warpgroups and a producer. `parameters` are the rest of gemm.h's `Tile`: the steps
-/// of its width, blocks of 64 weight rows per warpgroup, k16 steps in a group of wgmma, groups in flight, and the least
-/// width. Where each warp multiplies by itself (by_warps.h), k16s is 0 and in_flight is slabs per stage.
+/// Widths of a tile as schedule.h has them: a bit for each multiple of 8.
+const fn widths(list: &[usize]) -> usize {
+    let (mut bits, mut i) = (0, 0);
+    while i < list.len() {
+        assert!(list[i].is_multiple_of(8), "wgmma's widths are multiples of 8");
+        bits |= 1 << (list[i] / 8 - 1);
+        i += 1;
+    }
+    bits
+}
+
+/// A tile of `warpgroups` consumer warpgroups and a producer. `parameters` are the rest of gemm.h's `Tile`: its
+/// widths, blocks of 64 weight rows per warpgroup, k16 steps in a group of wgmma, and groups in flight. Where each warp
+/// multiplies by itself (by_warps.h), k16s is 0 and in_flight is slabs per stage.
 const fn tile(
     ops: Ops,
     weights: &'static [Weights],
     activations: Activations,
     tokens: usize,
     warpgroups: usize,
-    parameters: &'static [usize; 5],
+    parameters: &'static [usize; 4],
 ) -> Tile {
     Tile {
         ops,
@@ -222,7 +233,7 @@ const fn single(
     activations: Activations,
     tokens: usize,
     warpgroups: usize,
-    parameters: &'static [usize; 5],
+    parameters: &'static [usize; 4],
 ) -> Tile {
     Tile {
         most_rows: tokens,
@@ -231,7 +242,7 @@ const fn single(
     }
 }
 /// A tile of a layer's own matrices for any number of rows, in 16 bits. One width: there is a tile for each.
-const fn many(ops: Ops, tokens: usize, warpgroups: usize, parameters: &'static [usize; 5]) -> Tile {
+const fn many(ops: Ops, tokens: usize, warpgroups: usize, parameters: &'static [usize; 4]) -> Tile {
     Tile {
         variant: "many",
         ..tile(ops, &[W16], FAST_F16, tokens, warpgroups, parameters)
@@ -239,7 +250,7 @@ const fn many(ops: Ops, tokens: usize, warpgroups: usize, parameters: &'static [
 }
 /// The same with tokens as wgmma's rows, a warpgroup for each 64. Of the parameters, the second is units of weights in a
 /// chunk. It has few registers, and shared memory that leaves room for a block of the small kernel before it.
-const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, parameters: &'static [usize; 5]) -> Tile {
+const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, parameters: &'static [usize; 4]) -> Tile {
     Tile {
         variant,
         shared_bytes: SINGLE_SHARED,
@@ -291,76 +302,76 @@ const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // Columns: tokens, warpgroups, [step, blocks, k16s, in_flight, least]
+    // Columns: tokens, warpgroups, [widths, blocks, k16s, in_flight]
     //
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
     // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.
     // Up to 8 rows qkv rotates and stores; with 32 that gains nothing.
-    single(STORE,  FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
-    single(LAYERS, FAST_F16,   8, 1, &[  8, 1, 0, 4,   8]),
-    single(LAYERS, FAST_F16,  32, 1, &[ 32, 1, 0, 4,  32]),
-    single(LAYERS, FAST_F16,  64, 1, &[ 64, 1, 4, 1,  64]),
+    single(STORE, FAST_F16, 8, 1, &[widths(&[8]), 1, 0, 4]),
+    single(LAYERS, FAST_F16, 8, 1, &[widths(&[8]), 1, 0, 4]),
+    single(LAYERS, FAST_F16, 32, 1, &[widths(&[32]), 1, 0, 4]),
+    single(LAYERS, FAST_F16, 64, 1, &[widths(&[64]), 1, 4, 1]),
     // From 65 rows on a multiprocessor's two to five units would leave much of wgmma's 64 rows empty, so tokens are these
     // rows: 128 of them for one token tile or, up to 256 rows, two. Attention has all registers: attn_out, which cannot
     // start beside it, has all shared memory where that is faster.
-    Tile { most_rows: 128, ..tokens_first(QKV,      128, "", &[0, 3, 4, 1, 128]) },
-    Tile { most_rows: 128, ..tokens_first(ATTN_OUT, 128, "", &[0, 2, 4, 1, 128]) },
-    tokens_first(QKV,      128, "tall", &[0, 5, 4, 1, 128]),
-    Tile { shared_bytes: ALL_SHARED, ..tokens_first(ATTN_OUT, 128, "tall", &[0, 3, 4, 1, 128]) },
+    Tile { most_rows: 128, ..tokens_first(QKV, 128, "", &[0, 3, 4, 1]) },
+    Tile { most_rows: 128, ..tokens_first(ATTN_OUT, 128, "", &[0, 2, 4, 1]) },
+    tokens_first(QKV, 128, "tall", &[0, 5, 4, 1]),
+    Tile { shared_bytes: ALL_SHARED, ..tokens_first(ATTN_OUT, 128, "tall", &[0, 3, 4, 1]) },
     // With many rows a chunk's row blocks and tokens are what cuts the rows at hand into whole rounds of chunks.
-    many(QKV,      112, 2, &[112, 3, 2, 1, 112]),
-    many(QKV,      128, 2, &[128, 2, 2, 1, 128]),
-    many(QKV,      160, 2, &[160, 2, 2, 1, 160]),
-    many(QKV,      176, 2, &[176, 2, 2, 1, 176]),
+    many(QKV, 112, 2, &[widths(&[112]), 3, 2, 1]),
+    many(QKV, 128, 2, &[widths(&[128]), 2, 2, 1]),
+    many(QKV, 160, 2, &[widths(&[160]), 2, 2, 1]),
+    many(QKV, 176, 2, &[widths(&[176]), 2, 2, 1]),
     // It rotates and stores: with 128 tokens a thread has registers for their angles.
-    many(STORE,    128, 2, &[128, 2, 2, 1, 128]),
-    many(ATTN_OUT,  96, 3, &[ 96, 1, 2, 1,  96]),
-    many(ATTN_OUT, 112, 3, &[112, 1, 2, 1, 112]),
-    many(ATTN_OUT, 128, 3, &[128, 1, 2, 1, 128]),
-    many(ATTN_OUT, 192, 3, &[192, 1, 2, 1, 192]),
+    many(STORE, 128, 2, &[widths(&[128]), 2, 2, 1]),
+    many(ATTN_OUT, 96, 3, &[widths(&[96]), 1, 2, 1]),
+    many(ATTN_OUT, 112, 3, &[widths(&[112]), 1, 2, 1]),
+    many(ATTN_OUT, 128, 3, &[widths(&[128]), 1, 2, 1]),
+    many(ATTN_OUT, 192, 3, &[widths(&[192]), 1, 2, 1]),
     // The unembedding. Its weights are 1.2 GB: each 256 rows are a column of blocks, see RasterSchedule.
-    single(UNEMBED, FAST_F16,   8, 2, &[  8, 2, 4, 1,   8]),
-    single(UNEMBED, FAST_F16,  32, 2, &[ 32, 2, 4, 1,  32]),
-    single(UNEMBED, FAST_F16,  64, 2, &[ 64, 2, 4, 1,  64]),
-    single(UNEMBED, FAST_F16, 128, 2, &[128, 2, 4, 1, 128]),
-    tile(UNEMBED, &[W16], FAST_F16, 256, 2, &[32, 1, 2, 1, 32]),
-    // The experts. Up to 48 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
+    single(UNEMBED, FAST_F16, 8, 2, &[widths(&[8]), 2, 4, 1]),
+    single(UNEMBED, FAST_F16, 32, 2, &[widths(&[32]), 2, 4, 1]),
+    single(UNEMBED, FAST_F16, 64, 2, &[widths(&[64]), 2, 4, 1]),
+    single(UNEMBED, FAST_F16, 128, 2, &[widths(&[128]), 2, 4, 1]),
+    tile(UNEMBED, &[W16], FAST_F16, 256, 2, &[widths(&[32, 64, 96, 128, 160, 192, 224, 256]), 1, 2, 1]),
+    // The experts. Up to 56 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
     // few chunks. Up to 16 each warp multiplies by itself; of 8 tokens stages of four slabs, of fewer blocks, are waited for
     // less often. From 64 on the limit is registers: fewer blocks, and two groups in flight, so that decoding overlaps with
-    // wgmma. Experts' rows are uneven, so tiles of 16 and from 48 on have widths in steps of 8 to 32 tokens; that of 48
-    // begins with 8, since of 128 experts that are chosen unevenly most have few rows. A wider kernel holds a handful of
-    // widths before its registers spill, so it leaves the narrower tile's widths to that one. A tile of 128 is shared by
-    // four warpgroups: chunks of four row blocks and of three leave fewer of them idle than those of three and of two, and
-    // fetch fewer tokens.
-    tile(EXPERTS, &[Mxfp4], FAST_F16,   8, 3, &[ 8, 2, 0, 4,  8]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  16, 3, &[ 8, 3, 0, 2,  8]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  32, 3, &[32, 3, 2, 1, 32]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  48, 3, &[ 8, 3, 2, 1,  8]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  64, 3, &[64, 2, 2, 2, 64]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16,  96, 3, &[16, 1, 2, 2, 48]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, &[16, 1, 1, 2, 80]),
+    // wgmma. Experts' rows are uneven, so tiles have several widths. That of 56 begins with 8, since of 128 experts that are
+    // chosen unevenly most have few rows, and ends where registers do: the widest experts then have fewer tiles. A tile of
+    // 128 is shared by four warpgroups: chunks of four row blocks and of three leave fewer of them idle than those of three
+    // and of two, and fetch fewer tokens. Their registers hold four widths: 72 is the half of an expert just too large for
+    // one tile, and narrower for the small ones.
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, &[widths(&[8]), 2, 0, 4]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, &[widths(&[8, 16]), 3, 0, 2]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, &[widths(&[32]), 3, 2, 1]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, &[widths(&[8, 16, 24, 32, 40, 48, 56]), 3, 2, 1]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, &[widths(&[64]), 2, 2, 2]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, &[widths(&[48, 64, 80, 96]), 1, 2, 2]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, &[widths(&[72, 96, 112, 128]), 1, 1, 2]),
     // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply faster
     // than two with tiles of 256. mlp2 has registers for fewer widths.
-    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, &[16, 1, 1, 2, 128])),
-    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, &[ 8, 1, 1, 2, 112])),
-    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, &[ 8, 1, 1, 2, 112])),
-    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, &[ 8, 1, 1, 2, 160])),
+    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, &[widths(&[128, 144, 160, 176, 192]), 1, 1, 2])),
+    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, &[widths(&[112, 120, 128, 136, 144, 152, 160]), 1, 1, 2])),
+    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, &[widths(&[112, 120, 128, 136, 144, 152, 160]), 1, 1, 2])),
+    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, &[widths(&[160, 168, 176, 184]), 1, 1, 2])),
     // BF16 activations: for models whose values do not fit FP16.
-    single(LAYERS_BF16,  FAST_BF16, 16, 1, &[16, 1, 4, 1, 16]),
-    single(UNEMBED_BF16, FAST_BF16, 16, 2, &[16, 2, 4, 1, 16]),
-    tile(DENSE_BF16,   &[W16], FAST_BF16, 256, 2, &[64, 1, 2, 1, 64]),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  16, 3, &[16, 4, 2, 1, 16]),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16,  64, 3, &[64, 2, 2, 1, 64]),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[64, 1, 1, 2, 64]),
+    single(LAYERS_BF16, FAST_BF16, 16, 1, &[widths(&[16]), 1, 4, 1]),
+    single(UNEMBED_BF16, FAST_BF16, 16, 2, &[widths(&[16]), 2, 4, 1]),
+    tile(DENSE_BF16, &[W16], FAST_BF16, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 2, 1]),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 16, 3, &[widths(&[16]), 4, 2, 1]),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, &[widths(&[64]), 2, 2, 1]),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 1, 2]),
     // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest, most
     // experts still have one of 8.
-    single(LAYERS_EXACT,  EXACT, 8, 1, &[8, 1, 4, 1, 8]),
-    single(UNEMBED_EXACT, EXACT, 8, 2, &[8, 2, 4, 1, 8]),
-    tile(DENSE_EXACT,   &[W16], EXACT, 64, 3, &[64, 1, 2, 1, 64]),
-    tile(EXPERTS_EXACT, &[Mxfp4], EXACT,  8, 3, &[ 8, 2, 2, 1,  8]),
-    from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[ 8, 1, 2, 1, 24])),
+    single(LAYERS_EXACT, EXACT, 8, 1, &[widths(&[8]), 1, 4, 1]),
+    single(UNEMBED_EXACT, EXACT, 8, 2, &[widths(&[8]), 2, 4, 1]),
+    tile(DENSE_EXACT, &[W16], EXACT, 64, 3, &[widths(&[64]), 1, 2, 1]),
+    tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 8, 3, &[widths(&[8]), 2, 2, 1]),
+    from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[widths(&[24, 32, 40, 48, 56, 64]), 1, 2, 1])),
     // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
-    tile(EXPERTS_W16, &[W16], FAST,   16, 2, &[16, 2, 2, 1, 16]),
-    tile(EXPERTS_W16, &[W16], FAST,  256, 2, &[64, 1, 2, 1, 64]),
-    tile(EXPERTS_W16, &[W16], EXACT,  64, 3, &[64, 1, 2, 1, 64]),
+    tile(EXPERTS_W16, &[W16], FAST, 16, 2, &[widths(&[16]), 2, 2, 1]),
+    tile(EXPERTS_W16, &[W16], FAST, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 2, 1]),
+    tile(EXPERTS_W16, &[W16], EXACT, 64, 3, &[widths(&[64]), 1, 2, 1]),
 ];

@@ -32,18 +32,20 @@
 #include "schedule.h"
 #include "w16.h"
 
-// A tile of up to N tokens. wgmma's width is the least of LEAST, LEAST + STEP, .., N that holds them; each width has
-// code of its own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, of
-// which a warpgroup has IN_FLIGHT in flight. BY_WARPS (K16S is 0): each warp multiplies by itself (by_warps.h), and a
-// stage is IN_FLIGHT slabs. SINGLE: launched for at most N rows in all, which are one tile. TOKENS_FIRST (STEP is 0): a
-// warpgroup for each 64 tokens, and BLOCKS units of weights in a chunk.
-template <int N_, int STEP_, int WARPGROUPS_, int BLOCKS_, int K16S_, int IN_FLIGHT_, bool SINGLE_, int LEAST_>
+// A tile of up to N tokens. wgmma's width is the least of WIDTHS (schedule.h) that holds them; each width has code of its
+// own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, of which a warpgroup
+// has IN_FLIGHT in flight. BY_WARPS (K16S is 0): each warp multiplies by itself (by_warps.h), and a stage is IN_FLIGHT
+// slabs. SINGLE: launched for at most N rows in all, which are one tile. TOKENS_FIRST (WIDTHS is 0): a warpgroup for
+// each 64 tokens, and BLOCKS units of weights in a chunk.
+template <int N_, u32 WIDTHS_, int WARPGROUPS_, int BLOCKS_, int K16S_, int IN_FLIGHT_, bool SINGLE_>
 struct Tile {
   enum : int {
-    N = N_, STEP = STEP_, LEAST = LEAST_, WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_,
+    N = N_, LEAST = width_of(WIDTHS_, 1), WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_,
     IN_FLIGHT = IN_FLIGHT_
   };
-  enum : bool { SINGLE = SINGLE_, BY_WARPS = K16S_ == 0, TOKENS_FIRST = STEP_ == 0 };
+  enum : u32 { WIDTHS = WIDTHS_ };
+  enum : bool { SINGLE = SINGLE_, BY_WARPS = K16S_ == 0, TOKENS_FIRST = WIDTHS_ == 0 };
+  static_assert(TOKENS_FIRST || width_of(WIDTHS_, N_) == N_, "the widest is the tile's");
 };
 
 enum : int { MAX_STAGES = 32 };
@@ -185,7 +187,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     if (by_picks(a)) fill_table_of_row(table, a);
     else if (T::SINGLE) single_tile(table);
     else if constexpr ((int)T::LEAST == (int)T::N) fill_table<T::N>(table, a);
-    else fill_table_by_width<T::N, T::STEP, T::LEAST>(table, a);
+    else fill_table_by_width<T::N, T::WIDTHS>(table, a);
     __syncwarp();
     Work::plan(table, a.row_blocks * BLOCK_UNITS);
     __syncwarp();
@@ -369,7 +371,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // Picks wgmma's width, the least that holds the chunk's tokens.
   template <int N> static DEV void pick_tokens(const GemmArgs& a, Pipe& p, const Chunk& c) {
     if constexpr (N < T::N)
-      if (c.rows > N) return pick_tokens<(N + T::STEP < T::N ? N + T::STEP : T::N)>(a, p, c);
+      if (c.rows > N) return pick_tokens<width_of(T::WIDTHS, N + 1)>(a, p, c);
     int mine = blocks_of(c);
     if (T::BY_WARPS && IS_W16) mine = (c.units - TID / WAVE + T::WARPGROUPS * 4 - 1) / (T::WARPGROUPS * 4);
     pick_blocks<N, T::BLOCKS>(a, p, c, mine);
@@ -414,7 +416,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   }
   template <int N, class Sums> static DEV void multiply_tokens(const GemmArgs& a, Pipe& p, const Chunk& c, Sums& sum) {
     if constexpr (N < T::N)
-      if (c.rows > N) return multiply_tokens<(N + T::STEP < T::N ? N + T::STEP : T::N)>(a, p, c, sum);
+      if (c.rows > N) return multiply_tokens<width_of(T::WIDTHS, N + 1)>(a, p, c, sum);
     multiply_blocks<N, T::BLOCKS>(a, p, blocks_of(c), sum);
   }
   template <int N, int M, class Sums> static DEV void multiply_blocks(const GemmArgs& a, Pipe& p, int mine, Sums& sum) {
@@ -693,10 +695,10 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV void consumers_barrier() { asm volatile("bar.sync 1, %0;" ::"n"((int)CONSUMERS) : "memory"); }
 };
 
-// Defines a kernel, from a row of the catalogue, whose parameters are those from STEP on. A kernel whose MOST_ROWS is
+// Defines a kernel, from a row of the catalogue, whose parameters are those from WIDTHS on. A kernel whose MOST_ROWS is
 // its N is SINGLE.
-#define PRODUCT(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, STEP, BLOCKS, K16S, IN_FLIGHT, LEAST) \
-  KERNEL(NAME, Op::Args, THREADS, 1, 0) {                                                                                \
-    using T = Tile<N, STEP, THREADS / 128 - 1, BLOCKS, K16S, IN_FLIGHT, MOST_ROWS == N, LEAST>;                          \
-    Gemm<Op, Weights, FORMAT, TERMS, T, SHARED_BYTES>::run(Op::product_of(a));                                           \
+#define PRODUCT(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WIDTHS, BLOCKS, K16S, IN_FLIGHT) \
+  KERNEL(NAME, Op::Args, THREADS, 1, 0) {                                                                               \
+    using T = Tile<N, WIDTHS, THREADS / 128 - 1, BLOCKS, K16S, IN_FLIGHT, MOST_ROWS == N>;                              \
+    Gemm<Op, Weights, FORMAT, TERMS, T, SHARED_BYTES>::run(Op::product_of(a));                                          \
   }

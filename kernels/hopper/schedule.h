@@ -32,6 +32,18 @@ struct GroupTable {
 // Division without a sign takes half the time.
 DEV int quotient(int a, int b) { return (int)((unsigned)a / (unsigned)b); }
 
+// Widths of a tile, all multiples of 8 up to 256: bit w is set if it has that of 8 (w + 1) tokens.
+HOST_DEV constexpr int widths_below(u32 widths, int tokens) {  // how many do not hold so many tokens
+  int below = 0;
+  for (int w = 0; 8 * (w + 1) < tokens; w++) below += widths >> w & 1;
+  return below;
+}
+HOST_DEV constexpr int width_of(u32 widths, int tokens) {  // the least that does, if there is one
+  int w = (tokens + 7) / 8;
+  while (w < 32 && !(widths >> (w - 1) & 1)) w++;
+  return 8 * w;
+}
+
 enum : int { RUN = (MAX_GROUPS + WAVE - 1) / WAVE };       // of groups, a lane
 
 // Fills the table but for the schedule's part, where all tiles have the same width: a lane has a run of groups. One
@@ -62,9 +74,9 @@ template <int N> DEV void fill_table(GroupTable& table, const GemmArgs& a) {
   }
 }
 
-// The same where tiles are LEAST, LEAST + STEP, .. tokens wide.
-template <int N, int STEP, int LEAST> DEV void fill_table_by_width(GroupTable& table, const GemmArgs& a) {
-  enum : int { WIDTHS = (N - LEAST + STEP - 1) / STEP + 1 };
+// The same where a tile has several widths.
+template <int N, u32 WIDTHS> DEV void fill_table_by_width(GroupTable& table, const GemmArgs& a) {
+  enum : int { COUNT = widths_below(WIDTHS, N) + 1 };
   int rows[RUN], offsets[RUN], width[RUN];
 #pragma unroll
   for (int i = 0; i < RUN; i++) {
@@ -75,10 +87,11 @@ template <int N, int STEP, int LEAST> DEV void fill_table_by_width(GroupTable& t
 #pragma unroll
   for (int i = 0; i < RUN; i++) {
     const int tiles = (rows[i] + N - 1) / N, share = tiles > 1 ? quotient(rows[i] + tiles - 1, tiles) : rows[i];
-    width[i] = i * WAVE + LANE < a.groups ? (max(share - LEAST, 0) + STEP - 1) / STEP : -1;
+    const u32 narrower = (1u << max(share - 1, 0) / 8) - 1;
+    width[i] = i * WAVE + LANE < a.groups ? __popc(WIDTHS & narrower) : -1;
   }
   int place = 0;
-  for (int w = WIDTHS - 1; w >= 0; w--)
+  for (int w = COUNT - 1; w >= 0; w--)
 #pragma unroll
     for (int i = 0; i < RUN; i++) {
       if (i * WAVE >= a.groups) continue;
