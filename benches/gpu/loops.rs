@@ -1,6 +1,7 @@
 //! What the products' inner loops allow. A kernel multiplies one chunk a block with a sum so long that its epilogue, its
 //! search for work and its first bytes do not count: what is left is copies, decoding and multiplications, as they are in
-//! the engine. Each loop runs for a second: the last part is what the card sustains at its power cap.
+//! the engine. Each loop runs for two seconds: the last part is what the card sustains at its power cap. (After half a
+//! second it still draws more than that.)
 //!
 //! From these rates follows what whole workloads could reach: products at their loops' rate with experts chosen evenly,
 //! keys, values and the other kernels' rows at the rate at which a loop of few tokens reads its weights, and a launch for
@@ -25,8 +26,8 @@ use std::time::{Duration, Instant};
 const SLABS: usize = 1000;
 /// Blocks that read the same tokens, as in the engine, and blocks that read the same weights of a layer's own matrices.
 const SHARING: usize = 12;
-const WARM_UP: Duration = Duration::from_millis(400);
-const TIMED: Duration = Duration::from_millis(200);
+const WARM_UP: Duration = Duration::from_millis(1600);
+const TIMED: Duration = Duration::from_millis(400);
 /// Rows of a step of prompts.
 const PROMPT_ROWS: usize = 8192;
 /// Operations a second of prompts' attention.
