@@ -9,6 +9,7 @@
 // Grid: rows of the bucket / ROWS, rounded up. At most MAX_EXPERTS experts.
 #include "catalogue.h"
 #include "expert_slots.h"
+#include "gpu/early.h"
 #include "gpu/math.h"
 
 enum {
@@ -32,25 +33,25 @@ struct Chunk {
 
 DEV int bits_set(u32 v) { return __builtin_popcount(v); }
 
-// Counts the rows outside the chunk.
-DEV void count_others(const SortArgs& a, int first_row, int rows, Chunk& c) {
+// Counts the rows outside the chunk, and sets the bits of those within.
+DEV void mark(const SortArgs& a, int first_row, int rows, Chunk& c) {
   const int from = first_row * a.k, to = from + ROWS * a.k, pairs = rows * a.k;
   for (int i = TID; i < pairs; i += THREADS * AHEAD) {
     int experts[AHEAD];
+    UNROLL for (int j = 0; j < AHEAD; j++) experts[j] = i + j * THREADS < pairs ? a.experts[i + j * THREADS] : -1;
     UNROLL for (int j = 0; j < AHEAD; j++) {
-      const int pair = i + j * THREADS;
-      experts[j] = pair < from || (pair >= to && pair < pairs) ? a.experts[pair] : -1;
+      const int pair = i + j * THREADS, expert = experts[j];
+      if (expert < 0) continue;
+      const int row = pair / a.k - first_row;
+      if (pair < from) atomic_add(&c.before[expert], 1);
+      else if (pair >= to) atomic_add(&c.counts[expert], 1);
+      else atomic_add((int*)&c.bits[expert * STRIDE + row / 32], (int)(1u << row % 32));
     }
-    UNROLL for (int j = 0; j < AHEAD; j++)
-      if (experts[j] >= 0) atomic_add(i + j * THREADS < from ? &c.before[experts[j]] : &c.counts[experts[j]], 1);
   }
+  barrier();
 }
 
-DEV void mark(const SortArgs& a, int row, int rows, Chunk& c) {
-  if (TID < ROWS && row < rows)
-    for (int i = 0; i < a.k; i++)
-      atomic_add((int*)&c.bits[a.experts[(i64)row * a.k + i] * STRIDE + TID / 32], (int)(1u << TID % 32));
-  barrier();
+DEV void sum_words(const SortArgs& a, Chunk& c) {
   // One wave per expert, one lane per word: a prefix sum over lanes.
   for (int e = TID / WAVE; e < a.n_experts; e += WAVES) {
     const int own = LANE < WORDS ? bits_set(c.bits[e * STRIDE + LANE]) : 0;
@@ -86,12 +87,12 @@ KERNEL(sort, SortArgs, THREADS, 1, 4) {
   let_successor_start();
   for (int i = TID; i < a.n_experts * STRIDE; i += THREADS) c.bits[i] = 0;
   if (TID < MAX_EXPERTS) c.before[TID] = c.counts[TID] = 0;
+  const int rows = load_fresh(&a.step.header->rows), first_row = BID * ROWS;
   after_predecessor();
-  const int rows = a.step.header->rows, first_row = BID * ROWS;
   if (BID > 0 && first_row >= rows) return;
   barrier();
-  count_others(a, first_row, rows, c);
-  mark(a, first_row + TID, rows, c);
+  mark(a, first_row, rows, c);
+  sum_words(a, c);
   if (TID < WAVE) make_offsets(a, c);
   barrier();
   place(a, first_row + TID, rows, c);
