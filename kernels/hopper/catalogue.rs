@@ -58,7 +58,7 @@ const NORM_FROM_ROWS: usize = 512;
 /// Up to so many rows norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 21] = [
+const WRITTEN: [Kernel; 20] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .called("rows")
         .at_least(NORM_FROM_ROWS)
@@ -69,10 +69,9 @@ const WRITTEN: [Kernel; 21] = [
             Limit::AtMost(Dimension::ExpertsPerToken, NORM_EXPERTS),
         ]),
     // Of two for as many rows the host takes the later one that takes the model.
-    norm_route_rows::<2, 128>("hopper/norm_route_pairs4.hip", "pairs4", 4, [8, 2], 1),
-    norm_route_rows::<2, 128>("hopper/norm_route_pairs7.hip", "pairs7", 7, [8, 1], 529),
-    norm_route_rows::<1, 32>("hopper/norm_route_rows4.hip", "rows4", 4, [4, 4], 1),
-    norm_route_rows::<1, 32>("hopper/norm_route_rows7.hip", "rows7", 7, [4, 4], 529),
+    norm_route_rows::<128>("hopper/norm_route_32x128.hip", "32x128", 32, 1),
+    norm_route_rows::<32>("hopper/norm_route_32x32.hip", "32x32", 32, 1),
+    norm_route_rows::<32>("hopper/norm_route_16x32.hip", "16x32", 16, 1024),
     norm_route_cluster::<4, 8>("hopper/norm_route_cluster4.hip", "cluster4"),
     norm_route_cluster::<8, 16>("hopper/norm_route_cluster8.hip", "cluster8"),
     decode_together(F16, "team", 4, TEAM_ROWS),
@@ -93,24 +92,25 @@ const WRITTEN: [Kernel; 21] = [
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128).holding((64 + 256) * 64 * 2),
 ];
 
-/// Norm and router of many rows, so many a block, from a number of rows on: of four up to as many as the multiprocessors
-/// have at once. `BLOCKS` share their rows, and a wave has `experts` experts, whose weights come `ahead` steps ahead.
-/// Shared memory: the rows, logits of the block's own, and the weights.
-const fn norm_route_rows<const BLOCKS: usize, const EXPERTS: usize>(
+/// Norm and router of many rows by clusters of four blocks that have `rows` together, each a quarter of K of them. Shared
+/// memory: the rows as three BF16 terms, sums of each wave's part of K for 32 experts, logits of the block's own rows in
+/// quarters, squares, the norm's weights, and the router's bias.
+const fn norm_route_rows<const EXPERTS: usize>(
     file: &'static str,
     variant: &'static str,
     rows: usize,
-    [experts, ahead]: [usize; 2],
     from_rows: usize,
 ) -> Kernel {
-    let (waves, most_experts) = (8, 128);
-    let logits = rows * most_experts * 4;
+    let (waves, blocks, group) = (8, 4, 32);
+    let sums = waves * rows * (group + 8) * 4;
+    let logits = rows * EXPERTS * 4;
+    let squares = rows * (NORM_HIDDEN / 256) * 4;
     Kernel::written(Op::NormRoute, file, waves * WARP)
         .called(variant)
-        .clustered(BLOCKS)
+        .clustered(blocks)
         .at_least(from_rows)
-        .taking(rows)
-        .sharing(BLOCKS * rows * NORM_BYTES + logits + waves * ahead * experts * WARP * 16)
+        .taking(rows / blocks)
+        .sharing(rows * NORM_HIDDEN / blocks * 6 + sums + logits + squares + NORM_BYTES / blocks + EXPERTS * 4)
         .within(
             const {
                 &[
@@ -123,18 +123,20 @@ const fn norm_route_rows<const BLOCKS: usize, const EXPERTS: usize>(
         )
 }
 
-/// Norm and router by clusters of blocks, whose waves have an expert each. Shared memory: the row, logits of a wave's
-/// expert from each block, the routing of a row, an mbarrier for each block, and two sums for each step of the norm.
+/// Norm and router by clusters of blocks, which have an expert for each wave. Shared memory: the row as three BF16 terms,
+/// sums of 32 parts of K for each of the block's experts, a row's logits and picks, an mbarrier, and two sums for each step
+/// of the norm.
 const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
     file: &'static str,
     variant: &'static str,
 ) -> Kernel {
-    let logits = BLOCKS * BLOCKS * WAVES * 4;
+    let terms = 3 * (NORM_HIDDEN * 2 + 64);
+    let logits = BLOCKS * WAVES * 4;
     Kernel::written(Op::NormRoute, file, WAVES * WARP)
         .called(variant)
         .clustered(BLOCKS)
         .up_to(FEW_ROWS)
-        .holding(NORM_BYTES + logits + 256 * 8 + 8 * 8 + BLOCKS * BARRIER_BYTES + 2 * 12 * 4)
+        .holding((terms + WAVES * 36 * 4 + logits + 8 * 4 + BARRIER_BYTES + 2 * 12 * 4).next_multiple_of(16))
         .within(
             const {
                 &[

@@ -1,27 +1,31 @@
 // Shared by `norm_route_cluster4` and `norm_route_cluster8`: rmsnorm and route fused, for few rows, in `fast`; for a
-// single row sort and gather, too. Results have the bits of the separate kernels.
+// single row sort and gather, too. The norm has the bits of the separate kernel, the logits those of norm_route_rows.h.
 //
-// A cluster of blocks takes a row. Each block norms all of it, and multiplies it with its share of the experts, one a
-// wave, whose weights lie in registers before the predecessor ends. The logits go to the shared memory of the block
-// that picks: with several rows one for each, with a single row all, so that each copies its share of the row.
+// A cluster of blocks takes a row. Each block norms all of it, and multiplies it with its share of the experts. Each
+// wave has its share of K, whose weights lie in registers before the predecessor ends. A row's three terms are columns
+// of one product. The logits go to the shared memory of the block that picks: with several rows one for each, with a
+// single row all, so that each copies its share of the row.
 //
 // A single row's mlp1 does not wait for the end of this kernel, but for the word `picks` (GemmArgs). The first block
 // sets it back before it lets mlp1 start. Then each block adds to its upper half when its share of the row is stored,
 // and one adds the picks. So mlp1 waits for blocks that run.
 //
 // Grid: blocks of a cluster * clusters, which take the rows in turn, at most as many each as a cluster has blocks. The
-// router's weights are BF16. There are at most as many experts as waves in a cluster. hidden is at most STEPS *
-// ROUTE_STEP and a multiple of 8.
+// router's weights are BF16. There are at most as many experts as waves in a cluster. hidden is at most QUARTERS *
+// QUARTER and a multiple of 8.
 #pragma once
 #include "../expert_slots.h"
 #include "../norm.h"
-#include "../route.h"
-#include "cluster.h"
+#include "route_products.h"
 
-enum : int {
-  STEPS = NORM_WAVES,                    // what a wave of norm.h sums is a step of this one
-  AHEAD = 3,                             // fours of the row that a lane has in registers or on the way
-};
+enum : int { STEPS = NORM_WAVES };       // what a wave of norm.h sums is a step of this one
+
+// Zero, which the compiler does not know: the highest bit of the time in nanoseconds.
+DEV u32 unknown_zero() {
+  u32 high;
+  asm volatile("mov.u32 %0, %%globaltimer_hi;" : "=r"(high)::"memory");
+  return high >> 31;
+}
 
 // BLOCKS: of a cluster.
 template <int THREADS, int BLOCKS> struct NormRoute {
@@ -29,16 +33,26 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     WAVES = THREADS / WAVE,
     EXPERTS = WAVES * BLOCKS,
     OWN_STEPS = (STEPS + WAVES - 1) / WAVES,               // that a wave norms
+    ALL_PARTS = QUARTERS * PARTS,
+    OWN_PARTS = ALL_PARTS / WAVES,                         // that a wave multiplies
+    HALVES = 16 / WAVES,                                   // parts in one product: the experts are half its rows
+    CHAINS = OWN_PARTS / HALVES,
+    COLUMN = STEPS * ROUTE_STEP * 2 + 2 * K_BLOCK,         // bytes of a term: lanes load without bank conflicts
   };
+  static_assert(STEPS * ROUTE_STEP == QUARTERS * QUARTER && ALL_PARTS % WAVES == 0, "waves share K");
+  static_assert(WAVES == 8 || WAVES == 16, "the block's experts are the rows of one product, or half of them");
   struct Shared {
-    f32x4 t[STEPS * 2 * WAVE];           // the row normed: [step][first or second four of a lane's eight][lane]
-    u32 logits[BLOCKS][EXPERTS];         // of the cluster's rows
-    alignas(16) Routing<1> routing;
-    alignas(8) u64 arrived[BLOCKS];      // mbarriers: a row's logits
+    alignas(16) u8 terms[ROUTER_TERMS * COLUMN];           // of the row normed
+    alignas(16) float parts[WAVES][ALL_PARTS + 4];         // sums of each part of K for the block's experts
+    u32 logits[EXPERTS];                 // of the row whose experts the block picks
+    int picks[MAX_K];
+    alignas(8) u64 arrived;              // mbarrier: its logits
     float squares[2][STEPS];             // of the row's steps, in turn for rows
   };
+  // The upper half of `picks` is minus the number of additions to come.
+  enum : u64 { ONE = 1ull << 32, NO_PICKS = ~0u };
   using Row = float[OWN_STEPS][8];       // a lane's eight of each of its wave's steps
-  using Weights = u32x4[STEPS];          // a lane's eight of each step of its wave's expert
+  using Weights = u32x4[CHAINS][PART_BLOCKS][2];           // of row g of a product, and of row g + 8
 
   // Calls f(i, step, k) for the wave's steps; k is the lane's first element.
   template <class F> static DEV void for_steps(F f) {
@@ -48,21 +62,25 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     }
   }
   static DEV void load(const NormArgs& a, const float* from, Row& x) {
-    for_steps([&](int i, int, int k) {
+    UNROLL for (int i = 0; i < OWN_STEPS; i++)
       UNROLL for (int j = 0; j < 8; j++) x[i][j] = 0;
+    for_steps([&](int i, int, int k) {
       if (k < a.hidden) load8_aligned<FORMAT_F32>(from, k, x[i]);
     });
   }
 
-  // Leaves the norm of the row x in s.t, and stores this block's share of it.
+  static DEV u32x4* term_at(Shared& s, int term, int k) { return (u32x4*)(s.terms + term * COLUMN + k * 2); }
+
+  // Leaves the norm of the row x in s.terms, and stores this block's share of it.
   static DEV void norm(const NormArgs& a, int row, int turn, int rank, const Row& x, Shared& s) {
     Row w;
     load(a, a.weight, w);
+    float squares[OWN_STEPS] = {};
+    UNROLL for (int i = 0; i < OWN_STEPS; i++)
+      UNROLL for (int j = 0; j < 8; j++) squares[i] += mul_rn(x[i][j], x[i][j]);
+    UNROLL for (int i = 0; i < OWN_STEPS; i++) squares[i] = wave_sum(squares[i]);
     for_steps([&](int i, int step, int) {
-      float squares = 0;
-      UNROLL for (int j = 0; j < 8; j++) squares += mul_rn(x[i][j], x[i][j]);
-      squares = wave_sum(squares);
-      if (LANE == 0) s.squares[turn % 2][step] = squares;
+      if (LANE == 0) s.squares[turn % 2][step] = squares[i];
     });
     barrier();
     float sum = s.squares[turn % 2][0];
@@ -71,8 +89,9 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     for_steps([&](int i, int step, int k) {
       float t[8];
       UNROLL for (int j = 0; j < 8; j++) t[j] = k < a.hidden ? w[i][j] * (scale * x[i][j]) : 0.f;
-      UNROLL for (int h = 0; h < 2; h++)
-        s.t[(step * 2 + h) * WAVE + LANE] = f32x4{t[4 * h], t[4 * h + 1], t[4 * h + 2], t[4 * h + 3]};
+      u32x4 terms[ROUTER_TERMS];
+      split8(t, terms);
+      UNROLL for (int term = 0; term < ROUTER_TERMS; term++) *term_at(s, term, k) = terms[term];
       if (step % BLOCKS != rank || k >= (a.hidden + SLAB - 1) / SLAB * SLAB) return;
       u16* at = a.t + tiled_index(row, k, a.t_rows);
       if (a.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
@@ -81,55 +100,101 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     barrier();
   }
 
-  // The product of the row and the wave's expert. The weights are opaque to the compiler, which would keep them as
-  // float32 for all rows.
-  static DEV float multiply(const RouteArgs& a, Weights& w, const Shared& s) {
-    float sum = 0;
-    f32x4 t[AHEAD];
-    const auto load = [&](int half) {
-      if (half < 2 * STEPS) t[half % AHEAD] = s.t[half * WAVE + LANE];
-      asm volatile("" ::: "memory");
-    };
-    UNROLL for (int half = 0; half < AHEAD - 1; half++) load(half);
-    UNROLL for (int half = 0; half < 2 * STEPS; half++) {
-      load(half + AHEAD - 1);
-      u32* words = w[half / 2].v + half % 2 * 2;
-      asm volatile("" : "+r"(words[0]), "+r"(words[1]));
-      if (half / 2 * ROUTE_STEP + LANE * 8 < a.hidden)
-        UNROLL for (int i = 0; i < 4; i++)
-          add_product(sum, from_16<FORMAT_BF16>((u16)(words[i / 2] >> i % 2 * 16)), t[half % AHEAD][i]);
-    }
-    for (int o = 8; o; o /= 2) sum += shfl_xor(sum, o);    // the tree of finish_logits
-    return sum + shfl_xor(sum, 16);
+  // With eight experts rows 8 to 15 are the same ones and the next part, whose terms are columns 3 to 5. (What a part's
+  // weights and the other part's terms yield is not used.)
+  static DEV int part_of(int chain, bool second) {
+    return TID / WAVE * OWN_PARTS + chain * HALVES + (HALVES > 1 && second);
+  }
+  // The block's experts, which may be fewer than it has waves.
+  static DEV int expert_of(int rank, int number) { return number * BLOCKS + rank; }
+  static DEV void load_weights(const RouteArgs& a, int rank, Weights& w) {
+    UNROLL for (int chain = 0; chain < CHAINS; chain++)
+      UNROLL for (int block = 0; block < PART_BLOCKS; block++)
+        UNROLL for (int h = 0; h < 2; h++) {
+          const int expert = expert_of(rank, (HALVES > 1 ? 0 : h * 8) + LANE / 4);
+          const int k = part_of(chain, h) * PART + block * K_BLOCK + LANE % 4 * 8;
+          w[chain][block][h] = u32x4{0, 0, 0, 0};
+          if (expert < a.n_experts) w[chain][block][h] = router_weights(a, expert, k);
+        }
   }
 
-  // rank_experts for one row, four threads an expert: each compares it with a quarter of the others. The logits go with
-  // the picks to `routing`. When it returns all threads see the picks.
-  static DEV void rank_row(const RouteArgs& r, const u32* logits, Routing<1>& routing) {
-    static_assert(THREADS >= 4 * EXPERTS && MAX_EXPERTS % 16 == 0, "an expert for each four threads, whole quads");
-    for (int e = TID; e < (r.n_experts + 15) / 16 * 16; e += THREADS) {
-      const float logit = __builtin_bit_cast(float, e < r.n_experts ? logits[e] : 0);
-      routing.logits[0][e] = logit, routing.orders[0][e] = e < r.n_experts ? order_of(logit) : 0;
+  // Weights are loaded four words at once, and mma takes words of two rows in turn. So they change places, here and not
+  // when each load ends.
+  static DEV void arrange(Weights& w) {
+    const u32 zero = unknown_zero();
+    UNROLL for (int chain = 0; chain < CHAINS; chain++)
+      UNROLL for (int block = 0; block < PART_BLOCKS; block++)
+        UNROLL for (int h = 0; h < 2; h++)
+          UNROLL for (int i = 0; i < 4; i++) w[chain][block][h][i] ^= zero;
+  }
+
+  // The wave's parts of the products of the row and the block's experts. Columns without a term are zeros.
+  static DEV void multiply(const Weights& w, Shared& s) {
+    const int g = LANE / 4, q = LANE % 4;
+    const bool second = g >= ROUTER_TERMS;
+    float sums[CHAINS][4] = {};
+    u32x4 t[2][CHAINS];                  // of a block of each part; the next one's are on the way, but no more
+    const auto load = [&](int block) {
+      UNROLL for (int chain = 0; chain < CHAINS; chain++) {
+        t[block % 2][chain] = u32x4{0, 0, 0, 0};
+        if (g < ROUTER_TERMS * HALVES)
+          t[block % 2][chain] = *term_at(s, g % ROUTER_TERMS, part_of(chain, second) * PART + block * K_BLOCK + q * 8);
+      }
+      asm volatile("" ::: "memory");
+    };
+    load(0);
+    UNROLL for (int block = 0; block < PART_BLOCKS; block++) {
+      if (block + 1 < PART_BLOCKS) load(block + 1);
+      UNROLL for (int half = 0; half < 2; half++)
+        UNROLL for (int chain = 0; chain < CHAINS; chain++)
+          multiply_half(sums[chain], w[chain][block][0], w[chain][block][1], t[block % 2][chain], half);
+    }
+    UNROLL for (int chain = 0; chain < CHAINS; chain++) {
+      const float* const d = sums[chain];                  // lane 4 g + q has columns 2 q and 2 q + 1
+      const float next[3] = {shfl(d[0], LANE + 1), shfl(d[2], LANE + 1), shfl(d[3], LANE + 1)};
+      if (q == 0) s.parts[g][part_of(chain, false)] = part_sum(d[0], d[1], next[0]);
+      if (HALVES > 1 && q == 1) s.parts[g][part_of(chain, true)] = part_sum(d[3], next[1], next[2]);
+      if (HALVES == 1 && q == 0) s.parts[g + 8][part_of(chain, false)] = part_sum(d[2], d[3], next[1]);
     }
     barrier();
-    const int expert = TID / 4;
-    const u32 mine = routing.orders[0][min(expert, r.n_experts - 1)];
-    int rank = 0;                        // no order is the largest number
-#pragma unroll 2
-    for (int e = TID % 4 * 4; e < r.n_experts; e += 16) {
-      const u32x4 others = *(const u32x4*)&routing.orders[0][e];
-      UNROLL for (int i = 0; i < 4; i++) rank += others[i] + (e + i < expert) > mine;
+  }
+  // Adds the parts of one of the block's experts; a lane of four has a quarter of them.
+  static DEV float logit_of(const Shared& s, int number, float bias) {
+    const int quarter = LANE % QUARTERS;
+    float parts[PARTS];
+    UNROLL for (int i = 0; i < PARTS; i += 4) {
+      const f32x4 v = *(const f32x4*)&s.parts[number][quarter * PARTS + i];
+      UNROLL for (int j = 0; j < 4; j++) parts[i + j] = v[j];
     }
-    rank += shfl_xor(rank, 1);
-    rank += shfl_xor(rank, 2);
-    if (TID % 4 == 0 && expert < r.n_experts && rank < r.k) routing.picks[0][rank] = expert;
-    barrier();
+    float sum = parts[0];
+    UNROLL for (int part = 1; part < PARTS; part++) sum = add_rn(sum, parts[part]);
+    float logit = shfl(sum, LANE - quarter);
+    UNROLL for (int i = 1; i < QUARTERS; i++) logit = add_rn(logit, shfl(sum, LANE - quarter + i));
+    return add_rn(logit, bias);
+  }
+
+  // Picks the experts of row `row` when their logits have come. By one wave.
+  static DEV void pick(const NormRouteArgs& a, int rank, int row, Shared& s) {
+    const RouteArgs& r = a.route;
+    barrier_wait_cluster(shared_address(&s.arrived), 0);
+    u32 claims[EXPERTS / WAVE];
+    UNROLL for (int i = 0; i < EXPERTS / WAVE; i++) {
+      const int expert = i * WAVE + LANE;
+      claims[i] = expert < r.n_experts ? claim_of(__builtin_bit_cast(float, s.logits[expert])) : 0;
+    }
+    const int picked = pick_by_wave(r.k, claims), place = place_by_wave(r.k, picked);
+    if (a.picks && rank == BLOCKS - 1) {
+      const u32 picks = __reduce_xor_sync(~0u, LANE < r.k ? (picked ^ 255u) << 8 * place : 0);
+      if (LANE == 0) add(a.picks, ONE + (NO_PICKS ^ picks));
+    }
+    if (LANE < r.k) s.picks[LANE] = picked;
+    if (!a.alone || rank == 0) share_by_wave(r, row, picked, place, __builtin_bit_cast(float, s.logits[picked]));
   }
 
   // Writes slots and counts, and copies this block's share of the row to the slots; all threads know the picks. The
   // first block has the shares to compute.
-  static DEV void send_alone(const NormRouteArgs& a, int rank, const Shared& s) {
-    const int k = a.route.k, *picks = s.routing.picks[0];
+  static DEV void send_alone(const NormRouteArgs& a, int rank, Shared& s) {
+    const int k = a.route.k, *picks = s.picks;
     if (rank == 1) {
       for (int e = TID; e <= a.route.n_experts; e += THREADS) {
         int before = 0, here = 0;
@@ -141,51 +206,43 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     }
     const GatherArgs& g = a.gather;
     for (int i = TID * (BLOCKS - 1) + rank - 1; i < g.k_blocks * SLAB / 8 * k; i += THREADS * (BLOCKS - 1)) {
-      const int piece = i / k, first = piece / WAVE * 2 * WAVE + piece % WAVE;
-      float v[8];
-      UNROLL for (int j = 0; j < 8; j++) v[j] = s.t[first + j / 4 * WAVE][j % 4];
+      const int piece = i / k;
+      float v[8] = {};
+      UNROLL for (int term = ROUTER_TERMS - 1; term >= 0; term--) {
+        const u32x4 packed = *term_at(s, term, piece * 8);
+        UNROLL for (int j = 0; j < 8; j++) v[j] += from_16<FORMAT_BF16>((u16)(packed[j / 2] >> j % 2 * 16));
+      }
       u16* at = g.out + tiled_index(i % k * slots_of(1), piece * 8, g.out_rows);
       if (a.norm.format == FORMAT_F16) store_terms8<FORMAT_F16>(at, g.out_term, 1, v);
       else store_terms8<FORMAT_BF16>(at, g.out_term, 1, v);
     }
   }
 
-  // The upper half of `picks` is minus the number of additions to come.
-  enum : u64 { ONE = 1ull << 32, NO_PICKS = ~0u };
-  static DEV u64 picks_of(const RouteArgs& r, const Routing<1>& s) {
-    u32 picks = NO_PICKS;
-    for (int i = 0; i < r.k; i++) picks ^= (s.picks[0][i] ^ 255u) << 8 * place_of(s.picks[0], r.k, i);
-    return picks;
-  }
-
   static DEV void run(const NormRouteArgs& a, Shared& s) {
     const NormArgs& n = a.norm;
     const RouteArgs& r = a.route;
     const int rank = BID % BLOCKS, cluster = BID / BLOCKS, clusters = GRID / BLOCKS;
-    if (TID < BLOCKS) barrier_init(shared_address(&s.arrived[TID]), 1), barrier_init_done();
-    cluster_arrive();
-    const int expert = TID / WAVE * BLOCKS + rank;
-    const bool multiplies = expert < r.n_experts;
-    Weights w = {};
-    float bias = 0;
-    if (multiplies) {
-      const u16* from = (const u16*)r.w + (i64)expert * r.hidden + LANE * 8;
-      UNROLL for (int step = 0; step < STEPS; step++)
-        if (step * ROUTE_STEP + LANE * 8 < r.hidden) w[step] = *(const u32x4*)(from + step * ROUTE_STEP);
-      bias = r.bias[expert];
-    }
+    const u32 arrived = shared_address(&s.arrived);
+    if (TID == 0) barrier_init(arrived, 1), barrier_init_done();
+    // Four threads have a logit to send, of one of the block's experts; with a single row they send it to all blocks.
+    const int number = TID / QUARTERS, expert = expert_of(rank, number);
+    const bool sends = number < WAVES;
+    const float bias = sends && expert < r.n_experts ? r.bias[expert] : 0.f;
+    Weights w;
+    load_weights(r, rank, w);
     if (BID == 0 && TID * 32 < n.hidden) prefetch_l2(n.weight + TID * 32);
     if (a.picks && BID == 0) {
       if (TID == 0) *a.picks = 0 - (BLOCKS + 1) * ONE, fence_device();
       barrier();
     }
+    cluster_arrive();
     let_successor_start();
     const int rows = load_fresh(&n.step.header->rows);
     const int mine = rows <= cluster ? 0 : (rows - cluster - 1) / clusters + 1;
     const bool picks = a.alone ? mine > 0 : rank < mine;
     const int picked = a.alone ? 0 : rank;
     cluster_wait();
-    if (TID == 0 && picks) barrier_arrive_expect(shared_address(&s.arrived[picked]), r.n_experts * 4);
+    if (TID == 0 && picks) barrier_arrive_expect(arrived, r.n_experts * 4);
     after_predecessor();
     if (mine == 0) {
       if (a.picks && BID == 0 && TID == 0) add(a.picks, (BLOCKS + 1) * ONE + NO_PICKS);
@@ -194,22 +251,26 @@ template <int THREADS, int BLOCKS> struct NormRoute {
     const auto row_of = [&](int turn) { return cluster + turn * clusters; };
     Row x;
     load(n, n.x + (i64)row_of(0) * n.hidden, x);
+    barrier();                           // that weights are arranged behind the loads, not before
+    arrange(w);
     for (int turn = 0; turn < mine; turn++) {
       norm(n, row_of(turn), turn, rank, x, s);
-      if (a.picks && TID == THREADS - WAVE) add_release(a.picks, ONE);
       if (turn + 1 < mine) load(n, n.x + (i64)row_of(turn + 1) * n.hidden, x);
-      if (!multiplies) continue;
-      const u32 logit = __builtin_bit_cast(u32, add_rn(multiply(r, w, s), bias));
-      if (LANE < BLOCKS && (a.alone || LANE == turn))
-        send(address_in(shared_address(&s.logits[turn][expert]), LANE), logit,
-             address_in(shared_address(&s.arrived[turn]), LANE));
+      multiply(w, s);
+      if (a.picks && TID == THREADS - WAVE) add_release(a.picks, ONE);
+      if (!sends) continue;
+      const float logit = logit_of(s, number, bias);
+      UNROLL for (int i = 0; i < BLOCKS; i += QUARTERS) {
+        const int to = i + LANE % QUARTERS;
+        const u32 at = address_in(shared_address(&s.logits[expert]), to), bar = address_in(arrived, to);
+        if (expert < r.n_experts && (a.alone || to == turn)) send(at, __builtin_bit_cast(u32, logit), bar);
+      }
     }
     if (!picks) return;
-    barrier_wait_cluster(shared_address(&s.arrived[picked]), 0);
-    rank_row(r, s.logits[picked], s.routing);
-    if (a.picks && rank == BLOCKS - 1 && TID == 0) add(a.picks, ONE + picks_of(r, s.routing));
-    if (!a.alone || rank == 0) share_experts<THREADS>(r, row_of(picked), 1, s.routing);
-    else send_alone(a, rank, s);
+    if (TID < WAVE) pick(a, rank, row_of(picked), s);
+    if (!a.alone || rank == 0) return;
+    barrier();
+    send_alone(a, rank, s);
   }
 };
 

@@ -1,31 +1,22 @@
-// Shared by the kernels norm_route_rows* and norm_route_pairs*: rmsnorm and route fused, for many rows, in `fast`. The
-// router's input never leaves the multiprocessors. Results have the bits of the separate kernels.
+// Shared by the kernels norm_route_rows*: rmsnorm and route fused, for many rows, in `fast`. The router's input never
+// leaves the multiprocessors. The norm has the bits of the separate kernel, the logits those of norm_route_cluster.h.
 //
-// A block norms ROWS rows, a wave one, to its shared memory. Then each wave multiplies all rows there with EXPERTS
-// experts. A lane keeps the sums of its own part of K of all these rows and experts in registers, so that what it loads
-// serves many products: of 7 rows and 8 experts, 22 loads of 16 bytes serve 448 of them.
+// A cluster of four blocks takes ROWS rows; each block has a quarter of K of them in shared memory, and reads that
+// quarter of the router's weights. So a multiprocessor reads a quarter of what it would for as many rows of its own. In
+// a block each wave multiplies a part of K, all rows with all experts:
 //
-//   Weights   come to shared memory of the wave's own, RING steps of K ahead, a lane's to where the lane reads them. So
-//             no wave waits for another one between the steps. Loads to registers came too late: all multiprocessors
-//             ask for the same lines at about the same time.
-//   Pairs     of blocks (a cluster) share their rows: each norms half of them to both, and has half of the experts. So
-//             a multiprocessor reads half of the weights from the L2, which is the limit with 128 experts.
+//   Norm      a wave's rows go to registers. The sums of squares go to all blocks, the row normed to shared memory.
+//   Products  of 32 experts at once; their weights are in registers, and those of the next 32 on the way. The parts'
+//             sums meet in shared memory, and each quarter's go to the block whose row it is.
 //   Picks     are a wave's work for a row, without a barrier.
 //
-// Grid: at most a block for each multiprocessor; they take the rows in turn. Of the arguments `norm` (with one term)
+// Grid: at most as many clusters as run at once; they take the rows in turn. Of the arguments `norm` (with one term)
 // and `route` (without `t32`; its weights are BF16) are used; nothing is added to x.
 #pragma once
 #include "../norm.h"
-#include "../route.h"
-#include "cluster.h"
+#include "route_products.h"
 
-enum : int {
-  STEPS = NORM_WAVES,                    // what a wave of norm.h sums is a step of this one
-  ROW_BYTES = STEPS * ROUTE_STEP * 4,
-  MOST_EXPERTS = 128,
-  EXPERTS_A_LANE = MOST_EXPERTS / WAVE,
-  TREES = 16,                            // sums that a wave adds over its lanes at once
-};
+enum : int { STEPS = NORM_WAVES };       // what a wave of norm.h sums is a step of this one
 
 // The lane. Opaque, lest the compiler compute with it ahead of the loop over rows, and keep the results in registers.
 DEV int lane_here() {
@@ -34,24 +25,10 @@ DEV int lane_here() {
   return lane;
 }
 
-DEV u32 wave_most(u32 v) { return __reduce_max_sync(~0u, v); }
-DEV int wave_least(int v) { return __reduce_min_sync(~0u, v); }
+DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
 // Prefetches so many bytes, a multiple of 16, into the L2.
 DEV void prefetch_l2(const void* p, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-}
-// Copies 16 bytes to shared memory. When copies_wait() returns, the thread sees those of all its groups but the last
-// LEFT; copies_commit() ends a group.
-DEV void copy_async(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-DEV void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> DEV void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
-DEV u32x4 load_shared(u32 at) {
-  u32x4 v;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
-  return v;
 }
 // pack_f16 of finite values, and of NaN.
 DEV u32 pack_finite(float low, float high) {
@@ -60,226 +37,255 @@ DEV u32 pack_finite(float low, float high) {
   return r;
 }
 
-template <int ROWS, int CLUSTER, int THREADS, int EXPERTS, int RING> struct NormRouteRows {
+// ROWS: of a cluster. EXPERTS: at most.
+template <int ROWS, int EXPERTS> struct NormRouteRows {
   enum : int {
-    ALL_ROWS = ROWS * CLUSTER,
-    WAVES = THREADS / WAVE,
-    STRIDE = WAVES * CLUSTER * EXPERTS,  // experts that a cluster has at once
-    LOGITS_AT = ALL_ROWS * ROW_BYTES,
-    RINGS_AT = LOGITS_AT + ROWS * MOST_EXPERTS * 4,
-    RING_STEP = EXPERTS * WAVE * 16,
-    SHARED_BYTES = RINGS_AT + WAVES * RING * RING_STEP,
+    WAVES = PARTS,
+    OWN = ROWS / QUARTERS,               // rows whose experts a block picks
+    PAIRS = ROWS / (2 * WAVES),          // of a wave's rows; its rows are WAVES apart
+    STEPS_HERE = QUARTER / ROUTE_STEP,
+    TERM_BYTES = 2 * QUARTER * 2,        // of a pair of rows
+    PAIR_BYTES = ROUTER_TERMS * TERM_BYTES,
+    GROUP = 32,                          // experts multiplied at once
+    GROUPS = EXPERTS / GROUP,
+    SUM_STRIDE = GROUP + 8,              // of a row's sums: a wave stores them without bank conflicts
+    EXPERTS_A_LANE = EXPERTS / WAVE,
+    SUMS_AT = ROWS / 2 * PAIR_BYTES,
+    LOGITS_AT = SUMS_AT + WAVES * ROWS * SUM_STRIDE * 4,
+    SQUARES_AT = LOGITS_AT + OWN * QUARTERS * EXPERTS * 4,
+    NORM_AT = SQUARES_AT + ROWS * STEPS * 4,
+    BIAS_AT = NORM_AT + QUARTER * 4,
+    SHARED_BYTES = BIAS_AT + EXPERTS * 4,
   };
-  static_assert(ROWS <= WAVES, "a wave a row");
-  static_assert(TREES % EXPERTS == 0, "a lane has the sums of one expert");
+  static_assert(STEPS * ROUTE_STEP == QUARTERS * QUARTER, "a quarter is whole steps of the norm");
+  static_assert(OWN <= WAVES, "a wave picks a row's experts");
 
-  // A row normed: [step][first or second four of a lane's eight][lane]. Behind the row's end are zeros.
-  static DEV f32x4* row_at(int row) { return (f32x4*)(DYNAMIC_SHARED + row * ROW_BYTES); }
-  // Of one of the block's own rows.
-  static DEV float* logits_at(int row) { return (float*)(DYNAMIC_SHARED + LOGITS_AT) + row * MOST_EXPERTS; }
+  // A term of pair `pair` of wave `wave`: of lane `lane`'s eight elements of step `step` the first or second four, two
+  // of a row and of the other row in turn, as mma takes them. Lanes that load from waves g and g + 1 do so without bank
+  // conflicts.
+  static DEV u8* term_at(int pair, int wave, int term, int step, int half, int lane) {
+    u8* const at = DYNAMIC_SHARED + (pair * WAVES + wave) * PAIR_BYTES + term * TERM_BYTES;
+    return at + ((step * 2 + half) * WAVE + (lane ^ wave % 2 * 4)) * 16;
+  }
+  // A wave's sums of its part of K: [row][expert].
+  static DEV float* sums_at(int wave) { return (float*)(DYNAMIC_SHARED + SUMS_AT) + wave * ROWS * SUM_STRIDE; }
+  // A quarter's logits of one of the block's own rows.
+  static DEV float* logits_at(int own, int quarter) {
+    return (float*)(DYNAMIC_SHARED + LOGITS_AT) + (own * QUARTERS + quarter) * EXPERTS;
+  }
+  static DEV float* squares_at(int row) { return (float*)(DYNAMIC_SHARED + SQUARES_AT) + row * STEPS; }
 
-  // Norms row `row` of the step to row `to` of all blocks of the cluster.
-  static DEV void norm(const NormArgs& a, int row, int to) {
-    const int lane = lane_here(), padded = (a.hidden + SLAB - 1) / SLAB * SLAB;
-    float x[STEPS][8], w[STEPS][8], squares[STEPS];
-    const auto load = [&](const float* from, float (*v)[8]) {
-      UNROLL for (int step = 0; step < STEPS; step++) {
-        const int k = step * ROUTE_STEP + lane * 8;
-        UNROLL for (int j = 0; j < 8; j++) v[step][j] = 0;
-        if (k < a.hidden) load8_aligned<FORMAT_F32>(from, k, v[step]);
-      }
-    };
-    load(a.x + (i64)row * a.hidden, x);
-    load(a.weight, w);
-    UNROLL for (int step = 0; step < STEPS; step++) {
-      squares[step] = 0;
-      UNROLL for (int j = 0; j < 8; j++) squares[step] += mul_rn(x[step][j], x[step][j]);
-    }
-    // The steps' trees side by side, then the chain over their sums.
-    UNROLL for (int step = 0; step < STEPS; step++) squares[step] = wave_sum(squares[step]);
+  // The norm's weights of this quarter, as a row with an even number.
+  static DEV f32x4* weights_at(int step, int half, int lane) {
+    return (f32x4*)(DYNAMIC_SHARED + NORM_AT) + (step * 2 + half) * WAVE + lane;
+  }
+  static DEV float* bias_at(int expert) { return (float*)(DYNAMIC_SHARED + BIAS_AT) + expert; }
+  static DEV void load_constants(const NormArgs& a, const RouteArgs& r, int quarter) {
+    const int step = TID / WAVE, k = quarter * QUARTER + step * ROUTE_STEP + LANE * 8;
+    if (step < STEPS_HERE && k < a.hidden)
+      UNROLL for (int h = 0; h < 2; h++) *weights_at(step, h, LANE) = *(const f32x4*)(a.weight + k + 4 * h);
+    if (TID < r.n_experts) *bias_at(TID) = r.bias[TID];
+  }
+
+  // This block's quarter of a wave's rows.
+  using Own = float[PAIRS][2][STEPS_HERE][8];
+  static DEV int row_of(int pair, int second) { return (pair * 2 + second) * WAVES + TID / WAVE; }
+  static DEV int k_of(int quarter, int step, int lane) { return quarter * QUARTER + step * ROUTE_STEP + lane * 8; }
+  template <class F> static DEV void for_rows(F f) {
+    UNROLL for (int pair = 0; pair < PAIRS; pair++)
+      UNROLL for (int second = 0; second < 2; second++)
+        UNROLL for (int step = 0; step < STEPS_HERE; step++) f(pair, second, step);
+  }
+  // Of rows `first` to `first + ROWS - 1`; those beyond the last row are zeros.
+  static DEV void load_rows(const NormArgs& a, int first, int rows, int quarter, Own& x) {
+    const int lane = lane_here();
+    for_rows([&](int pair, int second, int step) {
+      const int row = first + row_of(pair, second), k = k_of(quarter, step, lane);
+      UNROLL for (int j = 0; j < 8; j++) x[pair][second][step][j] = 0;
+      if (row < rows && k < a.hidden)
+        load8_aligned<FORMAT_F32>(a.x + (i64)row * a.hidden, k, x[pair][second][step]);
+    });
+  }
+
+  // Norms them. Until all blocks have sent their squares, a pair waits where its first two terms will be.
+  static DEV void norm(const NormArgs& a, int first, int rows, int quarter, const Own& x) {
+    const int lane = lane_here(), wave = TID / WAVE;
+    for_rows([&](int pair, int second, int step) {
+      const float* const v = x[pair][second][step];
+      float squares = 0;
+      UNROLL for (int j = 0; j < 8; j++) squares += mul_rn(v[j], v[j]);
+      UNROLL for (int h = 0; h < 2; h++) *(f32x4*)term_at(pair, wave, second, step, h, lane) = four_of(v + 4 * h);
+      squares = wave_sum(squares);
+      const u32 at = shared_address(squares_at(row_of(pair, second)) + quarter * STEPS_HERE + step);
+      if (lane < QUARTERS) send(address_in(at, lane), squares);
+    });
+    cluster_barrier();
+    const float* const squares = squares_at(row_of(0, lane % (2 * PAIRS)));     // a lane has a row's scale
     float sum = squares[0];
     UNROLL for (int step = 1; step < STEPS; step++) sum += squares[step];
     const float scale = inverse_root(sum, a.hidden);
-    u32 at[CLUSTER];
-    UNROLL for (int i = 0; i < CLUSTER; i++) {
-      at[i] = shared_address(row_at(to) + lane);
-      if (CLUSTER > 1) at[i] = address_in(at[i], i);
+    ROLLED for (int pair = 0; pair < PAIRS; pair++) {
+      const float scales[2] = {shfl(scale, 2 * pair), shfl(scale, 2 * pair + 1)};
+      UNROLL for (int step = 0; step < STEPS_HERE; step++) {
+        const int k = k_of(quarter, step, lane);
+        u32x4 terms[2][ROUTER_TERMS];
+        UNROLL for (int second = 0; second < 2; second++) {
+          float t[8];
+          UNROLL for (int h = 0; h < 2; h++) {
+            const f32x4 w = *weights_at(step, h, lane), v = *(const f32x4*)term_at(pair, wave, second, step, h, lane);
+            UNROLL for (int j = 0; j < 4; j++) t[4 * h + j] = k < a.hidden ? w[j] * (scales[second] * v[j]) : 0.f;
+          }
+          split8(t, terms[second]);
+          store(a, first + row_of(pair, second), rows, k, t);
+        }
+        UNROLL for (int term = 0; term < ROUTER_TERMS; term++)
+          UNROLL for (int h = 0; h < 2; h++) {
+            const u32x4 &one = terms[0][term], &other = terms[1][term];
+            *(u32x4*)term_at(pair, wave, term, step, h, lane) =
+                u32x4{one[2 * h], other[2 * h], one[2 * h + 1], other[2 * h + 1]};
+          }
+      }
     }
-    const bool packs = a.format == FORMAT_F16;
+    barrier();
+  }
+  // Stores eight elements of a row for the experts.
+  static DEV void store(const NormArgs& a, int row, int rows, int k, float* t) {
+    if (row >= rows || k >= (a.hidden + SLAB - 1) / SLAB * SLAB) return;
+    u16* const at = a.t + tiled_index(row, k, a.t_rows);
     float most = 0;
-    UNROLL for (int step = 0; step < STEPS; step++) {
-      const int k = step * ROUTE_STEP + lane * 8;
-      const float here = k < a.hidden ? scale : 0.f;       // of a row that is not finite, too
-      float t[8];
-      UNROLL for (int j = 0; j < 8; j++) t[j] = w[step][j] * (here * x[step][j]), most = fmaxf(most, fabsf(t[j]));
-      UNROLL for (int h = 0; h < 2; h++)
-        UNROLL for (int i = 0; i < CLUSTER; i++)
-          send(at[i] + (step * 2 + h) * WAVE * 16, f32x4{t[4 * h], t[4 * h + 1], t[4 * h + 2], t[4 * h + 3]});
-      u32x4 packed;
-      UNROLL for (int j = 0; j < 4; j++) packed[j] = pack_finite(t[2 * j], t[2 * j + 1]);
-      if (packs && k < padded) *(u32x4*)(a.t + tiled_index(row, k, a.t_rows)) = packed;
-    }
-    if (packs && most < __builtin_inff()) return;
-    ROLLED for (int k = lane * 8; k < padded; k += ROUTE_STEP) {
-      float t[8];
-      UNROLL for (int j = 0; j < 8; j++) t[j] = row_at(to)[(k / ROUTE_STEP * 2 + j / 4) * WAVE + lane][j % 4];
-      u16* const tiled = a.t + tiled_index(row, k, a.t_rows);
-      if (packs) store_terms8<FORMAT_F16>(tiled, a.t_term, 1, t);
-      else store_terms8<FORMAT_BF16>(tiled, a.t_term, 1, t);
-    }
+    u32x4 packed;
+    UNROLL for (int j = 0; j < 8; j++) most = fmaxf(most, fabsf(t[j]));
+    UNROLL for (int j = 0; j < 4; j++) packed[j] = pack_finite(t[2 * j], t[2 * j + 1]);
+    if (a.format != FORMAT_F16) store_terms8<FORMAT_BF16>(at, a.t_term, 1, t);
+    else if (most < __builtin_inff()) *(u32x4*)at = packed;
+    else store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
   }
 
-  // The weights of a wave's experts on their way. Beyond the last expert, the last one is repeated.
+  // A lane's weights of the wave's part of K and a group of experts: of g, g + 8, g + 16 and g + 24 of it. Beyond the
+  // last expert, the last one is repeated.
   struct Weights {
-    const u16* first;                    // of the matrix
-    int hidden;
-    u32 experts[EXPERTS], ring;
+    u32x4 w[PART_BLOCKS][GROUP / 8];
 
-    DEV void fetch(int step) const {
-      const int k = step * ROUTE_STEP + LANE * 8;
-      if (k < hidden)
-        UNROLL for (int e = 0; e < EXPERTS; e++)
-          copy_async(ring + step % RING * RING_STEP + e * WAVE * 16, first + k + experts[e]);
-      copies_commit();
+    DEV void load(const RouteArgs& a, int quarter, int group, int block) {
+      const int k = quarter * QUARTER + TID / WAVE * PART + block * K_BLOCK + LANE % 4 * 8;
+      UNROLL for (int e = 0; e < GROUP / 8; e++)
+        w[block][e] = router_weights(a, min(group * GROUP + e * 8 + LANE / 4, a.n_experts - 1), k);
     }
-    // Starts the first copies for experts from `expert` on.
-    DEV void start(const RouteArgs& a, int expert) {
-      first = (const u16*)a.w, hidden = a.hidden;
-      ring = shared_address(DYNAMIC_SHARED + RINGS_AT + TID / WAVE * RING * RING_STEP + LANE * 16);
-      UNROLL for (int e = 0; e < EXPERTS; e++) {
-        experts[e] = min(expert + e, a.n_experts - 1) * a.hidden;
-        asm volatile("" : "+r"(experts[e]));               // not to be computed again in each step
-      }
-      UNROLL for (int step = 0; step < RING; step++) fetch(step);
-    }
-    // A step's, whose place in the ring is for another step from then on.
-    DEV void take(int step, u32x4* raw) const {
-      copies_wait<RING - 1>();
-      UNROLL for (int e = 0; e < EXPERTS; e++) raw[e] = load_shared(ring + step % RING * RING_STEP + e * WAVE * 16);
-      fetch(step + RING);
+    DEV void load(const RouteArgs& a, int quarter) {
+      UNROLL for (int block = 0; block < PART_BLOCKS; block++) load(a, quarter, 0, block);
     }
   };
 
-  // A lane without elements in the last step adds products of zeros there.
-  static DEV void multiply(const Weights& weights, float (*sums)[EXPERTS]) {
-    const f32x4* t = row_at(0) + LANE;
-    ROLLED for (int step = 0; step * ROUTE_STEP < weights.hidden; step++, t += 2 * WAVE) {
-      const bool exists = step * ROUTE_STEP + LANE * 8 < weights.hidden;
-      const u32 low = exists ? 0x1044 : 0x4444, high = exists ? 0x3244 : 0x4444;
-      u32x4 raw[EXPERTS];
-      weights.take(step, raw);
-      UNROLL for (int half = 0; half < 2; half++) {
-        float w[EXPERTS][4];
-        UNROLL for (int e = 0; e < EXPERTS; e++)
-          UNROLL for (int i = 0; i < 4; i++)
-            w[e][i] = __builtin_bit_cast(float, __byte_perm(raw[e][half * 2 + i / 2], 0, i % 2 ? high : low));
-        UNROLL for (int r = 0; r < ALL_ROWS; r++) {
-          const f32x4 v = t[r * (ROW_BYTES / 16) + half * WAVE];
-          UNROLL for (int i = 0; i < 4; i++)
-            UNROLL for (int e = 0; e < EXPERTS; e++) add_product(sums[r][e], w[e][i], v[i]);
+  // The wave's sums of a group of experts. Weights of group `next` follow those that are done with.
+  static DEV void multiply(const RouteArgs& a, Weights& weights, int quarter, int next, float* to) {
+    Weights ahead;
+    float sums[PAIRS][GROUP / 8][ROUTER_TERMS][4] = {};
+    const int g = LANE / 4, q = LANE % 4, wave = TID / WAVE;
+    UNROLL for (int block = 0; block < PART_BLOCKS; block++) {
+      const int at = wave * PART_BLOCKS + block, step = at * K_BLOCK / ROUTE_STEP;         // of the quarter
+      if (GROUPS > 1) ahead.load(a, quarter, next, block);
+      UNROLL for (int pair = 0; pair < PAIRS; pair++)
+        UNROLL for (int h = 0; h < 2; h++) {
+          u32x4 t[ROUTER_TERMS];
+          UNROLL for (int term = 0; term < ROUTER_TERMS; term++)
+            t[term] = *(const u32x4*)term_at(pair, g, term, step, h, at * K_BLOCK % ROUTE_STEP / 8 + q);
+          UNROLL for (int term = 0; term < ROUTER_TERMS; term++)
+            UNROLL for (int e = 0; e < GROUP / 8; e++) {
+              const u32x4 w = weights.w[block][e];
+              mma<FORMAT_BF16>(sums[pair][e][term], t[term].v, w[2 * h], w[2 * h + 1]);
+            }
         }
-      }
     }
+    if (GROUPS > 1) weights = ahead;
+    UNROLL for (int pair = 0; pair < PAIRS; pair++)
+      UNROLL for (int e = 0; e < GROUP / 8; e++)
+        UNROLL for (int j = 0; j < 4; j++)
+          to[((pair * 2 + j / 2) * WAVES + g) * SUM_STRIDE + e * 8 + q * 2 + j % 2] =
+              part_sum(sums[pair][e][0][j], sums[pair][e][1][j], sums[pair][e][2][j]);
   }
 
-  // Adds the sums of all rows and experts from `first` on over the lanes, by the tree of finish_logits, and gives the
-  // logits to the blocks whose rows they are. `bias` is that of expert first + LANE % EXPERTS.
-  static DEV void finish(const RouteArgs& a, int first, float bias, const float* sums) {
-    constexpr int COUNT = ALL_ROWS * EXPERTS;
-    const u32 lane = lane_here();
-    UNROLL for (int from = 0; from < COUNT; from += TREES) {
-      float part[TREES];
-      UNROLL for (int i = 0; i < TREES; i++) part[i] = from + i < COUNT ? sums[from + i] : 0.f;
-      const float sum = wave_sums<TREES>(part);
-      const u32 at = from + lane % TREES, row = at / EXPERTS, expert = first + at % EXPERTS;
-      if (lane >= TREES || at >= COUNT || expert >= (u32)a.n_experts) continue;
-      const u32 to = shared_address(logits_at(row % ROWS) + expert);
-      send(CLUSTER > 1 ? address_in(to, row / ROWS) : to, add_rn(sum, bias));
+  // Adds a group's parts, and gives the quarter's logits to the blocks whose rows they are.
+  static DEV void give(int quarter, int group) {
+    const int row = TID / (GROUP / 4), expert = TID % (GROUP / 4) * 4;
+    if (row >= ROWS) return;
+    f32x4 sum = *(const f32x4*)(sums_at(0) + row * SUM_STRIDE + expert);
+    UNROLL for (int part = 1; part < PARTS; part++) {
+      const f32x4 v = *(const f32x4*)(sums_at(part) + row * SUM_STRIDE + expert);
+      UNROLL for (int i = 0; i < 4; i++) sum[i] = add_rn(sum[i], v[i]);
     }
+    const u32 to = shared_address(logits_at(row % OWN, quarter) + group * GROUP + expert);
+    send(address_in(to, row / OWN), sum);
   }
 
-  // Picks the experts of row `row`, and stores them with their shares, as pick_experts does.
-  static DEV void pick(const RouteArgs& a, int row, const float* logits) {
-    u32 orders[EXPERTS_A_LANE];                            // 0: not to be picked, or not again
+  // Picks the experts of row `row`, number `own` of the block's, and stores them with their shares.
+  static DEV void pick(const RouteArgs& a, int row, int own) {
+    float* const logits = logits_at(own, 0);
+    u32 claims[EXPERTS_A_LANE];
     UNROLL for (int i = 0; i < EXPERTS_A_LANE; i++) {
       const int expert = i * WAVE + LANE;
-      orders[i] = expert < a.n_experts ? order_of(logits[expert]) + 1 : 0;
+      float logit = logits[expert];
+      UNROLL for (int quarter = 1; quarter < QUARTERS; quarter++)
+        logit = add_rn(logit, logits_at(own, quarter)[expert]);
+      logits[expert] = logit = add_rn(logit, *bias_at(expert));
+      claims[i] = expert < a.n_experts ? claim_of(logit) : 0;
     }
-    int picked = 0;                                        // the lane's: lane `rank` has the one of that rank
-    for (int rank = 0; rank < a.k; rank++) {
-      u32 most = orders[0];
-      UNROLL for (int i = 1; i < EXPERTS_A_LANE; i++) most = max(most, orders[i]);
-      most = wave_most(most);
-      int expert = MOST_EXPERTS;
-      UNROLL for (int i = EXPERTS_A_LANE - 1; i >= 0; i--) expert = orders[i] == most ? i * WAVE + LANE : expert;
-      expert = wave_least(expert);
-      UNROLL for (int i = 0; i < EXPERTS_A_LANE; i++) orders[i] = i * WAVE + LANE == expert ? 0 : orders[i];
-      picked = LANE == rank ? expert : picked;
-    }
-    const float logit = logits[picked];
-    const float exponential = exp_f32((float)((double)logit - (double)shfl(logit, 0)));
-    double sum = 0;
-    int place = 0;
-    for (int i = 0; i < a.k; i++) sum += (double)shfl(exponential, i), place += shfl(picked, i) < picked;
-    if (LANE >= a.k) return;
-    const i64 at = (i64)row * a.k + place;
-    a.experts[at] = picked;
-    a.shares[at] = (float)((double)exponential / sum);
-  }
-
-  // What the cluster's blocks have written is seen by all of them.
-  static DEV void meet() {
-    if (CLUSTER > 1) cluster_barrier();
-    else barrier();
+    __syncwarp();
+    const int picked = pick_by_wave(a.k, claims);
+    share_by_wave(a, row, picked, place_by_wave(a.k, picked), logits[picked]);
   }
 
   // The weights leave DRAM while the rows are normed.
   static DEV void prefetch(const NormRouteArgs& a) {
-    if (BID < a.route.n_experts && TID == 0)
-      prefetch_l2((const u16*)a.route.w + (i64)BID * a.route.hidden, a.route.hidden * 2);
+    for (int expert = BID; GROUPS > 1 && TID == 0 && expert < a.route.n_experts; expert += GRID)
+      prefetch_l2((const u16*)a.route.w + (i64)expert * a.route.hidden, a.route.hidden * 2);
     if (BID == 0 && TID == WAVE) prefetch_l2(a.norm.weight, a.norm.hidden * 4);
+  }
+  // The next rows, this block's quarter of them.
+  static DEV void prefetch_rows(const NormArgs& a, int first, int rows, int quarter) {
+    const int row = first + (int)(LANE * WAVES + TID / WAVE);
+    const int elements = min((int)QUARTER, a.hidden - quarter * QUARTER);
+    if (LANE < ROWS / WAVES && row < rows && elements > 0)
+      prefetch_l2(a.x + (i64)row * a.hidden + quarter * QUARTER, elements * 4);
   }
 
   static DEV void run(const NormRouteArgs& a) {
     const NormArgs& n = a.norm;
     const RouteArgs& r = a.route;
-    const int rank = BID % CLUSTER, wave = TID / WAVE, expert = (wave * CLUSTER + rank) * EXPERTS;
-    const int rows = load_fresh(&n.step.header->rows), turn = GRID * ROWS;
-    int own = BID * ROWS;                // the block's first row
-    Weights weights;
-    if (CLUSTER > 1) cluster_arrive();
+    const int quarter = BID % QUARTERS, wave = TID / WAVE, turn = GRID / QUARTERS * ROWS;
+    const int rows = load_fresh(&n.step.header->rows);
+    int first = BID / QUARTERS * ROWS;
+    cluster_arrive();
     let_successor_start();
     prefetch(a);
-    const auto follow = [&](int next) {
-      if (next < r.n_experts) weights.start(r, next);
-    };
-    if (own - rank * ROWS < rows) follow(expert);
+    Weights weights;
+    load_constants(n, r, quarter);
+    if (first < rows) weights.load(r, quarter);
     after_predecessor();
-    if (CLUSTER > 1) cluster_wait();
-    for (; own - rank * ROWS < rows; own += turn) {
-      if (wave < ROWS && own + wave < rows) norm(n, own + wave, rank * ROWS + wave);
-      meet();
-      const bool again = own - rank * ROWS + turn < rows;
-      if (TID < ROWS && own + turn + TID < rows)
-        prefetch_l2(n.x + (i64)(own + turn + TID) * n.hidden, n.hidden * 4);
-      ROLLED for (int first = expert; first < r.n_experts; first += STRIDE) {
-        const float bias = r.bias[min(first + LANE % EXPERTS, r.n_experts - 1)];
-        float sums[ALL_ROWS][EXPERTS] = {};
-        multiply(weights, sums);
-        if (first + STRIDE < r.n_experts) follow(first + STRIDE);
-        else if (again) follow(expert);
-        finish(r, first, bias, &sums[0][0]);
+    cluster_wait();
+    const int groups = (r.n_experts + GROUP - 1) / GROUP;
+    Own x;
+    if (first < rows) load_rows(n, first, rows, quarter, x);
+    for (; first < rows; first += turn) {
+      norm(n, first, rows, quarter, x);
+      prefetch_rows(n, first + turn, rows, quarter);
+      ROLLED for (int group = 0; group < (GROUPS > 1 ? groups : 1); group++) {
+        if (group > 0) barrier();        // behind the last group's sums
+        multiply(r, weights, quarter, group + 1 < groups ? group + 1 : 0, sums_at(wave));
+        barrier();
+        give(quarter, group);
       }
-      meet();
-      if (wave < ROWS && own + wave < rows) pick(r, own + wave, logits_at(wave));
+      load_rows(n, first + turn, rows, quarter, x);
+      cluster_barrier();
+      const int own = quarter * OWN + wave;
+      if (wave < OWN && first + own < rows) pick(r, first + own, wave);
     }
   }
 };
 
-#define NORM_ROUTE_ROWS(NAME, NAMES, EXPERTS, RING)                                                         \
-  CLUSTER_KERNEL(NAME, NormRouteArgs, NAMES##_THREADS, 1, NAMES##_CLUSTER) {                                \
-    using Rows = NormRouteRows<NAMES##_PER_BLOCK, NAMES##_CLUSTER, NAMES##_THREADS, EXPERTS, RING>;         \
-    static_assert(Rows::SHARED_BYTES == NAMES##_SHARED_BYTES, "rows, logits and rings");                    \
-    static_assert(NAMES##_MOST_EXPERTS <= MOST_EXPERTS, "logits have places");                              \
+#define NORM_ROUTE_ROWS(NAME, NAMES, RESIDENT)                                                              \
+  CLUSTER_KERNEL(NAME, NormRouteArgs, NAMES##_THREADS, RESIDENT, NAMES##_CLUSTER) {                         \
+    using Rows = NormRouteRows<NAMES##_PER_BLOCK * NAMES##_CLUSTER, NAMES##_MOST_EXPERTS>;                  \
+    static_assert(Rows::SHARED_BYTES == NAMES##_SHARED_BYTES, "rows, sums, logits and squares");            \
+    static_assert(NAMES##_THREADS == Rows::WAVES * WAVE && NAMES##_CLUSTER == QUARTERS, "a wave for a part"); \
     Rows::run(a);                                                                                           \
   }

@@ -716,7 +716,7 @@ impl GpuOps {
         let fast = !self.numbers.exact && w.kind == Kind::Wire(Format::Bf16);
         let few = fast.then(|| target.norm_route_few(&self.config, rows)).flatten();
         let many = || fast.then(|| target.norm_route_rows(&self.config, rows)).flatten();
-        few.or_else(|| target.norm_route(rows)).or_else(many)
+        few.or_else(many).or_else(|| target.norm_route(rows))
     }
 
     /// [`Ops::route`] by kernels of their own for the norm and the router.
