@@ -4,8 +4,8 @@
 //! second it still draws more than that.)
 //!
 //! From these rates follows what whole workloads could reach: products at their loops' rate with experts chosen evenly,
-//! keys, values and the other kernels' rows at the rate at which a loop of few tokens reads its weights, and a launch for
-//! each kernel, one after the other.
+//! keys, values and the other kernels' rows at the rate at which a loop of few tokens reads its weights, a launch for
+//! each kernel, one after the other, and the requests' prompts at the rate of a large step.
 
 use super::Args;
 use getp::backend::gpu::args::{Format, GemmArgs, MXFP4_SLAB_BYTES, MatrixPeakArgs, SLAB, W16_SLAB_BYTES};
@@ -69,19 +69,26 @@ struct Step {
     keys: f64,
     /// Kernels of a layer.
     launches: f64,
+    /// Rows of prompts for each of its rows, over the workload.
+    prompts: f64,
 }
 
 /// Those of W1, W2, W3, prompts of 1,024, and W4.
 const STEPS: [Step; 5] = [
-    step(32, 528.0, 9.0),
-    step(890, 528.0, 10.0),
-    step(256, 1536.0, 10.0),
-    step(PROMPT_ROWS, 512.0, 11.0),
-    step(1, 160.0, 7.0),
+    step(32, 528.0, 9.0, 32.0 / 992.0),
+    step(890, 528.0, 10.0, 32.0 / 992.0),
+    step(256, 1536.0, 10.0, 1.0),
+    step(PROMPT_ROWS, 512.0, 11.0, 0.0),
+    step(1, 160.0, 7.0, 32.0 / 256.0),
 ];
 
-const fn step(rows: usize, keys: f64, launches: f64) -> Step {
-    Step { rows, keys, launches }
+const fn step(rows: usize, keys: f64, launches: f64, prompts: f64) -> Step {
+    Step {
+        rows,
+        keys,
+        launches,
+        prompts,
+    }
 }
 
 /// The least that memory and launches take.
@@ -119,17 +126,16 @@ impl Loops<'_> {
             floor.bytes_per_s * 1e-12,
             floor.launch_s * 1e6
         );
-        let steps = STEPS.iter().map(|step| self.seconds(step, &floor));
-        let [w1, w2, w3, prompts, w4] = steps.collect::<Result<Vec<_>, _>>()?[..] else {
-            unreachable!("as many as there are steps");
-        };
-        let row = prompts / PROMPT_ROWS as f64;
+        let rows = STEPS
+            .iter()
+            .map(|step| Ok(self.seconds(step, &floor)? / step.rows as f64));
+        let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;
+        let of_prompts = STEPS.iter().position(|step| step.rows == PROMPT_ROWS);
+        let prompt = rows[of_prompts.expect("a step of prompts")];
         println!("allowed, tokens/s");
-        println!("W1 {:>10.0}", 32.0 / w1);
-        println!("W2 {:>10.0}", 890.0 / w2);
-        println!("W3 {:>10.0}", 1.0 / (row + w3 / 256.0));
-        println!("W3p{:>10.0}", 1.0 / row);
-        println!("W4 {:>10.0}", 1.0 / w4);
+        for ((name, step), row) in ["W1", "W2", "W3", "W3p", "W4"].into_iter().zip(STEPS).zip(rows) {
+            println!("{name:<3}{:>10.0}", 1.0 / (row + step.prompts * prompt));
+        }
         Ok(())
     }
 

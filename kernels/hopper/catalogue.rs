@@ -344,14 +344,14 @@ const TILES: &[Tile] = &[
     // chosen unevenly most have few rows, and ends where registers do: the widest experts then have fewer tiles. A tile of
     // 128 is shared by four warpgroups: chunks of four row blocks and of three leave fewer of them idle than those of three
     // and of two, and fetch fewer tokens. Their registers hold four widths: 72 is the half of an expert just too large for
-    // one tile, and narrower for the small ones.
+    // one tile, and 40 is for small ones, of which there are many where others are large.
     tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, &[widths(&[8]), 2, 0, 4]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, &[widths(&[8, 16]), 3, 0, 2]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, &[widths(&[32]), 3, 2, 1]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, &[widths(&[8, 16, 24, 32, 40, 48, 56]), 3, 2, 1]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, &[widths(&[64]), 2, 2, 2]),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, &[widths(&[48, 64, 80, 96]), 1, 2, 2]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, &[widths(&[72, 96, 112, 128]), 1, 1, 2]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, &[widths(&[40, 72, 112, 128]), 1, 1, 2]),
     // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply faster
     // than two with tiles of 256. mlp2 has registers for fewer widths.
     from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, &[widths(&[128, 144, 160, 176, 192]), 1, 1, 2])),
