@@ -7,9 +7,16 @@
 #if defined(__CUDACC__)
 DEV float at_most(float v, float bound) { asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(bound)); return v; }
 DEV float at_least(float v, float bound) { asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(bound)); return v; }
+// 1 / v for v from 1 on, rounded to nearest up to 2^126, without the branches of a division: one step of Newton's.
+// Beyond that it is 0, and the exact value is no normal float32.
+DEV float reciprocal(float v) {
+  const float about = rcp_fast(v);
+  return v > 0x1p126f ? about : fma_rn(fma_rn(-v, about, 1.f), about, about);
+}
 #else
 DEV float at_most(float v, float bound) { return v > bound ? bound : v; }
 DEV float at_least(float v, float bound) { return v < bound ? bound : v; }
+DEV float reciprocal(float v) { return div_rn(1.f, v); }
 #endif
 
 // `accurate`: every operation is rounded as the baseline rounds it, and `exponential` is the target's e^x in float32;
@@ -19,6 +26,6 @@ DEV float gated_unit(float gate, float up, float limit, bool accurate, Exponenti
   gate = at_most(gate, limit);
   up = at_least(at_most(up, limit), -limit);
   if (accurate)
-    return mul_rn(mul_rn(gate, div_rn(1.f, add_rn(1.f, exponential(mul_rn(-1.702f, gate))))), add_rn(up, 1.f));
+    return mul_rn(mul_rn(gate, reciprocal(add_rn(1.f, exponential(mul_rn(-1.702f, gate))))), add_rn(up, 1.f));
   return gate * rcp_fast(1.f + exp2_fast(gate * (-1.702f * 1.44269504f))) * (up + 1.f);   // log2(e)
 }
