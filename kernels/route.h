@@ -1,5 +1,5 @@
-// Shared by `route` and `norm_route`: router logits in float32 (exact: float64 sums of rounded products), the k largest
-// of them (top-k), and their softmax.
+// Shared by `route` and `norm_route`: router logits in float32 (exact: exact products, summed in float64), the k
+// largest of them (top-k), and their softmax.
 //
 // A block's waves split the experts; a wave's lanes split K in pieces of eight. So a row's sums are the same whatever
 // rows share its block. The k largest are found by rank: each expert counts those ahead of it, so there is no chain of
@@ -34,7 +34,7 @@ DEV u32 order_of(float v) {
 }
 
 DEV void add_product(float& sum, float w, float t) { sum = fma_rn(w, t, sum); }
-DEV void add_product(double& sum, float w, float t) { sum += (double)mul_rn(w, t); }
+DEV void add_product(double& sum, double w, double t) { sum += w * t; }      // the product is exact
 
 template <class Sum> using TreeSums = Sum[ROUTE_TREE_ROWS][ROUTE_EXPERTS];
 // Sums over the wave's lanes for ROUTE_TREE_ROWS rows from `row` on and ROUTE_EXPERTS experts from `first` on, and
@@ -68,8 +68,10 @@ DEV void multiply_row(const RouteArgs& a, const float* in, int row, int first, R
     }
     UNROLL for (int step = 0; step < ROUTE_AHEAD; step++) {
       if (k + step * STRIDE >= a.hidden) break;
-      UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++)
-        UNROLL for (int i = 0; i < N; i++) add_product(sums[0][e], w[step][e][i], t[step][i]);
+      UNROLL for (int i = 0; i < N; i++) {
+        const Sum v = t[step][i];
+        UNROLL for (int e = 0; e < ROUTE_EXPERTS; e++) add_product(sums[0][e], w[step][e][i], v);
+      }
     }
   }
   finish_logits(a, sums, row, first, s);
@@ -92,7 +94,7 @@ template <int FORMAT> struct RawWeights {
     UNROLL for (int i = 0; i < (FORMAT == FORMAT_F32 ? 2 : 1); i++) pieces[i] = at[i];
   }
   // Four of the eight: the first or the second half.
-  DEV void take(int half, float* v) const {
+  template <class Value> DEV void take(int half, Value* v) const {
     const u32x4 words = __builtin_bit_cast(u32x4, pieces[FORMAT == FORMAT_F32 ? half : 0]);
     UNROLL for (int i = 0; i < 4; i++)
       v[i] = FORMAT == FORMAT_F32 ? __builtin_bit_cast(float, words[i])
@@ -135,12 +137,14 @@ template <int FORMAT, int E> DEV void load_experts(const RouteArgs& a, int first
 template <class Sum, int FORMAT, int E, int ROWS, int ROW_PIECES>
 DEV void multiply_step(const RawWeights<FORMAT>* raw, const Piece* stage, Sum (*sums)[E]) {
   UNROLL for (int half = 0; half < 2; half++) {
-    float w[E][4];
+    Sum w[E][4];
     UNROLL for (int e = 0; e < E; e++) raw[e].take(half, w[e]);
     UNROLL for (int r = 0; r < ROWS; r++) {
-      const f32x4 t = __builtin_bit_cast(f32x4, stage[r * ROW_PIECES + half * WAVE + LANE]);
-      UNROLL for (int e = 0; e < E; e++)
-        UNROLL for (int i = 0; i < 4; i++) add_product(sums[r][e], w[e][i], t[i]);
+      const f32x4 piece = __builtin_bit_cast(f32x4, stage[r * ROW_PIECES + half * WAVE + LANE]);
+      UNROLL for (int i = 0; i < 4; i++) {
+        const Sum t = piece[i];
+        UNROLL for (int e = 0; e < E; e++) add_product(sums[r][e], w[e][i], t);
+      }
     }
   }
 }

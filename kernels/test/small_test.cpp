@@ -225,7 +225,7 @@ void test_route(int hidden, int n, int k, bool exact) {
     std::vector<float> logits(n);
     for (int e = 0; e < n; e++) {
       double sum = 0;
-      for (int i = 0; i < hidden; i++) sum += (double)((float)w.exact[e * hidden + i] * t[r * hidden + i]);
+      for (int i = 0; i < hidden; i++) sum += w.exact[e * hidden + i] * t[r * hidden + i];
       logits[e] = (float)sum + bias[e];
     }
     std::vector<int> order(n);
