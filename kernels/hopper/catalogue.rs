@@ -298,13 +298,13 @@ const UNEMBED_BF16: Ops = &unembed("hopper/dense_bf16.hip");
 const DENSE_BF16: Ops = &[LAYERS_BF16[0], LAYERS_BF16[1], UNEMBED_BF16[0], UNEMBED_BF16[1]];
 const LAYERS_EXACT: Ops = &layers("hopper/dense_exact.hip");
 const UNEMBED_EXACT: Ops = &unembed("hopper/dense_exact.hip");
-const DENSE_EXACT: Ops = &[LAYERS_EXACT[0], LAYERS_EXACT[1], UNEMBED_EXACT[0], UNEMBED_EXACT[1]];
 
 const FAST_F16: Activations = &[(F16, 1)];
 const FAST_BF16: Activations = &[(Bf16, 1)];
 const FAST: Activations = &[(F16, 1), (Bf16, 1)];
-/// Two FP16 or three BF16 terms, with double-float sums across slabs.
+/// Two FP16 or three BF16 terms.
 const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
+const EXACT_F16: Activations = &[EXACT[0]];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
@@ -370,12 +370,14 @@ const TILES: &[Tile] = &[
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, &[widths(&[64]), 2, 2, 1]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 1, 2]),
     // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest, most
-    // experts still have one of 8.
+    // experts still have one of 8. Three BF16 terms of 120 tokens and their sums would leave no room for a pipeline.
     single(LAYERS_EXACT, EXACT, 8, 1, &[widths(&[8]), 1, 4, 1]),
     single(UNEMBED_EXACT, EXACT, 8, 2, &[widths(&[8]), 2, 4, 1]),
-    tile(DENSE_EXACT, &[W16], EXACT, 64, 3, &[widths(&[64]), 1, 2, 1]),
+    tile(LAYERS_EXACT, &[W16], EXACT, 64, 3, &[widths(&[64]), 1, 2, 1]),
+    tile(UNEMBED_EXACT, &[W16], EXACT, 128, 2, &[widths(&[64, 128]), 1, 2, 1]),
     tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 8, 3, &[widths(&[8]), 2, 2, 1]),
     from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[widths(&[24, 32, 40, 48, 56, 64]), 1, 2, 1])),
+    from(65, tile(EXPERTS_EXACT, &[Mxfp4], EXACT_F16, 120, 3, &[widths(&[24, 40, 56, 64, 72, 80, 96, 112, 120]), 1, 2, 1])),
     // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
     tile(EXPERTS_W16, &[W16], FAST, 16, 2, &[widths(&[16]), 2, 2, 1]),
     tile(EXPERTS_W16, &[W16], FAST, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 2, 1]),

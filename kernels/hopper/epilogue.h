@@ -37,21 +37,8 @@ struct Place {
   int* best_index;
 };
 
-// A double-float sum: `low` adds up what additions to `high` round away (Dekker, "A floating-point technique for
-// extending the available precision", 1971). Where a summand is larger than the sum, its own last bit may be lost. It
-// takes four float32 additions per summand; float64 would take one addition and a conversion, which is slow.
-struct Pair {
-  float high, low;
-  DEV void add(float v) {
-    const float sum = add_rn(high, v);
-    low = add_rn(low, add_rn(v, -add_rn(sum, -high)));
-    high = sum;
-  }
-};
-
-// The sum as float32, times the scale, which is a power of two.
+// A sum times the scale, which is a power of two.
 DEV float product(float sum, float scale) { return sum * scale; }
-DEV float product(const Pair& sum, float scale) { return add_rn(sum.high, sum.low) * scale; }
 
 DEV float2 bias_pair(const GemmArgs& a, int group, int row) {
   return row < a.n ? *(const float2*)(a.bias + (i64)group * a.n + row) : make_float2(0.f, 0.f);
@@ -59,7 +46,7 @@ DEV float2 bias_pair(const GemmArgs& a, int group, int row) {
 
 // Calls f(at, first value, second value) for the thread's two weight rows and each of its tokens that exists; `at` is
 // the first value's index in a matrix [rows][n]. a.n is even.
-template <int N, class Sum, class F> DEV void for_each_pair(const GemmArgs& a, const Place& p, const Sum* acc, F f) {
+template <int N, class F> DEV void for_each_pair(const GemmArgs& a, const Place& p, const float* acc, F f) {
   if (p.row >= a.n) return;
   const i64 first = (i64)(p.chunk.row + 2 * p.q) * a.n + p.row;
   const int rows = p.chunk.rows - 2 * p.q;
@@ -98,8 +85,8 @@ struct Qkv : OfPlan {
     const int first = W16::matrix_row(row / W16::UNIT_ROWS * W16::UNIT_ROWS + LANE / 4, a.half);
     return make_float2(a.bias[first], a.bias[first + a.half]);
   }
-  template <int N, int FORMAT, int TERMS, class Sum>
-  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS>
+  DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     const float2 bias = p.bias;
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       *(float2*)(a.out + at) = make_float2(v0 + bias.x, v1 + bias.y);
@@ -324,8 +311,8 @@ template <int N> struct QkvStoreTile {
 // store before.
 struct AttnOut : OfPlan {
   enum : int { EARLY_SLABS = 32 };                         // the stages hold fewer: attention's accesses are few
-  template <int N, int FORMAT, int TERMS, class Sum>
-  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS>
+  DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     if constexpr (TERMS == 1) {
       for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
         asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};"
@@ -348,7 +335,7 @@ struct AttnOut : OfPlan {
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
         const int pair = batch + i;
-        const Sum* sum = acc + pair / 2 * 4 + pair % 2;
+        const float* sum = acc + pair / 2 * 4 + pair % 2;
         if (token(pair) < rows)
           *(float2*)(a.out + first + (i64)token(pair) * a.n) =
               make_float2(old[i].x + (product(sum[0], a.scale) + bias.x),
@@ -380,8 +367,8 @@ DEV void store_below(int bound, int i, void* at, u32 v) {
 
 struct Mlp2 : Plain {
   enum : bool { EARLY = true, OF_EXPERTS = true };
-  template <int N, int FORMAT, int TERMS, class Sum>
-  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS>
+  DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     const float2 bias = p.bias;
     if constexpr (TERMS == 1) {
       if (p.row >= a.n) return;
@@ -409,8 +396,8 @@ struct Mlp2 : Plain {
 struct Mlp1 : Plain {
   enum : bool { OF_EXPERTS = true, OF_ROUTER = true, JOINED = true };
   enum : int { AT_ONCE = 4 };    // times eight tokens, before it is seen whether there are more
-  template <int N, int FORMAT, int TERMS, class Sum>
-  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS>
+  DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     const float2 bias = p.bias;
     const int token = LANE / 4, feature = p.row / 16 * 8 + 2 * p.q;   // after the transposition
     u16* first = a.tiled + tiled_index(p.chunk.row + token, feature, a.tiled_rows);
@@ -445,8 +432,8 @@ struct Mlp1 : Plain {
 // logit, and reduce only then.
 struct GreedyLogits : Unembedding {
   enum : bool { GREEDY = true };
-  template <int N, int FORMAT, int TERMS, class Sum>
-  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS>
+  DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     const bool exists = p.row < a.n;
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
@@ -477,8 +464,8 @@ struct GreedyLogits : Unembedding {
 
 // All logits, and the argmax of GreedyLogits.
 struct Logits : GreedyLogits {
-  template <int N, int FORMAT, int TERMS, class Sum>
-  DEV static void store(const GemmArgs& a, const Place& p, const Sum* acc) {
+  template <int N, int FORMAT, int TERMS>
+  DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
       *(float2*)(a.out + at) = make_float2(v0, v1);
     });

@@ -14,7 +14,7 @@
 //     registers; of TOKENS_FIRST, all of the chunk's rows for its 64 tokens.
 //
 // Sums: `fast` (one term) has one float32 accumulator per element, k16 step after k16 step. `exact` sums each slab of
-// 64 in fresh accumulators, low terms first, and adds these to a double-float sum (Pair in epilogue.h). In both an
+// 64 in fresh accumulators, low terms first, and adds up these sums in float32, SLABS_TOGETHER at a time. In both an
 // element's sum depends on nothing but its row and its column.
 //
 // PDL (programmatic dependent launch): a block lets the successor start only after its own predecessor has ended. So
@@ -80,8 +80,11 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   };
   // Queries, keys and values of many tokens are stored through shared memory, between stages and Control.
   enum : bool { STORED_TILE = Op::AHEAD && !T::BY_WARPS };
+  // `exact` keeps the sums of wide tiles there, see multiply_exact().
+  enum : bool { KEPT_SHARED = TERMS > 1 && T::N > 64 && T::WARPGROUPS > 2 };
   enum : int {
-    STORE_BYTES = STORED_TILE ? T::WARPGROUPS * (int)sizeof(QkvStoreTile<128>::Shared) : 0,
+    STORE_BYTES = STORED_TILE ? T::WARPGROUPS * (int)sizeof(QkvStoreTile<128>::Shared)
+                  : KEPT_SHARED ? CONSUMERS * T::BLOCKS * T::N / 2 * (int)sizeof(float) : 0,
     FITTING = (SHARED_BYTES - (int)sizeof(Control) - STORE_BYTES) / STAGE_BYTES,
     STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES
   };
@@ -387,8 +390,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   }
 
   template <int N, int M> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
-    using Sum = std::conditional_t<(TERMS > 1), Pair, float>;
-    Sum sum[M][N / 2];
+    float sum[M][N / 2];
     clear(sum);
     if constexpr (STORED_TILE) {
       multiply_and_store<N, M>(a, p, c, sum);
@@ -425,7 +427,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     else skip(a, p);
   }
 
-  template <class Sum, int M, int COUNT> static DEV void clear(Sum (&sum)[M][COUNT]) {
+  template <int M, int COUNT> static DEV void clear(float (&sum)[M][COUNT]) {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -467,8 +469,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  template <int N, int M, class Sum>
-  static DEV void store_all(const GemmArgs& a, const Chunk& c, const Sum (&sum)[M][N / 2], const Ahead<N> (&ahead)[M]) {
+  template <int N, int M>
+  static DEV void store_all(const GemmArgs& a, const Chunk& c, const float (&sum)[M][N / 2], const Ahead<N> (&ahead)[M]) {
     const int wg = TID / 128, warp = TID / WAVE % 4;
 #pragma unroll
     for (int m = 0; m < M; m++) {
@@ -626,14 +628,36 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  // `exact`: each slab is summed in fresh accumulators, low terms first, which are then added to the double-float sums.
-  // Other warpgroups multiply while this one adds; making them take turns was slower by 5 %.
-  template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, Pair (&sum)[M][N / 2]) {
+  // `exact`: each slab is summed in fresh accumulators, low terms first. The sums of SLABS_TOGETHER slabs are added up in
+  // float32, and what comes of these, in registers or in shared memory, too. Unlike wgmma's additions these round to
+  // nearest, and no chain of them is long.
+  template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     const CodesAt at(p);
+    float4* const shared = (float4*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES) + TID;
+    float4 kept[KEPT_SHARED ? 1 : M * N / 8];
+    // Adds what is kept, if there is some, and keeps the sums or leaves them.
+    auto add_kept = [&](bool some, bool keep) {
+#pragma unroll
+      for (int i = 0; i < M * N / 8; i++) {
+        float4& mine = KEPT_SHARED ? shared[i * CONSUMERS] : kept[i];
+        float* s = &sum[0][0] + 4 * i;
+        if (some) {
+          const float4 v = mine;
+          s[0] = add_rn(v.x, s[0]), s[1] = add_rn(v.y, s[1]), s[2] = add_rn(v.z, s[2]), s[3] = add_rn(v.w, s[3]);
+        }
+        if (!keep) continue;
+        mine = make_float4(s[0], s[1], s[2], s[3]);
+        s[0] = s[1] = s[2] = s[3] = 0.f;
+      }
+    };
+    if (!KEPT_SHARED)
+#pragma unroll
+      for (int i = 0; i < M * N / 8; i++) kept[i] = make_float4(0.f, 0.f, 0.f, 0.f);
     for (int k = 0; k < a.k_blocks; k++, advance(p)) {
+      if (k > 0 && k % SLABS_TOGETHER == 0) add_kept(!KEPT_SHARED || k > SLABS_TOGETHER, true);
       wait_full(p);
-      const u32 base = p.base + p.stage * STAGE_BYTES;
-      const u64 weights = wgmma_descriptor(first_block(p) + p.stage * STAGE_BYTES);
+      const u64 tokens = wgmma_descriptor(p.base + p.stage * STAGE_BYTES);
+      const u64 weights = IS_W16 ? wgmma_descriptor(first_block(p) + p.stage * STAGE_BYTES) : 0;
       u32 fragment[4][M][4];
       if constexpr (!IS_W16) {
         Codes<M> codes;
@@ -644,25 +668,25 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       float part[M][N / 2];
       wgmma_fence();
 #pragma unroll
-      for (int term = TERMS - 1; term >= 0; term--) {
-        const u64 tokens = wgmma_descriptor(base + term * TERM_BYTES);
+      for (int term = TERMS - 1; term >= 0; term--)
 #pragma unroll
         for (int s = 0; s < 4; s++) {
+          const u64 of_term = tokens + term * TERM_BYTES / 16 + 2 * s;
           const int accumulate = term < TERMS - 1 || s > 0;
 #pragma unroll
           for (int m = 0; m < M; m++)
-            if constexpr (IS_W16) Wgmma<FORMAT, N>::d16(part[m], block_of(weights, m) + 2 * s, tokens + 2 * s, accumulate);
-            else Wgmma<FORMAT, N>::a16(part[m], fragment[s][m], tokens + 2 * s, accumulate);
+            if constexpr (IS_W16) Wgmma<FORMAT, N>::d16(part[m], block_of(weights, m) + 2 * s, of_term, accumulate);
+            else Wgmma<FORMAT, N>::a16(part[m], fragment[s][m], of_term, accumulate);
         }
-      }
       wgmma_commit();
       wgmma_wait<0>();
       release(p, p.stage);
 #pragma unroll
       for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) sum[m][i].add(part[m][i]);
+        for (int i = 0; i < N / 2; i++) sum[m][i] = add_rn(sum[m][i], part[m][i]);
     }
+    if (!KEPT_SHARED || a.k_blocks > SLABS_TOGETHER) add_kept(true, false);
   }
 
   // ------------------------------------------------------------------------------------------------- argmax

@@ -5,7 +5,7 @@
 //! magnitudes, in any order (a matrix unit may also truncate), and the result by the roundoff of its format.
 
 use super::oracle::{self, Reals};
-use getp::backend::gpu::args::Format;
+use getp::backend::gpu::args::{Format, SLAB, SLABS_TOGETHER};
 use getp::backend::gpu::ops::Numbers;
 use getp::backend::gpu::target::Target;
 use std::collections::BTreeMap;
@@ -82,12 +82,20 @@ impl Bounds {
         Close::new(value, x.error * (1.0 + unit) + unit * x.value.abs() + least)
     }
 
-    /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of 64
-    /// products, and adds those in float64 or double-float.
+    /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of a slab's
+    /// products. It adds those in float64, or on Hopper in float32: so many together, and what comes of these.
     fn sum(&self, n: usize) -> f64 {
-        let n = if self.numbers.exact { n.min(64) } else { n } as f64;
-        let [share, more] = self.target.family.table().sum_error;
-        (n / share + more) * F32
+        let table = self.target.family.table();
+        let [share, more] = table.sum_error;
+        if !self.numbers.exact {
+            return (n as f64 / share + more) * F32;
+        }
+        let slabs = n.div_ceil(SLAB);
+        let additions = match table.name {
+            "hopper" => slabs.min(SLABS_TOGETHER) + slabs.div_ceil(SLABS_TOGETHER),
+            _ => 0,
+        };
+        (n.min(SLAB) as f64 / share + more + additions as f64) * F32
     }
 
     /// `w x + bias`.
