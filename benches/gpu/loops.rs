@@ -5,7 +5,8 @@
 //!
 //! From these rates follows what whole workloads could reach: products at their loops' rate with experts chosen evenly,
 //! keys, values and the other kernels' rows at the rate at which a loop of few tokens reads its weights, a launch for
-//! each kernel, one after the other, and the requests' prompts at the rate of a large step.
+//! each kernel, one after the other, and the requests' prompts at the rate of a large step. With `--precision exact` all
+//! that is `exact`'s: its loops multiply each term, and keys, values and outputs of experts are float32.
 
 use super::Args;
 use getp::backend::gpu::args::{Format, GemmArgs, MXFP4_SLAB_BYTES, MatrixPeakArgs, SLAB, W16_SLAB_BYTES};
@@ -16,6 +17,7 @@ use getp::backend::gpu::memory::{DeviceBuffer, Event};
 use getp::backend::gpu::open::context;
 use getp::backend::gpu::shapes::{GemmShape, Kind, Product};
 use getp::config::ModelConfig;
+use getp::options::Precision;
 use half::f16;
 use rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -30,12 +32,17 @@ const WARM_UP: Duration = Duration::from_millis(1600);
 const TIMED: Duration = Duration::from_millis(400);
 /// Rows of a step of prompts.
 const PROMPT_ROWS: usize = 8192;
-/// Operations a second of prompts' attention.
+/// Operations a second of prompts' attention; of `exact` those of the float64 matrix cores by the data sheet.
 const ATTENTION_FLOPS: f64 = 450e12;
+const EXACT_ATTENTION_FLOPS: f64 = 67e12;
+/// FP16 terms of an activation in `exact`.
+const EXACT_TERMS: usize = 2;
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let config = args.config();
-    for driver in super::usable(&args.options()?)? {
+    let options = args.options()?;
+    let exact = matches!(options.precision, Some(Precision::Exact));
+    for driver in super::usable(&options)? {
         let context = context(driver)?;
         anyhow::ensure!(
             context.target.family.table().name == "hopper",
@@ -47,6 +54,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Loops {
             context: &context,
             config: &config,
+            exact,
             rng,
         }
         .print()?;
@@ -107,6 +115,7 @@ struct Rate {
 struct Loops<'a> {
     context: &'a Context,
     config: &'a ModelConfig,
+    exact: bool,
     rng: RefCell<ChaCha8Rng>,
 }
 
@@ -153,15 +162,23 @@ impl Loops<'_> {
         let [qkv, attn_out, mlp1, mlp2, unembedding] = products;
         // Every other layer has a window.
         let keys = (step.keys + step.keys.min(c.sliding_window as f64)) / 2.0;
+        let (key_bytes, attention_flops) = match self.exact {
+            true => (8.0, EXACT_ATTENTION_FLOPS),
+            false => (4.0, ATTENTION_FLOPS),
+        };
         let attention = if prompts {
-            rows * keys * 4.0 * c.q_dim() as f64 / ATTENTION_FLOPS
+            rows * keys * 4.0 * c.q_dim() as f64 / attention_flops
         } else {
-            rows * keys * 4.0 * (c.n_kv_heads * c.head_dim) as f64 / floor.bytes_per_s
+            rows * keys * key_bytes * (c.n_kv_heads * c.head_dim) as f64 / floor.bytes_per_s
         };
         // Norms read the stream, four 16-bit outputs and write both; queries, keys and values are read in float32 and
-        // written in 16 bits; a row is copied for four experts.
-        let others = rows * (34 * c.hidden_dim + 6 * c.qkv_dim()) as f64 / floor.bytes_per_s;
-        let launches = step.launches * floor.launch_s;
+        // written in 16 bits; a row is copied for four experts. In `exact` outputs, keys and values are float32, rows have
+        // two terms, and the router reads float32 rows.
+        let (stream_bytes, qkv_bytes) = if self.exact { (64, 8) } else { (34, 6) };
+        let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / floor.bytes_per_s;
+        // With many rows `exact` has no kernel that norms and routes.
+        let separate = self.exact && step.rows > self.context.target.multiprocessors;
+        let launches = (step.launches + f64::from(separate)) * floor.launch_s;
         let layer = qkv + attn_out + mlp1 + mlp2 + attention + others + launches;
         println!(
             "{} rows of {} keys: {:.1}; experts {:.1}, qkv and attn_out {:.1}, attention {:.1}, other kernels' rows {:.1}, \
@@ -215,7 +232,7 @@ impl Loops<'_> {
             product,
             kind,
             format: Format::F16,
-            terms: 1,
+            terms: self.terms(),
             rows: all,
             groups,
             n,
@@ -249,7 +266,8 @@ impl Loops<'_> {
         let stream = &self.context.stream;
         let weights = self.random(weight_bytes, unit_bytes, experts)?;
         let in_rows = (tiles_rows + 256).next_multiple_of(8);
-        let input = self.random(2 * in_rows * SLAB * SLABS, 8192, false)?;
+        let term = in_rows * SLAB * SLABS;
+        let input = self.random(2 * term * self.terms(), 8192, false)?;
         let bias = DeviceBuffer::<f32>::zeroed(stream, matrices * n)?;
         let out = DeviceBuffer::<f32>::zeroed(stream, in_rows * n.max(2 * blocks))?;
         let group_rows = if experts {
@@ -265,7 +283,7 @@ impl Loops<'_> {
             weights: weights.values(),
             bias: bias.values(),
             input: TypedPtr::new(input.at()),
-            in_term: 0,
+            in_term: term as i64,
             rows: counts.values(),
             offsets: zeros.values().only_if(experts),
             out: out.values(),
@@ -286,7 +304,7 @@ impl Loops<'_> {
             format: Format::F16,
             cols: 0,
             weight_format: 0,
-            terms: 1,
+            terms: self.terms() as i16,
             half: 0,
             picked: 0,
             picks: TypedPtr::NULL,
@@ -294,7 +312,7 @@ impl Loops<'_> {
         // SAFETY: all memory has the sizes that the arguments say, and lives until the stream has been waited for.
         let [short, long] = self.time(|| Ok(unsafe { self.context.launch(launch, &args) }?))?;
         let chunks = (blocks / columns * columns * chunk * SLABS) as f64;
-        let flops = chunks * 2.0 * 64.0 * SLAB as f64 * share as f64;
+        let flops = chunks * 2.0 * 64.0 * SLAB as f64 * (share * self.terms()) as f64;
         println!(
             "{:<16}{rows:>6}{:>32}{:>11.0}{:>9.2}{:>11.0}{:>9.2}",
             format!("{product:?} {share} x {tiles}"),
@@ -308,6 +326,10 @@ impl Loops<'_> {
             seconds: long / chunks,
             tiles,
         })
+    }
+
+    fn terms(&self) -> usize {
+        if self.exact { EXACT_TERMS } else { 1 }
     }
 
     /// Seconds of a launch by itself, and of one of many on end.

@@ -5,7 +5,7 @@
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --shape 120b --group 2 --requests 2200 --overlap
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- draws
-//!     cargo bench --bench gpu --features cuda -- loops [--shape 120b]
+//!     cargo bench --bench gpu --features cuda -- loops [--shape 120b] [--precision exact]
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
 //!
 //! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
