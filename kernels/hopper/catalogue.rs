@@ -304,7 +304,6 @@ const FAST_BF16: Activations = &[(Bf16, 1)];
 const FAST: Activations = &[(F16, 1), (Bf16, 1)];
 /// Two FP16 or three BF16 terms.
 const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
-const EXACT_F16: Activations = &[EXACT[0]];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
@@ -370,14 +369,16 @@ const TILES: &[Tile] = &[
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, &[widths(&[64]), 2, 2, 1]),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 1, 2]),
     // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest, most
-    // experts still have one of 8. Three BF16 terms of 120 tokens and their sums would leave no room for a pipeline.
+    // experts still have one of 8. Wide tiles have registers for half of their tokens' accumulators at once; 120 tokens,
+    // whose halves differ, would take more. attn_out of 890 rows is one round of chunks with 112 tokens.
     single(LAYERS_EXACT, EXACT, 8, 1, &[widths(&[8]), 1, 4, 1]),
     single(UNEMBED_EXACT, EXACT, 8, 2, &[widths(&[8]), 2, 4, 1]),
     tile(LAYERS_EXACT, &[W16], EXACT, 64, 3, &[widths(&[64]), 1, 2, 1]),
+    tile(LAYERS_EXACT, &[W16], EXACT, 112, 3, &[widths(&[112]), 1, 2, 1]),
     tile(UNEMBED_EXACT, &[W16], EXACT, 128, 2, &[widths(&[64, 128]), 1, 2, 1]),
     tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 8, 3, &[widths(&[8]), 2, 2, 1]),
     from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[widths(&[24, 32, 40, 48, 56, 64]), 1, 2, 1])),
-    from(65, tile(EXPERTS_EXACT, &[Mxfp4], EXACT_F16, 120, 3, &[widths(&[24, 40, 56, 64, 72, 80, 96, 112, 120]), 1, 2, 1])),
+    from(65, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 128, 3, &[widths(&[40, 56, 72, 80, 88, 96, 104, 112, 128]), 1, 2, 1])),
     // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
     tile(EXPERTS_W16, &[W16], FAST, 16, 2, &[widths(&[16]), 2, 2, 1]),
     tile(EXPERTS_W16, &[W16], FAST, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 2, 1]),

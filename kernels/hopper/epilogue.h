@@ -320,7 +320,7 @@ struct AttnOut : OfPlan {
       });
       return;
     }
-    constexpr int PAIRS = N / 4, BATCH = PAIRS % 8 ? PAIRS : 8;
+    constexpr int PAIRS = N / 4, BATCH = N > 96 ? 3 : 8;   // of wide tiles what registers there are
     if (p.row >= a.n) return;
     const float2 bias = p.bias;
     const i64 first = (i64)(p.chunk.row + 2 * p.q) * a.n + p.row;
@@ -330,13 +330,15 @@ struct AttnOut : OfPlan {
     for (int batch = 0; batch < PAIRS; batch += BATCH) {
       float2 old[BATCH];
 #pragma unroll
-      for (int i = 0; i < BATCH; i++)
-        if (token(batch + i) < rows) old[i] = *(const float2*)(a.out + first + (i64)token(batch + i) * a.n);
+      for (int i = 0; i < BATCH; i++) {
+        const int pair = batch + i;
+        if (pair < PAIRS && token(pair) < rows) old[i] = *(const float2*)(a.out + first + (i64)token(pair) * a.n);
+      }
 #pragma unroll
       for (int i = 0; i < BATCH; i++) {
         const int pair = batch + i;
         const float* sum = acc + pair / 2 * 4 + pair % 2;
-        if (token(pair) < rows)
+        if (pair < PAIRS && token(pair) < rows)
           *(float2*)(a.out + first + (i64)token(pair) * a.n) =
               make_float2(old[i].x + (product(sum[0], a.scale) + bias.x),
                           old[i].y + (product(sum[2], a.scale) + bias.y));

@@ -14,8 +14,8 @@
 //     registers; of TOKENS_FIRST, all of the chunk's rows for its 64 tokens.
 //
 // Sums: `fast` (one term) has one float32 accumulator per element, k16 step after k16 step. `exact` sums each slab of
-// 64 in fresh accumulators, low terms first, and adds up these sums in float32, SLABS_TOGETHER at a time. In both an
-// element's sum depends on nothing but its row and its column.
+// 64, of MXFP4 each two, in fresh accumulators, low terms first, and adds up these sums in float32, of 16-bit weights
+// SLABS_TOGETHER at a time. In both an element's sum depends on nothing but its row and its column.
 //
 // PDL (programmatic dependent launch): a block lets the successor start only after its own predecessor has ended. So
 // what the predecessor's predecessor and earlier kernels wrote is visible to a kernel from its start. mlp2, whose
@@ -80,11 +80,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   };
   // Queries, keys and values of many tokens are stored through shared memory, between stages and Control.
   enum : bool { STORED_TILE = Op::AHEAD && !T::BY_WARPS };
-  // `exact` keeps the sums of wide tiles there, see multiply_exact().
-  enum : bool { KEPT_SHARED = TERMS > 1 && T::N > 64 && T::WARPGROUPS > 2 };
   enum : int {
-    STORE_BYTES = STORED_TILE ? T::WARPGROUPS * (int)sizeof(QkvStoreTile<128>::Shared)
-                  : KEPT_SHARED ? CONSUMERS * T::BLOCKS * T::N / 2 * (int)sizeof(float) : 0,
+    STORE_BYTES = STORED_TILE ? T::WARPGROUPS * (int)sizeof(QkvStoreTile<128>::Shared) : 0,
     FITTING = (SHARED_BYTES - (int)sizeof(Control) - STORE_BYTES) / STAGE_BYTES,
     STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES
   };
@@ -106,10 +103,10 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // Whether experts have several token tiles: those of a later round read the same weights again, from the L2.
   enum : bool { READ_AGAIN = !IS_W16 && (int)T::N > 128 };
   // Whether the producer finds the consumers' chunks, too: they read the next one when its first stage is full.
-  enum : bool { FOUND = !SEVERAL && !T::SINGLE && !T::TOKENS_FIRST && !Op::GREEDY && TERMS == 1 };
+  enum : bool { FOUND = !SEVERAL && !T::SINGLE && !T::TOKENS_FIRST && !Op::GREEDY };
   // Whether all widths and numbers of blocks share one epilogue: the code of mlp1's takes as long to come from memory as
   // to run.
-  enum : bool { JOINED = Op::JOINED && FOUND && !IS_W16 };
+  enum : bool { JOINED = Op::JOINED && FOUND && !IS_W16 && TERMS == 1 };
   // Whether what the epilogue needs is loaded before the predecessor ends: it follows from the plan and from weights, by a
   // chain of loads that takes longer than the first stage.
   enum : bool { PLANNED = Op::EARLY && T::SINGLE && T::BY_WARPS };
@@ -396,10 +393,13 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       multiply_and_store<N, M>(a, p, c, sum);
     } else {
       Ahead<N> ahead[M];
+      const auto load_ahead = [&] {
 #pragma unroll
-      for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
+        for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
+      };
+      if (TERMS == 1) load_ahead();
       if (PLANNED) follow(a);                              // a second time returns at once
-      if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum);
+      if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum), load_ahead();      // registers are few before
       else if constexpr (T::BY_WARPS) ByWarps<Gemm, N, M>::multiply(a, p, sum);
       else if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum, [] {});
       else multiply_codes<N, M>(a, p, sum);
@@ -628,65 +628,86 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  // `exact`: each slab is summed in fresh accumulators, low terms first. The sums of SLABS_TOGETHER slabs are added up in
-  // float32, and what comes of these, in registers or in shared memory, too. Unlike wgmma's additions these round to
-  // nearest, and no chain of them is long.
+  // `exact`: so many slabs at once are summed in fresh accumulators, low terms first: of 16-bit weights one, of MXFP4
+  // two, whose products are so short that wgmma loses little of them. What comes of these is added up in float32, which
+  // rounds to nearest as wgmma does not; of 16-bit weights SLABS_TOGETHER at a time, and then their sums, so that no
+  // chain of additions is long.
+  enum : int { EXACT_SLABS = IS_W16 ? 1 : 2 };
   template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     const CodesAt at(p);
-    float4* const shared = (float4*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES) + TID;
-    float4 kept[KEPT_SHARED ? 1 : M * N / 8];
-    // Adds what is kept, if there is some, and keeps the sums or leaves them.
-    auto add_kept = [&](bool some, bool keep) {
-#pragma unroll
-      for (int i = 0; i < M * N / 8; i++) {
-        float4& mine = KEPT_SHARED ? shared[i * CONSUMERS] : kept[i];
-        float* s = &sum[0][0] + 4 * i;
-        if (some) {
-          const float4 v = mine;
-          s[0] = add_rn(v.x, s[0]), s[1] = add_rn(v.y, s[1]), s[2] = add_rn(v.z, s[2]), s[3] = add_rn(v.w, s[3]);
-        }
-        if (!keep) continue;
-        mine = make_float4(s[0], s[1], s[2], s[3]);
-        s[0] = s[1] = s[2] = s[3] = 0.f;
-      }
-    };
-    if (!KEPT_SHARED)
-#pragma unroll
-      for (int i = 0; i < M * N / 8; i++) kept[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int k = 0; k < a.k_blocks; k++, advance(p)) {
-      if (k > 0 && k % SLABS_TOGETHER == 0) add_kept(!KEPT_SHARED || k > SLABS_TOGETHER, true);
-      wait_full(p);
-      const u64 tokens = wgmma_descriptor(p.base + p.stage * STAGE_BYTES);
-      const u64 weights = IS_W16 ? wgmma_descriptor(first_block(p) + p.stage * STAGE_BYTES) : 0;
-      u32 fragment[4][M][4];
-      if constexpr (!IS_W16) {
-        Codes<M> codes;
-        codes.load(at.codes + p.stage * STAGE_BYTES, at.scales + p.stage * STAGE_BYTES);
-#pragma unroll
-        for (int s = 0; s < 4; s++) codes.decode(s, fragment[s]);
-      }
+    if constexpr (IS_W16) {
       float part[M][N / 2];
+      clear(part);
+      for (int k = 0; k < a.k_blocks; k++) {
+        if (k > 0 && k % SLABS_TOGETHER == 0) add(sum, part), clear(part);
+        multiply_slabs<N, M, EXACT_SLABS>(p, at, part);
+      }
+      add(sum, part);
+    } else {
+      int k = 0;
+      for (; k + EXACT_SLABS <= a.k_blocks; k += EXACT_SLABS) multiply_slabs<N, M, EXACT_SLABS>(p, at, sum);
+      if (k < a.k_blocks) multiply_slabs<N, M, 1>(p, at, sum);
+    }
+  }
+  template <int M, int COUNT> static DEV void add(float (&sum)[M][COUNT], const float (&more)[M][COUNT]) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int i = 0; i < COUNT; i++) sum[m][i] = add_rn(sum[m][i], more[m][i]);
+  }
+
+  // Decoded weights serve all terms. Where registers are few a wide tile's halves take turns at the accumulators.
+  template <int N, int M, int COUNT>
+  static DEV void multiply_slabs(Pipe& p, const CodesAt& at, float (&sum)[M][N / 2]) {
+    constexpr int HALF = N > 96 && T::WARPGROUPS > 2 ? (N / 2 + 7) / 8 * 8 : N;
+    u64 tokens[COUNT], weights[COUNT];
+    u32 fragment[COUNT][4][M][4];
+    Pipe ahead = p;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++, advance(ahead)) {
+      wait_full(ahead);
+      const int further = ahead.stage * STAGE_BYTES;
+      tokens[i] = wgmma_descriptor(p.base + further);
+      if constexpr (IS_W16) {
+        weights[i] = wgmma_descriptor(first_block(p) + further);
+      } else {
+        Codes<M> codes;
+        codes.load(at.codes + further, at.scales + further);
+#pragma unroll
+        for (int s = 0; s < 4; s++) codes.decode(s, fragment[i][s]);
+      }
+    }
+    const auto multiply = [&](auto from, auto width) {
+      constexpr int FROM = decltype(from)::value, W = decltype(width)::value;
+      float part[M][W / 2];
       wgmma_fence();
 #pragma unroll
       for (int term = TERMS - 1; term >= 0; term--)
 #pragma unroll
-        for (int s = 0; s < 4; s++) {
-          const u64 of_term = tokens + term * TERM_BYTES / 16 + 2 * s;
-          const int accumulate = term < TERMS - 1 || s > 0;
+        for (int i = 0; i < COUNT; i++)
 #pragma unroll
-          for (int m = 0; m < M; m++)
-            if constexpr (IS_W16) Wgmma<FORMAT, N>::d16(part[m], block_of(weights, m) + 2 * s, of_term, accumulate);
-            else Wgmma<FORMAT, N>::a16(part[m], fragment[s][m], of_term, accumulate);
-        }
+          for (int s = 0; s < 4; s++) {
+            const u64 those = tokens[i] + (term * TERM_BYTES + FROM * SLAB * 2) / 16 + 2 * s;
+            const int accumulate = term < TERMS - 1 || i > 0 || s > 0;
+#pragma unroll
+            for (int m = 0; m < M; m++)
+              if constexpr (IS_W16) Wgmma<FORMAT, W>::d16(part[m], block_of(weights[i], m) + 2 * s, those, accumulate);
+              else Wgmma<FORMAT, W>::a16(part[m], fragment[i][s][m], those, accumulate);
+          }
       wgmma_commit();
       wgmma_wait<0>();
-      release(p, p.stage);
+      if (FROM + W == N) {
+        release(p, p.stage, COUNT);
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) advance(p);
+      }
 #pragma unroll
       for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int i = 0; i < N / 2; i++) sum[m][i] = add_rn(sum[m][i], part[m][i]);
-    }
-    if (!KEPT_SHARED || a.k_blocks > SLABS_TOGETHER) add_kept(true, false);
+        for (int i = 0; i < W / 2; i++) sum[m][FROM / 2 + i] = add_rn(sum[m][FROM / 2 + i], part[m][i]);
+    };
+    multiply(Count<0>(), Count<HALF>());
+    if constexpr (HALF < N) multiply(Count<HALF>(), Count<N - HALF>());
   }
 
   // ------------------------------------------------------------------------------------------------- argmax

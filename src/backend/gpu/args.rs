@@ -29,7 +29,7 @@ shared! {
         KV_PAGE: usize = 64;
         /// K elements in a slab of tiled activations and in a k block of packed weights
         SLAB: usize = 64;
-        /// slabs whose sums Hopper's `exact` adds up in float32, before it adds up what comes of these
+        /// slabs whose sums, with 16-bit weights, Hopper's `exact` adds up in float32, before it adds up what comes of these
         SLABS_TOGETHER: usize = 8;
         /// an expert's rows start at a multiple of this
         GROUP_ALIGN: usize = 8;

@@ -83,19 +83,21 @@ impl Bounds {
     }
 
     /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of a slab's
-    /// products. It adds those in float64, or on Hopper in float32: so many together, and what comes of these.
+    /// products, which it adds in float64. On Hopper they are of a slab's, which it adds in float32, so many together, and
+    /// then what comes of these; or, with MXFP4 weights, of two slabs', one after the other. The bound is for both.
     fn sum(&self, n: usize) -> f64 {
         let table = self.target.family.table();
         let [share, more] = table.sum_error;
-        if !self.numbers.exact {
-            return (n as f64 / share + more) * F32;
-        }
         let slabs = n.div_ceil(SLAB);
-        let additions = match table.name {
-            "hopper" => slabs.min(SLABS_TOGETHER) + slabs.div_ceil(SLABS_TOGETHER),
-            _ => 0,
+        let (at_once, additions) = match (self.numbers.exact, table.name) {
+            (false, _) => (n, 0),
+            (true, "hopper") => {
+                let in_groups = slabs.min(SLABS_TOGETHER) + slabs.div_ceil(SLABS_TOGETHER);
+                (2 * SLAB, in_groups.max(slabs.div_ceil(2)))
+            }
+            (true, _) => (SLAB, 0),
         };
-        (n.min(SLAB) as f64 / share + more + additions as f64) * F32
+        (n.min(at_once) as f64 / share + more + additions as f64) * F32
     }
 
     /// `w x + bias`.

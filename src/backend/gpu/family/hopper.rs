@@ -206,7 +206,7 @@ fn chunk_units(kernel: &Kernel) -> usize {
 }
 
 /// The tile, of those for many rows, whose busiest multiprocessor is done first: rounds of chunks, each of so many weight
-/// rows times the tile's tokens, unless these arrive more slowly (128 bytes of a row or token, some 70 a cycle, take the
+/// rows times the tile's tokens and their terms, unless these arrive more slowly (128 bytes of a row or token, some 70 a cycle, take the
 /// unit of time), or the pipeline's stages do. Of equals the first. What rotates and stores behind a tile of qkv counts, too
 /// (of attn_out alike for all).
 fn shortest<'a>(
@@ -224,9 +224,9 @@ fn shortest<'a>(
             true => units * tokens / MOST_UNITS,
             false => units.div_ceil(MOST_UNITS) * tokens,
         };
-        let arriving = rows.div_ceil(tiles) + UNIT_ROWS * units;
-        let stages = kernel.shared_bytes / ((tokens + UNIT_ROWS * chunk) * 2 * SLAB);
-        let round = ROUND + multiplied.max(arriving).max(ARRIVAL / stages.max(1));
+        let arriving = shape.terms * rows.div_ceil(tiles) + UNIT_ROWS * units;
+        let stages = kernel.shared_bytes / ((shape.terms * tokens + UNIT_ROWS * chunk) * 2 * SLAB);
+        let round = ROUND + (shape.terms * multiplied).max(arriving).max(ARRIVAL / stages.max(1));
         match kernel.op {
             Op::QkvStore => rounds * (round + STORING),
             _ => rounds * round + rows / STORED_ROWS,
@@ -379,12 +379,18 @@ mod tests {
         assert_eq!(blocks(Product::Qkv, 1), 132);
     }
 
-    /// Exact products of few rows an expert stay with the narrow tile a little longer.
+    /// Exact products of few rows an expert stay with the narrow tile a little longer. attn_out of 890 rows is one round of
+    /// chunks with 112 tokens.
     #[test]
-    fn exact_experts_change_tiles_at_ten_rows() {
-        let shape = |rows| shape_20b(Product::Mlp1, rows, args::Format::F16, 2);
-        let tokens = |rows| TARGET.gemm(&shape(rows)).unwrap().launch.kernel.tokens;
-        assert_eq!([1, 64, 80, 96, 1024].map(tokens), [8, 8, 8, 64, 64]);
+    fn tiles_of_exact_products() {
+        let tokens = |product, rows| {
+            let shape = shape_20b(product, rows, args::Format::F16, 2);
+            TARGET.gemm(&shape).unwrap().launch.kernel.tokens
+        };
+        let mlp1 = |rows| tokens(Product::Mlp1, rows);
+        assert_eq!([1, 64, 80, 96, 1024].map(mlp1), [8, 8, 8, 64, 128]);
+        let attn_out = |rows| tokens(Product::AttnOut, rows);
+        assert_eq!([8, 64, 256, 1024].map(attn_out), [8, 64, 64, 112]);
     }
 
     #[test]
