@@ -15,9 +15,10 @@ use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::layout::TypedPtr;
 use getp::backend::gpu::memory::{DeviceBuffer, Event};
 use getp::backend::gpu::open::context;
+use getp::backend::gpu::ops::Numbers;
 use getp::backend::gpu::shapes::{GemmShape, Kind, Product};
+use getp::backend::gpu::stage::numbers;
 use getp::config::ModelConfig;
-use getp::options::Precision;
 use half::f16;
 use rand::{Rng, RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -35,13 +36,11 @@ const PROMPT_ROWS: usize = 8192;
 /// Operations a second of prompts' attention; of `exact` those of the float64 matrix cores by the data sheet.
 const ATTENTION_FLOPS: f64 = 450e12;
 const EXACT_ATTENTION_FLOPS: f64 = 67e12;
-/// FP16 terms of an activation in `exact`.
-const EXACT_TERMS: usize = 2;
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let config = args.config();
     let options = args.options()?;
-    let exact = matches!(options.precision, Some(Precision::Exact));
+    let numbers = numbers(&options, Format::F16);
     for driver in super::usable(&options)? {
         let context = context(driver)?;
         anyhow::ensure!(
@@ -54,7 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         Loops {
             context: &context,
             config: &config,
-            exact,
+            numbers,
             rng,
         }
         .print()?;
@@ -115,7 +114,7 @@ struct Rate {
 struct Loops<'a> {
     context: &'a Context,
     config: &'a ModelConfig,
-    exact: bool,
+    numbers: Numbers,
     rng: RefCell<ChaCha8Rng>,
 }
 
@@ -162,7 +161,7 @@ impl Loops<'_> {
         let [qkv, attn_out, mlp1, mlp2, unembedding] = products;
         // Every other layer has a window.
         let keys = (step.keys + step.keys.min(c.sliding_window as f64)) / 2.0;
-        let (key_bytes, attention_flops) = match self.exact {
+        let (key_bytes, attention_flops) = match self.numbers.exact {
             true => (8.0, EXACT_ATTENTION_FLOPS),
             false => (4.0, ATTENTION_FLOPS),
         };
@@ -174,10 +173,10 @@ impl Loops<'_> {
         // Norms read the stream, four 16-bit outputs and write both; queries, keys and values are read in float32 and
         // written in 16 bits; a row is copied for four experts. In `exact` outputs, keys and values are float32, rows have
         // two terms, and the router reads float32 rows.
-        let (stream_bytes, qkv_bytes) = if self.exact { (64, 8) } else { (34, 6) };
+        let (stream_bytes, qkv_bytes) = if self.numbers.exact { (64, 8) } else { (34, 6) };
         let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / floor.bytes_per_s;
         // With many rows `exact` has no kernel that norms and routes.
-        let separate = self.exact && step.rows > self.context.target.multiprocessors;
+        let separate = self.numbers.exact && step.rows > self.context.target.multiprocessors;
         let launches = (step.launches + f64::from(separate)) * floor.launch_s;
         let layer = qkv + attn_out + mlp1 + mlp2 + attention + others + launches;
         println!(
@@ -231,8 +230,8 @@ impl Loops<'_> {
         let shape = GemmShape {
             product,
             kind,
-            format: Format::F16,
-            terms: self.terms(),
+            format: self.numbers.format,
+            terms: self.numbers.terms,
             rows: all,
             groups,
             n,
@@ -267,7 +266,7 @@ impl Loops<'_> {
         let weights = self.random(weight_bytes, unit_bytes, experts)?;
         let in_rows = (tiles_rows + 256).next_multiple_of(8);
         let term = in_rows * SLAB * SLABS;
-        let input = self.random(2 * term * self.terms(), 8192, false)?;
+        let input = self.random(2 * term * self.numbers.terms, 8192, false)?;
         let bias = DeviceBuffer::<f32>::zeroed(stream, matrices * n)?;
         let out = DeviceBuffer::<f32>::zeroed(stream, in_rows * n.max(2 * blocks))?;
         let group_rows = if experts {
@@ -301,10 +300,10 @@ impl Loops<'_> {
             best_rows: in_rows as i32,
             scale: 1.0,
             limit: self.config.swiglu_limit,
-            format: Format::F16,
+            format: self.numbers.format,
             cols: 0,
             weight_format: 0,
-            terms: self.terms() as i16,
+            terms: self.numbers.terms as i16,
             half: 0,
             picked: 0,
             picks: TypedPtr::NULL,
@@ -312,7 +311,7 @@ impl Loops<'_> {
         // SAFETY: all memory has the sizes that the arguments say, and lives until the stream has been waited for.
         let [short, long] = self.time(|| Ok(unsafe { self.context.launch(launch, &args) }?))?;
         let chunks = (blocks / columns * columns * chunk * SLABS) as f64;
-        let flops = chunks * 2.0 * 64.0 * SLAB as f64 * (share * self.terms()) as f64;
+        let flops = chunks * 2.0 * 64.0 * SLAB as f64 * (share * self.numbers.terms) as f64;
         println!(
             "{:<16}{rows:>6}{:>32}{:>11.0}{:>9.2}{:>11.0}{:>9.2}",
             format!("{product:?} {share} x {tiles}"),
@@ -326,10 +325,6 @@ impl Loops<'_> {
             seconds: long / chunks,
             tiles,
         })
-    }
-
-    fn terms(&self) -> usize {
-        if self.exact { EXACT_TERMS } else { 1 }
     }
 
     /// Seconds of a launch by itself, and of one of many on end.

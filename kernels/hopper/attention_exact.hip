@@ -61,15 +61,15 @@ struct Work {
   bool alone;                            // no other row of the step reads the keys
 };
 
-DEV Work work_of(const AttentionArgs& a, int kv_head, int chunk, int position) {
-  // first_row, rows, first_position, slot; full, window, window_pages
-  const int4* at = (const int4*)(a.step.chunks + chunk);
-  const int4 rows = __ldg(at), tables = __ldg(at + 1);
+struct ChunkWords { int4 v[2]; };         // so that it is loaded at once
+DEV Work work_of(const AttentionArgs& a, int kv_head, int index, int position) {
+  const int4* at = (const int4*)(a.step.chunks + index);
+  const ChunkInfo chunk = __builtin_bit_cast(ChunkInfo, ChunkWords{__ldg(at), __ldg(at + 1)});
   Work w;
   w.kv = a.kv + (i64)kv_head * a.head_bytes;
-  w.pages = PageTable{a.step.tables + (a.windowed ? tables.y : tables.x), a.windowed ? tables.z : 0x7fffffff};
+  w.pages = page_table(a, chunk);
   w.last = position, w.first = first_visible_key(a, position);
-  w.written = rows.z / KV_PAGE, w.alone = rows.y == 1;
+  w.written = chunk.first_position / KV_PAGE, w.alone = chunk.rows == 1;
   return w;
 }
 

@@ -44,9 +44,12 @@ const PREFILL_ROWS: usize = 32;
 pub const TEAM_ROWS: usize = 8;
 const PAIR_ROWS: usize = 64;
 /// Octets of keys in the ring buffer of a warp of exact attention, and bytes of an octet: keys and values, in float32.
-/// So six blocks of four warps fit on a multiprocessor, with the query and zeros.
+/// So six blocks of four warps fit on a multiprocessor, each with its query (eight heads of 64 dims in float64) and a row of
+/// zeros.
 const EXACT_STAGES: usize = 2;
 const EXACT_STAGE_BYTES: usize = 2 * 8 * 64 * 4;
+const EXACT_QUERY_BYTES: usize = 8 * 64 * 8;
+const EXACT_ZEROS_BYTES: usize = 64 * 4;
 /// A partial sum of decode attention.
 const PARTIAL_BYTES: usize = 8 * (64 + 2) * 4;
 
@@ -89,7 +92,7 @@ const WRITTEN: [Kernel; 20] = [
     prefill(F16),
     prefill(Bf16),
     Kernel::written(Op::AttentionExact, "hopper/attention_exact.hip", 128)
-        .sharing(4 * EXACT_STAGES * (EXACT_STAGE_BYTES + BARRIER_BYTES) + 8 * 64 * 8 + 64 * 4)
+        .sharing(4 * EXACT_STAGES * (EXACT_STAGE_BYTES + BARRIER_BYTES) + EXACT_QUERY_BYTES + EXACT_ZEROS_BYTES)
         .within(HEADS),
     pack(W16),
     pack(Mxfp4),

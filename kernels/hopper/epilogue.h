@@ -37,9 +37,6 @@ struct Place {
   int* best_index;
 };
 
-// A sum times the scale, which is a power of two.
-DEV float product(float sum, float scale) { return sum * scale; }
-
 DEV float2 bias_pair(const GemmArgs& a, int group, int row) {
   return row < a.n ? *(const float2*)(a.bias + (i64)group * a.n + row) : make_float2(0.f, 0.f);
 }
@@ -55,7 +52,7 @@ template <int N, class F> DEV void for_each_pair(const GemmArgs& a, const Place&
 #pragma unroll
     for (int t = 0; t < 2; t++)
       if (8 * j + t < rows)
-        f(first + (i64)(8 * j + t) * a.n, product(acc[4 * j + t], a.scale), product(acc[4 * j + 2 + t], a.scale));
+        f(first + (i64)(8 * j + t) * a.n, acc[4 * j + t] * a.scale, acc[4 * j + 2 + t] * a.scale);
 }
 
 struct Plain {
@@ -182,7 +179,7 @@ struct QkvStore : Qkv {
       float x[2], y[2];
 #pragma unroll
       for (int t = 0; t < 2; t++) {
-        x[t] = product(acc[4 * j + t], a.scale) + p.bias.x, y[t] = product(acc[4 * j + 2 + t], a.scale) + p.bias.y;
+        x[t] = acc[4 * j + t] * a.scale + p.bias.x, y[t] = acc[4 * j + 2 + t] * a.scale + p.bias.y;
         if (unit.value) continue;
         rotate(x[t], y[t], tokens.cos[j][t], tokens.sin[j][t]);
         x[t] = mul_rn(x[t], scale), y[t] = mul_rn(y[t], scale);
@@ -275,7 +272,7 @@ template <int N> struct QkvStoreTile {
           float x[2], y[2];
 #pragma unroll
           for (int t = 0; t < 2; t++) {
-            x[t] = product(acc[4 * j + t], a.scale) + p.bias.x, y[t] = product(acc[4 * j + 2 + t], a.scale) + p.bias.y;
+            x[t] = acc[4 * j + t] * a.scale + p.bias.x, y[t] = acc[4 * j + 2 + t] * a.scale + p.bias.y;
             if (mine.value) continue;
             rotate(x[t], y[t], cos[j][t], sin[j][t]);
             x[t] = mul_rn(x[t], factor), y[t] = mul_rn(y[t], factor);
@@ -340,8 +337,8 @@ struct AttnOut : OfPlan {
         const float* sum = acc + pair / 2 * 4 + pair % 2;
         if (pair < PAIRS && token(pair) < rows)
           *(float2*)(a.out + first + (i64)token(pair) * a.n) =
-              make_float2(old[i].x + (product(sum[0], a.scale) + bias.x),
-                          old[i].y + (product(sum[2], a.scale) + bias.y));
+              make_float2(old[i].x + (sum[0] * a.scale + bias.x),
+                          old[i].y + (sum[2] * a.scale + bias.y));
       }
     }
   }
@@ -380,7 +377,7 @@ struct Mlp2 : Plain {
       for (int j = 0; j < N / 8; j++, at += 8 * (i64)a.n)
 #pragma unroll
         for (int t = 0; t < 2; t++) {
-          const float v0 = product(acc[4 * j + t], a.scale), v1 = product(acc[4 * j + 2 + t], a.scale);
+          const float v0 = acc[4 * j + t] * a.scale, v1 = acc[4 * j + 2 + t] * a.scale;
           store_below(rows, 8 * j + t, at + t * a.n, pack_finite(v0 + bias.x, v1 + bias.y));
         }
     } else {
@@ -408,7 +405,7 @@ struct Mlp1 : Plain {
       if (TERMS == 1 && j > 0 && j % AT_ONCE == 0 && p.chunk.rows <= 8 * j) break;
       float v[2];
       for (int t = 0; t < 2; t++)
-        v[t] = gated_unit(product(acc[4 * j + t], a.scale) + bias.x, product(acc[4 * j + 2 + t], a.scale) + bias.y,
+        v[t] = gated_unit(acc[4 * j + t] * a.scale + bias.x, acc[4 * j + 2 + t] * a.scale + bias.y,
                           a.limit, TERMS > 1, [](float x) { return expf(x); });
       u16* at = first + 8 * j * SLAB;                      // the swizzle repeats every eight rows
 #pragma unroll
@@ -444,7 +441,7 @@ struct GreedyLogits : Unembedding {
       float v[2];
       int index[2];
       for (int t = 0; t < 2; t++) {
-        const float first = product(acc[4 * j + t], a.scale), second = product(acc[4 * j + 2 + t], a.scale);
+        const float first = acc[4 * j + t] * a.scale, second = acc[4 * j + 2 + t] * a.scale;
         const bool later = second > first || first != first;
         v[t] = exists ? (later ? second : first) : -INFINITY;
         index[t] = p.row + later;

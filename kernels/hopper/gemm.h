@@ -24,7 +24,6 @@
 // a single row it waits for the row and its picks alone, and not for that kernel's end. What a block does with a single
 // row's experts it finds before it knows which they are.
 #pragma once
-#include <type_traits>
 #include "by_warps.h"
 #include "epilogue.h"
 #include "instruction.h"
@@ -357,7 +356,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       for (int u = 0; u < UNITS; u++) {
         f32x4 v = bias[u];
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = product(sum[0][8 * u + 2 * t + i % 2 * 4 + i / 2], a.scale) + bias[u][i];
+        for (int i = 0; i < 4; i++) v[i] = sum[0][8 * u + 2 * t + i % 2 * 4 + i / 2] * a.scale + bias[u][i];
         if (exists(u)) Op::store_four(out + u * Weights::UNIT_ROWS, v);
       }
     }
@@ -397,9 +396,9 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 #pragma unroll
         for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
       };
-      if (TERMS == 1) load_ahead();
+      if (TERMS == 1) load_ahead();                        // `exact` has no registers for it meanwhile
       if (PLANNED) follow(a);                              // a second time returns at once
-      if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum), load_ahead();      // registers are few before
+      if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum), load_ahead();
       else if constexpr (T::BY_WARPS) ByWarps<Gemm, N, M>::multiply(a, p, sum);
       else if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum, [] {});
       else multiply_codes<N, M>(a, p, sum);
@@ -442,7 +441,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   static DEV Place place_of(const Chunk& c, int m, float2 bias) {
     return {c, row_of(c, m), LANE % 4, bias, nullptr, nullptr};
   }
-  // What the epilogue needs, loaded before the product, which hides the way from memory.
+  // What the epilogue needs, in `fast` loaded before the product, which hides the way from memory.
   template <int N> struct Ahead {
     float2 bias;
     typename Op::template Tokens<N / 8> tokens;
@@ -656,11 +655,12 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       for (int i = 0; i < COUNT; i++) sum[m][i] = add_rn(sum[m][i], more[m][i]);
   }
 
-  // Decoded weights serve all terms. Where registers are few a wide tile's halves take turns at the accumulators.
+  // Decoded weights serve all terms. A thread of three warpgroups has 160 registers. Beside a tile's sums and, of MXFP4,
+  // 32 for two slabs' weights they hold fresh accumulators of 96 tokens: halves of wider tiles take turns at them.
   template <int N, int M, int COUNT>
   static DEV void multiply_slabs(Pipe& p, const CodesAt& at, float (&sum)[M][N / 2]) {
-    constexpr int HALF = N > 96 && T::WARPGROUPS > 2 ? (N / 2 + 7) / 8 * 8 : N;
-    u64 tokens[COUNT], weights[COUNT];
+    constexpr int AT_ONCE = 96, HALF = N > AT_ONCE && T::WARPGROUPS > 2 ? (N / 2 + 7) / 8 * 8 : N;
+    u64 tokens[COUNT], weights[COUNT];                     // weights: of 16 bits, else fragments
     u32 fragment[COUNT][4][M][4];
     Pipe ahead = p;
 #pragma unroll

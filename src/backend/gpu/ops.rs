@@ -47,7 +47,7 @@ pub struct Numbers {
     pub kv: Format,
     /// Terms an activation: 1 in `fast`.
     pub terms: usize,
-    /// Float64 sums, to the letter of the float32 baseline where a GPU can.
+    /// Products, norms and attention as close to the float32 baseline as a GPU can, see `exact` in ARCHITECTURE.md.
     pub exact: bool,
 }
 

@@ -352,7 +352,8 @@ pub fn is_exact(options: &Options) -> bool {
     options.precision == Some(Precision::Exact)
 }
 
-fn numbers(options: &Options, format: args::Format) -> Numbers {
+/// What a model's values are computed in, whose activations are in this format.
+pub fn numbers(options: &Options, format: args::Format) -> Numbers {
     let exact = is_exact(options);
     let terms = match (exact, format) {
         (false, _) => 1,
