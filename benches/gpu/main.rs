@@ -6,12 +6,14 @@
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- draws
 //!     cargo bench --bench gpu --features cuda -- loops [--shape 120b] [--precision exact]
+//!     cargo bench --bench gpu --features cuda -- sums
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
 //!
 //! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
 //! every kernel, by events on the device, and whole steps, over batch sizes. `draws` times sampling from whole rows on
-//! the host. `warmup` times `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory. Requests are
-//! greedy without `--temperature`, and end tokens are ignored, so that all answers have the given length.
+//! the host. `sums` says what Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup` times
+//! `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory. Requests are greedy without
+//! `--temperature`, and end tokens are ignored, so that all answers have the given length.
 
 #![allow(missing_docs)]
 
@@ -21,9 +23,12 @@ mod machine;
 mod ops;
 #[path = "../../tests/common/plans.rs"]
 mod plans;
+mod sums;
 #[path = "../../tests/common/synthetic.rs"]
 mod synthetic;
 mod warmup;
+#[path = "../../tests/common/wgmma.rs"]
+mod wgmma;
 mod workloads;
 
 use clap::{Parser, Subcommand};
@@ -86,6 +91,8 @@ enum Part {
     Machine,
     /// The products' inner loops on end, and what workloads could reach with them.
     Loops,
+    /// What the sums of Hopper's `exact` lose, by emulation.
+    Sums(sums::Args),
 }
 
 impl Args {
@@ -163,5 +170,9 @@ fn main() -> anyhow::Result<()> {
         Part::Warmup(part) => warmup::run(&args, part),
         Part::Machine => machine::run(&args),
         Part::Loops => loops::run(&args),
+        Part::Sums(part) => {
+            sums::run(&args, part);
+            Ok(())
+        }
     }
 }

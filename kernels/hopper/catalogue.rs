@@ -15,7 +15,7 @@ pub static FAMILY: Family = Family {
     devices: &["sm_9"],
     wave: WARP,
     term_shift: 0,
-    // 16 products and what they are added to are cut off at a common place, 2^-25 of the largest.
+    // 16 products and what they are added to are cut off at a common place, 2^-25 of the largest (arXiv:2512.07004).
     sum_error: [2.0, 16.0],
     kernels: &KERNELS,
 };

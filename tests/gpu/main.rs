@@ -10,6 +10,8 @@ mod oracle;
 mod plans;
 #[path = "../common/synthetic.rs"]
 mod synthetic;
+#[path = "../common/wgmma.rs"]
+mod wgmma;
 
 mod answers;
 mod closeness;

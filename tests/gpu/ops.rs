@@ -12,6 +12,7 @@ use super::answers::options;
 use super::oracle;
 use super::plans::Sequences;
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
+use super::wgmma;
 use bounds::Bounds;
 use getp::backend::gpu::args::Format;
 use getp::backend::gpu::memory::SharedDriver;
