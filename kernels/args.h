@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint fb3865077d4d137c) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 63c51ca76a0cf06c) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -23,6 +23,8 @@ enum : int {
   SLAB = 64,                    // K elements in a slab of tiled activations and in a k block of packed weights
   SLABS_TOGETHER = 8,           // slabs whose sums, with 16-bit weights, Hopper's `exact` adds up in float32, before it
                                 // adds up what comes of these
+  SLABS_CHAINED = 2,            // slabs whose products, with MXFP4 weights, Hopper's `exact` adds up in one accumulator
+                                // of the tensor cores
   GROUP_ALIGN = 8,              // an expert's rows start at a multiple of this
   FLUSHING_TERM_SHIFT = 11,     // TERM_SHIFT of gpu/gpu.h where the matrix cores flush subnormals: on AMD, and on the
                                 // CPU that emulates it

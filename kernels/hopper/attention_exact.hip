@@ -61,7 +61,7 @@ struct Work {
   bool alone;                            // no other row of the step reads the keys
 };
 
-struct ChunkWords { int4 v[2]; };         // so that it is loaded at once
+struct ChunkWords { int4 v[2]; };         // a ChunkInfo, for two loads of 16 bytes
 DEV Work work_of(const AttentionArgs& a, int kv_head, int index, int position) {
   const int4* at = (const int4*)(a.step.chunks + index);
   const ChunkInfo chunk = __builtin_bit_cast(ChunkInfo, ChunkWords{__ldg(at), __ldg(at + 1)});

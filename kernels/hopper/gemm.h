@@ -396,7 +396,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 #pragma unroll
         for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
       };
-      if (TERMS == 1) load_ahead();                        // `exact` has no registers for it meanwhile
+      if (TERMS == 1) load_ahead();                        // `exact` has no registers for it during the product
       if (PLANNED) follow(a);                              // a second time returns at once
       if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum), load_ahead();
       else if constexpr (T::BY_WARPS) ByWarps<Gemm, N, M>::multiply(a, p, sum);
@@ -627,11 +627,11 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     }
   }
 
-  // `exact`: so many slabs at once are summed in fresh accumulators, low terms first: of 16-bit weights one, of MXFP4
-  // two, whose products are so short that wgmma loses little of them. What comes of these is added up in float32, which
-  // rounds to nearest as wgmma does not; of 16-bit weights SLABS_TOGETHER at a time, and then their sums, so that no
-  // chain of additions is long.
-  enum : int { EXACT_SLABS = IS_W16 ? 1 : 2 };
+  // `exact`: so many slabs at once are summed in fresh accumulators, low terms first: one with 16-bit weights,
+  // SLABS_CHAINED with MXFP4, whose products are so short that wgmma loses little of them. What comes of these is added
+  // up in float32, which rounds to nearest as wgmma does not: with 16-bit weights SLABS_TOGETHER at a time, and then
+  // their sums, so that no chain of additions is long.
+  enum : int { EXACT_SLABS = IS_W16 ? 1 : SLABS_CHAINED };
   template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     const CodesAt at(p);
     if constexpr (IS_W16) {
@@ -645,6 +645,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     } else {
       int k = 0;
       for (; k + EXACT_SLABS <= a.k_blocks; k += EXACT_SLABS) multiply_slabs<N, M, EXACT_SLABS>(p, at, sum);
+      static_assert(EXACT_SLABS == 2, "at most one is left");
       if (k < a.k_blocks) multiply_slabs<N, M, 1>(p, at, sum);
     }
   }
@@ -660,7 +661,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   template <int N, int M, int COUNT>
   static DEV void multiply_slabs(Pipe& p, const CodesAt& at, float (&sum)[M][N / 2]) {
     constexpr int AT_ONCE = 96, HALF = N > AT_ONCE && T::WARPGROUPS > 2 ? (N / 2 + 7) / 8 * 8 : N;
-    u64 tokens[COUNT], weights[COUNT];                     // weights: of 16 bits, else fragments
+    u64 tokens[COUNT], weights[COUNT];                     // descriptors; MXFP4's weights are in `fragment`
     u32 fragment[COUNT][4][M][4];
     Pipe ahead = p;
 #pragma unroll

@@ -1,7 +1,7 @@
 //! Sums of Hopper's tensor cores, computed on the CPU by the model of Khattak and Mikaitis ("Accurate Models of NVIDIA
 //! Tensor Cores", arXiv:2512.07004), which they compared with an H100. It was not compared with a device here.
 
-use getp::backend::gpu::args::SLAB;
+use getp::backend::gpu::args::{SLAB, SLABS_CHAINED, SLABS_TOGETHER};
 use half::f16;
 
 /// Products that are added at once.
@@ -35,12 +35,22 @@ fn truncated(x: f64) -> f32 {
     f64::from_bits(x.to_bits() >> beyond << beyond) as f32
 }
 
-/// FP16 terms of an activation, the first one its nearest FP16.
+/// The nearest FP16 numbers.
+pub fn fp16(values: &[f32]) -> Vec<f32> {
+    values.iter().map(|&x| f16::from_f32(x).to_f32()).collect()
+}
+
+/// The two FP16 terms of each activation: the nearest number, and the one nearest to what that leaves.
 pub fn terms(x: &[f32]) -> [Vec<f32>; 2] {
-    let nearest = |x: f32| f16::from_f32(x).to_f32();
-    let first: Vec<f32> = x.iter().map(|&x| nearest(x)).collect();
-    let second = x.iter().zip(&first).map(|(x, first)| nearest(x - first)).collect();
-    [first, second]
+    let first = fp16(x);
+    let left: Vec<f32> = x.iter().zip(&first).map(|(x, first)| x - first).collect();
+    [first, fp16(&left)]
+}
+
+/// Each weight times the sum of its activation's terms, exactly.
+pub fn products(w: &[f32], terms: &[Vec<f32>]) -> impl Iterator<Item = f64> {
+    let activation = |i: usize| terms.iter().map(|term| f64::from(term[i])).sum::<f64>();
+    w.iter().enumerate().map(move |(i, &w)| f64::from(w) * activation(i))
 }
 
 /// What one accumulator has after the products with all terms, the last term's first.
@@ -54,7 +64,7 @@ fn chain(w: &[f32], terms: &[&[f32]]) -> f32 {
     sum
 }
 
-/// The sums of `slabs` slabs at a time, each of a chain of its own.
+/// The sums of so many slabs each, every one in an accumulator of its own. `w.len()` slabs are always all.
 pub fn chains(w: &[f32], terms: &[Vec<f32>], slabs: usize) -> Vec<f32> {
     let starts = (0..w.len()).step_by(slabs * SLAB);
     let of = |from: usize| {
@@ -65,7 +75,17 @@ pub fn chains(w: &[f32], terms: &[Vec<f32>], slabs: usize) -> Vec<f32> {
     starts.map(of).collect()
 }
 
-/// Sums of so many at a time, and then of what comes of these, rounded to nearest.
+/// Adds so many sums at a time, and then what comes of these, in float32.
 pub fn in_groups(sums: &[f32], together: usize) -> f32 {
     sums.chunks(together).map(|part| part.iter().sum::<f32>()).sum()
+}
+
+/// The sum of an element of a product in `exact` with 16-bit weights.
+pub fn exact_w16(w: &[f32], terms: &[Vec<f32>]) -> f32 {
+    in_groups(&chains(w, terms, 1), SLABS_TOGETHER)
+}
+
+/// The same with MXFP4 weights.
+pub fn exact_mxfp4(w: &[f32], terms: &[Vec<f32>]) -> f32 {
+    chains(w, terms, SLABS_CHAINED).iter().sum()
 }

@@ -31,6 +31,8 @@ shared! {
         SLAB: usize = 64;
         /// slabs whose sums, with 16-bit weights, Hopper's `exact` adds up in float32, before it adds up what comes of these
         SLABS_TOGETHER: usize = 8;
+        /// slabs whose products, with MXFP4 weights, Hopper's `exact` adds up in one accumulator of the tensor cores
+        SLABS_CHAINED: usize = 2;
         /// an expert's rows start at a multiple of this
         GROUP_ALIGN: usize = 8;
         /// TERM_SHIFT of `gpu/gpu.h` where the matrix cores flush subnormals: on AMD, and on the CPU that emulates it

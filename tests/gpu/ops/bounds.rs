@@ -5,8 +5,8 @@
 //! magnitudes, in any order (a matrix unit may also truncate), and the result by the roundoff of its format.
 
 use super::oracle::{self, Reals};
-use super::wgmma::{chains, in_groups, terms};
-use getp::backend::gpu::args::{Format, SLAB, SLABS_TOGETHER};
+use super::wgmma::{chains, exact_mxfp4, exact_w16, products, terms};
+use getp::backend::gpu::args::{Format, SLAB, SLABS_CHAINED, SLABS_TOGETHER};
 use getp::backend::gpu::family;
 use getp::backend::gpu::ops::Numbers;
 use getp::backend::gpu::target::Target;
@@ -89,7 +89,7 @@ impl Bounds {
 
     /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of a slab's
     /// products, which it adds in float64. On Hopper they are of a slab's, which it adds in float32, so many together, and
-    /// then what comes of these; or, with MXFP4 weights, of two slabs', one after the other. The bound is for both.
+    /// then what comes of these; or, with MXFP4 weights, of some slabs', one after the other. The bound is for both.
     fn sum(&self, n: usize) -> f64 {
         let table = self.target.family.table();
         let [share, more] = table.sum_error;
@@ -98,7 +98,7 @@ impl Bounds {
             (false, _) => (n, 0),
             (true, "hopper") => {
                 let in_groups = slabs.min(SLABS_TOGETHER) + slabs.div_ceil(SLABS_TOGETHER);
-                (2 * SLAB, in_groups.max(slabs.div_ceil(2)))
+                (SLABS_CHAINED * SLAB, in_groups.max(slabs.div_ceil(SLABS_CHAINED)))
             }
             (true, _) => (SLAB, 0),
         };
@@ -272,10 +272,8 @@ fn emulated_sums_keep_to_their_bounds() {
     type Sum = fn(&[f32], &[Vec<f32>]) -> f32;
     let ways: [(&str, usize, usize, Sum); 3] = [
         ("fast", 1, usize::MAX, |w, x| chains(w, x, w.len())[0]),
-        ("exact, 16 bits", 2, SLAB, |w, x| {
-            in_groups(&chains(w, x, 1), SLABS_TOGETHER)
-        }),
-        ("exact, MXFP4", 2, 2 * SLAB, |w, x| chains(w, x, 2).iter().sum()),
+        ("exact, 16 bits", 2, SLAB, exact_w16),
+        ("exact, MXFP4", 2, SLABS_CHAINED * SLAB, exact_mxfp4),
     ];
     let mut rng = ChaCha8Rng::seed_from_u64(9);
     let mut normal = |n: usize| -> Vec<f32> { (0..n).map(|_| rng.sample(StandardNormal)).collect() };
@@ -289,9 +287,8 @@ fn emulated_sums_keep_to_their_bounds() {
         for (way, count, chain, sum) in ways {
             let share = |[w, x]: &[Vec<f32>; 2]| {
                 let x = &terms(x)[..count];
-                let product = |i: usize| f64::from(w[i]) * x.iter().map(|term| f64::from(term[i])).sum::<f64>();
-                let size: f64 = (0..n).map(|i| product(i).abs()).sum();
-                let error = (f64::from(sum(w, x)) - (0..n).map(product).sum::<f64>()).abs();
+                let size: f64 = products(w, x).map(f64::abs).sum();
+                let error = (f64::from(sum(w, x)) - products(w, x).sum::<f64>()).abs();
                 error / (bounds(count > 1).sum(n) * size)
             };
             let shares = [&random, &random.each_ref().map(|v| positive(v)), &lost(n, chain)].map(share);

@@ -207,8 +207,8 @@ fn chunk_units(kernel: &Kernel) -> usize {
 
 /// The tile, of those for many rows, whose busiest multiprocessor is done first: rounds of chunks, each of so many weight
 /// rows times the tile's tokens and their terms, unless these arrive more slowly (128 bytes of a row or token, some 70 a
-/// cycle, take the unit of time), or the pipeline's stages do. Of equals the first. What rotates and stores behind a tile of qkv counts, too
-/// (of attn_out alike for all).
+/// cycle, take the unit of time), or the pipeline's stages do. Of equals the first. What rotates and stores behind a
+/// tile of qkv counts, too (of attn_out alike for all).
 fn shortest<'a>(
     kernels: impl Iterator<Item = &'a &'static Kernel>,
     shape: &GemmShape,
