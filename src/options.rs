@@ -1,94 +1,157 @@
-//! The options, from the environment or from a C struct.
+//! The options, from the environment or from a C struct: one table of them.
+
+mod values;
+
+pub use values::{DeviceChoice, Precision, Print, RUNTIMES, Written};
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::PathBuf;
-use std::str::FromStr;
+use values::{AutoOr, Devices, FilePath, Number, PRECISION, PRINT, SWITCH, read};
 
-/// The arithmetic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Precision {
-    /// float64 sums: on the CPU the eval program's logits bit for bit, on GPUs within a tolerance.
-    Exact,
-    /// The fastest arithmetic within the tolerances that ARCHITECTURE.md states.
-    Fast,
+/// Passes the table of options to a macro. Of each option a row says what it does; its name in Rust and in `getp_options`;
+/// what it is, and by default; its variable; how its values are written.
+///
+/// README.md has the same table for users, and `abi/options.rs` the C struct, which cbindgen can read only there.
+macro_rules! table {
+    ($then:ident) => {
+        $then! {
+            /// The arithmetic; `None` is the backend's default.
+            precision: Option<Precision> = None, "GETP_PRECISION", PRECISION;
+            /// Where the model runs.
+            device: DeviceChoice = DeviceChoice::Auto, "GETP_DEVICE", Devices;
+            /// Threads of the CPU backend, and threads that tokenize, sample and pack weights on the host; 0 is one a core.
+            threads: usize = 0, "GETP_THREADS", Number(0..=4096);
+            /// The most sequences in one step; `None` is the backend's default.
+            max_batch: Option<usize> = None, "GETP_MAX_BATCH", Number(1..=1 << 16);
+            /// The most tokens in one step; `None` is the backend's default.
+            step_tokens: Option<usize> = None, "GETP_STEP_TOKENS", Number(1..=MAX_STEP_TOKENS);
+            /// The most memory for a device's KV cache in MiB; 0 sizes it from free memory.
+            kv_mb: usize = 0, "GETP_KV_MB", Number(0..=MAX_MB);
+            /// GPUs that make a replica together; `None` takes as few as have room.
+            group: Option<usize> = None, "GETP_GROUP", AutoOr(Number(1..=1024));
+            /// The most memory to use on each GPU in MiB; 0 is all that is free.
+            device_mb: usize = 0, "GETP_DEVICE_MB", Number(0..=MAX_MB);
+            /// What to print of each request on stdout.
+            print: Print = Print::Text, "GETP_PRINT", PRINT;
+            /// A progress bar on stderr, if that is a terminal.
+            progress: bool = true, "GETP_PROGRESS", SWITCH;
+            /// Time each stage and print a table at the end.
+            profile: bool = false, "GETP_PROFILE", SWITCH;
+            /// The file to write the logits of every position to, prompts included. Each inference overwrites it.
+            logits: Option<PathBuf> = None, "GETP_LOGITS", FilePath;
+            /// Refuse weights that are not finite and prompts that would be cut, instead of printing a line.
+            strict: bool = false, "GETP_STRICT", SWITCH;
+        }
+    };
 }
+pub(crate) use table;
 
-/// Where the model runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// On every GPU that can be used, or on the CPU if there is none.
-    #[default]
-    Auto,
-    /// On the CPU.
-    Cpu,
-    /// On GPUs of one runtime.
-    Gpu {
-        /// One of [`RUNTIMES`].
-        runtime: &'static str,
-        /// The devices' numbers, each once; empty for all devices.
-        ordinals: Vec<usize>,
-    },
+// The largest numbers are far above what any machine needs: they only keep a mistyped one from allocating terabytes.
+const MAX_STEP_TOKENS: usize = 1 << 20;
+const MAX_MB: usize = 1 << 24;
+
+/// Makes of the table: the options, what is chosen of them in one place, and the names that choose.
+macro_rules! options {
+    ($(
+        $(#[$doc:meta])*
+        $field:ident: $type:ty = $default:expr, $variable:literal, $kind:expr;
+    )*) => {
+        /// All options, with defaults filled in.
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct Options {
+            $(
+                $(#[$doc])*
+                #[doc = concat!("\n\nIn the environment `", $variable, "`.")]
+                pub $field: $type,
+            )*
+            /// What has set them.
+            pub names: Names,
+            /// End tokens do not end answers, so that benchmarks get answers of a given length. No environment variable
+            /// sets it.
+            pub ignore_end: bool,
+            /// What this process has of a machine that it shares with other ranks. No environment variable sets it.
+            #[cfg(feature = "mpi")]
+            pub part: Part,
+        }
+
+        impl Default for Options {
+            fn default() -> Self {
+                Self {
+                    $($field: $default,)*
+                    names: Names::default(),
+                    ignore_end: false,
+                    #[cfg(feature = "mpi")]
+                    part: Part::default(),
+                }
+            }
+        }
+
+        /// For each option the name by which the user has set it, for messages: a field of the C struct, or else the
+        /// variable.
+        #[allow(missing_docs)] // the fields are the options
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct Names {
+            $(pub $field: &'static str,)*
+        }
+
+        impl Default for Names {
+            fn default() -> Self {
+                Self { $($field: $variable,)* }
+            }
+        }
+
+        /// Every environment variable that is read.
+        pub const VARIABLES: &[&str] = &[$($variable),*];
+
+        /// The options that are set so far, `None` where not set, and by what. The C struct is read first, then of the
+        /// environment what that has left.
+        #[derive(Clone, Debug, Default)]
+        pub struct Choices {
+            $(
+                #[doc = concat!("See [`Options::", stringify!($field), "`].")]
+                pub $field: Option<$type>,
+            )*
+            /// What has set them.
+            pub names: Names,
+        }
+
+        impl Choices {
+            $(
+                #[doc = concat!("Sets [`Options::", stringify!($field), "`], as `name` says.")]
+                pub fn $field(&mut self, name: &'static str, written: Written<'_>) -> Result<()> {
+                    self.$field = Some(read(&$kind, name, written)?);
+                    self.names.$field = name;
+                    Ok(())
+                }
+            )*
+
+            /// Reads the variables of what is not set yet; the others may hold anything. One with an empty value counts
+            /// as not set.
+            pub fn or_variables(mut self, variable: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
+                $(
+                    if self.$field.is_none()
+                        && let Some(text) = variable($variable).filter(|text| !text.is_empty())
+                    {
+                        self.$field($variable, Written::Text(&text))?;
+                    }
+                )*
+                Ok(self)
+            }
+
+            fn or_default(self) -> Options {
+                let default = Options::default();
+                Options {
+                    $($field: self.$field.unwrap_or(default.$field),)*
+                    names: self.names,
+                    ..default
+                }
+            }
+        }
+    };
 }
-
-/// What is printed of each request on stdout.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Print {
-    /// Nothing.
-    Nothing,
-    /// The prompt followed by the answer, as the eval program's own code prints them.
-    #[default]
-    Text,
-    /// The request's number in brackets, followed by the answer.
-    Answer,
-}
-
-/// The GPU runtimes that can be named. `simt` emulates a GPU on the CPU, for tests.
-pub const RUNTIMES: &[&str] = if cfg!(feature = "simt") {
-    &["hip", "cuda", "simt"]
-} else {
-    &["hip", "cuda"]
-};
-
-/// All options, with defaults filled in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// `GETP_PRECISION=exact|fast`; `None` is the backend's default.
-    pub precision: Option<Precision>,
-    /// `GETP_DEVICE=auto|cpu|hip|cuda`, the last two optionally with devices' numbers (`cuda:0,2`).
-    pub device: DeviceChoice,
-    /// `GETP_THREADS=N`: threads of the CPU backend, and threads that tokenize, sample and pack weights on the host; 0 is one a
-    /// core.
-    /// Packing weights for GPUs takes one a core in any case.
-    pub threads: usize,
-    /// `GETP_MAX_BATCH=N`: the most sequences in one step; `None` is the backend's default.
-    pub max_batch: Option<usize>,
-    /// `GETP_STEP_TOKENS=N`: the most tokens in one step; `None` is the backend's default.
-    pub step_tokens: Option<usize>,
-    /// `GETP_KV_MB=N`: the most memory for a device's KV cache in MiB; 0 sizes it from free memory.
-    pub kv_mb: usize,
-    /// `GETP_GROUP=auto|N`: GPUs that make a replica together; `None` takes as few as have room.
-    pub group: Option<usize>,
-    /// `GETP_DEVICE_MB=N`: the most memory to use on each GPU in MiB; 0 is all that is free.
-    pub device_mb: usize,
-    /// `GETP_PRINT=0|1|answer`: what to print of each request on stdout.
-    pub print: Print,
-    /// `GETP_PROGRESS=0|1`: a progress bar on stderr, if that is a terminal.
-    pub progress: bool,
-    /// `GETP_PROFILE=0|1`: time each stage and print a table at the end.
-    pub profile: bool,
-    /// `GETP_LOGITS=FILE`: write the logits of every position, prompts included, to FILE. Each inference overwrites it.
-    pub logits: Option<PathBuf>,
-    /// `GETP_STRICT=0|1`: refuse weights that are not finite and prompts that would be cut, instead of printing a line.
-    pub strict: bool,
-    /// End tokens do not end answers, so that benchmarks get answers of a given length. No environment variable sets
-    /// it.
-    pub ignore_end: bool,
-    /// What this process has of a machine that it shares with other ranks. No environment variable sets it.
-    #[cfg(feature = "mpi")]
-    pub part: Part,
-}
+table!(options);
 
 /// What a process has of a machine that it shares with other ranks.
 #[cfg(feature = "mpi")]
@@ -109,55 +172,6 @@ impl Default for Part {
         }
     }
 }
-
-/// The options that are set in one place, `None` where not set. A C struct goes before the environment, and that before
-/// the defaults.
-#[derive(Clone, Debug, Default)]
-pub struct Choices {
-    /// See [`Options::precision`].
-    pub precision: Option<Precision>,
-    /// See [`Options::device`].
-    pub device: Option<DeviceChoice>,
-    /// See [`Options::threads`].
-    pub threads: Option<usize>,
-    /// See [`Options::max_batch`].
-    pub max_batch: Option<usize>,
-    /// See [`Options::step_tokens`].
-    pub step_tokens: Option<usize>,
-    /// See [`Options::kv_mb`].
-    pub kv_mb: Option<usize>,
-    /// See [`Options::group`]; `Some(None)` is `auto`.
-    pub group: Option<Option<usize>>,
-    /// See [`Options::device_mb`].
-    pub device_mb: Option<usize>,
-    /// See [`Options::print`].
-    pub print: Option<Print>,
-    /// See [`Options::progress`].
-    pub progress: Option<bool>,
-    /// See [`Options::profile`].
-    pub profile: Option<bool>,
-    /// See [`Options::logits`].
-    pub logits: Option<PathBuf>,
-    /// See [`Options::strict`].
-    pub strict: Option<bool>,
-}
-
-/// Every environment variable that is read.
-pub const VARIABLES: [&str; 13] = [
-    "GETP_PRECISION",
-    "GETP_DEVICE",
-    "GETP_THREADS",
-    "GETP_MAX_BATCH",
-    "GETP_STEP_TOKENS",
-    "GETP_KV_MB",
-    "GETP_GROUP",
-    "GETP_DEVICE_MB",
-    "GETP_PRINT",
-    "GETP_PROGRESS",
-    "GETP_PROFILE",
-    "GETP_LOGITS",
-    "GETP_STRICT",
-];
 
 /// The most sequences and rows of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,41 +196,10 @@ impl StepLimits {
     };
 }
 
-// Limits far above what any machine needs: they only keep a mistyped value from allocating terabytes.
-const MAX_ORDINAL: usize = 1023;
-const MAX_THREADS: usize = 4096;
-const MAX_BATCH: usize = 1 << 16;
-const MAX_STEP_TOKENS: usize = 1 << 20;
-const MAX_KV_MB: usize = 1 << 24;
-const MAX_GROUP: usize = 1024;
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            precision: None,
-            device: DeviceChoice::Auto,
-            threads: 0,
-            max_batch: None,
-            step_tokens: None,
-            kv_mb: 0,
-            group: None,
-            device_mb: 0,
-            print: Print::Text,
-            progress: true,
-            profile: false,
-            logits: None,
-            strict: false,
-            ignore_end: false,
-            #[cfg(feature = "mpi")]
-            part: Part::default(),
-        }
-    }
-}
-
 impl Options {
     /// The options of the process's environment, or defaults.
     pub fn from_env() -> Result<Self> {
-        Choices::from_env()?.complete()
+        Choices::default().or_env()?.complete()
     }
 
     /// The longest sequence that the KV cache should be able to hold, memory permitting. For a model without
@@ -257,97 +240,28 @@ impl Options {
 }
 
 impl Choices {
-    /// Reads the process's environment, one variable after the other, since reading it whole would copy all of it.
-    pub fn from_env() -> Result<Self> {
-        let set = |name: &'static str| Some((name.into(), std::env::var_os(name)?));
-        Self::from_vars(VARIABLES.into_iter().filter_map(set))
+    /// Reads the process's environment, one variable after the other, since reading it whole would copy all of it. See
+    /// [`Self::or_variables`].
+    pub fn or_env(self) -> Result<Self> {
+        self.or_variables(|name| std::env::var_os(name))
     }
 
-    /// Reads the known variables among `vars`. One with an empty value counts as not set; unknown names are ignored
-    /// here, and found by [`unknown_variables`].
-    pub fn from_vars(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self> {
-        let mut choices = Self::default();
-        for (name, value) in vars {
-            let known = VARIABLES.into_iter().find(|known| name == *known);
-            if let Some(known) = known.filter(|_| !value.is_empty()) {
-                choices.set(known, &value)?;
-            }
-        }
-        Ok(choices)
-    }
-
-    fn set(&mut self, name: &'static str, value: &OsStr) -> Result<()> {
-        match name {
-            "GETP_PRECISION" => self.precision = Some(precision(name, value)?),
-            "GETP_DEVICE" => self.device = Some(device(name, value)?),
-            "GETP_THREADS" => self.threads = Some(number(name, value, 0, MAX_THREADS)?),
-            "GETP_MAX_BATCH" => self.max_batch = Some(number(name, value, 1, MAX_BATCH)?),
-            "GETP_STEP_TOKENS" => self.step_tokens = Some(number(name, value, 1, MAX_STEP_TOKENS)?),
-            "GETP_KV_MB" => self.kv_mb = Some(number(name, value, 0, MAX_KV_MB)?),
-            "GETP_GROUP" => self.group = Some(group(name, value)?),
-            "GETP_DEVICE_MB" => self.device_mb = Some(number(name, value, 0, MAX_KV_MB)?),
-            "GETP_PRINT" => self.print = Some(print(name, value)?),
-            "GETP_PROGRESS" => self.progress = Some(switch(name, value)?),
-            "GETP_PROFILE" => self.profile = Some(switch(name, value)?),
-            "GETP_STRICT" => self.strict = Some(switch(name, value)?),
-            _ => self.logits = Some(PathBuf::from(value)),
-        }
-        Ok(())
-    }
-
-    /// These options, and `other`'s where these are not set.
-    pub fn or(self, other: Self) -> Self {
-        Self {
-            precision: self.precision.or(other.precision),
-            device: self.device.or(other.device),
-            threads: self.threads.or(other.threads),
-            max_batch: self.max_batch.or(other.max_batch),
-            step_tokens: self.step_tokens.or(other.step_tokens),
-            kv_mb: self.kv_mb.or(other.kv_mb),
-            group: self.group.or(other.group),
-            device_mb: self.device_mb.or(other.device_mb),
-            print: self.print.or(other.print),
-            progress: self.progress.or(other.progress),
-            profile: self.profile.or(other.profile),
-            logits: self.logits.or(other.logits),
-            strict: self.strict.or(other.strict),
-        }
-    }
-
-    /// Fills in the defaults, and checks the values.
+    /// Fills in the defaults, and checks what depends on two options.
     pub fn complete(self) -> Result<Options> {
-        let default = Options::default();
-        let max_batch = self
-            .max_batch
-            .map(|n| within("GETP_MAX_BATCH", n, 1, MAX_BATCH))
-            .transpose()?;
+        let options = self.or_default();
         // A step needs a row for each decoding sequence.
-        let least = max_batch.unwrap_or(StepLimits::CPU.max_batch);
-        let step_tokens = self.step_tokens;
-        let step_tokens = step_tokens
-            .map(|n| within("GETP_STEP_TOKENS", n, least, MAX_STEP_TOKENS))
-            .transpose()?;
-        Ok(Options {
-            precision: self.precision,
-            device: self.device.unwrap_or(default.device),
-            threads: within("GETP_THREADS", self.threads.unwrap_or(default.threads), 0, MAX_THREADS)?,
-            max_batch,
-            step_tokens,
-            kv_mb: within("GETP_KV_MB", self.kv_mb.unwrap_or(default.kv_mb), 0, MAX_KV_MB)?,
-            group: match self.group.flatten() {
-                Some(devices) => Some(within("GETP_GROUP", devices, 1, MAX_GROUP)?),
-                None => None,
-            },
-            device_mb: within("GETP_DEVICE_MB", self.device_mb.unwrap_or(0), 0, MAX_KV_MB)?,
-            print: self.print.unwrap_or(default.print),
-            progress: self.progress.unwrap_or(default.progress),
-            profile: self.profile.unwrap_or(default.profile),
-            logits: self.logits,
-            strict: self.strict.unwrap_or(default.strict),
-            ignore_end: false,
-            #[cfg(feature = "mpi")]
-            part: Part::default(),
-        })
+        let sequences = options.max_batch.unwrap_or(StepLimits::CPU.max_batch);
+        match options.step_tokens {
+            Some(rows) if rows < sequences => Err(Error::Option {
+                name: options.names.step_tokens,
+                value: rows.to_string(),
+                known: format!(
+                    "a number from {sequences} (a row for each sequence of {}) to {MAX_STEP_TOKENS}",
+                    options.names.max_batch
+                ),
+            }),
+            _ => Ok(options),
+        }
     }
 }
 
@@ -364,114 +278,63 @@ pub fn unknown_variables(environment: &[u8]) -> Vec<String> {
     unknown
 }
 
-fn precision(name: &'static str, value: &OsStr) -> Result<Precision> {
-    match value.to_str() {
-        Some("exact") => Ok(Precision::Exact),
-        Some("fast") => Ok(Precision::Fast),
-        _ => Err(unknown(name, value, "exact or fast".into())),
-    }
-}
-
-impl FromStr for DeviceChoice {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        device("GETP_DEVICE", OsStr::new(text))
-    }
-}
-
-/// Parses `auto`, `cpu`, a runtime's name, or a runtime's name followed by a colon and numbers separated by commas.
-pub fn device(name: &'static str, value: &OsStr) -> Result<DeviceChoice> {
-    let choice = value.to_str().and_then(|text| match text {
-        "auto" => Some(DeviceChoice::Auto),
-        "cpu" => Some(DeviceChoice::Cpu),
-        _ => gpus(text),
-    });
-    let known = || {
-        format!(
-            "auto, cpu, {} or some of a runtime's devices as in cuda:0,2",
-            RUNTIMES.join(", ")
-        )
-    };
-    choice.ok_or_else(|| unknown(name, value, known()))
-}
-
-fn gpus(text: &str) -> Option<DeviceChoice> {
-    let (name, list) = match text.split_once(':') {
-        Some((name, list)) => (name, Some(list)),
-        None => (text, None),
-    };
-    let runtime = RUNTIMES.iter().find(|runtime| **runtime == name)?;
-    let mut ordinals = Vec::new();
-    for number in list.into_iter().flat_map(|list| list.split(',')) {
-        let ordinal = number.parse().ok().filter(|ordinal| *ordinal <= MAX_ORDINAL)?;
-        if ordinals.contains(&ordinal) {
-            return None;
-        }
-        ordinals.push(ordinal);
-    }
-    Some(DeviceChoice::Gpu { runtime, ordinals })
-}
-
-/// Devices of a replica; `None` is `auto`.
-fn group(name: &'static str, value: &OsStr) -> Result<Option<usize>> {
-    match value.to_str() {
-        Some("auto") => Ok(None),
-        text => text
-            .and_then(|text| text.parse().ok())
-            .filter(|n| (1..=MAX_GROUP).contains(n))
-            .map(Some)
-            .ok_or_else(|| unknown(name, value, format!("auto or a number from 1 to {MAX_GROUP}"))),
-    }
-}
-
-fn print(name: &'static str, value: &OsStr) -> Result<Print> {
-    match value.to_str() {
-        Some("0") => Ok(Print::Nothing),
-        Some("1") => Ok(Print::Text),
-        Some("answer") => Ok(Print::Answer),
-        _ => Err(unknown(name, value, "0, 1 or answer".into())),
-    }
-}
-
-fn switch(name: &'static str, value: &OsStr) -> Result<bool> {
-    match value.to_str() {
-        Some("0") => Ok(false),
-        Some("1") => Ok(true),
-        _ => Err(unknown(name, value, "0 or 1".into())),
-    }
-}
-
-fn number(name: &'static str, value: &OsStr, least: usize, most: usize) -> Result<usize> {
-    value
-        .to_str()
-        .and_then(|text| text.parse().ok())
-        .filter(|n| (least..=most).contains(n))
-        .ok_or_else(|| unknown(name, value, format!("a number from {least} to {most}")))
-}
-
-fn within(name: &'static str, value: usize, least: usize, most: usize) -> Result<usize> {
-    if (least..=most).contains(&value) {
-        return Ok(value);
-    }
-    let known = format!("a number from {least} to {most}");
-    Err(unknown(name, value.to_string().as_ref(), known))
-}
-
-fn unknown(name: &'static str, value: &OsStr, known: String) -> Error {
-    Error::Option {
-        name,
-        value: value.to_string_lossy().into_owned(),
-        known,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use values::Kind;
 
     fn parse(vars: &[(&str, &str)]) -> Result<Options> {
-        Choices::from_vars(vars.iter().map(|(n, v)| (n.into(), v.into())))?.complete()
+        let value = |name: &str| Some(vars.iter().find(|(known, _)| *known == name)?.1.into());
+        Choices::default().or_variables(value)?.complete()
+    }
+
+    /// A value of each variable that is not its default.
+    const OTHERS: &[(&str, &str)] = &[
+        ("GETP_PRECISION", "fast"),
+        ("GETP_DEVICE", "cuda:2,0"),
+        ("GETP_THREADS", "3"),
+        ("GETP_MAX_BATCH", "7"),
+        ("GETP_STEP_TOKENS", "129"),
+        ("GETP_KV_MB", "64"),
+        ("GETP_GROUP", "2"),
+        ("GETP_DEVICE_MB", "65536"),
+        ("GETP_PRINT", "answer"),
+        ("GETP_PROGRESS", "0"),
+        ("GETP_PROFILE", "1"),
+        ("GETP_LOGITS", "/tmp/l"),
+        ("GETP_STRICT", "1"),
+    ];
+
+    /// A row of the table.
+    struct Row {
+        field: &'static str,
+        variable: &'static str,
+        /// What can be written into the variable.
+        known: String,
+    }
+
+    fn rows() -> Vec<Row> {
+        macro_rules! rows {
+            ($($(#[$_doc:meta])* $field:ident: $_type:ty = $_default:expr, $variable:literal, $kind:expr;)*) => {
+                vec![$(Row {
+                    field: stringify!($field),
+                    variable: $variable,
+                    known: $kind.known(Written::Text("".as_ref())),
+                }),*]
+            };
+        }
+        table!(rows)
+    }
+
+    /// The fields in which two differ.
+    fn differing(a: &Options, b: &Options) -> Vec<&'static str> {
+        macro_rules! differing {
+            ($($(#[$_doc:meta])* $field:ident: $_type:ty = $_default:expr, $_variable:literal, $_kind:expr;)*) => {
+                [$((stringify!($field), a.$field != b.$field)),*]
+            };
+        }
+        let fields = table!(differing).into_iter().filter(|(_, differs)| *differs);
+        fields.map(|(field, _)| field).collect()
     }
 
     #[test]
@@ -484,22 +347,19 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_is_read() {
-        let options = parse(&[
-            ("GETP_PRECISION", "fast"),
-            ("GETP_DEVICE", "cuda:2,0"),
-            ("GETP_THREADS", "3"),
-            ("GETP_MAX_BATCH", "7"),
-            ("GETP_STEP_TOKENS", "9"),
-            ("GETP_KV_MB", "64"),
-            ("GETP_GROUP", "2"),
-            ("GETP_DEVICE_MB", "65536"),
-            ("GETP_PRINT", "answer"),
-            ("GETP_PROGRESS", "0"),
-            ("GETP_PROFILE", "1"),
-            ("GETP_LOGITS", "/tmp/l"),
-            ("GETP_STRICT", "1"),
-        ]);
+    fn each_variable_sets_its_own_option_alone() {
+        for row in rows() {
+            let other = OTHERS.iter().find(|(variable, _)| *variable == row.variable);
+            let other = other.unwrap_or_else(|| panic!("say in OTHERS a value of {}", row.variable));
+            let set = parse(&[*other]).unwrap();
+            assert_eq!(differing(&set, &Options::default()), [row.field], "{}", row.variable);
+            assert_eq!(set.names, Names::default());
+        }
+        assert_eq!(OTHERS.len(), VARIABLES.len());
+    }
+
+    #[test]
+    fn variables_are_read_as_what_they_say() {
         let expected = Options {
             precision: Some(Precision::Fast),
             device: DeviceChoice::Gpu {
@@ -508,7 +368,7 @@ mod tests {
             },
             threads: 3,
             max_batch: Some(7),
-            step_tokens: Some(9),
+            step_tokens: Some(129),
             kv_mb: 64,
             group: Some(2),
             device_mb: 65_536,
@@ -517,11 +377,106 @@ mod tests {
             profile: true,
             logits: Some("/tmp/l".into()),
             strict: true,
-            ignore_end: false,
-            #[cfg(feature = "mpi")]
-            part: Part::default(),
+            ..Options::default()
         };
-        assert_eq!(options.unwrap(), expected);
+        assert_eq!(parse(OTHERS).unwrap(), expected);
+    }
+
+    /// README.md's table: of each variable its values and its default.
+    fn readme() -> Vec<[&'static str; 3]> {
+        let text = include_str!("../README.md");
+        let lines = text.lines().filter_map(|line| line.strip_prefix("| `GETP_"));
+        let cells = |line: &'static str| line.split(" | ").collect::<Vec<_>>();
+        let row = |line| match cells(line)[..] {
+            [variable, values, default, _] => [variable.trim_end_matches('`'), values, default],
+            _ => panic!("{line}"),
+        };
+        lines.map(row).collect()
+    }
+
+    #[test]
+    fn readme_has_the_table() {
+        let (readme, rows) = (readme(), rows());
+        let names: Vec<_> = readme.iter().map(|[name, ..]| format!("GETP_{name}")).collect();
+        assert_eq!(names, VARIABLES, "in README.md, in src/options.rs");
+        for ([_, values, default], row) in readme.into_iter().zip(rows) {
+            // "auto or a number from 1 to 1024" is there "`auto`, 1..1024", and "0 or 1" is "`0`, `1`".
+            let (words, number) = match row.known.split_once("a number from ") {
+                Some((words, number)) => (words.trim_end_matches("or "), Some(number.replace(" to ", ".."))),
+                None => (row.known.as_str(), None),
+            };
+            let own = words.replace(" or ", ", ");
+            let own = own.split(", ").map(str::trim).filter(|word| !word.is_empty());
+            let mut expected: Vec<_> = own.map(|word| format!("`{word}`")).collect();
+            expected.extend(number);
+            match row.variable {
+                "GETP_LOGITS" => assert_eq!(values, "a path"),
+                // How devices are named it shows by an example; of the runtimes, simt is for tests.
+                "GETP_DEVICE" => assert_eq!(values, "`auto`, `cpu`, `hip`, `cuda`, `cuda:0,2`"),
+                _ => assert_eq!(values.trim_end_matches(" MiB"), expected.join(", "), "{}", row.variable),
+            }
+            // A default that is one value, and not each backend's own.
+            let value = default.split(':').next().unwrap_or(default).trim_matches('`');
+            if !value.contains(' ') && value != "none" {
+                let set = parse(&[(row.variable, value)]).unwrap();
+                assert_eq!(
+                    differing(&set, &Options::default()),
+                    [""; 0],
+                    "{}: {default}",
+                    row.variable
+                );
+            }
+        }
+    }
+
+    /// A field of the struct in C whose comment does not name its variable, or a variable without a field.
+    #[test]
+    fn the_header_has_the_table() {
+        let header = include_str!("../include/getp.h");
+        let end = header.find("} getp_options;").unwrap();
+        let start = header[..end].rfind("typedef struct").unwrap();
+        let is_of_name = |c: char| c == '_' || c.is_ascii_uppercase();
+        let (mut fields, mut comment) = (Vec::new(), String::new());
+        for line in header[start..end].lines().skip(1) {
+            if line.trim_start().starts_with("//") {
+                comment.push_str(line);
+                continue;
+            }
+            let name = line.trim_end_matches(';').rsplit([' ', '*']).next().unwrap();
+            let words = comment.split(|c| !is_of_name(c));
+            let variables = words.filter_map(|word| VARIABLES.iter().find(|variable| word == **variable));
+            fields.extend(variables.map(|variable| (name, *variable)));
+            comment.clear();
+        }
+        let mut rows: Vec<_> = rows().iter().map(|row| (row.field, row.variable)).collect();
+        rows.sort();
+        fields.sort();
+        assert_eq!(fields, rows, "in include/getp.h, in src/options.rs");
+        // The constants are there with the values that the table has for them.
+        let constant = |name: &str, code| {
+            assert!(header.contains(&format!("#define {name} {code}\n")), "{name} is {code}");
+        };
+        PRECISION.0.iter().for_each(|word| constant(word.constant, word.code));
+        PRINT.0.iter().for_each(|word| constant(word.constant, word.code));
+        SWITCH.0.iter().for_each(|word| constant(word.constant, word.code));
+    }
+
+    #[test]
+    fn what_is_set_first_counts_and_the_rest_is_not_read() {
+        let mut choices = Choices::default();
+        choices.threads("getp_options.threads", Written::Number(5)).unwrap();
+        let value = |name: &str| match name {
+            "GETP_THREADS" => Some("many".into()),
+            "GETP_MAX_BATCH" => Some("6".into()),
+            _ => None,
+        };
+        let options = choices.or_variables(value).unwrap().complete().unwrap();
+        assert_eq!((options.threads, options.max_batch), (5, Some(6)));
+        let names = options.names;
+        assert_eq!(
+            (names.threads, names.max_batch),
+            ("getp_options.threads", "GETP_MAX_BATCH")
+        );
     }
 
     #[test]
@@ -572,6 +527,15 @@ mod tests {
         assert_eq!(limits.step_tokens, 1000);
         let error = parse(&[("GETP_STEP_TOKENS", "64")]).unwrap_err().to_string();
         assert!(error.contains("a number from 128 "), "{error}");
+        let mut choices = Choices::default();
+        choices.max_batch("getp_options.max_batch", Written::Number(9)).unwrap();
+        let value = |name: &str| (name == "GETP_STEP_TOKENS").then(|| "8".into());
+        let error = choices.or_variables(value).unwrap().complete().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "GETP_STEP_TOKENS=8 is not known; use a number from 9 (a row for each sequence of getp_options.max_batch) \
+             to 1048576"
+        );
     }
 
     #[test]

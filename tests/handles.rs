@@ -47,7 +47,7 @@ fn options_are_checked() {
     assert_eq!((chosen.group, chosen.device_mb), (Some(Some(2)), Some(65_536)));
     assert_eq!(
         (chosen.max_batch, chosen.print, chosen.profile, chosen.strict),
-        (Some(5), Some(Print::Nothing), Some(true), Some(true))
+        (Some(Some(5)), Some(Print::Nothing), Some(true), Some(true))
     );
     // A program compiled with an older header has not set the field.
     let before = Options {
@@ -67,7 +67,7 @@ fn options_are_checked() {
     for (print, expected) in [(GETP_ON, Print::Text), (GETP_ANSWER, Print::Answer)] {
         assert_eq!(choices(Options { print, ..options }).unwrap().print, Some(expected));
     }
-    assert_eq!(chosen.logits.as_deref(), Some(Path::new("/tmp/x")));
+    assert_eq!(chosen.logits.clone().flatten().as_deref(), Some(Path::new("/tmp/x")));
     assert_eq!(chosen.device, Some(DeviceChoice::Cpu));
     for (wrong, word) in [
         (Options { size: 0, ..options }, "getp_options.size=0"),
@@ -95,8 +95,33 @@ fn options_are_checked() {
             "getp_options.device=gpu is not known; use auto, cpu, hip",
         ),
         (
+            Options {
+                threads: 5000,
+                ..options
+            },
+            "getp_options.threads=5000 is not known; use a number from 0 to 4096",
+        ),
+        (
+            Options {
+                max_batch: 1 << 17,
+                ..options
+            },
+            "getp_options.max_batch=131072 is not known; use a number from 1 to 65536",
+        ),
+        (
+            Options { group: -2, ..options },
+            "getp_options.group=-2 is not known; use a number from 1",
+        ),
+        (
+            Options {
+                logits: c"".as_ptr(),
+                ..options
+            },
+            "getp_options.logits= is not known; use the path of a file",
+        ),
+        (
             Options { print: -1, ..options },
-            "getp_options.print=-1 is not known; use GETP_ON, GETP_ANSWER or GETP_OFF",
+            "getp_options.print=-1 is not known; use GETP_OFF, GETP_ON or GETP_ANSWER",
         ),
         (Options { progress: 3, ..options }, "GETP_ON or GETP_OFF"),
         (Options { strict: 9, ..options }, "getp_options.strict=9"),

@@ -31,7 +31,7 @@ pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Op
         let path = unsafe { pointer::path(path, "path") }?;
         // SAFETY: the program passes NULL or its own struct.
         let choices = unsafe { choices(options) }?;
-        let options = choices.or(Choices::from_env()?).complete()?;
+        let options = choices.or_env()?.complete()?;
         let source = Opened {
             checkpoint: open(path)?,
             options,

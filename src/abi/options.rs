@@ -2,10 +2,11 @@
 
 use super::{guard, pointer};
 use crate::error::{Error, Result};
-use crate::options::{self, Choices, Precision, Print};
+use crate::options::{Choices, Written, table};
 use crate::report;
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::{offset_of, size_of};
+use std::os::unix::ffi::OsStrExt;
 
 /// A switch of `getp_options` that is on.
 pub const GETP_ON: c_int = 1;
@@ -130,8 +131,11 @@ fn known_bytes(size: usize) -> Result<usize> {
     if SIZES.contains(&size) || later.contains(&size) {
         return Ok(size.min(size_of::<Options>()));
     }
-    let known = format!("{}, as getp_options_init sets it", size_of::<Options>());
-    Err(unknown("getp_options.size", size, known))
+    Err(Error::Option {
+        name: "getp_options.size",
+        value: size.to_string(),
+        known: format!("{}, as getp_options_init sets it", size_of::<Options>()),
+    })
 }
 
 impl Default for Options {
@@ -189,85 +193,92 @@ impl Options {
     ///
     /// # Safety
     ///
-    /// `logits` and `device` are NULL or C strings.
+    /// Fields that are strings are NULL or C strings.
     pub unsafe fn choices(&self) -> Result<Choices> {
-        let logits = match self.logits.is_null() {
-            true => None,
-            // SAFETY: guaranteed by our caller.
-            false => Some(unsafe { pointer::path(self.logits, "getp_options.logits") }?.to_owned()),
-        };
-        let device = match self.device.is_null() {
-            true => None,
-            false => {
-                let name = "getp_options.device";
-                // SAFETY: guaranteed by our caller.
-                let value = unsafe { pointer::path(self.device, name) }?;
-                Some(options::device(name, value.as_os_str())?)
-            }
-        };
-        Ok(Choices {
-            precision: precision(self.precision)?,
-            device,
-            threads: number("getp_options.threads", self.threads)?,
-            max_batch: number("getp_options.max_batch", self.max_batch)?,
-            step_tokens: number("getp_options.step_tokens", self.step_tokens)?,
-            kv_mb: number("getp_options.kv_mb", self.kv_mb)?,
-            group: number("getp_options.group", self.group)?.map(Some),
-            device_mb: number("getp_options.device_mb", self.device_mb)?,
-            print: print(self.print)?,
-            progress: switch("getp_options.progress", self.progress)?,
-            profile: switch("getp_options.profile", self.profile)?,
-            logits,
-            strict: switch("getp_options.strict", self.strict)?,
-        })
+        let mut choices = Choices::default();
+        macro_rules! choose {
+            ($($(#[$_doc:meta])* $field:ident: $_type:ty = $_default:expr, $_variable:literal, $_kind:expr;)*) => {
+                $(
+                    // SAFETY: guaranteed by our caller.
+                    if let Some(written) = unsafe { self.$field.written() } {
+                        choices.$field(concat!("getp_options.", stringify!($field)), written)?;
+                    }
+                )*
+            };
+        }
+        table!(choose);
+        Ok(choices)
     }
 }
 
-fn precision(value: c_int) -> Result<Option<Precision>> {
-    match value {
-        0 => Ok(None),
-        GETP_EXACT => Ok(Some(Precision::Exact)),
-        GETP_FAST => Ok(Some(Precision::Fast)),
-        _ => Err(unknown(
-            "getp_options.precision",
-            value,
-            "GETP_EXACT or GETP_FAST".into(),
-        )),
+/// A field for an option.
+trait Field {
+    /// Its value; `None` if it is not set.
+    ///
+    /// # Safety
+    ///
+    /// A pointer is NULL or a C string that nobody writes to for `'a`.
+    unsafe fn written<'a>(self) -> Option<Written<'a>>;
+}
+
+impl Field for c_int {
+    unsafe fn written<'a>(self) -> Option<Written<'a>> {
+        (self != 0).then_some(Written::Number(self))
     }
 }
 
-fn print(value: c_int) -> Result<Option<Print>> {
-    match value {
-        0 => Ok(None),
-        GETP_ON => Ok(Some(Print::Text)),
-        GETP_OFF => Ok(Some(Print::Nothing)),
-        GETP_ANSWER => Ok(Some(Print::Answer)),
-        _ => Err(unknown(
-            "getp_options.print",
-            value,
-            "GETP_ON, GETP_ANSWER or GETP_OFF".into(),
-        )),
+impl Field for *const c_char {
+    unsafe fn written<'a>(self) -> Option<Written<'a>> {
+        if self.is_null() {
+            return None;
+        }
+        // SAFETY: not NULL, and guaranteed by our caller.
+        let bytes = unsafe { CStr::from_ptr(self) }.to_bytes();
+        Some(Written::Text(OsStr::from_bytes(bytes)))
     }
 }
 
-fn switch(name: &'static str, value: c_int) -> Result<Option<bool>> {
-    match value {
-        0 => Ok(None),
-        GETP_ON => Ok(Some(true)),
-        GETP_OFF => Ok(Some(false)),
-        _ => Err(unknown(name, value, "GETP_ON or GETP_OFF".into())),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value that a field takes, whatever option it is.
+    trait Valid {
+        const VALID: Self;
     }
-}
 
-fn number(name: &'static str, value: c_int) -> Result<Option<usize>> {
-    let number = usize::try_from(value).map_err(|_| unknown(name, value, "a number from 0, the default".into()))?;
-    Ok((number > 0).then_some(number))
-}
+    impl Valid for c_int {
+        const VALID: Self = 2;
+    }
 
-fn unknown(name: &'static str, value: impl ToString, known: String) -> Error {
-    Error::Option {
-        name,
-        value: value.to_string(),
-        known,
+    impl Valid for *const c_char {
+        const VALID: Self = c"cpu".as_ptr();
+    }
+
+    fn choices(options: &Options) -> Choices {
+        // SAFETY: strings of the struct are NULL or C strings.
+        unsafe { options.choices() }.unwrap()
+    }
+
+    #[test]
+    fn each_field_sets_its_own_option_alone() {
+        macro_rules! each {
+            ($($(#[$_doc:meta])* $field:ident: $_type:ty = $_default:expr, $_variable:literal, $_kind:expr;)*) => {
+                let set = |choices: &Choices| {
+                    let set = [$((stringify!($field), choices.$field.is_some())),*];
+                    let set = set.into_iter().filter(|(_, is_set)| *is_set);
+                    set.map(|(field, _)| field).collect::<Vec<_>>()
+                };
+                assert_eq!(set(&choices(&Options::default())), [""; 0]);
+                $(
+                    let mut options = Options::default();
+                    options.$field = Valid::VALID;
+                    let chosen = choices(&options);
+                    assert_eq!(set(&chosen), [stringify!($field)]);
+                    assert_eq!(chosen.names.$field, concat!("getp_options.", stringify!($field)));
+                )*
+            };
+        }
+        table!(each);
     }
 }
