@@ -147,7 +147,8 @@ static void getp_check_requests() {
     const long answer_ints = get_tok_gen_ptr(&requests, 1) - tokens;
     if (text_bytes == 20 && answer_ints == 4) return;
     fprintf(stderr,
-            "getp: this program's requests lie %ld bytes and %ld ints apart where libgetp expects "
+            "getp: error: this program's requests lie %ld bytes and %ld ints apart where libgetp "
+            "expects "
             "20 and 4; its get_str_req_ptr and get_tok_gen_ptr must count max_seq_len + 1, so take "
             "a newer getp_eval.cpp\n",
             text_bytes, answer_ints);

@@ -26,7 +26,7 @@ use crate::logits::Recorder;
 use crate::memory::{self, Purpose};
 use crate::options::Options;
 use crate::replica::Replica;
-use crate::report::{self, FewLines};
+use crate::report::{self, FewLines, Kind};
 use crate::requests::Requests;
 use crate::sampler::device_may_draw;
 use crate::scheduler::{Limits, Scheduler, Unfinished, steps_at_once};
@@ -121,7 +121,7 @@ impl Engine {
         if replicas.is_empty() {
             return Err(Error::State("there is no device to run on; see GETP_DEVICE".into()));
         }
-        check_finite(&replicas, options.strict)?;
+        check_finite(&replicas, &options)?;
         let engine = Self::assemble(replicas, config, options)?;
         engine.print_summary();
         Ok(engine)
@@ -220,7 +220,7 @@ impl Engine {
         if run.queue.unfinished() > 0 {
             match self.reopen(reopen).and_then(|()| self.serve(&run, *sampling)) {
                 Ok(last) => failure = last,
-                Err(error) => report::line(format_args!("there is no other replica either: {error}")),
+                Err(error) => report::error(format_args!("there is no other replica either: {error}")),
             }
         }
         sampling.rng_state = run.streams.first_state();
@@ -302,7 +302,7 @@ impl Engine {
 
     /// Replaces the failed replicas by the one that `reopen` returns.
     fn reopen(&mut self, reopen: Reopen<'_>) -> Result<()> {
-        report::line("no device is left; packing the weights for the CPU");
+        report::warning("no device is left; packing the weights for the CPU");
         self.replicas.push(Pipeline::new(reopen(&self.options)?));
         self.print_summary();
         Ok(())
@@ -313,7 +313,7 @@ impl Engine {
         self.replicas.retain_mut(|pipeline| {
             let drained = pipeline.drain();
             if let Err(error) = &drained {
-                report::line(format_args!("{} is given up: {error}", pipeline.replica().describe()));
+                report::warning(format_args!("{} is given up: {error}", pipeline.replica().describe()));
             }
             drained.is_ok()
         });
@@ -342,12 +342,12 @@ impl Engine {
         if !speaks {
             return;
         }
-        let mut warnings = FewLines::new("more tensors have values that are not finite");
+        let mut warnings = FewLines::new(Kind::Warning, "more tensors have values that are not finite");
         for line in replicas
             .first()
             .map_or(&[][..], |first| &first.pack_report().non_finite)
         {
-            warnings.line(format_args!("warning: {line}; what passes through it is no number"));
+            warnings.line(format_args!("{line}; what passes through it is no number"));
         }
         warnings.finish();
     }
@@ -385,7 +385,7 @@ impl Engine {
 
     /// Each request's prompt in tokens, or why it has none.
     fn encode(&self, tokenizer: &Tokenizer, requests: &Requests<'_>) -> Result<Vec<Result<Prompt>>> {
-        let length = PromptLength::of(&self.config, self.options.strict);
+        let length = PromptLength::of(&self.config, &self.options);
         let none = (0..requests.len()).map(|_| Ok(Prompt::default()));
         let mut prompts = memory::collect(none, Purpose::Requests)?;
         let encode = |(request, prompt): (usize, &mut _)| {
@@ -480,17 +480,17 @@ struct Prompt {
 enum PromptLength {
     /// The prompt is cut, as the evaluation program cuts it.
     Cut(usize),
-    /// The prompt is refused, although the evaluation program would cut it.
-    Strict(usize),
+    /// The prompt is refused, although the evaluation program would cut it, as the option of this name says.
+    Strict(usize, &'static str),
     /// The prompt is refused: the checkpoint says that the model has no more positions.
     Model(usize),
 }
 
 impl PromptLength {
-    fn of(config: &ModelConfig, strict: bool) -> Self {
+    fn of(config: &ModelConfig, options: &Options) -> Self {
         match config.context_length {
             Some(most) => Self::Model(most),
-            None if strict => Self::Strict(config.initial_context_length),
+            None if options.strict => Self::Strict(config.initial_context_length, options.names.strict),
             None => Self::Cut(config.initial_context_length),
         }
     }
@@ -503,13 +503,13 @@ fn encode(tokenizer: &Tokenizer, request: usize, text: &[u8], length: PromptLeng
         1..=MAX_PROMPT_BYTES => {}
         bytes => return refuse(format!("it has {bytes} bytes; {MAX_PROMPT_BYTES} are the most")),
     }
-    let (PromptLength::Cut(most) | PromptLength::Strict(most) | PromptLength::Model(most)) = length;
+    let (PromptLength::Cut(most) | PromptLength::Strict(most, _) | PromptLength::Model(most)) = length;
     let mut tokens = tokenizer.encode(text, most + 1)?;
     let is_cut = tokens.len() > most;
     match length {
-        PromptLength::Strict(_) if is_cut => refuse(format!(
+        PromptLength::Strict(_, strict) if is_cut => refuse(format!(
             "its prompt has more than {most} tokens, the model's initial_context_length; \
-             shorten it, or let it be cut there without GETP_STRICT"
+             shorten it, or let it be cut there without {strict}"
         )),
         PromptLength::Model(_) if is_cut => refuse(format!(
             "its prompt has more than {most} tokens, and the model no more positions; shorten it"
@@ -530,13 +530,16 @@ fn in_reach(request: usize, positions: usize, most: usize) -> Result<()> {
     Err(Error::format(format!("request {request}"), why))
 }
 
-/// Refuses weights that are infinite or NaN if `strict`.
-fn check_finite(replicas: &[Box<dyn Replica>], strict: bool) -> Result<()> {
+/// Refuses weights that are infinite or NaN if the options say so.
+fn check_finite(replicas: &[Box<dyn Replica>], options: &Options) -> Result<()> {
     let first = replicas
         .first()
         .and_then(|first| first.pack_report().non_finite.first());
-    match first.filter(|_| strict) {
-        Some(line) => Err(Error::format("weights", format!("{line}; GETP_STRICT=1 refuses them"))),
+    match first.filter(|_| options.strict) {
+        Some(line) => {
+            let why = format!("{line}; {}=1 refuses them", options.names.strict);
+            Err(Error::format("weights", why))
+        }
         None => Ok(()),
     }
 }

@@ -88,6 +88,9 @@ pub enum Error {
     /// A call is not possible in the present state, for example before `warm_up`.
     #[error("{0}")]
     State(String),
+    /// Warming up has failed once more, for the reason that the user has already been told.
+    #[error("{0}")]
+    Again(Box<Error>),
     /// A defect of the library, for example a panic that was caught.
     #[error("internal error: {0}; please report it")]
     Internal(String),
@@ -140,6 +143,14 @@ impl Error {
         Self::Io {
             path: path.into(),
             source,
+        }
+    }
+
+    /// What is printed of it: its text, unless the user has read that.
+    pub fn line(&self) -> String {
+        match self {
+            Self::Again(_) => "warming up has failed again, for the same reason".into(),
+            error => error.to_string(),
         }
     }
 

@@ -132,7 +132,7 @@ impl Recorder {
 }
 
 fn stopped(error: Error) {
-    report::line(format_args!("logits are not recorded: {error}"));
+    report::error(format_args!("logits are not recorded: {error}"));
 }
 
 /// Reads a file of recorded logits: the records' keys when it is opened, logits on demand.

@@ -223,7 +223,7 @@ impl Options {
     pub fn kv_bytes(&self, available: impl FnOnce() -> Result<usize>) -> Result<usize> {
         match self.kv_mb {
             0 => available(),
-            mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow("GETP_KV_MB")),
+            mb => mb.checked_mul(1 << 20).ok_or(Error::Overflow(self.names.kv_mb)),
         }
     }
 

@@ -20,13 +20,47 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Writes a line that begins with `getp: ` on stderr, in one write. Control characters are escaped.
-pub fn line(text: impl Display) {
-    let line = format!("getp: {}{}\n", of_rank(), escaped(&text.to_string()));
-    let _ = Stream::Stderr.write_all(line.as_bytes());
+/// What a line on stderr is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// What the library does or finds, as expected.
+    Information,
+    /// What was asked for is done, but not as the user may expect.
+    Warning,
+    /// Something that was asked for is not done.
+    Error,
 }
 
-/// What a line begins with if this process is one of several.
+impl Kind {
+    /// Writes a line that begins with `getp: `, the word for its kind and the rank, in one write. Control characters are
+    /// escaped.
+    fn write(self, text: impl Display) {
+        let word = match self {
+            Self::Information => "",
+            Self::Warning => "warning: ",
+            Self::Error => "error: ",
+        };
+        let line = format!("getp: {word}{}{}\n", of_rank(), escaped(&text.to_string()));
+        let _ = Stream::Stderr.write_all(line.as_bytes());
+    }
+}
+
+/// Writes a line of information. See [`Kind`].
+pub fn line(text: impl Display) {
+    Kind::Information.write(text);
+}
+
+/// Writes a warning. See [`Kind`].
+pub fn warning(text: impl Display) {
+    Kind::Warning.write(text);
+}
+
+/// Writes an error. See [`Kind`].
+pub fn error(text: impl Display) {
+    Kind::Error.write(text);
+}
+
+/// What a line's text begins with if this process is one of several.
 #[cfg(feature = "mpi")]
 fn of_rank() -> String {
     match RANK.load(Ordering::Relaxed) {
@@ -44,7 +78,7 @@ fn of_rank() -> &'static str {
 #[cfg(feature = "mpi")]
 static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Makes all lines begin with this process's rank.
+/// Makes all lines name this process's rank.
 #[cfg(feature = "mpi")]
 pub fn set_rank(rank: usize) {
     RANK.store(rank, Ordering::Relaxed);
@@ -53,6 +87,7 @@ pub fn set_rank(rank: usize) {
 /// Lines of one kind, about single requests or tensors. The first few are written, the others only counted, so that a
 /// file of a million bad requests does not hide all other lines.
 pub struct FewLines {
+    kind: Kind,
     /// Text after the number of lines that were not written.
     rest: &'static str,
     said: usize,
@@ -65,8 +100,9 @@ impl FewLines {
 
     /// No lines so far. `rest` follows the number of lines that were not written, for example
     /// `more requests get no answer`.
-    pub fn new(rest: &'static str) -> Self {
+    pub fn new(kind: Kind, rest: &'static str) -> Self {
         Self {
+            kind,
             rest,
             said: 0,
             kept_back: 0,
@@ -80,13 +116,13 @@ impl FewLines {
             return;
         }
         self.said += 1;
-        line(text);
+        self.kind.write(text);
     }
 
     /// Writes the number of lines that were not written, if any.
     pub fn finish(self) {
         if self.kept_back > 0 {
-            line(format_args!("{} {}", self.kept_back, self.rest));
+            self.kind.write(format_args!("{} {}", self.kept_back, self.rest));
         }
     }
 }
@@ -196,7 +232,7 @@ impl Printer {
         let print = move || print_in_order(&theirs, &mut write);
         let thread = threads::spawn("getp-print".into(), print);
         if let Err(error) = &thread {
-            line(format_args!("answers are not printed: {error}"));
+            self::error(format_args!("answers are not printed: {error}"));
         }
         Ok(Self {
             texts,
@@ -249,7 +285,7 @@ fn print_in_order(texts: &Texts, mut write: impl FnMut(&[u8]) -> std::io::Result
     for mut text in (0..requests).filter_map(|request| texts.wait(request)) {
         text.push(b'\n');
         if let Err(error) = write(&text) {
-            line(format_args!("answers are not printed any more: {error}"));
+            self::error(format_args!("answers are not printed any more: {error}"));
             return;
         }
     }

@@ -22,7 +22,7 @@ struct Threads(Vec<JoinHandle<()>>);
 pub fn within_reason(threads: usize) -> usize {
     let most = (4 * cores()).max(64);
     if threads > most {
-        report::line(format_args!(
+        report::warning(format_args!(
             "{threads} threads are more than {} cores can use; there will be {most}",
             cores()
         ));

@@ -95,6 +95,66 @@ fn child_fails_to_warm_up() {
 }
 
 #[test]
+fn child_fails_to_warm_up_again() {
+    if !is_child() {
+        return;
+    }
+    use getp::abi::guard;
+    let mut program = Program::new(&["ab"], 8);
+    let refuses = Arc::new(Control {
+        refuse: true,
+        ..Control::default()
+    });
+    let reason = |program: &mut Program, control: &Arc<Control>| {
+        assert_eq!(guard::work(-1, || inference(program, control)), -1);
+        fake::last_error().unwrap()
+    };
+    guard::work((), || warm_up(&mut program, &refuses));
+    let first = fake::last_error().unwrap();
+    assert_eq!(reason(&mut program, &refuses), first);
+    program.transformer.config.n_layers = 0; // another reason
+    assert_ne!(reason(&mut program, &refuses), first);
+    assert_ne!(reason(&mut program, &refuses), first);
+    // Another transformer, and this one once it is finished, have not failed.
+    let mut other = Program::new(&["ab"], 8);
+    reason(&mut other, &refuses);
+    finish(&mut program).unwrap();
+    reason(&mut program, &refuses);
+    // Nor has one that was warmed up since.
+    assert_eq!(inference(&mut other, &Arc::default()).unwrap(), 8);
+    finish(&mut other).unwrap();
+    reason(&mut other, &refuses);
+}
+
+#[test]
+fn a_warm_up_that_has_failed_is_named_and_its_reason_said_once() {
+    let said = lines(&child("child_fails_to_warm_up_again", &[("GETP_PRINT", "0")]));
+    let (early, again) = (
+        "inference came before warm_up; warming up now",
+        "warm_up has failed; warming up again",
+    );
+    let same = "error: warming up has failed again, for the same reason";
+    let reason = "error: the fake refuses";
+    let other = "error: config: n_layers is 0; it must lie in 1..=16777216";
+    let said: Vec<_> = said.iter().map(String::as_str).collect();
+    let expected = [
+        [reason].as_slice(), // warm_up
+        &[again, same],
+        &[again, other],
+        &[again, same],
+        &[early, reason], // of another transformer
+        &[early, other],  // finished
+        &[again],         // the other one, which succeeds
+        &[early, reason], // and finished
+    ];
+    let summary = |line: &&&str| !line.contains("MiB");
+    assert_eq!(
+        said.iter().filter(summary).copied().collect::<Vec<_>>(),
+        expected.concat()
+    );
+}
+
+#[test]
 fn child_long_prompts() {
     if !is_child() {
         return;
@@ -203,7 +263,7 @@ fn logits_that_cannot_be_written_cost_one_line() {
         let said = lines(&output);
         assert_eq!(
             said.iter()
-                .filter(|line| line.contains("logits are not recorded"))
+                .filter(|line| line.starts_with("error: logits are not recorded"))
                 .count(),
             1,
             "{said:?}"
@@ -214,10 +274,13 @@ fn logits_that_cannot_be_written_cost_one_line() {
 #[test]
 fn many_bad_requests_do_not_bury_the_rest() {
     let said = lines(&child("child_refused", &[]));
-    let named: Vec<_> = said.iter().filter(|line| line.starts_with("request ")).collect();
+    let named: Vec<_> = said.iter().filter(|line| line.starts_with("error: request ")).collect();
     assert_eq!(named.len(), 10, "{said:?}");
-    assert!(named[9].starts_with("request 9: it is empty"), "{said:?}");
-    assert!(said.contains(&"5 more requests get no answer".into()), "{said:?}");
+    assert!(named[9].starts_with("error: request 9: it is empty"), "{said:?}");
+    assert!(
+        said.contains(&"error: 5 more requests get no answer".into()),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -226,12 +289,15 @@ fn prompts_that_are_cut_are_named() {
     let cut = "its prompt has more than 40 tokens, the model's initial_context_length, and is cut there";
     let named: Vec<_> = said.iter().filter(|line| line.contains(cut)).collect();
     assert_eq!(named.len(), 10, "{said:?}");
-    assert!(named[9].starts_with("request 9: "), "{said:?}");
-    assert!(said.contains(&"3 more prompts are cut".into()), "{said:?}");
+    assert!(named[9].starts_with("warning: request 9: "), "{said:?}");
+    assert!(said.contains(&"warning: 3 more prompts are cut".into()), "{said:?}");
 
     let said = lines(&child("child_long_prompts", &[("GETP_STRICT", "1")]));
     assert!(!said.iter().any(|line| line.contains("is cut there")), "{said:?}");
-    assert!(said.contains(&"3 more requests get no answer".into()), "{said:?}");
+    assert!(
+        said.contains(&"error: 3 more requests get no answer".into()),
+        "{said:?}"
+    );
 }
 
 #[test]
@@ -244,23 +310,29 @@ fn weights_that_are_not_finite_are_warned_of() {
     assert_eq!(warned.len(), 10, "{said:?}");
     assert!(warned[9].starts_with("warning: w_qkv of layer 9: NaN; "), "{said:?}");
     assert!(
-        said.contains(&"2 more tensors have values that are not finite".into()),
+        said.contains(&"warning: 2 more tensors have values that are not finite".into()),
         "{said:?}"
     );
 
     let said = lines(&child("child_not_finite", &[("GETP_STRICT", "1")]));
-    assert_eq!(said, ["weights: w_qkv of layer 0: NaN; GETP_STRICT=1 refuses them"]);
+    assert_eq!(
+        said,
+        ["error: weights: w_qkv of layer 0: NaN; GETP_STRICT=1 refuses them"]
+    );
 }
 
 #[test]
 fn bad_options_are_named() {
     let said = lines(&child("child_fails_to_warm_up", &[("GETP_PRECISION", "half")]));
     assert!(
-        said.contains(&"GETP_PRECISION=half is not known; use exact or fast".into()),
+        said.contains(&"error: GETP_PRECISION=half is not known; use exact or fast".into()),
         "{said:?}"
     );
     let said = lines(&child("child_answers", &[("GETP_PRINT", "0"), ("GETP_BATCH", "3")]));
-    assert!(said[0].starts_with("GETP_BATCH: not known and not used;"), "{said:?}");
+    assert!(
+        said[0].starts_with("warning: GETP_BATCH: not known and not used;"),
+        "{said:?}"
+    );
 }
 
 #[test]

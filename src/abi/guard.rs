@@ -38,9 +38,8 @@ pub fn look<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
 
 /// Writes `error` on stderr and keeps it as this thread's last error.
 pub fn record(error: &Error) {
-    let text = report::escaped(&error.to_string());
-    report::line(&text);
-    keep(CString::new(text).ok());
+    report::error(error.line());
+    keep(CString::new(report::escaped(&error.to_string())).ok());
 }
 
 /// The text of this thread's last error, or NULL.

@@ -49,7 +49,11 @@ pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, 
     registry::with(transformer, |slot| {
         // SAFETY: guaranteed by our caller.
         let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") };
-        let tokenizer = tokenizer.inspect_err(|why| decline_to_warm_up(slot, backends, why))?;
+        let tokenizer = tokenizer.inspect_err(|why| {
+            decline_to_warm_up(slot, backends, why);
+            // SAFETY: checked above, and guaranteed by our caller.
+            registry::note_failure(transformer, unsafe { &*transformer }, why);
+        })?;
         // SAFETY: checked above, and guaranteed by our caller.
         unsafe { ensure_warm(slot, transformer, tokenizer, backends) }.map(drop)
     })
@@ -86,11 +90,21 @@ pub unsafe fn inference(
     };
     let (_claim, mut requests, tokenizer) = arguments().inspect_err(|why| decline(transformer, backends, why))?;
     registry::with(transformer, |slot| {
+        let mut failed_before = None;
         if slot.is_none() {
-            report::line("inference came before warm_up; warming up now");
+            // SAFETY: checked above, and guaranteed by our caller.
+            failed_before = registry::failed_before(transformer, unsafe { &*transformer });
+            report::line(match failed_before {
+                Some(_) => "warm_up has failed; warming up again",
+                None => "inference came before warm_up; warming up now",
+            });
         }
         // SAFETY: checked above, and guaranteed by our caller.
-        let warm = unsafe { ensure_warm(slot, transformer, tokenizer, backends) }?;
+        let warm = unsafe { ensure_warm(slot, transformer, tokenizer, backends) };
+        let warm = warm.map_err(|why| match failed_before {
+            Some(with) if with(&why) => Error::Again(why.into()),
+            _ => why,
+        })?;
         // SAFETY: guaranteed by our caller.
         unsafe { warm.inference(transformer, tokenizer, sampler, &mut requests, backends.fallback) }
     })
@@ -135,6 +149,7 @@ pub unsafe fn finish(transformer: *mut Transformer) -> Result<()> {
     pointer::check(transformer, "transformer")?;
     // SAFETY: checked above, and guaranteed by our caller.
     let inherited = unsafe { registry::finish_inherited(transformer) };
+    registry::forget_failure(transformer);
     if inherited.is_some() {
         say_if_changed(inherited);
         return Ok(());
@@ -153,7 +168,7 @@ pub unsafe fn finish(transformer: *mut Transformer) -> Result<()> {
 
 fn say_if_changed(restored: Option<Restored>) {
     if restored == Some(Restored::Changed) {
-        report::line("the transformer has been changed since it was warmed up; it is left as it is");
+        report::warning("the transformer has been changed since it was warmed up; it is left as it is");
     }
 }
 
@@ -180,15 +195,20 @@ unsafe fn ensure_warm<'a>(
     // SAFETY: guaranteed by our caller.
     let current = unsafe { &*transformer };
     if slot.is_some() && !registry::is_installed(transformer, current) {
-        report::line("the transformer at this address is not the one warmed up there; dropping that one");
+        report::warning("the transformer at this address is not the one warmed up there; dropping that one");
         *slot = None;
         registry::replaced(transformer);
     }
     let warm = match slot.take() {
         Some(warm) => warm,
-        // SAFETY: guaranteed by our caller.
-        None => unsafe { warm_from(transformer, tokenizer, backends) }?,
+        None => {
+            // SAFETY: guaranteed by our caller.
+            let warm = unsafe { warm_from(transformer, tokenizer, backends) };
+            // A warm-up that fails leaves the struct as it was.
+            warm.inspect_err(|why| registry::note_failure(transformer, current, why))?
+        }
     };
+    registry::forget_failure(transformer);
     Ok(slot.insert(warm))
 }
 
@@ -400,7 +420,7 @@ fn warn_of_unknown_variables() {
     let unknown = unknown_variables(&std::fs::read("/proc/self/environ").unwrap_or_default());
     if !unknown.is_empty() {
         let (unknown, known) = (unknown.join(", "), VARIABLES.join(", "));
-        report::line(format_args!(
+        report::warning(format_args!(
             "{unknown}: not known and not used; the environment may set {known}"
         ));
     }

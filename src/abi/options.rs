@@ -98,7 +98,7 @@ pub unsafe extern "C" fn getp_options_init(options: *mut Options) {
     guard::look((), || {
         // SAFETY: the program passes a pointer to a struct of its own, which is no smaller than the oldest version.
         unsafe { init(options, SIZES[0]) }?;
-        report::line(
+        report::warning(
             "the program was compiled with an older getp.h: of getp_options the fields up to `logits` are read; \
              compile it anew to use the others",
         );

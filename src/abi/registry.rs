@@ -13,8 +13,10 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::replica::Pointers;
 use crate::{sampler, simd};
+use rustc_hash::FxHasher;
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::mem::{self, MaybeUninit};
 use std::ops::Range;
 use std::process;
@@ -69,11 +71,27 @@ type Addresses = [usize; 16];
 /// Number of finished transformers whose addresses are kept, to recognize copies of their structs.
 const FINISHED: usize = 64;
 
+/// A transformer that could not be warmed up the last time, so that the user is told of it when that is tried again.
+#[derive(Clone, Copy)]
+struct Failed {
+    /// The struct's address.
+    at: usize,
+    /// Its weights: another struct at the address has others.
+    weights: Addresses,
+    /// A fingerprint of the reason.
+    why: u64,
+}
+
+/// Number of such transformers that are kept.
+const FAILED: usize = 16;
+
 struct Registry {
     known: BTreeMap<usize, Known>,
     /// The addresses that were written into the transformers finished last: a ring, the oldest at `next`.
     finished: [Addresses; FINISHED],
     next: usize,
+    /// The transformers that failed last, the latest first.
+    failed: [Option<Failed>; FAILED],
     /// The process and the address range of the answer rows of each `inference` that is running.
     writing: Vec<(u32, Range<usize>)>,
 }
@@ -85,6 +103,7 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     known: BTreeMap::new(),
     finished: [[0; 16]; FINISHED],
     next: 0,
+    failed: [None; FAILED],
     writing: Vec::new(),
 });
 
@@ -143,6 +162,40 @@ pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers) {
         let now = transformer.read();
         Installed { original, now }
     });
+}
+
+/// Notes that a transformer could not be warmed up.
+pub fn note_failure(transformer: *const Transformer, current: &Transformer, why: &Error) {
+    let mut registry = registry();
+    registry.forget_failure(transformer.addr());
+    registry.failed.rotate_right(1);
+    registry.failed[0] = Some(Failed {
+        at: transformer.addr(),
+        weights: addresses(&current.weights),
+        why: fingerprint(why),
+    });
+}
+
+/// Whether the last warm-up of a transformer has failed, and if so, whether for this reason.
+pub fn failed_before(
+    transformer: *const Transformer,
+    current: &Transformer,
+) -> Option<impl Fn(&Error) -> bool + use<>> {
+    let weights = addresses(&current.weights);
+    let is_it = |failed: &&Failed| failed.at == transformer.addr() && failed.weights == weights;
+    let why = registry().failed.iter().flatten().find(is_it)?.why;
+    Some(move |other: &Error| fingerprint(other) == why)
+}
+
+/// Drops the note of a failure: the transformer is warmed up, finished or closed.
+pub fn forget_failure(transformer: *const Transformer) {
+    registry().forget_failure(transformer.addr());
+}
+
+fn fingerprint(why: &Error) -> u64 {
+    let mut hasher = FxHasher::default();
+    why.to_string().hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What [`restore`] did.
@@ -285,6 +338,14 @@ impl Registry {
         self.finished[self.next] = addresses(&warm.now.weights);
         self.next = (self.next + 1) % FINISHED;
         Some(warm)
+    }
+
+    fn forget_failure(&mut self, at: usize) {
+        let is_it = |failed: &Option<Failed>| failed.is_some_and(|failed| failed.at == at);
+        self.failed
+            .iter_mut()
+            .filter(|failed| is_it(failed))
+            .for_each(|failed| *failed = None);
     }
 
     /// Removes a transformer's entry if it is empty and no other call uses it. `slot` is the entry's, not locked.

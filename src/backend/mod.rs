@@ -19,11 +19,11 @@ pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dy
 
 /// Opens a replica on each of these devices, or on the CPU if there is none or, with `auto`, if opening them fails.
 pub fn open_on(usable: Usable, checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
-    usable.lines.iter().for_each(report::line);
+    usable.lines.iter().for_each(report::warning);
     if !usable.drivers.is_empty() {
         match gpu::open::open(usable.drivers, &WeightSource::Checkpoint(checkpoint), options) {
             Err(error) if options.device == DeviceChoice::Auto && options.group.is_none() => {
-                report::line(format_args!("running on the CPU: {error}"));
+                report::warning(format_args!("running on the CPU: {error}"));
             }
             opened => return opened,
         }

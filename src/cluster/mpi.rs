@@ -85,7 +85,7 @@ impl World {
         }
         let level = mpi::environment::threading_support();
         if level == Threading::Single {
-            report::line(
+            report::warning(
                 "MPI was initialized for a single thread, and the library has several; this process answers all \
                  requests by itself; call MPI_Init_thread with MPI_THREAD_FUNNELED or more",
             );
@@ -122,7 +122,7 @@ impl World {
 
 /// For a process that was started with others which MPI does not find.
 fn say_alone(processes: usize) {
-    report::line(format_args!(
+    report::warning(format_args!(
         "{processes} processes were started, but MPI finds only this one, which answers all requests by itself; start \
          them with the mpirun of the MPI that the library was built with, or with srun --mpi=pmix (Open MPI) or \
          --mpi=pmi2 (MPICH)"

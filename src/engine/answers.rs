@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::options::{Options, Print};
-use crate::report::{self, FewLines, Printer, Progress};
+use crate::report::{self, FewLines, Kind, Printer, Progress};
 use crate::requests::Requests;
 use crate::scheduler::{END_TOKENS, Finished};
 use crate::tokenizer::Tokenizer;
@@ -41,8 +41,8 @@ impl<'a, 'r> Answers<'a, 'r> {
             printer: wanted.then(printer).transpose()?,
             requests,
             progress,
-            refused: FewLines::new("more requests get no answer"),
-            cut: FewLines::new("more prompts are cut"),
+            refused: FewLines::new(Kind::Error, "more requests get no answer"),
+            cut: FewLines::new(Kind::Warning, "more prompts are cut"),
             tokens: 0,
         })
     }
@@ -95,7 +95,7 @@ impl<'a, 'r> Answers<'a, 'r> {
     fn hand_over(&self, request: usize, text: impl FnOnce() -> Result<Option<Vec<u8>>>) {
         if let Some(printer) = &self.printer {
             let text = text().unwrap_or_else(|why| {
-                let not_printed = || report::line(format_args!("request {request} is not printed: {why}"));
+                let not_printed = || report::error(format_args!("request {request} is not printed: {why}"));
                 self.progress.aside(not_printed);
                 None
             });

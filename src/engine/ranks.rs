@@ -132,7 +132,7 @@ impl Engine {
         let (options, has_part) = with_part(options, &machines, transport.rank());
         let opened = match has_part {
             true => open(checkpoint, &options).and_then(|replicas| {
-                super::check_finite(&replicas, options.strict)?;
+                super::check_finite(&replicas, &options)?;
                 Ok(replicas)
             }),
             false => Err(Error::State("the devices here belong to other ranks".into())),
@@ -156,7 +156,7 @@ impl Engine {
         }
         match why {
             Some(why) if devices == 0 => return Err(Leave::Together(why)),
-            Some(why) => report::line(format_args!("{why}; this rank only receives the answers")),
+            Some(why) => report::warning(format_args!("{why}; this rank only receives the answers")),
             None if devices == 0 => {
                 let why = first_why.unwrap_or_else(|| Error::State("no rank has a device".into()));
                 return Err(Leave::Together(why));
@@ -297,7 +297,7 @@ impl Engine {
             }
             member.begin(run, &devices);
             let workers = self.workers(run, sampling).unwrap_or_else(|why| {
-                report::line(format_args!("the devices here are not used: {why}"));
+                report::warning(format_args!("the devices here are not used: {why}"));
                 Vec::new()
             });
             let (served, workers) = serve_beside(run, workers, || member.serve(run, answers.as_deref_mut()));
@@ -326,8 +326,10 @@ impl Engine {
     ) -> Result<(Vec<Result<Prompt>>, Streams)> {
         self.check_vocabulary(tokenizer)?;
         if self.options.logits.is_some() {
-            let why = "GETP_LOGITS records the logits of one process; unset it, or start a single process";
-            return Err(Error::State(why.into()));
+            return Err(Error::State(format!(
+                "{} records the logits of one process; unset it, or start a single process",
+                self.options.names.logits
+            )));
         }
         let prompts = self.encode(tokenizer, requests)?;
         Ok((prompts, Streams::new(sampling.rng_state, requests.len())?))
@@ -422,7 +424,7 @@ impl Engine {
 
     fn reopen_or_say(&mut self, reopen: Reopen<'_>) {
         if let Err(why) = self.reopen(reopen) {
-            report::line(format_args!("there is no other replica either: {why}"));
+            report::error(format_args!("there is no other replica either: {why}"));
         }
     }
 

@@ -179,7 +179,7 @@ fn start_all<'scope, 'p: 'scope, 'a: 'scope, 'r: 'scope>(
 fn not_started(run: &Run<'_, '_>, error: &std::io::Error) -> Served {
     run.queue.give_back(Vec::new());
     let why = format!("cannot start a thread for a replica: {error}; lower GETP_THREADS");
-    report::line(&why);
+    report::warning(&why);
     Served {
         steps: 0,
         waiting: Duration::ZERO,
@@ -305,7 +305,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn give_back(&mut self, error: &Error) {
         let unfinished = self.scheduler.take_unfinished();
         let device = self.pipeline.replica().describe();
-        report::line(format_args!(
+        report::warning(format_args!(
             "{device} is given up: {error}; unfinished requests that go back to the queue: {}",
             unfinished.len()
         ));

@@ -140,6 +140,7 @@ fn auto_runs_a_model_beyond_a_limit_on_the_cpu_and_says_why() {
         let needs = Needs {
             code: &["simt"],
             bytes: 0,
+            asked_by: "GETP_DEVICE",
             supports: &supports,
         };
         let chosen = choice::choose(&DeviceChoice::Auto, &runtimes, &needs).unwrap();

@@ -77,6 +77,37 @@ quietly "a Makefile with LDFLAGS builds with the library" env -u LD_RUN_PATH mak
 answers ldflags || fail "the program of a Makefile with LDFLAGS"
 same "tokens with LDFLAGS" "$scratch/ldflags/answers" "$scratch/baseline"
 
+# README.md's script prints nothing after a run that answers everything, and else the reason alone: here of a prompt without
+# an answer, of a failed warm-up where the program goes on, as the original does, and where it ends.
+awk '/^    if ! \.\/run / { here = 1 } here { print } here && /fi$/ { exit }' README.md >"$scratch/script"
+grep -q "grep .*error: ' err; fi$" "$scratch/script" || fail "README.md has no script"
+tree careless
+sed -i '/fail("inference failed")/d' "$scratch/careless/getp_eval.cpp"
+quietly "a tree that does not check results builds" build careless runomp "$linked"
+for name in careless original; do
+    ln -s "$BUILD/tiny.bin" "$scratch/$name/model.bin"
+    ln -s "$BUILD/tiny-tokenizer.bin" "$scratch/$name/tokenizer.bin"
+done
+# says NAME PROMPTS LINE...: what the script prints in NAME.
+says() {
+    local name=$1 prompts=$2
+    shift 2
+    cp "$prompts" "$scratch/$name/prompts.txt"
+    (cd "$scratch/$name" && bash "$scratch/script") >"$scratch/log" 2>&1 || true
+    printf '%s\n' "$@" | sed '/^$/d' | cmp - "$scratch/log" >&2 || fail "the script in $name: $(<"$scratch/log")"
+    grep -q '^getp: [^ew]' "$scratch/$name/err" || [[ ${GETP_PRECISION:-} == half ]] || fail "there is nothing to leave out"
+}
+head -n 2 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/one_empty"
+for name in careless original; do
+    says "$name" c_examples/prompts.txt ""
+    says "$name" "$scratch/one_empty" "getp: error: request 1: it is empty; give it at least one character"
+done
+half="getp: error: GETP_PRECISION=half is not known; use exact or fast"
+again="getp: error: warming up has failed again, for the same reason"
+GETP_PRECISION=half says careless c_examples/prompts.txt "$half" "$again"
+GETP_PRECISION=half says original c_examples/prompts.txt "$half" "$again"
+echo "ok: README.md's script prints the reason alone"
+
 # The tree that passes three arguments more to warm_up and keeps getp_eval.cpp as eval.cpp.
 tree five
 sed -e 's/^void warm_up(.*);/void warm_up(Transformer *, Tokenizer *, int batch_size, int use_kv16, int odd_window);/' \
@@ -92,7 +123,7 @@ tree narrow
 sed -i 's/int64_t{requests.max_seq_len} + 1/int64_t{requests.max_seq_len}/' "$scratch/narrow/getp_eval.cpp"
 quietly "a tree with narrow requests builds" build narrow run "$linked"
 ! answers narrow || fail "narrow requests are taken"
-grep -q "^getp: this program's requests lie 15 bytes and 3 ints apart" "$scratch/narrow/log" || fail "nobody said so"
+grep -q "^getp: error: this program's requests lie 15 bytes and 3 ints apart" "$scratch/narrow/log" || fail "nobody said so"
 test ! -e "$scratch/narrow/answers" || fail "narrow requests are answered"
 echo "ok: narrow requests are refused"
 

@@ -49,7 +49,7 @@ printf '\x42' | dd of="$scratch/other.bin" bs=1 seek=$middle conv=notrunc status
 # ends where inference fails, and the launcher may end the other rank before it does.
 refused() {
     ranks 2 "$scratch/rank" >"$scratch/log" 2>&1 && fail "$mpi: ranks with $1 answer requests"
-    grep -q "getp: rank [01]: rank 1 has another $2 than rank 0" "$scratch/log" ||
+    grep -q "getp: error: rank [01]: rank 1 has another $2 than rank 0" "$scratch/log" ||
         fail "$mpi: ranks with $1 are not told"
     rm -f "$scratch"/out.*
     echo "ok: $mpi, ranks with $1 are told"

@@ -425,7 +425,7 @@ fn links_say_who_reaches_whom() {
 #[test]
 fn a_limited_device_has_no_more_memory_than_that() {
     let system = system(Order::Eager);
-    let driver = limited(system.driver(0).unwrap(), 1000);
+    let driver = limited(system.driver(0).unwrap(), 1000, "GETP_DEVICE_MB");
     let memory = |free| DeviceMemory { free, total: 1000 };
     assert_eq!(driver.memory().unwrap(), memory(1000));
     let first = driver.alloc(600).unwrap();
@@ -443,7 +443,7 @@ fn a_limited_device_has_no_more_memory_than_that() {
     unsafe { driver.free(first).and(driver.free(second)) }.unwrap();
     assert_eq!(driver.memory().unwrap(), memory(1000));
     // What the device does not have is not there whatever the limit.
-    let driver = limited(system.driver(1).unwrap(), 2 << 20);
+    let driver = limited(system.driver(1).unwrap(), 2 << 20, "GETP_DEVICE_MB");
     let whole = system.driver(1).unwrap().memory().unwrap();
     assert_eq!(driver.memory().unwrap(), whole);
     assert_eq!(

@@ -19,6 +19,8 @@ pub struct Needs<'a> {
     pub code: &'a [&'a str],
     /// The memory that any part of the model takes at least.
     pub bytes: u64,
+    /// The name of the option by which the user has chosen.
+    pub asked_by: &'a str,
     /// Whether its kernels take the model, or why not.
     pub supports: &'a dyn Fn(&Device) -> std::result::Result<(), String>,
 }
@@ -41,7 +43,7 @@ pub fn choose(choice: &DeviceChoice, runtimes: &[Runtime], needs: &Needs<'_>) ->
         DeviceChoice::Cpu => Ok(Chosen::default()),
         DeviceChoice::Auto => Ok(auto(runtimes, needs)),
         DeviceChoice::Gpu { runtime, ordinals } => {
-            let found = devices_of(runtime, runtimes)?;
+            let found = devices_of(runtime, runtimes, needs)?;
             match ordinals.as_slice() {
                 [] => all(runtime, found, needs),
                 ordinals => some(runtime, found, ordinals, needs),
@@ -128,16 +130,16 @@ fn obstacle(found: &Found, needs: &Needs<'_>) -> Option<String> {
     (needs.supports)(&found.device).err()
 }
 
-fn devices_of<'a>(name: &str, runtimes: &'a [Runtime]) -> Result<&'a [Found]> {
+fn devices_of<'a>(name: &str, runtimes: &'a [Runtime], needs: &Needs<'_>) -> Result<&'a [Found]> {
     let Some(runtime) = runtimes.iter().find(|runtime| runtime.name == name) else {
-        return Err(unmet(
+        return Err(needs.unmet(
             name,
             format!("this library was built without {name}; build it with --features {name}"),
         ));
     };
     match &runtime.found {
         Ok(found) => Ok(found),
-        Err(error) => Err(unmet(name, error)),
+        Err(error) => Err(needs.unmet(name, error)),
     }
 }
 
@@ -150,17 +152,17 @@ fn all(runtime: &str, found: &[Found], needs: &Needs<'_>) -> Result<Chosen> {
         [] => "no device found".to_owned(),
         _ => chosen.lines.join("; "),
     };
-    Err(unmet(runtime, why))
+    Err(needs.unmet(runtime, why))
 }
 
 fn some(runtime: &str, found: &[Found], ordinals: &[usize], needs: &Needs<'_>) -> Result<Chosen> {
     let mut chosen = Chosen::default();
     for ordinal in ordinals {
         let Some(found) = found.iter().find(|found| found.device.ordinal == *ordinal) else {
-            return Err(unmet(format_args!("{runtime}:{ordinal}"), there_are(found)));
+            return Err(needs.unmet(format_args!("{runtime}:{ordinal}"), there_are(found)));
         };
         if let Some(why) = obstacle(found, needs) {
-            return Err(unmet(describe(&found.device), why));
+            return Err(needs.unmet(describe(&found.device), why));
         }
         chosen.devices.push(found.device.clone());
     }
@@ -175,10 +177,13 @@ fn there_are(found: &[Found]) -> String {
     }
 }
 
-fn unmet(what: impl std::fmt::Display, why: impl std::fmt::Display) -> Error {
-    Error::State(format!(
-        "GETP_DEVICE asks for {what}: {why}; choose another device, or auto or cpu"
-    ))
+impl Needs<'_> {
+    fn unmet(&self, what: impl std::fmt::Display, why: impl std::fmt::Display) -> Error {
+        Error::State(format!(
+            "{} asks for {what}: {why}; choose another device, or auto or cpu",
+            self.asked_by
+        ))
+    }
 }
 
 #[cfg(test)]
@@ -190,6 +195,7 @@ mod tests {
     const NEEDS: Needs<'_> = Needs {
         code: &["gfx90a", "sm_90a"],
         bytes: 16 * GIB,
+        asked_by: "GETP_DEVICE",
         supports: &|_| Ok(()),
     };
 

@@ -116,6 +116,7 @@ fn chosen(options: &Options, model: Option<&ModelConfig>) -> Result<choice::Chos
     let needs = Needs {
         code: &code_objects::archs(),
         bytes: model.map_or(0, |config| least_bytes_of_part(config, options)),
+        asked_by: options.names.device,
         supports: &supports,
     };
     choice::choose(&options.device, &runtimes, &needs)

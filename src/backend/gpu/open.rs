@@ -29,7 +29,7 @@ pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Opt
     let mut left_out = LeftOut::default();
     let contexts = drivers.into_iter().map(|driver| match options.device_mb {
         0 => driver,
-        mb => limited(driver, (mb as u64) << 20),
+        mb => limited(driver, (mb as u64) << 20, options.names.device_mb),
     });
     let mut contexts: Vec<_> = contexts
         .filter_map(|driver| left_out.or_some(context(driver)))
@@ -40,7 +40,7 @@ pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Opt
         }
         let opened = groups(&contexts, source, options).and_then(|formed| {
             let opened = open_groups(&contexts, &formed.groups, source, options, &mut left_out)?;
-            formed.lines.iter().for_each(report::line);
+            formed.lines.iter().for_each(report::warning);
             Ok(opened)
         });
         match opened {
@@ -145,6 +145,7 @@ fn groups(contexts: &[Arc<Context>], source: &WeightSource<'_>, options: &Option
     let devices = Devices {
         names: &names,
         kinds: &kinds.collect::<Vec<_>>(),
+        asked_by: options.names.group,
         distance: &distance,
     };
     let fit = |devices: &[usize], sequences: usize| fit(contexts, &memory, devices, sequences, source, options);
@@ -189,7 +190,7 @@ struct LeftOut {
 
 impl LeftOut {
     fn note(&mut self, why: Error) {
-        report::line(format_args!("{why}; it is left out"));
+        report::warning(format_args!("{why}; it is left out"));
         self.last = Some(why);
     }
 

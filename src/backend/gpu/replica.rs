@@ -443,7 +443,7 @@ impl Drop for GpuReplica {
             unsafe { ManuallyDrop::drop(&mut self.plans) };
             return;
         }
-        report::line(format_args!(
+        report::warning(format_args!(
             "{}: a device waits for one that is lost; their memory stays in use until the program ends",
             self.describe()
         ));

@@ -9,12 +9,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// `driver`, but with at most `bytes` bytes of device memory. Code, graphs and the runtime's own memory do not count: for
-/// them some is always left free.
-pub fn limited(driver: Arc<dyn Driver>, bytes: u64) -> Arc<dyn Driver> {
+/// `driver`, but with at most `bytes` bytes of device memory, as the option `limit` says. Code, graphs and the runtime's own
+/// memory do not count: for them some is always left free.
+pub fn limited(driver: Arc<dyn Driver>, bytes: u64, limit: &'static str) -> Arc<dyn Driver> {
     Arc::new(Limited {
         driver,
         bytes,
+        limit,
         used: Mutex::default(),
     })
 }
@@ -22,6 +23,7 @@ pub fn limited(driver: Arc<dyn Driver>, bytes: u64) -> Arc<dyn Driver> {
 struct Limited {
     driver: Arc<dyn Driver>,
     bytes: u64,
+    limit: &'static str,
     used: Mutex<Used>,
 }
 
@@ -42,7 +44,7 @@ impl Limited {
         let Device { runtime, ordinal, .. } = self.driver.device();
         Error::Gpu {
             device: format!("{runtime}:{ordinal}"),
-            call: format!("{bytes} bytes, {free} of GETP_DEVICE_MB are free"),
+            call: format!("{bytes} bytes, {free} of {} are free", self.limit),
             fault: GpuFault::OutOfMemory,
             code: None,
         }

@@ -9,6 +9,8 @@ pub struct Devices<'a> {
     pub names: &'a [String],
     /// What makes devices alike: only those go together.
     pub kinds: &'a [String],
+    /// The name of the option by which the user asks for groups of a size.
+    pub asked_by: &'a str,
     /// How far apart two are, compared with others.
     pub distance: &'a dyn Fn(usize, usize) -> u32,
 }
@@ -131,12 +133,14 @@ impl Forming<'_> {
             return Err(Error::State(match size {
                 Some(1) | None => format!("the weights and a step do not fit the free memory of {all}"),
                 Some(size) if size > names.len() => format!(
-                    "GETP_GROUP asks for groups of {size} devices, and there are {}: {all}; choose fewer, or auto",
+                    "{} asks for groups of {size} devices, and there are {}: {all}; choose fewer, or auto",
+                    self.devices.asked_by,
                     names.len()
                 ),
                 Some(size) => format!(
-                    "GETP_GROUP asks for groups of {size} devices, but no {size} alike of {all} have room for the model, or \
-                     it has fewer layers; choose more, or auto"
+                    "{} asks for groups of {size} devices, but no {size} alike of {all} have room for the model, or \
+                     it has fewer layers; choose more, or auto",
+                    self.devices.asked_by
                 ),
             }));
         }
@@ -168,6 +172,7 @@ mod tests {
         let devices = Devices {
             names: &names,
             kinds: &kinds,
+            asked_by: "GETP_GROUP",
             distance,
         };
         let fit = |devices: &[usize], sequences: usize| {

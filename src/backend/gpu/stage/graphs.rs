@@ -111,7 +111,7 @@ impl Graphs {
         self.paused_until = self.clock + PAUSE;
         if !std::mem::replace(&mut self.told.no_memory, true) {
             let why = "there is no device memory for more graphs; lower GETP_KV_MB or GETP_MAX_BATCH";
-            report::line(format_args!("{name}: some steps run without a graph, slower: {why}"));
+            report::warning(format_args!("{name}: some steps run without a graph, slower: {why}"));
         }
     }
 }
@@ -234,7 +234,7 @@ impl Stage {
             Ok(Capture::Invalidated) => {
                 if !std::mem::replace(&mut self.graphs.told.invalidated, true) {
                     let why = "other threads' calls invalidate the capture of its graph";
-                    report::line(format_args!(
+                    report::warning(format_args!(
                         "{}: a step runs without a graph, slower: {why}",
                         context.name()
                     ));
@@ -243,7 +243,7 @@ impl Stage {
             Ok(Capture::Incomplete { nodes, launches }) => {
                 self.graphs.incomplete = true;
                 let why = format!("the runtime has captured {nodes} of {launches} kernels");
-                report::line(format_args!(
+                report::warning(format_args!(
                     "{}: steps run without graphs, slower: {why}",
                     context.name()
                 ));
