@@ -10,7 +10,8 @@
 // - a softmax computes its maximum and its sum in float64.
 //
 // With GETP_LOGITS=FILE in the environment it writes the logits of every
-// position, in the library's format.
+// position, in the library's format. GETP_STEPS says what a request's steps
+// count, as for the library; -m generate counts positions, as in the original.
 
 #ifndef BASELINE_H
 #define BASELINE_H
@@ -469,7 +470,7 @@ inline bool is_end_token(int token) { return token == 199999 || token == 200002;
 struct Baseline {
     Transformer *transformer;
     const Sampler *sampler;
-    int steps;
+    int positions;  // the most of a request
     Rope rope;
     LogitsFile logits_file;
 };
@@ -481,7 +482,7 @@ void generate(Baseline *baseline, const std::vector<int> &prompt, int request,
     float *logits = baseline->transformer->state.logits;
     const int n_prompt = static_cast<int>(prompt.size());
     int token = prompt[0];
-    for (int pos = 0; pos < baseline->steps; pos++) {
+    for (int pos = 0; pos < baseline->positions; pos++) {
         forward(baseline->transformer, &baseline->rope, token, pos);
         baseline->logits_file.record(request, pos, token, logits);
         if (pos + 1 < n_prompt) {
@@ -502,12 +503,22 @@ inline std::vector<int> encode_request(const Requests &requests, int request,
     return encode(tokenizer, text, static_cast<int>(len), max_tokens);
 }
 
+// The most positions of a request. The original's loop is `while (pos < steps)`,
+// or in newer versions `while (pos + 1 < steps)`.
+inline int most_positions(int steps) {
+    const char *set = std::getenv("GETP_STEPS");
+    const std::string rule = set && *set ? set : "positions";
+    if (rule == "positions") return steps;
+    if (rule == "tokens") return steps - 1;
+    fail("GETP_STEPS=" + rule + " is not known; use positions or tokens");
+}
+
 // inference() of the baseline, with the library's arguments and result.
 inline long long baseline_inference(Transformer *transformer, Tokenizer *tokenizer,
                                     Sampler *sampler, Requests *requests) {
     const Config &config = transformer->config;
-    const int steps = requests->max_seq_len;
-    Baseline baseline = {transformer, sampler, steps, build_rope(config),
+    const int positions = most_positions(requests->max_seq_len);
+    Baseline baseline = {transformer, sampler, positions, build_rope(config),
                          LogitsFile(config.vocab_size)};
     const unsigned long long base = sampler->rng_state;
     long long n_tokens = 0;
@@ -515,9 +526,9 @@ inline long long baseline_inference(Transformer *transformer, Tokenizer *tokeniz
         const std::vector<int> prompt =
             encode_request(*requests, request, *tokenizer, config.initial_context_length);
         int *answer = get_tok_gen_ptr(requests, request);
-        if (prompt.empty() || prompt.size() > static_cast<size_t>(steps)) {
+        if (prompt.empty() || prompt.size() > static_cast<size_t>(positions)) {
             std::fprintf(stderr, "eval: request %d has %zu tokens, 1 to %d fit\n", request,
-                         prompt.size(), steps);
+                         prompt.size(), positions);
             answer[0] = -1;
             continue;
         }

@@ -3,9 +3,9 @@
  *     batch MODEL TOKENIZER REQUESTS STEPS [TEMPERATURE [TOPP [SEED]]]
  *
  * MODEL: a .bin file or a directory of safetensors. REQUESTS: the number of
- * requests, then one a line. STEPS: the most positions of a request, prompt and
- * answer together. Each answer is printed on stdout after its number, in the
- * order of requests.
+ * requests, then one a line. STEPS: a prompt of n tokens gets an answer of up to
+ * STEPS - n + 1 tokens, or, with GETP_STEPS=tokens, of up to STEPS - n. Each
+ * answer is printed on stdout after its number, in the order of requests.
  *
  * The library prints on stderr why a call failed, so this program only adds what
  * it was doing. */

@@ -15,7 +15,7 @@
 typedef struct {
     int num_reqs;
     int max_token_len;  // bytes allocated for each token of a request's text
-    int max_seq_len;    // steps: positions per request
+    int max_seq_len;    // steps of a request; GETP_STEPS says what they count
     char *str_reqs;     // [num_reqs, max_token_len * (max_seq_len + 1)]
     int *tok_gens;      // [num_reqs, max_seq_len + 1], each ended by -1
 } Requests;
@@ -53,7 +53,7 @@ inline int parse_count(const std::string &line, const std::string &path) {
     return static_cast<int>(count);
 }
 
-// A text that does not fit its slot has more tokens than steps. Such a request
+// A text that does not fit its slot has more tokens than steps + 1. Such a request
 // gets no answer, clipped or not.
 inline void store_text(Requests *requests, int request, const std::string &line) {
     const size_t slot_bytes = static_cast<size_t>(text_bytes(*requests));

@@ -8,6 +8,11 @@
 //
 //     LD_RUN_PATH=$GETP make runomp CPP_FILES="run.cpp tokenizer.cpp $GETP/libgetp.so"
 //
+// If the loop in the file that this one replaces is `while (pos + 1 < steps)`, as
+// in newer versions, say "tokens" here: their answers have one token fewer than
+// those of `while (pos < steps)`, which is "positions".
+#define GETP_STEPS "positions"
+
 // The library reads the program's structs in place. A program with other structs
 // does not compile with this file; one with another stride between requests ends
 // in warm_up(), before anything is answered.
@@ -124,6 +129,17 @@ GETP_FIELD(Requests, tok_gens, int *, 24);
 
 #undef GETP_FIELD
 #undef GETP_SIZE
+
+// ---------------------------------------------------------------------------
+// Options
+
+// Before main(), where no other thread reads the environment. The user's own
+// value goes before the file's.
+static bool getp_set_steps() {
+    const char *set = getenv("GETP_STEPS");
+    return (set && *set) || setenv("GETP_STEPS", GETP_STEPS, 1) == 0;
+}
+[[maybe_unused]] static const bool getp_has_steps = getp_set_steps();
 
 // ---------------------------------------------------------------------------
 // warm_up; inference and finish are found in the library under their C++ names

@@ -1,7 +1,8 @@
 // Records the logits of an unchanged eval program. It is compiled in place of
 // the program's run.cpp, which it includes. The program then runs its own
 // forward() and sample() and, in getp mode, writes the logits of every position
-// to the file that GETP_LOGITS names, in the library's format.
+// to the file that GETP_LOGITS names, in the library's format. GETP_STEPS=tokens
+// is for a program whose own getp_run.cpp has `while (pos + 1 < steps)`.
 //
 // Copy this file beside the program's run.cpp, and build the target whose logits
 // you want:
@@ -41,6 +42,15 @@ static FILE *open_logits_file(int vocab_size) {
     return file;
 }
 
+// The most positions of a request: two versions of the program differ.
+static int most_positions(int steps) {
+    const char *rule = getenv("GETP_STEPS");
+    if (!rule || !*rule || strcmp(rule, "positions") == 0) return steps;
+    if (strcmp(rule, "tokens") == 0) return steps - 1;
+    fprintf(stderr, "record_logits: GETP_STEPS=%s is not known; use positions or tokens\n", rule);
+    exit(EXIT_FAILURE);
+}
+
 // Answers a request as the program does, one token after the other, and records
 // the logits of each position before sample() overwrites them.
 static int record_request(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
@@ -53,7 +63,10 @@ static int record_request(Transformer *transformer, Tokenizer *tokenizer, Sample
            transformer->config.initial_context_length);
     int n_answer = 0;
     int token = prompt[0];
-    for (int pos = 0; n_prompt > 0 && pos < requests->max_seq_len; pos++) {
+    // Of a prompt that leaves no room for an answer nothing is recorded, as in the library.
+    const int positions = most_positions(requests->max_seq_len);
+    const bool has_answer = n_prompt > 0 && n_prompt <= positions;
+    for (int pos = 0; has_answer && pos < positions; pos++) {
         float *logits = forward(transformer, token, pos);
         const uint32_t header[4] = {static_cast<uint32_t>(request), static_cast<uint32_t>(pos),
                                     static_cast<uint32_t>(token), 0};

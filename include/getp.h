@@ -44,6 +44,12 @@
 // `getp_options.precision`: the fastest arithmetic within the tolerances that ARCHITECTURE.md states.
 #define GETP_FAST 2
 
+// `getp_options.steps`: a request's steps are the positions that are computed.
+#define GETP_POSITIONS 1
+
+// `getp_options.steps`: a request's steps are the tokens of its prompt and answer together.
+#define GETP_TOKENS 2
+
 // An open model.
 typedef struct getp_model getp_model;
 
@@ -272,7 +278,7 @@ typedef struct {
   int num_reqs;
   // Bytes allocated for each position of a prompt.
   int max_token_len;
-  // The most positions of a request, prompt and answer.
+  // The steps of a request; `getp_options.steps` says what they count.
   int max_seq_len;
   // `[num_reqs, max_token_len * (max_seq_len + 1)]`: the prompts, padded with NUL.
   char *str_reqs;
@@ -335,6 +341,12 @@ typedef struct {
   int group;
   // The most memory to use on each GPU in MiB; by default what is free (GETP_DEVICE_MB).
   int device_mb;
+  // What the steps of a request, its `max_seq_len`, count. GETP_POSITIONS, the default: the positions that are
+  // computed, so that a prompt of n tokens gets up to max_seq_len - n + 1. GETP_TOKENS: the tokens of prompt and
+  // answer together, so that there are up to max_seq_len - n (GETP_STEPS=positions|tokens).
+  int steps;
+  // Not read.
+  int reserved_2;
 } getp_options;
 
 #ifdef __cplusplus
@@ -360,7 +372,7 @@ void warm_up(Transformer *transformer, Tokenizer *tokenizer);
 // call is writing to them.
 //
 // A request that cannot be answered does not fail the call: it gets a row of only -1 and a line on stderr. This holds
-// for an empty prompt, a prompt of more than `max_seq_len` tokens, one longer than the context of a model opened from
+// for an empty prompt, a prompt that takes up all of `max_seq_len`, one longer than the context of a model opened from
 // a directory, and for more positions than the KV cache can hold.
 long long inference(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler, Requests *requests);
 #endif
@@ -414,8 +426,9 @@ void getp_model_close(getp_model *model);
 void getp_options_init_sized(getp_options *options, size_t size);
 
 // Reads a file of prompts: its first line is their number, and each further line is a prompt. `steps` becomes
-// `max_seq_len`, the most positions of a request, prompt and answer together. `tokenizer` is needed only for this
-// call.
+// `max_seq_len`: a prompt of n tokens gets an answer of up to `steps` - n + 1 tokens, or, with GETP_TOKENS in
+// `getp_options.steps`, of up to `steps` - n. For one token and one step that is one token, or none. `tokenizer` is
+// needed only for this call.
 //
 // On failure: one line on stderr and the last error, returns NULL.
 getp_requests *getp_requests_open(const char *path, int steps, const getp_tokenizer *tokenizer);

@@ -203,10 +203,11 @@ impl Engine {
         let prompts = self.encode(tokenizer, requests)?;
         let want = self.want(sampling);
         let streams = Streams::new(sampling.rng_state, requests.len())?;
+        let max_positions = requests.positions(self.options.steps);
         let mut answers = Answers::new(tokenizer, requests, &self.options)?;
         let room = self.replicas().map(|replica| self.room(replica));
         let room = memory::collect(room, Purpose::Requests)?;
-        let waiting = self.admit(prompts, answers.steps(), &room, |request, remark| {
+        let waiting = self.admit(prompts, max_positions, &room, |request, remark| {
             answers.say(request, remark)
         })?;
         let run = Run {
@@ -259,6 +260,8 @@ impl Engine {
                     });
                 }
                 Err(why @ Error::OutOfMemory { .. }) => return Err(why),
+                // The program computes the prompt, and is through with it when it would sample the first token.
+                Err(why) if n_prompt == max_positions + 1 => say(request, Remark::Full(why)),
                 Err(why) => say(request, Remark::Refused(why)),
             }
         }

@@ -6,12 +6,13 @@ pub use values::{DeviceChoice, Precision, Print, RUNTIMES, Written};
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::requests::Steps;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use values::{AutoOr, Devices, FilePath, Number, PRECISION, PRINT, SWITCH, read};
+use values::{AutoOr, Devices, FilePath, Number, PRECISION, PRINT, STEPS, SWITCH, read};
 
-/// Passes the table of options to a macro. Of each option a row says what it does; its name in Rust and in `getp_options`;
-/// what it is, and by default; its variable; how its values are written.
+/// Passes the table of options to a macro. Of each option a row says what it does; its name, here and in `getp_options`;
+/// its type and default; its variable; how its values are written.
 ///
 /// README.md has the same table for users, and `abi/options.rs` the C struct, which cbindgen can read only there.
 macro_rules! table {
@@ -21,7 +22,8 @@ macro_rules! table {
             precision: Option<Precision> = None, "GETP_PRECISION", PRECISION;
             /// Where the model runs.
             device: DeviceChoice = DeviceChoice::Auto, "GETP_DEVICE", Devices;
-            /// Threads of the CPU backend, and threads that tokenize, sample and pack weights on the host; 0 is one a core.
+            /// Threads of the CPU backend, and those that tokenize, sample and pack weights on the host; 0 is one a
+            /// core.
             threads: usize = 0, "GETP_THREADS", Number(0..=4096);
             /// The most sequences in one step; `None` is the backend's default.
             max_batch: Option<usize> = None, "GETP_MAX_BATCH", Number(1..=1 << 16);
@@ -43,6 +45,8 @@ macro_rules! table {
             logits: Option<PathBuf> = None, "GETP_LOGITS", FilePath;
             /// Refuse weights that are not finite and prompts that would be cut, instead of printing a line.
             strict: bool = false, "GETP_STRICT", SWITCH;
+            /// What the steps of a request count. Versions of the evaluation program differ in it.
+            steps: Steps = Steps::Positions, "GETP_STEPS", STEPS;
         }
     };
 }
@@ -303,6 +307,7 @@ mod tests {
         ("GETP_PROFILE", "1"),
         ("GETP_LOGITS", "/tmp/l"),
         ("GETP_STRICT", "1"),
+        ("GETP_STEPS", "tokens"),
     ];
 
     /// A row of the table.
@@ -377,6 +382,7 @@ mod tests {
             profile: true,
             logits: Some("/tmp/l".into()),
             strict: true,
+            steps: Steps::Tokens,
             ..Options::default()
         };
         assert_eq!(parse(OTHERS).unwrap(), expected);
@@ -459,6 +465,7 @@ mod tests {
         PRECISION.0.iter().for_each(|word| constant(word.constant, word.code));
         PRINT.0.iter().for_each(|word| constant(word.constant, word.code));
         SWITCH.0.iter().for_each(|word| constant(word.constant, word.code));
+        STEPS.0.iter().for_each(|word| constant(word.constant, word.code));
     }
 
     #[test]

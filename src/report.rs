@@ -32,8 +32,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Writes a line that begins with `getp: `, the word for its kind and the rank, in one write. Control characters are
-    /// escaped.
+    /// Writes a line that begins with `getp: `, the word for its kind and the rank, in one write. Control characters
+    /// are escaped.
     fn write(self, text: impl Display) {
         let word = match self {
             Self::Information => "",

@@ -12,6 +12,29 @@ use std::slice;
 /// Stored after the last token of a row.
 const END_OF_ROW: i32 = -1;
 
+/// What the steps of a request (`max_seq_len`) count. Versions of the evaluation program differ in it. An answer's last
+/// token is never fed to the model, so it takes no position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Steps {
+    /// The positions that are computed: the program's loop is `while (pos < steps)`, and a prompt of n tokens gets up
+    /// to `steps - n + 1`.
+    #[default]
+    Positions,
+    /// The tokens of prompt and answer together: the loop is `while (pos + 1 < steps)`, and there are up to
+    /// `steps - n`.
+    Tokens,
+}
+
+impl Steps {
+    /// The most positions that are computed for a request of so many steps.
+    pub fn positions(self, steps: usize) -> usize {
+        match self {
+            Self::Positions => steps,
+            Self::Tokens => steps.saturating_sub(1),
+        }
+    }
+}
+
 /// The program's requests: for each one a slot of bytes with its prompt, and a row of ints for its answer.
 #[derive(Debug)]
 pub struct Requests<'a> {
@@ -157,9 +180,14 @@ impl<'a> Requests<'a> {
         self.num_reqs == 0
     }
 
-    /// The most positions of a request, prompt and answer together (`max_seq_len`).
+    /// The steps of a request, `max_seq_len`.
     pub fn steps(&self) -> usize {
         self.steps
+    }
+
+    /// The most positions of a request, if this is what steps count.
+    pub fn positions(&self, steps: Steps) -> usize {
+        steps.positions(self.steps)
     }
 
     /// The prompt of request `i`: its slot up to the first NUL, or all of it.
@@ -303,6 +331,38 @@ mod tests {
         let (num_reqs, max_token_len, max_seq_len) = fields;
         // SAFETY: every caller passes fields or pointers that are refused, so nothing is read or written.
         unsafe { Requests::from_raw(num_reqs, max_token_len, max_seq_len, str_reqs, tok_gens).unwrap_err() }
+    }
+
+    /// The evaluation program's loop for a prompt of so many tokens, in either version: the positions that it computes,
+    /// and how many tokens it stores. `None` where it would write in front of the row.
+    fn program(rule: Steps, steps: usize, n_prompt: usize) -> Option<(usize, usize)> {
+        let goes_on = |pos: usize| match rule {
+            Steps::Positions => pos < steps,
+            Steps::Tokens => pos + 1 < steps,
+        };
+        let mut pos = 0;
+        while goes_on(pos) {
+            pos += 1;
+        }
+        Some((pos, (pos + 1).checked_sub(n_prompt)?))
+    }
+
+    #[test]
+    fn steps_count_what_the_program_s_loop_counts() {
+        for steps in 1..40 {
+            for rule in [Steps::Positions, Steps::Tokens] {
+                let positions = rule.positions(steps);
+                for n_prompt in 1..45 {
+                    let tokens = (positions + 1).checked_sub(n_prompt);
+                    let expected = program(rule, steps, n_prompt);
+                    assert_eq!(tokens.map(|tokens| (positions, tokens)), expected, "{rule:?}, {steps}");
+                }
+            }
+            assert_eq!(Steps::Tokens.positions(steps + 1), Steps::Positions.positions(steps));
+        }
+        // A prompt of one token and one step.
+        assert_eq!(program(Steps::Positions, 1, 1), Some((1, 1)));
+        assert_eq!(program(Steps::Tokens, 1, 1), Some((0, 0)));
     }
 
     #[test]

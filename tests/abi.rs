@@ -9,7 +9,7 @@ use getp::config::ModelConfig;
 use getp::engine::{Engine, Sampling};
 use getp::error::{Error, Result};
 use getp::options::{Options, Print};
-use getp::requests::Requests;
+use getp::requests::{Requests, Steps};
 use getp::tokenizer::Tokenizer;
 use std::ffi::c_int;
 use std::ptr::{null, null_mut};
@@ -183,17 +183,26 @@ impl Checkpoint for Dimensions {
 
 /// Answers to prompts of 40, 60, 61 and 2 tokens, from a model whose checkpoint may say that it has 60 positions.
 fn rows_within(context_length: Option<usize>, strict: bool) -> (Program, Vec<Vec<c_int>>) {
-    quiet();
     let prompts = [40, 60, 61, 2].map(|tokens| "x".repeat(tokens));
     let program = Program::new(&prompts.each_ref().map(String::as_str), 64);
+    let options = Options {
+        strict,
+        ..Options::default()
+    };
+    let rows = rows_with(&program, context_length, options);
+    (program, rows)
+}
+
+/// Answers with these options.
+fn rows_with(program: &Program, context_length: Option<usize>, options: Options) -> Vec<Vec<c_int>> {
+    quiet();
     let checkpoint = Dimensions(ModelConfig {
         context_length,
         ..config_from_bytes(&program.transformer.config.to_bytes()).unwrap()
     });
     let options = Options {
-        strict,
         print: Print::Nothing,
-        ..Options::default()
+        ..options
     };
     let vocabulary = tempfile::tempdir().unwrap();
     let tokenizer = Tokenizer::read(fake::vocabulary_file(vocabulary.path())).unwrap();
@@ -220,8 +229,50 @@ fn rows_within(context_length: Option<usize>, strict: bool) -> (Program, Vec<Vec
             .inference(&tokenizer, &mut sampling, &mut view.unwrap(), &reopen)
             .unwrap();
     });
-    let rows = program.rows();
-    (program, rows)
+    program.rows()
+}
+
+/// As the program counts in its two versions: `while (pos < steps)`, `while (pos + 1 < steps)`.
+#[test]
+fn steps_are_counted_as_the_option_says() {
+    for steps in 1..=24 {
+        let most = 26.min(4 * (steps + 1)); // bytes that a prompt has room for
+        let prompts: Vec<_> = (1..=most).map(|tokens| "x".repeat(tokens)).collect();
+        let prompts: Vec<_> = prompts.iter().map(String::as_str).collect();
+        for (rule, positions) in [(Steps::Positions, steps), (Steps::Tokens, steps - 1)] {
+            let program = Program::new(&prompts, steps);
+            let options = Options {
+                steps: rule,
+                ..Options::default()
+            };
+            let rows = rows_with(&program, None, options);
+            for (row, prompt) in rows.iter().zip(&prompts) {
+                let tokens = (positions + 1).saturating_sub(prompt.len());
+                assert_eq!(row.len(), tokens, "{} tokens in {steps} steps, {rule:?}", prompt.len());
+                if tokens > 0 {
+                    assert_eq!(*row, expected(prompt, positions, &program.sampler, 0).0);
+                }
+            }
+        }
+    }
+}
+
+/// The KV cache has 1,024 positions, and an answer's last token needs none.
+#[test]
+fn steps_that_count_tokens_need_one_position_less() {
+    for (rule, steps, tokens) in [
+        (Steps::Positions, 1024, 1024),
+        (Steps::Positions, 1025, 0),
+        (Steps::Tokens, 1025, 1024),
+        (Steps::Tokens, 1026, 0),
+    ] {
+        let program = Program::new(&["x"], steps);
+        let options = Options {
+            steps: rule,
+            ..Options::default()
+        };
+        assert_eq!(rows_with(&program, None, options)[0].len(), tokens, "{rule:?}, {steps}");
+    }
 }
 
 #[test]

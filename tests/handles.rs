@@ -18,7 +18,9 @@ fn c_path(path: &Path) -> CString {
 
 #[test]
 fn options_are_checked() {
-    use getp::abi::options::{GETP_ANSWER, GETP_FAST, GETP_OFF, GETP_ON, Options, getp_options_init_sized};
+    use getp::abi::options::{
+        GETP_ANSWER, GETP_FAST, GETP_OFF, GETP_ON, GETP_TOKENS, Options, getp_options_init_sized,
+    };
     use getp::options::{DeviceChoice, Print};
     let mut options = Options {
         size: 3,
@@ -26,7 +28,7 @@ fn options_are_checked() {
     };
     // SAFETY: its own struct.
     unsafe { getp_options_init_sized(&mut options, size_of::<Options>()) };
-    assert_eq!(options.size, 72);
+    assert_eq!(options.size, 80);
     // SAFETY: the sizes are refused or the struct's, `logits` and `device` are NULL or C strings in all of them.
     let choices = |options: Options| unsafe { Options::read(&options)?.choices() };
     let default = choices(options).unwrap();
@@ -64,6 +66,14 @@ fn options_are_checked() {
     };
     let before = choices(before).unwrap();
     assert_eq!((before.strict, before.group), (Some(true), None));
+    let before = Options {
+        size: 72,
+        device_mb: 7,
+        steps: GETP_TOKENS,
+        ..options
+    };
+    let before = choices(before).unwrap();
+    assert_eq!((before.device_mb, before.steps), (Some(7), None));
     for (print, expected) in [(GETP_ON, Print::Text), (GETP_ANSWER, Print::Answer)] {
         assert_eq!(choices(Options { print, ..options }).unwrap().print, Some(expected));
     }
@@ -77,7 +87,7 @@ fn options_are_checked() {
                 size: usize::MAX,
                 ..options
             },
-            "is not known; use 72",
+            "is not known; use 80",
         ),
         (Options { threads: -1, ..options }, "getp_options.threads=-1"),
         (
@@ -123,8 +133,12 @@ fn options_are_checked() {
             Options { print: -1, ..options },
             "getp_options.print=-1 is not known; use GETP_OFF, GETP_ON or GETP_ANSWER",
         ),
-        (Options { progress: 3, ..options }, "GETP_ON or GETP_OFF"),
+        (Options { progress: 3, ..options }, "GETP_OFF or GETP_ON"),
         (Options { strict: 9, ..options }, "getp_options.strict=9"),
+        (
+            Options { steps: 3, ..options },
+            "getp_options.steps=3 is not known; use GETP_POSITIONS or GETP_TOKENS",
+        ),
     ] {
         let message = choices(wrong).unwrap_err().to_string();
         assert!(message.contains(word), "{message}");
@@ -185,16 +199,16 @@ fn options_of_other_versions_are_read_as_far_as_they_go() {
         behind: BEHIND,
     };
     let options = (&raw mut new).cast::<Options>();
-    // SAFETY: the struct's own; 80 bytes of it are the program's.
-    unsafe { getp_options_init_sized(options, 80) };
-    assert_eq!((new.today.size, new.more, new.behind), (80, 0, BEHIND));
+    // SAFETY: the struct's own; 88 bytes of it are the program's.
+    unsafe { getp_options_init_sized(options, 88) };
+    assert_eq!((new.today.size, new.more, new.behind), (88, 0, BEHIND));
     // SAFETY: as above.
     let read = |new: &Tomorrow| unsafe { Options::read((&raw const *new).cast()) };
     new.today.max_batch = 5;
     assert_eq!(read(&new).unwrap().max_batch, 5);
     new.more = 1 << 32;
     let message = read(&new).unwrap_err().to_string();
-    assert!(message.contains("getp_options: its byte 76 is set"), "{message}");
+    assert!(message.contains("getp_options: its byte 84 is set"), "{message}");
 }
 
 #[test]

@@ -56,9 +56,11 @@ fn answer(control: Control) {
     warm_up(&mut program, &control).unwrap();
     inference(&mut program, &control).unwrap();
     finish(&mut program).unwrap();
+    let counts_tokens = std::env::var("GETP_STEPS").is_ok_and(|rule| rule == "tokens");
+    let positions = if counts_tokens { 39 } else { 40 };
     let rows: Vec<_> = (0..)
         .zip(PROMPTS)
-        .map(|(i, prompt)| expected(prompt, 40, &before, i).0)
+        .map(|(i, prompt)| expected(prompt, positions, &before, i).0)
         .collect();
     assert_eq!(program.rows(), rows);
 }
@@ -137,8 +139,8 @@ fn a_warm_up_that_has_failed_is_named_and_its_reason_said_once() {
     let reason = "error: the fake refuses";
     let other = "error: config: n_layers is 0; it must lie in 1..=16777216";
     let said: Vec<_> = said.iter().map(String::as_str).collect();
-    let expected = [
-        [reason].as_slice(), // warm_up
+    let expected: [&[&str]; 8] = [
+        &[reason], // warm_up
         &[again, same],
         &[again, other],
         &[again, same],
@@ -183,6 +185,42 @@ fn child_not_finite() {
 fn prompts_and_answers_are_printed_in_order_as_they_are() {
     check_printed("1", |_, prompt| prompt.into());
     check_printed("answer", |i, _| format!("[{i}] "));
+}
+
+#[test]
+fn child_full() {
+    if !is_child() {
+        return;
+    }
+    let prompts = ["1234567", "12345678", "123456789", "1234567890"];
+    let mut program = Program::new(&prompts, 8);
+    inference(&mut program, &Arc::default()).unwrap();
+    finish(&mut program).unwrap();
+    let lengths: Vec<_> = program.rows().iter().map(Vec::len).collect();
+    println!("{lengths:?}");
+}
+
+/// A prompt that takes up all steps has no answer, and the program prints it. Of a longer one it would store tokens in
+/// front of the row; that one is not printed.
+#[test]
+fn prompts_that_take_up_all_steps_are_printed() {
+    for (rule, lengths, full) in [("positions", "[2, 1, 0, 0]", 2), ("tokens", "[1, 0, 0, 0]", 1)] {
+        let run = |print| child("child_full", &[("GETP_PRINT", print), ("GETP_STEPS", rule)]);
+        let has = |output: &Output, text: &str| output.stdout.windows(text.len()).any(|bytes| bytes == text.as_bytes());
+        let requests = |is_one: &dyn Fn(usize) -> bool| (0..4).filter(|&i| is_one(i)).collect::<Vec<_>>();
+        let output = run("answer");
+        assert!(has(&output, lengths), "{rule}: {output:?}");
+        let printed = requests(&|i| has(&output, &format!("[{i}] ")));
+        assert_eq!(printed, (0..=full).collect::<Vec<_>>(), "{rule}");
+        let said = lines(&output);
+        let is_refused = |i: usize, line: &String| line.starts_with(&format!("error: request {i}: its "));
+        let refused = requests(&|i| said.iter().any(|line| is_refused(i, line)));
+        assert_eq!(refused, (full..4).collect::<Vec<_>>(), "{said:?}");
+
+        let output = run("1");
+        let is_alone = |i: usize| has(&output, &format!("\n{}\n", &"1234567890"[..7 + i]));
+        assert_eq!(requests(&is_alone), [full], "{rule}: {output:?}");
+    }
 }
 
 /// With `GETP_PRINT=value`, the output of `before` precedes each answer.
@@ -236,17 +274,22 @@ fn a_terminal_is_sent_no_control_characters() {
 #[test]
 fn logits_of_every_position_are_recorded() {
     for test in ["child_answers", "child_answers_on_three_devices"] {
-        check_logits(test);
+        check_logits(test, "positions", 40);
+        check_logits(test, "tokens", 39);
     }
 }
 
-fn check_logits(test: &str) {
+fn check_logits(test: &str, rule: &str, positions: usize) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("logits");
-    child(test, &[("GETP_PRINT", "0"), ("GETP_LOGITS", path.to_str().unwrap())]);
+    let path_text = path.to_str().unwrap();
+    child(
+        test,
+        &[("GETP_PRINT", "0"), ("GETP_LOGITS", path_text), ("GETP_STEPS", rule)],
+    );
     let mut reader = LogitsReader::open(&path).unwrap();
     let records = reader.records().to_vec();
-    assert_eq!((reader.vocab(), records.len()), (VOCAB, PROMPTS.len() * 40));
+    assert_eq!((reader.vocab(), records.len()), (VOCAB, PROMPTS.len() * positions));
     let keys: std::collections::HashSet<_> = records.iter().map(|(key, _)| *key).collect();
     assert_eq!(keys.len(), records.len());
     let mut row = Vec::new();

@@ -33,7 +33,7 @@ pub unsafe extern "C" fn warm_up(transformer: *mut Transformer, tokenizer: *mut 
 /// call is writing to them.
 ///
 /// A request that cannot be answered does not fail the call: it gets a row of only -1 and a line on stderr. This holds
-/// for an empty prompt, a prompt of more than `max_seq_len` tokens, one longer than the context of a model opened from
+/// for an empty prompt, a prompt that takes up all of `max_seq_len`, one longer than the context of a model opened from
 /// a directory, and for more positions than the KV cache can hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn inference(

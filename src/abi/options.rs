@@ -19,6 +19,11 @@ pub const GETP_EXACT: c_int = 1;
 /// `getp_options.precision`: the fastest arithmetic within the tolerances that ARCHITECTURE.md states.
 pub const GETP_FAST: c_int = 2;
 
+/// `getp_options.steps`: a request's steps are the positions that are computed.
+pub const GETP_POSITIONS: c_int = 1;
+/// `getp_options.steps`: a request's steps are the tokens of its prompt and answer together.
+pub const GETP_TOKENS: c_int = 2;
+
 /// How to run a model. A field that is 0 or NULL takes the value of its GETP_* environment variable, or the default if
 /// that is not set. Call `getp_options_init` before setting fields.
 #[repr(C)]
@@ -59,22 +64,30 @@ pub struct Options {
     pub group: c_int,
     /// The most memory to use on each GPU in MiB; by default what is free (GETP_DEVICE_MB).
     pub device_mb: c_int,
+    /// What the steps of a request, its `max_seq_len`, count. GETP_POSITIONS, the default: the positions that are
+    /// computed, so that a prompt of n tokens gets up to max_seq_len - n + 1. GETP_TOKENS: the tokens of prompt and
+    /// answer together, so that there are up to max_seq_len - n (GETP_STEPS=positions|tokens).
+    pub steps: c_int,
+    /// Not read.
+    pub reserved_2: c_int,
 }
 
 // A program compiled with an older header must keep working: fields are only ever added at the end.
 const _: () = {
-    assert!(size_of::<Options>() == 72);
+    assert!(size_of::<Options>() == 80);
     assert!(offset_of!(Options, size) == 0 && offset_of!(Options, precision) == 8);
     assert!(offset_of!(Options, profile) == 36 && offset_of!(Options, logits) == 40);
     assert!(offset_of!(Options, device) == 48 && offset_of!(Options, strict) == 56);
     assert!(offset_of!(Options, group) == 64 && offset_of!(Options, device_mb) == 68);
+    assert!(offset_of!(Options, steps) == 72);
 };
 
 /// The struct's sizes in all versions, oldest first. Whoever adds a field adds a size.
-const SIZES: [usize; 4] = [
+const SIZES: [usize; 5] = [
     offset_of!(Options, device),
     offset_of!(Options, strict),
     offset_of!(Options, group),
+    offset_of!(Options, steps),
     size_of::<Options>(),
 ];
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -156,6 +169,8 @@ impl Default for Options {
             reserved: 0,
             group: 0,
             device_mb: 0,
+            steps: 0,
+            reserved_2: 0,
         }
     }
 }

@@ -26,8 +26,9 @@ pub struct RequestsHandle {
 }
 
 /// Reads a file of prompts: its first line is their number, and each further line is a prompt. `steps` becomes
-/// `max_seq_len`, the most positions of a request, prompt and answer together. `tokenizer` is needed only for this
-/// call.
+/// `max_seq_len`: a prompt of n tokens gets an answer of up to `steps` - n + 1 tokens, or, with GETP_TOKENS in
+/// `getp_options.steps`, of up to `steps` - n. For one token and one step that is one token, or none. `tokenizer` is
+/// needed only for this call.
 ///
 /// On failure: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]

@@ -222,7 +222,7 @@ pub struct Requests {
     pub num_reqs: c_int,
     /// Bytes allocated for each position of a prompt.
     pub max_token_len: c_int,
-    /// The most positions of a request, prompt and answer.
+    /// The steps of a request; `getp_options.steps` says what they count.
     pub max_seq_len: c_int,
     /// `[num_reqs, max_token_len * (max_seq_len + 1)]`: the prompts, padded with NUL.
     pub str_reqs: *mut c_char,

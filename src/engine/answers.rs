@@ -15,6 +15,8 @@ pub enum Remark {
     Cut(usize),
     /// It gets no answer.
     Refused(Error),
+    /// The same: its prompt takes up all steps. The program prints the prompt.
+    Full(Error),
 }
 
 /// Takes each request's answer, or the reason it has none.
@@ -47,23 +49,24 @@ impl<'a, 'r> Answers<'a, 'r> {
         })
     }
 
-    /// The most positions of a request, prompt included.
-    pub fn steps(&self) -> usize {
-        self.requests.steps()
-    }
-
     /// Prints a remark on a request, whose row stays empty if it is refused.
     pub fn say(&mut self, request: usize, remark: Remark) {
         match remark {
             Remark::Cut(tokens) => self.say_cut(request, tokens),
             Remark::Refused(why) => self.refuse(request, &why),
+            Remark::Full(why) => self.leave_empty(request, &why, true),
         }
     }
 
     /// Leaves a request's row empty and prints `why`, which names the request.
     pub fn refuse(&mut self, request: usize, why: &dyn Display) {
+        self.leave_empty(request, why, false);
+    }
+
+    fn leave_empty(&mut self, request: usize, why: &dyn Display, prints: bool) {
         self.progress.aside(|| self.refused.line(why));
-        self.hand_over(request, || Ok(None));
+        let text = || prints.then(|| self.text(request, &[])).transpose();
+        self.hand_over(request, text);
         self.progress.finished(self.tokens);
     }
 
@@ -80,7 +83,7 @@ impl<'a, 'r> Answers<'a, 'r> {
     pub fn store(&mut self, answer: Finished) {
         self.requests.store(answer.request, &answer.tokens);
         self.tokens += answer.tokens.len() as u64;
-        self.hand_over(answer.request, || self.text(&answer).map(Some));
+        self.hand_over(answer.request, || self.text(answer.request, &answer.tokens).map(Some));
         self.progress.finished(self.tokens);
     }
 
@@ -105,14 +108,14 @@ impl<'a, 'r> Answers<'a, 'r> {
 
     /// What is printed of a request: its prompt or its number, and its answer without the end token. There is room for
     /// a newline.
-    fn text(&self, answer: &Finished) -> Result<Vec<u8>> {
+    fn text(&self, request: usize, answer: &[u32]) -> Result<Vec<u8>> {
         let mut text = Vec::new();
         match self.print {
             Print::Nothing => {}
-            Print::Text => memory::append(&mut text, self.requests.prompt(answer.request), Purpose::Print)?,
-            Print::Answer => text.extend_from_slice(format!("[{}] ", answer.request).as_bytes()),
+            Print::Text => memory::append(&mut text, self.requests.prompt(request), Purpose::Print)?,
+            Print::Answer => text.extend_from_slice(format!("[{request}] ").as_bytes()),
         }
-        for &token in answer.tokens.iter().filter(|token| !END_TOKENS.contains(token)) {
+        for &token in answer.iter().filter(|token| !END_TOKENS.contains(token)) {
             memory::append(&mut text, self.tokenizer.decode_piece(token), Purpose::Print)?;
         }
         memory::reserve(&mut text, 1, Purpose::Print)?;

@@ -45,12 +45,12 @@ pub struct Member<'t> {
 }
 
 impl<'t> Member<'t> {
-    /// For a run of these requests, out of `requests` requests, with answers of up to `steps` tokens.
+    /// For a run of these requests, out of `requests` requests, with up to `positions` positions and as many tokens.
     pub fn new(
         transport: &'t dyn Transport,
         waiting: VecDeque<Unfinished>,
         requests: usize,
-        steps: usize,
+        positions: usize,
     ) -> Result<Self> {
         let numbers = waiting.iter().map(|unfinished| unfinished.request as u32);
         let none = vec![0; transport.ranks()];
@@ -71,12 +71,12 @@ impl<'t> Member<'t> {
             held: BTreeSet::new(),
             devices: 0,
             counted: Watched::default(),
-            positions: steps,
+            positions,
             awaits: false,
             end: None,
             first_state: None,
             failure: String::new(),
-            words: message::room(steps)?,
+            words: message::room(positions)?,
         })
     }
 

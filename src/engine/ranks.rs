@@ -238,20 +238,20 @@ impl Engine {
             self.reopen_or_say(reopen);
             ((), entries) = self.enter(transport, Ok(()), prints)?;
         }
-        let steps = requests.steps();
+        let max_positions = requests.positions(self.options.steps);
         let want = self.want(&sampling);
         let mut answers = match ranks.speaks() {
             true => Answers::new(tokenizer, &mut *requests, &self.options).map(Some),
             false => Ok(None),
         };
         let rooms: Vec<Room> = entries.iter().flat_map(|entry| entry.rooms.iter().cloned()).collect();
-        let waiting = self.admit(prompts, steps, &rooms, |request, remark| {
+        let waiting = self.admit(prompts, max_positions, &rooms, |request, remark| {
             if let Ok(Some(answers)) = &mut answers {
                 answers.say(request, remark);
             }
         });
         let count = streams.len();
-        let ready = answers.and_then(|answers| Ok((answers, Member::new(transport, waiting?, count, steps)?)));
+        let ready = answers.and_then(|answers| Ok((answers, Member::new(transport, waiting?, count, max_positions)?)));
         let ((mut answers, mut member), _) = agree(transport, ready, |_, _| Ok(()))?;
         let run = Run {
             queue: Queue::new(VecDeque::new()),
@@ -335,7 +335,7 @@ impl Engine {
         Ok((prompts, Streams::new(sampling.rng_state, requests.len())?))
     }
 
-    /// See [`SAME`]. Of the options only what changes answers is compared: where a rank computes is its own affair.
+    /// See [`SAME`].
     fn prints(&self, ranks: &Ranks, sampling: Sampling, requests: &Requests<'_>) -> Prints {
         let of_requests = print(|hasher| {
             (requests.len(), requests.steps()).hash(hasher);
@@ -346,15 +346,10 @@ impl Engine {
             topp,
             rng_state,
         } = sampling;
-        let options = &self.options;
         let of_sampler = print(|hasher| {
             // Without draws the seed changes nothing; programs take it from the clock.
             let seed = if sampling.is_greedy() { 0 } else { rng_state };
             (temperature.to_bits(), topp.to_bits(), seed).hash(hasher);
-        });
-        let of_options = print(|hasher| {
-            let precision = options.precision.map(|precision| precision as u8);
-            (precision, options.strict, options.ignore_end).hash(hasher);
         });
         let of_config = print(|hasher| format!("{:?}", self.config).hash(hasher));
         [
@@ -362,7 +357,7 @@ impl Engine {
             Some(of_config),
             ranks.weights,
             Some(of_sampler),
-            Some(of_options),
+            Some(print_of_options(&self.options)),
         ]
     }
 
@@ -531,8 +526,46 @@ fn check_same(ranks: impl Iterator<Item = Prints>) -> Result<()> {
     Ok(())
 }
 
+/// Of the options only what changes answers is compared: where a rank computes is its own affair.
+fn print_of_options(options: &Options) -> u64 {
+    print(|hasher| {
+        let precision = options.precision.map(|precision| precision as u8);
+        (precision, options.strict, options.steps as u8, options.ignore_end).hash(hasher);
+    })
+}
+
 fn print(write: impl FnOnce(&mut FxHasher)) -> u64 {
     let mut hasher = FxHasher::default();
     write(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Precision;
+    use crate::requests::Steps;
+
+    #[test]
+    fn options_that_change_answers_are_compared() {
+        type Change = fn(&mut Options);
+        let print_with = |change: Change| {
+            let mut options = Options::default();
+            change(&mut options);
+            print_of_options(&options)
+        };
+        let same = print_of_options(&Options::default());
+        let change: [Change; 4] = [
+            |o| o.precision = Some(Precision::Fast),
+            |o| o.strict = true,
+            |o| o.steps = Steps::Tokens,
+            |o| o.ignore_end = true,
+        ];
+        let mut prints: Vec<_> = change.into_iter().map(print_with).collect();
+        prints.push(same);
+        prints.sort();
+        prints.dedup();
+        assert_eq!(prints.len(), 5);
+        assert_eq!(print_with(|o| (o.threads, o.kv_mb, o.profile) = (3, 9, true)), same);
+    }
 }

@@ -1,7 +1,8 @@
-//! What options can be, and how their values are written: as text in the environment and in strings of `getp_options`, and
-//! as numbers in its other fields.
+//! What options can be, and how their values are written: as text in the environment and in strings of `getp_options`,
+//! and as numbers in its other fields.
 
 use crate::error::{Error, Result};
+use crate::requests::Steps;
 use std::ffi::{OsStr, OsString, c_int};
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -102,7 +103,8 @@ pub trait Kind {
     fn known(&self, written: Written<'_>) -> String;
 }
 
-/// Reads the value of what `name` names, a variable or a field of the C struct. The error lists what can be written there.
+/// Reads the value of what `name` names, a variable or a field of the C struct. The error lists what can be written
+/// there.
 pub fn read<K: Kind, T: From<K::Value>>(kind: &K, name: &'static str, written: Written<'_>) -> Result<T> {
     let value = kind.read(written).map(T::from);
     value.ok_or_else(|| Error::Option {
@@ -211,6 +213,12 @@ pub const PRINT: Words<Print> = Words(&[
     word("0", "GETP_OFF", 2, Print::Nothing),
     word("1", "GETP_ON", 1, Print::Text),
     word("answer", "GETP_ANSWER", 3, Print::Answer),
+]);
+
+/// The names of [`Steps`].
+pub const STEPS: Words<Steps> = Words(&[
+    word("positions", "GETP_POSITIONS", 1, Steps::Positions),
+    word("tokens", "GETP_TOKENS", 2, Steps::Tokens),
 ]);
 
 /// The path of a file.

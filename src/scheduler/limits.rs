@@ -142,7 +142,7 @@ impl Limits {
         }
         if n_prompt > max_positions {
             return refuse(format!(
-                "its {n_prompt} prompt tokens do not fit the {max_positions} steps of a request; \
+                "its {n_prompt} prompt tokens do not fit the {max_positions} positions of a request; \
                  shorten it or ask for more steps"
             ));
         }

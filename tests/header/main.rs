@@ -109,7 +109,7 @@ fn header_has_the_contract_s_layout() {
         "sizeof(ProbIndex) == 8",
         "sizeof(Sampler) == 32",
         "sizeof(Requests) == 32",
-        "sizeof(getp_options) == 72",
+        "sizeof(getp_options) == 80",
         "offsetof(Config, swiglu_limit) == 56",
         "offsetof(Transformer, weights) == 64",
         "offsetof(Transformer, state) == 192",

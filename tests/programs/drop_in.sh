@@ -77,6 +77,20 @@ quietly "a Makefile with LDFLAGS builds with the library" env -u LD_RUN_PATH mak
 answers ldflags || fail "the program of a Makefile with LDFLAGS"
 same "tokens with LDFLAGS" "$scratch/ldflags/answers" "$scratch/baseline"
 
+# The newer version of the program has another loop: the line at the drop-in's head says so, and the environment goes
+# before it.
+tree newer
+sed -i 's/^#define GETP_STEPS .*/#define GETP_STEPS "tokens"/' "$scratch/newer/getp_run.cpp"
+quietly "a tree of the newer version builds" build newer runomp "$linked"
+GETP_STEPS=tokens "$BUILD/eval" "${model[@]}" -o "$scratch/fewer" -n 64 -t 0 -m baseline >"$scratch/log" 2>&1
+! cmp -s "$scratch/fewer" "$scratch/baseline" || fail "both loops give the same tokens"
+answers newer || fail "the program of the newer version"
+same "tokens of the newer version" "$scratch/newer/answers" "$scratch/fewer"
+GETP_STEPS='' answers newer || fail "the program of the newer version, with an empty variable"
+same "tokens of the newer version, with an empty variable" "$scratch/newer/answers" "$scratch/fewer"
+GETP_STEPS=positions answers newer || fail "the program of the newer version, told otherwise"
+same "tokens of the newer version, told otherwise" "$scratch/newer/answers" "$scratch/baseline"
+
 # README.md's script prints nothing after a run that answers everything, and else the reason alone: here of a prompt without
 # an answer, of a failed warm-up where the program goes on, as the original does, and where it ends.
 awk '/^    if ! \.\/run / { here = 1 } here { print } here && /fi$/ { exit }' README.md >"$scratch/script"
@@ -95,7 +109,7 @@ says() {
     cp "$prompts" "$scratch/$name/prompts.txt"
     (cd "$scratch/$name" && bash "$scratch/script") >"$scratch/log" 2>&1 || true
     printf '%s\n' "$@" | sed '/^$/d' | cmp - "$scratch/log" >&2 || fail "the script in $name: $(<"$scratch/log")"
-    grep -q '^getp: [^ew]' "$scratch/$name/err" || [[ ${GETP_PRECISION:-} == half ]] || fail "there is nothing to leave out"
+    [[ ${GETP_PRECISION:-} == half ]] || grep -q '^getp: [^ew]' "$scratch/$name/err" || fail "there is no information"
 }
 head -n 2 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/one_empty"
 for name in careless original; do
@@ -143,6 +157,12 @@ GETP_LOGITS=$scratch/reference answers original -n 250 || fail "the program that
 GETP_LOGITS=$scratch/logits answers ldflags -n 250 || fail "the program with the library"
 same "tokens beside the logits" "$scratch/ldflags/answers" "$scratch/original/answers"
 quietly "the program's own logits" "$TOOLS/compare_logits" --atol 0 --rtol 0 "$scratch/logits" "$scratch/reference"
+for tokens in reference.tokens:original logits.tokens:newer; do
+    GETP_STEPS=tokens GETP_LOGITS=$scratch/${tokens%:*} answers "${tokens#*:}" -n 250 ||
+        fail "logits of the newer version"
+done
+quietly "logits of the newer version" "$TOOLS/compare_logits" --atol 0 --rtol 0 \
+    "$scratch/logits.tokens" "$scratch/reference.tokens"
 record=$((16 + 4 * 512))
 records() { tail -c +17 "$scratch/reference" | od -An -v -w$record "$@"; }
 paste <(records -tu4 | awk '{ print $2 }') <(records -tf4) |

@@ -54,6 +54,25 @@ head -n 4 c_examples/prompts.txt | sed '1s/.*/3/' >"$scratch/three"
 logits=1 both "7m, three prompts" 7m -i "$scratch/three" -n 32
 logits=1 both "4 layers, beyond the window" small -i "$scratch/prompts" -n 180
 
+# What the steps count, by both rules: prompts of all lengths up to more than there are steps.
+letters=abcdefghijklmnopqrstuvwxyz0123456789ABCDEF
+{
+    echo ${#letters}
+    for ((n = 1; n <= ${#letters}; n++)); do echo "${letters:0:n}"; done
+} >"$scratch/lengths"
+# lengths N: how many tokens each answer has.
+lengths() { awk '{ printf "%d ", NF }' "$scratch/$1"; }
+for rule in positions tokens; do
+    for steps in 1 2 16; do
+        GETP_STEPS=$rule logits=1 both "steps are $rule, $steps of them" tiny -i "$scratch/lengths" -n $steps
+        cp "$scratch/getp" "$scratch/$rule.$steps"
+    done
+done
+[[ $(lengths positions.1) == "1 0 "* && $(lengths tokens.1) == "0 0 "* ]] || fail "a prompt of one token and one step"
+[[ $(lengths positions.16) == *" 2 1 0 "* && $(lengths tokens.16) == *" 2 1 0 "* ]] ||
+    fail "no prompt is as long as the steps"
+same "a token more of steps that are tokens" "$scratch/tokens.2" "$scratch/positions.1"
+
 # Once answers part, the logits behind them say nothing; so the prompts, of up to 337 tokens, take up nearly all steps.
 logits=1 steps=340
 answer baseline small -i "$scratch/long" -n "$steps" -m baseline

@@ -32,7 +32,7 @@ answered() {
 cat >"$scratch/rank" <<'END'
 #!/usr/bin/env bash
 export RANK=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
-[[ $RANK != "${ODD_RANK:-}" ]] || export GETP_DEVICE=${ODD_DEVICE:-cpu} GETP_STRICT=${ODD_STRICT:-0}
+[[ $RANK != "${ODD_RANK:-}" ]] || export GETP_DEVICE=${ODD_DEVICE:-cpu} GETP_STRICT=${ODD_STRICT:-0} GETP_STEPS=${ODD_STEPS:-}
 [[ $RANK != "${ODD_RANK:-}" ]] || PROMPTS=${ODD_PROMPTS:-$PROMPTS} MODEL=${ODD_MODEL:-$MODEL}
 exec "$SCRATCH/eval" "$MODEL" -z "$BUILD/tokenizer.bin" -i "$PROMPTS" -o "$SCRATCH/out.$RANK" \
     -n 24 -t 1 -s 5
@@ -104,6 +104,7 @@ for mpi in openmpi mpich; do
 
     ODD_RANK=1 ODD_PROMPTS=$scratch/three refused "other requests" "set of requests"
     ODD_RANK=1 ODD_STRICT=1 refused "other options" "set of options"
+    ODD_RANK=1 ODD_STEPS=tokens refused "another rule of steps" "set of options"
     ODD_RANK=1 ODD_MODEL=$scratch/other.bin refused "other weights" model
 
     program=("$scratch/mpi" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" "$PROMPTS")
