@@ -43,7 +43,7 @@ static FILE *open_logits_file(int vocab_size) {
 }
 
 // The most positions of a request: two versions of the program differ.
-static int most_positions(int steps) {
+static int recorded_positions(int steps) {
     const char *rule = getenv("GETP_STEPS");
     if (!rule || !*rule || strcmp(rule, "positions") == 0) return steps;
     if (strcmp(rule, "tokens") == 0) return steps - 1;
@@ -64,7 +64,7 @@ static int record_request(Transformer *transformer, Tokenizer *tokenizer, Sample
     int n_answer = 0;
     int token = prompt[0];
     // Of a prompt that leaves no room for an answer nothing is recorded, as in the library.
-    const int positions = most_positions(requests->max_seq_len);
+    const int positions = recorded_positions(requests->max_seq_len);
     const bool has_answer = n_prompt > 0 && n_prompt <= positions;
     for (int pos = 0; has_answer && pos < positions; pos++) {
         float *logits = forward(transformer, token, pos);

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use values::{AutoOr, Devices, FilePath, Number, PRECISION, PRINT, STEPS, SWITCH, read};
 
-/// Passes the table of options to a macro. Of each option a row says what it does; its name, here and in `getp_options`;
+/// Passes the table of options to a macro. A row says what an option does; its name, here and in `getp_options`;
 /// its type and default; its variable; how its values are written.
 ///
 /// README.md has the same table for users, and `abi/options.rs` the C struct, which cbindgen can read only there.

@@ -91,8 +91,8 @@ same "tokens of the newer version, with an empty variable" "$scratch/newer/answe
 GETP_STEPS=positions answers newer || fail "the program of the newer version, told otherwise"
 same "tokens of the newer version, told otherwise" "$scratch/newer/answers" "$scratch/baseline"
 
-# README.md's script prints nothing after a run that answers everything, and else the reason alone: here of a prompt without
-# an answer, of a failed warm-up where the program goes on, as the original does, and where it ends.
+# README.md's script prints nothing after a run that answers everything, and else the reason alone: here of a prompt
+# without an answer, of a failed warm-up where the program goes on, as the original does, and where it ends.
 awk '/^    if ! \.\/run / { here = 1 } here { print } here && /fi$/ { exit }' README.md >"$scratch/script"
 grep -q "grep .*error: ' err; fi$" "$scratch/script" || fail "README.md has no script"
 tree careless
@@ -109,7 +109,8 @@ says() {
     cp "$prompts" "$scratch/$name/prompts.txt"
     (cd "$scratch/$name" && bash "$scratch/script") >"$scratch/log" 2>&1 || true
     printf '%s\n' "$@" | sed '/^$/d' | cmp - "$scratch/log" >&2 || fail "the script in $name: $(<"$scratch/log")"
-    [[ ${GETP_PRECISION:-} == half ]] || grep -q '^getp: [^ew]' "$scratch/$name/err" || fail "there is no information"
+    [[ ${GETP_PRECISION:-} == half ]] || grep -q '^getp: [^ew]' "$scratch/$name/err" ||
+        fail "there is no information beside it"
 }
 head -n 2 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/one_empty"
 for name in careless original; do
@@ -137,7 +138,8 @@ tree narrow
 sed -i 's/int64_t{requests.max_seq_len} + 1/int64_t{requests.max_seq_len}/' "$scratch/narrow/getp_eval.cpp"
 quietly "a tree with narrow requests builds" build narrow run "$linked"
 ! answers narrow || fail "narrow requests are taken"
-grep -q "^getp: error: this program's requests lie 15 bytes and 3 ints apart" "$scratch/narrow/log" || fail "nobody said so"
+grep -q "^getp: error: this program's requests lie 15 bytes and 3 ints apart" "$scratch/narrow/log" ||
+    fail "nobody said so"
 test ! -e "$scratch/narrow/answers" || fail "narrow requests are answered"
 echo "ok: narrow requests are refused"
 

@@ -32,7 +32,8 @@ answered() {
 cat >"$scratch/rank" <<'END'
 #!/usr/bin/env bash
 export RANK=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
-[[ $RANK != "${ODD_RANK:-}" ]] || export GETP_DEVICE=${ODD_DEVICE:-cpu} GETP_STRICT=${ODD_STRICT:-0} GETP_STEPS=${ODD_STEPS:-}
+[[ $RANK != "${ODD_RANK:-}" ]] || export GETP_DEVICE=${ODD_DEVICE:-cpu} GETP_STRICT=${ODD_STRICT:-0}
+[[ $RANK != "${ODD_RANK:-}" ]] || export GETP_STEPS=${ODD_STEPS:-}
 [[ $RANK != "${ODD_RANK:-}" ]] || PROMPTS=${ODD_PROMPTS:-$PROMPTS} MODEL=${ODD_MODEL:-$MODEL}
 exec "$SCRATCH/eval" "$MODEL" -z "$BUILD/tokenizer.bin" -i "$PROMPTS" -o "$SCRATCH/out.$RANK" \
     -n 24 -t 1 -s 5
