@@ -21,6 +21,7 @@ use getp::ops::Ops;
 use getp::options::{Options, Precision, Print};
 use getp::profile::Stage;
 use getp::replica::Replica;
+use getp::request::Request;
 use getp::scheduler::Scheduler;
 use getp::simd::{Avx512, Level, Simd};
 use getp::weights::Bytes;
@@ -270,9 +271,10 @@ fn layer(args: &Args) -> anyhow::Result<()> {
             ops.mlp2(gated, routed, &w.mlp2, &w.mlp2_bias)?;
             if rows <= 64 {
                 ops.unembed(
+                    &StepPlan::default(),
                     &a.t,
                     &weights.head.as_ref().expect("the whole model").unembedding,
-                    Want::Greedy,
+                    Want::Tokens,
                     &mut output,
                 )?;
             }
@@ -392,7 +394,7 @@ fn generate(
             .map(|i| ((request * 7919 + i * 104_729) % 199_000) as u32)
             .collect();
         scheduler
-            .submit(request, tokens, prompt + generated - 1)
+            .submit(Request::greedy(request, tokens, prompt + generated - 1))
             .expect("it fits");
     }
     let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
@@ -400,7 +402,7 @@ fn generate(
     while scheduler.plan(&mut plan) {
         let start = Instant::now();
         scheduler.begin(&plan);
-        replica.submit(&plan, Want::Greedy).expect("a step");
+        replica.submit(&plan, Want::Tokens).expect("a step");
         replica.collect(&mut output).expect("its output");
         let sampled = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
         // End tokens would end a sequence early.

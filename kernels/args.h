@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 63c51ca76a0cf06c) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 16d9815bef6f05fb) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -64,11 +64,6 @@ struct StepHeader {
   int window_items;   // attention items of decoding rows, in sliding-window layers
   int prefill_tiles;  // attention tiles of chunks with several rows
   int turn;           // which of the host's result buffers this step writes
-  float temperature;  // the temperature of sampling
-  float topp;         // top-p: the probability mass of the nucleus; 0: sample from all tokens
-  float least;        // tokens of less probability are not sorted by draw: they are not in the nucleus, or it has more
-                      // than DRAW_TOKENS tokens
-  int reserved;
 };
 
 // Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page tables[full + p /
@@ -87,8 +82,12 @@ struct ChunkInfo {
 // A row whose logits are wanted.
 struct LogitsRowInfo {
   int row;
-  int slot;    // where its token is stored in `last_tokens`; -1: nowhere
-  float coin;  // the random number in [0, 1) that its token is sampled with
+  int slot;           // where its token is stored in `last_tokens`; -1: nowhere
+  float coin;         // the random number in [0, 1) that its token is sampled with
+  float temperature;  // the temperature of sampling; 0: its token is the argmax
+  float topp;         // top-p: the probability mass of the nucleus; 0: sample from all tokens
+  float least;        // tokens of less probability are not sorted by draw: they are not in the nucleus, or it has more
+                      // than DRAW_TOKENS tokens
 };
 
 // A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in unit
@@ -440,14 +439,14 @@ struct SortMlp1Args {
 #define SIZE(Struct, bytes) static_assert(sizeof(Struct) == bytes, "the host has another size");
 #define AT(Struct, field, bytes) \
   static_assert(__builtin_offsetof(Struct, field) == bytes, "the host has it elsewhere");
-SIZE(StepHeader, 48) AT(StepHeader, rows, 0) AT(StepHeader, decode_rows, 4) AT(StepHeader, chunks, 8)
+SIZE(StepHeader, 32) AT(StepHeader, rows, 0) AT(StepHeader, decode_rows, 4) AT(StepHeader, chunks, 8)
   AT(StepHeader, logits_rows, 12) AT(StepHeader, full_items, 16) AT(StepHeader, window_items, 20)
-  AT(StepHeader, prefill_tiles, 24) AT(StepHeader, turn, 28) AT(StepHeader, temperature, 32) AT(StepHeader, topp, 36)
-  AT(StepHeader, least, 40) AT(StepHeader, reserved, 44)
+  AT(StepHeader, prefill_tiles, 24) AT(StepHeader, turn, 28)
 SIZE(ChunkInfo, 32) AT(ChunkInfo, first_row, 0) AT(ChunkInfo, rows, 4) AT(ChunkInfo, first_position, 8)
   AT(ChunkInfo, slot, 12) AT(ChunkInfo, full, 16) AT(ChunkInfo, window, 20) AT(ChunkInfo, window_pages, 24)
   AT(ChunkInfo, reserved, 28)
-SIZE(LogitsRowInfo, 12) AT(LogitsRowInfo, row, 0) AT(LogitsRowInfo, slot, 4) AT(LogitsRowInfo, coin, 8)
+SIZE(LogitsRowInfo, 24) AT(LogitsRowInfo, row, 0) AT(LogitsRowInfo, slot, 4) AT(LogitsRowInfo, coin, 8)
+  AT(LogitsRowInfo, temperature, 12) AT(LogitsRowInfo, topp, 16) AT(LogitsRowInfo, least, 20)
 SIZE(AttentionItem, 32) AT(AttentionItem, row, 0) AT(AttentionItem, first_unit, 4) AT(AttentionItem, tokens, 8)
   AT(AttentionItem, parts, 12) AT(AttentionItem, partial, 16) AT(AttentionItem, run, 20) AT(AttentionItem, reserved, 24)
 SIZE(PrefillTile, 16) AT(PrefillTile, chunk, 0) AT(PrefillTile, first, 4) AT(PrefillTile, rows, 8)

@@ -102,26 +102,35 @@ KERNEL(draw, DrawArgs, THREADS, 3, 2) {
   after_predecessor();
   const StepHeader& header = *a.step.header;
   if (BID >= header.logits_rows) return;
+  const LogitsRowInfo& row = a.step.logits[BID];
+  if (row.slot < 0 || row.temperature == 0) {
+    // Nothing is drawn here: a greedy row's token is the argmax, which is there.
+    if (TID == 0) {
+      a.sums[BID] = __builtin_nan("");
+      a.host[header.turn * a.host_rows + BID] = -1;
+      fence_system();
+    }
+    return;
+  }
   if (TID < POWERS) powers[TID] = a.powers[TID];
   if (TID == 0) found = 0, beyond_roundings = -1;
   barrier();
   const float* logits = a.logits + (i64)BID * a.vocab;
-  const LogitsRowInfo& row = a.step.logits[BID];
   const int n = a.vocab;
-  const double temperature = header.temperature;
-  const float max = row.slot < 0 ? __builtin_nanf("") : (float)(logits[a.step.last_tokens[row.slot]] / temperature);
+  const double temperature = row.temperature;
+  const float max = (float)(logits[a.step.last_tokens[row.slot]] / temperature);
   const Exponential exponential{powers, 1 / temperature, max};
   int drawn = -1;
   u64 large = 0;
   double sum = __builtin_nan("");
-  const float large_from = argument_of(header.least);
+  const float large_from = argument_of(row.least);
   float capped = 0;
   if (max - max == 0)
     sum = sum_in_order<double>(logits, n, exponential, 1, __builtin_inf(), shared.sums, drawn, large_from, large,
                                EACH * HALF_UNIT, capped);
   barrier();
 
-  const float topp = header.topp;
+  const float topp = row.topp;
   if (sum == sum && topp == 0) {
     capped = block_sum<WAVES>(capped, masses);
     const int mine = draw_beyond_roundings(logits, n, exponential, sum, row.coin, capped, shared.sums.before, waves);
@@ -133,7 +142,7 @@ KERNEL(draw, DrawArgs, THREADS, 3, 2) {
                           capped);
     if (drawn < 0) drawn = n - 1;
   } else if (sum <= MOST_SUM || (sum == sum && n <= DRAW_TOKENS)) {
-    find_probable(logits, n, exponential, sum, header.least, large, keys, found);
+    find_probable(logits, n, exponential, sum, row.least, large, keys, found);
     barrier();
     const int probable = found;
     float mass = 0;

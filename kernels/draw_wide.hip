@@ -165,9 +165,10 @@ KERNEL(draw_wide, DrawArgs, THREADS, 2, 2) {
   if (TID == 0) s.found = 0, s.reach = BUCKETS;
   barrier();
   const float* logits = a.logits + (i64)BID * a.vocab;
-  const int slot = a.step.logits[BID].slot, n = a.vocab;
-  const float coin = a.step.logits[BID].coin, topp = header.topp;
-  const double temperature = header.temperature;
+  const LogitsRowInfo& row = a.step.logits[BID];
+  const int slot = row.slot, n = a.vocab;
+  const float coin = row.coin, topp = row.topp;
+  const double temperature = row.temperature;
   const float max = (float)(logits[a.step.last_tokens[slot]] / temperature);
   const Probabilities probabilities{Exponential{s.powers, 1 / temperature, max}, sum, (float)(1 / sum)};
   // Tokens of this bucket and later ones may be too improbable for the sampler.

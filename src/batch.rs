@@ -28,8 +28,33 @@ pub struct Chunk {
     pub window: Range<usize>,
 }
 
+/// How a row's token is sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Draw {
+    /// 0 is greedy: the token of the largest logit, whatever the other fields are.
+    pub temperature: f32,
+    /// Within (0, 1): top-p (nucleus) sampling. Any other value: all tokens can be sampled.
+    pub topp: f32,
+    /// The random number in [0, 1) that decides.
+    pub coin: f32,
+}
+
+impl Draw {
+    /// The token of the largest logit.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        topp: 0.0,
+        coin: 0.0,
+    };
+
+    /// Whether the token is the argmax of its logits.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+}
+
 /// A row whose logits are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogitsRow {
     /// The row in the step.
     pub row: usize,
@@ -39,6 +64,15 @@ pub struct LogitsRow {
     pub position: usize,
     /// Whether the next token is sampled from the row. If not, its logits are only recorded.
     pub sample: bool,
+    /// How it is sampled.
+    pub draw: Draw,
+}
+
+impl LogitsRow {
+    /// Whether the next token is sampled with a random number.
+    pub fn is_drawn(&self) -> bool {
+        self.sample && !self.draw.is_greedy()
+    }
 }
 
 /// The plan of a step.
@@ -58,9 +92,6 @@ pub struct StepPlan {
     pub tables: Vec<u32>,
     /// The rows whose logits are computed, in order of rows.
     pub logits: Vec<LogitsRow>,
-    /// For each row in `logits` the random number in [0, 1) by which its token is sampled. Empty unless the replica
-    /// samples.
-    pub coins: Vec<f32>,
 }
 
 impl StepPlan {
@@ -77,6 +108,15 @@ impl StepPlan {
         self.decode_chunks = 0;
         self.tables.clear();
         self.logits.clear();
-        self.coins.clear();
+    }
+
+    /// The rows in `logits` whose token is sampled with a random number.
+    pub fn drawn(&self) -> impl Iterator<Item = usize> {
+        (0..self.logits.len()).filter(|&row| self.logits[row].is_drawn())
+    }
+
+    /// Whether there are such rows.
+    pub fn draws(&self) -> bool {
+        self.drawn().next().is_some()
     }
 }

@@ -18,22 +18,22 @@ mod rows;
 mod run;
 mod summary;
 
-use crate::batch::Want;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::logits::Recorder;
 use crate::memory::{self, Purpose};
 use crate::options::Options;
+use crate::random::request_seed;
 use crate::replica::Replica;
 use crate::report::{self, FewLines, Kind};
+use crate::request::{EndTokens, Request, Sampling};
 use crate::requests::Requests;
-use crate::sampler::device_may_draw;
-use crate::scheduler::{Limits, Scheduler, Unfinished, steps_at_once};
+use crate::scheduler::{Limits, Scheduler, steps_at_once};
 use crate::tokenizer::Tokenizer;
 use crate::workers::{self, Workers};
 use answers::{Answers, Remark};
-use draws::{Draws, Streams};
+use draws::Draws;
 use pipeline::Pipeline;
 use queue::Queue;
 #[cfg(feature = "mpi")]
@@ -41,7 +41,7 @@ pub use ranks::{Begun, Ranks};
 use rayon::prelude::*;
 use run::{Results, Run, Served, Worker};
 use std::collections::VecDeque;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Makes a replica on each device there is, at least one: [`crate::backend::open`], or a test's own.
@@ -49,24 +49,6 @@ pub type OpenReplicas<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Vec
 
 /// Makes the replica that stands in when all have failed.
 pub type Reopen<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Replica>>;
-
-/// How tokens are sampled: the fields of the program's sampler.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// 0 is greedy: the token of the largest logit.
-    pub temperature: f32,
-    /// Nucleus sampling keeps the most probable tokens whose probabilities sum to more than this.
-    pub topp: f32,
-    /// State of request 0's random number generator; the other requests' states are derived from it.
-    pub rng_state: u64,
-}
-
-impl Sampling {
-    /// Whether each token is the argmax of its logits.
-    fn is_greedy(&self) -> bool {
-        self.temperature == 0.0
-    }
-}
 
 /// Totals of all inferences so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -142,7 +124,8 @@ impl Engine {
 
     /// Answers all requests, each into its own row. A request that cannot be answered gets an empty row and a line.
     /// A replica that fails is dropped, and its unfinished requests start again on the other replicas; if all have
-    /// failed, on the replica that `reopen` returns. If that one fails too, the unfinished requests' rows stay empty.
+    /// failed, or have no room for a request that others had, on the replica that `reopen` returns. If that one fails too,
+    /// the unfinished requests' rows stay empty.
     /// An error means that no request was started.
     pub fn inference(
         &mut self,
@@ -201,90 +184,141 @@ impl Engine {
             self.reopen(reopen)?;
         }
         let prompts = self.encode(tokenizer, requests)?;
-        let want = self.want(sampling);
-        let streams = Streams::new(sampling.rng_state, requests.len())?;
         let max_positions = requests.positions(self.options.steps);
         let mut answers = Answers::new(tokenizer, requests, &self.options)?;
-        let room = self.replicas().map(|replica| self.room(replica));
-        let room = memory::collect(room, Purpose::Requests)?;
-        let waiting = self.admit(prompts, max_positions, &room, |request, remark| {
-            answers.say(request, remark)
-        })?;
+        let rooms = self
+            .replicas()
+            .map(|replica| (replica.describe(), self.limits(replica)));
+        let rooms = memory::collect(rooms, Purpose::Requests)?;
+        let asked = self.requests(prompts, max_positions, sampling);
+        let waiting = self.admit(asked, &rooms, |request, remark| answers.say(request, remark))?;
         let run = Run {
             queue: Queue::new(waiting),
             results: Results::Stored(Mutex::new(answers)),
             recorder: self.recorder(),
-            streams,
-            want,
         };
-        let mut failure = self.serve(&run, *sampling)?;
+        let mut failure = self.serve(&run, sampling)?;
         if run.queue.unfinished() > 0 {
-            match self.reopen(reopen).and_then(|()| self.serve(&run, *sampling)) {
+            match self.reopen(reopen).and_then(|()| self.serve(&run, sampling)) {
                 Ok(last) => failure = last,
                 Err(error) => report::error(format_args!("there is no other replica either: {error}")),
             }
         }
-        sampling.rng_state = run.streams.first_state();
+        run.refuse_unfit()?;
         let failure = failure.filter(|_| run.queue.unfinished() > 0);
+        let stored = run.end();
+        sampling.rng_state = stored.first_state.unwrap_or(sampling.rng_state);
         Ok(Outcome {
-            tokens: run.end(),
+            tokens: stored.tokens,
             failure,
         })
     }
 
-    /// The requests that can be answered; `say` is told of the others, and of prompts that are cut. A request must fit
-    /// every replica, as any of them may take it.
-    fn admit(
-        &mut self,
+    /// What the program asks for: a request for each prompt, or why there is none.
+    fn requests(
+        &self,
         prompts: Vec<Result<Prompt>>,
         max_positions: usize,
-        replicas: &[Room],
+        sampling: &Sampling,
+    ) -> impl Iterator<Item = Result<(Request, bool)>> + use<> {
+        let ends = match self.options.ignore_end {
+            true => EndTokens::default(),
+            false => EndTokens::new(&EndTokens::RELEASED),
+        };
+        let (ends, sampling) = (Arc::new(ends), *sampling);
+        prompts.into_iter().enumerate().map(move |(number, prompt)| {
+            prompt.map(|prompt| {
+                let request = Request {
+                    number,
+                    prompt: prompt.tokens,
+                    max_positions,
+                    sampling: Sampling {
+                        rng_state: request_seed(sampling.rng_state, number),
+                        ..sampling
+                    },
+                    ends: ends.clone(),
+                };
+                (request, prompt.is_cut)
+            })
+        })
+    }
+
+    /// The requests that can be answered: those that fit one of the replicas, which have names and limits. `say` is told
+    /// of the others, and of prompts that are cut.
+    fn admit(
+        &mut self,
+        asked: impl Iterator<Item = Result<(Request, bool)>>,
+        replicas: &[(String, Limits)],
         mut say: impl FnMut(usize, Remark),
-    ) -> Result<VecDeque<Unfinished>> {
-        for replica in replicas {
-            replica.limits.clone().check()?;
+    ) -> Result<VecDeque<Request>> {
+        for (_, limits) in replicas {
+            limits.clone().check()?;
         }
-        let mut waiting = memory::room(prompts.len(), Purpose::Requests)?;
-        for (request, prompt) in prompts.into_iter().enumerate() {
-            let n_prompt = prompt.as_ref().map_or(0, |prompt| prompt.tokens.len());
-            let fits = |replica: &Room| replica.check(request, n_prompt, max_positions);
-            match prompt.and_then(|prompt| replicas.iter().try_for_each(fits).map(|()| prompt)) {
-                Ok(prompt) => {
-                    if prompt.is_cut {
-                        say(request, Remark::Cut(n_prompt));
-                    }
-                    waiting.push(Unfinished {
-                        request,
-                        prompt: prompt.tokens,
-                        max_positions,
-                    });
-                }
+        let mut waiting = memory::room(asked.size_hint().0, Purpose::Requests)?;
+        let mut elsewhere = memory::filled((0, 0), replicas.len(), Purpose::Requests)?;
+        for (number, asked) in asked.enumerate() {
+            let (request, is_cut) = match asked {
+                Ok(asked) => asked,
                 Err(why @ Error::OutOfMemory { .. }) => return Err(why),
+                Err(why) => {
+                    say(number, Remark::Refused(why));
+                    continue;
+                }
+            };
+            if !replicas.iter().any(|(_, limits)| limits.take(&request)) {
+                let why = refusal(&request, replicas);
                 // The program computes the prompt, and is through with it when it would sample the first token.
-                Err(why) if n_prompt == max_positions + 1 => say(request, Remark::Full(why)),
-                Err(why) => say(request, Remark::Refused(why)),
+                let is_full = request.prompt.len() == request.max_positions + 1;
+                say(
+                    number,
+                    if is_full {
+                        Remark::Full(why)
+                    } else {
+                        Remark::Refused(why)
+                    },
+                );
+                continue;
+            }
+            if is_cut {
+                say(number, Remark::Cut(request.prompt.len()));
+            }
+            for (count, (_, limits)) in elsewhere.iter_mut().zip(replicas) {
+                if !limits.take(&request) {
+                    *count = (count.0 + 1, number);
+                }
+            }
+            memory::push(&mut waiting, request, Purpose::Requests)?;
+        }
+        for ((name, limits), (count, number)) in replicas.iter().zip(elsewhere).filter(|(_, (count, _))| *count > 0) {
+            let last = waiting.iter().rfind(|request: &&Request| request.number == number);
+            if let Some(Err(why)) = last.map(|request| limits.check_request(request)) {
+                report::warning(format_args!(
+                    "{name} has no room for {count} of the requests, others have: {why}"
+                ));
             }
         }
-        self.stats.prompt_tokens += waiting.iter().map(|u| u.prompt.len() as u64).sum::<u64>();
+        self.stats.prompt_tokens += waiting.iter().map(|request| request.prompt.len() as u64).sum::<u64>();
         Ok(waiting.into())
     }
 
     /// Lets all replicas serve the queue and drops those that failed; returns the last failure.
-    fn serve(&mut self, run: &Run<'_, '_>, sampling: Sampling) -> Result<Option<Error>> {
-        let served = run::serve(run, self.workers(run, sampling)?);
+    fn serve(&mut self, run: &Run<'_, '_>, sampling: &Sampling) -> Result<Option<Error>> {
+        let served = run::serve(run, self.workers(run, sampling)?)?;
         Ok(self.count(served.into_iter().map(Some).collect()))
     }
 
-    /// A worker for each replica.
-    fn workers<'p, 'a, 'r>(&'p mut self, run: &'p Run<'a, 'r>, sampling: Sampling) -> Result<Vec<Worker<'p, 'a, 'r>>> {
+    /// A worker for each replica, with room for requests with this sampling.
+    fn workers<'p, 'a, 'r>(&'p mut self, run: &'p Run<'a, 'r>, sampling: &Sampling) -> Result<Vec<Worker<'p, 'a, 'r>>> {
         let limits = self.replicas().map(|replica| self.limits(replica));
         let schedulers = limits.map(Scheduler::new).collect::<Result<Vec<_>>>()?;
         let pool = self.workers.pool();
         let threads = pool.current_num_threads().div_ceil(self.replicas.len().max(1));
-        let workers = self.replicas.iter_mut().zip(schedulers).map(|(pipeline, scheduler)| {
+        let replicas = self.replicas.iter_mut().zip(schedulers).enumerate();
+        let workers = replicas.map(|(replica, (pipeline, scheduler))| {
             let device_draws = pipeline.replica().draws();
-            let draws = Draws::new(self.config.vocab_size, sampling, threads, device_draws)?;
-            Ok(Worker::new(run, pool, pipeline, scheduler, draws))
+            let mut draws = Draws::new(self.config.vocab_size, threads, device_draws)?;
+            draws.make_room(sampling)?;
+            Ok(Worker::new(run, replica, pool, pipeline, scheduler, draws))
         });
         workers.collect()
     }
@@ -303,9 +337,12 @@ impl Engine {
         served.into_iter().flatten().filter_map(|served| served.failure).last()
     }
 
-    /// Replaces the failed replicas by the one that `reopen` returns.
+    /// Adds the replica that `reopen` returns, for what those that failed have left.
     fn reopen(&mut self, reopen: Reopen<'_>) -> Result<()> {
-        report::warning("no device is left; packing the weights for the CPU");
+        report::warning(match self.replicas.is_empty() {
+            true => "no device is left; packing the weights for the CPU",
+            false => "no device that is left has room for some requests; packing the weights for the CPU",
+        });
         self.replicas.push(Pipeline::new(reopen(&self.options)?));
         self.print_summary();
         Ok(())
@@ -400,35 +437,15 @@ impl Engine {
         Ok(prompts)
     }
 
-    /// What each step is to return. Recording needs all logits.
-    fn want(&self, sampling: &Sampling) -> Want {
-        let Sampling { temperature, topp, .. } = *sampling;
-        match self.options.logits {
-            Some(_) => Want::Logits,
-            None if sampling.is_greedy() => Want::Greedy,
-            None if device_may_draw(temperature) => Want::Draws { temperature, topp },
-            None => Want::Logits,
-        }
-    }
-
-    /// What a request must fit to run on a replica.
-    fn room(&self, replica: &dyn Replica) -> Room {
-        Room {
-            limits: self.limits(replica),
-            max_positions: replica.max_positions(),
-        }
-    }
-
     fn limits(&self, replica: &dyn Replica) -> Limits {
         Limits {
             record_all: self.options.logits.is_some(),
-            ignore_end: self.options.ignore_end,
             ..limits(replica, &self.config)
         }
     }
 }
 
-/// The scheduler's limits for a replica, where logits are not recorded, the host samples and end tokens end answers.
+/// The scheduler's limits for a replica, where logits are not recorded and the host samples.
 pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
     let step_tokens = replica.max_step_tokens();
     let max_logits_rows = replica.max_logits_rows();
@@ -440,6 +457,7 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
         step_tokens,
         chunk_tokens: replica.chunk_tokens().min(step_tokens),
         max_logits_rows,
+        max_positions: replica.max_positions(),
         block_tokens: blocks.tokens,
         full_blocks: blocks.full,
         window_blocks: blocks.window,
@@ -448,23 +466,17 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
         record_all: false,
         depth: replica.depth(),
         speculate: false,
-        ignore_end: false,
     }
 }
 
-/// What a request must fit to run on a replica.
-#[derive(Clone)]
-struct Room {
-    limits: Limits,
-    /// See [`Replica::max_positions`].
-    max_positions: usize,
-}
-
-impl Room {
-    fn check(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
-        self.limits.check_sequence(request, n_prompt, max_positions)?;
-        in_reach(request, max_positions, self.max_positions)
-    }
+/// Why none of the replicas takes a request: what the one with the most room says.
+fn refusal(request: &Request, replicas: &[(String, Limits)]) -> Error {
+    let widest = replicas
+        .iter()
+        .max_by_key(|(_, limits)| limits.full_blocks * limits.block_tokens);
+    let why = widest.map(|(_, limits)| limits.check_request(request));
+    why.and_then(Result::err)
+        .unwrap_or_else(|| Error::Internal("a request is refused without a reason".into()))
 }
 
 /// The most bytes of a prompt: the encoder counts in 32 bits.
@@ -522,15 +534,6 @@ fn encode(tokenizer: &Tokenizer, request: usize, text: &[u8], length: PromptLeng
             Ok(Prompt { tokens, is_cut })
         }
     }
-}
-
-/// Refuses a request with more positions than a device's table of rotary embeddings.
-fn in_reach(request: usize, positions: usize, most: usize) -> Result<()> {
-    if positions <= most {
-        return Ok(());
-    }
-    let why = format!("its {positions} positions are more than the {most} that the device takes; ask for fewer steps");
-    Err(Error::format(format!("request {request}"), why))
 }
 
 /// Refuses weights that are infinite or NaN if the options say so.

@@ -77,7 +77,7 @@
 //!     t: &mut O::Buffer,
 //! ) -> Result<()> {
 //!     let (_, t) = ops.norm(x, &w.norm, t)?;
-//!     ops.unembed(t, &w.unembedding, Want::Greedy, &mut StepOutput::default())
+//!     ops.unembed(plan, t, &w.unembedding, Want::Tokens, &mut StepOutput::default())
 //! }
 //! ```
 //!
@@ -236,6 +236,13 @@ pub trait Ops {
         t: &'t mut Self::Buffer,
     ) -> Result<Self::Wanted<'t>>;
 
-    /// Logits `t[.., H] w^T`, or their summary, for the host.
-    fn unembed(&mut self, t: Self::Wanted<'_>, w: &Self::Matrix, want: Want, output: &mut StepOutput) -> Result<()>;
+    /// Logits `t[.., H] w^T` of the plan's logits rows, their summary, or tokens sampled from them, for the host.
+    fn unembed(
+        &mut self,
+        plan: &StepPlan,
+        t: Self::Wanted<'_>,
+        w: &Self::Matrix,
+        want: Want,
+        output: &mut StepOutput,
+    ) -> Result<()>;
 }

@@ -12,6 +12,7 @@
 mod exp;
 mod nucleus;
 
+use crate::batch::Draw;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::simd::Level;
@@ -32,8 +33,8 @@ pub struct Row<'a> {
     pub logits: &'a [f32],
     /// The largest logit; any value if one is NaN.
     pub largest: f32,
-    /// The state of its random number generator.
-    pub rng_state: u64,
+    /// How its token is sampled.
+    pub draw: Draw,
     /// The token sampled.
     pub token: u32,
 }
@@ -51,76 +52,71 @@ pub fn least_probable(vocab: usize, topp: f32) -> f32 {
     least(vocab, topp).max(LEAST)
 }
 
-/// Samples tokens from logits. Its memory is allocated once and serves any number of sequences.
+/// Samples tokens from logits `[vocab]`. Its memory serves any number of sequences.
 #[derive(Debug)]
 pub struct Sampler {
-    temperature: f32,
-    topp: f32,
-    rng_state: u64,
+    vocab_size: usize,
     /// Probabilities of the row; `[vocab]`.
     probabilities: Vec<f32>,
     /// For rows sampled together; the first one also for a row sampled alone.
     nuclei: [Nucleus; TOGETHER],
+    /// The smallest probability for which there is room in a nucleus.
+    least: f32,
 }
 
 impl Sampler {
-    /// A sampler of rows of `vocab_size` logits. A temperature of 0 is greedy and leaves the state alone.
-    pub fn new(vocab_size: usize, temperature: f32, topp: f32, rng_state: u64) -> Result<Self> {
-        let draws = temperature != 0.0;
-        let nucleus = || match draws && has_nucleus(topp) {
-            true => Nucleus::new(vocab_size, least(vocab_size, topp)),
-            false => Ok(Nucleus::default()),
-        };
-        Ok(Self {
-            temperature,
-            topp,
-            rng_state,
-            probabilities: memory::room(if draws { vocab_size } else { 0 }, Purpose::Draws)?,
-            nuclei: [nucleus()?, nucleus()?, nucleus()?, nucleus()?],
-        })
+    /// A sampler of rows of `vocab_size` logits. Before it samples, [`Self::make_room`].
+    pub fn new(vocab_size: usize) -> Self {
+        Self {
+            vocab_size,
+            probabilities: Vec::new(),
+            nuclei: Default::default(),
+            least: f32::INFINITY,
+        }
     }
 
-    /// The generator's state, to be written back to the program's struct.
-    pub fn rng_state(&self) -> u64 {
-        self.rng_state
+    /// Allocates what rows with this temperature and `topp` need, if it is not there yet.
+    pub fn make_room(&mut self, temperature: f32, topp: f32) -> Result<()> {
+        if temperature == 0.0 {
+            return Ok(());
+        }
+        let vocab = self.vocab_size;
+        memory::reserve(&mut self.probabilities, vocab, Purpose::Draws)?;
+        let least = least(vocab, topp);
+        if has_nucleus(topp) && least < self.least {
+            let make_room = |nucleus: &mut Nucleus| nucleus.make_room(vocab, least);
+            self.nuclei.iter_mut().try_for_each(make_room)?;
+            self.least = least;
+        }
+        Ok(())
     }
 
-    /// The token sampled from `logits` `[vocab]` with the sampler's own generator.
-    pub fn sample(&mut self, logits: &[f32]) -> u32 {
-        let mut rng_state = self.rng_state;
-        let token = self.sample_with(logits, &mut rng_state);
-        self.rng_state = rng_state;
-        token
-    }
-
-    /// The token sampled from `logits` `[vocab]` with the generator of state `rng_state`.
-    pub fn sample_with(&mut self, logits: &[f32], rng_state: &mut u64) -> u32 {
-        if self.temperature == 0.0 {
+    /// The token sampled from `logits` `[vocab]`; at a temperature of 0 the argmax, whatever `topp` is.
+    pub fn sample(&mut self, logits: &[f32], draw: Draw) -> u32 {
+        if draw.is_greedy() {
             return argmax(logits);
         }
-        self.sample_by(logits, random_f32(rng_state))
-    }
-
-    /// The token sampled from `logits` `[vocab]` with the random number `coin`, at a temperature other than 0.
-    pub fn sample_by(&mut self, logits: &[f32], coin: f32) -> u32 {
-        self.softmax(logits);
-        if has_nucleus(self.topp) {
-            self.draw_from_nucleus(coin).unwrap_or_else(|| argmax(logits))
+        self.softmax(logits, draw.temperature);
+        if has_nucleus(draw.topp) {
+            self.draw_from_nucleus(draw).unwrap_or_else(|| argmax(logits))
         } else {
-            draw(&self.probabilities, coin)
+            first_or_last(&self.probabilities, draw.coin)
         }
     }
 
-    /// Samples each row as [`Self::sample_with`] does.
+    /// Samples each row as [`Self::sample`] does.
     pub fn sample_rows(&mut self, rows: &mut [Row<'_>]) {
-        let level = exp::level().filter(|_| draws_numbers(self.temperature));
-        for group in rows.chunks_mut(TOGETHER) {
-            let drawn = match (level, <&mut [Row<'_>; TOGETHER]>::try_from(&mut *group)) {
-                (Some(level), Ok(rows)) => self.sample_together(level, rows),
-                _ => false,
-            };
-            if !drawn {
-                group.iter_mut().for_each(|row| self.sample_row(level, row));
+        let alike = |a: &Row<'_>, b: &Row<'_>| (a.draw.temperature, a.draw.topp) == (b.draw.temperature, b.draw.topp);
+        for rows in rows.chunk_by_mut(alike) {
+            let level = exp::level().filter(|_| draws_numbers(rows[0].draw.temperature));
+            for group in rows.chunks_mut(TOGETHER) {
+                let drawn = match (level, <&mut [Row<'_>; TOGETHER]>::try_from(&mut *group)) {
+                    (Some(level), Ok(rows)) => self.sample_together(level, rows),
+                    _ => false,
+                };
+                if !drawn {
+                    group.iter_mut().for_each(|row| self.sample_row(level, row));
+                }
             }
         }
     }
@@ -128,58 +124,35 @@ impl Sampler {
     fn sample_row(&mut self, level: Option<Level>, row: &mut Row<'_>) {
         let drawn = level.is_some_and(|level| self.sample_together(level, std::array::from_mut(row)));
         if !drawn {
-            row.token = self.sample_with(row.logits, &mut row.rng_state);
+            row.token = self.sample(row.logits, row.draw);
         }
     }
 
-    /// Samples rows whose values are all finite; returns false and does nothing if one of them has other values.
+    /// Samples rows with the same temperature and `topp`, whose values are all finite; returns false and does nothing if
+    /// one of them has other values.
     fn sample_together<const N: usize>(&mut self, level: Level, rows: &mut [Row<'_>; N]) -> bool {
         let n = rows[0].logits.len();
+        let Draw { temperature, topp, .. } = rows[0].draw;
         // Dividing by a number above 0 keeps the order, so the largest stays the largest.
-        let maxima = rows.each_ref().map(|row| row.largest / self.temperature);
+        let maxima = rows.each_ref().map(|row| row.largest / temperature);
         if n < 2 || rows.iter().any(|row| row.logits.len() != n) || maxima.iter().any(|max| !max.is_finite()) {
             return false;
         }
-        let nucleus = has_nucleus(self.topp);
-        let least = if nucleus { least(n, self.topp) } else { f32::INFINITY };
+        let nucleus = has_nucleus(topp);
+        let least = if nucleus { least(n, topp) } else { f32::INFINITY };
         let sums = self.exponentials(level, rows, maxima, least);
         if sums.iter().any(|sum| sum.is_nan()) {
             return false;
         }
         for (i, row) in rows.iter_mut().enumerate() {
-            let coin = random_f32(&mut row.rng_state);
             row.token = if nucleus {
-                let drawn = self.nuclei[i].draw(self.topp, least, sums[i], coin);
+                let drawn = self.nuclei[i].draw(topp, least, sums[i], row.draw.coin);
                 drawn.unwrap_or_else(|| argmax(row.logits))
             } else {
-                self.draw_from_all(level, row.logits, maxima[i], sums[i], coin)
+                draw_from_all(level, row, maxima[i], sums[i])
             };
         }
         true
-    }
-
-    /// The first token at which the running sum exceeds the random number, or the last one. The exponentials up to it
-    /// are recomputed: storing all of them would cost more memory traffic.
-    fn draw_from_all(&self, level: Level, logits: &[f32], max: f32, sum: f64, coin: f32) -> u32 {
-        let mut values = [0.0; BLOCK];
-        let mut mass = 0.0_f32;
-        for (first, logits) in (0..).step_by(BLOCK).zip(logits.chunks(BLOCK)) {
-            let values = &mut values[..logits.len()];
-            level.run(exp::Exponentials {
-                logits,
-                temperature: self.temperature,
-                max,
-                out: values,
-            });
-            let reached = values.iter().position(|&e| {
-                mass += (f64::from(e) / sum) as f32;
-                coin < mass
-            });
-            if let Some(at) = reached {
-                return (first + at) as u32;
-            }
-        }
-        logits.len() as u32 - 1
     }
 
     /// Each row's sum of exponentials; its nucleus keeps tokens whose probability can be `least` or more.
@@ -199,7 +172,7 @@ impl Sampler {
             for i in 0..N {
                 let largest = level.run(exp::Exponentials {
                     logits: &rows[i].logits[first..first + len],
-                    temperature: self.temperature,
+                    temperature: rows[0].draw.temperature,
                     max: maxima[i],
                     out: &mut values[i][..len],
                 });
@@ -220,8 +193,7 @@ impl Sampler {
 
     /// Fills in the probabilities. The program subtracts the maximum in double and rounds to float32; that equals one
     /// float32 subtraction, as a double difference of two floats rounded again is the same.
-    fn softmax(&mut self, logits: &[f32]) {
-        let temperature = self.temperature;
+    fn softmax(&mut self, logits: &[f32], temperature: f32) {
         self.probabilities.clear();
         self.probabilities
             .extend(logits.iter().map(|logit| logit / temperature));
@@ -242,13 +214,38 @@ impl Sampler {
     }
 
     /// Samples from the nucleus: the most probable tokens, up to a sum above `topp`. `None` if no token is kept.
-    fn draw_from_nucleus(&mut self, coin: f32) -> Option<u32> {
-        let least = least(self.probabilities.len(), self.topp);
+    fn draw_from_nucleus(&mut self, draw: Draw) -> Option<u32> {
+        let least = least(self.probabilities.len(), draw.topp);
         let nucleus = &mut self.nuclei[0];
         nucleus.clear();
         nucleus.keep(Level::detect(), 0, &self.probabilities, least);
-        nucleus.draw(self.topp, least, 1.0, coin)
+        nucleus.draw(draw.topp, least, 1.0, draw.coin)
     }
+}
+
+/// The first token at which the running sum exceeds the random number, or the last one. The exponentials up to it
+/// are recomputed: storing all of them would cost more memory traffic.
+fn draw_from_all(level: Level, row: &Row<'_>, max: f32, sum: f64) -> u32 {
+    let (logits, draw) = (row.logits, row.draw);
+    let mut values = [0.0; BLOCK];
+    let mut mass = 0.0_f32;
+    for (first, logits) in (0..).step_by(BLOCK).zip(logits.chunks(BLOCK)) {
+        let values = &mut values[..logits.len()];
+        level.run(exp::Exponentials {
+            logits,
+            temperature: draw.temperature,
+            max,
+            out: values,
+        });
+        let reached = values.iter().position(|&e| {
+            mass += (f64::from(e) / sum) as f32;
+            draw.coin < mass
+        });
+        if let Some(at) = reached {
+            return (first + at) as u32;
+        }
+    }
+    logits.len() as u32 - 1
 }
 
 /// Argmax: the lowest index of the largest logit; NaN is never the largest. 0 if there is none.
@@ -260,45 +257,6 @@ pub fn argmax(logits: &[f32]) -> u32 {
         }
     }
     best.map_or(0, |(index, _)| index)
-}
-
-/// The initial generator state of a request: its own, so that its answer does not depend on the other requests.
-///
-/// The first has the program's own state, 0 included, as the program's own loop would; the others have outputs of
-/// splitmix64 seeded with it (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014), but never
-/// 0, where xorshift would stay.
-pub fn request_seed(base: u64, request: usize) -> u64 {
-    const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
-    if request == 0 {
-        return base;
-    }
-    let mut z = base.wrapping_add(GAMMA.wrapping_mul(request as u64));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
-    if z == 0 { GAMMA } else { z }
-}
-
-/// The generator's state after one token.
-pub fn next_state(mut state: u64) -> u64 {
-    random_f32(&mut state);
-    state
-}
-
-/// The random number in [0, 1) for the token `ahead` tokens after the next one.
-pub fn coin(state: u64, ahead: usize) -> f32 {
-    let mut state = (0..ahead).fold(state, |state, _| next_state(state));
-    random_f32(&mut state)
-}
-
-/// The next number in [0, 1): 24 bits of xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift
-/// generators, scrambled", 2016).
-fn random_f32(state: &mut u64) -> f32 {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    let high = (state.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32;
-    (high >> 8) as f32 / 16_777_216.0
 }
 
 /// Whether logits divided by the temperature are numbers in the same order.
@@ -317,7 +275,7 @@ pub fn has_nucleus(topp: f32) -> bool {
 }
 
 /// The first token at which the running sum exceeds the random number, or the last one.
-fn draw(probabilities: &[f32], coin: f32) -> u32 {
+fn first_or_last(probabilities: &[f32], coin: f32) -> u32 {
     let last = probabilities.len().saturating_sub(1);
     first_above(probabilities.iter().copied(), coin).unwrap_or(last) as u32
 }
@@ -334,8 +292,41 @@ fn first_above(mut probabilities: impl Iterator<Item = f32>, target: f32) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::random_f32;
     use rand::{Rng, SeedableRng};
     use rand_chacha::ChaCha8Rng;
+
+    /// One sequence's sampler, with a random stream of its own.
+    struct Alone {
+        sampler: Sampler,
+        temperature: f32,
+        topp: f32,
+        state: u64,
+    }
+
+    impl Alone {
+        fn new(vocab: usize, temperature: f32, topp: f32, state: u64) -> Self {
+            let mut sampler = Sampler::new(vocab);
+            sampler.make_room(temperature, topp).unwrap();
+            Self {
+                sampler,
+                temperature,
+                topp,
+                state,
+            }
+        }
+
+        fn sample(&mut self, logits: &[f32]) -> u32 {
+            let Self { temperature, topp, .. } = *self;
+            let coin = random_f32(&mut self.state);
+            let draw = Draw {
+                temperature,
+                topp,
+                coin,
+            };
+            self.sampler.sample(logits, draw)
+        }
+    }
 
     /// A reference of the program's sampling: one function with loops, indices and a stable sort of pairs.
     fn reference(logits: &[f32], temperature: f32, topp: f32, state: &mut u64) -> u32 {
@@ -396,7 +387,7 @@ mod tests {
             let temperature = [0.1, 0.7, 1.0, 2.5, -1.0][case % 5];
             let topp = [0.0, 0.3, 0.9, 0.999, 1.0, -1.0, 2.0][case % 7];
             let mut state = rng.random();
-            let mut sampler = Sampler::new(n, temperature, topp, state).unwrap();
+            let mut sampler = Alone::new(n, temperature, topp, state);
             for _ in 0..5 {
                 let logits = random_logits(&mut rng, n);
                 let expected = reference(&logits, temperature, topp, &mut state);
@@ -405,65 +396,15 @@ mod tests {
                     expected,
                     "n {n} temperature {temperature} topp {topp}"
                 );
-                assert_eq!(sampler.rng_state(), state);
+                assert_eq!(sampler.state, state);
             }
         }
     }
 
     #[test]
-    fn the_stream_is_xorshift64_star() {
-        // By hand from state 1: 1 ^ 1 << 25 = 0x2000001; its product with the multiplier has 0x47E4CE4B on top.
-        let mut state = 1;
-        assert_eq!(random_f32(&mut state), 4_711_630.0 / 16_777_216.0);
-        assert_eq!(state, 0x200_0001);
-        assert_eq!(random_f32(&mut state), 11_259_814.0 / 16_777_216.0);
-        assert_eq!(state, 0x4_0040_0080_2801);
-        let mut state = u64::MAX;
-        assert_eq!(random_f32(&mut state), 16_329_929.0 / 16_777_216.0);
-        assert_eq!(state, 0xFFF0_001F_FE00_0000);
-    }
-
-    #[test]
-    fn coins_are_known_ahead() {
-        let mut state = 42;
-        for ahead in 0..5 {
-            assert_eq!(next_state(state), {
-                let mut next = state;
-                random_f32(&mut next);
-                next
-            });
-            assert_eq!(coin(42, ahead), random_f32(&mut state));
-        }
-    }
-
-    #[test]
-    fn coins_are_even_and_below_one() {
-        let mut state = 42;
-        let coins: Vec<f32> = (0..20_000).map(|_| random_f32(&mut state)).collect();
-        assert!(coins.iter().all(|coin| (0.0..1.0).contains(coin)));
-        let mean = coins.iter().sum::<f32>() / 20_000.0;
-        // The mean of 20,000 has a standard deviation of 0.289 / sqrt(20000) = 0.002; the gate is five of them.
-        assert!((mean - 0.5).abs() < 0.01, "{mean}");
-    }
-
-    #[test]
-    fn request_seeds_are_splitmix64() {
-        assert_eq!(request_seed(1_234_567, 0), 1_234_567);
-        assert_eq!(request_seed(0, 0), 0);
-        // Published outputs of splitmix64 seeded with 0 and with 1234567.
-        assert_eq!(request_seed(0, 1), 0xE220_A839_7B1D_CDAF);
-        assert_eq!(request_seed(0, 2), 0x6E78_9E6A_A1B9_65F4);
-        assert_eq!(request_seed(1_234_567, 1), 0x599E_D017_FB08_FC85);
-        // The finaliser maps 0 to 0, so this base would give the second request the state 0.
-        assert_ne!(request_seed(0_u64.wrapping_sub(0x9E37_79B9_7F4A_7C15), 1), 0);
-    }
-
-    #[test]
-    fn greedy_takes_the_first_largest_and_leaves_the_stream_alone() {
-        for temperature in [0.0, -0.0] {
-            let mut sampler = Sampler::new(4, temperature, 0.9, 7).unwrap();
-            assert_eq!(sampler.sample(&[1.0, 3.0, 3.0, 2.0]), 1);
-            assert_eq!(sampler.rng_state(), 7);
+    fn greedy_takes_the_first_largest_whatever_topp_is() {
+        for (temperature, topp) in [(0.0, 0.9), (-0.0, 0.0), (0.0, f32::NAN)] {
+            assert_eq!(Alone::new(4, temperature, topp, 7).sample(&[1.0, 3.0, 3.0, 2.0]), 1);
         }
         let (nan, inf) = (f32::NAN, f32::INFINITY);
         assert_eq!(argmax(&[nan, 1.0, nan, 2.0]), 3);
@@ -478,7 +419,7 @@ mod tests {
     fn frequencies_follow_the_probabilities() {
         let logits: Vec<f32> = [0.5_f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
         let frequencies = |topp| {
-            let mut sampler = Sampler::new(4, 1.0, topp, 42).unwrap();
+            let mut sampler = Alone::new(4, 1.0, topp, 42);
             let mut counts = [0.0; 4];
             for _ in 0..20_000 {
                 counts[sampler.sample(&logits) as usize] += 1.0 / 20_000.0;
@@ -493,9 +434,9 @@ mod tests {
 
     #[test]
     fn a_nucleus_that_keeps_nothing_is_greedy() {
-        assert_eq!(Sampler::new(1, 1.0, 0.5, 1).unwrap().sample(&[2.0]), 0);
-        assert_eq!(Sampler::new(4, 1.0, 0.01, 1).unwrap().sample(&[1.0; 4]), 0);
-        assert_eq!(Sampler::new(3, 1.0, 0.5, 1).unwrap().sample(&[f32::NAN, 1.0, 2.0]), 2);
+        assert_eq!(Alone::new(1, 1.0, 0.5, 1).sample(&[2.0]), 0);
+        assert_eq!(Alone::new(4, 1.0, 0.01, 1).sample(&[1.0; 4]), 0);
+        assert_eq!(Alone::new(3, 1.0, 0.5, 1).sample(&[f32::NAN, 1.0, 2.0]), 2);
     }
 
     #[test]
@@ -506,9 +447,9 @@ mod tests {
             [f32::INFINITY, 1.0, 2.0],
             [f32::NEG_INFINITY; 3],
         ] {
-            assert_eq!(Sampler::new(3, 1.0, 1.0, 1).unwrap().sample(&bad), 2, "{bad:?}");
+            assert_eq!(Alone::new(3, 1.0, 1.0, 1).sample(&bad), 2, "{bad:?}");
         }
-        assert_eq!(Sampler::new(3, f32::NAN, 1.0, 1).unwrap().sample(&[3.0, 2.0, 1.0]), 2);
+        assert_eq!(Alone::new(3, f32::NAN, 1.0, 1).sample(&[3.0, 2.0, 1.0]), 2);
     }
 
     #[test]
@@ -528,7 +469,7 @@ mod tests {
         ];
         for (temperature, topp) in odd.iter().flat_map(|&t| odd.map(|p| (t, p))) {
             for state in [0, 1, u64::MAX] {
-                let mut sampler = Sampler::new(2, temperature, topp, state).unwrap();
+                let mut sampler = Alone::new(2, temperature, topp, state);
                 assert_eq!(sampler.sample(&[]), 0);
                 for logits in odd.windows(3) {
                     assert!(sampler.sample(logits) < 3, "temperature {temperature} topp {topp}");
@@ -541,13 +482,22 @@ mod tests {
     fn a_row_of_the_whole_vocabulary_needs_no_new_memory() {
         let vocab = 201_088;
         let logits: Vec<f32> = (0..vocab).map(|i| (i % 977) as f32 * 1e-3).collect();
-        let mut sampler = Sampler::new(vocab, 1.0, 0.99, 5).unwrap();
-        let before = (sampler.probabilities.as_ptr(), sampler.nuclei[0].memory());
+        let mut sampler = Alone::new(vocab, 1.0, 0.99, 5);
+        let before = (
+            sampler.sampler.probabilities.as_ptr(),
+            sampler.sampler.nuclei[0].memory(),
+        );
         let mut state = 5;
         for _ in 0..2 {
             assert_eq!(sampler.sample(&logits), reference(&logits, 1.0, 0.99, &mut state));
         }
-        assert_eq!((sampler.probabilities.as_ptr(), sampler.nuclei[0].memory()), before);
+        assert_eq!(
+            (
+                sampler.sampler.probabilities.as_ptr(),
+                sampler.sampler.nuclei[0].memory()
+            ),
+            before
+        );
     }
 
     /// Flat rows, peaked ones, rows with ties, with values far from the others, with NaN and infinities.
@@ -572,29 +522,34 @@ mod tests {
             let n = [2, 17, 511, 1024, 5000, 20_011][case % 6];
             let temperature = [0.1, 0.8, 1.0, 1.7][case % 4];
             let topp = [0.05, 0.9, 0.999, 1.0, 0.5][case % 5];
-            let mut sampler = Sampler::new(n, temperature, topp, 1).unwrap();
+            let mut sampler = Sampler::new(n);
+            let samplings = [(temperature, topp), (0.0, topp), (1.3, 0.7), (temperature, topp)];
+            samplings.iter().for_each(|&(t, p)| sampler.make_room(t, p).unwrap());
             let mut all = rows_of_all_kinds(&mut rng, n);
             for _ in 0..4 {
                 all.rotate_left(3);
                 let mut rows: Vec<_> = all
                     .iter()
-                    .map(|logits| Row {
-                        logits,
-                        largest: logits[argmax(logits) as usize],
-                        rng_state: rng.random(),
-                        token: 0,
+                    .enumerate()
+                    .map(|(i, logits)| {
+                        // In one half of the cases rows of several kinds are drawn together.
+                        let (temperature, topp) = samplings[if case % 2 == 0 { 0 } else { i / 2 % 4 }];
+                        let coin = rng.random();
+                        Row {
+                            logits,
+                            largest: logits[argmax(logits) as usize],
+                            draw: Draw {
+                                temperature,
+                                topp,
+                                coin,
+                            },
+                            token: 0,
+                        }
                     })
                     .collect();
-                let mut alone = rows.clone();
                 sampler.sample_rows(&mut rows);
-                for (row, alone) in rows.iter().zip(&mut alone) {
-                    alone.token = sampler.sample_with(alone.logits, &mut alone.rng_state);
-                    let got = (row.token, row.rng_state);
-                    assert_eq!(
-                        got,
-                        (alone.token, alone.rng_state),
-                        "n {n} temperature {temperature} topp {topp}"
-                    );
+                for row in &rows {
+                    assert_eq!(row.token, sampler.sample(row.logits, row.draw), "n {n} {:?}", row.draw);
                 }
             }
         }
@@ -609,7 +564,7 @@ mod tests {
                 .map(|_| (rng.random_range(-2.0_f32..2.0) * 64.0).round() / 64.0)
                 .collect();
             let mut state: u64 = rng.random();
-            let mut sampler = Sampler::new(n, 0.8, topp, state).unwrap();
+            let mut sampler = Alone::new(n, 0.8, topp, state);
             for _ in 0..20 {
                 assert_eq!(
                     sampler.sample(&logits),

@@ -19,6 +19,7 @@ use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fs::File;
+use std::hash::{Hash, Hasher};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -42,6 +43,15 @@ pub struct Tokenizer {
     byte_ids: [u32; 256],
     /// The entries that are results of merges.
     merges: MergeTable,
+}
+
+/// Of all that encoding and decoding depend on.
+impl Hash for Tokenizer {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.bytes, &self.offsets).hash(state);
+        (self.max_token_length, self.byte_ids).hash(state);
+        self.merges.slots.iter().for_each(|slot| slot.id.hash(state));
+    }
 }
 
 impl Tokenizer {

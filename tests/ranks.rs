@@ -364,6 +364,38 @@ fn ranks_with_something_else_are_told_and_go_on() {
 }
 
 #[test]
+fn ranks_with_other_tokenizers_are_told() {
+    on_all(ranks(vec![replicas(1), replicas(1)], 1), |rank, control| {
+        let mut program = program(1.0);
+        if rank == 1 {
+            program.swap_tokens(b'x'.into(), b'y'.into());
+        }
+        let why = inference(&mut program, &control).unwrap_err().to_string();
+        assert!(why.starts_with("rank 1 has another tokenizer than rank 0"), "{why}");
+        assert!(program.rows().iter().all(Vec::is_empty));
+        finish(&mut program).unwrap();
+    });
+}
+
+/// A device has room for 16 positions, and requests have more.
+#[test]
+fn requests_run_on_the_ranks_that_have_room_for_them() {
+    let small = || Control {
+        full_blocks: [(0, 1)].into(),
+        ..replicas(1)
+    };
+    check_all(vec![small(), replicas(1)], 1.0);
+    check_all(vec![replicas(1), small(), small()], 1.0);
+    // Of two devices of a rank one has room; when it is lost, the other rank gets what it had.
+    let loses = || Control {
+        full_blocks: [(0, 1)].into(),
+        ..failing(&[(1, 5)])
+    };
+    check_all(vec![loses(), replicas(1)], 1.0);
+    check_all(vec![replicas(1), loses()], 1.0);
+}
+
+#[test]
 fn ranks_with_other_weights_are_told() {
     let with = |print| Control { print, ..replicas(1) };
     // A rank without devices has packed no weights, and is compared to none.

@@ -14,6 +14,7 @@ use getp::kv_blocks::KvBlocks;
 use getp::model::{Activations, LayerWeights};
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
+use getp::request::Request;
 use getp::scheduler::Scheduler;
 use getp::simd::Level;
 use getp::weights::Packed;
@@ -55,7 +56,7 @@ fn answers(
     let mut scheduler = Scheduler::new(limits(&*replica, config)).unwrap();
     for request in 0..10 {
         scheduler
-            .submit(request, prompt(request, config.vocab_size), 90)
+            .submit(Request::greedy(request, prompt(request, config.vocab_size), 90))
             .unwrap();
     }
     let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
@@ -66,7 +67,7 @@ fn answers(
         replica.submit(&plan, Want::Logits).unwrap();
         replica.collect(&mut output).unwrap();
         // The same step with the argmax alone, which `exact` finds without computing most logits.
-        replica.submit(&plan, Want::Greedy).unwrap();
+        replica.submit(&plan, Want::Tokens).unwrap();
         replica.collect(&mut summary).unwrap();
         assert_eq!(summary.greedy, output.greedy);
         let mut sampled = Vec::new();

@@ -321,3 +321,44 @@ fn a_panic_sends_all_replicas_home() {
         finish(&mut program).unwrap();
     }
 }
+
+/// Of three replicas the first has room for 16 positions, a request has 32.
+#[test]
+fn a_request_runs_where_it_has_room() {
+    for (replicas, depth) in [(2, 1), (3, 2)] {
+        let control = Arc::new(Control {
+            replicas,
+            depth,
+            full_blocks: [(0, 1)].into(),
+            ..Control::default()
+        });
+        check(&PROMPTS, STEPS, 1.0, &control);
+        let widest = control.widest.lock().unwrap();
+        assert!(!widest.contains_key(&0) && widest.len() == replicas - 1, "{widest:?}");
+        // A replica that only waits takes no share of the requests.
+        assert!(replicas > 2 || widest[&1] == 8, "{widest:?}");
+    }
+}
+
+#[test]
+fn what_only_a_lost_replica_had_room_for_runs_on_the_one_that_stands_in() {
+    for call in [1, 2, 9] {
+        let control = |refuse_fallback: usize| {
+            Arc::new(Control {
+                replicas: 2,
+                depth: 2,
+                full_blocks: [(0, 1)].into(),
+                fail_calls: vec![(1, call)],
+                refuse_fallback: refuse_fallback.into(),
+                ..Control::default()
+            })
+        };
+        check(&PROMPTS, STEPS, 1.0, &control(0));
+
+        // Where none stands in, the requests are refused, and the others have their answers.
+        let mut program = program(1.0);
+        assert_eq!(inference(&mut program, &control(1)).unwrap(), 0);
+        assert!(program.rows().iter().all(Vec::is_empty));
+        finish(&mut program).unwrap();
+    }
+}

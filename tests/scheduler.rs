@@ -5,9 +5,11 @@
 //! block is shared, and rings are long enough. The token sampled is a function of request and position, so the expected
 //! answers are known for any number of steps in flight.
 
-use getp::batch::{Chunk, LogitsRow, StepPlan};
+use getp::batch::{Chunk, Draw, LogitsRow, StepPlan};
 use getp::kv_blocks::ring_blocks;
-use getp::scheduler::{BlockCounts, END_TOKENS, Finished, Limits, Scheduler, Unfinished};
+use getp::random::coin;
+use getp::request::{Answer, EndTokens, Request, Sampling};
+use getp::scheduler::{BlockCounts, Limits, Scheduler};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -38,6 +40,10 @@ impl Job {
         }
     }
 
+    fn request(&self, number: usize) -> Request {
+        Request::greedy(number, self.prompt.clone(), self.max_positions)
+    }
+
     /// Whether the device leaves the token sampled for `request` at `position` to the host.
     fn is_left_to_host(&self, request: usize, position: usize) -> bool {
         let hash = ((request as u64) << 32 | position as u64).wrapping_mul(0xD1B5_4A32_D192_ED03) >> 20;
@@ -48,7 +54,7 @@ impl Job {
     fn sample(&self, request: usize, position: usize) -> u32 {
         let hash = ((request as u64) << 32 | position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
         if self.end_every > 0 && hash.is_multiple_of(self.end_every) {
-            END_TOKENS[(hash / self.end_every % 2) as usize]
+            EndTokens::RELEASED[(hash / self.end_every % 2) as usize]
         } else {
             (hash % 100_000) as u32
         }
@@ -173,7 +179,7 @@ impl Device {
         for row in plan.logits.iter().filter(|row| row.sample) {
             let request = scheduler.request(row.sequence).unwrap();
             let token = jobs[request].sample(request, row.position);
-            let wrong = [END_TOKENS[1], 77][row.position % 2];
+            let wrong = [EndTokens::RELEASED[1], 77][row.position % 2];
             if self.wrong.contains(&request) {
                 self.last_tokens[row.sequence] = Some(wrong);
                 step.sampled.push(wrong);
@@ -553,9 +559,7 @@ impl World {
 
     /// Submits one of `jobs`.
     fn submit_number(&mut self, request: usize) {
-        let job = &self.jobs[request];
-        let (prompt, max_positions) = (job.prompt.clone(), job.max_positions);
-        self.scheduler.submit(request, prompt, max_positions).unwrap();
+        self.scheduler.submit(self.jobs[request].request(request)).unwrap();
     }
 
     /// Begins as many steps as may be in flight and completes the oldest one; `false` if there is nothing to do.
@@ -585,9 +589,9 @@ impl World {
                 self.device.mend(request, row.position + 1);
             }
         }
-        for Finished { request, tokens } in finished {
-            self.device.leave(request);
-            assert!(self.answers[request].replace(tokens).is_none(), "finished twice");
+        for Answer { number, tokens, .. } in finished {
+            self.device.leave(number);
+            assert!(self.answers[number].replace(tokens).is_none(), "finished twice");
         }
         true
     }
@@ -705,7 +709,7 @@ impl World {
 
     /// Takes the device away: the step that failed was planned, perhaps begun, and never committed; nor were others under
     /// way. Gives the requests without an answer.
-    fn lose_device(&mut self, rng: &mut ChaCha8Rng) -> Vec<Unfinished> {
+    fn lose_device(&mut self, rng: &mut ChaCha8Rng) -> Vec<Request> {
         if rng.random_bool(0.5) {
             self.scheduler.plan(&mut self.plan);
         } else {
@@ -729,6 +733,7 @@ fn plain_limits() -> Limits {
         step_tokens: 32,
         chunk_tokens: 32,
         max_logits_rows: 4,
+        max_positions: u32::MAX as usize,
         block_tokens: 16,
         full_blocks: 64,
         window_blocks: 64,
@@ -737,7 +742,6 @@ fn plain_limits() -> Limits {
         record_all: false,
         depth: 1,
         speculate: false,
-        ignore_end: false,
     }
 }
 
@@ -751,6 +755,7 @@ fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
         step_tokens,
         chunk_tokens: [1, 5, 16, step_tokens][rng.random_range(0..4)],
         max_logits_rows: max_batch + [0, 1, 50][rng.random_range(0..3)],
+        max_positions: u32::MAX as usize,
         block_tokens: [16, 64, 5][rng.random_range(0..3)],
         full_blocks: rng.random_range(1..40),
         window_blocks: rng.random_range(1..40),
@@ -759,7 +764,6 @@ fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
         record_all: rng.random_bool(0.3),
         depth: rng.random_range(1..6),
         speculate: rng.random_bool(0.5),
-        ignore_end: false,
     }
 }
 
@@ -770,7 +774,7 @@ fn random_job(rng: &mut ChaCha8Rng, limits: &Limits) -> Option<Job> {
         let longest = [8, 33, 200][rng.random_range(0..3)];
         let max_positions = rng.random_range(1..=longest);
         let job = Job::random(rng, max_positions);
-        let fits = trial.submit(0, job.prompt.clone(), job.max_positions).is_ok();
+        let fits = trial.submit(job.request(0)).is_ok();
         fits.then_some(job)
     })
 }
@@ -892,8 +896,8 @@ fn scarce_blocks_are_enough_for_all() {
                     world.scheduler = Scheduler::new(world.device.limits.clone()).unwrap();
                 }
                 for unfinished in unfinished.into_iter().rev() {
-                    assert_eq!(unfinished.prompt, world.jobs[unfinished.request].prompt);
-                    queue.push_front(unfinished.request);
+                    assert_eq!(unfinished.prompt, world.jobs[unfinished.number].prompt);
+                    queue.push_front(unfinished.number);
                 }
                 if direct {
                     queue.drain(..).for_each(|request| world.submit_number(request));
@@ -983,18 +987,12 @@ fn requests_of_a_device_that_fails_finish_on_another() {
             let unfinished = world.lose_device(rng);
             assert!(!world.scheduler.plan(&mut world.plan));
             let missing: Vec<_> = (0..world.jobs.len()).filter(|&r| world.answers[r].is_none()).collect();
-            let given_back: Vec<_> = unfinished.iter().map(|unfinished| unfinished.request).collect();
+            let given_back: Vec<_> = unfinished.iter().map(|request| request.number).collect();
             assert_eq!(given_back, missing, "in the order in which they came");
             world.scheduler = Scheduler::new(world.device.limits.clone()).unwrap();
-            for Unfinished {
-                request,
-                prompt,
-                max_positions,
-            } in unfinished
-            {
-                assert_eq!(prompt, world.jobs[request].prompt);
-                assert_eq!(max_positions, world.jobs[request].max_positions);
-                world.scheduler.submit(request, prompt, max_positions).unwrap();
+            for request in unfinished {
+                assert_eq!(request, world.jobs[request.number].request(request.number));
+                world.scheduler.submit(request).unwrap();
             }
         });
         world.run();
@@ -1064,12 +1062,12 @@ fn a_slot_is_filled_again_in_the_next_step() {
 fn the_answer_ends_at_the_end_token_or_the_last_step() {
     for (end_tokens, expected) in [
         ([7, 7, 7, 7], vec![7, 7, 7]),
-        ([END_TOKENS[0], 7, 7, 7], vec![END_TOKENS[0]]),
-        ([7, END_TOKENS[1], 7, 7], vec![7, END_TOKENS[1]]),
-        ([7, 7, END_TOKENS[0], 7], vec![7, 7, END_TOKENS[0]]),
+        ([EndTokens::RELEASED[0], 7, 7, 7], vec![EndTokens::RELEASED[0]]),
+        ([7, EndTokens::RELEASED[1], 7, 7], vec![7, EndTokens::RELEASED[1]]),
+        ([7, 7, EndTokens::RELEASED[0], 7], vec![7, 7, EndTokens::RELEASED[0]]),
     ] {
         let mut scheduler = Scheduler::new(plain_limits()).unwrap();
-        scheduler.submit(3, vec![1, 2], 4).unwrap();
+        scheduler.submit(Request::greedy(3, vec![1, 2], 4)).unwrap();
         let (mut plan, mut finished, mut sampled) = (StepPlan::default(), Vec::new(), end_tokens.iter());
         while scheduler.plan(&mut plan) {
             let token = *sampled.next().unwrap();
@@ -1077,7 +1075,15 @@ fn the_answer_ends_at_the_end_token_or_the_last_step() {
             scheduler.commit(&plan, &[token], &mut finished).unwrap();
         }
         let tokens = expected;
-        assert_eq!(finished, [Finished { request: 3, tokens }]);
+        let rng_state = 0;
+        assert_eq!(
+            finished,
+            [Answer {
+                number: 3,
+                tokens,
+                rng_state
+            }]
+        );
     }
 }
 
@@ -1177,7 +1183,7 @@ fn a_plan_is_the_same_until_it_is_committed() {
 #[test]
 fn outcomes_of_another_step_are_refused() {
     let mut scheduler = Scheduler::new(plain_limits()).unwrap();
-    scheduler.submit(0, vec![1], 3).unwrap();
+    scheduler.submit(Request::greedy(0, vec![1], 3)).unwrap();
     let (mut plan, mut finished) = (StepPlan::default(), Vec::new());
     assert!(scheduler.plan(&mut plan));
     assert!(
@@ -1200,7 +1206,12 @@ fn outcomes_of_another_step_are_refused() {
 fn requests_that_could_never_run_are_refused_and_leave_no_trace() {
     let mut world = World::new(plain_limits());
     for (n_prompt, max_positions) in [(0, 5), (6, 5), (1, 64 * 16 + 1)] {
-        assert!(world.scheduler.submit(0, vec![1; n_prompt], max_positions).is_err());
+        assert!(
+            world
+                .scheduler
+                .submit(Request::greedy(0, vec![1; n_prompt], max_positions))
+                .is_err()
+        );
     }
     world.check_idle();
     world.submit(Job {
@@ -1230,7 +1241,6 @@ fn answers_do_not_depend_on_the_steps_under_way() {
             let mut world = World::new(Limits {
                 depth,
                 speculate,
-                ignore_end: false,
                 ..limits.clone()
             });
             jobs.iter().for_each(|job| world.submit(job.clone()));
@@ -1247,13 +1257,12 @@ fn a_row_behind_an_end_token_is_passed_over() {
         full_blocks: 2,
         depth: 2,
         speculate: true,
-        ignore_end: false,
         ..plain_limits()
     })
     .unwrap();
     // Two blocks: the third request needs those of the first.
     for request in 0..3 {
-        scheduler.submit(request, vec![1, 2], 16).unwrap();
+        scheduler.submit(Request::greedy(request, vec![1, 2], 16)).unwrap();
     }
     let (mut first, mut second, mut third) = (StepPlan::default(), StepPlan::default(), StepPlan::default());
     let mut finished = Vec::new();
@@ -1263,8 +1272,10 @@ fn a_row_behind_an_end_token_is_passed_over() {
     scheduler.begin(&second);
     assert_eq!(second.tokens, [-1, -2], "the device has these tokens");
     assert_eq!((second.decode_chunks, second.positions.as_slice()), (2, &[2, 2][..]));
-    scheduler.commit(&first, &[END_TOKENS[0], 7], &mut finished).unwrap();
-    assert_eq!((finished.len(), finished[0].request), (1, 0));
+    scheduler
+        .commit(&first, &[EndTokens::RELEASED[0], 7], &mut finished)
+        .unwrap();
+    assert_eq!((finished.len(), finished[0].number), (1, 0));
     assert_eq!((scheduler.request(0), scheduler.free_blocks().full), (None, 1));
     assert!(scheduler.plan(&mut third));
     assert_eq!(third.tokens, [-2], "the slot is not free before its row is back");
@@ -1284,9 +1295,21 @@ fn a_wrong_token_is_mended_one_step_late() {
         ..plain_limits()
     })
     .unwrap();
-    for (request, max_positions) in [(0, 16), (1, 16), (2, 2), (3, 16)] {
-        scheduler.submit(request, vec![1, 2], max_positions).unwrap();
+    let sampling = Sampling {
+        temperature: 0.7,
+        topp: 0.9,
+        rng_state: 42,
+    };
+    for (number, max_positions) in [(0, 16), (1, 16), (2, 2), (3, 16)] {
+        let request = Request::greedy(number, vec![1, 2], max_positions);
+        scheduler.submit(Request { sampling, ..request }).unwrap();
     }
+    // The random number of a sequence's token that comes so many behind its first.
+    let draw = |token| Draw {
+        temperature: 0.7,
+        topp: 0.9,
+        coin: coin(42, token),
+    };
     let (mut first, mut second, mut third) = (StepPlan::default(), StepPlan::default(), StepPlan::default());
     let mut finished = Vec::new();
     assert!(scheduler.plan(&mut first));
@@ -1297,14 +1320,18 @@ fn a_wrong_token_is_mended_one_step_late() {
         [-1, -2, -4],
         "the third request has its only token under way"
     );
-    assert_eq!(scheduler.draws_ahead(&second.logits[1]), Some((1, 1)));
+    assert_eq!(
+        first.logits.iter().map(|row| row.draw).collect::<Vec<_>>(),
+        [draw(0); 4]
+    );
+    assert_eq!(second.logits[1].draw, draw(1));
     scheduler.begin(&second);
     // The host draws for all but the first: a token, the last one there may be, and an end token.
-    let tokens = [7, 8, 9, END_TOKENS[0]];
+    let tokens = [7, 8, 9, EndTokens::RELEASED[0]];
     scheduler.commit(&first, &tokens, &mut finished).unwrap();
     (1..4).for_each(|slot| scheduler.mend(slot));
-    let answers: Vec<_> = finished.iter().map(|f| (f.request, f.tokens[0])).collect();
-    assert_eq!(answers, [(2, 9), (3, END_TOKENS[0])]);
+    let answers: Vec<_> = finished.iter().map(|f| (f.number, f.tokens[0])).collect();
+    assert_eq!(answers, [(2, 9), (3, EndTokens::RELEASED[0])]);
     let drawing = [0, 1, 2, 3].map(|slot| scheduler.drawing(slot));
     assert_eq!(drawing, [Some(0), None, None, None]);
     assert!(scheduler.plan(&mut third));
@@ -1312,15 +1339,17 @@ fn a_wrong_token_is_mended_one_step_late() {
         (third.tokens.as_slice(), third.positions.as_slice()),
         (&[-1, 8][..], &[3, 2][..])
     );
-    let ahead = [0, 1].map(|row| scheduler.draws_ahead(&third.logits[row]));
-    assert_eq!(ahead, [Some((0, 1)), Some((1, 0))], "the row passed over draws nothing");
+    let draws = [0, 1].map(|row| third.logits[row].draw);
+    assert_eq!(draws, [draw(2), draw(1)], "the row passed over draws nothing");
     scheduler.begin(&third);
     scheduler.commit(&second, &[10, 11, 12], &mut finished).unwrap();
     assert_eq!(scheduler.drawing(1), Some(1));
-    scheduler.commit(&third, &[13, END_TOKENS[1]], &mut finished).unwrap();
+    scheduler
+        .commit(&third, &[13, EndTokens::RELEASED[1]], &mut finished)
+        .unwrap();
     assert_eq!(
-        (finished[2].request, finished[2].tokens.as_slice()),
-        (1, &[8, END_TOKENS[1]][..])
+        (finished[2].number, finished[2].tokens.as_slice()),
+        (1, &[8, EndTokens::RELEASED[1]][..])
     );
 }
 
@@ -1348,7 +1377,6 @@ fn the_last_position_is_not_planned_twice() {
     let mut world = World::new(Limits {
         depth: 2,
         speculate: true,
-        ignore_end: false,
         ..plain_limits()
     });
     world.submit(Job {

@@ -9,7 +9,7 @@ use getp::abi::types::{self, Transformer, TransformerWeights};
 use getp::backend::cpu;
 use getp::checkpoint::{Checkpoint, TensorLayout, config_from_bytes};
 use getp::options::{Options, Precision};
-use getp::sampler::request_seed;
+use getp::random::request_seed;
 use std::ffi::c_int;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier};

@@ -1,12 +1,17 @@
 //! The time to sample from whole rows of logits on the host. It is hidden if it is less than the device takes for the
 //! other half of the batch.
 
+use getp::batch::Draw;
+use getp::random;
 use getp::sampler::{Row, Sampler};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;
 use rayon::prelude::*;
 use std::time::Instant;
+
+/// Of all rows that are sampled.
+const TEMPERATURE: f32 = 0.8;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -44,7 +49,7 @@ pub fn run(args: &super::Args, part: &Args) {
 
 fn each_alone(sampler: &mut Sampler, rows: &mut [Row<'_>]) {
     for row in rows {
-        row.token = sampler.sample_with(row.logits, &mut row.rng_state);
+        row.token = sampler.sample(row.logits, row.draw);
     }
 }
 
@@ -59,15 +64,23 @@ fn step(
     let mut rows: Vec<_> = logits
         .chunks_exact(vocab)
         .zip(1..)
-        .map(|(logits, rng_state)| Row {
+        .map(|(logits, row)| Row {
             logits,
             largest: logits.iter().copied().fold(f32::NEG_INFINITY, f32::max),
-            rng_state,
+            draw: Draw {
+                temperature: TEMPERATURE,
+                topp,
+                coin: random::coin(row, 0),
+            },
             token: 0,
         })
         .collect();
     let mut samplers: Vec<_> = (0..threads)
-        .map(|_| Sampler::new(vocab, 0.8, topp, 1).unwrap())
+        .map(|_| {
+            let mut sampler = Sampler::new(vocab);
+            sampler.make_room(TEMPERATURE, topp).unwrap();
+            sampler
+        })
         .collect();
     let run = rows.len().div_ceil(threads);
     // Each sampler runs once before the measurement, so that its memory is there.

@@ -1,9 +1,9 @@
 //! Times every kernel of a step by events on the device, at the real shapes and over batch sizes. Also times whole
 //! steps as `inference` queues them: as one graph, where kernels overlap.
 
-use super::plans::decoding;
+use super::plans::{decoding, drawing};
 use getp::backend::gpu::replica::GpuReplica;
-use getp::batch::{StepOutput, StepPlan, Want};
+use getp::batch::{Draw, StepOutput, StepPlan, Want};
 use getp::options::Options;
 use getp::profile::{Cost, Limit, Roof, STAGES, Spread, StageTotal};
 use getp::replica::Replica;
@@ -33,13 +33,11 @@ pub struct Args {
 }
 
 impl Args {
-    fn want(&self) -> Want {
-        match self.temperature {
-            0.0 => Want::Greedy,
-            temperature => Want::Draws {
-                temperature,
-                topp: self.topp,
-            },
+    fn draw(&self) -> Draw {
+        Draw {
+            temperature: self.temperature,
+            topp: self.topp,
+            coin: 0.5,
         }
     }
 }
@@ -96,13 +94,13 @@ struct Stages {
 
 impl Stages {
     fn time(replica: &mut dyn Replica, rows: usize, part: &Args) -> anyhow::Result<Self> {
-        let plan = plan(replica, rows, part.context)?;
+        let plan = plan(replica, rows, part)?;
         let mut output = StepOutput::default();
-        step(replica, &plan, &mut output, part.want())?;
+        step(replica, &plan, &mut output, Want::Tokens)?;
         let before = totals(replica);
         let steps = part.repeats.max(1);
         for _ in 0..steps {
-            step(replica, &plan, &mut output, part.want())?;
+            step(replica, &plan, &mut output, Want::Tokens)?;
         }
         let totals = totals(replica)
             .into_iter()
@@ -139,14 +137,14 @@ fn totals(replica: &dyn Replica) -> Vec<StageTotal> {
 
 /// Microseconds of a step as one graph, while the next one is being queued.
 fn graph_us(replica: &mut dyn Replica, rows: usize, part: &Args) -> anyhow::Result<f64> {
-    let plan = plan(replica, rows, part.context)?;
+    let plan = plan(replica, rows, part)?;
     let mut output = StepOutput::default();
-    step(replica, &plan, &mut output, part.want())?;
+    step(replica, &plan, &mut output, Want::Tokens)?;
     let steps = GRAPH_STEPS * part.repeats.max(1);
     let start = Instant::now();
-    replica.submit(&plan, part.want())?;
+    replica.submit(&plan, Want::Tokens)?;
     for _ in 1..steps {
-        replica.submit(&plan, part.want())?;
+        replica.submit(&plan, Want::Tokens)?;
         replica.collect(&mut output)?;
     }
     replica.collect(&mut output)?;
@@ -159,17 +157,16 @@ fn step(replica: &mut dyn Replica, plan: &StepPlan, output: &mut StepOutput, wan
 }
 
 /// A step of decoding sequences, each with its own KV blocks.
-fn plan(replica: &dyn Replica, rows: usize, context: usize) -> anyhow::Result<StepPlan> {
-    let blocks = replica.kv_blocks();
+fn plan(replica: &dyn Replica, rows: usize, part: &Args) -> anyhow::Result<StepPlan> {
+    let (blocks, context) = (replica.kv_blocks(), part.context);
     let full = (context + 1).div_ceil(blocks.tokens);
     let window = (blocks.window / rows).min(full).min(4);
     anyhow::ensure!(
         blocks.full / rows >= full && window > 2,
         "the KV cache has no room for {rows} rows"
     );
-    let mut plan = decoding(rows, context, [full, window], |row| 100 + row as i32);
-    plan.coins = vec![0.5; rows];
-    Ok(plan)
+    let plan = decoding(rows, context, [full, window], |row| 100 + row as i32);
+    Ok(drawing(plan, |_| part.draw()))
 }
 
 /// Prints a table for each quantity, with a line for each stage and a column for each number of rows. Values are of one

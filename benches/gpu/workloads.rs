@@ -1,8 +1,9 @@
 //! Runs whole batches through the engine, and prints the rates.
 
 use getp::backend::gpu::replica::GpuReplica;
-use getp::engine::{Engine, Sampling, Stats};
+use getp::engine::{Engine, Stats};
 use getp::profile::{Spread, StepTimes};
+use getp::request::Sampling;
 use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;
 use std::hash::{DefaultHasher, Hash, Hasher};

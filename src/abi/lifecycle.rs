@@ -12,11 +12,12 @@ use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes}
 use crate::cluster::transport::Transport;
 #[cfg(feature = "mpi")]
 use crate::engine::Begun;
-use crate::engine::{Engine, OpenReplicas, Outcome, Sampling};
+use crate::engine::{Engine, OpenReplicas, Outcome};
 use crate::error::{Error, Result};
 use crate::options::{Options, VARIABLES, unknown_variables};
 use crate::replica::{Pointers, Replica};
 use crate::report;
+use crate::request::Sampling;
 use crate::requests::{self, Extent};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

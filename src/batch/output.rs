@@ -4,18 +4,12 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// What the host needs of each of the plan's logits rows.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// The argmax.
-    Greedy,
-    /// The argmax, and a token sampled with the plan's random number, if the replica samples; else whole rows.
-    Draws {
-        /// Above 0, and finite.
-        temperature: f32,
-        /// Within (0, 1): top-p (nucleus) sampling. Any other value: all tokens can be sampled.
-        topp: f32,
-    },
-    /// The argmax, and whole rows.
+    /// The argmax. Of the rows [drawn](super::LogitsRow::is_drawn) also the token sampled, if the replica samples; else
+    /// their logits. Their temperatures are above 0 and finite.
+    Tokens,
+    /// The argmax, and the logits of all rows.
     Logits,
 }
 
@@ -33,10 +27,11 @@ pub struct Greedy {
 pub struct StepOutput {
     /// The argmax of each row.
     pub greedy: Vec<Greedy>,
-    /// The token sampled from each row; `None` if that is left to the host. Empty unless [`Want::Draws`] was asked for
-    /// and the replica samples.
+    /// The token sampled from each row; `None` if that is left to the host, and anything for rows that are not drawn.
+    /// Empty unless the replica samples, rows are drawn, and [`Want::Tokens`] was asked for.
     pub drawn: Vec<Option<u32>>,
-    /// `[rows, vocab]`; empty with [`Want::Greedy`], and with [`Want::Draws`] if the replica samples.
+    /// `[rows, vocab]`: with [`Want::Logits`] all rows; with [`Want::Tokens`] those that are drawn, if the replica does not
+    /// sample.
     pub logits: Logits,
 }
 

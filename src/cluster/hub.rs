@@ -3,7 +3,7 @@
 use super::message::{Reply, Report, broken};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// The most requests in a reply.
 const MOST_GRANTED: usize = 4096;
@@ -28,6 +28,8 @@ pub struct Hub {
     ranks: Vec<Rank>,
     /// The devices that work, of all ranks.
     devices: usize,
+    /// Requests that a rank cannot run, and that rank.
+    unfit: BTreeSet<[u32; 2]>,
 }
 
 /// What rank 0 knows of a rank.
@@ -60,6 +62,7 @@ impl Hub {
             holder,
             ranks: memory::collect(devices.iter().map(rank), Purpose::Requests)?,
             devices: devices.iter().sum(),
+            unfit: BTreeSet::new(),
         })
     }
 
@@ -70,6 +73,7 @@ impl Hub {
             rank.ended = false;
         }
         self.devices = devices.iter().sum();
+        self.unfit.clear();
     }
 
     /// Notes that a report of a rank has arrived. It gets a reply from [`Self::report`] or [`Self::dismiss`].
@@ -81,18 +85,22 @@ impl Hub {
     }
 
     /// Takes the report that was heard of a rank, whose answers the caller stores, and calls `reply` with each rank that
-    /// gets a reply now. Fails, and changes nothing of what is reported, if the rank reports requests that it does not
-    /// have.
+    /// gets a reply now. Gives the requests that no rank can run whose devices work: they get no answer. Fails, and changes
+    /// nothing of what is reported, if the rank reports requests that it does not have.
     pub fn report(
         &mut self,
         from: usize,
         report: &Report,
         mut reply: impl FnMut(usize, Reply) -> Result<()>,
-    ) -> Result<()> {
-        let done = report.answers.iter().map(|(request, _)| *request);
-        for request in done.chain(report.refused.iter().map(|(request, _)| *request)) {
+    ) -> Result<Vec<u32>> {
+        for &(request, _) in &report.answers {
             self.take_from(from, request, DONE)?;
             self.unfinished -= 1;
+        }
+        for &(request, _) in report.refused.iter().rev() {
+            self.take_from(from, request, WAITS)?;
+            self.waiting.push_front(request);
+            self.unfit.insert([request, from as u32]);
         }
         for &request in report.back.iter().rev() {
             self.take_from(from, request, WAITS)?;
@@ -103,13 +111,15 @@ impl Hub {
         rank.devices -= lost;
         self.devices -= lost;
         rank.asks = report.ask;
-        if report.back.is_empty() && lost == 0 {
+        let stranded = self.take_stranded()?;
+        if report.back.is_empty() && report.refused.is_empty() && lost == 0 {
             self.answer(from, &mut reply)?;
         } else {
             // There is more for those that have nothing to do.
             (0..self.ranks.len()).try_for_each(|rank| self.answer(rank, &mut reply))?;
         }
-        self.end(&mut reply)
+        self.end(&mut reply)?;
+        Ok(stranded)
     }
 
     /// Ends the run before all is done: calls `reply` with each other rank that waits for a reply. Whether all other
@@ -141,6 +151,44 @@ impl Hub {
         }
     }
 
+    /// Takes the requests out of the queue that no rank can run whose devices work, if there is such a rank.
+    fn take_stranded(&mut self) -> Result<Vec<u32>> {
+        let works = |(rank, known): (usize, &Rank)| (known.devices > 0).then_some(rank as u32);
+        let working = memory::collect(self.ranks.iter().enumerate().filter_map(works), Purpose::Requests)?;
+        let (unfit, holder) = (&self.unfit, &self.holder);
+        let nobody = |request: u32| working.iter().all(|&rank| unfit.contains(&[request, rank]));
+        let is_stranded = |&[request, _]: &[u32; 2]| holder[request as usize] == WAITS && nobody(request);
+        let mut stranded = Vec::new();
+        if working.is_empty() || unfit.is_empty() {
+            return Ok(stranded);
+        }
+        for [request, _] in self.unfit.iter().copied().filter(|pair| is_stranded(pair)) {
+            if stranded.last() != Some(&request) {
+                memory::push(&mut stranded, request, Purpose::Requests)?;
+            }
+        }
+        stranded
+            .iter()
+            .for_each(|&request| self.holder[request as usize] = DONE);
+        self.unfinished -= stranded.len();
+        self.waiting.retain(|&request| self.holder[request as usize] == WAITS);
+        Ok(stranded)
+    }
+
+    /// Takes up to `most` requests out of the queue that a rank can run, the first ones.
+    fn take_for(&mut self, rank: usize, most: usize) -> Result<Vec<u32>> {
+        if self.unfit.is_empty() {
+            let most = most.min(self.waiting.len());
+            return memory::collect(self.waiting.drain(..most), Purpose::Requests);
+        }
+        let fits = |&request: &u32| !self.unfit.contains(&[request, rank as u32]);
+        let taken = memory::collect(self.waiting.iter().copied().filter(fits).take(most), Purpose::Requests)?;
+        let mut next = taken.iter().peekable();
+        self.waiting
+            .retain(|request| next.next_if(|&taken| taken == request).is_none());
+        Ok(taken)
+    }
+
     /// Replies to a rank that waits for it, unless it has nothing to do and there is nothing for it.
     fn answer(&mut self, to: usize, reply: &mut impl FnMut(usize, Reply) -> Result<()>) -> Result<()> {
         let Rank {
@@ -156,12 +204,11 @@ impl Hub {
         let share = self.unfinished.div_ceil(self.devices.max(1)) * devices;
         // Whoever has nothing can do with one for each device: what it asked for may be long ago.
         let asks = if holds == 0 { asks.max(devices) } else { asks };
-        let granted = share.saturating_sub(holds).min(asks).min(MOST_GRANTED);
-        let granted = granted.min(self.waiting.len());
-        if holds + granted == 0 {
+        let most = share.saturating_sub(holds).min(asks).min(MOST_GRANTED);
+        let granted = self.take_for(to, most)?;
+        if holds + granted.len() == 0 {
             return Ok(());
         }
-        let granted = memory::collect(self.waiting.drain(..granted), Purpose::Requests)?;
         for &request in &granted {
             self.holder[request as usize] = to as u32;
         }
@@ -312,5 +359,48 @@ mod tests {
             hub.hear(0).unwrap();
             assert!(hub.report(0, &report, |_, _| Ok(())).is_err(), "{report:?}");
         }
+    }
+
+    fn refusing(devices: usize, requests: &[u32]) -> Report {
+        Report {
+            refused: requests.iter().map(|&request| (request, "too long".into())).collect(),
+            ..asking(devices, 9)
+        }
+    }
+
+    #[test]
+    fn what_a_rank_cannot_run_goes_to_one_that_has_not_refused_it() {
+        let mut hub = Hub::new(4, 0..4, &[1, 1]).unwrap();
+        assert_eq!(granted(&replies(&mut hub, 0, &asking(1, 2))), [(0, vec![0, 1])]);
+        // Rank 1 waits for what there is; rank 0 hands one back and gets the next that it has not refused.
+        assert_eq!(granted(&replies(&mut hub, 1, &asking(1, 2))), [(1, vec![2, 3])]);
+        assert_eq!(granted(&replies(&mut hub, 0, &refusing(1, &[1]))), [(0, vec![])]);
+        assert_eq!(granted(&replies(&mut hub, 1, &answering(1, &[2, 3]))), [(1, vec![])]);
+        assert_eq!(granted(&replies(&mut hub, 1, &asking(1, 2))), [(1, vec![1])]);
+    }
+
+    #[test]
+    fn what_no_rank_can_run_gets_no_answer() {
+        let stranded = |hub: &mut Hub, from, report: &Report| {
+            hub.hear(from).unwrap();
+            hub.report(from, report, |_, _| Ok(())).unwrap()
+        };
+        let mut hub = Hub::new(3, 0..3, &[1, 1]).unwrap();
+        replies(&mut hub, 0, &asking(1, 2));
+        replies(&mut hub, 1, &asking(1, 2));
+        assert_eq!(stranded(&mut hub, 0, &refusing(1, &[0, 1])), [0_u32; 0]);
+        assert_eq!(stranded(&mut hub, 1, &refusing(1, &[2])), [0_u32; 0]);
+        // Rank 1 has the first two now, and refuses one of them; then it loses its device with the other.
+        assert_eq!(stranded(&mut hub, 1, &refusing(1, &[0])), [0]);
+        let lost = Report {
+            back: vec![1],
+            ..asking(0, 0)
+        };
+        assert_eq!(stranded(&mut hub, 1, &lost), [1]);
+        let end = replies(&mut hub, 0, &answering(1, &[2]));
+        assert!(
+            end.iter().all(|(_, reply)| reply.end && reply.unfinished == 0),
+            "{end:?}"
+        );
     }
 }

@@ -4,8 +4,8 @@ use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::options::{Options, Print};
 use crate::report::{self, FewLines, Kind, Printer, Progress};
+use crate::request::{Answer, EndTokens};
 use crate::requests::Requests;
-use crate::scheduler::{END_TOKENS, Finished};
 use crate::tokenizer::Tokenizer;
 use std::fmt::Display;
 
@@ -19,6 +19,15 @@ pub enum Remark {
     Full(Error),
 }
 
+/// What was stored.
+#[derive(Default)]
+pub struct Stored {
+    /// Tokens of all answers.
+    pub tokens: u64,
+    /// The state of request 0's random number generator after its answer, if it has one.
+    pub first_state: Option<u64>,
+}
+
 /// Takes each request's answer, or the reason it has none.
 pub struct Answers<'a, 'r> {
     tokenizer: &'a Tokenizer,
@@ -29,6 +38,8 @@ pub struct Answers<'a, 'r> {
     refused: FewLines,
     cut: FewLines,
     tokens: u64,
+    /// The state of request 0's random number generator after its answer, once that is there.
+    first_state: Option<u64>,
 }
 
 impl<'a, 'r> Answers<'a, 'r> {
@@ -46,6 +57,7 @@ impl<'a, 'r> Answers<'a, 'r> {
             refused: FewLines::new(Kind::Error, "more requests get no answer"),
             cut: FewLines::new(Kind::Warning, "more prompts are cut"),
             tokens: 0,
+            first_state: None,
         })
     }
 
@@ -80,18 +92,24 @@ impl<'a, 'r> Answers<'a, 'r> {
     }
 
     /// Stores an answer and hands its text to the printer.
-    pub fn store(&mut self, answer: Finished) {
-        self.requests.store(answer.request, &answer.tokens);
+    pub fn store(&mut self, answer: Answer) {
+        if answer.number == 0 {
+            self.first_state = Some(answer.rng_state);
+        }
+        self.requests.store(answer.number, &answer.tokens);
         self.tokens += answer.tokens.len() as u64;
-        self.hand_over(answer.request, || self.text(answer.request, &answer.tokens).map(Some));
+        self.hand_over(answer.number, || self.text(answer.number, &answer.tokens).map(Some));
         self.progress.finished(self.tokens);
     }
 
-    /// Waits for the printer and counts the tokens stored.
-    pub fn finish(self) -> u64 {
+    /// Waits for the printer; gives what was stored.
+    pub fn finish(self) -> Stored {
         self.cut.finish();
         self.refused.finish();
-        self.tokens
+        Stored {
+            tokens: self.tokens,
+            first_state: self.first_state,
+        }
     }
 
     /// Text for which there is no memory is not printed; the answer itself is kept.
@@ -115,7 +133,7 @@ impl<'a, 'r> Answers<'a, 'r> {
             Print::Text => memory::append(&mut text, self.requests.prompt(request), Purpose::Print)?,
             Print::Answer => text.extend_from_slice(format!("[{request}] ").as_bytes()),
         }
-        for &token in answer.iter().filter(|token| !END_TOKENS.contains(token)) {
+        for &token in answer.iter().filter(|token| !EndTokens::RELEASED.contains(token)) {
             memory::append(&mut text, self.tokenizer.decode_piece(token), Purpose::Print)?;
         }
         memory::reserve(&mut text, 1, Purpose::Print)?;

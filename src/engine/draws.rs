@@ -6,79 +6,24 @@
 //! device cannot sample many rows, as where most logits are equal, the next steps copy all logits to the host, and only
 //! half of the sequences are in a step, so that the host samples one half while the device computes the other.
 
-use super::Sampling;
 use super::pipeline::Pipeline;
 use crate::batch::{StepOutput, StepPlan, Want};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::sampler::{self, Row, Sampler, request_seed};
+use crate::request::Sampling;
+use crate::sampler::{Row, Sampler, device_may_draw};
 use crate::scheduler::Scheduler;
 use rayon::ThreadPool;
 use rayon::prelude::*;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// The state of each request's random number generator. One per request, so that an answer depends neither on the other
-/// requests nor on the replica. Relaxed atomics suffice: a request runs on one replica at a time, and moves to another
-/// under the queue's lock.
-pub struct Streams {
-    seed: u64,
-    states: Vec<AtomicU64>,
-}
-
-impl Streams {
-    /// States for `requests` requests, at least one, derived from `seed`, the state of the first.
-    pub fn new(seed: u64, requests: usize) -> Result<Self> {
-        let states = (0..requests).map(|request| request_seed(seed, request).into());
-        Ok(Self {
-            seed,
-            states: memory::collect(states, Purpose::Draws)?,
-        })
-    }
-
-    /// How many there are.
-    #[cfg(feature = "mpi")]
-    pub fn len(&self) -> usize {
-        self.states.len()
-    }
-
-    /// Resets a request's generator.
-    pub fn restart(&self, request: usize) {
-        self.set(request, request_seed(self.seed, request));
-    }
-
-    /// The state of request 0's generator now.
-    pub fn first_state(&self) -> u64 {
-        self.get(0)
-    }
-
-    /// The random number in [0, 1) that samples a request's token, `ahead` tokens after its next one.
-    pub fn coin(&self, request: usize, ahead: usize) -> f32 {
-        sampler::coin(self.get(request), ahead)
-    }
-
-    /// Advances a request's generator past one token.
-    fn advance(&self, request: usize) {
-        self.set(request, sampler::next_state(self.get(request)));
-    }
-
-    fn get(&self, request: usize) -> u64 {
-        self.states[request].load(Ordering::Relaxed)
-    }
-
-    fn set(&self, request: usize, state: u64) {
-        self.states[request].store(state, Ordering::Relaxed);
-    }
-}
 
 /// Samples the tokens of one replica's steps.
 pub struct Draws {
-    greedy: bool,
     /// Whether the replica's device samples.
     device_draws: bool,
     vocab: usize,
     /// One per thread: each has scratch memory as long as the vocabulary.
     samplers: Vec<Sampler>,
-    draws: Vec<Draw>,
+    draws: Vec<HostDraw>,
     tokens: Vec<u32>,
     /// See [`Drawn::left_to_host`].
     left_to_host: Vec<usize>,
@@ -97,13 +42,14 @@ const JUDGED_ROWS: usize = 64;
 const WHOLE_ROWS_STEPS: usize = 32;
 
 /// One row that the host samples.
-struct Draw {
+struct HostDraw {
+    /// The row among the plan's logits rows.
     row: usize,
+    /// The row of its logits in the output.
+    logits: usize,
     /// The index of its token in `tokens`.
     place: usize,
     sequence: usize,
-    request: usize,
-    state: u64,
     token: u32,
 }
 
@@ -117,18 +63,12 @@ pub struct Drawn<'a> {
 
 impl Draws {
     /// Samples with `threads` threads; `device_draws`: whether [the device samples](crate::replica::Replica::draws).
-    pub fn new(vocab: usize, sampling: Sampling, threads: usize, device_draws: bool) -> Result<Self> {
-        let Sampling {
-            temperature,
-            topp,
-            rng_state,
-        } = sampling;
-        let samplers = (0..threads.max(1)).map(|_| Sampler::new(vocab, temperature, topp, rng_state));
+    pub fn new(vocab: usize, threads: usize, device_draws: bool) -> Result<Self> {
+        let samplers = (0..threads.max(1)).map(|_| Sampler::new(vocab));
         Ok(Self {
-            greedy: sampling.is_greedy(),
             device_draws,
             vocab,
-            samplers: memory::try_collect(samplers, Purpose::Draws)?,
+            samplers: memory::collect(samplers, Purpose::Draws)?,
             draws: Vec::new(),
             tokens: Vec::new(),
             left_to_host: Vec::new(),
@@ -138,24 +78,33 @@ impl Draws {
         })
     }
 
+    /// Allocates what requests with this sampling need, if it is not there yet.
+    pub fn make_room(&mut self, sampling: &Sampling) -> Result<()> {
+        let make_room = |sampler: &mut Sampler| sampler.make_room(sampling.temperature, sampling.topp);
+        self.samplers.iter_mut().try_for_each(make_room)
+    }
+
     /// What the next step is to return, and whether a sequence may be in it whose last token only the device knows.
-    pub fn next_step(&mut self, want: Want) -> (Want, bool) {
-        match want {
-            Want::Greedy => (want, true),
-            Want::Draws { .. } if self.whole_rows == 0 => (want, self.device_draws && !self.takes_turns),
-            Want::Draws { .. } => {
-                self.whole_rows -= 1;
-                (Want::Logits, false)
-            }
-            Want::Logits => (want, false),
+    /// `samplings` are of all sequences that may be in it.
+    pub fn next_step<'a>(&mut self, mut samplings: impl Iterator<Item = &'a Sampling>) -> (Want, bool) {
+        let mut drawn = samplings.by_ref().filter(|sampling| !sampling.is_greedy()).peekable();
+        if drawn.peek().is_none() {
+            return (Want::Tokens, true);
         }
+        if self.device_draws && !drawn.all(|sampling| device_may_draw(sampling.temperature)) {
+            return (Want::Logits, false);
+        }
+        if self.whole_rows > 0 {
+            self.whole_rows -= 1;
+            return (Want::Logits, false);
+        }
+        (Want::Tokens, self.device_draws && !self.takes_turns)
     }
 
     /// Samples the tokens of the step collected last; `plan` is its plan.
     pub fn draw(
         &mut self,
         pool: &ThreadPool,
-        streams: &Streams,
         scheduler: &Scheduler,
         plan: &StepPlan,
         pipeline: &mut Pipeline,
@@ -164,23 +113,20 @@ impl Draws {
         self.tokens.clear();
         self.left_to_host.clear();
         memory::reserve(&mut self.tokens, plan.logits.len(), Purpose::Draws)?;
-        if self.greedy {
-            let rows = plan.logits.iter().zip(&pipeline.output.greedy);
-            let sampled = rows.filter(|(row, _)| row.sample);
-            self.tokens.extend(sampled.map(|(_, greedy)| greedy.token));
-        } else {
-            memory::reserve(&mut self.draws, plan.logits.len(), Purpose::Draws)?;
-            memory::reserve(&mut self.left_to_host, plan.logits.len(), Purpose::Draws)?;
-            self.gather(streams, scheduler, plan, &pipeline.output);
-            if !pipeline.output.drawn.is_empty() && !self.draws.is_empty() {
+        memory::reserve(&mut self.draws, plan.logits.len(), Purpose::Draws)?;
+        memory::reserve(&mut self.left_to_host, plan.logits.len(), Purpose::Draws)?;
+        self.gather(scheduler, plan, &pipeline.output);
+        if !self.draws.is_empty() {
+            if !pipeline.output.drawn.is_empty() {
                 let rows = memory::collect(self.draws.iter().map(|draw| draw.row), Purpose::Draws)?;
                 pipeline.fetch(&rows)?;
                 self.check_rows(rows.len(), &pipeline.output)?;
+                self.draws.iter_mut().enumerate().for_each(|(i, draw)| draw.logits = i);
                 self.left_to_host.extend(self.draws.iter().map(|draw| draw.sequence));
             }
-            if !self.draws.is_empty() {
-                pool.install(|| self.draw_from_rows(&pipeline.output))?;
-                self.scatter(streams);
+            pool.install(|| self.draw_from_rows(plan, &pipeline.output))?;
+            for draw in &self.draws {
+                self.tokens[draw.place] = draw.token;
             }
         }
         Ok(Drawn {
@@ -194,11 +140,12 @@ impl Draws {
         if output.greedy.len() != rows {
             return Err(too_few(rows, "largest logits", output.greedy.len()));
         }
-        match output.drawn.len() {
-            _ if self.greedy => Ok(()),
-            0 => self.check_rows(rows, output),
-            drawn if drawn == rows => Ok(()),
-            drawn => Err(too_few(rows, "tokens", drawn)),
+        match (output.drawn.len(), plan.drawn().count()) {
+            (_, 0) => Ok(()),
+            (0, drawn) if output.logits.len() != rows * self.vocab => self.check_rows(drawn, output),
+            (0, _) => Ok(()),
+            (tokens, _) if tokens == rows => Ok(()),
+            (tokens, _) => Err(too_few(rows, "tokens", tokens)),
         }
     }
 
@@ -210,25 +157,32 @@ impl Draws {
     }
 
     /// Takes the tokens that the device has sampled, and lists the rows that the host has to sample.
-    fn gather(&mut self, streams: &Streams, scheduler: &Scheduler, plan: &StepPlan, output: &StepOutput) {
+    fn gather(&mut self, scheduler: &Scheduler, plan: &StepPlan, output: &StepOutput) {
         self.draws.clear();
+        let whole = output.logits.len() == plan.logits.len() * self.vocab;
         let [mut drawn_rows, _] = self.drawn_rows;
-        for (row, wanted) in plan.logits.iter().enumerate().filter(|(_, wanted)| wanted.sample) {
-            let drawn = output.drawn.get(row).copied().flatten();
+        let mut drawn_before = 0;
+        for (row, wanted) in plan.logits.iter().enumerate() {
+            let logits = if whole { row } else { drawn_before };
+            drawn_before += usize::from(wanted.is_drawn());
+            if !wanted.sample {
+                continue;
+            }
             let place = self.tokens.len();
+            if !wanted.is_drawn() {
+                self.tokens.push(output.greedy[row].token);
+                continue;
+            }
+            let drawn = output.drawn.get(row).copied().flatten();
             self.tokens.push(drawn.unwrap_or(0));
             match (scheduler.drawing(wanted.sequence), drawn) {
                 (None, _) => {}
-                (Some(request), Some(_)) => {
-                    streams.advance(request);
-                    drawn_rows += 1;
-                }
-                (Some(request), None) => self.draws.push(Draw {
+                (Some(_), Some(_)) => drawn_rows += 1,
+                (Some(_), None) => self.draws.push(HostDraw {
                     row,
+                    logits,
                     place,
                     sequence: wanted.sequence,
-                    request,
-                    state: streams.get(request),
                     token: 0,
                 }),
             }
@@ -251,37 +205,27 @@ impl Draws {
         }
     }
 
-    /// Samples in parallel. If the device has sampled, the output holds only the rows that it left to the host, in
-    /// order.
-    fn draw_from_rows(&mut self, output: &StepOutput) -> Result<()> {
-        let fetched = !output.drawn.is_empty();
-        let mut draws = memory::collect(self.draws.iter_mut().enumerate(), Purpose::Draws)?;
-        runs(&mut draws, &mut self.samplers).try_for_each(|(draws, sampler)| {
-            let row = |(place, draw): &(usize, &mut Draw)| {
-                let place = if fetched { *place } else { draw.row };
-                let logits = &output.logits[place * self.vocab..][..self.vocab];
+    /// Samples in parallel.
+    fn draw_from_rows(&mut self, plan: &StepPlan, output: &StepOutput) -> Result<()> {
+        runs(&mut self.draws, &mut self.samplers).try_for_each(|(draws, sampler)| {
+            let row = |draw: &HostDraw| {
+                let logits = &output.logits[draw.logits * self.vocab..][..self.vocab];
                 let largest = logits.get(output.greedy[draw.row].token as usize);
                 Row {
                     logits,
                     largest: largest.copied().unwrap_or(f32::NAN),
-                    rng_state: draw.state,
+                    draw: plan.logits[draw.row].draw,
                     token: 0,
                 }
             };
             let mut rows = memory::collect(draws.iter().map(row), Purpose::Draws)?;
             sampler.sample_rows(&mut rows);
-            for ((_, draw), row) in draws.iter_mut().zip(rows) {
-                (draw.state, draw.token) = (row.rng_state, row.token);
-            }
+            draws
+                .iter_mut()
+                .zip(rows)
+                .for_each(|(draw, row)| draw.token = row.token);
             Ok(())
         })
-    }
-
-    fn scatter(&mut self, streams: &Streams) {
-        for draw in &self.draws {
-            streams.set(draw.request, draw.state);
-            self.tokens[draw.place] = draw.token;
-        }
     }
 }
 

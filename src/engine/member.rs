@@ -11,7 +11,7 @@ use crate::cluster::stock::{Seen, Stock};
 use crate::cluster::transport::{Nap, Transport, wait};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::scheduler::{Finished, Unfinished};
+use crate::request::{Answer, Request};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ pub struct Member<'t> {
     stock: Stock,
     start: Instant,
     /// By request: what is to be answered and is not in this rank's queue.
-    elsewhere: Vec<Option<Unfinished>>,
+    elsewhere: Vec<Option<Request>>,
     /// Requests granted to this rank that rank 0 has heard nothing of.
     held: BTreeSet<u32>,
     /// The most positions of a request.
@@ -48,19 +48,19 @@ impl<'t> Member<'t> {
     /// For a run of these requests, out of `requests` requests, with up to `positions` positions and as many tokens.
     pub fn new(
         transport: &'t dyn Transport,
-        waiting: VecDeque<Unfinished>,
+        waiting: VecDeque<Request>,
         requests: usize,
         positions: usize,
     ) -> Result<Self> {
-        let numbers = waiting.iter().map(|unfinished| unfinished.request as u32);
+        let numbers = waiting.iter().map(|request| request.number as u32);
         let none = vec![0; transport.ranks()];
         let hub = (transport.rank() == 0)
             .then(|| Hub::new(requests, numbers, &none))
             .transpose()?;
         let mut elsewhere = memory::collect((0..requests).map(|_| None), Purpose::Requests)?;
-        for unfinished in waiting {
-            let request = unfinished.request;
-            elsewhere[request] = Some(unfinished);
+        for request in waiting {
+            let number = request.number;
+            elsewhere[number] = Some(request);
         }
         Ok(Self {
             hub,
@@ -211,6 +211,9 @@ impl<'t> Member<'t> {
         if self.end.is_some() || !self.stock.may_report(now) {
             return Ok(false);
         }
+        if !gives_up {
+            run.refuse_unfit()?;
+        }
         let watched = run.queue.watch();
         let devices = if gives_up { 0 } else { watched.replicas };
         let mut outbox = outbox(run)?;
@@ -227,23 +230,24 @@ impl<'t> Member<'t> {
             return Ok(false);
         };
         (self.devices, self.counted) = (devices, watched);
-        let mut report = results(&mut outbox)?;
+        let (mut report, refused) = results(&mut outbox)?;
         let is_empty = outbox.answers.is_empty();
         drop(outbox);
         report.devices = devices;
         report.ask = wish.ask;
-        if report.answers.iter().any(|(request, _)| *request == 0) {
-            report.first_state = Some(run.streams.first_state());
+        for request in refused {
+            let number = request.number;
+            self.elsewhere[number] = Some(request);
         }
         let done = report.answers.iter().map(|(request, _)| request);
         for request in done.chain(report.refused.iter().map(|(request, _)| request)) {
             self.held.remove(request);
         }
-        for unfinished in run.queue.withdraw(wish.back) {
-            let request = unfinished.request;
-            self.held.remove(&(request as u32));
-            memory::push(&mut report.back, request as u32, Purpose::Requests)?;
-            self.elsewhere[request] = Some(unfinished);
+        for request in run.queue.withdraw(wish.back) {
+            let number = request.number;
+            self.held.remove(&(number as u32));
+            memory::push(&mut report.back, number as u32, Purpose::Requests)?;
+            self.elsewhere[number] = Some(request);
         }
         if gives_up && is_empty {
             report.back.extend(std::mem::take(&mut self.held));
@@ -279,7 +283,7 @@ impl<'t> Member<'t> {
             return Err(why);
         }
         let (transport, mut own) = (self.transport, None);
-        hub.report(from, &report, |to, reply| match to {
+        let stranded = hub.report(from, &report, |to, reply| match to {
             0 => {
                 own = Some(reply);
                 Ok(())
@@ -287,12 +291,22 @@ impl<'t> Member<'t> {
             _ => transport.send(to, &reply.to_words()?),
         })?;
         self.first_state = report.first_state.or(self.first_state);
-        for (request, tokens) in report.answers {
-            let request = request as usize;
-            answers.store(Finished { request, tokens });
+        for (number, tokens) in report.answers {
+            let number = number as usize;
+            let rng_state = report.first_state.filter(|_| number == 0).unwrap_or(0);
+            answers.store(Answer {
+                number,
+                tokens,
+                rng_state,
+            });
         }
-        for (request, why) in &report.refused {
-            answers.refuse(*request as usize, why);
+        for number in stranded {
+            let said = report.refused.iter().find(|(refused, _)| *refused == number);
+            let why = said.map_or_else(
+                || format!("request {number}: no device that is left has room for it"),
+                |(_, why)| why.clone(),
+            );
+            answers.refuse(number as usize, &why);
         }
         own.map_or(Ok(()), |reply| self.take(run, reply))
     }
@@ -302,11 +316,10 @@ impl<'t> Member<'t> {
         self.stock.reply(self.start.elapsed(), reply.granted.len());
         let mut granted = memory::room(reply.granted.len(), Purpose::Requests)?;
         for &request in &reply.granted {
-            let unfinished = self.elsewhere.get_mut(request as usize).and_then(Option::take);
-            let unfinished = unfinished.ok_or_else(|| broken(format_args!("request {request} is here already")))?;
-            run.streams.restart(unfinished.request);
+            let asked = self.elsewhere.get_mut(request as usize).and_then(Option::take);
+            let asked = asked.ok_or_else(|| broken(format_args!("request {request} is here already")))?;
             self.held.insert(request);
-            granted.push(unfinished);
+            granted.push(asked);
         }
         let of_ranks = OfRanks {
             more: !reply.end,
@@ -325,28 +338,27 @@ impl<'t> Member<'t> {
     }
 }
 
-/// Takes results out of the outbox, as many as a report may have.
-fn results(outbox: &mut Outbox) -> Result<Report> {
+/// Takes results out of the outbox, as many as a report may have, and the requests that cannot run here.
+fn results(outbox: &mut Outbox) -> Result<(Report, Vec<Request>)> {
     let (mut report, mut words) = (Report::default(), 0);
     while let Some(answer) = outbox.answers.pop_front() {
         words += 2 + answer.tokens.len();
-        memory::push(
-            &mut report.answers,
-            (answer.request as u32, answer.tokens),
-            Purpose::Requests,
-        )?;
+        if answer.number == 0 {
+            report.first_state = Some(answer.rng_state);
+        }
+        let number = answer.number as u32;
+        memory::push(&mut report.answers, (number, answer.tokens), Purpose::Requests)?;
         if words >= MOST_WORDS {
             break;
         }
     }
+    let mut refused = memory::room(outbox.refused.len(), Purpose::Requests)?;
     for (request, why) in outbox.refused.drain(..) {
-        memory::push(
-            &mut report.refused,
-            (request as u32, why.to_string()),
-            Purpose::Requests,
-        )?;
+        let number = request.number as u32;
+        memory::push(&mut report.refused, (number, why.to_string()), Purpose::Requests)?;
+        refused.push(request);
     }
-    Ok(report)
+    Ok((report, refused))
 }
 
 fn outbox<'a>(run: &'a Run<'_, '_>) -> Result<std::sync::MutexGuard<'a, Outbox>> {
@@ -359,8 +371,6 @@ fn outbox<'a>(run: &'a Run<'_, '_>) -> Result<std::sync::MutexGuard<'a, Outbox>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::Want;
-    use crate::engine::draws::Streams;
     use crate::engine::queue::Queue;
     use std::sync::Mutex;
 
@@ -406,8 +416,6 @@ mod tests {
             queue: Queue::new(VecDeque::new()),
             results: Results::Sent(Mutex::new(outbox)),
             recorder: None,
-            streams: Streams::new(0, 3).unwrap(),
-            want: Want::Greedy,
         }
     }
 
@@ -428,10 +436,11 @@ mod tests {
     /// Rank 0 would take a later report for the beginning of the next inference.
     #[test]
     fn nothing_is_reported_after_the_last_reply() {
-        let answer = |request| Finished {
-            request,
+        let answer = |number| Answer {
+            number,
             // A report has no room for two.
             tokens: vec![0; MOST_WORDS],
+            rng_state: 0,
         };
         let outbox = Outbox {
             answers: [answer(1), answer(2)].into(),

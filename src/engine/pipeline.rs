@@ -1,6 +1,6 @@
 //! A replica and its steps in flight.
 
-use crate::batch::{LogitsRow, StepOutput, StepPlan, Want};
+use crate::batch::{StepOutput, StepPlan, Want};
 use crate::error::Result;
 use crate::replica::Replica;
 use crate::scheduler::Scheduler;
@@ -39,26 +39,13 @@ impl Pipeline {
         self.under_way.len() < self.replica.depth()
     }
 
-    /// Plans a step and submits it; `false` if there is none. `coin(request, ahead)` is the random number that samples
-    /// the request's token, where `ahead` tokens before it are not known yet.
-    pub fn submit(
-        &mut self,
-        scheduler: &mut Scheduler,
-        want: Want,
-        coin: impl Fn(usize, usize) -> f32,
-    ) -> Result<bool> {
+    /// Plans a step and submits it; `false` if there is none.
+    pub fn submit(&mut self, scheduler: &mut Scheduler, want: Want) -> Result<bool> {
         let mut plan = self.spare.pop().unwrap_or_default();
         scheduler.make_room_to_plan(&mut plan)?;
         if !scheduler.plan(&mut plan) {
             self.spare.push(plan);
             return Ok(false);
-        }
-        if let Want::Draws { .. } = want {
-            let coin = |row: &LogitsRow| match scheduler.draws_ahead(row) {
-                Some((request, ahead)) => coin(request, ahead),
-                None => 0.0,
-            };
-            plan.coins.extend(plan.logits.iter().map(coin));
         }
         self.replica.submit(&plan, want)?;
         scheduler.begin(&plan);

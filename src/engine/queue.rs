@@ -1,7 +1,9 @@
 //! The requests that wait, shared by all replicas.
 
 use crate::error::{Error, Result};
-use crate::scheduler::{Scheduler, Unfinished};
+use crate::memory::{self, Purpose};
+use crate::request::Request;
+use crate::scheduler::{Limits, Scheduler};
 use std::collections::VecDeque;
 #[cfg(feature = "mpi")]
 use std::sync::atomic::AtomicUsize;
@@ -28,11 +30,13 @@ struct Counts {
 }
 
 struct State {
-    waiting: VecDeque<Unfinished>,
+    waiting: VecDeque<Request>,
     /// Requests waiting or running.
     unfinished: usize,
-    /// Replicas that serve the queue.
-    replicas: usize,
+    /// The limits of each replica that serves the queue; `None` of those lost.
+    replicas: Vec<Option<Limits>>,
+    /// Replicas that wait although requests do: these are too long for them.
+    resting: usize,
     #[cfg(feature = "mpi")]
     ranks: OfRanks,
 }
@@ -68,29 +72,46 @@ pub struct Watched {
 impl State {
     /// The most requests that a replica may run.
     fn share(&self) -> usize {
-        let share = self.unfinished.div_ceil(self.replicas.max(1));
+        let replicas = self.working().count().saturating_sub(self.resting);
+        let share = self.unfinished.div_ceil(replicas.max(1));
         #[cfg(feature = "mpi")]
         let share = share.max(self.ranks.share);
         share
     }
 
-    /// Whether a replica without requests is to wait for some.
+    fn working(&self) -> impl Iterator<Item = &Limits> {
+        self.replicas.iter().flatten()
+    }
+
+    /// The place in the queue of the first request that can run on a replica.
+    fn next_for(&self, scheduler: &Scheduler) -> Option<usize> {
+        self.waiting.iter().position(|request| scheduler.limits().take(request))
+    }
+
+    /// The place in the queue of the first request that no replica can run.
+    fn unfit(&self) -> Option<usize> {
+        let fits = |request: &Request| self.working().any(|limits| limits.take(request));
+        self.waiting.iter().position(|request| !fits(request))
+    }
+
+    /// Whether a replica without requests is to wait for some: others may give back what they run.
     fn has_more(&self) -> bool {
         #[cfg(feature = "mpi")]
         let of_ranks = self.ranks.more;
         #[cfg(not(feature = "mpi"))]
         let of_ranks = false;
-        self.unfinished > 0 || of_ranks
+        self.unfinished > self.waiting.len() || of_ranks
     }
 }
 
 impl Queue {
     /// A queue that no replica serves yet.
-    pub fn new(waiting: VecDeque<Unfinished>) -> Self {
+    pub fn new(waiting: VecDeque<Request>) -> Self {
         let state = State {
             unfinished: waiting.len(),
             waiting,
-            replicas: 0,
+            replicas: Vec::new(),
+            resting: 0,
             #[cfg(feature = "mpi")]
             ranks: OfRanks::default(),
         };
@@ -103,10 +124,10 @@ impl Queue {
         }
     }
 
-    /// Moves requests to a replica's scheduler while it has room for the next one and less than its share. A request
-    /// that could never run there is refused. Without memory for a request this fails, and the request stays in the
-    /// queue.
-    pub fn take(&self, scheduler: &mut Scheduler, mut refuse: impl FnMut(usize, Error)) -> Result<()> {
+    /// Moves requests to a replica's scheduler while it has room for the next one and less than its share. Those that
+    /// could never run there are left to other replicas. Without memory for a request this fails, and the request stays
+    /// in the queue.
+    pub fn take(&self, scheduler: &mut Scheduler) -> Result<()> {
         let mut state = self.lock();
         #[cfg(feature = "mpi")]
         self.counts.looks.fetch_add(1, Ordering::Relaxed);
@@ -114,7 +135,7 @@ impl Queue {
             return Ok(());
         }
         while scheduler.running() + scheduler.waiting() < state.share() {
-            let Some(first) = state.waiting.front_mut() else {
+            let Some(next) = state.next_for(scheduler) else {
                 #[cfg(feature = "mpi")]
                 if state.ranks.more {
                     let more = state.share() - scheduler.running() - scheduler.waiting();
@@ -123,31 +144,41 @@ impl Queue {
                 }
                 break;
             };
-            let (request, n_prompt, max_positions) = (first.request, first.prompt.len(), first.max_positions);
-            let can_run = scheduler.check(request, n_prompt, max_positions).is_ok();
-            if can_run {
-                if !scheduler.has_room(n_prompt, max_positions) {
-                    break;
-                }
-                scheduler.make_room(&mut first.prompt, max_positions)?;
+            let request = &mut state.waiting[next];
+            if !scheduler.has_room(request.prompt.len(), request.max_positions) {
+                break;
             }
-            let Some(first) = state.waiting.pop_front() else { break };
+            let tables = scheduler.make_room(request)?;
+            let Some(request) = state.waiting.remove(next) else {
+                break;
+            };
             #[cfg(feature = "mpi")]
             self.counts.taken.fetch_add(1, Ordering::Relaxed);
-            if let Err(why) = scheduler.submit(request, first.prompt, max_positions) {
-                refuse(request, why);
-                self.count_finished(&mut state, 1);
-            }
+            scheduler.enqueue(request, tables);
         }
         Ok(())
     }
 
-    /// Waits until a request can be taken; `false` if all are finished or the queue is stopped.
-    pub fn wait(&self) -> bool {
-        let pending = |state: &mut State| state.waiting.is_empty() && state.has_more() && !self.is_stopped();
-        let state = self.changed.wait_while(self.lock(), pending);
-        let state = state.unwrap_or_else(PoisonError::into_inner);
-        !state.waiting.is_empty() && !self.is_stopped()
+    /// Waits until there is a request that this replica, which runs none, can take; `false` if none can come any more or
+    /// the queue is stopped.
+    pub fn wait(&self, scheduler: &Scheduler) -> bool {
+        let mut state = self.lock();
+        loop {
+            if self.is_stopped() {
+                return false;
+            }
+            if state.next_for(scheduler).is_some() {
+                return true;
+            }
+            if !state.has_more() {
+                state.resting += 1;
+                return false;
+            }
+            let rests = usize::from(!state.waiting.is_empty());
+            state.resting += rests;
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.resting -= rests;
+        }
     }
 
     /// Counts requests that have their answer.
@@ -156,23 +187,46 @@ impl Queue {
     }
 
     /// Returns the unfinished requests of a replica that stops, in front of all others.
-    pub fn give_back(&self, unfinished: Vec<Unfinished>) {
+    pub fn give_back(&self, replica: usize, unfinished: Vec<Request>) {
         let mut state = self.lock();
-        state.replicas -= 1;
+        state.replicas[replica] = None;
         for request in unfinished.into_iter().rev() {
             state.waiting.push_front(request);
         }
         self.changed.notify_all();
     }
 
-    /// Adds replicas that serve the queue.
-    pub fn join(&self, replicas: usize) {
-        self.lock().replicas += replicas;
+    /// Begins to serve the queue with replicas of these limits, in place of those before.
+    pub fn begin(&self, replicas: Vec<Option<Limits>>) {
+        let mut state = self.lock();
+        (state.replicas, state.resting) = (replicas, 0);
+    }
+
+    /// Takes the requests out of the queue that no replica can run which works, if one does; each with the reason of the
+    /// last replica.
+    pub fn take_unfit(&self) -> Result<Vec<(Request, Error)>> {
+        let mut state = self.lock();
+        let mut unfit = Vec::new();
+        if state.working().next().is_none() {
+            return Ok(unfit);
+        }
+        while let Some(at) = state.unfit() {
+            let last = state
+                .working()
+                .last()
+                .map(|limits| limits.check_request(&state.waiting[at]));
+            memory::reserve(&mut unfit, 1, Purpose::Requests)?;
+            if let (Some(request), Some(Err(why))) = (state.waiting.remove(at), last) {
+                unfit.push((request, why));
+            }
+            self.count_finished(&mut state, 1);
+        }
+        Ok(unfit)
     }
 
     /// Adds requests that rank 0 has granted, and what concerns the queue of all ranks.
     #[cfg(feature = "mpi")]
-    pub fn add(&self, requests: Vec<Unfinished>, ranks: OfRanks) {
+    pub fn add(&self, requests: Vec<Request>, ranks: OfRanks) {
         let mut state = self.lock();
         state.unfinished += requests.len();
         state.waiting.extend(requests);
@@ -182,7 +236,7 @@ impl Queue {
 
     /// Takes the last `requests` of those that wait out of the queue.
     #[cfg(feature = "mpi")]
-    pub fn withdraw(&self, requests: usize) -> VecDeque<Unfinished> {
+    pub fn withdraw(&self, requests: usize) -> VecDeque<Request> {
         let mut state = self.lock();
         let kept = state.waiting.len().saturating_sub(requests);
         let withdrawn = state.waiting.split_off(kept);
@@ -195,7 +249,7 @@ impl Queue {
     pub fn watch(&self) -> Watched {
         let state = self.lock();
         Watched {
-            replicas: state.replicas,
+            replicas: state.working().count(),
             waiting: state.waiting.len(),
             looks: self.counts.looks.load(Ordering::Relaxed),
             taken: self.counts.taken.load(Ordering::Relaxed),
@@ -222,7 +276,7 @@ impl Queue {
 
     fn count_finished(&self, state: &mut State, requests: usize) {
         state.unfinished -= requests;
-        if state.unfinished == 0 {
+        if !state.has_more() {
             self.changed.notify_all();
         }
     }

@@ -1,13 +1,12 @@
 //! The engine as one of several ranks: what they agree on, and an inference over all of them.
 
 use super::answers::Answers;
-use super::draws::Streams;
 use super::machine::{Machine, with_part};
 use super::member::Member;
 use super::queue::Queue;
 use super::rows::{Closing, share_rows};
-use super::run::{Outbox, Results, Run, lock, serve_beside};
-use super::{Engine, OpenReplicas, Outcome, Prompt, Reopen, Room, Sampling};
+use super::run::{self, Outbox, Results, Run, lock, serve_beside};
+use super::{Engine, OpenReplicas, Outcome, Prompt, Reopen};
 use crate::checkpoint::Checkpoint;
 use crate::cluster::message::{Reader, Writer};
 use crate::cluster::transport::{Promise, Transport, gather};
@@ -15,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::options::Options;
 use crate::report;
+use crate::request::Sampling;
 use crate::requests::Requests;
 use crate::scheduler::Limits;
 use crate::tokenizer::Tokenizer;
@@ -64,11 +64,19 @@ pub struct Begun<'a> {
 /// What a rank brings to an inference.
 struct Entry {
     prints: Prints,
-    rooms: Vec<Room>,
+    /// The limits of its replicas.
+    replicas: Vec<Limits>,
 }
 
 /// What must be the same on all ranks. A model's dimensions and its weights have a fingerprint each.
-const SAME: [&str; 5] = ["set of requests", "model", "model", "sampler", "set of options"];
+const SAME: [&str; 6] = [
+    "set of requests",
+    "model",
+    "model",
+    "tokenizer",
+    "sampler",
+    "set of options",
+];
 
 /// Fingerprints of it, in the order of [`SAME`]; `None` for what a rank does not have.
 type Prints = [Option<u64>; SAME.len()];
@@ -228,41 +236,43 @@ impl Engine {
         requests: &mut Requests<'_>,
         reopen: Reopen<'_>,
     ) -> Result<(Closing, Option<Panic>), Leave> {
-        let prepared = self.prepare(tokenizer, &sampling, requests);
-        let prints = self.prints(ranks, sampling, requests);
-        let ((prompts, streams), mut entries) = self.enter(transport, prepared, prints)?;
+        let count = requests.len();
+        let prepared = self.prepare(tokenizer, requests);
+        let prints = self.prints(ranks, tokenizer, &sampling, requests);
+        let (prompts, mut entries) = self.enter(transport, prepared, prints)?;
         if requests.is_empty() {
             return Ok((Closing::default(), None));
         }
-        if entries.iter().all(|entry| entry.rooms.is_empty()) {
+        if entries.iter().all(|entry| entry.replicas.is_empty()) {
             self.reopen_or_say(reopen);
             ((), entries) = self.enter(transport, Ok(()), prints)?;
         }
         let max_positions = requests.positions(self.options.steps);
-        let want = self.want(&sampling);
         let mut answers = match ranks.speaks() {
             true => Answers::new(tokenizer, &mut *requests, &self.options).map(Some),
             false => Ok(None),
         };
-        let rooms: Vec<Room> = entries.iter().flat_map(|entry| entry.rooms.iter().cloned()).collect();
-        let waiting = self.admit(prompts, max_positions, &rooms, |request, remark| {
+        let named = |(rank, entry): (usize, &Entry)| {
+            let of_rank = move |limits: &Limits| (format!("a device of rank {rank}"), limits.clone());
+            entry.replicas.iter().map(of_rank).collect::<Vec<_>>()
+        };
+        let replicas: Vec<_> = entries.iter().enumerate().flat_map(named).collect();
+        let asked = self.requests(prompts, max_positions, &sampling);
+        let waiting = self.admit(asked, &replicas, |request, remark| {
             if let Ok(Some(answers)) = &mut answers {
                 answers.say(request, remark);
             }
         });
-        let count = streams.len();
         let ready = answers.and_then(|answers| Ok((answers, Member::new(transport, waiting?, count, max_positions)?)));
         let ((mut answers, mut member), _) = agree(transport, ready, |_, _| Ok(()))?;
         let run = Run {
             queue: Queue::new(VecDeque::new()),
             results: Results::Sent(Mutex::new(Outbox::default())),
             recorder: None,
-            streams,
-            want,
         };
-        let devices = entries.iter().map(|entry| entry.rooms.len()).collect();
-        let panic = self.serve_among(&run, sampling, &mut member, answers.as_mut(), devices, reopen)?;
-        let tokens = answers.map_or(0, Answers::finish);
+        let devices = entries.iter().map(|entry| entry.replicas.len()).collect();
+        let panic = self.serve_among(&run, &sampling, &mut member, answers.as_mut(), devices, reopen)?;
+        let tokens = answers.map_or(0, |answers| answers.finish().tokens);
         let closing = Closing {
             tokens,
             unfinished: member.unfinished(),
@@ -281,7 +291,7 @@ impl Engine {
     fn serve_among(
         &mut self,
         run: &Run<'_, '_>,
-        sampling: Sampling,
+        sampling: &Sampling,
         member: &mut Member<'_>,
         mut answers: Option<&mut Answers<'_, '_>>,
         mut devices: Vec<usize>,
@@ -300,6 +310,7 @@ impl Engine {
                 report::warning(format_args!("the devices here are not used: {why}"));
                 Vec::new()
             });
+            run.queue.begin(run::limits(&workers)?);
             let (served, workers) = serve_beside(run, workers, || member.serve(run, answers.as_deref_mut()));
             served?;
             if run.queue.is_stopped() {
@@ -317,13 +328,8 @@ impl Engine {
         Ok(panic)
     }
 
-    /// What may fail on this rank alone: prompts in tokens, and random streams.
-    fn prepare(
-        &self,
-        tokenizer: &Tokenizer,
-        sampling: &Sampling,
-        requests: &Requests<'_>,
-    ) -> Result<(Vec<Result<Prompt>>, Streams)> {
+    /// What may fail on this rank alone: prompts in tokens.
+    fn prepare(&self, tokenizer: &Tokenizer, requests: &Requests<'_>) -> Result<Vec<Result<Prompt>>> {
         self.check_vocabulary(tokenizer)?;
         if self.options.logits.is_some() {
             return Err(Error::State(format!(
@@ -331,12 +337,11 @@ impl Engine {
                 self.options.names.logits
             )));
         }
-        let prompts = self.encode(tokenizer, requests)?;
-        Ok((prompts, Streams::new(sampling.rng_state, requests.len())?))
+        self.encode(tokenizer, requests)
     }
 
     /// See [`SAME`].
-    fn prints(&self, ranks: &Ranks, sampling: Sampling, requests: &Requests<'_>) -> Prints {
+    fn prints(&self, ranks: &Ranks, tokenizer: &Tokenizer, sampling: &Sampling, requests: &Requests<'_>) -> Prints {
         let of_requests = print(|hasher| {
             (requests.len(), requests.steps()).hash(hasher);
             (0..requests.len()).for_each(|i| requests.prompt(i).hash(hasher));
@@ -345,7 +350,7 @@ impl Engine {
             temperature,
             topp,
             rng_state,
-        } = sampling;
+        } = *sampling;
         let of_sampler = print(|hasher| {
             // Without draws the seed changes nothing; programs take it from the clock.
             let seed = if sampling.is_greedy() { 0 } else { rng_state };
@@ -356,6 +361,7 @@ impl Engine {
             Some(of_requests),
             Some(of_config),
             ranks.weights,
+            Some(print(|hasher| tokenizer.hash(hasher))),
             Some(of_sampler),
             Some(print_of_options(&self.options)),
         ]
@@ -375,7 +381,8 @@ impl Engine {
                 writer.long(print.unwrap_or(0))?;
             }
             writer.number(self.replicas.len())?;
-            self.replicas().try_for_each(|replica| self.room(replica).write(writer))
+            self.replicas()
+                .try_for_each(|replica| write_limits(&self.limits(replica), writer))
         })?;
         let entries = entries.iter().map(|words| self.entry(words));
         let entries = memory::try_collect(entries, Purpose::Requests)?;
@@ -390,30 +397,27 @@ impl Engine {
             let (has, bits) = (reader.word()? != 0, reader.long()?);
             *print = has.then_some(bits);
         }
-        let rooms = reader.many(|reader| self.read_room(reader))?;
+        let replicas = reader.many(|reader| self.read_limits(reader))?;
         reader.end()?;
-        Ok(Entry { prints, rooms })
+        Ok(Entry { prints, replicas })
     }
 
-    /// What [`Room::write`] has written. The other limits follow from the model and the options, which all ranks share.
-    fn read_room(&self, reader: &mut Reader<'_>) -> Result<Room> {
-        Ok(Room {
-            limits: Limits {
-                max_batch: reader.number()?,
-                step_tokens: reader.number()?,
-                chunk_tokens: reader.number()?,
-                max_logits_rows: reader.number()?,
-                block_tokens: reader.number()?,
-                full_blocks: reader.number()?,
-                window_blocks: reader.number()?,
-                depth: reader.number()?,
-                sliding_window: self.config.sliding_window,
-                has_full_layers: self.config.windowed_layers() < self.config.n_layers,
-                record_all: false,
-                speculate: false,
-                ignore_end: self.options.ignore_end,
-            },
+    /// What [`write_limits`] has written. The other limits follow from the model and the options, which all ranks share.
+    fn read_limits(&self, reader: &mut Reader<'_>) -> Result<Limits> {
+        Ok(Limits {
+            max_batch: reader.number()?,
+            step_tokens: reader.number()?,
+            chunk_tokens: reader.number()?,
+            max_logits_rows: reader.number()?,
             max_positions: reader.number()?,
+            block_tokens: reader.number()?,
+            full_blocks: reader.number()?,
+            window_blocks: reader.number()?,
+            depth: reader.number()?,
+            sliding_window: self.config.sliding_window,
+            has_full_layers: self.config.windowed_layers() < self.config.n_layers,
+            record_all: false,
+            speculate: false,
         })
     }
 
@@ -437,24 +441,21 @@ impl Engine {
     }
 }
 
-impl Room {
-    fn write(&self, writer: &mut Writer) -> Result<()> {
-        let limits = &self.limits;
-        let numbers = [
-            limits.max_batch,
-            limits.step_tokens,
-            limits.chunk_tokens,
-            limits.max_logits_rows,
-            limits.block_tokens,
-            limits.full_blocks,
-            limits.window_blocks,
-            limits.depth,
-            self.max_positions,
-        ];
-        numbers
-            .iter()
-            .try_for_each(|&number| writer.number(number.min(u32::MAX as usize)))
-    }
+fn write_limits(limits: &Limits, writer: &mut Writer) -> Result<()> {
+    let numbers = [
+        limits.max_batch,
+        limits.step_tokens,
+        limits.chunk_tokens,
+        limits.max_logits_rows,
+        limits.max_positions,
+        limits.block_tokens,
+        limits.full_blocks,
+        limits.window_blocks,
+        limits.depth,
+    ];
+    numbers
+        .iter()
+        .try_for_each(|&number| writer.number(number.min(u32::MAX as usize)))
 }
 
 /// Gives every rank what each has written, and back what this one has done so far; fails on all of them if one has failed

@@ -1,14 +1,18 @@
 //! One inference while it runs: what its replicas share, and how each of them serves the queue.
 
-use super::answers::Answers;
-use super::draws::{Draws, Streams};
+use super::answers::{Answers, Stored};
+use super::draws::Draws;
 use super::pipeline::Pipeline;
 use super::queue::Queue;
 use crate::batch::{StepPlan, Want};
 use crate::error::{Error, Result};
 use crate::logits::Recorder;
+use crate::memory::{self, Purpose};
 use crate::report;
-use crate::scheduler::{Finished, Scheduler};
+use crate::request::Answer;
+#[cfg(feature = "mpi")]
+use crate::request::Request;
+use crate::scheduler::{Limits, Scheduler};
 use crate::threads;
 use rayon::ThreadPool;
 #[cfg(feature = "mpi")]
@@ -26,10 +30,6 @@ pub struct Run<'a, 'r> {
     pub results: Results<'a, 'r>,
     /// The logits file, if logits are recorded.
     pub recorder: Option<Mutex<Recorder>>,
-    /// The requests' random number generators.
-    pub streams: Streams,
-    /// What each step is to return.
-    pub want: Want,
 }
 
 /// Where answers go, and the reasons of requests that get none.
@@ -46,23 +46,30 @@ pub enum Results<'a, 'r> {
 #[derive(Default)]
 pub struct Outbox {
     /// Answers.
-    pub answers: VecDeque<Finished>,
-    /// Requests without an answer, and why.
-    pub refused: Vec<(usize, Error)>,
+    pub answers: VecDeque<Answer>,
+    /// Requests that no device here can run, and why.
+    pub refused: Vec<(Request, Error)>,
 }
 
 impl Run<'_, '_> {
-    /// Leaves a request without an answer.
-    fn refuse(&self, request: usize, why: Error) {
+    /// Refuses the requests in the queue that no replica can run which works.
+    pub fn refuse_unfit(&self) -> Result<()> {
+        let unfit = self.queue.take_unfit()?;
         match &self.results {
-            Results::Stored(answers) => lock(answers).refuse(request, &why),
+            Results::Stored(answers) => {
+                let mut answers = lock(answers);
+                unfit
+                    .iter()
+                    .for_each(|(request, why)| answers.refuse(request.number, why));
+            }
             #[cfg(feature = "mpi")]
-            Results::Sent(outbox) => lock(outbox).refused.push((request, why)),
+            Results::Sent(outbox) => lock(outbox).refused.extend(unfit),
         }
+        Ok(())
     }
 
     /// Hands answers over.
-    fn hand_in(&self, finished: &mut Vec<Finished>) {
+    fn hand_in(&self, finished: &mut Vec<Answer>) {
         let requests = finished.len();
         match &self.results {
             Results::Stored(answers) => {
@@ -75,15 +82,15 @@ impl Run<'_, '_> {
         self.queue.finish(requests);
     }
 
-    /// Waits until everything is printed and written; returns the number of tokens.
-    pub fn end(self) -> u64 {
+    /// Waits until everything is printed and written; gives what was stored.
+    pub fn end(self) -> Stored {
         if let Some(recorder) = self.recorder {
             recorder.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
         }
         match self.results {
             Results::Stored(answers) => answers.into_inner().unwrap_or_else(PoisonError::into_inner).finish(),
             #[cfg(feature = "mpi")]
-            Results::Sent(_) => 0,
+            Results::Sent(_) => Stored::default(),
         }
     }
 }
@@ -91,11 +98,13 @@ impl Run<'_, '_> {
 /// One replica serving the queue. Workers share the queue, the answers and the logits file, and nothing else.
 pub struct Worker<'p, 'a, 'r> {
     run: &'p Run<'a, 'r>,
+    /// Its number among those that serve.
+    replica: usize,
     pool: &'p ThreadPool,
     pipeline: &'p mut Pipeline,
     scheduler: Scheduler,
     draws: Draws,
-    finished: Vec<Finished>,
+    finished: Vec<Answer>,
     steps: u64,
     waiting: Duration,
     drawing: Duration,
@@ -114,19 +123,19 @@ pub struct Served {
 }
 
 /// Runs all workers until the queue is empty or they have failed, the first one on this thread.
-pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Vec<Served> {
-    run.queue.join(workers.len());
+pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Result<Vec<Served>> {
+    run.queue.begin(limits(&workers)?);
     // A scope is avoided with a single worker: it would leave a `Thread` handle in the calling thread's storage.
     if workers.len() <= 1 {
-        return workers.into_iter().map(Worker::serve).collect();
+        return Ok(workers.into_iter().map(Worker::serve).collect());
     }
     let others = workers.split_off(1);
     std::thread::scope(|scope| {
-        let others = start_all(scope, run, others, 1);
+        let others = start_all(scope, run, others);
         let mut served: Vec<_> = workers.into_iter().map(Worker::serve).collect();
         let join = |started: Started<'_>| started.join().unwrap_or_else(|panic| resume_unwind(panic));
         served.extend(others.into_iter().map(join));
-        served
+        Ok(served)
     })
 }
 
@@ -137,13 +146,20 @@ pub fn serve_beside<'p, 'a, 'r, T>(
     workers: Vec<Worker<'p, 'a, 'r>>,
     beside: impl FnOnce() -> T,
 ) -> (T, Vec<std::thread::Result<Served>>) {
-    run.queue.join(workers.len());
     std::thread::scope(|scope| {
-        let workers = start_all(scope, run, workers, 0);
+        let workers = start_all(scope, run, workers);
         let _guard = StopOnPanic(&run.queue);
         let done = beside();
         (done, workers.into_iter().map(Started::join).collect())
     })
+}
+
+/// The limits of the workers' replicas, for [`Queue::begin`].
+pub fn limits(workers: &[Worker<'_, '_, '_>]) -> Result<Vec<Option<Limits>>> {
+    memory::collect(
+        workers.iter().map(|worker| Some(worker.scheduler.limits().clone())),
+        Purpose::Requests,
+    )
 }
 
 /// A worker's thread, or the result of one whose thread could not be started.
@@ -161,23 +177,23 @@ impl Started<'_> {
     }
 }
 
-/// Starts the workers' threads; `first` is the first one's replica.
+/// Starts the workers' threads.
 fn start_all<'scope, 'p: 'scope, 'a: 'scope, 'r: 'scope>(
     scope: &'scope Scope<'scope, '_>,
     run: &'p Run<'a, 'r>,
     workers: Vec<Worker<'p, 'a, 'r>>,
-    first: usize,
 ) -> Vec<Started<'scope>> {
-    let start = |(worker, i): (Worker<'p, 'a, 'r>, usize)| {
-        let thread = threads::spawn_scoped(scope, format!("getp replica {i}"), || worker.serve());
-        thread.map_or_else(|error| Started::Not(not_started(run, &error)), Started::Thread)
+    let start = |worker: Worker<'p, 'a, 'r>| {
+        let replica = worker.replica;
+        let thread = threads::spawn_scoped(scope, format!("getp replica {replica}"), || worker.serve());
+        thread.map_or_else(|error| Started::Not(not_started(run, replica, &error)), Started::Thread)
     };
-    workers.into_iter().zip(first..).map(start).collect()
+    workers.into_iter().map(start).collect()
 }
 
 /// The result of a worker whose thread could not be started.
-fn not_started(run: &Run<'_, '_>, error: &std::io::Error) -> Served {
-    run.queue.give_back(Vec::new());
+fn not_started(run: &Run<'_, '_>, replica: usize, error: &std::io::Error) -> Served {
+    run.queue.give_back(replica, Vec::new());
     let why = format!("cannot start a thread for a replica: {error}; lower GETP_THREADS");
     report::warning(&why);
     Served {
@@ -192,6 +208,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     /// A worker that serves `run` with the replica of `pipeline`; tokens are sampled by the threads of `pool`.
     pub fn new(
         run: &'p Run<'a, 'r>,
+        replica: usize,
         pool: &'p ThreadPool,
         pipeline: &'p mut Pipeline,
         scheduler: Scheduler,
@@ -199,6 +216,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     ) -> Self {
         Self {
             run,
+            replica,
             pool,
             pipeline,
             scheduler,
@@ -239,7 +257,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
                 None if self.scheduler.running() > 0 => {
                     return Err(Error::Internal("sequences run, but none can be planned".into()));
                 }
-                None if self.run.queue.wait() => {}
+                None if self.run.queue.wait(&self.scheduler) => {}
                 None => break,
             }
         }
@@ -250,10 +268,12 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn submit(&mut self) -> Result<()> {
         while self.pipeline.has_room() {
             self.take()?;
-            let coin = |request, ahead| self.run.streams.coin(request, ahead);
-            let (want, speculate) = self.draws.next_step(self.run.want);
+            let (want, speculate) = match self.run.recorder {
+                Some(_) => (Want::Logits, false),
+                None => self.draws.next_step(self.scheduler.samplings()),
+            };
             self.scheduler.speculate(speculate);
-            if !self.pipeline.submit(&mut self.scheduler, want, coin)? {
+            if !self.pipeline.submit(&mut self.scheduler, want)? {
                 break;
             }
         }
@@ -262,8 +282,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
 
     /// Takes requests from the queue, as many as can start.
     fn take(&mut self) -> Result<()> {
-        let refuse = |request, why| self.run.refuse(request, why);
-        self.run.queue.take(&mut self.scheduler, refuse)
+        self.run.queue.take(&mut self.scheduler)
     }
 
     /// Samples a step's tokens and passes them to the scheduler.
@@ -271,10 +290,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         self.steps += 1;
         self.record(plan);
         let start = Instant::now();
-        let streams = &self.run.streams;
-        let drawn = self
-            .draws
-            .draw(self.pool, streams, &self.scheduler, plan, self.pipeline)?;
+        let drawn = self.draws.draw(self.pool, &self.scheduler, plan, self.pipeline)?;
         self.drawing += start.elapsed();
         let committed = self.scheduler.commit(plan, drawn.tokens, &mut self.finished);
         drawn
@@ -309,8 +325,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             "{device} is given up: {error}; unfinished requests that go back to the queue: {}",
             unfinished.len()
         ));
-        unfinished.iter().for_each(|u| self.run.streams.restart(u.request));
-        self.run.queue.give_back(unfinished);
+        self.run.queue.give_back(self.replica, unfinished);
     }
 }
 

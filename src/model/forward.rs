@@ -79,7 +79,7 @@ pub fn forward<O: Ops>(
         return ops.settle(x).map(drop);
     };
     let t = ops.norm_wanted(plan, x, &head.norm, &mut a.scratch.t)?;
-    ops.unembed(t, &head.unembedding, want, output)
+    ops.unembed(plan, t, &head.unembedding, want, output)
 }
 
 /// One layer: attention and experts, each added to the residual stream.

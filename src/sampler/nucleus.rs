@@ -32,14 +32,20 @@ pub struct Nucleus {
 }
 
 impl Nucleus {
-    /// Room for `vocab` tokens, of which those with a probability of at least `least` are kept.
-    pub fn new(vocab: usize, least: f32) -> Result<Self> {
-        Ok(Self {
-            keys: memory::room(vocab, Purpose::Draws)?,
-            probable: memory::room(vocab.min((1.0 / PROBABLE) as usize + 1), Purpose::Draws)?,
-            dealt: memory::room(vocab, Purpose::Draws)?,
-            ends: memory::room(buckets(least.min(1.0)), Purpose::Draws)?,
-        })
+    /// Allocates room for `vocab` tokens, of which those with a probability of at least `least` are kept.
+    pub fn make_room(&mut self, vocab: usize, least: f32) -> Result<()> {
+        self.clear();
+        self.probable.clear();
+        self.dealt.clear();
+        self.ends.clear();
+        memory::reserve(&mut self.keys, vocab, Purpose::Draws)?;
+        memory::reserve(
+            &mut self.probable,
+            vocab.min((1.0 / PROBABLE) as usize + 1),
+            Purpose::Draws,
+        )?;
+        memory::reserve(&mut self.dealt, vocab, Purpose::Draws)?;
+        memory::reserve(&mut self.ends, buckets(least.min(1.0)), Purpose::Draws)
     }
 
     /// Appends the tokens of `values`, the first of which is token `first`, whose value is at least `floor`.

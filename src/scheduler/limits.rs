@@ -3,6 +3,7 @@
 use super::blocks::BlockCounts;
 use crate::error::{Error, Result};
 use crate::kv_blocks::{blocks_for, ring_blocks};
+use crate::request::Request;
 
 /// The most rows of a step: far more than saturates a device, while the activations still fit its memory.
 const MAX_STEP_TOKENS: usize = 1 << 20;
@@ -25,6 +26,8 @@ pub struct Limits {
     pub chunk_tokens: usize,
     /// The most rows in a step whose logits are wanted. At least as many, for the same reason.
     pub max_logits_rows: usize,
+    /// The most positions of a sequence.
+    pub max_positions: usize,
     /// Positions in a block of the KV cache.
     pub block_tokens: usize,
     /// Blocks in the KV cache of the full layers.
@@ -43,8 +46,6 @@ pub struct Limits {
     /// Whether a sequence goes on while only the device knows its last token. If not (the host samples), the
     /// sequences take turns, so that each of `depth` steps has its share. [`super::Scheduler::speculate`] changes it.
     pub speculate: bool,
-    /// End tokens do not end answers (for benchmarks).
-    pub ignore_end: bool,
 }
 
 impl Limits {
@@ -134,40 +135,67 @@ impl Limits {
         sequences.div_ceil(self.turns())
     }
 
-    /// Refuses a sequence that could not run even alone, in words that name the option to change.
-    pub fn check_sequence(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
-        let refuse = |why: String| Err(Error::format(format!("request {request}"), why));
-        if n_prompt == 0 {
-            return refuse("it has no prompt tokens; give it at least one".into());
-        }
-        if n_prompt > max_positions {
-            return refuse(format!(
+    /// Whether a request could run here, alone at least.
+    pub fn take(&self, request: &Request) -> bool {
+        self.obstacle(request).is_none()
+    }
+
+    /// Refuses a request that could not run even alone, in words that name the option to change.
+    pub fn check_request(&self, request: &Request) -> Result<()> {
+        let (n_prompt, max_positions) = (request.prompt.len(), request.max_positions);
+        let why = match self.obstacle(request) {
+            None => return Ok(()),
+            Some(Obstacle::NoPrompt) => "it has no prompt tokens; give it at least one".into(),
+            Some(Obstacle::LongPrompt) => format!(
                 "its {n_prompt} prompt tokens do not fit the {max_positions} positions of a request; \
                  shorten it or ask for more steps"
-            ));
+            ),
+            Some(Obstacle::Positions) => format!(
+                "its {max_positions} positions are more than the {} that the device takes; ask for fewer steps",
+                self.max_positions
+            ),
+            Some(Obstacle::FullBlocks(need)) => format!(
+                "its {max_positions} positions need {need} blocks of the KV cache where the full layers have {}; \
+                 raise GETP_KV_MB or ask for fewer steps",
+                self.full_blocks
+            ),
+            Some(Obstacle::WindowBlocks(need)) => format!(
+                "its ring needs {need} blocks of the KV cache where the windowed layers have {}; \
+                 raise GETP_KV_MB or lower GETP_STEP_TOKENS",
+                self.window_blocks
+            ),
+        };
+        Err(Error::format(format!("request {}", request.number), why))
+    }
+
+    /// What keeps a request from running here even alone.
+    fn obstacle(&self, request: &Request) -> Option<Obstacle> {
+        let (n_prompt, max_positions) = (request.prompt.len(), request.max_positions);
+        if n_prompt == 0 {
+            return Some(Obstacle::NoPrompt);
         }
-        if max_positions > u32::MAX as usize {
-            return refuse(format!(
-                "{max_positions} steps are more than positions of 32 bits can count; ask for fewer"
-            ));
+        if n_prompt > max_positions {
+            return Some(Obstacle::LongPrompt);
+        }
+        if max_positions > self.max_positions {
+            return Some(Obstacle::Positions);
         }
         let need = self.need(n_prompt, max_positions);
         if need.full > self.full_blocks {
-            return refuse(format!(
-                "its {max_positions} positions need {} blocks of the KV cache where the full layers have {}; \
-                 raise GETP_KV_MB or ask for fewer steps",
-                need.full, self.full_blocks
-            ));
+            return Some(Obstacle::FullBlocks(need.full));
         }
-        if need.window > self.window_blocks {
-            return refuse(format!(
-                "its ring needs {} blocks of the KV cache where the windowed layers have {}; \
-                 raise GETP_KV_MB or lower GETP_STEP_TOKENS",
-                need.window, self.window_blocks
-            ));
-        }
-        Ok(())
+        (need.window > self.window_blocks).then_some(Obstacle::WindowBlocks(need.window))
     }
+}
+
+/// See [`Limits::check_request`].
+enum Obstacle {
+    NoPrompt,
+    LongPrompt,
+    Positions,
+    /// It needs so many.
+    FullBlocks(usize),
+    WindowBlocks(usize),
 }
 
 #[cfg(test)]
@@ -180,6 +208,7 @@ mod tests {
             step_tokens: 32,
             chunk_tokens: 32,
             max_logits_rows: 4,
+            max_positions: u32::MAX as usize,
             block_tokens: 16,
             full_blocks: 10,
             window_blocks: 10,
@@ -188,7 +217,6 @@ mod tests {
             record_all: false,
             depth: 1,
             speculate: false,
-            ignore_end: false,
         }
     }
 
@@ -220,17 +248,17 @@ mod tests {
     #[test]
     fn sequences_that_cannot_fit_alone_are_refused() {
         let limits = limits();
-        assert!(limits.check_sequence(0, 160, 160).is_ok());
+        let request = |number, n_prompt, max_positions| Request::greedy(number, vec![1; n_prompt], max_positions);
+        assert!(limits.check_request(&request(0, 160, 160)).is_ok());
         for (n_prompt, max_positions, word) in [
             (0, 8, "no prompt"),
             (9, 8, "9 prompt tokens"),
             (1, 161, "GETP_KV_MB"),
-            (1, 1 << 33, "32 bits"),
+            (1, 1 << 33, "4294967295 that the device takes"),
         ] {
-            let message = limits
-                .check_sequence(7, n_prompt, max_positions)
-                .unwrap_err()
-                .to_string();
+            let request = request(7, n_prompt, max_positions);
+            assert!(!limits.take(&request));
+            let message = limits.check_request(&request).unwrap_err().to_string();
             assert!(
                 message.starts_with("request 7: ") && message.contains(word),
                 "{message}"
@@ -240,8 +268,8 @@ mod tests {
             window_blocks: 3,
             ..limits
         };
-        assert!(small_ring.check_sequence(0, 1, 160).is_ok());
-        let message = small_ring.check_sequence(0, 100, 160).unwrap_err().to_string();
+        assert!(small_ring.take(&request(0, 1, 160)));
+        let message = small_ring.check_request(&request(0, 100, 160)).unwrap_err().to_string();
         assert!(
             message.contains("needs 4 blocks") && message.contains("GETP_STEP_TOKENS"),
             "{message}"

@@ -36,38 +36,17 @@ mod sequence;
 
 pub use blocks::BlockCounts;
 pub use limits::{Limits, steps_at_once};
+pub use sequence::Tables;
 
 use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
+use crate::request::{Answer, Request, Sampling};
 use blocks::BlockPool;
 use lending::{Lending, oldest};
 use sequence::{RESERVED_TOKENS, Sequence};
 use std::collections::VecDeque;
 use std::ops::Range;
-
-/// Tokens that end an answer; an answer's end token is stored and counted.
-pub const END_TOKENS: [u32; 2] = [199_999, 200_002];
-
-/// A request and its complete answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finished {
-    /// The request's index.
-    pub request: usize,
-    /// The tokens sampled, with the end token if there was one.
-    pub tokens: Vec<u32>,
-}
-
-/// A request without an answer, as it was submitted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unfinished {
-    /// The request's index.
-    pub request: usize,
-    /// Its prompt.
-    pub prompt: Vec<u32>,
-    /// The most positions it may be fed.
-    pub max_positions: usize,
-}
 
 /// Sequences, their blocks, and the order in which they are served.
 #[derive(Debug)]
@@ -90,7 +69,7 @@ pub struct Scheduler {
     /// Handles in the order in which their sequences started.
     running: Vec<usize>,
     /// Empty, with room for all sequences: memory must not be lacking when a device has failed.
-    unfinished: Vec<Unfinished>,
+    unfinished: Vec<Request>,
 }
 
 impl Scheduler {
@@ -114,39 +93,42 @@ impl Scheduler {
         })
     }
 
-    /// Queues a request of up to `max_positions` positions: the prompt's tokens, then the sampled ones. Refuses a
-    /// request that could not run even alone.
-    pub fn submit(&mut self, request: usize, prompt: Vec<u32>, max_positions: usize) -> Result<()> {
-        let n_prompt = prompt.len();
-        self.check(request, n_prompt, max_positions)?;
-        let mut prompt = prompt;
-        self.make_room(&mut prompt, max_positions)?;
-        let need = self.limits.need(n_prompt, max_positions);
-        let tables = [self.full.table(need.full)?, self.window.table(need.window)?];
-        self.waiting
-            .push_back(Sequence::new(request, prompt, max_positions, need.full, tables));
+    /// Queues a request, if it could run alone.
+    pub fn submit(&mut self, mut request: Request) -> Result<()> {
+        self.limits.check_request(&request)?;
+        let tables = self.make_room(&mut request)?;
+        self.enqueue(request, tables);
         Ok(())
     }
 
-    /// Reserves the memory that [`Self::submit`] needs for this prompt: for the answer, which is appended to it, and
-    /// for the block tables.
-    pub fn make_room(&mut self, prompt: &mut Vec<u32>, max_positions: usize) -> Result<()> {
+    /// Reserves the memory that a request needs which could run alone: for the answer, which is appended to its prompt,
+    /// and for its block tables.
+    pub fn make_room(&mut self, request: &mut Request) -> Result<Tables> {
         // The token sampled at the last position is stored too, though never fed.
-        let answer = (max_positions + 1).saturating_sub(prompt.len());
-        memory::reserve(prompt, answer.min(RESERVED_TOKENS), Purpose::Requests)?;
-        let need = self.limits.need(prompt.len(), max_positions);
-        let tables = (self.full.table(need.full)?, self.window.table(need.window)?);
-        self.full.give_back(tables.0);
-        self.window.give_back(tables.1);
+        let answer = (request.max_positions + 1).saturating_sub(request.prompt.len());
+        memory::reserve(&mut request.prompt, answer.min(RESERVED_TOKENS), Purpose::Requests)?;
         let sequences = self.running.len() + self.waiting.len() + 1;
         memory::reserve(&mut self.unfinished, sequences, Purpose::Schedule)?;
         let more = self.waiting.try_reserve(1);
-        more.map_err(|_| memory::lacking::<Sequence>(self.waiting.len() + 1, Purpose::Schedule))
+        more.map_err(|_| memory::lacking::<Sequence>(self.waiting.len() + 1, Purpose::Schedule))?;
+        let need = self.limits.need(request.prompt.len(), request.max_positions);
+        let full = self.full.table(need.full)?;
+        let window = self.window.table(need.window)?;
+        Ok(Tables {
+            full,
+            most_full: need.full,
+            window,
+        })
     }
 
-    /// Refuses a request that could not run even alone.
-    pub fn check(&self, request: usize, n_prompt: usize, max_positions: usize) -> Result<()> {
-        self.limits.check_sequence(request, n_prompt, max_positions)
+    /// Queues a request that could run alone, with the tables that [`Self::make_room`] made for it last.
+    pub fn enqueue(&mut self, request: Request, tables: Tables) {
+        self.waiting.push_back(Sequence::new(request, tables));
+    }
+
+    /// The limits of steps and of the KV cache.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Whether a slot is free; only then may there be room.
@@ -169,6 +151,12 @@ impl Scheduler {
         let full = self.limits.full_blocks.checked_div(need.full);
         let full = full.map_or(slots, |full| full.saturating_sub(self.running()));
         slots.min(windows).min(full).max(1)
+    }
+
+    /// The sampling of each request that waits or runs here.
+    pub fn samplings(&self) -> impl Iterator<Item = &Sampling> {
+        let running = self.in_order().map(|(_, sequence)| sequence);
+        running.chain(&self.waiting).map(Sequence::sampling)
     }
 
     /// Whether one more sequence could start at once, after those submitted before.
@@ -197,8 +185,7 @@ impl Scheduler {
             limits.full_blocks + limits.window_blocks,
             Purpose::Step,
         )?;
-        memory::reserve(&mut plan.logits, logits_rows, Purpose::Step)?;
-        memory::reserve(&mut plan.coins, logits_rows, Purpose::Step)
+        memory::reserve(&mut plan.logits, logits_rows, Purpose::Step)
     }
 
     /// Plans the next step, into a plan with room for it; `false` if there is nothing to do, or nothing before a step
@@ -233,7 +220,7 @@ impl Scheduler {
 
     /// Takes the tokens of the oldest step in flight: `sampled` has one for each of its logits rows with `sample`, in
     /// order. Complete answers are appended to `finished`. Rows for which [`Self::drawing`] is `None` are ignored.
-    pub fn commit(&mut self, plan: &StepPlan, sampled: &[u32], finished: &mut Vec<Finished>) -> Result<()> {
+    pub fn commit(&mut self, plan: &StepPlan, sampled: &[u32], finished: &mut Vec<Answer>) -> Result<()> {
         self.check_commit(plan, sampled)?;
         memory::reserve(finished, sampled.len(), Purpose::Requests)?;
         for chunk in &plan.chunks {
@@ -247,16 +234,11 @@ impl Scheduler {
         for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
             let complete = match &mut self.slots[row.sequence] {
                 // A discarded row does not advance its sequence.
-                Some(sequence) if sequence.position == row.position + 1 => {
-                    sequence.store(token, self.limits.ignore_end)?
-                }
+                Some(sequence) if sequence.position == row.position + 1 => sequence.store(token)?,
                 _ => false,
             };
             if complete && let Some(sequence) = self.release(row.sequence) {
-                finished.push(Finished {
-                    request: sequence.request,
-                    tokens: sequence.into_answer(),
-                });
+                finished.push(sequence.into_answer());
             }
         }
         Ok(())
@@ -275,19 +257,12 @@ impl Scheduler {
     /// sequence has ended since the plan, by an end token or cancelled, or the row was fed a wrong token.
     pub fn drawing(&self, sequence: usize) -> Option<usize> {
         let sequence = self.slots.get(sequence)?.as_ref()?;
-        (sequence.wrong_steps == 0).then_some(sequence.request)
-    }
-
-    /// The request for which a row of the step planned last samples, and how many tokens before it are not known yet.
-    pub fn draws_ahead(&self, row: &LogitsRow) -> Option<(usize, usize)> {
-        let sequence = self.slots.get(row.sequence)?.as_ref()?;
-        let ahead = (row.position + 1).saturating_sub(sequence.tokens.len());
-        Some((sequence.request, ahead))
+        (sequence.wrong_steps == 0).then(|| sequence.number())
     }
 
     /// Drops a request, waiting or running; `false` if it is neither.
     pub fn cancel(&mut self, request: usize) -> bool {
-        let is_it = |sequence: &Sequence| sequence.request == request;
+        let is_it = |sequence: &Sequence| sequence.number() == request;
         if let Some(place) = self.waiting.iter().position(is_it) {
             return self.waiting.remove(place).is_some();
         }
@@ -297,12 +272,12 @@ impl Scheduler {
 
     /// Removes and returns all requests without an answer, in the order of their submission, after a device has failed.
     /// No step is in flight then. Partial answers are dropped: the requests start again where they are submitted next.
-    pub fn take_unfinished(&mut self) -> Vec<Unfinished> {
+    pub fn take_unfinished(&mut self) -> Vec<Request> {
         let mut unfinished = std::mem::take(&mut self.unfinished);
         while let Some(&slot) = self.running.first() {
-            unfinished.extend(self.release(slot).map(give_back));
+            unfinished.extend(self.release(slot).map(Sequence::into_request));
         }
-        unfinished.extend(self.waiting.drain(..).map(give_back));
+        unfinished.extend(self.waiting.drain(..).map(Sequence::into_request));
         self.under_way.fill(0);
         self.free_slots.clear();
         self.free_slots.extend((0..self.slots.len()).rev());
@@ -311,7 +286,7 @@ impl Scheduler {
 
     /// The request of a slot of the current plan; `None` once its sequence has ended.
     pub fn request(&self, sequence: usize) -> Option<usize> {
-        self.slots.get(sequence)?.as_ref().map(|sequence| sequence.request)
+        self.slots.get(sequence)?.as_ref().map(Sequence::number)
     }
 
     /// Whether a slot's sequence cannot be planned before it gets a block of the full layers.
@@ -342,7 +317,7 @@ impl Scheduler {
     /// a long one might wait for ever.
     fn admit(&mut self) {
         while let Some(first) = self.waiting.front() {
-            let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions);
+            let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions());
             if !self.fits(n_prompt, max_positions) {
                 return;
             }
@@ -480,6 +455,7 @@ impl Scheduler {
                     sequence: slot,
                     position,
                     sample,
+                    draw: sequence.draw(position),
                 });
             }
         }
@@ -537,15 +513,6 @@ impl Scheduler {
         if self.under_way[slot] == 0 {
             self.free_slots.push(slot);
         }
-    }
-}
-
-/// A sequence as it was submitted.
-fn give_back(sequence: Sequence) -> Unfinished {
-    Unfinished {
-        request: sequence.request,
-        max_positions: sequence.max_positions,
-        prompt: sequence.into_prompt(),
     }
 }
 

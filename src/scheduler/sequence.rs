@@ -1,20 +1,33 @@
 //! A running or waiting request.
 
-use super::END_TOKENS;
+use crate::batch::Draw;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
+use crate::random::{coin, next_state};
+use crate::request::{Answer, Request, Sampling};
 
 /// The most tokens to reserve memory for when a sequence starts; longer answers reallocate.
 pub(super) const RESERVED_TOKENS: usize = 1 << 16;
 
+/// Empty block tables of a sequence, with room for all blocks that it may have.
+#[derive(Debug)]
+pub struct Tables {
+    pub(super) full: Vec<u32>,
+    /// The most blocks of the full layers.
+    pub(super) most_full: usize,
+    pub(super) window: Vec<u32>,
+}
+
 /// A request's tokens, how many of them the model has been fed, and its blocks.
 #[derive(Debug)]
 pub(super) struct Sequence {
-    pub(super) request: usize,
+    /// Without its prompt, which is in `tokens`.
+    request: Request,
     /// The prompt, then what was sampled: the token fed at position `p` is `tokens[p]`.
     pub(super) tokens: Vec<u32>,
     n_prompt: usize,
-    pub(super) max_positions: usize,
+    /// The state of the random number generator before the next token to be sampled.
+    rng_state: u64,
     /// Positions of committed steps.
     pub(super) position: usize,
     /// The next position to plan. Positions from `position` to it are in steps in flight; when it is computed, the KV
@@ -35,28 +48,36 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// A sequence that waits; its tables are empty. It may have `most_full` blocks of the full layers.
-    pub(super) fn new(
-        request: usize,
-        prompt: Vec<u32>,
-        max_positions: usize,
-        most_full: usize,
-        [full, window]: [Vec<u32>; 2],
-    ) -> Self {
+    /// A sequence that waits.
+    pub(super) fn new(mut request: Request, tables: Tables) -> Self {
+        let tokens = std::mem::take(&mut request.prompt);
         Self {
+            n_prompt: tokens.len(),
+            tokens,
+            rng_state: request.sampling.rng_state,
             request,
-            n_prompt: prompt.len(),
-            tokens: prompt,
-            max_positions,
             position: 0,
             planned: 0,
             last_step: 0,
             on_device: false,
             wrong_steps: 0,
-            full,
-            most_full,
-            window,
+            full: tables.full,
+            most_full: tables.most_full,
+            window: tables.window,
         }
+    }
+
+    /// What the request's answer is known by.
+    pub(super) fn number(&self) -> usize {
+        self.request.number
+    }
+
+    pub(super) fn sampling(&self) -> &Sampling {
+        &self.request.sampling
+    }
+
+    pub(super) fn max_positions(&self) -> usize {
+        self.request.max_positions
     }
 
     pub(super) fn n_prompt(&self) -> usize {
@@ -75,7 +96,7 @@ impl Sequence {
 
     /// Whether there is a position left to plan. The last one ends the answer whatever is sampled there.
     pub(super) fn has_next(&self) -> bool {
-        self.planned < self.max_positions
+        self.planned < self.request.max_positions
     }
 
     /// How many blocks of the full layers it does not have yet.
@@ -98,22 +119,44 @@ impl Sequence {
         position + 1 >= self.n_prompt
     }
 
+    /// How the token behind `position`, which is planned, is sampled. Steps in flight may still sample tokens before it.
+    pub(super) fn draw(&self, position: usize) -> Draw {
+        let Sampling { temperature, topp, .. } = self.request.sampling;
+        if self.request.sampling.is_greedy() || !self.samples_at(position) {
+            return Draw::GREEDY;
+        }
+        let ahead = (position + 1).saturating_sub(self.tokens.len());
+        Draw {
+            temperature,
+            topp,
+            coin: coin(self.rng_state, ahead),
+        }
+    }
+
     /// Stores the token sampled at the last committed position; returns whether the answer is complete: by an end
-    /// token, unless these are ignored, or at the last position.
-    pub(super) fn store(&mut self, token: u32, ignore_end: bool) -> Result<bool> {
+    /// token, or at the last position.
+    pub(super) fn store(&mut self, token: u32) -> Result<bool> {
         memory::push(&mut self.tokens, token, Purpose::Requests)?;
-        Ok(!ignore_end && END_TOKENS.contains(&token) || self.position == self.max_positions)
+        if !self.request.sampling.is_greedy() {
+            self.rng_state = next_state(self.rng_state);
+        }
+        Ok(self.request.ends.contains(token) || self.position == self.request.max_positions)
     }
 
     /// The answer.
-    pub(super) fn into_answer(mut self) -> Vec<u32> {
+    pub(super) fn into_answer(mut self) -> Answer {
         self.tokens.drain(..self.n_prompt);
-        self.tokens
+        Answer {
+            number: self.request.number,
+            tokens: self.tokens,
+            rng_state: self.rng_state,
+        }
     }
 
-    /// The prompt as it was submitted.
-    pub(super) fn into_prompt(mut self) -> Vec<u32> {
+    /// The request as it was submitted.
+    pub(super) fn into_request(mut self) -> Request {
         self.tokens.truncate(self.n_prompt);
-        self.tokens
+        self.request.prompt = self.tokens;
+        self.request
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // each test uses a part of it
 
-use getp::batch::{Chunk, LogitsRow, StepPlan};
+use getp::batch::{Chunk, Draw, LogitsRow, StepPlan};
 use getp::config::ModelConfig;
 use getp::kv_blocks::KvBlocks;
 use rand::seq::SliceRandom;
@@ -35,8 +35,16 @@ pub fn decoding(rows: usize, position: usize, [full, window]: [usize; 2], token:
             sequence: row,
             position,
             sample: true,
+            draw: Draw::GREEDY,
         });
     }
+    plan
+}
+
+/// The same step, in which tokens are drawn: those of logits row `row` by `draw(row)`.
+pub fn drawing(mut plan: StepPlan, draw: impl Fn(usize) -> Draw) -> StepPlan {
+    let rows = plan.logits.iter_mut().enumerate();
+    rows.for_each(|(row, wanted)| wanted.draw = draw(row));
     plan
 }
 
@@ -116,6 +124,7 @@ impl Sequences {
                     sequence,
                     position,
                     sample: true,
+                    draw: Draw::GREEDY,
                 });
             }
             self.next[sequence] += tokens.len();

@@ -10,7 +10,7 @@ on_every_engine!(embed norm qkv blocks_of_any_size attn_out wanted_rows unembed)
 mod checks {
     use super::*;
     use getp::backend::cpu::{ComputeMode, CpuOps, Element, Routes};
-    use getp::batch::{LogitsRow, StepOutput, StepPlan, Want};
+    use getp::batch::{Draw, LogitsRow, StepOutput, StepPlan, Want};
     use getp::ops::Ops;
     use getp::weights::{RowMajor, WeightFormat};
     use rand::Rng;
@@ -155,6 +155,7 @@ mod checks {
                 sequence: 0,
                 position: 0,
                 sample: true,
+                draw: Draw::GREEDY,
             });
             let plan = StepPlan {
                 logits: logits.collect(),
@@ -182,7 +183,24 @@ mod checks {
                 let rows_in = buffer(h, &x);
                 let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
                 let mut output = StepOutput::default();
-                ops.unembed(&rows_in, &packed, Want::Logits, &mut output).unwrap();
+                // Every second row is drawn.
+                let logits_row = |row: usize| LogitsRow {
+                    row,
+                    sequence: row,
+                    position: 0,
+                    sample: true,
+                    draw: Draw {
+                        temperature: (row % 2) as f32,
+                        ..Draw::GREEDY
+                    },
+                };
+                let mixed = StepPlan {
+                    logits: (0..rows).map(logits_row).collect(),
+                    ..StepPlan::default()
+                };
+                let plan = StepPlan::default();
+                ops.unembed(&plan, &rows_in, &packed, Want::Logits, &mut output)
+                    .unwrap();
                 let margins = Margins { mode, format };
                 for (got, (i, t)) in output.logits.chunks_exact(vocab).zip(x.chunks_exact(h).enumerate()) {
                     let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
@@ -200,9 +218,24 @@ mod checks {
                 }
                 assert_eq!(output.logits.len(), rows * vocab);
 
-                // Without logits the argmax is the same.
+                // Where only some rows need their logits, these and the argmax of all are the same.
                 let with_logits = output.greedy.clone();
-                ops.unembed(&rows_in, &packed, Want::Greedy, &mut output).unwrap();
+                let rows_of_all = output.logits.to_vec();
+                ops.unembed(&mixed, &rows_in, &packed, Want::Tokens, &mut output)
+                    .unwrap();
+                assert_eq!(output.greedy, with_logits);
+                let drawn: Vec<f32> = rows_of_all
+                    .chunks_exact(vocab)
+                    .skip(1)
+                    .step_by(2)
+                    .flatten()
+                    .copied()
+                    .collect();
+                assert_same_bits(&output.logits, &drawn, "the logits of the rows drawn");
+
+                // Without logits the argmax is the same.
+                ops.unembed(&plan, &rows_in, &packed, Want::Tokens, &mut output)
+                    .unwrap();
                 assert_eq!(output.greedy, with_logits);
                 assert!(output.logits.is_empty());
             }

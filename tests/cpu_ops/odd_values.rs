@@ -3,7 +3,7 @@
 use super::draw::{buffer, dense, normal, packed, residual, rng, shapes, stale, values};
 use super::{assert_same_bits, on_every_engine};
 use getp::backend::cpu::{Buffer, Routes, Tiles};
-use getp::batch::{StepOutput, Want};
+use getp::batch::{StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::weights::WeightFormat;
 
@@ -58,7 +58,8 @@ mod checks {
             let mut t = vec![0.0; 3 * h];
             t.iter_mut().step_by(h).for_each(|t| *t = x);
             let mut output = StepOutput::default();
-            ops.unembed(&buffer(h, &t), &packed, Want::Greedy, &mut output).unwrap();
+            ops.unembed(&StepPlan::default(), &buffer(h, &t), &packed, Want::Tokens, &mut output)
+                .unwrap();
             assert!(output.greedy.iter().all(|g| g.token == output.greedy[0].token));
             (output.greedy[0].token, output.greedy[0].logit)
         };

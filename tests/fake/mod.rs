@@ -7,15 +7,17 @@
 
 use getp::abi::lifecycle::{self, Backends};
 use getp::abi::types::{Config, Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
-use getp::batch::{Greedy, StepOutput, StepPlan, Want};
+use getp::batch::{Draw, Greedy, StepOutput, StepPlan, Want};
 use getp::checkpoint::Checkpoint;
 use getp::error::{Error, Result};
 use getp::kv_blocks::KvBlocks;
 use getp::options::Options;
 use getp::profile::Profile;
+use getp::random::{self, request_seed};
 use getp::replica::{Pointers, Replica};
-use getp::sampler::{self, request_seed};
-use getp::scheduler::{END_TOKENS, steps_at_once};
+use getp::request::EndTokens;
+use getp::sampler;
+use getp::scheduler::steps_at_once;
 use getp::weights::{PackReport, PackedKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -59,6 +61,8 @@ pub struct Control {
     pub start: Option<Arc<Barrier>>,
     /// Where a replica meets the test in its first step, and again before it goes on.
     pub hold: Option<Barrier>,
+    /// Blocks of the full layers' KV cache by replica, where they are not as many as usual.
+    pub full_blocks: BTreeMap<usize, usize>,
     /// The most sequences that each replica had in one step.
     pub widest: Mutex<BTreeMap<usize, usize>>,
     /// Lines of tensors that are said to hold values that are not finite.
@@ -103,7 +107,7 @@ impl Control {
             return None;
         }
         let ends = one_in(self.end_every, logits[0].to_bits());
-        Some(if ends { END_TOKENS[0] } else { token })
+        Some(if ends { EndTokens::RELEASED[0] } else { token })
     }
 
     fn fallback(self: &Arc<Self>, options: &Options) -> Result<Box<dyn Replica>> {
@@ -184,11 +188,11 @@ impl FakeReplica {
         output.drawn.clear();
         output.logits.clear();
         self.collected.clear();
-        let draws = matches!(want, Want::Draws { .. }) && self.draws();
-        for (i, row) in plan.logits.iter().enumerate() {
+        let draws = want == Want::Tokens && plan.draws() && self.draws();
+        for row in &plan.logits {
             let fed = plan.tokens[row.row];
             let fed = u32::try_from(fed).unwrap_or_else(|_| {
-                assert!(self.depth() > 1 && (want == Want::Greedy || draws));
+                assert!(self.depth() > 1 && want == Want::Tokens);
                 self.last_tokens[(-1 - fed) as usize]
             });
             let logits = logits(fed, row.position as u32);
@@ -197,17 +201,14 @@ impl FakeReplica {
             output.greedy.push(Greedy { token, logit });
             // The host samples from whole rows: nothing may use this as a token.
             let mut kept = if want == Want::Logits { u32::MAX } else { token };
-            match want {
-                Want::Draws { temperature, topp } if draws => {
-                    let mut sampler = sampler::Sampler::new(VOCAB, temperature, topp, 0).unwrap();
-                    let token = sampler.sample_by(&logits, plan.coins[i]);
-                    let drawn = self.control.drawn(&logits, token);
-                    output.drawn.push(drawn);
-                    kept = drawn.unwrap_or(kept);
-                    self.collected.push(logits);
-                }
-                Want::Draws { .. } | Want::Logits => output.logits.own().extend(logits),
-                Want::Greedy => {}
+            if draws {
+                let drawn = row.is_drawn().then(|| sample(&logits, row.draw));
+                let drawn = drawn.and_then(|token| self.control.drawn(&logits, token));
+                output.drawn.push(drawn);
+                kept = drawn.unwrap_or(kept);
+                self.collected.push(logits);
+            } else if want == Want::Logits || row.is_drawn() {
+                output.logits.own().extend(logits);
             }
             if row.sample {
                 self.last_tokens[row.sequence] = kept;
@@ -251,7 +252,11 @@ pub fn logits(token: u32, position: u32) -> Vec<f32> {
 /// The token taken from a row greedily; one in `end_every` ends the answer.
 pub fn greedy(logits: &[f32], end_every: u32) -> u32 {
     let ends = end_every > 0 && logits[0].to_bits().is_multiple_of(end_every);
-    if ends { END_TOKENS[0] } else { sampler::argmax(logits) }
+    if ends {
+        EndTokens::RELEASED[0]
+    } else {
+        sampler::argmax(logits)
+    }
 }
 
 impl Replica for FakeReplica {
@@ -266,7 +271,11 @@ impl Replica for FakeReplica {
     fn kv_blocks(&self) -> KvBlocks {
         KvBlocks {
             tokens: 16,
-            full: 64,
+            full: self
+                .index
+                .and_then(|i| self.control.full_blocks.get(&i))
+                .copied()
+                .unwrap_or(64),
             window: 64,
         }
     }
@@ -348,7 +357,7 @@ pub struct Program {
     pub sampler: Sampler,
     pub requests: Requests,
     _pieces: Vec<Vec<u8>>,
-    _vocab: Vec<*mut c_char>,
+    vocab: Vec<*mut c_char>,
     _lengths: Vec<c_int>,
     _scores: Vec<f32>,
     _prompts: Vec<u8>,
@@ -403,12 +412,17 @@ impl Program {
                 tok_gens: answers.as_mut_ptr(),
             },
             _pieces: pieces,
-            _vocab: vocab,
+            vocab,
             _lengths: lengths,
             _scores: scores,
             _prompts: prompt_bytes,
             answers,
         }
+    }
+
+    /// Exchanges two tokens of the vocabulary.
+    pub fn swap_tokens(&mut self, a: usize, b: usize) {
+        self.vocab.swap(a, b);
     }
 
     /// Each request's row up to its end. Checks that each has one and that nothing behind the last is touched.
@@ -533,12 +547,37 @@ pub fn vocabulary_file(dir: &Path) -> PathBuf {
     path
 }
 
+/// A token sampled from logits.
+fn sample(logits: &[f32], draw: Draw) -> u32 {
+    let mut sampler = sampler::Sampler::new(VOCAB);
+    sampler.make_room(draw.temperature, draw.topp).unwrap();
+    sampler.sample(logits, draw)
+}
+
+/// The token that the program's own loop samples next from a random stream.
+fn sample_next(logits: &[f32], sampler: &Sampler, state: &mut u64) -> u32 {
+    let Sampler { temperature, topp, .. } = *sampler;
+    let coin = if temperature == 0.0 {
+        0.0
+    } else {
+        random::random_f32(state)
+    };
+    sample(
+        logits,
+        Draw {
+            temperature,
+            topp,
+            coin,
+        },
+    )
+}
+
 /// What the program's own loop would answer, and the random state it would leave.
 pub fn expected(prompt: &str, steps: usize, sampler: &Sampler, request: usize) -> (Vec<c_int>, u64) {
     let seed = request_seed(sampler.rng_state, request);
-    let mut draws = sampler::Sampler::new(VOCAB, sampler.temperature, sampler.topp, seed).unwrap();
-    let answer = answer(prompt, steps, |logits| draws.sample(logits));
-    (answer, draws.rng_state())
+    let mut state = seed;
+    let answer = answer(prompt, steps, |logits| sample_next(logits, sampler, &mut state));
+    (answer, state)
 }
 
 /// The answers and the random state where a replica samples as `control` says.
@@ -550,12 +589,12 @@ pub fn expected_drawn(
     control: &Control,
 ) -> (Vec<c_int>, u64) {
     let seed = request_seed(sampler.rng_state, request);
-    let mut draws = sampler::Sampler::new(VOCAB, sampler.temperature, sampler.topp, seed).unwrap();
+    let mut state = seed;
     let answer = answer(prompt, steps, |logits| {
-        let token = draws.sample(logits);
+        let token = sample_next(logits, sampler, &mut state);
         control.drawn(logits, token).unwrap_or(token)
     });
-    (answer, draws.rng_state())
+    (answer, state)
 }
 
 /// The greedy answers, where one in `end_every` tokens ends an answer.
@@ -575,7 +614,7 @@ fn answer(prompt: &str, steps: usize, mut sample: impl FnMut(&[f32]) -> u32) -> 
             answer.push(sampled as c_int);
             sampled
         });
-        if END_TOKENS.contains(&token) {
+        if EndTokens::RELEASED.contains(&token) {
             break;
         }
     }

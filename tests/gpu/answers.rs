@@ -5,7 +5,8 @@ use getp::config::ModelConfig;
 use getp::engine;
 use getp::options::{Options, Precision};
 use getp::replica::Replica;
-use getp::scheduler::{Finished, Limits, Scheduler};
+use getp::request::{Answer, EndTokens, Request};
+use getp::scheduler::{Limits, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 
 /// The results of a run.
@@ -34,7 +35,11 @@ pub fn answer(replica: &mut dyn Replica, config: &ModelConfig, prompts: &[Vec<u3
     let mut scheduler = Scheduler::new(limits(replica, config, run)).unwrap();
     for (request, prompt) in prompts.iter().enumerate() {
         let positions = prompt.len() + run.more;
-        scheduler.submit(request, prompt.clone(), positions).unwrap();
+        let mut request = Request::greedy(request, prompt.clone(), positions);
+        if run.record_all {
+            request.ends = EndTokens::default().into();
+        }
+        scheduler.submit(request).unwrap();
     }
     let mut answers = Answers::default();
     let (mut under_way, mut finished) = (VecDeque::new(), Vec::new());
@@ -55,7 +60,12 @@ pub fn answer(replica: &mut dyn Replica, config: &ModelConfig, prompts: &[Vec<u3
         let sampled = plan.logits.iter().zip(&output.greedy).filter(|(row, _)| row.sample);
         let sampled: Vec<u32> = sampled.map(|(_, greedy)| greedy.token).collect();
         scheduler.commit(&plan, &sampled, &mut finished).unwrap();
-        for Finished { request, tokens } in finished.drain(..) {
+        for Answer {
+            number: request,
+            tokens,
+            ..
+        } in finished.drain(..)
+        {
             answers.tokens.insert(request, tokens);
         }
     }
@@ -80,8 +90,7 @@ impl Answers {
 fn limits(replica: &dyn Replica, config: &ModelConfig, run: Run) -> Limits {
     Limits {
         record_all: run.record_all,
-        speculate: run.want == Want::Greedy,
-        ignore_end: run.record_all,
+        speculate: run.want == Want::Tokens,
         ..engine::limits(replica, config)
     }
 }

@@ -248,8 +248,8 @@ impl Layers {
             config,
         } = self;
         let (mut exact, mut fast) = (
-            exact.begin(plan, Want::Greedy).unwrap(),
-            fast.begin(plan, Want::Greedy).unwrap(),
+            exact.begin(plan, Want::Tokens).unwrap(),
+            fast.begin(plan, Want::Tokens).unwrap(),
         );
         exact
             .ops

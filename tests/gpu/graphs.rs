@@ -10,7 +10,8 @@ use getp::config::ModelConfig;
 use getp::engine;
 use getp::options::Precision;
 use getp::replica::Replica;
-use getp::scheduler::{Finished, Limits, Scheduler};
+use getp::request::{Answer, EndTokens, Request};
+use getp::scheduler::{Limits, Scheduler};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -26,10 +27,17 @@ fn config() -> ModelConfig {
     }
 }
 
-/// Without requests; answers are as long as they are asked to be.
+/// A request whose answer is as long as it is asked to be.
+fn endless(number: usize, prompt: Vec<u32>, max_positions: usize) -> Request {
+    Request {
+        ends: EndTokens::default().into(),
+        ..Request::greedy(number, prompt, max_positions)
+    }
+}
+
+/// Without requests.
 fn scheduler(replica: &dyn Replica, config: &ModelConfig) -> Scheduler {
     let limits = Limits {
-        ignore_end: true,
         speculate: true,
         ..engine::limits(replica, config)
     };
@@ -41,7 +49,7 @@ fn finish(
     replica: &mut dyn Replica,
     mut scheduler: Scheduler,
     mut submit: impl FnMut(&mut dyn Replica, &StepPlan),
-) -> Vec<Finished> {
+) -> Vec<Answer> {
     let (mut output, mut finished) = (StepOutput::default(), Vec::new());
     loop {
         let mut plan = StepPlan::default();
@@ -68,14 +76,16 @@ fn no_decoding_step_of_short_requests_captures_a_graph() {
     let lengths = [1, 127, 200, 390];
     for (request, length) in lengths.into_iter().enumerate() {
         let prompt = (0..length).map(|i| i as u32 * 7 % 300).collect();
-        scheduler.submit(request, prompt, length + 40 + 4 * request).unwrap();
+        scheduler
+            .submit(endless(request, prompt, length + 40 + 4 * request))
+            .unwrap();
     }
     let captures = || system.calls(None, Some(Call::BeginCapture));
     assert!(captures() > 0, "some are made ahead");
     let mut rows = Vec::new();
     finish(&mut *replica, scheduler, |replica, plan| {
         let before = captures();
-        replica.submit(plan, Want::Greedy).unwrap();
+        replica.submit(plan, Want::Tokens).unwrap();
         if plan.decode_chunks == plan.chunks.len() {
             assert_eq!(captures(), before, "a step of {} rows has no graph", plan.rows());
             rows.push(plan.rows());
@@ -118,11 +128,13 @@ fn run(graph_bytes: u64) -> Ran {
         let length = random.random_range(1..24);
         let prompt = (0..length).map(|i| (i * 7 + request as u32) % 6000).collect();
         let output = random.random_range(1..12);
-        scheduler.submit(request, prompt, length as usize + output).unwrap();
+        scheduler
+            .submit(endless(request, prompt, length as usize + output))
+            .unwrap();
     }
     let (mut most, mut last) = (0, StepPlan::default());
     let mut finished = finish(&mut *replica, scheduler, |replica, plan| {
-        replica.submit(plan, Want::Greedy).unwrap();
+        replica.submit(plan, Want::Tokens).unwrap();
         most = most.max(system.live(0).graphs);
         last = plan.clone();
     });
@@ -132,7 +144,7 @@ fn run(graph_bytes: u64) -> Ran {
     replica.submit(&last, Want::Logits).unwrap();
     replica.collect(&mut StepOutput::default()).unwrap();
     let logits = free.saturating_sub(driver.memory().unwrap().free);
-    finished.sort_by_key(|finished| finished.request);
+    finished.sort_by_key(|finished| finished.number);
     Ran {
         tokens: finished.into_iter().map(|finished| finished.tokens).collect(),
         most,

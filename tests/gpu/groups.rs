@@ -96,11 +96,11 @@ fn any_cut_gives_the_bits_of_one_device() {
                 let system = system(ends.len(), order, peer_access);
                 answers(&system, &checkpoint, ends, precision, want)
             };
-            let expected = of(&[layers], Order::Eager, true, Want::Greedy);
+            let expected = of(&[layers], Order::Eager, true, Want::Tokens);
             for (i, ends) in cuts.iter().enumerate() {
                 let order = [Order::Deferred, Order::Random(i as u64), Order::Eager][i % 3];
                 let what = format!("{precision:?}, {ends:?}, {order:?}");
-                assert_same(&of(ends, order, true, Want::Greedy), &expected, &what);
+                assert_same(&of(ends, order, true, Want::Tokens), &expected, &what);
                 if i == 0 {
                     let with_logits = of(ends, order, true, Want::Logits);
                     assert_same(&with_logits, &expected, &format!("{what}, logits"));
@@ -116,7 +116,7 @@ fn queues_may_run_in_any_order_they_allow() {
     let checkpoint = checkpoint(3);
     let of = |ends: &[usize], order, peer_access| {
         let system = system(ends.len(), order, peer_access);
-        let found = answers(&system, &checkpoint, ends, Precision::Fast, Want::Greedy);
+        let found = answers(&system, &checkpoint, ends, Precision::Fast, Want::Tokens);
         let copies = system.calls(None, Some(Call::CopyFromPeer));
         assert_eq!(copies > 0, peer_access && ends.len() > 1);
         found

@@ -93,7 +93,7 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
     let mut replica = open(100, 128);
     let first = answer(&mut *replica, config, &prompts, run(Want::Logits));
 
-    let greedy = answer(&mut *replica, config, &prompts, run(Want::Greedy));
+    let greedy = answer(&mut *replica, config, &prompts, run(Want::Tokens));
     let reversed: Vec<_> = prompts.iter().rev().cloned().collect();
     let backwards = answer(&mut *replica, config, &reversed, run(Want::Logits));
     // Other prompt chunks and other requests beside them: different numbers of rows, tiles and rows per expert.
@@ -130,7 +130,7 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
         let devices = devices.iter().cycle().take(stages).cloned().collect();
         let source = WeightSource::Checkpoint(&checkpoint);
         let mut group = open_cut(devices, &ends, &source, &options(precision, 60, 128)).unwrap();
-        for want in [Want::Logits, Want::Greedy] {
+        for want in [Want::Logits, Want::Tokens] {
             let of_group = answer(&mut group, config, &prompts, run(want));
             for request in 0..prompts.len() {
                 let what = format!("{name}: in {stages} stages, {want:?}");
@@ -191,7 +191,7 @@ fn check_many_rows(config: ModelConfig) {
     let prompts: Vec<Vec<u32>> = (0..13).map(|i| (0..180 + i).map(|j| token(i, j)).collect()).collect();
     let answer = |step_tokens| {
         let mut replica = open(&checkpoint, &options(Precision::Fast, 16, step_tokens));
-        answer(&mut *replica, &config, &prompts, run(Want::Greedy))
+        answer(&mut *replica, &config, &prompts, run(Want::Tokens))
     };
     let (many, few) = (answer(4096), answer(200));
     for request in 0..prompts.len() {

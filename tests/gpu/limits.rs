@@ -56,7 +56,7 @@ fn models_at_the_limits_give_the_cpus_tokens() {
         let prompts = prompts(&config, 3);
         let run = Run {
             more: 6,
-            want: Want::Greedy,
+            want: Want::Tokens,
             record_all: false,
         };
         let mut on_cpu = cpu::open(&checkpoint, &options(Precision::Exact, 3, 16)).unwrap();

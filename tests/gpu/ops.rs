@@ -179,7 +179,7 @@ fn walk(driver: SharedDriver, checkpoint: &dyn Checkpoint, precision: Precision,
         let mut plan = sequences.plan(&work);
         plan.decode_chunks = decoding;
         want_some(&mut plan, step);
-        walk.step(&plan, [Want::Greedy, Want::Logits][step % 2]);
+        walk.step(&plan, [Want::Tokens, Want::Logits][step % 2]);
     }
     walk.worst.print(name);
 }
@@ -256,7 +256,7 @@ fn few_rows() {
         let mut walk = Walk::new(replica, &checkpoint, bounds, counts.len());
         for (sequence, rows) in counts.into_iter().enumerate() {
             let tokens: Vec<u32> = (0..rows).map(|_| rng.random_range(0..40)).collect();
-            walk.step(&sequences.plan(&[(sequence, &tokens)]), Want::Greedy);
+            walk.step(&sequences.plan(&[(sequence, &tokens)]), Want::Tokens);
         }
         walk.worst.print(&format!("few rows, experts {experts:?}"));
     }
@@ -280,10 +280,10 @@ fn few_rows_take_few_launches() {
         let mut sequences = Sequences::new(&mut rng, &config, block, &[rows], rows);
         let plan = sequences.plan(&[(0, &vec![1; rows])]);
         let before = launches();
-        let parts = replica.begin(&plan, Want::Greedy).unwrap();
+        let parts = replica.begin(&plan, Want::Tokens).unwrap();
         let stage = parts.weights.stage(0..config.n_layers);
         let (a, kv, out) = (&mut *parts.activations, &mut *parts.kv, &mut StepOutput::default());
-        forward(parts.ops, &stage, &plan, a, kv, Want::Greedy, out).unwrap();
+        forward(parts.ops, &stage, &plan, a, kv, Want::Tokens, out).unwrap();
         assert_eq!(launches() - before, 5 + of_layer * config.n_layers, "{rows} rows");
     }
 }
@@ -335,7 +335,7 @@ fn operations_of_another_plan_are_refused() {
     let block = replica.kv_blocks().tokens;
     let mut sequences = Sequences::new(&mut rng, &config, block, &[4], 4);
     let (first, second) = (sequences.plan(&[(0, &[1])]), sequences.plan(&[(0, &[2, 3])]));
-    let parts = replica.begin(&first, Want::Greedy).unwrap();
+    let parts = replica.begin(&first, Want::Tokens).unwrap();
     let table = parts.weights.embedding.as_ref().unwrap();
     let error = parts.ops.embed(&second, table, &mut parts.activations.x).err();
     assert!(error.unwrap().to_string().contains("another plan"));

@@ -1,13 +1,13 @@
 //! Outputs of a step other than the argmax: whole rows of logits in the replica's memory, sampled tokens, and times.
 
 use super::open_on;
-use super::plans::decoding;
+use super::plans::{decoding, drawing};
 use super::synthetic::{SyntheticCheckpoint, Temperament};
 #[cfg(feature = "simt")]
 use getp::backend::gpu::driver::simt::Order;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::batch::{StepOutput, StepPlan, Want};
+use getp::batch::{Draw, StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
@@ -101,10 +101,10 @@ fn a_step_too_many_is_refused_and_spoils_none_under_way() {
         .collect();
     for position in 0..2 {
         let plan = plan(&*replica, position, ROWS);
-        replica.submit(&plan, Want::Greedy).unwrap();
+        replica.submit(&plan, Want::Tokens).unwrap();
     }
     let third = plan(&*replica, 2, 1);
-    let error = replica.submit(&third, Want::Greedy).unwrap_err();
+    let error = replica.submit(&third, Want::Tokens).unwrap_err();
     assert!(error.to_string().contains("more than 2 steps under way"), "{error}");
     let mut output = StepOutput::default();
     for expected in expected {
@@ -122,16 +122,15 @@ fn steps_of_more_rows_need_no_more_device_memory() {
     let mut bytes = Vec::new();
     // Two steps are under way when the largest is submitted.
     for (position, rows) in [1, 2, ROWS].into_iter().enumerate() {
-        let mut plan = plan(&*replica, position, rows);
-        plan.coins = vec![0.5; rows];
-        let want = Want::Draws {
+        let plan = drawing(plan(&*replica, position, rows), |_| Draw {
             temperature: 1.0,
             topp: 0.9,
-        };
+            coin: 0.5,
+        });
         if position == 2 {
             replica.collect(&mut StepOutput::default()).unwrap();
         }
-        replica.submit(&plan, want).unwrap();
+        replica.submit(&plan, Want::Tokens).unwrap();
         bytes.push(system.live(0).bytes);
     }
     assert_eq!(bytes, [bytes[0]; 3]);
@@ -162,18 +161,21 @@ fn tokens_are_drawn_as_the_host_draws_them() {
     for (position, (temperature, topp)) in TEMPERATURES.into_iter().flat_map(|t| topps.map(|p| (t, p))).enumerate() {
         let rows = 1 + position.min(ROWS - 1);
         let expected = step_for(&mut *whole, position, rows, Want::Logits);
-        let mut plan = plan(&*drawing, position, rows);
-        plan.coins = (0..rows)
-            .map(|row| ((7919 * position + row) % 97) as f32 / 97.0)
-            .collect();
-        drawing.submit(&plan, Want::Draws { temperature, topp }).unwrap();
+        let plan = plan(&*drawing, position, rows);
+        let plan = super::plans::drawing(plan, |row| Draw {
+            temperature,
+            topp,
+            coin: ((7919 * position + row) % 97) as f32 / 97.0,
+        });
+        drawing.submit(&plan, Want::Tokens).unwrap();
         let mut output = StepOutput::default();
         drawing.collect(&mut output).unwrap();
         assert_eq!(output.greedy, expected.greedy);
         assert_eq!((output.drawn.len(), output.logits.len()), (rows, 0));
-        let mut sampler = Sampler::new(WIDE, temperature, topp, 1).unwrap();
+        let mut sampler = Sampler::new(WIDE);
+        sampler.make_room(temperature, topp).unwrap();
         for (row, logits) in expected.logits.chunks_exact(WIDE).enumerate() {
-            let expected = sampler.sample_by(logits, plan.coins[row]);
+            let expected = sampler.sample(logits, plan.logits[row].draw);
             assert!(output.drawn[row].is_none_or(|token| token == expected));
             drawn[usize::from(output.drawn[row].is_some())] += 1;
         }
@@ -188,17 +190,72 @@ fn tokens_are_drawn_as_the_host_draws_them() {
     assert!(drawn.iter().all(|&n| n > 5), "{drawn:?}");
 }
 
+/// Rows of all kinds in one step: greedy ones, and others with a temperature and a nucleus of their own.
+#[test]
+fn a_step_draws_each_row_in_its_own_way() {
+    let (mut whole, mut mixed) = (replica(WIDE, false), replica(WIDE, false));
+    let draw = |row: usize| Draw {
+        temperature: [0.3, 0.0, 40.0][row],
+        topp: [0.9, 0.5, 1.0][row],
+        coin: [0.6, 0.9, 0.2][row],
+    };
+    let expected = step_for(&mut *whole, 0, ROWS, Want::Logits);
+    let plan = drawing(plan(&*mixed, 0, ROWS), draw);
+    mixed.submit(&plan, Want::Tokens).unwrap();
+    let mut output = StepOutput::default();
+    mixed.collect(&mut output).unwrap();
+    assert_eq!(output.greedy, expected.greedy);
+    assert_eq!(output.drawn.len(), ROWS);
+    let tokens: Vec<u32> = (0..ROWS)
+        .map(|row| {
+            let logits = &expected.logits[row * WIDE..][..WIDE];
+            let mut sampler = Sampler::new(WIDE);
+            sampler.make_room(draw(row).temperature, draw(row).topp).unwrap();
+            sampler.sample(logits, draw(row))
+        })
+        .collect();
+    assert_eq!([output.drawn[0], output.drawn[2]], [Some(tokens[0]), Some(tokens[2])]);
+    assert_eq!(tokens[1], output.greedy[1].token);
+    assert_ne!(tokens[2], output.greedy[2].token, "another token than the argmax");
+
+    // The device feeds each row's own token to the next step.
+    let next = |named: bool| {
+        let mut next = super::outputs::plan(&*replica(WIDE, false), 1, ROWS);
+        let kept = (1..=ROWS as i32).map(|slot| -slot).collect();
+        next.tokens = if named {
+            tokens.iter().map(|&t| t as i32).collect()
+        } else {
+            kept
+        };
+        next
+    };
+    whole.submit(&next(true), Want::Logits).unwrap();
+    mixed.submit(&next(false), Want::Logits).unwrap();
+    let mut named = StepOutput::default();
+    whole.collect(&mut named).unwrap();
+    mixed.collect(&mut output).unwrap();
+    assert!(
+        output
+            .logits
+            .iter()
+            .zip(&*named.logits)
+            .all(|(a, b)| a.to_bits() == b.to_bits())
+    );
+}
+
 #[test]
 fn a_drawn_token_is_fed_to_the_next_step_on_the_device() {
     let (mut named, mut kept) = (replica(WIDE, false), replica(WIDE, false));
-    let want = |topp| Want::Draws { temperature: 0.1, topp };
     for topp in [0.5, 0.9999, 1.0] {
-        let mut first = plan(&*kept, 0, ROWS);
-        first.coins = vec![0.7; ROWS];
+        let first = drawing(plan(&*kept, 0, ROWS), |_| Draw {
+            temperature: 0.1,
+            topp,
+            coin: 0.7,
+        });
         let mut output = StepOutput::default();
         let mut tokens = Vec::new();
         for replica in [&mut named, &mut kept] {
-            replica.submit(&first, want(topp)).unwrap();
+            replica.submit(&first, Want::Tokens).unwrap();
             replica.collect(&mut output).unwrap();
             // Where the host must sample, the device has the argmax.
             let found = output.drawn.iter().zip(&output.greedy);

@@ -160,9 +160,10 @@ pub const NOTHING: Greedy = Greedy {
 /// Each row's argmax, and the row's logits if `logits` is there.
 pub struct Unembed<'a> {
     pub vocab: usize,
-    pub inputs: usize,
-    /// `[inputs, vocab]`
-    pub logits: Option<Shared<'a, f32>>,
+    /// For each input the row of `logits` that its logits are stored in, if they are.
+    pub places: &'a [Option<usize>],
+    /// `[.., vocab]`
+    pub logits: Shared<'a, f32>,
     pub greedy: Mutex<&'a mut Vec<Greedy>>,
 }
 
@@ -170,7 +171,7 @@ impl Epilogue for Unembed<'_> {
     type State = Vec<Greedy>;
 
     fn begin(&self) -> Result<Vec<Greedy>> {
-        memory::filled(NOTHING, self.inputs, Purpose::Step)
+        memory::filled(NOTHING, self.places.len(), Purpose::Step)
     }
 
     #[inline(always)]
@@ -188,9 +189,9 @@ impl Epilogue for Unembed<'_> {
                 logit: largest,
             };
         }
-        if let Some(logits) = &self.logits {
-            // SAFETY: no other worker has this tile of this row.
-            unsafe { logits.slice(at.row * self.vocab + first, sums.len()) }.copy_from_slice(sums);
+        if let Some(place) = self.places[at.input] {
+            // SAFETY: no other worker has this tile of this input, and each input has a place of its own.
+            unsafe { self.logits.slice(place * self.vocab + first, sums.len()) }.copy_from_slice(sums);
         }
     }
 

@@ -10,7 +10,7 @@ use super::kv::{Element, KvCache};
 use super::mode::ComputeMode;
 use super::screen::exact_greedy;
 use super::shared::Shared;
-use crate::batch::{Chunk, StepOutput, StepPlan, Want};
+use crate::batch::{Chunk, Greedy, LogitsRow, StepOutput, StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -84,6 +84,59 @@ impl<E: Element> CpuOps<E> {
         self.inputs
             .encode(self.mode, w.format, &source.values, w.cols, std::iter::once(all))?;
         self.mode.multiply(w, &self.inputs, epilogue)
+    }
+
+    /// The argmax of all rows of `t` but the `stored` ones, without their logits; `false` if that cannot be done.
+    fn screen(&mut self, t: &Buffer, stored: &[u32], w: &Packed, greedy: &mut [Greedy]) -> Result<bool> {
+        if stored.is_empty() {
+            let all = &self.all_rows[..t.rows()];
+            return exact_greedy(self.mode, &mut self.inputs, t, all, w, greedy);
+        }
+        let others = (0..t.rows() as u32).filter(|row| stored.binary_search(row).is_err());
+        let others = memory::collect(others, Purpose::Step)?;
+        let mut inputs = Buffer::new(others.len(), t.width)?;
+        others
+            .iter()
+            .for_each(|&row| inputs.values.extend_from_slice(t.row(row as usize)));
+        let mut found = memory::filled(NOTHING, others.len(), Purpose::Step)?;
+        let all = &self.all_rows[..others.len()];
+        let done = exact_greedy(self.mode, &mut self.inputs, &inputs, all, w, &mut found)?;
+        if done {
+            others
+                .iter()
+                .zip(found)
+                .for_each(|(&row, found)| greedy[row as usize] = found);
+        }
+        Ok(done)
+    }
+
+    /// The argmax of `rows`, and the logits of those that are `stored`, in their order.
+    fn unembed_rows(
+        &mut self,
+        t: &Buffer,
+        rows: &[u32],
+        stored: &[u32],
+        w: &Packed,
+        output: &mut StepOutput,
+    ) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let place = |row: &u32| stored.binary_search(row).ok();
+        let mut found = memory::filled(NOTHING, rows.len(), Purpose::Step)?;
+        let epilogue = Unembed {
+            vocab: w.rows,
+            places: &memory::collect(rows.iter().map(place), Purpose::Step)?,
+            logits: Shared::new(output.logits.own()),
+            greedy: Mutex::new(&mut found),
+        };
+        self.inputs
+            .encode(self.mode, w.format, &t.values, w.cols, std::iter::once(rows))?;
+        self.mode.multiply(w, &self.inputs, &epilogue)?;
+        rows.iter()
+            .zip(found)
+            .for_each(|(&row, found)| output.greedy[row as usize] = found);
+        Ok(())
     }
 
     /// Row `i` of `t`, which gets `rows` of them, is the norm of row `source(i)` of `x`.
@@ -437,29 +490,25 @@ impl<E: Element> Ops for CpuOps<E> {
         Ok(t)
     }
 
-    fn unembed(&mut self, t: &Buffer, w: &Packed, want: Want, output: &mut StepOutput) -> Result<()> {
+    fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Packed, want: Want, output: &mut StepOutput) -> Result<()> {
         let rows = t.rows();
         output.greedy.clear();
         memory::resize(&mut output.greedy, rows, NOTHING, Purpose::Step)?;
-        let logits = output.logits.own();
-        let values = if want != Want::Greedy { rows * w.rows } else { 0 };
-        memory::resize(logits, values, 0.0, Purpose::Step)?;
+        let is_drawn = |row: u32| plan.logits.get(row as usize).is_some_and(LogitsRow::is_drawn);
+        let is_stored = |&row: &u32| want == Want::Logits || is_drawn(row);
+        let stored = memory::collect((0..rows as u32).filter(is_stored), Purpose::Step)?;
+        memory::resize(output.logits.own(), stored.len() * w.rows, 0.0, Purpose::Step)?;
         if rows == 0 {
             return Ok(());
         }
         self.timed(Stage::Unembed, product_cost(w, 1, rows), |ops| {
-            let screened = want == Want::Greedy && ops.mode.precision == Precision::Exact;
-            let all = &ops.all_rows[..rows];
-            if screened && exact_greedy(ops.mode, &mut ops.inputs, t, all, w, &mut output.greedy)? {
-                return Ok(());
+            let summarized = stored.len() < rows && ops.mode.precision == Precision::Exact;
+            if summarized && ops.screen(t, &stored, w, &mut output.greedy)? {
+                ops.unembed_rows(t, &stored, &stored, w, output)
+            } else {
+                let all = memory::collect(0..rows as u32, Purpose::Step)?;
+                ops.unembed_rows(t, &all, &stored, w, output)
             }
-            let epilogue = Unembed {
-                vocab: w.rows,
-                inputs: rows,
-                logits: (want != Want::Greedy).then(|| Shared::new(logits)),
-                greedy: Mutex::new(&mut output.greedy),
-            };
-            ops.dense(t, w, &epilogue)
         })?;
         for greedy in &mut output.greedy {
             if greedy.token == NOTHING.token {

@@ -96,14 +96,6 @@ shared! {
             prefill_tiles: i32,
             /// which of the host's result buffers this step writes
             turn: i32,
-            /// the temperature of sampling
-            temperature: f32,
-            /// top-p: the probability mass of the nucleus; 0: sample from all tokens
-            topp: f32,
-            /// tokens of less probability are not sorted by draw: they are not in the nucleus, or it has more than
-            /// DRAW_TOKENS tokens
-            least: f32,
-            reserved: i32,
         }
 
         /// Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page `tables[full
@@ -130,6 +122,13 @@ shared! {
             slot: i32,
             /// the random number in [0, 1) that its token is sampled with
             coin: f32,
+            /// the temperature of sampling; 0: its token is the argmax
+            temperature: f32,
+            /// top-p: the probability mass of the nucleus; 0: sample from all tokens
+            topp: f32,
+            /// tokens of less probability are not sorted by draw: they are not in the nucleus, or it has more than
+            /// DRAW_TOKENS tokens
+            least: f32,
         }
 
         /// A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in

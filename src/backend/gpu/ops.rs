@@ -1228,10 +1228,11 @@ impl Ops for GpuOps {
         Ok(t)
     }
 
-    fn unembed(&mut self, t: &Buffer, w: &Matrix, want: Want, _output: &mut StepOutput) -> Result<()> {
+    fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want, _output: &mut StepOutput) -> Result<()> {
+        let draws = want == Want::Tokens && plan.draws();
         let product = match want {
             // Only the matrix cores' kernels summarize rows as they go.
-            Want::Greedy if !w.is_wire() => Product::Greedy,
+            Want::Tokens if !draws && !w.is_wire() => Product::Greedy,
             _ => Product::Logits,
         };
         let rows = self.logits_rows();
@@ -1241,9 +1242,6 @@ impl Ops for GpuOps {
         let value_bytes = if w.is_wire() { 4 } else { 8 };
         let cost = moved(self.n_wanted * candidates * value_bytes);
         self.timed(Stage::Argmax, cost, |ops| ops.argmax(w.is_wire(), candidates))?;
-        match want {
-            Want::Draws { .. } => self.draw(),
-            Want::Greedy | Want::Logits => Ok(()),
-        }
+        if draws { self.draw() } else { Ok(()) }
     }
 }

@@ -154,7 +154,7 @@ impl GpuReplica {
     fn queue(&mut self, plan: &StepPlan, header: &args::StepHeader, want: Want, turn: usize) -> Result<()> {
         self.await_tokens(plan)?;
         let logits = match &self.logits {
-            Some(path) if self.last().whole_rows(want) => path.at(turn),
+            Some(path) if self.last().whole_rows(plan, want) => path.at(turn),
             _ => LogitsAt::default(),
         };
         let x_bytes = 4 * plan.rows() * self.common.config.hidden_dim;
@@ -340,13 +340,13 @@ impl Replica for GpuReplica {
             return Err(self.too_many());
         }
         let turn = self.steps % self.common.depth;
-        if self.last().whole_rows(want) {
+        if self.last().whole_rows(plan, want) {
             self.need_logits()?;
         }
-        let header = self.plans.write(plan, turn, want)?;
+        let header = self.plans.write(plan, turn)?;
         self.queue(plan, &header, want, turn)?;
         let coming = self.end_step(plan.logits.len(), want, turn)?;
-        let draws = matches!(want, Want::Draws { .. });
+        let draws = want == Want::Tokens && plan.draws();
         self.in_flight.push_back(InFlight {
             turn,
             rows: plan.logits.len(),

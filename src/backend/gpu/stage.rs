@@ -232,8 +232,9 @@ impl Stage {
     }
 
     /// Whether a step leaves whole rows of logits on the device.
-    pub fn whole_rows(&self, want: Want) -> bool {
-        self.unembedding().is_some_and(|w| want != Want::Greedy || w.is_wire())
+    pub fn whole_rows(&self, plan: &StepPlan, want: Want) -> bool {
+        self.unembedding()
+            .is_some_and(|w| want == Want::Logits || plan.draws() || w.is_wire())
     }
 
     /// Queues a step's kernels, between two events if steps are timed; whole rows go to `logits`.

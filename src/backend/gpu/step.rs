@@ -12,12 +12,12 @@ use super::args::{
 use super::attention_plan::{plan_decode, plan_prefill};
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, Stream};
-use crate::batch::{StepPlan, Want};
+use crate::batch::{Draw, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::sampler::{has_nucleus, least_probable};
 use bytemuck::NoUninit;
-use std::iter::{repeat, repeat_n};
+use std::iter::repeat_n;
 use std::marker::PhantomData;
 
 /// The most of everything a step can have.
@@ -248,14 +248,10 @@ impl Plans {
     }
 
     /// Lays out a plan in the host copy of this turn, which the device has fetched the last time it was written.
-    pub fn write(&mut self, plan: &StepPlan, turn: usize, want: Want) -> Result<StepHeader> {
+    pub fn write(&mut self, plan: &StepPlan, turn: usize) -> Result<StepHeader> {
         self.check(plan)?;
-        self.scratch.fill(plan, &self.attention)?;
+        self.scratch.fill(plan, &self.attention, self.capacity.vocab)?;
         let Self { scratch, sections, .. } = self;
-        let (temperature, topp) = match want {
-            Want::Draws { temperature, topp } => (temperature, topp),
-            Want::Greedy | Want::Logits => (0.0, 0.0),
-        };
         let header = StepHeader {
             rows: plan.rows() as i32,
             decode_rows: plan.decode_chunks as i32,
@@ -265,11 +261,6 @@ impl Plans {
             window_items: scratch.window_items.len() as i32,
             prefill_tiles: scratch.prefill_tiles.len() as i32,
             turn: turn as i32,
-            temperature,
-            // 0 stands for all that is no nucleus: NaN has no place in the kernel.
-            topp: if has_nucleus(topp) { topp } else { 0.0 },
-            least: least_probable(self.capacity.vocab, topp),
-            reserved: 0,
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
         let copies = unsafe { self.host.write() };
@@ -307,7 +298,7 @@ impl Plans {
 }
 
 impl Scratch {
-    fn fill(&mut self, plan: &StepPlan, shape: &AttentionShape) -> Result<()> {
+    fn fill(&mut self, plan: &StepPlan, shape: &AttentionShape, vocab: usize) -> Result<()> {
         self.row_chunk.clear();
         self.chunks.clear();
         for (index, chunk) in plan.chunks.iter().enumerate() {
@@ -325,11 +316,21 @@ impl Scratch {
             memory::push(&mut self.chunks, info, Purpose::Step)?;
         }
         self.logits.clear();
-        let coins = plan.coins.iter().copied().chain(repeat(0.0));
-        let rows = plan.logits.iter().zip(coins).map(|(wanted, coin)| LogitsRowInfo {
-            row: wanted.row as i32,
-            slot: if wanted.sample { wanted.sequence as i32 } else { -1 },
-            coin,
+        let rows = plan.logits.iter().map(|wanted| {
+            let Draw {
+                temperature,
+                topp,
+                coin,
+            } = wanted.draw;
+            LogitsRowInfo {
+                row: wanted.row as i32,
+                slot: if wanted.sample { wanted.sequence as i32 } else { -1 },
+                coin,
+                temperature,
+                // 0 stands for all that is no nucleus: NaN has no place in the kernel.
+                topp: if has_nucleus(topp) { topp } else { 0.0 },
+                least: least_probable(vocab, topp),
+            }
         });
         memory::extend(&mut self.logits, rows, Purpose::Step)?;
         let decoding = || plan.chunks[..plan.decode_chunks].iter();
@@ -447,10 +448,6 @@ mod tests {
         window_items: 0,
         prefill_tiles: 0,
         turn: 0,
-        temperature: 0.0,
-        topp: 0.0,
-        least: 0.0,
-        reserved: 0,
     };
 
     fn contents<'a>(tokens: &'a [i32], tables: &'a [i32]) -> Contents<'a> {

@@ -67,10 +67,10 @@ impl GpuReplica {
     pub fn begin(&mut self, plan: &StepPlan, want: Want) -> Result<Parts<'_>> {
         self.first().context.stream.synchronize()?;
         let turn = self.steps % self.common.depth;
-        if self.last().whole_rows(want) {
+        if self.last().whole_rows(plan, want) {
             self.need_logits()?;
         }
-        let header = self.plans.write(plan, turn, want)?;
+        let header = self.plans.write(plan, turn)?;
         let logits = self.logits.as_ref().map(|path| path.at(turn)).unwrap_or_default();
         let stage = &mut self.stages[0];
         let shape = stage.shape(plan, &header, want);

@@ -119,14 +119,14 @@ impl Graphs {
 impl Stage {
     /// Captures the graphs of steps that only decode, which are most, so that no run waits for them.
     pub(super) fn prepare(&mut self) -> Result<()> {
-        if self.ops.timeline.is_some() || self.whole_rows(Want::Greedy) {
+        if self.ops.timeline.is_some() || self.whole_rows(&StepPlan::default(), Want::Tokens) {
             return Ok(());
         }
         for shape in self.decoding_shapes()? {
             if self.graphs.incomplete || !self.has_memory()? {
                 break;
             }
-            self.capture(&StepPlan::default(), (shape, 0), Want::Greedy, LogitsAt::default())?;
+            self.capture(&StepPlan::default(), (shape, 0), Want::Tokens, LogitsAt::default())?;
         }
         Ok(())
     }
@@ -194,8 +194,8 @@ impl Stage {
                 0 => 0,
                 tiles => bucket(tiles, self.capacity.rows),
             },
-            logits: self.whole_rows(want),
-            draws: self.unembedding().is_some() && matches!(want, Want::Draws { .. }),
+            logits: self.whole_rows(plan, want),
+            draws: self.unembedding().is_some() && want == Want::Tokens && plan.draws(),
         }
     }
 

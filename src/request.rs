@@ -1,0 +1,91 @@
+//! A request: what is asked of the model for one prompt.
+//!
+//! It is a value that goes from whoever asks through the queue to the scheduler of a replica, and back if that replica
+//! fails. What comes of it is an [`Answer`].
+
+use std::sync::Arc;
+
+/// How tokens are sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 0 is greedy: the token of the largest logit, whatever `topp` is.
+    pub temperature: f32,
+    /// Nucleus sampling keeps the most probable tokens whose probabilities sum to more than this; outside of (0, 1) all
+    /// tokens can be sampled.
+    pub topp: f32,
+    /// The state of the random number generator before the answer's first token.
+    pub rng_state: u64,
+}
+
+impl Sampling {
+    /// The token of the largest logit.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        topp: 0.0,
+        rng_state: 0,
+    };
+
+    /// Whether each token is the argmax of its logits.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+}
+
+/// Tokens that end answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EndTokens(Vec<u32>);
+
+impl EndTokens {
+    /// Those of the released models, as the evaluation program knows them.
+    pub const RELEASED: [u32; 2] = [199_999, 200_002];
+
+    /// These tokens.
+    pub fn new(tokens: &[u32]) -> Self {
+        Self(tokens.to_vec())
+    }
+
+    /// Whether a token ends an answer.
+    pub fn contains(&self, token: u32) -> bool {
+        self.0.contains(&token)
+    }
+}
+
+/// What is asked of the model for one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// What its answer is known by.
+    pub number: usize,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// The most positions that are fed to the model: the prompt's, then the answer's. The token sampled at the last one is
+    /// part of the answer.
+    pub max_positions: usize,
+    /// How its tokens are sampled.
+    pub sampling: Sampling,
+    /// Tokens that end its answer; the answer has them.
+    pub ends: Arc<EndTokens>,
+}
+
+impl Request {
+    /// A greedy request that ends as the released models' answers do.
+    pub fn greedy(number: usize, prompt: Vec<u32>, max_positions: usize) -> Self {
+        Self {
+            number,
+            prompt,
+            max_positions,
+            sampling: Sampling::GREEDY,
+            ends: Arc::new(EndTokens::new(&EndTokens::RELEASED)),
+        }
+    }
+}
+
+/// What came of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The request's number.
+    pub number: usize,
+    /// The tokens sampled, with the end token if there was one.
+    pub tokens: Vec<u32>,
+    /// The state of the request's random number generator behind them.
+    pub rng_state: u64,
+}
