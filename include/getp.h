@@ -430,6 +430,10 @@ void getp_options_init_sized(getp_options *options, size_t size);
 // `getp_options.steps`, of up to `steps` - n. For one token and one step that is one token, or none. `tokenizer` is
 // needed only for this call.
 //
+// Lines end in LF, or all of them in CR LF. A UTF-8 byte order mark and empty lines behind the last prompt are
+// skipped. Refused are files with both ends of lines, in UTF-16, with a NUL byte in a prompt, or with more or fewer
+// prompts than the first line says.
+//
 // On failure: one line on stderr and the last error, returns NULL.
 getp_requests *getp_requests_open(const char *path, int steps, const getp_tokenizer *tokenizer);
 

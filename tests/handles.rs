@@ -256,14 +256,8 @@ fn a_request_handle_reads_its_file_and_runs() {
             handle
         }
     };
-    for (text, steps, word) in [
-        ("", 8, "first line"),
-        ("two\na\nb\n", 8, "first line"),
-        ("3\na\nb\n", 8, "has 2 prompts"),
-        ("1\na\n", 0, "steps"),
-        ("1\na\n", -4, "steps"),
-    ] {
-        assert!(open(text, steps).is_null());
+    for (steps, word) in [(0, "steps: 0 is too few"), (-4, "steps: -4 is too few")] {
+        assert!(open("1\na\n", steps).is_null());
         let error = last_error().unwrap();
         assert!(error.contains(word), "{error}");
     }
@@ -296,6 +290,88 @@ fn a_request_handle_reads_its_file_and_runs() {
         getp_requests_close(handle);
     }
     finish(&mut program).unwrap();
+}
+
+/// The prompts of a file with these bytes, or the error.
+fn prompts_of(bytes: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+    use getp::abi::{requests::*, tokenizer::*};
+    let dir = tempfile::tempdir().unwrap();
+    let vocabulary = c_path(&vocabulary_file(dir.path()));
+    let file = dir.path().join("requests");
+    std::fs::write(&file, bytes).unwrap();
+    // SAFETY: paths and handles of this test's own.
+    unsafe {
+        let tokenizer = getp_tokenizer_open(vocabulary.as_ptr());
+        let handle = getp_requests_open(c_path(&file).as_ptr(), 8, tokenizer);
+        getp_tokenizer_close(tokenizer);
+        if handle.is_null() {
+            return Err(last_error().unwrap());
+        }
+        let prompt = |index| {
+            let mut length = 0;
+            let bytes = getp_requests_prompt(handle, index, &mut length);
+            std::slice::from_raw_parts(bytes.cast::<u8>(), length).to_vec()
+        };
+        let prompts = (0..getp_requests_count(handle)).map(prompt).collect();
+        getp_requests_close(handle);
+        Ok(prompts)
+    }
+}
+
+#[test]
+fn prompts_are_the_same_however_their_lines_end() {
+    let expected: [&[u8]; 3] = [b"ab", b"", b"a\rb \xff"];
+    for file in [
+        b"3\nab\n\na\rb \xff\n".as_slice(),
+        b"3\nab\n\na\rb \xff",
+        b" 3 \nab\n\na\rb \xff\n\n\n",
+        b"\xef\xbb\xbf3\nab\n\na\rb \xff\n",
+        b"3\r\nab\r\n\r\na\rb \xff\r\n",
+        b"3\r\nab\r\n\r\na\rb \xff",
+        b"3\r\nab\r\n\r\na\rb \xff\r",
+        b"\xef\xbb\xbf3\r\nab\r\n\r\na\rb \xff\r\n\r\n",
+    ] {
+        assert_eq!(prompts_of(file).unwrap(), expected, "{}", file.escape_ascii());
+    }
+    // Of several CRs only the last belongs to the end of the line.
+    assert_eq!(prompts_of(b"1\r\nab\r\r\n").unwrap(), [b"ab\r"]);
+    assert!(prompts_of(b"0\n").unwrap().is_empty());
+}
+
+#[test]
+fn files_of_prompts_that_are_odd_are_refused_by_name() {
+    for (file, words) in [
+        (b"".as_slice(), "its first line is not a number but \"\""),
+        (b"two\na\nb\n", "its first line is not a number but \"two\""),
+        (b"2 prompts\na\nb\n", "but \"2 prompts\"; write how many prompts follow"),
+        (b"2\x00\na\nb\n", "but \"2\\0\""),
+        (b"-1\na\n", "but \"-1\""),
+        (b"3\na\nb\n", "it has 2 prompts where its first line says 3"),
+        (
+            b"1\na\nb\n\nc\n",
+            "says 1 prompts, and 2 more follow, the first in line 3; correct the number",
+        ),
+        (b"1\na\n\n\nb\n", "and 1 more follow, the first in line 5"),
+        (b"2\r\na\nb\n", "line 1 ends in CR LF and line 2 in LF alone"),
+        (b"2\na\nb\r\n", "line 3 ends in CR LF and line 1 in LF alone"),
+        (b"2\na\nb\r", "line 3 ends in CR LF and line 1 in LF alone"),
+        (b"2\r\na\r\nb\r\n\n", "line 1 ends in CR LF and line 4 in LF alone"),
+        (b"2\ra\rb\r", "its lines end in CR alone; end them in LF or in CR LF"),
+        (b"1\ra", "its lines end in CR alone"),
+        (b"2\na\nb\x00c\n", "line 3 has a NUL byte"),
+        (
+            b"\xff\xfe1\x00\n\x00a\x00\n\x00",
+            "it is UTF-16 or UTF-32; save it as UTF-8",
+        ),
+        (
+            b"\xfe\xff\x001\x00\n\x00a\x00\n",
+            "it is UTF-16 or UTF-32; save it as UTF-8",
+        ),
+    ] {
+        let error = prompts_of(file).unwrap_err();
+        assert!(error.contains(words), "{}: {error}", file.escape_ascii());
+        assert!(error.contains("/requests: "), "{error}");
+    }
 }
 
 /// Writes a model of the program's dimensions whose weights are all 0.

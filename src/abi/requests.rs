@@ -30,6 +30,10 @@ pub struct RequestsHandle {
 /// `getp_options.steps`, of up to `steps` - n. For one token and one step that is one token, or none. `tokenizer` is
 /// needed only for this call.
 ///
+/// Lines end in LF, or all of them in CR LF. A UTF-8 byte order mark and empty lines behind the last prompt are
+/// skipped. Refused are files with both ends of lines, in UTF-16, with a NUL byte in a prompt, or with more or fewer
+/// prompts than the first line says.
+///
 /// On failure: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_requests_open(
@@ -188,20 +192,72 @@ fn row<T>(values: &[T], index: usize, row: usize) -> &[T] {
 /// The prompts of a request file.
 fn lines<'a>(path: &Path, data: &'a [u8]) -> Result<Vec<&'a [u8]>> {
     let wrong = |why: String| Error::format(path.display().to_string(), why);
+    if data.starts_with(b"\xff\xfe") || data.starts_with(b"\xfe\xff") {
+        return Err(wrong("it is UTF-16 or UTF-32; save it as UTF-8".into()));
+    }
+    // Editors that end lines in CR LF often write a byte order mark, too.
+    let data = data.strip_prefix(b"\xef\xbb\xbf").unwrap_or(data);
+    let has_cr = ends_in_cr_lf(data).map_err(&wrong)?;
+    let of_line = |line: &'a [u8]| line.strip_suffix(b"\r").filter(|_| has_cr).unwrap_or(line);
     // A newline at the end of the file begins no further line.
-    let mut lines = data.strip_suffix(b"\n").unwrap_or(data).split(|&byte| byte == b'\n');
-    let count = lines
-        .next()
-        .and_then(|line| std::str::from_utf8(line).ok()?.trim().parse::<usize>().ok());
-    let count = count.ok_or_else(|| wrong("its first line is not a number; write how many prompts follow".into()))?;
-    let prompts = memory::collect(lines.take(count), Purpose::Requests)?;
+    let mut lines = data
+        .strip_suffix(b"\n")
+        .unwrap_or(data)
+        .split(|&byte| byte == b'\n')
+        .map(of_line);
+    let first = String::from_utf8_lossy(lines.next().unwrap_or_default());
+    let count = first.trim().parse::<usize>().map_err(|_| {
+        let start: String = first.chars().take(32).collect();
+        wrong(format!(
+            "its first line is not a number but {start:?}; write how many prompts follow"
+        ))
+    })?;
+    let prompts = memory::collect(lines.by_ref().take(count), Purpose::Requests)?;
     if prompts.len() < count {
         return Err(wrong(format!(
             "it has {} prompts where its first line says {count}",
             prompts.len()
         )));
     }
+    if let Some(behind) = lines.position(|line| !line.is_empty()) {
+        let more = 1 + lines.filter(|line| !line.is_empty()).count();
+        return Err(wrong(format!(
+            "its first line says {count} prompts, and {more} more follow, the first in line {}; correct the number",
+            count + behind + 2
+        )));
+    }
+    if let Some(at) = prompts.iter().position(|prompt| prompt.contains(&0)) {
+        let why = format!("line {} has a NUL byte, where the prompt would end; remove it", at + 2);
+        return Err(wrong(why));
+    }
     Ok(prompts)
+}
+
+/// Whether the lines end in CR LF. Fails if only some do, or if they end in CR alone: nobody can tell then which CR
+/// belongs to a prompt.
+fn ends_in_cr_lf(data: &[u8]) -> std::result::Result<bool, String> {
+    let mut first = None;
+    for (number, line) in (1..).zip(data.split_inclusive(|&byte| byte == b'\n')) {
+        // The last line may end with the file.
+        let Some(line) = line
+            .strip_suffix(b"\n")
+            .or_else(|| line.ends_with(b"\r").then_some(line))
+        else {
+            continue;
+        };
+        let has_cr = line.ends_with(b"\r");
+        if *first.get_or_insert(has_cr) != has_cr {
+            let [with, without] = if has_cr { [number, 1] } else { [1, number] };
+            let why = "end all lines alike, so that it is clear whether a CR belongs to the prompt";
+            return Err(format!(
+                "line {with} ends in CR LF and line {without} in LF alone; {why}"
+            ));
+        }
+    }
+    if data.contains(&b'\r') && !data.contains(&b'\n') {
+        return Err("its lines end in CR alone; end them in LF or in CR LF".into());
+    }
+    Ok(first == Some(true))
 }
 
 /// `[rows, row]` zeros, or an error if there is no memory for them.
