@@ -565,7 +565,9 @@ inline void generate_text(Transformer *transformer, const Tokenizer &tokenizer,
                          LogitsFile(config.vocab_size)};
     unsigned long long rng = sampler.rng_state;
     int n_answer = 0;
-    for (int token : prompt) print_piece(tokenizer, token);
+    // The tokens that are fed, and the one that would be next.
+    const size_t n_printed = std::min(prompt.size(), static_cast<size_t>(steps) + 1);
+    for (size_t i = 0; i < n_printed; i++) print_piece(tokenizer, prompt[i]);
     const double elapsed_s = seconds_of([&] {
         generate(&baseline, prompt, 0, &rng, [&](int token) {
             n_answer++;

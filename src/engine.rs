@@ -185,7 +185,7 @@ impl Engine {
         }
         let prompts = self.encode(tokenizer, requests)?;
         let max_positions = requests.positions(self.options.steps);
-        let mut answers = Answers::new(tokenizer, requests, &self.options)?;
+        let mut answers = Answers::new(tokenizer, requests, &prompts, max_positions, &self.options)?;
         let rooms = self
             .replicas()
             .map(|replica| (replica.describe(), self.limits(replica)));
@@ -266,17 +266,7 @@ impl Engine {
                 }
             };
             if !replicas.iter().any(|(_, limits)| limits.take(&request)) {
-                let why = refusal(&request, replicas);
-                // The program computes the prompt, and is through with it when it would sample the first token.
-                let is_full = request.prompt.len() == request.max_positions + 1;
-                say(
-                    number,
-                    if is_full {
-                        Remark::Full(why)
-                    } else {
-                        Remark::Refused(why)
-                    },
-                );
+                say(number, Remark::Refused(refusal(&request, replicas)));
                 continue;
             }
             if is_cut {

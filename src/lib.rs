@@ -7,7 +7,6 @@ pub mod abi;
 pub mod backend;
 pub mod batch;
 pub mod checkpoint;
-#[cfg(any(test, feature = "mpi"))]
 pub mod cluster;
 pub mod config;
 pub mod dtype;

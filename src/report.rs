@@ -203,11 +203,13 @@ enum Text {
 
 impl Printer {
     /// Starts the thread, which writes the texts of `requests` requests to stdout; if that is a terminal, control
-    /// characters are escaped. Fails if there is no memory for the table of texts. If the thread does not start, a line
-    /// says so, and nothing is printed.
-    pub fn on_stdout(progress: &Progress, requests: usize) -> Result<Self> {
-        let is_terminal = std::io::stdout().is_terminal();
-        Self::start(Stream::Stdout, is_terminal, progress, requests)
+    /// characters are escaped. What a launcher forwards (`is_launched`) may end in a file, whatever it comes through,
+    /// so there only the terminal that the process was started from counts. Fails if there is no memory for the table
+    /// of texts. If the thread does not start, a line says so, and nothing is printed.
+    pub fn on_stdout(progress: &Progress, requests: usize, is_launched: bool) -> Result<Self> {
+        let out = Stream::Stdout;
+        let is_terminal = std::io::stdout().is_terminal() && (!is_launched || out.is_controlling_terminal());
+        Self::start(out, is_terminal, progress, requests)
     }
 
     fn start(

@@ -146,6 +146,12 @@ impl Tokenizer {
         named_byte(piece).map_or(piece, |byte| std::slice::from_ref(&BYTES[usize::from(byte)]))
     }
 
+    /// Whether every text without a NUL byte is what its tokens are decoded to: no byte becomes token 0 for want of an
+    /// entry.
+    pub fn has_all_bytes(&self) -> bool {
+        (1..=u8::MAX).all(|byte| self.entry(self.byte_ids[usize::from(byte)]) == [byte])
+    }
+
     fn append(&mut self, entry: &[u8]) -> Result<()> {
         memory::append(&mut self.bytes, entry, Purpose::Vocabulary)?;
         let end = u32::try_from(self.bytes.len()).map_err(|_| Error::Overflow("the vocabulary's text"))?;

@@ -4,11 +4,13 @@
 mod fake;
 
 use fake::{Control, PROMPTS, Program, VOCAB, expected, finish, inference, warm_up};
+use getp::cluster::launcher;
 use getp::logits::LogitsReader;
 use std::ffi::c_int;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -22,15 +24,20 @@ fn is_child() -> bool {
 
 /// Runs the test `name` of this program alone, with these variables.
 fn child(name: &str, variables: &[(&str, &str)]) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
-    command
-        .env(CHILD, "1")
-        .env_remove("GETP_PRINT")
-        .envs(variables.iter().copied());
-    let output = command.output().unwrap();
+    let output = command(name).envs(variables.iter().copied()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     output
+}
+
+/// The command of [`child`], as if no launcher had started this program.
+fn command(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture", "--test-threads=1"]);
+    command.env(CHILD, "1").env_remove("GETP_PRINT");
+    for sign in launcher::signs() {
+        command.env_remove(sign);
+    }
+    command
 }
 
 /// Lines of ours on stderr.
@@ -166,6 +173,55 @@ fn child_long_prompts() {
     inference(&mut program, &Arc::default()).unwrap();
 }
 
+/// The requests of [`child_fed_otherwise`] and how many positions each has: 40 tokens are the model's context.
+fn fed_otherwise() -> [Program; 2] {
+    let [x, y] = ["x", "y"].map(|letter| letter.repeat(45));
+    let short = Program::new(&["ab", &y[..30], "", &y, &y[..21], &y[..20], "z"], 20);
+    [short, Program::new(&[&x, "q"], 64)]
+}
+
+#[test]
+fn child_fed_otherwise() {
+    if !is_child() {
+        return;
+    }
+    for mut program in fed_otherwise() {
+        inference(&mut program, &Arc::default()).unwrap();
+        finish(&mut program).unwrap();
+    }
+}
+
+#[test]
+fn child_strange_vocabulary() {
+    if !is_child() {
+        return;
+    }
+    let mut program = Program::new(&["wxy"], 8);
+    let answered = expected("wxy", 8, &program.sampler, 0).0;
+    let mut piece = *b"n\0n";
+    let mut write = |token: u8, length: usize| {
+        // SAFETY: the vocabulary's own arrays; the bytes outlive the inference.
+        unsafe {
+            program
+                .tokenizer
+                .vocab
+                .add(token.into())
+                .write(piece.as_mut_ptr().cast());
+            program.tokenizer.lengths.add(token.into()).write(length as c_int);
+        }
+    };
+    // What follows a NUL in a token is not printed.
+    answered
+        .iter()
+        .filter_map(|&token| u8::try_from(token).ok())
+        .for_each(|token| write(token, 3));
+    // Without an entry of one byte, x becomes token 0.
+    write(b'x', 3);
+    write(0, 1);
+    inference(&mut program, &Arc::default()).unwrap();
+    finish(&mut program).unwrap();
+}
+
 #[test]
 fn child_not_finite() {
     if !is_child() {
@@ -183,8 +239,9 @@ fn child_not_finite() {
 
 #[test]
 fn prompts_and_answers_are_printed_in_order_as_they_are() {
-    check_printed("1", |_, prompt| prompt.into());
-    check_printed("answer", |i, _| format!("[{i}] "));
+    check_printed("1", |_, prompt| prompt.into(), printed);
+    let with_nul = |token| if token == 0 { vec![0] } else { printed(token) };
+    check_printed("answer", |i, _| format!("[{i}] "), with_nul);
 }
 
 #[test]
@@ -200,10 +257,9 @@ fn child_full() {
     println!("{lengths:?}");
 }
 
-/// A prompt that takes up all steps has no answer, and the program prints it. Of a longer one it would store tokens in
-/// front of the row; that one is not printed.
+/// A prompt that takes up all steps has no answer. The program prints the tokens that it feeds, and the one behind them.
 #[test]
-fn prompts_that_take_up_all_steps_are_printed() {
+fn prompts_that_take_up_all_steps_are_printed_as_far_as_they_are_fed() {
     for (rule, lengths, full) in [("positions", "[2, 1, 0, 0]", 2), ("tokens", "[1, 0, 0, 0]", 1)] {
         let run = |print| child("child_full", &[("GETP_PRINT", print), ("GETP_STEPS", rule)]);
         let has = |output: &Output, text: &str| output.stdout.windows(text.len()).any(|bytes| bytes == text.as_bytes());
@@ -211,32 +267,28 @@ fn prompts_that_take_up_all_steps_are_printed() {
         let output = run("answer");
         assert!(has(&output, lengths), "{rule}: {output:?}");
         let printed = requests(&|i| has(&output, &format!("[{i}] ")));
-        assert_eq!(printed, (0..=full).collect::<Vec<_>>(), "{rule}");
+        assert_eq!(printed, [0, 1, 2, 3], "{rule}");
         let said = lines(&output);
         let is_refused = |i: usize, line: &String| line.starts_with(&format!("error: request {i}: its "));
         let refused = requests(&|i| said.iter().any(|line| is_refused(i, line)));
         assert_eq!(refused, (full..4).collect::<Vec<_>>(), "{said:?}");
 
         let output = run("1");
-        let is_alone = |i: usize| has(&output, &format!("\n{}\n", &"1234567890"[..7 + i]));
-        assert_eq!(requests(&is_alone), [full], "{rule}: {output:?}");
+        let fed = &b"1234567890"[..7 + full];
+        let alone = output.stdout.split(|&byte| byte == b'\n').filter(|line| *line == fed).count();
+        assert_eq!(alone, 4 - full, "{rule}: {output:?}");
     }
 }
 
-/// With `GETP_PRINT=value`, the output of `before` precedes each answer.
-fn check_printed(value: &str, before: impl Fn(usize, &str) -> String) {
+/// With `GETP_PRINT=value`, the output of `before` precedes each answer, whose tokens are printed as `piece` says.
+fn check_printed(value: &str, before: impl Fn(usize, &str) -> String, piece: impl Fn(c_int) -> Vec<u8>) {
     let output = child("child_answers", &[("GETP_PRINT", value)]);
     let program = Program::new(&PROMPTS, 40);
     let mut text = Vec::new();
     for (i, prompt) in PROMPTS.into_iter().enumerate() {
         text.extend(before(i, prompt).into_bytes());
         let tokens = expected(prompt, 40, &program.sampler, i).0;
-        let piece = |token: c_int| match token {
-            0..=255 => vec![token as u8],
-            256 => b"ab".to_vec(),
-            _ => vec![], // not in the vocabulary
-        };
-        text.extend(tokens.into_iter().flat_map(piece));
+        text.extend(tokens.into_iter().flat_map(&piece));
         text.push(b'\n');
     }
     assert!(output.stdout.windows(text.len()).any(|window| window == text));
@@ -252,23 +304,109 @@ fn terminal() -> (File, OwnedFd) {
     unsafe { (File::from_raw_fd(shows), OwnedFd::from_raw_fd(takes)) }
 }
 
-#[test]
-fn a_terminal_is_sent_no_control_characters() {
-    let steers = |byte: &u8| byte.is_ascii_control() && !matches!(byte, b'\r' | b'\n' | b'\t');
-    let output = child("child_answers", &[("GETP_PRINT", "1")]);
-    assert!(output.stdout.iter().any(steers), "what goes into a pipe is as it is");
+/// Whether a terminal would do something else than show the byte.
+fn steers(byte: &u8) -> bool {
+    byte.is_ascii_control() && !matches!(byte, b'\r' | b'\n' | b'\t')
+}
 
+/// What `child_answers` prints on a terminal, which it may have been started from.
+fn shown(is_controlling: bool, variables: &[(&str, &str)]) -> Vec<u8> {
     let (mut shows, takes) = terminal();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "child_answers", "--nocapture", "--test-threads=1"]);
-    command.env(CHILD, "1").env("GETP_PRINT", "1");
-    let mut running = command.stdout(takes).stderr(Stdio::null()).spawn().unwrap();
+    let mut command = command("child_answers");
+    command.env("GETP_PRINT", "1").envs(variables.iter().copied());
+    command.stdout(takes).stderr(Stdio::null());
+    if is_controlling {
+        let take_control = || {
+            // SAFETY: numbers alone go in and come out.
+            match unsafe { (libc::setsid(), libc::ioctl(1, libc::TIOCSCTTY, 0)) } {
+                (1.., 0) => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        };
+        // SAFETY: the function makes two system calls.
+        unsafe { command.pre_exec(take_control) };
+    }
+    let mut running = command.spawn().unwrap();
     drop(command); // and with it this process's end that takes
     let mut shown = Vec::new();
     let _ = shows.read_to_end(&mut shown); // it fails when the last writer is gone
     assert!(running.wait().unwrap().success());
-    assert!(!shown.iter().any(steers), "{}", String::from_utf8_lossy(&shown));
-    assert!(String::from_utf8_lossy(&shown).contains("\\u{"));
+    shown
+}
+
+#[test]
+fn a_terminal_is_sent_no_control_characters() {
+    let output = child("child_answers", &[("GETP_PRINT", "1")]);
+    assert!(output.stdout.iter().any(steers), "what goes into a pipe is as it is");
+    // Open MPI forwards its processes' stdout through a terminal, as it is.
+    let launched = [("OMPI_COMM_WORLD_SIZE", "1")];
+    let forwarded = shown(false, &launched);
+    assert!(forwarded.iter().any(steers), "{}", String::from_utf8_lossy(&forwarded));
+    // srun --pty gives its process a terminal that somebody sits at.
+    for shown in [shown(false, &[]), shown(true, &[]), shown(true, &launched)] {
+        assert!(!shown.iter().any(steers), "{}", String::from_utf8_lossy(&shown));
+        assert!(String::from_utf8_lossy(&shown).contains("\\u{"));
+    }
+}
+
+/// The text that is printed of a token.
+fn printed(token: c_int) -> Vec<u8> {
+    match token {
+        0 => vec![], // a NUL byte
+        1..=255 => vec![token as u8],
+        256 => b"ab".to_vec(),
+        _ => vec![], // not in the vocabulary
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
+}
+
+#[test]
+fn the_prompt_is_printed_as_far_as_the_program_feeds_it() {
+    let [short, long] = fed_otherwise();
+    let answered = |program: &Program, prompt: &str, request| {
+        let steps = program.requests.max_seq_len as usize;
+        expected(prompt, steps, &program.sampler, request).0
+    };
+    let with = |prompt: &str, tokens: Vec<c_int>| {
+        let answer: Vec<_> = tokens.into_iter().flat_map(printed).collect();
+        [prompt.as_bytes(), &answer, b"\n"].concat()
+    };
+    let [x, y] = ["x", "y"].map(|letter| letter.repeat(40));
+    // Where 20 steps end before the prompt does, the program has fed 20 tokens and printed the next one.
+    let texts = [
+        with("ab", answered(&short, "ab", 0)),
+        with(&y[..21], vec![]),
+        with("", vec![]),
+        with(&y[..21], vec![]),
+        with(&y[..21], vec![]),
+        with(&y[..20], answered(&short, &y[..20], 5)),
+        with("z", answered(&short, "z", 6)),
+        with(&x, answered(&long, &x, 0)),
+        with("q", answered(&long, "q", 1)),
+    ];
+    let output = child("child_fed_otherwise", &[("GETP_PRINT", "1")]);
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(contains(&output.stdout, &texts.concat()), "{shown}");
+    let output = child("child_fed_otherwise", &[("GETP_PRINT", "answer")]);
+    assert!(
+        contains(&output.stdout, b"\n[1] \n[2] \n[3] \n[4] \n[5] "),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn tokens_are_printed_up_to_a_nul_and_bytes_without_one_as_token_0() {
+    let output = child("child_strange_vocabulary", &[("GETP_PRINT", "1")]);
+    let answered = expected("wxy", 8, &Program::new(&[], 8).sampler, 0).0;
+    let pieces = answered.iter().flat_map(|&token| match token {
+        0..=255 => b"n".to_vec(),
+        _ => printed(token),
+    });
+    let text = [b"wny", pieces.collect::<Vec<_>>().as_slice(), b"\n"].concat();
+    assert!(contains(&output.stdout, &text), "{output:?}");
 }
 
 #[test]

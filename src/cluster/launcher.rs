@@ -17,6 +17,17 @@ const SIZES: [&str; 3] = ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SI
 /// What a launcher sets through which MPI finds the others, without their number.
 const CONTACTS: [&str; 5] = ["PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_CONTROL_PORT", "PALS_RANKID"];
 
+/// Whether mpirun or srun has started the process with this environment, be it alone or with others. They may forward
+/// its stdout, and Open MPI does so through a terminal that nobody sits at.
+pub fn is_launched(is_set: impl Fn(&str) -> bool) -> bool {
+    signs().any(is_set)
+}
+
+/// The variables that [`is_launched`] looks for.
+pub fn signs() -> impl Iterator<Item = &'static str> {
+    SIZES.into_iter().chain(CONTACTS)
+}
+
 /// How the process with this environment was started.
 ///
 /// `SLURM_NTASKS` says nothing: a shell in an allocation has it, too. `SLURM_STEP_NUM_TASKS` is set by srun alone.
@@ -41,6 +52,17 @@ pub fn launch(variable: impl Fn(&str) -> Option<String>) -> Launch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_of_its_own_is_launched_all_the_same() {
+        for (set, launched) in [
+            ("OMPI_COMM_WORLD_SIZE", true),
+            ("PMIX_RANK", true),
+            ("SLURM_NTASKS", false),
+        ] {
+            assert_eq!(is_launched(|name| name == set), launched, "{set}");
+        }
+    }
 
     #[test]
     fn only_a_launchers_processes_are_ranks() {

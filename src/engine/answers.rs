@@ -1,5 +1,7 @@
 //! Where answers go: into the program's rows, and, decoded, to stdout.
 
+use super::Prompt;
+use crate::cluster::launcher;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::options::{Options, Print};
@@ -15,8 +17,6 @@ pub enum Remark {
     Cut(usize),
     /// It gets no answer.
     Refused(Error),
-    /// The same: its prompt takes up all steps. The program prints the prompt.
-    Full(Error),
 }
 
 /// What was stored.
@@ -34,6 +34,8 @@ pub struct Answers<'a, 'r> {
     requests: &'a mut Requests<'r>,
     print: Print,
     printer: Option<Printer>,
+    /// See [`fed_otherwise`].
+    instead: Vec<(usize, Vec<u8>)>,
     progress: Progress,
     refused: FewLines,
     cut: FewLines,
@@ -43,12 +45,24 @@ pub struct Answers<'a, 'r> {
 }
 
 impl<'a, 'r> Answers<'a, 'r> {
-    /// Answers of `requests`, printed as `options` say.
-    pub fn new(tokenizer: &'a Tokenizer, requests: &'a mut Requests<'r>, options: &Options) -> Result<Self> {
+    /// Answers of `requests`, whose tokens are `prompts` and which have up to `max_positions` positions, printed as
+    /// `options` say.
+    pub fn new(
+        tokenizer: &'a Tokenizer,
+        requests: &'a mut Requests<'r>,
+        prompts: &[Result<Prompt>],
+        max_positions: usize,
+        options: &Options,
+    ) -> Result<Self> {
         let progress = Progress::new(options.progress, requests.len());
         let wanted = options.print != Print::Nothing;
-        let printer = || Printer::on_stdout(&progress, requests.len());
+        let is_launched = launcher::is_launched(|name| std::env::var_os(name).is_some());
+        let printer = || Printer::on_stdout(&progress, requests.len(), is_launched);
         Ok(Self {
+            instead: match options.print {
+                Print::Text => fed_otherwise(tokenizer, prompts, max_positions)?,
+                Print::Answer | Print::Nothing => Vec::new(),
+            },
             tokenizer,
             print: options.print,
             printer: wanted.then(printer).transpose()?,
@@ -66,19 +80,13 @@ impl<'a, 'r> Answers<'a, 'r> {
         match remark {
             Remark::Cut(tokens) => self.say_cut(request, tokens),
             Remark::Refused(why) => self.refuse(request, &why),
-            Remark::Full(why) => self.leave_empty(request, &why, true),
         }
     }
 
     /// Leaves a request's row empty and prints `why`, which names the request.
     pub fn refuse(&mut self, request: usize, why: &dyn Display) {
-        self.leave_empty(request, why, false);
-    }
-
-    fn leave_empty(&mut self, request: usize, why: &dyn Display, prints: bool) {
         self.progress.aside(|| self.refused.line(why));
-        let text = || prints.then(|| self.text(request, &[])).transpose();
-        self.hand_over(request, text);
+        self.hand_over(request, &[]);
         self.progress.finished(self.tokens);
     }
 
@@ -98,7 +106,7 @@ impl<'a, 'r> Answers<'a, 'r> {
         }
         self.requests.store(answer.number, &answer.tokens);
         self.tokens += answer.tokens.len() as u64;
-        self.hand_over(answer.number, || self.text(answer.number, &answer.tokens).map(Some));
+        self.hand_over(answer.number, &answer.tokens);
         self.progress.finished(self.tokens);
     }
 
@@ -113,9 +121,9 @@ impl<'a, 'r> Answers<'a, 'r> {
     }
 
     /// Text for which there is no memory is not printed; the answer itself is kept.
-    fn hand_over(&self, request: usize, text: impl FnOnce() -> Result<Option<Vec<u8>>>) {
+    fn hand_over(&self, request: usize, answer: &[u32]) {
         if let Some(printer) = &self.printer {
-            let text = text().unwrap_or_else(|why| {
+            let text = self.text(request, answer).map(Some).unwrap_or_else(|why| {
                 let not_printed = || report::error(format_args!("request {request} is not printed: {why}"));
                 self.progress.aside(not_printed);
                 None
@@ -128,15 +136,62 @@ impl<'a, 'r> Answers<'a, 'r> {
     /// a newline.
     fn text(&self, request: usize, answer: &[u32]) -> Result<Vec<u8>> {
         let mut text = Vec::new();
+        let answer = answer.iter().filter(|token| !EndTokens::RELEASED.contains(token));
         match self.print {
             Print::Nothing => {}
-            Print::Text => memory::append(&mut text, self.requests.prompt(request), Purpose::Print)?,
-            Print::Answer => text.extend_from_slice(format!("[{request}] ").as_bytes()),
-        }
-        for &token in answer.iter().filter(|token| !EndTokens::RELEASED.contains(token)) {
-            memory::append(&mut text, self.tokenizer.decode_piece(token), Purpose::Print)?;
+            Print::Text => {
+                memory::append(&mut text, self.prompt(request), Purpose::Print)?;
+                for &token in answer {
+                    append_as_c_string(&mut text, self.tokenizer.decode_piece(token))?;
+                }
+            }
+            Print::Answer => {
+                text.extend_from_slice(format!("[{request}] ").as_bytes());
+                for &token in answer {
+                    memory::append(&mut text, self.tokenizer.decode_piece(token), Purpose::Print)?;
+                }
+            }
         }
         memory::reserve(&mut text, 1, Purpose::Print)?;
         Ok(text)
     }
+
+    /// A request's prompt as the program prints it.
+    fn prompt(&self, request: usize) -> &[u8] {
+        match self.instead.binary_search_by_key(&request, |(request, _)| *request) {
+            Ok(at) => &self.instead[at].1,
+            Err(_) => self.requests.prompt(request),
+        }
+    }
+}
+
+/// The program prints the tokens that it feeds, and the one that it would have fed next. What that is where it is not
+/// the whole prompt, in the order of requests: of a prompt that is cut or has more tokens than positions, and of bytes that
+/// the vocabulary lacks.
+fn fed_otherwise(
+    tokenizer: &Tokenizer,
+    prompts: &[Result<Prompt>],
+    max_positions: usize,
+) -> Result<Vec<(usize, Vec<u8>)>> {
+    let mut otherwise = Vec::new();
+    let is_whole = tokenizer.has_all_bytes();
+    for (request, prompt) in prompts.iter().enumerate() {
+        let Ok(prompt) = prompt else { continue };
+        let fed = &prompt.tokens[..prompt.tokens.len().min(max_positions + 1)];
+        if is_whole && !prompt.is_cut && fed.len() == prompt.tokens.len() {
+            continue;
+        }
+        let mut text = Vec::new();
+        for &token in fed {
+            append_as_c_string(&mut text, tokenizer.decode_piece(token))?;
+        }
+        memory::push(&mut otherwise, (request, text), Purpose::Print)?;
+    }
+    Ok(otherwise)
+}
+
+/// Appends `piece` up to its first NUL, which is what the program prints of it.
+fn append_as_c_string(text: &mut Vec<u8>, piece: &[u8]) -> Result<()> {
+    let end = piece.iter().position(|&byte| byte == 0).unwrap_or(piece.len());
+    memory::append(text, &piece[..end], Purpose::Print)
 }

@@ -249,7 +249,7 @@ impl Engine {
         }
         let max_positions = requests.positions(self.options.steps);
         let mut answers = match ranks.speaks() {
-            true => Answers::new(tokenizer, &mut *requests, &self.options).map(Some),
+            true => Answers::new(tokenizer, &mut *requests, &prompts, max_positions, &self.options).map(Some),
             false => Ok(None),
         };
         let named = |(rank, entry): (usize, &Entry)| {

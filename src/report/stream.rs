@@ -22,6 +22,14 @@ pub enum Stream {
     Stderr,
 }
 
+impl Stream {
+    /// Whether it is the terminal that the process was started from.
+    pub fn is_controlling_terminal(self) -> bool {
+        // SAFETY: a number goes in and a number comes out.
+        unsafe { libc::tcgetsid(self.as_raw_fd()) != -1 }
+    }
+}
+
 impl AsRawFd for Stream {
     fn as_raw_fd(&self) -> RawFd {
         match self {

@@ -92,11 +92,15 @@ answer expected tiny "${short[@]}" -t 0 -n 0
 answer odd tiny "${short[@]}" -t -1 -n -5 -s abc -p much
 same "a temperature and steps below 0, a seed and a top-p that are no numbers" "$scratch/odd" "$scratch/expected"
 
-# Printed is the prompt and behind it the answer, by the library as by the mode that generates one.
+# Printed is the prompt and behind it the answer, by the library as by the mode that generates one; of a prompt with
+# more tokens than steps as many as are fed, and one more.
 tail -n 2 c_examples/prompts.txt | head -n 1 >"$scratch/prompt"
 { echo 1 && cat "$scratch/prompt"; } >"$scratch/one"
-GETP_PRINT=1 answer answer 7m -i "$scratch/one" -n 64
-sed -e '1,/^warm up/d' -e '/^total tokens/,$d' "$scratch/answer.log" | grep -av '^getp: ' >"$scratch/printed"
-"$BUILD/eval" "$BUILD/7m.bin" -z "$BUILD/tokenizer.bin" -m generate -i "$(<"$scratch/prompt")" -n 64 2>"$scratch/log" |
-    sed '1,/^swiglu_limit/d' >"$scratch/generated"
-same "printed text" "$scratch/printed" "$scratch/generated"
+for steps in 64 5; do
+    GETP_PRINT=1 answer answer 7m -i "$scratch/one" -n $steps
+    sed -e '1,/^warm up/d' -e '/^total tokens/,$d' "$scratch/answer.log" | grep -av '^getp: ' >"$scratch/printed"
+    "$BUILD/eval" "$BUILD/7m.bin" -z "$BUILD/tokenizer.bin" -m generate -i "$(<"$scratch/prompt")" -n $steps \
+        2>"$scratch/log" | sed '1,/^swiglu_limit/d' >"$scratch/generated"
+    same "printed text, $steps steps" "$scratch/printed" "$scratch/generated"
+done
+grep -q "^getp: .*do not fit the 5 steps" "$scratch/answer.log" || fail "the prompt fits 5 steps"

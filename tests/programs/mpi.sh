@@ -99,6 +99,15 @@ for mpi in openmpi mpich; do
         answered "$n ranks" "$scratch/out" "$n"
     done
 
+    # Open MPI gives its processes a terminal; what they print is not escaped, since it may end in a file.
+    printf '1\n\033[31mred\007\n' >"$scratch/steering"
+    for launch in "" "ranks 1" "ranks 2"; do
+        PROMPTS=$scratch/steering GETP_PRINT=1 $launch "$scratch/rank" 2>/dev/null | grep -a red >"$scratch/printed"
+        [[ -n $launch ]] || mv "$scratch/printed" "$scratch/expected"
+        [[ -z $launch ]] || same "$mpi, text printed by $launch" "$scratch/printed" "$scratch/expected"
+    done
+    rm -f "$scratch"/out.*
+
     ODD_RANK=1 ODD_DEVICE=hip ranks 2 "$scratch/rank" >"$scratch/log" 2>&1
     grep -q 'rank 1: .*this rank only receives the answers' "$scratch/log" || fail "$mpi: no word of missing devices"
     answered "a rank without devices" "$scratch/out" 2
