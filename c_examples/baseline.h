@@ -411,12 +411,15 @@ inline int sample_nucleus(const float *probs, const Sampler &sampler, float coin
 // Samples a token. Unless greedy, turns the logits into probabilities in place.
 inline int sample(const Sampler &sampler, float *logits, unsigned long long *rng) {
     const int n = sampler.vocab_size;
-    if (sampler.temperature == 0.0f) {
-        return argmax(logits, n);
-    }
+    const int greedy = argmax(logits, n);
+    if (sampler.temperature == 0.0f) return greedy;
+    const float coin = flip_coin(rng);
+    // With so small a temperature the original's probabilities are no numbers.
+    const bool overflows =
+        std::isfinite(logits[greedy]) && !std::isfinite(logits[greedy] / sampler.temperature);
+    if (overflows) return greedy;
     for (int i = 0; i < n; i++) logits[i] /= sampler.temperature;
     softmax(logits, n);
-    const float coin = flip_coin(rng);
     const bool nucleus = sampler.topp > 0.0f && sampler.topp < 1.0f;
     return nucleus ? sample_nucleus(logits, sampler, coin) : sample_all(logits, n, coin);
 }

@@ -52,8 +52,10 @@ static void set_option(Arguments *arguments, int option) {
     }
 }
 
-// Replaces values out of range as the original does.
+// Replaces values out of range as the original does. For NaN it has no answer.
 static void correct_values(Arguments *arguments) {
+    if (std::isnan(arguments->temperature)) fail("-t is NaN; use 0, which is greedy, or more");
+    if (std::isnan(arguments->topp)) fail("-p is NaN; use a number from 0 to 1");
     if (arguments->seed == 0) arguments->seed = static_cast<unsigned>(std::time(nullptr));
     if (arguments->temperature < 0.0f) arguments->temperature = 0.0f;
     if (arguments->topp < 0.0f || arguments->topp > 1.0f) arguments->topp = 0.9f;

@@ -50,6 +50,9 @@
 // `getp_options.steps`: a request's steps are the tokens of its prompt and answer together.
 #define GETP_TOKENS 2
 
+// The generator's first state for the seed 0: with a state of 0 it would give the number 0 again and again.
+#define GETP_STATE_OF_SEED_0 11400714819323198485ull
+
 // An open model.
 typedef struct getp_model getp_model;
 
@@ -262,11 +265,15 @@ typedef struct {
   int vocab_size;
   // `[vocab_size]`: the program's scratch memory, which the library does not use.
   ProbIndex *probindex;
-  // 0 is greedy decoding.
+  // 0 is greedy decoding. What the evaluation program's `main` would replace `inference` replaces, with a line: a
+  // negative number by 0. NaN is refused.
   float temperature;
-  // Within (0, 1): top-p (nucleus) sampling. Any other value: all tokens can be sampled.
+  // Within (0, 1): top-p (nucleus) sampling. 0 and 1: all tokens can be sampled. Another number is replaced by 0.9,
+  // as `main` would, and NaN refused, unless `temperature` is 0.
   float topp;
-  // State of the random number generator. `inference` stores here the state after request 0's last token.
+  // State of the random number generator. `inference` stores here the state after request 0's last token. With 0,
+  // which the generator never leaves, request 0 draws the number 0 for every token, as in the program; a line says
+  // so.
   unsigned long long rng_state;
 } Sampler;
 #endif
@@ -464,10 +471,17 @@ const int *getp_requests_tokens(const getp_requests *requests, int index, size_t
 // Fails only by a defect of the library: one line on stderr and the last error.
 void getp_requests_close(getp_requests *requests);
 
-// Makes a sampler for `model`. `temperature` 0 is greedy decoding. `topp` within (0, 1) is top-p (nucleus) sampling;
-// with any other value all tokens can be sampled. `seed` is the random number generator's first state.
+// Makes a sampler for `model`.
 //
-// Fails for a NULL: one line on stderr and the last error, returns NULL.
+// `temperature` 0 is greedy decoding. It must be finite and not negative. Where it is so small that a row's largest
+// logit divided by it is infinite, that row is greedy, too. `topp` within (0, 1) is top-p (nucleus) sampling; with any
+// other number all tokens can be sampled. At a temperature of 0 it is not looked at.
+//
+// `seed` is the first state of request 0's random number generator, GETP_STATE_OF_SEED_0 for the seed 0. The states of
+// the other requests are derived from it.
+//
+// Fails for a NULL, a temperature that is negative, infinite or NaN, or a `topp` that is NaN: one line on stderr and
+// the last error, returns NULL.
 getp_sampler *getp_sampler_open(const getp_model *model, float temperature, float topp, uint64_t seed);
 
 // The struct to pass to `inference`. It belongs to `sampler` and is valid until that is closed.

@@ -355,7 +355,7 @@ impl Engine {
     }
 
     /// Whether this process prints what it has in common with other ranks.
-    fn speaks(&self) -> bool {
+    pub fn speaks(&self) -> bool {
         #[cfg(feature = "mpi")]
         return self.ranks.as_ref().is_none_or(Ranks::speaks);
         #[cfg(not(feature = "mpi"))]

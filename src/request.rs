@@ -3,6 +3,7 @@
 //! It is a value that goes from whoever asks through the queue to the scheduler of a replica, and back if that replica
 //! fails. What comes of it is an [`Answer`].
 
+use crate::error::{Error, Result};
 use std::sync::Arc;
 
 /// How tokens are sampled.
@@ -24,6 +25,48 @@ impl Sampling {
         topp: 0.0,
         rng_state: 0,
     };
+
+    /// What the evaluation program's `main` would have put into its sampler for these numbers, and a line on each that
+    /// is another one, or that hardly anybody wants. Fails for NaN, for which the program has no answer.
+    pub fn as_main_would(temperature: f32, topp: f32, rng_state: u64) -> Result<(Self, Vec<String>)> {
+        let refuse = |field: &str, instead| Err(Error::format("Sampler", format!("{field} is NaN; use {instead}")));
+        let mut lines = Vec::new();
+        let mut sampling = Self {
+            temperature,
+            topp,
+            rng_state,
+        };
+        if temperature.is_nan() {
+            return refuse("temperature", "0, which is greedy, or a number above it");
+        }
+        if temperature < 0.0 {
+            sampling.temperature = 0.0;
+            lines.push(format!(
+                "the sampler's temperature is {temperature}; 0, which is greedy, is used instead"
+            ));
+        }
+        if sampling.is_greedy() {
+            return Ok((sampling, lines));
+        }
+        if temperature.is_infinite() {
+            lines.push("the sampler's temperature is infinite, so that all tokens are equally probable".into());
+        }
+        if topp.is_nan() {
+            return refuse("topp", "a number, 1 to sample from all tokens");
+        }
+        if !(0.0..=1.0).contains(&topp) {
+            sampling.topp = 0.9;
+            lines.push(format!(
+                "the sampler's topp is {topp}, which is not within 0 and 1; 0.9 is used instead"
+            ));
+        }
+        if rng_state == 0 {
+            let line = "the sampler's rng_state is 0, which its generator never leaves: request 0 draws \
+                        the number 0 for every token; set another state";
+            lines.push(line.into());
+        }
+        Ok((sampling, lines))
+    }
 
     /// Whether each token is the argmax of its logits.
     pub fn is_greedy(&self) -> bool {

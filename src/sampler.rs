@@ -5,9 +5,11 @@
 //! - NaN never is the largest logit; if all are NaN, or there are none, the greedy token is 0;
 //! - `topp` outside of (0, 1), NaN included, samples from all tokens;
 //! - if nucleus sampling keeps nothing (one token only, `topp` below one token's share, NaN), the greedy token;
-//! - a negative temperature reverses the order of the logits, an infinite one makes them all equal;
-//! - probabilities that are NaN (a NaN temperature, a NaN or +Inf logit, logits that overflow when divided) never
-//!   exceed the random number, so that the last token is sampled, as in the program.
+//! - a temperature so small that the largest logit divided by it overflows: the greedy token, which is what a sample
+//!   tends to as the temperature falls;
+//! - an infinite temperature makes all logits equal; `abi` lets no negative one and no NaN through;
+//! - probabilities that are NaN for another reason (a NaN or +Inf logit) never exceed the random number, so that the
+//!   last token is sampled, as in the program.
 
 mod exp;
 mod nucleus;
@@ -96,7 +98,14 @@ impl Sampler {
         if draw.is_greedy() {
             return argmax(logits);
         }
-        self.softmax(logits, draw.temperature);
+        let largest = self.softmax(logits, draw.temperature);
+        if largest.is_infinite() {
+            let greedy = argmax(logits);
+            // It overflowed, unless the logit itself is infinite.
+            if logits[greedy as usize].is_finite() {
+                return greedy;
+            }
+        }
         if has_nucleus(draw.topp) {
             self.draw_from_nucleus(draw).unwrap_or_else(|| argmax(logits))
         } else {
@@ -191,9 +200,10 @@ impl Sampler {
         sums
     }
 
-    /// Fills in the probabilities. The program subtracts the maximum in double and rounds to float32; that equals one
-    /// float32 subtraction, as a double difference of two floats rounded again is the same.
-    fn softmax(&mut self, logits: &[f32], temperature: f32) {
+    /// Fills in the probabilities; gives the largest logit, divided by the temperature. The program subtracts it in
+    /// double and rounds to float32; that equals one float32 subtraction, as a double difference of two floats rounded
+    /// again is the same.
+    fn softmax(&mut self, logits: &[f32], temperature: f32) -> f32 {
         self.probabilities.clear();
         self.probabilities
             .extend(logits.iter().map(|logit| logit / temperature));
@@ -211,6 +221,7 @@ impl Sampler {
         for x in &mut self.probabilities {
             *x = (f64::from(*x) / sum) as f32;
         }
+        max
     }
 
     /// Samples from the nucleus: the most probable tokens, up to a sum above `topp`. `None` if no token is kept.
@@ -384,7 +395,7 @@ mod tests {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
         for case in 0..600 {
             let n = [2, 3, 17, 1000][case % 4];
-            let temperature = [0.1, 0.7, 1.0, 2.5, -1.0][case % 5];
+            let temperature = [0.1, 0.7, 1.0, 2.5, f32::INFINITY][case % 5];
             let topp = [0.0, 0.3, 0.9, 0.999, 1.0, -1.0, 2.0][case % 7];
             let mut state = rng.random();
             let mut sampler = Alone::new(n, temperature, topp, state);
@@ -449,7 +460,47 @@ mod tests {
         ] {
             assert_eq!(Alone::new(3, 1.0, 1.0, 1).sample(&bad), 2, "{bad:?}");
         }
-        assert_eq!(Alone::new(3, f32::NAN, 1.0, 1).sample(&[3.0, 2.0, 1.0]), 2);
+    }
+
+    #[test]
+    fn a_temperature_that_overflows_is_greedy() {
+        // At 1e-38 logits up to 3.4 can be divided; the others overflow to an infinity of their sign.
+        let rows: [[f32; 4]; 4] = [
+            [3.0, 3.3, 3.3, 1.0],
+            [3.0, 9.0, 9.0, 8.0],
+            [-9.0, -8.0, -8.5, f32::NEG_INFINITY],
+            [0.0, 1e-20, -2.0, 3e38],
+        ];
+        let largest = [1, 1, 1, 3];
+        for temperature in [1e-38, 1e-45, f32::MIN_POSITIVE] {
+            for topp in [1.0, 0.0, 0.9, 1e-6] {
+                let mut sampler = Sampler::new(4);
+                sampler.make_room(temperature, topp).unwrap();
+                let coin = 0.7;
+                let draw = Draw {
+                    temperature,
+                    topp,
+                    coin,
+                };
+                for (logits, expected) in rows.iter().zip(largest) {
+                    let mut rows = [Row {
+                        logits,
+                        largest: logits[expected],
+                        draw,
+                        token: 0,
+                    }; 5];
+                    sampler.sample_rows(&mut rows);
+                    let alone = sampler.sample(logits, draw);
+                    let is_tie = |token: u32| logits[token as usize] == logits[expected];
+                    let overflows = (logits[expected] / temperature).is_infinite();
+                    assert!(
+                        is_tie(alone) && (!overflows || alone as usize == expected),
+                        "{logits:?} {temperature} {topp}: {alone}"
+                    );
+                    assert!(rows.iter().all(|row| row.token == alone));
+                }
+            }
+        }
     }
 
     #[test]

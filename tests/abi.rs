@@ -415,19 +415,40 @@ fn a_vocabulary_larger_than_the_model_s_is_refused() {
 }
 
 #[test]
-fn odd_temperatures_are_answered() {
-    for (temperature, topp) in [(f32::NAN, 0.9), (f32::INFINITY, f32::NAN), (-1.0, -3.0), (1e-40, 2.0)] {
+fn a_sampler_is_what_main_would_have_made_of_it() {
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    for (held, used) in [
+        ((-1.0, -3.0, 5), (0.0, 0.9, 5)),
+        ((-inf, nan, 0), (0.0, 0.9, 0)),
+        ((-0.0, nan, 5), (0.0, 0.9, 5)),
+        ((1.0, -3.0, 5), (1.0, 0.9, 5)),
+        ((1.0, 2.0, 5), (1.0, 0.9, 5)),
+        ((1.0, inf, 5), (1.0, 0.9, 5)),
+        ((1.0, 0.0, 5), (1.0, 0.0, 5)),
+        ((1.0, 1.0, 0), (1.0, 1.0, 0)),
+        ((inf, 1.0, 5), (inf, 1.0, 5)),
+        ((1e-40, 1.0, 5), (1e-40, 1.0, 5)),
+    ] {
+        let mut program = Program::new(&["ab", "x"], 8);
+        let sampler = &mut program.sampler;
+        (sampler.temperature, sampler.topp, sampler.rng_state) = used;
+        let answers = ["ab", "x"].map(|prompt| expected(prompt, 8, &program.sampler, usize::from(prompt == "x")).0);
+        let sampler = &mut program.sampler;
+        (sampler.temperature, sampler.topp, sampler.rng_state) = held;
+        assert_eq!(inference(&mut program, &Arc::default()).unwrap(), 16, "{held:?}");
+        finish(&mut program).unwrap();
+        assert_eq!(program.rows(), answers, "{held:?}");
+    }
+    for (temperature, topp, words) in [
+        (nan, 0.9, "Sampler: temperature is NaN; use 0"),
+        (1.0, nan, "Sampler: topp is NaN; use a number"),
+    ] {
         let mut program = Program::new(&["ab", "x"], 8);
         (program.sampler.temperature, program.sampler.topp) = (temperature, topp);
-        assert_eq!(inference(&mut program, &Arc::default()).unwrap(), 16);
+        let error = inference(&mut program, &Arc::default()).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        assert_eq!(program.rows(), [EMPTY, EMPTY]);
         finish(&mut program).unwrap();
-        assert!(
-            program
-                .rows()
-                .iter()
-                .flatten()
-                .all(|&token| (0..VOCAB as c_int).contains(&token))
-        );
     }
 }
 

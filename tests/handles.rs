@@ -422,6 +422,72 @@ fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
     assert_eq!(control.dropped.load(SeqCst), 1);
 }
 
+/// The struct of a sampler opened with these numbers, or the error.
+fn sampler_of(temperature: f32, topp: f32, seed: u64) -> Result<getp::abi::types::Sampler, String> {
+    use getp::abi::{model::*, sampler::*};
+    let dir = tempfile::tempdir().unwrap();
+    let path = c_path(&model_file(dir.path(), &Program::new(&[], 8)));
+    // SAFETY: paths and handles of this test's own.
+    unsafe {
+        let model = getp_model_open(path.as_ptr(), null());
+        let handle = getp_sampler_open(model, temperature, topp, seed);
+        getp_model_close(model);
+        if handle.is_null() {
+            return Err(last_error().unwrap());
+        }
+        let sampler = *getp_sampler_get(handle);
+        getp_sampler_close(handle);
+        Ok(sampler)
+    }
+}
+
+#[test]
+fn a_sampler_handle_refuses_numbers_that_say_nothing() {
+    let (nan, inf) = (f32::NAN, f32::INFINITY);
+    for (temperature, topp, words) in [
+        (
+            -1.0,
+            0.9,
+            "temperature: it is -1; use 0, which is greedy, or a finite number above it",
+        ),
+        (-1e-45, 0.9, "temperature: it is -0.0"),
+        (nan, 0.9, "temperature: it is NaN"),
+        (inf, 0.9, "temperature: it is inf"),
+        (-inf, 0.9, "temperature: it is -inf"),
+        (1.0, nan, "topp: it is NaN"),
+    ] {
+        let error = sampler_of(temperature, topp, 1).unwrap_err();
+        assert!(error.contains(words), "{error}");
+    }
+    for (temperature, topp, held) in [
+        (0.0, nan, 1.0),
+        (-0.0, 0.5, 0.5),
+        (f32::MAX, 0.9, 0.9),
+        (1e-45, 0.9, 0.9),
+        (1.0, -3.0, 1.0),
+        (1.0, 0.0, 1.0),
+        (1.0, inf, 1.0),
+    ] {
+        let sampler = sampler_of(temperature, topp, 1).unwrap();
+        assert_eq!((sampler.temperature, sampler.topp), (temperature, held));
+    }
+}
+
+#[test]
+fn seed_0_is_a_state_that_the_generator_leaves() {
+    use getp::abi::sampler::GETP_STATE_OF_SEED_0;
+    use getp::sampler::coin;
+    for seed in [1, 7, u64::MAX, GETP_STATE_OF_SEED_0] {
+        assert_eq!(sampler_of(1.0, 0.9, seed).unwrap().rng_state, seed);
+    }
+    let state = sampler_of(1.0, 0.9, 0).unwrap().rng_state;
+    assert_eq!(state, GETP_STATE_OF_SEED_0);
+    let mut coins: Vec<_> = (0..100).map(|ahead| coin(state, ahead).to_bits()).collect();
+    coins.sort();
+    coins.dedup();
+    assert_eq!(coins.len(), 100);
+}
+
 // The shared object.
 
 fn library() -> PathBuf {

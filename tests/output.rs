@@ -223,6 +223,27 @@ fn child_strange_vocabulary() {
 }
 
 #[test]
+fn child_odd_samplers() {
+    if !is_child() {
+        return;
+    }
+    for (temperature, topp, state) in [
+        (-2.0, 7.0, 0),
+        (1.0, 7.0, 1),
+        (f32::INFINITY, 0.5, 1),
+        (1.0, 0.5, 0),
+        (0.0, 0.5, 0),
+        (1.0, 0.5, 1),
+    ] {
+        let mut program = Program::new(&["ab"], 8);
+        let sampler = &mut program.sampler;
+        (sampler.temperature, sampler.topp, sampler.rng_state) = (temperature, topp, state);
+        inference(&mut program, &Arc::default()).unwrap();
+        finish(&mut program).unwrap();
+    }
+}
+
+#[test]
 fn child_not_finite() {
     if !is_child() {
         return;
@@ -275,7 +296,11 @@ fn prompts_that_take_up_all_steps_are_printed_as_far_as_they_are_fed() {
 
         let output = run("1");
         let fed = &b"1234567890"[..7 + full];
-        let alone = output.stdout.split(|&byte| byte == b'\n').filter(|line| *line == fed).count();
+        let alone = output
+            .stdout
+            .split(|&byte| byte == b'\n')
+            .filter(|line| *line == fed)
+            .count();
         assert_eq!(alone, 4 - full, "{rule}: {output:?}");
     }
 }
@@ -407,6 +432,22 @@ fn tokens_are_printed_up_to_a_nul_and_bytes_without_one_as_token_0() {
     });
     let text = [b"wny", pieces.collect::<Vec<_>>().as_slice(), b"\n"].concat();
     assert!(contains(&output.stdout, &text), "{output:?}");
+}
+
+#[test]
+fn numbers_of_the_sampler_that_are_replaced_are_named() {
+    let said = lines(&child("child_odd_samplers", &[("GETP_PRINT", "0")]));
+    let of_sampler: Vec<_> = said.iter().filter(|line| line.contains("the sampler's ")).collect();
+    let starts = [
+        "warning: the sampler's temperature is -2; 0, which is greedy, is used instead",
+        "warning: the sampler's topp is 7, which is not within 0 and 1; 0.9 is used instead",
+        "warning: the sampler's temperature is infinite",
+        "warning: the sampler's rng_state is 0, ",
+    ];
+    assert_eq!(of_sampler.len(), starts.len(), "{said:?}");
+    for (line, start) in of_sampler.iter().zip(starts) {
+        assert!(line.starts_with(start), "{line}");
+    }
 }
 
 #[test]

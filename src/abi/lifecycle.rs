@@ -313,12 +313,13 @@ impl Warm {
             let why = format!("vocab_size is {vocab_size} where the model has {models}");
             return Err(Error::format("Sampler", why));
         }
-        Ok(Sampling {
-            temperature,
-            topp,
-            // SAFETY: guaranteed by our caller.
-            rng_state: unsafe { rng_state(sampler) }.load(Ordering::Relaxed),
-        })
+        // SAFETY: guaranteed by our caller.
+        let rng_state = unsafe { rng_state(sampler) }.load(Ordering::Relaxed);
+        let (sampling, replaced) = Sampling::as_main_would(temperature, topp, rng_state)?;
+        if self.engine.speaks() {
+            replaced.iter().for_each(report::warning);
+        }
+        Ok(sampling)
     }
 }
 

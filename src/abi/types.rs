@@ -206,11 +206,15 @@ pub struct Sampler {
     pub vocab_size: c_int,
     /// `[vocab_size]`: the program's scratch memory, which the library does not use.
     pub probindex: *mut ProbIndex,
-    /// 0 is greedy decoding.
+    /// 0 is greedy decoding. What the evaluation program's `main` would replace `inference` replaces, with a line: a
+    /// negative number by 0. NaN is refused.
     pub temperature: f32,
-    /// Within (0, 1): top-p (nucleus) sampling. Any other value: all tokens can be sampled.
+    /// Within (0, 1): top-p (nucleus) sampling. 0 and 1: all tokens can be sampled. Another number is replaced by 0.9,
+    /// as `main` would, and NaN refused, unless `temperature` is 0.
     pub topp: f32,
-    /// State of the random number generator. `inference` stores here the state after request 0's last token.
+    /// State of the random number generator. `inference` stores here the state after request 0's last token. With 0,
+    /// which the generator never leaves, request 0 draws the number 0 for every token, as in the program; a line says
+    /// so.
     pub rng_state: c_ulonglong,
 }
 

@@ -49,6 +49,9 @@ short=(-i "$scratch/prompts" -n 64)
 both "7m, greedy" 7m "${short[@]}" -t 0
 both "7m, temperature 0.8, top-p 0.9" 7m "${short[@]}" -t 0.8 -p 0.9 -s 7
 both "7m, temperature 1, top-p 1" 7m "${short[@]}" -t 1 -p 1 -s 8
+both "7m, a temperature at which logits overflow" 7m "${short[@]}" -t 1e-38 -p 1 -s 8
+answer greedy 7m "${short[@]}" -t 0
+same "such a temperature is greedy" "$scratch/getp" "$scratch/greedy"
 GETP_THREADS=1 GETP_MAX_BATCH=3 GETP_STEP_TOKENS=5 both "7m, batches of 3" 7m "${short[@]}" -t 1 -p 0.9 -s 9
 head -n 4 c_examples/prompts.txt | sed '1s/.*/3/' >"$scratch/three"
 logits=1 both "7m, three prompts" 7m -i "$scratch/three" -n 32
