@@ -351,7 +351,13 @@ inline float flip_coin(unsigned long long *rng) {
     return static_cast<float>(bits >> 8) / 16777216.0f;
 }
 
-// The first state of a request's random stream, derived by splitmix64, so that
+// Where the requests' random numbers come from.
+enum class Draws {
+    kOwn,     // as in the library: a state for each request
+    kShared,  // as in the original: one state, which all requests advance in turn
+};
+
+// The first state of a request's own random stream, derived by splitmix64, so that
 // an answer does not depend on the requests before it. Request 0 has the
 // sampler's own state.
 inline unsigned long long request_rng(unsigned long long base, int request) {
@@ -516,9 +522,10 @@ inline int most_positions(int steps) {
     fail("GETP_STEPS=" + rule + " is not known; use positions or tokens");
 }
 
-// inference() of the baseline, with the library's arguments and result.
+// inference() of the baseline, with the library's arguments and result. `draws`
+// says nothing about greedy requests, nor about the first one.
 inline long long baseline_inference(Transformer *transformer, Tokenizer *tokenizer,
-                                    Sampler *sampler, Requests *requests) {
+                                    Sampler *sampler, Requests *requests, Draws draws) {
     const Config &config = transformer->config;
     const int positions = most_positions(requests->max_seq_len);
     Baseline baseline = {transformer, sampler, positions, build_rope(config),
@@ -535,12 +542,13 @@ inline long long baseline_inference(Transformer *transformer, Tokenizer *tokeniz
             answer[0] = -1;
             continue;
         }
-        unsigned long long rng = request_rng(base, request);
+        const bool shared = draws == Draws::kShared;
+        unsigned long long rng = shared ? sampler->rng_state : request_rng(base, request);
         int n_answer = 0;
         generate(&baseline, prompt, request, &rng, [&](int token) { answer[n_answer++] = token; });
         answer[n_answer] = -1;
         n_tokens += n_answer;
-        if (request == 0) sampler->rng_state = rng;
+        if (shared || request == 0) sampler->rng_state = rng;
     }
     baseline.logits_file.close();
     return n_tokens;

@@ -3,11 +3,13 @@
 // them. It also has a baseline, to compare the answers with.
 //
 //     eval MODEL [-m getp|baseline] -i IN -o OUT [-n STEPS] [-t TEMPERATURE]
-//          [-p TOPP] [-s SEED] [-z TOKENIZER]
+//          [-p TOPP] [-s SEED] [-d own|shared] [-z TOKENIZER]
 //     eval MODEL -m generate -i PROMPT [...]
 //
 // IN: the number of requests, then one request per line. OUT: one line of
 // token ids per request. generate prints the prompt and the baseline's answer.
+// -d says how the baseline draws: each request from a random state of its own, as
+// the library does it, or all from one in turn, as the original does it.
 // The original also has a chat mode, and its default is generate.
 
 #include "eval_model.h"
@@ -28,14 +30,17 @@ struct Arguments {
     float temperature = 0.0f;
     float topp = 0.9f;
     unsigned long long seed = 0;  // 0: from the clock
+    std::string draws = "own";
 };
 
 static const char kUsage[] =
     "usage: eval MODEL [-m getp|baseline] -i IN -o OUT [-n STEPS] [-t TEMPERATURE]\n"
-    "            [-p TOPP] [-s SEED] [-z TOKENIZER]\n"
+    "            [-p TOPP] [-s SEED] [-d own|shared] [-z TOKENIZER]\n"
     "       eval MODEL -m generate -i PROMPT [...]\n"
     "defaults: -m getp, -n 1024 (0: the model's length), -t 0, -p 0.9 (also for a value\n"
-    "outside 0..1), -s 0 (0: from the clock), -z tokenizer.bin; there is no chat mode\n";
+    "outside 0..1), -s 0 (0: from the clock), -z tokenizer.bin; there is no chat mode\n"
+    "-d, for -m baseline: each request draws from a random state of its own, as in the\n"
+    "library (own, the default), or all from one in turn, as in the original (shared)\n";
 
 // Parses values as the original does: text that is not a number is 0.
 static void set_option(Arguments *arguments, int option) {
@@ -47,6 +52,7 @@ static void set_option(Arguments *arguments, int option) {
         case 't': arguments->temperature = static_cast<float>(std::atof(optarg)); break;
         case 'p': arguments->topp = static_cast<float>(std::atof(optarg)); break;
         case 's': arguments->seed = static_cast<unsigned long long>(std::atoi(optarg)); break;
+        case 'd': arguments->draws = optarg; break;
         case 'z': arguments->tokenizer = optarg; break;
         default: fail("bad option");
     }
@@ -68,7 +74,7 @@ static Arguments parse_arguments(int argc, char **argv) {
     if (argc < 2 || argv[1][0] == '-') fail("the model comes first");
     arguments.model = argv[1];
     optind = 2;
-    for (int option; (option = getopt(argc, argv, "m:i:o:n:t:p:s:z:")) != -1;) {
+    for (int option; (option = getopt(argc, argv, "m:i:o:n:t:p:s:d:z:")) != -1;) {
         set_option(&arguments, option);
     }
     if (optind < argc) fail(std::string("unexpected '") + argv[optind] + "'");
@@ -76,6 +82,9 @@ static Arguments parse_arguments(int argc, char **argv) {
     if (!generates && arguments.mode != "getp" && arguments.mode != "baseline") {
         fail("-m is getp, baseline or generate");
     }
+    const bool shared = arguments.draws == "shared";
+    if (!shared && arguments.draws != "own") fail("-d is own or shared");
+    if (shared && arguments.mode != "baseline") fail("-d shared is for -m baseline");
     if (arguments.input.empty()) fail("-i is needed");
     if (arguments.output.empty() && !generates) fail("-o is needed");
     correct_values(&arguments);
@@ -91,10 +100,10 @@ static int limit_steps(int steps, int seq_len) {
 }
 
 static void baseline(Transformer *transformer, Tokenizer *tokenizer, Sampler *sampler,
-                     Requests *requests, const std::string &output_path) {
+                     Requests *requests, Draws draws, const std::string &output_path) {
     long long n_tokens = 0;
     const double elapsed_s = seconds_of(
-        [&] { n_tokens = baseline_inference(transformer, tokenizer, sampler, requests); });
+        [&] { n_tokens = baseline_inference(transformer, tokenizer, sampler, requests, draws); });
     print_throughput(elapsed_s, n_tokens);
     write_answers(*requests, output_path);
 }
@@ -131,8 +140,12 @@ static void evaluate(const Arguments &arguments) {
         return;
     }
     read_requests(&e.requests, arguments.input, e.tokenizer.max_token_length, steps);
-    const auto run = arguments.mode == "getp" ? getp : baseline;
-    run(&e.transformer, &e.tokenizer, &e.sampler, &e.requests, arguments.output);
+    if (arguments.mode == "getp") {
+        getp(&e.transformer, &e.tokenizer, &e.sampler, &e.requests, arguments.output);
+        return;
+    }
+    const Draws draws = arguments.draws == "shared" ? Draws::kShared : Draws::kOwn;
+    baseline(&e.transformer, &e.tokenizer, &e.sampler, &e.requests, draws, arguments.output);
 }
 
 int main(int argc, char **argv) {

@@ -371,8 +371,12 @@ void warm_up(Transformer *transformer, Tokenizer *tokenizer);
 
 #if !(defined(GETP_NO_DRIVER_STRUCTS) && defined(__cplusplus))
 // Writes each request's answer to its row of `tok_gens` and returns the number of tokens stored. Warms up first if
-// that has not been done. Prints each request's text on stdout, as GETP_PRINT says. `rng_state` of the sampler becomes
-// the state of request 0's random stream after its last token.
+// that has not been done. Prints each request's text on stdout, as GETP_PRINT says.
+//
+// Request 0 draws from the sampler's `rng_state`, which becomes the state after its last token. Every other request
+// draws from a state of its own, derived from that one, so that its answer depends neither on the requests before it
+// nor on the batch. In the evaluation program one state goes through all requests in turn: of sampled answers only
+// request 0's is the same.
 //
 // On failure: one line on stderr and the last error. Rows without an answer hold only -1. The return value is the
 // number of tokens in the other rows, or -1 if there are none. The call fails, and leaves the rows alone, if another

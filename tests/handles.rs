@@ -476,7 +476,7 @@ fn a_sampler_handle_refuses_numbers_that_say_nothing() {
 #[test]
 fn seed_0_is_a_state_that_the_generator_leaves() {
     use getp::abi::sampler::GETP_STATE_OF_SEED_0;
-    use getp::sampler::coin;
+    use getp::random::coin;
     for seed in [1, 7, u64::MAX, GETP_STATE_OF_SEED_0] {
         assert_eq!(sampler_of(1.0, 0.9, seed).unwrap().rng_state, seed);
     }

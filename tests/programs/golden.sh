@@ -87,6 +87,30 @@ awk '/^mean KL/ { kl = $3 } /^top-1/ { top = $3 } END { exit !(kl != "" && kl + 
     "$scratch/report" || fail "fast: the mean KL divergence must be at most 1e-3, top-1 agreement at least 98 %"
 echo "ok: fast is close"
 
+# One random state for all requests in turn, as the original draws: of the first request the answer is the same, and of
+# each request alone.
+drawn=(7m -n 64 -t 1 -p 0.9 -s 7)
+answer own "${drawn[@]}" -i "$scratch/three" -m baseline
+answer shared "${drawn[@]}" -i "$scratch/three" -m baseline -d shared
+for name in own shared; do
+    awk -v base="$scratch/$name" '{ print >(base "." NR) }' "$scratch/$name"
+done
+same "-d shared, the first request" "$scratch/shared.1" "$scratch/own.1"
+for row in 2 3; do
+    ! cmp -s "$scratch/shared.$row" "$scratch/own.$row" || fail "-d shared: request $((row - 1)) has its own state"
+done
+head -n 2 "$scratch/three" | sed '1s/.*/1/' >"$scratch/one"
+answer getp "${drawn[@]}" -i "$scratch/one"
+answer shared "${drawn[@]}" -i "$scratch/one" -m baseline -d shared
+same "-d shared, one request" "$scratch/getp" "$scratch/shared"
+for odd in "-t nan" "-p nan" "-d all" "-d shared"; do
+    # shellcheck disable=SC2086  # an option and its value
+    ! "$BUILD/eval" "$BUILD/7m.bin" -i "$scratch/one" -o "$scratch/odd" $odd >"$scratch/log" 2>&1 ||
+        fail "eval $odd succeeds"
+    grep -qE "^eval: (${odd:0:2}|$odd) is " "$scratch/log" || fail "eval $odd: nobody said so"
+done
+echo "ok: options that say nothing are refused"
+
 # The program reads its options as the original does: what is no number is 0, what is out of range is set right.
 answer expected tiny "${short[@]}" -t 1 -p 0.9 -s 7 -m baseline
 answer odd tiny "${short[@]}" -t 1 -p 7 -s 7abc -m baseline
