@@ -18,7 +18,7 @@ use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::simd::{Kernel, Level, Simd};
-use crate::tensors::{Holds, TensorId};
+use crate::tensors::{Field, Holds, TensorId};
 use memmap2::{Advice, MmapMut};
 use once_cell::sync::OnceCell;
 use print::Print;
@@ -367,7 +367,7 @@ pub struct Findings {
     pub print: u64,
 }
 
-/// Values that are infinite or NaN.
+/// Values that are infinite or NaN, and mean nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct NonFinite {
     /// Number of such values.
@@ -386,23 +386,34 @@ impl NonFinite {
     /// Finds them in rows of `cols` values. Rows are counted from 0, in matrix 0.
     #[inline(always)]
     pub fn find(values: &[f32], cols: usize) -> Option<Self> {
-        let first = first_non_finite(values)?;
-        Some(Self {
-            count: values.iter().filter(|value| !value.is_finite()).count(),
-            matrix: 0,
-            row: first / cols,
-            col: first % cols,
-            value: values[first],
-        })
+        // Nearly always there are none, and this is faster than a search.
+        let bad = values.iter().fold(false, |bad, v| bad | !v.is_finite());
+        bad.then(|| Self::search(values, cols, |value| !value.is_finite()))
+            .flatten()
     }
 
-    /// Finds them in `count` vectors of equal length, stored one after the other. Each vector counts as a matrix.
-    pub fn of_vectors(values: &[f32], count: usize) -> Option<Self> {
-        let found = Self::find(values, values.len() / count.max(1))?;
+    /// Finds them in `count` vectors of equal length, stored one after the other in an array. Each vector counts as a
+    /// matrix. A sink of -inf does not count: it weighs nothing, so that its head attends as if there were none.
+    pub fn of_vectors(array: Field, values: &[f32], count: usize) -> Option<Self> {
+        let no_sink = |value: f32| array == Field::AttnSinks && value == f32::NEG_INFINITY;
+        let cols = values.len() / count.max(1);
+        let found = Self::search(values, cols, |value| !value.is_finite() && !no_sink(value))?;
         Some(Self {
             matrix: found.row,
             row: 0,
             ..found
+        })
+    }
+
+    #[inline(always)]
+    fn search(values: &[f32], cols: usize, is_bad: impl Fn(f32) -> bool) -> Option<Self> {
+        let first = values.iter().position(|&value| is_bad(value))?;
+        Some(Self {
+            count: values.iter().filter(|&&value| is_bad(value)).count(),
+            matrix: 0,
+            row: first / cols,
+            col: first % cols,
+            value: values[first],
         })
     }
 
@@ -614,16 +625,6 @@ fn row_to_f32(values: &Values<'_>, row: usize, out: &mut [f32]) {
             }
         }
         Values::Columns(columns) => out.iter_mut().zip(columns.row(row)).for_each(|(o, value)| *o = value),
-    }
-}
-
-#[inline(always)]
-fn first_non_finite(values: &[f32]) -> Option<usize> {
-    let bad = values.iter().fold(false, |bad, v| bad | !v.is_finite());
-    if bad {
-        values.iter().position(|v| !v.is_finite())
-    } else {
-        None
     }
 }
 

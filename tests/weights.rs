@@ -307,14 +307,17 @@ struct Changed<'a> {
 
 impl<'a> Changed<'a> {
     fn new(checkpoint: &'a SyntheticCheckpoint, changes: &[(TensorId, usize, f32)]) -> Self {
-        let tensor = |&(id, at, value): &(TensorId, usize, f32)| {
+        let mut ids: Vec<TensorId> = changes.iter().map(|&(id, ..)| id).collect();
+        ids.dedup();
+        let tensor = |id: TensorId| {
             let mut values = checkpoint.tensor(id).unwrap().to_f32().unwrap();
-            values[at] = value;
+            let of_tensor = changes.iter().filter(|(changed, ..)| *changed == id);
+            of_tensor.for_each(|&(_, at, value)| values[at] = value);
             (id, to_bytes(&values))
         };
         Self {
             checkpoint,
-            tensors: changes.iter().map(tensor).collect(),
+            tensors: ids.into_iter().map(tensor).collect(),
         }
     }
 }
@@ -351,6 +354,12 @@ fn tensors_that_are_not_finite_are_named() {
             (TensorId::AttnNorm { layer }, 4, f32::INFINITY),
             (TensorId::Mlp1 { layer, expert }, 70 * 32 + 1, f32::NEG_INFINITY),
             (TensorId::Mlp2Bias { layer, expert }, 6, f32::NAN),
+            // -inf is no sink, which is as good as any.
+            (TensorId::Sinks { layer: 0 }, 0, f32::NEG_INFINITY),
+            (TensorId::Sinks { layer: 0 }, 1, f32::INFINITY),
+            (TensorId::Sinks { layer: 1 }, 0, f32::NEG_INFINITY),
+            (TensorId::Sinks { layer: 1 }, 1, f32::NEG_INFINITY),
+            (TensorId::RouterBias { layer }, 2, f32::NEG_INFINITY),
         ],
     );
     let (_, report) = load(&changed).unwrap();
@@ -359,7 +368,9 @@ fn tensors_that_are_not_finite_are_named() {
     assert_eq!(
         lines,
         [
+            "attn_sinks of layer 0: 1 of its values not finite, the first inf at row 0, column 1",
             "b_mlp2 of layer 1: 1 of its values not finite, the first NaN at row 0, column 6 of expert 3",
+            "b_router of layer 1: 1 of its values not finite, the first -inf at row 0, column 2",
             "rms_attn_w of layer 1: 1 of its values not finite, the first inf at row 0, column 4",
             "token_embedding_table: 1 of its values not finite, the first NaN at row 39, column 5",
             "w_mlp1 of layer 1: 1 of its values not finite, the first -inf at row 70, column 1 of expert 3",

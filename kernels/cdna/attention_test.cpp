@@ -326,6 +326,7 @@ int main(int argc, char** argv) {
     check_decode({format, 1, 1, 1, 1, 0}, {1, 2, 64, 65, 128, 129});
     check_decode({format, 1, 0, 128, 10, -5}, {40, 333, 600});
     check_decode({format, 1, 0, 128, 1, 9}, {3, 130, 700});
+    check_decode({format, 1, 1, 128, 1, -INFINITY}, {1, 130, 700});
     if (!quick) check_decode({format, 1, 0, 128, 2, 0}, {2049, 2500, 5000});
     if (!quick) check_decode({format, 1, 1, 1000, 2, 0}, {900, 1000, 1001, 1500, 2600});
     check_prefill({format, 2, 0, 128, 1, 0}, 0, 70);
@@ -335,6 +336,7 @@ int main(int argc, char** argv) {
     check_prefill({format, 1, 1, 1, 1, 0}, 60, 8);
     check_prefill({format, 1, 0, 128, 10, -5}, 300, 50);
     check_prefill({format, 1, 0, 128, 1, 9}, 64, 64);
+    check_prefill({format, 1, 1, 100, 1, -INFINITY}, 0, 150);
   }
   puts(failures ? "FAILED" : "ok");
   return failures != 0;

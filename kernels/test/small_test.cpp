@@ -695,6 +695,7 @@ void test_attention(int head_dim, int heads, int kv_heads, int kv_format, bool w
   Buffer<unsigned char> kv(plan.pages * page_bytes);                          // NaN where nothing was stored
   Wide q((size_t)rows * heads * head_dim, kv_format, kv_format == FORMAT_F32 ? 1 : .2f);
   auto sinks = filled<float>(heads, [] { return real(); });
+  for (int h = 0; h < heads; h += windowed ? 1 : 2) sinks[h] = -INFINITY;       // no sink
   auto first_key = [&](int p) { return windowed ? std::max(0, p - plan.window + 1) : 0; };
   auto at = [&](int row, int p, int kv_head) { return kv.data() + plan.page(row, p, windowed) * page_bytes + kv_head * head_bytes; };
   auto get = [&](const unsigned char* page, int element) {

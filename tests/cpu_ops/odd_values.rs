@@ -13,6 +13,7 @@ on_every_engine!(
     weights_keep_their_odd_values
     experts_keep_their_odd_values
     attention_keeps_odd_values
+    heads_may_have_no_sink
 );
 
 const ODD: [f32; 3] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
@@ -227,6 +228,44 @@ mod checks {
                 } else {
                     assert_same_bits(a, b, &format!("row {row}, head {head}"));
                 }
+            }
+        }
+    }
+
+    /// A sink of -inf weighs nothing: as one so low that nothing of its weight is left.
+    pub fn heads_may_have_no_sink<E: Element>(mode: ComputeMode) {
+        use crate::plans::Sequences;
+        let mut rng = rng(47);
+        let (config, _) = shapes().swap_remove(1);
+        let (width, d, heads) = (config.qkv_dim(), config.head_dim, config.n_attn_heads);
+        let qkv = normal(&mut rng, 18 * width);
+        let sinks = normal(&mut rng, heads);
+        let mut ops = CpuOps::<E>::new(&config, mode, 18, false).unwrap();
+        let mut run = |without: &[usize], none: f32| {
+            let mut sequences = Sequences::new(&mut super::rng(48), &config, BLOCK_TOKENS, &[9, 9], 9);
+            let plan = sequences.plan(&[(0, &[0; 9]), (1, &[0; 9])]);
+            let mut kv = KvCache::new(&config, sequences.blocks, E::BYTES).unwrap();
+            let (mut qkv, mut out) = (buffer(width, &qkv), stale(config.q_dim(), 1));
+            let mut sinks = sinks.clone();
+            without.iter().for_each(|&head| sinks[head] = none);
+            let queries = ops.rope_store(&plan, 0, &mut qkv, &mut kv).unwrap();
+            ops.attention(&plan, queries, &sinks, &kv, &mut out).unwrap();
+            out
+        };
+        let all: Vec<_> = (0..heads).collect();
+        let before = run(&[], 0.0);
+        for without in [&[1][..], &all] {
+            let (after, low) = (run(without, f32::NEG_INFINITY), run(without, -1e4));
+            assert_same_bits(after.values(), low.values(), "without sinks");
+            let pairs = after.values().chunks_exact(d).zip(before.values().chunks_exact(d));
+            for (i, (a, b)) in pairs.enumerate() {
+                assert_eq!(
+                    a != b,
+                    without.contains(&(i % heads)),
+                    "row {}, head {}",
+                    i / heads,
+                    i % heads
+                );
             }
         }
     }

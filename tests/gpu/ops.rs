@@ -91,10 +91,13 @@ fn grouped() -> ModelConfig {
     shape([160, 96, 130], [64, 16, 2], [5, 3], 128)
 }
 
-/// A model in which one row of the second layer's first matrix is too small for FP16 beside the others.
+/// A model in which one row of the second layer's first matrix is too small for FP16 beside the others, and every other
+/// head has no sink.
 pub struct Wide {
     model: SyntheticCheckpoint,
     qkv: Vec<u8>,
+    /// By layer.
+    sinks: Vec<Vec<u8>>,
 }
 
 const WIDE: TensorId = TensorId::Qkv { layer: 1 };
@@ -104,8 +107,15 @@ impl Wide {
         let mut values = model.tensor(WIDE).unwrap().to_f32().unwrap();
         let row = model.config().hidden_dim;
         values[..row].iter_mut().for_each(|v| *v *= (-60_f32).exp2());
-        let qkv = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        Self { model, qkv }
+        let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
+        let sinks = |layer| {
+            let mut sinks = model.tensor(TensorId::Sinks { layer }).unwrap().to_f32().unwrap();
+            sinks.iter_mut().step_by(2).for_each(|sink| *sink = f32::NEG_INFINITY);
+            bytes(sinks)
+        };
+        let sinks = (0..model.config().n_layers).map(sinks).collect();
+        let qkv = bytes(values);
+        Self { model, qkv, sinks }
     }
 }
 
@@ -116,10 +126,12 @@ impl Checkpoint for Wide {
 
     fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
         let tensor = self.model.tensor(id)?;
-        if id != WIDE {
-            return Ok(tensor);
-        }
-        let (rows, values) = (tensor.rows, Values::F32(&self.qkv));
+        let values = match id {
+            WIDE => &self.qkv,
+            TensorId::Sinks { layer } => &self.sinks[layer],
+            _ => return Ok(tensor),
+        };
+        let (rows, values) = (tensor.rows, Values::F32(values));
         let parts = vec![Part { rows, values }];
         Ok(Tensor { parts, ..tensor })
     }

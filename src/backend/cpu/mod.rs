@@ -286,7 +286,7 @@ impl Load for Loader<'_> {
             self.report.read_bytes += tensor.len_bytes();
             tensor.extend_f32(&mut values)?;
         }
-        let non_finite = NonFinite::of_vectors(&values, ids.len());
+        let non_finite = NonFinite::of_vectors(array, &values, ids.len());
         let (format, bytes, print) = (WeightFormat::F32.name(), 4 * values.len(), print_of(&values));
         self.report.note(&ids, format, bytes, None, non_finite, print);
         Ok(values)

@@ -573,7 +573,7 @@ impl Load for Loader<'_> {
                 memory::filled(made_up, n, Purpose::Checkpoint)?
             }
         };
-        let non_finite = NonFinite::of_vectors(&values, ids.len());
+        let non_finite = NonFinite::of_vectors(array, &values, ids.len());
         let (format, bytes, print) = (WeightFormat::F32.name(), 4 * values.len(), print_of(&values));
         self.report.note(&ids, format, bytes, None, non_finite, print);
         self.holders(array, layer)?
