@@ -1,4 +1,5 @@
-//! Writes `tokenizer.bin` of o200k_harmony, the vocabulary of gpt-oss, from the copy the tiktoken-rs crate carries.
+//! Writes `tokenizer.bin` of o200k_harmony, the vocabulary of gpt-oss, from the copy the tiktoken-rs crate carries: the
+//! same bytes as the evaluation program's `export_tokenizer_bin.py` writes from tiktoken.
 //!
 //! `cargo run --example export_tokenizer -- tokenizer.bin`
 
@@ -13,9 +14,6 @@ pub const VOCAB_SIZE: u32 = 201_088;
 
 /// Special tokens and ids without one score below everything a merge may give.
 const SPECIAL_SCORE: f32 = -1e30;
-
-/// The one special token for which o200k_harmony has a name and the crate has not.
-const END_OF_PROMPT: (u32, &str) = (200_018, "<|endofprompt|>");
 
 /// Writes tokenizer.bin of o200k_harmony.
 #[derive(Parser)]
@@ -40,14 +38,13 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The entries `(bytes, score)` of o200k_harmony by id. An ordinary token's score is its id negated.
+/// The entries `(bytes, score)` of o200k_harmony by id. An ordinary token's score is its rank, which is its id.
 pub fn entries() -> Result<Vec<(Vec<u8>, f32)>> {
     let bpe = tiktoken_rs::o200k_harmony()?;
     let special = bpe.special_tokens();
     let is_special = |bytes: &[u8]| std::str::from_utf8(bytes).is_ok_and(|text| special.contains(text));
-    let score = |id: u32| 0.0 - id as f32;
+    let score = |id: u32| id as f32;
     let entry = |id: u32| match bpe.decode_bytes(&[id]) {
-        _ if id == END_OF_PROMPT.0 => (END_OF_PROMPT.1.into(), SPECIAL_SCORE),
         // The program keeps C strings, which a NUL byte would end.
         Ok(bytes) if bytes == [0] => (b"<0x00>".to_vec(), score(id)),
         Ok(bytes) if is_special(&bytes) => (bytes, SPECIAL_SCORE),

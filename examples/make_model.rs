@@ -7,13 +7,13 @@
 #[path = "../tests/common/synthetic.rs"]
 mod synthetic;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use getp::checkpoint::TensorLayout;
 use getp::config::ModelConfig;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{DecimalBytes, ProgressBar, ProgressStyle};
 
 use synthetic::{Dense, Directory, Experts, Synthetic, Temperament};
 
@@ -149,7 +149,7 @@ fn main() -> Result<()> {
     .check()?;
     match args.format {
         Format::Bin => {
-            let bar = progress_bar(TensorLayout::new(synthetic.config.clone())?.file_bytes())?;
+            let bar = announce(&args.out, TensorLayout::new(synthetic.config.clone())?.file_bytes())?;
             synthetic.write_bin(&args.out, &|bytes| bar.inc(bytes as u64))?;
             bar.finish();
         }
@@ -159,7 +159,7 @@ fn main() -> Result<()> {
                 dequantized: args.dequantized,
                 shards: args.shards,
             };
-            let bar = progress_bar(synthetic.directory_bytes(form))?;
+            let bar = announce(&args.out, synthetic.directory_bytes(form))?;
             synthetic.write_directory(&args.out, form, &|bytes| bar.inc(bytes as u64))?;
             bar.finish();
         }
@@ -167,8 +167,9 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A line on stderr: bytes written, rate and time left.
-fn progress_bar(bytes: usize) -> Result<ProgressBar> {
+/// Says how large the model will be, and gives a line on stderr with bytes written, rate and time left.
+fn announce(out: &Path, bytes: usize) -> Result<ProgressBar> {
+    println!("{}: {}", out.display(), DecimalBytes(bytes as u64));
     let style = ProgressStyle::with_template("{wide_bar} {bytes}/{total_bytes} {binary_bytes_per_sec} {eta}")?;
     Ok(ProgressBar::new(bytes as u64).with_style(style))
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
@@ -82,8 +83,14 @@ impl Synthetic {
             let file = form.file(shard, shards);
             weight_map.extend(tensors.keys().map(|name| (name.clone(), file.clone())));
             let path = dir.join(file);
+            // The crate renames a temporary file to this one, which only its owner may read.
+            let permissions = File::create(&path)
+                .and_then(|file| file.metadata())
+                .map(|file| file.permissions());
+            let permissions = permissions.map_err(|e| Error::io(&path, e))?;
             safetensors::serialize_to_file(tensors, None, &path)
                 .map_err(|e| Error::format(path.display().to_string(), e.to_string()))?;
+            std::fs::set_permissions(&path, permissions).map_err(|e| Error::io(&path, e))?;
         }
         if shards > 1 && !form.original {
             let index = serde_json::json!({ "metadata": { "total_size": total_bytes }, "weight_map": weight_map });
