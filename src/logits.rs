@@ -10,6 +10,7 @@ mod target;
 
 use crate::batch::{StepOutput, StepPlan};
 use crate::error::{Error, Result};
+use crate::file_kind::{self, Wanted};
 use crate::memory::{self, Purpose};
 use crate::report;
 use std::fs::File;
@@ -157,8 +158,8 @@ impl LogitsReader {
         file.read_exact(&mut header).map_err(io)?;
         let vocab = word(&header, 2);
         if !header.starts_with(MAGIC) || vocab == 0 || vocab > MAX_VOCAB {
-            let why = "it is not a file of logits; write one with GETP_LOGITS=FILE";
-            return Err(Error::format(path.display().to_string(), why));
+            let error = Error::format(path.display().to_string(), "its header is not that of logits");
+            return Err(file_kind::explain(path, error, Wanted::Logits));
         }
         let mut reader = Self {
             path: path.to_owned(),

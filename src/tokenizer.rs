@@ -14,7 +14,7 @@
 //! the queue. For o200k_harmony the tables take 6.4 MB: entries 1.4, offsets 0.8, hash table 4.2.
 
 use crate::error::{Error, Result};
-use crate::file_kind::{self, TOKENIZER};
+use crate::file_kind::{self, Wanted};
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -246,10 +246,11 @@ impl VocabularyFile {
         let file = File::open(path).map_err(|source| Error::io(path, source))?;
         file.take(MOST_FILE_BYTES + 1)
             .read_to_end(&mut data)
-            .map_err(|source| file_kind::explain(path, Error::io(path, source), TOKENIZER))?;
+            .map_err(|source| file_kind::explain(path, Error::io(path, source), Wanted::Vocabulary))?;
         if data.len() as u64 > MOST_FILE_BYTES {
-            let why = format!("it has more than {MOST_FILE_BYTES} bytes, which no vocabulary has; {TOKENIZER}");
-            return Err(Error::format(path.display().to_string(), why));
+            let why = format!("it has more than {MOST_FILE_BYTES} bytes, which no vocabulary has");
+            let error = Error::format(path.display().to_string(), why);
+            return Err(file_kind::explain(path, error, Wanted::Vocabulary));
         }
         Ok(Self {
             path: path.into(),
@@ -260,7 +261,7 @@ impl VocabularyFile {
     /// The max token length and the entries.
     pub fn entries(&self) -> Result<(usize, Vec<Entry<'_>>)> {
         let entries = read_entries(&self.data, &self.path.display().to_string());
-        entries.map_err(|error| file_kind::explain(&self.path, error, TOKENIZER))
+        entries.map_err(|error| file_kind::explain(&self.path, error, Wanted::Vocabulary))
     }
 }
 

@@ -4,6 +4,7 @@
 mod fake;
 
 use fake::{Control, PROMPTS, Program, VOCAB, expected, finish, inference, last_error, quiet, warm_up};
+use getp::abi::types::Config;
 use getp::checkpoint::{Checkpoint, Tensor, TensorId, config_from_bytes};
 use getp::config::ModelConfig;
 use getp::engine::Engine;
@@ -13,6 +14,8 @@ use getp::request::Sampling;
 use getp::requests::{Requests, Steps};
 use getp::tokenizer::Tokenizer;
 use std::ffi::c_int;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -402,6 +405,26 @@ fn garbage_in_the_structs_is_refused() {
         assert!(message.contains(word), "{message}");
         finish(&mut program).unwrap();
     }
+}
+
+/// The program reads its header from any file, and maps it.
+#[test]
+fn a_mapped_file_that_is_no_model_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.bin");
+    std::fs::write(&path, [&b"GPT-OSS v1.0"[..], &[0; 244]].concat()).unwrap();
+    let file = File::open(&path).unwrap();
+    // SAFETY: nobody changes the file.
+    let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    let mut program = Program::new(&["ab"], 8);
+    program.transformer.config = Config::from_bytes(*map.first_chunk().unwrap());
+    program.transformer.fd = file.as_raw_fd();
+    program.transformer.data = map.as_ptr().cast_mut().cast();
+    program.transformer.file_size = map.len() as isize;
+    let message = inference(&mut program, &Arc::default()).unwrap_err().to_string();
+    let expected = format!("{}: it is the release's model for Metal", path.display());
+    assert!(message.starts_with(&expected), "{message}");
+    finish(&mut program).unwrap();
 }
 
 #[test]

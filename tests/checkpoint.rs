@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use getp::backend::cpu::load;
 use getp::checkpoint::{
     BinCheckpoint, CONFIG_BYTES, Checkpoint, Field, PointerCheckpoint, SafetensorsCheckpoint, TensorId, TensorLayout,
-    Values, config_from_bytes, config_to_bytes,
+    Values, config_from_bytes, config_to_bytes, explain_mapped,
 };
 use getp::config::ModelConfig;
+use getp::error::Error;
 use getp::weights::WeightFormat;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use synthetic::{Dense, Directory, Experts, Synthetic, SyntheticCheckpoint, Temperament, write_bin, write_safetensors};
@@ -349,7 +350,12 @@ fn files_of_the_wrong_length_are_refused() {
             &["model.bin", &format!("has {len} bytes"), &needed],
         );
     }
-    for len in [0, 1, 59] {
+    fs::write(&path, "").unwrap();
+    assert_refused(
+        BinCheckpoint::open(&path),
+        &["model.bin: it is an empty file; a model is"],
+    );
+    for len in [1, 59] {
         fs::write(&path, &whole[..len]).unwrap();
         assert_refused(
             BinCheckpoint::open(&path),
@@ -386,7 +392,7 @@ fn wrong_dimensions_are_refused_by_name() {
     let dir = temp();
     for (index, field) in fields.into_iter().enumerate() {
         for value in [i32::MIN, -1, 0, i32::MAX] {
-            let needle = format!("config: {field} is {value};");
+            let needle = format!("model.bin: config: {field} is {value};");
             assert_refused(BinCheckpoint::open(with_field(&dir, index, value)), &[&needle]);
         }
     }
@@ -746,7 +752,7 @@ fn mix_ups_are_named() {
     ] {
         let other = path.join(name);
         fs::create_dir_all(other.parent().unwrap()).unwrap();
-        fs::write(other, "{}").unwrap();
+        fs::write(other, b"PK\x03\x04 archive/data.pkl").unwrap();
         assert_refused(
             SafetensorsCheckpoint::open(&path),
             &["there is no model.safetensors in it", why],
@@ -757,6 +763,57 @@ fn mix_ups_are_named() {
         SafetensorsCheckpoint::open(&path),
         &["there is no config.json in it", "merge it into its base model"],
     );
+}
+
+/// A file that is no model is named, and what it seems to be instead of what its first bytes say as numbers.
+#[test]
+fn files_that_are_no_model_are_named() {
+    let dir = temp();
+    let path = dir.path().join("model.bin");
+    let html = [&b"<!DOCTYPE html><html><body>Not found</body></html>"[..], &[b'\n'; 40]].concat();
+    let metal = [&b"GPT-OSS v1.0"[..], &[0; 244]].concat();
+    let random: Vec<u8> = (0_u32..256)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    let vocabulary = [3_u32, 0, 1].map(u32::to_le_bytes).concat();
+    let vocabulary = [&vocabulary[..], b"a", &[0; 4], &[2, 0, 0, 0], b"bc"].concat();
+    for (bytes, needle) in [
+        (&html[..], "model.bin: it is a web page"),
+        (&metal, "model.bin: it is the release's model for Metal"),
+        (&vocabulary, "model.bin: it is a vocabulary"),
+        (&random, "model.bin: it is no model, or a damaged one (config: "),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        assert_refused(
+            BinCheckpoint::open(&path),
+            &[needle, "a model is the evaluation program's .bin file"],
+        );
+    }
+    // The same for a file that the program has mapped.
+    fs::write(&path, &metal).unwrap();
+    let file = fs::File::open(&path).unwrap();
+    // SAFETY: nobody changes the file.
+    let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+    let error = || config_from_bytes(map.first_chunk().unwrap()).unwrap_err();
+    let explained = |descriptor, error| Err::<(), _>(explain_mapped(descriptor, map.as_ptr(), error));
+    let name = path.display().to_string();
+    assert_refused(explained(file.as_raw_fd(), error()), &[&name, "model for Metal"]);
+    let null = Error::Null("w_qkv");
+    assert_refused(explained(file.as_raw_fd(), null), &["w_qkv is NULL"]);
+    let other = fs::File::open(file!()).unwrap();
+    for descriptor in [-1, other.as_raw_fd()] {
+        assert_refused(explained(descriptor, error()), &[&error().to_string()]);
+    }
+    // What a directory needs beside its weights is named, too.
+    let dir = temp();
+    let path = tiny_hf(&dir, 2);
+    for name in ["model.safetensors.index.json", "config.json"] {
+        fs::write(path.join(name), &html).unwrap();
+        assert_refused(
+            SafetensorsCheckpoint::open(&path),
+            &[name, "it is a web page", "fetch it again"],
+        );
+    }
 }
 
 #[test]
@@ -773,7 +830,7 @@ fn garbage_is_refused() {
             &[&["model.safetensors"], needles].concat(),
         );
     };
-    refused(&[], &["shorter than a safetensors header"]);
+    refused(&[], &["it is an empty file"]);
     refused(&whole[..7], &["shorter than a safetensors header"]);
     refused(&whole[..8 + header_bytes - 1], &["exceed the file"]);
     refused(&[0xff; 100], &["18446744073709551615 bytes exceed the file"]);

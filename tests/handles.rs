@@ -341,7 +341,10 @@ fn prompts_are_the_same_however_their_lines_end() {
 #[test]
 fn files_of_prompts_that_are_odd_are_refused_by_name() {
     for (file, words) in [
-        (b"".as_slice(), "its first line is not a number but \"\""),
+        (b"".as_slice(), "it is an empty file; prompts are a text"),
+        (b"{\"prompt\": \"a\"}\n", "it is a JSON file; prompts are a text"),
+        (b"GGUF\x03\0\0\0", "it is a GGUF file; prompts are a text"),
+        (b"\n1\na\n", "its first line is not a number but \"\""),
         (b"two\na\nb\n", "its first line is not a number but \"two\""),
         (b"2 prompts\na\nb\n", "but \"2 prompts\"; write how many prompts follow"),
         (b"2\x00\na\nb\n", "but \"2\\0\""),

@@ -4,6 +4,7 @@
 //! with every so many of that position's logits. It does not say which they are, so that both strides have to be told.
 
 use getp::error::{Error, Result};
+use getp::file_kind::{self, Wanted};
 use getp::logits::{LogitsReader, MAGIC, RecordKey};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{Display, Formatter};
@@ -40,6 +41,10 @@ pub enum Source {
 impl Source {
     /// Opens a file of either kind; its first bytes tell which.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_either(path).map_err(|error| file_kind::explain(path, error, Wanted::Logits))
+    }
+
+    fn open_either(path: &Path) -> Result<Self> {
         let mut file = BufReader::new(File::open(path).map_err(|e| Error::io(path, e))?);
         let mut first = Vec::new();
         let magic = file.by_ref().take(MAGIC.len() as u64).read_to_end(&mut first);

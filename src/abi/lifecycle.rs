@@ -7,7 +7,7 @@ use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
 #[cfg(feature = "mpi")]
 use crate::backend::gpu::discover;
-use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes};
+use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes, explain_mapped};
 #[cfg(feature = "mpi")]
 use crate::cluster::transport::Transport;
 #[cfg(feature = "mpi")]
@@ -358,6 +358,15 @@ unsafe fn extent(requests: *const Requests) -> Result<Extent> {
 ///
 /// The weights' pointers that are not NULL point to what their fields say, unchanged as long as the result lives.
 unsafe fn program_checkpoint(transformer: &Transformer) -> Result<PointerCheckpoint> {
+    // SAFETY: guaranteed by our caller.
+    let checkpoint = unsafe { program_arrays(transformer) };
+    checkpoint.map_err(|error| explain_mapped(transformer.fd, transformer.data.cast_const().cast(), error))
+}
+
+/// # Safety
+///
+/// Same requirements as [`program_checkpoint`].
+unsafe fn program_arrays(transformer: &Transformer) -> Result<PointerCheckpoint> {
     let config = config_from_bytes(&transformer.config.to_bytes())?;
     let arrays = transformer.weights.arrays();
     // SAFETY: guaranteed by our caller.

@@ -4,6 +4,7 @@ use super::tokenizer::TokenizerHandle;
 use super::types::Requests;
 use super::{guard, pointer};
 use crate::error::{Error, Result};
+use crate::file_kind::{self, Wanted};
 use crate::memory::{self, Purpose};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
@@ -46,8 +47,9 @@ pub unsafe extern "C" fn getp_requests_open(
         let path = unsafe { pointer::path(path, "path") }?;
         // SAFETY: the program passes what `getp_tokenizer_open` gave.
         let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
-        let data = std::fs::read(path).map_err(|error| Error::io(path, error))?;
-        let lines = lines(path, &data)?;
+        let explain = |error| file_kind::explain(path, error, Wanted::Prompts);
+        let data = std::fs::read(path).map_err(|error| explain(Error::io(path, error)))?;
+        let lines = lines(path, &data).map_err(explain)?;
         let requests = RequestsHandle::new(&lines, steps, tokenizer.max_token_length())?;
         Ok(Box::into_raw(Box::new(requests)))
     })

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
+use crate::file_kind::{self, Wanted};
 /// How a field is handled.
 pub(super) enum Fate {
     /// It is read. The text is the default, in JSON.
@@ -182,7 +183,10 @@ pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>> {
     file.take(MOST_BYTES + 1)
         .read_to_end(&mut text)
         .map_err(|e| Error::io(path, e))?;
-    let wrong = |why: String| Error::format(path.display().to_string(), why);
+    let wrong = |why: String| {
+        let error = Error::format(path.display().to_string(), why);
+        file_kind::explain(path, error, Wanted::Configuration)
+    };
     if text.len() as u64 > MOST_BYTES {
         return Err(wrong(format!(
             "it has more than {MOST_BYTES} bytes, which no configuration has"

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use memmap2::Mmap;
 
 use crate::error::{Error, Result};
+use crate::file_kind::{self, Wanted};
 
 /// A file that the library has mapped for reading. It must not be changed while this lives.
 #[derive(Debug)]
@@ -74,6 +75,19 @@ impl WatchedFile {
             Ok(metadata) if metadata.ino() == self.inode => check_length(&self.path, &metadata, self.bytes),
             _ => Ok(()),
         }
+    }
+}
+
+/// The error for a model in the program's memory. If the file open as `descriptor` is the one mapped at `data`, it
+/// names that, and what it seems to be if it is no model.
+pub fn explain_mapped(descriptor: i32, data: *const u8, error: Error) -> Error {
+    let of_contents = matches!(error, Error::Config { .. } | Error::Overflow(_) | Error::Length { .. });
+    match WatchedFile::new(descriptor, data, 0).filter(|_| of_contents) {
+        Some(file) => {
+            let name = std::fs::read_link(&file.path).ok().filter(|name| name.exists());
+            file_kind::explain(&name.unwrap_or(file.path), error, Wanted::Model)
+        }
+        None => error,
     }
 }
 

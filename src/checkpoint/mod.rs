@@ -18,6 +18,7 @@ pub use arrays::{
     BinCheckpoint, CONFIG_BYTES, PointerCheckpoint, TensorLayout, config_from_bytes, config_from_fields,
     config_to_bytes,
 };
+pub use mapped::explain_mapped;
 pub use safetensors::SafetensorsCheckpoint;
 
 use crate::config::ModelConfig;

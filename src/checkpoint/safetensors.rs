@@ -19,7 +19,7 @@ use super::{
 };
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::file_kind::{self, MODEL};
+use crate::file_kind::{self, Wanted};
 
 /// The file that maps each tensor to the shard that holds it.
 const INDEX: &str = "model.safetensors.index.json";
@@ -162,10 +162,7 @@ impl SafetensorsCheckpoint {
         let path = self.dir.join(file);
         let map = MappedFile::open(&path)?;
         let header = read_header(&map).map_err(|why| Error::format(path.display().to_string(), why));
-        let (data_start, metadata) = header.map_err(|error| match map.get(8..10) {
-            Some(b"{\"") => error,
-            _ => file_kind::explain(&path, error, MODEL),
-        })?;
+        let (data_start, metadata) = header.map_err(|error| file_kind::explain(&path, error, Wanted::Shard))?;
         let needed = data_start.checked_add(metadata.data_len());
         if needed != Some(map.len()) {
             return Err(Error::Length {
