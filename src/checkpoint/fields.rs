@@ -1,7 +1,8 @@
 //! JSON configurations, read by a table of fields.
 //!
 //! A field of a configuration may change the model's mathematics, so none may be ignored by accident: the table lists
-//! every field that is allowed and how it is handled, and any other field is refused by name.
+//! every field that is allowed and how it is handled, and any other field is refused by name. All that is refused is
+//! said at once.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,22 +11,88 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
-
 use crate::file_kind::{self, Wanted};
+
 /// How a field is handled.
 pub(super) enum Fate {
     /// It is read. The text is the default, in JSON.
     Used(&'static str),
     /// Only this value, in JSON, is supported; it is also the default.
     Only(&'static str),
+    /// It is ignored at one of these values, in JSON, which change no answer. Others might, and are refused.
+    Inert(&'static [&'static str]),
     /// It is ignored, since it changes no answer.
     Ignored,
+}
+
+impl Fate {
+    /// The values that are supported, in JSON; `None` if the field may have any.
+    fn supported(&self) -> Option<&[&'static str]> {
+        match self {
+            Self::Only(only) => Some(std::slice::from_ref(only)),
+            Self::Inert(values) => Some(values),
+            Self::Used(_) | Self::Ignored => None,
+        }
+    }
 }
 
 /// The fields that an object may have.
 pub(super) type Table = [(&'static str, Fate)];
 
-/// A JSON object that has only fields of its table, with supported values.
+/// What is wrong with a configuration.
+#[derive(Default)]
+pub(super) struct Refusals {
+    /// Fields that no table has, with their values.
+    unknown: Vec<String>,
+    /// Other refusals, each in words of its own.
+    others: Vec<String>,
+}
+
+/// The most refusals that a message lists.
+const MOST_LISTED: usize = 100;
+
+impl Refusals {
+    /// The value, or `None` with its refusal noted.
+    pub fn keep<T>(&mut self, value: Result<T, String>) -> Option<T> {
+        value.map_err(|refusal| self.others.push(refusal)).ok()
+    }
+
+    /// What was made of a configuration, if nothing of it is refused.
+    pub fn finish<T>(mut self, made: Option<T>) -> Result<T, String> {
+        match &self.unknown[..] {
+            [] => {}
+            [one] => self.others.push(format!(
+                "{one}; the field is not known, and it might make this another model"
+            )),
+            several => self.others.push(format!(
+                "{}; these fields are not known, and they might make this another model",
+                list(several, ", ")
+            )),
+        }
+        match (&self.others[..], made) {
+            ([], Some(made)) => Ok(made),
+            ([one], _) => Err(one.clone()),
+            (several, _) => {
+                let numbered: Vec<_> = (1..)
+                    .zip(several)
+                    .map(|(n, refusal)| format!("({n}) {refusal}"))
+                    .collect();
+                Err(list(&numbered, "; "))
+            }
+        }
+    }
+}
+
+/// The items between separators; beyond `MOST_LISTED` only their number.
+fn list(items: &[String], separator: &str) -> String {
+    let shown = items[..items.len().min(MOST_LISTED)].join(separator);
+    match items.len().saturating_sub(MOST_LISTED) {
+        0 => shown,
+        more => format!("{shown}{separator}and {more} more"),
+    }
+}
+
+/// A JSON object and the table of its fields.
 pub(super) struct Fields {
     table: &'static Table,
     /// Printed before a field's name in messages, for example `rope_scaling.`.
@@ -35,27 +102,24 @@ pub(super) struct Fields {
 
 impl Fields {
     /// Refuses fields that are not in the table, and values that are not supported.
-    pub fn new(table: &'static Table, prefix: &str, object: Map<String, Value>) -> Result<Self, String> {
+    pub fn new(table: &'static Table, prefix: &str, object: Map<String, Value>, refused: &mut Refusals) -> Self {
         for (name, value) in &object {
-            let known = table.iter().find(|(known, _)| known == name);
-            match known.map(|(_, fate)| fate) {
-                Some(Fate::Only(only)) if !same(value, &parse(only)) => {
-                    return Err(format!("{prefix}{name} is {}; only {only} is supported", shown(value)));
-                }
-                Some(_) => {}
-                None => {
-                    return Err(format!(
-                        "{prefix}{name} is {}; the field is not known, and it might make this another model",
-                        shown(value)
-                    ));
-                }
+            let is = format!("{prefix}{name} is {}", shown(value));
+            let Some((_, fate)) = table.iter().find(|(known, _)| known == name) else {
+                refused.unknown.push(is);
+                continue;
+            };
+            let supported = fate.supported();
+            if let Some(supported) = supported.filter(|all| !all.iter().any(|one| same(value, &parse(one)))) {
+                let supported = supported.join(" or ");
+                refused.others.push(format!("{is}; only {supported} is supported"));
             }
         }
-        Ok(Self {
+        Self {
             table,
             prefix: prefix.into(),
             object,
-        })
+        }
     }
 
     /// Whether the object has the field, even if its value is null.
@@ -123,10 +187,18 @@ impl Fields {
     }
 
     /// The value of a field that is an object, checked against its own table; `None` if it is null.
-    pub fn object_or_null(&self, name: &str, table: &'static Table) -> Result<Option<Self>, String> {
+    pub fn object_or_null(
+        &self,
+        name: &str,
+        table: &'static Table,
+        refused: &mut Refusals,
+    ) -> Result<Option<Self>, String> {
         match self.value(name) {
             Value::Null => Ok(None),
-            Value::Object(object) => Self::new(table, &format!("{}{name}.", self.prefix), object).map(Some),
+            Value::Object(object) => {
+                let prefix = format!("{}{name}.", self.prefix);
+                Ok(Some(Self::new(table, &prefix, object, refused)))
+            }
             value => Err(self.wrong(name, &value, "an object")),
         }
     }
@@ -165,7 +237,7 @@ fn same(a: &Value, b: &Value) -> bool {
 const MOST_SHOWN: usize = 60;
 
 /// A value's text for a message.
-fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(MOST_SHOWN) {
         Some((end, _)) => format!("{}...", &text[..end]),

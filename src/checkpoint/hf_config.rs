@@ -7,8 +7,8 @@ mod tests;
 use serde_json::{Map, Value};
 
 use super::MAX_SEQ_LEN;
-use super::fields::Fate::{Ignored, Only, Used};
-use super::fields::{Fields, Table};
+use super::fields::Fate::{Ignored, Inert, Only, Used};
+use super::fields::{Fields, Refusals, Table, shown};
 use super::yarn::{Yarn, concentration};
 use crate::config::ModelConfig;
 
@@ -53,8 +53,8 @@ const CONFIG: &Table = &[
     ("is_encoder_decoder", Only("false")),
     ("add_cross_attention", Only("false")),
     ("chunk_size_feed_forward", Only("0")),
-    // What the model is.
-    ("model_type", Only("\"gpt_oss\"")),
+    // What the model is. `config` looks at the type before all else.
+    ("model_type", Used("null")),
     ("architectures", Only("[\"GptOssForCausalLM\"]")),
     ("quantization_config", Used("null")),
     // The eval program fixes which tokens end an answer.
@@ -63,21 +63,61 @@ const CONFIG: &Table = &[
     ("pad_token_id", Ignored),
     ("sep_token_id", Ignored),
     ("decoder_start_token_id", Ignored),
+    // How transformers chooses tokens unless its caller or generation_config.json says otherwise. The program's sampler
+    // chooses here, and a model that asks for another choice is refused. null leaves it to the caller.
+    ("do_sample", Inert(&["false", "null"])),
+    ("temperature", Inert(&["1.0", "null"])),
+    ("top_k", Inert(&["50", "null"])),
+    ("top_p", Inert(&["1.0", "null"])),
+    ("typical_p", Inert(&["1.0", "null"])),
+    ("num_beams", Inert(&["1", "null"])),
+    ("num_beam_groups", Inert(&["1", "null"])),
+    ("diversity_penalty", Inert(&["0.0", "null"])),
+    ("early_stopping", Inert(&["false", "null"])),
+    ("length_penalty", Inert(&["1.0", "null"])),
+    ("repetition_penalty", Inert(&["1.0", "null"])),
+    ("no_repeat_ngram_size", Inert(&["0", "null"])),
+    ("encoder_no_repeat_ngram_size", Inert(&["0", "null"])),
+    ("bad_words_ids", Inert(&["null"])),
+    ("suppress_tokens", Inert(&["null"])),
+    ("begin_suppress_tokens", Inert(&["null"])),
+    ("forced_bos_token_id", Inert(&["null"])),
+    ("forced_eos_token_id", Inert(&["null"])),
+    ("exponential_decay_length_penalty", Inert(&["null"])),
+    ("remove_invalid_values", Inert(&["false", "null"])),
+    ("min_length", Inert(&["0", "null"])),
+    ("num_return_sequences", Inert(&["1", "null"])),
+    // The program says how long an answer may become.
+    ("max_length", Ignored),
+    // What transformers does to the prompt, or sets for it.
+    ("prefix", Inert(&["null", "\"\""])),
+    ("task_specific_params", Inert(&["null", "{}"])),
+    // Parts that the model does not have.
+    ("is_decoder", Inert(&["false"])),
+    ("cross_attention_hidden_size", Inert(&["null"])),
+    ("tie_encoder_decoder", Inert(&["false"])),
+    ("pruned_heads", Inert(&["{}", "null"])),
     // Used only in training.
     ("attention_dropout", Ignored),
     ("initializer_range", Ignored),
     ("router_aux_loss_coef", Ignored),
     ("output_router_logits", Ignored),
     ("problem_type", Ignored),
+    ("finetuning_task", Ignored),
+    ("tf_legacy_loss", Ignored),
     ("id2label", Ignored),
     ("label2id", Ignored),
     // How transformers runs the model, and what else it returns.
     ("torch_dtype", Ignored),
     ("dtype", Ignored),
+    ("use_bfloat16", Ignored),
+    ("torchscript", Ignored),
     ("use_cache", Ignored),
     ("output_attentions", Ignored),
     ("output_hidden_states", Ignored),
+    ("output_scores", Ignored),
     ("return_dict", Ignored),
+    ("return_dict_in_generate", Ignored),
     ("attn_implementation", Ignored),
     ("_attn_implementation", Ignored),
     ("_attn_implementation_autoset", Ignored),
@@ -127,37 +167,55 @@ const QUANTIZATION: &Table = &[
 
 /// The configuration that a `config.json` describes, not yet checked.
 pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> {
-    let fields = Fields::new(CONFIG, "", object)?;
-    if !fields.has("model_type") {
-        return Err("model_type is missing; it must be \"gpt_oss\"".into());
+    // Of another model most fields would be refused; that it is another one says more.
+    match object.get("model_type") {
+        Some(Value::String(kind)) if kind == "gpt_oss" => {}
+        Some(other) => return Err(format!("model_type is {}; only \"gpt_oss\" is supported", shown(other))),
+        None => return Err("model_type is missing; it must be \"gpt_oss\"".into()),
     }
-    fields.object_or_null("quantization_config", QUANTIZATION)?;
-    let hidden_dim = fields.size("hidden_size")?;
-    let n_attn_heads = fields.size("num_attention_heads")?;
-    let head_dim = match fields.size_or_null("head_dim")? {
-        Some(head_dim) => head_dim,
-        None => hidden_dim.checked_div(n_attn_heads).unwrap_or(0),
-    };
-    let n_layers = fields.size("num_hidden_layers")?;
-    let experts_per_token = fields.size("num_experts_per_tok")?;
-    fields.agree("experts_per_token", experts_per_token as f64, "num_experts_per_tok")?;
-    let max_positions = fields.size("max_position_embeddings")?;
-    let rope = rope(&fields, head_dim, max_positions)?;
-    fields.agree(
-        "initial_context_length",
-        rope.context as f64,
-        "the context before scaling",
-    )?;
-    Ok(ModelConfig {
-        vocab_size: fields.size("vocab_size")?,
-        hidden_dim,
-        n_experts: experts(&fields)?,
-        experts_per_token,
-        intermediate_dim: fields.size("intermediate_size")?,
-        n_layers,
-        head_dim,
+    let mut refused = Refusals::default();
+    let fields = Fields::new(CONFIG, "", object, &mut refused);
+    let model = model(&fields, &mut refused);
+    refused.finish(model)
+}
+
+/// `None` if a field is refused.
+fn model(fields: &Fields, refused: &mut Refusals) -> Option<ModelConfig> {
+    let quantization = fields.object_or_null("quantization_config", QUANTIZATION, refused);
+    refused.keep(quantization);
+    let vocab_size = refused.keep(fields.size("vocab_size"));
+    let hidden_dim = refused.keep(fields.size("hidden_size"));
+    let intermediate_dim = refused.keep(fields.size("intermediate_size"));
+    let n_layers = refused.keep(fields.size("num_hidden_layers"));
+    let n_attn_heads = refused.keep(fields.size("num_attention_heads"));
+    let n_kv_heads = refused.keep(fields.size_or_null("num_key_value_heads"));
+    let head_dim = refused.keep(fields.size_or_null("head_dim"));
+    let by_heads = || Some(hidden_dim?.checked_div(n_attn_heads?).unwrap_or(0));
+    let head_dim = head_dim.and_then(|given| given.or_else(by_heads));
+    let n_experts = refused.keep(experts(fields));
+    let experts_per_token = refused.keep(fields.size("num_experts_per_tok"));
+    if let Some(experts) = experts_per_token {
+        refused.keep(fields.agree("experts_per_token", experts as f64, "num_experts_per_tok"));
+    }
+    let max_positions = refused.keep(fields.size("max_position_embeddings"));
+    let rope = rope(fields, head_dim, max_positions, refused);
+    if let Some(rope) = &rope {
+        let context = rope.context as f64;
+        refused.keep(fields.agree("initial_context_length", context, "the context before scaling"));
+    }
+    let swiglu_limit = refused.keep(fields.number("swiglu_limit"));
+    let sliding_window = sliding_window(fields, n_layers, refused);
+    let (max_positions, n_attn_heads, rope) = (max_positions?, n_attn_heads?, rope?);
+    Some(ModelConfig {
+        vocab_size: vocab_size?,
+        hidden_dim: hidden_dim?,
+        n_experts: n_experts?,
+        experts_per_token: experts_per_token?,
+        intermediate_dim: intermediate_dim?,
+        n_layers: n_layers?,
+        head_dim: head_dim?,
         n_attn_heads,
-        n_kv_heads: fields.size_or_null("num_key_value_heads")?.unwrap_or(n_attn_heads),
+        n_kv_heads: n_kv_heads?.unwrap_or(n_attn_heads),
         seq_len: max_positions.min(MAX_SEQ_LEN),
         initial_context_length: rope.context,
         context_length: Some(max_positions),
@@ -165,8 +223,8 @@ pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> 
         rope_scaling_factor: rope.factor as f32,
         yarn_ramp: rope.ramp,
         rope_concentration: rope.concentration,
-        sliding_window: sliding_window(&fields, n_layers)?,
-        swiglu_limit: fields.number("swiglu_limit")? as f32,
+        sliding_window: sliding_window?,
+        swiglu_limit: swiglu_limit? as f32,
     })
 }
 
@@ -183,35 +241,41 @@ fn experts(fields: &Fields) -> Result<usize, String> {
 }
 
 /// The sliding window of the even layers; 0 if all layers attend to all positions.
-fn sliding_window(fields: &Fields, n_layers: usize) -> Result<usize, String> {
-    const TYPES: [&str; 2] = ["sliding_attention", "full_attention"];
-    let types = match fields.value("layer_types") {
-        Value::Null => None,
-        Value::Array(types) => Some(types),
-        other => return Err(fields.wrong("layer_types", &other, "a list")),
-    };
-    if let Some(types) = types {
-        if types.len() != n_layers {
-            return Err(format!("layer_types has {} entries for {n_layers} layers", types.len()));
-        }
-        if types.iter().all(|found| found == TYPES[1]) {
-            return Ok(0);
-        }
-        for (layer, found) in types.iter().enumerate() {
-            let expected = TYPES[layer % 2];
-            if found != expected {
-                return Err(format!(
-                    "layer_types[{layer}] is {found}; only {expected} is supported there, or full_attention everywhere"
-                ));
-            }
-        }
+fn sliding_window(fields: &Fields, n_layers: Option<usize>, refused: &mut Refusals) -> Option<usize> {
+    let size = refused.keep(fields.size_or_null("sliding_window"));
+    if refused.keep(all_full(fields, n_layers))? {
+        return Some(0);
     }
-    match fields.size_or_null("sliding_window")? {
-        Some(window) if window > 0 => Ok(window),
-        window => Err(format!(
+    match size? {
+        Some(window) if window > 0 => Some(window),
+        window => refused.keep(Err(format!(
             "sliding_window is {} where even layers are windowed; it must be 1 or more, or layer_types all \
              full_attention",
             window.map_or("null".into(), |window| window.to_string())
+        ))),
+    }
+}
+
+/// Whether all layers attend to all positions, and not every other one to a window.
+fn all_full(fields: &Fields, n_layers: Option<usize>) -> Result<bool, String> {
+    const TYPES: [&str; 2] = ["sliding_attention", "full_attention"];
+    let types = match fields.value("layer_types") {
+        Value::Null => return Ok(false),
+        Value::Array(types) => types,
+        other => return Err(fields.wrong("layer_types", &other, "a list")),
+    };
+    if let Some(n_layers) = n_layers.filter(|&layers| layers != types.len()) {
+        return Err(format!("layer_types has {} entries for {n_layers} layers", types.len()));
+    }
+    if types.iter().all(|found| found == TYPES[1]) {
+        return Ok(true);
+    }
+    let mut layers = types.iter().zip(TYPES.into_iter().cycle()).enumerate();
+    match layers.find(|(_, (found, expected))| found != expected) {
+        None => Ok(false),
+        Some((layer, (found, expected))) => Err(format!(
+            "layer_types[{layer}] is {}; only {expected} is supported there, or full_attention everywhere",
+            shown(found)
         )),
     }
 }
@@ -226,40 +290,55 @@ struct Rope {
     concentration: Option<f32>,
 }
 
-fn rope(fields: &Fields, head_dim: usize, max_positions: usize) -> Result<Rope, String> {
-    let (name, rope) = rope_fields(fields)?;
-    let theta = match rope.number_or_null("rope_theta")? {
-        Some(theta) if !fields.has("rope_theta") => theta,
+/// `None` if a field is refused, here or before.
+fn rope(
+    fields: &Fields,
+    head_dim: Option<usize>,
+    max_positions: Option<usize>,
+    refused: &mut Refusals,
+) -> Option<Rope> {
+    let found = rope_fields(fields, refused);
+    let (name, rope) = refused.keep(found)?;
+    let theta = refused.keep(theta(fields, &rope));
+    let kind = refused.keep(kind(&rope, name))?;
+    match kind.as_str() {
+        "yarn" => yarn(&rope, name, theta, head_dim, max_positions, refused),
+        "default" => plain(&rope, name, theta, max_positions, refused),
+        _ => refused.keep(Err(format!(
+            "{name}.rope_type is {kind:?}; only \"yarn\" and \"default\" are supported"
+        ))),
+    }
+}
+
+fn theta(fields: &Fields, rope: &Fields) -> Result<f64, String> {
+    match rope.number_or_null("rope_theta")? {
+        Some(theta) if !fields.has("rope_theta") => Ok(theta),
         _ => {
             let theta = fields.number("rope_theta")?;
             rope.agree("rope_theta", theta, "rope_theta")?;
-            theta
+            Ok(theta)
         }
-    };
-    let kind = match (rope.text_or_null("rope_type")?, rope.text_or_null("type")?) {
-        (Some(a), Some(b)) if a != b => return Err(format!("{name}.rope_type is {a:?} and {name}.type {b:?}")),
-        (a, b) => a.or(b).unwrap_or("default".into()),
-    };
-    match kind.as_str() {
-        "yarn" => yarn(&rope, name, theta, head_dim, max_positions),
-        "default" => plain(&rope, name, theta, max_positions),
-        _ => Err(format!(
-            "{name}.rope_type is {kind:?}; only \"yarn\" and \"default\" are supported"
-        )),
+    }
+}
+
+/// The type of the rotary embedding, which may have an older name, too.
+fn kind(rope: &Fields, name: &str) -> Result<String, String> {
+    match (rope.text_or_null("rope_type")?, rope.text_or_null("type")?) {
+        (Some(a), Some(b)) if a != b => Err(format!("{name}.rope_type is {a:?} and {name}.type {b:?}")),
+        (a, b) => Ok(a.or(b).unwrap_or("default".into())),
     }
 }
 
 /// The name and the fields of the object that describes the rotary embedding.
-fn rope_fields(fields: &Fields) -> Result<(&'static str, Fields), String> {
-    let parameters = fields.object_or_null("rope_parameters", ROPE)?;
-    if let Some(parameters) = parameters {
+fn rope_fields(fields: &Fields, refused: &mut Refusals) -> Result<(&'static str, Fields), String> {
+    if let Some(parameters) = fields.object_or_null("rope_parameters", ROPE, refused)? {
         let older = fields.value("rope_scaling");
         if !older.is_null() && older != fields.value("rope_parameters") {
             return Err("rope_scaling and rope_parameters are both there and differ; leave one out".into());
         }
         return Ok(("rope_parameters", parameters));
     }
-    if let Some(scaling) = fields.object_or_null("rope_scaling", ROPE)? {
+    if let Some(scaling) = fields.object_or_null("rope_scaling", ROPE, refused)? {
         return Ok(("rope_scaling", scaling));
     }
     if fields.has("rope_scaling") {
@@ -271,77 +350,98 @@ fn rope_fields(fields: &Fields) -> Result<(&'static str, Fields), String> {
         );
     }
     let object = serde_json::from_str(DEFAULT_ROPE).map_err(|e| e.to_string())?;
-    Ok(("rope_scaling", Fields::new(ROPE, "rope_scaling.", object)?))
+    Ok(("rope_scaling", Fields::new(ROPE, "rope_scaling.", object, refused)))
 }
 
 /// A rotary embedding without scaling. Refuses the parameters of YaRN.
-fn plain(rope: &Fields, name: &str, theta: f64, max_positions: usize) -> Result<Rope, String> {
-    let of_yarn = ROPE.iter().skip_while(|(field, _)| *field != "factor");
-    for (field, _) in of_yarn {
-        if rope.has(field) && !rope.value(field).is_null() {
-            return Err(format!(
-                "{name}.{field} is {} where {name}.rope_type is \"default\", or absent, which is no scaling; \
-                 write \"yarn\" or leave {field} out",
-                rope.value(field)
-            ));
-        }
+fn plain(
+    rope: &Fields,
+    name: &str,
+    theta: Option<f64>,
+    max_positions: Option<usize>,
+    refused: &mut Refusals,
+) -> Option<Rope> {
+    let of_yarn = ROPE
+        .iter()
+        .map(|(field, _)| *field)
+        .skip_while(|&field| field != "factor");
+    let set: Vec<_> = of_yarn
+        .filter(|field| rope.has(field) && !rope.value(field).is_null())
+        .collect();
+    if !set.is_empty() {
+        let is = |field: &&str| format!("{name}.{field} is {}", shown(&rope.value(field)));
+        return refused.keep(Err(format!(
+            "{} where {name}.rope_type is \"default\", or absent, which is no scaling; write \"yarn\" or leave {} out",
+            set.iter().map(is).collect::<Vec<_>>().join(", "),
+            set.join(", ")
+        )));
     }
-    Ok(Rope {
-        theta,
+    Some(Rope {
+        theta: theta?,
         factor: 1.0,
-        context: max_positions,
+        context: max_positions?,
         ramp: None,
         concentration: None,
     })
 }
 
-fn yarn(rope: &Fields, name: &str, theta: f64, head_dim: usize, max_positions: usize) -> Result<Rope, String> {
-    let at_least = |field: &str, value: f64, least: f64| {
-        let fits = value.is_finite() && value >= least;
-        let refusal = || format!("{name}.{field} is {value}; it must be finite and {least} or more");
-        fits.then_some(value).ok_or_else(refusal)
-    };
+fn yarn(
+    rope: &Fields,
+    name: &str,
+    theta: Option<f64>,
+    head_dim: Option<usize>,
+    max_positions: Option<usize>,
+    refused: &mut Refusals,
+) -> Option<Rope> {
     let positive = |field: &str, value: f64| {
         let fits = value.is_finite() && value > 0.0;
         fits.then_some(value)
             .ok_or_else(|| format!("{name}.{field} is {value}; it must be finite and above 0"))
     };
-    let factor = at_least("factor", rope.number("factor")?, 1.0)?;
-    let context = rope
-        .size_or_null("original_max_position_embeddings")?
-        .unwrap_or(max_positions);
-    let beta = |field: &str, default: f64| positive(field, rope.number_or_null(field)?.unwrap_or(default));
+    let number_or = |field: &str, default: f64| Ok(rope.number_or_null(field)?.unwrap_or(default));
+    let factor = rope.number("factor").and_then(|factor| {
+        let fits = factor.is_finite() && factor >= 1.0;
+        fits.then_some(factor)
+            .ok_or_else(|| format!("{name}.factor is {factor}; it must be finite and 1 or more"))
+    });
+    let factor = refused.keep(factor);
+    let context = refused.keep(rope.size_or_null("original_max_position_embeddings"));
+    let beta = |field: &str, default: f64| number_or(field, default).and_then(|value| positive(field, value));
+    let beta_fast = refused.keep(beta("beta_fast", 32.0));
+    let beta_slow = refused.keep(beta("beta_slow", 1.0));
+    let truncate = refused.keep(rope.flag("truncate"));
+    let scales = ["attention_factor", "mscale", "mscale_all_dim"].map(|field| refused.keep(rope.number_or_null(field)));
+    let ([Some(attention_factor), Some(mscale), Some(all)], Some(factor)) = (scales, factor) else {
+        return None;
+    };
+    let attention_factor = match (attention_factor, mscale, all) {
+        (Some(given), _, _) => refused.keep(positive("attention_factor", given).map(Some)),
+        (None, Some(mscale), Some(all)) if mscale != 0.0 && all != 0.0 => {
+            let ratio = concentration(factor, mscale) / concentration(factor, all);
+            refused.keep(positive("mscale", ratio).map(Some))
+        }
+        _ => Some(None),
+    };
     let yarn = Yarn {
-        head_dim,
-        theta,
+        head_dim: head_dim?,
+        theta: theta?,
         factor,
-        context,
-        beta_fast: beta("beta_fast", 32.0)?,
-        beta_slow: beta("beta_slow", 1.0)?,
+        context: context?.or(max_positions)?,
+        beta_fast: beta_fast?,
+        beta_slow: beta_slow?,
     };
     let ends @ [low, high] = yarn.ends();
-    let rounded = if rope.flag("truncate")? {
-        [low.floor(), high.ceil()]
-    } else {
-        ends
-    };
-    let kept = [rounded[0].max(0.0), rounded[1].min(head_dim as f64 - 1.0)];
-    let scales = [rope.number_or_null("mscale")?, rope.number_or_null("mscale_all_dim")?];
-    let attention_factor = match (rope.number_or_null("attention_factor")?, scales) {
-        (Some(given), _) => Some(positive("attention_factor", given)?),
-        (None, [Some(mscale), Some(all)]) if mscale != 0.0 && all != 0.0 => {
-            let ratio = concentration(factor, mscale) / concentration(factor, all);
-            Some(positive("mscale", ratio)?)
-        }
-        _ => None,
-    };
+    let rounded = if truncate? { [low.floor(), high.ceil()] } else { ends };
+    let kept = [rounded[0].max(0.0), rounded[1].min(yarn.head_dim as f64 - 1.0)];
     // A concentration that rounds to the eval program's own is left out, so that it is computed as the program does.
     let own = concentration(factor, 1.0) as f32;
-    Ok(Rope {
-        theta,
+    Some(Rope {
+        theta: yarn.theta,
         factor,
-        context,
+        context: yarn.context,
         ramp: yarn.ramp(kept, kept == ends),
-        concentration: attention_factor.map(|given| given as f32).filter(|&given| given != own),
+        concentration: attention_factor?
+            .map(|given| given as f32)
+            .filter(|&given| given != own),
     })
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::MAX_SEQ_LEN;
 use super::fields::Fate::Used;
-use super::fields::{Fields, Table};
+use super::fields::{Fields, Refusals, Table};
 use super::yarn::Yarn;
 use crate::config::ModelConfig;
 
@@ -41,28 +41,46 @@ pub(super) fn is_original(object: &Map<String, Value>) -> bool {
 
 /// The configuration that a `config.json` describes, not yet checked.
 pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> {
-    let fields = Fields::new(CONFIG, "", object)?;
+    let mut refused = Refusals::default();
+    let fields = Fields::new(CONFIG, "", object, &mut refused);
+    let model = model(&fields, &mut refused);
+    refused.finish(model)
+}
+
+/// `None` if a field is refused.
+fn model(fields: &Fields, refused: &mut Refusals) -> Option<ModelConfig> {
+    let mut size = |name| refused.keep(fields.size(name));
+    let (vocab_size, hidden_dim) = (size("vocab_size"), size("hidden_size"));
+    let (n_experts, experts_per_token) = (size("num_experts"), size("experts_per_token"));
+    let (intermediate_dim, n_layers, head_dim) =
+        (size("intermediate_size"), size("num_hidden_layers"), size("head_dim"));
+    let (n_attn_heads, n_kv_heads) = (size("num_attention_heads"), size("num_key_value_heads"));
+    let (sliding_window, context) = (size("sliding_window"), size("initial_context_length"));
+    let mut number = |name| refused.keep(fields.number(name));
+    let (theta, factor) = (number("rope_theta"), number("rope_scaling_factor"));
+    let (beta_fast, beta_slow) = (number("rope_ntk_beta"), number("rope_ntk_alpha"));
+    let swiglu_limit = number("swiglu_limit");
     let yarn = Yarn {
-        head_dim: fields.size("head_dim")?,
-        theta: fields.number("rope_theta")?,
-        factor: fields.number("rope_scaling_factor")?,
-        context: fields.size("initial_context_length")?,
-        beta_fast: fields.number("rope_ntk_beta")?,
-        beta_slow: fields.number("rope_ntk_alpha")?,
+        head_dim: head_dim?,
+        theta: theta?,
+        factor: factor?,
+        context: context?,
+        beta_fast: beta_fast?,
+        beta_slow: beta_slow?,
     };
     let ends = yarn.ends();
-    check_ends(&yarn, ends)?;
+    refused.keep(check_ends(&yarn, ends))?;
     let context_length = (yarn.context as f64 * yarn.factor.max(1.0)) as usize;
-    Ok(ModelConfig {
-        vocab_size: fields.size("vocab_size")?,
-        hidden_dim: fields.size("hidden_size")?,
-        n_experts: fields.size("num_experts")?,
-        experts_per_token: fields.size("experts_per_token")?,
-        intermediate_dim: fields.size("intermediate_size")?,
-        n_layers: fields.size("num_hidden_layers")?,
+    Some(ModelConfig {
+        vocab_size: vocab_size?,
+        hidden_dim: hidden_dim?,
+        n_experts: n_experts?,
+        experts_per_token: experts_per_token?,
+        intermediate_dim: intermediate_dim?,
+        n_layers: n_layers?,
         head_dim: yarn.head_dim,
-        n_attn_heads: fields.size("num_attention_heads")?,
-        n_kv_heads: fields.size("num_key_value_heads")?,
+        n_attn_heads: n_attn_heads?,
+        n_kv_heads: n_kv_heads?,
         seq_len: context_length.min(MAX_SEQ_LEN),
         initial_context_length: yarn.context,
         context_length: Some(context_length),
@@ -70,8 +88,8 @@ pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> 
         rope_scaling_factor: yarn.factor as f32,
         yarn_ramp: yarn.ramp(ends, true),
         rope_concentration: None,
-        sliding_window: fields.size("sliding_window")?,
-        swiglu_limit: fields.number("swiglu_limit")? as f32,
+        sliding_window: sliding_window?,
+        swiglu_limit: swiglu_limit? as f32,
     })
 }
 

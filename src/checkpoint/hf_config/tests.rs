@@ -375,6 +375,181 @@ fn what_changes_no_answer_may_be_anything() {
     }
 }
 
+/// The fields that transformers 4.57 writes beside the released file's, if it writes a configuration in full.
+fn written_in_full() -> Value {
+    let text = r#"{
+        "_name_or_path": "",
+        "add_cross_attention": false,
+        "bad_words_ids": null,
+        "begin_suppress_tokens": null,
+        "bos_token_id": null,
+        "chunk_size_feed_forward": 0,
+        "cross_attention_hidden_size": null,
+        "decoder_start_token_id": null,
+        "diversity_penalty": 0.0,
+        "do_sample": false,
+        "dtype": null,
+        "early_stopping": false,
+        "encoder_no_repeat_ngram_size": 0,
+        "exponential_decay_length_penalty": null,
+        "finetuning_task": null,
+        "forced_bos_token_id": null,
+        "forced_eos_token_id": null,
+        "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+        "is_decoder": false,
+        "is_encoder_decoder": false,
+        "label2id": {"LABEL_0": 0, "LABEL_1": 1},
+        "length_penalty": 1.0,
+        "max_length": 20,
+        "min_length": 0,
+        "no_repeat_ngram_size": 0,
+        "num_beam_groups": 1,
+        "num_beams": 1,
+        "num_return_sequences": 1,
+        "output_attentions": false,
+        "output_hidden_states": false,
+        "output_scores": false,
+        "prefix": null,
+        "problem_type": null,
+        "pruned_heads": {},
+        "remove_invalid_values": false,
+        "repetition_penalty": 1.0,
+        "return_dict": true,
+        "return_dict_in_generate": false,
+        "sep_token_id": null,
+        "suppress_tokens": null,
+        "task_specific_params": null,
+        "temperature": 1.0,
+        "tf_legacy_loss": false,
+        "tie_encoder_decoder": false,
+        "tokenizer_class": null,
+        "top_k": 50,
+        "top_p": 1.0,
+        "torchscript": false,
+        "typical_p": 1.0,
+        "use_bfloat16": false
+    }"#;
+    serde_json::from_str(text).expect("it is JSON")
+}
+
+#[test]
+fn a_file_written_in_full_is_the_same_model() {
+    let full = written_in_full();
+    let of = |fields: &Value| -> Vec<_> {
+        let fields = fields.as_object().expect("it is an object").iter();
+        fields.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    let all = of(&full);
+    assert_eq!(all.len() + of(&released()).len(), 82);
+    let edits: Vec<_> = all.iter().map(|(name, value)| Set(name, value.clone())).collect();
+    gives(&edits, |_| ());
+    // transformers 4.55 calls the type otherwise.
+    let edits: Vec<_> = (all.iter().filter(|(name, _)| name != "dtype"))
+        .map(|(name, value)| Set(name, value.clone()))
+        .chain([Set("torch_dtype", Value::Null)])
+        .collect();
+    gives(&edits, |_| ());
+    // transformers 5 writes fewer, and the rotary embedding in one place.
+    let rope = json!({"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
+        "rope_theta": 150_000.0, "rope_type": "yarn", "truncate": false});
+    let five = [
+        Set("swiglu_alpha", json!(1.702)),
+        Set("rope_parameters", rope),
+        Remove("rope_scaling"),
+        Remove("rope_theta"),
+        Set("_name_or_path", json!("")),
+        Set("chunk_size_feed_forward", json!(0)),
+        Set("is_encoder_decoder", json!(false)),
+        Set("bos_token_id", Value::Null),
+        Set("dtype", Value::Null),
+        Set("id2label", json!({"0": "LABEL_0", "1": "LABEL_1"})),
+        Set("label2id", json!({"LABEL_0": 0, "LABEL_1": 1})),
+        Set("output_attentions", json!(false)),
+        Set("output_hidden_states", json!(false)),
+        Set("problem_type", Value::Null),
+        Set("return_dict", json!(true)),
+    ];
+    gives(&five, |_| ());
+}
+
+/// What is ignored at some values is refused at all others: they might change answers.
+#[test]
+fn inert_fields_are_refused_at_other_values() {
+    let full = written_in_full();
+    let mut inert = 0;
+    for (field, fate) in CONFIG {
+        let Inert(values) = fate else { continue };
+        inert += 1;
+        let parsed: Vec<Value> = values
+            .iter()
+            .map(|value| serde_json::from_str(value).unwrap())
+            .collect();
+        assert!(parsed.contains(&full[field]), "{field}");
+        for value in parsed {
+            gives(&[Set(field, value)], |_| ());
+        }
+        for other in [json!(0.75), json!([5]), json!(true), json!("text"), json!({"a": 1})] {
+            let message = format!("{field} is {other}; only {} is supported", values.join(" or "));
+            refused(&[Set(field, other)], &message);
+        }
+    }
+    assert_eq!(inert, 28);
+    for (field, other) in [
+        ("top_k", 20),
+        ("num_beams", 4),
+        ("min_length", 1),
+        ("no_repeat_ngram_size", 3),
+    ] {
+        refused(&[Set(field, json!(other))], &format!("{field} is {other}; only"));
+    }
+}
+
+#[test]
+fn all_that_is_refused_is_said_at_once() {
+    let edits = [
+        Set("rms_norm_eps", json!(1e-6)),
+        Set("temperature", json!(0.6)),
+        Set("num_dense_layers", json!(3)),
+        Set("clip_qkv", json!(8)),
+        Set("hidden_size", json!(-1)),
+        Set("vocab_size", json!("many")),
+        Set("layer_types", json!([])),
+        Set("rope_scaling/factor", json!(0)),
+        Set("rope_scaling/beta_slow", json!(-1)),
+        Set("rope_scaling/short_factor", json!([1])),
+        Set("quantization_config/quant_method", json!("fp8")),
+    ];
+    let message = read(&edits).expect_err("it is refused");
+    for part in [
+        "(1) rms_norm_eps is 1e-6; only 1e-5 is supported; (2) ",
+        "temperature is 0.6; only 1.0 or null is supported",
+        "clip_qkv is 8, num_dense_layers is 3, rope_scaling.short_factor is [1]; these fields are not known",
+        "hidden_size is -1; it must be a whole number",
+        "vocab_size is \"many\"; it must be a whole number",
+        "layer_types has 0 entries for 24 layers",
+        "rope_scaling.factor is 0; it must be finite and 1 or more",
+        "rope_scaling.beta_slow is -1; it must be finite and above 0",
+        "quantization_config.quant_method is \"fp8\"",
+    ] {
+        assert!(message.contains(part), "{message:?} does not say {part:?}");
+    }
+    assert!(message.contains("(9) ") && !message.contains("(10)"), "{message}");
+    // Another model's fields are not listed.
+    let other = [Set("model_type", json!("llama")), Set("rms_norm_eps", json!(1e-6))];
+    assert_eq!(
+        read(&other),
+        Err("model_type is \"llama\"; only \"gpt_oss\" is supported".into())
+    );
+    // Nor are more than anyone reads.
+    let many: Vec<_> = (0..1000).map(|i| format!("field_{i:04}")).collect();
+    let many: Vec<_> = many.iter().map(|name| Set(name, json!(1))).collect();
+    let message = read(&many).expect_err("it is refused");
+    assert!(
+        message.contains("field_0099 is 1, and 900 more; these fields") && message.len() < 4000,
+        "{message}"
+    );
+}
+
 // The rotary embedding.
 
 #[test]
@@ -399,7 +574,7 @@ fn other_rotary_embeddings_are_refused() {
     // Without a type nothing is scaled.
     refused(
         &[Remove("rope_scaling/rope_type")],
-        "rope_scaling.factor is 32.0 where rope_scaling.rope_type",
+        "rope_scaling.truncate is false where rope_scaling.rope_type is \"default\", or absent",
     );
     refused(
         &[Set(
