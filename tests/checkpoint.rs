@@ -483,7 +483,7 @@ fn experts_that_are_no_blocks_are_refused() {
     let form = Directory::hugging_face(1);
     synthetic.write_directory(dir.path(), form, &|_| ()).unwrap();
     SafetensorsCheckpoint::open(dir.path()).expect("bfloat16 needs no blocks");
-    edit_tensors(dir.path(), |tensors| {
+    edit_tensors(dir.path(), SINGLE, |tensors| {
         let name = "model.layers.0.mlp.experts.gate_up_proj";
         tensors.remove(name).expect("the tensor was there");
         for (end, shape) in [("_blocks", vec![3, 192, 2, 16]), ("_scales", vec![3, 192, 2])] {
@@ -505,7 +505,7 @@ fn experts_that_are_no_blocks_are_refused() {
 fn tensors_the_model_has_no_use_for_are_refused() {
     let dir = temp();
     let path = tiny_hf(&dir, 1);
-    edit_tensors(&path, |tensors| {
+    edit_tensors(&path, SINGLE, |tensors| {
         let extra = TensorView::new(Dtype::BF16, vec![8], &ZEROS[..16]).unwrap();
         tensors.insert("model.layers.0.self_attn.q_norm.weight".into(), extra);
     });
@@ -704,7 +704,7 @@ fn plain_experts_of_another_shape_are_refused() {
     };
     let synthetic = Synthetic::new(&tiny(), SEED, Temperament::Wild).unwrap();
     synthetic.write_directory(dir.path(), form, &|_| ()).unwrap();
-    edit_tensors(dir.path(), |tensors| {
+    edit_tensors(dir.path(), SINGLE, |tensors| {
         let name = "model.layers.1.mlp.experts.down_proj";
         let rows_first = TensorView::new(Dtype::BF16, vec![3, 64, 96], &ZEROS[..3 * 64 * 96 * 2]).unwrap();
         tensors.insert(name.into(), rows_first).expect("the tensor was there");
@@ -880,6 +880,9 @@ fn garbage_is_refused() {
     );
 }
 
+/// The file of a directory that has only one.
+const SINGLE: &str = "model.safetensors";
+
 /// Bytes for tensors whose values do not matter.
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
@@ -888,9 +891,9 @@ fn with_header(header: &str) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()
 }
 
-/// Rewrites the directory's only file with other tensors.
-fn edit_tensors(path: &Path, edit: impl FnOnce(&mut HashMap<String, TensorView<'_>>)) {
-    let file = path.join("model.safetensors");
+/// Rewrites one of the directory's files with other tensors.
+fn edit_tensors(path: &Path, file: &str, edit: impl FnOnce(&mut HashMap<String, TensorView<'_>>)) {
+    let file = path.join(file);
     let bytes = fs::read(&file).unwrap();
     let mut tensors: HashMap<String, TensorView<'_>> = SafeTensors::deserialize(&bytes)
         .unwrap()
@@ -906,7 +909,7 @@ fn tensors_of_the_wrong_type_or_shape_are_refused() {
     let refused = |name: &str, dtype: Dtype, shape: &[usize], needles: &[&str]| {
         let dir = temp();
         let path = tiny_hf(&dir, 1);
-        edit_tensors(&path, |tensors| {
+        edit_tensors(&path, SINGLE, |tensors| {
             let bytes = dtype.bitsize() / 8 * shape.iter().product::<usize>();
             let wrong = TensorView::new(dtype, shape.to_vec(), &ZEROS[..bytes]).unwrap();
             tensors.insert(name.into(), wrong).expect("the tensor was there");
@@ -965,7 +968,7 @@ fn missing_tensors_and_shards_are_refused() {
     let dir = temp();
     let path = tiny_hf(&dir, 1);
     let name = "model.layers.1.self_attn.sinks";
-    edit_tensors(&path, |tensors| {
+    edit_tensors(&path, SINGLE, |tensors| {
         tensors.remove(name).expect("the tensor was there");
     });
     assert_refused(
@@ -986,14 +989,25 @@ fn missing_tensors_and_shards_are_refused() {
     });
     assert_refused(
         SafetensorsCheckpoint::open(&path),
-        &["tensor model.layers.1.self_attn.sinks is missing"],
+        &[name, "is in model-00002-of-00002.safetensors, but not in the index"],
     );
     edit_json(&index, |json| {
         json["weight_map"][name] = "model-00001-of-00002.safetensors".into()
     });
     assert_refused(
         SafetensorsCheckpoint::open(&path),
-        &[name, "is not in model-00001-of-00002.safetensors"],
+        &[
+            name,
+            "is in model-00002-of-00002.safetensors, where the index places it in model-00001-of",
+        ],
+    );
+    edit_json(&index, |json| {
+        json["weight_map"][name] = "model-00002-of-00002.safetensors".into();
+        json["weight_map"]["model.layers.2.self_attn.sinks"] = "model-00001-of-00002.safetensors".into();
+    });
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["model.layers.2.self_attn.sinks is not in model-00001-of-00002.safetensors, where it should be"],
     );
     edit_json(&index, |json| json["weight_map"][name] = "../model.safetensors".into());
     assert_refused(
@@ -1011,6 +1025,85 @@ fn missing_tensors_and_shards_are_refused() {
         SafetensorsCheckpoint::open(&path),
         &["model-00002-of-00002.safetensors", "No such file"],
     );
+}
+
+/// All tensors of all shards are looked at, as those of a single file are.
+#[test]
+fn tensors_that_the_index_does_not_name_are_refused() {
+    let shard = "model-00002-of-00002.safetensors";
+    for extra in ["model.layers.0.self_attn.q_norm.weight", "model.lm_head.weight"] {
+        let dir = temp();
+        let path = tiny_hf(&dir, 2);
+        edit_tensors(&path, shard, |tensors| {
+            let tensor = TensorView::new(Dtype::BF16, vec![8], &ZEROS[..16]).unwrap();
+            tensors.insert(extra.into(), tensor);
+        });
+        assert_refused(
+            SafetensorsCheckpoint::open(&path),
+            &[
+                "index.json",
+                &format!("tensor {extra} is in {shard}, but not in the index"),
+            ],
+        );
+        // Named by the index, it is still no part of the model.
+        edit_json(&path.join("model.safetensors.index.json"), |json| {
+            json["weight_map"][extra] = shard.into();
+        });
+        assert_refused(SafetensorsCheckpoint::open(&path), &[extra, "is no part of the model"]);
+    }
+    // One that is in two shards.
+    let dir = temp();
+    let path = tiny_hf(&dir, 2);
+    edit_tensors(&path, shard, |tensors| {
+        let tensor = TensorView::new(Dtype::BF16, vec![50, 64], &ZEROS[..50 * 64 * 2]).unwrap();
+        tensors.insert("lm_head.weight".into(), tensor);
+    });
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &[
+            "tensor lm_head.weight is in model-00002-of",
+            "the index places it in model-00001-of",
+        ],
+    );
+}
+
+/// A directory may hold one model, not another's shards as well: which is read would differ between programs.
+#[test]
+fn shards_beside_those_that_are_read_are_refused() {
+    for (shards, beside) in [
+        (2, "model-00003-of-00003.safetensors"),
+        (2, "model.safetensors"),
+        (1, "model-00001-of-00002.safetensors"),
+        (1, "model--00001-of-00007.safetensors"),
+    ] {
+        let dir = temp();
+        let path = tiny_hf(&dir, shards);
+        let list = if shards == 2 {
+            "model.safetensors.index.json"
+        } else {
+            "model.safetensors"
+        };
+        // Other files are not a model's shards.
+        fs::write(path.join("adapter_model.safetensors"), "").unwrap();
+        SafetensorsCheckpoint::open(&path).expect("the shards are those of the index");
+        fs::write(path.join(beside), "").unwrap();
+        assert_refused(
+            SafetensorsCheckpoint::open(&path),
+            &[&format!("{beside} is there beside {list}, which does not name it")],
+        );
+    }
+}
+
+/// The maker's files can be read by whom the process's umask lets read them.
+#[test]
+fn safetensors_files_have_the_mode_of_others() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = temp();
+    let path = tiny_hf(&dir, 2);
+    let mode = |name: &str| fs::metadata(path.join(name)).unwrap().permissions().mode();
+    for shard in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"] {
+        assert_eq!(mode(shard), mode("config.json"), "{shard}");
+    }
 }
 
 /// Opens the file with each byte of its header changed, one at a time. Nothing panics.

@@ -4,13 +4,13 @@
 //! Hugging Face's directories store the query, key and value projections as separate tensors, so [`TensorId::Qkv`] and
 //! its bias have three parts there. All experts of a layer are in one array, and each expert is a slice of it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::fields::read_object;
+use super::fields::{read_object, shown};
 use super::mapped::MappedFile;
 use super::names::{Naming, Place};
 use super::{
@@ -26,6 +26,9 @@ const INDEX: &str = "model.safetensors.index.json";
 
 /// The file with all tensors, in a directory without an index. If it is missing too, all safetensors files are read.
 const SINGLE: &str = "model.safetensors";
+
+/// How the names of a model's shards begin, Hugging Face's and the release's.
+const SHARD_PREFIX: &str = "model-";
 
 /// Types in which a tensor may be stored that is not MXFP4.
 const UNQUANTIZED: [Dtype; 2] = [Dtype::BF16, Dtype::F32];
@@ -66,7 +69,7 @@ impl SafetensorsCheckpoint {
         let dir = dir.as_ref().to_path_buf();
         let (config, naming) = read_config(&dir)?;
         let mut checkpoint = Self {
-            config: config.check()?,
+            config,
             naming,
             dir,
             shards: Vec::new(),
@@ -82,35 +85,75 @@ impl SafetensorsCheckpoint {
         Ok(checkpoint)
     }
 
-    /// Adds the shards that the index names, and of each shard the tensors that the index lists.
+    /// Adds the shards that the index names. Fails unless the index has every tensor of each shard, and the tensor has
+    /// only one place.
     fn add_indexed(&mut self) -> Result<()> {
         let path = self.dir.join(INDEX);
         let wrong = |why: String| Error::format(path.display().to_string(), why);
         let index = read_object(&path)?;
         let map = index.get("weight_map").and_then(|map| map.as_object());
         let map = map.ok_or_else(|| wrong("missing field `weight_map`, an object".into()))?;
-        let mut opened: HashMap<&str, (usize, Metadata)> = HashMap::new();
-        for (name, file) in map {
-            let file = file
+        let mut shards = BTreeSet::new();
+        for file in map.values() {
+            let name = file
                 .as_str()
                 .filter(|&file| Path::new(file).file_name() == Some(file.as_ref()));
-            let file = file.ok_or_else(|| wrong(format!("shard {} is not a file name", map[name])))?;
-            if !opened.contains_key(file) {
-                let shard = self.shards.len();
-                opened.insert(file, (shard, self.add_shard(file)?));
-            }
-            let (shard, metadata) = &opened[file];
-            let info = metadata.info(name);
-            let info = info.ok_or_else(|| wrong(format!("tensor {name} is not in {file}, where it should be")))?;
-            self.tensors.insert(name.clone(), Stored::new(*shard, info));
+            shards.insert(name.ok_or_else(|| wrong(format!("shard {} is not a file name", shown(file))))?);
         }
-        Ok(())
+        self.refuse_other_shards(|file| shards.contains(file), INDEX)?;
+        for file in shards {
+            let shard = self.shards.len();
+            let metadata = self.add_shard(file)?;
+            for name in metadata.offset_keys() {
+                let Some(info) = metadata.info(&name) else { continue };
+                match map.get(&name).and_then(|place| place.as_str()) {
+                    Some(place) if place == file => drop(self.tensors.insert(name, Stored::new(shard, info))),
+                    Some(place) => {
+                        return Err(wrong(format!(
+                            "tensor {name} is in {file}, where the index places it in {place}"
+                        )));
+                    }
+                    None => {
+                        let why =
+                            format!("tensor {name} is in {file}, but not in the index; they do not belong together");
+                        return Err(wrong(why));
+                    }
+                }
+            }
+        }
+        // The first name in sorted order, as the map has them.
+        match map.iter().find(|(name, _)| !self.tensors.contains_key(*name)) {
+            None => Ok(()),
+            Some((name, file)) => Err(wrong(format!(
+                "tensor {name} is not in {}, where it should be",
+                file.as_str().unwrap_or_default()
+            ))),
+        }
+    }
+
+    /// Refuses a directory with the files of a model beside those that are read, which `list` names: it would hold two
+    /// models, or parts of them.
+    fn refuse_other_shards(&self, is_read: impl Fn(&str) -> bool, list: &str) -> Result<()> {
+        let other = safetensors_files(&self.dir)?
+            .into_iter()
+            .find(|file| (file == SINGLE || file.starts_with(SHARD_PREFIX)) && !is_read(file));
+        match other {
+            None => Ok(()),
+            Some(file) => Err(Error::format(
+                self.dir.display().to_string(),
+                format!(
+                    "{file} is there beside {list}, which does not name it; remove what does not belong to the model"
+                ),
+            )),
+        }
     }
 
     /// Adds all tensors of the files of a directory without an index. Fails if two files have a tensor of the same
     /// name.
     fn add_all(&mut self) -> Result<()> {
-        for file in files(&self.dir)? {
+        let files = files(&self.dir)?;
+        self.refuse_other_shards(|file| files.iter().any(|read| read == file), SINGLE)?;
+        for file in files {
             let shard = self.shards.len();
             for (name, info) in self.add_shard(&file)?.tensors() {
                 if self.tensors.insert(name.clone(), Stored::new(shard, info)).is_some() {
@@ -344,7 +387,7 @@ impl Stored {
     }
 }
 
-/// The configuration in a directory's `config.json`, not yet checked, and which names the tensors have.
+/// The configuration in a directory's `config.json`, and which names the tensors have.
 fn read_config(dir: &Path) -> Result<(ModelConfig, Naming)> {
     let path = dir.join("config.json");
     if dir.is_dir() && !path.exists() {
@@ -356,8 +399,9 @@ fn read_config(dir: &Path) -> Result<(ModelConfig, Naming)> {
     } else {
         (hf_config::config(object), Naming::HuggingFace)
     };
-    let config = config.map_err(|why| Error::format(path.display().to_string(), why))?;
-    Ok((config, naming))
+    let wrong = |why| Error::format(path.display().to_string(), why);
+    let config = config.map_err(wrong)?;
+    Ok((config.check().map_err(|error| wrong(error.to_string()))?, naming))
 }
 
 /// The files of a directory without an index: `SINGLE`, or without that all safetensors files, sorted by name.
@@ -365,15 +409,21 @@ fn files(dir: &Path) -> Result<Vec<String>> {
     if dir.join(SINGLE).exists() {
         return Ok(vec![SINGLE.into()]);
     }
+    let files = safetensors_files(dir)?;
+    if files.is_empty() {
+        return Err(file_kind::explain_directory(dir, SINGLE));
+    }
+    Ok(files)
+}
+
+/// The names of all safetensors files in a directory, sorted.
+fn safetensors_files(dir: &Path) -> Result<Vec<String>> {
     let entries = std::fs::read_dir(dir).map_err(|e| Error::io(dir, e))?;
     let names = entries
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok());
     let mut files: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();
     files.sort();
-    if files.is_empty() {
-        return Err(file_kind::explain_directory(dir, SINGLE));
-    }
     Ok(files)
 }
 
