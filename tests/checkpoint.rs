@@ -1106,21 +1106,38 @@ fn safetensors_files_have_the_mode_of_others() {
     }
 }
 
-/// Opens the file with each byte of its header changed, one at a time. Nothing panics.
-fn open_corrupted<T>(file: &Path, header_bytes: usize, open: impl Fn() -> getp::error::Result<T>) {
+/// Opens the file with each byte of its header changed, one at a time. Nothing panics, and what opens is `judged`, with
+/// the changed file. Returns how many opened.
+fn open_corrupted<T>(
+    file: &Path,
+    header_bytes: usize,
+    open: impl Fn() -> getp::error::Result<T>,
+    judge: impl Fn(T, &[u8]),
+) -> usize {
     let whole = fs::read(file).unwrap();
+    let mut opened = 0;
     for at in 0..header_bytes {
         let mut corrupted = whole.clone();
         for byte in [whole[at] ^ 1, whole[at] ^ 0x80, b'9'] {
             corrupted[at] = byte;
             fs::write(file, &corrupted).unwrap();
-            let _ = open().map_err(|e| e.to_string());
+            match open() {
+                Ok(checkpoint) => {
+                    judge(checkpoint, &corrupted);
+                    opened += 1;
+                }
+                Err(error) => assert!(!error.to_string().is_empty()),
+            }
         }
     }
+    fs::write(file, whole).unwrap();
+    opened
 }
 
+/// What has no checksum cannot know that it was changed. But it is refused, or is the model that the changed file
+/// describes: every number that was read is the file's, and every value where it was.
 #[test]
-fn corrupted_headers_never_panic() {
+fn corrupted_headers_are_refused_or_mean_what_they_say() {
     let dir = temp();
     let config = ModelConfig {
         n_layers: 1,
@@ -1130,13 +1147,61 @@ fn corrupted_headers_never_panic() {
     };
     let bin = dir.path().join("model.bin");
     write_bin(&bin, &config, SEED, Temperament::Tame).unwrap();
-    open_corrupted(&bin, CONFIG_BYTES, || BinCheckpoint::open(&bin));
+    let values = SyntheticCheckpoint::new(&config, SEED, Temperament::Tame).unwrap();
+    let opened = open_corrupted(
+        &bin,
+        CONFIG_BYTES,
+        || BinCheckpoint::open(&bin),
+        |checkpoint, file| {
+            // Of a single number changed, none that counts values can be right.
+            let c = checkpoint.config();
+            let word = |index: usize| u32::from_le_bytes(*file[4 * index..].first_chunk().unwrap());
+            let expected = ModelConfig {
+                seq_len: word(9) as usize,
+                initial_context_length: word(10) as usize,
+                rope_theta: f32::from_bits(word(11)),
+                rope_scaling_factor: f32::from_bits(word(12)),
+                sliding_window: word(13) as usize,
+                swiglu_limit: f32::from_bits(word(14)),
+                ..config.clone()
+            };
+            assert_eq!(*c, expected);
+            TensorId::all(c).for_each(|id| assert_eq!(bits(&checkpoint, id), bits(&values, id), "{id:?}"));
+        },
+    );
+    assert!((20..100).contains(&opened), "{opened}");
+
     write_safetensors(dir.path(), &config, SEED, Temperament::Tame, 1).unwrap();
     let open = || SafetensorsCheckpoint::open(dir.path());
     let json = dir.path().join("config.json");
-    open_corrupted(&json, fs::read(&json).unwrap().len(), open);
-    write_safetensors(dir.path(), &config, SEED, Temperament::Tame, 1).unwrap();
-    open_corrupted(&dir.path().join("model.safetensors"), 600, open);
+    let opened = open_corrupted(&json, fs::read(&json).unwrap().len(), open, |checkpoint, file| {
+        let json: serde_json::Value = serde_json::from_slice(file).expect("it was read");
+        let size = |name: &str| json[name].as_u64().expect("a size") as usize;
+        let number = |name: &str| json[name].as_f64().expect("a number") as f32;
+        let rope = &json["rope_scaling"];
+        assert_eq!(rope["rope_type"], "yarn");
+        let expected = ModelConfig {
+            seq_len: size("max_position_embeddings").min(4096),
+            context_length: Some(size("max_position_embeddings")),
+            initial_context_length: size("initial_context_length"),
+            rope_theta: number("rope_theta"),
+            rope_scaling_factor: rope["factor"].as_f64().expect("a number") as f32,
+            sliding_window: size("sliding_window"),
+            swiglu_limit: number("swiglu_limit"),
+            // Of other ends and rounding.
+            yarn_ramp: checkpoint.config().yarn_ramp,
+            ..config.clone()
+        };
+        assert_eq!(*checkpoint.config(), expected);
+        let as_released = rope["beta_fast"] == 32.0 && rope["beta_slow"] == 1.0 && rope["truncate"] == false;
+        assert_eq!(checkpoint.config().yarn_ramp.is_none(), as_released, "{rope}");
+    });
+    assert!((20..600).contains(&opened), "{opened}");
+
+    let unchanged = SafetensorsCheckpoint::open(dir.path()).unwrap();
+    open_corrupted(&dir.path().join("model.safetensors"), 600, open, |checkpoint, _| {
+        assert_same(&checkpoint, &unchanged)
+    });
 }
 
 // The maker.
@@ -1194,13 +1259,24 @@ fn tensors_differ_and_depend_on_the_seed_but_not_on_the_layer_count() {
     }
 }
 
-/// The fuzzer starts from directories that open.
+/// The seeds of a fuzz target, by name; these names and no others.
+fn seeds<const N: usize>(target: &str, names: [&str; N]) -> [(PathBuf, Vec<u8>); N] {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
+    let entries = fs::read_dir(&dir)
+        .unwrap()
+        .map(|seed| seed.unwrap().file_name().into_string().unwrap());
+    let mut found: Vec<_> = entries.collect();
+    found.sort();
+    assert_eq!(found, names, "{}", dir.display());
+    names.map(|name| (dir.join(name), fs::read(dir.join(name)).unwrap()))
+}
+
+/// The fuzzer starts from files and directories that open.
 #[test]
 fn seeds_of_the_fuzzer_are_models() {
-    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds/checkpoint_safetensors");
-    for seed in fs::read_dir(seeds).unwrap() {
-        let (path, dir) = (seed.unwrap().path(), temp());
-        let mut rest = &fs::read(&path).unwrap()[..];
+    for (path, seed) in seeds("checkpoint_safetensors", ["indexed", "original", "plain", "transposed"]) {
+        let dir = temp();
+        let mut rest = &seed[..];
         for name in ["config.json", "model.safetensors.index.json"] {
             let (bytes, behind) = rest.split_first_chunk().unwrap();
             let (file, behind) = behind.split_at(u16::from_le_bytes(*bytes).into());
@@ -1211,5 +1287,8 @@ fn seeds_of_the_fuzzer_are_models() {
         }
         fs::write(dir.path().join("model.safetensors"), rest).unwrap();
         SafetensorsCheckpoint::open(dir.path()).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    }
+    for (path, _) in seeds("checkpoint_bin", ["mxfp4", "two_layers"]) {
+        BinCheckpoint::open(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     }
 }
