@@ -1,10 +1,12 @@
 //! The speed of the CPU backend, and the limits of the machine.
 //!
-//!     cargo bench --bench cpu -- [machine] [ops] [pack] [model] [--layers N] [--threads N] [--precision exact|fast]
+//!     cargo bench --bench cpu -- [machine] [ops] [pack] [ties] [model] [--layers N] [--threads N]
+//!         [--precision exact|fast]
 //!
 //! `machine` measures the memory's read bandwidth and the peak rate of the dot products the kernels use; `ops` times
-//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing; `model` prefill and decoding of a
-//! model of the 20b shape with few layers. Times are medians of alternating runs.
+//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing; `ties` the argmax of `exact` where
+//! logits are equal; `model` prefill and decoding of a model of the 20b shape with few layers. Times are medians of
+//! alternating runs.
 
 #![allow(missing_docs)]
 
@@ -12,8 +14,9 @@
 mod synthetic;
 
 use clap::Parser;
-use getp::backend::cpu::{self, ComputeMode, CpuOps};
+use getp::backend::cpu::{self, Buffer, ComputeMode, CpuOps, Tiles};
 use getp::batch::{StepOutput, StepPlan, Want};
+use getp::checkpoint::{Part, Tensor, Values};
 use getp::config::ModelConfig;
 use getp::engine::limits;
 use getp::memory::Purpose;
@@ -24,15 +27,15 @@ use getp::replica::Replica;
 use getp::request::Request;
 use getp::scheduler::Scheduler;
 use getp::simd::{Avx512, Level, Simd};
-use getp::weights::Bytes;
-use half::f16;
+use getp::weights::{Bytes, WeightFormat, pack};
+use half::{bf16, f16};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
 
 #[derive(Parser)]
 struct Args {
-    /// Which parts to run: machine, ops, pack, model (all by default).
+    /// Which parts to run: machine, ops, pack, ties, model (all by default).
     parts: Vec<String>,
     /// Layers of the model.
     #[arg(long, default_value_t = 4)]
@@ -86,6 +89,9 @@ fn main() -> anyhow::Result<()> {
     }
     if args.wants("ops") || args.wants("pack") {
         layer(&args)?;
+    }
+    if args.wants("ties") {
+        ties(&args)?;
     }
     if args.wants("model") {
         model(&args)?;
@@ -296,6 +302,74 @@ fn layer(args: &Args) -> anyhow::Result<()> {
                     total.cost.bytes as f64 / seconds * 1e-9,
                     total.cost.flops as f64 / seconds * 1e-9
                 );
+            }
+        }
+    }
+    Ok(())
+}
+
+// ---- equal logits
+
+/// Which rows of an unembedding are the same.
+type Tied = fn(usize) -> bool;
+
+/// The argmax of `exact` beside the product that gives all logits.
+fn ties(args: &Args) -> anyhow::Result<()> {
+    let vocab = ModelConfig::preset_20b().vocab_size;
+    let kinds: [(&str, Tied); 5] = [
+        ("none", |_| false),
+        ("every 32nd", |row| row % 32 == 0),
+        ("blocks of 1,000", |row| row / 1000 % 2 == 0),
+        ("every other", |row| row % 2 == 0),
+        ("all", |_| true),
+    ];
+    println!(
+        "{:<8}{:<17}{:>6}{:>14}{:>16}",
+        "hidden", "equal rows", "rows", "argmax, ms", "all logits, ms"
+    );
+    for (hidden, vocab) in [(ModelConfig::preset_7m().hidden_dim, vocab), (2880, vocab / 8)] {
+        let config = ModelConfig {
+            hidden_dim: hidden,
+            vocab_size: vocab,
+            ..ModelConfig::preset_7m()
+        };
+        let value = |i: usize| bf16::from_f32(((i * 7919) % 2003) as f32 / 1000.0 - 1.0).to_f32();
+        for (name, tied) in kinds {
+            let values = (0..vocab).flat_map(|row| {
+                let first = if tied(row) { 0 } else { row };
+                (0..hidden).map(move |i| if first == 0 { 1.0 } else { value(first * hidden + i) })
+            });
+            let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+            let part = Part {
+                rows: vocab,
+                values: Values::F32(&bytes),
+            };
+            let tensor = Tensor {
+                rows: vocab,
+                cols: hidden,
+                parts: vec![part],
+            };
+            let w = pack(&[tensor], WeightFormat::Bf16, &Tiles { gated: false })?;
+            for &rows in args.rows.iter().filter(|&&rows| rows <= 128) {
+                let mode = ComputeMode {
+                    level: Level::detect(),
+                    precision: Precision::Exact,
+                };
+                let mut ops = CpuOps::<f32>::new(&config, mode, rows, false)?;
+                let mut t = Buffer::new(rows, hidden)?;
+                t.set_rows(rows)?;
+                t.values_mut()
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, t)| *t = 1.0 + value(i) / 8.0);
+                let mut output = StepOutput::default();
+                // The fastest: others may be at work on the machine.
+                let mut of = |want| {
+                    let mut run = || time(|| ops.unembed(&t, &w, want, &mut output).expect("sums"));
+                    (0..args.repeats).map(|_| run()).fold(f64::INFINITY, f64::min) * 1e3
+                };
+                let (argmax, logits) = (of(Want::Greedy), of(Want::Logits));
+                println!("{hidden:<8}{name:<17}{rows:>6}{argmax:>14.2}{logits:>16.2}");
             }
         }
     }

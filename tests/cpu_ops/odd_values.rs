@@ -9,6 +9,7 @@ use getp::weights::WeightFormat;
 
 on_every_engine!(
     greedy_takes_the_lowest_index
+    greedy_is_the_same_beside_ties
     rows_keep_their_odd_values
     weights_keep_their_odd_values
     experts_keep_their_odd_values
@@ -79,6 +80,56 @@ mod checks {
         assert_eq!(greedy(&|t| if t == 50 { -3.0 } else { nan }, 1.0), (50, -3.0));
         assert_eq!(greedy(&|_| nan, 1.0).0, 0);
         assert_eq!(greedy(&|_| 1.0, nan).0, 0);
+    }
+
+    /// Without logits the argmax is that of all logits to the bit, where some rows of a batch have so many equal logits,
+    /// or so small ones, that an estimate excludes nothing.
+    pub fn greedy_is_the_same_beside_ties<E: Element>(mode: ComputeMode) {
+        let mut rng = rng(47);
+        let (vocab, h, rows) = (3001, 32, 19);
+        let config = ModelConfig {
+            vocab_size: vocab,
+            hidden_dim: h,
+            ..ModelConfig::preset_7m()
+        };
+        let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
+        // Rows of ordinary size, of zeros, so small that products are subnormal, and odd ones.
+        let mut t = normal(&mut rng, rows * h);
+        for (row, t) in t.chunks_exact_mut(h).enumerate() {
+            match row % 5 {
+                1 => t.fill(0.0),
+                2 => t.iter_mut().for_each(|t| *t *= 1e-39),
+                3 if row > 10 => t[7] = ODD[row % 3],
+                _ => (),
+            }
+        }
+        let t = buffer(h, &t);
+        for format in [WeightFormat::Mxfp4, WeightFormat::Bf16, WeightFormat::F32] {
+            let w = values(&mut rng, format, vocab, h);
+            // The first row in place of none, all, every other one, a block, all but one.
+            let same: [&dyn Fn(usize) -> bool; 5] = [
+                &|_| false,
+                &|_| true,
+                &|i| i % 2 == 1,
+                &|i| (900..2500).contains(&i),
+                &|i| i != 2000,
+            ];
+            for (i, same) in same.iter().enumerate() {
+                let mut w = w.clone();
+                let (first, others) = w.split_at_mut(h);
+                let tied = others.chunks_exact_mut(h).enumerate().filter(|(i, _)| same(i + 1));
+                tied.for_each(|(_, row)| row.copy_from_slice(first));
+                let packed = packed(&[w], h, format, &Tiles { gated: false });
+                let mut output = StepOutput::default();
+                ops.unembed(&t, &packed, Want::Logits, &mut output).unwrap();
+                let bits = |output: &StepOutput| -> Vec<(u32, u32)> {
+                    output.greedy.iter().map(|g| (g.token, g.logit.to_bits())).collect()
+                };
+                let expected = bits(&output);
+                ops.unembed(&t, &packed, Want::Greedy, &mut output).unwrap();
+                assert_eq!(bits(&output), expected, "{mode:?} {format:?}, ties {i}");
+            }
+        }
     }
 
     /// A NaN or infinite activation makes its own row odd (not finite) and no other.

@@ -157,13 +157,20 @@ pub const NOTHING: Greedy = Greedy {
     logit: f32::NEG_INFINITY,
 };
 
-/// Each row's argmax, and the row's logits if `logits` is there.
+/// Of two rows' argmax the one with the larger logit, the lower index on a tie. Neither logit is NaN.
+pub fn first_largest(a: Greedy, b: Greedy) -> Greedy {
+    let second = b.logit > a.logit || b.logit == a.logit && b.token < a.token;
+    if second { b } else { a }
+}
+
+/// Each row's argmax, and the logits of rows that have a place.
 pub struct Unembed<'a> {
     pub vocab: usize,
-    /// For each input the row of `logits` that its logits are stored in, if they are.
+    /// For each row the place in `logits` where its logits are stored, if they are; `[rows]`
     pub places: &'a [Option<usize>],
     /// `[.., vocab]`
     pub logits: Shared<'a, f32>,
+    /// `[rows]`
     pub greedy: Mutex<&'a mut Vec<Greedy>>,
 }
 
@@ -179,7 +186,7 @@ impl Epilogue for Unembed<'_> {
         let first = at.tile * TILE;
         let sums = &sums[..TILE.min(self.vocab - first)];
         let largest = sums.iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
-        let best = &mut best[at.input];
+        let best = &mut best[at.row];
         // -inf can be the largest logit, NaN cannot.
         if (largest > best.logit || best.token == NOTHING.token)
             && let Some(i) = sums.iter().position(|&s| s == largest)
@@ -189,8 +196,8 @@ impl Epilogue for Unembed<'_> {
                 logit: largest,
             };
         }
-        if let Some(place) = self.places[at.input] {
-            // SAFETY: no other worker has this tile of this input, and each input has a place of its own.
+        if let Some(place) = self.places[at.row] {
+            // SAFETY: no other worker has this tile of this row, and each row has a place of its own.
             unsafe { self.logits.slice(place * self.vocab + first, sums.len()) }.copy_from_slice(sums);
         }
     }
@@ -198,10 +205,8 @@ impl Epilogue for Unembed<'_> {
     fn end(&self, state: Vec<Greedy>) -> Result<()> {
         let mut all = self.greedy.lock().unwrap_or_else(PoisonError::into_inner);
         for (all, mine) in all.iter_mut().zip(state) {
-            // Workers end in any order: on a tie the lower index wins.
-            if mine.logit > all.logit || mine.logit == all.logit && mine.token < all.token {
-                *all = mine;
-            }
+            // Workers end in any order.
+            *all = first_largest(*all, mine);
         }
         Ok(())
     }

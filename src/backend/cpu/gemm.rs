@@ -48,6 +48,10 @@ pub struct At {
 pub trait Epilogue: Sync {
     /// What a worker accumulates over the tiles of a task.
     type State;
+    /// Whether nothing needs the sums of the tiles that are left. Asked once a task.
+    fn is_done(&self) -> bool {
+        false
+    }
     /// Called once a task, before its first tile.
     fn begin(&self) -> Result<Self::State>;
     /// Takes the sums of one tile for one input. No two workers get the same tile of the same input.
@@ -111,6 +115,24 @@ impl ComputeMode {
         };
         inputs.encode(mode, WeightFormat::F32, source, matrix.cols, std::iter::once(rows))?;
         mode.multiply(matrix, inputs, epilogue)
+    }
+
+    /// The sums of one tile of the first member for one input, which is alone in its block.
+    pub fn tile_sums(self, matrix: &Packed, tile: usize, inputs: &Inputs, input: usize) -> Sums {
+        let mut sums = [[0.0; TILE]; MAX_TOKENS];
+        self.level.run(Product {
+            mode: self,
+            encoding: inputs.encoding,
+            format: matrix.format,
+            args: Args {
+                weights: matrix.tile(0, tile),
+                cols: matrix.cols,
+                words: &inputs.words[input * inputs.words_per_token..][..inputs.words_per_token],
+                scales: &inputs.scales[input..=input],
+            },
+            sums: &mut sums,
+        });
+        sums[0]
     }
 
     /// The Euclidean norms of the first member's rows, rounded up: for each tile, in the order of its lanes.
@@ -209,6 +231,9 @@ impl<E: Epilogue> Kernel for Run<'_, E> {
             epilogue,
             task,
         } = self;
+        if epilogue.is_done() {
+            return Ok(());
+        }
         let mut state = epilogue.begin()?;
         let mut sums = [[0.0; TILE]; MAX_TOKENS];
         for tile in task.tiles {

@@ -86,31 +86,21 @@ impl<E: Element> CpuOps<E> {
         self.mode.multiply(w, &self.inputs, epilogue)
     }
 
-    /// The argmax of all rows of `t` but the `stored` ones, without their logits; `false` if that cannot be done.
-    fn screen(&mut self, t: &Buffer, stored: &[u32], w: &Packed, greedy: &mut [Greedy]) -> Result<bool> {
-        if stored.is_empty() {
-            let all = &self.all_rows[..t.rows()];
-            return exact_greedy(self.mode, &mut self.inputs, t, all, w, greedy);
+    /// The argmax of `rows` of `t` without their logits; gives those for which it has to be computed with all logits.
+    fn screen(&mut self, t: &Buffer, rows: Vec<u32>, w: &Packed, greedy: &mut [Greedy]) -> Result<Vec<u32>> {
+        if rows.len() == t.rows() {
+            return exact_greedy(self.mode, &mut self.inputs, t, &rows, w, greedy);
         }
-        let others = (0..t.rows() as u32).filter(|row| stored.binary_search(row).is_err());
-        let others = memory::collect(others, Purpose::Step)?;
-        let mut inputs = Buffer::new(others.len(), t.width)?;
-        others
-            .iter()
-            .for_each(|&row| inputs.values.extend_from_slice(t.row(row as usize)));
-        let mut found = memory::filled(NOTHING, others.len(), Purpose::Step)?;
-        let all = &self.all_rows[..others.len()];
-        let done = exact_greedy(self.mode, &mut self.inputs, &inputs, all, w, &mut found)?;
-        if done {
-            others
-                .iter()
-                .zip(found)
-                .for_each(|(&row, found)| greedy[row as usize] = found);
-        }
-        Ok(done)
+        let mut some = Buffer::new(rows.len(), t.width)?;
+        rows.iter().for_each(|&row| some.values.extend_from_slice(t.row(row as usize)));
+        let mut found = memory::filled(NOTHING, rows.len(), Purpose::Step)?;
+        let all = &self.all_rows[..rows.len()];
+        let left_out = exact_greedy(self.mode, &mut self.inputs, &some, all, w, &mut found)?;
+        rows.iter().zip(found).for_each(|(&row, found)| greedy[row as usize] = found);
+        memory::collect(left_out.iter().map(|&row| rows[row as usize]), Purpose::Step)
     }
 
-    /// The argmax of `rows`, and the logits of those that are `stored`, in their order.
+    /// The argmax of `rows` of `t`, and the logits of those that are `stored`, in their order.
     fn unembed_rows(
         &mut self,
         t: &Buffer,
@@ -119,24 +109,16 @@ impl<E: Element> CpuOps<E> {
         w: &Packed,
         output: &mut StepOutput,
     ) -> Result<()> {
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let place = |row: &u32| stored.binary_search(row).ok();
-        let mut found = memory::filled(NOTHING, rows.len(), Purpose::Step)?;
+        let place = |row: u32| stored.binary_search(&row).ok();
         let epilogue = Unembed {
             vocab: w.rows,
-            places: &memory::collect(rows.iter().map(place), Purpose::Step)?,
+            places: &memory::collect((0..t.rows() as u32).map(place), Purpose::Step)?,
             logits: Shared::new(output.logits.own()),
-            greedy: Mutex::new(&mut found),
+            greedy: Mutex::new(&mut output.greedy),
         };
         self.inputs
             .encode(self.mode, w.format, &t.values, w.cols, std::iter::once(rows))?;
-        self.mode.multiply(w, &self.inputs, &epilogue)?;
-        rows.iter()
-            .zip(found)
-            .for_each(|(&row, found)| output.greedy[row as usize] = found);
-        Ok(())
+        self.mode.multiply(w, &self.inputs, &epilogue)
     }
 
     /// Row `i` of `t`, which gets `rows` of them, is the norm of row `source(i)` of `x`.
@@ -502,13 +484,15 @@ impl<E: Element> Ops for CpuOps<E> {
             return Ok(());
         }
         self.timed(Stage::Unembed, product_cost(w, 1, rows), |ops| {
-            let summarized = stored.len() < rows && ops.mode.precision == Precision::Exact;
-            if summarized && ops.screen(t, &stored, w, &mut output.greedy)? {
-                ops.unembed_rows(t, &stored, &stored, w, output)
-            } else {
-                let all = memory::collect(0..rows as u32, Purpose::Step)?;
-                ops.unembed_rows(t, &all, &stored, w, output)
-            }
+            let is_stored = |row: &u32| stored.binary_search(row).is_ok();
+            let others = memory::collect((0..rows as u32).filter(|row| !is_stored(row)), Purpose::Step)?;
+            let mut computed = match ops.mode.precision {
+                Precision::Exact => ops.screen(t, others, w, &mut output.greedy)?,
+                Precision::Fast => others,
+            };
+            memory::append(&mut computed, &stored, Purpose::Step)?;
+            computed.sort_unstable();
+            ops.unembed_rows(t, &computed, &stored, w, output)
         })?;
         for greedy in &mut output.greedy {
             if greedy.token == NOTHING.token {

@@ -1,11 +1,11 @@
 //! The inner loops of matrix products: one tile of 32 rows times one block of tokens. `gemm.rs` explains them.
 
 use super::mode::{ComputeMode, Encoding, MAX_TOKENS};
-use super::tiles::{Sums, TILE, Tiles};
+use super::tiles::{Sums, TILE};
 use crate::dtype::MXFP4_BLOCK;
 use crate::options::Precision;
 use crate::simd::{Kernel, LANES, Simd};
-use crate::weights::{Packed, WeightFormat};
+use crate::weights::WeightFormat;
 
 /// One tile times one block. It is a kernel of its own so that it is compiled once for each instruction set, and not
 /// once more for each epilogue.
@@ -306,14 +306,6 @@ unsafe fn row_norms<S: Simd, C: Columns>(args: Args<'_>) -> Sums {
     // sum.
     let lacking = args.cols as f32 * f32::MIN_POSITIVE;
     norms.map(|squares| (squares + lacking).sqrt() * 1.001)
-}
-
-/// One row's product with one input, with the arithmetic of `exact`.
-pub fn exact_dot(matrix: &Packed, row: usize, x: &[f32]) -> f32 {
-    let tile = matrix.tile(0, row / TILE);
-    let weight = |column| Tiles { gated: false }.value(matrix.format, matrix.cols, tile, row % TILE, column);
-    let products = x.iter().enumerate().map(|(column, x)| f64::from(weight(column) * x));
-    products.fold(0.0, |sum, product| sum + product) as f32
 }
 
 #[inline(always)]
