@@ -33,6 +33,14 @@ pub fn build_kernels() {
     }
     let mut objects = build::<hip::Hip>();
     objects.extend(build::<cuda::Cuda>());
+    // Tests of code objects are ignored where there are none.
+    println!("cargo::rustc-check-cfg=cfg(getp_code_objects, getp_amd_code_objects)");
+    if !objects.is_empty() {
+        println!("cargo::rustc-cfg=getp_code_objects");
+    }
+    if objects.iter().any(|object| object.arch.starts_with("gfx")) {
+        println!("cargo::rustc-cfg=getp_amd_code_objects");
+    }
     let table = table(&objects);
     fs::write(out_dir().join("code_objects.rs"), table).expect("OUT_DIR can be written");
 }

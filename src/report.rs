@@ -296,6 +296,7 @@ fn print_in_order(texts: &Texts, mut write: impl FnMut(&[u8]) -> std::io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
@@ -351,11 +352,30 @@ mod tests {
         assert_eq!(printed_on(true, &answers), b"a\n\tb\\u{1b}[2Jc\n");
     }
 
+    /// A full disk, and how often somebody has tried to write there.
+    struct Full(std::fs::File, Arc<AtomicUsize>);
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.1.fetch_add(1, Ordering::SeqCst);
+            self.0.write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The printer gives up at the first text. It takes the others all the same, and ends.
     #[test]
     fn a_full_disk_stops_the_printing_alone() {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let printer = Printer::start(full, false, &Progress::new(false, 2), 2).unwrap();
-        printer.print(0, Some(b"a".to_vec()));
-        printer.print(1, Some(b"b".to_vec()));
+        let writes = Arc::new(AtomicUsize::new(0));
+        let printer = Printer::start(Full(full, writes.clone()), false, &Progress::new(false, 3), 3).unwrap();
+        for request in [0, 2, 1] {
+            printer.print(request, Some(b"a".to_vec()));
+        }
+        drop(printer);
+        assert_eq!(writes.load(Ordering::SeqCst), 1);
     }
 }

@@ -345,8 +345,12 @@ fn a_model_that_cannot_be_opened_leaves_the_struct_alone() {
         refuse: true,
         ..Control::default()
     });
-    assert!(warm_up(&mut program, &control).is_err());
-    assert!(inference(&mut program, &control).is_err());
+    for error in [
+        warm_up(&mut program, &control).unwrap_err(),
+        inference(&mut program, &control).unwrap_err(),
+    ] {
+        assert_eq!(error.to_string(), "the fake refuses");
+    }
     assert_eq!(program.rows(), [EMPTY], "rows are well formed even so");
     finish(&mut program).unwrap();
     assert_eq!(program.bytes(), before);

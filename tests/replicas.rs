@@ -7,15 +7,44 @@ use fake::{
     Control, PROMPTS, Program, expected, expected_drawn, expected_ending, finish, inference, last_error, warm_up,
 };
 use std::ffi::c_int;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Once};
 
 const STEPS: usize = 32;
 
+/// A program whose runs write their lines on stderr into a file: thousands of them, which no test here reads. With
+/// `--nocapture` they are shown.
+fn program_of(prompts: &[&str], steps: usize) -> Program {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if std::env::args().any(|argument| argument == "--nocapture" || argument == "--no-capture") {
+            return;
+        }
+        let file = File::create(concat!(env!("CARGO_TARGET_TMPDIR"), "/replicas.stderr")).unwrap();
+        // SAFETY: both are open, and nothing of this program keeps either number.
+        assert_eq!(
+            unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) },
+            libc::STDERR_FILENO
+        );
+    });
+    Program::new(prompts, steps)
+}
+
 fn program(temperature: f32) -> Program {
-    let mut program = Program::new(&PROMPTS, STEPS);
+    let mut program = program_of(&PROMPTS, STEPS);
     program.sampler.temperature = temperature;
     program
+}
+
+/// Fails where replicas are never asked to sample: a test of that would do nothing.
+#[track_caller]
+fn may_draw() {
+    assert!(
+        getp::sampler::device_may_draw(1.0),
+        "cannot be tested here: this C library's expf is not the one that replicas compute"
+    );
 }
 
 /// The rows the program should have.
@@ -43,7 +72,7 @@ fn check_drawn(topp: f32, control: &Arc<Control>) {
 
 /// Answers prompts in so many steps and checks every answer.
 fn check(prompts: &[&str], steps: usize, temperature: f32, control: &Arc<Control>) {
-    let mut program = Program::new(prompts, steps);
+    let mut program = program_of(prompts, steps);
     program.sampler.temperature = temperature;
     let before = program.sampler;
     let answers: Vec<_> = (0..)
@@ -102,9 +131,7 @@ fn end_tokens_end_answers_at_any_depth() {
 
 #[test]
 fn tokens_drawn_by_replicas_are_those_the_host_draws() {
-    if !getp::sampler::device_may_draw(1.0) {
-        return;
-    }
+    may_draw();
     for (replicas, depth) in [(1, 1), (1, 2), (1, 3), (3, 2)] {
         for host_every in [0, 1, 2, 3, 20] {
             for (end_every, topp) in [(0, 0.9), (7, 0.9), (30, 1.0)] {
@@ -128,9 +155,7 @@ fn tokens_drawn_by_replicas_are_those_the_host_draws() {
 
 #[test]
 fn sequences_go_on_while_replicas_draw_and_take_turns_while_the_host_does() {
-    if !getp::sampler::device_may_draw(1.0) {
-        return;
-    }
+    may_draw();
     for (draws, host_every, widest) in [(true, 0, 8), (true, 1, 8), (false, 0, 4)] {
         let control = Arc::new(Control {
             depth: 2,
@@ -138,7 +163,7 @@ fn sequences_go_on_while_replicas_draw_and_take_turns_while_the_host_does() {
             host_every,
             ..Control::default()
         });
-        let mut program = Program::new(&["x"; 8], 40);
+        let mut program = program_of(&["x"; 8], 40);
         program.sampler.temperature = 1.0;
         inference(&mut program, &control).unwrap();
         finish(&mut program).unwrap();
@@ -152,9 +177,7 @@ fn sequences_go_on_while_replicas_draw_and_take_turns_while_the_host_does() {
 
 #[test]
 fn any_call_may_fail_while_replicas_draw() {
-    if !getp::sampler::device_may_draw(1.0) {
-        return;
-    }
+    may_draw();
     for call in 1.. {
         let control = Arc::new(Control {
             replicas: 2,
@@ -174,7 +197,7 @@ fn any_call_may_fail_while_replicas_draw() {
 #[test]
 fn replicas_with_room_for_everything_share_evenly() {
     for (replicas, share) in [(2, 4), (3, 3), (8, 1)] {
-        let mut program = Program::new(&["x"; 8], 8);
+        let mut program = program_of(&["x"; 8], 8);
         let control = Arc::new(Control {
             replicas,
             start: Some(Barrier::new(replicas).into()),
@@ -284,7 +307,7 @@ fn without_a_fallback_rows_are_empty_and_the_next_inference_tries_again() {
 #[test]
 fn what_was_answered_before_all_failed_stays() {
     // The first prompt fills its steps, so that it is answered by its first token.
-    let mut program = Program::new(&["12345678", "ab", "x", "y"], 8);
+    let mut program = program_of(&["12345678", "ab", "x", "y"], 8);
     let control = Arc::new(Control {
         depth: 2,
         fail_calls: vec![(0, 8)],

@@ -1186,18 +1186,20 @@ fn outcomes_of_another_step_are_refused() {
     scheduler.submit(Request::greedy(0, vec![1], 3)).unwrap();
     let (mut plan, mut finished) = (StepPlan::default(), Vec::new());
     assert!(scheduler.plan(&mut plan));
-    assert!(
-        scheduler.commit(&plan, &[1], &mut finished).is_err(),
-        "it has not begun"
-    );
+    let mut refused = |scheduler: &mut Scheduler, plan: &StepPlan, sampled: &[u32], words: &str| {
+        let error = scheduler.commit(plan, sampled, &mut finished).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    let not_the_oldest = "not the oldest under way: sequence 0 is not at position 0";
+    refused(&mut scheduler, &plan, &[1], not_the_oldest); // it has not begun
     scheduler.begin(&plan);
-    assert!(scheduler.commit(&plan, &[], &mut finished).is_err());
-    assert!(scheduler.commit(&plan, &[1, 2], &mut finished).is_err());
-    scheduler.commit(&plan, &[1], &mut finished).unwrap();
-    assert!(scheduler.commit(&plan, &[1], &mut finished).is_err());
+    refused(&mut scheduler, &plan, &[], "samples 1 rows came back with 0 tokens");
+    refused(&mut scheduler, &plan, &[1, 2], "samples 1 rows came back with 2 tokens");
+    scheduler.commit(&plan, &[1], &mut Vec::new()).unwrap();
+    refused(&mut scheduler, &plan, &[1], not_the_oldest);
     let mut foreign = plan.clone();
     foreign.chunks[0].sequence = 1000;
-    assert!(scheduler.commit(&foreign, &[1], &mut finished).is_err());
+    refused(&mut scheduler, &foreign, &[1], "sequence 1000 is not at position 0");
     assert!(scheduler.plan(&mut plan));
     assert_eq!(plan.positions, [1], "refused outcomes change nothing");
 }
@@ -1205,13 +1207,14 @@ fn outcomes_of_another_step_are_refused() {
 #[test]
 fn requests_that_could_never_run_are_refused_and_leave_no_trace() {
     let mut world = World::new(plain_limits());
-    for (n_prompt, max_positions) in [(0, 5), (6, 5), (1, 64 * 16 + 1)] {
-        assert!(
-            world
-                .scheduler
-                .submit(Request::greedy(0, vec![1; n_prompt], max_positions))
-                .is_err()
-        );
+    for (n_prompt, max_positions, words) in [
+        (0, 5, "no prompt"),
+        (6, 5, "6 prompt tokens"),
+        (1, 64 * 16 + 1, "GETP_KV_MB"),
+    ] {
+        let request = Request::greedy(0, vec![1; n_prompt], max_positions);
+        let message = world.scheduler.submit(request).unwrap_err().to_string();
+        assert!(message.contains(words), "{message}");
     }
     world.check_idle();
     world.submit(Job {

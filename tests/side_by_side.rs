@@ -128,7 +128,11 @@ fn rows_that_a_call_is_writing_to_are_refused_to_others() {
         unsafe { marked.write(77) };
         program.requests.num_reqs = 1;
         program.requests.tok_gens = marked;
-        inference(&mut program, &control).unwrap_err();
+        let refused = inference(&mut program, &control).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("another call is answering these requests"),
+            "{refused}"
+        );
         // SAFETY: as above.
         assert_eq!(unsafe { marked.read() }, 77);
         program.requests = requests.0;

@@ -51,5 +51,6 @@ programs() {
 instrumented --no-run --lib --tests
 side_by_side programs "$TARGET/release" "$TARGET/$host/debug/deps"
 
-# The test of the C program links it to the library without a sanitizer's runtime; it has just run with one.
-instrumented --no-fail-fast --lib --tests -- --skip the_c_program_answers
+# The test of the C program links it to the library without a sanitizer's runtime; it has just run with one. A
+# sanitizer's report goes to stderr, which one of the tests puts into a file unless it is told not to.
+instrumented --no-fail-fast --lib --tests -- --nocapture --skip the_c_program_answers
