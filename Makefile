@@ -1,7 +1,7 @@
 # What a user and a developer run. Everything made goes to build/ and Cargo's target folder.
 #
 #   make run        builds the library and runs the eval program with it on a few prompts
-#   make check      what to run while working: format, lints, documentation, the fast tests
+#   make check      what to run while working: format, lints, documentation, the fast tests; installs what they need
 #   make test       installs what is missing (make setup), then every check below; each can be run alone
 #
 # PROMPTS, RUN_STEPS and FUZZ_SECONDS may be set, and CARGO_TARGET_DIR in the environment.
@@ -38,10 +38,11 @@ tiny_TOKENIZER := --first 512
 
 run:
 	@tests/programs/setup.sh run
-	@$(MAKE) --no-print-directory programs $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
+	@$(MAKE) --no-print-directory programs 7m-model
 	tests/programs/run.sh $(PROMPTS) $(RUN_STEPS)
 
 check:
+	@tests/programs/setup.sh check
 	@tests/programs/checks.sh $(QUICK_CHECKS)
 
 test: setup
@@ -74,10 +75,10 @@ test-gpu:
 	tests/programs/gpu.sh
 
 # Several processes behind one queue, under each MPI.
-test-mpi: tiny-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
+test-mpi: tiny-model 7m-model
 	tests/programs/mpi.sh
 
-test-c: programs tiny-model small-model $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
+test-c: programs tiny-model small-model 7m-model
 	tests/programs/warnings.sh
 	tests/programs/golden.sh
 	tests/programs/drop_in.sh
@@ -125,6 +126,7 @@ programs: library
 	flock $(BUILD)/programs.lock $(MAKE) -C c_examples GETP_LIB_DIR=$(RELEASE) BUILD=$(BUILD)
 
 small-model tiny-model: %-model: $(BUILD)/%.bin $(BUILD)/%-tokenizer.bin
+7m-model: $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 
 # A file is whole or not there, whoever else makes it and whatever is interrupted.
 $(BUILD)/%-tokenizer.bin: $(TOKENIZER_SOURCES) Makefile | tools
@@ -142,4 +144,4 @@ $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | tools
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: run check test setup $(CHECKS) library tools programs small-model tiny-model clean
+.PHONY: run check test setup $(CHECKS) library tools programs 7m-model small-model tiny-model clean

@@ -1,18 +1,22 @@
 #!/usr/bin/env bash
-# setup.sh run|test: installs what `make run` or `make test` needs and is not here: Debian's packages, as root or where
-# sudo asks for nothing, and for the checks nvcc in build/nvidia. Where it may not install it says what to install.
+# setup.sh run|check|test: installs what `make run`, `make check` or `make test` needs and is not here: Debian's
+# packages, as root or where sudo asks for nothing, and for `make test` nvcc in build/nvidia. Where it may not install
+# it says what to install.
 . "$(dirname "$0")/lib.sh"
 
 packages=(make g++ libc6-dev)
-checks=(
+# What looks at scripts and C++.
+quick_checks=(git shellcheck clang-format-22)
+all_checks=(
+    "${quick_checks[@]}"
     # The programs, under another compiler and sanitizers.
     binutils clang libclang-rt-14-dev valgrind libc6-dbg
     # AMD's kernels; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22
     # Both MPIs.
     libopenmpi-dev openmpi-bin libmpich-dev mpich
-    # nvcc, and what looks at scripts and C++.
-    python3-venv shellcheck clang-format-22
+    # nvcc.
+    python3-venv
 )
 
 install_packages() {
@@ -48,16 +52,18 @@ install_nvcc() {
 }
 
 need cargo "rustup (Rust 1.95 or later)"
-if [[ $1 == run ]]; then
-    # Whoever has compilers of his own needs no package.
-    if command -v make && command -v c++; then exit 0; fi >/dev/null
-else
-    packages+=("${checks[@]}")
-fi
+case $1 in
+    run)
+        # Whoever has compilers of his own needs no package.
+        if command -v make && command -v c++; then exit 0; fi >/dev/null
+        ;;
+    check) packages+=("${quick_checks[@]}") ;;
+    test) packages+=("${all_checks[@]}") ;;
+esac
 if command -v dpkg-query >/dev/null; then
     install_packages
 else
     echo "not Debian: each check says which program it misses" >&2
 fi
-[[ $1 == run ]] || install_nvcc
+[[ $1 != test ]] || install_nvcc
 echo "ok: everything that make $1 needs is here ($SECONDS s)"
