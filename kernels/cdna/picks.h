@@ -22,9 +22,10 @@ struct Found {
 
   // Takes the first TOKENS rows out, and returns number LANE % TOKENS of them, or the last one.
   DEV int take_tile() {
-    int row = 0;
+    int row = 0, n = LANE % TOKENS;
+    VECTOR(n);   // else the comparisons move out of the loop over tiles, and take 32 scalar registers throughout it
     for (int i = 0; i < TOKENS && rows; i++) {
-      if (LANE % TOKENS >= i) row = lowest_of(rows);
+      if (n >= i) row = lowest_of(rows);
       rows &= rows - 1;
     }
     return row;
@@ -43,13 +44,13 @@ struct Picks {
 #pragma unroll
     for (int i = 0; i < MOST_PICKS; i++) of[i] = LANE < rows ? of[i] : (int)NO_EXPERT;
   }
-  // All lanes of a wave call it with the same expert.
+  // All lanes of a wave call it with the same expert. It looks at all MOST_PICKS: those from the k-th on are nobody's,
+  // and a loop that may end early is one that clang 17 does not unroll, with the picks in scratch.
   DEV Found find(int expert) const {
     u64 rows = 0;
     int lower = 0;
 #pragma unroll
     for (int i = 0; i < MOST_PICKS; i++) {
-      if (i >= k) break;
       rows |= ballot(of[i] == expert);
       lower += bits_of(ballot(of[i] < expert));
     }

@@ -10,7 +10,7 @@ template <class Weights, int DEPTH> struct Stream {
 
   int chunks;
   Global weights, tokens;
-  i64 slab_bytes;
+  u32 slab_bytes;
   typename Weights::Place weight_at;
   u32 token_at[2];
   Raw raw[DEPTH];
@@ -20,7 +20,8 @@ template <class Weights, int DEPTH> struct Stream {
   DEV void load_chunk(int c, int into) {
     c = c < chunks ? c : chunks - 1;
     raw[into] = Weights::load_chunk(weights + (u32)c * (u32)Weights::CHUNK_BYTES, weight_at);
-    for (int piece = 0; piece < 2; piece++) pieces[into][piece] = load<u32v4>(tokens + c * slab_bytes, token_at[piece]);
+    for (int piece = 0; piece < 2; piece++)
+      pieces[into][piece] = load<u32v4>(tokens + (u64)(u32)c * slab_bytes, token_at[piece]);
   }
   DEV void multiply(int b) {
     for (int piece = 0; piece < 2; piece++) {
@@ -36,9 +37,10 @@ template <class Weights, int DEPTH> struct Stream {
   DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, int row) {
     const int g = LANE / 16;
     chunks = a.k_blocks;
+    SCALAR(chunks);   // else the first chunks' addresses move out of a loop that calls run, and take 18 throughout it
     weights = chunks_of<Weights>(a, work, wave);
     tokens = (Global)a.input;
-    slab_bytes = (i64)a.in_rows * (SLAB * 2);
+    slab_bytes = (u32)a.in_rows * (SLAB * 2);
     for (int piece = 0; piece < 2; piece++) token_at[piece] = row * (SLAB * 2) + ((g * 2 + piece) ^ (row % 8)) * 16;
     acc[0][0] = acc[1][0] = f32v4{0, 0, 0, 0};
 #pragma unroll
