@@ -211,7 +211,7 @@ pub enum Source {
     Made {
         /// The macro.
         maker: &'static str,
-        /// Interpreted by the macro alone.
+        /// Read by the macro, and by the host's code for the family where a choice depends on them.
         parameters: &'static [usize],
     },
 }

@@ -95,7 +95,7 @@ DEV void foresee(Shared& s, float topp, float coin) {
   for (int i = 0; i < BUCKETS_EACH; i++) mass += s.sums[mine + i];
   const double before = sum_before(mass, s.waves);
   mass = before;
-  for (int i = 0; i < BUCKETS_EACH && s.reach > mine; i++) {
+  for (int i = 0; i < BUCKETS_EACH && atomic_load(&s.reach) > mine; i++) {
     mass += s.sums[mine + i];
     if (at_most(mass) >= topp) atomic_min(&s.reach, mine + i);
   }
