@@ -15,7 +15,7 @@ use std::thread;
 pub struct CodeObject {
     /// What it runs on, for example `gfx90a`.
     pub arch: String,
-    /// Its source, for example `cdna/experts.hip`.
+    /// Its source, for example `cdna/mlp1.hip`.
     pub file: String,
     /// Where it lies.
     pub path: PathBuf,
@@ -64,6 +64,8 @@ pub trait Compilers {
     const COMPILER_VARIABLE: &'static str;
     /// The variable that names the folder of the vendor's toolchain, where a compiler is looked for.
     const HOME_VARIABLE: &'static str;
+    /// The compilers that it takes, in words.
+    const WANTED: &'static str;
 
     /// The compilers there are if none is named, the best first.
     fn compilers() -> Vec<Compiler>;
@@ -99,6 +101,15 @@ pub fn compile_all<T: Compilers>(
         let arch = arch.to_owned();
         Ok(CodeObject { arch, file, path })
     })
+}
+
+/// Whether the compiler makes a code object for `arch` of a file without kernels.
+pub fn knows<T: Compilers>(compiler: &Compiler, arch: &str) -> bool {
+    let source = super::out_dir().join("empty.hip");
+    fs::write(&source, "").expect("OUT_DIR can be written");
+    let mut command = T::command(compiler, arch);
+    command.arg(&source).arg("-o").arg(source.with_extension("o"));
+    command.output().is_ok_and(|output| output.status.success())
 }
 
 /// Where kernels look for headers: `kernels/`, and where what is made for their family lies.

@@ -15,6 +15,7 @@ impl Compilers for Cuda {
     const ARCHS_VARIABLE: &'static str = "GETP_CUDA_ARCHS";
     const COMPILER_VARIABLE: &'static str = "NVCC";
     const HOME_VARIABLE: &'static str = "CUDA_HOME";
+    const WANTED: &'static str = "nvcc";
 
     fn compilers() -> Vec<Compiler> {
         let home = env::var_os(Self::HOME_VARIABLE).map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);

@@ -20,6 +20,7 @@ impl Compilers for Hip {
     const ARCHS_VARIABLE: &'static str = "GETP_HIP_ARCHS";
     const COMPILER_VARIABLE: &'static str = "GETP_HIPCC";
     const HOME_VARIABLE: &'static str = "ROCM_PATH";
+    const WANTED: &'static str = "hipcc, or clang 17 or later with lld";
 
     /// The newest first: Debian's hipcc of ROCm 5.2 is a clang 15, which spills.
     fn compilers() -> Vec<Compiler> {

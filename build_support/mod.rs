@@ -20,11 +20,14 @@ use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
 
+/// In place of architectures: a feature's host code without kernels.
+const NO_ARCHS: &str = "none";
+
 /// Compiles what the features and the environment ask for and writes the table.
 ///
-/// A toolchain that is missing is a warning: the library then runs on the CPU and says why. Architectures named in the
-/// environment are meant: without code objects for them there is no build. A compiler named there is meant, too: it has to
-/// compile for one architecture at least.
+/// What is asked for is meant. An architecture named in the environment has its code objects, or there is no build. A
+/// feature asks for all that its families know: of these, one that no compiler here compiles anything for is left out
+/// with a warning, unless nothing is left. Who wants a feature's host code alone says so: [`NO_ARCHS`].
 pub fn build_kernels() {
     println!("cargo::rerun-if-changed=kernels");
     // Whatever is compiled: kernels/cdna/mca.py reads them, too.
@@ -53,6 +56,10 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
     if asked.is_none() && env::var_os(T::FEATURE).is_none() {
         return Vec::new();
     }
+    if asked.as_deref() == Some(NO_ARCHS) {
+        println!("cargo::warning={} kernels: {}={NO_ARCHS}", T::NAME, T::ARCHS_VARIABLE);
+        return Vec::new();
+    }
     header::check();
     let archs = asked.clone().unwrap_or_else(|| default_archs(T::TOOLCHAIN));
     let named = env::var_os(T::COMPILER_VARIABLE);
@@ -63,7 +70,7 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
     let mut objects = Vec::new();
     let mut made = Vec::new();
     let mut with = Vec::new();
-    let mut last_failure = String::new();
+    let mut failures = Vec::new();
     for arch in archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()) {
         let built = sources_for(arch, T::TOOLCHAIN).and_then(|sources| {
             first_that_can(&compilers, |compiler| {
@@ -76,37 +83,46 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
                 with.push(compiler.describe());
                 objects.extend(built);
             }
-            Err(why) if asked.is_some() => {
-                eprintln!("{why}");
-                println!(
-                    "cargo::error={}={archs}: nothing for {arch}: {}",
-                    T::ARCHS_VARIABLE,
-                    first_line(&why)
-                );
-            }
-            Err(why) => {
-                made.push(format!("nothing for {arch} ({})", first_line(&why)));
-                last_failure = why;
+            Err(why) => failures.push((arch, why)),
+        }
+    }
+    let left_out = |arch| asked.is_none() && !compilers.iter().any(|compiler| compile::knows::<T>(compiler, arch));
+    if let (None, true, Some((_, why))) = (&asked, objects.is_empty(), failures.first()) {
+        let named = named.map(|program| format!("{}={} compiled none", T::COMPILER_VARIABLE, program.display()));
+        fail::<T>(&named.unwrap_or("none".into()), why);
+    } else {
+        for (arch, why) in &failures {
+            if left_out(arch) {
+                made.push(format!("nothing for {arch} ({})", first_line(why)));
+            } else {
+                fail::<T>(&format!("nothing for {arch}"), why);
             }
         }
     }
-    if let Some(program) = named.filter(|_| asked.is_none() && objects.is_empty()) {
-        eprintln!("{last_failure}");
+    with.dedup();
+    if !objects.is_empty() {
         println!(
-            "cargo::error={}={} compiled no kernels: {}",
-            T::COMPILER_VARIABLE,
-            program.display(),
-            first_line(&last_failure)
+            "cargo::warning={} kernels: {}, with {}",
+            T::NAME,
+            made.join(", "),
+            with.join(", ")
         );
     }
-    with.dedup();
-    let with = if with.is_empty() {
-        String::new()
-    } else {
-        format!(", with {}", with.join(", "))
-    };
-    println!("cargo::warning={} kernels: {}{with}", T::NAME, made.join(", "));
     objects
+}
+
+/// Ends the build, once the script has run.
+fn fail<T: Compilers>(what: &str, why: &str) {
+    eprintln!("{why}");
+    println!(
+        "cargo::error={} kernels: {what}: {}; {} names a compiler ({}), {archs} the architectures, and {archs}={NO_ARCHS} \
+         builds without kernels",
+        T::NAME,
+        first_line(why),
+        T::COMPILER_VARIABLE,
+        T::WANTED,
+        archs = T::ARCHS_VARIABLE
+    );
 }
 
 /// Those of all the toolchain's families.
@@ -122,19 +138,19 @@ fn sources_for(arch: &str, toolchain: Toolchain) -> Result<Sources, String> {
     Ok(instances::sources(family))
 }
 
-/// What the first compiler gives that compiles everything, or why the last one could not.
+/// What the first compiler gives that compiles everything, or why the best one could not.
 fn first_that_can(
     compilers: &[Compiler],
     compile: impl Fn(&Compiler) -> Result<Vec<CodeObject>, String>,
 ) -> Result<(&Compiler, Vec<CodeObject>), String> {
-    let mut why = "no compiler found".to_owned();
+    let mut why = None;
     for compiler in compilers {
         match compile(compiler) {
             Ok(objects) => return Ok((compiler, objects)),
-            Err(error) => why = error,
+            Err(error) => why = why.or(Some(error)),
         }
     }
-    Err(why)
+    Err(why.unwrap_or_else(|| "no compiler found".to_owned()))
 }
 
 /// The line of a compiler's output that says most.

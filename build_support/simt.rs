@@ -30,7 +30,7 @@ pub fn build() {
     println!("cargo::rustc-env=GETP_SIMT_KERNELS={}", library.display());
 }
 
-/// `kernels/cdna/gemm.hip` becomes `kernels_cdna_gemm.hip.o`.
+/// `kernels/cdna/pack.hip` becomes `kernels_cdna_pack.hip.o`.
 fn object(compiler: &Compiler, sources: &Sources, source: &Path) -> Result<PathBuf, String> {
     let name = format!("kernels_{}.o", compile::below_kernels(source).replace('/', "_"));
     let object = super::out_dir().join(name);

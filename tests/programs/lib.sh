@@ -67,6 +67,10 @@ find_nvcc() {
     return 1
 }
 
+# The oldest clang that compiles AMD's kernels, where setup.sh installs it.
+# shellcheck disable=SC2034 # the scripts that source this use it
+clang_17=build/clang-17
+
 # The GPU features in $features, what their toolchains lack here in $missing, and for the build the variables that name
 # compilers and targets. All checks of the GPU's code take this one set, so that the library is
 # built once. NVCC and GETP_HIPCC name compilers that are not in PATH.
@@ -77,11 +81,13 @@ find_toolchains() {
     if command -v "${GETP_HIPCC:-clang-22}" >/dev/null; then
         export GETP_HIP_ARCHS=${GETP_HIP_ARCHS:-gfx90a,gfx942,gfx950}
     else
+        export GETP_HIP_ARCHS=none
         missing+=("clang-22 and lld-22")
     fi
     if find_nvcc; then
         export GETP_CUDA_ARCHS=${GETP_CUDA_ARCHS:-sm_90a}
     else
+        export GETP_CUDA_ARCHS=none
         missing+=("nvcc")
     fi
 }

@@ -11,7 +11,7 @@ pub struct CodeObject {
     pub image: &'static [u8],
 }
 
-/// All there are; empty without a GPU's feature or its compiler.
+/// All there are; empty where the build was asked for none.
 pub static CODE_OBJECTS: &[CodeObject] = include!(concat!(env!("OUT_DIR"), "/code_objects.rs"));
 
 /// Runtimes map the image where it lies, by pages.
