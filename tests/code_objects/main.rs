@@ -4,5 +4,7 @@
 //! the other tests are ignored; `make test-gpu` builds them.
 
 mod catalogue;
+#[path = "../common/code_objects.rs"]
+mod code_objects;
 mod resources;
 mod spills;

@@ -1,8 +1,8 @@
 //! One table of registers, shared memory, scratch and spills. Scratch is memory traffic that nobody asked for; any of it
 //! fails.
 
+use super::code_objects::code_objects;
 use super::resources::{self, Resources};
-use getp::backend::gpu::code_objects::CODE_OBJECTS;
 
 #[test]
 #[cfg_attr(
@@ -16,8 +16,8 @@ fn no_kernel_spills() {
     );
     assert!(!CODE_OBJECTS.is_empty(), "there are no code objects");
     let mut faults = Vec::new();
-    for object in CODE_OBJECTS {
-        let kernels = resources::of(object);
+    for object in code_objects() {
+        let kernels = resources::of(&object);
         assert!(!kernels.is_empty(), "{} for {} has no kernel", object.file, object.arch);
         for kernel in kernels {
             println!("{}", row(&kernel, object.arch));

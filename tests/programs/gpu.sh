@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds the library for every kind of GPU whose toolchain is here, and not with a named compiler that compiles nothing.
-# Tests the HIP driver with a fake runtime, and checks that no kernel has scratch or spills and that no loop of AMD's
-# matrix products waits for loads meant to be in flight. No GPU is needed. LLVM_OBJDUMP names a disassembler that is
-# not in PATH.
+# Builds the library for every kind of GPU whose toolchain is here, and not where what was asked for is not compiled.
+# Tests the HIP driver with a fake runtime, and checks that no kernel has scratch or spills, AMD's not with older
+# compilers either, and that no loop of AMD's matrix products waits for loads meant to be in flight. No GPU is needed.
+# LLVM_OBJDUMP names a disassembler that is not in PATH.
 . "$(dirname "$0")/lib.sh"
 find_toolchains
 cargo=${CARGO:-cargo}
@@ -23,10 +23,73 @@ RUSTDOCFLAGS="-D warnings" "$cargo" doc --locked --no-deps --features "${feature
 for named in NVCC=cuda GETP_HIPCC=hip; do
     said=$(env -u GETP_CUDA_ARCHS -u GETP_HIP_ARCHS "${named%=*}=false" \
         "$cargo" check --locked --lib --features "${named#*=}" 2>&1) && fail "$named: built without kernels"
-    grep -q "${named%=*}=false compiled no kernels" <<<"$said" || fail "$named: $said"
+    grep -q "${named%=*}=false compiled none" <<<"$said" || fail "$named: $said"
 done
+
+# The build script as cargo runs it, without the library.
+rustc --edition 2024 build.rs -o "$scratch/build-script"
+# build_script OUT VARIABLE=VALUE...: what it said is in $said. It keeps objects in the folder that is four above OUT.
+build_script() {
+    rm -rf "$1"
+    mkdir -p "$1"
+    said=$(env -u GETP_HIP_ARCHS -u GETP_CUDA_ARCHS -u NVCC -u GETP_HIPCC OUT_DIR="$1" NUM_JOBS="$(nproc)" "${@:2}" \
+        "$scratch/build-script" 2>&1)
+}
+# A compiler that makes empty files, but none for the target UNKNOWN, and of kernels none for the target BROKEN.
+mkdir "$scratch/fake"
+cat >"$scratch/fake/hipcc" <<'END'
+#!/bin/sh
+for out; do :; done
+case "$*" in
+    *"${UNKNOWN:=none}"*) echo "error: unknown target" >&2 && exit 1 ;;
+    *"${BROKEN:=none}"*/empty.hip*) ;;
+    *"$BROKEN"*) echo "error: broken" >&2 && exit 1 ;;
+esac
+[ "$1" = --version ] || : >"$out"
+END
+chmod +x "$scratch/fake/hipcc"
+ln -s hipcc "$scratch/fake/nvcc"
+# builds refused|made LINE PATTERN VARIABLE=VALUE...: whether there is a build, and what its line says.
+builds() {
+    local result=made
+    rm -rf "$scratch/getp-kernels"
+    build_script "$scratch/a/b/c/out" PATH="$scratch/fake" ROCM_PATH=/none CUDA_HOME=/none "${@:3}"
+    ! grep -q '^cargo::error=' <<<"$said" || result=refused
+    [[ $result == "$1" ]] || fail "${*:3}: $result: $said"
+    grep -qE "^cargo::(warning|error)=.*$2" <<<"$said" || fail "${*:3}: $said"
+    echo "ok: $result: ${*:3}"
+}
+hip=CARGO_FEATURE_HIP=1 cuda=CARGO_FEATURE_CUDA=1
+builds made 'gfx90a, gfx942, gfx950, with hipcc' $hip
+builds made 'sm_90a, with nvcc' $cuda
+builds made 'gfx90a, gfx942, nothing for gfx950 \(error: unknown target\), with' $hip UNKNOWN=gfx950
+builds refused 'nothing for gfx950: error: unknown target' GETP_HIP_ARCHS=gfx90a,gfx950 UNKNOWN=gfx950
+builds refused 'nothing for gfx942: error: broken' $hip BROKEN=gfx942
+builds refused 'nothing for gfx942: error: broken' GETP_HIP_ARCHS=gfx90a,gfx942 BROKEN=gfx942
+builds refused 'none: error: unknown target' $hip UNKNOWN=gfx
+builds refused 'none: error: broken' $hip BROKEN=gfx
+builds refused 'none: error: broken' $cuda BROKEN=sm_90a
+builds refused 'none: no compiler found' $hip PATH=/none
+builds refused 'none: no compiler found' $cuda PATH=/none
+builds made 'AMD kernels: GETP_HIP_ARCHS=none' $hip PATH=/none GETP_HIP_ARCHS=none
+builds made 'NVIDIA kernels: GETP_CUDA_ARCHS=none' $cuda PATH=/none GETP_CUDA_ARCHS=none
+
 "$cargo" test --locked --features "$features" --lib -- backend::gpu
 "$cargo" test --locked --features "$features" "${checks[@]}" -- --nocapture
+
+# AMD's kernels by the oldest clang that README names and by Debian's. Neither knows gfx950, which the build says.
+older=("${clang_17:?}/bin/clang" clang-19)
+for compiler in "${older[@]}"; do
+    if ! command -v "$compiler" >/dev/null; then
+        missing+=("$compiler (make setup)")
+        continue
+    fi
+    out=$TARGET/older-compilers/build/$(tr / - <<<"$compiler")/out
+    build_script "$out" $hip GETP_HIPCC="$compiler"
+    grep -E '^cargo::(warning|error)=AMD' <<<"$said"
+    grep -q '^cargo::warning=AMD kernels: gfx90a, gfx942, ' <<<"$said" || fail "$compiler: $said"
+    GETP_TEST_CODE_OBJECTS=$out "$cargo" test --locked --features "$features" --test code_objects no_kernel_spills
+done
 
 if ((${#missing[@]})) && [[ -n ${SKIPPED:-} ]]; then
     printf -v list '%s, ' "${missing[@]}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh run|check|test: installs what `make run`, `make check` or `make test` needs and is not here: Debian's
-# packages, as root or where sudo asks for nothing, and for `make test` nvcc in build/nvidia. Where it may not install
-# it says what to install.
+# packages, as root or where sudo asks for nothing, and for `make test` nvcc and clang 17 in build/. Where it may not
+# install it says what to install.
 . "$(dirname "$0")/lib.sh"
 
 packages=(make g++ libc6-dev)
@@ -13,9 +13,11 @@ all_checks=(
     binutils clang libclang-rt-14-dev valgrind libc6-dbg
     # AMD's kernels; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22
+    # Debian's newest clang, which compiles AMD's kernels, too.
+    clang-19 lld-19
     # Both MPIs.
     libopenmpi-dev openmpi-bin libmpich-dev mpich
-    # nvcc.
+    # nvcc and clang 17.
     python3-venv
 )
 
@@ -51,6 +53,22 @@ install_nvcc() {
     find_nvcc || fail "$nvidia has no nvcc: remove the folder, so that it is made anew"
 }
 
+# Debian 12 has no clang 17. The one inside zig 0.12 has AMD's targets; it links with another clang's lld.
+install_clang_17() {
+    [[ ! -x ${clang_17:?}/bin/clang ]] || return 0
+    echo "installing clang 17 in $clang_17"
+    python3 -m venv "$clang_17"
+    "$clang_17/bin/pip" install --quiet ziglang==0.12.0
+    ln -sf "$(command -v lld-22 || command -v lld)" "$clang_17/bin/lld"
+    cat >"$clang_17/bin/new" <<'END'
+#!/bin/sh
+here=$(dirname "$0")
+exec "$here"/../lib/python3*/site-packages/ziglang/zig clang -B "$here" "$@"
+END
+    chmod +x "$clang_17/bin/new"
+    mv "$clang_17/bin/new" "$clang_17/bin/clang"
+}
+
 need cargo "rustup (Rust 1.95 or later)"
 case $1 in
     run)
@@ -65,5 +83,5 @@ if command -v dpkg-query >/dev/null; then
 else
     echo "not Debian: each check says which program it misses" >&2
 fi
-[[ $1 != test ]] || install_nvcc
+[[ $1 != test ]] || { install_nvcc && install_clang_17; }
 echo "ok: everything that make $1 needs is here ($SECONDS s)"
