@@ -13,6 +13,7 @@ pub mod dtype;
 pub mod engine;
 pub mod error;
 pub mod file_kind;
+pub mod float_environment;
 pub mod kv_blocks;
 pub mod logits;
 pub mod memory;

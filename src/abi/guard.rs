@@ -1,9 +1,10 @@
 //! The wrapper around the body of every export: a panic becomes an error, and an error becomes one line on stderr and
-//! the last error. Nothing exits or aborts.
+//! the last error. Nothing exits or aborts. The body runs in C's default floating-point environment.
 //!
 //! The process's panic hook is not replaced, so a panic also prints Rust's own message.
 
 use crate::error::{Error, Result};
+use crate::float_environment;
 use crate::report;
 use crate::threads;
 use std::any::Any;
@@ -28,11 +29,14 @@ pub fn work<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
 /// Runs the body of an accessor or a close function. A failure is recorded, and the result is `failed`. Success keeps
 /// the last error of earlier calls, so that a program may close its handles before it asks what went wrong.
 pub fn look<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
-    // `AssertUnwindSafe`: what the body was changing is dropped, or is behind a lock whose users handle poisoning.
-    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(Error::Internal(message(&*panic))));
-    result.unwrap_or_else(|error| {
-        record(&error);
-        failed
+    float_environment::in_default(|| {
+        // `AssertUnwindSafe`: what the body was changing is dropped, or is behind a lock whose users handle poisoning.
+        let result = catch_unwind(AssertUnwindSafe(body));
+        let result = result.unwrap_or_else(|panic| Err(Error::Internal(message(&*panic))));
+        result.unwrap_or_else(|error| {
+            record(&error);
+            failed
+        })
     })
 }
 

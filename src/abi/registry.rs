@@ -10,6 +10,7 @@ use super::vocabulary::Vocabulary;
 use crate::checkpoint::Checkpoint;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
+use crate::float_environment;
 use crate::options::Options;
 use crate::replica::Pointers;
 use crate::{sampler, simd};
@@ -421,9 +422,11 @@ static HELD: Held = Held(UnsafeCell::new(None));
 extern "C" fn before_fork() {
     // Waits for a thread that is initializing one of these: in the forked process that thread would not exist, and the
     // initialization would never end.
-    simd::Level::detect();
-    sampler::exponential_level();
-    sampler::exponential_table();
+    float_environment::in_default(|| {
+        simd::Level::detect();
+        sampler::exponential_level();
+        sampler::exponential_table();
+    });
     let registry = lock(&REGISTRY);
     // SAFETY: we hold the lock.
     unsafe { *HELD.0.get() = Some(registry) };
