@@ -3,7 +3,9 @@
 //!
 //! A forked process inherits the registry, but neither the engines' threads nor their devices, and a thread that does
 //! not exist there may hold a slot's lock. So the registry's own lock is held over `fork`, each entry records the
-//! process that made it, and an entry of another process is dropped without freeing its engine.
+//! process that made it, and an entry of another process is dropped without freeing its engine. The processes are told
+//! apart by the number of forks before them, since in a PID namespace of its own a child may have its parent's number,
+//! and by that number where a process was cloned without the handlers of `fork`.
 
 use super::types::{RunState, Transformer, TransformerWeights};
 use super::vocabulary::Vocabulary;
@@ -21,7 +23,7 @@ use std::hash::{Hash, Hasher};
 use std::mem::{self, MaybeUninit};
 use std::ops::Range;
 use std::process;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A transformer that is warmed up.
@@ -54,10 +56,29 @@ struct Installed {
     now: Transformer,
 }
 
+/// A process, of those that descend from the one that loaded the library.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Process {
+    id: u32,
+    forks: u32,
+}
+
+/// The number of forks between the process that loaded the library and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+impl Process {
+    fn this() -> Self {
+        Self {
+            id: process::id(),
+            forks: FORKS.load(Ordering::Relaxed),
+        }
+    }
+}
+
 /// The entry of one `Transformer`.
 struct Known {
     /// The process that made the entry.
-    process: u32,
+    process: Process,
     /// Held while a call uses the transformer.
     slot: Arc<Mutex<Slot>>,
     /// `Some` if `getp_model_open` made the struct. A struct of the program's own points to its weights itself.
@@ -94,7 +115,7 @@ struct Registry {
     /// The transformers that failed last, the latest first.
     failed: [Option<Failed>; FAILED],
     /// The process and the address range of the answer rows of each `inference` that is running.
-    writing: Vec<(u32, Range<usize>)>,
+    writing: Vec<(Process, Range<usize>)>,
 }
 
 // SAFETY: the pointers in the structs are only compared, never dereferenced.
@@ -232,7 +253,7 @@ pub fn replaced(transformer: *const Transformer) {
 pub unsafe fn finish_inherited(transformer: *mut Transformer) -> Option<Restored> {
     let mut registry = registry();
     let known = registry.known.get_mut(&transformer.addr())?;
-    if known.process == process::id() {
+    if known.process == Process::this() {
         return None;
     }
     known.leave_behind();
@@ -285,7 +306,7 @@ pub struct Claim(Range<usize>);
 /// Claims the rows at these addresses until the result is dropped. Fails if another call has claimed any of them.
 pub fn claim(rows: Range<usize>) -> Result<Claim> {
     let mut registry = registry();
-    let process = process::id();
+    let process = Process::this();
     registry.writing.retain(|(other, _)| *other == process);
     let overlaps = |other: &Range<usize>| other.start < rows.end && rows.start < other.end;
     if registry.writing.iter().any(|(_, other)| overlaps(other)) {
@@ -309,7 +330,7 @@ impl Drop for Claim {
 impl Registry {
     fn slot(&mut self, at: usize) -> Result<Arc<Mutex<Slot>>> {
         let known = self.known.entry(at).or_insert_with(Known::new);
-        if known.process != process::id() {
+        if known.process != Process::this() {
             if known.warm.is_some() {
                 let why =
                     "the transformer was warmed up before fork, by another process; here call finish, then warm_up";
@@ -375,7 +396,7 @@ impl Registry {
 impl Known {
     fn new() -> Self {
         Self {
-            process: process::id(),
+            process: Process::this(),
             slot: Arc::default(),
             source: None,
             warm: None,
@@ -387,7 +408,7 @@ impl Known {
         // The old slot is leaked: the engine's threads do not exist here, so dropping it would wait for ever; its
         // devices are another process's; and a thread that does not exist here may hold the lock.
         mem::forget(mem::take(&mut self.slot));
-        self.process = process::id();
+        self.process = Process::this();
     }
 }
 
@@ -406,7 +427,7 @@ fn registry() -> MutexGuard<'static, Registry> {
     if !HOLDS_OVER_FORK.swap(true, Ordering::Relaxed) {
         // SAFETY: the functions take no arguments, and unloading the library unregisters them. If registering them
         // fails for lack of memory, a process forked while another thread holds the lock hangs in its next call.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
     }
     lock(&REGISTRY)
 }
@@ -435,6 +456,11 @@ extern "C" fn before_fork() {
 extern "C" fn after_fork() {
     // SAFETY: the thread that forks holds the lock, in both processes.
     drop(unsafe { (*HELD.0.get()).take() });
+}
+
+extern "C" fn in_child() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    after_fork();
 }
 
 /// Locks, even if a thread panicked with the lock held: what these locks guard is replaced as a whole, so it is never

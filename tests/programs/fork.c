@@ -6,6 +6,8 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,7 +26,6 @@ static void in_child(struct host *h, char **argv, const TransformerWeights *orig
   struct host own;
   getp_stats_t stats;
 
-  alarm(120); /* whoever hangs is killed */
   host_require(host_inference(h) == -1, "inference on the parent's transformer fails");
   require_error("before fork", "inference says that the transformer is the parent's");
   host_warm_up(h);
@@ -46,8 +47,12 @@ static void in_child(struct host *h, char **argv, const TransformerWeights *orig
 }
 
 static void require_good_end(pid_t child, const char *what) {
-  int status = -1;
-  host_require(child > 0 && waitpid(child, &status, 0) == child, "fork");
+  int status = -1, patience = 1200;
+  pid_t ended = 0;
+  host_require(child > 0, "fork");
+  /* alarm does not kill the first process of a PID namespace. */
+  while ((ended = waitpid(child, &status, WNOHANG)) == 0 && patience-- > 0) usleep(100000);
+  if (ended == 0) kill(child, SIGKILL), waitpid(child, &status, 0);
   if (WIFSIGNALED(status)) fprintf(host_log, "killed by signal %d\n", WTERMSIG(status));
   host_require(status == 0, what);
   fprintf(host_log, "ok: %s\n", what);
@@ -100,6 +105,44 @@ static void fork_beside_a_call(char **argv, const TransformerWeights *original) 
   host_close(&printing);
 }
 
+/* A process with the number of its parent, as the first of a PID namespace of its own. Not every system lets a program
+ * make namespaces: then a line says that this is not tried. */
+static void fork_with_the_parents_number(char **argv) {
+  pid_t first = 0, second;
+  host_require(fflush(NULL) == 0, "nothing is written twice");
+  if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) {
+    fprintf(host_log, "ok: not tried without the right to make a PID namespace: a child with its parent's number\n");
+    return;
+  }
+  first = fork();
+  if (first == 0) {
+    struct host h = host_open(argv, GETP_OFF);
+    TransformerWeights original = getp_model_transformer(h.model)->weights;
+    host_warm_up(&h);
+    host_require(getpid() == 1 && unshare(CLONE_NEWPID) == 0, "a second PID namespace");
+    second = fork();
+    if (second == 0) {
+      host_require(getpid() == 1, "the child has its parent's number");
+      in_child(&h, argv, &original);
+    }
+    require_good_end(second, "a process forked with its parent's number");
+    host_finish(&h);
+    host_close(&h);
+    _exit(0);
+  }
+  require_good_end(first, "a process that has forked one with its own number");
+}
+
+/* Calls it in a process of its own, since a process that has made a PID namespace can start no threads. */
+static void fork_with_the_parents_number_aside(char **argv) {
+  pid_t child = fork();
+  if (child == 0) {
+    fork_with_the_parents_number(argv);
+    _exit(0);
+  }
+  require_good_end(child, "processes of one number");
+}
+
 int main(int argc, char **argv) {
   struct host h;
   TransformerWeights original;
@@ -118,6 +161,7 @@ int main(int argc, char **argv) {
   require_good_end(child, "a process forked with a warm transformer");
   host_require(host_inference(&h) == n_expected && host_same_answers(&h, &expected), "the parent's works on");
   fork_beside_a_call(argv, &original);
+  fork_with_the_parents_number_aside(argv);
   host_close(&h);
   host_close(&expected);
   return 0;
