@@ -128,6 +128,7 @@ struct Evaluation {
 
 static void evaluate(const Arguments &arguments) {
     Evaluation e;
+    if (arguments.mode != "generate") require_writable(arguments.output);
     build_transformer(&e.transformer, arguments.model);
     const Config &config = e.transformer.config;
     print_config(config);

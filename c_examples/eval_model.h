@@ -152,6 +152,18 @@ inline File open_file(const std::string &path, const char *mode) {
     return file;
 }
 
+// Fails if nothing can be written to `path`, as far as that can be told without
+// writing. Leaves what is there as it is, and nothing where nothing was.
+inline void require_writable(const std::string &path) {
+    struct stat status;
+    const bool exists = stat(path.c_str(), &status) == 0;
+    if (exists && S_ISFIFO(status.st_mode)) return;  // opening it would wait for a reader
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT, 0666);
+    if (fd < 0) fail_errno(path);
+    close(fd);
+    if (!exists) std::remove(path.c_str());
+}
+
 // The sizes come from files, so even a 64-bit product may overflow.
 inline int64_t product(std::initializer_list<int64_t> factors) {
     int64_t result = 1;

@@ -179,6 +179,7 @@ impl Engine {
             return Ok(Outcome::default());
         }
         self.check_vocabulary(tokenizer)?;
+        let recorder = self.recorder()?;
         self.drain();
         if self.replicas.is_empty() {
             self.reopen(reopen)?;
@@ -195,7 +196,7 @@ impl Engine {
         let run = Run {
             queue: Queue::new(waiting),
             results: Results::Stored(Mutex::new(answers)),
-            recorder: self.recorder(),
+            recorder,
         };
         let mut failure = self.serve(&run, sampling)?;
         if run.queue.unfinished() > 0 {
@@ -349,9 +350,10 @@ impl Engine {
         });
     }
 
-    fn recorder(&self) -> Option<Mutex<Recorder>> {
-        let path = self.options.logits.as_deref()?;
-        Some(Mutex::new(Recorder::create(path, self.config.vocab_size)))
+    fn recorder(&self) -> Result<Option<Mutex<Recorder>>> {
+        let path = self.options.logits.as_deref();
+        let recorder = path.map(|path| Recorder::create(path, self.config.vocab_size));
+        Ok(recorder.transpose()?.map(Mutex::new))
     }
 
     /// Whether this process prints what it has in common with other ranks.

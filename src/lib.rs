@@ -9,6 +9,7 @@ pub mod batch;
 pub mod checkpoint;
 pub mod cluster;
 pub mod config;
+pub mod descriptors;
 pub mod dtype;
 pub mod engine;
 pub mod error;

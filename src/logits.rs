@@ -88,18 +88,17 @@ impl LogitsWriter {
     }
 }
 
-/// Records the logits of a run. On the first failure it prints a line and stops recording; the run goes on.
+/// Records the logits of a run. On the first failure to write it prints a line and stops recording; the run goes on.
 pub struct Recorder {
     writer: Option<LogitsWriter>,
 }
 
 impl Recorder {
-    /// Creates the file at `path`.
-    pub fn create(path: &Path, vocab: usize) -> Self {
-        let writer = LogitsWriter::create(path, vocab);
-        Self {
-            writer: writer.map_err(stopped).ok(),
-        }
+    /// Creates the file at `path`. Fails as [`LogitsWriter::create`] does: whoever asks for logits is told before the run
+    /// that there would be none.
+    pub fn create(path: &Path, vocab: usize) -> Result<Self> {
+        let writer = LogitsWriter::create(path, vocab)?;
+        Ok(Self { writer: Some(writer) })
     }
 
     /// Adds every row of logits in a step's output. `request` gives the request of a sequence.

@@ -1,18 +1,20 @@
 //! The file that logits are written to. It is opened so that nothing but recorded logits is overwritten.
 
+use crate::descriptors::above_stderr;
 use crate::error::{Error, Result};
 use crate::report;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// A file opened for writing, from its beginning.
+/// A file opened for writing, from its beginning, and locked against other runs that record, of any process.
 pub struct Target(File);
 
 impl Target {
     /// Creates the file, or truncates it if it is empty or begins with `magic`. Fails for any other file, and for what
-    /// is not a regular file: the path may by mistake be that of a checkpoint or of the prompts.
+    /// is not a regular file: the path may by mistake be that of a checkpoint or of the prompts. Fails while another run
+    /// records to the file.
     pub fn create(path: &Path, magic: &[u8]) -> Result<Self> {
         let io = |error| Error::io(path, error);
         let refuse = |why: &str| Err(Error::format(path.display().to_string(), why));
@@ -22,9 +24,14 @@ impl Target {
         let mut file = options
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
             .open(path)
+            .and_then(above_stderr)
             .map_err(io)?;
         if !file.metadata().map_err(io)?.is_file() {
             return refuse("it is not a regular file; name one, or one that is not there yet");
+        }
+        // A file system may know no locks; there nothing tells that two runs record to one file.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return refuse("another run records logits there; wait for its end, or name another file");
         }
         let mut begin = Vec::new();
         (&mut file)
@@ -36,6 +43,13 @@ impl Target {
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(io)?;
         Ok(Self(file))
+    }
+}
+
+impl Drop for Target {
+    /// Unlocks the file, which closing it does not where a forked process has it open, too.
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
     }
 }
 
@@ -88,6 +102,24 @@ mod tests {
         std::fs::write(&file, "MAG").unwrap();
         refused(&file);
         assert_eq!(std::fs::read(&file).unwrap(), b"MAG");
+    }
+
+    #[test]
+    fn a_file_has_one_run_at_a_time() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut target = Target::create(file.path(), MAGIC).unwrap();
+        target.write_all(b"MAGIC 1").unwrap();
+        assert!(refused(file.path()).contains("another run records logits there"));
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"MAGIC 1");
+        // As a forked process has it.
+        let inherited = target.0.try_clone().unwrap();
+        drop(target);
+        Target::create(file.path(), MAGIC)
+            .unwrap()
+            .write_all(b"MAGIC 2")
+            .unwrap();
+        drop(inherited);
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"MAGIC 2");
     }
 
     #[test]
