@@ -30,6 +30,13 @@
 namespace simt {
 namespace {
 
+// What all launches have in common: one object of each type. It is never destroyed, since other threads may launch
+// kernels until the process ends.
+template <class T> T& kept() {
+  static T* one = new T;
+  return *one;
+}
+
 constexpr int LANES = 64;
 constexpr int MAX_WAVES = MAX_THREADS / LANES;
 constexpr size_t STACK_BYTES = 128 << 10, PAGE_BYTES = 4096;
@@ -392,10 +399,7 @@ void prepare_thread(Machine& m, int tid) {
 // --- Kernels ---------------------------------------------------------------------------------------------------------
 
 struct Kernel { simt_kernel kernel; const char* name; int threads, args_bytes; };
-std::vector<Kernel>& kernels() {
-  static std::vector<Kernel> all;
-  return all;
-}
+std::vector<Kernel>& kernels() { return kept<std::vector<Kernel>>(); }
 
 const Kernel* find_kernel(simt_kernel kernel) {
   for (const Kernel& k : kernels())
@@ -471,28 +475,31 @@ std::vector<Variable> read_variables(const std::string& path) {
 
 typedef std::vector<Variable> Variables;
 
-// The SHARED variables that a kernel may use. Those of other kernels are left out: they are megabytes per block.
-Variables variables_of(const char* kernel, const Object& here) {
-  static const Variables all = read_variables(*here.path ? here.path : "/proc/self/exe");
-  Variables found;
-  for (const Variable& v : all)
-    if (v.kernel == kernel || !is_kernel(v.kernel)) found.push_back(v);
-  if (all.empty()) found.push_back({"", 0, here.bytes});
-  return found;
-}
+// The SHARED variables that each kernel may use. Those of other kernels are left out: they are megabytes per block.
+class KernelVariables {
+  const Object here = object();
+  const Variables all = read_variables(*here.path ? here.path : "/proc/self/exe");
+  std::mutex mutex;
+  std::map<const char*, Variables> known;            // by the address of the kernel's name
+
+ public:
+  const Variables& of(const char* kernel) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto [at, is_new] = known.try_emplace(kernel);
+    if (!is_new) return at->second;
+    for (const Variable& v : all)
+      if (v.kernel == kernel || !is_kernel(v.kernel)) at->second.push_back(v);
+    if (all.empty()) at->second.push_back({"", 0, here.bytes});
+    return at->second;
+  }
+};
 
 // Poisons a kernel's SHARED variables.
 struct Poison {
   const Object here = object();
   const Variables* variables;
 
-  explicit Poison(const char* kernel) {
-    static std::mutex mutex;
-    static std::map<const char*, Variables> known;   // by the address of the kernel's name
-    std::lock_guard<std::mutex> lock(mutex);
-    const auto at = known.find(kernel);
-    variables = &(at != known.end() ? at : known.emplace(kernel, variables_of(kernel, here)).first)->second;
-  }
+  explicit Poison(const char* kernel) : variables(&kept<KernelVariables>().of(kernel)) {}
   void shared_variables() {
     for (const Variable& v : *variables) memset(here.thread_local_memory + v.at, POISON, v.bytes);
   }
@@ -552,7 +559,11 @@ struct Machines {
     std::lock_guard<std::mutex> lock(mutex);
     idle.push_back(m);
   }
-  ~Machines() { for (Machine* m : idle) munmap(m, ARENA_BYTES); }
+  void trim() {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (Machine* m : idle) munmap(m, ARENA_BYTES);
+    idle.clear();
+  }
 
  private:
   static Machine* create() {                         // reserves twice the arena, keeps the aligned part
@@ -566,7 +577,6 @@ struct Machines {
     return (Machine*)aligned;
   }
 };
-Machines machines;
 
 __attribute__((format(printf, 4, 5))) void fail_launch(Launch& l, int bid, int tid, const char* format, ...) {
   va_list list;
@@ -577,7 +587,7 @@ __attribute__((format(printf, 4, 5))) void fail_launch(Launch& l, int bid, int t
 
 // One OS thread's share of a launch.
 void run_blocks(Launch& l) {
-  Machine* m = machines.take();
+  Machine* m = kept<Machines>().take();
   if (!m) return fail_launch(l, 0, 0, "no memory for stacks");
 #ifdef SIMT_ASAN
   const int guard = 0;                               // AddressSanitizer watches the end
@@ -599,7 +609,7 @@ void run_blocks(Launch& l) {
       fail_launch(l, b, 0, "wrote behind its %d bytes of shared memory", l.shared_bytes);
   }
   free(shared);
-  machines.give(m);
+  kept<Machines>().give(m);
 }
 
 // Whether the launch has the kernel's number of threads.
@@ -708,6 +718,9 @@ extern "C" __attribute__((visibility("default"))) int simt_kernel_made(int index
   *name = all[index].name, *threads = all[index].threads;
   return 1;
 }
+
+// Frees the stacks that no launch uses: to be called before the library may be unloaded.
+extern "C" __attribute__((visibility("default"))) void simt_trim() { simt::kept<simt::Machines>().trim(); }
 
 __attribute__((visibility("default"))) int simt_launch(simt_kernel kernel, int grid, int block, int shared_bytes,
                                                        const void* args, int args_bytes, int os_threads, int policy,

@@ -41,6 +41,17 @@ pub struct Library {
     launch: LaunchFn,
 }
 
+impl Drop for Library {
+    /// Frees the machine's stacks. Neither the process's exit nor unloading the library does.
+    fn drop(&mut self) {
+        // SAFETY: simt.cpp defines it so.
+        if let Ok(trim) = unsafe { self.library.get::<unsafe extern "C" fn()>(b"simt_trim\0") } {
+            // SAFETY: it leaves alone what others use who have loaded the same library.
+            unsafe { trim() };
+        }
+    }
+}
+
 /// A kernel of one.
 pub struct Kernel {
     library: Arc<Library>,
