@@ -11,7 +11,7 @@ use super::driver::DevicePtr;
 use super::group::hop::Hop;
 use super::logits::{Coming, LogitsAt, LogitsPath};
 use super::memory::Event;
-use super::stage::{Begun, Common, Stage};
+use super::stage::{Begun, Common, Ready, Stage};
 use super::step::Plans;
 use super::weights::{GpuWeights, Matrix, Vector};
 use crate::batch::StepPlan;
@@ -93,16 +93,21 @@ impl GpuReplica {
         let pairs = begun.iter().zip(begun.iter().skip(1));
         let hops = pairs.map(|(from, to)| Hop::new(&from.context().driver, &to.context().driver, x_bytes));
         let hops = hops.collect::<Result<_>>()?;
-        let blocks = kv_blocks(&begun, &common, options)?;
+        // At most so many: what operations need beside them is counted next.
+        let most = kv_blocks(&begun, &common, options)?;
         let plans = Plans::new(
             &first.stream,
-            common.capacity(blocks),
+            common.capacity(most),
             common.attention(&first),
             common.depth,
             several,
         )?;
-        let stage = |begun| Stage::new(begun, &common, blocks, &plans, options.profile);
-        let stages: Vec<_> = begun.into_iter().map(stage).collect::<Result<_>>()?;
+        let ready = |begun| Ready::new(begun, &common, most, &plans, options.profile);
+        let ready: Vec<_> = begun.into_iter().map(ready).collect::<Result<_>>()?;
+        let left = kv_blocks(ready.iter().map(|ready| &ready.begun), &common, options)?;
+        let blocks = fewer(most, left);
+        let stage = |ready| Stage::new(ready, &common, blocks);
+        let stages: Vec<_> = ready.into_iter().map(stage).collect::<Result<_>>()?;
         let ends = || {
             stages
                 .iter()
@@ -262,14 +267,19 @@ impl GpuReplica {
 }
 
 /// Blocks that the KV caches of all stages have room for: a sequence has the same in each.
-fn kv_blocks(begun: &[Begun], common: &Common, options: &Options) -> Result<KvBlocks> {
-    let mut blocks = begun[0].kv_blocks(common, options)?;
-    for other in &begun[1..] {
-        let room = other.kv_blocks(common, options)?;
-        blocks.full = blocks.full.min(room.full);
-        blocks.window = blocks.window.min(room.window);
+fn kv_blocks<'a>(stages: impl IntoIterator<Item = &'a Begun>, common: &Common, options: &Options) -> Result<KvBlocks> {
+    let rooms = stages.into_iter().map(|stage| stage.kv_blocks(common, options));
+    let least = rooms.reduce(|a, b| Ok(fewer(a?, b?)));
+    least.unwrap_or_else(|| Err(Error::Internal("a replica without a device".into())))
+}
+
+/// The smaller number of blocks of each kind.
+fn fewer(a: KvBlocks, b: KvBlocks) -> KvBlocks {
+    KvBlocks {
+        full: a.full.min(b.full),
+        window: a.window.min(b.window),
+        ..a
     }
-    Ok(blocks)
 }
 
 /// An event a step under way, on the last stage.

@@ -56,7 +56,7 @@ pub struct Common {
     pub depth: usize,
 }
 
-/// A stage before its KV cache: what else it needs is there, so that the rest of the memory may be counted.
+/// A stage with weights and a step's activations.
 pub struct Begun {
     context: Arc<Context>,
     weights: GpuWeights,
@@ -101,6 +101,53 @@ impl Begun {
             Some(_) => common.logits_bytes(),
             None => 0,
         }
+    }
+}
+
+/// A stage before its KV cache: what else it needs is there, so that the rest of the memory may be counted.
+pub struct Ready {
+    /// The stage before.
+    pub begun: Begun,
+    memory: StepMemory,
+    ops: GpuOps,
+    capacity: Capacity,
+    attention: AttentionShape,
+}
+
+impl Ready {
+    /// Makes room for `plans`, and for what operations use among themselves in steps over at most so many blocks.
+    pub fn new(begun: Begun, common: &Common, most: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
+        let Begun {
+            context, weights, roof, ..
+        } = &begun;
+        let memory = StepMemory::new(&context.stream, plans)?;
+        let attention = common.attention(context);
+        let keys = most.full * KV_PAGE + common.logits_rows * common.config.sliding_window;
+        let capacity = common.capacity(most);
+        let sizes = Sizes {
+            rows: common.rows,
+            logits_rows: common.logits_rows,
+            positions: capacity.positions,
+            partial_slots: max_partial_slots(keys, common.config.n_kv_heads, attention.processors),
+            turns: common.depth,
+        };
+        let unembedding = weights.head.as_ref().map(|head| &head.unembedding);
+        let mut ops = GpuOps::new(
+            context,
+            &common.config,
+            common.numbers,
+            memory.step(),
+            sizes,
+            unembedding,
+        )?;
+        ops.timeline = profile.then(|| Timeline::new(*roof));
+        Ok(Self {
+            begun,
+            memory,
+            ops,
+            capacity,
+            attention,
+        })
     }
 }
 
@@ -171,37 +218,23 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Makes the KV cache, and room for `plans`.
-    pub fn new(begun: Begun, common: &Common, blocks: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
-        let awaited_bytes = begun.logits_bytes(common);
+    /// Makes the KV cache.
+    pub fn new(ready: Ready, common: &Common, blocks: KvBlocks) -> Result<Self> {
+        let awaited_bytes = ready.begun.logits_bytes(common);
+        let Ready {
+            begun,
+            memory,
+            ops,
+            capacity,
+            attention,
+        } = ready;
         let Begun {
             context,
             weights,
             activations,
-            roof,
+            ..
         } = begun;
         let kv = KvCache::new(&context, &common.config, weights.range(), common.numbers.kv, blocks)?;
-        let memory = StepMemory::new(&context.stream, plans)?;
-        let attention = common.attention(&context);
-        let keys = blocks.full * KV_PAGE + common.logits_rows * common.config.sliding_window;
-        let capacity = common.capacity(blocks);
-        let sizes = Sizes {
-            rows: common.rows,
-            logits_rows: common.logits_rows,
-            positions: capacity.positions,
-            partial_slots: max_partial_slots(keys, common.config.n_kv_heads, attention.processors),
-            turns: common.depth,
-        };
-        let unembedding = weights.head.as_ref().map(|head| &head.unembedding);
-        let mut ops = GpuOps::new(
-            &context,
-            &common.config,
-            common.numbers,
-            memory.step(),
-            sizes,
-            unembedding,
-        )?;
-        ops.timeline = profile.then(|| Timeline::new(roof));
         let mut stage = Self {
             graphs: Graphs::new(common.depth),
             ops,
