@@ -10,7 +10,7 @@ pub use stream::{Stream, quietly};
 
 use crate::error::Result;
 use crate::memory::{self, Purpose};
-use crate::threads;
+use crate::threads::{self, Thread};
 use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::fmt::Display;
@@ -18,7 +18,6 @@ use std::io::{IsTerminal, Write};
 #[cfg(feature = "mpi")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 
 /// What a line on stderr is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,7 +177,7 @@ impl Progress {
 /// that a slow terminal does not delay the steps.
 pub struct Printer {
     texts: Arc<Texts>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread<()>>,
 }
 
 /// The texts, shared with the printer's thread.
@@ -232,7 +231,7 @@ impl Printer {
             progress.aside(|| out.write_all(text).and_then(|()| out.flush()))
         };
         let print = move || print_in_order(&theirs, &mut write);
-        let thread = threads::spawn("getp-print".into(), print);
+        let thread = threads::spawn("getp-print", print);
         if let Err(error) = &thread {
             self::error(format_args!("answers are not printed: {error}"));
         }

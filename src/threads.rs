@@ -1,94 +1,263 @@
-//! Starts threads, with an error instead of an abort where there is no memory for one.
+//! Starts threads, with an error instead of an abort where there is no memory for one, and without the dynamic loader's
+//! lock.
 //!
-//! The C library aborts the process if it has no memory to register a thread-local object's destructor, and Rust's
-//! handle of the current thread is such an object. So before a thread starts, the memory that it needs is tried.
+//! The standard library's threads need both: its handle of a thread is allocated by the system's allocator, and
+//! destructors of thread-local objects are registered with the C library, which aborts the process where it has no
+//! memory, and which takes the lock that the loader holds while it runs a library's constructors. So a program that
+//! warmed up in such a constructor, within `dlopen`, would wait for the new thread for ever, and the thread for the
+//! lock. The library's threads are therefore made here, from the C library's, and keep the destructors of their
+//! thread-local objects themselves.
 
+mod destructors;
+
+use crate::float_environment;
 use crate::memory::{self, Purpose};
+use destructors::Destructors;
 use memmap2::MmapMut;
+use std::any::Any;
+use std::ffi::{CString, c_void};
 use std::hint::black_box;
 use std::io::{Error, Result};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr::{null, null_mut};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What starting a thread takes: its stack, 2 MiB by Rust's default, and 1 MiB for the bookkeeping of Rust and the C
-/// library.
-const START_BYTES: usize = (2 << 20) + (1 << 20);
+/// A thread's stack. The C library's default is as large as the main thread's may become.
+const STACK_BYTES: usize = 2 << 20;
 
-/// What a new thread allocates and frees at once, so that its malloc arena has memory for thread-local objects later.
+/// What starting a thread takes: its stack, and 1 MiB for the bookkeeping of the C library.
+const START_BYTES: usize = STACK_BYTES + (1 << 20);
+
+/// What a new thread allocates and frees at once, so that its malloc arena has memory for what it needs later.
 const SPARE_BYTES: usize = 64 << 10;
+
+/// The longest name of a thread that Linux takes.
+const MOST_NAME_BYTES: usize = 15;
 
 /// Far more than the C library needs to register a destructor.
 const NOTE_BYTES: usize = 1 << 10;
 
-/// Whether there is memory to register the destructor of a thread-local object. To be asked before this thread uses
-/// such an object for the first time: without that memory the C library aborts the process.
+/// The result of a thread's work, or its panic.
+pub type Ended<T> = std::result::Result<T, Box<dyn Any + Send>>;
+
+/// Whether there is memory to register the destructor of a thread-local object. To be asked before a thread of the
+/// program uses such an object for the first time: without that memory the C library aborts the process.
 pub fn may_have_objects() -> bool {
     // `black_box` keeps the compiler from removing the allocation.
     memory::room::<u8>(NOTE_BYTES, Purpose::Threads).is_ok_and(|room| black_box(room).capacity() > 0)
 }
 
+/// A thread. Dropping it waits for the thread's end.
+pub struct Thread<T> {
+    id: Option<libc::pthread_t>,
+    end: Arc<Mutex<Option<Ended<T>>>>,
+}
+
 /// Starts a thread. Fails if there is no memory for it.
-pub fn spawn<T: Send + 'static>(name: String, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
-    with_room(|started| Builder::new().name(name).spawn(|| started.then(work)))
+pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<Thread<T>> {
+    // SAFETY: what the work uses lives as long as the process.
+    unsafe { start(name, work, None) }
 }
 
-/// Starts a thread that ends within a scope. Fails if there is no memory for it.
-pub fn spawn_scoped<'scope, T: Send + 'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    name: String,
-    work: impl FnOnce() -> T + Send + 'scope,
-) -> Result<ScopedJoinHandle<'scope, T>> {
-    with_room(|started| Builder::new().name(name).spawn_scoped(scope, || started.then(work)))
+impl<T> Thread<T> {
+    /// Waits for the thread's end.
+    pub fn join(mut self) -> Ended<T> {
+        self.wait();
+        let ended = lock(&self.end).take();
+        ended.unwrap_or_else(|| Err(Box::new("the thread has left no result")))
+    }
+
+    fn wait(&mut self) {
+        if let Some(id) = self.id.take() {
+            // SAFETY: the thread was started, and is waited for once.
+            unsafe { libc::pthread_join(id, null_mut()) };
+        }
+    }
 }
 
-/// Signals that a new thread has allocated what it needs. Not a channel: waiting on one makes Rust's handle of the
-/// waiting thread, which belongs to the program and would keep it.
+impl<T> Drop for Thread<T> {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// Where threads may use what lives longer than the scope: they have ended when [`scope`] returns.
+pub struct Scope<'scope, 'env: 'scope> {
+    running: Running,
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+/// How many threads of a scope have not ended, and a signal that one has.
+type Running = Arc<(Mutex<usize>, Condvar)>;
+
+/// Calls `body` and waits for the threads that it has started within the scope.
+pub fn scope<'env, T>(body: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> T) -> T {
+    let scope = Scope {
+        running: Running::default(),
+        scope: PhantomData,
+        env: PhantomData,
+    };
+    let done = catch_unwind(AssertUnwindSafe(|| body(&scope)));
+    let (running, ended) = &*scope.running;
+    drop(ended.wait_while(lock(running), |running| *running > 0));
+    done.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// Starts a thread that ends within the scope. Fails if there is no memory for it.
+    pub fn spawn<T: Send + 'scope>(
+        &'scope self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'scope,
+    ) -> Result<Thread<T>> {
+        let runs = Runs::one_more(&self.running);
+        // SAFETY: `scope` waits until the work is done, also if the thread's handle is forgotten.
+        unsafe { start(name, work, Some(runs)) }
+    }
+}
+
+/// Counts a thread of a scope until it is dropped.
+struct Runs(Running);
+
+impl Runs {
+    fn one_more(running: &Running) -> Self {
+        *lock(&running.0) += 1;
+        Self(running.clone())
+    }
+}
+
+impl Drop for Runs {
+    fn drop(&mut self) {
+        *lock(&self.0.0) -= 1;
+        self.0.1.notify_all();
+    }
+}
+
+/// Signals that a new thread has allocated what it needs.
 #[derive(Clone, Default)]
 struct Started(Arc<(Mutex<bool>, Condvar)>);
 
 impl Started {
-    fn then<T>(self, work: impl FnOnce() -> T) -> T {
+    fn tell(self) {
         let mut spare: Vec<u8> = Vec::new();
         // Failure is ignored: the thread still works unless memory runs out before it uses its thread-local objects.
         let _ = spare.try_reserve_exact(SPARE_BYTES);
         drop(black_box(spare));
         let (started, changed) = &*self.0;
-        *started.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(started) = true;
         changed.notify_one();
-        drop(self);
-        work()
     }
 
     fn wait(&self) {
         let (started, changed) = &*self.0;
-        let started = started.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(changed.wait_while(started, |started| !*started));
+        drop(changed.wait_while(lock(started), |started| !*started));
     }
 }
 
+/// What a new thread is given: all it does.
+type Main<'a> = Box<dyn FnOnce() + Send + 'a>;
+
 /// Starts a thread if there is memory for it, and waits until it has begun, so that this thread does not use up that
 /// memory meanwhile.
-fn with_room<H>(start: impl FnOnce(Started) -> Result<H>) -> Result<H> {
+///
+/// # Safety
+///
+/// What `work` and its result use lives until the thread has ended, or has dropped `runs`.
+unsafe fn start<'a, T: Send + 'a>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'a,
+    runs: Option<Runs>,
+) -> Result<Thread<T>> {
     // Mapped and not allocated, since the allocator might keep the memory instead of returning it to the system.
     drop(MmapMut::map_anon(START_BYTES).map_err(|_| Error::other("no memory for its stack"))?);
-    let started = Started::default();
-    let handle = start(started.clone())?;
+    let name = CString::new(&name.as_bytes()[..name.len().min(MOST_NAME_BYTES)])?;
+    let end = Arc::new(Mutex::new(None));
+    let (started, theirs) = (Started::default(), end.clone());
+    let begun = started.clone();
+    let main: Main<'_> = Box::new(move || {
+        // SAFETY: this thread, and a C string.
+        unsafe { libc::pthread_setname_np(libc::pthread_self(), name.as_ptr()) };
+        drop(name);
+        begun.tell();
+        let ended = catch_unwind(AssertUnwindSafe(work));
+        *lock(&theirs) = Some(ended);
+        drop((theirs, runs));
+    });
+    let main = Box::into_raw(Box::new(main));
+    // SAFETY: the thread takes the box; our caller vouches for how long it may be used.
+    let id = unsafe { create(main.cast()) };
+    if id.is_err() {
+        // SAFETY: no thread has taken it.
+        drop(unsafe { Box::from_raw(main) });
+    }
+    let thread = Thread { id: Some(id?), end };
     started.wait();
-    Ok(handle)
+    Ok(thread)
+}
+
+/// # Safety
+///
+/// `main` is a `Box<Main>` as a pointer, which becomes the new thread's.
+unsafe fn create(main: *mut c_void) -> Result<libc::pthread_t> {
+    let mut attributes = MaybeUninit::uninit();
+    let mut id = MaybeUninit::uninit();
+    let check = |code| match code {
+        0 => Ok(()),
+        code => Err(Error::from_raw_os_error(code)),
+    };
+    // SAFETY: all pointers are to local variables, the attributes being initialized first. Miri knows none.
+    unsafe {
+        if cfg!(miri) {
+            check(libc::pthread_create(id.as_mut_ptr(), null(), run, main))?;
+            return Ok(id.assume_init());
+        }
+        check(libc::pthread_attr_init(attributes.as_mut_ptr()))?;
+        let sized = check(libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK_BYTES));
+        let created = sized.and_then(|()| check(libc::pthread_create(id.as_mut_ptr(), attributes.as_ptr(), run, main)));
+        libc::pthread_attr_destroy(attributes.as_mut_ptr());
+        created?;
+        Ok(id.assume_init())
+    }
+}
+
+/// A thread's first function.
+extern "C" fn run(main: *mut c_void) -> *mut c_void {
+    float_environment::set_default();
+    // Dropped last: it calls the destructors of what `main` used.
+    let _destructors = Destructors::of_this_thread();
+    // SAFETY: `start` has made it so, for this thread alone.
+    let main = unsafe { Box::from_raw(main.cast::<Main<'_>>()) };
+    // The work's panic is caught within; one here comes from dropping what the work has left.
+    let _ = catch_unwind(AssertUnwindSafe(main));
+    null_mut()
+}
+
+/// Locks, also after a panic: what these locks protect is replaced as a whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     #[test]
     fn threads_have_their_names_and_results() {
-        let name = || std::thread::current().name().map(str::to_owned);
-        assert_eq!(spawn("one".into(), name).unwrap().join().unwrap().unwrap(), "one");
+        let name = || {
+            let mut name = [0_u8; 16];
+            // SAFETY: the name has at most 16 bytes.
+            unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+            name
+        };
+        assert!(spawn("one", name).unwrap().join().unwrap().starts_with(b"one\0"));
         let borrowed = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let thread = spawn_scoped(scope, "two".into(), || borrowed.store(true, Ordering::Relaxed));
+        scope(|scope| {
+            let thread = scope.spawn("two", || borrowed.store(true, Ordering::Relaxed));
             thread.unwrap().join().unwrap();
         });
         assert!(borrowed.into_inner());
@@ -96,7 +265,52 @@ mod tests {
 
     #[test]
     fn a_thread_that_panics_is_told_by_its_handle() {
-        let thread = spawn("three".into(), || panic!("on purpose")).unwrap();
+        let thread = spawn("three", || panic!("on purpose")).unwrap();
         assert!(thread.join().is_err());
+    }
+
+    #[test]
+    fn a_scope_waits_for_its_threads_also_for_those_whose_handles_are_forgotten_and_after_a_panic() {
+        let (begin, ended) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let work = || {
+            while !begin.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            ended.fetch_add(1, Ordering::Relaxed);
+        };
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            scope(|scope| {
+                std::mem::forget(scope.spawn("forgotten", work).unwrap());
+                scope.spawn("let go", || begin.store(true, Ordering::Relaxed)).unwrap();
+                panic!("on purpose");
+            })
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(ended.into_inner(), 1);
+    }
+
+    #[test]
+    fn thread_local_objects_are_dropped_before_the_thread_has_ended() {
+        static DROPPED: AtomicUsize = AtomicUsize::new(0);
+        struct Last;
+        struct First;
+        thread_local! {
+            static LAST: Last = const { Last };
+            static FIRST: Cell<Option<First>> = const { Cell::new(None) };
+        }
+        impl Drop for First {
+            // Registers another destructor, while destructors run.
+            fn drop(&mut self) {
+                LAST.with(|_| ());
+                DROPPED.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        impl Drop for Last {
+            fn drop(&mut self) {
+                DROPPED.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        spawn("objects", || FIRST.set(Some(First))).unwrap().join().unwrap();
+        assert_eq!(DROPPED.load(Ordering::Relaxed), 2);
     }
 }

@@ -3,19 +3,16 @@
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::report;
-use crate::threads;
+use crate::threads::{self, Thread};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::thread::JoinHandle;
 
 /// A thread pool and the handles of its threads. Dropping it waits for the threads, which dropping rayon's pool alone
 /// does not: they might still run when the program unloads the library.
 pub struct Workers {
     // Fields are dropped in this order: the pool tells its threads to end, then the handles wait for them.
     pool: ThreadPool,
-    _threads: Threads,
+    _threads: Vec<Thread<()>>,
 }
-
-struct Threads(Vec<JoinHandle<()>>);
 
 /// Limits the number of threads: more than four a core and more than 64 become the larger of these two, with a line on
 /// stderr. 0 (one thread a core) stays 0.
@@ -41,18 +38,18 @@ impl Workers {
             0 => cores(),
             n => n,
         };
-        let mut handles = Threads(memory::room(threads, Purpose::Threads)?);
+        let mut handles = memory::room(threads, Purpose::Threads)?;
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .spawn_handler(|worker| {
                 let name = format!("{name} {}", worker.index());
-                handles.0.push(threads::spawn(name, || worker.run())?);
+                handles.push(threads::spawn(&name, || worker.run())?);
                 Ok(())
             })
             .build()
             .map_err(|e| Error::State(format!("cannot start {threads} threads: {e}; lower GETP_THREADS")))?;
-        // Looking for work, a thread registers the destructor of an object of its own. The C library aborts where that
-        // takes memory and there is none, so it is done while this thread takes none.
+        // Looking for work, a thread makes an object of its own. That takes memory, so it is done while this thread takes
+        // none.
         pool.broadcast(|_| ());
         Ok(Self {
             pool,
@@ -63,15 +60,6 @@ impl Workers {
     /// The thread pool.
     pub fn pool(&self) -> &ThreadPool {
         &self.pool
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        for thread in self.0.drain(..) {
-            // Fails only if the thread panicked; rayon catches panics.
-            let _ = thread.join();
-        }
     }
 }
 

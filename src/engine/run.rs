@@ -13,13 +13,12 @@ use crate::request::Answer;
 #[cfg(feature = "mpi")]
 use crate::request::Request;
 use crate::scheduler::{Limits, Scheduler};
-use crate::threads;
+use crate::threads::{self, Ended, Scope, Thread};
 use rayon::ThreadPool;
 #[cfg(feature = "mpi")]
 use std::collections::VecDeque;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 /// What all replicas share.
@@ -125,15 +124,14 @@ pub struct Served {
 /// Runs all workers until the queue is empty or they have failed, the first one on this thread.
 pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Result<Vec<Served>> {
     run.queue.begin(limits(&workers)?);
-    // A scope is avoided with a single worker: it would leave a `Thread` handle in the calling thread's storage.
     if workers.len() <= 1 {
         return Ok(workers.into_iter().map(Worker::serve).collect());
     }
     let others = workers.split_off(1);
-    std::thread::scope(|scope| {
+    threads::scope(|scope| {
         let others = start_all(scope, run, others);
         let mut served: Vec<_> = workers.into_iter().map(Worker::serve).collect();
-        let join = |started: Started<'_>| started.join().unwrap_or_else(|panic| resume_unwind(panic));
+        let join = |started: Started| started.join().unwrap_or_else(|panic| resume_unwind(panic));
         served.extend(others.into_iter().map(join));
         Ok(served)
     })
@@ -145,8 +143,8 @@ pub fn serve_beside<'p, 'a, 'r, T>(
     run: &'p Run<'a, 'r>,
     workers: Vec<Worker<'p, 'a, 'r>>,
     beside: impl FnOnce() -> T,
-) -> (T, Vec<std::thread::Result<Served>>) {
-    std::thread::scope(|scope| {
+) -> (T, Vec<Ended<Served>>) {
+    threads::scope(|scope| {
         let workers = start_all(scope, run, workers);
         let _guard = StopOnPanic(&run.queue);
         let done = beside();
@@ -163,13 +161,13 @@ pub fn limits(workers: &[Worker<'_, '_, '_>]) -> Result<Vec<Option<Limits>>> {
 }
 
 /// A worker's thread, or the result of one whose thread could not be started.
-enum Started<'scope> {
-    Thread(ScopedJoinHandle<'scope, Served>),
+enum Started {
+    Thread(Thread<Served>),
     Not(Served),
 }
 
-impl Started<'_> {
-    fn join(self) -> std::thread::Result<Served> {
+impl Started {
+    fn join(self) -> Ended<Served> {
         match self {
             Self::Thread(thread) => thread.join(),
             Self::Not(served) => Ok(served),
@@ -182,10 +180,10 @@ fn start_all<'scope, 'p: 'scope, 'a: 'scope, 'r: 'scope>(
     scope: &'scope Scope<'scope, '_>,
     run: &'p Run<'a, 'r>,
     workers: Vec<Worker<'p, 'a, 'r>>,
-) -> Vec<Started<'scope>> {
+) -> Vec<Started> {
     let start = |worker: Worker<'p, 'a, 'r>| {
         let replica = worker.replica;
-        let thread = threads::spawn_scoped(scope, format!("getp replica {replica}"), || worker.serve());
+        let thread = scope.spawn(&format!("getp replica {replica}"), || worker.serve());
         thread.map_or_else(|error| Started::Not(not_started(run, replica, &error)), Started::Thread)
     };
     workers.into_iter().map(start).collect()

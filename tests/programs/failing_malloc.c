@@ -3,7 +3,9 @@
  * or, if FAIL_RANK is set, in the first call of inference, only in the rank of
  * that number and where libgetp makes them; the one numbered FAIL_AT fails,
  * and with FAIL_ON all behind it too. When it does, a byte goes to file
- * descriptor 3, unless FAIL_RANK is set. */
+ * descriptor 3, unless FAIL_RANK is set. If FAIL_SMALL is set, the request of
+ * that number fails, of those of at most 4 KiB that libgetp makes from warm_up
+ * on, and a byte goes there, too. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -22,15 +24,16 @@ void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *old, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 
-static atomic_long fail_at, seen;
+static atomic_long fail_at, seen, fail_small, small_seen;
 static atomic_int fail_on, armed;
 static const char *fail_rank;
 
 __attribute__((constructor)) static void read_environment(void) {
-  const char *at = getenv("FAIL_AT");
+  const char *at = getenv("FAIL_AT"), *small = getenv("FAIL_SMALL");
 
   fail_on = getenv("FAIL_ON") != NULL;
   fail_at = at != NULL ? atol(at) : 0;
+  fail_small = small != NULL ? atol(small) : 0;
   armed = getenv("FAIL_EARLY") != NULL;
   fail_rank = getenv("FAIL_RANK");
 }
@@ -42,9 +45,18 @@ static int is_ours(const void *address) {
   return dladdr(address, &info) != 0 && strstr(info.dli_fname, "libgetp") != NULL;
 }
 
-/* Whether this request, made at that address, is to fail. */
+/* Whether this small request, made at that address, is to fail. */
+static int small_fails(const void *caller) {
+  if (!armed || fail_small == 0 || !is_ours(caller) || ++small_seen != fail_small) return 0;
+  if (write(3, "x", 1) < 0) abort();
+  errno = ENOMEM;
+  return 1;
+}
+
+/* The same of any request. */
 static int fails(size_t size, const void *caller) {
-  if (size <= SMALL || !armed || fail_at == 0) return 0;
+  if (size <= SMALL) return small_fails(caller);
+  if (!armed || fail_at == 0) return 0;
   if (fail_rank != NULL && !is_ours(caller)) return 0;
   const long number = ++seen;
   if (number != fail_at && !(fail_on && number > fail_at)) return 0;

@@ -2,7 +2,7 @@
 # Whatever memory cannot be had, the program is told so and lives: each run ends well with the same answers, or fails
 # with a line. First under limits of the address space, from one in which it does not even start to one in which all is
 # well; then with a malloc and mmap that fail once, or from then on: at the first request above 4 KiB, at the second,
-# and so on. The arguments are the tiny model's.
+# and so on; then with small requests that fail. The arguments are the tiny model's.
 . "$(dirname "$0")/lib.sh"
 
 preload=$scratch/failing_malloc.so
@@ -57,12 +57,13 @@ ladder() {
     echo "ok: $1: $told limits are told, $well suffice"
 }
 
-# injected NAME: lets each request fail in turn; FAIL_ON and FAIL_EARLY go to failing_malloc.c.
+# injected NAME [VARIABLE]: lets each request fail in turn; VARIABLE, else FAIL_AT, tells failing_malloc.c which.
+# FAIL_ON and FAIL_EARLY go there, too.
 injected() {
     local n status told=0
     for ((n = 1; ; n++)); do
         status=0
-        FAIL_AT=$n LD_PRELOAD=$preload "${command[@]}" \
+        env "${2:-FAIL_AT}=$n" LD_PRELOAD="$preload" "${command[@]}" \
             3>"$scratch/failed" >"$scratch/answers" 2>"$scratch/lines" || status=$?
         judge "$1, request $n" $status
         test -s "$scratch/failed" || break
@@ -84,6 +85,10 @@ for GETP_PRECISION in exact fast; do
     program "$scratch/printing" "$scratch/directory" 1 1
     GETP_PROFILE=1 GETP_LOGITS=$scratch/logits injected "$GETP_PRECISION, directory, all tokens, print, profile, logits"
 done
+program "$BUILD/batch" "$bin"
+command[4]=4
+"${command[@]}" >"$scratch/expected" 2>"$scratch/lines"
+injected "four steps, small requests of the library" FAIL_SMALL
 program "$BUILD/batch" "$bin"
 GETP_THREADS=64 ladder "64 threads" 30000 20000000 15
 FAIL_ON=1 injected "greedy, all from then on"

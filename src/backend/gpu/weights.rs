@@ -24,7 +24,6 @@ use crate::weights::{Findings, Layout, NonFinite, PackReport, Sent, WeightFormat
 use crate::workers::Workers;
 use std::ops::Range;
 use std::panic::resume_unwind;
-use std::thread;
 use std::time::Instant;
 
 /// A model's weights on one device.
@@ -175,9 +174,9 @@ fn load_as(
     let (packer, staging) = staging::pair(&contexts, *checkpoint, jobs(source.config(), &order)?)?;
     // Not rayon's global pool: its threads would outlive the library, and be gone after a fork.
     let workers = Workers::start("getp pack", threads)?;
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let pack = || workers.pool().install(|| packer.run());
-        let packing = threads::spawn_scoped(scope, "getp pack".into(), pack).map_err(no_thread)?;
+        let packing = scope.spawn("getp pack", pack).map_err(no_thread)?;
         let loaded = loader.with(staging).load();
         // The loader is gone: the packer stops.
         let pack_seconds = packing.join().unwrap_or_else(|panic| resume_unwind(panic));
