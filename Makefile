@@ -67,7 +67,7 @@ test-rust:
 	$(CARGO) test --locked --no-fail-fast
 
 # The GPU engine on a SIMT machine emulated on the CPU.
-test-simt:
+test-simt: tiny-model
 	tests/programs/simt.sh
 
 # What the compilers made of the kernels, and the GPUs' runtimes without a GPU.

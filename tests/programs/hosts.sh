@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Programs that do to the library what hosts do: they end in the middle, fork, lose their readers, call on a small
-# stack, and were compiled with an older header. They are built without optimization, so that each call is where it is
-# written.
+# Programs that do to the library what hosts do: they end in the middle, fork, lose their readers, close their files, call
+# on a small stack, compute in other ways, load the library late, and were compiled with an older header. They are built
+# without optimization, so that each call is where it is written.
 . "$(dirname "$0")/lib.sh"
 need g++ "apt-get install g++"
 
@@ -9,16 +9,30 @@ strict=(-O0 -g -Wall -Wextra -Wpedantic -Werror -Iinclude)
 link=(-L"$TARGET/release" -lgetp -Wl,-rpath,"$TARGET/release" -lpthread)
 export GETP_THREADS=2 GETP_PROGRESS=0
 
-for program in exit.cpp fork.c pipes.c small_stack.c old_options.c; do
-    case $program in
-        *.c) gcc -std=c11 "${strict[@]}" -o "$scratch/program" "tests/programs/$program" "${link[@]}" ;;
-        *) g++ -std=c++17 "${strict[@]}" -o "$scratch/program" "tests/programs/$program" "${link[@]}" ;;
+# compile PROGRAM TO FLAGS...
+compile() {
+    case $1 in
+        *.c) gcc -std=c11 "${strict[@]}" -o "$2" "tests/programs/$1" "${@:3}" "${link[@]}" ;;
+        *) g++ -std=c++17 "${strict[@]}" -o "$2" "tests/programs/$1" "${@:3}" "${link[@]}" ;;
     esac
-    "$scratch/program" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt \
+}
+
+# run PROGRAM ARGUMENTS...: the program that was compiled last.
+run() {
+    "$scratch/program" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt "${@:2}" \
         >"$scratch/stdout" 2>"$scratch/log" || {
-        status=$?
+        local status=$?
         cat "$scratch/log" >&2
-        fail "$program: exit status $status"
+        fail "$1: exit status $status"
     }
-    grep "^ok: " "$scratch/log" || fail "$program says nothing"
+    grep "^ok: " "$scratch/log" || fail "$1 says nothing"
+}
+
+for program in exit.cpp exit_meanwhile.c fork.c pipes.c small_stack.c old_options.c closed.c float_environment.c; do
+    compile "$program" "$scratch/program" -lm
+    run "$program"
 done
+
+compile constructor.cpp "$scratch/plugin.so" -DPLUGIN -shared -fPIC
+compile constructor.cpp "$scratch/program" -ldl
+run constructor.cpp "$scratch/plugin.so"

@@ -44,6 +44,15 @@ library=$("$cargo" test "${simt[@]}" --no-run "${tests[@]}" --message-format=jso
     sed -n 's/.*\["GETP_SIMT_KERNELS","\([^"]*\)"\].*/\1/p' | tail -1)
 test_kernels plain "$library"
 
+# What host programs do, with a library whose GPU is the machine.
+quietly "a library with the machine" "$cargo" build "${simt[@]}" --lib
+for program in exit_meanwhile float_environment; do
+    gcc -std=c11 -O0 -Wall -Wextra -Wpedantic -Werror -Iinclude -o "$scratch/$program" "tests/programs/$program.c" \
+        -L"$TARGET/debug" -lgetp -Wl,-rpath,"$TARGET/debug" -lpthread -lm
+    GETP_DEVICE=simt:0 GETP_PROGRESS=0 GETP_THREADS=2 quietly "$program.c on the machine" \
+        "$scratch/$program" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt
+done
+
 # What the build made of the catalogue lies beside the library.
 made=$(dirname "$library")/kernels/cdna
 side_by_side sanitize kernels/*.hip kernels/cdna/*.hip "$made"/*.hip kernels/gpu/simt.cpp
