@@ -362,13 +362,13 @@ fn ties(args: &Args) -> anyhow::Result<()> {
                     .iter_mut()
                     .enumerate()
                     .for_each(|(i, t)| *t = 1.0 + value(i) / 8.0);
-                let mut output = StepOutput::default();
+                let (plan, mut output) = (StepPlan::default(), StepOutput::default());
                 // The fastest: others may be at work on the machine.
                 let mut of = |want| {
-                    let mut run = || time(|| ops.unembed(&t, &w, want, &mut output).expect("sums"));
+                    let mut run = || time(|| ops.unembed(&plan, &t, &w, want, &mut output).expect("sums"));
                     (0..args.repeats).map(|_| run()).fold(f64::INFINITY, f64::min) * 1e3
                 };
-                let (argmax, logits) = (of(Want::Greedy), of(Want::Logits));
+                let (argmax, logits) = (of(Want::Tokens), of(Want::Logits));
                 println!("{hidden:<8}{name:<17}{rows:>6}{argmax:>14.2}{logits:>16.2}");
             }
         }

@@ -24,10 +24,8 @@ fn program_of(prompts: &[&str], steps: usize) -> Program {
         }
         let file = File::create(concat!(env!("CARGO_TARGET_TMPDIR"), "/replicas.stderr")).unwrap();
         // SAFETY: both are open, and nothing of this program keeps either number.
-        assert_eq!(
-            unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) },
-            libc::STDERR_FILENO
-        );
+        let stderr = unsafe { libc::dup2(file.as_raw_fd(), libc::STDERR_FILENO) };
+        assert_eq!(stderr, libc::STDERR_FILENO);
     });
     Program::new(prompts, steps)
 }

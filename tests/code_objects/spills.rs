@@ -14,9 +14,10 @@ fn no_kernel_spills() {
         "{:<32} {:<8} {:>5} {:>5} {:>5} {:>7} {:>8} {:>7} {:>6}",
         "kernel", "target", "VGPR", "AGPR", "SGPR", "LDS", "scratch", "spills", "waves"
     );
-    assert!(!CODE_OBJECTS.is_empty(), "there are no code objects");
+    let objects = code_objects();
+    assert!(!objects.is_empty(), "there are no code objects");
     let mut faults = Vec::new();
-    for object in code_objects() {
+    for object in objects {
         let kernels = resources::of(&object);
         assert!(!kernels.is_empty(), "{} for {} has no kernel", object.file, object.arch);
         for kernel in kernels {

@@ -121,12 +121,14 @@ mod checks {
                 tied.for_each(|(_, row)| row.copy_from_slice(first));
                 let packed = packed(&[w], h, format, &Tiles { gated: false });
                 let mut output = StepOutput::default();
-                ops.unembed(&t, &packed, Want::Logits, &mut output).unwrap();
+                ops.unembed(&StepPlan::default(), &t, &packed, Want::Logits, &mut output)
+                    .unwrap();
                 let bits = |output: &StepOutput| -> Vec<(u32, u32)> {
                     output.greedy.iter().map(|g| (g.token, g.logit.to_bits())).collect()
                 };
                 let expected = bits(&output);
-                ops.unembed(&t, &packed, Want::Greedy, &mut output).unwrap();
+                ops.unembed(&StepPlan::default(), &t, &packed, Want::Tokens, &mut output)
+                    .unwrap();
                 assert_eq!(bits(&output), expected, "{mode:?} {format:?}, ties {i}");
             }
         }

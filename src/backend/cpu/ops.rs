@@ -92,11 +92,14 @@ impl<E: Element> CpuOps<E> {
             return exact_greedy(self.mode, &mut self.inputs, t, &rows, w, greedy);
         }
         let mut some = Buffer::new(rows.len(), t.width)?;
-        rows.iter().for_each(|&row| some.values.extend_from_slice(t.row(row as usize)));
+        rows.iter()
+            .for_each(|&row| some.values.extend_from_slice(t.row(row as usize)));
         let mut found = memory::filled(NOTHING, rows.len(), Purpose::Step)?;
         let all = &self.all_rows[..rows.len()];
         let left_out = exact_greedy(self.mode, &mut self.inputs, &some, all, w, &mut found)?;
-        rows.iter().zip(found).for_each(|(&row, found)| greedy[row as usize] = found);
+        rows.iter()
+            .zip(found)
+            .for_each(|(&row, found)| greedy[row as usize] = found);
         memory::collect(left_out.iter().map(|&row| rows[row as usize]), Purpose::Step)
     }
 

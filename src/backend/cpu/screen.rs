@@ -334,7 +334,7 @@ mod tests {
         let many = || candidates(0.0, &[(0, 1.0); 4]);
         screen.end(vec![many(), candidates(0.0, &[])]).unwrap();
         assert!(!screen.is_done());
-        assert_eq!(screen.begin().unwrap()[0].left_out, true);
+        assert!(screen.begin().unwrap()[0].left_out);
         screen.end(vec![candidates(0.0, &[]), many()]).unwrap();
         assert!(screen.is_done());
         assert!(screen.all.lock().unwrap().iter().all(|all| all.rows.is_empty()));
