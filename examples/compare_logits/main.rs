@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn texts_that_cannot_be_compared_are_refused() {
         for (lines, why) in [
-            ("", "it holds no logits"),
+            ("", "it is an empty file"),
             ("GETPLOG2 1 2", "line 1 is not made of numbers"),
             ("1 2\n3\n", "line 2 has 1 logits, those before it 2"),
             ("1 2 3\n", "it has 2 logits a record, the other 3"),
