@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Programs that do to the library what hosts do: they end in the middle, fork, lose their readers, close their files, call
-# on a small stack, compute in other ways, load the library late, and were compiled with an older header. They are built
-# without optimization, so that each call is where it is written.
+# Programs that do to the library what hosts do: they end in the middle, fork, lose their readers, close their files,
+# call on a small stack, compute in other ways, load the library late, and were compiled with an older header. They are
+# built without optimization, so that each call is where it is written.
 . "$(dirname "$0")/lib.sh"
 need g++ "apt-get install g++"
 
