@@ -3,6 +3,7 @@
 //!     cargo bench --bench gpu --features cuda -- workloads [W1 W2 ...] [--devices cuda:0] [--precision fast|exact]
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --skew 0.5
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --shape 120b --group 2 --requests 2200 --overlap
+//!     cargo bench --bench gpu --features cuda -- workloads M --temperature 1 --topp 1
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- draws
 //!     cargo bench --bench gpu --features cuda -- loops [--shape 120b] [--precision exact]
@@ -10,10 +11,11 @@
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
 //!
 //! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
-//! every kernel, by events on the device, and whole steps, over batch sizes. `draws` times sampling from whole rows on
-//! the host. `sums` says what Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup` times
-//! `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory. Requests are greedy without
-//! `--temperature`, and end tokens are ignored, so that all answers have the given length.
+//! every kernel, by events on the device, and whole steps, over batch sizes. `draws` times sampling from whole rows
+//! on the host. `sums` says what Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup`
+//! times `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory. Requests are greedy without
+//! `--temperature`, and end tokens are ignored, so that all answers have the given length; M's end where it says,
+//! which the scheduler does not foresee.
 
 #![allow(missing_docs)]
 
@@ -27,6 +29,7 @@ mod sums;
 #[path = "../../tests/common/synthetic.rs"]
 mod synthetic;
 mod warmup;
+mod watched;
 #[path = "../../tests/common/wgmma.rs"]
 mod wgmma;
 mod workloads;

@@ -1,17 +1,26 @@
 //! Runs whole batches through the engine, and prints the rates.
 
+use crate::watched::{self, Lengths, SharedNotes, Watched};
 use getp::backend::gpu::replica::GpuReplica;
+use getp::config::ModelConfig;
 use getp::engine::{Engine, Stats};
+use getp::options::Options;
 use getp::profile::{Spread, StepTimes};
+use getp::replica::Replica;
 use getp::request::Sampling;
 use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, LogNormal};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Workloads; by default all but W2x, P8k and P32k.
+    /// Workloads; by default W1, W2, W3, W3p and W4. The others: W2x, P8k, P32k, W5, W6, W7, S (a shared beginning)
+    /// and M (lengths of all kinds; made for `--temperature 1 --topp 1`).
     names: Vec<String>,
     /// Runs of each workload; the median is printed.
     #[arg(long, default_value_t = 1)]
@@ -28,6 +37,9 @@ pub struct Args {
     /// Numbers of requests, one run each, instead of the workload's.
     #[arg(long, value_delimiter = ',')]
     requests: Vec<usize>,
+    /// The most requests that run at once; by default all, up to 1,536.
+    #[arg(long)]
+    at_once: Option<usize>,
     /// Divides the number of output tokens, for a shorter run.
     #[arg(long, default_value_t = 1)]
     shorten: usize,
@@ -37,10 +49,14 @@ pub struct Args {
 struct Workload {
     name: &'static str,
     requests: usize,
+    /// Tokens; the mean number if lengths are mixed.
     prompt: usize,
+    /// Likewise.
     output: usize,
-    /// Whether prompt tokens are counted too.
-    prefill: bool,
+    /// How many tokens all prompts begin with.
+    shared: usize,
+    /// Whether lengths are lognormal, and answers end before their limit.
+    mixed: bool,
 }
 
 const fn workload(name: &'static str, requests: usize, prompt: usize, output: usize) -> Workload {
@@ -49,11 +65,15 @@ const fn workload(name: &'static str, requests: usize, prompt: usize, output: us
         requests,
         prompt,
         output,
-        prefill: output == 1,
+        shared: 0,
+        mixed: false,
     }
 }
 
-const WORKLOADS: [Workload; 8] = [
+/// W5, W6, W7 and M have as many requests as keep an H100 with the 20b model full for a minute before the last one
+/// starts. M's lengths are those of MLPerf's set for gpt-oss-120b as far as they are published; that of prompts is a
+/// guess.
+const WORKLOADS: [Workload; 13] = [
     workload("W1", 32, 32, 992),
     workload("W2", 890, 32, 992),
     workload("W2x", 1536, 32, 992),
@@ -62,33 +82,70 @@ const WORKLOADS: [Workload; 8] = [
     workload("W4", 1, 32, 256),
     workload("P8k", 32, 8192, 1),
     workload("P32k", 8, 32_768, 1),
+    workload("W5", 384, 1024, 8192),
+    workload("W6", 512, 8192, 1024),
+    workload("W7", 128, 32_768, 1024),
+    Workload {
+        shared: 8192,
+        ..workload("S", 64, 8448, 256)
+    },
+    Workload {
+        mixed: true,
+        ..workload("M", 2048, 1000, 1278)
+    },
 ];
 
-/// Workloads that are not run unless they are named.
-const ON_REQUEST: [&str; 3] = ["W2x", "P8k", "P32k"];
+/// Workloads that are run if none is named.
+const USUAL: [&str; 5] = ["W1", "W2", "W3", "W3p", "W4"];
+
+/// Mixed lengths: sigma of the logarithm, and the most.
+const MIXED_PROMPTS: (f64, usize) = (0.7, 4096);
+const MIXED_ANSWERS: (f64, usize) = (0.8, 10_240);
+
+/// Sequences that run at once by default: logits of more take gigabytes.
+const AT_ONCE: usize = 1536;
 
 pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
-    let mut config = args.config();
-    let wanted: Vec<_> = WORKLOADS
-        .iter()
-        .filter(|w| {
-            part.names.iter().any(|name| name == w.name) || (part.names.is_empty() && !ON_REQUEST.contains(&w.name))
-        })
-        .flat_map(|w| w.with(&part.requests))
-        .collect();
-    let longest = wanted.iter().map(|w| w.prompt + w.output).max();
-    config.seq_len = config.seq_len.max(longest.unwrap_or(0));
-    let most = wanted.iter().map(|w| w.requests).max().unwrap_or(1);
+    let is_wanted = |name| match part.names.as_slice() {
+        [] => USUAL.contains(&name),
+        names => names.iter().any(|wanted| wanted == name),
+    };
+    // An engine's KV cache is divided for sequences of one length; mixed ones are hardly ever longer than the model's
+    // own. And end tokens end answers or are ignored in all of its runs.
+    let config = args.config();
+    let seq_len = |w: &Workload| match w.mixed {
+        true => config.seq_len,
+        false => config.seq_len.max(w.prompt + w.output),
+    };
+    let mut engines: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for w in WORKLOADS.iter().filter(|w| is_wanted(w.name)) {
+        let wanted = engines.entry((w.mixed, seq_len(w))).or_default();
+        wanted.extend(w.with(&part.requests));
+    }
+    for ((_, seq_len), wanted) in engines {
+        let config = ModelConfig {
+            seq_len,
+            ..config.clone()
+        };
+        run_in_one_engine(args, part, &config, &wanted)?;
+    }
+    Ok(())
+}
+
+fn run_in_one_engine(args: &super::Args, part: &Args, config: &ModelConfig, wanted: &[Workload]) -> anyhow::Result<()> {
     let options = args.options()?;
     // Devices share the requests: replicas among themselves, and those of a group among their steps.
     let devices = args.devices(&options)?.len();
-    let options = getp::options::Options {
-        max_batch: Some(most.div_ceil(devices)),
+    let most = wanted.iter().map(|w| w.requests).max().unwrap_or(1);
+    let at_once = part.at_once.unwrap_or(most.min(AT_ONCE * devices));
+    let options = Options {
+        max_batch: Some(at_once.div_ceil(devices)),
         step_tokens: Some(8192),
+        ignore_end: !wanted.iter().any(|w| w.mixed),
         ..options
     };
     let start = Instant::now();
-    let mut replicas = args.replicas(&config, &options)?;
+    let mut replicas = args.replicas(config, &options)?;
     if part.overlap {
         let mut devices = replicas
             .iter_mut()
@@ -100,8 +157,18 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         config.n_layers,
         start.elapsed().as_secs_f64()
     );
+    for replica in &replicas {
+        let blocks = replica.kv_blocks();
+        println!(
+            "KV cache: blocks of {} positions, {} of full layers and {} of windowed ones",
+            blocks.tokens, blocks.full, blocks.window
+        );
+    }
+    let notes = SharedNotes::default();
+    let watch = |replica| Box::new(Watched::new(replica, notes.clone())) as Box<dyn Replica>;
+    let replicas = replicas.into_iter().map(watch).collect();
     let tokenizer = tokenizer(config.vocab_size)?;
-    let mut engine = Engine::new(replicas, &config, options)?;
+    let mut engine = Engine::new(replicas, config, options)?;
     println!(
         "{:<5}{:>10}{:>8}{:>8}{:>11}{:>12}{:>10}{:>10}",
         "", "requests", "prompt", "output", "seconds", "tokens/s", "answers", "hash"
@@ -109,21 +176,25 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     for w in wanted {
         let before = Overlap::of(&engine);
         let mut runs: Vec<_> = (0..part.repeats.max(1))
-            .map(|_| w.run(&mut engine, &tokenizer, part))
+            .map(|_| w.run(&mut engine, &tokenizer, &notes, part))
             .collect::<Result<_, _>>()?;
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let run = &runs[runs.len() / 2];
+        let counted = run.tokens + if w.output == 1 { run.prompt_tokens } else { 0 };
         println!(
             "{:<5}{:>10}{:>8}{:>8}{:>11.3}{:>12.1}{:>10}  {:08x}",
             w.name,
             w.requests,
-            w.prompt,
+            run.prompt_tokens / w.requests as u64,
             run.tokens / w.requests as u64,
             run.seconds,
-            (run.tokens + if w.prefill { w.requests * w.prompt } else { 0 } as u64) as f64 / run.seconds,
+            counted as f64 / run.seconds,
             run.different,
             run.hash,
         );
+        if let Some(line) = run.without_tail.as_ref().filter(|_| w.output > 1) {
+            println!("     {line}");
+        }
         print_spread(&engine)?;
         if part.overlap {
             print_overlap(&before, &Overlap::of(&engine));
@@ -134,7 +205,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
 
 /// Prints how evenly the random router selects experts: if it is uneven, the rates are not those of a trained model.
 fn print_spread(engine: &Engine) -> anyhow::Result<()> {
-    for replica in engine.replicas().filter_map(GpuReplica::of) {
+    for replica in engine.replicas().filter_map(watched::gpu) {
         let mut spread = Spread::default();
         spread.add(&replica.expert_rows()?);
         println!(
@@ -154,7 +225,7 @@ struct Overlap {
 
 impl Overlap {
     fn of(engine: &Engine) -> Self {
-        let replicas = engine.replicas().filter_map(GpuReplica::of);
+        let replicas = engine.replicas().filter_map(watched::gpu);
         Self {
             devices: replicas.flat_map(GpuReplica::step_times).collect(),
             host: engine.stats(),
@@ -186,10 +257,13 @@ fn print_overlap(before: &Overlap, after: &Overlap) {
 struct Run {
     seconds: f64,
     tokens: u64,
+    prompt_tokens: u64,
     /// Number of different answers.
     different: usize,
     /// Of all answers: the same in runs whose answers are the same.
     hash: u32,
+    /// The rate until the last request started, if that says anything.
+    without_tail: Option<String>,
 }
 
 impl Workload {
@@ -200,14 +274,46 @@ impl Workload {
         requests.iter().map(|&requests| Self { requests, ..*self }).collect()
     }
 
-    fn run(&self, engine: &mut Engine, tokenizer: &Tokenizer, part: &Args) -> anyhow::Result<Run> {
-        let output = (self.output / part.shorten).max(1);
-        // The last token sampled is no input.
-        let steps = self.prompt + output - 1;
+    /// The tokens of each request.
+    fn lengths(&self, shorten: usize) -> anyhow::Result<Vec<Lengths>> {
+        if !self.mixed {
+            let all = Lengths {
+                prompt: self.prompt,
+                output: (self.output / shorten).max(1),
+            };
+            return Ok(vec![all; self.requests]);
+        }
+        let rng = &mut ChaCha8Rng::seed_from_u64(1);
+        let prompts = lognormal(self.prompt, MIXED_PROMPTS.0)?;
+        let answers = lognormal(self.output, MIXED_ANSWERS.0)?;
+        let mut one = || Lengths {
+            prompt: (prompts.sample(rng) as usize).clamp(8, MIXED_PROMPTS.1),
+            output: ((answers.sample(rng) as usize).min(MIXED_ANSWERS.1) / shorten).max(1),
+        };
+        Ok((0..self.requests).map(|_| one()).collect())
+    }
+
+    /// The most positions of a request; the last token sampled is no input.
+    fn steps(&self, shorten: usize) -> usize {
+        let (prompt, output) = if self.mixed {
+            (MIXED_PROMPTS.1, MIXED_ANSWERS.1)
+        } else {
+            (self.prompt, self.output)
+        };
+        prompt + (output / shorten).max(1) - 1
+    }
+
+    fn run(&self, engine: &mut Engine, tokenizer: &Tokenizer, notes: &SharedNotes, part: &Args) -> anyhow::Result<Run> {
+        let lengths = self.lengths(part.shorten)?;
+        let steps = self.steps(part.shorten);
         let slot = 4 * (steps + 1);
         let mut prompts = vec![0_u8; self.requests * slot];
-        for (request, prompt) in prompts.chunks_exact_mut(slot).enumerate() {
-            fill_prompt(&mut prompt[..self.prompt], request as u64);
+        for ((request, prompt), lengths) in prompts.chunks_exact_mut(slot).enumerate().zip(&lengths) {
+            fill_prompt(&mut prompt[..lengths.prompt], request as u64);
+            fill_prompt(&mut prompt[..self.shared], 0);
+            if self.mixed {
+                watched::write_number(prompt, request);
+            }
         }
         let mut rows = vec![-1_i32; self.requests * (steps + 1)];
         // SAFETY: both buffers have the sizes passed, and outlive the call.
@@ -225,6 +331,11 @@ impl Workload {
             topp: part.topp,
             rng_state: 1,
         };
+        let prompt_tokens = lengths.iter().map(|lengths| lengths.prompt as u64).sum();
+        *notes.lock() = watched::Notes {
+            ends: if self.mixed { lengths } else { Vec::new() },
+            steps: Vec::new(),
+        };
         let start = Instant::now();
         let outcome = engine.inference(tokenizer, &mut sampling, &mut requests, &no_other)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -239,14 +350,21 @@ impl Workload {
         Ok(Run {
             seconds,
             tokens: outcome.tokens,
+            prompt_tokens,
             different: answers.len(),
             hash: hasher.finish() as u32,
+            without_tail: notes.lock().without_tail(start).map(|part| part.to_string()),
         })
     }
 }
 
+/// Lengths with this mean.
+fn lognormal(mean: usize, sigma: f64) -> anyhow::Result<LogNormal<f64>> {
+    Ok(LogNormal::new((mean as f64).ln() - sigma * sigma / 2.0, sigma)?)
+}
+
 /// A benchmark has no fallback for failed devices.
-fn no_other(_: &getp::options::Options) -> getp::error::Result<Box<dyn getp::replica::Replica>> {
+fn no_other(_: &Options) -> getp::error::Result<Box<dyn Replica>> {
     Err(getp::error::Error::State("no device is left".into()))
 }
 
