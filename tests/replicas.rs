@@ -212,7 +212,16 @@ fn replicas_with_room_for_everything_share_evenly() {
     }
 }
 
-/// Fails each call of each replica in turn: the first, the second, and so on until the run makes fewer calls.
+/// Fails each call of each replica in turn: the first, the second, and so on until the run makes fewer calls. A
+/// replica has room for four of these requests at their longest, for more of different ages: then it takes fewer
+/// steps than four waves.
+#[test]
+fn starts_are_spread_where_more_wait_than_have_room() {
+    let control = Arc::default();
+    check(&["a"; 16], 250, 0.0, &control);
+    assert_eq!(control.steps.load(SeqCst), 746);
+}
+
 #[test]
 fn any_call_may_fail() {
     for (replicas, depth, temperature) in [(1, 1, 0.0), (1, 2, 1.0), (2, 1, 1.0), (2, 2, 0.0), (3, 2, 1.0)] {

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::request::Request;
-use crate::scheduler::{Limits, Scheduler};
+use crate::scheduler::{Ahead, Limits, Scheduler};
 use std::collections::VecDeque;
 #[cfg(feature = "mpi")]
 use std::sync::atomic::AtomicUsize;
@@ -134,6 +134,14 @@ impl Queue {
         if !scheduler.has_free_slot() {
             return Ok(());
         }
+        // Those that it will have taken when all are, if the replicas are equally fast.
+        let its_share = state.share().saturating_sub(scheduler.running() + scheduler.waiting());
+        let its_share = its_share.min(state.waiting.len());
+        let ahead = (0..its_share).map(|i| &state.waiting[i * state.waiting.len() / its_share]);
+        scheduler.look_ahead(ahead.map(|waiting| Ahead {
+            n_prompt: waiting.prompt.len(),
+            max_positions: waiting.max_positions,
+        }));
         while scheduler.running() + scheduler.waiting() < state.share() {
             let Some(next) = state.next_for(scheduler) else {
                 #[cfg(feature = "mpi")]

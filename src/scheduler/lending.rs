@@ -8,7 +8,8 @@
 //!    oldest does. A block that would break this is not lent.
 //! 2. *Where blocks are scarce, many end soon.* Free blocks are kept for the oldest quarter of the sequences, up to all
 //!    that these may ask for. If younger ones got them, nearly all would stop one block short of their end, and a few
-//!    at a time would end.
+//!    at a time would end. Where starts are spread (`spread.rs`) and there is enough for all that run, none are kept: they
+//!    would be missing for the plan.
 //! 3. *A sequence starts if, as all grow, there are nearly enough blocks at any time.* In the forecast no answer ends
 //!    early, and all grow at the same pace. A sequence's blocks are free from its end on, so sequences that started at
 //!    different times have room where as many of the same age would not. An eighth more than there are may be asked
@@ -67,7 +68,7 @@ impl Lending {
         let may = self.spare > 0 && self.free > if is_old { 0 } else { self.kept };
         if may {
             self.take(1);
-            self.kept -= usize::from(is_old);
+            self.kept = self.kept.saturating_sub(usize::from(is_old));
         }
         may
     }
@@ -93,6 +94,11 @@ impl Lending {
         need <= self.blocks
             && first <= self.spare.min(self.free.saturating_sub(self.kept))
             && self.most_asked_for(first, need) <= self.blocks + self.blocks / 8
+    }
+
+    /// Whether there is enough for all sequences counted, as they grow at the same pace.
+    pub(super) fn suffices(&self) -> bool {
+        self.most_asked_for(0, 0) <= self.blocks
     }
 
     /// Starts it, and counts it.

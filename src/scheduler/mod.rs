@@ -33,10 +33,12 @@ mod blocks;
 mod lending;
 mod limits;
 mod sequence;
+mod spread;
 
 pub use blocks::BlockCounts;
 pub use limits::{Limits, steps_at_once};
 pub use sequence::Tables;
+pub use spread::Ahead;
 
 use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
@@ -45,6 +47,7 @@ use crate::request::{Answer, Request, Sampling};
 use blocks::BlockPool;
 use lending::{Lending, oldest};
 use sequence::{RESERVED_TOKENS, Sequence};
+use spread::{Pace, Room};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -58,6 +61,8 @@ pub struct Scheduler {
     lending: Lending,
     /// Whether blocks were freed, or sequences have grown, since `lending` was counted.
     stale: bool,
+    /// When requests may start.
+    pace: Pace,
     waiting: VecDeque<Sequence>,
     /// The running sequences by their handle.
     slots: Vec<Option<Sequence>>,
@@ -82,6 +87,7 @@ impl Scheduler {
             window: BlockPool::new(limits.window_blocks as u32, slots)?,
             lending: Lending::new(limits.full_blocks)?,
             stale: false,
+            pace: Pace::default(),
             waiting: VecDeque::new(),
             slots: memory::collect((0..slots).map(|_| None), Purpose::Schedule)?,
             free_slots: memory::collect((0..slots).rev(), Purpose::Schedule)?,
@@ -166,6 +172,27 @@ impl Scheduler {
         self.waiting.is_empty() && self.fits(n_prompt, max_positions)
     }
 
+    /// Tells of the requests that will be submitted, so that their starts are spread where more wait than have room.
+    /// To be called whenever one may start: if they were told of before, nothing happens.
+    pub fn look_ahead(&mut self, ahead: impl ExactSizeIterator<Item = Ahead>) {
+        if !self.limits.has_full_layers || self.pace.knows(ahead.len()) {
+            return;
+        }
+        // Without the memory for it all start as there is room.
+        let ahead = memory::collect(ahead, Purpose::Schedule).unwrap_or_default();
+        let window = ahead
+            .iter()
+            .map(|one| self.limits.need(one.n_prompt, one.max_positions).window);
+        let windows = self.limits.window_blocks.checked_div(window.max().unwrap_or(0));
+        let room = Room {
+            block_tokens: self.limits.block_tokens,
+            blocks: self.limits.full_blocks,
+            sequences: windows.unwrap_or(usize::MAX).min(self.limits.max_batch),
+            chunk_tokens: self.limits.chunk_tokens,
+        };
+        self.pace.plan(&ahead, room);
+    }
+
     /// Sets [`Limits::speculate`] for the next plans.
     pub fn speculate(&mut self, speculate: bool) {
         self.limits.speculate = speculate;
@@ -234,7 +261,14 @@ impl Scheduler {
         for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
             let complete = match &mut self.slots[row.sequence] {
                 // A discarded row does not advance its sequence.
-                Some(sequence) if sequence.position == row.position + 1 => sequence.store(token)?,
+                Some(sequence) if sequence.position == row.position + 1 => {
+                    let complete = sequence.store(token)?;
+                    self.pace.sample();
+                    if complete {
+                        self.pace.end(sequence.max_positions() - sequence.position);
+                    }
+                    complete
+                }
                 _ => false,
             };
             if complete && let Some(sequence) = self.release(row.sequence) {
@@ -327,6 +361,7 @@ impl Scheduler {
             let need = self.limits.need(n_prompt, max_positions);
             let first = self.limits.need(n_prompt, n_prompt).full;
             self.lending.start(first, need.full);
+            self.pace.start(self.steps);
             self.full.lend(first, &mut sequence.full);
             self.window.lend(need.window, &mut sequence.window);
             self.slots[slot] = Some(sequence);
@@ -334,8 +369,11 @@ impl Scheduler {
         }
     }
 
-    /// Whether a slot is free, and such a sequence may have its first blocks.
+    /// Whether a slot is free, such a sequence may have its first blocks, and it is its time.
     fn fits(&self, n_prompt: usize, max_positions: usize) -> bool {
+        if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
+            return false;
+        }
         let need = self.limits.need(n_prompt, max_positions);
         let first = self.limits.need(n_prompt, n_prompt).full;
         !self.free_slots.is_empty() && need.window <= self.window.free() && self.lending.may_start(first, need.full)
@@ -349,6 +387,7 @@ impl Scheduler {
         let old = oldest(self.running.len());
         let more = |&slot: &usize| self.slots[slot].as_ref().map_or(0, Sequence::may_ask_for);
         let kept = self.running[..old].iter().map(more).sum();
+        let kept = if self.pace.is_kept() && self.suffice() { 0 } else { kept };
         self.lending.recount(self.full.free(), kept);
         for (place, &slot) in self.running.iter().enumerate() {
             let Some(sequence) = &mut self.slots[slot] else {
@@ -360,6 +399,16 @@ impl Scheduler {
             let held = sequence.full.len();
             self.lending.count(held, held + sequence.may_ask_for());
         }
+    }
+
+    /// Whether the running sequences never ask for more blocks than there are.
+    fn suffice(&mut self) -> bool {
+        self.lending.recount(self.full.free(), 0);
+        for sequence in self.running.iter().filter_map(|&slot| self.slots[slot].as_ref()) {
+            let held = sequence.full.len();
+            self.lending.count(held, held + sequence.may_ask_for());
+        }
+        self.lending.suffices()
     }
 
     /// One row for each decoding sequence that was in no step after `last_step`, at most the step's share of them.

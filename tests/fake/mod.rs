@@ -75,6 +75,8 @@ pub struct Control {
     pub fail_at: Option<usize>,
     /// The step that panics, from 1.
     pub panic_at: Option<usize>,
+    /// Steps of all replicas.
+    pub steps: AtomicUsize,
     /// Replicas opened.
     pub opened: AtomicUsize,
     /// Replicas dropped.
@@ -307,6 +309,7 @@ impl Replica for FakeReplica {
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         assert!(self.under_way.len() < self.depth());
         self.steps += 1;
+        self.control.steps.fetch_add(1, SeqCst);
         assert_ne!(Some(self.steps), self.control.panic_at, "the fake panics");
         self.count_call()?;
         self.start_step(plan)?;
