@@ -201,11 +201,14 @@ impl Engine {
         let mut failure = self.serve(&run, sampling)?;
         if run.queue.unfinished() > 0 {
             match self.reopen(reopen).and_then(|()| self.serve(&run, sampling)) {
-                Ok(last) => failure = last,
+                Ok(last) => {
+                    failure = last;
+                    run.refuse_unfit()?;
+                }
                 Err(error) => report::error(format_args!("there is no other replica either: {error}")),
             }
+            self.dismiss_stand_in();
         }
-        run.refuse_unfit()?;
         let failure = failure.filter(|_| run.queue.unfinished() > 0);
         let stored = run.end();
         sampling.rng_state = stored.first_state.unwrap_or(sampling.rng_state);
@@ -282,7 +285,8 @@ impl Engine {
         }
         for ((name, limits), (count, number)) in replicas.iter().zip(elsewhere).filter(|(_, (count, _))| *count > 0) {
             let last = waiting.iter().rfind(|request: &&Request| request.number == number);
-            if let Some(Err(why)) = last.map(|request| limits.check_request(request)) {
+            let why = last.map(|request| limits.check_request(request));
+            if let Some(Err(why)) = why.filter(|_| self.speaks()) {
                 report::warning(format_args!(
                     "{name} has no room for {count} of the requests, others have: {why}"
                 ));
@@ -334,9 +338,18 @@ impl Engine {
             true => "no device is left; packing the weights for the CPU",
             false => "no device that is left has room for some requests; packing the weights for the CPU",
         });
-        self.replicas.push(Pipeline::new(reopen(&self.options)?));
+        let mut pipeline = Pipeline::new(reopen(&self.options)?);
+        pipeline.stands_in = true;
+        self.replicas.push(pipeline);
         self.print_summary();
         Ok(())
+    }
+
+    /// Drops the replica that stands in, where others work: the next run would wait for its share.
+    fn dismiss_stand_in(&mut self) {
+        if self.replicas.iter().any(|pipeline| !pipeline.stands_in) {
+            self.replicas.retain(|pipeline| !pipeline.stands_in);
+        }
     }
 
     /// Waits for steps that an inference left in flight when it panicked; drops the replicas that fail in them.

@@ -42,6 +42,8 @@ struct Rank {
     waits: bool,
     /// What it asked for in its last report.
     asks: usize,
+    /// Whether it has nothing, and can run nothing of what waits: others share what is left.
+    rests: bool,
     /// Whether it knows that the run has ended.
     ended: bool,
 }
@@ -70,10 +72,15 @@ impl Hub {
     pub fn begin(&mut self, devices: &[usize]) {
         for (rank, &devices) in self.ranks.iter_mut().zip(devices) {
             rank.devices = devices;
-            rank.ended = false;
+            (rank.rests, rank.ended) = (false, false);
         }
         self.devices = devices.iter().sum();
         self.unfit.clear();
+    }
+
+    /// Notes that a rank cannot run a request.
+    pub fn exclude(&mut self, rank: usize, request: u32) {
+        self.unfit.insert([request, rank as u32]);
     }
 
     /// Notes that a report of a rank has arrived. It gets a reply from [`Self::report`] or [`Self::dismiss`].
@@ -105,6 +112,9 @@ impl Hub {
         for &request in report.back.iter().rev() {
             self.take_from(from, request, WAITS)?;
             self.waiting.push_front(request);
+        }
+        if !(report.back.is_empty() && report.refused.is_empty()) {
+            self.ranks.iter_mut().for_each(|rank| rank.rests = false);
         }
         let rank = &mut self.ranks[from];
         let lost = rank.devices.saturating_sub(report.devices);
@@ -201,11 +211,14 @@ impl Hub {
         if !waits {
             return Ok(());
         }
-        let share = self.unfinished.div_ceil(self.devices.max(1)) * devices;
+        let resting = self.ranks.iter().filter(|rank| rank.rests && rank.holds == 0);
+        let sharing = self.devices.saturating_sub(resting.map(|rank| rank.devices).sum());
+        let share = self.unfinished.div_ceil(sharing.max(1)) * devices;
         // Whoever has nothing can do with one for each device: what it asked for may be long ago.
         let asks = if holds == 0 { asks.max(devices) } else { asks };
         let most = share.saturating_sub(holds).min(asks).min(MOST_GRANTED);
         let granted = self.take_for(to, most)?;
+        self.ranks[to].rests = most > 0 && granted.is_empty() && !self.waiting.is_empty();
         if holds + granted.len() == 0 {
             return Ok(());
         }
@@ -376,6 +389,23 @@ mod tests {
         assert_eq!(granted(&replies(&mut hub, 1, &asking(1, 2))), [(1, vec![2, 3])]);
         assert_eq!(granted(&replies(&mut hub, 0, &refusing(1, &[1]))), [(0, vec![])]);
         assert_eq!(granted(&replies(&mut hub, 1, &answering(1, &[2, 3]))), [(1, vec![1])]);
+    }
+
+    #[test]
+    fn a_rank_that_can_run_nothing_of_what_waits_takes_no_share() {
+        let mut hub = Hub::new(8, 0..8, &[1, 1]).unwrap();
+        hub.begin(&[1, 1]);
+        (0..8).for_each(|request| hub.exclude(1, request));
+        assert_eq!(granted(&replies(&mut hub, 1, &asking(1, 9))), []);
+        let all = (0..8).collect();
+        assert_eq!(granted(&replies(&mut hub, 0, &asking(1, 9))), [(0, all)]);
+        // What comes back may be for it, too.
+        let back = Report {
+            back: vec![7],
+            ..asking(1, 0)
+        };
+        assert_eq!(granted(&replies(&mut hub, 0, &back)), [(0, vec![])]);
+        assert!(!hub.ranks[0].rests);
     }
 
     #[test]

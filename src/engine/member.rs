@@ -12,6 +12,7 @@ use crate::cluster::transport::{Nap, Transport, wait};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::request::{Answer, Request};
+use crate::scheduler::Limits;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
 
@@ -80,8 +81,9 @@ impl<'t> Member<'t> {
         })
     }
 
-    /// Begins a run, to which the ranks bring so many devices.
-    pub fn begin(&mut self, run: &Run<'_, '_>, devices: &[usize]) {
+    /// Begins a run, to which the ranks bring so many devices. `limits` are those of each rank's, as far as they are
+    /// known.
+    pub fn begin(&mut self, run: &Run<'_, '_>, devices: &[usize], limits: &[Vec<Limits>]) {
         let more = OfRanks {
             more: true,
             share: 0,
@@ -90,6 +92,11 @@ impl<'t> Member<'t> {
         run.queue.add(Vec::new(), more);
         if let Some(hub) = &mut self.hub {
             hub.begin(devices);
+            for (rank, limits) in limits.iter().enumerate().filter(|(_, limits)| !limits.is_empty()) {
+                let unfit = |request: &&Request| !limits.iter().any(|limits| limits.take(request));
+                let unfit = self.elsewhere.iter().flatten().filter(unfit);
+                unfit.for_each(|request| hub.exclude(rank, request.number as u32));
+            }
         }
         self.stock = Stock::new(self.transport.ranks());
         self.devices = devices[self.transport.rank()];
@@ -426,7 +433,7 @@ mod tests {
             let run = run_with(Outbox::default());
             let transport = Ending::default();
             let mut member = Member::new(&transport, VecDeque::new(), 3, 1).unwrap();
-            member.begin(&run, &[1, 1]);
+            member.begin(&run, &[1, 1], &[]);
             member.held.extend(held);
             member.serve(&run, None).unwrap();
             assert_eq!(run.queue.is_stopped(), held.is_some());
@@ -449,7 +456,7 @@ mod tests {
         let run = run_with(outbox);
         let transport = Ending::default();
         let mut member = Member::new(&transport, VecDeque::new(), 3, MOST_WORDS).unwrap();
-        member.begin(&run, &[1, 1]);
+        member.begin(&run, &[1, 1], &[]);
         // No pause between two reports.
         member.stock = Stock::new(0);
         member.serve(&run, None).unwrap();

@@ -16,12 +16,15 @@ pub struct Pipeline {
     spare: Vec<StepPlan>,
     /// The output of the step collected last.
     pub output: StepOutput,
+    /// Whether it was opened for what others had left.
+    pub stands_in: bool,
 }
 
 impl Pipeline {
     /// A replica without steps in flight.
     pub fn new(replica: Box<dyn Replica>) -> Self {
         Self {
+            stands_in: false,
             replica,
             under_way: VecDeque::new(),
             spare: Vec::new(),

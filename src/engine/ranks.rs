@@ -271,7 +271,15 @@ impl Engine {
             recorder: None,
         };
         let devices = entries.iter().map(|entry| entry.replicas.len()).collect();
-        let panic = self.serve_among(&run, &sampling, &mut member, answers.as_mut(), devices, reopen)?;
+        let mut limits: Vec<_> = entries.into_iter().map(|entry| entry.replicas).collect();
+        let panic = self.serve_among(
+            &run,
+            &sampling,
+            &mut member,
+            answers.as_mut(),
+            (devices, &mut limits),
+            reopen,
+        )?;
         let tokens = answers.map_or(0, |answers| answers.finish().tokens);
         let closing = Closing {
             tokens,
@@ -294,7 +302,7 @@ impl Engine {
         sampling: &Sampling,
         member: &mut Member<'_>,
         mut answers: Option<&mut Answers<'_, '_>>,
-        mut devices: Vec<usize>,
+        (mut devices, limits): (Vec<usize>, &mut Vec<Vec<Limits>>),
         reopen: Reopen<'_>,
     ) -> Result<Option<Panic>, Leave> {
         let mut panic = None;
@@ -304,8 +312,9 @@ impl Engine {
                     self.reopen_or_say(reopen);
                 }
                 devices = self.count_devices(member.transport, &member.failure)?;
+                limits.clear();
             }
-            member.begin(run, &devices);
+            member.begin(run, &devices, limits);
             let workers = self.workers(run, sampling).unwrap_or_else(|why| {
                 report::warning(format_args!("the devices here are not used: {why}"));
                 Vec::new()
