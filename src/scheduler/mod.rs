@@ -175,7 +175,8 @@ impl Scheduler {
     /// Tells of the requests that will be submitted, so that their starts are spread where more wait than have room.
     /// To be called whenever one may start: if they were told of before, nothing happens.
     pub fn look_ahead(&mut self, ahead: impl ExactSizeIterator<Item = Ahead>) {
-        if !self.limits.has_full_layers || self.pace.knows(ahead.len()) {
+        // Of what comes while others run it is not known when there will be room.
+        if !self.limits.has_full_layers || self.running() > 0 || self.pace.knows(ahead.len()) {
             return;
         }
         // Without the memory for it all start as there is room.

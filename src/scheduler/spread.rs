@@ -152,9 +152,15 @@ fn starts(ahead: &[Ahead], rounds: &mut Rounds) -> Result<(Vec<usize>, usize)> {
     Ok((starts, end))
 }
 
-/// Whether the requests end in `most` rounds of so many steps where all start as soon as the rules of `lending.rs`
-/// allow.
-fn end_without_plan(ahead: &[Ahead], room: Room, steps: usize, most: usize) -> Result<bool> {
+/// In how many rounds of so many steps the requests end by the rules of `lending.rs`, if in at most `most`; with
+/// `starts`, none starts before its round there.
+fn rounds_taken(
+    ahead: &[Ahead],
+    room: Room,
+    steps: usize,
+    most: usize,
+    starts: Option<&[usize]>,
+) -> Result<Option<usize>> {
     struct Running {
         request: Ahead,
         steps: usize,
@@ -163,10 +169,11 @@ fn end_without_plan(ahead: &[Ahead], room: Room, steps: usize, most: usize) -> R
     }
     let mut lending = Lending::new(room.blocks)?;
     let mut running: Vec<Running> = memory::room(room.sequences.min(ahead.len()), Purpose::Schedule)?;
-    let mut waiting = ahead.iter().copied();
+    let earliest = |place: usize| starts.map_or(0, |starts| starts[place]);
+    let mut waiting = ahead.iter().copied().enumerate();
     let mut next = waiting.next();
     let mut free = room.blocks;
-    for _ in 0..most {
+    for round in 0..most {
         let old = oldest(running.len());
         lending.recount(free, running[..old].iter().map(|one| one.need - one.held).sum());
         for (place, one) in running.iter_mut().enumerate() {
@@ -177,7 +184,8 @@ fn end_without_plan(ahead: &[Ahead], room: Room, steps: usize, most: usize) -> R
             }
             lending.count(one.held, one.need);
         }
-        while let Some(request) = next.filter(|_| running.len() < room.sequences) {
+        let may_begin = |place: usize, running: usize| running < room.sequences && earliest(place) <= round;
+        while let Some((_, request)) = next.filter(|(place, _)| may_begin(*place, running.len())) {
             let held = room.held(request, 0);
             let need = blocks_for(room.block_tokens, request.max_positions);
             if !lending.may_start(held, need) {
@@ -207,14 +215,14 @@ fn end_without_plan(ahead: &[Ahead], room: Room, steps: usize, most: usize) -> R
             !ended
         });
         if running.is_empty() && next.is_none() {
-            return Ok(true);
+            return Ok(Some(round + 1));
         }
     }
-    Ok(running.is_empty() && next.is_none())
+    Ok(None)
 }
 
 /// How many steps after the one before it each of these requests is to start; `None` if starts need not be spread, or
-/// if one could not even run alone. Nothing is running.
+/// if one could not even run alone. It is made where nothing runs.
 fn plan(ahead: &[Ahead], room: Room) -> Result<Option<Vec<usize>>> {
     let longest = ahead.iter().map(|&request| room.steps(request)).max();
     let fits = |request: &Ahead| blocks_for(room.block_tokens, request.max_positions) <= room.blocks;
@@ -228,7 +236,10 @@ fn plan(ahead: &[Ahead], room: Room) -> Result<Option<Vec<usize>>> {
         taken: Vec::new(),
     };
     let (mut starts, end) = starts(ahead, &mut rounds)?;
-    if end_without_plan(ahead, room, steps, end + end / 20)? {
+    let without = rounds_taken(ahead, room, steps, 2 * end, None)?.unwrap_or(2 * end + 1);
+    // The rules may hold up one that a plan starts: by them, too, it has to take less.
+    let pays = || Ok(rounds_taken(ahead, room, steps, without - 1, Some(&starts))?.is_some());
+    if without <= end + end / 20 || !pays()? {
         return Ok(None);
     }
     let mut before = 0;
@@ -265,8 +276,11 @@ impl Pace {
 
     /// Plans the starts of the requests that wait. Where memory for a plan is lacking there is none.
     pub(super) fn plan(&mut self, ahead: &[Ahead], room: Room) {
-        self.gaps = plan(ahead, room).ok().flatten().unwrap_or_default();
-        (self.told, self.started) = (ahead.len(), 0);
+        *self = Self {
+            gaps: plan(ahead, room).ok().flatten().unwrap_or_default(),
+            told: ahead.len(),
+            ..Self::default()
+        };
     }
 
     /// Whether a plan is kept. It is not where answers end before their limits and leave an eighth as many tokens as
