@@ -158,10 +158,12 @@ inline void require_writable(const std::string &path) {
     struct stat status;
     const bool exists = stat(path.c_str(), &status) == 0;
     if (exists && S_ISFIFO(status.st_mode)) return;  // opening it would wait for a reader
-    const int fd = open(path.c_str(), O_WRONLY | O_CREAT, 0666);
-    if (fd < 0) fail_errno(path);
-    close(fd);
-    if (!exists) std::remove(path.c_str());
+    const int made = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666);
+    const int fd = made < 0 && errno == EEXIST ? open(path.c_str(), O_WRONLY) : made;
+    // A link to nothing: the file will be made where it leads.
+    if (fd < 0 && !(errno == ENOENT && lstat(path.c_str(), &status) == 0)) fail_errno(path);
+    if (fd >= 0) close(fd);
+    if (made >= 0) std::remove(path.c_str());
 }
 
 // The sizes come from files, so even a 64-bit product may overflow.

@@ -1,6 +1,6 @@
 //! Better errors for a file or directory that is not what it was given as: recognizes what else it may be.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
 use std::path::Path;
 
@@ -138,6 +138,8 @@ pub fn explain(path: &Path, error: Error, wanted: Wanted) -> Error {
 
 /// What the file seems to be, by its start.
 fn kind_of(path: &Path) -> Option<&'static str> {
+    // What came through a pipe is gone, and opening it again might wait for ever.
+    std::fs::metadata(path).ok().filter(Metadata::is_file)?;
     let mut start = Vec::new();
     File::open(path).ok()?.take(START_BYTES).read_to_end(&mut start).ok()?;
     if start.is_empty() {

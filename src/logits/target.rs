@@ -3,9 +3,10 @@
 use crate::descriptors::above_stderr;
 use crate::error::{Error, Result};
 use crate::report;
-use std::fs::{File, TryLockError};
+use std::fs::{File, Metadata, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// A file opened for writing, from its beginning, and locked against other runs that record, of any process.
@@ -29,6 +30,9 @@ impl Target {
         if !file.metadata().map_err(io)?.is_file() {
             return refuse("it is not a regular file; name one, or one that is not there yet");
         }
+        if is_printed_to(&file.metadata().map_err(io)?) {
+            return refuse("the program prints there; name another file");
+        }
         // A file system may know no locks; there nothing tells that two runs record to one file.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             return refuse("another run records logits there; wait for its end, or name another file");
@@ -44,6 +48,16 @@ impl Target {
         file.set_len(0).and_then(|()| file.rewind()).map_err(io)?;
         Ok(Self(file))
     }
+}
+
+/// Whether a file is the program's stdout or stderr, too.
+fn is_printed_to(file: &Metadata) -> bool {
+    let (out, err) = (io::stdout(), io::stderr());
+    [out.as_fd(), err.as_fd()].into_iter().any(|stream| {
+        let stream = stream.try_clone_to_owned().map(File::from);
+        let same = |stream: Metadata| (stream.dev(), stream.ino()) == (file.dev(), file.ino());
+        stream.and_then(|stream| stream.metadata()).is_ok_and(same)
+    })
 }
 
 impl Drop for Target {

@@ -24,6 +24,8 @@ for logits in /dev/full "$scratch/missing/logits" /proc/version "$scratch/fifo" 
     test ! -e "$scratch/answers" || fail "$logits: there are answers without logits"
     echo "ok: logits cannot go to $logits"
 done
+! GETP_LOGITS=$scratch/both "${batch[@]}" >"$scratch/both" 2>"$scratch/log" || fail "logits go to the file of stdout"
+grep -q "/both: the program prints there" "$scratch/log" || fail "the file of stdout: nobody said so"
 same "the checkpoint is not overwritten" "$scratch/tiny.bin" "$BUILD/tiny.bin"
 
 # Files that the library or the program has read and closed.
