@@ -36,6 +36,8 @@ impl Drop for Destructors {
             unsafe { destructor(object) };
         }
         LIST.with(|list| list.take());
+        // What is registered from here on, by destructors of the C library's keys, is the C library's.
+        OURS.set(false);
     }
 }
 

@@ -130,4 +130,4 @@ for steps in 64 5; do
         2>"$scratch/log" | sed '1,/^swiglu_limit/d' >"$scratch/generated"
     same "printed text, $steps steps" "$scratch/printed" "$scratch/generated"
 done
-grep -q "^getp: .*do not fit the 5 steps" "$scratch/answer.log" || fail "the prompt fits 5 steps"
+grep -q "^getp: .*do not fit the 5 positions" "$scratch/answer.log" || fail "the prompt fits 5 steps"

@@ -33,7 +33,7 @@ build_script() {
     rm -rf "$1"
     mkdir -p "$1"
     said=$(env -u GETP_HIP_ARCHS -u GETP_CUDA_ARCHS -u NVCC -u GETP_HIPCC OUT_DIR="$1" NUM_JOBS="$(nproc)" "${@:2}" \
-        "$scratch/build-script" 2>&1)
+        "$scratch/build-script" 2>&1) || fail "the build script: $said"
 }
 # A compiler that makes empty files, but none for the target UNKNOWN, and of kernels none for the target BROKEN.
 mkdir "$scratch/fake"

@@ -88,6 +88,9 @@ impl<E: Element> CpuOps<E> {
 
     /// The argmax of `rows` of `t` without their logits; gives those for which it has to be computed with all logits.
     fn screen(&mut self, t: &Buffer, rows: Vec<u32>, w: &Packed, greedy: &mut [Greedy]) -> Result<Vec<u32>> {
+        if rows.is_empty() {
+            return Ok(rows);
+        }
         if rows.len() == t.rows() {
             return exact_greedy(self.mode, &mut self.inputs, t, &rows, w, greedy);
         }
@@ -112,6 +115,9 @@ impl<E: Element> CpuOps<E> {
         w: &Packed,
         output: &mut StepOutput,
     ) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
         let place = |row: u32| stored.binary_search(&row).ok();
         let epilogue = Unembed {
             vocab: w.rows,
