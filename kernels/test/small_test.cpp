@@ -452,16 +452,15 @@ int drawn_from(const std::vector<float>& e, double sum, float topp, float least,
   return pairs.back().second;
 }
 
-// Rows of several kinds, which take different paths through the ordered sum and through wide nuclei: each gives the bits
-// of the C library's own loop. Returns how many rows draw_wide has sampled.
+// Rows of several kinds and temperatures, which take different paths through the ordered sum and through wide nuclei:
+// each gives the bits of the C library's own loop. Greedy rows among them are left alone. Returns how many rows
+// draw_wide has sampled.
 int test_draw(int vocab, float topp) {
   enum { KINDS = 16 };
   Plan plan(2 * KINDS, 1, 100, 40, 128);
   const int rows = (int)plan.logits.size();
-  const float temperature = integer(0, 1) ? 1.f : 0.3f;
   const float improbable = (1 - topp) / (vocab - 1);
   const float least = std::max(improbable, integer(0, 1) ? 1.f / DRAW_TOKENS : 1.f / 16384);
-  plan.header.temperature = temperature, plan.header.topp = topp, plan.header.least = least;
   Buffer<float> logits(rows * vocab);
   u64 powers[32];
   for (int i = 0; i < 32; i++) {
@@ -474,6 +473,9 @@ int test_draw(int vocab, float topp) {
   std::vector<std::vector<float>> exponentials(rows, std::vector<float>(vocab));
   for (int r = 0; r < rows; r++) {
     float* row = logits.data() + r * vocab;
+    const float temperature = integer(0, 1) ? 1.f : 0.3f;
+    plan.logits[r].temperature = integer(0, 7) ? temperature : 0;
+    plan.logits[r].topp = topp, plan.logits[r].least = least;
     for (int i = 0; i < vocab; i++) {
       const double along = (double)i / vocab;
       const float kinds[KINDS] = {real(2.5f), real(0.2f), 3.f, (float)(-120 * along), (float)(100 * along - 100),
@@ -510,7 +512,7 @@ int test_draw(int vocab, float topp) {
   };
   for (int r = 0; r < rows; r++) {
     const int slot = plan.logits[r].slot;
-    if (slot < 0 || r % KINDS == 9) {
+    if (slot < 0 || plan.logits[r].temperature == 0 || r % KINDS == 9) {
       check(found(r) == -1 && std::isnan(sums[r]), "draw's row that is not to be", r);
       if (slot >= 0) check(plan.last_tokens[slot] == largest[r], "draw's row that is left to the host");
       continue;
