@@ -111,7 +111,7 @@ impl Walk {
             let attended = step.attention(layer, w, stored, x);
             x = step.experts(layer, w, attended);
         }
-        let logits = step.unembed(&self.weights, plan, want, x);
+        let logits = step.unembed(&self.weights, want, x);
         let found = self.replica.found(plan).unwrap();
         for (row, (greedy, close)) in found.iter().zip(&logits).enumerate() {
             let largest = close
@@ -517,7 +517,7 @@ impl Step<'_> {
     }
 
     /// Returns the logits and their bounds. Every other step calls `settle` first, as where a device's layers end.
-    fn unembed(&mut self, weights: &HostWeights, plan: &StepPlan, want: Want, mut x: Residual<'_>) -> Vec<Vec<Close>> {
+    fn unembed(&mut self, weights: &HostWeights, want: Want, mut x: Residual<'_>) -> Vec<Vec<Close>> {
         let wanted: Vec<usize> = self.plan.logits.iter().map(|wanted| wanted.row).collect();
         let (vocab, h, plan) = (self.config.vocab_size, self.config.hidden_dim, self.plan);
         let combined = self.combined(&self.x(x.memory()));
