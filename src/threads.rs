@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_waits_for_its_threads_also_for_those_whose_handles_are_forgotten_and_after_a_panic() {
+    fn a_scope_waits_for_its_threads_also_for_those_whose_handles_are_kept_and_after_a_panic() {
         let (begin, ended) = (AtomicBool::new(false), AtomicUsize::new(0));
         let work = || {
             while !begin.load(Ordering::Relaxed) {
@@ -278,9 +278,10 @@ mod tests {
             }
             ended.fetch_add(1, Ordering::Relaxed);
         };
+        let mut kept = None;
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             scope(|scope| {
-                std::mem::forget(scope.spawn("forgotten", work).unwrap());
+                kept = Some(scope.spawn("kept", work).unwrap());
                 scope.spawn("let go", || begin.store(true, Ordering::Relaxed)).unwrap();
                 panic!("on purpose");
             })
