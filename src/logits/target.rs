@@ -5,7 +5,6 @@ use crate::error::{Error, Result};
 use crate::report;
 use std::fs::{File, Metadata, TryLockError};
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -52,12 +51,11 @@ impl Target {
 
 /// Whether a file is the program's stdout or stderr, too.
 fn is_printed_to(file: &Metadata) -> bool {
-    let (out, err) = (io::stdout(), io::stderr());
-    [out.as_fd(), err.as_fd()].into_iter().any(|stream| {
-        let stream = stream.try_clone_to_owned().map(File::from);
-        let same = |stream: Metadata| (stream.dev(), stream.ino()) == (file.dev(), file.ino());
-        stream.and_then(|stream| stream.metadata()).is_ok_and(same)
-    })
+    let same = |stream: Metadata| (stream.dev(), stream.ino()) == (file.dev(), file.ino());
+    let streams = ["/proc/self/fd/1", "/proc/self/fd/2"];
+    streams
+        .into_iter()
+        .any(|stream| std::fs::metadata(stream).is_ok_and(same))
 }
 
 impl Drop for Target {
