@@ -13,8 +13,6 @@ all_checks=(
     binutils clang libclang-rt-14-dev valgrind libc6-dbg
     # AMD's kernels; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22
-    # Debian's newest clang, which compiles AMD's kernels, too.
-    clang-19 lld-19
     # Both MPIs.
     libopenmpi-dev openmpi-bin libmpich-dev mpich
     # nvcc and clang 17.
