@@ -259,7 +259,6 @@ impl Engine {
             limits.clone().check()?;
         }
         let mut waiting = memory::room(asked.size_hint().0, Purpose::Requests)?;
-        let mut elsewhere = memory::filled((0, 0), replicas.len(), Purpose::Requests)?;
         for (number, asked) in asked.enumerate() {
             let (request, is_cut) = match asked {
                 Ok(asked) => asked,
@@ -276,21 +275,10 @@ impl Engine {
             if is_cut {
                 say(number, Remark::Cut(request.prompt.len()));
             }
-            for (count, (_, limits)) in elsewhere.iter_mut().zip(replicas) {
-                if !limits.take(&request) {
-                    *count = (count.0 + 1, number);
-                }
-            }
             memory::push(&mut waiting, request, Purpose::Requests)?;
         }
-        for ((name, limits), (count, number)) in replicas.iter().zip(elsewhere).filter(|(_, (count, _))| *count > 0) {
-            let last = waiting.iter().rfind(|request: &&Request| request.number == number);
-            let why = last.map(|request| limits.check_request(request));
-            if let Some(Err(why)) = why.filter(|_| self.speaks()) {
-                report::warning(format_args!(
-                    "{name} has no room for {count} of the requests, others have: {why}"
-                ));
-            }
+        if self.speaks() {
+            warn_of_small_replicas(replicas, &waiting);
         }
         self.stats.prompt_tokens += waiting.iter().map(|request| request.prompt.len() as u64).sum::<u64>();
         Ok(waiting.into())
@@ -482,6 +470,20 @@ fn refusal(request: &Request, replicas: &[(String, Limits)]) -> Error {
     let why = widest.map(|(_, limits)| limits.check_request(request));
     why.and_then(Result::err)
         .unwrap_or_else(|| Error::Internal("a request is refused without a reason".into()))
+}
+
+/// Says of each replica for how many of the requests, which others take, it has no room, and why for the last one.
+fn warn_of_small_replicas(replicas: &[(String, Limits)], waiting: &[Request]) {
+    for (name, limits) in replicas {
+        let unfit = waiting.iter().filter(|request| !limits.take(request));
+        let last = unfit.enumerate().last();
+        if let Some((others, Err(why))) = last.map(|(others, request)| (others, limits.check_request(request))) {
+            report::warning(format_args!(
+                "{name} has no room for {} of the requests, others have: {why}",
+                others + 1
+            ));
+        }
+    }
 }
 
 /// The most bytes of a prompt: the encoder counts in 32 bits.
