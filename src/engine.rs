@@ -5,6 +5,7 @@
 
 mod answers;
 mod draws;
+mod ledger;
 #[cfg(feature = "mpi")]
 mod machine;
 #[cfg(feature = "mpi")]
@@ -16,7 +17,9 @@ mod ranks;
 #[cfg(feature = "mpi")]
 mod rows;
 mod run;
+mod service;
 mod summary;
+mod totals;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
@@ -27,45 +30,31 @@ use crate::options::Options;
 use crate::random::request_seed;
 use crate::replica::Replica;
 use crate::report::{self, FewLines, Kind};
-use crate::request::{EndTokens, Request, Sampling};
+use crate::request::{EndTokens, Outlet, Request, Sampling};
 use crate::requests::Requests;
 use crate::scheduler::{Limits, Scheduler, steps_at_once};
 use crate::tokenizer::Tokenizer;
 use crate::workers::{self, Workers};
 use answers::{Answers, Remark};
 use draws::Draws;
+pub use ledger::{Ending, Event, Times};
 use pipeline::Pipeline;
 use queue::Queue;
 #[cfg(feature = "mpi")]
 pub use ranks::{Begun, Ranks};
 use rayon::prelude::*;
 use run::{Results, Run, Served, Worker};
+pub use service::{Ask, Service};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+pub use totals::{Stats, Totals};
 
 /// Makes a replica on each device there is, at least one: [`crate::backend::open`], or a test's own.
 pub type OpenReplicas<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Vec<Box<dyn Replica>>> + Sync);
 
 /// Makes the replica that stands in when all have failed.
 pub type Reopen<'a> = &'a dyn Fn(&Options) -> Result<Box<dyn Replica>>;
-
-/// Totals of all inferences so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Stats {
-    /// Tokens stored in answers.
-    pub tokens: u64,
-    /// Tokens of the prompts that could be queued.
-    pub prompt_tokens: u64,
-    /// Steps.
-    pub steps: u64,
-    /// Seconds of wall time, encoding and printing included.
-    pub seconds: f64,
-    /// Seconds that the replicas' threads waited for their devices, summed over replicas.
-    pub waiting_seconds: f64,
-    /// Seconds that the replicas' threads sampled tokens, summed over replicas.
-    pub drawing_seconds: f64,
-}
 
 /// The result of one inference.
 #[derive(Debug, Default)]
@@ -84,7 +73,7 @@ pub struct Engine {
     options: Options,
     /// Threads that encode prompts and sample tokens.
     workers: Workers,
-    stats: Stats,
+    totals: Arc<Totals>,
     /// The other ranks, if this process is one of several.
     #[cfg(feature = "mpi")]
     ranks: Option<Ranks>,
@@ -111,12 +100,14 @@ impl Engine {
 
     fn assemble(replicas: Vec<Box<dyn Replica>>, config: &ModelConfig, options: Options) -> Result<Self> {
         let workers = Workers::start("getp host", options.threads)?;
+        let totals = Totals::default();
+        totals.set_replicas(replicas.iter().map(|replica| &**replica));
         Ok(Self {
             replicas: replicas.into_iter().map(Pipeline::new).collect(),
             config: config.clone(),
             options,
             workers,
-            stats: Stats::default(),
+            totals: totals.into(),
             #[cfg(feature = "mpi")]
             ranks: None,
         })
@@ -146,15 +137,20 @@ impl Engine {
         if requests.is_empty() {
             return Ok(outcome);
         }
-        self.stats.tokens += outcome.tokens;
-        self.stats.seconds += start.elapsed().as_secs_f64();
+        self.totals.add_tokens(outcome.tokens);
+        self.totals.add_busy(start.elapsed());
         self.print_profiles();
         Ok(outcome)
     }
 
     /// Totals of all inferences so far.
     pub fn stats(&self) -> Stats {
-        self.stats
+        self.totals.read()
+    }
+
+    /// The counters behind [`Self::stats`].
+    pub fn totals(&self) -> Arc<Totals> {
+        self.totals.clone()
     }
 
     /// The replicas; none after all have failed.
@@ -194,16 +190,17 @@ impl Engine {
         let asked = self.requests(prompts, max_positions, sampling);
         let waiting = self.admit(asked, &rooms, |request, remark| answers.say(request, remark))?;
         let run = Run {
-            queue: Queue::new(waiting),
+            queue: Queue::new(waiting).into(),
             results: Results::Stored(Mutex::new(answers)),
             recorder,
+            totals: self.totals.clone(),
         };
         let mut failure = self.serve(&run, sampling)?;
         if run.queue.unfinished() > 0 {
             match self.reopen(reopen).and_then(|()| self.serve(&run, sampling)) {
                 Ok(last) => {
                     failure = last;
-                    run.refuse_unfit()?;
+                    run.refuse_unfit();
                 }
                 Err(error) => report::error(format_args!("there is no other replica either: {error}")),
             }
@@ -241,6 +238,9 @@ impl Engine {
                         ..sampling
                     },
                     ends: ends.clone(),
+                    min_tokens: 0,
+                    outlet: Outlet::Whole,
+                    answered: 0,
                 };
                 (request, prompt.is_cut)
             })
@@ -268,8 +268,8 @@ impl Engine {
                     continue;
                 }
             };
-            if !replicas.iter().any(|(_, limits)| limits.take(&request)) {
-                say(number, Remark::Refused(refusal(&request, replicas)));
+            if let Some(why) = queue::refusal(&request, replicas.iter().map(|(_, limits)| limits)) {
+                say(number, Remark::Refused(why));
                 continue;
             }
             if is_cut {
@@ -280,7 +280,8 @@ impl Engine {
         if self.speaks() {
             warn_of_small_replicas(replicas, &waiting);
         }
-        self.stats.prompt_tokens += waiting.iter().map(|request| request.prompt.len() as u64).sum::<u64>();
+        let prompt_tokens = waiting.iter().map(|request| request.prompt.len() as u64);
+        self.totals.add_prompt_tokens(prompt_tokens.sum());
         Ok(waiting.into())
     }
 
@@ -288,6 +289,56 @@ impl Engine {
     fn serve(&mut self, run: &Run<'_, '_>, sampling: &Sampling) -> Result<Option<Error>> {
         let served = run::serve(run, self.workers(run, sampling)?)?;
         Ok(self.count(served.into_iter().map(Some).collect()))
+    }
+
+    /// Serves requests that arrive while others run, until the service is closed. A replica that fails is dropped, and its
+    /// unfinished requests go on where others have room for them; the others of them fail. If all replicas have failed, one
+    /// that `reopen` returns takes over. An error means that the requests without an end get none from this engine.
+    pub fn serve_all(&mut self, service: &Service, reopen: Reopen<'_>) -> Result<()> {
+        let recorder = self.recorder()?;
+        self.drain();
+        let run = Run {
+            queue: service.queue.clone(),
+            results: Results::Told(&service.ledger),
+            recorder,
+            totals: self.totals.clone(),
+        };
+        let served = self.serve_until_closed(&run, reopen);
+        run.end();
+        self.dismiss_stand_in();
+        self.print_profiles();
+        served
+    }
+
+    fn serve_until_closed(&mut self, run: &Run<'_, '_>, reopen: Reopen<'_>) -> Result<()> {
+        while !run.queue.is_stopped() {
+            if self.replicas.is_empty() {
+                self.reopen(reopen)?;
+            }
+            let stands_in = self.replicas.iter().all(|pipeline| pipeline.stands_in);
+            let failure = self.serve(run, &Sampling::WIDEST)?;
+            if let Some(why) = failure.filter(|_| stands_in) {
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// A service that [`Self::serve_all`] may serve.
+    pub fn service(&self) -> Result<Service> {
+        #[cfg(feature = "mpi")]
+        if let Some(ranks) = self.ranks.as_ref().filter(|ranks| ranks.count() > 1) {
+            return Err(Error::State(format!(
+                "a batch takes requests of one process, and there are {} ranks; start a single process, or call inference",
+                ranks.count()
+            )));
+        }
+        let service = Service::new(self.totals.clone(), self.config.context_length);
+        // Until an engine serves it, so that a request that none of its replicas takes is refused at once.
+        service
+            .queue
+            .begin(self.replicas().map(|replica| self.limits(replica)))?;
+        Ok(service)
     }
 
     /// A worker for each replica, with room for requests with this sampling.
@@ -301,22 +352,17 @@ impl Engine {
             let device_draws = pipeline.replica().draws();
             let mut draws = Draws::new(self.config.vocab_size, threads, device_draws)?;
             draws.make_room(sampling)?;
-            Ok(Worker::new(run, replica, pool, pipeline, scheduler, draws))
+            Worker::new(run, replica, pool, pipeline, scheduler, draws)
         });
         workers.collect()
     }
 
-    /// Adds up what each replica's worker has done, and drops the replicas that failed or whose worker has panicked;
-    /// returns the last failure.
+    /// Drops the replicas that failed or whose worker has panicked; returns the last failure.
     fn count(&mut self, served: Vec<Option<Served>>) -> Option<Error> {
-        for served in served.iter().flatten() {
-            self.stats.steps += served.steps;
-            self.stats.waiting_seconds += served.waiting.as_secs_f64();
-            self.stats.drawing_seconds += served.drawing.as_secs_f64();
-        }
         let works = |served: &Option<Served>| served.as_ref().is_some_and(|served| served.failure.is_none());
         let mut works = served.iter().map(works);
         self.replicas.retain(|_| works.next().unwrap_or(true));
+        self.totals.set_replicas(self.replicas());
         served.into_iter().flatten().filter_map(|served| served.failure).last()
     }
 
@@ -329,6 +375,7 @@ impl Engine {
         let mut pipeline = Pipeline::new(reopen(&self.options)?);
         pipeline.stands_in = true;
         self.replicas.push(pipeline);
+        self.totals.set_replicas(self.replicas());
         self.print_summary();
         Ok(())
     }
@@ -337,6 +384,7 @@ impl Engine {
     fn dismiss_stand_in(&mut self) {
         if self.replicas.iter().any(|pipeline| !pipeline.stands_in) {
             self.replicas.retain(|pipeline| !pipeline.stands_in);
+            self.totals.set_replicas(self.replicas());
         }
     }
 
@@ -346,6 +394,7 @@ impl Engine {
             let drained = pipeline.drain();
             if let Err(error) = &drained {
                 report::warning(format_args!("{} is given up: {error}", pipeline.replica().describe()));
+                self.totals.lose_replica();
             }
             drained.is_ok()
         });
@@ -460,16 +509,6 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
         depth: replica.depth(),
         speculate: false,
     }
-}
-
-/// Why none of the replicas takes a request: what the one with the most room says.
-fn refusal(request: &Request, replicas: &[(String, Limits)]) -> Error {
-    let widest = replicas
-        .iter()
-        .max_by_key(|(_, limits)| limits.full_blocks * limits.block_tokens);
-    let why = widest.map(|(_, limits)| limits.check_request(request));
-    why.and_then(Result::err)
-        .unwrap_or_else(|| Error::Internal("a request is refused without a reason".into()))
 }
 
 /// Says of each replica for how many of the requests, which others take, it has no room, and why for the last one.

@@ -26,6 +26,13 @@ impl Sampling {
         rng_state: 0,
     };
 
+    /// What needs the most memory to sample: a nucleus that may hold all tokens.
+    pub const WIDEST: Self = Self {
+        temperature: 1.0,
+        topp: 1.0 - f32::EPSILON / 2.0,
+        rng_state: 1,
+    };
+
     /// What the evaluation program's `main` would have put into its sampler for these numbers, and a line on each that
     /// is another one, or that hardly anybody wants. Fails for NaN, for which the program has no answer.
     pub fn as_main_would(temperature: f32, topp: f32, rng_state: u64) -> Result<(Self, Vec<String>)> {
@@ -74,23 +81,58 @@ impl Sampling {
     }
 }
 
-/// Tokens that end answers.
+/// Tokens that end answers. The answer has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct EndTokens(Vec<u32>);
+pub struct EndTokens {
+    ends: Vec<u32>,
+    stops: Vec<u32>,
+}
 
 impl EndTokens {
     /// Those of the released models, as the evaluation program knows them.
     pub const RELEASED: [u32; 2] = [199_999, 200_002];
 
-    /// These tokens.
-    pub fn new(tokens: &[u32]) -> Self {
-        Self(tokens.to_vec())
+    /// The model's end tokens.
+    pub fn new(ends: &[u32]) -> Self {
+        Self::with_stops(ends, &[])
     }
 
-    /// Whether a token ends an answer.
-    pub fn contains(&self, token: u32) -> bool {
-        self.0.contains(&token)
+    /// The model's end tokens, and tokens at which a request is to stop.
+    pub fn with_stops(ends: &[u32], stops: &[u32]) -> Self {
+        Self {
+            ends: ends.to_vec(),
+            stops: stops.to_vec(),
+        }
     }
+
+    /// How an answer ends with this token; `None` if it goes on.
+    pub fn end(&self, token: u32) -> Option<End> {
+        if self.ends.contains(&token) {
+            return Some(End::EndToken(token));
+        }
+        self.stops.contains(&token).then_some(End::StopToken(token))
+    }
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// With one of the model's end tokens.
+    EndToken(u32),
+    /// With a token at which the request was to stop.
+    StopToken(u32),
+    /// It has as many tokens as it may have.
+    Length,
+}
+
+/// How a request's answer is handed over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Outlet {
+    /// As a whole, when it is complete: an [`Answer`].
+    #[default]
+    Whole,
+    /// Token by token: as a [`Sampled`] each.
+    Tokens,
 }
 
 /// What is asked of the model for one prompt.
@@ -105,8 +147,14 @@ pub struct Request {
     pub max_positions: usize,
     /// How its tokens are sampled.
     pub sampling: Sampling,
-    /// Tokens that end its answer; the answer has them.
+    /// Tokens that end its answer.
     pub ends: Arc<EndTokens>,
+    /// Before the answer has so many tokens, none ends it.
+    pub min_tokens: usize,
+    /// How its answer is handed over.
+    pub outlet: Outlet,
+    /// How many tokens at the prompt's end are the answer's: a replica that failed has handed them over.
+    pub answered: usize,
 }
 
 impl Request {
@@ -118,6 +166,9 @@ impl Request {
             max_positions,
             sampling: Sampling::GREEDY,
             ends: Arc::new(EndTokens::new(&EndTokens::RELEASED)),
+            min_tokens: 0,
+            outlet: Outlet::Whole,
+            answered: 0,
         }
     }
 }
@@ -131,4 +182,15 @@ pub struct Answer {
     pub tokens: Vec<u32>,
     /// The state of the request's random number generator behind them.
     pub rng_state: u64,
+}
+
+/// A token of a request whose answer is handed over token by token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampled {
+    /// The request's number.
+    pub number: usize,
+    /// The token.
+    pub token: u32,
+    /// How the answer ends with it; `None` if it goes on.
+    pub end: Option<End>,
 }

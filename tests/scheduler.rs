@@ -715,7 +715,7 @@ impl World {
 
     /// Cancels a request; `false` if it is neither waiting nor running.
     fn cancel(&mut self, request: usize) -> bool {
-        let was_there = self.scheduler.cancel(request);
+        let was_there = self.scheduler.cancel(|number| number == request) > 0;
         if was_there {
             self.device.leave(request);
             self.cancelled.insert(request);

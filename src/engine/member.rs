@@ -219,7 +219,7 @@ impl<'t> Member<'t> {
             return Ok(false);
         }
         if !gives_up {
-            run.refuse_unfit()?;
+            run.refuse_unfit();
         }
         let watched = run.queue.watch();
         let devices = if gives_up { 0 } else { watched.replicas };
@@ -371,7 +371,7 @@ fn results(outbox: &mut Outbox) -> Result<(Report, Vec<Request>)> {
 fn outbox<'a>(run: &'a Run<'_, '_>) -> Result<std::sync::MutexGuard<'a, Outbox>> {
     match &run.results {
         Results::Sent(outbox) => Ok(lock(outbox)),
-        Results::Stored(_) => Err(broken("a rank stores answers by itself")),
+        Results::Stored(_) | Results::Told(_) => Err(broken("a rank stores answers by itself")),
     }
 }
 
@@ -379,7 +379,7 @@ fn outbox<'a>(run: &'a Run<'_, '_>) -> Result<std::sync::MutexGuard<'a, Outbox>>
 mod tests {
     use super::*;
     use crate::engine::queue::Queue;
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     /// Rank 1's way to a rank 0 that ends the run at the first report.
     #[derive(Default)]
@@ -420,9 +420,10 @@ mod tests {
 
     fn run_with(outbox: Outbox) -> Run<'static, 'static> {
         Run {
-            queue: Queue::new(VecDeque::new()),
+            queue: Queue::new(VecDeque::new()).into(),
             results: Results::Sent(Mutex::new(outbox)),
             recorder: None,
+            totals: Arc::default(),
         }
     }
 

@@ -2,20 +2,23 @@
 
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::request::Request;
+use crate::request::{Outlet, Request};
 use crate::scheduler::{Ahead, Limits, Scheduler};
+use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
-#[cfg(feature = "mpi")]
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// One queue for all replicas. A replica takes a request when it can start it at once, and has at most its share of the
 /// unfinished requests: so all replicas finish at about the same time, even if one had room for every request.
+///
+/// An open queue takes requests while others run, and its replicas wait for more until it is stopped.
 pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     stopped: AtomicBool,
+    /// How often requests have been cancelled, so that a replica looks for them only when some have been.
+    cancels: AtomicUsize,
     #[cfg(feature = "mpi")]
     counts: Counts,
 }
@@ -33,12 +36,27 @@ struct State {
     waiting: VecDeque<Request>,
     /// Requests waiting or running.
     unfinished: usize,
-    /// The limits of each replica that serves the queue; `None` of those lost.
-    replicas: Vec<Option<Limits>>,
+    /// Whether requests may be submitted.
+    is_open: bool,
+    /// Requests that are cancelled and still counted as unfinished. One that waits is dropped when it would be taken.
+    cancelled: FxHashSet<usize>,
+    /// The replicas that serve the queue; `None` of those lost.
+    replicas: Vec<Option<Served>>,
     /// Replicas that wait although requests do: these are too long for them.
     resting: usize,
+    /// Replicas that wait for requests.
+    asleep: usize,
     #[cfg(feature = "mpi")]
     ranks: OfRanks,
+}
+
+/// A replica that serves the queue.
+struct Served {
+    limits: Limits,
+    /// The first so many requests that wait are too long for it. Nobody looks at them again for it.
+    skips: usize,
+    /// The [`Queue::cancels`] that it has seen.
+    cancels: usize,
 }
 
 /// What concerns the queue of all ranks, which fills this one.
@@ -79,19 +97,25 @@ impl State {
         share
     }
 
-    fn working(&self) -> impl Iterator<Item = &Limits> {
-        self.replicas.iter().flatten()
+    fn working(&self) -> impl Iterator<Item = &Limits> + Clone {
+        self.replicas.iter().flatten().map(|served| &served.limits)
     }
 
     /// The place in the queue of the first request that can run on a replica.
-    fn next_for(&self, scheduler: &Scheduler) -> Option<usize> {
-        self.waiting.iter().position(|request| scheduler.limits().take(request))
+    fn next_for(&mut self, replica: usize) -> Option<usize> {
+        let served = self.replicas.get_mut(replica)?.as_mut()?;
+        let behind = self.waiting.range(served.skips.min(self.waiting.len())..);
+        let skipped = behind.take_while(|request| !served.limits.take(request)).count();
+        served.skips += skipped;
+        Some(served.skips).filter(|&next| next < self.waiting.len())
     }
 
-    /// The place in the queue of the first request that no replica can run.
-    fn unfit(&self) -> Option<usize> {
-        let fits = |request: &Request| self.working().any(|limits| limits.take(request));
-        self.waiting.iter().position(|request| !fits(request))
+    /// Takes a request out of the queue.
+    fn remove(&mut self, place: usize) -> Option<Request> {
+        for served in self.replicas.iter_mut().flatten() {
+            served.skips -= usize::from(place < served.skips);
+        }
+        self.waiting.remove(place)
     }
 
     /// Whether a replica without requests is to wait for some: others may give back what they run.
@@ -100,18 +124,30 @@ impl State {
         let of_ranks = self.ranks.more;
         #[cfg(not(feature = "mpi"))]
         let of_ranks = false;
-        self.unfinished > self.waiting.len() || of_ranks
+        self.is_open || self.unfinished > self.waiting.len() || of_ranks
     }
 }
 
 impl Queue {
-    /// A queue that no replica serves yet.
+    /// A queue of these requests, that no replica serves yet.
     pub fn new(waiting: VecDeque<Request>) -> Self {
+        Self::with(waiting, false)
+    }
+
+    /// An open queue, that no replica serves yet.
+    pub fn open() -> Self {
+        Self::with(VecDeque::new(), true)
+    }
+
+    fn with(waiting: VecDeque<Request>, is_open: bool) -> Self {
         let state = State {
             unfinished: waiting.len(),
             waiting,
+            is_open,
+            cancelled: FxHashSet::default(),
             replicas: Vec::new(),
             resting: 0,
+            asleep: 0,
             #[cfg(feature = "mpi")]
             ranks: OfRanks::default(),
         };
@@ -119,16 +155,70 @@ impl Queue {
             state: Mutex::new(state),
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
+            cancels: AtomicUsize::new(0),
             #[cfg(feature = "mpi")]
             counts: Counts::default(),
         }
     }
 
-    /// Moves requests to a replica's scheduler while it has room for the next one and less than its share. Those that
-    /// could never run there are left to other replicas. Without memory for a request this fails, and the request stays
-    /// in the queue.
-    pub fn take(&self, scheduler: &mut Scheduler) -> Result<()> {
+    /// The most positions of a request with so many prompt tokens that one of the replicas takes.
+    pub fn most_positions(&self, n_prompt: usize) -> usize {
+        let state = self.lock();
+        let most = state.working().map(|limits| limits.most_positions(n_prompt)).max();
+        most.unwrap_or(0)
+    }
+
+    /// Adds a request to an open queue. Fails if none of the replicas takes it, or without memory. Where no replica
+    /// works, one more may come.
+    pub fn submit(&self, request: Request) -> Result<()> {
         let mut state = self.lock();
+        if let Some(why) = refusal(&request, state.working()) {
+            return Err(why);
+        }
+        let more = state.waiting.try_reserve(1);
+        more.map_err(|_| memory::lacking::<Request>(state.waiting.len() + 1, Purpose::Requests))?;
+        state.waiting.push_back(request);
+        state.unfinished += 1;
+        if state.asleep > 0 {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Cancels requests of an open queue, whose answers nobody takes any more. Fails without memory.
+    pub fn cancel(&self, numbers: impl ExactSizeIterator<Item = usize>) -> Result<()> {
+        let mut state = self.lock();
+        let room = state.cancelled.try_reserve(numbers.len());
+        room.map_err(|_| memory::lacking::<usize>(state.cancelled.len() + numbers.len(), Purpose::Requests))?;
+        state.cancelled.extend(numbers);
+        self.cancels.fetch_add(1, Ordering::Relaxed);
+        if state.asleep > 0 {
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// Drops a replica's requests that have been cancelled.
+    fn drop_cancelled(&self, state: &mut State, replica: usize, scheduler: &mut Scheduler) {
+        let cancels = self.cancels.load(Ordering::Relaxed);
+        let Some(Some(served)) = state.replicas.get_mut(replica) else {
+            return;
+        };
+        if served.cancels != cancels {
+            served.cancels = cancels;
+            let dropped = scheduler.cancel(|number| state.cancelled.remove(&number));
+            self.count_finished(state, dropped);
+        }
+    }
+
+    /// Moves requests to the scheduler of a replica while it has room for the next one and less than its share. Those
+    /// that could never run there are left to other replicas, and those cancelled are dropped. Without memory for a request
+    /// this fails, and the request stays in the queue. Of requests whose tokens are handed over one by one the numbers are
+    /// appended to `begun`.
+    pub fn take(&self, replica: usize, scheduler: &mut Scheduler, begun: &mut Vec<usize>) -> Result<()> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        self.drop_cancelled(state, replica, scheduler);
         #[cfg(feature = "mpi")]
         self.counts.looks.fetch_add(1, Ordering::Relaxed);
         if !scheduler.has_free_slot() {
@@ -143,7 +233,7 @@ impl Queue {
             max_positions: waiting.max_positions,
         }));
         while scheduler.running() + scheduler.waiting() < state.share() {
-            let Some(next) = state.next_for(scheduler) else {
+            let Some(next) = state.next_for(replica) else {
                 #[cfg(feature = "mpi")]
                 if state.ranks.more {
                     let more = state.share() - scheduler.running() - scheduler.waiting();
@@ -153,11 +243,19 @@ impl Queue {
                 break;
             };
             let request = &mut state.waiting[next];
+            if !state.cancelled.is_empty() && state.cancelled.remove(&request.number) {
+                state.remove(next);
+                self.count_finished(state, 1);
+                continue;
+            }
             if !scheduler.has_room(request.prompt.len(), request.max_positions) {
                 break;
             }
             let tables = scheduler.make_room(request)?;
-            let Some(request) = state.waiting.remove(next) else {
+            if request.outlet == Outlet::Tokens {
+                memory::push(begun, request.number, Purpose::Requests)?;
+            }
+            let Some(request) = state.remove(next) else {
                 break;
             };
             #[cfg(feature = "mpi")]
@@ -169,13 +267,13 @@ impl Queue {
 
     /// Waits until there is a request that this replica, which runs none, can take; `false` if none can come any more or
     /// the queue is stopped.
-    pub fn wait(&self, scheduler: &Scheduler) -> bool {
+    pub fn wait(&self, replica: usize) -> bool {
         let mut state = self.lock();
         loop {
             if self.is_stopped() {
                 return false;
             }
-            if state.next_for(scheduler).is_some() {
+            if state.next_for(replica).is_some() {
                 return true;
             }
             if !state.has_more() {
@@ -184,7 +282,9 @@ impl Queue {
             }
             let rests = usize::from(!state.waiting.is_empty());
             state.resting += rests;
+            state.asleep += 1;
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.asleep -= 1;
             state.resting -= rests;
         }
     }
@@ -194,6 +294,16 @@ impl Queue {
         self.count_finished(&mut self.lock(), requests);
     }
 
+    /// Counts requests of an open queue that have their answer, and may have been cancelled meanwhile.
+    pub fn finish_open(&self, numbers: impl ExactSizeIterator<Item = usize>) {
+        let mut state = self.lock();
+        let finished = numbers.len();
+        for number in numbers {
+            state.cancelled.remove(&number);
+        }
+        self.count_finished(&mut state, finished);
+    }
+
     /// Returns the unfinished requests of a replica that stops, in front of all others.
     pub fn give_back(&self, replica: usize, unfinished: Vec<Request>) {
         let mut state = self.lock();
@@ -201,35 +311,36 @@ impl Queue {
         for request in unfinished.into_iter().rev() {
             state.waiting.push_front(request);
         }
+        for served in state.replicas.iter_mut().flatten() {
+            served.skips = 0;
+        }
         self.changed.notify_all();
     }
 
     /// Begins to serve the queue with replicas of these limits, in place of those before.
-    pub fn begin(&self, replicas: Vec<Option<Limits>>) {
+    pub fn begin(&self, replicas: impl Iterator<Item = Limits>) -> Result<()> {
+        let served = replicas.map(|limits| {
+            Some(Served {
+                limits,
+                skips: 0,
+                cancels: 0,
+            })
+        });
+        let served = memory::collect(served, Purpose::Requests)?;
         let mut state = self.lock();
-        (state.replicas, state.resting) = (replicas, 0);
+        (state.replicas, state.resting) = (served, 0);
+        Ok(())
     }
 
-    /// Takes the requests out of the queue that no replica can run which works, if one does; each with the reason of the
-    /// last replica.
-    pub fn take_unfit(&self) -> Result<Vec<(Request, Error)>> {
+    /// Takes a request out of the queue that no replica can run which works, if one does, with the reason.
+    pub fn take_unfit(&self) -> Option<(Request, Error)> {
         let mut state = self.lock();
-        let mut unfit = Vec::new();
-        if state.working().next().is_none() {
-            return Ok(unfit);
-        }
-        while let Some(at) = state.unfit() {
-            let last = state
-                .working()
-                .last()
-                .map(|limits| limits.check_request(&state.waiting[at]));
-            memory::reserve(&mut unfit, 1, Purpose::Requests)?;
-            if let (Some(request), Some(Err(why))) = (state.waiting.remove(at), last) {
-                unfit.push((request, why));
-            }
-            self.count_finished(&mut state, 1);
-        }
-        Ok(unfit)
+        let why = |request| refusal(request, state.working());
+        let (at, why) = (state.waiting.iter().enumerate()).find_map(|(at, request)| Some((at, why(request)?)))?;
+        let request = state.remove(at)?;
+        state.cancelled.remove(&request.number);
+        self.count_finished(&mut state, 1);
+        Some((request, why))
     }
 
     /// Adds requests that rank 0 has granted, and what concerns the queue of all ranks.
@@ -248,6 +359,9 @@ impl Queue {
         let mut state = self.lock();
         let kept = state.waiting.len().saturating_sub(requests);
         let withdrawn = state.waiting.split_off(kept);
+        for served in state.replicas.iter_mut().flatten() {
+            served.skips = served.skips.min(kept);
+        }
         state.unfinished -= withdrawn.len();
         withdrawn
     }
@@ -293,4 +407,14 @@ impl Queue {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Why none of the replicas takes a request: what the one with the most room says. `None` if one does, or if there are
+/// no replicas.
+pub fn refusal<'a>(request: &Request, replicas: impl Iterator<Item = &'a Limits> + Clone) -> Option<Error> {
+    if replicas.clone().any(|limits| limits.take(request)) {
+        return None;
+    }
+    let widest = replicas.max_by_key(|limits| limits.full_blocks * limits.block_tokens);
+    widest.and_then(|limits| limits.check_request(request).err())
 }

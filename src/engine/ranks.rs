@@ -45,6 +45,11 @@ impl Ranks {
         self.rank == 0
     }
 
+    /// How many there are, this one included.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
     /// An address of its own, for the program's struct on a rank without devices.
     pub fn address(&self) -> *const () {
         Arc::as_ptr(&self.transport).cast()
@@ -266,9 +271,10 @@ impl Engine {
         let ready = answers.and_then(|answers| Ok((answers, Member::new(transport, waiting?, count, max_positions)?)));
         let ((mut answers, mut member), _) = agree(transport, ready, |_, _| Ok(()))?;
         let run = Run {
-            queue: Queue::new(VecDeque::new()),
+            queue: Queue::new(VecDeque::new()).into(),
             results: Results::Sent(Mutex::new(Outbox::default())),
             recorder: None,
+            totals: self.totals.clone(),
         };
         let devices = entries.iter().map(|entry| entry.replicas.len()).collect();
         let mut limits: Vec<_> = entries.into_iter().map(|entry| entry.replicas).collect();
@@ -319,7 +325,7 @@ impl Engine {
                 report::warning(format_args!("the devices here are not used: {why}"));
                 Vec::new()
             });
-            run.queue.begin(run::limits(&workers)?);
+            run::begin(run, &workers)?;
             let (served, workers) = serve_beside(run, workers, || member.serve(run, answers.as_deref_mut()));
             served?;
             if run.queue.is_stopped() {

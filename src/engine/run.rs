@@ -2,39 +2,45 @@
 
 use super::answers::{Answers, Stored};
 use super::draws::Draws;
+use super::ledger::{Ending, Ledger};
 use super::pipeline::Pipeline;
 use super::queue::Queue;
+use super::totals::Totals;
 use crate::batch::{StepPlan, Want};
 use crate::error::{Error, Result};
 use crate::logits::Recorder;
 use crate::memory::{self, Purpose};
 use crate::report;
-use crate::request::Answer;
 #[cfg(feature = "mpi")]
 use crate::request::Request;
-use crate::scheduler::{Limits, Scheduler};
+use crate::request::{Answer, Sampled};
+use crate::scheduler::Scheduler;
 use crate::threads::{self, Ended, Scope, Thread};
 use rayon::ThreadPool;
 #[cfg(feature = "mpi")]
 use std::collections::VecDeque;
 use std::panic::resume_unwind;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// What all replicas share.
 pub struct Run<'a, 'r> {
     /// Requests to be answered.
-    pub queue: Queue,
+    pub queue: Arc<Queue>,
     /// Where answers go.
     pub results: Results<'a, 'r>,
     /// The logits file, if logits are recorded.
     pub recorder: Option<Mutex<Recorder>>,
+    /// Where steps are counted.
+    pub totals: Arc<Totals>,
 }
 
 /// Where answers go, and the reasons of requests that get none.
 pub enum Results<'a, 'r> {
     /// Into the program's rows.
     Stored(Mutex<Answers<'a, 'r>>),
+    /// To a service's events.
+    Told(&'a Ledger),
     /// To rank 0.
     #[cfg(feature = "mpi")]
     Sent(Mutex<Outbox>),
@@ -52,22 +58,18 @@ pub struct Outbox {
 
 impl Run<'_, '_> {
     /// Refuses the requests in the queue that no replica can run which works.
-    pub fn refuse_unfit(&self) -> Result<()> {
-        let unfit = self.queue.take_unfit()?;
-        match &self.results {
-            Results::Stored(answers) => {
-                let mut answers = lock(answers);
-                unfit
-                    .iter()
-                    .for_each(|(request, why)| answers.refuse(request.number, why));
+    pub fn refuse_unfit(&self) {
+        while let Some((request, why)) = self.queue.take_unfit() {
+            match &self.results {
+                Results::Stored(answers) => lock(answers).refuse(request.number, &why),
+                Results::Told(ledger) => ledger.end(request.number, Ending::Failed(why.into())),
+                #[cfg(feature = "mpi")]
+                Results::Sent(outbox) => lock(outbox).refused.push((request, why)),
             }
-            #[cfg(feature = "mpi")]
-            Results::Sent(outbox) => lock(outbox).refused.extend(unfit),
         }
-        Ok(())
     }
 
-    /// Hands answers over.
+    /// Hands whole answers over.
     fn hand_in(&self, finished: &mut Vec<Answer>) {
         let requests = finished.len();
         match &self.results {
@@ -75,10 +77,26 @@ impl Run<'_, '_> {
                 let mut answers = lock(answers);
                 finished.drain(..).for_each(|answer| answers.store(answer));
             }
+            Results::Told(_) => finished.clear(),
             #[cfg(feature = "mpi")]
             Results::Sent(outbox) => lock(outbox).answers.extend(finished.drain(..)),
         }
         self.queue.finish(requests);
+    }
+
+    /// Hands tokens over of requests that want them one by one. `ended` has room for as many requests as a step has.
+    fn hand_over(&self, sampled: impl Iterator<Item = Sampled>, ended: &mut Vec<usize>) {
+        let Results::Told(ledger) = self.results else {
+            return;
+        };
+        ledger.take_tokens(sampled, |number, is_lost| match is_lost {
+            false => ended.push(number),
+            // If there is no memory for this either, it runs to its end for nobody.
+            true => drop(self.queue.cancel([number].into_iter())),
+        });
+        if !ended.is_empty() {
+            self.queue.finish_open(ended.drain(..));
+        }
     }
 
     /// Waits until everything is printed and written; gives what was stored.
@@ -88,6 +106,7 @@ impl Run<'_, '_> {
         }
         match self.results {
             Results::Stored(answers) => answers.into_inner().unwrap_or_else(PoisonError::into_inner).finish(),
+            Results::Told(_) => Stored::default(),
             #[cfg(feature = "mpi")]
             Results::Sent(_) => Stored::default(),
         }
@@ -104,26 +123,20 @@ pub struct Worker<'p, 'a, 'r> {
     scheduler: Scheduler,
     draws: Draws,
     finished: Vec<Answer>,
-    steps: u64,
-    waiting: Duration,
-    drawing: Duration,
+    /// Requests that it has begun with, and that have ended, for whoever is told of them.
+    begun: Vec<usize>,
+    ended: Vec<usize>,
 }
 
 /// The result of a worker.
 pub struct Served {
-    /// Steps completed.
-    pub steps: u64,
-    /// Time spent waiting for them.
-    pub waiting: Duration,
-    /// Time spent sampling tokens.
-    pub drawing: Duration,
     /// Why the replica is to be dropped.
     pub failure: Option<Error>,
 }
 
 /// Runs all workers until the queue is empty or they have failed, the first one on this thread.
 pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Result<Vec<Served>> {
-    run.queue.begin(limits(&workers)?);
+    begin(run, &workers)?;
     if workers.len() <= 1 {
         return Ok(workers.into_iter().map(Worker::serve).collect());
     }
@@ -152,12 +165,14 @@ pub fn serve_beside<'p, 'a, 'r, T>(
     })
 }
 
-/// The limits of the workers' replicas, for [`Queue::begin`].
-pub fn limits(workers: &[Worker<'_, '_, '_>]) -> Result<Vec<Option<Limits>>> {
-    memory::collect(
-        workers.iter().map(|worker| Some(worker.scheduler.limits().clone())),
-        Purpose::Requests,
-    )
+/// Lets the queue know the workers' replicas.
+pub fn begin(run: &Run<'_, '_>, workers: &[Worker<'_, '_, '_>]) -> Result<()> {
+    let limits = workers.iter().map(|worker| worker.scheduler.limits().clone());
+    run.queue.begin(limits)?;
+    if let Results::Told(_) = run.results {
+        run.refuse_unfit();
+    }
+    Ok(())
 }
 
 /// A worker's thread, or the result of one whose thread could not be started.
@@ -194,10 +209,8 @@ fn not_started(run: &Run<'_, '_>, replica: usize, error: &std::io::Error) -> Ser
     run.queue.give_back(replica, Vec::new());
     let why = format!("cannot start a thread for a replica: {error}; lower GETP_THREADS");
     report::warning(&why);
+    run.totals.lose_replica();
     Served {
-        steps: 0,
-        waiting: Duration::ZERO,
-        drawing: Duration::ZERO,
         failure: Some(Error::State(why)),
     }
 }
@@ -211,19 +224,18 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         pipeline: &'p mut Pipeline,
         scheduler: Scheduler,
         draws: Draws,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        Ok(Self {
             run,
             replica,
             pool,
             pipeline,
+            finished: Vec::new(),
+            begun: Vec::new(),
+            ended: memory::room(scheduler.limits().max_batch, Purpose::Schedule)?,
             scheduler,
             draws,
-            finished: Vec::new(),
-            steps: 0,
-            waiting: Duration::ZERO,
-            drawing: Duration::ZERO,
-        }
+        })
     }
 
     fn serve(mut self) -> Served {
@@ -232,12 +244,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         if let Some(error) = &failure {
             self.give_back(error);
         }
-        Served {
-            steps: self.steps,
-            waiting: self.waiting,
-            drawing: self.drawing,
-            failure,
-        }
+        Served { failure }
     }
 
     /// Takes requests, runs steps, samples and commits tokens, until every request has its answer.
@@ -246,16 +253,16 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             self.submit()?;
             let start = Instant::now();
             let collected = self.pipeline.collect()?;
-            self.waiting += start.elapsed();
+            let waited = start.elapsed();
             match collected {
                 Some(plan) => {
-                    self.commit(&plan)?;
+                    self.commit(&plan, waited)?;
                     self.pipeline.recycle(plan);
                 }
                 None if self.scheduler.running() > 0 => {
                     return Err(Error::Internal("sequences run, but none can be planned".into()));
                 }
-                None if self.run.queue.wait(&self.scheduler) => {}
+                None if self.run.queue.wait(self.replica) => {}
                 None => break,
             }
         }
@@ -280,16 +287,22 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
 
     /// Takes requests from the queue, as many as can start.
     fn take(&mut self) -> Result<()> {
-        self.run.queue.take(&mut self.scheduler)
+        let taken = self.run.queue.take(self.replica, &mut self.scheduler, &mut self.begun);
+        if let Results::Told(ledger) = self.run.results
+            && !self.begun.is_empty()
+        {
+            ledger.begin(self.begun.drain(..));
+        }
+        taken
     }
 
     /// Samples a step's tokens and passes them to the scheduler.
-    fn commit(&mut self, plan: &StepPlan) -> Result<()> {
-        self.steps += 1;
+    fn commit(&mut self, plan: &StepPlan, waited: Duration) -> Result<()> {
         self.record(plan);
         let start = Instant::now();
-        let drawn = self.draws.draw(self.pool, &self.scheduler, plan, self.pipeline)?;
-        self.drawing += start.elapsed();
+        let drawn = self.draws.draw(self.pool, &self.scheduler, plan, self.pipeline);
+        self.run.totals.add_step(waited, start.elapsed());
+        let drawn = drawn?;
         let committed = self.scheduler.commit(plan, drawn.tokens, &mut self.finished);
         drawn
             .left_to_host
@@ -308,11 +321,12 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         }
     }
 
-    /// Stores the answers that are complete.
+    /// Hands over the answers that are complete, and the tokens that have come.
     fn hand_in(&mut self) {
         if !self.finished.is_empty() {
             self.run.hand_in(&mut self.finished);
         }
+        self.run.hand_over(self.scheduler.take_sampled(), &mut self.ended);
     }
 
     /// Returns unfinished requests to the queue; they start again on another replica, with the same random numbers.
@@ -323,7 +337,12 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             "{device} is given up: {error}; unfinished requests that go back to the queue: {}",
             unfinished.len()
         ));
+        self.run.totals.lose_replica();
         self.run.queue.give_back(self.replica, unfinished);
+        if let Results::Told(_) = self.run.results {
+            // Others go on: nobody may come for what only this one had room for.
+            self.run.refuse_unfit();
+        }
     }
 }
 

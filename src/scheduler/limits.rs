@@ -135,6 +135,15 @@ impl Limits {
         sequences.div_ceil(self.turns())
     }
 
+    /// The most positions of a request with so many prompt tokens that could run here; 0 if there is none.
+    pub fn most_positions(&self, n_prompt: usize) -> usize {
+        let blocks = self.full_blocks.saturating_mul(self.block_tokens);
+        let most = if self.has_full_layers { blocks } else { usize::MAX };
+        let most = most.min(self.max_positions);
+        let fits = n_prompt <= most && self.need(n_prompt, most).window <= self.window_blocks;
+        if fits { most } else { 0 }
+    }
+
     /// Whether a request could run here, alone at least.
     pub fn take(&self, request: &Request) -> bool {
         self.obstacle(request).is_none()

@@ -43,7 +43,7 @@ pub use spread::Ahead;
 use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::request::{Answer, Request, Sampling};
+use crate::request::{Answer, Request, Sampled, Sampling};
 use blocks::BlockPool;
 use lending::{Lending, oldest};
 use sequence::{RESERVED_TOKENS, Sequence};
@@ -73,6 +73,8 @@ pub struct Scheduler {
     steps: u64,
     /// Handles in the order in which their sequences started.
     running: Vec<usize>,
+    /// Tokens of requests whose answers are handed over token by token, since [`Self::take_sampled`].
+    sampled: Vec<Sampled>,
     /// Empty, with room for all sequences: memory must not be lacking when a device has failed.
     unfinished: Vec<Request>,
 }
@@ -94,6 +96,7 @@ impl Scheduler {
             under_way: memory::filled(0, slots, Purpose::Schedule)?,
             steps: 0,
             running: memory::room(slots, Purpose::Schedule)?,
+            sampled: Vec::new(),
             unfinished: Vec::new(),
             limits,
         })
@@ -247,10 +250,12 @@ impl Scheduler {
     }
 
     /// Takes the tokens of the oldest step in flight: `sampled` has one for each of its logits rows with `sample`, in
-    /// order. Complete answers are appended to `finished`. Rows for which [`Self::drawing`] is `None` are ignored.
+    /// order. Answers that are handed over as a whole are appended to `finished` when they are complete. Rows for which
+    /// [`Self::drawing`] is `None` are ignored.
     pub fn commit(&mut self, plan: &StepPlan, sampled: &[u32], finished: &mut Vec<Answer>) -> Result<()> {
         self.check_commit(plan, sampled)?;
         memory::reserve(finished, sampled.len(), Purpose::Requests)?;
+        memory::reserve(&mut self.sampled, sampled.len(), Purpose::Requests)?;
         for chunk in &plan.chunks {
             self.under_way[chunk.sequence] -= 1;
             match &mut self.slots[chunk.sequence] {
@@ -260,19 +265,23 @@ impl Scheduler {
             }
         }
         for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
-            let complete = match &mut self.slots[row.sequence] {
+            let end = match &mut self.slots[row.sequence] {
                 // A discarded row does not advance its sequence.
                 Some(sequence) if sequence.position == row.position + 1 => {
-                    let complete = sequence.store(token)?;
+                    let end = sequence.store(token)?;
                     self.pace.sample();
-                    if complete {
-                        self.pace.end(sequence.max_positions() - sequence.position);
+                    if sequence.hands_over_tokens() {
+                        let number = sequence.number();
+                        self.sampled.push(Sampled { number, token, end });
                     }
-                    complete
+                    end
                 }
-                _ => false,
+                _ => None,
             };
-            if complete && let Some(sequence) = self.release(row.sequence) {
+            if end.is_some()
+                && let Some(sequence) = self.end(row.sequence)
+                && !sequence.hands_over_tokens()
+            {
                 finished.push(sequence.into_answer());
             }
         }
@@ -295,14 +304,22 @@ impl Scheduler {
         (sequence.wrong_steps == 0).then(|| sequence.number())
     }
 
-    /// Drops a request, waiting or running; `false` if it is neither.
-    pub fn cancel(&mut self, request: usize) -> bool {
-        let is_it = |sequence: &Sequence| sequence.number() == request;
-        if let Some(place) = self.waiting.iter().position(is_it) {
-            return self.waiting.remove(place).is_some();
+    /// The tokens that steps have brought to requests whose answers are handed over token by token.
+    pub fn take_sampled(&mut self) -> impl Iterator<Item = Sampled> {
+        self.sampled.drain(..)
+    }
+
+    /// Drops the requests, waiting or running, that are cancelled by their number; returns how many.
+    pub fn cancel(&mut self, mut is_cancelled: impl FnMut(usize) -> bool) -> usize {
+        let before = self.waiting.len() + self.running.len();
+        self.waiting.retain(|sequence| !is_cancelled(sequence.number()));
+        for place in (0..self.running.len()).rev() {
+            let slot = self.running[place];
+            if self.request(slot).is_some_and(&mut is_cancelled) {
+                self.end(slot);
+            }
         }
-        let slot = self.slots.iter().position(|slot| slot.as_ref().is_some_and(is_it));
-        slot.is_some_and(|slot| self.release(slot).is_some())
+        before - self.waiting.len() - self.running.len()
     }
 
     /// Removes and returns all requests without an answer, in the order of their submission, after a device has failed.
@@ -545,7 +562,14 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a sequence and frees its blocks. A step in flight may still write and read them; they can be allocated
+    /// Ends a sequence, maybe before its limit.
+    fn end(&mut self, slot: usize) -> Option<Sequence> {
+        let sequence = self.release(slot)?;
+        self.pace.end(sequence.max_positions() - sequence.position);
+        Some(sequence)
+    }
+
+    /// Takes a sequence out and frees its blocks. A step in flight may still write and read them; they can be allocated
     /// again at once, because the device runs steps in order: the next owner runs later and reads only what it has
     /// written. The slot is reused only when no step in flight has a row of it.
     fn release(&mut self, slot: usize) -> Option<Sequence> {

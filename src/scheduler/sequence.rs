@@ -4,7 +4,7 @@ use crate::batch::Draw;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::random::{coin, next_state};
-use crate::request::{Answer, Request, Sampling};
+use crate::request::{Answer, End, Outlet, Request, Sampling};
 
 /// The most tokens to reserve memory for when a sequence starts; longer answers reallocate.
 pub(super) const RESERVED_TOKENS: usize = 1 << 16;
@@ -133,14 +133,21 @@ impl Sequence {
         }
     }
 
-    /// Stores the token sampled at the last committed position; returns whether the answer is complete: by an end
-    /// token, or at the last position.
-    pub(super) fn store(&mut self, token: u32) -> Result<bool> {
+    /// Stores the token sampled at the last committed position; gives how the answer ends with it, if it does.
+    pub(super) fn store(&mut self, token: u32) -> Result<Option<End>> {
         memory::push(&mut self.tokens, token, Purpose::Requests)?;
         if !self.request.sampling.is_greedy() {
             self.rng_state = next_state(self.rng_state);
         }
-        Ok(self.request.ends.contains(token) || self.position == self.request.max_positions)
+        let answered = self.tokens.len() - self.n_prompt + self.request.answered;
+        let end = self.request.ends.end(token);
+        let end = end.filter(|_| answered >= self.request.min_tokens);
+        Ok(end.or((self.position == self.request.max_positions).then_some(End::Length)))
+    }
+
+    /// Whether its tokens are handed over one by one.
+    pub(super) fn hands_over_tokens(&self) -> bool {
+        self.request.outlet == Outlet::Tokens
     }
 
     /// The answer.
@@ -153,9 +160,14 @@ impl Sequence {
         }
     }
 
-    /// The request as it was submitted.
+    /// The request as it is to start again: as it was submitted, but behind the tokens that have been handed over.
     pub(super) fn into_request(mut self) -> Request {
-        self.tokens.truncate(self.n_prompt);
+        if self.hands_over_tokens() {
+            self.request.answered += self.tokens.len() - self.n_prompt;
+            self.request.sampling.rng_state = self.rng_state;
+        } else {
+            self.tokens.truncate(self.n_prompt);
+        }
         self.request.prompt = self.tokens;
         self.request
     }

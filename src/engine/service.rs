@@ -1,0 +1,157 @@
+//! Requests that arrive while others run, from any thread, and what becomes of them.
+
+use super::ledger::{Ending, Event, Ledger, Ticket};
+use super::queue::Queue;
+use super::totals::Totals;
+use crate::error::{Error, Result};
+use crate::request::{EndTokens, Outlet, Request, Sampling};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// What a program asks for.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// The most positions that are fed to the model; `None` for as many as any replica takes.
+    pub max_positions: Option<usize>,
+    /// Before the answer has so many tokens, none ends it.
+    pub min_tokens: usize,
+    /// How tokens are sampled.
+    pub sampling: Sampling,
+    /// Tokens that end the answer.
+    pub ends: Arc<EndTokens>,
+    /// Given back with each event.
+    pub tag: u64,
+    /// The fewest tokens of an event that is not the last; 0: there is only the last event, which has them all.
+    pub tokens_per_event: usize,
+}
+
+/// Shared by the program's threads and the engine that serves it.
+pub struct Service {
+    pub(super) queue: Arc<Queue>,
+    pub(super) ledger: Ledger,
+    /// When it was opened.
+    pub opened: Instant,
+    /// The most positions that the model has been made for, if that is known.
+    context: Option<usize>,
+    /// Why no request can be answered any more, once that is so.
+    broken: Mutex<Option<Arc<Error>>>,
+}
+
+impl Service {
+    /// A service without requests, that no engine serves yet.
+    pub(super) fn new(totals: Arc<Totals>, context: Option<usize>) -> Self {
+        Self {
+            context,
+            queue: Arc::new(Queue::open()),
+            ledger: Ledger::new(totals),
+            opened: Instant::now(),
+            broken: Mutex::default(),
+        }
+    }
+
+    /// Queues a request; gives its number. If no replica takes it, its only event says so.
+    pub fn submit(&self, ask: Ask) -> Result<usize> {
+        let ticket = Ticket {
+            tag: ask.tag,
+            tokens_per_event: ask.tokens_per_event,
+            n_prompt: ask.prompt.len(),
+        };
+        let number = self.ledger.enter(ticket)?;
+        let request = Request {
+            number,
+            max_positions: ask
+                .max_positions
+                .unwrap_or_else(|| self.most_positions(ask.prompt.len())),
+            prompt: ask.prompt,
+            sampling: ask.sampling,
+            ends: ask.ends,
+            min_tokens: ask.min_tokens,
+            outlet: Outlet::Tokens,
+            answered: 0,
+        };
+        // Under the lock, so that none is queued after the others have been ended.
+        let broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let ending = match &*broken {
+            Some(why) => Ending::Failed(why.clone()),
+            None => match self.check(&request).and_then(|()| self.queue.submit(request)) {
+                Ok(()) => return Ok(number),
+                Err(why @ Error::OutOfMemory { .. }) => {
+                    self.ledger.strike(number);
+                    return Err(why);
+                }
+                Err(why) => Ending::Refused(why.into()),
+            },
+        };
+        self.ledger.end(number, ending);
+        Ok(number)
+    }
+
+    /// Refuses a request with more positions than the model has.
+    fn check(&self, request: &Request) -> Result<()> {
+        match self.context {
+            Some(most) if request.max_positions > most => Err(Error::format(
+                format!("request {}", request.number),
+                format!(
+                    "its prompt and answer have {} positions, and the model has {most}; shorten it or ask for fewer tokens",
+                    request.max_positions
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The most positions that a request may have.
+    fn most_positions(&self, n_prompt: usize) -> usize {
+        let most = self.queue.most_positions(n_prompt);
+        self.context.map_or(most, |context| most.min(context))
+    }
+
+    /// Cancels a request. Does nothing if it has ended; fails if there never was such a request.
+    pub fn cancel(&self, number: usize) -> Result<()> {
+        match self.ledger.cancel(number) {
+            Some(true) => self.queue.cancel([number].into_iter()),
+            Some(false) => Ok(()),
+            None => Err(Error::format(
+                "request",
+                format!("{number} is no request of this batch"),
+            )),
+        }
+    }
+
+    /// Cancels all requests that have not ended.
+    pub fn cancel_all(&self) -> Result<()> {
+        let mut running = self.ledger.running()?;
+        running.retain(|&number| self.ledger.cancel(number) == Some(true));
+        self.queue.cancel(running.into_iter())
+    }
+
+    /// The next event; waits for one until `deadline`, for ever if that is `None`.
+    pub fn next(&self, deadline: Option<Instant>) -> Option<Event> {
+        self.ledger.next(deadline)
+    }
+
+    /// Requests whose end has not been taken.
+    pub fn untaken(&self) -> usize {
+        self.ledger.untaken()
+    }
+
+    /// Drops all requests and events, and ends the engine's work for them, without waiting for it.
+    pub fn close(&self) {
+        self.queue.stop();
+        self.ledger.close();
+    }
+
+    /// Whether it is closed.
+    pub fn is_closed(&self) -> bool {
+        self.queue.is_stopped()
+    }
+
+    /// Ends all requests, and those that are still submitted: none can be answered any more.
+    pub fn fail(&self, why: Error) {
+        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let why = broken.insert(why.into());
+        self.ledger.end_all(&Ending::Failed(why.clone()));
+    }
+}
