@@ -15,8 +15,8 @@
  *
  * Every function may be called from any thread. Calls on one transformer run one after another, calls on different ones
  * concurrently. README.md says what a program must not do while a transformer is warmed up. No function exits or aborts
- * the program. A failure is one line on stderr, the return value named in the function's comment, and the text of
- * getp_last_error. */
+ * the program. A failure is one line on stderr, the return value named in the function's comment, the text of
+ * getp_last_error, and the number of getp_last_status. */
 
 
 #ifndef GETP_H
@@ -28,6 +28,32 @@
 /* Sets all fields of *options to their defaults, and its size to the one in this header, so that the program and the
  * library may be of different versions. */
 #define getp_options_init(options) getp_options_init_sized((options), sizeof *(options))
+#define getp_request_init(request) getp_request_init_sized((request), sizeof *(request))
+#define getp_batch_options_init(options) getp_batch_options_init_sized((options), sizeof *(options))
+
+/* Writes a transformer's counters to *stats, as many as this header has. */
+#define getp_stats(transformer, stats) getp_stats_sized((transformer), (stats), sizeof *(stats))
+
+// `getp_event.end`: the request goes on, and more events come.
+#define GETP_END_NONE 0
+
+// `getp_event.end`: the answer ends with one of the model's end tokens, `end_token`.
+#define GETP_END_TOKEN 1
+
+// `getp_event.end`: the answer ends with one of the request's stop tokens, `end_token`.
+#define GETP_END_STOP 2
+
+// `getp_event.end`: the answer has as many tokens as it may have.
+#define GETP_END_LENGTH 3
+
+// `getp_event.end`: the request was cancelled.
+#define GETP_END_CANCELLED 4
+
+// `getp_event.end`: the request cannot be answered; `status` and `why` say why.
+#define GETP_END_REFUSED 5
+
+// `getp_event.end`: the request could not be answered to its end; `status` and `why` say why.
+#define GETP_END_FAILED 6
 
 // A switch of `getp_options` that is on.
 #define GETP_ON 1
@@ -53,6 +79,9 @@
 // The generator's first state for the seed 0: with a state of 0 it would give the number 0 again and again.
 #define GETP_STATE_OF_SEED_0 11400714819323198485ull
 
+// Requests on their way through a model.
+typedef struct getp_batch getp_batch;
+
 // An open model.
 typedef struct getp_model getp_model;
 
@@ -64,6 +93,89 @@ typedef struct getp_sampler getp_sampler;
 
 // A vocabulary read from a file: the program's struct, and the memory that it points to.
 typedef struct getp_tokenizer getp_tokenizer;
+
+// The result of a call. Failures are negative.
+typedef int getp_status;
+
+// What a program is told of a request. The library makes it, so that it can grow: a program takes only pointers to it.
+typedef struct {
+  // The request's number within the batch.
+  uint64_t id;
+  // The request's `tag`.
+  uint64_t tag;
+  // The tokens of the answer since the request's event before: `count` ids, the token that ends the answer included.
+  const int *tokens;
+  // How many.
+  size_t count;
+  // GETP_END_NONE, or how the request has ended; then this is its last event.
+  int end;
+  // The token that ended the answer, or -1.
+  int end_token;
+  // GETP_OK, or what a request that was refused or has failed came to.
+  getp_status status;
+  // Not used.
+  int reserved;
+  // The reason in words, one line; NULL if `status` is GETP_OK.
+  const char *why;
+  // Tokens of the prompt.
+  size_t prompt_tokens;
+  // Tokens of the answer so far.
+  size_t answer_tokens;
+  // When the request was submitted, in seconds since the batch was opened, as the times below. -1 for what has not
+  // happened.
+  double submitted;
+  // When a device began with it.
+  double started;
+  // When its first token came.
+  double first_token;
+  // When its last token so far came.
+  double last_token;
+} getp_event;
+
+// How to open a batch. Call `getp_batch_options_init` before setting fields.
+typedef struct {
+  // sizeof(getp_batch_options) as the program knows it, set by `getp_batch_options_init`.
+  size_t size;
+  // Called with each event, on a thread of the library, one after another. It may call any function, must not throw,
+  // and has the event until it returns. With NULL, the default, `getp_batch_next` gives the events.
+  void (*on_event)(void *context, const getp_event *event);
+  // Passed to `on_event`.
+  void *context;
+} getp_batch_options;
+
+// What is asked of a model. Call `getp_request_init` before setting fields; all that is pointed to is read during
+// `getp_batch_submit` alone.
+typedef struct {
+  // sizeof(getp_request) as the program knows it, set by `getp_request_init`.
+  size_t size;
+  // The prompt: `prompt_length` ids, at least one, each within the model's vocabulary.
+  const int *prompt;
+  // Tokens of the prompt.
+  size_t prompt_length;
+  // The most tokens of the answer, the one that ends it included; 0, the default: as many as the model and the KV
+  // cache have room for.
+  size_t max_tokens;
+  // Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then.
+  size_t min_tokens;
+  // 0, the default, is greedy decoding. Finite and not negative.
+  float temperature;
+  // Within (0, 1): top-p (nucleus) sampling; with any other number, as the default, all tokens can be sampled.
+  float topp;
+  // The first state of the request's random number generator, GETP_STATE_OF_SEED_0 for 0, the default: the request
+  // draws what request 0 of `inference` draws from a sampler with that seed.
+  uint64_t seed;
+  // Tokens that end the answer beside the model's end tokens: `stop_length` ids.
+  const int *stop;
+  // How many.
+  size_t stop_length;
+  // GETP_ON: the model's end tokens end no answer.
+  int ignore_end;
+  // The fewest tokens of an event that does not end the request. 0, the default: the only event is the last one, with
+  // the whole answer; 1: each token is an event, unless several have come before the program takes it.
+  int tokens_per_event;
+  // Given back with each event.
+  uint64_t tag;
+} getp_request;
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)
 // The model's dimensions.
@@ -302,12 +414,16 @@ typedef struct {
   uint64_t prompt_tokens;
   // Forward passes over a batch, on all devices.
   uint64_t steps;
-  // Seconds in `inference`, tokenization and printing included.
+  // Seconds in `inference`, tokenization and printing included, and seconds with requests in an open batch.
   double seconds;
   // Bytes of the packed weights on all devices.
   uint64_t packed_bytes;
   // Bytes of the KV caches of all devices.
   uint64_t kv_bytes;
+  // Devices that work, or groups of devices that work together.
+  uint64_t devices;
+  // Devices, or groups, that have failed; others have gone on with their requests.
+  uint64_t lost_devices;
 } getp_stats_t;
 
 // How to run a model. A field that is 0 or NULL takes the value of its GETP_* environment variable, or the default if
@@ -356,9 +472,104 @@ typedef struct {
   int reserved_2;
 } getp_options;
 
+// The call has done its work.
+#define GETP_OK 0
+
+// There was nothing by the time given. It is no failure.
+#define GETP_TIMED_OUT 1
+
+// An argument, an option or a field of a struct is NULL, or has a value that nobody can mean.
+#define GETP_BAD_ARGUMENT -1
+
+// There is not enough memory, on the host or on a device.
+#define GETP_NO_MEMORY -2
+
+// There is no device to run on, or no driver or code for it.
+#define GETP_NO_DEVICE -3
+
+// A device has failed, and no other one could take over.
+#define GETP_DEVICE_LOST -4
+
+// A file cannot be read or written, or is not what it should be.
+#define GETP_BAD_FILE -5
+
+// The file is a model, but not one that the library runs.
+#define GETP_UNSUPPORTED_MODEL -6
+
+// The request cannot be answered by this model on these devices.
+#define GETP_REFUSED -7
+
+// The call is not possible now, for example since another one runs, or since the process has forked.
+#define GETP_BAD_STATE -8
+
+// A defect of the library.
+#define GETP_DEFECT -9
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// Sets `options->size` to `size` and all other fields to their defaults; the macro `getp_batch_options_init(options)`
+// passes `sizeof *options`.
+//
+// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
+// failure.
+getp_status getp_batch_options_init_sized(getp_batch_options *options, size_t size);
+
+// Sets `request->size` to `size` and all other fields to their defaults; the macro `getp_request_init(request)` passes
+// `sizeof *request`.
+//
+// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
+// failure.
+getp_status getp_request_init_sized(getp_request *request, size_t size);
+
+// Opens a batch on `model`, and warms the model up if it is not. From here to `getp_batch_close` its requests run on a
+// thread of the library, and `inference` refuses the model's transformer; `finish` and `getp_model_close` close the
+// batch. `options` may be NULL.
+//
+// On failure: one line on stderr and the last error, returns NULL. It fails if the model has an open batch, and where
+// several processes share the requests (MPI).
+getp_batch *getp_batch_open(getp_model *model, const getp_batch_options *options);
+
+// Queues a request. If `id` is not NULL, `*id` becomes its number within the batch, from 0 on. May be called from any
+// thread, also from `on_event`. It does not wait for other requests.
+//
+// A request that the model's devices have no room for is not a failure: its only event says so.
+//
+// Fails for a NULL, a bad field, a closed model, or a lack of memory: one line on stderr and the last error, returns
+// the failure.
+getp_status getp_batch_submit(getp_batch *batch, const getp_request *request, uint64_t *id);
+
+// Gives the next event: `*event` is the program's until it passes it to `getp_event_free`. Waits for one up to
+// `seconds`, for ever if that is negative, and not at all if it is 0; returns GETP_TIMED_OUT, and `*event` is NULL, if
+// there is none by then, or if the model is closed meanwhile. Several threads may wait.
+//
+// Fails for a NULL, `seconds` that are NaN, and a batch with an `on_event`: one line on stderr and the last error,
+// returns the failure.
+getp_status getp_batch_next(getp_batch *batch, double seconds, const getp_event **event);
+
+// Cancels a request: its last event comes at once, without the tokens of steps that are under way. Does nothing to one
+// that has ended.
+//
+// Fails for a NULL, and for an `id` that the batch has not given: one line on stderr and the last error, returns the
+// failure.
+getp_status getp_batch_cancel(getp_batch *batch, uint64_t id);
+
+// Cancels all requests that have not ended.
+//
+// Fails for a NULL or a lack of memory: one line on stderr and the last error, returns the failure.
+getp_status getp_batch_cancel_all(getp_batch *batch);
+
+// Requests whose last event the program has not been given.
+//
+// Fails for a NULL: one line on stderr and the last error, returns 0.
+size_t getp_batch_unfinished(const getp_batch *batch);
+
+// Closes a batch and drops what has not ended. It waits for nothing: the step under way ends later, and whoever uses
+// the model next waits for that. Does nothing for NULL. The model stays warmed up.
+//
+// Fails only by a defect of the library: one line on stderr and the last error.
+void getp_batch_close(getp_batch *batch);
 
 #if !(defined(GETP_NO_DRIVER_STRUCTS) && defined(__cplusplus))
 // Packs the transformer's weights for the devices and allocates their KV caches. Options are those given to
@@ -396,6 +607,11 @@ long long inference(Transformer *transformer, Tokenizer *tokenizer, Sampler *sam
 void finish(Transformer *transformer, Tokenizer *tokenizer);
 #endif
 
+// Frees an event of `getp_batch_next`. Does nothing for NULL.
+//
+// Fails only by a defect of the library: one line on stderr and the last error.
+void getp_event_free(const getp_event *event);
+
 // The library's version, for example "0.1.0". Never fails.
 const char *getp_version(void);
 
@@ -406,11 +622,17 @@ const char *getp_version(void);
 // fails.
 const char *getp_last_error(void);
 
-// Writes the statistics of `transformer` to `*stats`; returns 0.
+// What kind of failure the calling thread's last error is; GETP_OK if it has none, as [`getp_last_error`] says. Never
+// fails.
+getp_status getp_last_status(void);
+
+// Writes the statistics of `transformer` to `*stats`, of which the program knows `size` bytes; the macro
+// `getp_stats(transformer, stats)` passes `sizeof *stats`. May be called while other calls use the transformer, or a
+// batch is open on it. Returns GETP_OK.
 //
-// Fails for a NULL or a transformer that is not warmed up: one line on stderr and the last error, returns -1, and
-// `*stats` is unchanged.
-int getp_stats(const Transformer *transformer, getp_stats_t *stats);
+// Fails for a NULL, a size that no version of the struct can have, or a transformer that is not warmed up: one line on
+// stderr and the last error, returns the failure, and `*stats` is unchanged.
+getp_status getp_stats_sized(const Transformer *transformer, getp_stats_t *stats, size_t size);
 
 // Opens the model at `path`: a `.bin` file, or a directory with `config.json` and safetensors files. The files must
 // not change while the model is open. With `options` NULL all options come from the environment, or are defaults.
@@ -433,8 +655,9 @@ void getp_model_close(getp_model *model);
 // Sets `options->size` to `size` and all other fields to their defaults. The macro `getp_options_init(options)` passes
 // `sizeof *options`, the size in the header that the program was compiled with; the library's version may be another.
 //
-// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error.
-void getp_options_init_sized(getp_options *options, size_t size);
+// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
+// failure.
+getp_status getp_options_init_sized(getp_options *options, size_t size);
 
 // Reads a file of prompts: its first line is their number, and each further line is a prompt. `steps` becomes
 // `max_seq_len`: a prompt of n tokens gets an answer of up to `steps` - n + 1 tokens, or, with GETP_TOKENS in

@@ -91,6 +91,9 @@ pub enum Error {
     /// Warming up has failed once more, for the reason that the user has already been told.
     #[error("{0}")]
     Again(Box<Error>),
+    /// An error in what a file holds.
+    #[error("{0}")]
+    InFile(Box<Error>),
     /// A defect of the library, for example a panic that was caught.
     #[error("internal error: {0}; please report it")]
     Internal(String),
@@ -144,6 +147,11 @@ impl Error {
             path: path.into(),
             source,
         }
+    }
+
+    /// The error as one in what a file holds.
+    pub fn in_file(self) -> Self {
+        Self::InFile(Box::new(self))
     }
 
     /// What is printed of it: its text, unless the user has read that.

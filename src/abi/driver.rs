@@ -6,7 +6,8 @@ use crate::backend;
 use lifecycle::Backends;
 use std::ffi::c_longlong;
 
-const BACKENDS: Backends<'_> = Backends {
+/// The library's own backends.
+pub const BACKENDS: Backends<'_> = Backends {
     open: &backend::open,
     fallback: &backend::cpu::open,
     #[cfg(feature = "mpi")]

@@ -3,6 +3,7 @@
 //!
 //! The process's panic hook is not replaced, so a panic also prints Rust's own message.
 
+use super::status::{self, GETP_DEFECT, GETP_OK, Status};
 use crate::error::{Error, Result};
 use crate::float_environment;
 use crate::report;
@@ -17,6 +18,8 @@ thread_local! {
     static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
     /// Whether `LAST_ERROR` has been used on this thread, so that its destructor is registered with the C library.
     static USED: Cell<bool> = const { Cell::new(false) };
+    /// The status of the last error.
+    static LAST_STATUS: Cell<Status> = const { Cell::new(GETP_OK) };
 }
 
 /// Runs the body of a call that does work. A failure is recorded, and the result is `failed`. The last error of earlier
@@ -40,10 +43,30 @@ pub fn look<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
     })
 }
 
+/// Runs the body of a call that does work and returns a status: a failure's, or the body's.
+pub fn coded(body: impl FnOnce() -> Result<Status>) -> Status {
+    keep(None);
+    look_coded(body)
+}
+
+/// The same of an accessor, which keeps the last error of earlier calls.
+pub fn look_coded(body: impl FnOnce() -> Result<Status>) -> Status {
+    let mut failure = GETP_OK;
+    let done = look(None, || body().inspect_err(|why| failure = status::of(why)).map(Some));
+    // Without a result and an error it has panicked.
+    done.unwrap_or(if failure == GETP_OK { GETP_DEFECT } else { failure })
+}
+
 /// Writes `error` on stderr and keeps it as this thread's last error.
 pub fn record(error: &Error) {
     report::error(error.line());
     keep(CString::new(report::escaped(&error.to_string())).ok());
+    LAST_STATUS.set(status::of(error));
+}
+
+/// The status of this thread's last error; GETP_OK if there is none.
+pub fn last_status() -> Status {
+    LAST_STATUS.get()
 }
 
 /// The text of this thread's last error, or NULL.
@@ -55,6 +78,7 @@ pub fn last_error() -> *const c_char {
 
 /// Replaces this thread's last error. Does nothing where the thread-local object cannot be used.
 fn keep(text: Option<CString>) {
+    LAST_STATUS.set(GETP_OK);
     with_last(|last| *last.borrow_mut() = text);
 }
 

@@ -1,9 +1,12 @@
 //! The library's version, the last error, and a model's statistics.
 
+use super::sized::MOST_BYTES;
+use super::status::{GETP_OK, Status};
 use super::types::Transformer;
-use super::{guard, lifecycle, pointer};
-use crate::replica::Replica;
-use std::ffi::{c_char, c_int};
+use super::{guard, pointer, registry};
+use crate::error::{Error, Result};
+use std::ffi::c_char;
+use std::mem::{offset_of, size_of};
 
 /// Counters of a model since it was warmed up, and its memory.
 #[repr(C)]
@@ -15,12 +18,16 @@ pub struct Stats {
     pub prompt_tokens: u64,
     /// Forward passes over a batch, on all devices.
     pub steps: u64,
-    /// Seconds in `inference`, tokenization and printing included.
+    /// Seconds in `inference`, tokenization and printing included, and seconds with requests in an open batch.
     pub seconds: f64,
     /// Bytes of the packed weights on all devices.
     pub packed_bytes: u64,
     /// Bytes of the KV caches of all devices.
     pub kv_bytes: u64,
+    /// Devices that work, or groups of devices that work together.
+    pub devices: u64,
+    /// Devices, or groups, that have failed; others have gone on with their requests.
+    pub lost_devices: u64,
 }
 
 /// The library's version, for example "0.1.0". Never fails.
@@ -39,28 +46,61 @@ pub extern "C" fn getp_last_error() -> *const c_char {
     guard::last_error()
 }
 
-/// Writes the statistics of `transformer` to `*stats`; returns 0.
-///
-/// Fails for a NULL or a transformer that is not warmed up: one line on stderr and the last error, returns -1, and
-/// `*stats` is unchanged.
+/// What kind of failure the calling thread's last error is; GETP_OK if it has none, as [`getp_last_error`] says. Never
+/// fails.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getp_stats(transformer: *const Transformer, stats: *mut Stats) -> c_int {
-    guard::work(-1, || {
-        pointer::check(stats, "stats")?;
-        let done = lifecycle::with_engine(transformer, |engine| Stats {
-            tokens: engine.stats().tokens,
-            prompt_tokens: engine.stats().prompt_tokens,
-            steps: engine.stats().steps,
-            seconds: engine.stats().seconds,
-            packed_bytes: engine.replicas().map(packed_bytes).sum(),
-            kv_bytes: engine.replicas().map(|replica| replica.kv_bytes()).sum(),
-        })?;
-        // SAFETY: the program passes a pointer to a struct of its own.
-        unsafe { stats.write(done) };
-        Ok(0)
-    })
+pub extern "C" fn getp_last_status() -> Status {
+    guard::last_status()
 }
 
-fn packed_bytes(replica: &dyn Replica) -> u64 {
-    replica.pack_report().kinds.iter().map(|kind| kind.bytes).sum()
+/// Writes the statistics of `transformer` to `*stats`, of which the program knows `size` bytes; the macro
+/// `getp_stats(transformer, stats)` passes `sizeof *stats`. May be called while other calls use the transformer, or a
+/// batch is open on it. Returns GETP_OK.
+///
+/// Fails for a NULL, a size that no version of the struct can have, or a transformer that is not warmed up: one line on
+/// stderr and the last error, returns the failure, and `*stats` is unchanged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_stats_sized(transformer: *const Transformer, stats: *mut Stats, size: usize) -> Status {
+    // SAFETY: the program passes a pointer to a struct of its own and its size.
+    guard::coded(|| unsafe { write_stats(transformer, stats, size) })
+}
+
+/// Called by programs compiled with a header from before [`getp_stats_sized`], which know the struct's first fields.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_stats(transformer: *const Transformer, stats: *mut Stats) -> Status {
+    // SAFETY: as above.
+    guard::coded(|| unsafe { write_stats(transformer, stats, OLDEST_BYTES) })
+}
+
+/// Size of the oldest version of the struct.
+const OLDEST_BYTES: usize = offset_of!(Stats, devices);
+
+/// # Safety
+///
+/// `stats` is NULL, or points to `size` bytes that may be written to.
+unsafe fn write_stats(transformer: *const Transformer, stats: *mut Stats, size: usize) -> Result<Status> {
+    pointer::check(stats, "stats")?;
+    if size != OLDEST_BYTES && !(size_of::<Stats>()..=MOST_BYTES).contains(&size) {
+        let why = format!("it is {size}; call getp_stats, the macro");
+        return Err(Error::format("size", why));
+    }
+    pointer::check(transformer, "transformer")?;
+    let now = registry::totals(transformer)?.read();
+    let now = Stats {
+        tokens: now.tokens,
+        prompt_tokens: now.prompt_tokens,
+        steps: now.steps,
+        seconds: now.seconds,
+        packed_bytes: now.packed_bytes,
+        kv_bytes: now.kv_bytes,
+        devices: now.replicas,
+        lost_devices: now.lost_replicas,
+    };
+    let (to, from) = (stats.cast::<u8>(), (&raw const now).cast());
+    // SAFETY: the caller's struct has `size` bytes, and ours as many as are copied.
+    unsafe {
+        to.write_bytes(0, size);
+        to.copy_from_nonoverlapping(from, size.min(size_of::<Stats>()));
+    }
+    Ok(GETP_OK)
 }

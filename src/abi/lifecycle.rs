@@ -1,7 +1,7 @@
 //! warm_up, inference and finish on the program's structs: checks the arguments, calls [`crate::engine`], and writes
 //! the results back. The functions that open replicas are parameters, so that tests can pass their own.
 
-use super::registry::{self, Opened, Original, Restored, Slot, Warm};
+use super::registry::{self, Batch, Opened, Original, Restored, Slot, Warm};
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
@@ -12,13 +12,16 @@ use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes,
 use crate::cluster::transport::Transport;
 #[cfg(feature = "mpi")]
 use crate::engine::Begun;
-use crate::engine::{Engine, OpenReplicas, Outcome};
+use crate::engine::{Engine, Event, OpenReplicas, Outcome, Reopen, Service};
 use crate::error::{Error, Result};
+use crate::memory::{self, Purpose};
 use crate::options::{Options, VARIABLES, unknown_variables};
 use crate::replica::{Pointers, Replica};
 use crate::report;
 use crate::request::Sampling;
 use crate::requests::{self, Extent};
+use crate::threads::{self, Thread};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -56,7 +59,7 @@ pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, 
             registry::note_failure(transformer, unsafe { &*transformer }, why);
         })?;
         // SAFETY: checked above, and guaranteed by our caller.
-        unsafe { ensure_warm(slot, transformer, tokenizer, backends) }.map(drop)
+        unsafe { ensure_warm(slot, transformer, Some(tokenizer), backends) }.map(drop)
     })
 }
 
@@ -101,7 +104,7 @@ pub unsafe fn inference(
             });
         }
         // SAFETY: checked above, and guaranteed by our caller.
-        let warm = unsafe { ensure_warm(slot, transformer, tokenizer, backends) };
+        let warm = unsafe { ensure_warm(slot, transformer, Some(tokenizer), backends) };
         let warm = warm.map_err(|why| match failed_before {
             Some(with) if with(&why) => Error::Again(why.into()),
             _ => why,
@@ -155,6 +158,7 @@ pub unsafe fn finish(transformer: *mut Transformer) -> Result<()> {
         say_if_changed(inherited);
         return Ok(());
     }
+    registry::end_batch(transformer);
     registry::with(transformer, |slot| {
         let Some(warm) = slot.take() else {
             // SAFETY: as above.
@@ -167,13 +171,86 @@ pub unsafe fn finish(transformer: *mut Transformer) -> Result<()> {
     })
 }
 
+/// Calls a program's function with an event of the service.
+pub type OnEventOf = Box<dyn FnMut(&Service, Event) + Send>;
+
+/// Warms a transformer up that `getp_model_open` made, if it is not, and opens a batch on it; gives what takes its
+/// requests. With `on_event` a thread hands the events over.
+///
+/// # Safety
+///
+/// `transformer` points to a [`Transformer`] that nobody but calls of these functions uses until the batch is closed or
+/// the transformer is finished.
+pub unsafe fn open_batch(
+    transformer: *mut Transformer,
+    backends: &'static Backends<'static>,
+    on_event: Option<OnEventOf>,
+) -> Result<Arc<Service>> {
+    registry::with(transformer, |slot| {
+        // SAFETY: guaranteed by our caller.
+        let warm = unsafe { ensure_warm(slot, transformer, None, backends) }?;
+        let Some(source) = warm.source.clone() else {
+            return Err(Error::State("a batch needs a model of getp_model_open".into()));
+        };
+        let service = Arc::new(warm.engine.service()?);
+        let mut threads = memory::room(2, Purpose::Threads)?;
+        let (at, served) = (transformer.addr(), service.clone());
+        let reopen = move |options: &Options| (backends.fallback)(&*source.checkpoint, options);
+        if let Some(mut on_event) = on_event {
+            let told = service.clone();
+            let hand_over = move || {
+                while let Some(event) = told.next(None) {
+                    on_event(&told, event);
+                }
+            };
+            threads.push(start_thread("getp events", hand_over)?);
+        }
+        // The last one, since it waits for the slot, and could not be waited for here.
+        let thread = start_thread("getp batch", move || serve(at, &served, &reopen));
+        threads.push(thread.inspect_err(|_| service.close())?);
+        registry::set_batch(
+            transformer,
+            Batch {
+                service: service.clone(),
+                threads,
+            },
+        );
+        Ok(service)
+    })
+}
+
+fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Thread<()>> {
+    let thread = threads::spawn(name, work);
+    thread.map_err(|error| {
+        Error::State(format!(
+            "cannot start a thread for a batch: {error}; lower GETP_THREADS"
+        ))
+    })
+}
+
+/// Lets the engine of the transformer at an address serve a batch until it is closed.
+fn serve(at: usize, service: &Service, reopen: Reopen<'_>) {
+    let serve = || {
+        registry::with_slot(std::ptr::without_provenance(at), |slot| match slot {
+            Some(warm) => warm.engine.serve_all(service, reopen),
+            None => Err(Error::State("the model has been finished".into())),
+        })
+    };
+    let served = catch_unwind(AssertUnwindSafe(serve));
+    let served = served.unwrap_or_else(|_| Err(Error::Internal("the thread of a batch has panicked".into())));
+    if let Err(why) = served {
+        report::error(format_args!("the batch ends: {why}"));
+        service.fail(why);
+    }
+}
+
 fn say_if_changed(restored: Option<Restored>) {
     if restored == Some(Restored::Changed) {
         report::warning("the transformer has been changed since it was warmed up; it is left as it is");
     }
 }
 
-/// Calls `look` with the engine of a transformer. Fails if it is not warmed up.
+/// Calls `look` with the engine of a transformer. Fails if it is not warmed up, or a batch is open on it.
 pub fn with_engine<T>(transformer: *const Transformer, look: impl FnOnce(&Engine) -> T) -> Result<T> {
     pointer::check(transformer, "transformer")?;
     registry::with(transformer, |slot| match slot {
@@ -190,7 +267,7 @@ pub fn with_engine<T>(transformer: *const Transformer, look: impl FnOnce(&Engine
 unsafe fn ensure_warm<'a>(
     slot: &'a mut Slot,
     transformer: *mut Transformer,
-    tokenizer: &Tokenizer,
+    tokenizer: Option<&Tokenizer>,
     backends: &Backends<'_>,
 ) -> Result<&'a mut Warm> {
     // SAFETY: guaranteed by our caller.
@@ -216,14 +293,19 @@ unsafe fn ensure_warm<'a>(
 /// # Safety
 ///
 /// Same requirements as [`ensure_warm`].
-unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, backends: &Backends<'_>) -> Result<Warm> {
+unsafe fn warm_from(
+    transformer: *mut Transformer,
+    tokenizer: Option<&Tokenizer>,
+    backends: &Backends<'_>,
+) -> Result<Warm> {
     warn_of_unknown_variables();
     let source = registry::source(transformer);
     let begin = || {
         // SAFETY: guaranteed by our caller.
         registry::check_no_copy(unsafe { &*transformer })?;
         // SAFETY: guaranteed by our caller.
-        let vocabulary = unsafe { Vocabulary::read(tokenizer) }?;
+        let vocabulary = tokenizer.map(|tokenizer| unsafe { Vocabulary::read(tokenizer) });
+        let vocabulary = vocabulary.transpose()?;
         let opened = match &source {
             Some(source) => source.clone(),
             None => Opened {
@@ -236,7 +318,7 @@ unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, backen
     };
     let (vocabulary, engine) = start(begin(), backends)?;
     // SAFETY: guaranteed by our caller.
-    unsafe { registry::install(transformer, first_pointers(&engine)?) };
+    unsafe { registry::install(transformer, first_pointers(&engine)?, engine.totals()) };
     Ok(Warm {
         engine,
         vocabulary,
@@ -245,7 +327,7 @@ unsafe fn warm_from(transformer: *mut Transformer, tokenizer: &Tokenizer, backen
 }
 
 /// Warms up with the vocabulary, the weights and the options, or the reason why there are none.
-fn start(begun: Result<(Vocabulary, Opened)>, backends: &Backends<'_>) -> Result<(Vocabulary, Engine)> {
+fn start<V>(begun: Result<(V, Opened)>, backends: &Backends<'_>) -> Result<(V, Engine)> {
     #[cfg(feature = "mpi")]
     if let Some(transport) = (backends.join)()? {
         let (vocabulary, opened) = begun.inspect_err(|why| Engine::cannot_warm_up(&*transport, why))?;
@@ -275,8 +357,12 @@ impl Warm {
         fallback: OpenFallback<'_>,
     ) -> Result<i64> {
         let mut prepare = || {
-            // SAFETY: guaranteed by our caller.
-            unsafe { self.vocabulary.follow(tokenizer) }?;
+            match &mut self.vocabulary {
+                // SAFETY: guaranteed by our caller.
+                Some(vocabulary) => unsafe { vocabulary.follow(tokenizer) }?,
+                // SAFETY: guaranteed by our caller.
+                none => *none = Some(unsafe { Vocabulary::read(tokenizer) }?),
+            }
             // SAFETY: guaranteed by our caller.
             let sampling = unsafe { self.sampling(sampler) }?;
             let original = registry::original(transformer);
@@ -291,9 +377,9 @@ impl Warm {
         let source = &self.source;
         // SAFETY: guaranteed by our caller.
         let reopen = |options: &Options| unsafe { reopen(source.as_ref(), &original, options, fallback) };
-        let outcome = self
-            .engine
-            .inference(self.vocabulary.tokenizer(), &mut sampling, requests, &reopen);
+        let tokenizer = self.vocabulary.as_ref().map(Vocabulary::tokenizer);
+        let tokenizer = tokenizer.ok_or_else(|| Error::Internal("an inference without a vocabulary".into()))?;
+        let outcome = self.engine.inference(tokenizer, &mut sampling, requests, &reopen);
         // SAFETY: guaranteed by our caller.
         unsafe { rng_state(sampler) }.store(sampling.rng_state, Ordering::Relaxed);
         tokens(outcome?)

@@ -12,17 +12,21 @@
 #[cfg(not(getp_no_driver_structs))]
 pub mod types;
 
+pub mod batch;
 #[cfg(not(all(getp_no_driver_structs, cplusplus)))]
 pub mod driver;
+pub mod event;
 pub mod library;
 pub mod model;
 pub mod options;
 pub mod requests;
 pub mod sampler;
+pub mod status;
 pub mod tokenizer;
 
 pub mod guard;
 pub mod lifecycle;
 mod pointer;
 mod registry;
+mod sized;
 mod vocabulary;

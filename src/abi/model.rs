@@ -5,7 +5,7 @@ use super::registry::{self, Opened};
 use super::types::{Config, RunState, Transformer, TransformerWeights};
 use super::{guard, lifecycle, pointer};
 use crate::checkpoint::{BinCheckpoint, Checkpoint, SafetensorsCheckpoint, config_to_bytes};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::Choices;
 use std::ffi::{c_char, c_int};
 use std::path::Path;
@@ -33,7 +33,7 @@ pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Op
         let choices = unsafe { choices(options) }?;
         let options = choices.or_env()?.complete()?;
         let source = Opened {
-            checkpoint: open(path)?,
+            checkpoint: open(path).map_err(Error::in_file)?,
             options,
         };
         Ok(Box::into_raw(Box::new(Model::new(source))))
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn getp_model_transformer(model: *mut Model) -> *mut Trans
     guard::look(null_mut(), || {
         // SAFETY: the program passes what `getp_model_open` gave.
         let model = unsafe { pointer::borrow(model, "model") }?;
-        Ok(model.transformer)
+        Ok(model.transformer())
     })
 }
 
@@ -77,6 +77,11 @@ impl Model {
             transformer,
             vocab_size: config.vocab_size,
         }
+    }
+
+    /// The model's struct.
+    pub fn transformer(&self) -> *mut Transformer {
+        self.transformer
     }
 
     /// Tokens in the model's vocabulary.

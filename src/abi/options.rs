@@ -1,7 +1,9 @@
 //! `getp_options`: the options as a C struct.
 
-use super::{guard, pointer};
-use crate::error::{Error, Result};
+use super::guard;
+use super::sized::{self, SizedStruct};
+use super::status::{GETP_OK, Status};
+use crate::error::Result;
 use crate::options::{Choices, Written, table};
 use crate::report;
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -82,26 +84,38 @@ const _: () = {
     assert!(offset_of!(Options, steps) == 72);
 };
 
-/// The struct's sizes in all versions, oldest first. Whoever adds a field adds a size.
-const SIZES: [usize; 5] = [
-    offset_of!(Options, device),
-    offset_of!(Options, strict),
-    offset_of!(Options, group),
-    offset_of!(Options, steps),
-    size_of::<Options>(),
-];
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// The largest size accepted from a newer header's struct, so that garbage is not taken for a size.
-const MOST_BYTES: usize = 4096;
+// SAFETY: it begins with `size`, and its fields are numbers and pointers.
+unsafe impl SizedStruct for Options {
+    const NAME: &'static str = "getp_options";
+    const SIZE: &'static str = "getp_options.size";
+    const SIZES: &'static [usize] = &[
+        offset_of!(Options, device),
+        offset_of!(Options, strict),
+        offset_of!(Options, group),
+        offset_of!(Options, steps),
+        size_of::<Options>(),
+    ];
+
+    fn with_size(size: usize) -> Self {
+        Self {
+            size,
+            ..Self::default()
+        }
+    }
+}
 
 /// Sets `options->size` to `size` and all other fields to their defaults. The macro `getp_options_init(options)` passes
 /// `sizeof *options`, the size in the header that the program was compiled with; the library's version may be another.
 ///
-/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error.
+/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
+/// failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getp_options_init_sized(options: *mut Options, size: usize) {
-    // SAFETY: the program passes a pointer to a struct of its own and its size.
-    guard::look((), || unsafe { init(options, size) });
+pub unsafe extern "C" fn getp_options_init_sized(options: *mut Options, size: usize) -> Status {
+    guard::look_coded(|| {
+        // SAFETY: the program passes a pointer to a struct of its own and its size.
+        unsafe { sized::init(options, size, "options") }?;
+        Ok(GETP_OK)
+    })
 }
 
 /// Called by programs compiled with a header from before [`getp_options_init_sized`]. Which version of the struct they
@@ -110,45 +124,13 @@ pub unsafe extern "C" fn getp_options_init_sized(options: *mut Options, size: us
 pub unsafe extern "C" fn getp_options_init(options: *mut Options) {
     guard::look((), || {
         // SAFETY: the program passes a pointer to a struct of its own, which is no smaller than the oldest version.
-        unsafe { init(options, SIZES[0]) }?;
+        unsafe { sized::init(options, Options::SIZES[0], "options") }?;
         report::warning(
             "the program was compiled with an older getp.h: of getp_options the fields up to `logits` are read; \
              compile it anew to use the others",
         );
         Ok(())
     });
-}
-
-/// # Safety
-///
-/// `options` is NULL, or points to `size` bytes that may be written to, if any version of the struct has that size.
-unsafe fn init(options: *mut Options, size: usize) -> Result<()> {
-    pointer::check(options, "options")?;
-    let known = known_bytes(size)?;
-    let default = Options {
-        size,
-        ..Options::default()
-    };
-    let (to, from) = (options.cast::<u8>(), (&raw const default).cast());
-    // SAFETY: the caller's struct has `size` bytes, at least `known`, and ours has these.
-    unsafe {
-        to.write_bytes(0, size);
-        to.copy_from_nonoverlapping(from, known);
-    }
-    Ok(())
-}
-
-/// How many bytes of a struct of `size` bytes are fields of this version. Fails if no version can have that size.
-fn known_bytes(size: usize) -> Result<usize> {
-    let later = size_of::<Options>()..=MOST_BYTES;
-    if SIZES.contains(&size) || later.contains(&size) {
-        return Ok(size.min(size_of::<Options>()));
-    }
-    Err(Error::Option {
-        name: "getp_options.size",
-        value: size.to_string(),
-        known: format!("{}, as getp_options_init sets it", size_of::<Options>()),
-    })
 }
 
 impl Default for Options {
@@ -176,32 +158,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Reads the program's struct, whose version may be older or newer than this one. Fields that an older one lacks
-    /// are left at their defaults. Fails if a field is set that only a newer one has.
+    /// Reads the program's struct, whose version may be another one.
     ///
     /// # Safety
     ///
     /// `options` is NULL, or points to a struct of as many bytes as its `size` says.
     pub unsafe fn read(options: *const Self) -> Result<Self> {
-        pointer::check(options, "options")?;
-        // SAFETY: every version of the struct begins with its size.
-        let size = unsafe { (&raw const (*options).size).read() };
-        let known = known_bytes(size)?;
-        let mut read = Self::default();
-        // SAFETY: both structs have `known` bytes, and any bytes are valid for the fields.
-        unsafe {
-            (&raw mut read)
-                .cast::<u8>()
-                .copy_from_nonoverlapping(options.cast(), known)
-        };
-        // SAFETY: the caller's struct has `size` bytes, at least `known`.
-        let rest = unsafe { std::slice::from_raw_parts(options.cast::<u8>().add(known), size - known) };
-        if let Some(at) = rest.iter().position(|&byte| byte != 0) {
-            let at = known + at;
-            let why = format!("its byte {at} is set, for which this library, of version {VERSION}, has no field");
-            return Err(Error::format("getp_options", why));
-        }
-        Ok(read)
+        // SAFETY: guaranteed by our caller.
+        unsafe { sized::read(options, "options") }
     }
 
     /// The options that are set in the struct. Fails if a value is not valid.

@@ -10,11 +10,12 @@
 use super::types::{RunState, Transformer, TransformerWeights};
 use super::vocabulary::Vocabulary;
 use crate::checkpoint::Checkpoint;
-use crate::engine::Engine;
+use crate::engine::{Engine, Service, Totals};
 use crate::error::{Error, Result};
 use crate::float_environment;
 use crate::options::Options;
 use crate::replica::Pointers;
+use crate::threads::Thread;
 use crate::{sampler, simd};
 use rustc_hash::FxHasher;
 use std::cell::UnsafeCell;
@@ -29,7 +30,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// A transformer that is warmed up.
 pub struct Warm {
     pub engine: Engine,
-    pub vocabulary: Vocabulary,
+    /// `None` until `inference` brings a tokenizer, if a batch has warmed the transformer up.
+    pub vocabulary: Option<Vocabulary>,
     /// The checkpoint and options given to `getp_model_open`; `None` for a struct of the program's own.
     pub source: Option<Opened>,
 }
@@ -54,11 +56,12 @@ struct Installed {
     original: Original,
     /// With the replica's addresses that `warm_up` wrote into it.
     now: Transformer,
+    totals: Arc<Totals>,
 }
 
 /// A process, of those that descend from the one that loaded the library.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Process {
+pub struct Process {
     id: u32,
     forks: u32,
 }
@@ -67,7 +70,8 @@ struct Process {
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 impl Process {
-    fn this() -> Self {
+    /// The calling one.
+    pub fn this() -> Self {
         Self {
             id: process::id(),
             forks: FORKS.load(Ordering::Relaxed),
@@ -85,6 +89,16 @@ struct Known {
     source: Option<Opened>,
     /// `Some` while it is warmed up.
     warm: Option<Installed>,
+    /// The batch that was opened last, until a later call finds it closed.
+    batch: Option<Batch>,
+}
+
+/// A batch, and the threads that work for it. Dropping it waits for their end.
+pub struct Batch {
+    pub service: Arc<Service>,
+    /// Only kept: whoever drops them waits for their end.
+    #[expect(dead_code)]
+    pub threads: Vec<Thread<()>>,
 }
 
 /// The values of the fields of `TransformerWeights`.
@@ -130,8 +144,15 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
 });
 
 /// Calls `work` with a transformer's slot, which is locked meanwhile: calls on the same transformer wait, calls on
-/// others do not. Fails if another process has warmed the transformer up.
+/// others do not. Fails if another process has warmed the transformer up, or if a batch is open on it.
 pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
+    let closed = registry().closed_batch(transformer.addr())?;
+    drop(closed); // unlocked, since its threads may use the registry
+    with_slot(transformer, work)
+}
+
+/// The same for the thread of a batch, which may be open.
+pub fn with_slot<T>(transformer: *const Transformer, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
     let slot = registry().slot(transformer.addr())?;
     let forget = Forget { transformer, slot };
     // Declared after `forget`, so that it is dropped, and the slot unlocked, first.
@@ -173,7 +194,7 @@ pub fn set_source(transformer: *const Transformer, source: Option<Opened>) {
 /// # Safety
 ///
 /// `transformer` points to a [`Transformer`] nobody else uses.
-pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers) {
+pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers, totals: Arc<Totals>) {
     let mut registry = registry();
     let known = registry.known.entry(transformer.addr()).or_insert_with(Known::new);
     // SAFETY: guaranteed by our caller; any struct may be read as an array of `MaybeUninit<u8>`, padding included.
@@ -182,8 +203,35 @@ pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers) {
         (&raw mut (*transformer).weights).write(TransformerWeights::from_arrays(pointers.weights));
         (&raw mut (*transformer).state).write(RunState::from_arrays(pointers.state));
         let now = transformer.read();
-        Installed { original, now }
+        Installed { original, now, totals }
     });
+}
+
+/// Notes a batch that was opened on a transformer.
+pub fn set_batch(transformer: *const Transformer, batch: Batch) {
+    if let Some(known) = registry().known.get_mut(&transformer.addr()) {
+        known.batch = Some(batch);
+    }
+}
+
+/// Closes the batch of a transformer, if it has one, and waits for the end of its threads.
+pub fn end_batch(transformer: *const Transformer) {
+    let batch = registry().take_batch(transformer.addr());
+    if let Some(batch) = batch {
+        batch.service.close();
+    }
+}
+
+/// The counters of a transformer's engine. Fails if it is not warmed up, or by another process.
+pub fn totals(transformer: *const Transformer) -> Result<Arc<Totals>> {
+    let mut registry = registry();
+    let slot = registry.slot(transformer.addr())?;
+    let known = registry.known.get(&transformer.addr());
+    let totals = known
+        .and_then(|known| known.warm.as_ref())
+        .map(|warm| warm.totals.clone());
+    registry.forget(transformer.addr(), &slot);
+    totals.ok_or_else(|| Error::State("the transformer is not warmed up; call warm_up first".into()))
 }
 
 /// Notes that a transformer could not be warmed up.
@@ -328,6 +376,27 @@ impl Drop for Claim {
 }
 
 impl Registry {
+    /// A batch of this process; one of another is leaked, since its threads do not exist here.
+    fn take_batch(&mut self, at: usize) -> Option<Batch> {
+        let known = self.known.get_mut(&at)?;
+        if known.process != Process::this() {
+            mem::forget(known.batch.take());
+        }
+        known.batch.take()
+    }
+
+    /// A transformer's batch that is closed, to be dropped. Fails if it has an open one.
+    fn closed_batch(&mut self, at: usize) -> Result<Option<Batch>> {
+        let batch = self.take_batch(at);
+        match (batch, self.known.get_mut(&at)) {
+            (Some(batch), Some(known)) if !batch.service.is_closed() => {
+                known.batch = Some(batch);
+                Err(Error::State("a batch is open on this model; close it first".into()))
+            }
+            (batch, _) => Ok(batch),
+        }
+    }
+
     fn slot(&mut self, at: usize) -> Result<Arc<Mutex<Slot>>> {
         let known = self.known.entry(at).or_insert_with(Known::new);
         if known.process != Process::this() {
@@ -400,6 +469,7 @@ impl Known {
             slot: Arc::default(),
             source: None,
             warm: None,
+            batch: None,
         }
     }
 
@@ -407,7 +477,7 @@ impl Known {
     fn leave_behind(&mut self) {
         // The old slot is leaked: the engine's threads do not exist here, so dropping it would wait for ever; its
         // devices are another process's; and a thread that does not exist here may hold the lock.
-        mem::forget(mem::take(&mut self.slot));
+        mem::forget((mem::take(&mut self.slot), self.batch.take()));
         self.process = Process::this();
     }
 }

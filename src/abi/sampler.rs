@@ -79,7 +79,7 @@ pub unsafe extern "C" fn getp_sampler_close(sampler: *mut SamplerHandle) {
 }
 
 /// Refuses numbers that say nothing about how to sample.
-fn check(temperature: f32, topp: f32) -> Result<()> {
+pub fn check(temperature: f32, topp: f32) -> Result<()> {
     if !temperature.is_finite() || temperature < 0.0 {
         let why = format!("it is {temperature}; use 0, which is greedy, or a finite number above it");
         return Err(Error::format("temperature", why));

@@ -36,7 +36,9 @@ pub unsafe extern "C" fn getp_tokenizer_open(path: *const c_char) -> *mut Tokeni
     guard::work(null_mut(), || {
         // SAFETY: the program passes a C string.
         let path = unsafe { pointer::path(path, "path") }?;
-        Ok(Box::into_raw(Box::new(TokenizerHandle::open(path)?)))
+        Ok(Box::into_raw(Box::new(
+            TokenizerHandle::open(path).map_err(Error::in_file)?,
+        )))
     })
 }
 

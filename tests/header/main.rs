@@ -105,7 +105,7 @@ fn header_compiles_alone_and_twice() {
 #[test]
 fn options_have_the_size_of_the_program_s_own_struct() {
     let source = "#include \"getp.h\"\n\
-        void getp_options_init_sized(getp_options *options, size_t size) { options->size = size; }\n\
+        getp_status getp_options_init_sized(getp_options *o, size_t size) { o->size = size; return GETP_OK; }\n\
         int main(void) { getp_options a[3]; getp_options *b = a; a[1].size = a[2].size = 0;\n\
         getp_options_init(&a[0]); getp_options_init(++b); if (b != a + 1) return 1;\n\
         getp_options_init(b + 1); for (int i = 0; i < 3; i++) if (a[i].size != sizeof(getp_options)) return 2;\n\

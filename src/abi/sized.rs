@@ -1,0 +1,85 @@
+//! Structs that begin with their size, so that a program and the library may be of different versions.
+
+use super::pointer;
+use crate::error::{Error, Result};
+use std::mem::size_of;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The largest size accepted from a newer header's struct, so that garbage is not taken for a size.
+pub(super) const MOST_BYTES: usize = 4096;
+
+/// A struct of the header whose first field is `size: usize`.
+///
+/// # Safety
+///
+/// The struct is `repr(C)` and begins with that field, and any bytes are valid for all its fields.
+pub unsafe trait SizedStruct: Copy {
+    /// The struct's name in the header.
+    const NAME: &'static str;
+    /// The name of its first field.
+    const SIZE: &'static str;
+    /// Its sizes in all versions, oldest first. Whoever adds a field adds a size.
+    const SIZES: &'static [usize];
+
+    /// All fields at their defaults, but with this size.
+    fn with_size(size: usize) -> Self;
+}
+
+/// How many bytes of a struct of `size` bytes are fields of this version. Fails if no version can have that size.
+fn known_bytes<T: SizedStruct>(size: usize) -> Result<usize> {
+    let later = size_of::<T>()..=MOST_BYTES;
+    if T::SIZES.contains(&size) || later.contains(&size) {
+        return Ok(size.min(size_of::<T>()));
+    }
+    Err(Error::Option {
+        name: T::SIZE,
+        value: size.to_string(),
+        known: format!("{}, as {}_init sets it", size_of::<T>(), T::NAME),
+    })
+}
+
+/// Sets all fields of the program's struct to their defaults, and its size.
+///
+/// # Safety
+///
+/// `to` is NULL, or points to `size` bytes that may be written to, if any version of the struct has that size.
+pub unsafe fn init<T: SizedStruct>(to: *mut T, size: usize, what: &'static str) -> Result<()> {
+    pointer::check(to, what)?;
+    let known = known_bytes::<T>(size)?;
+    let default = T::with_size(size);
+    let (to, from) = (to.cast::<u8>(), (&raw const default).cast());
+    // SAFETY: the caller's struct has `size` bytes, at least `known`, and ours has these.
+    unsafe {
+        to.write_bytes(0, size);
+        to.copy_from_nonoverlapping(from, known);
+    }
+    Ok(())
+}
+
+/// Reads the program's struct, whose version may be older or newer than this one. Fields that an older one lacks are
+/// left at their defaults. Fails if a field is set that only a newer one has.
+///
+/// # Safety
+///
+/// `from` is NULL, or points to a struct of as many bytes as its first field says.
+pub unsafe fn read<T: SizedStruct>(from: *const T, what: &'static str) -> Result<T> {
+    pointer::check(from, what)?;
+    // SAFETY: every version of the struct begins with its size.
+    let size = unsafe { from.cast::<usize>().read() };
+    let known = known_bytes::<T>(size)?;
+    let mut read = T::with_size(size_of::<T>());
+    // SAFETY: both structs have `known` bytes, and any bytes are valid for the fields.
+    unsafe {
+        (&raw mut read)
+            .cast::<u8>()
+            .copy_from_nonoverlapping(from.cast(), known)
+    };
+    // SAFETY: the caller's struct has `size` bytes, at least `known`.
+    let rest = unsafe { std::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
+    if let Some(at) = rest.iter().position(|&byte| byte != 0) {
+        let at = known + at;
+        let why = format!("its byte {at} is set, for which this library, of version {VERSION}, has no field");
+        return Err(Error::format(T::NAME, why));
+    }
+    Ok(read)
+}
