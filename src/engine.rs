@@ -158,6 +158,11 @@ impl Engine {
         self.replicas.iter().map(Pipeline::replica)
     }
 
+    /// The options that it was warmed up with.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// The model's dimensions.
     pub fn config(&self) -> &ModelConfig {
         &self.config

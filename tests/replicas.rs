@@ -7,32 +7,14 @@ use fake::{
     Control, PROMPTS, Program, expected, expected_drawn, expected_ending, finish, inference, last_error, warm_up,
 };
 use std::ffi::c_int;
-use std::fs::File;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Barrier, Once};
+use std::sync::{Arc, Barrier};
 
 const STEPS: usize = 32;
 
-unsafe extern "C" {
-    /// The C library's, which the build of this file for ThreadSanitizer has no crate for.
-    fn dup2(from: c_int, to: c_int) -> c_int;
-}
-
-/// A program whose runs write no lines on stderr: thousands of them, which no test here reads. With `--nocapture` they
-/// are shown.
+/// A program whose runs write no lines on stderr: thousands of them, which no test here reads.
 fn program_of(prompts: &[&str], steps: usize) -> Program {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        if std::env::args().any(|argument| argument == "--nocapture" || argument == "--no-capture") {
-            return;
-        }
-        let nowhere = File::options().write(true).open("/dev/null").unwrap();
-        const STDERR: c_int = 2;
-        // SAFETY: both are open, and nothing of this program keeps either number.
-        let stderr = unsafe { dup2(nowhere.as_raw_fd(), STDERR) };
-        assert_eq!(stderr, STDERR);
-    });
+    fake::silent();
     Program::new(prompts, steps)
 }
 

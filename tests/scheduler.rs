@@ -8,14 +8,17 @@
 use getp::batch::{Chunk, Draw, LogitsRow, StepPlan};
 use getp::kv_blocks::ring_blocks;
 use getp::random::coin;
-use getp::request::{Answer, EndTokens, Request, Sampling};
+use getp::request::{Answer, End, EndTokens, Outlet, Request, Sampled, Sampling};
 use getp::scheduler::{Ahead, BlockCounts, Limits, Scheduler};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
+/// The token at which some requests stop.
+const STOP: u32 = 100_001;
+
 /// A request as the test knows it.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Job {
     prompt: Vec<u32>,
     max_positions: usize,
@@ -23,6 +26,10 @@ struct Job {
     end_every: u64,
     /// One in so many tokens the device leaves to the host, if it samples at all; 0 is none.
     host_every: u64,
+    outlet: Outlet,
+    min_tokens: usize,
+    /// Tokens of the answer at the prompt's end: a device has handed them over, and failed.
+    answered: usize,
 }
 
 impl Job {
@@ -37,11 +44,29 @@ impl Job {
             max_positions,
             end_every: [0, 0, 3, 20][rng.random_range(0..4)],
             host_every: [0, 0, 1, 2, 5][rng.random_range(0..5)],
+            outlet: [Outlet::Whole, Outlet::Tokens][rng.random_range(0..2)],
+            min_tokens: [0, 0, 1, 5, 1000][rng.random_range(0..5)],
+            answered: 0,
         }
     }
 
     fn request(&self, number: usize) -> Request {
-        Request::greedy(number, self.prompt.clone(), self.max_positions)
+        Request {
+            ends: EndTokens::with_stops(&EndTokens::RELEASED, &[STOP]).into(),
+            outlet: self.outlet,
+            min_tokens: self.min_tokens,
+            answered: self.answered,
+            ..Request::greedy(number, self.prompt.clone(), self.max_positions)
+        }
+    }
+
+    /// The job that it may be after devices have failed, with the largest ring of windowed blocks.
+    fn largest(&self) -> Self {
+        let mut largest = self.clone();
+        if self.outlet == Outlet::Tokens {
+            largest.prompt.resize(self.max_positions, 0);
+        }
+        largest
     }
 
     /// Whether the device leaves the token sampled for `request` at `position` to the host.
@@ -54,7 +79,8 @@ impl Job {
     fn sample(&self, request: usize, position: usize) -> u32 {
         let hash = ((request as u64) << 32 | position as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 20;
         if self.end_every > 0 && hash.is_multiple_of(self.end_every) {
-            EndTokens::RELEASED[(hash / self.end_every % 2) as usize]
+            let [one, other] = EndTokens::RELEASED;
+            [one, other, STOP][(hash / self.end_every % 3) as usize]
         } else {
             (hash % 100_000) as u32
         }
@@ -72,7 +98,7 @@ impl Job {
             }
             let token = self.sample(request, pos - 1);
             answer.push(token);
-            if token == 199_999 || token == 200_002 {
+            if [199_999, 200_002, STOP].contains(&token) && answer.len() + self.answered >= self.min_tokens {
                 break;
             }
         }
@@ -522,6 +548,8 @@ struct World {
     under_way: VecDeque<UnderWay>,
     jobs: Vec<Job>,
     answers: Vec<Option<Vec<u32>>>,
+    /// The tokens of requests whose tokens are handed over one by one.
+    handed: Vec<Vec<u32>>,
     /// Whether the scheduler is told of the requests in a queue.
     looks_ahead: bool,
     /// The most requests that it may run.
@@ -539,6 +567,7 @@ impl World {
             under_way: VecDeque::new(),
             jobs: Vec::new(),
             answers: Vec::new(),
+            handed: Vec::new(),
             looks_ahead: false,
             share: usize::MAX,
         }
@@ -550,17 +579,22 @@ impl World {
             self.submit(Job {
                 prompt: vec![1; n_prompt],
                 max_positions,
-                end_every: 0,
-                host_every: 0,
+                ..Job::default()
             });
         }
     }
 
     fn submit(&mut self, job: Job) {
         let request = self.jobs.len();
+        self.add(job);
+        self.submit_number(request);
+    }
+
+    /// Adds a job that is not submitted yet.
+    fn add(&mut self, job: Job) {
         self.jobs.push(job);
         self.answers.push(None);
-        self.submit_number(request);
+        self.handed.push(Vec::new());
     }
 
     /// Submits one of `jobs`.
@@ -597,7 +631,27 @@ impl World {
         }
         for Answer { number, tokens, .. } in finished {
             self.device.leave(number);
+            assert_eq!(self.jobs[number].outlet, Outlet::Whole);
             assert!(self.answers[number].replace(tokens).is_none(), "finished twice");
+        }
+        for Sampled { number, token, end } in self.scheduler.take_sampled() {
+            assert_eq!(self.jobs[number].outlet, Outlet::Tokens);
+            assert!(
+                !self.cancelled.contains(&number),
+                "a token after the request was cancelled"
+            );
+            self.handed[number].push(token);
+            let Some(end) = end else { continue };
+            let expected = match token {
+                199_999 | 200_002 => End::EndToken(token),
+                STOP => End::StopToken(token),
+                _ => End::Length,
+            };
+            let is_full = self.handed[number].len() < self.jobs[number].min_tokens;
+            assert_eq!(end, if is_full { End::Length } else { expected });
+            self.device.leave(number);
+            let answer = self.handed[number].clone();
+            assert!(self.answers[number].replace(answer).is_none(), "finished twice");
         }
         true
     }
@@ -708,7 +762,14 @@ impl World {
     /// All requests have their answers, but for those cancelled.
     fn check_answers(&self) {
         for (request, (job, answer)) in self.jobs.iter().zip(&self.answers).enumerate() {
-            let expected = (!self.cancelled.contains(&request)).then(|| job.answer(request));
+            // What it was submitted with.
+            let mut job = job.clone();
+            job.prompt.truncate(job.prompt.len() - job.answered);
+            job.answered = 0;
+            let expected = job.answer(request);
+            let handed = &self.handed[request];
+            assert_eq!(*handed, expected[..handed.len()], "request {request}");
+            let expected = (!self.cancelled.contains(&request)).then_some(expected);
             assert_eq!(*answer, expected, "request {request}");
         }
     }
@@ -739,6 +800,17 @@ impl World {
         self.check_idle();
         self.device = Device::new(&self.device.limits);
         self.ledger = Ledger::default();
+        for request in &unfinished {
+            let job = &mut self.jobs[request.number];
+            let handed = &self.handed[request.number];
+            job.prompt.extend(&handed[job.answered..]);
+            job.answered = handed.len();
+            assert_eq!(
+                *request,
+                job.request(request.number),
+                "it goes on behind what was handed over"
+            );
+        }
         unfinished
     }
 }
@@ -790,7 +862,7 @@ fn random_job(rng: &mut ChaCha8Rng, limits: &Limits) -> Option<Job> {
         let longest = [8, 33, 200][rng.random_range(0..3)];
         let max_positions = rng.random_range(1..=longest);
         let job = Job::random(rng, max_positions);
-        let fits = trial.submit(job.request(0)).is_ok();
+        let fits = trial.submit(job.largest().request(0)).is_ok();
         fits.then_some(job)
     })
 }
@@ -870,7 +942,11 @@ fn scarce(rng: &mut ChaCha8Rng, jobs: usize) -> (Limits, Vec<Job>) {
         .map(|job| job.max_positions.div_ceil(block_tokens))
         .max()
         .unwrap();
-    let window = jobs.iter().map(|job| Ledger::ring(&limits, job)).max().unwrap();
+    let window = jobs
+        .iter()
+        .map(|job| Ledger::ring(&limits, &job.largest()))
+        .max()
+        .unwrap();
     limits.full_blocks = full + [0, 0, 1, 3, full, 7 * full][rng.random_range(0..6)];
     limits.window_blocks = window * [1, 2, 5, 30][rng.random_range(0..4)] + rng.random_range(0..2);
     (limits, jobs)
@@ -883,8 +959,7 @@ fn scarce_blocks_are_enough_for_all() {
         let n = rng.random_range(1..40);
         let (limits, jobs) = scarce(rng, n);
         let mut world = World::new(limits);
-        world.answers = vec![None; jobs.len()];
-        world.jobs = jobs;
+        jobs.into_iter().for_each(|job| world.add(job));
         let [cancel, fail, turn] = [(); 3].map(|()| [0.0, 0.0, 0.01, 0.1][rng.random_range(0..4)]);
         let direct = rng.random_bool(0.3);
         world.looks_ahead = rng.random_bool(0.5);
@@ -912,10 +987,10 @@ fn scarce_blocks_are_enough_for_all() {
                 if rng.random_bool(0.5) {
                     world.scheduler = Scheduler::new(world.device.limits.clone()).unwrap();
                 }
-                for unfinished in unfinished.into_iter().rev() {
-                    assert_eq!(unfinished.prompt, world.jobs[unfinished.number].prompt);
-                    queue.push_front(unfinished.number);
-                }
+                unfinished
+                    .iter()
+                    .rev()
+                    .for_each(|unfinished| queue.push_front(unfinished.number));
                 if direct {
                     queue.drain(..).for_each(|request| world.submit_number(request));
                 }
@@ -973,8 +1048,7 @@ fn cancelling_during_a_step_drops_its_rows() {
         world.submit(Job {
             prompt: vec![5; n_prompt],
             max_positions: 10,
-            end_every: 0,
-            host_every: 0,
+            ..Job::default()
         });
     }
     assert!(world.scheduler.plan(&mut world.plan));
@@ -1008,7 +1082,6 @@ fn requests_of_a_device_that_fails_finish_on_another() {
             assert_eq!(given_back, missing, "in the order in which they came");
             world.scheduler = Scheduler::new(world.device.limits.clone()).unwrap();
             for request in unfinished {
-                assert_eq!(request, world.jobs[request.number].request(request.number));
                 world.scheduler.submit(request).unwrap();
             }
         });
@@ -1024,8 +1097,7 @@ fn long_prompts_are_cut_and_decoding_goes_on_beside_them() {
         world.submit(Job {
             prompt: vec![1; n_prompt],
             max_positions,
-            end_every: 0,
-            host_every: 0,
+            ..Job::default()
         });
     }
     let mut rows = Vec::new();
@@ -1141,8 +1213,7 @@ fn requests_of_different_ages_have_room_where_others_have_not() {
             world.submit(Job {
                 prompt: vec![1; 3],
                 max_positions: 64,
-                end_every: 0,
-                host_every: 0,
+                ..Job::default()
             });
             (0..steps_between).for_each(|_| assert!(world.step()));
         }
@@ -1161,8 +1232,7 @@ fn serve_all(limits: &Limits, jobs: &[Job], looks_ahead: bool, replicas: usize) 
     let world = || {
         let mut world = World::new(limits.clone());
         world.looks_ahead = looks_ahead;
-        world.answers = vec![None; jobs.len()];
-        world.jobs = jobs.to_vec();
+        jobs.iter().for_each(|job| world.add(job.clone()));
         world
     };
     let mut worlds: Vec<_> = (0..replicas).map(|_| world()).collect();
@@ -1184,6 +1254,9 @@ fn serve_all(limits: &Limits, jobs: &[Job], looks_ahead: bool, replicas: usize) 
     for world in &mut worlds {
         let answers = first.answers.iter_mut().zip(&mut world.answers);
         answers.for_each(|(answer, other)| *answer = answer.take().or_else(|| other.take()));
+        for (handed, other) in first.handed.iter_mut().zip(&mut world.handed) {
+            handed.append(other);
+        }
     }
     first.check_answers();
     (steps.unwrap_or(0), most)
@@ -1207,8 +1280,7 @@ fn unending(n_prompt: usize, max_positions: usize) -> Job {
     Job {
         prompt: vec![1; n_prompt],
         max_positions,
-        end_every: 0,
-        host_every: 0,
+        ..Job::default()
     }
 }
 
@@ -1303,8 +1375,7 @@ fn long_requests_wait_their_turn_but_not_for_ever() {
         world.submit(Job {
             prompt: vec![1; 2],
             max_positions: if i % 10 == 4 { 128 } else { 5 },
-            end_every: 0,
-            host_every: 0,
+            ..Job::default()
         });
     }
     // The device asserts that requests start in order: one that needs the whole cache is not overtaken.
@@ -1319,8 +1390,7 @@ fn a_plan_is_the_same_until_it_is_committed() {
         world.submit(Job {
             prompt: vec![1; n_prompt],
             max_positions: 60,
-            end_every: 0,
-            host_every: 0,
+            ..Job::default()
         });
     }
     let mut again = StepPlan::default();
@@ -1375,8 +1445,7 @@ fn requests_that_could_never_run_are_refused_and_leave_no_trace() {
     world.submit(Job {
         prompt: vec![1; 30],
         max_positions: 64 * 16,
-        end_every: 0,
-        host_every: 0,
+        ..Job::default()
     });
     world.run();
     world.check_answers();
@@ -1540,8 +1609,7 @@ fn the_last_position_is_not_planned_twice() {
     world.submit(Job {
         prompt: vec![1; 3],
         max_positions: 4,
-        end_every: 0,
-        host_every: 0,
+        ..Job::default()
     });
     assert!(world.begin() && world.begin());
     assert!(!world.begin(), "all positions are under way");
@@ -1562,8 +1630,7 @@ fn halves_take_turns_and_become_even_again() {
         world.submit(Job {
             prompt: vec![1; 2],
             max_positions,
-            end_every: 0,
-            host_every: 0,
+            ..Job::default()
         });
     };
     // The first half leaves early, so that all that remain were in the same half.
@@ -1602,8 +1669,7 @@ fn sequences_take_turns_where_several_steps_are_computed_at_once() {
             world.submit(Job {
                 prompt: vec![1; 2],
                 max_positions,
-                end_every: 0,
-                host_every: 0,
+                ..Job::default()
             });
         });
     };
@@ -1635,8 +1701,7 @@ fn a_sequence_alone_is_planned_ahead() {
     world.submit(Job {
         prompt: vec![1; 2],
         max_positions: 30,
-        end_every: 0,
-        host_every: 0,
+        ..Job::default()
     });
     assert_eq!((0..4).filter(|_| world.begin()).count(), 4);
     world.run();
@@ -1650,8 +1715,7 @@ fn plans_with_room_do_not_allocate() {
         world.submit(Job {
             prompt: vec![1; n_prompt],
             max_positions: 100,
-            end_every: 0,
-            host_every: 0,
+            ..Job::default()
         });
     }
     let memory = |plan: &StepPlan| {

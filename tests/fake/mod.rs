@@ -21,6 +21,8 @@ use getp::scheduler::steps_at_once;
 use getp::weights::{PackReport, PackedKind};
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicUsize;
@@ -89,10 +91,7 @@ pub struct Control {
 impl Control {
     /// Calls `work` with backends that open replicas as told here.
     pub fn with_backends<T>(self: &Arc<Self>, work: impl FnOnce(&Backends<'_>) -> T) -> T {
-        let open = |_: &dyn Checkpoint, options: &Options| {
-            let replicas = 0..self.replicas.max(1);
-            replicas.map(|replica| self.replica(Some(replica), options)).collect()
-        };
+        let open = |_: &dyn Checkpoint, options: &Options| self.open(options);
         let fallback = |_: &dyn Checkpoint, options: &Options| self.fallback(options);
         work(&Backends {
             open: &open,
@@ -100,6 +99,12 @@ impl Control {
             #[cfg(feature = "mpi")]
             join: &|| Ok(self.transports.lock().unwrap().pop()),
         })
+    }
+
+    /// The replicas.
+    pub fn open(self: &Arc<Self>, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
+        let replicas = 0..self.replicas.max(1);
+        replicas.map(|replica| self.replica(Some(replica), options)).collect()
     }
 
     /// What a replica returns for a row whose sampled token is `token`: that token, an end token, or nothing.
@@ -112,7 +117,8 @@ impl Control {
         Some(if ends { EndTokens::RELEASED[0] } else { token })
     }
 
-    fn fallback(self: &Arc<Self>, options: &Options) -> Result<Box<dyn Replica>> {
+    /// The stand-in.
+    pub fn fallback(self: &Arc<Self>, options: &Options) -> Result<Box<dyn Replica>> {
         let refusals = self.refuse_fallback.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
         if refusals.is_ok() {
             return Err(Error::State("the fake has no fallback".into()));
@@ -483,6 +489,26 @@ pub fn quiet() {
             // SAFETY: nothing here reads the environment but through Rust's own functions, which lock it.
             unsafe { std::env::set_var("GETP_PRINT", "0") };
         }
+    });
+}
+
+unsafe extern "C" {
+    /// The C library's, which the build of some tests for ThreadSanitizer has no crate for.
+    fn dup2(from: c_int, to: c_int) -> c_int;
+}
+
+/// Keeps lines off stderr where no test reads any, and there would be thousands. With `--nocapture` they are shown.
+pub fn silent() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        if std::env::args().any(|argument| argument == "--nocapture" || argument == "--no-capture") {
+            return;
+        }
+        let nowhere = File::options().write(true).open("/dev/null").unwrap();
+        const STDERR: c_int = 2;
+        // SAFETY: both are open, and nothing of this program keeps either number.
+        let stderr = unsafe { dup2(nowhere.as_raw_fd(), STDERR) };
+        assert_eq!(stderr, STDERR);
     });
 }
 
