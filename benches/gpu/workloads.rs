@@ -3,11 +3,12 @@
 use crate::watched::{self, Lengths, SharedNotes, Watched};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::config::ModelConfig;
-use getp::engine::{Engine, Stats};
+use getp::engine::{Ask, Ending, Engine, Service, Stats};
 use getp::options::Options;
 use getp::profile::{Spread, StepTimes};
+use getp::random::request_seed;
 use getp::replica::Replica;
-use getp::request::Sampling;
+use getp::request::{EndTokens, Sampling};
 use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;
 use rand::SeedableRng;
@@ -15,6 +16,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[derive(clap::Args)]
@@ -43,6 +45,12 @@ pub struct Args {
     /// Divides the number of output tokens, for a shorter run.
     #[arg(long, default_value_t = 1)]
     shorten: usize,
+    /// Submit the requests one by one to an open batch, and take each token as an event; the hash is the same.
+    #[arg(long)]
+    batch: bool,
+    /// With `--batch`: one in so many requests is sampled at the temperature, the others are greedy.
+    #[arg(long, default_value_t = 1)]
+    drawn_one_in: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -333,15 +341,23 @@ impl Workload {
         };
         let prompt_tokens = lengths.iter().map(|lengths| lengths.prompt as u64).sum();
         *notes.lock() = watched::Notes {
-            ends: if self.mixed { lengths } else { Vec::new() },
+            ends: if self.mixed { lengths.clone() } else { Vec::new() },
             steps: Vec::new(),
         };
         let start = Instant::now();
-        let outcome = engine.inference(tokenizer, &mut sampling, &mut requests, &no_other)?;
-        let seconds = start.elapsed().as_secs_f64();
-        if let Some(failure) = outcome.failure {
-            return Err(failure.into());
-        }
+        let (tokens, seconds) = if part.batch {
+            let prompts = prompts
+                .chunks_exact(slot)
+                .zip(&lengths)
+                .map(|(prompt, lengths)| &prompt[..lengths.prompt]);
+            through_batch(engine, prompts, steps, part, &mut rows)?
+        } else {
+            let outcome = engine.inference(tokenizer, &mut sampling, &mut requests, &no_other)?;
+            if let Some(failure) = outcome.failure {
+                return Err(failure.into());
+            }
+            (outcome.tokens, start.elapsed().as_secs_f64())
+        };
         let mut hasher = DefaultHasher::new();
         rows.hash(&mut hasher);
         let mut answers: Vec<_> = rows.chunks_exact(steps + 1).collect();
@@ -349,13 +365,85 @@ impl Workload {
         answers.dedup();
         Ok(Run {
             seconds,
-            tokens: outcome.tokens,
+            tokens,
             prompt_tokens,
             different: answers.len(),
             hash: hasher.finish() as u32,
             without_tail: notes.lock().without_tail(start).map(|part| part.to_string()),
         })
     }
+}
+
+/// Answers requests of up to `steps` positions through an open batch, each into its row as `inference` would; gives the
+/// number of tokens and the seconds from the first request to the last token.
+fn through_batch<'a>(
+    engine: &mut Engine,
+    prompts: impl ExactSizeIterator<Item = &'a [u8]>,
+    steps: usize,
+    part: &Args,
+    rows: &mut [i32],
+) -> anyhow::Result<(u64, f64)> {
+    let service = engine.service()?;
+    let ends = match engine.options().ignore_end {
+        true => EndTokens::default(),
+        false => EndTokens::new(&EndTokens::RELEASED),
+    };
+    std::thread::scope(|scope| {
+        let serving = scope.spawn(|| engine.serve_all(&service, &no_other));
+        let heard = submit_and_hear(&service, prompts, steps, part, &Arc::new(ends), rows);
+        service.close();
+        serving
+            .join()
+            .map_err(|_| anyhow::anyhow!("the batch has panicked"))??;
+        heard
+    })
+}
+
+fn submit_and_hear<'a>(
+    service: &Service,
+    prompts: impl ExactSizeIterator<Item = &'a [u8]>,
+    steps: usize,
+    part: &Args,
+    ends: &Arc<EndTokens>,
+    rows: &mut [i32],
+) -> anyhow::Result<(u64, f64)> {
+    let start = Instant::now();
+    let count = prompts.len();
+    for (number, prompt) in prompts.enumerate() {
+        let is_drawn = number % part.drawn_one_in == 0;
+        service.submit(Ask {
+            prompt: prompt.iter().map(|&byte| u32::from(byte)).collect(),
+            max_positions: Some(steps),
+            min_tokens: 0,
+            sampling: Sampling {
+                temperature: if is_drawn { part.temperature } else { 0.0 },
+                topp: part.topp,
+                rng_state: request_seed(1, number),
+            },
+            ends: ends.clone(),
+            tag: 0,
+            tokens_per_event: 1,
+        })?;
+    }
+    let (mut ended, mut tokens) = (0, 0);
+    let mut filled = vec![0; count];
+    while ended < count {
+        let event = service
+            .next(None)
+            .ok_or_else(|| anyhow::anyhow!("the batch is closed"))?;
+        let row = &mut rows[event.number * (steps + 1)..][..steps + 1];
+        for token in event.tokens {
+            row[filled[event.number]] = token.cast_signed();
+            filled[event.number] += 1;
+            tokens += 1;
+        }
+        match event.end {
+            None => {}
+            Some(Ending::Answered(_)) => ended += 1,
+            Some(other) => anyhow::bail!("request {}: {other:?}", event.number),
+        }
+    }
+    Ok((tokens, start.elapsed().as_secs_f64()))
 }
 
 /// Lengths with this mean.
