@@ -4,11 +4,11 @@ mod fake;
 
 use fake::{Control, Program, VOCAB, expected, finish, inference, last_error, quiet, vocabulary_file};
 use getp::abi::lifecycle;
-use getp::checkpoint::{TensorLayout, config_from_bytes};
+use getp::checkpoint::{CONFIG_BYTES, TensorLayout, config_from_bytes};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::ptr::null;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -180,7 +180,7 @@ fn options_of_other_versions_are_read_as_far_as_they_go() {
         // SAFETY: the struct's own; 48 bytes of it are the program's.
         unsafe {
             match by_size {
-                true => getp_options_init_sized(options, 48),
+                true => _ = getp_options_init_sized(options, 48),
                 false => getp_options_init(options),
             }
         }
@@ -389,7 +389,7 @@ fn model_file(dir: &Path, program: &Program) -> PathBuf {
 
 #[test]
 fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
-    use getp::abi::{library::*, model::*, sampler::*};
+    use getp::abi::{library::*, model::*, sampler::*, status::*};
     quiet();
     let mut program = Program::new(&["ab"], 8);
     let dir = tempfile::tempdir().unwrap();
@@ -399,13 +399,15 @@ fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
     unsafe {
         assert!(getp_model_open(c"/does/not/exist".as_ptr(), null()).is_null());
         assert!(last_error().unwrap().starts_with("/does/not/exist: "));
+        assert_eq!(getp_last_status(), GETP_BAD_FILE);
         let model = getp_model_open(c_path(&path).as_ptr(), null());
+        assert_eq!(getp_last_status(), GETP_OK);
         let transformer = getp_model_transformer(model);
         assert_eq!((*transformer).config, program.transformer.config);
         let sampler = getp_sampler_open(model, 0.0, 0.9, 5);
         assert_eq!((*getp_sampler_get(sampler)).vocab_size, VOCAB as c_int);
         let mut stats = Stats::default();
-        assert_eq!(getp_stats(transformer, &mut stats), -1);
+        assert_eq!(getp_stats(transformer, &mut stats), GETP_BAD_STATE);
         let tokenizer = &raw mut *program.tokenizer;
         let requests = &raw mut program.requests;
         let drawn = getp_sampler_get(sampler);
@@ -414,15 +416,268 @@ fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
             lifecycle::inference(transformer, tokenizer, drawn, requests, backends)
         });
         assert_eq!(tokens.unwrap(), 8);
-        assert_eq!(getp_stats(transformer, &mut stats), 0);
+        // A program with an older header has no room for the last fields.
+        (stats.devices, stats.lost_devices) = (77, 78);
+        assert_eq!(getp_stats(transformer, &mut stats), GETP_OK);
+        assert_eq!((stats.devices, stats.lost_devices), (77, 78));
+        assert_eq!(getp_stats_sized(transformer, &mut stats, 3), GETP_BAD_ARGUMENT);
+        assert_eq!(getp_stats_sized(transformer, &mut stats, size_of::<Stats>()), GETP_OK);
         assert_eq!(
             (stats.tokens, stats.prompt_tokens, stats.steps, stats.kv_bytes),
             (8, 1, 8, 1 << 20)
         );
+        assert_eq!((stats.devices, stats.lost_devices), (1, 0));
         getp_sampler_close(sampler);
         getp_model_close(model);
     }
     assert_eq!(control.dropped.load(SeqCst), 1);
+}
+
+/// A model file of the program's dimensions with random weights.
+fn random_model_file(dir: &Path, program: &Program) -> PathBuf {
+    let path = model_file(dir, program);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let mut state = 7_u64;
+    for weight in bytes[CONFIG_BYTES..].chunks_exact_mut(4) {
+        weight.copy_from_slice(&(getp::random::random_f32(&mut state) - 0.5).to_le_bytes());
+    }
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// The ids of a prompt's tokens in the fake's vocabulary.
+fn ids(prompt: &str) -> Vec<c_int> {
+    prompt.replace("ab", "\u{100}").chars().map(|c| c as c_int).collect()
+}
+
+/// Waits for a batch's next event.
+///
+/// # Safety
+///
+/// The batch is open.
+unsafe fn next_event(batch: *mut getp::abi::batch::Batch) -> *const getp::abi::event::Told {
+    let mut event = null();
+    // SAFETY: guaranteed by our caller.
+    assert_eq!(unsafe { getp::abi::batch::getp_batch_next(batch, 60.0, &mut event) }, 0);
+    event
+}
+
+#[test]
+fn a_batch_answers_as_inference_does() {
+    use getp::abi::{batch::*, driver, event::*, library::*, model::*, sampler::*, status::*};
+    quiet();
+    const STEPS: usize = 40;
+    let mut program = Program::new(&fake::PROMPTS, STEPS);
+    let dir = tempfile::tempdir().unwrap();
+    let path = random_model_file(dir.path(), &program);
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        let model = getp_model_open(c_path(&path).as_ptr(), null());
+        let transformer = getp_model_transformer(model);
+        let tokenizer = &raw mut *program.tokenizer;
+        let requests = &raw mut program.requests;
+        let greedy = getp_sampler_open(model, 0.0, 0.9, 1);
+        assert!(driver::inference(transformer, tokenizer, getp_sampler_get(greedy), requests) > 0);
+        let expected = program.rows();
+        // Each prompt in turn as request 0 of a call of its own, whose seed is the sampler's.
+        let drawn = fake::PROMPTS.map(|prompt| {
+            let mut alone = Program::new(&[prompt], STEPS);
+            let sampler = getp_sampler_open(model, 0.8, 0.9, 5);
+            let requests = &raw mut alone.requests;
+            assert!(driver::inference(transformer, tokenizer, getp_sampler_get(sampler), requests) > 0);
+            getp_sampler_close(sampler);
+            alone.rows().remove(0)
+        });
+        assert_ne!(expected.as_slice(), &drawn);
+
+        let batch = getp_batch_open(model, null());
+        assert!(!batch.is_null(), "{:?}", last_error());
+        assert!(getp_batch_open(model, null()).is_null());
+        assert_eq!(getp_last_status(), GETP_BAD_STATE);
+        assert_eq!(
+            driver::inference(transformer, tokenizer, getp_sampler_get(greedy), requests),
+            -1
+        );
+        assert_eq!(getp_last_status(), GETP_BAD_STATE);
+        assert!(last_error().unwrap().contains("a batch is open"));
+        for (i, prompt) in fake::PROMPTS.iter().enumerate() {
+            for temperature in [0.0, 0.8] {
+                let ids = ids(prompt);
+                let mut request: Request = std::mem::zeroed();
+                assert_eq!(getp_request_init_sized(&mut request, size_of::<Request>()), GETP_OK);
+                request.prompt = ids.as_ptr();
+                request.prompt_length = ids.len();
+                request.max_tokens = STEPS - ids.len() + 1;
+                request.temperature = temperature;
+                request.topp = 0.9;
+                request.seed = 5;
+                request.tag = 2 * i as u64 + u64::from(temperature > 0.0);
+                request.tokens_per_event = (i % 3) as c_int;
+                let mut id = 99;
+                assert_eq!(getp_batch_submit(batch, &request, &mut id), GETP_OK);
+                assert_eq!(id, request.tag);
+            }
+        }
+        let mut answers = vec![Vec::new(); 2 * fake::PROMPTS.len()];
+        while getp_batch_unfinished(batch) > 0 {
+            let event = next_event(batch);
+            let told = &*event;
+            let answer = &mut answers[told.tag as usize];
+            answer.extend_from_slice(std::slice::from_raw_parts(told.tokens, told.count));
+            assert_eq!(told.answer_tokens, answer.len());
+            assert_eq!(told.prompt_tokens, ids(fake::PROMPTS[told.tag as usize / 2]).len());
+            assert!(told.submitted >= 0.0 && told.started >= told.submitted && told.last_token >= told.first_token);
+            let is_last = [GETP_END_LENGTH, GETP_END_TOKEN].contains(&told.end);
+            assert!(is_last || told.end == GETP_END_NONE && told.count > 0);
+            assert!(told.why.is_null() && told.status == GETP_OK);
+            getp_event_free(event);
+        }
+        for (i, (greedy, drawn)) in expected.iter().zip(&drawn).enumerate() {
+            assert_eq!(
+                [&answers[2 * i], &answers[2 * i + 1]],
+                [greedy, drawn],
+                "{:?}",
+                fake::PROMPTS[i]
+            );
+        }
+        let mut event = null();
+        assert_eq!(getp_batch_next(batch, 0.0, &mut event), GETP_TIMED_OUT);
+        assert!(event.is_null());
+        let mut stats = Stats::default();
+        assert_eq!(getp_stats_sized(transformer, &mut stats, size_of::<Stats>()), GETP_OK);
+        assert_eq!(stats.devices, 1);
+        getp_batch_close(batch);
+        // The model is as it was, also for a second batch, which its own close ends.
+        assert!(driver::inference(transformer, tokenizer, getp_sampler_get(greedy), requests) > 0);
+        assert_eq!(program.rows(), expected);
+        let batch = getp_batch_open(model, null());
+        getp_sampler_close(greedy);
+        getp_model_close(model);
+        assert_eq!(getp_batch_next(batch, -1.0, &mut event), GETP_TIMED_OUT);
+        getp_batch_close(batch);
+    }
+}
+
+#[test]
+fn a_batch_refuses_what_nobody_can_mean() {
+    use getp::abi::{batch::*, event::*, library::*, model::*, status::*};
+    quiet();
+    let program = Program::new(&["ab"], 8);
+    let dir = tempfile::tempdir().unwrap();
+    let path = random_model_file(dir.path(), &program);
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        assert!(getp_batch_open(null_mut(), null()).is_null());
+        let model = getp_model_open(c_path(&path).as_ptr(), null());
+        let mut options: BatchOptions = std::mem::zeroed();
+        assert!(getp_batch_open(model, &options).is_null());
+        assert!(last_error().unwrap().starts_with("getp_batch_options.size=0"));
+        assert_eq!(
+            getp_batch_options_init_sized(&mut options, size_of::<BatchOptions>()),
+            GETP_OK
+        );
+        let batch = getp_batch_open(model, &options);
+        let prompt = [1, 2, 3];
+        let mut good: Request = std::mem::zeroed();
+        getp_request_init_sized(&mut good, size_of::<Request>());
+        (good.prompt, good.prompt_length, good.max_tokens) = (prompt.as_ptr(), 3, 4);
+        let id = |at| [at, VOCAB as c_int, -1];
+        let [large, negative] = [id(VOCAB as c_int), id(-1)];
+        type Change<'a> = &'a dyn Fn(&mut Request);
+        let wrong: [(Change<'_>, &str); 9] = [
+            (&|r| r.size = 0, "getp_request.size=0"),
+            (&|r| r.prompt = null(), "prompt is NULL"),
+            (&|r| r.prompt = large.as_ptr(), "prompt: its token 0 is 300"),
+            (&|r| r.prompt = negative.as_ptr(), "prompt: its token 0 is -1"),
+            (
+                &|r| (r.stop, r.stop_length) = (negative.as_ptr(), 1),
+                "stop: its token 0 is -1",
+            ),
+            (&|r| r.temperature = f32::NAN, "temperature: it is NaN"),
+            (&|r| (r.temperature, r.topp) = (1.0, f32::NAN), "topp: it is NaN"),
+            (&|r| r.ignore_end = 3, "getp_request.ignore_end=3"),
+            (&|r| r.tokens_per_event = -1, "getp_request.tokens_per_event: it is -1"),
+        ];
+        for (change, words) in wrong {
+            let mut request = good;
+            change(&mut request);
+            assert_eq!(
+                getp_batch_submit(batch, &request, null_mut()),
+                GETP_BAD_ARGUMENT,
+                "{words}"
+            );
+            assert_eq!(getp_last_status(), GETP_BAD_ARGUMENT);
+            assert!(last_error().unwrap().starts_with(words), "{:?}", last_error());
+        }
+        assert_eq!(getp_batch_submit(null_mut(), &good, null_mut()), GETP_BAD_ARGUMENT);
+        assert_eq!(getp_batch_submit(batch, null(), null_mut()), GETP_BAD_ARGUMENT);
+        assert_eq!(getp_batch_next(batch, f64::NAN, &mut null()), GETP_BAD_ARGUMENT);
+        assert_eq!(getp_batch_next(batch, 0.0, null_mut()), GETP_BAD_ARGUMENT);
+        assert_eq!(getp_batch_cancel(batch, 0), GETP_BAD_ARGUMENT);
+        assert_eq!(getp_batch_unfinished(null()), 0);
+        // What cannot run is told by an event.
+        for change in [(&|r: &mut Request| r.prompt_length = 0) as Change<'_>, &|r| {
+            r.max_tokens = usize::MAX
+        }] {
+            let mut request = good;
+            change(&mut request);
+            assert_eq!(getp_batch_submit(batch, &request, null_mut()), GETP_OK);
+            let event = next_event(batch);
+            assert_eq!(((*event).end, (*event).status), (GETP_END_REFUSED, GETP_REFUSED));
+            assert!(CStr::from_ptr((*event).why).to_str().unwrap().starts_with("request "));
+            getp_event_free(event);
+        }
+        getp_event_free(null());
+        getp_batch_close(null_mut());
+        getp_batch_close(batch);
+        getp_model_close(model);
+    }
+}
+
+/// A program's function, which notes what it is told.
+unsafe extern "C" fn note(context: *mut std::ffi::c_void, event: *const getp::abi::event::Told) {
+    // SAFETY: what `events_may_be_taken_by_a_function` passes, and an event.
+    let (notes, event) = unsafe { (&*context.cast::<std::sync::Mutex<Vec<(u64, usize, c_int)>>>(), &*event) };
+    notes.lock().unwrap().push((event.id, event.count, event.end));
+}
+
+#[test]
+fn events_may_be_taken_by_a_function() {
+    use getp::abi::{batch::*, event::*, library::*, model::*, status::*};
+    quiet();
+    let program = Program::new(&["ab"], 8);
+    let dir = tempfile::tempdir().unwrap();
+    let path = random_model_file(dir.path(), &program);
+    let notes = std::sync::Mutex::new(Vec::<(u64, usize, c_int)>::new());
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        let model = getp_model_open(c_path(&path).as_ptr(), null());
+        let mut options: BatchOptions = std::mem::zeroed();
+        getp_batch_options_init_sized(&mut options, size_of::<BatchOptions>());
+        options.on_event = Some(note);
+        options.context = (&raw const notes).cast_mut().cast();
+        let batch = getp_batch_open(model, &options);
+        let prompt = [1, 2, 3];
+        let mut request: Request = std::mem::zeroed();
+        getp_request_init_sized(&mut request, size_of::<Request>());
+        (request.prompt, request.prompt_length, request.max_tokens) = (prompt.as_ptr(), 3, 4);
+        request.ignore_end = getp::abi::options::GETP_ON;
+        for _ in 0..20 {
+            assert_eq!(getp_batch_submit(batch, &request, null_mut()), GETP_OK);
+        }
+        assert_eq!(getp_batch_next(batch, 0.0, &mut null()), GETP_BAD_STATE);
+        assert_eq!(getp_last_status(), GETP_BAD_STATE);
+        let start = std::time::Instant::now();
+        while notes.lock().unwrap().len() < 20 && start.elapsed().as_secs() < 60 {
+            std::thread::yield_now();
+        }
+        getp_batch_close(batch);
+        getp_model_close(model);
+    }
+    let mut notes = notes.into_inner().unwrap();
+    notes.sort_unstable();
+    let expected: Vec<_> = (0..20).map(|id| (id, 4, GETP_END_LENGTH)).collect();
+    assert_eq!(notes, expected);
 }
 
 /// The struct of a sampler opened with these numbers, or the error.
