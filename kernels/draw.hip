@@ -91,6 +91,7 @@ DEV int draw_beyond_roundings(const float* logits, int n, const Exponential& exp
 // are not looked for if the row may have too many of them. A margin for roundings is added to their sum below.
 constexpr double MOST_SUM = 32;
 
+// Two blocks a multiprocessor: with three, Hopper's registers do not suffice by three words a thread.
 KERNEL(draw, DrawArgs, THREADS, 2, 2) {
   SHARED u64 powers[POWERS];
   SHARED union { Shared<double> sums; Shared<float> masses; } shared;
