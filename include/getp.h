@@ -34,6 +34,9 @@
 /* Writes a transformer's counters to *stats, as many as this header has. */
 #define getp_stats(transformer, stats) getp_stats_sized((transformer), (stats), sizeof *(stats))
 
+// The most that `getp_request.top_logprobs` may be.
+#define GETP_MOST_TOP_LOGPROBS 20
+
 // `getp_event.end`: the request goes on, and more events come.
 #define GETP_END_NONE 0
 
@@ -97,6 +100,27 @@ typedef struct getp_tokenizer getp_tokenizer;
 // The result of a call. Failures are negative.
 typedef int getp_status;
 
+// One of the most probable tokens.
+typedef struct {
+  // The token.
+  int token;
+  // Its log-probability.
+  float logprob;
+} getp_top_logprob;
+
+// The log-probability of a token: the natural logarithm of its share in the softmax of the logits, whatever the
+// request's temperature is.
+typedef struct {
+  // The token.
+  int token;
+  // Its log-probability.
+  float logprob;
+  // The most probable tokens, the most probable one first: `top_count`.
+  const getp_top_logprob *top;
+  // How many.
+  size_t top_count;
+} getp_logprob;
+
 // What a program is told of a request. The library makes it, so that it can grow: a program takes only pointers to it.
 typedef struct {
   // The request's number within the batch.
@@ -130,6 +154,13 @@ typedef struct {
   double first_token;
   // When its last token so far came.
   double last_token;
+  // The log-probabilities of `tokens`, `count` of them, if the request wants these; otherwise NULL.
+  const getp_logprob *logprobs;
+  // Those of the prompt's tokens since the request's event before, from its second token on: `prompt_count`, if the
+  // request wants these.
+  const getp_logprob *prompt_logprobs;
+  // How many.
+  size_t prompt_count;
 } getp_event;
 
 // How to open a batch. Call `getp_batch_options_init` before setting fields.
@@ -175,6 +206,15 @@ typedef struct {
   int tokens_per_event;
   // Given back with each event.
   uint64_t tag;
+  // GETP_ON: events have the log-probability of each token of the answer. Steps with such a request copy their logits
+  // to the host.
+  int logprobs;
+  // GETP_ON: events have the log-probability of each token of the prompt but the first.
+  int prompt_logprobs;
+  // How many of the most probable tokens events have for each of those: 0, the default, to GETP_MOST_TOP_LOGPROBS.
+  int top_logprobs;
+  // Not read.
+  int reserved;
 } getp_request;
 
 #if !defined(GETP_NO_DRIVER_STRUCTS)

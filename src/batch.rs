@@ -62,10 +62,21 @@ pub struct LogitsRow {
     pub sequence: usize,
     /// The position of the row's token.
     pub position: usize,
-    /// Whether the next token is sampled from the row. If not, its logits are only recorded.
+    /// Whether the next token is sampled from the row. If not, its logits are only recorded or scored.
     pub sample: bool,
     /// How it is sampled.
     pub draw: Draw,
+    /// Whether the log-probability of the next token is wanted.
+    pub score: Option<RowScore>,
+}
+
+/// What is wanted of a row that is scored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowScore {
+    /// The next token, where that is the prompt's; otherwise it is the one sampled.
+    pub next: Option<u32>,
+    /// How many of the most probable tokens are wanted, too.
+    pub top: usize,
 }
 
 impl LogitsRow {

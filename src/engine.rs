@@ -17,6 +17,7 @@ mod ranks;
 #[cfg(feature = "mpi")]
 mod rows;
 mod run;
+mod scores;
 mod service;
 mod summary;
 mod totals;
@@ -30,7 +31,7 @@ use crate::options::Options;
 use crate::random::request_seed;
 use crate::replica::Replica;
 use crate::report::{self, FewLines, Kind};
-use crate::request::{EndTokens, Outlet, Request, Sampling};
+use crate::request::{EndTokens, LogProbs, Outlet, Request, Sampling};
 use crate::requests::Requests;
 use crate::scheduler::{Limits, Scheduler, steps_at_once};
 use crate::tokenizer::Tokenizer;
@@ -245,6 +246,7 @@ impl Engine {
                     ends: ends.clone(),
                     min_tokens: 0,
                     outlet: Outlet::Whole,
+                    logprobs: LogProbs::default(),
                     answered: 0,
                 };
                 (request, prompt.is_cut)

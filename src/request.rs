@@ -135,6 +135,32 @@ pub enum Outlet {
     Tokens,
 }
 
+/// The most of the most probable tokens that can be asked for.
+pub const MOST_TOP: usize = 20;
+
+/// Of which tokens the log-probabilities are wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogProbs {
+    /// Of each token of the answer.
+    pub answer: bool,
+    /// Of each token of the prompt but the first, whose probability is not defined.
+    pub prompt: bool,
+    /// So many of the most probable tokens at each place, at most [`MOST_TOP`].
+    pub top: usize,
+}
+
+/// The log-probability of a token: the natural logarithm of its share in the softmax of the logits, whatever the
+/// temperature is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// The token.
+    pub token: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The most probable tokens and theirs, the most probable one first, and of equal ones that of the smallest id.
+    pub top: Vec<(u32, f32)>,
+}
+
 /// What is asked of the model for one prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
@@ -153,6 +179,8 @@ pub struct Request {
     pub min_tokens: usize,
     /// How its answer is handed over.
     pub outlet: Outlet,
+    /// Which log-probabilities are handed over, if its tokens are.
+    pub logprobs: LogProbs,
     /// How many tokens at the prompt's end are the answer's: a replica that failed has handed them over.
     pub answered: usize,
 }
@@ -168,6 +196,7 @@ impl Request {
             ends: Arc::new(EndTokens::new(&EndTokens::RELEASED)),
             min_tokens: 0,
             outlet: Outlet::Whole,
+            logprobs: LogProbs::default(),
             answered: 0,
         }
     }

@@ -9,7 +9,7 @@ use getp::checkpoint::config_from_bytes;
 use getp::engine::{Ask, Ending, Engine, Event, Service};
 use getp::options::Options;
 use getp::random::random_f32;
-use getp::request::{End, EndTokens, Sampling};
+use getp::request::{End, EndTokens, LogProbs, Sampling, Score};
 use getp::sampler;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -35,11 +35,12 @@ fn with_service<T>(control: &Arc<Control>, work: impl FnOnce(&Service) -> T) -> 
     let reopen = |options: &Options| control.fallback(options);
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
-            let served = engine.serve_all(&service, &reopen);
-            if let Err(why) = &served {
-                service.fail(getp::error::Error::State(why.to_string()));
+            let serve = || engine.serve_all(&service, &reopen);
+            let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(serve));
+            if !matches!(served, Ok(Ok(()))) {
+                service.fail(getp::error::Error::State(format!("{served:?}")));
             }
-            served
+            served.unwrap()
         });
         // The service is closed also where the test fails, or it would wait for ever.
         let closed = Closed(&service);
@@ -64,6 +65,7 @@ fn ask(prompt: &[u32], max_tokens: usize) -> Ask {
         min_tokens: 0,
         sampling: Sampling::GREEDY,
         ends: Arc::new(EndTokens::new(&EndTokens::RELEASED)),
+        logprobs: LogProbs::default(),
         tag: 0,
         tokens_per_event: 1,
     }
@@ -84,6 +86,14 @@ fn random_ask(rng: &mut ChaCha8Rng, tag: u64) -> Ask {
             rng_state: rng.random_range(1..u64::MAX),
         },
         ends: Arc::new(EndTokens::with_stops(&EndTokens::RELEASED, &stops)),
+        logprobs: match rng.random_range(0..4) {
+            0 => LogProbs {
+                answer: rng.random_bool(0.8),
+                prompt: rng.random_bool(0.5),
+                top: [0, 1, 20][rng.random_range(0..3)],
+            },
+            _ => LogProbs::default(),
+        },
         tag,
         tokens_per_event: [0, 1, 1, 5][rng.random_range(0..4)],
         ..ask(&prompt, [1, 2, 10, 60][rng.random_range(0..4)])
@@ -123,13 +133,56 @@ fn alone(ask: &Ask, end_every: u32) -> (Vec<u32>, End) {
     (answer, End::Length)
 }
 
+/// The log-probability of the token behind each of these, in float64, and of the most probable ones.
+fn scores(tokens: &[u32], top: usize) -> Vec<Score> {
+    let score = |(position, pair): (usize, &[u32])| {
+        let logits = logits(pair[0], position as u32);
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
+        let logprob = |id: usize| (f64::from(logits[id]) - sum.ln()) as f32;
+        let mut ids: Vec<usize> = (0..VOCAB).collect();
+        ids.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        Score {
+            token: pair[1],
+            // An end token of the released models is none of the fake's vocabulary.
+            logprob: if (pair[1] as usize) < VOCAB {
+                logprob(pair[1] as usize)
+            } else {
+                f32::NAN
+            },
+            top: ids[..top].iter().map(|&id| (id as u32, logprob(id))).collect(),
+        }
+    };
+    tokens.windows(2).enumerate().map(score).collect()
+}
+
+fn assert_scores(found: &[Score], expected: &[Score]) {
+    let near = |a: f32, b: f32| (a - b).abs() < 1e-5;
+    assert_eq!(found.len(), expected.len());
+    let near = |a: f32, b: f32| near(a, b) || a.is_nan() && b.is_nan();
+    for (found, expected) in found.iter().zip(expected) {
+        assert_eq!(found.token, expected.token);
+        assert!(near(found.logprob, expected.logprob), "{found:?} {expected:?}");
+        assert_eq!(found.top.len(), expected.top.len());
+        for (found, expected) in found.top.iter().zip(&expected.top) {
+            assert!(found.0 == expected.0 && near(found.1, expected.1));
+        }
+    }
+}
+
 /// The events of requests, put together.
 #[derive(Default)]
-struct Heard(BTreeMap<usize, (Vec<u32>, Option<Ending>)>);
+struct Heard {
+    answers: BTreeMap<usize, (Vec<u32>, Option<Ending>)>,
+    /// Scores of prompts, and of answers.
+    scores: BTreeMap<usize, [Vec<Score>; 2]>,
+}
 
 impl Heard {
     fn hear(&mut self, event: Event) {
-        let (tokens, end) = self.0.entry(event.number).or_default();
+        let [prompt_scores, answer_scores] = self.scores.entry(event.number).or_default();
+        prompt_scores.extend(event.prompt_scores);
+        answer_scores.extend(event.scores);
+        let (tokens, end) = self.answers.entry(event.number).or_default();
         assert!(end.is_none(), "an event after the last one");
         let is_last = event.end.is_some();
         assert!(
@@ -223,9 +276,20 @@ fn whatever_arrives_beside_them_requests_get_their_own_tokens() {
             (heard, cancelled)
         });
         served.unwrap();
-        let (Heard(heard), cancelled) = heard;
-        for (number, (tokens, end)) in heard {
-            let (expected, expected_end) = alone(&asks[number], control.end_every);
+        let (heard, cancelled) = heard;
+        for (number, (tokens, end)) in heard.answers {
+            let ask = &asks[number];
+            let (expected, expected_end) = alone(ask, control.end_every);
+            let LogProbs { answer, prompt, top } = ask.logprobs;
+            let scores = scores(&[ask.prompt.clone(), tokens.clone()].concat(), top);
+            let (of_prompt, of_answer) = scores.split_at(ask.prompt.len() - 1);
+            let [found_prompt, found_answer] = &heard.scores[&number];
+            assert_scores(found_answer, if answer { of_answer } else { &[] });
+            let of_prompt = if prompt { of_prompt } else { &[] };
+            // A cancelled one may not have come that far.
+            let is_whole = matches!(end, Some(Ending::Answered(_)));
+            let most = if is_whole { of_prompt.len() } else { found_prompt.len() };
+            assert_scores(found_prompt, &of_prompt[..most]);
             match end.unwrap() {
                 Ending::Answered(end) => assert_eq!((tokens, end), (expected, expected_end), "request {number}"),
                 Ending::Cancelled => {
@@ -277,7 +341,8 @@ fn many_threads_submit_cancel_and_listen() {
                         // The events of one request may come to both, so they are put together in order.
                         let mut heard = heard.lock().unwrap();
                         let is_over = |heard: &Heard| {
-                            heard.0.len() == EACH * THREADS && heard.0.values().all(|(_, end)| end.is_some())
+                            let answers = &heard.answers;
+                            answers.len() == EACH * THREADS && answers.values().all(|(_, end)| end.is_some())
                         };
                         if is_over(&heard) {
                             break;
@@ -292,7 +357,7 @@ fn many_threads_submit_cancel_and_listen() {
     });
     served.unwrap();
     let tags = tags.into_inner().unwrap();
-    for (number, (tokens, end)) in heard.into_inner().unwrap().0 {
+    for (number, (tokens, end)) in heard.into_inner().unwrap().answers {
         let tag = tags[&number];
         let (expected, expected_end) = alone(&asks[tag / EACH][tag % EACH], 0);
         match end.unwrap() {

@@ -5,10 +5,10 @@
 //! block is shared, and rings are long enough. The token sampled is a function of request and position, so the expected
 //! answers are known for any number of steps in flight.
 
-use getp::batch::{Chunk, Draw, LogitsRow, StepPlan};
+use getp::batch::{Chunk, Draw, LogitsRow, RowScore, StepPlan};
 use getp::kv_blocks::ring_blocks;
 use getp::random::coin;
-use getp::request::{Answer, End, EndTokens, Outlet, Request, Sampled, Sampling};
+use getp::request::{Answer, End, EndTokens, LogProbs, Outlet, Request, Sampled, Sampling};
 use getp::scheduler::{Ahead, BlockCounts, Limits, Scheduler};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -27,6 +27,7 @@ struct Job {
     /// One in so many tokens the device leaves to the host, if it samples at all; 0 is none.
     host_every: u64,
     outlet: Outlet,
+    logprobs: LogProbs,
     min_tokens: usize,
     /// Tokens of the answer at the prompt's end: a device has handed them over, and failed.
     answered: usize,
@@ -45,6 +46,11 @@ impl Job {
             end_every: [0, 0, 3, 20][rng.random_range(0..4)],
             host_every: [0, 0, 1, 2, 5][rng.random_range(0..5)],
             outlet: [Outlet::Whole, Outlet::Tokens][rng.random_range(0..2)],
+            logprobs: LogProbs {
+                answer: rng.random_bool(0.2),
+                prompt: rng.random_bool(0.2),
+                top: rng.random_range(0..3),
+            },
             min_tokens: [0, 0, 1, 5, 1000][rng.random_range(0..5)],
             answered: 0,
         }
@@ -54,6 +60,7 @@ impl Job {
         Request {
             ends: EndTokens::with_stops(&EndTokens::RELEASED, &[STOP]).into(),
             outlet: self.outlet,
+            logprobs: self.logprobs,
             min_tokens: self.min_tokens,
             answered: self.answered,
             ..Request::greedy(number, self.prompt.clone(), self.max_positions)
@@ -420,15 +427,23 @@ impl Device {
     fn check_logits(&self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job]) {
         let mut wanted = plan.logits.iter();
         for chunk in &plan.chunks {
-            let n_prompt = jobs[scheduler.request(chunk.sequence).unwrap()].prompt.len();
+            let job = &jobs[scheduler.request(chunk.sequence).unwrap()];
+            let n_prompt = job.prompt.len();
             for (row, position) in (chunk.first_row..chunk.first_row + chunk.rows).zip(chunk.first_position..) {
                 let sample = position + 1 >= n_prompt;
-                if !sample && !self.limits.record_all {
+                let in_prompt = position + 1 < n_prompt - job.answered;
+                let LogProbs { answer, prompt, top } = job.logprobs;
+                let score = (in_prompt && prompt || sample && answer).then(|| RowScore {
+                    next: job.prompt.get(position + 1).copied().filter(|_| in_prompt),
+                    top,
+                });
+                if !sample && score.is_none() && !self.limits.record_all {
                     continue;
                 }
                 let logits = wanted.next().expect("a row's logits are missing");
                 let found = (logits.row, logits.sequence, logits.position, logits.sample);
                 assert_eq!(found, (row, chunk.sequence, position, sample));
+                assert_eq!(logits.score, score);
             }
         }
         assert!(wanted.next().is_none());

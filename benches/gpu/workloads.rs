@@ -8,7 +8,7 @@ use getp::options::Options;
 use getp::profile::{Spread, StepTimes};
 use getp::random::request_seed;
 use getp::replica::Replica;
-use getp::request::{EndTokens, Sampling};
+use getp::request::{EndTokens, LogProbs, Sampling};
 use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;
 use rand::SeedableRng;
@@ -421,6 +421,7 @@ fn submit_and_hear<'a>(
                 rng_state: request_seed(1, number),
             },
             ends: ends.clone(),
+            logprobs: LogProbs::default(),
             tag: 0,
             tokens_per_event: 1,
         })?;

@@ -11,7 +11,7 @@ use super::{driver, guard, options, pointer};
 use crate::engine::{Ask, Service};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::request::{EndTokens, Sampling};
+use crate::request::{EndTokens, LogProbs, MOST_TOP, Sampling};
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};
 use std::ptr::{null, null_mut};
@@ -76,10 +76,23 @@ pub struct Request {
     pub tokens_per_event: c_int,
     /// Given back with each event.
     pub tag: u64,
+    /// GETP_ON: events have the log-probability of each token of the answer. Steps with such a request copy their logits
+    /// to the host.
+    pub logprobs: c_int,
+    /// GETP_ON: events have the log-probability of each token of the prompt but the first.
+    pub prompt_logprobs: c_int,
+    /// How many of the most probable tokens events have for each of those: 0, the default, to GETP_MOST_TOP_LOGPROBS.
+    pub top_logprobs: c_int,
+    /// Not read.
+    pub reserved: c_int,
 }
 
+/// The most that `getp_request.top_logprobs` may be.
+pub const GETP_MOST_TOP_LOGPROBS: c_int = 20;
+
 const _: () = {
-    assert!(size_of::<BatchOptions>() == 24 && size_of::<Request>() == 88);
+    assert!(GETP_MOST_TOP_LOGPROBS as usize == MOST_TOP);
+    assert!(size_of::<BatchOptions>() == 24 && size_of::<Request>() == 104);
     assert!(offset_of!(Request, temperature) == 40 && offset_of!(Request, tag) == 80);
 };
 
@@ -119,6 +132,10 @@ unsafe impl SizedStruct for Request {
             ignore_end: 0,
             tokens_per_event: 0,
             tag: 0,
+            logprobs: 0,
+            prompt_logprobs: 0,
+            top_logprobs: 0,
+            reserved: 0,
         }
     }
 }
@@ -336,16 +353,9 @@ impl Batch {
         let prompt = unsafe { self.tokens(request.prompt, request.prompt_length, "prompt") }?;
         // SAFETY: guaranteed by our caller.
         let stops = unsafe { self.tokens(request.stop, request.stop_length, "stop") }?;
-        let ends: &[u32] = match request.ignore_end {
-            0 | options::GETP_OFF => &EndTokens::RELEASED,
-            options::GETP_ON => &[],
-            other => {
-                return Err(Error::Option {
-                    name: "getp_request.ignore_end",
-                    value: other.to_string(),
-                    known: "0, GETP_ON or GETP_OFF".into(),
-                });
-            }
+        let ends: &[u32] = match is_on("getp_request.ignore_end", request.ignore_end)? {
+            false => &EndTokens::RELEASED,
+            true => &[],
         };
         let has_defaults = stops.is_empty() && !ends.is_empty();
         let per_event = usize::try_from(request.tokens_per_event).map_err(|_| {
@@ -358,6 +368,11 @@ impl Batch {
                 .then(|| prompt.len().saturating_add(request.max_tokens).saturating_sub(1)),
             prompt,
             min_tokens: request.min_tokens,
+            logprobs: LogProbs {
+                answer: is_on("getp_request.logprobs", request.logprobs)?,
+                prompt: is_on("getp_request.prompt_logprobs", request.prompt_logprobs)?,
+                top: top(request.top_logprobs)?,
+            },
             sampling: Sampling {
                 temperature: request.temperature,
                 topp: request.topp,
@@ -401,6 +416,29 @@ impl Batch {
         }
         memory::collect(ids.iter().map(|id| id.cast_unsigned()), Purpose::Requests)
     }
+}
+
+/// Whether a switch is on.
+fn is_on(name: &'static str, value: c_int) -> Result<bool> {
+    match value {
+        0 | options::GETP_OFF => Ok(false),
+        options::GETP_ON => Ok(true),
+        other => Err(Error::Option {
+            name,
+            value: other.to_string(),
+            known: "0, GETP_ON or GETP_OFF".into(),
+        }),
+    }
+}
+
+/// A number of most probable tokens.
+fn top(number: c_int) -> Result<usize> {
+    let top = usize::try_from(number).ok().filter(|&top| top <= MOST_TOP);
+    top.ok_or_else(|| Error::Option {
+        name: "getp_request.top_logprobs",
+        value: number.to_string(),
+        known: format!("a number from 0 to {MOST_TOP}"),
+    })
 }
 
 /// The time in so many seconds; `None` for never.

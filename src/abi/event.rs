@@ -4,7 +4,7 @@ use super::guard;
 use super::status::{self, GETP_OK, GETP_REFUSED, Status};
 use crate::engine::{Ending, Event};
 use crate::report;
-use crate::request::End;
+use crate::request::{End, Score};
 use std::ffi::{CString, c_char, c_int};
 use std::ptr::null;
 use std::time::Instant;
@@ -58,6 +58,36 @@ pub struct Told {
     pub first_token: f64,
     /// When its last token so far came.
     pub last_token: f64,
+    /// The log-probabilities of `tokens`, `count` of them, if the request wants these; otherwise NULL.
+    pub logprobs: *const LogProb,
+    /// Those of the prompt's tokens since the request's event before, from its second token on: `prompt_count`, if the
+    /// request wants these.
+    pub prompt_logprobs: *const LogProb,
+    /// How many.
+    pub prompt_count: usize,
+}
+
+/// The log-probability of a token: the natural logarithm of its share in the softmax of the logits, whatever the
+/// request's temperature is.
+#[repr(C)]
+pub struct LogProb {
+    /// The token.
+    pub token: c_int,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The most probable tokens, the most probable one first: `top_count`.
+    pub top: *const TopLogProb,
+    /// How many.
+    pub top_count: usize,
+}
+
+/// One of the most probable tokens.
+#[repr(C)]
+pub struct TopLogProb {
+    /// The token.
+    pub token: c_int,
+    /// Its log-probability.
+    pub logprob: f32,
 }
 
 /// An event with what it points to.
@@ -67,6 +97,45 @@ pub struct Owned {
     told: Told,
     tokens: Vec<u32>,
     why: Option<CString>,
+    scores: Scores,
+    prompt_scores: Scores,
+}
+
+/// Log-probabilities as the program sees them.
+struct Scores {
+    all: Vec<LogProb>,
+    /// What their pointers point to.
+    _top: Vec<TopLogProb>,
+}
+
+impl Scores {
+    fn new(scores: Vec<Score>) -> Self {
+        let top = |&(token, logprob): &(u32, f32)| TopLogProb {
+            token: token.cast_signed(),
+            logprob,
+        };
+        let tops: Vec<_> = scores.iter().flat_map(|score| score.top.iter().map(top)).collect();
+        let mut rest = tops.as_slice();
+        let one = |score: Score| {
+            let (own, behind) = rest.split_at(score.top.len());
+            rest = behind;
+            LogProb {
+                token: score.token.cast_signed(),
+                logprob: score.logprob,
+                top: own.as_ptr(),
+                top_count: own.len(),
+            }
+        };
+        Self {
+            all: scores.into_iter().map(one).collect(),
+            _top: tops,
+        }
+    }
+
+    /// NULL if there are none.
+    fn pointer(&self) -> *const LogProb {
+        if self.all.is_empty() { null() } else { self.all.as_ptr() }
+    }
 }
 
 /// Frees an event of `getp_batch_next`. Does nothing for NULL.
@@ -122,10 +191,17 @@ impl Owned {
                 started: seconds(event.times.started),
                 first_token: seconds(event.times.first_token),
                 last_token: seconds(event.times.last_token),
+                logprobs: null(),
+                prompt_logprobs: null(),
+                prompt_count: event.prompt_scores.len(),
             },
             tokens: event.tokens,
             why,
+            scores: Scores::new(event.scores),
+            prompt_scores: Scores::new(event.prompt_scores),
         });
+        owned.told.logprobs = owned.scores.pointer();
+        owned.told.prompt_logprobs = owned.prompt_scores.pointer();
         owned.told.tokens = owned.tokens.as_ptr().cast();
         owned.told.why = owned.why.as_ref().map_or(null(), |why| why.as_ptr());
         owned

@@ -78,6 +78,11 @@ impl Draws {
         })
     }
 
+    /// Tokens of the vocabulary.
+    pub fn vocab(&self) -> usize {
+        self.vocab
+    }
+
     /// Allocates what requests with this sampling need, if it is not there yet.
     pub fn make_room(&mut self, sampling: &Sampling) -> Result<()> {
         let make_room = |sampler: &mut Sampler| sampler.make_room(sampling.temperature, sampling.topp);

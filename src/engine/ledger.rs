@@ -1,9 +1,10 @@
 //! What a program is to be told of its requests: tokens as they come, and how each request ends.
 
+use super::scores::Scored;
 use super::totals::Totals;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::request::{End, Sampled};
+use crate::request::{End, Sampled, Score};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -45,9 +46,14 @@ pub struct Ticket {
 
 struct Entry {
     ticket: Ticket,
-    /// Those that are not handed over.
+    /// Those that are not handed over, and their scores, if these are wanted.
     tokens: Vec<u32>,
+    scores: Vec<Score>,
     n_tokens: usize,
+    /// Scores of the prompt's tokens that are not handed over.
+    prompt_scores: Vec<Score>,
+    /// How many of the prompt's tokens have been scored.
+    n_prompt_scores: usize,
     times: Times,
     end: Option<Ending>,
     is_ready: bool,
@@ -88,6 +94,10 @@ pub struct Event {
     pub ticket: Ticket,
     /// The tokens since the event before.
     pub tokens: Vec<u32>,
+    /// Their log-probabilities, if these are wanted.
+    pub scores: Vec<Score>,
+    /// Those of the prompt's tokens since the event before, from its second token on, if these are wanted.
+    pub prompt_scores: Vec<Score>,
     /// Tokens of the answer so far.
     pub n_tokens: usize,
     /// When what happened.
@@ -128,7 +138,10 @@ impl Ledger {
         let entry = Entry {
             ticket,
             tokens: Vec::new(),
+            scores: Vec::new(),
             n_tokens: 0,
+            prompt_scores: Vec::new(),
+            n_prompt_scores: 0,
             times: Times {
                 submitted: now,
                 started: None,
@@ -166,11 +179,30 @@ impl Ledger {
         }
     }
 
-    /// Takes tokens that a step has brought. `ended` is told of each request that has ended by them, and of those whose
+    /// Takes scores and tokens that a step has brought. `ended` is told of each request that has ended by them, and of those whose
     /// tokens there is no memory for with `true`: nobody takes their answers any more.
-    pub fn take_tokens(&self, sampled: impl Iterator<Item = Sampled>, mut ended: impl FnMut(usize, bool)) {
+    pub fn take_tokens(
+        &self,
+        scored: Vec<Scored>,
+        sampled: impl Iterator<Item = Sampled>,
+        mut ended: impl FnMut(usize, bool),
+    ) {
         let (mut state, now) = (self.lock(), Instant::now());
         let mut tokens = 0;
+        for Scored {
+            number,
+            in_prompt,
+            score,
+        } in scored
+        {
+            let Some(entry) = state.entries.get_mut(&number).filter(|entry| entry.end.is_none()) else {
+                continue;
+            };
+            if let Err(why) = entry.take_score(in_prompt, score) {
+                ended(number, true);
+                self.end_with(&mut state, number, Ending::Failed(why.into()));
+            }
+        }
         for Sampled { number, token, end } in sampled {
             if end.is_some() {
                 ended(number, false);
@@ -331,6 +363,8 @@ impl State {
             number,
             ticket: entry.ticket,
             tokens: std::mem::take(&mut entry.tokens),
+            scores: std::mem::take(&mut entry.scores),
+            prompt_scores: std::mem::take(&mut entry.prompt_scores),
             n_tokens: entry.n_tokens,
             times: entry.times,
             end: entry.end.take(),
@@ -343,6 +377,19 @@ impl State {
 }
 
 impl Entry {
+    /// Stores the score of the prompt's token at this place, or of the answer's next token.
+    fn take_score(&mut self, in_prompt: Option<usize>, score: Score) -> Result<()> {
+        match in_prompt {
+            // It begins with the second token, and has been told before a replica failed.
+            Some(at) if at <= self.n_prompt_scores => Ok(()),
+            Some(_) => {
+                self.n_prompt_scores += 1;
+                memory::push(&mut self.prompt_scores, score, Purpose::Requests)
+            }
+            None => memory::push(&mut self.scores, score, Purpose::Requests),
+        }
+    }
+
     fn has_event(&self) -> bool {
         let fewest = self.ticket.tokens_per_event;
         fewest > 0 && self.tokens.len() >= fewest

@@ -5,6 +5,7 @@ use super::draws::Draws;
 use super::ledger::{Ending, Ledger};
 use super::pipeline::Pipeline;
 use super::queue::Queue;
+use super::scores::{self, Scored};
 use super::totals::Totals;
 use crate::batch::{StepPlan, Want};
 use crate::error::{Error, Result};
@@ -85,11 +86,11 @@ impl Run<'_, '_> {
     }
 
     /// Hands tokens over of requests that want them one by one. `ended` has room for as many requests as a step has.
-    fn hand_over(&self, sampled: impl Iterator<Item = Sampled>, ended: &mut Vec<usize>) {
+    fn hand_over(&self, scored: Vec<Scored>, sampled: impl Iterator<Item = Sampled>, ended: &mut Vec<usize>) {
         let Results::Told(ledger) = self.results else {
             return;
         };
-        ledger.take_tokens(sampled, |number, is_lost| match is_lost {
+        ledger.take_tokens(scored, sampled, |number, is_lost| match is_lost {
             false => ended.push(number),
             // If there is no memory for this either, it runs to its end for nobody.
             true => drop(self.queue.cancel([number].into_iter())),
@@ -122,10 +123,13 @@ pub struct Worker<'p, 'a, 'r> {
     pipeline: &'p mut Pipeline,
     scheduler: Scheduler,
     draws: Draws,
+    vocab: usize,
     finished: Vec<Answer>,
     /// Requests that it has begun with, and that have ended, for whoever is told of them.
     begun: Vec<usize>,
     ended: Vec<usize>,
+    /// Log-probabilities that are wanted of the step's rows.
+    scored: Vec<Scored>,
 }
 
 /// The result of a worker.
@@ -232,8 +236,10 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             pipeline,
             finished: Vec::new(),
             begun: Vec::new(),
+            scored: Vec::new(),
             ended: memory::room(scheduler.limits().max_batch, Purpose::Schedule)?,
             scheduler,
+            vocab: draws.vocab(),
             draws,
         })
     }
@@ -275,6 +281,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             self.take()?;
             let (want, speculate) = match self.run.recorder {
                 Some(_) => (Want::Logits, false),
+                None if self.scheduler.is_scored() => (Want::Logits, false),
                 None => self.draws.next_step(self.scheduler.samplings()),
             };
             self.scheduler.speculate(speculate);
@@ -303,6 +310,10 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         let drawn = self.draws.draw(self.pool, &self.scheduler, plan, self.pipeline);
         self.run.totals.add_step(waited, start.elapsed());
         let drawn = drawn?;
+        if plan.logits.iter().any(|row| row.score.is_some()) {
+            let (logits, vocab) = (&*self.pipeline.output.logits, self.vocab);
+            self.scored = scores::score(self.pool, &self.scheduler, plan, drawn.tokens, logits, vocab)?;
+        }
         let committed = self.scheduler.commit(plan, drawn.tokens, &mut self.finished);
         drawn
             .left_to_host
@@ -326,7 +337,9 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         if !self.finished.is_empty() {
             self.run.hand_in(&mut self.finished);
         }
-        self.run.hand_over(self.scheduler.take_sampled(), &mut self.ended);
+        let scored = std::mem::take(&mut self.scored);
+        self.run
+            .hand_over(scored, self.scheduler.take_sampled(), &mut self.ended);
     }
 
     /// Returns unfinished requests to the queue; they start again on another replica, with the same random numbers.

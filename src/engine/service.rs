@@ -4,7 +4,7 @@ use super::ledger::{Ending, Event, Ledger, Ticket};
 use super::queue::Queue;
 use super::totals::Totals;
 use crate::error::{Error, Result};
-use crate::request::{EndTokens, Outlet, Request, Sampling};
+use crate::request::{EndTokens, LogProbs, Outlet, Request, Sampling};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -21,6 +21,8 @@ pub struct Ask {
     pub sampling: Sampling,
     /// Tokens that end the answer.
     pub ends: Arc<EndTokens>,
+    /// Which log-probabilities are wanted.
+    pub logprobs: LogProbs,
     /// Given back with each event.
     pub tag: u64,
     /// The fewest tokens of an event that is not the last; 0: there is only the last event, which has them all.
@@ -69,6 +71,7 @@ impl Service {
             ends: ask.ends,
             min_tokens: ask.min_tokens,
             outlet: Outlet::Tokens,
+            logprobs: ask.logprobs,
             answered: 0,
         };
         // Under the lock, so that none is queued after the others have been ended.

@@ -168,6 +168,12 @@ impl Scheduler {
         running.chain(&self.waiting).map(Sequence::sampling)
     }
 
+    /// Whether a request that waits or runs here asks for log-probabilities.
+    pub fn is_scored(&self) -> bool {
+        let running = self.in_order().map(|(_, sequence)| sequence);
+        running.chain(&self.waiting).any(Sequence::is_scored)
+    }
+
     /// Whether one more sequence could start at once, after those submitted before.
     pub fn has_room(&mut self, n_prompt: usize, max_positions: usize) -> bool {
         self.lend();
@@ -490,16 +496,19 @@ impl Scheduler {
             .filter_map(|&slot| Some((slot, self.slots[slot].as_ref()?)))
     }
 
-    /// Prompt rows that fit the rest of the step. If only last rows need logits, these always fit, as there are at
-    /// least `max_batch` logits rows.
+    /// Prompt rows that fit the rest of the step. The oldest prompt always has a logits row left, as there are at least as
+    /// many as sequences take their turn together, and each decoding one takes one.
     fn chunk_rows(&self, plan: &StepPlan, sequence: &Sequence) -> usize {
         let limits = &self.limits;
         let rows = sequence
             .prompt_left()
             .min(limits.chunk_tokens)
             .min(limits.step_tokens - plan.rows());
-        if limits.record_all {
-            rows.min(limits.max_logits_rows - plan.logits.len())
+        let logits_rows = limits.max_logits_rows - plan.logits.len();
+        if limits.record_all || sequence.scores_prompt() {
+            rows.min(logits_rows)
+        } else if logits_rows == 0 && rows == sequence.prompt_left() {
+            rows - 1
         } else {
             rows
         }
@@ -516,13 +525,15 @@ impl Scheduler {
         plan.positions.extend(positions.clone().map(|position| position as u32));
         for (row, position) in (first_row..).zip(positions.clone()) {
             let sample = sequence.samples_at(position);
-            if sample || self.limits.record_all {
+            let score = sequence.score(position);
+            if sample || score.is_some() || self.limits.record_all {
                 plan.logits.push(LogitsRow {
                     row,
                     sequence: slot,
                     position,
                     sample,
                     draw: sequence.draw(position),
+                    score,
                 });
             }
         }

@@ -1,6 +1,6 @@
 //! A running or waiting request.
 
-use crate::batch::Draw;
+use crate::batch::{Draw, RowScore};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::random::{coin, next_state};
@@ -117,6 +117,33 @@ impl Sequence {
     /// Whether the logits at `position` give the next token.
     pub(super) fn samples_at(&self, position: usize) -> bool {
         position + 1 >= self.n_prompt
+    }
+
+    /// Whether it is asked for log-probabilities: then steps with it copy logits to the host.
+    pub(super) fn is_scored(&self) -> bool {
+        self.request.logprobs.answer || self.request.logprobs.prompt
+    }
+
+    /// Whether the logits of all rows of its prompt are wanted.
+    pub(super) fn scores_prompt(&self) -> bool {
+        self.request.logprobs.prompt
+    }
+
+    /// What is wanted of the logits at `position`, which is planned, beside the next token.
+    pub(super) fn score(&self, position: usize) -> Option<RowScore> {
+        let logprobs = self.request.logprobs;
+        let next = position + 1;
+        // The answer's tokens in the prompt have their scores from where they were sampled.
+        let is_prompt = next + self.request.answered < self.n_prompt;
+        let is_wanted = if is_prompt {
+            logprobs.prompt
+        } else {
+            logprobs.answer && self.samples_at(position)
+        };
+        is_wanted.then(|| RowScore {
+            next: self.tokens.get(next).copied().filter(|_| is_prompt),
+            top: logprobs.top,
+        })
     }
 
     /// How the token behind `position`, which is planned, is sampled. Steps in flight may still sample tokens before it.

@@ -36,6 +36,7 @@ pub fn decoding(rows: usize, position: usize, [full, window]: [usize; 2], token:
             position,
             sample: true,
             draw: Draw::GREEDY,
+            score: None,
         });
     }
     plan
@@ -125,6 +126,7 @@ impl Sequences {
                     position,
                     sample: true,
                     draw: Draw::GREEDY,
+                    score: None,
                 });
             }
             self.next[sequence] += tokens.len();

@@ -156,6 +156,7 @@ mod checks {
                 position: 0,
                 sample: true,
                 draw: Draw::GREEDY,
+                score: None,
             });
             let plan = StepPlan {
                 logits: logits.collect(),
@@ -193,6 +194,7 @@ mod checks {
                         temperature: (row % 2) as f32,
                         ..Draw::GREEDY
                     },
+                    score: None,
                 };
                 let mixed = StepPlan {
                     logits: (0..rows).map(logits_row).collect(),
