@@ -55,7 +55,8 @@ const CONFIG: &Table = &[
     ("chunk_size_feed_forward", Only("0")),
     // What the model is. `config` looks at the type before all else.
     ("model_type", Used("null")),
-    ("architectures", Only("[\"GptOssForCausalLM\"]")),
+    // null: it was saved without a model.
+    ("architectures", Inert(&["[\"GptOssForCausalLM\"]", "null"])),
     ("quantization_config", Used("null")),
     // The eval program fixes which tokens end an answer.
     ("bos_token_id", Ignored),
@@ -121,6 +122,7 @@ const CONFIG: &Table = &[
     ("attn_implementation", Ignored),
     ("_attn_implementation", Ignored),
     ("_attn_implementation_autoset", Ignored),
+    ("experts_implementation", Ignored),
     ("_experts_implementation", Ignored),
     // The origin of the file.
     ("_name_or_path", Ignored),

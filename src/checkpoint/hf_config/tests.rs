@@ -472,6 +472,40 @@ fn a_file_written_in_full_is_the_same_model() {
     gives(&five, |_| ());
 }
 
+/// transformers' `GptOssConfig()`, saved in full: it has no model's fields.
+#[test]
+fn a_file_written_in_full_without_a_model_is_taken() {
+    let without_model = [
+        Set("architectures", Value::Null),
+        Set("eos_token_id", Value::Null),
+        Set("pad_token_id", Value::Null),
+        Remove("experts_per_token"),
+        Remove("initial_context_length"),
+        Remove("quantization_config"),
+    ];
+    let full = written_in_full();
+    let rest = (full.as_object().expect("it is an object").iter()).map(|(name, value)| Set(name, value.clone()));
+    // Its default is the released 120b model, which transformers 4 and 5.0 give no swiglu_limit.
+    let types = &released()["layer_types"];
+    let types: Vec<_> = types.as_array().unwrap().iter().cycle().take(36).collect();
+    let default = [
+        Set("num_hidden_layers", json!(36)),
+        Set("num_local_experts", json!(128)),
+        Set("layer_types", json!(types)),
+        Remove("swiglu_limit"),
+    ];
+    let edits: Vec<_> = without_model.into_iter().chain(rest).collect();
+    gives(&edits, |_| ());
+    let mut edits: Vec<_> = edits.into_iter().chain(default).collect();
+    gives(&edits, |c| (c.n_layers, c.n_experts) = (36, 128));
+    // To transformers 4.55 the context before scaling is all of it.
+    edits.push(Remove("rope_scaling/original_max_position_embeddings"));
+    gives(&edits, |c| {
+        (c.n_layers, c.n_experts) = (36, 128);
+        c.initial_context_length = 131_072;
+    });
+}
+
 /// What is ignored at some values is refused at all others: they might change answers.
 #[test]
 fn inert_fields_are_refused_at_other_values() {
@@ -493,7 +527,7 @@ fn inert_fields_are_refused_at_other_values() {
             refused(&[Set(field, other)], &message);
         }
     }
-    assert_eq!(inert, 28);
+    assert_eq!(inert, 29);
     for (field, other) in [
         ("top_k", 20),
         ("num_beams", 4),
