@@ -657,9 +657,8 @@ const char *getp_version(void);
 
 // The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
 // getp_stats and the open functions clear it when they begin; the other functions keep it, and replace it if they
-// fail. The string is valid until the thread calls another function of this library. When a thread ends and its
-// thread_local objects have been destroyed, for example in functions passed to atexit, the result is NULL. Never
-// fails.
+// fail. The string is valid until the thread calls another function of this library. Of a text of more than 4095 bytes
+// it is the beginning; stderr has all of it. Never fails.
 const char *getp_last_error(void);
 
 // What kind of failure the calling thread's last error is; GETP_OK if it has none, as [`getp_last_error`] says. Never

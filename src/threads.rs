@@ -5,13 +5,12 @@
 //! destructors of thread-local objects are registered with the C library, which aborts the process where it has no
 //! memory, and which takes the lock that the loader holds while it runs a library's constructors. So a program that
 //! warmed up in such a constructor, within `dlopen`, would wait for the new thread for ever, and the thread for the
-//! lock. The library's threads are therefore made here, from the C library's, and keep the destructors of their
-//! thread-local objects themselves.
+//! lock. The library's threads are therefore made here, from the C library's, and the destructors of thread-local
+//! objects are kept here, too.
 
 mod destructors;
 
 use crate::float_environment;
-use crate::memory::{self, Purpose};
 use destructors::Destructors;
 use memmap2::MmapMut;
 use std::any::Any;
@@ -36,18 +35,8 @@ const SPARE_BYTES: usize = 64 << 10;
 /// The longest name of a thread that Linux takes.
 const MOST_NAME_BYTES: usize = 15;
 
-/// Far more than the C library needs to register a destructor.
-const NOTE_BYTES: usize = 1 << 10;
-
 /// The result of a thread's work, or its panic.
 pub type Ended<T> = std::result::Result<T, Box<dyn Any + Send>>;
-
-/// Whether there is memory to register the destructor of a thread-local object. To be asked before a thread of the
-/// program uses such an object for the first time: without that memory the C library aborts the process.
-pub fn may_have_objects() -> bool {
-    // `black_box` keeps the compiler from removing the allocation.
-    memory::room::<u8>(NOTE_BYTES, Purpose::Threads).is_ok_and(|room| black_box(room).capacity() > 0)
-}
 
 /// A thread. Dropping it waits for the thread's end.
 pub struct Thread<T> {
@@ -311,7 +300,11 @@ mod tests {
                 DROPPED.fetch_add(1, Ordering::Relaxed);
             }
         }
-        spawn("objects", || FIRST.set(Some(First))).unwrap().join().unwrap();
+        let work = || FIRST.set(Some(First));
+        spawn("objects", work).unwrap().join().unwrap();
         assert_eq!(DROPPED.load(Ordering::Relaxed), 2);
+        // On a thread of the program.
+        std::thread::spawn(work).join().unwrap();
+        assert_eq!(DROPPED.load(Ordering::Relaxed), 4);
     }
 }

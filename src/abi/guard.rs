@@ -7,17 +7,22 @@ use super::status::{self, GETP_DEFECT, GETP_OK, Status};
 use crate::error::{Error, Result};
 use crate::float_environment;
 use crate::report;
-use crate::threads;
 use std::any::Any;
-use std::cell::{Cell, RefCell};
-use std::ffi::{CString, c_char};
+use std::cell::Cell;
+use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+/// Size in bytes of what is kept of an error's text, its end included. Longer ones are lists of what is wrong in a file;
+/// they are whole on stderr.
+const KEPT_BYTES: usize = 4 << 10;
+
+/// What ends a text that was cut.
+const CUT: &str = "...";
+
 thread_local! {
-    /// What [`getp_last_error`](super::library::getp_last_error) returns on this thread.
-    static LAST_ERROR: RefCell<Option<CString>> = const { RefCell::new(None) };
-    /// Whether `LAST_ERROR` has been used on this thread, so that its destructor is registered with the C library.
-    static USED: Cell<bool> = const { Cell::new(false) };
+    /// What [`getp_last_error`](super::library::getp_last_error) returns on this thread; empty for no error. It is kept
+    /// in place and not allocated, so that it needs no destructor and is there as long as the thread.
+    static LAST_ERROR: Cell<[u8; KEPT_BYTES]> = const { Cell::new([0; KEPT_BYTES]) };
     /// The status of the last error.
     static LAST_STATUS: Cell<Status> = const { Cell::new(GETP_OK) };
 }
@@ -25,7 +30,7 @@ thread_local! {
 /// Runs the body of a call that does work. A failure is recorded, and the result is `failed`. The last error of earlier
 /// calls is cleared first.
 pub fn work<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
-    keep(None);
+    keep("");
     look(failed, body)
 }
 
@@ -45,7 +50,7 @@ pub fn look<T>(failed: T, body: impl FnOnce() -> Result<T>) -> T {
 
 /// Runs the body of a call that does work and returns a status: a failure's, or the body's.
 pub fn coded(body: impl FnOnce() -> Result<Status>) -> Status {
-    keep(None);
+    keep("");
     look_coded(body)
 }
 
@@ -60,7 +65,7 @@ pub fn look_coded(body: impl FnOnce() -> Result<Status>) -> Status {
 /// Writes `error` on stderr and keeps it as this thread's last error.
 pub fn record(error: &Error) {
     report::error(error.line());
-    keep(CString::new(report::escaped(&error.to_string())).ok());
+    keep(&report::escaped(&error.to_string()));
     LAST_STATUS.set(status::of(error));
 }
 
@@ -71,26 +76,27 @@ pub fn last_status() -> Status {
 
 /// The text of this thread's last error, or NULL.
 pub fn last_error() -> *const c_char {
-    with_last(|last| last.borrow().as_ref().map(|text| text.as_ptr()))
-        .flatten()
-        .unwrap_or(std::ptr::null())
+    LAST_ERROR.with(|last| {
+        let text = last.as_ptr().cast_const().cast::<c_char>();
+        // SAFETY: the first byte of the array, which nobody writes to meanwhile.
+        let is_none = unsafe { text.read() } == 0;
+        if is_none { std::ptr::null() } else { text }
+    })
 }
 
-/// Replaces this thread's last error. Does nothing where the thread-local object cannot be used.
-fn keep(text: Option<CString>) {
+/// Replaces this thread's last error, without allocating.
+fn keep(text: &str) {
     LAST_STATUS.set(GETP_OK);
-    with_last(|last| *last.borrow_mut() = text);
-}
-
-/// Calls `work` with this thread's last error. Gives `None` where the thread-local object cannot be used: when the
-/// thread ends and the object has been destroyed (destructors of other thread-local objects and functions passed to
-/// `atexit` may still call us), and when there is no memory to register its destructor.
-fn with_last<T>(work: impl FnOnce(&RefCell<Option<CString>>) -> T) -> Option<T> {
-    if !USED.get() && !threads::may_have_objects() {
-        return None;
-    }
-    USED.set(true);
-    LAST_ERROR.try_with(work).ok()
+    let most = KEPT_BYTES - 1;
+    let (whole, end) = match text.len() <= most {
+        true => (text, ""),
+        false => (&text[..text.floor_char_boundary(most - CUT.len())], CUT),
+    };
+    let bytes = whole.bytes().chain(end.bytes()).chain([0]);
+    LAST_ERROR.with(|last| {
+        let places = (last as &Cell<[u8]>).as_slice_of_cells();
+        places.iter().zip(bytes).for_each(|(place, byte)| place.set(byte));
+    });
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
@@ -126,6 +132,17 @@ mod tests {
         assert_eq!(last().unwrap(), "internal error: lost 1 of 2; please report it");
         assert_eq!(look(-1, || panic!("plain")), -1);
         assert_eq!(last().unwrap(), "internal error: plain; please report it");
+    }
+
+    #[test]
+    fn a_long_error_is_cut_between_characters() {
+        let fits = "é".repeat(KEPT_BYTES / 2 - 1) + "e";
+        keep(&fits);
+        assert_eq!(last().unwrap(), fits);
+        keep(&(fits.clone() + "e"));
+        assert_eq!(last().unwrap(), "é".repeat(KEPT_BYTES / 2 - 2) + CUT);
+        keep("");
+        assert_eq!(last(), None);
     }
 
     #[test]

@@ -38,9 +38,8 @@ pub extern "C" fn getp_version() -> *const c_char {
 
 /// The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
 /// getp_stats and the open functions clear it when they begin; the other functions keep it, and replace it if they
-/// fail. The string is valid until the thread calls another function of this library. When a thread ends and its
-/// thread_local objects have been destroyed, for example in functions passed to atexit, the result is NULL. Never
-/// fails.
+/// fail. The string is valid until the thread calls another function of this library. Of a text of more than 4095 bytes
+/// it is the beginning; stderr has all of it. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn getp_last_error() -> *const c_char {
     guard::last_error()

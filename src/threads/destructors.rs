@@ -1,12 +1,16 @@
-//! Destructors of the thread-local objects of the library's own threads.
+//! Destructors of thread-local objects.
 //!
 //! Rust's standard library registers them by `__cxa_thread_atexit_impl`, a function of the C library that takes the
 //! dynamic loader's lock and aborts where it has no memory. Within the library that name is the function below, which
-//! keeps those of the library's threads in a list of the thread's and hands the others on: those of the program's
-//! threads, for which the C library also keeps the library from being unloaded.
+//! keeps them in a list of the thread's. The library's own threads go through theirs before they end; for those of the
+//! program a key of POSIX's does it, whose lack of memory is an error. What is called then must still be there, so the
+//! library is linked as one that is never unloaded (`build.rs`).
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ptr::null;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 type Destructor = unsafe extern "C" fn(*mut c_void);
 
@@ -14,8 +18,18 @@ thread_local! {
     /// Whether this is one of the library's own threads.
     static OURS: Cell<bool> = const { Cell::new(false) };
     /// The destructors of its objects, and the objects. Not dropped, since it would need a destructor itself.
-    static LIST: std::mem::ManuallyDrop<RefCell<Vec<(Destructor, *mut c_void)>>> =
-        const { std::mem::ManuallyDrop::new(RefCell::new(Vec::new())) };
+    static LIST: ManuallyDrop<RefCell<Vec<(Destructor, *mut c_void)>>> =
+        const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+}
+
+/// Calls the destructors of the calling thread's objects, the latest first.
+fn call_all() {
+    // A destructor may register others.
+    while let Some((destructor, object)) = LIST.with(|list| list.borrow_mut().pop()) {
+        // SAFETY: who registered it asked for this call, on this thread.
+        unsafe { destructor(object) };
+    }
+    LIST.with(|list| list.take());
 }
 
 /// Makes the calling thread one of the library's own. Dropping it calls the destructors of its thread-local objects.
@@ -30,14 +44,40 @@ impl Destructors {
 
 impl Drop for Destructors {
     fn drop(&mut self) {
-        // A destructor may register others.
-        while let Some((destructor, object)) = LIST.with(|list| list.borrow_mut().pop()) {
-            // SAFETY: who registered it asked for this call, on this thread.
-            unsafe { destructor(object) };
-        }
-        LIST.with(|list| list.take());
-        // What is registered from here on, by destructors of the C library's keys, is the C library's.
+        call_all();
+        // What is registered from here on, by destructors of keys, is called as on the program's threads.
         OURS.set(false);
+    }
+}
+
+/// The key whose destructor calls those of the program's threads, and 1; 0 before there is one.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Sees to it that the calling thread, one of the program's, calls its destructors when it ends. Fails where there is no
+/// key or no memory. The main thread, which ends with the program, calls none.
+fn call_at_end() -> Option<()> {
+    extern "C" fn at_end(_: *mut c_void) {
+        call_all();
+    }
+    let ok = |code: c_int| (code == 0).then_some(());
+    let mut made = MaybeUninit::uninit();
+    let mut key = KEY.load(Ordering::Relaxed);
+    // SAFETY: the pointer is to a local variable, and a key is used or deleted behind its creation. A key's value is not
+    // followed.
+    unsafe {
+        if key == 0 {
+            ok(libc::pthread_key_create(made.as_mut_ptr(), Some(at_end)))?;
+            let made = made.assume_init();
+            key = made + 1;
+            if let Err(theirs) = KEY.compare_exchange(0, key, Ordering::Relaxed, Ordering::Relaxed) {
+                libc::pthread_key_delete(made);
+                key = theirs;
+            }
+        }
+        ok(libc::pthread_setspecific(
+            key - 1,
+            null::<c_void>().wrapping_byte_add(1),
+        ))
     }
 }
 
@@ -62,21 +102,12 @@ std::arch::global_asm!(
     register = sym register,
 );
 
-/// Registers the destructor of an object of the calling thread; `library` is the library that it belongs to.
+/// Registers the destructor of an object of the calling thread. Without memory for that the object is never destroyed.
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
-unsafe extern "C" fn register(destructor: Destructor, object: *mut c_void, library: *mut c_void) -> c_int {
-    if OURS.get() {
-        LIST.with(|list| list.borrow_mut().push((destructor, object)));
-        return 0;
+unsafe extern "C" fn register(destructor: Destructor, object: *mut c_void, _library: *mut c_void) -> c_int {
+    if !OURS.get() && call_at_end().is_none() {
+        return -1;
     }
-    type Register = unsafe extern "C" fn(Destructor, *mut c_void, *mut c_void) -> c_int;
-    // SAFETY: a C string, and a function of this type where there is one.
-    unsafe {
-        let found = libc::dlsym(libc::RTLD_DEFAULT, c"__cxa_thread_atexit_impl".as_ptr());
-        match std::mem::transmute::<*mut c_void, Option<Register>>(found) {
-            Some(register) => register(destructor, object, library),
-            // The object is not destroyed.
-            None => -1,
-        }
-    }
+    LIST.with(|list| list.borrow_mut().push((destructor, object)));
+    0
 }

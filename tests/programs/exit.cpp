@@ -1,6 +1,5 @@
-// Calls the library where a thread and the program are ending: from the destructors of thread_local objects, which may
-// run when the library's own thread-local objects are gone, from a function passed to atexit and from a static object's
-// destructor.
+// Calls the library where a thread and the program are ending: from the destructors of thread_local objects, from a
+// function passed to atexit and from a static object's destructor.
 
 #include "host.h"
 
@@ -25,8 +24,8 @@ struct Ending {
   ~Ending() {
     host_require(host_inference(&h) == tokens, where);
     host_finish(&h);
-    finish(nullptr, nullptr);  // fails, and so records an error
-    getp_last_error();
+    finish(nullptr, nullptr);
+    host_require(getp_last_error() != nullptr, "an error is told where all ends");
     host_close(&h);
     fprintf(host_log, "ok: %s\n", where);
   }
@@ -42,7 +41,7 @@ int main(int argc, char **argv) {
   if (argc != 4) return 2;
   host_log = stderr;
   arguments = argv;
-  // Made before the library's own thread-local objects, they are destroyed behind them.
+  // Made before any object of the library's, they are destroyed behind them.
   std::thread([] { of_thread.begin("the destructor of another thread's object"); }).join();
   of_thread.begin("the destructor of the main thread's object");
   of_static_object.begin("the destructor of a static object");

@@ -5,11 +5,14 @@
  * and with FAIL_ON all behind it too. When it does, a byte goes to file
  * descriptor 3, unless FAIL_RANK is set. If FAIL_SMALL is set, the request of
  * that number fails, of those of at most 4 KiB that libgetp makes from warm_up
- * on, and a byte goes there, too. */
+ * on, and the C library from the start for a thread's objects, and a byte goes
+ * there, too; the program has so many keys that the next one's value needs
+ * memory. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -17,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { SMALL = 4096 };
+enum { SMALL = 4096, KEYS = 32 /* whose values need no memory in glibc */ };
 
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
@@ -36,6 +39,10 @@ __attribute__((constructor)) static void read_environment(void) {
   fail_small = small != NULL ? atol(small) : 0;
   armed = getenv("FAIL_EARLY") != NULL;
   fail_rank = getenv("FAIL_RANK");
+  for (int key = 0; small != NULL && key < KEYS; key++) {
+    pthread_key_t taken;
+    if (pthread_key_create(&taken, NULL) != 0) abort();
+  }
 }
 
 /* Whether an address is the library's, and not MPI's, which may end the program. */
@@ -45,9 +52,18 @@ static int is_ours(const void *address) {
   return dladdr(address, &info) != 0 && strstr(info.dli_fname, "libgetp") != NULL;
 }
 
+/* Whether an address is in what the C library has for destructors of a thread's objects and for its keys' values. */
+static int is_for_objects(const void *address) {
+  Dl_info info;
+
+  if (dladdr(address, &info) == 0 || info.dli_sname == NULL) return 0;
+  return strstr(info.dli_sname, "cxa_thread_atexit") != NULL || strstr(info.dli_sname, "setspecific") != NULL;
+}
+
 /* Whether this small request, made at that address, is to fail. */
 static int small_fails(const void *caller) {
-  if (!armed || fail_small == 0 || !is_ours(caller) || ++small_seen != fail_small) return 0;
+  if (fail_small == 0 || !((armed && is_ours(caller)) || is_for_objects(caller))) return 0;
+  if (++small_seen != fail_small) return 0;
   if (write(3, "x", 1) < 0) abort();
   errno = ENOMEM;
   return 1;

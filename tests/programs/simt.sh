@@ -52,6 +52,12 @@ for program in exit_meanwhile float_environment; do
     GETP_DEVICE=simt:0 GETP_PROGRESS=0 GETP_THREADS=2 quietly "$program.c on the machine" \
         "$scratch/$program" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt
 done
+strict=(-std=c++17 -O0 -Wall -Wextra -Wpedantic -Werror -Iinclude)
+g++ "${strict[@]}" -DPLUGIN -shared -fPIC -o "$scratch/plugin.so" tests/programs/unload.cpp \
+    -L"$TARGET/debug" -lgetp -Wl,-rpath,"$TARGET/debug"
+g++ "${strict[@]}" -o "$scratch/unload" tests/programs/unload.cpp -lpthread -ldl
+GETP_DEVICE=simt:0 GETP_PROGRESS=0 GETP_THREADS=2 quietly "unload.cpp on the machine" \
+    "$scratch/unload" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt "$scratch/plugin.so"
 
 # What the build made of the catalogue lies beside the library.
 made=$(dirname "$library")/kernels/cdna
