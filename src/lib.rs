@@ -21,6 +21,7 @@ pub mod memory;
 pub mod model;
 pub mod ops;
 pub mod options;
+pub mod process;
 pub mod profile;
 pub mod random;
 pub mod replica;

@@ -3,7 +3,6 @@
 use super::event::{Owned, Told};
 use super::lifecycle::{self, OnEventOf};
 use super::model::Model;
-use super::registry::Process;
 use super::sampler::{GETP_STATE_OF_SEED_0, check};
 use super::sized::{self, SizedStruct};
 use super::status::{GETP_OK, GETP_TIMED_OUT, Status};
@@ -11,6 +10,7 @@ use super::{driver, guard, options, pointer};
 use crate::engine::{Ask, Service};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
+use crate::process::Process;
 use crate::request::{EndTokens, LogProbs, MOST_TOP, Sampling};
 use std::ffi::{c_int, c_void};
 use std::mem::{offset_of, size_of};

@@ -3,9 +3,7 @@
 //!
 //! A forked process inherits the registry, but neither the engines' threads nor their devices, and a thread that does
 //! not exist there may hold a slot's lock. So the registry's own lock is held over `fork`, each entry records the
-//! process that made it, and an entry of another process is dropped without freeing its engine. The processes are told
-//! apart by the number of forks before them, since in a PID namespace of its own a child may have its parent's number,
-//! and by that number where a process was cloned without the handlers of `fork`.
+//! process that made it, and an entry of another process is dropped without freeing its engine.
 
 use super::types::{RunState, Transformer, TransformerWeights};
 use super::vocabulary::Vocabulary;
@@ -14,6 +12,7 @@ use crate::engine::{Engine, Service, Totals};
 use crate::error::{Error, Result};
 use crate::float_environment;
 use crate::options::Options;
+use crate::process::Process;
 use crate::replica::Pointers;
 use crate::threads::Thread;
 use crate::{sampler, simd};
@@ -23,8 +22,7 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 use std::mem::{self, MaybeUninit};
 use std::ops::Range;
-use std::process;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A transformer that is warmed up.
@@ -57,26 +55,6 @@ struct Installed {
     /// With the replica's addresses that `warm_up` wrote into it.
     now: Transformer,
     totals: Arc<Totals>,
-}
-
-/// A process, of those that descend from the one that loaded the library.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Process {
-    id: u32,
-    forks: u32,
-}
-
-/// The number of forks between the process that loaded the library and this one.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-
-impl Process {
-    /// The calling one.
-    pub fn this() -> Self {
-        Self {
-            id: process::id(),
-            forks: FORKS.load(Ordering::Relaxed),
-        }
-    }
 }
 
 /// The entry of one `Transformer`.
@@ -495,9 +473,9 @@ fn addresses(weights: &TransformerWeights) -> Addresses {
 fn registry() -> MutexGuard<'static, Registry> {
     static HOLDS_OVER_FORK: AtomicBool = AtomicBool::new(false);
     if !HOLDS_OVER_FORK.swap(true, Ordering::Relaxed) {
-        // SAFETY: the functions take no arguments, and unloading the library unregisters them. If registering them
-        // fails for lack of memory, a process forked while another thread holds the lock hangs in its next call.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+        // SAFETY: the functions take no arguments, and the library is never unloaded. If registering them fails for
+        // lack of memory, a process forked while another thread holds the lock hangs in its next call.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
     }
     lock(&REGISTRY)
 }
@@ -526,11 +504,6 @@ extern "C" fn before_fork() {
 extern "C" fn after_fork() {
     // SAFETY: the thread that forks holds the lock, in both processes.
     drop(unsafe { (*HELD.0.get()).take() });
-}
-
-extern "C" fn in_child() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-    after_fork();
 }
 
 /// Locks, even if a thread panicked with the lock held: what these locks guard is replaced as a whole, so it is never

@@ -10,12 +10,12 @@ use super::message::broken;
 use super::transport::{Nap, Transport};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
+use crate::process::Process;
 use crate::report;
 use mpi::Threading;
 use mpi::ffi;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
-use std::process;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -28,7 +28,7 @@ struct World {
     /// Whether only the thread that initialized MPI may call it.
     one_thread: bool,
     /// The process that all this belongs to: not one that it forks.
-    process: u32,
+    process: Process,
 }
 
 struct Own(SimpleCommunicator);
@@ -56,7 +56,7 @@ pub fn join() -> Result<Option<Box<dyn Transport>>> {
             None => return Ok(None),
         },
     };
-    if world.process != process::id() || mpi::environment::is_finalized() {
+    if world.process != Process::this() || mpi::environment::is_finalized() {
         return Ok(None);
     }
     report::set_rank(world.rank);
@@ -100,7 +100,7 @@ impl World {
             ranks: communicator.size() as usize,
             communicator: Mutex::new(Own(communicator)),
             one_thread: level == Threading::Funneled,
-            process: process::id(),
+            process: Process::this(),
         })
     }
 
@@ -156,7 +156,7 @@ fn initialize() -> Option<Option<usize>> {
 /// is left to the launcher to end them, or, where an inference was abandoned, MPI is told to.
 extern "C" fn finalize() {
     let Some(world) = WORLD.get() else { return };
-    if world.process != process::id() || mpi::environment::is_finalized() {
+    if world.process != Process::this() || mpi::environment::is_finalized() {
         return;
     }
     if ABANDONED.load(Ordering::Relaxed) {

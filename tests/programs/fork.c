@@ -1,19 +1,38 @@
 /* A process forked from one that has a warm transformer: it is told so and does not hang, it can finish the transformer
- * and warm it up itself, and what it opens itself works. Also if another thread was in the middle of a call. */
+ * and warm it up itself, and what it opens itself works. Also if another thread was in the middle of a call, if the
+ * process was made without the C library, and if the kernel is too old to empty pages in new processes. */
 
 #define _GNU_SOURCE
 #include "host.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 static struct host expected;
 static long long n_expected;
+static int kernel_is_old;
+
+/* The library's calls come here, too. */
+int madvise(void *start, size_t size, int advice) {
+  if (kernel_is_old && advice == MADV_WIPEONFORK) {
+    errno = EINVAL;
+    return -1;
+  }
+  return (int)syscall(SYS_madvise, start, size, advice);
+}
+
+/* Forks without the C library, and so without what it was asked to call then. */
+static pid_t clone_alone(unsigned long flags) {
+  return (pid_t)syscall(SYS_clone, flags | SIGCHLD, NULL, NULL, NULL, NULL);
+}
 
 static void require_error(const char *word, const char *what) {
   const char *error = getp_last_error();
@@ -119,7 +138,16 @@ static void fork_with_the_parents_number(char **argv) {
     struct host h = host_open(argv, GETP_OFF);
     TransformerWeights original = getp_model_transformer(h.model)->weights;
     host_warm_up(&h);
-    host_require(getpid() == 1 && unshare(CLONE_NEWPID) == 0, "a second PID namespace");
+    host_require(getpid() == 1, "it is the first of its PID namespace");
+    if (!kernel_is_old) {
+      second = clone_alone(CLONE_NEWPID);
+      if (second == 0) {
+        host_require(getpid() == 1, "the child has its parent's number");
+        in_child(&h, argv, &original);
+      }
+      require_good_end(second, "a process cloned with its parent's number");
+    }
+    host_require(unshare(CLONE_NEWPID) == 0, "a second PID namespace");
     second = fork();
     if (second == 0) {
       host_require(getpid() == 1, "the child has its parent's number");
@@ -143,26 +171,54 @@ static void fork_with_the_parents_number_aside(char **argv) {
   require_good_end(child, "processes of one number");
 }
 
-int main(int argc, char **argv) {
-  struct host h;
-  TransformerWeights original;
+/* Tries what works on every kernel. */
+static void fork_and_clone(char **argv, const TransformerWeights *original) {
+  struct host h = host_open(argv, GETP_OFF);
   pid_t child;
+
+  host_warm_up(&h);
+  child = fork();
+  if (child == 0) in_child(&h, argv, original);
+  require_good_end(child, "a process forked with a warm transformer");
+  child = clone_alone(0);
+  if (child == 0) in_child(&h, argv, original);
+  require_good_end(child, "a process cloned with a warm transformer");
+  host_require(host_inference(&h) == n_expected && host_same_answers(&h, &expected), "the parent's works on");
+  host_close(&h);
+}
+
+/* Opens the model whose answers the others must have. */
+static TransformerWeights open_expected(char **argv) {
+  expected = host_open(argv, GETP_OFF);
+  TransformerWeights original = getp_model_transformer(expected.model)->weights;
+  n_expected = host_inference(&expected);
+  host_require(n_expected > 0, "inference answers");
+  return original;
+}
+
+/* In a process of its own, as the library asks the kernel once. */
+static void fork_and_clone_on_an_old_kernel(char **argv) {
+  pid_t child = fork();
+  if (child == 0) {
+    kernel_is_old = 1;
+    TransformerWeights original = open_expected(argv);
+    fork_and_clone(argv, &original);
+    fork_with_the_parents_number_aside(argv);
+    _exit(0);
+  }
+  require_good_end(child, "processes on a kernel that empties no pages");
+}
+
+int main(int argc, char **argv) {
+  TransformerWeights original;
 
   if (argc != 4) return 2;
   host_log = stderr;
-  expected = host_open(argv, GETP_OFF);
-  original = getp_model_transformer(expected.model)->weights;
-  n_expected = host_inference(&expected);
-  host_require(n_expected > 0, "inference answers");
-  h = host_open(argv, GETP_OFF);
-  host_warm_up(&h);
-  child = fork();
-  if (child == 0) in_child(&h, argv, &original);
-  require_good_end(child, "a process forked with a warm transformer");
-  host_require(host_inference(&h) == n_expected && host_same_answers(&h, &expected), "the parent's works on");
+  fork_and_clone_on_an_old_kernel(argv);
+  original = open_expected(argv);
+  fork_and_clone(argv, &original);
   fork_beside_a_call(argv, &original);
   fork_with_the_parents_number_aside(argv);
-  host_close(&h);
   host_close(&expected);
   return 0;
 }
