@@ -54,7 +54,7 @@ impl Demand<'_> {
         } else {
             0
         };
-        let beside = self.workspace_bytes(layers) + self.kv_bytes(layers, sequences, options) + logits;
+        let beside = self.workspace_bytes(layers, sequences) + self.kv_bytes(layers, sequences, options) + logits;
         weights + beside.max(self.wire_bytes(layers)) + reserved_bytes(total_bytes)
     }
 
@@ -100,8 +100,9 @@ impl Demand<'_> {
         tables.max(experts) as u64
     }
 
-    /// Activations, and what operations use among themselves: mostly what follows from the rows of a step.
-    pub fn workspace_bytes(&self, layers: &Range<usize>) -> u64 {
+    /// Activations, and what operations use among themselves: mostly what follows from the rows of a step, and for
+    /// attention from the keys of so many sequences.
+    fn workspace_bytes(&self, layers: &Range<usize>, sequences: usize) -> u64 {
         let Common {
             config: c,
             numbers,
@@ -111,7 +112,7 @@ impl Demand<'_> {
         } = self.common;
         let (rows, terms, slots) = (*rows, numbers.terms, slots(c, *rows));
         let tiled = |rows: usize, width: usize| 2 * terms * (rows + SLACK_ROWS) * width.next_multiple_of(64);
-        let keys = c.seq_len.max(c.sliding_window) * logits_rows;
+        let keys = c.seq_len * sequences + c.sliding_window * logits_rows;
         let partials = max_partial_slots(keys, c.n_kv_heads, self.target.attention_processors());
         let hops = usize::from(layers.start > 0) + usize::from(!self.is_last(layers));
         let bytes = 4 * rows * c.hidden_dim * (2 + hops)
