@@ -6,6 +6,8 @@
 //! program a key of POSIX's does it, whose lack of memory is an error. What is called then must still be there, so the
 //! library is linked as one that is never unloaded (`build.rs`).
 
+#![cfg_attr(miri, allow(dead_code, reason = "Miri calls destructors itself"))]
+
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 use std::mem::{ManuallyDrop, MaybeUninit};
