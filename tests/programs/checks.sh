@@ -3,7 +3,8 @@
 # seconds by the clock, and seconds of processor time.
 #
 # Two run at a time, one from the front of the list and one from its back, so that the parts of either that take one
-# core leave none idle. What a target prints is shown as a whole when it has ended.
+# core leave none idle. What a target prints is shown as a whole when it has ended. What names the failures, and the end
+# of what the failed ones printed, is shown again last of all, where a log that is cut still has it.
 . "$(dirname "$0")/lib.sh"
 
 # check NAME: what it prints goes to NAME.log, what becomes of it to NAME.result, its line of the table to NAME.line.
@@ -28,14 +29,14 @@ begin() {
     check "$1" &
     running[$!]=$1
 }
-passed=0 failed=0 skipped=0
+passed=0 skipped=0 failed=()
 end() {
     local name=$1
     echo "=== $(<"$scratch/$name.line")"
     cat "$scratch/$name.log"
     case $(<"$scratch/$name.result") in
         passed) passed=$((passed + 1)) ;;
-        FAILED) failed=$((failed + 1)) ;;
+        FAILED) failed+=("$name") ;;
         *) skipped=$((skipped + 1)) ;;
     esac
 }
@@ -63,5 +64,11 @@ for name; do
     cpu=$((cpu + $(awk '{ print $4 }' "$scratch/$name.line")))
 done
 printf '%-18s %5d s %5d s CPU\n' "all" $SECONDS "$cpu"
-echo "$passed passed, $failed failed, $skipped skipped"
-((failed == 0))
+echo "$passed passed, ${#failed[@]} failed, $skipped skipped"
+for name in "${failed[@]}"; do
+    echo "=== $name FAILED"
+    grep -aE '^(test .* FAILED$|FAILED: |error\b)' "$scratch/$name.log" | head -n 20 || true
+    echo "=== $name: the end of its log"
+    tail -n 40 "$scratch/$name.log"
+done
+((${#failed[@]} == 0))
