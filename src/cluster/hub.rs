@@ -163,13 +163,16 @@ impl Hub {
 
     /// Takes the requests out of the queue that no rank can run whose devices work, if there is such a rank.
     fn take_stranded(&mut self) -> Result<Vec<u32>> {
+        if self.unfit.is_empty() {
+            return Ok(Vec::new());
+        }
         let works = |(rank, known): (usize, &Rank)| (known.devices > 0).then_some(rank as u32);
         let working = memory::collect(self.ranks.iter().enumerate().filter_map(works), Purpose::Requests)?;
         let (unfit, holder) = (&self.unfit, &self.holder);
         let nobody = |request: u32| working.iter().all(|&rank| unfit.contains(&[request, rank]));
         let is_stranded = |&[request, _]: &[u32; 2]| holder[request as usize] == WAITS && nobody(request);
         let mut stranded = Vec::new();
-        if working.is_empty() || unfit.is_empty() {
+        if working.is_empty() {
             return Ok(stranded);
         }
         for [request, _] in self.unfit.iter().copied().filter(|pair| is_stranded(pair)) {
