@@ -67,9 +67,8 @@ find_nvcc() {
     return 1
 }
 
-# The oldest clang that compiles AMD's kernels, where setup.sh installs it.
-# shellcheck disable=SC2034 # the scripts that source this use it
-clang_17=build/clang-17
+# older_clang VERSION: the program of a clang that AMD's kernels are tried with, where setup.sh installs it.
+older_clang() { echo "build/clang-$1/bin/clang"; }
 
 # The GPU features in $features, what their toolchains lack here in $missing, and for the build the variables that name
 # compilers and targets. All checks of the GPU's code take this one set, so that the library is

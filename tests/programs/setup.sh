@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh run|check|test: installs what `make run`, `make check` or `make test` needs and is not here: Debian's
-# packages, as root or where sudo asks for nothing, and for `make test` nvcc and clang 17 in build/. Where it may not
-# install it says what to install.
+# packages, as root or where sudo asks for nothing, and for `make test` nvcc and older clangs in build/. Where it may
+# not install it says what to install.
 . "$(dirname "$0")/lib.sh"
 
 packages=(make g++ libc6-dev)
@@ -15,7 +15,7 @@ all_checks=(
     clang-22 lld-22 llvm-22
     # Both MPIs.
     libopenmpi-dev openmpi-bin libmpich-dev mpich
-    # nvcc and clang 17.
+    # nvcc and the older clangs.
     python3-venv
 )
 
@@ -51,20 +51,24 @@ install_nvcc() {
     find_nvcc || fail "$nvidia has no nvcc: remove the folder, so that it is made anew"
 }
 
-# Debian 12 has no clang 17. The one inside zig 0.12 has AMD's targets; it links with another clang's lld.
-install_clang_17() {
-    [[ ! -x ${clang_17:?}/bin/clang ]] || return 0
-    echo "installing clang 17 in $clang_17"
-    python3 -m venv "$clang_17"
-    "$clang_17/bin/pip" install --quiet ziglang==0.12.0
-    ln -sf "$(command -v lld-22 || command -v lld)" "$clang_17/bin/lld"
-    cat >"$clang_17/bin/new" <<'END'
+# install_clang VERSION ZIG: the clang inside that version of zig, which has AMD's targets; Debian 12 has none of that
+# version. It links with another clang's lld.
+install_clang() {
+    local program folder
+    program=$(older_clang "$1")
+    folder=${program%/bin/clang}
+    [[ ! -x $program ]] || return 0
+    echo "installing clang $1 in $folder"
+    python3 -m venv "$folder"
+    "$folder/bin/pip" install --quiet "ziglang==$2"
+    ln -sf "$(command -v lld-22 || command -v lld)" "$folder/bin/lld"
+    cat >"$program.new" <<'END'
 #!/bin/sh
 here=$(dirname "$0")
 exec "$here"/../lib/python3*/site-packages/ziglang/zig clang -B "$here" "$@"
 END
-    chmod +x "$clang_17/bin/new"
-    mv "$clang_17/bin/new" "$clang_17/bin/clang"
+    chmod +x "$program.new"
+    mv "$program.new" "$program"
 }
 
 need cargo "rustup (Rust 1.95 or later)"
@@ -81,5 +85,9 @@ if command -v dpkg-query >/dev/null; then
 else
     echo "not Debian: each check says which program it misses" >&2
 fi
-[[ $1 != test ]] || { install_nvcc && install_clang_17; }
+if [[ $1 == test ]]; then
+    install_nvcc
+    install_clang 17 0.12.0
+    install_clang 20 0.15.1
+fi
 echo "ok: everything that make $1 needs is here ($SECONDS s)"
