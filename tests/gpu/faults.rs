@@ -4,7 +4,8 @@
 //! A run makes some 500 calls to a device, most of them from a few places: 120 look up a kernel in one loop, and every
 //! decoding step is like the one before. A run without a fault tells by the call stack where each call is made. Of the
 //! calls from one place the first two fail, and the last: nothing is in flight, something is, nothing comes after.
-//! Where a call's failure takes all devices, one call from a place shows the same as another: the first fails.
+//! Where a call's failure takes all devices, or calls of its kind fail from then on, one call from a place shows the
+//! same as another: the first fails. Not so where memory runs out: then what was had before must do.
 
 use super::devices::{all, open, options as options_of};
 use super::fake::{self, Program};
@@ -77,15 +78,15 @@ struct Ran {
 }
 
 impl Ran {
-    /// The calls that a sweep lets fail one after the other.
-    fn chosen(&self, device: Option<usize>, call: Option<Call>) -> BTreeSet<u64> {
+    /// The calls that a sweep lets fail one after the other; of each place several, or the first.
+    fn chosen(&self, device: Option<usize>, call: Option<Call>, several: bool) -> BTreeSet<u64> {
         let mut calls_from = HashMap::<u64, Vec<u64>>::new();
         for (place, nth) in self.system.places(device, call).into_iter().zip(1..) {
             calls_from.entry(place).or_default().push(nth);
         }
-        let some = |calls: &Vec<u64>| match device {
-            Some(_) => [calls[0], calls[calls.len().min(2) - 1], calls[calls.len() - 1]],
-            None => [calls[0]; 3],
+        let some = |calls: &Vec<u64>| match several {
+            true => [calls[0], calls[calls.len().min(2) - 1], calls[calls.len() - 1]],
+            false => [calls[0]; 3],
         };
         calls_from.values().flat_map(some).collect()
     }
@@ -182,7 +183,8 @@ impl Trial {
 
     /// Runs with a call of a kind failing, for each chosen one.
     fn every(&self, device: Option<usize>, call: Option<Call>, fault: GpuFault, lasting: bool) {
-        let chosen = self.run(None).chosen(device, call);
+        let several = device.is_some() && (!lasting || fault == GpuFault::OutOfMemory);
+        let chosen = self.run(None).chosen(device, call, several);
         let mut failed = 0;
         for &nth in &chosen {
             let ran = self.run(Some(Fault {

@@ -88,7 +88,7 @@ impl Model {
 
     /// For tests that run it a thousand times: each device has a few steps of several sequences and of one.
     pub fn least(n_layers: usize) -> Self {
-        Self::of(&released(n_layers), &["x", "0123", "ab"], 7)
+        Self::of(&released(n_layers), &["x", "0123", "ab"], 5)
     }
 
     fn of(synthetic: &Synthetic, prompts: &'static [&'static str], steps: usize) -> Self {

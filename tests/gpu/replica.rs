@@ -16,13 +16,13 @@ fn tiny() -> ModelConfig {
     }
 }
 
-#[test]
-fn a_tiny_model_gives_the_cpus_tokens() {
+/// So many requests, each with answers of up to so many tokens.
+fn gives_the_cpus_tokens(requests: usize, more: usize) {
     let config = tiny();
     let checkpoint = SyntheticCheckpoint::new(&config, 5, Temperament::Tame).unwrap();
-    let prompts = prompts(&config, 7);
+    let prompts = prompts(&config, requests);
     let run = |want| Run {
-        more: 40,
+        more,
         want,
         record_all: false,
     };
@@ -40,4 +40,15 @@ fn a_tiny_model_gives_the_cpus_tokens() {
             }
         }
     }
+}
+
+#[test]
+fn a_tiny_model_gives_the_cpus_tokens() {
+    gives_the_cpus_tokens(7, 40);
+}
+
+/// The same kernels in a seventh of the time; tests/programs/simt.sh runs it with AddressSanitizer.
+#[test]
+fn a_few_steps_give_the_cpus_tokens() {
+    gives_the_cpus_tokens(3, 3);
 }

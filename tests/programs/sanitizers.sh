@@ -47,10 +47,18 @@ programs() {
     echo "ok: a failure before finish, $name"
 }
 
+# The library's own tests, but those that are long and of safe code alone: the scheduler and the simulation of many
+# devices, the choice of kernels, and what reads sources and code objects.
+tests=(--lib)
+for path in tests/*.rs tests/*/main.rs; do
+    name=${path#tests/} name=${name%.rs} name=${name%/main}
+    [[ " code_objects header loads_in_flight rooms scheduler " == *" $name "* ]] || tests+=(--test "$name")
+done
+
 # `cargo build` would take other features of some crates than the tests do, and build all again.
-instrumented --no-run --lib --tests
+instrumented --no-run "${tests[@]}"
 side_by_side programs "$TARGET/release" "$TARGET/$host/debug/deps"
 
 # The test of the C program links it to the library without a sanitizer's runtime; it has just run with one. A
 # sanitizer's report goes to stderr, which one of the tests puts into a file unless it is told not to.
-instrumented --no-fail-fast --lib --tests -- --nocapture --skip the_c_program_answers
+instrumented --no-fail-fast "${tests[@]}" -- --nocapture --skip the_c_program_answers --skip cluster::simulation

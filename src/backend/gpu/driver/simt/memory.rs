@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 const ALIGN_BYTES: usize = 256;
 const GUARD: u8 = 0xa5;
+const GUARD_BYTES: usize = 256;
 /// What new memory holds: NaN in every format.
 const POISON: u8 = 0xff;
 
@@ -25,7 +26,7 @@ struct Allocation {
 
 /// Guard bytes on either side of an allocation; none under AddressSanitizer, whose own red zones report more.
 fn guard_bytes() -> usize {
-    if sanitized_kernels().is_some() { 0 } else { 256 }
+    if sanitized_kernels().is_some() { 0 } else { GUARD_BYTES }
 }
 
 impl Allocation {
@@ -42,7 +43,9 @@ impl Allocation {
                 std::slice::from_raw_parts((at as usize + self.bytes) as *const u8, guard_bytes()),
             ]
         };
-        guards.iter().all(|guard| guard.iter().all(|&byte| byte == GUARD))
+        guards
+            .iter()
+            .all(|guard| **guard == [GUARD; GUARD_BYTES][..guard.len()])
     }
 }
 
