@@ -1,6 +1,7 @@
 # What a user and a developer run. Everything made goes to build/ and Cargo's target folder.
 #
 #   make run        builds the library and runs the eval program with it on a few prompts
+#   make mlperf     MLPerf's LoadGen drives the library with a tiny model, in the scenarios Offline and Server
 #   make check      what to run while working: format, lints, documentation, the fast tests; installs what they need
 #   make test       installs what is missing (make setup), then every check below; each can be run alone
 #
@@ -14,7 +15,7 @@ FUZZ_SECONDS ?= 60
 # back begins with what has folders of its own.
 QUICK_CHECKS := check-format check-lints test-rust
 CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-mpi test-miri \
-    test-hosts test-memory test-valgrind test-out-of-memory test-sanitizers test-c test-threads fuzz
+    test-hosts test-memory test-valgrind test-out-of-memory mlperf test-sanitizers test-c test-threads fuzz
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -40,6 +41,11 @@ run:
 	@tests/programs/setup.sh run
 	@$(MAKE) --no-print-directory programs 7m-model
 	tests/programs/run.sh $(PROMPTS) $(RUN_STEPS)
+
+mlperf:
+	@tests/programs/setup.sh mlperf
+	@$(MAKE) --no-print-directory library tiny-model
+	tests/programs/mlperf.sh
 
 check:
 	@tests/programs/setup.sh check

@@ -70,6 +70,10 @@ find_nvcc() {
 # older_clang VERSION: the program of a clang that AMD's kernels are tried with, where setup.sh installs it.
 older_clang() { echo "build/clang-$1/bin/clang"; }
 
+# MLPerf's LoadGen, where setup.sh builds it; a file named as its version is the last one that it makes.
+# shellcheck disable=SC2034 # the scripts that source this use them
+loadgen=build/loadgen loadgen_version=6.0.17
+
 # The GPU features in $features, what their toolchains lack here in $missing, and for the build the variables that name
 # compilers and targets. All checks of the GPU's code take this one set, so that the library is
 # built once. NVCC and GETP_HIPCC name compilers that are not in PATH.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# setup.sh run|check|test: installs what `make run`, `make check` or `make test` needs and is not here: Debian's
-# packages, as root or where sudo asks for nothing, and for `make test` nvcc and older clangs in build/. Where it may
-# not install it says what to install.
+# setup.sh run|check|mlperf|test: installs what `make run`, `make check`, `make mlperf` or `make test` needs and is not
+# here: Debian's packages, as root or where sudo asks for nothing, for `make mlperf` and `make test` LoadGen in build/,
+# and for `make test` nvcc and older clangs in build/. Where it may not install it says what to install.
 . "$(dirname "$0")/lib.sh"
 
 packages=(make g++ libc6-dev)
@@ -41,6 +41,34 @@ install_packages() {
     }
 }
 
+# From its source package on PyPI; the hash is that file's. pip also looks at the package's metadata, for which it gets
+# what LoadGen's own build needs; that goes with the scratch folder.
+install_loadgen() {
+    [[ ! -e ${loadgen:?}/$loadgen_version ]] || return 0
+    echo "building LoadGen $loadgen_version in $loadgen"
+    local hash=a2e85d09e3cc0c606f89bfe1fbf97537c8b5b238ae0afbd923ad9c710fcf2ca8
+    echo "mlcommons-loadgen==$loadgen_version --hash=sha256:$hash" >"$scratch/requirements"
+    python3 -m venv "$scratch/pip"
+    "$scratch/pip/bin/pip" download --quiet --no-deps --no-binary mlcommons-loadgen --require-hashes \
+        -r "$scratch/requirements" -d "$scratch" >"$scratch/log" 2>&1 || {
+        cat "$scratch/log" >&2
+        fail "pip cannot get mlcommons-loadgen $loadgen_version from PyPI"
+    }
+    tar -C "$scratch" -xzf "$scratch/mlcommons_loadgen-$loadgen_version.tar.gz"
+    loadgen_source=$scratch/mlcommons_loadgen-$loadgen_version
+    (cd "$loadgen_source" && side_by_side compile_loadgen ./*.cc generated/*.cc)
+    rm -rf "$loadgen"
+    mkdir -p "$loadgen/include"
+    ar rcs "$loadgen/libmlperf_loadgen.a" "$loadgen_source"/*.o
+    cp "$loadgen_source"/*.h "$loadgen/include"
+    touch "$loadgen/$loadgen_version"
+}
+
+# Not our code: its warnings are of no use here.
+compile_loadgen() {
+    g++ -std=c++17 -O2 -fPIC -w -I. -c "$1" -o "$(basename "$1" .cc).o"
+}
+
 # In a folder of its own. The parts are pinned together: ptxas refuses PTX of a newer nvvm.
 install_nvcc() {
     ! find_nvcc || return 0
@@ -78,6 +106,7 @@ case $1 in
         if command -v make && command -v c++; then exit 0; fi >/dev/null
         ;;
     check) packages+=("${quick_checks[@]}") ;;
+    mlperf) packages+=(binutils clang python3-venv) ;;
     test) packages+=("${all_checks[@]}") ;;
 esac
 if command -v dpkg-query >/dev/null; then
@@ -85,6 +114,7 @@ if command -v dpkg-query >/dev/null; then
 else
     echo "not Debian: each check says which program it misses" >&2
 fi
+[[ $1 != mlperf && $1 != test ]] || install_loadgen
 if [[ $1 == test ]]; then
     install_nvcc
     install_clang 17 0.12.0
