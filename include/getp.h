@@ -167,8 +167,8 @@ typedef struct {
 typedef struct {
   // sizeof(getp_batch_options) as the program knows it, set by `getp_batch_options_init`.
   size_t size;
-  // Called with each event, on a thread of the library, one after another. It may call any function, must not throw,
-  // and has the event until it returns. With NULL, the default, `getp_batch_next` gives the events.
+  // Called with each event, on one thread of the library. It may call any function, must not throw, and has the event
+  // until it returns. With NULL, the default, `getp_batch_next` gives the events.
   void (*on_event)(void *context, const getp_event *event);
   // Passed to `on_event`.
   void *context;
@@ -600,13 +600,20 @@ getp_status getp_batch_cancel(getp_batch *batch, uint64_t id);
 // Fails for a NULL or a lack of memory: one line on stderr and the last error, returns the failure.
 getp_status getp_batch_cancel_all(getp_batch *batch);
 
+// The most tokens that the answer to a prompt of `prompt_length` tokens may have, by the model's context and the KV
+// cache; 0 if such a prompt has no room.
+//
+// Fails for a NULL: one line on stderr and the last error, returns 0.
+size_t getp_batch_most_tokens(const getp_batch *batch, size_t prompt_length);
+
 // Requests whose last event the program has not been given.
 //
 // Fails for a NULL: one line on stderr and the last error, returns 0.
 size_t getp_batch_unfinished(const getp_batch *batch);
 
-// Closes a batch and drops what has not ended. It waits for nothing: the step under way ends later, and whoever uses
-// the model next waits for that. Does nothing for NULL. The model stays warmed up.
+// Closes a batch and drops what has not ended. It waits for no request: the step under way ends later, and whoever uses
+// the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there is none
+// afterwards. Does nothing for NULL. The model stays warmed up.
 //
 // Fails only by a defect of the library: one line on stderr and the last error.
 void getp_batch_close(getp_batch *batch);

@@ -197,7 +197,7 @@ impl Engine {
         let waiting = self.admit(asked, &rooms, |request, remark| answers.say(request, remark))?;
         let run = Run {
             queue: Queue::new(waiting).into(),
-            results: Results::Stored(Mutex::new(answers)),
+            results: Results::Stored(Box::new(Mutex::new(answers))),
             recorder,
             totals: self.totals.clone(),
         };

@@ -615,10 +615,23 @@ fn a_batch_refuses_what_nobody_can_mean() {
         assert_eq!(getp_batch_next(batch, 0.0, null_mut()), GETP_BAD_ARGUMENT);
         assert_eq!(getp_batch_cancel(batch, 0), GETP_BAD_ARGUMENT);
         assert_eq!(getp_batch_unfinished(null()), 0);
+        let most = getp_batch_most_tokens(batch, 3);
+        assert!(most > 4 && getp_batch_most_tokens(batch, most + 3) == 0);
+        let none = [0, usize::MAX].map(|prompt| getp_batch_most_tokens(batch, prompt));
+        assert_eq!(none, [0, 0]);
+        let mut longest = good;
+        longest.max_tokens = most;
+        assert_eq!(getp_batch_submit(batch, &longest, null_mut()), GETP_OK);
+        assert_eq!(getp_batch_cancel(batch, 0), GETP_OK);
+        let event = next_event(batch);
+        assert_eq!((*event).end, GETP_END_CANCELLED);
+        getp_event_free(event);
+        longest.max_tokens += 1;
         // What cannot run is told by an event.
-        for change in [(&|r: &mut Request| r.prompt_length = 0) as Change<'_>, &|r| {
-            r.max_tokens = usize::MAX
-        }] {
+        let changes: [Change<'_>; 3] = [&|r| r.prompt_length = 0, &|r| r.max_tokens = usize::MAX, &|r| {
+            *r = longest
+        }];
+        for change in changes {
             let mut request = good;
             change(&mut request);
             assert_eq!(getp_batch_submit(batch, &request, null_mut()), GETP_OK);

@@ -35,8 +35,8 @@ pub struct Batch {
 pub struct BatchOptions {
     /// sizeof(getp_batch_options) as the program knows it, set by `getp_batch_options_init`.
     pub size: usize,
-    /// Called with each event, on a thread of the library, one after another. It may call any function, must not throw,
-    /// and has the event until it returns. With NULL, the default, `getp_batch_next` gives the events.
+    /// Called with each event, on one thread of the library. It may call any function, must not throw, and has the event
+    /// until it returns. With NULL, the default, `getp_batch_next` gives the events.
     pub on_event: Option<unsafe extern "C" fn(context: *mut c_void, event: *const Told)>,
     /// Passed to `on_event`.
     pub context: *mut c_void,
@@ -287,6 +287,22 @@ pub unsafe extern "C" fn getp_batch_cancel_all(batch: *mut Batch) -> Status {
     })
 }
 
+/// The most tokens that the answer to a prompt of `prompt_length` tokens may have, by the model's context and the KV
+/// cache; 0 if such a prompt has no room.
+///
+/// Fails for a NULL: one line on stderr and the last error, returns 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_batch_most_tokens(batch: *const Batch, prompt_length: usize) -> usize {
+    guard::look(0, || {
+        // SAFETY: the program passes what `getp_batch_open` gave.
+        let batch = unsafe { Batch::borrow(batch) }?;
+        Ok(match batch.service.most_positions(prompt_length) {
+            0 => 0,
+            most => most + 1 - prompt_length,
+        })
+    })
+}
+
 /// Requests whose last event the program has not been given.
 ///
 /// Fails for a NULL: one line on stderr and the last error, returns 0.
@@ -299,8 +315,9 @@ pub unsafe extern "C" fn getp_batch_unfinished(batch: *const Batch) -> usize {
     })
 }
 
-/// Closes a batch and drops what has not ended. It waits for nothing: the step under way ends later, and whoever uses
-/// the model next waits for that. Does nothing for NULL. The model stays warmed up.
+/// Closes a batch and drops what has not ended. It waits for no request: the step under way ends later, and whoever uses
+/// the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there is none
+/// afterwards. Does nothing for NULL. The model stays warmed up.
 ///
 /// Fails only by a defect of the library: one line on stderr and the last error.
 #[unsafe(no_mangle)]

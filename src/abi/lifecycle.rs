@@ -198,11 +198,7 @@ pub unsafe fn open_batch(
         let reopen = move |options: &Options| (backends.fallback)(&*source.checkpoint, options);
         if let Some(mut on_event) = on_event {
             let told = service.clone();
-            let hand_over = move || {
-                while let Some(event) = told.next(None) {
-                    on_event(&told, event);
-                }
-            };
+            let hand_over = move || told.tell_all(|event| on_event(&told, event));
             threads.push(start_thread("getp events", hand_over)?);
         }
         // The last one, since it waits for the slot, and could not be waited for here.

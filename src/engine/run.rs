@@ -39,7 +39,7 @@ pub struct Run<'a, 'r> {
 /// Where answers go, and the reasons of requests that get none.
 pub enum Results<'a, 'r> {
     /// Into the program's rows.
-    Stored(Mutex<Answers<'a, 'r>>),
+    Stored(Box<Mutex<Answers<'a, 'r>>>),
     /// To a service's events.
     Told(&'a Ledger),
     /// To rank 0.

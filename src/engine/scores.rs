@@ -69,9 +69,9 @@ fn score_of(logits: &[f32], token: u32, top: usize) -> Result<Score> {
         .iter()
         .map(|&logit| (f64::from(logit) - f64::from(largest)).exp())
         .sum();
-    let normalizer = f64::from(largest) + sum.ln();
+    let of_sum = sum.ln();
     let logit = |token: u32| f64::from(logits.get(token as usize).copied().unwrap_or(f32::NAN));
-    let logprob = |token: u32| (logit(token) - normalizer) as f32;
+    let logprob = |token: u32| (logit(token) - f64::from(largest) - of_sum) as f32;
     let mut best: Vec<u32> = memory::room(top + 1, Purpose::Draws)?;
     let before = |a: u32, b: u32| logits[a as usize] > logits[b as usize];
     for id in 0..logits.len() as u32 {

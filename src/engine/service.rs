@@ -5,6 +5,7 @@ use super::queue::Queue;
 use super::totals::Totals;
 use crate::error::{Error, Result};
 use crate::request::{EndTokens, LogProbs, Outlet, Request, Sampling};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -39,6 +40,9 @@ pub struct Service {
     context: Option<usize>,
     /// Why no request can be answered any more, once that is so.
     broken: Mutex<Option<Arc<Error>>>,
+    /// Held while the program is told of an event, by this thread.
+    telling: Mutex<()>,
+    teller: AtomicU64,
 }
 
 impl Service {
@@ -50,6 +54,8 @@ impl Service {
             ledger: Ledger::new(totals),
             opened: Instant::now(),
             broken: Mutex::default(),
+            telling: Mutex::default(),
+            teller: AtomicU64::default(),
         }
     }
 
@@ -65,7 +71,7 @@ impl Service {
             number,
             max_positions: ask
                 .max_positions
-                .unwrap_or_else(|| self.most_positions(ask.prompt.len())),
+                .unwrap_or_else(|| self.most_positions(ask.prompt.len()).max(ask.prompt.len())),
             prompt: ask.prompt,
             sampling: ask.sampling,
             ends: ask.ends,
@@ -105,10 +111,11 @@ impl Service {
         }
     }
 
-    /// The most positions that a request may have.
-    fn most_positions(&self, n_prompt: usize) -> usize {
+    /// The most positions that a request with so many prompt tokens may have; 0 if there can be none.
+    pub fn most_positions(&self, n_prompt: usize) -> usize {
         let most = self.queue.most_positions(n_prompt);
-        self.context.map_or(most, |context| most.min(context))
+        let most = self.context.map_or(most, |context| most.min(context));
+        if n_prompt <= most { most } else { 0 }
     }
 
     /// Cancels a request. Does nothing if it has ended; fails if there never was such a request.
@@ -140,10 +147,26 @@ impl Service {
         self.ledger.untaken()
     }
 
+    /// Hands events over to `tell` until the service is closed. [`Self::close`] waits for a call of it that runs.
+    pub fn tell_all(&self, mut tell: impl FnMut(Event)) {
+        // SAFETY: always succeeds.
+        self.teller.store(unsafe { libc::pthread_self() }, Ordering::Relaxed);
+        while let Some(event) = self.next(None) {
+            let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+            if !self.is_closed() {
+                tell(event);
+            }
+        }
+    }
+
     /// Drops all requests and events, and ends the engine's work for them, without waiting for it.
     pub fn close(&self) {
         self.queue.stop();
         self.ledger.close();
+        // SAFETY: always succeeds.
+        if self.teller.load(Ordering::Relaxed) != unsafe { libc::pthread_self() } {
+            drop(self.telling.lock());
+        }
     }
 
     /// Whether it is closed.

@@ -3,7 +3,7 @@
 use super::blocks::BlockCounts;
 use crate::error::{Error, Result};
 use crate::kv_blocks::{blocks_for, ring_blocks};
-use crate::request::Request;
+use crate::request::{Outlet, Request};
 
 /// The most rows of a step: far more than saturates a device, while the activations still fit its memory.
 const MAX_STEP_TOKENS: usize = 1 << 20;
@@ -140,7 +140,7 @@ impl Limits {
         let blocks = self.full_blocks.saturating_mul(self.block_tokens);
         let most = if self.has_full_layers { blocks } else { usize::MAX };
         let most = most.min(self.max_positions);
-        let fits = n_prompt <= most && self.need(n_prompt, most).window <= self.window_blocks;
+        let fits = (1..=most).contains(&n_prompt) && self.need(n_prompt, most).window <= self.window_blocks;
         if fits { most } else { 0 }
     }
 
@@ -152,6 +152,11 @@ impl Limits {
     /// Refuses a request that could not run even alone, in words that name the option to change.
     pub fn check_request(&self, request: &Request) -> Result<()> {
         let (n_prompt, max_positions) = (request.prompt.len(), request.max_positions);
+        // What whoever asks counts.
+        let fewer = match request.outlet {
+            Outlet::Whole => "ask for fewer steps",
+            Outlet::Tokens => "ask for fewer tokens",
+        };
         let why = match self.obstacle(request) {
             None => return Ok(()),
             Some(Obstacle::NoPrompt) => "it has no prompt tokens; give it at least one".into(),
@@ -160,12 +165,12 @@ impl Limits {
                  shorten it or ask for more steps"
             ),
             Some(Obstacle::Positions) => format!(
-                "its {max_positions} positions are more than the {} that the device takes; ask for fewer steps",
+                "its {max_positions} positions are more than the {} that the device takes; {fewer}",
                 self.max_positions
             ),
             Some(Obstacle::FullBlocks(need)) => format!(
                 "its {max_positions} positions need {need} blocks of the KV cache where the full layers have {}; \
-                 raise GETP_KV_MB or ask for fewer steps",
+                 raise GETP_KV_MB or {fewer}",
                 self.full_blocks
             ),
             Some(Obstacle::WindowBlocks(need)) => format!(
