@@ -38,7 +38,7 @@ const MOST_NAME_BYTES: usize = 15;
 /// The result of a thread's work, or its panic.
 pub type Ended<T> = std::result::Result<T, Box<dyn Any + Send>>;
 
-/// A thread. Dropping it waits for the thread's end.
+/// A thread. Dropping it waits for the thread's end, unless the thread itself drops it.
 pub struct Thread<T> {
     id: Option<libc::pthread_t>,
     end: Arc<Mutex<Option<Ended<T>>>>,
@@ -60,8 +60,14 @@ impl<T> Thread<T> {
 
     fn wait(&mut self) {
         if let Some(id) = self.id.take() {
-            // SAFETY: the thread was started, and is waited for once.
-            unsafe { libc::pthread_join(id, null_mut()) };
+            // SAFETY: the thread was started, and is waited for or let go once.
+            unsafe {
+                if libc::pthread_equal(id, libc::pthread_self()) != 0 {
+                    libc::pthread_detach(id);
+                } else {
+                    libc::pthread_join(id, null_mut());
+                }
+            }
         }
     }
 }
