@@ -125,10 +125,14 @@ impl Ledger {
         }
     }
 
-    /// Enters a request; gives its number.
+    /// Enters a request; gives its number. Fails without memory, or if the ledger is closed.
     pub fn enter(&self, ticket: Ticket) -> Result<usize> {
         let mut state = self.lock();
         let state = &mut *state;
+        if state.is_closed {
+            let why = "the model has been finished, which closed the batch; close it here, too, and open another one";
+            return Err(Error::State(why.into()));
+        }
         let entries = state.entries.len() + 1;
         let room = state.entries.try_reserve(1);
         room.map_err(|_| memory::lacking::<Entry>(entries, Purpose::Requests))?;
