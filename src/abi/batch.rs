@@ -3,6 +3,7 @@
 use super::event::{Owned, Told};
 use super::lifecycle::{self, OnEventOf};
 use super::model::Model;
+use super::registry;
 use super::sampler::{GETP_STATE_OF_SEED_0, check};
 use super::sized::{self, SizedStruct};
 use super::status::{GETP_OK, GETP_TIMED_OUT, Status};
@@ -329,7 +330,7 @@ pub unsafe extern "C" fn getp_batch_close(batch: *mut Batch) {
         // SAFETY: the program passes what `getp_batch_open` gave, for the last time.
         let batch = unsafe { Box::from_raw(batch) };
         if batch.process == Process::this() {
-            batch.service.close();
+            registry::close(&batch.service);
         } else {
             // Threads that do not exist here may hold its locks.
             std::mem::forget(batch.service);

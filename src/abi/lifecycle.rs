@@ -201,16 +201,17 @@ pub unsafe fn open_batch(
             let hand_over = move || told.tell_all(|event| on_event(&told, event));
             threads.push(start_thread("getp events", hand_over)?);
         }
-        // The last one, since it waits for the slot, and could not be waited for here.
         let thread = start_thread("getp batch", move || serve(at, &served, &reopen));
         threads.push(thread.inspect_err(|_| service.close())?);
-        registry::set_batch(
-            transformer,
-            Batch {
-                service: service.clone(),
-                threads,
-            },
-        );
+        let batch = Batch {
+            service: service.clone(),
+            threads,
+        };
+        // Dropping one that another has come before waits for its threads, which have not begun.
+        registry::set_batch(transformer, batch).map_err(|batch| {
+            registry::close(&batch.service);
+            registry::is_open()
+        })?;
         Ok(service)
     })
 }
@@ -227,7 +228,7 @@ fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Thre
 /// Lets the engine of the transformer at an address serve a batch until it is closed.
 fn serve(at: usize, service: &Service, reopen: Reopen<'_>) {
     let serve = || {
-        registry::with_slot(std::ptr::without_provenance(at), |slot| match slot {
+        registry::with_batch(at, service, |slot| match slot {
             Some(warm) => warm.engine.serve_all(service, reopen),
             None => Err(Error::State("the model has been finished".into())),
         })

@@ -23,7 +23,7 @@ use std::hash::{Hash, Hasher};
 use std::mem::{self, MaybeUninit};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// A transformer that is warmed up.
 pub struct Warm {
@@ -63,6 +63,9 @@ struct Known {
     process: Process,
     /// Held while a call uses the transformer.
     slot: Arc<Mutex<Slot>>,
+    /// Calls that use the transformer or wait for the slot. The thread of a batch begins when there are none, since they
+    /// were made before the batch was opened.
+    calls: usize,
     /// `Some` if `getp_model_open` made the struct. A struct of the program's own points to its weights itself.
     source: Option<Opened>,
     /// `Some` while it is warmed up.
@@ -74,8 +77,7 @@ struct Known {
 /// A batch, and the threads that work for it. Dropping it waits for their end.
 pub struct Batch {
     pub service: Arc<Service>,
-    /// Only kept: whoever drops them waits for their end.
-    #[expect(dead_code)]
+    /// Whoever drops them waits for their end.
     pub threads: Vec<Thread<()>>,
 }
 
@@ -121,32 +123,62 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     writing: Vec::new(),
 });
 
+/// A call has ended, or a batch is closed.
+static CHANGED: Condvar = Condvar::new();
+
 /// Calls `work` with a transformer's slot, which is locked meanwhile: calls on the same transformer wait, calls on
 /// others do not. Fails if another process has warmed the transformer up, or if a batch is open on it.
 pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
-    let closed = registry().closed_batch(transformer.addr())?;
-    drop(closed); // unlocked, since its threads may use the registry
-    with_slot(transformer, work)
+    loop {
+        let mut registry = registry();
+        let Some(closed) = registry.closed_batch(transformer.addr())? else {
+            let call = registry.begin_call(transformer.addr())?;
+            drop(registry);
+            return call.with_slot(work);
+        };
+        drop(registry);
+        drop(closed); // unlocked, since its threads may use the registry
+    }
 }
 
-/// The same for the thread of a batch, which may be open.
-pub fn with_slot<T>(transformer: *const Transformer, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
-    let slot = registry().slot(transformer.addr())?;
-    let forget = Forget { transformer, slot };
-    // Declared after `forget`, so that it is dropped, and the slot unlocked, first.
-    let mut slot = lock(&forget.slot);
-    work(&mut slot)
+/// The same for the thread of an open batch, which waits for the calls that came before the batch. Calls nothing if the
+/// batch is closed before they have ended: then others may be using the slot already.
+pub fn with_batch(at: usize, service: &Service, work: impl FnOnce(&mut Slot) -> Result<()>) -> Result<()> {
+    let mut registry = registry();
+    while registry.known.get(&at).is_some_and(|known| known.calls > 0) && !service.is_closed() {
+        registry = CHANGED.wait(registry).unwrap_or_else(PoisonError::into_inner);
+    }
+    if service.is_closed() {
+        return Ok(());
+    }
+    let call = registry.begin_call(at)?;
+    drop(registry);
+    call.with_slot(work)
 }
 
-/// Removes a transformer's entry when dropped, also by a panic, if the entry is empty and nobody else uses it.
-struct Forget {
-    transformer: *const Transformer,
+/// A call that uses a transformer. When it is dropped, also by a panic, the transformer's entry is removed if it is empty
+/// and nobody else uses it.
+struct Call {
+    at: usize,
     slot: Arc<Mutex<Slot>>,
 }
 
-impl Drop for Forget {
+impl Call {
+    fn with_slot<T>(self, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
+        // Declared after `self`, so that it is dropped, and the slot unlocked, first.
+        let mut slot = lock(&self.slot);
+        work(&mut slot)
+    }
+}
+
+impl Drop for Call {
     fn drop(&mut self) {
-        registry().forget(self.transformer.addr(), &self.slot);
+        let mut registry = registry();
+        if let Some(known) = registry.known.get_mut(&self.at) {
+            known.calls -= 1;
+        }
+        registry.forget(self.at, &self.slot);
+        CHANGED.notify_all();
     }
 }
 
@@ -185,18 +217,41 @@ pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers, totals:
     });
 }
 
-/// Notes a batch that was opened on a transformer.
-pub fn set_batch(transformer: *const Transformer, batch: Batch) {
-    if let Some(known) = registry().known.get_mut(&transformer.addr()) {
-        known.batch = Some(batch);
+/// Notes a batch that was opened on a transformer, whose slot the caller has locked. Gives the batch back if another one
+/// has been opened since the call began.
+pub fn set_batch(transformer: *const Transformer, mut batch: Batch) -> std::result::Result<(), Batch> {
+    let mut registry = registry();
+    let Some(known) = registry.known.get_mut(&transformer.addr()) else {
+        return Err(batch);
+    };
+    if let Some(before) = &mut known.batch {
+        if !before.service.is_closed() {
+            return Err(batch);
+        }
+        // They may wait for the slot, so they cannot be waited for here.
+        batch.threads.append(&mut before.threads);
     }
+    known.batch = Some(batch);
+    Ok(())
+}
+
+/// Why nobody else can use a transformer.
+pub fn is_open() -> Error {
+    Error::State("a batch is open on this model; close it first".into())
+}
+
+/// Closes a batch, without waiting for its threads.
+pub fn close(service: &Service) {
+    service.close();
+    let _registry = registry(); // nobody is between its check and its wait
+    CHANGED.notify_all();
 }
 
 /// Closes the batch of a transformer, if it has one, and waits for the end of its threads.
 pub fn end_batch(transformer: *const Transformer) {
     let batch = registry().take_batch(transformer.addr());
     if let Some(batch) = batch {
-        batch.service.close();
+        close(&batch.service);
     }
 }
 
@@ -369,10 +424,19 @@ impl Registry {
         match (batch, self.known.get_mut(&at)) {
             (Some(batch), Some(known)) if !batch.service.is_closed() => {
                 known.batch = Some(batch);
-                Err(Error::State("a batch is open on this model; close it first".into()))
+                Err(is_open())
             }
             (batch, _) => Ok(batch),
         }
+    }
+
+    /// Counts a call until the result is dropped.
+    fn begin_call(&mut self, at: usize) -> Result<Call> {
+        let slot = self.slot(at)?;
+        if let Some(known) = self.known.get_mut(&at) {
+            known.calls += 1;
+        }
+        Ok(Call { at, slot })
     }
 
     fn slot(&mut self, at: usize) -> Result<Arc<Mutex<Slot>>> {
@@ -445,6 +509,7 @@ impl Known {
         Self {
             process: Process::this(),
             slot: Arc::default(),
+            calls: 0,
             source: None,
             warm: None,
             batch: None,
@@ -456,6 +521,7 @@ impl Known {
         // The old slot is leaked: the engine's threads do not exist here, so dropping it would wait for ever; its
         // devices are another process's; and a thread that does not exist here may hold the lock.
         mem::forget((mem::take(&mut self.slot), self.batch.take()));
+        self.calls = 0;
         self.process = Process::this();
     }
 }
