@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Programs that do to the library what hosts do: they end in the middle, fork, lose their readers, close their files,
-# call on a small stack, compute in other ways, load the library late, and were compiled with an older header. They are
-# built without optimization, so that each call is where it is written.
+# call on a small stack, compute in other ways, load the library late, were compiled with an older header, and leave a
+# batch open. They are built without optimization, so that each call is where it is written.
 . "$(dirname "$0")/lib.sh"
 need g++ "apt-get install g++"
 
@@ -28,7 +28,8 @@ run() {
     grep "^ok: " "$scratch/log" || fail "$1 says nothing"
 }
 
-for program in exit.cpp exit_meanwhile.c fork.c pipes.c small_stack.c old_options.c closed.c float_environment.c; do
+for program in exit.cpp exit_meanwhile.c fork.c pipes.c small_stack.c old_options.c closed.c float_environment.c \
+    batch_hosts.c batch_ends.c; do
     compile "$program" "$scratch/program" -lm
     run "$program"
 done
