@@ -3,23 +3,23 @@
  * parent goes on. */
 
 #define _GNU_SOURCE
-#include "host.h"
-
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "host.h"
+
 enum { REQUESTS = 200, TOKENS = 60 };
 
-static char** arguments;
+static char **arguments;
 static int expected[TOKENS];
 static struct host h;
-static getp_batch* batch;
+static getp_batch *batch;
 static atomic_int events;
 
-static void submit_to(getp_batch* to) {
+static void submit_to(getp_batch *to) {
   static const int prompt[] = {1, 2, 3, 4, 5};
   getp_request r;
   getp_request_init(&r);
@@ -31,9 +31,9 @@ static void submit_to(getp_batch* to) {
   host_require(getp_batch_submit(to, &r, NULL) == GETP_OK, "a request is queued");
 }
 
-static getp_batch* open_on(getp_model* model, void (*on_event)(void*, const getp_event*)) {
+static getp_batch *open_on(getp_model *model, void (*on_event)(void *, const getp_event *)) {
   getp_batch_options options;
-  getp_batch* opened;
+  getp_batch *opened;
   getp_batch_options_init(&options);
   options.on_event = on_event;
   opened = getp_batch_open(model, &options);
@@ -41,19 +41,19 @@ static getp_batch* open_on(getp_model* model, void (*on_event)(void*, const getp
   return opened;
 }
 
-static void open_busy(void (*on_event)(void*, const getp_event*)) {
+static void open_busy(void (*on_event)(void *, const getp_event *)) {
   h = host_open(arguments, GETP_OFF);
   batch = open_on(h.model, on_event);
   for (int i = 0; i < REQUESTS; i++) submit_to(batch);
 }
 
 /* Takes the events of one request after another and holds them against what it is answered with alone. */
-static size_t take_all(getp_batch* from) {
+static size_t take_all(getp_batch *from) {
   static size_t tokens[REQUESTS];
   size_t ended = 0;
   memset(tokens, 0, sizeof tokens);
   while (getp_batch_unfinished(from) > 0) {
-    const getp_event* e = NULL;
+    const getp_event *e = NULL;
     host_require(getp_batch_next(from, -1.0, &e) == GETP_OK, "an event comes");
     host_require(tokens[e->id] + e->count == e->answer_tokens, "no token is missing");
     host_require(memcmp(e->tokens, &expected[tokens[e->id]], e->count * sizeof(int)) == 0, "the tokens are as alone");
@@ -70,7 +70,7 @@ static void answer_alone(void) {
   batch = open_on(h.model, NULL);
   submit_to(batch);
   while (getp_batch_unfinished(batch) > 0) {
-    const getp_event* e = NULL;
+    const getp_event *e = NULL;
     host_require(getp_batch_next(batch, -1.0, &e) == GETP_OK && count + e->count <= TOKENS, "an event comes");
     memcpy(&expected[count], e->tokens, e->count * sizeof(int));
     count += e->count;
@@ -81,7 +81,7 @@ static void answer_alone(void) {
   host_close(&h);
 }
 
-static void require_good_end(pid_t child, const char* what) {
+static void require_good_end(pid_t child, const char *what) {
   int status = -1, patience = 1200;
   pid_t ended = 0;
   host_require(child > 0, "fork");
@@ -94,20 +94,20 @@ static void require_good_end(pid_t child, const char* what) {
 
 /* Ways to exit. */
 
-static void count_event(void* context, const getp_event* e) {
+static void count_event(void *context, const getp_event *e) {
   (void)context;
   (void)e;
   events++;
 }
 
-static void exit_at_once(void* context, const getp_event* e) {
+static void exit_at_once(void *context, const getp_event *e) {
   count_event(context, e);
   exit(0);
 }
 
-static void* take_for_ever(void* nothing) {
+static void *take_for_ever(void *nothing) {
   for (;;) {
-    const getp_event* e;
+    const getp_event *e;
     if (getp_batch_next(batch, -1.0, &e) == GETP_OK) count_event(NULL, e);
     getp_event_free(e);
   }
@@ -151,7 +151,7 @@ static void answer_at_exit(void) {
 }
 
 static void exit_with_what_is_left(void) {
-  const getp_event* e;
+  const getp_event *e;
   open_busy(NULL);
   host_require(getp_batch_next(batch, -1.0, &e) == GETP_OK, "an event, which nobody frees");
   getp_model_close(h.model);
@@ -160,18 +160,18 @@ static void exit_with_what_is_left(void) {
 
 /* Ways to fork. */
 
-static void is_refused(getp_status status, const char* what) {
+static void is_refused(getp_status status, const char *what) {
   host_require(status == GETP_BAD_STATE && getp_last_status() == GETP_BAD_STATE, what);
 }
 
 /* What a forked process does with its parent's batch. `kept` is an event of the parent's. */
-static void in_child(const getp_event* kept, int is_in_on_event) {
-  const getp_event* e;
+static void in_child(const getp_event *kept, int is_in_on_event) {
+  const getp_event *e;
   getp_request r;
   const int prompt[] = {1};
   getp_stats_t stats;
   struct host own;
-  getp_batch* owns;
+  getp_batch *owns;
 
   getp_request_init(&r);
   r.prompt = prompt;
@@ -203,7 +203,7 @@ static void in_child(const getp_event* kept, int is_in_on_event) {
 }
 
 static void fork_busy(void) {
-  const getp_event* e = NULL;
+  const getp_event *e = NULL;
   pid_t child;
   open_busy(NULL);
   host_require(getp_batch_next(batch, -1.0, &e) == GETP_OK, "an event");
@@ -226,7 +226,7 @@ static void fork_busy(void) {
 
 static atomic_int child_of_on_event;
 
-static void fork_once(void* context, const getp_event* e) {
+static void fork_once(void *context, const getp_event *e) {
   pid_t child;
   count_event(context, e);
   if (child_of_on_event != 0) return;
@@ -243,10 +243,10 @@ static void fork_in_on_event(void) {
   host_close(&h);
 }
 
-int main(int argc, char** argv) {
+int main(int argc, char **argv) {
   static const struct {
     void (*exits)(void);
-    const char* name;
+    const char *name;
   } ways[] = {
       {exit_busy, "exit while requests run"},
       {exit_beside_a_waiting_thread, "exit while a thread waits for events"},

@@ -1,11 +1,12 @@
 /* A malloc that fails, for LD_PRELOAD. Requests above 4 KiB are counted from
- * the first call of warm_up on, from the program's start if FAIL_EARLY is set,
+ * the first call of warm_up or getp_batch_open on, from the program's start if
+ * FAIL_EARLY is set, from the first getp_batch_submit on if FAIL_LATE is set,
  * or, if FAIL_RANK is set, in the first call of inference, only in the rank of
  * that number and where libgetp makes them; the one numbered FAIL_AT fails,
  * and with FAIL_ON all behind it too. When it does, a byte goes to file
  * descriptor 3, unless FAIL_RANK is set. If FAIL_SMALL is set, the request of
- * that number fails, of those of at most 4 KiB that libgetp makes from warm_up
- * on, and the C library from the start for a thread's objects, and a byte goes
+ * that number fails, of those of at most 4 KiB that libgetp makes from then on,
+ * and the C library from the start for a thread's objects, and a byte goes
  * there, too; the program has so many keys that the next one's value needs
  * memory. */
 
@@ -123,6 +124,22 @@ void warm_up(void *transformer, void *tokenizer) {
   if (fail_rank == NULL) armed = 1;
   *(void **)&next = dlsym(RTLD_NEXT, "warm_up");
   next(transformer, tokenizer);
+}
+
+void *getp_batch_open(void *model, const void *options) {
+  void *(*next)(void *, const void *);
+
+  if (fail_rank == NULL && getenv("FAIL_LATE") == NULL) armed = 1;
+  *(void **)&next = dlsym(RTLD_NEXT, "getp_batch_open");
+  return next(model, options);
+}
+
+int getp_batch_submit(void *batch, const void *request, void *id) {
+  int (*next)(void *, const void *, void *);
+
+  if (fail_rank == NULL) armed = 1;
+  *(void **)&next = dlsym(RTLD_NEXT, "getp_batch_submit");
+  return next(batch, request, id);
 }
 
 long long inference(void *transformer, void *tokenizer, void *sampler, void *requests) {

@@ -10,6 +10,8 @@ gcc -std=c11 -O1 -Wall -Wextra -Werror -fPIC -shared -o "$preload" tests/program
 sed 's/GETP_OFF/GETP_ON/' c_examples/batch.c |
     gcc -std=c11 -O1 -Iinclude -o "$scratch/printing" -x c - -x none \
         -L"$TARGET/release" -lgetp -Wl,-rpath,"$TARGET/release"
+gcc -std=c11 -O1 -Wall -Wextra -Wpedantic -Werror -Iinclude -o "$scratch/batch_answers" tests/programs/batch_answers.c \
+    -L"$TARGET/release" -lgetp -Wl,-rpath,"$TARGET/release"
 "$TOOLS/make_model" "$@" --format safetensors "$scratch/directory" 2>/dev/null
 {
     echo 40
@@ -58,7 +60,7 @@ ladder() {
 }
 
 # injected NAME [VARIABLE]: lets each request fail in turn; VARIABLE, else FAIL_AT, tells failing_malloc.c which.
-# FAIL_ON and FAIL_EARLY go there, too.
+# FAIL_ON, FAIL_EARLY and FAIL_LATE go there, too.
 injected() {
     local n status told=0
     for ((n = 1; ; n++)); do
@@ -92,3 +94,11 @@ injected "four steps, small requests of the library" FAIL_SMALL
 program "$BUILD/batch" "$bin"
 GETP_THREADS=64 ladder "64 threads" 30000 20000000 15
 FAIL_ON=1 injected "greedy, all from then on"
+
+program "$scratch/batch_answers" "$bin" 0.8 0.9
+command[4]=12
+"${command[@]}" >"$scratch/expected" 2>"$scratch/lines"
+ladder "a batch" 3000 40000 6
+injected "a batch"
+FAIL_ON=1 injected "a batch, all from then on"
+FAIL_LATE=1 injected "a batch, small requests of the library" FAIL_SMALL

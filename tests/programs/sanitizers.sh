@@ -18,12 +18,13 @@ export UBSAN_OPTIONS=print_stacktrace=1 GETP_PRINT=0
 strict=(-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all -Iinclude)
 files=(-z "$BUILD/tiny-tokenizer.bin" -i c_examples/prompts.txt -n 200)
 
-# programs FOLDER: builds both programs with the library there and runs each way of answering.
+# programs FOLDER: builds the programs with the library there and runs each way of answering.
 programs() {
     local name=${1#"$TARGET/"} link=(-L"$1" -lgetp -Wl,-rpath,"$1") precision
     local own=$scratch/${name//\//_}
     mkdir "$own"
     gcc -std=c11 "${strict[@]}" -o "$own/batch" c_examples/batch.c "${link[@]}"
+    gcc -std=c11 "${strict[@]}" -o "$own/batch_hosts" tests/programs/batch_hosts.c "${link[@]}" -lpthread -lm
     g++ -std=c++17 -fopenmp "${strict[@]}" -o "$own/eval" c_examples/eval.cpp "${link[@]}"
     for precision in exact fast; do
         export GETP_PRECISION=$precision
@@ -33,6 +34,8 @@ programs() {
             -t 0.9 -s 5
     done
     unset GETP_PRECISION
+    GETP_THREADS=2 quietly "hosts of a batch, $name" \
+        "$own/batch_hosts" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt short
     quietly "baseline, $name" "$own/eval" "$BUILD/tiny.bin" "${files[@]}" -o "$own/baseline" -m baseline \
         -t 0.9 -s 5
     same "answers, $name" "$own/exact" "$own/baseline"

@@ -8,7 +8,10 @@ compile() {
     local flags=(-O2 -Wall -Wextra -Wpedantic -Werror -Iinclude -c -o "$scratch/$1.o")
     case $1 in
     *++) quietly "eval.cpp, $1" "$1" -std=c++17 -fopenmp "${flags[@]}" c_examples/eval.cpp ;;
-    *) quietly "batch.c, $1" "$1" -std=c11 "${flags[@]}" c_examples/batch.c ;;
+    *)
+        quietly "batch.c, $1" "$1" -std=c11 "${flags[@]}" c_examples/batch.c
+        quietly "stream.c, $1" "$1" -std=c11 "${flags[@]}" c_examples/stream.c
+        ;;
     esac
 }
 side_by_side compile g++ clang++ gcc clang
