@@ -162,10 +162,16 @@ impl Ledger {
         Ok(number)
     }
 
-    /// Takes a request out again that could not be queued.
+    /// Takes a request out again that could not be queued. It may have been cancelled meanwhile, with all others.
     pub fn strike(&self, number: usize) {
         let mut state = self.lock();
-        if state.entries.remove(&number).is_some() {
+        let Some(entry) = state.entries.remove(&number) else {
+            return;
+        };
+        if entry.is_ready {
+            state.ready.retain(|&ready| ready != number);
+        }
+        if entry.end.is_none() {
             self.count_ended(&mut state);
         }
     }
@@ -397,5 +403,23 @@ impl Entry {
     fn has_event(&self) -> bool {
         let fewest = self.ticket.tokens_per_event;
         fewest > 0 && self.tokens.len() >= fewest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_could_not_be_queued_leaves_nothing_also_if_all_were_cancelled_meanwhile() {
+        let ledger = Ledger::new(Arc::default());
+        let numbers = [(); 2].map(|()| ledger.enter(Ticket::default()).unwrap());
+        assert_eq!(ledger.cancel(numbers[0]), Some(true));
+        ledger.strike(numbers[0]);
+        assert_eq!(ledger.running().unwrap(), [numbers[1]]);
+        ledger.end(numbers[1], Ending::Cancelled);
+        let now = Some(Instant::now());
+        assert_eq!(ledger.next(now).map(|event| event.number), Some(numbers[1]));
+        assert!(ledger.next(now).is_none() && ledger.untaken() == 0);
     }
 }
