@@ -591,8 +591,8 @@ getp_status getp_batch_next(getp_batch *batch, double seconds, const getp_event 
 // Cancels a request: its last event comes at once, without the tokens of steps that are under way. Does nothing to one
 // that has ended.
 //
-// Fails for a NULL, and for an `id` that the batch has not given: one line on stderr and the last error, returns the
-// failure.
+// Fails for a NULL, for an `id` that the batch has not given, and for a lack of memory, when the request goes on:
+// one line on stderr and the last error, returns the failure.
 getp_status getp_batch_cancel(getp_batch *batch, uint64_t id);
 
 // Cancels all requests that have not ended.

@@ -263,8 +263,8 @@ pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event:
 /// Cancels a request: its last event comes at once, without the tokens of steps that are under way. Does nothing to one
 /// that has ended.
 ///
-/// Fails for a NULL, and for an `id` that the batch has not given: one line on stderr and the last error, returns the
-/// failure.
+/// Fails for a NULL, for an `id` that the batch has not given, and for a lack of memory, when the request goes on:
+/// one line on stderr and the last error, returns the failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_batch_cancel(batch: *mut Batch, id: u64) -> Status {
     guard::coded(|| {

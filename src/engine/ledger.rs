@@ -245,15 +245,19 @@ impl Ledger {
         self.end_with(&mut self.lock(), number, ending);
     }
 
-    /// Ends a request as cancelled. `Some(false)` if it has ended before, `None` if there never was such a request.
-    pub fn cancel(&self, number: usize) -> Option<bool> {
+    /// Ends a request as cancelled, unless it has ended before. First calls `dequeue`, while no step can end it, and
+    /// leaves the request as it is if that fails. `None` if there never was such a request.
+    pub fn cancel(&self, number: usize, dequeue: impl FnOnce() -> Result<()>) -> Option<Result<()>> {
         let mut state = self.lock();
         if number >= state.next {
             return None;
         }
         let runs = state.entries.get(&number).is_some_and(|entry| entry.end.is_none());
-        self.end_with(&mut state, number, Ending::Cancelled);
-        Some(runs)
+        let dequeued = if runs { dequeue() } else { Ok(()) };
+        if dequeued.is_ok() {
+            self.end_with(&mut state, number, Ending::Cancelled);
+        }
+        Some(dequeued)
     }
 
     /// The requests without an end.
@@ -414,12 +418,39 @@ mod tests {
     fn a_request_that_could_not_be_queued_leaves_nothing_also_if_all_were_cancelled_meanwhile() {
         let ledger = Ledger::new(Arc::default());
         let numbers = [(); 2].map(|()| ledger.enter(Ticket::default()).unwrap());
-        assert_eq!(ledger.cancel(numbers[0]), Some(true));
+        assert!(
+            ledger
+                .cancel(numbers[0], || Ok(()))
+                .is_some_and(|cancelled| cancelled.is_ok())
+        );
         ledger.strike(numbers[0]);
         assert_eq!(ledger.running().unwrap(), [numbers[1]]);
         ledger.end(numbers[1], Ending::Cancelled);
         let now = Some(Instant::now());
         assert_eq!(ledger.next(now).map(|event| event.number), Some(numbers[1]));
         assert!(ledger.next(now).is_none() && ledger.untaken() == 0);
+    }
+
+    /// Else the queue would note a request as cancelled that has left it, and keep the note.
+    #[test]
+    fn no_step_can_end_a_request_between_its_cancellation_and_the_queue_s_note_of_it() {
+        let ledger = Ledger::new(Arc::default());
+        let number = ledger.enter(Ticket::default()).unwrap();
+        let mut noted = 0;
+        for _ in 0..2 {
+            let note = || {
+                assert!(ledger.state.try_lock().is_err());
+                noted += 1;
+                Ok(())
+            };
+            ledger.cancel(number, note).unwrap().unwrap();
+        }
+        assert_eq!(noted, 1);
+        assert!(ledger.cancel(number + 1, || Ok(())).is_none());
+        // What cannot be noted goes on.
+        let number = ledger.enter(Ticket::default()).unwrap();
+        let lacking = || Err(memory::lacking::<usize>(1, Purpose::Requests));
+        assert!(ledger.cancel(number, lacking).unwrap().is_err());
+        assert_eq!(ledger.running().unwrap(), [number]);
     }
 }

@@ -120,21 +120,19 @@ impl Service {
 
     /// Cancels a request. Does nothing if it has ended; fails if there never was such a request.
     pub fn cancel(&self, number: usize) -> Result<()> {
-        match self.ledger.cancel(number) {
-            Some(true) => self.queue.cancel([number].into_iter()),
-            Some(false) => Ok(()),
-            None => Err(Error::format(
+        let cancelled = self.ledger.cancel(number, || self.queue.cancel([number].into_iter()));
+        cancelled.unwrap_or_else(|| {
+            Err(Error::format(
                 "request",
                 format!("{number} is no request of this batch"),
-            )),
-        }
+            ))
+        })
     }
 
     /// Cancels all requests that have not ended.
     pub fn cancel_all(&self) -> Result<()> {
-        let mut running = self.ledger.running()?;
-        running.retain(|&number| self.ledger.cancel(number) == Some(true));
-        self.queue.cancel(running.into_iter())
+        let running = self.ledger.running()?;
+        running.into_iter().try_for_each(|number| self.cancel(number))
     }
 
     /// The next event; waits for one until `deadline`, for ever if that is `None`.
