@@ -1,16 +1,23 @@
-//! Concurrent calls from several threads: with a model each, with one model, and with rows that another call is writing
-//! to.
+//! Concurrent calls from several threads: with a model each, with one model, with rows that another call is writing to,
+//! and with one batch.
 
 mod fake;
 
 use fake::{Control, PROMPTS, Program, expected, finish, inference, quiet};
+use getp::abi::batch::*;
+use getp::abi::event::{GETP_END_CANCELLED, GETP_END_LENGTH, GETP_END_NONE, Told, getp_event_free};
+use getp::abi::library::{Stats, getp_last_status, getp_stats_sized};
 use getp::abi::lifecycle::{self, Backends};
+use getp::abi::model::{Model, getp_model_close, getp_model_open, getp_model_transformer};
+use getp::abi::status::{GETP_BAD_STATE, GETP_OK, GETP_TIMED_OUT};
 use getp::abi::types::{self, Transformer, TransformerWeights};
 use getp::backend::cpu;
 use getp::checkpoint::{Checkpoint, TensorLayout, config_from_bytes};
 use getp::options::{Options, Precision};
 use getp::random::request_seed;
-use std::ffi::c_int;
+use std::ffi::{CString, c_int, c_void};
+use std::ptr::null;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -199,4 +206,213 @@ fn models_on_the_cpu_answer_beside_others_as_alone() {
         });
         assert_eq!(together, alone);
     }
+}
+
+/// A model of random weights, opened from a file.
+struct File(*mut Model);
+
+// SAFETY: the library is to keep calls with one model apart.
+unsafe impl Sync for File {}
+
+impl File {
+    fn open(name: &str) -> Self {
+        quiet();
+        let program = Program::new(&[], 1);
+        let path = std::env::temp_dir().join(format!("getp-{name}-{}.bin", std::process::id()));
+        let (mut bytes, numbers) = (program.transformer.config.to_bytes().to_vec(), weights(&program));
+        bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        bytes.truncate(size_of_val(&numbers[..])); // the configuration is counted with them
+        std::fs::write(&path, bytes).unwrap();
+        let c_path = CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a path.
+        let model = unsafe { getp_model_open(c_path.as_ptr(), null()) };
+        std::fs::remove_file(&path).unwrap();
+        assert!(!model.is_null());
+        Self(model)
+    }
+
+    fn open_batch(&self, options: Option<BatchOptions>) -> Option<Opened> {
+        let options = options.as_ref().map_or(null(), std::ptr::from_ref);
+        // SAFETY: an open model.
+        let batch = unsafe { getp_batch_open(self.0, options) };
+        assert!(!batch.is_null() || getp_last_status() == GETP_BAD_STATE);
+        (!batch.is_null()).then_some(Opened(batch))
+    }
+
+    fn tokens(&self) -> u64 {
+        let mut stats = Stats::default();
+        // SAFETY: the transformer of an open model, and a struct of this test's own.
+        let status = unsafe { getp_stats_sized(getp_model_transformer(self.0), &mut stats, size_of::<Stats>()) };
+        assert_eq!(status, GETP_OK);
+        stats.tokens
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: opened here, and nobody uses it any more.
+        unsafe { getp_model_close(self.0) };
+    }
+}
+
+/// A batch, which several threads may use.
+struct Opened(*mut Batch);
+
+// SAFETY: the library is to keep calls with one batch apart.
+unsafe impl Sync for Opened {}
+
+const MOST: usize = 12;
+
+impl Opened {
+    fn submit(&self, kind: usize) -> u64 {
+        let (prompt, mut id) = ([1, 2, kind as c_int], u64::MAX);
+        let request = Request {
+            size: size_of::<Request>(),
+            prompt: prompt.as_ptr(),
+            prompt_length: prompt.len(),
+            max_tokens: MOST,
+            min_tokens: 0,
+            temperature: kind as f32,
+            topp: 0.9,
+            seed: 5,
+            stop: null(),
+            stop_length: 0,
+            ignore_end: 0,
+            tokens_per_event: 1,
+            tag: kind as u64,
+        };
+        // SAFETY: an open batch, and structs of this test's own.
+        assert_eq!(unsafe { getp_batch_submit(self.0, &request, &mut id) }, GETP_OK);
+        id
+    }
+
+    /// Passes the next event on, if one comes in time.
+    fn next(&self, seconds: f64, take: impl FnOnce(&Told)) {
+        let mut event = null();
+        // SAFETY: an open batch.
+        match unsafe { getp_batch_next(self.0, seconds, &mut event) } {
+            // SAFETY: an event, which lives until it is freed.
+            GETP_OK => unsafe {
+                take(&*event);
+                getp_event_free(event);
+            },
+            status => assert_eq!(status, GETP_TIMED_OUT),
+        }
+    }
+
+    fn unfinished(&self) -> usize {
+        // SAFETY: an open batch.
+        unsafe { getp_batch_unfinished(self.0) }
+    }
+
+    fn close(self) {
+        // SAFETY: opened here, and nobody uses it any more.
+        unsafe { getp_batch_close(self.0) };
+    }
+}
+
+fn tokens_of(event: &Told) -> Vec<c_int> {
+    // SAFETY: an event's tokens.
+    unsafe { std::slice::from_raw_parts(event.tokens, event.count) }.to_vec()
+}
+
+#[test]
+fn threads_share_a_batch() {
+    let model = File::open("threads_share_a_batch");
+    let batch = model.open_batch(None).unwrap();
+    let alone = [0, 1, 2].map(|kind| {
+        batch.submit(kind);
+        let mut tokens = Vec::new();
+        while batch.unfinished() > 0 {
+            batch.next(-1.0, |event| tokens.extend(tokens_of(event)));
+        }
+        tokens
+    });
+    assert!(alone.iter().all(|tokens| tokens.len() == MOST));
+    let (submitting, whole, cancelled) = (AtomicUsize::new(2), AtomicUsize::new(0), AtomicUsize::new(0));
+    let take = |event: &Told| {
+        thread::yield_now(); // another thread takes its event meanwhile
+        let alone = &alone[event.tag as usize];
+        assert_eq!(
+            tokens_of(event),
+            alone[event.answer_tokens - event.count..event.answer_tokens]
+        );
+        match event.end {
+            GETP_END_NONE => 0,
+            GETP_END_LENGTH => whole.fetch_add(1, SeqCst),
+            end => {
+                assert_eq!(end, GETP_END_CANCELLED);
+                cancelled.fetch_add(1, SeqCst)
+            }
+        };
+    };
+    thread::scope(|scope| {
+        let (model, batch, submitting, take) = (&model, &batch, &submitting, &take);
+        for first in 0..2 {
+            scope.spawn(move || {
+                for i in 0..20 {
+                    let id = batch.submit((first + i) % 3);
+                    model.tokens();
+                    if i % 5 == 2 {
+                        // SAFETY: an open batch.
+                        assert_eq!(unsafe { getp_batch_cancel(batch.0, id) }, GETP_OK);
+                    }
+                }
+                // SAFETY: an open batch.
+                assert!(first == 0 || unsafe { getp_batch_cancel_all(batch.0) } == GETP_OK);
+                submitting.fetch_sub(1, SeqCst);
+            });
+            scope.spawn(move || {
+                while submitting.load(SeqCst) > 0 || batch.unfinished() > 0 {
+                    batch.next(0.001, take);
+                }
+            });
+        }
+    });
+    assert_eq!(whole.into_inner() + cancelled.into_inner(), 40);
+    batch.submit(0);
+    batch.close();
+}
+
+/// Counts the last events that a batch hands over.
+unsafe extern "C" fn count(context: *mut c_void, event: *const Told) {
+    // SAFETY: what `threads_compete_for_a_model` passes, and an event.
+    let (ended, event) = unsafe { (&*context.cast::<AtomicUsize>(), &*event) };
+    ended.fetch_add(usize::from(event.end != GETP_END_NONE), SeqCst);
+}
+
+#[test]
+fn threads_compete_for_a_model() {
+    let model = File::open("threads_compete_for_a_model");
+    let (opened, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        let (model, opened, ended) = (&model, &opened, &ended);
+        for has_callback in [false, true] {
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let options = BatchOptions {
+                        size: size_of::<BatchOptions>(),
+                        on_event: if has_callback { Some(count) } else { None },
+                        context: std::ptr::from_ref(ended).cast_mut().cast(),
+                    };
+                    let Some(batch) = model.open_batch(Some(options)) else {
+                        continue;
+                    };
+                    opened.fetch_add(1, SeqCst);
+                    batch.submit(round % 3);
+                    // Some are closed before their request has an event.
+                    while round % 2 == 0 && batch.unfinished() > 0 {
+                        match has_callback {
+                            true => thread::yield_now(),
+                            false => batch.next(-1.0, |_| ()),
+                        }
+                    }
+                    batch.close();
+                }
+            });
+        }
+    });
+    assert!(opened.load(SeqCst) > 0 && ended.load(SeqCst) <= opened.load(SeqCst));
+    // Waits for the last call of `count`.
+    model.open_batch(None).unwrap().close();
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# ThreadSanitizer over what threads share: the registry, rows, the queue, replicas, the CPU's workers, the printer.
+# ThreadSanitizer over what threads share: the registry, rows, the queue, batches, replicas, the CPU's workers, the
+# printer.
 #
 # It has to see the standard library too. In the one that comes with the compiler, a lock that was waited for, a
 # condition and a `Once` order nothing that it knows of, and it would report hundreds of races that are none. So std and
