@@ -320,6 +320,9 @@ pub unsafe extern "C" fn getp_batch_unfinished(batch: *const Batch) -> usize {
 /// the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there is none
 /// afterwards. Does nothing for NULL. The model stays warmed up.
 ///
+/// `on_event` may still run for an event that was taken before, so what it uses must live on: whoever uses the model
+/// next, or closes it, on another thread, waits for its return. No other call may use the batch meanwhile or afterwards.
+///
 /// Fails only by a defect of the library: one line on stderr and the last error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_batch_close(batch: *mut Batch) {
