@@ -183,8 +183,8 @@ typedef struct {
   const int *prompt;
   // Tokens of the prompt.
   size_t prompt_length;
-  // The most tokens of the answer, the one that ends it included; 0, the default: as many as the model and the KV
-  // cache have room for.
+  // The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
+  // a .bin file, its seq_len) and the KV cache have room for.
   size_t max_tokens;
   // Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then.
   size_t min_tokens;
@@ -518,6 +518,9 @@ typedef struct {
 // There was nothing by the time given. It is no failure.
 #define GETP_TIMED_OUT 1
 
+// The batch was closed since its model was. It is no failure.
+#define GETP_CLOSED 2
+
 // An argument, an option or a field of a struct is NULL, or has a value that nobody can mean.
 #define GETP_BAD_ARGUMENT -1
 
@@ -582,11 +585,14 @@ getp_status getp_batch_submit(getp_batch *batch, const getp_request *request, ui
 
 // Gives the next event: `*event` is the program's until it passes it to `getp_event_free`. Waits for one up to
 // `seconds`, for ever if that is negative, and not at all if it is 0; returns GETP_TIMED_OUT, and `*event` is NULL, if
-// there is none by then, or if the model is closed meanwhile. Several threads may wait.
+// there is none by then, and GETP_CLOSED if the model has been closed. Several threads may wait. A thread that is to end
+// needs a time-out: nothing else wakes it, and the batch may be closed only when nobody waits.
 //
 // Fails for a NULL, `seconds` that are NaN, and a batch with an `on_event`: one line on stderr and the last error,
 // returns the failure.
-getp_status getp_batch_next(getp_batch *batch, double seconds, const getp_event **event);
+getp_status getp_batch_next(getp_batch *batch,
+                            double seconds,
+                            const getp_event **event);
 
 // Cancels a request: its last event comes at once, without the tokens of steps that are under way. Does nothing to one
 // that has ended.

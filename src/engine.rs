@@ -340,7 +340,7 @@ impl Engine {
                 ranks.count()
             )));
         }
-        let service = Service::new(self.totals.clone(), self.config.context_length);
+        let service = Service::new(self.totals.clone(), &self.config);
         // Until an engine serves it, so that a request that none of its replicas takes is refused at once.
         service
             .queue

@@ -85,6 +85,7 @@ impl Sampling {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndTokens {
     ends: Vec<u32>,
+    /// Ascending: a request may have thousands.
     stops: Vec<u32>,
 }
 
@@ -94,15 +95,14 @@ impl EndTokens {
 
     /// The model's end tokens.
     pub fn new(ends: &[u32]) -> Self {
-        Self::with_stops(ends, &[])
+        Self::with_stops(ends, Vec::new())
     }
 
     /// The model's end tokens, and tokens at which a request is to stop.
-    pub fn with_stops(ends: &[u32], stops: &[u32]) -> Self {
-        Self {
-            ends: ends.to_vec(),
-            stops: stops.to_vec(),
-        }
+    pub fn with_stops(ends: &[u32], mut stops: Vec<u32>) -> Self {
+        stops.sort_unstable();
+        let ends = ends.to_vec();
+        Self { ends, stops }
     }
 
     /// How an answer ends with this token; `None` if it goes on.
@@ -110,7 +110,10 @@ impl EndTokens {
         if self.ends.contains(&token) {
             return Some(End::EndToken(token));
         }
-        self.stops.contains(&token).then_some(End::StopToken(token))
+        self.stops
+            .binary_search(&token)
+            .is_ok()
+            .then_some(End::StopToken(token))
     }
 }
 

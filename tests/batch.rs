@@ -85,7 +85,7 @@ fn random_ask(rng: &mut ChaCha8Rng, tag: u64) -> Ask {
             topp: [1.0, 0.9, 0.0][rng.random_range(0..3)],
             rng_state: rng.random_range(1..u64::MAX),
         },
-        ends: Arc::new(EndTokens::with_stops(&EndTokens::RELEASED, &stops)),
+        ends: Arc::new(EndTokens::with_stops(&EndTokens::RELEASED, stops)),
         logprobs: match rng.random_range(0..4) {
             0 => LogProbs {
                 answer: rng.random_bool(0.8),

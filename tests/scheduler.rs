@@ -58,7 +58,7 @@ impl Job {
 
     fn request(&self, number: usize) -> Request {
         Request {
-            ends: EndTokens::with_stops(&EndTokens::RELEASED, &[STOP]).into(),
+            ends: EndTokens::with_stops(&EndTokens::RELEASED, vec![STOP]).into(),
             outlet: self.outlet,
             logprobs: self.logprobs,
             min_tokens: self.min_tokens,

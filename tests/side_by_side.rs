@@ -280,6 +280,10 @@ impl Opened {
             ignore_end: 0,
             tokens_per_event: 1,
             tag: kind as u64,
+            logprobs: 0,
+            prompt_logprobs: 0,
+            top_logprobs: 0,
+            reserved: 0,
         };
         // SAFETY: an open batch, and structs of this test's own.
         assert_eq!(unsafe { getp_batch_submit(self.0, &request, &mut id) }, GETP_OK);

@@ -6,7 +6,7 @@ use super::model::Model;
 use super::registry;
 use super::sampler::{GETP_STATE_OF_SEED_0, check};
 use super::sized::{self, SizedStruct};
-use super::status::{GETP_OK, GETP_TIMED_OUT, Status};
+use super::status::{GETP_CLOSED, GETP_OK, GETP_TIMED_OUT, Status};
 use super::{driver, guard, options, pointer};
 use crate::engine::{Ask, Service};
 use crate::error::{Error, Result};
@@ -54,8 +54,8 @@ pub struct Request {
     pub prompt: *const c_int,
     /// Tokens of the prompt.
     pub prompt_length: usize,
-    /// The most tokens of the answer, the one that ends it included; 0, the default: as many as the model and the KV
-    /// cache have room for.
+    /// The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
+    /// a .bin file, its seq_len) and the KV cache have room for.
     pub max_tokens: usize,
     /// Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then.
     pub min_tokens: usize,
@@ -235,7 +235,8 @@ pub unsafe extern "C" fn getp_batch_submit(batch: *mut Batch, request: *const Re
 
 /// Gives the next event: `*event` is the program's until it passes it to `getp_event_free`. Waits for one up to
 /// `seconds`, for ever if that is negative, and not at all if it is 0; returns GETP_TIMED_OUT, and `*event` is NULL, if
-/// there is none by then, or if the model is closed meanwhile. Several threads may wait.
+/// there is none by then, and GETP_CLOSED if the model has been closed. Several threads may wait. A thread that is to end
+/// needs a time-out: nothing else wakes it, and the batch may be closed only when nobody waits.
 ///
 /// Fails for a NULL, `seconds` that are NaN, and a batch with an `on_event`: one line on stderr and the last error,
 /// returns the failure.
@@ -252,7 +253,10 @@ pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event:
         }
         let deadline = deadline(seconds)?;
         let Some(next) = batch.service.next(deadline) else {
-            return Ok(GETP_TIMED_OUT);
+            return Ok(match batch.service.is_closed() {
+                true => GETP_CLOSED,
+                false => GETP_TIMED_OUT,
+            });
         };
         // SAFETY: as above.
         unsafe { event.write(Told::into_raw(next, batch.service.opened)) };
@@ -405,7 +409,7 @@ impl Batch {
             },
             ends: match has_defaults {
                 true => self.ends.clone(),
-                false => Arc::new(EndTokens::with_stops(ends, &stops)),
+                false => Arc::new(EndTokens::with_stops(ends, stops)),
             },
             tag: request.tag,
             tokens_per_event: per_event,

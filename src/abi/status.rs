@@ -10,6 +10,8 @@ pub type Status = c_int;
 pub const GETP_OK: Status = 0;
 /// There was nothing by the time given. It is no failure.
 pub const GETP_TIMED_OUT: Status = 1;
+/// The batch was closed since its model was. It is no failure.
+pub const GETP_CLOSED: Status = 2;
 /// An argument, an option or a field of a struct is NULL, or has a value that nobody can mean.
 pub const GETP_BAD_ARGUMENT: Status = -1;
 /// There is not enough memory, on the host or on a device.

@@ -3,6 +3,7 @@
 use super::ledger::{Ending, Event, Ledger, Ticket};
 use super::queue::Queue;
 use super::totals::Totals;
+use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::request::{EndTokens, LogProbs, Outlet, Request, Sampling};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +39,8 @@ pub struct Service {
     pub opened: Instant,
     /// The most positions that the model has been made for, if that is known.
     context: Option<usize>,
+    /// The most positions of a request that does not say how many.
+    usual: usize,
     /// Why no request can be answered any more, once that is so.
     broken: Mutex<Option<Arc<Error>>>,
     /// Held while the program is told of an event, by this thread.
@@ -47,9 +50,10 @@ pub struct Service {
 
 impl Service {
     /// A service without requests, that no engine serves yet.
-    pub(super) fn new(totals: Arc<Totals>, context: Option<usize>) -> Self {
+    pub(super) fn new(totals: Arc<Totals>, config: &ModelConfig) -> Self {
         Self {
-            context,
+            context: config.context_length,
+            usual: config.context_length.unwrap_or(config.seq_len),
             queue: Arc::new(Queue::open()),
             ledger: Ledger::new(totals),
             opened: Instant::now(),
@@ -69,9 +73,10 @@ impl Service {
         let number = self.ledger.enter(ticket)?;
         let request = Request {
             number,
-            max_positions: ask
-                .max_positions
-                .unwrap_or_else(|| self.most_positions(ask.prompt.len()).max(ask.prompt.len())),
+            max_positions: ask.max_positions.unwrap_or_else(|| {
+                let most = self.most_positions(ask.prompt.len()).min(self.usual);
+                most.max(ask.prompt.len())
+            }),
             prompt: ask.prompt,
             sampling: ask.sampling,
             ends: ask.ends,

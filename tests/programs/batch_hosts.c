@@ -283,7 +283,7 @@ static void *wait_for_ever(void *batch) {
     getp_event_free(e);
     status = getp_batch_next((getp_batch *)batch, -1.0, &e);
   } while (status == GETP_OK);
-  host_require(status == GETP_TIMED_OUT && e == NULL, "a model that is closed ends the waiting");
+  host_require(status == GETP_CLOSED && e == NULL, "a model that is closed ends the waiting");
   return NULL;
 }
 
@@ -298,7 +298,7 @@ static void close_the_model(char **argv) {
   host_close(&h);
   pthread_join(waiting, NULL);
   host_require(getp_batch_submit(batch, &kinds[0], NULL) == GETP_BAD_STATE, "no request is taken then");
-  host_require(getp_batch_next(batch, -1.0, &e) == GETP_TIMED_OUT && e == NULL, "and no event comes");
+  host_require(getp_batch_next(batch, -1.0, &e) == GETP_CLOSED && e == NULL, "and no event comes");
   host_require(getp_batch_cancel_all(batch) == GETP_OK && getp_batch_unfinished(batch) == 0, "nothing is left");
   getp_batch_close(batch);
   fprintf(host_log, "ok: a model is closed under a batch that is waited for\n");
