@@ -60,6 +60,9 @@ struct Asked {
     ignore_end: Option<i32>,
     tokens_per_event: Option<i32>,
     tag: u64,
+    logprobs: Option<i32>,
+    prompt_logprobs: Option<i32>,
+    top_logprobs: Option<i32>,
 }
 
 #[derive(Arbitrary, Clone, Debug)]
@@ -180,14 +183,20 @@ impl Session {
             ignore_end: asked.ignore_end.unwrap_or(0),
             tokens_per_event: asked.tokens_per_event.unwrap_or(1),
             tag: asked.tag,
+            logprobs: asked.logprobs.unwrap_or(0),
+            prompt_logprobs: asked.prompt_logprobs.unwrap_or(0),
+            top_logprobs: asked.top_logprobs.unwrap_or(0),
+            reserved: 0,
         };
+        let switches = [request.ignore_end, request.logprobs, request.prompt_logprobs];
         let is_good = request.size == size_of::<Request>()
             && prompt.is_good()
             && stop.is_good()
             && temperature.is_finite()
             && temperature >= 0.0
             && (temperature == 0.0 || !request.topp.is_nan())
-            && [0, GETP_ON, GETP_OFF].contains(&request.ignore_end)
+            && switches.iter().all(|switch| [0, GETP_ON, GETP_OFF].contains(switch))
+            && (0..=GETP_MOST_TOP_LOGPROBS).contains(&request.top_logprobs)
             && request.tokens_per_event >= 0;
         let most = if max_tokens == 0 {
             ROOM
@@ -276,6 +285,15 @@ impl Session {
         let tokens = unsafe { slice::from_raw_parts(event.tokens, event.count) };
         running.answer.tokens.extend(tokens);
         self.tokens += tokens.len() as u64;
+        let has_scores = running.asked.logprobs == Some(GETP_ON) && event.count > 0;
+        assert_eq!(event.logprobs.is_null(), !has_scores);
+        if has_scores {
+            // SAFETY: as above.
+            let scores = unsafe { slice::from_raw_parts(event.logprobs, event.count) };
+            let top = running.asked.top_logprobs.unwrap_or(0) as usize;
+            assert!(scores.iter().map(|score| score.token).eq(tokens.iter().copied()));
+            assert!(scores.iter().all(|score| score.top_count == top));
+        }
         assert_eq!(running.answer.tokens.len(), event.answer_tokens);
         assert_eq!(event.prompt_tokens, Given::new(&running.asked.prompt).length);
         if event.end == GETP_END_NONE {
@@ -364,10 +382,8 @@ fuzz_target!(|input: Input| {
 fn run(input: &Input, kept: &mut Kept) {
     let mut session = Session::new(kept.model);
     // SAFETY: an open model.
-    assert!(
-        unsafe { getp_batch_open(kept.model, null()) }.is_null(),
-        "one batch at a time"
-    );
+    let second = unsafe { getp_batch_open(kept.model, null()) };
+    assert!(second.is_null(), "one batch at a time");
     let mut submitted: Vec<&Asked> = Vec::new();
     for call in &input.calls {
         match call {
@@ -397,15 +413,10 @@ fn run(input: &Input, kept: &mut Kept) {
         kept.model = open();
         let mut event = null();
         // SAFETY: an open batch.
-        assert_eq!(
-            unsafe { getp_batch_submit(session.batch, null(), null_mut()) },
-            GETP_BAD_ARGUMENT
-        );
+        let submitted = unsafe { getp_batch_submit(session.batch, null(), null_mut()) };
         // SAFETY: as above.
-        assert_eq!(
-            unsafe { getp_batch_next(session.batch, -1.0, &mut event) },
-            GETP_TIMED_OUT
-        );
+        let next = unsafe { getp_batch_next(session.batch, -1.0, &mut event) };
+        assert_eq!((submitted, next), (GETP_BAD_ARGUMENT, GETP_CLOSED));
     }
     for ended in session.close() {
         let alone = kept.alone(&ended.asked);

@@ -235,8 +235,8 @@ pub unsafe extern "C" fn getp_batch_submit(batch: *mut Batch, request: *const Re
 
 /// Gives the next event: `*event` is the program's until it passes it to `getp_event_free`. Waits for one up to
 /// `seconds`, for ever if that is negative, and not at all if it is 0; returns GETP_TIMED_OUT, and `*event` is NULL, if
-/// there is none by then, and GETP_CLOSED if the model has been closed. Several threads may wait. A thread that is to end
-/// needs a time-out: nothing else wakes it, and the batch may be closed only when nobody waits.
+/// there is none by then, and GETP_CLOSED if the model has been closed. Several threads may wait. A thread that is to
+/// end needs a time-out: nothing else wakes it, and the batch may be closed only when nobody waits.
 ///
 /// Fails for a NULL, `seconds` that are NaN, and a batch with an `on_event`: one line on stderr and the last error,
 /// returns the failure.
@@ -321,8 +321,8 @@ pub unsafe extern "C" fn getp_batch_unfinished(batch: *const Batch) -> usize {
 }
 
 /// Closes a batch and drops what has not ended. It waits for no request: the step under way ends later, and whoever uses
-/// the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there is none
-/// afterwards. Does nothing for NULL. The model stays warmed up.
+/// the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there is
+/// none afterwards. Does nothing for NULL. The model stays warmed up.
 ///
 /// `on_event` may still run for an event that was taken before, so what it uses must live on: whoever uses the model
 /// next, or closes it, on another thread, waits for its return. No other call may use the batch meanwhile or afterwards.

@@ -8,7 +8,7 @@ use super::inputs::Inputs;
 use super::kv::BLOCK_TOKENS;
 use super::kv::{Element, KvCache};
 use super::mode::ComputeMode;
-use super::screen::exact_greedy;
+use super::screen::{Worth, exact_greedy};
 use super::shared::Shared;
 use crate::batch::{Chunk, Greedy, LogitsRow, StepOutput, StepPlan, Want};
 use crate::config::ModelConfig;
@@ -38,6 +38,7 @@ pub struct CpuOps<E> {
     sin: Vec<f32>,
     /// The sum over experts `[rows, H]`.
     combined: Vec<f32>,
+    worth: Worth,
     profile: Option<Profile>,
     element: PhantomData<E>,
 }
@@ -59,6 +60,7 @@ impl<E: Element> CpuOps<E> {
             cos: memory::room(max_rows * half, Purpose::Step)?,
             sin: memory::room(max_rows * half, Purpose::Step)?,
             combined: memory::room(max_rows * config.hidden_dim, Purpose::Step)?,
+            worth: Worth::default(),
             profile: profile.then(Profile::default),
             element: PhantomData,
         })
@@ -88,11 +90,13 @@ impl<E: Element> CpuOps<E> {
 
     /// The argmax of `rows` of `t` without their logits; gives those for which it has to be computed with all logits.
     fn screen(&mut self, t: &Buffer, rows: Vec<u32>, w: &Packed, greedy: &mut [Greedy]) -> Result<Vec<u32>> {
-        if rows.is_empty() {
+        if rows.is_empty() || !self.worth.estimates() {
             return Ok(rows);
         }
         if rows.len() == t.rows() {
-            return exact_greedy(self.mode, &mut self.inputs, t, &rows, w, greedy);
+            let left_out = exact_greedy(self.mode, &mut self.inputs, t, &rows, w, greedy)?;
+            self.worth.judge(rows.len(), left_out.len());
+            return Ok(left_out);
         }
         let mut some = Buffer::new(rows.len(), t.width)?;
         rows.iter()
@@ -100,6 +104,7 @@ impl<E: Element> CpuOps<E> {
         let mut found = memory::filled(NOTHING, rows.len(), Purpose::Step)?;
         let all = &self.all_rows[..rows.len()];
         let left_out = exact_greedy(self.mode, &mut self.inputs, &some, all, w, &mut found)?;
+        self.worth.judge(rows.len(), left_out.len());
         rows.iter()
             .zip(found)
             .for_each(|(&row, found)| greedy[row as usize] = found);

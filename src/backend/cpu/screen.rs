@@ -75,9 +75,36 @@ pub fn exact_greedy(
 }
 
 /// The most candidates of an input: with more, the product of all rows may be cheaper. Each may be in a tile of its own,
-/// and a tile for one input takes up to twice the time that an input of a whole block has for a tile.
+/// a tile for one input takes up to four times what an input of a whole block takes for a tile, and the estimate up to
+/// half of the product.
 fn most_candidates(vocab: usize) -> usize {
-    vocab / (2 * TILE)
+    vocab / (8 * TILE)
+}
+
+/// How many steps compute all rows without an estimate after one in which that excluded too little for most inputs. It
+/// took time for nothing there, and logits that are tied in one step are in the next.
+const STEPS_WITHOUT: usize = 16;
+
+/// Whether estimates are worth their time.
+#[derive(Default)]
+pub struct Worth {
+    steps_without: usize,
+}
+
+impl Worth {
+    /// Whether the next step, of one or more inputs, is to begin with an estimate.
+    pub fn estimates(&mut self) -> bool {
+        let estimates = self.steps_without == 0;
+        self.steps_without = self.steps_without.saturating_sub(1);
+        estimates
+    }
+
+    /// So many of a step's inputs were left to the product of all rows.
+    pub fn judge(&mut self, inputs: usize, left_out: usize) {
+        if 2 * left_out > inputs {
+            self.steps_without = STEPS_WITHOUT;
+        }
+    }
 }
 
 /// The rows of the unembedding whose logits may be an input's largest.
@@ -290,17 +317,39 @@ mod tests {
     #[test]
     fn a_few_tied_logits_are_summed_one_by_one() {
         for level in Level::available() {
-            let few = |i: usize| if i % 256 == 255 { 1.0 } else { 0.5 };
+            let few = |i: usize| if i % 1024 == 1023 { 1.0 } else { 0.5 };
             let (left_out, greedy) = screened(level, few, &[[1.0, 0.0], [1.0, 0.0]]);
             assert_eq!(left_out, [0; 0], "{level:?}");
-            assert_eq!(greedy, [Greedy { token: 255, logit: 1.0 }; 2], "{level:?}");
+            assert_eq!(
+                greedy,
+                [Greedy {
+                    token: 1023,
+                    logit: 1.0
+                }; 2],
+                "{level:?}"
+            );
         }
     }
 
-    /// Their tiles are at most half of all.
+    /// Their tiles are at most an eighth of all.
     #[test]
     fn the_most_candidates_take_no_longer_than_all_rows() {
-        assert_eq!([0, 63, 64, 4096, 201_088].map(most_candidates), [0, 0, 1, 64, 3142]);
+        let vocabularies = [0, 8 * TILE - 1, 8 * TILE, 4096, 201_088];
+        assert_eq!(
+            vocabularies.map(most_candidates),
+            [0, 0, 1, 4096 / (8 * TILE), 201_088 / (8 * TILE)]
+        );
+    }
+
+    #[test]
+    fn steps_without_an_estimate_follow_one_that_excluded_too_little() {
+        let mut worth = Worth::default();
+        for (left_out, without) in [(0, 0), (2, 0), (3, STEPS_WITHOUT), (4, STEPS_WITHOUT), (1, 0)] {
+            assert!(worth.estimates());
+            worth.judge(4, left_out);
+            assert!((0..without).all(|_| !worth.estimates()));
+        }
+        assert!(worth.estimates());
     }
 
     fn candidates(least: f32, rows: &[(u32, f32)]) -> Candidates {
