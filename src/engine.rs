@@ -366,11 +366,11 @@ impl Engine {
 
     /// Drops the replicas that failed or whose worker has panicked; returns the last failure.
     fn count(&mut self, served: Vec<Option<Served>>) -> Option<Error> {
-        let works = |served: &Option<Served>| served.as_ref().is_some_and(|served| served.failure.is_none());
+        let works = |served: &Option<Served>| served.as_ref().is_some_and(Result::is_ok);
         let mut works = served.iter().map(works);
         self.replicas.retain(|_| works.next().unwrap_or(true));
         self.totals.set_replicas(self.replicas());
-        served.into_iter().flatten().filter_map(|served| served.failure).last()
+        served.into_iter().flatten().filter_map(Result::err).last()
     }
 
     /// Adds the replica that `reopen` returns, for what those that failed have left.

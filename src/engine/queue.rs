@@ -6,7 +6,9 @@ use crate::request::{Outlet, Request};
 use crate::scheduler::{Ahead, Limits, Scheduler};
 use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+#[cfg(feature = "mpi")]
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// One queue for all replicas. A replica takes a request when it can start it at once, and has at most its share of the
@@ -17,8 +19,6 @@ pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     stopped: AtomicBool,
-    /// How often requests have been cancelled, so that a replica looks for them only when some have been.
-    cancels: AtomicUsize,
     #[cfg(feature = "mpi")]
     counts: Counts,
 }
@@ -40,6 +40,8 @@ struct State {
     is_open: bool,
     /// Requests that are cancelled and still counted as unfinished. One that waits is dropped when it would be taken.
     cancelled: FxHashSet<usize>,
+    /// How often requests have been cancelled, so that a replica looks for them only when some have been.
+    cancels: usize,
     /// The replicas that serve the queue; `None` of those lost.
     replicas: Vec<Option<Served>>,
     /// Replicas that wait although requests do: these are too long for them.
@@ -55,7 +57,7 @@ struct Served {
     limits: Limits,
     /// The first so many requests that wait are too long for it. Nobody looks at them again for it.
     skips: usize,
-    /// The [`Queue::cancels`] that it has seen.
+    /// The [`State::cancels`] that it has seen.
     cancels: usize,
 }
 
@@ -145,6 +147,7 @@ impl Queue {
             waiting,
             is_open,
             cancelled: FxHashSet::default(),
+            cancels: 0,
             replicas: Vec::new(),
             resting: 0,
             asleep: 0,
@@ -155,7 +158,6 @@ impl Queue {
             state: Mutex::new(state),
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
-            cancels: AtomicUsize::new(0),
             #[cfg(feature = "mpi")]
             counts: Counts::default(),
         }
@@ -191,7 +193,7 @@ impl Queue {
         let room = state.cancelled.try_reserve(numbers.len());
         room.map_err(|_| memory::lacking::<usize>(state.cancelled.len() + numbers.len(), Purpose::Requests))?;
         state.cancelled.extend(numbers);
-        self.cancels.fetch_add(1, Ordering::Relaxed);
+        state.cancels += 1;
         if state.asleep > 0 {
             self.changed.notify_all();
         }
@@ -200,12 +202,11 @@ impl Queue {
 
     /// Drops a replica's requests that have been cancelled.
     fn drop_cancelled(&self, state: &mut State, replica: usize, scheduler: &mut Scheduler) {
-        let cancels = self.cancels.load(Ordering::Relaxed);
         let Some(Some(served)) = state.replicas.get_mut(replica) else {
             return;
         };
-        if served.cancels != cancels {
-            served.cancels = cancels;
+        if served.cancels != state.cancels {
+            served.cancels = state.cancels;
             let dropped = scheduler.cancel(|number| state.cancelled.remove(&number));
             self.count_finished(state, dropped);
         }

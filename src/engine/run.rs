@@ -128,15 +128,10 @@ pub struct Worker<'p, 'a, 'r> {
     /// Requests that it has begun with, and that have ended, for whoever is told of them.
     begun: Vec<usize>,
     ended: Vec<usize>,
-    /// Log-probabilities that are wanted of the step's rows.
-    scored: Vec<Scored>,
 }
 
-/// The result of a worker.
-pub struct Served {
-    /// Why the replica is to be dropped.
-    pub failure: Option<Error>,
-}
+/// The result of a worker: an error if its replica is to be dropped.
+pub type Served = Result<()>;
 
 /// Runs all workers until the queue is empty or they have failed, the first one on this thread.
 pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Result<Vec<Served>> {
@@ -214,9 +209,7 @@ fn not_started(run: &Run<'_, '_>, replica: usize, error: &std::io::Error) -> Ser
     let why = format!("cannot start a thread for a replica: {error}; lower GETP_THREADS");
     report::warning(&why);
     run.totals.lose_replica();
-    Served {
-        failure: Some(Error::State(why)),
-    }
+    Err(Error::State(why))
 }
 
 impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
@@ -236,7 +229,6 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             pipeline,
             finished: Vec::new(),
             begun: Vec::new(),
-            scored: Vec::new(),
             ended: memory::room(scheduler.limits().max_batch, Purpose::Schedule)?,
             scheduler,
             vocab: draws.vocab(),
@@ -246,11 +238,8 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
 
     fn serve(mut self) -> Served {
         let _guard = StopOnPanic(&self.run.queue);
-        let failure = self.all_steps().err();
-        if let Some(error) = &failure {
-            self.give_back(error);
-        }
-        Served { failure }
+        let served = self.all_steps();
+        served.inspect_err(|error| self.give_back(error))
     }
 
     /// Takes requests, runs steps, samples and commits tokens, until every request has its answer.
@@ -310,17 +299,15 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         let drawn = self.draws.draw(self.pool, &self.scheduler, plan, self.pipeline);
         self.run.totals.add_step(waited, start.elapsed());
         let drawn = drawn?;
-        if plan.logits.iter().any(|row| row.score.is_some()) {
-            let (logits, vocab) = (&*self.pipeline.output.logits, self.vocab);
-            self.scored = scores::score(self.pool, &self.scheduler, plan, drawn.tokens, logits, vocab)?;
-        }
+        let logits = &*self.pipeline.output.logits;
+        let scored = scores::score(self.pool, &self.scheduler, plan, drawn.tokens, logits, self.vocab)?;
         let committed = self.scheduler.commit(plan, drawn.tokens, &mut self.finished);
         drawn
             .left_to_host
             .iter()
             .for_each(|&sequence| self.scheduler.mend(sequence));
         // If memory ends at one answer, those complete before it are not given back.
-        self.hand_in();
+        self.hand_in(scored);
         committed
     }
 
@@ -332,12 +319,11 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         }
     }
 
-    /// Hands over the answers that are complete, and the tokens that have come.
-    fn hand_in(&mut self) {
+    /// Hands over the answers that are complete, and the tokens that have come, with their scores.
+    fn hand_in(&mut self, scored: Vec<Scored>) {
         if !self.finished.is_empty() {
             self.run.hand_in(&mut self.finished);
         }
-        let scored = std::mem::take(&mut self.scored);
         self.run
             .hand_over(scored, self.scheduler.take_sampled(), &mut self.ended);
     }
