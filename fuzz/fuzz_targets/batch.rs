@@ -12,6 +12,7 @@ use getp::abi::options::{GETP_OFF, GETP_ON, Options, getp_options_init_sized};
 use getp::abi::status::*;
 use getp::abi::types::Config;
 use getp::checkpoint::{TensorLayout, config_from_bytes};
+use getp_fuzz::weight;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use std::collections::{BTreeMap, HashMap};
@@ -428,32 +429,20 @@ fn run(input: &Input, kept: &mut Kept) {
     }
 }
 
+/// With heads so large that [`ROOM`] positions fill the smallest KV cache, of 1 MiB.
 const CONFIG: Config = Config {
-    vocab_size: 260,
-    hidden_dim: 8,
-    n_experts: 3,
-    experts_per_token: 2,
-    intermediate_dim: 4,
-    n_layers: 2,
     head_dim: 64,
     n_attn_heads: 4,
     n_kv_heads: 4,
-    seq_len: 40,
-    initial_context_length: 30,
-    rope_theta: 10_000.0,
-    rope_scaling_factor: 2.0,
-    sliding_window: 4,
-    swiglu_limit: 7.0,
+    ..getp_fuzz::CONFIG
 };
 
 /// Opens a model whose KV cache has room for [`ROOM`] positions.
 fn open() -> *mut Model {
     let mut bytes = CONFIG.to_bytes().to_vec();
     let layout = config_from_bytes(&CONFIG.to_bytes()).and_then(TensorLayout::new);
-    // Values between -0.5 and 0.5 without a pattern that the model could see.
-    let value = |i: usize| (i.wrapping_mul(0x9E37_79B9) >> 8 & 0xFFFF) as f32 / 65536.0 - 0.5;
     let floats = (layout.expect("a model").file_bytes() - bytes.len()) / size_of::<f32>();
-    bytes.extend((0..floats).flat_map(|i| value(i).to_le_bytes()));
+    bytes.extend((0..floats).flat_map(|i| weight(i).to_le_bytes()));
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), bytes).expect("room for it");
     let path = CString::new(file.path().to_str().expect("a path")).expect("without NUL");

@@ -7,6 +7,7 @@ use getp::abi::driver::{finish, inference, warm_up};
 use getp::abi::types::{Config, Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
 use getp::checkpoint::{CONFIG_BYTES, Field, TensorLayout, config_from_bytes};
 use getp::requests;
+use getp_fuzz::{CONFIG, weight};
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use std::ffi::{c_char, c_int, c_void};
@@ -109,24 +110,6 @@ fn set_environment(input: &Input) {
     }
 }
 
-const CONFIG: Config = Config {
-    vocab_size: 260,
-    hidden_dim: 8,
-    n_experts: 3,
-    experts_per_token: 2,
-    intermediate_dim: 4,
-    n_layers: 2,
-    head_dim: 2,
-    n_attn_heads: 2,
-    n_kv_heads: 1,
-    seq_len: 40,
-    initial_context_length: 30,
-    rope_theta: 10_000.0,
-    rope_scaling_factor: 2.0,
-    sliding_window: 4,
-    swiglu_limit: 7.0,
-};
-
 /// A transformer, and its mapped file.
 struct Model {
     transformer: Box<Transformer>,
@@ -143,9 +126,7 @@ impl Model {
         let layout = config_from_bytes(&config).and_then(TensorLayout::new);
         let layout = layout.ok().filter(|layout| layout.file_bytes() <= MOST_BYTES);
         let floats = layout.as_ref().map_or(0, |layout| layout.file_bytes() / 4);
-        // Values between -0.5 and 0.5 without a pattern that the model could see.
-        let value = |i: usize| (i.wrapping_mul(0x9E37_79B9) >> 8 & 0xFFFF) as f32 / 65536.0 - 0.5;
-        let mut file: Vec<f32> = (0..floats).map(value).collect();
+        let mut file: Vec<f32> = (0..floats).map(weight).collect();
         let data = file.as_mut_ptr();
         let weights: [*mut c_void; Field::COUNT] = std::array::from_fn(|at| {
             let field = Field::IN_FILE_ORDER.into_iter().find(|&field| field as usize == at);
