@@ -210,7 +210,7 @@ pub unsafe fn open_batch(
         // Dropping one that another has come before waits for its threads, which have not begun.
         registry::set_batch(transformer, batch).map_err(|batch| {
             registry::close(&batch.service);
-            registry::is_open()
+            registry::another_is_open()
         })?;
         Ok(service)
     })

@@ -236,7 +236,7 @@ pub fn set_batch(transformer: *const Transformer, mut batch: Batch) -> std::resu
 }
 
 /// Why nobody else can use a transformer.
-pub fn is_open() -> Error {
+pub fn another_is_open() -> Error {
     Error::State("a batch is open on this model; close it first".into())
 }
 
@@ -424,7 +424,7 @@ impl Registry {
         match (batch, self.known.get_mut(&at)) {
             (Some(batch), Some(known)) if !batch.service.is_closed() => {
                 known.batch = Some(batch);
-                Err(is_open())
+                Err(another_is_open())
             }
             (batch, _) => Ok(batch),
         }
