@@ -49,7 +49,7 @@ static void in_child(struct host *h, char **argv, const TransformerWeights *orig
   require_error("before fork", "inference says that the transformer is the parent's");
   host_warm_up(h);
   require_error("before fork", "warm_up says so too");
-  host_require(getp_stats(transformer, &stats) == -1, "and getp_stats");
+  host_require(getp_stats(transformer, &stats) == GETP_BAD_STATE, "and getp_stats");
   host_finish(h);
   host_require(getp_last_error() == NULL, "finish does not fail");
   host_require(memcmp(&transformer->weights, original, sizeof *original) == 0, "finish puts the struct back");
