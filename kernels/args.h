@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 16d9815bef6f05fb) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint b49fb63e2c7b0060) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -42,6 +42,7 @@ enum : int {
                                 // of it
   UPLOAD_SECTIONS = 12,         // the most sections of a plan
   DRAW_TOKENS = 2048,           // the most tokens of a nucleus that draw samples from
+  MOST_TOP = 20,                // the most tokens of a row that score gives
   POWERS = 32,                  // entries 2^(i / POWERS) of the table that exponentials are computed from
   MATRIX_PEAK_FLOPS = 4194304,  // see MatrixPeakArgs
 };
@@ -88,6 +89,8 @@ struct LogitsRowInfo {
   float topp;         // top-p: the probability mass of the nucleus; 0: sample from all tokens
   float least;        // tokens of less probability are not sorted by draw: they are not in the nucleus, or it has more
                       // than DRAW_TOKENS tokens
+  int next;           // the token to be scored; -1: the one sampled, which is in `last_tokens`
+  int top;            // how many of the most probable tokens are wanted with it; -1: the row is not scored
 };
 
 // A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in unit
@@ -372,6 +375,28 @@ struct DrawArgs {
   int reserved;
 };
 
+// What score gives of a row.
+struct Scored {
+  double sum;          // of e^(logit - largest) over the row; NaN: the host must compute it all
+  float largest;
+  int token;
+  float logit;         // of `token`
+  int reserved;
+  int top_tokens[20];  // the most probable tokens, of equal ones the lowest first
+  float top_logits[20];
+};
+
+// score: a token's logit, the row's largest ones and its sum of exponentials, of each row of logits that is scored, to
+// the host.
+struct ScoreArgs {
+  Step step;            // `last_tokens` has the tokens sampled already
+  const float* logits;  // [logits_rows][vocab]
+  Scored* host;         // pinned, [turns][host_rows]
+  long long host_rows;
+  int vocab;
+  int reserved;
+};
+
 // range: smallest and largest exponent (value = m * 2^e, 1 <= m < 2) among the non-zero weights of a tensor in the wire
 // format: of BF16 values, or of the E8M0 scales (minus 127) of MXFP4 blocks. For BF16 also the smallest of the rows'
 // largest exponents.
@@ -445,8 +470,9 @@ SIZE(StepHeader, 32) AT(StepHeader, rows, 0) AT(StepHeader, decode_rows, 4) AT(S
 SIZE(ChunkInfo, 32) AT(ChunkInfo, first_row, 0) AT(ChunkInfo, rows, 4) AT(ChunkInfo, first_position, 8)
   AT(ChunkInfo, slot, 12) AT(ChunkInfo, full, 16) AT(ChunkInfo, window, 20) AT(ChunkInfo, window_pages, 24)
   AT(ChunkInfo, reserved, 28)
-SIZE(LogitsRowInfo, 24) AT(LogitsRowInfo, row, 0) AT(LogitsRowInfo, slot, 4) AT(LogitsRowInfo, coin, 8)
+SIZE(LogitsRowInfo, 32) AT(LogitsRowInfo, row, 0) AT(LogitsRowInfo, slot, 4) AT(LogitsRowInfo, coin, 8)
   AT(LogitsRowInfo, temperature, 12) AT(LogitsRowInfo, topp, 16) AT(LogitsRowInfo, least, 20)
+  AT(LogitsRowInfo, next, 24) AT(LogitsRowInfo, top, 28)
 SIZE(AttentionItem, 32) AT(AttentionItem, row, 0) AT(AttentionItem, first_unit, 4) AT(AttentionItem, tokens, 8)
   AT(AttentionItem, parts, 12) AT(AttentionItem, partial, 16) AT(AttentionItem, run, 20) AT(AttentionItem, reserved, 24)
 SIZE(PrefillTile, 16) AT(PrefillTile, chunk, 0) AT(PrefillTile, first, 4) AT(PrefillTile, rows, 8)
@@ -504,6 +530,10 @@ SIZE(ArgmaxArgs, 120) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(Argmax
   AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116)
 SIZE(DrawArgs, 136) AT(DrawArgs, step, 0) AT(DrawArgs, logits, 88) AT(DrawArgs, host, 96) AT(DrawArgs, host_rows, 104)
   AT(DrawArgs, powers, 112) AT(DrawArgs, sums, 120) AT(DrawArgs, vocab, 128) AT(DrawArgs, reserved, 132)
+SIZE(Scored, 184) AT(Scored, sum, 0) AT(Scored, largest, 8) AT(Scored, token, 12) AT(Scored, logit, 16)
+  AT(Scored, reserved, 20) AT(Scored, top_tokens, 24) AT(Scored, top_logits, 104)
+SIZE(ScoreArgs, 120) AT(ScoreArgs, step, 0) AT(ScoreArgs, logits, 88) AT(ScoreArgs, host, 96)
+  AT(ScoreArgs, host_rows, 104) AT(ScoreArgs, vocab, 112) AT(ScoreArgs, reserved, 116)
 SIZE(RangeArgs, 40) AT(RangeArgs, wire, 0) AT(RangeArgs, result, 8) AT(RangeArgs, tiles, 16) AT(RangeArgs, rows, 24)
   AT(RangeArgs, cols, 28) AT(RangeArgs, format, 32) AT(RangeArgs, reserved, 36)
 SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, members, 16) AT(PackArgs, rows, 20)

@@ -128,6 +128,8 @@ operations! {
     Draw "draw",
     /// The same, from the rows that [`Op::Draw`] leaves: those with a wide nucleus.
     DrawWide "draw_wide",
+    /// What log-probabilities take, of rows of logits.
+    Score "score",
     /// A tensor's smallest and largest exponents.
     Range "range",
     /// Packs weights from the wire format to the products' layout, a kernel per kind of [`Weights`].
@@ -455,7 +457,7 @@ pub const fn with<const A: usize, const B: usize, const N: usize>(a: [Kernel; A]
 }
 
 /// How many kernels every family has.
-pub const SHARED: usize = 25;
+pub const SHARED: usize = 26;
 
 const NORM: Limit = Limit::AtMost(Dimension::Hidden, 6144);
 const EXPERTS: Limit = Limit::AtMost(Dimension::Experts, 256);
@@ -487,6 +489,8 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     let (routing, norm) = (256 * 8 + 8 * 8, NORM_THREADS / wave * 8);
     // Keys, powers, the waves' sums, and each thread's buckets of five bytes.
     let draw_wide_bytes = 4096 * 8 + 32 * 8 + 512 / wave * 8 + 512 * 12 * 5 + 8;
+    // Keys, of each wave the largest logits of 128 tiles and of the row, its sum, and a count, in multiples of eight on AMD.
+    let score_bytes = (1024 * 8 + 256 / wave * (128 * 4 + 4 + 8) + 4).next_multiple_of(wave / 8);
     [
         Kernel::written(Op::Upload, "upload.hip", 1024).holding(208),
         Kernel::written(Op::Embed, "embed.hip", 256),
@@ -535,6 +539,7 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024).holding(1024 * 8),
         Kernel::written(Op::Draw, "draw.hip", 256).holding(if wave == 32 { 19_576 } else { 21_448 }),
         Kernel::written(Op::DrawWide, "draw_wide.hip", 512).sharing(draw_wide_bytes),
+        Kernel::written(Op::Score, "score.hip", 256).holding(score_bytes),
         Kernel::written(Op::Range, "pack_range.hip", 256).holding(12),
         Kernel::written(Op::Synthesize, "synthesize.hip", 256),
     ]

@@ -5,7 +5,7 @@
 
 mod output;
 
-pub use output::{Greedy, Logits, StepOutput, Want};
+pub use output::{FoundScore, Greedy, Logits, StepOutput, Want};
 
 use std::ops::Range;
 
@@ -129,5 +129,10 @@ impl StepPlan {
     /// Whether there are such rows.
     pub fn draws(&self) -> bool {
         self.drawn().next().is_some()
+    }
+
+    /// Whether log-probabilities are wanted of any row.
+    pub fn is_scored(&self) -> bool {
+        self.logits.iter().any(|row| row.score.is_some())
     }
 }

@@ -21,10 +21,11 @@ pub enum Stage {
     Unembed,
     Argmax,
     Draw,
+    Score,
 }
 
 /// Every stage, in the order of the forward pass.
-pub const STAGES: [Stage; 14] = [
+pub const STAGES: [Stage; 15] = [
     Stage::Embed,
     Stage::Norm,
     Stage::Qkv,
@@ -39,6 +40,7 @@ pub const STAGES: [Stage; 14] = [
     Stage::Unembed,
     Stage::Argmax,
     Stage::Draw,
+    Stage::Score,
 ];
 
 impl Stage {
@@ -59,6 +61,7 @@ impl Stage {
             Stage::Unembed => "unembed",
             Stage::Argmax => "argmax",
             Stage::Draw => "draw",
+            Stage::Score => "score",
         }
     }
 }

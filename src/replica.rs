@@ -69,16 +69,21 @@ pub trait Replica: Send + Any {
     fn draws(&self) -> bool {
         false
     }
+    /// Whether it finds [what log-probabilities take](crate::batch::FoundScore) itself. If not, steps with rows that are
+    /// scored are asked for all logits.
+    fn scores(&self) -> bool {
+        false
+    }
     /// Queues a step. The plan may be changed as soon as this returns.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()>;
     /// Waits for the oldest step in flight and stores its output. `output` may come back with other vectors. Lent
     /// logits should be given back before the next step is submitted, or the replica allocates more memory.
     fn collect(&mut self, output: &mut StepOutput) -> Result<()>;
-    /// Copies whole rows of the step collected last to the host, for rows whose sampling is left to it: `output.logits`
+    /// Copies whole rows of the step collected last to the host, for rows whose sampling or scoring is left to it: `output.logits`
     /// become `[rows, vocab]`. To be called before another step is submitted.
     fn fetch(&mut self, _rows: &[usize], _output: &mut StepOutput) -> Result<()> {
         Err(Error::Internal(
-            "a replica that does not draw has no more to give".into(),
+            "a replica that neither draws nor scores has no more to give".into(),
         ))
     }
     /// The times of all steps so far, if profiling is on; `None` if [`Replica::parts`] have them.

@@ -232,6 +232,7 @@ fn random_control(rng: &mut ChaCha8Rng) -> Control {
         replicas,
         depth: rng.random_range(1..4),
         draws,
+        scores: draws && rng.random_bool(0.7),
         host_every: if draws { [0, 2, 9][rng.random_range(0..3)] } else { 0 },
         end_every: if draws { 0 } else { [0, 7, 30][rng.random_range(0..3)] },
         fail_calls: (0..replicas)

@@ -3,7 +3,7 @@
 
 use super::plans::{decoding, drawing};
 use getp::backend::gpu::replica::GpuReplica;
-use getp::batch::{Draw, StepOutput, StepPlan, Want};
+use getp::batch::{Draw, RowScore, StepOutput, StepPlan, Want};
 use getp::options::Options;
 use getp::profile::{Cost, Limit, Roof, STAGES, Spread, StageTotal};
 use getp::replica::Replica;
@@ -30,6 +30,9 @@ pub struct Args {
     /// Top-p; with 1 all tokens can be sampled.
     #[arg(long, default_value_t = 0.9)]
     topp: f32,
+    /// Rows are scored, with so many of the most probable tokens.
+    #[arg(long)]
+    logprobs: Option<usize>,
 }
 
 impl Args {
@@ -166,7 +169,10 @@ fn plan(replica: &dyn Replica, rows: usize, part: &Args) -> anyhow::Result<StepP
         "the KV cache has no room for {rows} rows"
     );
     let plan = decoding(rows, context, [full, window], |row| 100 + row as i32);
-    Ok(drawing(plan, |_| part.draw()))
+    let mut plan = drawing(plan, |_| part.draw());
+    let score = part.logprobs.map(|top| RowScore { next: None, top });
+    plan.logits.iter_mut().for_each(|row| row.score = score);
+    Ok(plan)
 }
 
 /// Prints a table for each quantity, with a line for each stage and a column for each number of rows. Values are of one

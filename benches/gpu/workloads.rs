@@ -51,6 +51,9 @@ pub struct Args {
     /// With `--batch`: one in so many requests is sampled at the temperature, the others are greedy.
     #[arg(long, default_value_t = 1)]
     drawn_one_in: usize,
+    /// With `--batch`: log-probabilities of each answer's tokens, with so many of the most probable ones.
+    #[arg(long)]
+    logprobs: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -421,7 +424,11 @@ fn submit_and_hear<'a>(
                 rng_state: request_seed(1, number),
             },
             ends: ends.clone(),
-            logprobs: LogProbs::default(),
+            logprobs: LogProbs {
+                answer: part.logprobs.is_some(),
+                prompt: false,
+                top: part.logprobs.unwrap_or(0),
+            },
             tag: 0,
             tokens_per_event: 1,
         })?;

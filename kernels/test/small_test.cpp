@@ -14,8 +14,8 @@
 #include <climits>
 #include <algorithm>
 
-#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(draw) X(draw_wide) X(range) \
-  X(synthesize) X(plain_qkv) X(plain_attn_out) X(plain_mlp1) X(plain_mlp2) X(plain_logits) X(attention_plain_f32) \
+#define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(draw) X(draw_wide) X(score) \
+  X(range) X(synthesize) X(plain_qkv) X(plain_attn_out) X(plain_mlp1) X(plain_mlp2) X(plain_logits) X(attention_plain_f32) \
   X(attention_plain_f16) X(attention_plain_bf16)
 #define DECLARE(name) extern "C" void name(const void*);
 KERNELS(DECLARE)
@@ -75,7 +75,7 @@ struct Plan {
         positions.push_back(first + i);
         row_chunk.push_back(c);
       }
-      if (integer(0, 3)) logits.push_back({(int)tokens.size() - 1, integer(0, 4) ? c : -1, 0});
+      if (integer(0, 3)) logits.push_back({(int)tokens.size() - 1, integer(0, 4) ? c : -1, 0, 0, 0, 0, -1, -1});
       chunks.push_back(chunk);
       last_tokens.push_back(integer(0, vocab - 1));
     }
@@ -543,6 +543,63 @@ int test_draw(int vocab, float topp) {
   return wide;
 }
 
+// Rows of several kinds, in some of which probable tokens crowd in few threads' places, so that more are collected than
+// there is room for: the most probable tokens to the bit, the sum to float32's exponentials. Greedy rows, sampled ones,
+// prompt's and such as are not scored are mixed. Returns how many rows are not left to the host.
+int test_score(int vocab) {
+  enum { KINDS = 12 };
+  Plan plan(2 * KINDS, 1, 100, vocab, 128);
+  const int rows = (int)plan.logits.size(), host_rows = rows + integer(0, 3);
+  Buffer<float> logits(rows * vocab);
+  for (int r = 0; r < rows; r++) {
+    auto& wanted = plan.logits[r];
+    wanted.next = wanted.slot < 0 || integer(0, 1) ? integer(0, vocab - 1) : -1;
+    wanted.top = integer(0, 7) ? integer(0, 2) ? integer(0, MOST_TOP) : MOST_TOP : -1;
+    for (int i = 0; i < vocab; i++) {
+      const bool in_few_places = i / 8 % 256 < 20, in_one = i / 8 % 256 == 77;
+      const float kinds[KINDS] = {real(2.5f), real(30), 3.f, (float)i, (float)-i, i % 2 ? 0.f : -0.f,
+                                  in_few_places ? (float)i / 64 : -100 + real(), in_one ? 5.f : -INFINITY,
+                                  i == vocab / 2 ? 1.f : -INFINITY, real(), (float)integer(-3, 3), real() * 1e30f};
+      logits[r * vocab + i] = kinds[r % KINDS];
+    }
+    if (r % KINDS == 9) logits[r * vocab + integer(0, vocab - 1)] = integer(0, 1) ? NAN : integer(0, 1) ? INFINITY : -INFINITY;
+  }
+  Buffer<Scored> host(3 * host_rows);
+  LAUNCH(score, rows + 1, 256, (ScoreArgs{plan.step, logits.data(), host.data(), host_rows, vocab, 0}));
+  int computed = 0;
+  for (int r = 0; r < rows; r++) {
+    const float* row = logits.data() + r * vocab;
+    const auto& wanted = plan.logits[r];
+    const Scored& got = host[plan.header.turn * host_rows + r];
+    if (wanted.top < 0) {
+      u32 untouched;
+      memcpy(&untouched, &got.token, 4);
+      check(untouched == ~0u, "score's row that is not scored", r % KINDS);
+      continue;
+    }
+    const int token = wanted.next >= 0 ? wanted.next : plan.last_tokens[wanted.slot];
+    const bool same = got.logit == row[token] || std::isnan(row[token]);
+    check(got.token == token && same, "score's token", r % KINDS);
+    const float largest = *std::max_element(row, row + vocab);
+    double sum = 0;
+    for (int i = 0; i < vocab; i++) sum += exp((double)row[i] - largest);
+    if (std::isnan(sum)) {
+      check(std::isnan(got.sum), "score's row that is left to the host", r % KINDS);
+      continue;
+    }
+    computed++;
+    const double wrong = log(got.sum / sum);
+    check(got.largest == largest && fabs(wrong) < 3e-6, "score's sum", r % KINDS + wrong);
+    std::vector<int> order(vocab);
+    for (int i = 0; i < vocab; i++) order[i] = i;
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return row[a] > row[b]; });
+    for (int i = 0; i < wanted.top && i < vocab; i++)
+      check(got.top_tokens[i] == order[i] && got.top_logits[i] == row[order[i]], "score's most probable tokens", r % KINDS);
+  }
+  check(host.whole(), "score's guard");
+  return computed;
+}
+
 void test_range_and_synthesis(int format, int rows, int cols, int members) {
   const i64 tiles = (i64)members * ((rows + 31) / 32), values = tiles * 32 * cols;
   const i64 bytes = format == FORMAT_F32 ? values * 4 : format == FORMAT_BF16 ? values * 2 : values / 2 + values / 32;
@@ -783,6 +840,7 @@ void test_empty() {
   RopeStoreArgs s{}; s.step = step; LAUNCH(rope_store, 2, 320, s);
   ArgmaxArgs m{}; m.step = step; LAUNCH(argmax, 2, 1024, m);
   DrawArgs w{}; w.step = step; LAUNCH(draw, 2, 256, w), LAUNCH_WIDE(2, w);
+  ScoreArgs c{}; c.step = step; LAUNCH(score, 2, 256, c);
   AttentionArgs t{}; t.step = step; t.kv_heads = 2; t.heads = 2; LAUNCH(attention_plain_f32, 2, 256, t);
 }
 }  // namespace
@@ -826,6 +884,11 @@ int main(int argc, char** argv) {
       for (int vocab : {2, 37, 4095, 4096, 9001}) wide += test_draw(vocab, topp);
     wide += test_draw(70 * 4096 + 5, 0.9f);
     check(wide > 50, "draw_wide's rows that are decided", wide);
+  });
+  run("score", [] {
+    int computed = 0;
+    for (int vocab : {2, 19, 37, 2047, 2048, 9001, 20001}) computed += test_score(vocab);
+    check(test_score(130 * 2048 + 5) + computed > 100, "score's rows that are computed", computed);
   });
   run("wire", [] {
     test_range_and_synthesis(FORMAT_BF16, 40, 36, 2), test_range_and_synthesis(FORMAT_F32, 40, 1, 1);

@@ -77,8 +77,7 @@ pub struct Request {
     pub tokens_per_event: c_int,
     /// Given back with each event.
     pub tag: u64,
-    /// GETP_ON: events have the log-probability of each token of the answer. Steps with such a request copy their logits
-    /// to the host.
+    /// GETP_ON: events have the log-probability of each token of the answer.
     pub logprobs: c_int,
     /// GETP_ON: events have the log-probability of each token of the prompt but the first.
     pub prompt_logprobs: c_int,

@@ -1,5 +1,6 @@
 //! A step's output.
 
+use crate::request::MOST_TOP;
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// The argmax. Of the rows [drawn](super::LogitsRow::is_drawn) also the token sampled, if the replica samples; else
-    /// their logits. Their temperatures are above 0 and finite.
+    /// their logits. Their temperatures are above 0 and finite. Of the rows that are [scored](super::RowScore) what their
+    /// log-probabilities take, which not every replica gives.
     Tokens,
     /// The argmax, and the logits of all rows.
     Logits,
@@ -22,6 +24,21 @@ pub struct Greedy {
     pub logit: f32,
 }
 
+/// What the log-probabilities of a row's tokens are computed from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FoundScore {
+    /// The token that the replica took for the next one.
+    pub token: u32,
+    /// Its logit.
+    pub logit: f32,
+    /// The row's largest logit.
+    pub largest: f32,
+    /// The sum of `e^(logit - largest)` over the row; NaN: whole rows must be [fetched](crate::replica::Replica::fetch).
+    pub sum: f64,
+    /// As many of the most probable tokens as are wanted, with their logits, of equal ones the lowest first.
+    pub top: [(u32, f32); MOST_TOP],
+}
+
 /// A step's output, in the order of the plan's logits rows.
 #[derive(Clone, Debug, Default)]
 pub struct StepOutput {
@@ -30,6 +47,9 @@ pub struct StepOutput {
     /// The token sampled from each row; `None` if that is left to the host, and anything for rows that are not drawn.
     /// Empty unless the replica samples, rows are drawn, and [`Want::Tokens`] was asked for.
     pub drawn: Vec<Option<u32>>,
+    /// Of each row, where it is scored, and anything for the others. Empty unless rows are, the replica
+    /// [scores](crate::replica::Replica::scores), and [`Want::Tokens`] was asked for.
+    pub scores: Vec<FoundScore>,
     /// `[rows, vocab]`: with [`Want::Logits`] all rows; with [`Want::Tokens`] those that are drawn, if the replica does not
     /// sample.
     pub logits: Logits,

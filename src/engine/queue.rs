@@ -200,6 +200,11 @@ impl Queue {
         Ok(())
     }
 
+    /// Drops the note that a request was cancelled which did not come into the queue.
+    pub fn forget(&self, number: usize) {
+        self.lock().cancelled.remove(&number);
+    }
+
     /// Drops a replica's requests that have been cancelled.
     fn drop_cancelled(&self, state: &mut State, replica: usize, scheduler: &mut Scheduler) {
         let Some(Some(served)) = state.replicas.get_mut(replica) else {

@@ -270,7 +270,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             self.take()?;
             let (want, speculate) = match self.run.recorder {
                 Some(_) => (Want::Logits, false),
-                None if self.scheduler.is_scored() => (Want::Logits, false),
+                None if self.scheduler.is_scored() && !self.pipeline.replica().scores() => (Want::Logits, false),
                 None => self.draws.next_step(self.scheduler.samplings()),
             };
             self.scheduler.speculate(speculate);
@@ -299,8 +299,14 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         let drawn = self.draws.draw(self.pool, &self.scheduler, plan, self.pipeline);
         self.run.totals.add_step(waited, start.elapsed());
         let drawn = drawn?;
-        let logits = &*self.pipeline.output.logits;
-        let scored = scores::score(self.pool, &self.scheduler, plan, drawn.tokens, logits, self.vocab)?;
+        let scored = scores::score(
+            self.pool,
+            &self.scheduler,
+            plan,
+            drawn.tokens,
+            self.pipeline,
+            self.vocab,
+        )?;
         let committed = self.scheduler.commit(plan, drawn.tokens, &mut self.finished);
         drawn
             .left_to_host

@@ -1,6 +1,7 @@
-//! Log-probabilities of tokens, from a step's logits.
+//! Log-probabilities of tokens, from a step's logits or from what a device has found in them.
 
-use crate::batch::{LogitsRow, StepPlan};
+use super::pipeline::Pipeline;
+use crate::batch::{FoundScore, StepOutput, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::request::Score;
@@ -19,46 +20,116 @@ pub struct Scored {
     pub score: Score,
 }
 
-/// Scores the rows of a step that ask for it, from its `logits` `[rows, vocab]`; `tokens` are those sampled. To be called
-/// before these are committed.
+/// A row to be scored.
+struct Wanted {
+    /// Its place among the plan's logits rows.
+    at: usize,
+    /// The token behind it.
+    next: u32,
+    top: usize,
+    number: usize,
+    in_prompt: Option<usize>,
+}
+
+impl Wanted {
+    /// With its score.
+    fn scored(&self, score: Score) -> Scored {
+        Scored {
+            number: self.number,
+            in_prompt: self.in_prompt,
+            score,
+        }
+    }
+}
+
+/// Scores the rows of the step collected last that ask for it; `tokens` are those sampled. To be called before these are
+/// committed.
 pub fn score(
     pool: &ThreadPool,
     scheduler: &Scheduler,
     plan: &StepPlan,
     tokens: &[u32],
-    logits: &[f32],
+    pipeline: &mut Pipeline,
     vocab: usize,
 ) -> Result<Vec<Scored>> {
     let mut wanted = Vec::new();
     let mut sampled = tokens.iter();
     for (at, row) in plan.logits.iter().enumerate() {
         let token = if row.sample { sampled.next() } else { None };
-        let next = row.score.map(|score| score.next.or(token.copied()));
+        let Some(score) = row.score else { continue };
         // Rows that are discarded have no request.
-        if let (Some(Some(next)), Some(number)) = (next, scheduler.drawing(row.sequence)) {
-            memory::push(&mut wanted, (at, row, next, number), Purpose::Draws)?;
+        if let (Some(next), Some(number)) = (score.next.or(token.copied()), scheduler.drawing(row.sequence)) {
+            let in_prompt = score.next.map(|_| row.position + 1);
+            let row = Wanted {
+                at,
+                next,
+                top: score.top,
+                number,
+                in_prompt,
+            };
+            memory::push(&mut wanted, row, Purpose::Draws)?;
         }
     }
     if wanted.is_empty() {
         return Ok(Vec::new());
     }
-    if logits.len() != plan.logits.len() * vocab {
-        let why = format!(
-            "a step with {} rows to score gave {} logits",
-            plan.logits.len(),
-            logits.len()
-        );
-        return Err(Error::Internal(why));
-    }
-    let of_row = |&(at, row, next, number): &(usize, &LogitsRow, u32, usize)| {
-        let top = row.score.map_or(0, |score| score.top);
-        Ok(Scored {
-            number,
-            in_prompt: row.score.and_then(|score| score.next).map(|_| row.position + 1),
-            score: score_of(&logits[at * vocab..][..vocab], next, top)?,
-        })
+    let found = !is_whole(&pipeline.output, plan.logits.len(), vocab)?;
+    // Where the host has sampled, the device has scored another token.
+    let is_left = |output: &StepOutput, row: &Wanted| {
+        !found || output.scores[row.at].token != row.next || output.scores[row.at].sum.is_nan()
     };
-    pool.install(|| wanted.par_iter().map(of_row).collect())
+    let mut left = memory::room(wanted.len(), Purpose::Draws)?;
+    left.extend(wanted.iter().filter(|row| is_left(&pipeline.output, row)));
+    if found && !left.is_empty() {
+        let rows = memory::collect(left.iter().map(|row| row.at), Purpose::Draws)?;
+        pipeline.fetch(&rows)?;
+        if pipeline.output.logits.len() != rows.len() * vocab {
+            return Err(too_few(rows.len(), pipeline.output.logits.len()));
+        }
+    }
+    let logits = &*pipeline.output.logits;
+    let of_row = |(place, row): (usize, &&Wanted)| {
+        let at = if found { place } else { row.at };
+        score_of(&logits[at * vocab..][..vocab], row.next, row.top)
+    };
+    let by_host: Vec<Score> = pool.install(|| left.par_iter().enumerate().map(of_row).collect::<Result<_>>())?;
+    let mut by_host = by_host.into_iter();
+    let scored = wanted.iter().map(|row| {
+        let score = match is_left(&pipeline.output, row) {
+            true => by_host.next().ok_or_else(|| too_few(wanted.len(), logits.len()))?,
+            false => score_found(&pipeline.output.scores[row.at], row.top.min(vocab))?,
+        };
+        Ok(row.scored(score))
+    });
+    memory::try_collect(scored, Purpose::Draws)
+}
+
+/// Whether a step with so many rows gave all their logits; if not, it gave what was found of them.
+fn is_whole(output: &StepOutput, rows: usize, vocab: usize) -> Result<bool> {
+    match (output.logits.len(), output.scores.len()) {
+        (logits, _) if logits == rows * vocab => Ok(true),
+        (_, scores) if scores == rows => Ok(false),
+        (logits, _) => Err(too_few(rows, logits)),
+    }
+}
+
+fn too_few(rows: usize, logits: usize) -> Error {
+    Error::Internal(format!("a step with {rows} rows to score gave {logits} logits"))
+}
+
+/// The score of a row from what a device has found in it, with `top` of its most probable tokens. In float64, but for the
+/// device's exponentials.
+fn score_found(found: &FoundScore, top: usize) -> Result<Score> {
+    let of_sum = found.sum.ln();
+    let logprob = |logit: f32| (f64::from(logit) - f64::from(found.largest) - of_sum) as f32;
+    Ok(Score {
+        token: found.token,
+        logprob: logprob(found.logit),
+        top: memory::collect(
+            found.top[..top].iter().map(|&(id, logit)| (id, logprob(logit))),
+            Purpose::Draws,
+        )?,
+    })
 }
 
 /// The log-probability of `token`, and the `top` most probable tokens with theirs. In float64, so that only the result is

@@ -93,12 +93,15 @@ impl Service {
                 Ok(()) => return Ok(number),
                 Err(why @ Error::OutOfMemory { .. }) => {
                     self.ledger.strike(number);
+                    self.queue.forget(number);
                     return Err(why);
                 }
                 Err(why) => Ending::Refused(why.into()),
             },
         };
         self.ledger.end(number, ending);
+        // All may have been cancelled since it was entered.
+        self.queue.forget(number);
         Ok(number)
     }
 

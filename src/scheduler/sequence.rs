@@ -119,7 +119,7 @@ impl Sequence {
         position + 1 >= self.n_prompt
     }
 
-    /// Whether it is asked for log-probabilities: then steps with it copy logits to the host.
+    /// Whether it is asked for log-probabilities.
     pub(super) fn is_scored(&self) -> bool {
         self.request.logprobs.answer || self.request.logprobs.prompt
     }

@@ -93,6 +93,7 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             target.argmax_logits(rows),
             target.draw(rows),
             target.draw_wide(rows),
+            target.score(rows),
             target.range(rows * 2880),
             target.synthesize(rows * 2880),
             target.matrix_peak(),

@@ -7,7 +7,7 @@
 
 use getp::abi::lifecycle::{self, Backends};
 use getp::abi::types::{Config, Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
-use getp::batch::{Draw, Greedy, StepOutput, StepPlan, Want};
+use getp::batch::{Draw, FoundScore, Greedy, StepOutput, StepPlan, Want};
 use getp::checkpoint::Checkpoint;
 use getp::error::{Error, Result};
 use getp::kv_blocks::KvBlocks;
@@ -47,7 +47,9 @@ pub struct Control {
     pub draws: bool,
     /// One of so many tokens is left to the host; 0 means none.
     pub host_every: u32,
-    /// Rows of logits that the host fetched because replicas left the token to it.
+    /// Whether replicas score rows; the rows that are left to the host, by the row's logits, they do not score either.
+    pub scores: bool,
+    /// Rows of logits that the host fetched because replicas left the token or the score to it.
     pub fetched: AtomicUsize,
     /// Calls of submit and collect that fail, counted together from 1, by replica.
     pub fail_calls: Vec<(usize, usize)>,
@@ -117,6 +119,22 @@ impl Control {
         Some(if ends { EndTokens::RELEASED[0] } else { token })
     }
 
+    /// What a replica finds of a row whose next token is `next`.
+    fn found(&self, logits: &[f32], next: u32) -> FoundScore {
+        let largest = logits[sampler::argmax(logits) as usize];
+        let sum = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
+        let mut ids: Vec<u32> = (0..VOCAB as u32).collect();
+        ids.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+        let is_left = self.host_every > 0 && (logits[2].to_bits() >> 1).is_multiple_of(self.host_every);
+        FoundScore {
+            token: next,
+            logit: logits.get(next as usize).copied().unwrap_or(f32::NAN),
+            largest,
+            sum: if is_left { f64::NAN } else { sum },
+            top: std::array::from_fn(|i| (ids[i], logits[ids[i] as usize])),
+        }
+    }
+
     /// The stand-in.
     pub fn fallback(self: &Arc<Self>, options: &Options) -> Result<Box<dyn Replica>> {
         let refusals = self.refuse_fallback.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1));
@@ -158,7 +176,7 @@ struct FakeReplica {
     under_way: VecDeque<(StepPlan, Want)>,
     /// The last token of each slot.
     last_tokens: Vec<u32>,
-    /// The rows of the step collected last, if tokens were drawn from them.
+    /// The rows of the step collected last, if tokens were drawn from them or they were scored.
     collected: Vec<Vec<f32>>,
 }
 
@@ -194,9 +212,11 @@ impl FakeReplica {
     fn run(&mut self, plan: &StepPlan, want: Want, output: &mut StepOutput) {
         output.greedy.clear();
         output.drawn.clear();
+        output.scores.clear();
         output.logits.clear();
         self.collected.clear();
         let draws = want == Want::Tokens && plan.draws() && self.draws();
+        let scores = want == Want::Tokens && plan.is_scored() && self.scores();
         for row in &plan.logits {
             let fed = plan.tokens[row.row];
             let fed = u32::try_from(fed).unwrap_or_else(|_| {
@@ -214,6 +234,12 @@ impl FakeReplica {
                 let drawn = drawn.and_then(|token| self.control.drawn(&logits, token));
                 output.drawn.push(drawn);
                 kept = drawn.unwrap_or(kept);
+            }
+            if scores {
+                let next = row.score.and_then(|score| score.next);
+                output.scores.push(self.control.found(&logits, next.unwrap_or(kept)));
+            }
+            if draws || scores {
                 self.collected.push(logits);
             } else if want == Want::Logits || row.is_drawn() {
                 output.logits.own().extend(logits);
@@ -312,6 +338,10 @@ impl Replica for FakeReplica {
         self.control.draws
     }
 
+    fn scores(&self) -> bool {
+        self.control.scores
+    }
+
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         assert!(self.under_way.len() < self.depth());
         self.steps += 1;
@@ -333,6 +363,7 @@ impl Replica for FakeReplica {
     fn fetch(&mut self, rows: &[usize], output: &mut StepOutput) -> Result<()> {
         self.control.fetched.fetch_add(rows.len(), SeqCst);
         let rows = rows.iter().flat_map(|&row| &self.collected[row]);
+        output.logits.clear();
         output.logits.own().extend(rows);
         Ok(())
     }

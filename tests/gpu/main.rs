@@ -14,6 +14,7 @@ mod synthetic;
 mod wgmma;
 
 mod answers;
+mod batch;
 mod closeness;
 mod contract;
 #[cfg(feature = "simt")]

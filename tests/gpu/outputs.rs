@@ -7,11 +7,12 @@ use super::synthetic::{SyntheticCheckpoint, Temperament};
 use getp::backend::gpu::driver::simt::Order;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::batch::{Draw, StepOutput, StepPlan, Want};
+use getp::batch::{Draw, RowScore, StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
 use getp::replica::Replica;
+use getp::request::MOST_TOP;
 use getp::sampler::Sampler;
 
 /// Number of sequences, each in a row of its own.
@@ -281,6 +282,61 @@ fn a_drawn_token_is_fed_to_the_next_step_on_the_device() {
                 .all(|(a, b)| a.to_bits() == b.to_bits())
         );
     }
+}
+
+/// Greedy rows, rows that are sampled, and rows of a prompt whose next token is known; a row that is not scored.
+#[test]
+fn rows_are_scored_as_their_logits_say() {
+    let (mut whole, mut scored) = (replica(WIDE, false), replica(WIDE, false));
+    let mut left_to_host = 0;
+    for position in 0..8 {
+        let temperature = TEMPERATURES[position % TEMPERATURES.len()];
+        let rows = 1 + position.min(ROWS - 1);
+        let expected = step_for(&mut *whole, position, rows, Want::Logits);
+        let plan = plan(&*scored, position, rows);
+        let mut plan = drawing(plan, |row| Draw {
+            temperature: if (position + row).is_multiple_of(2) {
+                0.0
+            } else {
+                temperature
+            },
+            topp: 0.9,
+            coin: 0.4,
+        });
+        for (row, wanted) in plan.logits.iter_mut().enumerate() {
+            let next = (position % 3 == row).then_some((4001 * row + position) as u32);
+            let top = (7 * position + row) % (MOST_TOP + 1);
+            wanted.score = (position + row != 2).then_some(RowScore { next, top });
+        }
+        scored.submit(&plan, Want::Tokens).unwrap();
+        let mut output = StepOutput::default();
+        scored.collect(&mut output).unwrap();
+        assert_eq!(output.greedy, expected.greedy);
+        assert_eq!((output.scores.len(), output.logits.len()), (rows, 0));
+        assert_eq!(output.drawn.len(), if plan.draws() { rows } else { 0 });
+        for (row, logits) in expected.logits.chunks_exact(WIDE).enumerate() {
+            let Some(RowScore { next, top }) = plan.logits[row].score else {
+                continue;
+            };
+            let found = output.scores[row];
+            let drawn = output.drawn.get(row).copied().flatten();
+            left_to_host += usize::from(plan.logits[row].is_drawn() && drawn.is_none());
+            let token = next.or(drawn).unwrap_or(output.greedy[row].token);
+            assert_eq!((found.token, found.logit), (token, logits[token as usize]));
+            assert_eq!(found.largest, output.greedy[row].logit);
+            let sum: f64 = logits.iter().map(|&v| f64::from(v - found.largest).exp()).sum();
+            assert!((found.sum / sum).ln().abs() < 5e-6, "{} {sum}", found.sum);
+            let mut ids: Vec<u32> = (0..WIDE as u32).collect();
+            ids.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+            let most: Vec<_> = ids[..top].iter().map(|&id| (id, logits[id as usize])).collect();
+            assert_eq!(found.top[..top], most);
+        }
+        // What the host needs of rows that the device has not sampled.
+        scored.fetch(&[0], &mut output).unwrap();
+        assert_eq!(output.logits[..], expected.logits[..WIDE]);
+        output.logits.give_back();
+    }
+    assert!(left_to_host < 4, "{left_to_host}");
 }
 
 #[test]

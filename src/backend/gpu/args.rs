@@ -18,7 +18,7 @@
 
 use super::catalogue;
 use super::layout::{CType, Field, Number, Shared, Struct, shared};
-use crate::{dtype, sampler};
+use crate::{dtype, request, sampler};
 use bytemuck::{NoUninit, Pod, Zeroable};
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -63,6 +63,8 @@ shared! {
         UPLOAD_SECTIONS: usize = 12;
         /// the most tokens of a nucleus that draw samples from
         DRAW_TOKENS: usize = 2048;
+        /// the most tokens of a row that score gives
+        MOST_TOP: usize = request::MOST_TOP;
         /// entries 2^(i / POWERS) of the table that exponentials are computed from
         POWERS: usize = sampler::EXPONENTIAL_POWERS;
         /// see MatrixPeakArgs
@@ -129,6 +131,10 @@ shared! {
             /// tokens of less probability are not sorted by draw: they are not in the nucleus, or it has more than
             /// DRAW_TOKENS tokens
             least: f32,
+            /// the token to be scored; -1: the one sampled, which is in `last_tokens`
+            next: i32,
+            /// how many of the most probable tokens are wanted with it; -1: the row is not scored
+            top: i32,
         }
 
         /// A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in
@@ -502,6 +508,36 @@ shared! {
             /// `[logits_rows]`: the sum of each row's exponentials, negative where draw has sampled a token; NaN where
             /// it is not finite
             sums: *mut f64,
+            vocab: i32,
+            reserved: i32,
+        }
+
+        /// What score gives of a row.
+        #[derive(Pod, Zeroable)]
+        Scored {
+            /// of e^(logit - largest) over the row; NaN: the host must compute it all
+            sum: f64,
+            largest: f32,
+            token: i32,
+            /// of `token`
+            logit: f32,
+            reserved: i32,
+            /// the most probable tokens, of equal ones the lowest first
+            top_tokens: [i32; MOST_TOP],
+            top_logits: [f32; MOST_TOP],
+        }
+
+        /// score: a token's logit, the row's largest ones and its sum of exponentials, of each row of logits that is
+        /// scored, to the host.
+        #[derive(Pod, Zeroable)]
+        ScoreArgs {
+            /// `last_tokens` has the tokens sampled already
+            step: Step,
+            /// `[logits_rows][vocab]`
+            logits: *const f32,
+            /// pinned, `[turns][host_rows]`
+            host: *mut Scored,
+            host_rows: i64,
             vocab: i32,
             reserved: i32,
         }

@@ -137,6 +137,11 @@ impl Target {
         self.blocks(Op::DrawWide, rows)
     }
 
+    /// `score`
+    pub fn score(&self, rows: usize) -> Launch {
+        self.blocks(Op::Score, rows)
+    }
+
     /// `range`, of a tensor of so many values.
     pub fn range(&self, values: usize) -> Launch {
         self.striding(Op::Range, values)

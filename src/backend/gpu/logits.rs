@@ -1,14 +1,18 @@
 //! Logits on the device, and their way to the host.
 //!
-//! Each step in flight has a buffer of logits in device memory. If the device samples, a kernel writes the tokens to
-//! pinned host memory, and the host fetches only the rows that the kernel could not sample. If the host samples, a
+//! Each step in flight has a buffer of logits in device memory. If the device samples or scores, a kernel writes the
+//! tokens, or what log-probabilities take, to pinned host memory, and the host fetches only the rows where the kernel
+//! could not. If the host samples, a
 //! second stream copies all rows to pinned host memory while the next step fills another buffer. The host reads the
 //! rows there: [`HostRows`] are reference counted, and a buffer that nobody holds is used again. Two buffers suffice if
 //! the host drops a step's rows before it submits the next step.
 
+use super::args::Scored;
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer, SharedDriver, Stream};
+use crate::batch::FoundScore;
 use crate::error::{Error, Result};
+use std::array;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// See the module.
@@ -18,6 +22,8 @@ pub struct LogitsPath {
     device: Vec<DeviceBuffer<f32>>,
     /// Sampled tokens `[turns][rows]`.
     drawn: PinnedBuffer<i32>,
+    /// What rows are scored by `[turns][rows]`.
+    scores: PinnedBuffer<Scored>,
     host: Mutex<Vec<Arc<HostRows>>>,
     rows: usize,
     row_bytes: usize,
@@ -71,10 +77,12 @@ impl AsRef<[f32]> for HostRows {
 pub struct LogitsAt {
     /// Whole rows.
     pub rows: TypedPtr<f32>,
-    /// The token sampled from each row, or -1, in pinned host memory `[turns][drawn_rows]`.
+    /// The token sampled from each row, or -1, in pinned host memory `[turns][turn_rows]`.
     pub drawn: TypedPtr<i32>,
-    /// Rows of a turn in [`Self::drawn`].
-    pub drawn_rows: usize,
+    /// What rows are scored by, in pinned host memory `[turns][turn_rows]`.
+    pub scores: TypedPtr<Scored>,
+    /// Rows of a turn.
+    pub turn_rows: usize,
 }
 
 impl LogitsPath {
@@ -85,6 +93,7 @@ impl LogitsPath {
             stream: Stream::new(driver)?,
             device: buffers.collect::<Result<_>>()?,
             drawn: PinnedBuffer::zeroed(driver, turns * rows)?,
+            scores: PinnedBuffer::zeroed(driver, turns * rows)?,
             host: Mutex::default(),
             rows,
             row_bytes: 4 * vocab,
@@ -101,7 +110,8 @@ impl LogitsPath {
         LogitsAt {
             rows: self.device[turn].values(),
             drawn: self.drawn.values(),
-            drawn_rows: self.rows,
+            scores: self.scores.values(),
+            turn_rows: self.rows,
         }
     }
 
@@ -113,6 +123,19 @@ impl LogitsPath {
         drawn[turn * self.rows..][..rows]
             .iter()
             .map(|&token| u32::try_from(token).ok())
+    }
+
+    /// What the step of this turn, which is done, has found of its first `rows` rows; anything of rows not scored.
+    pub fn scores(&self, turn: usize, rows: usize) -> impl Iterator<Item = FoundScore> {
+        // SAFETY: the step that wrote here is done, and the next of its turn has not been submitted.
+        let scores = unsafe { self.scores.read() };
+        scores[turn * self.rows..][..rows].iter().map(|found| FoundScore {
+            token: found.token.cast_unsigned(),
+            logit: found.logit,
+            largest: found.largest,
+            sum: found.sum,
+            top: array::from_fn(|i| (found.top_tokens[i].cast_unsigned(), found.top_logits[i])),
+        })
     }
 
     /// Queues the copy of the first `rows` rows of a turn after `done`, the event at the end of their step; `done` is

@@ -8,7 +8,7 @@ pub mod inspect;
 
 use super::args::{
     ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GROUP_ALIGN, GatherArgs, GemmArgs, Greedy, NormArgs,
-    NormRouteArgs, PARTIAL_FLOATS, QkvStoreArgs, RopeStoreArgs, RouteArgs, SLAB, SortArgs, SortGatherArgs,
+    NormRouteArgs, PARTIAL_FLOATS, QkvStoreArgs, RopeStoreArgs, RouteArgs, SLAB, ScoreArgs, SortArgs, SortGatherArgs,
     SortMlp1Args, Step, StepHeader, UploadArgs,
 };
 use super::catalogue::Op;
@@ -66,6 +66,8 @@ pub struct StepShape {
     pub logits: bool,
     /// Whether tokens are drawn from them.
     pub draws: bool,
+    /// Whether some are scored.
+    pub scores: bool,
 }
 
 /// Activations on the device.
@@ -395,6 +397,7 @@ impl GpuOps {
                 prefill_tiles: 1,
                 logits: false,
                 draws: false,
+                scores: false,
             },
             n_rows: 0,
             n_wanted: 0,
@@ -636,7 +639,7 @@ impl GpuOps {
             step: self.step,
             logits: self.logits.rows,
             host: self.logits.drawn,
-            host_rows: self.logits.drawn_rows as i64,
+            host_rows: self.logits.turn_rows as i64,
             powers: self.workspace.powers.values(),
             sums: self.workspace.sums.values(),
             vocab: self.config.vocab_size as i32,
@@ -647,6 +650,23 @@ impl GpuOps {
         self.timed(Stage::Draw, moved(rows_bytes), |ops| {
             ops.launch(ops.context.target.draw(rows), &args)?;
             ops.launch(ops.context.target.draw_wide(rows), &args)
+        })
+    }
+
+    /// What log-probabilities take, of the rows that are scored.
+    fn score(&mut self, plan: &StepPlan) -> Result<()> {
+        let args = ScoreArgs {
+            step: self.step,
+            logits: self.logits.rows,
+            host: self.logits.scores,
+            host_rows: self.logits.turn_rows as i64,
+            vocab: self.config.vocab_size as i32,
+            reserved: 0,
+        };
+        let rows = self.shape.logits_rows;
+        let scored = plan.logits.iter().filter(|row| row.score.is_some()).count();
+        self.timed(Stage::Score, moved(4 * scored * self.config.vocab_size), |ops| {
+            ops.launch(ops.context.target.score(rows), &args)
         })
     }
 
@@ -1230,9 +1250,10 @@ impl Ops for GpuOps {
 
     fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want, _output: &mut StepOutput) -> Result<()> {
         let draws = want == Want::Tokens && plan.draws();
+        let scores = want == Want::Tokens && plan.is_scored();
         let product = match want {
             // Only the matrix cores' kernels summarize rows as they go.
-            Want::Tokens if !draws && !w.is_wire() => Product::Greedy,
+            Want::Tokens if !draws && !scores && !w.is_wire() => Product::Greedy,
             _ => Product::Logits,
         };
         let rows = self.logits_rows();
@@ -1242,6 +1263,9 @@ impl Ops for GpuOps {
         let value_bytes = if w.is_wire() { 4 } else { 8 };
         let cost = moved(self.n_wanted * candidates * value_bytes);
         self.timed(Stage::Argmax, cost, |ops| ops.argmax(w.is_wire(), candidates))?;
-        if draws { self.draw() } else { Ok(()) }
+        if draws {
+            self.draw()?;
+        }
+        if scores { self.score(plan) } else { Ok(()) }
     }
 }

@@ -46,7 +46,7 @@ pub struct GpuReplica {
     /// From each stage to the next.
     hops: Vec<Hop>,
     logits: Option<Arc<LogitsPath>>,
-    /// Where the rows of the step collected last are, if tokens were drawn from them, and its turn.
+    /// Where the rows of the step collected last are, if tokens were drawn from them or they were scored, and its turn.
     collected: Option<(Arc<LogitsPath>, usize)>,
     /// At least one, in the order of their layers.
     stages: Vec<Stage>,
@@ -69,8 +69,10 @@ struct InFlight {
     rows: usize,
     /// Its end, and whole rows, if they are wanted.
     coming: Coming,
-    /// Where its rows are, if tokens are drawn from them.
-    drawn_from: Option<Arc<LogitsPath>>,
+    /// Where its rows are, if tokens are drawn from them or they are scored.
+    path: Option<Arc<LogitsPath>>,
+    draws: bool,
+    scores: bool,
 }
 
 impl GpuReplica {
@@ -344,6 +346,10 @@ impl Replica for GpuReplica {
         true
     }
 
+    fn scores(&self) -> bool {
+        true
+    }
+
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         // The step of this turn that is under way still reads what would be written.
         if self.in_flight.len() == self.common.depth {
@@ -357,11 +363,14 @@ impl Replica for GpuReplica {
         self.queue(plan, &header, want, turn)?;
         let coming = self.end_step(plan.logits.len(), want, turn)?;
         let draws = want == Want::Tokens && plan.draws();
+        let scores = want == Want::Tokens && plan.is_scored();
         self.in_flight.push_back(InFlight {
             turn,
             rows: plan.logits.len(),
             coming,
-            drawn_from: self.logits.clone().filter(|_| draws),
+            path: self.logits.clone().filter(|_| draws || scores),
+            draws,
+            scores,
         });
         self.steps += 1;
         Ok(())
@@ -383,11 +392,16 @@ impl Replica for GpuReplica {
             None => output.logits.clear(),
         }
         output.drawn.clear();
-        memory::reserve(&mut output.drawn, step.rows, Purpose::Step)?;
-        if let Some(path) = &step.drawn_from {
-            output.drawn.extend(path.drawn(step.turn, step.rows));
+        output.scores.clear();
+        if let Some(path) = &step.path {
+            if step.draws {
+                memory::extend(&mut output.drawn, path.drawn(step.turn, step.rows), Purpose::Step)?;
+            }
+            if step.scores {
+                memory::extend(&mut output.scores, path.scores(step.turn, step.rows), Purpose::Step)?;
+            }
         }
-        self.collected = step.drawn_from.map(|path| (path, step.turn));
+        self.collected = step.path.map(|path| (path, step.turn));
         Ok(())
     }
 

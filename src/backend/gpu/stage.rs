@@ -267,7 +267,7 @@ impl Stage {
     /// Whether a step leaves whole rows of logits on the device.
     pub fn whole_rows(&self, plan: &StepPlan, want: Want) -> bool {
         self.unembedding()
-            .is_some_and(|w| want == Want::Logits || plan.draws() || w.is_wire())
+            .is_some_and(|w| want == Want::Logits || plan.draws() || plan.is_scored() || w.is_wire())
     }
 
     /// Queues a step's kernels, between two events if steps are timed; whole rows go to `logits`.

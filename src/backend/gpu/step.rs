@@ -330,6 +330,8 @@ impl Scratch {
                 // 0 stands for all that is no nucleus: NaN has no place in the kernel.
                 topp: if has_nucleus(topp) { topp } else { 0.0 },
                 least: least_probable(vocab, topp),
+                next: wanted.score.and_then(|score| score.next).map_or(-1, u32::cast_signed),
+                top: wanted.score.map_or(-1, |score| score.top as i32),
             }
         });
         memory::extend(&mut self.logits, rows, Purpose::Step)?;

@@ -169,6 +169,7 @@ impl Stage {
                     prefill_tiles: 0,
                     logits: false,
                     draws: false,
+                    scores: false,
                 };
                 memory::push(&mut shapes, shape, Purpose::Step)?;
                 if items >= most {
@@ -183,6 +184,7 @@ impl Stage {
     /// The shape of a step; the stages before the last one have nothing to do with logits.
     pub fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
         let logits_rows = self.unembedding().map_or(0, |_| plan.logits.len());
+        let finds = self.unembedding().is_some() && want == Want::Tokens;
         StepShape {
             rows: bucket(plan.rows(), self.capacity.rows),
             logits_rows: bucket(logits_rows, self.capacity.logits_rows),
@@ -195,7 +197,8 @@ impl Stage {
                 tiles => bucket(tiles, self.capacity.rows),
             },
             logits: self.whole_rows(plan, want),
-            draws: self.unembedding().is_some() && want == Want::Tokens && plan.draws(),
+            draws: finds && plan.draws(),
+            scores: finds && plan.is_scored(),
         }
     }
 
