@@ -82,7 +82,7 @@ fn alone(service: &Service, ask: &Ask) -> Got {
     got
 }
 
-/// All of them, submitted a few at a time while others run; every tenth is cancelled at some time.
+/// All of them, submitted a few at a time while others run; some are cancelled at some time.
 fn together(service: &Service, asks: &[Ask], rng: &mut ChaCha8Rng) -> Vec<Got> {
     let mut got: Vec<Got> = asks.iter().map(|_| Got::default()).collect();
     let mut numbers: Vec<usize> = Vec::new();
@@ -93,7 +93,7 @@ fn together(service: &Service, asks: &[Ask], rng: &mut ChaCha8Rng) -> Vec<Got> {
                 numbers.push(service.submit(ask.clone()).unwrap());
             }
         }
-        if !numbers.is_empty() && rng.random_bool(0.05) {
+        if !numbers.is_empty() && rng.random_bool(0.15) {
             service.cancel(numbers[rng.random_range(0..numbers.len())]).unwrap();
         }
         if ended < numbers.len() {
@@ -149,7 +149,7 @@ fn whatever_arrives_beside_them_requests_get_what_they_get_alone() {
         tried.unwrap();
     });
     assert!(
-        whole > 30 && cancelled > 0 && scored > 100,
+        whole > 20 && cancelled > 0 && scored > 100,
         "{whole} {cancelled} {scored}"
     );
 }
