@@ -14,8 +14,8 @@
  * its type, as many as the comment says. A handle comes from its open function and has not been closed.
  *
  * Every function may be called from any thread. Calls on one transformer run one after another, calls on different ones
- * concurrently. README.md says what a program must not do while a transformer is warmed up. No function exits or aborts
- * the program. A failure is one line on stderr, the return value named in the function's comment, the text of
+ * concurrently. docs/host.md says what a program must not do while a transformer is warmed up. No function exits or
+ * aborts the program. A failure is one line on stderr, the return value named in the function's comment, the text of
  * getp_last_error, and the number of getp_last_status. */
 
 
@@ -70,7 +70,7 @@
 // `getp_options.precision`: the eval program's logits, on the CPU bit for bit, on GPUs within a tolerance.
 #define GETP_EXACT 1
 
-// `getp_options.precision`: the fastest arithmetic within the tolerances that ARCHITECTURE.md states.
+// `getp_options.precision`: the fastest arithmetic within the tolerances that docs/precision.md states.
 #define GETP_FAST 2
 
 // `getp_options.steps`: a request's steps are the positions that are computed.

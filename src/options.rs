@@ -14,7 +14,7 @@ use values::{AutoOr, Devices, FilePath, Number, PRECISION, PRINT, STEPS, SWITCH,
 /// Passes the table of options to a macro. A row says what an option does; its name, here and in `getp_options`;
 /// its type and default; its variable; how its values are written.
 ///
-/// README.md has the same table for users, and `abi/options.rs` the C struct, which cbindgen can read only there.
+/// docs/options.md has the same table for users, and `abi/options.rs` the C struct, which cbindgen can read only there.
 macro_rules! table {
     ($then:ident) => {
         $then! {
@@ -388,9 +388,9 @@ mod tests {
         assert_eq!(parse(OTHERS).unwrap(), expected);
     }
 
-    /// README.md's table: of each variable its values and its default.
-    fn readme() -> Vec<[&'static str; 3]> {
-        let text = include_str!("../README.md");
+    /// The table of docs/options.md: of each variable its values and its default.
+    fn documented() -> Vec<[&'static str; 3]> {
+        let text = include_str!("../docs/options.md");
         let lines = text.lines().filter_map(|line| line.strip_prefix("| `GETP_"));
         let cells = |line: &'static str| line.split(" | ").collect::<Vec<_>>();
         let row = |line| match cells(line)[..] {
@@ -401,11 +401,11 @@ mod tests {
     }
 
     #[test]
-    fn readme_has_the_table() {
-        let (readme, rows) = (readme(), rows());
-        let names: Vec<_> = readme.iter().map(|[name, ..]| format!("GETP_{name}")).collect();
-        assert_eq!(names, VARIABLES, "in README.md, in src/options.rs");
-        for ([_, values, default], row) in readme.into_iter().zip(rows) {
+    fn the_document_has_the_table() {
+        let (documented, rows) = (documented(), rows());
+        let names: Vec<_> = documented.iter().map(|[name, ..]| format!("GETP_{name}")).collect();
+        assert_eq!(names, VARIABLES, "in docs/options.md, in src/options.rs");
+        for ([_, values, default], row) in documented.into_iter().zip(rows) {
             // "auto or a number from 1 to 1024" is there "`auto`, 1..1024", and "0 or 1" is "`0`, `1`".
             let (words, number) = match row.known.split_once("a number from ") {
                 Some((words, number)) => (words.trim_end_matches("or "), Some(number.replace(" to ", ".."))),

@@ -18,7 +18,7 @@ pub const GETP_OFF: c_int = 2;
 pub const GETP_ANSWER: c_int = 3;
 /// `getp_options.precision`: the eval program's logits, on the CPU bit for bit, on GPUs within a tolerance.
 pub const GETP_EXACT: c_int = 1;
-/// `getp_options.precision`: the fastest arithmetic within the tolerances that ARCHITECTURE.md states.
+/// `getp_options.precision`: the fastest arithmetic within the tolerances that docs/precision.md states.
 pub const GETP_FAST: c_int = 2;
 
 /// `getp_options.steps`: a request's steps are the positions that are computed.

@@ -14,7 +14,7 @@ use std::str::FromStr;
 pub enum Precision {
     /// float64 sums: on the CPU the eval program's logits bit for bit, on GPUs within a tolerance.
     Exact,
-    /// The fastest arithmetic within the tolerances that ARCHITECTURE.md states.
+    /// The fastest arithmetic within the tolerances that docs/precision.md states.
     Fast,
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The drop-in step of README.md, on a tree that stands for the evaluation program's: its Makefile has the variables and
-# targets of that program's and no place for a link line. Trees that the library cannot serve are refused.
+# The drop-in's steps, as README.md and docs/drop-in.md have them, on a tree that stands for the evaluation program's:
+# its Makefile has the variables and targets of that program's and no place for a link line. Trees that the library
+# cannot serve are refused.
 . "$(dirname "$0")/lib.sh"
 need g++ "apt-get install g++"
 need clang++ "apt-get install clang"
@@ -91,10 +92,10 @@ same "tokens of the newer version, with an empty variable" "$scratch/newer/answe
 GETP_STEPS=positions answers newer || fail "the program of the newer version, told otherwise"
 same "tokens of the newer version, told otherwise" "$scratch/newer/answers" "$scratch/baseline"
 
-# README.md's script prints nothing after a run that answers everything, and else the reason alone: here of a prompt
-# without an answer, of a failed warm-up where the program goes on, as the original does, and where it ends.
-awk '/^    if ! \.\/run / { here = 1 } here { print } here && /fi$/ { exit }' README.md >"$scratch/script"
-grep -q "grep .*error: ' err; fi$" "$scratch/script" || fail "README.md has no script"
+# The script of docs/drop-in.md prints nothing after a run that answers everything, and else the reason alone: here of a
+# prompt without an answer, of a failed warm-up where the program goes on, as the original does, and where it ends.
+awk '/^    if ! \.\/run / { here = 1 } here { print } here && /fi$/ { exit }' docs/drop-in.md >"$scratch/script"
+grep -q "grep .*error: ' err; fi$" "$scratch/script" || fail "docs/drop-in.md has no script"
 tree careless
 sed -i '/fail("inference failed")/d' "$scratch/careless/getp_eval.cpp"
 quietly "a tree that does not check results builds" build careless runomp "$linked"
@@ -121,7 +122,7 @@ half="getp: error: GETP_PRECISION=half is not known; use exact or fast"
 again="getp: error: warming up has failed again, for the same reason"
 GETP_PRECISION=half says careless c_examples/prompts.txt "$half" "$again"
 GETP_PRECISION=half says original c_examples/prompts.txt "$half" "$again"
-echo "ok: README.md's script prints the reason alone"
+echo "ok: docs/drop-in.md's script prints the reason alone"
 
 # The tree that passes three arguments more to warm_up and keeps getp_eval.cpp as eval.cpp.
 tree five

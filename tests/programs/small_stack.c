@@ -1,4 +1,4 @@
-/* All calls on a thread whose stack is as small as README says that it may be, and how much of it each call uses. */
+/* All calls on a thread whose stack is as small as docs/host.md says that it may be, and how much of it each call uses. */
 
 #define _GNU_SOURCE
 #include "host.h"
@@ -8,7 +8,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* README's number. */
+/* That document's number. */
 #define STACK_BYTES ((size_t)128 << 10)
 /* What calls may use of it, so that as much is left to the host and to what a GPU's runtime does. */
 #define MOST_BYTES (STACK_BYTES / 2)

@@ -47,7 +47,7 @@ pub struct Numbers {
     pub kv: Format,
     /// Terms an activation: 1 in `fast`.
     pub terms: usize,
-    /// Products, norms and attention as close to the float32 baseline as a GPU can, see `exact` in ARCHITECTURE.md.
+    /// Products, norms and attention as close to the float32 baseline as a GPU can, see docs/precision.md.
     pub exact: bool,
 }
 
