@@ -5,6 +5,9 @@
 //! few entries) are ordinary Rust allocations; if the system has no memory even for those, they come from
 //! [`mod@reserve`], so that the error can be reported and memory freed. The functions here never take memory from the
 //! reserve.
+//!
+//! Most memory is asked for while warming up, and before a request is taken. Where a step cannot have what it needs,
+//! its replica fails as by any other failure, and what was answered counts.
 
 pub mod reserve;
 

@@ -10,6 +10,11 @@
 //! - an infinite temperature makes all logits equal; `abi` lets no negative one and no NaN through;
 //! - probabilities that are NaN for another reason (a NaN or +Inf logit) never exceed the random number, so that the
 //!   last token is sampled, as in the program.
+//!
+//! What makes it fast: a row is read once, since the device has found its largest logit; `expf` is computed on sixteen
+//! lanes (`exp`); four rows go together, since the additions of one row depend on each other. In the same pass
+//! candidates for the nucleus are kept, by a bound from the partial sum, and of these only the most probable are sorted
+//! (`nucleus`). With hundreds of rows a step the host's memory bandwidth is the limit.
 
 mod exp;
 mod nucleus;

@@ -2,7 +2,8 @@
 //!
 //! Every `use` and every path in `src/` that begins with `crate`, `self` or `super` is resolved to the file that
 //! defines the item, also through re-exports and in macros. Unit tests are exempt. A module may use the modules in the
-//! lines above its own, and so may the files of each backend. No two files of a folder use each other.
+//! lines above its own, and so may the files of each backend. No two files of a folder use each other. Where `unsafe`
+//! is, and who knows a GPU's runtime or family, is held to that document, too.
 
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,16 +21,25 @@ struct Source {
     paths: Vec<Names>,
     /// The paths behind the names that its `use` items import.
     imports: BTreeMap<String, Names>,
+    /// Whether it has `unsafe` code, or says that something is.
+    is_unsafe: bool,
 }
 
-/// The files of the crate by their modules.
-struct Crate(BTreeMap<Names, Source>);
+/// The files of the crate by their modules, and which of them uses which.
+struct Crate {
+    files: BTreeMap<Names, Source>,
+    arrows: BTreeSet<[Names; 2]>,
+}
 
 impl Crate {
     fn read() -> Self {
-        let mut sources = BTreeMap::new();
-        read_folder(Path::new("src"), &[], &mut sources);
-        Self(sources)
+        let mut read = Self {
+            files: BTreeMap::new(),
+            arrows: BTreeSet::new(),
+        };
+        read_folder(Path::new("src"), &[], &mut read.files);
+        read.arrows = read.find_arrows();
+        read
     }
 
     /// The module whose file defines what a path names; `None` if another crate does.
@@ -37,11 +47,11 @@ impl Crate {
         let mut module = Names::new();
         for (i, name) in path.iter().enumerate() {
             let child = joined(&module, std::slice::from_ref(name));
-            if self.0.contains_key(&child) {
+            if self.files.contains_key(&child) {
                 module = child;
                 continue;
             }
-            return match self.0[&module].imports.get(name) {
+            return match self.files[&module].imports.get(name) {
                 Some(target) if target.starts_with(&path[..=i]) => None,
                 Some(target) => self.home(&joined(target, &path[i + 1..])),
                 None => Some(module),
@@ -51,7 +61,7 @@ impl Crate {
     }
 
     /// Modules, and those that each of them uses.
-    fn arrows(&self) -> BTreeSet<[Names; 2]> {
+    fn find_arrows(&self) -> BTreeSet<[Names; 2]> {
         let of = |(from, source): (&Names, &Source)| {
             let homes = source.paths.iter().filter_map(|path| self.home(path));
             homes
@@ -59,18 +69,18 @@ impl Crate {
                 .map(|to| [from.clone(), to])
                 .collect::<Vec<_>>()
         };
-        self.0.iter().flat_map(of).collect()
+        self.files.iter().flat_map(of).collect()
     }
 
     /// What a folder's modules use of each other. Where one uses the folder's own file, that counts as `mod`.
     fn arrows_within(&self, folder: &[String]) -> BTreeMap<String, BTreeSet<String>> {
         let mut within = BTreeMap::<_, BTreeSet<_>>::new();
-        for [from, to] in self.arrows() {
+        for [from, to] in &self.arrows {
             if !from.starts_with(folder) || !to.starts_with(folder) || from.len() == folder.len() {
                 continue;
             }
             let part = |module: &Names| module.get(folder.len()).map_or("mod".to_owned(), String::clone);
-            let (from, to) = (part(&from), part(&to));
+            let (from, to) = (part(from), part(to));
             if from != to {
                 within.entry(from).or_default().insert(to);
             }
@@ -80,8 +90,24 @@ impl Crate {
 
     /// A folder's modules.
     fn children(&self, folder: &[String]) -> BTreeSet<String> {
-        let below = self.0.keys().filter(|module| module.starts_with(folder));
+        let below = self.files.keys().filter(|module| module.starts_with(folder));
         below.filter_map(|module| module.get(folder.len()).cloned()).collect()
+    }
+
+    /// What uses one of these modules of a folder, or what is below them, but for the folder itself.
+    fn users(&self, folder: &[&str], modules: &[&str]) -> BTreeSet<String> {
+        let folder = names(folder);
+        let known: Vec<_> = modules
+            .iter()
+            .map(|module| joined(&folder, &names(&[module])))
+            .collect();
+        let uses =
+            |[from, to]: &[Names; 2]| !from.starts_with(&folder) && known.iter().any(|module| to.starts_with(module));
+        self.arrows
+            .iter()
+            .filter(|arrow| uses(arrow))
+            .map(|[from, _]| from.join("::"))
+            .collect()
     }
 }
 
@@ -151,14 +177,14 @@ fn path_attribute(module: &syn::ItemMod) -> Option<String> {
 }
 
 impl Reader {
-    /// A path from the crate's root; `None` if it begins with another crate or a name in scope.
+    /// A path from the crate's root; `None` if it begins with another crate or a name that no `use` before it imports.
     fn absolute(&self, path: &[String]) -> Option<Names> {
         let ups = path.iter().take_while(|name| *name == "super").count();
         match path.first()?.as_str() {
             "crate" => Some(path[1..].to_vec()),
             "self" => Some(joined(&self.scope, &path[1..])),
             "super" => Some(joined(&self.scope[..self.scope.len() - ups], &path[ups..])),
-            _ => None,
+            name => Some(joined(self.source.imports.get(name)?, &path[1..])),
         }
     }
 
@@ -190,6 +216,7 @@ impl Reader {
         for token in tokens {
             match token {
                 TokenTree::Punct(punct) if punct.as_char() == ':' => colons += 1,
+                TokenTree::Ident(ident) if ident == "unsafe" => self.source.is_unsafe = true,
                 TokenTree::Ident(ident) if colons == 2 => {
                     path.push(ident.to_string());
                     colons = 0;
@@ -241,6 +268,36 @@ impl<'ast> Visit<'ast> for Reader {
 
     fn visit_macro(&mut self, call: &'ast syn::Macro) {
         self.tokens(call.tokens.clone());
+    }
+
+    fn visit_expr_unsafe(&mut self, block: &'ast syn::ExprUnsafe) {
+        self.source.is_unsafe = true;
+        visit::visit_expr_unsafe(self, block);
+    }
+
+    fn visit_signature(&mut self, signature: &'ast syn::Signature) {
+        self.source.is_unsafe |= signature.unsafety.is_some();
+        visit::visit_signature(self, signature);
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast syn::ItemTrait) {
+        self.source.is_unsafe |= item.unsafety.is_some();
+        visit::visit_item_trait(self, item);
+    }
+
+    fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {
+        self.source.is_unsafe |= item.unsafety.is_some();
+        visit::visit_item_impl(self, item);
+    }
+
+    fn visit_item_foreign_mod(&mut self, item: &'ast syn::ItemForeignMod) {
+        self.source.is_unsafe |= item.unsafety.is_some();
+        visit::visit_item_foreign_mod(self, item);
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        self.source.is_unsafe |= attribute.path().is_ident("unsafe");
+        visit::visit_attribute(self, attribute);
     }
 }
 
@@ -317,9 +374,49 @@ fn files_of_the_gpu_use_what_stands_above_them() {
 }
 
 #[test]
+fn unsafe_is_where_the_document_says() {
+    let source = Crate::read();
+    let stated = stated("### Where `unsafe` is");
+    let stated: Vec<Names> = stated
+        .keys()
+        .map(|path| names(&path.split("::").collect::<Vec<_>>()))
+        .collect();
+    let is_there: Vec<_> = source
+        .files
+        .iter()
+        .filter(|(_, file)| file.is_unsafe)
+        .map(|(module, _)| module)
+        .collect();
+    let unstated = is_there
+        .iter()
+        .filter(|module| !stated.iter().any(|path| module.starts_with(path)));
+    let mut faults: Vec<_> = unstated
+        .map(|module| format!("{} has some", module.join("::")))
+        .collect();
+    let without = stated
+        .iter()
+        .filter(|path| !is_there.iter().any(|module| module.starts_with(path)));
+    faults.extend(without.map(|path| format!("{} has none", path.join("::"))));
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+#[test]
+fn few_files_of_the_gpu_know_a_runtime_or_a_family() {
+    let source = Crate::read();
+    let one = |module: &str| BTreeSet::from([format!("backend::gpu::{module}")]);
+    let runtimes = source.users(&["backend", "gpu", "driver"], &["cuda", "hip", "simt"]);
+    assert_eq!(runtimes, one("discover"));
+    let families = source.users(&["backend", "gpu", "family"], &["cdna", "hopper"]);
+    assert_eq!(families, BTreeSet::new());
+    let mut tables = source.users(&["backend", "gpu", "catalogue"], &["cdna", "hopper"]);
+    tables.retain(|module| !module.starts_with("backend::gpu::family::"));
+    assert_eq!(tables, one("args"));
+}
+
+#[test]
 fn no_files_of_a_folder_need_each_other() {
     let source = Crate::read();
-    let modules = source.0.keys();
+    let modules = source.files.keys();
     let folders: BTreeSet<_> = modules.flat_map(|m| (0..m.len()).map(|n| m[..n].to_vec())).collect();
     for folder in folders {
         let arrows = source.arrows_within(&folder);

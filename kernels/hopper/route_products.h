@@ -5,6 +5,8 @@
 // elements. A part's products are a chain for each term; a part's sum is high + (middle + low). A quarter is the chain
 // of its parts' sums, and a logit the chain of the quarters, plus the bias. Within 32 elements of K the lanes 4 g + q
 // have elements 8 q to 8 q + 7, of weights and tokens alike, so that they load 16 bytes at once.
+//
+// The largest error of a share against float64 is 1.0e-6, where multiply-adds in float32 had 1.7e-6.
 #pragma once
 #include "../route.h"
 #include "cluster.h"

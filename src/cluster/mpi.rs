@@ -3,7 +3,11 @@
 //! MPI is called by the thread that calls the library, by no other one, and by one at a time. If the program has
 //! initialized MPI, it keeps it: the library uses a communicator of its own and finalizes nothing. Else MPI is
 //! initialized by the first `warm_up`, and finalized when the program exits: it cannot be initialized twice, and a
-//! program may warm up again after `finish`.
+//! program may warm up again after `finish`. It is not finalized while a transformer is warm: finalizing waits for all
+//! ranks, and they may wait for this one.
+//!
+//! Since one thread does all of MPI, `MPI_THREAD_FUNNELED` suffices. It looks for messages and sleeps between looks,
+//! since MPI's own waiting would take a core from the CPU backend.
 
 use super::launcher::{Launch, launch};
 use super::message::broken;

@@ -1,4 +1,13 @@
 //! Requests that arrive while others run, from any thread, and what becomes of them.
+//!
+//! Tokens go from the scheduler's commit into the ledger (`ledger.rs`), any number at once, where they wait until
+//! the program takes them; the engine never waits for the program.
+//!
+//! If a replica fails, requests whose tokens are handed over one by one go on behind those: what has been said is part
+//! of the prompt then, and the random stream stands where it stood. An answer that is handed over as a whole starts
+//! anew. A cancelled request ends in the ledger at once; its replica drops it before it plans the next step, and one
+//! that waits is dropped when its turn comes. A request that only a lost replica had room for fails: nobody packs
+//! weights for it while others work.
 
 use super::ledger::{Ending, Event, Ledger, Ticket};
 use super::queue::Queue;

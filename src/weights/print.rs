@@ -1,4 +1,7 @@
 //! A fingerprint of packed values, taken while they are packed: processes that answer together compare it.
+//!
+//! It holds every value, reads nothing twice, and is the same for any backend. It takes an eighth of the packing's rate
+//! on two cores, so libraries without the feature `mpi` leave it out.
 
 use crate::simd::{Kernel, Level, Simd};
 
