@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# What rustfmt does not look at: the C and C++ programs are as clang-format has them, and no line of C, C++ or a script
-# is longer than 120 characters.
+# What rustfmt does not look at: the C and C++ programs are as clang-format has them, no line of C, C++ or a script is
+# longer than 120 characters, and the documents are as documents.py wants them.
 . "$(dirname "$0")/lib.sh"
 need git "apt-get install git"
 need clang-format-22 "apt-get install clang-format-22"
+need python3 "apt-get install python3"
 clang-format-22 --dry-run --Werror c_examples/*.c c_examples/*.cpp c_examples/*.h
 
 # Files from before this rule, which may go on having longer lines. No file is added; one whose lines are mended is
@@ -13,3 +14,7 @@ mapfile -t files < <(git ls-files '*.h' '*.hip' '*.cpp' '*.c' '*.py' '*.sh' Make
 export LC_ALL=C.UTF-8
 ! grep -nE '^.{121,}' "${files[@]}" || fail "lines of more than 120 characters"
 echo "ok: lines are at most 120 characters long"
+
+mapfile -t documents < <(git ls-files '*.md')
+tests/programs/documents.py "${documents[@]}" || fail "documents"
+echo "ok: the documents' lines and links"

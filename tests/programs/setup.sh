@@ -5,8 +5,8 @@
 . "$(dirname "$0")/lib.sh"
 
 packages=(make g++ libc6-dev)
-# What looks at scripts and C++.
-quick_checks=(git shellcheck clang-format-22)
+# What looks at scripts, C++ and documents.
+quick_checks=(git shellcheck clang-format-22 python3)
 all_checks=(
     "${quick_checks[@]}"
     # The programs, under another compiler and sanitizers.

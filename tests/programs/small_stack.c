@@ -1,4 +1,5 @@
-/* All calls on a thread whose stack is as small as docs/host.md says that it may be, and how much of it each call uses. */
+/* All calls on a thread whose stack is as small as docs/host.md says that it may be, and how much of it each call
+ * uses. */
 
 #define _GNU_SOURCE
 #include "host.h"
