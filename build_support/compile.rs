@@ -15,7 +15,7 @@ use std::thread;
 pub struct CodeObject {
     /// What it runs on, for example `gfx90a`.
     pub arch: String,
-    /// Its source, for example `cdna/mlp1.hip`.
+    /// Its source as the catalogue names it, for example `cdna/pack.hip`, or `cdna/mlp1.hip`, which the build makes.
     pub file: String,
     /// Where it lies.
     pub path: PathBuf,

@@ -2,7 +2,7 @@
 // two that brings it into FP16's range. For BF16 also the smallest of the rows' largest exponents, which decides
 // whether small values may be flushed. Padding rows are ignored.
 //
-// Grid: any; four blocks per multiprocessor read at the rate of memory.
+// Grid: any; from four blocks per multiprocessor on it reads at the rate of memory.
 #include "catalogue.h"
 #include "gpu/math.h"
 #include "wire.h"

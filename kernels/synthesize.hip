@@ -4,7 +4,7 @@
 // make the same model. A normally distributed number is a sum of eight 16-bit uniform ones (at most 4.9 standard
 // deviations). A vector of n values is a tensor of n rows and one column. Padding rows are zeros.
 //
-// Grid: any; eight blocks per multiprocessor.
+// Grid: any.
 #include "catalogue.h"
 #include "gpu/math.h"
 #include "wire.h"

@@ -1,8 +1,8 @@
 //! The model's operations, in the model's words.
 //!
-//! A backend implements [`Ops`]; [`crate::model::forward`] is written once over it. Operations may be queued
-//! rather than run: only what [`Ops::unembed`] hands out is read by the host. Rows of activations are the rows
-//! of the step's plan.
+//! A backend implements [`Ops`]; [`crate::model::forward`] is written once over it. Operations may be queued rather
+//! than run. Of what they compute the host reads the step's output alone, which a backend that queues fills in when the
+//! step is collected. Rows of activations are the rows of the step's plan.
 //!
 //! # The order of operations
 //!
@@ -236,7 +236,8 @@ pub trait Ops {
         t: &'t mut Self::Buffer,
     ) -> Result<Self::Wanted<'t>>;
 
-    /// Logits `t[.., H] w^T` of the plan's logits rows, their summary, or tokens sampled from them, for the host.
+    /// Logits `t[.., H] w^T` of the plan's logits rows, their summary, or tokens sampled from them, for the host: a
+    /// backend that runs operations at once stores them in `output`, one that queues them leaves it as it is.
     fn unembed(
         &mut self,
         plan: &StepPlan,

@@ -56,7 +56,8 @@ pub(crate) use table;
 const MAX_STEP_TOKENS: usize = 1 << 20;
 const MAX_MB: usize = 1 << 24;
 
-/// Makes of the table: the options, what is chosen of them in one place, and the names that choose.
+/// What the table becomes: [`Options`], which has all options; [`Choices`], those that are set so far; and [`Names`],
+/// by what each was set.
 macro_rules! options {
     ($(
         $(#[$doc:meta])*
@@ -106,7 +107,7 @@ macro_rules! options {
             }
         }
 
-        /// Every environment variable that is read.
+        /// The options' environment variables.
         pub const VARIABLES: &[&str] = &[$($variable),*];
 
         /// The options that are set so far, `None` where not set, and by what. The C struct is read first, then of the

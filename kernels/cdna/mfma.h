@@ -39,17 +39,10 @@ enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
 #define SCHEDULE(what, n)
 #endif
 // Keep an address as scalar base + 32-bit vector offset. Otherwise loop strength reduction makes 64-bit vector
-// additions of it, four or five VALU per load. Clang before 17 cannot place such an asm in a loop: correct without it,
-// only slower.
-#if __clang_major__ >= 17
+// additions of it, four or five VALU per load.
 #define SCALAR(base) asm("" : "+s"(base))
 #define VECTOR(offset) asm("" : "+v"(offset))
 #define SCALAR_AND_VECTOR(base, offset) asm("" : "+s"(base), "+v"(offset))
-#else
-#define SCALAR(base)
-#define VECTOR(offset)
-#define SCALAR_AND_VECTOR(base, offset)
-#endif
 // Stands in a loop, and states that so many MFMAs run between any of its loads and the first wait for it. The code
 // object keeps this place and the number in a section that is never loaded; tests/loads_in_flight.rs checks the machine
 // code against it.

@@ -310,7 +310,9 @@ const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // Columns: tokens, warpgroups, [widths, blocks, k16s, in_flight]
+    // Columns: the parameters of `tile`, `single`, `many` or `tokens_first`. The last of them, [widths, blocks, k16s,
+    // in_flight], are those of `Tile` in gemm.h: without widths tokens are wgmma's rows, and with k16s 0 each warp
+    // multiplies by itself.
     //
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
     // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.

@@ -1,5 +1,5 @@
-// rmsnorm_rows: see norm_rows.h. A block has a row: six rows with these fit a
-// multiprocessor's shared memory.
+// rmsnorm_rows: see norm_rows.h. A block has a row and its experts' outputs, of which six fit a multiprocessor's shared
+// memory.
 //
 // Grid: rows of the bucket.
 #include "norm_rows.h"

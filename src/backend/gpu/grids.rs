@@ -1,5 +1,6 @@
-//! Launches of the kernels that every family has. Their head comments say why they are so; a block beyond the step's rows
-//! returns at once.
+//! Launches of the kernels that multiply no packed weights: of those that every family has, and of those that a
+//! family's table has in their place for few or many rows. Their head comments say why they are so; a block beyond the
+//! step's rows returns at once.
 
 use super::args::WIRE_ROWS;
 use super::catalogue::{Kernel, Op};
@@ -10,7 +11,7 @@ use crate::config::ModelConfig;
 
 /// Enough blocks that a thread copies one or two pieces of a plan of 100 KB.
 const UPLOAD_BLOCKS: usize = 8;
-/// Shared memory of a multiprocessor whose blocks form clusters, and what is kept of it for each block.
+/// Shared memory of Hopper's multiprocessors, whose blocks form clusters, and what is kept of it for each block.
 const MULTIPROCESSOR_SHARED: usize = 228 * 1024;
 const BLOCK_RESERVED: usize = 1024;
 /// Enough for every multiprocessor of any card, of kernels that stride over a tensor.
@@ -93,8 +94,9 @@ impl Target {
         Some(Launch::new(kernel, kernel.cluster * clusters.min(rows)))
     }
 
-    /// Clusters that run side by side: a multiprocessor holds 512 of their threads. It shares a group of 16 to 18 with others,
-    /// some of which may be missing, so that of clusters of eight a quarter does not find its places.
+    /// Clusters that run side by side: a multiprocessor holds 512 of their threads. The blocks of a cluster run within
+    /// one of the device's groups of 16 to 18 multiprocessors (GPC), some of which may be missing there: a quarter of
+    /// as many clusters of eight as all multiprocessors together hold finds no place.
     fn clusters_at_once(&self, kernel: &Kernel) -> usize {
         self.multiprocessors * 512 * 3 / 4 / (kernel.threads * kernel.cluster)
     }

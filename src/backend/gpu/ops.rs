@@ -1,8 +1,9 @@
 //! The model's operations as kernel launches.
 //!
-//! Nothing here waits for the device or reads from it. [`super::replica`] captures one run of `model::forward` over these
-//! operations for each shape of step and launches it from then on; counts and tables are read by the kernels from the
-//! plan in device memory ([`super::step`]), so that only buckets of the counts make a new shape.
+//! No operation waits for the device or reads from it; what profiles, tests and tools ask for does ([`inspect`],
+//! [`Routes::rows_by_expert`]). [`super::stage`] captures one run of `model::forward` over these operations for each
+//! shape of step and launches it from then on. Counts and tables are read by the kernels from the plan in device memory
+//! ([`super::step`]), so that only buckets of the counts make a new shape.
 
 pub mod inspect;
 

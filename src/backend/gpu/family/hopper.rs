@@ -25,7 +25,7 @@ pub struct Hopper;
 /// Blocks of two warps that work together, on a multiprocessor.
 const PAIRS: usize = 3;
 
-/// Blocks a multiprocessor that packs can hold, and a few rounds of them.
+/// Blocks that pack, at most: sixteen for each of 132 multiprocessors, a few rounds of what these hold.
 const PACK_BLOCKS: usize = 132 * 16;
 
 impl Family for Hopper {
@@ -156,7 +156,8 @@ fn expert_tile(kernels: &[&'static Kernel], busiest: usize) -> Option<&'static K
     narrowest(kernels.iter().filter(|kernel| kernel.from_rows == most), busiest)
 }
 
-/// The rows that a step of a bucket is likely to have: between two thirds or three quarters of it and all.
+/// The rows that a step of a bucket is likely to have. It has more than the next smaller bucket, which is two thirds or
+/// three quarters of this one, so about an eighth less than its own.
 fn likely(rows: usize) -> usize {
     rows - rows / 8
 }
