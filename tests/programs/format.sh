@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What rustfmt does not look at: the C and C++ programs are as clang-format has them, no line of C, C++ or a script is
-# longer than 120 characters, and the documents are as documents.py wants them.
+# longer than 120 characters, the documents are as documents.py wants them, and their pictures are what the code says.
 . "$(dirname "$0")/lib.sh"
 need git "apt-get install git"
 need clang-format-22 "apt-get install clang-format-22"
@@ -18,3 +18,5 @@ echo "ok: lines are at most 120 characters long"
 mapfile -t documents < <(git ls-files '*.md')
 tests/programs/documents.py "${documents[@]}" || fail "documents"
 echo "ok: the documents' lines and links"
+docs/pictures.py --check || fail "pictures"
+echo "ok: the pictures are what the code says"
