@@ -2,7 +2,8 @@
 //! limits. From it the build generates the products' kernels, and `catalogue.h`, which gives hand-written kernels their
 //! threads, shared memory and limits; the host chooses from it. So neither can name what the other lacks.
 //!
-//! Plain constants: the build (`build_support`) and the crate (`backend::gpu::catalogue`) include this file alike.
+//! Plain constants: the build (`build_support`) and the crate (`backend::gpu::catalogue`) include this file alike. They
+//! are Rust and not C, as the choice and the build need them as values, and only the compilers need text.
 
 #[path = "cdna/catalogue.rs"]
 pub mod cdna;

@@ -1,5 +1,5 @@
-// Tests of the emulated SIMT machine. The first argument names one, none runs all. tests/simt.rs builds and runs this,
-// plain and with AddressSanitizer, which ends the program in the tests of the two overflows.
+// Tests of the emulated SIMT machine. The first argument names one, none runs all. tests/simt/machine.rs builds and
+// runs this, plain and with AddressSanitizer, which ends the program in the tests of the two overflows.
 #include "gpu.h"
 
 #include <cmath>

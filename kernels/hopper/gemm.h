@@ -14,15 +14,16 @@
 //     registers; of TOKENS_FIRST, all of the chunk's rows for its 64 tokens.
 //
 // Sums: `fast` (one term) has one float32 accumulator per element, k16 step after k16 step. `exact` sums each slab of
-// 64, of MXFP4 each two, in fresh accumulators, low terms first, and adds up these sums in float32, of 16-bit weights
-// SLABS_TOGETHER at a time. In both an element's sum depends on nothing but its row and its column.
+// 64, of MXFP4 each two, in fresh accumulators, low terms first, and adds up these sums in float32 (Hopper converts to
+// float64 slowly, and float32 additions round to nearest, as wgmma's do not), of 16-bit weights SLABS_TOGETHER at a
+// time. In both an element's sum depends on nothing but its row and its column.
 //
 // How exact that is, by an emulation of wgmma's additions (groups of 16 along K, cut off 25 bits below the largest;
 // `cargo bench --bench gpu --features cuda -- sums`), in units of 2^-24 of the sums' root mean square:
 //
 //   order of additions                          MXFP4   16-bit weights
 //   this one                                      1.8              2.2
-//   slabs' sums added exactly                     0.9              1.8
+//   each slab's sums added exactly                0.9              1.8
 //   one float32 sum in order                       16               16
 //
 // PDL (programmatic dependent launch): a block lets the successor start only after its own predecessor has ended. So

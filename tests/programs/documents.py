@@ -1,19 +1,32 @@
 #!/usr/bin/env python3
-"""The documents: no line is longer than 120 characters or ends in a blank, and every link leads somewhere.
+"""What documents and comments refer to is there, and the documents' lines are short.
 
-    tests/programs/documents.py FILE.md...
-
-Tables, code blocks (what a program has printed) and lines that a URL makes long may be longer. Links to a file or a
-folder of the repository must lead to one that is there, and those to a heading (`file.md#heading`) to one that the file
-has. Links to the web are not followed.
+- A document's lines have at most 120 characters and no blanks at their end. Tables, code blocks (what a program has
+  printed) and lines that a URL makes long may be longer.
+- Links between documents lead to a file or a folder that is there, and those to a heading (`file.md#heading`) to one
+  that the file has. Links to the web are not followed.
+- Files that a document or a comment names are there: `batch/output.rs` is if a path ends so. Records of benches name
+  what there was.
 """
 import os
 import re
+import subprocess
 import sys
 
 WIDTH = 120
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
+NAME = re.compile(r"(?<![\w/.$*{}~-])((?:[\w-]+/)*[\w-]+\.(?:rs|hip|h|cpp|c|py|sh|md|toml|svg))\b(?![(./])")
+COMMENT = {
+    "rs": r"//.*", "h": r"//.*|^\s*(?:/\*|\*).*", "hip": r"//.*", "cpp": r"//.*", "c": r"//.*|^\s*(?:/\*|\*).*",
+    "sh": r"^\s*#.*", "py": r"^\s*#.*",
+}
+# Files of other projects and systems, and one that the build makes.
+ELSEWHERE = {
+    "run.cpp", "tokenizer.cpp", "src/run.cpp", "src/tokenizer.cpp", "src/getp/run.cpp", "src/getp/eval.cpp",
+    "getp-csrc/getp_run.cpp", "export_tokenizer_bin.py", "llama.cpp", "llama-vocab.cpp", "cuda.h", "hip_runtime_api.h",
+    "catalogue.h", "cdna/mlp1.hip",
+}
 
 
 def blanked(match):
@@ -37,10 +50,8 @@ def faults_of_lines(text):
 
 def anchors(path):
     """The headings of a document as GitHub names them."""
-    with open(path, encoding="utf-8") as file:
-        text = FENCE.sub(blanked, file.read())
     found = []
-    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+    for heading in re.findall(r"^#+ (.+)$", FENCE.sub(blanked, read(path)), re.MULTILINE):
         text_alone = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         name = re.sub(r"[^\w\- ]", "", text_alone.lower()).replace(" ", "-")
         count = sum(1 for other in found if re.fullmatch(rf"{re.escape(name)}(-\d+)?", other))
@@ -68,14 +79,36 @@ def faults_of_links(path, text):
             yield prose.count("\n", 0, match.start()) + 1, fault
 
 
+def faults_of_names(path, text, files):
+    spans = COMMENT.get(path.rpartition(".")[2], r"`[^`\n]+`")
+    for match in re.finditer(spans, text, re.MULTILINE):
+        for name in NAME.findall(match.group()):
+            # NAME.rs stands for any file.
+            known = name in ELSEWHERE or re.search(r"[A-Z]{4}", name)
+            if not known and not any(f"/{file}".endswith(f"/{name}") for file in files):
+                yield text.count("\n", 0, match.start()) + 1, f"there is no {name}"
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
 def main():
+    files = subprocess.run(["git", "ls-files"], check=True, capture_output=True, text=True).stdout.split("\n")
     faults = 0
-    for path in sys.argv[1:]:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-        for number, fault in sorted([*faults_of_lines(text), *faults_of_links(path, text)]):
+    for path in files:
+        ending = path.rpartition(".")[2]
+        if ending != "md" and ending not in COMMENT:
+            continue
+        text, found = read(path), []
+        if ending == "md":
+            found += [*faults_of_lines(text), *faults_of_links(path, text)]
+        if not path.startswith("benches/record/"):
+            found += faults_of_names(path, text, files)
+        for number, fault in sorted(found):
             print(f"{path}:{number}: {fault}", file=sys.stderr)
-            faults += 1
+        faults += len(found)
     sys.exit(min(faults, 1))
 
 

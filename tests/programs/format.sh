@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What rustfmt does not look at: the C and C++ programs are as clang-format has them, no line of C, C++ or a script is
-# longer than 120 characters, the documents are as documents.py wants them, and their pictures are what the code says.
+# longer than 120 characters, documents are as documents.py wants them, and their pictures are what the code says.
 . "$(dirname "$0")/lib.sh"
 need git "apt-get install git"
 need clang-format-22 "apt-get install clang-format-22"
@@ -15,8 +15,7 @@ export LC_ALL=C.UTF-8
 ! grep -nE '^.{121,}' "${files[@]}" || fail "lines of more than 120 characters"
 echo "ok: lines are at most 120 characters long"
 
-mapfile -t documents < <(git ls-files '*.md')
-tests/programs/documents.py "${documents[@]}" || fail "documents"
-echo "ok: the documents' lines and links"
+tests/programs/documents.py || fail "documents"
+echo "ok: the documents' lines, links, and the files that they and comments name"
 docs/pictures.py --check || fail "pictures"
 echo "ok: the pictures are what the code says"
