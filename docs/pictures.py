@@ -439,7 +439,66 @@ def picture_of_attention():
     return picture
 
 
+def picture_of_product():
+    tile = found(r"many\(ATTN_OUT, 128, (\d+), &\[widths\(&\[128\]\), (\d+), ", "kernels/hopper/catalogue.rs")
+    warpgroups, blocks = int(tile.group(1)), int(tile.group(2))
+    shared = int(found(r"const ALL_SHARED: usize = (\d+) \* 1024;", "kernels/hopper/catalogue.rs").group(1)) * 1024
+    weight_bytes = warpgroups * blocks * 64 * CONSTANTS["W16_SLAB_BYTES"]
+    stage_bytes = weight_bytes + 128 * CONSTANTS["SLAB"] * 2
+    stages = shared // stage_bytes
+    # The order is that of produce() and consume() in hopper/gemm.h; the lengths are made up.
+    before, issue, latency, multiply, steps = 18, 1, 9, 5, 11
+    slabs = preset("n_attn_heads") * preset("head_dim") // CONSTANTS["SLAB"]
+    copies, products, free, issued, done = [], [], [0] * stages, 0, 0
+    for step in range(min(stages, steps)):
+        copies.append([step, issued, None])
+        issued += issue
+    issued = before
+    for step in range(steps):
+        begin = max(issued, free[step % stages])
+        if step >= stages:
+            copies.append([step, begin, None])
+        copies[step][2] = begin
+        issued = begin + issue
+        full = max(copies[step][1:]) + latency
+        done = max(done, full) + multiply
+        products.append((step, done - multiply, done))
+        free[step % stages] = done
+    title = f"A product on Hopper: {stages} stages of {stage_bytes:,} bytes in turn"
+    picture = Picture(1140, 280 + 50 * stages, title)
+    x, y, scale = 150, 72, 10
+    picture.text(x - 12, y + 24, "predecessor", 13, "end")
+    picture.label(x, y, before * scale, 30, "computes", PALE)
+    end = x + (before + 1) * scale
+    picture.line((x + before * scale, y - 8), (x + before * scale, y + 94 + 50 * stages), stroke=GREY, dash="4 3")
+    for stage in range(stages):
+        top = y + 48 + 50 * stage
+        picture.text(x - 12, top + 24, f"stage {stage}", 13, "end")
+        for step, weights, tokens in copies:
+            if step % stages != stage:
+                continue
+            _, begin, finish = products[step]
+            picture.box(x + weights * scale, top, (begin - weights) * scale, 16, BLUE)
+            picture.box(x + tokens * scale, top + 16, (begin - tokens) * scale, 16, ORANGE)
+            picture.label(x + begin * scale, top, (finish - begin) * scale, 32, str(step), GREEN)
+    top = y + 48 + 50 * stages
+    picture.text(x - 12, top + 24, "wgmma", 13, "end")
+    for step, begin, finish in products:
+        picture.label(x + begin * scale, top, (finish - begin) * scale, 32, str(step), GREEN)
+    picture.text(x + done * scale + 10, top + 22, f"... {slabs - 1}")
+    picture.label(end, y, 290, 30, "the next kernel may start its prologue", WHITE, 12, GREY, "4 3")
+    for line, text in enumerate([
+        "Blue: a slab's weights, 64 along K, are on their way or in the stage. Orange: its tokens. Green: multiplied.",
+        "Weights do not depend on the predecessor: those of the first stages are requested before it ends, tokens",
+        "after. From then on a producer's bulk copies fill a stage as soon as the consumers have released it.",
+        f"Stages are attn_out's for a tile of 128 tokens, of {slabs} slabs; lengths are an example, not measured.",
+    ]):
+        picture.text(24, top + 70 + 22 * line, text, 12, fill=GREY if line == 3 else INK)
+    return picture
+
+
 PICTURES = {
+    "product": picture_of_product,
     "rooms": picture_of_rooms,
     "steps": picture_of_steps,
     "group": picture_of_group,
