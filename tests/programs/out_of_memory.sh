@@ -33,11 +33,14 @@ lines_have() {
     grep -aq "$1" "$scratch/lines"
 }
 
+# What the C library says then.
+not_started='error while loading shared libraries\|memory for find-object data\|for initial thread\|process tunables'
+
 # judge NAME STATUS: what a run has left in $scratch/answers and $scratch/lines.
 judge() {
     if (($2 == 0)); then
         lines_have ' not printed' || cmp "$scratch/answers" "$scratch/expected" >&2 || fail "$1: other answers"
-    elif (($2 == 127)) && lines_have 'error while loading shared libraries\|memory for find-object data'; then
+    elif (($2 == 127)) && lines_have "$not_started"; then
         : # the C library could not start the program
     elif (($2 >= 126)) || lines_have 'memory allocation of\|panicked\|internal error\|(null)' ||
         ! lines_have '^getp: .'; then
