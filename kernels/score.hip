@@ -1,13 +1,13 @@
-// score: what the log-probabilities of a logits row take, where the plan asks for them: the logit of one token, those of
-// the row's most probable tokens, the largest logit, and the sum of e^(logit - largest). The host takes the logarithm in
-// float64. Where a logit is NaN or infinity, or all are -infinity, the sum is NaN, and the host computes all of it. Grid:
-// one block per logits row of the bucket.
+// score: what the log-probabilities of a logits row take, where the plan asks for them: the logit of one token, those
+// of the row's most probable tokens, the largest logit, and the sum of e^(logit - largest). The host takes the
+// logarithm in float64. Where a logit is NaN or infinity, or all are -infinity, the sum is NaN, and the host computes
+// all of it. Grid: one block per logits row of the bucket.
 //
-// One pass over the row gives the sum, in which each thread scales its exponentials by its own largest logit so far. It
-// also gives each thread's most probable token. Of these tokens the `top`th most probable one is a bound: `top` tokens
-// are at least as probable, and so the most probable ones of the row are. A second pass collects all that are, in the
-// tiles whose largest logit says that there are some. They are about `top`, unless probable tokens crowd in the places of
-// a few threads. If they are more than there is room for, the `top`th of those collected is the next bound.
+// One pass over the row gives the sum, in which each thread scales its exponentials by its own largest logit so far.
+// It also gives each thread's most probable token. Of these tokens the `top`th most probable one is a bound: `top`
+// tokens are at least as probable, and so the most probable ones of the row are. A second pass collects all that are,
+// in the tiles whose largest logit says that there are some. They are about `top`, unless probable tokens crowd in the
+// places of a few threads. If they are more than there is room for, the `top`th of those collected is the next bound.
 #include "catalogue.h"
 #include "sorted_keys.h"
 

@@ -70,6 +70,9 @@ pub struct LogitsRow {
     pub score: Option<RowScore>,
 }
 
+/// The most of a row's most probable tokens that can be asked for.
+pub const MOST_TOP: usize = 20;
+
 /// What is wanted of a row that is scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowScore {

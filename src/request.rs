@@ -138,9 +138,6 @@ pub enum Outlet {
     Tokens,
 }
 
-/// The most of the most probable tokens that can be asked for.
-pub const MOST_TOP: usize = 20;
-
 /// Of which tokens the log-probabilities are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogProbs {
@@ -148,7 +145,7 @@ pub struct LogProbs {
     pub answer: bool,
     /// Of each token of the prompt but the first, whose probability is not defined.
     pub prompt: bool,
-    /// So many of the most probable tokens at each place, at most [`MOST_TOP`].
+    /// So many of the most probable tokens at each place, at most [`MOST_TOP`](crate::batch::MOST_TOP).
     pub top: usize,
 }
 

@@ -1,6 +1,6 @@
 //! A step's output.
 
-use crate::request::MOST_TOP;
+use super::MOST_TOP;
 use std::ops::Deref;
 use std::sync::Arc;
 

@@ -7,12 +7,11 @@ use super::synthetic::{SyntheticCheckpoint, Temperament};
 use getp::backend::gpu::driver::simt::Order;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::batch::{Draw, RowScore, StepOutput, StepPlan, Want};
+use getp::batch::{Draw, MOST_TOP, RowScore, StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision};
 use getp::profile::Stage;
 use getp::replica::Replica;
-use getp::request::MOST_TOP;
 use getp::sampler::Sampler;
 
 /// Number of sequences, each in a row of its own.

@@ -18,7 +18,7 @@
 
 use super::catalogue;
 use super::layout::{CType, Field, Number, Shared, Struct, shared};
-use crate::{dtype, request, sampler};
+use crate::{batch, dtype, sampler};
 use bytemuck::{NoUninit, Pod, Zeroable};
 use std::ffi::c_void;
 use std::mem::offset_of;
@@ -64,7 +64,7 @@ shared! {
         /// the most tokens of a nucleus that draw samples from
         DRAW_TOKENS: usize = 2048;
         /// the most tokens of a row that score gives
-        MOST_TOP: usize = request::MOST_TOP;
+        MOST_TOP: usize = batch::MOST_TOP;
         /// entries 2^(i / POWERS) of the table that exponentials are computed from
         POWERS: usize = sampler::EXPONENTIAL_POWERS;
         /// see MatrixPeakArgs
