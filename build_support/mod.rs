@@ -34,8 +34,19 @@ pub fn build_kernels() {
     for family in FAMILIES {
         instances::sources(family);
     }
-    let mut objects = build::<hip::Hip>();
-    objects.extend(build::<cuda::Cuda>());
+    let mut objects = Vec::new();
+    // What `getp_features` says.
+    let mut features = vec!["cpu".to_owned()];
+    for (feature, built) in [
+        (hip::Hip::FEATURE, build::<hip::Hip>()),
+        (cuda::Cuda::FEATURE, build::<cuda::Cuda>()),
+        ("CARGO_FEATURE_MPI", Vec::new()),
+        ("CARGO_FEATURE_SIMT", Vec::new()),
+    ] {
+        features.extend(env::var_os(feature).map(|_| described(feature, &built)));
+        objects.extend(built);
+    }
+    println!("cargo::rustc-env=GETP_FEATURES={}", features.join(" "));
     // Tests of code objects are ignored where there are none.
     println!("cargo::rustc-check-cfg=cfg(getp_code_objects, getp_amd_code_objects)");
     if !objects.is_empty() {
@@ -109,6 +120,18 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
         );
     }
     objects
+}
+
+/// A feature, by the variable that Cargo sets for it, with the architectures that it has kernels for:
+/// `hip=gfx90a,gfx942`, or `hip` alone without any.
+fn described(variable: &str, objects: &[CodeObject]) -> String {
+    let mut described = variable.trim_start_matches("CARGO_FEATURE_").to_lowercase();
+    let mut archs: Vec<&str> = objects.iter().map(|object| object.arch.as_str()).collect();
+    archs.dedup();
+    if !archs.is_empty() {
+        described = described + "=" + &archs.join(",");
+    }
+    described
 }
 
 /// Ends the build, once the script has run.

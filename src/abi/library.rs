@@ -1,4 +1,4 @@
-//! The library's version, the last error, and a model's statistics.
+//! The library's version and features, the last error, and a model's statistics.
 
 use super::sized::MOST_BYTES;
 use super::status::{GETP_OK, Status};
@@ -30,10 +30,17 @@ pub struct Stats {
     pub lost_devices: u64,
 }
 
-/// The library's version, for example "0.1.0". Never fails.
+/// The library's version, for example "0.1.0". GETP_VERSION is that of the header. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn getp_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// What the library was built with: "cpu", and behind it each feature, with the architectures that it has kernels for,
+/// for example "cpu hip=gfx90a,gfx942 mpi", with a space between two of them. Never fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn getp_features() -> *const c_char {
+    concat!(env!("GETP_FEATURES"), "\0").as_ptr().cast()
 }
 
 /// The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,

@@ -8,3 +8,28 @@ mod catalogue;
 mod code_objects;
 mod resources;
 mod spills;
+
+use getp::backend::gpu::code_objects::CODE_OBJECTS;
+use std::ffi::CStr;
+
+/// A feature that the library was built without is not among them, nor are its architectures.
+#[test]
+fn features_and_their_architectures_can_be_asked() {
+    let of = |feature: &str, archs: &str| {
+        let mut objects: Vec<&str> = CODE_OBJECTS.iter().map(|object| object.arch).collect();
+        objects.retain(|arch| arch.starts_with(archs));
+        objects.dedup();
+        match objects.is_empty() {
+            true => feature.to_owned(),
+            false => format!("{feature}={}", objects.join(",")),
+        }
+    };
+    let mut expected = vec!["cpu".to_owned()];
+    expected.extend(cfg!(feature = "hip").then(|| of("hip", "gfx")));
+    expected.extend(cfg!(feature = "cuda").then(|| of("cuda", "sm_")));
+    expected.extend(cfg!(feature = "mpi").then(|| "mpi".to_owned()));
+    expected.extend(cfg!(feature = "simt").then(|| "simt".to_owned()));
+    // SAFETY: a C string that lives as long as the library.
+    let features = unsafe { CStr::from_ptr(getp::abi::library::getp_features()) };
+    assert_eq!(features.to_str().unwrap(), expected.join(" "));
+}

@@ -11,7 +11,8 @@ fn root() -> &'static Path {
 
 #[test]
 fn header_is_current() {
-    let config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
+    let mut config = cbindgen::Config::from_file(root().join("cbindgen.toml")).unwrap();
+    config.after_includes.get_or_insert_default().push_str(VERSION);
     let mut header = Vec::new();
     cbindgen::Builder::new()
         .with_src(root().join("src/abi/mod.rs"))
@@ -19,7 +20,57 @@ fn header_is_current() {
         .generate()
         .unwrap()
         .write(&mut header);
-    current("include/getp.h", &header, "src/abi");
+    let header = in_c90(&String::from_utf8(header).unwrap());
+    current("include/getp.h", header.as_bytes(), "src/abi");
+}
+
+/// The header's version, for the preprocessor.
+const VERSION: &str = concat!(
+    "\n\n/* The version of this header; getp_version() is the library's. */\n#define GETP_VERSION \"",
+    env!("CARGO_PKG_VERSION"),
+    "\"\n#define GETP_VERSION_MAJOR ",
+    env!("CARGO_PKG_VERSION_MAJOR"),
+    "\n#define GETP_VERSION_MINOR ",
+    env!("CARGO_PKG_VERSION_MINOR"),
+    "\n#define GETP_VERSION_PATCH ",
+    env!("CARGO_PKG_VERSION_PATCH"),
+);
+
+/// The end of what cbindgen.toml begins in front of the first declaration, within the include guard.
+const END: &str = "#ifdef __GNUC__\n#pragma GCC diagnostic pop\n#endif\n\n";
+
+/// cbindgen's header as C90 has it too: comments between `/*` and `*/`, which cbindgen would give two lines more each,
+/// a constant that is no `long long`, and warnings as they were before.
+fn in_c90(header: &str) -> String {
+    let lines: Vec<&str> = header.lines().collect();
+    let comment = |at: usize| lines.get(at).and_then(|line| line.trim_start().strip_prefix("//"));
+    let mut out = String::new();
+    for (at, line) in lines.iter().enumerate() {
+        if line.ends_with("/* GETP_H */") {
+            out += END;
+        }
+        let indent = &line[..line.len() - line.trim_start().len()];
+        if let Some(text) = comment(at) {
+            let begins = at == 0 || comment(at - 1).is_none();
+            out += &format!("{indent}{}{text}", if begins { "/*" } else { " *" });
+            if comment(at + 1).is_none() {
+                let column = out.len() - out.rfind('\n').map_or(0, |end| end + 1);
+                out += &if column + 3 > 120 {
+                    format!("\n{indent} */")
+                } else {
+                    " */".to_owned()
+                };
+            }
+        } else if let Some((code, text)) = line.split_once("// ") {
+            out += &format!("{code}/* {text} */");
+        } else if let Some((code, number)) = line.strip_suffix("ull").and_then(|line| line.rsplit_once(' ')) {
+            out += &format!("{code} UINT64_C({number})");
+        } else {
+            out += line;
+        }
+        out.push('\n');
+    }
+    out
 }
 
 #[test]
