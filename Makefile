@@ -3,19 +3,28 @@
 #   make run        builds the library and runs the eval program with it on a few prompts
 #   make mlperf     MLPerf's LoadGen drives the library with a tiny model, in the scenarios Offline and Server
 #   make check      what to run while working: format, lints, documentation, the fast tests; installs what they need
+#   make install    builds the library and installs it under PREFIX; make uninstall takes it away
 #   make test       installs what is missing (make setup), then every check below; each can be run alone
 #
-# PROMPTS, RUN_STEPS and FUZZ_SECONDS may be set, and CARGO_TARGET_DIR in the environment.
+# PROMPTS, RUN_STEPS and FUZZ_SECONDS may be set, and CARGO_TARGET_DIR in the environment; for make install also
+# FEATURES, PREFIX, LIBDIR, INCLUDEDIR and DESTDIR.
 
 PROMPTS ?= c_examples/prompts.txt
 RUN_STEPS ?= 48
 FUZZ_SECONDS ?= 60
 
+# `make install FEATURES=hip DESTDIR=root PREFIX=/usr LIBDIR=/usr/lib/x86_64-linux-gnu`
+FEATURES ?=
+DESTDIR ?=
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+INCLUDEDIR ?= $(PREFIX)/include
+
 # checks.sh begins at both ends. What compiles for Cargo's debug folder is in the front, where it waits for nobody; the
 # back begins with what has folders of its own.
 QUICK_CHECKS := check-format check-lints test-rust
 CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-mpi test-miri \
-    test-hosts test-memory test-valgrind test-out-of-memory mlperf test-sanitizers test-c test-threads fuzz
+    test-hosts test-memory test-valgrind test-out-of-memory mlperf test-sanitizers test-c test-install test-threads fuzz
 
 CARGO ?= cargo
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -24,8 +33,8 @@ RELEASE := $(TARGET)/release
 # Users' tools are made with the library they run; the checks take those that `cargo test` has made.
 TOOLS_PROFILE ?= release
 TOOLS := $(TARGET)/$(if $(filter dev,$(TOOLS_PROFILE)),debug,$(TOOLS_PROFILE))/examples
-# For the scripts in tests/programs.
-export TARGET BUILD TOOLS FUZZ_SECONDS
+# For the scripts in tests/programs and packaging.
+export TARGET BUILD TOOLS FUZZ_SECONDS FEATURES DESTDIR PREFIX LIBDIR INCLUDEDIR
 
 MODEL_SOURCES := examples/make_model.rs $(wildcard tests/common/*.rs tests/common/synthetic/*.rs)
 TOKENIZER_SOURCES := examples/export_tokenizer.rs
@@ -53,6 +62,16 @@ check:
 
 test: setup
 	@TOOLS_PROFILE=dev tests/programs/checks.sh $(CHECKS)
+
+# What is installed, in Cargo's target folder; `make install` makes it if it is not there or older than a source.
+installable:
+	packaging/install.sh build
+
+install:
+	packaging/install.sh install
+
+uninstall:
+	packaging/install.sh uninstall
 
 # What the checks need and is not here.
 setup:
@@ -89,6 +108,10 @@ test-c: programs tiny-model small-model 7m-model
 	tests/programs/golden.sh
 	tests/programs/drop_in.sh
 	tests/programs/faults.sh
+
+# Programs elsewhere that find the installed library.
+test-install: library
+	tests/programs/install.sh
 
 # What host programs do to the library: they fork, end in the middle, lose their readers.
 test-hosts: library tiny-model
@@ -150,4 +173,4 @@ $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | tools
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: run check test setup $(CHECKS) library tools programs 7m-model small-model tiny-model clean
+.PHONY: run check test installable install uninstall setup $(CHECKS) library tools programs 7m-model small-model tiny-model clean

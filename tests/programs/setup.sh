@@ -11,6 +11,8 @@ all_checks=(
     "${quick_checks[@]}"
     # The programs, under another compiler and sanitizers.
     binutils clang libclang-rt-14-dev valgrind libc6-dbg
+    # What finds an installed library for a program.
+    cmake meson pkg-config
     # AMD's kernels; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22
     # Both MPIs.
