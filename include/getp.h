@@ -112,7 +112,7 @@ typedef struct getp_tokenizer getp_tokenizer;
 /* The result of a call. Failures are negative. */
 typedef int getp_status;
 
-/* One of the most probable tokens. */
+/* One of the most probable tokens. It gets no more fields, since there are arrays of it. */
 typedef struct {
   /* The token. */
   int token;
@@ -121,7 +121,7 @@ typedef struct {
 } getp_top_logprob;
 
 /* The log-probability of a token: the natural logarithm of its share in the softmax of the logits, whatever the
- * request's temperature is. */
+ * request's temperature is. It gets no more fields, since events have arrays of it. */
 typedef struct {
   /* The token. */
   int token;
@@ -136,6 +136,8 @@ typedef struct {
 /* What a program is told of a request. The library makes it, so that it can grow: a program takes only pointers to it.
  */
 typedef struct {
+  /* sizeof(getp_event) as the library knows it: an older one has no field behind so many bytes. */
+  size_t size;
   /* The request's number within the batch. */
   uint64_t id;
   /* The request's `tag`. */
@@ -150,7 +152,7 @@ typedef struct {
   int end_token;
   /* GETP_OK, or what a request that was refused or has failed came to. */
   getp_status status;
-  /* Not used. */
+  /* 0: a later version may use it. */
   int reserved;
   /* The reason in words, one line; NULL if `status` is GETP_OK. */
   const char *why;
@@ -225,7 +227,7 @@ typedef struct {
   int prompt_logprobs;
   /* How many of the most probable tokens events have for each of those: 0, the default, to GETP_MOST_TOP_LOGPROBS. */
   int top_logprobs;
-  /* Not read. */
+  /* 0: a later version may use it. */
   int reserved;
 } getp_request;
 
@@ -509,7 +511,7 @@ typedef struct {
   /* Weights that are not finite are an error, not a warning, and prompts that would be cut are refused: GETP_ON, or
    * GETP_OFF, the default (GETP_STRICT=0|1). */
   int strict;
-  /* Not read. */
+  /* 0: a later version may use it. */
   int reserved;
   /* GPUs that make a replica together, each with some of the layers; by default as few as have room
    * (GETP_GROUP=auto|N). */
@@ -520,7 +522,7 @@ typedef struct {
    * computed, so that a prompt of n tokens gets up to max_seq_len - n + 1. GETP_TOKENS: the tokens of prompt and
    * answer together, so that there are up to max_seq_len - n (GETP_STEPS=positions|tokens). */
   int steps;
-  /* Not read. */
+  /* 0: a later version may use it. */
   int reserved_2;
 } getp_options;
 

@@ -139,6 +139,21 @@ fn options_are_checked() {
             Options { steps: 3, ..options },
             "getp_options.steps=3 is not known; use GETP_POSITIONS or GETP_TOKENS",
         ),
+        // What a newer header may call otherwise, and this library would not do.
+        (
+            Options {
+                reserved: 1 << 8,
+                ..options
+            },
+            "getp_options: its byte 61 is set, for which this library, of version",
+        ),
+        (
+            Options {
+                reserved_2: -1,
+                ..options
+            },
+            "getp_options: its byte 76 is set",
+        ),
     ] {
         let message = choices(wrong).unwrap_err().to_string();
         assert!(message.contains(word), "{message}");
@@ -524,7 +539,7 @@ fn a_batch_answers_as_inference_does() {
             let told = &*event;
             let answer = &mut answers[told.tag as usize];
             answer.extend_from_slice(std::slice::from_raw_parts(told.tokens, told.count));
-            assert_eq!(told.answer_tokens, answer.len());
+            assert_eq!((told.size, told.answer_tokens), (size_of::<Told>(), answer.len()));
             assert_eq!(told.prompt_tokens, ids(fake::PROMPTS[told.tag as usize / 2]).len());
             assert!(told.submitted >= 0.0 && told.started >= told.submitted && told.last_token >= told.first_token);
             let is_last = [GETP_END_LENGTH, GETP_END_TOKEN].contains(&told.end);
@@ -584,7 +599,7 @@ fn a_batch_refuses_what_nobody_can_mean() {
         let id = |at| [at, VOCAB as c_int, -1];
         let [large, negative] = [id(VOCAB as c_int), id(-1)];
         type Change<'a> = &'a dyn Fn(&mut Request);
-        let wrong: [(Change<'_>, &str); 9] = [
+        let wrong: [(Change<'_>, &str); 10] = [
             (&|r| r.size = 0, "getp_request.size=0"),
             (&|r| r.prompt = null(), "prompt is NULL"),
             (&|r| r.prompt = large.as_ptr(), "prompt: its token 0 is 300"),
@@ -597,6 +612,7 @@ fn a_batch_refuses_what_nobody_can_mean() {
             (&|r| (r.temperature, r.topp) = (1.0, f32::NAN), "topp: it is NaN"),
             (&|r| r.ignore_end = 3, "getp_request.ignore_end=3"),
             (&|r| r.tokens_per_event = -1, "getp_request.tokens_per_event: it is -1"),
+            (&|r| r.reserved = 1, "getp_request: its byte 100 is set"),
         ];
         for (change, words) in wrong {
             let mut request = good;

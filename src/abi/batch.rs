@@ -84,7 +84,7 @@ pub struct Request {
     pub prompt_logprobs: c_int,
     /// How many of the most probable tokens events have for each of those: 0, the default, to GETP_MOST_TOP_LOGPROBS.
     pub top_logprobs: c_int,
-    /// Not read.
+    /// 0: a later version may use it.
     pub reserved: c_int,
 }
 
@@ -102,6 +102,7 @@ unsafe impl SizedStruct for BatchOptions {
     const NAME: &'static str = "getp_batch_options";
     const SIZE: &'static str = "getp_batch_options.size";
     const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const RESERVED: &'static [usize] = &[];
 
     fn with_size(size: usize) -> Self {
         Self {
@@ -117,6 +118,7 @@ unsafe impl SizedStruct for Request {
     const NAME: &'static str = "getp_request";
     const SIZE: &'static str = "getp_request.size";
     const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const RESERVED: &'static [usize] = &[offset_of!(Request, reserved)];
 
     fn with_size(size: usize) -> Self {
         Self {

@@ -6,6 +6,7 @@ use crate::engine::{Ending, Event};
 use crate::report;
 use crate::request::{End, Score};
 use std::ffi::{CString, c_char, c_int};
+use std::mem::{offset_of, size_of};
 use std::ptr::null;
 use std::time::Instant;
 
@@ -27,6 +28,8 @@ pub const GETP_END_FAILED: c_int = 6;
 /// What a program is told of a request. The library makes it, so that it can grow: a program takes only pointers to it.
 #[repr(C)]
 pub struct Told {
+    /// sizeof(getp_event) as the library knows it: an older one has no field behind so many bytes.
+    pub size: usize,
     /// The request's number within the batch.
     pub id: u64,
     /// The request's `tag`.
@@ -41,7 +44,7 @@ pub struct Told {
     pub end_token: c_int,
     /// GETP_OK, or what a request that was refused or has failed came to.
     pub status: Status,
-    /// Not used.
+    /// 0: a later version may use it.
     pub reserved: c_int,
     /// The reason in words, one line; NULL if `status` is GETP_OK.
     pub why: *const c_char,
@@ -68,7 +71,7 @@ pub struct Told {
 }
 
 /// The log-probability of a token: the natural logarithm of its share in the softmax of the logits, whatever the
-/// request's temperature is.
+/// request's temperature is. It gets no more fields, since events have arrays of it.
 #[repr(C)]
 pub struct LogProb {
     /// The token.
@@ -81,7 +84,7 @@ pub struct LogProb {
     pub top_count: usize,
 }
 
-/// One of the most probable tokens.
+/// One of the most probable tokens. It gets no more fields, since there are arrays of it.
 #[repr(C)]
 pub struct TopLogProb {
     /// The token.
@@ -89,6 +92,13 @@ pub struct TopLogProb {
     /// Its log-probability.
     pub logprob: f32,
 }
+
+// A program compiled with an older header must keep working: an event's fields are only ever added at the end.
+const _: () = {
+    assert!(size_of::<Told>() == 136 && size_of::<LogProb>() == 24 && size_of::<TopLogProb>() == 8);
+    assert!(offset_of!(Told, size) == 0 && offset_of!(Told, end) == 40 && offset_of!(Told, why) == 56);
+    assert!(offset_of!(Told, submitted) == 80 && offset_of!(Told, prompt_count) == 128);
+};
 
 /// An event with what it points to.
 #[repr(C)]
@@ -176,6 +186,7 @@ impl Owned {
             |time: Option<Instant>| time.map_or(-1.0, |time| time.saturating_duration_since(opened).as_secs_f64());
         let mut owned = Box::new(Self {
             told: Told {
+                size: size_of::<Told>(),
                 id: event.number as u64,
                 tag: event.ticket.tag,
                 tokens: null(),

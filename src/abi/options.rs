@@ -59,7 +59,7 @@ pub struct Options {
     /// Weights that are not finite are an error, not a warning, and prompts that would be cut are refused: GETP_ON, or
     /// GETP_OFF, the default (GETP_STRICT=0|1).
     pub strict: c_int,
-    /// Not read.
+    /// 0: a later version may use it.
     pub reserved: c_int,
     /// GPUs that make a replica together, each with some of the layers; by default as few as have room
     /// (GETP_GROUP=auto|N).
@@ -70,7 +70,7 @@ pub struct Options {
     /// computed, so that a prompt of n tokens gets up to max_seq_len - n + 1. GETP_TOKENS: the tokens of prompt and
     /// answer together, so that there are up to max_seq_len - n (GETP_STEPS=positions|tokens).
     pub steps: c_int,
-    /// Not read.
+    /// 0: a later version may use it.
     pub reserved_2: c_int,
 }
 
@@ -95,6 +95,7 @@ unsafe impl SizedStruct for Options {
         offset_of!(Options, steps),
         size_of::<Options>(),
     ];
+    const RESERVED: &'static [usize] = &[offset_of!(Options, reserved), offset_of!(Options, reserved_2)];
 
     fn with_size(size: usize) -> Self {
         Self {

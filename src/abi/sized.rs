@@ -2,6 +2,7 @@
 
 use super::pointer;
 use crate::error::{Error, Result};
+use std::ffi::c_int;
 use std::mem::size_of;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -20,6 +21,8 @@ pub unsafe trait SizedStruct: Copy {
     const SIZE: &'static str;
     /// Its sizes in all versions, oldest first. Whoever adds a field adds a size.
     const SIZES: &'static [usize];
+    /// Offsets of its fields of type `int` that no version has used yet.
+    const RESERVED: &'static [usize];
 
     /// All fields at their defaults, but with this size.
     fn with_size(size: usize) -> Self;
@@ -57,7 +60,8 @@ pub unsafe fn init<T: SizedStruct>(to: *mut T, size: usize, what: &'static str) 
 }
 
 /// Reads the program's struct, whose version may be older or newer than this one. Fields that an older one lacks are
-/// left at their defaults. Fails if a field is set that only a newer one has.
+/// left at their defaults. Fails if a field is set that only a newer one has, be it behind this one's fields or in the place
+/// of a reserved one.
 ///
 /// # Safety
 ///
@@ -74,10 +78,10 @@ pub unsafe fn read<T: SizedStruct>(from: *const T, what: &'static str) -> Result
             .cast::<u8>()
             .copy_from_nonoverlapping(from.cast(), known)
     };
-    // SAFETY: the caller's struct has `size` bytes, at least `known`.
-    let rest = unsafe { std::slice::from_raw_parts(from.cast::<u8>().add(known), size - known) };
-    if let Some(at) = rest.iter().position(|&byte| byte != 0) {
-        let at = known + at;
+    let reserved = T::RESERVED.iter().flat_map(|&field| field..field + size_of::<c_int>());
+    let mut later = reserved.filter(|&at| at < known).chain(known..size);
+    // SAFETY: the caller's struct has `size` bytes.
+    if let Some(at) = later.find(|&at| unsafe { from.cast::<u8>().add(at).read() } != 0) {
         let why = format!("its byte {at} is set, for which this library, of version {VERSION}, has no field");
         return Err(Error::format(T::NAME, why));
     }
