@@ -109,9 +109,14 @@ test-c: programs tiny-model small-model 7m-model
 	tests/programs/drop_in.sh
 	tests/programs/faults.sh
 
-# Programs elsewhere that find the installed library.
-test-install: library
+# Programs elsewhere that find the installed library, also those that an older one was linked with.
+test-install: library tiny-model
 	tests/programs/install.sh
+	tests/programs/abi.sh
+
+# What later versions are compared with, of the version that is released.
+keep-abi: library
+	tests/programs/abi.sh keep
 
 # What host programs do to the library: they fork, end in the middle, lose their readers.
 test-hosts: library tiny-model
@@ -173,4 +178,5 @@ $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | tools
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: run check test installable install uninstall setup $(CHECKS) library tools programs 7m-model small-model tiny-model clean
+.PHONY: run check test installable install uninstall setup $(CHECKS) keep-abi library tools programs \
+    7m-model small-model tiny-model clean

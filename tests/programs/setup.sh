@@ -13,6 +13,8 @@ all_checks=(
     binutils clang libclang-rt-14-dev valgrind libc6-dbg
     # What finds an installed library for a program.
     cmake meson pkg-config
+    # What compares an interface with an older one.
+    abigail-tools
     # AMD's kernels; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22
     # Both MPIs.
