@@ -4,6 +4,7 @@
 #   make mlperf     MLPerf's LoadGen drives the library with a tiny model, in the scenarios Offline and Server
 #   make check      what to run while working: format, lints, documentation, the fast tests; installs what they need
 #   make install    builds the library and installs it under PREFIX; make uninstall takes it away
+#   make deb        builds Debian's packages of the library
 #   make test       installs what is missing (make setup), then every check below; each can be run alone
 #
 # PROMPTS, RUN_STEPS and FUZZ_SECONDS may be set, and CARGO_TARGET_DIR in the environment; for make install also
@@ -73,6 +74,9 @@ install:
 uninstall:
 	packaging/install.sh uninstall
 
+deb:
+	packaging/debian.sh
+
 # What the checks need and is not here.
 setup:
 	@tests/programs/setup.sh test
@@ -113,6 +117,7 @@ test-c: programs tiny-model small-model 7m-model
 test-install: library tiny-model
 	tests/programs/install.sh
 	tests/programs/abi.sh
+	tests/programs/deb.sh
 
 # What later versions are compared with, of the version that is released.
 keep-abi: library
@@ -178,5 +183,5 @@ $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | tools
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: run check test installable install uninstall setup $(CHECKS) keep-abi library tools programs \
+.PHONY: run check test installable install uninstall deb setup $(CHECKS) keep-abi library tools programs \
     7m-model small-model tiny-model clean

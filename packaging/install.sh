@@ -5,29 +5,7 @@
 # The library is linked twice from the same machine code. Cargo's target folder has libgetp.so, which programs find by
 # that name. The installed one has a versioned soname, so that several versions can be installed beside each other; a
 # program that is linked to it looks for libgetp.so.0.
-set -euo pipefail
-cd "$(dirname "$0")/.."
-
-fail() {
-    echo "make: $*" >&2
-    exit 1
-}
-
-# need PROGRAM PACKAGE
-need() {
-    command -v "$1" >/dev/null || fail "$1 is missing; it is in $2"
-}
-
-# A field of Cargo.toml's [package].
-field() {
-    sed -n "s/^$1 = \"\(.*\)\"\$/\1/p" Cargo.toml | head -n 1
-}
-
-version=$(field version)
-major=${version%%.*}
-soname=libgetp.so.$major
-file=libgetp.so.$version
-made=${TARGET:?}/installable
+. "$(dirname "$0")/package.sh"
 
 build() {
     need cargo "rustup (Rust 1.95 or later); or whoever has it runs make installable first"
@@ -52,6 +30,9 @@ build() {
     chmod 644 "$made/$file.debug"
     (cd "$made" && objcopy --strip-all --add-gnu-debuglink="$file.debug" linked "$file")
     rm "$made/linked"
+    # What it contains, for whoever passes it on.
+    "${CARGO:-cargo}" tree --locked --edges normal,no-proc-macro --prefix none --format '{p}: {l}' \
+        ${FEATURES:+--features "$FEATURES"} | sed '1d; s/ (\*)$//' | sort -u >"$made/crates"
     echo "${FEATURES:-}" >"$made/features"
 }
 

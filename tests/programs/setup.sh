@@ -13,8 +13,8 @@ all_checks=(
     binutils clang libclang-rt-14-dev valgrind libc6-dbg
     # What finds an installed library for a program.
     cmake meson pkg-config
-    # What compares an interface with an older one.
-    abigail-tools
+    # What compares an interface with an older one, and installs packages in a clean root.
+    abigail-tools dpkg-dev mmdebstrap
     # AMD's kernels; its LLVM also instruments Rust's standard library (threads.sh).
     clang-22 lld-22 llvm-22
     # Both MPIs.
