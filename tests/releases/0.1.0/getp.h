@@ -221,8 +221,7 @@ typedef struct {
   int tokens_per_event;
   /* Given back with each event. */
   uint64_t tag;
-  /* GETP_ON: events have the log-probability of each token of the answer. Steps with such a request copy their logits
-   * to the host. */
+  /* GETP_ON: events have the log-probability of each token of the answer. */
   int logprobs;
   /* GETP_ON: events have the log-probability of each token of the prompt but the first. */
   int prompt_logprobs;
