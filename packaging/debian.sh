@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# debian.sh: what `make deb` does: Debian's packages of the library, in build/debian. The Makefile sets TARGET, BUILD and
-# FEATURES; DEBFULLNAME and DEBEMAIL name who packs it. It needs dpkg-dev, and what install.sh needs.
+# debian.sh: what `make deb` does: Debian's packages of the library, in build/debian. The Makefile sets TARGET, BUILD
+# and FEATURES; DEBFULLNAME and DEBEMAIL name who packs it. It needs dpkg-dev, and what install.sh needs.
 #
 # What install.sh installs is shared out to three packages, as Debian's policy has it. Their versions and dependencies
 # are what Debian's own tools make of debian/control.

@@ -101,7 +101,7 @@ install_files() {
 }
 
 # What other versions have is left, and so are folders that hold more than this. The header and what finds the library
-# belong to the version that was installed last. Programs find the newest of the versions with this soname that are left.
+# belong to the version that was installed last. Programs find the newest version of this soname that is left.
 uninstall_files() {
     destination
     [[ $(readlink "$lib/libgetp.so") != "$soname" || $(readlink "$lib/$soname") != "$file" ]] || rm -f "$lib/libgetp.so"

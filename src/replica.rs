@@ -66,14 +66,10 @@ pub trait Replica: Send + Any {
     fn depth(&self) -> usize;
     /// Whether it samples tokens itself, and keeps them for plans that refer to them. If it leaves a row to the host,
     /// the token that it keeps is arbitrary.
-    fn draws(&self) -> bool {
-        false
-    }
+    fn draws(&self) -> bool;
     /// Whether it finds [what log-probabilities take](crate::batch::FoundScore) itself. If not, steps with rows that are
     /// scored are asked for all logits.
-    fn scores(&self) -> bool {
-        false
-    }
+    fn scores(&self) -> bool;
     /// Queues a step. The plan may be changed as soon as this returns.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()>;
     /// Waits for the oldest step in flight and stores its output. `output` may come back with other vectors. Lent

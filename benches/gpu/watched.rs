@@ -245,6 +245,10 @@ impl Replica for Watched {
         self.replica.draws()
     }
 
+    fn scores(&self) -> bool {
+        self.replica.scores()
+    }
+
     fn profile(&self) -> Option<&Profile> {
         self.replica.profile()
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Debian's packages are built, and installed in a clean root of the release that runs here: a program from elsewhere runs
-# there, others are compiled there, and in the end nothing is left. The root is made once, in build/, of what Debian's
-# mirror has; this, and to change into it, only root may.
+# Debian's packages are built, and installed in a clean root of the release that runs here: a program from elsewhere
+# runs there, others are compiled there, and in the end nothing is left. The root is made once, in build/, of what
+# Debian's mirror has; this, and to change into it, only root may.
 . "$(dirname "$0")/lib.sh"
 need dpkg-shlibdeps "apt-get install dpkg-dev"
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
@@ -20,7 +20,8 @@ if [[ ! -e $clean ]]; then
     mmdebstrap --variant=essential --include=gcc,libc6-dev,pkg-config --aptopt='APT::Install-Recommends "false"' \
         --aptopt='Acquire::Languages "none"' --dpkgopt='path-exclude=/usr/share/man/*' \
         --dpkgopt='path-exclude=/usr/share/locale/*' "$(. /etc/os-release && echo "$VERSION_CODENAME")" \
-        "$BUILD/clean-root.new.tar" >"$scratch/log" 2>&1 || skipped "mmdebstrap makes no root: $(tail -n 1 "$scratch/log")"
+        "$BUILD/clean-root.new.tar" >"$scratch/log" 2>&1 ||
+        skipped "mmdebstrap makes no root: $(tail -n 1 "$scratch/log")"
     mv "$BUILD/clean-root.new.tar" "$clean"
     echo "ok: a clean root is made ($SECONDS s)"
 fi

@@ -156,6 +156,14 @@ impl<E: Element> Replica for CpuReplica<E> {
         1
     }
 
+    fn draws(&self) -> bool {
+        false
+    }
+
+    fn scores(&self) -> bool {
+        false
+    }
+
     /// Runs the step and keeps its output.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         let Self {
