@@ -194,12 +194,13 @@ typedef struct {
 typedef struct {
   /* sizeof(getp_request) as the program knows it, set by `getp_request_init`. */
   size_t size;
-  /* The prompt: `prompt_length` ids, at least one, each within the model's vocabulary. */
+  /* The prompt: `prompt_length` ids, each within the model's vocabulary. An empty one is refused by an event. */
   const int *prompt;
   /* Tokens of the prompt. */
   size_t prompt_length;
   /* The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
-   * a .bin file, its seq_len) and the KV cache have room for. */
+   * a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit for
+   * other numbers. */
   size_t max_tokens;
   /* Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then. */
   size_t min_tokens;
@@ -254,7 +255,7 @@ typedef struct {
   int n_kv_heads;
   /* Positions the checkpoint was exported for. */
   int seq_len;
-  /* Context length before YaRN's scaling; the most tokens a prompt may have. */
+  /* Context length before YaRN's scaling; in `inference`, the most tokens a prompt may have. */
   int initial_context_length;
   /* Base of the rotary frequencies. */
   float rope_theta;
@@ -589,7 +590,12 @@ getp_status getp_request_init_sized(getp_request *request, size_t size);
 getp_batch *getp_batch_open(getp_model *model, const getp_batch_options *options);
 
 /* Queues a request. If `id` is not NULL, `*id` becomes its number within the batch, from 0 on. May be called from any
- * thread, also from `on_event`. It does not wait for other requests.
+ * thread, also from `on_event`. It does not wait for other requests. Events may come before it has returned: `tag`
+ * tells whose they are.
+ *
+ * Requests start in the order in which they are submitted, each as soon as the KV cache has room for it, by its
+ * prompt's length and its `max_tokens`, beside those that run. So one that may become long holds up those behind it;
+ * who serves strangers gives each a `max_tokens`. Prompts are computed one after the other, beside the answers' tokens.
  *
  * A request that the model's devices have no room for is not a failure: its only event says so.
  *
@@ -598,16 +604,17 @@ getp_batch *getp_batch_open(getp_model *model, const getp_batch_options *options
 getp_status getp_batch_submit(getp_batch *batch, const getp_request *request, uint64_t *id);
 
 /* Gives the next event: `*event` is the program's until it passes it to `getp_event_free`. Waits for one up to
- * `seconds`, for ever if that is negative, and not at all if it is 0; returns GETP_TIMED_OUT, and `*event` is NULL, if
- * there is none by then, and GETP_CLOSED if the model has been closed. Several threads may wait. A thread that is to
- * end needs a time-out: nothing else wakes it, and the batch may be closed only when nobody waits.
+ * `seconds`, for ever if that is negative, and not at all if it is 0; returns GETP_TIMED_OUT, and `*event` is NULL,
+ * if there is none by then, and GETP_CLOSED if the model has been closed, which leaves the batch to be closed.
+ * Several threads may wait. A thread that is to end needs a time-out: nothing else wakes it, and the batch may be
+ * closed only when nobody waits.
  *
  * Fails for a NULL, `seconds` that are NaN, and a batch with an `on_event`: one line on stderr and the last error,
  * returns the failure. */
 getp_status getp_batch_next(getp_batch *batch, double seconds, const getp_event **event);
 
-/* Cancels a request: its last event comes at once, without the tokens of steps that are under way. Does nothing to one
- * that has ended.
+/* Cancels a request: its last event comes at once, with tokens that have come and without those of steps that are under
+ * way. Does nothing to one that has ended.
  *
  * Fails for a NULL, for an `id` that the batch has not given, and for a lack of memory, when the request goes on:
  * one line on stderr and the last error, returns the failure. */
@@ -618,8 +625,8 @@ getp_status getp_batch_cancel(getp_batch *batch, uint64_t id);
  * Fails for a NULL or a lack of memory: one line on stderr and the last error, returns the failure. */
 getp_status getp_batch_cancel_all(getp_batch *batch);
 
-/* The most tokens that the answer to a prompt of `prompt_length` tokens may have, by the model's context and the KV
- * cache; 0 if such a prompt has no room.
+/* The most tokens that the answer to a prompt of `prompt_length` tokens may have, by the KV cache and the model's
+ * context, which a .bin file does not have; 0 if such a prompt has no room.
  *
  * Fails for a NULL: one line on stderr and the last error, returns 0. */
 size_t getp_batch_most_tokens(const getp_batch *batch, size_t prompt_length);
@@ -688,9 +695,10 @@ const char *getp_version(void);
 const char *getp_features(void);
 
 /* The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
- * getp_stats and the open functions clear it when they begin; the other functions keep it, and replace it if they
- * fail. The string is valid until the thread calls another function of this library. Of a text of more than 4095 bytes
- * it is the beginning; stderr has all of it. Never fails. */
+ * getp_stats, the open functions, getp_batch_submit, getp_batch_next, getp_batch_cancel and getp_batch_cancel_all
+ * clear it when they begin; the other functions keep it, and replace it if they fail. The string is valid until the
+ * thread calls another function of this library. Of a text of more than 4095 bytes it is the beginning; stderr has
+ * all of it. Never fails. */
 const char *getp_last_error(void);
 
 /* What kind of failure the calling thread's last error is; GETP_OK if it has none, as [`getp_last_error`] says. Never

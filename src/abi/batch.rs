@@ -51,12 +51,13 @@ pub struct BatchOptions {
 pub struct Request {
     /// sizeof(getp_request) as the program knows it, set by `getp_request_init`.
     pub size: usize,
-    /// The prompt: `prompt_length` ids, at least one, each within the model's vocabulary.
+    /// The prompt: `prompt_length` ids, each within the model's vocabulary. An empty one is refused by an event.
     pub prompt: *const c_int,
     /// Tokens of the prompt.
     pub prompt_length: usize,
     /// The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
-    /// a .bin file, its seq_len) and the KV cache have room for.
+    /// a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit for
+    /// other numbers.
     pub max_tokens: usize,
     /// Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then.
     pub min_tokens: usize,
@@ -209,7 +210,12 @@ pub unsafe extern "C" fn getp_batch_open(model: *mut Model, options: *const Batc
 }
 
 /// Queues a request. If `id` is not NULL, `*id` becomes its number within the batch, from 0 on. May be called from any
-/// thread, also from `on_event`. It does not wait for other requests.
+/// thread, also from `on_event`. It does not wait for other requests. Events may come before it has returned: `tag`
+/// tells whose they are.
+///
+/// Requests start in the order in which they are submitted, each as soon as the KV cache has room for it, by its
+/// prompt's length and its `max_tokens`, beside those that run. So one that may become long holds up those behind it;
+/// who serves strangers gives each a `max_tokens`. Prompts are computed one after the other, beside the answers' tokens.
 ///
 /// A request that the model's devices have no room for is not a failure: its only event says so.
 ///
@@ -236,9 +242,10 @@ pub unsafe extern "C" fn getp_batch_submit(batch: *mut Batch, request: *const Re
 }
 
 /// Gives the next event: `*event` is the program's until it passes it to `getp_event_free`. Waits for one up to
-/// `seconds`, for ever if that is negative, and not at all if it is 0; returns GETP_TIMED_OUT, and `*event` is NULL, if
-/// there is none by then, and GETP_CLOSED if the model has been closed. Several threads may wait. A thread that is to
-/// end needs a time-out: nothing else wakes it, and the batch may be closed only when nobody waits.
+/// `seconds`, for ever if that is negative, and not at all if it is 0; returns GETP_TIMED_OUT, and `*event` is NULL,
+/// if there is none by then, and GETP_CLOSED if the model has been closed, which leaves the batch to be closed.
+/// Several threads may wait. A thread that is to end needs a time-out: nothing else wakes it, and the batch may be
+/// closed only when nobody waits.
 ///
 /// Fails for a NULL, `seconds` that are NaN, and a batch with an `on_event`: one line on stderr and the last error,
 /// returns the failure.
@@ -266,8 +273,8 @@ pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event:
     })
 }
 
-/// Cancels a request: its last event comes at once, without the tokens of steps that are under way. Does nothing to one
-/// that has ended.
+/// Cancels a request: its last event comes at once, with tokens that have come and without those of steps that are under
+/// way. Does nothing to one that has ended.
 ///
 /// Fails for a NULL, for an `id` that the batch has not given, and for a lack of memory, when the request goes on:
 /// one line on stderr and the last error, returns the failure.
@@ -294,8 +301,8 @@ pub unsafe extern "C" fn getp_batch_cancel_all(batch: *mut Batch) -> Status {
     })
 }
 
-/// The most tokens that the answer to a prompt of `prompt_length` tokens may have, by the model's context and the KV
-/// cache; 0 if such a prompt has no room.
+/// The most tokens that the answer to a prompt of `prompt_length` tokens may have, by the KV cache and the model's
+/// context, which a .bin file does not have; 0 if such a prompt has no room.
 ///
 /// Fails for a NULL: one line on stderr and the last error, returns 0.
 #[unsafe(no_mangle)]

@@ -29,7 +29,7 @@ pub struct Config {
     pub n_kv_heads: c_int,
     /// Positions the checkpoint was exported for.
     pub seq_len: c_int,
-    /// Context length before YaRN's scaling; the most tokens a prompt may have.
+    /// Context length before YaRN's scaling; in `inference`, the most tokens a prompt may have.
     pub initial_context_length: c_int,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
