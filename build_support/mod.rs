@@ -35,7 +35,7 @@ pub fn build_kernels() {
         instances::sources(family);
     }
     let mut objects = Vec::new();
-    // What `getp_features` says.
+    // What `getp_features` says. Cargo sets this in the environment of tests, too, where GETP_* are the users' options.
     let mut features = vec!["cpu".to_owned()];
     for (feature, built) in [
         (hip::Hip::FEATURE, build::<hip::Hip>()),
@@ -46,7 +46,7 @@ pub fn build_kernels() {
         features.extend(env::var_os(feature).map(|_| described(feature, &built)));
         objects.extend(built);
     }
-    println!("cargo::rustc-env=GETP_FEATURES={}", features.join(" "));
+    println!("cargo::rustc-env=FEATURES_OF_GETP={}", features.join(" "));
     // Tests of code objects are ignored where there are none.
     println!("cargo::rustc-check-cfg=cfg(getp_code_objects, getp_amd_code_objects)");
     if !objects.is_empty() {

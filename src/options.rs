@@ -445,7 +445,7 @@ mod tests {
         let is_of_name = |c: char| c == '_' || c.is_ascii_uppercase();
         let (mut fields, mut comment) = (Vec::new(), String::new());
         for line in header[start..end].lines().skip(1) {
-            if line.trim_start().starts_with("//") {
+            if line.trim_start().starts_with(['/', '*']) {
                 comment.push_str(line);
                 continue;
             }

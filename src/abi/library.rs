@@ -40,7 +40,7 @@ pub extern "C" fn getp_version() -> *const c_char {
 /// for example "cpu hip=gfx90a,gfx942 mpi", with a space between two of them. Never fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn getp_features() -> *const c_char {
-    concat!(env!("GETP_FEATURES"), "\0").as_ptr().cast()
+    concat!(env!("FEATURES_OF_GETP"), "\0").as_ptr().cast()
 }
 
 /// The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
