@@ -701,7 +701,7 @@ const char *getp_features(void);
  * all of it. Never fails. */
 const char *getp_last_error(void);
 
-/* What kind of failure the calling thread's last error is; GETP_OK if it has none, as [`getp_last_error`] says. Never
+/* What kind of failure the calling thread's last error is; GETP_OK if it has none, as getp_last_error says. Never
  * fails. */
 getp_status getp_last_status(void);
 

@@ -53,7 +53,7 @@ pub extern "C" fn getp_last_error() -> *const c_char {
     guard::last_error()
 }
 
-/// What kind of failure the calling thread's last error is; GETP_OK if it has none, as [`getp_last_error`] says. Never
+/// What kind of failure the calling thread's last error is; GETP_OK if it has none, as getp_last_error says. Never
 /// fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn getp_last_status() -> Status {
