@@ -666,7 +666,7 @@ void warm_up(Transformer *transformer, Tokenizer *tokenizer);
  *
  * On failure: one line on stderr and the last error. Rows without an answer hold only -1. The return value is the
  * number of tokens in the other rows, or -1 if there are none. The call fails, and leaves the rows alone, if another
- * call is writing to them.
+ * call is writing to them, or if a field of `requests` cannot be what it should be.
  *
  * A request that cannot be answered does not fail the call: it gets a row of only -1 and a line on stderr. This holds
  * for an empty prompt, a prompt that takes up all of `max_seq_len`, one longer than the context of a model opened from

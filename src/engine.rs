@@ -597,7 +597,7 @@ fn check_finite(replicas: &[Box<dyn Replica>], options: &Options) -> Result<()> 
     match first.filter(|_| options.strict) {
         Some(line) => {
             let why = format!("{line}; {}=1 refuses them", options.names.strict);
-            Err(Error::format("weights", why))
+            Err(Error::unsupported("weights", why))
         }
         None => Ok(()),
     }

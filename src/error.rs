@@ -47,6 +47,14 @@ pub enum Error {
         /// What is wrong, and what would be right.
         why: String,
     },
+    /// A file is a model, but not one that the library runs.
+    #[error("{what}: {why}")]
+    Unsupported {
+        /// Which file, or what of the model.
+        what: String,
+        /// What it has, and what would be right.
+        why: String,
+    },
     /// The operating system refused an operation on a file.
     #[error("{}: {source}", path.display())]
     Io {
@@ -170,6 +178,14 @@ impl Error {
     /// An [`Error::Format`].
     pub fn format(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self::Format {
+            what: what.into(),
+            why: why.into(),
+        }
+    }
+
+    /// A model that the library does not run.
+    pub fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self::Unsupported {
             what: what.into(),
             why: why.into(),
         }

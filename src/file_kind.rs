@@ -109,6 +109,7 @@ pub fn explain(path: &Path, error: Error, wanted: Wanted) -> Error {
         return error;
     }
     let name = path.display().to_string();
+    let is_model = matches!(error, Error::Config { .. });
     let kind = if path.is_dir() {
         Some("a directory")
     } else {
@@ -118,6 +119,7 @@ pub fn explain(path: &Path, error: Error, wanted: Wanted) -> Error {
         // A message that does not begin with the file's name speaks of it.
         Some(kind) if wanted.is(kind) => match error.to_string() {
             why if why.starts_with(&name) => return error,
+            why if is_model => return Error::unsupported(name, why),
             why => why,
         },
         Some(kind) => format!("it is {kind}; {}", wanted.words()),

@@ -415,6 +415,17 @@ fn a_model_handle_warms_up_from_its_file_and_finishes_when_closed() {
         assert!(getp_model_open(c"/does/not/exist".as_ptr(), null()).is_null());
         assert!(last_error().unwrap().starts_with("/does/not/exist: "));
         assert_eq!(getp_last_status(), GETP_BAD_FILE);
+        // A model, but with heads of odd width: the seventh number is head_dim.
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[24..28].copy_from_slice(&31_i32.to_le_bytes());
+        let odd = dir.path().join("odd.bin");
+        std::fs::write(&odd, bytes).unwrap();
+        assert!(getp_model_open(c_path(&odd).as_ptr(), null()).is_null());
+        assert_eq!(getp_last_status(), GETP_UNSUPPORTED_MODEL, "{:?}", last_error());
+        // Another family's directory.
+        std::fs::write(dir.path().join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
+        assert!(getp_model_open(c_path(dir.path()).as_ptr(), null()).is_null());
+        assert_eq!(getp_last_status(), GETP_UNSUPPORTED_MODEL, "{:?}", last_error());
         let model = getp_model_open(c_path(&path).as_ptr(), null());
         assert_eq!(getp_last_status(), GETP_OK);
         let transformer = getp_model_transformer(model);

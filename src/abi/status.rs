@@ -37,11 +37,10 @@ pub fn of(error: &Error) -> Status {
         Error::Null(_) | Error::Overflow(_) | Error::Format { .. } | Error::Option { .. } => GETP_BAD_ARGUMENT,
         Error::OutOfMemory { .. } => GETP_NO_MEMORY,
         Error::InFile(why) => match &**why {
-            Error::Config { .. } => GETP_UNSUPPORTED_MODEL,
             Error::Format { .. } | Error::Overflow(_) => GETP_BAD_FILE,
             other => of(other),
         },
-        Error::Config { .. } => GETP_UNSUPPORTED_MODEL,
+        Error::Config { .. } | Error::Unsupported { .. } => GETP_UNSUPPORTED_MODEL,
         Error::Length { .. } | Error::Io { .. } => GETP_BAD_FILE,
         Error::Gpu { fault, .. } => match fault {
             GpuFault::OutOfMemory => GETP_NO_MEMORY,

@@ -399,7 +399,7 @@ fn read_config(dir: &Path) -> Result<(ModelConfig, Naming)> {
     } else {
         (hf_config::config(object), Naming::HuggingFace)
     };
-    let wrong = |why| Error::format(path.display().to_string(), why);
+    let wrong = |why| Error::unsupported(path.display().to_string(), why);
     let config = config.map_err(wrong)?;
     Ok((config.check().map_err(|error| wrong(error.to_string()))?, naming))
 }

@@ -310,6 +310,11 @@ impl Scheduler {
         (sequence.wrong_steps == 0).then(|| sequence.number())
     }
 
+    /// What [`Self::take_sampled`] will take.
+    pub fn sampled(&self) -> &[Sampled] {
+        &self.sampled
+    }
+
     /// The tokens that steps have brought to requests whose answers are handed over token by token.
     pub fn take_sampled(&mut self) -> impl Iterator<Item = Sampled> {
         self.sampled.drain(..)
