@@ -2,10 +2,9 @@
 //!
 //! Each step in flight has a buffer of logits in device memory. If the device samples or scores, a kernel writes the
 //! tokens, or what log-probabilities take, to pinned host memory, and the host fetches only the rows where the kernel
-//! could not. If the host samples, a
-//! second stream copies all rows to pinned host memory while the next step fills another buffer. The host reads the
-//! rows there: [`HostRows`] are reference counted, and a buffer that nobody holds is used again. Two buffers suffice if
-//! the host drops a step's rows before it submits the next step.
+//! could not. If the host samples, a second stream copies all rows to pinned host memory while the next step fills
+//! another buffer. The host reads the rows there: [`HostRows`] are reference counted, and a buffer that nobody holds is
+//! used again. Two buffers suffice if the host drops a step's rows before it submits the next step.
 
 use super::args::Scored;
 use super::layout::TypedPtr;
