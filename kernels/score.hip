@@ -14,9 +14,11 @@
 enum {
   THREADS = SCORE_THREADS,
   WAVES = THREADS / WAVE,
-  EACH = 8,
+  EACH = 8,                                                // and the next 8 on their way: 56 registers on Hopper
   TILE = THREADS * EACH,
-  KEPT_TILES = 128,                                        // tiles that share a place have a largest logit together
+  // Tiles whose largest logits are kept apart: 262,144 tokens, more than gpt-oss has. Of more tokens, tiles share a place.
+  KEPT_TILES = 128,
+  // Many times the `top` that are looked for; 8 KiB, so that LDS leaves room for four blocks.
   KEYS = 1024,
 };
 static_assert(KEYS >= THREADS && THREADS >= MOST_TOP, "as many threads' tokens are sorted");

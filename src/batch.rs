@@ -70,7 +70,7 @@ pub struct LogitsRow {
     pub score: Option<RowScore>,
 }
 
-/// The most of a row's most probable tokens that can be asked for.
+/// The most of a row's most probable tokens that can be asked for: as many as `top_logprobs` of OpenAI's API.
 pub const MOST_TOP: usize = 20;
 
 /// What is wanted of a row that is scored.

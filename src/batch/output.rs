@@ -1,6 +1,6 @@
 //! A step's output.
 
-use super::MOST_TOP;
+use super::{MOST_TOP, StepPlan};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -13,6 +13,18 @@ pub enum Want {
     Tokens,
     /// The argmax, and the logits of all rows.
     Logits,
+}
+
+impl Want {
+    /// Whether a replica that samples does it in this step.
+    pub fn draws(self, plan: &StepPlan) -> bool {
+        self == Self::Tokens && plan.draws()
+    }
+
+    /// Whether a replica that scores does it in this step.
+    pub fn scores(self, plan: &StepPlan) -> bool {
+        self == Self::Tokens && plan.is_scored()
+    }
 }
 
 /// A row's argmax.

@@ -29,6 +29,8 @@ struct Wanted {
     top: usize,
     number: usize,
     in_prompt: Option<usize>,
+    /// Whether the device has found its score: not of a token that the host has sampled, nor of values that are not finite.
+    is_found: bool,
 }
 
 impl Wanted {
@@ -60,12 +62,14 @@ pub fn score(
         // Rows that are discarded have no request.
         if let (Some(next), Some(number)) = (score.next.or(token.copied()), scheduler.drawing(row.sequence)) {
             let in_prompt = score.next.map(|_| row.position + 1);
+            let found = pipeline.output.scores.get(at);
             let row = Wanted {
                 at,
                 next,
                 top: score.top,
                 number,
                 in_prompt,
+                is_found: found.is_some_and(|found| found.token == next && !found.sum.is_nan()),
             };
             memory::push(&mut wanted, row, Purpose::Draws)?;
         }
@@ -73,44 +77,36 @@ pub fn score(
     if wanted.is_empty() {
         return Ok(Vec::new());
     }
-    let found = !is_whole(&pipeline.output, plan.logits.len(), vocab)?;
-    // Where the host has sampled, the device has scored another token.
-    let is_left = |output: &StepOutput, row: &Wanted| {
-        !found || output.scores[row.at].token != row.next || output.scores[row.at].sum.is_nan()
-    };
+    let rows = plan.logits.len();
+    let has_all = pipeline.output.logits.len() == rows * vocab;
     let mut left = memory::room(wanted.len(), Purpose::Draws)?;
-    left.extend(wanted.iter().filter(|row| is_left(&pipeline.output, row)));
-    if found && !left.is_empty() {
+    left.extend(wanted.iter().filter(|row| !row.is_found));
+    if !has_all && pipeline.output.scores.len() != rows {
+        return Err(too_few(rows, pipeline.output.logits.len()));
+    }
+    if !has_all && !left.is_empty() {
         let rows = memory::collect(left.iter().map(|row| row.at), Purpose::Draws)?;
         pipeline.fetch(&rows)?;
         if pipeline.output.logits.len() != rows.len() * vocab {
             return Err(too_few(rows.len(), pipeline.output.logits.len()));
         }
     }
-    let logits = &*pipeline.output.logits;
+    let StepOutput { logits, scores, .. } = &pipeline.output;
     let of_row = |(place, row): (usize, &&Wanted)| {
-        let at = if found { place } else { row.at };
+        // What is fetched lies in the order of what is left.
+        let at = if has_all { row.at } else { place };
         score_of(&logits[at * vocab..][..vocab], row.next, row.top)
     };
     let by_host: Vec<Score> = pool.install(|| left.par_iter().enumerate().map(of_row).collect::<Result<_>>())?;
     let mut by_host = by_host.into_iter();
     let scored = wanted.iter().map(|row| {
-        let score = match is_left(&pipeline.output, row) {
-            true => by_host.next().ok_or_else(|| too_few(wanted.len(), logits.len()))?,
-            false => score_found(&pipeline.output.scores[row.at], row.top.min(vocab))?,
+        let score = match row.is_found {
+            true => score_found(&scores[row.at], row.top.min(vocab))?,
+            false => by_host.next().ok_or_else(|| too_few(rows, logits.len()))?,
         };
         Ok(row.scored(score))
     });
     memory::try_collect(scored, Purpose::Draws)
-}
-
-/// Whether a step with so many rows gave all their logits; if not, it gave what was found of them.
-fn is_whole(output: &StepOutput, rows: usize, vocab: usize) -> Result<bool> {
-    match (output.logits.len(), output.scores.len()) {
-        (logits, _) if logits == rows * vocab => Ok(true),
-        (_, scores) if scores == rows => Ok(false),
-        (logits, _) => Err(too_few(rows, logits)),
-    }
 }
 
 fn too_few(rows: usize, logits: usize) -> Error {

@@ -215,8 +215,8 @@ impl FakeReplica {
         output.scores.clear();
         output.logits.clear();
         self.collected.clear();
-        let draws = want == Want::Tokens && plan.draws() && self.draws();
-        let scores = want == Want::Tokens && plan.is_scored() && self.scores();
+        let draws = want.draws(plan) && self.draws();
+        let scores = want.scores(plan) && self.scores();
         for row in &plan.logits {
             let fed = plan.tokens[row.row];
             let fed = u32::try_from(fed).unwrap_or_else(|_| {

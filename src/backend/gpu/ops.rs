@@ -1250,8 +1250,7 @@ impl Ops for GpuOps {
     }
 
     fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want, _output: &mut StepOutput) -> Result<()> {
-        let draws = want == Want::Tokens && plan.draws();
-        let scores = want == Want::Tokens && plan.is_scored();
+        let (draws, scores) = (want.draws(plan), want.scores(plan));
         let product = match want {
             // Only the matrix cores' kernels summarize rows as they go.
             Want::Tokens if !draws && !scores && !w.is_wire() => Product::Greedy,

@@ -362,8 +362,7 @@ impl Replica for GpuReplica {
         let header = self.plans.write(plan, turn)?;
         self.queue(plan, &header, want, turn)?;
         let coming = self.end_step(plan.logits.len(), want, turn)?;
-        let draws = want == Want::Tokens && plan.draws();
-        let scores = want == Want::Tokens && plan.is_scored();
+        let (draws, scores) = (want.draws(plan), want.scores(plan));
         self.in_flight.push_back(InFlight {
             turn,
             rows: plan.logits.len(),

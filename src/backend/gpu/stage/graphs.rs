@@ -184,7 +184,7 @@ impl Stage {
     /// The shape of a step; the stages before the last one have nothing to do with logits.
     pub fn shape(&self, plan: &StepPlan, header: &StepHeader, want: Want) -> StepShape {
         let logits_rows = self.unembedding().map_or(0, |_| plan.logits.len());
-        let finds = self.unembedding().is_some() && want == Want::Tokens;
+        let is_last = self.unembedding().is_some();
         StepShape {
             rows: bucket(plan.rows(), self.capacity.rows),
             logits_rows: bucket(logits_rows, self.capacity.logits_rows),
@@ -197,8 +197,8 @@ impl Stage {
                 tiles => bucket(tiles, self.capacity.rows),
             },
             logits: self.whole_rows(plan, want),
-            draws: finds && plan.draws(),
-            scores: finds && plan.is_scored(),
+            draws: is_last && want.draws(plan),
+            scores: is_last && want.scores(plan),
         }
     }
 
