@@ -116,6 +116,12 @@ class Picture:
             f'font-weight="{weight}">{escaped(text)}</text>'
         )
 
+    def lines_of_text(self, x, y, pitch, texts, size=12, fill=INK, last=None):
+        """Texts below each other; `last` is the colour of the last one, if it has its own."""
+        for number, text in enumerate(texts, 1):
+            own = last if last and number == len(texts) else fill
+            self.text(x, y + pitch * (number - 1), text, size, fill=own)
+
     def label(self, x, y, width, height, text, fill=WHITE, size=13, stroke=INK, dash=""):
         """A box with a text in its middle."""
         self.box(x, y, width, height, fill, stroke, dash)
@@ -218,15 +224,14 @@ def picture_of_slab():
     picture.line((28, 92), (28, 198), stroke=GREY, arrow=True)
     picture.text(24, 82, f"[slabs][rows][{slab}] of 16 bits; here {rows} rows", 12)
     picture.text(24, 240, "bytes; slabs lie one after the other", 12, fill=GREY)
-    for line, text in enumerate([
+    picture.lines_of_text(24, 284, 22, [
         f"A row has {2 * slab} bytes of a slab: eight pieces of 16 bytes.",
         "A run of rows of one slab is contiguous: Hopper fetches it",
         "by one bulk copy, CDNA copies it to LDS unchanged.",
         "Threads that read one piece of eight rows meet eight places,",
         "so no two of them the same banks of shared memory.",
         "`exact` has two or three such buffers, a term each.",
-    ]):
-        picture.text(24, 284 + 22 * line, text)
+    ], size=13)
     swizzle_grid(picture, 640, 90, 10, lambda row, place: inverse(lambda r, k: index(r, k, rows), row)(place),
                  lambda row: f"row {row}")
     picture.text(640, 62, "Slab 1: 16 bytes at each place of a row", 12)
@@ -249,11 +254,10 @@ def picture_of_page():
         picture.label(x + 33, 90, 33, 60, "V", GREEN)
         picture.text(x + 33, 168, f"head {head}", 11, "middle", GREY)
     padding = found(r"fn kv_head_padding\(&self\) -> usize \{\s*(\d+)", "src/backend/gpu/family/cdna.rs").group(1)
-    for line, text in enumerate([
+    picture.lines_of_text(24, 192, 16, [
         f"K: {page} rows of {dim} elements, {part:,} bytes; V: as many. On CDNA {padding} bytes lie between",
         "heads, or those read together would meet on the same memory channels.",
-    ]):
-        picture.text(24, 192 + 16 * line, text, 12, fill=GREY)
+    ], fill=GREY)
     swizzle_grid(picture, 720, 92, 10, lambda row, place: inverse(lambda r, d: index(r, d, dim), row)(place),
                  lambda row: f"position {row}")
     picture.text(720, 64, "K of head 1: 16 bytes at each place of a row", 12)
@@ -369,13 +373,12 @@ def picture_of_steps():
     commit = next(begin for begin, _, what, step in host if what == "commit" and step == 0)
     picture.line((x + ends[0] * scale, y + 54), (x + commit * scale + 10, y + 38), stroke=GREY, arrow=True)
     picture.text(24, 80, "P1 is planned before step 0 has its tokens: the plan names slots, not tokens.", 12)
-    for line, text in enumerate([
+    picture.lines_of_text(24, y + 172, 24, [
         "P: the host plans a step and queues it. C: it takes the step's tokens, ends answers and starts requests.",
         "That a token ends its answer is known at C, one step late: the row that the next step computes for it is",
         "dropped. Its KV blocks are given to others at once, since steps run in order.",
         "Lengths are an example, not measured.",
-    ]):
-        picture.text(24, y + 172 + 24 * line, text, 12, fill=GREY if line == 3 else INK)
+    ], last=GREY)
     return picture
 
 
@@ -390,14 +393,13 @@ def picture_of_group():
     lanes(picture, x, y, scale, host, devices, names, [BLUE, ORANGE, GREEN])
     picture.text(24, 76, f"Sequences take turns, a colour each: those of step 0 come again in step {stages}, which "
                          "begins with the tokens that step 0 has found.", 12)
-    for line, text in enumerate([
+    picture.lines_of_text(24, y + 246, 22, [
         "Host: white, it plans a step and queues it on all stages; coloured, it takes the tokens of one.",
         "Between two stages the rows of the residual stream hop to the next device, in a stream of their own: a",
         "stage waits for a hop only if it has nothing else to do. The last stage writes tokens to pinned memory,",
         "where the first reads them.",
         "Lengths are an example, not measured.",
-    ]):
-        picture.text(24, y + 246 + 22 * line, text, 12, fill=GREY if line == 4 else INK)
+    ], last=GREY)
     return picture
 
 
@@ -487,13 +489,12 @@ def picture_of_product():
         picture.label(x + begin * scale, top, (finish - begin) * scale, 32, str(step), GREEN)
     picture.text(x + done * scale + 10, top + 22, f"... {slabs - 1}")
     picture.label(end, y, 290, 30, "the next kernel may start its prologue", WHITE, 12, GREY, "4 3")
-    for line, text in enumerate([
+    picture.lines_of_text(24, top + 70, 22, [
         "Blue: a slab's weights, 64 along K, are on their way or in the stage. Orange: its tokens. Green: multiplied.",
         "Weights do not depend on the predecessor: those of the first stages are requested before it ends, tokens",
         "after. From then on a producer's bulk copies fill a stage as soon as the consumers have released it.",
         f"Stages are attn_out's for a tile of 128 tokens, of {slabs} slabs; lengths are an example, not measured.",
-    ]):
-        picture.text(24, top + 70 + 22 * line, text, 12, fill=GREY if line == 3 else INK)
+    ], last=GREY)
     return picture
 
 

@@ -135,7 +135,7 @@ template <int FORMAT> struct Softmax {
   Sum<FORMAT> total;
 
   DEV void begin(float sink) {
-    largest = FORMAT == FORMAT_F32 ? sink : sink * 1.44269504f;
+    largest = FORMAT == FORMAT_F32 ? sink : sink * LOG2E;
     total = 1;
   }
   // Turns a unit's scores into exponentials; ends with a barrier.

@@ -490,7 +490,8 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     let (routing, norm) = (256 * 8 + 8 * 8, NORM_THREADS / wave * 8);
     // Keys, powers, the waves' sums, and each thread's buckets of five bytes.
     let draw_wide_bytes = 4096 * 8 + 32 * 8 + 512 / wave * 8 + 512 * 12 * 5 + 8;
-    // Keys, of each wave the largest logits of 128 tiles and of the row, its sum, and a count, in multiples of eight on AMD.
+    // Keys, of each wave the largest logits of 128 tiles and of the row, its sum, and a count, in multiples of eight on
+    // AMD.
     let score_bytes = (1024 * 8 + 256 / wave * (128 * 4 + 4 + 8) + 4).next_multiple_of(wave / 8);
     [
         Kernel::written(Op::Upload, "upload.hip", 1024).holding(208),

@@ -63,7 +63,7 @@ struct Probabilities {
   Exponential exponential;
   double sum;
   float share;                                             // 1 / sum
-  DEV float approximate(float argument) const { return exp2_fast(argument * 1.442695041f) * share; }
+  DEV float approximate(float argument) const { return exp2_fast(argument * LOG2E) * share; }
   DEV static float low(float p) { return p - p * 0x1p-19f; }
   DEV static float high(float p) { return p + p * 0x1p-19f; }
   DEV float exact(float argument) const { return (float)(exponential(argument) / sum); }

@@ -17,4 +17,4 @@ DEV void rotate(float& x, float& y, float cos, float sin) {
 }
 
 // 16-bit attention computes 2^(q k): q is scaled before it is rounded to 16 bits.
-DEV float query_scale(int head_dim) { return div_rn(1.44269504f, sqrt_rn((float)head_dim)); }
+DEV float query_scale(int head_dim) { return div_rn(LOG2E, sqrt_rn((float)head_dim)); }

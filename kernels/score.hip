@@ -16,14 +16,12 @@ enum {
   WAVES = THREADS / WAVE,
   EACH = 8,                                                // and the next 8 on their way: 56 registers on Hopper
   TILE = THREADS * EACH,
-  // Tiles whose largest logits are kept apart: 262,144 tokens, more than gpt-oss has. Of more tokens, tiles share a place.
+  // Tiles whose largest logits are kept apart: 262,144 tokens, more than gpt-oss has. Further tiles share their places.
   KEPT_TILES = 128,
   // Many times the `top` that are looked for; 8 KiB, so that LDS leaves room for four blocks.
   KEYS = 1024,
 };
 static_assert(KEYS >= THREADS && THREADS >= MOST_TOP, "as many threads' tokens are sorted");
-
-constexpr float LOG2_E = 0x1.715476p0f;
 
 // Ascending keys are descending logits, and ascending tokens of equal logits; 0 and -0 are equal.
 DEV u64 logit_key(float logit, u32 token) {
@@ -89,13 +87,13 @@ KERNEL(score, ScoreArgs, THREADS, 4, 4) {
     }
     load_mine(logits, first + TILE, n, next);              // in flight while these are summed
     if (most > largest) {
-      sum *= exp2_fast((largest - most) * LOG2_E);
+      sum *= exp2_fast((largest - most) * LOG2E);
       largest = most;
       best = logit_key(most, first + at);
     }
     const float base = largest == -__builtin_inff() ? 0 : largest;
     float added = 0;
-    UNROLL for (int i = 0; i < EACH; i++) added += exp2_fast((v[i] - base) * LOG2_E);
+    UNROLL for (int i = 0; i < EACH; i++) added += exp2_fast((v[i] - base) * LOG2E);
     sum += added;
     if (top > 0) {
       most = wave_max(most);
@@ -110,7 +108,7 @@ KERNEL(score, ScoreArgs, THREADS, 4, 4) {
   barrier();
   float block_largest = maxima[0];
   for (int i = 1; i < WAVES; i++) block_largest = maxima[i] > block_largest ? maxima[i] : block_largest;
-  sum = block_sum<WAVES>(sum * exp2_fast((largest - block_largest) * LOG2_E), sums);
+  sum = block_sum<WAVES>(sum * exp2_fast((largest - block_largest) * LOG2E), sums);
 
   Scored& host = a.host[header.turn * a.host_rows + BID];
   if (sum == sum && top > 0) {

@@ -67,16 +67,16 @@ pub trait Replica: Send + Any {
     /// Whether it samples tokens itself, and keeps them for plans that refer to them. If it leaves a row to the host,
     /// the token that it keeps is arbitrary.
     fn draws(&self) -> bool;
-    /// Whether it finds [what log-probabilities take](crate::batch::FoundScore) itself. If not, steps with rows that are
-    /// scored are asked for all logits.
+    /// Whether it finds [what log-probabilities take](crate::batch::FoundScore) itself. If not, steps with rows that
+    /// are scored are asked for all logits.
     fn scores(&self) -> bool;
     /// Queues a step. The plan may be changed as soon as this returns.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()>;
     /// Waits for the oldest step in flight and stores its output. `output` may come back with other vectors. Lent
     /// logits should be given back before the next step is submitted, or the replica allocates more memory.
     fn collect(&mut self, output: &mut StepOutput) -> Result<()>;
-    /// Copies whole rows of the step collected last to the host, for rows whose sampling or scoring is left to it: `output.logits`
-    /// become `[rows, vocab]`. To be called before another step is submitted.
+    /// Copies whole rows of the step collected last to the host, for rows whose sampling or scoring is left to it:
+    /// `output.logits` become `[rows, vocab]`. To be called before another step is submitted.
     fn fetch(&mut self, _rows: &[usize], _output: &mut StepOutput) -> Result<()> {
         Err(Error::Internal(
             "a replica that neither draws nor scores has no more to give".into(),

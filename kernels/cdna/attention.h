@@ -24,7 +24,6 @@ enum : int {
   STEP = 16,                     // keys per MFMA
   STEP_MFMAS = 8,                // MFMAs of 16 keys and 16 columns: four for scores, four for values
 };
-#define LOG2E 1.4426950408889634f
 #define HEADROOM 15.f
 #define START 11.f
 #define UNSET -1e30f             // m before the first score: finite, so that masked scores (-inf) weigh exactly 0

@@ -27,5 +27,5 @@ DEV float gated_unit(float gate, float up, float limit, bool accurate, Exponenti
   up = at_least(at_most(up, limit), -limit);
   if (accurate)
     return mul_rn(mul_rn(gate, reciprocal(add_rn(1.f, exponential(mul_rn(-1.702f, gate))))), add_rn(up, 1.f));
-  return gate * rcp_fast(1.f + exp2_fast(gate * (-1.702f * 1.44269504f))) * (up + 1.f);   // log2(e)
+  return gate * rcp_fast(1.f + exp2_fast(gate * (-1.702f * LOG2E))) * (up + 1.f);
 }

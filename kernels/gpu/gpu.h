@@ -67,6 +67,8 @@ struct alignas(16) f32x4 {
 
 #define LANE (TID % WAVE)
 
+constexpr float LOG2E = 1.4426950408889634f;
+
 DEV float wave_sum(float v) { for (int o = WAVE / 2; o; o /= 2) v += shfl_xor(v, o); return v; }
 DEV float wave_max(float v) {
   for (int o = WAVE / 2; o; o /= 2) {

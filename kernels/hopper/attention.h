@@ -16,7 +16,6 @@ enum : int {
   TILE_BYTES = 2 * HALF_TILE,
 };
 
-constexpr float LOG2E = 1.4426950408889634f;
 constexpr float NEGATIVE_INFINITY = -__builtin_inff();
 
 // Online softmax: weights are 2^(score - m), where m is the running maximum or an earlier value of it. A common factor

@@ -56,8 +56,8 @@ pub struct Request {
     /// Tokens of the prompt.
     pub prompt_length: usize,
     /// The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
-    /// a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit for
-    /// other numbers.
+    /// a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit
+    /// for other numbers.
     pub max_tokens: usize,
     /// Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then.
     pub min_tokens: usize,
@@ -215,7 +215,8 @@ pub unsafe extern "C" fn getp_batch_open(model: *mut Model, options: *const Batc
 ///
 /// Requests start in the order in which they are submitted, each as soon as the KV cache has room for it, by its
 /// prompt's length and its `max_tokens`, beside those that run. So one that may become long holds up those behind it;
-/// who serves strangers gives each a `max_tokens`. Prompts are computed one after the other, beside the answers' tokens.
+/// who serves strangers gives each a `max_tokens`. Prompts are computed one after the other, beside the answers'
+/// tokens.
 ///
 /// A request that the model's devices have no room for is not a failure: its only event says so.
 ///
@@ -273,8 +274,8 @@ pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event:
     })
 }
 
-/// Cancels a request: its last event comes at once, with tokens that have come and without those of steps that are under
-/// way. Does nothing to one that has ended.
+/// Cancels a request: its last event comes at once, with tokens that have come and without those of steps that are
+/// under way. Does nothing to one that has ended.
 ///
 /// Fails for a NULL, for an `id` that the batch has not given, and for a lack of memory, when the request goes on:
 /// one line on stderr and the last error, returns the failure.

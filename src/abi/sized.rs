@@ -60,8 +60,8 @@ pub unsafe fn init<T: SizedStruct>(to: *mut T, size: usize, what: &'static str) 
 }
 
 /// Reads the program's struct, whose version may be older or newer than this one. Fields that an older one lacks are
-/// left at their defaults. Fails if a field is set that only a newer one has, be it behind this one's fields or in the place
-/// of a reserved one.
+/// left at their defaults. Fails if a field is set that only a newer one has, be it behind this one's fields or in the
+/// place of a reserved one.
 ///
 /// # Safety
 ///

@@ -8,8 +8,8 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// The argmax. Of the rows [drawn](super::LogitsRow::is_drawn) also the token sampled, if the replica samples; else
-    /// their logits. Their temperatures are above 0 and finite. Of the rows that are [scored](super::RowScore) what their
-    /// log-probabilities take, which not every replica gives.
+    /// their logits. Their temperatures are above 0 and finite. Of the rows that are [scored](super::RowScore) what
+    /// their log-probabilities take, which not every replica gives.
     Tokens,
     /// The argmax, and the logits of all rows.
     Logits,
@@ -45,7 +45,8 @@ pub struct FoundScore {
     pub logit: f32,
     /// The row's largest logit.
     pub largest: f32,
-    /// The sum of `e^(logit - largest)` over the row; NaN: whole rows must be [fetched](crate::replica::Replica::fetch).
+    /// The sum of `e^(logit - largest)` over the row; NaN: whole rows must be
+    /// [fetched](crate::replica::Replica::fetch).
     pub sum: f64,
     /// As many of the most probable tokens as are wanted, with their logits, of equal ones the lowest first.
     pub top: [(u32, f32); MOST_TOP],

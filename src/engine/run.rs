@@ -312,8 +312,8 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             .left_to_host
             .iter()
             .for_each(|&sequence| self.scheduler.mend(sequence));
-        // If memory ends at one answer, those complete before it are not given back. Requests behind it begin again behind
-        // the tokens that they have been told of, and then have the scores of what comes there.
+        // If memory ends at one answer, those complete before it are not given back. Requests behind it begin again
+        // behind the tokens that they have been told of, and then have the scores of what comes there.
         if committed.is_err() {
             let has_token = |number| self.scheduler.sampled().iter().any(|token| token.number == number);
             scored.retain(|scored| scored.in_prompt.is_some() || has_token(scored.number));

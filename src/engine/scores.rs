@@ -29,7 +29,8 @@ struct Wanted {
     top: usize,
     number: usize,
     in_prompt: Option<usize>,
-    /// Whether the device has found its score: not of a token that the host has sampled, nor of values that are not finite.
+    /// Whether the device has found its score: not of a token that the host has sampled, nor of values that are not
+    /// finite.
     is_found: bool,
 }
 
@@ -44,8 +45,8 @@ impl Wanted {
     }
 }
 
-/// Scores the rows of the step collected last that ask for it; `tokens` are those sampled. To be called before these are
-/// committed.
+/// Scores the rows of the step collected last that ask for it; `tokens` are those sampled. To be called before these
+/// are committed.
 pub fn score(
     pool: &ThreadPool,
     scheduler: &Scheduler,
@@ -113,8 +114,8 @@ fn too_few(rows: usize, logits: usize) -> Error {
     Error::Internal(format!("a step with {rows} rows to score gave {logits} logits"))
 }
 
-/// The score of a row from what a device has found in it, with `top` of its most probable tokens. In float64, but for the
-/// device's exponentials.
+/// The score of a row from what a device has found in it, with `top` of its most probable tokens. In float64, but for
+/// the device's exponentials.
 fn score_found(found: &FoundScore, top: usize) -> Result<Score> {
     let of_sum = found.sum.ln();
     let logprob = |logit: f32| (f64::from(logit) - f64::from(found.largest) - of_sum) as f32;

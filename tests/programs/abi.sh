@@ -8,7 +8,7 @@
 . "$(dirname "$0")/lib.sh"
 need gcc "apt-get install gcc"
 need abidiff "apt-get install abigail-tools"
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+version=$(version_here)
 # The structs that a program passes with their size, or gets a pointer to: they may grow at their ends.
 growing='^getp_(options|batch_options|request|event|stats_t)$'
 

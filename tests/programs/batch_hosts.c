@@ -387,6 +387,16 @@ static struct held held(void) {
   return held;
 }
 
+/* What is held once there are at most so many threads and mappings; threads about to end get half a minute for it. */
+static struct held held_at_last(long threads, long mappings) {
+  struct held now = held();
+  for (int patience = 600; (now.threads > threads || now.mappings > mappings) && patience > 0; patience--) {
+    usleep(50000);
+    now = held();
+  }
+  return now;
+}
+
 static void nothing(void *context, const getp_event *e) {
   (void)context;
   (void)e;
@@ -400,8 +410,8 @@ static void open_and_close(getp_model *model) {
     getp_batch_close(batch);
     if (round == rounds / 4) before = held();
   }
-  /* The threads of the last batch may not have ended, and those of the measured one may have. */
-  for (int patience = 600; (after = held()).threads > before.threads + 2 && patience > 0; patience--) usleep(50000);
+  /* Those of the measured batch may have ended. */
+  after = held_at_last(before.threads + 2, LONG_MAX);
   host_require(after.threads <= before.threads + 2 && after.files == before.files, "no thread or file is left open");
   host_require(after.resident_kib <= before.resident_kib + 4096, "and no memory");
   fprintf(host_log, "ok: %d batches, then %ld KiB where there were %ld\n", rounds, after.resident_kib,
@@ -411,15 +421,14 @@ static void open_and_close(getp_model *model) {
 /* A thread that closes its batch, and then waits for the end of all its threads, does not wait for itself, and leaves
  * no stack behind. */
 static void close_within_often(getp_model *model) {
-  /* Of the last threads, which may not have ended, and of allocators. A stack is two mappings. */
+  /* Of allocators. A stack is two mappings. */
   enum { OTHERS = 8 };
   struct held before, after;
-  int patience = 600;
   chain_requests(model, 3 * KINDS, close_within);
   chain_requests(model, 3 * KINDS, close_and_open_within);
   before = held();
   for (int round = 0; round < rounds / 10; round++) chain_requests(model, 1, close_and_open_within);
-  while ((after = held()).mappings > before.mappings + rounds / 10 + OTHERS && patience-- > 0) usleep(50000);
+  after = held_at_last(LONG_MAX, before.mappings + rounds / 10 + OTHERS);
   host_require(after.mappings <= before.mappings + rounds / 10 + OTHERS, "no stack is left");
   fprintf(host_log, "ok: batches closed, and others opened, in on_event\n");
 }

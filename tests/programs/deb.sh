@@ -4,7 +4,7 @@
 # Debian's mirror has; this, and to change into it, only root may.
 . "$(dirname "$0")/lib.sh"
 need dpkg-shlibdeps "apt-get install dpkg-dev"
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+version=$(version_here)
 quietly "Debian's packages" "${MAKE:-make}" --no-print-directory deb
 
 # skipped REASON

@@ -8,7 +8,7 @@ need readelf "apt-get install binutils"
 chmod 755 "$scratch"
 unset LD_LIBRARY_PATH LD_RUN_PATH PKG_CONFIG_PATH CMAKE_PREFIX_PATH FEATURES DESTDIR PREFIX LIBDIR INCLUDEDIR
 source=$PWD
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+version=$(version_here)
 soname=libgetp.so.${version%%.*}
 strict=(-Wall -Wextra -Wpedantic -Werror)
 

@@ -18,6 +18,11 @@ need() {
     command -v "$1" >/dev/null || fail "$1 is missing; install it with: $2"
 }
 
+# The version in Cargo.toml.
+version_here() {
+    sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1
+}
+
 # quietly NAME COMMAND...: its output is shown only if it fails.
 quietly() {
     local name=$1 output=$scratch/output.$BASHPID

@@ -3,8 +3,8 @@
 //! The macro `shared` takes constants, formats and structs with their comments. It makes the Rust items, and tables of them
 //! with each struct's size and each field's offset as the compiler laid it out. `tests/header/kernels.rs` prints the
 //! tables as C++. Types of fields are written as in Rust; `*const f32` and `*mut f32` stand for addresses on the
-//! device, which the kernels see as `const float*` and `float*` and the host holds as [`TypedPtr<f32>`](TypedPtr): a buffer
-//! of integers where a kernel takes float32 values does not compile.
+//! device, which the kernels see as `const float*` and `float*` and the host holds as [`TypedPtr<f32>`](TypedPtr): a
+//! buffer of integers where a kernel takes float32 values does not compile.
 //!
 //! cbindgen, which makes `include/getp.h`, is not used here. It knows no offsets, gives constants the type `uintptr_t`,
 //! which would change the kernels' integer arithmetic, and puts comments on lines of their own.

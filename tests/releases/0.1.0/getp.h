@@ -199,8 +199,8 @@ typedef struct {
   /* Tokens of the prompt. */
   size_t prompt_length;
   /* The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
-   * a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit for
-   * other numbers. */
+   * a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit
+   * for other numbers. */
   size_t max_tokens;
   /* Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then. */
   size_t min_tokens;
@@ -595,7 +595,8 @@ getp_batch *getp_batch_open(getp_model *model, const getp_batch_options *options
  *
  * Requests start in the order in which they are submitted, each as soon as the KV cache has room for it, by its
  * prompt's length and its `max_tokens`, beside those that run. So one that may become long holds up those behind it;
- * who serves strangers gives each a `max_tokens`. Prompts are computed one after the other, beside the answers' tokens.
+ * who serves strangers gives each a `max_tokens`. Prompts are computed one after the other, beside the answers'
+ * tokens.
  *
  * A request that the model's devices have no room for is not a failure: its only event says so.
  *
@@ -613,8 +614,8 @@ getp_status getp_batch_submit(getp_batch *batch, const getp_request *request, ui
  * returns the failure. */
 getp_status getp_batch_next(getp_batch *batch, double seconds, const getp_event **event);
 
-/* Cancels a request: its last event comes at once, with tokens that have come and without those of steps that are under
- * way. Does nothing to one that has ended.
+/* Cancels a request: its last event comes at once, with tokens that have come and without those of steps that are
+ * under way. Does nothing to one that has ended.
  *
  * Fails for a NULL, for an `id` that the batch has not given, and for a lack of memory, when the request goes on:
  * one line on stderr and the last error, returns the failure. */
