@@ -34,6 +34,7 @@ RELEASE := $(TARGET)/release
 # Users' tools are made with the library they run; the checks take those that `cargo test` has made.
 TOOLS_PROFILE ?= release
 TOOLS := $(TARGET)/$(if $(filter dev,$(TOOLS_PROFILE)),debug,$(TOOLS_PROFILE))/examples
+ALL_TOOLS := $(addprefix $(TOOLS)/,make_model make_samples export_tokenizer compare_logits)
 # For the scripts in tests/programs and packaging.
 export TARGET BUILD TOOLS FUZZ_SECONDS FEATURES DESTDIR PREFIX LIBDIR INCLUDEDIR
 
@@ -156,8 +157,11 @@ fuzz:
 library:
 	$(CARGO) build --release --locked --lib
 
-tools:
+# Cargo is not asked while the tools are newer than what they are made of: it would also make libgetp.so again where a
+# check has just built it with other features.
+$(ALL_TOOLS) &: $(shell find src examples tests/common -name '*.rs')
 	$(CARGO) build --profile $(TOOLS_PROFILE) --locked --examples
+	touch $(ALL_TOOLS)
 
 # Checks that run at the same time may both want these; one makes them.
 programs: library
@@ -168,20 +172,20 @@ small-model tiny-model: %-model: $(BUILD)/%.bin $(BUILD)/%-tokenizer.bin
 7m-model: $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 
 # A file is whole or not there, whoever else makes it and whatever is interrupted.
-$(BUILD)/%-tokenizer.bin: $(TOKENIZER_SOURCES) Makefile | tools
+$(BUILD)/%-tokenizer.bin: $(TOKENIZER_SOURCES) Makefile | $(TOOLS)/export_tokenizer
 	mkdir -p $(BUILD)
 	$(TOOLS)/export_tokenizer $($*_TOKENIZER) $@.$$$$ && mv $@.$$$$ $@
 
-$(BUILD)/tokenizer.bin: $(TOKENIZER_SOURCES) | tools
+$(BUILD)/tokenizer.bin: $(TOKENIZER_SOURCES) | $(TOOLS)/export_tokenizer
 	mkdir -p $(BUILD)
 	$(TOOLS)/export_tokenizer $@.$$$$ && mv $@.$$$$ $@
 
-$(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | tools
+$(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | $(TOOLS)/make_model
 	mkdir -p $(BUILD)
 	$(TOOLS)/make_model $($*_MODEL) $@.$$$$ && mv $@.$$$$ $@
 
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: run check test installable install uninstall deb setup $(CHECKS) keep-abi library tools programs \
+.PHONY: run check test installable install uninstall deb setup $(CHECKS) keep-abi library programs \
     7m-model small-model tiny-model clean

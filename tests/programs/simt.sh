@@ -48,24 +48,25 @@ programs=("mfma_test 0" "mfma_test 1" "attention_test 0" "attention_test 1" smal
 test_kernels plain "$library"
 
 # What host programs do, with the library that the tests have just been built with: `cargo build` would take other
-# features of some crates than the tests do, and build all again. Where another one lies there, it does. Two prompts do:
-# hosts.sh has all of them.
+# features of some crates than the tests do, and build all again. A copy, since every build writes that file. Where
+# another build has written it, Cargo makes it again once it is gone. Two prompts do: hosts.sh has all of them.
 head -n 3 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/prompts"
-folder=$TARGET/debug/deps
-if ! grep -q simt_launch "$folder/libgetp.so"; then
-    quietly "a library with the machine" "$cargo" build "${simt[@]}" --lib
-    folder=$TARGET/debug
+shared=$TARGET/debug/deps/libgetp.so
+if ! grep -q simt_launch "$shared"; then
+    rm "$shared"
+    quietly "a library with the machine" "$cargo" test "${simt[@]}" --no-run "${tests[@]}"
 fi
+mkdir "$scratch/library"
+cp "$shared" "$scratch/library"
+link=(-Iinclude -L"$scratch/library" -lgetp -Wl,-rpath,"$scratch/library" -lpthread -lm)
 for program in exit_meanwhile float_environment; do
-    gcc -std=c11 -O0 -Wall -Wextra -Wpedantic -Werror -Iinclude -o "$scratch/$program" "tests/programs/$program.c" \
-        -L"$folder" -lgetp -Wl,-rpath,"$folder" -lpthread -lm
+    gcc -std=c11 -O0 -Wall -Wextra -Wpedantic -Werror -o "$scratch/$program" "tests/programs/$program.c" "${link[@]}"
     GETP_DEVICE=simt:0 GETP_PROGRESS=0 GETP_THREADS=2 quietly "$program.c on the machine" \
         "$scratch/$program" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" "$scratch/prompts"
 done
-strict=(-std=c++17 -O0 -Wall -Wextra -Wpedantic -Werror -Iinclude)
-g++ "${strict[@]}" -DPLUGIN -shared -fPIC -o "$scratch/plugin.so" tests/programs/unload.cpp \
-    -L"$TARGET/debug" -lgetp -Wl,-rpath,"$TARGET/debug"
-g++ "${strict[@]}" -o "$scratch/unload" tests/programs/unload.cpp -lpthread -ldl
+strict=(-std=c++17 -O0 -Wall -Wextra -Wpedantic -Werror)
+g++ "${strict[@]}" -DPLUGIN -shared -fPIC -o "$scratch/plugin.so" tests/programs/unload.cpp "${link[@]}"
+g++ "${strict[@]}" -Iinclude -o "$scratch/unload" tests/programs/unload.cpp -lpthread -ldl
 GETP_DEVICE=simt:0 GETP_PROGRESS=0 GETP_THREADS=2 quietly "unload.cpp on the machine" \
     "$scratch/unload" "$BUILD/tiny.bin" "$BUILD/tiny-tokenizer.bin" c_examples/prompts.txt "$scratch/plugin.so"
 
