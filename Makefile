@@ -93,7 +93,9 @@ check-lints:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 	tests/programs/shellcheck.sh
 
+# With the tools that other checks use, as long as this folder's library has the same features.
 test-rust:
+	$(CARGO) build --locked --examples
 	$(CARGO) test --locked --no-fail-fast
 
 # The GPU engine on a SIMT machine emulated on the CPU.
@@ -172,15 +174,15 @@ small-model tiny-model: %-model: $(BUILD)/%.bin $(BUILD)/%-tokenizer.bin
 7m-model: $(BUILD)/7m.bin $(BUILD)/tokenizer.bin
 
 # A file is whole or not there, whoever else makes it and whatever is interrupted.
-$(BUILD)/%-tokenizer.bin: $(TOKENIZER_SOURCES) Makefile | $(TOOLS)/export_tokenizer
+$(BUILD)/%-tokenizer.bin: $(TOKENIZER_SOURCES) Makefile | $(ALL_TOOLS)
 	mkdir -p $(BUILD)
 	$(TOOLS)/export_tokenizer $($*_TOKENIZER) $@.$$$$ && mv $@.$$$$ $@
 
-$(BUILD)/tokenizer.bin: $(TOKENIZER_SOURCES) | $(TOOLS)/export_tokenizer
+$(BUILD)/tokenizer.bin: $(TOKENIZER_SOURCES) | $(ALL_TOOLS)
 	mkdir -p $(BUILD)
 	$(TOOLS)/export_tokenizer $@.$$$$ && mv $@.$$$$ $@
 
-$(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | $(TOOLS)/make_model
+$(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | $(ALL_TOOLS)
 	mkdir -p $(BUILD)
 	$(TOOLS)/make_model $($*_MODEL) $@.$$$$ && mv $@.$$$$ $@
 
