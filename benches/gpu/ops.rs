@@ -53,6 +53,8 @@ const GRAPH_STEPS: usize = 10;
 pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     let mut config = args.config();
     config.n_layers = LAYERS;
+    // The KV cache is made for sequences of this length.
+    config.seq_len = config.seq_len.max(part.context + 1);
     let most = part.rows.iter().copied().max().unwrap_or(1);
     let options = |profile| {
         anyhow::Ok(Options {
