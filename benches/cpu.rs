@@ -1,12 +1,12 @@
 //! The speed of the CPU backend, and the limits of the machine.
 //!
-//!     cargo bench --bench cpu -- [machine] [ops] [pack] [ties] [model] [--layers N] [--threads N]
+//!     cargo bench --bench cpu -- [machine] [ops] [pack] [ties] [model] [requests] [--layers N] [--threads N]
 //!         [--precision exact|fast]
 //!
 //! `machine` measures the memory's read bandwidth and the peak rate of the dot products the kernels use; `ops` times
 //! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing; `ties` the argmax of `exact` where
-//! logits are equal; `model` prefill and decoding of a model of the 20b shape with few layers. Times are medians of
-//! alternating runs.
+//! logits are equal; `model` prefill and decoding of a model of the 20b shape with few layers; `requests` what the engine
+//! itself takes for a request. Times are medians of alternating runs.
 
 #![allow(missing_docs)]
 
@@ -15,27 +15,29 @@ mod synthetic;
 
 use clap::Parser;
 use getp::backend::cpu::{self, Buffer, ComputeMode, CpuOps, Tiles};
-use getp::batch::{StepOutput, StepPlan, Want};
+use getp::batch::{Greedy, StepOutput, StepPlan, Want};
 use getp::checkpoint::{Part, Tensor, Values};
 use getp::config::ModelConfig;
-use getp::engine::limits;
+use getp::engine::{Ask, Ending, Engine, Service, limits};
+use getp::kv_blocks::KvBlocks;
 use getp::memory::Purpose;
 use getp::ops::Ops;
 use getp::options::{Options, Precision, Print};
-use getp::profile::Stage;
-use getp::replica::Replica;
-use getp::request::Request;
+use getp::profile::{Profile, Stage};
+use getp::replica::{Pointers, Replica};
+use getp::request::{EndTokens, LogProbs, Request, Sampling};
 use getp::scheduler::Scheduler;
 use getp::simd::{Avx512, Level, Simd};
-use getp::weights::{Bytes, WeightFormat, pack};
+use getp::weights::{Bytes, PackReport, WeightFormat, pack};
 use half::{bf16, f16};
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
 
 #[derive(Parser)]
 struct Args {
-    /// Which parts to run: machine, ops, pack, ties, model (all by default).
+    /// Which parts to run: machine, ops, pack, ties, model, requests (all by default).
     parts: Vec<String>,
     /// Layers of the model.
     #[arg(long, default_value_t = 4)]
@@ -95,6 +97,9 @@ fn main() -> anyhow::Result<()> {
     }
     if args.wants("model") {
         model(&args)?;
+    }
+    if args.wants("requests") {
+        requests(&args)?;
     }
     Ok(())
 }
@@ -492,4 +497,163 @@ fn generate(
         }
     }
     (prefill, decode)
+}
+
+// ---- requests
+
+const REQUESTS: usize = 1_000_000;
+const PROMPT: usize = 8;
+
+/// A replica that computes nothing: what is left is the engine's own time.
+#[derive(Default)]
+struct Idle {
+    report: PackReport,
+    /// Rows with logits of the step in flight.
+    rows: usize,
+}
+
+impl Replica for Idle {
+    fn describe(&self) -> String {
+        "a replica that computes nothing".into()
+    }
+
+    fn pack_report(&self) -> &PackReport {
+        &self.report
+    }
+
+    fn kv_blocks(&self) -> KvBlocks {
+        KvBlocks {
+            tokens: 16,
+            full: 4096,
+            window: 4096,
+        }
+    }
+
+    fn kv_bytes(&self) -> u64 {
+        0
+    }
+
+    fn max_step_tokens(&self) -> usize {
+        2048
+    }
+
+    fn chunk_tokens(&self) -> usize {
+        512
+    }
+
+    fn max_logits_rows(&self) -> usize {
+        2048
+    }
+
+    fn depth(&self) -> usize {
+        1
+    }
+
+    fn draws(&self) -> bool {
+        false
+    }
+
+    fn scores(&self) -> bool {
+        false
+    }
+
+    fn submit(&mut self, plan: &StepPlan, _: Want) -> getp::error::Result<()> {
+        self.rows = plan.logits.len();
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> getp::error::Result<()> {
+        output.greedy.clear();
+        output.greedy.resize(self.rows, Greedy { token: 1, logit: 1.0 });
+        Ok(())
+    }
+
+    fn profile(&self) -> Option<&Profile> {
+        None
+    }
+
+    fn pointers(&self) -> Pointers {
+        Pointers {
+            weights: [std::ptr::null_mut(); 16],
+            state: [std::ptr::null_mut(); 21],
+        }
+    }
+}
+
+/// Seconds of processor time of all threads so far.
+fn processor_seconds() -> f64 {
+    // SAFETY: all zeros is a value of this struct, and the call fills it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut usage);
+        usage
+    };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    seconds(usage.ru_utime) + seconds(usage.ru_stime)
+}
+
+/// One thread submits requests of 8 + 1 tokens, another takes the events, a third serves them.
+fn requests(args: &Args) -> anyhow::Result<()> {
+    let options = Options {
+        print: Print::Nothing,
+        progress: false,
+        ..Options::default()
+    };
+    let mut runs = Vec::new();
+    for _ in 0..args.repeats.min(3) {
+        let mut engine = Engine::new(vec![Box::<Idle>::default()], &ModelConfig::preset_7m(), options.clone())?;
+        let service = engine.service()?;
+        let processor = processor_seconds();
+        let start = Instant::now();
+        let reopen = |_: &Options| Err(getp::error::Error::State("no device is left".into()));
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| engine.serve_all(&service, &reopen));
+            let submitting = scope.spawn(|| submit_all(&service));
+            let heard = hear_all(&service);
+            service.close();
+            let served = serving.join().map_err(|_| anyhow::anyhow!("the engine has panicked"));
+            let submitted = submitting.join().map_err(|_| anyhow::anyhow!("it has panicked"));
+            heard.and(served?.map_err(Into::into)).and(submitted?)
+        })?;
+        runs.push((start.elapsed().as_secs_f64(), processor_seconds() - processor));
+    }
+    let each = |seconds: Vec<f64>| 1e6 * median(seconds) / REQUESTS as f64;
+    println!(
+        "{REQUESTS} requests of {PROMPT} + 1 tokens, nothing computed: {:.2} us each, {:.2} us of processor time in all threads",
+        each(runs.iter().map(|run| run.0).collect()),
+        each(runs.iter().map(|run| run.1).collect()),
+    );
+    Ok(())
+}
+
+fn submit_all(service: &Service) -> anyhow::Result<()> {
+    let ends = Arc::new(EndTokens::new(&EndTokens::RELEASED));
+    for number in 0..REQUESTS {
+        service.submit(Ask {
+            prompt: (0..PROMPT).map(|i| (number + i) as u32 % 199_000).collect(),
+            max_positions: Some(PROMPT),
+            min_tokens: 0,
+            sampling: Sampling::GREEDY,
+            ends: ends.clone(),
+            logprobs: LogProbs::default(),
+            tag: number as u64,
+            tokens_per_event: 1,
+        })?;
+    }
+    Ok(())
+}
+
+fn hear_all(service: &Service) -> anyhow::Result<()> {
+    for _ in 0..REQUESTS {
+        let event = service
+            .next(None)
+            .ok_or_else(|| anyhow::anyhow!("the batch is closed"))?;
+        anyhow::ensure!(
+            matches!(event.end, Some(Ending::Answered(_))) && event.tokens.len() == 1,
+            "request {}: {:?}",
+            event.number,
+            event.end
+        );
+    }
+    Ok(())
 }
