@@ -37,6 +37,7 @@
 #include "epilogue.h"
 #include "instruction.h"
 #include "mxfp4.h"
+#include "qkv_store.h"
 #include "schedule.h"
 #include "w16.h"
 
