@@ -19,7 +19,7 @@
 //! [`norm_wanted`](Ops::norm_wanted) adds it to the rows that it reads, and ends the stream.
 //!
 //! ```
-//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
+//! # use getp::{error::Result, model::LayerWeights, ops::Ops};
 //! fn experts<'x, O: Ops>(
 //!     ops: &mut O,
 //!     w: &LayerWeights<O::Matrix, O::Vector>,
@@ -35,7 +35,7 @@
 //! The experts' outstanding sum cannot be lost by routing again:
 //!
 //! ```compile_fail,E0308
-//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
+//! # use getp::{error::Result, model::LayerWeights, ops::Ops};
 //! fn twice<'x, O: Ops>(
 //!     ops: &mut O,
 //!     w: &LayerWeights<O::Matrix, O::Vector>,
@@ -51,7 +51,7 @@
 //! Attention is not added once the rows are on their way to the experts:
 //!
 //! ```compile_fail,E0382
-//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
+//! # use getp::{error::Result, model::LayerWeights, ops::Ops};
 //! fn late<'x, O: Ops>(
 //!     ops: &mut O,
 //!     w: &LayerWeights<O::Matrix, O::Vector>,
@@ -69,22 +69,24 @@
 //! Rows of all tokens are not unembedded where those whose logits are wanted must be:
 //!
 //! ```compile_fail,E0308
-//! # use getp::{batch::{StepOutput, Want}, error::Result, model::Head, ops::Ops};
+//! # use getp::{batch::{StepPlan, Want}, error::Result, model::Head, ops::Ops};
 //! fn all<O: Ops>(
 //!     ops: &mut O,
+//!     plan: &StepPlan,
 //!     w: &Head<O::Matrix, O::Vector>,
 //!     x: O::Residual<'_>,
 //!     t: &mut O::Buffer,
+//!     output: &mut O::Output,
 //! ) -> Result<()> {
 //!     let (_, t) = ops.norm(x, &w.norm, t)?;
-//!     ops.unembed(plan, t, &w.unembedding, Want::Tokens, &mut StepOutput::default())
+//!     ops.unembed(plan, t, &w.unembedding, Want::Tokens, output)
 //! }
 //! ```
 //!
 //! And no value is used after its memory was written to again:
 //!
 //! ```compile_fail,E0499
-//! # use getp::{batch::{StepOutput, Want}, error::Result, model::{LayerWeights, Weights}, ops::Ops};
+//! # use getp::{error::Result, model::LayerWeights, ops::Ops};
 //! fn stale<O: Ops>(
 //!     ops: &mut O,
 //!     w: &LayerWeights<O::Matrix, O::Vector>,
@@ -97,7 +99,7 @@
 //! }
 //! ```
 
-use crate::batch::{StepOutput, StepPlan, Want};
+use crate::batch::{StepPlan, Want};
 use crate::error::Result;
 
 /// The operations of one step.
@@ -116,6 +118,9 @@ pub trait Ops {
     type Buffer;
     /// Memory of the residual stream `x[T, H]`, and of what becomes of its rows at the experts.
     type ResidualMemory;
+    /// What the last operation gives the host: [`StepOutput`](crate::batch::StepOutput), or nothing where operations
+    /// are queued, and the host reads what they gave later.
+    type Output;
 
     /// The residual stream; what a layer's experts gave may be outstanding.
     type Residual<'x>;
@@ -236,14 +241,13 @@ pub trait Ops {
         t: &'t mut Self::Buffer,
     ) -> Result<Self::Wanted<'t>>;
 
-    /// Logits `t[.., H] w^T` of the plan's logits rows, their summary, or tokens sampled from them, for the host: a
-    /// backend that runs operations at once stores them in `output`, one that queues them leaves it as it is.
+    /// Logits `t[.., H] w^T` of the plan's logits rows, their summary, or tokens sampled from them, for the host.
     fn unembed(
         &mut self,
         plan: &StepPlan,
         t: Self::Wanted<'_>,
         w: &Self::Matrix,
         want: Want,
-        output: &mut StepOutput,
+        output: &mut Self::Output,
     ) -> Result<()>;
 }

@@ -1,7 +1,7 @@
 //! The model's mathematics, once for all backends.
 
 use super::weights::{Head, LayerWeights, Weights};
-use crate::batch::{StepOutput, StepPlan, Want};
+use crate::batch::{StepPlan, Want};
 use crate::error::Result;
 use crate::ops::Ops;
 use std::ops::Range;
@@ -66,7 +66,7 @@ pub fn forward<O: Ops>(
     a: &mut Activations<O::ResidualMemory, O::Buffer>,
     kv: &mut O::KvCache,
     want: Want,
-    output: &mut StepOutput,
+    output: &mut O::Output,
 ) -> Result<()> {
     let mut x = match stage.embedding {
         Some(table) => ops.embed(plan, table, &mut a.x)?,

@@ -20,7 +20,7 @@ use getp::backend::gpu::open;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::target::Target;
 use getp::backend::gpu::weights::WeightSource;
-use getp::batch::{StepOutput, StepPlan, Want};
+use getp::batch::{StepPlan, Want};
 use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
 use getp::error::Result;
@@ -294,8 +294,8 @@ fn few_rows_take_few_launches() {
         let before = launches();
         let parts = replica.begin(&plan, Want::Tokens).unwrap();
         let stage = parts.weights.stage(0..config.n_layers);
-        let (a, kv, out) = (&mut *parts.activations, &mut *parts.kv, &mut StepOutput::default());
-        forward(parts.ops, &stage, &plan, a, kv, Want::Tokens, out).unwrap();
+        let (a, kv) = (&mut *parts.activations, &mut *parts.kv);
+        forward(parts.ops, &stage, &plan, a, kv, Want::Tokens, &mut ()).unwrap();
         assert_eq!(launches() - before, 5 + of_layer * config.n_layers, "{rows} rows");
     }
 }
@@ -323,8 +323,8 @@ fn stages_give_the_same_bits() {
             for (i, &end) in ends.iter().enumerate() {
                 let begin = if i == 0 { 0 } else { ends[i - 1] };
                 let stage = parts.weights.stage(begin..end);
-                let (a, kv, out) = (&mut *parts.activations, &mut *parts.kv, &mut StepOutput::default());
-                forward(parts.ops, &stage, &plan, a, kv, Want::Logits, out).unwrap();
+                let (a, kv) = (&mut *parts.activations, &mut *parts.kv);
+                forward(parts.ops, &stage, &plan, a, kv, Want::Logits, &mut ()).unwrap();
             }
             let logits = parts.ops.logits(plan.logits.len()).unwrap();
             logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()

@@ -210,6 +210,7 @@ impl<E: Element> Ops for CpuOps<E> {
     type KvCache = KvCache;
     type Buffer = Buffer;
     type ResidualMemory = ResidualMemory;
+    type Output = StepOutput;
 
     type Residual<'x> = &'x mut ResidualMemory;
     type Settled<'x> = &'x mut ResidualMemory;

@@ -23,7 +23,7 @@ use super::memory::{DeviceBuffer, PinnedBuffer, Stream, to_host};
 use super::profile::Timeline;
 use super::shapes::{AttentionWork, GemmShape, Kind, Product};
 use super::weights::{Matrix, Vector};
-use crate::batch::{StepOutput, StepPlan, Want};
+use crate::batch::{StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -928,6 +928,8 @@ impl Ops for GpuOps {
     type KvCache = KvCache;
     type Buffer = Buffer;
     type ResidualMemory = ResidualMemory;
+    /// The host reads what a step found when it collects the step.
+    type Output = ();
 
     type Residual<'x> = Residual<'x>;
     type Settled<'x> = Settled<'x>;
@@ -1249,7 +1251,7 @@ impl Ops for GpuOps {
         Ok(t)
     }
 
-    fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want, _output: &mut StepOutput) -> Result<()> {
+    fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want, _: &mut ()) -> Result<()> {
         let (draws, scores) = (want.draws(plan), want.scores(plan));
         let product = match want {
             // Only the matrix cores' kernels summarize rows as they go.

@@ -15,7 +15,7 @@ use super::ops::{Buffer, GpuOps, Numbers, ResidualMemory, Sizes, StepShape, slot
 use super::profile::{StepClock, Timeline};
 use super::step::{AttentionShape, Capacity, Plans, StepMemory};
 use super::weights::{GpuWeights, Matrix};
-use crate::batch::{StepOutput, StepPlan, Want};
+use crate::batch::{StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::kv_blocks::{KvBlocks, block_bytes};
@@ -298,8 +298,7 @@ impl Stage {
             kv,
             ..
         } = self;
-        let mut later = StepOutput::default(); // what it gives is read when the step is collected
-        forward(ops, &weights.whole(), plan, activations, kv, want, &mut later)
+        forward(ops, &weights.whole(), plan, activations, kv, want, &mut ())
     }
 
     /// Queues the kernel that fetches the plan; operations of a step of this shape may follow.

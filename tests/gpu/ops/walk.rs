@@ -10,7 +10,7 @@ use getp::backend::gpu::ops::inspect::Sent;
 use getp::backend::gpu::ops::{Buffer, GpuOps, Residual, ResidualMemory, Routed, Settled};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::weights::{GpuWeights, Matrix};
-use getp::batch::{Chunk, StepOutput, StepPlan, Want};
+use getp::batch::{Chunk, StepPlan, Want};
 use getp::checkpoint::Checkpoint;
 use getp::config::ModelConfig;
 use getp::error::{Error, Result};
@@ -536,9 +536,7 @@ impl Step<'_> {
         }
         self.check_norm(&rows, &head.norm);
         let (t, matrix) = (&self.scratch.t, &device.unembedding);
-        self.ops
-            .unembed(plan, t, matrix, want, &mut StepOutput::default())
-            .unwrap();
+        self.ops.unembed(plan, t, matrix, want, &mut ()).unwrap();
         let t = self.t(wanted.len());
         let close = |t: &[f32]| self.bounds.product(&head.unembedding, 0, &[], t);
         let expected: Vec<Vec<Close>> = t.chunks_exact(h).map(close).collect();
