@@ -22,7 +22,7 @@ use getp::backend::gpu::driver::DeviceMemory;
 use getp::backend::gpu::family;
 use getp::backend::gpu::group::demand::Demand;
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{GemmShape, Kind, Product};
+use getp::backend::gpu::shapes::{GemmShape, Kind, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::stage::{Common, bucket};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
@@ -291,11 +291,20 @@ impl Model<'_> {
         let qkv = self.shape(Product::Qkv, bucket);
         let qkv = self.target.gemm(&qkv).expect("a kernel").launch.kernel;
         let qkv_and_rope = if qkv.op == Op::QkvStore { 1 } else { 2 };
-        let norm_and_route = if self.target.norm_route(bucket).is_some() { 1 } else { 2 };
+        let fast = Numbers::new(Format::F16, false);
+        let norm_and_route = match self
+            .target
+            .norm_route(self.config, &fast, Kind::Wire(Format::Bf16), bucket)
+        {
+            Some(_) => 1,
+            None => 2,
+        };
         let sort_and_gather = match self.sort_mlp1(bucket) {
             Some(_) => 0,
-            None if self.target.sort_gather(bucket, 1).is_some() => 1,
-            None => 2,
+            None => match self.target.sort_gather(bucket, 1) {
+                SortGatherLaunch::Together(_) => 1,
+                SortGatherLaunch::Apart { .. } => 2,
+            },
         };
         let norm_attention_and_out = 3;
         let experts = 2;

@@ -5,7 +5,7 @@
 // done. A plan of 100 KB takes two PCIe round trips, one for the section list and one for all pieces at once, and 2 us
 // of transfer. So threads copy pieces of 16 bytes from all sections at once.
 //
-// Grid: any number of blocks; grids.rs says how many.
+// Grid: any number of blocks; launches.rs says how many.
 #include "catalogue.h"
 #include "gpu/math.h"
 

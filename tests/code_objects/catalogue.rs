@@ -8,7 +8,7 @@ use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::layout::TypedPtr;
-use getp::backend::gpu::shapes::{AttentionWork, Kind, Product};
+use getp::backend::gpu::shapes::{AttentionWork, Kind, NormWork, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::options::StepLimits;
@@ -70,6 +70,7 @@ fn walk(family: &'static dyn Family) -> Chosen {
         let usable = |config: &ModelConfig| target.supports(config, &StepLimits::GPU).is_ok();
         for config in models().into_iter().filter(usable) {
             for rows in rows() {
+                norms(&target, &config, rows, &mut chosen);
                 products(&target, &config, rows, &mut chosen);
                 attention(&target, &config, rows, &mut chosen);
             }
@@ -83,16 +84,11 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
         for launch in [
             target.upload(),
             target.embed(rows),
-            target.norm(rows),
             target.settle(rows),
             target.rope_store(rows),
             target.route(rows),
-            target.sort(rows),
-            target.gather(rows, 45),
-            target.argmax(rows),
-            target.argmax_logits(rows),
-            target.draw(rows),
-            target.draw_wide(rows),
+            target.argmax(Kind::W16, rows),
+            target.argmax(Kind::Wire(Format::Bf16), rows),
             target.score(rows),
             target.range(rows * 2880),
             target.synthesize(rows * 2880),
@@ -100,20 +96,16 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
         ] {
             note(chosen, launch);
         }
-        let config = ModelConfig::preset_20b();
-        let norms = [
-            target.norm_route(rows),
-            target.norm_route_few(&config, rows),
-            target.norm_route_few(&ModelConfig::preset_120b(), rows),
-            target.norm_few(&config, rows),
-            target.norm_rows(&config, rows),
-            target.norm_route_rows(&config, rows),
-            target.norm_route_rows(&ModelConfig::preset_120b(), rows),
-        ];
-        norms.into_iter().flatten().for_each(|launch| note(chosen, launch));
-        let sorted = target.sort_gather(rows, 45);
-        assert!(sorted.is_none_or(|launch| rows <= launch.kernel.most_rows));
-        sorted.into_iter().for_each(|launch| note(chosen, launch));
+        target.draw(rows).into_iter().for_each(|launch| note(chosen, launch));
+        match target.sort_gather(rows, 45) {
+            SortGatherLaunch::Together(launch) => {
+                assert!(rows <= launch.kernel.most_rows);
+                note(chosen, launch);
+            }
+            SortGatherLaunch::Apart { sort, gather } => {
+                [sort, gather].into_iter().for_each(|launch| note(chosen, launch))
+            }
+        }
     }
     for kind in [Kind::Mxfp4, Kind::W16] {
         target
@@ -136,6 +128,31 @@ fn pack(target: &Target, kind: Kind) -> PackArgs {
         shift: 0,
         format: Format::F16,
         half: 0,
+    }
+}
+
+fn norms(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
+    for (format, exact) in [
+        (Format::F16, false),
+        (Format::Bf16, false),
+        (Format::F16, true),
+        (Format::Bf16, true),
+    ] {
+        let numbers = Numbers::new(format, exact);
+        for adds in [false, true] {
+            let work = NormWork {
+                adds,
+                ..NormWork::default()
+            };
+            note(chosen, target.norm(config, &numbers, &work, rows));
+        }
+        for router in WIRE {
+            if let Some(found) = target.norm_route(config, &numbers, router, rows) {
+                found.launch.kernel.takes(config).unwrap();
+                assert!(!found.sends || rows == 1);
+                note(chosen, found.launch);
+            }
+        }
     }
 }
 

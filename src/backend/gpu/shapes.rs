@@ -4,6 +4,55 @@ use super::args;
 use super::catalogue::Op;
 use super::launch::Launch;
 
+/// How a replica computes.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbers {
+    /// Of activations: FP16 or BF16.
+    pub format: args::Format,
+    /// Of keys, values and queries: the same in `fast`, float32 in `exact`.
+    pub kv: args::Format,
+    /// Terms an activation: 1 in `fast`.
+    pub terms: usize,
+    /// Products, norms and attention as close to the float32 baseline as a GPU can, see docs/precision.md.
+    pub exact: bool,
+}
+
+impl Numbers {
+    /// In `fast` or in `exact`, with activations in this format, of which `exact` has two FP16 or three BF16 terms.
+    pub fn new(format: args::Format, exact: bool) -> Self {
+        let terms = match (exact, format) {
+            (false, _) => 1,
+            (true, args::Format::Bf16) => 3,
+            (true, _) => 2,
+        };
+        Self {
+            format,
+            kv: if exact { args::Format::F32 } else { format },
+            terms,
+            exact,
+        }
+    }
+}
+
+/// The shape of a step: what of it the choice and the grids of kernels depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepShape {
+    /// At least its rows.
+    pub rows: usize,
+    /// At least its rows whose logits are wanted.
+    pub logits_rows: usize,
+    /// At least its items of decode attention, full or windowed; 0 if it has none.
+    pub decode_items: usize,
+    /// At least its tiles of prefill attention; 0 if it has none.
+    pub prefill_tiles: usize,
+    /// Whether whole rows of logits are wanted.
+    pub logits: bool,
+    /// Whether tokens are drawn from them.
+    pub draws: bool,
+    /// Whether some are scored.
+    pub scores: bool,
+}
+
 /// The layout of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -88,6 +137,53 @@ pub struct GemmLaunch {
     pub candidates: usize,
     /// The largest number that the kernel makes of the counts of its work's parts.
     pub parts: u64,
+}
+
+/// Which rows a norm reads and what else it does.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NormWork {
+    /// Adds the experts' outputs to the residual stream.
+    pub adds: bool,
+    /// Only the rows whose logits are wanted; nothing is stored to the residual stream.
+    pub wanted_only: bool,
+    /// Stores the router's float32 input, too.
+    pub for_router: bool,
+}
+
+/// What the choice of a kernel for both norm and router depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct NormRouteShape {
+    /// Rows at most.
+    pub rows: usize,
+    /// Whether the router may be multiplied on the matrix cores: in `fast`, if it is BF16.
+    pub on_matrix_cores: bool,
+    /// Of the device.
+    pub multiprocessors: usize,
+}
+
+/// Norm and router by one kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct NormRouteLaunch {
+    /// The kernel and its blocks.
+    pub launch: Launch,
+    /// Whether it also copies the step's only row to its experts' slots.
+    pub sends: bool,
+    /// Whether it tells mlp1 that row's experts before it ends.
+    pub tells: bool,
+}
+
+/// Each row's experts get their slots, and the rows are copied there.
+#[derive(Clone, Copy, Debug)]
+pub enum SortGatherLaunch {
+    /// By one kernel.
+    Together(Launch),
+    /// By one behind the other.
+    Apart {
+        /// Gives the slots.
+        sort: Launch,
+        /// Copies the rows.
+        gather: Launch,
+    },
 }
 
 /// A packed matrix of the target.

@@ -11,8 +11,9 @@ use super::context::Context;
 use super::kv::{KvCache, page_bytes};
 use super::logits::LogitsAt;
 use super::memory::Event;
-use super::ops::{Buffer, GpuOps, Numbers, ResidualMemory, Sizes, StepShape, slots};
+use super::ops::{Buffer, GpuOps, ResidualMemory, Sizes, slots};
 use super::profile::{StepClock, Timeline};
+use super::shapes::{Numbers, Product, StepShape};
 use super::step::{AttentionShape, Capacity, Plans, StepMemory};
 use super::weights::{GpuWeights, Matrix};
 use crate::batch::{StepPlan, Want};
@@ -140,7 +141,7 @@ impl Ready {
             sizes,
             unembedding,
         )?;
-        ops.timeline = profile.then(|| Timeline::new(*roof));
+        ops.queue.timeline = profile.then(|| Timeline::new(*roof));
         Ok(Self {
             begun,
             memory,
@@ -267,7 +268,7 @@ impl Stage {
     /// Whether a step leaves whole rows of logits on the device.
     pub fn whole_rows(&self, plan: &StepPlan, want: Want) -> bool {
         self.unembedding()
-            .is_some_and(|w| want == Want::Logits || plan.draws() || plan.is_scored() || w.is_wire())
+            .is_some_and(|w| self.context.target.unembedding(w.kind, plan, want) == Product::Logits)
     }
 
     /// Queues a step's kernels, between two events if steps are timed; whole rows go to `logits`.
@@ -309,7 +310,7 @@ impl Stage {
 
     /// Times of its kernels, if profiling was asked for.
     pub fn profile(&self) -> Option<&Profile> {
-        self.ops.timeline.as_ref().map(|timeline| &timeline.profile)
+        self.ops.queue.timeline.as_ref().map(|timeline| &timeline.profile)
     }
 
     /// For users: its device, layers and memory.
@@ -344,7 +345,7 @@ impl Stage {
         if let Some(clock) = &mut self.clock {
             clock.settle(copied)?;
         }
-        if let Some(timeline) = &mut self.ops.timeline {
+        if let Some(timeline) = &mut self.ops.queue.timeline {
             timeline.settle()?;
             if count_rows {
                 let rows = self.activations.x.routes.rows_by_expert(&self.context.stream)?;
@@ -387,18 +388,7 @@ pub fn is_exact(options: &Options) -> bool {
 
 /// What a model's values are computed in, whose activations are in this format.
 pub fn numbers(options: &Options, format: args::Format) -> Numbers {
-    let exact = is_exact(options);
-    let terms = match (exact, format) {
-        (false, _) => 1,
-        (true, args::Format::Bf16) => 3,
-        (true, _) => 2,
-    };
-    Numbers {
-        format,
-        kv: if exact { args::Format::F32 } else { format },
-        terms,
-        exact,
-    }
+    Numbers::new(format, is_exact(options))
 }
 
 /// The most positions a sequence can have: gpt-oss's context.

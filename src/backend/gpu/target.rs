@@ -1,11 +1,10 @@
-//! What the kernels of a device look like from outside: launches, layouts, limits. Pure functions of shapes.
+//! What the kernels of a device look like from outside: layouts and limits. Pure functions of shapes.
 
-use super::args::{self, MXFP4_SLAB_BYTES, PackArgs, SLAB, W16_SLAB_BYTES};
+use super::args::{MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
 use super::catalogue::{Elements, Kernel, Op, Weights};
 use super::driver::Device;
 use super::family::{self, Family};
-use super::launch::Launch;
-use super::shapes::{AttentionWork, DecodeShape, GemmLaunch, GemmShape, Kind, PackedShape};
+use super::shapes::{Kind, PackedShape};
 use crate::config::ModelConfig;
 use crate::error::{Error, GpuFault, Result};
 
@@ -18,9 +17,6 @@ pub struct Target {
     pub multiprocessors: usize,
 }
 
-/// Runtimes count a launch's threads in 32 bits, and kernels the parts of a product's work in 32 with a sign.
-const MOST_THREADS: u64 = u32::MAX as u64;
-const MOST_PARTS: u64 = i32::MAX as u64;
 /// Exponents of the smallest and the largest normal FP16 number.
 const F16_EXPONENTS: (i32, i32) = (-14, 15);
 /// How far the smallest subnormal's exponent is below that of the smallest normal number.
@@ -54,10 +50,6 @@ impl Target {
         kernels.filter(move |kernel| kernel.op == op && of(kernel))
     }
 
-    fn lacks(&self, what: impl std::fmt::Debug) -> Error {
-        Error::Internal(format!("{} has no kernel for {what:?}", self.family.table().name))
-    }
-
     /// Query rows of a tile of prefill attention.
     pub fn prefill_rows(&self) -> usize {
         self.kernels(Op::AttentionPrefill, None)
@@ -73,57 +65,6 @@ impl Target {
     /// Rows up to which decode attention shares an item's units out by itself; 0 if it never does.
     pub fn attention_team_rows(&self) -> usize {
         self.family.team_rows()
-    }
-
-    /// One layer's attention: that of rows that decode, and that of prompts. `exact` and heads that the matrix cores'
-    /// kernels do not take have one kernel for both.
-    pub fn attention(
-        &self,
-        config: &ModelConfig,
-        kv: args::Format,
-        exact: bool,
-        work: &AttentionWork,
-    ) -> Result<[Option<Launch>; 2]> {
-        let &AttentionWork {
-            windowed,
-            rows,
-            items,
-            tiles,
-        } = work;
-        let kv_heads = config.n_kv_heads;
-        let of = |op| -> Vec<&'static Kernel> {
-            let mine = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
-            self.kernels(op, Some(elements(kv))).filter(mine).collect()
-        };
-        let (exactly, decode, prefill) = (
-            of(Op::AttentionExact),
-            of(Op::AttentionDecode),
-            of(Op::AttentionPrefill),
-        );
-        if let ([kernel, ..], true) = (exactly.as_slice(), exact) {
-            return Ok([Some(countable(Launch::new(kernel, rows * kv_heads))?), None]);
-        }
-        let ([_, ..], [tile, ..], false) = (decode.as_slice(), prefill.as_slice(), exact) else {
-            // Query heads that share a key head share a block.
-            let plain = of(Op::AttentionPlain);
-            let kernel = plain.first().ok_or_else(|| self.lacks((Op::AttentionPlain, kv)))?;
-            let parts = (config.n_attn_heads / kv_heads).div_ceil(kernel.per_block);
-            return Ok([Some(countable(Launch::new(kernel, rows * kv_heads * parts))?), None]);
-        };
-        let shape = DecodeShape {
-            items,
-            rows,
-            kv_heads,
-            windowed,
-            multiprocessors: self.multiprocessors,
-        };
-        let decode = (items > 0).then(|| self.family.attention_decode(&decode, &shape));
-        let prefill = (tiles > 0).then(|| countable(Launch::new(tile, tiles * kv_heads)));
-        let prefill = prefill.transpose()?.map(|all| Launch {
-            blocks: self.family.prefill_blocks(all.blocks, self.multiprocessors),
-            ..all
-        });
-        Ok([decode.map(countable).transpose()?, prefill])
     }
 
     /// The bucket of a step's items of decode attention.
@@ -194,88 +135,10 @@ impl Target {
             bytes: row_blocks * cols.div_ceil(SLAB) * block_bytes,
         }
     }
-
-    /// The kernel that packs it.
-    pub fn pack(&self, kind: Kind, args: &PackArgs) -> Result<Launch> {
-        let mine = |kernel: &&Kernel| kernel.weights == Some(weights(kind));
-        let kernel = self.kernels(Op::Pack, None).find(mine);
-        let kernel = kernel.ok_or_else(|| self.lacks((Op::Pack, kind)))?;
-        Ok(Launch::new(kernel, self.family.pack_blocks(kernel, args)))
-    }
-
-    /// The kernel of a product.
-    pub fn gemm(&self, shape: &GemmShape) -> Result<GemmLaunch> {
-        if matches!(shape.kind, Kind::Wire(_)) {
-            return Ok(self.plain_gemm(shape));
-        }
-        let (weights, terms) = (weights(shape.kind), shape.terms);
-        let made_for = |op| {
-            self.kernels(op, Some(elements(shape.format)))
-                .filter(move |kernel| kernel.weights == Some(weights) && kernel.terms == terms)
-        };
-        let mut kernels: Vec<_> = made_for(shape.product.op()).collect();
-        if shape.kind == Kind::Heads {
-            let holds = |kernel: &&Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
-            kernels.splice(..0, made_for(Op::QkvStore).filter(holds)); // of equals the first is taken
-        }
-        if kernels.is_empty() {
-            return Err(self.lacks(shape));
-        }
-        let found = self.family.product(shape, &kernels, self.multiprocessors);
-        if found.parts > MOST_PARTS {
-            return Err(too_many(found.launch.kernel));
-        }
-        countable(found.launch)?;
-        Ok(found)
-    }
-
-    /// Whether mlp1 of a step of so many rows may find its experts' rows by itself.
-    pub fn finds_rows(&self, format: args::Format, terms: usize, rows: usize) -> bool {
-        self.finding(format, terms, rows).next().is_some()
-    }
-
-    /// mlp1 that does, in a step of so many rows: with the weights and the tile of the kernel that [`Self::gemm`] gives.
-    pub fn sort_mlp1(&self, shape: &GemmShape, rows: usize) -> Option<Launch> {
-        let sorted = self.gemm(shape).ok()?.launch.kernel;
-        let alike = |kernel: &&Kernel| kernel.weights == sorted.weights && kernel.tokens == sorted.tokens;
-        let kernel = self.finding(shape.format, shape.terms, rows).find(alike)?;
-        let spans = shape.row_blocks.div_ceil(kernel.threads / self.family.table().wave);
-        Some(Launch::new(kernel, 1 + shape.rows.min(shape.groups) * spans))
-    }
-
-    fn finding(&self, format: args::Format, terms: usize, rows: usize) -> impl Iterator<Item = &'static Kernel> {
-        let fits = move |kernel: &&Kernel| kernel.terms == terms && rows <= kernel.most_rows;
-        self.kernels(Op::SortMlp1, Some(elements(format))).filter(fits)
-    }
 }
 
-/// A launch whose threads a runtime can count.
-fn countable(launch: Launch) -> Result<Launch> {
-    let threads = launch.blocks as u64 * launch.kernel.threads as u64;
-    if threads > MOST_THREADS {
-        return Err(too_many(launch.kernel));
-    }
-    Ok(launch)
-}
-
-fn too_many(kernel: &Kernel) -> Error {
-    let name = kernel.name();
-    Error::State(format!(
-        "the largest step has more work for {name} than a grid can number; lower GETP_STEP_TOKENS"
-    ))
-}
-
-/// The catalogue's word for a format of activations or of the cache.
-fn elements(format: args::Format) -> Elements {
-    match format {
-        args::Format::F16 => Elements::F16,
-        args::Format::Bf16 => Elements::Bf16,
-        args::Format::F32 => Elements::F32,
-        args::Format::Mxfp4 => unreachable!("neither activations nor a cache are MXFP4"),
-    }
-}
-
-fn weights(kind: Kind) -> Weights {
+/// The catalogue's word for a kind of weights.
+pub(super) fn weights(kind: Kind) -> Weights {
     match kind {
         Kind::Mxfp4 => Weights::Mxfp4,
         Kind::W16 | Kind::Heads => Weights::W16,

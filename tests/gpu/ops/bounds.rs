@@ -8,7 +8,7 @@ use super::oracle::{self, Reals};
 use super::wgmma::{chains, exact_mxfp4, exact_w16, products, terms};
 use getp::backend::gpu::args::{Format, SLAB, SLABS_CHAINED, SLABS_TOGETHER};
 use getp::backend::gpu::family;
-use getp::backend::gpu::ops::Numbers;
+use getp::backend::gpu::shapes::Numbers;
 use getp::backend::gpu::target::Target;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -11,12 +11,14 @@
 //! A step's rows are only known up to its bucket. Tiles that must hold all rows follow the bucket, the others the rows a step
 //! of it is likely to have: 890 rows come as 1024, and a tile fit for 1024 costs them a quarter more time.
 
-use super::{Family, narrowest};
+mod clusters;
+
+use super::{Family, block_a_row, narrowest};
 use crate::backend::gpu::args::{PackArgs, SLAB};
 use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
 use crate::backend::gpu::catalogue::{self, Kernel, Op, Source};
 use crate::backend::gpu::launch::Launch;
-use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, Product};
+use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 
 /// See the module.
 #[derive(Debug)]
@@ -67,6 +69,13 @@ impl Family for Hopper {
     /// Persistent blocks do not care how many there are.
     fn decode_items(&self, items: usize) -> usize {
         items.min(1)
+    }
+
+    /// By clusters of blocks, which multiply a row in parts and round the sums.
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
+        let by_clusters = || clusters::norm_route(shape, kernels);
+        let found = shape.on_matrix_cores.then(by_clusters).flatten();
+        found.or_else(|| block_a_row(shape, kernels))
     }
 
     /// The largest scale times 2^14 is FP16's largest power of two, half the smallest is its smallest subnormal, with which

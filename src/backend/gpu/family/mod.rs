@@ -7,7 +7,7 @@ mod hopper;
 use super::args::PackArgs;
 use super::catalogue::{self, Kernel};
 use super::launch::Launch;
-use super::shapes::{DecodeShape, GemmLaunch, GemmShape};
+use super::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape};
 use std::fmt::Debug;
 
 /// See the module.
@@ -43,6 +43,12 @@ pub trait Family: Debug + Sync {
         items
     }
 
+    /// Norm and router by one of these kernels: all there are that take the model. `None` if no kernel is for so many
+    /// rows.
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
+        block_a_row(shape, kernels)
+    }
+
     /// Exponents of MXFP4 scales that decode to FP16 exactly.
     fn mxfp4_f16_scales(&self) -> (i32, i32);
 
@@ -75,6 +81,12 @@ pub fn of(arch: &str) -> Option<&'static dyn Family> {
     let table = catalogue::family_of(arch)?;
     let mine = |family: &&&dyn Family| family.table().name == table.name;
     FAMILIES.iter().find(mine).copied()
+}
+
+/// Norm and router of rows of which each can have a multiprocessor, by the kernel that every family has.
+fn block_a_row(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
+    let kernel = kernels.first()?;
+    (shape.rows <= shape.multiprocessors).then(|| Launch::new(kernel, shape.rows))
 }
 
 /// The narrowest of some tiles that holds so many tokens, or the widest one.

@@ -1,7 +1,8 @@
 //! What lies in device memory, as float32 on the host, and stale values put there: for tests and tools. All of it waits for
 //! the device.
 
-use super::{Buffer, GpuOps, KvCache, Projected, Routes, y_format};
+use super::values::{Buffer, Projected, Routes, y_format};
+use super::{GpuOps, KvCache};
 use crate::backend::gpu::args::{Format, KV_PAGE, SLAB};
 use crate::backend::gpu::driver::DevicePtr;
 use crate::backend::gpu::memory::{DeviceBuffer, to_host};
@@ -85,10 +86,10 @@ impl GpuOps {
         }
         let terms = widen(
             &self.bytes(buffer.bytes.at(), buffer.bytes.bytes())?,
-            self.numbers.format,
+            self.args.numbers.format,
         );
-        let later = match self.numbers.format {
-            Format::F16 => 1.0 / (1 << self.context.target.family.table().term_shift) as f32,
+        let later = match self.args.numbers.format {
+            Format::F16 => 1.0 / (1 << self.target.family.table().term_shift) as f32,
             _ => 1.0,
         };
         let value = |row: usize, k: usize| {
@@ -106,9 +107,9 @@ impl GpuOps {
         if qkv.outstanding.is_some() {
             return Ok(None);
         }
-        let mut values = self.read(qkv.qkv, rows, self.config.qkv_dim())?;
+        let mut values = self.read(qkv.qkv, rows, self.args.config.qkv_dim())?;
         if qkv.paired {
-            for head in values.chunks_exact_mut(self.config.head_dim) {
+            for head in values.chunks_exact_mut(self.args.config.head_dim) {
                 let pairs = head.to_vec();
                 let (first, second) = head.split_at_mut(pairs.len() / 2);
                 for (i, pair) in pairs.chunks_exact(2).enumerate() {
@@ -123,10 +124,11 @@ impl GpuOps {
     pub fn write(&self, buffer: &mut Buffer, values: &[f32]) -> Result<()> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         assert!(buffer.term == 0 && bytes.len() <= buffer.bytes.bytes());
-        let stream = &self.context.stream;
+        let stream = &self.queue.context.stream;
         // SAFETY: the buffer has room for them, and the stream is waited for.
         unsafe {
-            self.context
+            self.queue
+                .context
                 .driver
                 .copy_to_device(buffer.bytes.at(), bytes.as_ptr(), bytes.len(), stream.handle)
         }?;
@@ -140,8 +142,8 @@ impl GpuOps {
 
     /// Spoils what operations hand to one another outside of buffers: queries, and the router's input.
     pub fn spoil_workspace(&mut self) -> Result<()> {
-        self.fill(&self.workspace.q, 0xff)?;
-        self.fill(&self.workspace.t32, 0xff)
+        self.fill(&self.args.workspace.q, 0xff)?;
+        self.fill(&self.args.workspace.t32, 0xff)
     }
 
     /// Spoils routes, the experts' inputs and outputs among them. Slots and experts become -1.
@@ -159,30 +161,34 @@ impl GpuOps {
     pub fn fill_kv(&self, kv: &mut KvCache, byte: u8) -> Result<()> {
         // SAFETY: the cache's own bytes, and the stream is waited for.
         unsafe {
-            self.context
+            self.queue
+                .context
                 .driver
-                .fill(kv.at(), byte, kv.bytes(), self.context.stream.handle)
+                .fill(kv.at(), byte, kv.bytes(), self.queue.context.stream.handle)
         }?;
-        self.context.stream.synchronize()
+        self.queue.context.stream.synchronize()
     }
 
     /// The rotated queries `[rows, q_dim]`, as they are multiplied with keys: in 16 bits they hold a factor of
     /// `log2(e) / sqrt(D)`.
     pub fn queries(&self, rows: usize) -> Result<Vec<f32>> {
-        let format = self.numbers.kv;
-        let bytes = self.bytes(self.workspace.q.at(), rows * self.config.q_dim() * format.bytes())?;
+        let format = self.args.numbers.kv;
+        let bytes = self.bytes(
+            self.args.workspace.q.at(),
+            rows * self.args.config.q_dim() * format.bytes(),
+        )?;
         Ok(widen(&bytes, format))
     }
 
     /// The router's input `[rows, H]`.
     pub fn router_input(&self, rows: usize) -> Result<Vec<f32>> {
-        let bytes = self.bytes(self.workspace.t32.at(), 4 * rows * self.config.hidden_dim)?;
+        let bytes = self.bytes(self.args.workspace.t32.at(), 4 * rows * self.args.config.hidden_dim)?;
         Ok(widen(&bytes, Format::F32))
     }
 
     /// What became of the rows.
     pub fn sent(&self, routes: &Routes, rows: usize) -> Result<Sent> {
-        let (e, picks) = (self.config.n_experts, rows * self.config.experts_per_token);
+        let (e, picks) = (self.args.config.n_experts, rows * self.args.config.experts_per_token);
         let of = |at: DevicePtr, n: usize| self.bytes(at, 4 * n);
         Ok(Sent {
             experts: integers(&of(routes.experts.at(), picks)?),
@@ -195,46 +201,47 @@ impl GpuOps {
 
     /// The experts' inputs by slot `[slots, H]`.
     pub fn gathered(&self, routes: &Routes, slots: usize) -> Result<Vec<f32>> {
-        self.read(&routes.gathered, slots, self.config.hidden_dim)
+        self.read(&routes.gathered, slots, self.args.config.hidden_dim)
     }
 
     /// The experts' outputs by slot `[slots, H]`.
     pub fn expert_outputs(&self, routes: &Routes, slots: usize) -> Result<Vec<f32>> {
-        let format = y_format(&self.numbers);
-        let bytes = self.bytes(routes.y.at(), slots * self.config.hidden_dim * format.bytes())?;
+        let format = y_format(&self.args.numbers);
+        let bytes = self.bytes(routes.y.at(), slots * self.args.config.hidden_dim * format.bytes())?;
         Ok(widen(&bytes, format))
     }
 
     /// A layer's keys and values.
     pub fn pages(&self, kv: &KvCache, layer: usize) -> Result<Pages> {
         let blocks = kv.blocks();
-        let windowed = self.config.is_windowed(layer);
+        let windowed = self.args.config.is_windowed(layer);
         let pages = if windowed { blocks.window } else { blocks.full };
         Ok(Pages {
             bytes: self.bytes(kv.layer(layer), pages * kv.page_bytes())?,
             page_bytes: kv.page_bytes(),
             head_bytes: kv.head_bytes(),
-            head_dim: self.config.head_dim,
-            format: self.numbers.kv,
+            head_dim: self.args.config.head_dim,
+            format: self.args.numbers.kv,
         })
     }
 
     /// Whole rows of logits, of a step that wants them.
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
-        let bytes = self.bytes(self.logits.rows.raw(), 4 * rows * self.config.vocab_size)?;
+        let bytes = self.bytes(self.args.logits.rows.raw(), 4 * rows * self.args.config.vocab_size)?;
         Ok(widen(&bytes, Format::F32))
     }
 
     fn bytes(&self, at: DevicePtr, n: usize) -> Result<Vec<u8>> {
         // SAFETY: our callers stay within their buffers.
-        unsafe { to_host(&self.context.stream, at, n) }
+        unsafe { to_host(&self.queue.context.stream, at, n) }
     }
 
     fn fill<T>(&self, buffer: &DeviceBuffer<T>, byte: u8) -> Result<()> {
-        let stream = &self.context.stream;
+        let stream = &self.queue.context.stream;
         // SAFETY: the buffer's own bytes, and the stream is waited for.
         unsafe {
-            self.context
+            self.queue
+                .context
                 .driver
                 .fill(buffer.at(), byte, buffer.bytes(), stream.handle)
         }?;

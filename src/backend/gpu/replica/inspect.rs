@@ -3,8 +3,9 @@
 
 use super::{GpuReplica, events};
 use crate::backend::gpu::kv::KvCache;
-use crate::backend::gpu::ops::{Buffer, GpuOps, Numbers, ResidualMemory};
+use crate::backend::gpu::ops::{Buffer, GpuOps, ResidualMemory};
 use crate::backend::gpu::profile::StepClock;
+use crate::backend::gpu::shapes::Numbers;
 use crate::backend::gpu::weights::GpuWeights;
 use crate::batch::StepPlan;
 use crate::batch::{Greedy, Want};

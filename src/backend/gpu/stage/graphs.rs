@@ -5,7 +5,7 @@ use super::super::attention_plan::most_items;
 use super::super::context::Capture;
 use super::super::logits::LogitsAt;
 use super::super::memory::Graph;
-use super::super::ops::StepShape;
+use super::super::shapes::StepShape;
 use super::super::step::AttentionShape;
 use super::{Stage, StepHeader, reserved_bytes};
 use crate::backend::gpu::driver::DeviceMemory;
@@ -119,7 +119,7 @@ impl Graphs {
 impl Stage {
     /// Captures the graphs of steps that only decode, which are most, so that no run waits for them.
     pub(super) fn prepare(&mut self) -> Result<()> {
-        if self.ops.timeline.is_some() || self.whole_rows(&StepPlan::default(), Want::Tokens) {
+        if self.ops.queue.timeline.is_some() || self.whole_rows(&StepPlan::default(), Want::Tokens) {
             return Ok(());
         }
         for shape in self.decoding_shapes()? {
@@ -211,7 +211,7 @@ impl Stage {
         turn: usize,
         logits: LogitsAt,
     ) -> Result<()> {
-        if self.ops.timeline.is_some() {
+        if self.ops.queue.timeline.is_some() {
             return self.run(plan, shape, want, logits);
         }
         let of = (shape, if shape.logits { turn } else { 0 });

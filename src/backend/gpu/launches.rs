@@ -1,0 +1,354 @@
+//! Which kernel each operation gets, and how many blocks of it: one function an operation, in the order of a step. What
+//! is a family's own the family says. Pure functions of shapes.
+//!
+//! Where a family's table has several kernels for an operation, the columns of their rows tell them apart. The kernels'
+//! head comments say why their grids are so; a block beyond the step's rows returns at once.
+
+use super::args::{Format, PackArgs, WIRE_ROWS};
+use super::catalogue::{Elements, Kernel, Op};
+use super::launch::Launch;
+use super::shapes::{
+    AttentionWork, DecodeShape, GemmLaunch, GemmShape, Kind, NormRouteLaunch, NormRouteShape, NormWork, Numbers,
+    Product, SortGatherLaunch,
+};
+use super::target::{Target, weights};
+use crate::batch::{StepPlan, Want};
+use crate::config::ModelConfig;
+use crate::error::{Error, Result};
+
+/// Runtimes count a launch's threads in 32 bits, and kernels the parts of a product's work in 32 with a sign.
+const MOST_THREADS: u64 = u32::MAX as u64;
+const MOST_PARTS: u64 = i32::MAX as u64;
+/// Enough blocks that a thread copies one or two pieces of a plan of 100 KB.
+const UPLOAD_BLOCKS: usize = 8;
+/// Enough for every multiprocessor of any card, of kernels that stride over a tensor.
+const MOST_STRIDING_BLOCKS: usize = 2048;
+/// Values of it that a thread takes at once.
+const STRIDE: usize = 8;
+/// A single row's experts in the word by which the router tells them to mlp1: a byte each.
+const PICKS: usize = size_of::<u32>();
+
+impl Target {
+    /// Brings the plan to the device.
+    pub fn upload(&self) -> Launch {
+        self.blocks(Op::Upload, UPLOAD_BLOCKS)
+    }
+
+    /// Tokens become rows.
+    pub fn embed(&self, rows: usize) -> Launch {
+        self.blocks(Op::Embed, rows)
+    }
+
+    /// A norm. In `fast`, one that adds the experts' outputs has kernels for few and for many rows.
+    pub fn norm(&self, config: &ModelConfig, numbers: &Numbers, work: &NormWork, rows: usize) -> Launch {
+        let NormWork {
+            adds,
+            wanted_only,
+            for_router,
+        } = *work;
+        let made_for_sums = adds && !wanted_only && !for_router && !numbers.exact;
+        let few = || self.of_model(Op::Norm, config).find(|kernel| rows <= kernel.most_rows);
+        let many = || {
+            let fit = self.of_model(Op::Norm, config);
+            let fit = fit.filter(|kernel| (1..=rows).contains(&kernel.from_rows));
+            fit.max_by_key(|kernel| kernel.from_rows)
+        };
+        let kernel = if made_for_sums { few().or_else(many) } else { None };
+        Launch::new(kernel.unwrap_or_else(|| self.kernel(Op::Norm)), rows)
+    }
+
+    /// A product.
+    pub fn gemm(&self, shape: &GemmShape) -> Result<GemmLaunch> {
+        if matches!(shape.kind, Kind::Wire(_)) {
+            return Ok(self.plain_gemm(shape));
+        }
+        let (weights, terms) = (weights(shape.kind), shape.terms);
+        let made_for = |op| {
+            self.kernels(op, Some(elements(shape.format)))
+                .filter(move |kernel| kernel.weights == Some(weights) && kernel.terms == terms)
+        };
+        let mut kernels: Vec<_> = made_for(shape.product.op()).collect();
+        if shape.kind == Kind::Heads {
+            let holds = |kernel: &&Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
+            kernels.splice(..0, made_for(Op::QkvStore).filter(holds)); // of equals the first is taken
+        }
+        if kernels.is_empty() {
+            return Err(self.lacks(shape));
+        }
+        let found = self.family.product(shape, &kernels, self.multiprocessors);
+        if found.parts > MOST_PARTS {
+            return Err(too_many(found.launch.kernel));
+        }
+        countable(found.launch)?;
+        Ok(found)
+    }
+
+    /// Products of weights in the wire format. A block takes 32 outputs; where that fills the device too little,
+    /// several share them.
+    fn plain_gemm(&self, shape: &GemmShape) -> GemmLaunch {
+        let tiles = shape.n.div_ceil(WIRE_ROWS) * shape.groups;
+        let splits = (4 * self.multiprocessors).div_ceil(tiles).min(shape.rows.max(1));
+        let op = match shape.product {
+            Product::Qkv => Op::PlainQkv,
+            Product::AttnOut => Op::PlainAttnOut,
+            Product::Mlp1 => Op::PlainMlp1,
+            Product::Mlp2 => Op::PlainMlp2,
+            Product::Greedy | Product::Logits => Op::PlainLogits,
+        };
+        GemmLaunch {
+            launch: self.blocks(op, tiles * splits),
+            candidates: shape.n,
+            parts: (tiles * splits) as u64,
+        }
+    }
+
+    /// Rotates queries and keys, and stores them and values, where [`Op::QkvStore`] has not.
+    pub fn rope_store(&self, rows: usize) -> Launch {
+        self.blocks(Op::RopeStore, rows)
+    }
+
+    /// One layer's attention: that of rows that decode, and that of prompts. `exact` and heads that the matrix cores'
+    /// kernels do not take have one kernel for both.
+    pub fn attention(
+        &self,
+        config: &ModelConfig,
+        kv: Format,
+        exact: bool,
+        work: &AttentionWork,
+    ) -> Result<[Option<Launch>; 2]> {
+        let &AttentionWork {
+            windowed,
+            rows,
+            items,
+            tiles,
+        } = work;
+        let kv_heads = config.n_kv_heads;
+        let of = |op| -> Vec<&'static Kernel> {
+            let mine = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
+            self.kernels(op, Some(elements(kv))).filter(mine).collect()
+        };
+        let (exactly, decode, prefill) = (
+            of(Op::AttentionExact),
+            of(Op::AttentionDecode),
+            of(Op::AttentionPrefill),
+        );
+        if let ([kernel, ..], true) = (exactly.as_slice(), exact) {
+            return Ok([Some(countable(Launch::new(kernel, rows * kv_heads))?), None]);
+        }
+        let ([_, ..], [tile, ..], false) = (decode.as_slice(), prefill.as_slice(), exact) else {
+            // Query heads that share a key head share a block.
+            let plain = of(Op::AttentionPlain);
+            let kernel = plain.first().ok_or_else(|| self.lacks((Op::AttentionPlain, kv)))?;
+            let parts = (config.n_attn_heads / kv_heads).div_ceil(kernel.per_block);
+            return Ok([Some(countable(Launch::new(kernel, rows * kv_heads * parts))?), None]);
+        };
+        let shape = DecodeShape {
+            items,
+            rows,
+            kv_heads,
+            windowed,
+            multiprocessors: self.multiprocessors,
+        };
+        let decode = (items > 0).then(|| self.family.attention_decode(&decode, &shape));
+        let prefill = (tiles > 0).then(|| countable(Launch::new(tile, tiles * kv_heads)));
+        let prefill = prefill.transpose()?.map(|all| Launch {
+            blocks: self.family.prefill_blocks(all.blocks, self.multiprocessors),
+            ..all
+        });
+        Ok([decode.map(countable).transpose()?, prefill])
+    }
+
+    /// Norm and router in one kernel, where there is one for so many rows and a router held so.
+    pub fn norm_route(
+        &self,
+        config: &ModelConfig,
+        numbers: &Numbers,
+        router: Kind,
+        rows: usize,
+    ) -> Option<NormRouteLaunch> {
+        let shape = NormRouteShape {
+            rows,
+            on_matrix_cores: !numbers.exact && router == Kind::Wire(Format::Bf16),
+            multiprocessors: self.multiprocessors,
+        };
+        let kernels: Vec<_> = self.of_model(Op::NormRoute, config).collect();
+        let launch = self.family.norm_route(&shape, &kernels)?;
+        let sends = rows == 1 && !self.finds_rows(numbers.format, numbers.terms, rows);
+        Some(NormRouteLaunch {
+            launch,
+            sends,
+            tells: sends && launch.kernel.cluster > 0 && config.experts_per_token <= PICKS,
+        })
+    }
+
+    /// The router alone.
+    pub fn route(&self, rows: usize) -> Launch {
+        self.shares(Op::Route, rows)
+    }
+
+    /// Rows to their experts' slots. For few rows each block of one kernel sorts them all, and a launch is saved.
+    pub fn sort_gather(&self, rows: usize, k_blocks: usize) -> SortGatherLaunch {
+        let of_slabs = |op| {
+            let Launch { kernel, blocks, .. } = self.shares(op, rows);
+            Launch::new(kernel, blocks * k_blocks)
+        };
+        let together = of_slabs(Op::SortGather);
+        if rows <= together.kernel.most_rows {
+            return SortGatherLaunch::Together(together);
+        }
+        SortGatherLaunch::Apart {
+            sort: self.shares(Op::Sort, rows),
+            gather: of_slabs(Op::Gather),
+        }
+    }
+
+    /// Whether mlp1 of a step of so many rows may find its experts' rows by itself.
+    pub fn finds_rows(&self, format: Format, terms: usize, rows: usize) -> bool {
+        self.finding(format, terms, rows).next().is_some()
+    }
+
+    /// mlp1 that does, in a step of so many rows: with the weights and the tile of the kernel that [`Self::gemm`]
+    /// gives.
+    pub fn sort_mlp1(&self, shape: &GemmShape, rows: usize) -> Option<Launch> {
+        let sorted = self.gemm(shape).ok()?.launch.kernel;
+        let alike = |kernel: &&Kernel| kernel.weights == sorted.weights && kernel.tokens == sorted.tokens;
+        let kernel = self.finding(shape.format, shape.terms, rows).find(alike)?;
+        let spans = shape.row_blocks.div_ceil(kernel.threads / self.family.table().wave);
+        Some(Launch::new(kernel, 1 + shape.rows.min(shape.groups) * spans))
+    }
+
+    fn finding(&self, format: Format, terms: usize, rows: usize) -> impl Iterator<Item = &'static Kernel> {
+        let fits = move |kernel: &&Kernel| kernel.terms == terms && rows <= kernel.most_rows;
+        self.kernels(Op::SortMlp1, Some(elements(format))).filter(fits)
+    }
+
+    /// Adds the experts' outputs to the residual stream.
+    pub fn settle(&self, rows: usize) -> Launch {
+        self.blocks(Op::Settle, rows)
+    }
+
+    /// The unembedding by weights held so: only the matrix cores' kernels summarize rows as they go.
+    pub fn unembedding(&self, unembedding: Kind, plan: &StepPlan, want: Want) -> Product {
+        let whole_rows = want == Want::Logits || want.draws(plan) || want.scores(plan);
+        if whole_rows || matches!(unembedding, Kind::Wire(_)) {
+            Product::Logits
+        } else {
+            Product::Greedy
+        }
+    }
+
+    /// The most candidates for a row's largest logit that any kernel leaves in steps with so many rows of logits.
+    pub fn most_candidates(
+        &self,
+        config: &ModelConfig,
+        numbers: &Numbers,
+        unembedding: Kind,
+        most_rows: usize,
+    ) -> Result<usize> {
+        if matches!(unembedding, Kind::Wire(_)) {
+            return Ok(1);
+        }
+        let rows = (0..).map(|i| 1 << i).take_while(|&rows| rows < 2 * most_rows);
+        let mut most = 1;
+        for rows in rows {
+            for product in [Product::Greedy, Product::Logits] {
+                let shape = self.product_shape(config, product, unembedding, numbers.format, numbers.terms, rows);
+                most = most.max(self.gemm(&shape)?.candidates);
+            }
+        }
+        Ok(most)
+    }
+
+    /// Each row's largest logit: of the candidates that the unembedding leaves, or, by weights in the wire format, of
+    /// all.
+    pub fn argmax(&self, unembedding: Kind, rows: usize) -> Launch {
+        match unembedding {
+            Kind::Wire(_) => self.blocks(Op::ArgmaxLogits, rows),
+            _ => self.shares(Op::Argmax, rows),
+        }
+    }
+
+    /// Tokens sampled from rows of logits, and then from those of them that have a wide nucleus.
+    pub fn draw(&self, rows: usize) -> [Launch; 2] {
+        [Op::Draw, Op::DrawWide].map(|op| self.blocks(op, rows))
+    }
+
+    /// What log-probabilities take.
+    pub fn score(&self, rows: usize) -> Launch {
+        self.blocks(Op::Score, rows)
+    }
+
+    /// The exponents of a tensor of so many values.
+    pub fn range(&self, values: usize) -> Launch {
+        self.striding(Op::Range, values)
+    }
+
+    /// Packs a tensor.
+    pub fn pack(&self, kind: Kind, args: &PackArgs) -> Result<Launch> {
+        let mine = |kernel: &&Kernel| kernel.weights == Some(weights(kind));
+        let kernel = self.kernels(Op::Pack, None).find(mine);
+        let kernel = kernel.ok_or_else(|| self.lacks((Op::Pack, kind)))?;
+        Ok(Launch::new(kernel, self.family.pack_blocks(kernel, args)))
+    }
+
+    /// Random values for a tensor of so many.
+    pub fn synthesize(&self, values: usize) -> Launch {
+        self.striding(Op::Synthesize, values)
+    }
+
+    /// The matrix cores' peak.
+    pub fn matrix_peak(&self) -> Launch {
+        self.blocks(Op::MatrixPeak, 2 * self.multiprocessors)
+    }
+
+    /// The kernels of an operation that take the model.
+    fn of_model(&self, op: Op, config: &ModelConfig) -> impl Iterator<Item = &'static Kernel> {
+        self.kernels(op, None).filter(|kernel| kernel.takes(config).is_ok())
+    }
+
+    fn blocks(&self, op: Op, blocks: usize) -> Launch {
+        Launch::new(self.kernel(op), blocks)
+    }
+
+    /// Blocks that take several rows each.
+    fn shares(&self, op: Op, rows: usize) -> Launch {
+        let kernel = self.kernel(op);
+        Launch::new(kernel, rows.div_ceil(kernel.per_block))
+    }
+
+    fn striding(&self, op: Op, values: usize) -> Launch {
+        let kernel = self.kernel(op);
+        let blocks = values.div_ceil(STRIDE * kernel.threads);
+        Launch::new(kernel, blocks.min(MOST_STRIDING_BLOCKS))
+    }
+
+    fn lacks(&self, what: impl std::fmt::Debug) -> Error {
+        Error::Internal(format!("{} has no kernel for {what:?}", self.family.table().name))
+    }
+}
+
+/// A launch whose threads a runtime can count.
+fn countable(launch: Launch) -> Result<Launch> {
+    let threads = launch.blocks as u64 * launch.kernel.threads as u64;
+    if threads > MOST_THREADS {
+        return Err(too_many(launch.kernel));
+    }
+    Ok(launch)
+}
+
+fn too_many(kernel: &Kernel) -> Error {
+    let name = kernel.name();
+    Error::State(format!(
+        "the largest step has more work for {name} than a grid can number; lower GETP_STEP_TOKENS"
+    ))
+}
+
+/// The catalogue's word for a format of activations or of the cache.
+fn elements(format: Format) -> Elements {
+    match format {
+        Format::F16 => Elements::F16,
+        Format::Bf16 => Elements::Bf16,
+        Format::F32 => Elements::F32,
+        Format::Mxfp4 => unreachable!("neither activations nor a cache are MXFP4"),
+    }
+}

@@ -1,0 +1,73 @@
+//! What queues kernels: behind one another on the device's stream, or between two events if stages are timed.
+
+use crate::backend::gpu::catalogue::Op;
+use crate::backend::gpu::context::Context;
+use crate::backend::gpu::launch::Launch;
+use crate::backend::gpu::profile::Timeline;
+use crate::error::Result;
+use crate::profile::{Cost, Stage};
+use std::sync::Arc;
+
+/// See the module.
+pub struct Queue {
+    pub(super) context: Arc<Context>,
+    /// Whether the kernel queued last fetches the plan.
+    fetching: bool,
+    /// Measures instead of only queueing, if asked to.
+    pub timeline: Option<Timeline>,
+}
+
+impl Queue {
+    /// A device's.
+    pub(super) fn new(context: &Arc<Context>) -> Self {
+        Self {
+            context: context.clone(),
+            fetching: false,
+            timeline: None,
+        }
+    }
+
+    /// Queues a kernel. Most read the plan before their predecessor has ended, so not while that fetches it.
+    pub(super) fn launch<A: bytemuck::NoUninit>(&mut self, launch: Launch, args: &A) -> Result<()> {
+        let fetching = std::mem::replace(&mut self.fetching, launch.kernel.op == Op::Upload);
+        let apart = fetching && !matches!(launch.kernel.op, Op::Upload | Op::Embed); // these wait before they read it
+        let launch = if apart { launch.apart() } else { launch };
+        // SAFETY: all addresses are of buffers that the replica keeps until its stream is done, sized for the largest
+        // step; the structs are those of args.rs.
+        unsafe { self.context.launch(launch, args) }
+    }
+
+    /// Queues a stage that is one kernel.
+    pub(super) fn stage<A: bytemuck::NoUninit>(
+        &mut self,
+        stage: Stage,
+        cost: Cost,
+        launch: Launch,
+        args: &A,
+    ) -> Result<()> {
+        self.timed(stage, cost, |queue| queue.launch(launch, args))
+    }
+
+    /// Queues a stage.
+    pub(super) fn timed(
+        &mut self,
+        stage: Stage,
+        cost: Cost,
+        kernels: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
+        let Some(mut timeline) = self.timeline.take() else {
+            return kernels(self);
+        };
+        let context = self.context.clone();
+        let queued = timeline.time(&context, stage, cost, || kernels(self));
+        self.timeline = Some(timeline);
+        queued
+    }
+
+    /// What is queued from now on is another step's.
+    pub(super) fn begin_step(&mut self) {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.begin_step();
+        }
+    }
+}
