@@ -252,6 +252,9 @@ pub struct Kernel {
     pub from_rows: usize,
     /// The most rows it may be launched for; 0: any number.
     pub most_rows: usize,
+    /// Whether it reads a step's plan only behind after_predecessor() (`gpu/`), so that it may overlap with the kernel
+    /// that fetches the plan. Most read it before.
+    pub plan_after_predecessor: bool,
     /// Its limits on the model's dimensions.
     pub limits: &'static [Limit],
     /// Its place in the family's table.
@@ -277,6 +280,7 @@ impl Kernel {
             cluster: 0,
             from_rows: 0,
             most_rows: 0,
+            plan_after_predecessor: false,
             limits: &[],
             index: 0,
         }
@@ -331,6 +335,14 @@ impl Kernel {
     /// For at least so many rows.
     pub const fn at_least(self, from_rows: usize) -> Self {
         Self { from_rows, ..self }
+    }
+
+    /// Reading the plan only when its predecessor has ended.
+    pub const fn reading_the_plan_late(self) -> Self {
+        Self {
+            plan_after_predecessor: true,
+            ..self
+        }
     }
 
     /// With these limits.
@@ -494,8 +506,10 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     // AMD.
     let score_bytes = (1024 * 8 + 256 / wave * (128 * 4 + 4 + 8) + 4).next_multiple_of(wave / 8);
     [
-        Kernel::written(Op::Upload, "upload.hip", 1024).holding(208),
-        Kernel::written(Op::Embed, "embed.hip", 256),
+        Kernel::written(Op::Upload, "upload.hip", 1024)
+            .holding(208)
+            .reading_the_plan_late(),
+        Kernel::written(Op::Embed, "embed.hip", 256).reading_the_plan_late(),
         Kernel::written(Op::Norm, "norm.hip", NORM_THREADS)
             .holding(norm)
             .within(&[NORM]),

@@ -20,6 +20,7 @@ use super::{
     Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch, Link,
     ModuleHandle, Pinned, StreamHandle,
 };
+use crate::backend::gpu::catalogue;
 use crate::error::{Error, GpuFault, Result};
 use library::{KernelLaunch, Library};
 use memory::Kind;
@@ -30,6 +31,12 @@ use std::time::Duration;
 
 /// A gfx90a's, in a block.
 const MAX_SHARED_BYTES: u32 = 64 << 10;
+
+/// Whether a kernel of the catalogue reads a step's plan only when its predecessor has ended.
+fn reads_the_plan_late(name: &str) -> bool {
+    let mut kernels = catalogue::FAMILIES.iter().flat_map(|family| family.kernels);
+    kernels.any(|kernel| kernel.plan_after_predecessor && kernel.name() == name)
+}
 
 /// When queued work runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -581,7 +588,7 @@ impl Driver for SimtDriver {
         }
         let fetching = &mut self.stream_of(&mut state, CALL, stream)?.fetching;
         let early = std::mem::replace(fetching, kernel.name == "upload") && launch.overlap;
-        if early && !["embed", "upload"].contains(&&*kernel.name) {
+        if early && !reads_the_plan_late(&kernel.name) {
             return self.refuse(CALL, &format!("{} may read the plan before it is fetched", kernel.name));
         }
         let launch = KernelLaunch {

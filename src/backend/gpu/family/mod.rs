@@ -120,4 +120,19 @@ mod tests {
             }
         }
     }
+
+    /// The first thing they do is wait for the kernel before them, which may fetch the plan.
+    #[test]
+    fn kernels_that_read_the_plan_late_wait_first() {
+        for kernel in catalogue::FAMILIES.iter().flat_map(|table| table.kernels) {
+            if !kernel.plan_after_predecessor {
+                continue;
+            }
+            let text = std::fs::read_to_string(format!("kernels/{}", kernel.file)).unwrap();
+            let (_, body) = text.split_once(&format!("KERNEL({}, ", kernel.name())).unwrap();
+            let mut lines = body.lines().skip(1).map(str::trim);
+            let first = lines.find(|line| !line.starts_with("SHARED "));
+            assert_eq!(first, Some("after_predecessor();"), "{}", kernel.name());
+        }
+    }
 }

@@ -30,7 +30,7 @@ impl Queue {
     /// Queues a kernel. Most read the plan before their predecessor has ended, so not while that fetches it.
     pub(super) fn launch<A: bytemuck::NoUninit>(&mut self, launch: Launch, args: &A) -> Result<()> {
         let fetching = std::mem::replace(&mut self.fetching, launch.kernel.op == Op::Upload);
-        let apart = fetching && !matches!(launch.kernel.op, Op::Upload | Op::Embed); // these wait before they read it
+        let apart = fetching && !launch.kernel.plan_after_predecessor;
         let launch = if apart { launch.apart() } else { launch };
         // SAFETY: all addresses are of buffers that the replica keeps until its stream is done, sized for the largest
         // step; the structs are those of args.rs.

@@ -49,7 +49,7 @@ pub struct Stream {
     pub captured: Option<Vec<Work>>,
     /// A capture on it was invalidated: like a stream of HIP's it takes no more work, captured or not.
     pub invalidated: bool,
-    /// The kernel launched last fetches a step's plan, which others but `embed` read before their predecessor has ended.
+    /// The kernel launched last fetches a step's plan, which most read before their predecessor has ended.
     pub fetching: bool,
 }
 
