@@ -3,8 +3,7 @@
 // operands and decodes ahead, and waits once for a stage of several slabs. The bits are wgmma's, see warp.h.
 #pragma once
 #include <type_traits>
-#include "copy.h"
-#include "mxfp4.h"
+#include "codes.h"
 #include "warp.h"
 
 // A warp's rows of M blocks in one slab, as they lie in shared memory. locate() says where this thread's parts of stage
@@ -12,7 +11,7 @@
 // some of each load.
 template <class G, int M> struct WarpCodes {
   enum : int { PARTS = 2 };
-  typename G::template Codes<M> codes;
+  Codes<G, M> codes;
   static DEV void locate(u32 block, u32 (&at)[PARTS]) {
     at[0] = block + TID % 128 * 16;
     at[1] = block + Mxfp4::SCALES + TID % 128 / 4 * 4;

@@ -33,13 +33,14 @@
 // a single row it waits for the row and its picks alone, and not for that kernel's end. What a block does with a single
 // row's experts it finds before it knows which they are.
 #pragma once
+#include "block_argmax.h"
 #include "by_warps.h"
+#include "codes_loop.h"
 #include "epilogue.h"
-#include "instruction.h"
-#include "mxfp4.h"
+#include "exact_loop.h"
 #include "qkv_store.h"
 #include "schedule.h"
-#include "w16.h"
+#include "tokens_first.h"
 
 // A tile of up to N tokens. wgmma's width is the least of WIDTHS (schedule.h) that holds them; each width has code of its
 // own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, of which a warpgroup
@@ -60,12 +61,15 @@ struct Tile {
 enum : int { MAX_STAGES = 32 };
 // Producer threads, each in a warp of its own.
 enum : int { MOST_PRODUCERS = 4 };
-template <bool B> struct Flag { enum : bool { value = B }; };
-template <int N> struct Count { enum : int { value = N }; };
 
 // SHARED_BYTES: the block's dynamic shared memory, stages and Control.
-template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BYTES> struct Gemm {
+template <class Op_, class Weights, int FORMAT, int TERMS_, class T, int SHARED_BYTES> struct Gemm {
+  using Op = Op_;
+  enum : bool { IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS, TOKENS_FIRST = T::TOKENS_FIRST };
   enum : int {
+    MOST_TOKENS = T::N,
+    WARPGROUPS = T::WARPGROUPS,
+    TERMS = TERMS_,
     BLOCK_UNITS = 64 / Weights::UNIT_ROWS,
     CHUNK = T::TOKENS_FIRST ? (int)T::BLOCKS : T::WARPGROUPS * T::BLOCKS * BLOCK_UNITS,
     CONSUMERS = T::WARPGROUPS * 128,
@@ -108,7 +112,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     IN_40_KB = 40 * 1024 / WEIGHT_BYTES,
     WEIGHTS_FIRST = T::TOKENS_FIRST && IN_40_KB < STAGES ? IN_40_KB : STAGES
   };
-  enum : bool { EARLY = Op::EARLY || T::SINGLE, IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS };
+  enum : bool { EARLY = Op::EARLY || T::SINGLE };
   // Whether experts have several token tiles: those of a later round read the same weights again, from the L2.
   enum : bool { READ_AGAIN = !IS_W16 && (int)T::N > 128 };
   // Whether the producer finds the consumers' chunks, too: they read the next one when its first stage is full.
@@ -127,6 +131,12 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     CONSUMER_REGISTERS = T::BY_WARPS ? 144 : T::WARPGROUPS == 2 ? 240 : T::WARPGROUPS == 3 ? 160 : 112
   };
   using Work = typename Op::template Schedule<T::N, CHUNK>;
+  template <int N, int M>
+  using Loop = std::conditional_t<
+      (TERMS > 1), ExactLoop<Gemm, N, M>,
+      std::conditional_t<T::BY_WARPS, ByWarps<Gemm, N, M>,
+                         std::conditional_t<IS_W16, W16Loop<Gemm, N, M>,
+                                            CodesLoop<Gemm, T::K16S, T::IN_FLIGHT, N, M>>>>;
 
   static DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES + STORE_BYTES); }
 
@@ -332,44 +342,15 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     bool fresh = true;
     for (Chunk c; work.template next<SEVERAL>(c);) {
       if (T::SINGLE) c.rows = rows;
-      if (Op::GREEDY && fresh) reset_best();
-      if constexpr (T::TOKENS_FIRST) pick_units<T::BLOCKS>(a, p, c);
+      if (Op::GREEDY && fresh) BlockArgmax<Gemm>::reset();
+      if constexpr (T::TOKENS_FIRST) TokensFirst<Gemm>::template compute<CHUNK>(a, p, c);
       else pick_tokens<T::LEAST>(a, p, c);
       if constexpr (Op::GREEDY) {
         fresh = work.tile_done();
-        if (fresh) write_best(a, c, work);
+        if (fresh) BlockArgmax<Gemm>::write(a, c, work);
       }
     }
     if (PLANNED) follow(a);              // warps without weights, too
-  }
-
-  // TOKENS_FIRST: the launches that these tiles are for make chunks of BLOCKS units or one fewer. For other numbers wgmma
-  // multiplies stale shared memory, too.
-  template <int UNITS> static DEV void pick_units(const GemmArgs& a, Pipe& p, const Chunk& c) {
-    if constexpr (UNITS == (int)T::BLOCKS && UNITS > 1)
-      if (c.units < UNITS) return pick_units<UNITS - 1>(a, p, c);
-    float sum[1][UNITS * 8];
-    f32x4 bias[UNITS];
-    const int first_row = c.unit * Weights::UNIT_ROWS + LANE % 4 * 4;
-    const auto row = [&](int u) { return first_row + u * Weights::UNIT_ROWS; };
-    const auto exists = [&](int u) { return u < c.units && row(u) < a.n; };
-    clear(sum);
-#pragma unroll
-    for (int u = 0; u < UNITS; u++) bias[u] = exists(u) ? Op::bias_of_four(a, row(u)) : f32x4{};
-    multiply_w16<UNITS * 16, 1>(a, p, sum, [] {});
-#pragma unroll
-    for (int t = 0; t < 2; t++) {
-      const int token = TID / WAVE * 16 + LANE / 4 + 8 * t;
-      if (token >= c.rows) continue;
-      float* out = a.out + (i64)(c.row + token) * a.n + first_row;
-#pragma unroll
-      for (int u = 0; u < UNITS; u++) {
-        f32x4 v = bias[u];
-#pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = sum[0][8 * u + 2 * t + i % 2 * 4 + i / 2] * a.scale + bias[u][i];
-        if (exists(u)) Op::store_four(out + u * Weights::UNIT_ROWS, v);
-      }
-    }
   }
 
   // The chunk's blocks of 64 weight rows that this warpgroup has.
@@ -408,10 +389,8 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
       };
       if (TERMS == 1) load_ahead();                        // `exact` has no registers for it during the product
       if (PLANNED) follow(a);                              // a second time returns at once
-      if constexpr (TERMS > 1) multiply_exact<N, M>(a, p, sum), load_ahead();
-      else if constexpr (T::BY_WARPS) ByWarps<Gemm, N, M>::multiply(a, p, sum);
-      else if constexpr (IS_W16) multiply_w16<N, M>(a, p, sum, [] {});
-      else multiply_codes<N, M>(a, p, sum);
+      Loop<N, M>::multiply(a, p, sum);
+      if (TERMS > 1) load_ahead();
       store_all<N, M>(a, c, sum, ahead);
     }
   }
@@ -431,16 +410,9 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
     multiply_blocks<N, T::BLOCKS>(a, p, blocks_of(c), sum);
   }
   template <int N, int M, class Sums> static DEV void multiply_blocks(const GemmArgs& a, Pipe& p, int mine, Sums& sum) {
-    if (mine == M) multiply_codes<N, M>(a, p, sum);
+    if (mine == M) Loop<N, M>::multiply(a, p, sum);
     else if constexpr (M > 1) multiply_blocks<N, M - 1>(a, p, mine, sum);
     else skip(a, p);
-  }
-
-  template <int M, int COUNT> static DEV void clear(float (&sum)[M][COUNT]) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-      for (int i = 0; i < COUNT; i++) sum[m][i] = {};
   }
 
   // The first of this thread's two rows in its warpgroup's m-th block.
@@ -470,7 +442,7 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
 #pragma unroll
     for (int m = 0; m < M; m++) bias[m] = Op::bias(a, c.group, row_of(c, m));
     const int last = min(c.unit + before(M - 1) + BLOCK_UNITS, c.unit + c.units) - 1;
-    multiply_w16<N, M>(a, p, sum, [&] { tile.load(s, c, c.unit + before(0), last); });
+    W16Loop<Gemm, N, M>::template multiply_while<true>(a, p, sum, [&] { tile.load(s, c, c.unit + before(0), last); });
 #pragma unroll
     for (int m = 0; m < M; m++) {
       if (m > 0 && T::WARPGROUPS * 64 % s.head_dim != 0) tile.load(s, c, c.unit + before(m), last);
@@ -501,253 +473,6 @@ template <class Op, class Weights, int FORMAT, int TERMS, class T, int SHARED_BY
   // The first of a warpgroup's tokens in stage 0.
   static DEV u32 first_token(const Pipe& p) { return p.base + (T::TOKENS_FIRST ? TID / 128 * 64 * SLAB * 2 : 0); }
 
-  // 16-bit weights: both operands from shared memory, wgmma of width N for each of M blocks. A stage is released once the
-  // next one's wgmmas are queued behind its own. Where the pipeline is deep a stage has little to multiply, 80 cycles
-  // with eight tokens, and a wait takes some 200: so several stages are waited for at once.
-  template <int N, int M, class Meanwhile>
-  static DEV void multiply_w16(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2], Meanwhile meanwhile) {
-    constexpr int AT_ONCE = T::TOKENS_FIRST ? 1 : STAGES >= 16 ? 4 : STAGES >= 8 ? 2 : 1;
-    int held = -1, held_count = 0;
-    auto multiply = [&](auto count) {
-      constexpr int COUNT = decltype(count)::value;
-      const int first = p.stage;
-      Pipe ahead = p;
-#pragma unroll
-      for (int i = 0; i < COUNT; i++, advance(ahead)) wait_full(ahead);
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < COUNT; i++, advance(p)) {
-        const u64 tokens = wgmma_descriptor(first_token(p) + p.stage * STAGE_BYTES);
-        const u64 weights = wgmma_descriptor(first_block(p) + p.stage * STAGE_BYTES);
-#pragma unroll
-        for (int s = 0; s < 4; s++)
-#pragma unroll
-          for (int m = 0; m < M; m++)
-            if constexpr (T::TOKENS_FIRST) Wgmma<FORMAT, N>::d16(sum[m], tokens + 2 * s, weights + 2 * s, 1);
-            else Wgmma<FORMAT, N>::d16(sum[m], block_of(weights, m) + 2 * s, tokens + 2 * s, 1);
-      }
-      wgmma_commit();
-      wgmma_wait<1>();
-      if constexpr (AT_ONCE > 1) release(p, held, held_count);
-      else if (held >= 0) release(p, held);
-      held = first, held_count = COUNT;
-    };
-    int k = 0;
-    if constexpr (STORED_TILE) multiply(Count<1>()), meanwhile(), k++;
-    if constexpr (AT_ONCE > 1)
-      for (; k + AT_ONCE <= a.k_blocks; k += AT_ONCE) multiply(Count<AT_ONCE>());
-    for (; k < a.k_blocks; k++) multiply(Count<1>());
-    wgmma_wait<0>();
-    release(p, held, held_count);
-  }
-
-  // This thread's codes and scales of a stage.
-  template <int M> struct Codes {
-    u32x4 words[M];
-    u32 scales[M];
-    DEV void load(u32 codes_at, u32 scales_at) {
-#pragma unroll
-      for (int m = 0; m < M; m++) {
-        const u32 further = m * NEXT_BLOCK;
-        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(words[m][0]), "=r"(words[m][1]), "=r"(words[m][2]), "=r"(words[m][3]) : "r"(codes_at + further));
-        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(scales[m]) : "r"(scales_at + further));
-      }
-    }
-    DEV void decode(int step, u32 (&fragment)[M][4]) const {
-#pragma unroll
-      for (int m = 0; m < M; m++) decode8<FORMAT>(words[m][step], Fp4<FORMAT>::scales(scales[m], step / 2), fragment[m]);
-    }
-  };
-  // Addresses of a thread's codes and scales in stage 0, opaque to the compiler, which would recompute them at every
-  // stage.
-  struct CodesAt {
-    u32 codes, scales;
-    DEV CodesAt(const Pipe& p) : codes(first_block(p) + TID % 128 * 16), scales(first_block(p) + Mxfp4::SCALES + TID % 128 / 4 * 4) {
-      asm volatile("" : "+r"(codes), "+r"(scales));
-    }
-  };
-
-  // MXFP4 weights, a software pipeline: while wgmma multiplies a group of K16S steps, the next group is decoded into
-  // the other fragment buffer. Two groups in flight: decoding begins when the one before is done. One: the compiler
-  // spreads decoding over the group's multiplications, for which the next stage's codes have to be there a stage ahead.
-  // So stages alternate between two sets of codes, which are registers. The last stage is peeled (a compile-time flag),
-  // so that the loop has no branches: with branches the compiler serializes wgmma.
-  template <int N, int M, class Sums> static DEV void multiply_codes(const GemmArgs& a, Pipe& p, Sums& sum) {
-    constexpr int STEPS = T::K16S, GROUPS = 4 / STEPS;
-    constexpr bool ONE = T::IN_FLIGHT == 1;
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-      for (int i = 0; i < N / 2; i++) sum[m][i] = 0.f;
-    static_assert(GROUPS % 2 == 0, "the first group of each stage has the first fragment buffer");
-    const CodesAt at(p);
-    Codes<M> sets[2];
-    u32 fragment[2][STEPS][M][4];
-    auto fetch = [&](Codes<M>& codes) {
-      wait_full(p);
-      codes.load(at.codes + p.stage * STAGE_BYTES, at.scales + p.stage * STAGE_BYTES);
-    };
-    auto decode = [&](const Codes<M>& codes, int group) {
-#pragma unroll
-      for (int s = 0; s < STEPS; s++) codes.decode(group * STEPS + s, fragment[group % 2][s]);
-    };
-    fetch(sets[0]);
-    decode(sets[0], 0);
-    int held = -1;
-    auto stage = [&](auto is_last, auto set) {
-      constexpr bool LAST = decltype(is_last)::value;
-      constexpr int SET = decltype(set)::value;
-      Codes<M>& codes = sets[SET];
-      Codes<M>& next = sets[ONE ? 1 - SET : SET];
-      const int current = p.stage;
-      const u64 tokens = wgmma_descriptor(p.base + current * STAGE_BYTES);
-      advance(p);
-      if (ONE && !LAST) fetch(next);
-#pragma unroll
-      for (int group = 0; group < GROUPS; group++) {
-        const bool end = group == GROUPS - 1;
-        wgmma_fence();
-#pragma unroll
-        for (int s = 0; s < STEPS; s++)
-#pragma unroll
-          for (int m = 0; m < M; m++)
-            Wgmma<FORMAT, N>::a16(sum[m], fragment[group % 2][s][m], tokens + 2 * (group * STEPS + s), 1);
-        wgmma_commit();
-        if (!ONE) wgmma_wait<1>();                         // the next group's fragment buffer is free
-        if (!ONE && group == 0 && held >= 0) release(p, held);
-        if (!end) decode(codes, group + 1);
-        else if (!LAST) decode(next, 0);
-        if (!ONE && !LAST && group == GROUPS - 2) fetch(next);  // this stage's codes are decoded
-        if (ONE) wgmma_wait<0>();
-        if (ONE && end) release(p, current);
-      }
-      held = current;
-    };
-    int k = 1;
-    if constexpr (ONE) {
-      for (; k + 2 <= a.k_blocks; k += 2) stage(Flag<false>(), Count<0>()), stage(Flag<false>(), Count<1>());
-      if (k < a.k_blocks) stage(Flag<false>(), Count<0>()), stage(Flag<true>(), Count<1>());
-      else stage(Flag<true>(), Count<0>());
-    } else {
-      for (; k < a.k_blocks; k++) stage(Flag<false>(), Count<0>());
-      stage(Flag<true>(), Count<0>());
-      wgmma_wait<0>();
-      release(p, held);
-    }
-  }
-
-  // `exact`: so many slabs at once are summed in fresh accumulators, low terms first: one with 16-bit weights,
-  // SLABS_CHAINED with MXFP4, whose products are so short that wgmma loses little of them. What comes of these is added
-  // up in float32, which rounds to nearest as wgmma does not: with 16-bit weights SLABS_TOGETHER at a time, and then
-  // their sums, so that no chain of additions is long.
-  enum : int { EXACT_SLABS = IS_W16 ? 1 : SLABS_CHAINED };
-  template <int N, int M> static DEV void multiply_exact(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
-    const CodesAt at(p);
-    if constexpr (IS_W16) {
-      float part[M][N / 2];
-      clear(part);
-      for (int k = 0; k < a.k_blocks; k++) {
-        if (k > 0 && k % SLABS_TOGETHER == 0) add(sum, part), clear(part);
-        multiply_slabs<N, M, EXACT_SLABS>(p, at, part);
-      }
-      add(sum, part);
-    } else {
-      int k = 0;
-      for (; k + EXACT_SLABS <= a.k_blocks; k += EXACT_SLABS) multiply_slabs<N, M, EXACT_SLABS>(p, at, sum);
-      static_assert(EXACT_SLABS == 2, "at most one is left");
-      if (k < a.k_blocks) multiply_slabs<N, M, 1>(p, at, sum);
-    }
-  }
-  template <int M, int COUNT> static DEV void add(float (&sum)[M][COUNT], const float (&more)[M][COUNT]) {
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-      for (int i = 0; i < COUNT; i++) sum[m][i] = add_rn(sum[m][i], more[m][i]);
-  }
-
-  // Decoded weights serve all terms. A thread of three warpgroups has 160 registers. Beside a tile's sums and, of MXFP4,
-  // 32 for two slabs' weights they hold fresh accumulators of 96 tokens: halves of wider tiles take turns at them.
-  template <int N, int M, int COUNT>
-  static DEV void multiply_slabs(Pipe& p, const CodesAt& at, float (&sum)[M][N / 2]) {
-    constexpr int AT_ONCE = 96, HALF = N > AT_ONCE && T::WARPGROUPS > 2 ? (N / 2 + 7) / 8 * 8 : N;
-    u64 tokens[COUNT], weights[COUNT];                     // descriptors; MXFP4's weights are in `fragment`
-    u32 fragment[COUNT][4][M][4];
-    Pipe ahead = p;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++, advance(ahead)) {
-      wait_full(ahead);
-      const int further = ahead.stage * STAGE_BYTES;
-      tokens[i] = wgmma_descriptor(p.base + further);
-      if constexpr (IS_W16) {
-        weights[i] = wgmma_descriptor(first_block(p) + further);
-      } else {
-        Codes<M> codes;
-        codes.load(at.codes + further, at.scales + further);
-#pragma unroll
-        for (int s = 0; s < 4; s++) codes.decode(s, fragment[i][s]);
-      }
-    }
-    const auto multiply = [&](auto from, auto width) {
-      constexpr int FROM = decltype(from)::value, W = decltype(width)::value;
-      float part[M][W / 2];
-      wgmma_fence();
-#pragma unroll
-      for (int term = TERMS - 1; term >= 0; term--)
-#pragma unroll
-        for (int i = 0; i < COUNT; i++)
-#pragma unroll
-          for (int s = 0; s < 4; s++) {
-            const u64 those = tokens[i] + (term * TERM_BYTES + FROM * SLAB * 2) / 16 + 2 * s;
-            const int accumulate = term < TERMS - 1 || i > 0 || s > 0;
-#pragma unroll
-            for (int m = 0; m < M; m++)
-              if constexpr (IS_W16) Wgmma<FORMAT, W>::d16(part[m], block_of(weights[i], m) + 2 * s, those, accumulate);
-              else Wgmma<FORMAT, W>::a16(part[m], fragment[i][s][m], those, accumulate);
-          }
-      wgmma_commit();
-      wgmma_wait<0>();
-      if (FROM + W == N) {
-        release(p, p.stage, COUNT);
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) advance(p);
-      }
-#pragma unroll
-      for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int i = 0; i < W / 2; i++) sum[m][FROM / 2 + i] = add_rn(sum[m][FROM / 2 + i], part[m][i]);
-    };
-    multiply(Count<0>(), Count<HALF>());
-    if constexpr (HALF < N) multiply(Count<HALF>(), Count<N - HALF>());
-  }
-
-  // ------------------------------------------------------------------------------------------------- argmax
-  static DEV void reset_best() {
-    for (int i = LANE; i < T::N; i += WAVE) control().best[TID / WAVE][i] = -INFINITY, control().best_index[TID / WAVE][i] = 0;
-    __syncwarp();
-  }
-
-  // Writes the block's argmax of each token of a tile, as candidate number work.row(). Each token has as many
-  // candidates as the grid has blocks; those that no block of the raster computes are filled with -infinity.
-  static DEV void write_best(const GemmArgs& a, const Chunk& c, const Work& work) {
-    consumers_barrier();
-    for (int token = TID; token < c.rows; token += CONSUMERS) {
-      float v = -INFINITY;
-      int index = 0;
-      for (int w = 0; w < BEST_WARPS; w++) {
-        const float other = control().best[w][token];
-        const int other_index = control().best_index[w][token];
-        if (w == 0) v = other, index = other_index;
-        else GreedyLogits::take_larger(v, index, other, other_index);
-      }
-      for (int i = work.row(); i < GRID; i += work.rows) {
-        const i64 at = (i64)i * a.best_rows + c.row + token;
-        a.best[at] = i < work.rows ? v : -INFINITY;
-        a.best_index[at] = i < work.rows ? index : 0;
-      }
-    }
-    consumers_barrier();
-  }
   static DEV void consumers_barrier() { asm volatile("bar.sync 1, %0;" ::"n"((int)CONSUMERS) : "memory"); }
 };
 

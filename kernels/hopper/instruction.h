@@ -7,6 +7,18 @@
 #pragma once
 #include "../gpu/gpu.h"
 
+// Compile-time arguments of a lambda.
+template <bool B> struct Flag { enum : bool { value = B }; };
+template <int N> struct Count { enum : int { value = N }; };
+
+// Accumulators of M blocks of 64 rows.
+template <int M, int COUNT> DEV void clear(float (&sum)[M][COUNT]) {
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) sum[m][i] = {};
+}
+
 // The first N/2 operands of the assembly, and their bindings: eight columns are four registers.
 #define WGMMA_D8 "%0, %1, %2, %3"
 #define WGMMA_D16 WGMMA_D8 ", %4, %5, %6, %7"
