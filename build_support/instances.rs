@@ -1,7 +1,7 @@
 //! What the build makes of a family's catalogue, for the compilers: the products' kernels, and `catalogue.h` for those
 //! that are written out.
 
-use super::catalogue::{Elements, Family, Kernel, Limit, Source, Weights};
+use super::catalogue::{Elements, Family, Kernel, Limit, Parameters, Source, Weights};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
@@ -24,7 +24,8 @@ pub fn sources(family: &Family) -> Sources {
     for kernel in family.kernels {
         if let Source::Made { maker, parameters } = kernel.source {
             let text = made.entry(kernel.file).or_insert_with(|| first_lines(family));
-            *text += &line(kernel, maker, parameters);
+            check_macro(family, maker, &parameters);
+            *text += &line(kernel, maker, &parameters);
         }
     }
     let mut files = super::compile::sources(&["kernels", &format!("kernels/{}", family.name)]);
@@ -45,7 +46,24 @@ fn first_lines(family: &Family) -> String {
     format!("// Made from kernels/{name}/catalogue.rs by the build.\n#include \"{name}/gemm.h\"\n\n")
 }
 
-fn line(kernel: &Kernel, maker: &str, parameters: &[usize]) -> String {
+/// The macro's own parameters, behind what all makers take, are those that the catalogue names.
+fn check_macro(family: &Family, maker: &str, parameters: &Parameters) {
+    let path = format!("kernels/{}/gemm.h", family.name);
+    let text = fs::read_to_string(&path).expect("a family has gemm.h");
+    let (_, behind) = text
+        .split_once(&format!("#define {maker}("))
+        .unwrap_or_else(|| panic!("{path} has no macro {maker}"));
+    let (all, _) = behind.split_once(')').expect("a macro's parameters end");
+    let (_, own) = all.split_once("MOST_ROWS").expect("all makers take MOST_ROWS");
+    let own = own.split([',', '\\', ' ', '\n']).filter(|name| !name.is_empty());
+    let named = parameters.list().map(|(name, _)| name);
+    assert!(
+        own.eq(named),
+        "{path}: {maker} takes other parameters than the catalogue names"
+    );
+}
+
+fn line(kernel: &Kernel, maker: &str, parameters: &Parameters) -> String {
     let weights = match kernel.weights.expect("a product has weights") {
         Weights::W16 => "W16",
         Weights::Mxfp4 => "Mxfp4",
@@ -68,8 +86,8 @@ fn line(kernel: &Kernel, maker: &str, parameters: &[usize]) -> String {
     let mut line = format!(
         "{maker}({name}, {threads}, {shared_bytes}, {op:?}, {weights}, {elements}, {terms}, {tokens}, {most_rows}"
     );
-    for parameter in parameters {
-        line += &format!(", {parameter}");
+    for (_, value) in parameters.list() {
+        line += &format!(", {value}");
     }
     line + ")\n"
 }

@@ -442,7 +442,9 @@ def picture_of_attention():
 
 
 def picture_of_product():
-    tile = found(r"many\(ATTN_OUT, 128, (\d+), &\[widths\(&\[128\]\), (\d+), ", "kernels/hopper/catalogue.rs")
+    tile = found(
+        r"many\(ATTN_OUT, 128, (\d+), OfW16 \{ widths: &\[128\], blocks: (\d+) \}", "kernels/hopper/catalogue.rs"
+    )
     warpgroups, blocks = int(tile.group(1)), int(tile.group(2))
     shared = int(found(r"const ALL_SHARED: usize = (\d+) \* 1024;", "kernels/hopper/catalogue.rs").group(1)) * 1024
     weight_bytes = warpgroups * blocks * 64 * CONSTANTS["W16_SLAB_BYTES"]

@@ -209,14 +209,38 @@ pub enum Source {
     /// Hand-written in its file.
     Written,
     /// A line that the build writes into its file: `maker(name, threads, shared bytes, operation, weights, elements,
-    /// terms, tokens, most rows, parameters ..)`. The maker is a macro of the family's `gemm.h`, which says what the
-    /// parameters are.
+    /// terms, tokens, most rows, parameters ..)`. The maker is a macro of the family's `gemm.h`.
     Made {
         /// The macro.
         maker: &'static str,
-        /// Read by the macro, and by the host's code for the family where a choice depends on them.
-        parameters: &'static [usize],
+        /// Those of its own.
+        parameters: Parameters,
     },
+}
+
+/// What a maker takes behind what all take, by the macro's names. The build compares them with the macro.
+#[derive(Clone, Copy, Debug)]
+pub struct Parameters {
+    /// Unused ones have no name.
+    named: [(&'static str, usize); 4],
+}
+
+impl Parameters {
+    /// In the macro's order.
+    pub const fn of(list: &[(&'static str, usize)]) -> Self {
+        let mut named = [("", 0); 4];
+        let mut i = 0;
+        while i < list.len() {
+            named[i] = list[i];
+            i += 1;
+        }
+        Self { named }
+    }
+
+    /// Names and values, in the macro's order.
+    pub fn list(&self) -> impl Iterator<Item = (&'static str, usize)> {
+        self.named.into_iter().filter(|(name, _)| !name.is_empty())
+    }
 }
 
 /// A kernel.
@@ -355,6 +379,17 @@ impl Kernel {
         matches!(self.source, Source::Made { maker: "SPREAD", .. })
     }
 
+    /// The value of a parameter of its maker's (see [`Source::Made`]), if that has one of this name.
+    pub fn parameter(&self, name: &str) -> Option<usize> {
+        let Source::Made { parameters, .. } = self.source else {
+            return None;
+        };
+        parameters
+            .list()
+            .find(|parameter| parameter.0 == name)
+            .map(|(_, value)| value)
+    }
+
     /// Its name in the code object.
     pub fn name(&self) -> String {
         let mut name = self.op.name().to_owned();
@@ -404,7 +439,7 @@ pub struct Tile {
     /// See [`Source::Made`].
     pub maker: &'static str,
     /// See [`Source::Made`].
-    pub parameters: &'static [usize],
+    pub parameters: Parameters,
 }
 
 /// How many kernels tiles are.

@@ -10,7 +10,6 @@
 
 use super::Args;
 use getp::backend::gpu::args::{Format, GemmArgs, MXFP4_SLAB_BYTES, MatrixPeakArgs, SLAB, W16_SLAB_BYTES};
-use getp::backend::gpu::catalogue::Source;
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::layout::TypedPtr;
 use getp::backend::gpu::memory::{DeviceBuffer, Event};
@@ -237,10 +236,13 @@ impl Loops<'_> {
             row_blocks: n.div_ceil(64),
         };
         let launch = self.context.target.gemm(&shape)?.launch;
-        let Source::Made { parameters, .. } = launch.kernel.source else {
-            anyhow::bail!("{} is no product of a tile", launch.kernel.name());
+        let parameter = |name| launch.kernel.parameter(name);
+        // In row blocks, of which units are quarters.
+        let chunk = match (parameter("BLOCKS"), parameter("UNITS")) {
+            (Some(blocks), _) => (launch.kernel.threads / 128 - 1) * blocks,
+            (_, Some(units)) => units.div_ceil(4),
+            _ => anyhow::bail!("{} is no product of a tile", launch.kernel.name()),
         };
-        let chunk = (launch.kernel.threads / 128 - 1) * parameters[1];
         let tokens = launch.kernel.tokens;
         let of_group = all.div_ceil(groups);
         let tiles = of_group.div_ceil(tokens);

@@ -1,8 +1,8 @@
 //! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that emulates one.
 
 use super::{
-    Dimension, Elements, Family, Kernel, Limit, Op, SHARED, Tile, Toolchain, Weights, kernels_of, shared, with,
-    with_tiles,
+    Dimension, Elements, Family, Kernel, Limit, Op, Parameters, SHARED, Tile, Toolchain, Weights, kernels_of, shared,
+    with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use Weights::{Mxfp4, W16};
@@ -77,8 +77,13 @@ const EXPERTS_EXACT: Ops = &[(Op::Mlp1, "cdna/exact.hip"), (Op::Mlp2, "cdna/exac
 const UNEMBED_EXACT: Ops = &[(Op::Logits, "cdna/exact.hip"), (Op::GreedyLogits, "cdna/exact.hip")];
 
 /// A tile whose block is `waves` waves side by side. The first parameter is the occupancy to compile for, in waves per
-/// SIMD.
+/// SIMD, the second one TILED's step.
 const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parameters: &'static [usize]) -> Tile {
+    let parameters = match *parameters {
+        [waves] => Parameters::of(&[("WAVES", waves)]),
+        [waves, step] => Parameters::of(&[("WAVES", waves), ("STEP", step)]),
+        _ => panic!("one or two"),
+    };
     Tile {
         ops,
         weights: &[W16],

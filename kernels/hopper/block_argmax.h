@@ -6,7 +6,7 @@
 // G: the product (gemm.h).
 template <class G> struct BlockArgmax {
   static DEV void reset() {
-    for (int i = LANE; i < G::MOST_TOKENS; i += WAVE)
+    for (int i = LANE; i < G::T::N; i += WAVE)
       G::control().best[TID / WAVE][i] = -INFINITY, G::control().best_index[TID / WAVE][i] = 0;
     __syncwarp();
   }

@@ -1,8 +1,8 @@
 //! Hopper's kernels: NVIDIA's sm_90, with wgmma and bulk copies.
 
 use super::{
-    Dimension, Elements, Family, Kernel, Limit, Op, SHARED, Tile, Toolchain, Weights, kernels_of, shared, with,
-    with_tiles,
+    Dimension, Elements, Family, Kernel, Limit, Op, Parameters, SHARED, Tile, Toolchain, Weights, kernels_of, shared,
+    with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use Weights::{Mxfp4, W16};
@@ -200,8 +200,8 @@ const SINGLE_SHARED: usize = 204 * 1024;
 type Ops = &'static [(Op, &'static str)];
 type Activations = &'static [(Elements, usize)];
 
-/// Widths of a tile as schedule.h has them: a bit for each multiple of 8.
-const fn widths(list: &[usize]) -> usize {
+/// Widths as schedule.h has them: a bit for each multiple of 8.
+const fn bits_of(list: &[usize]) -> usize {
     let (mut bits, mut i) = (0, 0);
     while i < list.len() {
         assert!(list[i].is_multiple_of(8), "wgmma's widths are multiples of 8");
@@ -211,17 +211,71 @@ const fn widths(list: &[usize]) -> usize {
     bits
 }
 
-/// A tile of `warpgroups` consumer warpgroups and a producer. `parameters` are the rest of gemm.h's `Tile`: its
-/// widths, blocks of 64 weight rows per warpgroup, k16 steps in a group of wgmma, and groups in flight. Where each warp
-/// multiplies by itself (by_warps.h), k16s is 0 and in_flight is slabs per stage.
+/// How a tile multiplies: the loops of gemm.h, each with what its macro takes. `widths` are those of wgmma that have
+/// code, `blocks` the blocks of 64 weight rows per warpgroup.
+#[derive(Clone, Copy)]
+enum Loop {
+    /// Each warp multiplies by itself (by_warps.h). `slabs`: in a stage, two or four.
+    ByWarps {
+        widths: &'static [usize],
+        blocks: usize,
+        slabs: usize,
+    },
+    /// 16-bit weights from shared memory (w16_loop.h).
+    OfW16 { widths: &'static [usize], blocks: usize },
+    /// MXFP4 weights, decoded in registers (codes_loop.h): `k16s` k16 steps make a group of wgmma, of which `in_flight`
+    /// are in flight.
+    OfCodes {
+        widths: &'static [usize],
+        blocks: usize,
+        k16s: usize,
+        in_flight: usize,
+    },
+    /// Activations of several terms (exact_loop.h).
+    OfTerms { widths: &'static [usize], blocks: usize },
+    /// Tokens are wgmma's rows, a warpgroup for each 64 (tokens_first.h). `units`: of weights, in a chunk.
+    TokensFirst { units: usize },
+}
+use Loop::{ByWarps, OfCodes, OfTerms, OfW16, TokensFirst};
+
+/// A tile of `warpgroups` consumer warpgroups and a producer.
 const fn tile(
     ops: Ops,
     weights: &'static [Weights],
     activations: Activations,
     tokens: usize,
     warpgroups: usize,
-    parameters: &'static [usize; 4],
+    by: Loop,
 ) -> Tile {
+    let (maker, parameters) = match by {
+        ByWarps { widths, blocks, slabs } => (
+            "PRODUCT_BY_WARPS",
+            Parameters::of(&[("WIDTHS", bits_of(widths)), ("BLOCKS", blocks), ("SLABS", slabs)]),
+        ),
+        OfW16 { widths, blocks } => (
+            "PRODUCT_OF_W16",
+            Parameters::of(&[("WIDTHS", bits_of(widths)), ("BLOCKS", blocks)]),
+        ),
+        OfCodes {
+            widths,
+            blocks,
+            k16s,
+            in_flight,
+        } => (
+            "PRODUCT_OF_CODES",
+            Parameters::of(&[
+                ("WIDTHS", bits_of(widths)),
+                ("BLOCKS", blocks),
+                ("K16S", k16s),
+                ("IN_FLIGHT", in_flight),
+            ]),
+        ),
+        OfTerms { widths, blocks } => (
+            "PRODUCT_OF_TERMS",
+            Parameters::of(&[("WIDTHS", bits_of(widths)), ("BLOCKS", blocks)]),
+        ),
+        TokensFirst { units } => ("PRODUCT_TOKENS_FIRST", Parameters::of(&[("UNITS", units)])),
+    };
     Tile {
         ops,
         weights,
@@ -232,38 +286,33 @@ const fn tile(
         from_rows: 0,
         most_rows: 0,
         variant: "",
-        maker: "PRODUCT",
+        maker,
         parameters,
     }
 }
 /// A tile for at most its tokens in all: its weights are in flight before the tokens are known.
-const fn single(
-    ops: Ops,
-    activations: Activations,
-    tokens: usize,
-    warpgroups: usize,
-    parameters: &'static [usize; 4],
-) -> Tile {
+const fn single(ops: Ops, activations: Activations, tokens: usize, warpgroups: usize, by: Loop) -> Tile {
     Tile {
         most_rows: tokens,
         shared_bytes: SINGLE_SHARED,
-        ..tile(ops, &[W16], activations, tokens, warpgroups, parameters)
+        ..tile(ops, &[W16], activations, tokens, warpgroups, by)
     }
 }
 /// A tile of a layer's own matrices for any number of rows, in 16 bits. One width: there is a tile for each.
-const fn many(ops: Ops, tokens: usize, warpgroups: usize, parameters: &'static [usize; 4]) -> Tile {
+const fn many(ops: Ops, tokens: usize, warpgroups: usize, by: Loop) -> Tile {
     Tile {
         variant: "many",
-        ..tile(ops, &[W16], FAST_F16, tokens, warpgroups, parameters)
+        ..tile(ops, &[W16], FAST_F16, tokens, warpgroups, by)
     }
 }
-/// The same with tokens as wgmma's rows, a warpgroup for each 64. Of the parameters, the second is units of weights in a
-/// chunk. It has few registers, and shared memory that leaves room for a block of the small kernel before it.
-const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, parameters: &'static [usize; 4]) -> Tile {
+/// The same with tokens as wgmma's rows. It has few registers, and shared memory that leaves room for a block of the
+/// small kernel before it.
+const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, units: usize) -> Tile {
+    let by = TokensFirst { units };
     Tile {
         variant,
         shared_bytes: SINGLE_SHARED,
-        ..tile(ops, &[W16], FAST_F16, tokens, tokens / 64, parameters)
+        ..tile(ops, &[W16], FAST_F16, tokens, tokens / 64, by)
     }
 }
 /// A tile for at least so many rows per expert.
@@ -308,43 +357,50 @@ const FAST: Activations = &[(F16, 1), (Bf16, 1)];
 /// Two FP16 or three BF16 terms.
 const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
 
+/// Widths of tiles that have many.
+const BY_64: &[usize] = &[64, 128, 192, 256];
+const UNEVEN: &[usize] = &[40, 72, 112, 128];
+const TO_56: &[usize] = &[8, 16, 24, 32, 40, 48, 56];
+const TO_128: &[usize] = &[40, 56, 72, 80, 88, 96, 104, 112, 128];
+const TO_160: &[usize] = &[112, 120, 128, 136, 144, 152, 160];
+const TO_184: &[usize] = &[160, 168, 176, 184];
+const TO_192: &[usize] = &[128, 144, 160, 176, 192];
+
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // Columns: the parameters of `tile`, `single`, `many` or `tokens_first`. The last of them, [widths, blocks, k16s,
-    // in_flight], are those of `Tile` in gemm.h: without widths tokens are wgmma's rows, and with k16s 0 each warp
-    // multiplies by itself.
+    // Columns: the parameters of `tile`, `single`, `many` or `tokens_first`.
     //
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
     // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.
     // Up to 8 rows qkv rotates and stores; with 32 that gains nothing.
-    single(STORE, FAST_F16, 8, 1, &[widths(&[8]), 1, 0, 4]),
-    single(LAYERS, FAST_F16, 8, 1, &[widths(&[8]), 1, 0, 4]),
-    single(LAYERS, FAST_F16, 32, 1, &[widths(&[32]), 1, 0, 4]),
-    single(LAYERS, FAST_F16, 64, 1, &[widths(&[64]), 1, 4, 1]),
+    single(STORE, FAST_F16, 8, 1, ByWarps { widths: &[8], blocks: 1, slabs: 4 }),
+    single(LAYERS, FAST_F16, 8, 1, ByWarps { widths: &[8], blocks: 1, slabs: 4 }),
+    single(LAYERS, FAST_F16, 32, 1, ByWarps { widths: &[32], blocks: 1, slabs: 4 }),
+    single(LAYERS, FAST_F16, 64, 1, OfW16 { widths: &[64], blocks: 1 }),
     // From 65 rows on a multiprocessor's two to five units would leave much of wgmma's 64 rows empty, so tokens are these
     // rows: 128 of them for one token tile or, up to 256 rows, two. Attention has all registers: attn_out, which cannot
     // start beside it, has all shared memory where that is faster.
-    Tile { most_rows: 128, ..tokens_first(QKV, 128, "", &[0, 3, 4, 1]) },
-    Tile { most_rows: 128, ..tokens_first(ATTN_OUT, 128, "", &[0, 2, 4, 1]) },
-    tokens_first(QKV, 128, "tall", &[0, 5, 4, 1]),
-    Tile { shared_bytes: ALL_SHARED, ..tokens_first(ATTN_OUT, 128, "tall", &[0, 3, 4, 1]) },
+    Tile { most_rows: 128, ..tokens_first(QKV, 128, "", 3) },
+    Tile { most_rows: 128, ..tokens_first(ATTN_OUT, 128, "", 2) },
+    tokens_first(QKV, 128, "tall", 5),
+    Tile { shared_bytes: ALL_SHARED, ..tokens_first(ATTN_OUT, 128, "tall", 3) },
     // With many rows a chunk's row blocks and tokens are what cuts the rows at hand into whole rounds of chunks.
-    many(QKV, 112, 2, &[widths(&[112]), 3, 2, 1]),
-    many(QKV, 128, 2, &[widths(&[128]), 2, 2, 1]),
-    many(QKV, 160, 2, &[widths(&[160]), 2, 2, 1]),
-    many(QKV, 176, 2, &[widths(&[176]), 2, 2, 1]),
+    many(QKV, 112, 2, OfW16 { widths: &[112], blocks: 3 }),
+    many(QKV, 128, 2, OfW16 { widths: &[128], blocks: 2 }),
+    many(QKV, 160, 2, OfW16 { widths: &[160], blocks: 2 }),
+    many(QKV, 176, 2, OfW16 { widths: &[176], blocks: 2 }),
     // It rotates and stores: with 128 tokens a thread has registers for their angles.
-    many(STORE, 128, 2, &[widths(&[128]), 2, 2, 1]),
-    many(ATTN_OUT, 96, 3, &[widths(&[96]), 1, 2, 1]),
-    many(ATTN_OUT, 112, 3, &[widths(&[112]), 1, 2, 1]),
-    many(ATTN_OUT, 128, 3, &[widths(&[128]), 1, 2, 1]),
-    many(ATTN_OUT, 192, 3, &[widths(&[192]), 1, 2, 1]),
+    many(STORE, 128, 2, OfW16 { widths: &[128], blocks: 2 }),
+    many(ATTN_OUT, 96, 3, OfW16 { widths: &[96], blocks: 1 }),
+    many(ATTN_OUT, 112, 3, OfW16 { widths: &[112], blocks: 1 }),
+    many(ATTN_OUT, 128, 3, OfW16 { widths: &[128], blocks: 1 }),
+    many(ATTN_OUT, 192, 3, OfW16 { widths: &[192], blocks: 1 }),
     // The unembedding. Its weights are 1.2 GB: each 256 rows are a column of blocks, see RasterSchedule.
-    single(UNEMBED, FAST_F16, 8, 2, &[widths(&[8]), 2, 4, 1]),
-    single(UNEMBED, FAST_F16, 32, 2, &[widths(&[32]), 2, 4, 1]),
-    single(UNEMBED, FAST_F16, 64, 2, &[widths(&[64]), 2, 4, 1]),
-    single(UNEMBED, FAST_F16, 128, 2, &[widths(&[128]), 2, 4, 1]),
-    tile(UNEMBED, &[W16], FAST_F16, 256, 2, &[widths(&[32, 64, 96, 128, 160, 192, 224, 256]), 1, 2, 1]),
+    single(UNEMBED, FAST_F16, 8, 2, OfW16 { widths: &[8], blocks: 2 }),
+    single(UNEMBED, FAST_F16, 32, 2, OfW16 { widths: &[32], blocks: 2 }),
+    single(UNEMBED, FAST_F16, 64, 2, OfW16 { widths: &[64], blocks: 2 }),
+    single(UNEMBED, FAST_F16, 128, 2, OfW16 { widths: &[128], blocks: 2 }),
+    tile(UNEMBED, &[W16], FAST_F16, 256, 2, OfW16 { widths: &[32, 64, 96, 128, 160, 192, 224, 256], blocks: 1 }),
     // The experts. Up to 56 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
     // few chunks. Up to 16 each warp multiplies by itself; of 8 tokens stages of four slabs, of fewer blocks, are waited for
     // less often. From 64 on the limit is registers: fewer blocks, and two groups in flight, so that decoding overlaps with
@@ -353,39 +409,39 @@ const TILES: &[Tile] = &[
     // 128 is shared by four warpgroups: chunks of four row blocks and of three leave fewer of them idle than those of three
     // and of two, and fetch fewer tokens. Their registers hold four widths: 72 is the half of an expert just too large for
     // one tile, and 40 is for small ones, of which there are many where others are large.
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, &[widths(&[8]), 2, 0, 4]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, &[widths(&[8, 16]), 3, 0, 2]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, &[widths(&[32]), 3, 2, 1]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, &[widths(&[8, 16, 24, 32, 40, 48, 56]), 3, 2, 1]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, &[widths(&[64]), 2, 2, 2]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, &[widths(&[48, 64, 80, 96]), 1, 2, 2]),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, &[widths(&[40, 72, 112, 128]), 1, 1, 2]),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, ByWarps { widths: &[8], blocks: 2, slabs: 4 }),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, ByWarps { widths: &[8, 16], blocks: 3, slabs: 2 }),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, OfCodes { widths: &[32], blocks: 3, k16s: 2, in_flight: 1 }),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, OfCodes { widths: TO_56, blocks: 3, k16s: 2, in_flight: 1 }),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, OfCodes { widths: &[64], blocks: 2, k16s: 2, in_flight: 2 }),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, OfCodes { widths: &[48, 64, 80, 96], blocks: 1, k16s: 2, in_flight: 2 }),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, OfCodes { widths: UNEVEN, blocks: 1, k16s: 1, in_flight: 2 }),
     // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply faster
     // than two with tiles of 256. mlp2 has registers for fewer widths.
-    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, &[widths(&[128, 144, 160, 176, 192]), 1, 1, 2])),
-    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, &[widths(&[112, 120, 128, 136, 144, 152, 160]), 1, 1, 2])),
-    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, &[widths(&[112, 120, 128, 136, 144, 152, 160]), 1, 1, 2])),
-    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, &[widths(&[160, 168, 176, 184]), 1, 1, 2])),
+    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, OfCodes { widths: TO_192, blocks: 1, k16s: 1, in_flight: 2 })),
+    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, OfCodes { widths: TO_160, blocks: 1, k16s: 1, in_flight: 2 })),
+    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, OfCodes { widths: TO_160, blocks: 1, k16s: 1, in_flight: 2 })),
+    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, OfCodes { widths: TO_184, blocks: 1, k16s: 1, in_flight: 2 })),
     // BF16 activations: for models whose values do not fit FP16.
-    single(LAYERS_BF16, FAST_BF16, 16, 1, &[widths(&[16]), 1, 4, 1]),
-    single(UNEMBED_BF16, FAST_BF16, 16, 2, &[widths(&[16]), 2, 4, 1]),
-    tile(DENSE_BF16, &[W16], FAST_BF16, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 2, 1]),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 16, 3, &[widths(&[16]), 4, 2, 1]),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, &[widths(&[64]), 2, 2, 1]),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 1, 2]),
+    single(LAYERS_BF16, FAST_BF16, 16, 1, OfW16 { widths: &[16], blocks: 1 }),
+    single(UNEMBED_BF16, FAST_BF16, 16, 2, OfW16 { widths: &[16], blocks: 2 }),
+    tile(DENSE_BF16, &[W16], FAST_BF16, 256, 2, OfW16 { widths: BY_64, blocks: 1 }),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 16, 3, OfCodes { widths: &[16], blocks: 4, k16s: 2, in_flight: 1 }),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, OfCodes { widths: &[64], blocks: 2, k16s: 2, in_flight: 1 }),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, OfCodes { widths: BY_64, blocks: 1, k16s: 1, in_flight: 2 }),
     // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest, most
     // experts still have one of 8. Wide tiles have registers for half of their tokens' accumulators at once; 120 tokens,
     // whose halves differ, would take more. attn_out of 890 rows is one round of chunks with 112 tokens.
-    single(LAYERS_EXACT, EXACT, 8, 1, &[widths(&[8]), 1, 4, 1]),
-    single(UNEMBED_EXACT, EXACT, 8, 2, &[widths(&[8]), 2, 4, 1]),
-    tile(LAYERS_EXACT, &[W16], EXACT, 64, 3, &[widths(&[64]), 1, 2, 1]),
-    tile(LAYERS_EXACT, &[W16], EXACT, 112, 3, &[widths(&[112]), 1, 2, 1]),
-    tile(UNEMBED_EXACT, &[W16], EXACT, 128, 2, &[widths(&[64, 128]), 1, 2, 1]),
-    tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 8, 3, &[widths(&[8]), 2, 2, 1]),
-    from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, &[widths(&[24, 32, 40, 48, 56, 64]), 1, 2, 1])),
-    from(65, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 128, 3, &[widths(&[40, 56, 72, 80, 88, 96, 104, 112, 128]), 1, 2, 1])),
+    single(LAYERS_EXACT, EXACT, 8, 1, OfTerms { widths: &[8], blocks: 1 }),
+    single(UNEMBED_EXACT, EXACT, 8, 2, OfTerms { widths: &[8], blocks: 2 }),
+    tile(LAYERS_EXACT, &[W16], EXACT, 64, 3, OfTerms { widths: &[64], blocks: 1 }),
+    tile(LAYERS_EXACT, &[W16], EXACT, 112, 3, OfTerms { widths: &[112], blocks: 1 }),
+    tile(UNEMBED_EXACT, &[W16], EXACT, 128, 2, OfTerms { widths: &[64, 128], blocks: 1 }),
+    tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 8, 3, OfTerms { widths: &[8], blocks: 2 }),
+    from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, OfTerms { widths: &[24, 32, 40, 48, 56, 64], blocks: 1 })),
+    from(65, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 128, 3, OfTerms { widths: TO_128, blocks: 1 })),
     // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
-    tile(EXPERTS_W16, &[W16], FAST, 16, 2, &[widths(&[16]), 2, 2, 1]),
-    tile(EXPERTS_W16, &[W16], FAST, 256, 2, &[widths(&[64, 128, 192, 256]), 1, 2, 1]),
-    tile(EXPERTS_W16, &[W16], EXACT, 64, 3, &[widths(&[64]), 1, 2, 1]),
+    tile(EXPERTS_W16, &[W16], FAST, 16, 2, OfW16 { widths: &[16], blocks: 2 }),
+    tile(EXPERTS_W16, &[W16], FAST, 256, 2, OfW16 { widths: BY_64, blocks: 1 }),
+    tile(EXPERTS_W16, &[W16], EXACT, 64, 3, OfTerms { widths: &[64], blocks: 1 }),
 ];

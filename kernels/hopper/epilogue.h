@@ -16,9 +16,9 @@
 //   OF_ROUTER
 //            it reads that row where the router left it
 //   bias_of_four(), store_four()
-//            what TOKENS_FIRST (gemm.h) has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a
+//            what tokens_first.h has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a
 //            unit for a token, and n is a multiple of 4
-//   JOINED   all of a tile's widths share one store(), whose code is long
+//   JOINED   all of a tile's widths share one store(), whose code is long (OneEpilogue, chunk.h)
 //   GREEDY   fused argmax: of all logits that a block computes for a token, the largest one is stored
 #pragma once
 #include "../gpu/gated.h"

@@ -41,7 +41,7 @@ template <class G, int N, int M> struct ExactLoop {
   // Decoded weights serve all terms. A thread of three warpgroups has 160 registers. Beside a tile's sums and, of
   // MXFP4, 32 for two slabs' weights they hold fresh accumulators of 96 tokens: halves of wider tiles take turns.
   template <int COUNT> static DEV void multiply_slabs(Pipe& p, const CodesAt& at, float (&sum)[M][N / 2]) {
-    constexpr int AT_ONCE = 96, HALF = N > AT_ONCE && G::WARPGROUPS > 2 ? (N / 2 + 7) / 8 * 8 : N;
+    constexpr int AT_ONCE = 96, HALF = N > AT_ONCE && G::T::WARPGROUPS > 2 ? (N / 2 + 7) / 8 * 8 : N;
     u64 tokens[COUNT], weights[COUNT];                     // descriptors; MXFP4's weights are in `fragment`
     u32 fragment[COUNT][4][M][4];
     Pipe ahead = p;

@@ -1,9 +1,29 @@
 // The matrix products on Hopper: one persistent, warp-specialized kernel template, made from an operation (epilogue.h),
-// a kind of weights (mxfp4.h, w16.h), the activations' format and number of terms, and a tile.
+// a kind of weights (mxfp4.h, w16.h), the activations' format and number of terms, a tile, and a loop that multiplies.
+// This file has the frame, in the order in which a kernel runs: the table of the groups' rows, the producer, which
+// fills stages, and the consumers, which take chunks. How they multiply and store is in a file for each way:
+//
+//   kernels                                        loop             producers   chunks found by   stored by
+//   qkv, attn_out: up to 32 rows, FP16             by_warps.h       up to 4     each role         OwnEpilogue
+//                  up to 64 rows (BF16: 16)        w16_loop.h       up to 4     each role         OwnEpilogue
+//                  from 65 rows, while few, FP16   tokens_first.h   1           each role         TokensFirst
+//                  more                            w16_loop.h       1           the producer      OwnEpilogue
+//   qkv_store:     up to 8 rows                    by_warps.h       up to 4     each role         OwnEpilogue
+//                  many                            w16_loop.h       1           the producer      StoredTile
+//   unembedding                                    w16_loop.h       1           each role         OwnEpilogue
+//   mlp1, mlp2:    MXFP4, up to 16 tokens, FP16    by_warps.h       up to 4     each role         OwnEpilogue
+//                  MXFP4, more: mlp1               codes_loop.h     1           the producer      OneEpilogue
+//                               mlp2               codes_loop.h     1           the producer      OwnEpilogue
+//                  16-bit weights                  w16_loop.h       1           the producer      OwnEpilogue
+//   `exact`:       qkv, attn_out, up to 8 rows     exact_loop.h     up to 4     each role         OwnEpilogue
+//                  unembedding                     exact_loop.h     1           each role         OwnEpilogue
+//                  all others                      exact_loop.h     1           the producer      OwnEpilogue
+//
+// The catalogue (catalogue.rs) says for each tile which loop it has, and why; the rest follows below ("who does what").
 //
 // The operands are swapped: 64 weight rows are wgmma's A, decoded in registers or read from shared memory, and up to N
 // tokens are B. So few tokens are not padded to 64: wgmma's N goes down to 8. With 16-bit weights it can also be the
-// other way round (TOKENS_FIRST): 64 tokens are A, and a chunk's units B. So a few units are not padded to 64 rows.
+// other way round (tokens_first.h).
 //
 //   One block per multiprocessor: `warpgroups` consumer warpgroups, and a producer whose threads issue bulk copies.
 //   A stage of the pipeline is a slab of 64 along K, or several: the tile's tokens (one contiguous run of rows of a
@@ -11,7 +31,7 @@
 //     several slabs all tokens come first. All shared memory but Control is stages: DRAM's latency times its bandwidth
 //     is 33 KB per multiprocessor.
 //   Warpgroup w has the blocks w, w + warpgroups, .. of the chunk's blocks of 64 weight rows, over all of K, in
-//     registers; of TOKENS_FIRST, all of the chunk's rows for its 64 tokens.
+//     registers; where tokens come first, all of the chunk's rows for its 64 tokens.
 //
 // Sums: `fast` (one term) has one float32 accumulator per element, k16 step after k16 step. `exact` sums each slab of
 // 64, of MXFP4 each two, in fresh accumulators, low terms first, and adds up these sums in float32 (Hopper converts to
@@ -35,6 +55,7 @@
 #pragma once
 #include "block_argmax.h"
 #include "by_warps.h"
+#include "chunk.h"
 #include "codes_loop.h"
 #include "epilogue.h"
 #include "exact_loop.h"
@@ -42,20 +63,47 @@
 #include "schedule.h"
 #include "tokens_first.h"
 
-// A tile of up to N tokens. wgmma's width is the least of WIDTHS (schedule.h) that holds them; each width has code of its
-// own. BLOCKS: blocks of 64 weight rows per warpgroup. MXFP4: K16S k16 steps make a group of wgmma, of which a warpgroup
-// has IN_FLIGHT in flight. BY_WARPS (K16S is 0): each warp multiplies by itself (by_warps.h), and a stage is IN_FLIGHT
-// slabs. SINGLE: launched for at most N rows in all, which are one tile. TOKENS_FIRST (WIDTHS is 0): a warpgroup for
-// each 64 tokens, and BLOCKS units of weights in a chunk.
-template <int N_, u32 WIDTHS_, int WARPGROUPS_, int BLOCKS_, int K16S_, int IN_FLIGHT_, bool SINGLE_>
-struct Tile {
-  enum : int {
-    N = N_, LEAST = width_of(WIDTHS_, 1), WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_, K16S = K16S_,
-    IN_FLIGHT = IN_FLIGHT_
-  };
+// A tile of up to N tokens. wgmma's width is the least of WIDTHS (schedule.h) that holds them; each width has code of
+// its own. BLOCKS: blocks of 64 weight rows per warpgroup. SINGLE: launched for at most N rows in all, which are one
+// tile.
+template <int N_, u32 WIDTHS_, int WARPGROUPS_, int BLOCKS_, bool SINGLE_> struct Tile {
+  enum : int { N = N_, LEAST = width_of(WIDTHS_, 1), WARPGROUPS = WARPGROUPS_, BLOCKS = BLOCKS_ };
   enum : u32 { WIDTHS = WIDTHS_ };
-  enum : bool { SINGLE = SINGLE_, BY_WARPS = K16S_ == 0, TOKENS_FIRST = WIDTHS_ == 0 };
-  static_assert(TOKENS_FIRST || width_of(WIDTHS_, N_) == N_, "the widest is the tile's");
+  enum : bool { SINGLE = SINGLE_, TOKENS_FIRST = false };
+  static_assert(width_of(WIDTHS_, N_) == N_, "the widest is the tile's");
+  static constexpr int chunk(int block_units) { return WARPGROUPS * BLOCKS * block_units; }
+  static DEV void enter_rows(GroupTable& table, const GemmArgs& a) {
+    if constexpr ((int)LEAST == (int)N) fill_table<N>(table, a);
+    else fill_table_by_width<N, WIDTHS>(table, a);
+  }
+};
+// The same with tokens as wgmma's rows (tokens_first.h): chunks of at most UNITS units of weights.
+template <int N_, int WARPGROUPS_, int UNITS_, bool SINGLE_> struct TokenTile {
+  enum : int { N = N_, WARPGROUPS = WARPGROUPS_, UNITS = UNITS_ };
+  enum : bool { SINGLE = SINGLE_, TOKENS_FIRST = true };
+  static_assert(N_ == WARPGROUPS_ * 64, "a warpgroup for each 64 tokens");
+  static constexpr int chunk(int) { return UNITS; }
+  static DEV void enter_rows(GroupTable& table, const GemmArgs& a) { fill_table_by_width<N, 0>(table, a); }
+};
+
+// The loops. SLABS: of a stage. BY_WARPS: each warp multiplies by itself.
+template <int SLABS_> struct OfWarps {
+  enum : int { SLABS = SLABS_ };
+  enum : bool { BY_WARPS = true };
+  template <class G, int N, int M> using Loop = ByWarps<G, N, M>;
+};
+struct OfWarpgroups {
+  enum : int { SLABS = 1 };
+  enum : bool { BY_WARPS = false };
+};
+struct OfW16 : OfWarpgroups {
+  template <class G, int N, int M> using Loop = W16Loop<G, N, M>;
+};
+template <int K16S, int IN_FLIGHT> struct OfCodes : OfWarpgroups {
+  template <class G, int N, int M> using Loop = CodesLoop<G, K16S, IN_FLIGHT, N, M>;
+};
+struct OfTerms : OfWarpgroups {
+  template <class G, int N, int M> using Loop = ExactLoop<G, N, M>;
 };
 
 enum : int { MAX_STAGES = 32 };
@@ -63,23 +111,30 @@ enum : int { MAX_STAGES = 32 };
 enum : int { MOST_PRODUCERS = 4 };
 
 // SHARED_BYTES: the block's dynamic shared memory, stages and Control.
-template <class Op_, class Weights, int FORMAT, int TERMS_, class T, int SHARED_BYTES> struct Gemm {
+template <class Op_, class Weights, int FORMAT, int TERMS_, class T_, class By, int SHARED_BYTES> struct Gemm {
   using Op = Op_;
-  enum : bool { IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS, TOKENS_FIRST = T::TOKENS_FIRST };
+  using T = T_;
+  template <int N, int M> using Loop = typename By::template Loop<Gemm, N, M>;
+  enum : bool {
+    IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS,
+    TOKENS_FIRST = T::TOKENS_FIRST,
+    BY_WARPS = By::BY_WARPS
+  };
+
+  // -------------------------------------------------------------------------------------- shared memory: stages
   enum : int {
-    MOST_TOKENS = T::N,
-    WARPGROUPS = T::WARPGROUPS,
+    ELEMENTS = FORMAT,
     TERMS = TERMS_,
-    BLOCK_UNITS = 64 / Weights::UNIT_ROWS,
-    CHUNK = T::TOKENS_FIRST ? (int)T::BLOCKS : T::WARPGROUPS * T::BLOCKS * BLOCK_UNITS,
+    UNIT_ROWS = Weights::UNIT_ROWS,
+    BLOCK_UNITS = 64 / UNIT_ROWS,
+    CHUNK = T::chunk(BLOCK_UNITS),
     CONSUMERS = T::WARPGROUPS * 128,
     TERM_BYTES = T::N * SLAB * 2,
     TOKEN_BYTES = TERMS * TERM_BYTES,
     UNIT_BYTES = Weights::UNIT_BYTES,
     BLOCK_BYTES = BLOCK_UNITS * UNIT_BYTES,
     NEXT_BLOCK = T::WARPGROUPS * BLOCK_BYTES,              // from a warpgroup's block to its next
-    ELEMENTS = FORMAT,
-    SLABS = T::BY_WARPS ? (int)T::IN_FLIGHT : 1,           // of a stage
+    SLABS = By::SLABS,                                     // of a stage
     WEIGHT_BYTES = CHUNK * UNIT_BYTES,
     STAGE_BYTES = (SLABS * (TOKEN_BYTES + WEIGHT_BYTES) + 1023) / 1024 * 1024,
     BEST_WARPS = Op::GREEDY ? T::WARPGROUPS * 4 : 0,
@@ -92,53 +147,57 @@ template <class Op_, class Weights, int FORMAT, int TERMS_, class T, int SHARED_
     int best_index[BEST_WARPS + 1][T::N];
   };
   // Queries, keys and values of many tokens are stored through shared memory, between stages and Control.
-  enum : bool { STORED_TILE = Op::AHEAD && !T::BY_WARPS };
+  enum : bool { STORED_TILE = Op::AHEAD && !BY_WARPS };
   enum : int {
     STORE_BYTES = STORED_TILE ? T::WARPGROUPS * (int)sizeof(QkvStoreTile<128>::Shared) : 0,
     FITTING = (SHARED_BYTES - (int)sizeof(Control) - STORE_BYTES) / STAGE_BYTES,
     STAGES = FITTING < MAX_STAGES ? FITTING : MAX_STAGES
   };
   static_assert(STAGES >= 3, "a pipeline needs stages");
+  static DEV u8* behind_stages() { return DYNAMIC_SHARED + STAGES * STAGE_BYTES; }
+  static DEV Control& control() { return *(Control*)(behind_stages() + STORE_BYTES); }
+
+  // ---------------------------------------------------------------------------------- who does what, when
+  // Where rows are few each of the first stages is filled by a lane of its own.
   enum : bool { FILLED = (int)T::N <= 64 };
   // Where a few tokens are multiplied sooner than one thread can request the next stage, several threads take turns.
-  enum : bool { SEVERAL = T::BY_WARPS || (FILLED && T::SINGLE && (int)T::WARPGROUPS == 1) };
+  enum : bool { SEVERAL = BY_WARPS || (FILLED && T::SINGLE && (int)T::WARPGROUPS == 1) };
   static_assert(FILLED || !SEVERAL, "the first stages are filled by lanes of one warp");
-  static_assert(!T::TOKENS_FIRST || (int)T::N == T::WARPGROUPS * 64, "a warpgroup for each 64 tokens");
   enum : int { PRODUCERS = !SEVERAL ? 1 : STAGES < MOST_PRODUCERS ? STAGES : MOST_PRODUCERS };
+  // Whether experts have several token tiles: those of a later round read the same weights again, from the L2.
+  enum : bool { READ_AGAIN = !IS_W16 && (int)T::N > 128 };
+
+  // Whether weights are requested before the predecessor ends.
+  enum : bool { EARLY = Op::EARLY || T::SINGLE };
   // An operation's own number was measured with the tile of 8 tokens alone; wider ones have what suits all operations.
   enum : int { EARLY_SLABS = (int)T::N == 8 ? (int)Op::EARLY_SLABS : (int)Plain::EARLY_SLABS };
   // Stages whose weights are requested early where rows are not few: 20 to 60 KB were alike, all stages slower.
   enum : int {
     IN_40_KB = 40 * 1024 / WEIGHT_BYTES,
-    WEIGHTS_FIRST = T::TOKENS_FIRST && IN_40_KB < STAGES ? IN_40_KB : STAGES
+    WEIGHTS_FIRST = TOKENS_FIRST && IN_40_KB < STAGES ? IN_40_KB : STAGES
   };
-  enum : bool { EARLY = Op::EARLY || T::SINGLE };
-  // Whether experts have several token tiles: those of a later round read the same weights again, from the L2.
-  enum : bool { READ_AGAIN = !IS_W16 && (int)T::N > 128 };
+  // Whether what the epilogue needs is loaded before the predecessor ends: it follows from the plan and from weights,
+  // by a chain of loads that takes longer than the first stage.
+  enum : bool { PLANNED = Op::EARLY && T::SINGLE && BY_WARPS };
+
   // Whether the producer finds the consumers' chunks, too: they read the next one when its first stage is full.
-  enum : bool { FOUND = !SEVERAL && !T::SINGLE && !T::TOKENS_FIRST && !Op::GREEDY };
-  // Whether all widths and numbers of blocks share one epilogue: the code of mlp1's takes as long to come from memory as
-  // to run.
+  enum : bool { FOUND = !SEVERAL && !T::SINGLE && !TOKENS_FIRST && !Op::GREEDY };
+  // Whether all widths and numbers of blocks share one epilogue: the code of mlp1's takes as long to come from memory
+  // as to run.
   enum : bool { JOINED = Op::JOINED && FOUND && !IS_W16 && TERMS == 1 };
-  // Whether what the epilogue needs is loaded before the predecessor ends: it follows from the plan and from weights, by a
-  // chain of loads that takes longer than the first stage.
-  enum : bool { PLANNED = Op::EARLY && T::SINGLE && T::BY_WARPS };
+  // What a consumer warpgroup does with a chunk.
+  using Way = std::conditional_t<TOKENS_FIRST, TokensFirst<Gemm>,
+              std::conditional_t<STORED_TILE, StoredTile<Gemm>,
+              std::conditional_t<JOINED, OneEpilogue<Gemm>, OwnEpilogue<Gemm>>>>;
+
   // setmaxnreg: the producer gives up the registers that consumers gain. A single consumer warpgroup has enough
   // without, and so have those of 64 tokens.
-  enum : bool { SHIFTED = (int)T::WARPGROUPS > 1 && !T::TOKENS_FIRST };
+  enum : bool { SHIFTED = (int)T::WARPGROUPS > 1 && !TOKENS_FIRST };
   enum : int {
-    PRODUCER_REGISTERS = T::BY_WARPS ? 56 : T::WARPGROUPS == 3 ? 32 : 24,
-    CONSUMER_REGISTERS = T::BY_WARPS ? 144 : T::WARPGROUPS == 2 ? 240 : T::WARPGROUPS == 3 ? 160 : 112
+    PRODUCER_REGISTERS = BY_WARPS ? 56 : T::WARPGROUPS == 3 ? 32 : 24,
+    CONSUMER_REGISTERS = BY_WARPS ? 144 : T::WARPGROUPS == 2 ? 240 : T::WARPGROUPS == 3 ? 160 : 112
   };
   using Work = typename Op::template Schedule<T::N, CHUNK>;
-  template <int N, int M>
-  using Loop = std::conditional_t<
-      (TERMS > 1), ExactLoop<Gemm, N, M>,
-      std::conditional_t<T::BY_WARPS, ByWarps<Gemm, N, M>,
-                         std::conditional_t<IS_W16, W16Loop<Gemm, N, M>,
-                                            CodesLoop<Gemm, T::K16S, T::IN_FLIGHT, N, M>>>>;
-
-  static DEV Control& control() { return *(Control*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES + STORE_BYTES); }
 
   static DEV void advance(Pipe& p) { if (++p.stage == STAGES) p.stage = 0, p.phase ^= 1; }
   static DEV void wait_full(const Pipe& p) { barrier_wait(p.full + 8 * p.stage, p.phase); }
@@ -205,8 +264,7 @@ template <class Op_, class Weights, int FORMAT, int TERMS_, class T, int SHARED_
     GroupTable& table = control().table;
     if (by_picks(a)) fill_table_of_row(table, a);
     else if (T::SINGLE) single_tile(table);
-    else if constexpr ((int)T::LEAST == (int)T::N) fill_table<T::N>(table, a);
-    else fill_table_by_width<T::N, T::WIDTHS>(table, a);
+    else T::enter_rows(table, a);
     __syncwarp();
     Work::plan(table, a.row_blocks * BLOCK_UNITS);
     __syncwarp();
@@ -333,8 +391,7 @@ template <class Op_, class Weights, int FORMAT, int TERMS_, class T, int SHARED_
       wait_full(p);
       const Chunk& c = control().chunks[place];            // read again where it takes no registers meanwhile
       if (c.units == 0) return;
-      if constexpr (JOINED) compute_joined(a, p, c);
-      else pick_tokens<T::LEAST>(a, p, c);
+      Way::compute(a, p, c);
     }
   }
   static DEV void consume_sought(const GemmArgs& a, Work& work, Pipe& p) {
@@ -343,8 +400,7 @@ template <class Op_, class Weights, int FORMAT, int TERMS_, class T, int SHARED_
     for (Chunk c; work.template next<SEVERAL>(c);) {
       if (T::SINGLE) c.rows = rows;
       if (Op::GREEDY && fresh) BlockArgmax<Gemm>::reset();
-      if constexpr (T::TOKENS_FIRST) TokensFirst<Gemm>::template compute<CHUNK>(a, p, c);
-      else pick_tokens<T::LEAST>(a, p, c);
+      Way::compute(a, p, c);
       if constexpr (Op::GREEDY) {
         fresh = work.tile_done();
         if (fresh) BlockArgmax<Gemm>::write(a, c, work);
@@ -353,133 +409,35 @@ template <class Op_, class Weights, int FORMAT, int TERMS_, class T, int SHARED_
     if (PLANNED) follow(a);              // warps without weights, too
   }
 
-  // The chunk's blocks of 64 weight rows that this warpgroup has.
-  static DEV int blocks_of(const Chunk& c) {
-    const int blocks = (c.units + BLOCK_UNITS - 1) / BLOCK_UNITS;
-    return (blocks - TID / 128 + T::WARPGROUPS - 1) / T::WARPGROUPS;
-  }
-  // Picks wgmma's width, the least that holds the chunk's tokens.
-  template <int N> static DEV void pick_tokens(const GemmArgs& a, Pipe& p, const Chunk& c) {
-    if constexpr (N < T::N)
-      if (c.rows > N) return pick_tokens<width_of(T::WIDTHS, N + 1)>(a, p, c);
-    int mine = blocks_of(c);
-    if (T::BY_WARPS && IS_W16) mine = (c.units - TID / WAVE + T::WARPGROUPS * 4 - 1) / (T::WARPGROUPS * 4);
-    pick_blocks<N, T::BLOCKS>(a, p, c, mine);
-  }
-  // Picks the number of blocks: those that this warpgroup has.
-  template <int N, int M> static DEV void pick_blocks(const GemmArgs& a, Pipe& p, const Chunk& c, int mine) {
-    if (mine == M) compute<N, M>(a, p, c);
-    else if constexpr (M > 1) pick_blocks<N, M - 1>(a, p, c, mine);
-    else skip(a, p);
-  }
-  static DEV void skip(const GemmArgs& a, Pipe& p) {
-    for (int step = 0; step < steps_of(a); step++, advance(p)) wait_full(p), release(p, p.stage);
-  }
-
-  template <int N, int M> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
-    float sum[M][N / 2];
-    clear(sum);
-    if constexpr (STORED_TILE) {
-      multiply_and_store<N, M>(a, p, c, sum);
-    } else {
-      Ahead<N> ahead[M];
-      const auto load_ahead = [&] {
-#pragma unroll
-        for (int m = 0; m < M; m++) ahead[m].load(a, c, m);
-      };
-      if (TERMS == 1) load_ahead();                        // `exact` has no registers for it during the product
-      if (PLANNED) follow(a);                              // a second time returns at once
-      Loop<N, M>::multiply(a, p, sum);
-      if (TERMS > 1) load_ahead();
-      store_all<N, M>(a, c, sum, ahead);
-    }
-  }
-
-  // JOINED: the same for any width and number of blocks, whose products use parts of the largest one's registers.
-  static DEV void compute_joined(const GemmArgs& a, Pipe& p, const Chunk& c) {
-    float sum[T::BLOCKS][T::N / 2];
-    Ahead<T::N> ahead[T::BLOCKS];
-#pragma unroll
-    for (int m = 0; m < T::BLOCKS; m++) ahead[m].load(a, c, m);
-    multiply_tokens<T::LEAST>(a, p, c, sum);
-    store_all<T::N, T::BLOCKS>(a, c, sum, ahead);
-  }
-  template <int N, class Sums> static DEV void multiply_tokens(const GemmArgs& a, Pipe& p, const Chunk& c, Sums& sum) {
-    if constexpr (N < T::N)
-      if (c.rows > N) return multiply_tokens<width_of(T::WIDTHS, N + 1)>(a, p, c, sum);
-    multiply_blocks<N, T::BLOCKS>(a, p, blocks_of(c), sum);
-  }
-  template <int N, int M, class Sums> static DEV void multiply_blocks(const GemmArgs& a, Pipe& p, int mine, Sums& sum) {
-    if (mine == M) Loop<N, M>::multiply(a, p, sum);
-    else if constexpr (M > 1) multiply_blocks<N, M - 1>(a, p, mine, sum);
-    else skip(a, p);
-  }
-
-  // The first of this thread's two rows in its warpgroup's m-th block.
-  static DEV int row_of(const Chunk& c, int m) {
-    const int block = TID / 128 + m * T::WARPGROUPS;
-    return c.unit * Weights::UNIT_ROWS + block * 64 + TID / WAVE % 4 * 16 + LANE / 4 * 2;
-  }
-  static DEV Place place_of(const Chunk& c, int m, float2 bias) {
-    return {c, row_of(c, m), LANE % 4, bias, nullptr, nullptr};
-  }
-  // What the epilogue needs, in `fast` loaded before the product, which hides the way from memory.
-  template <int N> struct Ahead {
-    float2 bias;
-    typename Op::template Tokens<N / 8> tokens;
-    DEV void load(const GemmArgs& a, const Chunk& c, int m) {
-      bias = Op::bias(a, c.group, row_of(c, m));
-      tokens.load(a, place_of(c, m, bias));
-    }
-  };
-  // Where the epilogue has a tile's tokens together: what it needs of them is loaded behind the first slab's wgmmas.
-  template <int N, int M>
-  static DEV void multiply_and_store(const GemmArgs& a, Pipe& p, const Chunk& c, float (&sum)[M][N / 2]) {
-    const auto before = [&](int m) { return (TID / 128 + m * T::WARPGROUPS) * BLOCK_UNITS; };  // units of the chunk
-    const RopeStoreArgs& s = Op::store_of(a);
-    QkvStoreTile<N> tile(s, ((typename QkvStoreTile<N>::Shared*)(DYNAMIC_SHARED + STAGES * STAGE_BYTES))[TID / 128]);
-    float2 bias[M];
-#pragma unroll
-    for (int m = 0; m < M; m++) bias[m] = Op::bias(a, c.group, row_of(c, m));
-    const int last = min(c.unit + before(M - 1) + BLOCK_UNITS, c.unit + c.units) - 1;
-    W16Loop<Gemm, N, M>::template multiply_while<true>(a, p, sum, [&] { tile.load(s, c, c.unit + before(0), last); });
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-      if (m > 0 && T::WARPGROUPS * 64 % s.head_dim != 0) tile.load(s, c, c.unit + before(m), last);
-      tile.template store<FORMAT>(a, place_of(c, m, bias[m]), c.unit + before(m), c.units - before(m), sum[m]);
-    }
-  }
-
-  template <int N, int M>
-  static DEV void store_all(const GemmArgs& a, const Chunk& c, const float (&sum)[M][N / 2], const Ahead<N> (&ahead)[M]) {
-    const int wg = TID / 128, warp = TID / WAVE % 4;
-#pragma unroll
-    for (int m = 0; m < M; m++) {
-      const int block = wg + m * T::WARPGROUPS;
-      if (JOINED && block * BLOCK_UNITS >= c.units) return;
-      if (IS_W16 && block * BLOCK_UNITS + warp >= c.units) continue;
-      Place place = place_of(c, m, ahead[m].bias);
-      if (Op::GREEDY) place.best = control().best[TID / WAVE], place.best_index = control().best_index[TID / WAVE];
-      if constexpr (Op::AHEAD) Op::template store_tokens<N / 8, FORMAT>(a, place, sum[m], ahead[m].tokens);
-      else Op::template store<N, FORMAT, TERMS>(a, place, sum[m]);
-    }
-  }
-
   // Of a warpgroup's weight blocks of a stage: the m-th one's descriptor, the first one's address.
   static DEV u64 block_of(u64 descriptor, int m) { return descriptor + m * NEXT_BLOCK / 16; }
   static DEV u32 first_block(const Pipe& p) {
-    return p.base + SLABS * TOKEN_BYTES + (T::TOKENS_FIRST ? 0 : TID / 128 * BLOCK_BYTES);
+    return p.base + SLABS * TOKEN_BYTES + (TOKENS_FIRST ? 0 : TID / 128 * BLOCK_BYTES);
   }
   // The first of a warpgroup's tokens in stage 0.
-  static DEV u32 first_token(const Pipe& p) { return p.base + (T::TOKENS_FIRST ? TID / 128 * 64 * SLAB * 2 : 0); }
+  static DEV u32 first_token(const Pipe& p) { return p.base + (TOKENS_FIRST ? TID / 128 * 64 * SLAB * 2 : 0); }
 
   static DEV void consumers_barrier() { asm volatile("bar.sync 1, %0;" ::"n"((int)CONSUMERS) : "memory"); }
 };
 
-// Defines a kernel, from a row of the catalogue, whose parameters are those from WIDTHS on. A kernel whose MOST_ROWS is
-// its N is SINGLE.
-#define PRODUCT(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WIDTHS, BLOCKS, K16S, IN_FLIGHT) \
-  KERNEL(NAME, Op::Args, THREADS, 1, 0) {                                                                               \
-    using T = Tile<N, WIDTHS, THREADS / 128 - 1, BLOCKS, K16S, IN_FLIGHT, MOST_ROWS == N>;                              \
-    Gemm<Op, Weights, FORMAT, TERMS, T, SHARED_BYTES>::run(Op::product_of(a));                                          \
-  }
+// Kernels, from rows of the catalogue: a macro for each loop, whose own parameters are those behind MOST_ROWS. A kernel
+// whose MOST_ROWS is its N is SINGLE.
+#define PRODUCT(NAME, THREADS, Op, ...) \
+  KERNEL(NAME, Op::Args, THREADS, 1, 0) { Gemm<Op, __VA_ARGS__>::run(Op::product_of(a)); }
+
+#define PRODUCT_BY_WARPS(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WIDTHS, BLOCKS, SLABS) \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, WIDTHS, THREADS / 128 - 1, BLOCKS, MOST_ROWS == N>,       \
+          OfWarps<SLABS>, SHARED_BYTES)
+#define PRODUCT_OF_W16(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WIDTHS, BLOCKS)    \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, WIDTHS, THREADS / 128 - 1, BLOCKS, MOST_ROWS == N>, \
+          OfW16, SHARED_BYTES)
+#define PRODUCT_TOKENS_FIRST(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, UNITS)   \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, TokenTile<N, THREADS / 128 - 1, UNITS, MOST_ROWS == N>, \
+          OfW16, SHARED_BYTES)
+#define PRODUCT_OF_CODES(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WIDTHS, BLOCKS, K16S, \
+                         IN_FLIGHT)                                                                                   \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, WIDTHS, THREADS / 128 - 1, BLOCKS, MOST_ROWS == N>,      \
+          OfCodes<K16S, IN_FLIGHT>, SHARED_BYTES)
+#define PRODUCT_OF_TERMS(NAME, THREADS, SHARED_BYTES, Op, Weights, FORMAT, TERMS, N, MOST_ROWS, WIDTHS, BLOCKS)  \
+  PRODUCT(NAME, THREADS, Op, Weights, FORMAT, TERMS, Tile<N, WIDTHS, THREADS / 128 - 1, BLOCKS, MOST_ROWS == N>, \
+          OfTerms, SHARED_BYTES)

@@ -7,11 +7,12 @@
 template <class G> struct TokensFirst {
   using Op = typename G::Op;
 
+  static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) { with<G::T::UNITS>(a, p, c); }
   // Picks the number of units. The launches that these tiles are for make chunks of the most or one fewer. For other
   // numbers wgmma multiplies stale shared memory, too.
-  template <int UNITS> static DEV void compute(const GemmArgs& a, Pipe& p, const Chunk& c) {
-    if constexpr (UNITS == (int)G::CHUNK && UNITS > 1)
-      if (c.units < UNITS) return compute<UNITS - 1>(a, p, c);
+  template <int UNITS> static DEV void with(const GemmArgs& a, Pipe& p, const Chunk& c) {
+    if constexpr (UNITS == (int)G::T::UNITS && UNITS > 1)
+      if (c.units < UNITS) return with<UNITS - 1>(a, p, c);
     float sum[1][UNITS * 8];
     f32x4 bias[UNITS];
     const int first_row = c.unit * W16::UNIT_ROWS + LANE % 4 * 4;

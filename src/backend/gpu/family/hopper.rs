@@ -16,7 +16,7 @@ mod clusters;
 use super::{Family, block_a_row, narrowest};
 use crate::backend::gpu::args::{PackArgs, SLAB};
 use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
-use crate::backend::gpu::catalogue::{self, Kernel, Op, Source};
+use crate::backend::gpu::catalogue::{self, Kernel, Op};
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 
@@ -196,23 +196,15 @@ const LIKELY: usize = 4;
 
 /// Whether tokens are wgmma's rows: no weights but the chunk's own are multiplied then, and outputs are stored in fours.
 fn tokens_first(kernel: &Kernel) -> bool {
-    matches!(
-        kernel.source,
-        Source::Made {
-            parameters: [0, ..],
-            ..
-        }
-    )
+    kernel.parameter("UNITS").is_some()
 }
 
 /// Units of weights in a chunk.
 fn chunk_units(kernel: &Kernel) -> usize {
-    match kernel.source {
-        Source::Made { parameters, .. } if tokens_first(kernel) => parameters[1],
-        // One more warpgroup brings what they multiply.
-        Source::Made { parameters, .. } => (kernel.threads / 128 - 1) * parameters[1] * MOST_UNITS,
-        Source::Written => MOST_UNITS,
-    }
+    // One more warpgroup brings what the others multiply.
+    let blocks = |of_each| (kernel.threads / 128 - 1) * of_each;
+    let units = kernel.parameter("UNITS");
+    units.unwrap_or_else(|| MOST_UNITS * kernel.parameter("BLOCKS").map_or(1, blocks))
 }
 
 /// The tile, of those for many rows, whose busiest multiprocessor is done first: rounds of chunks, each of so many weight
