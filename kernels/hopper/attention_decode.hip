@@ -26,6 +26,7 @@
 // Launch  One block per multiprocessor, three of `pair`; WARPS * STAGES * (TILE_BYTES + 8) bytes of dynamic shared
 //         memory, the 8 for an mbarrier. A team has its sums beside them.
 #include "attention.h"
+#include "registers.h"
 #include "warp.h"
 
 template <int FORMAT_, int STAGES_, int WARPS_, bool TEAM_> struct Config {
@@ -129,10 +130,6 @@ DEV void load_transposed(u32* r, u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
-DEV u32 transpose(u32 v) {               // an 8 x 8 block of 16-bit values, two a lane
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
-  return v;
-}
 
 // Offsets of a lane's ldmatrix rows within a tile, for each 16 dims; those of the next 16 keys are 16 rows further on.
 struct Offsets { u32 k[BLOCKS], v[BLOCKS]; };
@@ -218,7 +215,7 @@ template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
     float w[4];
     UNROLL for (int j = 0; j < 4; j++) w[j] = exp2_fast(t.s[b][j] - u.m[j % 2]);
     u.sum[0] += w[0] + w[2], u.sum[1] += w[1] + w[3];
-    const u32 p0 = transpose(pack_weights<FORMAT>(w[0], w[1])), p1 = transpose(pack_weights<FORMAT>(w[2], w[3]));
+    const u32 p0 = transpose8(pack_weights<FORMAT>(w[0], w[1])), p1 = transpose8(pack_weights<FORMAT>(w[2], w[3]));
     UNROLL for (int i = 0; i < BLOCKS; i++) mma<FORMAT>(u.o[i], t.v[b][i], p0, p1);
   }
 }
@@ -304,10 +301,10 @@ DEV float2 load_sinks(const AttentionArgs& a, const Job& job) {
 template <int FORMAT, int COUNT>
 DEV void store_row(const AttentionArgs& a, const Job& job, const Sums<COUNT>& s, float2 sinks, int block) {
   const float f[2] = {normalizer(s.m[0], s.sum[0], sinks.x * LOG2E), normalizer(s.m[1], s.sum[1], sinks.y * LOG2E)};
-  // of what transpose() gives this lane
+  // of what transpose8() gives this lane
   const int k = (job.index % a.kv_heads * GROUP_HEADS + LANE / 4) * HEAD_DIM + block * 16 + LANE % 4 * 2;
   UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int half = 0; half < 2; half++) {
-    const u32 v = transpose(pack_output<FORMAT>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
+    const u32 v = transpose8(pack_output<FORMAT>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
     *(u32*)(a.out + tiled_index(job.row, k + 16 * i + 8 * half, a.out_rows)) = v;
   }
 }

@@ -23,6 +23,7 @@
 #pragma once
 #include "../gpu/gated.h"
 #include "../gpu/math.h"
+#include "registers.h"
 #include "schedule.h"
 #include "w16.h"
 
@@ -144,28 +145,13 @@ struct AttnOut : OfPlan {
   }
 };
 
-// Transposes an 8 x 8 matrix of 16-bit elements, row g of which is in lanes 4g .. 4g + 3.
-DEV u32 transpose8(u32 v) {
-  u32 r;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(v));
-  return r;
-}
-
-// Two values as FP16, to nearest even. What is beyond its largest number becomes that, infinities, too; NaN stays. It
-// is one instruction, where pack_f16, which keeps infinities, takes branches. An expert's sums are infinite only where
-// finite products overflow float32.
-DEV u32 pack_finite(float low, float high) {
-  u32 r;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
-}
-
 // Stores where i < bound, by a predicate: the compiler makes a branch of each condition.
 DEV void store_below(int bound, int i, void* at, u32 v) {
   asm volatile("{ .reg .pred p; setp.lt.s32 p, %1, %0; @p st.global.b32 [%2], %3; }"
                ::"r"(bound), "r"(i), "l"(at), "r"(v) : "memory");
 }
 
+// An expert's sums are infinite only where finite products overflow float32, so pack_finite() serves it.
 struct Mlp2 : Plain {
   enum : bool { EARLY = true, OF_EXPERTS = true };
   template <int N, int FORMAT, int TERMS>

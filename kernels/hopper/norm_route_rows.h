@@ -14,6 +14,7 @@
 // and `route` (without `t32`; its weights are BF16) are used; nothing is added to x.
 #pragma once
 #include "../norm.h"
+#include "registers.h"
 #include "route_products.h"
 
 enum : int { STEPS = NORM_WAVES };       // what a wave of norm.h sums is a step of this one
@@ -29,12 +30,6 @@ DEV f32x4 four_of(const float* v) { return f32x4{v[0], v[1], v[2], v[3]}; }
 // Prefetches so many bytes, a multiple of 16, into the L2.
 DEV void prefetch_l2(const void* p, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
-}
-// pack_f16 of finite values, and of NaN.
-DEV u32 pack_finite(float low, float high) {
-  u32 r;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-  return r;
 }
 
 // ROWS: of a cluster. EXPERTS: at most.

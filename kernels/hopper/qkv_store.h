@@ -3,6 +3,7 @@
 #pragma once
 #include "../rope.h"
 #include "epilogue.h"
+#include "registers.h"
 
 // Queries, keys and values as attention reads them: Qkv and rope_store at once, to the bit, for few tokens. A thread's
 // two rows are elements i and i + head_dim / 2 of one head (w16.h), which it rotates for two tokens. After a
