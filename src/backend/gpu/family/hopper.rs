@@ -1,22 +1,16 @@
 //! Hopper (`kernels/hopper`): which kernel a product gets, and how it is launched.
 //!
-//! Every kernel is persistent: one block a multiprocessor (fewer for attn_out of few rows) with all of its shared memory, whose
-//! parts of the work follow from the rows' counts on the device. An element's sum is the same in every tile, so tiles are chosen by speed alone. A tile
-//! `n` takes up to `n` tokens of one group past the weights at once:
-//!
-//! * Too narrow, and a second tile decodes the same weights again (they come from L2, not from DRAM).
-//! * Too wide, and the accumulators leave no registers for several weight blocks a warpgroup, so copies get small and fewer
-//!   warps hide each other's decoding; wgmma also multiplies columns that nobody wants.
-//!
-//! A step's rows are only known up to its bucket. Tiles that must hold all rows follow the bucket, the others the rows a step
-//! of it is likely to have: 890 rows come as 1024, and a tile fit for 1024 costs them a quarter more time.
+//! Every kernel is persistent: one block a multiprocessor (fewer for attn_out of few rows) with all of its shared
+//! memory, whose parts of the work follow from the rows' counts on the device. Which tile a product gets is in
+//! `tiles.rs`.
 
 mod clusters;
+mod tiles;
 
-use super::{Family, block_a_row, narrowest};
-use crate::backend::gpu::args::{PackArgs, SLAB};
+use super::{Family, block_a_row};
+use crate::backend::gpu::args::PackArgs;
 use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
-use crate::backend::gpu::catalogue::{self, Kernel, Op};
+use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 
@@ -35,8 +29,8 @@ impl Family for Hopper {
         &catalogue::hopper::FAMILY
     }
 
-    /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone: with few
-    /// rows the fewest warps, each with the most tiles on the way.
+    /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone: with
+    /// few rows the fewest warps, each with the most tiles on the way.
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
         let by_threads = |kernel: &&&Kernel| kernel.threads;
         let together = kernels.iter().filter(|kernel| shape.rows <= kernel.most_rows);
@@ -78,8 +72,8 @@ impl Family for Hopper {
         found.or_else(|| block_a_row(shape, kernels))
     }
 
-    /// The largest scale times 2^14 is FP16's largest power of two, half the smallest is its smallest subnormal, with which
-    /// wgmma computes.
+    /// The largest scale times 2^14 is FP16's largest power of two, half the smallest is its smallest subnormal, with
+    /// which wgmma computes.
     fn mxfp4_f16_scales(&self) -> (i32, i32) {
         (-23, 1)
     }
@@ -105,7 +99,7 @@ impl Family for Hopper {
     }
 
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
-        let kernel = tile(shape, kernels, multiprocessors);
+        let kernel = tiles::choose(shape, kernels, multiprocessors).unwrap_or(kernels[0]);
         let blocks = match shape.product {
             Product::AttnOut if kernel.most_rows == TEAM_ROWS => fewest_blocks(shape, multiprocessors),
             _ => multiprocessors,
@@ -123,11 +117,9 @@ impl Family for Hopper {
 
 /// Weight units of a row block: 16 rows of 16-bit weights, or all 64 of MXFP4.
 const MOST_UNITS: usize = 4;
-/// Rows of a unit of 16-bit weights.
-const UNIT_ROWS: usize = 16;
 
-/// The most that kernels/hopper/schedule.h makes of token tiles and weight units: the product of their counts, however the
-/// rows fall on the groups. The unembedding's schedule does not multiply them.
+/// The most that kernels/hopper/schedule.h makes of token tiles and weight units: the product of their counts, however
+/// the rows fall on the groups. The unembedding's schedule does not multiply them.
 fn parts(shape: &GemmShape, kernel: &Kernel) -> u64 {
     let tiles = (shape.rows.div_ceil(kernel.tokens) + shape.groups) as u64;
     if matches!(shape.product, Product::Greedy | Product::Logits) {
@@ -136,114 +128,19 @@ fn parts(shape: &GemmShape, kernel: &Kernel) -> u64 {
     tiles * (shape.row_blocks * MOST_UNITS) as u64
 }
 
-/// The fewest blocks of which none has more units than if there were one a multiprocessor. Where attention's teams have a job
-/// each, these hold some multiprocessors until they end, and blocks there would end last; the router starts early where there
-/// is no block.
+/// The fewest blocks of which none has more units than if there were one a multiprocessor. Where attention's teams have
+/// a job each, these hold some multiprocessors until they end, and blocks there would end last; the router starts early
+/// where there is no block.
 fn fewest_blocks(shape: &GemmShape, multiprocessors: usize) -> usize {
     let units = (shape.row_blocks * MOST_UNITS).max(1);
     units.div_ceil(units.div_ceil(multiprocessors))
-}
-
-fn tile(shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> &'static Kernel {
-    let tile = match shape.product {
-        Product::Mlp1 | Product::Mlp2 => expert_tile(kernels, busiest(shape)),
-        // Up to 128 rows of tokens are one tile, whose weights are on their way before the tokens are there.
-        _ => {
-            let fours = shape.n.is_multiple_of(4);
-            let fitting = || kernels.iter().filter(move |kernel| fours || !tokens_first(kernel));
-            let singles = fitting().filter(|kernel| shape.rows <= kernel.most_rows);
-            narrowest(singles, shape.rows).or_else(|| shortest(fitting(), shape, multiprocessors))
-        }
-    };
-    tile.unwrap_or(kernels[0])
-}
-
-/// Of the kernels made for the most rows that a busy expert has, the narrowest that holds them.
-fn expert_tile(kernels: &[&'static Kernel], busiest: usize) -> Option<&'static Kernel> {
-    let fit = |kernel: &&&Kernel| kernel.from_rows <= busiest;
-    let most = kernels.iter().filter(fit).map(|kernel| kernel.from_rows).max()?;
-    narrowest(kernels.iter().filter(|kernel| kernel.from_rows == most), busiest)
-}
-
-/// The rows that a step of a bucket is likely to have. It has more than the next smaller bucket, which is two thirds or
-/// three quarters of this one, so about an eighth less than its own.
-fn likely(rows: usize) -> usize {
-    rows - rows / 8
-}
-
-/// The tokens of a busy expert: the mean and one and a half standard deviations of an even routing, so that few experts need
-/// a second tile.
-fn busiest(shape: &GemmShape) -> usize {
-    let mean = likely(shape.rows) as f64 / shape.groups as f64;
-    ((mean + 1.5 * mean.sqrt()) as usize).clamp(1, shape.rows.max(1))
-}
-
-/// What a round of chunks costs beside its products, and how long a stage is on its way. The unit is the time in which a row
-/// block is multiplied with one token for 64 columns: 0.92 ns for qkv, 1.2 for attn_out.
-///
-/// Measured on an H200 by the two kernels alone, nine tiles of each from 222 to 2,048 rows and six from 3,072 to 8,192
-/// (benches/record/h200/2026-11-23-b.md). The unit and the round's cost are fitted by least squares: 5 % off on average. From
-/// 50 to 200 the round's cost chooses the same tiles, which take 1 % longer on average than the fastest.
-const ROUND: usize = 100;
-const ARRIVAL: usize = 930;
-/// How much longer a round takes whose chunks are rotated and stored, and rows for which a kernel of its own that does so
-/// takes a unit. Of 15 numbers of rows from 600 to 8,192 they choose the faster way for all but 2,560 and 5,120, where it takes
-/// 3 and 6 % longer.
-const STORING: usize = 42;
-const STORED_ROWS: usize = 5;
-/// How much more the rows that a step of a bucket is likely to have count than a full bucket.
-const LIKELY: usize = 4;
-
-/// Whether tokens are wgmma's rows: no weights but the chunk's own are multiplied then, and outputs are stored in fours.
-fn tokens_first(kernel: &Kernel) -> bool {
-    kernel.parameter("UNITS").is_some()
-}
-
-/// Units of weights in a chunk.
-fn chunk_units(kernel: &Kernel) -> usize {
-    // One more warpgroup brings what the others multiply.
-    let blocks = |of_each| (kernel.threads / 128 - 1) * of_each;
-    let units = kernel.parameter("UNITS");
-    units.unwrap_or_else(|| MOST_UNITS * kernel.parameter("BLOCKS").map_or(1, blocks))
-}
-
-/// The tile, of those for many rows, whose busiest multiprocessor is done first: rounds of chunks, each of so many weight
-/// rows times the tile's tokens and their terms, unless these arrive more slowly (128 bytes of a row or token, some 70 a
-/// cycle, take the unit of time), or the pipeline's stages do. Of equals the first. What rotates and stores behind a
-/// tile of qkv counts, too (of attn_out alike for all).
-fn shortest<'a>(
-    kernels: impl Iterator<Item = &'a &'static Kernel>,
-    shape: &GemmShape,
-    multiprocessors: usize,
-) -> Option<&'static Kernel> {
-    let all = shape.row_blocks * MOST_UNITS;
-    let time = |kernel: &Kernel, rows: usize| {
-        let (tokens, chunk) = (kernel.tokens, chunk_units(kernel));
-        let tiles = rows.max(1).div_ceil(tokens);
-        let rounds = (tiles * all.div_ceil(chunk)).div_ceil(multiprocessors);
-        let units = all.div_ceil(rounds * multiprocessors / tiles);
-        let multiplied = match tokens_first(kernel) {
-            true => units * tokens / MOST_UNITS,
-            false => units.div_ceil(MOST_UNITS) * tokens,
-        };
-        let arriving = shape.terms * rows.div_ceil(tiles) + UNIT_ROWS * units;
-        let stages = kernel.shared_bytes / ((shape.terms * tokens + UNIT_ROWS * chunk) * 2 * SLAB);
-        let round = ROUND + (shape.terms * multiplied).max(arriving).max(ARRIVAL / stages.max(1));
-        match kernel.op {
-            Op::QkvStore => rounds * (round + STORING),
-            _ => rounds * round + rows / STORED_ROWS,
-        }
-    };
-    let many = kernels.filter(|kernel| kernel.most_rows == 0);
-    many.min_by_key(|kernel| LIKELY * time(kernel, likely(shape.rows)) + time(kernel, shape.rows))
-        .copied()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::backend::gpu::args;
-    use crate::backend::gpu::catalogue::Elements;
+    use crate::backend::gpu::catalogue::{Elements, Op, Weights};
     use crate::backend::gpu::shapes::{Kind, PackedShape};
     use crate::backend::gpu::target::Target;
 
@@ -334,6 +231,64 @@ mod tests {
         assert_eq!([65, 66].map(|rows| launch(rows, true)), [("few", 132), ("many", 132)]);
     }
 
+    /// What is said of every tile of a few products: for people to read, and one chosen for each.
+    #[test]
+    fn choices_can_be_printed() {
+        let all = |product: Product| -> Vec<&'static Kernel> {
+            let mine = move |kernel: &&Kernel| {
+                kernel.op == product.op() && kernel.elements == Some(Elements::F16) && kernel.terms == 1
+            };
+            let kernels = Hopper.table().kernels.iter().filter(mine);
+            let mxfp4 = matches!(product, Product::Mlp1 | Product::Mlp2);
+            let weights = if mxfp4 { Weights::Mxfp4 } else { Weights::W16 };
+            kernels.filter(move |kernel| kernel.weights == Some(weights)).collect()
+        };
+        let print = |product, rows, more| {
+            let shape = GemmShape::of_20b(product, rows, args::Format::F16, 1, 64);
+            let shape = GemmShape {
+                n: shape.n + more,
+                ..shape
+            };
+            let kernels = all(product);
+            let lines: Vec<_> = tiles::verdicts(&shape, &kernels, 132)
+                .map(|(kernel, verdict)| format!("{} {verdict}", kernel.name()))
+                .collect();
+            println!("{product:?}, {rows} rows\n  {}", lines.join("\n  "));
+            let chosen = TARGET.gemm(&shape).unwrap().launch.kernel.name();
+            assert!(
+                lines.iter().any(|line| line.starts_with(&format!("{chosen} costs "))),
+                "{chosen}"
+            );
+            lines
+        };
+        let has = |lines: &[String], line: &str| assert!(lines.iter().any(|other| other == line), "{line}: {lines:?}");
+        let attn_out = print(Product::AttnOut, 20, 0);
+        has(&attn_out, "attn_out_w16_f16x1_n8 refused: it is for fewer rows in all");
+        has(&attn_out, "attn_out_w16_f16x1_n32 costs 32");
+        has(
+            &attn_out,
+            "attn_out_w16_f16x1_n192_many refused: all rows fit a tile whose weights are on their way before the tokens are \
+             there",
+        );
+        has(
+            &print(Product::AttnOut, 200, 2),
+            "attn_out_w16_f16x1_n128_tall refused: it stores outputs in fours, and their number is no multiple of four",
+        );
+        let mlp1 = print(Product::Mlp1, 600, 0);
+        has(
+            &mlp1,
+            "mlp1_mxfp4_f16x1_n16 refused: a busy expert has more rows than it holds, and a wider tile holds more of them",
+        );
+        has(
+            &mlp1,
+            "mlp1_mxfp4_f16x1_n192 refused: it is faster only where experts have more rows",
+        );
+        has(
+            &print(Product::Mlp1, 8192, 0),
+            "mlp1_mxfp4_f16x1_n64 refused: another is faster where experts have so many rows",
+        );
+    }
+
     /// Kernels made for rows of one tile never meet more.
     #[test]
     fn single_tiles_hold_all_rows() {
@@ -359,7 +314,7 @@ mod tests {
                 n: shape.n + more,
                 ..shape
             };
-            tokens_first(TARGET.gemm(&shape).unwrap().launch.kernel)
+            tiles::tokens_first(TARGET.gemm(&shape).unwrap().launch.kernel)
         };
         for product in [Product::Qkv, Product::AttnOut] {
             assert_eq!(
@@ -381,8 +336,8 @@ mod tests {
         assert_eq!(blocks(Product::Qkv, 1), 132);
     }
 
-    /// Exact products of few rows an expert stay with the narrow tile a little longer. attn_out of 890 rows is one round of
-    /// chunks with 112 tokens.
+    /// Exact products of few rows an expert stay with the narrow tile a little longer. attn_out of 890 rows is one
+    /// round of chunks with 112 tokens.
     #[test]
     fn tiles_of_exact_products() {
         let tokens = |product, rows| {

@@ -89,13 +89,6 @@ fn block_a_row(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<La
     (shape.rows <= shape.multiprocessors).then(|| Launch::new(kernel, shape.rows))
 }
 
-/// The narrowest of some tiles that holds so many tokens, or the widest one.
-fn narrowest<'a>(kernels: impl Iterator<Item = &'a &'static Kernel> + Clone, tokens: usize) -> Option<&'static Kernel> {
-    let holding = kernels.clone().filter(|kernel| kernel.tokens >= tokens);
-    let narrowest = holding.min_by_key(|kernel| kernel.tokens);
-    narrowest.or(kernels.max_by_key(|kernel| kernel.tokens)).copied()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
