@@ -191,10 +191,23 @@ impl StepTimes {
     }
 }
 
+/// A kernel that a stage was, or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelCalls {
+    /// The stage.
+    pub stage: Stage,
+    /// The kernel's name in its code object.
+    pub name: String,
+    /// How often it was launched.
+    pub calls: u64,
+}
+
 /// Calls, times and costs by stage.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     totals: [StageTotal; STAGES.len()],
+    /// The kernels that ran, those of a stage in the order in which each came first.
+    pub kernels: Vec<KernelCalls>,
     /// The device's roofline, if it was measured.
     pub roof: Option<Roof>,
     /// How evenly rows were spread over the experts, if it was recorded.
@@ -254,10 +267,24 @@ impl Profile {
             });
         }
         out += &format!("{:<14}{:>9}{all:>10.3}\n", "all stages", "");
-        out + &self.notes()
+        out + &self.kernel_lines() + &self.notes()
     }
 
-    /// Lines under the table: the measured rates, and the spread over experts.
+    /// A line for each kernel: its stage, its name, and how often it was launched.
+    fn kernel_lines(&self) -> String {
+        let mut out = String::new();
+        for stage in STAGES {
+            for kernel in self.kernels.iter().filter(|kernel| kernel.stage == stage) {
+                if out.is_empty() {
+                    out = format!("{:<14}{:<36}{:>9}\n", "stage", "kernel", "calls");
+                }
+                out += &format!("{:<14}{:<36}{:>9}\n", stage.name(), kernel.name, kernel.calls);
+            }
+        }
+        out
+    }
+
+    /// The last lines: the measured rates, and the spread over experts.
     fn notes(&self) -> String {
         let mut out = String::new();
         if let Some(roof) = self.roof {
@@ -316,6 +343,36 @@ mod tests {
         let table = profile.table();
         assert!(table.contains("50.0% memory"), "{table}");
         assert!(table.contains("memory 4000 GB/s, matrix units 800 TFLOP/s"), "{table}");
+    }
+
+    #[test]
+    fn the_table_names_the_kernels_of_each_stage() {
+        let mut profile = Profile::default();
+        assert!(!profile.table().contains("kernel"));
+        for (stage, name, calls) in [
+            (Stage::Mlp1, "mlp1_n128", 2),
+            (Stage::Norm, "norm", 1),
+            (Stage::Mlp1, "mlp1_n8", 1),
+        ] {
+            let name = name.to_owned();
+            profile.kernels.push(KernelCalls { stage, name, calls });
+        }
+        let table = profile.table();
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        let lines: Vec<_> = table
+            .lines()
+            .skip_while(|line| !line.contains("kernel"))
+            .map(words)
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "stage kernel calls",
+                "norm norm 1",
+                "mlp1_swiglu mlp1_n128 2",
+                "mlp1_swiglu mlp1_n8 1",
+            ]
+        );
     }
 
     #[test]

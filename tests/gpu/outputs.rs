@@ -367,6 +367,16 @@ fn every_stage_and_every_step_is_timed() {
     ] {
         assert_eq!(profile.total(stage).calls, calls, "{stage:?}");
     }
+    // Each kernel by its name; of most stages every call is one.
+    let kernels = |stage| profile.kernels.iter().filter(move |kernel| kernel.stage == stage);
+    let embeds: Vec<_> = kernels(Stage::Embed)
+        .map(|kernel| (&*kernel.name, kernel.calls))
+        .collect();
+    assert_eq!(embeds, [("embed", 3)]);
+    for stage in [Stage::Norm, Stage::Router, Stage::Mlp2] {
+        let calls: u64 = kernels(stage).map(|kernel| kernel.calls).sum();
+        assert_eq!(calls, profile.total(stage).calls, "{stage:?}: {:?}", profile.kernels);
+    }
     assert_eq!(profile.spread.layers, 3);
     // Candidates of eight bytes, or whole rows where no matrix core's kernel takes such a vocabulary.
     let read = profile.total(Stage::Argmax).cost.bytes as usize;

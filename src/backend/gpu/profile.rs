@@ -1,10 +1,11 @@
 //! Times on the device: an event before and after each stage of a step, or each step, read when the step is done.
 
+use super::catalogue::Kernel;
 use super::context::Context;
 use super::memory::Event;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::profile::{Cost, Profile, Roof, Stage, StepTimes};
+use crate::profile::{Cost, KernelCalls, Profile, Roof, Stage, StepTimes};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -15,6 +16,8 @@ pub struct Timeline {
     free: Vec<Event>,
     /// The steps under way, each with its stages.
     running: VecDeque<Vec<(Stage, Cost, Event, Event)>>,
+    /// The stage being queued, and the event before it.
+    open: Option<(Stage, Cost, Event)>,
     /// The end of the step that was counted last.
     last_end: Option<Event>,
     /// Sums so far.
@@ -34,21 +37,38 @@ impl Timeline {
         self.running.push_back(Vec::new());
     }
 
-    /// Queues a stage between two events.
-    pub fn time(
-        &mut self,
-        context: &Context,
-        stage: Stage,
-        cost: Cost,
-        queue: impl FnOnce() -> Result<()>,
-    ) -> Result<()> {
-        let (start, end) = (self.event(context)?, self.event(context)?);
+    /// Queues the event before a stage.
+    pub fn begin(&mut self, context: &Context, stage: Stage, cost: Cost) -> Result<()> {
+        let start = self.event(context)?;
         start.record(&context.stream)?;
-        queue()?;
+        self.open = Some((stage, cost, start));
+        Ok(())
+    }
+
+    /// A kernel is queued; only those of stages count.
+    pub fn launched(&mut self, kernel: &Kernel) -> Result<()> {
+        let Some((stage, ..)) = self.open else {
+            return Ok(());
+        };
+        let name = kernel.name();
+        let kernels = &mut self.profile.kernels;
+        match kernels
+            .iter_mut()
+            .find(|known| known.stage == stage && known.name == name)
+        {
+            Some(known) => known.calls += 1,
+            None => memory::push(kernels, KernelCalls { stage, name, calls: 1 }, Purpose::Step)?,
+        }
+        Ok(())
+    }
+
+    /// Queues the event after the stage.
+    pub fn end(&mut self, context: &Context) -> Result<()> {
+        let end = self.event(context)?;
         end.record(&context.stream)?;
-        match self.running.back_mut() {
-            Some(step) => memory::push(step, (stage, cost, start, end), Purpose::Step),
-            None => Err(Error::Internal("a stage before the first step".into())),
+        match (self.running.back_mut(), self.open.take()) {
+            (Some(step), Some((stage, cost, start))) => memory::push(step, (stage, cost, start, end), Purpose::Step),
+            _ => Err(Error::Internal("a stage that did not begin, or in no step".into())),
         }
     }
 

@@ -32,6 +32,9 @@ impl Queue {
         let fetching = std::mem::replace(&mut self.fetching, launch.kernel.op == Op::Upload);
         let apart = fetching && !launch.kernel.plan_after_predecessor;
         let launch = if apart { launch.apart() } else { launch };
+        if let Some(timeline) = &mut self.timeline {
+            timeline.launched(launch.kernel)?;
+        }
         // SAFETY: all addresses are of buffers that the replica keeps until its stream is done, sized for the largest
         // step; the structs are those of args.rs.
         unsafe { self.context.launch(launch, args) }
@@ -55,13 +58,14 @@ impl Queue {
         cost: Cost,
         kernels: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        let Some(mut timeline) = self.timeline.take() else {
-            return kernels(self);
-        };
-        let context = self.context.clone();
-        let queued = timeline.time(&context, stage, cost, || kernels(self));
-        self.timeline = Some(timeline);
-        queued
+        if let Some(timeline) = &mut self.timeline {
+            timeline.begin(&self.context, stage, cost)?;
+        }
+        kernels(self)?;
+        match &mut self.timeline {
+            Some(timeline) => timeline.end(&self.context),
+            None => Ok(()),
+        }
     }
 
     /// What is queued from now on is another step's.
