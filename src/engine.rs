@@ -6,15 +6,11 @@
 mod answers;
 mod draws;
 mod ledger;
-#[cfg(feature = "mpi")]
 mod machine;
-#[cfg(feature = "mpi")]
 mod member;
 mod pipeline;
 mod queue;
-#[cfg(feature = "mpi")]
 mod ranks;
-#[cfg(feature = "mpi")]
 mod rows;
 mod run;
 mod scores;
@@ -41,8 +37,7 @@ use draws::Draws;
 pub use ledger::{Ending, Event, Times};
 use pipeline::Pipeline;
 use queue::Queue;
-#[cfg(feature = "mpi")]
-pub use ranks::{Begun, Ranks};
+pub use ranks::{Begun, Protocol, Ranks};
 use rayon::prelude::*;
 use run::{Results, Run, Served, Worker};
 pub use service::{Ask, Service};
@@ -76,7 +71,6 @@ pub struct Engine {
     workers: Workers,
     totals: Arc<Totals>,
     /// The other ranks, if this process is one of several.
-    #[cfg(feature = "mpi")]
     ranks: Option<Ranks>,
 }
 
@@ -109,7 +103,6 @@ impl Engine {
             options,
             workers,
             totals: totals.into(),
-            #[cfg(feature = "mpi")]
             ranks: None,
         })
     }
@@ -128,13 +121,10 @@ impl Engine {
     ) -> Result<Outcome> {
         let start = Instant::now();
         requests.clear_all();
-        #[cfg(feature = "mpi")]
         let outcome = match self.ranks.clone() {
-            Some(ranks) => self.answer_among(&ranks, tokenizer, sampling, requests, reopen),
+            Some(ranks) => ranks.inference(self, tokenizer, sampling, requests, reopen),
             None => self.answer_alone(tokenizer, sampling, requests, reopen),
         }?;
-        #[cfg(not(feature = "mpi"))]
-        let outcome = self.answer_alone(tokenizer, sampling, requests, reopen)?;
         if requests.is_empty() {
             return Ok(outcome);
         }
@@ -333,7 +323,6 @@ impl Engine {
 
     /// A service that [`Self::serve_all`] may serve.
     pub fn service(&self) -> Result<Service> {
-        #[cfg(feature = "mpi")]
         if let Some(ranks) = self.ranks.as_ref().filter(|ranks| ranks.count() > 1) {
             return Err(Error::State(format!(
                 "a batch takes requests of one process, and there are {} ranks; start a single process, or call inference",
@@ -415,10 +404,7 @@ impl Engine {
 
     /// Whether this process prints what it has in common with other ranks.
     pub fn speaks(&self) -> bool {
-        #[cfg(feature = "mpi")]
-        return self.ranks.as_ref().is_none_or(Ranks::speaks);
-        #[cfg(not(feature = "mpi"))]
-        true
+        self.ranks.as_ref().is_none_or(Ranks::speaks)
     }
 
     fn print_summary(&self) {

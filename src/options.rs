@@ -77,7 +77,6 @@ macro_rules! options {
             /// sets it.
             pub ignore_end: bool,
             /// What this process has of a machine that it shares with other ranks. No environment variable sets it.
-            #[cfg(feature = "mpi")]
             pub part: Part,
         }
 
@@ -87,7 +86,6 @@ macro_rules! options {
                     $($field: $default,)*
                     names: Names::default(),
                     ignore_end: false,
-                    #[cfg(feature = "mpi")]
                     part: Part::default(),
                 }
             }
@@ -159,7 +157,6 @@ macro_rules! options {
 table!(options);
 
 /// What a process has of a machine that it shares with other ranks.
-#[cfg(feature = "mpi")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The GPUs, by names that are the same for all processes of a machine; `None` where they are not shared.
@@ -168,7 +165,6 @@ pub struct Part {
     pub processes: usize,
 }
 
-#[cfg(feature = "mpi")]
 impl Default for Part {
     fn default() -> Self {
         Self {
@@ -218,10 +214,7 @@ impl Options {
 
     /// How many processes of ours share the host's memory.
     pub fn processes(&self) -> usize {
-        #[cfg(feature = "mpi")]
-        return self.part.processes;
-        #[cfg(not(feature = "mpi"))]
-        1
+        self.part.processes
     }
 
     /// Bytes for the KV cache: GETP_KV_MB, or what `available` gives if that is 0.

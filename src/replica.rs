@@ -25,7 +25,6 @@ pub struct Part<'a> {
     pub profile: Option<&'a Profile>,
 }
 
-#[cfg(feature = "mpi")]
 impl Pointers {
     /// For an engine that has no replica: all addresses are this one.
     pub fn all_at(address: *const ()) -> Self {

@@ -15,7 +15,6 @@ use console::Term;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressFinish, ProgressStyle};
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
-#[cfg(feature = "mpi")]
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -60,7 +59,6 @@ pub fn error(text: impl Display) {
 }
 
 /// What a line's text begins with if this process is one of several.
-#[cfg(feature = "mpi")]
 fn of_rank() -> String {
     match RANK.load(Ordering::Relaxed) {
         usize::MAX => String::new(),
@@ -68,17 +66,10 @@ fn of_rank() -> String {
     }
 }
 
-#[cfg(not(feature = "mpi"))]
-fn of_rank() -> &'static str {
-    ""
-}
-
 /// This process's rank, or the largest number.
-#[cfg(feature = "mpi")]
 static RANK: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Makes all lines name this process's rank.
-#[cfg(feature = "mpi")]
 pub fn set_rank(rank: usize) {
     RANK.store(rank, Ordering::Relaxed);
 }
@@ -295,7 +286,6 @@ fn print_in_order(texts: &Texts, mut write: impl FnMut(&[u8]) -> std::io::Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);

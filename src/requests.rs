@@ -46,7 +46,6 @@ pub struct Requests<'a> {
     /// `[num_reqs, steps + 1]`. The program may pass them uninitialized.
     rows: &'a mut [MaybeUninit<i32>],
     /// Whether every row has an end.
-    #[cfg(feature = "mpi")]
     is_cleared: bool,
 }
 
@@ -133,7 +132,6 @@ impl Extent {
             slot_bytes: self.slot_bytes,
             prompts,
             rows,
-            #[cfg(feature = "mpi")]
             is_cleared: false,
         }
     }
@@ -165,7 +163,6 @@ impl<'a> Requests<'a> {
             slot_bytes: 0,
             prompts: &[],
             rows: &mut [],
-            #[cfg(feature = "mpi")]
             is_cleared: true,
         }
     }
@@ -206,10 +203,7 @@ impl<'a> Requests<'a> {
         for i in 0..self.num_reqs {
             self.store(i, &[]);
         }
-        #[cfg(feature = "mpi")]
-        {
-            self.is_cleared = true;
-        }
+        self.is_cleared = true;
     }
 
     /// The tokens of request `i`'s answer.
@@ -217,7 +211,6 @@ impl<'a> Requests<'a> {
     /// # Panics
     ///
     /// If there is no request `i`, or [`Self::clear_all`] was not called before.
-    #[cfg(feature = "mpi")]
     pub fn answer(&self, i: usize) -> impl Iterator<Item = u32> {
         assert!(self.is_cleared, "rows are read before they have an end");
         let row_ints = self.steps + 1;

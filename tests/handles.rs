@@ -793,6 +793,15 @@ fn library() -> PathBuf {
     exe.with_file_name("libgetp.so")
 }
 
+/// Who cannot reach other processes has no code for what processes do together.
+#[test]
+fn the_protocol_of_several_ranks_is_where_mpi_is() {
+    let output = Command::new("nm").arg(library()).output().unwrap();
+    let symbols = String::from_utf8(output.stdout).unwrap();
+    assert!(symbols.contains("6engine5queue"), "nm finds no symbols of the engine");
+    assert_eq!(symbols.contains("6engine6member"), symbols.contains(" U MPI_"));
+}
+
 #[test]
 fn nothing_else_is_exported() {
     let output = Command::new("nm")

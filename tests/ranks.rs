@@ -1,10 +1,10 @@
 //! One queue over several ranks, which here are threads: answers are the same for any number of ranks, and whichever
 //! rank fails at whatever. All ranks end with the same rows, or all are told why not.
-#![cfg(feature = "mpi")]
 
 mod fake;
 
 use fake::{Control, PROMPTS, Program, expected, finish, inference, warm_up};
+use getp::abi::driver::BACKENDS;
 use getp::abi::lifecycle;
 use getp::abi::types::Sampler;
 use getp::cluster::message::Reply;
@@ -596,11 +596,11 @@ fn no_requests_are_nothing_to_do_on_all_ranks() {
     });
 }
 
-/// Rank 1 exits while rank 0 waits for it.
+/// Rank 1 exits while rank 0 waits for it. Both are the processes that the feature `mpi` finds.
 #[test]
 #[ignore = "mpirun starts it twice"]
 fn the_job_ends_with_a_rank_that_abandons_it() {
-    let transport = getp::cluster::mpi::join().unwrap().expect("there are two ranks");
+    let transport = (BACKENDS.join)().unwrap().expect("there are two ranks");
     if transport.rank() == 1 {
         transport.abandon();
     } else {

@@ -181,7 +181,6 @@ fn answers_on_the_cpu(numbers: &[f32], precision: Precision, seed: u64) -> Vec<V
     let backends = Backends {
         open: &|checkpoint, options| (0..2).map(|_| open_one(checkpoint, options)).collect(),
         fallback: &open_one,
-        #[cfg(feature = "mpi")]
         join: &|| Ok(None),
     };
     let (transformer, tokenizer) = (&raw mut *program.transformer, &raw mut *program.tokenizer);

@@ -3,6 +3,8 @@
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::{guard, lifecycle};
 use crate::backend;
+use crate::engine::Protocol;
+use crate::error::Result;
 use lifecycle::Backends;
 use std::ffi::c_longlong;
 
@@ -10,9 +12,20 @@ use std::ffi::c_longlong;
 pub const BACKENDS: Backends<'_> = Backends {
     open: &backend::open,
     fallback: &backend::cpu::open,
-    #[cfg(feature = "mpi")]
-    join: &crate::cluster::mpi::join,
+    join: &join,
 };
+
+/// Finds the processes that mpirun or srun has started with this one.
+#[cfg(feature = "mpi")]
+fn join() -> Result<Option<Box<dyn Protocol>>> {
+    Ok(crate::cluster::mpi::join()?.map(|mpi| Box::new(mpi) as _))
+}
+
+/// Without MPI there is no way to others.
+#[cfg(not(feature = "mpi"))]
+fn join() -> Result<Option<Box<dyn Protocol>>> {
+    Ok(None)
+}
 
 /// Packs the transformer's weights for the devices and allocates their KV caches. Options are those given to
 /// getp_model_open; for a struct of the program's own they are the GETP_* environment variables. Does nothing if the

@@ -8,11 +8,7 @@ use super::{guard, pointer};
 #[cfg(feature = "mpi")]
 use crate::backend::gpu::discover;
 use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes, explain_mapped};
-#[cfg(feature = "mpi")]
-use crate::cluster::transport::Transport;
-#[cfg(feature = "mpi")]
-use crate::engine::Begun;
-use crate::engine::{Engine, Event, OpenReplicas, Outcome, Reopen, Service};
+use crate::engine::{Begun, Engine, Event, OpenReplicas, Outcome, Protocol, Reopen, Service};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::options::{Options, VARIABLES, unknown_variables};
@@ -32,13 +28,11 @@ pub struct Backends<'a> {
     /// Opens one replica after all others have failed.
     pub fallback: OpenFallback<'a>,
     /// Finds the other ranks.
-    #[cfg(feature = "mpi")]
     pub join: Join<'a>,
 }
 
 /// The way to the other ranks; `None` if there are none.
-#[cfg(feature = "mpi")]
-pub type Join<'a> = &'a (dyn Fn() -> Result<Option<Box<dyn Transport>>> + Sync);
+pub type Join<'a> = &'a (dyn Fn() -> Result<Option<Box<dyn Protocol>>> + Sync);
 
 /// Opens one replica.
 pub type OpenFallback<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box<dyn Replica>> + Sync);
@@ -121,7 +115,6 @@ fn decline(transformer: *const Transformer, backends: &Backends<'_>, why: &Error
     }
     let told = registry::with(transformer, |slot| {
         match slot {
-            #[cfg(feature = "mpi")]
             Some(warm) => warm.engine.decline(why),
             // They warm up before it.
             slot => decline_to_warm_up(slot, backends, why),
@@ -134,14 +127,11 @@ fn decline(transformer: *const Transformer, backends: &Backends<'_>, why: &Error
 
 /// The same of warming up, where there is no engine yet: with one it has nothing to do.
 fn decline_to_warm_up(slot: &Slot, backends: &Backends<'_>, why: &Error) {
-    #[cfg(feature = "mpi")]
     if slot.is_none()
-        && let Ok(Some(transport)) = (backends.join)()
+        && let Ok(Some(ranks)) = (backends.join)()
     {
-        Engine::cannot_warm_up(&*transport, why);
+        ranks.decline(why);
     }
-    #[cfg(not(feature = "mpi"))]
-    let _ = (slot, backends, why);
 }
 
 /// Frees what `warm_up` allocated and restores the struct. Does nothing if it is not warmed up.
@@ -325,15 +315,17 @@ unsafe fn warm_from(
 
 /// Warms up with the vocabulary, the weights and the options, or the reason why there are none.
 fn start<V>(begun: Result<(V, Opened)>, backends: &Backends<'_>) -> Result<(V, Engine)> {
-    #[cfg(feature = "mpi")]
-    if let Some(transport) = (backends.join)()? {
-        let (vocabulary, opened) = begun.inspect_err(|why| Engine::cannot_warm_up(&*transport, why))?;
+    if let Some(ranks) = (backends.join)()? {
+        let (vocabulary, opened) = begun.inspect_err(|why| ranks.decline(why))?;
         let begun = Begun {
             checkpoint: &*opened.checkpoint,
+            #[cfg(feature = "mpi")]
             devices: discover::addresses(&opened.options, opened.checkpoint.config()),
+            #[cfg(not(feature = "mpi"))]
+            devices: Vec::new(),
             options: opened.options.clone(),
         };
-        let engine = Engine::warm_up_among(transport, begun, backends.open)?;
+        let engine = ranks.warm_up(begun, backends.open)?;
         return Ok((vocabulary, engine));
     }
     let (vocabulary, opened) = begun?;
@@ -368,7 +360,6 @@ impl Warm {
             Ok((sampling, original))
         };
         let prepared = prepare();
-        #[cfg(feature = "mpi")]
         let prepared = prepared.inspect_err(|why| self.engine.decline(why));
         let (mut sampling, original) = prepared?;
         let source = &self.source;
@@ -494,7 +485,6 @@ unsafe fn reopen(
 /// The addresses of the first replica's buffers, for the program's struct.
 fn first_pointers(engine: &Engine) -> Result<Pointers> {
     let first = engine.replicas().next().map(|replica| replica.pointers());
-    #[cfg(feature = "mpi")]
     let first = first.or_else(|| engine.ranks().map(|ranks| Pointers::all_at(ranks.address())));
     first.ok_or_else(|| Error::Internal("an engine was warmed up without a replica".into()))
 }

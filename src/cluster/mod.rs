@@ -20,21 +20,16 @@
 //! largest message is there before a request is taken. A rank that fails where the others cannot be told ends the job
 //! at exit.
 //!
-//! Nothing here knows MPI but `mpi.rs`: the others see a `transport::Transport`, of which tests have their own. Without
-//! the feature `mpi` there is only [`launcher`], which also says who reads stdout.
+//! Nothing here knows MPI but `mpi.rs`, which only the feature `mpi` compiles: the others see a
+//! [`transport::Transport`], of which tests have their own. The [`launcher`] also says who reads stdout.
 
-#[cfg(any(test, feature = "mpi"))]
 pub mod hub;
 pub mod launcher;
-#[cfg(any(test, feature = "mpi"))]
 pub mod message;
 #[cfg(feature = "mpi")]
 pub mod mpi;
-#[cfg(any(test, feature = "mpi"))]
 pub mod node;
 #[cfg(test)]
 mod simulation;
-#[cfg(any(test, feature = "mpi"))]
 pub mod stock;
-#[cfg(any(test, feature = "mpi"))]
 pub mod transport;

@@ -52,7 +52,7 @@ static ABANDONED: AtomicBool = AtomicBool::new(false);
 
 /// The transport to the other ranks; `None` for a process that was started alone, or that cannot reach the others, which
 /// a line says. All ranks must call it equally often.
-pub fn join() -> Result<Option<Box<dyn Transport>>> {
+pub fn join() -> Result<Option<Mpi>> {
     let world = match WORLD.get() {
         Some(world) => world,
         None => match World::find() {
@@ -67,7 +67,7 @@ pub fn join() -> Result<Option<Box<dyn Transport>>> {
     LIVE.fetch_add(1, Ordering::Relaxed);
     // Every engine has a tag of its own, so that engines may be used by different threads.
     let tag = JOINED.fetch_add(1, Ordering::Relaxed);
-    Ok(Some(Box::new(Mpi { world, tag })))
+    Ok(Some(Mpi { world, tag }))
 }
 
 impl World {
@@ -175,7 +175,7 @@ extern "C" fn finalize() {
 }
 
 /// The way to the other ranks.
-struct Mpi {
+pub struct Mpi {
     world: &'static World,
     tag: i32,
 }

@@ -2,7 +2,7 @@
 //! keeps the queue of all ranks and stores the answers.
 
 use super::answers::Answers;
-use super::queue::{OfRanks, Watched};
+use super::queue::{Counts, OfRanks};
 use super::rows::failed;
 use super::run::{Outbox, Results, Run, lock};
 use crate::cluster::hub::Hub;
@@ -32,7 +32,7 @@ pub struct Member<'t> {
     positions: usize,
     /// Devices, and the queue's counts, in the last report.
     devices: usize,
-    counted: Watched,
+    counted: Counts,
     /// Whether a report of another rank than 0 has been sent and its reply not received.
     awaits: bool,
     /// The run's last reply.
@@ -71,7 +71,7 @@ impl<'t> Member<'t> {
             elsewhere,
             held: BTreeSet::new(),
             devices: 0,
-            counted: Watched::default(),
+            counted: Counts::default(),
             positions,
             awaits: false,
             end: None,
@@ -228,15 +228,15 @@ impl<'t> Member<'t> {
         let seen = Seen {
             devices,
             waiting: watched.waiting,
-            looks: watched.looks - self.counted.looks,
-            started: watched.taken - self.counted.taken,
-            wanted: watched.wanted - self.counted.wanted,
+            looks: watched.counts.looks - self.counted.looks,
+            started: watched.counts.taken - self.counted.taken,
+            wanted: watched.counts.wanted - self.counted.wanted,
             news: has_results || devices != self.devices,
         };
         let Some(wish) = self.stock.report(now, seen) else {
             return Ok(false);
         };
-        (self.devices, self.counted) = (devices, watched);
+        (self.devices, self.counted) = (devices, watched.counts);
         let (mut report, refused) = results(&mut outbox)?;
         let is_empty = outbox.answers.is_empty();
         drop(outbox);

@@ -6,8 +6,6 @@ use crate::request::{Outlet, Request};
 use crate::scheduler::{Ahead, Limits, Scheduler};
 use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
-#[cfg(feature = "mpi")]
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -19,17 +17,6 @@ pub struct Queue {
     state: Mutex<State>,
     changed: Condvar,
     stopped: AtomicBool,
-    #[cfg(feature = "mpi")]
-    counts: Counts,
-}
-
-/// See [`Watched`].
-#[cfg(feature = "mpi")]
-#[derive(Default)]
-struct Counts {
-    looks: AtomicUsize,
-    taken: AtomicUsize,
-    wanted: AtomicUsize,
 }
 
 struct State {
@@ -48,8 +35,9 @@ struct State {
     resting: usize,
     /// Replicas that wait for requests.
     asleep: usize,
-    #[cfg(feature = "mpi")]
     ranks: OfRanks,
+    /// What has been seen so far.
+    counts: Counts,
 }
 
 /// A replica that serves the queue.
@@ -62,7 +50,6 @@ struct Served {
 }
 
 /// What concerns the queue of all ranks, which fills this one.
-#[cfg(feature = "mpi")]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OfRanks {
     /// Whether more requests may come.
@@ -74,16 +61,22 @@ pub struct OfRanks {
 }
 
 /// What [`Queue::watch`] sees.
-#[cfg(feature = "mpi")]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Watched {
     /// Replicas that serve the queue.
     pub replicas: usize,
     /// Requests that wait.
     pub waiting: usize,
-    /// How often replicas have looked for requests so far.
+    /// What has been seen so far.
+    pub counts: Counts,
+}
+
+/// What a queue counts of its replicas.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// How often replicas have looked for requests.
     pub looks: usize,
-    /// Requests taken so far.
+    /// Requests taken.
     pub taken: usize,
     /// Requests that replicas had room for and did not find, summed over their looks.
     pub wanted: usize,
@@ -93,10 +86,7 @@ impl State {
     /// The most requests that a replica may run.
     fn share(&self) -> usize {
         let replicas = self.working().count().saturating_sub(self.resting);
-        let share = self.unfinished.div_ceil(replicas.max(1));
-        #[cfg(feature = "mpi")]
-        let share = share.max(self.ranks.share);
-        share
+        self.unfinished.div_ceil(replicas.max(1)).max(self.ranks.share)
     }
 
     fn working(&self) -> impl Iterator<Item = &Limits> + Clone {
@@ -122,11 +112,7 @@ impl State {
 
     /// Whether a replica without requests is to wait for some: others may give back what they run.
     fn has_more(&self) -> bool {
-        #[cfg(feature = "mpi")]
-        let of_ranks = self.ranks.more;
-        #[cfg(not(feature = "mpi"))]
-        let of_ranks = false;
-        self.is_open || self.unfinished > self.waiting.len() || of_ranks
+        self.is_open || self.unfinished > self.waiting.len() || self.ranks.more
     }
 }
 
@@ -151,15 +137,13 @@ impl Queue {
             replicas: Vec::new(),
             resting: 0,
             asleep: 0,
-            #[cfg(feature = "mpi")]
             ranks: OfRanks::default(),
+            counts: Counts::default(),
         };
         Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
-            #[cfg(feature = "mpi")]
-            counts: Counts::default(),
         }
     }
 
@@ -225,8 +209,7 @@ impl Queue {
         let mut state = self.lock();
         let state = &mut *state;
         self.drop_cancelled(state, replica, scheduler);
-        #[cfg(feature = "mpi")]
-        self.counts.looks.fetch_add(1, Ordering::Relaxed);
+        state.counts.looks += 1;
         if !scheduler.has_free_slot() {
             return Ok(());
         }
@@ -240,11 +223,10 @@ impl Queue {
         }));
         while scheduler.running() + scheduler.waiting() < state.share() {
             let Some(next) = state.next_for(replica) else {
-                #[cfg(feature = "mpi")]
                 if state.ranks.more {
                     let more = state.share() - scheduler.running() - scheduler.waiting();
                     let wanted = scheduler.room(state.ranks.positions).min(more);
-                    self.counts.wanted.fetch_add(wanted, Ordering::Relaxed);
+                    state.counts.wanted += wanted;
                 }
                 break;
             };
@@ -264,8 +246,7 @@ impl Queue {
             let Some(request) = state.remove(next) else {
                 break;
             };
-            #[cfg(feature = "mpi")]
-            self.counts.taken.fetch_add(1, Ordering::Relaxed);
+            state.counts.taken += 1;
             scheduler.enqueue(request, tables);
         }
         Ok(())
@@ -350,7 +331,6 @@ impl Queue {
     }
 
     /// Adds requests that rank 0 has granted, and what concerns the queue of all ranks.
-    #[cfg(feature = "mpi")]
     pub fn add(&self, requests: Vec<Request>, ranks: OfRanks) {
         let mut state = self.lock();
         state.unfinished += requests.len();
@@ -360,7 +340,6 @@ impl Queue {
     }
 
     /// Takes the last `requests` of those that wait out of the queue.
-    #[cfg(feature = "mpi")]
     pub fn withdraw(&self, requests: usize) -> VecDeque<Request> {
         let mut state = self.lock();
         let kept = state.waiting.len().saturating_sub(requests);
@@ -373,15 +352,12 @@ impl Queue {
     }
 
     /// The queue's state, for the rank's reports.
-    #[cfg(feature = "mpi")]
     pub fn watch(&self) -> Watched {
         let state = self.lock();
         Watched {
             replicas: state.working().count(),
             waiting: state.waiting.len(),
-            looks: self.counts.looks.load(Ordering::Relaxed),
-            taken: self.counts.taken.load(Ordering::Relaxed),
-            wanted: self.counts.wanted.load(Ordering::Relaxed),
+            counts: state.counts,
         }
     }
 

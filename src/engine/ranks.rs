@@ -32,7 +32,7 @@ type Panic = Box<dyn Any + Send>;
 #[derive(Clone)]
 pub struct Ranks {
     /// Locked for a whole inference: all ranks do the same in the same order.
-    transport: Arc<Mutex<Box<dyn Transport>>>,
+    protocol: Arc<Mutex<Box<dyn Protocol>>>,
     rank: usize,
     count: usize,
     /// A fingerprint of the weights; `None` on a rank that has not packed them.
@@ -52,7 +52,68 @@ impl Ranks {
 
     /// An address of its own, for the program's struct on a rank without devices.
     pub fn address(&self) -> *const () {
-        Arc::as_ptr(&self.transport).cast()
+        Arc::as_ptr(&self.protocol).cast()
+    }
+
+    /// See [`Protocol::inference`].
+    pub(super) fn inference(
+        &self,
+        engine: &mut Engine,
+        tokenizer: &Tokenizer,
+        sampling: &mut Sampling,
+        requests: &mut Requests<'_>,
+        reopen: Reopen<'_>,
+    ) -> Result<Outcome> {
+        let protocol = lock(&self.protocol);
+        protocol.inference(engine, self, tokenizer, sampling, requests, reopen)
+    }
+}
+
+/// What several ranks do together, as the engine and its callers see it. Every transport can do it, and nothing else
+/// refers to it: so the linker leaves it out of a library that has no transport.
+pub trait Protocol: Transport {
+    /// Warms up as one of several ranks. If one could not begin, all fail. A rank that cannot open a device of its own
+    /// has none, and only receives the answers; if that holds for all, all fail.
+    fn warm_up(self: Box<Self>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Engine>;
+
+    /// Answers requests together with the other ranks, which `ranks` has. All of them end with the same rows and the same
+    /// result.
+    fn inference(
+        &self,
+        engine: &mut Engine,
+        ranks: &Ranks,
+        tokenizer: &Tokenizer,
+        sampling: &mut Sampling,
+        requests: &mut Requests<'_>,
+        reopen: Reopen<'_>,
+    ) -> Result<Outcome>;
+
+    /// Tells the other ranks that this one cannot begin what all do together next, so that they need not wait for it.
+    fn decline(&self, why: &Error);
+}
+
+impl<T: Transport + 'static> Protocol for T {
+    fn warm_up(self: Box<Self>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Engine> {
+        Engine::warm_up_among(self, begun, open)
+    }
+
+    fn inference(
+        &self,
+        engine: &mut Engine,
+        ranks: &Ranks,
+        tokenizer: &Tokenizer,
+        sampling: &mut Sampling,
+        requests: &mut Requests<'_>,
+        reopen: Reopen<'_>,
+    ) -> Result<Outcome> {
+        engine.answer_among(ranks, self, tokenizer, sampling, requests, reopen)
+    }
+
+    fn decline(&self, why: &Error) {
+        // What the others say changes nothing.
+        let _ = together(self, || {
+            agree(self, Err::<(), _>(Error::State(why.to_string())), |(), _| Ok(()))
+        });
     }
 }
 
@@ -111,15 +172,14 @@ fn together<T>(transport: &dyn Transport, work: impl FnOnce() -> Result<T, Leave
 }
 
 impl Engine {
-    /// Warms up as one of several ranks. If one could not begin, all fail. A rank that cannot open a device of its own
-    /// has none, and only receives the answers; if that holds for all, all fail.
-    pub fn warm_up_among(transport: Box<dyn Transport>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Self> {
-        let (mut engine, devices) = together(&*transport, || Self::open_among(&*transport, begun, open))?;
+    /// See [`Protocol::warm_up`].
+    fn warm_up_among(protocol: Box<dyn Protocol>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Self> {
+        let (mut engine, devices) = together(&*protocol, || Self::open_among(&*protocol, begun, open))?;
         let ranks = Ranks {
-            rank: transport.rank(),
-            count: transport.ranks(),
+            rank: protocol.rank(),
+            count: protocol.ranks(),
             weights: engine.replicas().next().map(|replica| replica.pack_report().print),
-            transport: Arc::new(Mutex::new(transport)),
+            protocol: Arc::new(Mutex::new(protocol)),
         };
         if ranks.speaks() {
             report::line(format_args!(
@@ -179,11 +239,6 @@ impl Engine {
         Ok((engine, devices))
     }
 
-    /// Tells the other ranks that this one cannot warm up, so that they need not wait for it.
-    pub fn cannot_warm_up(transport: &dyn Transport, why: &Error) {
-        decline(transport, why);
-    }
-
     /// The other ranks, if there are any.
     pub fn ranks(&self) -> Option<&Ranks> {
         self.ranks.as_ref()
@@ -192,21 +247,20 @@ impl Engine {
     /// Tells the other ranks that this one cannot begin an inference, so that they need not wait for it.
     pub fn decline(&self, why: &Error) {
         if let Some(ranks) = &self.ranks {
-            decline(&**lock(&ranks.transport), why);
+            lock(&ranks.protocol).decline(why);
         }
     }
 
-    /// Answers requests together with the other ranks. All of them end with the same rows and the same result.
-    pub(super) fn answer_among(
+    /// See [`Protocol::inference`].
+    fn answer_among(
         &mut self,
         ranks: &Ranks,
+        transport: &dyn Transport,
         tokenizer: &Tokenizer,
         sampling: &mut Sampling,
         requests: &mut Requests<'_>,
         reopen: Reopen<'_>,
     ) -> Result<Outcome> {
-        let transport = lock(&ranks.transport);
-        let transport: &dyn Transport = &**transport;
         self.drain();
         let run = || self.run_among(ranks, transport, tokenizer, *sampling, requests, reopen);
         let ended = together(transport, run);
@@ -501,14 +555,6 @@ fn agree<T>(
         words.drain(..words.len() - reader.rest().len());
     }
     Ok((done, records))
-}
-
-/// Tells the other ranks that this one has failed in what they do together next.
-fn decline(transport: &dyn Transport, why: &Error) {
-    // What the others say changes nothing.
-    let _ = together(transport, || {
-        agree(transport, Err::<(), _>(Error::State(why.to_string())), |(), _| Ok(()))
-    });
 }
 
 fn of_rank(rank: usize, why: &str) -> Error {

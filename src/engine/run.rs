@@ -12,13 +12,11 @@ use crate::error::{Error, Result};
 use crate::logits::Recorder;
 use crate::memory::{self, Purpose};
 use crate::report;
-#[cfg(feature = "mpi")]
 use crate::request::Request;
 use crate::request::{Answer, Sampled};
 use crate::scheduler::Scheduler;
 use crate::threads::{self, Ended, Scope, Thread};
 use rayon::ThreadPool;
-#[cfg(feature = "mpi")]
 use std::collections::VecDeque;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,12 +41,10 @@ pub enum Results<'a, 'r> {
     /// To a service's events.
     Told(&'a Ledger),
     /// To rank 0.
-    #[cfg(feature = "mpi")]
     Sent(Mutex<Outbox>),
 }
 
 /// Results that are still to be sent to rank 0.
-#[cfg(feature = "mpi")]
 #[derive(Default)]
 pub struct Outbox {
     /// Answers.
@@ -64,7 +60,6 @@ impl Run<'_, '_> {
             match &self.results {
                 Results::Stored(answers) => lock(answers).refuse(request.number, &why),
                 Results::Told(ledger) => ledger.end(request.number, Ending::Failed(why.into())),
-                #[cfg(feature = "mpi")]
                 Results::Sent(outbox) => lock(outbox).refused.push((request, why)),
             }
         }
@@ -79,7 +74,6 @@ impl Run<'_, '_> {
                 finished.drain(..).for_each(|answer| answers.store(answer));
             }
             Results::Told(_) => finished.clear(),
-            #[cfg(feature = "mpi")]
             Results::Sent(outbox) => lock(outbox).answers.extend(finished.drain(..)),
         }
         self.queue.finish(requests);
@@ -107,9 +101,7 @@ impl Run<'_, '_> {
         }
         match self.results {
             Results::Stored(answers) => answers.into_inner().unwrap_or_else(PoisonError::into_inner).finish(),
-            Results::Told(_) => Stored::default(),
-            #[cfg(feature = "mpi")]
-            Results::Sent(_) => Stored::default(),
+            Results::Told(_) | Results::Sent(_) => Stored::default(),
         }
     }
 }
@@ -150,7 +142,6 @@ pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, '
 }
 
 /// Runs all workers on threads of their own, and `beside` on this one meanwhile. A worker that panics gives its panic.
-#[cfg(feature = "mpi")]
 pub fn serve_beside<'p, 'a, 'r, T>(
     run: &'p Run<'a, 'r>,
     workers: Vec<Worker<'p, 'a, 'r>>,

@@ -147,7 +147,6 @@ impl Scheduler {
 
     /// About how many more sequences of up to `max_positions` positions could start at once, if their prompts are short; not
     /// 0 if one can.
-    #[cfg(feature = "mpi")]
     pub fn room(&mut self, max_positions: usize) -> usize {
         let max_positions = max_positions.max(1);
         if !self.has_room(1, max_positions) {

@@ -9,6 +9,7 @@ use getp::abi::lifecycle::{self, Backends};
 use getp::abi::types::{Config, Requests, RunState, Sampler, Tokenizer, Transformer, TransformerWeights};
 use getp::batch::{Draw, FoundScore, Greedy, StepOutput, StepPlan, Want};
 use getp::checkpoint::Checkpoint;
+use getp::engine::Protocol;
 use getp::error::{Error, Result};
 use getp::kv_blocks::KvBlocks;
 use getp::options::Options;
@@ -86,8 +87,7 @@ pub struct Control {
     /// Replicas dropped.
     pub dropped: AtomicUsize,
     /// The way to the other ranks, once for each engine.
-    #[cfg(feature = "mpi")]
-    pub transports: Mutex<Vec<Box<dyn getp::cluster::transport::Transport>>>,
+    pub transports: Mutex<Vec<Box<dyn Protocol>>>,
 }
 
 impl Control {
@@ -98,7 +98,6 @@ impl Control {
         work(&Backends {
             open: &open,
             fallback: &fallback,
-            #[cfg(feature = "mpi")]
             join: &|| Ok(self.transports.lock().unwrap().pop()),
         })
     }

@@ -65,7 +65,6 @@ fn run(model: &Model, drawing: Drawing, devices: usize, open: OpenReplicas<'_>) 
     let backends = Backends {
         open,
         fallback: &cpu::open,
-        #[cfg(feature = "mpi")]
         join: &|| Ok(None),
     };
     model::warm_up(&mut program, &backends).unwrap();
@@ -177,7 +176,6 @@ fn values_that_are_not_finite_are_counted_once() {
         let backends = Backends {
             open: &|checkpoint, options| open(all(&system), checkpoint, options),
             fallback: &cpu::open,
-            #[cfg(feature = "mpi")]
             join: &|| Ok(None),
         };
         model::warm_up(&mut program, &backends).unwrap();

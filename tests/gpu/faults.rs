@@ -144,7 +144,6 @@ impl Trial {
         let backends = Backends {
             open: &open,
             fallback: &cpu::open,
-            #[cfg(feature = "mpi")]
             join: &|| Ok(None),
         };
         model::warm_up(&mut program, &backends).unwrap_or_else(|error| panic!("{fault:?}: {error}"));

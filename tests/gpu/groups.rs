@@ -146,7 +146,6 @@ fn run(model: &Model, drawing: Drawing, system: &Arc<System>, size: usize, repli
     let backends = Backends {
         open: &open,
         fallback: &cpu::open,
-        #[cfg(feature = "mpi")]
         join: &|| Ok(None),
     };
     model::warm_up(&mut program, &backends).unwrap();

@@ -133,7 +133,6 @@ impl Model {
         let backends = Backends {
             open: &|checkpoint, options| Ok(vec![cpu::open(checkpoint, options)?]),
             fallback: &cpu::open,
-            #[cfg(feature = "mpi")]
             join: &|| Ok(None),
         };
         warm_up(&mut program, &backends).unwrap();
