@@ -5,7 +5,6 @@ use super::registry::{self, Batch, Opened, Original, Restored, Slot, Warm};
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
-#[cfg(feature = "mpi")]
 use crate::backend::gpu::discover;
 use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes, explain_mapped};
 use crate::engine::{Begun, Engine, Event, OpenReplicas, Outcome, Protocol, Reopen, Service};
@@ -319,10 +318,7 @@ fn start<V>(begun: Result<(V, Opened)>, backends: &Backends<'_>) -> Result<(V, E
         let (vocabulary, opened) = begun.inspect_err(|why| ranks.decline(why))?;
         let begun = Begun {
             checkpoint: &*opened.checkpoint,
-            #[cfg(feature = "mpi")]
             devices: discover::addresses(&opened.options, opened.checkpoint.config()),
-            #[cfg(not(feature = "mpi"))]
-            devices: Vec::new(),
             options: opened.options.clone(),
         };
         let engine = ranks.warm_up(begun, backends.open)?;

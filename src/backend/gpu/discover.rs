@@ -25,7 +25,6 @@ struct Entry {
     list: fn() -> Result<Vec<Found>>,
     open: fn(usize) -> Result<Arc<dyn Driver>>,
     /// A name of a device that is the same for all processes of the machine.
-    #[cfg(feature = "mpi")]
     shared_name: fn(usize) -> Result<String>,
 }
 
@@ -43,7 +42,6 @@ const ENTRIES: &[Entry] = &[
         name: "hip",
         list: super::driver::hip::list,
         open: super::driver::hip::open,
-        #[cfg(feature = "mpi")]
         shared_name: super::driver::hip::shared_name,
     },
     #[cfg(feature = "cuda")]
@@ -51,7 +49,6 @@ const ENTRIES: &[Entry] = &[
         name: "cuda",
         list: super::driver::cuda::list,
         open: super::driver::cuda::open,
-        #[cfg(feature = "mpi")]
         shared_name: super::driver::cuda::shared_name,
     },
     #[cfg(feature = "simt")]
@@ -59,7 +56,6 @@ const ENTRIES: &[Entry] = &[
         name: "simt",
         list: super::driver::simt::list,
         open: super::driver::simt::open,
-        #[cfg(feature = "mpi")]
         shared_name: super::driver::simt::shared_name,
     },
 ];
@@ -67,27 +63,23 @@ const ENTRIES: &[Entry] = &[
 /// Opens the devices that `options` asks for and that can have the model, if one is given. See [`choice::choose`].
 pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> {
     let chosen = chosen(options, model)?;
-    #[cfg(feature = "mpi")]
     let chosen = of_this_process(chosen, options)?;
     open_all(chosen, options)
 }
 
 /// The names, which are the same for all processes of the machine, of the devices that [`usable`] opens if they are not
 /// shared. None if they cannot be found out; [`usable`] says why.
-#[cfg(feature = "mpi")]
 pub fn addresses(options: &Options, model: &ModelConfig) -> Vec<String> {
     let chosen = chosen(options, Some(model)).unwrap_or_default();
     let addresses: Result<_> = chosen.devices.iter().map(address).collect();
     addresses.unwrap_or_default()
 }
 
-#[cfg(feature = "mpi")]
 fn address(device: &Device) -> Result<String> {
     (Entry::of(device.runtime).shared_name)(device.ordinal)
 }
 
 /// Leaves other ranks the devices that are theirs.
-#[cfg(feature = "mpi")]
 fn of_this_process(mut chosen: choice::Chosen, options: &Options) -> Result<choice::Chosen> {
     if let Some(own) = &options.part.devices {
         let mut devices = Vec::new();

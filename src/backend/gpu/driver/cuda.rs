@@ -52,7 +52,6 @@ pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
 }
 
 /// A name of a device, or of the instance of one, that is the same for all processes of the machine.
-#[cfg(feature = "mpi")]
 pub fn shared_name(ordinal: usize) -> Result<String> {
     let api = api::api()?;
     let (code, uuid) = api.uuid(device_of(api, ordinal)?)?;

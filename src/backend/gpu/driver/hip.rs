@@ -53,7 +53,6 @@ pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
 }
 
 /// A name of a device that is the same for all processes of the machine: its PCI address.
-#[cfg(feature = "mpi")]
 pub fn shared_name(ordinal: usize) -> Result<String> {
     let (code, address) = api::api()?.pci_address(ordinal as c_int)?;
     check(&device_name(ordinal), code, || "hipDeviceGetPCIBusId".into())?;

@@ -202,7 +202,6 @@ pub fn open(ordinal: usize) -> Result<Arc<dyn Driver>> {
 }
 
 /// A name of a device for all processes of the machine: each of them has devices of its own, but tests share them out.
-#[cfg(feature = "mpi")]
 pub fn shared_name(ordinal: usize) -> Result<String> {
     Ok(format!("simt:{ordinal}"))
 }

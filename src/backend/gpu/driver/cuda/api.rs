@@ -140,7 +140,6 @@ api! {
     destroy_graph_exec = "cuGraphExecDestroy" (Handle);
 }
 
-#[cfg(feature = "mpi")]
 impl Api {
     /// A device's UUID. Asked for by name, since only ranks that share devices need it.
     pub fn uuid(&self, device: Ordinal) -> Result<(Code, [u8; 16])> {

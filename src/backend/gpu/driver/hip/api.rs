@@ -174,7 +174,6 @@ impl Api {
     }
 }
 
-#[cfg(feature = "mpi")]
 impl Api {
     /// A device's PCI address. Asked for by name, since only ranks that share devices need it.
     pub fn pci_address(&self, device: c_int) -> Result<(Code, String)> {
