@@ -3,12 +3,12 @@
 //! Every `use` and every path in `src/` that begins with `crate`, `self` or `super` is resolved to the file that
 //! defines the item, also through re-exports and in macros. Unit tests are exempt. A module may use the modules in the
 //! lines above its own, and so may the files of each backend. No two files of a folder use each other. Where `unsafe`
-//! is, and who knows a GPU's runtime or family, is held to that document, too.
+//! is, where the feature `mpi` is named, and who knows a GPU's runtime or family, is held to that document, too.
 
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
 /// A path below the crate: of a module, or of what a module has.
@@ -398,6 +398,46 @@ fn unsafe_is_where_the_document_says() {
         .filter(|path| !is_there.iter().any(|module| module.starts_with(path)));
     faults.extend(without.map(|path| format!("{} has none", path.join("::"))));
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// The Rust files of a folder, and of those in it.
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = paths.flat_map(|path| match path.is_dir() {
+        true => rust_files(&path),
+        false => vec![path],
+    });
+    files
+        .filter(|path| path.extension().is_some_and(|e| e == "rs"))
+        .collect()
+}
+
+/// How often attributes and macros name the feature `mpi`: `feature = "mpi"`.
+fn names_of_mpi(tokens: TokenStream) -> usize {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let is_name = |tokens: &[TokenTree]| tokens.iter().map(TokenTree::to_string).eq(["feature", "=", "\"mpi\""]);
+    let within = tokens.iter().map(|token| match token {
+        TokenTree::Group(group) => names_of_mpi(group.stream()),
+        _ => 0,
+    });
+    within.sum::<usize>() + tokens.windows(3).filter(|tokens| is_name(tokens)).count()
+}
+
+#[test]
+fn the_feature_mpi_is_named_where_the_document_says() {
+    let folders = ["src", "tests", "benches", "examples", "build_support"].map(Path::new);
+    let files = folders.into_iter().flat_map(rust_files).chain(["build.rs".into()]);
+    let names = files.map(|path| {
+        let text = fs::read_to_string(&path).unwrap();
+        (path.display().to_string(), names_of_mpi(text.parse().unwrap()))
+    });
+    let names: BTreeMap<_, _> = names.filter(|(_, names)| *names > 0).collect();
+    let stated = stated("### Where the feature `mpi` is named");
+    assert!(names.keys().eq(stated.keys()), "it is named in {names:?}");
+    assert!(
+        names.values().all(|&names| names <= 2),
+        "more than twice in a file: {names:?}"
+    );
 }
 
 #[test]
