@@ -127,7 +127,11 @@ fn whatever_arrives_beside_them_requests_get_what_they_get_alone() {
         let serving = scope.spawn(|| engine.serve_all(&service, &no_other));
         let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             // Thousands of requests take a device a minute.
-            let seeds = if std::env::var_os("GETP_TEST_DEVICE").is_some() { 100 } else { 2 };
+            let seeds = if std::env::var_os("GETP_TEST_DEVICE").is_some() {
+                100
+            } else {
+                2
+            };
             for seed in 0..seeds {
                 let rng = &mut ChaCha8Rng::seed_from_u64(seed);
                 let asks: Vec<Ask> = (0..24).map(|_| random_ask(rng)).collect();
