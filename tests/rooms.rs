@@ -440,6 +440,19 @@ fn the_feature_mpi_is_named_where_the_document_says() {
     );
 }
 
+/// A thread that waits for another one to fill a `once_cell` takes memory for its own handle, and aborts without: the
+/// standard library's needs none.
+#[test]
+fn statics_are_waited_for_without_memory() {
+    for path in rust_files(Path::new("src")) {
+        let text = fs::read_to_string(&path).unwrap();
+        let wrong = text
+            .lines()
+            .find(|line| line.contains("static ") && line.contains("OnceCell"));
+        assert_eq!(wrong, None, "{}", path.display());
+    }
+}
+
 #[test]
 fn few_files_of_the_gpu_know_a_runtime_or_a_family() {
     let source = Crate::read();

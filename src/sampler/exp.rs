@@ -7,7 +7,7 @@
 //! `expf` by the same steps.
 
 use crate::simd::{Kernel, LANES, Level, Simd};
-use once_cell::sync::OnceCell;
+use std::sync::OnceLock;
 
 /// Powers of two in the sampler's table, evenly spaced from 1 to 2.
 pub const POWERS: usize = 32;
@@ -26,7 +26,7 @@ const ZERO_BELOW: f32 = -104.5;
 
 /// The instruction set whose exponentials are those of `expf`; `None` if they are not, or there is none.
 pub fn level() -> Option<Level> {
-    static FOUND: OnceCell<Option<Level>> = OnceCell::new();
+    static FOUND: OnceLock<Option<Level>> = OnceLock::new();
     *FOUND.get_or_init(|| Some(Level::detect()).filter(|&level| !level.is_portable() && agrees(level)))
 }
 
@@ -113,7 +113,7 @@ unsafe fn exp<S: Simd>(x: S::F, table: &Table) -> S::F {
 
 /// The table of `2^(k / 32)`.
 pub fn table() -> &'static Table {
-    static TABLE: OnceCell<Table> = OnceCell::new();
+    static TABLE: OnceLock<Table> = OnceLock::new();
     TABLE.get_or_init(|| {
         std::array::from_fn(|i| {
             let power = (i as f64 / POWERS as f64).exp2();

@@ -40,7 +40,7 @@ pub use avx512::Avx512;
 pub use portable::Portable;
 
 use half::f16;
-use once_cell::sync::OnceCell;
+use std::sync::OnceLock;
 
 /// Lanes of a vector.
 pub const LANES: usize = 16;
@@ -207,7 +207,7 @@ pub enum Level {
 impl Level {
     /// The widest instruction set of this machine, detected once.
     pub fn detect() -> Self {
-        static LEVEL: OnceCell<Level> = OnceCell::new();
+        static LEVEL: OnceLock<Level> = OnceLock::new();
         *LEVEL.get_or_init(|| Self::available()[0])
     }
 
