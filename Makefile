@@ -34,7 +34,7 @@ RELEASE := $(TARGET)/release
 # Users' tools are made with the library they run; the checks take those that `cargo test` has made.
 TOOLS_PROFILE ?= release
 TOOLS := $(TARGET)/$(if $(filter dev,$(TOOLS_PROFILE)),debug,$(TOOLS_PROFILE))/examples
-ALL_TOOLS := $(addprefix $(TOOLS)/,make_model make_samples export_tokenizer compare_logits)
+ALL_TOOLS := $(addprefix $(TOOLS)/,$(basename $(notdir $(wildcard examples/*))))
 # For the scripts in tests/programs and packaging.
 export TARGET BUILD TOOLS FUZZ_SECONDS FEATURES DESTDIR PREFIX LIBDIR INCLUDEDIR
 

@@ -94,7 +94,22 @@ pub trait Protocol: Transport {
 
 impl<T: Transport + 'static> Protocol for T {
     fn warm_up(self: Box<Self>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Engine> {
-        Engine::warm_up_among(self, begun, open)
+        let (mut engine, devices) = together(&*self, || Engine::open_among(&*self, begun, open))?;
+        let ranks = Ranks {
+            rank: self.rank(),
+            count: self.ranks(),
+            weights: engine.replicas().next().map(|replica| replica.pack_report().print),
+            protocol: Arc::new(Mutex::new(self)),
+        };
+        if ranks.speaks() {
+            report::line(format_args!(
+                "ranks that share the requests: {}; their devices: {devices}",
+                ranks.count
+            ));
+        }
+        engine.ranks = Some(ranks);
+        engine.print_summary();
+        Ok(engine)
     }
 
     fn inference(
@@ -106,7 +121,27 @@ impl<T: Transport + 'static> Protocol for T {
         requests: &mut Requests<'_>,
         reopen: Reopen<'_>,
     ) -> Result<Outcome> {
-        engine.answer_among(ranks, self, tokenizer, sampling, requests, reopen)
+        engine.drain();
+        let run = || engine.run_among(ranks, self, tokenizer, *sampling, requests, reopen);
+        let ended = together(self, run);
+        // Rank 0 may have stored answers, and another rank some of the rows that all have.
+        let (closing, panic) = ended.inspect_err(|_| requests.clear_all())?;
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+        if let (false, Some(state)) = (sampling.is_greedy(), closing.first_state) {
+            sampling.rng_state = state;
+        }
+        let failure = (closing.unfinished > 0).then(|| {
+            Error::State(format!(
+                "no rank has a device left; {} requests have no answer",
+                closing.unfinished
+            ))
+        });
+        Ok(Outcome {
+            tokens: closing.tokens,
+            failure,
+        })
     }
 
     fn decline(&self, why: &Error) {
@@ -172,26 +207,6 @@ fn together<T>(transport: &dyn Transport, work: impl FnOnce() -> Result<T, Leave
 }
 
 impl Engine {
-    /// See [`Protocol::warm_up`].
-    fn warm_up_among(protocol: Box<dyn Protocol>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Self> {
-        let (mut engine, devices) = together(&*protocol, || Self::open_among(&*protocol, begun, open))?;
-        let ranks = Ranks {
-            rank: protocol.rank(),
-            count: protocol.ranks(),
-            weights: engine.replicas().next().map(|replica| replica.pack_report().print),
-            protocol: Arc::new(Mutex::new(protocol)),
-        };
-        if ranks.speaks() {
-            report::line(format_args!(
-                "ranks that share the requests: {}; their devices: {devices}",
-                ranks.count
-            ));
-        }
-        engine.ranks = Some(ranks);
-        engine.print_summary();
-        Ok(engine)
-    }
-
     /// An engine with this rank's part of its machine's devices, and the number of all ranks' replicas.
     fn open_among(transport: &dyn Transport, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<(Self, usize), Leave> {
         let Begun {
@@ -249,39 +264,6 @@ impl Engine {
         if let Some(ranks) = &self.ranks {
             lock(&ranks.protocol).decline(why);
         }
-    }
-
-    /// See [`Protocol::inference`].
-    fn answer_among(
-        &mut self,
-        ranks: &Ranks,
-        transport: &dyn Transport,
-        tokenizer: &Tokenizer,
-        sampling: &mut Sampling,
-        requests: &mut Requests<'_>,
-        reopen: Reopen<'_>,
-    ) -> Result<Outcome> {
-        self.drain();
-        let run = || self.run_among(ranks, transport, tokenizer, *sampling, requests, reopen);
-        let ended = together(transport, run);
-        // Rank 0 may have stored answers, and another rank some of the rows that all have.
-        let (closing, panic) = ended.inspect_err(|_| requests.clear_all())?;
-        if let Some(panic) = panic {
-            resume_unwind(panic);
-        }
-        if let (false, Some(state)) = (sampling.is_greedy(), closing.first_state) {
-            sampling.rng_state = state;
-        }
-        let failure = (closing.unfinished > 0).then(|| {
-            Error::State(format!(
-                "no rank has a device left; {} requests have no answer",
-                closing.unfinished
-            ))
-        });
-        Ok(Outcome {
-            tokens: closing.tokens,
-            failure,
-        })
     }
 
     /// From the requests to the rows of all ranks; gives the panic of a worker as well. If a rank fails meanwhile, some

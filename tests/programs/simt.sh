@@ -53,7 +53,7 @@ test_kernels plain "$library"
 head -n 3 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/prompts"
 shared=$TARGET/debug/deps/libgetp.so
 if ! grep -q simt_launch "$shared"; then
-    rm "$shared"
+    rm -f "$shared"
     quietly "a library with the machine" "$cargo" test "${simt[@]}" --no-run "${tests[@]}"
 fi
 mkdir "$scratch/library"
