@@ -21,7 +21,7 @@ pub struct Chunk {
     /// The position of the first row's token; the KV cache holds all positions before it.
     pub first_position: usize,
     /// The sequence's block table of the full layers, in [`StepPlan::tables`]: position `p` is in block
-    /// `tables[full.start + p / B]`.
+    /// `tables[full.start + p / B]`. Sequences that begin alike share blocks that are full, and write to none of them.
     pub full: Range<usize>,
     /// The sequence's block table of the sliding-window layers, used as a ring, in [`StepPlan::tables`]: position `p`
     /// is in block `tables[window.start + p / B % window.len()]`. Empty if the model has no such layers.

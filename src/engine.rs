@@ -339,8 +339,13 @@ impl Engine {
 
     /// A worker for each replica, with room for requests with this sampling.
     fn workers<'p, 'a, 'r>(&'p mut self, run: &'p Run<'a, 'r>, sampling: &Sampling) -> Result<Vec<Worker<'p, 'a, 'r>>> {
-        let limits = self.replicas().map(|replica| self.limits(replica));
-        let schedulers = limits.map(Scheduler::new).collect::<Result<Vec<_>>>()?;
+        let limits: Vec<_> = self.replicas().map(|replica| self.limits(replica)).collect();
+        let caches = self.replicas.iter_mut().map(|pipeline| pipeline.cache.take());
+        let schedulers = limits.into_iter().zip(caches).map(|(limits, cache)| match cache {
+            Some(cache) => Scheduler::with_cache(limits, cache),
+            None => Scheduler::new(limits),
+        });
+        let schedulers = schedulers.collect::<Result<Vec<_>>>()?;
         let pool = self.workers.pool();
         let threads = pool.current_num_threads().div_ceil(self.replicas.len().max(1));
         let replicas = self.replicas.iter_mut().zip(schedulers).enumerate();
@@ -429,6 +434,13 @@ impl Engine {
 
     /// Prints each replica's profile, under its name if there are several.
     fn print_profiles(&self) {
+        let totals = self.totals.read();
+        if self.options.profile {
+            report::line(format_args!(
+                "{} of {} tokens of prompts so far were not computed, since others had begun with the same ones",
+                totals.shared_tokens, totals.prompt_tokens
+            ));
+        }
         for replica in self.replicas() {
             if let Some(profile) = replica.profile() {
                 if self.replicas.len() > 1 {
@@ -499,6 +511,7 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
         sliding_window: config.sliding_window,
         has_full_layers: config.windowed_layers() < config.n_layers,
         record_all: false,
+        share_beginnings: true,
         depth: replica.depth(),
         speculate: false,
     }

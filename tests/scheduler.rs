@@ -2,17 +2,19 @@
 //!
 //! The device has no model. It records which sequence and position each place of each KV block was last written for,
 //! and checks for every row that all positions that it attends to are still there and are its own sequence's. So no
-//! block is shared, and rings are long enough. The token sampled is a function of request and position, so the expected
-//! answers are known for any number of steps in flight.
+//! block is shared, and rings are long enough. Where beginnings are shared it records instead which tokens each place
+//! was last written for, up to the position there. The token sampled is a function of request and position, so the
+//! expected answers are known for any number of steps in flight.
 
 use getp::batch::{Chunk, Draw, LogitsRow, RowScore, StepPlan};
 use getp::kv_blocks::ring_blocks;
 use getp::random::coin;
 use getp::request::{Answer, End, EndTokens, LogProbs, Outlet, Request, Sampled, Sampling};
-use getp::scheduler::{Ahead, BlockCounts, Limits, Scheduler};
+use getp::scheduler::{Ahead, BlockCounts, FULL_TABLES, Limits, Scheduler};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The token at which some requests stop.
 const STOP: u32 = 100_001;
@@ -113,11 +115,13 @@ impl Job {
     }
 }
 
-/// The KV blocks of one kind of layers: for each place of each block, the sequence and position that were last written
-/// there.
+/// What keys and values at a position depend on.
+type Content = (u64, usize);
+
+/// The KV blocks of one kind of layers: for each place of each block, what was last written there.
 struct Cache {
     block_tokens: usize,
-    places: Vec<Option<(usize, usize)>>,
+    places: Vec<Option<Content>>,
 }
 
 impl Cache {
@@ -128,7 +132,7 @@ impl Cache {
         }
     }
 
-    fn place(&mut self, table: &[u32], block: usize, position: usize) -> &mut Option<(usize, usize)> {
+    fn place(&mut self, table: &[u32], block: usize, position: usize) -> &mut Option<Content> {
         &mut self.places[table[block] as usize * self.block_tokens + position % self.block_tokens]
     }
 }
@@ -142,6 +146,10 @@ struct Device {
     last_tokens: Vec<Option<u32>>,
     /// Of each request: the tokens it is fed, known beforehand.
     fed: HashMap<usize, Vec<u32>>,
+    /// Of each request: a hash of the tokens up to each position, if beginnings are shared.
+    hashes: HashMap<usize, Vec<u64>>,
+    /// Positions of all prompts that were there when their sequences started.
+    shared: usize,
     /// Of each running request: the next position to feed.
     next: HashMap<usize, usize>,
     /// Running requests in the order in which they started.
@@ -174,6 +182,8 @@ impl Device {
             window: Cache::new(limits.block_tokens, limits.window_blocks),
             last_tokens: vec![None; limits.max_batch],
             fed: HashMap::new(),
+            hashes: HashMap::new(),
+            shared: 0,
             next: HashMap::new(),
             started: Vec::new(),
             wrong: HashSet::new(),
@@ -247,7 +257,14 @@ impl Device {
         assert!(plan.chunks.len() <= scheduler.running() && scheduler.running() <= limits.max_batch);
         let free = scheduler.free_blocks();
         let held = limits.full_blocks - free.full + limits.window_blocks - free.window;
-        assert!(plan.tables.len() <= held);
+        if limits.share_beginnings {
+            let mut blocks = plan.tables.clone();
+            blocks.sort_unstable();
+            blocks.dedup();
+            assert!(blocks.len() <= held && plan.tables.len() <= limits.most_table_blocks());
+        } else {
+            assert!(plan.tables.len() <= held);
+        }
         let mut row = 0;
         for chunk in &plan.chunks {
             assert_eq!(chunk.first_row, row);
@@ -279,11 +296,16 @@ impl Device {
             .iter()
             .map(|chunk| scheduler.request(chunk.sequence).unwrap())
             .collect();
-        for &request in &planned {
+        let shares = self.limits.share_beginnings;
+        for (&request, chunk) in planned.iter().zip(&plan.chunks) {
             if !self.next.contains_key(&request) {
                 let place = self.started.partition_point(|&started| started < request);
-                assert!(self.took_turns || place == self.started.len(), "not in order");
-                self.next.insert(request, 0);
+                assert!(self.took_turns || shares || place == self.started.len(), "not in order");
+                let shared = if shares { chunk.first_position } else { 0 };
+                assert!(shared.is_multiple_of(self.limits.block_tokens) && shared < jobs[request].prompt.len());
+                assert!(shared == 0 || !jobs[request].logprobs.prompt, "its prompt is scored");
+                self.shared += shared;
+                self.next.insert(request, shared);
                 self.started.insert(place, request);
             }
         }
@@ -305,6 +327,16 @@ impl Device {
         }
         for &request in &planned {
             self.last_step.insert(request, self.steps);
+        }
+        if shares {
+            let (decoded, prompted) = planned.split_at(plan.decode_chunks);
+            assert!(decoded.iter().all(|request| decoding.contains(request)));
+            assert!(prompted.iter().all(|request| prompts.contains(request)));
+            let moves = |request: &usize| decoded.contains(request);
+            let may_wait = |request: &usize| self.next[request].is_multiple_of(self.limits.block_tokens);
+            let all_move = ready.iter().all(|request| moves(request) || may_wait(request));
+            assert!(take_turns || all_move, "every decoding sequence moves");
+            return;
         }
         let (first, rest) = planned.split_at(ready.len());
         assert_eq!(first, ready, "every decoding sequence moves");
@@ -334,7 +366,7 @@ impl Device {
             if waiting.contains(&request) {
                 assert!(self.limits.has_full_layers && next > 0 && next.is_multiple_of(tokens));
                 assert!(
-                    scheduler.free_blocks().full <= asked_for,
+                    self.limits.share_beginnings || scheduler.free_blocks().full <= asked_for,
                     "request {request} waits for nothing"
                 );
             }
@@ -380,21 +412,41 @@ impl Device {
         assert_eq!(full.is_empty(), !self.limits.has_full_layers);
         assert_eq!(ring.is_empty(), self.limits.sliding_window == 0);
         assert!(full.is_empty() || full.len() == last / block_tokens + 1);
-        // Positions computed from a wrong token belong to no sequence.
-        let request = if self.wrong.contains(&request) {
-            usize::MAX
-        } else {
-            request
-        };
         for position in chunk.first_position..=last {
+            // Positions computed from a wrong token belong to no sequence.
+            let content = if self.wrong.contains(&request) {
+                (u64::MAX, position)
+            } else {
+                self.content(request, position)
+            };
             let block = position / block_tokens;
             if !full.is_empty() {
-                *self.full.place(full, block, position) = Some((request, position));
+                *self.full.place(full, block, position) = Some(content);
             }
             if !ring.is_empty() {
-                *self.window.place(ring, block % ring.len(), position) = Some((request, position));
+                *self.window.place(ring, block % ring.len(), position) = Some(content);
             }
         }
+    }
+
+    /// What a request's keys and values at a position are: its own, or those of all whose tokens up to there are equal.
+    fn content(&mut self, request: usize, position: usize) -> Content {
+        let Some(fed) = self.fed.get(&request).filter(|_| self.limits.share_beginnings) else {
+            return (request as u64, position);
+        };
+        let hashes = self.hashes.entry(request).or_insert_with(|| {
+            let mut hasher = DefaultHasher::new();
+            let hash = |token: &u32| {
+                token.hash(&mut hasher);
+                hasher.finish() >> 1
+            };
+            fed.iter().map(hash).collect()
+        });
+        // Behind an end token any token may be fed.
+        (
+            hashes.get(position).copied().unwrap_or(1 << 63 | request as u64),
+            position,
+        )
     }
 
     /// Everything a row attends to is in the cache, and is its own.
@@ -407,18 +459,16 @@ impl Device {
         if !full.is_empty() {
             for position in 0..=last {
                 let held = *self.full.place(full, position / block_tokens, position);
-                assert_eq!(held, Some((request, position)), "full layers, row at {last}");
+                let wanted = self.content(request, position);
+                assert_eq!(held, Some(wanted), "full layers, row at {last}");
             }
         }
         // The windows overlap: together they are all positions from the first window's start to the last one's end.
         if !ring.is_empty() {
             for position in (first + 1).saturating_sub(self.limits.sliding_window)..=last {
                 let held = *self.window.place(ring, position / block_tokens % ring.len(), position);
-                assert_eq!(
-                    held,
-                    Some((request, position)),
-                    "windowed layers, rows {first}..={last}"
-                );
+                let wanted = self.content(request, position);
+                assert_eq!(held, Some(wanted), "windowed layers, rows {first}..={last}");
             }
         }
     }
@@ -453,6 +503,7 @@ impl Device {
     fn leave(&mut self, request: usize) {
         self.next.remove(&request);
         self.fed.remove(&request);
+        self.hashes.remove(&request);
         self.wrong.remove(&request);
         self.started.retain(|&started| started != request);
     }
@@ -695,6 +746,9 @@ impl World {
         });
         let first = waiting.next().filter(|_| self.scheduler.waiting() > 0);
         let first = first.map(|first| &self.jobs[first]);
+        if self.device.limits.share_beginnings {
+            return;
+        }
         self.ledger.check(&self.device, &self.scheduler, &self.jobs, first);
     }
 
@@ -713,7 +767,7 @@ impl World {
                 let job = &self.jobs[request];
                 let has_slot = self.scheduler.has_free_slot();
                 if self.scheduler.running() + self.scheduler.waiting() >= self.share
-                    || !(has_slot && self.scheduler.has_room(job.prompt.len(), job.max_positions))
+                    || !(has_slot && self.scheduler.has_room(&job.request(request)))
                 {
                     break;
                 }
@@ -721,7 +775,8 @@ impl World {
                 queue.pop_front();
             }
             let began = self.begin();
-            assert_eq!(self.scheduler.waiting(), 0, "what had room has started");
+            let shares = self.device.limits.share_beginnings;
+            assert!(shares || self.scheduler.waiting() == 0, "what had room has started");
             if !began {
                 break;
             }
@@ -842,6 +897,7 @@ fn plain_limits() -> Limits {
         window_blocks: 64,
         sliding_window: 20,
         has_full_layers: true,
+        share_beginnings: false,
         record_all: false,
         depth: 1,
         speculate: false,
@@ -864,6 +920,7 @@ fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
         window_blocks: rng.random_range(1..40),
         sliding_window,
         has_full_layers: sliding_window == 0 || rng.random_bool(0.8),
+        share_beginnings: false,
         record_all: rng.random_bool(0.3),
         depth: rng.random_range(1..6),
         speculate: rng.random_bool(0.5),
@@ -1129,6 +1186,7 @@ fn long_prompts_are_cut_and_decoding_goes_on_beside_them() {
 #[test]
 fn recording_cuts_chunks_to_the_logits_rows() {
     let mut world = World::new(Limits {
+        share_beginnings: false,
         record_all: true,
         max_batch: 2,
         max_logits_rows: 5,
@@ -1748,4 +1806,214 @@ fn plans_with_room_do_not_allocate() {
         assert_eq!(memory(&world.plan), first);
     }
     world.check_answers();
+}
+
+/// Limits under which beginnings are shared.
+fn sharing(limits: Limits) -> Limits {
+    Limits {
+        share_beginnings: true,
+        ..limits
+    }
+}
+
+/// A prompt, and an answer of so many tokens that ends at its last position.
+fn answered(prompt: Vec<u32>, tokens: usize) -> Job {
+    Job {
+        max_positions: prompt.len() + tokens - 1,
+        prompt,
+        ..Job::default()
+    }
+}
+
+fn counting(from: u32, tokens: usize) -> Vec<u32> {
+    (from..).take(tokens).collect()
+}
+
+#[test]
+fn who_comes_second_waits_for_a_beginning_and_does_not_compute_it() {
+    let mut world = World::new(sharing(Limits {
+        sliding_window: 20,
+        ..plain_limits()
+    }));
+    let beginning = counting(0, 100);
+    for tail in [1000, 2000, 3000] {
+        world.submit(answered([beginning.clone(), counting(tail, 5)].concat(), 8));
+    }
+    // The first one computes its 105 tokens in four steps, the others what is behind the sixth block in the next.
+    let mut rows = Vec::new();
+    for _ in 0..5 {
+        assert!(world.step());
+        rows.push(world.plan.chunks.iter().map(|chunk| chunk.rows).collect::<Vec<_>>());
+    }
+    assert_eq!(rows, [vec![32], vec![32], vec![32], vec![9, 9, 9], vec![1, 1, 1]]);
+    assert_eq!(world.device.shared, 2 * 96);
+    assert_eq!(world.scheduler.take_shared_tokens(), 2 * 96);
+    // One sequence of 112 positions has seven blocks, and each of the others one of its own.
+    assert_eq!(world.scheduler.free_blocks().full, 64 - 9);
+    world.run();
+    world.check_answers();
+}
+
+#[test]
+fn a_conversation_goes_on_behind_its_last_answer() {
+    for window in [0, 1, 15, 16, 17, 33] {
+        let mut world = World::new(sharing(Limits {
+            sliding_window: window,
+            ..plain_limits()
+        }));
+        let mut text = counting(0, 40);
+        for turn in 0..4 {
+            world.submit(answered(text.clone(), 30));
+            world.run();
+            // The last token of an answer is not fed, and the last row of a prompt is always computed.
+            text.extend(world.answers[turn].as_ref().unwrap());
+            text.extend(counting(1000 * turn as u32 + 1000, 10));
+            // As an engine does between two inferences.
+            let cache = std::mem::replace(&mut world.scheduler, Scheduler::new(plain_limits()).unwrap()).into_cache();
+            world.scheduler = Scheduler::with_cache(world.device.limits.clone(), cache.unwrap()).unwrap();
+        }
+        world.check_answers();
+        assert_eq!(world.device.shared, 64 + 96 + 144, "window {window}");
+    }
+}
+
+#[test]
+fn who_waits_for_a_beginning_computes_it_when_the_first_one_is_cancelled() {
+    let mut world = World::new(sharing(plain_limits()));
+    let beginning = counting(0, 100);
+    for tail in [1000, 2000, 3000] {
+        world.submit(answered([beginning.clone(), counting(tail, 5)].concat(), 8));
+    }
+    assert!(world.step());
+    assert!(world.step());
+    assert!(world.cancel(0));
+    assert_eq!((world.scheduler.running(), world.scheduler.waiting()), (0, 2));
+    // Four of the six blocks are there.
+    assert!(world.step());
+    assert_eq!(world.plan.chunks[0].first_position, 64);
+    world.run();
+    world.check_answers();
+    assert_eq!(world.device.shared, 64 + 96);
+}
+
+#[test]
+fn more_run_where_they_share_their_beginning() {
+    // Each needs ten blocks, nine of them of the beginning: three alone. Together, as many as block tables have room for.
+    let limits = Limits {
+        max_batch: 16,
+        step_tokens: 64,
+        max_logits_rows: 16,
+        full_blocks: 30,
+        ..plain_limits()
+    };
+    let most_tables = FULL_TABLES * 30;
+    for (limits, most) in [(limits.clone(), 3), (sharing(limits), 1 + (most_tables - 30) / 9)] {
+        let mut world = World::new(limits);
+        for tail in 0..16 {
+            world.submit(answered(
+                [counting(0, 144), counting(1000 * tail + 1000, 2)].concat(),
+                14,
+            ));
+        }
+        let mut running = 0;
+        while world.step() {
+            running = running.max(world.scheduler.running());
+        }
+        world.check_idle();
+        world.check_answers();
+        assert_eq!(running, most);
+    }
+}
+
+/// What two sequences hold is free when the younger one has ended; when that ends first, when the older one does.
+#[test]
+fn shared_blocks_are_counted_for_the_youngest_that_holds_them() {
+    let mut world = World::new(sharing(Limits {
+        full_blocks: 20,
+        ..plain_limits()
+    }));
+    let beginning = counting(0, 144);
+    world.submit(answered([beginning.clone(), counting(1000, 1)].concat(), 40));
+    world.submit(answered([beginning, counting(2000, 1)].concat(), 3));
+    while world.answers[1].is_none() {
+        assert!(world.step());
+    }
+    // Ten blocks of 20 are free: eleven more may be asked for, since the older sequence will have left by then.
+    world.submit(answered(counting(3000, 16), 177));
+    assert!(world.step());
+    assert_eq!(world.scheduler.running(), 2);
+    world.run();
+    world.check_answers();
+}
+
+/// Jobs whose prompts begin as others do: with a part of a document, or with what another job was asked and answered.
+fn related(rng: &mut ChaCha8Rng, jobs: &mut [Job]) {
+    let documents: Vec<_> = (0..3)
+        .map(|_| (0..200).map(|_| rng.random_range(0..3)).collect::<Vec<u32>>())
+        .collect();
+    for i in 0..jobs.len() {
+        let others = (rng.random_bool(0.3) && i > 0).then(|| rng.random_range(0..i));
+        let beginning = match others {
+            Some(other) => [jobs[other].prompt.clone(), jobs[other].answer(other)].concat(),
+            None => documents[rng.random_range(0..3)].clone(),
+        };
+        let job = &mut jobs[i];
+        let shared = if rng.random_bool(0.6) {
+            job.prompt.len()
+        } else {
+            rng.random_range(0..=job.prompt.len())
+        };
+        let shared = shared.min(beginning.len());
+        job.prompt[..shared].copy_from_slice(&beginning[..shared]);
+    }
+}
+
+/// As `scarce_blocks_are_enough_for_all`, with prompts that begin alike, from one inference to the next.
+#[test]
+fn beginnings_are_shared_where_blocks_are_scarce() {
+    let (mut shared, mut all) = (0, 0);
+    let [shared, all] = [&mut shared, &mut all].map(|count| std::sync::Mutex::new(count));
+    for_seeds(3000, |rng| {
+        let n = rng.random_range(1..60);
+        let (limits, mut jobs) = scarce(rng, n);
+        if limits.record_all {
+            return;
+        }
+        related(rng, &mut jobs);
+        let mut world = World::new(sharing(limits));
+        jobs.into_iter().for_each(|job| world.add(job));
+        let [cancel, fail, turn] = [(); 3].map(|()| [0.0, 0.0, 0.01, 0.1][rng.random_range(0..4)]);
+        world.looks_ahead = rng.random_bool(0.5);
+        let mut failures = 0;
+        let mut later: VecDeque<_> = (0..n).collect();
+        while !later.is_empty() {
+            let now = rng.random_range(1..=later.len());
+            let mut queue: VecDeque<_> = later.drain(..now).collect();
+            while world.serve(&mut queue) {
+                if rng.random_bool(cancel) {
+                    let request = rng.random_range(0..n);
+                    world.cancel(request);
+                }
+                if rng.random_bool(turn) {
+                    let speculate = rng.random_bool(0.5);
+                    world.speculate(speculate);
+                }
+                if failures < 4 && rng.random_bool(fail * 0.3) {
+                    failures += 1;
+                    let unfinished = world.lose_device(rng);
+                    let again = unfinished.iter().rev();
+                    again.for_each(|unfinished| queue.push_front(unfinished.number));
+                }
+            }
+            world.check_idle();
+            let limits = world.device.limits.clone();
+            let scheduler = std::mem::replace(&mut world.scheduler, Scheduler::new(limits.clone()).unwrap());
+            world.scheduler = Scheduler::with_cache(limits, scheduler.into_cache().unwrap()).unwrap();
+        }
+        world.check_answers();
+        **shared.lock().unwrap() += world.device.shared;
+        **all.lock().unwrap() += world.jobs.iter().map(|job| job.prompt.len()).sum::<usize>();
+    });
+    let (shared, all) = (shared.into_inner().unwrap(), all.into_inner().unwrap());
+    assert!(*shared * 50 > *all, "{shared} of {all} tokens of prompts were shared");
 }

@@ -28,6 +28,8 @@ pub struct Stats {
     pub devices: u64,
     /// Devices, or groups, that have failed; others have gone on with their requests.
     pub lost_devices: u64,
+    /// Of the prompt tokens: those that were not computed, since an earlier prompt or answer had begun with the same tokens.
+    pub shared_tokens: u64,
 }
 
 /// The library's version, for example "0.1.0". GETP_VERSION is that of the header. Never fails.
@@ -79,7 +81,7 @@ pub unsafe extern "C" fn getp_stats(transformer: *const Transformer, stats: *mut
     guard::coded(|| unsafe { write_stats(transformer, stats, OLDEST_BYTES) })
 }
 
-/// Size of the oldest version of the struct.
+/// Size of the oldest version of the struct; programs compiled with 0.1.0's header know it up to `shared_tokens`.
 const OLDEST_BYTES: usize = offset_of!(Stats, devices);
 
 /// # Safety
@@ -87,7 +89,8 @@ const OLDEST_BYTES: usize = offset_of!(Stats, devices);
 /// `stats` is NULL, or points to `size` bytes that may be written to.
 unsafe fn write_stats(transformer: *const Transformer, stats: *mut Stats, size: usize) -> Result<Status> {
     pointer::check(stats, "stats")?;
-    if size != OLDEST_BYTES && !(size_of::<Stats>()..=MOST_BYTES).contains(&size) {
+    let is_older = [OLDEST_BYTES, offset_of!(Stats, shared_tokens)].contains(&size);
+    if !is_older && !(size_of::<Stats>()..=MOST_BYTES).contains(&size) {
         let why = format!("it is {size}; call getp_stats, the macro");
         return Err(Error::format("size", why));
     }
@@ -102,6 +105,7 @@ unsafe fn write_stats(transformer: *const Transformer, stats: *mut Stats, size: 
         kv_bytes: now.kv_bytes,
         devices: now.replicas,
         lost_devices: now.lost_replicas,
+        shared_tokens: now.shared_tokens,
     };
     let (to, from) = (stats.cast::<u8>(), (&raw const now).cast());
     // SAFETY: the caller's struct has `size` bytes, and ours as many as are copied.

@@ -3,7 +3,7 @@
 use crate::batch::{StepOutput, StepPlan, Want};
 use crate::error::Result;
 use crate::replica::Replica;
-use crate::scheduler::Scheduler;
+use crate::scheduler::{KvCache, Scheduler};
 use std::collections::VecDeque;
 
 /// See the module. It lives longer than an inference: after a panic the next inference first waits for the steps still
@@ -18,6 +18,8 @@ pub struct Pipeline {
     pub output: StepOutput,
     /// Whether it was opened for what others had left.
     pub stands_in: bool,
+    /// What the last inference has left in the KV cache, between inferences.
+    pub cache: Option<KvCache>,
 }
 
 impl Pipeline {
@@ -25,6 +27,7 @@ impl Pipeline {
     pub fn new(replica: Box<dyn Replica>) -> Self {
         Self {
             stands_in: false,
+            cache: None,
             replica,
             under_way: VecDeque::new(),
             spare: Vec::new(),

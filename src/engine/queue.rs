@@ -236,7 +236,7 @@ impl Queue {
                 self.count_finished(state, 1);
                 continue;
             }
-            if !scheduler.has_room(request.prompt.len(), request.max_positions) {
+            if !scheduler.has_room(request) {
                 break;
             }
             let tables = scheduler.make_room(request)?;

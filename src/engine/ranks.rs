@@ -468,6 +468,7 @@ impl Engine {
             sliding_window: self.config.sliding_window,
             has_full_layers: self.config.windowed_layers() < self.config.n_layers,
             record_all: false,
+            share_beginnings: true,
             speculate: false,
         })
     }

@@ -230,7 +230,11 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn serve(mut self) -> Served {
         let _guard = StopOnPanic(&self.run.queue);
         let served = self.all_steps();
-        served.inspect_err(|error| self.give_back(error))
+        match &served {
+            Ok(()) => self.pipeline.cache = self.scheduler.into_cache(),
+            Err(error) => self.give_back(error),
+        }
+        served
     }
 
     /// Takes requests, runs steps, samples and commits tokens, until every request has its answer.
@@ -289,6 +293,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         let start = Instant::now();
         let drawn = self.draws.draw(self.pool, &self.scheduler, plan, self.pipeline);
         self.run.totals.add_step(waited, start.elapsed());
+        self.run.totals.add_shared_tokens(self.scheduler.take_shared_tokens());
         let drawn = drawn?;
         let mut scored = scores::score(
             self.pool,

@@ -11,6 +11,8 @@ pub struct Stats {
     pub tokens: u64,
     /// Tokens of the prompts that could be queued.
     pub prompt_tokens: u64,
+    /// Of these, tokens that were not computed, since another prompt with the same beginning had been.
+    pub shared_tokens: u64,
     /// Steps.
     pub steps: u64,
     /// Seconds of wall time with requests, encoding and printing included.
@@ -34,6 +36,7 @@ pub struct Stats {
 pub struct Totals {
     tokens: AtomicU64,
     prompt_tokens: AtomicU64,
+    shared_tokens: AtomicU64,
     steps: AtomicU64,
     busy: AtomicU64,
     waiting: AtomicU64,
@@ -52,6 +55,7 @@ impl Totals {
         Stats {
             tokens: number(&self.tokens),
             prompt_tokens: number(&self.prompt_tokens),
+            shared_tokens: number(&self.shared_tokens),
             steps: number(&self.steps),
             seconds: seconds(&self.busy),
             waiting_seconds: seconds(&self.waiting),
@@ -71,6 +75,11 @@ impl Totals {
     /// Tokens of prompts were queued.
     pub fn add_prompt_tokens(&self, tokens: u64) {
         self.prompt_tokens.fetch_add(tokens, Ordering::Relaxed);
+    }
+
+    /// Tokens of prompts were not computed, since they were shared.
+    pub fn add_shared_tokens(&self, tokens: u64) {
+        self.shared_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
     /// There were requests for so long.

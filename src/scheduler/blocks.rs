@@ -12,10 +12,22 @@ pub struct BlockCounts {
     pub window: usize,
 }
 
-/// Allocates the blocks of one kind of layers. Each block belongs to one sequence or is free.
+/// No block.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// Allocates the blocks of one kind of layers. A block is held by the sequences whose tables have it, several if they
+/// begin alike. One whose content is known stays as it is when nobody holds it any more, until there is no other block
+/// to lend: then the one given back longest ago is lent.
 #[derive(Debug)]
 pub(super) struct BlockPool {
+    /// Blocks that nobody holds and whose content is not known.
     free: Vec<u32>,
+    /// Blocks that nobody holds and whose content is known.
+    idle: Idle,
+    /// By block: how many sequences hold it.
+    holders: Vec<u32>,
+    /// By block: whether its content is known.
+    known: Vec<bool>,
     /// Tables freed, whose memory is reused.
     spare: Vec<Vec<u32>>,
 }
@@ -25,13 +37,31 @@ impl BlockPool {
     pub(super) fn new(blocks: u32, tables: usize) -> Result<Self> {
         Ok(Self {
             free: memory::collect((0..blocks).rev(), Purpose::Schedule)?,
+            idle: Idle::new(blocks as usize)?,
+            holders: memory::filled(0, blocks as usize, Purpose::Schedule)?,
+            known: memory::filled(false, blocks as usize, Purpose::Schedule)?,
             spare: memory::room(tables, Purpose::Schedule)?,
         })
     }
 
-    /// Free blocks.
+    /// Makes room for the tables of so many sequences.
+    pub(super) fn make_room(&mut self, tables: usize) -> Result<()> {
+        memory::reserve(&mut self.spare, tables, Purpose::Schedule)
+    }
+
+    /// Blocks that nobody holds.
     pub(super) fn free(&self) -> usize {
-        self.free.len()
+        self.free.len() + self.idle.count
+    }
+
+    /// How many sequences hold a block.
+    pub(super) fn holders(&self, block: u32) -> u32 {
+        self.holders[block as usize]
+    }
+
+    /// Whether a block's content is known.
+    pub(super) fn is_known(&self, block: u32) -> bool {
+        self.known[block as usize]
     }
 
     /// An empty table with room for `blocks` blocks.
@@ -41,16 +71,119 @@ impl BlockPool {
         Ok(table)
     }
 
-    /// Appends `blocks` blocks to a table with room for them; the caller has checked that so many are free.
-    pub(super) fn lend(&mut self, blocks: usize, table: &mut Vec<u32>) {
-        let kept = self.free.len() - blocks;
-        table.extend(self.free.drain(kept..).rev());
+    /// A block for one holder; the caller has checked that one is free. `forget` is told if its content was known.
+    pub(super) fn lend(&mut self, forget: impl FnOnce(u32)) -> u32 {
+        let block = self.free.pop().unwrap_or_else(|| {
+            let block = self.idle.take_first();
+            self.known[block as usize] = false;
+            forget(block);
+            block
+        });
+        self.holders[block as usize] = 1;
+        block
     }
 
-    /// Frees a table's blocks.
-    pub(super) fn give_back(&mut self, mut table: Vec<u32>) {
-        self.free.extend(table.drain(..).rev());
-        self.spare.push(table);
+    /// One more sequence holds a block whose content is known.
+    pub(super) fn hold(&mut self, block: u32) -> u32 {
+        let holders = &mut self.holders[block as usize];
+        if *holders == 0 {
+            self.idle.remove(block);
+        }
+        *holders += 1;
+        block
+    }
+
+    /// A sequence does not hold a block any more.
+    pub(super) fn let_go(&mut self, block: u32) {
+        let holders = &mut self.holders[block as usize];
+        *holders -= 1;
+        if *holders > 0 {
+            return;
+        }
+        if self.known[block as usize] {
+            self.idle.add(block);
+        } else {
+            self.free.push(block);
+        }
+    }
+
+    /// Lets go of a table's blocks, the last one first.
+    pub(super) fn empty(&mut self, table: &mut Vec<u32>) {
+        while let Some(block) = table.pop() {
+            self.let_go(block);
+        }
+    }
+
+    /// Keeps the memory of an empty table for another one.
+    pub(super) fn keep(&mut self, table: Vec<u32>) {
+        if self.spare.len() < self.spare.capacity() {
+            self.spare.push(table);
+        }
+    }
+
+    /// The content of a block that is held is known from now on.
+    pub(super) fn know(&mut self, block: u32) {
+        self.known[block as usize] = true;
+    }
+
+    /// Nobody needs a block's content any more.
+    pub(super) fn forget(&mut self, block: u32) {
+        let known = std::mem::take(&mut self.known[block as usize]);
+        if known && self.holders[block as usize] == 0 {
+            self.idle.remove(block);
+            self.free.push(block);
+        }
+    }
+}
+
+/// Blocks in the order in which they were added: a list through the array of all blocks, so that each can leave at once.
+#[derive(Debug)]
+struct Idle {
+    /// By block: the one added before it, and the one behind it.
+    links: Vec<(u32, u32)>,
+    first: u32,
+    last: u32,
+    count: usize,
+}
+
+impl Idle {
+    fn new(blocks: usize) -> Result<Self> {
+        Ok(Self {
+            links: memory::filled((NONE, NONE), blocks, Purpose::Schedule)?,
+            first: NONE,
+            last: NONE,
+            count: 0,
+        })
+    }
+
+    fn add(&mut self, block: u32) {
+        self.links[block as usize] = (self.last, NONE);
+        match self.last {
+            NONE => self.first = block,
+            last => self.links[last as usize].1 = block,
+        }
+        self.last = block;
+        self.count += 1;
+    }
+
+    fn remove(&mut self, block: u32) {
+        let (before, behind) = self.links[block as usize];
+        match before {
+            NONE => self.first = behind,
+            before => self.links[before as usize].1 = behind,
+        }
+        match behind {
+            NONE => self.last = before,
+            behind => self.links[behind as usize].0 = before,
+        }
+        self.count -= 1;
+    }
+
+    /// There is one.
+    fn take_first(&mut self) -> u32 {
+        let first = self.first;
+        self.remove(first);
+        first
     }
 }
 
@@ -58,23 +191,44 @@ impl BlockPool {
 mod tests {
     use super::*;
 
+    fn lend(pool: &mut BlockPool, blocks: usize) -> Vec<u32> {
+        (0..blocks)
+            .map(|_| pool.lend(|block| panic!("{block} was known")))
+            .collect()
+    }
+
     #[test]
     fn pool_lends_each_block_once() {
         let mut pool = BlockPool::new(5, 2).unwrap();
-        let lend = |pool: &mut BlockPool, blocks| {
-            let mut table = pool.table(blocks).unwrap();
-            pool.lend(blocks, &mut table);
-            table
-        };
         let (a, b) = (lend(&mut pool, 2), lend(&mut pool, 3));
         assert_eq!(
             (a.as_slice(), b.as_slice(), pool.free()),
             (&[0, 1][..], &[2, 3, 4][..], 0)
         );
-        pool.give_back(a);
-        pool.give_back(b);
+        [a, b].iter_mut().for_each(|table| pool.empty(table));
         let mut all = lend(&mut pool, 5);
         all.sort_unstable();
         assert_eq!(all, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn what_is_known_is_lent_last_and_the_oldest_first() {
+        let mut pool = BlockPool::new(4, 1).unwrap();
+        let mut table = lend(&mut pool, 3);
+        assert_eq!(table, [0, 1, 2]);
+        table.iter().for_each(|&block| pool.know(block));
+        // Another sequence has the first block, too.
+        pool.hold(0);
+        pool.empty(&mut table);
+        assert_eq!(pool.free(), 3, "two that are known and one that is not");
+        pool.let_go(0);
+        pool.hold(1);
+        assert_eq!(lend(&mut pool, 1), [3]);
+        let mut forgotten = Vec::new();
+        let lent = [(); 2].map(|()| pool.lend(|block| forgotten.push(block)));
+        assert_eq!((lent, forgotten.as_slice(), pool.free()), ([2, 0], &[2, 0][..], 0));
+        pool.let_go(1);
+        pool.forget(1);
+        assert_eq!(lend(&mut pool, 1), [1]);
     }
 }

@@ -16,6 +16,11 @@
 //!    for: where it comes to that, the youngest wait for a short time, and otherwise these requests would run alone
 //!    behind all others.
 
+//!
+//! A block that several sequences hold is free when the last of them has ended. So it is counted for the youngest: what
+//! older ones then give back is only what nobody else has. A sequence that would begin behind blocks of others starts only
+//! if rule 1 holds for all with these counted anew.
+
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 
@@ -40,6 +45,8 @@ pub(super) struct Lending {
     growing: Vec<(usize, usize)>,
     /// The most that one of them may ask for.
     longest: usize,
+    /// Whether one of them could wait for ever.
+    is_stuck: bool,
 }
 
 impl Lending {
@@ -53,6 +60,7 @@ impl Lending {
             held: 0,
             growing: memory::filled((0, 0), blocks + 1, Purpose::Schedule)?,
             longest: 0,
+            is_stuck: false,
         })
     }
 
@@ -60,7 +68,7 @@ impl Lending {
     pub(super) fn recount(&mut self, free: usize, kept: usize) {
         self.growing[..=self.longest].fill((0, 0));
         (self.free, self.kept, self.spare) = (free, kept, usize::MAX);
-        (self.held, self.longest) = (0, 0);
+        (self.held, self.longest, self.is_stuck) = (0, 0, false);
     }
 
     /// Lends a block to the sequence that is counted next, if it may have one.
@@ -81,7 +89,7 @@ impl Lending {
     /// Counts a sequence that holds `held` blocks of the `need` that it may have in all.
     pub(super) fn count(&mut self, held: usize, need: usize) {
         let more = need - held;
-        debug_assert!(self.free + self.held >= more, "a sequence could wait for ever");
+        self.is_stuck |= self.free + self.held < more;
         self.spare = self.spare.min((self.free + self.held).saturating_sub(more));
         self.held += held;
         self.growing[more].0 += 1;
@@ -89,11 +97,16 @@ impl Lending {
         self.longest = self.longest.max(more);
     }
 
-    /// Whether a sequence may start that begins with `first` blocks and may have `need` in all.
-    pub(super) fn may_start(&self, first: usize, need: usize) -> bool {
+    /// Whether one of the sequences counted could wait for ever.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.is_stuck
+    }
+
+    /// Whether a sequence may start that takes `first` of the free blocks, then holds `held`, and may have `need` in all.
+    pub(super) fn may_start(&self, first: usize, held: usize, need: usize) -> bool {
         need <= self.blocks
             && first <= self.spare.min(self.free.saturating_sub(self.kept))
-            && self.most_asked_for(first, need) <= self.blocks + self.blocks / 8
+            && self.most_asked_for(held, need) <= self.blocks + self.blocks / 8
     }
 
     /// Whether there is enough for all sequences counted, as they grow at the same pace.
@@ -102,9 +115,9 @@ impl Lending {
     }
 
     /// Starts it, and counts it.
-    pub(super) fn start(&mut self, first: usize, need: usize) {
+    pub(super) fn start(&mut self, first: usize, held: usize, need: usize) {
         self.take(first);
-        self.count(first, need);
+        self.count(held, need);
     }
 
     /// The most blocks that all sequences ask for at the same time, one more with `first` of its `need` among them.
@@ -129,12 +142,12 @@ mod tests {
     #[test]
     fn blocks_are_asked_for_until_a_sequence_ends() {
         let mut lending = Lending::new(100).unwrap();
-        lending.start(1, 4);
+        lending.start(1, 1, 4);
         // Of the same age both want four at the end; one that ends two blocks earlier has left by then.
         assert_eq!(lending.most_asked_for(1, 4), 8);
         assert_eq!(lending.most_asked_for(1, 2), 4);
         // One block later they hold 2 + 6 + 3, then the first one alone grows to 4.
-        lending.start(5, 6);
+        lending.start(5, 5, 6);
         assert_eq!(lending.most_asked_for(2, 3), 11);
     }
 
@@ -143,8 +156,8 @@ mod tests {
         let most = |blocks: usize| {
             let mut lending = Lending::new(blocks).unwrap();
             let mut started = 0;
-            while lending.may_start(1, 4) {
-                lending.start(1, 4);
+            while lending.may_start(1, 1, 4) {
+                lending.start(1, 1, 4);
                 started += 1;
             }
             started
@@ -152,7 +165,7 @@ mod tests {
         assert_eq!((most(160), most(32), most(31), most(4)), (45, 9, 8, 1));
         // The blocks of its prompt must be there.
         let lending = Lending::new(7).unwrap();
-        assert!(lending.may_start(7, 7) && !lending.may_start(8, 8));
+        assert!(lending.may_start(7, 7, 7) && !lending.may_start(8, 8, 8));
     }
 
     #[test]
@@ -199,10 +212,10 @@ mod tests {
                 while to_start > 0 {
                     let need = rng.random_range(1..=blocks);
                     let first = rng.random_range(1..=need);
-                    if !lending.may_start(first, need) {
+                    if !lending.may_start(first, first, need) {
                         break;
                     }
-                    lending.start(first, need);
+                    lending.start(first, first, need);
                     running.push([first, need]);
                     to_start -= 1;
                 }

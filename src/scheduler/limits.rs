@@ -8,6 +8,10 @@ use crate::request::{Outlet, Request};
 /// The most rows of a step: far more than saturates a device, while the activations still fit its memory.
 const MAX_STEP_TOKENS: usize = 1 << 20;
 
+/// The entries of all block tables of the full layers are at most so many times as many as there are blocks, where
+/// sequences share them.
+pub const FULL_TABLES: usize = 4;
+
 /// Steps that a replica of this depth computes at once: the last one under way waits behind them.
 pub fn steps_at_once(depth: usize) -> usize {
     depth.saturating_sub(1).max(1)
@@ -40,6 +44,8 @@ pub struct Limits {
     pub has_full_layers: bool,
     /// Whether the logits of every row are wanted, for recording.
     pub record_all: bool,
+    /// Whether sequences share the blocks of beginnings that are equal, where they can.
+    pub share_beginnings: bool,
     /// Steps that may be under way at once, at least 1. Where they are more than two, the device computes all but one of
     /// them at once, and each has sequences of its own.
     pub depth: usize,
@@ -119,6 +125,18 @@ impl Limits {
             ),
         };
         BlockCounts { full, window }
+    }
+
+    /// Whether beginnings are shared. Not where all rows are to be computed, and not without full layers, whose blocks
+    /// they are known by.
+    pub(super) fn shares(&self) -> bool {
+        self.share_beginnings && self.has_full_layers && !self.record_all
+    }
+
+    /// The most entries of all sequences' block tables.
+    pub fn most_table_blocks(&self) -> usize {
+        let times = if self.shares() { FULL_TABLES } else { 1 };
+        times * self.full_blocks + self.window_blocks
     }
 
     /// Steps among which the sequences are divided.
@@ -229,6 +247,7 @@ mod tests {
             sliding_window: 16,
             has_full_layers: true,
             record_all: false,
+            share_beginnings: true,
             depth: 1,
             speculate: false,
         }

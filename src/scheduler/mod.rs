@@ -4,8 +4,8 @@
 //! free, and end at an end token or their last position. Each step feeds one token of every decoding sequence, then
 //! as many prompt tokens as fit the rest of the step, first come, first served (chunked prefill).
 //!
-//! A sequence starts with the blocks of its prompt and of its windowed layers, gets blocks of the full layers as it
-//! grows, and keeps them to its end: no sequence is ever preempted. It may have to wait for a block, but only while
+//! A sequence starts with the blocks of its prompt and of its windowed layers, or goes on behind the beginning of another
+//! one, whose blocks it shares (`kv_cache.rs`). It gets blocks of the full layers as it grows, and keeps them to its end: no sequence is ever preempted. It may have to wait for a block, but only while
 //! older ones advance (`lending.rs` has the rules): there is no deadlock. [`Limits::check`] requires a row and a logits
 //! row for each running sequence of a step, so that every decoding sequence that has its block, and the oldest one in
 //! its prompt, advances in each round of steps: there is no starvation.
@@ -30,13 +30,15 @@
 //! where nobody else has anything to do is a sequence planned before its turn.
 
 mod blocks;
+mod kv_cache;
 mod lending;
 mod limits;
 mod sequence;
 mod spread;
 
 pub use blocks::BlockCounts;
-pub use limits::{Limits, steps_at_once};
+pub use kv_cache::KvCache;
+pub use limits::{FULL_TABLES, Limits, steps_at_once};
 pub use sequence::Tables;
 pub use spread::Ahead;
 
@@ -44,7 +46,7 @@ use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::request::{Answer, Request, Sampled, Sampling};
-use blocks::BlockPool;
+use kv_cache::Found;
 use lending::{Lending, oldest};
 use sequence::{RESERVED_TOKENS, Sequence};
 use spread::{Pace, Room};
@@ -55,8 +57,13 @@ use std::ops::Range;
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    full: BlockPool,
-    window: BlockPool,
+    cache: KvCache,
+    /// Blocks of the windowed layers that no ring may need.
+    window_free: usize,
+    /// Running sequences that wait for their beginning.
+    awaiting: usize,
+    /// Tokens of prompts that were not computed, since a sequence has shared them.
+    shared_tokens: u64,
     /// Who may have blocks of the full layers.
     lending: Lending,
     /// Whether blocks were freed, or sequences have grown, since `lending` was counted.
@@ -83,10 +90,19 @@ impl Scheduler {
     /// A scheduler with nothing to do yet.
     pub fn new(limits: Limits) -> Result<Self> {
         let limits = limits.check()?;
+        let cache = KvCache::new(&limits)?;
+        Self::with_cache(limits, cache)
+    }
+
+    /// A scheduler with nothing to do yet, for a cache that another one has left.
+    pub fn with_cache(limits: Limits, cache: KvCache) -> Result<Self> {
+        let limits = limits.check()?;
         let slots = limits.max_batch;
         Ok(Self {
-            full: BlockPool::new(limits.full_blocks as u32, slots)?,
-            window: BlockPool::new(limits.window_blocks as u32, slots)?,
+            cache: cache.fit(&limits)?,
+            window_free: limits.window_blocks,
+            awaiting: 0,
+            shared_tokens: 0,
             lending: Lending::new(limits.full_blocks)?,
             stale: false,
             pace: Pace::default(),
@@ -118,11 +134,12 @@ impl Scheduler {
         memory::reserve(&mut request.prompt, answer.min(RESERVED_TOKENS), Purpose::Requests)?;
         let sequences = self.running.len() + self.waiting.len() + 1;
         memory::reserve(&mut self.unfinished, sequences, Purpose::Schedule)?;
-        let more = self.waiting.try_reserve(1);
-        more.map_err(|_| memory::lacking::<Sequence>(self.waiting.len() + 1, Purpose::Schedule))?;
+        // One that waits for a beginning may have to wait here again.
+        let more = self.waiting.try_reserve(self.running.len() + 1);
+        more.map_err(|_| memory::lacking::<Sequence>(sequences, Purpose::Schedule))?;
         let need = self.limits.need(request.prompt.len(), request.max_positions);
-        let full = self.full.table(need.full)?;
-        let window = self.window.table(need.window)?;
+        let full = self.cache.full.table(need.full)?;
+        let window = self.cache.window.table(need.window)?;
         Ok(Tables {
             full,
             most_full: need.full,
@@ -133,6 +150,17 @@ impl Scheduler {
     /// Queues a request that could run alone, with the tables that [`Self::make_room`] made for it last.
     pub fn enqueue(&mut self, request: Request, tables: Tables) {
         self.waiting.push_back(Sequence::new(request, tables));
+    }
+
+    /// The cache, with the beginnings that are in it; `None` if sequences run or steps are in flight.
+    pub fn into_cache(self) -> Option<KvCache> {
+        let is_idle = self.running.is_empty() && self.under_way.iter().all(|&steps| steps == 0);
+        is_idle.then_some(self.cache)
+    }
+
+    /// The tokens of prompts that were not computed since the last call, since a sequence has shared them.
+    pub fn take_shared_tokens(&mut self) -> u64 {
+        std::mem::take(&mut self.shared_tokens)
     }
 
     /// The limits of steps and of the KV cache.
@@ -149,12 +177,12 @@ impl Scheduler {
     /// 0 if one can.
     pub fn room(&mut self, max_positions: usize) -> usize {
         let max_positions = max_positions.max(1);
-        if !self.has_room(1, max_positions) {
+        if !self.has_room(&Request::greedy(0, vec![0], max_positions)) {
             return 0;
         }
         let need = self.limits.need(1, max_positions);
         let slots = self.free_slots.len();
-        let windows = self.window.free().checked_div(need.window).unwrap_or(slots);
+        let windows = self.window_free.checked_div(need.window).unwrap_or(slots);
         // As many as there are blocks for if all grow to the end, whoever runs already.
         let full = self.limits.full_blocks.checked_div(need.full);
         let full = full.map_or(slots, |full| full.saturating_sub(self.running()));
@@ -174,10 +202,18 @@ impl Scheduler {
     }
 
     /// Whether one more sequence could start at once, after those submitted before.
-    pub fn has_room(&mut self, n_prompt: usize, max_positions: usize) -> bool {
+    pub fn has_room(&mut self, request: &Request) -> bool {
         self.lend();
         self.admit();
-        self.waiting.is_empty() && self.fits(n_prompt, max_positions)
+        if !self.waiting.is_empty() {
+            return false;
+        }
+        let most = match request.logprobs.prompt {
+            true => 0,
+            false => (request.prompt.len() - 1) / self.limits.block_tokens,
+        };
+        let found = self.cache.find(&request.prompt, most);
+        self.fits(request.prompt.len(), request.max_positions, found)
     }
 
     /// Tells of the requests that will be submitted, so that their starts are spread where more wait than have room.
@@ -207,8 +243,7 @@ impl Scheduler {
         self.limits.speculate = speculate;
     }
 
-    /// Reserves a plan's memory for the largest step: a block is in at most one table, a sequence has at most one
-    /// chunk.
+    /// Reserves a plan's memory for the largest step: a sequence has at most one chunk.
     pub fn make_room_to_plan(&self, plan: &mut StepPlan) -> Result<()> {
         let limits = &self.limits;
         let logits_rows = limits.max_logits_rows.min(limits.step_tokens);
@@ -216,11 +251,7 @@ impl Scheduler {
         memory::reserve(&mut plan.tokens, limits.step_tokens, Purpose::Step)?;
         memory::reserve(&mut plan.positions, limits.step_tokens, Purpose::Step)?;
         memory::reserve(&mut plan.chunks, limits.max_batch, Purpose::Step)?;
-        memory::reserve(
-            &mut plan.tables,
-            limits.full_blocks + limits.window_blocks,
-            Purpose::Step,
-        )?;
+        memory::reserve(&mut plan.tables, limits.most_table_blocks(), Purpose::Step)?;
         memory::reserve(&mut plan.logits, logits_rows, Purpose::Step)
     }
 
@@ -237,7 +268,28 @@ impl Scheduler {
         {
             self.plan_decoding(plan, longest_ago);
         }
+        self.renew_rings(plan);
         plan.rows() > 0
+    }
+
+    /// Where the steps' rows come round to a block of their ring that others may need, they get another one.
+    fn renew_rings(&mut self, plan: &mut StepPlan) {
+        if !self.limits.shares() || self.limits.sliding_window == 0 {
+            return;
+        }
+        let block_tokens = self.limits.block_tokens;
+        for chunk in &plan.chunks {
+            let Some(sequence) = &mut self.slots[chunk.sequence] else {
+                continue;
+            };
+            let behind = chunk.first_position + chunk.rows;
+            for block in chunk.first_position.div_ceil(block_tokens)..behind.div_ceil(block_tokens) {
+                let place = block % sequence.window.len();
+                let own = self.cache.renew(sequence.window[place]);
+                sequence.window[place] = own;
+                plan.tables[chunk.window.start + place] = own;
+            }
+        }
     }
 
     /// Notes that the step planned last is in flight; the next plan continues after it.
@@ -250,7 +302,11 @@ impl Scheduler {
                 sequence.planned = chunk.first_position + chunk.rows;
                 sequence.last_step = self.steps;
                 sequence.on_device = self.limits.speculate;
+                self.cache.write_prompt(sequence, chunk.first_position);
             }
+        }
+        if self.awaiting > 0 {
+            self.hand_over();
         }
     }
 
@@ -336,9 +392,12 @@ impl Scheduler {
     /// No step is in flight then. Partial answers are dropped: the requests start again where they are submitted next.
     pub fn take_unfinished(&mut self) -> Vec<Request> {
         let mut unfinished = std::mem::take(&mut self.unfinished);
-        while let Some(&slot) = self.running.first() {
-            unfinished.extend(self.release(slot).map(Sequence::into_request));
+        // The youngest first: it may wait for the beginning that an older one computes.
+        while let Some(&slot) = self.running.last() {
+            unfinished.extend(self.leave(slot).map(Sequence::into_request));
         }
+        unfinished.reverse();
+        self.cache.forget_all();
         unfinished.extend(self.waiting.drain(..).map(Sequence::into_request));
         self.under_way.fill(0);
         self.free_slots.clear();
@@ -370,8 +429,8 @@ impl Scheduler {
     /// Blocks of the KV cache that no sequence holds.
     pub fn free_blocks(&self) -> BlockCounts {
         BlockCounts {
-            full: self.full.free(),
-            window: self.window.free(),
+            full: self.cache.full.free(),
+            window: self.cache.window.free(),
         }
     }
 
@@ -380,31 +439,101 @@ impl Scheduler {
     fn admit(&mut self) {
         while let Some(first) = self.waiting.front() {
             let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions());
-            if !self.fits(n_prompt, max_positions) {
+            let found = self
+                .cache
+                .find(&first.tokens, first.may_share(self.limits.block_tokens));
+            if !self.fits(n_prompt, max_positions, found) {
                 return;
             }
-            let (Some(mut sequence), Some(slot)) = (self.waiting.pop_front(), self.free_slots.pop()) else {
+            let (Some(sequence), Some(slot)) = (self.waiting.pop_front(), self.free_slots.pop()) else {
                 return;
             };
-            let need = self.limits.need(n_prompt, max_positions);
-            let first = self.limits.need(n_prompt, n_prompt).full;
-            self.lending.start(first, need.full);
-            self.pace.start(self.steps);
-            self.full.lend(first, &mut sequence.full);
-            self.window.lend(need.window, &mut sequence.window);
-            self.slots[slot] = Some(sequence);
-            self.running.push(slot);
+            self.start(sequence, slot, found);
         }
     }
 
-    /// Whether a slot is free, such a sequence may have its first blocks, and it is its time.
-    fn fits(&self, n_prompt: usize, max_positions: usize) -> bool {
+    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it, and it
+    /// is its time.
+    fn fits(&mut self, n_prompt: usize, max_positions: usize, found: Found) -> bool {
         if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
             return false;
         }
         let need = self.limits.need(n_prompt, max_positions);
-        let first = self.limits.need(n_prompt, n_prompt).full;
-        !self.free_slots.is_empty() && need.window <= self.window.free() && self.lending.may_start(first, need.full)
+        if self.free_slots.is_empty() || need.window > self.window_free {
+            return false;
+        }
+        let held = self.limits.need(n_prompt, n_prompt).full;
+        if found.held == 0 {
+            return self.lending.may_start(held, held, need.full);
+        }
+        // What others hold of the beginning is free only when this one has ended, too.
+        self.share(found.held, true);
+        self.count_anew();
+        let others: usize = self.in_order().map(|(_, sequence)| sequence.elsewhere).sum();
+        let fits = others <= (FULL_TABLES - 1) * self.limits.full_blocks
+            && !self.lending.is_stuck()
+            && self.lending.may_start(held - found.held, held, need.full);
+        self.share(found.held, false);
+        self.stale = true;
+        fits
+    }
+
+    /// Starts a sequence that fits, behind the beginning found for it.
+    fn start(&mut self, mut sequence: Sequence, slot: usize, found: Found) {
+        let need = self.limits.need(sequence.n_prompt(), sequence.max_positions());
+        let held = self.limits.need(sequence.n_prompt(), sequence.n_prompt()).full;
+        if found.held > 0 {
+            self.share(found.held, true);
+            self.count_anew();
+        }
+        self.lending.start(held - found.held, held, need.full);
+        self.pace.start(self.steps);
+        self.window_free -= need.window;
+        self.cache.start(&mut sequence, held, need.window);
+        if sequence.awaits_beginning {
+            self.awaiting += 1;
+        } else {
+            self.shared_tokens += sequence.position as u64;
+        }
+        self.slots[slot] = Some(sequence);
+        self.running.push(slot);
+    }
+
+    /// Notes for those that hold the first `held` nodes found last that a younger sequence holds them, too, or that it
+    /// does not, after all.
+    fn share(&mut self, held: usize, does: bool) {
+        let nodes = &self.cache.found()[..held];
+        for_youngest_holders(&mut self.slots, &self.running, nodes, 0, |elsewhere, more| {
+            *elsewhere = if does { *elsewhere + more } else { *elsewhere - more };
+        });
+    }
+
+    /// Puts a sequence that waits for its beginning back to where it came from: nobody computes that any more.
+    fn take_back(&mut self, slot: usize) {
+        let Some(mut sequence) = self.release(slot) else {
+            return;
+        };
+        self.pace.take_back();
+        (sequence.position, sequence.planned) = (0, 0);
+        self.waiting.push_front(sequence);
+    }
+
+    /// Gives those that wait for their beginning what they attend to of it, where it has been computed.
+    fn hand_over(&mut self) {
+        for place in (0..self.running.len()).rev() {
+            let slot = self.running[place];
+            let Some(sequence) = &mut self.slots[slot] else {
+                continue;
+            };
+            if sequence.awaits_beginning && self.cache.is_computed(sequence) {
+                if self.cache.hand_over(sequence) {
+                    self.awaiting -= 1;
+                    self.shared_tokens += sequence.position as u64;
+                } else {
+                    self.take_back(slot);
+                }
+            }
+        }
     }
 
     /// Gives running sequences the blocks that they lack, as far as they may have them.
@@ -412,30 +541,46 @@ impl Scheduler {
         if !std::mem::take(&mut self.stale) {
             return;
         }
+        let kept = self.kept();
+        self.lending.recount(self.cache.full.free(), kept);
         let old = oldest(self.running.len());
-        let more = |&slot: &usize| self.slots[slot].as_ref().map_or(0, Sequence::may_ask_for);
-        let kept = self.running[..old].iter().map(more).sum();
-        let kept = if self.pace.is_kept() && self.suffice() { 0 } else { kept };
-        self.lending.recount(self.full.free(), kept);
         for (place, &slot) in self.running.iter().enumerate() {
             let Some(sequence) = &mut self.slots[slot] else {
                 continue;
             };
             if sequence.lacks_block(self.limits.block_tokens) && self.lending.lend(place < old) {
-                self.full.lend(1, &mut sequence.full);
+                let block = self.cache.lend_full();
+                sequence.full.push(block);
             }
-            let held = sequence.full.len();
-            self.lending.count(held, held + sequence.may_ask_for());
+            count(&mut self.lending, sequence);
         }
+        debug_assert!(!self.lending.is_stuck(), "a sequence could wait for ever");
+    }
+
+    /// Counts the running sequences as they are.
+    fn count_anew(&mut self) {
+        let kept = self.kept();
+        self.recount(kept);
+    }
+
+    fn recount(&mut self, kept: usize) {
+        self.lending.recount(self.cache.full.free(), kept);
+        for sequence in self.running.iter().filter_map(|&slot| self.slots[slot].as_ref()) {
+            count(&mut self.lending, sequence);
+        }
+    }
+
+    /// Blocks that are kept for the oldest sequences.
+    fn kept(&mut self) -> usize {
+        let old = oldest(self.running.len());
+        let more = |&slot: &usize| self.slots[slot].as_ref().map_or(0, Sequence::may_ask_for);
+        let kept = self.running[..old].iter().map(more).sum();
+        if self.pace.is_kept() && self.suffice() { 0 } else { kept }
     }
 
     /// Whether the running sequences never ask for more blocks than there are.
     fn suffice(&mut self) -> bool {
-        self.lending.recount(self.full.free(), 0);
-        for sequence in self.running.iter().filter_map(|&slot| self.slots[slot].as_ref()) {
-            let held = sequence.full.len();
-            self.lending.count(held, held + sequence.may_ask_for());
-        }
+        self.recount(0);
         self.lending.suffices()
     }
 
@@ -471,14 +616,26 @@ impl Scheduler {
 
     /// Whether a decoding sequence may be planned.
     fn is_ready(&self, sequence: &Sequence) -> bool {
-        sequence.has_next() && (self.limits.speculate && sequence.on_device || !sequence.awaits_token())
+        sequence.has_next()
+            && (self.limits.speculate && sequence.on_device || !sequence.awaits_token())
+            && !self.awaits_ring(sequence)
+    }
+
+    /// Whether the next row of a decoding sequence takes a block out of its ring that a row in flight may still need, if
+    /// that is computed again because its token was wrong: then those in flight come first.
+    fn awaits_ring(&self, sequence: &Sequence) -> bool {
+        let next = sequence.planned;
+        next.is_multiple_of(self.limits.block_tokens)
+            && next > sequence.position.max(sequence.n_prompt())
+            && self.cache.renews(sequence, next / self.limits.block_tokens)
     }
 
     /// Adds chunks of prompts, in order, while the step has room. With a prompt's last row a sequence begins to decode:
     /// if the step's share of decoding sequences is used up, that chunk waits for the next step.
     fn plan_prefill(&self, plan: &mut StepPlan) {
         let mut turns_left = self.limits.share(self.running.len()) - plan.decode_chunks;
-        for (slot, sequence) in self.in_order().filter(|(_, sequence)| !sequence.is_decoding()) {
+        let in_prompt = |sequence: &Sequence| !sequence.is_decoding() && !sequence.awaits_beginning;
+        for (slot, sequence) in self.in_order().filter(|(_, sequence)| in_prompt(sequence)) {
             let rows = self.chunk_rows(plan, sequence);
             if rows == 0 {
                 return;
@@ -579,8 +736,16 @@ impl Scheduler {
 
     /// Ends a sequence, maybe before its limit.
     fn end(&mut self, slot: usize) -> Option<Sequence> {
-        let sequence = self.release(slot)?;
+        let sequence = self.leave(slot)?;
         self.pace.end(sequence.max_positions() - sequence.position);
+        Some(sequence)
+    }
+
+    /// Takes a sequence out for good.
+    fn leave(&mut self, slot: usize) -> Option<Sequence> {
+        let mut sequence = self.release(slot)?;
+        self.cache.full.keep(std::mem::take(&mut sequence.full));
+        self.cache.window.keep(std::mem::take(&mut sequence.window));
         Some(sequence)
     }
 
@@ -590,17 +755,75 @@ impl Scheduler {
     fn release(&mut self, slot: usize) -> Option<Sequence> {
         let mut sequence = self.slots[slot].take()?;
         self.stale = true;
-        self.full.give_back(std::mem::take(&mut sequence.full));
-        self.window.give_back(std::mem::take(&mut sequence.window));
-        self.running.retain(|&running| running != slot);
+        self.awaiting -= usize::from(std::mem::take(&mut sequence.awaits_beginning));
+        if let Some(place) = self.running.iter().position(|&running| running == slot) {
+            self.running.remove(place);
+            let (older, nodes) = (&self.running[..place], &sequence.full[..sequence.nodes]);
+            let covered = sequence.elsewhere;
+            for_youngest_holders(&mut self.slots, older, nodes, covered, |elsewhere, more| {
+                *elsewhere -= more
+            });
+        }
+        self.window_free += sequence.window.len();
+        if let Some(lost) = self.cache.first_not_computed(&sequence) {
+            self.take_back_those_behind(lost, sequence.full[lost]);
+            self.cache.forget(&mut sequence, lost);
+        } else {
+            self.cache.add_answer(&mut sequence, self.limits.depth);
+        }
+        self.cache.end(&mut sequence);
         self.free_slot(slot);
         Some(sequence)
+    }
+
+    /// Takes back the sequences that wait for a node at this place of their beginning.
+    fn take_back_those_behind(&mut self, place: usize, node: u32) {
+        for at in (0..self.running.len()).rev() {
+            let slot = self.running[at];
+            let sequence = self.slots[slot].as_ref();
+            if sequence.is_some_and(|sequence| place < sequence.shared && sequence.full[place] == node) {
+                self.take_back(slot);
+            }
+        }
     }
 
     /// Frees an empty slot once no step in flight has rows of it.
     fn free_slot(&mut self, slot: usize) {
         if self.under_way[slot] == 0 {
             self.free_slots.push(slot);
+        }
+    }
+}
+
+/// Counts a sequence as it is.
+fn count(lending: &mut Lending, sequence: &Sequence) {
+    let held = sequence.frees();
+    lending.count(held, held + sequence.may_ask_for());
+}
+
+/// Of `nodes`, the first ones of a sequence's tree, those behind the first `covered`: for each sequence of `older` that is
+/// the youngest to hold some of them, calls `change` with its count of nodes that are held by younger ones, and with how
+/// many these are.
+fn for_youngest_holders(
+    slots: &mut [Option<Sequence>],
+    older: &[usize],
+    nodes: &[u32],
+    mut covered: usize,
+    mut change: impl FnMut(&mut usize, usize),
+) {
+    for &slot in older.iter().rev() {
+        if covered == nodes.len() {
+            return;
+        }
+        let Some(sequence) = &mut slots[slot] else {
+            continue;
+        };
+        // Equal nodes have equal parents, so what is in front of them is equal, too.
+        let its = sequence.full[..sequence.nodes].iter().skip(covered);
+        let more = its.zip(&nodes[covered..]).take_while(|(its, node)| its == node).count();
+        if more > 0 {
+            change(&mut sequence.elsewhere, more);
+            covered += more;
         }
     }
 }

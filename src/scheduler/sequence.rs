@@ -45,6 +45,14 @@ pub(super) struct Sequence {
     most_full: usize,
     /// Block table of the windowed layers, a ring of blocks, with room for all it will have; empty while waiting.
     pub(super) window: Vec<u32>,
+    /// The first so many blocks of the full layers are nodes of the tree of beginnings.
+    pub(super) nodes: usize,
+    /// The first so many of these were there when it started: it has not computed them.
+    pub(super) shared: usize,
+    /// The first so many of these are held by younger sequences, too, and are free only when those have ended.
+    pub(super) elsewhere: usize,
+    /// Whether it waits for another sequence to compute the blocks that it shares.
+    pub(super) awaits_beginning: bool,
 }
 
 impl Sequence {
@@ -64,6 +72,10 @@ impl Sequence {
             full: tables.full,
             most_full: tables.most_full,
             window: tables.window,
+            nodes: 0,
+            shared: 0,
+            elsewhere: 0,
+            awaits_beginning: false,
         }
     }
 
@@ -102,6 +114,21 @@ impl Sequence {
     /// How many blocks of the full layers it does not have yet.
     pub(super) fn may_ask_for(&self) -> usize {
         self.most_full - self.full.len()
+    }
+
+    /// How many blocks of the full layers are free for others when it and all older ones have ended.
+    pub(super) fn frees(&self) -> usize {
+        self.full.len() - self.elsewhere
+    }
+
+    /// With how many blocks at most it may begin behind others: the last row of its prompt is computed, and all if they
+    /// are scored.
+    pub(super) fn may_share(&self, block_tokens: usize) -> usize {
+        if self.scores_prompt() {
+            0
+        } else {
+            (self.n_prompt - 1) / block_tokens
+        }
     }
 
     /// Whether it has no block for the next position to plan.

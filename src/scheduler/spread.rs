@@ -188,10 +188,10 @@ fn rounds_taken(
         while let Some((_, request)) = next.filter(|(place, _)| may_begin(*place, running.len())) {
             let held = room.held(request, 0);
             let need = blocks_for(room.block_tokens, request.max_positions);
-            if !lending.may_start(held, need) {
+            if !lending.may_start(held, held, need) {
                 break;
             }
-            lending.start(held, need);
+            lending.start(held, held, need);
             free -= held;
             running.push(Running {
                 request,
@@ -299,6 +299,11 @@ impl Pace {
     pub(super) fn start(&mut self, steps: u64) {
         self.last_start = steps;
         self.started += 1;
+    }
+
+    /// The request that started last has not, after all.
+    pub(super) fn take_back(&mut self) {
+        self.started = self.started.saturating_sub(1);
     }
 
     /// A token was stored.

@@ -24,6 +24,7 @@ use crate::model::{Activations, Scratch, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::{Profile, Roof};
 use crate::replica::Part;
+use crate::scheduler::FULL_TABLES;
 use graphs::Graphs;
 use std::sync::Arc;
 
@@ -123,7 +124,7 @@ impl Ready {
         } = &begun;
         let memory = StepMemory::new(&context.stream, plans)?;
         let attention = common.attention(context);
-        let keys = most.full * KV_PAGE + common.logits_rows * common.config.sliding_window;
+        let keys = FULL_TABLES * most.full * KV_PAGE + common.logits_rows * common.config.sliding_window;
         let capacity = common.capacity(most);
         let sizes = Sizes {
             rows: common.rows,
@@ -363,7 +364,7 @@ impl Common {
             rows: self.rows,
             sequences: self.sequences,
             logits_rows: self.logits_rows,
-            pages: blocks.full + blocks.window,
+            pages: FULL_TABLES * blocks.full + blocks.window,
             positions: MAX_POSITIONS.min((blocks.full * KV_PAGE).max(self.config.seq_len)),
             vocab: self.config.vocab_size,
         }

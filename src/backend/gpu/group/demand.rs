@@ -13,6 +13,7 @@ use crate::backend::gpu::target::Target;
 use crate::backend::gpu::wire::Wire;
 use crate::kv_blocks::block_bytes;
 use crate::options::Options;
+use crate::scheduler::FULL_TABLES;
 use crate::tensors::{Field, Holds, TensorId};
 use crate::weights::{Layout, WeightFormat};
 use std::ops::Range;
@@ -113,7 +114,7 @@ impl Demand<'_> {
         } = self.common;
         let (rows, terms, slots) = (*rows, numbers.terms, slots(c, *rows));
         let tiled = |rows: usize, width: usize| 2 * terms * (rows + SLACK_ROWS) * width.next_multiple_of(64);
-        let keys = c.seq_len * sequences + c.sliding_window * logits_rows;
+        let keys = FULL_TABLES * c.seq_len * sequences + c.sliding_window * logits_rows;
         let partials = max_partial_slots(keys, c.n_kv_heads, self.target.attention_processors());
         let hops = usize::from(layers.start > 0) + usize::from(!self.is_last(layers));
         let bytes = 4 * rows * c.hidden_dim * (2 + hops)
