@@ -479,6 +479,9 @@ typedef struct {
   uint64_t devices;
   /* Devices, or groups, that have failed; others have gone on with their requests. */
   uint64_t lost_devices;
+  /* Of the prompt tokens: those that were not computed, since an earlier prompt or answer had begun with the same tokens.
+   */
+  uint64_t shared_tokens;
 } getp_stats_t;
 
 /* How to run a model. A field that is 0 or NULL takes the value of its GETP_* environment variable, or the default if

@@ -14,8 +14,9 @@ use getp::kv_blocks::KvBlocks;
 use getp::model::{Activations, LayerWeights};
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
+use getp::replica::Replica;
 use getp::request::Request;
-use getp::scheduler::Scheduler;
+use getp::scheduler::{Limits, Scheduler};
 use getp::simd::Level;
 use getp::weights::Packed;
 use half::f16;
@@ -46,23 +47,32 @@ fn prompt(i: usize, vocab: usize) -> Vec<u32> {
         .collect()
 }
 
-/// Answers of ten requests, and the last row of logits of each position that was sampled.
+/// Prompts of which each begins as the longest one does, up to a place of its own.
+fn alike(vocab: usize) -> Vec<Vec<u32>> {
+    let longest = prompt(3, vocab);
+    (0..10)
+        .map(|i| [&longest[..longest.len() - i * 5], &prompt(i, vocab)[..1]].concat())
+        .collect()
+}
+
+/// A replica's answers to prompts, and the last row of logits of each position that was sampled; with the number of rows
+/// computed.
 fn answers(
-    checkpoint: &SyntheticCheckpoint,
-    config: &ModelConfig,
-    options: &Options,
-) -> BTreeMap<usize, (Vec<u32>, Vec<u32>)> {
-    let mut replica = cpu::open(checkpoint, options).unwrap();
-    let mut scheduler = Scheduler::new(limits(&*replica, config)).unwrap();
-    for request in 0..10 {
-        scheduler
-            .submit(Request::greedy(request, prompt(request, config.vocab_size), 90))
-            .unwrap();
+    replica: &mut dyn Replica,
+    limits: Limits,
+    prompts: &[Vec<u32>],
+    vocab: usize,
+) -> (BTreeMap<usize, (Vec<u32>, Vec<u32>)>, usize) {
+    let mut scheduler = Scheduler::new(limits).unwrap();
+    for (request, prompt) in prompts.iter().enumerate() {
+        scheduler.submit(Request::greedy(request, prompt.clone(), 90)).unwrap();
     }
+    let mut rows = 0;
     let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
     let mut summary = StepOutput::default();
     let mut all = BTreeMap::<usize, (Vec<u32>, Vec<u32>)>::new();
     while scheduler.plan(&mut plan) {
+        rows += plan.rows();
         scheduler.begin(&plan);
         replica.submit(&plan, Want::Logits).unwrap();
         replica.collect(&mut output).unwrap();
@@ -72,7 +82,7 @@ fn answers(
         assert_eq!(summary.greedy, output.greedy);
         let mut sampled = Vec::new();
         for (i, row) in plan.logits.iter().enumerate() {
-            let logits = &output.logits[i * config.vocab_size..][..config.vocab_size];
+            let logits = &output.logits[i * vocab..][..vocab];
             assert_eq!(
                 output.greedy[i].token,
                 getp::sampler::argmax(logits),
@@ -90,8 +100,8 @@ fn answers(
         }
         scheduler.commit(&plan, &sampled, &mut finished).unwrap();
     }
-    assert_eq!(finished.len(), 10);
-    all
+    assert_eq!(finished.len(), prompts.len());
+    (all, rows)
 }
 
 #[test]
@@ -107,12 +117,29 @@ fn answers_do_not_depend_on_batch_chunks_or_threads() {
             kv_mb: 64,
             ..Options::default()
         };
-        let alone = answers(&checkpoint, &config, &options(1, 1, 1));
+        let prompts: Vec<_> = (0..10).map(|i| prompt(i, config.vocab_size)).collect();
+        let answers = |options: &Options, prompts: &[Vec<u32>], share_beginnings| {
+            let mut replica = cpu::open(&checkpoint, options).unwrap();
+            let limits = Limits {
+                share_beginnings,
+                ..limits(&*replica, &config)
+            };
+            answers(&mut *replica, limits, prompts, config.vocab_size)
+        };
+        let (alone, _) = answers(&options(1, 1, 1), &prompts, false);
         for (max_batch, step_tokens, threads) in [(1, 64, 2), (3, 7, 1), (10, 200, 3), (16, 33, 2)] {
-            let together = answers(&checkpoint, &config, &options(max_batch, step_tokens, threads));
+            let options = options(max_batch, step_tokens, threads);
+            let (together, _) = answers(&options, &prompts, true);
             assert!(
                 alone == together,
                 "{precision:?}, batch {max_batch}, {step_tokens} tokens a step, {threads} threads"
+            );
+            // With blocks of their own, and with shared ones.
+            let alike = alike(config.vocab_size);
+            let ((apart, all), (shared, fewer)) = (answers(&options, &alike, false), answers(&options, &alike, true));
+            assert!(
+                apart == shared && fewer + 100 < all,
+                "{precision:?}: {fewer} of {all} rows"
             );
         }
     }

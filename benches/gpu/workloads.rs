@@ -187,8 +187,9 @@ fn run_in_one_engine(args: &super::Args, part: &Args, config: &ModelConfig, want
     for w in wanted {
         let before = Overlap::of(&engine);
         let mut runs: Vec<_> = (0..part.repeats.max(1))
-            .map(|_| w.run(&mut engine, &tokenizer, &notes, part))
+            .map(|repeat| w.run(&mut engine, &tokenizer, &notes, part, repeat))
             .collect::<Result<_, _>>()?;
+        let hash = runs[0].hash;
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let run = &runs[runs.len() / 2];
         let counted = run.tokens + if w.output == 1 { run.prompt_tokens } else { 0 };
@@ -201,7 +202,7 @@ fn run_in_one_engine(args: &super::Args, part: &Args, config: &ModelConfig, want
             run.seconds,
             counted as f64 / run.seconds,
             run.different,
-            run.hash,
+            hash,
         );
         if let Some(line) = run.without_tail.as_ref().filter(|_| w.output > 1) {
             println!("     {line}");
@@ -314,14 +315,23 @@ impl Workload {
         prompt + (output / shorten).max(1) - 1
     }
 
-    fn run(&self, engine: &mut Engine, tokenizer: &Tokenizer, notes: &SharedNotes, part: &Args) -> anyhow::Result<Run> {
+    /// Each repeat has prompts of its own: the blocks of the last one's may still be there.
+    fn run(
+        &self,
+        engine: &mut Engine,
+        tokenizer: &Tokenizer,
+        notes: &SharedNotes,
+        part: &Args,
+        repeat: usize,
+    ) -> anyhow::Result<Run> {
+        let salt = (repeat as u64) << 32;
         let lengths = self.lengths(part.shorten)?;
         let steps = self.steps(part.shorten);
         let slot = 4 * (steps + 1);
         let mut prompts = vec![0_u8; self.requests * slot];
         for ((request, prompt), lengths) in prompts.chunks_exact_mut(slot).enumerate().zip(&lengths) {
-            fill_prompt(&mut prompt[..lengths.prompt], request as u64);
-            fill_prompt(&mut prompt[..self.shared], 0);
+            fill_prompt(&mut prompt[..lengths.prompt], salt | request as u64);
+            fill_prompt(&mut prompt[..self.shared], salt);
             if self.mixed {
                 watched::write_number(prompt, request);
             }

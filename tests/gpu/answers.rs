@@ -28,6 +28,8 @@ pub struct Run {
     pub want: Want,
     /// The logits of every position are wanted, and end tokens end nothing.
     pub record_all: bool,
+    /// Whether requests share the blocks of beginnings that are equal.
+    pub share_beginnings: bool,
 }
 
 /// Answers `prompts`.
@@ -90,6 +92,7 @@ impl Answers {
 fn limits(replica: &dyn Replica, config: &ModelConfig, run: Run) -> Limits {
     Limits {
         record_all: run.record_all,
+        share_beginnings: run.share_beginnings,
         speculate: run.want == Want::Tokens,
         ..engine::limits(replica, config)
     }

@@ -109,6 +109,7 @@ fn run() -> Run {
         more: 0,
         want: Want::Logits,
         record_all: true,
+        share_beginnings: false,
     }
 }
 

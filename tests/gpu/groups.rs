@@ -63,6 +63,7 @@ fn answers(
         more: 6,
         want,
         record_all: false,
+        share_beginnings: false,
     };
     let answers = answer(&mut replica, config, &prompts(config, 3), run);
     drop(replica);

@@ -44,6 +44,7 @@ fn run(want: Want) -> Run {
         more: MORE,
         want,
         record_all: true,
+        share_beginnings: false,
     }
 }
 
@@ -53,6 +54,16 @@ fn mixed(config: &ModelConfig) -> Vec<Vec<u32>> {
     let long: Vec<u32> = prompts.concat();
     prompts[2] = [&long[..], &long[..]].concat()[..150].to_vec();
     prompts
+}
+
+/// Prompts of which each begins as the longest one does, as far as it goes or up to a place of its own.
+fn alike(prompts: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    let longest = &prompts[2];
+    let ends = [longest.len(), 140, 128, 129, 64, 130];
+    ends.iter()
+        .zip(prompts.iter().cycle())
+        .map(|(&end, tail)| [&longest[..end], &tail[..tail.len().min(9)]].concat())
+        .collect()
 }
 
 /// Checks that `request` has the same results in `answers` as in the first run, where its number is `of`.
@@ -118,6 +129,26 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
             run(Want::Logits),
         );
         check(&first, request, &alone, 0, &format!("{name}: alone"));
+    }
+    // With blocks of their own, and with shared ones.
+    let alike = alike(&prompts);
+    let shared = |share_beginnings, want| Run {
+        record_all: false,
+        share_beginnings,
+        ..run(want)
+    };
+    let apart = answer(&mut *replica, config, &alike, shared(false, Want::Logits));
+    for want in [Want::Logits, Want::Tokens] {
+        let together = answer(&mut *replica, config, &alike, shared(true, want));
+        for request in 0..alike.len() {
+            check(
+                &apart,
+                request,
+                &together,
+                request,
+                &format!("{name}: shared beginnings"),
+            );
+        }
     }
     // A SIMT machine's groups have tests of their own.
     let devices = drivers();
