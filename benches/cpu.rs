@@ -557,6 +557,10 @@ impl Replica for Idle {
         false
     }
 
+    fn decodes_as_prompts(&self) -> bool {
+        true
+    }
+
     fn submit(&mut self, plan: &StepPlan, _: Want) -> getp::error::Result<()> {
         self.rows = plan.logits.len();
         Ok(())

@@ -512,6 +512,7 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
         has_full_layers: config.windowed_layers() < config.n_layers,
         record_all: false,
         share_beginnings: true,
+        share_answers: replica.decodes_as_prompts(),
         depth: replica.depth(),
         speculate: false,
     }

@@ -142,6 +142,15 @@ fn answers_do_not_depend_on_batch_chunks_or_threads() {
                 "{precision:?}: {fewer} of {all} rows"
             );
         }
+        // Behind an answer, whose keys and values decoding has computed: those of the fifth block's last positions.
+        let options = options(1, 64, 2);
+        let turn: Vec<_> = prompt(3, config.vocab_size).into_iter().cycle().take(75).collect();
+        let (first_turn, _) = answers(&options, std::slice::from_ref(&turn), false);
+        let next_turn = [&turn[..], &first_turn[&0].0[..9], &[7]].concat();
+        let turns = [turn, next_turn];
+        let ((apart, all), (behind, fewer)) = (answers(&options, &turns, false), answers(&options, &turns, true));
+        assert!(apart == behind, "{precision:?}: behind an answer");
+        assert_eq!(all - fewer, 80, "{precision:?}: five blocks of the first turn");
     }
 }
 

@@ -898,6 +898,7 @@ fn plain_limits() -> Limits {
         sliding_window: 20,
         has_full_layers: true,
         share_beginnings: false,
+        share_answers: true,
         record_all: false,
         depth: 1,
         speculate: false,
@@ -921,6 +922,7 @@ fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
         sliding_window,
         has_full_layers: sliding_window == 0 || rng.random_bool(0.8),
         share_beginnings: false,
+        share_answers: true,
         record_all: rng.random_bool(0.3),
         depth: rng.random_range(1..6),
         speculate: rng.random_bool(0.5),
@@ -1875,6 +1877,23 @@ fn a_conversation_goes_on_behind_its_last_answer() {
         world.check_answers();
         assert_eq!(world.device.shared, 64 + 96 + 144, "window {window}");
     }
+}
+
+/// The blocks of its prompt may be shared, those that it was decoded into not.
+#[test]
+fn an_answer_is_no_beginning_where_decoding_gives_other_bits() {
+    let mut world = World::new(Limits {
+        share_answers: false,
+        ..sharing(plain_limits())
+    });
+    let first = counting(0, 40);
+    world.submit(answered(first.clone(), 30));
+    world.run();
+    let answer = world.answers[0].clone().unwrap();
+    world.submit(answered([first, answer, counting(1000, 10)].concat(), 30));
+    world.run();
+    world.check_answers();
+    assert_eq!(world.device.shared, 32);
 }
 
 #[test]

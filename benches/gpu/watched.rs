@@ -249,6 +249,10 @@ impl Replica for Watched {
         self.replica.scores()
     }
 
+    fn decodes_as_prompts(&self) -> bool {
+        self.replica.decodes_as_prompts()
+    }
+
     fn profile(&self) -> Option<&Profile> {
         self.replica.profile()
     }

@@ -469,6 +469,7 @@ impl Engine {
             has_full_layers: self.config.windowed_layers() < self.config.n_layers,
             record_all: false,
             share_beginnings: true,
+            share_answers: false,
             speculate: false,
         })
     }

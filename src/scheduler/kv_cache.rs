@@ -1,13 +1,14 @@
 //! Who holds the KV cache's blocks, and which of them hold the beginning of a prompt that others may share.
 //!
-//! The keys and values at a position depend on the tokens up to it and on nothing else, to the bit: not on what is
-//! computed beside them, and not on how a prompt is cut into chunks. So sequences whose first tokens are equal can share
-//! the blocks of these, and answer as they would alone.
+//! The keys and values at a position of a prompt depend on the tokens up to it and on nothing else, to the bit: not on
+//! what is computed beside them, and not on how the prompt is cut into chunks. So sequences whose first tokens are equal
+//! can share the blocks of these, and answer as they would alone. Where a replica decodes with a kernel of its own, an
+//! answer's keys and values are not those of the same tokens in a prompt: its blocks are not shared there.
 //!
 //! *Beginnings* are a tree. A node is a full block of the full layers, known by its tokens and by its parent, the block
 //! before it; so a way from the root is the beginning of a sequence. Its children are found by a hash of both, and
 //! compared. A sequence adds the blocks of its prompt when it starts, before they are computed: who comes next waits for
-//! them instead of computing them, too. When it ends, it adds the blocks of its answer. A node stays when nobody holds it,
+//! them instead of computing them, too. When it ends, it adds the blocks of its answer, if these may be shared. A node stays when nobody holds it,
 //! until its block is lent to another sequence (`blocks.rs` says to which).
 //!
 //! *Windowed layers.* Who goes on behind a beginning attends to the last positions of it there. A node therefore knows
@@ -33,6 +34,7 @@ struct Shape {
     window_blocks: usize,
     sliding_window: usize,
     shares: bool,
+    shares_answers: bool,
 }
 
 impl Shape {
@@ -43,6 +45,7 @@ impl Shape {
             window_blocks: limits.window_blocks,
             sliding_window: limits.sliding_window,
             shares: limits.shares(),
+            shares_answers: limits.share_answers,
         }
     }
 }
@@ -206,6 +209,9 @@ impl KvCache {
     /// Adds what a sequence that ends has been fed of its answer. Steps in flight may write up to `ahead` positions
     /// behind what is planned.
     pub(super) fn add_answer(&mut self, sequence: &mut Sequence, ahead: usize) {
+        if !self.shape.shares_answers {
+            return;
+        }
         let block_tokens = self.shape.block_tokens;
         let last = (sequence.planned.max(sequence.position) + ahead) / block_tokens;
         while sequence.nodes < sequence.position / block_tokens && self.add_next(sequence) {

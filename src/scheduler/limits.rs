@@ -46,6 +46,9 @@ pub struct Limits {
     pub record_all: bool,
     /// Whether sequences share the blocks of beginnings that are equal, where they can.
     pub share_beginnings: bool,
+    /// Whether answers may be such beginnings, too: only where decoding gives the keys and values, to the bit, that the
+    /// same tokens have in a prompt.
+    pub share_answers: bool,
     /// Steps that may be under way at once, at least 1. Where they are more than two, the device computes all but one of
     /// them at once, and each has sequences of its own.
     pub depth: usize,
@@ -248,6 +251,7 @@ mod tests {
             has_full_layers: true,
             record_all: false,
             share_beginnings: true,
+            share_answers: true,
             depth: 1,
             speculate: false,
         }

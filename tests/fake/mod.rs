@@ -341,6 +341,10 @@ impl Replica for FakeReplica {
         self.control.scores
     }
 
+    fn decodes_as_prompts(&self) -> bool {
+        true
+    }
+
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         assert!(self.under_way.len() < self.depth());
         self.steps += 1;

@@ -150,6 +150,24 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
             );
         }
     }
+    // Behind an answer, whose keys and values decoding has computed: those of the second block's last positions.
+    let mut replica = open(1, 128);
+    let mut turns = vec![prompts[2][..120].to_vec()];
+    let first_turn = answer(&mut *replica, config, &turns, shared(false, Want::Tokens));
+    turns.push([&turns[0], &first_turn.tokens[&0], &prompts[4][..]].concat());
+    let apart = answer(&mut *replica, config, &turns, shared(false, Want::Logits));
+    for want in [Want::Logits, Want::Tokens] {
+        let together = answer(&mut *replica, config, &turns, shared(true, want));
+        for request in 0..turns.len() {
+            check(
+                &apart,
+                request,
+                &together,
+                request,
+                &format!("{name}: behind an answer"),
+            );
+        }
+    }
     // A SIMT machine's groups have tests of their own.
     let devices = drivers();
     if devices[0].device().runtime == "simt" {

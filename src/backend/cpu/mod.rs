@@ -164,6 +164,10 @@ impl<E: Element> Replica for CpuReplica<E> {
         false
     }
 
+    fn decodes_as_prompts(&self) -> bool {
+        true
+    }
+
     /// Runs the step and keeps its output.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         let Self {

@@ -350,6 +350,10 @@ impl Replica for GpuReplica {
         true
     }
 
+    fn decodes_as_prompts(&self) -> bool {
+        self.common.numbers.exact
+    }
+
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         // The step of this turn that is under way still reads what would be written.
         if self.in_flight.len() == self.common.depth {
