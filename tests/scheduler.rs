@@ -2036,3 +2036,123 @@ fn beginnings_are_shared_where_blocks_are_scarce() {
     let (shared, all) = (shared.into_inner().unwrap(), all.into_inner().unwrap());
     assert!(*shared * 50 > *all, "{shared} of {all} tokens of prompts were shared");
 }
+
+/// Requests with equal beginnings all at once, many cancelled together, plans that are dropped, and limits that change
+/// from one inference to the next while the cache stays.
+#[test]
+fn beginnings_outlive_dropped_plans_cancellations_and_new_limits() {
+    for_seeds(600, |rng| {
+        let n = rng.random_range(1..80);
+        let (mut limits, mut jobs) = scarce(rng, n);
+        limits.record_all = false;
+        if rng.random_bool(0.5) {
+            limits.full_blocks *= rng.random_range(1..6);
+            limits.window_blocks *= rng.random_range(1..4);
+        }
+        if rng.random_bool(0.5) {
+            // Prompts take many steps, and whoever shares them waits as long.
+            (limits.step_tokens, limits.chunk_tokens) = (limits.max_batch, rng.random_range(1..4));
+        }
+        let block_tokens = limits.block_tokens;
+        related(rng, &mut jobs);
+        if rng.random_bool(0.5) {
+            for job in &mut jobs {
+                // Whole blocks.
+                let whole = job.prompt.len() / block_tokens * block_tokens;
+                job.prompt.truncate(whole.max(1));
+            }
+        }
+        if rng.random_bool(0.5) {
+            for i in 1..n {
+                let other = rng.random_range(0..i);
+                if jobs[other].prompt.len() <= jobs[i].max_positions {
+                    jobs[i].prompt = jobs[other].prompt.clone();
+                }
+            }
+        }
+        let ring = |job: &Job| Ledger::ring(&limits, &job.largest());
+        limits.window_blocks = limits.window_blocks.max(jobs.iter().map(ring).max().unwrap_or(0));
+        // A later inference may have smaller chunks: then its rings are smaller, too.
+        let (most_batch, most_step, most_chunk) = (limits.max_batch, limits.step_tokens, limits.chunk_tokens);
+        let mut world = World::new(sharing(limits));
+        jobs.into_iter().for_each(|job| world.add(job));
+        let [cancel, fail, turn, drop] = [(); 4].map(|()| [0.0, 0.01, 0.1, 0.5][rng.random_range(0..4)]);
+        let mut later: VecDeque<_> = (0..n).collect();
+        while !later.is_empty() {
+            let now = rng.random_range(1..=later.len());
+            let mut queue: VecDeque<_> = later.drain(..now).collect();
+            let direct = rng.random_bool(0.7);
+            if direct {
+                queue.drain(..).for_each(|request| world.submit_number(request));
+            }
+            let mut failures = 0;
+            loop {
+                let more = if direct { world.step() } else { world.serve(&mut queue) };
+                if !more {
+                    break;
+                }
+                if rng.random_bool(drop) && world.under_way.len() < world.device.limits.depth {
+                    let planned = world.scheduler.plan(&mut world.plan);
+                    let first = world.plan.clone();
+                    assert_eq!(world.scheduler.plan(&mut world.plan), planned);
+                    let rows = |plan: &StepPlan| (plan.tokens.clone(), plan.positions.clone(), plan.tables.clone());
+                    assert_eq!(rows(&world.plan), rows(&first));
+                }
+                if rng.random_bool(cancel) {
+                    // One that runs, which others may wait for, or several.
+                    let slots = 0..world.device.limits.max_batch;
+                    let running: Vec<_> = slots.filter_map(|slot| world.scheduler.request(slot)).collect();
+                    let (from, to) = if running.is_empty() || rng.random_bool(0.5) {
+                        let from = rng.random_range(0..n);
+                        (from, (from + rng.random_range(1..20)).min(n))
+                    } else {
+                        let one = running[rng.random_range(0..running.len())];
+                        (one, one + 1)
+                    };
+                    let there: Vec<_> = (from..to).filter(|&request| world.answers[request].is_none()).collect();
+                    let mut gone = Vec::new();
+                    world.scheduler.cancel(|number| {
+                        let is = there.contains(&number);
+                        if is {
+                            gone.push(number);
+                        }
+                        is
+                    });
+                    for request in gone {
+                        world.device.leave(request);
+                        world.cancelled.insert(request);
+                    }
+                }
+                if rng.random_bool(turn) {
+                    let speculate = rng.random_bool(0.5);
+                    world.speculate(speculate);
+                }
+                if failures < 3 && rng.random_bool(fail * 0.1) {
+                    failures += 1;
+                    let unfinished = world.lose_device(rng);
+                    for unfinished in unfinished.iter().rev() {
+                        queue.push_front(unfinished.number);
+                    }
+                    if direct {
+                        queue.drain(..).for_each(|request| world.submit_number(request));
+                    }
+                }
+            }
+            world.check_idle();
+            let old = std::mem::replace(&mut world.scheduler, Scheduler::new(plain_limits()).unwrap());
+            let cache = old.into_cache().unwrap();
+            let mut limits = world.device.limits.clone();
+            if rng.random_bool(0.7) {
+                limits.depth = rng.random_range(1..=5.min(block_tokens + 1));
+                limits.max_batch = rng.random_range(1..=most_batch);
+                limits.step_tokens = rng.random_range(limits.max_batch..=most_step.max(limits.max_batch));
+                limits.max_logits_rows = limits.max_logits_rows.max(limits.max_batch);
+                limits.chunk_tokens = rng.random_range(1..=most_chunk);
+            }
+            world.device.limits = limits.clone();
+            world.device.last_tokens.resize(most_batch, None);
+            world.scheduler = Scheduler::with_cache(limits, cache).unwrap();
+        }
+        world.check_answers();
+    });
+}
