@@ -514,6 +514,8 @@ impl Device {
 struct Ledger {
     /// Blocks of the full layers that each running request holds.
     held: BTreeMap<usize, usize>,
+    /// Whether an answer has ended before its limit: then more may start than without.
+    ended_early: bool,
 }
 
 impl Ledger {
@@ -559,12 +561,6 @@ impl Ledger {
         assert!(all.is_empty() || !all[0].2, "the oldest one waits");
         let may_ask_for = |part: &[(usize, usize, bool, usize)]| part.iter().map(|one| one.1 - one.0).sum::<usize>();
         let lent_to = all.len() - (self.held.len() - before);
-        let old = lent_to.div_ceil(4);
-        let kept = may_ask_for(&all[..old]);
-        for (place, &(_, _, _, spare)) in all.iter().enumerate().filter(|(_, one)| one.2) {
-            let kept = if place < old { 0 } else { kept };
-            assert!(spare == 0 || free.full <= kept, "a sequence waits for nothing");
-        }
         let most = limits.full_blocks + limits.full_blocks / 8;
         let forecast = |all: &[(usize, usize)]| {
             let at = |time| {
@@ -575,8 +571,19 @@ impl Ledger {
             };
             (0..=limits.full_blocks).map(at).max().unwrap_or(0)
         };
-        let mut all: Vec<_> = all.iter().map(|&(held, need, ..)| (held, need)).collect();
-        if self.held.len() > before {
+        let grown: Vec<_> = all.iter().map(|&(held, need, ..)| (held, need)).collect();
+        // With the blocks that were lent the forecast may be another than before.
+        if self.ended_early && forecast(&grown[..lent_to]) + lent_to > most {
+            return;
+        }
+        let old = lent_to.div_ceil(4);
+        let kept = may_ask_for(&all[..old]);
+        for (place, &(_, _, _, spare)) in all.iter().enumerate().filter(|(_, one)| one.2) {
+            let kept = if place < old { 0 } else { kept };
+            assert!(spare == 0 || free.full <= kept, "a sequence waits for nothing");
+        }
+        let mut all = grown;
+        if self.held.len() > before && !self.ended_early {
             assert!(forecast(&all) <= most, "more have started than the forecast allows");
         }
         if let Some(job) = first_waiting.filter(|_| scheduler.has_free_slot()) {
@@ -696,11 +703,12 @@ impl World {
             }
         }
         for Answer { number, tokens, .. } in finished {
-            self.device.leave(number);
+            self.leave(number, tokens.len());
             assert_eq!(self.jobs[number].outlet, Outlet::Whole);
             assert!(self.answers[number].replace(tokens).is_none(), "finished twice");
         }
-        for Sampled { number, token, end } in self.scheduler.take_sampled() {
+        let sampled: Vec<_> = self.scheduler.take_sampled().collect();
+        for Sampled { number, token, end } in sampled {
             assert_eq!(self.jobs[number].outlet, Outlet::Tokens);
             assert!(
                 !self.cancelled.contains(&number),
@@ -715,11 +723,18 @@ impl World {
             };
             let is_full = self.handed[number].len() < self.jobs[number].min_tokens;
             assert_eq!(end, if is_full { End::Length } else { expected });
-            self.device.leave(number);
+            self.leave(number, self.handed[number].len());
             let answer = self.handed[number].clone();
             assert!(self.answers[number].replace(answer).is_none(), "finished twice");
         }
         true
+    }
+
+    /// A request has its answer, of so many tokens.
+    fn leave(&mut self, request: usize, tokens: usize) {
+        let job = &self.jobs[request];
+        self.ledger.ended_early |= job.prompt.len() + tokens - job.answered <= job.max_positions;
+        self.device.leave(request);
     }
 
     /// Plans a step and begins it; `false` if there is none.
@@ -869,7 +884,7 @@ impl World {
         }
         self.check_idle();
         self.device = Device::new(&self.device.limits);
-        self.ledger = Ledger::default();
+        self.ledger.held.clear();
         for request in &unfinished {
             let job = &mut self.jobs[request.number];
             let handed = &self.handed[request.number];
@@ -1383,6 +1398,24 @@ fn each_replica_spreads_the_starts_of_its_share() {
         let steps = [false, true].map(|looks_ahead| serve_all(&limits, &jobs, looks_ahead, replicas).0);
         assert_eq!(steps, expected, "{replicas} replicas, {requests} requests");
     }
+}
+
+/// Nine of ten answers end long before their limits. What the first ones held says how many more have room.
+#[test]
+fn more_run_where_answers_end_early() {
+    let limits = Limits {
+        full_blocks: 600,
+        ..room_for_30()
+    };
+    let mut jobs = vec![unending(8, 512); 400];
+    for (i, job) in jobs.iter_mut().enumerate() {
+        job.end_every = if i % 10 == 9 { 0 } else { 20 };
+    }
+    assert_eq!(
+        serve_all(&limits, &jobs, false, 1),
+        (1299, 52),
+        "steps, and the most at once"
+    );
 }
 
 /// A plan is made for limits. Where answers end long before them, it is given up before it costs much.

@@ -4,11 +4,12 @@
 //! free, and end at an end token or their last position. Each step feeds one token of every decoding sequence, then
 //! as many prompt tokens as fit the rest of the step, first come, first served (chunked prefill).
 //!
-//! A sequence starts with the blocks of its prompt and of its windowed layers, or goes on behind the beginning of another
-//! one, whose blocks it shares (`kv_cache.rs`). It gets blocks of the full layers as it grows, and keeps them to its end: no sequence is ever preempted. It may have to wait for a block, but only while
-//! older ones advance (`lending.rs` has the rules): there is no deadlock. [`Limits::check`] requires a row and a logits
-//! row for each running sequence of a step, so that every decoding sequence that has its block, and the oldest one in
-//! its prompt, advances in each round of steps: there is no starvation.
+//! A sequence starts with the blocks of its prompt and of its windowed layers, or goes on behind the beginning of
+//! another one, whose blocks it shares (`kv_cache.rs`). It gets blocks of the full layers as it grows, and keeps them to
+//! its end: no sequence is ever preempted. It may have to wait for a block, but only while older ones advance
+//! (`lending.rs` has the rules): there is no deadlock. [`Limits::check`] requires a row and a logits row for each running
+//! sequence of a step, so that every decoding sequence that has its block, and the oldest one in its prompt, advances in
+//! each round of steps: there is no starvation.
 //!
 //! The scheduler touches no device. A step is [`Scheduler::plan`], the replica's `submit`, [`Scheduler::begin`], the
 //! replica's `collect`, sampling, and [`Scheduler::commit`]. Until `begin` a plan changes nothing but who holds blocks.
@@ -30,6 +31,9 @@
 //! where nobody else has anything to do is a sequence planned before its turn.
 
 mod blocks;
+#[cfg(test)]
+mod comparison;
+mod ends;
 mod kv_cache;
 mod lending;
 mod limits;
@@ -47,7 +51,7 @@ use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::request::{Answer, Request, Sampled, Sampling};
 use kv_cache::Found;
-use lending::{Lending, oldest};
+use lending::{Growing, Lending, go_on, oldest};
 use sequence::{RESERVED_TOKENS, Sequence};
 use spread::{Pace, Room};
 use std::collections::VecDeque;
@@ -103,7 +107,7 @@ impl Scheduler {
             window_free: limits.window_blocks,
             awaiting: 0,
             shared_tokens: 0,
-            lending: Lending::new(limits.full_blocks)?,
+            lending: Lending::new(limits.full_blocks, slots)?,
             stale: false,
             pace: Pace::default(),
             waiting: VecDeque::new(),
@@ -142,6 +146,7 @@ impl Scheduler {
         let window = self.cache.window.table(need.window)?;
         Ok(Tables {
             full,
+            first_full: self.limits.need(request.prompt.len(), request.prompt.len()).full,
             most_full: need.full,
             window,
         })
@@ -173,8 +178,8 @@ impl Scheduler {
         !self.free_slots.is_empty()
     }
 
-    /// About how many more sequences of up to `max_positions` positions could start at once, if their prompts are short; not
-    /// 0 if one can.
+    /// About how many more sequences of up to `max_positions` positions could start at once, if their prompts are short;
+    /// not 0 if one can.
     pub fn room(&mut self, max_positions: usize) -> usize {
         let max_positions = max_positions.max(1);
         if !self.has_room(&Request::greedy(0, vec![0], max_positions)) {
@@ -340,7 +345,7 @@ impl Scheduler {
                 _ => None,
             };
             if end.is_some()
-                && let Some(sequence) = self.end(row.sequence)
+                && let Some(sequence) = self.end(row.sequence, true)
                 && !sequence.hands_over_tokens()
             {
                 finished.push(sequence.into_answer());
@@ -382,7 +387,7 @@ impl Scheduler {
         for place in (0..self.running.len()).rev() {
             let slot = self.running[place];
             if self.request(slot).is_some_and(&mut is_cancelled) {
-                self.end(slot);
+                self.end(slot, false);
             }
         }
         before - self.waiting.len() - self.running.len()
@@ -452,8 +457,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it, and it
-    /// is its time.
+    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it, and
+    /// it is its time.
     fn fits(&mut self, n_prompt: usize, max_positions: usize, found: Found) -> bool {
         if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
             return false;
@@ -464,7 +469,7 @@ impl Scheduler {
         }
         let held = self.limits.need(n_prompt, n_prompt).full;
         if found.held == 0 {
-            return self.lending.may_start(held, held, need.full);
+            return self.lending.may_start(held, Growing::starting(held, need.full));
         }
         // What others hold of the beginning is free only when this one has ended, too.
         self.share(found.held, true);
@@ -472,7 +477,9 @@ impl Scheduler {
         let others: usize = self.in_order().map(|(_, sequence)| sequence.elsewhere).sum();
         let fits = others <= (FULL_TABLES - 1) * self.limits.full_blocks
             && !self.lending.is_stuck()
-            && self.lending.may_start(held - found.held, held, need.full);
+            && self
+                .lending
+                .may_start(held - found.held, Growing::starting(held, need.full));
         self.share(found.held, false);
         self.stale = true;
         fits
@@ -486,7 +493,8 @@ impl Scheduler {
             self.share(found.held, true);
             self.count_anew();
         }
-        self.lending.start(held - found.held, held, need.full);
+        self.lending
+            .start(held - found.held, Growing::starting(held, need.full));
         self.pace.start(self.steps);
         self.window_free -= need.window;
         self.cache.start(&mut sequence, held, need.window);
@@ -541,9 +549,10 @@ impl Scheduler {
         if !std::mem::take(&mut self.stale) {
             return;
         }
-        let kept = self.kept();
+        let running = self.running.iter().filter_map(|&slot| self.slots[slot].as_ref());
+        self.lending.learn(running.map(Sequence::length));
+        let (old, kept) = self.kept();
         self.lending.recount(self.cache.full.free(), kept);
-        let old = oldest(self.running.len());
         for (place, &slot) in self.running.iter().enumerate() {
             let Some(sequence) = &mut self.slots[slot] else {
                 continue;
@@ -552,36 +561,39 @@ impl Scheduler {
                 let block = self.cache.lend_full();
                 sequence.full.push(block);
             }
-            count(&mut self.lending, sequence);
+            self.lending.count(sequence.growing());
         }
         debug_assert!(!self.lending.is_stuck(), "a sequence could wait for ever");
     }
 
     /// Counts the running sequences as they are.
     fn count_anew(&mut self) {
-        let kept = self.kept();
+        let (_, kept) = self.kept();
         self.recount(kept);
     }
 
     fn recount(&mut self, kept: usize) {
         self.lending.recount(self.cache.full.free(), kept);
         for sequence in self.running.iter().filter_map(|&slot| self.slots[slot].as_ref()) {
-            count(&mut self.lending, sequence);
+            self.lending.count(sequence.growing());
         }
     }
 
-    /// Blocks that are kept for the oldest sequences.
-    fn kept(&mut self) -> usize {
-        let old = oldest(self.running.len());
-        let more = |&slot: &usize| self.slots[slot].as_ref().map_or(0, Sequence::may_ask_for);
-        let kept = self.running[..old].iter().map(more).sum();
-        if self.pace.is_kept() && self.suffice() { 0 } else { kept }
-    }
-
-    /// Whether the running sequences never ask for more blocks than there are.
-    fn suffice(&mut self) -> bool {
-        self.recount(0);
-        self.lending.suffices()
+    /// For how many of the oldest sequences blocks are kept, and how many.
+    fn kept(&mut self) -> (usize, usize) {
+        let (learned, old) = (self.lending.has_learned(), oldest(self.running.len()));
+        if learned || self.pace.is_kept() {
+            self.recount(0);
+        }
+        let more = self.running.iter().filter_map(|&slot| self.slots[slot].as_ref());
+        let more = more.map(Sequence::may_ask_for);
+        if learned && self.lending.is_crowded() {
+            go_on(more, self.cache.full.free().min(self.lending.reserve()))
+        } else if self.pace.is_kept() && self.lending.suffices() {
+            (old, 0)
+        } else {
+            (old, more.take(old).sum())
+        }
     }
 
     /// One row for each decoding sequence that was in no step after `last_step`, at most the step's share of them.
@@ -734,10 +746,13 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a sequence, maybe before its limit.
-    fn end(&mut self, slot: usize) -> Option<Sequence> {
+    /// Ends a sequence, maybe before its limit: its answer is complete, or it was cancelled.
+    fn end(&mut self, slot: usize, is_complete: bool) -> Option<Sequence> {
+        let length = self.slots[slot].as_ref().map_or(0, Sequence::length);
         let sequence = self.leave(slot)?;
-        self.pace.end(sequence.max_positions() - sequence.position);
+        let left = sequence.max_positions() - sequence.position;
+        self.pace.end(left);
+        self.lending.ends.leave(length, is_complete && left > 0);
         Some(sequence)
     }
 
@@ -793,12 +808,6 @@ impl Scheduler {
             self.free_slots.push(slot);
         }
     }
-}
-
-/// Counts a sequence as it is.
-fn count(lending: &mut Lending, sequence: &Sequence) {
-    let held = sequence.frees();
-    lending.count(held, held + sequence.may_ask_for());
 }
 
 /// Of `nodes`, the first ones of a sequence's tree, those behind the first `covered`: for each sequence of `older` that is

@@ -1,5 +1,6 @@
 //! A running or waiting request.
 
+use super::lending::Growing;
 use crate::batch::{Draw, RowScore};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
@@ -13,7 +14,8 @@ pub(super) const RESERVED_TOKENS: usize = 1 << 16;
 #[derive(Debug)]
 pub struct Tables {
     pub(super) full: Vec<u32>,
-    /// The most blocks of the full layers.
+    /// Blocks of the full layers for the prompt, and the most there may be.
+    pub(super) first_full: usize,
     pub(super) most_full: usize,
     pub(super) window: Vec<u32>,
 }
@@ -41,8 +43,9 @@ pub(super) struct Sequence {
     pub(super) wrong_steps: usize,
     /// Block table of the full layers, with room for all it may have; empty while waiting.
     pub(super) full: Vec<u32>,
-    /// The most blocks that table can have.
-    most_full: usize,
+    /// How many blocks that table begins with, and the most that it can have.
+    pub(super) first_full: usize,
+    pub(super) most_full: usize,
     /// Block table of the windowed layers, a ring of blocks, with room for all it will have; empty while waiting.
     pub(super) window: Vec<u32>,
     /// The first so many blocks of the full layers are nodes of the tree of beginnings.
@@ -70,6 +73,7 @@ impl Sequence {
             on_device: false,
             wrong_steps: 0,
             full: tables.full,
+            first_full: tables.first_full,
             most_full: tables.most_full,
             window: tables.window,
             nodes: 0,
@@ -129,6 +133,20 @@ impl Sequence {
         } else {
             (self.n_prompt - 1) / block_tokens
         }
+    }
+
+    /// As lending sees it.
+    pub(super) fn growing(&self) -> Growing {
+        Growing {
+            held: self.frees(),
+            length: self.length(),
+            more: self.may_ask_for(),
+        }
+    }
+
+    /// How many blocks of the full layers it has beyond those of its prompt.
+    pub(super) fn length(&self) -> usize {
+        self.full.len() - self.first_full
     }
 
     /// Whether it has no block for the next position to plan.

@@ -22,7 +22,7 @@
 //!
 //! A plan delays starts and no more: who may start and who gets blocks is decided by these rules as before.
 
-use super::lending::{Lending, oldest};
+use super::lending::{Growing, Lending, oldest};
 use crate::error::Result;
 use crate::kv_blocks::blocks_for;
 use crate::memory::{self, Purpose};
@@ -167,7 +167,7 @@ fn rounds_taken(
         held: usize,
         need: usize,
     }
-    let mut lending = Lending::new(room.blocks)?;
+    let mut lending = Lending::new(room.blocks, room.sequences.min(ahead.len()))?;
     let mut running: Vec<Running> = memory::room(room.sequences.min(ahead.len()), Purpose::Schedule)?;
     let earliest = |place: usize| starts.map_or(0, |starts| starts[place]);
     let mut waiting = ahead.iter().copied().enumerate();
@@ -182,16 +182,21 @@ fn rounds_taken(
                 one.held += 1;
                 free -= 1;
             }
-            lending.count(one.held, one.need);
+            lending.count(Growing {
+                held: one.held,
+                length: one.held - room.held(one.request, 0),
+                more: one.need - one.held,
+            });
         }
         let may_begin = |place: usize, running: usize| running < room.sequences && earliest(place) <= round;
         while let Some((_, request)) = next.filter(|(place, _)| may_begin(*place, running.len())) {
             let held = room.held(request, 0);
             let need = blocks_for(room.block_tokens, request.max_positions);
-            if !lending.may_start(held, held, need) {
+            let starting = Growing::starting(held, need);
+            if !lending.may_start(held, starting) {
                 break;
             }
-            lending.start(held, held, need);
+            lending.start(held, starting);
             free -= held;
             running.push(Running {
                 request,
