@@ -528,7 +528,15 @@ impl Ledger {
         let running: BTreeMap<usize, usize> = slots.collect();
         assert_eq!(running.len(), scheduler.running());
         self.held.retain(|request, _| running.contains_key(request));
-        let rings = running.keys().map(|&request| Self::ring(limits, &jobs[request]));
+        let rings = running.keys().map(|&request| {
+            let job = &jobs[request];
+            let decodes = device.next.get(&request).is_some_and(|&next| next >= job.prompt.len());
+            if decodes {
+                Self::decoding_ring(limits, job)
+            } else {
+                Self::ring(limits, job)
+            }
+        });
         assert_eq!(free.window + rings.sum::<usize>(), limits.window_blocks);
         if !limits.has_full_layers {
             assert_eq!(free.full, limits.full_blocks);
@@ -605,6 +613,14 @@ impl Ledger {
         match limits.sliding_window {
             0 => 0,
             window => ring_blocks(limits.block_tokens, window, rows, job.prompt.len(), job.max_positions),
+        }
+    }
+
+    /// The ring once the prompt is computed.
+    fn decoding_ring(limits: &Limits, job: &Job) -> usize {
+        match limits.sliding_window {
+            0 => 0,
+            window => ring_blocks(limits.block_tokens, window, 1, 1, job.max_positions),
         }
     }
 }
@@ -1416,6 +1432,22 @@ fn more_run_where_answers_end_early() {
         (1299, 52),
         "steps, and the most at once"
     );
+}
+
+/// The rings of prompts are longer: four have room. Once a prompt is computed most of its ring is free for the next.
+#[test]
+fn rings_are_short_once_prompts_are_computed() {
+    let limits = Limits {
+        max_batch: 16,
+        max_logits_rows: 16,
+        step_tokens: 512,
+        chunk_tokens: 512,
+        full_blocks: 1000,
+        window_blocks: 30,
+        ..plain_limits()
+    };
+    let (_, most) = serve_all(&limits, &vec![unending(100, 300); 20], false, 1);
+    assert_eq!(most, 8);
 }
 
 /// A plan is made for limits. Where answers end long before them, it is given up before it costs much.

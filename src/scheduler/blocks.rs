@@ -114,6 +114,18 @@ impl BlockPool {
         }
     }
 
+    /// Makes a ring shorter, of `blocks` blocks from the sequence's block `first` on; the sequence lets go of the others.
+    pub(super) fn shorten_ring(&mut self, ring: &mut Vec<u32>, first: usize, blocks: usize) {
+        let of_first = first % ring.len();
+        ring.rotate_left(of_first);
+        while ring.len() > blocks
+            && let Some(block) = ring.pop()
+        {
+            self.let_go(block);
+        }
+        ring.rotate_right(first % blocks);
+    }
+
     /// Keeps the memory of an empty table for another one.
     pub(super) fn keep(&mut self, table: Vec<u32>) {
         if self.spare.len() < self.spare.capacity() {
@@ -230,5 +242,16 @@ mod tests {
         pool.let_go(1);
         pool.forget(1);
         assert_eq!(lend(&mut pool, 1), [1]);
+    }
+
+    #[test]
+    fn shorter_rings_have_the_same_blocks_in_their_places() {
+        let mut pool = BlockPool::new(5, 1).unwrap();
+        let mut ring = lend(&mut pool, 5);
+        // The sequence's blocks 7, 8 and 9 are 2, 3 and 4.
+        pool.shorten_ring(&mut ring, 7, 3);
+        assert_eq!((ring.as_slice(), pool.free()), (&[4, 2, 3][..], 2));
+        pool.empty(&mut ring);
+        assert_eq!(pool.free(), 5);
     }
 }

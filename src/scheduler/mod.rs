@@ -5,11 +5,11 @@
 //! as many prompt tokens as fit the rest of the step, first come, first served (chunked prefill).
 //!
 //! A sequence starts with the blocks of its prompt and of its windowed layers, or goes on behind the beginning of
-//! another one, whose blocks it shares (`kv_cache.rs`). It gets blocks of the full layers as it grows, and keeps them to
-//! its end: no sequence is ever preempted. It may have to wait for a block, but only while older ones advance
-//! (`lending.rs` has the rules): there is no deadlock. [`Limits::check`] requires a row and a logits row for each running
-//! sequence of a step, so that every decoding sequence that has its block, and the oldest one in its prompt, advances in
-//! each round of steps: there is no starvation.
+//! another one, whose blocks it shares (`kv_cache.rs`). It gives back those of the windowed layers that only its prompt
+//! needs, gets blocks of the full layers as it grows, and keeps them to its end: no sequence is ever preempted. It may
+//! have to wait for a block, but only while older ones advance (`lending.rs` has the rules): there is no deadlock.
+//! [`Limits::check`] requires a row and a logits row for each running sequence of a step, so that every decoding sequence
+//! that has its block, and the oldest one in its prompt, advances in each round of steps: there is no starvation.
 //!
 //! The scheduler touches no device. A step is [`Scheduler::plan`], the replica's `submit`, [`Scheduler::begin`], the
 //! replica's `collect`, sampling, and [`Scheduler::commit`]. Until `begin` a plan changes nothing but who holds blocks.
@@ -230,9 +230,8 @@ impl Scheduler {
         }
         // Without the memory for it all start as there is room.
         let ahead = memory::collect(ahead, Purpose::Schedule).unwrap_or_default();
-        let window = ahead
-            .iter()
-            .map(|one| self.limits.need(one.n_prompt, one.max_positions).window);
+        // The rings of those that decode.
+        let window = ahead.iter().map(|one| self.limits.need(1, one.max_positions).window);
         let windows = self.limits.window_blocks.checked_div(window.max().unwrap_or(0));
         let room = Room {
             block_tokens: self.limits.block_tokens,
@@ -308,6 +307,12 @@ impl Scheduler {
                 sequence.last_step = self.steps;
                 sequence.on_device = self.limits.speculate;
                 self.cache.write_prompt(sequence, chunk.first_position);
+                let ring = self.limits.need(1, sequence.max_positions()).window;
+                if sequence.is_decoding() && sequence.window.len() > ring {
+                    let first = (sequence.planned / self.limits.block_tokens + 1).saturating_sub(ring);
+                    self.window_free += sequence.window.len() - ring;
+                    self.cache.window.shorten_ring(&mut sequence.window, first, ring);
+                }
             }
         }
         if self.awaiting > 0 {
