@@ -479,8 +479,8 @@ typedef struct {
   uint64_t devices;
   /* Devices, or groups, that have failed; others have gone on with their requests. */
   uint64_t lost_devices;
-  /* Of the prompt tokens: those that were not computed, since an earlier prompt or answer had begun with the same tokens.
-   */
+  /* Of the prompt tokens: those that were not computed, since an earlier prompt or answer had begun with the same
+   * ones. */
   uint64_t shared_tokens;
 } getp_stats_t;
 

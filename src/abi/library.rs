@@ -28,7 +28,8 @@ pub struct Stats {
     pub devices: u64,
     /// Devices, or groups, that have failed; others have gone on with their requests.
     pub lost_devices: u64,
-    /// Of the prompt tokens: those that were not computed, since an earlier prompt or answer had begun with the same tokens.
+    /// Of the prompt tokens: those that were not computed, since an earlier prompt or answer had begun with the same
+    /// ones.
     pub shared_tokens: u64,
 }
 
