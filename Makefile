@@ -24,7 +24,7 @@ INCLUDEDIR ?= $(PREFIX)/include
 # checks.sh begins at both ends. What compiles for Cargo's debug folder is in the front, where it waits for nobody; the
 # back begins with what has folders of its own.
 QUICK_CHECKS := check-format check-lints test-rust
-CHECKS := $(QUICK_CHECKS) test-simt test-gpu test-mpi test-miri \
+CHECKS := $(QUICK_CHECKS) test-text test-simt test-gpu test-mpi test-miri \
     test-hosts test-memory test-valgrind test-out-of-memory mlperf test-sanitizers test-c test-install test-threads fuzz
 
 CARGO ?= cargo
@@ -97,6 +97,10 @@ check-lints:
 test-rust:
 	$(CARGO) build --locked --examples
 	$(CARGO) test --locked --no-fail-fast
+
+# The checkpoint's own tokenizer, against tiktoken.
+test-text:
+	$(CARGO) test --locked --features tokenizer-json --test text
 
 # The GPU engine on a SIMT machine emulated on the CPU.
 test-simt: tiny-model

@@ -42,6 +42,7 @@ pub fn build_kernels() {
         (cuda::Cuda::FEATURE, build::<cuda::Cuda>()),
         ("CARGO_FEATURE_MPI", Vec::new()),
         ("CARGO_FEATURE_SIMT", Vec::new()),
+        ("CARGO_FEATURE_TOKENIZER_JSON", Vec::new()),
     ] {
         features.extend(env::var_os(feature).map(|_| described(feature, &built)));
         objects.extend(built);
@@ -125,7 +126,8 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
 /// A feature, by the variable that Cargo sets for it, with the architectures that it has kernels for:
 /// `hip=gfx90a,gfx942`, or `hip` alone without any.
 fn described(variable: &str, objects: &[CodeObject]) -> String {
-    let mut described = variable.trim_start_matches("CARGO_FEATURE_").to_lowercase();
+    let name = variable.trim_start_matches("CARGO_FEATURE_").to_lowercase();
+    let mut described = name.replace('_', "-");
     let mut archs: Vec<&str> = objects.iter().map(|object| object.arch.as_str()).collect();
     archs.dedup();
     if !archs.is_empty() {

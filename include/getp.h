@@ -36,6 +36,7 @@
 #define getp_options_init(options) getp_options_init_sized((options), sizeof *(options))
 #define getp_request_init(request) getp_request_init_sized((request), sizeof *(request))
 #define getp_batch_options_init(options) getp_batch_options_init_sized((options), sizeof *(options))
+#define getp_text_options_init(options) getp_text_options_init_sized((options), sizeof *(options))
 
 /* Writes a transformer's counters to *stats, as many as this header has. */
 #define getp_stats(transformer, stats) getp_stats_sized((transformer), (stats), sizeof *(stats))
@@ -96,6 +97,9 @@
 
 /* Requests on their way through a model. */
 typedef struct getp_batch getp_batch;
+
+/* Decodes the tokens of one answer while they come. */
+typedef struct getp_decoder getp_decoder;
 
 /* An open model. */
 typedef struct getp_model getp_model;
@@ -530,6 +534,38 @@ typedef struct {
   int reserved_2;
 } getp_options;
 
+/* How text is encoded and tokens are decoded. Call `getp_text_options_init` before setting fields. */
+typedef struct {
+  /* sizeof(getp_text_options) as the program knows it, set by `getp_text_options_init`. */
+  size_t size;
+  /* GETP_OFF, the default: the names of special tokens in a text, such as "<|start|>", are text like any other, and
+   * special tokens are decoded to nothing. So what users write never becomes part of the frame. GETP_ON: these names
+   * are the tokens, and the tokens are decoded to their names. */
+  int specials;
+  /* 0: a later version may use it. */
+  int reserved;
+} getp_text_options;
+
+/* Tokens that the library has made. A program takes only pointers to it, so that it can grow. */
+typedef struct {
+  /* sizeof(getp_tokens) as the library knows it. */
+  size_t size;
+  /* `count` ids. */
+  const int *ids;
+  /* How many. */
+  size_t count;
+} getp_tokens;
+
+/* A text that the library has made. A program takes only pointers to it, so that it can grow. */
+typedef struct {
+  /* sizeof(getp_text) as the library knows it. */
+  size_t size;
+  /* `length` bytes, and a NUL behind them. There may be NULs among them. */
+  const char *bytes;
+  /* How many. */
+  size_t length;
+} getp_text;
+
 /* The call has done its work. */
 #define GETP_OK 0
 
@@ -699,10 +735,11 @@ const char *getp_version(void);
 const char *getp_features(void);
 
 /* The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
- * getp_stats, the open functions, getp_batch_submit, getp_batch_next, getp_batch_cancel and getp_batch_cancel_all
- * clear it when they begin; the other functions keep it, and replace it if they fail. The string is valid until the
- * thread calls another function of this library. Of a text of more than 4095 bytes it is the beginning; stderr has
- * all of it. Never fails. */
+ * getp_stats, the open functions, getp_batch_submit, getp_batch_next, getp_batch_cancel, getp_batch_cancel_all,
+ * getp_tokenizer_encode, getp_tokenizer_decode, getp_decoder_next and getp_decoder_end
+ * clear it when they begin; the other functions keep it, and replace it if they fail. The
+ * string is valid until the thread calls another function of this library. Of a text of more than 4095 bytes it is the
+ * beginning; stderr has all of it. Never fails. */
 const char *getp_last_error(void);
 
 /* What kind of failure the calling thread's last error is; GETP_OK if it has none, as getp_last_error says. Never
@@ -804,7 +841,73 @@ Sampler *getp_sampler_get(getp_sampler *sampler);
  * Fails only by a defect of the library: one line on stderr and the last error. */
 void getp_sampler_close(getp_sampler *sampler);
 
-/* Reads a vocabulary in the eval program's format, `tokenizer.bin`.
+/* Sets `options->size` to `size` and all other fields to their defaults; the macro `getp_text_options_init(options)`
+ * passes `sizeof *options`.
+ *
+ * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+ * the failure. */
+getp_status getp_text_options_init_sized(getp_text_options *options, size_t size);
+
+/* The tokens of a text of `length` bytes, for `getp_tokens_free`. `options` may be NULL. With a `tokenizer.json` the
+ * text must be UTF-8.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+const getp_tokens *getp_tokenizer_encode(const getp_tokenizer *tokenizer,
+                                         const char *text,
+                                         size_t length,
+                                         const getp_text_options *options);
+
+/* The bytes of `count` tokens, for `getp_text_free`. They need not be UTF-8: a token may end within a character. An id
+ * without a token has no bytes. `options` may be NULL.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+const getp_text *getp_tokenizer_decode(const getp_tokenizer *tokenizer,
+                                       const int *ids,
+                                       size_t count,
+                                       const getp_text_options *options);
+
+/* Makes a decoder for the tokens of one answer. `options` may be NULL, and `tokenizer` may be closed before it.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+getp_decoder *getp_decoder_open(const getp_tokenizer *tokenizer, const getp_text_options *options);
+
+/* The text of the answer's next `count` tokens, as far as its characters are whole: `*length` bytes of UTF-8, and a
+ * NUL behind them. The beginning of a character is kept back until the rest comes. Bytes that are no UTF-8 become
+ * U+FFFD. The bytes belong to `decoder`, until its next call.
+ *
+ * Fails for a NULL or a lack of memory: one line on stderr and the last error, returns NULL; unless `length` itself is
+ * NULL, `*length` is 0. */
+const char *getp_decoder_next(getp_decoder *decoder, const int *ids, size_t count, size_t *length);
+
+/* The text of what was kept back, once the answer has ended: a U+FFFD, or nothing. As `getp_decoder_next` gives it;
+ * afterwards the decoder is as new.
+ *
+ * Fails for a NULL or a lack of memory: one line on stderr and the last error, returns NULL; unless `length` itself is
+ * NULL, `*length` is 0. */
+const char *getp_decoder_end(getp_decoder *decoder, size_t *length);
+
+/* Closes a decoder. Does nothing for NULL.
+ *
+ * Fails only by a defect of the library: one line on stderr and the last error. */
+void getp_decoder_close(getp_decoder *decoder);
+
+/* Frees tokens. Does nothing for NULL.
+ *
+ * Fails only by a defect of the library: one line on stderr and the last error. */
+void getp_tokens_free(const getp_tokens *tokens);
+
+/* Frees a text. Does nothing for NULL.
+ *
+ * Fails only by a defect of the library: one line on stderr and the last error. */
+void getp_text_free(const getp_text *text);
+
+/* Reads a vocabulary: the evaluation program's `tokenizer.bin`, a model's `tokenizer.json`, or the directory that has
+ * one, such as Hugging Face's. A `tokenizer.bin` encodes by the program's rule, which gives most texts other tokens
+ * than the model was trained on; a `tokenizer.json` encodes as the model was trained. `inference` encodes its prompts
+ * by the program's rule with both.
+ *
+ * A `tokenizer.json` takes about a second, in which another thread may warm up the model, and a library with the
+ * feature tokenizer-json.
  *
  * On failure: one line on stderr and the last error, returns NULL. */
 getp_tokenizer *getp_tokenizer_open(const char *path);
@@ -815,8 +918,8 @@ getp_tokenizer *getp_tokenizer_open(const char *path);
  * Fails for a NULL: one line on stderr and the last error, returns NULL. */
 Tokenizer *getp_tokenizer_get(getp_tokenizer *tokenizer);
 
-/* The text of token `id`: `*length` bytes without a NUL after them, 0 for an id outside the vocabulary. They belong to
- * `tokenizer`.
+/* The text of token `id`, a special one's name: `*length` bytes without a NUL after them, 0 for an id outside the
+ * vocabulary. They belong to `tokenizer`.
  *
  * Fails for a NULL: one line on stderr and the last error, returns NULL; unless `length` itself is NULL, `*length` is
  * 0. */

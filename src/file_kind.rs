@@ -17,6 +17,8 @@ pub enum Wanted {
     Configuration,
     /// A `tokenizer.bin`.
     Vocabulary,
+    /// A `tokenizer.json`.
+    Tokenizer,
     /// A file of prompts.
     Prompts,
     /// A file of logits.
@@ -32,7 +34,11 @@ impl Wanted {
             }
             Self::Shard => "the weights of a directory are safetensors files: fetch this one again",
             Self::Configuration => "it must be a JSON object: fetch it again",
-            Self::Vocabulary => "a vocabulary is a tokenizer.bin, as the example export_tokenizer writes it",
+            Self::Vocabulary => {
+                "a vocabulary is a tokenizer.bin, as the example export_tokenizer writes it, or the tokenizer.json of \
+                 a model's directory"
+            }
+            Self::Tokenizer => "a tokenizer.json is a JSON object: fetch it again",
             Self::Prompts => "prompts are a text: how many there are, then a line for each",
             Self::Logits => "logits are what GETP_LOGITS writes, or lines of numbers",
         }
@@ -45,6 +51,7 @@ impl Wanted {
             Self::Shard => "safetensors file",
             Self::Configuration => "JSON object",
             Self::Vocabulary => "vocabulary",
+            Self::Tokenizer => "tokenizer.json",
             Self::Prompts => "file of prompts",
             Self::Logits => "file of logits",
         }
@@ -55,7 +62,7 @@ impl Wanted {
         match self {
             Self::Model => kind == PROGRAM_MODEL,
             Self::Shard => kind == SAFETENSORS,
-            Self::Configuration => kind == JSON,
+            Self::Configuration | Self::Tokenizer => kind == JSON,
             Self::Vocabulary => kind == VOCABULARY,
             Self::Prompts => kind == TEXT,
             Self::Logits => kind == LOGITS || kind == TEXT,
@@ -136,6 +143,11 @@ pub fn explain(path: &Path, error: Error, wanted: Wanted) -> Error {
         }
     };
     Error::format(name, why)
+}
+
+/// Whether the file seems to be JSON, by its start.
+pub fn is_json(path: &Path) -> bool {
+    kind_of(path) == Some(JSON)
 }
 
 /// What the file seems to be, by its start.
@@ -329,6 +341,7 @@ mod tests {
             (Wanted::Shard, "fetch this one again"),
             (Wanted::Configuration, "JSON object"),
             (Wanted::Vocabulary, "a vocabulary is a tokenizer.bin"),
+            (Wanted::Tokenizer, "a tokenizer.json is a JSON object"),
             (Wanted::Prompts, "prompts are a text"),
             (Wanted::Logits, "what GETP_LOGITS writes"),
         ];

@@ -32,6 +32,7 @@ pub mod sampler;
 pub mod scheduler;
 pub mod simd;
 pub mod tensors;
+pub mod text;
 pub mod threads;
 pub mod tokenizer;
 pub mod weights;

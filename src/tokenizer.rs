@@ -31,6 +31,11 @@ const SPECIAL_SCORE: f32 = -1e29;
 /// Digits are encoded in chunks of this many, from the left.
 const DIGIT_CHUNK: usize = 3;
 
+/// Whether an entry with this score is the result of a merge, and no special token.
+pub fn is_ordinary(score: f32) -> bool {
+    score > SPECIAL_SCORE
+}
+
 /// A vocabulary that encodes and decodes. Threads may share it.
 pub struct Tokenizer {
     /// The bytes of all entries, concatenated.
@@ -73,8 +78,8 @@ impl Tokenizer {
         for (entry, score) in entries {
             let entry = entry.as_ref();
             tokenizer.append(entry)?;
-            memory::push(&mut ordinary, score > SPECIAL_SCORE, Purpose::Vocabulary)?;
-            if score > SPECIAL_SCORE {
+            memory::push(&mut ordinary, is_ordinary(score), Purpose::Vocabulary)?;
+            if is_ordinary(score) {
                 longest = longest.max(entry.len());
             }
         }
@@ -222,7 +227,7 @@ static BYTES: [u8; 256] = {
 };
 
 /// The byte that an entry like `<0x0A>` stands for.
-fn named_byte(piece: &[u8]) -> Option<u8> {
+pub fn named_byte(piece: &[u8]) -> Option<u8> {
     let &[b'<', b'0', b'x', high, low, b'>'] = piece else {
         return None;
     };
@@ -230,7 +235,7 @@ fn named_byte(piece: &[u8]) -> Option<u8> {
     Some((digit(high)? * 16 + digit(low)?) as u8)
 }
 
-/// The most bytes accepted of a `tokenizer.bin`; o200k_harmony's has 4 MiB.
+/// The most bytes accepted of a vocabulary's file; o200k_harmony's `tokenizer.bin` has 3 MB, its `tokenizer.json` 28.
 const MOST_FILE_BYTES: u64 = 1 << 28;
 
 /// The contents of a `tokenizer.bin`.
@@ -242,19 +247,9 @@ pub struct VocabularyFile {
 impl VocabularyFile {
     /// Reads the file.
     pub fn read(path: &Path) -> Result<Self> {
-        let mut data = Vec::new();
-        let file = File::open(path).map_err(|source| Error::io(path, source))?;
-        file.take(MOST_FILE_BYTES + 1)
-            .read_to_end(&mut data)
-            .map_err(|source| file_kind::explain(path, Error::io(path, source), Wanted::Vocabulary))?;
-        if data.len() as u64 > MOST_FILE_BYTES {
-            let why = format!("it has more than {MOST_FILE_BYTES} bytes, which no vocabulary has");
-            let error = Error::format(path.display().to_string(), why);
-            return Err(file_kind::explain(path, error, Wanted::Vocabulary));
-        }
         Ok(Self {
             path: path.into(),
-            data,
+            data: read_bytes(path, Wanted::Vocabulary)?,
         })
     }
 
@@ -263,6 +258,21 @@ impl VocabularyFile {
         let entries = read_entries(&self.data, &self.path.display().to_string());
         entries.map_err(|error| file_kind::explain(&self.path, error, Wanted::Vocabulary))
     }
+}
+
+/// The contents of a file with a vocabulary, given as what is wanted.
+pub fn read_bytes(path: &Path, wanted: Wanted) -> Result<Vec<u8>> {
+    let mut data = Vec::new();
+    let file = File::open(path).map_err(|source| Error::io(path, source))?;
+    file.take(MOST_FILE_BYTES + 1)
+        .read_to_end(&mut data)
+        .map_err(|source| file_kind::explain(path, Error::io(path, source), wanted))?;
+    if data.len() as u64 > MOST_FILE_BYTES {
+        let why = format!("it has more than {MOST_FILE_BYTES} bytes, which no vocabulary has");
+        let error = Error::format(path.display().to_string(), why);
+        return Err(file_kind::explain(path, error, wanted));
+    }
+    Ok(data)
 }
 
 /// An entry of `tokenizer.bin`: its bytes and its score.

@@ -256,6 +256,57 @@ fn a_tokenizer_handle_is_the_program_s_struct() {
 }
 
 #[test]
+fn a_tokenizer_handle_encodes_and_decodes_by_the_program_s_rule() {
+    use getp::abi::{options::GETP_ON, status::*, text::*, tokenizer::*};
+    let dir = tempfile::tempdir().unwrap();
+    let path = c_path(&vocabulary_file(dir.path()));
+    // SAFETY: handles and structs of this test's own.
+    unsafe {
+        let handle = getp_tokenizer_open(path.as_ptr());
+        let tokens = getp_tokenizer_encode(handle, c"cab".as_ptr(), 3, null());
+        let ids = std::slice::from_raw_parts((*tokens).ids, (*tokens).count);
+        assert_eq!(ids, [99, 256]);
+        let text = getp_tokenizer_decode(handle, ids.as_ptr(), ids.len(), null());
+        assert_eq!(((*text).size, (*text).length), (24, 3));
+        assert_eq!(CStr::from_ptr((*text).bytes), c"cab");
+        getp_text_free(text);
+        getp_tokens_free(tokens);
+        let mut options: TextOptions = std::mem::zeroed();
+        getp_text_options_init_sized(&mut options, size_of::<TextOptions>());
+        options.specials = GETP_ON;
+        assert!(getp_tokenizer_encode(handle, c"ab".as_ptr(), 2, &options).is_null());
+        assert!(last_error().unwrap().contains("opened of a tokenizer.bin"));
+        assert!(getp_tokenizer_encode(handle, null(), 2, null()).is_null());
+        assert_eq!(getp::abi::library::getp_last_status(), GETP_BAD_ARGUMENT);
+        getp_tokenizer_close(handle);
+    }
+}
+
+#[cfg(not(feature = "tokenizer-json"))]
+#[test]
+fn a_tokenizer_json_is_refused_where_nothing_reads_it() {
+    use getp::abi::{library::getp_last_status, status::GETP_BAD_FILE, tokenizer::*};
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tokenizer.json");
+    std::fs::write(&file, "{\"version\": \"1.0\"}").unwrap();
+    for path in [dir.path(), &file] {
+        // SAFETY: a path of this test's own.
+        assert!(unsafe { getp_tokenizer_open(c_path(path).as_ptr()) }.is_null());
+        let error = last_error().unwrap();
+        assert!(
+            error.contains("tokenizer.json: this library is built without the feature"),
+            "{error}"
+        );
+        assert!(error.contains("--features tokenizer-json"), "{error}");
+        assert_eq!(getp_last_status(), GETP_BAD_FILE);
+    }
+    let empty = tempfile::tempdir().unwrap();
+    // SAFETY: as above.
+    assert!(unsafe { getp_tokenizer_open(c_path(empty.path()).as_ptr()) }.is_null());
+    assert!(last_error().unwrap().contains("there is no tokenizer.json in it"));
+}
+
+#[test]
 fn a_request_handle_reads_its_file_and_runs() {
     use getp::abi::{requests::*, tokenizer::*};
     let dir = tempfile::tempdir().unwrap();
@@ -610,7 +661,7 @@ fn a_batch_refuses_what_nobody_can_mean() {
         let id = |at| [at, VOCAB as c_int, -1];
         let [large, negative] = [id(VOCAB as c_int), id(-1)];
         type Change<'a> = &'a dyn Fn(&mut Request);
-        let wrong: [(Change<'_>, &str); 10] = [
+        let wrong: [(Change<'_>, &str); 11] = [
             (&|r| r.size = 0, "getp_request.size=0"),
             (&|r| r.prompt = null(), "prompt is NULL"),
             (&|r| r.prompt = large.as_ptr(), "prompt: its token 0 is 300"),
@@ -620,6 +671,7 @@ fn a_batch_refuses_what_nobody_can_mean() {
                 "stop: its token 0 is -1",
             ),
             (&|r| r.temperature = f32::NAN, "temperature: it is NaN"),
+            (&|r| r.temperature = -0.5, "temperature: it is -0.5"),
             (&|r| (r.temperature, r.topp) = (1.0, f32::NAN), "topp: it is NaN"),
             (&|r| r.ignore_end = 3, "getp_request.ignore_end=3"),
             (&|r| r.tokens_per_event = -1, "getp_request.tokens_per_event: it is -1"),

@@ -3,11 +3,12 @@
 use super::event::{Owned, Told};
 use super::lifecycle::{self, OnEventOf};
 use super::model::Model;
+use super::options::is_on;
 use super::registry;
 use super::sampler::{GETP_STATE_OF_SEED_0, check};
 use super::sized::{self, SizedStruct};
 use super::status::{GETP_CLOSED, GETP_OK, GETP_TIMED_OUT, Status};
-use super::{driver, guard, options, pointer};
+use super::{driver, guard, pointer};
 use crate::batch::MOST_TOP;
 use crate::engine::{Ask, Service};
 use crate::error::{Error, Result};
@@ -432,15 +433,8 @@ impl Batch {
     ///
     /// `ids` is NULL or points to `length` ids.
     unsafe fn tokens(&self, ids: *const c_int, length: usize, what: &'static str) -> Result<Vec<u32>> {
-        if length == 0 {
-            return Ok(Vec::new());
-        }
-        pointer::check(ids, what)?;
-        if length > isize::MAX as usize / size_of::<c_int>() {
-            return Err(Error::Overflow(what));
-        }
-        // SAFETY: neither NULL nor misaligned; the caller guarantees the length.
-        let ids = unsafe { std::slice::from_raw_parts(ids, length) };
+        // SAFETY: guaranteed by our caller.
+        let ids = unsafe { pointer::slice(ids, length, what) }?;
         if let Some(at) = ids.iter().position(|&id| id < 0 || id >= self.vocab_size) {
             let why = format!(
                 "its token {at} is {}; the model's are from 0 to {}",
@@ -450,19 +444,6 @@ impl Batch {
             return Err(Error::format(what, why));
         }
         memory::collect(ids.iter().map(|id| id.cast_unsigned()), Purpose::Requests)
-    }
-}
-
-/// Whether a switch is on.
-fn is_on(name: &'static str, value: c_int) -> Result<bool> {
-    match value {
-        0 | options::GETP_OFF => Ok(false),
-        options::GETP_ON => Ok(true),
-        other => Err(Error::Option {
-            name,
-            value: other.to_string(),
-            known: "0, GETP_ON or GETP_OFF".into(),
-        }),
     }
 }
 

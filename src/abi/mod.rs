@@ -22,6 +22,7 @@ pub mod options;
 pub mod requests;
 pub mod sampler;
 pub mod status;
+pub mod text;
 pub mod tokenizer;
 
 pub mod guard;

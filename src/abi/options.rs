@@ -3,7 +3,7 @@
 use super::guard;
 use super::sized::{self, SizedStruct};
 use super::status::{GETP_OK, Status};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::{Choices, Written, table};
 use crate::report;
 use std::ffi::{CStr, OsStr, c_char, c_int};
@@ -215,6 +215,19 @@ impl Field for *const c_char {
         // SAFETY: not NULL, and guaranteed by our caller.
         let bytes = unsafe { CStr::from_ptr(self) }.to_bytes();
         Some(Written::Text(OsStr::from_bytes(bytes)))
+    }
+}
+
+/// Whether a switch of another struct is on; off is the default.
+pub fn is_on(name: &'static str, value: c_int) -> Result<bool> {
+    match value {
+        0 | GETP_OFF => Ok(false),
+        GETP_ON => Ok(true),
+        other => Err(Error::Option {
+            name,
+            value: other.to_string(),
+            known: "0, GETP_ON or GETP_OFF".into(),
+        }),
     }
 }
 

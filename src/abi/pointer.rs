@@ -40,6 +40,24 @@ pub unsafe fn path<'a>(path: *const c_char, what: &'static str) -> Result<&'a Pa
     Ok(Path::new(OsStr::from_bytes(bytes)))
 }
 
+/// `length` values that `pointer` points to; with none of them it may be NULL.
+///
+/// # Safety
+///
+/// Unless it is NULL or misaligned, which is refused, `pointer` must point to `length` values that nobody writes to for
+/// `'a`.
+pub unsafe fn slice<'a, T>(pointer: *const T, length: usize, what: &'static str) -> Result<&'a [T]> {
+    if length == 0 {
+        return Ok(&[]);
+    }
+    check(pointer, what)?;
+    if length > isize::MAX as usize / size_of::<T>() {
+        return Err(Error::Overflow(what));
+    }
+    // SAFETY: neither NULL nor misaligned, and no longer than memory; the caller guarantees the rest.
+    Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
+}
+
 /// Refuses NULL and misaligned pointers.
 pub fn check<T>(pointer: *const T, what: &'static str) -> Result<()> {
     if pointer.is_null() {

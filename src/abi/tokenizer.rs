@@ -4,15 +4,17 @@ use super::types::{TokenIndex, Tokenizer};
 use super::{guard, pointer};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::tokenizer::{self, Entry, VocabularyFile};
+use crate::text::{Source, TextTokenizer};
+use crate::tokenizer::{self, Entry};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int, c_uchar};
 use std::path::Path;
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
 /// A vocabulary read from a file: the program's struct, and the memory that it points to.
 pub struct TokenizerHandle {
-    decoder: tokenizer::Tokenizer,
+    text: Arc<TextTokenizer>,
     /// The program may write to it.
     tokenizer: UnsafeCell<Tokenizer>,
     max_token_length: c_int,
@@ -28,7 +30,13 @@ struct Memory {
     _sorted: Vec<TokenIndex>,
 }
 
-/// Reads a vocabulary in the eval program's format, `tokenizer.bin`.
+/// Reads a vocabulary: the evaluation program's `tokenizer.bin`, a model's `tokenizer.json`, or the directory that has
+/// one, such as Hugging Face's. A `tokenizer.bin` encodes by the program's rule, which gives most texts other tokens
+/// than the model was trained on; a `tokenizer.json` encodes as the model was trained. `inference` encodes its prompts
+/// by the program's rule with both.
+///
+/// A `tokenizer.json` takes about a second, in which another thread may warm up the model, and a library with the
+/// feature tokenizer-json.
 ///
 /// On failure: one line on stderr and the last error, returns NULL.
 #[unsafe(no_mangle)]
@@ -55,8 +63,8 @@ pub unsafe extern "C" fn getp_tokenizer_get(tokenizer: *mut TokenizerHandle) -> 
     })
 }
 
-/// The text of token `id`: `*length` bytes without a NUL after them, 0 for an id outside the vocabulary. They belong to
-/// `tokenizer`.
+/// The text of token `id`, a special one's name: `*length` bytes without a NUL after them, 0 for an id outside the
+/// vocabulary. They belong to `tokenizer`.
 ///
 /// Fails for a NULL: one line on stderr and the last error, returns NULL; unless `length` itself is NULL, `*length` is
 /// 0.
@@ -72,7 +80,7 @@ pub unsafe extern "C" fn getp_tokenizer_piece(
         *length = 0;
         // SAFETY: the program passes what `getp_tokenizer_open` gave.
         let handle = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
-        let piece = u32::try_from(id).map_or(&[][..], |id| handle.decoder.decode_piece(id));
+        let piece = u32::try_from(id).map_or(&[][..], |id| handle.text.vocabulary().decode_piece(id));
         *length = piece.len();
         Ok(piece.as_ptr().cast())
     })
@@ -94,8 +102,8 @@ pub unsafe extern "C" fn getp_tokenizer_close(tokenizer: *mut TokenizerHandle) {
 
 impl TokenizerHandle {
     fn open(path: &Path) -> Result<Self> {
-        let file = VocabularyFile::read(path)?;
-        let (max_token_length, entries) = file.entries()?;
+        let source = Source::read(path)?;
+        let (max_token_length, entries) = source.entries()?;
         let decoder = tokenizer::Tokenizer::new(entries.iter().copied(), max_token_length)?;
         // Neither number exceeds the file's size, so they overflow an int only for files of 2 GiB or more.
         let vocab_size = c_int::try_from(entries.len()).map_err(|_| Error::Overflow("the vocabulary's size"))?;
@@ -117,11 +125,16 @@ impl TokenizerHandle {
             byte_pieces: std::array::from_fn(|at| if at % 2 == 0 { (at / 2) as c_uchar } else { 0 }),
         };
         Ok(Self {
-            decoder,
+            text: Arc::new(source.into_tokenizer(decoder)?),
             tokenizer: UnsafeCell::new(tokenizer),
             max_token_length,
             _memory: memory,
         })
+    }
+
+    /// What encodes texts and decodes tokens.
+    pub fn text(&self) -> &Arc<TextTokenizer> {
+        &self.text
     }
 
     /// Length in bytes of the longest token that encoding can produce.
