@@ -1292,3 +1292,109 @@ fn seeds_of_the_fuzzer_are_models() {
         BinCheckpoint::open(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     }
 }
+
+// What the directory says of answers.
+
+/// The answer to a request of the model at `path` whose fields are at their defaults but for `change`, and how it ends.
+fn answer(path: &Path, change: impl Fn(&mut getp::abi::batch::Request)) -> (Vec<i32>, i32) {
+    use getp::abi::{batch::*, event::*, model::*};
+    use std::ptr::{null, null_mut};
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    let prompt = [1, 2, 3];
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        let model = getp_model_open(path.as_ptr(), null());
+        let batch = getp_batch_open(model, null());
+        assert!(!batch.is_null());
+        let mut request: Request = std::mem::zeroed();
+        getp_request_init_sized(&mut request, size_of::<Request>());
+        (request.prompt, request.prompt_length, request.seed) = (prompt.as_ptr(), prompt.len(), 5);
+        change(&mut request);
+        assert_eq!(getp_batch_submit(batch, &request, null_mut()), 0);
+        let mut event = null();
+        assert_eq!(getp_batch_next(batch, 60.0, &mut event), 0);
+        let told = &*event;
+        let answer = std::slice::from_raw_parts(told.tokens, told.count).to_vec();
+        let end = told.end;
+        getp_event_free(event);
+        getp_batch_close(batch);
+        getp_model_close(model);
+        (answer, end)
+    }
+}
+
+/// What `getp_model_defaults` gives: the ends, the most tokens, temperature and top-p.
+fn defaults(path: &Path) -> (Vec<i32>, usize, f32, f32) {
+    use getp::abi::model::*;
+    use std::ptr::{null, null_mut};
+    let path = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        let model = getp_model_open(path.as_ptr(), null());
+        let mut read: Defaults = std::mem::zeroed();
+        assert!(getp_model_defaults_sized(model, &mut read, size_of::<Defaults>() - 1) < 0);
+        assert!(getp_model_defaults_sized(model, null_mut(), size_of::<Defaults>()) < 0);
+        assert_eq!(getp_model_defaults_sized(model, &mut read, size_of::<Defaults>()), 0);
+        let ends = std::slice::from_raw_parts(read.ends, read.end_count).to_vec();
+        getp_model_close(model);
+        (ends, read.max_tokens, read.temperature, read.topp)
+    }
+}
+
+#[test]
+fn requests_take_what_the_directory_says() {
+    use getp::abi::event::{GETP_END_LENGTH, GETP_END_TOKEN};
+    use getp::abi::options::GETP_ON;
+    let dir = temp();
+    let path = tiny_hf(&dir, 1);
+    let greedy = |request: &mut getp::abi::batch::Request| (request.temperature, request.max_tokens) = (0.0, 40);
+    let (whole, end) = answer(&path, greedy);
+    assert_eq!((whole.len(), end), (40, GETP_END_LENGTH));
+    assert_eq!(
+        answer(&path, |request| request.max_tokens = 40),
+        (whole.clone(), GETP_END_LENGTH)
+    );
+    assert_eq!(defaults(&path), (vec![199_999, 200_002], 0, 0.0, 1.0));
+
+    let file = path.join("generation_config.json");
+    let ending = whole[5];
+    let sampled = r#""do_sample": true, "temperature": 12, "top_p": 0.875, "max_new_tokens": 7"#;
+    std::fs::write(&file, format!("{{{sampled}, \"eos_token_id\": [{ending}, 49999]}}")).unwrap();
+    assert_eq!(defaults(&path), (vec![ending, 49_999], 7, 12.0, 0.875));
+    let first = whole.iter().position(|&token| token == ending).unwrap();
+    assert_eq!(answer(&path, greedy), (whole[..=first].to_vec(), GETP_END_TOKEN));
+    let unending = |request: &mut getp::abi::batch::Request| {
+        greedy(request);
+        request.ignore_end = GETP_ON;
+    };
+    assert_eq!(answer(&path, unending), (whole.clone(), GETP_END_LENGTH));
+    let (drawn, _) = answer(&path, |request| request.ignore_end = GETP_ON);
+    let said = |request: &mut getp::abi::batch::Request| {
+        (request.temperature, request.topp, request.max_tokens) = (12.0, 0.875, 7);
+        request.ignore_end = GETP_ON;
+    };
+    assert_eq!(answer(&path, said).0, drawn);
+    assert!(drawn.len() == 7 && drawn != whole[..7], "{drawn:?}");
+
+    // What that file does not name, config.json may.
+    std::fs::write(&file, "{}").unwrap();
+    let config = path.join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(
+        &config,
+        text.replacen('{', &format!("{{\"eos_token_id\": {ending},"), 1),
+    )
+    .unwrap();
+    assert_eq!(answer(&path, greedy), (whole[..=first].to_vec(), GETP_END_TOKEN));
+    std::fs::write(&config, text.replacen('{', "{\"eos_token_id\": \"x\",", 1)).unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["eos_token_id is \"x\"", "config.json"],
+    );
+    std::fs::write(&config, text).unwrap();
+    std::fs::write(&file, r#"{"temperature": "hot"}"#).unwrap();
+    assert_refused(
+        SafetensorsCheckpoint::open(&path),
+        &["temperature is \"hot\"", "generation_config.json"],
+    );
+}

@@ -10,6 +10,7 @@ use super::sized::{self, SizedStruct};
 use super::status::{GETP_CLOSED, GETP_OK, GETP_TIMED_OUT, Status};
 use super::{driver, guard, pointer};
 use crate::batch::MOST_TOP;
+use crate::checkpoint::Generation;
 use crate::engine::{Ask, Service};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -27,6 +28,8 @@ pub struct Batch {
     /// The process that opened it.
     process: Process,
     vocab_size: c_int,
+    /// What the model's files say of answers.
+    generation: Generation,
     /// What ends an answer by default.
     ends: Arc<EndTokens>,
     has_callback: bool,
@@ -57,19 +60,20 @@ pub struct Request {
     /// Tokens of the prompt.
     pub prompt_length: usize,
     /// The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
-    /// a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit
-    /// for other numbers.
+    /// a .bin file, its seq_len) and the KV cache have room for, and at least one, but no more than
+    /// `getp_defaults.max_tokens`. A .bin file's seq_len is no limit for other numbers.
     pub max_tokens: usize,
     /// Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then.
     pub min_tokens: usize,
-    /// 0, the default, is greedy decoding. Finite and not negative.
+    /// 0 is greedy decoding. Finite and not negative, or GETP_OF_MODEL, the default: that of `getp_defaults`.
     pub temperature: f32,
-    /// Within (0, 1): top-p (nucleus) sampling; with any other number, as the default, all tokens can be sampled.
+    /// Within (0, 1): top-p (nucleus) sampling; with any other number all tokens can be sampled. GETP_OF_MODEL, the
+    /// default: that of `getp_defaults`.
     pub topp: f32,
     /// The first state of the request's random number generator, GETP_STATE_OF_SEED_0 for 0, the default: the request
     /// draws what request 0 of `inference` draws from a sampler with that seed.
     pub seed: u64,
-    /// Tokens that end the answer beside the model's end tokens: `stop_length` ids.
+    /// Tokens that end the answer beside the model's end tokens, those of `getp_defaults`: `stop_length` ids.
     pub stop: *const c_int,
     /// How many.
     pub stop_length: usize,
@@ -89,6 +93,9 @@ pub struct Request {
     /// 0: a later version may use it.
     pub reserved: c_int,
 }
+
+/// `getp_request.temperature` and `topp`: what the model's files say.
+pub const GETP_OF_MODEL: f32 = -1.0;
 
 /// The most that `getp_request.top_logprobs` may be.
 pub const GETP_MOST_TOP_LOGPROBS: c_int = 20;
@@ -129,8 +136,8 @@ unsafe impl SizedStruct for Request {
             prompt_length: 0,
             max_tokens: 0,
             min_tokens: 0,
-            temperature: 0.0,
-            topp: 0.0,
+            temperature: GETP_OF_MODEL,
+            topp: GETP_OF_MODEL,
             seed: 0,
             stop: null(),
             stop_length: 0,
@@ -204,7 +211,8 @@ pub unsafe extern "C" fn getp_batch_open(model: *mut Model, options: *const Batc
             service,
             process: Process::this(),
             vocab_size: model.vocab_size(),
-            ends: Arc::new(EndTokens::new(&EndTokens::RELEASED)),
+            generation: model.generation().clone(),
+            ends: Arc::new(EndTokens::new(&model.generation().ends)),
             has_callback,
         })))
     })
@@ -384,13 +392,16 @@ impl Batch {
     ///
     /// `request` points to as many ids as it says.
     unsafe fn ask(&self, request: &Request) -> Result<Ask> {
-        check(request.temperature, request.topp)?;
+        let of_model = |given: f32, default| if given == GETP_OF_MODEL { default } else { given };
+        let temperature = of_model(request.temperature, self.generation.temperature);
+        let topp = of_model(request.topp, self.generation.topp);
+        check(temperature, topp)?;
         // SAFETY: guaranteed by our caller.
         let prompt = unsafe { self.tokens(request.prompt, request.prompt_length, "prompt") }?;
         // SAFETY: guaranteed by our caller.
         let stops = unsafe { self.tokens(request.stop, request.stop_length, "stop") }?;
         let ends: &[u32] = match is_on("getp_request.ignore_end", request.ignore_end)? {
-            false => &EndTokens::RELEASED,
+            false => &self.generation.ends,
             true => &[],
         };
         let has_defaults = stops.is_empty() && !ends.is_empty();
@@ -398,10 +409,19 @@ impl Batch {
             let why = format!("it is {}; use 0 or more", request.tokens_per_event);
             Error::format("getp_request.tokens_per_event", why)
         })?;
+        // The last token of an answer is not fed.
+        let positions = |tokens: usize| prompt.len().saturating_add(tokens).saturating_sub(1);
+        let max_positions = match (request.max_tokens, self.generation.max_tokens) {
+            (0, None) => None,
+            // Where there is less room than the model's files say, it is a limit, and no reason to refuse.
+            (0, Some(tokens)) => match self.service.most_positions(prompt.len()) {
+                0 => None,
+                most => Some(positions(tokens).min(most)),
+            },
+            (tokens, _) => Some(positions(tokens)),
+        };
         Ok(Ask {
-            // The last token of an answer is not fed.
-            max_positions: (request.max_tokens > 0)
-                .then(|| prompt.len().saturating_add(request.max_tokens).saturating_sub(1)),
+            max_positions,
             prompt,
             min_tokens: request.min_tokens,
             logprobs: LogProbs {
@@ -410,8 +430,8 @@ impl Batch {
                 top: top(request.top_logprobs)?,
             },
             sampling: Sampling {
-                temperature: request.temperature,
-                topp: request.topp,
+                temperature,
+                topp,
                 rng_state: if request.seed == 0 {
                     GETP_STATE_OF_SEED_0
                 } else {

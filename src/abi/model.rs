@@ -2,11 +2,14 @@
 
 use super::options::Options;
 use super::registry::{self, Opened};
+use super::sized;
+use super::status::{GETP_OK, Status};
 use super::types::{Config, RunState, Transformer, TransformerWeights};
 use super::{guard, lifecycle, pointer};
-use crate::checkpoint::{BinCheckpoint, Checkpoint, SafetensorsCheckpoint, config_to_bytes};
+use crate::checkpoint::{BinCheckpoint, Checkpoint, Generation, SafetensorsCheckpoint, config_to_bytes};
 use crate::error::{Error, Result};
 use crate::options::Choices;
+use crate::report;
 use std::ffi::{c_char, c_int};
 use std::path::Path;
 use std::ptr::null_mut;
@@ -18,7 +21,26 @@ pub struct Model {
     /// write to it.
     transformer: *mut Transformer,
     vocab_size: c_int,
+    generation: Generation,
 }
+
+/// What a model's files say of its answers: how a request is answered whose fields are left at their defaults.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Defaults {
+    /// The tokens that end an answer: `end_count` ids, which belong to the model.
+    pub ends: *const c_int,
+    /// How many.
+    pub end_count: usize,
+    /// The most tokens of an answer; 0: as many as there is room for.
+    pub max_tokens: usize,
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// 1: all tokens can be sampled.
+    pub topp: f32,
+}
+
+const _: () = assert!(size_of::<Defaults>() == 32);
 
 /// Opens the model at `path`: a `.bin` file, or a directory with `config.json` and safetensors files. The files must
 /// not change while the model is open. With `options` NULL all options come from the environment, or are defaults.
@@ -53,6 +75,41 @@ pub unsafe extern "C" fn getp_model_transformer(model: *mut Model) -> *mut Trans
     })
 }
 
+/// Writes to `*defaults`, of which the program knows `size` bytes, what the model's files say of its answers; the macro
+/// `getp_model_defaults(model, defaults)` passes `sizeof *defaults`. In a directory that is `generation_config.json`,
+/// whose `eos_token_id` may also stand in `config.json`. Without them, and of a .bin file: greedy, and the end tokens
+/// 199999 and 200002. Returns GETP_OK.
+///
+/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+/// the failure, and `*defaults` is unchanged.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_model_defaults_sized(
+    model: *const Model,
+    defaults: *mut Defaults,
+    size: usize,
+) -> Status {
+    guard::look_coded(|| {
+        // SAFETY: the program passes what `getp_model_open` gave.
+        let Generation {
+            ends,
+            temperature,
+            topp,
+            max_tokens,
+            ..
+        } = &unsafe { pointer::borrow(model, "model") }?.generation;
+        let now = Defaults {
+            ends: ends.as_ptr().cast(),
+            end_count: ends.len(),
+            max_tokens: max_tokens.unwrap_or(0),
+            temperature: *temperature,
+            topp: *topp,
+        };
+        // SAFETY: the program passes a pointer to a struct of its own and its size.
+        unsafe { sized::write(defaults, size, now, "defaults", "getp_model_defaults") }?;
+        Ok(GETP_OK)
+    })
+}
+
 /// Closes a model, and finishes it first if it is warmed up. Does nothing for NULL. Using the model afterwards, or
 /// closing it twice, is undefined behaviour.
 ///
@@ -71,17 +128,25 @@ pub unsafe extern "C" fn getp_model_close(model: *mut Model) {
 impl Model {
     fn new(source: Opened) -> Self {
         let config = Config::from_bytes(config_to_bytes(source.checkpoint.config()));
+        let generation = source.checkpoint.generation();
+        generation.ignored.iter().for_each(report::warning);
         let transformer = Box::into_raw(Box::new(blank(config)));
         registry::set_source(transformer, Some(source));
         Self {
             transformer,
             vocab_size: config.vocab_size,
+            generation,
         }
     }
 
     /// The model's struct.
     pub fn transformer(&self) -> *mut Transformer {
         self.transformer
+    }
+
+    /// What its files say of answers.
+    pub fn generation(&self) -> &Generation {
+        &self.generation
     }
 
     /// Tokens in the model's vocabulary.

@@ -87,3 +87,32 @@ pub unsafe fn read<T: SizedStruct>(from: *const T, what: &'static str) -> Result
     }
     Ok(read)
 }
+
+/// Writes to the program's struct, of which it knows `size` bytes, what the library has; fields of a later version
+/// become 0. `macro_name` is what a program calls.
+///
+/// # Safety
+///
+/// `to` is NULL, or points to `size` bytes that may be written to.
+pub unsafe fn write<T: Copy>(
+    to: *mut T,
+    size: usize,
+    from: T,
+    what: &'static str,
+    macro_name: &'static str,
+) -> Result<()> {
+    pointer::check(to, what)?;
+    if !(size_of::<T>()..=MOST_BYTES).contains(&size) {
+        return Err(Error::format(
+            "size",
+            format!("it is {size}; call {macro_name}, the macro"),
+        ));
+    }
+    let (to, from) = (to.cast::<u8>(), (&raw const from).cast());
+    // SAFETY: the caller's struct has `size` bytes, and ours no more.
+    unsafe {
+        to.write_bytes(0, size);
+        to.copy_from_nonoverlapping(from, size_of::<T>());
+    }
+    Ok(())
+}

@@ -58,9 +58,10 @@ const CONFIG: &Table = &[
     // null: it was saved without a model.
     ("architectures", Inert(&["[\"GptOssForCausalLM\"]", "null"])),
     ("quantization_config", Used("null")),
-    // The eval program fixes which tokens end an answer.
+    // The tokens that end an answer, if generation_config.json does not say; `generation` reads it.
+    ("eos_token_id", Used("null")),
+    // Prompts come with their tokens.
     ("bos_token_id", Ignored),
-    ("eos_token_id", Ignored),
     ("pad_token_id", Ignored),
     ("sep_token_id", Ignored),
     ("decoder_start_token_id", Ignored),

@@ -6,6 +6,7 @@
 
 mod arrays;
 mod fields;
+mod generation;
 mod hf_config;
 mod mapped;
 mod names;
@@ -18,6 +19,7 @@ pub use arrays::{
     BinCheckpoint, CONFIG_BYTES, PointerCheckpoint, TensorLayout, config_from_bytes, config_from_fields,
     config_to_bytes,
 };
+pub use generation::Generation;
 pub use mapped::explain_mapped;
 pub use safetensors::SafetensorsCheckpoint;
 
@@ -184,6 +186,10 @@ impl Tensor<'_> {
 pub trait Checkpoint: Send + Sync {
     /// The model's dimensions.
     fn config(&self) -> &ModelConfig;
+    /// What it says of answers.
+    fn generation(&self) -> Generation {
+        Generation::default()
+    }
     /// One tensor, checked to have the shape that [`TensorId`] documents.
     fn tensor(&self, id: TensorId) -> Result<Tensor<'_>>;
 }

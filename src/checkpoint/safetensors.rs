@@ -14,8 +14,8 @@ use super::fields::{read_object, shown};
 use super::mapped::MappedFile;
 use super::names::{Naming, Place};
 use super::{
-    Checkpoint, Columns, Element, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, Part, Tensor, TensorId, Values, hf_config,
-    original_config,
+    Checkpoint, Columns, Element, Generation, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, Part, Tensor, TensorId, Values,
+    generation, hf_config, original_config,
 };
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -37,6 +37,7 @@ const UNQUANTIZED: [Dtype; 2] = [Dtype::BF16, Dtype::F32];
 #[derive(Debug)]
 pub struct SafetensorsCheckpoint {
     config: ModelConfig,
+    generation: Generation,
     naming: Naming,
     dir: PathBuf,
     shards: Vec<Shard>,
@@ -67,9 +68,10 @@ impl SafetensorsCheckpoint {
     /// no other tensor is. The configuration's `seq_len` is the model's context length, but at most 4096.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref().to_path_buf();
-        let (config, naming) = read_config(&dir)?;
+        let (config, generation, naming) = read_config(&dir)?;
         let mut checkpoint = Self {
             config,
+            generation,
             naming,
             dir,
             shards: Vec::new(),
@@ -353,6 +355,10 @@ impl Checkpoint for SafetensorsCheckpoint {
         &self.config
     }
 
+    fn generation(&self) -> Generation {
+        self.generation.clone()
+    }
+
     fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
         id.check(&self.config)?;
         let [rows, cols] = id.shape(&self.config);
@@ -388,12 +394,13 @@ impl Stored {
 }
 
 /// The configuration in a directory's `config.json`, and which names the tensors have.
-fn read_config(dir: &Path) -> Result<(ModelConfig, Naming)> {
+fn read_config(dir: &Path) -> Result<(ModelConfig, Generation, Naming)> {
     let path = dir.join("config.json");
     if dir.is_dir() && !path.exists() {
         return Err(file_kind::explain_directory(dir, "config.json"));
     }
     let object = read_object(&path)?;
+    let ends = generation::ends(&object);
     let (config, naming) = if original_config::is_original(&object) {
         (original_config::config(object), Naming::Original)
     } else {
@@ -401,7 +408,9 @@ fn read_config(dir: &Path) -> Result<(ModelConfig, Naming)> {
     };
     let wrong = |why| Error::unsupported(path.display().to_string(), why);
     let config = config.map_err(wrong)?;
-    Ok((config.check().map_err(|error| wrong(error.to_string()))?, naming))
+    let config = config.check().map_err(|error| wrong(error.to_string()))?;
+    let generation = Generation::read(dir, ends.map_err(wrong)?)?;
+    Ok((config, generation, naming))
 }
 
 /// The files of a directory without an index: `SINGLE`, or without that all safetensors files, sorted by name.

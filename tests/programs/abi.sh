@@ -10,7 +10,7 @@ need gcc "apt-get install gcc"
 need abidiff "apt-get install abigail-tools"
 version=$(version_here)
 # The structs that a program passes with their size, or gets a pointer to: they may grow at their ends.
-growing='^getp_(options|batch_options|request|event|stats_t|text_options|tokens|text)$'
+growing='^getp_(options|batch_options|request|event|stats_t|text_options|tokens|text|defaults)$'
 
 # empty FOLDER SYMBOLS: of FOLDER/getp.h makes FOLDER/libgetp.so, with the symbols in that file.
 empty() (

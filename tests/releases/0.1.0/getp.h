@@ -41,11 +41,17 @@
 /* Writes a transformer's counters to *stats, as many as this header has. */
 #define getp_stats(transformer, stats) getp_stats_sized((transformer), (stats), sizeof *(stats))
 
+/* Writes what a model's files say of its answers to *defaults, as much as this header has. */
+#define getp_model_defaults(model, defaults) getp_model_defaults_sized((model), (defaults), sizeof *(defaults))
+
 /* The version of this header; getp_version() is the library's. */
 #define GETP_VERSION "0.1.0"
 #define GETP_VERSION_MAJOR 0
 #define GETP_VERSION_MINOR 1
 #define GETP_VERSION_PATCH 0
+
+/* `getp_request.temperature` and `topp`: what the model's files say. */
+#define GETP_OF_MODEL -1.0
 
 /* The most that `getp_request.top_logprobs` may be. */
 #define GETP_MOST_TOP_LOGPROBS 20
@@ -203,19 +209,20 @@ typedef struct {
   /* Tokens of the prompt. */
   size_t prompt_length;
   /* The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
-   * a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit
-   * for other numbers. */
+   * a .bin file, its seq_len) and the KV cache have room for, and at least one, but no more than
+   * `getp_defaults.max_tokens`. A .bin file's seq_len is no limit for other numbers. */
   size_t max_tokens;
   /* Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then. */
   size_t min_tokens;
-  /* 0, the default, is greedy decoding. Finite and not negative. */
+  /* 0 is greedy decoding. Finite and not negative, or GETP_OF_MODEL, the default: that of `getp_defaults`. */
   float temperature;
-  /* Within (0, 1): top-p (nucleus) sampling; with any other number, as the default, all tokens can be sampled. */
+  /* Within (0, 1): top-p (nucleus) sampling; with any other number all tokens can be sampled. GETP_OF_MODEL, the
+   * default: that of `getp_defaults`. */
   float topp;
   /* The first state of the request's random number generator, GETP_STATE_OF_SEED_0 for 0, the default: the request
    * draws what request 0 of `inference` draws from a sampler with that seed. */
   uint64_t seed;
-  /* Tokens that end the answer beside the model's end tokens: `stop_length` ids. */
+  /* Tokens that end the answer beside the model's end tokens, those of `getp_defaults`: `stop_length` ids. */
   const int *stop;
   /* How many. */
   size_t stop_length;
@@ -531,6 +538,20 @@ typedef struct {
   int reserved_2;
 } getp_options;
 
+/* What a model's files say of its answers: how a request is answered whose fields are left at their defaults. */
+typedef struct {
+  /* The tokens that end an answer: `end_count` ids, which belong to the model. */
+  const int *ends;
+  /* How many. */
+  size_t end_count;
+  /* The most tokens of an answer; 0: as many as there is room for. */
+  size_t max_tokens;
+  /* 0 is greedy. */
+  float temperature;
+  /* 1: all tokens can be sampled. */
+  float topp;
+} getp_defaults;
+
 /* How text is encoded and tokens are decoded. Call `getp_text_options_init` before setting fields. */
 typedef struct {
   /* sizeof(getp_text_options) as the program knows it, set by `getp_text_options_init`. */
@@ -762,6 +783,15 @@ getp_model *getp_model_open(const char *path, const getp_options *options);
  *
  * Fails for a NULL: one line on stderr and the last error, returns NULL. */
 Transformer *getp_model_transformer(getp_model *model);
+
+/* Writes to `*defaults`, of which the program knows `size` bytes, what the model's files say of its answers; the macro
+ * `getp_model_defaults(model, defaults)` passes `sizeof *defaults`. In a directory that is `generation_config.json`,
+ * whose `eos_token_id` may also stand in `config.json`. Without them, and of a .bin file: greedy, and the end tokens
+ * 199999 and 200002. Returns GETP_OK.
+ *
+ * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+ * the failure, and `*defaults` is unchanged. */
+getp_status getp_model_defaults_sized(const getp_model *model, getp_defaults *defaults, size_t size);
 
 /* Closes a model, and finishes it first if it is warmed up. Does nothing for NULL. Using the model afterwards, or
  * closing it twice, is undefined behaviour.
