@@ -98,9 +98,9 @@ test-rust:
 	$(CARGO) build --locked --examples
 	$(CARGO) test --locked --no-fail-fast
 
-# The checkpoint's own tokenizer, against tiktoken.
-test-text:
-	$(CARGO) test --locked --features tokenizer-json --test text
+# The checkpoint's own tokenizer and conversations, against tiktoken and openai-harmony.
+test-text: $(BUILD)/tokenizer.json
+	tests/programs/text.sh
 
 # The GPU engine on a SIMT machine emulated on the CPU.
 test-simt: tiny-model
@@ -182,9 +182,9 @@ $(BUILD)/%-tokenizer.bin: $(TOKENIZER_SOURCES) Makefile | $(ALL_TOOLS)
 	mkdir -p $(BUILD)
 	$(TOOLS)/export_tokenizer $($*_TOKENIZER) $@.$$$$ && mv $@.$$$$ $@
 
-$(BUILD)/tokenizer.bin: $(TOKENIZER_SOURCES) | $(ALL_TOOLS)
+$(BUILD)/tokenizer.bin $(BUILD)/tokenizer.json: $(BUILD)/tokenizer.%: $(TOKENIZER_SOURCES) | $(ALL_TOOLS)
 	mkdir -p $(BUILD)
-	$(TOOLS)/export_tokenizer $@.$$$$ && mv $@.$$$$ $@
+	$(TOOLS)/export_tokenizer $@.$$$$.$* && mv $@.$$$$.$* $@
 
 $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | $(ALL_TOOLS)
 	mkdir -p $(BUILD)

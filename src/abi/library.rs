@@ -48,8 +48,8 @@ pub extern "C" fn getp_features() -> *const c_char {
 
 /// The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
 /// getp_stats, the open functions, getp_batch_submit, getp_batch_next, getp_batch_cancel, getp_batch_cancel_all,
-/// getp_tokenizer_encode, getp_tokenizer_decode, getp_decoder_next and getp_decoder_end
-/// clear it when they begin; the other functions keep it, and replace it if they fail. The
+/// getp_tokenizer_encode, getp_tokenizer_decode, getp_decoder_next, getp_decoder_end, and getp_harmony_render, _read,
+/// _reader_next and _reader_end clear it when they begin; the other functions keep it, and replace it if they fail. The
 /// string is valid until the thread calls another function of this library. Of a text of more than 4095 bytes it is the
 /// beginning; stderr has all of it. Never fails.
 #[unsafe(no_mangle)]

@@ -16,6 +16,7 @@ pub mod batch;
 #[cfg(not(all(getp_no_driver_structs, cplusplus)))]
 pub mod driver;
 pub mod event;
+pub mod harmony;
 pub mod library;
 pub mod model;
 pub mod options;

@@ -75,6 +75,25 @@ find_nvcc() {
 # older_clang VERSION: the program of a clang that AMD's kernels are tried with, where setup.sh installs it.
 older_clang() { echo "build/clang-$1/bin/clang"; }
 
+# library_of MARK ARGUMENT...: copies the library that `cargo test ARGUMENT...` has just built to $scratch/library.
+# `cargo build` would take other features of some crates than the tests do, and build all again. A copy, since every
+# build writes that file; MARK is what the one with these features holds. Where another build has written it, Cargo
+# makes it again once it is gone.
+library_of() {
+    local mark=$1 shared=$TARGET/debug/deps/libgetp.so
+    shift
+    if ! grep -q "$mark" "$shared"; then
+        rm -f "$shared"
+        quietly "a library with $mark" "${CARGO:-cargo}" test "$@" --no-run
+    fi
+    mkdir -p "$scratch/library"
+    cp "$shared" "$scratch/library"
+}
+
+# openai-harmony, where setup.sh installs it.
+# shellcheck disable=SC2034 # the scripts that source this use it
+harmony=build/harmony harmony_version=0.0.8
+
 # MLPerf's LoadGen, where setup.sh builds it; a file named as its version is the last one that it makes.
 # shellcheck disable=SC2034 # the scripts that source this use them
 loadgen=build/loadgen loadgen_version=6.0.17

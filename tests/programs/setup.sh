@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # setup.sh run|check|mlperf|test: installs what `make run`, `make check`, `make mlperf` or `make test` needs and is not
 # here: Debian's packages, as root or where sudo asks for nothing, for `make mlperf` and `make test` LoadGen in build/,
-# and for `make test` nvcc and older clangs in build/. Where it may not install it says what to install.
+# and for `make test` nvcc, older clangs and openai-harmony in build/. Where it may not install it says what to install.
 . "$(dirname "$0")/lib.sh"
 
 packages=(make g++ libc6-dev)
@@ -19,7 +19,7 @@ all_checks=(
     clang-22 lld-22 llvm-22
     # Both MPIs.
     libopenmpi-dev openmpi-bin libmpich-dev mpich
-    # nvcc and the older clangs.
+    # nvcc, the older clangs and openai-harmony.
     python3-venv
 )
 
@@ -73,6 +73,16 @@ compile_loadgen() {
     g++ -std=c++17 -O2 -fPIC -w -I. -c "$1" -o "$(basename "$1" .cc).o"
 }
 
+# What renders conversations as the models were trained on them.
+install_harmony() {
+    [[ ! -e ${harmony:?}/$harmony_version ]] || return 0
+    echo "installing openai-harmony $harmony_version in $harmony"
+    rm -rf "$harmony"
+    python3 -m venv "$harmony"
+    "$harmony/bin/pip" install --quiet --only-binary :all: "openai-harmony==$harmony_version"
+    touch "$harmony/$harmony_version"
+}
+
 # In a folder of its own. The parts are pinned together: ptxas refuses PTX of a newer nvvm.
 install_nvcc() {
     ! find_nvcc || return 0
@@ -120,6 +130,7 @@ else
 fi
 [[ $1 != mlperf && $1 != test ]] || install_loadgen
 if [[ $1 == test ]]; then
+    install_harmony
     install_nvcc
     install_clang 17 0.12.0
     install_clang 20 0.15.1

@@ -47,17 +47,10 @@ library=$("$cargo" test "${simt[@]}" --no-run "${tests[@]}" --message-format=jso
 programs=("mfma_test 0" "mfma_test 1" "attention_test 0" "attention_test 1" small_test)
 test_kernels plain "$library"
 
-# What host programs do, with the library that the tests have just been built with: `cargo build` would take other
-# features of some crates than the tests do, and build all again. A copy, since every build writes that file. Where
-# another build has written it, Cargo makes it again once it is gone. Two prompts do: hosts.sh has all of them.
+# What host programs do, with the library that the tests have just been built with. Two prompts do: hosts.sh has all of
+# them.
 head -n 3 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/prompts"
-shared=$TARGET/debug/deps/libgetp.so
-if ! grep -q simt_launch "$shared"; then
-    rm -f "$shared"
-    quietly "a library with the machine" "$cargo" test "${simt[@]}" --no-run "${tests[@]}"
-fi
-mkdir "$scratch/library"
-cp "$shared" "$scratch/library"
+library_of simt_launch "${simt[@]}" "${tests[@]}"
 link=(-Iinclude -L"$scratch/library" -lgetp -Wl,-rpath,"$scratch/library" -lpthread -lm)
 for program in exit_meanwhile float_environment; do
     gcc -std=c11 -O0 -Wall -Wextra -Wpedantic -Werror -o "$scratch/$program" "tests/programs/$program.c" "${link[@]}"

@@ -110,6 +110,9 @@ typedef struct getp_decoder getp_decoder;
 /* An open model. */
 typedef struct getp_model getp_model;
 
+/* Reads the tokens of one answer while they come. */
+typedef struct getp_harmony_reader getp_harmony_reader;
+
 /* Requests read from a file: the program's struct, and the memory that it points to. */
 typedef struct getp_requests getp_requests;
 
@@ -472,6 +475,26 @@ typedef struct {
 } Requests;
 #endif
 
+/* Tokens that the library has made. A program takes only pointers to it, so that it can grow. */
+typedef struct {
+  /* sizeof(getp_tokens) as the library knows it. */
+  size_t size;
+  /* `count` ids. */
+  const int *ids;
+  /* How many. */
+  size_t count;
+} getp_tokens;
+
+/* A text that the library has made. A program takes only pointers to it, so that it can grow. */
+typedef struct {
+  /* sizeof(getp_text) as the library knows it. */
+  size_t size;
+  /* `length` bytes, and a NUL behind them. There may be NULs among them. */
+  const char *bytes;
+  /* How many. */
+  size_t length;
+} getp_text;
+
 /* Counters of a model since it was warmed up, and its memory. */
 typedef struct {
   /* Tokens stored in answers. */
@@ -563,26 +586,6 @@ typedef struct {
   /* 0: a later version may use it. */
   int reserved;
 } getp_text_options;
-
-/* Tokens that the library has made. A program takes only pointers to it, so that it can grow. */
-typedef struct {
-  /* sizeof(getp_tokens) as the library knows it. */
-  size_t size;
-  /* `count` ids. */
-  const int *ids;
-  /* How many. */
-  size_t count;
-} getp_tokens;
-
-/* A text that the library has made. A program takes only pointers to it, so that it can grow. */
-typedef struct {
-  /* sizeof(getp_text) as the library knows it. */
-  size_t size;
-  /* `length` bytes, and a NUL behind them. There may be NULs among them. */
-  const char *bytes;
-  /* How many. */
-  size_t length;
-} getp_text;
 
 /* The call has done its work. */
 #define GETP_OK 0
@@ -745,6 +748,50 @@ void finish(Transformer *transformer, Tokenizer *tokenizer);
  * Fails only by a defect of the library: one line on stderr and the last error. */
 void getp_event_free(const getp_event *event);
 
+/* The tokens of a conversation as gpt-oss was trained on them, with the beginning of the assistant's answer behind
+ * them, for `getp_tokens_free`. `json` has `length` bytes: a list of messages as chat completions have them, or the
+ * body of such a request, of which `messages`, `tools`, `tool_choice` and `reasoning_effort` are used. With
+ * `continue_final_message` the last message is left open instead; with `add_generation_prompt` false nothing is
+ * behind the messages. `date`, `knowledge_cutoff` and `model_identity` are what the system message says; there is no
+ * date unless it is given. docs/harmony.md has the rules.
+ *
+ * Whatever the texts hold, they are encoded as text. `tokenizer` must be of a `tokenizer.json`.
+ *
+ * On failure, as for a field that is not known: one line on stderr and the last error, returns NULL. */
+const getp_tokens *getp_harmony_render(const getp_tokenizer *tokenizer, const char *json, size_t length);
+
+/* What an answer of `count` tokens says, as JSON text for `getp_text_free`: an object with `message`, the assistant's
+ * message of chat completions (`content`, `reasoning`, `tool_calls`), `finish_reason`, which is "stop", "tool_calls"
+ * or "length", and `messages`, those of harmony that it was made of (`role`, `channel`, `recipient`, `content_type`,
+ * `content`). `ids` are an event's, the token that ends the answer included.
+ *
+ * It takes whatever the model has written: a message whose header the form does not have is text, with its `ids`.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+const getp_text *getp_harmony_read(const getp_tokenizer *tokenizer, const int *ids, size_t count);
+
+/* Makes a reader for the tokens of one answer. `tokenizer` may be closed before it.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+getp_harmony_reader *getp_harmony_reader_open(const getp_tokenizer *tokenizer);
+
+/* What the answer's next `count` tokens add to it, as JSON text for `getp_text_free`: a list of pieces, each with the
+ * number of its `message`, that one's `channel` and `recipient`, and the `content` that follows the piece before.
+ * Characters are whole. The list is empty while a header is read.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+const getp_text *getp_harmony_reader_next(getp_harmony_reader *reader, const int *ids, size_t count);
+
+/* What the whole answer says, once it has ended, as `getp_harmony_read` gives it. Afterwards the reader is as new.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+const getp_text *getp_harmony_reader_end(getp_harmony_reader *reader);
+
+/* Closes a reader. Does nothing for NULL.
+ *
+ * Fails only by a defect of the library: one line on stderr and the last error. */
+void getp_harmony_reader_close(getp_harmony_reader *reader);
+
 /* The library's version, for example "0.1.0". GETP_VERSION is that of the header. Never fails. */
 const char *getp_version(void);
 
@@ -754,8 +801,8 @@ const char *getp_features(void);
 
 /* The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
  * getp_stats, the open functions, getp_batch_submit, getp_batch_next, getp_batch_cancel, getp_batch_cancel_all,
- * getp_tokenizer_encode, getp_tokenizer_decode, getp_decoder_next and getp_decoder_end
- * clear it when they begin; the other functions keep it, and replace it if they fail. The
+ * getp_tokenizer_encode, getp_tokenizer_decode, getp_decoder_next, getp_decoder_end, and getp_harmony_render, _read,
+ * _reader_next and _reader_end clear it when they begin; the other functions keep it, and replace it if they fail. The
  * string is valid until the thread calls another function of this library. Of a text of more than 4095 bytes it is the
  * beginning; stderr has all of it. Never fails. */
 const char *getp_last_error(void);
