@@ -7,9 +7,9 @@
 //!
 //! *Beginnings* are a tree. A node is a full block of the full layers, known by its tokens and by its parent, the block
 //! before it; so a way from the root is the beginning of a sequence. Its children are found by a hash of both, and
-//! compared. A sequence adds the blocks of its prompt when it starts, before they are computed: who comes next waits for
-//! them instead of computing them, too. When it ends, it adds the blocks of its answer, if these may be shared. A node stays when nobody holds it,
-//! until its block is lent to another sequence (`blocks.rs` says to which).
+//! compared. A sequence adds the blocks of its prompt when it starts, before they are computed: who comes next waits
+//! for them instead of computing them, too. When it ends, it adds the blocks of its answer, if these may be shared. A
+//! node stays when nobody holds it, until its block is lent to another sequence (`blocks.rs` says to which).
 //!
 //! *Windowed layers.* Who goes on behind a beginning attends to the last positions of it there. A node therefore knows
 //! the block of the windowed layers that has the same positions, as long as there is one. Rings would be written over:

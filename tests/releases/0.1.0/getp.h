@@ -36,22 +36,15 @@
 #define getp_options_init(options) getp_options_init_sized((options), sizeof *(options))
 #define getp_request_init(request) getp_request_init_sized((request), sizeof *(request))
 #define getp_batch_options_init(options) getp_batch_options_init_sized((options), sizeof *(options))
-#define getp_text_options_init(options) getp_text_options_init_sized((options), sizeof *(options))
 
 /* Writes a transformer's counters to *stats, as many as this header has. */
 #define getp_stats(transformer, stats) getp_stats_sized((transformer), (stats), sizeof *(stats))
-
-/* Writes what a model's files say of its answers to *defaults, as much as this header has. */
-#define getp_model_defaults(model, defaults) getp_model_defaults_sized((model), (defaults), sizeof *(defaults))
 
 /* The version of this header; getp_version() is the library's. */
 #define GETP_VERSION "0.1.0"
 #define GETP_VERSION_MAJOR 0
 #define GETP_VERSION_MINOR 1
 #define GETP_VERSION_PATCH 0
-
-/* `getp_request.temperature` and `topp`: what the model's files say. */
-#define GETP_OF_MODEL -1.0
 
 /* The most that `getp_request.top_logprobs` may be. */
 #define GETP_MOST_TOP_LOGPROBS 20
@@ -104,14 +97,8 @@
 /* Requests on their way through a model. */
 typedef struct getp_batch getp_batch;
 
-/* Decodes the tokens of one answer while they come. */
-typedef struct getp_decoder getp_decoder;
-
 /* An open model. */
 typedef struct getp_model getp_model;
-
-/* Reads the tokens of one answer while they come. */
-typedef struct getp_harmony_reader getp_harmony_reader;
 
 /* Requests read from a file: the program's struct, and the memory that it points to. */
 typedef struct getp_requests getp_requests;
@@ -212,20 +199,19 @@ typedef struct {
   /* Tokens of the prompt. */
   size_t prompt_length;
   /* The most tokens of the answer, the one that ends it included; 0, the default: as many as the model's context (of
-   * a .bin file, its seq_len) and the KV cache have room for, and at least one, but no more than
-   * `getp_defaults.max_tokens`. A .bin file's seq_len is no limit for other numbers. */
+   * a .bin file, its seq_len) and the KV cache have room for, and at least one. A .bin file's seq_len is no limit
+   * for other numbers. */
   size_t max_tokens;
   /* Before the answer has so many tokens, no token ends it: end and stop tokens are tokens like others till then. */
   size_t min_tokens;
-  /* 0 is greedy decoding. Finite and not negative, or GETP_OF_MODEL, the default: that of `getp_defaults`. */
+  /* 0, the default, is greedy decoding. Finite and not negative. */
   float temperature;
-  /* Within (0, 1): top-p (nucleus) sampling; with any other number all tokens can be sampled. GETP_OF_MODEL, the
-   * default: that of `getp_defaults`. */
+  /* Within (0, 1): top-p (nucleus) sampling; with any other number, as the default, all tokens can be sampled. */
   float topp;
   /* The first state of the request's random number generator, GETP_STATE_OF_SEED_0 for 0, the default: the request
    * draws what request 0 of `inference` draws from a sampler with that seed. */
   uint64_t seed;
-  /* Tokens that end the answer beside the model's end tokens, those of `getp_defaults`: `stop_length` ids. */
+  /* Tokens that end the answer beside the model's end tokens: `stop_length` ids. */
   const int *stop;
   /* How many. */
   size_t stop_length;
@@ -475,26 +461,6 @@ typedef struct {
 } Requests;
 #endif
 
-/* Tokens that the library has made. A program takes only pointers to it, so that it can grow. */
-typedef struct {
-  /* sizeof(getp_tokens) as the library knows it. */
-  size_t size;
-  /* `count` ids. */
-  const int *ids;
-  /* How many. */
-  size_t count;
-} getp_tokens;
-
-/* A text that the library has made. A program takes only pointers to it, so that it can grow. */
-typedef struct {
-  /* sizeof(getp_text) as the library knows it. */
-  size_t size;
-  /* `length` bytes, and a NUL behind them. There may be NULs among them. */
-  const char *bytes;
-  /* How many. */
-  size_t length;
-} getp_text;
-
 /* Counters of a model since it was warmed up, and its memory. */
 typedef struct {
   /* Tokens stored in answers. */
@@ -560,32 +526,6 @@ typedef struct {
   /* 0: a later version may use it. */
   int reserved_2;
 } getp_options;
-
-/* What a model's files say of its answers: how a request is answered whose fields are left at their defaults. */
-typedef struct {
-  /* The tokens that end an answer: `end_count` ids, which belong to the model. */
-  const int *ends;
-  /* How many. */
-  size_t end_count;
-  /* The most tokens of an answer; 0: as many as there is room for. */
-  size_t max_tokens;
-  /* 0 is greedy. */
-  float temperature;
-  /* 1: all tokens can be sampled. */
-  float topp;
-} getp_defaults;
-
-/* How text is encoded and tokens are decoded. Call `getp_text_options_init` before setting fields. */
-typedef struct {
-  /* sizeof(getp_text_options) as the program knows it, set by `getp_text_options_init`. */
-  size_t size;
-  /* GETP_OFF, the default: the names of special tokens in a text, such as "<|start|>", are text like any other, and
-   * special tokens are decoded to nothing. So what users write never becomes part of the frame. GETP_ON: these names
-   * are the tokens, and the tokens are decoded to their names. */
-  int specials;
-  /* 0: a later version may use it. */
-  int reserved;
-} getp_text_options;
 
 /* The call has done its work. */
 #define GETP_OK 0
@@ -748,50 +688,6 @@ void finish(Transformer *transformer, Tokenizer *tokenizer);
  * Fails only by a defect of the library: one line on stderr and the last error. */
 void getp_event_free(const getp_event *event);
 
-/* The tokens of a conversation as gpt-oss was trained on them, with the beginning of the assistant's answer behind
- * them, for `getp_tokens_free`. `json` has `length` bytes: a list of messages as chat completions have them, or the
- * body of such a request, of which `messages`, `tools`, `tool_choice` and `reasoning_effort` are used. With
- * `continue_final_message` the last message is left open instead; with `add_generation_prompt` false nothing is
- * behind the messages. `date`, `knowledge_cutoff` and `model_identity` are what the system message says; there is no
- * date unless it is given. docs/harmony.md has the rules.
- *
- * Whatever the texts hold, they are encoded as text. `tokenizer` must be of a `tokenizer.json`.
- *
- * On failure, as for a field that is not known: one line on stderr and the last error, returns NULL. */
-const getp_tokens *getp_harmony_render(const getp_tokenizer *tokenizer, const char *json, size_t length);
-
-/* What an answer of `count` tokens says, as JSON text for `getp_text_free`: an object with `message`, the assistant's
- * message of chat completions (`content`, `reasoning`, `tool_calls`), `finish_reason`, which is "stop", "tool_calls"
- * or "length", and `messages`, those of harmony that it was made of (`role`, `channel`, `recipient`, `content_type`,
- * `content`). `ids` are an event's, the token that ends the answer included.
- *
- * It takes whatever the model has written: a message whose header the form does not have is text, with its `ids`.
- *
- * On failure: one line on stderr and the last error, returns NULL. */
-const getp_text *getp_harmony_read(const getp_tokenizer *tokenizer, const int *ids, size_t count);
-
-/* Makes a reader for the tokens of one answer. `tokenizer` may be closed before it.
- *
- * On failure: one line on stderr and the last error, returns NULL. */
-getp_harmony_reader *getp_harmony_reader_open(const getp_tokenizer *tokenizer);
-
-/* What the answer's next `count` tokens add to it, as JSON text for `getp_text_free`: a list of pieces, each with the
- * number of its `message`, that one's `channel` and `recipient`, and the `content` that follows the piece before.
- * Characters are whole. The list is empty while a header is read.
- *
- * On failure: one line on stderr and the last error, returns NULL. */
-const getp_text *getp_harmony_reader_next(getp_harmony_reader *reader, const int *ids, size_t count);
-
-/* What the whole answer says, once it has ended, as `getp_harmony_read` gives it. Afterwards the reader is as new.
- *
- * On failure: one line on stderr and the last error, returns NULL. */
-const getp_text *getp_harmony_reader_end(getp_harmony_reader *reader);
-
-/* Closes a reader. Does nothing for NULL.
- *
- * Fails only by a defect of the library: one line on stderr and the last error. */
-void getp_harmony_reader_close(getp_harmony_reader *reader);
-
 /* The library's version, for example "0.1.0". GETP_VERSION is that of the header. Never fails. */
 const char *getp_version(void);
 
@@ -800,11 +696,10 @@ const char *getp_version(void);
 const char *getp_features(void);
 
 /* The calling thread's last error, one line without a newline, or NULL if there is none. warm_up, inference, finish,
- * getp_stats, the open functions, getp_batch_submit, getp_batch_next, getp_batch_cancel, getp_batch_cancel_all,
- * getp_tokenizer_encode, getp_tokenizer_decode, getp_decoder_next, getp_decoder_end, and getp_harmony_render, _read,
- * _reader_next and _reader_end clear it when they begin; the other functions keep it, and replace it if they fail. The
- * string is valid until the thread calls another function of this library. Of a text of more than 4095 bytes it is the
- * beginning; stderr has all of it. Never fails. */
+ * getp_stats, the open functions, getp_batch_submit, getp_batch_next, getp_batch_cancel and getp_batch_cancel_all
+ * clear it when they begin; the other functions keep it, and replace it if they fail. The string is valid until the
+ * thread calls another function of this library. Of a text of more than 4095 bytes it is the beginning; stderr has
+ * all of it. Never fails. */
 const char *getp_last_error(void);
 
 /* What kind of failure the calling thread's last error is; GETP_OK if it has none, as getp_last_error says. Never
@@ -830,15 +725,6 @@ getp_model *getp_model_open(const char *path, const getp_options *options);
  *
  * Fails for a NULL: one line on stderr and the last error, returns NULL. */
 Transformer *getp_model_transformer(getp_model *model);
-
-/* Writes to `*defaults`, of which the program knows `size` bytes, what the model's files say of its answers; the macro
- * `getp_model_defaults(model, defaults)` passes `sizeof *defaults`. In a directory that is `generation_config.json`,
- * whose `eos_token_id` may also stand in `config.json`. Without them, and of a .bin file: greedy, and the end tokens
- * 199999 and 200002. Returns GETP_OK.
- *
- * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
- * the failure, and `*defaults` is unchanged. */
-getp_status getp_model_defaults_sized(const getp_model *model, getp_defaults *defaults, size_t size);
 
 /* Closes a model, and finishes it first if it is warmed up. Does nothing for NULL. Using the model afterwards, or
  * closing it twice, is undefined behaviour.
@@ -915,73 +801,7 @@ Sampler *getp_sampler_get(getp_sampler *sampler);
  * Fails only by a defect of the library: one line on stderr and the last error. */
 void getp_sampler_close(getp_sampler *sampler);
 
-/* Sets `options->size` to `size` and all other fields to their defaults; the macro `getp_text_options_init(options)`
- * passes `sizeof *options`.
- *
- * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
- * the failure. */
-getp_status getp_text_options_init_sized(getp_text_options *options, size_t size);
-
-/* The tokens of a text of `length` bytes, for `getp_tokens_free`. `options` may be NULL. With a `tokenizer.json` the
- * text must be UTF-8.
- *
- * On failure: one line on stderr and the last error, returns NULL. */
-const getp_tokens *getp_tokenizer_encode(const getp_tokenizer *tokenizer,
-                                         const char *text,
-                                         size_t length,
-                                         const getp_text_options *options);
-
-/* The bytes of `count` tokens, for `getp_text_free`. They need not be UTF-8: a token may end within a character. An id
- * without a token has no bytes. `options` may be NULL.
- *
- * On failure: one line on stderr and the last error, returns NULL. */
-const getp_text *getp_tokenizer_decode(const getp_tokenizer *tokenizer,
-                                       const int *ids,
-                                       size_t count,
-                                       const getp_text_options *options);
-
-/* Makes a decoder for the tokens of one answer. `options` may be NULL, and `tokenizer` may be closed before it.
- *
- * On failure: one line on stderr and the last error, returns NULL. */
-getp_decoder *getp_decoder_open(const getp_tokenizer *tokenizer, const getp_text_options *options);
-
-/* The text of the answer's next `count` tokens, as far as its characters are whole: `*length` bytes of UTF-8, and a
- * NUL behind them. The beginning of a character is kept back until the rest comes. Bytes that are no UTF-8 become
- * U+FFFD. The bytes belong to `decoder`, until its next call.
- *
- * Fails for a NULL or a lack of memory: one line on stderr and the last error, returns NULL; unless `length` itself is
- * NULL, `*length` is 0. */
-const char *getp_decoder_next(getp_decoder *decoder, const int *ids, size_t count, size_t *length);
-
-/* The text of what was kept back, once the answer has ended: a U+FFFD, or nothing. As `getp_decoder_next` gives it;
- * afterwards the decoder is as new.
- *
- * Fails for a NULL or a lack of memory: one line on stderr and the last error, returns NULL; unless `length` itself is
- * NULL, `*length` is 0. */
-const char *getp_decoder_end(getp_decoder *decoder, size_t *length);
-
-/* Closes a decoder. Does nothing for NULL.
- *
- * Fails only by a defect of the library: one line on stderr and the last error. */
-void getp_decoder_close(getp_decoder *decoder);
-
-/* Frees tokens. Does nothing for NULL.
- *
- * Fails only by a defect of the library: one line on stderr and the last error. */
-void getp_tokens_free(const getp_tokens *tokens);
-
-/* Frees a text. Does nothing for NULL.
- *
- * Fails only by a defect of the library: one line on stderr and the last error. */
-void getp_text_free(const getp_text *text);
-
-/* Reads a vocabulary: the evaluation program's `tokenizer.bin`, a model's `tokenizer.json`, or the directory that has
- * one, such as Hugging Face's. A `tokenizer.bin` encodes by the program's rule, which gives most texts other tokens
- * than the model was trained on; a `tokenizer.json` encodes as the model was trained. `inference` encodes its prompts
- * by the program's rule with both.
- *
- * A `tokenizer.json` takes about a second, in which another thread may warm up the model, and a library with the
- * feature tokenizer-json.
+/* Reads a vocabulary in the eval program's format, `tokenizer.bin`.
  *
  * On failure: one line on stderr and the last error, returns NULL. */
 getp_tokenizer *getp_tokenizer_open(const char *path);
@@ -992,8 +812,8 @@ getp_tokenizer *getp_tokenizer_open(const char *path);
  * Fails for a NULL: one line on stderr and the last error, returns NULL. */
 Tokenizer *getp_tokenizer_get(getp_tokenizer *tokenizer);
 
-/* The text of token `id`, a special one's name: `*length` bytes without a NUL after them, 0 for an id outside the
- * vocabulary. They belong to `tokenizer`.
+/* The text of token `id`: `*length` bytes without a NUL after them, 0 for an id outside the vocabulary. They belong to
+ * `tokenizer`.
  *
  * Fails for a NULL: one line on stderr and the last error, returns NULL; unless `length` itself is NULL, `*length` is
  * 0. */
