@@ -55,14 +55,11 @@ fn alike(vocab: usize) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// A replica's answers to prompts, and the last row of logits of each position that was sampled; with the number of rows
-/// computed.
-fn answers(
-    replica: &mut dyn Replica,
-    limits: Limits,
-    prompts: &[Vec<u32>],
-    vocab: usize,
-) -> (BTreeMap<usize, (Vec<u32>, Vec<u32>)>, usize) {
+/// By request: the tokens of its answer, and a hash of the logits of each.
+type Answers = BTreeMap<usize, (Vec<u32>, Vec<u32>)>;
+
+/// A replica's answers to prompts, with the number of rows computed.
+fn answers(replica: &mut dyn Replica, limits: Limits, prompts: &[Vec<u32>], vocab: usize) -> (Answers, usize) {
     let mut scheduler = Scheduler::new(limits).unwrap();
     for (request, prompt) in prompts.iter().enumerate() {
         scheduler.submit(Request::greedy(request, prompt.clone(), 90)).unwrap();
@@ -70,7 +67,7 @@ fn answers(
     let mut rows = 0;
     let (mut plan, mut output, mut finished) = (StepPlan::default(), StepOutput::default(), Vec::new());
     let mut summary = StepOutput::default();
-    let mut all = BTreeMap::<usize, (Vec<u32>, Vec<u32>)>::new();
+    let mut all = Answers::new();
     while scheduler.plan(&mut plan) {
         rows += plan.rows();
         scheduler.begin(&plan);

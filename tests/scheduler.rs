@@ -2056,7 +2056,7 @@ fn related(rng: &mut ChaCha8Rng, jobs: &mut [Job]) {
 #[test]
 fn beginnings_are_shared_where_blocks_are_scarce() {
     let (mut shared, mut all) = (0, 0);
-    let [shared, all] = [&mut shared, &mut all].map(|count| std::sync::Mutex::new(count));
+    let [shared, all] = [&mut shared, &mut all].map(std::sync::Mutex::new);
     for_seeds(3000, |rng| {
         let n = rng.random_range(1..60);
         let (limits, mut jobs) = scarce(rng, n);

@@ -35,6 +35,7 @@ fn room(blocks: usize, sequences: usize) -> Limits {
         has_full_layers: true,
         record_all: false,
         share_beginnings: false,
+        share_answers: false,
         depth: 2,
         speculate: true,
     }
