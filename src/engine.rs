@@ -437,8 +437,8 @@ impl Engine {
         let totals = self.totals.read();
         if self.options.profile {
             report::line(format_args!(
-                "{} of {} tokens of prompts so far were not computed, since others had begun with the same ones",
-                totals.shared_tokens, totals.prompt_tokens
+                "{} tokens of prompts so far were not computed, since others had begun with the same ones",
+                totals.shared_tokens
             ));
         }
         for replica in self.replicas() {

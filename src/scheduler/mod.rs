@@ -182,7 +182,7 @@ impl Scheduler {
     /// not 0 if one can.
     pub fn room(&mut self, max_positions: usize) -> usize {
         let max_positions = max_positions.max(1);
-        if !self.has_room(&Request::greedy(0, vec![0], max_positions)) {
+        if !self.could_start(1, max_positions, &[], 0) {
             return 0;
         }
         let need = self.limits.need(1, max_positions);
@@ -208,17 +208,22 @@ impl Scheduler {
 
     /// Whether one more sequence could start at once, after those submitted before.
     pub fn has_room(&mut self, request: &Request) -> bool {
+        let most = match request.logprobs.prompt {
+            true => 0,
+            false => (request.prompt.len() - 1) / self.limits.block_tokens,
+        };
+        self.could_start(request.prompt.len(), request.max_positions, &request.prompt, most)
+    }
+
+    /// Whether a sequence could start at once, behind a beginning of these tokens of at most `most` blocks.
+    fn could_start(&mut self, n_prompt: usize, max_positions: usize, tokens: &[u32], most: usize) -> bool {
         self.lend();
         self.admit();
         if !self.waiting.is_empty() {
             return false;
         }
-        let most = match request.logprobs.prompt {
-            true => 0,
-            false => (request.prompt.len() - 1) / self.limits.block_tokens,
-        };
-        let found = self.cache.find(&request.prompt, most);
-        self.fits(request.prompt.len(), request.max_positions, found)
+        let found = self.cache.find(tokens, most);
+        self.fits(n_prompt, max_positions, found)
     }
 
     /// Tells of the requests that will be submitted, so that their starts are spread where more wait than have room.
