@@ -9,7 +9,8 @@ cargo=${CARGO:-cargo}
 # The library's tests and the programs share one build of it.
 host=$(rustc -vV | awk '/^host/ { print $2 }')
 instrumented() {
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address "$cargo" test --locked --target "$host" "$@"
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address "$cargo" test --locked --features tokenizer-json \
+        --target "$host" "$@"
 }
 
 # Memory that cannot be had is to be an error, as without the sanitizer.

@@ -40,14 +40,13 @@ pub fn plan_decode(
 
 /// The most slots that [`plan_decode`] may return if all rows together attend to at most `keys` keys.
 pub fn max_partial_slots(keys: usize, kv_heads: usize, multiprocessors: usize) -> usize {
-    // A split row has more keys than a run. Its keys lie in at most two more partial sums than they would fill, so in
-    // at most three times as many.
+    // A split row has more keys than a run, and they lie in at most two more partial sums than they would fill.
     RUNS.iter().enumerate().fold(0, |slots, (i, &run)| {
         let bound = match i {
             0 => keys,
             _ => keys.min(3 * multiprocessors * RUNS[i - 1] * ATTENTION_UNIT / (2 * kv_heads)),
         };
-        slots.max(3 * bound / (partial_units(run) * ATTENTION_UNIT))
+        slots.max(bound / (partial_units(run) * ATTENTION_UNIT) + 2 * (bound / (run * ATTENTION_UNIT)))
     })
 }
 
