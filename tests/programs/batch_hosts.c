@@ -538,7 +538,7 @@ static void mean_nothing(char **argv) {
   BAD(prompt_length, SIZE_MAX / sizeof(int), "a prompt of all memory");
   BAD(stop_length, SIZE_MAX, "stops: no pointer");
   BAD(temperature, NAN, "a temperature that is no number");
-  BAD(temperature, -1.0f, "a temperature below 0");
+  BAD(temperature, -0.5f, "a temperature below 0");
   BAD(temperature, INFINITY, "an infinite temperature");
   END(topp, NAN, GETP_END_LENGTH, "a top-p that is no number, and not looked at");
   r.temperature = 1.0f;
