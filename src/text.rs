@@ -199,4 +199,4 @@ impl TextTokenizer {
 const MOST_TEXT_BYTES: usize = 1 << 28;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

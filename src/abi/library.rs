@@ -1,12 +1,11 @@
 //! The library's version and features, the last error, and a model's statistics.
 
-use super::sized::MOST_BYTES;
 use super::status::{GETP_OK, Status};
 use super::types::Transformer;
-use super::{guard, pointer, registry};
-use crate::error::{Error, Result};
+use super::{guard, pointer, registry, sized};
+use crate::error::Result;
 use std::ffi::c_char;
-use std::mem::{offset_of, size_of};
+use std::mem::offset_of;
 
 /// Counters of a model since it was warmed up, and its memory.
 #[repr(C)]
@@ -90,12 +89,8 @@ const OLDEST_BYTES: usize = offset_of!(Stats, devices);
 ///
 /// `stats` is NULL, or points to `size` bytes that may be written to.
 unsafe fn write_stats(transformer: *const Transformer, stats: *mut Stats, size: usize) -> Result<Status> {
-    pointer::check(stats, "stats")?;
-    let is_older = [OLDEST_BYTES, offset_of!(Stats, shared_tokens)].contains(&size);
-    if !is_older && !(size_of::<Stats>()..=MOST_BYTES).contains(&size) {
-        let why = format!("it is {size}; call getp_stats, the macro");
-        return Err(Error::format("size", why));
-    }
+    let older = [OLDEST_BYTES, offset_of!(Stats, shared_tokens)];
+    sized::check_writable(stats, size, &older, "stats", "getp_stats")?;
     pointer::check(transformer, "transformer")?;
     let now = registry::totals(transformer)?.read();
     let now = Stats {
@@ -109,11 +104,7 @@ unsafe fn write_stats(transformer: *const Transformer, stats: *mut Stats, size: 
         lost_devices: now.lost_replicas,
         shared_tokens: now.shared_tokens,
     };
-    let (to, from) = (stats.cast::<u8>(), (&raw const now).cast());
-    // SAFETY: the caller's struct has `size` bytes, and ours as many as are copied.
-    unsafe {
-        to.write_bytes(0, size);
-        to.copy_from_nonoverlapping(from, size.min(size_of::<Stats>()));
-    }
+    // SAFETY: checked above; our caller guarantees the bytes.
+    unsafe { sized::write(stats, size, now) };
     Ok(GETP_OK)
 }

@@ -104,8 +104,9 @@ pub unsafe extern "C" fn getp_model_defaults_sized(
             temperature: *temperature,
             topp: *topp,
         };
-        // SAFETY: the program passes a pointer to a struct of its own and its size.
-        unsafe { sized::write(defaults, size, now, "defaults", "getp_model_defaults") }?;
+        sized::check_writable(defaults, size, &[], "defaults", "getp_model_defaults")?;
+        // SAFETY: just checked; the program passes a pointer to a struct of its own and its size.
+        unsafe { sized::write(defaults, size, now) };
         Ok(GETP_OK)
     })
 }

@@ -7,7 +7,7 @@ use std::mem::size_of;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The largest size accepted from a newer header's struct, so that garbage is not taken for a size.
-pub(super) const MOST_BYTES: usize = 4096;
+const MOST_BYTES: usize = 4096;
 
 /// A struct of the header whose first field is `size: usize`.
 ///
@@ -88,31 +88,36 @@ pub unsafe fn read<T: SizedStruct>(from: *const T, what: &'static str) -> Result
     Ok(read)
 }
 
-/// Writes to the program's struct, of which it knows `size` bytes, what the library has; fields of a later version
-/// become 0. `macro_name` is what a program calls.
-///
-/// # Safety
-///
-/// `to` is NULL, or points to `size` bytes that may be written to.
-pub unsafe fn write<T: Copy>(
+/// Whether the program's struct, of which it knows `size` bytes, can be written to: it has all of the library's fields,
+/// or as many bytes as one of the older versions. `macro_name` is what a program calls.
+pub fn check_writable<T>(
     to: *mut T,
     size: usize,
-    from: T,
+    older: &[usize],
     what: &'static str,
     macro_name: &'static str,
 ) -> Result<()> {
     pointer::check(to, what)?;
-    if !(size_of::<T>()..=MOST_BYTES).contains(&size) {
+    if !older.contains(&size) && !(size_of::<T>()..=MOST_BYTES).contains(&size) {
         return Err(Error::format(
             "size",
             format!("it is {size}; call {macro_name}, the macro"),
         ));
     }
+    Ok(())
+}
+
+/// Writes to the program's struct, of which it knows `size` bytes, what the library has; fields of a later version
+/// become 0.
+///
+/// # Safety
+///
+/// [`check_writable`] has taken `to` and `size`, and `to` points to `size` bytes that may be written to.
+pub unsafe fn write<T: Copy>(to: *mut T, size: usize, from: T) {
     let (to, from) = (to.cast::<u8>(), (&raw const from).cast());
-    // SAFETY: the caller's struct has `size` bytes, and ours no more.
+    // SAFETY: the caller's struct has `size` bytes, and ours as many as are copied.
     unsafe {
         to.write_bytes(0, size);
-        to.copy_from_nonoverlapping(from, size_of::<T>());
+        to.copy_from_nonoverlapping(from, size.min(size_of::<T>()));
     }
-    Ok(())
 }

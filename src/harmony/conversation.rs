@@ -193,16 +193,8 @@ fn tools(request: &Fields<'_>) -> Result<Vec<Tool>, String> {
     let tool = |(at, tool): (usize, &Json)| {
         let place = format!("tools[{at}]");
         let outer = Fields::new(&place, tool, &["type", "function"])?;
-        match outer.text_or("type", "function")? {
-            "function" => {}
-            other => return Err(format!("{place}.type is {other:?}; only \"function\" is supported")),
-        }
-        let function = outer
-            .get("function")
-            .ok_or_else(|| format!("{place}.function is missing"))?;
-        let place = format!("{place}.function");
         // Whether arguments must follow the schema is for whoever samples.
-        let function = Fields::new(&place, function, &["name", "description", "parameters", "strict"])?;
+        let function = outer.function(&["name", "description", "parameters", "strict"])?;
         Ok(Tool {
             name: function.text("name")?.to_owned(),
             description: function.text_or("description", "")?.to_owned(),
@@ -338,15 +330,7 @@ impl Reader {
         for (at, call) in calls.iter().enumerate() {
             let place = format!("{place}.tool_calls[{at}]");
             let call = Fields::new(&place, call, &["id", "type", "function", "index"])?;
-            match call.text_or("type", "function")? {
-                "function" => {}
-                other => return Err(format!("{place}.type is {other:?}; only \"function\" is supported")),
-            }
-            let function = call
-                .get("function")
-                .ok_or_else(|| format!("{place}.function is missing"))?;
-            let inner = format!("{place}.function");
-            let function = Fields::new(&inner, function, &["name", "arguments"])?;
+            let function = call.function(&["name", "arguments"])?;
             let called = function.text("name")?;
             let called = called.strip_prefix(FUNCTIONS).unwrap_or(called);
             let arguments = match function.get("arguments") {
@@ -475,6 +459,20 @@ impl<'a> Fields<'a> {
         } else {
             format!("{}.{field}", self.place)
         }
+    }
+
+    /// The fields of the function that a tool, or a call of one, has.
+    fn function(&self, known: &[&str]) -> Result<Self, String> {
+        match self.text_or("type", "function")? {
+            "function" => {}
+            other => {
+                let name = self.name("type");
+                return Err(format!("{name} is {other:?}; only \"function\" is supported"));
+            }
+        }
+        let name = self.name("function");
+        let function = self.get("function").ok_or_else(|| format!("{name} is missing"))?;
+        Self::new(&name, function, known)
     }
 
     /// A field that is there and not null.

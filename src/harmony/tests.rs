@@ -1,8 +1,8 @@
 use super::conversation::Tail;
 use super::json::Json;
 use super::*;
-use crate::text::{Source, Specials};
-use crate::tokenizer::Tokenizer;
+use crate::text::Specials;
+use crate::text::tests::tokenizer_of;
 use serde_json::json;
 use std::sync::Arc;
 
@@ -19,21 +19,9 @@ const NAMES: [&str; 8] = [
 
 /// A vocabulary of the bytes, the special tokens behind them, and one more that no rule knows.
 fn tokenizer(names: &[&str]) -> Arc<TextTokenizer> {
-    let entry = |score: f32, bytes: &[u8]| {
-        let length = bytes.len() as u32;
-        [&score.to_le_bytes(), &length.to_le_bytes(), bytes].concat()
-    };
-    let mut file = 1_u32.to_le_bytes().to_vec();
-    (0..=u8::MAX).for_each(|byte| file.extend(entry(0.0, &[byte])));
-    names.iter().for_each(|name| file.extend(entry(-1e30, name.as_bytes())));
-    file.extend(entry(-1e30, b"<|odd|>"));
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("tokenizer.bin");
-    std::fs::write(&path, file).unwrap();
-    let source = Source::read(&path).unwrap();
-    let (longest, entries) = source.entries().unwrap();
-    let vocabulary = Tokenizer::new(entries, longest).unwrap();
-    Arc::new(source.into_tokenizer(vocabulary).unwrap())
+    let specials = names.iter().chain(&["<|odd|>"]);
+    let specials: Vec<_> = specials.map(|&name| (-1e30, name)).collect();
+    Arc::new(tokenizer_of(1, |_| 0.0, &specials))
 }
 
 /// The ids of a text in which names stand for special tokens.

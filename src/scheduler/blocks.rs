@@ -114,8 +114,13 @@ impl BlockPool {
         }
     }
 
-    /// Makes a ring shorter, of `blocks` blocks from the sequence's block `first` on; the sequence lets go of the others.
-    pub(super) fn shorten_ring(&mut self, ring: &mut Vec<u32>, first: usize, blocks: usize) {
+    /// Makes a longer ring one of `blocks` blocks from the sequence's block `first` on. The sequence lets go of the
+    /// others; returns how many these are.
+    pub(super) fn shorten_ring(&mut self, ring: &mut Vec<u32>, first: usize, blocks: usize) -> usize {
+        let others = ring.len().saturating_sub(blocks);
+        if others == 0 {
+            return 0;
+        }
         let of_first = first % ring.len();
         ring.rotate_left(of_first);
         while ring.len() > blocks
@@ -124,6 +129,7 @@ impl BlockPool {
             self.let_go(block);
         }
         ring.rotate_right(first % blocks);
+        others
     }
 
     /// Keeps the memory of an empty table for another one.
@@ -249,8 +255,9 @@ mod tests {
         let mut pool = BlockPool::new(5, 1).unwrap();
         let mut ring = lend(&mut pool, 5);
         // The sequence's blocks 7, 8 and 9 are 2, 3 and 4.
-        pool.shorten_ring(&mut ring, 7, 3);
+        assert_eq!(pool.shorten_ring(&mut ring, 7, 3), 2);
         assert_eq!((ring.as_slice(), pool.free()), (&[4, 2, 3][..], 2));
+        assert_eq!(pool.shorten_ring(&mut ring, 7, 3), 0);
         pool.empty(&mut ring);
         assert_eq!(pool.free(), 5);
     }

@@ -136,6 +136,16 @@ impl Limits {
         self.share_beginnings && self.has_full_layers && !self.record_all
     }
 
+    /// The most blocks of a beginning behind which such a prompt may go on: its last row is computed, and all are if they
+    /// are scored.
+    pub(super) fn beginning(&self, n_prompt: usize, scores_prompt: bool) -> usize {
+        if scores_prompt {
+            0
+        } else {
+            (n_prompt - 1) / self.block_tokens
+        }
+    }
+
     /// The most entries of all sequences' block tables.
     pub fn most_table_blocks(&self) -> usize {
         let times = if self.shares() { FULL_TABLES } else { 1 };

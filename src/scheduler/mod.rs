@@ -208,11 +208,9 @@ impl Scheduler {
 
     /// Whether one more sequence could start at once, after those submitted before.
     pub fn has_room(&mut self, request: &Request) -> bool {
-        let most = match request.logprobs.prompt {
-            true => 0,
-            false => (request.prompt.len() - 1) / self.limits.block_tokens,
-        };
-        self.could_start(request.prompt.len(), request.max_positions, &request.prompt, most)
+        let n_prompt = request.prompt.len();
+        let most = self.limits.beginning(n_prompt, request.logprobs.prompt);
+        self.could_start(n_prompt, request.max_positions, &request.prompt, most)
     }
 
     /// Whether a sequence could start at once, behind a beginning of these tokens of at most `most` blocks.
@@ -312,11 +310,11 @@ impl Scheduler {
                 sequence.last_step = self.steps;
                 sequence.on_device = self.limits.speculate;
                 self.cache.write_prompt(sequence, chunk.first_position);
-                let ring = self.limits.need(1, sequence.max_positions()).window;
-                if sequence.is_decoding() && sequence.window.len() > ring {
+                let ends_prompt = chunk.first_position < sequence.n_prompt() && sequence.is_decoding();
+                if ends_prompt {
+                    let ring = self.limits.need(1, sequence.max_positions()).window;
                     let first = (sequence.planned / self.limits.block_tokens + 1).saturating_sub(ring);
-                    self.window_free += sequence.window.len() - ring;
-                    self.cache.window.shorten_ring(&mut sequence.window, first, ring);
+                    self.window_free += self.cache.window.shorten_ring(&mut sequence.window, first, ring);
                 }
             }
         }
@@ -454,9 +452,8 @@ impl Scheduler {
     fn admit(&mut self) {
         while let Some(first) = self.waiting.front() {
             let (n_prompt, max_positions) = (first.n_prompt(), first.max_positions());
-            let found = self
-                .cache
-                .find(&first.tokens, first.may_share(self.limits.block_tokens));
+            let most = self.limits.beginning(n_prompt, first.scores_prompt());
+            let found = self.cache.find(&first.tokens, most);
             if !self.fits(n_prompt, max_positions, found) {
                 return;
             }
@@ -497,17 +494,17 @@ impl Scheduler {
 
     /// Starts a sequence that fits, behind the beginning found for it.
     fn start(&mut self, mut sequence: Sequence, slot: usize, found: Found) {
-        let need = self.limits.need(sequence.n_prompt(), sequence.max_positions());
-        let held = self.limits.need(sequence.n_prompt(), sequence.n_prompt()).full;
+        let ring = self.limits.need(sequence.n_prompt(), sequence.max_positions()).window;
+        let held = sequence.first_full;
         if found.held > 0 {
             self.share(found.held, true);
             self.count_anew();
         }
         self.lending
-            .start(held - found.held, Growing::starting(held, need.full));
+            .start(held - found.held, Growing::starting(held, sequence.most_full));
         self.pace.start(self.steps);
-        self.window_free -= need.window;
-        self.cache.start(&mut sequence, held, need.window);
+        self.window_free -= ring;
+        self.cache.start(&mut sequence, held, ring);
         if sequence.awaits_beginning {
             self.awaiting += 1;
         } else {

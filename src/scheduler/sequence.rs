@@ -125,16 +125,6 @@ impl Sequence {
         self.full.len() - self.elsewhere
     }
 
-    /// With how many blocks at most it may begin behind others: the last row of its prompt is computed, and all if they
-    /// are scored.
-    pub(super) fn may_share(&self, block_tokens: usize) -> usize {
-        if self.scores_prompt() {
-            0
-        } else {
-            (self.n_prompt - 1) / block_tokens
-        }
-    }
-
     /// As lending sees it.
     pub(super) fn growing(&self) -> Growing {
         Growing {

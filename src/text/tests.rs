@@ -6,16 +6,19 @@ static TOKENIZER: LazyLock<Arc<TextTokenizer>> = LazyLock::new(|| Arc::new(token
 
 /// A `tokenizer.bin` with pieces of characters, an entry that is no UTF-8, and special tokens.
 fn tokenizer() -> TextTokenizer {
+    tokenizer_of(8, f32::from, &[(256.0, "é"), (-1e30, "<|end|>")])
+}
+
+/// A `tokenizer.bin` of all bytes, with these scores, and of more entries behind them.
+pub fn tokenizer_of(longest: u32, score: impl Fn(u8) -> f32, more: &[(f32, &str)]) -> TextTokenizer {
     let entry = |score: f32, bytes: &[u8]| {
         let length = bytes.len() as u32;
         [&score.to_le_bytes(), &length.to_le_bytes(), bytes].concat()
     };
-    let mut file = 8_u32.to_le_bytes().to_vec();
-    for byte in 0..=u8::MAX {
-        file.extend(entry(f32::from(byte), &[byte]));
-    }
-    file.extend(entry(256.0, "é".as_bytes()));
-    file.extend(entry(-1e30, b"<|end|>"));
+    let mut file = longest.to_le_bytes().to_vec();
+    (0..=u8::MAX).for_each(|byte| file.extend(entry(score(byte), &[byte])));
+    more.iter()
+        .for_each(|&(score, text)| file.extend(entry(score, text.as_bytes())));
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokenizer.bin");
     std::fs::write(&path, file).unwrap();

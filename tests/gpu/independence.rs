@@ -9,6 +9,7 @@ use getp::backend::gpu::weights::WeightSource;
 use getp::batch::Want;
 use getp::config::ModelConfig;
 use getp::options::Precision;
+use getp::replica::Replica;
 
 /// One model has the 20b's heads, whose attention uses the matrix cores, others have different heads.
 fn configs() -> [ModelConfig; 2] {
@@ -137,37 +138,22 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
         share_beginnings,
         ..run(want)
     };
-    let apart = answer(&mut *replica, config, &alike, shared(false, Want::Logits));
-    for want in [Want::Logits, Want::Tokens] {
-        let together = answer(&mut *replica, config, &alike, shared(true, want));
-        for request in 0..alike.len() {
-            check(
-                &apart,
-                request,
-                &together,
-                request,
-                &format!("{name}: shared beginnings"),
-            );
+    let check_shared = |replica: &mut dyn Replica, prompts: &[Vec<u32>], what: &str| {
+        let apart = answer(replica, config, prompts, shared(false, Want::Logits));
+        for want in [Want::Logits, Want::Tokens] {
+            let together = answer(replica, config, prompts, shared(true, want));
+            for request in 0..prompts.len() {
+                check(&apart, request, &together, request, what);
+            }
         }
-    }
+    };
+    check_shared(&mut *replica, &alike, &format!("{name}: shared beginnings"));
     // Behind an answer, whose keys and values decoding has computed: those of the second block's last positions.
     let mut replica = open(1, 128);
     let mut turns = vec![prompts[2][..120].to_vec()];
     let first_turn = answer(&mut *replica, config, &turns, shared(false, Want::Tokens));
     turns.push([&turns[0], &first_turn.tokens[&0], &prompts[4][..]].concat());
-    let apart = answer(&mut *replica, config, &turns, shared(false, Want::Logits));
-    for want in [Want::Logits, Want::Tokens] {
-        let together = answer(&mut *replica, config, &turns, shared(true, want));
-        for request in 0..turns.len() {
-            check(
-                &apart,
-                request,
-                &together,
-                request,
-                &format!("{name}: behind an answer"),
-            );
-        }
-    }
+    check_shared(&mut *replica, &turns, &format!("{name}: behind an answer"));
     // A SIMT machine's groups have tests of their own.
     let devices = drivers();
     if devices[0].device().runtime == "simt" {
