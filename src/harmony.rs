@@ -18,7 +18,8 @@ mod render;
 mod tools;
 
 pub use conversation::Conversation;
-pub use read::{Answer, Delta, Reader};
+pub use json::Json;
+pub use read::{Answer, BETWEEN, Delta, Message, Reader};
 pub use render::render;
 
 use crate::error::{Error, Result};

@@ -140,6 +140,14 @@ pub struct TextTokenizer {
 }
 
 impl TextTokenizer {
+    /// Reads what [`Source::read`] does.
+    pub fn open(path: &Path) -> Result<Self> {
+        let source = Source::read(path)?;
+        let (longest, entries) = source.entries()?;
+        let vocabulary = Tokenizer::new(entries, longest)?;
+        source.into_tokenizer(vocabulary)
+    }
+
     /// The entries, as the evaluation program sees them.
     pub fn vocabulary(&self) -> &Tokenizer {
         &self.vocabulary

@@ -6,7 +6,6 @@
 mod export_tokenizer;
 
 use getp::text::{Decoder, Source, Specials, TextTokenizer};
-use getp::tokenizer::Tokenizer;
 use proptest::prelude::*;
 use std::ffi::CString;
 use std::fs;
@@ -32,15 +31,9 @@ static DIRECTORY: LazyLock<TempDir> = LazyLock::new(|| {
     .unwrap();
     dir
 });
-static TOKENIZER: LazyLock<Arc<TextTokenizer>> = LazyLock::new(|| Arc::new(open(DIRECTORY.path()).unwrap()));
+static TOKENIZER: LazyLock<Arc<TextTokenizer>> =
+    LazyLock::new(|| Arc::new(TextTokenizer::open(DIRECTORY.path()).unwrap()));
 static TIKTOKEN: LazyLock<CoreBPE> = LazyLock::new(|| tiktoken_rs::o200k_harmony().unwrap());
-
-fn open(path: &Path) -> getp::error::Result<TextTokenizer> {
-    let source = Source::read(path)?;
-    let (longest, entries) = source.entries()?;
-    let vocabulary = Tokenizer::new(entries, longest)?;
-    source.into_tokenizer(vocabulary)
-}
 
 fn encode(text: &str) -> Vec<u32> {
     TOKENIZER.encode(text.as_bytes(), Specials::Text).unwrap()
@@ -270,7 +263,7 @@ fn small(change: impl Fn(&mut serde_json::Value)) -> Result<TextTokenizer, Strin
     let mut json = serde_json::from_slice(&file).unwrap();
     change(&mut json);
     fs::write(&path, json.to_string()).unwrap();
-    open(&path).map_err(|error| error.to_string())
+    TextTokenizer::open(&path).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -324,7 +317,7 @@ fn files_that_would_give_other_tokens_are_refused() {
 #[test]
 fn what_is_no_tokenizer_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let refused = |path: &Path| open(path).err().unwrap().to_string();
+    let refused = |path: &Path| TextTokenizer::open(path).err().unwrap().to_string();
     assert!(refused(dir.path()).contains("there is no tokenizer.json in it"));
     let path = dir.path().join("tokenizer.json");
     for (bytes, words) in [

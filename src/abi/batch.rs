@@ -409,17 +409,8 @@ impl Batch {
             let why = format!("it is {}; use 0 or more", request.tokens_per_event);
             Error::format("getp_request.tokens_per_event", why)
         })?;
-        // The last token of an answer is not fed.
-        let positions = |tokens: usize| prompt.len().saturating_add(tokens).saturating_sub(1);
-        let max_positions = match (request.max_tokens, self.generation.max_tokens) {
-            (0, None) => None,
-            // Where there is less room than the model's files say, it is a limit, and no reason to refuse.
-            (0, Some(tokens)) => match self.service.most_positions(prompt.len()) {
-                0 => None,
-                most => Some(positions(tokens).min(most)),
-            },
-            (tokens, _) => Some(positions(tokens)),
-        };
+        let asked = (request.max_tokens > 0).then_some(request.max_tokens);
+        let max_positions = self.service.positions(prompt.len(), asked, self.generation.max_tokens);
         Ok(Ask {
             max_positions,
             prompt,

@@ -6,14 +6,12 @@ use super::sized;
 use super::status::{GETP_OK, Status};
 use super::types::{Config, RunState, Transformer, TransformerWeights};
 use super::{guard, lifecycle, pointer};
-use crate::checkpoint::{BinCheckpoint, Checkpoint, Generation, SafetensorsCheckpoint, config_to_bytes};
+use crate::checkpoint::{self, Generation, config_to_bytes};
 use crate::error::{Error, Result};
 use crate::options::Choices;
 use crate::report;
 use std::ffi::{c_char, c_int};
-use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::Arc;
 
 /// An open model.
 pub struct Model {
@@ -55,7 +53,7 @@ pub unsafe extern "C" fn getp_model_open(path: *const c_char, options: *const Op
         let choices = unsafe { choices(options) }?;
         let options = choices.or_env()?.complete()?;
         let source = Opened {
-            checkpoint: open(path).map_err(Error::in_file)?,
+            checkpoint: checkpoint::open(path).map_err(Error::in_file)?,
             options,
         };
         Ok(Box::into_raw(Box::new(Model::new(source))))
@@ -176,13 +174,6 @@ unsafe fn choices(options: *const Options) -> Result<Choices> {
     }
     // SAFETY: guaranteed by our caller.
     unsafe { Options::read(options)?.choices() }
-}
-
-fn open(path: &Path) -> Result<Arc<dyn Checkpoint>> {
-    if path.is_dir() {
-        return Ok(Arc::new(SafetensorsCheckpoint::open(path)?));
-    }
-    Ok(Arc::new(BinCheckpoint::open(path)?))
 }
 
 /// A transformer without weights.

@@ -28,10 +28,20 @@ use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use half::bf16;
+use std::path::Path;
+use std::sync::Arc;
 
 /// The largest `seq_len` of a model read from a directory. The KV cache is sized for sequences of `seq_len` positions;
 /// gpt-oss allows 131072, but few requests come near that.
 const MAX_SEQ_LEN: usize = 4096;
+
+/// Opens a directory, or a `.bin` file.
+pub fn open(path: &Path) -> Result<Arc<dyn Checkpoint>> {
+    if path.is_dir() {
+        return Ok(Arc::new(SafetensorsCheckpoint::open(path)?));
+    }
+    Ok(Arc::new(BinCheckpoint::open(path)?))
+}
 
 /// Values as stored in the checkpoint: little endian, row-major, of any alignment.
 #[derive(Clone, Copy, Debug)]

@@ -135,6 +135,22 @@ impl Service {
         if n_prompt <= most { most } else { 0 }
     }
 
+    /// The most positions of a request with so many prompt tokens whose answer may have `asked` tokens, or `usual` if
+    /// it does not say; `None` for as many as there is room for.
+    pub fn positions(&self, n_prompt: usize, asked: Option<usize>, usual: Option<usize>) -> Option<usize> {
+        // The last token of an answer is not fed.
+        let positions = |tokens: usize| n_prompt.saturating_add(tokens).saturating_sub(1);
+        match (asked, usual) {
+            (None, None) => None,
+            // Where there is less room than is usual, it is a limit, and no reason to refuse.
+            (None, Some(tokens)) => match self.most_positions(n_prompt) {
+                0 => None,
+                most => Some(positions(tokens).min(most)),
+            },
+            (Some(tokens), _) => Some(positions(tokens)),
+        }
+    }
+
     /// Cancels a request. Does nothing if it has ended; fails if there never was such a request.
     pub fn cancel(&self, number: usize) -> Result<()> {
         let cancelled = self.ledger.cancel(number, || self.queue.cancel([number].into_iter()));

@@ -89,8 +89,24 @@ impl Conversation {
     /// Reads a conversation from JSON.
     pub fn parse(json: &[u8]) -> Result<Self> {
         let wrong = |error: serde_json::Error| Error::format("conversation", format!("it is no JSON: {error}"));
-        let json: Json = serde_json::from_slice(json).map_err(wrong)?;
+        Self::of(serde_json::from_slice(json).map_err(wrong)?)
+    }
+
+    /// Reads a conversation from a value.
+    pub fn of(json: Json) -> Result<Self> {
         Self::read(json).map_err(|why| Error::format("conversation", why))
+    }
+
+    /// The message that the answer goes on with, if it does, without its text so far.
+    pub fn open_message(&self) -> Option<super::read::Message> {
+        let Tail::Open(_) = self.tail else { return None };
+        self.messages.last().map(|message| super::read::Message {
+            role: message.author.clone(),
+            recipient: message.recipient.clone(),
+            channel: message.channel.map(str::to_owned),
+            content_type: message.content_type.map(str::to_owned),
+            ..super::read::Message::default()
+        })
     }
 
     fn read(json: Json) -> Result<Self, String> {

@@ -10,10 +10,15 @@ use serde_json::Number;
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Json {
+    /// `null`.
     Null,
+    /// `true` or `false`.
     Bool(bool),
+    /// A number.
     Number(Number),
+    /// A string.
     Text(String),
+    /// An array.
     List(Vec<Json>),
     /// No two fields have one name.
     Object(Vec<(String, Json)>),
@@ -35,6 +40,14 @@ impl Json {
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The number that this is.
+    pub fn number(&self) -> Option<&Number> {
+        match self {
+            Self::Number(number) => Some(number),
             _ => None,
         }
     }

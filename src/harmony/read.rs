@@ -122,6 +122,13 @@ enum State {
     Between,
 }
 
+impl Delta {
+    /// Whether it is part of what the user sees, the content of the answer.
+    pub fn is_content(&self) -> bool {
+        self.recipient.is_none() && self.channel.as_deref() != Some(ANALYSIS)
+    }
+}
+
 impl Reader {
     /// A reader that has seen no token.
     pub fn new(tokenizer: Arc<TextTokenizer>) -> Result<Self> {
@@ -136,12 +143,32 @@ impl Reader {
         })
     }
 
+    /// A reader of an answer that goes on with a message.
+    pub fn within(tokenizer: Arc<TextTokenizer>, message: Message) -> Result<Self> {
+        let mut reader = Self::new(tokenizer)?;
+        reader.open(message);
+        Ok(reader)
+    }
+
+    /// Whether a token ends messages, so that it says how the answer ends.
+    pub fn is_end(&self, id: u32) -> bool {
+        let frame = &self.frame;
+        [frame.end, frame.call, frame.r#return, frame.endoftext].contains(&id)
+    }
+
     /// Reads tokens; gives the pieces of texts that are whole characters with them.
     pub fn next(&mut self, ids: impl IntoIterator<Item = u32>) -> Result<Vec<Delta>> {
         let mut deltas = Vec::new();
         for id in ids {
             self.token(id, &mut deltas)?;
         }
+        Ok(deltas)
+    }
+
+    /// Reads no more; gives the pieces of texts that only the answer's end has shown to be such.
+    pub fn close(&mut self) -> Result<Vec<Delta>> {
+        let mut deltas = Vec::new();
+        self.finish(None, &mut deltas)?;
         Ok(deltas)
     }
 
@@ -154,22 +181,14 @@ impl Reader {
     }
 
     fn token(&mut self, id: u32, deltas: &mut Vec<Delta>) -> Result<()> {
-        let Frame {
-            start,
-            message,
-            end,
-            call,
-            r#return,
-            endoftext,
-            ..
-        } = self.frame;
+        let Frame { start, message, .. } = self.frame;
         if id == start {
             self.finish(None, deltas)?;
             self.end = None;
             self.state = State::Header { is_first: false };
             return Ok(());
         }
-        if [end, call, r#return, endoftext].contains(&id) {
+        if self.is_end(id) {
             return self.finish(Some(id), deltas);
         }
         self.end = None;
@@ -388,4 +407,4 @@ impl Answer {
 }
 
 /// What stands between the texts of several messages in one of chat completions.
-const BETWEEN: &str = "\n\n";
+pub const BETWEEN: &str = "\n\n";

@@ -185,6 +185,53 @@ fn an_answer_without_channels_is_final() {
 }
 
 #[test]
+fn an_answer_may_go_on_with_a_message() {
+    let open = |message: serde_json::Value| {
+        let messages = json!([{"role": "user", "content": "x"}, message]);
+        let conversation = json!({"messages": messages, "continue_final_message": true});
+        let conversation = Conversation::parse(conversation.to_string().as_bytes()).unwrap();
+        conversation.open_message().unwrap()
+    };
+    let read = |message: serde_json::Value, text: &str| {
+        let mut reader = Reader::within(tokenizer(&NAMES), open(message)).unwrap();
+        // The text comes as it is read, and not when the answer has ended.
+        let deltas = reader.next(ids(text)).unwrap();
+        assert!(deltas[0].content.starts_with('m'), "{deltas:?}");
+        serde_json::to_value(reader.end().unwrap().message).unwrap()
+    };
+    assert_eq!(
+        read(json!({"role": "assistant", "content": "It is"}), "more.<|return|>"),
+        json!({"role": "assistant", "content": "more."})
+    );
+    assert_eq!(
+        read(
+            json!({"role": "assistant", "reasoning": "Let me"}),
+            "more<|end|><|start|>assistant<|channel|>final<|message|>4<|return|>"
+        ),
+        json!({"role": "assistant", "content": "4", "reasoning": "more"})
+    );
+    let call = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]});
+    let read = read(call, "m}<|call|>");
+    assert_eq!(
+        read["tool_calls"][0]["function"],
+        json!({"name": "f", "arguments": "m}"})
+    );
+    let conversation = Conversation::parse(b"[{\"role\": \"user\", \"content\": \"x\"}]").unwrap();
+    assert_eq!(conversation.open_message(), None);
+}
+
+#[test]
+fn what_the_end_shows_to_be_text_is_given() {
+    let mut reader = Reader::new(tokenizer(&NAMES)).unwrap();
+    assert_eq!(reader.next(ids("no header")).unwrap(), []);
+    let deltas = reader.close().unwrap();
+    assert_eq!((deltas.len(), deltas[0].content.as_str()), (1, "no header"));
+    assert!(deltas[0].is_content());
+    assert_eq!(reader.close().unwrap(), []);
+    assert_eq!(reader.end().unwrap().message.content.as_deref(), Some("no header"));
+}
+
+#[test]
 fn headers_that_no_rule_knows_are_text() {
     for (text, content) in [
         (

@@ -22,10 +22,7 @@ pub fn tokenizer_of(longest: u32, score: impl Fn(u8) -> f32, more: &[(f32, &str)
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tokenizer.bin");
     std::fs::write(&path, file).unwrap();
-    let source = Source::read(&path).unwrap();
-    let (longest, entries) = source.entries().unwrap();
-    let vocabulary = Tokenizer::new(entries, longest).unwrap();
-    source.into_tokenizer(vocabulary).unwrap()
+    TextTokenizer::open(&path).unwrap()
 }
 
 #[test]
