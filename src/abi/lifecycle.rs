@@ -496,7 +496,7 @@ fn tokens(outcome: Outcome) -> Result<i64> {
 
 /// Warns of `GETP_*` variables that the library does not know, which are most likely misspelt. It reads the environment
 /// that the process was started with, not later changes.
-fn warn_of_unknown_variables() {
+pub fn warn_of_unknown_variables() {
     let unknown = unknown_variables(&std::fs::read("/proc/self/environ").unwrap_or_default());
     if !unknown.is_empty() {
         let (unknown, known) = (unknown.join(", "), VARIABLES.join(", "));

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # A library with the feature tokenizer-json: its tokens against tiktoken, in Rust, and its conversations against
-# openai-harmony, whose vocabulary is the one that tiktoken-rs carries.
+# openai-harmony, whose vocabulary is the one that tiktoken-rs carries; and the program getp.
 . "$(dirname "$0")/lib.sh"
 [[ -e ${harmony:?}/$harmony_version ]] ||
     fail "openai-harmony is missing; install it with: tests/programs/setup.sh test"
-arguments=(--locked --features tokenizer-json --test text)
+arguments=(--locked --features cli --bin getp --test text --test program)
 "${CARGO:-cargo}" clippy "${arguments[@]}" --lib -- -D warnings
 "${CARGO:-cargo}" test "${arguments[@]}"
 library_of "cpu tokenizer-json" "${arguments[@]}"

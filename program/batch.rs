@@ -1,0 +1,593 @@
+//! `getp batch`: a file of requests in, a file of answers out.
+//!
+//! One thread reads lines and submits what they ask for, as far ahead as [`MOST_AHEAD`] says. The main thread takes
+//! events, and writes each answer when it ends. Nothing of an answer depends on when it is computed: its random numbers
+//! follow from the request's seed, or from the line that it is on.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Result, bail};
+use getp::abi::sampler::GETP_STATE_OF_SEED_0;
+use getp::backend;
+use getp::checkpoint::Generation;
+use getp::engine::{Ask, Ending, Event, Service};
+use getp::random::request_seed;
+use getp::report::{self, FewLines, Kind};
+use getp::request::{EndTokens, LogProbs, Sampling};
+use getp::text::{Specials, TextTokenizer};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::answer::Answer;
+use crate::body::{self, Asked, Form};
+use crate::input::{self, Lines, Survey};
+use crate::interrupt::{self, Interrupt};
+use crate::model::{Model, Place};
+use crate::output::{self, Done, Output};
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// The requests: a line each, as OpenAI's batches have them.
+    #[arg(short, long)]
+    input: PathBuf,
+    /// The file that gets the answers, a line each, in the order in which they end.
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Keeps the answers that the file has, and computes the others.
+    #[arg(long)]
+    resume: bool,
+    /// The most tokens of an answer whose request does not say; otherwise what the model's files say, or as many as
+    /// there is room for.
+    #[arg(long)]
+    max_tokens: Option<usize>,
+    /// Seeds the random numbers of requests without a seed, each with its line.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Names of special tokens in prompts that are texts, such as <|start|>, are the tokens; otherwise they are text.
+    #[arg(long)]
+    specials: bool,
+}
+
+/// Requests that have been submitted and have no answer yet, at most. It is more than any device computes at once.
+const MOST_AHEAD: usize = 8192;
+
+/// How long the main thread waits for an event before it looks around.
+const LOOK_AROUND: Duration = Duration::from_millis(50);
+
+/// How often a line says how far it is, where there is no bar.
+const BETWEEN_LINES: Duration = Duration::from_secs(60);
+
+/// Answers the requests.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let interrupt = Interrupt::new()?;
+    let (output, done) = Output::open(&args.output, args.resume)?;
+    let survey = input::survey(&args.input, &done, &args.output)?;
+    let lines = Lines::open(&args.input)?;
+    let Model {
+        checkpoint,
+        mut engine,
+        tokenizer,
+        generation,
+    } = args.place.open()?;
+    let shows_bar = engine.options().progress;
+    let vocab_size = engine.config().vocab_size;
+    let bar = bar(shows_bar, survey.lines, done.len());
+    let run = Run {
+        args,
+        service: engine.service()?,
+        ends: Arc::new(EndTokens::new(&generation.ends)),
+        generation,
+        tokenizer,
+        interrupt,
+        bar: bar.clone(),
+        done,
+        survey,
+        vocab_size,
+        shared: Mutex::new(Shared {
+            output,
+            rows: HashMap::new(),
+            choices: HashMap::new(),
+            sent: 0,
+            counts: Counts::default(),
+            refused: FewLines::new(Kind::Warning, "more requests have an error for an answer"),
+            bar,
+        }),
+        changed: Condvar::new(),
+        all_read: AtomicBool::new(false),
+        read_ended: AtomicBool::new(false),
+        ends_early: AtomicBool::new(false),
+        has_warned: AtomicBool::new(false),
+        is_broken: AtomicBool::new(false),
+        began: Instant::now(),
+    };
+    run.interrupt.begin();
+    let ended = thread::scope(|scope| {
+        let serving = scope.spawn(|| {
+            let reopen = |options: &_| backend::cpu::open(&*checkpoint, options);
+            let served = engine.serve_all(&run.service, &reopen);
+            if let Err(why) = served {
+                report::error(format_args!("the batch ends: {why}"));
+                run.is_broken.store(true, Ordering::SeqCst);
+                run.service.fail(why);
+            }
+        });
+        let reading = scope.spawn(|| {
+            let _ended = OnDrop(|| run.read_ended.store(true, Ordering::SeqCst));
+            run.read(lines)
+        });
+        let written = run.write();
+        run.ends_early.store(true, Ordering::SeqCst);
+        run.changed.notify_all();
+        run.service.close();
+        let read = reading.join();
+        let served = serving.join();
+        written?;
+        read.map_err(|_| anyhow::anyhow!("the thread that reads requests has panicked"))??;
+        served.map_err(|_| anyhow::anyhow!("the thread that computes has panicked"))
+    });
+    run.bar.finish_and_clear();
+    let Shared {
+        output,
+        counts,
+        refused,
+        ..
+    } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+    refused.finish();
+    let finished = output.finish();
+    counts.say(run.began.elapsed(), run.survey.lines - run.done.len());
+    ended?;
+    finished?;
+    if run.is_broken.into_inner() {
+        bail!("requests without an answer are left; go on with --resume");
+    }
+    if run.interrupt.came() {
+        report::line("interrupted; go on with --resume");
+        return Ok(ExitCode::from(interrupt::STATUS));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Does something when it is dropped, also by a panic.
+struct OnDrop<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// A bar, if there is a terminal.
+fn bar(is_wanted: bool, rows: usize, done: usize) -> ProgressBar {
+    let target = match is_wanted {
+        true => ProgressDrawTarget::stderr(),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let bar = ProgressBar::with_draw_target(Some(rows as u64), target).with_position(done as u64);
+    bar.reset_eta();
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} requests, {elapsed}, {eta} left, {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
+
+struct Run<'a> {
+    args: &'a Args,
+    service: Service,
+    tokenizer: Arc<TextTokenizer>,
+    generation: Generation,
+    /// The model's end tokens.
+    ends: Arc<EndTokens>,
+    interrupt: Interrupt,
+    done: Done,
+    survey: Survey,
+    vocab_size: usize,
+    shared: Mutex<Shared>,
+    /// There are fewer rows than there were, or the run ends early.
+    changed: Condvar,
+    /// All lines have been read.
+    all_read: AtomicBool,
+    /// Nobody reads lines any more.
+    read_ended: AtomicBool,
+    /// Nothing more is to be submitted.
+    ends_early: AtomicBool,
+    /// It has been said what a request costs that does not say how long its answer may be.
+    has_warned: AtomicBool,
+    /// The engine has failed: what it has not answered stays without an answer.
+    is_broken: AtomicBool,
+    began: Instant,
+    bar: ProgressBar,
+}
+
+/// What both threads use.
+struct Shared {
+    output: Output,
+    /// By line.
+    rows: HashMap<usize, Row>,
+    /// By tag.
+    choices: HashMap<u64, Choice>,
+    /// Choices so far.
+    sent: u64,
+    counts: Counts,
+    refused: FewLines,
+    bar: ProgressBar,
+}
+
+/// A request that has no answer yet.
+struct Row {
+    custom_id: String,
+    asked: Asked,
+    /// Its choices, as far as they have ended.
+    ended: Vec<Option<Value>>,
+    /// Tokens of those.
+    tokens: usize,
+    /// The tags of those that have not.
+    tags: Vec<u64>,
+}
+
+/// One answer of a row.
+struct Choice {
+    line: usize,
+    index: usize,
+    /// What the library calls it, once it has been submitted.
+    number: Option<usize>,
+    answer: Answer,
+}
+
+#[derive(Default)]
+struct Counts {
+    answered: usize,
+    errors: usize,
+    tokens_in: usize,
+    tokens_out: usize,
+}
+
+impl Counts {
+    fn say(&self, took: Duration, rows: usize) {
+        let seconds = took.as_secs_f64();
+        let left = rows - self.answered - self.errors;
+        report::line(format_args!(
+            "{} answered, {} errors, {left} left; {} tokens in, {} out; {seconds:.1} s, {:.0} tok/s",
+            self.answered,
+            self.errors,
+            self.tokens_in,
+            self.tokens_out,
+            self.tokens_out as f64 / seconds.max(1e-3)
+        ));
+    }
+}
+
+impl Run<'_> {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self) -> bool {
+        self.ends_early.load(Ordering::SeqCst) || self.interrupt.came()
+    }
+
+    /// Reads the lines and submits what they ask for.
+    fn read(&self, mut lines: Lines) -> Result<()> {
+        let reader = body::Reader {
+            tokenizer: &self.tokenizer,
+            specials: match self.args.specials {
+                true => Specials::Tokens,
+                false => Specials::Text,
+            },
+            vocab_size: self.vocab_size,
+            unknown: Mutex::default(),
+            name: |field| report::warning(format_args!("{field} is not known, and ignored")),
+        };
+        while !self.is_over()
+            && let Some(line) = lines.next()?
+        {
+            if self.done.contains_key(&line.number) {
+                continue;
+            }
+            let (custom_id, asked) = match &line.text {
+                Some(text) => reader.read(text),
+                None => (None, Err(input::too_long())),
+            };
+            let asked = match self.survey.again.get(&line.number) {
+                Some(first) => Err(format!("custom_id is that of line {first}, too")),
+                None => asked,
+            };
+            match (custom_id, asked) {
+                (Some(custom_id), Ok(asked)) => self.submit(line.number, custom_id, asked)?,
+                (custom_id, Err(why)) => {
+                    self.lock()
+                        .refuse(line.number, custom_id.as_deref(), "invalid_request", &why)?;
+                    self.bar.inc(1);
+                }
+                (None, Ok(_)) => bail!("internal error: a request without a custom_id"),
+            }
+        }
+        self.all_read.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Submits the choices of a row, once there are few enough before it.
+    fn submit(&self, line: usize, custom_id: String, asked: Asked) -> Result<()> {
+        if asked.max_tokens.or(self.usual()).is_none() && !self.has_warned.swap(true, Ordering::SeqCst) {
+            let why = "so its answer has room for the model's whole context kept for it, and few such requests run \
+                       side by side; give it max_tokens, or all of them --max-tokens";
+            self.bar
+                .suspend(|| report::warning(format_args!("line {line} has no max_tokens, {why}")));
+        }
+        let count = asked.prompts.len() * asked.n;
+        let mut shared = self.lock();
+        while shared.choices.len() >= MOST_AHEAD && !self.is_over() {
+            let waited = self.changed.wait_timeout(shared, LOOK_AROUND);
+            shared = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        let mut asks = Vec::new();
+        for index in 0..count {
+            let (tag, answer) = (shared.sent, Answer::new(&self.tokenizer, &asked)?);
+            shared.sent += 1;
+            asks.push(self.ask(&asked, line, index, tag));
+            let number = None;
+            shared.choices.insert(
+                tag,
+                Choice {
+                    line,
+                    index,
+                    number,
+                    answer,
+                },
+            );
+        }
+        let row = Row {
+            custom_id,
+            asked,
+            ended: vec![None; count],
+            tokens: 0,
+            tags: asks.iter().map(|ask| ask.tag).collect(),
+        };
+        shared.rows.insert(line, row);
+        for ask in asks {
+            let tag = ask.tag;
+            // Under the lock, so that an event finds the number.
+            match self.service.submit(ask) {
+                Ok(number) => {
+                    if let Some(choice) = shared.choices.get_mut(&tag) {
+                        choice.number = Some(number);
+                    }
+                }
+                Err(_) if self.is_over() => break,
+                Err(why) => {
+                    self.give_up(&mut shared, line, "failed", &why.to_string())?;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The most tokens of an answer whose request does not say.
+    fn usual(&self) -> Option<usize> {
+        self.args.max_tokens.or(self.generation.max_tokens)
+    }
+
+    /// What a row's choice asks of the model.
+    fn ask(&self, asked: &Asked, line: usize, index: usize, tag: u64) -> Ask {
+        let prompt = asked.prompts[index / asked.n].clone();
+        let state = |seed: u64| if seed == 0 { GETP_STATE_OF_SEED_0 } else { seed };
+        let of_row = match asked.seed {
+            Some(seed) => state(seed),
+            None => request_seed(state(self.args.seed), line - 1),
+        };
+        let ends: &[u32] = if asked.ignore_end { &[] } else { &self.generation.ends };
+        Ask {
+            max_positions: self.service.positions(prompt.len(), asked.max_tokens, self.usual()),
+            prompt,
+            min_tokens: asked.min_tokens,
+            sampling: Sampling {
+                temperature: asked.temperature.unwrap_or(self.generation.temperature),
+                topp: asked.topp.unwrap_or(self.generation.topp),
+                rng_state: request_seed(of_row, index),
+            },
+            ends: match asked.ignore_end || !asked.stop_tokens.is_empty() {
+                false => self.ends.clone(),
+                true => Arc::new(EndTokens::with_stops(ends, asked.stop_tokens.clone())),
+            },
+            logprobs: LogProbs {
+                answer: asked.logprobs.is_some(),
+                prompt: false,
+                top: asked.logprobs.unwrap_or(0),
+            },
+            tag,
+            // Only who looks for strings needs the tokens before the end.
+            tokens_per_event: usize::from(!asked.stops.is_empty()),
+        }
+    }
+
+    /// Writes answers until all have one, or the run ends early.
+    fn write(&self) -> Result<()> {
+        let mut said = Instant::now();
+        loop {
+            // In this order: who has ended has said before whether all is read, and its rows were there before that.
+            let read_ended = self.read_ended.load(Ordering::SeqCst);
+            let all_read = self.all_read.load(Ordering::SeqCst);
+            if all_read && self.lock().rows.is_empty() {
+                return Ok(());
+            }
+            let has_failed = self.is_broken.load(Ordering::SeqCst) || read_ended && !all_read;
+            let is_over = self.is_over() || has_failed;
+            let wait = if is_over { Duration::ZERO } else { LOOK_AROUND };
+            match self.service.next(Some(Instant::now() + wait)) {
+                Some(event) => self.take(event)?,
+                None if is_over => return Ok(()),
+                None => {}
+            }
+            if self.bar.is_hidden() && said.elapsed() >= BETWEEN_LINES {
+                said = Instant::now();
+                let shared = self.lock();
+                shared
+                    .counts
+                    .say(self.began.elapsed(), self.survey.lines - self.done.len());
+            }
+        }
+    }
+
+    fn take(&self, event: Event) -> Result<()> {
+        let mut guard = self.lock();
+        let shared = &mut *guard;
+        // What ended early, or whose row is given up, may still have events.
+        let Some(choice) = shared.choices.get_mut(&event.ticket.tag) else {
+            return Ok(());
+        };
+        let line = choice.line;
+        let end = match &event.end {
+            None => None,
+            Some(Ending::Answered(end)) => Some(*end),
+            Some(Ending::Cancelled) => return Ok(()),
+            Some(Ending::Refused(why)) => return self.give_up(shared, line, "refused", &why.to_string()),
+            // The engine ends, and another one may answer it.
+            Some(Ending::Failed(_)) if self.is_broken.load(Ordering::SeqCst) => return Ok(()),
+            Some(Ending::Failed(why)) => return self.give_up(shared, line, "failed", &why.to_string()),
+        };
+        if !choice.answer.take(&event.tokens, &event.scores, end)? {
+            return Ok(());
+        }
+        if end.is_none() {
+            self.service.cancel(event.number)?;
+        }
+        let Some(choice) = shared.choices.remove(&event.ticket.tag) else {
+            return Ok(());
+        };
+        self.changed.notify_all();
+        let Some(row) = shared.rows.get_mut(&line) else {
+            return Ok(());
+        };
+        row.tags.retain(|&tag| tag != event.ticket.tag);
+        row.tokens += choice.answer.len();
+        row.ended[choice.index] = Some(choice.answer.choice(choice.index, row.asked.logprobs)?);
+        if row.tags.is_empty()
+            && let Some(row) = shared.rows.remove(&line)
+        {
+            shared.answer(line, row)?;
+            self.bar.inc(1);
+            let tokens = shared.counts.tokens_out;
+            let rate = tokens as f64 / self.began.elapsed().as_secs_f64().max(1e-3);
+            self.bar.set_message(format!("{tokens} tokens, {rate:.0} tok/s"));
+        }
+        Ok(())
+    }
+
+    /// Writes an error for a row, and drops what of it still runs.
+    fn give_up(&self, shared: &mut Shared, line: usize, code: &str, why: &str) -> Result<()> {
+        let Some(row) = shared.rows.remove(&line) else {
+            return Ok(());
+        };
+        for tag in &row.tags {
+            if let Some(Choice {
+                number: Some(number), ..
+            }) = shared.choices.remove(tag)
+            {
+                self.service.cancel(number)?;
+            }
+        }
+        self.changed.notify_all();
+        self.bar.inc(1);
+        shared.refuse(line, Some(&row.custom_id), code, why)
+    }
+}
+
+impl Shared {
+    /// Writes the answer to a row.
+    fn answer(&mut self, line: usize, row: Row) -> Result<()> {
+        let prompt_tokens: usize = row.asked.prompts.iter().map(Vec::len).sum();
+        let (prefix, object) = match row.asked.form {
+            Form::Chat(_) => ("chatcmpl", "chat.completion"),
+            Form::Completion => ("cmpl", "text_completion"),
+        };
+        let created = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |now| now.as_secs());
+        self.output.write(&Line {
+            id: output::id(line),
+            custom_id: Some(&row.custom_id),
+            response: Some(Response {
+                status_code: 200,
+                request_id: format!("req_{line}"),
+                body: Body {
+                    id: format!("{prefix}-{line}"),
+                    object,
+                    created,
+                    model: row.asked.model.as_deref(),
+                    choices: &row.ended,
+                    usage: Usage {
+                        prompt_tokens,
+                        completion_tokens: row.tokens,
+                        total_tokens: prompt_tokens + row.tokens,
+                    },
+                },
+            }),
+            error: None,
+        })?;
+        self.counts.answered += 1;
+        self.counts.tokens_in += prompt_tokens;
+        self.counts.tokens_out += row.tokens;
+        Ok(())
+    }
+
+    /// Writes an error for a line.
+    fn refuse(&mut self, line: usize, custom_id: Option<&str>, code: &str, why: &str) -> Result<()> {
+        self.bar
+            .suspend(|| self.refused.line(format_args!("line {line}: {why}")));
+        self.counts.errors += 1;
+        self.output.write(&Line {
+            id: output::id(line),
+            custom_id,
+            response: None,
+            error: Some(Failure { code, message: why }),
+        })
+    }
+}
+
+/// A line of the output.
+#[derive(Serialize)]
+struct Line<'a> {
+    id: String,
+    custom_id: Option<&'a str>,
+    response: Option<Response<'a>>,
+    error: Option<Failure<'a>>,
+}
+
+#[derive(Serialize)]
+struct Response<'a> {
+    status_code: u16,
+    request_id: String,
+    body: Body<'a>,
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    id: String,
+    object: &'static str,
+    created: u64,
+    model: Option<&'a str>,
+    choices: &'a [Option<Value>],
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+}
+
+#[derive(Serialize)]
+struct Failure<'a> {
+    code: &'a str,
+    message: &'a str,
+}

@@ -1,0 +1,471 @@
+//! A line of a file of requests, as OpenAI's batches have it, and what it asks for.
+//!
+//! A field that would change the answer and is not supported is refused, by name, unless its value is the one that
+//! changes nothing. A field that nobody knows is named once, and ignored.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+use getp::batch::MOST_TOP;
+use getp::harmony::{self, Conversation, Json};
+use getp::text::{Specials, TextTokenizer};
+
+/// What is asked for.
+#[derive(Debug, PartialEq)]
+pub struct Asked {
+    pub form: Form,
+    /// The prompts' tokens. A chat has one.
+    pub prompts: Vec<Vec<u32>>,
+    /// How many answers each prompt gets.
+    pub n: usize,
+    /// The name of the model, for the answer.
+    pub model: Option<String>,
+    pub max_tokens: Option<usize>,
+    pub min_tokens: usize,
+    pub temperature: Option<f32>,
+    pub topp: Option<f32>,
+    pub seed: Option<u64>,
+    pub ignore_end: bool,
+    pub stop_tokens: Vec<u32>,
+    pub stops: Vec<String>,
+    /// Whether the answer has log-probabilities, and of how many of the most probable tokens.
+    pub logprobs: Option<usize>,
+}
+
+/// The form of the answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Form {
+    /// `/v1/chat/completions`, and the message that the answer goes on with.
+    Chat(Option<harmony::Message>),
+    /// `/v1/completions`
+    Completion,
+}
+
+/// Reads lines.
+pub struct Reader<'a> {
+    pub tokenizer: &'a TextTokenizer,
+    /// What becomes of special tokens' names in prompts that are texts.
+    pub specials: Specials,
+    /// Tokens of the model.
+    pub vocab_size: usize,
+    /// The fields that nobody knows, as far as they have been named.
+    pub unknown: Mutex<BTreeSet<String>>,
+    /// Names one.
+    pub name: fn(&str),
+}
+
+/// The most answers to a prompt, and prompts of a request.
+const MOST_ANSWERS: u64 = 1024;
+
+/// What the answer to a completion has at most, unless the request says otherwise, as everywhere.
+const COMPLETION_TOKENS: usize = 16;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// Fields of a chat that the prompt is made of.
+const OF_CONVERSATION: [&str; 10] = [
+    "messages",
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "response_format",
+    "date",
+    "knowledge_cutoff",
+    "model_identity",
+    "add_generation_prompt",
+    "continue_final_message",
+];
+
+/// Fields of either form that are used.
+const USED: [&str; 12] = [
+    "model",
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "n",
+    "logprobs",
+    "response_format",
+];
+const USED_IN_CHAT: [&str; 2] = ["max_completion_tokens", "top_logprobs"];
+
+/// Fields that change no answer.
+const INERT: [&str; 15] = [
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "stream",
+    "stream_options",
+    // A call ends the answer, so that there is one.
+    "parallel_tool_calls",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "priority",
+    "cache_salt",
+    "detokenize",
+    "spaces_between_special_tokens",
+];
+
+/// Fields that would change the answer, or what is said of it, and the value in JSON that does not, beside null, false
+/// and what is empty.
+const REFUSED: [(&str, &[&str]); 48] = [
+    ("frequency_penalty", &["0", "0.0"]),
+    ("presence_penalty", &["0", "0.0"]),
+    ("repetition_penalty", &["1", "1.0"]),
+    ("length_penalty", &["1", "1.0"]),
+    ("top_k", &["0", "-1"]),
+    ("min_p", &["0", "0.0"]),
+    ("typical_p", &["1", "1.0"]),
+    ("top_a", &["0", "0.0"]),
+    ("logit_bias", &[]),
+    ("logits_processors", &[]),
+    ("best_of", &["1"]),
+    ("echo", &[]),
+    ("suffix", &[]),
+    ("use_beam_search", &[]),
+    ("early_stopping", &[]),
+    ("bad_words", &[]),
+    ("allowed_token_ids", &[]),
+    ("functions", &[]),
+    ("function_call", &["\"auto\"", "\"none\""]),
+    ("prompt_logprobs", &[]),
+    ("prompt_embeds", &[]),
+    ("truncate_prompt_tokens", &[]),
+    ("include_stop_str_in_output", &[]),
+    ("skip_special_tokens", &["true"]),
+    ("add_special_tokens", &["true"]),
+    ("return_tokens_as_token_ids", &[]),
+    ("return_token_ids", &[]),
+    ("structured_outputs", &[]),
+    ("guided_json", &[]),
+    ("guided_regex", &[]),
+    ("guided_choice", &[]),
+    ("guided_grammar", &[]),
+    ("structural_tag", &[]),
+    ("chat_template", &[]),
+    ("chat_template_kwargs", &[]),
+    ("documents", &[]),
+    ("mm_processor_kwargs", &[]),
+    ("modalities", &["[\"text\"]"]),
+    ("audio", &[]),
+    ("prediction", &[]),
+    ("verbosity", &["\"medium\""]),
+    ("web_search_options", &[]),
+    ("thinking_token_budget", &[]),
+    ("include_reasoning", &["true"]),
+    ("kv_transfer_params", &[]),
+    ("vllm_xargs", &[]),
+    ("reasoning", &[]),
+    ("thinking", &[]),
+];
+
+impl Reader<'_> {
+    /// The custom_id of a line, and what it asks for, or why it cannot be answered.
+    pub fn read(&self, line: &[u8]) -> (Option<String>, Result<Asked, String>) {
+        let json = match serde_json::from_slice::<Json>(line) {
+            Ok(json @ Json::Object(_)) => json,
+            Ok(other) => {
+                return (
+                    None,
+                    Err(format!("the line is {}; it must be an object", shown(&other))),
+                );
+            }
+            Err(why) => return (None, Err(format!("the line is no JSON: {why}"))),
+        };
+        let custom_id = json.given("custom_id").and_then(Json::text).map(str::to_owned);
+        (custom_id, self.envelope(&json))
+    }
+
+    fn envelope(&self, line: &Json) -> Result<Asked, String> {
+        let line = Object(line);
+        line.text("custom_id")?.ok_or("custom_id is missing")?;
+        self.look_for_unknown(&line, "", &["custom_id", "method", "url", "body"]);
+        if let Some(method) = line.text("method")?.filter(|method| *method != "POST") {
+            return Err(format!("method is {method:?}; it must be \"POST\""));
+        }
+        let body = match line.get("body") {
+            Some(body @ Json::Object(_)) => Object(body),
+            Some(other) => return Err(format!("body is {}; it must be an object", shown(other))),
+            None => return Err("body is missing".into()),
+        };
+        match line.text("url")? {
+            Some(CHAT) => self.chat(&body),
+            Some(COMPLETIONS) => self.completion(&body),
+            Some(other) => Err(format!("url is {other:?}; use {CHAT:?} or {COMPLETIONS:?}")),
+            None => Err(format!("url is missing; use {CHAT:?} or {COMPLETIONS:?}")),
+        }
+    }
+
+    /// Names the fields that are not known, once each.
+    fn look_for_unknown(&self, object: &Object<'_>, place: &str, known: &[&str]) {
+        for name in object.names().filter(|name| !known.contains(name)) {
+            let name = format!("{place}{name}");
+            let mut unknown = self.unknown.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if !unknown.contains(&name) {
+                (self.name)(&name);
+                unknown.insert(name);
+            }
+        }
+    }
+
+    fn chat(&self, body: &Object<'_>) -> Result<Asked, String> {
+        self.check(body, &[&OF_CONVERSATION[..], &USED_IN_CHAT].concat())?;
+        let fields = OF_CONVERSATION
+            .into_iter()
+            .filter_map(|name| Some((name.to_owned(), body.get(name)?.clone())));
+        let conversation = Conversation::of(Json::Object(fields.collect())).map_err(|why| why.to_string())?;
+        let prompt = harmony::render(self.tokenizer, &conversation).map_err(|why| why.to_string())?;
+        let max_tokens = match (body.size("max_completion_tokens")?, body.size("max_tokens")?) {
+            (Some(a), Some(b)) if a != b => {
+                return Err(format!(
+                    "max_completion_tokens is {a} and max_tokens {b}; give one of them"
+                ));
+            }
+            (a, b) => a.or(b),
+        };
+        let top = body.size("top_logprobs")?;
+        let logprobs = match (body.flag("logprobs")?.unwrap_or(false), top) {
+            (false, None | Some(0)) => None,
+            (false, Some(_)) => return Err("top_logprobs is given without logprobs; set that to true".into()),
+            (true, top) => Some(top.unwrap_or(0)),
+        };
+        let form = Form::Chat(conversation.open_message());
+        self.asked(body, form, vec![prompt], max_tokens, logprobs, "top_logprobs")
+    }
+
+    fn completion(&self, body: &Object<'_>) -> Result<Asked, String> {
+        self.check(body, &["prompt"])?;
+        if let Some(format) = body.get("response_format")
+            && format.get("type").and_then(Json::text) != Some("text")
+        {
+            return Err(format!(
+                "response_format is {}; only {{\"type\": \"text\"}} is supported",
+                shown(format)
+            ));
+        }
+        let prompts = self.prompts(body.get("prompt").ok_or("prompt is missing")?)?;
+        let max_tokens = body.size("max_tokens")?.or(Some(COMPLETION_TOKENS));
+        let logprobs = body.size("logprobs")?;
+        self.asked(body, Form::Completion, prompts, max_tokens, logprobs, "logprobs")
+    }
+
+    /// The prompts of a completion: a text or ids, or a list of either.
+    fn prompts(&self, prompt: &Json) -> Result<Vec<Vec<u32>>, String> {
+        let wrong = || {
+            format!(
+                "prompt is {}; it must be a text, ids, or a list of either",
+                shown(prompt)
+            )
+        };
+        let one = |prompt: &Json| match prompt {
+            Json::Text(text) => self
+                .tokenizer
+                .encode(text.as_bytes(), self.specials)
+                .map_err(|why| why.to_string()),
+            Json::List(ids) => self.ids("prompt", ids),
+            _ => Err(wrong()),
+        };
+        let prompts = match prompt {
+            Json::List(list) if list.iter().all(|one| matches!(one, Json::Number(_))) => vec![one(prompt)?],
+            Json::List(list) => list.iter().map(one).collect::<Result<_, _>>()?,
+            prompt => vec![one(prompt)?],
+        };
+        if prompts.len() as u64 > MOST_ANSWERS {
+            return Err(format!(
+                "prompt has {} prompts; the most are {MOST_ANSWERS}",
+                prompts.len()
+            ));
+        }
+        Ok(prompts)
+    }
+
+    fn ids(&self, name: &str, ids: &[Json]) -> Result<Vec<u32>, String> {
+        let id = |id: &Json| {
+            let number = id
+                .number()
+                .and_then(|id| id.as_u64())
+                .filter(|&id| id < self.vocab_size as u64);
+            number.map(|id| id as u32).ok_or_else(|| {
+                let most = self.vocab_size - 1;
+                format!("{name} has {}; tokens are from 0 to {most}", shown(id))
+            })
+        };
+        ids.iter().map(id).collect()
+    }
+
+    /// Refuses fields that would change the answer, and names unknown ones.
+    fn check(&self, body: &Object<'_>, own: &[&str]) -> Result<(), String> {
+        for (name, harmless) in REFUSED {
+            if let Some(value) = body.get(name).filter(|value| !is_nothing(value))
+                && !harmless.contains(&value.to_string().as_str())
+            {
+                return Err(format!(
+                    "{name} is {}; it would change the answer, and is not supported",
+                    shown(value)
+                ));
+            }
+        }
+        let refused = REFUSED.map(|(name, _)| name);
+        self.look_for_unknown(body, "body.", &[own, &USED, &INERT, &refused].concat());
+        Ok(())
+    }
+
+    /// What either form asks for.
+    fn asked(
+        &self,
+        body: &Object<'_>,
+        form: Form,
+        prompts: Vec<Vec<u32>>,
+        max_tokens: Option<usize>,
+        logprobs: Option<usize>,
+        name_of_top: &str,
+    ) -> Result<Asked, String> {
+        if prompts.iter().any(Vec::is_empty) {
+            return Err("the prompt has no token".into());
+        }
+        if max_tokens == Some(0) {
+            return Err("the answer is to have no token; ask for 1 or more".into());
+        }
+        if let Some(top) = logprobs.filter(|&top| top > MOST_TOP) {
+            return Err(format!("{name_of_top} is {top}; the most are {MOST_TOP}"));
+        }
+        let n = body.size("n")?.unwrap_or(1);
+        if n == 0 || n as u64 * prompts.len() as u64 > MOST_ANSWERS {
+            return Err(format!(
+                "n is {n}; it must be from 1 to {MOST_ANSWERS}, over all prompts"
+            ));
+        }
+        let stops = match body.get("stop") {
+            None => Vec::new(),
+            Some(Json::Text(text)) => vec![text.clone()],
+            Some(Json::List(list)) if list.iter().all(|stop| stop.text().is_some()) => {
+                list.iter().filter_map(Json::text).map(str::to_owned).collect()
+            }
+            Some(other) => {
+                return Err(format!(
+                    "stop is {}; it must be a text, or a list of them",
+                    shown(other)
+                ));
+            }
+        };
+        if stops.iter().any(String::is_empty) {
+            return Err("stop has an empty text, which is everywhere; leave it out".into());
+        }
+        let stop_tokens = match body.get("stop_token_ids") {
+            None => Vec::new(),
+            Some(Json::List(ids)) => self.ids("stop_token_ids", ids)?,
+            Some(other) => return Err(format!("stop_token_ids is {}; it must be a list of ids", shown(other))),
+        };
+        let seed = match body.get("seed") {
+            None => None,
+            Some(value) => {
+                let number = value.number();
+                let seed = number.and_then(|seed| seed.as_u64().or_else(|| seed.as_i64().map(i64::cast_unsigned)));
+                Some(seed.ok_or_else(|| format!("seed is {}; it must be a whole number", shown(value)))?)
+            }
+        };
+        Ok(Asked {
+            form,
+            prompts,
+            n,
+            model: body.text("model")?.map(str::to_owned),
+            max_tokens,
+            min_tokens: body.size("min_tokens")?.unwrap_or(0),
+            temperature: body.real(
+                "temperature",
+                |value| value >= 0.0,
+                "0, which is greedy, or a number above it",
+            )?,
+            topp: body.real(
+                "top_p",
+                |value| value > 0.0 && value <= 1.0,
+                "a number above 0, at most 1",
+            )?,
+            seed,
+            ignore_end: body.flag("ignore_eos")?.unwrap_or(false),
+            stop_tokens,
+            stops,
+            logprobs,
+        })
+    }
+}
+
+/// Null, false, and what is empty.
+fn is_nothing(value: &Json) -> bool {
+    match value {
+        Json::Null | Json::Bool(false) => true,
+        Json::Text(text) => text.is_empty(),
+        Json::List(list) => list.is_empty(),
+        Json::Object(fields) => fields.is_empty(),
+        _ => false,
+    }
+}
+
+/// An object, and its fields as they must be.
+struct Object<'a>(&'a Json);
+
+impl<'a> Object<'a> {
+    fn names(&self) -> impl Iterator<Item = &'a str> {
+        let fields = match self.0 {
+            Json::Object(fields) => fields.as_slice(),
+            _ => &[],
+        };
+        fields.iter().map(|(name, _)| name.as_str())
+    }
+
+    /// A field that is there and not null.
+    fn get(&self, name: &str) -> Option<&'a Json> {
+        self.0.given(name)
+    }
+
+    fn read<T>(&self, name: &str, kind: &str, read: impl Fn(&'a Json) -> Option<T>) -> Result<Option<T>, String> {
+        let value = self.get(name);
+        let read =
+            value.map(|value| read(value).ok_or_else(|| format!("{name} is {}; it must be {kind}", shown(value))));
+        read.transpose()
+    }
+
+    fn text(&self, name: &str) -> Result<Option<&'a str>, String> {
+        self.read(name, "a text", Json::text)
+    }
+
+    fn flag(&self, name: &str) -> Result<Option<bool>, String> {
+        self.read(name, "true or false", |value| match value {
+            Json::Bool(flag) => Some(*flag),
+            _ => None,
+        })
+    }
+
+    fn size(&self, name: &str) -> Result<Option<usize>, String> {
+        self.read(name, "a whole number that is not negative", |value| {
+            usize::try_from(value.number()?.as_u64()?).ok()
+        })
+    }
+
+    fn real(&self, name: &str, fits: impl Fn(f32) -> bool, kind: &str) -> Result<Option<f32>, String> {
+        self.read(name, kind, |value| {
+            let value = value.number()?.as_f64()? as f32;
+            (value.is_finite() && fits(value)).then_some(value)
+        })
+    }
+}
+
+/// Characters after which a message cuts a value.
+const MOST_SHOWN: usize = 60;
+
+/// A value for a message.
+fn shown(value: &Json) -> String {
+    let text = value.to_string();
+    match text.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

@@ -1,0 +1,48 @@
+//! `getp`, the program: files of requests in, files of answers out, on the library's engine.
+
+mod answer;
+mod batch;
+mod body;
+mod input;
+mod interrupt;
+mod model;
+mod output;
+mod stops;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use getp::report;
+
+/// Runs OpenAI's gpt-oss in offline batches.
+///
+/// Devices and limits are chosen by the library's GETP_* variables, such as GETP_DEVICE.
+#[derive(Parser)]
+#[command(version)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answers the requests of a file in the form of OpenAI's batches.
+    Batch(batch::Args),
+    /// Prints the tokens of the text on standard input.
+    Tokenize(text::Tokenize),
+    /// Prints the text of the tokens on standard input.
+    Detokenize(text::Detokenize),
+}
+
+fn main() -> ExitCode {
+    let ended = match Args::parse().command {
+        Command::Batch(args) => batch::run(&args),
+        Command::Tokenize(args) => text::tokenize(&args),
+        Command::Detokenize(args) => text::detokenize(&args),
+    };
+    ended.unwrap_or_else(|why| {
+        report::error(format_args!("{why:#}"));
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,531 @@
+//! `getp`, the program, on a tiny model: its answers are those of the handles, whatever is among the lines, and however
+//! often it is interrupted.
+
+#[allow(dead_code)] // its command line is not used here
+#[path = "../examples/export_tokenizer.rs"]
+mod export_tokenizer;
+#[path = "common/synthetic.rs"]
+mod synthetic;
+
+use getp::config::ModelConfig;
+use getp::harmony::{self, Conversation};
+use getp::random::request_seed;
+use getp::text::{Specials, TextTokenizer};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, LazyLock};
+use synthetic::{Temperament, write_safetensors};
+use tempfile::TempDir;
+
+const VOCABULARY: usize = 512;
+/// Tokens with a name, from `<|startoftext|>` on, and the first of them.
+const NAMED: usize = 21;
+const FIRST_NAMED: usize = VOCABULARY - NAMED;
+const OF_SEED_0: u64 = getp::abi::sampler::GETP_STATE_OF_SEED_0;
+
+/// A model's directory as the released ones are, but tiny.
+static MODEL: LazyLock<TempDir> = LazyLock::new(|| {
+    let dir = tempfile::tempdir().unwrap();
+    let config = ModelConfig {
+        vocab_size: VOCABULARY,
+        n_experts: 4,
+        ..ModelConfig::preset_7m()
+    };
+    write_safetensors(dir.path(), &config, 5, Temperament::Tame, 1).unwrap();
+    let mut entries = export_tokenizer::entries().unwrap();
+    let named: Vec<_> = entries.drain(199_998..).take(NAMED).collect();
+    entries.truncate(FIRST_NAMED);
+    entries.extend(named);
+    let mut file = Vec::new();
+    export_tokenizer::write_json(&mut file, &entries).unwrap();
+    fs::write(dir.path().join("tokenizer.json"), file).unwrap();
+    let ends = [4, 1, 14].map(|named| FIRST_NAMED + named);
+    let generation = json!({"eos_token_id": ends, "do_sample": true, "temperature": 3.0, "max_new_tokens": 24});
+    fs::write(dir.path().join("generation_config.json"), generation.to_string()).unwrap();
+    dir
+});
+static TOKENIZER: LazyLock<Arc<TextTokenizer>> = LazyLock::new(|| Arc::new(TextTokenizer::open(MODEL.path()).unwrap()));
+
+fn getp(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_getp"));
+    command.args(arguments).env("GETP_THREADS", "2").env("GETP_KV_MB", "16");
+    command
+}
+
+/// A folder with a file of requests.
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new(lines: &[String]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("requests.jsonl"), lines.join("\n")).unwrap();
+        Self { dir }
+    }
+
+    fn answers(&self) -> PathBuf {
+        self.dir.path().join("answers.jsonl")
+    }
+
+    fn command(&self, more: &[&str]) -> Command {
+        let (input, output) = (self.dir.path().join("requests.jsonl"), self.answers());
+        let mut command = getp(&["batch", "-m", MODEL.path().to_str().unwrap()]);
+        command
+            .arg("-i")
+            .arg(input)
+            .arg("-o")
+            .arg(output)
+            .args(more)
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, more: &[&str]) -> Output {
+        self.command(more).output().unwrap()
+    }
+
+    /// Runs to the end; gives the answers by line, and what it said.
+    fn all(&self, more: &[&str]) -> (BTreeMap<usize, Value>, String) {
+        let output = self.run(more);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        (rows(&self.answers()), said)
+    }
+}
+
+/// The answers of a file by line; each line once, and whole. When each was made is left out.
+fn rows(path: &Path) -> BTreeMap<usize, Value> {
+    let text = fs::read_to_string(path).unwrap();
+    assert!(text.is_empty() || text.ends_with('\n'));
+    let mut rows = BTreeMap::new();
+    for line in text.lines() {
+        let mut row: Value = serde_json::from_str(line).unwrap();
+        if let Some(created) = row.pointer_mut("/response/body/created") {
+            assert!(created.as_u64().unwrap() > 1_700_000_000);
+            *created = Value::Null;
+        }
+        let number = row["id"]
+            .as_str()
+            .unwrap()
+            .strip_prefix("batch_req_")
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!(rows.insert(number, row).is_none(), "line {number} twice");
+    }
+    rows
+}
+
+fn request(id: &str, url: &str, body: Value) -> String {
+    json!({"custom_id": id, "method": "POST", "url": url, "body": body}).to_string()
+}
+
+fn chat(id: &str, body: Value) -> String {
+    request(id, "/v1/chat/completions", body)
+}
+
+fn completion(id: &str, body: Value) -> String {
+    request(id, "/v1/completions", body)
+}
+
+/// What the handles answer to a prompt: tokens, and their log-probabilities.
+fn handles(prompt: &[u32], state: u64, temperature: f32, max_tokens: usize) -> (Vec<u32>, Vec<f32>) {
+    use getp::abi::{batch::*, event::*, model::*, options::GETP_ON};
+    use std::ptr::{null, null_mut};
+    let path = std::ffi::CString::new(MODEL.path().to_str().unwrap()).unwrap();
+    let prompt: Vec<i32> = prompt.iter().map(|id| id.cast_signed()).collect();
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        let model = getp_model_open(path.as_ptr(), null());
+        let batch = getp_batch_open(model, null());
+        assert!(!batch.is_null());
+        let mut request: Request = std::mem::zeroed();
+        getp_request_init_sized(&mut request, size_of::<Request>());
+        (request.prompt, request.prompt_length, request.seed) = (prompt.as_ptr(), prompt.len(), state);
+        (request.temperature, request.max_tokens, request.logprobs) = (temperature, max_tokens, GETP_ON);
+        assert_eq!(getp_batch_submit(batch, &request, null_mut()), 0);
+        let mut event = null();
+        assert_eq!(getp_batch_next(batch, 60.0, &mut event), 0);
+        let told = &*event;
+        let tokens = std::slice::from_raw_parts(told.tokens, told.count)
+            .iter()
+            .map(|id| id.cast_unsigned())
+            .collect();
+        let scores = std::slice::from_raw_parts(told.logprobs, told.count)
+            .iter()
+            .map(|score| score.logprob)
+            .collect();
+        getp_event_free(event);
+        getp_batch_close(batch);
+        getp_model_close(model);
+        (tokens, scores)
+    }
+}
+
+fn is_end(id: u32) -> bool {
+    [4, 1, 14].contains(&(id as usize).wrapping_sub(FIRST_NAMED))
+}
+
+/// The text of a completion of these tokens.
+fn text(tokens: &[u32]) -> String {
+    let kept = tokens.iter().copied().filter(|&id| !is_end(id));
+    String::from_utf8_lossy(&TOKENIZER.decode(kept, Specials::Text).unwrap()).into_owned()
+}
+
+#[test]
+fn answers_are_those_of_the_handles() {
+    let messages = json!([{"role": "system", "content": "short"}, {"role": "user", "content": "<|end|> is text"}]);
+    let ids: Vec<u32> = (40..60).collect();
+    let place = Place::new(&[
+        chat(
+            "chat",
+            json!({"model": "tiny", "messages": messages, "seed": 7, "max_tokens": 12}),
+        ),
+        chat("by its line", json!({"messages": messages, "reasoning_effort": "low"})),
+        completion(
+            "text",
+            json!({"prompt": "a line\nand another", "max_tokens": 9, "temperature": 0}),
+        ),
+        completion("ids", json!({"prompt": ids, "max_tokens": 30, "n": 2, "logprobs": 0})),
+        completion(
+            "several",
+            json!({"prompt": [[65], [66, 67]], "max_tokens": 5, "seed": 0}),
+        ),
+    ]);
+    let (rows, said) = place.all(&[]);
+    assert!(said.contains("5 answered, 0 errors, 0 left"), "{said}");
+
+    let render = |body: Value| harmony::render(&TOKENIZER, &Conversation::parse(body.to_string().as_bytes()).unwrap());
+    let check_chat = |line: usize, prompt: Vec<u32>, state: u64, max: usize| {
+        let (tokens, _) = handles(&prompt, state, 3.0, max);
+        let mut reader = harmony::Reader::new(TOKENIZER.clone()).unwrap();
+        reader.next(tokens.iter().copied()).unwrap();
+        let answer = reader.end().unwrap();
+        let body = &rows[&line]["response"]["body"];
+        assert_eq!(body["choices"][0]["message"], json!(answer.message));
+        assert_eq!(body["choices"][0]["finish_reason"], answer.finish_reason);
+        assert_eq!(body["usage"]["prompt_tokens"], prompt.len());
+        assert_eq!(body["usage"]["completion_tokens"], tokens.len());
+        assert_eq!(body["object"], "chat.completion");
+    };
+    check_chat(1, render(json!({"messages": messages})).unwrap(), 7, 12);
+    assert_eq!(rows[&1]["response"]["body"]["model"], "tiny");
+    assert_eq!(rows[&1]["custom_id"], "chat");
+    let low = render(json!({"messages": messages, "reasoning_effort": "low"})).unwrap();
+    check_chat(2, low, request_seed(OF_SEED_0, 1), 24);
+
+    let choice = |line: usize, index: usize| &rows[&line]["response"]["body"]["choices"][index];
+    let prompt = TOKENIZER.encode(b"a line\nand another", Specials::Text).unwrap();
+    assert_eq!(choice(3, 0)["text"], text(&handles(&prompt, 1, 0.0, 9).0));
+    for index in 0..2 {
+        let (tokens, scores) = handles(&ids, request_seed(request_seed(OF_SEED_0, 3), index), 3.0, 30);
+        assert_eq!(choice(4, index)["index"], index);
+        assert_eq!(choice(4, index)["text"], text(&tokens));
+        let written = choice(4, index)["logprobs"]["token_logprobs"].as_array().unwrap();
+        let written: Vec<f32> = written.iter().map(|logprob| logprob.as_f64().unwrap() as f32).collect();
+        assert_eq!(written, scores);
+        let ends = tokens.last().is_some_and(|&id| is_end(id));
+        assert_eq!(choice(4, index)["finish_reason"], if ends { "stop" } else { "length" });
+    }
+    assert_ne!(choice(4, 0)["text"], choice(4, 1)["text"]);
+    for (index, prompt) in [&[65][..], &[66, 67]].into_iter().enumerate() {
+        assert_eq!(
+            choice(5, index)["text"],
+            text(&handles(prompt, request_seed(OF_SEED_0, index), 3.0, 5).0)
+        );
+    }
+    assert_eq!(rows[&5]["response"]["body"]["usage"]["prompt_tokens"], 3);
+}
+
+#[test]
+fn lines_that_cannot_be_answered_have_an_error() {
+    let messages = json!([{"role": "user", "content": "x"}]);
+    let body = |field: &str, value: Value| json!({"messages": messages, "max_tokens": 2, field: value});
+    let mut lines = vec![completion("good", json!({"prompt": "a", "max_tokens": 2}))];
+    let mut expected = vec![None];
+    let mut bad = |line: String, words: &'static str| {
+        lines.push(line);
+        expected.push(Some(words));
+    };
+    bad("{".into(), "the line is no JSON");
+    bad("[1]".into(), "the line is [1]; it must be an object");
+    bad("\"\u{0}".into(), "the line is no JSON");
+    bad("{}".into(), "custom_id is missing");
+    bad("{\"custom_id\": 5}".into(), "custom_id is 5; it must be a text");
+    bad("{\"custom_id\": \"n\"}".into(), "body is missing");
+    bad(json!({"custom_id": "u", "body": {}}).to_string(), "url is missing");
+    bad(
+        request("e", "/v1/embeddings", json!({})),
+        "url is \"/v1/embeddings\"; use",
+    );
+    bad(
+        completion("good", json!({"prompt": "a"})),
+        "custom_id is that of line 1, too",
+    );
+    bad(chat("no messages", json!({"max_tokens": 1})), "messages is missing");
+    bad(
+        chat("role", json!({"messages": [{"role": "robot", "content": ""}]})),
+        "messages[0].role is \"robot\"",
+    );
+    bad(completion("empty", json!({"prompt": ""})), "the prompt has no token");
+    bad(
+        completion("id", json!({"prompt": [1, 512]})),
+        "prompt has 512; tokens are from 0 to 511",
+    );
+    bad(
+        completion("mixed", json!({"prompt": [1, "a"]})),
+        "prompt is [1,\"a\"]; it must be a text",
+    );
+    bad(
+        completion("none", json!({"prompt": "a", "max_tokens": 0})),
+        "ask for 1 or more",
+    );
+    bad(
+        completion("long", json!({"prompt": vec![65; 140_000], "max_tokens": 1})),
+        "positions, and the model has 131072",
+    );
+    for (field, value, words) in [
+        (
+            "temperature",
+            json!(-1),
+            "temperature is -1; it must be 0, which is greedy",
+        ),
+        ("temperature", json!("hot"), "temperature is \"hot\""),
+        ("top_p", json!(0), "top_p is 0; it must be a number above 0"),
+        ("top_k", json!(50), "top_k is 50; it would change the answer"),
+        (
+            "presence_penalty",
+            json!(0.5),
+            "presence_penalty is 0.5; it would change",
+        ),
+        (
+            "logit_bias",
+            json!({"5": 1}),
+            "logit_bias is {\"5\":1}; it would change",
+        ),
+        ("response_format", json!({"type": "json_object"}), "response_format is"),
+        ("stop", json!([""]), "stop has an empty text"),
+        ("stop", json!(5), "stop is 5; it must be a text, or a list of them"),
+        ("n", json!(0), "n is 0; it must be from 1"),
+        ("seed", json!(1.5), "seed is 1.5; it must be a whole number"),
+        (
+            "max_completion_tokens",
+            json!(9),
+            "max_completion_tokens is 9 and max_tokens 2",
+        ),
+        ("top_logprobs", json!(3), "top_logprobs is given without logprobs"),
+        ("logprobs", json!(2), "logprobs is 2; it must be true or false"),
+    ] {
+        bad(chat(&format!("{field} {value}"), body(field, value)), words);
+    }
+    // Values that change nothing, and fields that nobody knows.
+    for (field, value) in [
+        ("top_k", json!(-1)),
+        ("presence_penalty", json!(0)),
+        ("frequency_penalty", json!(0.0)),
+        ("logit_bias", json!({})),
+        ("user", json!("u")),
+        ("response_format", json!({"type": "text"})),
+        ("an_odd_field", json!(1)),
+        ("an_odd_field", json!(2)),
+    ] {
+        lines.push(chat(&format!("harmless {field} {value}"), body(field, value)));
+        expected.push(None);
+    }
+    lines.push("  ".into());
+    let place = Place::new(&lines);
+    let (rows, said) = place.all(&[]);
+    assert_eq!(
+        said.matches("body.an_odd_field is not known, and ignored").count(),
+        1,
+        "{said}"
+    );
+    assert_eq!(rows.len(), expected.len());
+    for (line, words) in (1..).zip(expected) {
+        let row = &rows[&line];
+        match words {
+            None => assert!(row["error"].is_null() && row["response"]["status_code"] == 200, "{row}"),
+            Some(words) => {
+                assert!(row["response"].is_null(), "{row}");
+                assert!(
+                    row["error"]["message"].as_str().unwrap().contains(words),
+                    "{row} {words}"
+                );
+            }
+        }
+    }
+}
+
+/// The text of the answer to a request.
+fn content(row: &Value) -> &str {
+    let choice = &row["response"]["body"]["choices"][0];
+    choice["text"]
+        .as_str()
+        .or(choice["message"]["content"].as_str())
+        .unwrap()
+}
+
+#[test]
+fn an_answer_ends_before_its_stop_string() {
+    const TOKENS: usize = 64;
+    for is_chat in [false, true] {
+        let ask = |id: &str, tokens: usize, stop: Value| {
+            let sampling = json!({"max_tokens": tokens, "seed": 3, "stop": stop, "ignore_eos": true});
+            let mut body = sampling;
+            if !is_chat {
+                body["prompt"] = json!("stop");
+                return completion(id, body);
+            }
+            // The answer goes on with a text, so that it has no header.
+            let said = |role: &str| json!({"role": role, "content": "so"});
+            body["messages"] = json!([said("user"), said("assistant")]);
+            body["continue_final_message"] = json!(true);
+            chat(id, body)
+        };
+        let lines: Vec<_> = (1..=TOKENS)
+            .map(|tokens| ask(&tokens.to_string(), tokens, Value::Null))
+            .collect();
+        let (growing, _) = Place::new(&lines).all(&[]);
+        let whole = content(&growing[&TOKENS]);
+        let characters: Vec<char> = whole.chars().collect();
+        let cuts = characters.windows(3).map(String::from_iter);
+        // What stands for bytes that are no character yet may become another one.
+        let stops: Vec<String> = cuts.filter(|stop: &String| !stop.contains('\u{FFFD}')).collect();
+        assert!(stops.len() > 10, "{whole:?}");
+        let lines = (1..)
+            .zip(&stops)
+            .map(|(line, stop): (usize, _)| ask(&line.to_string(), TOKENS, json!(["no such text", stop])));
+        let (rows, _) = Place::new(&lines.collect::<Vec<_>>()).all(&[]);
+        assert_eq!(rows.len(), stops.len());
+        for (line, stop) in (1..).zip(stops) {
+            let body = &rows[&line]["response"]["body"];
+            assert_eq!(content(&rows[&line]), &whole[..whole.find(&stop).unwrap()], "{stop:?}");
+            let choice = &body["choices"][0];
+            assert_eq!(
+                (&choice["finish_reason"], &choice["stop_reason"]),
+                (&json!("stop"), &json!(stop))
+            );
+            // It has no token more than it takes.
+            let least = growing.iter().find(|(_, row)| content(row).contains(&stop)).unwrap();
+            assert_eq!(body["usage"]["completion_tokens"], *least.0, "{stop:?}");
+        }
+    }
+}
+
+fn many(count: usize) -> Vec<String> {
+    let line = |number: usize| match number % 10 {
+        9 => format!("{{\"custom_id\": \"{number}\", \"body\": {number}}}"),
+        rest => {
+            let messages = json!([{"role": "user", "content": "word ".repeat(1 + number % 7)}]);
+            let stop = if rest == 4 { json!("e") } else { Value::Null };
+            chat(
+                &number.to_string(),
+                json!({"messages": messages, "max_tokens": 4 + number % 29, "stop": stop}),
+            )
+        }
+    };
+    (0..count).map(line).collect()
+}
+
+/// Waits until the file has so many lines, or the process has ended.
+fn wait_for(lines: usize, path: &Path, child: &mut Child) {
+    let count = || fs::read(path).map_or(0, |text| text.iter().filter(|&&byte| byte == b'\n').count());
+    while count() < lines && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn runs_that_are_killed_and_resumed_are_one_run() {
+    let lines = many(120);
+    let (whole, _) = Place::new(&lines).all(&[]);
+    assert_eq!(whole.len(), 120);
+    assert_eq!(whole.values().filter(|row| row["error"].is_object()).count(), 12);
+    let place = Place::new(&lines);
+    for kill_at in [1, 2, 30, 77] {
+        let mut child = place.command(&["--resume"]).stderr(Stdio::null()).spawn().unwrap();
+        wait_for(kill_at, &place.answers(), &mut child);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // As if it had been killed within a line, or the system had kept no more of it.
+        let text = fs::read(place.answers()).unwrap();
+        fs::write(place.answers(), &text[..text.len() - (kill_at * 7).min(text.len())]).unwrap();
+    }
+    let (resumed, _) = place.all(&["--resume"]);
+    assert_eq!(resumed, whole);
+    // With all answers there is nothing to do.
+    assert_eq!(place.all(&["--resume"]).0, whole);
+    let refused = place.run(&[]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("go on with --resume"));
+    // Answers to other requests are left alone.
+    fs::write(place.dir.path().join("requests.jsonl"), many(121)[1..].join("\n")).unwrap();
+    let before = fs::read(place.answers()).unwrap();
+    let refused = place.run(&["--resume"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("go on with the requests that it was made of"));
+    assert_eq!(fs::read(place.answers()).unwrap(), before);
+}
+
+#[test]
+fn an_interrupt_leaves_whole_lines() {
+    let lines = many(400);
+    let place = Place::new(&lines);
+    let mut child = place.command(&[]).spawn().unwrap();
+    wait_for(20, &place.answers(), &mut child);
+    // SAFETY: the process is this test's own.
+    assert_eq!(unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) }, 0);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted; go on with --resume"), "{said}");
+    let finished = rows(&place.answers());
+    assert!((20..400).contains(&finished.len()), "{}", finished.len());
+    let (all, _) = place.all(&["--resume"]);
+    assert_eq!(all.len(), 400);
+    assert!(finished.iter().all(|(line, row)| all[line] == *row));
+}
+
+fn piped(arguments: &[&str], input: &[u8]) -> Output {
+    use std::io::Write;
+    let mut command = getp(arguments);
+    command.args(["-m", MODEL.path().to_str().unwrap()]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(input).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn text_is_tokenized_and_back() {
+    let text = "a line\n<|end|> and é\n".as_bytes();
+    for specials in [&[][..], &["--specials"]] {
+        let arguments = |command| [&[command], specials].concat();
+        let ids = piped(&arguments("tokenize"), text).stdout;
+        let expected = TOKENIZER.encode(
+            text,
+            if specials.is_empty() {
+                Specials::Text
+            } else {
+                Specials::Tokens
+            },
+        );
+        let words: Vec<String> = expected.unwrap().iter().map(u32::to_string).collect();
+        assert_eq!(String::from_utf8(ids.clone()).unwrap(), words.join(" ") + "\n");
+        assert_eq!(piped(&arguments("detokenize"), &ids).stdout, text);
+    }
+    let lines = piped(&["tokenize", "--lines"], b"a\n\nb").stdout;
+    assert_eq!(String::from_utf8(lines).unwrap(), "64\n\n65\n");
+    assert_eq!(piped(&["detokenize"], b"[64, 65]\n").stdout, b"ab");
+    let refused = piped(&["detokenize"], b"64 x");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("\"x\" is no token; use numbers from 0 to 511"));
+}
