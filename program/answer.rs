@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use getp::harmony::{self, Delta};
 use getp::request::{End, Score};
 use getp::text::{Decoder, Specials, TextTokenizer};
@@ -37,6 +37,8 @@ enum Text {
         last: Option<usize>,
     },
     Plain(Decoder),
+    /// None: the tokens of the prompt behind so many are scored.
+    Score(usize),
 }
 
 impl Text {
@@ -44,6 +46,7 @@ impl Text {
     fn next(&mut self, token: u32) -> Result<String> {
         match self {
             Self::Plain(decoder) => Ok(decoder.next([token])?),
+            Self::Score(_) => Ok(String::new()),
             Self::Chat { reader, last } => Ok(seen(reader.next([token])?, last)),
         }
     }
@@ -52,6 +55,7 @@ impl Text {
     fn close(&mut self) -> Result<String> {
         match self {
             Self::Plain(decoder) => Ok(decoder.end()),
+            Self::Score(_) => Ok(String::new()),
             Self::Chat { reader, last } => Ok(seen(reader.close()?, last)),
         }
     }
@@ -59,7 +63,7 @@ impl Text {
     /// Whether the token that ends the answer says how.
     fn reads_end(&self, token: u32) -> bool {
         match self {
-            Self::Plain(_) => false,
+            Self::Plain(_) | Self::Score(_) => false,
             Self::Chat { reader, .. } => reader.is_end(token),
         }
     }
@@ -89,6 +93,7 @@ impl Answer {
                     }),
                     last: None,
                 },
+                Form::Score(context) => Text::Score(*context),
                 Form::Completion => Text::Plain(Decoder::new(tokenizer.clone(), Specials::Text)),
             },
             tokenizer: tokenizer.clone(),
@@ -100,9 +105,17 @@ impl Answer {
         })
     }
 
-    /// How many tokens it has.
+    /// How many tokens it has that were asked for.
     pub fn len(&self) -> usize {
-        self.tokens.len()
+        match self.text {
+            Text::Score(_) => 0,
+            Text::Chat { .. } | Text::Plain(_) => self.tokens.len(),
+        }
+    }
+
+    /// Takes scores of the prompt's tokens, from its second one on.
+    pub fn take_prompt(&mut self, scores: &[Score]) {
+        self.scores.extend_from_slice(scores);
     }
 
     /// Takes tokens and their scores, if there are any; the last token ends the answer as `end` says; gives whether the answer has ended. It
@@ -144,10 +157,11 @@ impl Answer {
 
     /// What is written of it.
     pub fn choice(mut self, index: usize, logprobs: Option<usize>) -> Result<Value> {
-        let logprobs = logprobs.map(|_| match self.text {
-            Text::Chat { .. } => self.chat_logprobs(),
-            Text::Plain(_) => self.plain_logprobs(),
-        });
+        let logprobs = match self.text {
+            Text::Score(context) => return self.score(context),
+            Text::Chat { .. } => logprobs.map(|_| self.chat_logprobs()),
+            Text::Plain(_) => logprobs.map(|_| self.plain_logprobs()),
+        };
         let mut finish_reason = match self.finish {
             Some(Finish::Token(End::Length)) | None => "length",
             Some(Finish::Token(_) | Finish::String(_)) => "stop",
@@ -171,7 +185,7 @@ impl Answer {
                 }
                 json!({"message": answer.message})
             }
-            Text::Plain(_) => json!({"text": cut.as_deref().unwrap_or(self.stops.text())}),
+            Text::Plain(_) | Text::Score(_) => json!({"text": cut.as_deref().unwrap_or(self.stops.text())}),
         };
         choice["index"] = json!(index);
         choice["logprobs"] = json!(logprobs);
@@ -187,6 +201,21 @@ impl Answer {
 
     fn name(&self, token: u32) -> String {
         String::from_utf8_lossy(self.bytes(token)).into_owned()
+    }
+
+    /// The log-probabilities of a continuation, and whether it is what the model would have written.
+    fn score(&self, context: usize) -> Result<Value> {
+        let scores = self
+            .scores
+            .get(context - 1..)
+            .context("the scores of a prompt are missing")?;
+        let is_largest = |score: &Score| score.top.first().is_some_and(|(token, _)| *token == score.token);
+        Ok(json!({
+            "logprob": scores.iter().map(|score| f64::from(score.logprob.max(LEAST))).sum::<f64>(),
+            "is_greedy": scores.iter().all(is_largest),
+            "tokens": scores.iter().map(|score| score.token).collect::<Vec<_>>(),
+            "token_logprobs": scores.iter().map(|score| finite(score.logprob)).collect::<Vec<_>>(),
+        }))
     }
 
     fn chat_logprobs(&self) -> Value {
@@ -226,8 +255,11 @@ impl Answer {
 /// A logarithm for JSON, which has no infinities: others, too, write this for that of 0. It has no more digits than
 /// tell it from other float32.
 fn finite(logprob: f32) -> f64 {
-    logprob.max(-9999.0).to_string().parse().unwrap_or(-9999.0)
+    let logprob = logprob.max(LEAST);
+    logprob.to_string().parse().unwrap_or(logprob.into())
 }
+
+const LEAST: f32 = -9999.0;
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use getp::abi::sampler::GETP_STATE_OF_SEED_0;
@@ -18,33 +18,50 @@ use getp::backend;
 use getp::checkpoint::Generation;
 use getp::engine::{Ask, Ending, Event, Service};
 use getp::random::request_seed;
-use getp::report::{self, FewLines, Kind};
+use getp::report::{self, FewLines};
 use getp::request::{EndTokens, LogProbs, Sampling};
 use getp::text::{Specials, TextTokenizer};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde::Serialize;
 use serde_json::Value;
 
 use crate::answer::Answer;
-use crate::body::{self, Asked, Form};
+use crate::body::{self, Asked, Form, Lines as Kind};
 use crate::input::{self, Lines, Survey};
 use crate::interrupt::{self, Interrupt};
 use crate::model::{Model, Place};
-use crate::output::{self, Done, Output};
+use crate::output::{Done, Output};
+use crate::reply::Reply;
 
+/// The files of a run.
 #[derive(clap::Args)]
-pub struct Args {
+struct Files {
     #[command(flatten)]
     place: Place,
-    /// The requests: a line each, as OpenAI's batches have them.
+    /// The lines to read.
     #[arg(short, long)]
     input: PathBuf,
-    /// The file that gets the answers, a line each, in the order in which they end.
+    /// The file that gets a line for each of them, in the order in which they end.
     #[arg(short, long)]
     output: PathBuf,
-    /// Keeps the answers that the file has, and computes the others.
+    /// Keeps the lines that the output has, and computes the others.
     #[arg(long)]
     resume: bool,
+    /// Names of special tokens in prompts that are texts, such as <|start|>, are the tokens; otherwise they are text.
+    #[arg(long)]
+    specials: bool,
+}
+
+#[derive(clap::Args)]
+pub struct Batch {
+    #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
+    defaults: Defaults,
+}
+
+/// What requests have that do not say otherwise.
+#[derive(clap::Args, Clone, Copy, Default)]
+struct Defaults {
     /// The most tokens of an answer whose request does not say; otherwise what the model's files say, or as many as
     /// there is room for.
     #[arg(long)]
@@ -52,9 +69,12 @@ pub struct Args {
     /// Seeds the random numbers of requests without a seed, each with its line.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Names of special tokens in prompts that are texts, such as <|start|>, are the tokens; otherwise they are text.
-    #[arg(long)]
-    specials: bool,
+}
+
+#[derive(clap::Args)]
+pub struct Score {
+    #[command(flatten)]
+    files: Files,
 }
 
 /// Requests that have been submitted and have no answer yet, at most. It is more than any device computes at once.
@@ -67,7 +87,16 @@ const LOOK_AROUND: Duration = Duration::from_millis(50);
 const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
 /// Answers the requests.
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn batch(args: &Batch) -> Result<ExitCode> {
+    run(&args.files, Kind::Requests, args.defaults)
+}
+
+/// Scores the continuations.
+pub fn score(args: &Score) -> Result<ExitCode> {
+    run(&args.files, Kind::Continuations, Defaults::default())
+}
+
+fn run(args: &Files, kind: Kind, defaults: Defaults) -> Result<ExitCode> {
     let interrupt = Interrupt::new()?;
     let (output, done) = Output::open(&args.output, args.resume)?;
     let survey = input::survey(&args.input, &done, &args.output)?;
@@ -83,6 +112,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let bar = bar(shows_bar, survey.lines, done.len());
     let run = Run {
         args,
+        kind,
+        defaults,
         service: engine.service()?,
         ends: Arc::new(EndTokens::new(&generation.ends)),
         generation,
@@ -98,7 +129,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             choices: HashMap::new(),
             sent: 0,
             counts: Counts::default(),
-            refused: FewLines::new(Kind::Warning, "more requests have an error for an answer"),
+            refused: FewLines::new(report::Kind::Warning, "more requests have an error for an answer"),
             bar,
         }),
         changed: Condvar::new(),
@@ -180,7 +211,9 @@ fn bar(is_wanted: bool, rows: usize, done: usize) -> ProgressBar {
 }
 
 struct Run<'a> {
-    args: &'a Args,
+    args: &'a Files,
+    kind: Kind,
+    defaults: Defaults,
     service: Service,
     tokenizer: Arc<TextTokenizer>,
     generation: Generation,
@@ -277,6 +310,7 @@ impl Run<'_> {
     /// Reads the lines and submits what they ask for.
     fn read(&self, mut lines: Lines) -> Result<()> {
         let reader = body::Reader {
+            lines: self.kind,
             tokenizer: &self.tokenizer,
             specials: match self.args.specials {
                 true => Specials::Tokens,
@@ -373,7 +407,7 @@ impl Run<'_> {
 
     /// The most tokens of an answer whose request does not say.
     fn usual(&self) -> Option<usize> {
-        self.args.max_tokens.or(self.generation.max_tokens)
+        self.defaults.max_tokens.or(self.generation.max_tokens)
     }
 
     /// What a row's choice asks of the model.
@@ -382,7 +416,7 @@ impl Run<'_> {
         let state = |seed: u64| if seed == 0 { GETP_STATE_OF_SEED_0 } else { seed };
         let of_row = match asked.seed {
             Some(seed) => state(seed),
-            None => request_seed(state(self.args.seed), line - 1),
+            None => request_seed(state(self.defaults.seed), line - 1),
         };
         let ends: &[u32] = if asked.ignore_end { &[] } else { &self.generation.ends };
         Ask {
@@ -398,10 +432,17 @@ impl Run<'_> {
                 false => self.ends.clone(),
                 true => Arc::new(EndTokens::with_stops(ends, asked.stop_tokens.clone())),
             },
-            logprobs: LogProbs {
-                answer: asked.logprobs.is_some(),
-                prompt: false,
-                top: asked.logprobs.unwrap_or(0),
+            logprobs: match asked.form {
+                Form::Score(_) => LogProbs {
+                    answer: false,
+                    prompt: true,
+                    top: 1,
+                },
+                Form::Chat(_) | Form::Completion => LogProbs {
+                    answer: asked.logprobs.is_some(),
+                    prompt: false,
+                    top: asked.logprobs.unwrap_or(0),
+                },
             },
             tag,
             // Only who looks for strings needs the tokens before the end.
@@ -454,6 +495,7 @@ impl Run<'_> {
             Some(Ending::Failed(_)) if self.is_broken.load(Ordering::SeqCst) => return Ok(()),
             Some(Ending::Failed(why)) => return self.give_up(shared, line, "failed", &why.to_string()),
         };
+        choice.answer.take_prompt(&event.prompt_scores);
         if !choice.answer.take(&event.tokens, &event.scores, end)? {
             return Ok(());
         }
@@ -505,34 +547,9 @@ impl Shared {
     /// Writes the answer to a row.
     fn answer(&mut self, line: usize, row: Row) -> Result<()> {
         let prompt_tokens: usize = row.asked.prompts.iter().map(Vec::len).sum();
-        let (prefix, object) = match row.asked.form {
-            Form::Chat(_) => ("chatcmpl", "chat.completion"),
-            Form::Completion => ("cmpl", "text_completion"),
-        };
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |now| now.as_secs());
-        self.output.write(&Line {
-            id: output::id(line),
-            custom_id: Some(&row.custom_id),
-            response: Some(Response {
-                status_code: 200,
-                request_id: format!("req_{line}"),
-                body: Body {
-                    id: format!("{prefix}-{line}"),
-                    object,
-                    created,
-                    model: row.asked.model.as_deref(),
-                    choices: &row.ended,
-                    usage: Usage {
-                        prompt_tokens,
-                        completion_tokens: row.tokens,
-                        total_tokens: prompt_tokens + row.tokens,
-                    },
-                },
-            }),
-            error: None,
-        })?;
+        let custom_id = &row.custom_id;
+        let reply = Reply::of_row(line, custom_id, &row.asked, &row.ended, [prompt_tokens, row.tokens]);
+        self.output.write(&reply)?;
         self.counts.answered += 1;
         self.counts.tokens_in += prompt_tokens;
         self.counts.tokens_out += row.tokens;
@@ -544,50 +561,6 @@ impl Shared {
         self.bar
             .suspend(|| self.refused.line(format_args!("line {line}: {why}")));
         self.counts.errors += 1;
-        self.output.write(&Line {
-            id: output::id(line),
-            custom_id,
-            response: None,
-            error: Some(Failure { code, message: why }),
-        })
+        self.output.write(&Reply::error(line, custom_id, code, why))
     }
-}
-
-/// A line of the output.
-#[derive(Serialize)]
-struct Line<'a> {
-    id: String,
-    custom_id: Option<&'a str>,
-    response: Option<Response<'a>>,
-    error: Option<Failure<'a>>,
-}
-
-#[derive(Serialize)]
-struct Response<'a> {
-    status_code: u16,
-    request_id: String,
-    body: Body<'a>,
-}
-
-#[derive(Serialize)]
-struct Body<'a> {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: Option<&'a str>,
-    choices: &'a [Option<Value>],
-    usage: Usage,
-}
-
-#[derive(Serialize)]
-struct Usage {
-    prompt_tokens: usize,
-    completion_tokens: usize,
-    total_tokens: usize,
-}
-
-#[derive(Serialize)]
-struct Failure<'a> {
-    code: &'a str,
-    message: &'a str,
 }

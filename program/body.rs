@@ -39,10 +39,22 @@ pub enum Form {
     Chat(Option<harmony::Message>),
     /// `/v1/completions`
     Completion,
+    /// The log-probabilities of the prompt's tokens behind so many of them.
+    Score(usize),
+}
+
+/// What lines are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lines {
+    /// Requests of OpenAI's batches.
+    Requests,
+    /// Continuations to be scored.
+    Continuations,
 }
 
 /// Reads lines.
 pub struct Reader<'a> {
+    pub lines: Lines,
     pub tokenizer: &'a TextTokenizer,
     /// What becomes of special tokens' names in prompts that are texts.
     pub specials: Specials,
@@ -187,6 +199,9 @@ impl Reader<'_> {
     fn envelope(&self, line: &Json) -> Result<Asked, String> {
         let line = Object(line);
         line.text("custom_id")?.ok_or("custom_id is missing")?;
+        if self.lines == Lines::Continuations {
+            return self.score(&line);
+        }
         self.look_for_unknown(&line, "", &["custom_id", "method", "url", "body"]);
         if let Some(method) = line.text("method")?.filter(|method| *method != "POST") {
             return Err(format!("method is {method:?}; it must be \"POST\""));
@@ -202,6 +217,48 @@ impl Reader<'_> {
             Some(other) => Err(format!("url is {other:?}; use {CHAT:?} or {COMPLETIONS:?}")),
             None => Err(format!("url is missing; use {CHAT:?} or {COMPLETIONS:?}")),
         }
+    }
+
+    /// A continuation and what is before it, two texts or two lists of ids.
+    fn score(&self, line: &Object<'_>) -> Result<Asked, String> {
+        self.look_for_unknown(line, "", &["custom_id", "context", "continuation"]);
+        let given = |name: &str| line.get(name).ok_or_else(|| format!("{name} is missing"));
+        let (context, prompt) = match (given("context")?, given("continuation")?) {
+            (Json::Text(context), Json::Text(continuation)) => {
+                // A blank at the border belongs to the word behind it, as in the texts that the model has learnt.
+                let before = context.trim_end();
+                let encode = |text: &str| self.tokenizer.encode(text.as_bytes(), self.specials);
+                let whole = encode(&format!("{context}{continuation}")).map_err(|why| why.to_string())?;
+                (encode(before).map_err(|why| why.to_string())?.len(), whole)
+            }
+            (Json::List(context), Json::List(continuation)) => {
+                let before = self.ids("context", context)?;
+                let whole = [before.as_slice(), &self.ids("continuation", continuation)?].concat();
+                (before.len(), whole)
+            }
+            _ => return Err("context and continuation must be two texts, or two lists of ids".into()),
+        };
+        if context == 0 {
+            return Err("the context has no token; begin it with one, such as the id of <|startoftext|>".into());
+        }
+        if prompt.len() <= context {
+            return Err("the continuation has no token of its own".into());
+        }
+        Ok(Asked {
+            form: Form::Score(context),
+            prompts: vec![prompt],
+            n: 1,
+            model: None,
+            max_tokens: Some(1),
+            min_tokens: 0,
+            temperature: Some(0.0),
+            topp: None,
+            seed: None,
+            ignore_end: false,
+            stop_tokens: Vec::new(),
+            stops: Vec::new(),
+            logprobs: None,
+        })
     }
 
     /// Names the fields that are not known, once each.

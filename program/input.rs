@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::output::Done;
 
-/// The most bytes of a line.
+/// A line has fewer bytes, its end included.
 const MOST_BYTES: u64 = 1 << 28;
 
 /// A line that is not blank.
@@ -24,13 +24,14 @@ pub struct Line {
 
 /// What is said of a line that is too long.
 pub fn too_long() -> String {
-    format!("the line has more than {MOST_BYTES} bytes")
+    format!("the line has {MOST_BYTES} bytes or more")
 }
 
 /// The lines of a file that are not blank.
 pub struct Lines {
     reader: BufReader<File>,
     number: usize,
+    most: u64,
 }
 
 impl Lines {
@@ -46,6 +47,7 @@ impl Lines {
         Ok(Self {
             reader: BufReader::with_capacity(1 << 20, file),
             number: 0,
+            most: MOST_BYTES,
         })
     }
 
@@ -59,7 +61,7 @@ impl Lines {
             self.number += 1;
             let mut is_whole = true;
             let mut rest = Vec::new();
-            while text.len() as u64 == MOST_BYTES && rest.last().or(text.last()) != Some(&b'\n') {
+            while text.len() as u64 == self.most && rest.last().or(text.last()) != Some(&b'\n') {
                 is_whole = false;
                 rest.clear();
                 if self.piece(&mut rest)? == 0 {
@@ -79,7 +81,7 @@ impl Lines {
     }
 
     fn piece(&mut self, text: &mut Vec<u8>) -> std::io::Result<usize> {
-        self.reader.by_ref().take(MOST_BYTES).read_until(b'\n', text)
+        self.reader.by_ref().take(self.most).read_until(b'\n', text)
     }
 }
 
@@ -147,4 +149,48 @@ pub fn survey(path: &Path, done: &Done, answers: &Path) -> Result<Survey> {
         );
     }
     Ok(survey)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn lines(text: &[u8], most: u64) -> Vec<(usize, Option<String>)> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("requests.jsonl");
+        fs::write(&path, text).unwrap();
+        let mut lines = Lines::open(&path).unwrap();
+        lines.most = most;
+        let next = || lines.next().unwrap();
+        let text = |text: Vec<u8>| String::from_utf8(text).unwrap();
+        std::iter::from_fn(next)
+            .map(|line| (line.number, line.text.map(text)))
+            .collect()
+    }
+
+    #[test]
+    fn blank_lines_are_counted_and_left_out() {
+        let some = |number, text: &str| (number, Some(text.to_owned()));
+        assert_eq!(lines(b"", 9), []);
+        assert_eq!(lines(b"\n \t\r\n", 9), []);
+        assert_eq!(lines(b"\xEF\xBB\xBFa\r\n\nb", 9), [some(1, "a\r\n"), some(3, "b")]);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_ends_nothing() {
+        let some = |number, text: &str| (number, Some(text.to_owned()));
+        for text in ["abcd\n", "abcdefg\n", "abcdefgh\n", "abcdefghijkl\n"] {
+            let expected = [some(1, "abc\n"), (2, None), some(3, "z")];
+            assert_eq!(lines(format!("abc\n{text}z").as_bytes(), 4), expected, "{text}");
+        }
+        assert_eq!(lines(b"abcdef", 4), [(1, None)]);
+        assert_eq!(lines(b"abcd", 4), [(1, None)]);
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let error = Lines::open(Path::new("/dev/null")).err().unwrap().to_string();
+        assert!(error.contains("it is no file"), "{error}");
+    }
 }

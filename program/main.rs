@@ -7,6 +7,7 @@ mod input;
 mod interrupt;
 mod model;
 mod output;
+mod reply;
 mod stops;
 mod text;
 
@@ -28,7 +29,9 @@ struct Args {
 #[derive(Subcommand)]
 enum Command {
     /// Answers the requests of a file in the form of OpenAI's batches.
-    Batch(batch::Args),
+    Batch(batch::Batch),
+    /// Writes the log-probabilities of given continuations.
+    Score(batch::Score),
     /// Prints the tokens of the text on standard input.
     Tokenize(text::Tokenize),
     /// Prints the text of the tokens on standard input.
@@ -37,7 +40,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let ended = match Args::parse().command {
-        Command::Batch(args) => batch::run(&args),
+        Command::Batch(args) => batch::batch(&args),
+        Command::Score(args) => batch::score(&args),
         Command::Tokenize(args) => text::tokenize(&args),
         Command::Detokenize(args) => text::detokenize(&args),
     };

@@ -71,9 +71,9 @@ impl Place {
         self.dir.path().join("answers.jsonl")
     }
 
-    fn command(&self, more: &[&str]) -> Command {
+    fn command(&self, command: &str, more: &[&str]) -> Command {
         let (input, output) = (self.dir.path().join("requests.jsonl"), self.answers());
-        let mut command = getp(&["batch", "-m", MODEL.path().to_str().unwrap()]);
+        let mut command = getp(&[command, "-m", MODEL.path().to_str().unwrap()]);
         command
             .arg("-i")
             .arg(input)
@@ -84,13 +84,13 @@ impl Place {
         command
     }
 
-    fn run(&self, more: &[&str]) -> Output {
-        self.command(more).output().unwrap()
+    fn run(&self, command: &str, more: &[&str]) -> Output {
+        self.command(command, more).output().unwrap()
     }
 
     /// Runs to the end; gives the answers by line, and what it said.
     fn all(&self, more: &[&str]) -> (BTreeMap<usize, Value>, String) {
-        let output = self.run(more);
+        let output = self.run("batch", more);
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{said}");
         (rows(&self.answers()), said)
@@ -134,6 +134,17 @@ fn completion(id: &str, body: Value) -> String {
 
 /// What the handles answer to a prompt: tokens, and their log-probabilities.
 fn handles(prompt: &[u32], state: u64, temperature: f32, max_tokens: usize) -> (Vec<u32>, Vec<f32>) {
+    let (tokens, scores, _) = handles_with_prompt(prompt, state, temperature, max_tokens);
+    (tokens, scores)
+}
+
+/// The same, and the log-probabilities of the prompt's tokens from the second one on.
+fn handles_with_prompt(
+    prompt: &[u32],
+    state: u64,
+    temperature: f32,
+    max_tokens: usize,
+) -> (Vec<u32>, Vec<f32>, Vec<f32>) {
     use getp::abi::{batch::*, event::*, model::*, options::GETP_ON};
     use std::ptr::{null, null_mut};
     let path = std::ffi::CString::new(MODEL.path().to_str().unwrap()).unwrap();
@@ -147,6 +158,7 @@ fn handles(prompt: &[u32], state: u64, temperature: f32, max_tokens: usize) -> (
         getp_request_init_sized(&mut request, size_of::<Request>());
         (request.prompt, request.prompt_length, request.seed) = (prompt.as_ptr(), prompt.len(), state);
         (request.temperature, request.max_tokens, request.logprobs) = (temperature, max_tokens, GETP_ON);
+        request.prompt_logprobs = GETP_ON;
         assert_eq!(getp_batch_submit(batch, &request, null_mut()), 0);
         let mut event = null();
         assert_eq!(getp_batch_next(batch, 60.0, &mut event), 0);
@@ -155,14 +167,19 @@ fn handles(prompt: &[u32], state: u64, temperature: f32, max_tokens: usize) -> (
             .iter()
             .map(|id| id.cast_unsigned())
             .collect();
-        let scores = std::slice::from_raw_parts(told.logprobs, told.count)
-            .iter()
-            .map(|score| score.logprob)
-            .collect();
+        let logprobs = |all: *const LogProb, count| {
+            if count == 0 {
+                return Vec::new();
+            }
+            let all = std::slice::from_raw_parts(all, count).iter();
+            all.map(|score| score.logprob).collect()
+        };
+        let scores = logprobs(told.logprobs, told.count);
+        let prompt_scores = logprobs(told.prompt_logprobs, told.prompt_count);
         getp_event_free(event);
         getp_batch_close(batch);
         getp_model_close(model);
-        (tokens, scores)
+        (tokens, scores, prompt_scores)
     }
 }
 
@@ -416,6 +433,59 @@ fn an_answer_ends_before_its_stop_string() {
     }
 }
 
+#[test]
+fn continuations_are_scored() {
+    let line = |id: &str, context: Value, continuation: Value| {
+        json!({"custom_id": id, "context": context, "continuation": continuation}).to_string()
+    };
+    let ids = json!([70, 71, 72]);
+    let place = Place::new(&[
+        line("text", json!("a word "), json!("and more")),
+        line("ids", ids.clone(), json!([73, 74])),
+        line("greedy", ids.clone(), json!([0])),
+        line("mixed", ids.clone(), json!("x")),
+        line("nothing before", json!([]), ids.clone()),
+        line("nothing behind", ids, json!([])),
+    ]);
+    let run = |place: &Place| {
+        let output = place.run("score", &["--resume"]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        rows(&place.answers())
+    };
+    let scored = run(&place);
+    for (line, words) in [
+        (4, "must be two texts"),
+        (5, "context has no token"),
+        (6, "continuation has no token"),
+    ] {
+        assert!(
+            scored[&line]["error"]["message"].as_str().unwrap().contains(words),
+            "{}",
+            scored[&line]
+        );
+    }
+    // Blanks at the border belong to the continuation, and the two are tokenized as one text.
+    let whole = TOKENIZER.encode(b"a word and more", Specials::Text).unwrap();
+    let before = TOKENIZER.encode(b"a word", Specials::Text).unwrap().len();
+    let checks = [(1, whole, before), (2, vec![70, 71, 72, 73, 74], 3)];
+    for (line, ids, before) in checks {
+        let response = &scored[&line]["response"];
+        assert_eq!(response["tokens"], json!(ids[before..]));
+        let (_, _, scores) = handles_with_prompt(&ids, 1, 0.0, 1);
+        let written = response["token_logprobs"].as_array().unwrap();
+        let written: Vec<f32> = written.iter().map(|logprob| logprob.as_f64().unwrap() as f32).collect();
+        assert_eq!(written, scores[before - 1..]);
+        let sum: f64 = written.iter().map(|&logprob| f64::from(logprob)).sum();
+        assert!((response["logprob"].as_f64().unwrap() - sum).abs() < 1e-9);
+        assert_eq!(response["is_greedy"], false);
+    }
+    // The token that the model would have written.
+    let (greedy, _) = handles(&[70, 71, 72], 1, 0.0, 1);
+    let line = line("greedy", json!([70, 71, 72]), json!(greedy));
+    assert_eq!(run(&Place::new(&[line]))[&1]["response"]["is_greedy"], true);
+}
+
 fn many(count: usize) -> Vec<String> {
     let line = |number: usize| match number % 10 {
         9 => format!("{{\"custom_id\": \"{number}\", \"body\": {number}}}"),
@@ -447,7 +517,11 @@ fn runs_that_are_killed_and_resumed_are_one_run() {
     assert_eq!(whole.values().filter(|row| row["error"].is_object()).count(), 12);
     let place = Place::new(&lines);
     for kill_at in [1, 2, 30, 77] {
-        let mut child = place.command(&["--resume"]).stderr(Stdio::null()).spawn().unwrap();
+        let mut child = place
+            .command("batch", &["--resume"])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         wait_for(kill_at, &place.answers(), &mut child);
         child.kill().unwrap();
         child.wait().unwrap();
@@ -459,13 +533,13 @@ fn runs_that_are_killed_and_resumed_are_one_run() {
     assert_eq!(resumed, whole);
     // With all answers there is nothing to do.
     assert_eq!(place.all(&["--resume"]).0, whole);
-    let refused = place.run(&[]);
+    let refused = place.run("batch", &[]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("go on with --resume"));
     // Answers to other requests are left alone.
     fs::write(place.dir.path().join("requests.jsonl"), many(121)[1..].join("\n")).unwrap();
     let before = fs::read(place.answers()).unwrap();
-    let refused = place.run(&["--resume"]);
+    let refused = place.run("batch", &["--resume"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("go on with the requests that it was made of"));
     assert_eq!(fs::read(place.answers()).unwrap(), before);
@@ -475,7 +549,7 @@ fn runs_that_are_killed_and_resumed_are_one_run() {
 fn an_interrupt_leaves_whole_lines() {
     let lines = many(400);
     let place = Place::new(&lines);
-    let mut child = place.command(&[]).spawn().unwrap();
+    let mut child = place.command("batch", &[]).spawn().unwrap();
     wait_for(20, &place.answers(), &mut child);
     // SAFETY: the process is this test's own.
     assert_eq!(unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) }, 0);
