@@ -46,7 +46,19 @@ fn main() -> ExitCode {
         Command::Detokenize(args) => text::detokenize(&args),
     };
     ended.unwrap_or_else(|why| {
-        report::error(format_args!("{why:#}"));
+        report::error(told(&why));
         ExitCode::FAILURE
+    })
+}
+
+/// An error and what it comes from, as far as it does not say so itself.
+fn told(why: &anyhow::Error) -> String {
+    why.chain().fold(String::new(), |told, cause| {
+        let cause = cause.to_string();
+        match (told.is_empty(), told.ends_with(&cause)) {
+            (true, _) => cause,
+            (false, true) => told,
+            (false, false) => format!("{told}: {cause}"),
+        }
     })
 }

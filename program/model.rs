@@ -1,6 +1,6 @@
 //! A model, opened for the program: its tokenizer, and its weights on the devices.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -36,7 +36,11 @@ pub struct Model {
 impl Place {
     /// What encodes and decodes texts.
     pub fn tokenizer(&self) -> Result<TextTokenizer> {
-        Ok(TextTokenizer::open(self.tokenizer.as_ref().unwrap_or(&self.model))?)
+        Ok(TextTokenizer::open(self.tokenizer_path())?)
+    }
+
+    fn tokenizer_path(&self) -> &Path {
+        self.tokenizer.as_ref().unwrap_or(&self.model)
     }
 
     /// Packs the weights, and reads the tokenizer meanwhile.
@@ -49,6 +53,11 @@ impl Place {
         let checkpoint = checkpoint::open(&self.model)?;
         let generation = checkpoint.generation();
         generation.ignored.iter().for_each(report::warning);
+        let path = self.tokenizer_path();
+        if !path.is_file() && !path.join("tokenizer.json").exists() {
+            // It is told before the weights are packed.
+            self.tokenizer()?;
+        }
         let (engine, tokenizer) = thread::scope(|scope| {
             let tokenizer = scope.spawn(|| self.tokenizer());
             let engine = Engine::warm_up(&*checkpoint, options, &backend::open)?;

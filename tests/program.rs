@@ -258,6 +258,55 @@ fn answers_are_those_of_the_handles() {
     assert_eq!(rows[&5]["response"]["body"]["usage"]["prompt_tokens"], 3);
 }
 
+/// What a run says that cannot begin.
+fn refused(arguments: &[&str]) -> String {
+    let output = getp(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn what_cannot_begin_says_why() {
+    let place = Place::new(&[completion("a", json!({"prompt": "a"}))]);
+    let name = |name: &str| place.dir.path().join(name).to_str().unwrap().to_owned();
+    let (requests, answers, model) = (
+        name("requests.jsonl"),
+        name("answers.jsonl"),
+        MODEL.path().to_str().unwrap(),
+    );
+    let run = |model: &str, input: &str, output: &str| refused(&["batch", "-m", model, "-i", input, "-o", output]);
+    let none = run(&name("none"), &requests, &answers);
+    assert!(
+        none.ends_with("/none: No such file or directory (os error 2)\n"),
+        "{none}"
+    );
+    assert!(run(model, &name("none"), &answers).contains("/none: No such file"));
+    assert!(run(model, &name(""), &answers).contains("it is no file; write the requests to one"));
+    assert!(run(model, &requests, &name("none/answers")).contains("none/answers: No such file"));
+    assert!(run(model, &requests, &requests).contains("it is not empty; go on with --resume"));
+    // Before the weights are packed.
+    let bare = name("bare");
+    fs::create_dir(&bare).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(MODEL.path().join(file), Path::new(&bare).join(file)).unwrap();
+    }
+    let said = run(&bare, &requests, &answers);
+    assert!(
+        said.contains("there is no tokenizer.json in it") && !said.contains("KV cache"),
+        "{said}"
+    );
+    let own = [
+        &["batch", "-m", &bare, "--tokenizer", model][..],
+        &["-i", &requests, "-o", &answers],
+    ]
+    .concat();
+    assert!(getp(&own).output().unwrap().status.success());
+    fs::remove_file(&answers).unwrap();
+    let launched = getp(&own).env("OMPI_COMM_WORLD_SIZE", "2").output().unwrap();
+    assert!(String::from_utf8_lossy(&launched.stderr).contains("start it without mpirun or srun"));
+    assert_eq!(fs::read_to_string(&requests).unwrap().lines().count(), 1);
+}
+
 #[test]
 fn lines_that_cannot_be_answered_have_an_error() {
     let messages = json!([{"role": "user", "content": "x"}]);
