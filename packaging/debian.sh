@@ -14,6 +14,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 DESTDIR=$work/installed PREFIX=/usr LIBDIR=/$libdir INCLUDEDIR=/usr/include packaging/install.sh install >/dev/null
+# These packages are the library's.
+rm -rf "$work/installed/usr/bin"
 copyright() {
     echo "Copyright (C) 2026 the authors of getp"
     echo "License: Apache-2.0, the text of which is /usr/share/common-licenses/Apache-2.0"

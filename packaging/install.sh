@@ -4,15 +4,22 @@
 #
 # The library is linked twice from the same machine code. Cargo's target folder has libgetp.so, which programs find by
 # that name. The installed one has a versioned soname, so that several versions can be installed beside each other; a
-# program that is linked to it looks for libgetp.so.0.
+# program that is linked to it looks for libgetp.so.0. With the feature cli the program getp is installed, too; it has
+# the library within itself.
 . "$(dirname "$0")/package.sh"
+
+# has_program FEATURES: whether these make the program getp.
+has_program() { [[ ,${1// /,}, == *,cli,* ]]; }
 
 build() {
     need cargo "rustup (Rust 1.95 or later); or whoever has it runs make installable first"
     need objcopy binutils
     # Cargo says in which folders build scripts have found libraries, such as MPI.
     local messages folders=() folder
-    messages=$("${CARGO:-cargo}" build --release --locked --lib ${FEATURES:+--features "$FEATURES"} \
+    local program=()
+    ! has_program "${FEATURES:-}" || program=(--bin getp)
+    messages=$("${CARGO:-cargo}" build --release --locked --lib ${program[@]+"${program[@]}"} \
+        ${FEATURES:+--features "$FEATURES"} \
         --message-format=json-render-diagnostics)
     while IFS= read -r folder; do
         [[ -z $folder ]] || folders+=(-L "$folder")
@@ -30,6 +37,7 @@ build() {
     chmod 644 "$made/$file.debug"
     (cd "$made" && objcopy --strip-all --add-gnu-debuglink="$file.debug" linked "$file")
     rm "$made/linked"
+    ((${#program[@]} == 0)) || objcopy --strip-all "$TARGET/release/getp" "$made/getp"
     # What it contains, for whoever passes it on.
     "${CARGO:-cargo}" tree --locked --edges normal,no-proc-macro --prefix none --format '{p}: {l}' \
         ${FEATURES:+--features "$FEATURES"} | sed '1d; s/ (\*)$//' | sort -u >"$made/crates"
@@ -40,8 +48,8 @@ build() {
 is_made() {
     [[ -e $made/$file && -e $made/features ]] || return 1
     [[ -z ${FEATURES:-} || $FEATURES == "$(<"$made/features")" ]] || return 1
-    [[ -z $(find src kernels build_support packaging build.rs Cargo.toml Cargo.lock -type f -newer "$made/features" \
-        -print -quit) ]]
+    [[ -z $(find src program kernels build_support packaging build.rs Cargo.toml Cargo.lock -type f \
+        -newer "$made/features" -print -quit) ]]
 }
 
 destination() {
@@ -51,6 +59,7 @@ destination() {
     done
     lib=${DESTDIR:-}$LIBDIR
     include=${DESTDIR:-}$INCLUDEDIR
+    bin=${DESTDIR:-}$PREFIX/bin
     pc=$lib/pkgconfig
     cmake=$lib/cmake/getp
 }
@@ -91,6 +100,11 @@ install_files() {
     ln -sfn "$soname" "$lib/libgetp.so"
     install -m 644 "$made/$file.debug" "$lib/.debug/$file.debug"
     install -m 644 include/getp.h "$include/getp.h"
+    if [[ -e $made/getp ]]; then
+        install -d "$bin"
+        install -m 755 "$made/getp" "$bin/.getp.new"
+        mv -f "$bin/.getp.new" "$bin/getp"
+    fi
     fill getp.pc.in "$pc/getp.pc"
     fill getpConfig.cmake.in "$cmake/getpConfig.cmake"
     fill getpConfigVersion.cmake.in "$cmake/getpConfigVersion.cmake"
@@ -112,10 +126,10 @@ uninstall_files() {
         if [[ -n $left ]]; then ln -sfn "$left" "$lib/$soname"; else rm "$lib/$soname"; fi
     fi
     if grep -qsx "Version: $version" "$pc/getp.pc"; then
-        rm -f "$include/getp.h" "$pc/getp.pc" "$cmake/getpConfig.cmake" "$cmake/getpConfigVersion.cmake"
+        rm -f "$bin/getp" "$include/getp.h" "$pc/getp.pc" "$cmake/getpConfig.cmake" "$cmake/getpConfigVersion.cmake"
     fi
     local folder top=${DESTDIR:-}${PREFIX%/}
-    for folder in "$cmake" "$lib/cmake" "$pc" "$lib/.debug" "$lib" "$include"; do
+    for folder in "$cmake" "$lib/cmake" "$pc" "$lib/.debug" "$lib" "$include" "$bin"; do
         # Up to the prefix. The system has its own folders also where they are empty.
         while [[ -d $folder && ($folder == "$lib"/* || $folder/ == "$top"/*) ]]; do
             [[ ! $folder =~ /usr(/local)?(/[^/]*)?$ ]] || break
