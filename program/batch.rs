@@ -4,6 +4,7 @@
 //! events, and writes each answer when it ends. Nothing of an answer depends on when it is computed: its random numbers
 //! follow from the request's seed, or from the line that it is on.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -107,9 +108,9 @@ fn run(args: &Files, kind: Kind, defaults: Defaults) -> Result<ExitCode> {
         tokenizer,
         generation,
     } = args.place.open()?;
-    let shows_bar = engine.options().progress;
+    let shows_progress = engine.options().progress;
     let vocab_size = engine.config().vocab_size;
-    let bar = bar(shows_bar, survey.lines, done.len());
+    let bar = bar(shows_progress, survey.lines, done.len());
     let run = Run {
         args,
         kind,
@@ -119,6 +120,7 @@ fn run(args: &Files, kind: Kind, defaults: Defaults) -> Result<ExitCode> {
         generation,
         tokenizer,
         interrupt,
+        shows_progress,
         bar: bar.clone(),
         done,
         survey,
@@ -237,6 +239,8 @@ struct Run<'a> {
     /// The engine has failed: what it has not answered stays without an answer.
     is_broken: AtomicBool,
     began: Instant,
+    shows_progress: bool,
+    /// Hidden where there is no terminal.
     bar: ProgressBar,
 }
 
@@ -286,7 +290,7 @@ struct Counts {
 impl Counts {
     fn say(&self, took: Duration, rows: usize) {
         let seconds = took.as_secs_f64();
-        let left = rows - self.answered - self.errors;
+        let left = rows.saturating_sub(self.answered + self.errors);
         report::line(format_args!(
             "{} answered, {} errors, {left} left; {} tokens in, {} out; {seconds:.1} s, {:.0} tok/s",
             self.answered,
@@ -317,8 +321,11 @@ impl Run<'_> {
                 false => Specials::Text,
             },
             vocab_size: self.vocab_size,
-            unknown: Mutex::default(),
-            name: |field| report::warning(format_args!("{field} is not known, and ignored")),
+            unknown: RefCell::default(),
+            name: &|field| {
+                self.bar
+                    .suspend(|| report::warning(format_args!("{field} is not known, and ignored")));
+            },
         };
         while !self.is_over()
             && let Some(line) = lines.next()?
@@ -468,7 +475,7 @@ impl Run<'_> {
                 None if is_over => return Ok(()),
                 None => {}
             }
-            if self.bar.is_hidden() && said.elapsed() >= BETWEEN_LINES {
+            if self.shows_progress && self.bar.is_hidden() && said.elapsed() >= BETWEEN_LINES {
                 said = Instant::now();
                 let shared = self.lock();
                 shared

@@ -3,8 +3,8 @@
 //! A field that would change the answer and is not supported is refused, by name, unless its value is the one that
 //! changes nothing. A field that nobody knows is named once, and ignored.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::sync::Mutex;
 
 use getp::batch::MOST_TOP;
 use getp::harmony::{self, Conversation, Json};
@@ -61,9 +61,9 @@ pub struct Reader<'a> {
     /// Tokens of the model.
     pub vocab_size: usize,
     /// The fields that nobody knows, as far as they have been named.
-    pub unknown: Mutex<BTreeSet<String>>,
+    pub unknown: RefCell<BTreeSet<String>>,
     /// Names one.
-    pub name: fn(&str),
+    pub name: &'a dyn Fn(&str),
 }
 
 /// The most answers to a prompt, and prompts of a request.
@@ -265,7 +265,7 @@ impl Reader<'_> {
     fn look_for_unknown(&self, object: &Object<'_>, place: &str, known: &[&str]) {
         for name in object.names().filter(|name| !known.contains(name)) {
             let name = format!("{place}{name}");
-            let mut unknown = self.unknown.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut unknown = self.unknown.borrow_mut();
             if !unknown.contains(&name) {
                 (self.name)(&name);
                 unknown.insert(name);

@@ -613,6 +613,38 @@ fn an_interrupt_leaves_whole_lines() {
     assert!(finished.iter().all(|(line, row)| all[line] == *row));
 }
 
+/// Room for a whole context is kept for an answer that may have as many tokens as there is room for.
+#[test]
+fn a_request_without_a_limit_is_named() {
+    use std::io::{BufRead, BufReader};
+    let bare = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(MODEL.path().join(file), bare.path().join(file)).unwrap();
+    }
+    let line = |id: &str| chat(id, json!({"messages": [{"role": "user", "content": "x"}]}));
+    let place = Place::new(&[line("a"), line("b")]);
+    let run = |more: &[&str]| {
+        let mut command = getp(&["batch", "-m", bare.path().to_str().unwrap()]);
+        let files = [place.dir.path().join("requests.jsonl"), place.answers()];
+        command.arg("-i").arg(&files[0]).arg("-o").arg(&files[1]);
+        command.args(more).stderr(Stdio::piped());
+        command
+    };
+    let mut child = run(&[]).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line.contains("line 1 has no max_tokens")));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let limited = run(&["--resume", "--max-tokens", "3"]).output().unwrap();
+    assert!(limited.status.success());
+    assert!(!String::from_utf8_lossy(&limited.stderr).contains("max_tokens"));
+    let rows = rows(&place.answers());
+    assert!(
+        rows.values()
+            .all(|row| row["response"]["body"]["usage"]["completion_tokens"] == 3)
+    );
+}
+
 fn piped(arguments: &[&str], input: &[u8]) -> Output {
     use std::io::Write;
     let mut command = getp(arguments);
