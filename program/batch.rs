@@ -17,7 +17,7 @@ use anyhow::{Result, bail};
 use getp::abi::sampler::GETP_STATE_OF_SEED_0;
 use getp::backend;
 use getp::checkpoint::Generation;
-use getp::engine::{Ask, Ending, Event, Service};
+use getp::engine::{Ask, Ending, Event, Service, Totals};
 use getp::random::request_seed;
 use getp::report::{self, FewLines};
 use getp::request::{EndTokens, LogProbs, Sampling};
@@ -116,6 +116,7 @@ fn run(args: &Files, kind: Kind, defaults: Defaults) -> Result<ExitCode> {
         kind,
         defaults,
         service: engine.service()?,
+        totals: engine.totals(),
         ends: Arc::new(EndTokens::new(&generation.ends)),
         generation,
         tokenizer,
@@ -176,7 +177,8 @@ fn run(args: &Files, kind: Kind, defaults: Defaults) -> Result<ExitCode> {
     } = run.shared.into_inner().unwrap_or_else(PoisonError::into_inner);
     refused.finish();
     let finished = output.finish();
-    counts.say(run.began.elapsed(), run.survey.lines - run.done.len());
+    let rows = run.survey.lines - run.done.len();
+    counts.say(run.began.elapsed(), rows, run.totals.read().shared_tokens);
     ended?;
     finished?;
     if run.is_broken.into_inner() {
@@ -217,6 +219,7 @@ struct Run<'a> {
     kind: Kind,
     defaults: Defaults,
     service: Service,
+    totals: Arc<Totals>,
     tokenizer: Arc<TextTokenizer>,
     generation: Generation,
     /// The model's end tokens.
@@ -288,11 +291,12 @@ struct Counts {
 }
 
 impl Counts {
-    fn say(&self, took: Duration, rows: usize) {
+    fn say(&self, took: Duration, rows: usize, shared: u64) {
         let seconds = took.as_secs_f64();
         let left = rows.saturating_sub(self.answered + self.errors);
         report::line(format_args!(
-            "{} answered, {} errors, {left} left; {} tokens in, {} out; {seconds:.1} s, {:.0} tok/s",
+            "{} answered, {} errors, {left} left; {} tokens in, {shared} of them shared, {} out; {seconds:.1} s, \
+             {:.0} tok/s",
             self.answered,
             self.errors,
             self.tokens_in,
@@ -478,9 +482,9 @@ impl Run<'_> {
             if self.shows_progress && self.bar.is_hidden() && said.elapsed() >= BETWEEN_LINES {
                 said = Instant::now();
                 let shared = self.lock();
-                shared
-                    .counts
-                    .say(self.began.elapsed(), self.survey.lines - self.done.len());
+                let rows = self.survey.lines - self.done.len();
+                let tokens = self.totals.read().shared_tokens;
+                shared.counts.say(self.began.elapsed(), rows, tokens);
             }
         }
     }
