@@ -200,6 +200,10 @@ typedef struct {
   void (*on_event)(void *context, const getp_event *event);
   /* Passed to `on_event`. */
   void *context;
+  /* If it is not NULL, ids that the model has and this vocabulary does not, with which the model's is padded, are never
+   * sampled. With NULL, the default, all may be. Log-probabilities are over all of the model's ids in any case, and
+   * prompts may have them. It is read while the batch is opened alone. */
+  const getp_tokenizer *tokenizer;
 } getp_batch_options;
 
 /* What is asked of a model. Call `getp_request_init` before setting fields; all that is pointed to is read during

@@ -3,8 +3,8 @@
 //
 //   argmax         from the candidates [candidates][best_rows] of the unembedding, ROWS rows per block: as many as fill
 //                  a sector of 32 bytes. Grid: logits rows of the bucket / ROWS, rounded up.
-//   argmax_logits  from whole logits rows: `best` is [logits rows][candidates], best_index is not read. Grid: one block
-//                  per logits row of the bucket.
+//   argmax_logits  from whole logits rows, of the tokens that may be sampled: `best` is [logits rows][candidates],
+//                  best_index is not read. Grid: one block per logits row of the bucket.
 #include "catalogue.h"
 #include "gpu/gpu.h"
 
@@ -60,7 +60,7 @@ KERNEL(argmax_logits, ArgmaxArgs, THREADS, 1, 4) {
   if (BID >= a.step.header->logits_rows) return;
   const float* logits = a.best + (i64)BID * a.candidates;
   Best best{-__builtin_inff(), NOTHING};
-  for (int i = TID; i < a.candidates; i += THREADS) take(best, logits[i], i);
+  for (int i = TID; i < a.drawable; i += THREADS) take(best, logits[i], i);
   lists[TID] = best;
   barrier();
   if (TID < 32) best = best_of(lists, TID, 32, THREADS / 32);

@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint a014b75c1f062d16) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 72bae762326d8614) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -359,6 +359,8 @@ struct ArgmaxArgs {
   Greedy* host;           // pinned, [turns][best_rows]
   int candidates;
   int best_rows;
+  int drawable;           // argmax_logits: the first candidates, which are tokens that may be sampled
+  int reserved;
 };
 
 // draw, draw_wide: sample a token from each row of logits, to the host and to last_tokens. Where the host must sample
@@ -372,7 +374,7 @@ struct DrawArgs {
   double* sums;                      // [logits_rows]: the sum of each row's exponentials, negative where draw has
                                      // sampled a token; NaN where it is not finite
   int vocab;
-  int reserved;
+  int drawable;                      // the first tokens, which may be sampled
 };
 
 // What score gives of a row.
@@ -526,10 +528,11 @@ SIZE(GemmArgs, 160) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, 
   AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, picked, 148) AT(GemmArgs, picks, 152)
 SIZE(QkvStoreArgs, 328) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 160)
 SIZE(Greedy, 8) AT(Greedy, token, 0) AT(Greedy, logit, 4)
-SIZE(ArgmaxArgs, 120) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)
-  AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116)
+SIZE(ArgmaxArgs, 128) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)
+  AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116) AT(ArgmaxArgs, drawable, 120)
+  AT(ArgmaxArgs, reserved, 124)
 SIZE(DrawArgs, 136) AT(DrawArgs, step, 0) AT(DrawArgs, logits, 88) AT(DrawArgs, host, 96) AT(DrawArgs, host_rows, 104)
-  AT(DrawArgs, powers, 112) AT(DrawArgs, sums, 120) AT(DrawArgs, vocab, 128) AT(DrawArgs, reserved, 132)
+  AT(DrawArgs, powers, 112) AT(DrawArgs, sums, 120) AT(DrawArgs, vocab, 128) AT(DrawArgs, drawable, 132)
 SIZE(Scored, 184) AT(Scored, sum, 0) AT(Scored, largest, 8) AT(Scored, token, 12) AT(Scored, logit, 16)
   AT(Scored, reserved, 20) AT(Scored, top_tokens, 24) AT(Scored, top_logits, 104)
 SIZE(ScoreArgs, 120) AT(ScoreArgs, step, 0) AT(ScoreArgs, logits, 88) AT(ScoreArgs, host, 96)

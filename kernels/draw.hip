@@ -117,7 +117,7 @@ KERNEL(draw, DrawArgs, THREADS, 2, 2) {
   if (TID == 0) found = 0, beyond_roundings = -1;
   barrier();
   const float* logits = a.logits + (i64)BID * a.vocab;
-  const int n = a.vocab;
+  const int n = a.drawable;
   const double temperature = row.temperature;
   const float max = (float)(logits[a.step.last_tokens[row.slot]] / temperature);
   const Exponential exponential{powers, 1 / temperature, max};

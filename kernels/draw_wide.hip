@@ -166,7 +166,7 @@ KERNEL(draw_wide, DrawArgs, THREADS, 2, 2) {
   barrier();
   const float* logits = a.logits + (i64)BID * a.vocab;
   const LogitsRowInfo& row = a.step.logits[BID];
-  const int slot = row.slot, n = a.vocab;
+  const int slot = row.slot, n = a.drawable;
   const float coin = row.coin, topp = row.topp;
   const double temperature = row.temperature;
   const float max = (float)(logits[a.step.last_tokens[slot]] / temperature);

@@ -58,6 +58,9 @@ pub struct Batch {
     files: Files,
     #[command(flatten)]
     defaults: Defaults,
+    /// Ids that the model has and its tokenizer does not may be sampled, too; they are decoded to nothing.
+    #[arg(long)]
+    sample_padding: bool,
 }
 
 /// What requests have that do not say otherwise.
@@ -89,15 +92,15 @@ const BETWEEN_LINES: Duration = Duration::from_secs(60);
 
 /// Answers the requests.
 pub fn batch(args: &Batch) -> Result<ExitCode> {
-    run(&args.files, Kind::Requests, args.defaults)
+    run(&args.files, Kind::Requests, args.defaults, args.sample_padding)
 }
 
 /// Scores the continuations.
 pub fn score(args: &Score) -> Result<ExitCode> {
-    run(&args.files, Kind::Continuations, Defaults::default())
+    run(&args.files, Kind::Continuations, Defaults::default(), true)
 }
 
-fn run(args: &Files, kind: Kind, defaults: Defaults) -> Result<ExitCode> {
+fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> Result<ExitCode> {
     let interrupt = Interrupt::new()?;
     let (output, done) = Output::open(&args.output, args.resume)?;
     let survey = input::survey(&args.input, &done, &args.output)?;
@@ -108,6 +111,9 @@ fn run(args: &Files, kind: Kind, defaults: Defaults) -> Result<ExitCode> {
         tokenizer,
         generation,
     } = args.place.open()?;
+    if !samples_padding {
+        engine.draw_below(Some(tokenizer.vocabulary().vocab_size()));
+    }
     let shows_progress = engine.options().progress;
     let vocab_size = engine.config().vocab_size;
     let bar = bar(shows_progress, survey.lines, done.len());

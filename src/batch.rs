@@ -106,6 +106,9 @@ pub struct StepPlan {
     pub tables: Vec<u32>,
     /// The rows whose logits are computed, in order of rows.
     pub logits: Vec<LogitsRow>,
+    /// How many tokens may be sampled: those below. The logits of the others are computed, recorded and scored, and
+    /// neither the argmax nor a random number finds them. `None`: all may be.
+    pub drawable: Option<usize>,
 }
 
 impl StepPlan {
@@ -122,6 +125,12 @@ impl StepPlan {
         self.decode_chunks = 0;
         self.tables.clear();
         self.logits.clear();
+        self.drawable = None;
+    }
+
+    /// How many of `vocab` tokens may be sampled.
+    pub fn drawable_of(&self, vocab: usize) -> usize {
+        self.drawable.map_or(vocab, |drawable| drawable.min(vocab))
     }
 
     /// The rows in `logits` whose token is sampled with a random number.

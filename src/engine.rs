@@ -72,6 +72,8 @@ pub struct Engine {
     totals: Arc<Totals>,
     /// The other ranks, if this process is one of several.
     ranks: Option<Ranks>,
+    /// How many tokens may be sampled; `None`: all.
+    drawable: Option<usize>,
 }
 
 impl Engine {
@@ -104,7 +106,21 @@ impl Engine {
             workers,
             totals: totals.into(),
             ranks: None,
+            drawable: None,
         })
+    }
+
+    /// From the next inference or service on, the model's ids from `tokens` on are never sampled: those that its
+    /// vocabulary is padded with. `None`, as at first: all may be. Log-probabilities are over all ids in any case.
+    pub fn draw_below(&mut self, tokens: Option<usize>) {
+        let models = self.config.vocab_size;
+        let drawable = tokens.filter(|&tokens| tokens < models);
+        if let Some(tokens) = drawable.filter(|_| drawable != self.drawable && self.speaks()) {
+            report::line(format_args!(
+                "the model has {models} ids and the tokenizer {tokens}; the others are never sampled"
+            ));
+        }
+        self.drawable = drawable;
     }
 
     /// Answers all requests, each into its own row. A request that cannot be answered gets an empty row and a line.
@@ -351,7 +367,9 @@ impl Engine {
         let replicas = self.replicas.iter_mut().zip(schedulers).enumerate();
         let workers = replicas.map(|(replica, (pipeline, scheduler))| {
             let device_draws = pipeline.replica().draws();
-            let mut draws = Draws::new(self.config.vocab_size, threads, device_draws)?;
+            pipeline.drawable = self.drawable;
+            let vocab = self.config.vocab_size;
+            let mut draws = Draws::new(vocab, self.drawable.unwrap_or(vocab), threads, device_draws)?;
             draws.make_room(sampling)?;
             Worker::new(run, replica, pool, pipeline, scheduler, draws)
         });
@@ -456,16 +474,16 @@ impl Engine {
         }
     }
 
-    /// Tokenizer and model must have equally many tokens: a larger vocabulary has tokens without an embedding, a
-    /// smaller one lacks the text of tokens that the model may generate.
+    /// The tokenizer must have as many tokens as the model may generate: a larger vocabulary has tokens without an
+    /// embedding, a smaller one lacks the text of some.
     fn check_vocabulary(&self, tokenizer: &Tokenizer) -> Result<()> {
-        if tokenizer.vocab_size() == self.config.vocab_size {
+        let models = self.drawable.unwrap_or(self.config.vocab_size);
+        if tokenizer.vocab_size() == models {
             return Ok(());
         }
         let why = format!(
-            "it has {} tokens where the model has {}; they do not belong together",
+            "it has {} tokens where the model has {models}; they do not belong together",
             tokenizer.vocab_size(),
-            self.config.vocab_size
         );
         Err(Error::format("tokenizer", why))
     }

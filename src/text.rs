@@ -40,7 +40,7 @@ enum Kind {
     Ordinary,
     /// A special token.
     Special,
-    /// Nothing: the model has logits for it, and its tokenizer no token.
+    /// Nothing: a reserved id.
     #[cfg_attr(
         not(feature = "tokenizer-json"),
         allow(dead_code, reason = "a tokenizer.bin has names for all")

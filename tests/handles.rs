@@ -635,6 +635,93 @@ fn a_batch_answers_as_inference_does() {
     }
 }
 
+/// A model whose vocabulary is padded beyond the tokenizer's: a batch that is told, and an inference, sample no others.
+#[test]
+fn ids_beyond_a_tokenizer_are_sampled_only_if_none_is_named() {
+    use getp::abi::{batch::*, driver, event::*, library::*, model::*, sampler::*, status::*, tokenizer::*};
+    quiet();
+    const TOKENS: c_int = 100;
+    const STEPS: usize = 40;
+    let mut program = Program::new(&["A"], STEPS);
+    let dir = tempfile::tempdir().unwrap();
+    let path = random_model_file(dir.path(), &program);
+    // Of the vocabulary's file as many entries; one has 9 bytes, but the first, which is written out.
+    let file = vocabulary_file(dir.path());
+    let whole = std::fs::read(&file).unwrap();
+    let short = dir.path().join("short.bin");
+    std::fs::write(&short, &whole[..4 + 14 + 9 * (TOKENS as usize - 1)]).unwrap();
+    let long = dir.path().join("long.bin");
+    std::fs::write(&long, [&whole[..], &whole[4..]].concat()).unwrap();
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        let model = getp_model_open(c_path(&path).as_ptr(), null());
+        let tokenizer = getp_tokenizer_open(c_path(&short).as_ptr());
+        assert_eq!((*getp_tokenizer_get(tokenizer)).vocab_size, TOKENS);
+        let mut options: BatchOptions = std::mem::zeroed();
+        getp_batch_options_init_sized(&mut options, size_of::<BatchOptions>());
+        assert!(options.tokenizer.is_null());
+        let answer = |options: &BatchOptions, temperature: f32| -> Vec<c_int> {
+            let batch = getp_batch_open(model, options);
+            assert!(!batch.is_null(), "{:?}", last_error());
+            // An id beyond the tokenizer's is one of a prompt's all the same.
+            let prompt = [65, TOKENS + 50];
+            let mut request: Request = std::mem::zeroed();
+            getp_request_init_sized(&mut request, size_of::<Request>());
+            (request.prompt, request.prompt_length, request.max_tokens) = (prompt.as_ptr(), 2, STEPS);
+            request.temperature = temperature;
+            assert_eq!(getp_batch_submit(batch, &request, null_mut()), GETP_OK);
+            let event = next_event(batch);
+            let tokens = std::slice::from_raw_parts((*event).tokens, (*event).count).to_vec();
+            getp_event_free(event);
+            getp_batch_close(batch);
+            tokens
+        };
+        let told = BatchOptions { tokenizer, ..options };
+        // A program with an older header knows no such field.
+        let older = BatchOptions { size: 24, ..told };
+        for temperature in [0.0, 1.0] {
+            let all = answer(&options, temperature);
+            assert!(all.iter().any(|&id| id >= TOKENS), "{all:?}");
+            assert_eq!(answer(&older, temperature), all);
+            let own = answer(&told, temperature);
+            assert!(own.len() == STEPS && own.iter().all(|&id| id < TOKENS), "{own:?}");
+            assert_eq!(answer(&options, temperature), all, "a batch that is not told again");
+        }
+        let many = getp_tokenizer_open(c_path(&long).as_ptr());
+        assert!(!many.is_null(), "{:?}", last_error());
+        let wrong = BatchOptions {
+            tokenizer: many,
+            ..options
+        };
+        assert!(getp_batch_open(model, &wrong).is_null());
+        assert_eq!(getp_last_status(), GETP_BAD_ARGUMENT);
+        let error = last_error().unwrap();
+        assert!(
+            error.contains("getp_batch_options.tokenizer: it has 600 tokens, and the model 300"),
+            "{error}"
+        );
+        getp_tokenizer_close(many);
+
+        let greedy = getp_sampler_open(model, 0.0, 0.9, 1);
+        let (transformer, requests) = (getp_model_transformer(model), &raw mut program.requests);
+        let (struct_, sampler) = (getp_tokenizer_get(tokenizer), getp_sampler_get(greedy));
+        assert!(
+            driver::inference(transformer, struct_, sampler, requests) > 0,
+            "{:?}",
+            last_error()
+        );
+        let row = program.rows().remove(0);
+        assert!(row.len() > 10 && row.iter().all(|&id| id < TOKENS), "{row:?}");
+        // With the whole vocabulary all may be.
+        let whole = &raw mut *program.tokenizer;
+        assert!(driver::inference(transformer, whole, sampler, requests) > 0);
+        assert!(program.rows()[0].iter().any(|&id| id >= TOKENS));
+        getp_sampler_close(greedy);
+        getp_tokenizer_close(tokenizer);
+        getp_model_close(model);
+    }
+}
+
 #[test]
 fn a_batch_refuses_what_nobody_can_mean() {
     use getp::abi::{batch::*, event::*, library::*, model::*, status::*};

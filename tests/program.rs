@@ -49,6 +49,21 @@ static MODEL: LazyLock<TempDir> = LazyLock::new(|| {
 });
 static TOKENIZER: LazyLock<Arc<TextTokenizer>> = LazyLock::new(|| Arc::new(TextTokenizer::open(MODEL.path()).unwrap()));
 
+/// The same model with rows behind those of its tokenizer's tokens.
+static PADDED: LazyLock<TempDir> = LazyLock::new(|| {
+    let dir = tempfile::tempdir().unwrap();
+    let config = ModelConfig {
+        vocab_size: VOCABULARY + 300,
+        n_experts: 4,
+        ..ModelConfig::preset_7m()
+    };
+    write_safetensors(dir.path(), &config, 5, Temperament::Tame, 1).unwrap();
+    for file in ["tokenizer.json", "generation_config.json"] {
+        fs::copy(MODEL.path().join(file), dir.path().join(file)).unwrap();
+    }
+    dir
+});
+
 fn getp(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_getp"));
     command.args(arguments).env("GETP_THREADS", "2").env("GETP_KV_MB", "16");
@@ -72,8 +87,12 @@ impl Place {
     }
 
     fn command(&self, command: &str, more: &[&str]) -> Command {
+        self.command_of(&MODEL, command, more)
+    }
+
+    fn command_of(&self, model: &TempDir, command: &str, more: &[&str]) -> Command {
         let (input, output) = (self.dir.path().join("requests.jsonl"), self.answers());
-        let mut command = getp(&[command, "-m", MODEL.path().to_str().unwrap()]);
+        let mut command = getp(&[command, "-m", model.path().to_str().unwrap()]);
         command
             .arg("-i")
             .arg(input)
@@ -264,6 +283,54 @@ fn refused(arguments: &[&str]) -> String {
     let output = getp(arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     String::from_utf8(output.stderr).unwrap()
+}
+
+/// A vocabulary that is padded beyond the tokenizer's: the answers of a model without the padding, greedy, sampled and
+/// of a nucleus, and log-probabilities over all ids.
+#[test]
+fn ids_that_a_vocabulary_is_padded_with_are_not_sampled() {
+    let kinds = [(0.0, 1.0), (1.0, 1.0), (2.0, 0.9)];
+    let body = |(temperature, top_p): (f32, f32), prompt: usize| {
+        json!({"prompt": [prompt, 7, 9], "max_tokens": 40, "ignore_eos": true, "temperature": temperature,
+               "top_p": top_p, "logprobs": 1, "seed": prompt})
+    };
+    let lines = kinds.iter().flat_map(|&kind| (1..9).map(move |prompt| (kind, prompt)));
+    let lines: Vec<String> = lines
+        .map(|(kind, prompt)| completion(&format!("{kind:?} {prompt}"), body(kind, prompt)))
+        .collect();
+    let answers = |model: &TempDir, more: &[&str], precision: &str| {
+        let place = Place::new(&lines);
+        let mut command = place.command_of(model, "batch", more);
+        let output = command.env("GETP_PRECISION", precision).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        (rows(&place.answers()), said)
+    };
+    let choice = |row: &Value| row["response"]["body"]["choices"][0].clone();
+    let text = |row: &Value| choice(row)["text"].as_str().unwrap().to_owned();
+    let first_logprob = |row: &Value| choice(row)["logprobs"]["token_logprobs"][0].as_f64().unwrap();
+    for precision in ["exact", "fast"] {
+        let (own, said) = answers(&MODEL, &[], precision);
+        assert!(!said.contains("never sampled"), "{said}");
+        let (padded, said) = answers(&PADDED, &[], precision);
+        let line = "the model has 812 ids and the tokenizer 512; the others are never sampled";
+        assert!(said.contains(line), "{said}");
+        let texts = |rows: &BTreeMap<usize, Value>| rows.values().map(text).collect::<Vec<_>>();
+        assert_eq!(texts(&own), texts(&padded), "{precision}");
+        let less = own
+            .values()
+            .zip(padded.values())
+            .all(|(own, padded)| first_logprob(padded) < first_logprob(own));
+        assert!(less, "{precision}: log-probabilities are over all ids");
+        let (all, said) = answers(&PADDED, &["--sample-padding"], precision);
+        assert!(!said.contains("never sampled"), "{said}");
+        let others = own
+            .values()
+            .zip(all.values())
+            .filter(|(own, all)| text(own) != text(all))
+            .count();
+        assert!(others > 20, "{precision}: {others}");
+    }
 }
 
 #[test]

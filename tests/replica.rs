@@ -7,7 +7,7 @@ mod synthetic;
 use getp::backend::cpu::{
     self, BLOCK_TOKENS, Buffer, ComputeMode, CpuOps, CpuWeights, Element, KvCache, ResidualMemory, Routes,
 };
-use getp::batch::{Chunk, StepOutput, StepPlan, Want};
+use getp::batch::{Chunk, Draw, Greedy, LogitsRow, StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::engine::limits;
 use getp::kv_blocks::KvBlocks;
@@ -148,6 +148,59 @@ fn answers_do_not_depend_on_batch_chunks_or_threads() {
         let ((apart, all), (behind, fewer)) = (answers(&options, &turns, false), answers(&options, &turns, true));
         assert!(apart == behind, "{precision:?}: behind an answer");
         assert_eq!(all - fewer, 80, "{precision:?}: five blocks of the first turn");
+    }
+}
+
+/// Where only the first tokens may be sampled, the argmax is that of a row that ends there; by `exact` with and without
+/// an estimate, and where the last tile is cut.
+#[test]
+fn ids_beyond_those_that_may_be_sampled_are_no_argmax() {
+    let config = small();
+    let checkpoint = SyntheticCheckpoint::new(&config, 5, Temperament::Wild).unwrap();
+    for precision in [Precision::Exact, Precision::Fast] {
+        let options = Options {
+            precision: Some(precision),
+            kv_mb: 16,
+            ..Options::default()
+        };
+        let mut replica = cpu::open(&checkpoint, &options).unwrap();
+        let rows = 60;
+        let logits = (0..rows).map(|row| LogitsRow {
+            row,
+            sequence: 0,
+            position: row,
+            sample: true,
+            draw: Draw::GREEDY,
+            score: None,
+        });
+        let whole = StepPlan {
+            logits: logits.collect(),
+            ..one_chunk(rows)
+        };
+        let mut output = |plan: &StepPlan, want| {
+            let mut output = StepOutput::default();
+            replica.submit(plan, want).unwrap();
+            replica.collect(&mut output).unwrap();
+            output
+        };
+        let all = output(&whole, Want::Logits);
+        for drawable in [1, 31, 32, 500, 776, 777] {
+            let cut = StepPlan {
+                drawable: Some(drawable),
+                ..whole.clone()
+            };
+            let (found, with_logits) = (output(&cut, Want::Tokens), output(&cut, Want::Logits));
+            assert!(*with_logits.logits == *all.logits, "{precision:?}");
+            assert_eq!(found.greedy, with_logits.greedy, "{precision:?}");
+            let mut others = 0;
+            for (row, logits) in all.logits.chunks_exact(config.vocab_size).enumerate() {
+                let token = getp::sampler::argmax(&logits[..drawable]);
+                let logit = logits[token as usize];
+                assert_eq!(found.greedy[row], Greedy { token, logit }, "{precision:?}, {drawable}");
+                others += usize::from(token != all.greedy[row].token);
+            }
+            assert!(others > 0 || drawable > 700, "{precision:?}, {drawable}");
+        }
     }
 }
 

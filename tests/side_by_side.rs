@@ -397,6 +397,7 @@ fn threads_compete_for_a_model() {
                         size: size_of::<BatchOptions>(),
                         on_event: if has_callback { Some(count) } else { None },
                         context: std::ptr::from_ref(ended).cast_mut().cast(),
+                        tokenizer: null(),
                     };
                     let Some(batch) = model.open_batch(Some(options)) else {
                         continue;

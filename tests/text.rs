@@ -240,13 +240,13 @@ fn entries_are_those_of_the_program_s_file() {
     };
     assert_eq!(decoded(Specials::Text), b"");
     assert_eq!(decoded(Specials::Tokens), b"<|endofprompt|>");
-    // Alone, the file says nothing of them.
+    // Also where no config.json stands beside the file.
     let alone = tempfile::tempdir().unwrap();
     let path = alone.path().join("renamed");
     fs::copy(DIRECTORY.path().join("tokenizer.json"), &path).unwrap();
     assert_eq!(
         Source::read(&path).unwrap().entries().unwrap().1.len(),
-        export_tokenizer::END_OF_NAMES as usize
+        export_tokenizer::VOCAB_SIZE as usize
     );
 }
 

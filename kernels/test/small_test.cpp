@@ -387,12 +387,14 @@ void test_rope(int head_dim, int heads, int kv_heads, int format, bool windowed,
   check(kv == want_kv, "rope_store's cache");
 }
 
-void test_argmax(int candidates, bool logits_rows) {
+// `padded`: behind a row's candidates, larger logits that may not be found.
+void test_argmax(int candidates, bool logits_rows, int padded = 0) {
   Plan plan(12, 1, 100, 40, 128);
   const int rows = (int)plan.logits.size(), best_rows = rows + 3;
-  Buffer<float> best(std::max(1, logits_rows ? rows * candidates : candidates * best_rows));
+  Buffer<float> best(std::max(1, logits_rows ? rows * (candidates + padded) : candidates * best_rows));
   Buffer<int> index(best.count());
   Buffer<Greedy> host(3 * best_rows);
+  std::fill(best.begin(), best.end(), 1e9f);
   std::vector<int> base(candidates);
   for (int c = 0; c < candidates; c++) base[c] = logits_rows ? c : (c * 7919 + 13) % 100003 + (c ? 0 : 200000);
   std::vector<std::vector<float>> v(rows, std::vector<float>(candidates));
@@ -400,11 +402,12 @@ void test_argmax(int candidates, bool logits_rows) {
     for (int c = 0; c < candidates; c++) {
       const int kind = r % 4;
       v[r][c] = kind == 0 ? real() : kind == 1 ? (float)integer(0, 3) : kind == 2 ? NAN : integer(0, 1) ? NAN : -INFINITY;
-      const int at = logits_rows ? r * candidates + c : c * best_rows + r;
+      const int at = logits_rows ? r * (candidates + padded) + c : c * best_rows + r;
       best[at] = v[r][c], index[at] = base[c];
     }
   const auto tokens = plan.last_tokens;
-  ArgmaxArgs a{plan.step, best.data(), logits_rows ? nullptr : index.data(), host.data(), candidates, best_rows};
+  ArgmaxArgs a{plan.step, best.data(), logits_rows ? nullptr : index.data(), host.data(), candidates + padded, best_rows,
+               candidates, 0};
   if (logits_rows) LAUNCH(argmax_logits, rows + 1, 1024, a);
   else LAUNCH(argmax, rows / 8 + 2, 1024, a);
   for (int r = 0; r < rows; r++) {
@@ -453,15 +456,15 @@ int drawn_from(const std::vector<float>& e, double sum, float topp, float least,
 }
 
 // Rows of several kinds and temperatures, which take different paths through the ordered sum and through wide nuclei:
-// each gives the bits of the C library's own loop. Greedy rows among them are left alone. Returns how many rows
-// draw_wide has sampled.
-int test_draw(int vocab, float topp) {
+// each gives the bits of the C library's own loop. Greedy rows among them are left alone. Behind a row are `padded`
+// logits that may not be sampled, all NaN. Returns how many rows draw_wide has sampled.
+int test_draw(int vocab, float topp, int padded) {
   enum { KINDS = 16 };
   Plan plan(2 * KINDS, 1, 100, 40, 128);
   const int rows = (int)plan.logits.size();
   const float improbable = (1 - topp) / (vocab - 1);
   const float least = std::max(improbable, integer(0, 1) ? 1.f / DRAW_TOKENS : 1.f / 16384);
-  Buffer<float> logits(rows * vocab);
+  Buffer<float> logits(rows * (vocab + padded));
   u64 powers[32];
   for (int i = 0; i < 32; i++) {
     const double power = exp2(i / 32.0);
@@ -472,7 +475,7 @@ int test_draw(int vocab, float topp) {
   std::vector<double> exact(rows);
   std::vector<std::vector<float>> exponentials(rows, std::vector<float>(vocab));
   for (int r = 0; r < rows; r++) {
-    float* row = logits.data() + r * vocab;
+    float* row = logits.data() + r * (vocab + padded);
     const float temperature = integer(0, 1) ? 1.f : 0.3f;
     plan.logits[r].temperature = integer(0, 7) ? temperature : 0;
     plan.logits[r].topp = topp, plan.logits[r].least = least;
@@ -501,7 +504,8 @@ int test_draw(int vocab, float topp) {
   const int host_rows = rows + integer(0, 3);
   Buffer<int> host(3 * host_rows);
   Buffer<double> sums(rows);
-  const DrawArgs args{plan.step, logits.data(), host.data(), host_rows, powers, sums.data(), vocab, 0};
+  const DrawArgs args{plan.step, logits.data(), host.data(), host_rows, powers, sums.data(), vocab + padded,
+                      vocab};
   LAUNCH(draw, rows + 1, 256, args);
   int decided = 0, left = 0, wide = 0;
   const auto found = [&](int r) { return host[plan.header.turn * host_rows + r]; };
@@ -877,12 +881,12 @@ int main(int argc, char** argv) {
         test_rope(64, 8, 2, format, w, false), test_rope(24, 3, 1, format, w, false), test_rope(8, 2, 2, format, w, false), test_rope(128, 4, 1, format, w, false),
             test_rope(64, 8, 2, format, w, true), test_rope(48, 3, 1, format, w, true);
   });
-  run("argmax", [] { for (int c : {1, 100, 3143}) test_argmax(c, false), test_argmax(c, true); });
+  run("argmax", [] { for (int c : {1, 100, 3143}) test_argmax(c, false), test_argmax(c, true), test_argmax(c, true, 29); });
   run("draw", [] {
     int wide = 0;
     for (float topp : {0.f, 1e-30f, 0.3f, 0.9f, 0.99999f})
-      for (int vocab : {2, 37, 4095, 4096, 9001}) wide += test_draw(vocab, topp);
-    wide += test_draw(70 * 4096 + 5, 0.9f);
+      for (int vocab : {2, 37, 4095, 4096, 9001}) wide += test_draw(vocab, topp, 0) + test_draw(vocab, topp, 64);
+    wide += test_draw(70 * 4096 + 5, 0.9f, 0);
     check(wide > 50, "draw_wide's rows that are decided", wide);
   });
   run("score", [] {

@@ -8,6 +8,7 @@ use super::registry;
 use super::sampler::{GETP_STATE_OF_SEED_0, check};
 use super::sized::{self, SizedStruct};
 use super::status::{GETP_CLOSED, GETP_OK, GETP_TIMED_OUT, Status};
+use super::tokenizer::TokenizerHandle;
 use super::{driver, guard, pointer};
 use crate::batch::MOST_TOP;
 use crate::checkpoint::Generation;
@@ -46,6 +47,10 @@ pub struct BatchOptions {
     pub on_event: Option<unsafe extern "C" fn(context: *mut c_void, event: *const Told)>,
     /// Passed to `on_event`.
     pub context: *mut c_void,
+    /// If it is not NULL, ids that the model has and this vocabulary does not, with which the model's is padded, are never
+    /// sampled. With NULL, the default, all may be. Log-probabilities are over all of the model's ids in any case, and
+    /// prompts may have them. It is read while the batch is opened alone.
+    pub tokenizer: *const TokenizerHandle,
 }
 
 /// What is asked of a model. Call `getp_request_init` before setting fields; all that is pointed to is read during
@@ -102,7 +107,7 @@ pub const GETP_MOST_TOP_LOGPROBS: c_int = 20;
 
 const _: () = {
     assert!(GETP_MOST_TOP_LOGPROBS as usize == MOST_TOP);
-    assert!(size_of::<BatchOptions>() == 24 && size_of::<Request>() == 104);
+    assert!(size_of::<BatchOptions>() == 32 && size_of::<Request>() == 104);
     assert!(offset_of!(Request, temperature) == 40 && offset_of!(Request, tag) == 80);
 };
 
@@ -110,7 +115,7 @@ const _: () = {
 unsafe impl SizedStruct for BatchOptions {
     const NAME: &'static str = "getp_batch_options";
     const SIZE: &'static str = "getp_batch_options.size";
-    const SIZES: &'static [usize] = &[size_of::<Self>()];
+    const SIZES: &'static [usize] = &[24, size_of::<Self>()];
     const RESERVED: &'static [usize] = &[];
 
     fn with_size(size: usize) -> Self {
@@ -118,6 +123,7 @@ unsafe impl SizedStruct for BatchOptions {
             size,
             on_event: None,
             context: null_mut(),
+            tokenizer: null(),
         }
     }
 }
@@ -196,6 +202,14 @@ pub unsafe extern "C" fn getp_batch_open(model: *mut Model, options: *const Batc
             // SAFETY: the program passes its own struct.
             false => unsafe { sized::read(options, "options") }?,
         };
+        let drawable = match options.tokenizer.is_null() {
+            true => None,
+            // SAFETY: the program passes what `getp_tokenizer_open` gave.
+            false => Some(drawable(
+                unsafe { pointer::borrow(options.tokenizer, "options") }?,
+                model,
+            )?),
+        };
         let context = Context(options.context);
         let has_callback = options.on_event.is_some();
         let on_event = options.on_event.map(|on_event| -> OnEventOf {
@@ -206,7 +220,7 @@ pub unsafe extern "C" fn getp_batch_open(model: *mut Model, options: *const Batc
             })
         });
         // SAFETY: the transformer is the model's, and nobody else writes to it.
-        let service = unsafe { lifecycle::open_batch(model.transformer(), &driver::BACKENDS, on_event) }?;
+        let service = unsafe { lifecycle::open_batch(model.transformer(), &driver::BACKENDS, on_event, drawable) }?;
         Ok(Box::into_raw(Box::new(Batch {
             service,
             process: Process::this(),
@@ -456,6 +470,17 @@ impl Batch {
         }
         memory::collect(ids.iter().map(|id| id.cast_unsigned()), Purpose::Requests)
     }
+}
+
+/// The ids that a vocabulary has of the model's.
+fn drawable(tokenizer: &TokenizerHandle, model: &Model) -> Result<usize> {
+    let tokens = tokenizer.text().vocabulary().vocab_size();
+    let models = model.vocab_size();
+    if c_int::try_from(tokens).is_ok_and(|tokens| tokens <= models) {
+        return Ok(tokens);
+    }
+    let why = format!("it has {tokens} tokens, and the model {models}; use the model's own");
+    Err(Error::format("getp_batch_options.tokenizer", why))
 }
 
 /// A number of most probable tokens.

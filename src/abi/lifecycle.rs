@@ -174,6 +174,7 @@ pub unsafe fn open_batch(
     transformer: *mut Transformer,
     backends: &'static Backends<'static>,
     on_event: Option<OnEventOf>,
+    drawable: Option<usize>,
 ) -> Result<Arc<Service>> {
     registry::with(transformer, |slot| {
         // SAFETY: guaranteed by our caller.
@@ -181,6 +182,7 @@ pub unsafe fn open_batch(
         let Some(source) = warm.source.clone() else {
             return Err(Error::State("a batch needs a model of getp_model_open".into()));
         };
+        warm.engine.draw_below(drawable);
         let service = Arc::new(warm.engine.service()?);
         let mut threads = memory::room(2, Purpose::Threads)?;
         let (at, served) = (transformer.addr(), service.clone());
@@ -363,6 +365,9 @@ impl Warm {
         let reopen = |options: &Options| unsafe { reopen(source.as_ref(), &original, options, fallback) };
         let tokenizer = self.vocabulary.as_ref().map(Vocabulary::tokenizer);
         let tokenizer = tokenizer.ok_or_else(|| Error::Internal("an inference without a vocabulary".into()))?;
+        // The program's own transformers and vocabularies have equally many tokens.
+        let may_be_padded = source.is_some();
+        self.engine.draw_below(may_be_padded.then(|| tokenizer.vocab_size()));
         let outcome = self.engine.inference(tokenizer, &mut sampling, requests, &reopen);
         // SAFETY: guaranteed by our caller.
         unsafe { rng_state(sampler) }.store(sampling.rng_state, Ordering::Relaxed);

@@ -21,6 +21,8 @@ pub struct Draws {
     /// Whether the replica's device samples.
     device_draws: bool,
     vocab: usize,
+    /// How many of them may be sampled.
+    drawable: usize,
     /// One per thread: each has scratch memory as long as the vocabulary.
     samplers: Vec<Sampler>,
     draws: Vec<HostDraw>,
@@ -62,12 +64,14 @@ pub struct Drawn<'a> {
 }
 
 impl Draws {
-    /// Samples with `threads` threads; `device_draws`: whether [the device samples](crate::replica::Replica::draws).
-    pub fn new(vocab: usize, threads: usize, device_draws: bool) -> Result<Self> {
-        let samplers = (0..threads.max(1)).map(|_| Sampler::new(vocab));
+    /// Samples the first `drawable` of `vocab` tokens with `threads` threads; `device_draws`: whether [the device
+    /// samples](crate::replica::Replica::draws).
+    pub fn new(vocab: usize, drawable: usize, threads: usize, device_draws: bool) -> Result<Self> {
+        let samplers = (0..threads.max(1)).map(|_| Sampler::new(drawable));
         Ok(Self {
             device_draws,
             vocab,
+            drawable,
             samplers: memory::collect(samplers, Purpose::Draws)?,
             draws: Vec::new(),
             tokens: Vec::new(),
@@ -214,7 +218,7 @@ impl Draws {
     fn draw_from_rows(&mut self, plan: &StepPlan, output: &StepOutput) -> Result<()> {
         runs(&mut self.draws, &mut self.samplers).try_for_each(|(draws, sampler)| {
             let row = |draw: &HostDraw| {
-                let logits = &output.logits[draw.logits * self.vocab..][..self.vocab];
+                let logits = &output.logits[draw.logits * self.vocab..][..self.drawable];
                 let largest = logits.get(output.greedy[draw.row].token as usize);
                 Row {
                     logits,

@@ -20,6 +20,8 @@ pub struct Pipeline {
     pub stands_in: bool,
     /// What the last inference has left in the KV cache, between inferences.
     pub cache: Option<KvCache>,
+    /// See [`StepPlan::drawable`].
+    pub drawable: Option<usize>,
 }
 
 impl Pipeline {
@@ -28,6 +30,7 @@ impl Pipeline {
         Self {
             stands_in: false,
             cache: None,
+            drawable: None,
             replica,
             under_way: VecDeque::new(),
             spare: Vec::new(),
@@ -53,6 +56,7 @@ impl Pipeline {
             self.spare.push(plan);
             return Ok(false);
         }
+        plan.drawable = self.drawable;
         self.replica.submit(&plan, want)?;
         scheduler.begin(&plan);
         self.under_way.push_back(plan);

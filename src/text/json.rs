@@ -24,6 +24,9 @@ use crate::tokenizer::{self, Entry};
 
 /// The score of an entry that no merge gives, as the example export_tokenizer writes it.
 const SPECIAL_SCORE: f32 = -1e30;
+/// Where o200k_harmony, gpt-oss's encoding, has a token by which it is known, and how many ids it has: those behind the
+/// tokens that a `tokenizer.json` names are reserved ones.
+const O200K_HARMONY: (u32, &str, usize) = (200_012, "<|call|>", 201_088);
 /// The most ids of a vocabulary. Far above real ones; it keeps garbage from being taken for a size.
 const MOST_IDS: usize = 1 << 24;
 /// The most characters of white space in a row. The regular expression that cuts o200k's words keeps a state for each,
@@ -85,7 +88,7 @@ impl File {
         check(&written).map_err(wrong)?;
         let models = std::fs::read(path.with_file_name("config.json")).ok();
         let models = models.and_then(|config| serde_json::from_slice::<Config>(&config).ok()?.vocab_size);
-        let (entries, kinds) = entries(&written, models.unwrap_or(0)).map_err(wrong)?;
+        let (entries, kinds) = entries(&written, models).map_err(wrong)?;
         let encoder = Encoder::new(written).map_err(wrong)?;
         Ok(Self {
             encoder,
@@ -94,8 +97,7 @@ impl File {
         })
     }
 
-    /// The entries, as the program's struct has them: all that the vocabulary has, up to the number that the
-    /// `config.json` beside it says.
+    /// The entries, as the program's struct has them: all that the file has, and o200k_harmony's reserved ones.
     pub fn entries(&self) -> Result<Vec<Entry<'_>>> {
         let entries = self.entries.iter().map(|(bytes, score)| (bytes.as_slice(), *score));
         memory::collect(entries, Purpose::Vocabulary)
@@ -123,21 +125,26 @@ fn check(written: &Written) -> Result<(), String> {
     }
 }
 
-/// The entries by id, with as many as the model has logits for, and what each of them is.
-fn entries(written: &Written, models: usize) -> Result<(Entries, Vec<Kind>), String> {
+/// The entries by id, and what each of them is. Of reserved ones there are none that the model has no logits for, if
+/// `models` says how many it has.
+fn entries(written: &Written, models: Option<usize>) -> Result<(Entries, Vec<Kind>), String> {
     let vocabulary = written.model.get_vocab();
     let ids = vocabulary
         .values()
         .copied()
         .chain(written.added_tokens.iter().map(|added| added.id));
     let own = ids.max().map_or(0, |id| id as usize + 1);
-    if own == 0 || own.max(models) > MOST_IDS {
-        return Err(format!(
-            "it has {own} ids for a model of {models}; there must be one, and at most {MOST_IDS}"
-        ));
+    if own == 0 || own > MOST_IDS {
+        return Err(format!("it has {own} ids; there must be one, and at most {MOST_IDS}"));
     }
+    let (call, name, all) = O200K_HARMONY;
+    let is_harmony = |added: &Added| added.id == call && added.token.content == name;
+    let reserved_end = match written.added_tokens.iter().any(is_harmony) {
+        true => models.unwrap_or(all).min(all),
+        false => 0,
+    };
     let reserved = |id| (format!("<|reserved_{id}|>").into_bytes(), SPECIAL_SCORE);
-    let mut entries: Vec<_> = (0..own.max(models)).map(reserved).collect();
+    let mut entries: Vec<_> = (0..own.max(reserved_end)).map(reserved).collect();
     let mut kinds = vec![Kind::Nothing; entries.len()];
     let bytes = bytes_of_characters();
     for (token, id) in vocabulary {

@@ -190,6 +190,50 @@ fn tokens_are_drawn_as_the_host_draws_them() {
     assert!(drawn.iter().all(|&n| n > 5), "{drawn:?}");
 }
 
+/// Where only the first tokens may be sampled, the argmax and the draws are those of a row that ends there.
+#[test]
+fn ids_beyond_those_that_may_be_sampled_are_never_found() {
+    const DRAWABLE: usize = 4097;
+    let (mut whole, mut cut) = (replica(WIDE, false), replica(WIDE, false));
+    let (mut beyond, mut by_device) = (0, 0);
+    for (position, temperature) in [0.0, 0.3, 0.0, 1.0, 40.0, 0.1].into_iter().enumerate() {
+        let rows = 1 + position.min(ROWS - 1);
+        let expected = step_for(&mut *whole, position, rows, Want::Logits);
+        let draw = |row: usize| Draw {
+            temperature,
+            topp: [0.9, 1.0, 0.99][row],
+            coin: ((7919 * position + row) % 97) as f32 / 97.0,
+        };
+        let plan = StepPlan {
+            drawable: Some(DRAWABLE),
+            ..drawing(plan(&*cut, position, rows), draw)
+        };
+        let mut output = StepOutput::default();
+        cut.submit(&plan, Want::Tokens).unwrap();
+        cut.collect(&mut output).unwrap();
+        assert_eq!(output.drawn.len(), if temperature == 0.0 { 0 } else { rows });
+        let mut sampler = Sampler::new(DRAWABLE);
+        for (row, logits) in expected.logits.chunks_exact(WIDE).enumerate() {
+            let argmax = output.greedy[row].token;
+            assert_eq!(argmax, getp::sampler::argmax(&logits[..DRAWABLE]));
+            assert_eq!(output.greedy[row].logit, logits[argmax as usize]);
+            beyond += usize::from(argmax != expected.greedy[row].token);
+            if let Some(Some(token)) = output.drawn.get(row) {
+                sampler.make_room(temperature, draw(row).topp).unwrap();
+                assert_eq!(*token, sampler.sample(&logits[..DRAWABLE], draw(row)));
+                by_device += 1;
+            }
+        }
+        // Whole rows are whole, and the next step of the same shape may find all again.
+        let whole_rows = step_for(&mut *cut, position, rows, Want::Logits);
+        assert_eq!(whole_rows.greedy, expected.greedy);
+        assert!(*whole_rows.logits == *expected.logits);
+        let again = step_for(&mut *cut, position, rows, Want::Tokens);
+        assert_eq!(again.greedy, expected.greedy);
+    }
+    assert!(beyond > 2 && by_device > 2, "{beyond} {by_device}");
+}
+
 /// Rows of all kinds in one step: greedy ones, and others with a temperature and a nucleus of their own.
 #[test]
 fn a_step_draws_each_row_in_its_own_way() {

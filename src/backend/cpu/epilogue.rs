@@ -166,6 +166,8 @@ pub fn first_largest(a: Greedy, b: Greedy) -> Greedy {
 /// Each row's argmax, and the logits of rows that have a place.
 pub struct Unembed<'a> {
     pub vocab: usize,
+    /// How many of them can be the argmax.
+    pub drawable: usize,
     /// For each row the place in `logits` where its logits are stored, if they are; `[rows]`
     pub places: &'a [Option<usize>],
     /// `[.., vocab]`
@@ -185,11 +187,14 @@ impl Epilogue for Unembed<'_> {
     unsafe fn finish<S: Simd>(&self, best: &mut Vec<Greedy>, at: At, sums: &Sums) {
         let first = at.tile * TILE;
         let sums = &sums[..TILE.min(self.vocab - first)];
-        let largest = sums.iter().fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
+        let drawable = &sums[..sums.len().min(self.drawable.saturating_sub(first))];
+        let largest = drawable
+            .iter()
+            .fold(f32::NEG_INFINITY, |m, &s| if s > m { s } else { m });
         let best = &mut best[at.row];
         // -inf can be the largest logit, NaN cannot.
         if (largest > best.logit || best.token == NOTHING.token)
-            && let Some(i) = sums.iter().position(|&s| s == largest)
+            && let Some(i) = drawable.iter().position(|&s| s == largest)
         {
             *best = Greedy {
                 token: (first + i) as u32,

@@ -89,12 +89,19 @@ impl<E: Element> CpuOps<E> {
     }
 
     /// The argmax of `rows` of `t` without their logits; gives those for which it has to be computed with all logits.
-    fn screen(&mut self, t: &Buffer, rows: Vec<u32>, w: &Packed, greedy: &mut [Greedy]) -> Result<Vec<u32>> {
+    fn screen(
+        &mut self,
+        t: &Buffer,
+        rows: Vec<u32>,
+        w: &Packed,
+        drawable: usize,
+        greedy: &mut [Greedy],
+    ) -> Result<Vec<u32>> {
         if rows.is_empty() || !self.worth.estimates() {
             return Ok(rows);
         }
         if rows.len() == t.rows() {
-            let left_out = exact_greedy(self.mode, &mut self.inputs, t, &rows, w, greedy)?;
+            let left_out = exact_greedy(self.mode, &mut self.inputs, t, &rows, w, drawable, greedy)?;
             self.worth.judge(rows.len(), left_out.len());
             return Ok(left_out);
         }
@@ -103,7 +110,7 @@ impl<E: Element> CpuOps<E> {
             .for_each(|&row| some.values.extend_from_slice(t.row(row as usize)));
         let mut found = memory::filled(NOTHING, rows.len(), Purpose::Step)?;
         let all = &self.all_rows[..rows.len()];
-        let left_out = exact_greedy(self.mode, &mut self.inputs, &some, all, w, &mut found)?;
+        let left_out = exact_greedy(self.mode, &mut self.inputs, &some, all, w, drawable, &mut found)?;
         self.worth.judge(rows.len(), left_out.len());
         rows.iter()
             .zip(found)
@@ -118,6 +125,7 @@ impl<E: Element> CpuOps<E> {
         rows: &[u32],
         stored: &[u32],
         w: &Packed,
+        drawable: usize,
         output: &mut StepOutput,
     ) -> Result<()> {
         if rows.is_empty() {
@@ -126,6 +134,7 @@ impl<E: Element> CpuOps<E> {
         let place = |row: u32| stored.binary_search(&row).ok();
         let epilogue = Unembed {
             vocab: w.rows,
+            drawable,
             places: &memory::collect((0..t.rows() as u32).map(place), Purpose::Step)?,
             logits: Shared::new(output.logits.own()),
             greedy: Mutex::new(&mut output.greedy),
@@ -498,16 +507,17 @@ impl<E: Element> Ops for CpuOps<E> {
         if rows == 0 {
             return Ok(());
         }
+        let drawable = plan.drawable_of(w.rows);
         self.timed(Stage::Unembed, product_cost(w, 1, rows), |ops| {
             let is_stored = |row: &u32| stored.binary_search(row).is_ok();
             let others = memory::collect((0..rows as u32).filter(|row| !is_stored(row)), Purpose::Step)?;
             let mut computed = match ops.mode.precision {
-                Precision::Exact => ops.screen(t, others, w, &mut output.greedy)?,
+                Precision::Exact => ops.screen(t, others, w, drawable, &mut output.greedy)?,
                 Precision::Fast => others,
             };
             memory::append(&mut computed, &stored, Purpose::Step)?;
             computed.sort_unstable();
-            ops.unembed_rows(t, &computed, &stored, w, output)
+            ops.unembed_rows(t, &computed, &stored, w, drawable, output)
         })?;
         for greedy in &mut output.greedy {
             if greedy.token == NOTHING.token {

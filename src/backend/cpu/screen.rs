@@ -20,7 +20,7 @@ use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
 /// Finds the argmax of each row of `t[.., H] w^T`, with the arithmetic of `exact`. `rows` is 0, 1, 2, ..., one for each
-/// row of `t`. Returns the rows for which it has none, since the estimate's error cannot be bounded or excludes too
+/// row of `t`; the first `drawable` tokens can be found. Returns the rows for which it has none, since the estimate's error cannot be bounded or excludes too
 /// little: for these the product of all rows is cheaper.
 pub fn exact_greedy(
     mode: ComputeMode,
@@ -28,6 +28,7 @@ pub fn exact_greedy(
     t: &Buffer,
     rows: &[u32],
     w: &Packed,
+    drawable: usize,
     greedy: &mut [Greedy],
 ) -> Result<Vec<u32>> {
     if w.cols > MAX_ESTIMATE_COLUMNS {
@@ -43,7 +44,7 @@ pub fn exact_greedy(
     });
     let all = Mutex::new(memory::collect(candidates, Purpose::Step)?);
     let screen = Screen {
-        vocab: w.rows,
+        drawable,
         norms: w.row_norms.get_or_try_init(|| mode.row_norms(w))?,
         errors: &errors,
         most: most_candidates(w.rows),
@@ -177,7 +178,8 @@ const BOUNDLESS: f32 = 1e29;
 
 /// An epilogue that collects the candidates of each input.
 struct Screen<'a> {
-    vocab: usize,
+    /// How many of the unembedding's rows can hold the largest logit.
+    drawable: usize,
     /// The norms of the unembedding's rows.
     norms: &'a [Sums],
     /// For each input the bound of the estimate's error for a row of norm 1.
@@ -223,7 +225,7 @@ impl Epilogue for Screen<'_> {
             return;
         }
         let first = at.tile * TILE;
-        let rows = 0..TILE.min(self.vocab - first);
+        let rows = 0..TILE.min(self.drawable.saturating_sub(first));
         for i in rows.clone() {
             let error = error(norms[i]);
             if error < BOUNDLESS && sums[i] - error > candidates.least {
@@ -285,7 +287,7 @@ mod tests {
         };
         let rows: Vec<u32> = (0..inputs.len() as u32).collect();
         let mut greedy = vec![NOTHING; inputs.len()];
-        let left_out = exact_greedy(mode, &mut Inputs::default(), &t, &rows, &w, &mut greedy).unwrap();
+        let left_out = exact_greedy(mode, &mut Inputs::default(), &t, &rows, &w, VOCAB, &mut greedy).unwrap();
         (left_out, greedy)
     }
 
@@ -363,7 +365,7 @@ mod tests {
     #[test]
     fn the_estimate_is_done_when_all_inputs_are_left_out() {
         let screen = Screen {
-            vocab: VOCAB,
+            drawable: VOCAB,
             norms: &[],
             errors: &[],
             most: 3,

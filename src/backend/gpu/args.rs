@@ -490,6 +490,9 @@ shared! {
             host: *mut Greedy,
             candidates: i32,
             best_rows: i32,
+            /// argmax_logits: the first candidates, which are tokens that may be sampled
+            drawable: i32,
+            reserved: i32,
         }
 
         /// draw, draw_wide: sample a token from each row of logits, to the host and to last_tokens. Where the host must
@@ -509,7 +512,8 @@ shared! {
             /// it is not finite
             sums: *mut f64,
             vocab: i32,
-            reserved: i32,
+            /// the first tokens, which may be sampled
+            drawable: i32,
         }
 
         /// What score gives of a row.

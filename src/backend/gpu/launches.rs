@@ -227,9 +227,10 @@ impl Target {
         self.blocks(Op::Settle, rows)
     }
 
-    /// The unembedding by weights held so: only the matrix cores' kernels summarize rows as they go.
+    /// The unembedding by weights held so: only the matrix cores' kernels summarize rows as they go, and they know nothing
+    /// of tokens that may not be sampled.
     pub fn unembedding(&self, unembedding: Kind, plan: &StepPlan, want: Want) -> Product {
-        let whole_rows = want == Want::Logits || want.draws(plan) || want.scores(plan);
+        let whole_rows = want == Want::Logits || want.draws(plan) || want.scores(plan) || plan.drawable.is_some();
         if whole_rows || matches!(unembedding, Kind::Wire(_)) {
             Product::Logits
         } else {
@@ -259,12 +260,11 @@ impl Target {
         Ok(most)
     }
 
-    /// Each row's largest logit: of the candidates that the unembedding leaves, or, by weights in the wire format, of
-    /// all.
-    pub fn argmax(&self, unembedding: Kind, rows: usize) -> Launch {
-        match unembedding {
-            Kind::Wire(_) => self.blocks(Op::ArgmaxLogits, rows),
-            _ => self.shares(Op::Argmax, rows),
+    /// Each row's largest logit: of all logits, or of the candidates that the unembedding leaves.
+    pub fn argmax(&self, of_logits: bool, rows: usize) -> Launch {
+        match of_logits {
+            true => self.blocks(Op::ArgmaxLogits, rows),
+            false => self.shares(Op::Argmax, rows),
         }
     }
 

@@ -75,6 +75,7 @@ impl GpuOps {
                 decode_items: 1,
                 prefill_tiles: 1,
                 logits: false,
+                drawable: None,
                 draws: false,
                 scores: false,
             },
@@ -508,13 +509,17 @@ impl Ops for GpuOps {
         let args = self.args.unembed(t, w, product == Product::Logits);
         self.queue.stage(Stage::Unembed, cost, chosen.launch, &args)?;
 
-        let args = self.args.argmax(w, chosen.candidates);
-        let launch = self.target.argmax(w.kind, self.shape.logits_rows);
-        let cost = self.costs().argmax(chosen.candidates, w.is_wire());
+        // Candidates may be tokens that may not be sampled.
+        let of_logits = w.is_wire() || plan.drawable.is_some();
+        let candidates = if of_logits { w.rows } else { chosen.candidates };
+        let drawable = plan.drawable_of(w.rows);
+        let args = self.args.argmax(of_logits, candidates, drawable);
+        let launch = self.target.argmax(of_logits, self.shape.logits_rows);
+        let cost = self.costs().argmax(candidates, of_logits);
         self.queue.stage(Stage::Argmax, cost, launch, &args)?;
 
         if want.draws(plan) {
-            let args = self.args.draw();
+            let args = self.args.draw(drawable);
             let launches = self.target.draw(self.shape.logits_rows);
             let cost = self.costs().logits(self.n_wanted);
             self.queue.timed(Stage::Draw, cost, |queue| {

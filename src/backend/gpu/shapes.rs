@@ -47,6 +47,8 @@ pub struct StepShape {
     pub prefill_tiles: usize,
     /// Whether whole rows of logits are wanted.
     pub logits: bool,
+    /// How many tokens may be sampled, if not all.
+    pub drawable: Option<usize>,
     /// Whether tokens are drawn from them.
     pub draws: bool,
     /// Whether some are scored.

@@ -250,7 +250,8 @@ impl Plans {
     /// Lays out a plan in the host copy of this turn, which the device has fetched the last time it was written.
     pub fn write(&mut self, plan: &StepPlan, turn: usize) -> Result<StepHeader> {
         self.check(plan)?;
-        self.scratch.fill(plan, &self.attention, self.capacity.vocab)?;
+        let vocab = plan.drawable_of(self.capacity.vocab);
+        self.scratch.fill(plan, &self.attention, vocab)?;
         let Self { scratch, sections, .. } = self;
         let header = StepHeader {
             rows: plan.rows() as i32,

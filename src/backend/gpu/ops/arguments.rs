@@ -332,11 +332,11 @@ impl Arguments {
         }
     }
 
-    /// Of so many candidates a row, which weights in the wire format do not give: there they are all logits.
-    pub fn argmax(&self, w: &Matrix, candidates: usize) -> ArgmaxArgs {
+    /// Of so many candidates a row, or of the first `drawable` logits.
+    pub fn argmax(&self, of_logits: bool, candidates: usize, drawable: usize) -> ArgmaxArgs {
         ArgmaxArgs {
             step: self.step,
-            best: if w.is_wire() {
+            best: if of_logits {
                 self.logits.rows
             } else {
                 self.workspace.best.values()
@@ -345,10 +345,12 @@ impl Arguments {
             host: self.greedy.values(),
             candidates: candidates as i32,
             best_rows: self.max_logits_rows as i32,
+            drawable: drawable as i32,
+            reserved: 0,
         }
     }
 
-    pub fn draw(&self) -> DrawArgs {
+    pub fn draw(&self, drawable: usize) -> DrawArgs {
         DrawArgs {
             step: self.step,
             logits: self.logits.rows,
@@ -357,7 +359,7 @@ impl Arguments {
             powers: self.workspace.powers.values(),
             sums: self.workspace.sums.values(),
             vocab: self.config.vocab_size as i32,
-            reserved: 0,
+            drawable: drawable as i32,
         }
     }
 

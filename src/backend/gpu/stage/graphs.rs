@@ -168,6 +168,7 @@ impl Stage {
                     decode_items: items,
                     prefill_tiles: 0,
                     logits: false,
+                    drawable: None,
                     draws: false,
                     scores: false,
                 };
@@ -197,6 +198,7 @@ impl Stage {
                 tiles => bucket(tiles, self.capacity.rows),
             },
             logits: self.whole_rows(plan, want),
+            drawable: plan.drawable.filter(|_| is_last),
             draws: is_last && want.draws(plan),
             scores: is_last && want.scores(plan),
         }
