@@ -18,6 +18,7 @@ use getp::abi::sampler::GETP_STATE_OF_SEED_0;
 use getp::backend;
 use getp::checkpoint::Generation;
 use getp::engine::{Ask, Ending, Event, Service, Totals};
+use getp::error::Error;
 use getp::random::request_seed;
 use getp::report::{self, FewLines};
 use getp::request::{EndTokens, LogProbs, Sampling};
@@ -195,6 +196,14 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
         return Ok(ExitCode::from(interrupt::STATUS));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Why a request is refused, without its number within this run: another run, which goes on, has other numbers.
+fn refusal(why: &Error) -> String {
+    match why {
+        Error::Format { why, .. } => why.clone(),
+        other => other.to_string(),
+    }
 }
 
 /// Does something when it is dropped, also by a panic.
@@ -507,7 +516,7 @@ impl Run<'_> {
             None => None,
             Some(Ending::Answered(end)) => Some(*end),
             Some(Ending::Cancelled) => return Ok(()),
-            Some(Ending::Refused(why)) => return self.give_up(shared, line, "refused", &why.to_string()),
+            Some(Ending::Refused(why)) => return self.give_up(shared, line, "refused", &refusal(why)),
             // The engine ends, and another one may answer it.
             Some(Ending::Failed(_)) if self.is_broken.load(Ordering::SeqCst) => return Ok(()),
             Some(Ending::Failed(why)) => return self.give_up(shared, line, "failed", &why.to_string()),

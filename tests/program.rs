@@ -11,12 +11,15 @@ use getp::config::ModelConfig;
 use getp::harmony::{self, Conversation};
 use getp::random::request_seed;
 use getp::text::{Specials, TextTokenizer};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 use synthetic::{Temperament, write_safetensors};
 use tempfile::TempDir;
 
@@ -660,6 +663,181 @@ fn runs_that_are_killed_and_resumed_are_one_run() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("go on with the requests that it was made of"));
     assert_eq!(fs::read(place.answers()).unwrap(), before);
+}
+
+/// How many lines the long tests have: as the variable SOAK says, or few.
+fn soak() -> usize {
+    std::env::var("SOAK").map_or(80, |lines| lines.parse().unwrap())
+}
+
+/// Conversations of mixed length that ask for all kinds of answers. Each tenth line is bad, in one of several ways.
+fn mixed(count: usize, rng: &mut ChaCha8Rng) -> Vec<String> {
+    let mut words = |most: usize| -> String {
+        let one = |rng: &mut ChaCha8Rng| ["a ", "word\n", "été ", "<|end|>", "1234", "東京 "][rng.random_range(0..6)];
+        (0..rng.random_range(1..=most)).map(|_| one(rng)).collect()
+    };
+    let texts: Vec<[String; 3]> = (0..count).map(|_| [words(30), words(12), words(6)]).collect();
+    let mut line = |(number, [long, short, tiny]): (usize, [String; 3])| {
+        let messages = match number % 4 {
+            0 => json!([{"role": "user", "content": tiny}]),
+            1 => json!([{"role": "system", "content": short}, {"role": "user", "content": long}]),
+            2 => json!([{"role": "user", "content": short}, {"role": "assistant", "content": tiny},
+                        {"role": "user", "content": long}]),
+            _ => json!([{"role": "user", "content": long}, {"role": "assistant", "content": short, "reasoning": tiny},
+                        {"role": "user", "content": tiny}, {"role": "assistant", "content": tiny},
+                        {"role": "user", "content": short}]),
+        };
+        let mut body = json!({"messages": messages, "max_tokens": rng.random_range(1..60)});
+        for (field, value) in [
+            ("temperature", json!(0)),
+            ("n", json!(3)),
+            ("stop", json!(["e", "word"])),
+            ("logprobs", json!(true)),
+            ("ignore_eos", json!(true)),
+            ("seed", json!(number)),
+        ] {
+            if rng.random_bool(0.2) {
+                body[field] = value;
+            }
+        }
+        let id = number.to_string();
+        if number % 10 != 9 {
+            return chat(&id, body);
+        }
+        match number / 10 % 5 {
+            0 => chat(&id, body)[..40].to_owned(),
+            1 => json!({"custom_id": id}).to_string(),
+            2 => chat(&id, json!({"messages": [{"role": "nobody", "content": "x"}]})),
+            3 => completion(&id, json!({"prompt": [VOCABULARY]})),
+            _ => completion(&id, json!({"prompt": "x", "max_tokens": 1_u64 << 40})),
+        }
+    };
+    (0..count).zip(texts).map(&mut line).collect()
+}
+
+/// A run that is killed again and again, whenever that may be, from before its first answer on, is one run in the end:
+/// each line has the answer of an undisturbed run, once.
+#[test]
+fn whenever_a_run_is_killed_its_answers_are_those_of_one() {
+    let mut rng = ChaCha8Rng::seed_from_u64(11);
+    let count = soak();
+    let lines = mixed(count, &mut rng);
+    let (whole, _) = Place::new(&lines).all(&[]);
+    assert_eq!(whole.len(), count);
+    let bad = whole.values().filter(|row| row["error"].is_object()).count();
+    assert_eq!(bad, count / 10);
+    let place = Place::new(&lines);
+    let finished = |text: &[u8]| text.iter().filter(|&&byte| byte == b'\n').count();
+    let mut kills = 0;
+    while kills < 5 + count / 50 {
+        let before = fs::read(place.answers()).map_or(0, |text| finished(&text));
+        let mut child = place
+            .command("batch", &["--resume"])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Before it has begun, or behind some more answers.
+        match rng.random_range(0..4) {
+            0 => std::thread::sleep(Duration::from_millis(rng.random_range(0..400))),
+            _ => wait_for(before + rng.random_range(1..=count / 10), &place.answers(), &mut child),
+        }
+        std::thread::sleep(Duration::from_micros(rng.random_range(0..20_000)));
+        child.kill().unwrap();
+        kills += usize::from(!child.wait().unwrap().success());
+        if finished(&fs::read(place.answers()).unwrap_or_default()) > count * 9 / 10 {
+            break;
+        }
+    }
+    assert!(kills > 3, "{kills}");
+    let (resumed, _) = place.all(&["--resume"]);
+    assert!(resumed.keys().eq(whole.keys()));
+    for (line, row) in whole {
+        assert_eq!(resumed[&line], row, "line {line}, after {kills} kills");
+    }
+}
+
+/// What the drop-in's `inference` answers to prompts, `getp batch` answers to their ids.
+#[test]
+fn rows_are_those_of_an_inference() {
+    use getp::abi::{driver, model::*, options::*, requests::*, sampler::*, tokenizer::*};
+    const STEPS: usize = 80;
+    const SEED: u64 = 5;
+    let count = soak();
+    let texts: Vec<String> = (0..count)
+        .map(|i| ["a word", "1234 ", "été", "and so on, "][i % 4].repeat(1 + i % 5) + &i.to_string())
+        .collect();
+    let place = Place::new(&[]);
+    let c_path = |path: &Path| std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    let prompts = place.dir.path().join("prompts");
+    fs::write(&prompts, format!("{count}\n{}\n", texts.join("\n"))).unwrap();
+    for temperature in [0.0, 1.0] {
+        // SAFETY: paths, handles and structs of this test's own.
+        let answers: Vec<Vec<u32>> = unsafe {
+            let mut options: Options = std::mem::zeroed();
+            getp_options_init_sized(&mut options, size_of::<Options>());
+            (options.print, options.kv_mb) = (GETP_OFF, 16);
+            let model = getp_model_open(c_path(MODEL.path()).as_ptr(), &options);
+            let tokenizer = getp_tokenizer_open(c_path(MODEL.path()).as_ptr());
+            let requests = getp_requests_open(c_path(&prompts).as_ptr(), STEPS as i32, tokenizer);
+            let sampler = getp_sampler_open(model, temperature, 0.9, SEED);
+            let (transformer, vocabulary) = (getp_model_transformer(model), getp_tokenizer_get(tokenizer));
+            let rows = getp_requests_get(requests);
+            assert!(driver::inference(transformer, vocabulary, getp_sampler_get(sampler), rows) > 0);
+            let answer = |request: usize| {
+                let mut length = 0;
+                let tokens = getp_requests_tokens(requests, request as i32, &mut length);
+                let tokens = std::slice::from_raw_parts(tokens, length).iter();
+                tokens.map(|token| token.cast_unsigned()).collect()
+            };
+            let answers = (0..count).map(answer).collect();
+            getp_sampler_close(sampler);
+            getp_requests_close(requests);
+            getp_tokenizer_close(tokenizer);
+            getp_model_close(model);
+            answers
+        };
+        let lines: Vec<String> = texts
+            .iter()
+            .enumerate()
+            .map(|(number, text)| {
+                let ids = TOKENIZER.vocabulary().encode(text.as_bytes(), usize::MAX).unwrap();
+                let tokens = STEPS - ids.len() + 1;
+                // The drop-in's end tokens are none of this vocabulary's.
+                completion(
+                    &number.to_string(),
+                    json!({"prompt": ids, "max_tokens": tokens, "temperature": temperature, "top_p": 0.9,
+                           "ignore_eos": true}),
+                )
+            })
+            .collect();
+        let place = Place::new(&lines);
+        let (rows, _) = place.all(&["--seed", &SEED.to_string()]);
+        for (row, answer) in rows.values().zip(&answers) {
+            assert_eq!(row["response"]["body"]["usage"]["completion_tokens"], answer.len());
+            let decoded = TOKENIZER.decode(answer.iter().copied(), Specials::Text).unwrap();
+            assert_eq!(content(row), String::from_utf8_lossy(&decoded));
+        }
+        assert_eq!(rows.len(), answers.len());
+    }
+}
+
+/// Both signals come while the process is stopped, so that it ends the run and is told to end at once in one moment.
+#[test]
+fn a_second_interrupt_ends_the_process_at_once() {
+    let place = Place::new(&many(400));
+    let mut child = place.command("batch", &[]).spawn().unwrap();
+    wait_for(20, &place.answers(), &mut child);
+    let pid = child.id().cast_signed();
+    for signal in [libc::SIGSTOP, libc::SIGINT, libc::SIGTERM, libc::SIGCONT] {
+        // SAFETY: the process is this test's own.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(!said.contains("interrupted") && !said.contains(" answered, "), "{said}");
+    // What it has written is gone on with, half a line included.
+    assert_eq!(place.all(&["--resume"]).0.len(), 400);
 }
 
 #[test]
