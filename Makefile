@@ -38,8 +38,9 @@ ALL_TOOLS := $(addprefix $(TOOLS)/,$(basename $(notdir $(wildcard examples/*))))
 # For the scripts in tests/programs and packaging.
 export TARGET BUILD TOOLS FUZZ_SECONDS FEATURES DESTDIR PREFIX LIBDIR INCLUDEDIR
 
-MODEL_SOURCES := examples/make_model.rs $(wildcard tests/common/*.rs tests/common/synthetic/*.rs)
 TOKENIZER_SOURCES := examples/export_tokenizer.rs
+MODEL_SOURCES := examples/make_model.rs $(TOKENIZER_SOURCES) \
+    $(wildcard tests/common/*.rs tests/common/synthetic/*.rs)
 
 # The dimensions leave every width another one, the window smaller than the prompts, and a vocabulary whose logits
 # fit a file. The tiny model is small enough for valgrind and for a file of seeds.
@@ -99,7 +100,7 @@ test-rust:
 	$(CARGO) test --locked --no-fail-fast
 
 # The checkpoint's own tokenizer and conversations, against tiktoken and openai-harmony.
-test-text: $(BUILD)/tokenizer.json
+test-text: $(BUILD)/tokenizer.json 7m-directory
 	tests/programs/text.sh
 
 # The GPU engine on a SIMT machine emulated on the CPU.
@@ -186,6 +187,13 @@ $(BUILD)/tokenizer.bin $(BUILD)/tokenizer.json: $(BUILD)/tokenizer.%: $(TOKENIZE
 	mkdir -p $(BUILD)
 	$(TOOLS)/export_tokenizer $@.$$$$.$* && mv $@.$$$$.$* $@
 
+# A directory as the released ones are. The config.json is the last that is there.
+7m-directory: $(BUILD)/7m/config.json
+
+$(BUILD)/7m/config.json: $(MODEL_SOURCES) | $(ALL_TOOLS)
+	rm -rf $(@D) $(@D).$$$$ && mkdir -p $(BUILD)
+	$(TOOLS)/make_model --format safetensors --tokenizer $(@D).$$$$ && mv $(@D).$$$$ $(@D) && touch $@
+
 $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | $(ALL_TOOLS)
 	mkdir -p $(BUILD)
 	$(TOOLS)/make_model $($*_MODEL) $@.$$$$ && mv $@.$$$$ $@
@@ -194,4 +202,4 @@ clean:
 	rm -rf $(BUILD)
 
 .PHONY: run check test installable install uninstall deb setup $(CHECKS) keep-abi library programs \
-    7m-model small-model tiny-model clean
+    7m-model 7m-directory small-model tiny-model clean

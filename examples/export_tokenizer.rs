@@ -19,6 +19,12 @@ pub const VOCAB_SIZE: u32 = 201_088;
 /// The id behind the last token of the release's tokenizer.json.
 pub const END_OF_NAMES: u32 = 200_019;
 
+/// The first special token, `<|startoftext|>`.
+pub const FIRST_NAME: u32 = 199_998;
+
+/// How many special tokens have a name.
+pub const NAMES: usize = (END_OF_NAMES - FIRST_NAME) as usize;
+
 /// How o200k cuts text into words, within which bytes are merged.
 const WORDS: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|",
@@ -72,6 +78,16 @@ pub fn entries() -> Result<Vec<(Vec<u8>, f32)>> {
         Err(_) => (format!("<|reserved_{id}|>").into_bytes(), SPECIAL_SCORE),
     };
     Ok((0..VOCAB_SIZE).map(entry).collect())
+}
+
+/// The entries of the tokenizer.json of a model with so many ids: the release's, or of fewer ids the first ones, and
+/// behind them the tokens that have a name, from `<|startoftext|>` on.
+pub fn entries_of(vocab_size: usize) -> Result<Vec<(Vec<u8>, f32)>> {
+    let mut entries = entries()?;
+    let named: Vec<_> = entries.drain(FIRST_NAME as usize..).take(NAMES).collect();
+    entries.truncate(vocab_size.saturating_sub(NAMES));
+    entries.extend(named);
+    Ok(entries)
 }
 
 /// Writes the entries as `tokenizer.bin`: int32 length of the longest ordinary token, then for each entry float32

@@ -2,14 +2,20 @@
 //!
 //!     make_model model.bin --preset 20b --layers 2
 //!     make_model model-hf --preset 7m --format safetensors --shards 3
+//!     make_model 7m --format safetensors --tokenizer
 //!     make_model original --preset 7m --format original
 
+#[allow(dead_code)] // its command line is not used here
+#[path = "export_tokenizer.rs"]
+mod export_tokenizer;
 #[path = "../tests/common/synthetic.rs"]
 mod synthetic;
 
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
 use getp::checkpoint::TensorLayout;
 use getp::config::ModelConfig;
@@ -39,6 +45,9 @@ struct Args {
     /// Files to split a directory into; more than one get an index, but for the original.
     #[arg(long, default_value_t = 1)]
     shards: usize,
+    /// A safetensors directory gets a tokenizer.json and a generation_config.json, too, as the released ones have them.
+    #[arg(long)]
+    tokenizer: bool,
     /// MXFP4 experts of a safetensors directory are widened to bfloat16, as transformers saves them.
     #[arg(long)]
     dequantized: bool,
@@ -139,6 +148,16 @@ fn main() -> Result<()> {
     };
     let (config, seed, temperament) = (args.dims.over(preset), args.seed, args.temperament);
     let (dense, experts) = (args.dense, args.experts);
+    let is_directory = matches!(args.format, Format::Safetensors);
+    ensure!(
+        is_directory || !args.tokenizer,
+        "--tokenizer is for --format safetensors"
+    );
+    let vocab_size = config.vocab_size;
+    ensure!(
+        vocab_size >= LEAST_VOCAB || !args.tokenizer,
+        "--tokenizer needs at least {LEAST_VOCAB} ids: the bytes and the tokens with a name"
+    );
     let synthetic = Synthetic {
         config,
         seed,
@@ -164,7 +183,33 @@ fn main() -> Result<()> {
             bar.finish();
         }
     }
+    if args.tokenizer {
+        write_tokenizer(&args.out, vocab_size)?;
+    }
     Ok(())
+}
+
+/// The fewest ids of a model with a tokenizer.
+const LEAST_VOCAB: usize = 256 + export_tokenizer::NAMES;
+
+/// The files beside a model of so many ids that its texts need. The released directories also have a
+/// `chat_template.jinja`, which nothing here reads.
+fn write_tokenizer(dir: &Path, vocab_size: usize) -> Result<()> {
+    let write = |name: &str, write: &dyn Fn(&mut BufWriter<File>) -> std::io::Result<()>| {
+        let path = dir.join(name);
+        let file = File::create(&path).map(BufWriter::new);
+        let written = file.and_then(|mut file| write(&mut file).and_then(|()| file.flush()));
+        written.with_context(|| format!("cannot write {}", path.display()))
+    };
+    let entries = export_tokenizer::entries_of(vocab_size)?;
+    let id = |name: &str| entries.iter().position(|(bytes, _)| bytes == name.as_bytes());
+    let ends = ["<|return|>", "<|endoftext|>", "<|call|>"].map(id);
+    let generation = serde_json::json!({
+        "bos_token_id": id("<|startoftext|>"), "eos_token_id": ends, "pad_token_id": ends[1], "do_sample": true,
+        "transformers_version": "4.55.0",
+    });
+    write("tokenizer.json", &|file| export_tokenizer::write_json(file, &entries))?;
+    write("generation_config.json", &|file| writeln!(file, "{generation:#}"))
 }
 
 /// Says how large the model will be, and gives a line on stderr with bytes written, rate and time left.

@@ -24,9 +24,8 @@ use synthetic::{Temperament, write_safetensors};
 use tempfile::TempDir;
 
 const VOCABULARY: usize = 512;
-/// Tokens with a name, from `<|startoftext|>` on, and the first of them.
-const NAMED: usize = 21;
-const FIRST_NAMED: usize = VOCABULARY - NAMED;
+/// The first of the tokens with a name, `<|startoftext|>`.
+const FIRST_NAMED: usize = VOCABULARY - export_tokenizer::NAMES;
 const OF_SEED_0: u64 = getp::abi::sampler::GETP_STATE_OF_SEED_0;
 
 /// A model's directory as the released ones are, but tiny.
@@ -38,10 +37,7 @@ static MODEL: LazyLock<TempDir> = LazyLock::new(|| {
         ..ModelConfig::preset_7m()
     };
     write_safetensors(dir.path(), &config, 5, Temperament::Tame, 1).unwrap();
-    let mut entries = export_tokenizer::entries().unwrap();
-    let named: Vec<_> = entries.drain(199_998..).take(NAMED).collect();
-    entries.truncate(FIRST_NAMED);
-    entries.extend(named);
+    let entries = export_tokenizer::entries_of(VOCABULARY).unwrap();
     let mut file = Vec::new();
     export_tokenizer::write_json(&mut file, &entries).unwrap();
     fs::write(dir.path().join("tokenizer.json"), file).unwrap();
