@@ -782,12 +782,25 @@ const getp_text *getp_harmony_read(const getp_tokenizer *tokenizer, const int *i
  * On failure: one line on stderr and the last error, returns NULL. */
 getp_harmony_reader *getp_harmony_reader_open(const getp_tokenizer *tokenizer);
 
+/* Makes a reader for the tokens of the answer to a conversation, `length` bytes of JSON as `getp_harmony_render` takes
+ * them. With `continue_final_message` the answer goes on with the last message, and what is read is text of that one;
+ * otherwise it is the reader that `getp_harmony_reader_open` makes.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+getp_harmony_reader *getp_harmony_reader_open_for(const getp_tokenizer *tokenizer, const char *json, size_t length);
+
 /* What the answer's next `count` tokens add to it, as JSON text for `getp_text_free`: a list of pieces, each with the
  * number of its `message`, that one's `channel` and `recipient`, and the `content` that follows the piece before.
  * Characters are whole. The list is empty while a header is read.
  *
  * On failure: one line on stderr and the last error, returns NULL. */
 const getp_text *getp_harmony_reader_next(getp_harmony_reader *reader, const int *ids, size_t count);
+
+/* What only the answer's end shows to be text, as `getp_harmony_reader_next` gives it: the rest of a character, or all
+ * of an answer that has no header. To be called once the answer has ended, before `getp_harmony_reader_end`.
+ *
+ * On failure: one line on stderr and the last error, returns NULL. */
+const getp_text *getp_harmony_reader_finish(getp_harmony_reader *reader);
 
 /* What the whole answer says, once it has ended, as `getp_harmony_read` gives it. Afterwards the reader is as new.
  *

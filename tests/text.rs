@@ -408,3 +408,52 @@ fn the_c_functions_encode_and_decode() {
         assert!(getp_tokenizer_encode(null(), null(), 0, null()).is_null());
     }
 }
+
+/// An answer that goes on with a message: its text is that message's, while it comes and as a whole.
+#[test]
+fn a_reader_in_c_goes_on_with_a_message() {
+    use getp::abi::{harmony::*, text::*, tokenizer::*};
+    use std::ffi::{c_char, c_int};
+    let path = CString::new(DIRECTORY.path().to_str().unwrap()).unwrap();
+    let conversation = r#"{"continue_final_message": true, "messages": [
+        {"role": "user", "content": "Count"}, {"role": "assistant", "content": "One, "}]}"#;
+    let no_continuation = r#"[{"role": "user", "content": "Count"}]"#;
+    let bytes = |json: &str| (json.as_ptr().cast::<c_char>(), json.len());
+    let mut ids: Vec<c_int> = encode("two.").iter().map(|id| id.cast_signed()).collect();
+    ids.push(200_002);
+    // SAFETY: paths, handles and structs of this test's own.
+    unsafe {
+        let text = |given: *const Text| {
+            assert!(!given.is_null());
+            let bytes = std::slice::from_raw_parts((*given).bytes.cast::<u8>(), (*given).length).to_vec();
+            getp_text_free(given);
+            serde_json::from_slice::<serde_json::Value>(&bytes).unwrap()
+        };
+        let tokenizer = getp_tokenizer_open(path.as_ptr());
+        for (json, channel) in [(conversation, Some("final")), (no_continuation, None)] {
+            let (json, length) = bytes(json);
+            let reader = getp_harmony_reader_open_for(tokenizer, json, length);
+            let pieces = text(getp_harmony_reader_next(reader, ids.as_ptr(), ids.len()));
+            assert_eq!(pieces[0]["channel"].as_str(), channel, "{pieces}");
+            let whole = text(getp_harmony_reader_end(reader));
+            assert_eq!(whole["message"]["content"], "two.", "{whole}");
+            assert_eq!(whole["messages"][0]["channel"].as_str(), channel, "{whole}");
+            assert_eq!(whole["finish_reason"], "stop");
+            getp_harmony_reader_close(reader);
+        }
+        // An answer that is no message is text, which only its end shows.
+        let reader = getp_harmony_reader_open(tokenizer);
+        assert_eq!(
+            text(getp_harmony_reader_next(reader, ids.as_ptr(), ids.len() - 1)),
+            serde_json::json!([])
+        );
+        assert_eq!(text(getp_harmony_reader_finish(reader))[0]["content"], "two.");
+        assert_eq!(text(getp_harmony_reader_end(reader))["message"]["content"], "two.");
+        assert!(getp_harmony_reader_finish(std::ptr::null_mut()).is_null());
+        getp_harmony_reader_close(reader);
+        let (json, length) = bytes("[{");
+        assert!(getp_harmony_reader_open_for(tokenizer, json, length).is_null());
+        assert!(getp_harmony_reader_open_for(std::ptr::null(), json, length).is_null());
+        getp_tokenizer_close(tokenizer);
+    }
+}

@@ -78,6 +78,30 @@ pub unsafe extern "C" fn getp_harmony_reader_open(tokenizer: *const TokenizerHan
     })
 }
 
+/// Makes a reader for the tokens of the answer to a conversation, `length` bytes of JSON as `getp_harmony_render` takes
+/// them. With `continue_final_message` the answer goes on with the last message, and what is read is text of that one;
+/// otherwise it is the reader that `getp_harmony_reader_open` makes.
+///
+/// On failure: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_harmony_reader_open_for(
+    tokenizer: *const TokenizerHandle,
+    json: *const c_char,
+    length: usize,
+) -> *mut ReaderHandle {
+    guard::work(null_mut(), || {
+        // SAFETY: the program passes what `getp_tokenizer_open` gave.
+        let handle = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
+        // SAFETY: the program passes as many bytes as it says.
+        let json = unsafe { pointer::slice(json.cast::<u8>(), length, "json") }?;
+        let reader = match Conversation::parse(json)?.open_message() {
+            Some(message) => Reader::within(handle.text().clone(), message)?,
+            None => Reader::new(handle.text().clone())?,
+        };
+        Ok(Box::into_raw(Box::new(ReaderHandle { reader })))
+    })
+}
+
 /// What the answer's next `count` tokens add to it, as JSON text for `getp_text_free`: a list of pieces, each with the
 /// number of its `message`, that one's `channel` and `recipient`, and the `content` that follows the piece before.
 /// Characters are whole. The list is empty while a header is read.
@@ -95,6 +119,19 @@ pub unsafe extern "C" fn getp_harmony_reader_next(
         // SAFETY: the program passes as many ids as it says.
         let ids = unsafe { pointer::slice(ids, count, "ids") }?;
         text(&handle.reader.next(unsigned(ids))?)
+    })
+}
+
+/// What only the answer's end shows to be text, as `getp_harmony_reader_next` gives it: the rest of a character, or all
+/// of an answer that has no header. To be called once the answer has ended, before `getp_harmony_reader_end`.
+///
+/// On failure: one line on stderr and the last error, returns NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getp_harmony_reader_finish(reader: *mut ReaderHandle) -> *const Text {
+    guard::work(null(), || {
+        // SAFETY: the program passes what `getp_harmony_reader_open` gave.
+        let handle = unsafe { pointer::borrow_mut(reader, "reader") }?;
+        text(&handle.reader.close()?)
     })
 }
 
