@@ -636,6 +636,7 @@ fn submit_all(service: &Service) -> anyhow::Result<()> {
         service.submit(Ask {
             prompt: (0..PROMPT).map(|i| (number + i) as u32 % 199_000).collect(),
             max_positions: Some(PROMPT),
+            grammar: None,
             min_tokens: 0,
             sampling: Sampling::GREEDY,
             ends: ends.clone(),

@@ -448,6 +448,7 @@ impl Run<'_> {
         Ask {
             max_positions: self.service.positions(prompt.len(), asked.max_tokens, self.usual()),
             prompt,
+            grammar: None,
             min_tokens: asked.min_tokens,
             sampling: Sampling {
                 temperature: asked.temperature.unwrap_or(self.generation.temperature),

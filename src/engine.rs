@@ -253,6 +253,7 @@ impl Engine {
                     min_tokens: 0,
                     outlet: Outlet::Whole,
                     logprobs: LogProbs::default(),
+                    grammar: None,
                     answered: 0,
                 };
                 (request, prompt.is_cut)

@@ -15,6 +15,7 @@ pub mod engine;
 pub mod error;
 pub mod file_kind;
 pub mod float_environment;
+pub mod grammar;
 pub mod harmony;
 pub mod kv_blocks;
 pub mod logits;

@@ -4,6 +4,7 @@
 //! fails. What comes of it is an [`Answer`].
 
 use crate::error::{Error, Result};
+use crate::grammar::Grammar;
 use std::sync::Arc;
 
 /// How tokens are sampled.
@@ -162,7 +163,7 @@ pub struct Score {
 }
 
 /// What is asked of the model for one prompt.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Request {
     /// What its answer is known by.
     pub number: usize,
@@ -181,6 +182,8 @@ pub struct Request {
     pub outlet: Outlet,
     /// Which log-probabilities are handed over, if its tokens are.
     pub logprobs: LogProbs,
+    /// What its answer must be like.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// How many tokens at the prompt's end are the answer's: a replica that failed has handed them over.
     pub answered: usize,
 }
@@ -197,6 +200,7 @@ impl Request {
             min_tokens: 0,
             outlet: Outlet::Whole,
             logprobs: LogProbs::default(),
+            grammar: None,
             answered: 0,
         }
     }

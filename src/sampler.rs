@@ -21,6 +21,7 @@ mod nucleus;
 
 use crate::batch::Draw;
 use crate::error::Result;
+use crate::grammar;
 use crate::memory::{self, Purpose};
 use crate::simd::Level;
 use nucleus::{MARGIN, Nucleus};
@@ -69,6 +70,8 @@ pub struct Sampler {
     nuclei: [Nucleus; TOGETHER],
     /// The smallest probability for which there is room in a nucleus.
     least: f32,
+    /// Of a row with a mask, the tokens that it has and their logits.
+    allowed: (Vec<u32>, Vec<f32>),
 }
 
 impl Sampler {
@@ -79,6 +82,7 @@ impl Sampler {
             probabilities: Vec::new(),
             nuclei: Default::default(),
             least: f32::INFINITY,
+            allowed: Default::default(),
         }
     }
 
@@ -116,6 +120,32 @@ impl Sampler {
         } else {
             first_or_last(&self.probabilities, draw.coin)
         }
+    }
+
+    /// The token sampled from those of a mask alone, as if the row of logits had no others: see
+    /// [`crate::grammar::Matcher::mask`]. 0 if it has none of them.
+    pub fn sample_allowed(&mut self, logits: &[f32], mask: &[u32], draw: Draw) -> Result<u32> {
+        let (mut tokens, mut of_tokens) = std::mem::take(&mut self.allowed);
+        tokens.clear();
+        of_tokens.clear();
+        memory::reserve(&mut tokens, logits.len(), Purpose::Draws)?;
+        memory::reserve(&mut of_tokens, logits.len(), Purpose::Draws)?;
+        for token in grammar::tokens(mask).take_while(|&token| (token as usize) < logits.len()) {
+            tokens.push(token);
+            of_tokens.push(logits[token as usize]);
+        }
+        let mut row = Row {
+            logits: &of_tokens,
+            largest: of_tokens.get(argmax(&of_tokens) as usize).copied().unwrap_or(f32::NAN),
+            draw,
+            token: 0,
+        };
+        if !row.logits.is_empty() {
+            self.sample_rows(std::slice::from_mut(&mut row));
+        }
+        let token = tokens.get(row.token as usize).copied().unwrap_or(0);
+        self.allowed = (tokens, of_tokens);
+        Ok(token)
     }
 
     /// Samples each row as [`Self::sample`] does.
@@ -446,6 +476,55 @@ mod tests {
         let near = |a: [f64; 4], b: [f64; 4]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 0.014);
         assert!(near(frequencies(1.0), [0.5, 0.3, 0.15, 0.05]));
         assert!(near(frequencies(0.7), [0.625, 0.375, 0.0, 0.0]));
+    }
+
+    /// Of a mask's tokens each has the share that it has among them, and they are all that is drawn. Drawn first from all
+    /// tokens and again where that one is forbidden, the shares are the same.
+    #[test]
+    fn tokens_of_a_mask_are_drawn_as_if_there_were_no_others() {
+        let logits: Vec<f32> = [0.1_f32, 0.3, 0.05, 0.25, 0.2, 0.1].map(f32::ln).to_vec();
+        let mask = [0b11_1010_u32, u32::MAX];
+        let shares = [0.0, 0.3, 0.0, 0.25, 0.2, 0.1].map(|share| share / 0.85);
+        const DRAWS: usize = 40_000;
+        for first_of_all in [false, true] {
+            let mut sampler = Sampler::new(logits.len());
+            sampler.make_room(1.0, 1.0).unwrap();
+            let mut state = 7;
+            let mut counts = [0; 6];
+            for _ in 0..DRAWS {
+                let mut draw = || Draw {
+                    temperature: 1.0,
+                    topp: 1.0,
+                    coin: random_f32(&mut state),
+                };
+                let (first, again) = (draw(), draw());
+                let token = sampler.sample(&logits, first);
+                let token = match first_of_all && grammar::has(&mask, token) {
+                    true => token,
+                    false => sampler.sample_allowed(&logits, &mask, again).unwrap(),
+                };
+                counts[token as usize] += 1;
+            }
+            for (count, share) in counts.into_iter().zip(shares) {
+                // Five standard deviations, at most 0.5 / sqrt(DRAWS) each.
+                let found = f64::from(count) / DRAWS as f64;
+                assert!((found - share).abs() <= 0.0125, "{first_of_all}: {counts:?}");
+            }
+            assert_eq!(counts[0] + counts[2], 0);
+        }
+    }
+
+    #[test]
+    fn the_largest_of_a_mask_is_greedy() {
+        let mut sampler = Sampler::new(70);
+        let mut logits = vec![0.0; 70];
+        (logits[5], logits[33], logits[69], logits[40]) = (9.0, 3.0, 3.0, f32::NAN);
+        let mut greedy = |mask: &[u32]| sampler.sample_allowed(&logits, mask, Draw::GREEDY).unwrap();
+        assert_eq!(greedy(&[!0, !0, !0]), 5);
+        assert_eq!(greedy(&[!(1 << 5), !0, !0]), 33);
+        assert_eq!(greedy(&[0, 1 << 8, 1 << 5]), 69);
+        // One token, none, and none within the row.
+        assert_eq!([greedy(&[1 << 31]), greedy(&[]), greedy(&[0, 0, 1 << 6])], [31, 0, 0]);
     }
 
     #[test]

@@ -2,15 +2,18 @@
 //! whatever order they arrive, whoever is cancelled and whichever device fails.
 
 mod fake;
+#[path = "common/grammar.rs"]
+mod grammar;
 
 use fake::{Control, Program, VOCAB, greedy, logits};
 use getp::batch::Draw;
 use getp::checkpoint::config_from_bytes;
 use getp::engine::{Ask, Ending, Engine, Event, Service};
 use getp::options::Options;
-use getp::random::random_f32;
+use getp::random::{random_f32, request_seed};
 use getp::request::{End, EndTokens, LogProbs, Sampling, Score};
 use getp::sampler;
+use grammar::ByChance;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
@@ -66,6 +69,7 @@ fn ask(prompt: &[u32], max_tokens: usize) -> Ask {
         sampling: Sampling::GREEDY,
         ends: Arc::new(EndTokens::new(&EndTokens::RELEASED)),
         logprobs: LogProbs::default(),
+        grammar: None,
         tag: 0,
         tokens_per_event: 1,
     }
@@ -94,13 +98,25 @@ fn random_ask(rng: &mut ChaCha8Rng, tag: u64) -> Ask {
             },
             _ => LogProbs::default(),
         },
+        grammar: match rng.random_range(0..3) {
+            0 => Some(Arc::new(by_chance(tag))),
+            _ => None,
+        },
         tag,
         tokens_per_event: [0, 1, 1, 5][rng.random_range(0..4)],
         ..ask(&prompt, [1, 2, 10, 60][rng.random_range(0..4)])
     }
 }
 
-/// What the request gets alone, by the evaluation program's loop.
+/// The grammar of the request with this tag, if it has one.
+fn by_chance(tag: u64) -> ByChance {
+    ByChance {
+        vocab: VOCAB as u32,
+        seed: tag,
+    }
+}
+
+/// What the request gets alone, by the evaluation program's loop, which samples a token again that its grammar forbids.
 fn alone(ask: &Ask, end_every: u32) -> (Vec<u32>, End) {
     let mut state = ask.sampling.rng_state;
     let mut sampler = sampler::Sampler::new(VOCAB);
@@ -114,6 +130,7 @@ fn alone(ask: &Ask, end_every: u32) -> (Vec<u32>, End) {
             token = next;
             continue;
         }
+        let before = state;
         token = if ask.sampling.is_greedy() {
             greedy(&logits, end_every)
         } else {
@@ -125,6 +142,18 @@ fn alone(ask: &Ask, end_every: u32) -> (Vec<u32>, End) {
             };
             sampler.sample(&logits, draw)
         };
+        let place = |token: &u32| by_chance(ask.tag).has(&[&answer[..], &[*token]].concat());
+        if ask.grammar.is_some() && !place(&token) {
+            let allowed: Vec<u32> = (0..VOCAB as u32).filter(place).collect();
+            let of_these: Vec<f32> = allowed.iter().map(|&token| logits[token as usize]).collect();
+            let coin = random_f32(&mut request_seed(before, 1));
+            let draw = Draw {
+                temperature,
+                topp,
+                coin,
+            };
+            token = allowed[sampler.sample(&of_these, draw) as usize];
+        }
         answer.push(token);
         if let Some(end) = ask.ends.end(token).filter(|_| answer.len() >= ask.min_tokens) {
             return (answer, end);

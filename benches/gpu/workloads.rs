@@ -427,6 +427,7 @@ fn submit_and_hear<'a>(
         service.submit(Ask {
             prompt: prompt.iter().map(|&byte| u32::from(byte)).collect(),
             max_positions: Some(steps),
+            grammar: None,
             min_tokens: 0,
             sampling: Sampling {
                 temperature: if is_drawn { part.temperature } else { 0.0 },

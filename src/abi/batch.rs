@@ -428,6 +428,7 @@ impl Batch {
         Ok(Ask {
             max_positions,
             prompt,
+            grammar: None,
             min_tokens: request.min_tokens,
             logprobs: LogProbs {
                 answer: is_on("getp_request.logprobs", request.logprobs)?,

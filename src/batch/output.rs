@@ -8,8 +8,10 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
     /// The argmax. Of the rows [drawn](super::LogitsRow::is_drawn) also the token sampled, if the replica samples; else
-    /// their logits. Their temperatures are above 0 and finite. Of the rows that are [scored](super::RowScore) what
-    /// their log-probabilities take, which not every replica gives.
+    /// their logits. Their temperatures are above 0 and finite. Of the rows that have
+    /// [a grammar](super::LogitsRow::again) also the logits, which from a replica that samples must be
+    /// [fetched](crate::replica::Replica::fetch). Of the rows that are [scored](super::RowScore) what their
+    /// log-probabilities take, which not every replica gives.
     Tokens,
     /// The argmax, and the logits of all rows.
     Logits,
@@ -19,6 +21,11 @@ impl Want {
     /// Whether a replica that samples does it in this step.
     pub fn draws(self, plan: &StepPlan) -> bool {
         self == Self::Tokens && plan.draws()
+    }
+
+    /// Whether a replica that samples keeps logits in this step since a grammar may forbid what it has sampled.
+    pub fn keeps_logits(self, plan: &StepPlan) -> bool {
+        self == Self::Tokens && plan.has_grammars()
     }
 
     /// Whether a replica that scores does it in this step.
@@ -63,8 +70,8 @@ pub struct StepOutput {
     /// Of each row, where it is scored, and anything for the others. Empty unless rows are, the replica
     /// [scores](crate::replica::Replica::scores), and [`Want::Tokens`] was asked for.
     pub scores: Vec<FoundScore>,
-    /// `[rows, vocab]`: with [`Want::Logits`] all rows; with [`Want::Tokens`] those that are drawn, if the replica does not
-    /// sample.
+    /// `[rows, vocab]`: with [`Want::Logits`] all rows; with [`Want::Tokens`] those that are
+    /// [for the host](super::LogitsRow::is_for_host), if the replica does not sample.
     pub logits: Logits,
 }
 

@@ -5,6 +5,10 @@
 //! has meanwhile fed another token to the next step; the scheduler discards that step's row and plans it again. If the
 //! device cannot sample many rows, as where most logits are equal, the next steps copy all logits to the host, and only
 //! half of the sequences are in a step, so that the host samples one half while the device computes the other.
+//!
+//! Where an answer follows a grammar that forbids the token, the host samples again (`engine/draws/again.rs`).
+
+mod again;
 
 use super::pipeline::Pipeline;
 use crate::batch::{StepOutput, StepPlan, Want};
@@ -61,6 +65,8 @@ pub struct Drawn<'a> {
     pub tokens: &'a [u32],
     /// Sequences for which the device holds another token than the one sampled here.
     pub left_to_host: &'a [usize],
+    /// Requests that cannot be answered, since their grammars cannot be followed, and why.
+    pub failed: Vec<(usize, Error)>,
 }
 
 impl Draws {
@@ -114,7 +120,7 @@ impl Draws {
     pub fn draw(
         &mut self,
         pool: &ThreadPool,
-        scheduler: &Scheduler,
+        scheduler: &mut Scheduler,
         plan: &StepPlan,
         pipeline: &mut Pipeline,
     ) -> Result<Drawn<'_>> {
@@ -125,8 +131,9 @@ impl Draws {
         memory::reserve(&mut self.draws, plan.logits.len(), Purpose::Draws)?;
         memory::reserve(&mut self.left_to_host, plan.logits.len(), Purpose::Draws)?;
         self.gather(scheduler, plan, &pipeline.output);
+        let fetches = pipeline.output.logits.is_empty();
         if !self.draws.is_empty() {
-            if !pipeline.output.drawn.is_empty() {
+            if fetches {
                 let rows = memory::collect(self.draws.iter().map(|draw| draw.row), Purpose::Draws)?;
                 pipeline.fetch(&rows)?;
                 self.check_rows(rows.len(), &pipeline.output)?;
@@ -138,9 +145,11 @@ impl Draws {
                 self.tokens[draw.place] = draw.token;
             }
         }
+        let failed = self.sample_again(pool, scheduler, plan, pipeline, fetches)?;
         Ok(Drawn {
             tokens: &self.tokens,
             left_to_host: &self.left_to_host,
+            failed,
         })
     }
 
@@ -149,12 +158,15 @@ impl Draws {
         if output.greedy.len() != rows {
             return Err(too_few(rows, "largest logits", output.greedy.len()));
         }
-        match (output.drawn.len(), plan.drawn().count()) {
-            (_, 0) => Ok(()),
-            (0, drawn) if output.logits.len() != rows * self.vocab => self.check_rows(drawn, output),
-            (0, _) => Ok(()),
-            (tokens, _) if tokens == rows => Ok(()),
-            (tokens, _) => Err(too_few(rows, "tokens", tokens)),
+        if output.logits.len() == rows * self.vocab {
+            return Ok(());
+        }
+        if !self.device_draws {
+            return self.check_rows(plan.logits.iter().filter(|row| row.is_for_host()).count(), output);
+        }
+        match output.drawn.len() {
+            tokens if tokens == rows || !plan.draws() => Ok(()),
+            tokens => Err(too_few(rows, "tokens", tokens)),
         }
     }
 
@@ -170,10 +182,10 @@ impl Draws {
         self.draws.clear();
         let whole = output.logits.len() == plan.logits.len() * self.vocab;
         let [mut drawn_rows, _] = self.drawn_rows;
-        let mut drawn_before = 0;
+        let mut for_host = 0;
         for (row, wanted) in plan.logits.iter().enumerate() {
-            let logits = if whole { row } else { drawn_before };
-            drawn_before += usize::from(wanted.is_drawn());
+            let logits = if whole { row } else { for_host };
+            for_host += usize::from(wanted.is_for_host());
             if !wanted.sample {
                 continue;
             }

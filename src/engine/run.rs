@@ -94,6 +94,14 @@ impl Run<'_, '_> {
         }
     }
 
+    /// Ends a request that cannot be answered to its end; its replica drops it before it plans the next step.
+    fn give_up(&self, number: usize, why: Error) -> Result<()> {
+        if let Results::Told(ledger) = self.results {
+            ledger.end(number, Ending::Failed(why.into()));
+        }
+        self.queue.cancel([number].into_iter())
+    }
+
     /// Waits until everything is printed and written; gives what was stored.
     pub fn end(self) -> Stored {
         if let Some(recorder) = self.recorder {
@@ -291,10 +299,13 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn commit(&mut self, plan: &StepPlan, waited: Duration) -> Result<()> {
         self.record(plan);
         let start = Instant::now();
-        let drawn = self.draws.draw(self.pool, &self.scheduler, plan, self.pipeline);
+        let drawn = self.draws.draw(self.pool, &mut self.scheduler, plan, self.pipeline);
         self.run.totals.add_step(waited, start.elapsed());
         self.run.totals.add_shared_tokens(self.scheduler.take_shared_tokens());
         let drawn = drawn?;
+        for (number, why) in drawn.failed {
+            self.run.give_up(number, why)?;
+        }
         let mut scored = scores::score(
             self.pool,
             &self.scheduler,

@@ -14,6 +14,7 @@ use super::queue::Queue;
 use super::totals::Totals;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::grammar::Grammar;
 use crate::request::{EndTokens, LogProbs, Outlet, Request, Sampling};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,6 +35,8 @@ pub struct Ask {
     pub ends: Arc<EndTokens>,
     /// Which log-probabilities are wanted.
     pub logprobs: LogProbs,
+    /// What the answer must be like.
+    pub grammar: Option<Arc<dyn Grammar>>,
     /// Given back with each event.
     pub tag: u64,
     /// The fewest tokens of an event that is not the last; 0: there is only the last event, which has them all.
@@ -92,6 +95,7 @@ impl Service {
             min_tokens: ask.min_tokens,
             outlet: Outlet::Tokens,
             logprobs: ask.logprobs,
+            grammar: ask.grammar,
             answered: 0,
         };
         // Under the lock, so that none is queued after the others have been ended.

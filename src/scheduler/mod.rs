@@ -48,6 +48,7 @@ pub use spread::Ahead;
 
 use crate::batch::{Chunk, LogitsRow, StepPlan};
 use crate::error::{Error, Result};
+use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
 use crate::request::{Answer, Request, Sampled, Sampling};
 use kv_cache::Found;
@@ -56,6 +57,14 @@ use sequence::{RESERVED_TOKENS, Sequence};
 use spread::{Pace, Room};
 use std::collections::VecDeque;
 use std::ops::Range;
+
+/// The matcher of a request's grammar, behind the tokens of its answer that are part of its prompt.
+fn matcher(request: &Request) -> Option<Box<dyn Matcher>> {
+    let mut matcher = request.grammar.as_ref()?.matcher();
+    let first = request.prompt.len().saturating_sub(request.answered);
+    request.prompt[first..].iter().for_each(|&token| matcher.take(token));
+    Some(matcher)
+}
 
 /// Sequences, their blocks, and the order in which they are served.
 #[derive(Debug)]
@@ -149,6 +158,7 @@ impl Scheduler {
             first_full: self.limits.need(request.prompt.len(), request.prompt.len()).full,
             most_full: need.full,
             window,
+            matcher: matcher(request),
         })
     }
 
@@ -376,6 +386,18 @@ impl Scheduler {
     pub fn drawing(&self, sequence: usize) -> Option<usize> {
         let sequence = self.slots.get(sequence)?.as_ref()?;
         (sequence.wrong_steps == 0).then(|| sequence.number())
+    }
+
+    /// Lends the matcher of a slot's answer, if it follows a grammar.
+    pub fn lend_matcher(&mut self, sequence: usize) -> Option<Box<dyn Matcher>> {
+        self.slots.get_mut(sequence)?.as_mut()?.matcher.take()
+    }
+
+    /// Takes it back.
+    pub fn return_matcher(&mut self, sequence: usize, matcher: Box<dyn Matcher>) {
+        if let Some(Some(sequence)) = self.slots.get_mut(sequence) {
+            sequence.matcher = Some(matcher);
+        }
     }
 
     /// What [`Self::take_sampled`] will take.
@@ -714,6 +736,7 @@ impl Scheduler {
                     sample,
                     draw: sequence.draw(position),
                     score,
+                    again: sequence.again(position),
                 });
             }
         }

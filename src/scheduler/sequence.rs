@@ -3,8 +3,9 @@
 use super::lending::Growing;
 use crate::batch::{Draw, RowScore};
 use crate::error::Result;
+use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
-use crate::random::{coin, next_state};
+use crate::random::{coin, next_state, request_seed};
 use crate::request::{Answer, End, Outlet, Request, Sampling};
 
 /// The most tokens to reserve memory for when a sequence starts; longer answers reallocate.
@@ -18,6 +19,8 @@ pub struct Tables {
     pub(super) first_full: usize,
     pub(super) most_full: usize,
     pub(super) window: Vec<u32>,
+    /// Behind the tokens of the answer that are in the prompt.
+    pub(super) matcher: Option<Box<dyn Matcher>>,
 }
 
 /// A request's tokens, how many of them the model has been fed, and its blocks.
@@ -56,6 +59,8 @@ pub(super) struct Sequence {
     pub(super) elsewhere: usize,
     /// Whether it waits for another sequence to compute the blocks that it shares.
     pub(super) awaits_beginning: bool,
+    /// How far the answer has come in its grammar, if it has one.
+    pub(super) matcher: Option<Box<dyn Matcher>>,
 }
 
 impl Sequence {
@@ -80,6 +85,7 @@ impl Sequence {
             shared: 0,
             elsewhere: 0,
             awaits_beginning: false,
+            matcher: tables.matcher,
         }
     }
 
@@ -187,17 +193,31 @@ impl Sequence {
         if self.request.sampling.is_greedy() || !self.samples_at(position) {
             return Draw::GREEDY;
         }
-        let ahead = (position + 1).saturating_sub(self.tokens.len());
         Draw {
             temperature,
             topp,
-            coin: coin(self.rng_state, ahead),
+            coin: coin(self.rng_state, self.ahead(position)),
         }
+    }
+
+    /// The random number with which it is sampled again if a grammar forbids it; `None` without a grammar.
+    pub(super) fn again(&self, position: usize) -> Option<f32> {
+        self.request.grammar.as_ref()?;
+        let state = (0..self.ahead(position)).fold(self.rng_state, |state, _| next_state(state));
+        Some(coin(request_seed(state, 1), 0))
+    }
+
+    /// How many tokens are still to be sampled before the one behind `position`.
+    fn ahead(&self, position: usize) -> usize {
+        (position + 1).saturating_sub(self.tokens.len())
     }
 
     /// Stores the token sampled at the last committed position; gives how the answer ends with it, if it does.
     pub(super) fn store(&mut self, token: u32) -> Result<Option<End>> {
         memory::push(&mut self.tokens, token, Purpose::Requests)?;
+        if let Some(matcher) = &mut self.matcher {
+            matcher.take(token);
+        }
         if !self.request.sampling.is_greedy() {
             self.rng_state = next_state(self.rng_state);
         }

@@ -37,6 +37,7 @@ pub fn decoding(rows: usize, position: usize, [full, window]: [usize; 2], token:
             sample: true,
             draw: Draw::GREEDY,
             score: None,
+            again: None,
         });
     }
     plan
@@ -127,6 +128,7 @@ impl Sequences {
                     sample: true,
                     draw: Draw::GREEDY,
                     score: None,
+                    again: None,
                 });
             }
             self.next[sequence] += tokens.len();

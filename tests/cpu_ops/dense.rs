@@ -157,6 +157,7 @@ mod checks {
                 sample: true,
                 draw: Draw::GREEDY,
                 score: None,
+                again: None,
             });
             let plan = StepPlan {
                 logits: logits.collect(),
@@ -195,6 +196,7 @@ mod checks {
                         ..Draw::GREEDY
                     },
                     score: None,
+                    again: None,
                 };
                 let mixed = StepPlan {
                     logits: (0..rows).map(logits_row).collect(),

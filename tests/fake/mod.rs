@@ -216,6 +216,7 @@ impl FakeReplica {
         self.collected.clear();
         let draws = want.draws(plan) && self.draws();
         let scores = want.scores(plan) && self.scores();
+        let keeps = want.keeps_logits(plan) && self.draws();
         for row in &plan.logits {
             let fed = plan.tokens[row.row];
             let fed = u32::try_from(fed).unwrap_or_else(|_| {
@@ -238,9 +239,9 @@ impl FakeReplica {
                 let next = row.score.and_then(|score| score.next);
                 output.scores.push(self.control.found(&logits, next.unwrap_or(kept)));
             }
-            if draws || scores {
+            if draws || scores || keeps {
                 self.collected.push(logits);
-            } else if want == Want::Logits || row.is_drawn() {
+            } else if want == Want::Logits || row.is_for_host() {
                 output.logits.own().extend(logits);
             }
             if row.sample {

@@ -2,6 +2,7 @@
 //! the bit.
 
 use super::answers::options;
+use super::grammar::ByChance;
 use super::synthetic::{SyntheticCheckpoint, Temperament};
 use getp::backend::gpu::{self, weights::WeightSource};
 use getp::config::ModelConfig;
@@ -17,7 +18,15 @@ use std::time::{Duration, Instant};
 const VOCAB: usize = 301;
 const POSITIONS: usize = 64;
 
-fn random_ask(rng: &mut ChaCha8Rng) -> Ask {
+/// The grammar of the request with this tag, if it has one.
+fn by_chance(tag: u64) -> ByChance {
+    ByChance {
+        vocab: VOCAB as u32,
+        seed: tag,
+    }
+}
+
+fn random_ask(rng: &mut ChaCha8Rng, tag: u64) -> Ask {
     let any = |rng: &mut ChaCha8Rng| rng.random_range(0..VOCAB as u32);
     let prompt: Vec<u32> = (0..rng.random_range(1..40)).map(|_| any(rng)).collect();
     let stops: Vec<u32> = (0..[0, 0, 12][rng.random_range(0..3)]).map(|_| any(rng)).collect();
@@ -39,7 +48,11 @@ fn random_ask(rng: &mut ChaCha8Rng) -> Ask {
             },
             _ => LogProbs::default(),
         },
-        tag: 0,
+        grammar: match rng.random_range(0..3) {
+            0 => Some(Arc::new(by_chance(tag))),
+            _ => None,
+        },
+        tag,
         tokens_per_event: [0, 1, 5][rng.random_range(0..3)],
     }
 }
@@ -134,8 +147,11 @@ fn whatever_arrives_beside_them_requests_get_what_they_get_alone() {
             };
             for seed in 0..seeds {
                 let rng = &mut ChaCha8Rng::seed_from_u64(seed);
-                let asks: Vec<Ask> = (0..24).map(|_| random_ask(rng)).collect();
+                let asks: Vec<Ask> = (0..24).map(|tag| random_ask(rng, tag)).collect();
                 let expected: Vec<Got> = asks.iter().map(|ask| alone(&service, ask)).collect();
+                for (ask, got) in asks.iter().zip(&expected).filter(|(ask, _)| ask.grammar.is_some()) {
+                    assert!(by_chance(ask.tag).has(&got.tokens), "seed {seed}, request {}", ask.tag);
+                }
                 for (i, (got, expected)) in together(&service, &asks, rng).iter().zip(&expected).enumerate() {
                     scored += got.scores.len() + got.prompt_scores.len();
                     if got.end.is_some() {

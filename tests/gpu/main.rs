@@ -4,6 +4,8 @@
 
 #[path = "../fake/mod.rs"]
 mod fake;
+#[path = "../common/grammar.rs"]
+mod grammar;
 #[path = "../common/oracle.rs"]
 mod oracle;
 #[path = "../common/plans.rs"]

@@ -500,8 +500,8 @@ impl<E: Element> Ops for CpuOps<E> {
         let rows = t.rows();
         output.greedy.clear();
         memory::resize(&mut output.greedy, rows, NOTHING, Purpose::Step)?;
-        let is_drawn = |row: u32| plan.logits.get(row as usize).is_some_and(LogitsRow::is_drawn);
-        let is_stored = |&row: &u32| want == Want::Logits || is_drawn(row);
+        let is_for_host = |row: u32| plan.logits.get(row as usize).is_some_and(LogitsRow::is_for_host);
+        let is_stored = |&row: &u32| want == Want::Logits || is_for_host(row);
         let stored = memory::collect((0..rows as u32).filter(is_stored), Purpose::Step)?;
         memory::resize(output.logits.own(), stored.len() * w.rows, 0.0, Purpose::Step)?;
         if rows == 0 {

@@ -230,7 +230,11 @@ impl Target {
     /// The unembedding by weights held so: only the matrix cores' kernels summarize rows as they go, and they know nothing
     /// of tokens that may not be sampled.
     pub fn unembedding(&self, unembedding: Kind, plan: &StepPlan, want: Want) -> Product {
-        let whole_rows = want == Want::Logits || want.draws(plan) || want.scores(plan) || plan.drawable.is_some();
+        let whole_rows = want == Want::Logits
+            || want.draws(plan)
+            || want.scores(plan)
+            || want.keeps_logits(plan)
+            || plan.drawable.is_some();
         if whole_rows || matches!(unembedding, Kind::Wire(_)) {
             Product::Logits
         } else {

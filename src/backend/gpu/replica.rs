@@ -46,7 +46,7 @@ pub struct GpuReplica {
     /// From each stage to the next.
     hops: Vec<Hop>,
     logits: Option<Arc<LogitsPath>>,
-    /// Where the rows of the step collected last are, if tokens were drawn from them or they were scored, and its turn.
+    /// Where the rows of the step collected last are, if they can be fetched, and its turn.
     collected: Option<(Arc<LogitsPath>, usize)>,
     /// At least one, in the order of their layers.
     stages: Vec<Stage>,
@@ -69,7 +69,7 @@ struct InFlight {
     rows: usize,
     /// Its end, and whole rows, if they are wanted.
     coming: Coming,
-    /// Where its rows are, if tokens are drawn from them or they are scored.
+    /// Where its rows are, if tokens are drawn from them, they are scored, or the host may have to sample from them.
     path: Option<Arc<LogitsPath>>,
     draws: bool,
     scores: bool,
@@ -371,7 +371,10 @@ impl Replica for GpuReplica {
             turn,
             rows: plan.logits.len(),
             coming,
-            path: self.logits.clone().filter(|_| draws || scores),
+            path: self
+                .logits
+                .clone()
+                .filter(|_| draws || scores || want.keeps_logits(plan)),
             draws,
             scores,
         });

@@ -1,0 +1,144 @@
+//! Tokens that a grammar forbids are sampled again, from those that it allows.
+
+use super::{Draws, Pipeline};
+use crate::batch::{Draw, StepPlan};
+use crate::error::{Error, Result};
+use crate::grammar::Matcher;
+use crate::memory::{self, Purpose};
+use crate::scheduler::Scheduler;
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+/// A row whose answer follows a grammar.
+struct Follower {
+    /// The row among the plan's logits rows.
+    row: usize,
+    /// The row of its logits in the output.
+    logits: usize,
+    /// The index of its token among those sampled.
+    place: usize,
+    sequence: usize,
+    number: usize,
+    /// Lent by the scheduler.
+    matcher: Box<dyn Matcher>,
+    token: u32,
+    found: Result<Verdict>,
+}
+
+/// What a grammar says of a token.
+#[derive(PartialEq)]
+enum Verdict {
+    Allowed,
+    /// The mask of those that are allowed.
+    Forbidden(Vec<u32>),
+}
+
+impl Follower {
+    fn judge(&mut self) -> Result<Verdict> {
+        if self.matcher.allows(self.token)? {
+            return Ok(Verdict::Allowed);
+        }
+        let mut mask = Vec::new();
+        self.matcher.mask(&mut mask)?;
+        Ok(Verdict::Forbidden(mask))
+    }
+}
+
+impl Draws {
+    /// Replaces the tokens sampled that grammars forbid. Gives the requests whose grammars cannot be followed, and why.
+    /// `fetches`: the step came without the logits of its rows.
+    pub(super) fn sample_again(
+        &mut self,
+        pool: &ThreadPool,
+        scheduler: &mut Scheduler,
+        plan: &StepPlan,
+        pipeline: &mut Pipeline,
+        fetches: bool,
+    ) -> Result<Vec<(usize, Error)>> {
+        if !plan.has_grammars() {
+            return Ok(Vec::new());
+        }
+        let mut followers = self.followers(scheduler, plan, pipeline)?;
+        pool.install(|| {
+            followers
+                .par_iter_mut()
+                .for_each(|follower| follower.found = follower.judge());
+        });
+        let mut failed = Vec::new();
+        let mut forbidden = memory::room(followers.len(), Purpose::Draws)?;
+        for mut follower in followers {
+            let found = std::mem::replace(&mut follower.found, Ok(Verdict::Allowed));
+            scheduler.return_matcher(follower.sequence, follower.matcher);
+            match found {
+                Ok(Verdict::Allowed) => {}
+                Ok(Verdict::Forbidden(mask)) => forbidden.push((follower.row, follower.logits, follower.place, mask)),
+                Err(why) => memory::push(&mut failed, (follower.number, why), Purpose::Draws)?,
+            }
+        }
+        if forbidden.is_empty() {
+            return Ok(failed);
+        }
+        if fetches {
+            let rows = memory::collect(forbidden.iter().map(|(row, ..)| *row), Purpose::Draws)?;
+            pipeline.fetch(&rows)?;
+            self.check_rows(rows.len(), &pipeline.output)?;
+            forbidden
+                .iter_mut()
+                .enumerate()
+                .for_each(|(i, (_, logits, ..))| *logits = i);
+        }
+        let vocab = self.vocab;
+        let run = forbidden.len().div_ceil(self.samplers.len()).max(1);
+        let sampled = pool.install(|| {
+            let runs = forbidden.par_chunks(run).zip(&mut self.samplers);
+            let sample = |(run, sampler): (&[(usize, usize, usize, Vec<u32>)], &mut crate::sampler::Sampler)| {
+                let token = |(row, logits, _, mask): &(usize, usize, usize, Vec<u32>)| {
+                    let wanted = &plan.logits[*row];
+                    let draw = Draw {
+                        coin: wanted.again.unwrap_or(0.0),
+                        ..wanted.draw
+                    };
+                    sampler.sample_allowed(&pipeline.output.logits[logits * vocab..][..vocab], mask, draw)
+                };
+                memory::try_collect(run.iter().map(token), Purpose::Draws)
+            };
+            runs.map(sample).collect::<Result<Vec<_>>>()
+        })?;
+        for ((row, _, place, _), token) in forbidden.iter().zip(sampled.into_iter().flatten()) {
+            self.tokens[*place] = token;
+            memory::push(&mut self.left_to_host, plan.logits[*row].sequence, Purpose::Draws)?;
+        }
+        Ok(failed)
+    }
+
+    /// The rows whose answers follow a grammar, with the tokens sampled.
+    fn followers(&self, scheduler: &mut Scheduler, plan: &StepPlan, pipeline: &Pipeline) -> Result<Vec<Follower>> {
+        let whole = pipeline.output.logits.len() == plan.logits.len() * self.vocab;
+        let mut followers = memory::room(plan.logits.len(), Purpose::Draws)?;
+        let (mut place, mut for_host) = (0, 0);
+        for (row, wanted) in plan.logits.iter().enumerate() {
+            let logits = if whole { row } else { for_host };
+            for_host += usize::from(wanted.is_for_host());
+            if !wanted.sample {
+                continue;
+            }
+            place += 1;
+            if wanted.again.is_some()
+                && let Some(number) = scheduler.drawing(wanted.sequence)
+                && let Some(matcher) = scheduler.lend_matcher(wanted.sequence)
+            {
+                followers.push(Follower {
+                    row,
+                    logits,
+                    place: place - 1,
+                    sequence: wanted.sequence,
+                    number,
+                    matcher,
+                    token: self.tokens[place - 1],
+                    found: Ok(Verdict::Allowed),
+                });
+            }
+        }
+        Ok(followers)
+    }
+}
