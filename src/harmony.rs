@@ -12,12 +12,14 @@
 //! Reading never fails. What the form does not have stays in the answer as text, and the message has its ids.
 
 mod conversation;
+mod framed;
 mod json;
 mod read;
 mod render;
 mod tools;
 
-pub use conversation::Conversation;
+pub use conversation::{Conversation, response_schema};
+pub use framed::{Framed, Headers};
 pub use json::Json;
 pub use read::{Answer, BETWEEN, Delta, Message, Reader};
 pub use render::render;

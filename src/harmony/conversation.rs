@@ -3,7 +3,9 @@
 //! The text is a list of messages, or an object that has it as `messages`, as the body of a request has: then with
 //! `tools` and `reasoning_effort`. What else the system message says is named `date`, `knowledge_cutoff` and
 //! `model_identity`. There is a date only if the caller gives one, so that two days give the same tokens. Fields of a
-//! body that say how to sample change nothing here; any other field is refused by name, since it might.
+//! body that say how to sample change nothing here; any other field is refused by name, since it might. A
+//! `response_format` with a schema becomes a section of the developer message; that the answer follows it is for whoever
+//! samples.
 //!
 //! - `system` and `developer` become developer messages; those before all others are one, with the tools.
 //! - `user` is one.
@@ -83,6 +85,16 @@ pub(super) enum Tail {
 pub struct Conversation {
     pub(super) messages: Vec<Message>,
     pub(super) tail: Tail,
+    tools: Vec<String>,
+    format: Option<Format>,
+}
+
+/// The form that the final message is asked to have.
+#[derive(Clone, Debug, PartialEq)]
+struct Format {
+    /// What it is called and how it is described, if the model is told of it.
+    heading: Option<(String, String)>,
+    schema: Json,
 }
 
 impl Conversation {
@@ -109,6 +121,22 @@ impl Conversation {
         })
     }
 
+    /// The text so far of the message that the answer goes on with.
+    pub fn open_text(&self) -> Option<String> {
+        self.open_message()?;
+        self.messages.last().map(|message| message.texts.concat())
+    }
+
+    /// The names of the functions that the model may call.
+    pub fn tools(&self) -> &[String] {
+        &self.tools
+    }
+
+    /// The JSON schema that the final message is asked to follow.
+    pub fn response_schema(&self) -> Option<&Json> {
+        self.format.as_ref().map(|format| &format.schema)
+    }
+
     fn read(json: Json) -> Result<Self, String> {
         let request = match json {
             Json::List(_) => Json::Object(vec![("messages".into(), json)]),
@@ -127,15 +155,10 @@ impl Conversation {
             "continue_final_message",
         ];
         let request = Fields::new("", &request, &[&known[..], &OF_SAMPLING[..]].concat())?;
-        if let Some(format) = request
-            .get("response_format")
-            .filter(|format| format.get("type").and_then(Json::text) != Some("text"))
-        {
-            return Err(format!(
-                "response_format is {}; only {{\"type\": \"text\"}} is supported",
-                shown(format)
-            ));
-        }
+        let format = match request.get("response_format") {
+            Some(format) => response_format(format)?,
+            None => None,
+        };
         let tools = match request.text_or("tool_choice", "auto")? {
             "auto" => tools(&request)?,
             "none" => Vec::new(),
@@ -151,7 +174,7 @@ impl Conversation {
         let is_instruction =
             |message: &&Json| matches!(message.get("role").and_then(Json::text), Some("system" | "developer"));
         let first = messages.iter().take_while(is_instruction).count();
-        reader.developer(&messages[..first], 0, &tools)?;
+        reader.developer(&messages[..first], 0, &tools, format.as_ref())?;
         for (at, message) in messages.iter().enumerate().skip(first) {
             reader.message(at, message)?;
         }
@@ -169,6 +192,8 @@ impl Conversation {
         Ok(Self {
             messages: reader.messages,
             tail,
+            tools: tools.into_iter().map(|tool| tool.name).collect(),
+            format,
         })
     }
 }
@@ -196,6 +221,58 @@ fn system(request: &Fields<'_>, has_tools: bool) -> Result<Message, String> {
         texts: vec![text],
         ..Message::default()
     })
+}
+
+/// The JSON schema that a `response_format` asks for, if it does.
+pub fn response_schema(format: &Json) -> Result<Option<Json>, String> {
+    Ok(response_format(format)?.map(|format| format.schema))
+}
+
+/// The form of a request's `response_format`.
+fn response_format(format: &Json) -> Result<Option<Format>, String> {
+    let format = Fields::new("response_format", format, &["type", "json_schema"])?;
+    match format.text("type")? {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(Format {
+            heading: None,
+            schema: Json::Object(vec![("type".into(), Json::Text("object".into()))]),
+        })),
+        "json_schema" => {
+            let named = format
+                .get("json_schema")
+                .ok_or("response_format.json_schema is missing")?;
+            // An answer always follows its schema.
+            let named = Fields::new(
+                "response_format.json_schema",
+                named,
+                &["name", "description", "schema", "strict"],
+            )?;
+            let schema = match named.get("schema") {
+                Some(schema @ (Json::Object(_) | Json::Bool(_))) => schema.clone(),
+                _ => return Err(named.must("schema", "a JSON schema")),
+            };
+            let name = named.text_or("name", "answer")?.to_owned();
+            Ok(Some(Format {
+                heading: Some((name, named.text_or("description", "")?.to_owned())),
+                schema,
+            }))
+        }
+        other => Err(format!(
+            "response_format.type is {other:?}; use \"text\", \"json_object\" or \"json_schema\""
+        )),
+    }
+}
+
+impl Format {
+    /// The section of a developer message that says what the answer is to be like.
+    fn section(&self) -> Option<String> {
+        let (name, description) = self.heading.as_ref()?;
+        let description: String = description.lines().map(|line| format!("// {line}\n")).collect();
+        Some(format!(
+            "# Response Formats\n\n## {name}\n\n{description}{}",
+            self.schema
+        ))
+    }
 }
 
 /// The tools of a request.
@@ -229,8 +306,14 @@ struct Reader {
 }
 
 impl Reader {
-    /// The developer message of several, the first of which has the number `at`, and of the tools.
-    fn developer(&mut self, messages: &[Json], at: usize, tools: &[Tool]) -> Result<(), String> {
+    /// The developer message of several, the first of which has the number `at`, of the tools, and of the answer's form.
+    fn developer(
+        &mut self,
+        messages: &[Json],
+        at: usize,
+        tools: &[Tool],
+        format: Option<&Format>,
+    ) -> Result<(), String> {
         let mut instructions = Vec::new();
         for (at, message) in (at..).zip(messages) {
             let place = format!("messages[{at}]");
@@ -245,6 +328,7 @@ impl Reader {
         if !tools.is_empty() {
             sections.push(tools::section(tools));
         }
+        sections.extend(format.and_then(Format::section));
         if !sections.is_empty() {
             self.messages.push(Message {
                 author: "developer".into(),
@@ -259,7 +343,7 @@ impl Reader {
         let place = format!("messages[{at}]");
         let role = message.get("role").and_then(Json::text);
         match role.ok_or_else(|| format!("{place}.role is missing, or no text"))? {
-            "system" | "developer" => self.developer(std::slice::from_ref(message), at, &[]),
+            "system" | "developer" => self.developer(std::slice::from_ref(message), at, &[], None),
             "user" => {
                 let message = Fields::new(&place, message, &["role", "content", "name"])?;
                 self.messages.push(Message {

@@ -1,6 +1,7 @@
 use super::conversation::Tail;
 use super::json::Json;
 use super::*;
+use crate::grammar::{self, Grammar, Matcher};
 use crate::text::Specials;
 use crate::text::tests::tokenizer_of;
 use serde_json::json;
@@ -220,6 +221,133 @@ fn an_answer_may_go_on_with_a_message() {
     assert_eq!(conversation.open_message(), None);
 }
 
+/// A grammar of texts that are the letter x, any number of times.
+#[derive(Debug)]
+struct Xs;
+
+impl Grammar for Xs {
+    fn matcher(&self) -> Box<dyn Matcher> {
+        Box::new(Self)
+    }
+}
+
+impl Matcher for Xs {
+    fn take(&mut self, _: u32) {}
+
+    fn allows(&mut self, token: u32) -> Result<bool> {
+        Ok([u32::from(b'x'), ids("<|return|>")[0]].contains(&token))
+    }
+
+    fn mask(&mut self, mask: &mut Vec<u32>) -> Result<()> {
+        mask.resize(9, 0);
+        for token in [u32::from(b'x'), ids("<|return|>")[0]] {
+            mask[token as usize / 32] |= 1 << (token % 32);
+        }
+        Ok(())
+    }
+}
+
+/// Where in a text the first token is that a conversation with these tools does not allow; `None` if there is none. The
+/// mask says the same as the answer for each token.
+fn first_forbidden(tools: &[&str], open: Option<&Message>, text: &str) -> Option<usize> {
+    let tokenizer = tokenizer(&NAMES);
+    let tools: Vec<String> = tools.iter().map(|tool| (*tool).to_owned()).collect();
+    let framed = Framed::new(Arc::new(Headers::new(&tokenizer, &tools).unwrap()), Arc::new(Xs));
+    let framed = match open {
+        Some(message) => framed.going_on(message, ids("x")).unwrap(),
+        None => framed,
+    };
+    let mut matcher = Grammar::matcher(&framed);
+    ids(text).into_iter().position(|token| {
+        let mut mask = Vec::new();
+        matcher.mask(&mut mask).unwrap();
+        let all = tokenizer.vocabulary().vocab_size() as u32;
+        assert!((0..all).all(|token| matcher.allows(token).unwrap() == grammar::has(&mask, token)));
+        let is_forbidden = !matcher.allows(token).unwrap();
+        matcher.take(token);
+        is_forbidden
+    })
+}
+
+#[test]
+fn a_final_message_has_a_form_within_a_frame() {
+    let thought = "<|channel|>analysis<|message|>any thing<|end|><|start|>assistant";
+    for whole in [
+        "<|channel|>final<|message|>xxx<|return|>",
+        "<|channel|>final <|constrain|>json<|message|>x<|return|>",
+        &format!("{thought}<|channel|>final<|message|>x<|return|>"),
+        // A thought that ends with the next one's beginning.
+        "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>analysis<|message|><|message|><|end|>",
+        &format!("{thought}<|channel|>commentary to=functions.f <|constrain|>json<|message|>{{}}<|call|>"),
+        "<|channel|>commentary to=functions.fg<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>x",
+    ] {
+        assert_eq!(first_forbidden(&["f", "fg"], None, whole), None, "{whole}");
+    }
+    for (text, at) in [
+        ("x", 0),
+        ("<|message|>", 0),
+        ("<|channel|>commentary<|message|>To you:", 11),
+        ("<|channel|>finally", 6),
+        ("<|channel|>final<|message|>xy", 8),
+        ("<|channel|>analysis<|message|>a<|return|>", 11),
+        ("<|channel|>analysis<|message|>a<|call|>", 11),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>user", 13),
+        ("<|channel|>commentary to=functions.h", 25),
+        ("<|channel|>commentary to=functions.f<|message|>{}<|return|>", 29),
+        ("<|channel|>final<|message|>x<|end|>", 8),
+    ] {
+        assert_eq!(first_forbidden(&["f", "fg"], None, text), Some(at), "{text}");
+    }
+    assert_eq!(
+        first_forbidden(&[], None, "<|channel|>commentary to=functions.f"),
+        Some(1)
+    );
+}
+
+#[test]
+fn a_message_that_goes_on_has_its_form_from_there() {
+    let on = |channel: &str, recipient: Option<&str>| Message {
+        channel: Some(channel.to_owned()),
+        recipient: recipient.map(str::to_owned),
+        ..Message::default()
+    };
+    assert_eq!(first_forbidden(&[], Some(&on("final", None)), "x<|return|>"), None);
+    assert_eq!(first_forbidden(&[], Some(&on("final", None)), "y"), Some(0));
+    let thought = on("analysis", None);
+    assert_eq!(
+        first_forbidden(&[], Some(&thought), "y<|end|><|start|>assistant<|channel|>final"),
+        None
+    );
+    assert_eq!(first_forbidden(&[], Some(&thought), "y<|return|>"), Some(1));
+    let call = on("commentary", Some("functions.f"));
+    assert_eq!(first_forbidden(&["f"], Some(&call), "y<|call|>"), None);
+}
+
+#[test]
+fn a_form_is_told_to_the_model_and_its_schema_to_whoever_samples() {
+    let of = |format: serde_json::Value| {
+        let messages = json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "?"}]);
+        let request = json!({"messages": messages, "response_format": format});
+        Conversation::parse(request.to_string().as_bytes()).unwrap()
+    };
+    let described = of(json!({"type": "json_schema", "json_schema": {
+        "name": "fruit", "description": "One fruit.\nNo other.", "strict": true, "schema": {"type": "string", "maxLength": 9}
+    }}));
+    assert_eq!(
+        described.messages[1].texts[0],
+        "# Instructions\n\nBe brief.\n\n# Response Formats\n\n## fruit\n\n// One fruit.\n// No other.\n\
+         {\"type\":\"string\",\"maxLength\":9}"
+    );
+    assert_eq!(
+        described.response_schema().unwrap().to_string(),
+        "{\"type\":\"string\",\"maxLength\":9}"
+    );
+    let object = of(json!({"type": "json_object"}));
+    assert_eq!(object.messages[1].texts[0], "# Instructions\n\nBe brief.");
+    assert_eq!(object.response_schema().unwrap().to_string(), "{\"type\":\"object\"}");
+    assert_eq!(of(json!({"type": "text"})).response_schema(), None);
+}
+
 #[test]
 fn what_the_end_shows_to_be_text_is_given() {
     let mut reader = Reader::new(tokenizer(&NAMES)).unwrap();
@@ -383,7 +511,7 @@ fn a_request_says_more() {
             {"role": "user", "content": "a"},
             {"role": "assistant", "content": "I look.", "reasoning_content": "d", "tool_calls": [
                 {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}},
-                {"id": "2", "type": "function", "function": {"name": "g", "arguments": {"b": 1, "a": [null, 1.5]}}},
+                {"id": "2", "type": "function", "function": {"name": "g", "arguments": {"a": [null, 1.5], "b": 1}}},
             ]},
             {"role": "tool", "tool_call_id": "2", "content": "g's"},
             {"role": "tool", "tool_call_id": "1", "content": "f's"},
@@ -445,8 +573,8 @@ fn what_nobody_can_mean_is_refused_by_name() {
         (request("\"tool_choice\": \"required\""), "tool_choice is \"required\""),
         (request("\"reasoning_effort\": \"max\""), "reasoning_effort is \"max\""),
         (
-            request("\"response_format\": {\"type\": \"json_object\"}"),
-            "response_format is {\"type\":\"json_object\"}",
+            request("\"response_format\": {\"type\": \"yaml\"}"),
+            "response_format.type is \"yaml\"",
         ),
         (request("\"date\": 5"), "date is 5; it must be a text"),
         (
