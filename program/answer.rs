@@ -308,6 +308,7 @@ mod tests {
             stop_tokens: Vec::new(),
             stops: stops.iter().map(|stop| (*stop).to_owned()).collect(),
             logprobs: None,
+            grammar: None,
         };
         Answer::new(&tokenizer(), &asked).unwrap()
     }

@@ -28,6 +28,7 @@ use serde_json::Value;
 
 use crate::answer::Answer;
 use crate::body::{self, Asked, Form, Lines as Kind};
+use crate::forms::Forms;
 use crate::input::{self, Lines, Survey};
 use crate::interrupt::{self, Interrupt};
 use crate::model::{Model, Place};
@@ -340,6 +341,11 @@ impl Run<'_> {
                 false => Specials::Text,
             },
             vocab_size: self.vocab_size,
+            forms: RefCell::new(Forms::new(
+                self.tokenizer.clone(),
+                self.vocab_size,
+                self.generation.ends.clone(),
+            )),
             unknown: RefCell::default(),
             name: &|field| {
                 self.bar
@@ -448,7 +454,7 @@ impl Run<'_> {
         Ask {
             max_positions: self.service.positions(prompt.len(), asked.max_tokens, self.usual()),
             prompt,
-            grammar: None,
+            grammar: asked.grammar.clone(),
             min_tokens: asked.min_tokens,
             sampling: Sampling {
                 temperature: asked.temperature.unwrap_or(self.generation.temperature),

@@ -5,13 +5,18 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use getp::batch::MOST_TOP;
+use getp::grammar::Grammar;
 use getp::harmony::{self, Conversation, Json};
 use getp::text::{Specials, TextTokenizer};
 
+use crate::forms::{self, Forms};
+use crate::structured::Form as Structure;
+
 /// What is asked for.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub struct Asked {
     pub form: Form,
     /// The prompts' tokens. A chat has one.
@@ -30,6 +35,8 @@ pub struct Asked {
     pub stops: Vec<String>,
     /// Whether the answer has log-probabilities, and of how many of the most probable tokens.
     pub logprobs: Option<usize>,
+    /// What the answer must be like.
+    pub grammar: Option<Arc<dyn Grammar>>,
 }
 
 /// The form of the answer.
@@ -60,6 +67,8 @@ pub struct Reader<'a> {
     pub specials: Specials,
     /// Tokens of the model.
     pub vocab_size: usize,
+    /// Compiles what answers must be like.
+    pub forms: RefCell<Forms>,
     /// The fields that nobody knows, as far as they have been named.
     pub unknown: RefCell<BTreeSet<String>>,
     /// Names one.
@@ -90,7 +99,7 @@ const OF_CONVERSATION: [&str; 10] = [
 ];
 
 /// Fields of either form that are used.
-const USED: [&str; 12] = [
+const USED: [&str; 13] = [
     "model",
     "max_tokens",
     "min_tokens",
@@ -103,6 +112,7 @@ const USED: [&str; 12] = [
     "n",
     "logprobs",
     "response_format",
+    "structured_outputs",
 ];
 const USED_IN_CHAT: [&str; 2] = ["max_completion_tokens", "top_logprobs"];
 
@@ -128,7 +138,7 @@ const INERT: [&str; 15] = [
 
 /// Fields that would change the answer, or what is said of it, and the value in JSON that does not, beside null, false
 /// and what is empty.
-const REFUSED: [(&str, &[&str]); 48] = [
+const REFUSED: [(&str, &[&str]); 47] = [
     ("frequency_penalty", &["0", "0.0"]),
     ("presence_penalty", &["0", "0.0"]),
     ("repetition_penalty", &["1", "1.0"]),
@@ -156,7 +166,6 @@ const REFUSED: [(&str, &[&str]); 48] = [
     ("add_special_tokens", &["true"]),
     ("return_tokens_as_token_ids", &[]),
     ("return_token_ids", &[]),
-    ("structured_outputs", &[]),
     ("guided_json", &[]),
     ("guided_regex", &[]),
     ("guided_choice", &[]),
@@ -258,6 +267,7 @@ impl Reader<'_> {
             stop_tokens: Vec::new(),
             stops: Vec::new(),
             logprobs: None,
+            grammar: None,
         })
     }
 
@@ -295,23 +305,41 @@ impl Reader<'_> {
             (true, top) => Some(top.unwrap_or(0)),
         };
         let form = Form::Chat(conversation.open_message());
-        self.asked(body, form, vec![prompt], max_tokens, logprobs, "top_logprobs")
+        let grammar = match structure(body, conversation.response_schema())? {
+            Some(form) => Some(self.forms.borrow_mut().of_answer(&form, &conversation)?),
+            None => None,
+        };
+        self.asked(
+            body,
+            form,
+            vec![prompt],
+            max_tokens,
+            (logprobs, "top_logprobs"),
+            grammar,
+        )
     }
 
     fn completion(&self, body: &Object<'_>) -> Result<Asked, String> {
         self.check(body, &["prompt"])?;
-        if let Some(format) = body.get("response_format")
-            && format.get("type").and_then(Json::text) != Some("text")
-        {
-            return Err(format!(
-                "response_format is {}; only {{\"type\": \"text\"}} is supported",
-                shown(format)
-            ));
-        }
         let prompts = self.prompts(body.get("prompt").ok_or("prompt is missing")?)?;
         let max_tokens = body.size("max_tokens")?.or(Some(COMPLETION_TOKENS));
         let logprobs = body.size("logprobs")?;
-        self.asked(body, Form::Completion, prompts, max_tokens, logprobs, "logprobs")
+        let schema = match body.get("response_format") {
+            Some(format) => harmony::response_schema(format)?,
+            None => None,
+        };
+        let grammar = match structure(body, schema.as_ref())? {
+            Some(form) => Some(self.forms.borrow_mut().of_text(&form)?),
+            None => None,
+        };
+        self.asked(
+            body,
+            Form::Completion,
+            prompts,
+            max_tokens,
+            (logprobs, "logprobs"),
+            grammar,
+        )
     }
 
     /// The prompts of a completion: a text or ids, or a list of either.
@@ -382,9 +410,21 @@ impl Reader<'_> {
         form: Form,
         prompts: Vec<Vec<u32>>,
         max_tokens: Option<usize>,
-        logprobs: Option<usize>,
-        name_of_top: &str,
+        (logprobs, name_of_top): (Option<usize>, &str),
+        grammar: Option<Arc<dyn Grammar>>,
     ) -> Result<Asked, String> {
+        if grammar.is_some() {
+            for name in ["min_tokens", "ignore_eos"] {
+                if body
+                    .get(name)
+                    .is_some_and(|value| !is_nothing(value) && value.to_string() != "0")
+                {
+                    return Err(format!(
+                        "{name} is given with a form; an answer of a form ends where that does"
+                    ));
+                }
+            }
+        }
         if prompts.iter().any(Vec::is_empty) {
             return Err("the prompt has no token".into());
         }
@@ -451,7 +491,18 @@ impl Reader<'_> {
             stop_tokens,
             stops,
             logprobs,
+            grammar,
         })
+    }
+}
+
+/// What the answer must be like, if either field says so.
+fn structure(body: &Object<'_>, schema: Option<&Json>) -> Result<Option<Structure>, String> {
+    match (schema, body.get("structured_outputs")) {
+        (Some(_), Some(_)) => Err("response_format and structured_outputs exclude each other".into()),
+        (Some(schema), None) => forms::json(schema).map(Some),
+        (None, Some(given)) => forms::structured_outputs(given).map(Some),
+        (None, None) => Ok(None),
     }
 }
 

@@ -3,12 +3,14 @@
 mod answer;
 mod batch;
 mod body;
+mod forms;
 mod input;
 mod interrupt;
 mod model;
 mod output;
 mod reply;
 mod stops;
+mod structured;
 mod text;
 
 use std::process::ExitCode;

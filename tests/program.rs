@@ -4,6 +4,8 @@
 #[allow(dead_code)] // its command line is not used here
 #[path = "../examples/export_tokenizer.rs"]
 mod export_tokenizer;
+#[path = "program/forms.rs"]
+mod forms;
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
@@ -440,7 +442,6 @@ fn lines_that_cannot_be_answered_have_an_error() {
             json!({"5": 1}),
             "logit_bias is {\"5\":1}; it would change",
         ),
-        ("response_format", json!({"type": "json_object"}), "response_format is"),
         ("stop", json!([""]), "stop has an empty text"),
         ("stop", json!(5), "stop is 5; it must be a text, or a list of them"),
         ("n", json!(0), "n is 0; it must be from 1"),

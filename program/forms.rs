@@ -1,0 +1,120 @@
+//! The forms that answers are asked to have: `response_format` and `structured_outputs`.
+
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use getp::grammar::Grammar;
+use getp::harmony::{Conversation, Framed, Headers, Json};
+use getp::text::{Specials, TextTokenizer};
+
+use crate::structured::{Compiler, Form};
+
+/// Compiles forms, each once as long as few are in use.
+pub struct Forms {
+    tokenizer: Arc<TextTokenizer>,
+    vocab_size: usize,
+    /// The model's end tokens.
+    ends: Vec<u32>,
+    /// Made for the first request that needs it.
+    compiler: OnceCell<Result<Compiler, String>>,
+    /// By the form's text.
+    grammars: HashMap<String, Result<Arc<dyn Grammar>, String>>,
+    /// By the request's tools.
+    headers: HashMap<Vec<String>, Result<Arc<Headers>, String>>,
+}
+
+/// Forms and lists of tools that are remembered.
+const MOST_REMEMBERED: usize = 256;
+
+impl Forms {
+    /// None so far.
+    pub fn new(tokenizer: Arc<TextTokenizer>, vocab_size: usize, ends: Vec<u32>) -> Self {
+        Self {
+            tokenizer,
+            vocab_size,
+            ends,
+            compiler: OnceCell::new(),
+            grammars: HashMap::new(),
+            headers: HashMap::new(),
+        }
+    }
+
+    /// A grammar of texts of this form.
+    pub fn of_text(&mut self, form: &Form) -> Result<Arc<dyn Grammar>, String> {
+        let make = || Compiler::new(self.tokenizer.clone(), self.vocab_size, &self.ends).map_err(|why| why.to_string());
+        let compiler = self.compiler.get_or_init(make).as_ref().map_err(String::clone)?;
+        remembered(&mut self.grammars, format!("{form:?}"), || compiler.compile(form))
+    }
+
+    /// A grammar of answers to a conversation whose final message has this form.
+    pub fn of_answer(&mut self, form: &Form, conversation: &Conversation) -> Result<Arc<dyn Grammar>, String> {
+        let of_text = self.of_text(form)?;
+        let tokenizer = &self.tokenizer;
+        let headers = remembered(&mut self.headers, conversation.tools().to_vec(), || {
+            let headers = Headers::new(tokenizer, conversation.tools());
+            headers.map(Arc::new).map_err(|why| why.to_string())
+        })?;
+        let framed = Framed::new(headers, of_text);
+        let framed = match (conversation.open_message(), conversation.open_text()) {
+            (Some(message), Some(text)) => tokenizer
+                .encode(text.as_bytes(), Specials::Text)
+                .and_then(|text| framed.going_on(&message, text))
+                .map_err(|why| why.to_string())?,
+            _ => framed,
+        };
+        Ok(Arc::new(framed))
+    }
+}
+
+/// What was made for this before, or what is made of it now.
+fn remembered<K: Hash + Eq, V: Clone>(all: &mut HashMap<K, V>, key: K, make: impl FnOnce() -> V) -> V {
+    if let Some(value) = all.get(&key) {
+        return value.clone();
+    }
+    if all.len() >= MOST_REMEMBERED {
+        all.clear();
+    }
+    all.entry(key).or_insert_with(make).clone()
+}
+
+/// The form that JSON of this schema has.
+pub fn json(schema: &Json) -> Result<Form, String> {
+    let schema = serde_json::from_str(&schema.to_string()).map_err(|why| why.to_string())?;
+    Ok(Form::Json(schema))
+}
+
+/// What `structured_outputs` asks for: one of its fields is given.
+pub fn structured_outputs(given: &Json) -> Result<Form, String> {
+    let wrong = |why: &str| format!("structured_outputs {why}; give one of json, json_object, regex, choice, grammar");
+    let Json::Object(fields) = given else {
+        return Err(wrong("is no object"));
+    };
+    let is_given = |value: &Json| !matches!(value, Json::Null | Json::Bool(false));
+    let mut fields = fields.iter().filter(|(_, value)| is_given(value));
+    let (Some((name, value)), None) = (fields.next(), fields.next()) else {
+        return Err(wrong("has no field, or several"));
+    };
+    match (name.as_str(), value) {
+        // Others take the schema as a text, too.
+        ("json", Json::Text(schema)) => {
+            let schema = serde_json::from_str(schema);
+            Ok(Form::Json(
+                schema.map_err(|why| format!("structured_outputs.json is no JSON: {why}"))?,
+            ))
+        }
+        ("json", schema @ Json::Object(_)) => json(schema),
+        ("json_object", Json::Bool(true)) => Ok(Form::Json(serde_json::json!({"type": "object"}))),
+        ("regex", Json::Text(regex)) => Ok(Form::Regex(regex.clone())),
+        ("grammar", Json::Text(grammar)) => Ok(Form::Lark(grammar.clone())),
+        ("choice", Json::List(texts)) if !texts.is_empty() && texts.iter().all(|text| text.text().is_some()) => Ok(
+            Form::Choice(texts.iter().filter_map(Json::text).map(str::to_owned).collect()),
+        ),
+        ("json" | "json_object" | "regex" | "grammar" | "choice", _) => Err(format!(
+            "structured_outputs.{name} has another kind of value than it must; json is a schema, json_object true, \
+             regex and grammar are texts, choice a list of texts"
+        )),
+        _ => Err(wrong(&format!("has the field {name}, which is not supported"))),
+    }
+}
