@@ -3,6 +3,7 @@
 mod answer;
 mod batch;
 mod body;
+mod check;
 mod forms;
 mod input;
 mod interrupt;
@@ -34,6 +35,8 @@ enum Command {
     Batch(batch::Batch),
     /// Writes the log-probabilities of given continuations.
     Score(batch::Score),
+    /// Says what a model's files and fields are taken for, and which cards it fits.
+    Check(check::Check),
     /// Prints the tokens of the text on standard input.
     Tokenize(text::Tokenize),
     /// Prints the text of the tokens on standard input.
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
     let ended = match Args::parse().command {
         Command::Batch(args) => batch::batch(&args),
         Command::Score(args) => batch::score(&args),
+        Command::Check(args) => check::check(&args),
         Command::Tokenize(args) => text::tokenize(&args),
         Command::Detokenize(args) => text::detokenize(&args),
     };

@@ -117,6 +117,57 @@ impl Place {
     }
 }
 
+#[test]
+fn check_says_what_everything_is_taken_for() {
+    let check = |dir: &Path| {
+        let output = getp(&["check", dir.to_str().unwrap()]).output().unwrap();
+        let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        // Blanks between columns are left to it.
+        let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        (output.status.success(), out.lines().map(words).collect::<Vec<_>>(), err)
+    };
+    let (is_right, lines, err) = check(MODEL.path());
+    assert!(is_right, "{err}");
+    for expected in [
+        "config.json the model's dimensions",
+        "tokenizer.json text to tokens and back",
+        "vocab_size 512 used",
+        "attention_bias true what is computed; no other value is supported",
+        "rope_scaling.rope_type \"yarn\" used",
+        "temperature 3.0 used where a request does not say otherwise",
+        "the tokenizer: 512 tokens of 512",
+    ] {
+        assert!(lines.iter().any(|line| line == expected), "{expected}: {lines:#?}");
+    }
+    assert!(
+        lines.iter().any(|line| line.starts_with("H100 80 GB one ")),
+        "{lines:#?}"
+    );
+
+    // All that is wrong is said, and which file is none of the model's.
+    let broken = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(MODEL.path()).unwrap() {
+        let path = file.unwrap().path();
+        fs::copy(&path, broken.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let config = fs::read_to_string(broken.path().join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    (config["attention_bias"], config["magic"], config["attention_dropout"]) = (json!(false), json!(7), json!(0.1));
+    fs::write(broken.path().join("config.json"), config.to_string()).unwrap();
+    fs::write(broken.path().join("notes.txt"), "").unwrap();
+    let (is_right, lines, err) = check(broken.path());
+    assert!(!is_right);
+    for expected in [
+        "notes.txt not read",
+        "attention_bias false refused: only true is supported",
+        "magic 7 refused: not known",
+        "attention_dropout 0.1 ignored: changes no answer",
+    ] {
+        assert!(lines.iter().any(|line| line == expected), "{expected}: {lines:#?}");
+    }
+    assert!(err.contains("magic is 7"), "{err}");
+}
+
 /// The answers of a file by line; each line once, and whole. When each was made is left out.
 fn rows(path: &Path) -> BTreeMap<usize, Value> {
     let text = fs::read_to_string(path).unwrap();

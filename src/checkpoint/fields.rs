@@ -220,6 +220,35 @@ impl Fields {
     }
 }
 
+/// What a field is taken for, in words.
+pub(super) fn taken(table: &Table, name: &str, value: &Value) -> String {
+    let Some((_, fate)) = table.iter().find(|(known, _)| *known == name) else {
+        return "refused: not known".into();
+    };
+    let supported = fate.supported();
+    if let Some(supported) = supported.filter(|all| !all.iter().any(|one| same(value, &parse(one)))) {
+        return format!("refused: only {} is supported", supported.join(" or "));
+    }
+    let taken = match fate {
+        Fate::Used(_) => "used",
+        Fate::Only(_) => "what is computed; no other value is supported",
+        Fate::Inert(_) | Fate::Ignored => "ignored: changes no answer",
+    };
+    taken.into()
+}
+
+/// The fields of a table that an object lacks, and the values that they are taken to have.
+pub(super) fn left_out(
+    table: &Table,
+    object: &Map<String, Value>,
+) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let fields = table.iter().filter(|(name, _)| !object.contains_key(*name));
+    fields.filter_map(|(name, fate)| match fate {
+        Fate::Used(default) if *default != "null" => Some((*name, *default)),
+        _ => None,
+    })
+}
+
 /// A value written in a table.
 fn parse(json: &'static str) -> Value {
     serde_json::from_str(json).unwrap_or(Value::Null)

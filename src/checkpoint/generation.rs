@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::request::EndTokens;
 
 /// The file in a directory.
-const FILE: &str = "generation_config.json";
+pub(super) const FILE: &str = "generation_config.json";
 
 /// What a checkpoint says of its answers.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,6 +42,9 @@ impl Default for Generation {
         }
     }
 }
+
+/// Fields that are read.
+const USED: &[&str] = &["eos_token_id", "temperature", "top_p", "do_sample", "max_new_tokens"];
 
 /// Fields that say nothing of an answer's tokens.
 const IGNORED: &[&str] = &[
@@ -137,21 +140,34 @@ impl Generation {
             "a whole number",
         )?;
         self.max_tokens = most.map(|most| most as usize);
-        let used = ["eos_token_id", "temperature", "top_p", "do_sample", "max_new_tokens"];
-        let says_nothing = |name: &str, value: &Value| {
-            let inert = INERT
-                .iter()
-                .find(|(known, _)| *known == name)
-                .map_or(&[][..], |(_, values)| *values);
-            used.contains(&name)
-                || IGNORED.contains(&name)
-                || matches!(value, Value::Null | Value::Bool(false))
-                || value.as_f64().is_some_and(|value| inert.contains(&value))
-        };
-        let not_supported = object.iter().filter(|(name, value)| !says_nothing(name, value));
+        let not_supported = object
+            .iter()
+            .filter(|(name, value)| !USED.contains(&name.as_str()) && !says_nothing(name, value));
         Ok(not_supported
             .map(|(name, value)| format!("{name} {}", shown(value)))
             .collect())
+    }
+}
+
+/// Whether a field that is not read changes no answer.
+fn says_nothing(name: &str, value: &Value) -> bool {
+    let inert = INERT
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map_or(&[][..], |(_, values)| *values);
+    IGNORED.contains(&name)
+        || matches!(value, Value::Null | Value::Bool(false))
+        || value.as_f64().is_some_and(|value| inert.contains(&value))
+}
+
+/// What a field is taken for, in words.
+pub(super) fn taken(name: &str, value: &Value) -> &'static str {
+    if USED.contains(&name) {
+        "used where a request does not say otherwise"
+    } else if says_nothing(name, value) {
+        "ignored: changes no answer"
+    } else {
+        "ignored, though it would change answers"
     }
 }
 

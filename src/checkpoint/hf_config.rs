@@ -168,6 +168,16 @@ const QUANTIZATION: &Table = &[
     ("dequantize", Ignored),
 ];
 
+/// The table of the fields of one that is an object; `""` is the configuration itself.
+pub(super) fn table(of: &str) -> Option<&'static Table> {
+    match of {
+        "" => Some(CONFIG),
+        "rope_scaling" | "rope_parameters" => Some(ROPE),
+        "quantization_config" => Some(QUANTIZATION),
+        _ => None,
+    }
+}
+
 /// The configuration that a `config.json` describes, not yet checked.
 pub(super) fn config(object: Map<String, Value>) -> Result<ModelConfig, String> {
     // Of another model most fields would be refused; that it is another one says more.

@@ -5,6 +5,7 @@
 //! program's memory, neither copied nor converted. `weights` packs them.
 
 mod arrays;
+pub mod describe;
 mod fields;
 mod generation;
 mod hf_config;

@@ -9,7 +9,7 @@ use super::yarn::Yarn;
 use crate::config::ModelConfig;
 
 /// Every field that `config.json` may have.
-const CONFIG: &Table = &[
+pub(super) const CONFIG: &Table = &[
     ("num_hidden_layers", Used("36")),
     ("num_experts", Used("128")),
     ("experts_per_token", Used("4")),

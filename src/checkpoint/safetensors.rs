@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::file_kind::{self, Wanted};
 
 /// The file that maps each tensor to the shard that holds it.
-const INDEX: &str = "model.safetensors.index.json";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// The file with all tensors, in a directory without an index. If it is missing too, all safetensors files are read.
 const SINGLE: &str = "model.safetensors";
@@ -85,6 +85,18 @@ impl SafetensorsCheckpoint {
         TensorId::all(&checkpoint.config).try_for_each(|id| checkpoint.tensor(id).map(drop))?;
         checkpoint.check_unused()?;
         Ok(checkpoint)
+    }
+
+    /// The files that are read, and how many tensors each has.
+    pub fn files(&self) -> impl Iterator<Item = (&Path, usize)> {
+        let tensors = |shard| {
+            self.tensors
+                .values()
+                .filter(move |stored| stored.shard == shard)
+                .count()
+        };
+        let shards = self.shards.iter().enumerate();
+        shards.map(move |(number, shard)| (shard.path.as_path(), tensors(number)))
     }
 
     /// Adds the shards that the index names. Fails unless the index has every tensor of each shard, and the tensor has

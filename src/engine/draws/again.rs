@@ -87,7 +87,7 @@ impl Draws {
                 .enumerate()
                 .for_each(|(i, (_, logits, ..))| *logits = i);
         }
-        let vocab = self.vocab;
+        let (vocab, drawable) = (self.vocab, self.drawable);
         let run = forbidden.len().div_ceil(self.samplers.len()).max(1);
         let sampled = pool.install(|| {
             let runs = forbidden.par_chunks(run).zip(&mut self.samplers);
@@ -98,7 +98,7 @@ impl Draws {
                         coin: wanted.again.unwrap_or(0.0),
                         ..wanted.draw
                     };
-                    sampler.sample_allowed(&pipeline.output.logits[logits * vocab..][..vocab], mask, draw)
+                    sampler.sample_allowed(&pipeline.output.logits[logits * vocab..][..drawable], mask, draw)
                 };
                 memory::try_collect(run.iter().map(token), Purpose::Draws)
             };

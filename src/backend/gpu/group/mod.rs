@@ -17,5 +17,6 @@
 
 pub mod cut;
 pub mod demand;
+pub mod fit;
 pub mod form;
 pub mod hop;
