@@ -103,7 +103,10 @@ pub(super) struct Fields {
 impl Fields {
     /// Refuses fields that are not in the table, and values that are not supported.
     pub fn new(table: &'static Table, prefix: &str, object: Map<String, Value>, refused: &mut Refusals) -> Self {
-        for (name, value) in &object {
+        // By name, whatever order the map has.
+        let mut by_name: Vec<_> = object.iter().collect();
+        by_name.sort_unstable_by_key(|(name, _)| *name);
+        for (name, value) in by_name {
             let is = format!("{prefix}{name} is {}", shown(value));
             let Some((_, fate)) = table.iter().find(|(known, _)| known == name) else {
                 refused.unknown.push(is);

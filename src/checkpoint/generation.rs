@@ -143,9 +143,12 @@ impl Generation {
         let not_supported = object
             .iter()
             .filter(|(name, value)| !USED.contains(&name.as_str()) && !says_nothing(name, value));
-        Ok(not_supported
+        let mut named: Vec<_> = not_supported
             .map(|(name, value)| format!("{name} {}", shown(value)))
-            .collect())
+            .collect();
+        // Whatever order the map has.
+        named.sort_unstable();
+        Ok(named)
     }
 }
 

@@ -135,8 +135,9 @@ impl SafetensorsCheckpoint {
                 }
             }
         }
-        // The first name in sorted order, as the map has them.
-        match map.iter().find(|(name, _)| !self.tensors.contains_key(*name)) {
+        // The first by name, whatever order the map has.
+        let missing = map.iter().filter(|(name, _)| !self.tensors.contains_key(*name));
+        match missing.min_by_key(|(name, _)| *name) {
             None => Ok(()),
             Some((name, file)) => Err(wrong(format!(
                 "tensor {name} is not in {}, where it should be",
