@@ -1,8 +1,9 @@
-//! The HIP driver against a libamdhip64 of our own (`amdhip64.c`), found as the real one is: what ROCm is refused, what
-//! is read of a device, what a code object's loader says, and what goes wrong with captures.
+//! The HIP driver against a libamdhip64 of our own (`emulator/`), found as the real one is: what ROCm is refused, what is
+//! read of a device, what a code object's loader says, and what goes wrong with captures.
 #![cfg(feature = "hip")]
 
 use bytemuck::NoUninit;
+use getp::backend::gpu::catalogue::Kernel;
 use getp::backend::gpu::code_objects::Image;
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::discover;
@@ -10,37 +11,40 @@ use getp::backend::gpu::driver::DevicePtr;
 use getp::backend::gpu::driver::hip;
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::memory::{DeviceBuffer, to_host};
+use getp::backend::gpu::target::Target;
 use getp::options::Options;
 use object::{File, Object, ObjectSection};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 /// Set for a process of its own, as a runtime is loaded once a process: it says what to do there.
 const CHILD: &str = "GETP_TEST_HIP";
 
-/// A code object: the fake runtime reads nothing of it, the driver its first bytes.
+/// A code object whose loader is never asked for its kernels; the driver reads its first bytes.
 static IMAGE: [u8; 64] = {
     let mut image = [0; 64];
     (image[0], image[1], image[2], image[3]) = (0x7f, b'E', b'L', b'F');
     image
 };
 
-/// A folder whose `lib` has the runtime under `soname`; `R0600`: with the device properties of ROCm 6.
-fn runtime(soname: &str, flags: &[&str]) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hip-{soname}{}", flags.concat()));
-    let lib = folder.join("lib");
-    std::fs::create_dir_all(&lib).unwrap();
-    // Whole or not there, whichever test makes it first.
-    let part = lib.join(format!("{soname}.{:?}", std::thread::current().id()));
-    let mut command = Command::new(std::env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    command
-        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"])
-        .args(flags);
-    command.arg(format!("-Wl,-soname,{soname}"));
-    command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip/amdhip64.c"));
-    let output = command.arg("-o").arg(&part).output().expect("a C compiler (set CC)");
+/// A folder whose `lib` has the runtime under `soname`; `defines`: what `emulator/properties.cpp` is compiled with.
+fn runtime(soname: &str, defines: &[&str]) -> PathBuf {
+    /// One test makes it at a time: they share what all have in common.
+    static MAKE: Mutex<()> = Mutex::new(());
+    let _made = MAKE.lock().unwrap_or_else(PoisonError::into_inner);
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hip");
+    let folder = made.join(format!("{soname}{}", defines.concat()));
+    let output = Command::new("make")
+        .args(["--no-print-directory", "-j2", "-C"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip/emulator"))
+        .arg(format!("BUILD={}", folder.display()))
+        .arg(format!("OBJECTS={}", made.join("objects").display()))
+        .args([format!("SONAME={soname}"), format!("DEFINES={}", defines.join(" "))])
+        .env_remove("MAKEFLAGS")
+        .output()
+        .expect("make");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::rename(part, lib.join(soname)).unwrap();
     folder
 }
 
@@ -81,7 +85,7 @@ fn the_child() {
         Ok("open") => say(hip::open(0).map(|_| "open")),
         Ok("usable") => say(discover::usable(&Options::default(), None).map(|usable| usable.lines.join("; "))),
         Ok("link") => say(link()),
-        Ok("load") => say(context().map(|_| "loaded")),
+        Ok("load") => say(context(&IMAGE).map(|_| "loaded")),
         Ok("capture") => say(capture()),
         _ => {}
     }
@@ -99,8 +103,39 @@ fn link() -> getp::error::Result<String> {
     Ok(format!("{} {}", link.direct, link.distance))
 }
 
-fn context() -> getp::error::Result<Context> {
-    Context::open(hip::open(0)?, &[Image::whole(&IMAGE)])
+fn context(image: &'static [u8]) -> getp::error::Result<Context> {
+    Context::open(hip::open(0)?, &[Image::whole(image)])
+}
+
+/// A code object in which each of the family's kernels adds one to the number that its argument points to.
+fn adders() -> getp::error::Result<&'static [u8]> {
+    let target = Target::of(hip::open(0)?.device())?;
+    let names: Vec<String> = target.family.table().kernels.iter().map(Kernel::name).collect();
+    let mut source = String::from(".amdgcn_target \"amdgcn-amd-amdhsa--gfx90a\"\n.amdhsa_code_object_version 5\n");
+    for name in &names {
+        source += &format!(".globl {name}\n.type {name},@function\n");
+    }
+    source += ".text\n.p2align 8\n";
+    for name in &names {
+        source += &format!("{name}:\n");
+    }
+    source += "s_load_dwordx2 s[2:3], s[0:1], 0\n v_cmp_eq_u32 vcc, 0, v0\n s_and_b64 exec, exec, vcc\n\
+               v_mov_b32 v1, 0\n v_mov_b32 v2, 1\n s_waitcnt lgkmcnt(0)\n\
+               global_atomic_add v1, v2, s[2:3]\n s_endpgm\n.rodata\n.p2align 6\n";
+    for name in &names {
+        source += &format!(
+            ".amdhsa_kernel {name}\n.amdhsa_user_sgpr_kernarg_segment_ptr 1\n.amdhsa_kernarg_size 8\n\
+             .amdhsa_next_free_vgpr 8\n.amdhsa_accum_offset 8\n.amdhsa_next_free_sgpr 8\n\
+             .amdhsa_float_denorm_mode_32 3\n.end_amdhsa_kernel\n"
+        );
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (assembly, object) = (folder.path().join("adders.s"), folder.path().join("adders.co"));
+    std::fs::write(&assembly, source).unwrap();
+    let mut clang = Command::new(std::env::var_os("GETP_HIPCC").unwrap_or_else(|| "clang-22".into()));
+    clang.args("-x assembler -target amdgcn-amd-amdhsa -mcpu=gfx90a -nostdlib -o".split(' '));
+    assert!(clang.arg(&object).arg(&assembly).status().unwrap().success());
+    Ok(std::fs::read(&object).unwrap().leak())
 }
 
 #[repr(C)]
@@ -112,12 +147,12 @@ struct AddOne {
 /// Captures three launches. Returns the outcome, and the value of a counter after the graph, if there is one, and one
 /// more launch.
 fn capture() -> getp::error::Result<String> {
-    let context = context()?;
+    let context = context(adders()?)?;
     let number = DeviceBuffer::<i32>::zeroed(&context.stream, 1)?;
     let args = AddOne { to: number.at() };
     let kernel = Launch::new(&context.target.family.table().kernels[0], 1);
     let add_one = || {
-        // SAFETY: all of the fake's kernels take one address, of an int that lives.
+        // SAFETY: all of these kernels take one address, of an int that lives.
         unsafe { context.launch(kernel, &args) }
     };
     let name = match context.capture(|| (0..3).try_for_each(|_| add_one()))? {
@@ -156,12 +191,12 @@ fn any_rocm_s_properties_are_read_by_its_own_layout() {
         let rocm = runtime(soname, flags);
         let found = play(
             "list",
-            &[("ROCM_PATH", rocm.to_str().unwrap()), ("FAKE_HIP_VERSION", version)],
+            &[("ROCM_PATH", rocm.to_str().unwrap()), ("HIP_EMULATOR_VERSION", version)],
         );
         let expected = format!(
-            "[Found {{ device: Device {{ runtime: \"hip\", ordinal: 0, name: \"Fake Instinct\", arch: \"gfx90a\", \
+            "[Found {{ device: Device {{ runtime: \"hip\", ordinal: 0, name: \"Emulated Instinct\", arch: \"gfx90a\", \
              multiprocessors: 104 }}, total_bytes: {} }}]",
-            64u64 << 30
+            1u64 << 30
         );
         assert_eq!(found, expected, "{soname}");
     }
@@ -179,7 +214,7 @@ fn the_loader_finds_the_runtime_by_its_soname() {
 fn the_runtime_that_the_program_has_loaded_is_taken() {
     let (newer, loaded) = (
         runtime("libamdhip64.so.7", &["-DR0600"]),
-        runtime("libamdhip64.so.6", &["-DR0600", "-DMULTIPROCESSORS=7"]),
+        runtime("libamdhip64.so.6", &["-DR0600", "-DCOMPUTE_UNITS=7"]),
     );
     let rocm = ("ROCM_PATH", newer.to_str().unwrap());
     assert!(play("list", &[rocm]).contains("multiprocessors: 104"));
@@ -216,21 +251,21 @@ fn without_a_runtime_the_cpu_is_taken_with_a_line() {
 #[test]
 fn rocm_before_5_6_is_refused() {
     for scene in ["list", "open"] {
-        let said = play_with(scene, &[("FAKE_HIP_VERSION", "50531061")]);
+        let said = play_with(scene, &[("HIP_EMULATOR_VERSION", "50531061")]);
         let expected = "hip: hipRuntimeGetVersion: HIP 5.5 (50531061): ROCm before 5.6 leaves kernels out of graphs; \
                         install ROCm 5.6 or later, or set GETP_DEVICE=cpu";
         assert_eq!(said, expected);
     }
-    let said = play_with("usable", &[("FAKE_HIP_VERSION", "50221153")]);
+    let said = play_with("usable", &[("HIP_EMULATOR_VERSION", "50221153")]);
     assert!(said.starts_with("running on the CPU: "), "{said}");
     assert!(said.contains("HIP 5.2"), "{said}");
-    assert_eq!(play_with("open", &[("FAKE_HIP_VERSION", "50600000")]), "open");
+    assert_eq!(play_with("open", &[("HIP_EMULATOR_VERSION", "50600000")]), "open");
 }
 
 #[test]
 fn an_architecture_without_code_is_named() {
-    let said = play_with("usable", &[("FAKE_HIP_ARCH", "gfx1100")]);
-    let words = "hip:0 (Fake Instinct, gfx1100) is not used: no code object for this architecture";
+    let said = play_with("usable", &[("HIP_EMULATOR_ARCH", "gfx1100")]);
+    let words = "hip:0 (Emulated Instinct, gfx1100) is not used: no code object for this architecture";
     assert!(said.contains(words), "{said}");
 }
 
@@ -238,18 +273,17 @@ fn an_architecture_without_code_is_named() {
 #[test]
 fn a_link_that_nobody_knows_is_a_long_one() {
     let distance = |link: &[(&str, &str)]| -> u32 {
-        let said = play_with("link", &[&[("FAKE_HIP_DEVICES", "2")], link].concat());
+        let said = play_with("link", &[&[("HIP_EMULATOR_DEVICES", "2")], link].concat());
         let distance = said.strip_prefix("true ").and_then(|rest| rest.parse().ok());
         distance.unwrap_or_else(|| panic!("{said}"))
     };
-    let of = |type_and_hops| distance(&[("FAKE_HIP_LINK", type_and_hops)]);
+    let of = |type_and_hops| distance(&[("HIP_EMULATOR_LINK", type_and_hops)]);
     let (near, far, over_pcie, unknown) = (of("4 1"), of("4 2"), of("2 1"), distance(&[]));
     assert!(near < far && far < over_pcie && over_pcie < unknown);
 }
 
 #[test]
 fn a_code_object_that_is_refused_is_reported_with_its_own_error() {
-    assert_eq!(play_with("load", &[]), "loaded");
     for (code, words) in [
         ("209", "no code for this device; build getp for its architecture"),
         ("200", "the runtime knows no such code object"),
@@ -258,7 +292,7 @@ fn a_code_object_that_is_refused_is_reported_with_its_own_error() {
         ("2", "out of device memory"),
         ("999", "the device is lost"),
     ] {
-        let said = play_with("load", &[("FAKE_HIP_REFUSE", code)]);
+        let said = play_with("load", &[("HIP_EMULATOR_REFUSE", code)]);
         assert!(said.starts_with("hip:0: hipModuleLoadData(64 bytes): "), "{said}");
         assert!(said.contains(words), "{said}");
         assert!(said.ends_with(&format!("(code {code})")), "{said}");
@@ -266,29 +300,45 @@ fn a_code_object_that_is_refused_is_reported_with_its_own_error() {
 }
 
 #[test]
+#[cfg_attr(
+    not(getp_amd_code_objects),
+    ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
+)]
 fn a_capture_has_all_kernels() {
     assert_eq!(play_with("capture", &[]), "graph, 4");
 }
 
 #[test]
+#[cfg_attr(
+    not(getp_amd_code_objects),
+    ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
+)]
 fn a_kernel_that_a_capture_loses_is_noticed() {
     for which in ["1", "2", "3"] {
-        assert_eq!(play_with("capture", &[("FAKE_HIP_DROP", which)]), "2 of 3, 1");
+        assert_eq!(play_with("capture", &[("HIP_EMULATOR_DROP", which)]), "2 of 3, 1");
     }
 }
 
 #[test]
+#[cfg_attr(
+    not(getp_amd_code_objects),
+    ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
+)]
 fn a_capture_that_is_invalidated_is_tried_again() {
     for times in ["1", "2"] {
-        assert_eq!(play_with("capture", &[("FAKE_HIP_INVALIDATE", times)]), "graph, 4");
+        assert_eq!(play_with("capture", &[("HIP_EMULATOR_INVALIDATE", times)]), "graph, 4");
     }
 }
 
 /// Kernels are launched all the same: on a stream that was never captured.
 #[test]
+#[cfg_attr(
+    not(getp_amd_code_objects),
+    ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
+)]
 fn a_capture_that_is_always_invalidated_is_given_up() {
     assert_eq!(
-        play_with("capture", &[("FAKE_HIP_INVALIDATE", "1000")]),
+        play_with("capture", &[("HIP_EMULATOR_INVALIDATE", "1000")]),
         "invalidated, 1"
     );
 }

@@ -7,27 +7,13 @@
 #include <mutex>
 #include <set>
 
+#include "hip.h"
 #include "launch.h"
 #include "settings.h"
 
 using namespace emulator;
 
 namespace {
-
-// hipError_t.
-enum Code : int {
-  SUCCESS = 0,
-  INVALID_VALUE = 1,
-  OUT_OF_MEMORY = 2,
-  INVALID_DEVICE = 101,
-  NO_BINARY = 209,
-  SHARED_OBJECT_INIT_FAILED = 303,
-  ILLEGAL_STATE = 401,
-  NOT_FOUND = 500,
-  PEER_ACCESS_ENABLED = 704,
-  LAUNCH_FAILED = 719,
-  INVALIDATED = 901,
-};
 
 struct Graph {
   std::vector<Launch> launches;
@@ -66,8 +52,6 @@ Runtime& runtime() {
 }
 
 thread_local int current = 0;
-
-bool is_device(int device) { return device >= 0 && device < settings().devices; }
 
 std::vector<int>& reach_of(int device) {
   auto& reach = runtime().reach[device];
@@ -138,17 +122,6 @@ int copy(void* to, int to_device, const void* from, int from_device, size_t byte
   return SUCCESS;
 }
 
-int properties(void* at, size_t bytes, size_t total, size_t units, size_t arch, int device) {
-  if (!is_device(device)) return INVALID_DEVICE;
-  auto* to = static_cast<char*>(at);
-  std::memset(to, 0xee, bytes);
-  std::strcpy(to, "Emulated Instinct");
-  std::memcpy(to + total, &settings().memory, sizeof settings().memory);
-  std::memcpy(to + units, &settings().units, sizeof settings().units);
-  std::strcpy(to + arch, settings().arch.c_str());
-  return SUCCESS;
-}
-
 // Writes what has run, when the process ends.
 struct Report {
   ~Report() {
@@ -179,7 +152,7 @@ struct Report {
 
 }  // namespace
 
-#define HIP extern "C" __attribute__((visibility("default"))) int
+bool emulator::is_device(int device) { return device >= 0 && device < settings().devices; }
 
 HIP hipRuntimeGetVersion(int* version) {
   *version = settings().version;
@@ -199,11 +172,6 @@ HIP hipSetDevice(int device) {
   return SUCCESS;
 }
 
-// The offsets are those of hip_runtime_api.h in ROCm 5.7 and 6.2.
-HIP hipGetDeviceProperties(void* at, int device) { return properties(at, 792, 256, 336, 396, device); }
-#ifdef R0600
-HIP hipGetDevicePropertiesR0600(void* at, int device) { return properties(at, 1472, 288, 388, 1160, device); }
-#endif
 HIP hipDeviceGetPCIBusId(char* at, int bytes, int device) {
   std::snprintf(at, static_cast<size_t>(bytes), "0000:%02x:00.0", device + 1);
   return is_device(device) ? SUCCESS : INVALID_DEVICE;
