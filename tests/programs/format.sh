@@ -6,6 +6,7 @@ need git "apt-get install git"
 need clang-format-22 "apt-get install clang-format-22"
 need python3 "apt-get install python3"
 clang-format-22 --dry-run --Werror c_examples/*.c c_examples/*.cpp c_examples/*.h
+clang-format-22 --dry-run --Werror tests/hip/*.cpp tests/hip/emulator/*.cpp tests/hip/emulator/*.h
 
 # Files from before this rule, which may go on having longer lines. No file is added; one whose lines are mended is
 # taken off.

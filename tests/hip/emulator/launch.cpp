@@ -121,7 +121,12 @@ void start(Wave& w, int number, Block& block, const Launch& launch, const Argume
   }
 }
 
+// Whether a kernel reads LDS by atomic_load() while other waves change it by atomic operations. The machine code does
+// not say so: an atomic load is a plain one.
+bool has_atomic_loads(const Kernel& kernel) { return kernel.name == "draw_wide"; }
+
 void step(Wave& w, const Program& program) {
+  if (w.next >= program.code.size()) throw Fault("goes on behind the code");
   const Instruction& in = program.code[w.next++];
   w.executed++;
   if (!w.indexed_source || in.source[0].kind != Operand::VECTOR) {
@@ -195,13 +200,17 @@ void run(const Launch& launch, Memory& memory, const std::vector<int>& peers) {
     throw Fault(error.what());
   }
   const Program& program = *kernel.program;
-  const Arguments arguments(launch, memory);
+  // Not on the stack, which may be memory of a kernel as a whole.
+  const auto arguments = std::make_unique<const Arguments>(launch, memory);
   const u32 count = (launch.threads + LANES - 1) / LANES;
   std::vector<std::unique_ptr<Wave>> waves(count);
-  for (auto& w : waves) w = std::make_unique_for_overwrite<Wave>();
+  for (auto& w : waves) {
+    w = std::make_unique_for_overwrite<Wave>();
+    // Also registers that the kernel has not, which a block does not begin with.
+    std::memset(w->v, POISON, sizeof w->v);
+  }
   Block block;
   block.memory = &memory;
-  block.device = launch.device;
   block.peers = &peers;
   block.flushes_matrix_operands = program.target == "gfx90a";
   block.code = reinterpret_cast<u64>(program.image);
@@ -212,8 +221,8 @@ void run(const Launch& launch, Memory& memory, const std::vector<int>& peers) {
   arrange(order, random);
   for (const u32 id : order) {
     block.id = id;
-    block.lds.reset(kernel.lds + launch.dynamic_lds, static_cast<int>(count));
-    for (u32 i = 0; i < count; i++) start(*waves[i], static_cast<int>(i), block, launch, arguments);
+    block.lds.reset(kernel.lds + launch.dynamic_lds, static_cast<int>(count), has_atomic_loads(kernel));
+    for (u32 i = 0; i < count; i++) start(*waves[i], static_cast<int>(i), block, launch, *arguments);
     run_block(program, block, waves, random);
     for (const auto& w : waves) kernel.instructions += w->executed;
   }

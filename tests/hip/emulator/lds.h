@@ -11,8 +11,8 @@ enum class Access : u8 { READ = 1, WRITE = 2, ATOMIC = 4 };
 
 class Lds {
  public:
-  // `waves`: how many share it; a single one races with nobody.
-  void reset(u32 bytes, int waves);
+  // `waves`: how many share it; a single one races with nobody. `atomic_loads`: reads may be atomic operations, too.
+  void reset(u32 bytes, int waves, bool atomic_loads);
   void barrier() { phase_++; }
   u32 size() const { return static_cast<u32>(bytes_.size()); }
   u8* at(u32 address) { return bytes_.data() + address; }
@@ -38,9 +38,10 @@ class Lds {
   static constexpr u8 SEVERAL = 0xff;
 
   // Waves may share what they only read, or only touch by atomic operations.
-  static bool touch(Touched& touched, u8 wave, u8 how) {
+  bool touch(Touched& touched, u8 wave, u8 how) const {
     const bool shared = touched.wave != wave && touched.how != 0;
-    const bool race = shared && (how != touched.how || how == static_cast<u8>(Access::WRITE));
+    const bool written = (how | touched.how) & static_cast<u8>(Access::WRITE);
+    const bool race = shared && (written || (how != touched.how && !atomic_loads_));
     touched.wave = shared ? SEVERAL : wave;
     touched.how |= how;
     return race;
@@ -57,6 +58,7 @@ class Lds {
   std::vector<Touched> words_;
   std::vector<std::array<Touched, 4>> bytes_apart_;
   u32 phase_ = 0;
+  bool atomic_loads_ = false;
 };
 
 }  // namespace emulator

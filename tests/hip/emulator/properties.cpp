@@ -22,7 +22,7 @@ struct Layout {
 int properties(void* at, const Layout& layout, int device) {
   if (!is_device(device)) return INVALID_DEVICE;
   auto* to = static_cast<char*>(at);
-  const int units = COMPUTE_UNITS;
+  const int units = settings().units ? settings().units : COMPUTE_UNITS;
   std::memset(to, 0xee, layout.bytes);
   std::strcpy(to, "Emulated Instinct");
   std::memcpy(to + layout.memory, &settings().memory, sizeof settings().memory);

@@ -1,11 +1,9 @@
 // The calls of libamdhip64 that the library makes. Streams are in order of the calls: everything is done at once, in
 // the calling thread. What the library has no reason to ask for is refused.
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <mutex>
-#include <set>
 
 #include "hip.h"
 #include "launch.h"

@@ -20,6 +20,7 @@ Settings read() {
   made.target = made.arch.substr(0, made.arch.find(':'));
   made.devices = number("HIP_EMULATOR_DEVICES", 1);
   made.memory = static_cast<u64>(number("HIP_EMULATOR_MEMORY_MIB", 1024)) << 20;
+  made.units = number("HIP_EMULATOR_UNITS", 0);
   const std::string order = text("HIP_EMULATOR_ORDER", "forward");
   made.order = order == "forward" ? Order::FORWARD : order == "backward" ? Order::BACKWARD : Order::RANDOM;
   made.seed = std::strtoull(order.c_str(), nullptr, 0);

@@ -13,6 +13,7 @@ struct Settings {
   std::string arch;    // the same with the features that a runtime names
   int devices;         // HIP_EMULATOR_DEVICES: 1
   u64 memory;          // HIP_EMULATOR_MEMORY_MIB, of each: 1024
+  int units;           // HIP_EMULATOR_UNITS: compute units; 0: what the library is compiled with
   Order order;         // HIP_EMULATOR_ORDER of blocks and waves: forward, backward, or a number for a random one
   u64 seed;
   std::string objdump;  // HIP_EMULATOR_OBJDUMP: llvm-objdump-22

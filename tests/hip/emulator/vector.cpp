@@ -172,9 +172,6 @@ T division_fixup(T quotient, T denominator, T numerator) {
   return sign * std::fabs(quotient);
 }
 
-template <class T>
-constexpr Type DIVIDED = type_of<T>();
-
 // ---- Carries
 // ----------------------------------------------------------------------------------------------------------
 
@@ -406,10 +403,10 @@ std::vector<Group> vector_instructions() {
            {"v_mbcnt_hi_u32_b32", {count_below<true>, "d01"}},
            {"v_readlane_b32", {read_lane, "d01"}},
            {"v_writelane_b32", {write_lane, "d01"}},
-           {"v_div_scale_f32", {div_scale<f32>, "dm012", {DIVIDED<f32>, DIVIDED<f32>, DIVIDED<f32>}}},
-           {"v_div_scale_f64", {div_scale<f64>, "dm012", {DIVIDED<f64>, DIVIDED<f64>, DIVIDED<f64>}}},
-           {"v_div_fmas_f32", {div_fmas<f32>, "d012", {DIVIDED<f32>, DIVIDED<f32>, DIVIDED<f32>}}},
-           {"v_div_fmas_f64", {div_fmas<f64>, "d012", {DIVIDED<f64>, DIVIDED<f64>, DIVIDED<f64>}}},
+           {"v_div_scale_f32", {div_scale<f32>, "dm012", {Type::F32, Type::F32, Type::F32}}},
+           {"v_div_scale_f64", {div_scale<f64>, "dm012", {Type::F64, Type::F64, Type::F64}}},
+           {"v_div_fmas_f32", {div_fmas<f32>, "d012", {Type::F32, Type::F32, Type::F32}}},
+           {"v_div_fmas_f64", {div_fmas<f64>, "d012", {Type::F64, Type::F64, Type::F64}}},
            {"v_div_fixup_f32", lanes([](f32 a, f32 b, f32 c) { return division_fixup(a, b, c); })},
            {"v_div_fixup_f64", lanes([](f64 a, f64 b, f64 c) { return division_fixup(a, b, c); })},
        }},

@@ -63,7 +63,6 @@ struct Fault : std::runtime_error {
 // What a wave shares with others of its block, and of its launch.
 struct Block {
   const Memory* memory = nullptr;
-  int device = 0;
   const std::vector<int>* peers = nullptr;                // devices whose memory this one may touch
   bool flushes_matrix_operands = false;                   // gfx90a takes subnormal ones of MFMA as zeros
   u64 code = 0;                                           // the address of the code object
