@@ -14,6 +14,7 @@ use getp::backend::gpu::memory::{DeviceBuffer, to_host};
 use getp::backend::gpu::target::Target;
 use getp::options::Options;
 use object::{File, Object, ObjectSection};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
@@ -28,24 +29,43 @@ static IMAGE: [u8; 64] = {
     image
 };
 
-/// A folder whose `lib` has the runtime under `soname`; `defines`: what `emulator/properties.cpp` is compiled with.
-fn runtime(soname: &str, defines: &[&str]) -> PathBuf {
-    /// One test makes it at a time: they share what all have in common.
+/// Where the emulator is made.
+fn made() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("hip")
+}
+
+/// Makes what `emulator/Makefile` has a rule for.
+fn make(goal: &Path, variables: &[String]) {
+    /// One test at a time: they share what all have in common.
     static MAKE: Mutex<()> = Mutex::new(());
     let _made = MAKE.lock().unwrap_or_else(PoisonError::into_inner);
-    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("hip");
-    let folder = made.join(format!("{soname}{}", defines.concat()));
     let output = Command::new("make")
         .args(["--no-print-directory", "-j2", "-C"])
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip/emulator"))
-        .arg(format!("BUILD={}", folder.display()))
-        .arg(format!("OBJECTS={}", made.join("objects").display()))
-        .args([format!("SONAME={soname}"), format!("DEFINES={}", defines.join(" "))])
+        .arg(format!("OBJECTS={}", made().join("objects").display()))
+        .args(variables)
+        .arg(goal)
         .env_remove("MAKEFLAGS")
         .output()
         .expect("make");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A folder whose `lib` has the runtime under `soname`; `defines`: what `emulator/properties.cpp` is compiled with.
+fn runtime(soname: &str, defines: &[&str]) -> PathBuf {
+    let folder = made().join(format!("{soname}{}", defines.concat()));
+    let variables = [
+        format!("BUILD={}", folder.display()),
+        format!("SONAME={soname}"),
+        format!("DEFINES={}", defines.join(" ")),
+    ];
+    make(&folder.join("lib").join(soname), &variables);
     folder
+}
+
+/// The program that assembles: the one that has compiled the kernels.
+fn clang() -> OsString {
+    std::env::var_os("GETP_HIPCC").unwrap_or_else(|| "clang-22".into())
 }
 
 /// Runs the driver in a process with this environment and returns its output; `scene` says what to do there.
@@ -132,7 +152,7 @@ fn adders() -> getp::error::Result<&'static [u8]> {
     let folder = tempfile::tempdir().unwrap();
     let (assembly, object) = (folder.path().join("adders.s"), folder.path().join("adders.co"));
     std::fs::write(&assembly, source).unwrap();
-    let mut clang = Command::new(std::env::var_os("GETP_HIPCC").unwrap_or_else(|| "clang-22".into()));
+    let mut clang = Command::new(clang());
     clang.args("-x assembler -target amdgcn-amd-amdhsa -mcpu=gfx90a -nostdlib -o".split(' '));
     assert!(clang.arg(&object).arg(&assembly).status().unwrap().success());
     Ok(std::fs::read(&object).unwrap().leak())
@@ -168,6 +188,28 @@ fn capture() -> getp::error::Result<String> {
     // SAFETY: the buffer's own number.
     let values: Vec<i32> = unsafe { to_host(&context.stream, number.at(), 1) }?;
     Ok(format!("{name}, {}", values[0]))
+}
+
+/// The emulator's own cases: every instruction with chosen operands, and every kind of fault that it finds.
+#[test]
+#[cfg_attr(
+    not(getp_amd_code_objects),
+    ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
+)]
+fn every_instruction_does_what_amd_s_documents_say() {
+    let program = made().join("instructions_test");
+    make(&program, &[format!("BUILD={}", made().display())]);
+    let folder = tempfile::tempdir().unwrap();
+    for target in ["gfx90a", "gfx942", "gfx950"] {
+        let output = Command::new(&program)
+            .arg(target)
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip/instructions.txt"))
+            .arg(folder.path())
+            .env("CLANG", clang())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 #[test]
