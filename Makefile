@@ -111,6 +111,13 @@ test-simt: tiny-model
 test-gpu:
 	tests/programs/gpu.sh
 
+# AMD's machine code on an emulator; test-amd-all runs all of the GPU backend's tests on it, too, which takes long.
+test-amd: tiny-model
+	tests/programs/amd.sh
+
+test-amd-all: tiny-model
+	tests/programs/amd.sh all
+
 # Several processes behind one queue, under each MPI.
 test-mpi: tiny-model 7m-model
 	tests/programs/mpi.sh
@@ -201,5 +208,5 @@ $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | $(ALL_TOOLS)
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: run check test installable install uninstall deb setup $(CHECKS) keep-abi library programs \
-    7m-model 7m-directory small-model tiny-model clean
+.PHONY: run check test installable install uninstall deb setup $(CHECKS) test-amd test-amd-all keep-abi library \
+    programs 7m-model 7m-directory small-model tiny-model clean
