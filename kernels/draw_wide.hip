@@ -33,6 +33,8 @@ enum {
 
 // A bucket's state: the biased exponent of S where the bucket starts, with SORTED set if order matters in it.
 enum : u8 { SORTED = 128, BEYOND = 255 };                  // BEYOND: after the nucleus
+// Of a bucket with a half. Its sum stays negative whatever is added: that is less than two binades' units.
+enum : int { HALF = -2147483647 - 1 };
 
 struct Shared {
   u64 keys[MOST_KEYS];
@@ -200,7 +202,10 @@ KERNEL(draw_wide, DrawArgs, THREADS, 2, 2) {
       after = bits_of(base + p);
       const float unit = __builtin_bit_cast(float, bits_of(base) + 1) - base;
       const float rest = p - (base + p - base);
-      if (s.states[bucket] < SORTED && 2 * (rest < 0 ? -rest : rest) == unit) s.states[bucket] |= SORTED;
+      if (s.states[bucket] < SORTED && 2 * (rest < 0 ? -rest : rest) == unit) {
+        atomic_min((int*)&s.sums[bucket], HALF);
+        return;
+      }
     }
     if (s.states[bucket] < SORTED) atomic_add((int*)&s.sums[bucket], (int)(after - bits_of(base)));
   });
@@ -209,7 +214,10 @@ KERNEL(draw_wide, DrawArgs, THREADS, 2, 2) {
   // Each bucket's sum becomes that of all before it.
   const int mine = TID * BUCKETS_EACH;
   double units = 0;
-  for (int i = 0; i < BUCKETS_EACH; i++) units += s.states[mine + i] < SORTED ? s.sums[mine + i] : 0;
+  for (int i = 0; i < BUCKETS_EACH; i++) {
+    if ((int)s.sums[mine + i] < 0) s.states[mine + i] |= SORTED;
+    units += s.states[mine + i] < SORTED ? s.sums[mine + i] : 0;
+  }
   u32 before = (u32)sum_before(units, s.waves);
   for (int i = 0; i < BUCKETS_EACH; i++) {
     const u32 units = s.states[mine + i] < SORTED ? s.sums[mine + i] : 0;

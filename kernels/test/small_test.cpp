@@ -1,7 +1,7 @@
 // The small and the plain kernels on the emulated SIMT machine, against float64. tests/programs/simt.sh builds it.
 //
-// Every case runs in order, in random order and one wave first. With -fsanitize=address the kernels' accesses are
-// checked as well, in order alone. Outputs are NaN before each run, and a guard behind each buffer must stay unchanged.
+// small_test [ORDER [NAME]]: every case, or those of one name, in order, in random order and one wave first, or in one
+// of these alone. Outputs are NaN before each run, and a guard behind each buffer must stay unchanged.
 #include "../gpu/gpu.h"
 #include <cmath>
 #include <cstdio>
@@ -850,12 +850,9 @@ void test_empty() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string only = argc > 1 ? argv[1] : "";
-#ifdef SIMT_ASAN
-  const std::vector<int> orders = {SIMT_IN_ORDER};    // what a thread touches is the same in any
-#else
-  const std::vector<int> orders = {SIMT_RANDOM, SIMT_ONE_WAVE_FIRST, SIMT_IN_ORDER};
-#endif
+  std::vector<int> orders = {SIMT_RANDOM, SIMT_ONE_WAVE_FIRST, SIMT_IN_ORDER};
+  if (argc > 1) orders = {atoi(argv[1])};
+  const std::string only = argc > 2 ? argv[2] : "";
   const auto run = [&](const char* name, const std::function<void()>& test) {
     if (only.empty() || only == name)
       for (int p : orders) policy = p, test();

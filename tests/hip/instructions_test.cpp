@@ -171,7 +171,6 @@ Program* assemble(const std::vector<Case>& cases, const std::string& target, con
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   Program* program = load_program(bytes, target);
   if (!program) stop(object + " is not for " + target);
-  disassemble(*program);
   return program;
 }
 
@@ -283,6 +282,19 @@ std::string run(const Case& one, Kernel& kernel) {
   return wrong;
 }
 
+// A code object with an instruction that is not in the table is refused as often as it is asked for.
+void check_that_others_are_refused(const std::string& target, const std::string& folder) {
+  Program* program = assemble({{0, "s_branch 0 ; s_sethalt 0", "", {}, {}}}, target, folder);
+  for (int time = 0; time < 2; time++) {
+    try {
+      disassemble(*program);
+      stop(target + ": s_sethalt has no row, and is not refused");
+    } catch (const std::runtime_error& error) {
+      if (!std::strstr(error.what(), "does not know s_sethalt")) stop(error.what());
+    }
+  }
+}
+
 void check_that_all_are_there(const std::vector<Case>& cases, const std::string& target) {
   std::set<std::string> met;
   for (const Case& one : cases) {
@@ -310,6 +322,7 @@ int main(int argc, char** argv) {
   if (argc != 4) stop("instructions_test TARGET CASES FOLDER");
   const std::string target = argv[1];
   const auto cases = cases_of(argv[2], target);
+  check_that_others_are_refused(target, argv[3]);
   Program* program = assemble(cases, target, argv[3]);
   int failed = 0;
   for (size_t i = 0; i < cases.size(); i++) {

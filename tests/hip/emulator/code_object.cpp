@@ -139,6 +139,7 @@ void add_line(Program& program, const std::string& line) {
 }  // namespace
 
 void disassemble(Program& program) {
+  if (!program.problem.empty()) refuse(program.problem);
   if (!program.code.empty()) return;
   const std::string& object = program.object;
   char path[] = "/tmp/emulated-XXXXXX";
@@ -152,19 +153,18 @@ void disassemble(Program& program) {
   if (!output) refuse("cannot run " + command);
   char* line = nullptr;
   size_t room = 0;
-  std::string problem;
   for (ssize_t length; (length = getline(&line, &room, output)) > 0;) {
     if (line[length - 1] == '\n') line[length - 1] = '\0';
     try {
-      if (problem.empty()) add_line(program, line);
+      if (program.problem.empty()) add_line(program, line);
     } catch (const std::runtime_error& error) {
-      problem = error.what();
+      program.problem = error.what();
     }
   }
   std::free(line);
   const int status = pclose(output);
   unlink(path);
-  if (!problem.empty()) refuse(problem);
+  if (!program.problem.empty()) refuse(program.problem);
   if (status != 0 || program.code.empty()) refuse(command + " failed; install llvm-22, or set HIP_EMULATOR_OBJDUMP");
   const Execute jump = decode("s_branch 0", 0, program.target).execute;
   for (size_t i = 0; i < program.code.size(); i++) {

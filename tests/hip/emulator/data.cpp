@@ -57,6 +57,7 @@ u32 replace(const Wave& w, int reg, int lane, u8* at) {
 }
 constexpr auto plus = [](u32 a, u32 b) { return a + b; };
 constexpr auto either = [](u32 a, u32 b) { return a | b; };
+constexpr auto second = [](u32, u32 b) { return b; };
 constexpr auto smaller = [](i32 a, i32 b) { return std::min(a, b); };
 constexpr auto larger = [](i32 a, i32 b) { return std::max(a, b); };
 constexpr auto smaller_unsigned = [](u32 a, u32 b) { return std::min(a, b); };
@@ -277,6 +278,7 @@ std::vector<Group> memory_instructions() {
            {"ds_add_rtn_u32", lds_atomic("d01", plus)},
            {"ds_min_rtn_i32", lds_atomic("d01", smaller)},
            {"ds_max_rtn_i32", lds_atomic("d01", larger)},
+           {"ds_wrxchg_rtn_b32", lds_atomic("d01", second)},
            {"ds_bpermute_b32", {permute, "d01"}},
        }},
       {"AMD Instinct MI200 ISA, 12: Global", global},

@@ -31,6 +31,7 @@ struct Program {
   std::vector<std::string> text;       // of each
   std::unordered_map<u64, u32> index;  // by address in the code object
   std::map<std::string, Kernel> kernels;
+  std::string problem;  // why its instructions cannot be run
   u8* image = nullptr;  // the code object as it is loaded
   u64 bytes = 0;
 };
