@@ -96,10 +96,13 @@ DEV void foresee(Shared& s, float topp, float coin) {
   double mass = 0;
   for (int i = 0; i < BUCKETS_EACH; i++) mass += s.sums[mine + i];
   const double before = sum_before(mass, s.waves);
+  // The sums of masses are exact, so one thread at most finds that its buckets make the nucleus whole.
   mass = before;
-  for (int i = 0; i < BUCKETS_EACH && atomic_load(&s.reach) > mine; i++) {
+  for (int i = 0; i < BUCKETS_EACH && (mine == 0 || at_most(before) < topp); i++) {
     mass += s.sums[mine + i];
-    if (at_most(mass) >= topp) atomic_min(&s.reach, mine + i);
+    if (at_most(mass) < topp) continue;
+    s.reach = mine + i;
+    break;
   }
   barrier();
   // The sum that ends the nucleus exceeds topp by at most its last token.

@@ -14,6 +14,11 @@
 #include <climits>
 #include <algorithm>
 
+// None where every access is looked up, as a guard would hide those behind a buffer.
+#ifndef GUARD
+#define GUARD 64
+#endif
+
 #define KERNELS(X) X(upload) X(embed) X(rmsnorm) X(route) X(norm_route) X(sort) X(gather) X(sort_gather) X(rope_store) X(argmax) X(argmax_logits) X(draw) X(draw_wide) X(score) \
   X(range) X(synthesize) X(plain_qkv) X(plain_attn_out) X(plain_mlp1) X(plain_mlp2) X(plain_logits) X(attention_plain_f32) \
   X(attention_plain_f16) X(attention_plain_bf16)
@@ -32,7 +37,6 @@ void check(bool good, const char* what, double detail = 0) {
   if (!good && ++failures < 40) printf("WRONG %s (%g)\n", what, detail);
 }
 template <class T> struct Buffer : std::vector<T> {          // with a guard behind it
-  enum { GUARD = 64 };
   explicit Buffer(size_t n = 0) { renew(n); }
   void renew(size_t n) { this->resize(n + GUARD); poison(); }
   void poison() { memset(this->data(), 0xff, this->size() * sizeof(T)); }

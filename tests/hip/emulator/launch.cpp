@@ -121,10 +121,6 @@ void start(Wave& w, int number, Block& block, const Launch& launch, const Argume
   }
 }
 
-// Whether a kernel reads LDS by atomic_load() while other waves change it by atomic operations. The machine code does
-// not say so: an atomic load is a plain one.
-bool has_atomic_loads(const Kernel& kernel) { return kernel.name == "draw_wide"; }
-
 void step(Wave& w, const Program& program) {
   if (w.next >= program.code.size()) throw Fault("goes on behind the code");
   const Instruction& in = program.code[w.next++];
@@ -221,7 +217,7 @@ void run(const Launch& launch, Memory& memory, const std::vector<int>& peers) {
   arrange(order, random);
   for (const u32 id : order) {
     block.id = id;
-    block.lds.reset(kernel.lds + launch.dynamic_lds, static_cast<int>(count), has_atomic_loads(kernel));
+    block.lds.reset(kernel.lds + launch.dynamic_lds, static_cast<int>(count));
     for (u32 i = 0; i < count; i++) start(*waves[i], static_cast<int>(i), block, launch, *arguments);
     run_block(program, block, waves, random);
     for (const auto& w : waves) kernel.instructions += w->executed;

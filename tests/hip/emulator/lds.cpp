@@ -4,11 +4,10 @@
 
 namespace emulator {
 
-void Lds::reset(u32 bytes, int waves, bool atomic_loads) {
+void Lds::reset(u32 bytes, int waves) {
   bytes_.assign(bytes, POISON);
   words_.assign(waves > 1 ? (bytes + 3) / 4 : 0, {});
   phase_ = 1;
-  atomic_loads_ = atomic_loads;
 }
 
 bool Lds::parts_race(u32 address, u32 size, int wave, Access access) {

@@ -11,8 +11,8 @@ enum class Access : u8 { READ = 1, WRITE = 2, ATOMIC = 4 };
 
 class Lds {
  public:
-  // `waves`: how many share it; a single one races with nobody. `atomic_loads`: reads may be atomic operations, too.
-  void reset(u32 bytes, int waves, bool atomic_loads);
+  // `waves`: how many share it; a single one races with nobody.
+  void reset(u32 bytes, int waves);
   void barrier() { phase_++; }
   u32 size() const { return static_cast<u32>(bytes_.size()); }
   u8* at(u32 address) { return bytes_.data() + address; }
@@ -41,7 +41,7 @@ class Lds {
   bool touch(Touched& touched, u8 wave, u8 how) const {
     const bool shared = touched.wave != wave && touched.how != 0;
     const bool written = (how | touched.how) & static_cast<u8>(Access::WRITE);
-    const bool race = shared && (written || (how != touched.how && !atomic_loads_));
+    const bool race = shared && (written || how != touched.how);
     touched.wave = shared ? SEVERAL : wave;
     touched.how |= how;
     return race;
@@ -58,7 +58,6 @@ class Lds {
   std::vector<Touched> words_;
   std::vector<std::array<Touched, 4>> bytes_apart_;
   u32 phase_ = 0;
-  bool atomic_loads_ = false;
 };
 
 }  // namespace emulator
