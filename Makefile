@@ -24,7 +24,7 @@ INCLUDEDIR ?= $(PREFIX)/include
 # checks.sh begins at both ends. What compiles for Cargo's debug folder is in the front, where it waits for nobody; the
 # back begins with what has folders of its own.
 QUICK_CHECKS := check-format check-lints test-rust
-CHECKS := $(QUICK_CHECKS) test-text test-simt test-gpu test-mpi test-miri \
+CHECKS := $(QUICK_CHECKS) test-text test-simt test-amd test-gpu test-mpi test-miri \
     test-hosts test-memory test-valgrind test-out-of-memory mlperf test-sanitizers test-c test-install test-threads fuzz
 
 CARGO ?= cargo
@@ -208,5 +208,5 @@ $(BUILD)/%.bin: $(MODEL_SOURCES) Makefile | $(ALL_TOOLS)
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: run check test installable install uninstall deb setup $(CHECKS) test-amd test-amd-all keep-abi library \
+.PHONY: run check test installable install uninstall deb setup $(CHECKS) test-amd-all keep-abi library \
     programs 7m-model 7m-directory small-model tiny-model clean

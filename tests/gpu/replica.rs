@@ -48,7 +48,7 @@ fn a_tiny_model_gives_the_cpus_tokens() {
     gives_the_cpus_tokens(7, 40);
 }
 
-/// The same kernels in a seventh of the time; tests/programs/simt.sh runs it with AddressSanitizer.
+/// The same kernels in a seventh of the time; tests/programs/amd.sh runs it as AMD's machine code.
 #[test]
 fn a_few_steps_give_the_cpus_tokens() {
     gives_the_cpus_tokens(3, 3);

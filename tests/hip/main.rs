@@ -39,8 +39,11 @@ fn make(goal: &Path, variables: &[String]) {
     /// One test at a time: they share what all have in common.
     static MAKE: Mutex<()> = Mutex::new(());
     let _made = MAKE.lock().unwrap_or_else(PoisonError::into_inner);
-    let output = Command::new("make")
-        .args(["--no-print-directory", "-j2", "-C"])
+    // tests/programs/amd.sh makes it in the same folder.
+    std::fs::create_dir_all(made()).unwrap();
+    let output = Command::new("flock")
+        .arg(made().join("lock"))
+        .args(["make", "--no-print-directory", "-j2", "-C"])
         .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hip/emulator"))
         .arg(format!("OBJECTS={}", made().join("objects").display()))
         .args(variables)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the library for every kind of GPU whose toolchain is here, and not where what was asked for is not compiled.
-# Runs the unit tests of the GPUs' code, tests the HIP driver with a runtime of our own, and checks that no kernel has scratch
-# or spills, AMD's not with older compilers either, and that no loop of AMD's matrix products waits for loads that are
-# to be in flight. No GPU is needed.
+# Runs the unit tests of the GPUs' code, tests the HIP driver with an emulator of AMD's GPUs, and that emulator. Checks
+# that no kernel has scratch or spills, AMD's not with older compilers either, and that no loop of AMD's matrix products
+# waits for loads that are to be in flight. No GPU is needed.
 # LLVM_OBJDUMP names a disassembler that is not in PATH.
 . "$(dirname "$0")/lib.sh"
 find_toolchains

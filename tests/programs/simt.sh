@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The GPU engine without a GPU, on a SIMT machine emulated on the CPU: the machine and its driver, the kernels alone
-# against float64 with waves in order and at random, the backend and a model from end to end; then the kernels, alone
-# and under a model, with AddressSanitizer. CXX names the C++ compiler. The library's unit tests are gpu.sh's.
+# The GPU engine without a GPU, on a SIMT machine emulated on the CPU: the machine and its driver, the backend and a
+# model from end to end; then the kernels alone against float64, with AddressSanitizer, which also knows where an array
+# in shared memory ends. CXX names the C++ compiler. The library's unit tests are gpu.sh's; the kernels in all orders,
+# and a model with every access looked up, are amd.sh's.
 . "$(dirname "$0")/lib.sh"
 cxx=${CXX:-c++}
 need "${cxx%% *}" "apt-get install g++"
@@ -9,25 +10,6 @@ cargo=${CARGO:-cargo}
 find_toolchains
 simt=(--locked --features "${features:?}")
 read -ra compile <<<"$cxx -std=c++17 -fvisibility=hidden -Ikernels -Wno-attributes"
-
-# test_kernels NAME LIBRARY FLAGS...: those in $programs of the kernels' own tests, each with the order of its threads,
-# linked to a library of kernels.
-test_kernels() {
-    local name=$1 library=$2
-    shift 2
-    link() {
-        "${compile[@]}" -O3 "${flags[@]}" "$1" "$library" -Wl,-rpath,"$(dirname "$library")" -ldl -lpthread \
-            -o "$scratch/$name-$(basename "$1" .cpp)"
-    }
-    run() {
-        local program order
-        read -r program order <<<"$1"
-        quietly "${program%_test} kernels, $name, order ${order:-all}" "$scratch/$name-$program" ${order:+"$order"}
-    }
-    local flags=("$@")
-    side_by_side link kernels/test/small_test.cpp kernels/cdna/mfma_test.cpp kernels/cdna/attention_test.cpp
-    side_by_side run "${programs[@]}"
-}
 
 # The kernels as build_support/simt.rs compiles them, into $sanitized, but with AddressSanitizer.
 sanitized=$scratch/libsanitized_kernels.so
@@ -44,8 +26,6 @@ tests=(--test simt --test gpu)
 "$cargo" test "${simt[@]}" --no-fail-fast "${tests[@]}"
 library=$("$cargo" test "${simt[@]}" --no-run "${tests[@]}" --message-format=json |
     sed -n 's/.*\["GETP_SIMT_KERNELS","\([^"]*\)"\].*/\1/p' | tail -1)
-programs=("mfma_test 0" "mfma_test 1" "attention_test 0" "attention_test 1" small_test)
-test_kernels plain "$library"
 
 # What host programs do, with the library that the tests have just been built with. Two prompts do: hosts.sh has all of
 # them.
@@ -67,13 +47,15 @@ GETP_DEVICE=simt:0 GETP_PROGRESS=0 GETP_THREADS=2 quietly "unload.cpp on the mac
 made=$(dirname "$library")/kernels/cdna
 side_by_side sanitize kernels/*.hip kernels/cdna/*.hip "$made"/*.hip kernels/gpu/simt.cpp
 $cxx -shared -fsanitize=address "$scratch"/kernel_*.o -o "$sanitized" -lpthread -ldl
-# Leaks of a process whose Rust side is not instrumented are not ours to judge.
-export ASAN_OPTIONS=detect_leaks=0
-# What a thread touches is the same in any order; this one takes fewer shapes.
-programs=("mfma_test 2" "attention_test 2" "small_test 0")
-test_kernels sanitized "$sanitized" -fsanitize=address
-# The sanitizer's runtime has to be there before a test program loads the kernels.
-host=$(rustc -vV | awk '/^host/ { print $2 }')
-runtime=$($cxx -print-file-name=libasan.so)
-runner="target.$host.runner = ['env', 'LD_PRELOAD=$runtime', 'GETP_SIMT_SANITIZED=$sanitized']"
-"$cargo" test "${simt[@]}" --config "$runner" --test gpu -- a_few_steps
+link() {
+    "${compile[@]}" -O3 -DGUARD=0 -fsanitize=address "$1" "$sanitized" -Wl,-rpath,"$scratch" -ldl -lpthread \
+        -o "$scratch/$(basename "$1" .cpp)"
+}
+run() {
+    local program order
+    read -r program order <<<"$1"
+    quietly "${program%_test} kernels with AddressSanitizer, order $order" "$scratch/$program" "$order"
+}
+side_by_side link kernels/test/small_test.cpp kernels/cdna/mfma_test.cpp kernels/cdna/attention_test.cpp
+# What a thread touches is the same in any order; 2 takes fewer shapes, and looks at what has to be uniform.
+side_by_side run "mfma_test 2" "attention_test 2" "small_test 2"

@@ -72,18 +72,10 @@ pub fn fits(object: &str, device: &str) -> bool {
     object == device || (object.starts_with("sm_") && object.strip_suffix('a') == Some(device))
 }
 
-/// The SIMT machine's image: the library's kernels where build.rs has put them, or those under AddressSanitizer.
+/// The SIMT machine's image: the library's kernels where build.rs has put them.
 #[cfg(feature = "simt")]
 pub fn simt_image() -> &'static [u8] {
-    sanitized_kernels().unwrap_or(env!("GETP_SIMT_KERNELS")).as_bytes()
-}
-
-/// Kernels of the SIMT machine compiled with AddressSanitizer, named in `GETP_SIMT_SANITIZED`: tests/programs/simt.sh makes them.
-#[cfg(feature = "simt")]
-pub fn sanitized_kernels() -> Option<&'static str> {
-    static PATH: std::sync::LazyLock<Option<String>> =
-        std::sync::LazyLock::new(|| std::env::var("GETP_SIMT_SANITIZED").ok());
-    PATH.as_deref()
+    env!("GETP_SIMT_KERNELS").as_bytes()
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Device memory from the host's allocator: limited by a capacity, poisoned, with guard bytes on both sides.
 
-use crate::backend::gpu::code_objects::sanitized_kernels;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 
@@ -24,14 +23,9 @@ struct Allocation {
     bytes: usize,
 }
 
-/// Guard bytes on either side of an allocation; none under AddressSanitizer, whose own red zones report more.
-fn guard_bytes() -> usize {
-    if sanitized_kernels().is_some() { 0 } else { GUARD_BYTES }
-}
-
 impl Allocation {
     fn layout(bytes: usize) -> Option<Layout> {
-        Layout::from_size_align(bytes.checked_add(2 * guard_bytes())?, ALIGN_BYTES).ok()
+        Layout::from_size_align(bytes.checked_add(2 * GUARD_BYTES)?, ALIGN_BYTES).ok()
     }
 
     /// Whether the guard bytes are intact.
@@ -39,13 +33,11 @@ impl Allocation {
         // SAFETY: both guards belong to the allocation, which is live as long as it is in the heap's list.
         let guards = unsafe {
             [
-                std::slice::from_raw_parts((at as usize - guard_bytes()) as *const u8, guard_bytes()),
-                std::slice::from_raw_parts((at as usize + self.bytes) as *const u8, guard_bytes()),
+                std::slice::from_raw_parts((at as usize - GUARD_BYTES) as *const u8, GUARD_BYTES),
+                std::slice::from_raw_parts((at as usize + self.bytes) as *const u8, GUARD_BYTES),
             ]
         };
-        guards
-            .iter()
-            .all(|guard| **guard == [GUARD; GUARD_BYTES][..guard.len()])
+        guards.iter().all(|guard| **guard == [GUARD; GUARD_BYTES])
     }
 }
 
@@ -112,9 +104,9 @@ impl Heap {
         // SAFETY: guards and content lie within the layout just allocated.
         unsafe {
             base.write_bytes(GUARD, layout.size());
-            base.add(guard_bytes()).write_bytes(fill, bytes);
+            base.add(GUARD_BYTES).write_bytes(fill, bytes);
         }
-        let at = base as u64 + guard_bytes() as u64;
+        let at = base as u64 + GUARD_BYTES as u64;
         self.used_bytes += counted;
         self.allocations.insert(at, Allocation { kind, bytes });
         Some(at)
@@ -133,7 +125,7 @@ impl Heap {
         let whole = allocation.is_whole(at);
         self.used_bytes -= counted_bytes(kind, allocation.bytes);
         let layout = Allocation::layout(allocation.bytes).expect("it was allocated with it");
-        let base = (at as usize - guard_bytes()) as *mut u8;
+        let base = (at as usize - GUARD_BYTES) as *mut u8;
         // SAFETY: allocated by `alloc` with this layout, and no longer in the list. Poisoned for those who still read it.
         unsafe {
             base.write_bytes(POISON, layout.size());
@@ -234,9 +226,6 @@ mod tests {
 
     #[test]
     fn writes_beside_an_allocation_are_found() {
-        if guard_bytes() == 0 {
-            return;
-        }
         let mut heap = Heap::new(1024);
         for offset in [-1, 10] {
             let at = heap.alloc(Kind::Device, 10).unwrap();
