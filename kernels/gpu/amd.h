@@ -34,7 +34,6 @@ DEV bool wave_any(bool b) { return __builtin_amdgcn_uicmp((unsigned)b, 0u, 33) !
 DEV int atomic_add(int* p, int v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 DEV int atomic_min(int* p, int v) { return __atomic_fetch_min(p, v, __ATOMIC_RELAXED); }
 DEV int atomic_max(int* p, int v) { return __atomic_fetch_max(p, v, __ATOMIC_RELAXED); }
-DEV int atomic_load(const int* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
 #if __has_builtin(__builtin_amdgcn_exp2f)
 DEV float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
 #else

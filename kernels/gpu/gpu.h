@@ -16,7 +16,6 @@
 //                                      shfl of double, too
 //   wave_any(bool)                     whether any lane's is true
 //   atomic_add, atomic_min, atomic_max on int in global or shared memory, returning the old value
-//   atomic_load                        of an int that other threads may change at the same time; orders nothing
 //   exp2_fast, rcp_fast                the hardware's approximations
 //   div_rn, sqrt_rn, fma_rn, mul_rn, add_rn
 //                                      correctly rounded, never contracted; fma_rn on double, too

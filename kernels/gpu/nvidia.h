@@ -28,7 +28,6 @@ DEV bool wave_any(bool b) { return __any_sync(~0u, b); }
 DEV int atomic_add(int* p, int v) { return atomicAdd(p, v); }
 DEV int atomic_min(int* p, int v) { return atomicMin(p, v); }
 DEV int atomic_max(int* p, int v) { return atomicMax(p, v); }
-DEV int atomic_load(const int* p) { return *(const volatile int*)p; }  // PTX: as ld.relaxed
 DEV float exp2_fast(float x) { asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x)); return x; }
 DEV float rcp_fast(float x) { asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x)); return x; }
 DEV float div_rn(float a, float b) { return __fdiv_rn(a, b); }

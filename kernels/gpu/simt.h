@@ -198,7 +198,6 @@ DEV int atomic_max(int* p, int v) {
   while (v > old && !__atomic_compare_exchange_n(p, &old, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
   return old;
 }
-DEV int atomic_load(const int* p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
 DEV float exp2_fast(float x) { return __builtin_exp2f(x); }
 DEV float rcp_fast(float x) { return 1.f / x; }
 DEV float div_rn(float a, float b) { return a / b; }
