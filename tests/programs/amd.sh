@@ -19,8 +19,8 @@ IFS=, read -ra targets <<<"$GETP_HIP_ARCHS"
 # Where tests/hip has it, too.
 emulator=${TARGET:?}/tmp/hip
 
-# The library with all GPU features, as test-gpu has it, and what the build made of the kernels. Where they have more LDS
-# than the catalogue says, the host would take one that a block does not fit for.
+# The library with all GPU features, as test-gpu has it, and what the build made of the kernels. Their LDS is what the
+# catalogue says.
 "$cargo" test --locked --features "${features:?}" --test code_objects code_objects_have
 "$cargo" test --locked --features "$features" --no-run --test gpu
 messages=$scratch/messages
