@@ -5,6 +5,7 @@ use crate::batch::{Draw, StepPlan};
 use crate::error::{Error, Result};
 use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
+use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -26,11 +27,18 @@ struct Follower {
 }
 
 /// What a grammar says of a token.
-#[derive(PartialEq)]
 enum Verdict {
     Allowed,
     /// The mask of those that are allowed.
     Forbidden(Vec<u32>),
+}
+
+/// A row to be sampled again: the first three are a [`Follower`]'s.
+struct Forbidden {
+    row: usize,
+    logits: usize,
+    place: usize,
+    mask: Vec<u32>,
 }
 
 impl Follower {
@@ -71,7 +79,12 @@ impl Draws {
             scheduler.return_matcher(follower.sequence, follower.matcher);
             match found {
                 Ok(Verdict::Allowed) => {}
-                Ok(Verdict::Forbidden(mask)) => forbidden.push((follower.row, follower.logits, follower.place, mask)),
+                Ok(Verdict::Forbidden(mask)) => forbidden.push(Forbidden {
+                    row: follower.row,
+                    logits: follower.logits,
+                    place: follower.place,
+                    mask,
+                }),
                 Err(why) => memory::push(&mut failed, (follower.number, why), Purpose::Draws)?,
             }
         }
@@ -79,36 +92,45 @@ impl Draws {
             return Ok(failed);
         }
         if fetches {
-            let rows = memory::collect(forbidden.iter().map(|(row, ..)| *row), Purpose::Draws)?;
+            let rows = memory::collect(forbidden.iter().map(|again| again.row), Purpose::Draws)?;
             pipeline.fetch(&rows)?;
             self.check_rows(rows.len(), &pipeline.output)?;
-            forbidden
-                .iter_mut()
-                .enumerate()
-                .for_each(|(i, (_, logits, ..))| *logits = i);
+            forbidden.iter_mut().enumerate().for_each(|(i, again)| again.logits = i);
         }
-        let (vocab, drawable) = (self.vocab, self.drawable);
-        let run = forbidden.len().div_ceil(self.samplers.len()).max(1);
-        let sampled = pool.install(|| {
-            let runs = forbidden.par_chunks(run).zip(&mut self.samplers);
-            let sample = |(run, sampler): (&[(usize, usize, usize, Vec<u32>)], &mut crate::sampler::Sampler)| {
-                let token = |(row, logits, _, mask): &(usize, usize, usize, Vec<u32>)| {
-                    let wanted = &plan.logits[*row];
-                    let draw = Draw {
-                        coin: wanted.again.unwrap_or(0.0),
-                        ..wanted.draw
-                    };
-                    sampler.sample_allowed(&pipeline.output.logits[logits * vocab..][..drawable], mask, draw)
-                };
-                memory::try_collect(run.iter().map(token), Purpose::Draws)
-            };
-            runs.map(sample).collect::<Result<Vec<_>>>()
-        })?;
-        for ((row, _, place, _), token) in forbidden.iter().zip(sampled.into_iter().flatten()) {
+        let tokens = self.sample_allowed(pool, plan, &pipeline.output.logits, &forbidden)?;
+        for (Forbidden { row, place, .. }, token) in forbidden.iter().zip(tokens) {
             self.tokens[*place] = token;
             memory::push(&mut self.left_to_host, plan.logits[*row].sequence, Purpose::Draws)?;
         }
         Ok(failed)
+    }
+
+    /// The tokens of these rows, under their masks.
+    fn sample_allowed(
+        &mut self,
+        pool: &ThreadPool,
+        plan: &StepPlan,
+        logits: &[f32],
+        rows: &[Forbidden],
+    ) -> Result<impl Iterator<Item = u32> + use<>> {
+        let (vocab, drawable) = (self.vocab, self.drawable);
+        let run = rows.len().div_ceil(self.samplers.len()).max(1);
+        let runs = rows.par_chunks(run).zip(&mut self.samplers);
+        let tokens = pool.install(|| {
+            let tokens = |(run, sampler): (&[Forbidden], &mut Sampler)| {
+                let token = |again: &Forbidden| {
+                    let wanted = &plan.logits[again.row];
+                    let draw = Draw {
+                        coin: wanted.again.unwrap_or(0.0),
+                        ..wanted.draw
+                    };
+                    sampler.sample_allowed(&logits[again.logits * vocab..][..drawable], &again.mask, draw)
+                };
+                memory::try_collect(run.iter().map(token), Purpose::Draws)
+            };
+            runs.map(tokens).collect::<Result<Vec<_>>>()
+        })?;
+        Ok(tokens.into_iter().flatten())
     }
 
     /// The rows whose answers follow a grammar, with the tokens sampled.
