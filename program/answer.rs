@@ -21,6 +21,8 @@ pub struct Answer {
     tokens: Vec<u32>,
     scores: Vec<Score>,
     finish: Option<Finish>,
+    /// Whether a grammar says what the user sees.
+    has_form: bool,
 }
 
 /// Why an answer ends.
@@ -102,6 +104,7 @@ impl Answer {
             tokens: Vec::new(),
             scores: Vec::new(),
             finish: None,
+            has_form: asked.grammar.is_some(),
         })
     }
 
@@ -178,6 +181,9 @@ impl Answer {
         let mut choice = match &mut self.text {
             Text::Chat { reader, .. } => {
                 let mut answer = reader.end()?;
+                if self.has_form {
+                    answer.keep_final();
+                }
                 if cut.is_some() {
                     answer.message.content = cut;
                 } else if finish_reason == "stop" && answer.finish_reason == "tool_calls" {

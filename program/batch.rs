@@ -104,8 +104,15 @@ pub fn score(args: &Score) -> Result<ExitCode> {
 
 fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> Result<ExitCode> {
     let interrupt = Interrupt::new()?;
-    let (output, done) = Output::open(&args.output, args.resume)?;
+    let (mut output, done) = Output::open(&args.output, args.resume)?;
+    if output.is(&args.input)? {
+        bail!(
+            "{}: the answers cannot be written to the file of the requests; name another one",
+            args.output.display()
+        );
+    }
     let survey = input::survey(&args.input, &done, &args.output)?;
+    output.begin()?;
     let lines = Lines::open(&args.input)?;
     let Model {
         checkpoint,
@@ -584,7 +591,7 @@ impl Shared {
         let reply = Reply::of_row(line, custom_id, &row.asked, &row.ended, [prompt_tokens, row.tokens]);
         self.output.write(&reply)?;
         self.counts.answered += 1;
-        self.counts.tokens_in += prompt_tokens;
+        self.counts.tokens_in += prompt_tokens * row.asked.n;
         self.counts.tokens_out += row.tokens;
         Ok(())
     }

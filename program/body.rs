@@ -13,6 +13,7 @@ use getp::harmony::{self, Conversation, Json};
 use getp::text::{Specials, TextTokenizer};
 
 use crate::forms::{self, Forms};
+use crate::input;
 use crate::structured::Form as Structure;
 
 /// What is asked for.
@@ -201,7 +202,7 @@ impl Reader<'_> {
             }
             Err(why) => return (None, Err(format!("the line is no JSON: {why}"))),
         };
-        let custom_id = json.given("custom_id").and_then(Json::text).map(str::to_owned);
+        let custom_id = input::custom_id(Some(&json));
         (custom_id, self.envelope(&json))
     }
 
@@ -414,7 +415,7 @@ impl Reader<'_> {
         grammar: Option<Arc<dyn Grammar>>,
     ) -> Result<Asked, String> {
         if grammar.is_some() {
-            for name in ["min_tokens", "ignore_eos"] {
+            for name in ["min_tokens", "ignore_eos", "stop", "stop_token_ids"] {
                 if body
                     .get(name)
                     .is_some_and(|value| !is_nothing(value) && value.to_string() != "0")
@@ -500,7 +501,7 @@ impl Reader<'_> {
 fn structure(body: &Object<'_>, schema: Option<&Json>) -> Result<Option<Structure>, String> {
     match (schema, body.get("structured_outputs")) {
         (Some(_), Some(_)) => Err("response_format and structured_outputs exclude each other".into()),
-        (Some(schema), None) => forms::json(schema).map(Some),
+        (Some(schema), None) => forms::json("response_format", schema).map(Some),
         (None, Some(given)) => forms::structured_outputs(given).map(Some),
         (None, None) => Ok(None),
     }

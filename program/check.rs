@@ -78,11 +78,12 @@ fn say_model(model: &dyn Checkpoint, out: &mut impl Write) -> Result<()> {
     };
     writeln!(
         out,
-        "answers, unless a request says otherwise: {how}; they end with {:?}, or after {} tokens",
+        "answers, unless a request says otherwise: {how}; they end with one of {:?}, or {}",
         generation.ends,
-        generation
-            .max_tokens
-            .map_or_else(|| "as many as there is room for".into(), |most| most.to_string())
+        generation.max_tokens.map_or_else(
+            || "where there is no more room".into(),
+            |most| format!("after {most} tokens")
+        )
     )?;
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use getp::grammar::Grammar;
 use getp::harmony::{Conversation, Framed, Headers, Json};
 use getp::text::{Specials, TextTokenizer};
+use serde_json::Value;
 
 use crate::structured::{Compiler, Form};
 
@@ -45,7 +46,9 @@ impl Forms {
     pub fn of_text(&mut self, form: &Form) -> Result<Arc<dyn Grammar>, String> {
         let make = || Compiler::new(self.tokenizer.clone(), self.vocab_size, &self.ends).map_err(|why| why.to_string());
         let compiler = self.compiler.get_or_init(make).as_ref().map_err(String::clone)?;
-        remembered(&mut self.grammars, format!("{form:?}"), || compiler.compile(form))
+        remembered(&mut self.grammars, format!("{form:?}"), || {
+            compiler.compile(form).map_err(|why| format!("{}: {why}", form.field()))
+        })
     }
 
     /// A grammar of answers to a conversation whose final message has this form.
@@ -53,7 +56,7 @@ impl Forms {
         let of_text = self.of_text(form)?;
         let tokenizer = &self.tokenizer;
         let headers = remembered(&mut self.headers, conversation.tools().to_vec(), || {
-            let headers = Headers::new(tokenizer, conversation.tools());
+            let headers = Headers::new(tokenizer, conversation.tools(), &self.ends);
             headers.map(Arc::new).map_err(|why| why.to_string())
         })?;
         let framed = Framed::new(headers, of_text);
@@ -79,10 +82,54 @@ fn remembered<K: Hash + Eq, V: Clone>(all: &mut HashMap<K, V>, key: K, make: imp
     all.entry(key).or_insert_with(make).clone()
 }
 
-/// The form that JSON of this schema has.
-pub fn json(schema: &Json) -> Result<Form, String> {
+/// The form that JSON of the schema in this field has.
+pub fn json(field: &str, schema: &Json) -> Result<Form, String> {
     let schema = serde_json::from_str(&schema.to_string()).map_err(|why| why.to_string())?;
+    of_schema(field, schema)
+}
+
+/// From here on most readers, and llguidance, take a whole number of JSON for one beside it.
+const TOO_LARGE: f64 = 9_007_199_254_740_992.0;
+
+/// The largest `multipleOf` that llguidance compiles within moments, in units of its last digit.
+const MOST_MULTIPLE: f64 = 10_000.0;
+
+/// Refuses what llguidance would follow in another way than the schema says, or not within moments.
+fn of_schema(field: &str, schema: Value) -> Result<Form, String> {
+    check_schema(&schema).map_err(|why| format!("{field}: {why}"))?;
     Ok(Form::Json(schema))
+}
+
+fn check_schema(schema: &Value) -> Result<(), String> {
+    match schema {
+        Value::Number(number) if number.as_f64().is_none_or(|number| number.abs() >= TOO_LARGE) => Err(format!(
+            "{number} is a number that others read as one beside it; use smaller ones, or texts"
+        )),
+        Value::Array(values) => values.iter().try_for_each(check_schema),
+        Value::Object(fields) => {
+            if fields.contains_key("x-guidance") {
+                return Err("x-guidance is not supported".into());
+            }
+            let number = |name: &str| fields.get(name).and_then(Value::as_f64);
+            if let Some(least) = number("exclusiveMinimum").filter(|least| least.fract() == 0.0) {
+                let mut most = [number("maximum"), number("exclusiveMaximum")].into_iter().flatten();
+                if let Some(most) = most.find(|most| *most < least + 1.0) {
+                    return Err(format!(
+                        "exclusiveMinimum {least} is not supported with a largest number of {most}; use minimum"
+                    ));
+                }
+            }
+            if let Some(multiple) = number("multipleOf") {
+                let text = multiple.to_string();
+                let digits = text.split_once('.').map_or(0, |(_, behind)| behind.len());
+                if multiple * 10_f64.powi(digits as i32) > MOST_MULTIPLE {
+                    return Err(format!("multipleOf {multiple} takes too long to be followed"));
+                }
+            }
+            fields.values().try_for_each(check_schema)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What `structured_outputs` asks for: one of its fields is given.
@@ -100,11 +147,10 @@ pub fn structured_outputs(given: &Json) -> Result<Form, String> {
         // Others take the schema as a text, too.
         ("json", Json::Text(schema)) => {
             let schema = serde_json::from_str(schema);
-            Ok(Form::Json(
-                schema.map_err(|why| format!("structured_outputs.json is no JSON: {why}"))?,
-            ))
+            let schema = schema.map_err(|why| format!("structured_outputs.json is no JSON: {why}"))?;
+            of_schema("structured_outputs.json", schema)
         }
-        ("json", schema @ Json::Object(_)) => json(schema),
+        ("json", schema @ Json::Object(_)) => json("structured_outputs.json", schema),
         ("json_object", Json::Bool(true)) => Ok(Form::Json(serde_json::json!({"type": "object"}))),
         ("regex", Json::Text(regex)) => Ok(Form::Regex(regex.clone())),
         ("grammar", Json::Text(grammar)) => Ok(Form::Lark(grammar.clone())),

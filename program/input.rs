@@ -6,8 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
-use serde_json::Value;
+use getp::harmony::Json;
 
 use crate::output::Done;
 
@@ -94,10 +93,10 @@ pub struct Survey {
     pub again: HashMap<usize, usize>,
 }
 
-/// The part of a request that tells it from others.
-#[derive(Deserialize)]
-struct Known {
-    custom_id: Option<Value>,
+/// What tells a request from others. It is read here as where the request is answered, so that a line that is none has
+/// the same there and when the run is gone on with.
+pub fn custom_id(line: Option<&Json>) -> Option<String> {
+    line?.given("custom_id")?.text().map(str::to_owned)
 }
 
 /// Counts the lines, finds those whose custom_id is not their own, and makes sure that the answers that there are
@@ -110,11 +109,7 @@ pub fn survey(path: &Path, done: &Done, answers: &Path) -> Result<Survey> {
     while let Some(line) = lines.next().with_context(|| path.display().to_string())? {
         survey.lines += 1;
         let text = line.text.unwrap_or_default();
-        let known = serde_json::from_slice::<Known>(&text).ok();
-        let id = match known.and_then(|known| known.custom_id) {
-            Some(Value::String(id)) => Some(id),
-            _ => None,
-        };
+        let id = custom_id(serde_json::from_slice(&text).ok().as_ref());
         if let Some(of) = done.get(&line.number) {
             answered += 1;
             if *of != id {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -11,6 +12,9 @@ use serde_json::Value;
 
 /// What the `id` of an answer begins with; the number of its request's line follows.
 const ID: &str = "batch_req_";
+
+/// What the line of an answer begins with.
+const BEGINNING: &str = "{\"id\":\"batch_req_";
 
 /// The `id` of the answer to a line.
 pub fn id(line: usize) -> String {
@@ -37,7 +41,7 @@ struct Answered {
 }
 
 impl Output {
-    /// Opens the file. With `resume` it may have answers, and what a line that has no end has is cut off.
+    /// Opens the file. With `resume` it may have answers; [`Self::begin`] cuts off what a line that has no end has.
     pub fn open(path: &Path, resume: bool) -> Result<(Self, Done)> {
         let name = || path.display().to_string();
         let mut options = OpenOptions::new();
@@ -76,9 +80,25 @@ impl Output {
             return Ok((output, Done::new()));
         }
         let done = output.read()?;
-        output.file.set_len(output.length).with_context(name)?;
-        output.file.seek(SeekFrom::Start(output.length)).with_context(name)?;
         Ok((output, done))
+    }
+
+    /// Whether this is the file itself, by whatever name.
+    pub fn is(&self, path: &Path) -> Result<bool> {
+        let name = |path: &Path| path.display().to_string();
+        let own = self.file.metadata().with_context(|| name(&self.path))?;
+        let other = path.metadata().with_context(|| name(path))?;
+        Ok((own.dev(), own.ino()) == (other.dev(), other.ino()))
+    }
+
+    /// Goes to where answers are written, once it is known that the file is what it is taken for.
+    pub fn begin(&mut self) -> Result<()> {
+        if self.is_file {
+            let name = || self.path.display().to_string();
+            self.file.set_len(self.length).with_context(name)?;
+            self.file.seek(SeekFrom::Start(self.length)).with_context(name)?;
+        }
+        Ok(())
     }
 
     /// Reads the whole lines.
@@ -92,6 +112,15 @@ impl Output {
                 .read_until(b'\n', &mut line)
                 .with_context(|| self.path.display().to_string())?;
             if !line.ends_with(b"\n") {
+                // A crash leaves the beginning of an answer, and nothing else is cut off.
+                let begins = BEGINNING.as_bytes();
+                let common = line.len().min(begins.len());
+                if line[..common] != begins[..common] {
+                    bail!(
+                        "{}: line {number} has no end, and is no beginning of an answer of getp's; name another file",
+                        self.path.display()
+                    );
+                }
                 break;
             }
             let answered: Option<Answered> = serde_json::from_slice(&line).ok();
@@ -165,13 +194,17 @@ mod tests {
         drop(output);
         assert!(error(&path, false).contains("go on with --resume"));
         let whole = fs::read(&path).unwrap();
-        for half in ["{", "{\"id\": \"batch_req_2\", \"custom_id\": \"b\"}"] {
-            fs::write(&path, [&whole, half.as_bytes()].concat()).unwrap();
-            let (_, done) = Output::open(&path, true).unwrap();
+        for half in ["{", "{\"id\":\"batch_req_2\",\"custom_id\":\"b\"}"] {
+            let text = [&whole, half.as_bytes()].concat();
+            fs::write(&path, &text).unwrap();
+            let (mut output, done) = Output::open(&path, true).unwrap();
             assert_eq!(done, Done::from([(3, Some("c".into())), (1, None)]));
+            assert_eq!(fs::read(&path).unwrap(), text);
+            output.begin().unwrap();
             assert_eq!(fs::read(&path).unwrap(), whole);
         }
         let (mut output, _) = Output::open(&path, true).unwrap();
+        output.begin().unwrap();
         output.write(&json!({"id": id(2), "custom_id": "b"})).unwrap();
         drop(output);
         assert_eq!(Output::open(&path, true).unwrap().1.len(), 3);
@@ -183,6 +216,7 @@ mod tests {
         let path = dir.path().join("notes.txt");
         for (text, words) in [
             ("a note\n", "line 1 is no answer"),
+            ("a note", "is no beginning of an answer"),
             (
                 "{\"id\": \"batch_req_x\", \"custom_id\": \"a\"}\n",
                 "line 1 is no answer",

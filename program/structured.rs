@@ -27,6 +27,18 @@ pub enum Form {
     Choice(Vec<String>),
 }
 
+impl Form {
+    /// The field that asks for it.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Json(_) => "the JSON schema",
+            Self::Regex(_) => "structured_outputs.regex",
+            Self::Lark(_) => "structured_outputs.grammar",
+            Self::Choice(_) => "structured_outputs.choice",
+        }
+    }
+}
+
 /// Compiles forms for a vocabulary.
 pub struct Compiler {
     factory: ParserFactory,
@@ -43,7 +55,8 @@ impl Compiler {
             return Err(Error::format("the model", why));
         };
         let word = |id: u32| match tokenizer.bytes(id, Specials::Text) {
-            // Special tokens are marked, so that no text has them.
+            // Special tokens are marked, and what ends answers, so that no text has them.
+            text if ends.contains(&id) && !text.is_empty() => [&[TokTrie::SPECIAL_TOKEN_MARKER], text].concat(),
             [] => match tokenizer.bytes(id, Specials::Tokens) {
                 [] => Vec::new(),
                 name => [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat(),
@@ -78,9 +91,14 @@ impl Compiler {
             }
         };
         let matcher = Inner::new(self.factory.create_parser(grammar));
-        match matcher.get_error() {
-            Some(why) => Err(why.lines().next().unwrap_or_default().to_owned()),
-            None => Ok(Arc::new(Compiled {
+        if let Some(why) = matcher.get_error() {
+            return Err(told(&why));
+        }
+        // What has no text at all is found by its first mask.
+        match matcher.deep_clone().compute_mask_or_eos() {
+            Err(_) => Err("there is no such text".into()),
+            Ok(first) if first.is_zero() => Err("there is no such text".into()),
+            Ok(_) => Ok(Arc::new(Compiled {
                 matcher,
                 ends: self.ends.clone(),
             })),
@@ -142,8 +160,20 @@ struct Following {
 }
 
 fn error(why: &impl ToString) -> Error {
-    let why = why.to_string();
-    Error::format("the grammar", why.lines().next().unwrap_or_default())
+    let why = format!("it cannot be followed any further: {}", told(&why.to_string()));
+    Error::format("the answer's form", why)
+}
+
+/// The most characters of what llguidance says that are shown.
+const MOST_SHOWN: usize = 200;
+
+/// What llguidance says, as a line.
+fn told(why: &str) -> String {
+    let line = why.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{}...", &line[..end]),
+        None => line,
+    }
 }
 
 impl fmt::Debug for Following {

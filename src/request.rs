@@ -163,7 +163,7 @@ pub struct Score {
 }
 
 /// What is asked of the model for one prompt.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// What its answer is known by.
     pub number: usize,

@@ -168,6 +168,52 @@ fn check_says_what_everything_is_taken_for() {
     assert!(err.contains("magic is 7"), "{err}");
 }
 
+/// What is not getp's is neither cut nor written to.
+#[test]
+fn no_other_file_is_taken_for_answers() {
+    let place = Place::new(&[]);
+    let foreign = "{\"a\": 1}";
+    fs::write(place.answers(), foreign).unwrap();
+    let output = place.run("batch", &["--resume"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && said.contains("is no beginning of an answer"),
+        "{said}"
+    );
+    assert_eq!(fs::read_to_string(place.answers()).unwrap(), foreign);
+
+    fs::remove_file(place.answers()).unwrap();
+    fs::hard_link(place.dir.path().join("requests.jsonl"), place.answers()).unwrap();
+    let output = place.run("batch", &["--resume"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        !output.status.success() && said.contains("the file of the requests"),
+        "{said}"
+    );
+}
+
+/// A line that is no request has the same custom_id, or none, when the run is gone on with.
+#[test]
+fn a_run_with_lines_that_are_no_requests_goes_on() {
+    let deep = format!(
+        "{{\"custom_id\":\"d\",\"body\":{}1{}}}",
+        "[".repeat(200),
+        "]".repeat(200)
+    );
+    let lines = [
+        "{\"custom_id\":\"a\",\"body\":{\"prompt\":\"\\ud83d\"}}",
+        "{\"custom_id\":\"b\",\"x\":1e999}",
+        "{\"custom_id\":\"c\",\"custom_id\":\"e\",\"body\":{}}",
+        "[\"a\"]",
+        &deep,
+    ];
+    let place = Place::new(&lines.map(str::to_owned));
+    let (first, _) = place.all(&[]);
+    assert_eq!(first.len(), lines.len());
+    let (again, _) = place.all(&["--resume"]);
+    assert_eq!(first, again);
+}
+
 /// The answers of a file by line; each line once, and whole. When each was made is left out.
 fn rows(path: &Path) -> BTreeMap<usize, Value> {
     let text = fs::read_to_string(path).unwrap();

@@ -172,6 +172,7 @@ fn ids_beyond_those_that_may_be_sampled_are_no_argmax() {
             sample: true,
             draw: Draw::GREEDY,
             score: None,
+            again: None,
         });
         let whole = StepPlan {
             logits: logits.collect(),

@@ -54,7 +54,6 @@ impl Job {
                 top: rng.random_range(0..3),
             },
             min_tokens: [0, 0, 1, 5, 1000][rng.random_range(0..5)],
-            grammar: None,
             answered: 0,
         }
     }

@@ -19,7 +19,7 @@ use super::{ANALYSIS, COMMENTARY, CONSTRAIN, FINAL, FUNCTIONS};
 use crate::error::{Error, Result};
 
 /// Fields of a request that do not change what its prompt is.
-const OF_SAMPLING: [&str; 22] = [
+const OF_SAMPLING: [&str; 26] = [
     "model",
     "max_tokens",
     "max_completion_tokens",
@@ -42,6 +42,10 @@ const OF_SAMPLING: [&str; 22] = [
     "user",
     "metadata",
     "store",
+    "stop_token_ids",
+    "ignore_eos",
+    "structured_outputs",
+    "repetition_penalty",
 ];
 
 const IDENTITY: &str = "You are ChatGPT, a large language model trained by OpenAI.";

@@ -24,6 +24,8 @@ pub struct Headers {
     tokens: Vec<(u32, Vec<Symbol>)>,
     /// Tokens of the tokenizer.
     vocab_size: usize,
+    /// The tokens of it that end answers.
+    ends: Vec<u32>,
 }
 
 /// A header, from the token that begins the message to the one that begins its text.
@@ -52,8 +54,15 @@ enum Symbol {
 const OF_PROMPT: usize = 1 + super::conversation::ASSISTANT.len();
 
 impl Headers {
-    /// The headers of answers to a request with these tools.
-    pub fn new(tokenizer: &TextTokenizer, tools: &[String]) -> Result<Self> {
+    /// The headers of answers to a request with these tools, which one of `ends` ends. Fails for a tool whose name a header
+    /// cannot have.
+    pub fn new(tokenizer: &TextTokenizer, tools: &[String], ends: &[u32]) -> Result<Self> {
+        let is_name =
+            |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
+        if let Some(name) = tools.iter().find(|name| !is_name(name)) {
+            let why = format!("{name:?} is no name that a header can have; use letters, digits, _, . and -");
+            return Err(Error::format("tools", why));
+        }
         let frame = Frame::of(tokenizer)?;
         let form = |words: &str, is_json: bool| {
             let text = |text: &str| text.bytes().map(Symbol::Byte).collect::<Vec<_>>();
@@ -92,7 +101,7 @@ impl Headers {
         let vocab_size = tokenizer.vocabulary().vocab_size();
         for id in 0..vocab_size as u32 {
             let symbols = symbols_of(tokenizer, id, longest);
-            if parts.contains(&symbols[..]) {
+            if !ends.contains(&id) && parts.contains(&symbols[..]) {
                 memory::push(&mut tokens, (id, symbols), Purpose::Requests)?;
             }
         }
@@ -101,6 +110,11 @@ impl Headers {
             headers,
             tokens,
             vocab_size,
+            ends: ends
+                .iter()
+                .copied()
+                .filter(|&end| (end as usize) < vocab_size)
+                .collect(),
         })
     }
 
@@ -111,7 +125,8 @@ impl Headers {
         tokens.filter(move |(_, symbols)| may_be.iter().any(|header| rest(header).starts_with(symbols)))
     }
 
-    /// The tokens that would end the answer in a text that is not final.
+    /// The tokens that may not come in a text that is not final: those that end the answer, or that a reader takes for its
+    /// end. A call may end it, where `<|call|>` does.
     fn ends(&self, is_call: bool) -> impl Iterator<Item = u32> {
         let Frame {
             call,
@@ -119,7 +134,9 @@ impl Headers {
             endoftext,
             ..
         } = self.frame;
-        [r#return, endoftext].into_iter().chain((!is_call).then_some(call))
+        let calls = is_call && self.ends.contains(&call);
+        let ends = [r#return, endoftext, call].into_iter().chain(self.ends.iter().copied());
+        ends.filter(move |&end| !(calls && end == call))
     }
 }
 

@@ -367,6 +367,16 @@ impl Reader {
 }
 
 impl Answer {
+    /// Leaves out of the content what is no final message: an answer that is cut within a header has that as text.
+    pub fn keep_final(&mut self) {
+        let finals = self
+            .messages
+            .iter()
+            .filter(|message| message.channel.as_deref() == Some(FINAL));
+        let texts: Vec<&str> = finals.map(|message| message.content.as_str()).collect();
+        self.message.content = (!texts.is_empty()).then(|| texts.join(BETWEEN));
+    }
+
     fn of(messages: Vec<Message>, end: Option<u32>, frame: &Frame) -> Self {
         let mut content: Vec<&str> = Vec::new();
         let mut reasoning: Vec<&str> = Vec::new();

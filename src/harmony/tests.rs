@@ -250,9 +250,17 @@ impl Matcher for Xs {
 /// Where in a text the first token is that a conversation with these tools does not allow; `None` if there is none. The
 /// mask says the same as the answer for each token.
 fn first_forbidden(tools: &[&str], open: Option<&Message>, text: &str) -> Option<usize> {
+    first_forbidden_where("<|return|><|call|>", tools, open, text)
+}
+
+/// The same, where these tokens end an answer.
+fn first_forbidden_where(ends: &str, tools: &[&str], open: Option<&Message>, text: &str) -> Option<usize> {
     let tokenizer = tokenizer(&NAMES);
     let tools: Vec<String> = tools.iter().map(|tool| (*tool).to_owned()).collect();
-    let framed = Framed::new(Arc::new(Headers::new(&tokenizer, &tools).unwrap()), Arc::new(Xs));
+    let framed = Framed::new(
+        Arc::new(Headers::new(&tokenizer, &tools, &ids(ends)).unwrap()),
+        Arc::new(Xs),
+    );
     let framed = match open {
         Some(message) => framed.going_on(message, ids("x")).unwrap(),
         None => framed,
@@ -302,6 +310,24 @@ fn a_final_message_has_a_form_within_a_frame() {
         first_forbidden(&[], None, "<|channel|>commentary to=functions.f"),
         Some(1)
     );
+}
+
+/// What ends an answer ends no thought and no header, and what ends none is no end of a call.
+#[test]
+fn a_frame_knows_what_ends_answers() {
+    let thought = "<|channel|>analysis<|message|>a";
+    let call = "<|channel|>commentary to=functions.f<|message|>a";
+    for (ends, text, at) in [
+        ("<|return|>", format!("{call}<|call|>"), 29),
+        ("<|end|><|return|>", format!("{thought}<|end|>"), 11),
+        ("n<|return|>", thought.to_owned(), 2),
+    ] {
+        assert_eq!(
+            first_forbidden_where(ends, &["f"], None, &text),
+            Some(at),
+            "{ends} {text}"
+        );
+    }
 }
 
 #[test]

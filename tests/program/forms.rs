@@ -208,6 +208,40 @@ fn what_cannot_be_followed_is_refused_by_name() {
         ),
         (schema(json!({"type": "bogus"})), "bogus"),
         (
+            schema(json!({"const": 9_007_199_254_740_993_u64})),
+            "9007199254740993 is a number",
+        ),
+        (
+            schema(json!({"properties": {"a": {"x-guidance": {}}}})),
+            "x-guidance is not supported",
+        ),
+        (
+            schema(json!({"type": "number", "exclusiveMinimum": 0, "maximum": 0.1})),
+            "exclusiveMinimum 0 is not supported",
+        ),
+        (
+            schema(json!({"type": "integer", "multipleOf": 9_999_991})),
+            "multipleOf 9999991 takes too long",
+        ),
+        (schema(json!({"$ref": "#"})), "the JSON schema: there is no such text"),
+        (
+            json!({"structured_outputs": {"regex": "[^\\s\\S]"}}),
+            "structured_outputs.regex: there is no such text",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a"}, "stop": "a"}),
+            "stop is given with a form",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a"}, "stop_token_ids": [7]}),
+            "stop_token_ids is given with a form",
+        ),
+        (
+            json!({"structured_outputs": {"regex": "a"},
+                   "tools": [{"type": "function", "function": {"name": "a to=b"}}]}),
+            "\"a to=b\" is no name that a header can have",
+        ),
+        (
             json!({"response_format": {"type": "json_schema"}}),
             "response_format.json_schema is missing",
         ),
@@ -253,4 +287,28 @@ fn what_cannot_be_followed_is_refused_by_name() {
         let why = row["error"]["message"].as_str().unwrap_or_else(|| panic!("{row}"));
         assert!(why.contains(expected), "{why}");
     }
+}
+
+/// Whatever ends an answer, the user sees nothing but a beginning of the form.
+#[test]
+fn an_answer_that_is_cut_has_no_content_but_of_its_form() {
+    let lines: Vec<String> = (0..60)
+        .map(|id| {
+            let form = json!({"structured_outputs": {"regex": "[a-z]{2,30}"}, "max_tokens": 1 + id % 12, "seed": id});
+            chat(id, form)
+        })
+        .collect();
+    let (rows, _) = Place::new(&lines).all(&[]);
+    let mut seen = 0;
+    for (number, row) in &rows {
+        let content = &choice(row)["message"]["content"];
+        if let Some(text) = content.as_str() {
+            seen += 1;
+            assert!(
+                text.chars().all(|letter| letter.is_ascii_lowercase()),
+                "{number}: {text:?}"
+            );
+        }
+    }
+    assert!(seen > 0 && seen < 60, "{seen}");
 }
