@@ -262,7 +262,9 @@ int main(int argc, char **argv) {
     const char *instructions = NULL, *file = NULL;
     int at = 2, works = 0;
 
-    for (; at + 1 < argc && argv[at][0] == '-' && argv[at][1] != '\0' && strchr("snf", argv[at][1]) != NULL; at += 2) {
+    for (; at + 1 < argc && argv[at][0] == '-' && argv[at][1] != '\0' &&
+           strchr("snf", argv[at][1]) != NULL;
+         at += 2) {
         if (argv[at][1] == 's') instructions = argv[at + 1];
         if (argv[at][1] == 'n') chat.max_tokens = strtoul(argv[at + 1], NULL, 10);
         if (argv[at][1] == 'f') file = argv[at + 1];

@@ -318,7 +318,7 @@ fn a_frame_knows_what_ends_answers() {
     let thought = "<|channel|>analysis<|message|>a";
     let call = "<|channel|>commentary to=functions.f<|message|>a";
     for (ends, text, at) in [
-        ("<|return|>", format!("{call}<|call|>"), 29),
+        ("<|return|>", format!("{call}<|call|>"), 28),
         ("<|end|><|return|>", format!("{thought}<|end|>"), 11),
         ("n<|return|>", thought.to_owned(), 2),
     ] {
