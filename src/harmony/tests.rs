@@ -312,7 +312,7 @@ fn a_final_message_has_a_form_within_a_frame() {
     );
 }
 
-/// What ends an answer ends no thought and no header, and what ends none is no end of a call.
+/// What ends an answer ends no thought, and what ends none is no end of a call.
 #[test]
 fn a_frame_knows_what_ends_answers() {
     let thought = "<|channel|>analysis<|message|>a";
@@ -320,7 +320,6 @@ fn a_frame_knows_what_ends_answers() {
     for (ends, text, at) in [
         ("<|return|>", format!("{call}<|call|>"), 28),
         ("<|end|><|return|>", format!("{thought}<|end|>"), 11),
-        ("n<|return|>", thought.to_owned(), 2),
     ] {
         assert_eq!(
             first_forbidden_where(ends, &["f"], None, &text),
@@ -357,16 +356,16 @@ fn a_form_is_told_to_the_model_and_its_schema_to_whoever_samples() {
         Conversation::parse(request.to_string().as_bytes()).unwrap()
     };
     let described = of(json!({"type": "json_schema", "json_schema": {
-        "name": "fruit", "description": "One fruit.\nNo other.", "strict": true, "schema": {"type": "string", "maxLength": 9}
+        "name": "fruit", "description": "One fruit.\nNo other.", "strict": true, "schema": {"maxLength": 9, "type": "string"}
     }}));
     assert_eq!(
         described.messages[1].texts[0],
         "# Instructions\n\nBe brief.\n\n# Response Formats\n\n## fruit\n\n// One fruit.\n// No other.\n\
-         {\"type\":\"string\",\"maxLength\":9}"
+         {\"maxLength\":9,\"type\":\"string\"}"
     );
     assert_eq!(
         described.response_schema().unwrap().to_string(),
-        "{\"type\":\"string\",\"maxLength\":9}"
+        "{\"maxLength\":9,\"type\":\"string\"}"
     );
     let object = of(json!({"type": "json_object"}));
     assert_eq!(object.messages[1].texts[0], "# Instructions\n\nBe brief.");
