@@ -89,10 +89,7 @@ impl Answer {
         Ok(Self {
             text: match &asked.form {
                 Form::Chat(open) => Text::Chat {
-                    reader: Box::new(match open {
-                        Some(message) => harmony::Reader::within(tokenizer.clone(), message.clone())?,
-                        None => harmony::Reader::new(tokenizer.clone())?,
-                    }),
+                    reader: Box::new(harmony::Reader::going_on(tokenizer.clone(), open.clone())?),
                     last: None,
                 },
                 Form::Score(context) => Text::Score(*context),

@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use getp::batch::MOST_TOP;
+use getp::error::shown;
 use getp::grammar::Grammar;
-use getp::harmony::{self, Conversation, Json};
+use getp::harmony::{self, Conversation, Json, OF_CONVERSATION};
 use getp::text::{Specials, TextTokenizer};
 
 use crate::forms::{self, Forms};
@@ -84,20 +85,6 @@ const COMPLETION_TOKENS: usize = 16;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
-
-/// Fields of a chat that the prompt is made of.
-const OF_CONVERSATION: [&str; 10] = [
-    "messages",
-    "tools",
-    "tool_choice",
-    "reasoning_effort",
-    "response_format",
-    "date",
-    "knowledge_cutoff",
-    "model_identity",
-    "add_generation_prompt",
-    "continue_final_message",
-];
 
 /// Fields of either form that are used.
 const USED: [&str; 13] = [
@@ -564,17 +551,5 @@ impl<'a> Object<'a> {
             let value = value.number()?.as_f64()? as f32;
             (value.is_finite() && fits(value)).then_some(value)
         })
-    }
-}
-
-/// Characters after which a message cuts a value.
-const MOST_SHOWN: usize = 60;
-
-/// A value for a message.
-fn shown(value: &Json) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(MOST_SHOWN) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
     }
 }

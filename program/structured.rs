@@ -4,7 +4,7 @@
 //! next. A schema with a keyword that it does not know is refused, not followed in part. It is the program's, as a library
 //! that is linked with it exports its functions, too.
 
-use getp::error::{Error, Result};
+use getp::error::{Error, Result, cut};
 use getp::grammar::{Grammar, Matcher};
 use getp::memory::{self, Purpose};
 use getp::text::{Specials, TextTokenizer};
@@ -96,12 +96,11 @@ impl Compiler {
         }
         // What has no text at all is found by its first mask.
         match matcher.deep_clone().compute_mask_or_eos() {
-            Err(_) => Err("there is no such text".into()),
-            Ok(first) if first.is_zero() => Err("there is no such text".into()),
-            Ok(_) => Ok(Arc::new(Compiled {
+            Ok(first) if !first.is_zero() => Ok(Arc::new(Compiled {
                 matcher,
                 ends: self.ends.clone(),
             })),
+            _ => Err("there is no such text".into()),
         }
     }
 }
@@ -169,11 +168,7 @@ const MOST_SHOWN: usize = 200;
 
 /// What llguidance says, as a line.
 fn told(why: &str) -> String {
-    let line = why.split_whitespace().collect::<Vec<_>>().join(" ");
-    match line.char_indices().nth(MOST_SHOWN) {
-        Some((end, _)) => format!("{}...", &line[..end]),
-        None => line,
-    }
+    cut(why.split_whitespace().collect::<Vec<_>>().join(" "), MOST_SHOWN)
 }
 
 impl fmt::Debug for Following {
@@ -203,10 +198,7 @@ impl Matcher for Following {
         let allowed = self.inner.compute_mask_or_eos();
         let allowed = allowed.map_err(|why| error(&why))?;
         if allowed.is_zero() {
-            return Err(Error::format(
-                "the grammar",
-                "no token can go on with the answer, nor end it",
-            ));
+            return Err(error(&"no token can go on with the answer, nor end it"));
         }
         mask.clear();
         memory::append(mask, allowed.as_slice(), Purpose::Draws)

@@ -191,3 +191,19 @@ impl Error {
         }
     }
 }
+
+/// Number of characters after which a message cuts a value.
+const MOST_SHOWN: usize = 60;
+
+/// A value for a message.
+pub fn shown(value: &impl std::fmt::Display) -> String {
+    cut(value.to_string(), MOST_SHOWN)
+}
+
+/// A text of at most `most` characters, with dots where there were more.
+pub fn cut(text: String, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
+    }
+}

@@ -37,12 +37,6 @@ pub trait Matcher: Debug + Send {
     fn mask(&mut self, mask: &mut Vec<u32>) -> Result<()>;
 }
 
-/// Whether a mask has this token.
-pub fn has(mask: &[u32], token: u32) -> bool {
-    mask.get(token as usize / 32)
-        .is_some_and(|word| word >> (token % 32) & 1 == 1)
-}
-
 /// The tokens of a mask, ascending.
 pub fn tokens(mask: &[u32]) -> impl Iterator<Item = u32> {
     (0..).zip(mask).flat_map(|(place, &word)| {

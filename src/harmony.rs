@@ -18,7 +18,7 @@ mod read;
 mod render;
 mod tools;
 
-pub use conversation::{Conversation, response_schema};
+pub use conversation::{Conversation, OF_CONVERSATION, response_schema};
 pub use framed::{Framed, Headers};
 pub use json::Json;
 pub use read::{Answer, BETWEEN, Delta, Message, Reader};

@@ -23,10 +23,14 @@ pub fn next_state(mut state: u64) -> u64 {
     state
 }
 
+/// The generator's state after so many tokens.
+pub fn state_after(state: u64, tokens: usize) -> u64 {
+    (0..tokens).fold(state, |state, _| next_state(state))
+}
+
 /// The random number in [0, 1) for the token `ahead` tokens after the next one.
 pub fn coin(state: u64, ahead: usize) -> f32 {
-    let mut state = (0..ahead).fold(state, |state, _| next_state(state));
-    random_f32(&mut state)
+    random_f32(&mut state_after(state, ahead))
 }
 
 /// The next number in [0, 1): 24 bits of xorshift64* (Vigna, "An experimental exploration of Marsaglia's xorshift

@@ -499,7 +499,7 @@ mod tests {
                 };
                 let (first, again) = (draw(), draw());
                 let token = sampler.sample(&logits, first);
-                let token = match first_of_all && grammar::has(&mask, token) {
+                let token = match first_of_all && grammar::tokens(&mask).any(|allowed| allowed == token) {
                     true => token,
                     false => sampler.sample_allowed(&logits, &mask, again).unwrap(),
                 };

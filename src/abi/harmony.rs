@@ -94,10 +94,8 @@ pub unsafe extern "C" fn getp_harmony_reader_open_for(
         let handle = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
         // SAFETY: the program passes as many bytes as it says.
         let json = unsafe { pointer::slice(json.cast::<u8>(), length, "json") }?;
-        let reader = match Conversation::parse(json)?.open_message() {
-            Some(message) => Reader::within(handle.text().clone(), message)?,
-            None => Reader::new(handle.text().clone())?,
-        };
+        let open = Conversation::parse(json)?.open_message();
+        let reader = Reader::going_on(handle.text().clone(), open)?;
         Ok(Box::into_raw(Box::new(ReaderHandle { reader })))
     })
 }

@@ -3,12 +3,10 @@
 use serde_json::{Map, Value};
 use std::path::Path;
 
-use super::fields::{self, Table, read_object, shown};
-use super::{SafetensorsCheckpoint, generation, hf_config, original_config, safetensors};
-use crate::error::{Error, Result};
-
-/// The file with the model's dimensions.
-const CONFIG: &str = "config.json";
+use super::fields::{self, Table, read_object};
+use super::safetensors::{CONFIG, INDEX};
+use super::{SafetensorsCheckpoint, generation, hf_config, original_config};
+use crate::error::{Error, Result, shown};
 
 /// Something, and what it is taken for.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,7 +40,7 @@ pub fn files(dir: &Path, model: Option<&SafetensorsCheckpoint>) -> Result<Vec<Ta
             (CONFIG, _) => "the model's dimensions".into(),
             (generation::FILE, _) => "end tokens and sampling of requests that do not say otherwise".into(),
             ("tokenizer.json", _) => "text to tokens and back".into(),
-            (safetensors::INDEX, _) => "which file has which tensor".into(),
+            (INDEX, _) => "which file has which tensor".into(),
             ("chat_template.jinja", _) => "not read: conversations are rendered in the form of the training".into(),
             ("original/" | "metal/", _) => "not read: the model once more".into(),
             (name, None) if model.is_none() && name.ends_with(".safetensors") => "weights, not opened".into(),

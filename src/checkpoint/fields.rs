@@ -10,7 +10,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::file_kind::{self, Wanted};
 
 /// How a field is handled.
@@ -26,13 +26,15 @@ pub(super) enum Fate {
 }
 
 impl Fate {
-    /// The values that are supported, in JSON; `None` if the field may have any.
-    fn supported(&self) -> Option<&[&'static str]> {
-        match self {
-            Self::Only(only) => Some(std::slice::from_ref(only)),
-            Self::Inert(values) => Some(values),
-            Self::Used(_) | Self::Ignored => None,
-        }
+    /// Why a value is refused, if it is.
+    fn refusal(&self, value: &Value) -> Option<String> {
+        let supported = match self {
+            Self::Only(only) => std::slice::from_ref(only),
+            Self::Inert(values) => values,
+            Self::Used(_) | Self::Ignored => return None,
+        };
+        let is_supported = supported.iter().any(|one| same(value, &parse(one)));
+        (!is_supported).then(|| format!("only {} is supported", supported.join(" or ")))
     }
 }
 
@@ -112,11 +114,9 @@ impl Fields {
                 refused.unknown.push(is);
                 continue;
             };
-            let supported = fate.supported();
-            if let Some(supported) = supported.filter(|all| !all.iter().any(|one| same(value, &parse(one)))) {
-                let supported = supported.join(" or ");
-                refused.others.push(format!("{is}; only {supported} is supported"));
-            }
+            refused
+                .others
+                .extend(fate.refusal(value).map(|why| format!("{is}; {why}")));
         }
         Self {
             table,
@@ -228,9 +228,8 @@ pub(super) fn taken(table: &Table, name: &str, value: &Value) -> String {
     let Some((_, fate)) = table.iter().find(|(known, _)| *known == name) else {
         return "refused: not known".into();
     };
-    let supported = fate.supported();
-    if let Some(supported) = supported.filter(|all| !all.iter().any(|one| same(value, &parse(one)))) {
-        return format!("refused: only {} is supported", supported.join(" or "));
+    if let Some(why) = fate.refusal(value) {
+        return format!("refused: {why}");
     }
     let taken = match fate {
         Fate::Used(_) => "used",
@@ -262,18 +261,6 @@ fn same(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a as f32 == b as f32,
         _ => a == b,
-    }
-}
-
-/// Number of characters after which a message cuts a value.
-const MOST_SHOWN: usize = 60;
-
-/// A value's text for a message.
-pub(super) fn shown(value: &Value) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(MOST_SHOWN) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
     }
 }
 

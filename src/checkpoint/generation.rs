@@ -8,8 +8,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::fields::{read_object, shown};
-use crate::error::{Error, Result};
+use super::fields::read_object;
+use crate::error::{Error, Result, shown};
 use crate::request::EndTokens;
 
 /// The file in a directory.

@@ -8,9 +8,10 @@ use serde_json::{Map, Value};
 
 use super::MAX_SEQ_LEN;
 use super::fields::Fate::{Ignored, Inert, Only, Used};
-use super::fields::{Fields, Refusals, Table, shown};
+use super::fields::{Fields, Refusals, Table};
 use super::yarn::{Yarn, concentration};
 use crate::config::ModelConfig;
+use crate::error::shown;
 
 /// Every field that `config.json` may have.
 const CONFIG: &Table = &[

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
-use super::fields::{read_object, shown};
+use super::fields::read_object;
 use super::mapped::MappedFile;
 use super::names::{Naming, Place};
 use super::{
@@ -18,8 +18,11 @@ use super::{
     generation, hf_config, original_config,
 };
 use crate::config::ModelConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
 use crate::file_kind::{self, Wanted};
+
+/// The file with the model's dimensions.
+pub(super) const CONFIG: &str = "config.json";
 
 /// The file that maps each tensor to the shard that holds it.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -408,9 +411,9 @@ impl Stored {
 
 /// The configuration in a directory's `config.json`, and which names the tensors have.
 fn read_config(dir: &Path) -> Result<(ModelConfig, Generation, Naming)> {
-    let path = dir.join("config.json");
+    let path = dir.join(CONFIG);
     if dir.is_dir() && !path.exists() {
-        return Err(file_kind::explain_directory(dir, "config.json"));
+        return Err(file_kind::explain_directory(dir, CONFIG));
     }
     let object = read_object(&path)?;
     let ends = generation::ends(&object);

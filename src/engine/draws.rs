@@ -11,7 +11,7 @@
 mod again;
 
 use super::pipeline::Pipeline;
-use crate::batch::{StepOutput, StepPlan, Want};
+use crate::batch::{LogitsRow, StepOutput, StepPlan, Want};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::request::Sampling;
@@ -180,12 +180,8 @@ impl Draws {
     /// Takes the tokens that the device has sampled, and lists the rows that the host has to sample.
     fn gather(&mut self, scheduler: &Scheduler, plan: &StepPlan, output: &StepOutput) {
         self.draws.clear();
-        let whole = output.logits.len() == plan.logits.len() * self.vocab;
         let [mut drawn_rows, _] = self.drawn_rows;
-        let mut for_host = 0;
-        for (row, wanted) in plan.logits.iter().enumerate() {
-            let logits = if whole { row } else { for_host };
-            for_host += usize::from(wanted.is_for_host());
+        for (row, logits, wanted) in places_of_logits(plan, output, self.vocab) {
             if !wanted.sample {
                 continue;
             }
@@ -248,6 +244,22 @@ impl Draws {
             Ok(())
         })
     }
+}
+
+/// The plan's logits rows: their numbers, the rows of their logits in the output, and what is wanted. Where the output has
+/// not all rows, it has those that are for the host, or none.
+fn places_of_logits<'a>(
+    plan: &'a StepPlan,
+    output: &StepOutput,
+    vocab: usize,
+) -> impl Iterator<Item = (usize, usize, &'a LogitsRow)> + use<'a> {
+    let is_whole = output.logits.len() == plan.logits.len() * vocab;
+    let mut for_host = 0;
+    plan.logits.iter().enumerate().map(move |(row, wanted)| {
+        let logits = if is_whole { row } else { for_host };
+        for_host += usize::from(wanted.is_for_host());
+        (row, logits, wanted)
+    })
 }
 
 /// Splits the draws evenly among the samplers.

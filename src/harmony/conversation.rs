@@ -16,7 +16,21 @@
 use super::json::Json;
 use super::tools::{self, Tool};
 use super::{ANALYSIS, COMMENTARY, CONSTRAIN, FINAL, FUNCTIONS};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, shown};
+
+/// Fields of a request that its prompt is made of.
+pub const OF_CONVERSATION: [&str; 10] = [
+    "messages",
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "response_format",
+    "date",
+    "knowledge_cutoff",
+    "model_identity",
+    "add_generation_prompt",
+    "continue_final_message",
+];
 
 /// Fields of a request that do not change what its prompt is.
 const OF_SAMPLING: [&str; 26] = [
@@ -146,19 +160,7 @@ impl Conversation {
             Json::List(_) => Json::Object(vec![("messages".into(), json)]),
             request => request,
         };
-        let known = [
-            "messages",
-            "tools",
-            "tool_choice",
-            "reasoning_effort",
-            "response_format",
-            "date",
-            "knowledge_cutoff",
-            "model_identity",
-            "add_generation_prompt",
-            "continue_final_message",
-        ];
-        let request = Fields::new("", &request, &[&known[..], &OF_SAMPLING[..]].concat())?;
+        let request = Fields::new("", &request, &[&OF_CONVERSATION[..], &OF_SAMPLING[..]].concat())?;
         let format = match request.get("response_format") {
             Some(format) => response_format(format)?,
             None => None,
@@ -616,17 +618,5 @@ impl<'a> Fields<'a> {
             Some(Json::Bool(flag)) => Ok(Some(*flag)),
             Some(_) => Err(self.must(field, "true or false")),
         }
-    }
-}
-
-/// Characters after which a message cuts a value.
-const MOST_SHOWN: usize = 60;
-
-/// A value's text for a message.
-fn shown(value: &Json) -> String {
-    let text = value.to_string();
-    match text.char_indices().nth(MOST_SHOWN) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
     }
 }

@@ -9,6 +9,8 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
+use super::conversation::ASSISTANT;
+use super::read::Kind;
 use super::{ANALYSIS, COMMENTARY, FINAL, FUNCTIONS, Frame, Message};
 use crate::error::{Error, Result};
 use crate::grammar::{Grammar, Matcher};
@@ -32,15 +34,7 @@ pub struct Headers {
 #[derive(Debug)]
 struct Header {
     symbols: Vec<Symbol>,
-    text: Text,
-}
-
-/// What the text behind a header is.
-#[derive(Clone, Copy, Debug)]
-enum Text {
-    Thought,
-    Call,
-    Final,
+    kind: Kind,
 }
 
 /// A byte, or a special token.
@@ -51,7 +45,7 @@ enum Symbol {
 }
 
 /// How many symbols of a header the prompt has, in which `<|start|>assistant` begins the answer.
-const OF_PROMPT: usize = 1 + super::conversation::ASSISTANT.len();
+const OF_PROMPT: usize = 1 + ASSISTANT.len();
 
 impl Headers {
     /// The headers of answers to a request with these tools, which one of `ends` ends. Fails for a tool whose name a header
@@ -67,7 +61,7 @@ impl Headers {
         let form = |words: &str, is_json: bool| {
             let text = |text: &str| text.bytes().map(Symbol::Byte).collect::<Vec<_>>();
             let special = |id| vec![Symbol::Special(id)];
-            let assistant = text(super::conversation::ASSISTANT);
+            let assistant = text(ASSISTANT);
             let mut symbols = [special(frame.start), assistant, special(frame.channel), text(words)].concat();
             if is_json {
                 symbols.extend([text(" "), special(frame.constrain), text("json")].concat());
@@ -75,18 +69,18 @@ impl Headers {
             symbols.push(Symbol::Special(frame.message));
             symbols
         };
-        let header = |words: &str, is_json, text| Header {
+        let header = |words: &str, is_json, kind| Header {
             symbols: form(words, is_json),
-            text,
+            kind,
         };
         let mut headers = vec![
-            header(ANALYSIS, false, Text::Thought),
-            header(FINAL, false, Text::Final),
-            header(FINAL, true, Text::Final),
+            header(ANALYSIS, false, Kind::Thought),
+            header(FINAL, false, Kind::Final),
+            header(FINAL, true, Kind::Final),
         ];
         for tool in tools {
             let words = format!("{COMMENTARY} to={FUNCTIONS}{tool}");
-            headers.extend([false, true].map(|is_json| header(&words, is_json, Text::Call)));
+            headers.extend([false, true].map(|is_json| header(&words, is_json, Kind::Call)));
         }
         let mut parts = HashSet::new();
         let mut longest = 0;
@@ -154,7 +148,7 @@ pub struct Framed {
     headers: Arc<Headers>,
     of_text: Arc<dyn Grammar>,
     /// The kind of the message that the answer goes on with, if it does, and the tokens of its text so far.
-    open: Option<(Text, Vec<u32>)>,
+    open: Option<(Kind, Vec<u32>)>,
 }
 
 impl Framed {
@@ -169,12 +163,8 @@ impl Framed {
 
     /// Answers that go on with this message, whose text has these tokens so far. Fails if they are none of the grammar's.
     pub fn going_on(mut self, message: &Message, text: Vec<u32>) -> Result<Self> {
-        let of_message = match (&message.recipient, message.channel.as_deref()) {
-            (Some(_), _) => Text::Call,
-            (None, Some(ANALYSIS)) => Text::Thought,
-            (None, _) => Text::Final,
-        };
-        self.open = Some((of_message, text));
+        let kind = Kind::of(message.recipient.as_deref(), message.channel.as_deref());
+        self.open = Some((kind, text));
         match self.matcher().mask(&mut Vec::new()) {
             Ok(()) => Ok(self),
             Err(_) => Err(Error::format(
@@ -188,9 +178,9 @@ impl Framed {
         let headers = self.headers.clone();
         let state = match &self.open {
             None => State::header(&headers, OF_PROMPT),
-            Some((Text::Thought, _)) => State::Free { is_call: false },
-            Some((Text::Call, _)) => State::Free { is_call: true },
-            Some((Text::Final, text)) => {
+            Some((Kind::Thought, _)) => State::Free { is_call: false },
+            Some((Kind::Call, _)) => State::Free { is_call: true },
+            Some((Kind::Final, text)) => {
                 let mut matcher = self.of_text.matcher();
                 text.iter().for_each(|&token| matcher.take(token));
                 State::Final(matcher)
@@ -255,10 +245,10 @@ impl Matcher for Place {
                 may_be.retain(|&number| !symbols.is_empty() && header(number).symbols[*at..].starts_with(symbols));
                 *at += symbols.len();
                 if let Some(&whole) = may_be.iter().find(|&&number| header(number).symbols.len() == *at) {
-                    self.state = match header(whole).text {
-                        Text::Final => State::Final(self.of_text.matcher()),
-                        Text::Thought => State::Free { is_call: false },
-                        Text::Call => State::Free { is_call: true },
+                    self.state = match header(whole).kind {
+                        Kind::Final => State::Final(self.of_text.matcher()),
+                        Kind::Thought => State::Free { is_call: false },
+                        Kind::Call => State::Free { is_call: true },
                     };
                 }
             }

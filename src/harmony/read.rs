@@ -122,10 +122,32 @@ enum State {
     Between,
 }
 
+/// What a message is to the user.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// He does not see it.
+    Thought,
+    /// It is for a tool.
+    Call,
+    /// He sees it.
+    Final,
+}
+
+impl Kind {
+    /// That of a message with this recipient and channel.
+    pub(super) fn of(recipient: Option<&str>, channel: Option<&str>) -> Self {
+        match (recipient, channel) {
+            (Some(_), _) => Self::Call,
+            (None, Some(ANALYSIS)) => Self::Thought,
+            (None, _) => Self::Final,
+        }
+    }
+}
+
 impl Delta {
     /// Whether it is part of what the user sees, the content of the answer.
     pub fn is_content(&self) -> bool {
-        self.recipient.is_none() && self.channel.as_deref() != Some(ANALYSIS)
+        Kind::of(self.recipient.as_deref(), self.channel.as_deref()) == Kind::Final
     }
 }
 
@@ -143,10 +165,12 @@ impl Reader {
         })
     }
 
-    /// A reader of an answer that goes on with a message.
-    pub fn within(tokenizer: Arc<TextTokenizer>, message: Message) -> Result<Self> {
+    /// A reader of an answer that goes on with this message, if there is one.
+    pub fn going_on(tokenizer: Arc<TextTokenizer>, message: Option<Message>) -> Result<Self> {
         let mut reader = Self::new(tokenizer)?;
-        reader.open(message);
+        if let Some(message) = message {
+            reader.open(message);
+        }
         Ok(reader)
     }
 
@@ -373,8 +397,7 @@ impl Answer {
             .messages
             .iter()
             .filter(|message| message.channel.as_deref() == Some(FINAL));
-        let texts: Vec<&str> = finals.map(|message| message.content.as_str()).collect();
-        self.message.content = (!texts.is_empty()).then(|| texts.join(BETWEEN));
+        self.message.content = joined(finals.map(|message| message.content.as_str()).collect());
     }
 
     fn of(messages: Vec<Message>, end: Option<u32>, frame: &Frame) -> Self {
@@ -382,8 +405,9 @@ impl Answer {
         let mut reasoning: Vec<&str> = Vec::new();
         let mut tool_calls = Vec::new();
         for message in messages.iter().filter(|message| message.role == ASSISTANT) {
-            match (&message.recipient, message.channel.as_deref()) {
-                (Some(recipient), _) => tool_calls.push(Call {
+            let recipient = message.recipient.as_deref().unwrap_or_default();
+            match Kind::of(message.recipient.as_deref(), message.channel.as_deref()) {
+                Kind::Call => tool_calls.push(Call {
                     id: format!("call_{}", tool_calls.len()),
                     r#type: "function",
                     function: Function {
@@ -391,11 +415,10 @@ impl Answer {
                         arguments: message.content.clone(),
                     },
                 }),
-                (None, Some(ANALYSIS)) => reasoning.push(&message.content),
-                (None, _) => content.push(&message.content),
+                Kind::Thought => reasoning.push(&message.content),
+                Kind::Final => content.push(&message.content),
             }
         }
-        let joined = |texts: Vec<&str>| (!texts.is_empty()).then(|| texts.join(BETWEEN));
         let message = Chat {
             role: ASSISTANT,
             content: joined(content),
@@ -414,6 +437,11 @@ impl Answer {
             messages,
         }
     }
+}
+
+/// The texts of several messages in one; `None` if there are none.
+fn joined(texts: Vec<&str>) -> Option<String> {
+    (!texts.is_empty()).then(|| texts.join(BETWEEN))
 }
 
 /// What stands between the texts of several messages in one of chat completions.

@@ -5,7 +5,7 @@ use crate::batch::{Draw, RowScore};
 use crate::error::Result;
 use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
-use crate::random::{coin, next_state, request_seed};
+use crate::random::{coin, next_state, request_seed, state_after};
 use crate::request::{Answer, End, Outlet, Request, Sampling};
 
 /// The most tokens to reserve memory for when a sequence starts; longer answers reallocate.
@@ -203,7 +203,7 @@ impl Sequence {
     /// The random number with which it is sampled again if a grammar forbids it; `None` without a grammar.
     pub(super) fn again(&self, position: usize) -> Option<f32> {
         self.request.grammar.as_ref()?;
-        let state = (0..self.ahead(position)).fold(self.rng_state, |state, _| next_state(state));
+        let state = state_after(self.rng_state, self.ahead(position));
         Some(coin(request_seed(state, 1), 0))
     }
 

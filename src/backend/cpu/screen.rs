@@ -19,9 +19,9 @@ use crate::weights::Packed;
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
-/// Finds the argmax of each row of `t[.., H] w^T`, with the arithmetic of `exact`. `rows` is 0, 1, 2, ..., one for each
-/// row of `t`; the first `drawable` tokens can be found. Returns the rows for which it has none, since the estimate's error cannot be bounded or excludes too
-/// little: for these the product of all rows is cheaper.
+/// Finds the argmax of each row of `t[.., H] w^T`, with the arithmetic of `exact`, among the first `drawable` tokens.
+/// `rows` is 0, 1, 2, ..., one for each row of `t`. Returns the rows for which it has none, since the estimate's error
+/// cannot be bounded or excludes too little: for these the product of all rows is cheaper.
 pub fn exact_greedy(
     mode: ComputeMode,
     inputs: &mut Inputs,

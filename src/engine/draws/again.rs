@@ -1,11 +1,10 @@
 //! Tokens that a grammar forbids are sampled again, from those that it allows.
 
-use super::{Draws, Pipeline};
-use crate::batch::{Draw, StepPlan};
+use super::{Draws, Pipeline, places_of_logits, runs};
+use crate::batch::{Draw, StepOutput, StepPlan};
 use crate::error::{Error, Result};
 use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
-use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -18,37 +17,22 @@ struct Follower {
     logits: usize,
     /// The index of its token among those sampled.
     place: usize,
-    sequence: usize,
     number: usize,
     /// Lent by the scheduler.
     matcher: Box<dyn Matcher>,
     token: u32,
-    found: Result<Verdict>,
-}
-
-/// What a grammar says of a token.
-enum Verdict {
-    Allowed,
-    /// The mask of those that are allowed.
-    Forbidden(Vec<u32>),
-}
-
-/// A row to be sampled again: the first three are a [`Follower`]'s.
-struct Forbidden {
-    row: usize,
-    logits: usize,
-    place: usize,
+    /// The tokens that its grammar allows, if that one is not among them.
     mask: Vec<u32>,
 }
 
 impl Follower {
-    fn judge(&mut self) -> Result<Verdict> {
+    /// Asks its grammar; gives whether that forbids the token.
+    fn is_forbidden(&mut self) -> Result<bool> {
         if self.matcher.allows(self.token)? {
-            return Ok(Verdict::Allowed);
+            return Ok(false);
         }
-        let mut mask = Vec::new();
-        self.matcher.mask(&mut mask)?;
-        Ok(Verdict::Forbidden(mask))
+        self.matcher.mask(&mut self.mask)?;
+        Ok(true)
     }
 }
 
@@ -66,85 +50,64 @@ impl Draws {
         if !plan.has_grammars() {
             return Ok(Vec::new());
         }
-        let mut followers = self.followers(scheduler, plan, pipeline)?;
-        pool.install(|| {
-            followers
-                .par_iter_mut()
-                .for_each(|follower| follower.found = follower.judge());
-        });
+        let mut followers = self.followers(scheduler, plan, &pipeline.output)?;
+        let asked: Vec<Result<bool>> = pool.install(|| followers.par_iter_mut().map(Follower::is_forbidden).collect());
         let mut failed = Vec::new();
         let mut forbidden = memory::room(followers.len(), Purpose::Draws)?;
-        for mut follower in followers {
-            let found = std::mem::replace(&mut follower.found, Ok(Verdict::Allowed));
-            scheduler.return_matcher(follower.sequence, follower.matcher);
-            match found {
-                Ok(Verdict::Allowed) => {}
-                Ok(Verdict::Forbidden(mask)) => forbidden.push(Forbidden {
-                    row: follower.row,
-                    logits: follower.logits,
-                    place: follower.place,
-                    mask,
-                }),
-                Err(why) => memory::push(&mut failed, (follower.number, why), Purpose::Draws)?,
+        for (follower, is_forbidden) in followers.into_iter().zip(asked) {
+            match is_forbidden {
+                Ok(true) => forbidden.push(follower),
+                Ok(false) => give_back(scheduler, plan, follower),
+                Err(why) => {
+                    memory::push(&mut failed, (follower.number, why), Purpose::Draws)?;
+                    give_back(scheduler, plan, follower);
+                }
             }
         }
-        if forbidden.is_empty() {
-            return Ok(failed);
-        }
-        if fetches {
-            let rows = memory::collect(forbidden.iter().map(|again| again.row), Purpose::Draws)?;
+        if fetches && !forbidden.is_empty() {
+            let rows = memory::collect(forbidden.iter().map(|follower| follower.row), Purpose::Draws)?;
             pipeline.fetch(&rows)?;
             self.check_rows(rows.len(), &pipeline.output)?;
-            forbidden.iter_mut().enumerate().for_each(|(i, again)| again.logits = i);
+            forbidden
+                .iter_mut()
+                .enumerate()
+                .for_each(|(i, follower)| follower.logits = i);
         }
-        let tokens = self.sample_allowed(pool, plan, &pipeline.output.logits, &forbidden)?;
-        for (Forbidden { row, place, .. }, token) in forbidden.iter().zip(tokens) {
-            self.tokens[*place] = token;
-            memory::push(&mut self.left_to_host, plan.logits[*row].sequence, Purpose::Draws)?;
+        pool.install(|| self.sample_allowed(plan, &pipeline.output, &mut forbidden))?;
+        for follower in forbidden {
+            self.tokens[follower.place] = follower.token;
+            memory::push(
+                &mut self.left_to_host,
+                plan.logits[follower.row].sequence,
+                Purpose::Draws,
+            )?;
+            give_back(scheduler, plan, follower);
         }
         Ok(failed)
     }
 
-    /// The tokens of these rows, under their masks.
-    fn sample_allowed(
-        &mut self,
-        pool: &ThreadPool,
-        plan: &StepPlan,
-        logits: &[f32],
-        rows: &[Forbidden],
-    ) -> Result<impl Iterator<Item = u32> + use<>> {
+    /// Samples under their masks, in parallel.
+    fn sample_allowed(&mut self, plan: &StepPlan, output: &StepOutput, forbidden: &mut [Follower]) -> Result<()> {
         let (vocab, drawable) = (self.vocab, self.drawable);
-        let run = rows.len().div_ceil(self.samplers.len()).max(1);
-        let runs = rows.par_chunks(run).zip(&mut self.samplers);
-        let tokens = pool.install(|| {
-            let tokens = |(run, sampler): (&[Forbidden], &mut Sampler)| {
-                let token = |again: &Forbidden| {
-                    let wanted = &plan.logits[again.row];
-                    let draw = Draw {
-                        coin: wanted.again.unwrap_or(0.0),
-                        ..wanted.draw
-                    };
-                    sampler.sample_allowed(&logits[again.logits * vocab..][..drawable], &again.mask, draw)
+        runs(forbidden, &mut self.samplers).try_for_each(|(followers, sampler)| {
+            followers.iter_mut().try_for_each(|follower| {
+                let wanted = &plan.logits[follower.row];
+                let draw = Draw {
+                    coin: wanted.again.unwrap_or(0.0),
+                    ..wanted.draw
                 };
-                memory::try_collect(run.iter().map(token), Purpose::Draws)
-            };
-            runs.map(tokens).collect::<Result<Vec<_>>>()
-        })?;
-        Ok(tokens.into_iter().flatten())
+                let logits = &output.logits[follower.logits * vocab..][..drawable];
+                follower.token = sampler.sample_allowed(logits, &follower.mask, draw)?;
+                Ok(())
+            })
+        })
     }
 
     /// The rows whose answers follow a grammar, with the tokens sampled.
-    fn followers(&self, scheduler: &mut Scheduler, plan: &StepPlan, pipeline: &Pipeline) -> Result<Vec<Follower>> {
-        let whole = pipeline.output.logits.len() == plan.logits.len() * self.vocab;
+    fn followers(&self, scheduler: &mut Scheduler, plan: &StepPlan, output: &StepOutput) -> Result<Vec<Follower>> {
         let mut followers = memory::room(plan.logits.len(), Purpose::Draws)?;
-        let (mut place, mut for_host) = (0, 0);
-        for (row, wanted) in plan.logits.iter().enumerate() {
-            let logits = if whole { row } else { for_host };
-            for_host += usize::from(wanted.is_for_host());
-            if !wanted.sample {
-                continue;
-            }
-            place += 1;
+        let rows = places_of_logits(plan, output, self.vocab).filter(|(_, _, wanted)| wanted.sample);
+        for (place, (row, logits, wanted)) in rows.enumerate() {
             if wanted.again.is_some()
                 && let Some(number) = scheduler.drawing(wanted.sequence)
                 && let Some(matcher) = scheduler.lend_matcher(wanted.sequence)
@@ -152,15 +115,19 @@ impl Draws {
                 followers.push(Follower {
                     row,
                     logits,
-                    place: place - 1,
-                    sequence: wanted.sequence,
+                    place,
                     number,
                     matcher,
-                    token: self.tokens[place - 1],
-                    found: Ok(Verdict::Allowed),
+                    token: self.tokens[place],
+                    mask: Vec::new(),
                 });
             }
         }
         Ok(followers)
     }
+}
+
+/// Gives its matcher back to the scheduler.
+fn give_back(scheduler: &mut Scheduler, plan: &StepPlan, follower: Follower) {
+    scheduler.return_matcher(plan.logits[follower.row].sequence, follower.matcher);
 }

@@ -64,10 +64,7 @@ impl Card {
             arch: self.arch.into(),
             multiprocessors: self.multiprocessors,
         })?;
-        let options = Options {
-            max_batch: Some(1024),
-            ..Options::default()
-        };
+        let options = Options::default();
         let common = Common::new(config, &options, Format::F16, devices);
         let demand = Demand {
             common: &common,
@@ -78,7 +75,7 @@ impl Card {
             total: self.mib << 20,
         };
         let memory = vec![memory; devices];
-        let fits = |n: usize| demand.cut(&memory, n, &Options::default()).is_some();
+        let fits = |n: usize| demand.cut(&memory, n, &options).is_some();
         let (mut room, mut too_many) = (0, common.sequences / 8 + 1);
         while too_many - room > 1 {
             let n = usize::midpoint(room, too_many);
