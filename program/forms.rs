@@ -26,7 +26,7 @@ pub struct Forms {
     headers: HashMap<Vec<String>, Result<Arc<Headers>, String>>,
 }
 
-/// Forms and lists of tools that are remembered.
+/// Forms and lists of tools that are remembered: a file has few, or each line its own, which are not worth the memory.
 const MOST_REMEMBERED: usize = 256;
 
 impl Forms {
