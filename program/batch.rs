@@ -1,16 +1,15 @@
 //! `getp batch`: a file of requests in, a file of answers out.
 //!
-//! One thread reads lines and submits what they ask for, as far ahead as [`MOST_AHEAD`] says. The main thread takes
-//! events, and writes each answer when it ends. Nothing of an answer depends on when it is computed: its random numbers
+//! Some threads read lines and submit what they ask for, as far ahead as [`MOST_AHEAD`] says: one of them may take
+//! seconds, for a form that is hard to compile. The main thread takes events, and writes each answer when it ends. Nothing of an answer depends on when it is computed: its random numbers
 //! follow from the request's seed, or from the line that it is on.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -86,6 +85,10 @@ pub struct Score {
 /// Requests that have been submitted and have no answer yet, at most. It is more than any device computes at once.
 const MOST_AHEAD: usize = 8192;
 
+/// Threads that read lines.
+const FEWEST_READERS: usize = 2;
+const MOST_READERS: usize = 8;
+
 /// How long the main thread waits for an event before it looks around.
 const LOOK_AROUND: Duration = Duration::from_millis(50);
 
@@ -113,7 +116,7 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
     }
     let survey = input::survey(&args.input, &done, &args.output)?;
     output.begin()?;
-    let lines = Lines::open(&args.input)?;
+    let lines = Mutex::new(Lines::open(&args.input)?);
     let Model {
         checkpoint,
         mut engine,
@@ -126,9 +129,9 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
     let shows_progress = engine.options().progress;
     let vocab_size = engine.config().vocab_size;
     let bar = bar(shows_progress, survey.lines, done.len());
+    let readers =
+        thread::available_parallelism().map_or(FEWEST_READERS, |cores| cores.get().clamp(FEWEST_READERS, MOST_READERS));
     let run = Run {
-        args,
-        kind,
         defaults,
         service: engine.service()?,
         totals: engine.totals(),
@@ -140,7 +143,6 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
         bar: bar.clone(),
         done,
         survey,
-        vocab_size,
         shared: Mutex::new(Shared {
             output,
             rows: HashMap::new(),
@@ -151,12 +153,25 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
             bar,
         }),
         changed: Condvar::new(),
-        all_read: AtomicBool::new(false),
-        read_ended: AtomicBool::new(false),
+        unread: AtomicUsize::new(readers),
+        reading: AtomicUsize::new(readers),
         ends_early: AtomicBool::new(false),
         has_warned: AtomicBool::new(false),
         is_broken: AtomicBool::new(false),
         began: Instant::now(),
+    };
+    let warn = |what: &str| run.bar.suspend(|| report::warning(what));
+    let reader = body::Reader {
+        lines: kind,
+        tokenizer: &run.tokenizer,
+        specials: match args.specials {
+            true => Specials::Tokens,
+            false => Specials::Text,
+        },
+        vocab_size,
+        forms: Forms::new(run.tokenizer.clone(), vocab_size, run.generation.ends.clone()),
+        unknown: Mutex::default(),
+        warn: &warn,
     };
     run.interrupt.begin();
     let ended = thread::scope(|scope| {
@@ -169,18 +184,21 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
                 run.service.fail(why);
             }
         });
-        let reading = scope.spawn(|| {
-            let _ended = OnDrop(|| run.read_ended.store(true, Ordering::SeqCst));
-            run.read(lines)
-        });
+        let read = || {
+            let _ended = OnDrop(|| drop(run.reading.fetch_sub(1, Ordering::SeqCst)));
+            run.read(&reader, &lines)
+        };
+        let reading: Vec<_> = (0..readers).map(|_| scope.spawn(read)).collect();
         let written = run.write();
         run.ends_early.store(true, Ordering::SeqCst);
         run.changed.notify_all();
         run.service.close();
-        let read = reading.join();
+        let read: Vec<_> = reading.into_iter().map(ScopedJoinHandle::join).collect();
         let served = serving.join();
         written?;
-        read.map_err(|_| anyhow::anyhow!("the thread that reads requests has panicked"))??;
+        for read in read {
+            read.map_err(|_| anyhow::anyhow!("a thread that reads requests has panicked"))??;
+        }
         served.map_err(|_| anyhow::anyhow!("the thread that computes has panicked"))
     });
     run.bar.finish_and_clear();
@@ -237,9 +255,7 @@ fn bar(is_wanted: bool, rows: usize, done: usize) -> ProgressBar {
     bar
 }
 
-struct Run<'a> {
-    args: &'a Files,
-    kind: Kind,
+struct Run {
     defaults: Defaults,
     service: Service,
     totals: Arc<Totals>,
@@ -250,14 +266,13 @@ struct Run<'a> {
     interrupt: Interrupt,
     done: Done,
     survey: Survey,
-    vocab_size: usize,
     shared: Mutex<Shared>,
     /// There are fewer rows than there were, or the run ends early.
     changed: Condvar,
-    /// All lines have been read.
-    all_read: AtomicBool,
-    /// Nobody reads lines any more.
-    read_ended: AtomicBool,
+    /// Threads that have not come to the end of the lines.
+    unread: AtomicUsize,
+    /// Threads that read, or may.
+    reading: AtomicUsize,
     /// Nothing more is to be submitted.
     ends_early: AtomicBool,
     /// It has been said what a request costs that does not say how long its answer may be.
@@ -329,7 +344,7 @@ impl Counts {
     }
 }
 
-impl Run<'_> {
+impl Run {
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -338,29 +353,11 @@ impl Run<'_> {
         self.ends_early.load(Ordering::SeqCst) || self.interrupt.came()
     }
 
-    /// Reads the lines and submits what they ask for.
-    fn read(&self, mut lines: Lines) -> Result<()> {
-        let reader = body::Reader {
-            lines: self.kind,
-            tokenizer: &self.tokenizer,
-            specials: match self.args.specials {
-                true => Specials::Tokens,
-                false => Specials::Text,
-            },
-            vocab_size: self.vocab_size,
-            forms: RefCell::new(Forms::new(
-                self.tokenizer.clone(),
-                self.vocab_size,
-                self.generation.ends.clone(),
-            )),
-            unknown: RefCell::default(),
-            name: &|field| {
-                self.bar
-                    .suspend(|| report::warning(format_args!("{field} is not known, and ignored")));
-            },
-        };
+    /// Reads lines, as other threads do, and submits what they ask for.
+    fn read(&self, reader: &body::Reader<'_>, lines: &Mutex<Lines>) -> Result<()> {
+        let next = || lines.lock().unwrap_or_else(PoisonError::into_inner).next();
         while !self.is_over()
-            && let Some(line) = lines.next()?
+            && let Some(line) = next()?
         {
             if self.done.contains_key(&line.number) {
                 continue;
@@ -383,7 +380,7 @@ impl Run<'_> {
                 (None, Ok(_)) => bail!("internal error: a request without a custom_id"),
             }
         }
-        self.all_read.store(true, Ordering::SeqCst);
+        self.unread.fetch_sub(1, Ordering::SeqCst);
         Ok(())
     }
 
@@ -495,8 +492,8 @@ impl Run<'_> {
         let mut said = Instant::now();
         loop {
             // In this order: who has ended has said before whether all is read, and its rows were there before that.
-            let read_ended = self.read_ended.load(Ordering::SeqCst);
-            let all_read = self.all_read.load(Ordering::SeqCst);
+            let read_ended = self.reading.load(Ordering::SeqCst) == 0;
+            let all_read = self.unread.load(Ordering::SeqCst) == 0;
             if all_read && self.lock().rows.is_empty() {
                 return Ok(());
             }

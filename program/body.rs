@@ -3,12 +3,11 @@
 //! A field that would change the answer and is not supported is refused, by name, unless its value is the one that
 //! changes nothing. A field that nobody knows is named once, and ignored.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use getp::batch::MOST_TOP;
-use getp::error::shown;
+use getp::error::{cut, shown};
 use getp::grammar::Grammar;
 use getp::harmony::{self, Conversation, Json, OF_CONVERSATION};
 use getp::text::{Specials, TextTokenizer};
@@ -70,12 +69,16 @@ pub struct Reader<'a> {
     /// Tokens of the model.
     pub vocab_size: usize,
     /// Compiles what answers must be like.
-    pub forms: RefCell<Forms>,
+    pub forms: Forms,
     /// The fields that nobody knows, as far as they have been named.
-    pub unknown: RefCell<BTreeSet<String>>,
-    /// Names one.
-    pub name: &'a dyn Fn(&str),
+    pub unknown: Mutex<BTreeSet<String>>,
+    /// Says something of them.
+    pub warn: &'a (dyn Fn(&str) + Sync),
 }
+
+/// The most fields that nobody knows that are named, and the most characters of a name.
+const MOST_NAMED: usize = 20;
+const MOST_OF_NAME: usize = 80;
 
 /// The most answers to a prompt, and prompts of a request.
 const MOST_ANSWERS: u64 = 1024;
@@ -262,11 +265,17 @@ impl Reader<'_> {
     /// Names the fields that are not known, once each.
     fn look_for_unknown(&self, object: &Object<'_>, place: &str, known: &[&str]) {
         for name in object.names().filter(|name| !known.contains(name)) {
-            let name = format!("{place}{name}");
-            let mut unknown = self.unknown.borrow_mut();
+            let name = cut(format!("{place}{name}"), MOST_OF_NAME);
+            let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+            if unknown.len() == MOST_NAMED {
+                return;
+            }
             if !unknown.contains(&name) {
-                (self.name)(&name);
+                (self.warn)(&format!("{name} is not known, and ignored"));
                 unknown.insert(name);
+                if unknown.len() == MOST_NAMED {
+                    (self.warn)("further fields that are not known are ignored without a word");
+                }
             }
         }
     }
@@ -294,7 +303,7 @@ impl Reader<'_> {
         };
         let form = Form::Chat(conversation.open_message());
         let grammar = match structure(body, conversation.response_schema())? {
-            Some(form) => Some(self.forms.borrow_mut().of_answer(&form, &conversation)?),
+            Some(form) => Some(self.forms.of_answer(&form, &conversation)?),
             None => None,
         };
         self.asked(
@@ -317,7 +326,7 @@ impl Reader<'_> {
             None => None,
         };
         let grammar = match structure(body, schema.as_ref())? {
-            Some(form) => Some(self.forms.borrow_mut().of_text(&form)?),
+            Some(form) => Some(self.forms.of_text(&form)?),
             None => None,
         };
         self.asked(

@@ -1,9 +1,8 @@
 //! The forms that answers are asked to have: `response_format` and `structured_outputs`.
 
-use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use getp::grammar::Grammar;
 use getp::harmony::{Conversation, Framed, Headers, Json};
@@ -19,15 +18,12 @@ pub struct Forms {
     /// The model's end tokens.
     ends: Vec<u32>,
     /// Made for the first request that needs it.
-    compiler: OnceCell<Result<Compiler, String>>,
+    compiler: OnceLock<Result<Compiler, String>>,
     /// By the form's text.
-    grammars: HashMap<String, Result<Arc<dyn Grammar>, String>>,
+    grammars: Remembered<String, Arc<dyn Grammar>>,
     /// By the request's tools.
-    headers: HashMap<Vec<String>, Result<Arc<Headers>, String>>,
+    headers: Remembered<Vec<String>, Arc<Headers>>,
 }
-
-/// Forms and lists of tools that are remembered: a file has few, or each line its own, which are not worth the memory.
-const MOST_REMEMBERED: usize = 256;
 
 impl Forms {
     /// None so far.
@@ -36,26 +32,26 @@ impl Forms {
             tokenizer,
             vocab_size,
             ends,
-            compiler: OnceCell::new(),
-            grammars: HashMap::new(),
-            headers: HashMap::new(),
+            compiler: OnceLock::new(),
+            grammars: Remembered::default(),
+            headers: Remembered::default(),
         }
     }
 
     /// A grammar of texts of this form.
-    pub fn of_text(&mut self, form: &Form) -> Result<Arc<dyn Grammar>, String> {
+    pub fn of_text(&self, form: &Form) -> Result<Arc<dyn Grammar>, String> {
         let make = || Compiler::new(self.tokenizer.clone(), self.vocab_size, &self.ends).map_err(|why| why.to_string());
         let compiler = self.compiler.get_or_init(make).as_ref().map_err(String::clone)?;
-        remembered(&mut self.grammars, format!("{form:?}"), || {
+        self.grammars.get(format!("{form:?}"), || {
             compiler.compile(form).map_err(|why| format!("{}: {why}", form.field()))
         })
     }
 
     /// A grammar of answers to a conversation whose final message has this form.
-    pub fn of_answer(&mut self, form: &Form, conversation: &Conversation) -> Result<Arc<dyn Grammar>, String> {
+    pub fn of_answer(&self, form: &Form, conversation: &Conversation) -> Result<Arc<dyn Grammar>, String> {
         let of_text = self.of_text(form)?;
         let tokenizer = &self.tokenizer;
-        let headers = remembered(&mut self.headers, conversation.tools().to_vec(), || {
+        let headers = self.headers.get(conversation.tools().to_vec(), || {
             let headers = Headers::new(tokenizer, conversation.tools(), &self.ends);
             headers.map(Arc::new).map_err(|why| why.to_string())
         })?;
@@ -71,15 +67,32 @@ impl Forms {
     }
 }
 
-/// What was made for this before, or what is made of it now.
-fn remembered<K: Hash + Eq, V: Clone>(all: &mut HashMap<K, V>, key: K, make: impl FnOnce() -> V) -> V {
-    if let Some(value) = all.get(&key) {
-        return value.clone();
+/// What was made of a key, or why it cannot be. Who asks for one that is being made waits for it, and for no other.
+struct Remembered<K, V>(Mutex<HashMap<K, Made<V>>>);
+
+type Made<V> = Arc<OnceLock<Result<V, String>>>;
+
+/// Forms and lists of tools that are remembered: a file has few, or each line its own, which are not worth the memory.
+const MOST_REMEMBERED: usize = 256;
+
+impl<K, V> Default for Remembered<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
     }
-    if all.len() >= MOST_REMEMBERED {
-        all.clear();
+}
+
+impl<K: Hash + Eq, V: Clone> Remembered<K, V> {
+    /// What was made of this before, or what is made of it now.
+    fn get(&self, key: K, make: impl FnOnce() -> Result<V, String>) -> Result<V, String> {
+        let made = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.len() >= MOST_REMEMBERED && !all.contains_key(&key) {
+                all.clear();
+            }
+            all.entry(key).or_default().clone()
+        };
+        made.get_or_init(make).clone()
     }
-    all.entry(key).or_insert_with(make).clone()
 }
 
 /// The form that JSON of the schema in this field has.
@@ -109,6 +122,13 @@ fn check_schema(schema: &Value) -> Result<(), String> {
         Value::Object(fields) => {
             if fields.contains_key("x-guidance") {
                 return Err("x-guidance is not supported".into());
+            }
+            if let Some(place) = fields.get("$ref").and_then(Value::as_str)
+                && place.contains(['%', '~'])
+            {
+                return Err(format!(
+                    "$ref {place:?} has signs that are escaped, which is not supported; give what it names another name"
+                ));
             }
             let number = |name: &str| fields.get(name).and_then(Value::as_f64);
             if let Some(least) = number("exclusiveMinimum").filter(|least| least.fract() == 0.0) {

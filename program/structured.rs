@@ -86,7 +86,12 @@ impl Compiler {
             Form::Choice(texts) => {
                 let texts = texts
                     .iter()
-                    .map(|text| serde_json::Value::from(text.as_str()).to_string());
+                    // Lark has no such sign in a text, and JSON need not write it otherwise.
+                    .map(|text| {
+                        serde_json::Value::from(text.as_str())
+                            .to_string()
+                            .replace('\x7F', "\\u007F")
+                    });
                 TopLevelGrammar::from_lark(format!("start: {}", texts.collect::<Vec<_>>().join(" | ")))
             }
         };

@@ -249,7 +249,7 @@ impl VocabularyFile {
     pub fn read(path: &Path) -> Result<Self> {
         Ok(Self {
             path: path.into(),
-            data: read_bytes(path, Wanted::Vocabulary)?,
+            data: read_bytes(path, File::open(path), Wanted::Vocabulary)?,
         })
     }
 
@@ -260,10 +260,10 @@ impl VocabularyFile {
     }
 }
 
-/// The contents of a file with a vocabulary, given as what is wanted.
-pub fn read_bytes(path: &Path, wanted: Wanted) -> Result<Vec<u8>> {
+/// The contents of a file with a vocabulary that has been opened, given as what is wanted.
+pub fn read_bytes(path: &Path, file: std::io::Result<File>, wanted: Wanted) -> Result<Vec<u8>> {
     let mut data = Vec::new();
-    let file = File::open(path).map_err(|source| Error::io(path, source))?;
+    let file = file.map_err(|source| Error::io(path, source))?;
     file.take(MOST_FILE_BYTES + 1)
         .read_to_end(&mut data)
         .map_err(|source| file_kind::explain(path, Error::io(path, source), wanted))?;

@@ -166,6 +166,25 @@ fn check_says_what_everything_is_taken_for() {
         assert!(lines.iter().any(|line| line == expected), "{expected}: {lines:#?}");
     }
     assert!(err.contains("magic is 7"), "{err}");
+
+    // A pipe that nobody writes to would be waited for.
+    for file in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "generation_config.json",
+    ] {
+        let odd = tempfile::tempdir().unwrap();
+        for file in fs::read_dir(MODEL.path()).unwrap() {
+            let path = file.unwrap().path();
+            fs::copy(&path, odd.path().join(path.file_name().unwrap())).unwrap();
+        }
+        let pipe = odd.path().join(file);
+        fs::remove_file(&pipe).unwrap();
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let (is_right, _, err) = check(odd.path());
+        assert!(!is_right && err.contains("it is no file"), "{file}: {err}");
+    }
 }
 
 /// What is not getp's is neither cut nor written to.
@@ -591,6 +610,19 @@ fn lines_that_cannot_be_answered_have_an_error() {
     }
 }
 
+#[test]
+fn few_fields_that_nobody_knows_are_named() {
+    let fields: serde_json::Map<_, _> = (0..99)
+        .map(|id| (format!("odd{id:02}{}", "x".repeat(99)), json!(0)))
+        .collect();
+    let mut body = json!({"prompt": "a", "max_tokens": 1});
+    body.as_object_mut().unwrap().extend(fields);
+    let (_, said) = Place::new(&[completion("a", body)]).all(&[]);
+    assert_eq!(said.matches("is not known, and ignored").count(), 20, "{said}");
+    assert_eq!(said.matches("are ignored without a word").count(), 1, "{said}");
+    assert!(said.lines().all(|line| line.len() < 160), "{said}");
+}
+
 /// The text of the answer to a request.
 fn content(row: &Value) -> &str {
     let choice = &row["response"]["body"]["choices"][0];
@@ -972,7 +1004,7 @@ fn a_request_without_a_limit_is_named() {
     };
     let mut child = run(&[]).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    assert!(said.any(|line| line.contains("line 1 has no max_tokens")));
+    assert!(said.any(|line| line.contains(" has no max_tokens")));
     child.kill().unwrap();
     child.wait().unwrap();
     let limited = run(&["--resume", "--max-tokens", "3"]).output().unwrap();

@@ -4,12 +4,12 @@
 //! every field that is allowed and how it is handled, and any other field is refused by name. All that is refused is
 //! said at once.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use crate::descriptors::open_file;
 use crate::error::{Error, Result, shown};
 use crate::file_kind::{self, Wanted};
 
@@ -270,7 +270,7 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Reads a JSON file whose outermost value is an object.
 pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>> {
     let mut text = Vec::new();
-    let file = File::open(path).map_err(|e| Error::io(path, e))?;
+    let file = open_file(path).map_err(|e| Error::io(path, e))?;
     file.take(MOST_BYTES + 1)
         .read_to_end(&mut text)
         .map_err(|e| Error::io(path, e))?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use crate::descriptors::above_stderr;
+use crate::descriptors::{above_stderr, open_file};
 use crate::error::{Error, Result};
 use crate::file_kind::{self, Wanted};
 
@@ -24,7 +24,7 @@ impl MappedFile {
     /// Maps the file.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let error = |error| Error::io(path, error);
-        let file = File::open(path).and_then(above_stderr).map_err(error)?;
+        let file = open_file(path).and_then(above_stderr).map_err(error)?;
         // SAFETY: the map is read-only and private. The types that hold it document that the file must not be changed
         // while they live; `check` finds one that has become shorter.
         let map = unsafe { Mmap::map(&file) }.map_err(error)?;

@@ -421,13 +421,16 @@ impl Reader {
         }
         let content = match message.get("content") {
             Some(_) => texts(&message)?,
-            None if calls.is_empty() && reasoning.is_none() => return Err(format!("{place}.content is missing")),
+            // An answer that says nothing has null.
+            None if calls.is_empty() && reasoning.is_none() && !message.has("content") => {
+                return Err(format!("{place}.content is missing"));
+            }
             None => Vec::new(),
         };
         let is_said = content.iter().any(|text| !text.is_empty());
         if calls.is_empty() {
             // An empty answer is one, too, unless it is reasoning alone.
-            if message.get("content").is_some() && (is_said || reasoning.is_none()) {
+            if is_said || reasoning.is_none() {
                 self.messages.push(on(FINAL, content));
             }
         } else if is_said {
@@ -584,6 +587,11 @@ impl<'a> Fields<'a> {
     /// A field that is there and not null.
     fn get(&self, field: &str) -> Option<&'a Json> {
         self.object.given(field)
+    }
+
+    /// Whether a field is there, if only as null.
+    fn has(&self, field: &str) -> bool {
+        matches!(self.object, Json::Object(fields) if fields.iter().any(|(name, _)| name == field))
     }
 
     fn must(&self, field: &str, kind: &str) -> String {

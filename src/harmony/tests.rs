@@ -512,6 +512,8 @@ fn a_list_of_messages_is_a_conversation() {
         {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "short."}]},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Ann"},
         {"role": "assistant", "content": "c", "reasoning": "d", "refusal": null, "tool_calls": []},
+        {"role": "assistant", "content": null, "reasoning": "e"},
+        {"role": "assistant", "content": null},
         {"role": "developer", "content": "Be rude."},
     ]));
     assert_eq!(
@@ -522,6 +524,8 @@ fn a_list_of_messages_is_a_conversation() {
             "user:Ann|a|b",
             "assistant analysis|d",
             "assistant final|c",
+            "assistant analysis|e",
+            "assistant final",
             "developer|# Instructions\n\nBe rude.",
         ]
     );

@@ -7,6 +7,7 @@
 //! The crate asks for memory without a way to fail. So what it will take is asked for before, and given back.
 
 use std::collections::HashMap;
+use std::io::BufReader;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -17,6 +18,7 @@ use tokenizers::{
 };
 
 use super::{Kind, Specials};
+use crate::descriptors::open_file;
 use crate::error::{Error, Result};
 use crate::file_kind::{self, Wanted};
 use crate::memory::{self, Purpose};
@@ -81,13 +83,17 @@ impl File {
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let wrong = |why: String| file_kind::explain(path, Error::format(&name, why), Wanted::Tokenizer);
-        let data = tokenizer::read_bytes(path, Wanted::Tokenizer)?;
+        let data = tokenizer::read_bytes(path, open_file(path), Wanted::Tokenizer)?;
         memory::room::<u8>(data.len().saturating_mul(READING), Purpose::Vocabulary)?;
         let written: Written = serde_json::from_slice(&data).map_err(|error| wrong(error.to_string()))?;
         drop(data);
         check(&written).map_err(wrong)?;
-        let models = std::fs::read(path.with_file_name("config.json")).ok();
-        let models = models.and_then(|config| serde_json::from_slice::<Config>(&config).ok()?.vocab_size);
+        let models = open_file(&path.with_file_name("config.json")).ok();
+        let models = models.and_then(|config| {
+            serde_json::from_reader::<_, Config>(BufReader::new(config))
+                .ok()?
+                .vocab_size
+        });
         let (entries, kinds) = entries(&written, models).map_err(wrong)?;
         let encoder = Encoder::new(written).map_err(wrong)?;
         Ok(Self {

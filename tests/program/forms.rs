@@ -225,6 +225,14 @@ fn what_cannot_be_followed_is_refused_by_name() {
         ),
         (schema(json!({"$ref": "#"})), "the JSON schema: there is no such text"),
         (
+            schema(json!({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {}, "a~1b": {}}})),
+            "$ref \"#/$defs/a~1b\" has signs that are escaped",
+        ),
+        (
+            schema(json!({"$ref": "#/$defs/a%20b", "$defs": {"a b": {}, "a%20b": {}}})),
+            "$ref \"#/$defs/a%20b\" has signs that are escaped",
+        ),
+        (
             json!({"structured_outputs": {"regex": "[^\\s\\S]"}}),
             "structured_outputs.regex: there is no such text",
         ),
@@ -287,6 +295,27 @@ fn what_cannot_be_followed_is_refused_by_name() {
         let why = row["error"]["message"].as_str().unwrap_or_else(|| panic!("{row}"));
         assert!(why.contains(expected), "{why}");
     }
+}
+
+#[test]
+fn a_choice_may_have_any_characters() {
+    let text = "\u{7f}\"\\/\n\u{1}é";
+    let (rows, _) = Place::new(&[completion(0, json!({"structured_outputs": {"choice": [text]}}))]).all(&[]);
+    assert_eq!(choice(&rows[&1])["text"], text);
+}
+
+#[test]
+fn others_are_read_while_a_form_is_compiled() {
+    let texts: Vec<String> = (0..20_000).map(|id| format!("number {id}")).collect();
+    let lines = [
+        chat(0, json!({"structured_outputs": {"choice": texts}})),
+        chat(1, json!({"max_tokens": 1})),
+    ];
+    let place = Place::new(&lines);
+    place.all(&[]);
+    let answers = fs::read_to_string(place.answers()).unwrap();
+    let first: Value = serde_json::from_str(answers.lines().next().unwrap()).unwrap();
+    assert_eq!(first["custom_id"], "1");
 }
 
 /// Whatever ends an answer, the user sees nothing but a beginning of the form.
