@@ -153,6 +153,7 @@ impl Grammar for Compiled {
         Box::new(Following {
             inner: self.matcher.deep_clone(),
             ends: self.ends.clone(),
+            came: Vec::new(),
         })
     }
 }
@@ -161,6 +162,22 @@ impl Grammar for Compiled {
 struct Following {
     inner: Inner,
     ends: Arc<[u32]>,
+    /// Tokens that came since it was last asked. It takes them when it is asked again: the engine asks all at once, each
+    /// in a thread, and tells them their tokens one after the other.
+    came: Vec<u32>,
+}
+
+impl Following {
+    /// The matcher, with all tokens.
+    fn inner(&mut self) -> &mut Inner {
+        for token in self.came.drain(..) {
+            // What goes wrong stays within, and is told with the next mask.
+            if !self.inner.is_stopped() {
+                let _ = self.inner.consume_token(token);
+            }
+        }
+        &mut self.inner
+    }
 }
 
 fn error(why: &impl ToString) -> Error {
@@ -184,23 +201,22 @@ impl fmt::Debug for Following {
 
 impl Matcher for Following {
     fn take(&mut self, token: u32) {
-        // What goes wrong stays within, and is told with the next mask.
-        if !self.inner.is_stopped() {
-            let _ = self.inner.consume_token(token);
-        }
+        self.came.push(token);
     }
 
     fn allows(&mut self, token: u32) -> Result<bool> {
-        let is_whole = self.inner.is_stopped() && !self.inner.is_error();
-        let allows = match self.ends.contains(&token) {
-            true => is_whole || self.inner.is_accepting().map_err(|why| error(&why))?,
-            false => !is_whole && self.inner.validate_tokens(&[token]).map_err(|why| error(&why))? == 1,
+        let ends_it = self.ends.contains(&token);
+        let inner = self.inner();
+        let is_whole = inner.is_stopped() && !inner.is_error();
+        let allows = match ends_it {
+            true => is_whole || inner.is_accepting().map_err(|why| error(&why))?,
+            false => !is_whole && inner.validate_tokens(&[token]).map_err(|why| error(&why))? == 1,
         };
         Ok(allows)
     }
 
     fn mask(&mut self, mask: &mut Vec<u32>) -> Result<()> {
-        let allowed = self.inner.compute_mask_or_eos();
+        let allowed = self.inner().compute_mask_or_eos();
         let allowed = allowed.map_err(|why| error(&why))?;
         if allowed.is_zero() {
             return Err(error(&"no token can go on with the answer, nor end it"));
