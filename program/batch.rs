@@ -117,12 +117,19 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
     let survey = input::survey(&args.input, &done, &args.output)?;
     output.begin()?;
     let lines = Mutex::new(Lines::open(&args.input)?);
+    let (model, forms) = args.place.open(|tokenizer, config, generation| {
+        let forms = Forms::new(tokenizer.clone(), config.vocab_size, generation.ends.clone());
+        if survey.has_forms {
+            forms.prepare();
+        }
+        forms
+    })?;
     let Model {
         checkpoint,
         mut engine,
         tokenizer,
         generation,
-    } = args.place.open()?;
+    } = model;
     if !samples_padding {
         engine.draw_below(Some(tokenizer.vocabulary().vocab_size()));
     }
@@ -169,7 +176,7 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
             false => Specials::Text,
         },
         vocab_size,
-        forms: Forms::new(run.tokenizer.clone(), vocab_size, run.generation.ends.clone()),
+        forms,
         unknown: Mutex::default(),
         warn: &warn,
     };
@@ -185,7 +192,9 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
             }
         });
         let read = || {
-            let _ended = OnDrop(|| drop(run.reading.fetch_sub(1, Ordering::SeqCst)));
+            let _ended = OnDrop(|| {
+                run.reading.fetch_sub(1, Ordering::SeqCst);
+            });
             run.read(&reader, &lines)
         };
         let reading: Vec<_> = (0..readers).map(|_| scope.spawn(read)).collect();

@@ -17,7 +17,7 @@ pub struct Forms {
     vocab_size: usize,
     /// The model's end tokens.
     ends: Vec<u32>,
-    /// Made for the first request that needs it.
+    /// Made while the weights are packed, if the file seems to need it, or else for the first request that does.
     compiler: OnceLock<Result<Compiler, String>>,
     /// By the form's text.
     grammars: Remembered<String, Arc<dyn Grammar>>,
@@ -38,10 +38,19 @@ impl Forms {
         }
     }
 
+    /// Makes the compiler, which takes a second for a vocabulary of 200,000 tokens.
+    pub fn prepare(&self) {
+        let _ = self.compiler();
+    }
+
+    fn compiler(&self) -> &Result<Compiler, String> {
+        let make = || Compiler::new(self.tokenizer.clone(), self.vocab_size, &self.ends).map_err(|why| why.to_string());
+        self.compiler.get_or_init(make)
+    }
+
     /// A grammar of texts of this form.
     pub fn of_text(&self, form: &Form) -> Result<Arc<dyn Grammar>, String> {
-        let make = || Compiler::new(self.tokenizer.clone(), self.vocab_size, &self.ends).map_err(|why| why.to_string());
-        let compiler = self.compiler.get_or_init(make).as_ref().map_err(String::clone)?;
+        let compiler = self.compiler().as_ref().map_err(String::clone)?;
         self.grammars.get(format!("{form:?}"), || {
             compiler.compile(form).map_err(|why| format!("{}: {why}", form.field()))
         })

@@ -91,6 +91,16 @@ pub struct Survey {
     pub lines: usize,
     /// Lines with a custom_id that one before them has, and the first such line.
     pub again: HashMap<usize, usize>,
+    /// Whether a line may ask for answers of a given form.
+    pub has_forms: bool,
+}
+
+/// Whether a line's answer may be asked to have a form.
+fn has_form(line: &Json) -> bool {
+    let body = line.given("body");
+    ["response_format", "structured_outputs"]
+        .iter()
+        .any(|field| body.and_then(|body| body.given(field)).is_some())
 }
 
 /// What tells a request from others. It is read here as where the request is answered, so that a line that is none has
@@ -109,7 +119,9 @@ pub fn survey(path: &Path, done: &Done, answers: &Path) -> Result<Survey> {
     while let Some(line) = lines.next().with_context(|| path.display().to_string())? {
         survey.lines += 1;
         let text = line.text.unwrap_or_default();
-        let id = custom_id(serde_json::from_slice(&text).ok().as_ref());
+        let json: Option<Json> = serde_json::from_slice(&text).ok();
+        survey.has_forms |= json.as_ref().is_some_and(has_form);
+        let id = custom_id(json.as_ref());
         if let Some(of) = done.get(&line.number) {
             answered += 1;
             if *of != id {

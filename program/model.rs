@@ -9,6 +9,7 @@ use getp::abi::lifecycle::warn_of_unknown_variables;
 use getp::backend;
 use getp::checkpoint::{self, Checkpoint, Generation};
 use getp::cluster::launcher::{Launch, launch};
+use getp::config::ModelConfig;
 use getp::engine::Engine;
 use getp::options::Options;
 use getp::report;
@@ -43,8 +44,11 @@ impl Place {
         self.tokenizer.as_ref().unwrap_or(&self.model)
     }
 
-    /// Packs the weights, and reads the tokenizer meanwhile.
-    pub fn open(&self) -> Result<Model> {
+    /// Packs the weights. Meanwhile it reads the tokenizer, and prepares what else is needed.
+    pub fn open<T: Send>(
+        &self,
+        prepare: impl FnOnce(&Arc<TextTokenizer>, &ModelConfig, &Generation) -> T + Send,
+    ) -> Result<(Model, T)> {
         if let Launch::Together(_) | Launch::WithoutMpi(_) = launch(|name| std::env::var(name).ok()) {
             bail!("getp runs as one process, which uses all GPUs of its host; start it without mpirun or srun");
         }
@@ -58,23 +62,28 @@ impl Place {
             // It is told before the weights are packed.
             self.tokenizer()?;
         }
-        let (engine, tokenizer) = thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| self.tokenizer());
+        let (engine, tokenizer, prepared) = thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| {
+                let tokenizer = Arc::new(self.tokenizer()?);
+                let prepared = prepare(&tokenizer, checkpoint.config(), &generation);
+                Ok::<_, anyhow::Error>((tokenizer, prepared))
+            });
             let engine = Engine::warm_up(&*checkpoint, options, &backend::open)?;
-            let tokenizer = tokenizer
+            let (tokenizer, prepared) = tokenizer
                 .join()
                 .map_err(|_| anyhow!("the tokenizer cannot be read"))??;
-            Ok::<_, anyhow::Error>((engine, tokenizer))
+            Ok::<_, anyhow::Error>((engine, tokenizer, prepared))
         })?;
         let (tokens, models) = (tokenizer.vocabulary().vocab_size(), engine.config().vocab_size);
         if tokens > models {
             bail!("the tokenizer has {tokens} tokens, and the model {models}; name the model's own with --tokenizer");
         }
-        Ok(Model {
+        let model = Model {
             checkpoint,
             engine,
-            tokenizer: Arc::new(tokenizer),
+            tokenizer,
             generation,
-        })
+        };
+        Ok((model, prepared))
     }
 }
