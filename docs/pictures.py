@@ -404,40 +404,43 @@ def picture_of_group():
 
 
 def picture_of_attention():
-    unit, group = CONSTANTS["ATTENTION_UNIT"], CONSTANTS["ATTENTION_GROUP"]
-    keys = 1300
+    unit, group, span = CONSTANTS["ATTENTION_UNIT"], CONSTANTS["ATTENTION_GROUP"], CONSTANTS["ATTENTION_SPAN"]
+    keys = 2500
     units = -(-keys // unit)
-    picture = Picture(1140, 470, f"Attention's sums: units of {unit} keys, groups of {group} units, by position")
-    x, wide = 40, 96
-    picture.text(24, 76, f"A row that sees {keys:,} keys. Each unit is summed on its own; groups and the row fold sums "
-                         "in order.", 12)
-    middle = {}
+    title = f"Attention's sums: units of {unit} keys, groups of {group} units, spans of {span}, by position"
+    picture = Picture(1140, 540, title)
+    x, wide = 24, 54
+    picture.text(24, 76, f"A row that sees {keys:,} keys. Each unit is summed on its own; groups, spans and the row "
+                         "fold sums in order.", 12)
+    below = {}
     for number in range(units):
-        last = min(keys, (number + 1) * unit) - 1
         at = x + wide * number
-        picture.label(at, 250, wide - 8, 36, f"unit {number}", BLUE)
-        picture.text(at + (wide - 8) // 2, 304, f"{number * unit} to {last}", 11, "middle", GREY)
-        middle[number] = at + (wide - 8) // 2
-    tops = []
-    for number in range(-(-units // group)):
-        own = [middle[u] for u in range(group * number, min(units, group * (number + 1)))]
-        centre = (own[0] + own[-1]) // 2
-        picture.label(centre - 50, 170, 100, 36, f"group {number}", GREEN)
-        for at in own:
-            picture.line((at, 250), (centre, 206), stroke=GREY)
-        tops.append(centre)
+        picture.label(at, 320, wide - 6, 36, str(number), BLUE)
+        below[number] = at + (wide - 6) // 2
+    picture.text(x, 374, f"unit 0: keys 0 to {unit - 1}", 11, "start", GREY)
+    for name, run, y, colour in [("group", group, 240, GREEN), ("span", span, 160, ORANGE)]:
+        middle = {}
+        for number in range(-(-units // run)):
+            own = [at for first, at in below.items() if first // run == number]
+            centre = (own[0] + own[-1]) // 2
+            picture.label(centre - 44, y, 88, 36, f"{name} {number}", colour)
+            for at in own:
+                picture.line((at, y + 80), (centre, y + 36), stroke=GREY)
+            middle[number * run] = centre
+        below = middle
+    tops = list(below.values())
     row = (tops[0] + tops[-1]) // 2
-    picture.label(row - 70, 100, 140, 36, "the row", ORANGE)
+    picture.label(row - 60, 92, 120, 32, "the row", PURPLE)
     for at in tops:
-        picture.line((at, 170), (row, 136), stroke=GREY)
-    picture.text(24, 338, "A row may be one work item or several, of a unit or of groups each:", 12)
-    for line, run in enumerate([units, group, 1]):
-        y = 352 + 30 * line
+        picture.line((at, 160), (row, 124), stroke=GREY)
+    picture.text(24, 404, "A row may be one work item or several, of a span, a group or a unit each:", 12)
+    for line, run in enumerate([span, group, 1]):
+        y = 416 + 30 * line
         for first in range(0, units, run):
             count = min(run, units - first)
-            picture.box(x + wide * first, y, wide * count - 8, 20, PURPLE)
-    picture.text(24, 458, "Items store the sums of units or groups, and the last to finish folds them: the tree, and "
-                          "so every bit, is the same.", 12)
+            picture.box(x + wide * first, y, wide * count - 6, 20, PURPLE)
+    picture.text(24, 524, "Each item stores its sum, and the last to finish folds them: the tree, and so every bit, is "
+                          "the same.", 12)
     return picture
 
 

@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 72bae762326d8614) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint e6d1f81de4a9101a) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -35,6 +35,7 @@ enum : int {
   W16_SLAB_BYTES = 128,         // bytes of a row's slab of packed 16-bit weights
   ATTENTION_UNIT = 128,         // keys in a unit of decode attention
   ATTENTION_GROUP = 4,          // units of decode attention in a group
+  ATTENTION_SPAN = 16,          // units of decode attention in a span
   ITEM_PAGES = 32,              // the most pages that the keys of an AttentionItem lie in
   PARTIAL_FLOATS = 528,         // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
                                 // maximum and a sum of weights
@@ -95,10 +96,10 @@ struct LogitsRowInfo {
 
 // A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in unit
 // `first_unit`. Unit u has the keys from ATTENTION_UNIT * u on, by absolute position; group g has the units from
-// ATTENTION_GROUP * g on. The row has `parts` items. If there are several, each has at most `run` units (1, 4 or 16)
-// from a multiple of `run` on, and stores partial sums: of its unit if `run` is 1, else of each of its groups. The
-// partial sum of the row's first unit (or group) is at index `partial` of the workspace, the next one's at `partial` +
-// 1. An item's keys are in at most ITEM_PAGES pages.
+// ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `parts` items. If there are several,
+// each has the units of one run of `run` units (a unit, a group or a span), and stores its sum. That of the row's first
+// item is at index `partial` of the workspace, the next one's at `partial` + 1. An item's keys are in at most
+// ITEM_PAGES pages.
 struct AttentionItem {
   int row;
   int first_unit;

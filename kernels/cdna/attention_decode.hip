@@ -5,9 +5,10 @@
 // Work.     The host lists work items (AttentionItem in args.h), longest first: a row and a run of its units of 128
 //           keys. A block is one wave and takes one item for one kv head. The grid has room for all; blocks without an
 //           item return.
-// Sum.      Each unit is summed on its own; units are folded into groups of 4 and groups into the row's result, in
-//           order and with the same arithmetic. Either one wave has the whole row, or several waves store partial sums
-//           of units or groups, and the row's last wave to finish folds them. So a row's bits depend on the row alone.
+// Sum.      Each unit is summed on its own; units are folded into groups of 4, groups into spans of 4 and spans into
+//           the row's result, in order and with the same arithmetic. Either one wave has the whole row, or several
+//           waves store the sum of a unit, group or span each, and the row's last wave to finish folds them. So a row's
+//           bits depend on the row alone.
 // Memory.   One or two half pages (32 keys: 8 KB) are in flight while another is worked on; page numbers are loaded a
 //           page ahead. Twelve waves keep 96 KB or more per compute unit in flight, 10 MB on 104 of them; 1.6 TB/s at a
 //           loaded latency of 2,400 clocks need 2.3 MB. A SIMD takes 1,300 clocks per page (modelled), which is 50
@@ -32,7 +33,7 @@ struct Work {
   int row_unit;                  // the row's first unit
   int unit, end;                 // the item's units
   int units;                     // of the row
-  int parts, partial;
+  int parts, run, partial;       // see AttentionItem
   Pages pages;
 };
 
@@ -40,7 +41,7 @@ DEV Work work_of(const AttentionArgs& a, int index) {
   const AttentionItem* item = (a.windowed ? a.step.window_items : a.step.full_items) + index / a.kv_heads;
   Work w;
   w.row = uniform(item->row), w.kv_head = index % a.kv_heads;
-  w.parts = uniform(item->parts), w.partial = uniform(item->partial);
+  w.parts = uniform(item->parts), w.run = uniform(item->run), w.partial = uniform(item->partial);
   w.last_key = uniform(a.step.positions[w.row]), w.first_key = first_visible(a, w.last_key);
   w.row_unit = w.first_key / ATTENTION_UNIT, w.units = w.last_key / ATTENTION_UNIT + 1 - w.row_unit;
   w.unit = w.row_unit, w.end = w.row_unit + w.units;
@@ -51,13 +52,13 @@ DEV Work work_of(const AttentionArgs& a, int index) {
   w.pages = pages_of(a, a.step.chunks[uniform(a.step.row_chunk[w.row])]);
   return w;
 }
-// A row's parts are runs of units. Their partial sums are of single units where there are as many parts as units, else
-// of groups.
-DEV bool by_units(const Work& w) { return w.parts == w.units; }
-DEV bool group_starts(const Work& w, int unit) { return unit == w.row_unit || unit % ATTENTION_GROUP == 0; }
-DEV bool group_ends(const Work& w, int unit) {
-  return unit == w.row_unit + w.units - 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1;
+// A unit, group or span is a run of 1, 4 or 16 units. Whether the one that has this unit is the first one of what it is
+// folded into, which is a run of `whole` units.
+DEV bool starts(const Work& w, int unit, int run, int whole) {
+  return unit / run == w.row_unit / run || unit / run % (whole / run) == 0;
 }
+// Whether the unit is the last one of its run of `run` units.
+DEV bool ends(const Work& w, int unit, int run) { return unit == w.row_unit + w.units - 1 || unit % run == run - 1; }
 
 DEV Tile load_tile(Global keys) {
   const int n = LANE % 16, g = LANE / 16;
@@ -114,6 +115,11 @@ DEV void leave(float* to, const Sums& s) {
   to += GROUP_HEADS * HEAD_DIM;
   if (LANE < GROUP_HEADS) to[n] = s.m, to[GROUP_HEADS + n] = s.l;
 }
+// In the wave's LDS, once every lane has read what was there.
+DEV void keep(float* to, const Sums& s) {
+  wave_any(true);
+  leave(to, s);
+}
 DEV Sums left_at(const float* from) {
   const int n = LANE % GROUP_HEADS, lane = LANE / 16 * GROUP_HEADS + n;
   Sums s;
@@ -137,18 +143,18 @@ DEV bool arrives_last(const AttentionArgs& a, const Work& w) {
   return last;
 }
 DEV Sums fold_partials(const AttentionArgs& a, const Work& w) {
-  const bool units = by_units(w);
-  const int groups = (w.row_unit + w.units - 1) / ATTENTION_GROUP + 1 - w.row_unit / ATTENTION_GROUP;
-  const int count = units ? w.units : groups;
-  Sums total, group, next = left_at(partial_at(a, w, 0));
-  bool first = true;
-  for (int i = 0; i < count; i++) {
+  Sums total, span, group, next = left_at(partial_at(a, w, 0));
+  const int base = w.row_unit / w.run, row_end = w.row_unit + w.units;
+  for (int i = 0; i < w.parts; i++) {
     const Sums part = next;
-    next = left_at(partial_at(a, w, min_of(i + 1, count - 1)));
-    group = !units || group_starts(w, w.row_unit + i) ? part : folded(group, part);
-    if (units && !group_ends(w, w.row_unit + i)) continue;
-    total = first ? group : folded(total, group);
-    first = false;
+    next = left_at(partial_at(a, w, min_of(i + 1, w.parts - 1)));
+    const int unit = min_of((base + i + 1) * w.run, row_end) - 1;                   // the part's last
+    group = w.run > 1 || starts(w, unit, 1, ATTENTION_GROUP) ? part : folded(group, part);
+    if (!ends(w, unit, ATTENTION_GROUP)) continue;
+    const bool is_span = w.run > ATTENTION_GROUP;
+    span = is_span || starts(w, unit, ATTENTION_GROUP, ATTENTION_SPAN) ? group : folded(span, group);
+    if (!ends(w, unit, ATTENTION_SPAN)) continue;
+    total = unit / ATTENTION_SPAN == w.row_unit / ATTENTION_SPAN ? span : folded(total, span);
   }
   return total;
 }
@@ -160,8 +166,9 @@ template <int FORMAT> DEV void finish(const AttentionArgs& a, const Work& w, con
   if (n < GROUP_HEADS) store_column<FORMAT>(a, w.row, head, total.o, rcp_fast(sum));
 }
 
-// `total`: the wave's own LDS, which holds the sum over groups meanwhile.
-template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, float* total) {
+// `sums`: the wave's own LDS, which holds a span's sum and the row's meanwhile.
+template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, float* sums) {
+  float *const span = sums, *const total = sums + PARTIAL_FLOATS;
   u32v2 q[1][4] = {};
   const int n = LANE % 16, g = LANE / 16;
   if (n < GROUP_HEADS) {
@@ -180,8 +187,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
 
   int page = first / PAGE_TILES, number = uniform(number_of(page)), next_number = uniform(number_of(page + 1));
   Tile even = load_tile(half(number, page * PAGE_TILES)), odd;
-  Sums unit = {UNSET, 0, {}}, group;
-  bool first_group = true;
+  Sums unit = {UNSET, 0, {}}, sum;
   for (;; page++) {
     loads_in_flight_for<TILE / STEP * STEP_MFMAS>();
     const int after_next = number_of(page + 2), tile = page * PAGE_TILES;
@@ -200,31 +206,37 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
     const bool end = page == last_page;
     if (!end && page % UNIT_PAGES != UNIT_PAGES - 1) continue;
     unit.l = column_sum(unit.l);
-    group = i == w.unit || group_starts(w, i) ? unit : folded(group, unit);
+    sum = i == w.unit || starts(w, i, 1, ATTENTION_GROUP) ? unit : folded(sum, unit);
     unit = {UNSET, 0, {}};
-    if (!end && !group_ends(w, i)) continue;
+    if (!end && !ends(w, i, ATTENTION_GROUP)) continue;
+    if (w.parts == 1 || w.run > ATTENTION_GROUP) {
+      if (!starts(w, i, ATTENTION_GROUP, ATTENTION_SPAN)) sum = folded(left_at(span), sum);
+      if (!end && !ends(w, i, ATTENTION_SPAN)) {
+        keep(span, sum);
+        continue;
+      }
+    }
     if (w.parts > 1) {
-      leave(partial_at(a, w, by_units(w) ? i - w.row_unit : i / ATTENTION_GROUP - w.row_unit / ATTENTION_GROUP), group);
+      leave(partial_at(a, w, w.unit / w.run - w.row_unit / w.run), sum);
     } else {
-      if (!first_group) group = folded(left_at(total), group);
-      if (!end) leave(total, group);
-      first_group = false;
+      if (i / ATTENTION_SPAN != w.row_unit / ATTENTION_SPAN) sum = folded(left_at(total), sum);
+      if (!end) keep(total, sum);
     }
     if (end) break;
   }
   if (w.parts > 1) {
     if (!arrives_last(a, w)) return;
-    group = fold_partials(a, w);
+    sum = fold_partials(a, w);
   }
-  finish<FORMAT>(a, w, group);
+  finish<FORMAT>(a, w, sum);
 }
 
 template <int FORMAT> DEV void attention_decode(const AttentionArgs& a) {
-  alignas(16) SHARED float total[PARTIAL_FLOATS];
+  alignas(16) SHARED float sums[2 * PARTIAL_FLOATS];
   let_successor_start();
   after_predecessor();
   const int items = a.windowed ? a.step.header->window_items : a.step.header->full_items;
-  if (BID < items * a.kv_heads) attend<FORMAT>(a, work_of(a, BID), total);
+  if (BID < items * a.kv_heads) attend<FORMAT>(a, work_of(a, BID), sums);
 }
 
 KERNEL(attention_decode_f16, AttentionArgs, ATTENTION_DECODE_THREADS, 1, 3) { attention_decode<FORMAT_F16>(a); }

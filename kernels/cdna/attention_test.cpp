@@ -147,20 +147,22 @@ struct World {
   }
   int first_key(int position) const { return layer.windowed ? std::max(0, position - layer.window + 1) : 0; }
 
-  // Work items of `run` units each (1, or whole groups at absolute positions).
+  // Work items of `run` units each, at absolute positions: units, groups or spans. A row that is not longer is one
+  // item, wherever it begins.
   void plan_decode(int run) {
     int slots = 0;
     for (int row = 0; row < header.rows; row++) {
       const int first = first_key(positions[row]) / ATTENTION_UNIT, end = positions[row] / ATTENTION_UNIT + 1;
+      const bool whole = positions[row] + 1 - first_key(positions[row]) <= run * ATTENTION_UNIT;
       std::vector<AttentionItem> parts;
       for (int u = first; u < end;) {
-        const int next = std::min(end, (u / run + 1) * run);
+        const int next = whole ? end : std::min(end, (u / run + 1) * run);
         const int keys = std::min(next * ATTENTION_UNIT, positions[row] + 1) - u * ATTENTION_UNIT;
-        parts.push_back({row, u, keys, 0, slots, {}});
+        parts.push_back({row, u, keys, 0, slots, run, {}});
         u = next;
       }
       for (AttentionItem& p : parts) p.parts = (int)parts.size();
-      if (parts.size() > 1) slots += end - first;
+      if (parts.size() > 1) slots += (int)parts.size();
       items.insert(items.end(), parts.begin(), parts.end());
     }
     std::sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.tokens > b.tokens; });
@@ -328,7 +330,7 @@ int main(int argc, char** argv) {
     check_decode({format, 1, 0, 128, 1, 9}, {3, 130, 700});
     check_decode({format, 1, 1, 128, 1, -INFINITY}, {1, 130, 700});
     if (!quick) check_decode({format, 1, 0, 128, 2, 0}, {2049, 2500, 5000});
-    if (!quick) check_decode({format, 1, 1, 1000, 2, 0}, {900, 1000, 1001, 1500, 2600});
+    if (!quick) check_decode({format, 1, 1, 1000, 2, 0}, {900, 1000, 1001, 1500, 2600, 4100});
     check_prefill({format, 2, 0, 128, 1, 0}, 0, 70);
     check_prefill({format, 1, 0, 128, 1, 0}, 37, 33);
     check_prefill({format, 1, 1, 128, 1, 0}, 0, quick ? 150 : 300);

@@ -10,10 +10,10 @@
 //         V^T P. K lies in memory as the first product's A operand; a transposing ldmatrix makes V^T the second's; S
 //         becomes P, the second's B operand, by a transposition in registers (movmatrix).
 // Sums    Unit u is keys 128 u .. 128 u + 127 by absolute position. Each unit is summed on its own; units are folded
-//         into groups of 4 (by absolute number) and groups into the row's result, always in order and with the same
-//         arithmetic. If one item has the whole row, this happens in registers. Otherwise the items store partial sums
-//         in `partials`, one per unit (items of one unit) or one per group, and the row's last item to finish folds
-//         them. So a row's bits depend on its own keys alone.
+//         into groups of 4 (by absolute number), groups into spans of 4, and spans into the row's result, always in
+//         order and with the same arithmetic. If one item has the whole row, this happens in registers. Otherwise each
+//         item stores the sum of its unit, group or span in `partials`, and the row's last item to finish folds them,
+//         one after the other: a row of 131,072 keys has 64. So a row's bits depend on its own keys alone.
 // Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
 //         whose units its warps share out; each brings its units' sums to shared memory, and all fold them, each warp
 //         its part of the dims. `team` has four warps; `pair` has two, as many as there are units in most windows, and
@@ -24,7 +24,7 @@
 //         8 warps with one stage each, which is free again as soon as its fragments are in registers; `few` has 6 warps
 //         with two stages each. The host takes `few` below 4 (row, kv head) pairs per multiprocessor.
 // Launch  One block per multiprocessor, three of `pair`; WARPS * STAGES * (TILE_BYTES + 8) bytes of dynamic shared
-//         memory, the 8 for an mbarrier. A team has its sums beside them.
+//         memory, the 8 for an mbarrier, and behind them two partial sums a warp.
 #include "attention.h"
 #include "registers.h"
 #include "warp.h"
@@ -242,19 +242,36 @@ template <bool GLOBAL, int COUNT> DEV void load_partial(Sums<COUNT>& s, const fl
   *(float4*)s.m = load(BLOCKS * 32 + LANE % 4);
 }
 
-// Folds a row's units in a fixed order: units into groups, groups into the total. Fed in order with units or with whole
-// groups. Units are numbered by absolute position.
-template <int COUNT> struct Tree {
-  Sums<COUNT> group, total;
-  int first;                             // the first unit fed
+// Whether the run of `run` units that `unit` belongs to is the first one of what it is folded into, which has `whole`
+// units or begins with `first`.
+DEV bool begins(int unit, int first, int run, int whole) {
+  return unit / run == first / run || unit / run % (whole / run) == 0;
+}
 
-  DEV void add(const Sums<COUNT>& s, int unit) {
-    if (unit == first || unit % ATTENTION_GROUP == 0) group = s;
-    else fold(group, s);
-  }
-  DEV void close_group(int unit) {
-    if (unit / ATTENTION_GROUP == first / ATTENTION_GROUP) total = group;
-    else fold(total, group);
+// Folds a row's units in a fixed order: units into groups, groups into spans, spans into the total. Fed in order with
+// the sums of units, or of whole groups, or of whole spans.
+template <int COUNT> struct Tree {
+  Sums<COUNT> group, span, total;
+  int first;                             // the first unit fed, by absolute position
+
+  // Adds the sum of a run of `run` units, of which `unit` is the last; `last`: of the row's part, too.
+  DEV void add(const Sums<COUNT>& s, int unit, int run, bool last) {
+    if (run == 1) {
+      if (begins(unit, first, 1, ATTENTION_GROUP)) group = s;
+      else fold(group, s);
+      if (!last && (unit + 1) % ATTENTION_GROUP) return;
+    } else {
+      group = s;
+    }
+    if (run <= ATTENTION_GROUP) {
+      if (begins(unit, first, ATTENTION_GROUP, ATTENTION_SPAN)) span = group;
+      else fold(span, group);
+      if (!last && (unit + 1) % ATTENTION_SPAN) return;
+    } else {
+      span = group;
+    }
+    if (unit / ATTENTION_SPAN == first / ATTENTION_SPAN) total = span;
+    else fold(total, span);
   }
 };
 
@@ -273,21 +290,19 @@ DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
 }
 
 // Folds all partial sums of a row, of blocks `block` .. of its dims. AHEAD partial sums are loaded at once, so that the
-// latency of memory is paid less often.
+// latency of memory is paid less often; with more there are not enough registers, or the code takes long to be fetched.
 template <int COUNT> DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree<COUNT>& tree, int block) {
-  constexpr int AHEAD = 4;
-  const int units = job.run == 1 ? 1 : ATTENTION_GROUP;          // per partial sum
-  const int first = job.row_first / ATTENTION_UNIT, last = job.row_last / ATTENTION_UNIT;
-  const int base = first / units, count = last / units - base + 1;
-  tree.first = first;
-  for (int slot = 0; slot < count; slot += AHEAD) {
+  constexpr int AHEAD = COUNT == BLOCKS ? 2 : 4;
+  const int last = job.row_last / ATTENTION_UNIT;
+  tree.first = job.row_first / ATTENTION_UNIT;
+  const int base = tree.first / job.run;
+  for (int slot = 0; slot < job.parts; slot += AHEAD) {
     Sums<COUNT> s[AHEAD];
     UNROLL for (int i = 0; i < AHEAD; i++)
-      load_partial<true>(s[i], partial_of(a, job, min(slot + i, count - 1)), block);
-    UNROLL for (int i = 0; i < AHEAD; i++) if (slot + i < count) {
-      const int unit = max((base + slot + i) * units, first);    // the partial sum's first unit
-      tree.add(s[i], unit);
-      if (units > 1 || unit % ATTENTION_GROUP == ATTENTION_GROUP - 1 || unit == last) tree.close_group(unit);
+      load_partial<true>(s[i], partial_of(a, job, min(slot + i, job.parts - 1)), block);
+    UNROLL for (int i = 0; i < AHEAD; i++) if (slot + i < job.parts) {
+      const int unit = min((base + slot + i + 1) * job.run - 1, last);
+      tree.add(s[i], unit, job.run, unit == last);
     }
   }
 }
@@ -333,32 +348,52 @@ template <class C> struct Reader {
 
 DEV void sum_lanes(State& unit) { UNROLL for (int h = 0; h < 2; h++) unit.sum[h] = sum_over_keys(unit.sum[h]); }
 
-// The slot of the partial sum that has a unit.
-DEV int slot_of(const Job& job, int unit) {
-  const int units = job.run == 1 ? 1 : ATTENTION_GROUP;
-  return unit / units - job.row_first / ATTENTION_UNIT / units;
+// Stores the sum of a part of a row.
+template <int COUNT> DEV void store_part(const AttentionArgs& a, const Job& job, const Sums<COUNT>& s, int block) {
+  const int run = job.run * ATTENTION_UNIT;
+  store_partial<true>(partial_of(a, job, job.first / run - job.row_first / run), s, block);
 }
 
-// A job of one warp.
-template <class C> DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader) {
-  Tree<BLOCKS> tree;
-  tree.first = job.first / ATTENTION_UNIT;
-  State u = nothing();
+// Folds what is kept in shared memory and a later sum.
+DEV void fold_kept(State& s, const float* kept) {
+  State before;
+  load_partial<false>(before, kept, 0);
+  fold(before, s);
+  s = before;
+}
+// A job of one warp. It keeps the sum of a span's groups, and behind that of the row's spans, in shared memory: there
+// are not enough registers for either.
+template <class C>
+DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* span) {
+  float* total = span + PARTIAL_FLOATS;
+  const int first = job.first / ATTENTION_UNIT;
+  State u = nothing(), sum;
   for (int page = job.first / KV_PAGE; page <= job.last / KV_PAGE; page++) {
     reader.add_page(u, job, page, q);
     const bool end = page == job.last / KV_PAGE;
     const int unit = page / UNIT_PAGES;
     if (!end && (page + 1) % UNIT_PAGES) continue;
     sum_lanes(u);
-    tree.add(u, unit);
+    if (begins(unit, first, 1, ATTENTION_GROUP)) sum = u;
+    else fold(sum, u);
     u = nothing();
     if (!end && (unit + 1) % ATTENTION_GROUP) continue;
-    if (job.parts == 1) tree.close_group(unit);
-    else store_partial<true>(partial_of(a, job, slot_of(job, unit)), tree.group, 0);
+    if (!begins(unit, first, ATTENTION_GROUP, ATTENTION_SPAN)) fold_kept(sum, span);
+    const bool span_ends = end || (unit + 1) % ATTENTION_SPAN == 0;
+    if (span_ends && unit / ATTENTION_SPAN != first / ATTENTION_SPAN) fold_kept(sum, total);
+    if (end) break;
+    __syncwarp();                                                // all lanes have read what was kept
+    store_partial<false>(span_ends ? total : span, sum, 0);
+    __syncwarp();
   }
-  const bool done = job.parts == 1 || arrive_last(a, job);
-  if (done && job.parts > 1) fold_partials(a, job, tree, 0);
-  if (done) store_row<C::FORMAT>(a, job, tree.total, load_sinks(a, job), 0);
+  if (job.parts > 1) {
+    store_part(a, job, sum, 0);
+    if (!arrive_last(a, job)) return;
+    Tree<BLOCKS> tree;
+    fold_partials(a, job, tree, 0);
+    sum = tree.total;
+  }
+  store_row<C::FORMAT>(a, job, sum, load_sinks(a, job), 0);
 }
 
 // A job of all warps of a block. Its units come in rounds of one a warp, whose sums go through shared memory: `sums`
@@ -386,13 +421,11 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
     for (int unit = base; unit < base + C::WARPS && unit <= last; unit++) {
       Sums<COUNT> u;
       load_partial<false>(u, slots + (unit - base) * PARTIAL_FLOATS, block);
-      tree.add(u, unit);
-      if (unit < last && (unit + 1) % ATTENTION_GROUP) continue;
-      if (job.parts == 1) tree.close_group(unit);
-      else store_partial<true>(partial_of(a, job, slot_of(job, unit)), tree.group, block);
+      tree.add(u, unit, 1, unit == last);
     }
   }
   if (job.parts > 1) {
+    store_part(a, job, tree.total, block);
     barrier();                                                   // all warps have stored
     if (!__syncthreads_or(warp == 0 && arrive_last(a, job))) return;
     fold_partials(a, job, tree, block);
@@ -424,12 +457,9 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   Reader<C> reader = {copies};
   int round = 0;
   while (job.any) {
-    if constexpr (C::TEAM) {
-      float* sums = (float*)(DYNAMIC_SHARED + C::WARPS * C::STAGES * (TILE_BYTES + 8));
-      attend_together<C>(a, job, q, reader, sums, round);
-    } else {
-      attend_alone<C>(a, job, q, reader);
-    }
+    float* sums = (float*)(DYNAMIC_SHARED + C::WARPS * C::STAGES * (TILE_BYTES + 8));
+    if constexpr (C::TEAM) attend_together<C>(a, job, q, reader, sums, round);
+    else attend_alone<C>(a, job, q, reader, sums + warp * 2 * PARTIAL_FLOATS);
     job = next, next = load_job(a, job.index + step, jobs);
     q = next_q, next_q = load_query(a, next);
   }
@@ -438,9 +468,9 @@ template <class C> DEV void attend(const AttentionArgs& a) {
 // SIZE: TEAM, PAIR, FEW or MANY.
 #define ATTENTION_DECODE(name, format, SIZE, TOGETHER)                                             \
   KERNEL(name, AttentionArgs, ATTENTION_DECODE_##SIZE##_THREADS, 1, 1) {                           \
-    constexpr int WARPS = ATTENTION_DECODE_##SIZE##_THREADS / WAVE, WARP_TILE = TILE_BYTES + 8;    \
-    constexpr int SUMS = TOGETHER ? 2 * WARPS * PARTIAL_FLOATS * 4 : 0;                            \
-    constexpr int STAGES = (ATTENTION_DECODE_##SIZE##_SHARED_BYTES - SUMS) / (WARPS * WARP_TILE);  \
+    constexpr int WARPS = ATTENTION_DECODE_##SIZE##_THREADS / WAVE, SUMS = 2 * PARTIAL_FLOATS * 4; \
+    constexpr int WARP_BYTES = ATTENTION_DECODE_##SIZE##_SHARED_BYTES / WARPS;                     \
+    constexpr int STAGES = (WARP_BYTES - SUMS) / (TILE_BYTES + 8);                                 \
     attend<Config<format, STAGES, WARPS, TOGETHER>>(a);                                            \
   }
 

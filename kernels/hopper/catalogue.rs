@@ -156,22 +156,19 @@ const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
         )
 }
 
-/// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers: two
-/// stages with few rows, one with many, as more warps fit then.
+/// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers, and two
+/// partial sums: two stages with few rows, one with many, as more warps fit then.
 const fn decode(elements: Elements, variant: &'static str, warps: usize, stages: usize) -> Kernel {
     Kernel::written(Op::AttentionDecode, "hopper/attention_decode.hip", warps * WARP)
         .over(elements)
         .called(variant)
-        .sharing(warps * stages * (CACHE_TILE_BYTES + BARRIER_BYTES))
+        .sharing(warps * (stages * (CACHE_TILE_BYTES + BARRIER_BYTES) + 2 * PARTIAL_BYTES))
         .within(HEADS)
 }
 
-/// Persistent blocks whose warps share a job's units; their sums of two rounds lie in shared memory, too.
+/// Persistent blocks whose warps share a job's units, with their sums of two rounds.
 const fn decode_together(elements: Elements, variant: &'static str, warps: usize, most_rows: usize) -> Kernel {
-    let stages = 2;
-    decode(elements, variant, warps, stages)
-        .sharing(warps * (stages * (CACHE_TILE_BYTES + BARRIER_BYTES) + 2 * PARTIAL_BYTES))
-        .up_to(most_rows)
+    decode(elements, variant, warps, 2).up_to(most_rows)
 }
 
 /// Persistent blocks, each with all the shared memory that there is: four warpgroups compute, and one fetches.

@@ -8,7 +8,7 @@ use getp::backend::gpu::open::open_cut;
 use getp::backend::gpu::weights::WeightSource;
 use getp::batch::Want;
 use getp::config::ModelConfig;
-use getp::options::Precision;
+use getp::options::{Options, Precision};
 use getp::replica::Replica;
 
 /// One model has the 20b's heads, whose attention uses the matrix cores, others have different heads.
@@ -210,6 +210,52 @@ fn many_rows_at_once() {
             experts_per_token: 4,
             ..grouped.clone()
         });
+    }
+}
+
+/// Rows that have more keys than a span of decode attention's units, and windows that lie in two spans, by each of its
+/// kernels. These cut rows in other ways, the more rows there are the fewer.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take minutes")]
+fn rows_longer_than_a_span() {
+    const LONGEST: [usize; 4] = [2040, 6140, 4095, 2000];
+    let [grouped, _] = configs();
+    let config = ModelConfig {
+        seq_len: LONGEST[1] + MORE,
+        ..grouped
+    };
+    let synthetic = Synthetic {
+        config: config.clone(),
+        seed: 83,
+        temperament: Temperament::Wild,
+        dense: Dense::Bf16,
+        experts: Experts::Mxfp4,
+    };
+    let checkpoint = SyntheticCheckpoint::widened(&synthetic.check().unwrap());
+    let token = |i: usize, j: usize| ((i * 7919 + j * 104_729) % config.vocab_size) as u32;
+    let length = |i: usize| LONGEST.get(i).copied().unwrap_or(2035 + i % 11);
+    let prompts: Vec<Vec<u32>> = (0..280)
+        .map(|i| (0..length(i)).map(|j| token(i, j)).collect())
+        .collect();
+    let answer = |requests: std::ops::Range<usize>| {
+        let options = Options {
+            kv_mb: 4096,
+            ..options(Precision::Fast, requests.len(), 4096)
+        };
+        let mut replica = open(&checkpoint, &options);
+        let recorded = Run {
+            record_all: false,
+            ..run(Want::Tokens)
+        };
+        answer(&mut *replica, &config, &prompts[requests], recorded)
+    };
+    let alone: Vec<Answers> = (0..LONGEST.len()).map(|i| answer(i..i + 1)).collect();
+    for count in [LONGEST.len(), 40, prompts.len()] {
+        let together = answer(0..count);
+        for (request, alone) in alone.iter().enumerate() {
+            assert!(!alone.greedy.is_empty());
+            check(alone, 0, &together, request, &format!("{count} rows"));
+        }
     }
 }
 

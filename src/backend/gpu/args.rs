@@ -51,6 +51,8 @@ shared! {
         ATTENTION_UNIT: usize = 128;
         /// units of decode attention in a group
         ATTENTION_GROUP: usize = 4;
+        /// units of decode attention in a span
+        ATTENTION_SPAN: usize = 16;
         /// the most pages that the keys of an AttentionItem lie in
         ITEM_PAGES: usize = 32;
         /// floats of a partial sum of decode attention: for each of 8 query heads 64 values, a maximum and a sum of
@@ -139,10 +141,10 @@ shared! {
 
         /// A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in
         /// unit `first_unit`. Unit u has the keys from ATTENTION_UNIT * u on, by absolute position; group g has the
-        /// units from ATTENTION_GROUP * g on. The row has `parts` items. If there are several, each has at most `run`
-        /// units (1, 4 or 16) from a multiple of `run` on, and stores partial sums: of its unit if `run` is 1, else of
-        /// each of its groups. The partial sum of the row's first unit (or group) is at index `partial` of the
-        /// workspace, the next one's at `partial` + 1. An item's keys are in at most ITEM_PAGES pages.
+        /// units from ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `parts` items.
+        /// If there are several, each has the units of one run of `run` units (a unit, a group or a span), and stores
+        /// its sum. That of the row's first item is at index `partial` of the workspace, the next one's at
+        /// `partial` + 1. An item's keys are in at most ITEM_PAGES pages.
         #[derive(Pod, Zeroable, Default, PartialEq, Eq)]
         AttentionItem {
             row: i32,

@@ -1,18 +1,18 @@
 //! Splits a step's attention into work items for thread blocks.
 //!
 //! Decode attention is bound by memory bandwidth: all multiprocessors should read all the time and finish together. A
-//! row's keys form a fixed tree of units and groups ([`AttentionItem`]), so that a row can be split at units or groups
-//! (split-K) without changing a bit of its result. Partial sums of split rows cost memory traffic, so the longest runs
-//! of keys are taken that still balance. Prefill attention is split into tiles of query rows. Both lists are sorted
+//! row's keys form a fixed tree of units, groups and spans ([`AttentionItem`]), so that a row can be split at any of them
+//! (split-K) without changing a bit of its result. Partial sums of split rows cost memory traffic, and time at the end,
+//! when one block folds them all; so the longest runs of keys are taken that still balance. Prefill attention is split into tiles of query rows. Both lists are sorted
 //! longest first, but tiles of one chunk stay together: they read the same keys, which then come from the L2.
 
-use super::args::{ATTENTION_GROUP, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile};
+use super::args::{ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
 
-/// Units of a split row's items, largest first: the kernels support 1 and multiples of [`ATTENTION_GROUP`].
-const RUNS: [usize; 3] = [16, ATTENTION_GROUP, 1];
+/// Units of a split row's items, largest first.
+const RUNS: [usize; 3] = [ATTENTION_SPAN, ATTENTION_GROUP, 1];
 
 /// Lists the items of all decoding rows, longest first; returns the number of slots of partial sums.
 ///
@@ -40,13 +40,13 @@ pub fn plan_decode(
 
 /// The most slots that [`plan_decode`] may return if all rows together attend to at most `keys` keys.
 pub fn max_partial_slots(keys: usize, kv_heads: usize, multiprocessors: usize) -> usize {
-    // A split row has more keys than a run, and they lie in at most two more partial sums than they would fill.
+    // A split row has more keys than a run, and they lie in at most two more runs than they would fill.
     RUNS.iter().enumerate().fold(0, |slots, (i, &run)| {
         let bound = match i {
             0 => keys,
             _ => keys.min(3 * multiprocessors * RUNS[i - 1] * ATTENTION_UNIT / (2 * kv_heads)),
         };
-        slots.max(bound / (partial_units(run) * ATTENTION_UNIT) + 2 * (bound / (run * ATTENTION_UNIT)))
+        slots.max(3 * (bound / (run * ATTENTION_UNIT)))
     })
 }
 
@@ -71,11 +71,6 @@ pub fn most_items(rows: usize, keys: usize, from_start: bool, kv_heads: usize, m
 fn run_units(most: usize, all: usize, kv_heads: usize, multiprocessors: usize) -> usize {
     let fits = |run: usize| 2 * kv_heads * all >= 3 * multiprocessors * most.min(run * ATTENTION_UNIT);
     RUNS.into_iter().find(|&run| fits(run)).unwrap_or(1)
-}
-
-/// Units in a partial sum.
-fn partial_units(run: usize) -> usize {
-    run.min(ATTENTION_GROUP)
 }
 
 /// Lists one row's items; returns the number of slots that they need.
@@ -110,12 +105,7 @@ fn cut_row(
         memory::push(items, item, Purpose::Step)?;
         begin = until;
     }
-    let partial = partial_units(run) * ATTENTION_UNIT;
-    Ok(if parts == 1 {
-        0
-    } else {
-        (end - 1) / partial - first / partial + 1
-    })
+    Ok(if parts == 1 { 0 } else { parts })
 }
 
 /// Splits chunks `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows: chunks with the longest
@@ -180,13 +170,8 @@ mod tests {
                 let size = item.run as usize * ATTENTION_UNIT;
                 assert!(at == first || at.is_multiple_of(size));
                 assert_eq!(at / size, last / size);
-                let partial = partial_units(item.run as usize) * ATTENTION_UNIT;
-                for slot in at / partial - first / partial..=last / partial - first / partial {
-                    assert!(
-                        !std::mem::replace(&mut used[item.partial as usize + slot], true),
-                        "a slot used twice"
-                    );
-                }
+                let slot = item.partial as usize + at / size - first / size;
+                assert!(!std::mem::replace(&mut used[slot], true), "a slot used twice");
             }
             at = last + 1;
         }
