@@ -118,8 +118,8 @@ impl Answer {
         self.scores.extend_from_slice(scores);
     }
 
-    /// Takes tokens and their scores, if there are any; the last token ends the answer as `end` says; gives whether the answer has ended. It
-    /// does where a string is found, and tokens behind that are dropped.
+    /// Takes tokens and their scores, if there are any; the last token ends the answer as `end` says. Gives whether the
+    /// answer has ended. It does where a string is found, and tokens behind that are dropped.
     pub fn take(&mut self, tokens: &[u32], scores: &[Score], end: Option<End>) -> Result<bool> {
         let mut scores = scores.iter();
         for (at, &token) in tokens.iter().enumerate() {
@@ -206,6 +206,18 @@ impl Answer {
         String::from_utf8_lossy(self.bytes(token)).into_owned()
     }
 
+    /// A token's name where it is a field's: one that is no text by itself is given by its bytes, as OpenAI has it, so that
+    /// no two have one name.
+    fn key(&self, token: u32) -> String {
+        let bytes = self.bytes(token);
+        match str::from_utf8(bytes) {
+            Ok(name) => name.to_owned(),
+            Err(_) => bytes
+                .iter()
+                .fold("bytes:".into(), |name, byte| format!("{name}\\x{byte:02x}")),
+        }
+    }
+
     /// The log-probabilities of a continuation, and whether it is what the model would have written.
     fn score(&self, context: usize) -> Result<Value> {
         let scores = self
@@ -233,21 +245,24 @@ impl Answer {
     }
 
     fn plain_logprobs(&self) -> Value {
-        let mut offset = 0;
+        // Characters that have begun; a token that goes on with one has that one's offset.
+        let mut begun: usize = 0;
         let mut text_offset = Vec::new();
+        let goes_on = |byte: &u8| byte & 0xC0 == 0x80;
         for score in &self.scores {
-            text_offset.push(offset);
-            offset += self.name(score.token).chars().count();
+            let bytes = self.bytes(score.token);
+            text_offset.push(begun - usize::from(begun > 0 && bytes.first().is_some_and(goes_on)));
+            begun += bytes.iter().filter(|byte| !goes_on(byte)).count();
         }
         let top = |score: &Score| -> Value {
             let named = score
                 .top
                 .iter()
-                .map(|&(token, logprob)| (self.name(token), json!(finite(logprob))));
+                .map(|&(token, logprob)| (self.key(token), json!(finite(logprob))));
             Value::Object(named.collect())
         };
         json!({
-            "tokens": self.scores.iter().map(|score| self.name(score.token)).collect::<Vec<_>>(),
+            "tokens": self.scores.iter().map(|score| self.key(score.token)).collect::<Vec<_>>(),
             "token_logprobs": self.scores.iter().map(|score| finite(score.logprob)).collect::<Vec<_>>(),
             "top_logprobs": self.scores.iter().map(top).collect::<Vec<_>>(),
             "text_offset": text_offset,
@@ -343,6 +358,27 @@ mod tests {
                 "{size}"
             );
         }
+    }
+
+    /// Each token is a byte, and three of them have no name of their own.
+    #[test]
+    fn tokens_within_a_character_have_its_offset_and_their_bytes() {
+        let mut scored = answer(Form::Completion, &[], 0);
+        let tokens = ids("aé→z");
+        let score = |&token: &u32| Score {
+            token,
+            logprob: -1.0,
+            top: vec![(0xE2, -1.0), (0x86, -2.0), (0x61, -3.0)],
+        };
+        let scores: Vec<Score> = tokens.iter().map(score).collect();
+        scored.take(&tokens, &scores, Some(End::Length)).unwrap();
+        let logprobs = &scored.choice(0, Some(3)).unwrap()["logprobs"];
+        assert_eq!(logprobs["text_offset"], json!([0, 1, 1, 2, 2, 2, 3]));
+        assert_eq!(logprobs["tokens"][2], "bytes:\\xa9");
+        assert_eq!(
+            logprobs["top_logprobs"][0],
+            json!({"bytes:\\xe2": -1.0, "bytes:\\x86": -2.0, "a": -3.0})
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! follow from the request's seed, or from the line that it is on.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -70,7 +71,7 @@ struct Defaults {
     /// The most tokens of an answer whose request does not say; otherwise what the model's files say, or as many as
     /// there is room for.
     #[arg(long)]
-    max_tokens: Option<usize>,
+    max_tokens: Option<NonZeroUsize>,
     /// Seeds the random numbers of requests without a seed, each with its line.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -452,7 +453,10 @@ impl Run {
 
     /// The most tokens of an answer whose request does not say.
     fn usual(&self) -> Option<usize> {
-        self.defaults.max_tokens.or(self.generation.max_tokens)
+        self.defaults
+            .max_tokens
+            .map(NonZeroUsize::get)
+            .or(self.generation.max_tokens)
     }
 
     /// What a row's choice asks of the model.

@@ -12,6 +12,8 @@ use getp::grammar::Grammar;
 use getp::harmony::{self, Conversation, Json, OF_CONVERSATION};
 use getp::text::{Specials, TextTokenizer};
 
+use serde_json::Number;
+
 use crate::forms::{self, Forms};
 use crate::input;
 use crate::structured::Form as Structure;
@@ -130,13 +132,13 @@ const INERT: [&str; 15] = [
 /// Fields that would change the answer, or what is said of it, and the value in JSON that does not, beside null, false
 /// and what is empty.
 const REFUSED: [(&str, &[&str]); 47] = [
-    ("frequency_penalty", &["0", "0.0"]),
-    ("presence_penalty", &["0", "0.0"]),
-    ("repetition_penalty", &["1", "1.0"]),
-    ("length_penalty", &["1", "1.0"]),
+    ("frequency_penalty", &["0"]),
+    ("presence_penalty", &["0"]),
+    ("repetition_penalty", &["1"]),
+    ("length_penalty", &["1"]),
     ("top_k", &["0", "-1"]),
-    ("min_p", &["0", "0.0"]),
-    ("typical_p", &["1", "1.0"]),
+    ("min_p", &["0"]),
+    ("typical_p", &["1"]),
     ("top_a", &["0", "0.0"]),
     ("logit_bias", &[]),
     ("logits_processors", &[]),
@@ -387,7 +389,7 @@ impl Reader<'_> {
     fn check(&self, body: &Object<'_>, own: &[&str]) -> Result<(), String> {
         for (name, harmless) in REFUSED {
             if let Some(value) = body.get(name).filter(|value| !is_nothing(value))
-                && !harmless.contains(&value.to_string().as_str())
+                && !harmless.iter().any(|harmless| is(value, harmless))
             {
                 return Err(format!(
                     "{name} is {}; it would change the answer, and is not supported",
@@ -414,7 +416,7 @@ impl Reader<'_> {
             for name in ["min_tokens", "ignore_eos", "stop", "stop_token_ids"] {
                 if body
                     .get(name)
-                    .is_some_and(|value| !is_nothing(value) && value.to_string() != "0")
+                    .is_some_and(|value| !is_nothing(value) && !is(value, "0"))
                 {
                     return Err(format!(
                         "{name} is given with a form; an answer of a form ends where that does"
@@ -432,7 +434,7 @@ impl Reader<'_> {
             return Err(format!("{name_of_top} is {top}; the most are {MOST_TOP}"));
         }
         let n = body.size("n")?.unwrap_or(1);
-        if n == 0 || n as u64 * prompts.len() as u64 > MOST_ANSWERS {
+        if n == 0 || n.saturating_mul(prompts.len()) as u64 > MOST_ANSWERS {
             return Err(format!(
                 "n is {n}; it must be from 1 to {MOST_ANSWERS}, over all prompts"
             ));
@@ -462,7 +464,8 @@ impl Reader<'_> {
             None => None,
             Some(value) => {
                 let number = value.number();
-                let seed = number.and_then(|seed| seed.as_u64().or_else(|| seed.as_i64().map(i64::cast_unsigned)));
+                let signed = |seed: &Number| seed.as_i64().map(i64::cast_unsigned);
+                let seed = number.and_then(|seed| signed(seed).or_else(|| whole(seed)));
                 Some(seed.ok_or_else(|| format!("seed is {}; it must be a whole number", shown(value)))?)
             }
         };
@@ -501,6 +504,20 @@ fn structure(body: &Object<'_>, schema: Option<&Json>) -> Result<Option<Structur
         (None, Some(given)) => forms::structured_outputs(given).map(Some),
         (None, None) => Ok(None),
     }
+}
+
+/// A whole number that is not negative. Some programs write 20.0 for 20.
+fn whole(number: &Number) -> Option<u64> {
+    let exact = |number: &f64| number.fract() == 0.0 && (0.0..9_007_199_254_740_992.0).contains(number);
+    number
+        .as_u64()
+        .or_else(|| number.as_f64().filter(exact).map(|number| number as u64))
+}
+
+/// Whether a value is this one in JSON, however a number is written.
+fn is(value: &Json, json: &str) -> bool {
+    let number = value.number().and_then(Number::as_f64);
+    value.to_string() == json || number.is_some() && number == json.parse().ok()
 }
 
 /// Null, false, and what is empty.
@@ -551,7 +568,7 @@ impl<'a> Object<'a> {
 
     fn size(&self, name: &str) -> Result<Option<usize>, String> {
         self.read(name, "a whole number that is not negative", |value| {
-            usize::try_from(value.number()?.as_u64()?).ok()
+            usize::try_from(whole(value.number()?)?).ok()
         })
     }
 

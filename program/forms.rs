@@ -117,48 +117,101 @@ const TOO_LARGE: f64 = 9_007_199_254_740_992.0;
 const MOST_MULTIPLE: f64 = 10_000.0;
 
 /// Refuses what llguidance would follow in another way than the schema says, or not within moments.
-fn of_schema(field: &str, schema: Value) -> Result<Form, String> {
-    check_schema(&schema).map_err(|why| format!("{field}: {why}"))?;
+fn of_schema(field: &str, mut schema: Value) -> Result<Form, String> {
+    check_schema(&mut schema).map_err(|why| format!("{field}: {why}"))?;
     Ok(Form::Json(schema))
 }
 
-fn check_schema(schema: &Value) -> Result<(), String> {
+/// Formats that llguidance follows. Others say what a text is for, as JSON Schema has it, and not what it is like.
+const FORMATS: [&str; 10] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+    "uri",
+];
+
+fn check_schema(schema: &mut Value) -> Result<(), String> {
     match schema {
+        Value::Array(values) => values.iter_mut().try_for_each(check_schema),
+        Value::Object(fields) => {
+            check_object(fields)?;
+            let is_followed = |format: &Value| format.as_str().is_none_or(|format| FORMATS.contains(&format));
+            if fields.get("format").is_some_and(|format| !is_followed(format)) {
+                fields.remove("format");
+            }
+            fields
+                .iter_mut()
+                .try_for_each(|(name, value)| match (name.as_str(), value) {
+                    // Words about it.
+                    ("default" | "examples" | "title" | "description" | "$comment", _) => Ok(()),
+                    ("enum" | "const", value) => check_value(value),
+                    // By a name that may be any.
+                    ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(schemas)) => {
+                        schemas.values_mut().try_for_each(check_schema)
+                    }
+                    (_, value) => check_schema(value),
+                })
+        }
+        value => check_value(value),
+    }
+}
+
+/// Refuses numbers that are read as others.
+fn check_value(value: &mut Value) -> Result<(), String> {
+    match value {
         Value::Number(number) if number.as_f64().is_none_or(|number| number.abs() >= TOO_LARGE) => Err(format!(
             "{number} is a number that others read as one beside it; use smaller ones, or texts"
         )),
-        Value::Array(values) => values.iter().try_for_each(check_schema),
-        Value::Object(fields) => {
-            if fields.contains_key("x-guidance") {
-                return Err("x-guidance is not supported".into());
-            }
-            if let Some(place) = fields.get("$ref").and_then(Value::as_str)
-                && place.contains(['%', '~'])
-            {
-                return Err(format!(
-                    "$ref {place:?} has signs that are escaped, which is not supported; give what it names another name"
-                ));
-            }
-            let number = |name: &str| fields.get(name).and_then(Value::as_f64);
-            if let Some(least) = number("exclusiveMinimum").filter(|least| least.fract() == 0.0) {
-                let mut most = [number("maximum"), number("exclusiveMaximum")].into_iter().flatten();
-                if let Some(most) = most.find(|most| *most < least + 1.0) {
-                    return Err(format!(
-                        "exclusiveMinimum {least} is not supported with a largest number of {most}; use minimum"
-                    ));
-                }
-            }
-            if let Some(multiple) = number("multipleOf") {
-                let text = multiple.to_string();
-                let digits = text.split_once('.').map_or(0, |(_, behind)| behind.len());
-                if multiple * 10_f64.powi(digits as i32) > MOST_MULTIPLE {
-                    return Err(format!("multipleOf {multiple} takes too long to be followed"));
-                }
-            }
-            fields.values().try_for_each(check_schema)
-        }
+        Value::Array(values) => values.iter_mut().try_for_each(check_value),
+        Value::Object(fields) => fields.values_mut().try_for_each(check_value),
         _ => Ok(()),
     }
+}
+
+/// Refuses keywords of a schema that llguidance follows in another way.
+fn check_object(fields: &serde_json::Map<String, Value>) -> Result<(), String> {
+    if fields.contains_key("x-guidance") {
+        return Err("x-guidance is not supported".into());
+    }
+    if let Some(place) = fields.get("$ref").and_then(Value::as_str)
+        && place.contains(['%', '~'])
+    {
+        return Err(format!(
+            "$ref {place:?} has signs that are escaped, which is not supported; give what it names another name"
+        ));
+    }
+    let number = |name: &str| fields.get(name).and_then(Value::as_f64);
+    if let Some(least) = number("exclusiveMinimum").filter(|least| least.fract() == 0.0) {
+        let mut most = [number("maximum"), number("exclusiveMaximum")].into_iter().flatten();
+        if let Some(most) = most.find(|most| *most < least + 1.0) {
+            return Err(format!(
+                "exclusiveMinimum {least} is not supported with a largest number of {most}; use minimum"
+            ));
+        }
+    }
+    if let Some(multiple) = number("multipleOf") {
+        let text = multiple.to_string();
+        let digits = text.split_once('.').map_or(0, |(_, behind)| behind.len());
+        if multiple * 10_f64.powi(digits as i32) > MOST_MULTIPLE {
+            return Err(format!("multipleOf {multiple} takes too long to be followed"));
+        }
+    }
+    // A name that no property fixes may come again, and counts again.
+    let is_open =
+        fields.contains_key("patternProperties") || fields.get("additionalProperties") != Some(&Value::Bool(false));
+    let fixed = fields.get("required").and_then(Value::as_array).map_or(0, Vec::len);
+    if let Some(least) = number("minProperties").filter(|&least| is_open && least > 1.0 && least > fixed as f64) {
+        return Err(format!(
+            "minProperties {least} is not supported beyond the properties that are required; require them"
+        ));
+    }
+    Ok(())
 }
 
 /// What `structured_outputs` asks for: one of its fields is given.
@@ -168,9 +221,13 @@ pub fn structured_outputs(given: &Json) -> Result<Form, String> {
         return Err(wrong("is no object"));
     };
     let is_given = |value: &Json| !matches!(value, Json::Null | Json::Bool(false));
-    let mut fields = fields.iter().filter(|(_, value)| is_given(value));
-    let (Some((name, value)), None) = (fields.next(), fields.next()) else {
-        return Err(wrong("has no field, or several"));
+    let fields: Vec<_> = fields.iter().filter(|(_, value)| is_given(value)).collect();
+    let [(name, value)] = fields[..] else {
+        let names: Vec<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
+        return Err(match names.is_empty() {
+            true => wrong("has no field"),
+            false => wrong(&format!("has several fields, {}", names.join(", "))),
+        });
     };
     match (name.as_str(), value) {
         // Others take the schema as a text, too.

@@ -92,7 +92,8 @@ impl Compiler {
                             .to_string()
                             .replace('\x7F', "\\u007F")
                     });
-                TopLevelGrammar::from_lark(format!("start: {}", texts.collect::<Vec<_>>().join(" | ")))
+                // As a terminal, which is a regular expression: a rule may have 2,000 alternatives.
+                TopLevelGrammar::from_lark(format!("start: TEXT\nTEXT: {}", texts.collect::<Vec<_>>().join(" | ")))
             }
         };
         let matcher = Inner::new(self.factory.create_parser(grammar));

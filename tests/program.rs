@@ -536,6 +536,10 @@ fn lines_that_cannot_be_answered_have_an_error() {
         "ask for 1 or more",
     );
     bad(
+        completion("many", json!({"prompt": ["a", "b"], "n": 1_u64 << 63})),
+        "it must be from 1 to 1024",
+    );
+    bad(
         completion("long", json!({"prompt": vec![65; 140_000], "max_tokens": 1})),
         "positions, and the model has 131072",
     );
@@ -577,6 +581,10 @@ fn lines_that_cannot_be_answered_have_an_error() {
         ("top_k", json!(-1)),
         ("presence_penalty", json!(0)),
         ("frequency_penalty", json!(0.0)),
+        ("frequency_penalty", json!(-0.0)),
+        ("top_k", json!(-1.0)),
+        ("n", json!(1.0)),
+        ("seed", json!(15.0)),
         ("logit_bias", json!({})),
         ("user", json!("u")),
         ("response_format", json!({"type": "text"})),

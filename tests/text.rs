@@ -328,6 +328,10 @@ fn what_is_no_tokenizer_is_named() {
         ("<!DOCTYPE html><html>", "a web page"),
         ("{\"model\"", "EOF while parsing"),
         ("{\"version\": \"1.0\"}", "missing field `model`"),
+        (
+            "{\"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space",
+            "EOF while parsing",
+        ),
         ("", "an empty file"),
     ] {
         fs::write(&path, bytes).unwrap();

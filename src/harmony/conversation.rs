@@ -377,14 +377,17 @@ impl Reader {
             "reasoning_content",
             "thinking",
             "tool_calls",
+            // Names of answers.
+            "id",
             // What answers of other servers have beside it; null, or empty.
+            "reasoning_details",
             "refusal",
             "annotations",
             "audio",
             "function_call",
         ];
         let message = Fields::new(place, message, &known)?;
-        for field in ["refusal", "annotations", "audio", "function_call"] {
+        for field in ["reasoning_details", "refusal", "annotations", "audio", "function_call"] {
             match message.get(field) {
                 None => {}
                 Some(Json::List(empty)) if empty.is_empty() => {}
@@ -521,7 +524,9 @@ fn texts(message: &Fields<'_>) -> Result<Vec<String>, String> {
                         ));
                     }
                 }
-                Ok(Fields::new(&place, part, &["type", "text"])?.text("text")?.to_owned())
+                // Where others keep what they have computed changes no answer.
+                let part = Fields::new(&place, part, &["type", "text", "cache_control"])?;
+                Ok(part.text("text")?.to_owned())
             };
             parts.iter().enumerate().map(text).collect()
         }

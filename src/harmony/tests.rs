@@ -510,8 +510,10 @@ fn a_list_of_messages_is_a_conversation() {
     let read = messages(json!([
         {"role": "system", "content": "Be kind."},
         {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "short."}]},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "Ann"},
-        {"role": "assistant", "content": "c", "reasoning": "d", "refusal": null, "tool_calls": []},
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}, {"type": "text", "text": "b"}],
+         "name": "Ann"},
+        {"role": "assistant", "id": "5", "content": "c", "reasoning": "d", "refusal": null, "tool_calls": [],
+         "reasoning_details": []},
         {"role": "assistant", "content": null, "reasoning": "e"},
         {"role": "assistant", "content": null},
         {"role": "developer", "content": "Be rude."},

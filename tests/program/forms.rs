@@ -223,6 +223,10 @@ fn what_cannot_be_followed_is_refused_by_name() {
             schema(json!({"type": "integer", "multipleOf": 9_999_991})),
             "multipleOf 9999991 takes too long",
         ),
+        (
+            schema(json!({"type": "object", "minProperties": 2, "patternProperties": {"^[ab]$": {"const": 1}}})),
+            "minProperties 2 is not supported",
+        ),
         (schema(json!({"$ref": "#"})), "the JSON schema: there is no such text"),
         (
             schema(json!({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {}, "a~1b": {}}})),
@@ -265,7 +269,7 @@ fn what_cannot_be_followed_is_refused_by_name() {
         ),
         (
             json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}),
-            "has no field, or several",
+            "structured_outputs has several fields, regex, choice",
         ),
         (
             json!({"structured_outputs": {"structural_tag": "a"}}),
@@ -304,15 +308,43 @@ fn a_choice_may_have_any_characters() {
     assert_eq!(choice(&rows[&1])["text"], text);
 }
 
+/// Words about a schema are not followed, nor are formats that JSON Schema does not name.
+#[test]
+fn what_says_nothing_of_the_answer_is_allowed() {
+    let schema = json!({
+        "type": "object", "required": ["a", "x-guidance"], "additionalProperties": false, "default": {"a": 1e20},
+        "properties": {
+            "a": {"type": "string", "format": "password", "maxLength": 2, "examples": [1e18]},
+            "x-guidance": {"enum": ["date", {"format": "path"}]},
+        },
+    });
+    let lines: Vec<String> = (0..20)
+        .map(|id| completion(id, json!({"response_format": of_schema(&schema), "seed": id})))
+        .collect();
+    let (rows, _) = Place::new(&lines).all(&[]);
+    let mut ended = 0;
+    for row in rows.values() {
+        let choice = choice(row);
+        if choice["finish_reason"] == "stop" {
+            let answer: Value = serde_json::from_str(choice["text"].as_str().unwrap()).unwrap();
+            assert!(jsonschema::is_valid(&schema, &answer), "{answer}");
+            ended += 1;
+        }
+    }
+    assert!(ended > 0);
+}
+
 #[test]
 fn others_are_read_while_a_form_is_compiled() {
     let texts: Vec<String> = (0..20_000).map(|id| format!("number {id}")).collect();
     let lines = [
-        chat(0, json!({"structured_outputs": {"choice": texts}})),
+        completion(0, json!({"structured_outputs": {"choice": texts}})),
         chat(1, json!({"max_tokens": 1})),
     ];
     let place = Place::new(&lines);
-    place.all(&[]);
+    let (rows, _) = place.all(&[]);
+    let text = choice(&rows[&1])["text"].as_str().unwrap();
+    assert!(texts.iter().any(|of| of == text), "{text:?}");
     let answers = fs::read_to_string(place.answers()).unwrap();
     let first: Value = serde_json::from_str(answers.lines().next().unwrap()).unwrap();
     assert_eq!(first["custom_id"], "1");
