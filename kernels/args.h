@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 72bae762326d8614) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 32ebb818d2cbcb5d) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -326,7 +326,7 @@ struct GemmArgs {
   float limit;                      // clamping limit of the gated unit
   int format;                       // format of `tiled` and of the input: F16 or BF16
   int cols;                         // plain_* only, whose weights are in the wire format: elements of a row
-  short weight_format;              // plain_* only: format of the weights, BF16 or F32
+  short weight_format;              // plain_* only: format of the weights: BF16 or F32, of experts also MXFP4
   short terms;                      // plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
   int half;                         // qkv: as in PackArgs; `out` then has element i of a head's first half at 2 i, of
                                     // its second half at 2 i + 1

@@ -36,6 +36,10 @@ pub struct Family {
     pub kernels: &'static [Kernel],
 }
 
+/// [`Family::term_shift`] where matrix cores flush subnormals to zero: it brings the least FP16 term of a value near its
+/// first one.
+pub const FLUSHING_TERM_SHIFT: usize = 11;
+
 /// The family of an architecture, by how its name begins.
 pub fn family_of(arch: &str) -> Option<&'static Family> {
     let mine = |family: &&&Family| family.devices.iter().any(|prefix| arch.starts_with(prefix));
@@ -137,7 +141,7 @@ operations! {
     Pack "pack",
     /// Makes random weights.
     Synthesize "synthesize",
-    /// Measures the matrix cores' peak throughput.
+    /// Measures the matrix cores' peak throughput, for profiles.
     MatrixPeak "matrix_peak",
 }
 
@@ -268,7 +272,8 @@ pub struct Kernel {
     pub shared_bytes: usize,
     /// Static shared memory (LDS) per block, in bytes.
     pub static_bytes: usize,
-    /// Rows per block, of plain attention query heads; 0 if the grid does not depend on it.
+    /// Rows per block, of plain attention query heads, of packing slabs of a row block; 0 if the grid does not depend on
+    /// it.
     pub per_block: usize,
     /// Blocks of a cluster, which reach each other's shared memory; 0 if each is by itself.
     pub cluster: usize,
@@ -540,7 +545,7 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     // Keys, of each wave the largest logits of 128 tiles and of the row, its sum, and a count, in multiples of eight on
     // AMD.
     let score_bytes = (1024 * 8 + 256 / wave * (128 * 4 + 4 + 8) + 4).next_multiple_of(wave / 8);
-    [
+    let all = [
         Kernel::written(Op::Upload, "upload.hip", 1024)
             .holding(208)
             .reading_the_plan_late(),
@@ -593,5 +598,6 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::Score, "score.hip", 256).holding(score_bytes),
         Kernel::written(Op::Range, "pack_range.hip", 256).holding(12),
         Kernel::written(Op::Synthesize, "synthesize.hip", 256),
-    ]
+    ];
+    with(all, [])
 }

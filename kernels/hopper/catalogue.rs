@@ -188,7 +188,7 @@ const fn prefill(elements: Elements) -> Kernel {
 }
 
 const fn pack(weights: Weights) -> Kernel {
-    Kernel::written(Op::Pack, "hopper/pack.hip", 128).of(weights)
+    Kernel::written(Op::Pack, "hopper/pack.hip", 128).of(weights).taking(1)
 }
 
 /// All the shared memory that a block can have: what the tile leaves is stages of the pipeline.

@@ -33,15 +33,19 @@ mod limits;
 mod model;
 mod ops;
 mod outputs;
+#[cfg(feature = "simt")]
+mod plain;
 mod replica;
 
 use getp::backend::gpu;
+use getp::backend::gpu::context::Context;
 use getp::backend::gpu::discover;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::weights::WeightSource;
 use getp::checkpoint::Checkpoint;
 use getp::options::{DeviceChoice, Options};
 use getp::replica::Replica;
+use std::sync::Arc;
 
 /// The devices to test on.
 fn drivers() -> Vec<SharedDriver> {
@@ -55,6 +59,11 @@ fn drivers() -> Vec<SharedDriver> {
 fn devices() -> DeviceChoice {
     let name = std::env::var("GETP_TEST_DEVICE").unwrap_or_else(|_| "simt:0".into());
     name.parse().unwrap()
+}
+
+/// A device with its kernels loaded.
+fn context(driver: SharedDriver) -> Arc<Context> {
+    gpu::open::context(driver).unwrap()
 }
 
 /// A replica on the first device.

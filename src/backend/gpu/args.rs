@@ -36,7 +36,7 @@ shared! {
         /// an expert's rows start at a multiple of this
         GROUP_ALIGN: usize = 8;
         /// TERM_SHIFT of `gpu/gpu.h` where the matrix cores flush subnormals: on AMD, and on the CPU that emulates it
-        FLUSHING_TERM_SHIFT: usize = catalogue::cdna::FAMILY.term_shift;
+        FLUSHING_TERM_SHIFT: usize = catalogue::FLUSHING_TERM_SHIFT;
 
         /// rows in a tile of the wire format of weights
         WIRE_ROWS: usize = 32;
@@ -445,7 +445,7 @@ shared! {
             format: Format,
             /// plain_* only, whose weights are in the wire format: elements of a row
             cols: i32,
-            /// plain_* only: format of the weights, BF16 or F32
+            /// plain_* only: format of the weights: BF16 or F32, of experts also MXFP4
             weight_format: i16,
             /// plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
             terms: i16,

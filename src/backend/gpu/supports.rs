@@ -50,35 +50,18 @@ impl Target {
                 false => &[Kind::W16, Kind::Wire(Format::F32)],
             };
             for &kind in kinds {
-                if kind == Kind::Mxfp4 {
-                    self.holds_experts(config, product)?;
-                }
-                // Dense matrices that they do not take go through the plain kernels.
-                if kind == Kind::W16 && !self.family.holds(outputs) {
-                    continue;
-                }
                 for (format, terms) in ACTIVATIONS {
+                    // What the family does not multiply goes through the plain kernels, as float32 does.
+                    let is_plain = matches!(kind, Kind::Wire(_));
+                    if !is_plain && !self.multiplies(product, kind, format, terms, outputs) {
+                        continue;
+                    }
                     let shape = self.product_shape(config, product, kind, format, terms, rows);
                     self.gemm(&shape).map_err(|error| error.to_string())?;
                 }
             }
         }
         Ok(())
-    }
-
-    /// MXFP4 has no plain kernels to go to. Experts may be MXFP4 where a row is whole blocks of 32.
-    fn holds_experts(&self, config: &ModelConfig, product: Product) -> Result<(), String> {
-        let (field, value, cols) = match product {
-            Product::Mlp1 => ("intermediate_dim", config.intermediate_dim, config.hidden_dim),
-            _ => ("hidden_dim", config.hidden_dim, config.intermediate_dim),
-        };
-        if self.family.holds(outputs(config, product)) || !cols.is_multiple_of(32) {
-            return Ok(());
-        }
-        let name = self.family.table().name;
-        Err(format!(
-            "{field} is {value}, for which {name} has no products of MXFP4 weights"
-        ))
     }
 
     /// A model's product in a step of so many rows.
@@ -171,13 +154,7 @@ mod tests {
             hidden_dim: 2881,
             ..ModelConfig::preset_20b()
         };
-        let why = target("sm_90").supports(&odd, &StepLimits::GPU).unwrap_err();
-        assert!(why.starts_with("hidden_dim is 2881, for which hopper"), "{why}");
-        let wide = ModelConfig {
-            intermediate_dim: 2888,
-            ..odd.clone()
-        };
-        assert_eq!(target("sm_90").supports(&wide, &StepLimits::GPU), Ok(()));
+        assert_eq!(target("sm_90").supports(&odd, &StepLimits::GPU), Ok(()));
         assert_eq!(target("gfx90a").supports(&odd, &StepLimits::GPU), Ok(()));
     }
 

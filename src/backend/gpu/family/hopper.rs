@@ -8,7 +8,6 @@ mod clusters;
 mod tiles;
 
 use super::{Family, block_a_row};
-use crate::backend::gpu::args::PackArgs;
 use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
 use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::launch::Launch;
@@ -20,9 +19,6 @@ pub struct Hopper;
 
 /// Blocks of two warps that work together, on a multiprocessor.
 const PAIRS: usize = 3;
-
-/// Blocks that pack, at most: sixteen for each of 132 multiprocessors, a few rounds of what these hold.
-const PACK_BLOCKS: usize = 132 * 16;
 
 impl Family for Hopper {
     fn table(&self) -> &'static catalogue::Family {
@@ -79,7 +75,7 @@ impl Family for Hopper {
     }
 
     /// Outputs are stored in pairs.
-    fn holds(&self, rows: usize) -> bool {
+    fn holds(&self, _product: Product, rows: usize) -> bool {
         rows.is_multiple_of(2)
     }
 
@@ -91,11 +87,6 @@ impl Family for Hopper {
     /// wgmma's height.
     fn block_rows(&self) -> usize {
         64
-    }
-
-    fn pack_blocks(&self, _kernel: &Kernel, args: &PackArgs) -> usize {
-        let blocks = args.members as usize * args.row_blocks as usize * args.k_blocks as usize;
-        blocks.min(PACK_BLOCKS)
     }
 
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {

@@ -4,10 +4,10 @@
 mod cdna;
 mod hopper;
 
-use super::args::PackArgs;
+use super::args::WIRE_ROWS;
 use super::catalogue::{self, Kernel};
 use super::launch::Launch;
-use super::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape};
+use super::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 use std::fmt::Debug;
 
 /// See the module.
@@ -25,8 +25,11 @@ pub trait Family: Debug + Sync {
         multiprocessors
     }
 
-    /// Decode attention of at most so many items of at most so many rows, by one of these kernels.
-    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch;
+    /// Decode attention of at most so many items of at most so many rows, by one of these kernels: a block for each key
+    /// head of an item.
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
+        Launch::new(kernels[0], shape.items * shape.kv_heads)
+    }
 
     /// Rows up to which decode attention shares an item's units out by itself.
     fn team_rows(&self) -> usize {
@@ -49,11 +52,14 @@ pub trait Family: Debug + Sync {
         block_a_row(shape, kernels)
     }
 
-    /// Exponents of MXFP4 scales that decode to FP16 exactly.
-    fn mxfp4_f16_scales(&self) -> (i32, i32);
+    /// Exponents of MXFP4 scales that decode to FP16 exactly: from where half of it is normal to where six times it is
+    /// finite.
+    fn mxfp4_f16_scales(&self) -> (i32, i32) {
+        (-13, 13)
+    }
 
-    /// Whether the matrix cores' kernels take a matrix of so many rows. Others go through the plain kernels.
-    fn holds(&self, _rows: usize) -> bool {
+    /// Whether the family's kernels for a product take a matrix of so many rows. Others go through the plain kernels.
+    fn holds(&self, _product: Product, _rows: usize) -> bool {
         true
     }
 
@@ -63,14 +69,17 @@ pub trait Family: Debug + Sync {
         false
     }
 
-    /// Weight rows of a row block.
-    fn block_rows(&self) -> usize;
+    /// Weight rows of a row block: those of a tile of the wire.
+    fn block_rows(&self) -> usize {
+        WIRE_ROWS
+    }
 
-    /// Blocks of the kernel that packs a tensor.
-    fn pack_blocks(&self, kernel: &Kernel, args: &PackArgs) -> usize;
-
-    /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least.
-    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch;
+    /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least. By the
+    /// largest tile made for so many rows, a block for each tile of each row block.
+    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], _multiprocessors: usize) -> GemmLaunch {
+        let kernel = largest_tile(shape, kernels);
+        blocks_of_tiles(shape, kernel, most_tiles(shape, kernel), shape.row_blocks)
+    }
 }
 
 /// Every family.
@@ -81,6 +90,40 @@ pub fn of(arch: &str) -> Option<&'static dyn Family> {
     let table = catalogue::family_of(arch)?;
     let mine = |family: &&&dyn Family| family.table().name == table.name;
     FAMILIES.iter().find(mine).copied()
+}
+
+/// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean counts,
+/// and any count works.
+fn largest_tile(shape: &GemmShape, kernels: &[&'static Kernel]) -> &'static Kernel {
+    let rows = match shape.of_experts() {
+        true => shape.rows.div_ceil(shape.groups),
+        false => shape.rows,
+    };
+    let fit = kernels.iter().filter(|kernel| kernel.from_rows <= rows);
+    fit.min_by_key(|kernel| std::cmp::Reverse(kernel.tokens))
+        .unwrap_or(&kernels[0])
+}
+
+/// Tiles that cover the rows, however they fall on the experts: a group's rows in tiles, and one more for each group that
+/// is not a multiple.
+fn most_tiles(shape: &GemmShape, kernel: &Kernel) -> usize {
+    match shape.of_experts() {
+        true => shape.rows.min(shape.groups) + shape.rows / kernel.tokens,
+        false => shape.rows.div_ceil(kernel.tokens),
+    }
+}
+
+/// A block for each tile of each span of row blocks, which leaves a candidate for each row of logits.
+fn blocks_of_tiles(shape: &GemmShape, kernel: &'static Kernel, tiles: usize, spans: usize) -> GemmLaunch {
+    let blocks = tiles * spans;
+    GemmLaunch {
+        launch: Launch::new(kernel, blocks),
+        parts: blocks as u64,
+        candidates: match shape.product {
+            Product::Greedy | Product::Logits => spans,
+            _ => 0,
+        },
+    }
 }
 
 /// Norm and router of rows of which each can have a multiprocessor, by the kernel that every family has.

@@ -2,7 +2,7 @@
 //! within 4 %.
 
 use super::cut::cut;
-use crate::backend::gpu::args::{PARTIAL_FLOATS, WIRE_ROWS};
+use crate::backend::gpu::args::PARTIAL_FLOATS;
 use crate::backend::gpu::attention_plan::max_partial_slots;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::kv::page_bytes;
@@ -15,7 +15,7 @@ use crate::kv_blocks::block_bytes;
 use crate::options::Options;
 use crate::scheduler::FULL_TABLES;
 use crate::tensors::{Field, Holds, TensorId};
-use crate::weights::{Layout, WeightFormat};
+use crate::weights::WeightFormat;
 use std::ops::Range;
 
 /// Bytes that a device's memory moves in a second, and operations that its matrix units do, of the products below: an
@@ -80,8 +80,14 @@ impl Demand<'_> {
         match id.place().0.holds() {
             Holds::Norm | Holds::Bias => 4 * rows * cols,
             Holds::Lookup | Holds::Router => 2 * rows * cols,
-            Holds::Dense => self.target.packed(Kind::W16, rows, cols).bytes,
-            Holds::Expert { .. } => self.target.packed(Kind::Mxfp4, rows, cols).bytes,
+            holds => {
+                let format = WeightFormat::expected(holds);
+                let Common { config, numbers, .. } = self.common;
+                match self.target.held(id, format, config, numbers) {
+                    Kind::Wire(_) => Wire::bytes(format, rows, cols),
+                    packed => self.target.packed(packed, rows, cols).bytes,
+                }
+            }
         }
     }
 
@@ -90,7 +96,7 @@ impl Demand<'_> {
         let c = &self.common.config;
         let bytes = |format, id: TensorId| {
             let [rows, cols] = id.shape(c);
-            rows.div_ceil(WIRE_ROWS) * Wire.tile_bytes(format, cols)
+            Wire::bytes(format, rows, cols)
         };
         let (layer, expert) = (0, 0);
         let tables = if layers.start == 0 || self.is_last(layers) {
