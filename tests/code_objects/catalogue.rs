@@ -246,12 +246,13 @@ fn code_objects_have_what_the_host_chooses_and_nothing_else() {
     archs.dedup();
     assert!(!archs.is_empty(), "there are no code objects");
     for arch in archs {
-        let table = catalogue::family_of(arch).expect("a family's code");
         let objects = CODE_OBJECTS.iter().filter(|object| object.arch == arch);
+        let table = catalogue::family_of(arch).expect("a family's code");
+        assert!(objects.clone().all(|object| object.family == table.name), "{arch}");
         let mut found = BTreeMap::new();
         for object in objects {
             found.extend(
-                resources::of(object)
+                resources::of(object, &resources::archs(object)[0])
                     .into_iter()
                     .map(|kernel| (kernel.name.clone(), (object, kernel))),
             );
@@ -273,9 +274,10 @@ fn check(kernel: &Kernel, object: &CodeObject, resources: &Resources) {
     let name = format!("{} on {}", resources.name, object.arch);
     assert_eq!(object.file, kernel.file, "{name}");
     assert_eq!(resources.threads, kernel.threads as u64, "threads of {name}");
-    assert_eq!(
-        resources.shared_bytes, kernel.static_bytes as u64,
-        "shared memory of {name}"
+    let held = [resources.shared_bytes, kernel.static_bytes as u64];
+    assert!(
+        held[0] == held[1] || held[0] == held[1].next_multiple_of(8),
+        "shared memory of {name}: {held:?}"
     );
     let all = resources.shared_bytes + kernel.shared_bytes as u64;
     assert!(

@@ -235,7 +235,7 @@ fn released_formats_in_fp16() {
 fn weights_too_wide_for_fp16_go_through_bf16() {
     for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
         let model = Wide::new(model(&config, Dense::Bf16, Experts::Mxfp4));
-        walk_both(&model, Format::Bf16, &format!("{name}, wide range"));
+        walk_both(&model, super::wide_format(), &format!("{name}, wide range"));
     }
 }
 

@@ -5,7 +5,7 @@ use super::ops::{model, odd, replica_on, tiny, walk};
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use getp::backend::cpu;
 use getp::backend::gpu::args::Format;
-use getp::backend::gpu::catalogue::{self, Kernel, SHARED, Toolchain, shared};
+use getp::backend::gpu::catalogue::{self, Kernel, SHARED, shared};
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::driver::simt::{Setup, System};
 use getp::backend::gpu::family::Family;
@@ -23,13 +23,14 @@ static KERNELS: [Kernel; SHARED] = shared(64);
 
 static TABLE: catalogue::Family = catalogue::Family {
     name: "made_up",
-    toolchain: Toolchain::Hip,
-    architectures: &[],
-    devices: &[],
+    platforms: &[],
+    cards: &[],
     wave: 64,
+    overlaps: true,
     // As the machine that runs it stores terms, and adds up 64 lanes' shares.
     term_shift: catalogue::FLUSHING_TERM_SHIFT,
     sum_error: [64.0, 16.0],
+    exact_sums: None,
     kernels: &KERNELS,
 };
 

@@ -196,7 +196,7 @@ fn capture() -> getp::error::Result<String> {
 /// The emulator's own cases: every instruction with chosen operands, and every kind of fault that it finds.
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn every_instruction_does_what_amd_s_documents_say() {
@@ -346,7 +346,7 @@ fn a_code_object_that_is_refused_is_reported_with_its_own_error() {
 
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn a_capture_has_all_kernels() {
@@ -355,7 +355,7 @@ fn a_capture_has_all_kernels() {
 
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn a_kernel_that_a_capture_loses_is_noticed() {
@@ -366,7 +366,7 @@ fn a_kernel_that_a_capture_loses_is_noticed() {
 
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn a_capture_that_is_invalidated_is_tried_again() {
@@ -378,7 +378,7 @@ fn a_capture_that_is_invalidated_is_tried_again() {
 /// Kernels are launched all the same: on a stream that was never captured.
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn a_capture_that_is_always_invalidated_is_given_up() {

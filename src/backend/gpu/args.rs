@@ -29,13 +29,9 @@ shared! {
         KV_PAGE: usize = 64;
         /// K elements in a slab of tiled activations and in a k block of packed weights
         SLAB: usize = 64;
-        /// slabs whose sums, with 16-bit weights, Hopper's `exact` adds up in float32, before it adds up what comes of these
-        SLABS_TOGETHER: usize = 8;
-        /// slabs whose products, with MXFP4 weights, Hopper's `exact` adds up in one accumulator of the tensor cores
-        SLABS_CHAINED: usize = 2;
         /// an expert's rows start at a multiple of this
         GROUP_ALIGN: usize = 8;
-        /// TERM_SHIFT of `gpu/gpu.h` where the matrix cores flush subnormals: on AMD, and on the CPU that emulates it
+        /// TERM_SHIFT of `gpu/gpu.h` where the matrix cores flush subnormals
         FLUSHING_TERM_SHIFT: usize = catalogue::FLUSHING_TERM_SHIFT;
 
         /// rows in a tile of the wire format of weights
@@ -386,7 +382,7 @@ shared! {
             out: *mut u16,
             /// workspace of attention_decode: `[slots][kv_heads][PARTIAL_FLOATS]`
             partials: *mut f32,
-            /// `[rows][kv_heads]` counters: of stored partial sums (decode), of items (Hopper's prefill: the first one); zeros
+            /// `[rows][kv_heads]` counters: of stored partial sums (decode), of items (persistent blocks of prefill: the first one); zeros
             /// before and after each launch
             arrived: *mut i32,
             out_term: i64,
@@ -454,7 +450,7 @@ shared! {
             half: i32,
             /// experts in `picks`
             picked: i32,
-            /// mlp1 and mlp2 of a single row on Hopper: its experts. mlp1 need not wait for the end of the router, but for
+            /// mlp1 and mlp2 of a single row whose experts the router tells: these. mlp1 need not wait for the end of the router, but for
             /// this word. Its upper half is 0 when the row is stored, which is row 0 of mlp1's `input` for all its experts,
             /// and when the lower half has the experts: a byte each, in order of their index, 255 where there is no row.
             /// Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and `offsets` tell.

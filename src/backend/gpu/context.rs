@@ -69,7 +69,7 @@ impl Context {
             block: kernel.threads as u32,
             shared_bytes: kernel.shared_bytes as u32,
             args: bytemuck::bytes_of(args),
-            overlap,
+            overlap: overlap && self.target.family.table().overlaps,
         };
         let stream = self.launch_stream();
         // SAFETY: as our caller vouches.

@@ -179,13 +179,13 @@ fn fit(
 
 /// A device with its kernels loaded.
 pub fn context(driver: SharedDriver) -> Result<Arc<Context>> {
-    let images = code_objects::for_arch(&driver.device().arch);
-    Context::open(driver, &images).map(Arc::new)
+    let target = Target::of(driver.device())?;
+    context_as(driver, target.family)
 }
 
 /// A device with the kernels of this family, which may be another than its own: for tests and tools.
 pub fn context_as(driver: SharedDriver, family: &'static dyn Family) -> Result<Arc<Context>> {
-    let images = code_objects::for_arch(&driver.device().arch);
+    let images = code_objects::for_device(family.table().name, &driver.device().arch);
     let target = Target {
         family,
         ..Target::of(driver.device())?

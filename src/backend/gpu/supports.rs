@@ -106,13 +106,14 @@ fn outputs(config: &ModelConfig, product: Product) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::gpu::family;
+    use crate::backend::gpu::family::FAMILIES;
 
-    fn target(arch: &str) -> Target {
-        Target {
-            family: family::of(arch).unwrap(),
-            multiprocessors: 132,
-        }
+    fn targets() -> impl Iterator<Item = Target> {
+        let multiprocessors = 132;
+        FAMILIES.iter().map(move |&family| Target {
+            family,
+            multiprocessors,
+        })
     }
 
     #[test]
@@ -122,40 +123,22 @@ mod tests {
             ModelConfig::preset_20b(),
             ModelConfig::preset_120b(),
         ] {
-            for arch in ["sm_90", "gfx90a", "gfx942", "gfx950", "simt"] {
-                assert_eq!(target(arch).supports(&config, &StepLimits::GPU), Ok(()), "{arch}");
+            for target in targets() {
+                assert_eq!(target.supports(&config, &StepLimits::GPU), Ok(()), "{target:?}");
             }
         }
     }
 
+    /// What a family's own products do not take there are plain kernels for.
     #[test]
-    fn hopper_takes_128_experts() {
-        let supports = |experts| {
-            target("sm_90").supports(
-                &ModelConfig {
-                    n_experts: experts,
-                    ..ModelConfig::preset_20b()
-                },
-                &StepLimits::GPU,
-            )
-        };
-        assert_eq!(supports(128), Ok(()));
-        let why = supports(129).unwrap_err();
-        assert!(
-            why.starts_with("n_experts is 129; its kernel ") && why.ends_with("takes at most 128"),
-            "{why}"
-        );
-    }
-
-    /// Rows in pairs. Where experts cannot be MXFP4, there are plain kernels.
-    #[test]
-    fn hopper_takes_no_odd_width_with_mxfp4() {
+    fn odd_widths_run_anywhere() {
         let odd = ModelConfig {
             hidden_dim: 2881,
             ..ModelConfig::preset_20b()
         };
-        assert_eq!(target("sm_90").supports(&odd, &StepLimits::GPU), Ok(()));
-        assert_eq!(target("gfx90a").supports(&odd, &StepLimits::GPU), Ok(()));
+        for target in targets() {
+            assert_eq!(target.supports(&odd, &StepLimits::GPU), Ok(()), "{target:?}");
+        }
     }
 
     /// The most rows a step may have by its option.
@@ -166,10 +149,10 @@ mod tests {
             step_tokens,
         };
         let config = ModelConfig::preset_120b();
-        for arch in ["sm_90", "gfx90a"] {
-            assert_eq!(target(arch).supports(&config, &steps(65_536)), Ok(()), "{arch}");
+        for target in targets() {
+            assert_eq!(target.supports(&config, &steps(65_536)), Ok(()), "{target:?}");
+            let why = target.supports(&config, &steps(1 << 26)).unwrap_err();
+            assert!(why.contains("lower GETP_STEP_TOKENS"), "{why}");
         }
-        let why = target("sm_90").supports(&config, &steps(1 << 24)).unwrap_err();
-        assert!(why.contains("lower GETP_STEP_TOKENS"), "{why}");
     }
 }

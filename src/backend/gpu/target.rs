@@ -2,6 +2,7 @@
 
 use super::args::{Format, MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
 use super::catalogue::{Elements, Kernel, Op, Weights};
+use super::code_objects;
 use super::driver::Device;
 use super::family::{self, Family};
 use super::shapes::{Kind, Numbers, PackedShape, Product};
@@ -26,9 +27,10 @@ const F16_EXPONENTS: (i32, i32) = (-14, 15);
 const F16_SUBNORMALS: i32 = 10;
 
 impl Target {
-    /// The target of a device.
+    /// The target of a device, of a family of which the library has code for it.
     pub fn of(device: &Device) -> Result<Self> {
-        let family = family::of(&device.arch).ok_or_else(|| Error::Gpu {
+        let has_code = |family: &str| code_objects::runs(family, &device.arch);
+        let family = family::of(&device.arch, has_code).ok_or_else(|| Error::Gpu {
             device: format!("{}:{}", device.runtime, device.ordinal),
             call: format!("looking for kernels for {}", device.arch),
             fault: GpuFault::NoBinary,
@@ -38,6 +40,12 @@ impl Target {
             family,
             multiprocessors: device.multiprocessors.max(1),
         })
+    }
+
+    /// Whether the family has no products of its own.
+    pub fn is_plain(&self) -> bool {
+        let mut kernels = self.family.table().kernels.iter();
+        kernels.all(|kernel| kernel.weights.is_none())
     }
 
     /// The kernel of an operation that every family has one of.

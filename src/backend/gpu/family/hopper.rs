@@ -132,8 +132,12 @@ mod tests {
     use super::*;
     use crate::backend::gpu::args;
     use crate::backend::gpu::catalogue::{Elements, Op, Weights};
-    use crate::backend::gpu::shapes::{Kind, PackedShape};
+    use crate::backend::gpu::shapes::{Kind, Numbers, PackedShape};
     use crate::backend::gpu::target::Target;
+    use crate::config::ModelConfig;
+    use crate::options::StepLimits;
+    use crate::tensors::TensorId;
+    use crate::weights::WeightFormat;
 
     const TARGET: Target = Target {
         family: &Hopper,
@@ -149,6 +153,40 @@ mod tests {
             },
             _ => shape,
         }
+    }
+
+    #[test]
+    fn it_takes_128_experts() {
+        let supports = |experts| {
+            let config = ModelConfig {
+                n_experts: experts,
+                ..ModelConfig::preset_20b()
+            };
+            TARGET.supports(&config, &StepLimits::GPU)
+        };
+        assert_eq!(supports(128), Ok(()));
+        let why = supports(129).unwrap_err();
+        assert!(
+            why.starts_with("n_experts is 129; its kernel ") && why.ends_with("takes at most 128"),
+            "{why}"
+        );
+    }
+
+    /// Outputs in pairs: what has an odd number of them stays in the wire format, and all else is packed.
+    #[test]
+    fn odd_widths_are_for_the_plain_kernels() {
+        let config = ModelConfig {
+            hidden_dim: 2881,
+            ..ModelConfig::preset_20b()
+        };
+        let (layer, expert) = (0, 0);
+        let held = |tensor, format| TARGET.held(tensor, format, &config, &Numbers::new(args::Format::F16, true));
+        let mxfp4 = Kind::Wire(args::Format::Mxfp4);
+        assert_eq!(held(TensorId::Mlp1 { layer, expert }, WeightFormat::Mxfp4), Kind::Mxfp4);
+        assert_eq!(held(TensorId::Mlp2 { layer, expert }, WeightFormat::Mxfp4), mxfp4);
+        let bf16 = Kind::Wire(args::Format::Bf16);
+        assert_eq!(held(TensorId::Qkv { layer }, WeightFormat::Bf16), Kind::W16);
+        assert_eq!(held(TensorId::AttnOut { layer }, WeightFormat::Bf16), bf16);
     }
 
     #[test]

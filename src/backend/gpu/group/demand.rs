@@ -182,18 +182,31 @@ impl Demand<'_> {
 mod tests {
     use super::*;
     use crate::backend::gpu::args::Format;
-    use crate::backend::gpu::driver::Device;
+    use crate::backend::gpu::family::{FAMILIES, Family};
     use crate::config::ModelConfig;
 
-    fn target(arch: &str) -> Target {
-        Target::of(&Device {
-            runtime: "cuda",
-            ordinal: 0,
-            name: "X".into(),
-            arch: arch.into(),
-            multiprocessors: if arch == "sm_90" { 132 } else { 104 },
-        })
-        .unwrap()
+    fn targets() -> impl Iterator<Item = (&'static str, Target)> {
+        let of = |family: &&'static dyn Family| {
+            let cards = family.table().cards.iter();
+            let family = *family;
+            cards.map(move |card| {
+                let multiprocessors = card.multiprocessors;
+                (
+                    card.name,
+                    Target {
+                        family,
+                        multiprocessors,
+                    },
+                )
+            })
+        };
+        FAMILIES.iter().flat_map(of)
+    }
+
+    /// The card that times were measured on.
+    fn h100() -> Target {
+        let (_, target) = targets().find(|(card, _)| *card == "H100").expect("a family has it");
+        target
     }
 
     fn common(config: &ModelConfig, max_batch: usize, stages: usize) -> Common {
@@ -206,15 +219,15 @@ mod tests {
 
     #[test]
     fn weights_are_counted_as_they_are() {
-        for arch in ["sm_90", "gfx90a"] {
+        for (card, target) in targets() {
             for (config, gb) in [(ModelConfig::preset_20b(), 13.8), (ModelConfig::preset_120b(), 65.2)] {
-                let (common, target) = (common(&config, 1024, 1), target(arch));
+                let common = common(&config, 1024, 1);
                 let demand = Demand {
                     common: &common,
                     target: &target,
                 };
                 let all = demand.weight_bytes(&(0..config.n_layers)) as f64 * 1e-9;
-                assert!((all / gb - 1.0).abs() < 0.03, "{arch}: {all} GB");
+                assert!((all / gb - 1.0).abs() < 0.03, "{card}: {all} GB");
                 let halves = demand.weight_bytes(&(0..10)) + demand.weight_bytes(&(10..config.n_layers));
                 assert_eq!(halves, demand.weight_bytes(&(0..config.n_layers)));
             }
@@ -232,7 +245,7 @@ mod tests {
             (&of_120b, 550, 18, [17.4, 18.7]),
             (&of_120b, 340, 19, [16.6, 15.6]),
         ] {
-            let (common, target) = (common(config, rows, 2), target("sm_90"));
+            let (common, target) = (common(config, rows, 2), h100());
             let demand = Demand {
                 common: &common,
                 target: &target,
@@ -254,7 +267,7 @@ mod tests {
     #[test]
     fn stages_take_equally_long() {
         let config = ModelConfig::preset_120b();
-        let target = target("sm_90");
+        let target = h100();
         let memory = DeviceMemory {
             free: 140 << 30,
             total: 141 << 30,
