@@ -7,11 +7,13 @@
 
 #[path = "cdna/catalogue.rs"]
 pub mod cdna;
+#[path = "generic/catalogue.rs"]
+pub mod generic;
 #[path = "hopper/catalogue.rs"]
 pub mod hopper;
 
 /// Every family. A device is of the first that has it, and of which there is code for it.
-pub static FAMILIES: &[&Family] = &[&cdna::FAMILY, &hopper::FAMILY];
+pub static FAMILIES: &[&Family] = &[&cdna::FAMILY, &hopper::FAMILY, &generic::FAMILY];
 
 /// A family of devices, with kernels of its own in `kernels/NAME`.
 #[derive(Debug)]

@@ -41,14 +41,15 @@ template <int N> DEV void load_input(const GemmArgs& a, int row, int k, float* v
   }
 }
 
-// E2M1: a sign and eight magnitudes, which are halves of 0, 1, 2, 3, 4, 6, 8 and 12.
-DEV float twice_e2m1(u32 code) {
-  const float twice = (float)(0xC8643210u >> 4 * (code & 7) & 15);
-  return code & 8 ? -twice : twice;
+// E2M1: a sign and 0, 0.5, 1, 1.5, 2, 3, 4 or 6. Magnitudes from 1 on are float32's with another bias.
+DEV float e2m1(u32 code) {
+  const float normal = __builtin_bit_cast(float, ((code & 7) << 22) + 0x3f000000);
+  const float magnitude = (code & 7) < 2 ? 2 * normal - 1 : normal;
+  return code & 8 ? -magnitude : magnitude;
 }
-// Half of 2^(scale - 127), of which the least ones are subnormal; 255 is NaN.
-DEV float half_e8m0(u32 scale) {
-  return 0.5f * __builtin_bit_cast(float, scale == 0 ? 0x00400000u : scale == 255 ? 0x7fc00000u : scale << 23);
+// 2^(code - 127), of which the least is subnormal; 255 is NaN.
+DEV float e8m0(u32 code) {
+  return __builtin_bit_cast(float, code == 0 ? 0x00400000u : code == 255 ? 0x7fc00000u : code << 23);
 }
 // N weights from column k on of row `out` of `group`. Eight of MXFP4 share a scale.
 template <int WEIGHTS, int N> DEV void load_weights(const GemmArgs& a, int group, int out, int k, float* w) {
@@ -57,8 +58,8 @@ template <int WEIGHTS, int N> DEV void load_weights(const GemmArgs& a, int group
     const WireCodes tile{a.cols};
     const u8* at = a.weights + first / WIRE_ROWS * tile.tile_bytes();
     const u32 codes = *(const u32*)(at + (u32)tile.code(out % WIRE_ROWS, k));
-    const float half = half_e8m0(at[(u32)tile.scale(out % WIRE_ROWS, k)]);
-    UNROLL for (int i = 0; i < N; i++) w[i] = twice_e2m1(codes >> 4 * i & 15) * half;
+    const float scale = e8m0(at[(u32)tile.scale(out % WIRE_ROWS, k)]);
+    UNROLL for (int i = 0; i < N; i++) w[i] = e2m1(codes >> 4 * i) * scale;
   } else {
     load_some<WEIGHTS, N>(a.weights, first * a.cols + k, w);
   }

@@ -2,6 +2,7 @@
 //! shapes.
 
 mod cdna;
+mod generic;
 mod hopper;
 
 use super::args::WIRE_ROWS;
@@ -83,7 +84,7 @@ pub trait Family: Debug + Sync {
 }
 
 /// Every family.
-pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper];
+pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper, &generic::Generic];
 
 /// The family of an architecture's devices: the first that has them and is there, as `is_there` says of its name, or, where
 /// none is, the first that has them.
@@ -145,6 +146,25 @@ mod tests {
             }
         }
         assert!(of("none", |_| true).is_none());
+    }
+
+    /// A device of which a better family has no code runs the last one's.
+    #[test]
+    fn what_is_not_there_has_no_devices() {
+        let last = FAMILIES.last().expect("there are some").table().name;
+        let of_two = catalogue::FAMILIES.iter().flat_map(|table| table.platforms);
+        let of_two = of_two.flat_map(|platform| platform.architectures);
+        let mut of_two = of_two
+            .filter(|arch| catalogue::platforms_of(arch).count() > 1)
+            .peekable();
+        assert!(of_two.peek().is_some());
+        for arch in of_two {
+            let family = |is_there: &dyn Fn(&str) -> bool| of(arch, is_there).expect("a family").table().name;
+            let better = family(&|_| true);
+            assert_ne!(better, last);
+            assert_eq!(family(&|name| name == last), last);
+            assert_eq!(family(&|_| false), better);
+        }
     }
 
     #[test]
