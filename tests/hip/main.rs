@@ -127,7 +127,9 @@ fn link() -> getp::error::Result<String> {
 }
 
 fn context(image: &'static [u8]) -> getp::error::Result<Context> {
-    Context::open(hip::open(0)?, &[Image::whole(image)])
+    let driver = hip::open(0)?;
+    let target = Target::of(driver.device())?;
+    Context::open(driver, target, &[Image::whole(image)])
 }
 
 /// A code object in which each of the family's kernels adds one to the number that its argument points to.

@@ -30,14 +30,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Loads the kernels of the device's own family.
-    pub fn open(driver: SharedDriver, images: &[Image]) -> Result<Self> {
-        let target = Target::of(driver.device())?;
-        Self::open_as(driver, target, images)
-    }
-
     /// Loads a target's kernels.
-    pub fn open_as(driver: SharedDriver, target: Target, images: &[Image]) -> Result<Self> {
+    pub fn open(driver: SharedDriver, target: Target, images: &[Image]) -> Result<Self> {
         Ok(Self {
             stream: Stream::new(&driver)?,
             kernels: Kernels::load(&driver, target.family.table(), images)?,

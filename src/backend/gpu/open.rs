@@ -190,7 +190,7 @@ pub fn context_as(driver: SharedDriver, family: &'static dyn Family) -> Result<A
         family,
         ..Target::of(driver.device())?
     };
-    Context::open_as(driver, target, &images).map(Arc::new)
+    Context::open(driver, target, &images).map(Arc::new)
 }
 
 /// Devices that failed.

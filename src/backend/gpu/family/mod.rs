@@ -137,6 +137,9 @@ fn block_a_row(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<La
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::gpu::args::Format;
+    use crate::backend::gpu::shapes::Kind;
+    use crate::backend::gpu::target::Target;
 
     #[test]
     fn every_table_has_a_family() {
@@ -165,6 +168,37 @@ mod tests {
             assert_eq!(family(&|name| name == last), last);
             assert_eq!(family(&|_| false), better);
         }
+    }
+
+    /// A family that says nothing but its table, that of the first one.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Family for Silent {
+        fn table(&self) -> &'static catalogue::Family {
+            FAMILIES[0].table()
+        }
+    }
+
+    /// A block for each row block of each tile that there may be, of the largest tile made for so many rows.
+    #[test]
+    fn products_have_a_block_for_each_tile() {
+        let launched = |product, rows, kind| {
+            let target = Target {
+                family: &Silent,
+                multiprocessors: 1,
+            };
+            let shape = GemmShape {
+                kind,
+                ..GemmShape::of_20b(product, rows, Format::F16, 1, WIRE_ROWS)
+            };
+            let found = target.gemm(&shape).unwrap();
+            (found.launch.kernel.tokens, found.launch.blocks, found.candidates)
+        };
+        assert_eq!(launched(Product::AttnOut, 1, Kind::W16), (16, 90, 0));
+        assert_eq!(launched(Product::AttnOut, 300, Kind::W16), (128, 3 * 90, 0));
+        assert_eq!(launched(Product::Mlp2, 32, Kind::Mxfp4), (16, (32 + 128 / 16) * 90, 0));
+        assert_eq!(launched(Product::Greedy, 20, Kind::W16), (64, 6284, 6284));
     }
 
     #[test]
