@@ -389,7 +389,7 @@ fn main() {
     }
     let shares = Shares::new();
     let target = Target {
-        family: family::of(ARCH).expect("a family has it"),
+        family: family::of(ARCH, |_| true).expect("a family has it"),
         multiprocessors: COMPUTE_UNITS,
     };
     let config = ModelConfig::preset_20b();

@@ -1,7 +1,7 @@
 //! Compilers and what they are run on.
 
 use super::cache;
-use super::catalogue::Toolchain;
+use super::catalogue::{Family, Toolchain};
 use super::instances::Sources;
 use std::env;
 use std::ffi::OsStr;
@@ -13,9 +13,11 @@ use std::thread;
 
 /// A compiled file of kernels.
 pub struct CodeObject {
-    /// What it runs on, for example `gfx90a`.
+    /// Whose kernels.
+    pub family: &'static Family,
+    /// What it runs on.
     pub arch: String,
-    /// Its source as the catalogue names it, for example `cdna/pack.hip`, or `cdna/mlp1.hip`, which the build makes.
+    /// Its source as the catalogue names it, for example `norm.hip`; it may be one that the build makes.
     pub file: String,
     /// Where it lies.
     pub path: PathBuf,
@@ -90,6 +92,7 @@ pub fn sources(folders: &[&str]) -> Vec<PathBuf> {
 pub fn compile_all<T: Compilers>(
     compiler: &Compiler,
     arch: &str,
+    family: &'static Family,
     sources: &Sources,
 ) -> Result<Vec<CodeObject>, String> {
     in_parallel(&sources.files, |source| {
@@ -99,7 +102,12 @@ pub fn compile_all<T: Compilers>(
         command.args(include_flags(sources)).arg(source);
         cache::compile(compiler, command, source, &path)?;
         let arch = arch.to_owned();
-        Ok(CodeObject { arch, file, path })
+        Ok(CodeObject {
+            family,
+            arch,
+            file,
+            path,
+        })
     })
 }
 
@@ -117,7 +125,7 @@ pub fn include_flags(sources: &Sources) -> [String; 2] {
     ["-Ikernels".into(), format!("-I{}", sources.include.display())]
 }
 
-/// A source's name as the catalogue gives it, for example `cdna/pack.hip`, wherever it lies.
+/// A source's name as the catalogue gives it, for example `norm.hip`, wherever it lies.
 pub fn below_kernels(source: &Path) -> String {
     let made = super::out_dir().join("kernels");
     let below = source.strip_prefix("kernels").or(source.strip_prefix(made));

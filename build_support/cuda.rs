@@ -8,6 +8,9 @@ use std::process::Command;
 
 pub struct Cuda;
 
+/// How the names of architectures begin that are compiled to PTX, a text, in place of code.
+pub const PTX: &str = "compute_";
+
 impl Compilers for Cuda {
     const TOOLCHAIN: Toolchain = Toolchain::Cuda;
     const NAME: &'static str = "NVIDIA";
@@ -25,10 +28,14 @@ impl Compilers for Cuda {
 
     fn command(compiler: &Compiler, arch: &str) -> Command {
         let mut command = Command::new(&compiler.program);
+        command.args(["-x", "cu", "-std=c++17", "-O3"]);
         let number = arch.trim_start_matches("sm_");
-        command
-            .args(["-x", "cu", "-std=c++17", "-O3", "-cubin"])
-            .arg(format!("-gencode=arch=compute_{number},code=sm_{number}"));
+        match arch.starts_with(PTX) {
+            true => command.arg("-ptx").arg(format!("-gencode=arch={arch},code={arch}")),
+            false => command
+                .arg("-cubin")
+                .arg(format!("-gencode=arch={PTX}{number},code=sm_{number}")),
+        };
         // NVIDIA's Python packages have the headers beside bin/, where nvcc does not look for them.
         if let Some(include) = include_dir(&compiler.program) {
             command.arg("-I").arg(include);

@@ -105,9 +105,15 @@ fn header(family: &Family) -> String {
         files.entry(file).or_default().push(kernel);
     }
     let mut text = format!(
-        "// Made from kernels/catalogue.rs and kernels/{}/catalogue.rs by the build.\n#pragma once\n\nenum : int {{\n",
-        family.name
+        "// Made from kernels/catalogue.rs and kernels/{}/catalogue.rs by the build.\n#pragma once\n\
+         #include \"gpu/gpu.h\"\n\nstatic_assert(WAVE == {} && TERM_SHIFT == {}, \"as the table says\");\n\n\
+         enum : int {{\n",
+        family.name, family.wave, family.term_shift
     );
+    if let Some(sums) = family.exact_sums {
+        constant(&mut text, "slabs", "CHAINED", sums.chained);
+        constant(&mut text, "slabs", "TOGETHER", sums.together);
+    }
     for (file, kernels) in files {
         let stem = file.rsplit('/').next().and_then(|name| name.split('.').next());
         let stem = stem.expect("a file has a name");

@@ -12,9 +12,8 @@ mod hip;
 mod instances;
 pub mod simt;
 
-use catalogue::{FAMILIES, Toolchain, family_of};
+use catalogue::{FAMILIES, Family, Toolchain, family_of, platform_of};
 use compile::{CodeObject, Compiler, Compilers};
-use instances::Sources;
 use std::env;
 use std::fmt::Write;
 use std::fs;
@@ -30,7 +29,7 @@ const NO_ARCHS: &str = "none";
 /// with a warning, unless nothing is left. Who wants a feature's host code alone says so: [`NO_ARCHS`].
 pub fn build_kernels() {
     println!("cargo::rerun-if-changed=kernels");
-    // Whatever is compiled: kernels/cdna/mca.py reads them, too.
+    // Whatever is compiled: tools read them, too.
     for family in FAMILIES {
         instances::sources(family);
     }
@@ -49,12 +48,13 @@ pub fn build_kernels() {
     }
     println!("cargo::rustc-env=FEATURES_OF_GETP={}", features.join(" "));
     // Tests of code objects are ignored where there are none.
-    println!("cargo::rustc-check-cfg=cfg(getp_code_objects, getp_amd_code_objects)");
+    println!("cargo::rustc-check-cfg=cfg(getp_code_objects, getp_emulated_code_objects)");
     if !objects.is_empty() {
         println!("cargo::rustc-cfg=getp_code_objects");
     }
-    if objects.iter().any(|object| object.arch.starts_with("gfx")) {
-        println!("cargo::rustc-cfg=getp_amd_code_objects");
+    let emulated = family_of(simt::DEVICE).map(|family| family.name);
+    if objects.iter().any(|object| Some(object.family.name) == emulated) {
+        println!("cargo::rustc-cfg=getp_emulated_code_objects");
     }
     let table = table(&objects);
     fs::write(out_dir().join("code_objects.rs"), table).expect("OUT_DIR can be written");
@@ -84,9 +84,10 @@ fn build<T: Compilers>() -> Vec<CodeObject> {
     let mut with = Vec::new();
     let mut failures = Vec::new();
     for arch in archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()) {
-        let built = sources_for(arch, T::TOOLCHAIN).and_then(|sources| {
+        let built = family_for(arch, T::TOOLCHAIN).and_then(|family| {
+            let sources = instances::sources(family);
             first_that_can(&compilers, |compiler| {
-                compile::compile_all::<T>(compiler, arch, &sources)
+                compile::compile_all::<T>(compiler, arch, family, &sources)
             })
         });
         match built {
@@ -152,15 +153,16 @@ fn fail<T: Compilers>(what: &str, why: &str) {
 
 /// Those of all the toolchain's families.
 fn default_archs(toolchain: Toolchain) -> String {
-    let mine = FAMILIES.iter().filter(|family| family.toolchain == toolchain);
-    let archs: Vec<&str> = mine.flat_map(|family| family.architectures).copied().collect();
+    let platforms = FAMILIES.iter().flat_map(|family| family.platforms);
+    let mine = platforms.filter(|platform| platform.toolchain == toolchain);
+    let archs: Vec<&str> = mine.flat_map(|platform| platform.architectures).copied().collect();
     archs.join(",")
 }
 
-fn sources_for(arch: &str, toolchain: Toolchain) -> Result<Sources, String> {
-    let family = family_of(arch).filter(|family| family.toolchain == toolchain);
-    let family = family.ok_or_else(|| format!("no family in kernels/catalogue.rs has {arch}"))?;
-    Ok(instances::sources(family))
+fn family_for(arch: &str, toolchain: Toolchain) -> Result<&'static Family, String> {
+    let found = platform_of(arch).filter(|(_, platform)| platform.toolchain == toolchain);
+    let (family, _) = found.ok_or_else(|| format!("no family in kernels/catalogue.rs has {arch}"))?;
+    Ok(family)
 }
 
 /// What the first compiler gives that compiles everything, or why the best one could not.
@@ -191,10 +193,20 @@ fn first_line(output: &str) -> &str {
 fn table(objects: &[CodeObject]) -> String {
     let mut table = String::from("&[\n");
     for object in objects {
-        let CodeObject { arch, file, path } = object;
+        let CodeObject {
+            family,
+            arch,
+            file,
+            path,
+        } = object;
+        let family = family.name;
+        let image = match arch.starts_with(cuda::PTX) {
+            true => format!("concat!(include_str!({path:?}), \"\\0\").as_bytes()"),
+            false => format!("&Aligned(*include_bytes!({path:?})).0"),
+        };
         writeln!(
             table,
-            "    CodeObject {{ arch: {arch:?}, file: {file:?}, image: &Aligned(*include_bytes!({path:?})).0 }},"
+            "    CodeObject {{ family: {family:?}, arch: {arch:?}, file: {file:?}, image: {image} }},"
         )
         .expect("a String takes anything");
     }

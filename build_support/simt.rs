@@ -11,6 +11,9 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The machine's architecture.
+pub const DEVICE: &str = "simt";
+
 /// Compiles every kernel file of the family that the machine emulates.
 pub fn build() {
     println!("cargo::rerun-if-changed=kernels");
@@ -20,7 +23,7 @@ pub fn build() {
     let Some(compiler) = Compiler::find(&program) else {
         panic!("{program:?} does not run; feature simt needs g++ or clang++ (set CXX)");
     };
-    let family = family_of("simt").expect("a family is emulated on the CPU");
+    let family = family_of(DEVICE).expect("a family is emulated on the CPU");
     let mut sources = instances::sources(family);
     sources.files.push("kernels/gpu/simt.cpp".into());
     let objects = compile::in_parallel(&sources.files, |source| object(&compiler, &sources, source));
@@ -30,7 +33,7 @@ pub fn build() {
     println!("cargo::rustc-env=GETP_SIMT_KERNELS={}", library.display());
 }
 
-/// `kernels/cdna/pack.hip` becomes `kernels_cdna_pack.hip.o`.
+/// `kernels/norm.hip` becomes `kernels_norm.hip.o`.
 fn object(compiler: &Compiler, sources: &Sources, source: &Path) -> Result<PathBuf, String> {
     let name = format!("kernels_{}.o", compile::below_kernels(source).replace('/', "_"));
     let object = super::out_dir().join(name);

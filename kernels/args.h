@@ -14,20 +14,15 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint e6d1f81de4a9101a) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 1744a554137ef289) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
 enum : int {
   KV_PAGE = 64,                 // positions in a page of the KV cache
   SLAB = 64,                    // K elements in a slab of tiled activations and in a k block of packed weights
-  SLABS_TOGETHER = 8,           // slabs whose sums, with 16-bit weights, Hopper's `exact` adds up in float32, before it
-                                // adds up what comes of these
-  SLABS_CHAINED = 2,            // slabs whose products, with MXFP4 weights, Hopper's `exact` adds up in one accumulator
-                                // of the tensor cores
   GROUP_ALIGN = 8,              // an expert's rows start at a multiple of this
-  FLUSHING_TERM_SHIFT = 11,     // TERM_SHIFT of gpu/gpu.h where the matrix cores flush subnormals: on AMD, and on the
-                                // CPU that emulates it
+  FLUSHING_TERM_SHIFT = 11,     // TERM_SHIFT of gpu/gpu.h where the matrix cores flush subnormals
   WIRE_ROWS = 32,               // rows in a tile of the wire format of weights
   MXFP4_BLOCK = 32,             // MXFP4 values that share a scale
   MXFP4_SLAB_BYTES = 34,        // bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per
@@ -281,8 +276,8 @@ struct AttentionArgs {
   const float* sinks;  // [heads]
   unsigned short* out;
   float* partials;     // workspace of attention_decode: [slots][kv_heads][PARTIAL_FLOATS]
-  int* arrived;        // [rows][kv_heads] counters: of stored partial sums (decode), of items (Hopper's prefill: the
-                       // first one); zeros before and after each launch
+  int* arrived;        // [rows][kv_heads] counters: of stored partial sums (decode), of items (persistent blocks of
+                       // prefill: the first one); zeros before and after each launch
   long long out_term;
   long long page_bytes;
   int head_bytes;
@@ -327,17 +322,17 @@ struct GemmArgs {
   float limit;                      // clamping limit of the gated unit
   int format;                       // format of `tiled` and of the input: F16 or BF16
   int cols;                         // plain_* only, whose weights are in the wire format: elements of a row
-  short weight_format;              // plain_* only: format of the weights, BF16 or F32
+  short weight_format;              // plain_* only: format of the weights: BF16 or F32, of experts also MXFP4
   short terms;                      // plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
   int half;                         // qkv: as in PackArgs; `out` then has element i of a head's first half at 2 i, of
                                     // its second half at 2 i + 1
   int picked;                       // experts in `picks`
-  const unsigned long long* picks;  // mlp1 and mlp2 of a single row on Hopper: its experts. mlp1 need not wait for the
-                                    // end of the router, but for this word. Its upper half is 0 when the row is stored,
-                                    // which is row 0 of mlp1's `input` for all its experts, and when the lower half has
-                                    // the experts: a byte each, in order of their index, 255 where there is no row.
-                                    // Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and `offsets`
-                                    // tell.
+  const unsigned long long* picks;  // mlp1 and mlp2 of a single row whose experts the router tells: these. mlp1 need
+                                    // not wait for the end of the router, but for this word. Its upper half is 0 when
+                                    // the row is stored, which is row 0 of mlp1's `input` for all its experts, and when
+                                    // the lower half has the experts: a byte each, in order of their index, 255 where
+                                    // there is no row. Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL:
+                                    // `rows` and `offsets` tell.
 };
 
 // qkv_store: qkv and rope_store fused.

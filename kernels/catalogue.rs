@@ -7,39 +7,104 @@
 
 #[path = "cdna/catalogue.rs"]
 pub mod cdna;
+#[path = "generic/catalogue.rs"]
+pub mod generic;
 #[path = "hopper/catalogue.rs"]
 pub mod hopper;
 
-/// Every family.
-pub static FAMILIES: &[&Family] = &[&cdna::FAMILY, &hopper::FAMILY];
+/// Every family. A device is of the first that has it, and of which there is code for it.
+pub static FAMILIES: &[&Family] = &[&cdna::FAMILY, &hopper::FAMILY, &generic::FAMILY];
 
 /// A family of devices, with kernels of its own in `kernels/NAME`.
 #[derive(Debug)]
 pub struct Family {
     /// The folder's name.
     pub name: &'static str,
-    /// What compiles its kernels.
-    pub toolchain: Toolchain,
-    /// The architectures to compile for, unless the environment names others.
-    pub architectures: &'static [&'static str],
-    /// How the names of its devices' architectures begin.
-    pub devices: &'static [&'static str],
+    /// What it runs on.
+    pub platforms: &'static [Platform],
+    /// Kinds of its devices that documents and `getp check` speak of.
+    pub cards: &'static [Card],
     /// Lanes of a wave.
     pub wave: usize,
+    /// Whether its kernels wait for their predecessors by themselves (`after_predecessor` in `gpu/`), so that they may
+    /// start before those have ended.
+    pub overlaps: bool,
     /// FP16's later terms are scaled by two to this power where matrix cores flush subnormals to zero (`TERM_SHIFT` in
     /// `gpu/`); 0 where they do not.
     pub term_shift: usize,
     /// `[a, b]`: a float32 sum of n products on the matrix cores has an error of at most `n / a + b` times 2^-24 of the
     /// sum of their magnitudes.
     pub sum_error: [f64; 2],
+    /// How `exact` adds sums of slabs of K: `None`, each of one slab, in float64.
+    pub exact_sums: Option<ExactSums>,
     /// Its kernels, first those of [`shared`].
     pub kernels: &'static [Kernel],
 }
 
-/// The family of an architecture, by how its name begins.
+/// A runtime that a family's devices have.
+#[derive(Debug)]
+pub struct Platform {
+    /// What compiles its kernels.
+    pub toolchain: Toolchain,
+    /// The architectures to compile for, unless the environment names others.
+    pub architectures: &'static [&'static str],
+    /// How the names of architectures begin: of its devices, and of others to compile for.
+    pub devices: &'static [&'static str],
+}
+
+/// A kind of device.
+#[derive(Clone, Copy, Debug)]
+pub struct Card {
+    /// What it is called.
+    pub name: &'static str,
+    /// Its memory as it is sold.
+    pub gb: u64,
+    /// Its memory as the runtime counts it.
+    pub mib: u64,
+    /// Multiprocessors (compute units).
+    pub multiprocessors: usize,
+}
+
+/// One of so many gigabytes, and MiB, of memory.
+pub const fn card(name: &'static str, gb: u64, mib: u64, multiprocessors: usize) -> Card {
+    Card {
+        name,
+        gb,
+        mib,
+        multiprocessors,
+    }
+}
+
+/// Sums of `exact` that are added in float32.
+#[derive(Clone, Copy, Debug)]
+pub struct ExactSums {
+    /// With MXFP4 weights: slabs whose products are added up in one accumulator of the matrix cores, which are then added
+    /// one after the other.
+    pub chained: usize,
+    /// With 16-bit weights: slabs whose sums are added up before what comes of these is.
+    pub together: usize,
+}
+
+/// [`Family::term_shift`] where matrix cores flush subnormals to zero: it brings the least FP16 term of a value near its
+/// first one.
+pub const FLUSHING_TERM_SHIFT: usize = 11;
+
+/// The families that have an architecture, by how its name begins, and their platforms.
+pub fn platforms_of(arch: &str) -> impl Iterator<Item = (&'static Family, &'static Platform)> {
+    let all = FAMILIES
+        .iter()
+        .flat_map(|family| family.platforms.iter().map(|platform| (*family, platform)));
+    all.filter(|(_, platform)| platform.devices.iter().any(|prefix| arch.starts_with(prefix)))
+}
+
+/// The first of them, whose kernels are compiled for it.
+pub fn platform_of(arch: &str) -> Option<(&'static Family, &'static Platform)> {
+    platforms_of(arch).next()
+}
+
+/// The family whose kernels are compiled for an architecture.
 pub fn family_of(arch: &str) -> Option<&'static Family> {
-    let mine = |family: &&&Family| family.devices.iter().any(|prefix| arch.starts_with(prefix));
-    FAMILIES.iter().find(mine).copied()
+    platform_of(arch).map(|(family, _)| family)
 }
 
 /// A compiler and a runtime.
@@ -137,7 +202,7 @@ operations! {
     Pack "pack",
     /// Makes random weights.
     Synthesize "synthesize",
-    /// Measures the matrix cores' peak throughput.
+    /// Measures the matrix cores' peak throughput, for profiles.
     MatrixPeak "matrix_peak",
 }
 
@@ -266,9 +331,10 @@ pub struct Kernel {
     pub threads: usize,
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: usize,
-    /// Static shared memory (LDS) per block, in bytes.
+    /// Static shared memory (LDS) per block, in bytes; AMD's compilers round it up to multiples of eight.
     pub static_bytes: usize,
-    /// Rows per block, of plain attention query heads; 0 if the grid does not depend on it.
+    /// Rows per block, of plain attention query heads, of packing slabs of a row block; 0 if the grid does not depend on
+    /// it.
     pub per_block: usize,
     /// Blocks of a cluster, which reach each other's shared memory; 0 if each is by itself.
     pub cluster: usize,
@@ -531,16 +597,17 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         .taking(8)
         .holding(16_736 + 256 / wave * 96)
         .within(PLAIN_HEADS);
-    // As many rows as registers allow, and on AMD as leave room for a second block's LDS.
-    let route_rows = if wave == 32 { 8 } else { 4 };
+    // As many rows as registers allow, and with wide waves as leave room for a second block's LDS.
+    let route_rows = 256 / wave;
     // Logits and picks of one row, and the sums of a block's waves.
     let (routing, norm) = (256 * 8 + 8 * 8, NORM_THREADS / wave * 8);
     // Keys, powers, the waves' sums, and each thread's buckets of five bytes.
     let draw_wide_bytes = 4096 * 8 + 32 * 8 + 512 / wave * 8 + 512 * 12 * 5 + 8;
-    // Keys, of each wave the largest logits of 128 tiles and of the row, its sum, and a count, in multiples of eight on
-    // AMD.
-    let score_bytes = (1024 * 8 + 256 / wave * (128 * 4 + 4 + 8) + 4).next_multiple_of(wave / 8);
-    [
+    // Powers, keys, sums before tiles, and of each wave two runs and two sums; a wave's values.
+    let draw_bytes = 17_176 + 256 / wave * (2 * 16 + 4 + 8) + wave * 16 * 4;
+    // Keys, of each wave the largest logits of 128 tiles and of the row, its sum, and a count.
+    let score_bytes = 1024 * 8 + 256 / wave * (128 * 4 + 4 + 8) + 4;
+    let all = [
         Kernel::written(Op::Upload, "upload.hip", 1024)
             .holding(208)
             .reading_the_plan_late(),
@@ -588,10 +655,11 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
             .taking(8)
             .holding(1024 * 8),
         Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024).holding(1024 * 8),
-        Kernel::written(Op::Draw, "draw.hip", 256).holding(if wave == 32 { 19_576 } else { 21_448 }),
+        Kernel::written(Op::Draw, "draw.hip", 256).holding(draw_bytes),
         Kernel::written(Op::DrawWide, "draw_wide.hip", 512).sharing(draw_wide_bytes),
         Kernel::written(Op::Score, "score.hip", 256).holding(score_bytes),
         Kernel::written(Op::Range, "pack_range.hip", 256).holding(12),
         Kernel::written(Op::Synthesize, "synthesize.hip", 256),
-    ]
+    ];
+    with(all, [])
 }

@@ -1,10 +1,11 @@
-// plain_qkv, plain_attn_out, plain_mlp1, plain_mlp2, plain_logits: matrix products with float32 FMA, for weights and
-// shapes that the kernels for matrix cores do not support. Weights are in the wire format, BF16 or float32: row-major,
-// each matrix's rows padded to a multiple of WIRE_ROWS.
+// plain_qkv, plain_attn_out, plain_mlp1, plain_mlp2, plain_logits: matrix products without matrix cores, for weights
+// and shapes that a family's own kernels do not support, and for families that have none. Weights are in the wire
+// format (wire.h): BF16 or float32, the experts' also MXFP4.
 //
 // A block computes one wire tile, a wave OUT of its rows and IN input rows at a time; its lanes split K in pieces of
-// eight, with 8 loads of 16 bytes (BF16) for 128 products. With one term sums are in float32; with more (`exact`) each
-// product is rounded to float32, summed in float64 and rounded once. The order of additions depends on K alone.
+// eight, with 8 loads of 16 bytes (BF16) for 128 products. Every weight is exact in float32. With one term sums are in
+// float32; with more (`exact`) each product is rounded to float32, summed in float64 and rounded once. The order of
+// additions depends on K alone.
 //
 // Grid: ceil(n / WIRE_ROWS) * groups * splits; `splits` blocks share the input rows of a tile (any number; chosen to
 // fill the device). Threads: 8 waves.
@@ -40,14 +41,37 @@ template <int N> DEV void load_input(const GemmArgs& a, int row, int k, float* v
   }
 }
 
+// E2M1: a sign and 0, 0.5, 1, 1.5, 2, 3, 4 or 6. Magnitudes from 1 on are float32's with another bias.
+DEV float e2m1(u32 code) {
+  const float normal = __builtin_bit_cast(float, ((code & 7) << 22) + 0x3f000000);
+  const float magnitude = (code & 7) < 2 ? 2 * normal - 1 : normal;
+  return code & 8 ? -magnitude : magnitude;
+}
+// 2^(code - 127), of which the least is subnormal; 255 is NaN.
+DEV float e8m0(u32 code) {
+  return __builtin_bit_cast(float, code == 0 ? 0x00400000u : code == 255 ? 0x7fc00000u : code << 23);
+}
+// N weights from column k on of row `out` of `group`. Eight of MXFP4 share a scale.
+template <int WEIGHTS, int N> DEV void load_weights(const GemmArgs& a, int group, int out, int k, float* w) {
+  const i64 first = (i64)group * wire_rows(a.n) + out;
+  if constexpr (WEIGHTS == FORMAT_MXFP4) {
+    const WireCodes tile{a.cols};
+    const u8* at = a.weights + first / WIRE_ROWS * tile.tile_bytes();
+    const u32 codes = *(const u32*)(at + (u32)tile.code(out % WIRE_ROWS, k));
+    const float scale = e8m0(at[(u32)tile.scale(out % WIRE_ROWS, k)]);
+    UNROLL for (int i = 0; i < N; i++) w[i] = e2m1(codes >> 4 * i) * scale;
+  } else {
+    load_some<WEIGHTS, N>(a.weights, first * a.cols + k, w);
+  }
+}
+
 // Lane out * IN + in returns the product of weight row `out` and input row `in`; lanes take N elements of K at a time.
 // Rows beyond the last one are computed as the last one.
 template <class Sum, int WEIGHTS, int N> DEV float multiply(const GemmArgs& a, const Job& job) {
   Sum sums[OUT * IN] = {};
-  const i64 first = (i64)job.group * wire_rows(a.n) + job.out;
   ROLLED for (int k = LANE * N; k < a.cols; k += WAVE * N) {
     float w[OUT][N];
-    UNROLL for (int o = 0; o < OUT; o++) load_some<WEIGHTS, N>(a.weights, (first + o) * a.cols + k, w[o]);
+    UNROLL for (int o = 0; o < OUT; o++) load_weights<WEIGHTS, N>(a, job.group, job.out + o, k, w[o]);
     UNROLL for (int i = 0; i < IN; i++) {
       float x[N];
       load_input<N>(a, job.row + (i < job.rows ? i : job.rows - 1), k, x);
@@ -58,10 +82,12 @@ template <class Sum, int WEIGHTS, int N> DEV float multiply(const GemmArgs& a, c
   return (float)wave_sums<OUT * IN>(sums) * a.scale;
 }
 template <int WEIGHTS> DEV float multiply(const GemmArgs& a, const Job& job) {
-  if (a.cols % 8) return multiply<double, WEIGHTS, 1>(a, job);
+  if constexpr (WEIGHTS != FORMAT_MXFP4)
+    if (a.cols % 8) return multiply<double, WEIGHTS, 1>(a, job);
   return a.terms == 1 ? multiply<float, WEIGHTS, 8>(a, job) : multiply<double, WEIGHTS, 8>(a, job);
 }
-DEV float multiply(const GemmArgs& a, const Job& job) {
+template <bool EXPERTS> DEV float product(const GemmArgs& a, const Job& job) {
+  if (EXPERTS && a.weight_format == FORMAT_MXFP4) return multiply<FORMAT_MXFP4>(a, job);
   return a.weight_format == FORMAT_F32 ? multiply<FORMAT_F32>(a, job) : multiply<FORMAT_BF16>(a, job);
 }
 
@@ -84,14 +110,15 @@ DEV Part begin(const GemmArgs& a) {
   return Part{group, out, first, count, (int)(BID / all) * IN, (int)splits * IN};
 }
 
-// Calls finish(n, row, sum + bias) in each lane for each of its results; `row` is below 0 for padding.
-template <class Finish> DEV void run(const GemmArgs& a, const Part& part, Finish finish) {
+// Calls finish(n, row, sum + bias) in each lane for each of its results; `row` is below 0 for padding. Weights of
+// EXPERTS may be MXFP4.
+template <bool EXPERTS = false, class Finish> DEV void run(const GemmArgs& a, const Part& part, Finish finish) {
   for (int row = part.row; row < part.count; row += part.step) {
     const Job job{part.group, part.out, part.first + row, part.count - row < IN ? part.count - row : IN};
     const int n = part.out + LANE / IN, i = LANE % IN;
     const bool wanted = LANE < OUT * IN && n < a.n && i < job.rows;
     const float bias = a.bias && wanted ? a.bias[(i64)part.group * a.n + n] : 0.f;
-    finish(n, wanted ? job.row + i : -1, add_rn(multiply(a, job), bias));
+    finish(n, wanted ? job.row + i : -1, add_rn(product<EXPERTS>(a, job), bias));
   }
 }
 
@@ -147,7 +174,7 @@ KERNEL(plain_attn_out, GemmArgs, THREADS, 1, 2) { run(a, begin(a), AddToRows{a})
 KERNEL(plain_mlp1, GemmArgs, THREADS, 1, 2) {
   const Part part = begin(a);
   fill_up(a, part);
-  run(a, part, GatedUnit{a});
+  run<true>(a, part, GatedUnit{a});
 }
-KERNEL(plain_mlp2, GemmArgs, THREADS, 1, 2) { run(a, begin(a), StoreExperts{a}); }
+KERNEL(plain_mlp2, GemmArgs, THREADS, 1, 2) { run<true>(a, begin(a), StoreExperts{a}); }
 KERNEL(plain_logits, GemmArgs, THREADS, 1, 2) { run(a, begin(a), StoreRows{a}); }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Result;
-use getp::backend::gpu::group::fit::{CARDS, ENOUGH};
+use getp::backend::gpu::group::fit::{ENOUGH, cards, room};
 use getp::checkpoint::{self, Checkpoint, SafetensorsCheckpoint, TensorId, describe};
 use getp::config::ModelConfig;
 use getp::text::TextTokenizer;
@@ -101,10 +101,10 @@ fn say_cards(config: &ModelConfig, out: &mut impl Write) -> Result<()> {
         "\ncards, and sequences of {} positions for which there is room",
         config.seq_len
     )?;
-    for card in CARDS {
+    for (card, family) in cards() {
         let mut rooms = Vec::new();
         for devices in 1..=MOST_DEVICES {
-            let room = card.room(config, devices)?;
+            let room = room(&card, family, config, devices);
             if room > 0 {
                 rooms.push(match devices {
                     1 => format!("one {room}"),

@@ -14,12 +14,13 @@ mod code_objects;
 
 use amd_loops::{Function, Loop, Mark, functions, loops, marks, parse, waits};
 use code_objects::code_objects;
+use getp::backend::gpu::catalogue;
 use getp::backend::gpu::code_objects::CodeObject;
 use std::collections::BTreeMap;
 
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD; make test-gpu makes one that has"
 )]
 fn no_loop_waits_for_loads_meant_to_be_in_flight() {
@@ -29,7 +30,8 @@ fn no_loop_waits_for_loads_meant_to_be_in_flight() {
     );
     let mut faults = Vec::new();
     let mut checked = BTreeMap::<&str, usize>::new();
-    for object in code_objects().iter().filter(|object| object.arch.starts_with("gfx")) {
+    let emulated = catalogue::family_of("simt").unwrap().name;
+    for object in code_objects().iter().filter(|object| object.family == emulated) {
         let marks = marks(object);
         let checked = checked.entry(object.arch).or_default();
         for function in functions(object) {

@@ -5,6 +5,7 @@
 //! lines above its own, and so may the files of each backend. No two files of a folder use each other. Where `unsafe`
 //! is, where the feature `mpi` is named, and who knows a GPU's runtime or family, is held to that document, too.
 
+use getp::backend::gpu::catalogue::FAMILIES;
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -454,16 +455,99 @@ fn statics_are_waited_for_without_memory() {
 }
 
 #[test]
-fn few_files_of_the_gpu_know_a_runtime_or_a_family() {
+fn one_file_of_the_gpu_knows_its_runtimes() {
     let source = Crate::read();
-    let one = |module: &str| BTreeSet::from([format!("backend::gpu::{module}")]);
     let runtimes = source.users(&["backend", "gpu", "driver"], &["cuda", "hip", "simt"]);
-    assert_eq!(runtimes, one("discover"));
-    let families = source.users(&["backend", "gpu", "family"], &["cdna", "hopper"]);
-    assert_eq!(families, BTreeSet::new());
-    let mut tables = source.users(&["backend", "gpu", "catalogue"], &["cdna", "hopper"]);
-    tables.retain(|module| !module.starts_with("backend::gpu::family::"));
-    assert_eq!(tables, one("args"));
+    assert_eq!(runtimes, BTreeSet::from(["backend::gpu::discover".to_owned()]));
+}
+
+/// Words of names and texts in code. Comments are none.
+fn words_of(tokens: TokenStream, words: &mut Vec<String>) {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    for token in &tokens {
+        match token {
+            // `[doc = ".."]`
+            TokenTree::Group(group) if group.stream().to_string().starts_with("doc =") => {}
+            TokenTree::Group(group) => words_of(group.stream(), words),
+            token => words.extend(
+                token
+                    .to_string()
+                    .split(|c: char| !c.is_ascii_alphanumeric())
+                    .map(str::to_lowercase),
+            ),
+        }
+    }
+}
+
+/// A family is its own folder and its own file, and a name in each of two lists: its module and itself. Nobody else asks
+/// which family it is, or of which architecture a device, also not tests: they go through all families.
+#[test]
+fn families_are_named_in_their_own_files_and_two_lists() {
+    // What is about one family's devices: emulators of them, and their machine code.
+    let of_one = ["tests/hip", "tests/common/wgmma.rs", "tests/common/amd_loops.rs"];
+    // What architectures' names mean.
+    let of_names = ["src/backend/gpu/code_objects.rs", "tests/rooms.rs"];
+    let lists = ["kernels/catalogue.rs", "src/backend/gpu/family/mod.rs"];
+    let folders = ["src", "build_support", "tests", "program", "examples", "kernels"].map(Path::new);
+    let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+    let own = |path: &str, name: &str| {
+        path.starts_with(&format!("kernels/{name}/")) || path.starts_with(&format!("src/backend/gpu/family/{name}"))
+    };
+    let is_arch = |word: &str| {
+        let number = word.strip_prefix("gfx").or(word.strip_prefix("sm"));
+        number.is_some_and(|number| number.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let mut listed = BTreeSet::new();
+    for path in folders.into_iter().flat_map(rust_files) {
+        let text = fs::read_to_string(&path).unwrap().replace("sm_", "sm");
+        let path = path.display().to_string();
+        if of_one.iter().any(|start| path.starts_with(start)) {
+            continue;
+        }
+        let mut words = Vec::new();
+        words_of(text.parse().unwrap(), &mut words);
+        for name in &names {
+            // The module, its path, and the family itself.
+            let times = words.iter().filter(|word| *word == name).count();
+            let most = if lists.contains(&path.as_str()) { 3 } else { 0 };
+            assert!(own(&path, name) || times <= most, "{path} names {name} {times} times");
+            if times > 0 && !own(&path, name) {
+                listed.insert((path.clone(), *name));
+            }
+        }
+        let is_own = names.iter().any(|name| own(&path, name)) || of_names.contains(&path.as_str());
+        let arch = words.iter().find(|word| is_arch(word)).filter(|_| !is_own);
+        assert_eq!(arch, None, "{path} names an architecture");
+    }
+    assert_eq!(listed.len(), lists.len() * names.len(), "{listed:?}");
+    // A folder for each family, and no other.
+    let folders = fs::read_dir("kernels").unwrap().map(|entry| entry.unwrap().path());
+    let folders = folders.filter(|path| path.join("catalogue.rs").exists());
+    let folders: BTreeSet<_> = folders.map(|path| path.file_name().unwrap().to_owned()).collect();
+    assert!(folders.iter().eq(BTreeSet::from_iter(&names)), "{folders:?}");
+}
+
+/// Nor do the kernels that every family has, and the headers that they share.
+#[test]
+fn shared_kernels_name_no_family() {
+    for path in ["kernels", "kernels/gpu"]
+        .map(Path::new)
+        .into_iter()
+        .flat_map(fs::read_dir)
+        .flatten()
+    {
+        let path = path.unwrap().path();
+        if !path.extension().is_some_and(|end| end == "h" || end == "hip") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        for line in code {
+            let mut words = line.split(|c: char| !c.is_ascii_alphanumeric());
+            let named = words.find(|word| FAMILIES.iter().any(|family| word.eq_ignore_ascii_case(family.name)));
+            assert_eq!(named, None, "{}: {line}", path.display());
+        }
+    }
 }
 
 #[test]

@@ -353,10 +353,9 @@ impl Loops<'_> {
     /// Seconds that a kernel that does nothing adds to a graph.
     fn launch(&self) -> anyhow::Result<f64> {
         let context = self.context;
-        let (kernel, never) = (
-            context.target.matrix_peak(),
-            DeviceBuffer::<u8>::zeroed(&context.stream, 1)?,
-        );
+        let kernel = context.target.matrix_peak();
+        let kernel = kernel.ok_or_else(|| anyhow::anyhow!("no kernel measures the matrix cores' peak"))?;
+        let never = DeviceBuffer::<u8>::zeroed(&context.stream, 1)?;
         let args = MatrixPeakArgs {
             out: TypedPtr::new(never.at()),
             iterations: 0,

@@ -1,8 +1,8 @@
 //! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that emulates one.
 
 use super::{
-    Dimension, Elements, Family, Kernel, Limit, Op, Parameters, SHARED, Tile, Toolchain, Weights, kernels_of, shared,
-    with, with_tiles,
+    Dimension, Elements, FLUSHING_TERM_SHIFT, Family, Kernel, Limit, Op, Parameters, Platform, SHARED, Tile, Toolchain,
+    Weights, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use Weights::{Mxfp4, W16};
@@ -10,13 +10,21 @@ use Weights::{Mxfp4, W16};
 /// The family.
 pub static FAMILY: Family = Family {
     name: "cdna",
-    toolchain: Toolchain::Hip,
-    architectures: &["gfx90a", "gfx942", "gfx950"],
-    devices: &["gfx9", "simt"],
+    platforms: &[Platform {
+        toolchain: Toolchain::Hip,
+        architectures: &["gfx90a", "gfx942", "gfx950"],
+        devices: &["gfx9", "simt"],
+    }],
+    cards: &[
+        card("MI250, a device", 64, 65_536, 104),
+        card("MI300X", 192, 196_608, 304),
+    ],
     wave: WAVE,
-    term_shift: 11,
+    overlaps: true,
+    term_shift: FLUSHING_TERM_SHIFT,
     // The matrix cores round several times less often than once per product.
     sum_error: [16.0, 6.0],
+    exact_sums: None,
     kernels: &KERNELS,
 };
 
@@ -61,8 +69,11 @@ const fn prefill(elements: Elements) -> Kernel {
         .within(HEADS)
 }
 
+/// A wave makes a slab of a row block.
 const fn pack(weights: Weights) -> Kernel {
-    Kernel::written(Op::Pack, "cdna/pack.hip", 4 * WAVE).of(weights)
+    Kernel::written(Op::Pack, "cdna/pack.hip", 4 * WAVE)
+        .of(weights)
+        .taking(4)
 }
 
 type Ops = &'static [(Op, &'static str)];

@@ -1,7 +1,13 @@
-// AMD, gfx9 with MFMA, by clang freestanding or hipcc, 17 on (15 spills). See gpu.h.
+// AMD by clang freestanding or hipcc, 17 on (15 spills): gfx9 with MFMA, and later ones, with narrow waves. See gpu.h.
 #pragma once
 
+#ifdef __GFX9__
 #define WAVE 64
+#define TERM_SHIFT FLUSHING_TERM_SHIFT
+#else
+#define WAVE 32
+#define TERM_SHIFT 0
+#endif
 #define KERNEL(name, Args, threads, blocks, waves)                                                                     \
   extern "C" __attribute__((global))                                                                                   \
   __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(waves))) void name(const Args a)
@@ -13,7 +19,6 @@ extern __attribute__((shared)) __attribute__((aligned(1024))) unsigned char getp
 #define TID ((int)__builtin_amdgcn_workitem_id_x())
 #define BID ((int)__builtin_amdgcn_workgroup_id_x())
 #define GRID ((int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()))
-#define TERM_SHIFT FLUSHING_TERM_SHIFT
 
 DEV void barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -26,7 +31,9 @@ DEV float shfl(float v, int lane) { return __builtin_bit_cast(float, shfl(__buil
 DEV int shfl_xor(int v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
 DEV unsigned shfl_xor(unsigned v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
 DEV float shfl_xor(float v, int mask) { return shfl(v, (TID % WAVE) ^ mask); }
-#if __has_builtin(__builtin_amdgcn_ballot_w64)
+#if WAVE == 32
+DEV bool wave_any(bool b) { return __builtin_amdgcn_ballot_w32(b) != 0; }
+#elif __has_builtin(__builtin_amdgcn_ballot_w64)
 DEV bool wave_any(bool b) { return __builtin_amdgcn_ballot_w64(b) != 0; }
 #else
 DEV bool wave_any(bool b) { return __builtin_amdgcn_uicmp((unsigned)b, 0u, 33) != 0; }

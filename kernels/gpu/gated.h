@@ -4,7 +4,7 @@
 #pragma once
 #include "gpu.h"
 
-#if defined(__CUDACC__)
+#if defined(__CUDACC__) && __CUDA_ARCH__ >= 900
 DEV float at_most(float v, float bound) { asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(bound)); return v; }
 DEV float at_least(float v, float bound) { asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(bound)); return v; }
 // 1 / v for v from 1 on, rounded to nearest up to 2^126, without the branches of a division: one step of Newton's.

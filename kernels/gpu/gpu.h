@@ -1,7 +1,7 @@
 // The portability layer of the kernels: the same names on AMD (clang or hipcc), on NVIDIA (nvcc) and on the CPU
 // emulated as a SIMT machine (g++ or clang). Each target's header defines
 //
-//   WAVE                               lanes of a wave: 64, on NVIDIA 32
+//   WAVE                               lanes of a wave: 64 on gfx9 and the SIMT machine, else 32
 //   KERNEL(name, Args, threads, blocks, waves) { ... a ... }
 //                                      a kernel with one argument struct, `a`, and blocks of `threads` threads; the
 //                                      occupancy to compile for is `blocks` per multiprocessor (NVIDIA) or `waves` per

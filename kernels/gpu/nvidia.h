@@ -1,4 +1,4 @@
-// NVIDIA, sm_90a, nvcc. See gpu.h.
+// NVIDIA from sm_75 on, nvcc. See gpu.h. Some instructions are younger: before sm_90 others stand in for them.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -36,6 +36,7 @@ DEV float fma_rn(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEV double fma_rn(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEV float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 DEV float add_rn(float a, float b) { return __fadd_rn(a, b); }
+#if __CUDA_ARCH__ >= 900
 // Rounded to nearest, but at most the larger of FP16's largest number and of what rounding towards zero gives: that
 // leaves infinity as it is, and makes none of a finite value. NaN stays NaN. Comparisons would take a branch for each.
 DEV unsigned short to_f16(float v) {
@@ -45,9 +46,16 @@ DEV unsigned short to_f16(float v) {
       : "=h"(r) : "f"(v), "h"((unsigned short)0x7BFF));
   return r;
 }
+#else
+DEV unsigned short to_f16(float v) {
+  const bool is_finite = v < __int_as_float(0x7f800000) && v > __int_as_float(0xff800000);
+  return __half_as_ushort(__float2half_rn(is_finite ? fminf(fmaxf(v, -65504.f), 65504.f) : v));
+}
+#endif
 DEV unsigned short to_bf16(float v) { return __bfloat16_as_ushort(__float2bfloat16_rn(v)); }
 DEV float f16_to_f32(unsigned short v) { return __half2float(__ushort_as_half(v)); }
 DEV float bf16_to_f32(unsigned short v) { return __uint_as_float((unsigned)v << 16); }
+#if __CUDA_ARCH__ >= 900
 DEV unsigned pack_f16(float low, float high) {
   unsigned r;                                              // cvt puts its first operand into the high half
   asm("{ .reg .b32 most, near; cvt.rz.f16x2.f32 most, %1, %2; abs.f16x2 most, most; max.NaN.f16x2 most, most, %3;\n"
@@ -62,5 +70,12 @@ DEV unsigned pack_bf16(float low, float high) {
 }
 DEV void after_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEV void let_successor_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+#else
+DEV unsigned pack_f16(float low, float high) { return (unsigned)to_f16(high) << 16 | to_f16(low); }
+DEV unsigned pack_bf16(float low, float high) { return (unsigned)to_bf16(high) << 16 | to_bf16(low); }
+// Launches do not overlap.
+DEV void after_predecessor() {}
+DEV void let_successor_start() {}
+#endif
 DEV void fence_device() { __threadfence(); }
 DEV void fence_system() { __threadfence_system(); }

@@ -1,8 +1,8 @@
 //! Hopper's kernels: NVIDIA's sm_90, with wgmma and bulk copies.
 
 use super::{
-    Dimension, Elements, Family, Kernel, Limit, Op, Parameters, SHARED, Tile, Toolchain, Weights, kernels_of, shared,
-    with, with_tiles,
+    Dimension, Elements, ExactSums, Family, Kernel, Limit, Op, Parameters, Platform, SHARED, Tile, Toolchain, Weights,
+    card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use Weights::{Mxfp4, W16};
@@ -10,15 +10,28 @@ use Weights::{Mxfp4, W16};
 /// The family.
 pub static FAMILY: Family = Family {
     name: "hopper",
-    toolchain: Toolchain::Cuda,
-    architectures: &["sm_90a"],
-    devices: &["sm_9"],
+    platforms: &[Platform {
+        toolchain: Toolchain::Cuda,
+        architectures: &["sm_90a"],
+        devices: &["sm_9"],
+    }],
+    cards: &[card("H100", 80, 81_559, 132), card("H200", 141, 143_771, 132)],
     wave: WARP,
+    overlaps: true,
     term_shift: 0,
     // 16 products and what they are added to are cut off at a common place, 2^-25 of the largest (arXiv:2512.07004).
     sum_error: [2.0, 16.0],
+    exact_sums: Some(ExactSums {
+        chained: SLABS_CHAINED,
+        together: SLABS_TOGETHER,
+    }),
     kernels: &KERNELS,
 };
+
+/// [`ExactSums::chained`]; the kernels have it from `catalogue.h`.
+pub const SLABS_CHAINED: usize = 2;
+/// [`ExactSums::together`], likewise.
+pub const SLABS_TOGETHER: usize = 8;
 
 const WARP: usize = 32;
 const WARPGROUP: usize = 128;
@@ -185,7 +198,7 @@ const fn prefill(elements: Elements) -> Kernel {
 }
 
 const fn pack(weights: Weights) -> Kernel {
-    Kernel::written(Op::Pack, "hopper/pack.hip", 128).of(weights)
+    Kernel::written(Op::Pack, "hopper/pack.hip", 128).of(weights).taking(1)
 }
 
 /// All the shared memory that a block can have: what the tile leaves is stages of the pipeline.

@@ -3,6 +3,7 @@
 // small_test [ORDER [NAME]]: every case, or those of one name, in order, in random order and one wave first, or in one
 // of these alone. Outputs are NaN before each run, and a guard behind each buffer must stay unchanged.
 #include "../gpu/gpu.h"
+#include "../wire.h"
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -128,6 +129,29 @@ struct Wide {                       // values, and the same in the kernel's form
       else narrow[i] = format == FORMAT_F16 ? to_f16(v) : to_bf16(v);
       exact.push_back(format == FORMAT_F32 ? v : format == FORMAT_F16 ? f16_to_f32(narrow[i]) : bf16_to_f32(narrow[i]));
     }
+  }
+};
+
+double e2m1(int code) {
+  const double magnitudes[] = {0, .5, 1, 1.5, 2, 3, 4, 6};
+  return code & 8 ? -magnitudes[code & 7] : magnitudes[code & 7];
+}
+// Tiles of MXFP4 rows, and what they are. `code` and `scale` give those of a row and a column.
+struct Codes {
+  Buffer<unsigned char> bytes;
+  std::vector<double> exact;
+  Codes(int rows, int cols, const std::function<int(int, int)>& code, const std::function<int(int, int)>& scale)
+      : bytes(rows / WIRE_ROWS * WireCodes{cols}.tile_bytes()) {
+    const WireCodes tile{cols};
+    std::fill(bytes.begin(), bytes.begin() + bytes.count(), 0);
+    for (int r = 0; r < rows; r++)
+      for (int c = 0; c < cols; c++) {
+        unsigned char* at = &bytes[r / WIRE_ROWS * tile.tile_bytes()];
+        const int bits = code(r, c), exponent = scale(r, c);
+        at[tile.code(r % WIRE_ROWS, c)] |= bits << c % 2 * 4;
+        at[tile.scale(r % WIRE_ROWS, c)] = exponent;
+        exact.push_back(exponent == 255 ? NAN : ldexp(e2m1(bits), exponent - 127));
+      }
   }
 };
 
@@ -350,6 +374,28 @@ void test_norm_route(int hidden, int n, int k, bool exact, bool alone) {
   check(same(at_once.offsets, one_by_one.offsets) && same(at_once.counts, one_by_one.counts) && same(at_once.slots, one_by_one.slots),
         "norm_route's slots", rows);
   check(same(at_once.out, one_by_one.out), "norm_route's gathered row", rows);
+}
+
+// Each code with each scale whose values float32 has, and the scale that is NaN: inputs of a single 1 give the weights.
+void test_codes() {
+  const int cols = 64, rows = 16, n = 256, in_rows = 17;
+  const auto scale = [](int r, int) { return r > 252 ? 255 : r; };
+  const Codes w(n, cols, [](int r, int c) { return (r + c) % 16; }, scale);
+  const i64 term = (i64)in_rows * SLAB;
+  Buffer<u16> in(2 * term);
+  std::fill(in.begin(), in.end(), 0);
+  for (int r = 0; r < rows; r++) store_terms<FORMAT_F16>(&in[tiled_index(r, r * 3, in_rows)], term, 2, 1);
+  Buffer<float> y(rows * n);
+  GemmArgs a{};
+  a.weights = w.bytes.data(), a.input = in.data(), a.in_term = term, a.rows = &rows, a.y = y.data(), a.groups = 1, a.n = n;
+  a.k_blocks = 1, a.in_rows = in_rows, a.scale = 1, a.format = FORMAT_F16, a.cols = cols, a.weight_format = FORMAT_MXFP4, a.terms = 2;
+  LAUNCH(plain_mlp2, n / WIRE_ROWS, 512, a);
+  for (int r = 0; r < rows; r++)
+    for (int o = 0; o < n; o++) {
+      const double want = w.exact[(size_t)o * cols + r * 3];
+      check(std::isnan(want) ? std::isnan(y[r * n + o]) : y[r * n + o] == want, "plain_mlp2's weights", o);
+    }
+  check(y.whole(), "plain_mlp2's guard");
 }
 
 int kv_elements(int head_dim, int kv_heads) { return kv_heads * 2 * KV_PAGE * head_dim; }
@@ -702,33 +748,39 @@ void test_gemm(int n, int cols, int groups, int weight_format, bool exact) {
       else store_terms<FORMAT_BF16>(at, in_term, terms, real());
       x[(size_t)r * cols + c] = from_terms(in, tiled_index(r, c, in_rows), in_term, terms, format);
     }
-  Wide w((size_t)groups * padded_rows * cols, weight_format, 1 / sqrtf((float)cols));
+  const bool codes = weight_format == FORMAT_MXFP4;
+  const Wide wide(codes ? 0 : (size_t)groups * padded_rows * cols, weight_format, 1 / sqrtf((float)cols));
+  std::vector<int> scales(codes ? (size_t)groups * padded_rows * cols / MXFP4_BLOCK : 0);
+  for (int& scale : scales) scale = 125 - (int)log2(sqrt(cols)) - integer(0, 3);
+  const auto scale_at = [&](int r, int c) { return scales[((size_t)r * cols + c) / MXFP4_BLOCK]; };
+  const Codes packed(codes ? groups * padded_rows : 0, cols, [](int, int) { return integer(0, 15); }, scale_at);
+  const std::vector<double>& exact_weights = codes ? packed.exact : wide.exact;
   auto bias = filled<float>((size_t)groups * n, [] { return real(); });
   Buffer<float> out((size_t)total * n), added = filled<float>((size_t)total * n, [] { return real(); });
   const auto before = added;
   Buffer<u16> tiled(terms * tiled_term);
   Buffer<unsigned char> y((size_t)total * n * 4);
   GemmArgs a{};
-  a.weights = (const unsigned char*)w.data(), a.bias = bias.data(), a.input = in.data(), a.in_term = in_term;
+  a.weights = codes ? packed.bytes.data() : (const unsigned char*)wide.data(), a.bias = bias.data(), a.input = in.data(), a.in_term = in_term;
   a.rows = counts.data(), a.offsets = groups > 1 ? offsets.data() : nullptr, a.out = out.data(), a.tiled = tiled.data(), a.tiled_term = tiled_term;
   a.y = y.data(), a.groups = groups, a.n = n, a.k_blocks = k_blocks, a.in_rows = in_rows, a.tiled_rows = tiled_rows;
   a.scale = 1, a.limit = 1.5f, a.format = format, a.cols = cols, a.weight_format = (short)weight_format, a.terms = (short)terms;
   const int grid = padded_rows / 32 * groups * integer(1, 3);
-  LAUNCH(plain_qkv, grid, 512, a);
+  if (!codes) LAUNCH(plain_qkv, grid, 512, a);
   LAUNCH(plain_mlp1, grid, 512, a);
   LAUNCH(plain_mlp2, grid, 512, a);
   a.out = added.data();
-  LAUNCH(plain_attn_out, grid, 512, a);
+  if (!codes) LAUNCH(plain_attn_out, grid, 512, a);
   const double tight = exact ? 4e-7 : 3e-6, loose = tight + (exact ? term_error(terms, format) : term_error(1, format));
   for (int g = 0; g < groups; g++)
     for (int r = offsets[g]; r < offsets[g] + counts[g]; r++) {
       std::vector<double> v(n);
       for (int o = 0; o < n; o++) {
-        for (int c = 0; c < cols; c++) v[o] += x[(size_t)r * cols + c] * w.exact[((size_t)g * padded_rows + o) * cols + c];
+        for (int c = 0; c < cols; c++) v[o] += x[(size_t)r * cols + c] * exact_weights[((size_t)g * padded_rows + o) * cols + c];
         v[o] += bias[g * n + o];
         const size_t at = (size_t)r * n + o;
-        near(out[at], v[o], tight, tight, "plain_qkv");
-        near(added[at], before[at] + v[o], tight, tight, "plain_attn_out");
+        if (!codes) near(out[at], v[o], tight, tight, "plain_qkv");
+        if (!codes) near(added[at], before[at] + v[o], tight, tight, "plain_attn_out");
         if (terms > 1) near(((float*)y.data())[at], v[o], tight, tight, "plain_mlp2");
         else near(f16_to_f32(((u16*)y.data())[at]), v[o], 6e-4, 1e-5, "plain_mlp2");
       }
@@ -743,7 +795,7 @@ void test_gemm(int n, int cols, int groups, int weight_format, bool exact) {
     }
   for (int r = 0, g = 0; r < total; r++) {
     while (g + 1 < groups && offsets[g + 1] <= r) g++;
-    if (r >= offsets[g] + counts[g]) check(std::isnan(out[(size_t)r * n]) && tiled[tiled_index(r, 0, tiled_rows)] == 0xffff, "plain's rows beyond");
+    if (r >= offsets[g] + counts[g]) check(std::isnan(out[(size_t)r * n]) && tiled[tiled_index(r, 0, tiled_rows)] == 0xffff && y[(size_t)r * n * (terms > 1 ? 4 : 2)] == 0xff, "plain's rows beyond");
   }
   check(out.whole() && added.whole() && tiled.whole() && y.whole(), "plain's guards");
 }
@@ -901,6 +953,9 @@ int main(int argc, char** argv) {
   });
   run("gemm", [] {
     for (int i = 0; i < 4; i++) test_gemm(70, 36, 1, i & 1 ? FORMAT_F32 : FORMAT_BF16, i & 2), test_gemm(64, 2880 / (i + 1), 4, i & 1 ? FORMAT_F32 : FORMAT_BF16, i & 2);
+    for (bool exact : {false, true})
+      for (int cols : {32, 96, 2880}) test_gemm(70, cols, 1, FORMAT_MXFP4, exact), test_gemm(66, cols, 4, FORMAT_MXFP4, exact);
+    test_codes();
     for (int format : {FORMAT_F16, FORMAT_BF16}) test_odd_gates(format, 1), test_odd_gates(format, format == FORMAT_F16 ? 2 : 3);
   });
   run("attention", [] {

@@ -527,7 +527,7 @@ fn a_list_of_messages_is_a_conversation() {
             "assistant analysis|d",
             "assistant final|c",
             "assistant analysis|e",
-            "assistant final",
+            "assistant final|",
             "developer|# Instructions\n\nBe rude.",
         ]
     );

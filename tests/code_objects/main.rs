@@ -9,15 +9,16 @@ mod code_objects;
 mod resources;
 mod spills;
 
+use getp::backend::gpu::catalogue::{Toolchain, platform_of};
 use getp::backend::gpu::code_objects::CODE_OBJECTS;
 use std::ffi::CStr;
 
 /// A feature that the library was built without is not among them, nor are its architectures.
 #[test]
 fn features_and_their_architectures_can_be_asked() {
-    let of = |feature: &str, archs: &str| {
+    let of = |feature: &str, toolchain: Toolchain| {
         let mut objects: Vec<&str> = CODE_OBJECTS.iter().map(|object| object.arch).collect();
-        objects.retain(|arch| arch.starts_with(archs));
+        objects.retain(|arch| platform_of(arch).is_some_and(|(_, platform)| platform.toolchain == toolchain));
         objects.dedup();
         match objects.is_empty() {
             true => feature.to_owned(),
@@ -25,8 +26,8 @@ fn features_and_their_architectures_can_be_asked() {
         }
     };
     let mut expected = vec!["cpu".to_owned()];
-    expected.extend(cfg!(feature = "hip").then(|| of("hip", "gfx")));
-    expected.extend(cfg!(feature = "cuda").then(|| of("cuda", "sm_")));
+    expected.extend(cfg!(feature = "hip").then(|| of("hip", Toolchain::Hip)));
+    expected.extend(cfg!(feature = "cuda").then(|| of("cuda", Toolchain::Cuda)));
     expected.extend(cfg!(feature = "mpi").then(|| "mpi".to_owned()));
     expected.extend(cfg!(feature = "simt").then(|| "simt".to_owned()));
     // SAFETY: a C string that lives as long as the library.

@@ -1,10 +1,13 @@
 //! Resources of kernels, read from their code objects.
 
-use getp::backend::gpu::code_objects::CodeObject;
+use getp::backend::gpu::catalogue::{self, Toolchain};
+use getp::backend::gpu::code_objects::{CodeObject, is_ptx};
 use object::read::elf::{ElfFile64, NoteIterator};
 use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
 use rmpv::Value;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
 
 /// A kernel's resources.
 #[derive(Debug, Default)]
@@ -26,13 +29,39 @@ pub struct Resources {
     pub shared_limit: u64,
 }
 
-/// The kernels of a code object.
-pub fn of(object: &CodeObject) -> Vec<Resources> {
-    let elf = ElfFile64::<LittleEndian>::parse(object.image).expect("a code object is an ELF file");
-    match object.arch.starts_with("gfx") {
-        true => amd(&elf),
-        false => nvidia(&elf),
+/// The architectures whose code of a code object is to be looked at: of PTX the oldest, and one of each later generation
+/// that has limits of its own.
+pub fn archs(object: &CodeObject) -> Vec<String> {
+    let Some(oldest) = object.arch.strip_prefix("compute_") else {
+        return vec![object.arch.to_owned()];
+    };
+    [oldest, "80", "120"].map(|number| format!("sm_{number}")).into()
+}
+
+/// The kernels of a code object, of a text those that ptxas makes of it for this architecture.
+pub fn of(object: &CodeObject, arch: &str) -> Vec<Resources> {
+    let assembled = is_ptx(object.arch).then(|| assembled(object, arch));
+    let image = assembled.as_deref().unwrap_or(object.image);
+    let elf = ElfFile64::<LittleEndian>::parse(image).expect("a code object is an ELF file");
+    let (_, platform) = catalogue::platform_of(object.arch).expect("a family's code");
+    match platform.toolchain {
+        Toolchain::Hip => amd(&elf),
+        Toolchain::Cuda => nvidia(&elf, arch),
     }
+}
+
+/// What ptxas, which lies beside nvcc, makes of a text.
+fn assembled(object: &CodeObject, arch: &str) -> Vec<u8> {
+    let nvcc = std::env::var_os("NVCC").map_or_else(|| "nvcc".into(), PathBuf::from);
+    let folder = tempfile::tempdir().unwrap();
+    let [text, cubin] = ["ptx", "cubin"].map(|name| folder.path().join(name));
+    std::fs::write(&text, object.image.strip_suffix(b"\0").expect("a text ends with NUL")).unwrap();
+    let mut ptxas = Command::new(nvcc.with_file_name("ptxas"));
+    let output = ptxas.arg("-arch").arg(arch).arg(&text).arg("-o").arg(&cubin).output();
+    let output = output.unwrap_or_else(|error| panic!("{ptxas:?}: {error}; NVCC names the nvcc that it lies beside"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{} for {arch}: {said}", object.file);
+    std::fs::read(&cubin).unwrap()
 }
 
 /// From the note that the HSA runtime reads, a MessagePack map.
@@ -54,8 +83,13 @@ fn amd(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
 
 fn amd_kernel(map: &Value) -> Resources {
     let number = |name| field(map, name).and_then(Value::as_u64).unwrap_or(0);
-    // From gfx90a on a SIMD has 512 registers per lane, allocated in units of 8, for at most 8 waves.
+    // A SIMD of gfx9 has 512 registers per lane, allocated in units of 8, for at most 8 waves; with narrow waves it has at
+    // least 1024, in units of 16 at most, for 16.
     let registers = number(".vgpr_count");
+    let (all, unit, most) = match number(".wavefront_size") {
+        64 => (512, 8, 8),
+        _ => (1024, 16, 16),
+    };
     Resources {
         name: field(map, ".name").and_then(Value::as_str).unwrap().to_owned(),
         registers,
@@ -64,7 +98,7 @@ fn amd_kernel(map: &Value) -> Resources {
         shared_bytes: number(".group_segment_fixed_size"),
         scratch_bytes: number(".private_segment_fixed_size"),
         spills: number(".vgpr_spill_count") + number(".sgpr_spill_count"),
-        waves: (512 / registers.max(1).next_multiple_of(8)).min(8),
+        waves: (all / registers.max(1).next_multiple_of(unit)).min(most),
         threads: number(".max_flat_workgroup_size"),
         shared_limit: 64 << 10,
     }
@@ -100,11 +134,17 @@ fn nvidia_threads(elf: &ElfFile64<'_, LittleEndian>, name: &str) -> u64 {
     u64::from(u32::from_le_bytes(payload[..4].try_into().unwrap()))
 }
 
-fn nvidia(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
+fn nvidia(elf: &ElfFile64<'_, LittleEndian>, arch: &str) -> Vec<Resources> {
     const REGISTERS: u8 = 0x2f;
     const FRAME_BYTES: u8 = 0x11;
-    // At the start of the section of a kernel with shared memory, static or dynamic.
-    const RESERVED_BYTES: u64 = 1024;
+    // What is reserved at the start of the section of a kernel with shared memory, static or dynamic, and what a block
+    // can have of it; warps of a multiprocessor's quarter.
+    let (reserved, limit, warps) = match arch.trim_start_matches("sm_") {
+        "75" => (0, 64, 8),
+        "80" => (0, 163, 16),
+        "90a" => (1024, 227, 16),
+        _ => (1024, 99, 12),
+    };
     let mut kernels = BTreeMap::<u32, Resources>::new();
     for (kind, payload) in attributes(elf, ".nv.info") {
         if let (REGISTERS | FRAME_BYTES, Some((symbol, value))) = (kind, pair(payload)) {
@@ -122,11 +162,11 @@ fn nvidia(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
         let symbol = elf.symbol_by_index(object::SymbolIndex(*symbol as usize)).unwrap();
         kernel.name = symbol.name().unwrap().to_owned();
         let shared = elf.section_by_name(&format!(".nv.shared.{}", kernel.name));
-        kernel.shared_bytes = shared.map_or(0, |section| section.size() - RESERVED_BYTES);
-        // A quarter has 16384 registers, allocated in units of 8 per lane, for at most 16 warps.
-        kernel.waves = (512 / kernel.registers.max(1).next_multiple_of(8)).min(16);
+        kernel.shared_bytes = shared.map_or(0, |section| section.size() - reserved);
+        // A quarter has 16384 registers, allocated in units of 8 per lane.
+        kernel.waves = (512 / kernel.registers.max(1).next_multiple_of(8)).min(warps);
         kernel.threads = nvidia_threads(elf, &kernel.name);
-        kernel.shared_limit = 227 << 10;
+        kernel.shared_limit = limit << 10;
     }
     kernels.into_values().collect()
 }

@@ -18,12 +18,14 @@ fn no_kernel_spills() {
     assert!(!objects.is_empty(), "there are no code objects");
     let mut faults = Vec::new();
     for object in objects {
-        let kernels = resources::of(&object);
-        assert!(!kernels.is_empty(), "{} for {} has no kernel", object.file, object.arch);
-        for kernel in kernels {
-            println!("{}", row(&kernel, object.arch));
-            if kernel.scratch_bytes > 0 || kernel.spills > 0 {
-                faults.push(format!("{} on {}", kernel.name, object.arch));
+        for arch in resources::archs(&object) {
+            let kernels = resources::of(&object, &arch);
+            assert!(!kernels.is_empty(), "{} for {arch} has no kernel", object.file);
+            for kernel in kernels {
+                println!("{}", row(&kernel, &arch));
+                if kernel.scratch_bytes > 0 || kernel.spills > 0 {
+                    faults.push(format!("{} on {arch}", kernel.name));
+                }
             }
         }
     }

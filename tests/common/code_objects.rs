@@ -1,6 +1,7 @@
 //! The code objects to look at: the library's, or those that the build script made in the folder which
 //! `GETP_TEST_CODE_OBJECTS` names, with another compiler than the library's.
 
+use getp::backend::gpu::catalogue;
 use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ pub fn code_objects() -> Vec<CodeObject> {
 fn read(path: &Path) -> Option<CodeObject> {
     let (arch, file) = path.file_name()?.to_str()?.strip_suffix(".o")?.split_once('-')?;
     Some(CodeObject {
+        family: catalogue::family_of(arch)?.name,
         arch: arch.to_owned().leak(),
         file: file.to_owned().leak(),
         image: fs::read(path).unwrap().leak(),

@@ -1,7 +1,8 @@
 //! Sums of Hopper's tensor cores, computed on the CPU by the model of Khattak and Mikaitis ("Accurate Models of NVIDIA
 //! Tensor Cores", arXiv:2512.07004), which they compared with an H100. It was not compared with a device here.
 
-use getp::backend::gpu::args::{SLAB, SLABS_CHAINED, SLABS_TOGETHER};
+use getp::backend::gpu::args::SLAB;
+pub use getp::backend::gpu::catalogue::hopper::{SLABS_CHAINED, SLABS_TOGETHER};
 use half::f16;
 
 /// Products that are added at once.

@@ -8,7 +8,7 @@ use super::answers::{Answers, Run, answer, options};
 use super::ops::{Wide, replica};
 use super::plans::Sequences;
 use super::synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
-use super::{drivers, open};
+use super::{drivers, open, wide_format};
 use getp::backend::cpu;
 use getp::backend::gpu::args::Format;
 use getp::backend::gpu::replica::GpuReplica;
@@ -312,7 +312,7 @@ fn layers_of_wild_models() {
     let config = small(4);
     let checkpoint = model(&config, Temperament::Wild);
     Layers::new(&checkpoint, Format::F16).check("wild small in FP16", FP16_ERROR);
-    Layers::new(&Wide::new(checkpoint), Format::Bf16).check("wild small in BF16", BF16_ERROR);
+    Layers::new(&Wide::new(checkpoint), wide_format()).check("wild small in BF16", BF16_ERROR);
 }
 
 #[test]
@@ -320,5 +320,5 @@ fn layers_of_wild_models() {
 fn layers_of_a_wild_20b() {
     let checkpoint = model(&real(), Temperament::Wild);
     Layers::new(&checkpoint, Format::F16).check("wild 20b in FP16", FP16_ERROR);
-    Layers::new(&Wide::new(checkpoint), Format::Bf16).check("wild 20b in BF16", BF16_ERROR);
+    Layers::new(&Wide::new(checkpoint), wide_format()).check("wild 20b in BF16", BF16_ERROR);
 }

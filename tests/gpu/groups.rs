@@ -56,7 +56,8 @@ fn answers(
         kv_mb: 1,
         ..options(precision, 2, 16)
     };
-    let mut replica = open_cut(all(system), ends, &WeightSource::Checkpoint(checkpoint), &options).unwrap();
+    let contexts = all(system).into_iter().map(super::context).collect();
+    let mut replica = open_cut(contexts, ends, &WeightSource::Checkpoint(checkpoint), &options).unwrap();
     assert_eq!(replica.depth(), ends.len() + 1);
     let config = checkpoint.config();
     let run = Run {

@@ -162,7 +162,8 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
     for stages in 2..=devices.len().clamp(2, config.n_layers) {
         let ends: Vec<_> = (1..=stages).map(|stage| stage * config.n_layers / stages).collect();
         // A device alone has all stages.
-        let devices = devices.iter().cycle().take(stages).cloned().collect();
+        let devices = devices.iter().cycle().take(stages).cloned();
+        let devices = devices.map(super::context).collect();
         let source = WeightSource::Checkpoint(&checkpoint);
         let mut group = open_cut(devices, &ends, &source, &options(precision, 60, 128)).unwrap();
         for want in [Want::Logits, Want::Tokens] {

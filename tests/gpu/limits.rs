@@ -140,6 +140,8 @@ fn auto_runs_a_model_beyond_a_limit_on_the_cpu_and_says_why() {
         let supports = |device: &Device| Target::of(device).unwrap().supports(&config, &StepLimits::GPU);
         let needs = Needs {
             code: &["simt"],
+            runs: &|_| true,
+            is_plain: &|_| false,
             bytes: 0,
             asked_by: "GETP_DEVICE",
             supports: &supports,

@@ -1,5 +1,6 @@
 //! The GPU backend, on the SIMT machine (an emulator on the CPU) or on the devices named in `GETP_TEST_DEVICE`, in the
-//! syntax of `GETP_DEVICE`. Without one of the features `simt`, `hip` and `cuda` there is nothing to test.
+//! syntax of `GETP_DEVICE`. `GETP_TEST_FAMILY` has a device run the kernels of another family than its own. Without one
+//! of the features `simt`, `hip` and `cuda` there is nothing to test.
 #![cfg(any(feature = "simt", feature = "hip", feature = "cuda"))]
 
 #[path = "../fake/mod.rs"]
@@ -33,15 +34,21 @@ mod limits;
 mod model;
 mod ops;
 mod outputs;
+#[cfg(feature = "simt")]
+mod plain;
 mod replica;
 
 use getp::backend::gpu;
+use getp::backend::gpu::args::Format;
+use getp::backend::gpu::context::Context;
 use getp::backend::gpu::discover;
+use getp::backend::gpu::family::{FAMILIES, Family};
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::weights::WeightSource;
 use getp::checkpoint::Checkpoint;
 use getp::options::{DeviceChoice, Options};
 use getp::replica::Replica;
+use std::sync::Arc;
 
 /// The devices to test on.
 fn drivers() -> Vec<SharedDriver> {
@@ -57,6 +64,30 @@ fn devices() -> DeviceChoice {
     name.parse().unwrap()
 }
 
+/// A device with its kernels loaded: those of its own family, or of the one that `GETP_TEST_FAMILY` names.
+fn context(driver: SharedDriver) -> Arc<Context> {
+    match family() {
+        Some(family) => gpu::open::context_as(driver, family),
+        None => gpu::open::context(driver),
+    }
+    .unwrap()
+}
+
+/// The format of activations of a model whose range is too wide for FP16: weights that the plain kernels multiply have any.
+fn wide_format() -> Format {
+    let is_plain = |family: &dyn Family| family.table().kernels.iter().all(|kernel| kernel.weights.is_none());
+    match family().is_some_and(is_plain) {
+        true => Format::F16,
+        false => Format::Bf16,
+    }
+}
+
+fn family() -> Option<&'static dyn Family> {
+    let name = std::env::var("GETP_TEST_FAMILY").ok()?;
+    let mut families = FAMILIES.iter().filter(|family| family.table().name == name);
+    Some(*families.next().expect("GETP_TEST_FAMILY names a family"))
+}
+
 /// A replica on the first device.
 fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
     open_on(drivers(), checkpoint, options)
@@ -65,6 +96,11 @@ fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
 /// A replica on the first of these devices.
 fn open_on(mut drivers: Vec<SharedDriver>, checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
     drivers.truncate(1);
-    let mut replicas = gpu::open::open(drivers, &WeightSource::Checkpoint(checkpoint), options).unwrap();
-    replicas.remove(0)
+    let source = WeightSource::Checkpoint(checkpoint);
+    if family().is_some() {
+        let ends = [checkpoint.config().n_layers];
+        let contexts = drivers.into_iter().map(context).collect();
+        return Box::new(gpu::open::open_cut(contexts, &ends, &source, options).unwrap());
+    }
+    gpu::open::open(drivers, &source, options).unwrap().remove(0)
 }

@@ -15,10 +15,10 @@ use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperame
 use super::wgmma;
 use bounds::Bounds;
 use getp::backend::gpu::args::Format;
+use getp::backend::gpu::context::Context;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::target::Target;
 use getp::backend::gpu::weights::WeightSource;
 use getp::batch::{StepPlan, Want};
 use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, Values};
@@ -26,10 +26,11 @@ use getp::config::ModelConfig;
 use getp::error::Result;
 use getp::model::forward;
 use getp::ops::Ops;
-use getp::options::Precision;
+use getp::options::{Options, Precision};
 use getp::replica::Replica;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::sync::Arc;
 use walk::Walk;
 
 /// Most rows of a step, and of one sequence in it: more than those that are sorted and gathered at once.
@@ -76,13 +77,13 @@ fn shape(
 }
 
 /// The 7m's, except for its vocabulary.
-fn tiny() -> ModelConfig {
+pub fn tiny() -> ModelConfig {
     shape([32, 64, 301], [32, 2, 1], [32, 4], 128)
 }
 
 /// No dimension fills a slab, the query heads per kv head are no power of two, and there are more experts than a small
 /// cluster of blocks has waves.
-fn odd() -> ModelConfig {
+pub fn odd() -> ModelConfig {
     shape([96, 160, 257], [24, 6, 2], [41, 4], 21)
 }
 
@@ -137,7 +138,7 @@ impl Checkpoint for Wide {
     }
 }
 
-fn model(config: &ModelConfig, dense: Dense, experts: Experts) -> SyntheticCheckpoint {
+pub fn model(config: &ModelConfig, dense: Dense, experts: Experts) -> SyntheticCheckpoint {
     let synthetic = Synthetic {
         config: config.clone(),
         seed: 71,
@@ -156,18 +157,23 @@ pub fn replica(
     rows: usize,
 ) -> (GpuReplica, Bounds) {
     let options = options(precision, rows, rows);
-    let target = Target::of(driver.device()).unwrap();
+    replica_on(super::context(driver), checkpoint, &options)
+}
+
+/// The same on a device with its kernels loaded.
+pub fn replica_on(context: Arc<Context>, checkpoint: &dyn Checkpoint, options: &Options) -> (GpuReplica, Bounds) {
+    let target = context.target;
     let ends = [checkpoint.config().n_layers];
-    let replica = open::open_cut(vec![driver], &ends, &WeightSource::Checkpoint(checkpoint), &options).unwrap();
+    let replica = open::open_cut(vec![context], &ends, &WeightSource::Checkpoint(checkpoint), options).unwrap();
     let numbers = replica.numbers();
     (replica, Bounds { numbers, target })
 }
 
 /// Walks through the steps. `format` is what the activations must have become.
-fn walk(driver: SharedDriver, checkpoint: &dyn Checkpoint, precision: Precision, format: Format, name: &str) {
+pub fn walk(context: Arc<Context>, checkpoint: &dyn Checkpoint, precision: Precision, format: Format, name: &str) {
     let config = checkpoint.config();
     let mut rng = ChaCha8Rng::seed_from_u64(72);
-    let (replica, bounds) = replica(driver, checkpoint, precision, MAX_ROWS);
+    let (replica, bounds) = replica_on(context, checkpoint, &options(precision, MAX_ROWS, MAX_ROWS));
     assert_eq!(bounds.numbers.format, format, "{name}");
     let room = replica.kv_blocks();
     let mut sequences = Sequences::new(&mut rng, config, room.tokens, &LENGTHS, MAX_ROWS);
@@ -209,7 +215,7 @@ fn walk_both(checkpoint: &dyn Checkpoint, format: Format, name: &str) {
     for precision in PRECISIONS {
         let driver = super::drivers().remove(0);
         walk(
-            driver,
+            super::context(driver),
             checkpoint,
             precision,
             format,
@@ -229,7 +235,7 @@ fn released_formats_in_fp16() {
 fn weights_too_wide_for_fp16_go_through_bf16() {
     for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
         let model = Wide::new(model(&config, Dense::Bf16, Experts::Mxfp4));
-        walk_both(&model, Format::Bf16, &format!("{name}, wide range"));
+        walk_both(&model, super::wide_format(), &format!("{name}, wide range"));
     }
 }
 
@@ -370,7 +376,7 @@ fn in_odd_orders_of_threads() {
         for precision in PRECISIONS {
             let driver = system.driver(0).unwrap();
             walk(
-                driver,
+                super::context(driver),
                 &checkpoint,
                 precision,
                 Format::F16,

@@ -3,8 +3,8 @@
 #![cfg(feature = "hip")]
 
 use bytemuck::NoUninit;
-use getp::backend::gpu::catalogue::Kernel;
-use getp::backend::gpu::code_objects::Image;
+use getp::backend::gpu::catalogue::{FAMILIES, Kernel, Toolchain, platform_of};
+use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject, Image};
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::discover;
 use getp::backend::gpu::driver::DevicePtr;
@@ -127,7 +127,9 @@ fn link() -> getp::error::Result<String> {
 }
 
 fn context(image: &'static [u8]) -> getp::error::Result<Context> {
-    Context::open(hip::open(0)?, &[Image::whole(image)])
+    let driver = hip::open(0)?;
+    let target = Target::of(driver.device())?;
+    Context::open(driver, target, &[Image::whole(image)])
 }
 
 /// A code object in which each of the family's kernels adds one to the number that its argument points to.
@@ -196,7 +198,7 @@ fn capture() -> getp::error::Result<String> {
 /// The emulator's own cases: every instruction with chosen operands, and every kind of fault that it finds.
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn every_instruction_does_what_amd_s_documents_say() {
@@ -309,9 +311,31 @@ fn rocm_before_5_6_is_refused() {
 
 #[test]
 fn an_architecture_without_code_is_named() {
-    let said = play_with("usable", &[("HIP_EMULATOR_ARCH", "gfx1100")]);
-    let words = "hip:0 (Emulated Instinct, gfx1100) is not used: no code object for this architecture";
+    let said = play_with("usable", &[("HIP_EMULATOR_ARCH", "gfx1010")]);
+    let words = "hip:0 (Emulated Instinct, gfx1010) is not used: no code object for this architecture";
     assert!(said.contains(words), "{said}");
+}
+
+/// A device that only the kernels for any GPU run is used, with a line.
+#[test]
+#[cfg_attr(
+    not(getp_emulated_code_objects),
+    ignore = "this build has no code objects for AMD; make test-gpu makes one that has"
+)]
+fn a_device_without_kernels_made_for_it_is_told() {
+    let mut plain = CODE_OBJECTS.iter().filter(|object| {
+        let family = FAMILIES.iter().find(|family| family.name == object.family);
+        let (_, platform) = platform_of(object.arch).unwrap();
+        platform.toolchain == Toolchain::Hip && family.unwrap().kernels.iter().all(|kernel| kernel.weights.is_none())
+    });
+    let Some(CodeObject { arch, .. }) = plain.next() else {
+        return println!("GETP_HIP_ARCHS has left them out");
+    };
+    let said = play_with("usable", &[("HIP_EMULATOR_ARCH", *arch)]);
+    let words = format!("hip:0 (Emulated Instinct, {arch}) runs by the kernels that serve any GPU");
+    assert!(said.contains(&words), "{said}");
+    let said = play_with("usable", &[("HIP_EMULATOR_ARCH", "gfx90a")]);
+    assert!(!said.contains("any GPU"), "{said}");
 }
 
 /// A runtime may not know a link: that is no reason to do without the device.
@@ -346,7 +370,7 @@ fn a_code_object_that_is_refused_is_reported_with_its_own_error() {
 
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn a_capture_has_all_kernels() {
@@ -355,7 +379,7 @@ fn a_capture_has_all_kernels() {
 
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn a_kernel_that_a_capture_loses_is_noticed() {
@@ -366,7 +390,7 @@ fn a_kernel_that_a_capture_loses_is_noticed() {
 
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn a_capture_that_is_invalidated_is_tried_again() {
@@ -378,7 +402,7 @@ fn a_capture_that_is_invalidated_is_tried_again() {
 /// Kernels are launched all the same: on a stream that was never captured.
 #[test]
 #[cfg_attr(
-    not(getp_amd_code_objects),
+    not(getp_emulated_code_objects),
     ignore = "this build has no code objects for AMD, so maybe no assembler; make test-gpu makes one that has"
 )]
 fn a_capture_that_is_always_invalidated_is_given_up() {

@@ -61,15 +61,16 @@ builds() {
     echo "ok: $result: ${*:3}"
 }
 hip=CARGO_FEATURE_HIP=1 cuda=CARGO_FEATURE_CUDA=1
-builds made 'gfx90a, gfx942, gfx950, with hipcc' $hip
-builds made 'sm_90a, with nvcc' $cuda
-builds made 'gfx90a, gfx942, nothing for gfx950 \(error: unknown target\), with' $hip UNKNOWN=gfx950
+builds made 'gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1151, gfx1201, with hipcc' $hip
+builds made 'sm_90a, compute_75, with nvcc' $cuda
+builds made 'gfx942, gfx1030, .*, nothing for gfx950 \(error: unknown target\), with' $hip UNKNOWN=gfx950
 builds refused 'nothing for gfx950: error: unknown target' GETP_HIP_ARCHS=gfx90a,gfx950 UNKNOWN=gfx950
 builds refused 'nothing for gfx942: error: broken' $hip BROKEN=gfx942
 builds refused 'nothing for gfx942: error: broken' GETP_HIP_ARCHS=gfx90a,gfx942 BROKEN=gfx942
 builds refused 'none: error: unknown target' $hip UNKNOWN=gfx
 builds refused 'none: error: broken' $hip BROKEN=gfx
-builds refused 'none: error: broken' $cuda BROKEN=sm_90a
+builds refused 'nothing for sm_90a: error: broken' $cuda BROKEN=sm_90a
+builds refused 'none: error: broken' $cuda BROKEN=compute_
 builds refused 'none: no compiler found' $hip PATH=/none
 builds refused 'none: no compiler found' $cuda PATH=/none
 builds made 'AMD kernels: GETP_HIP_ARCHS=none' $hip PATH=/none GETP_HIP_ARCHS=none
@@ -78,9 +79,9 @@ builds made 'NVIDIA kernels: GETP_CUDA_ARCHS=none' $cuda PATH=/none GETP_CUDA_AR
 "$cargo" test --locked --features "$features" --lib -- backend::gpu
 "$cargo" test --locked --features "$features" "${checks[@]}" -- --nocapture
 
-# AMD's kernels by the oldest clang that docs/gpus.md names, which does not know gfx950, and that target by an early one
-# that does.
-for older in 17:gfx90a,gfx942 20:gfx950; do
+# AMD's kernels by the oldest clang that docs/gpus.md names, which does not know gfx950 and gfx1201, and these by an
+# early one that does.
+for older in 17:gfx90a,gfx942,gfx1100 20:gfx950,gfx1201; do
     version=${older%:*} archs=${older#*:}
     program=$(older_clang "$version")
     if ! command -v "$program" >/dev/null; then

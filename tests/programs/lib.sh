@@ -106,13 +106,13 @@ find_toolchains() {
     features=simt,cuda,hip
     missing=()
     if command -v "${GETP_HIPCC:-clang-22}" >/dev/null; then
-        export GETP_HIP_ARCHS=${GETP_HIP_ARCHS:-gfx90a,gfx942,gfx950}
+        export GETP_HIP_ARCHS=${GETP_HIP_ARCHS:-gfx90a,gfx942,gfx950,gfx1030,gfx1100,gfx1151,gfx1201}
     else
         export GETP_HIP_ARCHS=none
         missing+=("clang-22 and lld-22")
     fi
     if find_nvcc; then
-        export GETP_CUDA_ARCHS=${GETP_CUDA_ARCHS:-sm_90a}
+        export GETP_CUDA_ARCHS=${GETP_CUDA_ARCHS:-sm_90a,compute_75}
     else
         export GETP_CUDA_ARCHS=none
         missing+=("nvcc")

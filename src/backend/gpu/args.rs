@@ -29,14 +29,10 @@ shared! {
         KV_PAGE: usize = 64;
         /// K elements in a slab of tiled activations and in a k block of packed weights
         SLAB: usize = 64;
-        /// slabs whose sums, with 16-bit weights, Hopper's `exact` adds up in float32, before it adds up what comes of these
-        SLABS_TOGETHER: usize = 8;
-        /// slabs whose products, with MXFP4 weights, Hopper's `exact` adds up in one accumulator of the tensor cores
-        SLABS_CHAINED: usize = 2;
         /// an expert's rows start at a multiple of this
         GROUP_ALIGN: usize = 8;
-        /// TERM_SHIFT of `gpu/gpu.h` where the matrix cores flush subnormals: on AMD, and on the CPU that emulates it
-        FLUSHING_TERM_SHIFT: usize = catalogue::cdna::FAMILY.term_shift;
+        /// TERM_SHIFT of `gpu/gpu.h` where the matrix cores flush subnormals
+        FLUSHING_TERM_SHIFT: usize = catalogue::FLUSHING_TERM_SHIFT;
 
         /// rows in a tile of the wire format of weights
         WIRE_ROWS: usize = 32;
@@ -388,7 +384,7 @@ shared! {
             out: *mut u16,
             /// workspace of attention_decode: `[slots][kv_heads][PARTIAL_FLOATS]`
             partials: *mut f32,
-            /// `[rows][kv_heads]` counters: of stored partial sums (decode), of items (Hopper's prefill: the first one); zeros
+            /// `[rows][kv_heads]` counters: of stored partial sums (decode), of items (persistent blocks of prefill: the first one); zeros
             /// before and after each launch
             arrived: *mut i32,
             out_term: i64,
@@ -447,7 +443,7 @@ shared! {
             format: Format,
             /// plain_* only, whose weights are in the wire format: elements of a row
             cols: i32,
-            /// plain_* only: format of the weights, BF16 or F32
+            /// plain_* only: format of the weights: BF16 or F32, of experts also MXFP4
             weight_format: i16,
             /// plain_* only: terms of `input` and `tiled`; y is F16 with one, F32 with more
             terms: i16,
@@ -456,7 +452,7 @@ shared! {
             half: i32,
             /// experts in `picks`
             picked: i32,
-            /// mlp1 and mlp2 of a single row on Hopper: its experts. mlp1 need not wait for the end of the router, but for
+            /// mlp1 and mlp2 of a single row whose experts the router tells: these. mlp1 need not wait for the end of the router, but for
             /// this word. Its upper half is 0 when the row is stored, which is row 0 of mlp1's `input` for all its experts,
             /// and when the lower half has the experts: a byte each, in order of their index, 255 where there is no row.
             /// Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and `offsets` tell.

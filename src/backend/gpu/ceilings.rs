@@ -2,6 +2,8 @@
 
 use super::args::{MATRIX_PEAK_FLOPS, MatrixPeakArgs};
 use super::context::Context;
+use super::driver::DevicePtr;
+use super::launch::Launch;
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer};
 use crate::error::Result;
@@ -14,8 +16,8 @@ pub struct Ceilings {
     pub copy_bytes_per_s: f64,
     /// A copy from pinned host memory.
     pub upload_bytes_per_s: f64,
-    /// FP16 products on the matrix cores, operations per second.
-    pub matrix_flops_per_s: f64,
+    /// FP16 products on the matrix cores, operations per second, if the family has a kernel that measures it.
+    pub matrix_flops_per_s: Option<f64>,
 }
 
 /// Copied at most: several times any cache.
@@ -48,19 +50,25 @@ impl Ceilings {
                 .copy_to_device(to.at(), pinned.host(), pinned_bytes, stream)
         })?;
         let launch = context.target.matrix_peak();
+        let peak = launch.map(|launch| Self::matrix_peak(context, launch, to.at()));
+        Ok(Self {
+            copy_bytes_per_s: 2.0 * bytes as f64 / copy_s,
+            upload_bytes_per_s: pinned_bytes as f64 / upload_s,
+            matrix_flops_per_s: peak.transpose()?,
+        })
+    }
+
+    /// By a kernel that may write to `out`, and does not.
+    fn matrix_peak(context: &Context, launch: Launch, out: DevicePtr) -> Result<f64> {
         let args = MatrixPeakArgs {
-            out: TypedPtr::new(to.at()),
+            out: TypedPtr::new(out),
             iterations: PEAK_ITERATIONS,
             never: 0,
         };
         // SAFETY: the kernel writes nothing.
         let peak_s = fastest(context, || unsafe { context.launch(launch, &args) })?;
         let flops = launch.blocks as f64 * f64::from(PEAK_ITERATIONS) * MATRIX_PEAK_FLOPS as f64;
-        Ok(Self {
-            copy_bytes_per_s: 2.0 * bytes as f64 / copy_s,
-            upload_bytes_per_s: pinned_bytes as f64 / upload_s,
-            matrix_flops_per_s: flops / peak_s,
-        })
+        Ok(flops / peak_s)
     }
 }
 
@@ -82,10 +90,13 @@ impl fmt::Display for Ceilings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "copies {:.0} GB/s, from the host {:.1} GB/s, matrix products {:.0} TFLOP/s",
+            "copies {:.0} GB/s, from the host {:.1} GB/s",
             self.copy_bytes_per_s * 1e-9,
             self.upload_bytes_per_s * 1e-9,
-            self.matrix_flops_per_s * 1e-12
-        )
+        )?;
+        match self.matrix_flops_per_s {
+            Some(flops) => write!(f, ", matrix products {:.0} TFLOP/s", flops * 1e-12),
+            None => Ok(()),
+        }
     }
 }

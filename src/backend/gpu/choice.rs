@@ -17,6 +17,10 @@ pub struct Runtime {
 pub struct Needs<'a> {
     /// The architectures there are code objects for.
     pub code: &'a [&'a str],
+    /// Whether there are some that a device runs.
+    pub runs: &'a dyn Fn(&Device) -> bool,
+    /// Whether a device's kernels are those that serve any GPU, and none made for it.
+    pub is_plain: &'a dyn Fn(&Device) -> bool,
     /// The memory that any part of the model takes at least.
     pub bytes: u64,
     /// The name of the option by which the user has chosen.
@@ -37,7 +41,8 @@ pub struct Chosen {
 /// Chooses.
 ///
 /// `auto` takes every usable device and says of each other one why not; if that leaves none it is the CPU, with one line.
-/// A choice of the user's that cannot be met is an error.
+/// Of devices with plain kernels it takes some only if there are no others, which would wait for them. A choice of the
+/// user's that cannot be met is an error.
 pub fn choose(choice: &DeviceChoice, runtimes: &[Runtime], needs: &Needs<'_>) -> Result<Chosen> {
     match choice {
         DeviceChoice::Cpu => Ok(Chosen::default()),
@@ -79,6 +84,13 @@ fn auto(runtimes: &[Runtime], needs: &Needs<'_>) -> Chosen {
             }
         }
     }
+    if chosen.devices.iter().any(|device| !(needs.is_plain)(device)) {
+        let (plain, made): (Vec<_>, _) = chosen.devices.drain(..).partition(|device| (needs.is_plain)(device));
+        chosen.devices = made;
+        let why = "there are kernels made for other devices, and none made for it; choose it by its name";
+        let lines = plain.iter().map(|device| not_used(device, why));
+        chosen.lines.extend(lines);
+    }
     if chosen.devices.is_empty() {
         reasons.append(&mut chosen.lines);
         if runtimes.is_empty() {
@@ -96,22 +108,20 @@ fn sort_out(found: &[Found], needs: &Needs<'_>) -> Chosen {
     for found in found {
         match obstacle(found, needs) {
             None => chosen.devices.push(found.device.clone()),
-            Some(why) => chosen
-                .lines
-                .push(format!("{} is not used: {why}", describe(&found.device))),
+            Some(why) => chosen.lines.push(not_used(&found.device, &why)),
         }
     }
     chosen
 }
 
+fn not_used(device: &Device, why: &str) -> String {
+    format!("{} is not used: {why}", describe(device))
+}
+
 /// Why a device cannot be used.
 fn obstacle(found: &Found, needs: &Needs<'_>) -> Option<String> {
     const GIB: f64 = (1u64 << 30) as f64;
-    if !needs
-        .code
-        .iter()
-        .any(|code| super::code_objects::fits(code, &found.device.arch))
-    {
+    if !(needs.runs)(&found.device) {
         let there = if needs.code.is_empty() {
             "none".into()
         } else {
@@ -193,7 +203,9 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
     const NEEDS: Needs<'_> = Needs {
-        code: &["gfx90a", "sm_90a"],
+        code: &["other", "new"],
+        runs: &|device| device.arch != "old",
+        is_plain: &|device| device.arch == "any",
         bytes: 16 * GIB,
         asked_by: "GETP_DEVICE",
         supports: &|_| Ok(()),
@@ -254,18 +266,31 @@ mod tests {
     fn auto_takes_every_usable_device_and_says_why_not_the_others() {
         let runtimes = [
             no_driver("hip"),
-            cuda(&[("sm_90", 141), ("sm_80", 80), ("sm_90", 8), ("sm_90", 141)]),
+            cuda(&[("new", 141), ("old", 80), ("new", 8), ("new", 141)]),
         ];
         let chosen = choose(&DeviceChoice::Auto, &runtimes, &NEEDS).unwrap();
         assert_eq!(ordinals(&chosen), [0, 3]);
         assert_eq!(
             chosen.lines,
             [
-                "cuda:1 (X, sm_80) is not used: no code object for this architecture (this library has gfx90a, sm_90a)",
-                "cuda:2 (X, sm_90) is not used: too little memory: it has 8.0 GiB, and 16.0 GiB are the least that \
+                "cuda:1 (X, old) is not used: no code object for this architecture (this library has other, new)",
+                "cuda:2 (X, new) is not used: too little memory: it has 8.0 GiB, and 16.0 GiB are the least that \
                  a part of the model takes",
             ]
         );
+    }
+
+    #[test]
+    fn auto_takes_devices_with_plain_kernels_where_there_are_no_others() {
+        let mixed = [cuda(&[("any", 24), ("new", 141)])];
+        let chosen = choose(&DeviceChoice::Auto, &mixed, &NEEDS).unwrap();
+        assert_eq!(ordinals(&chosen), [1]);
+        assert_eq!(chosen.lines.len(), 1);
+        let words = "cuda:0 (X, any) is not used: there are kernels made for other devices";
+        assert!(chosen.lines[0].starts_with(words), "{:?}", chosen.lines);
+        assert_eq!(ordinals(&choose(&gpu("cuda", &[]), &mixed, &NEEDS).unwrap()), [0, 1]);
+        let alone = choose(&DeviceChoice::Auto, &[cuda(&[("any", 24), ("any", 24)])], &NEEDS).unwrap();
+        assert_eq!((ordinals(&alone), alone.lines.len()), (vec![0, 1], 0));
     }
 
     #[test]
@@ -273,8 +298,8 @@ mod tests {
         for (runtimes, words) in [
             (vec![no_driver("cuda")], "no working driver"),
             (vec![cuda(&[])], "cuda has no device"),
-            (vec![cuda(&[("sm_80", 80)])], "no code object for this architecture"),
-            (vec![cuda(&[("sm_90", 8), ("sm_80", 8)])], "too little memory"),
+            (vec![cuda(&[("old", 80)])], "no code object for this architecture"),
+            (vec![cuda(&[("new", 8), ("old", 8)])], "too little memory"),
             (
                 vec![cuda(&[]), no_driver("hip")],
                 "cuda has no device; hip: dlopen: no working driver",
@@ -304,29 +329,29 @@ mod tests {
 
     #[test]
     fn the_cpu_needs_no_reason() {
-        let chosen = choose(&DeviceChoice::Cpu, &[cuda(&[("sm_90", 141)])], &NEEDS).unwrap();
+        let chosen = choose(&DeviceChoice::Cpu, &[cuda(&[("new", 141)])], &NEEDS).unwrap();
         assert!(chosen.devices.is_empty() && chosen.lines.is_empty());
     }
 
     #[test]
     fn a_runtime_is_all_its_usable_devices() {
-        let runtimes = [cuda(&[("sm_80", 80), ("sm_90", 141)])];
+        let runtimes = [cuda(&[("old", 80), ("new", 141)])];
         let chosen = choose(&gpu("cuda", &[]), &runtimes, &NEEDS).unwrap();
         assert_eq!((ordinals(&chosen), chosen.lines.len()), (vec![1], 1));
         assert!(error(&gpu("cuda", &[]), &[cuda(&[])]).contains("no device found"));
-        assert!(error(&gpu("cuda", &[]), &[cuda(&[("sm_80", 80)])]).contains("no code object"));
+        assert!(error(&gpu("cuda", &[]), &[cuda(&[("old", 80)])]).contains("no code object"));
     }
 
     #[test]
     fn named_devices_are_taken_in_the_order_named() {
-        let runtimes = [cuda(&[("sm_90", 141), ("sm_90", 141), ("sm_80", 80)])];
+        let runtimes = [cuda(&[("new", 141), ("new", 141), ("old", 80)])];
         assert_eq!(
             ordinals(&choose(&gpu("cuda", &[1, 0]), &runtimes, &NEEDS).unwrap()),
             [1, 0]
         );
         let message = error(&gpu("cuda", &[0, 2]), &runtimes);
         assert!(
-            message.starts_with("GETP_DEVICE asks for cuda:2 (X, sm_80): no code object"),
+            message.starts_with("GETP_DEVICE asks for cuda:2 (X, old): no code object"),
             "{message}"
         );
         let message = error(&gpu("cuda", &[7]), &runtimes);

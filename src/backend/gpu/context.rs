@@ -30,9 +30,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Loads the kernels.
-    pub fn open(driver: SharedDriver, images: &[Image]) -> Result<Self> {
-        let target = Target::of(driver.device())?;
+    /// Loads a target's kernels.
+    pub fn open(driver: SharedDriver, target: Target, images: &[Image]) -> Result<Self> {
         Ok(Self {
             stream: Stream::new(&driver)?,
             kernels: Kernels::load(&driver, target.family.table(), images)?,
@@ -64,7 +63,7 @@ impl Context {
             block: kernel.threads as u32,
             shared_bytes: kernel.shared_bytes as u32,
             args: bytemuck::bytes_of(args),
-            overlap,
+            overlap: overlap && self.target.family.table().overlaps,
         };
         let stream = self.launch_stream();
         // SAFETY: as our caller vouches.

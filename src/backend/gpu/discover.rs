@@ -107,11 +107,25 @@ fn chosen(options: &Options, model: Option<&ModelConfig>) -> Result<choice::Chos
     };
     let needs = Needs {
         code: &code_objects::archs(),
+        runs: &|device| {
+            let target = Target::of(device);
+            target.is_ok_and(|target| code_objects::runs(target.family.table().name, &device.arch))
+        },
         bytes: model.map_or(0, |config| least_bytes_of_part(config, options)),
+        is_plain: &|device| Target::of(device).is_ok_and(|target| target.is_plain()),
         asked_by: options.names.device,
         supports: &supports,
     };
-    choice::choose(&options.device, &runtimes, &needs)
+    let mut chosen = choice::choose(&options.device, &runtimes, &needs)?;
+    for device in &chosen.devices {
+        if (needs.is_plain)(device) {
+            let device = choice::describe(device);
+            chosen.lines.push(format!(
+                "{device} runs by the kernels that serve any GPU, without its matrix cores: far slower than it could"
+            ));
+        }
+    }
+    Ok(chosen)
 }
 
 fn open_all(chosen: choice::Chosen, options: &Options) -> Result<Usable> {

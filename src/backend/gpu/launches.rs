@@ -5,13 +5,13 @@
 //! head comments say why their grids are so; a block beyond the step's rows returns at once.
 
 use super::args::{Format, PackArgs, WIRE_ROWS};
-use super::catalogue::{Elements, Kernel, Op};
+use super::catalogue::{Kernel, Op};
 use super::launch::Launch;
 use super::shapes::{
     AttentionWork, DecodeShape, GemmLaunch, GemmShape, Kind, NormRouteLaunch, NormRouteShape, NormWork, Numbers,
     Product, SortGatherLaunch,
 };
-use super::target::{Target, weights};
+use super::target::{Target, elements, weights};
 use crate::batch::{StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -23,6 +23,8 @@ const MOST_PARTS: u64 = i32::MAX as u64;
 const UPLOAD_BLOCKS: usize = 8;
 /// Enough for every multiprocessor of any card, of kernels that stride over a tensor.
 const MOST_STRIDING_BLOCKS: usize = 2048;
+/// A few rounds of what a multiprocessor holds, of kernels that pack.
+const PACK_ROUNDS: usize = 16;
 /// Values of it that a thread takes at once.
 const STRIDE: usize = 8;
 /// A single row's experts in the word by which the router tells them to mlp1: a byte each.
@@ -62,11 +64,7 @@ impl Target {
         if matches!(shape.kind, Kind::Wire(_)) {
             return Ok(self.plain_gemm(shape));
         }
-        let (weights, terms) = (weights(shape.kind), shape.terms);
-        let made_for = |op| {
-            self.kernels(op, Some(elements(shape.format)))
-                .filter(move |kernel| kernel.weights == Some(weights) && kernel.terms == terms)
-        };
+        let made_for = |op| self.products(op, shape.kind, shape.format, shape.terms);
         let mut kernels: Vec<_> = made_for(shape.product.op()).collect();
         if shape.kind == Kind::Heads {
             let holds = |kernel: &&Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
@@ -292,7 +290,9 @@ impl Target {
         let mine = |kernel: &&Kernel| kernel.weights == Some(weights(kind));
         let kernel = self.kernels(Op::Pack, None).find(mine);
         let kernel = kernel.ok_or_else(|| self.lacks((Op::Pack, kind)))?;
-        Ok(Launch::new(kernel, self.family.pack_blocks(kernel, args)))
+        let slabs = args.members as usize * args.row_blocks as usize * args.k_blocks as usize;
+        let blocks = slabs.div_ceil(kernel.per_block);
+        Ok(Launch::new(kernel, blocks.min(PACK_ROUNDS * self.multiprocessors)))
     }
 
     /// Random values for a tensor of so many.
@@ -300,9 +300,10 @@ impl Target {
         self.striding(Op::Synthesize, values)
     }
 
-    /// The matrix cores' peak.
-    pub fn matrix_peak(&self) -> Launch {
-        self.blocks(Op::MatrixPeak, 2 * self.multiprocessors)
+    /// The matrix cores' peak, if the family has a kernel that measures it.
+    pub fn matrix_peak(&self) -> Option<Launch> {
+        let kernel = self.kernels(Op::MatrixPeak, None).next()?;
+        Some(Launch::new(kernel, 2 * self.multiprocessors))
     }
 
     /// The kernels of an operation that take the model.
@@ -345,14 +346,4 @@ fn too_many(kernel: &Kernel) -> Error {
     Error::State(format!(
         "the largest step has more work for {name} than a grid can number; lower GETP_STEP_TOKENS"
     ))
-}
-
-/// The catalogue's word for a format of activations or of the cache.
-fn elements(format: Format) -> Elements {
-    match format {
-        Format::F16 => Elements::F16,
-        Format::Bf16 => Elements::Bf16,
-        Format::F32 => Elements::F32,
-        Format::Mxfp4 => unreachable!("neither activations nor a cache are MXFP4"),
-    }
 }

@@ -5,11 +5,13 @@ use super::code_objects;
 use super::context::Context;
 use super::driver::DeviceMemory;
 use super::driver::limited::limited;
+use super::family::Family;
 use super::group::demand::Demand;
 use super::group::form::{Devices, Formed, Group, form};
 use super::memory::SharedDriver;
 use super::replica::GpuReplica;
 use super::stage::{Common, is_exact};
+use super::target::Target;
 use super::weights::{Share, WeightSource, load};
 use crate::error::{Error, GpuFault, Result};
 use crate::options::{Options, StepLimits};
@@ -99,12 +101,11 @@ fn open_groups(
 
 /// Opens one replica whose stages end before these layers, each on a device of its own: for tests and tools.
 pub fn open_cut(
-    drivers: Vec<SharedDriver>,
+    contexts: Vec<Arc<Context>>,
     ends: &[usize],
     source: &WeightSource<'_>,
     options: &Options,
 ) -> Result<GpuReplica> {
-    let contexts: Vec<_> = drivers.into_iter().map(context).collect::<Result<_>>()?;
     let begins = [0].into_iter().chain(ends.iter().copied());
     let shares = contexts
         .iter()
@@ -178,8 +179,18 @@ fn fit(
 
 /// A device with its kernels loaded.
 pub fn context(driver: SharedDriver) -> Result<Arc<Context>> {
-    let images = code_objects::for_arch(&driver.device().arch);
-    Context::open(driver, &images).map(Arc::new)
+    let target = Target::of(driver.device())?;
+    context_as(driver, target.family)
+}
+
+/// A device with the kernels of this family, which may be another than its own: for tests and tools.
+pub fn context_as(driver: SharedDriver, family: &'static dyn Family) -> Result<Arc<Context>> {
+    let images = code_objects::for_device(family.table().name, &driver.device().arch);
+    let target = Target {
+        family,
+        ..Target::of(driver.device())?
+    };
+    Context::open(driver, target, &images).map(Arc::new)
 }
 
 /// Devices that failed.

@@ -3,6 +3,7 @@
 use super::args;
 use super::catalogue::Op;
 use super::launch::Launch;
+use crate::tensors::TensorId;
 
 /// How a replica computes.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +65,7 @@ pub enum Kind {
     W16,
     /// The same, the rows in pairs half a head apart.
     Heads,
-    /// The wire format: float32 matrices, and matrices whose rows are looked up one by one.
+    /// The wire format: matrices for the plain kernels, and those whose rows are looked up one by one.
     Wire(args::Format),
 }
 
@@ -95,6 +96,18 @@ impl Product {
         Self::Greedy,
         Self::Logits,
     ];
+
+    /// Those that a tensor's matrix is multiplied in; none if it is read otherwise.
+    pub fn of(tensor: TensorId) -> &'static [Self] {
+        match tensor {
+            TensorId::Qkv { .. } => &[Self::Qkv],
+            TensorId::AttnOut { .. } => &[Self::AttnOut],
+            TensorId::Mlp1 { .. } => &[Self::Mlp1],
+            TensorId::Mlp2 { .. } => &[Self::Mlp2],
+            TensorId::Unembedding => &[Self::Greedy, Self::Logits],
+            _ => &[],
+        }
+    }
 
     /// What the matrix cores' kernels do for it.
     pub(super) fn op(self) -> Op {
@@ -128,6 +141,13 @@ pub struct GemmShape {
     pub n: usize,
     /// Row blocks of the weights.
     pub row_blocks: usize,
+}
+
+impl GemmShape {
+    /// Whether its groups are experts.
+    pub fn of_experts(&self) -> bool {
+        matches!(self.product, Product::Mlp1 | Product::Mlp2)
+    }
 }
 
 /// How to launch a product.

@@ -395,17 +395,16 @@ pub fn numbers(options: &Options, format: args::Format) -> Numbers {
 /// The most positions a sequence can have: gpt-oss's context.
 const MAX_POSITIONS: usize = 131_072;
 
-/// The device's peak rates. An emulated device has none.
+/// The device's peak rates, if its family has a kernel that measures them. An emulated device has none.
 fn roof(context: &Context) -> Result<Option<Roof>> {
     if context.driver.device().runtime == "simt" {
         return Ok(None);
     }
-    Ceilings::measure(context).map(|ceilings| {
-        Some(Roof {
-            bytes_per_s: ceilings.copy_bytes_per_s,
-            flops_per_s: ceilings.matrix_flops_per_s,
-        })
-    })
+    let ceilings = Ceilings::measure(context)?;
+    Ok(ceilings.matrix_flops_per_s.map(|flops_per_s| Roof {
+        bytes_per_s: ceilings.copy_bytes_per_s,
+        flops_per_s,
+    }))
 }
 
 fn activations(context: &Context, common: &Common) -> Result<Activations<ResidualMemory, Buffer>> {

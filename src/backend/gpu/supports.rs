@@ -50,35 +50,18 @@ impl Target {
                 false => &[Kind::W16, Kind::Wire(Format::F32)],
             };
             for &kind in kinds {
-                if kind == Kind::Mxfp4 {
-                    self.holds_experts(config, product)?;
-                }
-                // Dense matrices that they do not take go through the plain kernels.
-                if kind == Kind::W16 && !self.family.holds(outputs) {
-                    continue;
-                }
                 for (format, terms) in ACTIVATIONS {
+                    // What the family does not multiply goes through the plain kernels, as float32 does.
+                    let is_plain = matches!(kind, Kind::Wire(_));
+                    if !is_plain && !self.multiplies(product, kind, format, terms, outputs) {
+                        continue;
+                    }
                     let shape = self.product_shape(config, product, kind, format, terms, rows);
                     self.gemm(&shape).map_err(|error| error.to_string())?;
                 }
             }
         }
         Ok(())
-    }
-
-    /// MXFP4 has no plain kernels to go to. Experts may be MXFP4 where a row is whole blocks of 32.
-    fn holds_experts(&self, config: &ModelConfig, product: Product) -> Result<(), String> {
-        let (field, value, cols) = match product {
-            Product::Mlp1 => ("intermediate_dim", config.intermediate_dim, config.hidden_dim),
-            _ => ("hidden_dim", config.hidden_dim, config.intermediate_dim),
-        };
-        if self.family.holds(outputs(config, product)) || !cols.is_multiple_of(32) {
-            return Ok(());
-        }
-        let name = self.family.table().name;
-        Err(format!(
-            "{field} is {value}, for which {name} has no products of MXFP4 weights"
-        ))
     }
 
     /// A model's product in a step of so many rows.
@@ -123,13 +106,14 @@ fn outputs(config: &ModelConfig, product: Product) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::gpu::family;
+    use crate::backend::gpu::family::FAMILIES;
 
-    fn target(arch: &str) -> Target {
-        Target {
-            family: family::of(arch).unwrap(),
-            multiprocessors: 132,
-        }
+    fn targets() -> impl Iterator<Item = Target> {
+        let multiprocessors = 132;
+        FAMILIES.iter().map(move |&family| Target {
+            family,
+            multiprocessors,
+        })
     }
 
     #[test]
@@ -139,46 +123,22 @@ mod tests {
             ModelConfig::preset_20b(),
             ModelConfig::preset_120b(),
         ] {
-            for arch in ["sm_90", "gfx90a", "gfx942", "gfx950", "simt"] {
-                assert_eq!(target(arch).supports(&config, &StepLimits::GPU), Ok(()), "{arch}");
+            for target in targets() {
+                assert_eq!(target.supports(&config, &StepLimits::GPU), Ok(()), "{target:?}");
             }
         }
     }
 
+    /// What a family's own products do not take there are plain kernels for.
     #[test]
-    fn hopper_takes_128_experts() {
-        let supports = |experts| {
-            target("sm_90").supports(
-                &ModelConfig {
-                    n_experts: experts,
-                    ..ModelConfig::preset_20b()
-                },
-                &StepLimits::GPU,
-            )
-        };
-        assert_eq!(supports(128), Ok(()));
-        let why = supports(129).unwrap_err();
-        assert!(
-            why.starts_with("n_experts is 129; its kernel ") && why.ends_with("takes at most 128"),
-            "{why}"
-        );
-    }
-
-    /// Rows in pairs. Where experts cannot be MXFP4, there are plain kernels.
-    #[test]
-    fn hopper_takes_no_odd_width_with_mxfp4() {
+    fn odd_widths_run_anywhere() {
         let odd = ModelConfig {
             hidden_dim: 2881,
             ..ModelConfig::preset_20b()
         };
-        let why = target("sm_90").supports(&odd, &StepLimits::GPU).unwrap_err();
-        assert!(why.starts_with("hidden_dim is 2881, for which hopper"), "{why}");
-        let wide = ModelConfig {
-            intermediate_dim: 2888,
-            ..odd.clone()
-        };
-        assert_eq!(target("sm_90").supports(&wide, &StepLimits::GPU), Ok(()));
-        assert_eq!(target("gfx90a").supports(&odd, &StepLimits::GPU), Ok(()));
+        for target in targets() {
+            assert_eq!(target.supports(&odd, &StepLimits::GPU), Ok(()), "{target:?}");
+        }
     }
 
     /// The most rows a step may have by its option.
@@ -189,10 +149,10 @@ mod tests {
             step_tokens,
         };
         let config = ModelConfig::preset_120b();
-        for arch in ["sm_90", "gfx90a"] {
-            assert_eq!(target(arch).supports(&config, &steps(65_536)), Ok(()), "{arch}");
+        for target in targets() {
+            assert_eq!(target.supports(&config, &steps(65_536)), Ok(()), "{target:?}");
+            let why = target.supports(&config, &steps(1 << 26)).unwrap_err();
+            assert!(why.contains("lower GETP_STEP_TOKENS"), "{why}");
         }
-        let why = target("sm_90").supports(&config, &steps(1 << 24)).unwrap_err();
-        assert!(why.contains("lower GETP_STEP_TOKENS"), "{why}");
     }
 }

@@ -1,12 +1,16 @@
 //! What the kernels of a device look like from outside: layouts and limits. Pure functions of shapes.
 
-use super::args::{MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
+use super::args::{Format, MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
 use super::catalogue::{Elements, Kernel, Op, Weights};
+use super::code_objects;
 use super::driver::Device;
 use super::family::{self, Family};
-use super::shapes::{Kind, PackedShape};
+use super::shapes::{Kind, Numbers, PackedShape, Product};
+use super::wire;
 use crate::config::ModelConfig;
 use crate::error::{Error, GpuFault, Result};
+use crate::tensors::TensorId;
+use crate::weights::WeightFormat;
 
 /// See the module.
 #[derive(Clone, Copy, Debug)]
@@ -23,9 +27,10 @@ const F16_EXPONENTS: (i32, i32) = (-14, 15);
 const F16_SUBNORMALS: i32 = 10;
 
 impl Target {
-    /// The target of a device.
+    /// The target of a device, of a family of which the library has code for it.
     pub fn of(device: &Device) -> Result<Self> {
-        let family = family::of(&device.arch).ok_or_else(|| Error::Gpu {
+        let has_code = |family: &str| code_objects::runs(family, &device.arch);
+        let family = family::of(&device.arch, has_code).ok_or_else(|| Error::Gpu {
             device: format!("{}:{}", device.runtime, device.ordinal),
             call: format!("looking for kernels for {}", device.arch),
             fault: GpuFault::NoBinary,
@@ -35,6 +40,12 @@ impl Target {
             family,
             multiprocessors: device.multiprocessors.max(1),
         })
+    }
+
+    /// Whether the family has no products of its own.
+    pub fn is_plain(&self) -> bool {
+        let mut kernels = self.family.table().kernels.iter();
+        kernels.all(|kernel| kernel.weights.is_none())
     }
 
     /// The kernel of an operation that every family has one of.
@@ -48,6 +59,44 @@ impl Target {
         let kernels = self.family.table().kernels.iter();
         let of = move |kernel: &Kernel| elements.is_none() || kernel.elements.is_none() || kernel.elements == elements;
         kernels.filter(move |kernel| kernel.op == op && of(kernel))
+    }
+
+    /// The kernels of an operation that multiplies weights packed so with activations of so many terms.
+    pub(super) fn products(
+        &self,
+        op: Op,
+        kind: Kind,
+        format: Format,
+        terms: usize,
+    ) -> impl Iterator<Item = &'static Kernel> {
+        let weights = weights(kind);
+        self.kernels(op, Some(elements(format)))
+            .filter(move |kernel| kernel.weights == Some(weights) && kernel.terms == terms)
+    }
+
+    /// Whether the family has kernels for a product of a matrix of so many rows, packed so. What it has none for, the
+    /// plain kernels multiply.
+    pub fn multiplies(&self, product: Product, kind: Kind, format: Format, terms: usize, rows: usize) -> bool {
+        let mut kernels = self.products(product.op(), kind, format, terms);
+        self.family.holds(product, rows) && kernels.next().is_some()
+    }
+
+    /// How a tensor that comes in this format is held: packed, if the family has kernels for all products of it.
+    pub fn held(&self, tensor: TensorId, format: WeightFormat, config: &ModelConfig, numbers: &Numbers) -> Kind {
+        let wire = Kind::Wire(wire::format(format));
+        let packed = match (format, tensor) {
+            (WeightFormat::Mxfp4, _) => Kind::Mxfp4,
+            (WeightFormat::Bf16, TensorId::Qkv { .. }) => self.qkv_kind(config, numbers.exact),
+            (WeightFormat::Bf16, _) => Kind::W16,
+            (WeightFormat::F32, _) => return wire,
+        };
+        let [rows, _] = tensor.shape(config);
+        let multiplies = |&product: &Product| self.multiplies(product, packed, numbers.format, numbers.terms, rows);
+        let products = Product::of(tensor);
+        match !products.is_empty() && products.iter().all(multiplies) {
+            true => packed,
+            false => wire,
+        }
     }
 
     /// Query rows of a tile of prefill attention.
@@ -143,5 +192,15 @@ pub(super) fn weights(kind: Kind) -> Weights {
         Kind::Mxfp4 => Weights::Mxfp4,
         Kind::W16 | Kind::Heads => Weights::W16,
         Kind::Wire(_) => unreachable!("the wire's form has kernels of its own"),
+    }
+}
+
+/// The catalogue's word for a format of activations or of the cache.
+pub(super) fn elements(format: Format) -> Elements {
+    match format {
+        Format::F16 => Elements::F16,
+        Format::Bf16 => Elements::Bf16,
+        Format::F32 => Elements::F32,
+        Format::Mxfp4 => unreachable!("neither activations nor a cache are MXFP4"),
     }
 }

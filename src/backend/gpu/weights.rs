@@ -2,16 +2,16 @@
 //!
 //! 16-bit matrices become FP16 if the loss is below float32's rounding, and stay BF16 otherwise. The matrix cores take
 //! both operands in one format, so one matrix that does not fit FP16 makes the whole model BF16. A matrix that needs
-//! float32 stays in the wire format and is multiplied by the plain kernels.
+//! float32, or for which the family has no kernels, stays in the wire format and is multiplied by the plain kernels.
 
 use super::args::{self, PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, to_host};
-use super::shapes::Kind;
+use super::shapes::{Kind, Numbers};
 use super::staging::{self, Job, Parcel, Staging};
-use super::wire::Wire;
+use super::wire::{self, Wire};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -401,7 +401,7 @@ impl<'a> Loader<'a> {
             deviation,
             mean: 0.0,
             exponent,
-            format: wire_format(wire.format),
+            format: wire::format(wire.format),
             reserved: 0,
         };
         let context = self.shares[device].context;
@@ -429,11 +429,10 @@ impl<'a> Loader<'a> {
             row_blocks,
             scale,
         };
-        let packs = wire.format == WeightFormat::Mxfp4
-            || wire.format == WeightFormat::Bf16 && context.target.family.holds(wire.rows);
-        // What is looked up row by row, or read by the router's own kernel, stays as it came.
-        let is_product = matches!(id.place().0.holds(), Holds::Dense | Holds::Expert { .. });
-        if !is_product || !packs {
+        let config = self.source.config();
+        let numbers = Numbers::new(self.format, self.exact);
+        let kind = context.target.held(id, wire.format, config, &numbers);
+        if let Kind::Wire(_) = kind {
             let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
             // SAFETY: both buffers have these bytes; freeing either waits for the copy.
             unsafe {
@@ -441,16 +440,10 @@ impl<'a> Loader<'a> {
                     .driver
                     .copy(bytes.at(), wire.at, wire.bytes(), context.stream.handle)
             }?;
-            return Ok(shape(bytes, Kind::Wire(wire_format(wire.format)), 0, 1.0));
+            return Ok(shape(bytes, kind, 0, 1.0));
         }
         let Some(shift) = self.shift(context, wire)? else {
             return Err(Stop::TooWide(id.place().0.name()));
-        };
-        let config = self.source.config();
-        let kind = match (wire.format, id) {
-            (WeightFormat::Mxfp4, _) => Kind::Mxfp4,
-            (_, TensorId::Qkv { .. }) => context.target.qkv_kind(config, self.exact),
-            _ => Kind::W16,
         };
         let packed = context.target.packed(kind, wire.rows, wire.cols);
         let bytes = DeviceBuffer::new(&context.driver, wire.members * packed.bytes)?;
@@ -488,7 +481,7 @@ impl<'a> Loader<'a> {
             tiles: wire.tiles() as i64,
             rows: wire.rows as i32,
             cols: wire.cols as i32,
-            format: wire_format(wire.format),
+            format: wire::format(wire.format),
             reserved: 0,
         };
         // SAFETY: the wire buffer holds these tiles, `result` has room for four numbers.
@@ -580,14 +573,6 @@ impl Load for Loader<'_> {
             .map(|device| DeviceBuffer::of(&self.shares[device].context.stream, &values))
             .collect::<Result<_>>()
             .map_err(Stop::from)
-    }
-}
-
-fn wire_format(format: WeightFormat) -> args::Format {
-    match format {
-        WeightFormat::Mxfp4 => args::Format::Mxfp4,
-        WeightFormat::Bf16 => args::Format::Bf16,
-        WeightFormat::F32 => args::Format::F32,
     }
 }
 

@@ -3,12 +3,28 @@
 //! Each device rearranges them for its own kernels at its memory's bandwidth, so that the host packs once for all
 //! devices.
 
-use super::args::WIRE_ROWS;
+use super::args::{Format, WIRE_ROWS};
 use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
 use crate::weights::{Layout, RowMajor, Rows, WeightFormat};
 
 /// See the module.
 pub struct Wire;
+
+impl Wire {
+    /// Bytes of a matrix.
+    pub fn bytes(format: WeightFormat, rows: usize, cols: usize) -> usize {
+        rows.div_ceil(WIRE_ROWS) * Self.tile_bytes(format, cols)
+    }
+}
+
+/// The kernels' number for a format.
+pub fn format(format: WeightFormat) -> Format {
+    match format {
+        WeightFormat::Mxfp4 => Format::Mxfp4,
+        WeightFormat::Bf16 => Format::Bf16,
+        WeightFormat::F32 => Format::F32,
+    }
+}
 
 impl Layout for Wire {
     fn tile_rows(&self) -> usize {

@@ -5,9 +5,10 @@
 //! magnitudes, in any order (a matrix unit may also truncate), and the result by the roundoff of its format.
 
 use super::oracle::{self, Reals};
-use super::wgmma::{chains, exact_mxfp4, exact_w16, products, terms};
-use getp::backend::gpu::args::{Format, SLAB, SLABS_CHAINED, SLABS_TOGETHER};
-use getp::backend::gpu::family;
+use super::wgmma::{SLABS_CHAINED, chains, exact_mxfp4, exact_w16, products, terms};
+use getp::backend::gpu::args::{Format, SLAB};
+use getp::backend::gpu::catalogue::ExactSums;
+use getp::backend::gpu::family::FAMILIES;
 use getp::backend::gpu::shapes::Numbers;
 use getp::backend::gpu::target::Target;
 use rand::{Rng, SeedableRng};
@@ -88,19 +89,18 @@ impl Bounds {
     }
 
     /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of a slab's
-    /// products, which it adds in float64. On Hopper they are of a slab's, which it adds in float32, so many together, and
-    /// then what comes of these; or, with MXFP4 weights, of some slabs', one after the other. The bound is for both.
+    /// products, which it adds in float64; or in float32 as the table says, and the bound is for both kinds of weights.
     fn sum(&self, n: usize) -> f64 {
         let table = self.target.family.table();
         let [share, more] = table.sum_error;
         let slabs = n.div_ceil(SLAB);
-        let (at_once, additions) = match (self.numbers.exact, table.name) {
+        let (at_once, additions) = match (self.numbers.exact, table.exact_sums) {
             (false, _) => (n, 0),
-            (true, "hopper") => {
-                let in_groups = slabs.min(SLABS_TOGETHER) + slabs.div_ceil(SLABS_TOGETHER);
-                (SLABS_CHAINED * SLAB, in_groups.max(slabs.div_ceil(SLABS_CHAINED)))
+            (true, Some(ExactSums { chained, together })) => {
+                let in_groups = slabs.min(together) + slabs.div_ceil(together);
+                (chained * SLAB, in_groups.max(slabs.div_ceil(chained)))
             }
-            (true, _) => (SLAB, 0),
+            (true, None) => (SLAB, 0),
         };
         (n.min(at_once) as f64 / share + more + additions as f64) * F32
     }
@@ -253,9 +253,11 @@ impl Worst {
     }
 }
 
-/// Hopper's sums, emulated, keep to their bounds, and with the worst operands come near them.
+/// Sums that are added in float32, emulated, keep to their bounds, and with the worst operands come near them.
 #[test]
 fn emulated_sums_keep_to_their_bounds() {
+    let mut families = FAMILIES.iter().filter(|family| family.table().exact_sums.is_some());
+    let family = *families.next().expect("a family adds them so");
     let bounds = |exact: bool| Bounds {
         numbers: Numbers {
             format: Format::F16,
@@ -264,7 +266,7 @@ fn emulated_sums_keep_to_their_bounds() {
             exact,
         },
         target: Target {
-            family: family::of("sm_90").unwrap(),
+            family,
             multiprocessors: 132,
         },
     };

@@ -168,11 +168,12 @@ fn fault(code: Code) -> GpuFault {
         // address, address space, program counter, launch failed, tensor memory leak, external device, unknown: each
         // ends the context.
         700 | 702 | 709 | 710 | 714..=719 | 721 | 911 | 999 => GpuFault::LostDevice,
-        200 => GpuFault::InvalidImage,
+        // Damaged, or PTX of a newer version than the driver's.
+        200 | 222 => GpuFault::InvalidImage,
         209 => GpuFault::NoBinary,
-        // Invalid or too new PTX, no compiler for it or not allowed, invalid source, file not found, shared object not
+        // Invalid PTX, no compiler for it or not allowed, invalid source, file not found, shared object not
         // initialized.
-        218 | 221..=223 | 300 | 301 | 303 => GpuFault::LoadFailed,
+        218 | 221 | 223 | 300 | 301 | 303 => GpuFault::LoadFailed,
         // Symbol not found in the shared object, not found.
         302 | 500 => GpuFault::NoKernel,
         900..=907 => GpuFault::Capture,
@@ -480,10 +481,13 @@ impl Driver for Cuda {
     }
 
     fn load_module(&self, image: &[u8]) -> Result<ModuleHandle> {
-        super::check_elf(&self.name, image)?;
+        // PTX is a text, which begins with a comment and ends with NUL.
+        if !(image.starts_with(b"//") && image.ends_with(b"\0")) {
+            super::check_elf(&self.name, image)?;
+        }
         self.enter()?;
         let mut module = null_mut();
-        // SAFETY: the image is a whole ELF file, which says its own length; writes one handle.
+        // SAFETY: the image is a whole ELF file, which says its own length, or a text that ends; writes one handle.
         let code = unsafe { (self.api.load_module)(&mut module, image.as_ptr().cast()) };
         self.check(code, || format!("cuModuleLoadData({} bytes)", image.len()))?;
         Ok(ModuleHandle(module as u64))

@@ -11,11 +11,9 @@
 //! * qkv and attn_out make few blocks, of which the last round may fill the device only in part. Their `n64` and `n128` spread
 //!   a step's rows over all tiles of the grid, and the number of tiles is chosen by how long all rounds take.
 
-use super::Family;
-use crate::backend::gpu::args::{PackArgs, WIRE_ROWS};
+use super::{Family, blocks_of_tiles, largest_tile, most_tiles};
 use crate::backend::gpu::catalogue::{self, Kernel};
-use crate::backend::gpu::launch::Launch;
-use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, Product};
+use crate::backend::gpu::shapes::{GemmLaunch, GemmShape};
 
 /// See the module.
 #[derive(Debug)]
@@ -27,8 +25,6 @@ const WAVES_AT_ONCE: usize = 8;
 const WAVE: usize = 64;
 /// Tokens of an MFMA.
 const STEP: usize = 16;
-/// More blocks that pack than these would only queue.
-const PACK_BLOCKS: usize = 4096;
 
 impl Family for Cdna {
     fn table(&self) -> &'static catalogue::Family {
@@ -46,71 +42,18 @@ impl Family for Cdna {
         4 * multiprocessors
     }
 
-    /// A wave an item.
-    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        Launch::new(kernels[0], shape.items * shape.kv_heads)
-    }
-
-    /// From where half of it is normal (MI200's MFMA flushes subnormals) to where six times it is finite.
-    fn mxfp4_f16_scales(&self) -> (i32, i32) {
-        (-13, 13)
-    }
-
     /// A lane has four pairs of one head.
     fn pairs_heads(&self, head_dim: usize) -> bool {
         head_dim.is_multiple_of(8)
     }
 
-    /// A wave's, a tile of the wire.
-    fn block_rows(&self) -> usize {
-        WIRE_ROWS
-    }
-
-    /// A thread makes what one lane reads of a chunk.
-    fn pack_blocks(&self, kernel: &Kernel, args: &PackArgs) -> usize {
-        let lanes = args.members as usize * args.row_blocks as usize * args.k_blocks as usize * WAVE;
-        lanes.div_ceil(kernel.threads).min(PACK_BLOCKS)
-    }
-
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
-        let kernel = tile(shape, kernels);
-        let spans = shape.row_blocks.div_ceil(kernel.threads / WAVE);
-        let blocks = tiles(shape, kernel, multiprocessors) * spans;
-        GemmLaunch {
-            launch: Launch::new(kernel, blocks),
-            parts: blocks as u64,
-            candidates: match shape.product {
-                Product::Greedy | Product::Logits => spans,
-                _ => 0,
-            },
-        }
-    }
-}
-
-fn experts(shape: &GemmShape) -> bool {
-    matches!(shape.product, Product::Mlp1 | Product::Mlp2)
-}
-
-/// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean counts,
-/// and any count works.
-fn tile(shape: &GemmShape, kernels: &[&'static Kernel]) -> &'static Kernel {
-    let rows = if experts(shape) {
-        shape.rows.div_ceil(shape.groups)
-    } else {
-        shape.rows
-    };
-    let fit = kernels.iter().filter(|kernel| kernel.from_rows <= rows);
-    fit.min_by_key(|kernel| std::cmp::Reverse(kernel.tokens))
-        .unwrap_or(&kernels[0])
-}
-
-/// Tiles of the grid. Of experts at most so many: a group's rows in tiles, and one more for each group that is not a
-/// multiple.
-fn tiles(shape: &GemmShape, kernel: &Kernel, compute_units: usize) -> usize {
-    match experts(shape) {
-        true => shape.rows.min(shape.groups) + shape.rows / kernel.tokens,
-        false if kernel.spreads() => fewest_rounds(shape, kernel, compute_units),
-        false => shape.rows.div_ceil(kernel.tokens),
+        let kernel = largest_tile(shape, kernels);
+        let tiles = match kernel.spreads() {
+            true => fewest_rounds(shape, kernel, multiprocessors),
+            false => most_tiles(shape, kernel),
+        };
+        blocks_of_tiles(shape, kernel, tiles, shape.row_blocks.div_ceil(kernel.threads / WAVE))
     }
 }
 
@@ -151,8 +94,9 @@ fn rounds_cost(rows: usize, tiles: usize, row_blocks: usize, kernel: &Kernel, co
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::gpu::args;
-    use crate::backend::gpu::shapes::{Kind, PackedShape};
+    use crate::backend::gpu::args::{self, WIRE_ROWS};
+    use crate::backend::gpu::launch::Launch;
+    use crate::backend::gpu::shapes::{Kind, PackedShape, Product};
     use crate::backend::gpu::target::Target;
 
     const TARGET: Target = Target {

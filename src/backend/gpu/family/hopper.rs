@@ -8,7 +8,6 @@ mod clusters;
 mod tiles;
 
 use super::{Family, block_a_row};
-use crate::backend::gpu::args::PackArgs;
 use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
 use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::launch::Launch;
@@ -20,9 +19,6 @@ pub struct Hopper;
 
 /// Blocks of two warps that work together, on a multiprocessor.
 const PAIRS: usize = 3;
-
-/// Blocks that pack, at most: sixteen for each of 132 multiprocessors, a few rounds of what these hold.
-const PACK_BLOCKS: usize = 132 * 16;
 
 impl Family for Hopper {
     fn table(&self) -> &'static catalogue::Family {
@@ -79,7 +75,7 @@ impl Family for Hopper {
     }
 
     /// Outputs are stored in pairs.
-    fn holds(&self, rows: usize) -> bool {
+    fn holds(&self, _product: Product, rows: usize) -> bool {
         rows.is_multiple_of(2)
     }
 
@@ -91,11 +87,6 @@ impl Family for Hopper {
     /// wgmma's height.
     fn block_rows(&self) -> usize {
         64
-    }
-
-    fn pack_blocks(&self, _kernel: &Kernel, args: &PackArgs) -> usize {
-        let blocks = args.members as usize * args.row_blocks as usize * args.k_blocks as usize;
-        blocks.min(PACK_BLOCKS)
     }
 
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
@@ -141,8 +132,12 @@ mod tests {
     use super::*;
     use crate::backend::gpu::args;
     use crate::backend::gpu::catalogue::{Elements, Op, Weights};
-    use crate::backend::gpu::shapes::{Kind, PackedShape};
+    use crate::backend::gpu::shapes::{Kind, Numbers, PackedShape};
     use crate::backend::gpu::target::Target;
+    use crate::config::ModelConfig;
+    use crate::options::StepLimits;
+    use crate::tensors::TensorId;
+    use crate::weights::WeightFormat;
 
     const TARGET: Target = Target {
         family: &Hopper,
@@ -158,6 +153,40 @@ mod tests {
             },
             _ => shape,
         }
+    }
+
+    #[test]
+    fn it_takes_128_experts() {
+        let supports = |experts| {
+            let config = ModelConfig {
+                n_experts: experts,
+                ..ModelConfig::preset_20b()
+            };
+            TARGET.supports(&config, &StepLimits::GPU)
+        };
+        assert_eq!(supports(128), Ok(()));
+        let why = supports(129).unwrap_err();
+        assert!(
+            why.starts_with("n_experts is 129; its kernel ") && why.ends_with("takes at most 128"),
+            "{why}"
+        );
+    }
+
+    /// Outputs in pairs: what has an odd number of them stays in the wire format, and all else is packed.
+    #[test]
+    fn odd_widths_are_for_the_plain_kernels() {
+        let config = ModelConfig {
+            hidden_dim: 2881,
+            ..ModelConfig::preset_20b()
+        };
+        let (layer, expert) = (0, 0);
+        let held = |tensor, format| TARGET.held(tensor, format, &config, &Numbers::new(args::Format::F16, true));
+        let mxfp4 = Kind::Wire(args::Format::Mxfp4);
+        assert_eq!(held(TensorId::Mlp1 { layer, expert }, WeightFormat::Mxfp4), Kind::Mxfp4);
+        assert_eq!(held(TensorId::Mlp2 { layer, expert }, WeightFormat::Mxfp4), mxfp4);
+        let bf16 = Kind::Wire(args::Format::Bf16);
+        assert_eq!(held(TensorId::Qkv { layer }, WeightFormat::Bf16), Kind::W16);
+        assert_eq!(held(TensorId::AttnOut { layer }, WeightFormat::Bf16), bf16);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //! shapes.
 
 mod cdna;
+mod generic;
 mod hopper;
 
-use super::args::PackArgs;
+use super::args::WIRE_ROWS;
 use super::catalogue::{self, Kernel};
 use super::launch::Launch;
-use super::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape};
+use super::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 use std::fmt::Debug;
 
 /// See the module.
@@ -25,8 +26,11 @@ pub trait Family: Debug + Sync {
         multiprocessors
     }
 
-    /// Decode attention of at most so many items of at most so many rows, by one of these kernels.
-    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch;
+    /// Decode attention of at most so many items of at most so many rows, by one of these kernels: a block for each key
+    /// head of an item.
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
+        Launch::new(kernels[0], shape.items * shape.kv_heads)
+    }
 
     /// Rows up to which decode attention shares an item's units out by itself.
     fn team_rows(&self) -> usize {
@@ -49,11 +53,14 @@ pub trait Family: Debug + Sync {
         block_a_row(shape, kernels)
     }
 
-    /// Exponents of MXFP4 scales that decode to FP16 exactly.
-    fn mxfp4_f16_scales(&self) -> (i32, i32);
+    /// Exponents of MXFP4 scales that decode to FP16 exactly: from where half of it is normal to where six times it is
+    /// finite.
+    fn mxfp4_f16_scales(&self) -> (i32, i32) {
+        (-13, 13)
+    }
 
-    /// Whether the matrix cores' kernels take a matrix of so many rows. Others go through the plain kernels.
-    fn holds(&self, _rows: usize) -> bool {
+    /// Whether the family's kernels for a product take a matrix of so many rows. Others go through the plain kernels.
+    fn holds(&self, _product: Product, _rows: usize) -> bool {
         true
     }
 
@@ -63,24 +70,62 @@ pub trait Family: Debug + Sync {
         false
     }
 
-    /// Weight rows of a row block.
-    fn block_rows(&self) -> usize;
+    /// Weight rows of a row block: those of a tile of the wire.
+    fn block_rows(&self) -> usize {
+        WIRE_ROWS
+    }
 
-    /// Blocks of the kernel that packs a tensor.
-    fn pack_blocks(&self, kernel: &Kernel, args: &PackArgs) -> usize;
-
-    /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least.
-    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch;
+    /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least. By the
+    /// largest tile made for so many rows, a block for each tile of each row block.
+    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], _multiprocessors: usize) -> GemmLaunch {
+        let kernel = largest_tile(shape, kernels);
+        blocks_of_tiles(shape, kernel, most_tiles(shape, kernel), shape.row_blocks)
+    }
 }
 
 /// Every family.
-pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper];
+pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper, &generic::Generic];
 
-/// The family of an architecture's devices.
-pub fn of(arch: &str) -> Option<&'static dyn Family> {
-    let table = catalogue::family_of(arch)?;
-    let mine = |family: &&&dyn Family| family.table().name == table.name;
-    FAMILIES.iter().find(mine).copied()
+/// The family of an architecture's devices: the first that has them and is there, as `is_there` says of its name, or, where
+/// none is, the first that has them.
+pub fn of(arch: &str, is_there: impl Fn(&str) -> bool) -> Option<&'static dyn Family> {
+    let names = || catalogue::platforms_of(arch).map(|(table, _)| table.name);
+    let name = names().find(|name| is_there(name)).or_else(|| names().next())?;
+    FAMILIES.iter().find(|family| family.table().name == name).copied()
+}
+
+/// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean counts,
+/// and any count works.
+fn largest_tile(shape: &GemmShape, kernels: &[&'static Kernel]) -> &'static Kernel {
+    let rows = match shape.of_experts() {
+        true => shape.rows.div_ceil(shape.groups),
+        false => shape.rows,
+    };
+    let fit = kernels.iter().filter(|kernel| kernel.from_rows <= rows);
+    fit.min_by_key(|kernel| std::cmp::Reverse(kernel.tokens))
+        .unwrap_or(&kernels[0])
+}
+
+/// Tiles that cover the rows, however they fall on the experts: a group's rows in tiles, and one more for each group that
+/// is not a multiple.
+fn most_tiles(shape: &GemmShape, kernel: &Kernel) -> usize {
+    match shape.of_experts() {
+        true => shape.rows.min(shape.groups) + shape.rows / kernel.tokens,
+        false => shape.rows.div_ceil(kernel.tokens),
+    }
+}
+
+/// A block for each tile of each span of row blocks, which leaves a candidate for each row of logits.
+fn blocks_of_tiles(shape: &GemmShape, kernel: &'static Kernel, tiles: usize, spans: usize) -> GemmLaunch {
+    let blocks = tiles * spans;
+    GemmLaunch {
+        launch: Launch::new(kernel, blocks),
+        parts: blocks as u64,
+        candidates: match shape.product {
+            Product::Greedy | Product::Logits => spans,
+            _ => 0,
+        },
+    }
 }
 
 /// Norm and router of rows of which each can have a multiprocessor, by the kernel that every family has.
@@ -92,15 +137,68 @@ fn block_a_row(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<La
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::gpu::args::Format;
+    use crate::backend::gpu::shapes::Kind;
+    use crate::backend::gpu::target::Target;
 
     #[test]
     fn every_table_has_a_family() {
         for table in catalogue::FAMILIES {
-            for arch in table.architectures {
-                assert_eq!(of(arch).expect("a family").table().name, table.name);
+            for arch in table.platforms.iter().flat_map(|platform| platform.architectures) {
+                assert_eq!(of(arch, |_| true).expect("a family").table().name, table.name);
             }
         }
-        assert!(of("sm_80").is_none() && of("gfx1100").is_none());
+        assert!(of("none", |_| true).is_none());
+    }
+
+    /// A device of which a better family has no code runs the last one's.
+    #[test]
+    fn what_is_not_there_has_no_devices() {
+        let last = FAMILIES.last().expect("there are some").table().name;
+        let of_two = catalogue::FAMILIES.iter().flat_map(|table| table.platforms);
+        let of_two = of_two.flat_map(|platform| platform.architectures);
+        let mut of_two = of_two
+            .filter(|arch| catalogue::platforms_of(arch).count() > 1)
+            .peekable();
+        assert!(of_two.peek().is_some());
+        for arch in of_two {
+            let family = |is_there: &dyn Fn(&str) -> bool| of(arch, is_there).expect("a family").table().name;
+            let better = family(&|_| true);
+            assert_ne!(better, last);
+            assert_eq!(family(&|name| name == last), last);
+            assert_eq!(family(&|_| false), better);
+        }
+    }
+
+    /// A family that says nothing but its table, that of the first one.
+    #[derive(Debug)]
+    struct Silent;
+
+    impl Family for Silent {
+        fn table(&self) -> &'static catalogue::Family {
+            FAMILIES[0].table()
+        }
+    }
+
+    /// A block for each row block of each tile that there may be, of the largest tile made for so many rows.
+    #[test]
+    fn products_have_a_block_for_each_tile() {
+        let launched = |product, rows, kind| {
+            let target = Target {
+                family: &Silent,
+                multiprocessors: 1,
+            };
+            let shape = GemmShape {
+                kind,
+                ..GemmShape::of_20b(product, rows, Format::F16, 1, WIRE_ROWS)
+            };
+            let found = target.gemm(&shape).unwrap();
+            (found.launch.kernel.tokens, found.launch.blocks, found.candidates)
+        };
+        assert_eq!(launched(Product::AttnOut, 1, Kind::W16), (16, 90, 0));
+        assert_eq!(launched(Product::AttnOut, 300, Kind::W16), (128, 3 * 90, 0));
+        assert_eq!(launched(Product::Mlp2, 32, Kind::Mxfp4), (16, (32 + 128 / 16) * 90, 0));
+        assert_eq!(launched(Product::Greedy, 20, Kind::W16), (64, 6284, 6284));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! within 4 %.
 
 use super::cut::cut;
-use crate::backend::gpu::args::{PARTIAL_FLOATS, WIRE_ROWS};
+use crate::backend::gpu::args::PARTIAL_FLOATS;
 use crate::backend::gpu::attention_plan::max_partial_slots;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::kv::page_bytes;
@@ -15,7 +15,7 @@ use crate::kv_blocks::block_bytes;
 use crate::options::Options;
 use crate::scheduler::FULL_TABLES;
 use crate::tensors::{Field, Holds, TensorId};
-use crate::weights::{Layout, WeightFormat};
+use crate::weights::WeightFormat;
 use std::ops::Range;
 
 /// Bytes that a device's memory moves in a second, and operations that its matrix units do, of the products below: an
@@ -80,8 +80,14 @@ impl Demand<'_> {
         match id.place().0.holds() {
             Holds::Norm | Holds::Bias => 4 * rows * cols,
             Holds::Lookup | Holds::Router => 2 * rows * cols,
-            Holds::Dense => self.target.packed(Kind::W16, rows, cols).bytes,
-            Holds::Expert { .. } => self.target.packed(Kind::Mxfp4, rows, cols).bytes,
+            holds => {
+                let format = WeightFormat::expected(holds);
+                let Common { config, numbers, .. } = self.common;
+                match self.target.held(id, format, config, numbers) {
+                    Kind::Wire(_) => Wire::bytes(format, rows, cols),
+                    packed => self.target.packed(packed, rows, cols).bytes,
+                }
+            }
         }
     }
 
@@ -90,7 +96,7 @@ impl Demand<'_> {
         let c = &self.common.config;
         let bytes = |format, id: TensorId| {
             let [rows, cols] = id.shape(c);
-            rows.div_ceil(WIRE_ROWS) * Wire.tile_bytes(format, cols)
+            Wire::bytes(format, rows, cols)
         };
         let (layer, expert) = (0, 0);
         let tables = if layers.start == 0 || self.is_last(layers) {
@@ -176,18 +182,31 @@ impl Demand<'_> {
 mod tests {
     use super::*;
     use crate::backend::gpu::args::Format;
-    use crate::backend::gpu::driver::Device;
+    use crate::backend::gpu::family::{FAMILIES, Family};
     use crate::config::ModelConfig;
 
-    fn target(arch: &str) -> Target {
-        Target::of(&Device {
-            runtime: "cuda",
-            ordinal: 0,
-            name: "X".into(),
-            arch: arch.into(),
-            multiprocessors: if arch == "sm_90" { 132 } else { 104 },
-        })
-        .unwrap()
+    fn targets() -> impl Iterator<Item = (&'static str, Target)> {
+        let of = |family: &&'static dyn Family| {
+            let cards = family.table().cards.iter();
+            let family = *family;
+            cards.map(move |card| {
+                let multiprocessors = card.multiprocessors;
+                (
+                    card.name,
+                    Target {
+                        family,
+                        multiprocessors,
+                    },
+                )
+            })
+        };
+        FAMILIES.iter().flat_map(of)
+    }
+
+    /// The card that times were measured on.
+    fn h100() -> Target {
+        let (_, target) = targets().find(|(card, _)| *card == "H100").expect("a family has it");
+        target
     }
 
     fn common(config: &ModelConfig, max_batch: usize, stages: usize) -> Common {
@@ -200,15 +219,15 @@ mod tests {
 
     #[test]
     fn weights_are_counted_as_they_are() {
-        for arch in ["sm_90", "gfx90a"] {
+        for (card, target) in targets() {
             for (config, gb) in [(ModelConfig::preset_20b(), 13.8), (ModelConfig::preset_120b(), 65.2)] {
-                let (common, target) = (common(&config, 1024, 1), target(arch));
+                let common = common(&config, 1024, 1);
                 let demand = Demand {
                     common: &common,
                     target: &target,
                 };
                 let all = demand.weight_bytes(&(0..config.n_layers)) as f64 * 1e-9;
-                assert!((all / gb - 1.0).abs() < 0.03, "{arch}: {all} GB");
+                assert!((all / gb - 1.0).abs() < 0.03, "{card}: {all} GB");
                 let halves = demand.weight_bytes(&(0..10)) + demand.weight_bytes(&(10..config.n_layers));
                 assert_eq!(halves, demand.weight_bytes(&(0..config.n_layers)));
             }
@@ -226,7 +245,7 @@ mod tests {
             (&of_120b, 550, 18, [17.4, 18.7]),
             (&of_120b, 340, 19, [16.6, 15.6]),
         ] {
-            let (common, target) = (common(config, rows, 2), target("sm_90"));
+            let (common, target) = (common(config, rows, 2), h100());
             let demand = Demand {
                 common: &common,
                 target: &target,
@@ -248,7 +267,7 @@ mod tests {
     #[test]
     fn stages_take_equally_long() {
         let config = ModelConfig::preset_120b();
-        let target = target("sm_90");
+        let target = h100();
         let memory = DeviceMemory {
             free: 140 << 30,
             total: 141 << 30,
