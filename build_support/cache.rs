@@ -6,7 +6,8 @@
 //! the arguments, the file, and the headers of ours that it includes. Where the build's own folder lies is no part of it.
 //! What is there need not be made. `cargo clean` empties the folder.
 
-use super::compile::Compiler;
+use super::compiler::Compiler;
+use super::files::out_dir;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -35,7 +36,7 @@ fn in_words<T>(result: io::Result<T>, path: &Path) -> Result<T, String> {
 
 /// `OUT_DIR` is `target/PROFILE/build/getp-HASH/out`.
 fn folder() -> PathBuf {
-    let out = super::out_dir();
+    let out = out_dir();
     let target = out.ancestors().nth(4).expect("OUT_DIR lies in the target folder");
     let folder = target.join("getp-kernels");
     fs::create_dir_all(&folder).expect("cargo's target folder can be written");
@@ -46,7 +47,7 @@ fn key(compiler: &Compiler, command: &Command, source: &Path) -> u64 {
     let mut hasher = DefaultHasher::new();
     compiler.program.hash(&mut hasher);
     compiler.version.hash(&mut hasher);
-    let own = super::out_dir().display().to_string();
+    let own = out_dir().display().to_string();
     let mut folders = Vec::new();
     for argument in command.get_args().map(|argument| argument.to_string_lossy()) {
         folders.extend(argument.strip_prefix("-I").map(PathBuf::from));

@@ -1,10 +1,11 @@
-//! Compilers and what they are run on.
+//! Code objects, each from a file of kernels for an architecture.
 
 use super::cache;
-use super::catalogue::{Family, Toolchain};
+use super::catalogue::Family;
+use super::compiler::{Compiler, Compilers};
+use super::files::out_dir;
 use super::instances::Sources;
 use std::env;
-use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,71 +24,6 @@ pub struct CodeObject {
     pub path: PathBuf,
 }
 
-/// A program that compiles kernels.
-pub struct Compiler {
-    /// How it is called.
-    pub program: PathBuf,
-    /// Its version in words.
-    pub version: String,
-}
-
-impl Compiler {
-    /// The compiler called `program`, if it runs.
-    pub fn find(program: impl Into<PathBuf>) -> Option<Self> {
-        let program = program.into();
-        let output = Command::new(&program).arg("--version").output().ok()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        // g++ has it in its first line, without a word for it.
-        let named = |line: &&str| line.contains("version") || line.contains("release");
-        let version = text.lines().find(named).or(text.lines().next());
-        output.status.success().then(|| Self {
-            version: version.unwrap_or_default().trim().to_owned(),
-            program,
-        })
-    }
-
-    /// Its name and version.
-    pub fn describe(&self) -> String {
-        format!("{} ({})", self.program.display(), self.version)
-    }
-}
-
-/// What differs from one vendor to another.
-pub trait Compilers {
-    /// Which one the catalogue names.
-    const TOOLCHAIN: Toolchain;
-    /// For messages.
-    const NAME: &'static str;
-    /// The cargo feature, as a build script sees it.
-    const FEATURE: &'static str;
-    /// The variable that names architectures.
-    const ARCHS_VARIABLE: &'static str;
-    /// The variable that names the only compiler to try.
-    const COMPILER_VARIABLE: &'static str;
-    /// The variable that names the folder of the vendor's toolchain, where a compiler is looked for.
-    const HOME_VARIABLE: &'static str;
-    /// The compilers that it takes, in words.
-    const WANTED: &'static str;
-
-    /// The compilers there are if none is named, the best first.
-    fn compilers() -> Vec<Compiler>;
-    /// The command that compiles for `arch`, but for the folders of headers, the source and `-o`.
-    fn command(compiler: &Compiler, arch: &str) -> Command;
-}
-
-/// The `.hip` files of folders, sorted.
-pub fn sources(folders: &[&str]) -> Vec<PathBuf> {
-    let mut files: Vec<PathBuf> = folders
-        .iter()
-        .filter_map(|folder| fs::read_dir(folder).ok())
-        .flatten()
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension() == Some(OsStr::new("hip")))
-        .collect();
-    files.sort();
-    files
-}
-
 /// Compiles every file for one architecture; gives the first failure's output.
 pub fn compile_all<T: Compilers>(
     compiler: &Compiler,
@@ -97,7 +33,7 @@ pub fn compile_all<T: Compilers>(
 ) -> Result<Vec<CodeObject>, String> {
     in_parallel(&sources.files, |source| {
         let file = below_kernels(source);
-        let path = super::out_dir().join(format!("{arch}-{}.o", file.replace(['/', '.'], "-")));
+        let path = out_dir().join(format!("{arch}-{}.o", file.replace(['/', '.'], "-")));
         let mut command = T::command(compiler, arch);
         command.args(include_flags(sources)).arg(source);
         cache::compile(compiler, command, source, &path)?;
@@ -113,7 +49,7 @@ pub fn compile_all<T: Compilers>(
 
 /// Whether the compiler makes a code object for `arch` of a file without kernels.
 pub fn knows<T: Compilers>(compiler: &Compiler, arch: &str) -> bool {
-    let source = super::out_dir().join("empty.hip");
+    let source = out_dir().join("empty.hip");
     fs::write(&source, "").expect("OUT_DIR can be written");
     let mut command = T::command(compiler, arch);
     command.arg(&source).arg("-o").arg(source.with_extension("o"));
@@ -127,7 +63,7 @@ pub fn include_flags(sources: &Sources) -> [String; 2] {
 
 /// A source's name as the catalogue gives it, for example `norm.hip`, wherever it lies.
 pub fn below_kernels(source: &Path) -> String {
-    let made = super::out_dir().join("kernels");
+    let made = out_dir().join("kernels");
     let below = source.strip_prefix("kernels").or(source.strip_prefix(made));
     below.unwrap_or(source).display().to_string()
 }

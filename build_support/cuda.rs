@@ -1,7 +1,7 @@
 //! NVIDIA code objects, by nvcc.
 
 use super::catalogue::Toolchain;
-use super::compile::{Compiler, Compilers};
+use super::compiler::{Compiler, Compilers};
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -2,7 +2,7 @@
 //! distribution's clang and lld do.
 
 use super::catalogue::Toolchain;
-use super::compile::{Compiler, Compilers};
+use super::compiler::{Compiler, Compilers};
 use std::cmp::Reverse;
 use std::env;
 use std::process::Command;

@@ -2,6 +2,7 @@
 //! that are written out.
 
 use super::catalogue::{Elements, Family, Kernel, Limit, Parameters, Source, Weights};
+use super::files;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
@@ -17,7 +18,7 @@ pub struct Sources {
 
 /// Writes what is made into cargo's folder.
 pub fn sources(family: &Family) -> Sources {
-    let include = super::out_dir().join("kernels").join(family.name);
+    let include = files::out_dir().join("kernels").join(family.name);
     fs::create_dir_all(&include).expect("OUT_DIR can be written");
     write(&include.join("catalogue.h"), &header(family));
     let mut made = BTreeMap::<&str, String>::new();
@@ -28,9 +29,9 @@ pub fn sources(family: &Family) -> Sources {
             *text += &line(kernel, maker, &parameters);
         }
     }
-    let mut files = super::compile::sources(&["kernels", &format!("kernels/{}", family.name)]);
+    let mut files = files::sources(&["kernels", &format!("kernels/{}", family.name)]);
     for (file, text) in &made {
-        let path = super::out_dir().join("kernels").join(file);
+        let path = files::out_dir().join("kernels").join(file);
         write(&path, text);
         files.push(path);
     }

@@ -5,7 +5,9 @@ mod cache;
 #[path = "../kernels/catalogue.rs"]
 mod catalogue;
 mod compile;
+mod compiler;
 mod cuda;
+mod files;
 mod fingerprint;
 mod header;
 mod hip;
@@ -13,7 +15,9 @@ mod instances;
 pub mod simt;
 
 use catalogue::{FAMILIES, Family, Toolchain, family_of, platform_of};
-use compile::{CodeObject, Compiler, Compilers};
+use compile::CodeObject;
+use compiler::{Compiler, Compilers};
+use files::out_dir;
 use std::env;
 use std::fmt::Write;
 use std::fs;
@@ -211,8 +215,4 @@ fn table(objects: &[CodeObject]) -> String {
         .expect("a String takes anything");
     }
     table + "]\n"
-}
-
-fn out_dir() -> PathBuf {
-    PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"))
 }

@@ -4,7 +4,9 @@
 
 use super::cache;
 use super::catalogue::family_of;
-use super::compile::{self, Compiler};
+use super::compile;
+use super::compiler::Compiler;
+use super::files::out_dir;
 use super::header;
 use super::instances::{self, Sources};
 use std::env;
@@ -28,7 +30,7 @@ pub fn build() {
     sources.files.push("kernels/gpu/simt.cpp".into());
     let objects = compile::in_parallel(&sources.files, |source| object(&compiler, &sources, source));
     let objects = objects.unwrap_or_else(|why| panic!("{why}"));
-    let library = super::out_dir().join("libgetp_simt_kernels.so");
+    let library = out_dir().join("libgetp_simt_kernels.so");
     link(&compiler, &objects, &library);
     println!("cargo::rustc-env=GETP_SIMT_KERNELS={}", library.display());
 }
@@ -36,7 +38,7 @@ pub fn build() {
 /// `kernels/norm.hip` becomes `kernels_norm.hip.o`.
 fn object(compiler: &Compiler, sources: &Sources, source: &Path) -> Result<PathBuf, String> {
     let name = format!("kernels_{}.o", compile::below_kernels(source).replace('/', "_"));
-    let object = super::out_dir().join(name);
+    let object = out_dir().join(name);
     let mut command = command(compiler);
     command.args(["-c", "-fPIC", "-std=c++17", "-fvisibility=hidden", "-x", "c++"]);
     command.args(compile::include_flags(sources)).arg(source);

@@ -2,7 +2,7 @@
 //!
 //! Every `use` and every path in `src/` that begins with `crate`, `self` or `super` is resolved to the file that
 //! defines the item, also through re-exports and in macros. Unit tests are exempt. A module may use the modules in the
-//! lines above its own, and so may the files of each backend. No two files of a folder use each other. Where `unsafe`
+//! lines above its own, and so may the files of each backend and of the build. No two files of a folder use each other. Where `unsafe`
 //! is, where the feature `mpi` is named, and who knows a GPU's runtime or family, is held to that document, too.
 
 use getp::backend::gpu::catalogue::FAMILIES;
@@ -33,12 +33,18 @@ struct Crate {
 }
 
 impl Crate {
+    /// The library.
     fn read() -> Self {
+        Self::read_from(Path::new("src"))
+    }
+
+    /// The modules of a folder.
+    fn read_from(folder: &Path) -> Self {
         let mut read = Self {
             files: BTreeMap::new(),
             arrows: BTreeSet::new(),
         };
-        read_folder(Path::new("src"), &[], &mut read.files);
+        read_folder(folder, &[], &mut read.files);
         read.arrows = read.find_arrows();
         read
     }
@@ -372,6 +378,67 @@ fn files_of_the_cpu_use_what_stands_above_them() {
 #[test]
 fn files_of_the_gpu_use_what_stands_above_them() {
     check(&["backend", "gpu"], "### Order within `backend/gpu/`");
+}
+
+#[test]
+fn files_of_the_build_use_what_stands_above_them() {
+    let heading = "### Order within `build_support/`";
+    let faults = faults(&Crate::read_from(Path::new("build_support")), &[], &stated(heading));
+    assert!(faults.is_empty(), "{heading}:\n{}", faults.join("\n"));
+}
+
+/// Headers and kernels below `kernels/`, and what each of them includes there. What the build makes is left out.
+fn includes() -> BTreeMap<PathBuf, Vec<PathBuf>> {
+    let kernels = Path::new("kernels");
+    let folders = fs::read_dir(kernels).unwrap().map(|entry| entry.unwrap().path());
+    let folders = folders.filter(|path| path.is_dir()).chain([kernels.to_owned()]);
+    let files = folders.flat_map(|folder| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()));
+    let is_code = |path: &PathBuf| {
+        path.extension()
+            .is_some_and(|kind| ["h", "hip", "cpp"].iter().any(|of| kind == *of))
+    };
+    let of = |path: PathBuf| {
+        let text = fs::read_to_string(&path).unwrap();
+        let named = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("#include \"")?.split('"').next());
+        let found = named.filter_map(|name| {
+            let places = [path.parent().unwrap().join(name), kernels.join(name)];
+            let place = places.into_iter().find_map(|place| place.canonicalize().ok())?;
+            Some(place.strip_prefix(fs::canonicalize(".").unwrap()).unwrap().to_owned())
+        });
+        let found = found.collect();
+        (path, found)
+    };
+    files.filter(is_code).map(of).collect()
+}
+
+#[test]
+fn kernels_include_what_is_shared_and_their_family_s_own() {
+    let includes = includes();
+    assert!(includes.len() > 60, "{includes:?}");
+    let folder = |path: &Path| path.parent().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+    let is_test = |path: &Path| path.extension().is_some_and(|kind| kind == "cpp");
+    for (path, found) in includes.iter().filter(|(path, _)| !is_test(path)) {
+        for of in found {
+            let allowed = match (folder(path).as_str(), folder(of).as_str()) {
+                ("gpu", "kernels") => of.ends_with("args.h"),
+                (from, to) => to == from || to == "gpu" || to == "kernels",
+            };
+            assert!(allowed, "{} includes {}", path.display(), of.display());
+        }
+    }
+    // Headers that include each other are never left without one that includes nothing of the rest.
+    let mut left = includes;
+    while !left.is_empty() {
+        let free: Vec<_> = left
+            .iter()
+            .filter(|(_, found)| !found.iter().any(|of| left.contains_key(of)))
+            .map(|(path, _)| path.clone())
+            .collect();
+        assert!(!free.is_empty(), "they include each other: {:?}", left.keys());
+        free.iter().for_each(|path| drop(left.remove(path)));
+    }
 }
 
 #[test]
