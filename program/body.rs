@@ -184,18 +184,14 @@ const REFUSED: [(&str, &[&str]); 47] = [
 impl Reader<'_> {
     /// The custom_id of a line, and what it asks for, or why it cannot be answered.
     pub fn read(&self, line: &[u8]) -> (Option<String>, Result<Asked, String>) {
-        let json = match serde_json::from_slice::<Json>(line) {
-            Ok(json @ Json::Object(_)) => json,
-            Ok(other) => {
-                return (
-                    None,
-                    Err(format!("the line is {}; it must be an object", shown(&other))),
-                );
-            }
-            Err(why) => return (None, Err(format!("the line is no JSON: {why}"))),
+        let json = serde_json::from_slice::<Json>(line);
+        let custom_id = input::custom_id(line, json.as_ref().ok());
+        let asked = match json {
+            Ok(json @ Json::Object(_)) => self.envelope(&json),
+            Ok(other) => Err(format!("the line is {}; it must be an object", shown(&other))),
+            Err(why) => Err(format!("the line is no JSON: {why}")),
         };
-        let custom_id = input::custom_id(Some(&json));
-        (custom_id, self.envelope(&json))
+        (custom_id, asked)
     }
 
     fn envelope(&self, line: &Json) -> Result<Asked, String> {
@@ -241,7 +237,9 @@ impl Reader<'_> {
             _ => return Err("context and continuation must be two texts, or two lists of ids".into()),
         };
         if context == 0 {
-            return Err("the context has no token; begin it with one, such as the id of <|startoftext|>".into());
+            return Err(
+                "the context has no token of its own; begin it with one, such as the id of <|startoftext|>".into(),
+            );
         }
         if prompt.len() <= context {
             return Err("the continuation has no token of its own".into());

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use getp::harmony::Json;
+use serde::Deserialize;
 
 use crate::output::Done;
 
@@ -104,9 +105,18 @@ fn has_form(line: &Json) -> bool {
 }
 
 /// What tells a request from others. It is read here as where the request is answered, so that a line that is none has
-/// the same there and when the run is gone on with.
-pub fn custom_id(line: Option<&Json>) -> Option<String> {
-    line?.given("custom_id")?.text().map(str::to_owned)
+/// the same there and when the run is gone on with. A text elsewhere in the line may have half of a character that takes
+/// two escapes, which is no text but no reason to hide whose line it is.
+/// `json`: the line, if it can be read.
+pub fn custom_id(line: &[u8], json: Option<&Json>) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Named {
+        custom_id: String,
+    }
+    match json {
+        Some(json) => json.given("custom_id")?.text().map(str::to_owned),
+        None => Some(serde_json::from_slice::<Named>(line).ok()?.custom_id),
+    }
 }
 
 /// Counts the lines, finds those whose custom_id is not their own, and makes sure that the answers that there are
@@ -121,7 +131,7 @@ pub fn survey(path: &Path, done: &Done, answers: &Path) -> Result<Survey> {
         let text = line.text.unwrap_or_default();
         let json: Option<Json> = serde_json::from_slice(&text).ok();
         survey.has_forms |= json.as_ref().is_some_and(has_form);
-        let id = custom_id(json.as_ref());
+        let id = custom_id(&text, json.as_ref());
         if let Some(of) = done.get(&line.number) {
             answered += 1;
             if *of != id {

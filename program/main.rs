@@ -14,6 +14,7 @@ mod stops;
 mod structured;
 mod text;
 
+use std::io;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -52,7 +53,11 @@ fn main() -> ExitCode {
         Command::Detokenize(args) => text::detokenize(&args),
     };
     ended.unwrap_or_else(|why| {
-        report::error(told(&why));
+        // Who reads what is printed has seen enough.
+        let io = why.root_cause().downcast_ref::<io::Error>();
+        if io.is_none_or(|io| io.kind() != io::ErrorKind::BrokenPipe) {
+            report::error(told(&why));
+        }
         ExitCode::FAILURE
     })
 }

@@ -505,6 +505,10 @@ fn lines_that_cannot_be_answered_have_an_error() {
     bad("{".into(), "the line is no JSON");
     bad("[1]".into(), "the line is [1]; it must be an object");
     bad("\"\u{0}".into(), "the line is no JSON");
+    bad(
+        r#"{"body": {"prompt": "a\ud83dz"}, "custom_id": "half"}"#.into(),
+        "the line is no JSON",
+    );
     bad("{}".into(), "custom_id is missing");
     bad("{\"custom_id\": 5}".into(), "custom_id is 5; it must be a text");
     bad("{\"custom_id\": \"n\"}".into(), "body is missing");
@@ -595,8 +599,10 @@ fn lines_that_cannot_be_answered_have_an_error() {
         expected.push(None);
     }
     lines.push("  ".into());
+    let half = 1 + lines.iter().position(|line| line.contains("half")).unwrap();
     let place = Place::new(&lines);
     let (rows, said) = place.all(&[]);
+    assert_eq!(rows[&half]["custom_id"], "half");
     assert_eq!(
         said.matches("body.an_odd_field is not known, and ignored").count(),
         1,

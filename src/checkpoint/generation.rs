@@ -137,7 +137,7 @@ impl Generation {
             object,
             "max_new_tokens",
             |value| value >= 1.0 && value.fract() == 0.0,
-            "a whole number",
+            "a whole number above 0",
         )?;
         self.max_tokens = most.map(|most| most as usize);
         let not_supported = object
