@@ -21,7 +21,6 @@ use files::out_dir;
 use std::env;
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
 
 /// In place of architectures: a feature's host code without kernels.
 const NO_ARCHS: &str = "none";

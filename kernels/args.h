@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 1744a554137ef289) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 81a6dc6dd0b7f4f2) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -54,13 +54,13 @@ enum : int {
 // Counts of the current step; the first section of the plan.
 struct StepHeader {
   int rows;           // rows in the step; decoding rows (chunks of one row) come first
-  int decode_rows;    // chunks of one row
   int chunks;
   int logits_rows;    // rows whose logits are wanted
   int full_items;     // attention items of decoding rows, in full layers
   int window_items;   // attention items of decoding rows, in sliding-window layers
   int prefill_tiles;  // attention tiles of chunks with several rows
   int turn;           // which of the host's result buffers this step writes
+  int reserved;
 };
 
 // Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page tables[full + p /
@@ -267,8 +267,8 @@ struct RopeStoreArgs {
   int reserved;
 };
 
-// attention_*: output tiled [terms][heads * head_dim / 64][out_rows][64] in `format`, F16 or BF16; the cache's own
-// format is kv_format.
+// attention_*: output tiled [terms][heads * head_dim / 64][out_rows][64] in `format`, F16 or BF16; the cache has the
+// kernel's format.
 struct AttentionArgs {
   Step step;
   const void* q;
@@ -281,7 +281,6 @@ struct AttentionArgs {
   long long out_term;
   long long page_bytes;
   int head_bytes;
-  int kv_format;
   int head_dim;
   int heads;
   int kv_heads;
@@ -290,6 +289,7 @@ struct AttentionArgs {
   int out_rows;
   int terms;
   int format;
+  int reserved;
 };
 
 // The matrix products. Weights are [groups] matrices of n rows and k_blocks * 64 columns, packed by the family's pack
@@ -462,9 +462,9 @@ struct SortMlp1Args {
 #define SIZE(Struct, bytes) static_assert(sizeof(Struct) == bytes, "the host has another size");
 #define AT(Struct, field, bytes) \
   static_assert(__builtin_offsetof(Struct, field) == bytes, "the host has it elsewhere");
-SIZE(StepHeader, 32) AT(StepHeader, rows, 0) AT(StepHeader, decode_rows, 4) AT(StepHeader, chunks, 8)
-  AT(StepHeader, logits_rows, 12) AT(StepHeader, full_items, 16) AT(StepHeader, window_items, 20)
-  AT(StepHeader, prefill_tiles, 24) AT(StepHeader, turn, 28)
+SIZE(StepHeader, 32) AT(StepHeader, rows, 0) AT(StepHeader, chunks, 4) AT(StepHeader, logits_rows, 8)
+  AT(StepHeader, full_items, 12) AT(StepHeader, window_items, 16) AT(StepHeader, prefill_tiles, 20)
+  AT(StepHeader, turn, 24) AT(StepHeader, reserved, 28)
 SIZE(ChunkInfo, 32) AT(ChunkInfo, first_row, 0) AT(ChunkInfo, rows, 4) AT(ChunkInfo, first_position, 8)
   AT(ChunkInfo, slot, 12) AT(ChunkInfo, full, 16) AT(ChunkInfo, window, 20) AT(ChunkInfo, window_pages, 24)
   AT(ChunkInfo, reserved, 28)
@@ -511,10 +511,10 @@ SIZE(RopeStoreArgs, 168) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 88) A
 SIZE(AttentionArgs, 192) AT(AttentionArgs, step, 0) AT(AttentionArgs, q, 88) AT(AttentionArgs, kv, 96)
   AT(AttentionArgs, sinks, 104) AT(AttentionArgs, out, 112) AT(AttentionArgs, partials, 120)
   AT(AttentionArgs, arrived, 128) AT(AttentionArgs, out_term, 136) AT(AttentionArgs, page_bytes, 144)
-  AT(AttentionArgs, head_bytes, 152) AT(AttentionArgs, kv_format, 156) AT(AttentionArgs, head_dim, 160)
-  AT(AttentionArgs, heads, 164) AT(AttentionArgs, kv_heads, 168) AT(AttentionArgs, windowed, 172)
-  AT(AttentionArgs, window, 176) AT(AttentionArgs, out_rows, 180) AT(AttentionArgs, terms, 184)
-  AT(AttentionArgs, format, 188)
+  AT(AttentionArgs, head_bytes, 152) AT(AttentionArgs, head_dim, 156) AT(AttentionArgs, heads, 160)
+  AT(AttentionArgs, kv_heads, 164) AT(AttentionArgs, windowed, 168) AT(AttentionArgs, window, 172)
+  AT(AttentionArgs, out_rows, 176) AT(AttentionArgs, terms, 180) AT(AttentionArgs, format, 184)
+  AT(AttentionArgs, reserved, 188)
 SIZE(GemmArgs, 160) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
   AT(GemmArgs, rows, 32) AT(GemmArgs, offsets, 40) AT(GemmArgs, out, 48) AT(GemmArgs, tiled, 56)
   AT(GemmArgs, tiled_term, 64) AT(GemmArgs, y, 72) AT(GemmArgs, best, 80) AT(GemmArgs, best_index, 88)

@@ -331,8 +331,6 @@ pub struct Kernel {
     pub threads: usize,
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: usize,
-    /// Static shared memory (LDS) per block, in bytes; AMD's compilers round it up to multiples of eight.
-    pub static_bytes: usize,
     /// Rows per block, of plain attention query heads, of packing slabs of a row block; 0 if the grid does not depend on
     /// it.
     pub per_block: usize,
@@ -365,7 +363,6 @@ impl Kernel {
             source: Source::Written,
             threads,
             shared_bytes: 0,
-            static_bytes: 0,
             per_block: 0,
             cluster: 0,
             from_rows: 0,
@@ -400,11 +397,6 @@ impl Kernel {
     /// With so much dynamic shared memory.
     pub const fn sharing(self, shared_bytes: usize) -> Self {
         Self { shared_bytes, ..self }
-    }
-
-    /// With so much static shared memory (LDS).
-    pub const fn holding(self, static_bytes: usize) -> Self {
-        Self { static_bytes, ..self }
     }
 
     /// With so many rows per block.
@@ -595,30 +587,18 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     let plain = 8 * wave;
     let attention = Kernel::written(Op::AttentionPlain, "attention_plain.hip", 256)
         .taking(8)
-        .holding(16_736 + 256 / wave * 96)
         .within(PLAIN_HEADS);
     // As many rows as registers allow, and with wide waves as leave room for a second block's LDS.
     let route_rows = 256 / wave;
-    // Logits and picks of one row, and the sums of a block's waves.
-    let (routing, norm) = (256 * 8 + 8 * 8, NORM_THREADS / wave * 8);
     // Keys, powers, the waves' sums, and each thread's buckets of five bytes.
     let draw_wide_bytes = 4096 * 8 + 32 * 8 + 512 / wave * 8 + 512 * 12 * 5 + 8;
-    // Powers, keys, sums before tiles, and of each wave two runs and two sums; a wave's values.
-    let draw_bytes = 17_176 + 256 / wave * (2 * 16 + 4 + 8) + wave * 16 * 4;
-    // Keys, of each wave the largest logits of 128 tiles and of the row, its sum, and a count.
-    let score_bytes = 1024 * 8 + 256 / wave * (128 * 4 + 4 + 8) + 4;
     let all = [
-        Kernel::written(Op::Upload, "upload.hip", 1024)
-            .holding(208)
-            .reading_the_plan_late(),
+        Kernel::written(Op::Upload, "upload.hip", 1024).reading_the_plan_late(),
         Kernel::written(Op::Embed, "embed.hip", 256).reading_the_plan_late(),
-        Kernel::written(Op::Norm, "norm.hip", NORM_THREADS)
-            .holding(norm)
-            .within(&[NORM]),
+        Kernel::written(Op::Norm, "norm.hip", NORM_THREADS).within(&[NORM]),
         Kernel::written(Op::Norm, "norm_few.hip", NORM_THREADS)
             .called("few")
             .up_to(FEW_ROWS)
-            .holding(norm / 2)
             .within(&[
                 Limit::AtMost(Dimension::Hidden, NORM_THREADS * 8),
                 Limit::MultipleOf(Dimension::Hidden, 8),
@@ -627,20 +607,15 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::Settle, "settle.hip", NORM_THREADS),
         Kernel::written(Op::Route, "route.hip", 8 * wave)
             .taking(route_rows)
-            .holding(route_rows * (wave * 64 + routing))
             .within(&[EXPERTS, EXPERTS_PER_TOKEN]),
-        Kernel::written(Op::NormRoute, "norm_route.hip", NORM_THREADS)
-            .holding(6144 * 4 + norm + routing)
-            .within(&[NORM, EXPERTS, EXPERTS_PER_TOKEN]),
+        Kernel::written(Op::NormRoute, "norm_route.hip", NORM_THREADS).within(&[NORM, EXPERTS, EXPERTS_PER_TOKEN]),
         Kernel::written(Op::Sort, "sort.hip", 1024)
             .taking(512)
-            .holding(256 * (2 * 17 + 3) * 4)
             .within(&[EXPERTS]),
         Kernel::written(Op::Gather, "gather.hip", 256).taking(32),
         Kernel::written(Op::SortGather, "sort_gather.hip", 256)
             .taking(32)
             .up_to(128)
-            .holding(256 * (5 + 1) * 4 + 128 * 8 * 4)
             .within(&[EXPERTS, EXPERTS_PER_TOKEN]),
         Kernel::written(Op::RopeStore, "rope_store.hip", 320).within(ROPE),
         attention.over(F32),
@@ -651,14 +626,12 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::PlainMlp1, "gemm_plain.hip", plain),
         Kernel::written(Op::PlainMlp2, "gemm_plain.hip", plain),
         Kernel::written(Op::PlainLogits, "gemm_plain.hip", plain),
-        Kernel::written(Op::Argmax, "argmax.hip", 1024)
-            .taking(8)
-            .holding(1024 * 8),
-        Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024).holding(1024 * 8),
-        Kernel::written(Op::Draw, "draw.hip", 256).holding(draw_bytes),
+        Kernel::written(Op::Argmax, "argmax.hip", 1024).taking(8),
+        Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024),
+        Kernel::written(Op::Draw, "draw.hip", 256),
         Kernel::written(Op::DrawWide, "draw_wide.hip", 512).sharing(draw_wide_bytes),
-        Kernel::written(Op::Score, "score.hip", 256).holding(score_bytes),
-        Kernel::written(Op::Range, "pack_range.hip", 256).holding(12),
+        Kernel::written(Op::Score, "score.hip", 256),
+        Kernel::written(Op::Range, "pack_range.hip", 256),
         Kernel::written(Op::Synthesize, "synthesize.hip", 256),
     ];
     with(all, [])

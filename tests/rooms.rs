@@ -521,6 +521,71 @@ fn statics_are_waited_for_without_memory() {
     }
 }
 
+/// Counts the names in code, but for unit tests, and adds those of what is public.
+fn names_in(tokens: TokenStream, counts: &mut BTreeMap<String, usize>, public: &mut BTreeSet<String>) {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let word = |at: usize| tokens.get(at).map(TokenTree::to_string).unwrap_or_default();
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            TokenTree::Group(group) => {
+                let is_test = at > 1 && word(at - 2) == "mod" && word(at - 1) == "tests";
+                // `[doc = ".."]`
+                if !is_test && !group.stream().to_string().starts_with("doc =") {
+                    names_in(group.stream(), counts, public);
+                }
+            }
+            TokenTree::Ident(name) => {
+                *counts.entry(name.to_string()).or_default() += 1;
+                if name == "pub" {
+                    let kinds = ["fn", "struct", "enum", "trait", "type", "const", "static"];
+                    let kind = (at + 1..at + 5).rfind(|&at| kinds.contains(&word(at).as_str()));
+                    public.extend(kind.map(|kind| word(kind + 1)));
+                }
+            }
+            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+        }
+    }
+}
+
+/// The compiler takes what is public for used, and nearly all is. What is for tests and benches alone has a file of its
+/// own, or a name here.
+#[test]
+fn what_is_public_is_used() {
+    let for_tests = [
+        "open_cut",
+        "waits_for_block",
+        "inject",
+        "of_20b",
+        "CONSTANTS",
+        "FORMATS_DOCS",
+        "STRUCTS",
+    ];
+    let for_tools = ["preset_7m", "preset_120b"];
+    let (mut counts, mut public) = (BTreeMap::new(), BTreeMap::new());
+    for path in ["src", "program"].map(Path::new).into_iter().flat_map(rust_files) {
+        if path.file_stem().is_some_and(|stem| stem == "tests") {
+            continue;
+        }
+        let mut names = BTreeSet::new();
+        names_in(
+            fs::read_to_string(&path).unwrap().parse().unwrap(),
+            &mut counts,
+            &mut names,
+        );
+        // The header has what is in `abi`.
+        if !path.starts_with("src/abi") && path.file_stem().is_none_or(|stem| stem != "inspect") {
+            public.extend(names.into_iter().map(|name| (name, path.clone())));
+        }
+    }
+    assert!(public.len() > 500, "{}", public.len());
+    // A macro's own names are none.
+    let is_used = |name: &str| {
+        counts.get(name).is_none_or(|&count| count > 1) || for_tests.contains(&name) || for_tools.contains(&name)
+    };
+    let unused: Vec<_> = public.iter().filter(|(name, _)| !is_used(name)).collect();
+    assert!(unused.is_empty(), "nobody uses {unused:#?}");
+}
+
 #[test]
 fn one_file_of_the_gpu_knows_its_runtimes() {
     let source = Crate::read();

@@ -167,7 +167,6 @@ struct World {
     }
     std::sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.tokens > b.tokens; });
     partials.assign((size_t)slots * layer.kv_heads * PARTIAL_FLOATS, NAN);
-    header.decode_rows = header.rows;
     (layer.windowed ? header.window_items : header.full_items) = (int)items.size();
   }
   void plan_prefill(int tile_rows) {
@@ -183,7 +182,7 @@ struct World {
     args.q = q.data(), args.kv = kv.data(), args.sinks = sinks.data();
     args.out = out.data(), args.partials = partials.data();
     args.arrived = arrived.data(), args.page_bytes = page_bytes, args.head_bytes = head_bytes;
-    args.kv_format = args.format = layer.format, args.head_dim = DIM;
+    args.format = layer.format, args.head_dim = DIM;
     args.heads = (int)sinks.size(), args.kv_heads = layer.kv_heads;
     args.windowed = layer.windowed, args.window = layer.window, args.out_rows = out_rows, args.terms = 1;
     char message[256];

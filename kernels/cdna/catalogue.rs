@@ -30,11 +30,11 @@ pub static FAMILY: Family = Family {
 
 const WAVE: usize = 64;
 
-static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_lds(with_tiles(
+static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tiles(
     with::<SHARED, { WRITTEN.len() }, { SHARED + WRITTEN.len() }>(shared(WAVE), WRITTEN),
     TILES,
     &[],
-));
+);
 
 /// What attention on the matrix cores supports.
 const HEADS: &[Limit] = &[
@@ -56,7 +56,6 @@ const WRITTEN: [Kernel; 7] = [
 const fn decode(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionDecode, "cdna/attention_decode.hip", WAVE)
         .over(elements)
-        .holding(8 * (64 + 2) * 4)
         .within(HEADS)
 }
 
@@ -65,7 +64,6 @@ const fn prefill(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionPrefill, "cdna/attention_prefill.hip", 4 * WAVE)
         .over(elements)
         .taking(32)
-        .holding(2 * 2 * 64 * 64 * 2)
         .within(HEADS)
 }
 
@@ -204,29 +202,3 @@ const TILES: &[Tile] = &[
     from(17, exact_f16(tile(UNEMBED_EXACT, "ONE_SIZE", 64, 4, &[2]))),
     from(17, exact_bf16(tile(UNEMBED_EXACT, "ONE_SIZE", 64, 4, &[1]))),
 ];
-
-/// Fills in the LDS of the products' kernels.
-const fn with_lds<const N: usize>(mut kernels: [Kernel; N]) -> [Kernel; N] {
-    let mut i = 0;
-    while i < N {
-        if kernels[i].terms > 0 {
-            kernels[i].static_bytes = lds(&kernels[i]);
-        }
-        i += 1;
-    }
-    kernels
-}
-
-/// LDS of a product's kernel: two buffers of 16-byte pieces of a slab's tokens, staged by whole blocks. A stream has
-/// none, except that the unembedding's waves exchange their largest logits there.
-const fn lds(kernel: &Kernel) -> usize {
-    let (streamed, greedy) = (
-        kernel.terms == 1 && kernel.tokens == 16,
-        matches!(kernel.op, Op::GreedyLogits | Op::Logits),
-    );
-    match (streamed, greedy) {
-        (true, true) => kernel.threads / WAVE * 16 * 8,
-        (true, false) => 0,
-        _ => 2 * kernel.terms * (kernel.tokens * 8).next_multiple_of(kernel.threads) * 16,
-    }
-}

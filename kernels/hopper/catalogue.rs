@@ -109,7 +109,7 @@ const WRITTEN: [Kernel; 20] = [
         .within(HEADS),
     pack(W16),
     pack(Mxfp4),
-    Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128).holding((64 + 256) * 64 * 2),
+    Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
 ];
 
 /// Norm and router of many rows by clusters of four blocks that have `rows` together, each a quarter of K of them. Shared
@@ -143,20 +143,15 @@ const fn norm_route_rows<const EXPERTS: usize>(
         )
 }
 
-/// Norm and router by clusters of blocks, which have an expert for each wave. Shared memory: the row as three BF16 terms,
-/// sums of 32 parts of K for each of the block's experts, a row's logits and picks, an mbarrier, and two sums for each step
-/// of the norm.
+/// Norm and router by clusters of blocks, which have an expert for each wave.
 const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
     file: &'static str,
     variant: &'static str,
 ) -> Kernel {
-    let terms = 3 * (NORM_HIDDEN * 2 + 64);
-    let logits = BLOCKS * WAVES * 4;
     Kernel::written(Op::NormRoute, file, WAVES * WARP)
         .called(variant)
         .clustered(BLOCKS)
         .up_to(FEW_ROWS)
-        .holding((terms + WAVES * 36 * 4 + logits + 8 * 4 + BARRIER_BYTES + 2 * 12 * 4).next_multiple_of(16))
         .within(
             const {
                 &[

@@ -838,7 +838,7 @@ void test_attention(int head_dim, int heads, int kv_heads, int kv_format, bool w
   Buffer<u16> out(terms * term);
   AttentionArgs a{};
   a.step = plan.step, a.q = q.data(), a.kv = kv.data(), a.sinks = sinks.data(), a.out = out.data(), a.out_term = term, a.page_bytes = page_bytes;
-  a.head_bytes = (int)head_bytes, a.kv_format = kv_format, a.head_dim = head_dim, a.heads = heads, a.kv_heads = kv_heads, a.windowed = windowed;
+  a.head_bytes = (int)head_bytes, a.head_dim = head_dim, a.heads = heads, a.kv_heads = kv_heads, a.windowed = windowed;
   a.window = plan.window, a.out_rows = out_rows, a.terms = terms, a.format = format;
   const simt_kernel kernel = kv_format == FORMAT_F32 ? attention_plain_f32 : kv_format == FORMAT_F16 ? attention_plain_f16 : attention_plain_bf16;
   const int parts = kv_heads * ((group + 7) / 8);

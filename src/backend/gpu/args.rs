@@ -83,8 +83,6 @@ shared! {
         StepHeader {
             /// rows in the step; decoding rows (chunks of one row) come first
             rows: i32,
-            /// chunks of one row
-            decode_rows: i32,
             chunks: i32,
             /// rows whose logits are wanted
             logits_rows: i32,
@@ -96,6 +94,7 @@ shared! {
             prefill_tiles: i32,
             /// which of the host's result buffers this step writes
             turn: i32,
+            reserved: i32,
         }
 
         /// Consecutive rows of one sequence; chunks are in order of their rows. Position p is in the page `tables[full
@@ -372,8 +371,8 @@ shared! {
             reserved: i32,
         }
 
-        /// attention_*: output tiled `[terms][heads * head_dim / 64][out_rows][64]` in `format`, F16 or BF16; the
-        /// cache's own format is kv_format.
+        /// attention_*: output tiled `[terms][heads * head_dim / 64][out_rows][64]` in `format`, F16 or BF16;
+        /// the cache has the kernel's format.
         #[derive(NoUninit)]
         AttentionArgs {
             step: Step,
@@ -390,7 +389,6 @@ shared! {
             out_term: i64,
             page_bytes: i64,
             head_bytes: i32,
-            kv_format: Format,
             head_dim: i32,
             heads: i32,
             kv_heads: i32,
@@ -400,6 +398,7 @@ shared! {
             out_rows: i32,
             terms: i32,
             format: Format,
+            reserved: i32,
         }
 
         /// The matrix products. Weights are `[groups]` matrices of n rows and k_blocks * 64 columns, packed by the

@@ -255,13 +255,13 @@ impl Plans {
         let Self { scratch, sections, .. } = self;
         let header = StepHeader {
             rows: plan.rows() as i32,
-            decode_rows: plan.decode_chunks as i32,
             chunks: plan.chunks.len() as i32,
             logits_rows: plan.logits.len() as i32,
             full_items: scratch.full_items.len() as i32,
             window_items: scratch.window_items.len() as i32,
             prefill_tiles: scratch.prefill_tiles.len() as i32,
             turn: turn as i32,
+            reserved: 0,
         };
         // SAFETY: the device has read this copy: the step that used it last has been waited for.
         let copies = unsafe { self.host.write() };
@@ -444,13 +444,13 @@ mod tests {
     };
     const HEADER: StepHeader = StepHeader {
         rows: 4,
-        decode_rows: 1,
         chunks: 2,
         logits_rows: 1,
         full_items: 0,
         window_items: 0,
         prefill_tiles: 0,
         turn: 0,
+        reserved: 0,
     };
 
     fn contents<'a>(tokens: &'a [i32], tables: &'a [i32]) -> Contents<'a> {
@@ -498,7 +498,7 @@ mod tests {
         out.finish();
         let device = uploaded(&blob, bytes);
         let words = |at: DevicePtr, n: usize| integers(&device[at.0 as usize..][..4 * n]);
-        assert_eq!(words(step.header.raw(), 4), [4, 1, 2, 1]);
+        assert_eq!(words(step.header.raw(), 4), [4, 2, 1, 0]);
         assert_eq!(words(step.tokens.raw(), 5), [11, 12, 13, 14, 15]);
         assert_eq!(words(step.tables.raw(), 2), [21, 22]);
         assert_eq!(step.tokens.raw().0 as usize, size_of::<StepHeader>());

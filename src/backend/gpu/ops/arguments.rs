@@ -253,7 +253,6 @@ impl Arguments {
             out_term: out.term as i64,
             page_bytes: kv.page_bytes() as i64,
             head_bytes: kv.head_bytes() as i32,
-            kv_format: self.numbers.kv,
             head_dim: c.head_dim as i32,
             heads: c.n_attn_heads as i32,
             kv_heads: c.n_kv_heads as i32,
@@ -262,6 +261,7 @@ impl Arguments {
             out_rows: out.rows as i32,
             terms: self.numbers.terms as i32,
             format: self.numbers.format,
+            reserved: 0,
         }
     }
 
