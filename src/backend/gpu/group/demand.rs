@@ -1,5 +1,5 @@
 //! What a range of layers asks of a device: memory, and time. The times' ratios meet those of stages of pairs of H100s
-//! within 4 %.
+//! within 2 %.
 
 use super::cut::cut;
 use crate::backend::gpu::args::PARTIAL_FLOATS;
@@ -22,10 +22,13 @@ use std::ops::Range;
 /// H200's, as the benches' records have them. Other devices' are in a like proportion.
 const BYTES_PER_S: f64 = 4.2e12;
 const FLOPS_PER_S: f64 = 7.5e14;
-/// A layer takes so many times what its weights and products take one after the other, and what its keys and values take.
-const LAYER_FACTOR: f64 = 1.45;
+/// A layer takes so many times what its weights take, so many times what its products take, partly beside the weights, and
+/// what its keys and values take. Fitted to the stages' milliseconds that `workloads W2 --devices cuda --group 2 --overlap`
+/// prints for several `--requests`; the unit test has them.
+const WEIGHTS_FACTOR: f64 = 1.64;
+const PRODUCTS_FACTOR: f64 = 0.7;
 /// The unembedding takes so many times the longer of the two: alone it comes close to it, in long runs of all kernels not.
-const HEAD_FACTOR: f64 = 1.4;
+const HEAD_FACTOR: f64 = 1.45;
 
 /// A model on devices of a kind.
 pub struct Demand<'a> {
@@ -163,7 +166,7 @@ impl Demand<'_> {
             let kv = rows * keys * (2 * c.kv_dim() * self.common.numbers.kv.bytes()) as f64;
             let bytes = 2.0 * dense + hit * expert * 17.0 / 32.0;
             let [memory, matrix] = time(bytes, 2.0 * rows * (dense + k * expert));
-            LAYER_FACTOR * (memory + matrix) + kv / BYTES_PER_S
+            WEIGHTS_FACTOR * memory + PRODUCTS_FACTOR * matrix + kv / BYTES_PER_S
         };
         let mut seconds: f64 = layers.clone().map(one).sum();
         let table = values(TensorId::Unembedding);
@@ -239,11 +242,14 @@ mod tests {
     fn times_are_those_measured() {
         let (of_20b, of_120b) = (ModelConfig::preset_20b(), ModelConfig::preset_120b());
         for (config, rows, cut, measured) in [
-            (&of_20b, 890, 13, [9.6, 10.4]),
-            (&of_20b, 890, 14, [10.7, 9.5]),
-            (&of_120b, 980, 19, [23.1, 22.5]),
-            (&of_120b, 550, 18, [17.4, 18.7]),
-            (&of_120b, 340, 19, [16.6, 15.6]),
+            (&of_20b, 128, 13, [3.03, 3.04]),
+            (&of_20b, 222, 13, [3.60, 3.57]),
+            (&of_20b, 445, 13, [5.07, 5.37]),
+            (&of_20b, 890, 13, [7.34, 8.62]),
+            (&of_120b, 128, 18, [11.89, 12.42]),
+            (&of_120b, 222, 18, [12.76, 13.24]),
+            (&of_120b, 445, 19, [15.63, 14.73]),
+            (&of_120b, 890, 19, [18.07, 17.95]),
         ] {
             let (common, target) = (common(config, rows, 2), h100());
             let demand = Demand {
@@ -253,12 +259,12 @@ mod tests {
             let stages = [0..cut, cut..config.n_layers];
             let times = stages.map(|layers| demand.seconds(&layers) * 1e3);
             for (time, measured) in times.iter().zip(measured) {
-                assert!((time / measured - 1.0).abs() < 0.15, "{rows} rows: {times:?} ms");
+                assert!((time / measured - 1.0).abs() < 0.1, "{rows} rows: {times:?} ms");
             }
             // What the cut goes by.
             let (ratio, measured) = (times[0] / times[1], measured[0] / measured[1]);
             assert!(
-                (ratio / measured - 1.0).abs() < 0.04,
+                (ratio / measured - 1.0).abs() < 0.02,
                 "{rows} rows: {ratio}, {measured}"
             );
         }
