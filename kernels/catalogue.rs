@@ -78,15 +78,15 @@ pub const fn card(name: &'static str, gb: u64, mib: u64, multiprocessors: usize)
 /// Sums of `exact` that are added in float32.
 #[derive(Clone, Copy, Debug)]
 pub struct ExactSums {
-    /// With MXFP4 weights: slabs whose products are added up in one accumulator of the matrix cores, which are then added
-    /// one after the other.
+    /// With MXFP4 weights: slabs whose products are added up in one accumulator of the matrix cores, which are then
+    /// added one after the other.
     pub chained: usize,
     /// With 16-bit weights: slabs whose sums are added up before what comes of these is.
     pub together: usize,
 }
 
-/// [`Family::term_shift`] where matrix cores flush subnormals to zero: it brings the least FP16 term of a value near its
-/// first one.
+/// [`Family::term_shift`] where matrix cores flush subnormals to zero: it brings the least FP16 term of a value near
+/// its first one.
 pub const FLUSHING_TERM_SHIFT: usize = 11;
 
 /// The families that have an architecture, by how its name begins, and their platforms.
@@ -331,8 +331,8 @@ pub struct Kernel {
     pub threads: usize,
     /// Dynamic shared memory per block, in bytes.
     pub shared_bytes: usize,
-    /// Rows per block, of plain attention query heads, of packing slabs of a row block; 0 if the grid does not depend on
-    /// it.
+    /// Rows per block, of plain attention query heads, of packing slabs of a row block; 0 if the grid does not depend
+    /// on it.
     pub per_block: usize,
     /// Blocks of a cluster, which reach each other's shared memory; 0 if each is by itself.
     pub cluster: usize,

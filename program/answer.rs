@@ -206,8 +206,8 @@ impl Answer {
         String::from_utf8_lossy(self.bytes(token)).into_owned()
     }
 
-    /// A token's name where it is a field's: one that is no text by itself is given by its bytes, as OpenAI has it, so that
-    /// no two have one name.
+    /// A token's name where it is a field's: one that is no text by itself is given by its bytes, as OpenAI has it, so
+    /// that no two have one name.
     fn key(&self, token: u32) -> String {
         let bytes = self.bytes(token);
         match str::from_utf8(bytes) {

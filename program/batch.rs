@@ -1,8 +1,9 @@
 //! `getp batch`: a file of requests in, a file of answers out.
 //!
 //! Some threads read lines and submit what they ask for, as far ahead as [`MOST_AHEAD`] says: one of them may take
-//! seconds, for a form that is hard to compile. The main thread takes events, and writes each answer when it ends. Nothing of an answer depends on when it is computed: its random numbers
-//! follow from the request's seed, or from the line that it is on.
+//! seconds, for a form that is hard to compile. The main thread takes events, and writes each answer when it ends.
+//! Nothing of an answer depends on when it is computed: its random numbers follow from the request's seed, or from the
+//! line that it is on.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;

@@ -163,13 +163,13 @@ fn check_schema(schema: &mut Value) -> Result<(), String> {
 }
 
 /// Refuses numbers that are read as others.
-fn check_value(value: &mut Value) -> Result<(), String> {
+fn check_value(value: &Value) -> Result<(), String> {
     match value {
         Value::Number(number) if number.as_f64().is_none_or(|number| number.abs() >= TOO_LARGE) => Err(format!(
             "{number} is a number that others read as one beside it; use smaller ones, or texts"
         )),
-        Value::Array(values) => values.iter_mut().try_for_each(check_value),
-        Value::Object(fields) => fields.values_mut().try_for_each(check_value),
+        Value::Array(values) => values.iter().try_for_each(check_value),
+        Value::Object(fields) => fields.values().try_for_each(check_value),
         _ => Ok(()),
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use getp::descriptors::open_file;
 use getp::harmony::Json;
 use serde::Deserialize;
 
@@ -36,14 +37,13 @@ pub struct Lines {
 
 impl Lines {
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).with_context(|| path.display().to_string())?;
-        let kind = file.metadata().with_context(|| path.display().to_string())?;
-        if !kind.is_file() {
-            bail!(
-                "{}: it is no file; write the requests to one, since it is read twice",
-                path.display()
-            );
-        }
+        let file = open_file(path).map_err(|why| {
+            let hint = match why.kind() {
+                ErrorKind::InvalidInput => "; write the requests to one, since it is read twice",
+                _ => "",
+            };
+            anyhow!("{}: {why}{hint}", path.display())
+        })?;
         Ok(Self {
             reader: BufReader::with_capacity(1 << 20, file),
             number: 0,
@@ -105,9 +105,8 @@ fn has_form(line: &Json) -> bool {
 }
 
 /// What tells a request from others. It is read here as where the request is answered, so that a line that is none has
-/// the same there and when the run is gone on with. A text elsewhere in the line may have half of a character that takes
-/// two escapes, which is no text but no reason to hide whose line it is.
-/// `json`: the line, if it can be read.
+/// the same there and when the run is gone on with. A text elsewhere in the line may have half of a character that
+/// takes two escapes, which is no text but no reason to hide whose line it is. `json`: the line, if it can be read.
 pub fn custom_id(line: &[u8], json: Option<&Json>) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
@@ -172,6 +171,7 @@ pub fn survey(path: &Path, done: &Done, answers: &Path) -> Result<Survey> {
 mod tests {
     use super::*;
     use std::fs;
+    use std::process::Command;
 
     fn lines(text: &[u8], most: u64) -> Vec<(usize, Option<String>)> {
         let dir = tempfile::tempdir().unwrap();
@@ -207,7 +207,17 @@ mod tests {
 
     #[test]
     fn what_is_no_file_is_refused() {
-        let error = Lines::open(Path::new("/dev/null")).err().unwrap().to_string();
-        assert!(error.contains("it is no file"), "{error}");
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        for path in [Path::new("/dev/null"), &pipe] {
+            let error = Lines::open(path).err().unwrap().to_string();
+            assert!(error.contains("it is no file; write the requests to one"), "{error}");
+        }
+        let error = Lines::open(&dir.path().join("none")).err().unwrap().to_string();
+        assert!(
+            error.contains("No such file") && !error.contains("write the requests"),
+            "{error}"
+        );
     }
 }

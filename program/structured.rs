@@ -163,8 +163,8 @@ impl Grammar for Compiled {
 struct Following {
     inner: Inner,
     ends: Arc<[u32]>,
-    /// Tokens that came since it was last asked. It takes them when it is asked again: the engine asks all at once, each
-    /// in a thread, and tells them their tokens one after the other.
+    /// Tokens that came since it was last asked. It takes them when it is asked again: the engine asks all at once,
+    /// each in a thread, and tells them their tokens one after the other.
     came: Vec<u32>,
 }
 

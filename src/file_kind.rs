@@ -1,9 +1,9 @@
 //! Better errors for a file or directory that is not what it was given as: recognizes what else it may be.
 
-use std::fs::{File, Metadata};
 use std::io::Read;
 use std::path::Path;
 
+use crate::descriptors::open_file;
 use crate::error::Error;
 
 /// What a file was given as.
@@ -152,10 +152,9 @@ pub fn is_json(path: &Path) -> bool {
 
 /// What the file seems to be, by its start.
 fn kind_of(path: &Path) -> Option<&'static str> {
-    // What came through a pipe is gone, and opening it again might wait for ever.
-    std::fs::metadata(path).ok().filter(Metadata::is_file)?;
+    // What came through a pipe is gone.
     let mut start = Vec::new();
-    File::open(path).ok()?.take(START_BYTES).read_to_end(&mut start).ok()?;
+    open_file(path).ok()?.take(START_BYTES).read_to_end(&mut start).ok()?;
     if start.is_empty() {
         return Some("an empty file");
     }

@@ -2,8 +2,9 @@
 //!
 //! Every `use` and every path in `src/` that begins with `crate`, `self` or `super` is resolved to the file that
 //! defines the item, also through re-exports and in macros. Unit tests are exempt. A module may use the modules in the
-//! lines above its own, and so may the files of each backend and of the build. No two files of a folder use each other. Where `unsafe`
-//! is, where the feature `mpi` is named, and who knows a GPU's runtime or family, is held to that document, too.
+//! lines above its own, and so may the files of each backend and of the build. No two files of a folder use each other.
+//! Where `unsafe` is, where the feature `mpi` is named, and who knows a GPU's runtime or family, is held to that
+//! document, too.
 
 use getp::backend::gpu::catalogue::FAMILIES;
 use proc_macro2::{TokenStream, TokenTree};
@@ -611,8 +612,8 @@ fn words_of(tokens: TokenStream, words: &mut Vec<String>) {
     }
 }
 
-/// A family is its own folder and its own file, and a name in each of two lists: its module and itself. Nobody else asks
-/// which family it is, or of which architecture a device, also not tests: they go through all families.
+/// A family is its own folder and its own file, and a name in each of two lists: its module and itself. Nobody else
+/// asks which family it is, or of which architecture a device, also not tests: they go through all families.
 #[test]
 fn families_are_named_in_their_own_files_and_two_lists() {
     // What is about one family's devices: emulators of them, and their machine code.

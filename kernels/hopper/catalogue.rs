@@ -164,8 +164,8 @@ const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
         )
 }
 
-/// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers, and two
-/// partial sums: two stages with few rows, one with many, as more warps fit then.
+/// Persistent blocks whose warps work alone, each with a ring buffer of `stages` cache tiles and their mbarriers, and
+/// two partial sums: two stages with few rows, one with many, as more warps fit then.
 const fn decode(elements: Elements, variant: &'static str, warps: usize, stages: usize) -> Kernel {
     Kernel::written(Op::AttentionDecode, "hopper/attention_decode.hip", warps * WARP)
         .over(elements)

@@ -425,7 +425,7 @@ impl Reader {
         let content = match message.get("content") {
             Some(_) => texts(&message)?,
             // An answer that says nothing has null.
-            None if calls.is_empty() && reasoning.is_none() && !message.has("content") => {
+            None if calls.is_empty() && reasoning.is_none() && message.object.get("content").is_none() => {
                 return Err(format!("{place}.content is missing"));
             }
             None => Vec::new(),
@@ -592,11 +592,6 @@ impl<'a> Fields<'a> {
     /// A field that is there and not null.
     fn get(&self, field: &str) -> Option<&'a Json> {
         self.object.given(field)
-    }
-
-    /// Whether a field is there, if only as null.
-    fn has(&self, field: &str) -> bool {
-        matches!(self.object, Json::Object(fields) if fields.iter().any(|(name, _)| name == field))
     }
 
     fn must(&self, field: &str, kind: &str) -> String {

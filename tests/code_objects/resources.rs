@@ -29,8 +29,8 @@ pub struct Resources {
     pub shared_limit: u64,
 }
 
-/// The architectures whose code of a code object is to be looked at: of PTX the oldest, and one of each later generation
-/// that has limits of its own.
+/// The architectures whose code of a code object is to be looked at: of PTX the oldest, and one of each later
+/// generation that has limits of its own.
 pub fn archs(object: &CodeObject) -> Vec<String> {
     let Some(oldest) = object.arch.strip_prefix("compute_") else {
         return vec![object.arch.to_owned()];
@@ -83,8 +83,8 @@ fn amd(elf: &ElfFile64<'_, LittleEndian>) -> Vec<Resources> {
 
 fn amd_kernel(map: &Value) -> Resources {
     let number = |name| field(map, name).and_then(Value::as_u64).unwrap_or(0);
-    // A SIMD of gfx9 has 512 registers per lane, allocated in units of 8, for at most 8 waves; with narrow waves it has at
-    // least 1024, in units of 16 at most, for 16.
+    // A SIMD of gfx9 has 512 registers per lane, allocated in units of 8, for at most 8 waves; with narrow waves it has
+    // at least 1024, in units of 16 at most, for 16.
     let registers = number(".vgpr_count");
     let (all, unit, most) = match number(".wavefront_size") {
         64 => (512, 8, 8),

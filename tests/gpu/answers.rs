@@ -98,12 +98,15 @@ fn limits(replica: &dyn Replica, config: &ModelConfig, run: Run) -> Limits {
     }
 }
 
+/// The tokens of a request's prompt.
+pub fn prompt(config: &ModelConfig, request: usize, length: usize) -> Vec<u32> {
+    let token = |place: usize| ((request * 7919 + place * 104_729) % config.vocab_size) as u32;
+    (0..length).map(token).collect()
+}
+
 /// `n` prompts of 1 to 70 tokens.
 pub fn prompts(config: &ModelConfig, n: usize) -> Vec<Vec<u32>> {
-    let token = |i: usize, j: usize| ((i * 7919 + j * 104_729) % config.vocab_size) as u32;
-    (0..n)
-        .map(|i| (0..1 + i * 23 % 70).map(|j| token(i, j)).collect())
-        .collect()
+    (0..n).map(|i| prompt(config, i, 1 + i * 23 % 70)).collect()
 }
 
 pub fn options(precision: Precision, max_batch: usize, step_tokens: usize) -> Options {

@@ -1,7 +1,7 @@
 //! A request's logits are the same bit for bit alone and in a batch, in any order of requests, for any prompt chunks, and
 //! on one device and a group of them.
 
-use super::answers::{Answers, Run, answer, options, prompts};
+use super::answers::{Answers, Run, answer, options, prompt, prompts};
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::{drivers, open};
 use getp::backend::gpu::open::open_cut;
@@ -225,19 +225,9 @@ fn rows_longer_than_a_span() {
         seq_len: LONGEST[1] + MORE,
         ..grouped
     };
-    let synthetic = Synthetic {
-        config: config.clone(),
-        seed: 83,
-        temperament: Temperament::Wild,
-        dense: Dense::Bf16,
-        experts: Experts::Mxfp4,
-    };
-    let checkpoint = SyntheticCheckpoint::widened(&synthetic.check().unwrap());
-    let token = |i: usize, j: usize| ((i * 7919 + j * 104_729) % config.vocab_size) as u32;
+    let checkpoint = SyntheticCheckpoint::new(&config, 83, Temperament::Wild).unwrap();
     let length = |i: usize| LONGEST.get(i).copied().unwrap_or(2035 + i % 11);
-    let prompts: Vec<Vec<u32>> = (0..280)
-        .map(|i| (0..length(i)).map(|j| token(i, j)).collect())
-        .collect();
+    let prompts: Vec<_> = (0..280).map(|i| prompt(&config, i, length(i))).collect();
     let answer = |requests: std::ops::Range<usize>| {
         let options = Options {
             kv_mb: 4096,
@@ -261,16 +251,8 @@ fn rows_longer_than_a_span() {
 }
 
 fn check_many_rows(config: ModelConfig) {
-    let synthetic = Synthetic {
-        config: config.clone(),
-        seed: 82,
-        temperament: Temperament::Wild,
-        dense: Dense::Bf16,
-        experts: Experts::Mxfp4,
-    };
-    let checkpoint = SyntheticCheckpoint::widened(&synthetic.check().unwrap());
-    let token = |i: usize, j: usize| ((i * 7919 + j * 104_729) % config.vocab_size) as u32;
-    let prompts: Vec<Vec<u32>> = (0..13).map(|i| (0..180 + i).map(|j| token(i, j)).collect()).collect();
+    let checkpoint = SyntheticCheckpoint::new(&config, 82, Temperament::Wild).unwrap();
+    let prompts: Vec<_> = (0..13).map(|i| prompt(&config, i, 180 + i)).collect();
     let answer = |step_tokens| {
         let mut replica = open(&checkpoint, &options(Precision::Fast, 16, step_tokens));
         answer(&mut *replica, &config, &prompts, run(Want::Tokens))

@@ -73,7 +73,8 @@ fn context(driver: SharedDriver) -> Arc<Context> {
     .unwrap()
 }
 
-/// The format of activations of a model whose range is too wide for FP16: weights that the plain kernels multiply have any.
+/// The format of activations of a model whose range is too wide for FP16: weights that the plain kernels multiply have
+/// any.
 fn wide_format() -> Format {
     let is_plain = |family: &dyn Family| family.table().kernels.iter().all(|kernel| kernel.weights.is_none());
     match family().is_some_and(is_plain) {

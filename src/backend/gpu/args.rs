@@ -383,8 +383,8 @@ shared! {
             out: *mut u16,
             /// workspace of attention_decode: `[slots][kv_heads][PARTIAL_FLOATS]`
             partials: *mut f32,
-            /// `[rows][kv_heads]` counters: of stored partial sums (decode), of items (persistent blocks of prefill: the first one); zeros
-            /// before and after each launch
+            /// `[rows][kv_heads]` counters: of stored partial sums (decode), of items (persistent blocks of prefill:
+            /// the first one); zeros before and after each launch
             arrived: *mut i32,
             out_term: i64,
             page_bytes: i64,
@@ -451,10 +451,11 @@ shared! {
             half: i32,
             /// experts in `picks`
             picked: i32,
-            /// mlp1 and mlp2 of a single row whose experts the router tells: these. mlp1 need not wait for the end of the router, but for
-            /// this word. Its upper half is 0 when the row is stored, which is row 0 of mlp1's `input` for all its experts,
-            /// and when the lower half has the experts: a byte each, in order of their index, 255 where there is no row.
-            /// Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and `offsets` tell.
+            /// mlp1 and mlp2 of a single row whose experts the router tells: these. mlp1 need not wait for the end of
+            /// the router, but for this word. Its upper half is 0 when the row is stored, which is row 0 of mlp1's
+            /// `input` for all its experts, and when the lower half has the experts: a byte each, in order of their
+            /// index, 255 where there is no row. Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and
+            /// `offsets` tell.
             picks: *const u64,
         }
 

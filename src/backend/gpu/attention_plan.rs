@@ -1,10 +1,11 @@
 //! Splits a step's attention into work items for thread blocks.
 //!
 //! Decode attention is bound by memory bandwidth: all multiprocessors should read all the time and finish together. A
-//! row's keys form a fixed tree of units, groups and spans ([`AttentionItem`]), so that a row can be split at any of them
-//! (split-K) without changing a bit of its result. Partial sums of split rows cost memory traffic, and time at the end,
-//! when one block folds them all; so the longest runs of keys are taken that still balance. Prefill attention is split into tiles of query rows. Both lists are sorted
-//! longest first, but tiles of one chunk stay together: they read the same keys, which then come from the L2.
+//! row's keys form a fixed tree of units, groups and spans ([`AttentionItem`]), so that a row can be split at any of
+//! them (split-K) without changing a bit of its result. Partial sums of split rows cost memory traffic, and time at the
+//! end, when one block folds them all; so the longest runs of keys are taken that still balance. Prefill attention is
+//! split into tiles of query rows. Both lists are sorted longest first, but tiles of one chunk stay together: they read
+//! the same keys, which then come from the L2.
 
 use super::args::{ATTENTION_GROUP, ATTENTION_SPAN, ATTENTION_UNIT, AttentionItem, ITEM_PAGES, KV_PAGE, PrefillTile};
 use crate::error::Result;

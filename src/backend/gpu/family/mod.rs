@@ -75,8 +75,8 @@ pub trait Family: Debug + Sync {
         WIRE_ROWS
     }
 
-    /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least. By the
-    /// largest tile made for so many rows, a block for each tile of each row block.
+    /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least. By
+    /// the largest tile made for so many rows, a block for each tile of each row block.
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], _multiprocessors: usize) -> GemmLaunch {
         let kernel = largest_tile(shape, kernels);
         blocks_of_tiles(shape, kernel, most_tiles(shape, kernel), shape.row_blocks)
@@ -86,16 +86,16 @@ pub trait Family: Debug + Sync {
 /// Every family.
 pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper, &generic::Generic];
 
-/// The family of an architecture's devices: the first that has them and is there, as `is_there` says of its name, or, where
-/// none is, the first that has them.
+/// The family of an architecture's devices: the first that has them and is there, as `is_there` says of its name, or,
+/// where none is, the first that has them.
 pub fn of(arch: &str, is_there: impl Fn(&str) -> bool) -> Option<&'static dyn Family> {
     let names = || catalogue::platforms_of(arch).map(|(table, _)| table.name);
     let name = names().find(|name| is_there(name)).or_else(|| names().next())?;
     FAMILIES.iter().find(|family| family.table().name == name).copied()
 }
 
-/// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean counts,
-/// and any count works.
+/// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean
+/// counts, and any count works.
 fn largest_tile(shape: &GemmShape, kernels: &[&'static Kernel]) -> &'static Kernel {
     let rows = match shape.of_experts() {
         true => shape.rows.div_ceil(shape.groups),
@@ -106,8 +106,8 @@ fn largest_tile(shape: &GemmShape, kernels: &[&'static Kernel]) -> &'static Kern
         .unwrap_or(&kernels[0])
 }
 
-/// Tiles that cover the rows, however they fall on the experts: a group's rows in tiles, and one more for each group that
-/// is not a multiple.
+/// Tiles that cover the rows, however they fall on the experts: a group's rows in tiles, and one more for each group
+/// that is not a multiple.
 fn most_tiles(shape: &GemmShape, kernel: &Kernel) -> usize {
     match shape.of_experts() {
         true => shape.rows.min(shape.groups) + shape.rows / kernel.tokens,

@@ -22,9 +22,9 @@ use std::ops::Range;
 /// H200's, as the benches' records have them. Other devices' are in a like proportion.
 const BYTES_PER_S: f64 = 4.2e12;
 const FLOPS_PER_S: f64 = 7.5e14;
-/// A layer takes so many times what its weights take, so many times what its products take, partly beside the weights, and
-/// what its keys and values take. Fitted to the stages' milliseconds that `workloads W2 --devices cuda --group 2 --overlap`
-/// prints for several `--requests`; the unit test has them.
+/// A layer takes so many times what its weights take, so many times what its products take, partly beside the weights,
+/// and what its keys and values take. Fitted to the stages' milliseconds that `workloads W2 --devices cuda --group 2
+/// --overlap` prints for several `--requests`; the unit test has them.
 const WEIGHTS_FACTOR: f64 = 1.64;
 const PRODUCTS_FACTOR: f64 = 0.7;
 /// The unembedding takes so many times the longer of the two: alone it comes close to it, in long runs of all kernels not.
@@ -185,25 +185,20 @@ impl Demand<'_> {
 mod tests {
     use super::*;
     use crate::backend::gpu::args::Format;
-    use crate::backend::gpu::family::{FAMILIES, Family};
+    use crate::backend::gpu::group::fit::cards;
     use crate::config::ModelConfig;
 
     fn targets() -> impl Iterator<Item = (&'static str, Target)> {
-        let of = |family: &&'static dyn Family| {
-            let cards = family.table().cards.iter();
-            let family = *family;
-            cards.map(move |card| {
-                let multiprocessors = card.multiprocessors;
-                (
-                    card.name,
-                    Target {
-                        family,
-                        multiprocessors,
-                    },
-                )
-            })
-        };
-        FAMILIES.iter().flat_map(of)
+        cards().into_iter().map(|(card, family)| {
+            let multiprocessors = card.multiprocessors;
+            (
+                card.name,
+                Target {
+                    family,
+                    multiprocessors,
+                },
+            )
+        })
     }
 
     /// The card that times were measured on.

@@ -12,14 +12,7 @@ use crate::options::Options;
 
 /// The kinds of devices that are spoken of, those of less memory first.
 pub fn cards() -> Vec<(Card, &'static dyn Family)> {
-    let of = |family: &&'static dyn Family| {
-        family
-            .table()
-            .cards
-            .iter()
-            .map(|&card| (card, *family))
-            .collect::<Vec<_>>()
-    };
+    let of = |&family: &&'static dyn Family| family.table().cards.iter().map(move |&card| (card, family));
     let mut cards: Vec<_> = FAMILIES.iter().flat_map(of).collect();
     cards.sort_by_key(|(card, _)| card.gb);
     cards
