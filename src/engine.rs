@@ -437,7 +437,9 @@ impl Engine {
         if speaks {
             summary::kind_lines(&replicas).iter().for_each(report::line);
         }
-        summary::replica_lines(&replicas).iter().for_each(report::line);
+        let longest = self.options.longest_sequence(&self.config);
+        let room = |replica: &dyn Replica| summary::room(&self.limits(replica), longest);
+        summary::replica_lines(&replicas, room).iter().for_each(report::line);
         if !speaks {
             return;
         }

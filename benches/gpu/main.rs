@@ -69,6 +69,9 @@ struct Args {
     /// `GETP_DEVICE_MB`'s value.
     #[arg(long, global = true, default_value_t = 0)]
     device_mb: usize,
+    /// `GETP_STEP_TOKENS`'s value; 0 is the library's own.
+    #[arg(long, global = true, default_value_t = 0)]
+    step_tokens: usize,
     /// Opens each device so many times, to play a group on one device; `--device-mb` says what each may take of it.
     #[arg(long, global = true, default_value_t = 1)]
     copies: usize,
@@ -124,6 +127,7 @@ impl Args {
             profile: self.profile,
             group: (self.group > 0).then_some(self.group),
             device_mb: self.device_mb,
+            step_tokens: (self.step_tokens > 0).then_some(self.step_tokens),
             print: Print::Nothing,
             progress: false,
             ignore_end: true,

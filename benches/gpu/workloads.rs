@@ -151,7 +151,7 @@ fn run_in_one_engine(args: &super::Args, part: &Args, config: &ModelConfig, want
     let at_once = part.at_once.unwrap_or(most.min(AT_ONCE * devices));
     let options = Options {
         max_batch: Some(at_once.div_ceil(devices)),
-        step_tokens: Some(8192),
+        step_tokens: options.step_tokens.or(Some(8192)),
         ignore_end: !wanted.iter().any(|w| w.mixed),
         ..options
     };

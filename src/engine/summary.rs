@@ -1,6 +1,7 @@
 //! The lines that `warm_up` prints on stderr.
 
 use crate::replica::Replica;
+use crate::scheduler::Limits;
 use crate::weights::PackedKind;
 
 /// A line for each kind of tensor: they are the same in all replicas.
@@ -10,11 +11,11 @@ pub fn kind_lines(replicas: &[&dyn Replica]) -> Vec<String> {
 }
 
 /// A line for each replica, with one for each of its devices if it has several, and the number of replicas if there are
-/// several.
-pub fn replica_lines(replicas: &[&dyn Replica]) -> Vec<String> {
+/// several. `room` says what a replica's KV cache has room for.
+pub fn replica_lines(replicas: &[&dyn Replica], room: impl Fn(&dyn Replica) -> String) -> Vec<String> {
     let mut lines = Vec::new();
     for replica in replicas {
-        lines.push(replica_line(*replica));
+        lines.push(format!("{}, {}", replica_line(*replica), room(*replica)));
         lines.extend(replica.parts().into_iter().map(|part| format!("  {}", part.name)));
     }
     if replicas.len() > 1 {
@@ -23,6 +24,18 @@ pub fn replica_lines(replicas: &[&dyn Replica]) -> Vec<String> {
         lines.push(format!("{} {what} share the requests", replicas.len()));
     }
     lines
+}
+
+/// What a KV cache has room for, where a sequence of the model may have `longest` positions.
+pub fn room(limits: &Limits, longest: usize) -> String {
+    match limits.at_once(longest) {
+        0 => format!(
+            "room for requests of up to {} of the model's {longest} positions",
+            limits.most_positions(1).min(longest)
+        ),
+        1 => format!("room for a request of {longest} positions"),
+        many => format!("room for {many} requests of {longest} positions"),
+    }
 }
 
 fn replica_line(replica: &dyn Replica) -> String {

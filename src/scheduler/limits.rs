@@ -175,6 +175,17 @@ impl Limits {
         if fits { most } else { 0 }
     }
 
+    /// How many requests of so many positions could run at once, whatever part of them is the prompt.
+    pub fn at_once(&self, positions: usize) -> usize {
+        if positions > self.max_positions {
+            return 0;
+        }
+        let need = self.need(positions, positions);
+        let full = self.full_blocks.checked_div(need.full).unwrap_or(usize::MAX);
+        let window = self.window_blocks.checked_div(need.window).unwrap_or(usize::MAX);
+        full.min(window).min(self.max_batch)
+    }
+
     /// Whether a request could run here, alone at least.
     pub fn take(&self, request: &Request) -> bool {
         self.obstacle(request).is_none()
@@ -290,6 +301,26 @@ mod tests {
             let message = limits.check().unwrap_err().to_string();
             assert!(message.contains(word), "{message}");
         }
+    }
+
+    #[test]
+    fn as_many_run_at_once_as_have_blocks_and_rows() {
+        let limits = limits();
+        // Of 16 positions each has one block of full layers, and one of a ring; of 17 two and two.
+        assert_eq!(
+            [16, 17, 160, 161].map(|positions| limits.at_once(positions)),
+            [4, 4, 1, 0]
+        );
+        let many = Limits {
+            max_batch: 100,
+            ..limits
+        };
+        assert_eq!([16, 17, 80, 81].map(|positions| many.at_once(positions)), [10, 5, 2, 1]);
+        let short = Limits {
+            max_positions: 16,
+            ..many
+        };
+        assert_eq!([16, 17].map(|positions| short.at_once(positions)), [10, 0]);
     }
 
     #[test]

@@ -26,8 +26,10 @@ pub struct Run {
     /// Positions of a request after its prompt.
     pub more: usize,
     pub want: Want,
-    /// The logits of every position are wanted, and end tokens end nothing.
+    /// The logits of every position are wanted.
     pub record_all: bool,
+    /// End tokens end answers.
+    pub ends: bool,
     /// Whether requests share the blocks of beginnings that are equal.
     pub share_beginnings: bool,
 }
@@ -38,7 +40,7 @@ pub fn answer(replica: &mut dyn Replica, config: &ModelConfig, prompts: &[Vec<u3
     for (request, prompt) in prompts.iter().enumerate() {
         let positions = prompt.len() + run.more;
         let mut request = Request::greedy(request, prompt.clone(), positions);
-        if run.record_all {
+        if !run.ends {
             request.ends = EndTokens::default().into();
         }
         scheduler.submit(request).unwrap();

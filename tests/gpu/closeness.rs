@@ -109,6 +109,7 @@ fn run() -> Run {
         more: 0,
         want: Want::Logits,
         record_all: true,
+        ends: false,
         share_beginnings: false,
     }
 }

@@ -64,6 +64,7 @@ fn answers(
         more: 6,
         want,
         record_all: false,
+        ends: true,
         share_beginnings: false,
     };
     let answers = answer(&mut replica, config, &prompts(config, 3), run);

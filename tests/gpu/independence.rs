@@ -45,6 +45,7 @@ fn run(want: Want) -> Run {
         more: MORE,
         want,
         record_all: true,
+        ends: false,
         share_beginnings: false,
     }
 }
@@ -135,6 +136,7 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
     let alike = alike(&prompts);
     let shared = |share_beginnings, want| Run {
         record_all: false,
+        ends: true,
         share_beginnings,
         ..run(want)
     };
@@ -247,6 +249,51 @@ fn rows_longer_than_a_span() {
             assert!(!alone.greedy.is_empty());
             check(alone, 0, &together, request, &format!("{count} rows"));
         }
+    }
+}
+
+/// Requests that take all positions that released models have, one of them with an answer of many tokens, alone, with
+/// another chunk, and both together.
+#[test]
+#[cfg_attr(feature = "simt", ignore = "for a device: the emulated one would take hours")]
+fn the_whole_context() {
+    const CONTEXT: usize = 131_072;
+    let [grouped, _] = configs();
+    let config = ModelConfig {
+        seq_len: CONTEXT,
+        context_length: Some(CONTEXT),
+        ..grouped
+    };
+    let checkpoint = SyntheticCheckpoint::new(&config, 84, Temperament::Wild).unwrap();
+    let prompts = [CONTEXT - MORE, CONTEXT - 2000].map(|length| prompt(&config, 1, length));
+    for precision in [Precision::Fast, Precision::Exact] {
+        let answer = |requests: std::ops::Range<usize>, step_tokens, more| {
+            let options = Options {
+                kv_mb: 4096,
+                ..options(precision, requests.len(), step_tokens)
+            };
+            let recorded = Run {
+                record_all: false,
+                more,
+                ..run(Want::Tokens)
+            };
+            answer(&mut *open(&checkpoint, &options), &config, &prompts[requests], recorded)
+        };
+        let alone = answer(0..1, 8192, MORE);
+        let last = *alone.greedy.keys().next_back().unwrap();
+        assert_eq!(last, (0, CONTEXT - 1), "the last position that there is");
+        check(&alone, 0, &answer(0..1, 3000, MORE), 0, "in other chunks");
+        let long = answer(1..2, 3000, 2000);
+        assert_eq!(long.greedy.len(), 2000 + 1);
+        let together = answer(0..2, 5000, MORE);
+        check(&alone, 0, &together, 0, "beside another");
+        let first = (0, CONTEXT - 2000 - 1);
+        let bits = |greedy: (u32, f32)| (greedy.0, greedy.1.to_bits());
+        assert_eq!(
+            bits(long.greedy[&first]),
+            bits(together.greedy[&(1, first.1)]),
+            "the other"
+        );
     }
 }
 

@@ -58,6 +58,7 @@ fn models_at_the_limits_give_the_cpus_tokens() {
             more: 6,
             want: Want::Tokens,
             record_all: false,
+            ends: true,
             share_beginnings: false,
         };
         let mut on_cpu = cpu::open(&checkpoint, &options(Precision::Exact, 3, 16)).unwrap();

@@ -81,6 +81,7 @@ fn whole_models_give_the_tokens_of_the_cpu() {
                 more: 12,
                 want: Want::Tokens,
                 record_all: false,
+                ends: true,
                 share_beginnings: true,
             };
             let prompts = prompts(&config, 5);

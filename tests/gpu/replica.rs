@@ -25,6 +25,7 @@ fn gives_the_cpus_tokens(requests: usize, more: usize) {
         more,
         want,
         record_all: false,
+        ends: true,
         share_beginnings: false,
     };
     let mut on_cpu = cpu::open(&checkpoint, &options(Precision::Exact, 7, 64)).unwrap();
