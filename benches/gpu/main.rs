@@ -32,6 +32,8 @@ mod warmup;
 mod watched;
 #[path = "../../tests/common/wgmma.rs"]
 mod wgmma;
+#[path = "../workload.rs"]
+mod workload;
 mod workloads;
 
 use clap::{Parser, Subcommand};
@@ -69,7 +71,7 @@ struct Args {
     /// `GETP_DEVICE_MB`'s value.
     #[arg(long, global = true, default_value_t = 0)]
     device_mb: usize,
-    /// `GETP_STEP_TOKENS`'s value; 0 is the library's own.
+    /// `GETP_STEP_TOKENS`'s value; 0 is 8,192.
     #[arg(long, global = true, default_value_t = 0)]
     step_tokens: usize,
     /// Opens each device so many times, to play a group on one device; `--device-mb` says what each may take of it.
@@ -111,8 +113,7 @@ impl Args {
         if self.layers > 0 {
             config.n_layers = self.layers;
         }
-        // As a released directory says; without it prompts are cut at 4,096 tokens.
-        config.context_length = Some(131_072);
+        config.context_length = Some(workload::CONTEXT_LENGTH);
         config
     }
 

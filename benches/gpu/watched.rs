@@ -4,6 +4,7 @@
 //! foresees: as with a trained model, the scheduler knows a request's limit alone, and the row planned meanwhile is
 //! discarded.
 
+use crate::workload::Lengths;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::{StepOutput, StepPlan, Want};
 use getp::error::Result;
@@ -22,13 +23,6 @@ use std::time::{Duration, Instant};
 const DIGITS: usize = 3;
 /// Prompts have no byte 0.
 const BASE: usize = 255;
-
-/// The tokens of a request.
-#[derive(Clone, Copy)]
-pub struct Lengths {
-    pub prompt: usize,
-    pub output: usize,
-}
 
 /// What all replicas of an engine note.
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! Runs whole batches through the engine, and prints the rates.
 
-use crate::watched::{self, Lengths, SharedNotes, Watched};
+use crate::watched::{self, SharedNotes, Watched};
+use crate::workload::{AT_ONCE, STEP_TOKENS, WORKLOADS, Workload};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::config::ModelConfig;
 use getp::engine::{Ask, Ending, Engine, Service, Stats};
@@ -11,9 +12,6 @@ use getp::replica::Replica;
 use getp::request::{EndTokens, LogProbs, Sampling};
 use getp::requests::Requests;
 use getp::tokenizer::Tokenizer;
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
-use rand_distr::{Distribution, LogNormal};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -56,81 +54,20 @@ pub struct Args {
     logprobs: Option<usize>,
 }
 
-#[derive(Clone, Copy)]
-struct Workload {
-    name: &'static str,
-    requests: usize,
-    /// Tokens; the mean number if lengths are mixed.
-    prompt: usize,
-    /// Likewise.
-    output: usize,
-    /// How many tokens all prompts begin with.
-    shared: usize,
-    /// Whether lengths are lognormal, and answers end before their limit.
-    mixed: bool,
-}
-
-const fn workload(name: &'static str, requests: usize, prompt: usize, output: usize) -> Workload {
-    Workload {
-        name,
-        requests,
-        prompt,
-        output,
-        shared: 0,
-        mixed: false,
-    }
-}
-
-/// W5, W6, W7 and M have as many requests as keep an H100 with the 20b model full for a minute before the last one
-/// starts. M's lengths are those of MLPerf's set for gpt-oss-120b as far as they are published; that of prompts is a
-/// guess.
-const WORKLOADS: [Workload; 13] = [
-    workload("W1", 32, 32, 992),
-    workload("W2", 890, 32, 992),
-    workload("W2x", 1536, 32, 992),
-    workload("W3", 256, 1024, 1024),
-    workload("W3p", 256, 1024, 1),
-    workload("W4", 1, 32, 256),
-    workload("P8k", 32, 8192, 1),
-    workload("P32k", 8, 32_768, 1),
-    workload("W5", 384, 1024, 8192),
-    workload("W6", 512, 8192, 1024),
-    workload("W7", 128, 32_768, 1024),
-    Workload {
-        shared: 8192,
-        ..workload("S", 64, 8448, 256)
-    },
-    Workload {
-        mixed: true,
-        ..workload("M", 2048, 1000, 1278)
-    },
-];
-
 /// Workloads that are run if none is named.
 const USUAL: [&str; 5] = ["W1", "W2", "W3", "W3p", "W4"];
-
-/// Mixed lengths: sigma of the logarithm, and the most.
-const MIXED_PROMPTS: (f64, usize) = (0.7, 4096);
-const MIXED_ANSWERS: (f64, usize) = (0.8, 10_240);
-
-/// Sequences that run at once by default: logits of more take gigabytes.
-const AT_ONCE: usize = 1536;
 
 pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     let is_wanted = |name| match part.names.as_slice() {
         [] => USUAL.contains(&name),
         names => names.iter().any(|wanted| wanted == name),
     };
-    // An engine's KV cache is divided for sequences of one length; mixed ones are hardly ever longer than the model's
-    // own. And end tokens end answers or are ignored in all of its runs.
+    // An engine's KV cache is divided for sequences of one length. And end tokens end answers or are ignored in all of
+    // its runs.
     let config = args.config();
-    let seq_len = |w: &Workload| match w.mixed {
-        true => config.seq_len,
-        false => config.seq_len.max(w.prompt + w.output),
-    };
     let mut engines: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for w in WORKLOADS.iter().filter(|w| is_wanted(w.name)) {
-        let wanted = engines.entry((w.mixed, seq_len(w))).or_default();
+        let wanted = engines.entry((w.mixed, w.seq_len(&config))).or_default();
         wanted.extend(w.with(&part.requests));
     }
     for ((_, seq_len), wanted) in engines {
@@ -151,7 +88,7 @@ fn run_in_one_engine(args: &super::Args, part: &Args, config: &ModelConfig, want
     let at_once = part.at_once.unwrap_or(most.min(AT_ONCE * devices));
     let options = Options {
         max_batch: Some(at_once.div_ceil(devices)),
-        step_tokens: options.step_tokens.or(Some(8192)),
+        step_tokens: options.step_tokens.or(Some(STEP_TOKENS)),
         ignore_end: !wanted.iter().any(|w| w.mixed),
         ..options
     };
@@ -279,42 +216,6 @@ struct Run {
 }
 
 impl Workload {
-    /// It with these numbers of requests, or as it is if there are none.
-    fn with(&self, requests: &[usize]) -> Vec<Self> {
-        let own = [self.requests];
-        let requests = if requests.is_empty() { &own } else { requests };
-        requests.iter().map(|&requests| Self { requests, ..*self }).collect()
-    }
-
-    /// The tokens of each request.
-    fn lengths(&self, shorten: usize) -> anyhow::Result<Vec<Lengths>> {
-        if !self.mixed {
-            let all = Lengths {
-                prompt: self.prompt,
-                output: (self.output / shorten).max(1),
-            };
-            return Ok(vec![all; self.requests]);
-        }
-        let rng = &mut ChaCha8Rng::seed_from_u64(1);
-        let prompts = lognormal(self.prompt, MIXED_PROMPTS.0)?;
-        let answers = lognormal(self.output, MIXED_ANSWERS.0)?;
-        let mut one = || Lengths {
-            prompt: (prompts.sample(rng) as usize).clamp(8, MIXED_PROMPTS.1),
-            output: ((answers.sample(rng) as usize).min(MIXED_ANSWERS.1) / shorten).max(1),
-        };
-        Ok((0..self.requests).map(|_| one()).collect())
-    }
-
-    /// The most positions of a request; the last token sampled is no input.
-    fn steps(&self, shorten: usize) -> usize {
-        let (prompt, output) = if self.mixed {
-            (MIXED_PROMPTS.1, MIXED_ANSWERS.1)
-        } else {
-            (self.prompt, self.output)
-        };
-        prompt + (output / shorten).max(1) - 1
-    }
-
     /// Each repeat has prompts of its own: the blocks of the last one's may still be there.
     fn run(
         &self,
@@ -463,11 +364,6 @@ fn submit_and_hear<'a>(
         }
     }
     Ok((tokens, start.elapsed().as_secs_f64()))
-}
-
-/// Lengths with this mean.
-fn lognormal(mean: usize, sigma: f64) -> anyhow::Result<LogNormal<f64>> {
-    Ok(LogNormal::new((mean as f64).ln() - sigma * sigma / 2.0, sigma)?)
 }
 
 /// A benchmark has no fallback for failed devices.
