@@ -1,0 +1,284 @@
+//! The time of kernels, from bytes, operations and launches.
+
+use crate::card::Card;
+use crate::shares::{CHUNK_MFMAS, Shares};
+use crate::units::{SIMDS, WAVE, last_end};
+use getp::backend::gpu::args::{Format, PrefillTile};
+use getp::backend::gpu::attention_plan::plan_prefill;
+use getp::backend::gpu::catalogue::{Elements, Kernel, Op};
+use getp::backend::gpu::launch::Launch;
+use getp::backend::gpu::shapes::{GemmShape, Kind, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::target::Target;
+use getp::config::ModelConfig;
+use rand::SeedableRng;
+use rand::seq::index::sample;
+use rand_chacha::ChaCha8Rng;
+
+pub const LAUNCH: f64 = 5e-6;
+/// upload, embed, norm, unembedding and argmax.
+pub const STEP_LAUNCHES: usize = 5;
+/// Tokens, or keys of attention, of an MFMA.
+const TOKENS: usize = 16;
+
+/// A matrix product of a step.
+pub struct Timed {
+    pub seconds: f64,
+    /// What its bytes or its operations at the matrix cores' peak take, whichever is longer.
+    pub least: f64,
+    /// The share of the device's matrix core peak that it reaches, not counting padding.
+    pub share: f64,
+    pub kernel: String,
+}
+
+/// A layer without its attention.
+pub struct Layer {
+    /// qkv, attn_out, mlp1, mlp2.
+    pub products: [Timed; 4],
+    /// Seconds of the bytes of all other kernels.
+    pub other: f64,
+    /// Launches, one of attention's among them.
+    pub launches: usize,
+}
+
+impl Layer {
+    pub fn seconds(&self) -> f64 {
+        let products: f64 = self.products.iter().map(|timed| timed.seconds).sum();
+        products + self.other + self.launches as f64 * LAUNCH
+    }
+
+    pub fn least(&self) -> f64 {
+        self.products.iter().map(|timed| timed.least).sum::<f64>() + self.other
+    }
+}
+
+pub struct Model<'a> {
+    pub config: &'a ModelConfig,
+    pub card: &'a Card,
+    pub target: Target,
+    pub shares: &'a Shares,
+}
+
+impl Model<'_> {
+    fn shape(&self, product: Product, rows: usize) -> GemmShape {
+        let c = self.config;
+        let queries = c.head_dim * c.n_attn_heads;
+        let (n, groups, rows) = match product {
+            Product::Qkv => (queries + 2 * c.head_dim * c.n_kv_heads, 1, rows),
+            Product::AttnOut => (c.hidden_dim, 1, rows),
+            Product::Mlp1 => (2 * c.intermediate_dim, c.n_experts, rows * c.experts_per_token),
+            Product::Mlp2 => (c.hidden_dim, c.n_experts, rows * c.experts_per_token),
+            Product::Greedy | Product::Logits => (c.vocab_size, 1, rows),
+        };
+        let kind = match product {
+            Product::Mlp1 | Product::Mlp2 => Kind::Mxfp4,
+            Product::Qkv => self.target.qkv_kind(c, false),
+            _ => Kind::W16,
+        };
+        let row_blocks = self.target.packed(kind, n, c.hidden_dim).row_blocks;
+        GemmShape {
+            product,
+            kind,
+            format: Format::F16,
+            terms: 1,
+            rows,
+            groups,
+            n,
+            row_blocks,
+        }
+    }
+
+    /// Seconds in which the matrix core of a SIMD does so many MFMAs.
+    fn mfmas(&self, count: usize) -> f64 {
+        count as f64 * self.shares.mfma_slots * 4.0 / self.card.hertz
+    }
+
+    /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
+    pub fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
+        let shape = self.shape(product, bucket);
+        let Launch { kernel, blocks, .. } = self.target.gemm(&shape).expect("a kernel").launch;
+        let sorts = match product {
+            Product::Mlp1 => self.sort_mlp1(bucket),
+            _ => None,
+        };
+        let kernel = sorts.unwrap_or(kernel);
+        let (name, waves) = (kernel.name(), kernel.threads / WAVE);
+        let spans = shape.row_blocks.div_ceil(waves);
+        let tiles = |rows: usize| match kernel.spreads() {
+            true => blocks / spans,
+            false => rows.div_ceil(kernel.tokens),
+        };
+        let columns = match product {
+            Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
+            Product::Mlp2 => self.config.intermediate_dim,
+            _ => self.config.hidden_dim,
+        };
+        // Of 16 tokens and a wave's 32 weight rows.
+        let step = self.mfmas(columns.div_ceil(64) * CHUNK_MFMAS);
+        let mut blocks = Vec::new();
+        for &rows in counts.iter().filter(|&&rows| rows > 0) {
+            let (steps, tiles) = (rows.div_ceil(TOKENS), tiles(rows));
+            let sizes = (0..tiles).map(|tile| steps * (tile + 1) / tiles - steps * tile / tiles);
+            let times = sizes.filter(|&steps| steps > 0).map(|steps| {
+                let (steps, share) = self.shares.of(&name, steps);
+                steps as f64 * step / share * waves as f64 / SIMDS
+            });
+            let mut times: Vec<f64> = times.collect();
+            if kernel.op == Op::SortMlp1 {
+                times = vec![times.iter().sum()];
+            }
+            (0..spans).for_each(|_| blocks.extend(&times));
+        }
+        let crossing = self.product_bytes(&shape, columns, counts) as f64 / self.card.bytes_a_second();
+        let seconds = last_end(self.card.compute_units, &blocks, waves).max(crossing);
+        let wanted = counts.iter().sum::<usize>() as f64 / TOKENS as f64 * shape.row_blocks as f64 * step;
+        let at_peak = wanted / (self.card.compute_units as f64 * SIMDS);
+        Timed {
+            seconds,
+            least: at_peak.max(crossing),
+            share: at_peak / seconds,
+            kernel: name,
+        }
+    }
+
+    /// Bytes moved: weights of the groups that have rows, activations in and out.
+    fn product_bytes(&self, shape: &GemmShape, columns: usize, counts: &[usize]) -> usize {
+        let weights = self.target.packed(shape.kind, shape.n, columns).bytes;
+        let out = match shape.product {
+            Product::Qkv | Product::Logits => 4 * shape.n,
+            Product::AttnOut => 2 * 4 * shape.n, // reads and writes the residual stream
+            Product::Mlp1 => shape.n,            // gate and up become one value of two bytes
+            Product::Mlp2 => 2 * shape.n,
+            Product::Greedy => 0,
+        };
+        let groups = counts.iter().filter(|&&rows| rows > 0).count();
+        groups * weights + counts.iter().sum::<usize>() * (2 * columns + out)
+    }
+
+    /// mlp1 of a step whose rows no other kernel sorts.
+    fn sort_mlp1(&self, bucket: usize) -> Option<&'static Kernel> {
+        let shape = self.shape(Product::Mlp1, bucket);
+        self.target.sort_mlp1(&shape, bucket).map(|launch| launch.kernel)
+    }
+
+    /// Bytes that a row moves in a layer's other kernels.
+    fn row_bytes(&self, bucket: usize) -> usize {
+        let c = self.config;
+        let (float, half) = (4 * c.hidden_dim, 2 * c.hidden_dim);
+        let (queries, keys) = (c.head_dim * c.n_attn_heads, c.head_dim * c.n_kv_heads);
+        let routed = c.experts_per_token * half;
+        let norm_of_sum = float + routed + float + half;
+        let rope_store = (4 + 2) * (queries + 2 * keys);
+        let attention = (2 + 2) * queries;
+        let norm = float + half + float;
+        let route = float;
+        let gather = match self.sort_mlp1(bucket) {
+            Some(_) => 0,
+            None => half + routed,
+        };
+        norm_of_sum + rope_store + attention + norm + route + gather
+    }
+
+    /// Rows of each expert. Tokens select experts at random, with a fixed seed.
+    fn counts(&self, rows: usize) -> Vec<usize> {
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        let mut counts = vec![0; self.config.n_experts];
+        for _ in 0..rows {
+            for expert in sample(&mut random, self.config.n_experts, self.config.experts_per_token) {
+                counts[expert] += 1;
+            }
+        }
+        counts
+    }
+
+    /// Launches of a layer, of the kernels that the host chooses.
+    fn layer_launches(&self, bucket: usize) -> usize {
+        let qkv = self.shape(Product::Qkv, bucket);
+        let qkv = self.target.gemm(&qkv).expect("a kernel").launch.kernel;
+        let qkv_and_rope = if qkv.op == Op::QkvStore { 1 } else { 2 };
+        let fast = Numbers::new(Format::F16, false);
+        let norm_and_route = match self
+            .target
+            .norm_route(self.config, &fast, Kind::Wire(Format::Bf16), bucket)
+        {
+            Some(_) => 1,
+            None => 2,
+        };
+        let sort_and_gather = match self.sort_mlp1(bucket) {
+            Some(_) => 0,
+            None => match self.target.sort_gather(bucket, 1) {
+                SortGatherLaunch::Together(_) => 1,
+                SortGatherLaunch::Apart { .. } => 2,
+            },
+        };
+        let norm_attention_and_out = 3;
+        let experts = 2;
+        norm_attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
+    }
+
+    pub fn layer(&self, bucket: usize, rows: usize) -> Layer {
+        let counts = self.counts(rows);
+        Layer {
+            products: [
+                self.product(Product::Qkv, bucket, &[rows]),
+                self.product(Product::AttnOut, bucket, &[rows]),
+                self.product(Product::Mlp1, bucket, &counts),
+                self.product(Product::Mlp2, bucket, &counts),
+            ],
+            other: (rows * self.row_bytes(bucket)) as f64 / self.card.bytes_a_second(),
+            launches: self.layer_launches(bucket),
+        }
+    }
+
+    /// Seconds in which a layer's keys and values of so many positions, summed over rows, cross memory.
+    pub fn reading(&self, keys: f64) -> f64 {
+        let c = self.config;
+        keys * (2 * 2 * c.head_dim * c.n_kv_heads) as f64 / self.card.bytes_a_second()
+    }
+
+    /// Seconds of the residual stream's way from a device of a group to the next.
+    pub fn hop(&self, rows: usize) -> f64 {
+        (4 * rows * self.config.hidden_dim) as f64 / self.card.link_bytes_a_second
+    }
+
+    /// Seconds of a layer's attention of prompts, chunks `(first position, rows)` of them. A wave takes 16 keys after 16
+    /// in the kernel's inner loop; a block takes as long as the wave of its last rows.
+    pub fn prompts(&self, chunks: &[(usize, usize)], window: Option<usize>) -> f64 {
+        let kernel = self.prefill_kernel();
+        let waves = kernel.threads / WAVE;
+        let wave_rows = kernel.per_block / waves;
+        let (mfmas, share) = self.shares.of_innermost(&kernel.name());
+        let step = self.mfmas(mfmas) / share * waves as f64 / SIMDS;
+        let numbered = chunks.iter().enumerate();
+        let mut tiles = Vec::new();
+        plan_prefill(
+            numbered.map(|(i, &(position, rows))| (i, position, rows)),
+            kernel.per_block,
+            &mut tiles,
+        )
+        .expect("memory for tiles");
+        let steps = |tile: &PrefillTile| {
+            let begin = chunks[tile.chunk as usize].0 + tile.first as usize;
+            let end = begin + tile.rows as usize;
+            let of_wave = |first: usize| {
+                let seen_from = window.map_or(0, |window| (first + 1).saturating_sub(window));
+                let last = end.min(first + wave_rows) - 1;
+                last / TOKENS - seen_from / TOKENS + 1
+            };
+            (begin..end).step_by(wave_rows).map(of_wave).max().unwrap_or(0)
+        };
+        let of_tile = |tile| vec![steps(tile) as f64 * step; self.config.n_kv_heads];
+        let blocks: Vec<f64> = tiles.iter().flat_map(of_tile).collect();
+        last_end(self.card.compute_units, &blocks, waves)
+    }
+
+    /// The share of the matrix cores' peak in the inner loop of attention of prompts.
+    pub fn prompts_share(&self) -> f64 {
+        self.shares.of_innermost(&self.prefill_kernel().name()).1
+    }
+
+    fn prefill_kernel(&self) -> &'static Kernel {
+        let mut kernels = self.target.family.table().kernels.iter();
+        let is_it = |kernel: &&Kernel| kernel.op == Op::AttentionPrefill && kernel.elements == Some(Elements::F16);
+        kernels.find(is_it).expect("the family has one")
+    }
+}
