@@ -5,12 +5,22 @@
 need g++ "apt-get install g++"
 cargo=${CARGO:-cargo}
 
-# Sanitizers are unstable options, which a stable compiler takes only so; --target keeps build scripts free of them.
-# The library's tests and the programs share one build of it.
-host=$(rustc -vV | awk '/^host/ { print $2 }')
+# The library's tests and the programs share one build of it. Third-party crates are those of Cargo's debug folder as
+# far as other checks have compiled them: what they do to memory is checked where they call the allocator, or have
+# generic code that is compiled here.
+own=$TARGET/sanitizers
+third_party() {
+    local debug=$TARGET/debug part
+    mkdir -p "$own/debug/deps"
+    for part in build .fingerprint; do
+        [[ ! -d $debug/$part ]] || cp -a "$debug/$part" "$own/debug"
+        rm -rf "$own/debug/$part"/getp-*
+    done
+    find "$debug/deps" -maxdepth 1 -name '*.*' -not -name '*getp*' -exec cp -a -t "$own/debug/deps" {} + || true
+}
 instrumented() {
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address "$cargo" test --locked --features tokenizer-json \
-        --target "$host" "$@"
+    INSTRUMENT="-Zsanitizer=address" RUSTC_WORKSPACE_WRAPPER=$PWD/tests/programs/rustc.sh "$cargo" test --locked \
+        --features tokenizer-json --target-dir "$own" "$@"
 }
 
 # Memory that cannot be had is to be an error, as without the sanitizer.
@@ -59,9 +69,10 @@ for path in tests/*.rs tests/*/main.rs; do
     [[ " code_objects header loads_in_flight program rooms scheduler " == *" $name "* ]] || tests+=(--test "$name")
 done
 
+[[ -e $own ]] || third_party
 # `cargo build` would take other features of some crates than the tests do, and build all again.
 instrumented --no-run "${tests[@]}"
-side_by_side programs "$TARGET/release" "$TARGET/$host/debug/deps"
+side_by_side programs "$TARGET/release" "$own/debug/deps"
 
 # The test of the C program links it to the library without a sanitizer's runtime; it has just run with one. A
 # sanitizer's report goes to stderr, which one of the tests puts into a file unless it is told not to. Comparing ids

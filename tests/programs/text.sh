@@ -6,7 +6,7 @@
 [[ -e ${harmony:?}/$harmony_version ]] ||
     fail "openai-harmony is missing; install it with: tests/programs/setup.sh test"
 arguments=(--locked --features cli --bin getp --test text --test program)
-"${CARGO:-cargo}" clippy "${arguments[@]}" --lib -- -D warnings
+"${CARGO:-cargo}" clippy --locked --features cli --lib --bin getp -- -D warnings
 "${CARGO:-cargo}" test "${arguments[@]}"
 library_of "cpu tokenizer-json" "${arguments[@]}"
 # Of this machine alone: Cargo would get the other systems' crates.
