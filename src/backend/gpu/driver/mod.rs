@@ -9,18 +9,14 @@ pub mod cuda;
 #[cfg(feature = "hip")]
 pub mod hip;
 pub mod limited;
-#[cfg(any(feature = "cuda", feature = "hip"))]
-mod shared_object;
 #[cfg(feature = "simt")]
 pub mod simt;
+#[cfg(any(feature = "cuda", feature = "hip"))]
+mod vendor;
 
 use crate::error::Result;
-#[cfg(any(feature = "cuda", feature = "hip"))]
-use crate::error::{Error, GpuFault};
 use bytemuck::{Pod, Zeroable};
 use std::time::Duration;
-#[cfg(any(feature = "cuda", feature = "hip"))]
-use std::{thread, time::Instant};
 
 /// A device's properties.
 #[derive(Clone, Debug)]
@@ -257,73 +253,3 @@ pub trait Driver: Send + Sync {
     /// Destroys a graph.
     fn free_graph(&self, graph: GraphHandle) -> Result<()>;
 }
-
-/// The C string in a buffer.
-#[cfg(any(feature = "cuda", feature = "hip"))]
-fn text(buffer: &[u8]) -> String {
-    let end = buffer.iter().position(|&byte| byte == 0).unwrap_or(buffer.len());
-    String::from_utf8_lossy(&buffer[..end]).into_owned()
-}
-
-/// Asks whether work is done until it is, or for as long as `limit`.
-#[cfg(any(feature = "cuda", feature = "hip"))]
-fn poll(limit: Duration, is_done: impl Fn() -> Result<bool>) -> Result<bool> {
-    let begin = Instant::now();
-    while !is_done()? {
-        if begin.elapsed() > limit {
-            return Ok(false);
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-    Ok(true)
-}
-
-/// The ordinal of a peer device, which must be of the same runtime.
-#[cfg(any(feature = "cuda", feature = "hip"))]
-fn peer_ordinal(device: &str, runtime: &str, peer: &dyn Driver) -> Result<usize> {
-    let peer = peer.device();
-    if peer.runtime == runtime {
-        return Ok(peer.ordinal);
-    }
-    Err(Error::Internal(format!(
-        "{device} cannot copy from {}:{}, a device of another runtime",
-        peer.runtime, peer.ordinal
-    )))
-}
-
-/// A loader is given only an image's address and trusts its header, so the image must be an ELF file.
-#[cfg(any(feature = "cuda", feature = "hip"))]
-fn check_elf(device: &str, image: &[u8]) -> Result<()> {
-    const HEADER_BYTES: usize = 64;
-    if image.len() >= HEADER_BYTES && image.starts_with(b"\x7fELF") {
-        return Ok(());
-    }
-    Err(Error::Gpu {
-        device: device.to_owned(),
-        call: format!("loading a code object of {} bytes", image.len()),
-        fault: GpuFault::InvalidImage,
-        code: None,
-    })
-}
-
-/// Error codes that HIP and CUDA share.
-#[cfg(all(test, any(feature = "cuda", feature = "hip")))]
-const FAULTS_OF_ALL: [(i32, GpuFault); 17] = [
-    (2, GpuFault::OutOfMemory),
-    (100, GpuFault::NoDevice),
-    (214, GpuFault::LostDevice),
-    (700, GpuFault::LostDevice),
-    (719, GpuFault::LostDevice),
-    (200, GpuFault::InvalidImage),
-    (209, GpuFault::NoBinary),
-    (218, GpuFault::LoadFailed),
-    (303, GpuFault::LoadFailed),
-    (302, GpuFault::NoKernel),
-    (500, GpuFault::NoKernel),
-    (900, GpuFault::Capture),
-    (901, GpuFault::Capture),
-    (907, GpuFault::Capture),
-    (908, GpuFault::Other),
-    (1, GpuFault::Other),
-    (12_345, GpuFault::Other),
-];

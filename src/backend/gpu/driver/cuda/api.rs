@@ -3,40 +3,84 @@
 //! Declared here and not taken from cudarc, whose calls panic where the library or a symbol is missing, and whose result
 //! type is a Rust enum: a number it does not know, from a newer driver, would be undefined behaviour.
 
-use super::super::shared_object::{no_driver, symbol};
-use super::RUNTIME;
+use super::super::vendor::calls::{Calls, Code, Symbols, Types, no_driver, symbol};
+use super::super::vendor::{Vendor, check};
+use super::Cuda;
 use crate::error::Result;
 use libloading::os::unix::Library;
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
-/// `CUresult`; 0 is success.
-pub type Code = c_int;
 /// `CUdevice`.
 pub type Ordinal = c_int;
 /// `CUdeviceptr`.
-pub type Address = u64;
+type Address = u64;
 /// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`, `CUgraph`, `CUgraphNode` and `CUgraphExec`: opaque
 /// pointers.
 pub type Handle = *mut c_void;
 
+const RUNTIME: &str = Cuda::RUNTIME;
+
 pub const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 pub const ATTRIBUTE_CAPABILITY_MAJOR: c_int = 75;
 pub const ATTRIBUTE_CAPABILITY_MINOR: c_int = 76;
-/// `CUDA_ERROR_NOT_READY`
-pub const NOT_READY: Code = 600;
 /// `CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`: the less, the faster.
 pub const PEER_RANK: c_int = 1;
 pub const PEER_ACCESS: c_int = 2;
-pub const STREAM_NON_BLOCKING: c_uint = 1;
-pub const EVENT_DISABLE_TIMING: c_uint = 2;
-pub const HOST_PORTABLE: c_uint = 1;
-pub const HOST_DEVICE_MAP: c_uint = 2;
 pub const FUNCTION_MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
-pub const CAPTURE_THREAD_LOCAL: c_int = 1;
 pub const LAUNCH_END: *mut c_void = std::ptr::null_mut();
 pub const LAUNCH_BUFFER_POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
 pub const LAUNCH_BUFFER_SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
+
+/// The types of the calls that HIP has, too.
+pub struct CudaTypes;
+
+impl Types for CudaTypes {
+    type Address = Address;
+    type Stream = Handle;
+    type Event = Handle;
+    type Module = Handle;
+    type Function = Handle;
+    type Graph = Handle;
+    type GraphExec = Handle;
+    type GraphNode = Handle;
+    /// `CUstreamCaptureMode`
+    type CaptureMode = c_int;
+    const CAPTURE_THREAD_LOCAL: c_int = 1;
+}
+
+const SYMBOLS: Symbols = Symbols {
+    device_count: "cuDeviceGetCount",
+    memory_info: "cuMemGetInfo_v2",
+    alloc: "cuMemAlloc_v2",
+    free: "cuMemFree_v2",
+    alloc_host: "cuMemHostAlloc",
+    free_host: "cuMemFreeHost",
+    host_address: "cuMemHostGetDevicePointer_v2",
+    copy_to_device: "cuMemcpyHtoDAsync_v2",
+    copy_to_host: "cuMemcpyDtoHAsync_v2",
+    copy: "cuMemcpyDtoDAsync_v2",
+    fill: "cuMemsetD8Async",
+    create_stream: "cuStreamCreate",
+    destroy_stream: "cuStreamDestroy_v2",
+    synchronize_stream: "cuStreamSynchronize",
+    query_stream: "cuStreamQuery",
+    wait_event: "cuStreamWaitEvent",
+    create_event: "cuEventCreate",
+    destroy_event: "cuEventDestroy_v2",
+    record_event: "cuEventRecord",
+    synchronize_event: "cuEventSynchronize",
+    elapsed_ms: "cuEventElapsedTime",
+    load_module: "cuModuleLoadData",
+    unload_module: "cuModuleUnload",
+    function: "cuModuleGetFunction",
+    begin_capture: "cuStreamBeginCapture_v2",
+    end_capture: "cuStreamEndCapture",
+    graph_nodes: "cuGraphGetNodes",
+    destroy_graph: "cuGraphDestroy",
+    launch_graph: "cuGraphLaunch",
+    destroy_graph_exec: "cuGraphExecDestroy",
+};
 
 /// `CUlaunchConfig`.
 #[repr(C)]
@@ -72,6 +116,7 @@ macro_rules! api {
     ($($name:ident = $symbol:literal ($($arg:ty),*);)*) => {
         /// libcuda's calls.
         pub struct Api {
+            pub calls: Calls<CudaTypes>,
             $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)*
             // Last, so that it is dropped after the pointers into it.
             _library: Library,
@@ -81,7 +126,9 @@ macro_rules! api {
             fn load() -> Result<Self> {
                 let library = open_library()?;
                 Ok(Self {
-                    // SAFETY: the types are those of cuda.h (12.0 on) for these symbols.
+                    // SAFETY: the types are those of cuda.h (12.0 on) for these symbols, as are those below.
+                    calls: unsafe { Calls::load(RUNTIME, &library, &SYMBOLS) }?,
+                    // SAFETY: as above.
                     $($name: unsafe { symbol(RUNTIME, &library, $symbol) }?,)*
                     _library: library,
                 })
@@ -92,7 +139,6 @@ macro_rules! api {
 
 api! {
     init = "cuInit" (c_uint);
-    device_count = "cuDeviceGetCount" (*mut c_int);
     device = "cuDeviceGet" (*mut Ordinal, c_int);
     device_name = "cuDeviceGetName" (*mut c_char, c_int, Ordinal);
     device_attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, Ordinal);
@@ -104,40 +150,11 @@ api! {
     current_context = "cuCtxGetCurrent" (*mut Handle);
     set_context = "cuCtxSetCurrent" (Handle);
     enable_peer = "cuCtxEnablePeerAccess" (Handle, c_uint);
-    memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
-    alloc = "cuMemAlloc_v2" (*mut Address, usize);
-    free = "cuMemFree_v2" (Address);
-    alloc_host = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
-    free_host = "cuMemFreeHost" (*mut c_void);
-    host_address = "cuMemHostGetDevicePointer_v2" (*mut Address, *mut c_void, c_uint);
-    copy_to_device = "cuMemcpyHtoDAsync_v2" (Address, *const c_void, usize, Handle);
-    copy_to_host = "cuMemcpyDtoHAsync_v2" (*mut c_void, Address, usize, Handle);
-    copy = "cuMemcpyDtoDAsync_v2" (Address, Address, usize, Handle);
     copy_peer = "cuMemcpyPeerAsync" (Address, Handle, Address, Handle, usize, Handle);
-    fill = "cuMemsetD8Async" (Address, u8, usize, Handle);
-    create_stream = "cuStreamCreate" (*mut Handle, c_uint);
-    destroy_stream = "cuStreamDestroy_v2" (Handle);
-    synchronize_stream = "cuStreamSynchronize" (Handle);
-    query_stream = "cuStreamQuery" (Handle);
-    wait_event = "cuStreamWaitEvent" (Handle, Handle, c_uint);
-    create_event = "cuEventCreate" (*mut Handle, c_uint);
-    destroy_event = "cuEventDestroy_v2" (Handle);
-    record_event = "cuEventRecord" (Handle, Handle);
-    synchronize_event = "cuEventSynchronize" (Handle);
-    elapsed_ms = "cuEventElapsedTime" (*mut f32, Handle, Handle);
-    load_module = "cuModuleLoadData" (*mut Handle, *const c_void);
-    unload_module = "cuModuleUnload" (Handle);
-    function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
     set_function_attribute = "cuFuncSetAttribute" (Handle, c_int, c_int);
     launch = "cuLaunchKernelEx" (*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
-    begin_capture = "cuStreamBeginCapture_v2" (Handle, c_int);
-    end_capture = "cuStreamEndCapture" (Handle, *mut Handle);
-    graph_nodes = "cuGraphGetNodes" (Handle, *mut Handle, *mut usize);
-    destroy_graph = "cuGraphDestroy" (Handle);
     instantiate_graph = "cuGraphInstantiateWithFlags" (*mut Handle, Handle, c_ulonglong);
     upload_graph = "cuGraphUpload" (Handle, Handle);
-    launch_graph = "cuGraphLaunch" (Handle, Handle);
-    destroy_graph_exec = "cuGraphExecDestroy" (Handle);
 }
 
 impl Api {
@@ -161,7 +178,7 @@ pub fn api() -> Result<&'static Api> {
     }
     let api = Api::load()?;
     // SAFETY: takes no pointers; may be called any number of times.
-    super::check(RUNTIME, unsafe { (api.init)(0) }, || "cuInit".into())?;
+    check::<Cuda>(RUNTIME, unsafe { (api.init)(0) }, || "cuInit".into())?;
     Ok(API.get_or_init(|| api))
 }
 

@@ -4,8 +4,9 @@
 //! to its functions. Their result, a Rust enum of HIP 5.4's codes, is a plain number here: a code of a newer runtime
 //! would be undefined behaviour as that enum.
 
-use super::super::shared_object::{no_driver, symbol};
-use super::RUNTIME;
+use super::super::vendor::calls::{self, Call, Calls, Code, Symbols, Types, no_driver, symbol};
+use super::super::vendor::{Vendor, text};
+use super::Hip;
 use crate::error::Result;
 use hip_sys::hiprt;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
@@ -14,30 +15,96 @@ use std::mem::offset_of;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-pub use hiprt::hipStreamCaptureMode::hipStreamCaptureModeThreadLocal as CAPTURE_THREAD_LOCAL;
-pub use hiprt::{
-    hipEvent_t as Event, hipEventDisableTiming, hipFunction_t as Function, hipGraph_t as Graph,
-    hipGraphExec_t as GraphExec, hipGraphNode_t as GraphNode, hipHostMallocMapped, hipHostMallocPortable,
-    hipModule_t as Module, hipStream_t as Stream, hipStreamCaptureMode as CaptureMode, hipStreamNonBlocking,
-};
+pub use hiprt::{hipFunction_t as Function, hipGraph_t as Graph, hipGraphExec_t as GraphExec, hipStream_t as Stream};
+
+const RUNTIME: &str = Hip::RUNTIME;
 
 /// `HSA_AMD_LINK_INFO_TYPE_XGMI`
 pub const LINK_XGMI: u32 = 4;
-
-/// `hipError_t`; 0 is success.
-pub type Code = c_uint;
-
-/// `hipErrorNotReady`
-pub const NOT_READY: Code = 600;
 
 pub const LAUNCH_BUFFER_POINTER: *mut c_void = std::ptr::without_provenance_mut(1);
 pub const LAUNCH_BUFFER_SIZE: *mut c_void = std::ptr::without_provenance_mut(2);
 pub const LAUNCH_END: *mut c_void = std::ptr::without_provenance_mut(3);
 
+/// hip-sys's types of the calls that CUDA has, too.
+pub struct HipTypes;
+
+impl Types for HipTypes {
+    type Address = *mut c_void;
+    type Stream = Stream;
+    type Event = hiprt::hipEvent_t;
+    type Module = hiprt::hipModule_t;
+    type Function = Function;
+    type Graph = Graph;
+    type GraphExec = GraphExec;
+    type GraphNode = hiprt::hipGraphNode_t;
+    type CaptureMode = hiprt::hipStreamCaptureMode;
+    const CAPTURE_THREAD_LOCAL: Self::CaptureMode = hiprt::hipStreamCaptureMode::hipStreamCaptureModeThreadLocal;
+}
+
+const _: () = {
+    assert!(hiprt::hipError_t::hipErrorNotReady as Code == calls::NOT_READY);
+    assert!(hiprt::hipError_t::hipErrorPeerAccessAlreadyEnabled as Code == calls::PEER_ALREADY_ENABLED);
+    assert!(hiprt::hipStreamNonBlocking == calls::STREAM_NON_BLOCKING);
+    assert!(hiprt::hipEventDisableTiming == calls::EVENT_DISABLE_TIMING);
+    assert!(hiprt::hipHostMallocPortable == calls::HOST_PORTABLE);
+    assert!(hiprt::hipHostMallocMapped == calls::HOST_MAPPED);
+};
+
+macro_rules! common {
+    ($($name:ident = $function:ident;)*) => {
+        const SYMBOLS: Symbols = Symbols {
+            $($name: stringify!($function),)*
+        };
+
+        // The types are hip-sys's.
+        const _: Calls<HipTypes, hiprt::hipError_t> = Calls {
+            $($name: Call {
+                name: "",
+                function: hiprt::$function,
+            },)*
+        };
+    };
+}
+
+common! {
+    device_count = hipGetDeviceCount;
+    memory_info = hipMemGetInfo;
+    alloc = hipMalloc;
+    free = hipFree;
+    alloc_host = hipHostMalloc;
+    free_host = hipHostFree;
+    host_address = hipHostGetDevicePointer;
+    copy_to_device = hipMemcpyHtoDAsync;
+    copy_to_host = hipMemcpyDtoHAsync;
+    copy = hipMemcpyDtoDAsync;
+    fill = hipMemsetD8Async;
+    create_stream = hipStreamCreateWithFlags;
+    destroy_stream = hipStreamDestroy;
+    synchronize_stream = hipStreamSynchronize;
+    query_stream = hipStreamQuery;
+    wait_event = hipStreamWaitEvent;
+    create_event = hipEventCreateWithFlags;
+    destroy_event = hipEventDestroy;
+    record_event = hipEventRecord;
+    synchronize_event = hipEventSynchronize;
+    elapsed_ms = hipEventElapsedTime;
+    load_module = hipModuleLoadData;
+    unload_module = hipModuleUnload;
+    function = hipModuleGetFunction;
+    begin_capture = hipStreamBeginCapture;
+    end_capture = hipStreamEndCapture;
+    graph_nodes = hipGraphGetNodes;
+    destroy_graph = hipGraphDestroy;
+    launch_graph = hipGraphLaunch;
+    destroy_graph_exec = hipGraphExecDestroy;
+}
+
 macro_rules! api {
     ($($name:ident = $function:ident ($($arg:ty),*);)*) => {
         /// libamdhip64's calls.
         pub struct Api {
+            pub calls: Calls<HipTypes>,
             $(pub $name: unsafe extern "C" fn($($arg),*) -> Code,)*
             get_properties: GetProperties,
             layout: &'static Layout,
@@ -54,7 +121,9 @@ macro_rules! api {
                 let (get_properties, layout) = properties_of(&library)?;
                 Ok(Self {
                     // SAFETY: the types are those of hip_runtime_api.h for these symbols, which ROCm 5 to 7 agree on;
-                    // the result, an enum there, is passed as an unsigned number.
+                    // the result, an enum there, is passed as a number of 32 bits.
+                    calls: unsafe { Calls::load(RUNTIME, &library, &SYMBOLS) }?,
+                    // SAFETY: as above.
                     $($name: unsafe { symbol(RUNTIME, &library, stringify!($function)) }?,)*
                     get_properties,
                     layout,
@@ -67,45 +136,15 @@ macro_rules! api {
 
 api! {
     runtime_version = hipRuntimeGetVersion(*mut c_int);
-    device_count = hipGetDeviceCount(*mut c_int);
     current_device = hipGetDevice(*mut c_int);
     set_device = hipSetDevice(c_int);
     can_access_peer = hipDeviceCanAccessPeer(*mut c_int, c_int, c_int);
     enable_peer = hipDeviceEnablePeerAccess(c_int, c_uint);
     link = hipExtGetLinkTypeAndHopCount(c_int, c_int, *mut u32, *mut u32);
-    memory_info = hipMemGetInfo(*mut usize, *mut usize);
-    alloc = hipMalloc(*mut *mut c_void, usize);
-    free = hipFree(*mut c_void);
-    alloc_host = hipHostMalloc(*mut *mut c_void, usize, c_uint);
-    free_host = hipHostFree(*mut c_void);
-    host_address = hipHostGetDevicePointer(*mut *mut c_void, *mut c_void, c_uint);
-    copy_to_device = hipMemcpyHtoDAsync(*mut c_void, *mut c_void, usize, Stream);
-    copy_to_host = hipMemcpyDtoHAsync(*mut c_void, *mut c_void, usize, Stream);
-    copy = hipMemcpyDtoDAsync(*mut c_void, *mut c_void, usize, Stream);
     copy_peer = hipMemcpyPeerAsync(*mut c_void, c_int, *const c_void, c_int, usize, Stream);
-    fill = hipMemsetD8Async(*mut c_void, u8, usize, Stream);
-    create_stream = hipStreamCreateWithFlags(*mut Stream, c_uint);
-    destroy_stream = hipStreamDestroy(Stream);
-    synchronize_stream = hipStreamSynchronize(Stream);
-    query_stream = hipStreamQuery(Stream);
-    wait_event = hipStreamWaitEvent(Stream, Event, c_uint);
-    create_event = hipEventCreateWithFlags(*mut Event, c_uint);
-    destroy_event = hipEventDestroy(Event);
-    record_event = hipEventRecord(Event, Stream);
-    synchronize_event = hipEventSynchronize(Event);
-    elapsed_ms = hipEventElapsedTime(*mut f32, Event, Event);
-    load_module = hipModuleLoadData(*mut Module, *const c_void);
-    unload_module = hipModuleUnload(Module);
-    function = hipModuleGetFunction(*mut Function, Module, *const c_char);
     launch = hipModuleLaunchKernel(
         Function, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Stream, *mut *mut c_void, *mut *mut c_void);
-    begin_capture = hipStreamBeginCapture(Stream, CaptureMode);
-    end_capture = hipStreamEndCapture(Stream, *mut Graph);
-    graph_nodes = hipGraphGetNodes(Graph, *mut GraphNode, *mut usize);
-    destroy_graph = hipGraphDestroy(Graph);
-    instantiate_graph = hipGraphInstantiate(*mut GraphExec, Graph, *mut GraphNode, *mut c_char, usize);
-    launch_graph = hipGraphLaunch(GraphExec, Stream);
-    destroy_graph_exec = hipGraphExecDestroy(GraphExec);
+    instantiate_graph = hipGraphInstantiate(*mut GraphExec, Graph, *mut hiprt::hipGraphNode_t, *mut c_char, usize);
 }
 
 /// What is used of `hipDeviceProp_t`.
@@ -162,7 +201,7 @@ impl Api {
         // SAFETY: writes one struct, for which there is room; words are aligned as its widest fields are.
         let code = unsafe { (self.get_properties)(words.as_mut_ptr().cast(), device) };
         let bytes: &[u8] = bytemuck::cast_slice(&words);
-        let text = |at: usize| super::super::text(&bytes[at..at + NAME_BYTES]);
+        let text = |at: usize| text(&bytes[at..at + NAME_BYTES]);
         let arch = text(self.layout.arch);
         let properties = Properties {
             name: text(0),
@@ -183,7 +222,7 @@ impl Api {
         let mut address = [0u8; 64];
         // SAFETY: writes at most as many bytes as it is told, NUL included.
         let code = unsafe { get(address.as_mut_ptr().cast(), address.len() as c_int, device) };
-        Ok((code, super::super::text(&address)))
+        Ok((code, text(&address)))
     }
 }
 
