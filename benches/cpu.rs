@@ -23,7 +23,7 @@ use getp::kv_blocks::KvBlocks;
 use getp::memory::Purpose;
 use getp::ops::Ops;
 use getp::options::{Options, Precision, Print};
-use getp::profile::{Profile, Stage};
+use getp::profile::{Operation, Profile};
 use getp::replica::{Pointers, Replica};
 use getp::request::{EndTokens, LogProbs, Request, Sampling};
 use getp::scheduler::Scheduler;
@@ -162,7 +162,7 @@ fn machine(args: &Args) {
 /// Reads memory once.
 struct Read<'a>(&'a [[u8; 8]]);
 
-impl getp::simd::Kernel for Read<'_> {
+impl getp::simd::VectorCode for Read<'_> {
     type Output = u64;
 
     #[inline(always)]
@@ -192,7 +192,7 @@ struct Dots {
     integer: bool,
 }
 
-impl getp::simd::Kernel for Dots {
+impl getp::simd::VectorCode for Dots {
     type Output = f32;
 
     #[inline(always)]
@@ -224,14 +224,14 @@ impl getp::simd::Kernel for Dots {
 
 // ---- one layer's products
 
-/// The stages that are matrix products.
-const PRODUCTS: [Stage; 6] = [
-    Stage::Qkv,
-    Stage::AttnOut,
-    Stage::Router,
-    Stage::Mlp1,
-    Stage::Mlp2,
-    Stage::Unembed,
+/// The operations that are matrix products.
+const PRODUCTS: [Operation; 6] = [
+    Operation::Qkv,
+    Operation::AttnOut,
+    Operation::Router,
+    Operation::Mlp1,
+    Operation::Mlp2,
+    Operation::Unembed,
 ];
 
 fn shape(layers: usize) -> ModelConfig {
@@ -270,7 +270,7 @@ fn layer(args: &Args) -> anyhow::Result<()> {
         }
         let w = &weights.layers[0];
         let mut output = StepOutput::default();
-        let mut best = std::collections::HashMap::<&str, (f64, getp::profile::StageTotal)>::new();
+        let mut best = std::collections::HashMap::<&str, (f64, getp::profile::OperationTotal)>::new();
         for _ in 0..args.repeats {
             let mut ops = CpuOps::<f16>::new(&config, engine, rows, true).unwrap();
             let (x, normed) = ops.norm(&mut *memory, &w.attn_norm, &mut a.t)?;
@@ -290,19 +290,19 @@ fn layer(args: &Args) -> anyhow::Result<()> {
                 )?;
             }
             let profile = ops.profile().expect("asked for");
-            for stage in PRODUCTS {
-                let total = profile.total(stage);
+            for operation in PRODUCTS {
+                let total = profile.total(operation);
                 let seconds = total.time.as_secs_f64();
-                if total.calls > 0 && best.get(stage.name()).is_none_or(|b| seconds < b.0) {
-                    best.insert(stage.name(), (seconds, total));
+                if total.calls > 0 && best.get(operation.name()).is_none_or(|b| seconds < b.0) {
+                    best.insert(operation.name(), (seconds, total));
                 }
             }
         }
-        for stage in PRODUCTS {
-            if let Some((seconds, total)) = best.get(stage.name()) {
+        for operation in PRODUCTS {
+            if let Some((seconds, total)) = best.get(operation.name()) {
                 println!(
                     "{:<14}{rows:>6}{:>12.0}{:>9.1}{:>10.1}",
-                    stage.name(),
+                    operation.name(),
                     seconds * 1e6,
                     total.cost.bytes as f64 / seconds * 1e-9,
                     total.cost.flops as f64 / seconds * 1e-9

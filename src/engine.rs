@@ -37,7 +37,7 @@ use draws::Draws;
 pub use ledger::{Ending, Event, Times};
 use pipeline::Pipeline;
 use queue::Queue;
-pub use ranks::{Begun, Protocol, Ranks};
+pub use ranks::{Protocol, RankInputs, Ranks};
 use rayon::prelude::*;
 use run::{Results, Run, Served, Worker};
 pub use service::{Ask, Service};
@@ -535,7 +535,7 @@ pub fn limits(replica: &dyn Replica, config: &ModelConfig) -> Limits {
         share_beginnings: true,
         share_answers: replica.decodes_as_prompts(),
         depth: replica.depth(),
-        speculate: false,
+        plans_ahead: false,
     }
 }
 

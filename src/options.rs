@@ -77,7 +77,7 @@ macro_rules! options {
             /// sets it.
             pub ignore_end: bool,
             /// What this process has of a machine that it shares with other ranks. No environment variable sets it.
-            pub part: Part,
+            pub part: MachineShare,
         }
 
         impl Default for Options {
@@ -86,7 +86,7 @@ macro_rules! options {
                     $($field: $default,)*
                     names: Names::default(),
                     ignore_end: false,
-                    part: Part::default(),
+                    part: MachineShare::default(),
                 }
             }
         }
@@ -158,14 +158,14 @@ table!(options);
 
 /// What a process has of a machine that it shares with other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct MachineShare {
     /// The GPUs, by names that are the same for all processes of a machine; `None` where they are not shared.
     pub devices: Option<Vec<String>>,
     /// The ranks that share the host's memory.
     pub processes: usize,
 }
 
-impl Default for Part {
+impl Default for MachineShare {
     fn default() -> Self {
         Self {
             devices: None,

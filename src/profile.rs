@@ -1,12 +1,12 @@
-//! The profile: the stages of a step, the bytes and operations that each must at least take, and the times measured.
+//! The profile: the operations of a step, the bytes and operations that each must at least take, and the times measured.
 
 use std::ops::Add;
 use std::time::Duration;
 
-/// A stage of the forward pass.
+/// An operation of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the variants are the operations of `model::forward`
-pub enum Stage {
+pub enum Operation {
     Embed,
     Norm,
     Qkv,
@@ -24,49 +24,49 @@ pub enum Stage {
     Score,
 }
 
-/// Every stage, in the order of the forward pass.
-pub const STAGES: [Stage; 15] = [
-    Stage::Embed,
-    Stage::Norm,
-    Stage::Qkv,
-    Stage::RopeStore,
-    Stage::Attention,
-    Stage::AttnOut,
-    Stage::Router,
-    Stage::Sort,
-    Stage::Gather,
-    Stage::Mlp1,
-    Stage::Mlp2,
-    Stage::Unembed,
-    Stage::Argmax,
-    Stage::Draw,
-    Stage::Score,
+/// Every operation, in the order of the forward pass.
+pub const OPERATIONS: [Operation; 15] = [
+    Operation::Embed,
+    Operation::Norm,
+    Operation::Qkv,
+    Operation::RopeStore,
+    Operation::Attention,
+    Operation::AttnOut,
+    Operation::Router,
+    Operation::Sort,
+    Operation::Gather,
+    Operation::Mlp1,
+    Operation::Mlp2,
+    Operation::Unembed,
+    Operation::Argmax,
+    Operation::Draw,
+    Operation::Score,
 ];
 
-impl Stage {
-    /// The stage's name in the table.
+impl Operation {
+    /// The operation's name in the table.
     pub fn name(self) -> &'static str {
         match self {
-            Stage::Embed => "embed",
-            Stage::Norm => "norm",
-            Stage::Qkv => "qkv",
-            Stage::RopeStore => "rope_store",
-            Stage::Attention => "attention",
-            Stage::AttnOut => "attn_out",
-            Stage::Router => "router",
-            Stage::Sort => "sort",
-            Stage::Gather => "gather",
-            Stage::Mlp1 => "mlp1_swiglu",
-            Stage::Mlp2 => "mlp2_combine",
-            Stage::Unembed => "unembed",
-            Stage::Argmax => "argmax",
-            Stage::Draw => "draw",
-            Stage::Score => "score",
+            Operation::Embed => "embed",
+            Operation::Norm => "norm",
+            Operation::Qkv => "qkv",
+            Operation::RopeStore => "rope_store",
+            Operation::Attention => "attention",
+            Operation::AttnOut => "attn_out",
+            Operation::Router => "router",
+            Operation::Sort => "sort",
+            Operation::Gather => "gather",
+            Operation::Mlp1 => "mlp1_swiglu",
+            Operation::Mlp2 => "mlp2_combine",
+            Operation::Unembed => "unembed",
+            Operation::Argmax => "argmax",
+            Operation::Draw => "draw",
+            Operation::Score => "score",
         }
     }
 }
 
-/// The least that a call of a stage must move and compute: every input read once, every output written once.
+/// The least that a call of an operation must move and compute: every input read once, every output written once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     /// Bytes read and written in the device's memory.
@@ -86,9 +86,9 @@ impl Add for Cost {
     }
 }
 
-/// Sums over the calls of one stage.
+/// Sums over the calls of one operation.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct StageTotal {
+pub struct OperationTotal {
     /// Number of calls.
     pub calls: u64,
     /// Time of all calls.
@@ -106,7 +106,7 @@ pub struct Roof {
     pub flops_per_s: f64,
 }
 
-/// What limits a stage: the memory's bandwidth or the matrix units' rate.
+/// What limits an operation: the memory's bandwidth or the matrix units' rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the two rates of `Roof`
 pub enum Limit {
@@ -191,22 +191,22 @@ impl StepTimes {
     }
 }
 
-/// A kernel that a stage was, or a part of it.
+/// A kernel that an operation was, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelCalls {
-    /// The stage.
-    pub stage: Stage,
+    /// The operation.
+    pub operation: Operation,
     /// The kernel's name in its code object.
     pub name: String,
     /// How often it was launched.
     pub calls: u64,
 }
 
-/// Calls, times and costs by stage.
+/// Calls, times and costs by operation.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    totals: [StageTotal; STAGES.len()],
-    /// The kernels that ran, those of a stage in the order in which each came first.
+    totals: [OperationTotal; OPERATIONS.len()],
+    /// The kernels that ran, those of an operation in the order in which each came first.
     pub kernels: Vec<KernelCalls>,
     /// The device's roofline, if it was measured.
     pub roof: Option<Roof>,
@@ -218,21 +218,21 @@ pub struct Profile {
 
 impl Profile {
     /// Adds one call.
-    pub fn add(&mut self, stage: Stage, time: Duration, cost: Cost) {
-        let total = &mut self.totals[stage as usize];
+    pub fn add(&mut self, operation: Operation, time: Duration, cost: Cost) {
+        let total = &mut self.totals[operation as usize];
         total.calls += 1;
         total.time += time;
         total.cost.bytes += cost.bytes;
         total.cost.flops += cost.flops;
     }
 
-    /// Calls, time and cost of one stage.
-    pub fn total(&self, stage: Stage) -> StageTotal {
-        self.totals[stage as usize]
+    /// Calls, time and cost of one operation.
+    pub fn total(&self, operation: Operation) -> OperationTotal {
+        self.totals[operation as usize]
     }
 
-    /// The table: stage, calls, total seconds, average microseconds, share of the time, GB/s and GFLOP/s. With a
-    /// roofline TFLOP/s, the share of the limiting rate that was reached, and which rate limits the stage.
+    /// The table: operation, calls, total seconds, average microseconds, share of the time, GB/s and GFLOP/s. With a
+    /// roofline TFLOP/s, the share of the limiting rate that was reached, and which rate limits the operation.
     pub fn table(&self) -> String {
         let all: f64 = self.totals.iter().map(|t| t.time.as_secs_f64()).sum();
         let (flops, unit) = match self.roof {
@@ -241,11 +241,11 @@ impl Profile {
         };
         let mut out = format!(
             "{:<14}{:>9}{:>10}{:>12}{:>8}{:>9}{:>10}",
-            "stage", "calls", "total s", "average us", "share", "GB/s", flops
+            "operation", "calls", "total s", "average us", "share", "GB/s", flops
         );
         out += if self.roof.is_some() { "  of the limit\n" } else { "\n" };
-        for stage in STAGES {
-            let t = self.total(stage);
+        for operation in OPERATIONS {
+            let t = self.total(operation);
             if t.calls == 0 {
                 continue;
             }
@@ -253,7 +253,7 @@ impl Profile {
             let per_second = |n: u64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
             out += &format!(
                 "{:<14}{:>9}{:>10.3}{:>12.1}{:>7.1}%{:>9.1}{:>10.1}",
-                stage.name(),
+                operation.name(),
                 t.calls,
                 seconds,
                 seconds / t.calls as f64 * 1e6,
@@ -266,19 +266,19 @@ impl Profile {
                 format!("{:>6.1}% {}\n", 100.0 * share, limit.name())
             });
         }
-        out += &format!("{:<14}{:>9}{all:>10.3}\n", "all stages", "");
+        out += &format!("{:<14}{:>9}{all:>10.3}\n", "all operations", "");
         out + &self.kernel_lines() + &self.notes()
     }
 
-    /// A line for each kernel: its stage, its name, and how often it was launched.
+    /// A line for each kernel: its operation, its name, and how often it was launched.
     fn kernel_lines(&self) -> String {
         let mut out = String::new();
-        for stage in STAGES {
-            for kernel in self.kernels.iter().filter(|kernel| kernel.stage == stage) {
+        for operation in OPERATIONS {
+            for kernel in self.kernels.iter().filter(|kernel| kernel.operation == operation) {
                 if out.is_empty() {
-                    out = format!("{:<14}{:<36}{:>9}\n", "stage", "kernel", "calls");
+                    out = format!("{:<14}{:<36}{:>9}\n", "operation", "kernel", "calls");
                 }
-                out += &format!("{:<14}{:<36}{:>9}\n", stage.name(), kernel.name, kernel.calls);
+                out += &format!("{:<14}{:<36}{:>9}\n", operation.name(), kernel.name, kernel.calls);
             }
         }
         out
@@ -323,7 +323,7 @@ mod tests {
     };
 
     #[test]
-    fn a_stage_is_limited_by_what_takes_longer() {
+    fn an_operation_is_limited_by_what_takes_longer() {
         let cost = |bytes, flops| Cost { bytes, flops };
         assert_eq!(ROOF.share(cost(4_000_000, 400_000_000), 4e-6), (0.25, Limit::Memory));
         assert_eq!(ROOF.share(cost(4_000_000, 1_600_000_000), 4e-6), (0.5, Limit::Matrix));
@@ -337,7 +337,7 @@ mod tests {
             bytes: 4_000_000_000,
             flops: 0,
         };
-        profile.add(Stage::Sort, Duration::from_millis(2), cost);
+        profile.add(Operation::Sort, Duration::from_millis(2), cost);
         assert!(!profile.table().contains("limit"));
         profile.roof = Some(ROOF);
         let table = profile.table();
@@ -346,16 +346,16 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_the_kernels_of_each_stage() {
+    fn the_table_names_the_kernels_of_each_operation() {
         let mut profile = Profile::default();
         assert!(!profile.table().contains("kernel"));
-        for (stage, name, calls) in [
-            (Stage::Mlp1, "mlp1_n128", 2),
-            (Stage::Norm, "norm", 1),
-            (Stage::Mlp1, "mlp1_n8", 1),
+        for (operation, name, calls) in [
+            (Operation::Mlp1, "mlp1_n128", 2),
+            (Operation::Norm, "norm", 1),
+            (Operation::Mlp1, "mlp1_n8", 1),
         ] {
             let name = name.to_owned();
-            profile.kernels.push(KernelCalls { stage, name, calls });
+            profile.kernels.push(KernelCalls { operation, name, calls });
         }
         let table = profile.table();
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "stage kernel calls",
+                "operation kernel calls",
                 "norm norm 1",
                 "mlp1_swiglu mlp1_n128 2",
                 "mlp1_swiglu mlp1_n8 1",

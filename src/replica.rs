@@ -18,7 +18,7 @@ pub struct Pointers {
 }
 
 /// One of the devices of a replica that has several.
-pub struct Part<'a> {
+pub struct Member<'a> {
     /// The device, its part of the model and its memory, for the line that `warm_up` prints.
     pub name: String,
     /// The times of all steps so far, if profiling is on.
@@ -87,7 +87,7 @@ pub trait Replica: Send + Any {
     /// The times of all steps so far, if profiling is on; `None` if [`Replica::parts`] have them.
     fn profile(&self) -> Option<&Profile>;
     /// Its devices, if they are several.
-    fn parts(&self) -> Vec<Part<'_>> {
+    fn parts(&self) -> Vec<Member<'_>> {
         Vec::new()
     }
     /// The addresses of its buffers, for the program's struct.

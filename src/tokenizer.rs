@@ -339,7 +339,7 @@ impl<'a> Reader<'a, '_> {
 #[derive(Default)]
 struct MergeTable {
     /// Its length is a power of two. At least half of the slots are free, so every search ends.
-    slots: Vec<Slot>,
+    slots: Vec<Bucket>,
     /// `powers[k]` is `HASH_BASE` to the power of `k`; `[longest + 1]`.
     powers: Vec<u64>,
     /// Length in bytes of the longest entry.
@@ -347,7 +347,7 @@ struct MergeTable {
 }
 
 #[derive(Clone, Copy)]
-struct Slot {
+struct Bucket {
     /// The high bits of the hash. If they differ, the bytes need not be compared.
     tag: u32,
     /// The entry, or `NONE`.
@@ -371,7 +371,7 @@ fn spread(hash: u64) -> u64 {
 impl MergeTable {
     fn new(entries: usize, longest: usize) -> Result<Self> {
         let powers = std::iter::successors(Some(1_u64), |p| Some(p.wrapping_mul(HASH_BASE)));
-        let free = Slot { tag: 0, id: NONE };
+        let free = Bucket { tag: 0, id: NONE };
         Ok(Self {
             slots: memory::filled(free, (2 * entries).next_power_of_two(), Purpose::Vocabulary)?,
             powers: memory::collect(powers.take(longest + 1), Purpose::Vocabulary)?,
@@ -390,7 +390,7 @@ impl MergeTable {
         let hash = bytes.iter().fold(0, |hash, &b| self.join_hash(hash, byte_hash(b), 1));
         let (slot, tag) = self.search(vocabulary, hash, bytes);
         if self.slots[slot].id == NONE {
-            self.slots[slot] = Slot { tag, id };
+            self.slots[slot] = Bucket { tag, id };
         }
     }
 
@@ -417,7 +417,7 @@ impl MergeTable {
 
 /// A part of a piece: consecutive bytes. Its index in `Merger::parts` is its first byte.
 #[derive(Clone, Copy)]
-struct Part {
+struct Symbol {
     /// Hash of the part's bytes.
     hash: u64,
     /// End of the part's bytes, which is the index of its right neighbour.
@@ -435,7 +435,7 @@ struct Part {
 struct Merger<'a> {
     merges: &'a MergeTable,
     /// `[bytes of the piece]`; elements inside a longer part are not used.
-    parts: Vec<Part>,
+    parts: Vec<Symbol>,
     /// Pairs that can be merged, as `(id, index of the left part)`, the lowest first.
     queue: BinaryHeap<Reverse<(u32, u32)>>,
 }
@@ -469,7 +469,7 @@ impl<'a> Merger<'a> {
     fn split(&mut self, vocabulary: &Tokenizer, piece: &[u8]) -> Result<()> {
         self.parts.clear();
         memory::reserve(&mut self.parts, piece.len(), Purpose::Requests)?;
-        self.parts.extend((0..).zip(piece).map(|(start, &byte)| Part {
+        self.parts.extend((0..).zip(piece).map(|(start, &byte)| Symbol {
             hash: byte_hash(byte),
             end: start + 1,
             previous: start.wrapping_sub(1), // NONE before the first
@@ -486,7 +486,7 @@ impl<'a> Merger<'a> {
     fn merge(&mut self, vocabulary: &Tokenizer, piece: &[u8], left: usize) -> Result<()> {
         let right = self.parts[left].end as usize;
         let end = self.parts[right].end;
-        self.parts[left] = Part {
+        self.parts[left] = Symbol {
             hash: self.joined_hash(left),
             end,
             token: self.parts[left].merged,

@@ -17,11 +17,11 @@ use crate::config::ModelConfig;
 use crate::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES, e8m0_to_f32};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::simd::{Kernel, Level, Simd};
+use crate::simd::{Level, Simd, VectorCode};
 use crate::tensors::{Field, Holds, TensorId};
 use memmap2::{Advice, MmapMut};
 use once_cell::sync::OnceCell;
-use print::Print;
+use print::Fingerprint;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -540,7 +540,7 @@ struct EncodeRows<'a, 'b> {
     scratch: &'a mut Scratch,
 }
 
-impl Kernel for EncodeRows<'_, '_> {
+impl VectorCode for EncodeRows<'_, '_> {
     type Output = Encoded;
 
     #[inline(always)]
@@ -576,7 +576,7 @@ impl Kernel for EncodeRows<'_, '_> {
                     out.misfit.get_or_insert((row, col, floats[col]));
                     return out;
                 }
-                let mut print = Print::new();
+                let mut print = Fingerprint::new();
                 match format {
                     WeightFormat::Mxfp4 => {
                         print.add(&scratch.codes[at.clone()]);

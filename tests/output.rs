@@ -577,7 +577,7 @@ fn the_summary_and_the_profile_are_printed() {
              room for 8 requests of 16 positions",
         ]
     );
-    assert!(said.iter().any(|line| line.starts_with("stage ")), "{said:?}");
+    assert!(said.iter().any(|line| line.starts_with("operation ")), "{said:?}");
 }
 
 #[test]
@@ -588,7 +588,7 @@ fn each_device_has_a_line_and_a_profile() {
     ));
     let starts = |what: &str| said.iter().filter(|line| line.starts_with(what)).count();
     assert_eq!(
-        (starts("w_qkv "), starts("fake; weights"), starts("stage ")),
+        (starts("w_qkv "), starts("fake; weights"), starts("operation ")),
         (1, 3, 3),
         "{said:?}"
     );

@@ -230,7 +230,7 @@ impl Device {
             }
             step.sampled.push(token);
             self.last_tokens[row.sequence] = Some(token);
-            if !self.limits.speculate {
+            if !self.limits.plans_ahead {
                 self.last_tokens[row.sequence] = None;
                 step.not_on_device.insert(request);
             } else if jobs[request].is_left_to_host(request, row.position) {
@@ -282,8 +282,8 @@ impl Device {
     /// oldest first. Where sequences take turns, a step serves its share of those whose token is known, or of those
     /// that were in no step that is computed at the same time.
     fn check_service(&mut self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job], sit_out: &HashSet<usize>) {
-        let speculate = self.limits.speculate;
-        let turns = if speculate {
+        let plans_ahead = self.limits.plans_ahead;
+        let turns = if plans_ahead {
             self.limits.depth.max(2) - 1
         } else {
             self.limits.depth
@@ -322,7 +322,7 @@ impl Device {
             let others = planned.iter().any(|request| prompts.contains(request));
             let longest_ago = ready.iter().map(last_step).min().filter(|_| !others).unwrap_or(0);
             let before = (self.steps + 1).saturating_sub(turns).max(longest_ago + 1);
-            ready.retain(|request| !speculate || last_step(request) < before);
+            ready.retain(|request| !plans_ahead || last_step(request) < before);
             ready.truncate(decoding.len().div_ceil(turns));
         }
         for &request in &planned {
@@ -390,12 +390,12 @@ impl Device {
             assert_eq!(plan.positions[row] as usize, position);
             // After an end token that is not known yet any token may be fed.
             let Some(&expected) = fed.get(position) else {
-                assert!(self.limits.speculate);
+                assert!(self.limits.plans_ahead);
                 continue;
             };
             let token = u32::try_from(plan.tokens[row]).unwrap_or_else(|_| {
                 assert_eq!(plan.tokens[row], -1 - chunk.sequence as i32);
-                assert!(self.limits.speculate && self.limits.depth > 1 && chunk.rows == 1);
+                assert!(self.limits.plans_ahead && self.limits.depth > 1 && chunk.rows == 1);
                 self.last_tokens[chunk.sequence].unwrap()
             });
             if !self.wrong.contains(&request) {
@@ -830,7 +830,7 @@ impl World {
                 let request = self.scheduler.request(row.sequence)?;
                 (self.device.next.get(&request) == Some(&(row.position + 1))).then_some(request)
             };
-            if !self.device.limits.speculate {
+            if !self.device.limits.plans_ahead {
                 sit_out.extend(rows.filter_map(next));
             }
         }
@@ -838,9 +838,9 @@ impl World {
     }
 
     /// Lets sequences take turns, or go on with what the device knows.
-    fn speculate(&mut self, speculate: bool) {
-        self.scheduler.speculate(speculate);
-        self.device.limits.speculate = speculate;
+    fn plan_ahead(&mut self, plans_ahead: bool) {
+        self.scheduler.plan_ahead(plans_ahead);
+        self.device.limits.plans_ahead = plans_ahead;
     }
 
     fn run(&mut self) {
@@ -932,7 +932,7 @@ fn plain_limits() -> Limits {
         share_answers: true,
         record_all: false,
         depth: 1,
-        speculate: false,
+        plans_ahead: false,
     }
 }
 
@@ -956,7 +956,7 @@ fn random_limits(rng: &mut ChaCha8Rng) -> Limits {
         share_answers: true,
         record_all: rng.random_bool(0.3),
         depth: rng.random_range(1..6),
-        speculate: rng.random_bool(0.5),
+        plans_ahead: rng.random_bool(0.5),
     }
 }
 
@@ -1083,8 +1083,8 @@ fn scarce_blocks_are_enough_for_all() {
                 world.cancel(request);
             }
             if rng.random_bool(turn) {
-                let speculate = rng.random_bool(0.5);
-                world.speculate(speculate);
+                let plans_ahead = rng.random_bool(0.5);
+                world.plan_ahead(plans_ahead);
             }
             if failures < 4 && rng.random_bool(fail * 0.3) {
                 failures += 1;
@@ -1377,7 +1377,7 @@ fn room_for_30() -> Limits {
         full_blocks: 30 * 8,
         window_blocks: 1000,
         depth: 2,
-        speculate: true,
+        plans_ahead: true,
         ..plain_limits()
     }
 }
@@ -1596,7 +1596,7 @@ fn answers_do_not_depend_on_the_steps_under_way() {
     for_seeds(300, |rng| {
         let limits = random_limits(rng);
         let jobs: Vec<Job> = (0..20).map_while(|_| random_job(rng, &limits)).collect();
-        for (depth, speculate) in [
+        for (depth, plans_ahead) in [
             (1, false),
             (1, true),
             (2, false),
@@ -1607,7 +1607,7 @@ fn answers_do_not_depend_on_the_steps_under_way() {
         ] {
             let mut world = World::new(Limits {
                 depth,
-                speculate,
+                plans_ahead,
                 ..limits.clone()
             });
             jobs.iter().for_each(|job| world.submit(job.clone()));
@@ -1623,7 +1623,7 @@ fn a_row_behind_an_end_token_is_passed_over() {
         max_batch: 2,
         full_blocks: 2,
         depth: 2,
-        speculate: true,
+        plans_ahead: true,
         ..plain_limits()
     })
     .unwrap();
@@ -1658,7 +1658,7 @@ fn a_row_behind_an_end_token_is_passed_over() {
 fn a_wrong_token_is_mended_one_step_late() {
     let mut scheduler = Scheduler::new(Limits {
         depth: 2,
-        speculate: true,
+        plans_ahead: true,
         ..plain_limits()
     })
     .unwrap();
@@ -1730,8 +1730,8 @@ fn answers_do_not_depend_on_when_sequences_take_turns() {
         });
         arrive(rng, &mut world, 20, |rng, world| {
             if rng.random_bool(0.3) {
-                let speculate = rng.random_bool(0.5);
-                world.speculate(speculate);
+                let plans_ahead = rng.random_bool(0.5);
+                world.plan_ahead(plans_ahead);
             }
         });
         world.run();
@@ -1743,7 +1743,7 @@ fn answers_do_not_depend_on_when_sequences_take_turns() {
 fn the_last_position_is_not_planned_twice() {
     let mut world = World::new(Limits {
         depth: 2,
-        speculate: true,
+        plans_ahead: true,
         ..plain_limits()
     });
     world.submit(Job {
@@ -1801,7 +1801,7 @@ fn sequences_take_turns_where_several_steps_are_computed_at_once() {
         max_logits_rows: 4,
         step_tokens: 8,
         depth: 4,
-        speculate: true,
+        plans_ahead: true,
         ..plain_limits()
     });
     let submit = |world: &mut World, requests: usize, max_positions| {
@@ -1835,7 +1835,7 @@ fn sequences_take_turns_where_several_steps_are_computed_at_once() {
 fn a_sequence_alone_is_planned_ahead() {
     let mut world = World::new(Limits {
         depth: 4,
-        speculate: true,
+        plans_ahead: true,
         ..plain_limits()
     });
     world.submit(Job {
@@ -2079,8 +2079,8 @@ fn beginnings_are_shared_where_blocks_are_scarce() {
                     world.cancel(request);
                 }
                 if rng.random_bool(turn) {
-                    let speculate = rng.random_bool(0.5);
-                    world.speculate(speculate);
+                    let plans_ahead = rng.random_bool(0.5);
+                    world.plan_ahead(plans_ahead);
                 }
                 if failures < 4 && rng.random_bool(fail * 0.3) {
                     failures += 1;
@@ -2189,8 +2189,8 @@ fn beginnings_outlive_dropped_plans_cancellations_and_new_limits() {
                     }
                 }
                 if rng.random_bool(turn) {
-                    let speculate = rng.random_bool(0.5);
-                    world.speculate(speculate);
+                    let plans_ahead = rng.random_bool(0.5);
+                    world.plan_ahead(plans_ahead);
                 }
                 if failures < 3 && rng.random_bool(fail * 0.1) {
                     failures += 1;

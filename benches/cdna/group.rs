@@ -121,7 +121,7 @@ impl<'a> Devices<'a> {
             share_beginnings: true,
             share_answers: false,
             depth: common.depth,
-            speculate: true,
+            plans_ahead: true,
         }
     }
 }

@@ -5,7 +5,7 @@ use super::plans::{decoding, drawing};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::{Draw, RowScore, StepOutput, StepPlan, Want};
 use getp::options::Options;
-use getp::profile::{Cost, Limit, Roof, STAGES, Spread, StageTotal};
+use getp::profile::{Cost, Limit, OPERATIONS, OperationTotal, Roof, Spread};
 use getp::replica::Replica;
 use std::time::Instant;
 
@@ -71,10 +71,10 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         timed.describe(),
         part.context
     );
-    let stages: Vec<_> = part
+    let operations: Vec<_> = part
         .rows
         .iter()
-        .map(|&rows| Stages::time(&mut *timed, rows, part))
+        .map(|&rows| OperationTimes::time(&mut *timed, rows, part))
         .collect::<Result<_, _>>()?;
     let roof = timed.profile().and_then(|profile| profile.roof);
     drop(timed);
@@ -84,20 +84,20 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         .iter()
         .map(|&rows| graph_us(&mut *queued, rows, part))
         .collect::<Result<_, _>>()?;
-    print(&part.rows, &stages, &graphs, roof);
+    print(&part.rows, &operations, &graphs, roof);
     Ok(())
 }
 
 /// Times of steps of one batch size, kernel by kernel.
-struct Stages {
-    /// In the order of [`STAGES`].
-    totals: Vec<StageTotal>,
+struct OperationTimes {
+    /// In the order of [`OPERATIONS`].
+    totals: Vec<OperationTotal>,
     steps: usize,
     /// The rows of the busiest expert, divided by the mean.
     busiest: f64,
 }
 
-impl Stages {
+impl OperationTimes {
     fn time(replica: &mut dyn Replica, rows: usize, part: &Args) -> anyhow::Result<Self> {
         let plan = plan(replica, rows, part)?;
         let mut output = StepOutput::default();
@@ -110,7 +110,7 @@ impl Stages {
         let totals = totals(replica)
             .into_iter()
             .zip(&before)
-            .map(|(after, before)| StageTotal {
+            .map(|(after, before)| OperationTotal {
                 calls: after.calls - before.calls,
                 time: after.time - before.time,
                 cost: Cost {
@@ -134,10 +134,10 @@ impl Stages {
     }
 }
 
-fn totals(replica: &dyn Replica) -> Vec<StageTotal> {
+fn totals(replica: &dyn Replica) -> Vec<OperationTotal> {
     let profile = replica.profile();
-    let total = |stage| profile.map_or(StageTotal::default(), |profile| profile.total(stage));
-    STAGES.map(total).to_vec()
+    let total = |operation| profile.map_or(OperationTotal::default(), |profile| profile.total(operation));
+    OPERATIONS.map(total).to_vec()
 }
 
 /// Microseconds of a step as one graph, while the next one is being queued.
@@ -177,10 +177,10 @@ fn plan(replica: &dyn Replica, rows: usize, part: &Args) -> anyhow::Result<StepP
     Ok(plan)
 }
 
-/// Prints a table for each quantity, with a line for each stage and a column for each number of rows. Values are of one
+/// Prints a table for each quantity, with a line for each operation and a column for each number of rows. Values are of one
 /// call; for norms and attention they are means over two kinds of calls.
-fn print(rows: &[usize], stages: &[Stages], graphs: &[f64], roof: Option<Roof>) {
-    type Figure = fn(&StageTotal, f64) -> f64;
+fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Option<Roof>) {
+    type Figure = fn(&OperationTotal, f64) -> f64;
     let figures: [(&str, Figure); 3] = [
         ("us", |total, us| us / total.calls as f64),
         ("GB/s", |total, us| total.cost.bytes as f64 / us * 1e-3),
@@ -188,24 +188,24 @@ fn print(rows: &[usize], stages: &[Stages], graphs: &[f64], roof: Option<Roof>) 
     ];
     for (name, figure) in figures {
         head(name, rows);
-        by_stage(stages, |total| {
+        by_operation(operations, |total| {
             format!("{:.1}", figure(total, total.time.as_secs_f64() * 1e6))
         });
         if name == "us" {
-            let all = stages.iter().map(|s| s.seconds() * 1e6 / s.steps as f64);
+            let all = operations.iter().map(|s| s.seconds() * 1e6 / s.steps as f64);
             line("step, summed", all.map(|us| format!("{us:.0}")));
             line("step, graph", graphs.iter().map(|us| format!("{us:.0}")));
         }
     }
     let Some(roof) = roof else { return };
     head("% of the limit", rows);
-    by_stage(stages, |total| {
+    by_operation(operations, |total| {
         let (share, limit) = roof.share(total.cost, total.time.as_secs_f64());
-        // Only the matrix units are marked, since memory is the limit of most stages.
+        // Only the matrix units are marked, since memory is the limit of most operations.
         let mark = if limit == Limit::Matrix { "x" } else { " " };
         format!("{:.0}{mark}", 100.0 * share)
     });
-    line("busiest expert", stages.iter().map(|s| format!("{:.1}", s.busiest)));
+    line("busiest expert", operations.iter().map(|s| format!("{:.1}", s.busiest)));
     println!(
         "limits: memory {:.0} GB/s, or (x) matrix units {:.0} TFLOP/s; the busiest expert's rows are times the mean's",
         roof.bytes_per_s * 1e-9,
@@ -218,14 +218,14 @@ fn head(name: &str, rows: &[usize]) {
     line(name, rows.iter().map(usize::to_string));
 }
 
-/// A line for each stage that ran, with a dash for batch sizes at which it was fused into another stage.
-fn by_stage(stages: &[Stages], cell: impl Fn(&StageTotal) -> String) {
-    for (i, stage) in STAGES.iter().enumerate() {
-        let totals = || stages.iter().map(|s| &s.totals[i]);
+/// A line for each operation that ran, with a dash for batch sizes at which it was fused into another operation.
+fn by_operation(operations: &[OperationTimes], cell: impl Fn(&OperationTotal) -> String) {
+    for (i, operation) in OPERATIONS.iter().enumerate() {
+        let totals = || operations.iter().map(|s| &s.totals[i]);
         if totals().any(|total| total.calls > 0) {
             let dash = || String::from("-");
             line(
-                stage.name(),
+                operation.name(),
                 totals().map(|total| if total.calls > 0 { cell(total) } else { dash() }),
             );
         }

@@ -1,13 +1,13 @@
 //! warm_up, inference and finish on the program's structs: checks the arguments, calls [`crate::engine`], and writes
 //! the results back. The functions that open replicas are parameters, so that tests can pass their own.
 
-use super::registry::{self, Batch, Opened, Original, Restored, Slot, Warm};
+use super::registry::{self, Batch, Opened, Original, Restored, Warm, WarmSlot};
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
 use crate::backend::gpu::discover;
 use crate::checkpoint::{Checkpoint, Field, PointerCheckpoint, config_from_bytes, explain_mapped};
-use crate::engine::{Begun, Engine, Event, OpenReplicas, Outcome, Protocol, Reopen, Service};
+use crate::engine::{Engine, Event, OpenReplicas, Outcome, Protocol, RankInputs, Reopen, Service};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::options::{Options, VARIABLES, unknown_variables};
@@ -125,7 +125,7 @@ fn decline(transformer: *const Transformer, backends: &Backends<'_>, why: &Error
 }
 
 /// The same of warming up, where there is no engine yet: with one it has nothing to do.
-fn decline_to_warm_up(slot: &Slot, backends: &Backends<'_>, why: &Error) {
+fn decline_to_warm_up(slot: &WarmSlot, backends: &Backends<'_>, why: &Error) {
     if slot.is_none()
         && let Ok(Some(ranks)) = (backends.join)()
     {
@@ -253,7 +253,7 @@ pub fn with_engine<T>(transformer: *const Transformer, look: impl FnOnce(&Engine
 ///
 /// Same requirements as [`warm_up`]; `transformer` is neither NULL nor misaligned, and `slot` is its slot.
 unsafe fn ensure_warm<'a>(
-    slot: &'a mut Slot,
+    slot: &'a mut WarmSlot,
     transformer: *mut Transformer,
     tokenizer: Option<&Tokenizer>,
     backends: &Backends<'_>,
@@ -318,7 +318,7 @@ unsafe fn warm_from(
 fn start<V>(begun: Result<(V, Opened)>, backends: &Backends<'_>) -> Result<(V, Engine)> {
     if let Some(ranks) = (backends.join)()? {
         let (vocabulary, opened) = begun.inspect_err(|why| ranks.decline(why))?;
-        let begun = Begun {
+        let begun = RankInputs {
             checkpoint: &*opened.checkpoint,
             devices: discover::addresses(&opened.options, opened.checkpoint.config()),
             options: opened.options.clone(),

@@ -35,7 +35,7 @@ pub struct Warm {
 }
 
 /// A transformer's engine; `None` while it is not warmed up.
-pub type Slot = Option<Warm>;
+pub type WarmSlot = Option<Warm>;
 
 /// What `getp_model_open` was given.
 #[derive(Clone)]
@@ -61,8 +61,8 @@ struct Installed {
 struct Known {
     /// The process that made the entry.
     process: Process,
-    /// Held while a call uses the transformer.
-    slot: Arc<Mutex<Slot>>,
+    /// ForkLock while a call uses the transformer.
+    slot: Arc<Mutex<WarmSlot>>,
     /// Calls that use the transformer or wait for the slot. The thread of a batch begins when there are none, since they
     /// were made before the batch was opened.
     calls: usize,
@@ -128,7 +128,7 @@ static CHANGED: Condvar = Condvar::new();
 
 /// Calls `work` with a transformer's slot, which is locked meanwhile: calls on the same transformer wait, calls on
 /// others do not. Fails if another process has warmed the transformer up, or if a batch is open on it.
-pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
+pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut WarmSlot) -> Result<T>) -> Result<T> {
     loop {
         let mut registry = registry();
         let Some(closed) = registry.closed_batch(transformer.addr())? else {
@@ -143,7 +143,7 @@ pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut Slot) -> 
 
 /// The same for the thread of an open batch, which waits for the calls that came before the batch. Calls nothing if the
 /// batch is closed before they have ended: then others may be using the slot already.
-pub fn with_batch(at: usize, service: &Service, work: impl FnOnce(&mut Slot) -> Result<()>) -> Result<()> {
+pub fn with_batch(at: usize, service: &Service, work: impl FnOnce(&mut WarmSlot) -> Result<()>) -> Result<()> {
     let mut registry = registry();
     while registry.known.get(&at).is_some_and(|known| known.calls > 0) && !service.is_closed() {
         registry = CHANGED.wait(registry).unwrap_or_else(PoisonError::into_inner);
@@ -160,11 +160,11 @@ pub fn with_batch(at: usize, service: &Service, work: impl FnOnce(&mut Slot) -> 
 /// and nobody else uses it.
 struct Call {
     at: usize,
-    slot: Arc<Mutex<Slot>>,
+    slot: Arc<Mutex<WarmSlot>>,
 }
 
 impl Call {
-    fn with_slot<T>(self, work: impl FnOnce(&mut Slot) -> Result<T>) -> Result<T> {
+    fn with_slot<T>(self, work: impl FnOnce(&mut WarmSlot) -> Result<T>) -> Result<T> {
         // Declared after `self`, so that it is dropped, and the slot unlocked, first.
         let mut slot = lock(&self.slot);
         work(&mut slot)
@@ -439,7 +439,7 @@ impl Registry {
         Ok(Call { at, slot })
     }
 
-    fn slot(&mut self, at: usize) -> Result<Arc<Mutex<Slot>>> {
+    fn slot(&mut self, at: usize) -> Result<Arc<Mutex<WarmSlot>>> {
         let known = self.known.entry(at).or_insert_with(Known::new);
         if known.process != Process::this() {
             if known.warm.is_some() {
@@ -482,7 +482,7 @@ impl Registry {
     }
 
     /// Removes a transformer's entry if it is empty and no other call uses it. `slot` is the entry's, not locked.
-    fn forget(&mut self, at: usize, slot: &Arc<Mutex<Slot>>) {
+    fn forget(&mut self, at: usize, slot: &Arc<Mutex<WarmSlot>>) {
         // One reference is the map's and one the caller's; more are made only under the registry's lock. Two calls that
         // end at once may each count the other's reference; then an empty entry stays until the next call removes it.
         let is_used = Arc::strong_count(slot) > 2;
@@ -547,12 +547,12 @@ fn registry() -> MutexGuard<'static, Registry> {
 }
 
 /// The registry's lock, held from before a fork until after it.
-struct Held(UnsafeCell<Option<MutexGuard<'static, Registry>>>);
+struct ForkLock(UnsafeCell<Option<MutexGuard<'static, Registry>>>);
 
 // SAFETY: only the thread that holds the registry's lock uses it.
-unsafe impl Sync for Held {}
+unsafe impl Sync for ForkLock {}
 
-static HELD: Held = Held(UnsafeCell::new(None));
+static HELD: ForkLock = ForkLock(UnsafeCell::new(None));
 
 extern "C" fn before_fork() {
     // Waits for a thread that is initializing one of these: in the forked process that thread would not exist, and the

@@ -2,7 +2,7 @@
 
 /// How this process was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Launch {
+pub enum StartedBy {
     /// By itself, or as the only process.
     Alone,
     /// With others, by a launcher that MPI finds them through: so many processes in all, if that is known.
@@ -31,21 +31,21 @@ pub fn signs() -> impl Iterator<Item = &'static str> {
 /// How the process with this environment was started.
 ///
 /// `SLURM_NTASKS` says nothing: a shell in an allocation has it, too. `SLURM_STEP_NUM_TASKS` is set by srun alone.
-pub fn launch(variable: impl Fn(&str) -> Option<String>) -> Launch {
+pub fn launch(variable: impl Fn(&str) -> Option<String>) -> StartedBy {
     let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
     let step = variable("SLURM_PROCID").and_then(|_| number("SLURM_STEP_NUM_TASKS"));
     if let Some(size) = SIZES.into_iter().find_map(number) {
         return match size {
-            0 | 1 => Launch::Alone,
-            _ => Launch::Together(Some(size)),
+            0 | 1 => StartedBy::Alone,
+            _ => StartedBy::Together(Some(size)),
         };
     }
     let has_contact = CONTACTS.into_iter().any(|name| variable(name).is_some());
     match step {
-        Some(0 | 1) => Launch::Alone,
-        _ if has_contact => Launch::Together(step),
-        Some(others) => Launch::WithoutMpi(others),
-        None => Launch::Alone,
+        Some(0 | 1) => StartedBy::Alone,
+        _ if has_contact => StartedBy::Together(step),
+        Some(others) => StartedBy::WithoutMpi(others),
+        None => StartedBy::Alone,
     }
 }
 
@@ -66,25 +66,25 @@ mod tests {
 
     #[test]
     fn only_a_launchers_processes_are_ranks() {
-        let cases: [(&[(&str, &str)], Launch); 13] = [
-            (&[], Launch::Alone),
+        let cases: [(&[(&str, &str)], StartedBy); 13] = [
+            (&[], StartedBy::Alone),
             (
                 &[("OMPI_COMM_WORLD_SIZE", "4"), ("PMIX_RANK", "0")],
-                Launch::Together(Some(4)),
+                StartedBy::Together(Some(4)),
             ),
-            (&[("OMPI_COMM_WORLD_SIZE", "1"), ("PMIX_RANK", "0")], Launch::Alone),
+            (&[("OMPI_COMM_WORLD_SIZE", "1"), ("PMIX_RANK", "0")], StartedBy::Alone),
             (
                 &[("PMI_SIZE", "2"), ("PMI_RANK", "1"), ("PMI_FD", "7")],
-                Launch::Together(Some(2)),
+                StartedBy::Together(Some(2)),
             ),
-            (&[("PMI_SIZE", "1")], Launch::Alone),
-            (&[("MV2_COMM_WORLD_SIZE", "2")], Launch::Together(Some(2))),
+            (&[("PMI_SIZE", "1")], StartedBy::Alone),
+            (&[("MV2_COMM_WORLD_SIZE", "2")], StartedBy::Together(Some(2))),
             // Shells of salloc and sbatch.
-            (&[("SLURM_NTASKS", "16"), ("SLURM_JOB_ID", "7")], Launch::Alone),
-            (&[("SLURM_NTASKS", "16"), ("SLURM_PROCID", "0")], Launch::Alone),
+            (&[("SLURM_NTASKS", "16"), ("SLURM_JOB_ID", "7")], StartedBy::Alone),
+            (&[("SLURM_NTASKS", "16"), ("SLURM_PROCID", "0")], StartedBy::Alone),
             (
                 &[("SLURM_STEP_NUM_TASKS", "16"), ("SLURM_PROCID", "3")],
-                Launch::WithoutMpi(16),
+                StartedBy::WithoutMpi(16),
             ),
             (
                 &[
@@ -92,14 +92,14 @@ mod tests {
                     ("SLURM_PROCID", "3"),
                     ("PMIX_RANK", "3"),
                 ],
-                Launch::Together(Some(16)),
+                StartedBy::Together(Some(16)),
             ),
             (
                 &[("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0"), ("PMIX_RANK", "0")],
-                Launch::Alone,
+                StartedBy::Alone,
             ),
-            (&[("PMIX_RANK", "3")], Launch::Together(None)),
-            (&[("PMI_SIZE", "none")], Launch::Alone),
+            (&[("PMIX_RANK", "3")], StartedBy::Together(None)),
+            (&[("PMI_SIZE", "none")], StartedBy::Alone),
         ];
         for (environment, expected) in cases {
             let variable = |name: &str| {

@@ -9,7 +9,7 @@
 //! Since one thread does all of MPI, `MPI_THREAD_FUNNELED` suffices. It looks for messages and sleeps between looks,
 //! since MPI's own waiting would take a core from the CPU backend.
 
-use super::launcher::{Launch, launch};
+use super::launcher::{StartedBy, launch};
 use super::message::broken;
 use super::transport::{Nap, Transport};
 use crate::error::{Error, Result};
@@ -137,12 +137,12 @@ fn say_alone(processes: usize) {
 /// `None` if it is not initialized.
 fn initialize() -> Option<Option<usize>> {
     let processes = match launch(|name| std::env::var(name).ok()) {
-        Launch::Alone => return None,
-        Launch::WithoutMpi(processes) => {
+        StartedBy::Alone => return None,
+        StartedBy::WithoutMpi(processes) => {
             say_alone(processes);
             return None;
         }
-        Launch::Together(processes) => processes,
+        StartedBy::Together(processes) => processes,
     };
     let Some((universe, _)) = mpi::initialize_with_threading(Threading::Serialized) else {
         return mpi::environment::is_initialized().then_some(processes);

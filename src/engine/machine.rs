@@ -3,7 +3,7 @@
 use crate::cluster::message::{Reader, Writer};
 use crate::cluster::node;
 use crate::error::Result;
-use crate::options::{DeviceChoice, Options, Part};
+use crate::options::{DeviceChoice, MachineShare, Options};
 
 /// What a rank tells the others of its machine.
 pub struct Machine {
@@ -66,7 +66,7 @@ pub fn with_part(mut options: Options, machines: &[Machine], rank: usize) -> (Op
     if options.threads == 0 && cores.len() > 1 {
         options.threads = node::share_out(&cores, place).len().max(1);
     }
-    options.part = Part {
+    options.part = MachineShare {
         devices: (!own.devices.is_empty()).then_some(devices),
         processes: cores.len(),
     };

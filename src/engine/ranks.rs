@@ -74,7 +74,7 @@ impl Ranks {
 pub trait Protocol: Transport {
     /// Warms up as one of several ranks. If one could not begin, all fail. A rank that cannot open a device of its own
     /// has none, and only receives the answers; if that holds for all, all fail.
-    fn warm_up(self: Box<Self>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Engine>;
+    fn warm_up(self: Box<Self>, begun: RankInputs<'_>, open: OpenReplicas<'_>) -> Result<Engine>;
 
     /// Answers requests together with the other ranks, which `ranks` has. All of them end with the same rows and the same
     /// result.
@@ -93,7 +93,7 @@ pub trait Protocol: Transport {
 }
 
 impl<T: Transport + 'static> Protocol for T {
-    fn warm_up(self: Box<Self>, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<Engine> {
+    fn warm_up(self: Box<Self>, begun: RankInputs<'_>, open: OpenReplicas<'_>) -> Result<Engine> {
         let (mut engine, devices) = together(&*self, || Engine::open_among(&*self, begun, open))?;
         let ranks = Ranks {
             rank: self.rank(),
@@ -153,7 +153,7 @@ impl<T: Transport + 'static> Protocol for T {
 }
 
 /// What a rank has before it opens devices.
-pub struct Begun<'a> {
+pub struct RankInputs<'a> {
     /// The weights.
     pub checkpoint: &'a dyn Checkpoint,
     /// The options.
@@ -164,7 +164,7 @@ pub struct Begun<'a> {
 
 /// What a rank brings to an inference.
 struct Entry {
-    prints: Prints,
+    prints: Fingerprints,
     /// The limits of its replicas.
     replicas: Vec<Limits>,
 }
@@ -180,7 +180,7 @@ const SAME: [&str; 6] = [
 ];
 
 /// Fingerprints of it, in the order of [`SAME`]; `None` for what a rank does not have.
-type Prints = [Option<u64>; SAME.len()];
+type Fingerprints = [Option<u64>; SAME.len()];
 
 /// Why a rank leaves what all do together.
 enum Leave {
@@ -208,8 +208,12 @@ fn together<T>(transport: &dyn Transport, work: impl FnOnce() -> Result<T, Leave
 
 impl Engine {
     /// An engine with this rank's part of its machine's devices, and the number of all ranks' replicas.
-    fn open_among(transport: &dyn Transport, begun: Begun<'_>, open: OpenReplicas<'_>) -> Result<(Self, usize), Leave> {
-        let Begun {
+    fn open_among(
+        transport: &dyn Transport,
+        begun: RankInputs<'_>,
+        open: OpenReplicas<'_>,
+    ) -> Result<(Self, usize), Leave> {
+        let RankInputs {
             checkpoint,
             options,
             devices,
@@ -392,7 +396,13 @@ impl Engine {
     }
 
     /// See [`SAME`].
-    fn prints(&self, ranks: &Ranks, tokenizer: &Tokenizer, sampling: &Sampling, requests: &Requests<'_>) -> Prints {
+    fn prints(
+        &self,
+        ranks: &Ranks,
+        tokenizer: &Tokenizer,
+        sampling: &Sampling,
+        requests: &Requests<'_>,
+    ) -> Fingerprints {
         let of_requests = print(|hasher| {
             (requests.len(), requests.steps()).hash(hasher);
             (0..requests.len()).for_each(|i| requests.prompt(i).hash(hasher));
@@ -424,7 +434,7 @@ impl Engine {
         &self,
         transport: &dyn Transport,
         prepared: Result<T>,
-        prints: Prints,
+        prints: Fingerprints,
     ) -> Result<(T, Vec<Entry>), Leave> {
         let (prepared, entries) = agree(transport, prepared, |_, writer| {
             for print in prints {
@@ -443,7 +453,7 @@ impl Engine {
 
     fn entry(&self, words: &[u32]) -> Result<Entry> {
         let mut reader = Reader::new(words);
-        let mut prints = Prints::default();
+        let mut prints = Fingerprints::default();
         for print in &mut prints {
             let (has, bits) = (reader.word()? != 0, reader.long()?);
             *print = has.then_some(bits);
@@ -470,7 +480,7 @@ impl Engine {
             record_all: false,
             share_beginnings: true,
             share_answers: false,
-            speculate: false,
+            plans_ahead: false,
         })
     }
 
@@ -546,7 +556,7 @@ fn of_rank(rank: usize, why: &str) -> Error {
 }
 
 /// Fails if a rank was given something else than the first one that has it.
-fn check_same(ranks: impl Iterator<Item = Prints>) -> Result<()> {
+fn check_same(ranks: impl Iterator<Item = Fingerprints>) -> Result<()> {
     let mut first: [Option<(usize, u64)>; SAME.len()] = Default::default();
     for (rank, prints) in ranks.enumerate() {
         let mut other: Option<(usize, Vec<&str>)> = None;

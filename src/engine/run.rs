@@ -271,12 +271,12 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn submit(&mut self) -> Result<()> {
         while self.pipeline.has_room() {
             self.take()?;
-            let (want, speculate) = match self.run.recorder {
+            let (want, plans_ahead) = match self.run.recorder {
                 Some(_) => (Want::Logits, false),
                 None if self.scheduler.is_scored() && !self.pipeline.replica().scores() => (Want::Logits, false),
                 None => self.draws.next_step(self.scheduler.samplings()),
             };
-            self.scheduler.speculate(speculate);
+            self.scheduler.plan_ahead(plans_ahead);
             if !self.pipeline.submit(&mut self.scheduler, want)? {
                 break;
             }

@@ -19,7 +19,7 @@ static ALLOCATOR: Allocator = Allocator;
 
 /// The reserve. It takes no memory until it is used, since its pages are zero.
 static RESERVE: Reserve = Reserve {
-    slots: UnsafeCell::new([Slot([0; SLOT_BYTES]); SLOTS]),
+    slots: UnsafeCell::new([ReserveSlot([0; SLOT_BYTES]); SLOTS]),
     taken: Mutex::new([false; SLOTS]),
 };
 
@@ -29,13 +29,13 @@ pub fn holds<T>(pointer: *const T) -> bool {
 }
 
 struct Reserve {
-    slots: UnsafeCell<[Slot; SLOTS]>,
+    slots: UnsafeCell<[ReserveSlot; SLOTS]>,
     taken: Mutex<[bool; SLOTS]>,
 }
 
 #[derive(Clone, Copy)]
 #[repr(C, align(256))]
-struct Slot([u8; SLOT_BYTES]);
+struct ReserveSlot([u8; SLOT_BYTES]);
 
 // SAFETY: a slot is taken and given back under the lock, and between that only its owner uses its bytes.
 unsafe impl Sync for Reserve {}
@@ -58,7 +58,7 @@ impl Reserve {
             return null_mut();
         };
         taken[first..first + n].fill(true);
-        let start = self.slots.get().cast::<Slot>().wrapping_add(first).cast::<u8>();
+        let start = self.slots.get().cast::<ReserveSlot>().wrapping_add(first).cast::<u8>();
         // SAFETY: these slots are in the array, and nobody else uses them from now on.
         unsafe { start.write_bytes(0, n * SLOT_BYTES) };
         start
@@ -142,7 +142,7 @@ mod tests {
     /// A separate reserve, so that the allocations of other tests do not use it.
     fn reserve() -> Box<Reserve> {
         Box::new(Reserve {
-            slots: UnsafeCell::new([Slot([1; SLOT_BYTES]); SLOTS]),
+            slots: UnsafeCell::new([ReserveSlot([1; SLOT_BYTES]); SLOTS]),
             taken: Mutex::new([false; SLOTS]),
         })
     }

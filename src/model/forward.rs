@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// A contiguous range of a model's layers, with what stands before and behind it. One device may run them all, or
 /// several devices one range each.
-pub struct Stage<'w, M, V> {
+pub struct StageWeights<'w, M, V> {
     /// What embeds the tokens; `None` where `x` comes from the stage before.
     pub embedding: Option<&'w M>,
     /// The first layer's index in the model.
@@ -21,14 +21,14 @@ pub struct Stage<'w, M, V> {
 
 impl<M, V> Weights<M, V> {
     /// All its layers.
-    pub fn whole(&self) -> Stage<'_, M, V> {
+    pub fn whole(&self) -> StageWeights<'_, M, V> {
         self.stage(self.range())
     }
 
     /// These layers, with what stands before the first and behind the last one.
-    pub fn stage(&self, layers: Range<usize>) -> Stage<'_, M, V> {
+    pub fn stage(&self, layers: Range<usize>) -> StageWeights<'_, M, V> {
         let all = self.range();
-        Stage {
+        StageWeights {
             embedding: self.embedding.as_ref().filter(|_| layers.start == all.start),
             first_layer: layers.start,
             head: self.head.as_ref().filter(|_| layers.end == all.end),
@@ -61,7 +61,7 @@ pub struct Scratch<B> {
 /// `output`; the others leave their rows in `a.x`.
 pub fn forward<O: Ops>(
     ops: &mut O,
-    stage: &Stage<'_, O::Matrix, O::Vector>,
+    stage: &StageWeights<'_, O::Matrix, O::Vector>,
     plan: &StepPlan,
     a: &mut Activations<O::ResidualMemory, O::Buffer>,
     kv: &mut O::KvCache,

@@ -6,7 +6,7 @@
 //! round differently, so [`level`] first compares with `expf` where roundings are close. `kernels/draw.hip` computes
 //! `expf` by the same steps.
 
-use crate::simd::{Kernel, LANES, Level, Simd};
+use crate::simd::{LANES, Level, Simd, VectorCode};
 use std::sync::OnceLock;
 
 /// Powers of two in the sampler's table, evenly spaced from 1 to 2.
@@ -58,7 +58,7 @@ pub struct Exponentials<'a> {
     pub out: &'a mut [f32],
 }
 
-impl Kernel for Exponentials<'_> {
+impl VectorCode for Exponentials<'_> {
     type Output = f32;
 
     #[inline(always)]
@@ -67,7 +67,7 @@ impl Kernel for Exponentials<'_> {
         let (chunks, tail) = self.logits.as_chunks::<LANES>();
         let (out, out_tail) = self.out.as_chunks_mut::<LANES>();
         let mut largest = [0.0; LANES];
-        // SAFETY: under `Kernel::run`; all arrays have sixteen elements.
+        // SAFETY: under `VectorCode::run`; all arrays have sixteen elements.
         unsafe {
             let (temperature, max) = (S::splat(self.temperature), S::splat(self.max));
             let mut most = S::splat(0.0);

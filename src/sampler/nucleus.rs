@@ -7,7 +7,7 @@
 
 use crate::error::Result;
 use crate::memory::{self, Purpose};
-use crate::simd::{Kernel, LANES, Level, Simd};
+use crate::simd::{LANES, Level, Simd, VectorCode};
 
 /// Leading bits: eight of the exponent and ten of the fraction, so that a bucket of a flat row holds some twenty tokens.
 const BUCKET_SHIFT: u32 = 13;
@@ -161,7 +161,7 @@ struct Keep<'a> {
     floor: f32,
 }
 
-impl Kernel for Keep<'_> {
+impl VectorCode for Keep<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -169,7 +169,7 @@ impl Kernel for Keep<'_> {
         let (chunks, tail) = self.values.as_chunks::<LANES>();
         let mut first = self.first;
         for chunk in chunks {
-            // SAFETY: under `Kernel::run`; a chunk has sixteen values.
+            // SAFETY: under `VectorCode::run`; a chunk has sixteen values.
             let mut kept = unsafe { S::at_least(S::load(chunk.as_ptr()), S::splat(self.floor)) };
             if kept.count_ones() <= SPARSE {
                 while kept != 0 {

@@ -37,7 +37,7 @@ fn room(blocks: usize, sequences: usize) -> Limits {
         share_beginnings: false,
         share_answers: false,
         depth: 2,
-        speculate: true,
+        plans_ahead: true,
     }
 }
 

@@ -53,8 +53,8 @@ pub struct Limits {
     /// them at once, and each has sequences of its own.
     pub depth: usize,
     /// Whether a sequence goes on while only the device knows its last token. If not (the host samples), the
-    /// sequences take turns, so that each of `depth` steps has its share. [`super::Scheduler::speculate`] changes it.
-    pub speculate: bool,
+    /// sequences take turns, so that each of `depth` steps has its share. [`super::Scheduler::plan_ahead`] changes it.
+    pub plans_ahead: bool,
 }
 
 impl Limits {
@@ -154,7 +154,7 @@ impl Limits {
 
     /// Steps among which the sequences are divided.
     pub(super) fn turns(&self) -> usize {
-        if self.speculate {
+        if self.plans_ahead {
             steps_at_once(self.depth)
         } else {
             self.depth
@@ -274,7 +274,7 @@ mod tests {
             share_beginnings: true,
             share_answers: true,
             depth: 1,
-            speculate: false,
+            plans_ahead: false,
         }
     }
 

@@ -15,7 +15,7 @@
 //! replica's `collect`, sampling, and [`Scheduler::commit`]. Until `begin` a plan changes nothing but who holds blocks.
 //!
 //! Up to [`Limits::depth`] steps are in flight, so that the device computes one while the host prepares the next. A
-//! step is then planned before the tokens of the previous step are known, in one of two ways ([`Limits::speculate`]):
+//! step is then planned before the tokens of the previous step are known, in one of two ways ([`Limits::plans_ahead`]):
 //!
 //! - The device samples and keeps the token; the plan refers to it instead of naming it. The host learns one step late
 //!   that it was an end token, and discards the row planned meanwhile. A token that the device had to leave to the host
@@ -255,9 +255,9 @@ impl Scheduler {
         self.pace.plan(&ahead, room);
     }
 
-    /// Sets [`Limits::speculate`] for the next plans.
-    pub fn speculate(&mut self, speculate: bool) {
-        self.limits.speculate = speculate;
+    /// Sets [`Limits::plans_ahead`] for the next plans.
+    pub fn plan_ahead(&mut self, plans_ahead: bool) {
+        self.limits.plans_ahead = plans_ahead;
     }
 
     /// Reserves a plan's memory for the largest step: a sequence has at most one chunk.
@@ -318,7 +318,7 @@ impl Scheduler {
             if let Some(sequence) = &mut self.slots[chunk.sequence] {
                 sequence.planned = chunk.first_position + chunk.rows;
                 sequence.last_step = self.steps;
-                sequence.on_device = self.limits.speculate;
+                sequence.on_device = self.limits.plans_ahead;
                 self.cache.write_prompt(sequence, chunk.first_position);
                 let ends_prompt = chunk.first_position < sequence.n_prompt() && sequence.is_decoding();
                 if ends_prompt {
@@ -636,7 +636,7 @@ impl Scheduler {
 
     /// Sequences in steps behind this one are computed at the same time as the step planned next.
     fn last_step_of_turn(&self) -> u64 {
-        if self.limits.speculate {
+        if self.limits.plans_ahead {
             (self.steps + 1).saturating_sub(self.limits.turns() as u64)
         } else {
             self.steps
@@ -658,7 +658,7 @@ impl Scheduler {
     /// Whether a decoding sequence may be planned.
     fn is_ready(&self, sequence: &Sequence) -> bool {
         sequence.has_next()
-            && (self.limits.speculate && sequence.on_device || !sequence.awaits_token())
+            && (self.limits.plans_ahead && sequence.on_device || !sequence.awaits_token())
             && !self.awaits_ring(sequence)
     }
 

@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C (Haswell, Zen and later): two registers of eight.
 #![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 
-use super::{Kernel, Simd};
+use super::{Simd, VectorCode};
 use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
@@ -40,7 +40,7 @@ macro_rules! each {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn enabled<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
+fn enabled<K: VectorCode>(simd: Avx2, kernel: K) -> K::Output {
     kernel.run(simd)
 }
 
@@ -63,7 +63,7 @@ unsafe impl Simd for Avx2 {
         detected.then_some(Self(()))
     }
 
-    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+    fn vectorize<K: VectorCode>(self, kernel: K) -> K::Output {
         // SAFETY: `self` proves that the machine has the features.
         unsafe { enabled(self, kernel) }
     }

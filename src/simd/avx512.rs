@@ -1,7 +1,7 @@
 //! AVX-512 with BF16 dot products and VNNI (Cooper Lake, Sapphire Rapids, Zen 4 and later).
 #![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 
-use super::{Kernel, Simd};
+use super::{Simd, VectorCode};
 use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
@@ -15,7 +15,7 @@ pub struct Avx512(());
 pub struct F64x16(__m512d, __m512d);
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
-fn enabled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
+fn enabled<K: VectorCode>(simd: Avx512, kernel: K) -> K::Output {
     kernel.run(simd)
 }
 
@@ -44,7 +44,7 @@ unsafe impl Simd for Avx512 {
         detected.then_some(Self(()))
     }
 
-    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+    fn vectorize<K: VectorCode>(self, kernel: K) -> K::Output {
         // SAFETY: `self` proves that the machine has the features.
         unsafe { enabled(self, kernel) }
     }

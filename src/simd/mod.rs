@@ -8,9 +8,9 @@
 //! and a kernel needs one to run. So safe code cannot execute instructions that the machine lacks.
 //!
 //! ```
-//! # use getp::simd::{Avx512, Kernel, Level, Simd};
+//! # use getp::simd::{Avx512, VectorCode, Level, Simd};
 //! # struct Nothing;
-//! # impl Kernel for Nothing {
+//! # impl VectorCode for Nothing {
 //! #     type Output = ();
 //! #     fn run<S: Simd>(self, _: S) {}
 //! # }
@@ -20,9 +20,9 @@
 //! ```
 //!
 //! ```compile_fail,E0423
-//! # use getp::simd::{Avx512, Kernel, Level, Simd};
+//! # use getp::simd::{Avx512, VectorCode, Level, Simd};
 //! # struct Nothing;
-//! # impl Kernel for Nothing {
+//! # impl VectorCode for Nothing {
 //! #     type Output = ();
 //! #     fn run<S: Simd>(self, _: S) {}
 //! # }
@@ -46,7 +46,7 @@ use std::sync::OnceLock;
 pub const LANES: usize = 16;
 
 /// A kernel: a computation that is compiled once for each instruction set.
-pub trait Kernel {
+pub trait VectorCode {
     /// The kernel's result.
     type Output;
     /// Runs the kernel with the instructions of `S`. Implementations are `#[inline(always)]`.
@@ -78,7 +78,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Detects the instruction set; `None` if the machine does not have it.
     fn new() -> Option<Self>;
     /// Runs a kernel with the instruction set enabled.
-    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
+    fn vectorize<K: VectorCode>(self, kernel: K) -> K::Output;
 
     /// A vector with all lanes `x`.
     unsafe fn splat(x: f32) -> Self::F;
@@ -236,7 +236,7 @@ impl Level {
     }
 
     /// Runs a kernel on it.
-    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+    pub fn run<K: VectorCode>(self, kernel: K) -> K::Output {
         match self {
             Self::Avx512(simd) => simd.vectorize(kernel),
             Self::Avx2(simd) => simd.vectorize(kernel),

@@ -1,7 +1,7 @@
 //! Plain arrays, for any machine; the compiler vectorizes what it can.
 #![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 
-use super::{Kernel, LANES, Simd};
+use super::{LANES, Simd, VectorCode};
 use crate::dtype::E2M1;
 use half::f16;
 use std::array::from_fn;
@@ -27,7 +27,7 @@ unsafe impl Simd for Portable {
         Some(Self)
     }
 
-    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+    fn vectorize<K: VectorCode>(self, kernel: K) -> K::Output {
         kernel.run(self)
     }
 

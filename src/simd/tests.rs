@@ -33,7 +33,7 @@ macro_rules! on_every_level {
         $(#[test]
         fn $name() {
             struct Check;
-            impl Kernel for Check {
+            impl VectorCode for Check {
                 type Output = ();
                 fn run<$simd: Simd>(self, _: $simd) $body
             }
@@ -61,7 +61,7 @@ fn operands() -> Vec<[Lanes; 3]> {
 }
 
 fn load<S: Simd>(x: &Lanes) -> S::F {
-    // SAFETY: called under `Kernel::run`, with sixteen elements.
+    // SAFETY: called under `VectorCode::run`, with sixteen elements.
     unsafe { S::load(x.as_ptr()) }
 }
 
@@ -97,7 +97,7 @@ on_every_level! {
         let fused = S::NAME != Portable::NAME;
         for [x, y, z] in operands() {
             let (a, b, c) = (load::<S>(&x), load::<S>(&y), load::<S>(&z));
-            // SAFETY: under `Kernel::run`.
+            // SAFETY: under `VectorCode::run`.
             let [add, sub, mul, div, fma, max, min, splat] = unsafe {
                 [
                     S::add(a, b),
@@ -131,7 +131,7 @@ on_every_level! {
         for _ in 0..100 {
             let (x, y): ([u32; LANES], [u32; LANES]) = (rng.random(), rng.random());
             let (a, b) = (i_load::<S>(&x), i_load::<S>(&y));
-            // SAFETY: under `Kernel::run`.
+            // SAFETY: under `VectorCode::run`.
             unsafe {
                 assert_eq!(words::<S>(S::i_add(a, b)), std::array::from_fn(|i| x[i].wrapping_add(y[i])));
                 assert_eq!(words::<S>(S::i_shl::<5>(a)), x.map(|x| x << 5));
@@ -146,7 +146,7 @@ on_every_level! {
         // Finite operands, all of whose products need more than 24 bits.
         let mut rng = rng();
         let mut random = || std::array::from_fn::<f32, LANES, _>(|_| rng.random_range(-2.0..2.0_f32));
-        // SAFETY: under `Kernel::run`; the array has sixteen elements.
+        // SAFETY: under `VectorCode::run`; the array has sixteen elements.
         unsafe {
             let (mut sum, mut expected) = (S::d_zero(), [0.0_f64; LANES]);
             for _ in 0..100 {
@@ -169,7 +169,7 @@ on_every_level! {
         let x: Lanes = std::array::from_fn(|i| i as f32 - 7.0);
         let table = std::array::from_fn(|i| (i as u64) << 32);
         let (mut computed, mut found) = ([0.0_f64; LANES], [0.0_f64; LANES]);
-        // SAFETY: under `Kernel::run`; the arrays have sixteen elements.
+        // SAFETY: under `VectorCode::run`; the arrays have sixteen elements.
         unsafe {
             let x = S::d_add(S::d_zero(), load::<S>(&x));
             let product = S::d_mul(x, S::d_splat(3.0));
@@ -191,7 +191,7 @@ on_every_level! {
         for high in (0..=u16::MAX).step_by(LANES) {
             let word = |i: usize| u32::from(high + i as u16) << 16 | u32::from(!(high + i as u16));
             let x = std::array::from_fn(word);
-            // SAFETY: under `Kernel::run`.
+            // SAFETY: under `VectorCode::run`.
             let (low, high) = unsafe { (S::bf16_low(i_load::<S>(&x)), S::bf16_high(i_load::<S>(&x))) };
             assert_eq!(lanes::<S>(low).map(f32::to_bits), x.map(|w| w << 16), "{}", S::NAME);
             assert_eq!(lanes::<S>(high).map(f32::to_bits), x.map(|w| w & 0xffff_0000), "{}", S::NAME);
@@ -203,7 +203,7 @@ on_every_level! {
             ($($shift:literal)*) => {
                 $(for others in [0, u32::MAX, 0x5a5a_5a5a] {
                     let x = std::array::from_fn(|i| others & !(15 << $shift) | (i as u32) << $shift);
-                    // SAFETY: under `Kernel::run`.
+                    // SAFETY: under `VectorCode::run`.
                     let values = lanes::<S>(unsafe { S::e2m1::<$shift>(i_load::<S>(&x)) });
                     assert_same::<S>(values, |i| E2M1[i]);
                 })*
@@ -215,7 +215,7 @@ on_every_level! {
     scales_are_powers_of_two: S => {
         let all: Vec<u8> = (1..=254).collect();
         for scales in all.windows(LANES) {
-            // SAFETY: under `Kernel::run`, with sixteen elements.
+            // SAFETY: under `VectorCode::run`, with sixteen elements.
             let values = lanes::<S>(unsafe { S::scales(scales.as_ptr()) });
             assert_same::<S>(values, |i| (f64::from(scales[i]) - 127.0).exp2() as f32);
         }
@@ -224,7 +224,7 @@ on_every_level! {
     float16_widens_and_rounds_to_nearest_even: S => {
         for first in (0..=u16::MAX).step_by(LANES) {
             let halves: [f16; LANES] = std::array::from_fn(|i| f16::from_bits(first + i as u16));
-            // SAFETY: under `Kernel::run`, with sixteen elements.
+            // SAFETY: under `VectorCode::run`, with sixteen elements.
             let values = lanes::<S>(unsafe { S::load_f16(halves.as_ptr()) });
             // The library's own arithmetic, not the machine's instruction.
             assert_same::<S>(values, |i| halves[i].to_f32_const());
@@ -263,7 +263,7 @@ on_every_level! {
             let half = |v: i32| (v as f32).to_bits() >> 16;
             let pair = |[low, high]: [i32; 2]| half(low) | half(high) << 16;
             let [weights, input] = [w.map(pair), [pair(x); LANES]];
-            // SAFETY: under `Kernel::run`; the input is one word.
+            // SAFETY: under `VectorCode::run`; the input is one word.
             let got = unsafe { S::dot_bf16(load::<S>(&acc.map(|a| a as f32)), i_load::<S>(&weights), input.as_ptr()) };
             assert_same::<S>(lanes::<S>(got), |i| sum(i) as f32);
 
@@ -292,7 +292,7 @@ on_every_level! {
                         let [low, high] = codes(i);
                         others & !(0x000f_000f << $shift) | low << $shift | high << ($shift + 16)
                     };
-                    // SAFETY: under `Kernel::run`.
+                    // SAFETY: under `VectorCode::run`.
                     let got = words::<S>(unsafe { S::e2m1_words::<$shift>(i_load::<S>(&std::array::from_fn(word))) });
                     for (i, got) in got.into_iter().enumerate() {
                         let twice = codes(i).map(|code| (2.0 * E2M1[code as usize]) as i16);
@@ -305,7 +305,7 @@ on_every_level! {
     }
 
     exp_keeps_its_bound: S => {
-        // SAFETY: under `Kernel::run`.
+        // SAFETY: under `VectorCode::run`.
         let exp = |x: Lanes| lanes::<S>(unsafe { S::exp(load::<S>(&x)) });
         let mut worst = 0.0_f64;
         for i in 0..20_000 {

@@ -3,16 +3,16 @@
 //! It holds every value, reads nothing twice, and is the same for any backend. It takes an eighth of the packing's rate
 //! on two cores, so libraries without the feature `mpi` leave it out.
 
-use crate::simd::{Kernel, Level, Simd};
+use crate::simd::{Level, Simd, VectorCode};
 
 /// Bytes mixed at once: sixteen words, which compilers keep in vector registers.
 const BLOCK: usize = 64;
 
 /// Mixes bytes into a fingerprint. Each word's way is reversible, so two rows that differ in one value always have
 /// different lanes.
-pub struct Print([u32; BLOCK / 4]);
+pub struct Fingerprint([u32; BLOCK / 4]);
 
-impl Print {
+impl Fingerprint {
     /// Of nothing yet.
     #[inline(always)]
     pub fn new() -> Self {
@@ -62,12 +62,12 @@ pub fn print_of(values: &[f32]) -> u64 {
 
 struct PrintOf<'a>(&'a [f32]);
 
-impl Kernel for PrintOf<'_> {
+impl VectorCode for PrintOf<'_> {
     type Output = u64;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> u64 {
-        let mut print = Print::new();
+        let mut print = Fingerprint::new();
         print.add(bytemuck::cast_slice(self.0));
         print.at(0)
     }
@@ -101,7 +101,7 @@ mod tests {
             assert!(changes[..i].iter().all(|b| a != b), "{i}");
         }
         let at = |place| {
-            let mut print = Print::new();
+            let mut print = Fingerprint::new();
             print.add(&[1, 2, 3]);
             print.at(place)
         };

@@ -1,7 +1,7 @@
 //! The formats and sizes of packed weights, and the time of packing, for the lines that `warm_up` prints.
 
 use super::NonFinite;
-use super::print::Print;
+use super::print::Fingerprint;
 use crate::tensors::{Field, TensorId};
 
 /// The packed tensors of one kind, in all layers.
@@ -59,7 +59,7 @@ impl PackReport {
     ) {
         let Some(first) = ids.first() else { return };
         let (field, layer, _) = first.place();
-        let mut with_print = Print::new();
+        let mut with_print = Fingerprint::new();
         with_print.add(&print.to_le_bytes());
         self.print = self
             .print

@@ -95,7 +95,7 @@ fn limits(replica: &dyn Replica, config: &ModelConfig, run: Run) -> Limits {
     Limits {
         record_all: run.record_all,
         share_beginnings: run.share_beginnings,
-        speculate: run.want == Want::Tokens,
+        plans_ahead: run.want == Want::Tokens,
         ..engine::limits(replica, config)
     }
 }

@@ -12,7 +12,7 @@ use super::{drivers, open, wide_format};
 use getp::backend::cpu;
 use getp::backend::gpu::args::Format;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::replica::inspect::Parts;
+use getp::backend::gpu::replica::inspect::Operands;
 use getp::batch::{StepPlan, Want};
 use getp::checkpoint::Checkpoint;
 use getp::config::ModelConfig;
@@ -275,7 +275,7 @@ impl Layers {
 }
 
 /// Runs a layer from `x`.
-fn outcome(p: &mut Parts<'_>, plan: &StepPlan, config: &ModelConfig, layer: usize, x: &[f32]) -> Outcome {
+fn outcome(p: &mut Operands<'_>, plan: &StepPlan, config: &ModelConfig, layer: usize, x: &[f32]) -> Outcome {
     let (a, w) = (&mut *p.activations, &p.weights.layers[layer]);
     p.ops.write(&mut a.x.x, x).unwrap();
     let x = p.ops.resume(plan, &mut a.x).unwrap();

@@ -38,7 +38,7 @@ fn endless(number: usize, prompt: Vec<u32>, max_positions: usize) -> Request {
 /// Without requests.
 fn scheduler(replica: &dyn Replica, config: &ModelConfig) -> Scheduler {
     let limits = Limits {
-        speculate: true,
+        plans_ahead: true,
         ..engine::limits(replica, config)
     };
     Scheduler::new(limits).unwrap()

@@ -10,7 +10,7 @@ use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::{Draw, MOST_TOP, RowScore, StepOutput, StepPlan, Want};
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision};
-use getp::profile::Stage;
+use getp::profile::Operation;
 use getp::replica::Replica;
 use getp::sampler::Sampler;
 
@@ -399,30 +399,40 @@ fn every_stage_and_every_step_is_timed() {
     );
     let profile = replica.profile().unwrap();
     let layers = ModelConfig::preset_7m().n_layers as u64;
-    for (stage, calls) in [
-        (Stage::Embed, 3),
-        (Stage::Router, 3 * layers),
+    for (operation, calls) in [
+        (Operation::Embed, 3),
+        (Operation::Router, 3 * layers),
         // It may sort so few rows by itself.
-        (Stage::Mlp1, 3 * layers),
-        (Stage::Attention, 3 * layers),
+        (Operation::Mlp1, 3 * layers),
+        (Operation::Attention, 3 * layers),
         // The experts' norm is fused with the router.
-        (Stage::Norm, 3 * (layers + 1)),
-        (Stage::Argmax, 3),
+        (Operation::Norm, 3 * (layers + 1)),
+        (Operation::Argmax, 3),
     ] {
-        assert_eq!(profile.total(stage).calls, calls, "{stage:?}");
+        assert_eq!(profile.total(operation).calls, calls, "{operation:?}");
     }
-    // Each kernel by its name; of most stages every call is one.
-    let kernels = |stage| profile.kernels.iter().filter(move |kernel| kernel.stage == stage);
-    let embeds: Vec<_> = kernels(Stage::Embed)
+    // Each kernel by its name; of most operations every call is one.
+    let kernels = |operation| {
+        profile
+            .kernels
+            .iter()
+            .filter(move |kernel| kernel.operation == operation)
+    };
+    let embeds: Vec<_> = kernels(Operation::Embed)
         .map(|kernel| (&*kernel.name, kernel.calls))
         .collect();
     assert_eq!(embeds, [("embed", 3)]);
-    for stage in [Stage::Norm, Stage::Router, Stage::Mlp2] {
-        let calls: u64 = kernels(stage).map(|kernel| kernel.calls).sum();
-        assert_eq!(calls, profile.total(stage).calls, "{stage:?}: {:?}", profile.kernels);
+    for operation in [Operation::Norm, Operation::Router, Operation::Mlp2] {
+        let calls: u64 = kernels(operation).map(|kernel| kernel.calls).sum();
+        assert_eq!(
+            calls,
+            profile.total(operation).calls,
+            "{operation:?}: {:?}",
+            profile.kernels
+        );
     }
     assert_eq!(profile.spread.layers, 3);
     // Candidates of eight bytes, or whole rows where no matrix core's kernel takes such a vocabulary.
-    let read = profile.total(Stage::Argmax).cost.bytes as usize;
+    let read = profile.total(Operation::Argmax).cost.bytes as usize;
     assert!((3 * ROWS * 8..=3 * ROWS * VOCAB * 4).contains(&read), "{read}");
 }

@@ -5,7 +5,7 @@ use getp::backend::gpu::code_objects::simt_image;
 use getp::backend::gpu::driver::limited::limited;
 use getp::backend::gpu::driver::simt::{Call, Fault, Live, Order, Schedule, Setup, System};
 use getp::backend::gpu::driver::{
-    DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, ModuleHandle, Pinned,
+    DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, KernelLaunch, ModuleHandle, Pinned,
     StreamHandle,
 };
 use getp::error::{Error, GpuFault, Result};
@@ -123,7 +123,7 @@ impl Rig {
 
     fn scale(&self, f: FunctionHandle, x: DevicePtr, n: usize, factor: f32, stream: StreamHandle) -> Result<()> {
         let args = [&x.0.to_ne_bytes()[..], &(n as i32).to_ne_bytes(), &factor.to_ne_bytes()].concat();
-        let launch = Launch {
+        let launch = KernelLaunch {
             function: f,
             grid: n.div_ceil(64) as u32,
             block: 64,
@@ -468,7 +468,7 @@ fn code_that_does_not_fit_is_refused() {
     );
     assert_eq!(fault_of(&system.driver(2).err().unwrap()), GpuFault::NoDevice);
     let stream = rig.stream().unwrap();
-    let launch = Launch {
+    let launch = KernelLaunch {
         function: rig.kernel("test_scale").unwrap(),
         grid: 1,
         block: 128,
@@ -478,12 +478,12 @@ fn code_that_does_not_fit_is_refused() {
     };
     // SAFETY: it is found not to fit before it runs.
     unsafe {
-        let too_much = Launch {
+        let too_much = KernelLaunch {
             shared_bytes: 257,
             ..launch
         };
         assert!(rig.driver.launch(&too_much, stream).is_err());
-        assert!(rig.driver.launch(&Launch { grid: 0, ..launch }, stream).is_err());
+        assert!(rig.driver.launch(&KernelLaunch { grid: 0, ..launch }, stream).is_err());
         rig.driver.launch(&launch, stream).unwrap();
     }
     let error = rig.driver.synchronize(stream).unwrap_err();

@@ -8,7 +8,7 @@ use super::kv::BLOCK_TOKENS;
 use super::kv::{Element, KvCache};
 use crate::batch::{Chunk, StepPlan};
 use crate::options::Precision;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{LANES, Simd, VectorCode};
 use std::ops::Range;
 
 /// Number of query heads whose accumulators fit into the registers together.
@@ -50,7 +50,7 @@ pub fn scratch_values(heads: usize, positions: &Range<usize>, head_dim: usize) -
     heads * (touched(positions) + head_dim.next_multiple_of(LANES))
 }
 
-impl<E: Element> Kernel for Attend<'_, E> {
+impl<E: Element> VectorCode for Attend<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -60,7 +60,7 @@ impl<E: Element> Kernel for Attend<'_, E> {
         let width = touched(&self.positions);
         let padded_dim = self.head_dim.next_multiple_of(LANES);
         let (scores, sums) = std::mem::take(&mut self.scratch).split_at_mut(heads * width);
-        // SAFETY: under `Kernel::run`; scores hold `width` positions a head, sums `padded_dim` columns.
+        // SAFETY: under `VectorCode::run`; scores hold `width` positions a head, sums `padded_dim` columns.
         unsafe {
             let mut h = 0;
             while h < heads {
@@ -235,7 +235,7 @@ fn softmax_in_f64(scores: &mut [f32], sink: f32) {
 #[inline(always)]
 unsafe fn softmax<S: Simd>(scores: &mut [f32], sink: f32) {
     let max = scores.iter().fold(sink, |m, &s| if s > m { s } else { m });
-    // SAFETY: under `Kernel::run`; chunks have sixteen elements.
+    // SAFETY: under `VectorCode::run`; chunks have sixteen elements.
     unsafe {
         let mut sums = S::splat(0.0);
         let (chunks, tail) = scores.as_chunks_mut::<LANES>();

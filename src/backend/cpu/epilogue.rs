@@ -83,7 +83,7 @@ impl Epilogue for SwiGlu<'_> {
                     y[i] = gates[i] * sigmoid * (ups[i] + 1.0);
                 }
             }
-            // SAFETY: under `Kernel::run`; the arrays have sixteen elements.
+            // SAFETY: under `VectorCode::run`; the arrays have sixteen elements.
             Precision::Fast => unsafe {
                 let gate = S::load(gates.as_ptr());
                 let e = S::exp(S::mul(gate, S::splat(-1.702)));
@@ -133,7 +133,7 @@ impl Epilogue for Combine<'_> {
         let mut agg = [0.0_f32; TILE];
         agg[..n].copy_from_slice(out);
         for half in [0, LANES] {
-            // SAFETY: under `Kernel::run`; the arrays have two vectors.
+            // SAFETY: under `VectorCode::run`; the arrays have two vectors.
             unsafe {
                 let sum = S::fma(
                     S::splat(share),

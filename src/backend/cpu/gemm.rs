@@ -26,7 +26,7 @@ use super::tiles::{Sums, TILE};
 use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::options::Precision;
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Simd, VectorCode};
 use crate::weights::{Packed, WeightFormat};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -219,7 +219,7 @@ struct Run<'a, E> {
     task: Task,
 }
 
-impl<E: Epilogue> Kernel for Run<'_, E> {
+impl<E: Epilogue> VectorCode for Run<'_, E> {
     type Output = Result<()>;
 
     #[inline(always)]

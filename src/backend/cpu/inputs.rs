@@ -7,7 +7,7 @@ use super::shared::Shared;
 use crate::dtype::MXFP4_BLOCK;
 use crate::error::Result;
 use crate::memory::{self, Purpose};
-use crate::simd::{Kernel, Simd};
+use crate::simd::{Simd, VectorCode};
 use crate::weights::WeightFormat;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -128,7 +128,7 @@ struct EncodeBlock<'a> {
 /// Columns encoded at a time: few enough that the words of all tokens of the block stay in the L1 cache.
 const RUN: usize = 64;
 
-impl Kernel for EncodeBlock<'_> {
+impl VectorCode for EncodeBlock<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -17,8 +17,8 @@ use crate::memory::{self, Purpose};
 use crate::model::Rope;
 use crate::ops::Ops;
 use crate::options::Precision;
-use crate::profile::{Cost, Profile, Stage};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::profile::{Cost, Operation, Profile};
+use crate::simd::{LANES, Simd, VectorCode};
 use crate::weights::{Layout, Packed, RowMajor, WeightFormat};
 use rayon::prelude::*;
 use std::cell::RefCell;
@@ -71,11 +71,11 @@ impl<E: Element> CpuOps<E> {
         self.profile.as_ref()
     }
 
-    fn timed<R>(&mut self, stage: Stage, cost: Cost, run: impl FnOnce(&mut Self) -> R) -> R {
+    fn timed<R>(&mut self, operation: Operation, cost: Cost, run: impl FnOnce(&mut Self) -> R) -> R {
         let start = Instant::now();
         let result = run(self);
         if let Some(profile) = &mut self.profile {
-            profile.add(stage, start.elapsed(), cost);
+            profile.add(operation, start.elapsed(), cost);
         }
         result
     }
@@ -155,7 +155,7 @@ impl<E: Element> CpuOps<E> {
     ) -> Result<()> {
         t.set_rows(rows)?;
         let cost = buffer_cost(2 * t.values.len(), 4);
-        self.timed(Stage::Norm, cost, |ops| {
+        self.timed(Operation::Norm, cost, |ops| {
             let rows = t.values.par_chunks_exact_mut(x.width).enumerate();
             rows.with_min_len(4).for_each(|(i, t)| {
                 ops.mode.level.run(Norm {
@@ -172,7 +172,7 @@ impl<E: Element> CpuOps<E> {
     /// Sends rows `t` to the experts of their `K` largest logits.
     pub fn pick_experts(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, routes: &mut Routes) -> Result<()> {
         routes.logits.set_rows(t.rows())?;
-        self.timed(Stage::Router, product_cost(w, 1, t.rows()), |ops| {
+        self.timed(Operation::Router, product_cost(w, 1, t.rows()), |ops| {
             // The router's input stays float32: a rounded one sends tokens to other experts.
             let all = &ops.all_rows[..t.rows()];
             ops.inputs
@@ -239,7 +239,7 @@ impl<E: Element> Ops for CpuOps<E> {
     ) -> Result<&'x mut ResidualMemory> {
         let x = &mut memory.x;
         x.set_rows(plan.rows())?;
-        self.timed(Stage::Embed, buffer_cost(2 * x.values.len(), 0), |_| {
+        self.timed(Operation::Embed, buffer_cost(2 * x.values.len(), 0), |_| {
             let rows = RowMajor.tile_rows();
             for (row, &token) in x.values.chunks_exact_mut(table.cols).zip(&plan.tokens) {
                 let tile = table.tile(0, token as usize / rows);
@@ -273,7 +273,7 @@ impl<E: Element> Ops for CpuOps<E> {
 
     fn qkv<'m>(&mut self, t: &Buffer, w: &Packed, bias: &Vec<f32>, qkv: &'m mut Buffer) -> Result<&'m mut Buffer> {
         qkv.set_rows(t.rows())?;
-        self.timed(Stage::Qkv, product_cost(w, 1, t.rows()), |ops| {
+        self.timed(Operation::Qkv, product_cost(w, 1, t.rows()), |ops| {
             ops.dense(
                 t,
                 w,
@@ -295,7 +295,7 @@ impl<E: Element> Ops for CpuOps<E> {
         kv: &mut KvCache,
     ) -> Result<Queries<'m>> {
         let cost = buffer_cost(2 * qkv.values.len(), 2);
-        self.timed(Stage::RopeStore, cost, |ops| {
+        self.timed(Operation::RopeStore, cost, |ops| {
             let half = ops.config.head_dim / 2;
             if layer == 0 {
                 memory::resize(&mut ops.cos, plan.rows() * half, 0.0, Purpose::Step)?;
@@ -346,7 +346,7 @@ impl<E: Element> Ops for CpuOps<E> {
             bytes: (positions * 2 * self.config.kv_dim() * E::BYTES) as u64,
             flops: (positions * 4 * self.config.q_dim()) as u64,
         };
-        self.timed(Stage::Attention, cost, |ops| {
+        self.timed(Operation::Attention, cost, |ops| {
             let (d, kv_heads) = (ops.config.head_dim, ops.config.n_kv_heads);
             let group = ops.config.n_attn_heads / kv_heads;
             let shared = Shared::new(&mut out.values);
@@ -391,7 +391,7 @@ impl<E: Element> Ops for CpuOps<E> {
         bias: &Vec<f32>,
         x: Self::Settled<'x>,
     ) -> Result<Self::Settled<'x>> {
-        self.timed(Stage::AttnOut, product_cost(w, 1, a.rows()), |ops| {
+        self.timed(Operation::AttnOut, product_cost(w, 1, a.rows()), |ops| {
             ops.dense(
                 a,
                 w,
@@ -422,7 +422,7 @@ impl<E: Element> Ops for CpuOps<E> {
         let (t, routes) = (x.t, &x.memory.routes);
         h.set_rows(routes.rows.len())?;
         self.timed(
-            Stage::Mlp1,
+            Operation::Mlp1,
             product_cost(w, routes.experts_used(), routes.rows.len()),
             |ops| {
                 ops.inputs
@@ -452,7 +452,7 @@ impl<E: Element> Ops for CpuOps<E> {
     ) -> Result<Self::Residual<'x>> {
         let ResidualMemory { x: out, routes } = &mut *x.memory;
         self.timed(
-            Stage::Mlp2,
+            Operation::Mlp2,
             product_cost(w, routes.experts_used(), routes.rows.len()),
             |ops| {
                 let picks = &routes.picks[..routes.rows.len()];
@@ -508,7 +508,7 @@ impl<E: Element> Ops for CpuOps<E> {
             return Ok(());
         }
         let drawable = plan.drawable_of(w.rows);
-        self.timed(Stage::Unembed, product_cost(w, 1, rows), |ops| {
+        self.timed(Operation::Unembed, product_cost(w, 1, rows), |ops| {
             let is_stored = |row: &u32| stored.binary_search(row).is_ok();
             let others = memory::collect((0..rows as u32).filter(|row| !is_stored(row)), Purpose::Step)?;
             let mut computed = match ops.mode.precision {
@@ -546,7 +546,7 @@ struct Norm<'a> {
     t: &'a mut [f32],
 }
 
-impl Kernel for Norm<'_> {
+impl VectorCode for Norm<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -592,7 +592,7 @@ struct RotateStore<'a, E> {
     element: PhantomData<E>,
 }
 
-impl<E: Element> Kernel for RotateStore<'_, E> {
+impl<E: Element> VectorCode for RotateStore<'_, E> {
     type Output = ();
 
     #[inline(always)]
@@ -605,7 +605,7 @@ impl<E: Element> Kernel for RotateStore<'_, E> {
         }
         let keys = rotated[self.q_dim..].chunks_exact(d);
         for (head, (key, value)) in keys.zip(values.chunks_exact(d)).enumerate() {
-            // SAFETY: under `Kernel::run`.
+            // SAFETY: under `VectorCode::run`.
             unsafe {
                 self.kv
                     .store::<S, E>(self.layer, self.block, head, self.slot, key, value)

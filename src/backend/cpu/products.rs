@@ -18,7 +18,7 @@ use super::mode::{ComputeMode, Encoding, MAX_TOKENS};
 use super::tiles::{Sums, TILE};
 use crate::dtype::MXFP4_BLOCK;
 use crate::options::Precision;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{LANES, Simd, VectorCode};
 use crate::weights::WeightFormat;
 
 /// One tile times one block. It is a kernel of its own so that it is compiled once for each instruction set, and not
@@ -34,7 +34,7 @@ pub struct Product<'a> {
     pub sums: &'a mut [Sums; MAX_TOKENS],
 }
 
-impl Kernel for Product<'_> {
+impl VectorCode for Product<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -284,7 +284,7 @@ pub struct RowNorms<'a> {
     pub format: WeightFormat,
 }
 
-impl Kernel for RowNorms<'_> {
+impl VectorCode for RowNorms<'_> {
     type Output = Sums;
 
     #[inline(always)]

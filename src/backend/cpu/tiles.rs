@@ -16,7 +16,7 @@
 //! rows in the second, so that a gate and its up have the same lane.
 
 use crate::dtype::{E2M1, MXFP4_BLOCK, e8m0_to_f32};
-use crate::simd::{Kernel, LANES, Level, Simd};
+use crate::simd::{LANES, Level, Simd, VectorCode};
 use crate::weights::{Layout, Rows, WeightFormat};
 
 /// Rows of a tile.
@@ -146,7 +146,7 @@ struct WriteWords<'a, T, F, const N: usize> {
     word: F,
 }
 
-impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> Kernel for WriteWords<'_, T, F, N> {
+impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> VectorCode for WriteWords<'_, T, F, N> {
     type Output = ();
 
     /// Column groups are written in runs, short enough that a run's part of the tile stays in the L1 cache while the

@@ -57,7 +57,7 @@ impl Context {
             blocks,
             overlap,
         } = launch;
-        let launch = driver::Launch {
+        let launch = driver::KernelLaunch {
             function: self.kernels.functions[kernel.index],
             grid: blocks.max(1) as u32,
             block: kernel.threads as u32,

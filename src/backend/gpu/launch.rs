@@ -9,7 +9,7 @@ pub struct Launch {
     pub kernel: &'static Kernel,
     /// Blocks.
     pub blocks: usize,
-    /// See [`super::driver::Launch::overlap`].
+    /// See [`super::driver::KernelLaunch::overlap`].
     pub overlap: bool,
 }
 

@@ -28,19 +28,19 @@ pub struct LogitsPath {
     row_bytes: usize,
 }
 
-/// Rows in pinned host memory. [`Coming::wait`] returns them, after their copy.
+/// Rows in pinned host memory. [`StepEnd::wait`] returns them, after their copy.
 pub struct HostRows {
     memory: PinnedBuffer,
     bytes: usize,
 }
 
 /// A step's event, and the rows that are copied to the host after the step, if any.
-pub struct Coming {
+pub struct StepEnd {
     done: Event,
     rows: Option<Arc<HostRows>>,
 }
 
-impl Coming {
+impl StepEnd {
     /// A step without rows; `done` is recorded at its end.
     pub fn without_rows(done: Event) -> Self {
         Self { done, rows: None }
@@ -139,12 +139,12 @@ impl LogitsPath {
 
     /// Queues the copy of the first `rows` rows of a turn after `done`, the event at the end of their step; `done` is
     /// then recorded again at the end of the copy.
-    pub fn send(&self, turn: usize, rows: usize, done: Event) -> Result<Coming> {
+    pub fn send(&self, turn: usize, rows: usize, done: Event) -> Result<StepEnd> {
         let host = self.free_rows(rows.next_power_of_two().min(self.rows), rows)?;
         self.stream.wait(&done)?;
         self.copy(turn, 0, rows, &host, 0)?;
         done.record(&self.stream)?;
-        Ok(Coming { done, rows: Some(host) })
+        Ok(StepEnd { done, rows: Some(host) })
     }
 
     /// Copies the given rows of a turn, whose step is done, to consecutive rows on the host, and waits for them.

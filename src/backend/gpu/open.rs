@@ -7,7 +7,7 @@ use super::driver::DeviceMemory;
 use super::driver::limited::limited;
 use super::family::Family;
 use super::group::demand::Demand;
-use super::group::form::{Devices, Formed, Group, form};
+use super::group::form::{Devices, Group, Grouping, form};
 use super::memory::SharedDriver;
 use super::replica::GpuReplica;
 use super::stage::{Common, is_exact};
@@ -120,7 +120,7 @@ pub fn open_cut(
 }
 
 /// Which devices make replicas, and which layers each has.
-fn groups(contexts: &[Arc<Context>], source: &WeightSource<'_>, options: &Options) -> Result<Formed> {
+fn groups(contexts: &[Arc<Context>], source: &WeightSource<'_>, options: &Options) -> Result<Grouping> {
     const GIB: f64 = (1u64 << 30) as f64;
     let memory: Vec<DeviceMemory> = contexts
         .iter()

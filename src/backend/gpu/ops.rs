@@ -33,7 +33,7 @@ use crate::batch::{StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::ops::Ops;
-use crate::profile::Stage;
+use crate::profile::Operation;
 use arguments::Arguments;
 use costs::Costs;
 use std::sync::Arc;
@@ -147,10 +147,10 @@ impl GpuOps {
     }
 
     /// Queues it with these arguments.
-    fn multiply(&mut self, stage: Stage, product: Product, w: &Matrix, args: &GemmArgs) -> Result<()> {
+    fn multiply(&mut self, stage: Operation, product: Product, w: &Matrix, args: &GemmArgs) -> Result<()> {
         let chosen = self.choose(product, w)?;
         let cost = self.costs().product(product, w, &chosen);
-        self.queue.stage(stage, cost, chosen.launch, args)
+        self.queue.operation(stage, cost, chosen.launch, args)
     }
 
     /// Queues a norm of all rows or of those whose logits are wanted.
@@ -163,7 +163,7 @@ impl GpuOps {
         };
         let launch = self.target.norm(&self.args.config, &self.args.numbers, &work, rows);
         let cost = self.costs().norm(&work);
-        self.queue.stage(Stage::Norm, cost, launch, &args)
+        self.queue.operation(Operation::Norm, cost, launch, &args)
     }
 
     /// [`Ops::route`] by kernels of their own for the norm and the router.
@@ -184,7 +184,7 @@ impl GpuOps {
         let args = self.args.route(w, bias, &memory.routes)?;
         let launch = self.target.route(self.shape.rows);
         let cost = self.costs().router_input() + self.costs().route(w);
-        self.queue.stage(Stage::Router, cost, launch, &args)?;
+        self.queue.operation(Operation::Router, cost, launch, &args)?;
         self.send(t, memory)
     }
 
@@ -210,11 +210,12 @@ impl GpuOps {
                     sort: sort_args,
                     gather: gather_args,
                 };
-                self.queue.stage(Stage::Gather, gather_cost, launch, &args)
+                self.queue.operation(Operation::Gather, gather_cost, launch, &args)
             }
             SortGatherLaunch::Apart { sort, gather } => {
-                self.queue.stage(Stage::Sort, sort_cost, sort, &sort_args)?;
-                self.queue.stage(Stage::Gather, gather_cost, gather, &gather_args)
+                self.queue.operation(Operation::Sort, sort_cost, sort, &sort_args)?;
+                self.queue
+                    .operation(Operation::Gather, gather_cost, gather, &gather_args)
             }
         }
     }
@@ -244,7 +245,7 @@ impl Ops for GpuOps {
         let args = self.args.embed(table, &x.x)?;
         let launch = self.target.embed(self.shape.rows);
         let cost = self.costs().embed(args.format);
-        self.queue.stage(Stage::Embed, cost, launch, &args)?;
+        self.queue.operation(Operation::Embed, cost, launch, &args)?;
         Ok(Residual {
             memory: x,
             outstanding: false,
@@ -295,7 +296,7 @@ impl Ops for GpuOps {
                 _input: t,
             })
         } else {
-            self.queue.stage(Stage::Qkv, cost, launch, &args)?;
+            self.queue.operation(Operation::Qkv, cost, launch, &args)?;
             None
         };
         Ok(Projected {
@@ -332,12 +333,12 @@ impl Ops for GpuOps {
         }) = outstanding
         {
             self.queue
-                .stage(Stage::Qkv, cost, launch, &QkvStoreArgs { product, store })?;
+                .operation(Operation::Qkv, cost, launch, &QkvStoreArgs { product, store })?;
             return Ok(queries);
         }
         let launch = self.target.rope_store(self.shape.rows);
         let cost = self.costs().rope_store();
-        self.queue.stage(Stage::RopeStore, cost, launch, &store)?;
+        self.queue.operation(Operation::RopeStore, cost, launch, &store)?;
         Ok(queries)
     }
 
@@ -359,7 +360,7 @@ impl Ops for GpuOps {
         let launches = self.target.attention(config, numbers.kv, numbers.exact, &work)?;
         let args = self.args.attention(&queries, sinks, kv, out);
         let cost = self.costs().attention(plan, work.windowed);
-        self.queue.timed(Stage::Attention, cost, |queue| {
+        self.queue.timed(Operation::Attention, cost, |queue| {
             let mut launches = launches.into_iter().flatten();
             launches.try_for_each(|launch| queue.launch(launch, &args))
         })?;
@@ -372,7 +373,7 @@ impl Ops for GpuOps {
             out: x.memory.x.floats(),
             ..self.args.product(w, a, self.args.rows())
         };
-        self.multiply(Stage::AttnOut, Product::AttnOut, w, &args)?;
+        self.multiply(Operation::AttnOut, Product::AttnOut, w, &args)?;
         Ok(x)
     }
 
@@ -400,7 +401,7 @@ impl Ops for GpuOps {
             picks: memory.routes.picks.values().only_if(chosen.tells),
         };
         let cost = self.costs().norm(&work) + self.costs().route(w);
-        self.queue.stage(Stage::Router, cost, chosen.launch, &args)?;
+        self.queue.operation(Operation::Router, cost, chosen.launch, &args)?;
         if !chosen.sends {
             return self.send(t, memory);
         }
@@ -442,14 +443,14 @@ impl Ops for GpuOps {
                         most_rows: self.shape.rows as i32,
                         reserved: 0,
                     };
-                    self.queue.stage(Stage::Mlp1, cost, launch, &args)?;
+                    self.queue.operation(Operation::Mlp1, cost, launch, &args)?;
                     return Ok(h);
                 }
                 self.sort_and_gather(rows, routes)?;
             }
             Sending::Gathered | Sending::Told(_) => {}
         }
-        self.queue.stage(Stage::Mlp1, cost, chosen.launch, &args)?;
+        self.queue.operation(Operation::Mlp1, cost, chosen.launch, &args)?;
         Ok(h)
     }
 
@@ -462,7 +463,7 @@ impl Ops for GpuOps {
             picks: routes.picks.values().only_if(matches!(x.sent, Sending::Told(_))),
             ..self.args.product(w, h, routes.counts.values())
         };
-        self.multiply(Stage::Mlp2, Product::Mlp2, w, &args)?;
+        self.multiply(Operation::Mlp2, Product::Mlp2, w, &args)?;
         Ok(Residual {
             memory: x.memory,
             outstanding: true,
@@ -480,7 +481,7 @@ impl Ops for GpuOps {
             let args = self.args.norm(memory, TypedPtr::NULL, None, &adds);
             let launch = self.target.settle(self.shape.rows);
             let cost = self.costs().settle();
-            self.queue.stage(Stage::Norm, cost, launch, &args)?;
+            self.queue.operation(Operation::Norm, cost, launch, &args)?;
         }
         Ok(Settled { memory })
     }
@@ -507,7 +508,7 @@ impl Ops for GpuOps {
         let chosen = self.choose(product, w)?;
         let cost = self.costs().product(product, w, &chosen);
         let args = self.args.unembed(t, w, product == Product::Logits);
-        self.queue.stage(Stage::Unembed, cost, chosen.launch, &args)?;
+        self.queue.operation(Operation::Unembed, cost, chosen.launch, &args)?;
 
         // Candidates may be tokens that may not be sampled.
         let of_logits = w.is_wire() || plan.drawable.is_some();
@@ -516,13 +517,13 @@ impl Ops for GpuOps {
         let args = self.args.argmax(of_logits, candidates, drawable);
         let launch = self.target.argmax(of_logits, self.shape.logits_rows);
         let cost = self.costs().argmax(candidates, of_logits);
-        self.queue.stage(Stage::Argmax, cost, launch, &args)?;
+        self.queue.operation(Operation::Argmax, cost, launch, &args)?;
 
         if want.draws(plan) {
             let args = self.args.draw(drawable);
             let launches = self.target.draw(self.shape.logits_rows);
             let cost = self.costs().logits(self.n_wanted);
-            self.queue.timed(Stage::Draw, cost, |queue| {
+            self.queue.timed(Operation::Draw, cost, |queue| {
                 launches.into_iter().try_for_each(|launch| queue.launch(launch, &args))
             })?;
         }
@@ -531,7 +532,7 @@ impl Ops for GpuOps {
             let launch = self.target.score(self.shape.logits_rows);
             let scored = plan.logits.iter().filter(|row| row.score.is_some()).count();
             let cost = self.costs().logits(scored);
-            self.queue.stage(Stage::Score, cost, launch, &args)?;
+            self.queue.operation(Operation::Score, cost, launch, &args)?;
         }
         Ok(())
     }

@@ -1,23 +1,23 @@
-//! Times on the device: an event before and after each stage of a step, or each step, read when the step is done.
+//! Times on the device: an event before and after each operation of a step, or each step, read when the step is done.
 
 use super::catalogue::Kernel;
 use super::context::Context;
 use super::memory::Event;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::profile::{Cost, KernelCalls, Profile, Roof, Stage, StepTimes};
+use crate::profile::{Cost, KernelCalls, Operation, Profile, Roof, StepTimes};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The stages of the steps under way, and the sums of those that are done.
+/// The operations of the steps under way, and the sums of those that are done.
 #[derive(Default)]
 pub struct Timeline {
     /// Events not in use.
     free: Vec<Event>,
-    /// The steps under way, each with its stages.
-    running: VecDeque<Vec<(Stage, Cost, Event, Event)>>,
-    /// The stage being queued, and the event before it.
-    open: Option<(Stage, Cost, Event)>,
+    /// The steps under way, each with its operations.
+    running: VecDeque<Vec<(Operation, Cost, Event, Event)>>,
+    /// The operation being queued, and the event before it.
+    open: Option<(Operation, Cost, Event)>,
     /// The end of the step that was counted last.
     last_end: Option<Event>,
     /// Sums so far.
@@ -37,58 +37,68 @@ impl Timeline {
         self.running.push_back(Vec::new());
     }
 
-    /// Queues the event before a stage.
-    pub fn begin(&mut self, context: &Context, stage: Stage, cost: Cost) -> Result<()> {
+    /// Queues the event before an operation.
+    pub fn begin(&mut self, context: &Context, operation: Operation, cost: Cost) -> Result<()> {
         let start = self.event(context)?;
         start.record(&context.stream)?;
-        self.open = Some((stage, cost, start));
+        self.open = Some((operation, cost, start));
         Ok(())
     }
 
-    /// A kernel is queued; only those of stages count.
+    /// A kernel is queued; only those of operations count.
     pub fn launched(&mut self, kernel: &Kernel) -> Result<()> {
-        let Some((stage, ..)) = self.open else {
+        let Some((operation, ..)) = self.open else {
             return Ok(());
         };
         let name = kernel.name();
         let kernels = &mut self.profile.kernels;
         match kernels
             .iter_mut()
-            .find(|known| known.stage == stage && known.name == name)
+            .find(|known| known.operation == operation && known.name == name)
         {
             Some(known) => known.calls += 1,
-            None => memory::push(kernels, KernelCalls { stage, name, calls: 1 }, Purpose::Step)?,
+            None => memory::push(
+                kernels,
+                KernelCalls {
+                    operation,
+                    name,
+                    calls: 1,
+                },
+                Purpose::Step,
+            )?,
         }
         Ok(())
     }
 
-    /// Queues the event after the stage.
+    /// Queues the event after the operation.
     pub fn end(&mut self, context: &Context) -> Result<()> {
         let end = self.event(context)?;
         end.record(&context.stream)?;
         match (self.running.back_mut(), self.open.take()) {
-            (Some(step), Some((stage, cost, start))) => memory::push(step, (stage, cost, start, end), Purpose::Step),
-            _ => Err(Error::Internal("a stage that did not begin, or in no step".into())),
+            (Some(step), Some((operation, cost, start))) => {
+                memory::push(step, (operation, cost, start, end), Purpose::Step)
+            }
+            _ => Err(Error::Internal("an operation that did not begin, or in no step".into())),
         }
     }
 
-    /// Waits for the stages of the oldest step and counts them.
+    /// Waits for the operations of the oldest step and counts them.
     pub fn settle(&mut self) -> Result<()> {
-        let stages = self.running.pop_front().unwrap_or_default();
-        let Some((_, _, _, end)) = stages.last() else {
+        let operations = self.running.pop_front().unwrap_or_default();
+        let Some((_, _, _, end)) = operations.last() else {
             return Ok(());
         };
         end.synchronize()?;
-        let (_, _, begin, _) = &stages[0];
+        let (_, _, begin, _) = &operations[0];
         let times = &mut self.profile.steps;
         times.steps += 1;
         times.computing += duration(end.since_us(begin)?);
         if let Some(last_end) = &self.last_end {
             times.idle += duration(begin.since_us(last_end)?);
         }
-        for (stage, cost, start, end) in stages {
+        for (operation, cost, start, end) in operations {
             let us = end.since_us(&start)?;
-            self.profile.add(stage, duration(us), cost);
+            self.profile.add(operation, duration(us), cost);
             memory::push(&mut self.free, start, Purpose::Step)?;
             if let Some(before) = self.last_end.replace(end) {
                 memory::push(&mut self.free, before, Purpose::Step)?;

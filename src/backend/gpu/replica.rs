@@ -9,9 +9,9 @@ use super::args;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::group::hop::Hop;
-use super::logits::{Coming, LogitsAt, LogitsPath};
+use super::logits::{LogitsAt, LogitsPath, StepEnd};
 use super::memory::Event;
-use super::stage::{Begun, Common, Ready, Stage};
+use super::stage::{Common, LoadedStage, SizedStage, Stage};
 use super::step::Plans;
 use super::weights::{GpuWeights, Matrix, Vector};
 use crate::batch::StepPlan;
@@ -22,7 +22,7 @@ use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
 use crate::options::Options;
 use crate::profile::Profile;
-use crate::replica::{Part, Pointers, Replica};
+use crate::replica::{Member, Pointers, Replica};
 use crate::report;
 use crate::weights::PackReport;
 use std::collections::VecDeque;
@@ -68,7 +68,7 @@ struct InFlight {
     turn: usize,
     rows: usize,
     /// Its end, and whole rows, if they are wanted.
-    coming: Coming,
+    coming: StepEnd,
     /// Where its rows are, if tokens are drawn from them, they are scored, or the host may have to sample from them.
     path: Option<Arc<LogitsPath>>,
     draws: bool,
@@ -86,7 +86,7 @@ impl GpuReplica {
     ) -> Result<Self> {
         let common = Common::new(config, options, format, stages.len());
         let several = stages.len() > 1;
-        let begin = |(context, weights)| Begun::new(context, weights, &common, options.profile);
+        let begin = |(context, weights)| LoadedStage::new(context, weights, &common, options.profile);
         let begun: Vec<_> = stages.into_iter().map(begin).collect::<Result<_>>()?;
         let Some(first) = begun.first().map(|begun| begun.context().clone()) else {
             return Err(Error::Internal("a replica without a device".into()));
@@ -104,7 +104,7 @@ impl GpuReplica {
             common.depth,
             several,
         )?;
-        let ready = |begun| Ready::new(begun, &common, most, &plans, options.profile);
+        let ready = |begun| SizedStage::new(begun, &common, most, &plans, options.profile);
         let ready: Vec<_> = begun.into_iter().map(ready).collect::<Result<_>>()?;
         let left = kv_blocks(ready.iter().map(|ready| &ready.begun), &common, options)?;
         let blocks = fewer(most, left);
@@ -202,12 +202,12 @@ impl GpuReplica {
     }
 
     /// Marks the end of a step, and sends whole rows of logits to the host behind it if they are wanted.
-    fn end_step(&mut self, rows: usize, want: Want, turn: usize) -> Result<Coming> {
+    fn end_step(&mut self, rows: usize, want: Want, turn: usize) -> Result<StepEnd> {
         let done = self.events.pop().ok_or_else(|| self.too_many())?;
         done.record(&self.last().context.stream)?;
         match (want, &self.logits) {
             (Want::Logits, Some(path)) => path.send(turn, rows, done),
-            _ => Ok(Coming::without_rows(done)),
+            _ => Ok(StepEnd::without_rows(done)),
         }
     }
 
@@ -269,7 +269,11 @@ impl GpuReplica {
 }
 
 /// Blocks that the KV caches of all stages have room for: a sequence has the same in each.
-fn kv_blocks<'a>(stages: impl IntoIterator<Item = &'a Begun>, common: &Common, options: &Options) -> Result<KvBlocks> {
+fn kv_blocks<'a>(
+    stages: impl IntoIterator<Item = &'a LoadedStage>,
+    common: &Common,
+    options: &Options,
+) -> Result<KvBlocks> {
     let rooms = stages.into_iter().map(|stage| stage.kv_blocks(common, options));
     let least = rooms.reduce(|a, b| Ok(fewer(a?, b?)));
     least.unwrap_or_else(|| Err(Error::Internal("a replica without a device".into())))
@@ -429,7 +433,7 @@ impl Replica for GpuReplica {
         }
     }
 
-    fn parts(&self) -> Vec<Part<'_>> {
+    fn parts(&self) -> Vec<Member<'_>> {
         match &self.stages[..] {
             [_] => Vec::new(),
             stages => stages.iter().map(Stage::part).collect(),

@@ -23,7 +23,7 @@ use crate::kv_blocks::{KvBlocks, block_bytes};
 use crate::model::{Activations, Scratch, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::{Profile, Roof};
-use crate::replica::Part;
+use crate::replica::Member;
 use crate::scheduler::FULL_TABLES;
 use graphs::Graphs;
 use std::sync::Arc;
@@ -59,14 +59,14 @@ pub struct Common {
 }
 
 /// A stage with weights and a step's activations.
-pub struct Begun {
+pub struct LoadedStage {
     context: Arc<Context>,
     weights: GpuWeights,
     activations: Activations<ResidualMemory, Buffer>,
     roof: Option<Roof>,
 }
 
-impl Begun {
+impl LoadedStage {
     /// Makes room for a step's activations beside the weights.
     pub fn new(context: Arc<Context>, weights: GpuWeights, common: &Common, profile: bool) -> Result<Self> {
         // Before anything takes what memory there is.
@@ -107,19 +107,19 @@ impl Begun {
 }
 
 /// A stage before its KV cache: what else it needs is there, so that the rest of the memory may be counted.
-pub struct Ready {
+pub struct SizedStage {
     /// The stage before.
-    pub begun: Begun,
+    pub begun: LoadedStage,
     memory: StepMemory,
     ops: GpuOps,
     capacity: Capacity,
     attention: AttentionShape,
 }
 
-impl Ready {
+impl SizedStage {
     /// Makes room for `plans`, and for what operations use among themselves in steps over at most so many blocks.
-    pub fn new(begun: Begun, common: &Common, most: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
-        let Begun {
+    pub fn new(begun: LoadedStage, common: &Common, most: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
+        let LoadedStage {
             context, weights, roof, ..
         } = &begun;
         let memory = StepMemory::new(&context.stream, plans)?;
@@ -130,7 +130,7 @@ impl Ready {
             rows: common.rows,
             logits_rows: common.logits_rows,
             positions: capacity.positions,
-            partial_slots: max_partial_slots(keys, common.config.n_kv_heads, attention.processors),
+            partial_slots: max_partial_slots(keys, common.config.n_kv_heads, attention.items_at_once),
             turns: common.depth,
         };
         let unembedding = weights.head.as_ref().map(|head| &head.unembedding);
@@ -221,16 +221,16 @@ pub struct Stage {
 
 impl Stage {
     /// Makes the KV cache.
-    pub fn new(ready: Ready, common: &Common, blocks: KvBlocks) -> Result<Self> {
+    pub fn new(ready: SizedStage, common: &Common, blocks: KvBlocks) -> Result<Self> {
         let awaited_bytes = ready.begun.logits_bytes(common);
-        let Ready {
+        let SizedStage {
             begun,
             memory,
             ops,
             capacity,
             attention,
         } = ready;
-        let Begun {
+        let LoadedStage {
             context,
             weights,
             activations,
@@ -315,7 +315,7 @@ impl Stage {
     }
 
     /// For users: its device, layers and memory.
-    pub fn part(&self) -> Part<'_> {
+    pub fn part(&self) -> Member<'_> {
         const GB: f64 = 1e9;
         let range = self.weights.range();
         let before = if self.weights.embedding.is_some() {
@@ -328,7 +328,7 @@ impl Stage {
         } else {
             ""
         };
-        Part {
+        Member {
             name: format!(
                 "{}: {before}layers {} to {}{behind}; weights {:.2} GB, KV cache {:.2} GB",
                 self.context.name(),
@@ -375,7 +375,7 @@ impl Common {
         AttentionShape {
             kv_heads: self.config.n_kv_heads,
             window: self.config.sliding_window,
-            processors: context.target.attention_processors(),
+            items_at_once: context.target.attention_items_at_once(),
             team_rows: context.target.attention_team_rows(),
             prefill_rows: context.target.prefill_rows(),
         }

@@ -44,8 +44,8 @@ pub struct AttentionShape {
     pub kv_heads: usize,
     /// Keys a row of a windowed layer sees; 0 if there is no such layer.
     pub window: usize,
-    /// Processors to keep busy.
-    pub processors: usize,
+    /// Items of decode attention that run at once where all multiprocessors are busy.
+    pub items_at_once: usize,
     /// Decoding rows up to which whole groups of units are shared out by the kernel.
     pub team_rows: usize,
     /// Query rows a block of the prefill kernel takes.
@@ -347,7 +347,7 @@ impl Scratch {
         plan_decode(
             rows.map(|(row, (first, keys))| (row, first, keys)),
             shape.kv_heads,
-            shape.processors,
+            shape.items_at_once,
             least_run,
             &mut self.full_items,
         )?;
@@ -360,7 +360,7 @@ impl Scratch {
             plan_decode(
                 rows,
                 shape.kv_heads,
-                shape.processors,
+                shape.items_at_once,
                 least_run,
                 &mut self.window_items,
             )?;
@@ -438,7 +438,7 @@ mod tests {
     const ATTENTION: AttentionShape = AttentionShape {
         kv_heads: 1,
         window: 128,
-        processors: 1,
+        items_at_once: 1,
         team_rows: 0,
         prefill_rows: 16,
     };

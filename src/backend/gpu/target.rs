@@ -106,9 +106,9 @@ impl Target {
             .map_or(1, |kernel| kernel.per_block)
     }
 
-    /// Processors that decode attention is balanced over.
-    pub fn attention_processors(&self) -> usize {
-        self.family.attention_processors(self.multiprocessors)
+    /// Items of decode attention that run at once where all multiprocessors are busy.
+    pub fn attention_items_at_once(&self) -> usize {
+        self.family.attention_items_at_once(self.multiprocessors)
     }
 
     /// Rows up to which decode attention shares an item's units out by itself; 0 if it never does.

@@ -8,7 +8,7 @@ mod api;
 
 use super::vendor::calls::{Calls, Code, PEER_ALREADY_ENABLED};
 use super::vendor::{Vendor, check, count, device_name, text};
-use super::{Device, DevicePtr, Driver, Found, FunctionHandle, GraphHandle, Launch, Link, StreamHandle};
+use super::{Device, DevicePtr, Driver, Found, FunctionHandle, GraphHandle, KernelLaunch, Link, StreamHandle};
 use crate::error::{Error, GpuFault, Result};
 use api::{Api, CudaTypes, Handle, LaunchAttribute, LaunchConfig, Ordinal};
 use std::collections::HashMap;
@@ -262,7 +262,7 @@ impl Vendor for Cuda {
         self.check(code, || format!("cuFuncSetAttribute({name}, {bytes} bytes shared)"))
     }
 
-    unsafe fn queue(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()> {
+    unsafe fn queue(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
         let config = LaunchConfig {
             grid: [launch.grid, 1, 1],
             block: [launch.block, 1, 1],
@@ -288,7 +288,7 @@ impl Vendor for Cuda {
         // ends.
         let code = unsafe { (self.api.launch)(&config, function, null_mut(), extra.as_mut_ptr()) };
         self.check(code, || {
-            let Launch {
+            let KernelLaunch {
                 grid,
                 block,
                 shared_bytes,

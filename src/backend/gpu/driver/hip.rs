@@ -7,7 +7,7 @@ mod api;
 
 use super::vendor::calls::{Calls, Code, PEER_ALREADY_ENABLED};
 use super::vendor::{Vendor, check, count, device_name};
-use super::{Device, DevicePtr, Driver, Found, FunctionHandle, GraphHandle, Launch, Link, StreamHandle};
+use super::{Device, DevicePtr, Driver, Found, FunctionHandle, GraphHandle, KernelLaunch, Link, StreamHandle};
 use crate::error::{Error, GpuFault, Result};
 use api::{Api, HipTypes};
 use std::collections::HashSet;
@@ -210,8 +210,8 @@ impl Vendor for Hip {
         Ok(())
     }
 
-    unsafe fn queue(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()> {
-        let Launch {
+    unsafe fn queue(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
+        let KernelLaunch {
             grid,
             block,
             shared_bytes,

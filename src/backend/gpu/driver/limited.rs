@@ -1,7 +1,7 @@
 //! A device of which only some memory is to be used.
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, Link,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, KernelLaunch, Link,
     ModuleHandle, Pinned, StreamHandle,
 };
 use crate::error::{Error, GpuFault, Result};
@@ -124,7 +124,7 @@ impl Driver for Limited {
         copy(to: DevicePtr, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()>;
         copy_from_peer(to: DevicePtr, peer: &dyn Driver, from: DevicePtr, bytes: usize, stream: StreamHandle) -> Result<()>;
         fill(to: DevicePtr, byte: u8, bytes: usize, stream: StreamHandle) -> Result<()>;
-        launch(launch: &Launch<'_>, stream: StreamHandle) -> Result<()>;
+        launch(launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()>;
         launch_graph(graph: GraphHandle, stream: StreamHandle) -> Result<()>;
     }
 }

@@ -127,7 +127,7 @@ pub struct Captured {
 
 /// One kernel launch.
 #[derive(Clone, Copy, Debug)]
-pub struct Launch<'a> {
+pub struct KernelLaunch<'a> {
     /// The kernel.
     pub function: FunctionHandle,
     /// Blocks.
@@ -237,7 +237,7 @@ pub trait Driver: Send + Sync {
     ///
     /// # Safety
     /// See the trait.
-    unsafe fn launch(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()>;
+    unsafe fn launch(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()>;
 
     /// Begins to capture the stream: its work is recorded in a graph and not executed.
     fn begin_capture(&self, stream: StreamHandle) -> Result<()>;

@@ -17,13 +17,13 @@ pub use faults::{Call, Fault};
 pub use library::Schedule;
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, Launch, Link,
-    ModuleHandle, Pinned, StreamHandle,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, KernelLaunch,
+    Link, ModuleHandle, Pinned, StreamHandle,
 };
 use crate::backend::gpu::catalogue;
 use crate::error::{Error, GpuFault, Result};
-use library::{KernelLaunch, Library};
-use memory::Kind;
+use library::{Library, SimtLaunch};
+use memory::MemoryKind;
 use state::{Event, Function, Graph, Module, State, Stream, Work};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -311,7 +311,7 @@ impl SimtDriver {
         Ok(())
     }
 
-    fn alloc_of(&self, call: Call, kind: Kind, bytes: usize) -> Result<u64> {
+    fn alloc_of(&self, call: Call, kind: MemoryKind, bytes: usize) -> Result<u64> {
         let mut state = self.enter(call)?;
         if bytes == 0 {
             return self.refuse(call, "no bytes asked for");
@@ -326,7 +326,7 @@ impl SimtDriver {
         })
     }
 
-    fn free_of(&self, kind: Kind, at: u64) -> Result<()> {
+    fn free_of(&self, kind: MemoryKind, at: u64) -> Result<()> {
         let mut state = self.system.lock();
         let done = state.run_device(self.device.ordinal);
         self.must_end(&state, done, "free");
@@ -364,15 +364,15 @@ impl Driver for SimtDriver {
     }
 
     fn alloc(&self, bytes: usize) -> Result<DevicePtr> {
-        self.alloc_of(Call::Alloc, Kind::Device, bytes).map(DevicePtr)
+        self.alloc_of(Call::Alloc, MemoryKind::Device, bytes).map(DevicePtr)
     }
 
     unsafe fn free(&self, at: DevicePtr) -> Result<()> {
-        self.free_of(Kind::Device, at.0)
+        self.free_of(MemoryKind::Device, at.0)
     }
 
     fn alloc_pinned(&self, bytes: usize) -> Result<Pinned> {
-        let at = self.alloc_of(Call::AllocPinned, Kind::Pinned, bytes)?;
+        let at = self.alloc_of(Call::AllocPinned, MemoryKind::Pinned, bytes)?;
         Ok(Pinned {
             host: at as *mut u8,
             device: DevicePtr(at),
@@ -380,7 +380,7 @@ impl Driver for SimtDriver {
     }
 
     unsafe fn free_pinned(&self, pinned: Pinned) -> Result<()> {
-        self.free_of(Kind::Pinned, pinned.device.0)
+        self.free_of(MemoryKind::Pinned, pinned.device.0)
     }
 
     fn stream(&self) -> Result<StreamHandle> {
@@ -563,7 +563,7 @@ impl Driver for SimtDriver {
         Ok(FunctionHandle(handle))
     }
 
-    unsafe fn launch(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()> {
+    unsafe fn launch(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
         const CALL: Call = Call::Launch;
         let mut state = self.enter_capture(CALL, stream)?;
         self.stream_of(&mut state, CALL, stream)?;
@@ -590,7 +590,7 @@ impl Driver for SimtDriver {
         if early && !reads_the_plan_late(&kernel.name) {
             return self.refuse(CALL, &format!("{} may read the plan before it is fetched", kernel.name));
         }
-        let launch = KernelLaunch {
+        let launch = SimtLaunch {
             kernel,
             grid: launch.grid,
             block: launch.block,

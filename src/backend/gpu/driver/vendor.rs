@@ -3,7 +3,7 @@
 pub mod calls;
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, Launch, Link,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, KernelLaunch, Link,
     ModuleHandle, Pinned, StreamHandle,
 };
 use crate::error::{Error, GpuFault, Result};
@@ -59,7 +59,7 @@ pub trait Vendor: Send + Sync {
     ///
     /// # Safety
     /// See the trait.
-    unsafe fn queue(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()>;
+    unsafe fn queue(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()>;
     /// Makes a graph that can be launched of a captured one.
     fn instantiate(&self, graph: <Self::Types as Types>::Graph, stream: StreamHandle) -> Result<GraphHandle>;
 
@@ -400,7 +400,7 @@ impl<V: Vendor> Driver for V {
         Ok(function)
     }
 
-    unsafe fn launch(&self, launch: &Launch<'_>, stream: StreamHandle) -> Result<()> {
+    unsafe fn launch(&self, launch: &KernelLaunch<'_>, stream: StreamHandle) -> Result<()> {
         self.enter()?;
         // SAFETY: as the caller guarantees.
         unsafe { self.queue(launch, stream) }

@@ -38,7 +38,7 @@ impl Family for Cdna {
     }
 
     /// SIMDs, each of which wants waves of its own to cover memory's latency.
-    fn attention_processors(&self, multiprocessors: usize) -> usize {
+    fn attention_items_at_once(&self, multiprocessors: usize) -> usize {
         4 * multiprocessors
     }
 

@@ -21,8 +21,8 @@ pub trait Family: Debug + Sync {
         0
     }
 
-    /// Processors that decode attention is balanced over.
-    fn attention_processors(&self, multiprocessors: usize) -> usize {
+    /// Items of decode attention that run at once where all multiprocessors are busy.
+    fn attention_items_at_once(&self, multiprocessors: usize) -> usize {
         multiprocessors
     }
 

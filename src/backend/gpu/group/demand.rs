@@ -124,7 +124,7 @@ impl Demand<'_> {
         let (rows, terms, slots) = (*rows, numbers.terms, slots(c, *rows));
         let tiled = |rows: usize, width: usize| 2 * terms * (rows + SLACK_ROWS) * width.next_multiple_of(64);
         let keys = FULL_TABLES * c.seq_len * sequences + c.sliding_window * logits_rows;
-        let partials = max_partial_slots(keys, c.n_kv_heads, self.target.attention_processors());
+        let partials = max_partial_slots(keys, c.n_kv_heads, self.target.attention_items_at_once());
         let hops = usize::from(layers.start > 0) + usize::from(!self.is_last(layers));
         let bytes = 4 * rows * c.hidden_dim * (2 + hops)
             + tiled(rows, c.hidden_dim)

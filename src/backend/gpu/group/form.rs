@@ -26,7 +26,7 @@ pub struct Group {
 
 /// All replicas, and what the user should know.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Formed {
+pub struct Grouping {
     /// At least one.
     pub groups: Vec<Group>,
     /// A line for each device that is left over.
@@ -37,12 +37,12 @@ pub struct Formed {
 pub type Fit<'a> = &'a dyn Fn(&[usize], usize) -> Option<Vec<Range<usize>>>;
 
 /// Forms groups of `size` devices, or of as few as have room for the KV cache of `sequences` sequences.
-pub fn form(devices: &Devices<'_>, size: Option<usize>, sequences: usize, fit: Fit<'_>) -> Result<Formed> {
+pub fn form(devices: &Devices<'_>, size: Option<usize>, sequences: usize, fit: Fit<'_>) -> Result<Grouping> {
     let mut forming = Forming {
         devices,
         fit,
         left: (0..devices.names.len()).collect(),
-        formed: Formed::default(),
+        formed: Grouping::default(),
     };
     let sizes = match size {
         Some(size) => size..=size,
@@ -67,7 +67,7 @@ struct Forming<'a> {
     devices: &'a Devices<'a>,
     fit: Fit<'a>,
     left: Vec<usize>,
-    formed: Formed,
+    formed: Grouping,
 }
 
 impl Forming<'_> {
@@ -126,7 +126,7 @@ impl Forming<'_> {
         }
     }
 
-    fn finish(mut self, size: Option<usize>) -> Result<Formed> {
+    fn finish(mut self, size: Option<usize>) -> Result<Grouping> {
         let names = &self.devices.names;
         if self.formed.groups.is_empty() {
             let all = names.join(", ");
@@ -166,7 +166,7 @@ mod tests {
         size: Option<usize>,
         kinds: &[&str],
         distance: &dyn Fn(usize, usize) -> u32,
-    ) -> Result<Formed> {
+    ) -> Result<Grouping> {
         let names: Vec<_> = (0..room.len()).map(|i| format!("gpu:{i}")).collect();
         let kinds: Vec<_> = kinds.iter().map(|&kind| kind.to_owned()).collect();
         let devices = Devices {

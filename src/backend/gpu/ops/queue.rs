@@ -1,11 +1,11 @@
-//! What queues kernels: behind one another on the device's stream, or between two events if stages are timed.
+//! What queues kernels: behind one another on the device's stream, or between two events if operations are timed.
 
 use crate::backend::gpu::catalogue::Op;
 use crate::backend::gpu::context::Context;
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::profile::Timeline;
 use crate::error::Result;
-use crate::profile::{Cost, Stage};
+use crate::profile::{Cost, Operation};
 use std::sync::Arc;
 
 /// See the module.
@@ -40,26 +40,26 @@ impl Queue {
         unsafe { self.context.launch(launch, args) }
     }
 
-    /// Queues a stage that is one kernel.
-    pub(super) fn stage<A: bytemuck::NoUninit>(
+    /// Queues an operation that is one kernel.
+    pub(super) fn operation<A: bytemuck::NoUninit>(
         &mut self,
-        stage: Stage,
+        operation: Operation,
         cost: Cost,
         launch: Launch,
         args: &A,
     ) -> Result<()> {
-        self.timed(stage, cost, |queue| queue.launch(launch, args))
+        self.timed(operation, cost, |queue| queue.launch(launch, args))
     }
 
-    /// Queues a stage.
+    /// Queues an operation.
     pub(super) fn timed(
         &mut self,
-        stage: Stage,
+        operation: Operation,
         cost: Cost,
         kernels: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
         if let Some(timeline) = &mut self.timeline {
-            timeline.begin(&self.context, stage, cost)?;
+            timeline.begin(&self.context, operation, cost)?;
         }
         kernels(self)?;
         match &mut self.timeline {

@@ -16,7 +16,7 @@ use crate::replica::Replica;
 use std::any::Any;
 
 /// What the operations of a step take.
-pub struct Parts<'a> {
+pub struct Operands<'a> {
     /// The operations.
     pub ops: &'a mut GpuOps,
     /// The weights.
@@ -65,7 +65,7 @@ impl GpuReplica {
     }
 
     /// Brings a plan to the only device, once all that was queued before is done.
-    pub fn begin(&mut self, plan: &StepPlan, want: Want) -> Result<Parts<'_>> {
+    pub fn begin(&mut self, plan: &StepPlan, want: Want) -> Result<Operands<'_>> {
         self.first().context.stream.synchronize()?;
         let turn = self.steps % self.common.depth;
         if self.last().whole_rows(plan, want) {
@@ -77,7 +77,7 @@ impl GpuReplica {
         let shape = stage.shape(plan, &header, want);
         stage.begin(plan, shape, logits)?;
         self.steps += 1;
-        Ok(Parts {
+        Ok(Operands {
             ops: &mut stage.ops,
             weights: &stage.weights,
             activations: &mut stage.activations,

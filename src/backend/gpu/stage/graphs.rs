@@ -30,7 +30,7 @@ const PAUSE: u64 = 64;
 /// See the module.
 pub struct Graphs {
     /// By the shape and the buffer of logits that it writes; nothing else depends on the turn.
-    by_shape: HashMap<(StepShape, usize), Held>,
+    by_shape: HashMap<(StepShape, usize), CachedGraph>,
     /// The most steps under way.
     depth: usize,
     /// Captures and launches so far.
@@ -42,17 +42,17 @@ pub struct Graphs {
     /// Captures fail for good: the runtime leaves kernels out.
     incomplete: bool,
     /// What a line has told of.
-    told: Told,
+    told: Warnings,
 }
 
-struct Held {
+struct CachedGraph {
     graph: Graph,
     /// When it was captured or launched last.
     used: u64,
 }
 
 #[derive(Default)]
-struct Told {
+struct Warnings {
     invalidated: bool,
     no_memory: bool,
 }
@@ -67,7 +67,7 @@ impl Graphs {
             places: 0,
             paused_until: 0,
             incomplete: false,
-            told: Told::default(),
+            told: Warnings::default(),
         }
     }
 
@@ -80,10 +80,10 @@ impl Graphs {
 
     fn insert(&mut self, of: (StepShape, usize), graph: Graph) -> Result<()> {
         let more = self.by_shape.try_reserve(1);
-        more.map_err(|_| memory::lacking::<Held>(self.by_shape.len() + 1, Purpose::Step))?;
+        more.map_err(|_| memory::lacking::<CachedGraph>(self.by_shape.len() + 1, Purpose::Step))?;
         self.clock += 1;
         let used = self.clock;
-        self.by_shape.insert(of, Held { graph, used });
+        self.by_shape.insert(of, CachedGraph { graph, used });
         self.places = self.places.saturating_sub(1);
         Ok(())
     }
@@ -268,7 +268,7 @@ impl Stage {
 
 /// The most items of decode attention that a layer has, full or windowed, if each row sees at most `keys` keys.
 fn most_decode_items(rows: usize, keys: usize, attention: &AttentionShape) -> usize {
-    let most = |keys, whole| most_items(rows, keys, whole, attention.kv_heads, attention.processors);
+    let most = |keys, whole| most_items(rows, keys, whole, attention.kv_heads, attention.items_at_once);
     match attention.window {
         0 => most(keys, true),
         window => most(keys, true).max(most(window.min(keys), false)),

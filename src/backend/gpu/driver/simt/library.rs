@@ -53,7 +53,7 @@ impl Drop for Library {
 }
 
 /// A kernel of one.
-pub struct Kernel {
+pub struct LoadedKernel {
     library: Arc<Library>,
     at: KernelFn,
     pub name: String,
@@ -63,8 +63,8 @@ pub struct Kernel {
 
 /// A launch: everything by value, as it waits in a queue.
 #[derive(Clone)]
-pub struct KernelLaunch {
-    pub kernel: Arc<Kernel>,
+pub struct SimtLaunch {
+    pub kernel: Arc<LoadedKernel>,
     pub grid: u32,
     pub block: u32,
     pub shared_bytes: u32,
@@ -102,10 +102,10 @@ impl Library {
     }
 
     /// Finds a kernel.
-    pub fn kernel(self: &Arc<Self>, name: &str, shared_bytes: u32) -> Result<Arc<Kernel>, String> {
+    pub fn kernel(self: &Arc<Self>, name: &str, shared_bytes: u32) -> Result<Arc<LoadedKernel>, String> {
         // SAFETY: kernels are exported so; whatever else has this name simt_launch refuses.
         let at = *unsafe { self.library.get::<KernelFn>(name.as_bytes()) }.map_err(|e| e.to_string())?;
-        Ok(Arc::new(Kernel {
+        Ok(Arc::new(LoadedKernel {
             library: self.clone(),
             at,
             name: name.to_owned(),
@@ -114,7 +114,7 @@ impl Library {
     }
 }
 
-impl KernelLaunch {
+impl SimtLaunch {
     /// Runs the launch; an error says what went wrong.
     ///
     /// # Safety

@@ -11,7 +11,7 @@ const POISON: u8 = 0xff;
 
 /// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MemoryKind {
     /// Device memory, of undefined content.
     Device,
     /// Pinned host memory, zeroed; it does not count against the capacity.
@@ -19,7 +19,7 @@ pub enum Kind {
 }
 
 struct Allocation {
-    kind: Kind,
+    kind: MemoryKind,
     bytes: usize,
 }
 
@@ -83,13 +83,13 @@ impl Heap {
     }
 
     /// The number of live allocations of a kind, and their bytes.
-    pub fn live(&self, kind: Kind) -> (usize, usize) {
+    pub fn live(&self, kind: MemoryKind) -> (usize, usize) {
         let of_kind = self.allocations.values().filter(|allocation| allocation.kind == kind);
         of_kind.fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.bytes))
     }
 
     /// Allocates `bytes` bytes; `None` if the capacity is exceeded.
-    pub fn alloc(&mut self, kind: Kind, bytes: usize) -> Option<u64> {
+    pub fn alloc(&mut self, kind: MemoryKind, bytes: usize) -> Option<u64> {
         let counted = counted_bytes(kind, bytes);
         if counted > self.free_bytes() {
             return None;
@@ -100,7 +100,7 @@ impl Heap {
         if base.is_null() {
             return None;
         }
-        let fill = if kind == Kind::Pinned { 0 } else { POISON };
+        let fill = if kind == MemoryKind::Pinned { 0 } else { POISON };
         // SAFETY: guards and content lie within the layout just allocated.
         unsafe {
             base.write_bytes(GUARD, layout.size());
@@ -113,7 +113,7 @@ impl Heap {
     }
 
     /// Frees an allocation; an error says what is wrong with it.
-    pub fn free(&mut self, kind: Kind, at: u64) -> Result<(), String> {
+    pub fn free(&mut self, kind: MemoryKind, at: u64) -> Result<(), String> {
         if self
             .allocations
             .get(&at)
@@ -169,12 +169,12 @@ impl Drop for Heap {
     }
 }
 
-fn counted_bytes(kind: Kind, bytes: usize) -> u64 {
+fn counted_bytes(kind: MemoryKind, bytes: usize) -> u64 {
     match kind {
-        Kind::Device => (bytes as u64)
+        MemoryKind::Device => (bytes as u64)
             .checked_next_multiple_of(ALIGN_BYTES as u64)
             .unwrap_or(u64::MAX),
-        Kind::Pinned => 0,
+        MemoryKind::Pinned => 0,
     }
 }
 
@@ -189,29 +189,29 @@ mod tests {
     #[test]
     fn memory_is_counted_poisoned_and_given_back() {
         let mut heap = Heap::new(1024);
-        let at = heap.alloc(Kind::Device, 300).unwrap();
+        let at = heap.alloc(MemoryKind::Device, 300).unwrap();
         assert_eq!(at % ALIGN_BYTES as u64, 0);
         assert_eq!(heap.free_bytes(), 512);
-        assert_eq!(heap.live(Kind::Device), (1, 300));
+        assert_eq!(heap.live(MemoryKind::Device), (1, 300));
         // SAFETY: just allocated.
         let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, 300) };
         assert!(bytes.iter().all(|&b| b == POISON));
-        assert!(heap.alloc(Kind::Device, 513).is_none());
-        assert!(heap.alloc(Kind::Device, usize::MAX).is_none());
-        let pinned = heap.alloc(Kind::Pinned, 4096).unwrap();
+        assert!(heap.alloc(MemoryKind::Device, 513).is_none());
+        assert!(heap.alloc(MemoryKind::Device, usize::MAX).is_none());
+        let pinned = heap.alloc(MemoryKind::Pinned, 4096).unwrap();
         // SAFETY: just allocated.
         assert_eq!(unsafe { *(pinned as *const u8) }, 0);
-        assert!(heap.free(Kind::Device, pinned).is_err());
-        heap.free(Kind::Pinned, pinned).unwrap();
-        heap.free(Kind::Device, at).unwrap();
+        assert!(heap.free(MemoryKind::Device, pinned).is_err());
+        heap.free(MemoryKind::Pinned, pinned).unwrap();
+        heap.free(MemoryKind::Device, at).unwrap();
         assert_eq!(heap.free_bytes(), 1024);
-        assert!(heap.free(Kind::Device, at).unwrap_err().contains("twice"));
+        assert!(heap.free(MemoryKind::Device, at).unwrap_err().contains("twice"));
     }
 
     #[test]
     fn ranges_within_an_allocation_are_known() {
         let mut heap = Heap::new(1024);
-        let at = heap.alloc(Kind::Device, 100).unwrap();
+        let at = heap.alloc(MemoryKind::Device, 100).unwrap();
         for (offset, bytes, held) in [
             (0, 100, true),
             (100, 0, true),
@@ -228,12 +228,12 @@ mod tests {
     fn writes_beside_an_allocation_are_found() {
         let mut heap = Heap::new(1024);
         for offset in [-1, 10] {
-            let at = heap.alloc(Kind::Device, 10).unwrap();
+            let at = heap.alloc(MemoryKind::Device, 10).unwrap();
             heap.check().unwrap();
             // SAFETY: the guard is part of the allocation.
             unsafe { *((at as i64 + offset) as *mut u8) = 1 };
             assert!(heap.check().unwrap_err().contains("10 bytes"));
-            assert!(heap.free(Kind::Device, at).is_err());
+            assert!(heap.free(MemoryKind::Device, at).is_err());
         }
     }
 }

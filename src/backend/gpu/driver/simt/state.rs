@@ -5,8 +5,8 @@
 //! before it.
 
 use super::faults::{Call, FaultPlan};
-use super::library::{Kernel, KernelLaunch, Library};
-use super::memory::{Heap, Kind};
+use super::library::{Library, LoadedKernel, SimtLaunch};
+use super::memory::{Heap, MemoryKind};
 use super::{Live, Order, Setup};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub enum Work {
         byte: u8,
         bytes: usize,
     },
-    Launch(KernelLaunch),
+    Launch(SimtLaunch),
     /// Records an event.
     Record(u64),
     /// Waits for the point that an event has recorded when this is queued (in a graph: when the graph is queued).
@@ -69,7 +69,7 @@ pub struct Module {
 pub struct Function {
     pub module: u64,
     pub device: usize,
-    pub kernel: Arc<Kernel>,
+    pub kernel: Arc<LoadedKernel>,
 }
 
 pub struct Graph {
@@ -155,11 +155,11 @@ impl State {
     /// What a device holds.
     pub fn live(&self, device: usize) -> Live {
         let heap = &self.devices[device].heap;
-        let (allocations, bytes) = heap.live(Kind::Device);
+        let (allocations, bytes) = heap.live(MemoryKind::Device);
         Live {
             allocations,
             bytes,
-            pinned: heap.live(Kind::Pinned).0,
+            pinned: heap.live(MemoryKind::Pinned).0,
             streams: self.streams.values().filter(|stream| stream.device == device).count(),
             events: self.events.values().filter(|event| event.device == device).count(),
             modules: self.modules.values().filter(|module| module.device == device).count(),
@@ -365,7 +365,7 @@ impl State {
         Ok(())
     }
 
-    fn run_kernel(&mut self, device: usize, launch: &KernelLaunch) -> Result<(), String> {
+    fn run_kernel(&mut self, device: usize, launch: &SimtLaunch) -> Result<(), String> {
         self.launches += 1;
         // SAFETY: whoever launched vouches for the arguments.
         unsafe { launch.run(self.setup.schedule, self.launches, self.setup.threads) }?;
