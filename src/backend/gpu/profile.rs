@@ -83,7 +83,7 @@ impl Timeline {
     }
 
     /// Waits for the operations of the oldest step and counts them.
-    pub fn settle(&mut self) -> Result<()> {
+    pub fn count_times(&mut self) -> Result<()> {
         let operations = self.running.pop_front().unwrap_or_default();
         let Some((_, _, _, end)) = operations.last() else {
             return Ok(());
@@ -141,7 +141,7 @@ impl StepClock {
     }
 
     /// Counts the oldest step under way, which is done; `copied`, an event with a time, marks the end of its copies.
-    pub fn settle(&mut self, copied: Option<&Event>) -> Result<()> {
+    pub fn count_times(&mut self, copied: Option<&Event>) -> Result<()> {
         let Some((start, end)) = self.running.pop_front() else {
             return Ok(());
         };

@@ -257,14 +257,14 @@ impl GpuReplica {
     }
 
     /// Counts the oldest step where steps are timed; `done` marks the end of its copies.
-    fn settle(&mut self, done: &Event) -> Result<()> {
+    fn count_times(&mut self, done: &Event) -> Result<()> {
         let last = self.stages.len() - 1;
         let look = last == 0 || self.steps.is_multiple_of(STEPS_A_LOOK);
         if look && last > 0 {
             self.await_in_flight()?;
         }
         let mut stages = self.stages.iter_mut().enumerate();
-        stages.try_for_each(|(i, stage)| stage.settle((i == last).then_some(done), look))
+        stages.try_for_each(|(i, stage)| stage.count_times((i == last).then_some(done), look))
     }
 }
 
@@ -393,7 +393,7 @@ impl Replica for GpuReplica {
             .ok_or_else(|| Error::Internal("no step is under way".into()))?;
         self.check_ends(step.turn)?;
         let (done, rows) = step.coming.wait()?;
-        self.settle(&done)?;
+        self.count_times(&done)?;
         self.events.push(done);
         output.greedy.clear();
         memory::extend(&mut output.greedy, self.greedy_of(step.turn, step.rows), Purpose::Step)?;

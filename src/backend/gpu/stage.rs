@@ -342,12 +342,12 @@ impl Stage {
     }
 
     /// Counts the oldest step, which is done; `copied`, an event with a time, tells when what it gave was on the host.
-    pub fn settle(&mut self, copied: Option<&Event>, count_rows: bool) -> Result<()> {
+    pub fn count_times(&mut self, copied: Option<&Event>, count_rows: bool) -> Result<()> {
         if let Some(clock) = &mut self.clock {
-            clock.settle(copied)?;
+            clock.count_times(copied)?;
         }
         if let Some(timeline) = &mut self.ops.queue.timeline {
-            timeline.settle()?;
+            timeline.count_times()?;
             if count_rows {
                 let rows = self.activations.x.routes.rows_by_expert(&self.context.stream)?;
                 timeline.profile.spread.add(&rows);
