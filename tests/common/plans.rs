@@ -10,35 +10,48 @@ use rand_chacha::ChaCha8Rng;
 use std::ops::Range;
 
 /// A step in which `rows` sequences decode at the same position. Each has `full` and `window` blocks of its own.
-pub fn decoding(rows: usize, position: usize, [full, window]: [usize; 2], token: impl Fn(usize) -> i32) -> StepPlan {
-    let mut plan = StepPlan {
+pub fn decoding(rows: usize, position: usize, blocks: [usize; 2], token: impl Fn(usize) -> i32) -> StepPlan {
+    StepPlan {
         decode_chunks: rows,
-        ..StepPlan::default()
-    };
-    let blocks = |of: usize, row: usize| (row * of..(row + 1) * of).map(|block| block as u32);
-    for row in 0..rows {
-        let start = plan.tables.len();
-        plan.tables.extend(blocks(full, row));
-        plan.tables.extend(blocks(window, row));
+        ..chunks(&vec![1; rows], position, blocks, token)
+    }
+}
+
+/// A step with so many rows of each of some prompts, from the same position on, that asks for the logits of all rows.
+/// Each has `full` and `window` blocks of its own.
+pub fn chunks(
+    rows: &[usize],
+    first_position: usize,
+    [full, window]: [usize; 2],
+    token: impl Fn(usize) -> i32,
+) -> StepPlan {
+    let mut plan = StepPlan::default();
+    let blocks = |of: usize, sequence: usize| (sequence * of..(sequence + 1) * of).map(|block| block as u32);
+    for (sequence, &rows) in rows.iter().enumerate() {
+        let (start, first_row) = (plan.tables.len(), plan.tokens.len());
+        plan.tables.extend(blocks(full, sequence));
+        plan.tables.extend(blocks(window, sequence));
         plan.chunks.push(Chunk {
-            sequence: row,
-            first_row: row,
-            rows: 1,
-            first_position: position,
+            sequence,
+            first_row,
+            rows,
+            first_position,
             full: start..start + full,
             window: start + full..plan.tables.len(),
         });
-        plan.tokens.push(token(row));
-        plan.positions.push(position as u32);
-        plan.logits.push(LogitsRow {
-            row,
-            sequence: row,
-            position,
-            sample: true,
-            draw: Draw::GREEDY,
-            score: None,
-            again: None,
-        });
+        for (row, position) in (first_row..).zip(first_position..first_position + rows) {
+            plan.tokens.push(token(row));
+            plan.positions.push(position as u32);
+            plan.logits.push(LogitsRow {
+                row,
+                sequence,
+                position,
+                sample: true,
+                draw: Draw::GREEDY,
+                score: None,
+                again: None,
+            });
+        }
     }
     plan
 }

@@ -5,9 +5,10 @@
 //! `GETP_TEST_POSITIONS` positions (default 16) of each of two requests.
 
 use super::answers::{Answers, Run, answer, options};
-use super::ops::{Wide, replica};
+use super::ops::{WIDE, replica};
 use super::plans::Sequences;
 use super::synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
+use super::wide::Wide;
 use super::{drivers, open, wide_format};
 use getp::backend::cpu;
 use getp::backend::gpu::args::Format;
@@ -313,7 +314,7 @@ fn layers_of_wild_models() {
     let config = small(4);
     let checkpoint = model(&config, Temperament::Wild);
     Layers::new(&checkpoint, Format::F16).check("wild small in FP16", FP16_ERROR);
-    Layers::new(&Wide::new(checkpoint), wide_format()).check("wild small in BF16", BF16_ERROR);
+    Layers::new(&Wide::new(checkpoint, WIDE), wide_format()).check("wild small in BF16", BF16_ERROR);
 }
 
 #[test]
@@ -321,5 +322,5 @@ fn layers_of_wild_models() {
 fn layers_of_a_wild_20b() {
     let checkpoint = model(&real(), Temperament::Wild);
     Layers::new(&checkpoint, Format::F16).check("wild 20b in FP16", FP16_ERROR);
-    Layers::new(&Wide::new(checkpoint), wide_format()).check("wild 20b in BF16", BF16_ERROR);
+    Layers::new(&Wide::new(checkpoint, WIDE), wide_format()).check("wild 20b in BF16", BF16_ERROR);
 }

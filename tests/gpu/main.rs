@@ -3,6 +3,8 @@
 //! of the features `simt`, `hip` and `cuda` there is nothing to test.
 #![cfg(any(feature = "simt", feature = "hip", feature = "cuda"))]
 
+#[path = "../common/bounds.rs"]
+mod bounds;
 #[path = "../fake/mod.rs"]
 mod fake;
 #[path = "../common/grammar.rs"]
@@ -15,6 +17,8 @@ mod plans;
 mod synthetic;
 #[path = "../common/wgmma.rs"]
 mod wgmma;
+#[path = "../common/wide.rs"]
+mod wide;
 
 mod answers;
 mod batch;

@@ -5,15 +5,15 @@
 //! since in a run it holds only those of earlier requests. With `--nocapture` each error is printed as a share of its
 //! bound.
 
-mod bounds;
+mod sums;
 mod walk;
 
 use super::answers::options;
-use super::oracle;
+use super::bounds::{self, Bounds};
 use super::plans::Sequences;
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::wgmma;
-use bounds::Bounds;
+use super::wide::Wide;
 use getp::backend::gpu::args::Format;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::memory::SharedDriver;
@@ -21,9 +21,8 @@ use getp::backend::gpu::open;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::weights::WeightSource;
 use getp::batch::{StepPlan, Want};
-use getp::checkpoint::{Checkpoint, Part, Tensor, TensorId, Values};
+use getp::checkpoint::{Checkpoint, TensorId};
 use getp::config::ModelConfig;
-use getp::error::Result;
 use getp::model::forward;
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
@@ -52,6 +51,9 @@ const STEPS: [(&[(usize, usize)], usize); 10] = [
     (&[(1, 1), (0, 64)], 1),
     (&[(0, 1), (2, 1), (1, 1)], 3),
 ];
+
+/// What is wide in a wide model: the second layer's first matrix.
+pub const WIDE: TensorId = TensorId::Qkv { layer: 1 };
 
 /// Dimensions, in this order: hidden, intermediate, vocabulary; head_dim, heads, kv heads; experts, experts per token.
 fn shape(
@@ -90,52 +92,6 @@ pub fn odd() -> ModelConfig {
 /// The 20b's heads, whose attention uses the matrix cores.
 fn grouped() -> ModelConfig {
     shape([160, 96, 130], [64, 16, 2], [5, 3], 128)
-}
-
-/// A model in which one row of the second layer's first matrix is too small for FP16 beside the others, and every other
-/// head has no sink.
-pub struct Wide {
-    model: SyntheticCheckpoint,
-    qkv: Vec<u8>,
-    /// By layer.
-    sinks: Vec<Vec<u8>>,
-}
-
-const WIDE: TensorId = TensorId::Qkv { layer: 1 };
-
-impl Wide {
-    pub fn new(model: SyntheticCheckpoint) -> Self {
-        let mut values = model.tensor(WIDE).unwrap().to_f32().unwrap();
-        let row = model.config().hidden_dim;
-        values[..row].iter_mut().for_each(|v| *v *= (-60_f32).exp2());
-        let bytes = |values: Vec<f32>| values.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
-        let sinks = |layer| {
-            let mut sinks = model.tensor(TensorId::Sinks { layer }).unwrap().to_f32().unwrap();
-            sinks.iter_mut().step_by(2).for_each(|sink| *sink = f32::NEG_INFINITY);
-            bytes(sinks)
-        };
-        let sinks = (0..model.config().n_layers).map(sinks).collect();
-        let qkv = bytes(values);
-        Self { model, qkv, sinks }
-    }
-}
-
-impl Checkpoint for Wide {
-    fn config(&self) -> &ModelConfig {
-        self.model.config()
-    }
-
-    fn tensor(&self, id: TensorId) -> Result<Tensor<'_>> {
-        let tensor = self.model.tensor(id)?;
-        let values = match id {
-            WIDE => &self.qkv,
-            TensorId::Sinks { layer } => &self.sinks[layer],
-            _ => return Ok(tensor),
-        };
-        let (rows, values) = (tensor.rows, Values::F32(values));
-        let parts = vec![Part { rows, values }];
-        Ok(Tensor { parts, ..tensor })
-    }
 }
 
 pub fn model(config: &ModelConfig, dense: Dense, experts: Experts) -> SyntheticCheckpoint {
@@ -234,7 +190,7 @@ fn released_formats_in_fp16() {
 #[test]
 fn weights_too_wide_for_fp16_go_through_bf16() {
     for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
-        let model = Wide::new(model(&config, Dense::Bf16, Experts::Mxfp4));
+        let model = Wide::new(model(&config, Dense::Bf16, Experts::Mxfp4), WIDE);
         walk_both(&model, super::wide_format(), &format!("{name}, wide range"));
     }
 }

@@ -1,9 +1,8 @@
 //! Runs a step operation by operation. Each result is overwritten with garbage before it is computed, and compared with
 //! float64 arithmetic on the operands that the device holds.
 
-use super::bounds::{Bounds, Close, F32, HostMatrix, Worst};
-use super::oracle::{self, Reals};
-use getp::backend::gpu::args::{Format, GROUP_ALIGN};
+use super::bounds::{Bounds, Close, HostMatrix, Worst, combined, in_cache};
+use getp::backend::gpu::args::GROUP_ALIGN;
 use getp::backend::gpu::catalogue::Op;
 use getp::backend::gpu::kv::KvCache;
 use getp::backend::gpu::memory::DeviceBuffer;
@@ -11,11 +10,11 @@ use getp::backend::gpu::ops::inspect::Sent;
 use getp::backend::gpu::ops::{Buffer, GpuOps, Residual, ResidualMemory, Routed, Settled};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::weights::{GpuWeights, Matrix};
-use getp::batch::{Chunk, StepPlan, Want};
+use getp::batch::{StepPlan, Want};
 use getp::checkpoint::Checkpoint;
 use getp::config::ModelConfig;
 use getp::error::{Error, Result};
-use getp::model::{Activations, LayerWeights, Load, Rope, Scratch, Weights};
+use getp::model::{Activations, LayerWeights, Load, Scratch, Weights};
 use getp::ops::Ops;
 use getp::tensors::Field;
 
@@ -115,15 +114,8 @@ impl Walk {
         let logits = step.unembed(&self.weights, want, x);
         let found = self.replica.found(plan).unwrap();
         for (row, (greedy, close)) in found.iter().zip(&logits).enumerate() {
-            let largest = close
-                .iter()
-                .map(|c| c.value - c.error)
-                .fold(f64::NEG_INFINITY, f64::max);
-            let of_token = close[greedy.token as usize];
-            assert!(
-                of_token.value + of_token.error >= largest,
-                "row {row}: another logit is larger"
-            );
+            let of_token = self.bounds.largest(close, greedy.token as usize);
+            let of_token = of_token.unwrap_or_else(|why| panic!("row {row}: {why}"));
             self.worst.check("greedy", &[greedy.logit], &[of_token]);
         }
     }
@@ -185,8 +177,7 @@ impl Step<'_> {
 
     /// Checks that `t` has the norms of these rows.
     fn check_norm(&mut self, rows: &[Vec<Close>], weight: &[f32]) {
-        let normed = rows.iter().flat_map(|x| self.normed(x, weight));
-        let stored: Vec<Close> = normed.map(|t| self.bounds.stored(t)).collect();
+        let stored: Vec<Close> = rows.iter().flat_map(|x| self.bounds.stored_norm(x, weight)).collect();
         let t = self.t(rows.len());
         self.worst.check("norm", &t, &stored);
     }
@@ -200,30 +191,12 @@ impl Step<'_> {
     /// A row plus its experts' outputs.
     fn combined_row(&self, row: usize, x: &[f32]) -> Vec<Close> {
         let (h, k) = (self.config.hidden_dim, self.config.experts_per_token);
-        let sum = |(i, &x): (usize, &f32)| {
-            let x = f64::from(x);
-            let Some(Pending { sent, y }) = &self.pending else {
-                return Close::new(x, 0.0);
-            };
-            let picks = row * k..(row + 1) * k;
-            let terms =
-                picks.map(|pick| f64::from(sent.shares[pick]) * f64::from(y[sent.slots[pick] as usize * h + i]));
-            let sum: f64 = terms.clone().sum();
-            let size: f64 = x.abs() + terms.map(f64::abs).sum::<f64>();
-            Close::new(x + sum, (k + 2) as f64 * F32 * size)
+        let Some(Pending { sent, y }) = &self.pending else {
+            return combined(x, &[]);
         };
-        x.iter().enumerate().map(sum).collect()
-    }
-
-    fn normed(&self, x: &[Close], weight: &[f32]) -> Vec<Close> {
-        let values: Vec<f64> = x.iter().map(|x| x.value).collect();
-        let root = (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64 + 1e-5).sqrt();
-        // Sums of squares go through a tree of threads, each of which has 16 of them.
-        let unit = if self.bounds.numbers.exact { 4.0 } else { 32.0 } * F32;
-        let inherited = x.iter().map(|x| x.error).fold(0.0, f64::max) / root;
-        let normed = oracle::Arithmetic::norm(Reals, &values, weight);
-        let close = |(&t, &w): (&f64, &f32)| Close::new(t, unit * t.abs() + inherited * (f64::from(w.abs()) + t.abs()));
-        normed.iter().zip(weight).map(close).collect()
+        let picks = row * k..(row + 1) * k;
+        let outputs = picks.map(|pick| (sent.shares[pick], &y[sent.slots[pick] as usize * h..][..h]));
+        combined(x, &outputs.collect::<Vec<_>>())
     }
 
     /// Checks each row of a product.
@@ -234,10 +207,7 @@ impl Step<'_> {
             let mut expected = bounds.product(w, 0, bias, &inputs[row * cols..][..cols]);
             if !onto.is_empty() {
                 for (y, &x) in expected.iter_mut().zip(&onto[row * width..]) {
-                    *y = Close::new(
-                        y.value + f64::from(x),
-                        y.error + 2.0 * F32 * (y.value.abs() + f64::from(x.abs())),
-                    );
+                    *y = y.onto(x);
                 }
             }
             self.worst.check(what, &got[row * width..][..width], &expected);
@@ -269,7 +239,7 @@ impl Step<'_> {
         // Where one kernel multiplies and stores, the product is not seen: its bound is added to what is stored.
         if let Some(values) = self.ops.projected(&projected, rows).unwrap() {
             self.worst.check("qkv", &values, &qkv);
-            qkv = values.iter().map(|&v| Close::new(v.into(), 0.0)).collect();
+            qkv = values.into_iter().map(Close::exactly).collect();
         }
         let queries = self.ops.rope_store(plan, layer, projected, self.kv).unwrap();
         self.ops
@@ -292,46 +262,29 @@ impl Step<'_> {
     /// Checks queries, and keys and values in the cache. Keeps keys and values; returns queries, unscaled.
     fn rotated(&mut self, layer: usize, qkv: &[Close], stored: &mut [Stored]) -> Vec<f64> {
         let config = self.config;
-        let (d, q_dim, width) = (config.head_dim, config.q_dim(), config.qkv_dim());
-        let queries = self.ops.queries(self.rows()).unwrap();
+        let (q_dim, width) = (config.q_dim(), config.qkv_dim());
+        let all = self.ops.queries(self.rows()).unwrap();
         let pages = self.ops.pages(self.kv, layer).unwrap();
-        let factor = match self.bounds.numbers.kv {
-            Format::F32 => 1.0,
-            _ => std::f64::consts::LOG2_E / (d as f64).sqrt(),
-        };
         for chunk in &self.plan.chunks {
             for i in 0..chunk.rows {
                 let (row, position) = (chunk.first_row + i, chunk.first_position + i);
-                let before = &qkv[row * width..][..width];
-                let rotated = rotate(config, position, &before[..q_dim + config.kv_dim()]);
-                let scaled = |c: &Close| {
-                    self.bounds
-                        .cached(Close::new(c.value * factor, c.error + 4.0 * F32 * c.value.abs()))
-                };
-                let expected: Vec<Close> = rotated[..q_dim].iter().map(scaled).collect();
-                self.worst.check("queries", &queries[row * q_dim..][..q_dim], &expected);
-                let page = page(config, self.plan, chunk, layer, position);
-                let of_heads = (0..config.n_kv_heads).map(|head| pages.key_value(page, head, position));
-                let [keys, values] = of_heads.fold([vec![], vec![]], |[keys, values]: [Vec<f32>; 2], [k, v]| {
-                    [[keys, k].concat(), [values, v].concat()]
-                });
-                let cached = |c: &Close| self.bounds.cached(*c);
-                self.worst
-                    .check("keys", &keys, &rotated[q_dim..].iter().map(cached).collect::<Vec<_>>());
-                let expected = before[q_dim + config.kv_dim()..].iter();
-                let expected: Vec<_> = expected.map(|&v| self.bounds.cached(v)).collect();
-                self.worst.check("values", &values, &expected);
+                let [queries, keys, values] = self.bounds.rotated(config, position, &qkv[row * width..][..width]);
+                self.worst.check("queries", &all[row * q_dim..][..q_dim], &queries);
+                let [own_keys, own_values] = in_cache(config, &pages, self.plan, chunk, layer, position);
+                self.worst.check("keys", &own_keys, &keys);
+                self.worst.check("values", &own_values, &values);
                 let wide = |v: Vec<f32>| v.into_iter().map(f64::from).collect();
-                stored[chunk.sequence].keys.push(wide(keys));
-                stored[chunk.sequence].values.push(wide(values));
+                stored[chunk.sequence].keys.push(wide(own_keys));
+                stored[chunk.sequence].values.push(wide(own_values));
             }
         }
-        queries.iter().map(|&q| f64::from(q) / factor).collect()
+        let factor = self.bounds.query_factor(config.head_dim);
+        all.iter().map(|&q| f64::from(q) / factor).collect()
     }
 
     fn attended(&mut self, layer: usize, queries: &[f64], stored: &[Stored], sinks: &[f32], out: &[f32]) {
         let config = self.config;
-        let (d, q_dim) = (config.head_dim, config.q_dim());
+        let q_dim = config.q_dim();
         for chunk in &self.plan.chunks {
             let kept = &stored[chunk.sequence];
             let what = match config.is_windowed(layer) {
@@ -340,15 +293,10 @@ impl Step<'_> {
             };
             for i in 0..chunk.rows {
                 let (row, end) = (chunk.first_row + i, chunk.first_position + i + 1);
-                let first = config.window(layer).map_or(0, |window| end.saturating_sub(window));
-                for (head, q) in queries[row * q_dim..][..q_dim].chunks_exact(d).enumerate() {
-                    let kv = head / (config.n_attn_heads / config.n_kv_heads) * d;
-                    let seen: Vec<_> = (first..end)
-                        .map(|p| (&kept.keys[p][kv..kv + d], &kept.values[p][kv..kv + d]))
-                        .collect();
-                    let expected = self.bounds.attention(q, &seen, sinks[head]);
-                    self.worst.check(what, &out[row * q_dim + head * d..][..d], &expected);
-                }
+                let seen = [&kept.keys[..end], &kept.values[..end]];
+                let q = &queries[row * q_dim..][..q_dim];
+                let expected = self.bounds.attended(config, layer, q, seen, sinks);
+                self.worst.check(what, &out[row * q_dim..][..q_dim], &expected);
             }
         }
     }
@@ -466,8 +414,7 @@ impl Step<'_> {
         let got = self.ops.router_input(self.rows()).unwrap();
         let x = self.x(memory);
         for (x, got) in x.chunks_exact(h).zip(got.chunks_exact(h)) {
-            let x: Vec<Close> = x.iter().map(|&x| Close::new(x.into(), 0.0)).collect();
-            let expected = self.normed(&x, weight);
+            let expected = self.bounds.normed(&combined(x, &[]), weight);
             self.worst.check("router's input", got, &expected);
         }
     }
@@ -478,23 +425,8 @@ impl Step<'_> {
         for (row, t) in t32.chunks_exact(h).enumerate() {
             let logits = self.bounds.router(router, bias, t);
             let picked: Vec<usize> = sent.experts[row * k..][..k].iter().map(|&e| e as usize).collect();
-            assert!(picked.windows(2).all(|pair| pair[0] < pair[1]), "row {row}: {picked:?}");
-            let least = picked
-                .iter()
-                .map(|&e| logits[e].value + logits[e].error)
-                .fold(f64::INFINITY, f64::min);
-            let left_out = (0..logits.len()).filter(|e| !picked.contains(e));
-            for e in left_out {
-                assert!(
-                    logits[e].value - logits[e].error <= least,
-                    "row {row}: {e} is left out of {picked:?}"
-                );
-            }
-            let of_picked: Vec<f64> = picked.iter().map(|&e| logits[e].value).collect();
-            let error = picked.iter().map(|&e| logits[e].error).fold(0.0, f64::max);
-            let shares = oracle::Arithmetic::softmax(Reals, &of_picked);
-            let close = |&share: &f64| Close::new(share, share * ((2.0 * error).exp_m1() + (16 + k) as f64 * F32));
-            let expected: Vec<Close> = shares.iter().map(close).collect();
+            let expected = self.bounds.shares(&logits, &picked);
+            let expected = expected.unwrap_or_else(|why| panic!("row {row}: {why}"));
             self.worst.check("shares", &sent.shares[row * k..][..k], &expected);
         }
     }
@@ -551,38 +483,4 @@ impl Step<'_> {
         }
         expected
     }
-}
-
-fn rotate(config: &ModelConfig, position: usize, heads: &[Close]) -> Vec<Close> {
-    let half = config.head_dim / 2;
-    let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);
-    Rope::new(config).unwrap().angles(position as u32, &mut cos, &mut sin);
-    let mut out = vec![Close::new(0.0, 0.0); heads.len()];
-    for (head, out) in heads.chunks_exact(2 * half).zip(out.chunks_exact_mut(2 * half)) {
-        for i in 0..half {
-            let (x, y, cos, sin) = (head[i], head[i + half], f64::from(cos[i]), f64::from(sin[i]));
-            let close = |a: Close, cos: f64, b: Close, sin: f64| {
-                let (first, second) = (a.value * cos, b.value * sin);
-                let inherited = a.error * cos.abs() + b.error * sin.abs();
-                Close::new(
-                    first + second,
-                    3.0 * F32 * (first.abs() + second.abs() + inherited) + inherited,
-                )
-            };
-            out[i] = close(x, cos, y, -sin);
-            out[i + half] = close(y, cos, x, sin);
-        }
-    }
-    out
-}
-
-/// The page of a position in the layer's cache.
-fn page(config: &ModelConfig, plan: &StepPlan, chunk: &Chunk, layer: usize, position: usize) -> usize {
-    let page = position / getp::backend::gpu::args::KV_PAGE;
-    let at = if config.is_windowed(layer) {
-        chunk.window.start + page % chunk.window.len()
-    } else {
-        chunk.full.start + page
-    };
-    plan.tables[at] as usize
 }

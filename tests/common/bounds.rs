@@ -1,19 +1,21 @@
-//! Error bounds of each operation, computed from its operands on the device.
+//! What each operation of a GPU gives, by the oracle in float64, and bounds of its errors, computed from its operands on
+//! the device.
 //!
 //! Every operation is checked alone: its inputs are read back from the device and count as exact, so a bound covers
 //! only the rounding of the operation itself. A sum is off by some float32 roundoffs of the sum of its terms'
 //! magnitudes, in any order (a matrix unit may also truncate), and the result by the roundoff of its format.
 
+#![allow(dead_code)] // each of its users uses a part of it
+
 use super::oracle::{self, Reals};
-use super::wgmma::{SLABS_CHAINED, chains, exact_mxfp4, exact_w16, products, terms};
-use getp::backend::gpu::args::{Format, SLAB};
+use getp::backend::gpu::args::{Format, KV_PAGE, SLAB};
 use getp::backend::gpu::catalogue::ExactSums;
-use getp::backend::gpu::family::FAMILIES;
+use getp::backend::gpu::ops::inspect::Pages;
 use getp::backend::gpu::shapes::Numbers;
 use getp::backend::gpu::target::Target;
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
-use rand_distr::StandardNormal;
+use getp::batch::{Chunk, StepPlan};
+use getp::config::ModelConfig;
+use getp::model::Rope;
 use std::collections::BTreeMap;
 
 /// Half the distance from 1 to the next float32.
@@ -37,6 +39,32 @@ impl Close {
     /// A result with this error at most.
     pub fn new(value: f64, error: f64) -> Self {
         Self { value, error }
+    }
+
+    /// A number that the device has.
+    pub fn exactly(value: f32) -> Self {
+        Self::new(value.into(), 0.0)
+    }
+
+    /// Added to a number of float32.
+    pub fn onto(self, x: f32) -> Self {
+        let x = f64::from(x);
+        Self::new(self.value + x, self.error + 2.0 * F32 * (self.value.abs() + x.abs()))
+    }
+}
+
+/// A row plus its experts' outputs, each with its share.
+pub fn combined(x: &[f32], outputs: &[(f32, &[f32])]) -> Vec<Close> {
+    let sum = |(i, &x): (usize, &f32)| {
+        let x = f64::from(x);
+        let terms = outputs.iter().map(|(share, y)| f64::from(*share) * f64::from(y[i]));
+        let sum: f64 = terms.clone().sum();
+        let size: f64 = x.abs() + terms.map(f64::abs).sum::<f64>();
+        Close::new(x + sum, (outputs.len() + 2) as f64 * F32 * size)
+    };
+    match outputs {
+        [] => x.iter().copied().map(Close::exactly).collect(),
+        _ => x.iter().enumerate().map(sum).collect(),
     }
 }
 
@@ -90,7 +118,7 @@ impl Bounds {
 
     /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of a slab's
     /// products, which it adds in float64; or in float32 as the table says, and the bound is for both kinds of weights.
-    fn sum(&self, n: usize) -> f64 {
+    pub fn sum(&self, n: usize) -> f64 {
         let table = self.target.family.table();
         let [share, more] = table.sum_error;
         let slabs = n.div_ceil(SLAB);
@@ -139,6 +167,81 @@ impl Bounds {
         values.iter().zip(&sums).map(close).collect()
     }
 
+    /// The shares of the experts that were picked by these logits, or an expert that is wrongly left out.
+    pub fn shares(&self, logits: &[Close], picked: &[usize]) -> Result<Vec<Close>, String> {
+        if !picked.windows(2).all(|pair| pair[0] < pair[1]) || picked.iter().any(|&e| e >= logits.len()) {
+            return Err(format!("{picked:?} are no experts in their order"));
+        }
+        let least = picked
+            .iter()
+            .map(|&e| logits[e].value + logits[e].error)
+            .fold(f64::INFINITY, f64::min);
+        let mut left_out = (0..logits.len()).filter(|e| !picked.contains(e));
+        if let Some(e) = left_out.find(|&e| logits[e].value - logits[e].error > least) {
+            return Err(format!("{e} is left out of {picked:?}"));
+        }
+        let of_picked: Vec<f64> = picked.iter().map(|&e| logits[e].value).collect();
+        let error = picked.iter().map(|&e| logits[e].error).fold(0.0, f64::max);
+        let shares = oracle::Arithmetic::softmax(Reals, &of_picked);
+        let close = |&share: &f64| {
+            Close::new(
+                share,
+                share * ((2.0 * error).exp_m1() + (16 + picked.len()) as f64 * F32),
+            )
+        };
+        Ok(shares.iter().map(close).collect())
+    }
+
+    /// The largest of these logits, if it may be that of this token.
+    pub fn largest(&self, logits: &[Close], token: usize) -> Result<Close, String> {
+        let least = |logit: &Close| logit.value - logit.error;
+        let largest = logits.iter().map(least).fold(f64::NEG_INFINITY, f64::max);
+        let of_token = logits[token];
+        match of_token.value + of_token.error >= largest {
+            true => Ok(of_token),
+            false => Err(format!("another logit than that of {token} is larger")),
+        }
+    }
+
+    /// The norm of a row.
+    pub fn normed(&self, x: &[Close], weight: &[f32]) -> Vec<Close> {
+        let values: Vec<f64> = x.iter().map(|x| x.value).collect();
+        let root = (values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64 + 1e-5).sqrt();
+        // Sums of squares go through a tree of threads, each of which has 16 of them.
+        let unit = if self.numbers.exact { 4.0 } else { 32.0 } * F32;
+        let inherited = x.iter().map(|x| x.error).fold(0.0, f64::max) / root;
+        let normed = oracle::Arithmetic::norm(Reals, &values, weight);
+        let close = |(&t, &w): (&f64, &f32)| Close::new(t, unit * t.abs() + inherited * (f64::from(w.abs()) + t.abs()));
+        normed.iter().zip(weight).map(close).collect()
+    }
+
+    /// The same as it is stored for a product.
+    pub fn stored_norm(&self, x: &[Close], weight: &[f32]) -> Vec<Close> {
+        self.normed(x, weight).into_iter().map(|t| self.stored(t)).collect()
+    }
+
+    /// What stored queries of heads of this width are multiplied by.
+    pub fn query_factor(&self, head_dim: usize) -> f64 {
+        match self.numbers.kv {
+            Format::F32 => 1.0,
+            _ => std::f64::consts::LOG2_E / (head_dim as f64).sqrt(),
+        }
+    }
+
+    /// Stored queries, keys and values of a position, from a row of all three.
+    pub fn rotated(&self, config: &ModelConfig, position: usize, row: &[Close]) -> [Vec<Close>; 3] {
+        let (q_dim, both) = (config.q_dim(), config.q_dim() + config.kv_dim());
+        let rotated = rotate(config, position, &row[..both]);
+        let factor = self.query_factor(config.head_dim);
+        let scaled = |c: &Close| self.cached(Close::new(c.value * factor, c.error + 4.0 * F32 * c.value.abs()));
+        let cached = |c: &Close| self.cached(*c);
+        [
+            rotated[..q_dim].iter().map(scaled).collect(),
+            rotated[q_dim..].iter().map(cached).collect(),
+            row[both..].iter().map(cached).collect(),
+        ]
+    }
+
     /// The gated unit of pairs of gate and up.
     pub fn gated(&self, pairs: &[Close], limit: f32) -> Vec<Close> {
         let limit = f64::from(limit);
@@ -180,6 +283,73 @@ impl Bounds {
         };
         (0..values.len()).map(of).collect()
     }
+
+    /// Attention of all heads of a position over all that come before it. Of keys and values those outside of the
+    /// layer's window are not looked at.
+    pub fn attended(
+        &self,
+        config: &ModelConfig,
+        layer: usize,
+        q: &[f64],
+        [keys, values]: [&[Vec<f64>]; 2],
+        sinks: &[f32],
+    ) -> Vec<Close> {
+        let (d, end) = (config.head_dim, keys.len());
+        let first = config.window(layer).map_or(0, |window| end.saturating_sub(window));
+        let of_head = |(head, q): (usize, &[f64])| {
+            let kv = head / (config.n_attn_heads / config.n_kv_heads) * d;
+            let seen: Vec<_> = (first..end)
+                .map(|p| (&keys[p][kv..kv + d], &values[p][kv..kv + d]))
+                .collect();
+            self.attention(q, &seen, sinks[head])
+        };
+        q.chunks_exact(d).enumerate().flat_map(of_head).collect()
+    }
+}
+
+fn rotate(config: &ModelConfig, position: usize, heads: &[Close]) -> Vec<Close> {
+    let half = config.head_dim / 2;
+    let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);
+    Rope::new(config).unwrap().angles(position as u32, &mut cos, &mut sin);
+    let mut out = vec![Close::new(0.0, 0.0); heads.len()];
+    for (head, out) in heads.chunks_exact(2 * half).zip(out.chunks_exact_mut(2 * half)) {
+        for i in 0..half {
+            let (x, y, cos, sin) = (head[i], head[i + half], f64::from(cos[i]), f64::from(sin[i]));
+            let close = |a: Close, cos: f64, b: Close, sin: f64| {
+                let (first, second) = (a.value * cos, b.value * sin);
+                let inherited = a.error * cos.abs() + b.error * sin.abs();
+                Close::new(
+                    first + second,
+                    3.0 * F32 * (first.abs() + second.abs() + inherited) + inherited,
+                )
+            };
+            out[i] = close(x, cos, y, -sin);
+            out[i + half] = close(y, cos, x, sin);
+        }
+    }
+    out
+}
+
+/// All heads' keys and values of a position of a chunk's sequence, as the layer's cache has them.
+pub fn in_cache(
+    config: &ModelConfig,
+    pages: &Pages,
+    plan: &StepPlan,
+    chunk: &Chunk,
+    layer: usize,
+    position: usize,
+) -> [Vec<f32>; 2] {
+    let block = position / KV_PAGE;
+    let at = if config.is_windowed(layer) {
+        chunk.window.start + block % chunk.window.len()
+    } else {
+        chunk.full.start + block
+    };
+    let page = plan.tables[at] as usize;
+    let of_heads = (0..config.n_kv_heads).map(|head| pages.key_value(page, head, position));
+    of_heads.fold([vec![], vec![]], |[keys, values]: [Vec<f32>; 2], [k, v]| {
+        [[keys, k].concat(), [values, v].concat()]
+    })
 }
 
 fn scores(q: &[f64], seen: &[(&[f64], &[f64])], sink: f32) -> Vec<f64> {
@@ -232,71 +402,37 @@ pub struct Worst(BTreeMap<String, f64>);
 impl Worst {
     #[track_caller]
     pub fn check(&mut self, what: &str, got: &[f32], expected: &[Close]) {
-        assert_eq!(got.len(), expected.len(), "{what}: how many values");
+        self.compare(what, got, expected).unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// Says which value is beyond its bound, if one is.
+    pub fn compare(&mut self, what: &str, got: &[f32], expected: &[Close]) -> Result<(), String> {
+        if got.len() != expected.len() {
+            return Err(format!("{what}: {} values instead of {}", got.len(), expected.len()));
+        }
         for (i, (&got, expected)) in got.iter().zip(expected).enumerate() {
             let error = (f64::from(got) - expected.value).abs();
-            assert!(
-                error <= expected.error,
-                "{what}: value {i} is {got:e}, {error:e} from {:e}, which is more than {:e}",
-                expected.value,
-                expected.error
-            );
+            // What is no number is beyond any bound.
+            if error.partial_cmp(&expected.error).is_none_or(|order| order.is_gt()) {
+                return Err(format!(
+                    "{what}: value {i} is {got:e}, {error:e} from {:e}, which is more than {:e}",
+                    expected.value, expected.error
+                ));
+            }
             let part = if error == 0.0 { 0.0 } else { error / expected.error };
             let worst = self.0.entry(what.to_owned()).or_default();
             *worst = worst.max(part);
         }
+        Ok(())
+    }
+
+    /// Of all operations.
+    pub fn largest(&self) -> f64 {
+        self.0.values().copied().fold(0.0, f64::max)
     }
 
     pub fn print(&self, name: &str) {
         let parts: Vec<_> = self.0.iter().map(|(what, part)| format!("{what} {part:.2}")).collect();
         println!("{name}: largest part of the bound: {}", parts.join(", "));
-    }
-}
-
-/// Sums that are added in float32, emulated, keep to their bounds, and with the worst operands come near them.
-#[test]
-fn emulated_sums_keep_to_their_bounds() {
-    let mut families = FAMILIES.iter().filter(|family| family.table().exact_sums.is_some());
-    let family = *families.next().expect("a family adds them so");
-    let bounds = |exact: bool| Bounds {
-        numbers: Numbers {
-            format: Format::F16,
-            kv: if exact { Format::F32 } else { Format::F16 },
-            terms: if exact { 2 } else { 1 },
-            exact,
-        },
-        target: Target {
-            family,
-            multiprocessors: 132,
-        },
-    };
-    // Terms, the products of a chain, and the sum of weights times terms.
-    type Sum = fn(&[f32], &[Vec<f32>]) -> f32;
-    let ways: [(&str, usize, usize, Sum); 3] = [
-        ("fast", 1, usize::MAX, |w, x| chains(w, x, w.len())[0]),
-        ("exact, 16 bits", 2, SLAB, exact_w16),
-        ("exact, MXFP4", 2, SLABS_CHAINED * SLAB, exact_mxfp4),
-    ];
-    let mut rng = ChaCha8Rng::seed_from_u64(9);
-    let mut normal = |n: usize| -> Vec<f32> { (0..n).map(|_| rng.sample(StandardNormal)).collect() };
-    let positive = |v: &[f32]| -> Vec<f32> { v.iter().map(|x| x.abs()).collect() };
-    // The first product of each chain is 1, the others are a little less than 2^-25, and all of them are lost.
-    let lost = |n: usize, chain: usize| -> [Vec<f32>; 2] {
-        [1.0 / 8192.0, 1.9375 / 8192.0].map(|other| (0..n).map(|i| if i % chain == 0 { 1.0 } else { other }).collect())
-    };
-    for n in [64, 90, 1000, 2880, 4096] {
-        let random = [terms(&normal(n))[0].clone(), normal(n)];
-        for (way, count, chain, sum) in ways {
-            let share = |[w, x]: &[Vec<f32>; 2]| {
-                let x = &terms(x)[..count];
-                let size: f64 = products(w, x).map(f64::abs).sum();
-                let error = (f64::from(sum(w, x)) - products(w, x).sum::<f64>()).abs();
-                error / (bounds(count > 1).sum(n) * size)
-            };
-            let shares = [&random, &random.each_ref().map(|v| positive(v)), &lost(n, chain)].map(share);
-            println!("{way}, {n} products: normal, positive, lost {shares:.3?} of the bound");
-            assert!(shares.iter().all(|share| *share <= 1.0));
-            assert!(shares[2] > 0.25, "the bound is wider than it has to be");
-        }
     }
 }
