@@ -5,13 +5,16 @@
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --shape 120b --group 2 --requests 2200 --overlap
 //!     cargo bench --bench gpu --features cuda -- workloads M --temperature 1 --topp 1
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
+//!     cargo bench --bench gpu --features cuda -- kernel [NAME ...] [--rows 1,32,890] [--windowed]
 //!     cargo bench --bench gpu --features cuda -- draws
 //!     cargo bench --bench gpu --features cuda -- loops [--shape 120b] [--precision exact]
 //!     cargo bench --bench gpu --features cuda -- sums
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
 //!
 //! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
-//! every kernel, by events on the device, and whole steps, over batch sizes. `draws` times sampling from whole rows
+//! every kernel, by events on the device, and whole steps, over batch sizes. `kernel` runs each kernel that can do an
+//! operation, or the one that is named, compares its result with float64 and times it beside the plain one; without a
+//! name it lists all kernels. `draws` times sampling from whole rows
 //! on the host. `sums` says what Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup`
 //! times `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory. Requests are greedy without
 //! `--temperature`, and end tokens are ignored, so that all answers have the given length; M's end where it says,
@@ -19,10 +22,15 @@
 
 #![allow(missing_docs)]
 
+#[path = "../../tests/common/bounds.rs"]
+mod bounds;
 mod draws;
+mod kernel;
 mod loops;
 mod machine;
 mod ops;
+#[path = "../../tests/common/oracle.rs"]
+mod oracle;
 #[path = "../../tests/common/plans.rs"]
 mod plans;
 mod sums;
@@ -32,6 +40,8 @@ mod warmup;
 mod watched;
 #[path = "../../tests/common/wgmma.rs"]
 mod wgmma;
+#[path = "../../tests/common/wide.rs"]
+mod wide;
 #[path = "../workload.rs"]
 mod workload;
 mod workloads;
@@ -91,6 +101,8 @@ enum Part {
     Workloads(workloads::Args),
     /// Kernels over batch sizes: microseconds, GB/s, TFLOP/s, share of the limit.
     Ops(ops::Args),
+    /// Every kernel of an operation, alone: checked against float64, timed, beside the plain one.
+    Kernel(kernel::Args),
     /// Sampling from whole rows of logits on the host.
     Draws(draws::Args),
     /// Warming up from a checkpoint: seconds, GB/s read, packed and sent.
@@ -171,6 +183,7 @@ fn main() -> anyhow::Result<()> {
     match &args.part {
         Part::Workloads(part) => workloads::run(&args, part),
         Part::Ops(part) => ops::run(&args, part),
+        Part::Kernel(part) => kernel::run(&args, part),
         Part::Draws(part) => {
             draws::run(&args, part);
             Ok(())

@@ -177,16 +177,27 @@ fn plan(replica: &dyn Replica, rows: usize, part: &Args) -> anyhow::Result<StepP
     Ok(plan)
 }
 
+/// A figure of an operation's calls, which took so many microseconds in all.
+type Figure = fn(&OperationTotal, f64) -> f64;
+
+pub const FIGURES: [(&str, Figure); 3] = [
+    ("us", |total, us| us / total.calls as f64),
+    ("GB/s", |total, us| total.cost.bytes as f64 / us * 1e-3),
+    ("TFLOP/s", |total, us| total.cost.flops as f64 / us * 1e-6),
+];
+
+/// Percents of the limit that an operation's calls reached. Only the matrix units are marked, since memory is the limit of
+/// most operations.
+pub fn share(total: &OperationTotal, roof: Roof) -> String {
+    let (share, limit) = roof.share(total.cost, total.time.as_secs_f64());
+    let mark = if limit == Limit::Matrix { "x" } else { " " };
+    format!("{:.0}{mark}", 100.0 * share)
+}
+
 /// Prints a table for each quantity, with a line for each operation and a column for each number of rows. Values are of one
 /// call; for norms and attention they are means over two kinds of calls.
 fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Option<Roof>) {
-    type Figure = fn(&OperationTotal, f64) -> f64;
-    let figures: [(&str, Figure); 3] = [
-        ("us", |total, us| us / total.calls as f64),
-        ("GB/s", |total, us| total.cost.bytes as f64 / us * 1e-3),
-        ("TFLOP/s", |total, us| total.cost.flops as f64 / us * 1e-6),
-    ];
-    for (name, figure) in figures {
+    for (name, figure) in FIGURES {
         head(name, rows);
         by_operation(operations, |total| {
             format!("{:.1}", figure(total, total.time.as_secs_f64() * 1e6))
@@ -199,18 +210,18 @@ fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Op
     }
     let Some(roof) = roof else { return };
     head("% of the limit", rows);
-    by_operation(operations, |total| {
-        let (share, limit) = roof.share(total.cost, total.time.as_secs_f64());
-        // Only the matrix units are marked, since memory is the limit of most operations.
-        let mark = if limit == Limit::Matrix { "x" } else { " " };
-        format!("{:.0}{mark}", 100.0 * share)
-    });
+    by_operation(operations, |total| share(total, roof));
     line("busiest expert", operations.iter().map(|s| format!("{:.1}", s.busiest)));
-    println!(
-        "limits: memory {:.0} GB/s, or (x) matrix units {:.0} TFLOP/s; the busiest expert's rows are times the mean's",
+    println!("{}; the busiest expert's rows are times the mean's", limits(roof));
+}
+
+/// What shares are of.
+pub fn limits(roof: Roof) -> String {
+    format!(
+        "limits: memory {:.0} GB/s, or (x) matrix units {:.0} TFLOP/s",
         roof.bytes_per_s * 1e-9,
         roof.flops_per_s * 1e-12
-    );
+    )
 }
 
 fn head(name: &str, rows: &[usize]) {

@@ -27,6 +27,10 @@ tests=(--test simt --test gpu)
 library=$("$cargo" test "${simt[@]}" --no-run "${tests[@]}" --message-format=json |
     sed -n 's/.*\["GETP_SIMT_KERNELS","\([^"]*\)"\].*/\1/p' | tail -1)
 
+# The ladder of an operation's kernels, each of which is compared with float64.
+quietly "the ladder of attn_out" \
+    "$cargo" test "${simt[@]}" --bench gpu -- kernel attn_out --devices simt:0 --shape 7m --rows 3
+
 # What host programs do, with the library that the tests have just been built with. Two prompts do: hosts.sh has all of
 # them.
 head -n 3 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/prompts"

@@ -24,7 +24,7 @@ pub mod logits;
 pub mod memory;
 pub mod open;
 pub mod ops;
-mod profile;
+pub mod profile;
 pub mod replica;
 pub mod shapes;
 pub mod stage;

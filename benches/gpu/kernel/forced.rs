@@ -1,0 +1,132 @@
+//! A device's family, but with one kernel alone for an operation: so the library launches that very one, or, where it
+//! never would, another that is told by its name.
+
+use super::operation::{Work, is_plain};
+use getp::backend::gpu::catalogue::{self, Kernel, Op};
+use getp::backend::gpu::family::Family;
+use getp::backend::gpu::launch::Launch;
+use getp::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Forced {
+    family: &'static dyn Family,
+    table: &'static catalogue::Family,
+    kernel: Kernel,
+}
+
+impl Forced {
+    /// Lives as long as the process, as every family does.
+    pub fn new(family: &'static dyn Family, operation: Work, kernel: &'static Kernel) -> &'static Self {
+        let all = family.table();
+        let kept = all.kernels.iter().filter(|other| stays(other, operation, kernel));
+        let numbered = kept.enumerate().map(|(index, kept)| Kernel {
+            index,
+            // From so many rows on it is faster than others, which are not there.
+            from_rows: if kept.index == kernel.index {
+                kept.from_rows.min(1)
+            } else {
+                kept.from_rows
+            },
+            ..*kept
+        });
+        let table = catalogue::Family {
+            kernels: Vec::leak(numbered.collect()),
+            ..*all
+        };
+        Box::leak(Box::new(Self {
+            family,
+            table: Box::leak(Box::new(table)),
+            kernel: *kernel,
+        }))
+    }
+
+    /// Whether a product gets the kernel if it gets this one: mlp1 that sorts is taken for that with its tile.
+    fn stands_for(&self, other: &Kernel) -> bool {
+        let forced = match self.kernel.op {
+            Op::SortMlp1 => Kernel {
+                op: Op::Mlp1,
+                ..self.kernel
+            },
+            _ => self.kernel,
+        };
+        forced.name() == other.name()
+    }
+}
+
+/// Whether a kernel stays in the table where `forced` is to do the operation. The plain ones do: every family has them,
+/// and they come last. So do other tiles of a product, which tell how its weights are packed.
+fn stays(kernel: &Kernel, operation: Work, forced: &Kernel) -> bool {
+    if kernel.index == forced.index || !operation.ops().contains(&kernel.op) {
+        return true;
+    }
+    match kernel.op {
+        Op::NormRoute => kernel.variant.is_empty() && forced.op == Op::NormRoute,
+        Op::SortMlp1 => false,
+        _ => is_plain(kernel) || kernel.weights.is_some() && forced.weights.is_some(),
+    }
+}
+
+impl Family for Forced {
+    fn table(&self) -> &'static catalogue::Family {
+        self.table
+    }
+
+    fn kv_head_padding(&self) -> usize {
+        self.family.kv_head_padding()
+    }
+
+    fn attention_items_at_once(&self, multiprocessors: usize) -> usize {
+        self.family.attention_items_at_once(multiprocessors)
+    }
+
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
+        self.family.attention_decode(kernels, shape)
+    }
+
+    /// Of the kernel that shares units out, and of no other.
+    fn team_rows(&self) -> usize {
+        let rows = self.family.team_rows();
+        match self.kernel.op {
+            Op::AttentionDecode if self.kernel.most_rows != rows => 0,
+            _ => rows,
+        }
+    }
+
+    fn prefill_blocks(&self, tiles: usize, multiprocessors: usize) -> usize {
+        self.family.prefill_blocks(tiles, multiprocessors)
+    }
+
+    fn decode_items(&self, items: usize) -> usize {
+        self.family.decode_items(items)
+    }
+
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
+        self.family.norm_route(shape, kernels)
+    }
+
+    fn mxfp4_f16_scales(&self) -> (i32, i32) {
+        self.family.mxfp4_f16_scales()
+    }
+
+    fn holds(&self, product: Product, rows: usize) -> bool {
+        self.family.holds(product, rows)
+    }
+
+    fn pairs_heads(&self, head_dim: usize) -> bool {
+        self.family.pairs_heads(head_dim)
+    }
+
+    fn block_rows(&self) -> usize {
+        self.family.block_rows()
+    }
+
+    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
+        let holds_all = |kernel: &Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
+        let mut forced = kernels.iter().filter(|kernel| self.stands_for(kernel));
+        match forced.next() {
+            Some(kernel) if holds_all(kernel) => self.family.product(shape, &[kernel], multiprocessors),
+            _ => self.family.product(shape, kernels, multiprocessors),
+        }
+    }
+}
