@@ -17,6 +17,7 @@ use grammar::ByChance;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -242,15 +243,24 @@ fn next(service: &Service) -> Event {
 }
 
 /// Runs with many seeds, each on its own replicas; names the seed that failed.
-fn for_seeds(seeds: u64, test: impl Fn(&mut ChaCha8Rng) + std::panic::RefUnwindSafe) {
-    for seed in 0..seeds {
-        let run = || test(&mut ChaCha8Rng::seed_from_u64(seed));
-        // Standard output, since stderr is silent.
-        if let Err(panic) = std::panic::catch_unwind(run) {
-            println!("seed {seed}");
-            std::panic::resume_unwind(panic);
+/// Several seeds at once, since most of a run is waiting: each event passes from one thread to another.
+fn for_seeds(seeds: u64, test: impl Fn(&mut ChaCha8Rng) + Sync + std::panic::RefUnwindSafe) {
+    const AT_ONCE: usize = 8;
+    let next = AtomicU64::new(0);
+    let some = || {
+        loop {
+            let seed = next.fetch_add(1, SeqCst);
+            if seed >= seeds {
+                return;
+            }
+            // Standard output, since stderr is silent.
+            if let Err(panic) = std::panic::catch_unwind(|| test(&mut ChaCha8Rng::seed_from_u64(seed))) {
+                println!("seed {seed}");
+                std::panic::resume_unwind(panic);
+            }
         }
-    }
+    };
+    std::thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(some))));
 }
 
 fn random_control(rng: &mut ChaCha8Rng) -> Control {
