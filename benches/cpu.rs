@@ -1,15 +1,18 @@
 //! The speed of the CPU backend, and the limits of the machine.
 //!
 //!     cargo bench --bench cpu -- [machine] [ops] [pack] [ties] [model] [requests] [--layers N] [--threads N]
-//!         [--precision exact|fast]
+//!         [--precision exact|fast] [--directory DIRECTORY]
 //!
 //! `machine` measures the memory's read bandwidth and the peak rate of the dot products the kernels use; `ops` times
-//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing; `ties` the argmax of `exact` where
-//! logits are equal; `model` prefill and decoding of a model of the 20b shape with few layers; `requests` what the engine
-//! itself takes for a request. Times are medians of alternating runs.
+//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing, of float32 or, with `--directory`, of
+//! a model's directory beside copying as many bytes; `ties` the argmax of `exact` where logits are equal; `model` prefill
+//! and decoding of a model of the 20b shape with few layers; `requests` what the engine itself takes for a request. Times
+//! are medians of alternating runs.
 
 #![allow(missing_docs)]
 
+#[path = "cpu/pack.rs"]
+mod packing;
 #[path = "../tests/common/synthetic.rs"]
 mod synthetic;
 
@@ -31,6 +34,7 @@ use getp::simd::{Avx512, Level, Simd};
 use getp::weights::{Bytes, PackReport, WeightFormat, pack};
 use half::{bf16, f16};
 use std::hint::black_box;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
@@ -54,6 +58,9 @@ struct Args {
     /// Rows of a step for `ops`.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64,128,512")]
     rows: Vec<usize>,
+    /// What `pack` packs instead of float32 in memory.
+    #[arg(long)]
+    directory: Option<PathBuf>,
     /// Cargo passes it.
     #[arg(long, hide = true)]
     bench: bool,
@@ -89,8 +96,14 @@ fn main() -> anyhow::Result<()> {
     if args.wants("machine") {
         machine(&args);
     }
-    if args.wants("ops") || args.wants("pack") {
+    if args.wants("ops") {
         layer(&args)?;
+    }
+    if args.wants("pack") {
+        match &args.directory {
+            Some(directory) => packing::of_directory(directory, args.repeats)?,
+            None => packing::of_float32(args.repeats)?,
+        }
     }
     if args.wants("ties") {
         ties(&args)?;
@@ -244,17 +257,6 @@ fn shape(layers: usize) -> ModelConfig {
 fn layer(args: &Args) -> anyhow::Result<()> {
     let config = shape(1);
     let synthetic = Synthetic::new(&config, 1, Temperament::Tame)?;
-    if args.wants("pack") {
-        let widened = SyntheticCheckpoint::widened(&synthetic);
-        let runs = (0..args.repeats).map(|_| {
-            let (_, report) = cpu::load(&widened).expect("a synthetic model packs");
-            report.read_bytes as f64 / report.seconds * 1e-9
-        });
-        println!("packing: {:.1} GB/s of float32", median(runs.collect()));
-    }
-    if !args.wants("ops") {
-        return Ok(());
-    }
     let (weights, _) = cpu::load(&SyntheticCheckpoint::packed(&synthetic))?;
     let engine = ComputeMode {
         level: Level::detect(),
