@@ -6,6 +6,7 @@
 //! one value is not exact, the whole tensor is packed in a wider format; tiles that were packed before it are widened
 //! from their packed form, so each page of the checkpoint is read once, except for the tile with that value.
 
+mod mxfp4;
 mod print;
 mod report;
 
@@ -76,7 +77,7 @@ pub fn least_bytes(config: &ModelConfig) -> u64 {
 pub enum Rows<'a> {
     /// MXFP4.
     Mxfp4 {
-        /// `[rows, cols]`: an E2M1 code, 0 to 15, in each byte.
+        /// `[rows, cols / 2]`: two E2M1 codes in each byte, the even column's in the low half.
         codes: &'a [u8],
         /// `[rows, cols / 32]`: E8M0 scales (exponents biased by 127), none of them 0 or 255.
         scales: &'a [u8],
@@ -494,7 +495,7 @@ impl Scratch {
         let n = rows * cols;
         match format {
             WeightFormat::Mxfp4 => {
-                memory::resize(&mut self.codes, n, 0, Purpose::Checkpoint)?;
+                memory::resize(&mut self.codes, n / 2, 0, Purpose::Checkpoint)?;
                 memory::resize(&mut self.scales, n / MXFP4_BLOCK, 0, Purpose::Checkpoint)?;
             }
             WeightFormat::Bf16 => memory::resize(&mut self.halves, n, 0, Purpose::Checkpoint)?,
@@ -502,6 +503,29 @@ impl Scratch {
         }
         let floats = if format == WeightFormat::F32 { n } else { cols };
         memory::resize(&mut self.floats, floats, 0.0, Purpose::Checkpoint)
+    }
+
+    /// Takes row `stored` of `values` as its row `row` without decoding it; `false` if that is not in `format`, or in it
+    /// has a value that is not exact or not finite.
+    #[inline(always)]
+    fn take(&mut self, format: WeightFormat, values: &Values<'_>, stored: usize, row: usize, cols: usize) -> bool {
+        match (format, *values) {
+            (WeightFormat::Mxfp4, Values::Mxfp4 { blocks, scales }) => {
+                let (blocks, scales) = mxfp4_row(blocks, scales, stored, cols);
+                let codes = nth_row(&mut self.codes, row, cols / 2);
+                mxfp4::take(
+                    blocks,
+                    scales,
+                    codes,
+                    nth_row(&mut self.scales, row, cols / MXFP4_BLOCK),
+                )
+            }
+            (WeightFormat::Bf16, Values::Bf16(bytes)) => take_bf16(
+                &bytes[stored * cols * 2..][..cols * 2],
+                nth_row(&mut self.halves, row, cols),
+            ),
+            _ => false,
+        }
     }
 
     fn rows(&self, format: WeightFormat) -> Rows<'_> {
@@ -557,33 +581,36 @@ impl VectorCode for EncodeRows<'_, '_> {
         let mut row = 0;
         for part in &source.parts {
             for r in 0..part.rows {
-                let at = row * cols..(row + 1) * cols;
-                let floats = &mut scratch.floats[row % float_rows * cols..][..cols];
-                row_to_f32(&part.values, r, floats);
-                let here = NonFinite::find(floats, cols).map(|here| NonFinite { row, ..here });
-                out.non_finite = NonFinite::merge(out.non_finite, here);
-                let fits = match format {
-                    WeightFormat::Mxfp4 => {
-                        let blocks = at.start / MXFP4_BLOCK..at.end / MXFP4_BLOCK;
-                        encode_mxfp4(floats, &mut scratch.codes[at.clone()], &mut scratch.scales[blocks])
+                let in_floats = row % float_rows;
+                if !scratch.take(format, &part.values, r, row, cols) {
+                    let floats = nth_row(&mut scratch.floats, in_floats, cols);
+                    row_to_f32(&part.values, r, floats);
+                    let here = NonFinite::find(floats, cols).map(|here| NonFinite { row, ..here });
+                    out.non_finite = NonFinite::merge(out.non_finite, here);
+                    let fits = match format {
+                        WeightFormat::Mxfp4 => mxfp4::encode(
+                            floats,
+                            nth_row(&mut scratch.codes, row, cols / 2),
+                            nth_row(&mut scratch.scales, row, cols / MXFP4_BLOCK),
+                        ),
+                        WeightFormat::Bf16 => encode_bf16(floats, nth_row(&mut scratch.halves, row, cols)),
+                        WeightFormat::F32 => true,
+                    };
+                    if !fits {
+                        let (col, needs) = misfit(floats, format);
+                        out.needs = out.needs.max(Some(needs));
+                        out.misfit.get_or_insert((row, col, floats[col]));
+                        return out;
                     }
-                    WeightFormat::Bf16 => encode_bf16(floats, &mut scratch.halves[at.clone()]),
-                    WeightFormat::F32 => true,
-                };
-                if !fits {
-                    let (col, needs) = misfit(floats, format);
-                    out.needs = out.needs.max(Some(needs));
-                    out.misfit.get_or_insert((row, col, floats[col]));
-                    return out;
                 }
                 let mut print = Fingerprint::new();
                 match format {
                     WeightFormat::Mxfp4 => {
-                        print.add(&scratch.codes[at.clone()]);
-                        print.add(&scratch.scales[at.start / MXFP4_BLOCK..at.end / MXFP4_BLOCK]);
+                        print.add(nth_row(&mut scratch.codes, row, cols / 2));
+                        print.add(nth_row(&mut scratch.scales, row, cols / MXFP4_BLOCK));
                     }
-                    WeightFormat::Bf16 => print.add(bytemuck::cast_slice(&scratch.halves[at])),
-                    WeightFormat::F32 => print.add(bytemuck::cast_slice(floats)),
+                    WeightFormat::Bf16 => print.add(bytemuck::cast_slice(nth_row(&mut scratch.halves, row, cols))),
+                    WeightFormat::F32 => print.add(bytemuck::cast_slice(nth_row(&mut scratch.floats, in_floats, cols))),
                 }
                 out.print = out.print.wrapping_add(print.at(place + row as u64));
                 row += 1;
@@ -610,8 +637,7 @@ fn row_to_f32(values: &Values<'_>, row: usize, out: &mut [f32]) {
             }
         }
         Values::Mxfp4 { blocks, scales } => {
-            let scales = &scales[row * cols / MXFP4_BLOCK..][..cols / MXFP4_BLOCK];
-            let blocks = &blocks[row * cols / 2..][..cols / 2];
+            let (blocks, scales) = mxfp4_row(blocks, scales, row, cols);
             for ((out, block), &scale) in out
                 .chunks_exact_mut(MXFP4_BLOCK)
                 .zip(blocks.chunks_exact(MXFP4_BLOCK_BYTES))
@@ -628,6 +654,30 @@ fn row_to_f32(values: &Values<'_>, row: usize, out: &mut [f32]) {
     }
 }
 
+/// A row of memory that holds rows of `len` elements.
+#[inline(always)]
+fn nth_row<T>(rows: &mut [T], row: usize, len: usize) -> &mut [T] {
+    &mut rows[row * len..][..len]
+}
+
+/// The blocks and the scales of a row.
+#[inline(always)]
+fn mxfp4_row<'a>(blocks: &'a [u8], scales: &'a [u8], row: usize, cols: usize) -> (&'a [u8], &'a [u8]) {
+    let in_row = cols / MXFP4_BLOCK;
+    (&blocks[row * cols / 2..][..cols / 2], &scales[row * in_row..][..in_row])
+}
+
+/// Takes a row of bfloat16 as it is stored; `false` if a value is not finite.
+#[inline(always)]
+fn take_bf16(bytes: &[u8], out: &mut [u16]) -> bool {
+    let mut bad = false;
+    for (o, bytes) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *o = u16::from_le_bytes(*bytes);
+        bad |= *o & 0x7f80 == 0x7f80;
+    }
+    !bad
+}
+
 #[inline(always)]
 fn encode_bf16(row: &[f32], out: &mut [u16]) -> bool {
     let mut lost = 0;
@@ -639,53 +689,13 @@ fn encode_bf16(row: &[f32], out: &mut [u16]) -> bool {
     lost == 0
 }
 
-/// Encodes a row as MXFP4; `false` if a block is not exact. A block's scale is the largest power of two not above its
-/// largest magnitude, divided by four: E2M1's largest value is 6, so with a smaller scale the largest magnitude would
-/// not fit, and a larger one has fewer bits for the others. If that scale is not exact, none is.
-#[inline(always)]
-fn encode_mxfp4(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
-    let mut fits = true;
-    let (blocks, _) = row.as_chunks::<MXFP4_BLOCK>();
-    let (codes, _) = codes.as_chunks_mut::<MXFP4_BLOCK>();
-    for ((block, codes), scale) in blocks.iter().zip(codes).zip(scales) {
-        let largest = block.iter().fold(0, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
-        let exponent = if largest == 0 { 129 } else { largest >> 23 };
-        // Exponent 255 is infinite or NaN. Kernels do not support a scale of 0.
-        fits &= exponent < 255 && exponent > 2;
-        let e = exponent.wrapping_sub(2);
-        *scale = e as u8;
-        let mut misfit = 0;
-        for (code, v) in codes.iter_mut().zip(block) {
-            // `step` is the exponent and the first bit of the mantissa, relative to the scale: 1, 1.5, 2, 3, 4, 6 times
-            // the scale are steps 0 to 5, and 0.5 is step -2. The other bits of the mantissa must be 0.
-            let bits = v.to_bits();
-            let magnitude = bits & 0x7fff_ffff;
-            let step = ((magnitude >> 22) as i32).wrapping_sub((e << 1) as i32);
-            let zero = magnitude == 0;
-            let half = step == -2;
-            let normal = step >= 0;
-            let m = if zero {
-                0
-            } else if half {
-                1
-            } else {
-                step + 2
-            };
-            misfit |= u32::from(!(zero | half | normal)) | (magnitude & 0x003f_ffff);
-            *code = (m as u32 & 7 | bits >> 31 << 3) as u8;
-        }
-        fits &= misfit == 0;
-    }
-    fits
-}
-
 /// The column of a row's first value that is not exact in `format`, and the format that the row needs.
 fn misfit(row: &[f32], format: WeightFormat) -> (usize, WeightFormat) {
     let not_bf16 = row.iter().position(|v| v.to_bits() & 0xffff != 0);
     match (not_bf16, format) {
         (Some(col), _) => (col, WeightFormat::F32),
         (None, WeightFormat::Mxfp4) => {
-            let fits = |block: &[f32]| encode_mxfp4(block, &mut [0; MXFP4_BLOCK], &mut [0]);
+            let fits = |block: &[f32]| mxfp4::encode(block, &mut [0; MXFP4_BLOCK_BYTES], &mut [0]);
             let index = row.chunks_exact(MXFP4_BLOCK).position(|b| !fits(b)).unwrap_or(0);
             let block = &row[index * MXFP4_BLOCK..][..MXFP4_BLOCK];
             // The first value that is not exact with any scale, or else with the scale of the block's largest value.

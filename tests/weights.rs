@@ -4,6 +4,7 @@
 mod synthetic;
 
 use getp::backend::cpu::{Tiles, load};
+use getp::backend::gpu::wire::Wire;
 use getp::checkpoint::{Checkpoint, Columns, Element, Part, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
 use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
@@ -18,7 +19,7 @@ const FORMATS: [WeightFormat; 3] = [WeightFormat::Mxfp4, WeightFormat::Bf16, Wei
 
 /// The layouts that hold a format.
 fn layouts(format: WeightFormat) -> Vec<&'static dyn Layout> {
-    let tiles: [&dyn Layout; 2] = [&Tiles { gated: false }, &Tiles { gated: true }];
+    let tiles: [&dyn Layout; 3] = [&Tiles { gated: false }, &Tiles { gated: true }, &Wire];
     let rows: Option<&dyn Layout> = (format != WeightFormat::Mxfp4).then_some(&RowMajor);
     tiles.into_iter().chain(rows).collect()
 }
@@ -44,16 +45,17 @@ fn to_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
+/// A matrix in one part.
+fn whole(values: Values<'_>, cols: usize) -> Tensor<'_> {
+    let rows = values.count() / cols;
+    let parts = vec![Part { rows, values }];
+    Tensor { rows, cols, parts }
+}
+
 /// Packs matrices given as float32.
 fn pack_f32(members: &[Vec<f32>], cols: usize, expected: WeightFormat, layout: &dyn Layout) -> Packed {
     let bytes: Vec<_> = members.iter().map(|m| to_bytes(m)).collect();
-    let tensor = |bytes| {
-        let values = Values::F32(bytes);
-        let rows = values.count() / cols;
-        let parts = vec![Part { rows, values }];
-        Tensor { rows, cols, parts }
-    };
-    let tensors: Vec<_> = bytes.iter().map(|b| tensor(b)).collect();
+    let tensors: Vec<_> = bytes.iter().map(|b| whole(Values::F32(b), cols)).collect();
     pack(&tensors, expected, layout).unwrap()
 }
 
@@ -262,6 +264,90 @@ fn every_scale_is_kept() {
         assert_eq!(packed.format, expected, "scale {scale}");
         check_bits(&packed, &layout, &[tensor.to_f32().unwrap()]);
         assert_eq!(packed.non_finite.is_some(), scale > 252, "scale {scale}");
+    }
+}
+
+/// Matrices are packed to the same bytes, with the same findings, as their values are when given as float32. On one worker,
+/// so that of many misfits the first is found.
+#[track_caller]
+fn check_as_float32(members: &[Tensor<'_>], values: &[Vec<f32>], expected: WeightFormat) {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    for layout in layouts(expected) {
+        let stored = pool.install(|| pack(members, expected, layout)).unwrap();
+        let by_float32 = pool.install(|| pack_f32(values, members[0].cols, expected, layout));
+        let findings = |packed: &Packed| {
+            let non_finite = format!("{:?}", packed.non_finite);
+            (packed.format, packed.misfit.clone(), non_finite, packed.print)
+        };
+        assert_eq!(findings(&stored), findings(&by_float32));
+        assert!(*stored.bytes == *by_float32.bytes, "in {:?}", stored.format);
+        check_bits(&stored, layout, values);
+    }
+}
+
+/// Blocks as any program may have written them: with the scale that packing has, with larger ones, and zeros of all scales;
+/// and one block among them at each scale beyond those that kernels read, or near.
+#[test]
+fn stored_mxfp4_is_packed_as_its_values_are() {
+    let mut rng = ChaCha8Rng::seed_from_u64(9);
+    for (rows, cols) in [(1, 32), (31, 96), (33, 2880), (70, 544)] {
+        for odd in [
+            None,
+            Some(0),
+            Some(1),
+            Some(2),
+            Some(252),
+            Some(253),
+            Some(254),
+            Some(255),
+        ] {
+            let mut member = || {
+                let (mut blocks, mut scales) = (Vec::new(), Vec::new());
+                for _ in 0..rows * cols / MXFP4_BLOCK {
+                    // Magnitudes below 1 are zeros; zeros have any scale.
+                    let magnitudes = [8, 8, 8, 6, 4, 2, 1][rng.random_range(0..7)];
+                    let mut code = || rng.random_range(0..magnitudes) | rng.random_range(0..2) << 3;
+                    blocks.extend((0..MXFP4_BLOCK_BYTES).map(|_| code() | code() << 4));
+                    scales.push(rng.random_range(if magnitudes == 1 { 0..=254 } else { 4..=252 }));
+                }
+                (blocks, scales)
+            };
+            let mut members: [(Vec<u8>, Vec<u8>); 2] = [member(), member()];
+            if let Some(odd) = odd {
+                let at = rng.random_range(0..members[1].1.len());
+                members[1].1[at] = odd;
+            }
+            let tensor = |(blocks, scales)| whole(Values::Mxfp4 { blocks, scales }, cols);
+            let tensors = members.each_ref().map(|(blocks, scales)| tensor((blocks, scales)));
+            let values = tensors.each_ref().map(|tensor| tensor.to_f32().unwrap());
+            for expected in FORMATS {
+                check_as_float32(&tensors, &values, expected);
+            }
+        }
+    }
+}
+
+/// All 65,536 of them at once, those that are not finite, and those that are.
+#[test]
+fn stored_bfloat16_is_packed_as_its_values_are() {
+    let all = 0..=u16::MAX;
+    let finite = all.clone().filter(|&bits| bf16::from_bits(bits).is_finite());
+    for stored in [all.clone().collect::<Vec<_>>(), finite.collect()] {
+        for cols in [32, 64, 255, 256] {
+            let stored = &stored[..stored.len() / cols * cols];
+            let bytes: Vec<u8> = stored.iter().flat_map(|bits| bits.to_le_bytes()).collect();
+            let values = stored
+                .iter()
+                .map(|&bits| f32::from_bits(u32::from(bits) << 16))
+                .collect();
+            for expected in FORMATS {
+                check_as_float32(
+                    &[whole(Values::Bf16(&bytes), cols)],
+                    std::slice::from_ref(&values),
+                    expected,
+                );
+            }
+        }
     }
 }
 

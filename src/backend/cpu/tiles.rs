@@ -72,7 +72,7 @@ impl Layout for Tiles {
         match rows {
             Rows::Mxfp4 { codes, scales } => {
                 let (words, scale_bytes) = tile.split_at_mut(cols / 8 * GROUP_BYTES);
-                self.write_words(codes, cols, words, |eight| nibbles(u64::from_le_bytes(eight)));
+                self.write_words(codes, cols / 2, words, |four| halves(u32::from_le_bytes(four)));
                 let blocks = cols / MXFP4_BLOCK;
                 for (row, scales) in scales.chunks_exact(blocks).enumerate() {
                     let lane = self.lane(row);
@@ -154,7 +154,9 @@ impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> VectorCode for Wri
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
         const RUN: usize = 64;
-        for (run, tile) in self.tile.chunks_mut(RUN * GROUP_BYTES).enumerate() {
+        let (words, _) = self.tile.as_chunks_mut::<4>();
+        let (groups, _) = words.as_chunks_mut::<WORDS>();
+        for (run, tile) in groups.chunks_mut(RUN).enumerate() {
             let from = run * RUN * N;
             let to = self.cols.min(from + RUN * N);
             for (row, values) in self.rows.chunks_exact(self.cols).enumerate() {
@@ -168,21 +170,21 @@ impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> VectorCode for Wri
                     last[..rest.len()].copy_from_slice(rest);
                     words[whole.len()] = (self.word)(last);
                 }
-                let at = self.layout.lane(row) * 4;
-                for (group, word) in tile.chunks_exact_mut(GROUP_BYTES).zip(words) {
-                    group[at..at + 4].copy_from_slice(&word.to_le_bytes());
+                let lane = self.layout.lane(row);
+                for (group, word) in tile.iter_mut().zip(words) {
+                    group[lane] = word.to_le_bytes();
                 }
             }
         }
     }
 }
 
-/// Packs eight codes, one a byte, into a word: even columns in the low half, odd ones in the high half.
-fn nibbles(codes: u64) -> u32 {
-    let half = |x: u64| {
-        let x = x & 0x000f_000f_000f_000f;
-        let x = (x | x >> 12) & 0x0000_00ff_0000_00ff;
-        (x | x >> 24) as u32 & 0xffff
+/// Parts eight codes: even columns into the low half, odd ones into the high half.
+fn halves(codes: u32) -> u32 {
+    let half = |x: u32| {
+        let x = x & 0x0f0f_0f0f;
+        let x = (x | x >> 4) & 0x00ff_00ff;
+        (x | x >> 8) & 0xffff
     };
-    half(codes) | half(codes >> 8) << 16
+    half(codes) | half(codes >> 4) << 16
 }

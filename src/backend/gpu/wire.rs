@@ -43,10 +43,8 @@ impl Layout for Wire {
         match rows {
             Rows::Mxfp4 { codes, scales } => {
                 let (packed, tile_scales) = tile.split_at_mut(WIRE_ROWS * cols / 2);
-                let (packed, rest) = packed.split_at_mut(codes.len() / 2);
-                for (byte, pair) in packed.iter_mut().zip(codes.as_chunks::<2>().0) {
-                    *byte = pair[0] | pair[1] << 4;
-                }
+                let (packed, rest) = packed.split_at_mut(codes.len());
+                packed.copy_from_slice(codes);
                 rest.fill(0);
                 let (tile_scales, rest) = tile_scales.split_at_mut(scales.len());
                 tile_scales.copy_from_slice(scales);
