@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn codes_become_faults() {
-        for (code, expected) in super::super::vendor::FAULTS_OF_ALL {
+        for (code, expected) in super::super::FAULTS_OF_ALL {
             assert_eq!(Hip::fault(code), expected, "{code}");
         }
     }

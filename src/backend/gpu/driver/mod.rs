@@ -14,6 +14,8 @@ pub mod simt;
 #[cfg(any(feature = "cuda", feature = "hip"))]
 mod vendor;
 
+#[cfg(all(test, any(feature = "cuda", feature = "hip")))]
+use crate::error::GpuFault;
 use crate::error::Result;
 use bytemuck::{Pod, Zeroable};
 use std::time::Duration;
@@ -253,3 +255,25 @@ pub trait Driver: Send + Sync {
     /// Destroys a graph.
     fn free_graph(&self, graph: GraphHandle) -> Result<()>;
 }
+
+/// Error codes that HIP and CUDA share.
+#[cfg(all(test, any(feature = "cuda", feature = "hip")))]
+const FAULTS_OF_ALL: [(i32, GpuFault); 17] = [
+    (2, GpuFault::OutOfMemory),
+    (100, GpuFault::NoDevice),
+    (214, GpuFault::LostDevice),
+    (700, GpuFault::LostDevice),
+    (719, GpuFault::LostDevice),
+    (200, GpuFault::InvalidImage),
+    (209, GpuFault::NoBinary),
+    (218, GpuFault::LoadFailed),
+    (303, GpuFault::LoadFailed),
+    (302, GpuFault::NoKernel),
+    (500, GpuFault::NoKernel),
+    (900, GpuFault::Capture),
+    (901, GpuFault::Capture),
+    (907, GpuFault::Capture),
+    (908, GpuFault::Other),
+    (1, GpuFault::Other),
+    (12_345, GpuFault::Other),
+];

@@ -456,25 +456,3 @@ fn captured<V: Vendor>(of: &V, graph: <V::Types as Types>::Graph, stream: Stream
     let graph = of.instantiate(graph, stream)?;
     Ok(Captured { graph, nodes })
 }
-
-/// Error codes that HIP and CUDA share.
-#[cfg(test)]
-pub const FAULTS_OF_ALL: [(Code, GpuFault); 17] = [
-    (2, GpuFault::OutOfMemory),
-    (100, GpuFault::NoDevice),
-    (214, GpuFault::LostDevice),
-    (700, GpuFault::LostDevice),
-    (719, GpuFault::LostDevice),
-    (200, GpuFault::InvalidImage),
-    (209, GpuFault::NoBinary),
-    (218, GpuFault::LoadFailed),
-    (303, GpuFault::LoadFailed),
-    (302, GpuFault::NoKernel),
-    (500, GpuFault::NoKernel),
-    (900, GpuFault::Capture),
-    (901, GpuFault::Capture),
-    (907, GpuFault::Capture),
-    (908, GpuFault::Other),
-    (1, GpuFault::Other),
-    (12_345, GpuFault::Other),
-];
