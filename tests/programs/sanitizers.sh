@@ -62,11 +62,13 @@ programs() {
 }
 
 # The library's own tests, but those that are long and of safe code alone: the scheduler and the simulation of many
-# devices, the choice of kernels, the program getp, and what reads sources and code objects.
+# devices, the choice of kernels (tests/ladders.rs also makes families that stay to the end), the program getp, and what
+# reads sources and code objects.
 tests=(--lib)
 for path in tests/*.rs tests/*/main.rs; do
     name=${path#tests/} name=${name%.rs} name=${name%/main}
-    [[ " code_objects header loads_in_flight program rooms scheduler " == *" $name "* ]] || tests+=(--test "$name")
+    [[ " code_objects header ladders loads_in_flight program rooms scheduler " == *" $name "* ]] ||
+        tests+=(--test "$name")
 done
 
 [[ -e $own ]] || third_party
