@@ -10,12 +10,13 @@ pub fn kind_lines(replicas: &[&dyn Replica]) -> Vec<String> {
     kinds.iter().map(kind_line).collect()
 }
 
-/// A line for each replica, with one for each of its devices if it has several, and the number of replicas if there are
-/// several. `room` says what a replica's KV cache has room for.
+/// Two lines for each replica, of which the second is `room`'s, what its KV cache has room for, with one for each of its
+/// devices if it has several; and the number of replicas if there are several.
 pub fn replica_lines(replicas: &[&dyn Replica], room: impl Fn(&dyn Replica) -> String) -> Vec<String> {
     let mut lines = Vec::new();
     for replica in replicas {
-        lines.push(format!("{}, {}", replica_line(*replica), room(*replica)));
+        lines.push(replica_line(*replica));
+        lines.push(format!("  {}", room(*replica)));
         lines.extend(replica.parts().into_iter().map(|part| format!("  {}", part.name)));
     }
     if replicas.len() > 1 {
