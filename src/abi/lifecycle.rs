@@ -318,12 +318,12 @@ unsafe fn warm_from(
 fn start<V>(begun: Result<(V, Opened)>, backends: &Backends<'_>) -> Result<(V, Engine)> {
     if let Some(ranks) = (backends.join)()? {
         let (vocabulary, opened) = begun.inspect_err(|why| ranks.decline(why))?;
-        let begun = RankInputs {
+        let inputs = RankInputs {
             checkpoint: &*opened.checkpoint,
             devices: discover::addresses(&opened.options, opened.checkpoint.config()),
             options: opened.options.clone(),
         };
-        let engine = ranks.warm_up(begun, backends.open)?;
+        let engine = ranks.warm_up(inputs, backends.open)?;
         return Ok((vocabulary, engine));
     }
     let (vocabulary, opened) = begun?;

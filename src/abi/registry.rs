@@ -61,7 +61,7 @@ struct Installed {
 struct Known {
     /// The process that made the entry.
     process: Process,
-    /// ForkLock while a call uses the transformer.
+    /// Held while a call uses the transformer.
     slot: Arc<Mutex<WarmSlot>>,
     /// Calls that use the transformer or wait for the slot. The thread of a batch begins when there are none, since they
     /// were made before the batch was opened.

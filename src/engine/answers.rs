@@ -75,7 +75,7 @@ impl<'a, 'r> Answers<'a, 'r> {
         })
     }
 
-    /// Fingerprints a remark on a request, whose row stays empty if it is refused.
+    /// Prints a remark on a request, whose row stays empty if it is refused.
     pub fn say(&mut self, request: usize, remark: Remark) {
         match remark {
             Remark::Cut(tokens) => self.say_cut(request, tokens),
@@ -90,7 +90,7 @@ impl<'a, 'r> Answers<'a, 'r> {
         self.progress.finished(self.tokens);
     }
 
-    /// Fingerprints that a request is answered from the first `tokens` tokens of its prompt.
+    /// Prints that a request is answered from the first `tokens` tokens of its prompt.
     fn say_cut(&mut self, request: usize, tokens: usize) {
         let text = format_args!(
             "request {request}: its prompt has more than {tokens} tokens, the model's initial_context_length, and is cut \

@@ -74,7 +74,7 @@ impl Ranks {
 pub trait Protocol: Transport {
     /// Warms up as one of several ranks. If one could not begin, all fail. A rank that cannot open a device of its own
     /// has none, and only receives the answers; if that holds for all, all fail.
-    fn warm_up(self: Box<Self>, begun: RankInputs<'_>, open: OpenReplicas<'_>) -> Result<Engine>;
+    fn warm_up(self: Box<Self>, inputs: RankInputs<'_>, open: OpenReplicas<'_>) -> Result<Engine>;
 
     /// Answers requests together with the other ranks, which `ranks` has. All of them end with the same rows and the same
     /// result.
@@ -93,8 +93,8 @@ pub trait Protocol: Transport {
 }
 
 impl<T: Transport + 'static> Protocol for T {
-    fn warm_up(self: Box<Self>, begun: RankInputs<'_>, open: OpenReplicas<'_>) -> Result<Engine> {
-        let (mut engine, devices) = together(&*self, || Engine::open_among(&*self, begun, open))?;
+    fn warm_up(self: Box<Self>, inputs: RankInputs<'_>, open: OpenReplicas<'_>) -> Result<Engine> {
+        let (mut engine, devices) = together(&*self, || Engine::open_among(&*self, inputs, open))?;
         let ranks = Ranks {
             rank: self.rank(),
             count: self.ranks(),
@@ -210,14 +210,14 @@ impl Engine {
     /// An engine with this rank's part of its machine's devices, and the number of all ranks' replicas.
     fn open_among(
         transport: &dyn Transport,
-        begun: RankInputs<'_>,
+        inputs: RankInputs<'_>,
         open: OpenReplicas<'_>,
     ) -> Result<(Self, usize), Leave> {
         let RankInputs {
             checkpoint,
             options,
             devices,
-        } = begun;
+        } = inputs;
         let machine = Machine::this(devices);
         let (_, machines) = agree(transport, Ok(()), |(), writer| machine.write(writer))?;
         let machines = memory::try_collect(machines.iter().map(|words| Machine::read(words)), Purpose::Requests)?;

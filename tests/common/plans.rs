@@ -42,18 +42,23 @@ pub fn chunks(
         for (row, position) in (first_row..).zip(first_position..first_position + rows) {
             plan.tokens.push(token(row));
             plan.positions.push(position as u32);
-            plan.logits.push(LogitsRow {
-                row,
-                sequence,
-                position,
-                sample: true,
-                draw: Draw::GREEDY,
-                score: None,
-                again: None,
-            });
+            plan.logits.push(greedy(row, sequence, position));
         }
     }
     plan
+}
+
+/// A row whose most probable token is sampled.
+fn greedy(row: usize, sequence: usize, position: usize) -> LogitsRow {
+    LogitsRow {
+        row,
+        sequence,
+        position,
+        sample: true,
+        draw: Draw::GREEDY,
+        score: None,
+        again: None,
+    }
 }
 
 /// The same step, in which tokens are drawn: those of logits row `row` by `draw(row)`.
@@ -134,15 +139,7 @@ impl Sequences {
                 let position = first_position + i;
                 plan.tokens.push(token.cast_signed());
                 plan.positions.push(position as u32);
-                plan.logits.push(LogitsRow {
-                    row: first_row + i,
-                    sequence,
-                    position,
-                    sample: true,
-                    draw: Draw::GREEDY,
-                    score: None,
-                    again: None,
-                });
+                plan.logits.push(greedy(first_row + i, sequence, position));
             }
             self.next[sequence] += tokens.len();
         }

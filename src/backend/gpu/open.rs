@@ -40,9 +40,9 @@ pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Opt
         if contexts.is_empty() {
             return Err(left_out.last());
         }
-        let opened = groups(&contexts, source, options).and_then(|formed| {
-            let opened = open_groups(&contexts, &formed.groups, source, options, &mut left_out)?;
-            formed.lines.iter().for_each(report::warning);
+        let opened = groups(&contexts, source, options).and_then(|grouping| {
+            let opened = open_groups(&contexts, &grouping.groups, source, options, &mut left_out)?;
+            grouping.lines.iter().for_each(report::warning);
             Ok(opened)
         });
         match opened {
@@ -151,10 +151,10 @@ fn groups(contexts: &[Arc<Context>], source: &WeightSource<'_>, options: &Option
     };
     let fit = |devices: &[usize], sequences: usize| fit(contexts, &memory, devices, sequences, source, options);
     let sequences = USEFUL_SEQUENCES.min(options.step_limits(StepLimits::GPU).max_batch);
-    let formed = form(&devices, options.group, sequences, &fit);
+    let grouping = form(&devices, options.group, sequences, &fit);
     match failed.into_inner() {
         Some(error) => Err(error),
-        None => formed,
+        None => grouping,
     }
 }
 

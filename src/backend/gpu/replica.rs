@@ -68,7 +68,7 @@ struct InFlight {
     turn: usize,
     rows: usize,
     /// Its end, and whole rows, if they are wanted.
-    coming: StepEnd,
+    end: StepEnd,
     /// Where its rows are, if tokens are drawn from them, they are scored, or the host may have to sample from them.
     path: Option<Arc<LogitsPath>>,
     draws: bool,
@@ -87,16 +87,16 @@ impl GpuReplica {
         let common = Common::new(config, options, format, stages.len());
         let several = stages.len() > 1;
         let begin = |(context, weights)| LoadedStage::new(context, weights, &common, options.profile);
-        let begun: Vec<_> = stages.into_iter().map(begin).collect::<Result<_>>()?;
-        let Some(first) = begun.first().map(|begun| begun.context().clone()) else {
+        let loaded: Vec<_> = stages.into_iter().map(begin).collect::<Result<_>>()?;
+        let Some(first) = loaded.first().map(|loaded| loaded.context().clone()) else {
             return Err(Error::Internal("a replica without a device".into()));
         };
         let x_bytes = 4 * common.rows * config.hidden_dim;
-        let pairs = begun.iter().zip(begun.iter().skip(1));
+        let pairs = loaded.iter().zip(loaded.iter().skip(1));
         let hops = pairs.map(|(from, to)| Hop::new(&from.context().driver, &to.context().driver, x_bytes));
         let hops = hops.collect::<Result<_>>()?;
         // At most so many: what operations need beside them is counted next.
-        let most = kv_blocks(&begun, &common, options)?;
+        let most = kv_blocks(&loaded, &common, options)?;
         let plans = Plans::new(
             &first.stream,
             common.capacity(most),
@@ -104,12 +104,12 @@ impl GpuReplica {
             common.depth,
             several,
         )?;
-        let ready = |begun| SizedStage::new(begun, &common, most, &plans, options.profile);
-        let ready: Vec<_> = begun.into_iter().map(ready).collect::<Result<_>>()?;
-        let left = kv_blocks(ready.iter().map(|ready| &ready.begun), &common, options)?;
+        let sized = |loaded| SizedStage::new(loaded, &common, most, &plans, options.profile);
+        let sized: Vec<_> = loaded.into_iter().map(sized).collect::<Result<_>>()?;
+        let left = kv_blocks(sized.iter().map(|sized| &sized.loaded), &common, options)?;
         let blocks = fewer(most, left);
-        let stage = |ready| Stage::new(ready, &common, blocks);
-        let stages: Vec<_> = ready.into_iter().map(stage).collect::<Result<_>>()?;
+        let stage = |sized| Stage::new(sized, &common, blocks);
+        let stages: Vec<_> = sized.into_iter().map(stage).collect::<Result<_>>()?;
         let ends = || {
             stages
                 .iter()
@@ -235,7 +235,7 @@ impl GpuReplica {
     fn await_in_flight(&self) -> Result<()> {
         self.in_flight.iter().try_for_each(|step| {
             self.check_ends(step.turn)?;
-            step.coming.synchronize()
+            step.end.synchronize()
         })
     }
 
@@ -369,12 +369,12 @@ impl Replica for GpuReplica {
         }
         let header = self.plans.write(plan, turn)?;
         self.queue(plan, &header, want, turn)?;
-        let coming = self.end_step(plan.logits.len(), want, turn)?;
+        let end = self.end_step(plan.logits.len(), want, turn)?;
         let (draws, scores) = (want.draws(plan), want.scores(plan));
         self.in_flight.push_back(InFlight {
             turn,
             rows: plan.logits.len(),
-            coming,
+            end,
             path: self
                 .logits
                 .clone()
@@ -392,7 +392,7 @@ impl Replica for GpuReplica {
             .pop_front()
             .ok_or_else(|| Error::Internal("no step is under way".into()))?;
         self.check_ends(step.turn)?;
-        let (done, rows) = step.coming.wait()?;
+        let (done, rows) = step.end.wait()?;
         self.count_times(&done)?;
         self.events.push(done);
         output.greedy.clear();
@@ -419,7 +419,7 @@ impl Replica for GpuReplica {
         let collected = self.collected.as_ref();
         let (path, turn) = collected.ok_or_else(|| Error::Internal("the step has left no rows of logits".into()))?;
         // The rows' copies come behind these.
-        if self.in_flight.iter().any(|step| step.coming.has_rows()) {
+        if self.in_flight.iter().any(|step| step.end.has_rows()) {
             self.await_in_flight()?;
         }
         output.logits = Logits::Lent(path.fetch(*turn, rows)?);

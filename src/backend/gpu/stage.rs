@@ -109,7 +109,7 @@ impl LoadedStage {
 /// A stage before its KV cache: what else it needs is there, so that the rest of the memory may be counted.
 pub struct SizedStage {
     /// The stage before.
-    pub begun: LoadedStage,
+    pub loaded: LoadedStage,
     memory: StepMemory,
     ops: GpuOps,
     capacity: Capacity,
@@ -118,10 +118,10 @@ pub struct SizedStage {
 
 impl SizedStage {
     /// Makes room for `plans`, and for what operations use among themselves in steps over at most so many blocks.
-    pub fn new(begun: LoadedStage, common: &Common, most: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
+    pub fn new(loaded: LoadedStage, common: &Common, most: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
         let LoadedStage {
             context, weights, roof, ..
-        } = &begun;
+        } = &loaded;
         let memory = StepMemory::new(&context.stream, plans)?;
         let attention = common.attention(context);
         let keys = FULL_TABLES * most.full * KV_PAGE + common.logits_rows * common.config.sliding_window;
@@ -144,7 +144,7 @@ impl SizedStage {
         )?;
         ops.queue.timeline = profile.then(|| Timeline::new(*roof));
         Ok(Self {
-            begun,
+            loaded,
             memory,
             ops,
             capacity,
@@ -221,21 +221,21 @@ pub struct Stage {
 
 impl Stage {
     /// Makes the KV cache.
-    pub fn new(ready: SizedStage, common: &Common, blocks: KvBlocks) -> Result<Self> {
-        let awaited_bytes = ready.begun.logits_bytes(common);
+    pub fn new(sized: SizedStage, common: &Common, blocks: KvBlocks) -> Result<Self> {
+        let awaited_bytes = sized.loaded.logits_bytes(common);
         let SizedStage {
-            begun,
+            loaded,
             memory,
             ops,
             capacity,
             attention,
-        } = ready;
+        } = sized;
         let LoadedStage {
             context,
             weights,
             activations,
             ..
-        } = begun;
+        } = loaded;
         let kv = KvCache::new(&context, &common.config, weights.range(), common.numbers.kv, blocks)?;
         let mut stage = Self {
             graphs: Graphs::new(common.depth),

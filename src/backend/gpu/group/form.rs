@@ -42,7 +42,7 @@ pub fn form(devices: &Devices<'_>, size: Option<usize>, sequences: usize, fit: F
         devices,
         fit,
         left: (0..devices.names.len()).collect(),
-        formed: Grouping::default(),
+        grouping: Grouping::default(),
     };
     let sizes = match size {
         Some(size) => size..=size,
@@ -52,7 +52,7 @@ pub fn form(devices: &Devices<'_>, size: Option<usize>, sequences: usize, fit: F
     let mut wanted = sequences;
     loop {
         sizes.clone().for_each(|size| forming.groups_of(size, wanted));
-        if !forming.formed.groups.is_empty() || wanted <= 1 {
+        if !forming.grouping.groups.is_empty() || wanted <= 1 {
             break;
         }
         wanted /= 2;
@@ -67,7 +67,7 @@ struct Forming<'a> {
     devices: &'a Devices<'a>,
     fit: Fit<'a>,
     left: Vec<usize>,
-    formed: Grouping,
+    grouping: Grouping,
 }
 
 impl Forming<'_> {
@@ -81,7 +81,7 @@ impl Forming<'_> {
             {
                 Some(group) => {
                     self.left.retain(|device| !group.devices.contains(device));
-                    self.formed.groups.push(group);
+                    self.grouping.groups.push(group);
                 }
                 None => start += 1,
             }
@@ -110,17 +110,17 @@ impl Forming<'_> {
     fn join_left(&mut self, sequences: usize) {
         for device in std::mem::take(&mut self.left) {
             let kinds = &self.devices.kinds;
-            let groups = self.formed.groups.iter().enumerate();
+            let groups = self.grouping.groups.iter().enumerate();
             let pipelines = groups.filter(|(_, g)| g.devices.len() > 1 && kinds[g.devices[0]] == kinds[device]);
             let shortest = pipelines
                 .min_by_key(|(_, group)| group.devices.len())
                 .map(|(place, _)| place);
             let longer = shortest.and_then(|place| {
-                let devices = [&self.formed.groups[place].devices[..], &[device]].concat();
+                let devices = [&self.grouping.groups[place].devices[..], &[device]].concat();
                 Some((place, self.fitting(devices, sequences)?))
             });
             match longer {
-                Some((place, group)) => self.formed.groups[place] = group,
+                Some((place, group)) => self.grouping.groups[place] = group,
                 None => self.left.push(device),
             }
         }
@@ -128,7 +128,7 @@ impl Forming<'_> {
 
     fn finish(mut self, size: Option<usize>) -> Result<Grouping> {
         let names = &self.devices.names;
-        if self.formed.groups.is_empty() {
+        if self.grouping.groups.is_empty() {
             let all = names.join(", ");
             return Err(Error::State(match size {
                 Some(1) | None => format!("the weights and a step do not fit the free memory of {all}"),
@@ -144,15 +144,15 @@ impl Forming<'_> {
                 ),
             }));
         }
-        let taken: Vec<usize> = self.formed.groups.iter().map(|group| group.devices.len()).collect();
+        let taken: Vec<usize> = self.grouping.groups.iter().map(|group| group.devices.len()).collect();
         let sizes = taken.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
         for &device in &self.left {
-            self.formed.lines.push(format!(
+            self.grouping.lines.push(format!(
                 "{} is not used: it fits in no group; devices in each group: {sizes}",
                 names[device]
             ));
         }
-        Ok(self.formed)
+        Ok(self.grouping)
     }
 }
 
@@ -185,8 +185,8 @@ mod tests {
     }
 
     fn groups(room: &[usize], size: Option<usize>) -> Vec<Vec<usize>> {
-        let formed = formed(room, size, &vec!["X"; room.len()], &|a, b| a.abs_diff(b) as u32).unwrap();
-        formed.groups.into_iter().map(|group| group.devices).collect()
+        let grouping = formed(room, size, &vec!["X"; room.len()], &|a, b| a.abs_diff(b) as u32).unwrap();
+        grouping.groups.into_iter().map(|group| group.devices).collect()
     }
 
     #[test]
@@ -204,10 +204,10 @@ mod tests {
     fn devices_of_different_memory_do_what_they_can() {
         assert_eq!(groups(&[16, 8, 8], None), [vec![0], vec![1, 2]]);
         assert_eq!(groups(&[8, 16, 8], None), [vec![1], vec![0, 2]]);
-        let formed = formed(&[16, 4], None, &["X"; 2], &|_, _| 0).unwrap();
-        assert_eq!(formed.groups.len(), 1);
+        let grouping = formed(&[16, 4], None, &["X"; 2], &|_, _| 0).unwrap();
+        assert_eq!(grouping.groups.len(), 1);
         assert_eq!(
-            formed.lines,
+            grouping.lines,
             ["gpu:1 is not used: it fits in no group; devices in each group: 1"]
         );
     }
@@ -222,16 +222,16 @@ mod tests {
     #[test]
     fn neighbours_go_together() {
         let packages = |a: usize, b: usize| u32::from(a % 2 != b % 2);
-        let formed = formed(&[8; 4], None, &["X"; 4], &packages).unwrap();
-        let devices: Vec<_> = formed.groups.iter().map(|group| group.devices.clone()).collect();
+        let grouping = formed(&[8; 4], None, &["X"; 4], &packages).unwrap();
+        let devices: Vec<_> = grouping.groups.iter().map(|group| group.devices.clone()).collect();
         assert_eq!(devices, [[0, 2], [1, 3]]);
     }
 
     #[test]
     fn only_devices_alike_go_together() {
-        let formed = formed(&[8; 4], None, &["X", "Y", "X", "Z"], &|_, _| 0).unwrap();
-        assert_eq!(formed.groups[0].devices, [0, 2]);
-        assert_eq!((formed.groups.len(), formed.lines.len()), (1, 2));
+        let grouping = formed(&[8; 4], None, &["X", "Y", "X", "Z"], &|_, _| 0).unwrap();
+        assert_eq!(grouping.groups[0].devices, [0, 2]);
+        assert_eq!((grouping.groups.len(), grouping.lines.len()), (1, 2));
     }
 
     #[test]

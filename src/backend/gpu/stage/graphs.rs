@@ -42,7 +42,7 @@ pub struct Graphs {
     /// Captures fail for good: the runtime leaves kernels out.
     incomplete: bool,
     /// What a line has told of.
-    told: Warnings,
+    warnings: Warnings,
 }
 
 struct CachedGraph {
@@ -67,7 +67,7 @@ impl Graphs {
             places: 0,
             paused_until: 0,
             incomplete: false,
-            told: Warnings::default(),
+            warnings: Warnings::default(),
         }
     }
 
@@ -109,7 +109,7 @@ impl Graphs {
     /// No graph is captured for a while.
     fn pause(&mut self, name: &str) {
         self.paused_until = self.clock + PAUSE;
-        if !std::mem::replace(&mut self.told.no_memory, true) {
+        if !std::mem::replace(&mut self.warnings.no_memory, true) {
             let why = "there is no device memory for more graphs; lower GETP_KV_MB or GETP_MAX_BATCH";
             report::warning(format_args!("{name}: some steps run without a graph, slower: {why}"));
         }
@@ -237,7 +237,7 @@ impl Stage {
         match context.capture(|| self.run(plan, of.0, want, logits)) {
             Ok(Capture::Graph(graph)) => self.graphs.insert(of, graph)?,
             Ok(Capture::Invalidated) => {
-                if !std::mem::replace(&mut self.graphs.told.invalidated, true) {
+                if !std::mem::replace(&mut self.graphs.warnings.invalidated, true) {
                     let why = "other threads' calls invalidate the capture of its graph";
                     report::warning(format_args!(
                         "{}: a step runs without a graph, slower: {why}",
