@@ -12,7 +12,7 @@
 
 PROMPTS ?= c_examples/prompts.txt
 RUN_STEPS ?= 48
-FUZZ_SECONDS ?= 20
+FUZZ_SECONDS ?= 10
 
 # `make install FEATURES=hip DESTDIR=root PREFIX=/usr LIBDIR=/usr/lib/x86_64-linux-gnu`
 FEATURES ?=
@@ -123,7 +123,7 @@ test-amd-all: tiny-model
 	tests/programs/amd.sh all
 
 # Several processes behind one queue, under each MPI.
-test-mpi: tiny-model 7m-model
+test-mpi: tiny-model
 	tests/programs/mpi.sh
 
 test-c: programs tiny-model small-model 7m-model

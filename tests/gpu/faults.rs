@@ -4,8 +4,9 @@
 //! A run makes some 500 calls to a device, most of them from a few places: 120 look up a kernel in one loop, and every
 //! decoding step is like the one before. A run without a fault tells by the call stack where each call is made. Of the
 //! calls from one place the first two fail, and the last: nothing is in flight, something is, nothing comes after.
-//! Where a call's failure takes all devices, or calls of its kind fail from then on, one call from a place shows the
-//! same as another: the first fails. Not so where memory runs out: then what was had before must do.
+//! Where a device is lost, which leaves nothing in flight to care for, the first and the last. Where a call's failure
+//! takes all devices, or calls of its kind fail from then on, one call from a place shows the same as another: the first
+//! fails. Not so where memory runs out: then what was had before must do.
 
 use super::devices::{all, open, options as options_of};
 use super::fake::{self, Program};
@@ -63,6 +64,16 @@ struct Trial {
     expected: Vec<Vec<c_int>>,
 }
 
+/// Which calls from a place fail in a sweep.
+#[derive(Clone, Copy)]
+enum OfAPlace {
+    First,
+    /// The first and the last.
+    Ends,
+    /// The first two and the last.
+    Several,
+}
+
 /// The outcome of a run.
 struct Ran {
     /// Replicas after warming up.
@@ -78,15 +89,19 @@ struct Ran {
 }
 
 impl Ran {
-    /// The calls that a sweep lets fail one after the other; of each place several, or the first.
-    fn chosen(&self, device: Option<usize>, call: Option<Call>, several: bool) -> BTreeSet<u64> {
+    /// The calls that a sweep lets fail one after the other.
+    fn chosen(&self, device: Option<usize>, call: Option<Call>, of_a_place: OfAPlace) -> BTreeSet<u64> {
         let mut calls_from = HashMap::<u64, Vec<u64>>::new();
         for (place, nth) in self.system.places(device, call).into_iter().zip(1..) {
             calls_from.entry(place).or_default().push(nth);
         }
-        let some = |calls: &Vec<u64>| match several {
-            true => [calls[0], calls[calls.len().min(2) - 1], calls[calls.len() - 1]],
-            false => [calls[0]; 3],
+        let some = |calls: &Vec<u64>| {
+            let (first, second, last) = (calls[0], calls[calls.len().min(2) - 1], calls[calls.len() - 1]);
+            match of_a_place {
+                OfAPlace::First => [first; 3],
+                OfAPlace::Ends => [first, last, last],
+                OfAPlace::Several => [first, second, last],
+            }
         };
         calls_from.values().flat_map(some).collect()
     }
@@ -182,8 +197,14 @@ impl Trial {
 
     /// Runs with a call of a kind failing, for each chosen one.
     fn every(&self, device: Option<usize>, call: Option<Call>, fault: GpuFault, lasting: bool) {
-        let several = device.is_some() && (!lasting || fault == GpuFault::OutOfMemory);
-        let chosen = self.run(None).chosen(device, call, several);
+        let of_a_place = match fault {
+            _ if device.is_none() => OfAPlace::First,
+            GpuFault::OutOfMemory => OfAPlace::Several,
+            _ if lasting => OfAPlace::First,
+            GpuFault::LostDevice => OfAPlace::Ends,
+            _ => OfAPlace::Several,
+        };
+        let chosen = self.run(None).chosen(device, call, of_a_place);
         let mut failed = 0;
         for &nth in &chosen {
             let ran = self.run(Some(Fault {

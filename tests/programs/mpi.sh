@@ -35,11 +35,11 @@ export RANK=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}
 [[ $RANK != "${ODD_RANK:-}" ]] || export GETP_DEVICE=${ODD_DEVICE:-cpu} GETP_STRICT=${ODD_STRICT:-0}
 [[ $RANK != "${ODD_RANK:-}" ]] || export GETP_STEPS=${ODD_STEPS:-}
 [[ $RANK != "${ODD_RANK:-}" ]] || PROMPTS=${ODD_PROMPTS:-$PROMPTS} MODEL=${ODD_MODEL:-$MODEL}
-exec "$SCRATCH/eval" "$MODEL" -z "$BUILD/tokenizer.bin" -i "$PROMPTS" -o "$SCRATCH/out.$RANK" \
-    -n 24 -t 1 -s 5
+exec "$SCRATCH/eval" "$MODEL" -z "$BUILD/tiny-tokenizer.bin" -i "$PROMPTS" -o "$SCRATCH/out.$RANK" \
+    -n 200 -t 1 -s 5
 END
 chmod +x "$scratch/rank"
-export SCRATCH=$scratch PROMPTS=c_examples/prompts.txt MODEL=$BUILD/7m.bin
+export SCRATCH=$scratch PROMPTS=c_examples/prompts.txt MODEL=$BUILD/tiny.bin
 head -n 4 "$PROMPTS" | sed '1s/.*/3/' >"$scratch/three"
 # A checkpoint that differs in one value, in the middle of the experts.
 cp "$MODEL" "$scratch/other.bin"
@@ -75,6 +75,8 @@ failing() {
     ((told > 0)) || fail "$mpi: no failure of rank $1 is told"
 }
 
+# Compiling the library twice takes longer than what a tiny model takes without optimization.
+library=(--locked --features mpi,simt --config 'profile.dev.package.getp.opt-level=0')
 for mpi in openmpi mpich; do
     # The library binds the MPI that it is built with. Cargo does not see that it is another one.
     "$cargo" clean --locked -p mpi-sys
@@ -82,12 +84,12 @@ for mpi in openmpi mpich; do
     [[ $mpi != openmpi ]] ||
         "$cargo" clippy --locked --lib --test ranks --test weights --features mpi,simt -- -D warnings
     # `cargo build` would take other features of some crates than the tests do, and build all again.
-    "$cargo" test --locked --features mpi,simt --no-run --test ranks 2>&1 | tee "$scratch/log"
+    "$cargo" test "${library[@]}" --no-run --test ranks 2>&1 | tee "$scratch/log"
     tests=$(sed -n 's/.*Executable tests.ranks.rs (\(.*\))$/\1/p' "$scratch/log")
     mkdir "$scratch/$mpi"
     cp "$TARGET/debug/deps/libgetp.so" "$scratch/$mpi"
     # Fingerprints of weights are taken with this feature alone.
-    [[ $mpi != openmpi ]] || "$cargo" test --locked --features mpi,simt --test weights
+    [[ $mpi != openmpi ]] || "$cargo" test "${library[@]}" --test weights
     export LD_LIBRARY_PATH=$scratch/$mpi
     make -s -B -C c_examples eval GETP_LIB_DIR="$scratch/$mpi" BUILD="$scratch" CXXFLAGS="-O2 -std=c++17"
     "mpicc.$mpi" -std=c11 -O1 -Wall -Wextra -Werror -Iinclude -o "$scratch/mpi" tests/programs/mpi.c \
