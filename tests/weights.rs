@@ -4,7 +4,6 @@
 mod synthetic;
 
 use getp::backend::cpu::{Tiles, load};
-use getp::backend::gpu::wire::Wire;
 use getp::checkpoint::{Checkpoint, Columns, Element, Part, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
 use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
@@ -17,12 +16,8 @@ use synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 
 const FORMATS: [WeightFormat; 3] = [WeightFormat::Mxfp4, WeightFormat::Bf16, WeightFormat::F32];
 
-/// The layouts that hold a format.
-fn layouts(format: WeightFormat) -> Vec<&'static dyn Layout> {
-    let tiles: [&dyn Layout; 3] = [&Tiles { gated: false }, &Tiles { gated: true }, &Wire];
-    let rows: Option<&dyn Layout> = (format != WeightFormat::Mxfp4).then_some(&RowMajor);
-    tiles.into_iter().chain(rows).collect()
-}
+/// Every layout.
+const LAYOUTS: [&dyn Layout; 3] = [&Tiles { gated: false }, &Tiles { gated: true }, &RowMajor];
 
 /// Values that the format represents exactly and that no narrower one does (unless there are very few).
 fn draw(rng: &mut ChaCha8Rng, format: WeightFormat, count: usize) -> Vec<f32> {
@@ -81,7 +76,7 @@ fn check_bits(packed: &Packed, layout: &dyn Layout, members: &[Vec<f32>]) {
 fn every_format_and_layout_gives_back_the_bits() {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     for format in FORMATS {
-        for layout in layouts(format) {
+        for layout in LAYOUTS {
             // Fewer and more rows than a tile; 544 columns are more than a worker writes at a run in any format.
             for rows in [1, 31, 32, 33, 70] {
                 for cols in [1, 33, 64, 544] {
@@ -171,7 +166,7 @@ fn one_misfit_anywhere_widens_all_members() {
         (WeightFormat::Bf16, WeightFormat::F32, 1.0 / 3.0),
     ];
     for (fits, needs, odd) in cases {
-        for layout in layouts(fits) {
+        for layout in LAYOUTS {
             for (member, row, col) in [(0, 0, 0), (1, 35, 41), (1, 32, 63), (2, 69, 63)] {
                 let mut members: Vec<_> = (0..3).map(|_| draw(&mut rng, fits, rows * cols)).collect();
                 // The misfit's block, so that it is the only one in it whatever was drawn.
@@ -201,7 +196,7 @@ fn misfits_of_two_kinds_widen_twice_and_the_first_is_reported() {
     let members = [member];
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| {
-        for layout in layouts(WeightFormat::Mxfp4) {
+        for layout in LAYOUTS {
             let packed = pack_f32(&members, cols, WeightFormat::Mxfp4, layout);
             assert_eq!(packed.format, WeightFormat::F32);
             assert_eq!(
@@ -232,7 +227,7 @@ fn zeros_keep_their_signs() {
     member[5 * 64..5 * 64 + 2].copy_from_slice(&[6.0, -0.5]);
     let members = [member];
     for format in FORMATS {
-        for layout in layouts(format) {
+        for layout in LAYOUTS {
             let packed = pack_f32(&members, 64, format, layout);
             assert_eq!(packed.format, format);
             check_bits(&packed, layout, &members);
@@ -272,7 +267,7 @@ fn every_scale_is_kept() {
 #[track_caller]
 fn check_as_float32(members: &[Tensor<'_>], values: &[Vec<f32>], expected: WeightFormat) {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    for layout in layouts(expected) {
+    for layout in LAYOUTS {
         let stored = pool.install(|| pack(members, expected, layout)).unwrap();
         let by_float32 = pool.install(|| pack_f32(values, members[0].cols, expected, layout));
         let findings = |packed: &Packed| {
@@ -361,7 +356,7 @@ fn what_is_not_finite_is_kept_and_reported() {
         f32::from_bits(0xff80_0001),
     ] {
         for expected in FORMATS {
-            for layout in layouts(expected) {
+            for layout in LAYOUTS {
                 let mut members = vec![draw(&mut ChaCha8Rng::seed_from_u64(5), expected, 70 * 32); 2];
                 // In both matrices, two in one row, and in a tile after the first one's.
                 for (member, row, col) in [(0, 67, 3), (1, 2, 31), (0, 35, 17), (0, 35, 20)] {
@@ -503,7 +498,7 @@ fn columns_are_packed_as_rows() {
             Tensor { rows, cols, parts }
         };
         let tensors: Vec<_> = bytes.iter().map(|bytes| tensor(bytes)).collect();
-        for layout in layouts(WeightFormat::Mxfp4) {
+        for layout in LAYOUTS {
             let packed = pack(&tensors, WeightFormat::Mxfp4, layout).unwrap();
             assert_eq!(packed.format, format);
             check_bits(&packed, layout, &members);
@@ -558,7 +553,7 @@ fn parts_of_any_type_follow_one_another() {
     for (parts, format) in all {
         let rows = parts.iter().map(|p| p.rows).sum();
         let tensor = Tensor { rows, cols, parts };
-        for layout in layouts(WeightFormat::Mxfp4) {
+        for layout in LAYOUTS {
             let packed = pack(std::slice::from_ref(&tensor), WeightFormat::Mxfp4, layout).unwrap();
             assert_eq!(packed.format, format);
             check_bits(&packed, layout, &[tensor.to_f32().unwrap()]);

@@ -43,7 +43,7 @@ mod plain;
 mod replica;
 
 use getp::backend::gpu;
-use getp::backend::gpu::args::Format;
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::discover;
 use getp::backend::gpu::family::{FAMILIES, Family};
@@ -79,11 +79,11 @@ fn context(driver: SharedDriver) -> Arc<Context> {
 
 /// The format of activations of a model whose range is too wide for FP16: weights that the plain kernels multiply have
 /// any.
-fn wide_format() -> Format {
+fn wide_elements() -> Elements {
     let is_plain = |family: &dyn Family| family.table().kernels.iter().all(|kernel| kernel.weights.is_none());
     match family().is_some_and(is_plain) {
-        true => Format::F16,
-        false => Format::Bf16,
+        true => Elements::F16,
+        false => Elements::Bf16,
     }
 }
 

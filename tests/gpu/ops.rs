@@ -14,7 +14,7 @@ use super::plans::Sequences;
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::wgmma;
 use super::wide::Wide;
-use getp::backend::gpu::args::Format;
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open;
@@ -126,11 +126,11 @@ pub fn replica_on(context: Arc<Context>, checkpoint: &dyn Checkpoint, options: &
 }
 
 /// Walks through the steps. `format` is what the activations must have become.
-pub fn walk(context: Arc<Context>, checkpoint: &dyn Checkpoint, precision: Precision, format: Format, name: &str) {
+pub fn walk(context: Arc<Context>, checkpoint: &dyn Checkpoint, precision: Precision, elements: Elements, name: &str) {
     let config = checkpoint.config();
     let mut rng = ChaCha8Rng::seed_from_u64(72);
     let (replica, bounds) = replica_on(context, checkpoint, &options(precision, MAX_ROWS, MAX_ROWS));
-    assert_eq!(bounds.numbers.format, format, "{name}");
+    assert_eq!(bounds.numbers.elements, elements, "{name}");
     let room = replica.kv_blocks();
     let mut sequences = Sequences::new(&mut rng, config, room.tokens, &LENGTHS, MAX_ROWS);
     assert!(sequences.blocks.full <= room.full && sequences.blocks.window <= room.window);
@@ -167,15 +167,15 @@ fn want_some(plan: &mut StepPlan, step: usize) {
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
 
-fn walk_both(checkpoint: &dyn Checkpoint, format: Format, name: &str) {
+fn walk_both(checkpoint: &dyn Checkpoint, elements: Elements, name: &str) {
     for precision in PRECISIONS {
         let driver = super::drivers().remove(0);
         walk(
             super::context(driver),
             checkpoint,
             precision,
-            format,
-            &format!("{name}, {precision:?} in {format:?}"),
+            elements,
+            &format!("{name}, {precision:?} in {elements:?}"),
         );
     }
 }
@@ -183,7 +183,7 @@ fn walk_both(checkpoint: &dyn Checkpoint, format: Format, name: &str) {
 #[test]
 fn released_formats_in_fp16() {
     for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
-        walk_both(&model(&config, Dense::Bf16, Experts::Mxfp4), Format::F16, name);
+        walk_both(&model(&config, Dense::Bf16, Experts::Mxfp4), Elements::F16, name);
     }
 }
 
@@ -191,7 +191,7 @@ fn released_formats_in_fp16() {
 fn weights_too_wide_for_fp16_go_through_bf16() {
     for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
         let model = Wide::new(model(&config, Dense::Bf16, Experts::Mxfp4), WIDE);
-        walk_both(&model, super::wide_format(), &format!("{name}, wide range"));
+        walk_both(&model, super::wide_elements(), &format!("{name}, wide range"));
     }
 }
 
@@ -200,7 +200,7 @@ fn float32_matrices_and_bfloat16_experts() {
     for (name, config) in [("odd", odd()), ("grouped", grouped())] {
         walk_both(
             &model(&config, Dense::F32, Experts::Bf16),
-            Format::F16,
+            Elements::F16,
             &format!("{name}, float32, bfloat16"),
         );
     }
@@ -211,7 +211,7 @@ fn float32_experts() {
     for (name, config) in [("odd", odd()), ("grouped", grouped())] {
         walk_both(
             &model(&config, Dense::Bf16, Experts::F32),
-            Format::F16,
+            Elements::F16,
             &format!("{name}, bfloat16, float32"),
         );
     }
@@ -335,7 +335,7 @@ fn in_odd_orders_of_threads() {
                 super::context(driver),
                 &checkpoint,
                 precision,
-                Format::F16,
+                Elements::F16,
                 &format!("{schedule:?}, {precision:?}"),
             );
         }

@@ -16,8 +16,9 @@
 //!              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //! ```
 
-use super::catalogue;
+use super::catalogue::{self, Elements};
 use super::layout::{CType, Field, Number, Shared, Struct, shared};
+use crate::weights::{RowMajor, WeightFormat};
 use crate::{batch, dtype, sampler};
 use bytemuck::{NoUninit, Pod, Zeroable};
 use std::ffi::c_void;
@@ -35,7 +36,7 @@ shared! {
         FLUSHING_TERM_SHIFT: usize = catalogue::FLUSHING_TERM_SHIFT;
 
         /// rows in a tile of the wire format of weights
-        WIRE_ROWS: usize = 32;
+        WIRE_ROWS: usize = RowMajor::ROWS;
         /// MXFP4 values that share a scale
         MXFP4_BLOCK: usize = dtype::MXFP4_BLOCK;
         /// bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per scale
@@ -626,13 +627,22 @@ shared! {
     }
 }
 
-impl Format {
-    /// Bytes of an element; MXFP4 has no whole ones.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
-            Self::Mxfp4 => unreachable!("MXFP4 elements are parts of blocks"),
+impl From<Elements> for Format {
+    fn from(elements: Elements) -> Self {
+        match elements {
+            Elements::F16 => Self::F16,
+            Elements::Bf16 => Self::Bf16,
+            Elements::F32 => Self::F32,
+        }
+    }
+}
+
+impl From<WeightFormat> for Format {
+    fn from(weights: WeightFormat) -> Self {
+        match weights {
+            WeightFormat::Mxfp4 => Self::Mxfp4,
+            WeightFormat::Bf16 => Self::Bf16,
+            WeightFormat::F32 => Self::F32,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Opens a replica on each device or group of devices that has enough memory.
 
-use super::args::Format;
+use super::catalogue::Elements;
 use super::code_objects;
 use super::context::Context;
 use super::driver::DeviceMemory;
@@ -91,7 +91,7 @@ fn open_groups(
         let stages = group.devices.iter().map(|&device| contexts[device].clone());
         let stages = stages.zip(weights.by_ref()).collect();
         let report = loaded.report.clone();
-        let replica = GpuReplica::new(stages, source.config(), options, loaded.format, report);
+        let replica = GpuReplica::new(stages, source.config(), options, loaded.elements, report);
         if let Some(replica) = left_out.or_some(replica) {
             replicas.push(Box::new(replica));
         }
@@ -116,7 +116,7 @@ pub fn open_cut(
         });
     let loaded = load(&shares.collect::<Vec<_>>(), source, is_exact(options), options.threads)?;
     let stages = contexts.into_iter().zip(loaded.weights).collect();
-    GpuReplica::new(stages, source.config(), options, loaded.format, loaded.report)
+    GpuReplica::new(stages, source.config(), options, loaded.elements, loaded.report)
 }
 
 /// Which devices make replicas, and which layers each has.
@@ -168,7 +168,7 @@ fn fit(
     options: &Options,
 ) -> Option<Vec<Range<usize>>> {
     // Before the weights are there, nobody knows that FP16 does not fit.
-    let common = Common::new(source.config(), options, Format::F16, devices.len());
+    let common = Common::new(source.config(), options, Elements::F16, devices.len());
     let demand = Demand {
         common: &common,
         target: &contexts[*devices.first()?].target,

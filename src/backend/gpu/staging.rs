@@ -10,12 +10,11 @@ use super::args::WIRE_ROWS;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::memory::{Event, PinnedBuffer};
-use super::wire::Wire;
 use crate::checkpoint::{Checkpoint, Tensor, TensorId};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::weights::{Findings, Layout, NonFinite, WeightFormat, first_format, least_bytes, pack_tiles};
+use crate::weights::{Findings, Layout, NonFinite, RowMajor, WeightFormat, first_format, least_bytes, pack_tiles};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -92,7 +91,7 @@ pub fn pair<'a>(
 /// A small model needs no large buffers; any needs room for a tile.
 fn buffer_bytes(config: &ModelConfig) -> usize {
     let widest = config.hidden_dim.max(config.intermediate_dim).max(config.q_dim());
-    let tile = Wire.tile_bytes(WeightFormat::F32, widest);
+    let tile = RowMajor.tile_bytes(WeightFormat::F32, widest);
     let share = least_bytes(config) as usize / BUFFERS;
     share.clamp(tile, BUFFER_BYTES.max(tile))
 }
@@ -161,7 +160,7 @@ impl Packer<'_> {
 
     /// Packs all tiles in this format, up to a value that does not fit.
     fn tiles(&mut self, tensors: &[Tensor<'_>], format: WeightFormat, found: &mut Findings) -> Result<(), Stop> {
-        let tile_bytes = Wire.tile_bytes(format, tensors[0].cols);
+        let tile_bytes = RowMajor.tile_bytes(format, tensors[0].cols);
         let tiles = tensors.len() * tensors[0].rows.div_ceil(WIRE_ROWS);
         let mut first = 0;
         while first < tiles {
@@ -170,7 +169,7 @@ impl Packer<'_> {
             // SAFETY: nobody else has the buffer, and every device's copy from it has been waited for.
             let bytes = unsafe { &mut buffer.write()[..n * tile_bytes] };
             let start = Instant::now();
-            let here = pack_tiles(tensors, format, &Wire, first, bytes)?;
+            let here = pack_tiles(tensors, format, &RowMajor, first, bytes)?;
             self.busy += start.elapsed();
             found.misfit = found.misfit.take().or(here.misfit);
             found.non_finite = NonFinite::merge(found.non_finite, here.non_finite);

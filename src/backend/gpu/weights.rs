@@ -4,14 +4,14 @@
 //! both operands in one format, so one matrix that does not fit FP16 makes the whole model BF16. A matrix that needs
 //! float32, or for which the family has no kernels, stays in the wire format and is multiplied by the plain kernels.
 
-use super::args::{self, PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
+use super::args::{PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
+use super::catalogue::Elements;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, to_host};
-use super::shapes::{Kind, Numbers};
+use super::shapes::{Held, Numbers};
 use super::staging::{self, Job, Parcel, Staging};
-use super::wire::{self, Wire};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ use crate::model::{Load, Weights};
 use crate::report;
 use crate::tensors::{Field, Holds, TensorId};
 use crate::threads;
-use crate::weights::{Findings, Layout, NonFinite, PackReport, Sent, WeightFormat, not_expected, print_of};
+use crate::weights::{Findings, Layout, NonFinite, PackReport, RowMajor, Sent, WeightFormat, not_expected, print_of};
 use crate::workers::Workers;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -37,7 +37,7 @@ pub struct Matrix {
     /// Its bytes.
     pub bytes: DeviceBuffer,
     /// Their layout.
-    pub kind: Kind,
+    pub held: Held,
     /// Matrices.
     pub members: usize,
     /// Rows of each (outputs).
@@ -53,7 +53,7 @@ pub struct Matrix {
 impl Matrix {
     /// Whether it is in the wire format, for the plain kernels.
     pub fn is_wire(&self) -> bool {
-        matches!(self.kind, Kind::Wire(_))
+        matches!(self.held, Held::Wire(_))
     }
 
     /// Blocks along K.
@@ -101,7 +101,7 @@ pub struct Loaded {
     /// One per share, in their order.
     pub weights: Vec<GpuWeights>,
     /// FP16, or BF16 if a matrix does not fit FP16.
-    pub format: args::Format,
+    pub elements: Elements,
     /// For the summary.
     pub report: PackReport,
 }
@@ -110,13 +110,13 @@ pub struct Loaded {
 /// one a core if that is 0.
 pub fn load(shares: &[Share<'_>], source: &WeightSource<'_>, exact: bool, threads: usize) -> Result<Loaded> {
     let start = Instant::now();
-    let load_as = |format| load_as(shares, source, format, exact, threads);
-    let loaded = load_as(args::Format::F16).or_else(|stop| {
+    let load_as = |elements| load_as(shares, source, elements, exact, threads);
+    let loaded = load_as(Elements::F16).or_else(|stop| {
         let name = stop.too_wide()?;
         report::line(format_args!(
             "{name}: its range is too wide for FP16; activations and the KV cache are BF16"
         ));
-        load_as(args::Format::Bf16).or_else(|stop| {
+        load_as(Elements::Bf16).or_else(|stop| {
             let name = stop.too_wide()?;
             Err(Error::Internal(format!("{name} fits neither FP16 nor BF16")))
         })
@@ -152,7 +152,7 @@ impl Stop {
 fn load_as(
     shares: &[Share<'_>],
     source: &WeightSource<'_>,
-    format: args::Format,
+    elements: Elements,
     exact: bool,
     threads: usize,
 ) -> Result<Loaded, Stop> {
@@ -162,7 +162,7 @@ fn load_as(
         shares,
         order: &order,
         source,
-        format,
+        elements,
         exact,
         report: PackReport::default(),
         wires: shares.iter().map(|_| None).collect(),
@@ -249,7 +249,7 @@ struct Loader<'a> {
     /// The layers as they come.
     order: &'a [usize],
     source: &'a WeightSource<'a>,
-    format: args::Format,
+    elements: Elements,
     exact: bool,
     report: PackReport,
     /// A buffer per device for a tensor in the wire format, as large as the largest of its tensors so far.
@@ -274,7 +274,7 @@ impl OnWire {
     }
 
     fn bytes(&self) -> usize {
-        self.tiles() * Wire.tile_bytes(self.format, self.cols)
+        self.tiles() * RowMajor.tile_bytes(self.format, self.cols)
     }
 
     fn values(&self) -> usize {
@@ -303,7 +303,7 @@ impl<'a> Loader<'a> {
         });
         Ok(Loaded {
             weights,
-            format: self.format,
+            elements: self.elements,
             report: self.report,
         })
     }
@@ -401,7 +401,7 @@ impl<'a> Loader<'a> {
             deviation,
             mean: 0.0,
             exponent,
-            format: wire::format(wire.format),
+            format: wire.format.into(),
             reserved: 0,
         };
         let context = self.shares[device].context;
@@ -420,9 +420,9 @@ impl<'a> Loader<'a> {
     /// Rearranges a tensor from the wire format to the layout that the device's products read.
     fn arrange(&self, device: usize, wire: OnWire, id: TensorId) -> Result<Matrix, Stop> {
         let context = self.shares[device].context;
-        let shape = |bytes, kind, row_blocks, scale| Matrix {
+        let shape = |bytes, held, row_blocks, scale| Matrix {
             bytes,
-            kind,
+            held,
             members: wire.members,
             rows: wire.rows,
             cols: wire.cols,
@@ -430,9 +430,9 @@ impl<'a> Loader<'a> {
             scale,
         };
         let config = self.source.config();
-        let numbers = Numbers::new(self.format, self.exact);
-        let kind = context.target.held(id, wire.format, config, &numbers);
-        if let Kind::Wire(_) = kind {
+        let numbers = Numbers::new(self.elements, self.exact);
+        let held = context.target.held(id, wire.format, config, &numbers);
+        let Some(weights) = held.packed() else {
             let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
             // SAFETY: both buffers have these bytes; freeing either waits for the copy.
             unsafe {
@@ -440,12 +440,12 @@ impl<'a> Loader<'a> {
                     .driver
                     .copy(bytes.at(), wire.at, wire.bytes(), context.stream.handle)
             }?;
-            return Ok(shape(bytes, kind, 0, 1.0));
-        }
+            return Ok(shape(bytes, held, 0, 1.0));
+        };
         let Some(shift) = self.shift(context, wire)? else {
             return Err(Stop::TooWide(id.place().0.name()));
         };
-        let packed = context.target.packed(kind, wire.rows, wire.cols);
+        let packed = context.target.packed(weights, wire.rows, wire.cols);
         let bytes = DeviceBuffer::new(&context.driver, wire.members * packed.bytes)?;
         let pack = PackArgs {
             wire: TypedPtr::new(wire.at),
@@ -456,22 +456,22 @@ impl<'a> Loader<'a> {
             row_blocks: packed.row_blocks as i32,
             k_blocks: wire.cols.div_ceil(SLAB) as i32,
             shift,
-            format: self.format,
-            half: if kind == Kind::Heads {
+            format: self.elements.into(),
+            half: if held == Held::Heads {
                 config.head_dim as i32 / 2
             } else {
                 0
             },
         };
-        let launch = context.target.pack(kind, &pack)?;
+        let launch = context.target.pack(weights, &pack)?;
         // SAFETY: the wire buffer holds all tiles of the tensor, `bytes` is as large as its packed form.
         unsafe { context.launch(launch, &pack) }?;
-        Ok(shape(bytes, kind, packed.row_blocks, (-shift as f32).exp2()))
+        Ok(shape(bytes, held, packed.row_blocks, (-shift as f32).exp2()))
     }
 
     /// The power of two that brings a tensor's values into the format's range; `None` if none does.
     fn shift(&self, context: &Context, wire: OnWire) -> Result<Option<i32>> {
-        if self.format == args::Format::Bf16 {
+        if self.elements == Elements::Bf16 {
             return Ok(Some(0));
         }
         let result = DeviceBuffer::of(&context.stream, &[i32::MAX, i32::MIN, i32::MAX, 0])?;
@@ -481,7 +481,7 @@ impl<'a> Loader<'a> {
             tiles: wire.tiles() as i64,
             rows: wire.rows as i32,
             cols: wire.cols as i32,
-            format: wire::format(wire.format),
+            format: wire.format.into(),
             reserved: 0,
         };
         // SAFETY: the wire buffer holds these tiles, `result` has room for four numbers.
@@ -531,8 +531,8 @@ impl Load for Loader<'_> {
             }
             out.push(self.arrange(device, wire, ids[0])?);
         }
-        let name = match out.first().map(|m| m.kind) {
-            Some(Kind::W16 | Kind::Heads) if self.format == args::Format::F16 => "F16",
+        let name = match out.first().map(|m| m.held) {
+            Some(Held::W16 | Held::Heads) if self.elements == Elements::F16 => "F16",
             _ => wire.format.name(),
         };
         let bytes = out.first().map_or(0, |m| m.bytes.bytes());
