@@ -200,8 +200,6 @@ operations! {
     Range "range",
     /// Packs weights from the wire format to the products' layout, a kernel per [`PackedFormat`].
     Pack "pack",
-    /// Makes random weights.
-    Synthesize "synthesize",
     /// Measures the matrix cores' peak throughput, for profiles.
     MatrixPeak "matrix_peak",
 }
@@ -573,7 +571,7 @@ pub const fn with<const A: usize, const B: usize, const N: usize>(a: [Kernel; A]
 }
 
 /// How many kernels every family has.
-pub const SHARED: usize = 26;
+pub const SHARED: usize = 25;
 
 const NORM: Limit = Limit::AtMost(Dimension::Hidden, 6144);
 const EXPERTS: Limit = Limit::AtMost(Dimension::Experts, 256);
@@ -642,7 +640,6 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::DrawWide, "draw_wide.hip", 512).sharing(draw_wide_bytes),
         Kernel::written(Op::Score, "score.hip", 256),
         Kernel::written(Op::Range, "pack_range.hip", 256),
-        Kernel::written(Op::Synthesize, "synthesize.hip", 256),
     ];
     with(all, [])
 }

@@ -125,7 +125,6 @@ fn what_is_on_no_ladder_is_known() {
         Op::Score,
         Op::Range,
         Op::Pack,
-        Op::Synthesize,
         Op::MatrixPeak,
     ];
     for kernel in FAMILIES.iter().flat_map(|family| family.kernels) {

@@ -1,5 +1,7 @@
 //! Packing is exact: in whatever format a matrix is packed, its layout unpacks to the bits of the checkpoint.
 
+#[path = "../benches/gpu/random_model.rs"]
+mod random_model;
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
@@ -12,6 +14,7 @@ use half::bf16;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use random_model::RandomModel;
 use synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 
 const FORMATS: [WeightFormat; 3] = [WeightFormat::Mxfp4, WeightFormat::Bf16, WeightFormat::F32];
@@ -640,4 +643,60 @@ fn the_report_says_what_each_kind_became() {
     assert!(qkv.remark.unwrap().starts_with("not BF16: "));
     assert!(mlp1.remark.unwrap().starts_with("not MXFP4: "));
     assert_eq!(norm.remark, None);
+}
+
+/// Each tensor in its format, every layer and expert with values of its own, spread as the model needs them.
+#[test]
+fn the_benchmarks_model_has_the_formats_of_a_released_one() {
+    let config = ModelConfig {
+        vocab_size: 40,
+        n_experts: 4,
+        ..ModelConfig::preset_7m()
+    };
+    let model = RandomModel::new(&config, 0.5);
+    let (_, report) = load(&model).unwrap();
+    assert!(
+        report.kinds.iter().all(|kind| kind.remark.is_none()),
+        "{:?}",
+        report.kinds
+    );
+    assert!(report.non_finite.is_empty());
+    let values = |id| model.tensor(id).unwrap().to_f32().unwrap();
+    let (layer, expert) = (1, 3);
+    let mlp1 = values(TensorId::Mlp1 { layer, expert });
+    assert_ne!(mlp1, values(TensorId::Mlp1 { layer, expert: 0 }));
+    assert_ne!(mlp1, values(TensorId::Mlp1 { layer: 0, expert }));
+    let deviation = |id| {
+        let values = values(id);
+        (values.iter().map(|v| f64::from(v * v)).sum::<f64>() / values.len() as f64).sqrt()
+    };
+    // Powers of two scale MXFP4.
+    for (id, factor, within) in [
+        (TensorId::Embedding, (config.hidden_dim as f64).sqrt(), 0.9..1.1),
+        (TensorId::Qkv { layer }, 1.0, 0.9..1.1),
+        (TensorId::AttnOut { layer }, 0.25, 0.9..1.1),
+        (TensorId::Mlp1 { layer, expert }, 1.0, 0.5..1.2),
+        (TensorId::Mlp2 { layer, expert }, 0.25, 0.5..1.2),
+    ] {
+        let [_, cols] = id.shape(&config);
+        let ratio = deviation(id) * (cols as f64).sqrt() / factor;
+        assert!(within.contains(&ratio), "{id:?}: {ratio}");
+    }
+}
+
+#[test]
+fn a_skewed_router_favours_another_expert_in_each_layer() {
+    let config = ModelConfig::preset_7m();
+    let experts = config.n_experts;
+    let bias = |skew, layer| {
+        let model = RandomModel::new(&config, skew);
+        model.tensor(TensorId::RouterBias { layer }).unwrap().to_f32().unwrap()
+    };
+    for layer in 0..config.n_layers {
+        assert!(bias(0.0, layer).iter().all(|&bias| bias == 0.0));
+        let bias = bias(0.5, layer);
+        let nth = |n: usize| bias[(layer + n) % experts];
+        assert_eq!(nth(0), 0.0);
+        assert!((1..experts).all(|n| nth(n) < nth(n - 1)), "{bias:?}");
+    }
 }

@@ -98,7 +98,6 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             target.argmax(true, rows),
             target.score(rows),
             target.range(rows * 2880),
-            target.synthesize(rows * 2880),
         ] {
             note(chosen, launch);
         }

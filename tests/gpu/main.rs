@@ -48,7 +48,6 @@ use getp::backend::gpu::context::Context;
 use getp::backend::gpu::discover;
 use getp::backend::gpu::family::{FAMILIES, Family};
 use getp::backend::gpu::memory::SharedDriver;
-use getp::backend::gpu::weights::WeightSource;
 use getp::checkpoint::Checkpoint;
 use getp::options::{DeviceChoice, Options};
 use getp::replica::Replica;
@@ -101,11 +100,10 @@ fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
 /// A replica on the first of these devices.
 fn open_on(mut drivers: Vec<SharedDriver>, checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
     drivers.truncate(1);
-    let source = WeightSource::Checkpoint(checkpoint);
     if family().is_some() {
         let ends = [checkpoint.config().n_layers];
         let contexts = drivers.into_iter().map(context).collect();
-        return Box::new(gpu::open::open_cut(contexts, &ends, &source, options).unwrap());
+        return Box::new(gpu::open::open_cut(contexts, &ends, checkpoint, options).unwrap());
     }
-    gpu::open::open(drivers, &source, options).unwrap().remove(0)
+    gpu::open::open(drivers, checkpoint, options).unwrap().remove(0)
 }

@@ -19,7 +19,6 @@ use getp::backend::gpu::context::Context;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::weights::WeightSource;
 use getp::batch::{StepPlan, Want};
 use getp::checkpoint::{Checkpoint, TensorId};
 use getp::config::ModelConfig;
@@ -120,7 +119,7 @@ pub fn replica(
 pub fn replica_on(context: Arc<Context>, checkpoint: &dyn Checkpoint, options: &Options) -> (GpuReplica, Bounds) {
     let target = context.target;
     let ends = [checkpoint.config().n_layers];
-    let replica = open::open_cut(vec![context], &ends, &WeightSource::Checkpoint(checkpoint), options).unwrap();
+    let replica = open::open_cut(vec![context], &ends, checkpoint, options).unwrap();
     let numbers = replica.numbers();
     (replica, Bounds { numbers, target })
 }

@@ -15,7 +15,7 @@ use getp::backend::gpu::open::open_cut;
 use getp::backend::gpu::ops::{Buffer, GpuOps, Queries, Residual, ResidualMemory, Routed, Settled};
 use getp::backend::gpu::profile::Timeline;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::weights::{GpuWeights, Matrix, Vector, WeightSource};
+use getp::backend::gpu::weights::{GpuWeights, Matrix, Vector};
 use getp::batch::{Greedy, StepPlan, Want};
 use getp::checkpoint::{Checkpoint, TensorId};
 use getp::config::ModelConfig;
@@ -200,8 +200,7 @@ impl Subject {
             profile: true,
             ..options.clone()
         };
-        let source = WeightSource::Checkpoint(&*self.checkpoint);
-        let replica = open_cut(vec![context.clone()], &[LAYERS], &source, &options)?;
+        let replica = open_cut(vec![context.clone()], &[LAYERS], &*self.checkpoint, &options)?;
         let elements = replica.numbers().elements;
         anyhow::ensure!(
             elements == self.setup.numbers.elements,

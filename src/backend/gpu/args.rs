@@ -584,24 +584,6 @@ shared! {
             half: i32,
         }
 
-        /// synthesize: a tensor in the wire format from a seed, for benchmarks without a checkpoint. BF16 and F32:
-        /// normally distributed with the given mean and standard deviation, BF16 rounded; MXFP4: random codes, scales
-        /// 2^exponent or 2^(exponent - 1).
-        #[derive(NoUninit)]
-        SynthesizeArgs {
-            wire: *mut u8,
-            tiles: i64,
-            /// rows of one matrix
-            rows: i32,
-            cols: i32,
-            seed: u32,
-            deviation: f32,
-            mean: f32,
-            exponent: i32,
-            format: Format,
-            reserved: i32,
-        }
-
         /// matrix_peak: MMAs on random 16-bit operands that never leave the multiprocessor, to measure the peak
         /// throughput. A block does MATRIX_PEAK_FLOPS * iterations operations.
         #[derive(Pod, Zeroable)]

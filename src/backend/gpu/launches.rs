@@ -22,7 +22,7 @@ const MOST_THREADS: u64 = u32::MAX as u64;
 const MOST_PARTS: u64 = i32::MAX as u64;
 /// Enough blocks that a thread copies one or two pieces of a plan of 100 KB.
 const UPLOAD_BLOCKS: usize = 8;
-/// Enough for every multiprocessor of any card, of kernels that stride over a tensor.
+/// Enough for every multiprocessor of any card, of the kernel that strides over a tensor.
 const MOST_STRIDING_BLOCKS: usize = 2048;
 /// A few rounds of what a multiprocessor holds, of kernels that pack.
 const PACK_ROUNDS: usize = 16;
@@ -283,7 +283,9 @@ impl Target {
 
     /// The exponents of a tensor of so many values.
     pub fn range(&self, values: usize) -> Launch {
-        self.striding(Op::Range, values)
+        let kernel = self.kernel(Op::Range);
+        let blocks = values.div_ceil(STRIDE * kernel.threads);
+        Launch::new(kernel, blocks.min(MOST_STRIDING_BLOCKS))
     }
 
     /// Packs a tensor.
@@ -294,11 +296,6 @@ impl Target {
         let slabs = args.members as usize * args.row_blocks as usize * args.k_blocks as usize;
         let blocks = slabs.div_ceil(kernel.per_block);
         Ok(Launch::new(kernel, blocks.min(PACK_ROUNDS * self.multiprocessors)))
-    }
-
-    /// Random values for a tensor of so many.
-    pub fn synthesize(&self, values: usize) -> Launch {
-        self.striding(Op::Synthesize, values)
     }
 
     /// The matrix cores' peak, if the family has a kernel that measures it.
@@ -320,12 +317,6 @@ impl Target {
     fn shares(&self, op: Op, rows: usize) -> Launch {
         let kernel = self.kernel(op);
         Launch::new(kernel, rows.div_ceil(kernel.per_block))
-    }
-
-    fn striding(&self, op: Op, values: usize) -> Launch {
-        let kernel = self.kernel(op);
-        let blocks = values.div_ceil(STRIDE * kernel.threads);
-        Launch::new(kernel, blocks.min(MOST_STRIDING_BLOCKS))
     }
 
     fn lacks(&self, what: impl std::fmt::Debug) -> Error {
