@@ -12,7 +12,7 @@ mod report;
 mod row_major;
 
 pub use print::print_of;
-pub use report::{PackReport, PackedKind, Sent};
+pub use report::{PackReport, PackedKind, Transfer};
 pub use row_major::RowMajor;
 
 use crate::checkpoint::{Columns, Part, Tensor, Values};

@@ -17,7 +17,7 @@
 //! ```
 
 use super::catalogue::{self, Elements};
-use super::layout::{CType, Field, Number, Shared, Struct, shared};
+use super::layout::{CType, Number, Shared, Struct, StructField, shared};
 use crate::weights::{RowMajor, WeightFormat};
 use crate::{batch, dtype, sampler};
 use bytemuck::{NoUninit, Pod, Zeroable};

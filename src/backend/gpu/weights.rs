@@ -20,7 +20,9 @@ use crate::model::{Load, Weights};
 use crate::report;
 use crate::tensors::{Field, TensorId};
 use crate::threads;
-use crate::weights::{Findings, Layout, NonFinite, PackReport, RowMajor, Sent, WeightFormat, not_expected, print_of};
+use crate::weights::{
+    Findings, Layout, NonFinite, PackReport, RowMajor, Transfer, WeightFormat, not_expected, print_of,
+};
 use crate::workers::Workers;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -277,7 +279,7 @@ impl Loader<'_> {
         let weights = self.by_device(order)?;
         let (bytes, seconds) = self.staging.sent();
         let replicas = self.shares.iter().filter(|share| share.layers.start == 0).count();
-        self.report.sent = Some(Sent {
+        self.report.sent = Some(Transfer {
             bytes,
             link_seconds: seconds / replicas.max(1) as f64,
             pack_seconds: 0.0,
