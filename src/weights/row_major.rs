@@ -1,5 +1,5 @@
-//! Tiles as the rows are stored: row-major, of MXFP4 the codes of all rows and then their scales. So are the tensors
-//! whose rows are looked up one by one, and the wire format of GPUs ([`crate::backend::gpu::args`]).
+//! Tiles as the rows are stored: row-major, of MXFP4 the codes of all rows and then their scales. So lie tensors whose
+//! rows are looked up one by one, and what GPUs are sent, the wire format, which `kernels/wire.h` reads.
 
 use super::{Layout, Rows, WeightFormat, row_to_f32};
 use crate::checkpoint::Values;
