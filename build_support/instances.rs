@@ -1,7 +1,7 @@
 //! What the build makes of a family's catalogue, for the compilers: the products' kernels, and `catalogue.h` for those
 //! that are written out.
 
-use super::catalogue::{Elements, Family, Kernel, Limit, Parameters, Source, Weights};
+use super::catalogue::{Elements, Family, Kernel, Limit, PackedFormat, Parameters, Source};
 use super::files;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -66,8 +66,8 @@ fn check_macro(family: &Family, maker: &str, parameters: &Parameters) {
 
 fn line(kernel: &Kernel, maker: &str, parameters: &Parameters) -> String {
     let weights = match kernel.weights.expect("a product has weights") {
-        Weights::W16 => "W16",
-        Weights::Mxfp4 => "Mxfp4",
+        PackedFormat::W16 => "W16",
+        PackedFormat::Mxfp4 => "Mxfp4",
     };
     let elements = match kernel.elements.expect("a product has activations") {
         Elements::F16 => "FORMAT_F16",

@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 6d3e471d5d9e8461) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 33a80b726a31cb9a) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -425,22 +425,6 @@ struct PackArgs {
                               // own order
 };
 
-// synthesize: a tensor in the wire format from a seed, for benchmarks without a checkpoint. BF16 and F32: normally
-// distributed with the given mean and standard deviation, BF16 rounded; MXFP4: random codes, scales 2^exponent or
-// 2^(exponent - 1).
-struct SynthesizeArgs {
-  unsigned char* wire;
-  long long tiles;
-  int rows;  // rows of one matrix
-  int cols;
-  unsigned seed;
-  float deviation;
-  float mean;
-  int exponent;
-  int format;
-  int reserved;
-};
-
 // matrix_peak: MMAs on random 16-bit operands that never leave the multiprocessor, to measure the peak throughput. A
 // block does MATRIX_PEAK_FLOPS * iterations operations.
 struct MatrixPeakArgs {
@@ -538,10 +522,6 @@ SIZE(RangeArgs, 40) AT(RangeArgs, wire, 0) AT(RangeArgs, result, 8) AT(RangeArgs
 SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, members, 16) AT(PackArgs, rows, 20)
   AT(PackArgs, cols, 24) AT(PackArgs, row_blocks, 28) AT(PackArgs, k_blocks, 32) AT(PackArgs, shift, 36)
   AT(PackArgs, format, 40) AT(PackArgs, half, 44)
-SIZE(SynthesizeArgs, 48) AT(SynthesizeArgs, wire, 0) AT(SynthesizeArgs, tiles, 8) AT(SynthesizeArgs, rows, 16)
-  AT(SynthesizeArgs, cols, 20) AT(SynthesizeArgs, seed, 24) AT(SynthesizeArgs, deviation, 28)
-  AT(SynthesizeArgs, mean, 32) AT(SynthesizeArgs, exponent, 36) AT(SynthesizeArgs, format, 40)
-  AT(SynthesizeArgs, reserved, 44)
 SIZE(MatrixPeakArgs, 16) AT(MatrixPeakArgs, out, 0) AT(MatrixPeakArgs, iterations, 8) AT(MatrixPeakArgs, never, 12)
 SIZE(SortMlp1Args, 296) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 160) AT(SortMlp1Args, most_rows, 288)
   AT(SortMlp1Args, reserved, 292)

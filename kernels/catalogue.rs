@@ -198,17 +198,15 @@ operations! {
     Score "score",
     /// A tensor's smallest and largest exponents.
     Range "range",
-    /// Packs weights from the wire format to the products' layout, a kernel per kind of [`Weights`].
+    /// Packs weights from the wire format to the products' layout, a kernel per [`PackedFormat`].
     Pack "pack",
-    /// Makes random weights.
-    Synthesize "synthesize",
     /// Measures the matrix cores' peak throughput, for profiles.
     MatrixPeak "matrix_peak",
 }
 
-/// Kinds of packed weights.
+/// Formats of packed weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Weights {
+pub enum PackedFormat {
     /// 16 bits each.
     W16,
     /// Codes of four bits and a scale for each 32.
@@ -224,6 +222,16 @@ pub enum Elements {
     Bf16,
     /// Float32.
     F32,
+}
+
+impl Elements {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
 }
 
 /// A dimension that a kernel may have a limit for.
@@ -313,8 +321,8 @@ impl Parameters {
 pub struct Kernel {
     /// What it does.
     pub op: Op,
-    /// The kind of weights, of products and [`Op::Pack`].
-    pub weights: Option<Weights>,
+    /// The format of packed weights, of products and [`Op::Pack`].
+    pub weights: Option<PackedFormat>,
     /// The format of activations; of attention, that of the cache.
     pub elements: Option<Elements>,
     /// Terms of an activation, in a product.
@@ -381,8 +389,8 @@ impl Kernel {
         }
     }
 
-    /// With this kind of weights.
-    pub const fn of(self, weights: Weights) -> Self {
+    /// With packed weights of this format.
+    pub const fn of(self, weights: PackedFormat) -> Self {
         Self {
             weights: Some(weights),
             ..self
@@ -453,8 +461,8 @@ impl Kernel {
         let mut name = self.op.name().to_owned();
         if let Some(weights) = self.weights {
             name += match weights {
-                Weights::W16 => "_w16",
-                Weights::Mxfp4 => "_mxfp4",
+                PackedFormat::W16 => "_w16",
+                PackedFormat::Mxfp4 => "_mxfp4",
             };
         }
         if let Some(elements) = self.elements {
@@ -474,12 +482,12 @@ impl Kernel {
     }
 }
 
-/// A tile of the matrix products: a kernel for each operation, kind of weights, and elements and terms of activations.
+/// A tile of the matrix products: a kernel for each operation, packed format, and elements and terms of activations.
 pub struct Tile {
     /// Operations, and the file for each.
     pub ops: &'static [(Op, &'static str)],
     /// Kinds of weights.
-    pub weights: &'static [Weights],
+    pub weights: &'static [PackedFormat],
     /// Elements and terms of activations.
     pub activations: &'static [(Elements, usize)],
     /// See [`Kernel`].
@@ -563,7 +571,7 @@ pub const fn with<const A: usize, const B: usize, const N: usize>(a: [Kernel; A]
 }
 
 /// How many kernels every family has.
-pub const SHARED: usize = 26;
+pub const SHARED: usize = 25;
 
 const NORM: Limit = Limit::AtMost(Dimension::Hidden, 6144);
 const EXPERTS: Limit = Limit::AtMost(Dimension::Experts, 256);
@@ -632,7 +640,6 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
         Kernel::written(Op::DrawWide, "draw_wide.hip", 512).sharing(draw_wide_bytes),
         Kernel::written(Op::Score, "score.hip", 256),
         Kernel::written(Op::Range, "pack_range.hip", 256),
-        Kernel::written(Op::Synthesize, "synthesize.hip", 256),
     ];
     with(all, [])
 }

@@ -158,7 +158,7 @@ fn run(args: &Files, kind: Kind, defaults: Defaults, samples_padding: bool) -> R
             choices: HashMap::new(),
             sent: 0,
             counts: Counts::default(),
-            refused: FewLines::new(report::Kind::Warning, "more requests have an error for an answer"),
+            refused: FewLines::new(report::Severity::Warning, "more requests have an error for an answer"),
             bar,
         }),
         changed: Condvar::new(),

@@ -26,7 +26,7 @@ use crate::memory::{self, Purpose};
 use crate::options::Options;
 use crate::random::request_seed;
 use crate::replica::Replica;
-use crate::report::{self, FewLines, Kind};
+use crate::report::{self, FewLines, Severity};
 use crate::request::{EndTokens, LogProbs, Outlet, Request, Sampling};
 use crate::requests::Requests;
 use crate::scheduler::{Limits, Scheduler, steps_at_once};
@@ -443,7 +443,7 @@ impl Engine {
         if !speaks {
             return;
         }
-        let mut warnings = FewLines::new(Kind::Warning, "more tensors have values that are not finite");
+        let mut warnings = FewLines::new(Severity::Warning, "more tensors have values that are not finite");
         for line in replicas
             .first()
             .map_or(&[][..], |first| &first.pack_report().non_finite)

@@ -109,30 +109,30 @@ pub struct Roof {
 /// What limits an operation: the memory's bandwidth or the matrix units' rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the two rates of `Roof`
-pub enum Limit {
+pub enum LimitedBy {
     Memory,
     Matrix,
 }
 
-impl Limit {
+impl LimitedBy {
     /// The limit's name in the table.
     pub fn name(self) -> &'static str {
         match self {
-            Limit::Memory => "memory",
-            Limit::Matrix => "matrix",
+            LimitedBy::Memory => "memory",
+            LimitedBy::Matrix => "matrix",
         }
     }
 }
 
 impl Roof {
     /// The least time that the cost takes on this device, as a share of `seconds`, and what limits it.
-    pub fn share(&self, cost: Cost, seconds: f64) -> (f64, Limit) {
+    pub fn share(&self, cost: Cost, seconds: f64) -> (f64, LimitedBy) {
         let memory = cost.bytes as f64 / self.bytes_per_s;
         let matrix = cost.flops as f64 / self.flops_per_s;
         let (least, limit) = if matrix > memory {
-            (matrix, Limit::Matrix)
+            (matrix, LimitedBy::Matrix)
         } else {
-            (memory, Limit::Memory)
+            (memory, LimitedBy::Memory)
         };
         (if seconds > 0.0 { least / seconds } else { 0.0 }, limit)
     }
@@ -325,8 +325,14 @@ mod tests {
     #[test]
     fn an_operation_is_limited_by_what_takes_longer() {
         let cost = |bytes, flops| Cost { bytes, flops };
-        assert_eq!(ROOF.share(cost(4_000_000, 400_000_000), 4e-6), (0.25, Limit::Memory));
-        assert_eq!(ROOF.share(cost(4_000_000, 1_600_000_000), 4e-6), (0.5, Limit::Matrix));
+        assert_eq!(
+            ROOF.share(cost(4_000_000, 400_000_000), 4e-6),
+            (0.25, LimitedBy::Memory)
+        );
+        assert_eq!(
+            ROOF.share(cost(4_000_000, 1_600_000_000), 4e-6),
+            (0.5, LimitedBy::Matrix)
+        );
         assert_eq!(ROOF.share(cost(4, 8), 0.0).0, 0.0);
     }
 

@@ -18,9 +18,9 @@ use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// What a line on stderr is.
+/// How grave a line on stderr is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Severity {
     /// What the library does or finds, as expected.
     Information,
     /// What was asked for is done, but not as the user may expect.
@@ -29,8 +29,8 @@ pub enum Kind {
     Error,
 }
 
-impl Kind {
-    /// Writes a line that begins with `getp: `, the word for its kind and the rank, in one write. Control characters
+impl Severity {
+    /// Writes a line that begins with `getp: `, the word for its severity and the rank, in one write. Control characters
     /// are escaped.
     fn write(self, text: impl Display) {
         let word = match self {
@@ -43,19 +43,19 @@ impl Kind {
     }
 }
 
-/// Writes a line of information. See [`Kind`].
+/// Writes a line of information. See [`Severity`].
 pub fn line(text: impl Display) {
-    Kind::Information.write(text);
+    Severity::Information.write(text);
 }
 
-/// Writes a warning. See [`Kind`].
+/// Writes a warning. See [`Severity`].
 pub fn warning(text: impl Display) {
-    Kind::Warning.write(text);
+    Severity::Warning.write(text);
 }
 
-/// Writes an error. See [`Kind`].
+/// Writes an error. See [`Severity`].
 pub fn error(text: impl Display) {
-    Kind::Error.write(text);
+    Severity::Error.write(text);
 }
 
 /// What a line's text begins with if this process is one of several.
@@ -74,10 +74,10 @@ pub fn set_rank(rank: usize) {
     RANK.store(rank, Ordering::Relaxed);
 }
 
-/// Lines of one kind, about single requests or tensors. The first few are written, the others only counted, so that a
+/// Lines of one severity, about single requests or tensors. The first few are written, the others only counted, so that a
 /// file of a million bad requests does not hide all other lines.
 pub struct FewLines {
-    kind: Kind,
+    severity: Severity,
     /// Text after the number of lines that were not written.
     rest: &'static str,
     said: usize,
@@ -90,9 +90,9 @@ impl FewLines {
 
     /// No lines so far. `rest` follows the number of lines that were not written, for example
     /// `more requests get no answer`.
-    pub fn new(kind: Kind, rest: &'static str) -> Self {
+    pub fn new(severity: Severity, rest: &'static str) -> Self {
         Self {
-            kind,
+            severity,
             rest,
             said: 0,
             kept_back: 0,
@@ -106,13 +106,13 @@ impl FewLines {
             return;
         }
         self.said += 1;
-        self.kind.write(text);
+        self.severity.write(text);
     }
 
     /// Writes the number of lines that were not written, if any.
     pub fn finish(self) {
         if self.kept_back > 0 {
-            self.kind.write(format_args!("{} {}", self.kept_back, self.rest));
+            self.severity.write(format_args!("{} {}", self.kept_back, self.rest));
         }
     }
 }

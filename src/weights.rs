@@ -9,9 +9,11 @@
 mod mxfp4;
 mod print;
 mod report;
+mod row_major;
 
 pub use print::print_of;
-pub use report::{PackReport, PackedKind, Sent};
+pub use report::{PackReport, PackedKind, Transfer};
+pub use row_major::RowMajor;
 
 use crate::checkpoint::{Columns, Part, Tensor, Values};
 use crate::config::ModelConfig;
@@ -712,47 +714,5 @@ fn misfit(row: &[f32], format: WeightFormat) -> (usize, WeightFormat) {
             (index * MXFP4_BLOCK + col, WeightFormat::Bf16)
         }
         (None, _) => (0, WeightFormat::F32),
-    }
-}
-
-/// Row-major values (not MXFP4), for tensors whose rows are looked up one by one.
-pub struct RowMajor;
-
-impl Layout for RowMajor {
-    fn tile_rows(&self) -> usize {
-        32
-    }
-
-    fn tile_bytes(&self, format: WeightFormat, cols: usize) -> usize {
-        self.tile_rows() * cols * if format == WeightFormat::F32 { 4 } else { 2 }
-    }
-
-    fn write(&self, rows: Rows<'_>, _cols: usize, tile: &mut [u8]) {
-        match rows {
-            Rows::F32(values) => tile
-                .as_chunks_mut()
-                .0
-                .iter_mut()
-                .zip(values)
-                .for_each(|(o, v)| *o = v.to_le_bytes()),
-            Rows::Bf16(values) => tile
-                .as_chunks_mut()
-                .0
-                .iter_mut()
-                .zip(values)
-                .for_each(|(o, v)| *o = v.to_le_bytes()),
-            Rows::Mxfp4 { .. } => unreachable!("rows that are looked up are never expected to be MXFP4"),
-        }
-    }
-
-    fn read(&self, format: WeightFormat, cols: usize, tile: &[u8], values: &mut [f32]) {
-        let source = if format == WeightFormat::F32 {
-            Values::F32(tile)
-        } else {
-            Values::Bf16(tile)
-        };
-        for (row, out) in values.chunks_exact_mut(cols).enumerate() {
-            row_to_f32(&source, row, out);
-        }
     }
 }

@@ -7,11 +7,10 @@ mod forced;
 mod operation;
 
 use forced::Forced;
-use getp::backend::gpu::args::Format;
 use getp::backend::gpu::catalogue::{FAMILIES, Kernel, Op};
 use getp::backend::gpu::family;
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{AttentionWork, Kind, NormWork, Product};
+use getp::backend::gpu::shapes::{AttentionWork, Held, NormWork, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::tensors::TensorId;
@@ -46,10 +45,10 @@ fn launched(target: &Target, operation: Work, kernel: &Kernel, rows: usize) -> V
     let numbers = setup.numbers;
     if let Some((product, tensor, format)) = product(operation, kernel) {
         let format = if setup.w16_experts { WeightFormat::Bf16 } else { format };
-        let kind = target.held(tensor, format, &config, &numbers);
-        let shape = target.product_shape(&config, product, kind, numbers.format, numbers.terms, rows);
+        let held = target.held(tensor, format, &config, &numbers);
+        let shape = target.product_shape(&config, product, held, numbers.elements, numbers.terms, rows);
         // As `GpuOps` does it.
-        let sorts = product == Product::Mlp1 && target.finds_rows(numbers.format, numbers.terms, rows);
+        let sorts = product == Product::Mlp1 && target.finds_rows(numbers.elements, numbers.terms, rows);
         let sorting = sorts.then(|| target.sort_mlp1(&shape, rows)).flatten();
         return vec![sorting.unwrap_or_else(|| target.gemm(&shape).unwrap().launch)];
     }
@@ -62,7 +61,7 @@ fn launched(target: &Target, operation: Work, kernel: &Kernel, rows: usize) -> V
             vec![target.norm(&config, &numbers, &adds, rows)]
         }
         Work::Router => {
-            let both = target.norm_route(&config, &numbers, Kind::Wire(Format::Bf16), rows);
+            let both = target.norm_route(&config, &numbers, Held::Wire(WeightFormat::Bf16), rows);
             vec![both.map_or_else(|| target.route(rows), |both| both.launch)]
         }
         _ => {
@@ -126,7 +125,6 @@ fn what_is_on_no_ladder_is_known() {
         Op::Score,
         Op::Range,
         Op::Pack,
-        Op::Synthesize,
         Op::MatrixPeak,
     ];
     for kernel in FAMILIES.iter().flat_map(|family| family.kernels) {

@@ -1,10 +1,11 @@
 //! Packing is exact: in whatever format a matrix is packed, its layout unpacks to the bits of the checkpoint.
 
+#[path = "../benches/gpu/random_model.rs"]
+mod random_model;
 #[path = "common/synthetic.rs"]
 mod synthetic;
 
 use getp::backend::cpu::{Tiles, load};
-use getp::backend::gpu::wire::Wire;
 use getp::checkpoint::{Checkpoint, Columns, Element, Part, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
 use getp::dtype::{E2M1, MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
@@ -13,16 +14,13 @@ use half::bf16;
 use proptest::prelude::*;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use random_model::RandomModel;
 use synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 
 const FORMATS: [WeightFormat; 3] = [WeightFormat::Mxfp4, WeightFormat::Bf16, WeightFormat::F32];
 
-/// The layouts that hold a format.
-fn layouts(format: WeightFormat) -> Vec<&'static dyn Layout> {
-    let tiles: [&dyn Layout; 3] = [&Tiles { gated: false }, &Tiles { gated: true }, &Wire];
-    let rows: Option<&dyn Layout> = (format != WeightFormat::Mxfp4).then_some(&RowMajor);
-    tiles.into_iter().chain(rows).collect()
-}
+/// Every layout.
+const LAYOUTS: [&dyn Layout; 3] = [&Tiles { gated: false }, &Tiles { gated: true }, &RowMajor];
 
 /// Values that the format represents exactly and that no narrower one does (unless there are very few).
 fn draw(rng: &mut ChaCha8Rng, format: WeightFormat, count: usize) -> Vec<f32> {
@@ -81,7 +79,7 @@ fn check_bits(packed: &Packed, layout: &dyn Layout, members: &[Vec<f32>]) {
 fn every_format_and_layout_gives_back_the_bits() {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     for format in FORMATS {
-        for layout in layouts(format) {
+        for layout in LAYOUTS {
             // Fewer and more rows than a tile; 544 columns are more than a worker writes at a run in any format.
             for rows in [1, 31, 32, 33, 70] {
                 for cols in [1, 33, 64, 544] {
@@ -171,7 +169,7 @@ fn one_misfit_anywhere_widens_all_members() {
         (WeightFormat::Bf16, WeightFormat::F32, 1.0 / 3.0),
     ];
     for (fits, needs, odd) in cases {
-        for layout in layouts(fits) {
+        for layout in LAYOUTS {
             for (member, row, col) in [(0, 0, 0), (1, 35, 41), (1, 32, 63), (2, 69, 63)] {
                 let mut members: Vec<_> = (0..3).map(|_| draw(&mut rng, fits, rows * cols)).collect();
                 // The misfit's block, so that it is the only one in it whatever was drawn.
@@ -201,7 +199,7 @@ fn misfits_of_two_kinds_widen_twice_and_the_first_is_reported() {
     let members = [member];
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| {
-        for layout in layouts(WeightFormat::Mxfp4) {
+        for layout in LAYOUTS {
             let packed = pack_f32(&members, cols, WeightFormat::Mxfp4, layout);
             assert_eq!(packed.format, WeightFormat::F32);
             assert_eq!(
@@ -232,7 +230,7 @@ fn zeros_keep_their_signs() {
     member[5 * 64..5 * 64 + 2].copy_from_slice(&[6.0, -0.5]);
     let members = [member];
     for format in FORMATS {
-        for layout in layouts(format) {
+        for layout in LAYOUTS {
             let packed = pack_f32(&members, 64, format, layout);
             assert_eq!(packed.format, format);
             check_bits(&packed, layout, &members);
@@ -272,7 +270,7 @@ fn every_scale_is_kept() {
 #[track_caller]
 fn check_as_float32(members: &[Tensor<'_>], values: &[Vec<f32>], expected: WeightFormat) {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    for layout in layouts(expected) {
+    for layout in LAYOUTS {
         let stored = pool.install(|| pack(members, expected, layout)).unwrap();
         let by_float32 = pool.install(|| pack_f32(values, members[0].cols, expected, layout));
         let findings = |packed: &Packed| {
@@ -361,7 +359,7 @@ fn what_is_not_finite_is_kept_and_reported() {
         f32::from_bits(0xff80_0001),
     ] {
         for expected in FORMATS {
-            for layout in layouts(expected) {
+            for layout in LAYOUTS {
                 let mut members = vec![draw(&mut ChaCha8Rng::seed_from_u64(5), expected, 70 * 32); 2];
                 // In both matrices, two in one row, and in a tile after the first one's.
                 for (member, row, col) in [(0, 67, 3), (1, 2, 31), (0, 35, 17), (0, 35, 20)] {
@@ -503,7 +501,7 @@ fn columns_are_packed_as_rows() {
             Tensor { rows, cols, parts }
         };
         let tensors: Vec<_> = bytes.iter().map(|bytes| tensor(bytes)).collect();
-        for layout in layouts(WeightFormat::Mxfp4) {
+        for layout in LAYOUTS {
             let packed = pack(&tensors, WeightFormat::Mxfp4, layout).unwrap();
             assert_eq!(packed.format, format);
             check_bits(&packed, layout, &members);
@@ -558,7 +556,7 @@ fn parts_of_any_type_follow_one_another() {
     for (parts, format) in all {
         let rows = parts.iter().map(|p| p.rows).sum();
         let tensor = Tensor { rows, cols, parts };
-        for layout in layouts(WeightFormat::Mxfp4) {
+        for layout in LAYOUTS {
             let packed = pack(std::slice::from_ref(&tensor), WeightFormat::Mxfp4, layout).unwrap();
             assert_eq!(packed.format, format);
             check_bits(&packed, layout, &[tensor.to_f32().unwrap()]);
@@ -645,4 +643,60 @@ fn the_report_says_what_each_kind_became() {
     assert!(qkv.remark.unwrap().starts_with("not BF16: "));
     assert!(mlp1.remark.unwrap().starts_with("not MXFP4: "));
     assert_eq!(norm.remark, None);
+}
+
+/// Each tensor in its format, every layer and expert with values of its own, spread as the model needs them.
+#[test]
+fn the_benchmarks_model_has_the_formats_of_a_released_one() {
+    let config = ModelConfig {
+        vocab_size: 40,
+        n_experts: 4,
+        ..ModelConfig::preset_7m()
+    };
+    let model = RandomModel::new(&config, 0.5);
+    let (_, report) = load(&model).unwrap();
+    assert!(
+        report.kinds.iter().all(|kind| kind.remark.is_none()),
+        "{:?}",
+        report.kinds
+    );
+    assert!(report.non_finite.is_empty());
+    let values = |id| model.tensor(id).unwrap().to_f32().unwrap();
+    let (layer, expert) = (1, 3);
+    let mlp1 = values(TensorId::Mlp1 { layer, expert });
+    assert_ne!(mlp1, values(TensorId::Mlp1 { layer, expert: 0 }));
+    assert_ne!(mlp1, values(TensorId::Mlp1 { layer: 0, expert }));
+    let deviation = |id| {
+        let values = values(id);
+        (values.iter().map(|v| f64::from(v * v)).sum::<f64>() / values.len() as f64).sqrt()
+    };
+    // Powers of two scale MXFP4.
+    for (id, factor, within) in [
+        (TensorId::Embedding, (config.hidden_dim as f64).sqrt(), 0.9..1.1),
+        (TensorId::Qkv { layer }, 1.0, 0.9..1.1),
+        (TensorId::AttnOut { layer }, 0.25, 0.9..1.1),
+        (TensorId::Mlp1 { layer, expert }, 1.0, 0.5..1.2),
+        (TensorId::Mlp2 { layer, expert }, 0.25, 0.5..1.2),
+    ] {
+        let [_, cols] = id.shape(&config);
+        let ratio = deviation(id) * (cols as f64).sqrt() / factor;
+        assert!(within.contains(&ratio), "{id:?}: {ratio}");
+    }
+}
+
+#[test]
+fn a_skewed_router_favours_another_expert_in_each_layer() {
+    let config = ModelConfig::preset_7m();
+    let experts = config.n_experts;
+    let bias = |skew, layer| {
+        let model = RandomModel::new(&config, skew);
+        model.tensor(TensorId::RouterBias { layer }).unwrap().to_f32().unwrap()
+    };
+    for layer in 0..config.n_layers {
+        assert!(bias(0.0, layer).iter().all(|&bias| bias == 0.0));
+        let bias = bias(0.5, layer);
+        let nth = |n: usize| bias[(layer + n) % experts];
+        assert_eq!(nth(0), 0.0);
+        assert!((1..experts).all(|n| nth(n) < nth(n - 1)), "{bias:?}");
+    }
 }

@@ -1,7 +1,7 @@
 //! Devices that make a replica together: their layers, and what the scheduler may do with them.
 
 use crate::model::Model;
-use getp::backend::gpu::args::Format;
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::group::demand::Demand;
 use getp::backend::gpu::group::fit::ENOUGH;
 use getp::backend::gpu::kv::page_bytes;
@@ -55,7 +55,7 @@ struct Devices<'a> {
 impl<'a> Devices<'a> {
     fn new(model: &'a Model<'_>, options: &'a Options, count: usize) -> Self {
         Self {
-            common: Common::new(model.config, options, Format::F16, count),
+            common: Common::new(model.config, options, Elements::F16, count),
             model,
             options,
             count,

@@ -3,13 +3,14 @@
 use crate::card::Card;
 use crate::shares::{CHUNK_MFMAS, Shares};
 use crate::units::{SIMDS, WAVE, last_end};
-use getp::backend::gpu::args::{Format, PrefillTile};
+use getp::backend::gpu::args::PrefillTile;
 use getp::backend::gpu::attention_plan::plan_prefill;
 use getp::backend::gpu::catalogue::{Elements, Kernel, Op};
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{GemmShape, Kind, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{GemmShape, Held, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
+use getp::weights::WeightFormat;
 use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
@@ -69,16 +70,16 @@ impl Model<'_> {
             Product::Mlp2 => (c.hidden_dim, c.n_experts, rows * c.experts_per_token),
             Product::Greedy | Product::Logits => (c.vocab_size, 1, rows),
         };
-        let kind = match product {
-            Product::Mlp1 | Product::Mlp2 => Kind::Mxfp4,
-            Product::Qkv => self.target.qkv_kind(c, false),
-            _ => Kind::W16,
+        let held = match product {
+            Product::Mlp1 | Product::Mlp2 => Held::Mxfp4,
+            Product::Qkv => self.target.qkv_held(c, false),
+            _ => Held::W16,
         };
-        let row_blocks = self.target.packed(kind, n, c.hidden_dim).row_blocks;
+        let row_blocks = n.div_ceil(self.target.family.block_rows());
         GemmShape {
             product,
-            kind,
-            format: Format::F16,
+            held,
+            elements: Elements::F16,
             terms: 1,
             rows,
             groups,
@@ -142,7 +143,8 @@ impl Model<'_> {
 
     /// Bytes moved: weights of the groups that have rows, activations in and out.
     fn product_bytes(&self, shape: &GemmShape, columns: usize, counts: &[usize]) -> usize {
-        let weights = self.target.packed(shape.kind, shape.n, columns).bytes;
+        let format = shape.held.packed().expect("a family packs what it multiplies");
+        let weights = self.target.packed(format, shape.n, columns).bytes;
         let out = match shape.product {
             Product::Qkv | Product::Logits => 4 * shape.n,
             Product::AttnOut => 2 * 4 * shape.n, // reads and writes the residual stream
@@ -195,10 +197,10 @@ impl Model<'_> {
         let qkv = self.shape(Product::Qkv, bucket);
         let qkv = self.target.gemm(&qkv).expect("a kernel").launch.kernel;
         let qkv_and_rope = if qkv.op == Op::QkvStore { 1 } else { 2 };
-        let fast = Numbers::new(Format::F16, false);
+        let fast = Numbers::new(Elements::F16, false);
         let norm_and_route = match self
             .target
-            .norm_route(self.config, &fast, Kind::Wire(Format::Bf16), bucket)
+            .norm_route(self.config, &fast, Held::Wire(WeightFormat::Bf16), bucket)
         {
             Some(_) => 1,
             None => 2,

@@ -3,12 +3,11 @@
 use crate::synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
 use crate::{median, shape, time};
 use getp::backend::cpu::{self, Tiles};
-use getp::backend::gpu::wire::Wire;
 use getp::checkpoint::{Checkpoint, Field, SafetensorsCheckpoint, Tensor, TensorId, Values};
 use getp::error::Result;
 use getp::memory::Purpose;
 use getp::tensors::Holds;
-use getp::weights::{Bytes, Layout, WeightFormat, first_format, pack_tiles};
+use getp::weights::{Bytes, Layout, RowMajor, WeightFormat, first_format, pack_tiles};
 use rayon::prelude::*;
 use std::path::Path;
 
@@ -41,7 +40,7 @@ pub fn of_directory(directory: &Path, repeats: usize) -> anyhow::Result<()> {
         ("CPU, one buffer", |checkpoint| {
             pack_to_buffer(checkpoint, &Tiles { gated: true })
         }),
-        ("GPU, one buffer", |checkpoint| pack_to_buffer(checkpoint, &Wire)),
+        ("GPU, one buffer", |checkpoint| pack_to_buffer(checkpoint, &RowMajor)),
         ("copy, one buffer", copy_to_buffer),
     ];
     let mut rates = turns.map(|_| 0.0_f64);

@@ -9,12 +9,13 @@
 //! that is `exact`'s: its loops multiply each term, and keys, values and outputs of experts are float32.
 
 use super::Args;
-use getp::backend::gpu::args::{Format, GemmArgs, MXFP4_SLAB_BYTES, MatrixPeakArgs, SLAB, W16_SLAB_BYTES};
+use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, MatrixPeakArgs, SLAB, W16_SLAB_BYTES};
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::layout::TypedPtr;
 use getp::backend::gpu::memory::{DeviceBuffer, Event};
 use getp::backend::gpu::open::context;
-use getp::backend::gpu::shapes::{GemmShape, Kind, Numbers, Product};
+use getp::backend::gpu::shapes::{GemmShape, Held, Numbers, Product};
 use getp::backend::gpu::stage::numbers;
 use getp::config::ModelConfig;
 use half::f16;
@@ -38,7 +39,7 @@ const EXACT_ATTENTION_FLOPS: f64 = 67e12;
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let config = args.config();
     let options = args.options()?;
-    let numbers = numbers(&options, Format::F16);
+    let numbers = numbers(&options, Elements::F16);
     for driver in super::usable(&options)? {
         let context = context(driver)?;
         anyhow::ensure!(
@@ -67,7 +68,7 @@ const PRODUCTS: [Product; 5] = [
     Product::Greedy,
 ];
 
-/// A kind of step.
+/// A held of step.
 struct Step {
     rows: usize,
     /// Keys that a row of a full layer attends to, on average.
@@ -224,11 +225,11 @@ impl Loops<'_> {
         } else {
             rows
         };
-        let kind = if experts { Kind::Mxfp4 } else { Kind::W16 };
+        let held = if experts { Held::Mxfp4 } else { Held::W16 };
         let shape = GemmShape {
             product,
-            kind,
-            format: self.numbers.format,
+            held,
+            elements: self.numbers.elements,
             terms: self.numbers.terms,
             rows: all,
             groups,
@@ -301,7 +302,7 @@ impl Loops<'_> {
             best_rows: in_rows as i32,
             scale: 1.0,
             limit: self.config.swiglu_limit,
-            format: self.numbers.format,
+            format: self.numbers.elements.into(),
             cols: 0,
             weight_format: 0,
             terms: self.numbers.terms as i16,

@@ -5,7 +5,7 @@ use super::plans::{decoding, drawing};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::{Draw, RowScore, StepOutput, StepPlan, Want};
 use getp::options::Options;
-use getp::profile::{Cost, Limit, OPERATIONS, OperationTotal, Roof, Spread};
+use getp::profile::{Cost, LimitedBy, OPERATIONS, OperationTotal, Roof, Spread};
 use getp::replica::Replica;
 use std::time::Instant;
 
@@ -190,7 +190,7 @@ pub const FIGURES: [(&str, Figure); 3] = [
 /// most operations.
 pub fn share(total: &OperationTotal, roof: Roof) -> String {
     let (share, limit) = roof.share(total.cost, total.time.as_secs_f64());
-    let mark = if limit == Limit::Matrix { "x" } else { " " };
+    let mark = if limit == LimitedBy::Matrix { "x" } else { " " };
     format!("{:.0}{mark}", 100.0 * share)
 }
 

@@ -3,7 +3,6 @@
 
 use crate::synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
 use getp::backend::gpu;
-use getp::backend::gpu::weights::WeightSource;
 use getp::checkpoint::{Checkpoint, Part, SafetensorsCheckpoint, Tensor, TensorId, Values};
 use getp::config::ModelConfig;
 use getp::error::{Error, Result};
@@ -43,7 +42,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     for round in 1..=part.repeats {
         let drivers = super::usable(&options)?;
         let start = Instant::now();
-        let replicas = gpu::open::open(drivers, &WeightSource::Checkpoint(&*checkpoint), &options)?;
+        let replicas = gpu::open::open(drivers, &*checkpoint, &options)?;
         let seconds = start.elapsed().as_secs_f64();
         let report = replicas[0].pack_report();
         let sent = report.sent.ok_or_else(|| anyhow::anyhow!("nothing was sent"))?;

@@ -1,11 +1,11 @@
 //! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that emulates one.
 
 use super::{
-    Dimension, Elements, FLUSHING_TERM_SHIFT, Family, Kernel, Limit, Op, Parameters, Platform, SHARED, Tile, Toolchain,
-    Weights, card, kernels_of, shared, with, with_tiles,
+    Dimension, Elements, FLUSHING_TERM_SHIFT, Family, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED,
+    Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
-use Weights::{Mxfp4, W16};
+use PackedFormat::{Mxfp4, W16};
 
 /// The family.
 pub static FAMILY: Family = Family {
@@ -68,7 +68,7 @@ const fn prefill(elements: Elements) -> Kernel {
 }
 
 /// A wave makes a slab of a row block.
-const fn pack(weights: Weights) -> Kernel {
+const fn pack(weights: PackedFormat) -> Kernel {
     Kernel::written(Op::Pack, "cdna/pack.hip", 4 * WAVE)
         .of(weights)
         .taking(4)

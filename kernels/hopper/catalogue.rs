@@ -1,11 +1,11 @@
 //! Hopper's kernels: NVIDIA's sm_90, with wgmma and bulk copies.
 
 use super::{
-    Dimension, Elements, ExactSums, Family, Kernel, Limit, Op, Parameters, Platform, SHARED, Tile, Toolchain, Weights,
-    card, kernels_of, shared, with, with_tiles,
+    Dimension, Elements, ExactSums, Family, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Tile,
+    Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
-use Weights::{Mxfp4, W16};
+use PackedFormat::{Mxfp4, W16};
 
 /// The family.
 pub static FAMILY: Family = Family {
@@ -192,7 +192,7 @@ const fn prefill(elements: Elements) -> Kernel {
     .within(HEADS)
 }
 
-const fn pack(weights: Weights) -> Kernel {
+const fn pack(weights: PackedFormat) -> Kernel {
     Kernel::written(Op::Pack, "hopper/pack.hip", 128).of(weights).taking(1)
 }
 
@@ -246,7 +246,7 @@ use Loop::{ByWarps, OfCodes, OfTerms, OfW16, TokensFirst};
 /// A tile of `warpgroups` consumer warpgroups and a producer.
 const fn tile(
     ops: Ops,
-    weights: &'static [Weights],
+    weights: &'static [PackedFormat],
     activations: Activations,
     tokens: usize,
     warpgroups: usize,

@@ -9,7 +9,6 @@ use crate::options::{DeviceChoice, Options};
 use crate::replica::Replica;
 use crate::report;
 use gpu::discover::{self, Usable};
-use gpu::weights::WeightSource;
 
 /// Opens a replica of the model on each GPU that can be used, or on the CPU if there is none.
 pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
@@ -21,7 +20,7 @@ pub fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dy
 pub fn open_on(usable: Usable, checkpoint: &dyn Checkpoint, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
     usable.lines.iter().for_each(report::warning);
     if !usable.drivers.is_empty() {
-        match gpu::open::open(usable.drivers, &WeightSource::Checkpoint(checkpoint), options) {
+        match gpu::open::open(usable.drivers, checkpoint, options) {
             Err(error) if options.device == DeviceChoice::Auto && options.group.is_none() => {
                 report::warning(format_args!("running on the CPU: {error}"));
             }

@@ -5,7 +5,7 @@ use crate::cluster::launcher;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::options::{Options, Print};
-use crate::report::{self, FewLines, Kind, Printer, Progress};
+use crate::report::{self, FewLines, Printer, Progress, Severity};
 use crate::request::{Answer, EndTokens};
 use crate::requests::Requests;
 use crate::tokenizer::Tokenizer;
@@ -68,8 +68,8 @@ impl<'a, 'r> Answers<'a, 'r> {
             printer: wanted.then(printer).transpose()?,
             requests,
             progress,
-            refused: FewLines::new(Kind::Error, "more requests get no answer"),
-            cut: FewLines::new(Kind::Warning, "more prompts are cut"),
+            refused: FewLines::new(Severity::Error, "more requests get no answer"),
+            cut: FewLines::new(Severity::Warning, "more prompts are cut"),
             tokens: 0,
             first_state: None,
         })

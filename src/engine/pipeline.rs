@@ -3,7 +3,7 @@
 use crate::batch::{StepOutput, StepPlan, Want};
 use crate::error::Result;
 use crate::replica::Replica;
-use crate::scheduler::{KvCache, Scheduler};
+use crate::scheduler::{Holdings, Scheduler};
 use std::collections::VecDeque;
 
 /// See the module. It lives longer than an inference: after a panic the next inference first waits for the steps still
@@ -19,7 +19,7 @@ pub struct Pipeline {
     /// Whether it was opened for what others had left.
     pub stands_in: bool,
     /// What the last inference has left in the KV cache, between inferences.
-    pub cache: Option<KvCache>,
+    pub cache: Option<Holdings>,
     /// See [`StepPlan::drawable`].
     pub drawable: Option<usize>,
 }

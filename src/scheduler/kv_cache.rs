@@ -50,9 +50,9 @@ impl Shape {
     }
 }
 
-/// The KV cache of a replica, which goes from one scheduler to the next.
+/// Who holds the blocks of a replica's KV cache, and what is known of them. It goes from one scheduler to the next.
 #[derive(Debug)]
-pub struct KvCache {
+pub struct Holdings {
     shape: Shape,
     pub(super) full: BlockPool,
     pub(super) window: BlockPool,
@@ -70,7 +70,7 @@ pub(super) struct Found {
     pub(super) held: usize,
 }
 
-impl KvCache {
+impl Holdings {
     /// A cache that holds nothing, for at most `limits.max_batch` sequences at once.
     pub fn new(limits: &Limits) -> Result<Self> {
         let shape = Shape::of(limits);

@@ -41,7 +41,7 @@ mod sequence;
 mod spread;
 
 pub use blocks::BlockCounts;
-pub use kv_cache::KvCache;
+pub use kv_cache::Holdings;
 pub use limits::{FULL_TABLES, Limits, steps_at_once};
 pub use sequence::Tables;
 pub use spread::Ahead;
@@ -70,7 +70,7 @@ fn matcher(request: &Request) -> Option<Box<dyn Matcher>> {
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    cache: KvCache,
+    cache: Holdings,
     /// Blocks of the windowed layers that no ring may need.
     window_free: usize,
     /// Running sequences that wait for their beginning.
@@ -103,12 +103,12 @@ impl Scheduler {
     /// A scheduler with nothing to do yet.
     pub fn new(limits: Limits) -> Result<Self> {
         let limits = limits.check()?;
-        let cache = KvCache::new(&limits)?;
+        let cache = Holdings::new(&limits)?;
         Self::with_cache(limits, cache)
     }
 
     /// A scheduler with nothing to do yet, for a cache that another one has left.
-    pub fn with_cache(limits: Limits, cache: KvCache) -> Result<Self> {
+    pub fn with_cache(limits: Limits, cache: Holdings) -> Result<Self> {
         let limits = limits.check()?;
         let slots = limits.max_batch;
         Ok(Self {
@@ -168,7 +168,7 @@ impl Scheduler {
     }
 
     /// The cache, with the beginnings that are in it; `None` if sequences run or steps are in flight.
-    pub fn into_cache(self) -> Option<KvCache> {
+    pub fn into_cache(self) -> Option<Holdings> {
         let is_idle = self.running.is_empty() && self.under_way.iter().all(|&steps| steps == 0);
         is_idle.then_some(self.cache)
     }

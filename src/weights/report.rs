@@ -31,12 +31,12 @@ pub struct PackReport {
     /// Seconds of packing and copying to the device.
     pub seconds: f64,
     /// How the weights were copied to their device; `None` on the CPU.
-    pub sent: Option<Sent>,
+    pub sent: Option<Transfer>,
 }
 
 /// Times of copying packed weights to the devices. Copying overlaps with packing.
 #[derive(Clone, Copy, Debug)]
-pub struct Sent {
+pub struct Transfer {
     /// Bytes copied to the device, or to all devices of a replica that has several.
     pub bytes: u64,
     /// Seconds in which the bus was busy copying.

@@ -3,23 +3,29 @@
 
 use super::resources::{self, Resources};
 use getp::backend::gpu::args::{Format, PackArgs};
-use getp::backend::gpu::catalogue::{self, Kernel};
+use getp::backend::gpu::catalogue::{self, Elements, Kernel, PackedFormat};
 use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::layout::TypedPtr;
-use getp::backend::gpu::shapes::{AttentionWork, Kind, NormWork, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{AttentionWork, Held, NormWork, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::options::StepLimits;
+use getp::weights::WeightFormat;
 use std::collections::BTreeMap;
 
 const ROWS: usize = 8192;
 /// Multiprocessors: of a partition of a device, of the CPU that emulates one, and of whole devices.
 const MULTIPROCESSORS: [usize; 6] = [1, 4, 104, 114, 132, 304];
-const ACTIVATIONS: [(Format, usize); 4] = [(Format::F16, 1), (Format::Bf16, 1), (Format::F16, 2), (Format::Bf16, 3)];
-const WIRE: [Kind; 2] = [Kind::Wire(Format::Bf16), Kind::Wire(Format::F32)];
-const CODES: Kind = Kind::Wire(Format::Mxfp4);
+const ACTIVATIONS: [(Elements, usize); 4] = [
+    (Elements::F16, 1),
+    (Elements::Bf16, 1),
+    (Elements::F16, 2),
+    (Elements::Bf16, 3),
+];
+const WIRE: [Held; 2] = [Held::Wire(WeightFormat::Bf16), Held::Wire(WeightFormat::F32)];
+const CODES: Held = Held::Wire(WeightFormat::Mxfp4);
 
 /// Released models, and one whose dimensions are no powers of two and whose heads matrix core attention does not
 /// support.
@@ -92,7 +98,6 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             target.argmax(true, rows),
             target.score(rows),
             target.range(rows * 2880),
-            target.synthesize(rows * 2880),
         ] {
             note(chosen, launch);
         }
@@ -108,16 +113,16 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             }
         }
     }
-    for kind in [Kind::Mxfp4, Kind::W16] {
+    for weights in [PackedFormat::Mxfp4, PackedFormat::W16] {
         target
-            .pack(kind, &pack(target, kind))
+            .pack(weights, &pack(target, weights))
             .into_iter()
             .for_each(|launch| note(chosen, launch));
     }
 }
 
-fn pack(target: &Target, kind: Kind) -> PackArgs {
-    let packed = target.packed(kind, 5760, 2880);
+fn pack(target: &Target, weights: PackedFormat) -> PackArgs {
+    let packed = target.packed(weights, 5760, 2880);
     PackArgs {
         wire: TypedPtr::NULL,
         out: TypedPtr::NULL,
@@ -133,13 +138,13 @@ fn pack(target: &Target, kind: Kind) -> PackArgs {
 }
 
 fn norms(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
-    for (format, exact) in [
-        (Format::F16, false),
-        (Format::Bf16, false),
-        (Format::F16, true),
-        (Format::Bf16, true),
+    for (elements, exact) in [
+        (Elements::F16, false),
+        (Elements::Bf16, false),
+        (Elements::F16, true),
+        (Elements::Bf16, true),
     ] {
-        let numbers = Numbers::new(format, exact);
+        let numbers = Numbers::new(elements, exact);
         for adds in [false, true] {
             let work = NormWork {
                 adds,
@@ -159,36 +164,37 @@ fn norms(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen
 
 fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
     for product in Product::ALL {
-        let packed = [Kind::Mxfp4, Kind::W16, Kind::Heads].into_iter();
-        for kind in packed.chain([CODES]).chain(WIRE) {
+        let packed = [Held::Mxfp4, Held::W16, Held::Heads].into_iter();
+        for held in packed.chain([CODES]).chain(WIRE) {
             let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
             // Only experts are MXFP4, and there is no fused argmax for weights in the wire format.
-            let is_not = match kind {
-                Kind::Mxfp4 | CODES => !experts,
-                Kind::W16 => false,
-                Kind::Heads => product != Product::Qkv || target.qkv_kind(config, false) != kind,
-                Kind::Wire(_) => product == Product::Greedy,
+            let is_not = match held {
+                Held::Mxfp4 | CODES => !experts,
+                Held::W16 => false,
+                Held::Heads => product != Product::Qkv || target.qkv_held(config, false) != held,
+                Held::Wire(_) => product == Product::Greedy,
             };
             if is_not {
                 continue;
             }
-            for (format, terms) in ACTIVATIONS {
-                let shape = target.product_shape(config, product, kind, format, terms, rows);
-                let is_plain = matches!(kind, Kind::Wire(_));
-                if !is_plain && !target.multiplies(product, kind, format, terms, shape.n) {
+            for (elements, terms) in ACTIVATIONS {
+                let shape = target.product_shape(config, product, held, elements, terms, rows);
+                let multiplies = |weights| target.multiplies(product, weights, elements, terms, shape.n);
+                if !held.packed().is_none_or(multiplies) {
                     continue;
                 }
                 let found = target.gemm(&shape).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
                 let kernel = found.launch.kernel;
                 assert!(kernel.most_rows == 0 || shape.rows <= kernel.most_rows, "{shape:?}");
                 let unembeds = matches!(product, Product::Greedy | Product::Logits);
+                let is_plain = held.packed().is_none();
                 assert!(is_plain || unembeds == (found.candidates > 0), "{shape:?}");
                 note(chosen, found.launch);
                 if product == Product::Mlp1 && !is_plain {
                     let sorts = target.sort_mlp1(&shape, rows);
                     assert!(
                         sorts
-                            .is_none_or(|launch| target.finds_rows(format, terms, rows)
+                            .is_none_or(|launch| target.finds_rows(elements, terms, rows)
                                 && launch.kernel.tokens == kernel.tokens),
                         "{shape:?}"
                     );
@@ -200,7 +206,7 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
 }
 
 fn attention(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
-    for (kv, exact) in [(Format::F16, false), (Format::Bf16, false), (Format::F32, true)] {
+    for (kv, exact) in [(Elements::F16, false), (Elements::Bf16, false), (Elements::F32, true)] {
         let works = [(rows, 0), (0, rows), (rows, rows)].into_iter();
         let works = works.flat_map(|(items, tiles)| {
             [false, true].map(|windowed| AttentionWork {

@@ -8,8 +8,8 @@
 #![allow(dead_code)] // each of its users uses a part of it
 
 use super::oracle::{self, Reals};
-use getp::backend::gpu::args::{Format, KV_PAGE, SLAB};
-use getp::backend::gpu::catalogue::ExactSums;
+use getp::backend::gpu::args::{KV_PAGE, SLAB};
+use getp::backend::gpu::catalogue::{Elements, ExactSums};
 use getp::backend::gpu::ops::inspect::Pages;
 use getp::backend::gpu::shapes::Numbers;
 use getp::backend::gpu::target::Target;
@@ -79,22 +79,22 @@ impl Bounds {
     /// Rounds to stored activations: 16-bit terms; FP16 saturates.
     pub fn stored(&self, x: Close) -> Close {
         let several = self.numbers.terms > 1;
-        let (unit, least) = match (self.numbers.format, several) {
+        let (unit, least) = match (self.numbers.elements, several) {
             // Where matrix cores flush subnormals to zero, the kernels do, too.
-            (Format::F16, false) if self.target.flushes_subnormals() => (F16, F16_NORMAL),
-            (Format::F16, false) => (F16, F16_LEAST),
-            (Format::F16, true) => (4.0 * F32, F16_LEAST),
+            (Elements::F16, false) if self.target.flushes_subnormals() => (F16, F16_NORMAL),
+            (Elements::F16, false) => (F16, F16_LEAST),
+            (Elements::F16, true) => (4.0 * F32, F16_LEAST),
             (_, false) => (BF16, 0.0),
             (_, true) => (F32, 0.0),
         };
-        self.rounded(x, self.numbers.format, unit, least)
+        self.rounded(x, self.numbers.elements, unit, least)
     }
 
     /// Rounds to stored queries, keys and values.
     pub fn cached(&self, x: Close) -> Close {
         match self.numbers.kv {
-            Format::F16 => self.rounded(x, Format::F16, F16, F16_LEAST),
-            Format::Bf16 => self.rounded(x, Format::Bf16, BF16, 0.0),
+            Elements::F16 => self.rounded(x, Elements::F16, F16, F16_LEAST),
+            Elements::Bf16 => self.rounded(x, Elements::Bf16, BF16, 0.0),
             _ => x,
         }
     }
@@ -104,11 +104,11 @@ impl Bounds {
         if self.numbers.exact {
             return Close::new(x.value, x.error + F32 * x.value.abs());
         }
-        self.rounded(x, Format::F16, F16, F16_LEAST)
+        self.rounded(x, Elements::F16, F16, F16_LEAST)
     }
 
-    fn rounded(&self, x: Close, format: Format, unit: f64, least: f64) -> Close {
-        let value = if format == Format::F16 {
+    fn rounded(&self, x: Close, elements: Elements, unit: f64, least: f64) -> Close {
+        let value = if elements == Elements::F16 {
             x.value.clamp(-F16_LARGEST, F16_LARGEST)
         } else {
             x.value
@@ -142,7 +142,7 @@ impl Bounds {
         let sums = oracle::linear(Reals, w.member(&w.sizes, member), &[], &sizes);
         let close = |(row, (&value, &sum)): (usize, (&f64, &f64))| {
             // FP16 weights far below their row's largest may be rounded, by 2^-24 of that one.
-            let weights = if self.numbers.format == Format::F16 {
+            let weights = if self.numbers.elements == Elements::F16 {
                 2.0 * F32 * w.largest[member * w.rows + row] * all
             } else {
                 0.0
@@ -223,7 +223,7 @@ impl Bounds {
     /// What stored queries of heads of this width are multiplied by.
     pub fn query_factor(&self, head_dim: usize) -> f64 {
         match self.numbers.kv {
-            Format::F32 => 1.0,
+            Elements::F32 => 1.0,
             _ => std::f64::consts::LOG2_E / (head_dim as f64).sqrt(),
         }
     }
@@ -268,8 +268,8 @@ impl Bounds {
         let most = seen.iter().map(|(k, _)| size(k)).fold(0.0, f64::max);
         // The error of scores, and so the relative error of shares: in the share itself and in their sum.
         let (score, share, flushed) = match self.numbers.kv {
-            Format::F32 => (4.0 * F32 * most, 4.0 * F32, 0.0),
-            Format::F16 => ((q.len() as f64 + 8.0) * F32 * most, F16 + 8.0 * F32, F16_NORMAL),
+            Elements::F32 => (4.0 * F32 * most, 4.0 * F32, 0.0),
+            Elements::F16 => ((q.len() as f64 + 8.0) * F32 * most, F16 + 8.0 * F32, F16_NORMAL),
             _ => ((q.len() as f64 + 8.0) * F32 * most, BF16 + 8.0 * F32, 0.0),
         };
         let relative = 2.0 * (score.exp_m1() + share + (n + 8.0) * F32);

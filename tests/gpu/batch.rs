@@ -4,7 +4,7 @@
 use super::answers::options;
 use super::grammar::ByChance;
 use super::synthetic::{SyntheticCheckpoint, Temperament};
-use getp::backend::gpu::{self, weights::WeightSource};
+use getp::backend::gpu;
 use getp::config::ModelConfig;
 use getp::engine::{Ask, Ending, Engine, Event, Service};
 use getp::error::Error;
@@ -131,7 +131,7 @@ fn whatever_arrives_beside_them_requests_get_what_they_get_alone() {
         kv_mb: 16,
         ..options(Precision::Fast, 6, 24)
     };
-    let replicas = gpu::open::open(super::drivers(), &WeightSource::Checkpoint(&checkpoint), &options).unwrap();
+    let replicas = gpu::open::open(super::drivers(), &checkpoint, &options).unwrap();
     let mut engine = Engine::new(replicas, &config, options).unwrap();
     let service = engine.service().unwrap();
     let no_other = |_: &Options| Err(Error::State("no device is left".into()));

@@ -9,9 +9,9 @@ use super::ops::{WIDE, replica};
 use super::plans::Sequences;
 use super::synthetic::{Synthetic, SyntheticCheckpoint, Temperament};
 use super::wide::Wide;
-use super::{drivers, open, wide_format};
+use super::{drivers, open, wide_elements};
 use getp::backend::cpu;
-use getp::backend::gpu::args::Format;
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::replica::GpuReplica;
 use getp::backend::gpu::replica::inspect::Operands;
 use getp::batch::{StepPlan, Want};
@@ -222,11 +222,11 @@ struct Outcome {
 }
 
 impl Layers {
-    fn new(checkpoint: &dyn Checkpoint, format: Format) -> Self {
+    fn new(checkpoint: &dyn Checkpoint, elements: Elements) -> Self {
         let config = checkpoint.config().clone();
         let [exact, fast] = [Precision::Exact, Precision::Fast].map(|precision| {
             let (replica, bounds) = replica(drivers().remove(0), checkpoint, precision, ROWS);
-            assert_eq!(bounds.numbers.format, format);
+            assert_eq!(bounds.numbers.elements, elements);
             replica
         });
         let tokens = requests(&config, 1, ROWS).concat();
@@ -313,14 +313,14 @@ const BF16_ERROR: f64 = 1.5e-2;
 fn layers_of_wild_models() {
     let config = small(4);
     let checkpoint = model(&config, Temperament::Wild);
-    Layers::new(&checkpoint, Format::F16).check("wild small in FP16", FP16_ERROR);
-    Layers::new(&Wide::new(checkpoint, WIDE), wide_format()).check("wild small in BF16", BF16_ERROR);
+    Layers::new(&checkpoint, Elements::F16).check("wild small in FP16", FP16_ERROR);
+    Layers::new(&Wide::new(checkpoint, WIDE), wide_elements()).check("wild small in BF16", BF16_ERROR);
 }
 
 #[test]
 #[ignore = "for a device: gigabytes of weights"]
 fn layers_of_a_wild_20b() {
     let checkpoint = model(&real(), Temperament::Wild);
-    Layers::new(&checkpoint, Format::F16).check("wild 20b in FP16", FP16_ERROR);
-    Layers::new(&Wide::new(checkpoint, WIDE), wide_format()).check("wild 20b in BF16", BF16_ERROR);
+    Layers::new(&checkpoint, Elements::F16).check("wild 20b in FP16", FP16_ERROR);
+    Layers::new(&Wide::new(checkpoint, WIDE), wide_elements()).check("wild 20b in BF16", BF16_ERROR);
 }

@@ -11,7 +11,6 @@ use getp::backend::cpu;
 use getp::backend::gpu;
 use getp::backend::gpu::driver::simt::{Call, Live, Order, Setup, System};
 use getp::backend::gpu::open::open_cut;
-use getp::backend::gpu::weights::WeightSource;
 use getp::batch::Want;
 use getp::checkpoint::Checkpoint;
 use getp::config::ModelConfig;
@@ -57,7 +56,7 @@ fn answers(
         ..options(precision, 2, 16)
     };
     let contexts = all(system).into_iter().map(super::context).collect();
-    let mut replica = open_cut(contexts, ends, &WeightSource::Checkpoint(checkpoint), &options).unwrap();
+    let mut replica = open_cut(contexts, ends, checkpoint, &options).unwrap();
     assert_eq!(replica.depth(), ends.len() + 1);
     let config = checkpoint.config();
     let run = Run {
@@ -216,7 +215,7 @@ fn devices_go_together_where_one_is_too_small() {
             device_mb,
             ..own.clone()
         };
-        let opened = gpu::open::open(all(&system), &WeightSource::Checkpoint(&checkpoint), &own);
+        let opened = gpu::open::open(all(&system), &checkpoint, &own);
         opened.map(|replicas| replicas.iter().map(|r| r.parts().len()).collect::<Vec<_>>())
     };
     let mut found = Vec::new();
@@ -247,8 +246,7 @@ fn the_kv_cache_leaves_room_for_a_step_on_a_small_device() {
             precision: Some(Precision::Fast),
             ..Options::default()
         };
-        let source = WeightSource::Checkpoint(checkpoint);
-        gpu::open::open(all(&System::new(&Setup::default())), &source, &options)
+        gpu::open::open(all(&System::new(&Setup::default())), checkpoint, &options)
     };
     for seq_len in [256, 4096] {
         let config = ModelConfig {

@@ -5,7 +5,6 @@ use super::answers::{Answers, Run, answer, options, prompt, prompts};
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::{drivers, open};
 use getp::backend::gpu::open::open_cut;
-use getp::backend::gpu::weights::WeightSource;
 use getp::batch::Want;
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision};
@@ -166,8 +165,7 @@ fn check_all(config: &ModelConfig, (dense, experts): (Dense, Experts), precision
         // A device alone has all stages.
         let devices = devices.iter().cycle().take(stages).cloned();
         let devices = devices.map(super::context).collect();
-        let source = WeightSource::Checkpoint(&checkpoint);
-        let mut group = open_cut(devices, &ends, &source, &options(precision, 60, 128)).unwrap();
+        let mut group = open_cut(devices, &ends, &checkpoint, &options(precision, 60, 128)).unwrap();
         for want in [Want::Logits, Want::Tokens] {
             let of_group = answer(&mut group, config, &prompts, run(want));
             for request in 0..prompts.len() {

@@ -43,12 +43,11 @@ mod plain;
 mod replica;
 
 use getp::backend::gpu;
-use getp::backend::gpu::args::Format;
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::discover;
 use getp::backend::gpu::family::{FAMILIES, Family};
 use getp::backend::gpu::memory::SharedDriver;
-use getp::backend::gpu::weights::WeightSource;
 use getp::checkpoint::Checkpoint;
 use getp::options::{DeviceChoice, Options};
 use getp::replica::Replica;
@@ -79,11 +78,11 @@ fn context(driver: SharedDriver) -> Arc<Context> {
 
 /// The format of activations of a model whose range is too wide for FP16: weights that the plain kernels multiply have
 /// any.
-fn wide_format() -> Format {
+fn wide_elements() -> Elements {
     let is_plain = |family: &dyn Family| family.table().kernels.iter().all(|kernel| kernel.weights.is_none());
     match family().is_some_and(is_plain) {
-        true => Format::F16,
-        false => Format::Bf16,
+        true => Elements::F16,
+        false => Elements::Bf16,
     }
 }
 
@@ -101,11 +100,10 @@ fn open(checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
 /// A replica on the first of these devices.
 fn open_on(mut drivers: Vec<SharedDriver>, checkpoint: &dyn Checkpoint, options: &Options) -> Box<dyn Replica> {
     drivers.truncate(1);
-    let source = WeightSource::Checkpoint(checkpoint);
     if family().is_some() {
         let ends = [checkpoint.config().n_layers];
         let contexts = drivers.into_iter().map(context).collect();
-        return Box::new(gpu::open::open_cut(contexts, &ends, &source, options).unwrap());
+        return Box::new(gpu::open::open_cut(contexts, &ends, checkpoint, options).unwrap());
     }
-    gpu::open::open(drivers, &source, options).unwrap().remove(0)
+    gpu::open::open(drivers, checkpoint, options).unwrap().remove(0)
 }

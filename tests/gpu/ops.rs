@@ -14,12 +14,11 @@ use super::plans::Sequences;
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::wgmma;
 use super::wide::Wide;
-use getp::backend::gpu::args::Format;
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::weights::WeightSource;
 use getp::batch::{StepPlan, Want};
 use getp::checkpoint::{Checkpoint, TensorId};
 use getp::config::ModelConfig;
@@ -120,17 +119,17 @@ pub fn replica(
 pub fn replica_on(context: Arc<Context>, checkpoint: &dyn Checkpoint, options: &Options) -> (GpuReplica, Bounds) {
     let target = context.target;
     let ends = [checkpoint.config().n_layers];
-    let replica = open::open_cut(vec![context], &ends, &WeightSource::Checkpoint(checkpoint), options).unwrap();
+    let replica = open::open_cut(vec![context], &ends, checkpoint, options).unwrap();
     let numbers = replica.numbers();
     (replica, Bounds { numbers, target })
 }
 
 /// Walks through the steps. `format` is what the activations must have become.
-pub fn walk(context: Arc<Context>, checkpoint: &dyn Checkpoint, precision: Precision, format: Format, name: &str) {
+pub fn walk(context: Arc<Context>, checkpoint: &dyn Checkpoint, precision: Precision, elements: Elements, name: &str) {
     let config = checkpoint.config();
     let mut rng = ChaCha8Rng::seed_from_u64(72);
     let (replica, bounds) = replica_on(context, checkpoint, &options(precision, MAX_ROWS, MAX_ROWS));
-    assert_eq!(bounds.numbers.format, format, "{name}");
+    assert_eq!(bounds.numbers.elements, elements, "{name}");
     let room = replica.kv_blocks();
     let mut sequences = Sequences::new(&mut rng, config, room.tokens, &LENGTHS, MAX_ROWS);
     assert!(sequences.blocks.full <= room.full && sequences.blocks.window <= room.window);
@@ -167,15 +166,15 @@ fn want_some(plan: &mut StepPlan, step: usize) {
 
 const PRECISIONS: [Precision; 2] = [Precision::Fast, Precision::Exact];
 
-fn walk_both(checkpoint: &dyn Checkpoint, format: Format, name: &str) {
+fn walk_both(checkpoint: &dyn Checkpoint, elements: Elements, name: &str) {
     for precision in PRECISIONS {
         let driver = super::drivers().remove(0);
         walk(
             super::context(driver),
             checkpoint,
             precision,
-            format,
-            &format!("{name}, {precision:?} in {format:?}"),
+            elements,
+            &format!("{name}, {precision:?} in {elements:?}"),
         );
     }
 }
@@ -183,7 +182,7 @@ fn walk_both(checkpoint: &dyn Checkpoint, format: Format, name: &str) {
 #[test]
 fn released_formats_in_fp16() {
     for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
-        walk_both(&model(&config, Dense::Bf16, Experts::Mxfp4), Format::F16, name);
+        walk_both(&model(&config, Dense::Bf16, Experts::Mxfp4), Elements::F16, name);
     }
 }
 
@@ -191,20 +190,20 @@ fn released_formats_in_fp16() {
 fn weights_too_wide_for_fp16_go_through_bf16() {
     for (name, config) in [("tiny", tiny()), ("odd", odd()), ("grouped", grouped())] {
         let model = Wide::new(model(&config, Dense::Bf16, Experts::Mxfp4), WIDE);
-        walk_both(&model, super::wide_format(), &format!("{name}, wide range"));
+        walk_both(&model, super::wide_elements(), &format!("{name}, wide range"));
     }
 }
 
 #[test]
 fn float32_matrices_and_bfloat16_experts() {
     let model = model(&odd(), Dense::F32, Experts::Bf16);
-    walk_both(&model, Format::F16, "odd, float32, bfloat16");
+    walk_both(&model, Elements::F16, "odd, float32, bfloat16");
 }
 
 #[test]
 fn float32_experts() {
     let model = model(&grouped(), Dense::Bf16, Experts::F32);
-    walk_both(&model, Format::F16, "grouped, bfloat16, float32");
+    walk_both(&model, Elements::F16, "grouped, bfloat16, float32");
 }
 
 /// Steps of few rows, whose experts find them by themselves, and of one row more, which are gathered.
@@ -325,7 +324,7 @@ fn in_odd_orders_of_threads() {
                 super::context(driver),
                 &checkpoint,
                 precision,
-                Format::F16,
+                Elements::F16,
                 &format!("{schedule:?}, {precision:?}"),
             );
         }

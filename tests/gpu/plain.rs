@@ -4,8 +4,7 @@ use super::answers::{Run, answer, options, prompts};
 use super::ops::{model, odd, replica_on, tiny, walk};
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use getp::backend::cpu;
-use getp::backend::gpu::args::Format;
-use getp::backend::gpu::catalogue::{self, Kernel, SHARED, shared};
+use getp::backend::gpu::catalogue::{self, Elements, Kernel, SHARED, shared};
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::driver::simt::{Setup, System};
 use getp::backend::gpu::family::Family;
@@ -104,7 +103,7 @@ fn every_operation_keeps_to_its_bound() {
                 context(),
                 &checkpoint,
                 precision,
-                Format::F16,
+                Elements::F16,
                 &format!("plain, {precision:?}"),
             );
         }

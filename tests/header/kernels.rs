@@ -4,7 +4,7 @@
 mod fingerprint;
 
 use getp::backend::gpu::args::{CONSTANTS, FORMATS, FORMATS_DOCS, STRUCTS};
-use getp::backend::gpu::layout::{CType, Field, Number, Struct};
+use getp::backend::gpu::layout::{CType, Number, Struct, StructField};
 use std::fmt::Write;
 
 /// The longest line.
@@ -116,7 +116,7 @@ fn comment(out: &mut String, docs: &[&str]) {
 fn structure(out: &mut String, of: &Struct) {
     comment(out, of.docs);
     line_of(out, &format!("struct {} {{", of.name));
-    let field = |field: &Field| (format!("{};", declaration(&field.c, field.name)), field.docs);
+    let field = |field: &StructField| (format!("{};", declaration(&field.c, field.name)), field.docs);
     commented(out, &of.fields.iter().map(field).collect::<Vec<_>>());
     line_of(out, "};\n");
 }

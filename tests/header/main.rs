@@ -1,6 +1,7 @@
 //! The committed headers are those generated from the sources, and compile wherever they may be included.
 
 mod kernels;
+mod wire;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

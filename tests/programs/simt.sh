@@ -35,6 +35,10 @@ quietly "the ladder of attn_out" \
 # them.
 head -n 3 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/prompts"
 library_of simt_launch "${simt[@]}" "${tests[@]}"
+# What tests and benches alone use is not in it.
+names=$(nm "$scratch/library/libgetp.so")
+grep -q 3gpu7replica <<<"$names" || fail "the library has no names of what replicas do"
+! grep 7inspect <<<"$names" || fail "the library has what tests and benches alone use"
 link=(-Iinclude -L"$scratch/library" -lgetp -Wl,-rpath,"$scratch/library" -lpthread -lm)
 for program in exit_meanwhile float_environment; do
     gcc -std=c11 -O0 -Wall -Wextra -Wpedantic -Werror -o "$scratch/$program" "tests/programs/$program.c" "${link[@]}"

@@ -6,7 +6,8 @@ use super::super::plans::{chunks, decoding};
 use super::super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::super::wide::Wide;
 use super::operation::{Setup, Work};
-use getp::backend::gpu::args::{Format, KV_PAGE};
+use getp::backend::gpu::args::KV_PAGE;
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::kv::KvCache;
 use getp::backend::gpu::memory::DeviceBuffer;
@@ -14,7 +15,7 @@ use getp::backend::gpu::open::open_cut;
 use getp::backend::gpu::ops::{Buffer, GpuOps, Queries, Residual, ResidualMemory, Routed, Settled};
 use getp::backend::gpu::profile::Timeline;
 use getp::backend::gpu::replica::GpuReplica;
-use getp::backend::gpu::weights::{GpuWeights, Matrix, Vector, WeightSource};
+use getp::backend::gpu::weights::{GpuWeights, Matrix, Vector};
 use getp::batch::{Greedy, StepPlan, Want};
 use getp::checkpoint::{Checkpoint, TensorId};
 use getp::config::ModelConfig;
@@ -134,8 +135,8 @@ impl Subject {
             repeats: part.repeats.max(1),
             most_rows,
             of_sequence,
-            checkpoint: match setup.numbers.format {
-                Format::Bf16 => Box::new(Wide::new(model, wide)),
+            checkpoint: match setup.numbers.elements {
+                Elements::Bf16 => Box::new(Wide::new(model, wide)),
                 _ => Box::new(model),
             },
             config,
@@ -199,12 +200,11 @@ impl Subject {
             profile: true,
             ..options.clone()
         };
-        let source = WeightSource::Checkpoint(&*self.checkpoint);
-        let replica = open_cut(vec![context.clone()], &[LAYERS], &source, &options)?;
-        let format = replica.numbers().format;
+        let replica = open_cut(vec![context.clone()], &[LAYERS], &*self.checkpoint, &options)?;
+        let elements = replica.numbers().elements;
         anyhow::ensure!(
-            format == self.setup.numbers.format,
-            "activations are in {format:?}, as these kernels take any weights"
+            elements == self.setup.numbers.elements,
+            "activations are in {elements:?}, as these kernels take any weights"
         );
         let is_emulated = context.driver.device().runtime == "simt";
         let bytes = SWEPT_BYTES.min(context.driver.memory()?.free as usize / 2);
@@ -320,14 +320,14 @@ impl Run<'_> {
 }
 
 /// Fills a cache with random keys and values.
-fn fill_cache(context: &Context, kv: &KvCache, format: Format) -> Result<()> {
+fn fill_cache(context: &Context, kv: &KvCache, elements: Elements) -> Result<()> {
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     let mut bytes = Vec::new();
     for _ in 0..RANDOM_KEYS {
         let value: f32 = rng.sample(StandardNormal);
-        match format {
-            Format::F32 => bytes.extend(value.to_le_bytes()),
-            Format::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
+        match elements {
+            Elements::F32 => bytes.extend(value.to_le_bytes()),
+            Elements::Bf16 => bytes.extend(bf16::from_f32(value).to_le_bytes()),
             _ => bytes.extend(f16::from_f32(value).to_le_bytes()),
         }
     }

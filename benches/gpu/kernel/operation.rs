@@ -2,8 +2,7 @@
 
 #![allow(dead_code)] // tests/ladders.rs uses a part of it
 
-use getp::backend::gpu::args::Format;
-use getp::backend::gpu::catalogue::{Elements, Family, Kernel, Op, SHARED, Weights};
+use getp::backend::gpu::catalogue::{Elements, Family, Kernel, Op, PackedFormat, SHARED};
 use getp::backend::gpu::shapes::Numbers;
 use getp::profile::Operation;
 
@@ -138,16 +137,16 @@ impl Setup {
     /// That of released models.
     pub fn new(exact: bool) -> Self {
         Self {
-            numbers: Numbers::new(Format::F16, exact),
+            numbers: Numbers::new(Elements::F16, exact),
             w16_experts: false,
         }
     }
 
     /// What this kernel is made for; where it takes both precisions, this one.
     pub fn of(kernel: &Kernel, operation: Work, exact: bool) -> Self {
-        let format = match kernel.elements {
-            Some(Elements::Bf16) => Format::Bf16,
-            _ => Format::F16,
+        let elements = match kernel.elements {
+            Some(Elements::Bf16) => Elements::Bf16,
+            _ => Elements::F16,
         };
         let exact = match kernel.elements {
             _ if kernel.terms > 0 => kernel.terms > 1,
@@ -155,27 +154,23 @@ impl Setup {
             None => exact || kernel.op == Op::AttentionExact,
         };
         Self {
-            numbers: Numbers::new(format, exact),
-            w16_experts: operation.is_of_experts() && kernel.weights == Some(Weights::W16),
+            numbers: Numbers::new(elements, exact),
+            w16_experts: operation.is_of_experts() && kernel.weights == Some(PackedFormat::W16),
         }
     }
 
     /// Whether a kernel of this operation computes so.
     pub fn has(&self, operation: Work, kernel: &Kernel) -> bool {
         let Numbers {
-            format,
+            elements,
             kv,
             terms,
             exact,
         } = self.numbers;
-        let elements = match if operation.is_attention() { kv } else { format } {
-            Format::F32 => Elements::F32,
-            Format::Bf16 => Elements::Bf16,
-            _ => Elements::F16,
-        };
+        let elements = if operation.is_attention() { kv } else { elements };
         let weights = match operation.is_of_experts() && !self.w16_experts {
-            true => Weights::Mxfp4,
-            false => Weights::W16,
+            true => PackedFormat::Mxfp4,
+            false => PackedFormat::W16,
         };
         kernel.elements.is_none_or(|of| of == elements)
             && (kernel.terms == 0 || kernel.terms == terms)

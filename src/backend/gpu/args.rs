@@ -16,8 +16,9 @@
 //!              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //! ```
 
-use super::catalogue;
-use super::layout::{CType, Field, Number, Shared, Struct, shared};
+use super::catalogue::{self, Elements};
+use super::layout::{CType, Number, Shared, Struct, StructField, shared};
+use crate::weights::{RowMajor, WeightFormat};
 use crate::{batch, dtype, sampler};
 use bytemuck::{NoUninit, Pod, Zeroable};
 use std::ffi::c_void;
@@ -35,7 +36,7 @@ shared! {
         FLUSHING_TERM_SHIFT: usize = catalogue::FLUSHING_TERM_SHIFT;
 
         /// rows in a tile of the wire format of weights
-        WIRE_ROWS: usize = 32;
+        WIRE_ROWS: usize = RowMajor::ROWS;
         /// MXFP4 values that share a scale
         MXFP4_BLOCK: usize = dtype::MXFP4_BLOCK;
         /// bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per scale
@@ -583,24 +584,6 @@ shared! {
             half: i32,
         }
 
-        /// synthesize: a tensor in the wire format from a seed, for benchmarks without a checkpoint. BF16 and F32:
-        /// normally distributed with the given mean and standard deviation, BF16 rounded; MXFP4: random codes, scales
-        /// 2^exponent or 2^(exponent - 1).
-        #[derive(NoUninit)]
-        SynthesizeArgs {
-            wire: *mut u8,
-            tiles: i64,
-            /// rows of one matrix
-            rows: i32,
-            cols: i32,
-            seed: u32,
-            deviation: f32,
-            mean: f32,
-            exponent: i32,
-            format: Format,
-            reserved: i32,
-        }
-
         /// matrix_peak: MMAs on random 16-bit operands that never leave the multiprocessor, to measure the peak
         /// throughput. A block does MATRIX_PEAK_FLOPS * iterations operations.
         #[derive(Pod, Zeroable)]
@@ -626,13 +609,22 @@ shared! {
     }
 }
 
-impl Format {
-    /// Bytes of an element; MXFP4 has no whole ones.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
-            Self::Mxfp4 => unreachable!("MXFP4 elements are parts of blocks"),
+impl From<Elements> for Format {
+    fn from(elements: Elements) -> Self {
+        match elements {
+            Elements::F16 => Self::F16,
+            Elements::Bf16 => Self::Bf16,
+            Elements::F32 => Self::F32,
+        }
+    }
+}
+
+impl From<WeightFormat> for Format {
+    fn from(weights: WeightFormat) -> Self {
+        match weights {
+            WeightFormat::Mxfp4 => Self::Mxfp4,
+            WeightFormat::Bf16 => Self::Bf16,
+            WeightFormat::F32 => Self::F32,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The paged KV cache in device memory; [`super::args`] has the layout of a page.
 
-use super::args::{Format, KV_PAGE};
+use super::args::KV_PAGE;
+use super::catalogue::Elements;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::memory::DeviceBuffer;
@@ -22,13 +23,13 @@ pub struct KvCache {
 }
 
 /// Bytes of one key head's part of a page: keys, values, and what keeps the heads apart.
-fn head_bytes(config: &ModelConfig, format: Format, target: &Target) -> usize {
-    2 * KV_PAGE * config.head_dim * format.bytes() + target.family.kv_head_padding()
+fn head_bytes(config: &ModelConfig, elements: Elements, target: &Target) -> usize {
+    2 * KV_PAGE * config.head_dim * elements.bytes() + target.family.kv_head_padding()
 }
 
 /// Bytes of a page, which is a block's part of one layer.
-pub fn page_bytes(config: &ModelConfig, format: Format, target: &Target) -> usize {
-    config.n_kv_heads * head_bytes(config, format, target)
+pub fn page_bytes(config: &ModelConfig, elements: Elements, target: &Target) -> usize {
+    config.n_kv_heads * head_bytes(config, elements, target)
 }
 
 impl KvCache {
@@ -37,17 +38,17 @@ impl KvCache {
         context: &Context,
         config: &ModelConfig,
         range: Range<usize>,
-        format: Format,
+        elements: Elements,
         blocks: KvBlocks,
     ) -> Result<Self> {
-        let page_bytes = page_bytes(config, format, &context.target);
+        let page_bytes = page_bytes(config, elements, &context.target);
         let layers = blocks.layers(config, range.clone(), page_bytes)?;
         Ok(Self {
             bytes: DeviceBuffer::zeroed(&context.stream, layers.bytes)?,
             first_layer: range.start,
             layers: layers.offsets,
             page_bytes,
-            head_bytes: head_bytes(config, format, &context.target),
+            head_bytes: head_bytes(config, elements, &context.target),
             blocks,
         })
     }

@@ -4,24 +4,25 @@
 //! Where a family's table has several kernels for an operation, the columns of their rows tell them apart. The kernels'
 //! head comments say why their grids are so; a block beyond the step's rows returns at once.
 
-use super::args::{Format, PackArgs, WIRE_ROWS};
-use super::catalogue::{Kernel, Op};
+use super::args::{PackArgs, WIRE_ROWS};
+use super::catalogue::{Elements, Kernel, Op, PackedFormat};
 use super::launch::Launch;
 use super::shapes::{
-    AttentionWork, DecodeShape, GemmLaunch, GemmShape, Kind, NormRouteLaunch, NormRouteShape, NormWork, Numbers,
+    AttentionWork, DecodeShape, GemmLaunch, GemmShape, Held, NormRouteLaunch, NormRouteShape, NormWork, Numbers,
     Product, SortGatherLaunch,
 };
-use super::target::{Target, elements, weights};
+use super::target::Target;
 use crate::batch::{StepPlan, Want};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
+use crate::weights::WeightFormat;
 
 /// Runtimes count a launch's threads in 32 bits, and kernels the parts of a product's work in 32 with a sign.
 const MOST_THREADS: u64 = u32::MAX as u64;
 const MOST_PARTS: u64 = i32::MAX as u64;
 /// Enough blocks that a thread copies one or two pieces of a plan of 100 KB.
 const UPLOAD_BLOCKS: usize = 8;
-/// Enough for every multiprocessor of any card, of kernels that stride over a tensor.
+/// Enough for every multiprocessor of any card, of the kernel that strides over a tensor.
 const MOST_STRIDING_BLOCKS: usize = 2048;
 /// A few rounds of what a multiprocessor holds, of kernels that pack.
 const PACK_ROUNDS: usize = 16;
@@ -61,12 +62,12 @@ impl Target {
 
     /// A product.
     pub fn gemm(&self, shape: &GemmShape) -> Result<GemmLaunch> {
-        if matches!(shape.kind, Kind::Wire(_)) {
+        let Some(weights) = shape.held.packed() else {
             return Ok(self.plain_gemm(shape));
-        }
-        let made_for = |op| self.products(op, shape.kind, shape.format, shape.terms);
+        };
+        let made_for = |op| self.products(op, weights, shape.elements, shape.terms);
         let mut kernels: Vec<_> = made_for(shape.product.op()).collect();
-        if shape.kind == Kind::Heads {
+        if shape.held == Held::Heads {
             let holds = |kernel: &&Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
             kernels.splice(..0, made_for(Op::QkvStore).filter(holds)); // of equals the first is taken
         }
@@ -110,7 +111,7 @@ impl Target {
     pub fn attention(
         &self,
         config: &ModelConfig,
-        kv: Format,
+        kv: Elements,
         exact: bool,
         work: &AttentionWork,
     ) -> Result<[Option<Launch>; 2]> {
@@ -123,7 +124,7 @@ impl Target {
         let kv_heads = config.n_kv_heads;
         let of = |op| -> Vec<&'static Kernel> {
             let mine = |kernel: &&'static Kernel| kernel.takes(config).is_ok();
-            self.kernels(op, Some(elements(kv))).filter(mine).collect()
+            self.kernels(op, Some(kv)).filter(mine).collect()
         };
         let (exactly, decode, prefill) = (
             of(Op::AttentionExact),
@@ -161,17 +162,17 @@ impl Target {
         &self,
         config: &ModelConfig,
         numbers: &Numbers,
-        router: Kind,
+        router: Held,
         rows: usize,
     ) -> Option<NormRouteLaunch> {
         let shape = NormRouteShape {
             rows,
-            on_matrix_cores: !numbers.exact && router == Kind::Wire(Format::Bf16),
+            on_matrix_cores: !numbers.exact && router == Held::Wire(WeightFormat::Bf16),
             multiprocessors: self.multiprocessors,
         };
         let kernels: Vec<_> = self.of_model(Op::NormRoute, config).collect();
         let launch = self.family.norm_route(&shape, &kernels)?;
-        let sends = rows == 1 && !self.finds_rows(numbers.format, numbers.terms, rows);
+        let sends = rows == 1 && !self.finds_rows(numbers.elements, numbers.terms, rows);
         Some(NormRouteLaunch {
             launch,
             sends,
@@ -201,8 +202,8 @@ impl Target {
     }
 
     /// Whether mlp1 of a step of so many rows may find its experts' rows by itself.
-    pub fn finds_rows(&self, format: Format, terms: usize, rows: usize) -> bool {
-        self.finding(format, terms, rows).next().is_some()
+    pub fn finds_rows(&self, elements: Elements, terms: usize, rows: usize) -> bool {
+        self.finding(elements, terms, rows).next().is_some()
     }
 
     /// mlp1 that does, in a step of so many rows: with the weights and the tile of the kernel that [`Self::gemm`]
@@ -210,14 +211,14 @@ impl Target {
     pub fn sort_mlp1(&self, shape: &GemmShape, rows: usize) -> Option<Launch> {
         let sorted = self.gemm(shape).ok()?.launch.kernel;
         let alike = |kernel: &&Kernel| kernel.weights == sorted.weights && kernel.tokens == sorted.tokens;
-        let kernel = self.finding(shape.format, shape.terms, rows).find(alike)?;
+        let kernel = self.finding(shape.elements, shape.terms, rows).find(alike)?;
         let spans = shape.row_blocks.div_ceil(kernel.threads / self.family.table().wave);
         Some(Launch::new(kernel, 1 + shape.rows.min(shape.groups) * spans))
     }
 
-    fn finding(&self, format: Format, terms: usize, rows: usize) -> impl Iterator<Item = &'static Kernel> {
+    fn finding(&self, elements: Elements, terms: usize, rows: usize) -> impl Iterator<Item = &'static Kernel> {
         let fits = move |kernel: &&Kernel| kernel.terms == terms && rows <= kernel.most_rows;
-        self.kernels(Op::SortMlp1, Some(elements(format))).filter(fits)
+        self.kernels(Op::SortMlp1, Some(elements)).filter(fits)
     }
 
     /// Adds the experts' outputs to the residual stream.
@@ -227,13 +228,13 @@ impl Target {
 
     /// The unembedding by weights held so: only the matrix cores' kernels summarize rows as they go, and they know nothing
     /// of tokens that may not be sampled.
-    pub fn unembedding(&self, unembedding: Kind, plan: &StepPlan, want: Want) -> Product {
+    pub fn unembedding(&self, unembedding: Held, plan: &StepPlan, want: Want) -> Product {
         let whole_rows = want == Want::Logits
             || want.draws(plan)
             || want.scores(plan)
             || want.keeps_logits(plan)
             || plan.drawable.is_some();
-        if whole_rows || matches!(unembedding, Kind::Wire(_)) {
+        if whole_rows || unembedding.packed().is_none() {
             Product::Logits
         } else {
             Product::Greedy
@@ -245,17 +246,17 @@ impl Target {
         &self,
         config: &ModelConfig,
         numbers: &Numbers,
-        unembedding: Kind,
+        unembedding: Held,
         most_rows: usize,
     ) -> Result<usize> {
-        if matches!(unembedding, Kind::Wire(_)) {
+        if unembedding.packed().is_none() {
             return Ok(1);
         }
         let rows = (0..).map(|i| 1 << i).take_while(|&rows| rows < 2 * most_rows);
         let mut most = 1;
         for rows in rows {
             for product in [Product::Greedy, Product::Logits] {
-                let shape = self.product_shape(config, product, unembedding, numbers.format, numbers.terms, rows);
+                let shape = self.product_shape(config, product, unembedding, numbers.elements, numbers.terms, rows);
                 most = most.max(self.gemm(&shape)?.candidates);
             }
         }
@@ -282,22 +283,19 @@ impl Target {
 
     /// The exponents of a tensor of so many values.
     pub fn range(&self, values: usize) -> Launch {
-        self.striding(Op::Range, values)
+        let kernel = self.kernel(Op::Range);
+        let blocks = values.div_ceil(STRIDE * kernel.threads);
+        Launch::new(kernel, blocks.min(MOST_STRIDING_BLOCKS))
     }
 
     /// Packs a tensor.
-    pub fn pack(&self, kind: Kind, args: &PackArgs) -> Result<Launch> {
-        let mine = |kernel: &&Kernel| kernel.weights == Some(weights(kind));
+    pub fn pack(&self, weights: PackedFormat, args: &PackArgs) -> Result<Launch> {
+        let mine = |kernel: &&Kernel| kernel.weights == Some(weights);
         let kernel = self.kernels(Op::Pack, None).find(mine);
-        let kernel = kernel.ok_or_else(|| self.lacks((Op::Pack, kind)))?;
+        let kernel = kernel.ok_or_else(|| self.lacks((Op::Pack, weights)))?;
         let slabs = args.members as usize * args.row_blocks as usize * args.k_blocks as usize;
         let blocks = slabs.div_ceil(kernel.per_block);
         Ok(Launch::new(kernel, blocks.min(PACK_ROUNDS * self.multiprocessors)))
-    }
-
-    /// Random values for a tensor of so many.
-    pub fn synthesize(&self, values: usize) -> Launch {
-        self.striding(Op::Synthesize, values)
     }
 
     /// The matrix cores' peak, if the family has a kernel that measures it.
@@ -319,12 +317,6 @@ impl Target {
     fn shares(&self, op: Op, rows: usize) -> Launch {
         let kernel = self.kernel(op);
         Launch::new(kernel, rows.div_ceil(kernel.per_block))
-    }
-
-    fn striding(&self, op: Op, values: usize) -> Launch {
-        let kernel = self.kernel(op);
-        let blocks = values.div_ceil(STRIDE * kernel.threads);
-        Launch::new(kernel, blocks.min(MOST_STRIDING_BLOCKS))
     }
 
     fn lacks(&self, what: impl std::fmt::Debug) -> Error {

@@ -162,12 +162,12 @@ pub struct Struct {
     /// Its size.
     pub bytes: usize,
     /// In order.
-    pub fields: &'static [Field],
+    pub fields: &'static [StructField],
 }
 
 /// A field of a [`Struct`].
 #[derive(Clone, Copy, Debug)]
-pub struct Field {
+pub struct StructField {
     /// Its name on both sides.
     pub name: &'static str,
     /// Lines of its comment.
@@ -248,7 +248,7 @@ macro_rules! shared {
             name: stringify!($name),
             docs: &[$($doc),*],
             bytes: size_of::<$name>(),
-            fields: &[$(Field {
+            fields: &[$(StructField {
                 name: stringify!($field),
                 docs: &[$($field_doc),*],
                 c: <$type as Shared>::C,

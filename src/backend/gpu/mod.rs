@@ -33,4 +33,3 @@ pub mod step;
 mod supports;
 pub mod target;
 pub mod weights;
-pub mod wire;

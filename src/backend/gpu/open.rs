@@ -1,6 +1,6 @@
 //! Opens a replica on each device or group of devices that has enough memory.
 
-use super::args::Format;
+use super::catalogue::Elements;
 use super::code_objects;
 use super::context::Context;
 use super::driver::DeviceMemory;
@@ -12,7 +12,8 @@ use super::memory::SharedDriver;
 use super::replica::GpuReplica;
 use super::stage::{Common, is_exact};
 use super::target::Target;
-use super::weights::{Share, WeightSource, load};
+use super::weights::{Share, load};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, GpuFault, Result};
 use crate::options::{Options, StepLimits};
 use crate::replica::Replica;
@@ -27,7 +28,11 @@ const USEFUL_SEQUENCES: usize = 256;
 
 /// Opens a replica on each device, or on groups of them. A device that fails is left out with a line, and its group if that
 /// had its weights; only if all do is it an error, that of the last.
-pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Options) -> Result<Vec<Box<dyn Replica>>> {
+pub fn open(
+    drivers: Vec<SharedDriver>,
+    checkpoint: &dyn Checkpoint,
+    options: &Options,
+) -> Result<Vec<Box<dyn Replica>>> {
     let mut left_out = LeftOut::default();
     let contexts = drivers.into_iter().map(|driver| match options.device_mb {
         0 => driver,
@@ -40,8 +45,8 @@ pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Opt
         if contexts.is_empty() {
             return Err(left_out.last());
         }
-        let opened = groups(&contexts, source, options).and_then(|grouping| {
-            let opened = open_groups(&contexts, &grouping.groups, source, options, &mut left_out)?;
+        let opened = groups(&contexts, checkpoint, options).and_then(|grouping| {
+            let opened = open_groups(&contexts, &grouping.groups, checkpoint, options, &mut left_out)?;
             grouping.lines.iter().for_each(report::warning);
             Ok(opened)
         });
@@ -64,7 +69,7 @@ pub fn open(drivers: Vec<SharedDriver>, source: &WeightSource<'_>, options: &Opt
 fn open_groups(
     contexts: &[Arc<Context>],
     groups: &[Group],
-    source: &WeightSource<'_>,
+    checkpoint: &dyn Checkpoint,
     options: &Options,
     left_out: &mut LeftOut,
 ) -> Result<Vec<Box<dyn Replica>>> {
@@ -84,14 +89,14 @@ fn open_groups(
             layers,
         })
         .collect();
-    let loaded = load(&shares, source, is_exact(options), options.threads)?;
+    let loaded = load(&shares, checkpoint, is_exact(options), options.threads)?;
     let mut weights = loaded.weights.into_iter();
     let mut replicas: Vec<Box<dyn Replica>> = Vec::with_capacity(groups.len());
     for group in groups {
         let stages = group.devices.iter().map(|&device| contexts[device].clone());
         let stages = stages.zip(weights.by_ref()).collect();
         let report = loaded.report.clone();
-        let replica = GpuReplica::new(stages, source.config(), options, loaded.format, report);
+        let replica = GpuReplica::new(stages, checkpoint.config(), options, loaded.elements, report);
         if let Some(replica) = left_out.or_some(replica) {
             replicas.push(Box::new(replica));
         }
@@ -103,7 +108,7 @@ fn open_groups(
 pub fn open_cut(
     contexts: Vec<Arc<Context>>,
     ends: &[usize],
-    source: &WeightSource<'_>,
+    checkpoint: &dyn Checkpoint,
     options: &Options,
 ) -> Result<GpuReplica> {
     let begins = [0].into_iter().chain(ends.iter().copied());
@@ -114,13 +119,18 @@ pub fn open_cut(
             context,
             layers: begin..end,
         });
-    let loaded = load(&shares.collect::<Vec<_>>(), source, is_exact(options), options.threads)?;
+    let loaded = load(
+        &shares.collect::<Vec<_>>(),
+        checkpoint,
+        is_exact(options),
+        options.threads,
+    )?;
     let stages = contexts.into_iter().zip(loaded.weights).collect();
-    GpuReplica::new(stages, source.config(), options, loaded.format, loaded.report)
+    GpuReplica::new(stages, checkpoint.config(), options, loaded.elements, loaded.report)
 }
 
 /// Which devices make replicas, and which layers each has.
-fn groups(contexts: &[Arc<Context>], source: &WeightSource<'_>, options: &Options) -> Result<Grouping> {
+fn groups(contexts: &[Arc<Context>], checkpoint: &dyn Checkpoint, options: &Options) -> Result<Grouping> {
     const GIB: f64 = (1u64 << 30) as f64;
     let memory: Vec<DeviceMemory> = contexts
         .iter()
@@ -149,7 +159,7 @@ fn groups(contexts: &[Arc<Context>], source: &WeightSource<'_>, options: &Option
         asked_by: options.names.group,
         distance: &distance,
     };
-    let fit = |devices: &[usize], sequences: usize| fit(contexts, &memory, devices, sequences, source, options);
+    let fit = |devices: &[usize], sequences: usize| fit(contexts, &memory, devices, sequences, checkpoint, options);
     let sequences = USEFUL_SEQUENCES.min(options.step_limits(StepLimits::GPU).max_batch);
     let grouping = form(&devices, options.group, sequences, &fit);
     match failed.into_inner() {
@@ -164,11 +174,11 @@ fn fit(
     memory: &[DeviceMemory],
     devices: &[usize],
     sequences: usize,
-    source: &WeightSource<'_>,
+    checkpoint: &dyn Checkpoint,
     options: &Options,
 ) -> Option<Vec<Range<usize>>> {
     // Before the weights are there, nobody knows that FP16 does not fit.
-    let common = Common::new(source.config(), options, Format::F16, devices.len());
+    let common = Common::new(checkpoint.config(), options, Elements::F16, devices.len());
     let demand = Demand {
         common: &common,
         target: &contexts[*devices.first()?].target,

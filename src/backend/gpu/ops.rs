@@ -15,7 +15,7 @@ mod values;
 pub use arguments::Sizes;
 pub use queue::Queue;
 pub use values::{
-    Buffer, Projected, Queries, Residual, ResidualMemory, Routed, Routes, SLACK_ROWS, Settled, slots, y_format,
+    Buffer, Projected, Queries, Residual, ResidualMemory, Routed, Routes, SLACK_ROWS, Settled, slots, y_elements,
 };
 
 use super::args::{GemmArgs, Greedy, NormRouteArgs, QkvStoreArgs, SortGatherArgs, SortMlp1Args, Step, UploadArgs};
@@ -25,7 +25,7 @@ use super::kv::KvCache;
 use super::layout::TypedPtr;
 use super::logits::LogitsAt;
 use super::shapes::{
-    AttentionWork, GemmLaunch, GemmShape, Kind, NormWork, Numbers, Product, SortGatherLaunch, StepShape,
+    AttentionWork, GemmLaunch, GemmShape, Held, NormWork, Numbers, Product, SortGatherLaunch, StepShape,
 };
 use super::target::Target;
 use super::weights::{Matrix, Vector};
@@ -63,7 +63,7 @@ impl GpuOps {
     ) -> Result<Self> {
         let target = context.target;
         let candidates = match unembedding {
-            Some(w) => target.most_candidates(config, &numbers, w.kind, sizes.logits_rows)?,
+            Some(w) => target.most_candidates(config, &numbers, w.held, sizes.logits_rows)?,
             None => 1,
         };
         Ok(Self {
@@ -131,19 +131,19 @@ impl GpuOps {
     }
 
     /// What the choice of a product's kernel depends on.
-    fn gemm_shape(&self, product: Product, kind: Kind) -> GemmShape {
+    fn gemm_shape(&self, product: Product, held: Held) -> GemmShape {
         let Arguments { config, numbers, .. } = &self.args;
         let rows = match product {
             Product::Greedy | Product::Logits => self.shape.logits_rows,
             _ => self.shape.rows,
         };
         self.target
-            .product_shape(config, product, kind, numbers.format, numbers.terms, rows)
+            .product_shape(config, product, held, numbers.elements, numbers.terms, rows)
     }
 
     /// Its kernel.
     fn choose(&self, product: Product, w: &Matrix) -> Result<GemmLaunch> {
-        self.target.gemm(&self.gemm_shape(product, w.kind))
+        self.target.gemm(&self.gemm_shape(product, w.held))
     }
 
     /// Queues it with these arguments.
@@ -190,8 +190,8 @@ impl GpuOps {
 
     /// Sends the rows to the experts that the router has picked, unless mlp1 may find them.
     fn send<'x>(&mut self, t: &Buffer, memory: &'x mut ResidualMemory) -> Result<Routed<'x>> {
-        let Numbers { format, terms, .. } = self.args.numbers;
-        let sent = if self.target.finds_rows(format, terms, self.shape.rows) {
+        let Numbers { elements, terms, .. } = self.args.numbers;
+        let sent = if self.target.finds_rows(elements, terms, self.shape.rows) {
             Sending::Outstanding(t.tiles())
         } else {
             self.sort_and_gather(t.tiles(), &memory.routes)?;
@@ -244,7 +244,7 @@ impl Ops for GpuOps {
         self.check_plan(plan)?;
         let args = self.args.embed(table, &x.x)?;
         let launch = self.target.embed(self.shape.rows);
-        let cost = self.costs().embed(args.format);
+        let cost = self.costs().embed(table);
         self.queue.operation(Operation::Embed, cost, launch, &args)?;
         Ok(Residual {
             memory: x,
@@ -280,7 +280,7 @@ impl Ops for GpuOps {
         let cost = self.costs().product(Product::Qkv, w, &chosen);
         let launch = chosen.launch;
         let stores = launch.kernel.op == Op::QkvStore;
-        let paired = w.kind == Kind::Heads;
+        let paired = w.held == Held::Heads;
         let half = self.args.config.head_dim as i32 / 2;
         let args = GemmArgs {
             bias: bias.values(),
@@ -386,7 +386,7 @@ impl Ops for GpuOps {
         t: &'t mut Buffer,
     ) -> Result<Self::Routed<'x, 't>> {
         let Arguments { config, numbers, .. } = &self.args;
-        let Some(chosen) = self.target.norm_route(config, numbers, w.kind, self.shape.rows) else {
+        let Some(chosen) = self.target.norm_route(config, numbers, w.held, self.shape.rows) else {
             return self.norm_then_route(x, norm, w, bias, t);
         };
         let Settled { memory } = x;
@@ -432,7 +432,7 @@ impl Ops for GpuOps {
                 args.picks = routes.picks.values();
             }
             Sending::Outstanding(rows) => {
-                let shape = self.gemm_shape(Product::Mlp1, w.kind);
+                let shape = self.gemm_shape(Product::Mlp1, w.held);
                 if let Some(launch) = self.target.sort_mlp1(&shape, self.shape.rows) {
                     args.input = rows.terms;
                     args.in_term = rows.term;
@@ -504,7 +504,7 @@ impl Ops for GpuOps {
     }
 
     fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want, _: &mut ()) -> Result<()> {
-        let product = self.target.unembedding(w.kind, plan, want);
+        let product = self.target.unembedding(w.held, plan, want);
         let chosen = self.choose(product, w)?;
         let cost = self.costs().product(product, w, &chosen);
         let args = self.args.unembed(t, w, product == Product::Logits);

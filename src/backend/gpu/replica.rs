@@ -6,6 +6,7 @@
 pub mod inspect;
 
 use super::args;
+use super::catalogue::Elements;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::group::hop::Hop;
@@ -81,10 +82,10 @@ impl GpuReplica {
         stages: Vec<(Arc<Context>, GpuWeights)>,
         config: &ModelConfig,
         options: &Options,
-        format: args::Format,
+        elements: Elements,
         report: PackReport,
     ) -> Result<Self> {
-        let common = Common::new(config, options, format, stages.len());
+        let common = Common::new(config, options, elements, stages.len());
         let several = stages.len() > 1;
         let begin = |(context, weights)| LoadedStage::new(context, weights, &common, options.profile);
         let loaded: Vec<_> = stages.into_iter().map(begin).collect::<Result<_>>()?;
@@ -298,8 +299,8 @@ impl Replica for GpuReplica {
     fn describe(&self) -> String {
         let numbers = &self.common.numbers;
         let precision = if numbers.exact { "exact" } else { "fast" };
-        let format = match numbers.format {
-            args::Format::Bf16 => "BF16",
+        let format = match numbers.elements {
+            Elements::Bf16 => "BF16",
             _ => "FP16",
         };
         let device = self.first().context.driver.device();

@@ -1,17 +1,17 @@
 //! What the choice of a kernel depends on, and what is chosen.
 
-use super::args;
-use super::catalogue::Op;
+use super::catalogue::{Elements, Op, PackedFormat};
 use super::launch::Launch;
 use crate::tensors::TensorId;
+use crate::weights::WeightFormat;
 
 /// How a replica computes.
 #[derive(Clone, Copy, Debug)]
 pub struct Numbers {
     /// Of activations: FP16 or BF16.
-    pub format: args::Format,
+    pub elements: Elements,
     /// Of keys, values and queries: the same in `fast`, float32 in `exact`.
-    pub kv: args::Format,
+    pub kv: Elements,
     /// Terms an activation: 1 in `fast`.
     pub terms: usize,
     /// Products, norms and attention as close to the float32 baseline as a GPU can, see docs/precision.md.
@@ -20,15 +20,15 @@ pub struct Numbers {
 
 impl Numbers {
     /// In `fast` or in `exact`, with activations in this format, of which `exact` has two FP16 or three BF16 terms.
-    pub fn new(format: args::Format, exact: bool) -> Self {
-        let terms = match (exact, format) {
+    pub fn new(elements: Elements, exact: bool) -> Self {
+        let terms = match (exact, elements) {
             (false, _) => 1,
-            (true, args::Format::Bf16) => 3,
+            (true, Elements::Bf16) => 3,
             (true, _) => 2,
         };
         Self {
-            format,
-            kv: if exact { args::Format::F32 } else { format },
+            elements,
+            kv: if exact { Elements::F32 } else { elements },
             terms,
             exact,
         }
@@ -56,9 +56,9 @@ pub struct StepShape {
     pub scores: bool,
 }
 
-/// The layout of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+/// How a device holds a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
     /// MXFP4, packed for the matrix cores.
     Mxfp4,
     /// 16 bits a value, packed for the matrix cores.
@@ -66,7 +66,18 @@ pub enum Kind {
     /// The same, the rows in pairs half a head apart.
     Heads,
     /// The wire format: matrices for the plain kernels, and those whose rows are looked up one by one.
-    Wire(args::Format),
+    Wire(WeightFormat),
+}
+
+impl Held {
+    /// The format in which it is packed for the matrix cores; `None` in the wire format.
+    pub const fn packed(self) -> Option<PackedFormat> {
+        match self {
+            Self::Mxfp4 => Some(PackedFormat::Mxfp4),
+            Self::W16 | Self::Heads => Some(PackedFormat::W16),
+            Self::Wire(_) => None,
+        }
+    }
 }
 
 /// A product of the model.
@@ -128,9 +139,9 @@ pub struct GemmShape {
     /// Which product.
     pub product: Product,
     /// How its weights are held.
-    pub kind: Kind,
+    pub held: Held,
     /// Of activations.
-    pub format: args::Format,
+    pub elements: Elements,
     /// Terms an activation: 1 in `fast`.
     pub terms: usize,
     /// The most rows of the step; in the experts' products, of all experts together.
@@ -248,7 +259,7 @@ pub struct DecodeShape {
 #[cfg(test)]
 impl GemmShape {
     /// A product of the 20b at `rows` rows of a step, its weights in row blocks of `block_rows` rows.
-    pub fn of_20b(product: Product, rows: usize, format: args::Format, terms: usize, block_rows: usize) -> Self {
+    pub fn of_20b(product: Product, rows: usize, elements: Elements, terms: usize, block_rows: usize) -> Self {
         let (n, groups, rows) = match product {
             Product::Qkv => (5120, 1, rows),
             Product::AttnOut => (2880, 1, rows),
@@ -258,8 +269,8 @@ impl GemmShape {
         };
         Self {
             product,
-            kind: if groups > 1 { Kind::Mxfp4 } else { Kind::W16 },
-            format,
+            held: if groups > 1 { Held::Mxfp4 } else { Held::W16 },
+            elements,
             terms,
             rows,
             groups,

@@ -4,8 +4,9 @@ mod graphs;
 
 pub use graphs::bucket;
 
-use super::args::{self, KV_PAGE, StepHeader};
+use super::args::{KV_PAGE, StepHeader};
 use super::attention_plan::max_partial_slots;
+use super::catalogue::Elements;
 use super::ceilings::Ceilings;
 use super::context::Context;
 use super::kv::{KvCache, page_bytes};
@@ -155,11 +156,11 @@ impl SizedStage {
 
 impl Common {
     /// What `options` ask for, where a replica has so many stages.
-    pub fn new(config: &ModelConfig, options: &Options, format: args::Format, stages: usize) -> Self {
+    pub fn new(config: &ModelConfig, options: &Options, elements: Elements, stages: usize) -> Self {
         let limits = options.step_limits(StepLimits::GPU);
         Self {
             config: config.clone(),
-            numbers: numbers(options, format),
+            numbers: numbers(options, elements),
             rows: limits.step_tokens,
             logits_rows: limits.max_batch,
             sequences: limits.max_batch.saturating_mul(stages),
@@ -269,7 +270,7 @@ impl Stage {
     /// Whether a step leaves whole rows of logits on the device.
     pub fn whole_rows(&self, plan: &StepPlan, want: Want) -> bool {
         self.unembedding()
-            .is_some_and(|w| self.context.target.unembedding(w.kind, plan, want) == Product::Logits)
+            .is_some_and(|w| self.context.target.unembedding(w.held, plan, want) == Product::Logits)
     }
 
     /// Queues a step's kernels, between two events if steps are timed; whole rows go to `logits`.
@@ -388,8 +389,8 @@ pub fn is_exact(options: &Options) -> bool {
 }
 
 /// What a model's values are computed in, whose activations are in this format.
-pub fn numbers(options: &Options, format: args::Format) -> Numbers {
-    Numbers::new(format, is_exact(options))
+pub fn numbers(options: &Options, elements: Elements) -> Numbers {
+    Numbers::new(elements, is_exact(options))
 }
 
 /// The most positions a sequence can have: gpt-oss's context.

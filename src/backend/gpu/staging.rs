@@ -10,12 +10,12 @@ use super::args::WIRE_ROWS;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::memory::{Event, PinnedBuffer};
-use super::wire::Wire;
-use crate::checkpoint::{Checkpoint, Tensor, TensorId};
+use crate::checkpoint::{Checkpoint, Field, Tensor, TensorId};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::weights::{Findings, Layout, NonFinite, WeightFormat, first_format, least_bytes, pack_tiles};
+use crate::model::{Load, Weights};
+use crate::weights::{Findings, Layout, NonFinite, RowMajor, WeightFormat, first_format, least_bytes, pack_tiles};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -25,41 +25,58 @@ const BUFFERS: usize = 4;
 /// Hundreds of tiles, enough for all cores, and half a millisecond of PCIe.
 const BUFFER_BYTES: usize = 32 << 20;
 
-/// A tensor to be sent: one matrix, or the matrices of all experts of a layer.
-pub struct Job {
-    /// Its matrices, all of one shape.
-    pub ids: Vec<TensorId>,
-    /// The format it has in released checkpoints.
-    pub expected: WeightFormat,
+/// The tensors of an array that a layer has: one, or one an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfLayer {
+    /// The array.
+    pub array: Field,
+    /// The layer; 0 where the array does not count by it.
+    pub layer: usize,
 }
 
-/// What the packer sends, in order.
+impl OfLayer {
+    /// The tensors, all of one shape.
+    pub fn ids(self, config: &ModelConfig) -> Result<Vec<TensorId>> {
+        memory::collect(self.array.of_layer(self.layer, config), Purpose::Checkpoint)
+    }
+}
+
+/// What the packer sends. The parcels of a layer's matrices follow each other.
 pub enum Parcel {
-    /// A tensor begins, or begins anew in a wider format.
+    /// Matrices begin, or begin anew in a wider format.
     Begin {
-        /// Its first matrix.
-        id: TensorId,
+        /// Which.
+        of: OfLayer,
         /// Of the packed values.
         format: WeightFormat,
     },
-    /// The tensor's next tiles, and their bytes.
+    /// Their next tiles, and those tiles' bytes.
     Tiles(PinnedBuffer, usize),
-    /// The tensor is complete.
+    /// They are complete.
     End {
-        /// Bytes it has in the checkpoint.
+        /// Bytes they have in the checkpoint.
         read_bytes: u64,
-        /// What the packer has found in its values.
+        /// What the packer has found in their values.
         found: Findings,
+    },
+    /// Vectors, which are small.
+    Vectors {
+        /// Which.
+        of: OfLayer,
+        /// One after the other.
+        values: Vec<f32>,
+        /// Bytes they have in the checkpoint.
+        read_bytes: u64,
     },
     /// Packing has failed; nothing follows.
     Failed(Error),
 }
 
-/// The two ends, connected by channels.
+/// The two ends, connected by channels: of a checkpoint's weights, its layers in this order.
 pub fn pair<'a>(
     contexts: &'a [&'a Context],
     checkpoint: &'a dyn Checkpoint,
-    jobs: Vec<Job>,
+    order: &'a [usize],
 ) -> Result<(Packer<'a>, Staging<'a>)> {
     let (give_back, free) = bounded(BUFFERS);
     let (sender, parcels) = bounded(BUFFERS);
@@ -72,7 +89,7 @@ pub fn pair<'a>(
     }
     let packer = Packer {
         checkpoint,
-        jobs,
+        order,
         free,
         spare: None,
         parcels: sender,
@@ -92,7 +109,7 @@ pub fn pair<'a>(
 /// A small model needs no large buffers; any needs room for a tile.
 fn buffer_bytes(config: &ModelConfig) -> usize {
     let widest = config.hidden_dim.max(config.intermediate_dim).max(config.q_dim());
-    let tile = Wire.tile_bytes(WeightFormat::F32, widest);
+    let tile = RowMajor.tile_bytes(WeightFormat::F32, widest);
     let share = least_bytes(config) as usize / BUFFERS;
     share.clamp(tile, BUFFER_BYTES.max(tile))
 }
@@ -100,7 +117,7 @@ fn buffer_bytes(config: &ModelConfig) -> usize {
 /// The end that packs.
 pub struct Packer<'a> {
     checkpoint: &'a dyn Checkpoint,
-    jobs: Vec<Job>,
+    order: &'a [usize],
     free: Receiver<PinnedBuffer>,
     /// A buffer received and not used.
     spare: Option<PinnedBuffer>,
@@ -110,9 +127,10 @@ pub struct Packer<'a> {
 }
 
 /// Why packing stopped.
-enum Stop {
+pub enum Stop {
     /// The receiver is gone.
     Gone,
+    /// Something failed.
     Failed(Error),
 }
 
@@ -122,31 +140,19 @@ impl From<Error> for Stop {
     }
 }
 
-impl Packer<'_> {
-    /// Packs everything, or until the other end is gone; returns the seconds spent packing, without waiting.
-    pub fn run(mut self) -> f64 {
-        for job in std::mem::take(&mut self.jobs) {
-            match self.tensor(&job) {
-                Ok(()) => {}
-                Err(Stop::Gone) => break,
-                Err(Stop::Failed(error)) => {
-                    let _ = self.send(Parcel::Failed(error));
-                    break;
-                }
-            }
-        }
-        self.busy.as_secs_f64()
-    }
+impl Load for Packer<'_> {
+    type Matrix = ();
+    type Vector = ();
+    type Error = Stop;
 
-    fn tensor(&mut self, job: &Job) -> Result<(), Stop> {
-        let tensors = job.ids.iter().map(|&id| self.checkpoint.tensor(id));
-        let tensors = memory::try_collect(tensors, Purpose::Checkpoint)?;
+    fn matrix(&mut self, array: Field, layer: usize) -> Result<(), Stop> {
+        let of = OfLayer { array, layer };
+        let tensors = self.tensors(of)?;
         let mut found = Findings::default();
-        let mut format = first_format(tensors[0].cols, job.expected);
+        let mut format = first_format(tensors[0].cols, WeightFormat::expected(array.holds()));
         loop {
-            let id = job.ids[0];
-            self.send(Parcel::Begin { id, format })?;
-            (found.non_finite, found.print) = (None, 0); // the whole tensor is packed again
+            self.send(Parcel::Begin { of, format })?;
+            (found.non_finite, found.print) = (None, 0); // all is packed again
             self.tiles(&tensors, format, &mut found)?;
             match found.needs.take() {
                 Some(wider) => format = wider,
@@ -154,14 +160,47 @@ impl Packer<'_> {
             }
         }
         self.send(Parcel::End {
-            read_bytes: tensors.iter().map(Tensor::len_bytes).sum(),
+            read_bytes: read_bytes(&tensors),
             found,
         })
     }
 
+    fn vector(&mut self, array: Field, layer: usize) -> Result<(), Stop> {
+        let of = OfLayer { array, layer };
+        let tensors = self.tensors(of)?;
+        let mut values = Vec::new();
+        for tensor in &tensors {
+            tensor.extend_f32(&mut values)?;
+        }
+        self.send(Parcel::Vectors {
+            of,
+            values,
+            read_bytes: read_bytes(&tensors),
+        })
+    }
+}
+
+fn read_bytes(tensors: &[Tensor<'_>]) -> u64 {
+    tensors.iter().map(Tensor::len_bytes).sum()
+}
+
+impl<'a> Packer<'a> {
+    /// Packs everything, or until the other end is gone; returns the seconds spent packing, without waiting.
+    pub fn run(mut self) -> f64 {
+        if let Err(Stop::Failed(error)) = Weights::load(self.order.iter().copied(), &mut self) {
+            let _ = self.send(Parcel::Failed(error));
+        }
+        self.busy.as_secs_f64()
+    }
+
+    fn tensors(&self, of: OfLayer) -> Result<Vec<Tensor<'a>>> {
+        let ids = of.ids(self.checkpoint.config())?;
+        memory::try_collect(ids.iter().map(|&id| self.checkpoint.tensor(id)), Purpose::Checkpoint)
+    }
+
     /// Packs all tiles in this format, up to a value that does not fit.
     fn tiles(&mut self, tensors: &[Tensor<'_>], format: WeightFormat, found: &mut Findings) -> Result<(), Stop> {
-        let tile_bytes = Wire.tile_bytes(format, tensors[0].cols);
+        let tile_bytes = RowMajor.tile_bytes(format, tensors[0].cols);
         let tiles = tensors.len() * tensors[0].rows.div_ceil(WIRE_ROWS);
         let mut first = 0;
         while first < tiles {
@@ -170,7 +209,7 @@ impl Packer<'_> {
             // SAFETY: nobody else has the buffer, and every device's copy from it has been waited for.
             let bytes = unsafe { &mut buffer.write()[..n * tile_bytes] };
             let start = Instant::now();
-            let here = pack_tiles(tensors, format, &Wire, first, bytes)?;
+            let here = pack_tiles(tensors, format, &RowMajor, first, bytes)?;
             self.busy += start.elapsed();
             found.misfit = found.misfit.take().or(here.misfit);
             found.non_finite = NonFinite::merge(found.non_finite, here.non_finite);
@@ -218,10 +257,9 @@ struct UnderWay {
 }
 
 impl Staging<'_> {
-    /// The packer's next message.
-    pub fn next(&self) -> Result<Parcel> {
-        let gone = |_| Error::Internal("packing has ended before the last tensor".into());
-        self.parcels.recv().map_err(gone)
+    /// The packer's next parcel; `None` if there are no more.
+    pub fn next(&self) -> Option<Parcel> {
+        self.parcels.recv().ok()
     }
 
     /// Queues copies of a buffer's first `bytes` bytes, each to an address on the device of that number. Keeps one copy

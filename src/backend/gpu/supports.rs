@@ -1,11 +1,11 @@
 //! Whether a family's kernels take a model, asked before a device is used.
 
-use super::args::Format;
-use super::catalogue::{Kernel, Op};
-use super::shapes::{AttentionWork, GemmShape, Kind, Product};
+use super::catalogue::{Elements, Kernel, Op};
+use super::shapes::{AttentionWork, GemmShape, Held, Product};
 use super::target::Target;
 use crate::config::ModelConfig;
 use crate::options::StepLimits;
+use crate::weights::WeightFormat;
 
 impl Target {
     /// Whether the family's kernels take a model in steps as large as these, or why not, in words.
@@ -29,15 +29,19 @@ impl Target {
             items: rows,
             tiles: rows,
         };
-        let attention = self.attention(config, Format::F16, false, &work);
+        let attention = self.attention(config, Elements::F16, false, &work);
         attention.map_err(|error| error.to_string())?;
         self.largest_products(config, steps)
     }
 
     /// The products of the largest step have grids that a device can number, whatever the weights turn out to be.
     fn largest_products(&self, config: &ModelConfig, steps: &StepLimits) -> Result<(), String> {
-        const ACTIVATIONS: [(Format, usize); 4] =
-            [(Format::F16, 1), (Format::Bf16, 1), (Format::F16, 2), (Format::Bf16, 3)];
+        const ACTIVATIONS: [(Elements, usize); 4] = [
+            (Elements::F16, 1),
+            (Elements::Bf16, 1),
+            (Elements::F16, 2),
+            (Elements::Bf16, 3),
+        ];
         for product in Product::ALL {
             let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
             let outputs = outputs(config, product);
@@ -45,18 +49,18 @@ impl Target {
                 Product::Greedy | Product::Logits => steps.max_batch,
                 _ => steps.step_tokens,
             };
-            let kinds: &[Kind] = match experts {
-                true => &[Kind::Mxfp4, Kind::W16, Kind::Wire(Format::F32)],
-                false => &[Kind::W16, Kind::Wire(Format::F32)],
+            let all_held: &[Held] = match experts {
+                true => &[Held::Mxfp4, Held::W16, Held::Wire(WeightFormat::F32)],
+                false => &[Held::W16, Held::Wire(WeightFormat::F32)],
             };
-            for &kind in kinds {
-                for (format, terms) in ACTIVATIONS {
+            for &held in all_held {
+                for (elements, terms) in ACTIVATIONS {
                     // What the family does not multiply goes through the plain kernels, as float32 does.
-                    let is_plain = matches!(kind, Kind::Wire(_));
-                    if !is_plain && !self.multiplies(product, kind, format, terms, outputs) {
+                    let multiplies = |weights| self.multiplies(product, weights, elements, terms, outputs);
+                    if !held.packed().is_none_or(multiplies) {
                         continue;
                     }
-                    let shape = self.product_shape(config, product, kind, format, terms, rows);
+                    let shape = self.product_shape(config, product, held, elements, terms, rows);
                     self.gemm(&shape).map_err(|error| error.to_string())?;
                 }
             }
@@ -69,8 +73,8 @@ impl Target {
         &self,
         config: &ModelConfig,
         product: Product,
-        kind: Kind,
-        format: Format,
+        held: Held,
+        elements: Elements,
         terms: usize,
         rows: usize,
     ) -> GemmShape {
@@ -82,8 +86,8 @@ impl Target {
         let n = outputs(config, product);
         GemmShape {
             product,
-            kind,
-            format,
+            held,
+            elements,
             terms,
             rows,
             groups,

@@ -1,12 +1,11 @@
 //! What the kernels of a device look like from outside: layouts and limits. Pure functions of shapes.
 
-use super::args::{Format, MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
-use super::catalogue::{Elements, Kernel, Op, Weights};
+use super::args::{MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
+use super::catalogue::{Elements, Kernel, Op, PackedFormat};
 use super::code_objects;
 use super::driver::Device;
 use super::family::{self, Family};
-use super::shapes::{Kind, Numbers, PackedShape, Product};
-use super::wire;
+use super::shapes::{Held, Numbers, PackedShape, Product};
 use crate::config::ModelConfig;
 use crate::error::{Error, GpuFault, Result};
 use crate::tensors::TensorId;
@@ -65,37 +64,46 @@ impl Target {
     pub(super) fn products(
         &self,
         op: Op,
-        kind: Kind,
-        format: Format,
+        weights: PackedFormat,
+        elements: Elements,
         terms: usize,
     ) -> impl Iterator<Item = &'static Kernel> {
-        let weights = weights(kind);
-        self.kernels(op, Some(elements(format)))
+        self.kernels(op, Some(elements))
             .filter(move |kernel| kernel.weights == Some(weights) && kernel.terms == terms)
     }
 
     /// Whether the family has kernels for a product of a matrix of so many rows, packed so. What it has none for, the
     /// plain kernels multiply.
-    pub fn multiplies(&self, product: Product, kind: Kind, format: Format, terms: usize, rows: usize) -> bool {
-        let mut kernels = self.products(product.op(), kind, format, terms);
+    pub fn multiplies(
+        &self,
+        product: Product,
+        weights: PackedFormat,
+        elements: Elements,
+        terms: usize,
+        rows: usize,
+    ) -> bool {
+        let mut kernels = self.products(product.op(), weights, elements, terms);
         self.family.holds(product, rows) && kernels.next().is_some()
     }
 
     /// How a tensor that comes in this format is held: packed, if the family has kernels for all products of it.
-    pub fn held(&self, tensor: TensorId, format: WeightFormat, config: &ModelConfig, numbers: &Numbers) -> Kind {
-        let wire = Kind::Wire(wire::format(format));
+    pub fn held(&self, tensor: TensorId, format: WeightFormat, config: &ModelConfig, numbers: &Numbers) -> Held {
+        let wire = Held::Wire(format);
         let packed = match (format, tensor) {
-            (WeightFormat::Mxfp4, _) => Kind::Mxfp4,
-            (WeightFormat::Bf16, TensorId::Qkv { .. }) => self.qkv_kind(config, numbers.exact),
-            (WeightFormat::Bf16, _) => Kind::W16,
+            (WeightFormat::Mxfp4, _) => Held::Mxfp4,
+            (WeightFormat::Bf16, TensorId::Qkv { .. }) => self.qkv_held(config, numbers.exact),
+            (WeightFormat::Bf16, _) => Held::W16,
             (WeightFormat::F32, _) => return wire,
         };
         let [rows, _] = tensor.shape(config);
-        let multiplies = |&product: &Product| self.multiplies(product, packed, numbers.format, numbers.terms, rows);
         let products = Product::of(tensor);
-        match !products.is_empty() && products.iter().all(multiplies) {
-            true => packed,
-            false => wire,
+        let multiplies = |weights| {
+            let mut products = products.iter();
+            products.all(|&product| self.multiplies(product, weights, numbers.elements, numbers.terms, rows))
+        };
+        match packed.packed() {
+            Some(weights) if !products.is_empty() && multiplies(weights) => packed,
+            _ => wire,
         }
     }
 
@@ -163,44 +171,25 @@ impl Target {
     }
 
     /// How 16-bit weights of queries, keys and values are packed.
-    pub fn qkv_kind(&self, config: &ModelConfig, exact: bool) -> Kind {
+    pub fn qkv_held(&self, config: &ModelConfig, exact: bool) -> Held {
         if !exact && self.family.pairs_heads(config.head_dim) {
-            Kind::Heads
+            Held::Heads
         } else {
-            Kind::W16
+            Held::W16
         }
     }
 
     /// A packed matrix in row blocks: for each and each 64 K, MXFP4 as codes and one scale for each 32.
-    pub fn packed(&self, kind: Kind, rows: usize, cols: usize) -> PackedShape {
+    pub fn packed(&self, weights: PackedFormat, rows: usize, cols: usize) -> PackedShape {
         let block_rows = self.family.block_rows();
         let row_blocks = rows.div_ceil(block_rows);
-        let block_bytes = match weights(kind) {
-            Weights::Mxfp4 => block_rows * MXFP4_SLAB_BYTES,
-            Weights::W16 => block_rows * W16_SLAB_BYTES,
+        let block_bytes = match weights {
+            PackedFormat::Mxfp4 => block_rows * MXFP4_SLAB_BYTES,
+            PackedFormat::W16 => block_rows * W16_SLAB_BYTES,
         };
         PackedShape {
             row_blocks,
             bytes: row_blocks * cols.div_ceil(SLAB) * block_bytes,
         }
-    }
-}
-
-/// The catalogue's word for a kind of weights.
-pub(super) fn weights(kind: Kind) -> Weights {
-    match kind {
-        Kind::Mxfp4 => Weights::Mxfp4,
-        Kind::W16 | Kind::Heads => Weights::W16,
-        Kind::Wire(_) => unreachable!("the wire's form has kernels of its own"),
-    }
-}
-
-/// The catalogue's word for a format of activations or of the cache.
-pub(super) fn elements(format: Format) -> Elements {
-    match format {
-        Format::F16 => Elements::F16,
-        Format::Bf16 => Elements::Bf16,
-        Format::F32 => Elements::F32,
-        Format::Mxfp4 => unreachable!("neither activations nor a cache are MXFP4"),
     }
 }

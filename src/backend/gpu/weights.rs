@@ -4,23 +4,25 @@
 //! both operands in one format, so one matrix that does not fit FP16 makes the whole model BF16. A matrix that needs
 //! float32, or for which the family has no kernels, stays in the wire format and is multiplied by the plain kernels.
 
-use super::args::{self, PackArgs, RangeArgs, SLAB, SynthesizeArgs, WIRE_ROWS};
+use super::args::{PackArgs, RangeArgs, SLAB, WIRE_ROWS};
+use super::catalogue::Elements;
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::layout::TypedPtr;
-use super::memory::{DeviceBuffer, to_host};
-use super::shapes::{Kind, Numbers};
-use super::staging::{self, Job, Parcel, Staging};
-use super::wire::{self, Wire};
+use super::memory::{DeviceBuffer, PinnedBuffer, to_host};
+use super::shapes::{Held, Numbers};
+use super::staging::{self, OfLayer, Parcel, Staging};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::model::{Load, Weights};
 use crate::report;
-use crate::tensors::{Field, Holds, TensorId};
+use crate::tensors::{Field, TensorId};
 use crate::threads;
-use crate::weights::{Findings, Layout, NonFinite, PackReport, Sent, WeightFormat, not_expected, print_of};
+use crate::weights::{
+    Findings, Layout, NonFinite, PackReport, RowMajor, Transfer, WeightFormat, not_expected, print_of,
+};
 use crate::workers::Workers;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -37,7 +39,7 @@ pub struct Matrix {
     /// Its bytes.
     pub bytes: DeviceBuffer,
     /// Their layout.
-    pub kind: Kind,
+    pub held: Held,
     /// Matrices.
     pub members: usize,
     /// Rows of each (outputs).
@@ -53,37 +55,12 @@ pub struct Matrix {
 impl Matrix {
     /// Whether it is in the wire format, for the plain kernels.
     pub fn is_wire(&self) -> bool {
-        matches!(self.kind, Kind::Wire(_))
+        matches!(self.held, Held::Wire(_))
     }
 
     /// Blocks along K.
     pub fn k_blocks(&self) -> usize {
         self.cols.div_ceil(SLAB)
-    }
-}
-
-/// Where the values come from.
-pub enum WeightSource<'a> {
-    /// A checkpoint.
-    Checkpoint(&'a dyn Checkpoint),
-    /// Random values made on the device, for benchmarks without a checkpoint.
-    Synthetic {
-        /// The model's dimensions.
-        config: &'a ModelConfig,
-        /// The seed of the values.
-        seed: u32,
-        /// How uneven the router's choice is: the n-th favoured expert's bias is `-skew * ln(n)`. 0 is even.
-        skew: f32,
-    },
-}
-
-impl WeightSource<'_> {
-    /// The model's dimensions.
-    pub fn config(&self) -> &ModelConfig {
-        match self {
-            Self::Checkpoint(checkpoint) => checkpoint.config(),
-            Self::Synthetic { config, .. } => config,
-        }
     }
 }
 
@@ -101,22 +78,22 @@ pub struct Loaded {
     /// One per share, in their order.
     pub weights: Vec<GpuWeights>,
     /// FP16, or BF16 if a matrix does not fit FP16.
-    pub format: args::Format,
+    pub elements: Elements,
     /// For the summary.
     pub report: PackReport,
 }
 
 /// Loads on each device the weights it is to hold, for `exact` products or for those of `fast`. So many threads pack them, or
 /// one a core if that is 0.
-pub fn load(shares: &[Share<'_>], source: &WeightSource<'_>, exact: bool, threads: usize) -> Result<Loaded> {
+pub fn load(shares: &[Share<'_>], checkpoint: &dyn Checkpoint, exact: bool, threads: usize) -> Result<Loaded> {
     let start = Instant::now();
-    let load_as = |format| load_as(shares, source, format, exact, threads);
-    let loaded = load_as(args::Format::F16).or_else(|stop| {
+    let load_as = |elements| load_as(shares, checkpoint, elements, exact, threads);
+    let loaded = load_as(Elements::F16).or_else(|stop| {
         let name = stop.too_wide()?;
         report::line(format_args!(
             "{name}: its range is too wide for FP16; activations and the KV cache are BF16"
         ));
-        load_as(args::Format::Bf16).or_else(|stop| {
+        load_as(Elements::Bf16).or_else(|stop| {
             let name = stop.too_wide()?;
             Err(Error::Internal(format!("{name} fits neither FP16 nor BF16")))
         })
@@ -151,33 +128,31 @@ impl Stop {
 
 fn load_as(
     shares: &[Share<'_>],
-    source: &WeightSource<'_>,
-    format: args::Format,
+    checkpoint: &dyn Checkpoint,
+    elements: Elements,
     exact: bool,
     threads: usize,
 ) -> Result<Loaded, Stop> {
-    let order = order(shares, source.config())?;
+    let config = checkpoint.config();
+    let order = order(shares, config)?;
     let contexts = memory::collect(shares.iter().map(|share| share.context), Purpose::Checkpoint)?;
+    let (packer, staging) = staging::pair(&contexts, checkpoint, &order)?;
     let loader = Loader {
         shares,
-        order: &order,
-        source,
-        format,
+        config,
+        elements,
         exact,
         report: PackReport::default(),
         wires: shares.iter().map(|_| None).collect(),
-        staging: None,
+        staging,
+        arrived: Arrived::default(),
     };
-    let WeightSource::Checkpoint(checkpoint) = source else {
-        return loader.load();
-    };
-    let (packer, staging) = staging::pair(&contexts, *checkpoint, jobs(source.config(), &order)?)?;
     // Not rayon's global pool: its threads would outlive the library, and be gone after a fork.
     let workers = Workers::start("getp pack", threads)?;
     threads::scope(|scope| {
         let pack = || workers.pool().install(|| packer.run());
         let packing = scope.spawn("getp pack", pack).map_err(no_thread)?;
-        let loaded = loader.with(staging).load();
+        let loaded = loader.load(&order);
         // The loader is gone: the packer stops.
         let pack_seconds = packing.join().unwrap_or_else(|panic| resume_unwind(panic));
         loaded.map(|mut loaded| {
@@ -204,58 +179,55 @@ fn order(shares: &[Share<'_>], config: &ModelConfig) -> Result<Vec<usize>> {
     Ok(order)
 }
 
-/// All matrices in the order in which [`Loader`] takes them.
-fn jobs(config: &ModelConfig, order: &[usize]) -> Result<Vec<Job>> {
-    let mut jobs = Jobs {
-        config,
-        jobs: Vec::new(),
-    };
-    Weights::load(order.iter().copied(), &mut jobs)?;
-    Ok(jobs.jobs)
-}
-
-/// Writes down what a [`Loader`] will ask for.
-struct Jobs<'a> {
-    config: &'a ModelConfig,
-    jobs: Vec<Job>,
-}
-
-impl Load for Jobs<'_> {
-    type Matrix = ();
-    type Vector = ();
-    type Error = Error;
-
-    fn matrix(&mut self, array: Field, layer: usize) -> Result<()> {
-        let job = Job {
-            ids: ids(array, layer, self.config)?,
-            expected: WeightFormat::expected(array.holds()),
-        };
-        memory::push(&mut self.jobs, job, Purpose::Checkpoint)
-    }
-
-    /// Vectors are small: the loader reads them itself.
-    fn vector(&mut self, _: Field, _: usize) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// An array's tensors of a layer.
-fn ids(array: Field, layer: usize, config: &ModelConfig) -> Result<Vec<TensorId>> {
-    memory::collect(array.of_layer(layer, config), Purpose::Checkpoint)
-}
-
+/// What a [`Packer`](staging::Packer) sends, on its way to the devices.
 struct Loader<'a> {
     shares: &'a [Share<'a>],
-    /// The layers as they come.
-    order: &'a [usize],
-    source: &'a WeightSource<'a>,
-    format: args::Format,
+    config: &'a ModelConfig,
+    elements: Elements,
     exact: bool,
     report: PackReport,
     /// A buffer per device for a tensor in the wire format, as large as the largest of its tensors so far.
     wires: Vec<Option<DeviceBuffer>>,
-    /// Receives a checkpoint's matrices from the packer.
-    staging: Option<Staging<'a>>,
+    staging: Staging<'a>,
+    arrived: Arrived,
+}
+
+/// What is on its devices: one of each for every device that holds it, in their order.
+#[derive(Default)]
+struct Arrived {
+    matrices: Vec<(OfLayer, Vec<Matrix>)>,
+    vectors: Vec<(OfLayer, Vec<Vector>)>,
+}
+
+impl Load for Arrived {
+    type Matrix = Vec<Matrix>;
+    type Vector = Vec<Vector>;
+    type Error = Error;
+
+    fn matrix(&mut self, array: Field, layer: usize) -> Result<Vec<Matrix>> {
+        take(&mut self.matrices, OfLayer { array, layer })
+    }
+
+    fn vector(&mut self, array: Field, layer: usize) -> Result<Vec<Vector>> {
+        take(&mut self.vectors, OfLayer { array, layer })
+    }
+}
+
+fn take<T>(arrived: &mut Vec<(OfLayer, T)>, of: OfLayer) -> Result<T> {
+    let at = arrived.iter().position(|(here, _)| *here == of);
+    let missing = || Error::Internal(format!("{} of layer {} has not come", of.array.name(), of.layer));
+    Ok(arrived.swap_remove(at.ok_or_else(missing)?).1)
+}
+
+/// Matrices whose tiles are coming.
+struct Coming {
+    of: OfLayer,
+    ids: Vec<TensorId>,
+    /// The devices that hold them.
+    holders: Vec<usize>,
+    wire: OnWire,
+    /// Bytes that have come.
+    bytes: usize,
 }
 
 /// A tensor in the wire format in a device's buffer.
@@ -274,7 +246,7 @@ impl OnWire {
     }
 
     fn bytes(&self) -> usize {
-        self.tiles() * Wire.tile_bytes(self.format, self.cols)
+        self.tiles() * RowMajor.tile_bytes(self.format, self.cols)
     }
 
     fn values(&self) -> usize {
@@ -282,35 +254,45 @@ impl OnWire {
     }
 }
 
-impl<'a> Loader<'a> {
-    fn with(self, staging: Staging<'a>) -> Self {
-        Self {
-            staging: Some(staging),
-            ..self
-        }
-    }
-
-    fn load(mut self) -> Result<Loaded, Stop> {
-        let weights = self.all()?;
-        self.report.sent = self.staging.as_ref().map(|staging| {
-            let (bytes, seconds) = staging.sent();
-            let replicas = self.shares.iter().filter(|share| share.layers.start == 0).count();
-            Sent {
-                bytes,
-                link_seconds: seconds / replicas.max(1) as f64,
-                pack_seconds: 0.0,
+impl Loader<'_> {
+    /// Takes parcel after parcel, then groups what has come by device.
+    fn load(mut self, order: &[usize]) -> Result<Loaded, Stop> {
+        let mut coming = None;
+        let out_of_turn = || Error::Internal("tiles of no tensor".into());
+        while let Some(parcel) = self.staging.next() {
+            match parcel {
+                Parcel::Begin { of, format } => coming = Some(self.begin(of, format)?),
+                Parcel::Tiles(buffer, bytes) => {
+                    self.send(coming.as_mut().ok_or_else(out_of_turn)?, buffer, bytes)?;
+                }
+                Parcel::End { read_bytes, found } => {
+                    self.report.read_bytes += read_bytes;
+                    self.end(coming.take().ok_or_else(out_of_turn)?, found)?;
+                }
+                Parcel::Vectors { of, values, read_bytes } => {
+                    self.report.read_bytes += read_bytes;
+                    self.vectors(of, &values)?;
+                }
+                Parcel::Failed(error) => return Err(error.into()),
             }
+        }
+        let weights = self.by_device(order)?;
+        let (bytes, seconds) = self.staging.sent();
+        let replicas = self.shares.iter().filter(|share| share.layers.start == 0).count();
+        self.report.sent = Some(Transfer {
+            bytes,
+            link_seconds: seconds / replicas.max(1) as f64,
+            pack_seconds: 0.0,
         });
         Ok(Loaded {
             weights,
-            format: self.format,
+            elements: self.elements,
             report: self.report,
         })
     }
 
-    /// Loads tensor after tensor on the devices that hold it, then groups them by device.
-    fn all(&mut self) -> Result<Vec<GpuWeights>, Stop> {
-        let mut weights = Weights::load(self.order.iter().copied(), self)?;
+    fn by_device(&mut self, order: &[usize]) -> Result<Vec<GpuWeights>> {
+        let mut weights = Weights::load(order.iter().copied(), &mut self.arrived)?;
         // Popped from the end, so the last device comes first.
         let shares = self.shares.iter().rev();
         let devices = shares.map(|share| weights.try_map(share.layers.clone(), Vec::pop, Vec::pop));
@@ -321,54 +303,85 @@ impl<'a> Loader<'a> {
         Ok(devices)
     }
 
-    /// The devices that hold an array's tensors of a layer.
-    fn holders(&self, array: Field, layer: usize) -> Result<Vec<usize>> {
-        let layer = array.goes_with(layer, self.source.config());
+    /// The devices that hold tensors.
+    fn holders(&self, of: OfLayer) -> Result<Vec<usize>> {
+        let layer = of.array.goes_with(of.layer, self.config);
         let holds = |&device: &usize| self.shares[device].layers.contains(&layer);
         memory::collect((0..self.shares.len()).filter(holds), Purpose::Checkpoint)
     }
 
-    /// Receives a tensor from the packer and copies it to its holders' wire buffers; returns its format, and what the
-    /// packer has found in its values.
-    fn receive(&mut self, wire: &mut OnWire, first: TensorId, holders: &[usize]) -> Result<Findings> {
-        let no_staging = || Error::Internal("a checkpoint without staging".into());
-        let mut staging = self.staging.take().ok_or_else(no_staging)?;
-        let received = self.receive_from(&mut staging, wire, first, holders);
-        self.staging = Some(staging);
-        received
+    /// Matrices are to come in this format: their holders get room for them.
+    fn begin(&mut self, of: OfLayer, format: WeightFormat) -> Result<Coming> {
+        let (ids, holders) = (of.ids(self.config)?, self.holders(of)?);
+        let [rows, cols] = ids[0].shape(self.config);
+        let wire = OnWire {
+            at: DevicePtr::NULL,
+            format,
+            members: ids.len(),
+            rows,
+            cols,
+        };
+        self.reserve(wire.bytes(), &holders)?;
+        Ok(Coming {
+            of,
+            ids,
+            holders,
+            wire,
+            bytes: 0,
+        })
     }
 
-    fn receive_from(
-        &mut self,
-        staging: &mut Staging<'_>,
-        wire: &mut OnWire,
-        first: TensorId,
-        holders: &[usize],
-    ) -> Result<Findings> {
-        let mut sent = 0;
-        loop {
-            match staging.next()? {
-                Parcel::Begin { id, .. } if id != first => {
-                    return Err(Error::Internal(format!("{id:?} is packed where {first:?} is to come")));
-                }
-                Parcel::Begin { format, .. } => {
-                    wire.format = format;
-                    self.reserve(wire.bytes(), holders)?;
-                    sent = 0;
-                }
-                Parcel::Tiles(buffer, bytes) => {
-                    let to = holders.iter().map(|&device| (device, self.wire(device).add(sent)));
-                    staging.send(buffer, bytes, &to.collect::<Vec<_>>())?;
-                    sent += bytes;
-                }
-                Parcel::End { read_bytes, found } => {
-                    self.report.read_bytes += read_bytes;
-                    staging.wait(0)?;
-                    return Ok(found);
-                }
-                Parcel::Failed(error) => return Err(error),
-            }
+    /// Queues the copies of a buffer of tiles to the holders' wire buffers.
+    fn send(&mut self, coming: &mut Coming, buffer: PinnedBuffer, bytes: usize) -> Result<()> {
+        let to = coming.holders.iter();
+        let to = to.map(|&device| (device, self.wire(device).add(coming.bytes)));
+        let to = memory::collect(to, Purpose::Checkpoint)?;
+        self.staging.send(buffer, bytes, &to)?;
+        coming.bytes += bytes;
+        Ok(())
+    }
+
+    /// Rearranges matrices that have come on each device that holds them.
+    fn end(&mut self, coming: Coming, found: Findings) -> Result<(), Stop> {
+        self.staging.wait(0)?;
+        let Coming {
+            of,
+            ids,
+            holders,
+            mut wire,
+            ..
+        } = coming;
+        let mut out = Vec::with_capacity(holders.len());
+        for device in holders {
+            wire.at = self.wire(device);
+            out.push(self.arrange(device, wire, ids[0])?);
         }
+        let name = match out.first().map(|m| m.held) {
+            Some(Held::W16 | Held::Heads) if self.elements == Elements::F16 => "F16",
+            _ => wire.format.name(),
+        };
+        let bytes = out.first().map_or(0, |m| m.bytes.bytes());
+        let expected = WeightFormat::expected(of.array.holds());
+        let remark = found.misfit.map(|misfit| not_expected(expected, &misfit));
+        self.report
+            .note(&ids, name, bytes, remark, found.non_finite, found.print);
+        Ok(memory::push(
+            &mut self.arrived.matrices,
+            (of, out),
+            Purpose::Checkpoint,
+        )?)
+    }
+
+    /// Copies vectors to each device that holds them.
+    fn vectors(&mut self, of: OfLayer, values: &[f32]) -> Result<()> {
+        let ids = of.ids(self.config)?;
+        let non_finite = NonFinite::of_vectors(of.array, values, ids.len());
+        let (format, bytes, print) = (WeightFormat::F32.name(), size_of_val(values), print_of(values));
+        self.report.note(&ids, format, bytes, None, non_finite, print);
+        let holders = self.holders(of)?.into_iter();
+        let out = holders.map(|device| DeviceBuffer::of(&self.shares[device].context.stream, values));
+        let out = out.collect::<Result<_>>()?;
+        memory::push(&mut self.arrived.vectors, (of, out), Purpose::Checkpoint)
     }
 
     /// Makes the wire buffers of a tensor's holders large enough for it.
@@ -389,50 +402,22 @@ impl<'a> Loader<'a> {
         self.wires[device].as_ref().map_or(DevicePtr::NULL, DeviceBuffer::at)
     }
 
-    /// Fills the wire buffers with random values; see [`spread`].
-    fn synthesize(&self, device: usize, wire: OnWire, id: TensorId) -> Result<()> {
-        let (deviation, exponent) = spread(id, wire.cols);
-        let args = SynthesizeArgs {
-            wire: TypedPtr::new(wire.at),
-            tiles: wire.tiles() as i64,
-            rows: wire.rows as i32,
-            cols: wire.cols as i32,
-            seed: self.seed_of(id),
-            deviation,
-            mean: 0.0,
-            exponent,
-            format: wire::format(wire.format),
-            reserved: 0,
-        };
-        let context = self.shares[device].context;
-        // SAFETY: the wire buffer has room for all the tensor's tiles.
-        unsafe { context.launch(context.target.synthesize(wire.values()), &args) }
-    }
-
-    fn seed_of(&self, id: TensorId) -> u32 {
-        let WeightSource::Synthetic { seed, .. } = self.source else {
-            return 0;
-        };
-        let (field, layer, _) = id.place();
-        seed.wrapping_mul(0x9e37_79b9) ^ (field as u32) << 16 ^ layer as u32
-    }
-
     /// Rearranges a tensor from the wire format to the layout that the device's products read.
     fn arrange(&self, device: usize, wire: OnWire, id: TensorId) -> Result<Matrix, Stop> {
         let context = self.shares[device].context;
-        let shape = |bytes, kind, row_blocks, scale| Matrix {
+        let shape = |bytes, held, row_blocks, scale| Matrix {
             bytes,
-            kind,
+            held,
             members: wire.members,
             rows: wire.rows,
             cols: wire.cols,
             row_blocks,
             scale,
         };
-        let config = self.source.config();
-        let numbers = Numbers::new(self.format, self.exact);
-        let kind = context.target.held(id, wire.format, config, &numbers);
-        if let Kind::Wire(_) = kind {
+        let config = self.config;
+        let numbers = Numbers::new(self.elements, self.exact);
+        let held = context.target.held(id, wire.format, config, &numbers);
+        let Some(weights) = held.packed() else {
             let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
             // SAFETY: both buffers have these bytes; freeing either waits for the copy.
             unsafe {
@@ -440,12 +425,12 @@ impl<'a> Loader<'a> {
                     .driver
                     .copy(bytes.at(), wire.at, wire.bytes(), context.stream.handle)
             }?;
-            return Ok(shape(bytes, kind, 0, 1.0));
-        }
+            return Ok(shape(bytes, held, 0, 1.0));
+        };
         let Some(shift) = self.shift(context, wire)? else {
             return Err(Stop::TooWide(id.place().0.name()));
         };
-        let packed = context.target.packed(kind, wire.rows, wire.cols);
+        let packed = context.target.packed(weights, wire.rows, wire.cols);
         let bytes = DeviceBuffer::new(&context.driver, wire.members * packed.bytes)?;
         let pack = PackArgs {
             wire: TypedPtr::new(wire.at),
@@ -456,22 +441,22 @@ impl<'a> Loader<'a> {
             row_blocks: packed.row_blocks as i32,
             k_blocks: wire.cols.div_ceil(SLAB) as i32,
             shift,
-            format: self.format,
-            half: if kind == Kind::Heads {
+            format: self.elements.into(),
+            half: if held == Held::Heads {
                 config.head_dim as i32 / 2
             } else {
                 0
             },
         };
-        let launch = context.target.pack(kind, &pack)?;
+        let launch = context.target.pack(weights, &pack)?;
         // SAFETY: the wire buffer holds all tiles of the tensor, `bytes` is as large as its packed form.
         unsafe { context.launch(launch, &pack) }?;
-        Ok(shape(bytes, kind, packed.row_blocks, (-shift as f32).exp2()))
+        Ok(shape(bytes, held, packed.row_blocks, (-shift as f32).exp2()))
     }
 
     /// The power of two that brings a tensor's values into the format's range; `None` if none does.
     fn shift(&self, context: &Context, wire: OnWire) -> Result<Option<i32>> {
-        if self.format == args::Format::Bf16 {
+        if self.elements == Elements::Bf16 {
             return Ok(Some(0));
         }
         let result = DeviceBuffer::of(&context.stream, &[i32::MAX, i32::MIN, i32::MAX, 0])?;
@@ -481,7 +466,7 @@ impl<'a> Loader<'a> {
             tiles: wire.tiles() as i64,
             rows: wire.rows as i32,
             cols: wire.cols as i32,
-            format: wire::format(wire.format),
+            format: wire.format.into(),
             reserved: 0,
         };
         // SAFETY: the wire buffer holds these tiles, `result` has room for four numbers.
@@ -494,125 +479,5 @@ impl<'a> Loader<'a> {
             WeightFormat::Mxfp4 => context.target.mxfp4_shift(smallest, largest),
             _ => context.target.f16_shift(smallest, largest, weakest_row),
         })
-    }
-}
-
-impl Load for Loader<'_> {
-    /// One a holder.
-    type Matrix = Vec<Matrix>;
-    type Vector = Vec<Vector>;
-    type Error = Stop;
-
-    /// The matrices on each device that holds them.
-    fn matrix(&mut self, array: Field, layer: usize) -> Result<Vec<Matrix>, Stop> {
-        let ids = ids(array, layer, self.source.config())?;
-        let holders = self.holders(array, layer)?;
-        let expected = WeightFormat::expected(array.holds());
-        let [rows, cols] = ids[0].shape(self.source.config());
-        let mut wire = OnWire {
-            at: DevicePtr::NULL,
-            format: expected,
-            members: ids.len(),
-            rows,
-            cols,
-        };
-        let found = match self.source {
-            WeightSource::Checkpoint(_) => self.receive(&mut wire, ids[0], &holders)?,
-            WeightSource::Synthetic { .. } => {
-                self.reserve(wire.bytes(), &holders)?;
-                Findings::default()
-            }
-        };
-        let mut out = Vec::with_capacity(holders.len());
-        for device in holders {
-            wire.at = self.wire(device);
-            if let WeightSource::Synthetic { .. } = self.source {
-                self.synthesize(device, wire, ids[0])?;
-            }
-            out.push(self.arrange(device, wire, ids[0])?);
-        }
-        let name = match out.first().map(|m| m.kind) {
-            Some(Kind::W16 | Kind::Heads) if self.format == args::Format::F16 => "F16",
-            _ => wire.format.name(),
-        };
-        let bytes = out.first().map_or(0, |m| m.bytes.bytes());
-        let remark = found.misfit.map(|misfit| not_expected(expected, &misfit));
-        self.report
-            .note(&ids, name, bytes, remark, found.non_finite, found.print);
-        Ok(out)
-    }
-
-    /// Float32 values on each device that holds them.
-    fn vector(&mut self, array: Field, layer: usize) -> Result<Vec<Vector>, Stop> {
-        let ids = ids(array, layer, self.source.config())?;
-        let values = match self.source {
-            WeightSource::Checkpoint(checkpoint) => {
-                let mut values = Vec::new();
-                for &id in &ids {
-                    let tensor = checkpoint.tensor(id)?;
-                    self.report.read_bytes += tensor.len_bytes();
-                    tensor.extend_f32(&mut values)?;
-                }
-                values
-            }
-            WeightSource::Synthetic { config, skew, .. } if array == Field::BRouter => {
-                router_bias(config.n_experts, layer, *skew)?
-            }
-            // Other biases and sinks of zero, norms of one: their values do not change timings.
-            WeightSource::Synthetic { config, .. } => {
-                let n = ids.len() * ids[0].shape(config)[1];
-                let made_up = if array.holds() == Holds::Norm { 1.0 } else { 0.0 };
-                memory::filled(made_up, n, Purpose::Checkpoint)?
-            }
-        };
-        let non_finite = NonFinite::of_vectors(array, &values, ids.len());
-        let (format, bytes, print) = (WeightFormat::F32.name(), 4 * values.len(), print_of(&values));
-        self.report.note(&ids, format, bytes, None, non_finite, print);
-        self.holders(array, layer)?
-            .into_iter()
-            .map(|device| DeviceBuffer::of(&self.shares[device].context.stream, &values))
-            .collect::<Result<_>>()
-            .map_err(Stop::from)
-    }
-}
-
-/// The bias of a layer's router by Zipf's law: `-skew * ln(n)` for the n-th favoured expert. Logits without it have a
-/// deviation of about 1. Each layer favours another expert. Choosing 4 experts, the busiest has 4 times the mean of
-/// 32 at a skew of 0.5 and 6.6 times at 0.95, and 13 times the mean of 128 at 0.5.
-fn router_bias(n_experts: usize, layer: usize, skew: f32) -> Result<Vec<f32>> {
-    let mut bias = memory::filled(0.0, n_experts, Purpose::Checkpoint)?;
-    for place in 0..n_experts {
-        bias[(place + layer) % n_experts] = -skew * ((place + 1) as f32).ln();
-    }
-    Ok(bias)
-}
-
-/// Standard deviation of 16-bit values, and exponent of MXFP4 scales, so that inputs of variance 1 give outputs near 1,
-/// and near 1/4 where they are added to the residual stream, as in a trained model. Random E2M1 codes have a mean
-/// square of 8.6.
-fn spread(id: TensorId, cols: usize) -> (f32, i32) {
-    let unit = 1.0 / (cols as f32).sqrt();
-    match id {
-        TensorId::Embedding => (1.0, 0),
-        TensorId::AttnOut { .. } => (0.25 * unit, 0),
-        TensorId::Mlp1 { .. } => (0.0, (unit / 3.0).log2().round() as i32),
-        TensorId::Mlp2 { .. } => (0.0, (0.25 * unit / 3.0).log2().round() as i32),
-        _ => (unit, 0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_skewed_router_favours_another_expert_in_each_layer() {
-        assert!(router_bias(32, 3, 0.0).unwrap().iter().all(|&bias| bias == 0.0));
-        for layer in [0, 5, 33] {
-            let bias = router_bias(32, layer, 0.5).unwrap();
-            let nth = |n: usize| bias[(layer + n) % 32];
-            assert_eq!(nth(0), 0.0);
-            assert!((1..32).all(|n| nth(n) < nth(n - 1)), "{bias:?}");
-        }
     }
 }

@@ -2,7 +2,8 @@
 
 use super::bounds::Bounds;
 use super::wgmma::{SLABS_CHAINED, chains, exact_mxfp4, exact_w16, products, terms};
-use getp::backend::gpu::args::{Format, SLAB};
+use getp::backend::gpu::args::SLAB;
+use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::family::FAMILIES;
 use getp::backend::gpu::shapes::Numbers;
 use getp::backend::gpu::target::Target;
@@ -17,8 +18,8 @@ fn emulated_sums_keep_to_their_bounds() {
     let family = *families.next().expect("a family adds them so");
     let bounds = |exact: bool| Bounds {
         numbers: Numbers {
-            format: Format::F16,
-            kv: if exact { Format::F32 } else { Format::F16 },
+            elements: Elements::F16,
+            kv: if exact { Elements::F32 } else { Elements::F16 },
             terms: if exact { 2 } else { 1 },
             exact,
         },

@@ -94,9 +94,10 @@ fn rounds_cost(rows: usize, tiles: usize, row_blocks: usize, kernel: &Kernel, co
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::gpu::args::{self, WIRE_ROWS};
+    use crate::backend::gpu::args::WIRE_ROWS;
+    use crate::backend::gpu::catalogue::{Elements, PackedFormat};
     use crate::backend::gpu::launch::Launch;
-    use crate::backend::gpu::shapes::{Kind, PackedShape, Product};
+    use crate::backend::gpu::shapes::{Held, PackedShape, Product};
     use crate::backend::gpu::target::Target;
 
     const TARGET: Target = Target {
@@ -105,10 +106,10 @@ mod tests {
     };
 
     fn shape_20b(product: Product, rows: usize, terms: usize) -> GemmShape {
-        let shape = GemmShape::of_20b(product, rows, args::Format::F16, terms, WIRE_ROWS);
+        let shape = GemmShape::of_20b(product, rows, Elements::F16, terms, WIRE_ROWS);
         match (product, terms) {
             (Product::Qkv, 1) => GemmShape {
-                kind: Kind::Heads,
+                held: Held::Heads,
                 ..shape
             },
             _ => shape,
@@ -169,8 +170,8 @@ mod tests {
         assert_eq!(sorts(65, 1, 32), None);
         assert_eq!([15, 16].map(|rows| sorts(rows, 1, 5).is_some()), [true, false]);
         assert_eq!(sorts(1, 2, 32), None);
-        assert!(TARGET.finds_rows(args::Format::F16, 1, 64) && !TARGET.finds_rows(args::Format::F16, 1, 65));
-        assert!(!TARGET.finds_rows(args::Format::F16, 2, 1));
+        assert!(TARGET.finds_rows(Elements::F16, 1, 64) && !TARGET.finds_rows(Elements::F16, 1, 65));
+        assert!(!TARGET.finds_rows(Elements::F16, 2, 1));
     }
 
     /// However the rows fall on the experts, the grid has a block for every tile.
@@ -247,9 +248,9 @@ mod tests {
 
     #[test]
     fn matrices_are_filled_up_to_whole_chunks() {
-        assert_eq!(TARGET.packed(Kind::Mxfp4, 5760, 2880).bytes, 180 * 45 * 1088);
+        assert_eq!(TARGET.packed(PackedFormat::Mxfp4, 5760, 2880).bytes, 180 * 45 * 1088);
         assert_eq!(
-            TARGET.packed(Kind::W16, 201_088, 32),
+            TARGET.packed(PackedFormat::W16, 201_088, 32),
             PackedShape {
                 row_blocks: 6284,
                 bytes: 6284 * 4096

@@ -130,9 +130,8 @@ fn fewest_blocks(shape: &GemmShape, multiprocessors: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::gpu::args;
-    use crate::backend::gpu::catalogue::{Elements, Op, Weights};
-    use crate::backend::gpu::shapes::{Kind, Numbers, PackedShape};
+    use crate::backend::gpu::catalogue::{Elements, Op, PackedFormat};
+    use crate::backend::gpu::shapes::{Held, Numbers, PackedShape};
     use crate::backend::gpu::target::Target;
     use crate::config::ModelConfig;
     use crate::options::StepLimits;
@@ -144,11 +143,11 @@ mod tests {
         multiprocessors: 132,
     };
 
-    fn shape_20b(product: Product, rows: usize, format: args::Format, terms: usize) -> GemmShape {
-        let shape = GemmShape::of_20b(product, rows, format, terms, 64);
+    fn shape_20b(product: Product, rows: usize, elements: Elements, terms: usize) -> GemmShape {
+        let shape = GemmShape::of_20b(product, rows, elements, terms, 64);
         match (product, terms) {
             (Product::Qkv, 1) => GemmShape {
-                kind: Kind::Heads,
+                held: Held::Heads,
                 ..shape
             },
             _ => shape,
@@ -180,12 +179,12 @@ mod tests {
             ..ModelConfig::preset_20b()
         };
         let (layer, expert) = (0, 0);
-        let held = |tensor, format| TARGET.held(tensor, format, &config, &Numbers::new(args::Format::F16, true));
-        let mxfp4 = Kind::Wire(args::Format::Mxfp4);
-        assert_eq!(held(TensorId::Mlp1 { layer, expert }, WeightFormat::Mxfp4), Kind::Mxfp4);
+        let held = |tensor, format| TARGET.held(tensor, format, &config, &Numbers::new(Elements::F16, true));
+        let mxfp4 = Held::Wire(WeightFormat::Mxfp4);
+        assert_eq!(held(TensorId::Mlp1 { layer, expert }, WeightFormat::Mxfp4), Held::Mxfp4);
         assert_eq!(held(TensorId::Mlp2 { layer, expert }, WeightFormat::Mxfp4), mxfp4);
-        let bf16 = Kind::Wire(args::Format::Bf16);
-        assert_eq!(held(TensorId::Qkv { layer }, WeightFormat::Bf16), Kind::W16);
+        let bf16 = Held::Wire(WeightFormat::Bf16);
+        assert_eq!(held(TensorId::Qkv { layer }, WeightFormat::Bf16), Held::W16);
         assert_eq!(held(TensorId::AttnOut { layer }, WeightFormat::Bf16), bf16);
     }
 
@@ -195,7 +194,7 @@ mod tests {
             .iter()
             .flat_map(|&rows| Product::ALL[..5].iter().map(move |&product| (product, rows)))
             .map(|(product, rows)| {
-                let shape = shape_20b(product, rows, args::Format::F16, 1);
+                let shape = shape_20b(product, rows, Elements::F16, 1);
                 let kernel = TARGET.gemm(&shape).unwrap().launch.kernel;
                 format!("{rows} {} {}", kernel.name(), kernel.threads)
             })
@@ -269,11 +268,11 @@ mod tests {
             };
             let kernels = Hopper.table().kernels.iter().filter(mine);
             let mxfp4 = matches!(product, Product::Mlp1 | Product::Mlp2);
-            let weights = if mxfp4 { Weights::Mxfp4 } else { Weights::W16 };
+            let weights = if mxfp4 { PackedFormat::Mxfp4 } else { PackedFormat::W16 };
             kernels.filter(move |kernel| kernel.weights == Some(weights)).collect()
         };
         let print = |product, rows, more| {
-            let shape = GemmShape::of_20b(product, rows, args::Format::F16, 1, 64);
+            let shape = GemmShape::of_20b(product, rows, Elements::F16, 1, 64);
             let shape = GemmShape {
                 n: shape.n + more,
                 ..shape
@@ -321,11 +320,11 @@ mod tests {
     /// Kernels made for rows of one tile never meet more.
     #[test]
     fn single_tiles_hold_all_rows() {
-        for format in [args::Format::F16, args::Format::Bf16] {
-            for terms in [1, if format == args::Format::F16 { 2 } else { 3 }] {
+        for elements in [Elements::F16, Elements::Bf16] {
+            for terms in [1, if elements == Elements::F16 { 2 } else { 3 }] {
                 for rows in 0..600 {
                     for product in [Product::Qkv, Product::AttnOut, Product::Greedy, Product::Logits] {
-                        let shape = shape_20b(product, rows, format, terms);
+                        let shape = shape_20b(product, rows, elements, terms);
                         let kernel = TARGET.gemm(&shape).unwrap().launch.kernel;
                         assert!(kernel.most_rows == 0 || kernel.most_rows >= rows, "{product:?} {rows}");
                     }
@@ -338,7 +337,7 @@ mod tests {
     #[test]
     fn tokens_come_first_where_units_are_few() {
         let first = |product, rows, more| {
-            let shape = shape_20b(product, rows, args::Format::F16, 1);
+            let shape = shape_20b(product, rows, Elements::F16, 1);
             let shape = GemmShape {
                 n: shape.n + more,
                 ..shape
@@ -358,7 +357,7 @@ mod tests {
     #[test]
     fn attn_out_of_few_rows_has_the_fewest_blocks() {
         let blocks = |product, rows| {
-            let shape = shape_20b(product, rows, args::Format::F16, 1);
+            let shape = shape_20b(product, rows, Elements::F16, 1);
             TARGET.gemm(&shape).unwrap().launch.blocks
         };
         assert_eq!([1, 8, 9].map(|rows| blocks(Product::AttnOut, rows)), [90, 90, 132]);
@@ -370,7 +369,7 @@ mod tests {
     #[test]
     fn tiles_of_exact_products() {
         let tokens = |product, rows| {
-            let shape = shape_20b(product, rows, args::Format::F16, 2);
+            let shape = shape_20b(product, rows, Elements::F16, 2);
             TARGET.gemm(&shape).unwrap().launch.kernel.tokens
         };
         let mlp1 = |rows| tokens(Product::Mlp1, rows);
@@ -381,9 +380,9 @@ mod tests {
 
     #[test]
     fn matrices_are_filled_up_to_whole_blocks() {
-        assert_eq!(TARGET.packed(Kind::Mxfp4, 5760, 2880).bytes, 90 * 45 * 2176);
+        assert_eq!(TARGET.packed(PackedFormat::Mxfp4, 5760, 2880).bytes, 90 * 45 * 2176);
         assert_eq!(
-            TARGET.packed(Kind::W16, 201_088, 32),
+            TARGET.packed(PackedFormat::W16, 201_088, 32),
             PackedShape {
                 row_blocks: 3142,
                 bytes: 3142 * 8192

@@ -6,16 +6,14 @@ use crate::backend::gpu::args::PARTIAL_FLOATS;
 use crate::backend::gpu::attention_plan::max_partial_slots;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::kv::page_bytes;
-use crate::backend::gpu::ops::{SLACK_ROWS, slots, y_format};
-use crate::backend::gpu::shapes::Kind;
+use crate::backend::gpu::ops::{SLACK_ROWS, slots, y_elements};
 use crate::backend::gpu::stage::{Common, reserved_bytes};
 use crate::backend::gpu::target::Target;
-use crate::backend::gpu::wire::Wire;
 use crate::kv_blocks::block_bytes;
 use crate::options::Options;
 use crate::scheduler::FULL_TABLES;
 use crate::tensors::{Field, Holds, TensorId};
-use crate::weights::WeightFormat;
+use crate::weights::{RowMajor, WeightFormat};
 use std::ops::Range;
 
 /// Bytes that a device's memory moves in a second, and operations that its matrix units do, of the products below: an
@@ -86,9 +84,9 @@ impl Demand<'_> {
             holds => {
                 let format = WeightFormat::expected(holds);
                 let Common { config, numbers, .. } = self.common;
-                match self.target.held(id, format, config, numbers) {
-                    Kind::Wire(_) => Wire::bytes(format, rows, cols),
-                    packed => self.target.packed(packed, rows, cols).bytes,
+                match self.target.held(id, format, config, numbers).packed() {
+                    Some(weights) => self.target.packed(weights, rows, cols).bytes,
+                    None => RowMajor.bytes(format, rows, cols),
                 }
             }
         }
@@ -99,7 +97,7 @@ impl Demand<'_> {
         let c = &self.common.config;
         let bytes = |format, id: TensorId| {
             let [rows, cols] = id.shape(c);
-            Wire::bytes(format, rows, cols)
+            RowMajor.bytes(format, rows, cols)
         };
         let (layer, expert) = (0, 0);
         let tables = if layers.start == 0 || self.is_last(layers) {
@@ -132,7 +130,7 @@ impl Demand<'_> {
             + tiled(rows, c.q_dim())
             + tiled(slots, c.intermediate_dim)
             + tiled(slots, c.hidden_dim)
-            + slots * c.hidden_dim * y_format(numbers).bytes()
+            + slots * c.hidden_dim * y_elements(numbers).bytes()
             + rows * c.q_dim() * numbers.kv.bytes()
             + 4 * PARTIAL_FLOATS * partials * c.n_kv_heads
             + 4 * c.head_dim * c.longest().min(131_072);
@@ -184,7 +182,7 @@ impl Demand<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::gpu::args::Format;
+    use crate::backend::gpu::catalogue::Elements;
     use crate::backend::gpu::group::fit::cards;
     use crate::config::ModelConfig;
 
@@ -212,7 +210,7 @@ mod tests {
             max_batch: Some(max_batch),
             ..Options::default()
         };
-        Common::new(config, &options, Format::F16, stages)
+        Common::new(config, &options, Elements::F16, stages)
     }
 
     #[test]

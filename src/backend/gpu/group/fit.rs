@@ -1,8 +1,7 @@
 //! What fits which card: for documents, and for whoever chooses cards.
 
 use super::demand::Demand;
-use crate::backend::gpu::args::Format;
-use crate::backend::gpu::catalogue::Card;
+use crate::backend::gpu::catalogue::{Card, Elements};
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::family::{FAMILIES, Family};
 use crate::backend::gpu::stage::Common;
@@ -32,7 +31,7 @@ pub fn room(card: &Card, family: &'static dyn Family, config: &ModelConfig, devi
         multiprocessors: card.multiprocessors,
     };
     let options = Options::default();
-    let common = Common::new(config, &options, Format::F16, devices);
+    let common = Common::new(config, &options, Elements::F16, devices);
     let demand = Demand {
         common: &common,
         target: &target,

@@ -1,8 +1,8 @@
 //! The kernels' arguments: where an operation's values lie, and the model's numbers.
 
-use super::values::{Buffer, Queries, ResidualMemory, Routes, Rows, y_format};
+use super::values::{Buffer, Queries, ResidualMemory, Routes, Rows, y_elements};
 use crate::backend::gpu::args::{
-    ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, GatherArgs, GemmArgs, Greedy, NormArgs, PARTIAL_FLOATS,
+    ArgmaxArgs, AttentionArgs, DrawArgs, EmbedArgs, Format, GatherArgs, GemmArgs, Greedy, NormArgs, PARTIAL_FLOATS,
     RopeStoreArgs, RouteArgs, SLAB, ScoreArgs, SortArgs, Step, StepHeader,
 };
 use crate::backend::gpu::context::Context;
@@ -10,7 +10,7 @@ use crate::backend::gpu::kv::KvCache;
 use crate::backend::gpu::layout::TypedPtr;
 use crate::backend::gpu::logits::LogitsAt;
 use crate::backend::gpu::memory::{DeviceBuffer, PinnedBuffer};
-use crate::backend::gpu::shapes::{Kind, NormWork, Numbers};
+use crate::backend::gpu::shapes::{Held, NormWork, Numbers};
 use crate::backend::gpu::weights::{Matrix, Vector};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -144,14 +144,14 @@ impl Arguments {
 
     /// Rows of a table in the wire format.
     pub fn embed(&self, table: &Matrix, x: &Buffer) -> Result<EmbedArgs> {
-        let Kind::Wire(format) = table.kind else {
+        let Held::Wire(format) = table.held else {
             return Err(Error::Internal("an embedding that is packed for products".into()));
         };
         Ok(EmbedArgs {
             step: self.step,
             table: table.bytes.values().void(),
             x: x.floats(),
-            format,
+            format: format.into(),
             hidden: self.config.hidden_dim as i32,
         })
     }
@@ -169,21 +169,21 @@ impl Arguments {
             t: t.map_or(TypedPtr::NULL, Buffer::terms),
             t_term: t.map_or(0, |t| t.term as i64),
             t32: self.workspace.t32.values().only_if(work.for_router),
-            y_format: y_format(&self.numbers),
+            y_format: y_elements(&self.numbers).into(),
             k: c.experts_per_token as i32,
             hidden: c.hidden_dim as i32,
             t_rows: t.map_or(0, |t| t.rows as i32),
             select: i32::from(work.wanted_only),
             terms: self.numbers.terms as i32,
-            format: self.numbers.format,
+            format: self.numbers.elements.into(),
             exact: i32::from(self.numbers.exact),
         }
     }
 
     /// A product of rows whose counts lie at `rows`, but for its epilogue's fields.
     pub fn product(&self, w: &Matrix, input: &Buffer, rows: TypedPtr<i32>) -> GemmArgs {
-        let weight_format = match w.kind {
-            Kind::Wire(format) => format as i16,
+        let weight_format = match w.held {
+            Held::Wire(format) => Format::from(format) as i16,
             _ => 0,
         };
         GemmArgs {
@@ -208,7 +208,7 @@ impl Arguments {
             best_rows: 0,
             scale: w.scale,
             limit: self.config.swiglu_limit,
-            format: self.numbers.format,
+            format: self.numbers.elements.into(),
             cols: w.cols as i32,
             weight_format,
             terms: self.numbers.terms as i16,
@@ -230,7 +230,7 @@ impl Arguments {
             kv: TypedPtr::new(kv.layer(layer)),
             page_bytes: kv.page_bytes() as i64,
             head_bytes: kv.head_bytes() as i32,
-            format: self.numbers.kv,
+            format: self.numbers.kv.into(),
             head_dim: c.head_dim as i32,
             heads: c.n_attn_heads as i32,
             kv_heads: c.n_kv_heads as i32,
@@ -260,7 +260,7 @@ impl Arguments {
             window: c.sliding_window as i32,
             out_rows: out.rows as i32,
             terms: self.numbers.terms as i32,
-            format: self.numbers.format,
+            format: self.numbers.elements.into(),
             reserved: 0,
         }
     }
@@ -268,7 +268,7 @@ impl Arguments {
     /// A router in the wire format.
     pub fn route(&self, w: &Matrix, bias: &Vector, routes: &Routes) -> Result<RouteArgs> {
         let c = &self.config;
-        let Kind::Wire(format) = w.kind else {
+        let Held::Wire(format) = w.held else {
             return Err(Error::Internal("a router that is packed for products".into()));
         };
         Ok(RouteArgs {
@@ -278,7 +278,7 @@ impl Arguments {
             bias: bias.values(),
             experts: routes.experts.values(),
             shares: routes.shares.values(),
-            format,
+            format: format.into(),
             hidden: c.hidden_dim as i32,
             n_experts: c.n_experts as i32,
             k: c.experts_per_token as i32,

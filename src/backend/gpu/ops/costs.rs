@@ -1,7 +1,7 @@
 //! What operations cost: bytes that cross memory once, and operations. Stages are timed beside them.
 
-use super::values::y_format;
-use crate::backend::gpu::args::Format;
+use super::values::y_elements;
+use crate::backend::gpu::args::WIRE_ROWS;
 use crate::backend::gpu::shapes::{GemmLaunch, NormWork, Numbers, Product};
 use crate::backend::gpu::weights::Matrix;
 use crate::batch::StepPlan;
@@ -19,9 +19,10 @@ pub struct Costs<'a> {
 }
 
 impl Costs<'_> {
-    /// A table of this format.
-    pub fn embed(&self, table: Format) -> Cost {
-        moved(self.rows * self.config.hidden_dim * (table.bytes() + 4))
+    /// Rows of this table, in the wire format.
+    pub fn embed(&self, table: &Matrix) -> Cost {
+        let row_bytes = table.bytes.bytes() / table.rows.next_multiple_of(WIRE_ROWS);
+        moved(self.rows * (row_bytes + 4 * self.config.hidden_dim))
     }
 
     /// A norm reads the stream, and writes terms and what else it is for.
@@ -39,7 +40,7 @@ impl Costs<'_> {
     /// What adding the experts' outputs to an element of the stream moves, that being read anyway.
     fn sum_bytes(&self, adds: bool) -> usize {
         if adds {
-            self.config.experts_per_token * y_format(self.numbers).bytes() + 4
+            self.config.experts_per_token * y_elements(self.numbers).bytes() + 4
         } else {
             0
         }
@@ -60,7 +61,7 @@ impl Costs<'_> {
             Product::AttnOut => 8 * w.rows,
             // A gate and its up become one.
             Product::Mlp1 => w.rows / 2 * 2 * terms,
-            Product::Mlp2 => y_format(self.numbers).bytes() * w.rows,
+            Product::Mlp2 => y_elements(self.numbers).bytes() * w.rows,
             Product::Greedy => 8 * chosen.candidates,
         };
         let weight_bytes = (w.bytes.bytes() as f64 * weights_read) as usize;

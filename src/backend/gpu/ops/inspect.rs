@@ -1,9 +1,10 @@
 //! What lies in device memory, as float32 on the host, and stale values put there: for tests and tools. All of it waits for
 //! the device.
 
-use super::values::{Buffer, Projected, Routes, y_format};
+use super::values::{Buffer, Projected, Routes, y_elements};
 use super::{GpuOps, KvCache};
-use crate::backend::gpu::args::{Format, KV_PAGE, SLAB};
+use crate::backend::gpu::args::{KV_PAGE, SLAB};
+use crate::backend::gpu::catalogue::Elements;
 use crate::backend::gpu::driver::DevicePtr;
 use crate::backend::gpu::memory::{DeviceBuffer, to_host};
 use crate::error::Result;
@@ -30,16 +31,16 @@ pub struct Pages {
     page_bytes: usize,
     head_bytes: usize,
     head_dim: usize,
-    format: Format,
+    elements: Elements,
 }
 
 impl Pages {
     /// A key head's key and value of a position, which lies in `page`.
     pub fn key_value(&self, page: usize, head: usize, position: usize) -> [Vec<f32>; 2] {
-        let elements = KV_PAGE * self.head_dim;
+        let half = KV_PAGE * self.head_dim;
         let head = &self.bytes[page * self.page_bytes + head * self.head_bytes..];
-        let head = widen(&head[..2 * elements * self.format.bytes()], self.format);
-        [0, elements].map(|begin| {
+        let head = widen(&head[..2 * half * self.elements.bytes()], self.elements);
+        [0, half].map(|begin| {
             (0..self.head_dim)
                 .map(|d| head[begin + self.place(position, d)])
                 .collect()
@@ -55,15 +56,15 @@ impl Pages {
 }
 
 /// Little-endian values of a format.
-fn widen(bytes: &[u8], format: Format) -> Vec<f32> {
-    match format {
-        Format::F16 => bytes
+fn widen(bytes: &[u8], elements: Elements) -> Vec<f32> {
+    match elements {
+        Elements::F16 => bytes
             .as_chunks()
             .0
             .iter()
             .map(|&b| f16::from_le_bytes(b).to_f32())
             .collect(),
-        Format::Bf16 => bytes
+        Elements::Bf16 => bytes
             .as_chunks()
             .0
             .iter()
@@ -82,14 +83,14 @@ impl GpuOps {
     pub fn read(&self, buffer: &Buffer, rows: usize, width: usize) -> Result<Vec<f32>> {
         if buffer.term == 0 {
             let bytes = self.bytes(buffer.bytes.at(), 4 * rows * width)?;
-            return Ok(widen(&bytes, Format::F32));
+            return Ok(widen(&bytes, Elements::F32));
         }
         let terms = widen(
             &self.bytes(buffer.bytes.at(), buffer.bytes.bytes())?,
-            self.args.numbers.format,
+            self.args.numbers.elements,
         );
-        let later = match self.args.numbers.format {
-            Format::F16 => 1.0 / (1 << self.target.family.table().term_shift) as f32,
+        let later = match self.args.numbers.elements {
+            Elements::F16 => 1.0 / (1 << self.target.family.table().term_shift) as f32,
             _ => 1.0,
         };
         let value = |row: usize, k: usize| {
@@ -172,18 +173,18 @@ impl GpuOps {
     /// The rotated queries `[rows, q_dim]`, as they are multiplied with keys: in 16 bits they hold a factor of
     /// `log2(e) / sqrt(D)`.
     pub fn queries(&self, rows: usize) -> Result<Vec<f32>> {
-        let format = self.args.numbers.kv;
+        let elements = self.args.numbers.kv;
         let bytes = self.bytes(
             self.args.workspace.q.at(),
-            rows * self.args.config.q_dim() * format.bytes(),
+            rows * self.args.config.q_dim() * elements.bytes(),
         )?;
-        Ok(widen(&bytes, format))
+        Ok(widen(&bytes, elements))
     }
 
     /// The router's input `[rows, H]`.
     pub fn router_input(&self, rows: usize) -> Result<Vec<f32>> {
         let bytes = self.bytes(self.args.workspace.t32.at(), 4 * rows * self.args.config.hidden_dim)?;
-        Ok(widen(&bytes, Format::F32))
+        Ok(widen(&bytes, Elements::F32))
     }
 
     /// What became of the rows.
@@ -192,7 +193,7 @@ impl GpuOps {
         let of = |at: DevicePtr, n: usize| self.bytes(at, 4 * n);
         Ok(Sent {
             experts: integers(&of(routes.experts.at(), picks)?),
-            shares: widen(&of(routes.shares.at(), picks)?, Format::F32),
+            shares: widen(&of(routes.shares.at(), picks)?, Elements::F32),
             slots: integers(&of(routes.slots.at(), picks)?),
             offsets: integers(&of(routes.offsets.at(), e + 1)?),
             counts: integers(&of(routes.counts.at(), e)?),
@@ -206,9 +207,9 @@ impl GpuOps {
 
     /// The experts' outputs by slot `[slots, H]`.
     pub fn expert_outputs(&self, routes: &Routes, slots: usize) -> Result<Vec<f32>> {
-        let format = y_format(&self.args.numbers);
-        let bytes = self.bytes(routes.y.at(), slots * self.args.config.hidden_dim * format.bytes())?;
-        Ok(widen(&bytes, format))
+        let elements = y_elements(&self.args.numbers);
+        let bytes = self.bytes(routes.y.at(), slots * self.args.config.hidden_dim * elements.bytes())?;
+        Ok(widen(&bytes, elements))
     }
 
     /// A layer's keys and values.
@@ -221,14 +222,14 @@ impl GpuOps {
             page_bytes: kv.page_bytes(),
             head_bytes: kv.head_bytes(),
             head_dim: self.args.config.head_dim,
-            format: self.args.numbers.kv,
+            elements: self.args.numbers.kv,
         })
     }
 
     /// Whole rows of logits, of a step that wants them.
     pub fn logits(&self, rows: usize) -> Result<Vec<f32>> {
         let bytes = self.bytes(self.args.logits.rows.raw(), 4 * rows * self.args.config.vocab_size)?;
-        Ok(widen(&bytes, Format::F32))
+        Ok(widen(&bytes, Elements::F32))
     }
 
     fn bytes(&self, at: DevicePtr, n: usize) -> Result<Vec<u8>> {

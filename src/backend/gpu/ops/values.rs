@@ -1,6 +1,7 @@
 //! The values of a step: what each operation leaves in device memory, and in which form the next one takes it.
 
-use crate::backend::gpu::args::{Format, GROUP_ALIGN, GemmArgs, SLAB};
+use crate::backend::gpu::args::{GROUP_ALIGN, GemmArgs, SLAB};
+use crate::backend::gpu::catalogue::Elements;
 use crate::backend::gpu::context::Context;
 use crate::backend::gpu::driver::DevicePtr;
 use crate::backend::gpu::launch::Launch;
@@ -211,7 +212,7 @@ impl Routes {
             counts: DeviceBuffer::zeroed(stream, e)?,
             picks: DeviceBuffer::zeroed(stream, 1)?,
             gathered: Buffer::tiled(context, slots, config.hidden_dim, numbers.terms)?,
-            y: DeviceBuffer::zeroed(stream, slots * config.hidden_dim * y_format(numbers).bytes())?,
+            y: DeviceBuffer::zeroed(stream, slots * config.hidden_dim * y_elements(numbers).bytes())?,
         })
     }
 
@@ -228,6 +229,6 @@ pub fn slots(config: &ModelConfig, rows: usize) -> usize {
 }
 
 /// The format of the experts' outputs.
-pub fn y_format(numbers: &Numbers) -> Format {
-    if numbers.exact { Format::F32 } else { Format::F16 }
+pub fn y_elements(numbers: &Numbers) -> Elements {
+    if numbers.exact { Elements::F32 } else { Elements::F16 }
 }

@@ -50,20 +50,21 @@ fn many(shape: &NormRouteShape, kernels: impl Iterator<Item = &'static Kernel>) 
 
 #[cfg(test)]
 mod tests {
-    use crate::backend::gpu::args::Format;
+    use crate::backend::gpu::catalogue::Elements;
     use crate::backend::gpu::family::hopper::Hopper;
-    use crate::backend::gpu::shapes::{Kind, Numbers};
+    use crate::backend::gpu::shapes::{Held, Numbers};
     use crate::backend::gpu::target::Target;
     use crate::config::ModelConfig;
+    use crate::weights::WeightFormat;
 
     const TARGET: Target = Target {
         family: &Hopper,
         multiprocessors: 132,
     };
-    const BF16: Kind = Kind::Wire(Format::Bf16);
+    const BF16: Held = Held::Wire(WeightFormat::Bf16);
 
-    fn chosen(config: &ModelConfig, exact: bool, router: Kind, rows: usize) -> String {
-        match TARGET.norm_route(config, &Numbers::new(Format::F16, exact), router, rows) {
+    fn chosen(config: &ModelConfig, exact: bool, router: Held, rows: usize) -> String {
+        match TARGET.norm_route(config, &Numbers::new(Elements::F16, exact), router, rows) {
             Some(found) => format!("{rows} {} {}", found.launch.kernel.name(), found.launch.blocks),
             None => format!("{rows} none"),
         }
@@ -111,7 +112,7 @@ mod tests {
     #[test]
     fn exact_routers_have_a_block_a_row() {
         let config = ModelConfig::preset_20b();
-        for (exact, router) in [(true, BF16), (false, Kind::Wire(Format::F32))] {
+        for (exact, router) in [(true, BF16), (false, Held::Wire(WeightFormat::F32))] {
             let lines = [1, 132, 133].map(|rows| chosen(&config, exact, router, rows));
             assert_eq!(lines, ["1 norm_route 1", "132 norm_route 132", "133 none"]);
         }
@@ -127,7 +128,7 @@ mod tests {
             };
             let found = |rows| {
                 TARGET
-                    .norm_route(&config, &Numbers::new(Format::F16, false), BF16, rows)
+                    .norm_route(&config, &Numbers::new(Elements::F16, false), BF16, rows)
                     .unwrap()
             };
             assert!(found(1).sends && !found(2).sends && !found(2).tells);
