@@ -67,12 +67,12 @@ fn main() -> anyhow::Result<()> {
         return Ok(());
     };
     println!(
-        "{}: {}, {} compute units at {:.1} GHz, an MFMA takes {} slots of 4 clocks; memory {:.2} TB/s",
+        "{}: {}, {} compute units at {:.1} GHz, 16x16x16 of the matrix cores {} slots of 4 clocks; memory {:.2} TB/s",
         card.name,
         card.arch,
         card.compute_units,
         card.hertz * 1e-9,
-        shares.mfma_slots,
+        shares.run_slots,
         card.bytes_a_second() * 1e-12
     );
     let (of_20b, of_120b) = (ModelConfig::preset_20b(), ModelConfig::preset_120b());

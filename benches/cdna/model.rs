@@ -1,7 +1,7 @@
 //! The time of kernels, from bytes, operations and launches.
 
 use crate::card::Card;
-use crate::shares::{CHUNK_MFMAS, Shares};
+use crate::shares::{CHUNK_RUNS, Shares};
 use crate::units::{SIMDS, WAVE, last_end};
 use getp::backend::gpu::args::PrefillTile;
 use getp::backend::gpu::attention_plan::plan_prefill;
@@ -18,7 +18,7 @@ use rand_chacha::ChaCha8Rng;
 pub const LAUNCH: f64 = 5e-6;
 /// upload, embed, norm, unembedding and argmax.
 pub const STEP_LAUNCHES: usize = 5;
-/// Tokens, or keys of attention, of an MFMA.
+/// Tokens, or keys of attention, of an MFMA's product.
 const TOKENS: usize = 16;
 
 /// A matrix product of a step.
@@ -88,9 +88,9 @@ impl Model<'_> {
         }
     }
 
-    /// Seconds in which the matrix core of a SIMD does so many MFMAs.
-    fn mfmas(&self, count: usize) -> f64 {
-        count as f64 * self.shares.mfma_slots * 4.0 / self.card.hertz
+    /// Seconds in which the matrix core of a SIMD multiplies so many runs.
+    fn runs(&self, count: usize) -> f64 {
+        count as f64 * self.shares.run_slots * 4.0 / self.card.hertz
     }
 
     /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
@@ -114,7 +114,7 @@ impl Model<'_> {
             _ => self.config.hidden_dim,
         };
         // Of 16 tokens and a wave's 32 weight rows.
-        let step = self.mfmas(columns.div_ceil(64) * CHUNK_MFMAS);
+        let step = self.runs(columns.div_ceil(64) * CHUNK_RUNS);
         let mut blocks = Vec::new();
         for &rows in counts.iter().filter(|&&rows| rows > 0) {
             let (steps, tiles) = (rows.div_ceil(TOKENS), tiles(rows));
@@ -248,8 +248,8 @@ impl Model<'_> {
         let kernel = self.prefill_kernel();
         let waves = kernel.threads / WAVE;
         let wave_rows = kernel.per_block / waves;
-        let (mfmas, share) = self.shares.of_innermost(&kernel.name());
-        let step = self.mfmas(mfmas) / share * waves as f64 / SIMDS;
+        let (runs, share) = self.shares.of_innermost(&kernel.name());
+        let step = self.runs(runs) / share * waves as f64 / SIMDS;
         let numbered = chunks.iter().enumerate();
         let mut tiles = Vec::new();
         plan_prefill(

@@ -3,42 +3,43 @@
 #[path = "../../tests/common/amd_loops.rs"]
 mod amd_loops;
 
-use amd_loops::{Loop, functions, loops};
+use amd_loops::{Instruction, Loop, functions, loops};
 use getp::backend::gpu::code_objects::CODE_OBJECTS;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// MFMAs for 64 columns, 32 rows and 16 tokens.
-pub const CHUNK_MFMAS: usize = 8;
+/// Runs of 16 columns, for 16 rows and 16 tokens each, in 64 columns of 32 rows and 16 tokens. An MFMA multiplies one or
+/// two of them.
+pub const CHUNK_RUNS: usize = 8;
 
 /// The share of the matrix cores' peak in the kernels' inner loops. llvm-mca is run when a share is first needed.
 pub struct Shares {
     arch: &'static str,
     /// By kernel, inner loops first.
     loops: BTreeMap<String, Vec<Inner>>,
-    /// Issue slots, of 4 clocks, that an MFMA takes.
-    pub mfma_slots: f64,
+    /// Issue slots, of 4 clocks, that a run takes at least: the fastest MFMA's share for one.
+    pub run_slots: f64,
     known: RefCell<BTreeMap<(String, usize), f64>>,
 }
 
 struct Inner {
     /// Of 16 tokens that the loop of a product computes.
     steps: usize,
-    mfmas: usize,
+    runs: usize,
     text: String,
 }
 
 impl Inner {
     fn new(kernel: &str, found: &Loop) -> Self {
-        let mfmas = found.mfmas();
+        let runs = found.way.iter().map(|i| i.k_runs()).sum();
         let text: Vec<_> = found.way.iter().map(|i| slot(&i.text)).collect();
         // The loop of a tiled kernel has three chunks of 64 columns. Kernels named n16 compute 16 tokens.
         let stream = kernel.ends_with("_n16");
         Self {
-            steps: if stream { 1 } else { mfmas / (3 * CHUNK_MFMAS) },
-            mfmas,
+            steps: if stream { 1 } else { runs / (3 * CHUNK_RUNS) },
+            runs,
             text: text.join("\n") + "\n",
         }
     }
@@ -49,17 +50,20 @@ impl Shares {
     pub fn new(arch: &'static str) -> Option<Self> {
         let objects = CODE_OBJECTS.iter().filter(|object| object.arch == arch);
         let mut all = BTreeMap::<String, Vec<Inner>>::new();
+        // Of each kind of MFMA one.
+        let mut kinds = BTreeMap::new();
         for function in objects.flat_map(functions) {
-            let inner = loops(&function)
-                .into_iter()
-                .map(|found| Inner::new(&function.name, &found));
+            let found = loops(&function);
+            for mfma in found.iter().flat_map(|found| &found.way).filter(|i| i.k_runs() > 0) {
+                let name = mfma.text.split_whitespace().next().map(String::from);
+                kinds.entry(name).or_insert_with(|| mfma.clone());
+            }
+            let inner = found.iter().map(|found| Inner::new(&function.name, found));
             all.entry(function.name.clone()).or_default().extend(inner);
         }
-        // All kernels have one kind of MFMA, for FP16 and for BF16.
-        let mut lines = all.values().flatten().flat_map(|inner| inner.text.lines());
-        let mfma = lines.find(|line| line.starts_with("v_mfma"))?;
+        let slots = |mfma: &Instruction| of_mfma(&mca(arch, &mfma.text, 1)) / mfma.k_runs() as f64;
         Some(Self {
-            mfma_slots: of_mfma(&mca(arch, mfma, 1)),
+            run_slots: kinds.values().map(slots).min_by(f64::total_cmp)?,
             arch,
             loops: all,
             known: RefCell::default(),
@@ -78,9 +82,9 @@ impl Shares {
         (inner.steps, self.share(kernel, place))
     }
 
-    /// For a kernel's innermost loop: its MFMAs, and its share.
+    /// For a kernel's innermost loop: its runs, and its share.
     pub fn of_innermost(&self, kernel: &str) -> (usize, f64) {
-        (self.loops[kernel][0].mfmas, self.share(kernel, 0))
+        (self.loops[kernel][0].runs, self.share(kernel, 0))
     }
 
     fn share(&self, kernel: &str, place: usize) -> f64 {
@@ -89,7 +93,7 @@ impl Shares {
             const ROUNDS: usize = 20;
             let inner = &self.loops[kernel][place];
             let cycles = cycles(&mca(self.arch, &inner.text, ROUNDS));
-            (inner.mfmas * ROUNDS) as f64 * self.mfma_slots / cycles
+            (inner.runs * ROUNDS) as f64 * self.run_slots / cycles
         })
     }
 }

@@ -22,7 +22,7 @@ enum : int {
   KV_ROW = HEAD_DIM * 2,         // bytes of one position's K or V
   V_OFFSET = KV_PAGE * KV_ROW,   // bytes from a head's K to its V
   STEP = 16,                     // keys per MFMA
-  STEP_MFMAS = 8,                // MFMAs of 16 keys and 16 columns: four for scores, four for values
+  SCORE_MFMAS = 2 * PIECE_MFMAS, // MFMAs of 16 keys and 16 columns
 };
 #define HEADROOM 15.f
 #define START 11.f
@@ -86,7 +86,12 @@ DEV void load_query(u32v2* q, const u16* query, int g) {
 template <int FORMAT, int N> DEV void score(Acc* s, u32v4 k0, u32v4 k1, const u32v2 (*q)[4]) {
   const u32v2 k[4] = {{k0[0], k0[1]}, {k0[2], k0[3]}, {k1[0], k1[1]}, {k1[2], k1[3]}};
   for (int c = 0; c < N; c++) s[c] = Acc{};
-  for (int i = 0; i < 4; i++) for (int c = 0; c < N; c++) s[c] = mfma<FORMAT>(k[i], q[c][i], s[c]);
+  if constexpr (PIECE_MFMAS == 1) {
+    for (int i = 0; i < 4; i += 2) for (int c = 0; c < N; c++)
+      s[c] = mfma_of_piece<FORMAT>(k[i], k[i + 1], q[c][i], q[c][i + 1], s[c]);
+  } else {
+    for (int i = 0; i < 4; i++) for (int c = 0; c < N; c++) s[c] = mfma<FORMAT>(k[i], q[c][i], s[c]);
+  }
 }
 // Running sums of one column: m, and a lane's share of O and of l, the sum of weights.
 struct Sums { float m, l; Acc o[4]; };

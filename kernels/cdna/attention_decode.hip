@@ -92,8 +92,13 @@ template <int FORMAT> DEV void add_tile(Sums& u, Tile& tile, const u32v2 (*q)[4]
   if (wave_any(rises(u, top))) raise(u, top);
   u32v2 p[2];
   for (int t = 0; t < 2; t++) p[t] = weigh<FORMAT>(u, s[t]);
-  for (int t = 0; t < 2; t++)
-    for (int d = 0; d < 4; d++) u.o[d] = mfma<FORMAT>(value_operand(tile.v + t * 4, d), p[t], u.o[d]);
+  if constexpr (PIECE_MFMAS == 1) {
+    for (int d = 0; d < 4; d++)
+      u.o[d] = mfma_of_piece<FORMAT>(value_operand(tile.v, d), value_operand(tile.v + 4, d), p[0], p[1], u.o[d]);
+  } else {
+    for (int t = 0; t < 2; t++)
+      for (int d = 0; d < 4; d++) u.o[d] = mfma<FORMAT>(value_operand(tile.v + t * 4, d), p[t], u.o[d]);
+  }
 }
 
 // a + b. mul_rn and fma_rn fix the roundings: this is compiled in several places that must agree.
@@ -189,7 +194,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
   Tile even = load_tile(half(number, page * PAGE_TILES)), odd;
   Sums unit = {UNSET, 0, {}}, sum;
   for (;; page++) {
-    loads_in_flight_for<TILE / STEP * STEP_MFMAS>();
+    loads_in_flight_for<TILE / STEP * SCORE_MFMAS + 4 * PIECE_MFMAS>();
     const int after_next = number_of(page + 2), tile = page * PAGE_TILES;
     odd = load_tile(half(number, tile + 1));
     SCHEDULE_FENCE();

@@ -97,7 +97,9 @@ DEV void add_step(Sums* u, Acc* s, const u32v2 (*q)[4], const Rows& r, const u8*
   }
   if (MORE) {
     for (int c = 0; c < BLOCKS; c++) s[c] = next[c];
-    for (int i = 0; i < 16; i++) SCHEDULE(MFMA, 1), SCHEDULE(TRANSCENDENTAL, 1), SCHEDULE(VALU, 4);
+    constexpr int SCORES = SCORE_MFMAS * BLOCKS;
+    for (int i = 0; i < SCORES; i++)
+      SCHEDULE(MFMA, 1), SCHEDULE(TRANSCENDENTAL, 16 / SCORES), SCHEDULE(VALU, 64 / SCORES);
     for (int i = 0; i < 16; i++) SCHEDULE(MFMA, 1), SCHEDULE(VALU, 1);
   }
 }
@@ -148,7 +150,7 @@ DEV void attend(const AttentionArgs& a, const PrefillTile* tile, int kv_head, u8
     pieces = load_page(head_of_page(a, uniform(next), kv_head));       // after the last page: that page again
     next = number_of(page + 2);
     SCHEDULE_FENCE();
-    loads_in_flight_for<STEP_MFMAS * BLOCKS>();                        // a page has one step or more
+    loads_in_flight_for<(SCORE_MFMAS + 4) * BLOCKS>();                      // a page has one step or more
     add_page<FORMAT>(sums, q, r, now, page * KV_PAGE);
   }
 

@@ -4,8 +4,8 @@
     kernels/cdna/mca.py [--arch gfx90a] [file.hip ...]
 
 Prints a markdown table: for every kernel its registers, LDS and occupancy (waves per SIMD); for its innermost loops the
-bytes read from memory per MFMA, and the share of the loop's issue slots (4 clocks) in which the matrix core works. A
-kernel of several tiles has a loop and a line for each.
+bytes read from memory per 16x16x16 that an MFMA multiplies (gfx950's multiply two), and the share of the loop's issue
+slots (4 clocks) in which the matrix core works. A kernel of several tiles has a loop and a line for each.
 
 llvm-mca simulates one wave alone and knows neither LDS nor memory latency: a second wave fills the slots that the first
 leaves empty. Waits count as one issue slot here, since llvm-mca would make a wait for LDS a wait for loads from memory,
@@ -23,7 +23,7 @@ FILES = ["mlp1.hip", "mlp2.hip", "dense.hip", "unembed.hip", "exact.hip"]
 FILES += ["attention_decode.hip", "attention_prefill.hip"]
 CLANG = os.environ.get("AMD_CLANG", "clang-22")
 MCA = os.environ.get("LLVM_MCA", "llvm-mca-22")
-MFMA_SLOTS = {"gfx90a": 8}          # of a 16x16x16; half as many on gfx942 and gfx950
+RUN_SLOTS = {"gfx90a": 8, "gfx942": 4, "gfx950": 2}      # of a 16x16x16 by the fastest MFMA
 ITERATIONS = 20
 MOST_WAYS = 10000
 LOADED = {"dwordx4": 16, "dwordx3": 12, "dwordx2": 8, "dword": 4, "ushort": 2, "ubyte": 1}
@@ -81,6 +81,11 @@ def mfmas(instructions):
     return sum("v_mfma" in i for i in instructions)
 
 
+def runs(instructions):
+    """How many runs of 16 along K its MFMAs multiply."""
+    return sum(int(k) // 16 for k in re.findall(r"v_mfma_f32_16x16x(16|32)", "\n".join(instructions)))
+
+
 def ways_round(blocks, head):
     """The ways through blocks from number `head` on that come back to it, none twice through a block."""
     number = {label: i for i, (label, _, _) in enumerate(blocks) if label}
@@ -132,13 +137,13 @@ def waves_per_simd(r):
 
 
 def tokens(kernel, loop):
-    """A tile's loop has three chunks of 8 MFMAs per 16 tokens and term; a stream has 16 tokens; attention 0."""
+    """A tile's loop has three chunks of 8 runs per 16 tokens and term; a stream has 16 tokens; attention 0."""
     name = re.search(r"x(\d)_n(\d+)$", kernel)
     if not name:
         return 0
     terms, tile = name.groups()
     streams = terms == "1" and tile == "16"
-    return 16 if streams else mfmas(loop) // (24 * int(terms)) * 16
+    return 16 if streams else runs(loop) // (24 * int(terms)) * 16
 
 
 def main():
@@ -146,7 +151,7 @@ def main():
     options.add_argument("--arch", default="gfx90a")
     options.add_argument("files", nargs="*", default=FILES)
     options = options.parse_args()
-    print(f"| kernel ({options.arch}) | VGPR | LDS | waves a SIMD | tokens | bytes an MFMA | MFMA share |")
+    print(f"| kernel ({options.arch}) | VGPR | LDS | waves a SIMD | tokens | bytes a 16x16x16 | MFMA share |")
     print("|---|---|---|---|---|---|---|")
     bad, made = [], made_sources()
     with ThreadPoolExecutor(2) as pool:
@@ -155,11 +160,11 @@ def main():
                 if r["agpr_count"] or r["private_segment_fixed_size"] or r["vgpr_spill_count"] or r["sgpr_spill_count"]:
                     bad.append(kernel)
                 for loop in sorted(inner_loops(text, kernel), key=lambda l: -tokens(kernel, l)):
-                    mfma = mfmas(loop)
-                    share = mfma * MFMA_SLOTS.get(options.arch, 4) / cycles(loop, options.arch)
-                    lds, per_mfma = r["group_segment_fixed_size"], loaded_bytes(loop) / mfma
+                    count = runs(loop)
+                    share = count * RUN_SLOTS[options.arch] / cycles(loop, options.arch)
+                    lds, each = r["group_segment_fixed_size"], loaded_bytes(loop) / count
                     print(f"| {kernel} | {r['vgpr_count']} | {lds} | {waves_per_simd(r)} "
-                          f"| {tokens(kernel, loop) or '-'} | {per_mfma:.0f} | {share:.2f} |", flush=True)
+                          f"| {tokens(kernel, loop) or '-'} | {each:.0f} | {share:.2f} |", flush=True)
     for kernel in bad:
         print(f"{kernel}: scratch, spills or AGPRs", file=sys.stderr)
     return bool(bad)

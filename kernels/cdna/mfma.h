@@ -2,7 +2,7 @@
 //
 // One MFMA multiplies 16 weight rows (operand A) by 16 tokens (operand B) over 16 of K in 8 issue slots of 4 clocks.
 // Lane l = 16 g + n supplies A's row n and B's token n, each at the four K of its g, and gets rows 4 g .. 4 g + 3 of
-// token n.
+// token n. gfx950 has one that takes twice as much of K, eight of each lane, in half of the time for each of K.
 #pragma once
 #include "../gpu/gpu.h"
 
@@ -29,6 +29,21 @@ template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
     return __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(x, y, c, 0, 0, 0);
   }
 }
+#if defined(__gfx950__)
+enum : int { PIECE_MFMAS = 1 };
+template <int FORMAT> DEV f32v4 mfma_of_piece(u32v2 a0, u32v2 a1, u32v2 b0, u32v2 b1, f32v4 c) {
+  const u32v4 a8 = {a0[0], a0[1], a1[0], a1[1]}, b8 = {b0[0], b0[1], b1[0], b1[1]};
+  if constexpr (FORMAT == FORMAT_F16) {
+    typedef _Float16 f16v8 __attribute__((ext_vector_type(8)));
+    const f16v8 x = __builtin_bit_cast(f16v8, a8), y = __builtin_bit_cast(f16v8, b8);
+    return __builtin_amdgcn_mfma_f32_16x16x32_f16(x, y, c, 0, 0, 0);
+  } else {
+    typedef __bf16 bf16v8 __attribute__((ext_vector_type(8)));
+    const bf16v8 x = __builtin_bit_cast(bf16v8, a8), y = __builtin_bit_cast(bf16v8, b8);
+    return __builtin_amdgcn_mfma_f32_16x16x32_bf16(x, y, c, 0, 0, 0);
+  }
+}
+#endif
 // SCHEDULE: the scheduler places the next n instructions of a kind here, in the order of these lines.
 enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
 // The scheduler moves nothing across: it would sink loads to their uses and leave the matrix core waiting.
@@ -63,6 +78,15 @@ template <int MFMAS> DEV void loads_in_flight_for() {}
 template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
   const simt::s16x4 sa = __builtin_bit_cast(simt::s16x4, a), sb = __builtin_bit_cast(simt::s16x4, b);
   return FORMAT == FORMAT_F16 ? simt::mfma_16x16x16_f16(sa, sb, c) : simt::mfma_16x16x16_bf16(sa, sb, c);
+}
+#endif
+
+// A lane's eight K of a row and of a token are multiplied by PIECE_MFMAS MFMAs: by mfma_of_piece where that is one,
+// else by two with others between them, as the second waits for the first.
+#if !defined(__gfx950__)
+enum : int { PIECE_MFMAS = 2 };
+template <int FORMAT> DEV f32v4 mfma_of_piece(u32v2 a0, u32v2 a1, u32v2 b0, u32v2 b1, f32v4 c) {
+  return mfma<FORMAT>(a1, b1, mfma<FORMAT>(a0, b0, c));
 }
 #endif
 

@@ -26,10 +26,13 @@ template <class Weights, int DEPTH> struct Stream {
   DEV void multiply(int b) {
     for (int piece = 0; piece < 2; piece++) {
       Operand w;
-      Weights::decode(raw[b], piece, w);
-      for (int half = 0; half < 2; half++) for (int r = 0; r < 2; r++) {
+      for (int r = 0; r < 2; r++) Weights::decode(raw[b], piece, r, w);
+      for (int i = 0; i < PIECE_MFMAS; i++) for (int r = 0; r < 2; r++) {
         const u32v4 x = pieces[b][piece];
-        acc[r][0] = mfma<Weights::FORMAT>(w.of[r][half], u32v2{x[2 * half], x[2 * half + 1]}, acc[r][0]);
+        f32v4& sum = acc[r][0];
+        if constexpr (PIECE_MFMAS == 1)
+          sum = mfma_of_piece<Weights::FORMAT>(w.of[r][0], w.of[r][1], u32v2{x[0], x[1]}, u32v2{x[2], x[3]}, sum);
+        else sum = mfma<Weights::FORMAT>(w.of[r][i], u32v2{x[2 * i], x[2 * i + 1]}, sum);
       }
     }
   }

@@ -53,8 +53,12 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
     HALVES = S > 4 ? 2 : 1, PART_S = (S + HALVES - 1) / HALVES, PARTS = TERMS * 2 * HALVES,
     STAGED = (S * TOKENS * 8 + THREADS - 1) / THREADS,   // 16-byte pieces per thread and term
     TERM = STAGED * THREADS, BUFFER = TERMS * TERM,      // pieces in LDS
-    // A piece is decoded during the first MFMAs after the last use of the one before.
-    DECODE_PART = PARTS - HALVES, VALU_PER_MFMA = (Weights::DECODE_VALU + 4 * PART_S - 1) / (4 * PART_S),
+    // A piece is decoded during the first MFMAs after the last use of the one before, or, where MFMAs leave fewer issue
+    // slots, during all of them: a part has one run of 16 rows.
+    SPREADS = PIECE_MFMAS == 1 && HALVES == 2, DECODE_PARTS = SPREADS ? 2 : 1,
+    DECODE_PART = PARTS - HALVES, STEP_MFMAS = 2 * PIECE_MFMAS,                        // of a piece and 16 tokens
+    DECODE_MFMAS = STEP_MFMAS * PART_S * DECODE_PARTS,
+    VALU_PER_MFMA = (Weights::DECODE_VALU + DECODE_MFMAS - 1) / DECODE_MFMAS,
     // Weights that are decoded free their registers in the middle of a chunk, 16-bit ones only with the chunk's last
     // MFMA. Tokens are requested before weights.
     DECODES = Weights::DECODE_VALU > 0, LEAD = DECODES ? 3 : 2, LOAD_PART = HALVES,
@@ -101,25 +105,32 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
   }
   DEV void multiply(int part) {
     const Operand& w = operand[piece_of(part)];
-    for (int r = 0; r < 2; r++) for (int half = 0; half < 2; half++) for (int j = 0; j < PART_S; j++) {
+    for (int r = 0; r < 2; r++) for (int i = 0; i < PIECE_MFMAS; i++) for (int j = 0; j < PART_S; j++) {
       const int s = step_of(part, j);
       if (s >= S) continue;
       const u32v4 f = fragments[part % 2][j];
-      sums.chunk[r][s] = mfma<Weights::FORMAT>(w.of[r][half], u32v2{f[2 * half], f[2 * half + 1]}, sums.chunk[r][s]);
+      f32v4& sum = sums.chunk[r][s];
+      if constexpr (PIECE_MFMAS == 1)
+        sum = mfma_of_piece<Weights::FORMAT>(w.of[r][0], w.of[r][1], u32v2{f[0], f[1]}, u32v2{f[2], f[3]}, sum);
+      else sum = mfma<Weights::FORMAT>(w.of[r][i], u32v2{f[2 * i], f[2 * i + 1]}, sum);
     }
   }
-  // Interleaves decoding with MFMAs: an MFMA occupies 8 issue slots, 7 of which other instructions may use. Loads from
-  // memory stay before the MFMAs: among them the scheduler would reorder them, and then a wait for one would wait for
-  // all.
+  // Interleaves decoding with MFMAs: an MFMA occupies several issue slots, all but one of which other instructions may
+  // use. Loads from memory stay before the MFMAs: among them the scheduler would reorder them, and then a wait for one
+  // would wait for all.
   static DEV void weave(int part) {
-    const int first = part % HALVES * PART_S, mfma = 4 * ((first + PART_S < S ? first + PART_S : S) - first);
-    const bool decodes = part == 0 || part == DECODE_PART;
+    const int first = part % HALVES * PART_S, mfma = STEP_MFMAS * ((first + PART_S < S ? first + PART_S : S) - first);
+    const bool decodes = part < DECODE_PARTS || (part >= DECODE_PART && part < DECODE_PART + DECODE_PARTS);
 #pragma unroll
     for (int i = 0; i < mfma; i++) {
       SCHEDULE(MFMA, 1);
       if (i < PART_S) SCHEDULE(LDS_READ, 1);
       if (decodes) SCHEDULE(VALU, VALU_PER_MFMA);
     }
+  }
+  // Decodes a piece from run FIRST on, or that run alone where two parts have one each.
+  template <int FIRST> DEV void decode(const Raw& from, int piece) {
+    for (int r = FIRST; r < (SPREADS ? FIRST + 1 : 2); r++) Weights::decode(from, piece, r, operand[piece]);
   }
   // Computes a chunk. Its weights are in raw[b], its first piece is decoded, its first tokens are in registers.
   DEV void chunk(int c, int b) {
@@ -136,8 +147,10 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
       if (!DECODES) SCHEDULE_FENCE();
       if (part > 0 && term_of(part) != term_of(part - 1)) sums.template next_term<Weights::FORMAT>();
       multiply(part);
-      if (part == 0) Weights::decode(raw[b], 1, operand[1]);
-      if (part == DECODE_PART) Weights::decode(raw[(b + 1) % 3], 0, operand[0]);
+      if (part == 0) decode<0>(raw[b], 1);
+      if (part == DECODE_PART) decode<0>(raw[(b + 1) % 3], 0);
+      if (SPREADS && part == 1) decode<1>(raw[b], 1);
+      if (SPREADS && part == DECODE_PART + 1) decode<1>(raw[(b + 1) % 3], 0);
       if (DECODES) weave(part);
     }
     SCHEDULE_FENCE();
@@ -163,7 +176,7 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
     SCHEDULE_FENCE();
     barrier();
     read_fragments(0, 0);
-    Weights::decode(raw[0], 0, operand[0]);
+    for (int r = 0; r < 2; r++) Weights::decode(raw[0], 0, r, operand[0]);
     int c = 0;
     for (; c + 3 <= chunks; c += 3) {
       loads_in_flight_for<TERMS * S * CHUNK_MFMAS>();

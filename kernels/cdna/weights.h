@@ -3,15 +3,15 @@
 // zeros.
 //
 // Lane l = 16 g + n of a chunk has K 16 g .. 16 g + 15 of the two rows row_of(0, n) and row_of(1, n). An MFMA takes
-// four of a lane's K; which four is free as long as tokens match, and tokens are stored in pieces of 8 like all
-// activations. So a chunk is four steps along K: (piece 0, half 0), (piece 0, half 1), (piece 1, half 0), (piece 1,
-// half 1). Every sum has this order, whatever the tile.
+// four of a lane's K, gfx950's eight; which is free as long as tokens match, and tokens are stored in pieces of 8 like
+// all activations. So a chunk is four steps along K, (piece 0, half 0), (piece 0, half 1), (piece 1, half 0), (piece 1,
+// half 1), or on gfx950 two, piece 0 and piece 1. Every sum has this order, whatever the tile.
 #pragma once
 #include "mfma.h"
 
 enum : int {
   BLOCK_ROWS = WIRE_ROWS,
-  CHUNK_MFMAS = 8,               // per chunk and 16 tokens: four steps along K, two runs of 16 rows
+  CHUNK_MFMAS = 4 * PIECE_MFMAS,   // per chunk and 16 tokens: two pieces of K, two runs of 16 rows
 };
 
 // The weight row of run r, slot n. With it a lane's results, rows 4 g + i of two MFMAs, are 8 consecutive rows 8 g + 4
@@ -41,8 +41,9 @@ template <int FORMAT_> struct W16 {
     for (int i = 0; i < 4; i++) raw.of[i / 2][i % 2] = load<u32v4>(chunk + i * 1024, at.of);
     return raw;
   }
-  static DEV void decode(const Raw& raw, int piece, Operand& out) {
-    for (int r = 0; r < 2; r++) for (int half = 0; half < 2; half++)
+  // A piece of run r.
+  static DEV void decode(const Raw& raw, int piece, int r, Operand& out) {
+    for (int half = 0; half < 2; half++)
       out.of[r][half] = u32v2{raw.of[r][piece][2 * half], raw.of[r][piece][2 * half + 1]};
   }
 };
@@ -77,12 +78,10 @@ template <int FORMAT_> struct Mxfp4 {
     raw.scales = load<u32>(chunk, at.scales);
     return raw;
   }
-  static DEV void decode(const Raw& raw, int piece, Operand& out) {
-    for (int r = 0; r < 2; r++) {
-      const u32 codes = raw.codes[2 * r + piece], scale = scale_pair(raw.scales, r);
-      out.of[r][0] = decode4(codes, scale);
-      out.of[r][1] = decode4(rotate_right(codes, 4), scale);
-    }
+  static DEV void decode(const Raw& raw, int piece, int r, Operand& out) {
+    const u32 codes = raw.codes[2 * r + piece], scale = scale_pair(raw.scales, r);
+    out.of[r][0] = decode4(codes, scale);
+    out.of[r][1] = decode4(rotate_right(codes, 4), scale);
   }
   static DEV u32 scale_pair(u32 scales, int r) {
     const u32 odd = LANE % 2;    // which half of the word

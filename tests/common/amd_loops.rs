@@ -25,6 +25,16 @@ impl Instruction {
         self.text.starts_with("v_mfma")
     }
 
+    /// How many runs of 16 along K an MFMA of 16 rows and 16 columns multiplies; 0 for another instruction.
+    pub fn k_runs(&self) -> usize {
+        let shape = self.text.strip_prefix("v_mfma_f32_16x16x");
+        let k = shape.map(|rest| rest.bytes().take_while(u8::is_ascii_digit));
+        // Of `16x16x16f16` the digits are 16.
+        k.map_or(0, |digits| {
+            digits.fold(0, |k, digit| 10 * k + usize::from(digit - b'0')) / 16
+        })
+    }
+
     /// Whether `vmcnt` counts the instruction: loads and, on these targets, stores.
     pub fn is_vector_memory(&self) -> bool {
         ["global_", "buffer_", "flat_", "scratch_"]
