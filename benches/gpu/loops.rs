@@ -13,7 +13,6 @@ use getp::backend::gpu::args::{Format, GemmArgs, MXFP4_SLAB_BYTES, MatrixPeakArg
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::layout::TypedPtr;
 use getp::backend::gpu::memory::{DeviceBuffer, Event};
-use getp::backend::gpu::open::context;
 use getp::backend::gpu::shapes::{GemmShape, Kind, Numbers, Product};
 use getp::backend::gpu::stage::numbers;
 use getp::config::ModelConfig;
@@ -40,7 +39,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.options()?;
     let numbers = numbers(&options, Format::F16);
     for driver in super::usable(&options)? {
-        let context = context(driver)?;
+        let context = args.context(driver)?;
         anyhow::ensure!(
             context.target.family.table().name == "hopper",
             "{} has no loops to measure",
