@@ -55,7 +55,19 @@ const PREFILL_STAGES: usize = 3;
 pub const TEAM_ROWS: usize = 8;
 const PAIR_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 11] = [
+/// Elements and experts of a row that is normed and routed by little code.
+const LEAN_HIDDEN: usize = 3072;
+const LEAN_EXPERTS: usize = 32;
+
+const WRITTEN: [Kernel; 12] = [
+    Kernel::written(Op::NormRoute, "ampere/norm_route_lean.hip", LEAN_EXPERTS / 2 * WARP)
+        .called("lean")
+        .within(&[
+            Limit::AtMost(Dimension::Hidden, LEAN_HIDDEN),
+            Limit::MultipleOf(Dimension::Hidden, 8),
+            Limit::AtMost(Dimension::Experts, LEAN_EXPERTS),
+            Limit::AtMost(Dimension::ExpertsPerToken, 8),
+        ]),
     decode(F16, "team", 4, TEAM_ROWS),
     decode(F16, "pair", 2, PAIR_ROWS),
     decode(F16, "many", 4, 0),
@@ -210,12 +222,13 @@ const TILES: &[Tile] = &[
     // multiprocessor.
     //
     // qkv and attn_out. With few rows their 80 and 45 blocks of 64 weight rows would leave multiprocessors idle: blocks are
-    // small. Up to 8 rows qkv rotates and stores.
+    // small. Up to 32 rows qkv rotates and stores.
     up_to(8, tile(0, STORE, &[W16], FAST_F16, 8, shape(1, 1, 4, 4, 8, 4))),
     tile(  0, LAYERS,       &[W16],   FAST_F16,    8, shape(1, 1, 4, 4,  8, 4)),
-    tile(  9, LAYERS,       &[W16],   FAST_F16,   32, shape(2, 1, 2, 4, 16, 3)),
-    tile( 33, LAYERS,       &[W16],   FAST_F16,   64, shape(4, 1, 1, 3, 16, 3)),
-    tile(193, LAYERS,       &[W16],   FAST_F16,  128, shape(4, 2, 1, 3, 16, 2)),
+    up_to(32, tile(9, STORE, &[W16], FAST_F16, 32, shape(2, 1, 2, 6, 16, 2))),
+    tile(  9, LAYERS,       &[W16],   FAST_F16,   32, shape(2, 1, 2, 6, 16, 2)),
+    tile( 33, LAYERS,       &[W16],   FAST_F16,   64, shape(4, 2, 1, 3, 16, 3)),
+    tile( 65, LAYERS,       &[W16],   FAST_F16,  128, shape(4, 2, 1, 3, 16, 2)),
     // The unembedding.
     tile(  0, UNEMBED,      &[W16],   FAST_F16,    8, shape(4, 1, 2, 3,  8, 4)),
     tile(  9, UNEMBED,      &[W16],   FAST_F16,   32, shape(4, 2, 1, 3, 16, 3)),

@@ -75,6 +75,7 @@ struct Product {
 
   template <int W> struct Tile {
     enum : int { PAIRS = W / 16, SINGLES = W / 8 % 2 };    // of 8 tokens
+    enum : bool { OVERLAPS = !IS_W16 && TERMS == 1 && SLABS == 1 && (int)STAGES >= 3 };
     float sum[UNITS][W / 2];
 
     static DEV void clear(float (&sum)[UNITS][W / 2]) {
@@ -90,30 +91,34 @@ struct Product {
         for (int i = 0; i < W / 2; i++) sum[m][i] = add_rn(sum[m][i], more[m][i]);
     }
 
-    // sum += a slab's weights times one term of its tokens.
-    static DEV void multiply_slab(float (&sum)[UNITS][W / 2], const Mine& mine, u32 tokens) {
+    // sum += a k16 step's weights times its tokens. `tokens`: the slab's.
+    static DEV void multiply_step(float (&sum)[UNITS][W / 2], const u32 (&a)[UNITS][4], u32 tokens, int step) {
       // Rows LANE % 8, and of pairs of 8 tokens LANE / 16 * 8 more; pieces are swizzled.
       const u32 pair = tokens + (LANE % 8 + LANE / 16 * 8) * ROW_BYTES + (LANE / 8 % 2 ^ LANE % 8) * 16;
+#pragma unroll
+      for (int j = 0; j < PAIRS; j++) {
+        u32 b[4];
+        load_matrices(b, (pair ^ step * 32) + j * 16 * ROW_BYTES);
+#pragma unroll
+        for (int m = 0; m < UNITS; m++) {
+          mma<FORMAT>(sum[m] + 8 * j, a[m], b[0], b[1]);
+          mma<FORMAT>(sum[m] + 8 * j + 4, a[m], b[2], b[3]);
+        }
+      }
+      if constexpr (SINGLES) {
+        u32 b[2];
+        load_two_matrices(b, (pair_of_one(tokens) ^ step * 32) + PAIRS * 16 * ROW_BYTES);
+#pragma unroll
+        for (int m = 0; m < UNITS; m++) mma<FORMAT>(sum[m] + 8 * PAIRS, a[m], b[0], b[1]);
+      }
+    }
+    // sum += a slab's weights times one term of its tokens.
+    static DEV void multiply_slab(float (&sum)[UNITS][W / 2], const Mine& mine, u32 tokens) {
 #pragma unroll
       for (int step = 0; step < 4; step++) {
         u32 a[UNITS][4];
         mine.fragment(step, a);
-#pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-          u32 b[4];
-          load_matrices(b, (pair ^ step * 32) + j * 16 * ROW_BYTES);
-#pragma unroll
-          for (int m = 0; m < UNITS; m++) {
-            mma<FORMAT>(sum[m] + 8 * j, a[m], b[0], b[1]);
-            mma<FORMAT>(sum[m] + 8 * j + 4, a[m], b[2], b[3]);
-          }
-        }
-        if constexpr (SINGLES) {
-          u32 b[2];
-          load_two_matrices(b, (pair_of_one(tokens) ^ step * 32) + PAIRS * 16 * ROW_BYTES);
-#pragma unroll
-          for (int m = 0; m < UNITS; m++) mma<FORMAT>(sum[m] + 8 * PAIRS, a[m], b[0], b[1]);
-        }
+        multiply_step(sum, a, tokens, step);
       }
     }
     static DEV u32 pair_of_one(u32 tokens) {
@@ -160,6 +165,35 @@ struct Product {
       }
     }
 
+    // MXFP4 in stages of one slab: a k16 step's weights are decoded before the step ahead of it is multiplied, also
+    // over the wait for a stage. (16-bit weights, of which there are more to load, take longer so.)
+    DEV void multiply_ahead(int k_blocks, const Source& source, u32 shared, const typename Mine::At& at) {
+      wait_copies<STAGES - 2>();
+      barrier();
+      Mine mine;
+      mine.load(shared + TOKEN_BYTES, at);
+      u32 fragment[2][UNITS][4];
+      mine.fragment(0, fragment[0]);
+      int stage = 0, fill = STAGES - 1;
+      for (int k = 0; k < k_blocks; k++) {
+        const u32 tokens = shared + stage * STAGE_BYTES;
+#pragma unroll
+        for (int step = 0; step < 3; step++) {
+          mine.fragment(step + 1, fragment[(step + 1) % 2]);
+          multiply_step(sum, fragment[step % 2], tokens, step);
+        }
+        if (++stage == STAGES) stage = 0;
+        wait_copies<STAGES - 3>();
+        barrier();
+        if (k + STAGES - 1 < k_blocks) source.copy(shared + fill * STAGE_BYTES, k + STAGES - 1, k_blocks);
+        commit_copies();
+        if (++fill == STAGES) fill = 0;
+        mine.load(shared + stage * STAGE_BYTES + TOKEN_BYTES, at);  // behind the last slab anything
+        mine.fragment(0, fragment[0]);
+        multiply_step(sum, fragment[1], tokens, 3);
+      }
+    }
+
     DEV void multiply(const GemmArgs& a, const Chunk& c, const Source& source) {
       const int steps = (a.k_blocks + SLABS - 1) / SLABS;
       const u32 shared = shared_address(DYNAMIC_SHARED);
@@ -167,6 +201,7 @@ struct Product {
       float total[IS_W16 && TERMS > 1 ? UNITS : 1][W / 2];
       if constexpr (IS_W16 && TERMS > 1) clear(total);
       clear(sum);
+      if constexpr (OVERLAPS) return multiply_ahead(a.k_blocks, source, shared, at);
       int fill = STAGES - 1, stage = 0;                    // where the next step goes, and where this one is
       for (int step = 0; step < steps; step++) {
         wait_copies<STAGES - 2>();
