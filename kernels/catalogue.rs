@@ -5,6 +5,8 @@
 //! Plain constants: the build (`build_support`) and the crate (`backend::gpu::catalogue`) include this file alike. They
 //! are Rust and not C, as the choice and the build need them as values, and only the compilers need text.
 
+#[path = "ampere/catalogue.rs"]
+pub mod ampere;
 #[path = "cdna/catalogue.rs"]
 pub mod cdna;
 #[path = "generic/catalogue.rs"]
@@ -13,7 +15,7 @@ pub mod generic;
 pub mod hopper;
 
 /// Every family. A device is of the first that has it, and of which there is code for it.
-pub static FAMILIES: &[&Family] = &[&cdna::FAMILY, &hopper::FAMILY, &generic::FAMILY];
+pub static FAMILIES: &[&Family] = &[&cdna::FAMILY, &hopper::FAMILY, &ampere::FAMILY, &generic::FAMILY];
 
 /// A family of devices, with kernels of its own in `kernels/NAME`.
 #[derive(Debug)]

@@ -16,7 +16,6 @@ use getp::backend::gpu::catalogue::{self, Kernel, Op};
 use getp::backend::gpu::family::Family;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open::context_as;
-use getp::backend::gpu::target::Target;
 use getp::batch::Want;
 use getp::options::{Options, Precision};
 use getp::profile::{OperationTotal, Roof};
@@ -47,7 +46,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     let options = args.options()?;
     let exact = options.precision == Some(Precision::Exact);
     for driver in super::usable(&options)? {
-        let family = Target::of(driver.device())?.family;
+        let family = args.family_of(&driver)?;
         if part.names.is_empty() {
             list(family.table());
             continue;

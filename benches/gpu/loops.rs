@@ -14,7 +14,6 @@ use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::layout::TypedPtr;
 use getp::backend::gpu::memory::{DeviceBuffer, Event};
-use getp::backend::gpu::open::context;
 use getp::backend::gpu::shapes::{GemmShape, Held, Numbers, Product};
 use getp::backend::gpu::stage::numbers;
 use getp::config::ModelConfig;
@@ -41,7 +40,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let options = args.options()?;
     let numbers = numbers(&options, Elements::F16);
     for driver in super::usable(&options)? {
-        let context = context(driver)?;
+        let context = args.context(driver)?;
         anyhow::ensure!(
             context.target.family.table().name == "hopper",
             "{} has no loops to measure",

@@ -1,11 +1,10 @@
 //! The device's limits: its rates of copying memory and of matrix products.
 
 use getp::backend::gpu::ceilings::Ceilings;
-use getp::backend::gpu::open::context;
 
 pub fn run(args: &super::Args) -> anyhow::Result<()> {
     for driver in super::usable(&args.options()?)? {
-        let context = context(driver)?;
+        let context = args.context(driver)?;
         let device = context.driver.device();
         println!("{}, {}: {}", context.name(), device.name, Ceilings::measure(&context)?);
     }

@@ -5,6 +5,7 @@
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --skew 0.5
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --shape 120b --group 2 --requests 2200 --overlap
 //!     cargo bench --bench gpu --features cuda -- workloads M --temperature 1 --topp 1
+//!     cargo bench --bench gpu --features cuda -- workloads W2 --family ampere
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- kernel [NAME ...] [--rows 1,32,890] [--windowed]
 //!     cargo bench --bench gpu --features cuda -- draws
@@ -50,12 +51,16 @@ mod workloads;
 
 use clap::{Parser, Subcommand};
 use getp::backend::gpu;
+use getp::backend::gpu::context::Context;
 use getp::backend::gpu::discover;
+use getp::backend::gpu::family::{FAMILIES, Family};
 use getp::backend::gpu::memory::SharedDriver;
+use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision, Print};
 use getp::replica::Replica;
 use random_model::RandomModel;
+use std::sync::Arc;
 
 #[derive(Parser)]
 struct Args {
@@ -89,6 +94,10 @@ struct Args {
     /// Opens each device so many times, to play a group on one device; `--device-mb` says what each may take of it.
     #[arg(long, global = true, default_value_t = 1)]
     copies: usize,
+    /// Runs the kernels of another family than the devices' own, if there is code of them for these; each device is a
+    /// replica then.
+    #[arg(long, global = true)]
+    family: Option<String>,
     /// Print the profile, too (kernels are then launched one by one without a graph, which is slower).
     #[arg(long, global = true)]
     profile: bool,
@@ -153,7 +162,32 @@ impl Args {
     /// Replicas of a [`RandomModel`] on the devices of `--devices`.
     fn replicas(&self, config: &ModelConfig, options: &Options) -> anyhow::Result<Vec<Box<dyn Replica>>> {
         let model = RandomModel::new(config, self.skew);
-        Ok(gpu::open::open(self.devices(options)?, &model, options)?)
+        if self.family.is_none() {
+            return Ok(gpu::open::open(self.devices(options)?, &model, options)?);
+        }
+        let open = |driver| -> anyhow::Result<Box<dyn Replica>> {
+            let ends = [config.n_layers];
+            let replica = gpu::open::open_cut(vec![self.context(driver)?], &ends, &model, options)?;
+            Ok(Box::new(replica))
+        };
+        self.devices(options)?.into_iter().map(open).collect()
+    }
+
+    /// The family whose kernels a device runs: its own, or that of `--family`.
+    fn family_of(&self, driver: &SharedDriver) -> anyhow::Result<&'static dyn Family> {
+        let Some(name) = &self.family else {
+            return Ok(Target::of(driver.device())?.family);
+        };
+        let family = FAMILIES.iter().find(|family| family.table().name == name);
+        family
+            .copied()
+            .ok_or_else(|| anyhow::anyhow!("there is no family {name}"))
+    }
+
+    /// A device with the kernels of that family loaded.
+    fn context(&self, driver: SharedDriver) -> anyhow::Result<Arc<Context>> {
+        let family = self.family_of(&driver)?;
+        Ok(gpu::open::context_as(driver, family)?)
     }
 
     /// The devices of `--devices` that can be used, each as often as `--copies` says.

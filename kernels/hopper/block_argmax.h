@@ -1,7 +1,7 @@
 // The argmax that is fused with the unembedding: that of each warp (GreedyLogits, epilogue.h) in shared memory, and the
 // block's.
 #pragma once
-#include "epilogue.h"
+#include "../mma/epilogue.h"
 
 // G: the product (gemm.h).
 template <class G> struct BlockArgmax {

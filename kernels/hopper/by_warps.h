@@ -4,7 +4,7 @@
 #pragma once
 #include <type_traits>
 #include "codes.h"
-#include "warp.h"
+#include "../mma/warp.h"
 
 // A warp's rows of M blocks in one slab, as they lie in shared memory. locate() says where this thread's parts of stage
 // 0 begin, from the address of its warpgroup's first block; load() gets them from so many bytes further. bits() has

@@ -5,7 +5,7 @@
 //   OneEpilogue   all share one
 //   StoredTile    queries, keys and values of many tokens, which are rotated and stored through shared memory
 #pragma once
-#include "epilogue.h"
+#include "../mma/epilogue.h"
 #include "instruction.h"
 #include "qkv_store.h"
 #include "w16_loop.h"

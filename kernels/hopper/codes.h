@@ -1,7 +1,7 @@
 // A thread's part of MXFP4 weights (mxfp4.h) in a stage of a product: of M blocks, those of its warpgroup.
 #pragma once
 #include "copy.h"
-#include "mxfp4.h"
+#include "../mma/mxfp4.h"
 
 // G: the product (gemm.h).
 template <class G, int M> struct Codes {

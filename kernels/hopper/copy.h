@@ -1,8 +1,7 @@
 // Bulk copies from global to shared memory, and the mbarriers that they report to.
 #pragma once
 #include "../gpu/early.h"
-
-DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+#include "../mma/registers.h"
 
 // An mbarrier in shared memory: a phase ends when all arrivals and all expected bytes are in.
 DEV void barrier_init(u32 bar, int arrivals) {

@@ -5,9 +5,10 @@
 // rounds to nearest as wgmma does not: with 16-bit weights SLABS_TOGETHER at a time, and then their sums, so that no
 // chain of additions is long.
 #pragma once
+#include "catalogue.h"
 #include "codes.h"
 #include "instruction.h"
-#include "w16.h"
+#include "../mma/w16.h"
 
 // G: the product (gemm.h).
 template <class G, int N, int M> struct ExactLoop {

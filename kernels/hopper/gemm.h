@@ -57,7 +57,7 @@
 #include "by_warps.h"
 #include "chunk.h"
 #include "codes_loop.h"
-#include "epilogue.h"
+#include "../mma/epilogue.h"
 #include "exact_loop.h"
 #include "qkv_store.h"
 #include "schedule.h"

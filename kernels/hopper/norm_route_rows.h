@@ -14,7 +14,7 @@
 // and `route` (without `t32`; its weights are BF16) are used; nothing is added to x.
 #pragma once
 #include "../norm.h"
-#include "registers.h"
+#include "../mma/registers.h"
 #include "route_products.h"
 
 enum : int { STEPS = NORM_WAVES };       // what a wave of norm.h sums is a step of this one

@@ -10,7 +10,7 @@
 #pragma once
 #include "../route.h"
 #include "cluster.h"
-#include "warp.h"
+#include "../mma/warp.h"
 
 enum : int {
   QUARTERS = 4,

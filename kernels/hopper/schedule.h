@@ -5,12 +5,10 @@
 // from a table of the groups' tiles: no block waits for a work queue.
 #pragma once
 #include "catalogue.h"
+#include "../mma/epilogue.h"
 #include "copy.h"
 
 enum : int { MAX_GROUPS = GEMM_MOST_EXPERTS };
-
-// A chunk: token rows of one group, weight units of its matrix.
-struct Chunk { int group, row, rows, unit, units; };
 
 // How the groups' rows are cut into token tiles, and these into chunks. In shared memory, since the products need their
 // registers. Groups are in order of their tiles' width, the widest first.
@@ -28,9 +26,6 @@ struct GroupTable {
   int chunks, larger_chunks;
   int further[2];                // from a position of this block to its next in even and odd rounds, see `turns`
 };
-
-// Division without a sign takes half the time.
-DEV int quotient(int a, int b) { return (int)((unsigned)a / (unsigned)b); }
 
 // Widths of a tile, all multiples of 8 up to 256: bit w is set if it has that of 8 (w + 1) tokens.
 HOST_DEV constexpr int widths_below(u32 widths, int tokens) {  // how many do not hold so many tokens

@@ -2,7 +2,7 @@
 #pragma once
 #include "copy.h"
 #include "instruction.h"
-#include "w16.h"
+#include "../mma/w16.h"
 
 // G: the product (gemm.h). A stage is released once the next one's wgmmas are queued behind its own. Where the pipeline
 // is deep a stage has little to multiply, 80 cycles with eight tokens, and a wait takes some 200: so several stages are

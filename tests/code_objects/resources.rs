@@ -35,7 +35,9 @@ pub fn archs(object: &CodeObject) -> Vec<String> {
     let Some(oldest) = object.arch.strip_prefix("compute_") else {
         return vec![object.arch.to_owned()];
     };
-    [oldest, "80", "120"].map(|number| format!("sm_{number}")).into()
+    let mut numbers = vec![oldest, "80", "89", "120"];
+    numbers.dedup();
+    numbers.iter().map(|number| format!("sm_{number}")).collect()
 }
 
 /// The kernels of a code object, of a text those that ptxas makes of it for this architecture.
@@ -142,6 +144,7 @@ fn nvidia(elf: &ElfFile64<'_, LittleEndian>, arch: &str) -> Vec<Resources> {
     let (reserved, limit, warps) = match arch.trim_start_matches("sm_") {
         "75" => (0, 64, 8),
         "80" => (0, 163, 16),
+        "89" => (0, 99, 12),
         "90a" => (1024, 227, 16),
         _ => (1024, 99, 12),
     };

@@ -57,7 +57,7 @@ builds() {
 }
 hip=CARGO_FEATURE_HIP=1 cuda=CARGO_FEATURE_CUDA=1
 builds made 'gfx90a, gfx942, gfx950, gfx1030, gfx1100, gfx1151, gfx1201, with hipcc' $hip
-builds made 'sm_90a, compute_75, with nvcc' $cuda
+builds made 'sm_90a, compute_80, compute_75, with nvcc' $cuda
 builds made 'gfx942, gfx1030, .*, nothing for gfx950 \(error: unknown target\), with' $hip UNKNOWN=gfx950
 builds refused 'nothing for gfx950: error: unknown target' GETP_HIP_ARCHS=gfx90a,gfx950 UNKNOWN=gfx950
 builds refused 'nothing for gfx942: error: broken' $hip BROKEN=gfx942

@@ -112,7 +112,7 @@ find_toolchains() {
         missing+=("clang-22 and lld-22")
     fi
     if find_nvcc; then
-        export GETP_CUDA_ARCHS=${GETP_CUDA_ARCHS:-sm_90a,compute_75}
+        export GETP_CUDA_ARCHS=${GETP_CUDA_ARCHS:-sm_90a,compute_80,compute_75}
     else
         export GETP_CUDA_ARCHS=none
         missing+=("nvcc")

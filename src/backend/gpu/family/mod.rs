@@ -1,6 +1,7 @@
 //! What a family of devices does in its own way, beside the kernels of its table: one file a family. Pure functions of
 //! shapes.
 
+mod ampere;
 mod cdna;
 mod generic;
 mod hopper;
@@ -84,7 +85,7 @@ pub trait Family: Debug + Sync {
 }
 
 /// Every family.
-pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper, &generic::Generic];
+pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper, &ampere::Ampere, &generic::Generic];
 
 /// The family of an architecture's devices: the first that has them and is there, as `is_there` says of its name, or,
 /// where none is, the first that has them.

@@ -24,8 +24,14 @@
 #include "../gpu/gated.h"
 #include "../gpu/math.h"
 #include "registers.h"
-#include "schedule.h"
 #include "w16.h"
+
+// A chunk: token rows of one group, weight units of its matrix.
+struct Chunk { int group, row, rows, unit, units; };
+
+// A family's own, where its blocks take chunks one after the other.
+template <int N, int CHUNK> struct SpreadSchedule;
+template <int N, int CHUNK> struct RasterSchedule;
 
 // What a thread's accumulators belong to.
 struct Place {
@@ -98,6 +104,16 @@ struct Qkv : OfPlan {
   DEV static void store_four(float* at, const f32x4& v) { *(f32x4*)at = v; }
 };
 
+// Adds to two floats in the L2.
+DEV void add_pair(float* at, float v0, float v1) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(at), "f"(v0), "f"(v1) : "memory");
+#else
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(at), "f"(v0) : "memory");
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(at + 1), "f"(v1) : "memory");
+#endif
+}
+
 // Adds to the residual stream: in `fast` in the L2, for which an epilogue need not wait. A launch adds to an element
 // once, so nothing depends on an order. (Subnormal numbers become zeros there.) In `exact` old values are loaded in
 // batches: for all the compiler knows a store may alias the next load, so loads one at a time would each wait for the
@@ -108,8 +124,7 @@ struct AttnOut : OfPlan {
   DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     if constexpr (TERMS == 1) {
       for_each_pair<N>(a, p, acc, [&](i64 at, float v0, float v1) {
-        asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};"
-                     ::"l"(a.out + at), "f"(v0 + p.bias.x), "f"(v1 + p.bias.y) : "memory");
+        add_pair(a.out + at, v0 + p.bias.x, v1 + p.bias.y);
       });
       return;
     }

@@ -1,6 +1,11 @@
-// Instructions on registers that kernels of several kinds use.
+// Instructions that kernels of several kinds use.
 #pragma once
 #include "../gpu/gpu.h"
+
+DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// Division without a sign takes half the time.
+DEV int quotient(int a, int b) { return (int)((unsigned)a / (unsigned)b); }
 
 // Transposes an 8 x 8 matrix of 16-bit elements, row g of which is in lanes 4g .. 4g + 3, two a lane. Volatile: all
 // lanes take part, so it must not move behind a branch.

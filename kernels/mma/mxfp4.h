@@ -1,4 +1,4 @@
-// MXFP4 weights (E2M1 codes, one power of two per 32 along K) as wgmma's A operand in registers.
+// MXFP4 weights (E2M1 codes, one power of two per 32 along K) as the A operand of mma.sync or wgmma in registers.
 //
 // A weight block is 64 rows x 64 k, 2176 bytes: 128 threads x 16 bytes of codes, then 32 scale words (warp, lane / 4).
 //   A thread's code word s (of 4) is its fragment of k16 step s: registers 0 and 1 (rows g and g + 8, k 2q and 2q + 1),
@@ -72,7 +72,11 @@ template <> struct Fp4<FORMAT_BF16> {
 
   static DEV u32 multiply(u32 a, u32 b) {
     u32 d;
+#if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+#else                                    // older ones have no multiplication alone: a sum with -0 changes nothing
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
+#endif
     return d;
   }
   static DEV u32 scales(u32 word, int k_half) { return (k_half ? __funnelshift_l(word, word, 8) : word) & 0x7F807F80u; }

@@ -1,4 +1,4 @@
-// 16-bit weights as wgmma's A operand in shared memory.
+// 16-bit weights as the A operand in shared memory, of mma.sync or wgmma.
 //
 // A unit is 16 rows x 64 k, 2048 bytes: rows of 128 bytes, eight pieces each, piece p at position p ^ (row % 8). So a
 // bulk copy of a run of units is a matrix in the 128-byte swizzle. The scheduler distributes units, not blocks of 64

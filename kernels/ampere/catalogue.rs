@@ -1,0 +1,262 @@
+//! Ampere's kernels: NVIDIA since sm_80, with mma.sync and cp.async.
+
+use super::{
+    Dimension, Elements, ExactSums, Family, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Tile,
+    Toolchain, card, kernels_of, shared, with, with_tiles,
+};
+use Elements::{Bf16, F16};
+use PackedFormat::{Mxfp4, W16};
+
+/// The family.
+pub static FAMILY: Family = Family {
+    name: "ampere",
+    platforms: &[Platform {
+        toolchain: Toolchain::Cuda,
+        // A text that the driver compiles for the device.
+        architectures: &["compute_80"],
+        devices: &["sm_8", "sm_9", "sm_1", "compute_8", "compute_9", "compute_1"],
+    }],
+    cards: &[card("A100", 80, 81_920, 108), card("RTX 4090", 24, 24_564, 128)],
+    wave: WARP,
+    // Before sm_90 kernels cannot wait by themselves.
+    overlaps: false,
+    term_shift: 0,
+    // Of all its generations: 4 products and what they are added to are cut off at a common place, 2^-23 of the largest,
+    // and so is their sum. Later ones add more at once, and keep more bits.
+    sum_error: [0.3, 16.0],
+    exact_sums: Some(ExactSums {
+        chained: 2,
+        together: 8,
+    }),
+    kernels: &KERNELS,
+};
+
+const WARP: usize = 32;
+
+static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tiles(
+    with::<SHARED, { WRITTEN.len() }, { SHARED + WRITTEN.len() }>(shared(WARP), WRITTEN),
+    TILES,
+    &[],
+);
+
+/// What attention on the tensor cores supports.
+const HEADS: &[Limit] = &[
+    Limit::Exactly(Dimension::HeadDim, 64),
+    Limit::Exactly(Dimension::HeadsPerKvHead, 8),
+];
+/// Keys and values of one head in a page, at 16 bits and 64 dims.
+const CACHE_TILE_BYTES: usize = 2 * 64 * 64 * 2;
+/// A partial sum of decode attention.
+const PARTIAL_BYTES: usize = 8 * (64 + 2) * 4;
+/// Query rows of an item of prefill attention, four a warp, and its stages.
+const PREFILL_ROWS: usize = 16;
+const PREFILL_STAGES: usize = 3;
+/// Rows up to which decode attention has a job done by a block of four warps, and by one of two in windowed layers.
+pub const TEAM_ROWS: usize = 8;
+const PAIR_ROWS: usize = 64;
+
+/// Elements and experts of a row that is normed and routed by little code.
+const LEAN_HIDDEN: usize = 3072;
+const LEAN_EXPERTS: usize = 32;
+
+const WRITTEN: [Kernel; 12] = [
+    Kernel::written(Op::NormRoute, "ampere/norm_route_lean.hip", LEAN_EXPERTS / 2 * WARP)
+        .called("lean")
+        .within(&[
+            Limit::AtMost(Dimension::Hidden, LEAN_HIDDEN),
+            Limit::MultipleOf(Dimension::Hidden, 8),
+            Limit::AtMost(Dimension::Experts, LEAN_EXPERTS),
+            Limit::AtMost(Dimension::ExpertsPerToken, 8),
+        ]),
+    decode(F16, "team", 4, TEAM_ROWS),
+    decode(F16, "pair", 2, PAIR_ROWS),
+    decode(F16, "many", 4, 0),
+    decode(Bf16, "team", 4, TEAM_ROWS),
+    decode(Bf16, "pair", 2, PAIR_ROWS),
+    decode(Bf16, "many", 4, 0),
+    prefill(F16),
+    prefill(Bf16),
+    pack(W16),
+    pack(Mxfp4),
+    Kernel::written(Op::MatrixPeak, "ampere/matrix_peak.hip", 4 * WARP),
+];
+
+/// Persistent blocks whose warps have a cache tile and two partial sums each. Those for at most so many rows share a
+/// job's units.
+const fn decode(elements: Elements, variant: &'static str, warps: usize, most_rows: usize) -> Kernel {
+    Kernel::written(Op::AttentionDecode, "ampere/attention_decode.hip", warps * WARP)
+        .over(elements)
+        .called(variant)
+        .up_to(most_rows)
+        .sharing(warps * (CACHE_TILE_BYTES + 2 * PARTIAL_BYTES))
+        .within(HEADS)
+}
+
+const fn prefill(elements: Elements) -> Kernel {
+    Kernel::written(
+        Op::AttentionPrefill,
+        "ampere/attention_prefill.hip",
+        PREFILL_ROWS / 4 * WARP,
+    )
+    .over(elements)
+    .sharing(PREFILL_STAGES * CACHE_TILE_BYTES)
+    .taking(PREFILL_ROWS)
+    .within(HEADS)
+}
+
+const fn pack(weights: PackedFormat) -> Kernel {
+    Kernel::written(Op::Pack, "ampere/pack.hip", 128).of(weights).taking(1)
+}
+
+type Ops = &'static [(Op, &'static str)];
+type Activations = &'static [(Elements, usize)];
+
+/// How a block multiplies (gemm.h).
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Warps side by side.
+    warps: usize,
+    /// Units of 16 weight rows of each.
+    units: usize,
+    /// Slabs of a stage.
+    slabs: usize,
+    /// Stages.
+    stages: usize,
+    /// There is code for each multiple of so many tokens.
+    step: usize,
+    /// Blocks of a multiprocessor that registers leave room for.
+    blocks: usize,
+}
+
+const fn shape(warps: usize, units: usize, slabs: usize, stages: usize, step: usize, blocks: usize) -> Shape {
+    Shape {
+        warps,
+        units,
+        slabs,
+        stages,
+        step,
+        blocks,
+    }
+}
+
+/// A tile of one kind of weights, and of activations of so many terms.
+const fn tile(
+    from_rows: usize,
+    ops: Ops,
+    weights: &'static [PackedFormat; 1],
+    activations: Activations,
+    tokens: usize,
+    by: Shape,
+) -> Tile {
+    // Bytes of a slab: of 16 weight rows, and of a token.
+    let (unit, token) = match weights[0] {
+        W16 => (2048, 128),
+        Mxfp4 => (544, 128),
+    };
+    let slab = by.warps * by.units * unit + activations[0].1 * tokens * token;
+    Tile {
+        ops,
+        weights,
+        activations,
+        tokens,
+        threads: by.warps * WARP,
+        shared_bytes: by.stages * by.slabs * slab,
+        from_rows,
+        most_rows: 0,
+        variant: "",
+        maker: "PRODUCT",
+        parameters: Parameters::of(&[
+            ("UNITS", by.units),
+            ("SLABS", by.slabs),
+            ("STEP", by.step),
+            ("BLOCKS", by.blocks),
+        ]),
+    }
+}
+const fn up_to(most_rows: usize, tile: Tile) -> Tile {
+    Tile { most_rows, ..tile }
+}
+
+const STORE: Ops = &[(Op::QkvStore, "ampere/layers.hip")];
+const LAYERS: Ops = &[(Op::Qkv, "ampere/layers.hip"), (Op::AttnOut, "ampere/layers.hip")];
+const UNEMBED: Ops = &[
+    (Op::GreedyLogits, "ampere/unembed.hip"),
+    (Op::Logits, "ampere/unembed.hip"),
+];
+const EXPERTS: Ops = &[(Op::Mlp1, "ampere/mlp1.hip"), (Op::Mlp2, "ampere/mlp2.hip")];
+const EXPERTS_W16: Ops = &[
+    (Op::Mlp1, "ampere/experts_w16.hip"),
+    (Op::Mlp2, "ampere/experts_w16.hip"),
+];
+const DENSE_BF16: Ops = &[
+    (Op::Qkv, "ampere/dense_bf16.hip"),
+    (Op::AttnOut, "ampere/dense_bf16.hip"),
+    (Op::GreedyLogits, "ampere/dense_bf16.hip"),
+    (Op::Logits, "ampere/dense_bf16.hip"),
+];
+const EXPERTS_BF16: Ops = &[
+    (Op::Mlp1, "ampere/experts_bf16.hip"),
+    (Op::Mlp2, "ampere/experts_bf16.hip"),
+];
+const DENSE_EXACT: Ops = &[
+    (Op::Qkv, "ampere/dense_exact.hip"),
+    (Op::AttnOut, "ampere/dense_exact.hip"),
+    (Op::GreedyLogits, "ampere/dense_exact.hip"),
+    (Op::Logits, "ampere/dense_exact.hip"),
+];
+const EXPERTS_EXACT: Ops = &[
+    (Op::Mlp1, "ampere/experts_exact.hip"),
+    (Op::Mlp2, "ampere/experts_exact.hip"),
+];
+
+const FAST_F16: Activations = &[(F16, 1)];
+const FAST_BF16: Activations = &[(Bf16, 1)];
+const FAST: Activations = &[(F16, 1), (Bf16, 1)];
+const EXACT_F16: Activations = &[(F16, 2)];
+const EXACT_BF16: Activations = &[(Bf16, 3)];
+
+#[rustfmt::skip]
+const TILES: &[Tile] = &[
+    // Columns: the rows from which it is the fastest, and the parameters of `tile`; those of `shape` are warps, units of
+    // weights of each, slabs of a stage, stages, the step of tokens that there is code for, and blocks of a
+    // multiprocessor.
+    //
+    // qkv and attn_out. With few rows their 80 and 45 blocks of 64 weight rows would leave multiprocessors idle: blocks are
+    // small. Up to 32 rows qkv rotates and stores.
+    up_to(8, tile(0, STORE, &[W16], FAST_F16, 8, shape(1, 1, 4, 4, 8, 4))),
+    tile(  0, LAYERS,       &[W16],   FAST_F16,    8, shape(1, 1, 4, 4,  8, 4)),
+    up_to(32, tile(9, STORE, &[W16], FAST_F16, 32, shape(2, 1, 2, 6, 16, 2))),
+    tile(  9, LAYERS,       &[W16],   FAST_F16,   32, shape(2, 1, 2, 6, 16, 2)),
+    tile( 33, LAYERS,       &[W16],   FAST_F16,   64, shape(4, 2, 1, 3, 16, 3)),
+    tile( 65, LAYERS,       &[W16],   FAST_F16,  128, shape(4, 2, 1, 3, 16, 2)),
+    // The unembedding.
+    tile(  0, UNEMBED,      &[W16],   FAST_F16,    8, shape(4, 1, 2, 3,  8, 4)),
+    tile(  9, UNEMBED,      &[W16],   FAST_F16,   32, shape(4, 2, 1, 3, 16, 3)),
+    tile( 33, UNEMBED,      &[W16],   FAST_F16,   64, shape(4, 2, 1, 3, 32, 3)),
+    tile( 65, UNEMBED,      &[W16],   FAST_F16,  128, shape(4, 2, 1, 3, 32, 2)),
+    // The experts, by the rows of each on average.
+    tile(  0, EXPERTS,      &[Mxfp4], FAST_F16,    8, shape(4, 1, 4, 4,  8, 4)),
+    tile(  5, EXPERTS,      &[Mxfp4], FAST_F16,   16, shape(4, 1, 4, 3,  8, 4)),
+    tile( 11, EXPERTS,      &[Mxfp4], FAST_F16,   32, shape(4, 2, 2, 3, 16, 4)),
+    tile( 25, EXPERTS,      &[Mxfp4], FAST_F16,   64, shape(4, 2, 1, 4, 16, 3)),
+    tile( 51, EXPERTS,      &[Mxfp4], FAST_F16,  128, shape(4, 2, 1, 3, 16, 2)),
+    // BF16 activations: for models whose values do not fit FP16.
+    tile(  0, DENSE_BF16,   &[W16],   FAST_BF16,  16, shape(4, 1, 2, 3, 16, 4)),
+    tile( 17, DENSE_BF16,   &[W16],   FAST_BF16, 128, shape(4, 2, 1, 3, 32, 2)),
+    tile(  0, EXPERTS_BF16, &[Mxfp4], FAST_BF16,  16, shape(4, 1, 4, 3, 16, 4)),
+    tile( 17, EXPERTS_BF16, &[Mxfp4], FAST_BF16, 128, shape(4, 2, 1, 3, 32, 2)),
+    // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
+    tile(  0, EXPERTS_W16,  &[W16],   FAST,       16, shape(4, 1, 2, 3, 16, 4)),
+    tile( 17, EXPERTS_W16,  &[W16],   FAST,      128, shape(4, 2, 1, 3, 32, 2)),
+    // `exact`: two FP16 or three BF16 terms.
+    tile(  0, DENSE_EXACT,  &[W16],   EXACT_F16,   8, shape(4, 1, 2, 4,  8, 3)),
+    tile(  9, DENSE_EXACT,  &[W16],   EXACT_F16,  64, shape(4, 1, 1, 3, 32, 3)),
+    tile(  0, DENSE_EXACT,  &[W16],   EXACT_BF16,  8, shape(4, 1, 2, 4,  8, 3)),
+    tile(  9, DENSE_EXACT,  &[W16],   EXACT_BF16, 64, shape(4, 1, 1, 3, 32, 2)),
+    tile(  0, EXPERTS_EXACT, &[Mxfp4], EXACT_F16,  8, shape(4, 1, 2, 4,  8, 4)),
+    tile(  9, EXPERTS_EXACT, &[Mxfp4], EXACT_F16, 48, shape(4, 2, 2, 2, 16, 2)),
+    tile(  0, EXPERTS_EXACT, &[Mxfp4], EXACT_BF16, 8, shape(4, 1, 2, 4,  8, 4)),
+    tile(  9, EXPERTS_EXACT, &[Mxfp4], EXACT_BF16, 32, shape(4, 2, 2, 2, 16, 2)),
+    tile(  0, EXPERTS_EXACT, &[W16],  EXACT_F16,  64, shape(4, 1, 1, 3, 32, 3)),
+    tile(  0, EXPERTS_EXACT, &[W16],  EXACT_BF16, 64, shape(4, 1, 1, 3, 32, 2)),
+];

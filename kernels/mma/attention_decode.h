@@ -1,0 +1,454 @@
+// attention_decode: split-KV attention of decoding rows: head_dim 64, 8 query heads per kv head (GQA), FP16
+// or BF16 cache. Memory-bound: every key and value is read once, and the structure serves to keep enough reads in
+// flight.
+//
+// Work    The host lists work items (AttentionItem in args.h), longest first: a row and a run of its units of 128 keys.
+//         An item times a kv head is one job. The kernel is persistent: warp w of block b takes job w * GRID + b and
+//         every (GRID * WARPS)-th one after it. A warp works alone, with its own ring buffer of STAGES tiles, whose
+//         copies run ahead across jobs. Warps of a block never wait for each other.
+// MMA     mma.sync m16n8k16 with 16 keys on M and the group's 8 heads on N, so nothing is padding: S = K q, then O =
+//         V^T P. K lies in memory as the first product's A operand; a transposing ldmatrix makes V^T the second's; S
+//         becomes P, the second's B operand, by a transposition in registers (movmatrix).
+// Sums    Unit u is keys 128 u .. 128 u + 127 by absolute position. Each unit is summed on its own; units are folded
+//         into groups of 4 (by absolute number), groups into spans of 4, and spans into the row's result, always in
+//         order and with the same arithmetic. If one item has the whole row, this happens in registers. Otherwise each
+//         item stores the sum of its unit, group or span in `partials`, and the row's last item to finish folds them,
+//         one after the other: a row of 131,072 keys has 64. So a row's bits depend on its own keys alone.
+// Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
+//         whose units its warps share out; each brings its units' sums to shared memory, and all fold them, each warp
+//         its part of the dims. `team` has four warps; `pair` has two, as many as there are units in most windows, and
+//         three blocks fit on a multiprocessor.
+// Early   Of a row's pages this step writes only the last one. The copies of the others do not wait for the
+//         predecessor.
+// Kernels  Each has a ring buffer (Config::Ring) and numbers of warps and stages of its own: see the families'
+//         attention_decode.hip.
+#pragma once
+#include "../gpu/early.h"
+#include "attention.h"
+#include "registers.h"
+#include "warp.h"
+
+// Ring: a warp's ring buffer, the family's own.
+template <int FORMAT_, int STAGES_, int WARPS_, bool TEAM_, template <int, int> class Ring_> struct Config {
+  using Ring = Ring_<STAGES_, WARPS_>;
+  static constexpr int FORMAT = FORMAT_, STAGES = STAGES_, WARPS = WARPS_;
+  static constexpr bool TEAM = TEAM_;
+};
+
+enum : int {
+  BLOCKS = KV_PAGE / 16,                 // blocks of 16 keys in a tile, and of 16 dims in a row
+  UNIT_PAGES = ATTENTION_UNIT / KV_PAGE,
+};
+static_assert(PARTIAL_FLOATS == GROUP_HEADS * (HEAD_DIM + 2), "values, maxima and sums");
+
+// ---- one job
+
+// The same in all lanes of the warp, except for `page`.
+struct Job {
+  int index;                             // of the job; its kv head is index % kv_heads
+  int row;
+  int first, last;                       // the job's keys, by absolute position
+  int row_first, row_last;               // keys that the row sees
+  int parts, run, partial;               // see AttentionItem
+  int page;                              // number of page first / KV_PAGE + LANE of the sequence
+  bool any;                              // false: there are no more jobs
+};
+
+DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
+  Job job = {};
+  job.index = index, job.any = index < jobs;
+  if (!job.any) return job;
+  const AttentionItem* items = a.windowed ? a.step.window_items : a.step.full_items;
+  const int4 head = __ldg((const int4*)(items + index / a.kv_heads));
+  const int2 tail = __ldg((const int2*)(items + index / a.kv_heads) + 2);
+  job.row = head.x, job.parts = head.w, job.partial = tail.x, job.run = tail.y;
+  const ChunkInfo& chunk = a.step.chunks[job.row];               // chunks of one row come first: number `row`
+  job.row_last = __ldg(&chunk.first_position);
+  job.row_first = first_visible_key(a, job.row_last);
+  job.first = max(job.row_first, head.y * ATTENTION_UNIT), job.last = job.first + head.z - 1;
+  const int page = job.first / KV_PAGE + LANE;
+  if (page <= job.last / KV_PAGE) job.page = page_number(page_table(a, chunk), page);
+  return job;
+}
+
+// A lane's B fragments of q: dims 16 i + 2 (lane % 4) + {0, 1, 8, 9} of head lane / 4.
+struct Query { u32 v[2 * BLOCKS]; };
+DEV Query load_query(const AttentionArgs& a, const Job& job) {
+  Query q = {};
+  if (!job.any) return q;
+  const i64 head = (i64)job.row * a.heads + job.index % a.kv_heads * GROUP_HEADS + LANE / 4;
+  const u32* from = (const u32*)a.q + head * (HEAD_DIM / 2) + LANE % 4;
+  UNROLL for (int i = 0; i < 2 * BLOCKS; i++) q.v[i] = __ldg(from + 4 * i);
+  return q;
+}
+
+// A page's keys and values, by its number.
+DEV const u8* tile_of(const AttentionArgs& a, const Job& job, int number) {
+  return a.kv + (i64)number * a.page_bytes + (i64)(job.index % a.kv_heads) * a.head_bytes;
+}
+
+// ---- a warp's copies, which run ahead of its arithmetic
+
+// The first of a job's pages that a warp takes, and the next one after a page. They may be beyond the job's.
+template <class C> DEV int first_page(const Job& job) {
+  const int page = job.first / KV_PAGE;
+  return C::TEAM && TID / WAVE > 0 ? (job.first / ATTENTION_UNIT + TID / WAVE) * UNIT_PAGES : page;
+}
+template <class C> DEV int page_after(int page) {
+  page++;
+  return C::TEAM && page % UNIT_PAGES == 0 ? page + (C::WARPS - 1) * UNIT_PAGES : page;
+}
+
+template <class C> struct Copies {
+  const AttentionArgs& a;
+  typename C::Ring ring;
+  int jobs, step;
+  Job job, next;
+  int page;                              // the job's next page to be copied
+
+  // Goes on to the next job where this one has no more pages.
+  DEV void settle() {
+    while (job.any && page > job.last / KV_PAGE) {
+      job = next, page = first_page<C>(job);
+      next = load_job(a, job.index + step, jobs);
+    }
+  }
+  // Only the page of a row's newest key is written by this step.
+  DEV bool old() const { return job.any && page < job.row_last / KV_PAGE; }
+  DEV void start(int stage) {
+    if (!job.any) return ring.copy_nothing();
+    const int number = shfl(job.page, page - job.first / KV_PAGE);
+    ring.copy(a, job, page, number, stage);
+    page = page_after<C>(page);
+    settle();
+  }
+};
+
+// ---- tiles
+
+// Offsets of a lane's ldmatrix rows within a tile, for each 16 dims; those of the next 16 keys are 16 rows further on.
+struct Offsets { u32 k[BLOCKS], v[BLOCKS]; };
+DEV Offsets offsets() {
+  Offsets o;
+  UNROLL for (int i = 0; i < BLOCKS; i++) {
+    o.k[i] = LANE % 16 * ROW_BYTES + ((2 * i + LANE / 16) ^ LANE % 8) * 16;
+    o.v[i] = HALF_TILE + (LANE % 8 + LANE / 16 * 8) * ROW_BYTES + ((2 * i + LANE / 8 % 2) ^ LANE % 8) * 16;
+  }
+  return o;
+}
+
+// Running sums of the online softmax. A lane has heads h = 2 (lane % 4) and h + 1. Of their output it has dims 16 i +
+// lane / 4 (o[i][0] for head h, o[i][1] for h + 1) and 16 i + lane / 4 + 8 (o[i][2] and o[i][3]). Of what a team folds
+// each warp has COUNT blocks of 16 dims.
+template <int COUNT> struct alignas(16) Sums { float o[COUNT][4], m[2], sum[2]; };
+typedef Sums<BLOCKS> State;
+
+DEV State nothing() {
+  State s = {};
+  s.m[0] = s.m[1] = NEGATIVE_INFINITY;
+  return s;
+}
+
+// a += b, both rescaled to the larger maximum. Each has at least one key, so no maximum is -inf.
+template <int COUNT> DEV void fold(Sums<COUNT>& a, const Sums<COUNT>& b) {
+  float fa[2], fb[2];
+  UNROLL for (int h = 0; h < 2; h++) {
+    const float m = max_of(a.m[h], b.m[h]);
+    fa[h] = exp2_fast(a.m[h] - m), fb[h] = exp2_fast(b.m[h] - m);
+    a.m[h] = m, a.sum[h] = fma_rn(a.sum[h], fa[h], mul_rn(b.sum[h], fb[h]));
+  }
+  UNROLL for (int i = 0; i < COUNT; i++)
+    UNROLL for (int j = 0; j < 4; j++) a.o[i][j] = fma_rn(a.o[i][j], fa[j % 2], mul_rn(b.o[i][j], fb[j % 2]));
+}
+
+DEV float max_over_keys(float v) { UNROLL for (int o = 4; o < 32; o *= 2) v = max_of(v, shfl_xor(v, o)); return v; }
+DEV float sum_over_keys(float v) { UNROLL for (int o = 4; o < 32; o *= 2) v += shfl_xor(v, o); return v; }
+
+// A tile in registers. Scores s[b][0] and s[b][1] are heads h and h + 1 of key 16 b + lane / 4; s[b][2] and s[b][3] are
+// those of key 16 b + lane / 4 + 8. v holds A fragments of V^T.
+struct Tile { float s[BLOCKS][4]; u32 v[BLOCKS][BLOCKS][4]; };
+
+template <int FORMAT> DEV void read_tile(Tile& t, u32 at, const Offsets& o, const Query& q) {
+  UNROLL for (int b = 0; b < BLOCKS; b++) {
+    t.s[b][0] = t.s[b][1] = t.s[b][2] = t.s[b][3] = 0;
+    UNROLL for (int i = 0; i < BLOCKS; i++) {
+      u32 k[4];
+      load_matrices(k, at + o.k[i] + b * 16 * ROW_BYTES);
+      mma<FORMAT>(t.s[b], k, q.v[2 * i], q.v[2 * i + 1]);
+    }
+  }
+  UNROLL for (int b = 0; b < BLOCKS; b++)
+    UNROLL for (int i = 0; i < BLOCKS; i++) load_transposed(t.v[b][i], at + o.v[i] + b * 16 * ROW_BYTES);
+}
+
+// Masks the tile's keys outside first .. last: their scores become -inf. Their values become 0, since the stage may
+// hold anything there and 0 times NaN is NaN.
+DEV void mask_tile(Tile& t, int first, int last) {
+  UNROLL for (int b = 0; b < BLOCKS; b++) UNROLL for (int half = 0; half < 2; half++) {
+    const int score_key = 16 * b + 8 * half + LANE / 4, value_key = 16 * b + 8 * half + LANE % 4 * 2;
+    if (score_key < first || score_key > last) t.s[b][2 * half] = t.s[b][2 * half + 1] = NEGATIVE_INFINITY;
+    const u32 keep = (value_key >= first && value_key <= last ? 0xffffu : 0) |
+                     (value_key + 1 >= first && value_key + 1 <= last ? 0xffff0000u : 0);
+    UNROLL for (int i = 0; i < BLOCKS; i++) t.v[b][i][2 * half] &= keep, t.v[b][i][2 * half + 1] &= keep;
+  }
+}
+
+template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
+  float top[2];
+  UNROLL for (int h = 0; h < 2; h++) {
+    top[h] = max_of(t.s[0][h], t.s[0][2 + h]);
+    UNROLL for (int b = 1; b < BLOCKS; b++) top[h] = max_of(top[h], max_of(t.s[b][h], t.s[b][2 + h]));
+  }
+  if (wave_any(top[0] > u.m[0] + SLACK<FORMAT> || top[1] > u.m[1] + SLACK<FORMAT>)) {
+    UNROLL for (int h = 0; h < 2; h++) {
+      const float m = max_of(u.m[h], max_over_keys(top[h])), f = exp2_fast(u.m[h] - m);
+      u.m[h] = m, u.sum[h] *= f;
+      UNROLL for (int i = 0; i < BLOCKS; i++) u.o[i][h] *= f, u.o[i][2 + h] *= f;
+    }
+  }
+  UNROLL for (int b = 0; b < BLOCKS; b++) {
+    float w[4];
+    UNROLL for (int j = 0; j < 4; j++) w[j] = exp2_fast(t.s[b][j] - u.m[j % 2]);
+    u.sum[0] += w[0] + w[2], u.sum[1] += w[1] + w[3];
+    const u32 p0 = transpose8(pack_weights<FORMAT>(w[0], w[1])), p1 = transpose8(pack_weights<FORMAT>(w[2], w[3]));
+    UNROLL for (int i = 0; i < BLOCKS; i++) mma<FORMAT>(u.o[i], t.v[b][i], p0, p1);
+  }
+}
+
+// ---- partial sums of a row
+
+// Partial sum `slot` of the job's row: o of every lane, then m and sum of lanes 0 to 3, which have all 8 heads.
+DEV float* partial_of(const AttentionArgs& a, const Job& job, int slot) {
+  return a.partials + ((i64)(job.partial + slot) * a.kv_heads + job.index % a.kv_heads) * PARTIAL_FLOATS;
+}
+// Of blocks `block` .. of a row's dims. GLOBAL: in global memory, which other blocks read and write.
+template <bool GLOBAL, int COUNT> DEV void store_partial(float* to, const Sums<COUNT>& s, int block) {
+  const auto store = [&](int i, float4 v) {
+    if (GLOBAL) __stcg((float4*)to + i, v);
+    else ((float4*)to)[i] = v;
+  };
+  UNROLL for (int i = 0; i < COUNT; i++)
+    store((block + i) * 32 + LANE, make_float4(s.o[i][0], s.o[i][1], s.o[i][2], s.o[i][3]));
+  if (block == 0 && LANE < 4) store(BLOCKS * 32 + LANE, make_float4(s.m[0], s.m[1], s.sum[0], s.sum[1]));
+}
+template <bool GLOBAL, int COUNT> DEV void load_partial(Sums<COUNT>& s, const float* from, int block) {
+  const auto load = [&](int i) { return GLOBAL ? __ldcg((const float4*)from + i) : ((const float4*)from)[i]; };
+  UNROLL for (int i = 0; i < COUNT; i++) *(float4*)s.o[i] = load((block + i) * 32 + LANE);
+  *(float4*)s.m = load(BLOCKS * 32 + LANE % 4);
+}
+
+// Whether the run of `run` units that `unit` belongs to is the first one of what it is folded into, which has `whole`
+// units or begins with `first`.
+DEV bool begins(int unit, int first, int run, int whole) {
+  return unit / run == first / run || unit / run % (whole / run) == 0;
+}
+
+// Folds a row's units in a fixed order: units into groups, groups into spans, spans into the total. Fed in order with
+// the sums of units, or of whole groups, or of whole spans.
+template <int COUNT> struct Tree {
+  Sums<COUNT> group, span, total;
+  int first;                             // the first unit fed, by absolute position
+
+  // Adds the sum of a run of `run` units, of which `unit` is the last; `last`: of the row's part, too.
+  DEV void add(const Sums<COUNT>& s, int unit, int run, bool last) {
+    if (run == 1) {
+      if (begins(unit, first, 1, ATTENTION_GROUP)) group = s;
+      else fold(group, s);
+      if (!last && (unit + 1) % ATTENTION_GROUP) return;
+    } else {
+      group = s;
+    }
+    if (run <= ATTENTION_GROUP) {
+      if (begins(unit, first, ATTENTION_GROUP, ATTENTION_SPAN)) span = group;
+      else fold(span, group);
+      if (!last && (unit + 1) % ATTENTION_SPAN) return;
+    } else {
+      span = group;
+    }
+    if (unit / ATTENTION_SPAN == first / ATTENTION_SPAN) total = span;
+    else fold(total, span);
+  }
+};
+
+// Counts the jobs of a row and kv head that have stored their partial sums. True for the last one, which then sees the
+// partial sums of all. Called by one warp.
+DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
+  int before = 0;
+  int* count = a.arrived + (i64)job.row * a.kv_heads + job.index % a.kv_heads;
+  __syncwarp();
+  if (LANE == 0) {
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    if (before == job.parts - 1) *count = 0;
+  }
+  __syncwarp();
+  return shfl(before, 0) == job.parts - 1;
+}
+
+// Folds all partial sums of a row, of blocks `block` .. of its dims. AHEAD partial sums are loaded at once, so that the
+// latency of memory is paid less often; with more there are not enough registers, or the code takes long to be fetched.
+template <int COUNT> DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree<COUNT>& tree, int block) {
+  constexpr int AHEAD = COUNT == BLOCKS ? 2 : 4;
+  const int last = job.row_last / ATTENTION_UNIT;
+  tree.first = job.row_first / ATTENTION_UNIT;
+  const int base = tree.first / job.run;
+  for (int slot = 0; slot < job.parts; slot += AHEAD) {
+    Sums<COUNT> s[AHEAD];
+    UNROLL for (int i = 0; i < AHEAD; i++)
+      load_partial<true>(s[i], partial_of(a, job, min(slot + i, job.parts - 1)), block);
+    UNROLL for (int i = 0; i < AHEAD; i++) if (slot + i < job.parts) {
+      const int unit = min((base + slot + i + 1) * job.run - 1, last);
+      tree.add(s[i], unit, job.run, unit == last);
+    }
+  }
+}
+
+// A lane's sinks: of heads 2 (lane % 4) and the next.
+DEV float2 load_sinks(const AttentionArgs& a, const Job& job) {
+  return __ldg((const float2*)(a.sinks + job.index % a.kv_heads * GROUP_HEADS) + LANE % 4);
+}
+
+// Stores blocks `block` .. of a row's dims.
+template <int FORMAT, int COUNT>
+DEV void store_row(const AttentionArgs& a, const Job& job, const Sums<COUNT>& s, float2 sinks, int block) {
+  const float f[2] = {normalizer(s.m[0], s.sum[0], sinks.x * LOG2E), normalizer(s.m[1], s.sum[1], sinks.y * LOG2E)};
+  // of what transpose8() gives this lane
+  const int k = (job.index % a.kv_heads * GROUP_HEADS + LANE / 4) * HEAD_DIM + block * 16 + LANE % 4 * 2;
+  UNROLL for (int i = 0; i < COUNT; i++) UNROLL for (int half = 0; half < 2; half++) {
+    const u32 v = transpose8(pack_output<FORMAT>(s.o[i][2 * half] * f[0], s.o[i][2 * half + 1] * f[1]));
+    *(u32*)(a.out + tiled_index(job.row, k + 16 * i + 8 * half, a.out_rows)) = v;
+  }
+}
+
+// ---- the kernel
+
+// A warp's side of the copies: where the next tile comes, and how it is added to a unit's sums.
+template <class C> struct Reader {
+  Copies<C>& copies;
+  const Offsets at = offsets();
+  int stage = 0;
+  u32 parity = 0;
+
+  DEV void add_page(State& unit, const Job& job, int page, const Query& q) {
+    Tile tile;
+    copies.ring.wait(stage, parity);
+    read_tile<C::FORMAT>(tile, copies.ring.base + stage * TILE_BYTES, at, q);
+    __syncwarp();
+    copies.start(stage);                                         // the tile is in registers: its stage is free
+    if (++stage == C::STAGES) stage = 0, parity ^= 1;
+    const int first = job.first - page * KV_PAGE, last = job.last - page * KV_PAGE;
+    if (first > 0 || last < KV_PAGE - 1) mask_tile(tile, first, last);
+    add_tile<C::FORMAT>(unit, tile);
+  }
+};
+
+DEV void sum_lanes(State& unit) { UNROLL for (int h = 0; h < 2; h++) unit.sum[h] = sum_over_keys(unit.sum[h]); }
+
+// Stores the sum of a part of a row.
+template <int COUNT> DEV void store_part(const AttentionArgs& a, const Job& job, const Sums<COUNT>& s, int block) {
+  const int run = job.run * ATTENTION_UNIT;
+  store_partial<true>(partial_of(a, job, job.first / run - job.row_first / run), s, block);
+}
+
+// Folds what is kept in shared memory and a later sum.
+DEV void fold_kept(State& s, const float* kept) {
+  State before;
+  load_partial<false>(before, kept, 0);
+  fold(before, s);
+  s = before;
+}
+// A job of one warp. It keeps the sum of a span's groups, and behind that of the row's spans, in shared memory: there
+// are not enough registers for either.
+template <class C>
+DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* span) {
+  float* total = span + PARTIAL_FLOATS;
+  const int first = job.first / ATTENTION_UNIT;
+  State u = nothing(), sum;
+  for (int page = job.first / KV_PAGE; page <= job.last / KV_PAGE; page++) {
+    reader.add_page(u, job, page, q);
+    const bool end = page == job.last / KV_PAGE;
+    const int unit = page / UNIT_PAGES;
+    if (!end && (page + 1) % UNIT_PAGES) continue;
+    sum_lanes(u);
+    if (begins(unit, first, 1, ATTENTION_GROUP)) sum = u;
+    else fold(sum, u);
+    u = nothing();
+    if (!end && (unit + 1) % ATTENTION_GROUP) continue;
+    if (!begins(unit, first, ATTENTION_GROUP, ATTENTION_SPAN)) fold_kept(sum, span);
+    const bool span_ends = end || (unit + 1) % ATTENTION_SPAN == 0;
+    if (span_ends && unit / ATTENTION_SPAN != first / ATTENTION_SPAN) fold_kept(sum, total);
+    if (end) break;
+    __syncwarp();                                                // all lanes have read what was kept
+    store_partial<false>(span_ends ? total : span, sum, 0);
+    __syncwarp();
+  }
+  if (job.parts > 1) {
+    store_part(a, job, sum, 0);
+    if (!arrive_last(a, job)) return;
+    Tree<BLOCKS> tree;
+    fold_partials(a, job, tree, 0);
+    sum = tree.total;
+  }
+  store_row<C::FORMAT>(a, job, sum, load_sinks(a, job), 0);
+}
+
+// A job of all warps of a block. Its units come in rounds of one a warp, whose sums go through shared memory: `sums`
+// has room for two rounds, and `round` is the one to be used next.
+template <class C>
+DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* sums,
+                         int& round) {
+  constexpr int COUNT = BLOCKS / C::WARPS;                       // blocks of 16 dims that a warp folds
+  const int warp = TID / WAVE, block = warp * COUNT, last = job.last / ATTENTION_UNIT;
+  const float2 sinks = load_sinks(a, job);
+  Tree<COUNT> tree;
+  tree.first = job.first / ATTENTION_UNIT;
+  for (int base = tree.first; base <= last; base += C::WARPS, round ^= 1) {
+    float* slots = sums + round * C::WARPS * PARTIAL_FLOATS;
+    const int mine = base + warp;
+    if (mine <= last) {
+      State u = nothing();
+      const int end = min(job.last / KV_PAGE, mine * UNIT_PAGES + UNIT_PAGES - 1);
+      for (int page = max(job.first / KV_PAGE, mine * UNIT_PAGES); page <= end; page++)
+        reader.add_page(u, job, page, q);
+      sum_lanes(u);
+      store_partial<false>(slots + warp * PARTIAL_FLOATS, u, 0);
+    }
+    barrier();
+    for (int unit = base; unit < base + C::WARPS && unit <= last; unit++) {
+      Sums<COUNT> u;
+      load_partial<false>(u, slots + (unit - base) * PARTIAL_FLOATS, block);
+      tree.add(u, unit, 1, unit == last);
+    }
+  }
+  if (job.parts > 1) {
+    store_part(a, job, tree.total, block);
+    barrier();                                                   // all warps have stored
+    if (!__syncthreads_or(warp == 0 && arrive_last(a, job))) return;
+    fold_partials(a, job, tree, block);
+  }
+  store_row<C::FORMAT>(a, job, tree.total, sinks, block);
+}
+
+template <class C> DEV void attend(const AttentionArgs& a) {
+  const int warp = TID / WAVE;
+  const typename C::Ring ring(warp);
+  let_successor_start();
+  const int items = load_fresh(a.windowed ? &a.step.header->window_items : &a.step.header->full_items);
+  const int jobs = items * a.kv_heads, step = C::TEAM ? GRID : GRID * C::WARPS;
+  Job job = load_job(a, C::TEAM ? BID : warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
+  Copies<C> copies = {a, ring, jobs, step, job, next, first_page<C>(job)};
+  copies.settle();
+  int started = 0;
+  while (started < C::STAGES && copies.old()) copies.start(started++);
+  after_predecessor();                                           // the plan was there before, see early.h
+  while (started < C::STAGES) copies.start(started++);
+  Query q = load_query(a, job), next_q = load_query(a, next);
+  Reader<C> reader = {copies};
+  int round = 0;
+  while (job.any) {
+    float* sums = (float*)(DYNAMIC_SHARED + C::Ring::ALL_BYTES);
+    if constexpr (C::TEAM) attend_together<C>(a, job, q, reader, sums, round);
+    else attend_alone<C>(a, job, q, reader, sums + warp * 2 * PARTIAL_FLOATS);
+    job = next, next = load_job(a, job.index + step, jobs);
+    q = next_q, next_q = load_query(a, next);
+  }
+}

@@ -1,0 +1,219 @@
+//! Ampere and what came after it (`kernels/ampere`): which kernel a product gets, and how it is launched.
+//!
+//! A block does a tile of tokens for a span of weight rows, several units of 16. A token's sum is the same in every
+//! tile, so tiles are chosen by speed alone: by the rows from which each is the fastest.
+
+use super::{Family, block_a_row, blocks_of_tiles, largest_tile, most_tiles};
+use crate::backend::gpu::catalogue::ampere::TEAM_ROWS;
+use crate::backend::gpu::catalogue::{self, Kernel};
+use crate::backend::gpu::launch::Launch;
+use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ampere;
+
+/// Lanes of a warp.
+const WARP: usize = 32;
+/// Weight rows of a block of packed weights, of which 16 are a unit.
+const BLOCK_ROWS: usize = 64;
+const UNIT_ROWS: usize = 16;
+/// Blocks of decode attention a multiprocessor, as many as an H100's shared memory holds: those of four warps, and those
+/// of two.
+const BLOCKS: usize = 2;
+const PAIRS: usize = 5;
+
+impl Family for Ampere {
+    fn table(&self) -> &'static catalogue::Family {
+        &catalogue::ampere::FAMILY
+    }
+
+    /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone.
+    fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
+        let by_threads = |kernel: &&&Kernel| kernel.threads;
+        let together = kernels.iter().filter(|kernel| shape.rows <= kernel.most_rows);
+        if let Some(kernel) = together.max_by_key(by_threads) {
+            if shape.rows <= TEAM_ROWS {
+                return Launch::new(kernel, BLOCKS * shape.multiprocessors);
+            }
+            if shape.windowed {
+                return Launch::new(kernel, PAIRS * shape.multiprocessors);
+            }
+        }
+        let alone = kernels.iter().find(|kernel| kernel.most_rows == 0);
+        Launch::new(alone.unwrap_or(&kernels[0]), BLOCKS * shape.multiprocessors)
+    }
+
+    fn team_rows(&self) -> usize {
+        TEAM_ROWS
+    }
+
+    /// Persistent blocks do not care how many there are.
+    fn decode_items(&self, items: usize) -> usize {
+        items.min(1)
+    }
+
+    /// The later one that takes the model, in `fast` of a BF16 router; it is alike, with less code.
+    fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
+        let takes = if shape.on_matrix_cores { kernels.len() } else { 1 };
+        block_a_row(shape, &kernels[takes.min(kernels.len()).saturating_sub(1)..])
+    }
+
+    /// The largest scale times 2^14 is FP16's largest power of two, half the smallest is its smallest subnormal, with
+    /// which mma.sync computes.
+    fn mxfp4_f16_scales(&self) -> (i32, i32) {
+        (-23, 1)
+    }
+
+    /// Outputs are stored in pairs.
+    fn holds(&self, _product: Product, rows: usize) -> bool {
+        rows.is_multiple_of(2)
+    }
+
+    /// A unit of weights, 16 rows, is eight pairs of one head.
+    fn pairs_heads(&self, head_dim: usize) -> bool {
+        head_dim.is_multiple_of(16)
+    }
+
+    fn block_rows(&self) -> usize {
+        BLOCK_ROWS
+    }
+
+    /// By the largest tile made for so many rows; of a layer's own matrices and many rows by the one that takes least.
+    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
+        let mut kernel = largest_tile(shape, kernels);
+        if matches!(shape.product, Product::Qkv | Product::AttnOut) && kernel.tokens >= MANY {
+            let many = kernels.iter().filter(|kernel| kernel.tokens >= MANY);
+            let least = many.min_by_key(|kernel| time(kernel, shape, multiprocessors));
+            kernel = least.copied().unwrap_or(kernel);
+        }
+        blocks_of_tiles(shape, kernel, most_tiles(shape, kernel), spans(kernel, shape))
+    }
+}
+
+/// Tokens of tiles for many rows.
+const MANY: usize = 64;
+/// What a block takes beside its products, in tokens.
+const BLOCK_COST: usize = 16;
+
+/// Weight rows of a block.
+fn block_rows(kernel: &Kernel) -> usize {
+    kernel.threads / WARP * kernel.parameter("UNITS").unwrap_or(1) * UNIT_ROWS
+}
+
+/// Blocks side by side that have all weight rows.
+fn spans(kernel: &Kernel, shape: &GemmShape) -> usize {
+    (shape.row_blocks * BLOCK_ROWS).div_ceil(block_rows(kernel))
+}
+
+/// When the busiest multiprocessor is done with a layer's own matrix, at a step's most rows and at an eighth less:
+/// counts of rows are known by their bucket alone.
+fn time(kernel: &Kernel, shape: &GemmShape, multiprocessors: usize) -> usize {
+    let of_rows = |rows: usize| {
+        let tiles = rows.max(1).div_ceil(kernel.tokens);
+        let rounds = (tiles * spans(kernel, shape)).div_ceil(multiprocessors);
+        rounds * block_rows(kernel) * (rows.div_ceil(tiles) + BLOCK_COST)
+    };
+    of_rows(shape.rows) + of_rows(shape.rows - shape.rows / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::gpu::catalogue::Elements;
+    use crate::backend::gpu::shapes::Held;
+    use crate::backend::gpu::target::Target;
+
+    /// An A100.
+    const TARGET: Target = Target {
+        family: &Ampere,
+        multiprocessors: 108,
+    };
+
+    fn launched(product: Product, rows: usize) -> (String, usize) {
+        let shape = GemmShape::of_20b(product, rows, Elements::F16, 1, BLOCK_ROWS);
+        let held = match product {
+            Product::Qkv => Held::Heads,
+            _ => shape.held,
+        };
+        let launch = TARGET.gemm(&GemmShape { held, ..shape }).unwrap().launch;
+        (launch.kernel.name(), launch.blocks)
+    }
+
+    #[test]
+    fn tiles_grow_with_rows() {
+        let lines: Vec<_> = [1, 32, 256, 1024]
+            .iter()
+            .flat_map(|&rows| Product::ALL[..5].iter().map(move |&product| (product, rows)))
+            .map(|(product, rows)| {
+                let (name, blocks) = launched(product, rows);
+                format!("{rows} {name} {blocks}")
+            })
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "1 qkv_store_w16_f16x1_n8 320",
+                "1 attn_out_w16_f16x1_n8 180",
+                "1 mlp1_mxfp4_f16x1_n8 360",
+                "1 mlp2_mxfp4_f16x1_n8 180",
+                "1 unembed_greedy_w16_f16x1_n8 3142",
+                "32 qkv_store_w16_f16x1_n32 160",
+                "32 attn_out_w16_f16x1_n32 90",
+                "32 mlp1_mxfp4_f16x1_n8 4320",
+                "32 mlp2_mxfp4_f16x1_n8 2160",
+                "32 unembed_greedy_w16_f16x1_n32 1571",
+                "256 qkv_w16_f16x1_n128 80",
+                "256 attn_out_w16_f16x1_n64 92",
+                "256 mlp1_mxfp4_f16x1_n64 2160",
+                "256 mlp2_mxfp4_f16x1_n64 1104",
+                "256 unembed_greedy_w16_f16x1_n128 3142",
+                "1024 qkv_w16_f16x1_n128 320",
+                "1024 attn_out_w16_f16x1_n64 368",
+                "1024 mlp1_mxfp4_f16x1_n128 2880",
+                "1024 mlp2_mxfp4_f16x1_n128 1472",
+                "1024 unembed_greedy_w16_f16x1_n128 12568",
+            ]
+        );
+    }
+
+    /// Multiprocessors have work to the end: so many of them in all rounds of a layer's own matrices with many rows.
+    #[test]
+    fn layers_fill_the_device() {
+        for rows in [512, 1024, 1536, 2048, 8192] {
+            for product in [Product::Qkv, Product::AttnOut] {
+                let shape = GemmShape::of_20b(product, rows, Elements::F16, 1, BLOCK_ROWS);
+                let Launch { kernel, blocks, .. } = TARGET.gemm(&shape).unwrap().launch;
+                let rounds = blocks.div_ceil(TARGET.multiprocessors);
+                let places = rounds * TARGET.multiprocessors * block_rows(kernel) * kernel.tokens;
+                let filled = (rows * shape.n) as f64 / places as f64;
+                assert!(filled > 0.7, "{product:?} of {rows} rows: {filled:.2}");
+            }
+        }
+    }
+
+    /// A decoding step's blocks are as many as run at once, however many rows there are.
+    #[test]
+    fn decode_attention_is_persistent() {
+        let kernels: Vec<_> = TARGET.family.table().kernels.iter().collect();
+        let kernels: Vec<_> = kernels
+            .into_iter()
+            .filter(|kernel| kernel.op == catalogue::Op::AttentionDecode)
+            .collect();
+        let launched = |rows, windowed| {
+            let shape = DecodeShape {
+                items: 1,
+                rows,
+                kv_heads: 8,
+                windowed,
+                multiprocessors: 108,
+            };
+            let launch = TARGET.family.attention_decode(&kernels, &shape);
+            (launch.kernel.variant, launch.blocks)
+        };
+        assert_eq!(launched(8, false), ("team", 216));
+        assert_eq!(launched(9, true), ("pair", 540));
+        assert_eq!(launched(9, false), ("many", 216));
+        assert_eq!(launched(65, true), ("many", 216));
+    }
+}
