@@ -543,7 +543,7 @@ typedef struct {
   int print;
   /* A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1). */
   int progress;
-  /* Time each kind of kernel and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1). */
+  /* Time each operation and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1). */
   int profile;
   /* The path of a file to write the logits of every position to, prompts included; by default none (GETP_LOGITS). */
   const char *logits;

@@ -49,7 +49,7 @@ pub struct Options {
     pub print: c_int,
     /// A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
     pub progress: c_int,
-    /// Time each kind of kernel and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1).
+    /// Time each operation and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1).
     pub profile: c_int,
     /// The path of a file to write the logits of every position to, prompts included; by default none (GETP_LOGITS).
     pub logits: *const c_char,
