@@ -39,7 +39,7 @@ use pipeline::Pipeline;
 use queue::Queue;
 pub use ranks::{Protocol, RankInputs, Ranks};
 use rayon::prelude::*;
-use run::{Results, Run, Served, Worker};
+use run::{Results, Run, Worker, WorkerResult};
 pub use service::{Ask, Service};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -378,8 +378,8 @@ impl Engine {
     }
 
     /// Drops the replicas that failed or whose worker has panicked; returns the last failure.
-    fn count(&mut self, served: Vec<Option<Served>>) -> Option<Error> {
-        let works = |served: &Option<Served>| served.as_ref().is_some_and(Result::is_ok);
+    fn count(&mut self, served: Vec<Option<WorkerResult>>) -> Option<Error> {
+        let works = |served: &Option<WorkerResult>| served.as_ref().is_some_and(Result::is_ok);
         let mut works = served.iter().map(works);
         self.replicas.retain(|_| works.next().unwrap_or(true));
         self.totals.set_replicas(self.replicas());

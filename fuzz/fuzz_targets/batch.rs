@@ -279,7 +279,7 @@ impl Session {
         assert_eq!(unsafe { getp_batch_unfinished(self.batch) }, self.running.len());
     }
 
-    fn check(&mut self, event: &Told) {
+    fn check(&mut self, event: &CEvent) {
         let running = self.running.get_mut(&event.id).expect("a request that has not ended");
         assert_eq!(event.tag, running.asked.tag);
         // SAFETY: an event's tokens.

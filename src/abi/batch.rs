@@ -1,6 +1,6 @@
 //! `getp_batch`: requests of token ids that arrive while others run, and their events.
 
-use super::event::{Owned, Told};
+use super::event::{CEvent, Owned};
 use super::lifecycle::{self, OnEventOf};
 use super::model::Model;
 use super::options::is_on;
@@ -44,7 +44,7 @@ pub struct BatchOptions {
     pub size: usize,
     /// Called with each event, on one thread of the library. It may call any function, must not throw, and has the event
     /// until it returns. With NULL, the default, `getp_batch_next` gives the events.
-    pub on_event: Option<unsafe extern "C" fn(context: *mut c_void, event: *const Told)>,
+    pub on_event: Option<unsafe extern "C" fn(context: *mut c_void, event: *const CEvent)>,
     /// Passed to `on_event`.
     pub context: *mut c_void,
     /// If it is not NULL, ids that the model has and this vocabulary does not, with which the model's is padded, are never
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn getp_batch_submit(batch: *mut Batch, request: *const Re
 /// Fails for a NULL, `seconds` that are NaN, and a batch with an `on_event`: one line on stderr and the last error,
 /// returns the failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event: *mut *const Told) -> Status {
+pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event: *mut *const CEvent) -> Status {
     guard::coded(|| {
         pointer::check(event, "event")?;
         // SAFETY: checked above; the program passes a pointer to a variable of its own.
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event:
             });
         };
         // SAFETY: as above.
-        unsafe { event.write(Told::into_raw(next, batch.service.opened)) };
+        unsafe { event.write(CEvent::into_raw(next, batch.service.opened)) };
         Ok(GETP_OK)
     })
 }

@@ -30,7 +30,7 @@ struct State {
     /// How often requests have been cancelled, so that a replica looks for them only when some have been.
     cancels: usize,
     /// The replicas that serve the queue; `None` of those lost.
-    replicas: Vec<Option<Served>>,
+    replicas: Vec<Option<ReplicaState>>,
     /// Replicas that wait although requests do: these are too long for them.
     resting: usize,
     /// Replicas that wait for requests.
@@ -41,7 +41,7 @@ struct State {
 }
 
 /// A replica that serves the queue.
-struct Served {
+struct ReplicaState {
     limits: Limits,
     /// The first so many requests that wait are too long for it. Nobody looks at them again for it.
     skips: usize,
@@ -307,7 +307,7 @@ impl Queue {
     /// Begins to serve the queue with replicas of these limits, in place of those before.
     pub fn begin(&self, replicas: impl Iterator<Item = Limits>) -> Result<()> {
         let served = replicas.map(|limits| {
-            Some(Served {
+            Some(ReplicaState {
                 limits,
                 skips: 0,
                 cancels: 0,
