@@ -365,8 +365,8 @@ pub struct Findings {
     pub misfit: Option<String>,
     /// Values that are infinite or NaN, among those that were checked: all, if `needs` is `None`.
     pub non_finite: Option<NonFinite>,
-    /// A fingerprint of the tiles' values, the same for any layout; valid if `needs` is `None`. That of several parts of a
-    /// tensor is their sum.
+    /// A fingerprint of the tiles' values, the same for any layout; valid if `needs` is `None`. That of several parts
+    /// of a tensor is their sum.
     pub fingerprint: u64,
 }
 
@@ -507,8 +507,8 @@ impl Scratch {
         memory::resize(&mut self.floats, floats, 0.0, Purpose::Checkpoint)
     }
 
-    /// Takes row `stored` of `values` as its row `row` without decoding it; `false` if that is not in `format`, or in it
-    /// has a value that is not exact or not finite.
+    /// Takes row `stored` of `values` as its row `row` without decoding it; `false` if that is not in `format`, or in
+    /// it has a value that is not exact or not finite.
     #[inline(always)]
     fn take(&mut self, format: WeightFormat, values: &Values<'_>, stored: usize, row: usize, cols: usize) -> bool {
         match (format, *values) {

@@ -268,8 +268,8 @@ fn every_scale_is_kept() {
     }
 }
 
-/// Matrices are packed to the same bytes, with the same findings, as their values are when given as float32. On one worker,
-/// so that of many misfits the first is found.
+/// Matrices are packed to the same bytes, with the same findings, as their values are when given as float32. On one
+/// worker, so that of many misfits the first is found.
 #[track_caller]
 fn check_as_float32(members: &[Tensor<'_>], values: &[Vec<f32>], expected: WeightFormat) {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
@@ -286,8 +286,8 @@ fn check_as_float32(members: &[Tensor<'_>], values: &[Vec<f32>], expected: Weigh
     }
 }
 
-/// Blocks as any program may have written them: with the scale that packing has, with larger ones, and zeros of all scales;
-/// and one block among them at each scale beyond those that kernels read, or near.
+/// Blocks as any program may have written them: with the scale that packing has, with larger ones, and zeros of all
+/// scales; and one block among them at each scale beyond those that kernels read, or near.
 #[test]
 fn stored_mxfp4_is_packed_as_its_values_are() {
     let mut rng = ChaCha8Rng::seed_from_u64(9);

@@ -1,6 +1,6 @@
 //! A batch on one small model: calls in any order, requests whose fields have any values. A pointer is NULL or
-//! misaligned, or what it points to is exactly as large as the lengths say, so that the address sanitizer sees one token
-//! too many.
+//! misaligned, or what it points to is exactly as large as the lengths say, so that the address sanitizer sees one
+//! token too many.
 
 #![no_main]
 

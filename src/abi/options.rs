@@ -108,8 +108,8 @@ unsafe impl SizedStruct for Options {
 /// Sets `options->size` to `size` and all other fields to their defaults. The macro `getp_options_init(options)` passes
 /// `sizeof *options`, the size in the header that the program was compiled with; the library's version may be another.
 ///
-/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
-/// failure.
+/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+/// the failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_options_init_sized(options: *mut Options, size: usize) -> Status {
     guard::look_coded(|| {

@@ -202,9 +202,9 @@ impl Queue {
     }
 
     /// Moves requests to the scheduler of a replica while it has room for the next one and less than its share. Those
-    /// that could never run there are left to other replicas, and those cancelled are dropped. Without memory for a request
-    /// this fails, and the request stays in the queue. Of requests whose tokens are handed over one by one the numbers are
-    /// appended to `begun`.
+    /// that could never run there are left to other replicas, and those cancelled are dropped. Without memory for a
+    /// request this fails, and the request stays in the queue. Of requests whose tokens are handed over one by one the
+    /// numbers are appended to `begun`.
     pub fn take(&self, replica: usize, scheduler: &mut Scheduler, begun: &mut Vec<usize>) -> Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -252,8 +252,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until there is a request that this replica, which runs none, can take; `false` if none can come any more or
-    /// the queue is stopped.
+    /// Waits until there is a request that this replica, which runs none, can take; `false` if none can come any more
+    /// or the queue is stopped.
     pub fn wait(&self, replica: usize) -> bool {
         let mut state = self.lock();
         loop {

@@ -76,8 +76,8 @@ pub trait Protocol: Transport {
     /// has none, and only receives the answers; if that holds for all, all fail.
     fn warm_up(self: Box<Self>, inputs: RankInputs<'_>, open: OpenReplicas<'_>) -> Result<Engine>;
 
-    /// Answers requests together with the other ranks, which `ranks` has. All of them end with the same rows and the same
-    /// result.
+    /// Answers requests together with the other ranks, which `ranks` has. All of them end with the same rows and the
+    /// same result.
     fn inference(
         &self,
         engine: &mut Engine,
@@ -343,8 +343,8 @@ impl Engine {
         Ok((closing, panic))
     }
 
-    /// Serves the queue of all ranks, and if all devices have failed, with those that `reopen` returns; gives the panic of
-    /// a worker.
+    /// Serves the queue of all ranks, and if all devices have failed, with those that `reopen` returns; gives the panic
+    /// of a worker.
     fn serve_among(
         &mut self,
         run: &Run<'_, '_>,
@@ -431,8 +431,8 @@ impl Engine {
         ]
     }
 
-    /// Enters an inference with what this rank has prepared for it: fails on all ranks if one has failed in that, or was
-    /// given something else.
+    /// Enters an inference with what this rank has prepared for it: fails on all ranks if one has failed in that, or
+    /// was given something else.
     fn enter<T>(
         &self,
         transport: &dyn Transport,
@@ -466,7 +466,8 @@ impl Engine {
         Ok(Entry { fingerprints, replicas })
     }
 
-    /// What [`write_limits`] has written. The other limits follow from the model and the options, which all ranks share.
+    /// What [`write_limits`] has written. The other limits follow from the model and the options, which all ranks
+    /// share.
     fn read_limits(&self, reader: &mut Reader<'_>) -> Result<Limits> {
         Ok(Limits {
             max_batch: reader.number()?,
@@ -524,8 +525,8 @@ fn write_limits(limits: &Limits, writer: &mut Writer) -> Result<()> {
         .try_for_each(|&number| writer.number(number.min(u32::MAX as usize)))
 }
 
-/// Gives every rank what each has written, and back what this one has done so far; fails on all of them if one has failed
-/// in that.
+/// Gives every rank what each has written, and back what this one has done so far; fails on all of them if one has
+/// failed in that.
 fn agree<T>(
     transport: &dyn Transport,
     done: Result<T>,

@@ -46,8 +46,8 @@ pub struct Transfer {
 }
 
 impl PackReport {
-    /// Adds a layer's tensors of one kind to the kind's line, where the first remark stands for all, a line for values that
-    /// are not finite, and the tensors' fingerprint.
+    /// Adds a layer's tensors of one kind to the kind's line, where the first remark stands for all, a line for values
+    /// that are not finite, and the tensors' fingerprint.
     pub fn note(
         &mut self,
         ids: &[TensorId],

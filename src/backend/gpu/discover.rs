@@ -60,7 +60,8 @@ const ENTRIES: &[Entry] = &[
     },
 ];
 
-/// Opens the devices that `options` asks for and that can have the model, if one is given. See [`device_choice::choose`].
+/// Opens the devices that `options` asks for and that can have the model, if one is given. See
+/// [`device_choice::choose`].
 pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> {
     let chosen = chosen(options, model)?;
     let chosen = of_this_process(chosen, options)?;

@@ -2,9 +2,9 @@
 //! copied.
 //!
 //! One thread, the [`Packer`], packs tensor after tensor on all cores into a few pinned buffers. Another thread, with
-//! [`Staging`], queues the copies of each buffer to every device that holds the tensor, and the kernels that rearrange it.
-//! A buffer returns to the packer when all these devices have read it. So the host never holds more of the model than these
-//! buffers, and each packed byte is read once per device.
+//! [`Staging`], queues the copies of each buffer to every device that holds the tensor, and the kernels that rearrange
+//! it. A buffer returns to the packer when all these devices have read it. So the host never holds more of the model
+//! than these buffers, and each packed byte is read once per device.
 
 use super::args::WIRE_ROWS;
 use super::context::Context;

@@ -64,8 +64,8 @@ impl Matrix {
     }
 }
 
-/// A device, and the layers that it is to hold, with the embedding and the head if they are first and last. The devices of
-/// one replica have all layers, each one.
+/// A device, and the layers that it is to hold, with the embedding and the head if they are first and last. The devices
+/// of one replica have all layers, each one.
 pub struct Share<'a> {
     /// The device.
     pub context: &'a Context,
@@ -83,8 +83,8 @@ pub struct Loaded {
     pub report: PackReport,
 }
 
-/// Loads on each device the weights it is to hold, for `exact` products or for those of `fast`. So many threads pack them, or
-/// one a core if that is 0.
+/// Loads on each device the weights it is to hold, for `exact` products or for those of `fast`. So many threads pack
+/// them, or one a core if that is 0.
 pub fn load(shares: &[Share<'_>], checkpoint: &dyn Checkpoint, exact: bool, threads: usize) -> Result<Loaded> {
     let start = Instant::now();
     let load_as = |elements| load_as(shares, checkpoint, elements, exact, threads);
