@@ -102,7 +102,7 @@ template <class C> struct Copies {
   int page;                              // the job's next page to be copied
 
   // Goes on to the next job where this one has no more pages.
-  DEV void leave_done_jobs() {
+  DEV void settle() {
     while (job.any && page > job.last / KV_PAGE) {
       job = next, page = first_page<C>(job);
       next = load_job(a, job.index + step, jobs);
@@ -120,7 +120,7 @@ template <class C> struct Copies {
                 barriers + 8 * stage, policy);
     }
     page = page_after<C>(page);
-    leave_done_jobs();
+    settle();
   }
 };
 
@@ -448,7 +448,7 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   const int jobs = items * a.kv_heads, step = C::TEAM ? GRID : GRID * C::WARPS;
   Job job = load_job(a, C::TEAM ? BID : warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
   Copies<C> copies = {a, ring, barriers, policy, jobs, step, job, next, first_page<C>(job)};
-  copies.leave_done_jobs();
+  copies.settle();
   int started = 0;
   while (started < C::STAGES && copies.old()) copies.start(started++);
   after_predecessor();                                           // the plan was there before, see early.h
