@@ -1,5 +1,5 @@
-//! Names the shared object, so that programs linked to it find it by SONAME, and compiles the kernels for the GPUs asked
-//! for into code objects that the library carries.
+//! Names the shared object, so that programs linked to it find it by SONAME, and compiles the kernels for the GPUs
+//! asked for into code objects that the library carries.
 
 mod build_support;
 

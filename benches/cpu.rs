@@ -4,10 +4,10 @@
 //!         [--precision exact|fast] [--directory DIRECTORY]
 //!
 //! `machine` measures the memory's read bandwidth and the peak rate of the dot products the kernels use; `ops` times
-//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing, of float32 or, with `--directory`, of
-//! a model's directory beside copying as many bytes; `ties` the argmax of `exact` where logits are equal; `model` prefill
-//! and decoding of a model of the 20b shape with few layers; `requests` what the engine itself takes for a request. Times
-//! are medians of alternating runs.
+//! the matrix products at the 20b shapes over batch sizes; `pack` the exact packing, of float32 or, with `--directory`,
+//! of a model's directory beside copying as many bytes; `ties` the argmax of `exact` where logits are equal; `model`
+//! prefill and decoding of a model of the 20b shape with few layers; `requests` what the engine itself takes for a
+//! request. Times are medians of alternating runs.
 
 #![allow(missing_docs)]
 

@@ -2,9 +2,9 @@
 //!
 //! Cargo runs the build script again for every set of features and every profile, each time with an empty folder, and
 //! once more when any kernel changes. Most files are then what they were, and one takes up to a minute. So an object's
-//! name in `getp-kernels/`, in cargo's target folder, is a hash of all that it depends on: the compiler and its version,
-//! the arguments, the file, and the headers of ours that it includes. Where the build's own folder lies is no part of it.
-//! What is there need not be made. `cargo clean` empties the folder.
+//! name in `getp-kernels/`, in cargo's target folder, is a hash of all that it depends on: the compiler and its
+//! version, the arguments, the file, and the headers of ours that it includes. Where the build's own folder lies is no
+//! part of it. What is there need not be made. `cargo clean` empties the folder.
 
 use super::compiler::Compiler;
 use super::files::out_dir;
@@ -14,7 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-/// Runs a command that compiles `source` and takes `-o`, if it has not run before; `object` becomes a copy of what it made.
+/// Runs a command that compiles `source` and takes `-o`, if it has not run before; `object` becomes a copy of what it
+/// made.
 pub fn compile(compiler: &Compiler, mut command: Command, source: &Path, object: &Path) -> Result<(), String> {
     let kept = folder().join(format!("{:016x}.o", key(compiler, &command, source)));
     if !kept.exists() {

@@ -1,5 +1,5 @@
-//! Writes a file of random prompts for `c_examples/mlperf.cpp`: its first line is their number, and each further line is
-//! a sample, the seed of its random numbers and then the token ids of its prompt, with a space between two numbers.
+//! Writes a file of random prompts for `c_examples/mlperf.cpp`: its first line is their number, and each further line
+//! is a sample, the seed of its random numbers and then the token ids of its prompt, with a space between two numbers.
 //!
 //!     make_samples samples.txt
 //!     make_samples tiny-samples.txt --count 64 --vocab 512 --scale 0.02
@@ -128,8 +128,8 @@ mod tests {
         let logs: Vec<f64> = lengths.iter().map(|length| length.ln()).collect();
         let mean_log = logs.iter().sum::<f64>() / n;
         let sigma = (logs.iter().map(|log| (log - mean_log).powi(2)).sum::<f64>() / n).sqrt();
-        // A length's standard deviation is mean * sqrt(exp(sigma^2) - 1), so that of the mean of 4,000 is 12.6, and that
-        // of the logarithms' is sigma / sqrt(2 * 4000); the bounds are four of each.
+        // A length's standard deviation is mean * sqrt(exp(sigma^2) - 1), so that of the mean of 4,000 is 12.6, and
+        // that of the logarithms' is sigma / sqrt(2 * 4000); the bounds are four of each.
         let mean = lengths.iter().sum::<f64>() / n;
         assert!((mean - 1000.0).abs() < 51.0, "mean {mean}");
         assert!((sigma - 0.7).abs() < 0.032, "sigma {sigma}");

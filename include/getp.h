@@ -195,14 +195,14 @@ typedef struct {
 typedef struct {
   /* sizeof(getp_batch_options) as the program knows it, set by `getp_batch_options_init`. */
   size_t size;
-  /* Called with each event, on one thread of the library. It may call any function, must not throw, and has the event
-   * until it returns. With NULL, the default, `getp_batch_next` gives the events. */
+  /* Called with each event, on one thread of the library. It may call any function, must not throw, and has the
+   * event until it returns. With NULL, the default, `getp_batch_next` gives the events. */
   void (*on_event)(void *context, const getp_event *event);
   /* Passed to `on_event`. */
   void *context;
-  /* If it is not NULL, ids that the model has and this vocabulary does not, with which the model's is padded, are never
-   * sampled. With NULL, the default, all may be. Log-probabilities are over all of the model's ids in any case, and
-   * prompts may have them. It is read while the batch is opened alone. */
+  /* If it is not NULL, ids that the model has and this vocabulary does not, with which the model's is padded, are
+   * never sampled. With NULL, the default, all may be. Log-probabilities are over all of the model's ids in any
+   * case, and prompts may have them. It is read while the batch is opened alone. */
   const getp_tokenizer *tokenizer;
 } getp_batch_options;
 
@@ -235,8 +235,8 @@ typedef struct {
   size_t stop_length;
   /* GETP_ON: the model's end tokens end no answer. */
   int ignore_end;
-  /* The fewest tokens of an event that does not end the request. 0, the default: the only event is the last one, with
-   * the whole answer; 1: each token is an event, unless several have come before the program takes it. */
+  /* The fewest tokens of an event that does not end the request. 0, the default: the only event is the last one,
+   * with the whole answer; 1: each token is an event, unless several have come before the program takes it. */
   int tokens_per_event;
   /* Given back with each event. */
   uint64_t tag;
@@ -543,7 +543,7 @@ typedef struct {
   int print;
   /* A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1). */
   int progress;
-  /* Time each kind of kernel and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1). */
+  /* Time each operation and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1). */
   int profile;
   /* The path of a file to write the logits of every position to, prompts included; by default none (GETP_LOGITS). */
   const char *logits;
@@ -637,15 +637,15 @@ extern "C" {
 /* Sets `options->size` to `size` and all other fields to their defaults; the macro `getp_batch_options_init(options)`
  * passes `sizeof *options`.
  *
- * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
- * failure. */
+ * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+ * the failure. */
 getp_status getp_batch_options_init_sized(getp_batch_options *options, size_t size);
 
 /* Sets `request->size` to `size` and all other fields to their defaults; the macro `getp_request_init(request)` passes
  * `sizeof *request`.
  *
- * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
- * failure. */
+ * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+ * the failure. */
 getp_status getp_request_init_sized(getp_request *request, size_t size);
 
 /* Opens a batch on `model`, and warms the model up if it is not. From here to `getp_batch_close` its requests run on a
@@ -704,12 +704,13 @@ size_t getp_batch_most_tokens(const getp_batch *batch, size_t prompt_length);
  * Fails for a NULL: one line on stderr and the last error, returns 0. */
 size_t getp_batch_unfinished(const getp_batch *batch);
 
-/* Closes a batch and drops what has not ended. It waits for no request: the step under way ends later, and whoever uses
- * the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there is
- * none afterwards. Does nothing for NULL. The model stays warmed up.
+/* Closes a batch and drops what has not ended. It waits for no request: the step under way ends later, and whoever
+ * uses the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there
+ * is none afterwards. Does nothing for NULL. The model stays warmed up.
  *
  * `on_event` may still run for an event that was taken before, so what it uses must live on: whoever uses the model
- * next, or closes it, on another thread, waits for its return. No other call may use the batch meanwhile or afterwards.
+ * next, or closes it, on another thread, waits for its return. No other call may use the batch meanwhile or
+ * afterwards.
  *
  * Fails only by a defect of the library: one line on stderr and the last error. */
 void getp_batch_close(getp_batch *batch);
@@ -869,8 +870,8 @@ void getp_model_close(getp_model *model);
 /* Sets `options->size` to `size` and all other fields to their defaults. The macro `getp_options_init(options)` passes
  * `sizeof *options`, the size in the header that the program was compiled with; the library's version may be another.
  *
- * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
- * failure. */
+ * Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+ * the failure. */
 getp_status getp_options_init_sized(getp_options *options, size_t size);
 
 /* Reads a file of prompts: its first line is their number, and each further line is a prompt. `steps` becomes

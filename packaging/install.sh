@@ -4,8 +4,11 @@
 #
 # The library is linked twice from the same machine code. Cargo's target folder has libgetp.so, which programs find by
 # that name. The installed one has a versioned soname, so that several versions can be installed beside each other; a
-# program that is linked to it looks for libgetp.so.0. With the feature cli the program getp is installed, too; it has
-# the library within itself.
+# program that is linked to it looks for libgetp.so.0. rustc links it in seconds, from the libgetp.rlib that Cargo has
+# compiled beside the first. cargo-c would do this, too, but whoever installs would first have to download and compile
+# it, and it compiles all a second time in folders of its own.
+#
+# With the feature cli the program getp is installed, too; it has the library within itself.
 . "$(dirname "$0")/package.sh"
 
 # has_program FEATURES: whether these make the program getp.

@@ -1,8 +1,8 @@
 //! Structured answers: JSON schemas, regular expressions and grammars, compiled by llguidance.
 //!
-//! llguidance has a trie of the vocabulary, and walks it with a lexer and an Earley parser to find the tokens that can come
-//! next. A schema with a keyword that it does not know is refused, not followed in part. It is the program's, as a library
-//! that is linked with it exports its functions, too.
+//! llguidance has a trie of the vocabulary, and walks it with a lexer and an Earley parser to find the tokens that can
+//! come next. A schema with a keyword that it does not know is refused, not followed in part. It is the program's, as a
+//! library that is linked with it exports its functions, too.
 
 use getp::error::{Error, Result, cut};
 use getp::grammar::{Grammar, Matcher};

@@ -57,8 +57,8 @@ pub fn tokenize(args: &Tokenize) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The bytes of the tokens on standard input on standard output. Blanks, commas and brackets stand between them, so that
-/// a list in JSON can be read, too.
+/// The bytes of the tokens on standard input on standard output. Blanks, commas and brackets stand between them, so
+/// that a list in JSON can be read, too.
 pub fn detokenize(args: &Detokenize) -> Result<ExitCode> {
     let tokenizer = args.place.tokenizer()?;
     let mut input = String::new();

@@ -39,7 +39,7 @@ use pipeline::Pipeline;
 use queue::Queue;
 pub use ranks::{Protocol, RankInputs, Ranks};
 use rayon::prelude::*;
-use run::{Results, Run, Served, Worker};
+use run::{Results, Run, Worker, WorkerResult};
 pub use service::{Ask, Service};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -125,9 +125,8 @@ impl Engine {
 
     /// Answers all requests, each into its own row. A request that cannot be answered gets an empty row and a line.
     /// A replica that fails is dropped, and its unfinished requests start again on the other replicas; if all have
-    /// failed, or have no room for a request that others had, on the replica that `reopen` returns. If that one fails too,
-    /// the unfinished requests' rows stay empty.
-    /// An error means that no request was started.
+    /// failed, or have no room for a request that others had, on the replica that `reopen` returns. If that one fails
+    /// too, the unfinished requests' rows stay empty. An error means that no request was started.
     pub fn inference(
         &mut self,
         tokenizer: &Tokenizer,
@@ -261,8 +260,8 @@ impl Engine {
         })
     }
 
-    /// The requests that can be answered: those that fit one of the replicas, which have names and limits. `say` is told
-    /// of the others, and of prompts that are cut.
+    /// The requests that can be answered: those that fit one of the replicas, which have names and limits. `say` is
+    /// told of the others, and of prompts that are cut.
     fn admit(
         &mut self,
         asked: impl Iterator<Item = Result<(Request, bool)>>,
@@ -305,9 +304,10 @@ impl Engine {
         Ok(self.count(served.into_iter().map(Some).collect()))
     }
 
-    /// Serves requests that arrive while others run, until the service is closed. A replica that fails is dropped, and its
-    /// unfinished requests go on where others have room for them; the others of them fail. If all replicas have failed, one
-    /// that `reopen` returns takes over. An error means that the requests without an end get none from this engine.
+    /// Serves requests that arrive while others run, until the service is closed. A replica that fails is dropped, and
+    /// its unfinished requests go on where others have room for them; the others of them fail. If all replicas have
+    /// failed, one that `reopen` returns takes over. An error means that the requests without an end get none from this
+    /// engine.
     pub fn serve_all(&mut self, service: &Service, reopen: Reopen<'_>) -> Result<()> {
         let recorder = self.recorder()?;
         self.drain();
@@ -378,8 +378,8 @@ impl Engine {
     }
 
     /// Drops the replicas that failed or whose worker has panicked; returns the last failure.
-    fn count(&mut self, served: Vec<Option<Served>>) -> Option<Error> {
-        let works = |served: &Option<Served>| served.as_ref().is_some_and(Result::is_ok);
+    fn count(&mut self, served: Vec<Option<WorkerResult>>) -> Option<Error> {
+        let works = |served: &Option<WorkerResult>| served.as_ref().is_some_and(Result::is_ok);
         let mut works = served.iter().map(works);
         self.replicas.retain(|_| works.next().unwrap_or(true));
         self.totals.set_replicas(self.replicas());

@@ -94,8 +94,8 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates the file at `path`. Fails as [`LogitsWriter::create`] does: whoever asks for logits is told before the run
-    /// that there would be none.
+    /// Creates the file at `path`. Fails as [`LogitsWriter::create`] does: whoever asks for logits is told before the
+    /// run that there would be none.
     pub fn create(path: &Path, vocab: usize) -> Result<Self> {
         let writer = LogitsWriter::create(path, vocab)?;
         Ok(Self { writer: Some(writer) })

@@ -160,8 +160,8 @@ pub trait Ops {
         t: &'t mut Self::Buffer,
     ) -> Result<(Self::Settled<'x>, Self::Normed<'t>)>;
 
-    /// `qkv[T, D * (Nq + 2 Nkv)] = t[T, H] w^T + bias`. A backend that multiplies and [stores](Self::rope_store) at once
-    /// leaves the product outstanding.
+    /// `qkv[T, D * (Nq + 2 Nkv)] = t[T, H] w^T + bias`. A backend that multiplies and [stores](Self::rope_store) at
+    /// once leaves the product outstanding.
     fn qkv<'m>(
         &mut self,
         t: Self::Normed<'m>,

@@ -39,7 +39,7 @@ macro_rules! table {
             print: Print = Print::Text, "GETP_PRINT", PRINT;
             /// A progress bar on stderr, if that is a terminal.
             progress: bool = true, "GETP_PROGRESS", SWITCH;
-            /// Time each stage and print a table at the end.
+            /// Time each operation and print a table at the end.
             profile: bool = false, "GETP_PROFILE", SWITCH;
             /// The file to write the logits of every position to, prompts included. Each inference overwrites it.
             logits: Option<PathBuf> = None, "GETP_LOGITS", FilePath;

@@ -2,8 +2,8 @@
 //!
 //! A process that is forked or cloned inherits the library's engines, but neither their threads nor their devices. Its
 //! number does not tell it from its parent: in a PID namespace of its own it may have the same. So a mark is kept in a
-//! page of memory that the kernel empties in every new process, whichever way it is made. A kernel older than Linux 4.14
-//! cannot: there `fork` empties it, and the number in it tells the others, unless it is the parent's.
+//! page of memory that the kernel empties in every new process, whichever way it is made. A kernel older than Linux
+//! 4.14 cannot: there `fork` empties it, and the number in it tells the others, unless it is the parent's.
 
 use memmap2::MmapMut;
 use std::mem;

@@ -1,4 +1,5 @@
-//! The profile: the operations of a step, the bytes and operations that each must at least take, and the times measured.
+//! The profile: the operations of a step, the bytes and operations that each must at least take, and the times
+//! measured.
 
 use std::ops::Add;
 use std::time::Duration;

@@ -69,8 +69,8 @@ pub trait Replica: Send + Any {
     /// Whether it finds [what log-probabilities take](crate::batch::FoundScore) itself. If not, steps with rows that
     /// are scored are asked for all logits.
     fn scores(&self) -> bool;
-    /// Whether a token that is decoded has the same keys and values, to the bit, as in a prompt: not where attention has a
-    /// kernel for each.
+    /// Whether a token that is decoded has the same keys and values, to the bit, as in a prompt: not where attention
+    /// has a kernel for each.
     fn decodes_as_prompts(&self) -> bool;
     /// Queues a step. The plan may be changed as soon as this returns.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()>;

@@ -30,8 +30,8 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Writes a line that begins with `getp: `, the word for its severity and the rank, in one write. Control characters
-    /// are escaped.
+    /// Writes a line that begins with `getp: `, the word for its severity and the rank, in one write. Control
+    /// characters are escaped.
     fn write(self, text: impl Display) {
         let word = match self {
             Self::Information => "",
@@ -74,8 +74,8 @@ pub fn set_rank(rank: usize) {
     RANK.store(rank, Ordering::Relaxed);
 }
 
-/// Lines of one severity, about single requests or tensors. The first few are written, the others only counted, so that a
-/// file of a million bad requests does not hide all other lines.
+/// Lines of one severity, about single requests or tensors. The first few are written, the others only counted, so that
+/// a file of a million bad requests does not hide all other lines.
 pub struct FewLines {
     severity: Severity,
     /// Text after the number of lines that were not written.

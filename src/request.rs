@@ -169,8 +169,8 @@ pub struct Request {
     pub number: usize,
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
-    /// The most positions that are fed to the model: the prompt's, then the answer's. The token sampled at the last one is
-    /// part of the answer.
+    /// The most positions that are fed to the model: the prompt's, then the answer's. The token sampled at the last one
+    /// is part of the answer.
     pub max_positions: usize,
     /// How its tokens are sampled.
     pub sampling: Sampling,

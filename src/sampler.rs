@@ -172,8 +172,8 @@ impl Sampler {
         }
     }
 
-    /// Samples rows with the same temperature and `topp`, whose values are all finite; returns false and does nothing if
-    /// one of them has other values.
+    /// Samples rows with the same temperature and `topp`, whose values are all finite; returns false and does nothing
+    /// if one of them has other values.
     fn sample_together<const N: usize>(&mut self, level: Level, rows: &mut [Row<'_>; N]) -> bool {
         let n = rows[0].logits.len();
         let Draw { temperature, topp, .. } = rows[0].draw;
@@ -478,8 +478,8 @@ mod tests {
         assert!(near(frequencies(0.7), [0.625, 0.375, 0.0, 0.0]));
     }
 
-    /// Of a mask's tokens each has the share that it has among them, and they are all that is drawn. Drawn first from all
-    /// tokens and again where that one is forbidden, the shares are the same.
+    /// Of a mask's tokens each has the share that it has among them, and they are all that is drawn. Drawn first from
+    /// all tokens and again where that one is forbidden, the shares are the same.
     #[test]
     fn tokens_of_a_mask_are_drawn_as_if_there_were_no_others() {
         let logits: Vec<f32> = [0.1_f32, 0.3, 0.05, 0.25, 0.2, 0.1].map(f32::ln).to_vec();

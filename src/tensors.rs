@@ -32,8 +32,8 @@ pub enum Holds {
     },
 }
 
-/// Makes of each row: a variant of [`TensorId`], with what counts its tensors; its array, and the array's place in the C
-/// struct; what it holds; its shape.
+/// Makes of each row: a variant of [`TensorId`], with what counts its tensors; its array, and the array's place in the
+/// C struct; what it holds; its shape.
 macro_rules! tensors {
     ($config:ident; $(
         $(#[$doc:meta])*
@@ -154,8 +154,8 @@ impl Field {
     /// How many there are.
     pub const COUNT: usize = 16;
 
-    /// The layer that the array's tensors of `layer` go with, where devices have some layers each: the embedding goes with
-    /// the first, what stands behind the last layer with that.
+    /// The layer that the array's tensors of `layer` go with, where devices have some layers each: the embedding goes
+    /// with the first, what stands behind the last layer with that.
     pub fn goes_with(self, layer: usize, config: &ModelConfig) -> usize {
         match self {
             Self::TokenEmbeddingTable => 0,

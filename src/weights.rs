@@ -6,12 +6,12 @@
 //! one value is not exact, the whole tensor is packed in a wider format; tiles that were packed before it are widened
 //! from their packed form, so each page of the checkpoint is read once, except for the tile with that value.
 
+mod fingerprint;
 mod mxfp4;
-mod print;
 mod report;
 mod row_major;
 
-pub use print::print_of;
+pub use fingerprint::fingerprint_of;
 pub use report::{PackReport, PackedKind, Transfer};
 pub use row_major::RowMajor;
 
@@ -22,9 +22,9 @@ use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
 use crate::simd::{Level, Simd, VectorCode};
 use crate::tensors::{Field, Holds, TensorId};
+use fingerprint::Fingerprint;
 use memmap2::{Advice, MmapMut};
 use once_cell::sync::OnceCell;
-use print::Fingerprint;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -157,7 +157,7 @@ pub struct Packed {
     /// Values that are infinite or NaN, if there are any.
     pub non_finite: Option<NonFinite>,
     /// A fingerprint of the values, whatever their layout.
-    pub print: u64,
+    pub fingerprint: u64,
     /// Euclidean norms of the first member's rows, `[tiles][32]`, for a backend that bounds the error of products.
     /// Computed when first needed.
     pub row_norms: OnceCell<Vec<[f32; 32]>>,
@@ -262,7 +262,7 @@ fn attempt(
         bytes,
         misfit: found.misfit,
         non_finite: found.non_finite,
-        print: found.print,
+        fingerprint: found.fingerprint,
         row_norms: OnceCell::new(),
     };
     Ok(Attempt {
@@ -287,7 +287,7 @@ fn encode_tiles(
     let tiles = rows.div_ceil(layout.tile_rows());
     let findings = Mutex::new(Findings::default());
     let stop = AtomicBool::new(false);
-    let print = AtomicU64::new(0);
+    let fingerprint = AtomicU64::new(0);
     let level = Level::detect();
     bytes
         .par_chunks_mut(layout.tile_bytes(format, cols))
@@ -323,7 +323,7 @@ fn encode_tiles(
                 format,
                 scratch,
             });
-            print.fetch_add(found.print, Ordering::Relaxed);
+            fingerprint.fetch_add(found.fingerprint, Ordering::Relaxed);
             if found.needs.is_none() {
                 layout.write(scratch.rows(format), cols, tile);
                 *done = true;
@@ -351,7 +351,7 @@ fn encode_tiles(
             Ok(())
         })?;
     Ok(Findings {
-        print: print.into_inner(),
+        fingerprint: fingerprint.into_inner(),
         ..findings.into_inner().unwrap_or_else(PoisonError::into_inner)
     })
 }
@@ -365,9 +365,9 @@ pub struct Findings {
     pub misfit: Option<String>,
     /// Values that are infinite or NaN, among those that were checked: all, if `needs` is `None`.
     pub non_finite: Option<NonFinite>,
-    /// A fingerprint of the tiles' values, the same for any layout; valid if `needs` is `None`. That of several parts of a
-    /// tensor is their sum.
-    pub print: u64,
+    /// A fingerprint of the tiles' values, the same for any layout; valid if `needs` is `None`. That of several parts
+    /// of a tensor is their sum.
+    pub fingerprint: u64,
 }
 
 /// Values that are infinite or NaN, and mean nothing.
@@ -507,8 +507,8 @@ impl Scratch {
         memory::resize(&mut self.floats, floats, 0.0, Purpose::Checkpoint)
     }
 
-    /// Takes row `stored` of `values` as its row `row` without decoding it; `false` if that is not in `format`, or in it
-    /// has a value that is not exact or not finite.
+    /// Takes row `stored` of `values` as its row `row` without decoding it; `false` if that is not in `format`, or in
+    /// it has a value that is not exact or not finite.
     #[inline(always)]
     fn take(&mut self, format: WeightFormat, values: &Values<'_>, stored: usize, row: usize, cols: usize) -> bool {
         match (format, *values) {
@@ -552,8 +552,8 @@ struct Encoded {
     misfit: Option<Place>,
     /// With rows counted in the tile.
     non_finite: Option<NonFinite>,
-    /// See [`Findings::print`].
-    print: u64,
+    /// See [`Findings::fingerprint`].
+    fingerprint: u64,
 }
 
 /// Encodes all rows of `source` into the scratch memory of `format`, which is large enough, up to the first row with a
@@ -605,16 +605,20 @@ impl VectorCode for EncodeRows<'_, '_> {
                         return out;
                     }
                 }
-                let mut print = Fingerprint::new();
+                let mut fingerprint = Fingerprint::new();
                 match format {
                     WeightFormat::Mxfp4 => {
-                        print.add(nth_row(&mut scratch.codes, row, cols / 2));
-                        print.add(nth_row(&mut scratch.scales, row, cols / MXFP4_BLOCK));
+                        fingerprint.add(nth_row(&mut scratch.codes, row, cols / 2));
+                        fingerprint.add(nth_row(&mut scratch.scales, row, cols / MXFP4_BLOCK));
                     }
-                    WeightFormat::Bf16 => print.add(bytemuck::cast_slice(nth_row(&mut scratch.halves, row, cols))),
-                    WeightFormat::F32 => print.add(bytemuck::cast_slice(nth_row(&mut scratch.floats, in_floats, cols))),
+                    WeightFormat::Bf16 => {
+                        fingerprint.add(bytemuck::cast_slice(nth_row(&mut scratch.halves, row, cols)))
+                    }
+                    WeightFormat::F32 => {
+                        fingerprint.add(bytemuck::cast_slice(nth_row(&mut scratch.floats, in_floats, cols)))
+                    }
                 }
-                out.print = out.print.wrapping_add(print.at(place + row as u64));
+                out.fingerprint = out.fingerprint.wrapping_add(fingerprint.at(place + row as u64));
                 row += 1;
             }
         }

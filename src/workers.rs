@@ -48,8 +48,8 @@ impl Workers {
             })
             .build()
             .map_err(|e| Error::State(format!("cannot start {threads} threads: {e}; lower GETP_THREADS")))?;
-        // Looking for work, a thread makes an object of its own. That takes memory, so it is done while this thread takes
-        // none.
+        // Looking for work, a thread makes an object of its own. That takes memory, so it is done while this thread
+        // takes none.
         pool.broadcast(|_| ());
         Ok(Self {
             pool,

@@ -532,7 +532,7 @@ fn ids(prompt: &str) -> Vec<c_int> {
 /// # Safety
 ///
 /// The batch is open.
-unsafe fn next_event(batch: *mut getp::abi::batch::Batch) -> *const getp::abi::event::Told {
+unsafe fn next_event(batch: *mut getp::abi::batch::Batch) -> *const getp::abi::event::CEvent {
     let mut event = null();
     // SAFETY: guaranteed by our caller.
     assert_eq!(unsafe { getp::abi::batch::getp_batch_next(batch, 60.0, &mut event) }, 0);
@@ -601,7 +601,7 @@ fn a_batch_answers_as_inference_does() {
             let told = &*event;
             let answer = &mut answers[told.tag as usize];
             answer.extend_from_slice(std::slice::from_raw_parts(told.tokens, told.count));
-            assert_eq!((told.size, told.answer_tokens), (size_of::<Told>(), answer.len()));
+            assert_eq!((told.size, told.answer_tokens), (size_of::<CEvent>(), answer.len()));
             assert_eq!(told.prompt_tokens, ids(fake::PROMPTS[told.tag as usize / 2]).len());
             assert!(told.submitted >= 0.0 && told.started >= told.submitted && told.last_token >= told.first_token);
             let is_last = [GETP_END_LENGTH, GETP_END_TOKEN].contains(&told.end);
@@ -814,7 +814,7 @@ fn a_batch_refuses_what_nobody_can_mean() {
 }
 
 /// A program's function, which notes what it is told.
-unsafe extern "C" fn note(context: *mut std::ffi::c_void, event: *const getp::abi::event::Told) {
+unsafe extern "C" fn note(context: *mut std::ffi::c_void, event: *const getp::abi::event::CEvent) {
     // SAFETY: what `events_may_be_taken_by_a_function` passes, and an event.
     let (notes, event) = unsafe { (&*context.cast::<std::sync::Mutex<Vec<(u64, usize, c_int)>>>(), &*event) };
     notes.lock().unwrap().push((event.id, event.count, event.end));

@@ -1,5 +1,5 @@
-//! The ladders of `cargo bench --bench gpu -- kernel`: every kernel of every family can be made the one that the library
-//! launches, and what is on no ladder is known.
+//! The ladders of `cargo bench --bench gpu -- kernel`: every kernel of every family can be made the one that the
+//! library launches, and what is on no ladder is known.
 
 #[path = "../benches/gpu/kernel/forced.rs"]
 mod forced;

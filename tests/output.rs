@@ -290,7 +290,8 @@ fn child_full() {
     println!("{lengths:?}");
 }
 
-/// A prompt that takes up all steps has no answer. The program prints the tokens that it feeds, and the one behind them.
+/// A prompt that takes up all steps has no answer. The program prints the tokens that it feeds, and the one behind
+/// them.
 #[test]
 fn prompts_that_take_up_all_steps_are_printed_as_far_as_they_are_fed() {
     for (rule, lengths, full) in [("positions", "[2, 1, 0, 0]", 2), ("tokens", "[1, 0, 0, 0]", 1)] {

@@ -397,7 +397,10 @@ fn requests_run_on_the_ranks_that_have_room_for_them() {
 
 #[test]
 fn ranks_with_other_weights_are_told() {
-    let with = |print| Control { print, ..replicas(1) };
+    let with = |fingerprint| Control {
+        fingerprint,
+        ..replicas(1)
+    };
     // A rank without devices has packed no weights, and is compared to none.
     let without = || Control {
         refuse: true,

@@ -355,8 +355,8 @@ impl Device {
         }
     }
 
-    /// The requests that wait for a block. They are at the end of one, and older requests may still ask for all that are
-    /// free.
+    /// The requests that wait for a block. They are at the end of one, and older requests may still ask for all that
+    /// are free.
     fn check_waiting(&self, scheduler: &Scheduler, jobs: &[Job]) -> HashSet<usize> {
         let slots = (0..self.limits.max_batch).filter(|&slot| scheduler.waits_for_block(slot));
         let waiting: HashSet<_> = slots.filter_map(|slot| scheduler.request(slot)).collect();
@@ -519,7 +519,8 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Counts anew after blocks were lent, and checks the rules of `lending.rs`. Requests start in the order of numbers.
+    /// Counts anew after blocks were lent, and checks the rules of `lending.rs`. Requests start in the order of
+    /// numbers.
     fn check(&mut self, device: &Device, scheduler: &Scheduler, jobs: &[Job], first_waiting: Option<&Job>) {
         let limits = &device.limits;
         let free = scheduler.free_blocks();
@@ -885,8 +886,8 @@ impl World {
         was_there
     }
 
-    /// Takes the device away: the step that failed was planned, perhaps begun, and never committed; nor were others under
-    /// way. Gives the requests without an answer.
+    /// Takes the device away: the step that failed was planned, perhaps begun, and never committed; nor were others
+    /// under way. Gives the requests without an answer.
     fn lose_device(&mut self, rng: &mut ChaCha8Rng) -> Vec<Request> {
         if rng.random_bool(0.5) {
             self.scheduler.plan(&mut self.plan);
@@ -1982,7 +1983,8 @@ fn who_waits_for_a_beginning_computes_it_when_the_first_one_is_cancelled() {
 
 #[test]
 fn more_run_where_they_share_their_beginning() {
-    // Each needs ten blocks, nine of them of the beginning: three alone. Together, as many as block tables have room for.
+    // Each needs ten blocks, nine of them of the beginning: three alone. Together, as many as block tables have room
+    // for.
     let limits = Limits {
         max_batch: 16,
         step_tokens: 64,

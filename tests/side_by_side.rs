@@ -5,7 +5,7 @@ mod fake;
 
 use fake::{Control, PROMPTS, Program, expected, finish, inference, quiet};
 use getp::abi::batch::*;
-use getp::abi::event::{GETP_END_CANCELLED, GETP_END_LENGTH, GETP_END_NONE, Told, getp_event_free};
+use getp::abi::event::{CEvent, GETP_END_CANCELLED, GETP_END_LENGTH, GETP_END_NONE, getp_event_free};
 use getp::abi::library::{Stats, getp_last_status, getp_stats_sized};
 use getp::abi::lifecycle::{self, Backends};
 use getp::abi::model::{Model, getp_model_close, getp_model_open, getp_model_transformer};
@@ -290,7 +290,7 @@ impl Opened {
     }
 
     /// Passes the next event on, if one comes in time.
-    fn next(&self, seconds: f64, take: impl FnOnce(&Told)) {
+    fn next(&self, seconds: f64, take: impl FnOnce(&CEvent)) {
         let mut event = null();
         // SAFETY: an open batch.
         match unsafe { getp_batch_next(self.0, seconds, &mut event) } {
@@ -314,7 +314,7 @@ impl Opened {
     }
 }
 
-fn tokens_of(event: &Told) -> Vec<c_int> {
+fn tokens_of(event: &CEvent) -> Vec<c_int> {
     // SAFETY: an event's tokens.
     unsafe { std::slice::from_raw_parts(event.tokens, event.count) }.to_vec()
 }
@@ -333,7 +333,7 @@ fn threads_share_a_batch() {
     });
     assert!(alone.iter().all(|tokens| tokens.len() == MOST));
     let (submitting, whole, cancelled) = (AtomicUsize::new(2), AtomicUsize::new(0), AtomicUsize::new(0));
-    let take = |event: &Told| {
+    let take = |event: &CEvent| {
         thread::yield_now(); // another thread takes its event meanwhile
         let alone = &alone[event.tag as usize];
         assert_eq!(
@@ -378,7 +378,7 @@ fn threads_share_a_batch() {
 }
 
 /// Counts the last events that a batch hands over.
-unsafe extern "C" fn count(context: *mut c_void, event: *const Told) {
+unsafe extern "C" fn count(context: *mut c_void, event: *const CEvent) {
     // SAFETY: what `threads_compete_for_a_model` passes, and an event.
     let (ended, event) = unsafe { (&*context.cast::<AtomicUsize>(), &*event) };
     ended.fetch_add(usize::from(event.end != GETP_END_NONE), SeqCst);

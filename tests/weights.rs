@@ -110,17 +110,17 @@ fn the_fingerprint_depends_on_values_and_places_alone() {
     negated[1][rows * cols - 1] *= -1.0;
     let mut wide = members.clone();
     wide[1][rows * cols - 1] = 1.0 / 3.0;
-    let mut prints = Vec::new();
+    let mut fingerprints = Vec::new();
     for members in [&members[..], &swapped, &negated, &wide] {
         // The last one's tiles are packed three times, each time wider.
-        let print = pack_f32(members, cols, WeightFormat::Mxfp4, &Tiles { gated: false }).print;
-        let of_gated = pack_f32(members, cols, WeightFormat::Mxfp4, &Tiles { gated: true }).print;
-        assert_eq!(print, of_gated);
-        assert!(!prints.contains(&print), "{prints:?}");
-        prints.push(print);
+        let fingerprint = pack_f32(members, cols, WeightFormat::Mxfp4, &Tiles { gated: false }).fingerprint;
+        let of_gated = pack_f32(members, cols, WeightFormat::Mxfp4, &Tiles { gated: true }).fingerprint;
+        assert_eq!(fingerprint, of_gated);
+        assert!(!fingerprints.contains(&fingerprint), "{fingerprints:?}");
+        fingerprints.push(fingerprint);
     }
-    let as_f32 = pack_f32(&wide, cols, WeightFormat::F32, &RowMajor).print;
-    assert_eq!(as_f32, prints[3]);
+    let as_f32 = pack_f32(&wide, cols, WeightFormat::F32, &RowMajor).fingerprint;
+    assert_eq!(as_f32, fingerprints[3]);
     // In parts, as for GPUs.
     let bytes: Vec<_> = members.iter().map(|m| to_bytes(m)).collect();
     let values = bytes.iter().map(|bytes| Values::F32(bytes));
@@ -137,9 +137,12 @@ fn the_fingerprint_depends_on_values_and_places_alone() {
     let parts: Vec<u64> = [0, 2, 4]
         .map(&mut part)
         .into_iter()
-        .map(|found| found.unwrap().print)
+        .map(|found| found.unwrap().fingerprint)
         .collect();
-    assert_eq!(parts.iter().fold(0u64, |sum, part| sum.wrapping_add(*part)), prints[0]);
+    assert_eq!(
+        parts.iter().fold(0u64, |sum, part| sum.wrapping_add(*part)),
+        fingerprints[0]
+    );
 }
 
 #[test]
@@ -265,8 +268,8 @@ fn every_scale_is_kept() {
     }
 }
 
-/// Matrices are packed to the same bytes, with the same findings, as their values are when given as float32. On one worker,
-/// so that of many misfits the first is found.
+/// Matrices are packed to the same bytes, with the same findings, as their values are when given as float32. On one
+/// worker, so that of many misfits the first is found.
 #[track_caller]
 fn check_as_float32(members: &[Tensor<'_>], values: &[Vec<f32>], expected: WeightFormat) {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
@@ -275,7 +278,7 @@ fn check_as_float32(members: &[Tensor<'_>], values: &[Vec<f32>], expected: Weigh
         let by_float32 = pool.install(|| pack_f32(values, members[0].cols, expected, layout));
         let findings = |packed: &Packed| {
             let non_finite = format!("{:?}", packed.non_finite);
-            (packed.format, packed.misfit.clone(), non_finite, packed.print)
+            (packed.format, packed.misfit.clone(), non_finite, packed.fingerprint)
         };
         assert_eq!(findings(&stored), findings(&by_float32));
         assert!(*stored.bytes == *by_float32.bytes, "in {:?}", stored.format);
@@ -283,8 +286,8 @@ fn check_as_float32(members: &[Tensor<'_>], values: &[Vec<f32>], expected: Weigh
     }
 }
 
-/// Blocks as any program may have written them: with the scale that packing has, with larger ones, and zeros of all scales;
-/// and one block among them at each scale beyond those that kernels read, or near.
+/// Blocks as any program may have written them: with the scale that packing has, with larger ones, and zeros of all
+/// scales; and one block among them at each scale beyond those that kernels read, or near.
 #[test]
 fn stored_mxfp4_is_packed_as_its_values_are() {
     let mut rng = ChaCha8Rng::seed_from_u64(9);

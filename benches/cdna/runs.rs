@@ -1,7 +1,7 @@
 //! Plays whole workloads: the library's scheduler decides each step, and the model gives what it takes.
 //!
-//! The host takes no time. A step begins on a device when that has done the step before, when its rows have come from the
-//! device before, and when the tokens that it is fed have been found.
+//! The host takes no time. A step begins on a device when that has done the step before, when its rows have come from
+//! the device before, and when the tokens that it is fed have been found.
 
 use crate::costs::Costs;
 use crate::group::Group;

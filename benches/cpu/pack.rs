@@ -31,8 +31,8 @@ pub fn of_float32(repeats: usize) -> anyhow::Result<()> {
 /// A way to pack, or to copy, all matrices.
 type Turn = fn(&dyn Checkpoint) -> Result<()>;
 
-/// Of a directory whose files are in memory. Each turn maps them anew, as `warm_up` does. To new memory, as for the CPU;
-/// and to one buffer, as for GPUs. The fastest turns count: others may be at work on the machine.
+/// Of a directory whose files are in memory. Each turn maps them anew, as `warm_up` does. To new memory, as for the
+/// CPU; and to one buffer, as for GPUs. The fastest turns count: others may be at work on the machine.
 pub fn of_directory(directory: &Path, repeats: usize) -> anyhow::Result<()> {
     let turns: [(&str, Turn); 5] = [
         ("CPU, new memory", |checkpoint| cpu::load(checkpoint).map(drop)),

@@ -283,8 +283,8 @@ fn ran(measured: &Measured, operation: Work) -> Vec<String> {
 
 /// The time of what it leaves to others.
 fn beside(measured: &Measured, operation: Work) -> Duration {
-    let stages = operation.beside().iter();
-    stages.map(|&stage| measured.profile.total(stage).time).sum()
+    let others = operation.beside().iter();
+    others.map(|&other| measured.profile.total(other).time).sum()
 }
 
 /// The columns behind a kernel's check.

@@ -186,16 +186,16 @@ pub const FIGURES: [(&str, Figure); 3] = [
     ("TFLOP/s", |total, us| total.cost.flops as f64 / us * 1e-6),
 ];
 
-/// Percents of the limit that an operation's calls reached. Only the matrix units are marked, since memory is the limit of
-/// most operations.
+/// Percents of the limit that an operation's calls reached. Only the matrix units are marked, since memory is the limit
+/// of most operations.
 pub fn share(total: &OperationTotal, roof: Roof) -> String {
     let (share, limit) = roof.share(total.cost, total.time.as_secs_f64());
     let mark = if limit == LimitedBy::Matrix { "x" } else { " " };
     format!("{:.0}{mark}", 100.0 * share)
 }
 
-/// Prints a table for each quantity, with a line for each operation and a column for each number of rows. Values are of one
-/// call; for norms and attention they are means over two kinds of calls.
+/// Prints a table for each quantity, with a line for each operation and a column for each number of rows. Values are of
+/// one call; for norms and attention they are means over two kinds of calls.
 fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Option<Roof>) {
     for (name, figure) in FIGURES {
         head(name, rows);

@@ -137,8 +137,8 @@ fn fill<const N: usize>(bytes: &mut [u8], make: impl Fn(u64) -> [u8; N] + Sync) 
     });
 }
 
-/// How values are distributed, so that inputs of variance 1 give outputs near 1, and near 1/4 where they are added to the
-/// residual stream, as in a trained model. Random E2M1 codes have a mean square of 8.6.
+/// How values are distributed, so that inputs of variance 1 give outputs near 1, and near 1/4 where they are added to
+/// the residual stream, as in a trained model. Random E2M1 codes have a mean square of 8.6.
 #[derive(Clone, Copy)]
 struct Spread {
     /// Standard deviation of 16-bit values.

@@ -74,8 +74,8 @@ fn errors(pack: fn(&[f32]) -> Vec<f32>, k: usize, count: usize) -> Vec<f64> {
     sums[..WAYS.len()].iter().map(units).collect()
 }
 
-/// Each block's numbers, rounded to MXFP4. The scale is the OCP standard's: the power of two in the block's largest number,
-/// divided by 4, the power of two in E2M1's largest value, 6.
+/// Each block's numbers, rounded to MXFP4. The scale is the OCP standard's: the power of two in the block's largest
+/// number, divided by 4, the power of two in E2M1's largest value, 6.
 fn mxfp4(values: &[f32]) -> Vec<f32> {
     let pack = |block: &[f32]| -> Vec<f32> {
         let largest = block.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));

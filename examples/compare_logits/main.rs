@@ -1,9 +1,10 @@
-//! Compares two files of logits, each written by GETP_LOGITS or lines of text as the evaluation program's checkers print.
+//! Compares two files of logits, each written by GETP_LOGITS or lines of text as the evaluation program's checkers
+//! print.
 //!
 //! Two runs may answer in any order, so records are matched by request and position, and read one at a time: the
 //! files may be larger than memory. Lines of text hold some logits of some positions and do not say which; see
-//! `--positions` and `--tokens`. Exit status: 0 if every record of either file is in the other and all logits agree, 1 if
-//! not, 2 if the files cannot be compared.
+//! `--positions` and `--tokens`. Exit status: 0 if every record of either file is in the other and all logits agree, 1
+//! if not, 2 if the files cannot be compared.
 
 mod source;
 

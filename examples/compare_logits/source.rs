@@ -1,7 +1,8 @@
 //! Files of logits: those that GETP_LOGITS writes, and lines of text.
 //!
-//! The text is what the evaluation program's checkers print: for each request in order a line for every so many positions,
-//! with every so many of that position's logits. It does not say which they are, so that both strides have to be told.
+//! The text is what the evaluation program's checkers print: for each request in order a line for every so many
+//! positions, with every so many of that position's logits. It does not say which they are, so that both strides have
+//! to be told.
 
 use getp::error::{Error, Result};
 use getp::file_kind::{self, Wanted};
@@ -68,8 +69,8 @@ impl Source {
         }
     }
 
-    /// Its rows in the order of a text, and where they stand: lines as they come, records at every so many `positions` by
-    /// request and position. Of records with one key the last counts.
+    /// Its rows in the order of a text, and where they stand: lines as they come, records at every so many `positions`
+    /// by request and position. Of records with one key the last counts.
     fn in_order(&self, positions: u32) -> Vec<(Place, usize)> {
         match self {
             Self::Recorded(reader) => {
@@ -112,8 +113,8 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// Pairs records by their keys. If one file is a text, its lines are paired in order with those of the other, or with
-    /// the other's records at every so many `positions`.
+    /// Pairs records by their keys. If one file is a text, its lines are paired in order with those of the other, or
+    /// with the other's records at every so many `positions`.
     pub fn new(a: &Source, b: &Source, positions: u32) -> Self {
         if let (Source::Recorded(a), Source::Recorded(b)) = (a, b) {
             return Self::by_key(a, b);

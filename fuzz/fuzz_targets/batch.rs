@@ -1,6 +1,6 @@
 //! A batch on one small model: calls in any order, requests whose fields have any values. A pointer is NULL or
-//! misaligned, or what it points to is exactly as large as the lengths say, so that the address sanitizer sees one token
-//! too many.
+//! misaligned, or what it points to is exactly as large as the lengths say, so that the address sanitizer sees one
+//! token too many.
 
 #![no_main]
 
@@ -279,7 +279,7 @@ impl Session {
         assert_eq!(unsafe { getp_batch_unfinished(self.batch) }, self.running.len());
     }
 
-    fn check(&mut self, event: &Told) {
+    fn check(&mut self, event: &CEvent) {
         let running = self.running.get_mut(&event.id).expect("a request that has not ended");
         assert_eq!(event.tag, running.asked.tag);
         // SAFETY: an event's tokens.

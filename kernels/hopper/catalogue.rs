@@ -57,8 +57,8 @@ const PREFILL_ROWS: usize = 32;
 pub const TEAM_ROWS: usize = 8;
 const PAIR_ROWS: usize = 64;
 /// Octets of keys in the ring buffer of a warp of exact attention, and bytes of an octet: keys and values, in float32.
-/// So six blocks of four warps fit on a multiprocessor, each with its query (eight heads of 64 dims in float64) and a row of
-/// zeros.
+/// So six blocks of four warps fit on a multiprocessor, each with its query (eight heads of 64 dims in float64) and a
+/// row of zeros.
 const EXACT_STAGES: usize = 2;
 const EXACT_STAGE_BYTES: usize = 2 * 8 * 64 * 4;
 const EXACT_QUERY_BYTES: usize = 8 * 64 * 8;
@@ -112,9 +112,9 @@ const WRITTEN: [Kernel; 20] = [
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
 ];
 
-/// Norm and router of many rows by clusters of four blocks that have `rows` together, each a quarter of K of them. Shared
-/// memory: the rows as three BF16 terms, sums of each wave's part of K for 32 experts, logits of the block's own rows in
-/// quarters, squares, the norm's weights, and the router's bias.
+/// Norm and router of many rows by clusters of four blocks that have `rows` together, each a quarter of K of them.
+/// Shared memory: the rows as three BF16 terms, sums of each wave's part of K for 32 experts, logits of the block's own
+/// rows in quarters, squares, the norm's weights, and the router's bias.
 const fn norm_route_rows<const EXPERTS: usize>(
     file: &'static str,
     variant: &'static str,
@@ -382,9 +382,9 @@ const TILES: &[Tile] = &[
     single(LAYERS, FAST_F16, 8, 1, ByWarps { widths: &[8], blocks: 1, slabs: 4 }),
     single(LAYERS, FAST_F16, 32, 1, ByWarps { widths: &[32], blocks: 1, slabs: 4 }),
     single(LAYERS, FAST_F16, 64, 1, OfW16 { widths: &[64], blocks: 1 }),
-    // From 65 rows on a multiprocessor's two to five units would leave much of wgmma's 64 rows empty, so tokens are these
-    // rows: 128 of them for one token tile or, up to 256 rows, two. Attention has all registers: attn_out, which cannot
-    // start beside it, has all shared memory where that is faster.
+    // From 65 rows on a multiprocessor's two to five units would leave much of wgmma's 64 rows empty, so tokens are
+    // these rows: 128 of them for one token tile or, up to 256 rows, two. Attention has all registers: attn_out, which
+    // cannot start beside it, has all shared memory where that is faster.
     Tile { most_rows: 128, ..tokens_first(QKV, 128, "", 3) },
     Tile { most_rows: 128, ..tokens_first(ATTN_OUT, 128, "", 2) },
     tokens_first(QKV, 128, "tall", 5),
@@ -407,13 +407,14 @@ const TILES: &[Tile] = &[
     single(UNEMBED, FAST_F16, 128, 2, OfW16 { widths: &[128], blocks: 2 }),
     tile(UNEMBED, &[W16], FAST_F16, 256, 2, OfW16 { widths: &[32, 64, 96, 128, 160, 192, 224, 256], blocks: 1 }),
     // The experts. Up to 56 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
-    // few chunks. Up to 16 each warp multiplies by itself; of 8 tokens stages of four slabs, of fewer blocks, are waited for
-    // less often. From 64 on the limit is registers: fewer blocks, and two groups in flight, so that decoding overlaps with
-    // wgmma. Experts' rows are uneven, so tiles have several widths. That of 56 begins with 8, since of 128 experts that are
-    // chosen unevenly most have few rows, and ends where registers do: the widest experts then have fewer tiles. A tile of
-    // 128 is shared by four warpgroups: chunks of four row blocks and of three leave fewer of them idle than those of three
-    // and of two, and fetch fewer tokens. Their registers hold four widths: 72 is the half of an expert just too large for
-    // one tile, and 40 is for small ones, of which there are many where others are large.
+    // few chunks. Up to 16 each warp multiplies by itself; of 8 tokens stages of four slabs, of fewer blocks, are
+    // waited for less often. From 64 on the limit is registers: fewer blocks, and two groups in flight, so that
+    // decoding overlaps with wgmma. Experts' rows are uneven, so tiles have several widths. That of 56 begins with 8,
+    // since of 128 experts that are chosen unevenly most have few rows, and ends where registers do: the widest experts
+    // then have fewer tiles. A tile of 128 is shared by four warpgroups: chunks of four row blocks and of three leave
+    // fewer of them idle than those of three and of two, and fetch fewer tokens. Their registers hold four widths: 72
+    // is the half of an expert just too large for one tile, and 40 is for small ones, of which there are many where
+    // others are large.
     tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, ByWarps { widths: &[8], blocks: 2, slabs: 4 }),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, ByWarps { widths: &[8, 16], blocks: 3, slabs: 2 }),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, OfCodes { widths: &[32], blocks: 3, k16s: 2, in_flight: 1 }),
@@ -421,8 +422,8 @@ const TILES: &[Tile] = &[
     tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, OfCodes { widths: &[64], blocks: 2, k16s: 2, in_flight: 2 }),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, OfCodes { widths: &[48, 64, 80, 96], blocks: 1, k16s: 2, in_flight: 2 }),
     tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, OfCodes { widths: UNEVEN, blocks: 1, k16s: 1, in_flight: 2 }),
-    // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply faster
-    // than two with tiles of 256. mlp2 has registers for fewer widths.
+    // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply
+    // faster than two with tiles of 256. mlp2 has registers for fewer widths.
     from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, OfCodes { widths: TO_192, blocks: 1, k16s: 1, in_flight: 2 })),
     from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, OfCodes { widths: TO_160, blocks: 1, k16s: 1, in_flight: 2 })),
     from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, OfCodes { widths: TO_160, blocks: 1, k16s: 1, in_flight: 2 })),
@@ -434,9 +435,9 @@ const TILES: &[Tile] = &[
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 16, 3, OfCodes { widths: &[16], blocks: 4, k16s: 2, in_flight: 1 }),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, OfCodes { widths: &[64], blocks: 2, k16s: 2, in_flight: 1 }),
     tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, OfCodes { widths: BY_64, blocks: 1, k16s: 1, in_flight: 2 }),
-    // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest, most
-    // experts still have one of 8. Wide tiles have registers for half of their tokens' accumulators at once; 120 tokens,
-    // whose halves differ, would take more. attn_out of 890 rows is one round of chunks with 112 tokens.
+    // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest,
+    // most experts still have one of 8. Wide tiles have registers for half of their tokens' accumulators at once; 120
+    // tokens, whose halves differ, would take more. attn_out of 890 rows is one round of chunks with 112 tokens.
     single(LAYERS_EXACT, EXACT, 8, 1, OfTerms { widths: &[8], blocks: 1 }),
     single(UNEMBED_EXACT, EXACT, 8, 2, OfTerms { widths: &[8], blocks: 2 }),
     tile(LAYERS_EXACT, &[W16], EXACT, 64, 3, OfTerms { widths: &[64], blocks: 1 }),

@@ -1,6 +1,6 @@
 //! `getp_batch`: requests of token ids that arrive while others run, and their events.
 
-use super::event::{Owned, Told};
+use super::event::{CEvent, Owned};
 use super::lifecycle::{self, OnEventOf};
 use super::model::Model;
 use super::options::is_on;
@@ -42,14 +42,14 @@ pub struct Batch {
 pub struct BatchOptions {
     /// sizeof(getp_batch_options) as the program knows it, set by `getp_batch_options_init`.
     pub size: usize,
-    /// Called with each event, on one thread of the library. It may call any function, must not throw, and has the event
-    /// until it returns. With NULL, the default, `getp_batch_next` gives the events.
-    pub on_event: Option<unsafe extern "C" fn(context: *mut c_void, event: *const Told)>,
+    /// Called with each event, on one thread of the library. It may call any function, must not throw, and has the
+    /// event until it returns. With NULL, the default, `getp_batch_next` gives the events.
+    pub on_event: Option<unsafe extern "C" fn(context: *mut c_void, event: *const CEvent)>,
     /// Passed to `on_event`.
     pub context: *mut c_void,
-    /// If it is not NULL, ids that the model has and this vocabulary does not, with which the model's is padded, are never
-    /// sampled. With NULL, the default, all may be. Log-probabilities are over all of the model's ids in any case, and
-    /// prompts may have them. It is read while the batch is opened alone.
+    /// If it is not NULL, ids that the model has and this vocabulary does not, with which the model's is padded, are
+    /// never sampled. With NULL, the default, all may be. Log-probabilities are over all of the model's ids in any
+    /// case, and prompts may have them. It is read while the batch is opened alone.
     pub tokenizer: *const TokenizerHandle,
 }
 
@@ -84,8 +84,8 @@ pub struct Request {
     pub stop_length: usize,
     /// GETP_ON: the model's end tokens end no answer.
     pub ignore_end: c_int,
-    /// The fewest tokens of an event that does not end the request. 0, the default: the only event is the last one, with
-    /// the whole answer; 1: each token is an event, unless several have come before the program takes it.
+    /// The fewest tokens of an event that does not end the request. 0, the default: the only event is the last one,
+    /// with the whole answer; 1: each token is an event, unless several have come before the program takes it.
     pub tokens_per_event: c_int,
     /// Given back with each event.
     pub tag: u64,
@@ -161,8 +161,8 @@ unsafe impl SizedStruct for Request {
 /// Sets `options->size` to `size` and all other fields to their defaults; the macro `getp_batch_options_init(options)`
 /// passes `sizeof *options`.
 ///
-/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
-/// failure.
+/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+/// the failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_batch_options_init_sized(options: *mut BatchOptions, size: usize) -> Status {
     guard::look_coded(|| {
@@ -175,8 +175,8 @@ pub unsafe extern "C" fn getp_batch_options_init_sized(options: *mut BatchOption
 /// Sets `request->size` to `size` and all other fields to their defaults; the macro `getp_request_init(request)` passes
 /// `sizeof *request`.
 ///
-/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
-/// failure.
+/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+/// the failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_request_init_sized(request: *mut Request, size: usize) -> Status {
     guard::look_coded(|| {
@@ -274,7 +274,7 @@ pub unsafe extern "C" fn getp_batch_submit(batch: *mut Batch, request: *const Re
 /// Fails for a NULL, `seconds` that are NaN, and a batch with an `on_event`: one line on stderr and the last error,
 /// returns the failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event: *mut *const Told) -> Status {
+pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event: *mut *const CEvent) -> Status {
     guard::coded(|| {
         pointer::check(event, "event")?;
         // SAFETY: checked above; the program passes a pointer to a variable of its own.
@@ -292,7 +292,7 @@ pub unsafe extern "C" fn getp_batch_next(batch: *mut Batch, seconds: f64, event:
             });
         };
         // SAFETY: as above.
-        unsafe { event.write(Told::into_raw(next, batch.service.opened)) };
+        unsafe { event.write(CEvent::into_raw(next, batch.service.opened)) };
         Ok(GETP_OK)
     })
 }
@@ -353,12 +353,13 @@ pub unsafe extern "C" fn getp_batch_unfinished(batch: *const Batch) -> usize {
     })
 }
 
-/// Closes a batch and drops what has not ended. It waits for no request: the step under way ends later, and whoever uses
-/// the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there is
-/// none afterwards. Does nothing for NULL. The model stays warmed up.
+/// Closes a batch and drops what has not ended. It waits for no request: the step under way ends later, and whoever
+/// uses the model next waits for that. Unless `on_event` calls this, it waits for a call of `on_event` that runs; there
+/// is none afterwards. Does nothing for NULL. The model stays warmed up.
 ///
 /// `on_event` may still run for an event that was taken before, so what it uses must live on: whoever uses the model
-/// next, or closes it, on another thread, waits for its return. No other call may use the batch meanwhile or afterwards.
+/// next, or closes it, on another thread, waits for its return. No other call may use the batch meanwhile or
+/// afterwards.
 ///
 /// Fails only by a defect of the library: one line on stderr and the last error.
 #[unsafe(no_mangle)]

@@ -27,7 +27,7 @@ pub const GETP_END_FAILED: c_int = 6;
 
 /// What a program is told of a request. The library makes it, so that it can grow: a program takes only pointers to it.
 #[repr(C)]
-pub struct Told {
+pub struct CEvent {
     /// sizeof(getp_event) as the library knows it: an older one has no field behind so many bytes.
     pub size: usize,
     /// The request's number within the batch.
@@ -95,16 +95,16 @@ pub struct TopLogProb {
 
 // A program compiled with an older header must keep working: an event's fields are only ever added at the end.
 const _: () = {
-    assert!(size_of::<Told>() == 136 && size_of::<LogProb>() == 24 && size_of::<TopLogProb>() == 8);
-    assert!(offset_of!(Told, size) == 0 && offset_of!(Told, end) == 40 && offset_of!(Told, why) == 56);
-    assert!(offset_of!(Told, submitted) == 80 && offset_of!(Told, prompt_count) == 128);
+    assert!(size_of::<CEvent>() == 136 && size_of::<LogProb>() == 24 && size_of::<TopLogProb>() == 8);
+    assert!(offset_of!(CEvent, size) == 0 && offset_of!(CEvent, end) == 40 && offset_of!(CEvent, why) == 56);
+    assert!(offset_of!(CEvent, submitted) == 80 && offset_of!(CEvent, prompt_count) == 128);
 };
 
 /// An event with what it points to.
 #[repr(C)]
 pub struct Owned {
     /// First, so that a pointer to it is one to the whole.
-    told: Told,
+    told: CEvent,
     tokens: Vec<u32>,
     why: Option<CString>,
     scores: Scores,
@@ -152,7 +152,7 @@ impl Scores {
 ///
 /// Fails only by a defect of the library: one line on stderr and the last error.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn getp_event_free(event: *const Told) {
+pub unsafe extern "C" fn getp_event_free(event: *const CEvent) {
     guard::look((), || {
         if !event.is_null() {
             // SAFETY: the program passes what `getp_batch_next` gave, for the last time; it was made by `into_raw`.
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn getp_event_free(event: *const Told) {
     });
 }
 
-impl Told {
+impl CEvent {
     /// The program's event, for [`getp_event_free`]; times count from `opened`.
     pub fn into_raw(event: Event, opened: Instant) -> *const Self {
         Box::into_raw(Owned::new(event, opened)).cast_const().cast()
@@ -185,8 +185,8 @@ impl Owned {
         let seconds =
             |time: Option<Instant>| time.map_or(-1.0, |time| time.saturating_duration_since(opened).as_secs_f64());
         let mut owned = Box::new(Self {
-            told: Told {
-                size: size_of::<Told>(),
+            told: CEvent {
+                size: size_of::<CEvent>(),
                 id: event.number as u64,
                 tag: event.ticket.tag,
                 tokens: null(),
@@ -219,7 +219,7 @@ impl Owned {
     }
 
     /// What the program is given.
-    pub fn told(&self) -> &Told {
+    pub fn told(&self) -> &CEvent {
         &self.told
     }
 }

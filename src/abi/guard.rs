@@ -12,8 +12,8 @@ use std::cell::Cell;
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Size in bytes of what is kept of an error's text, its end included. Longer ones are lists of what is wrong in a file;
-/// they are whole on stderr.
+/// Size in bytes of what is kept of an error's text, its end included. Longer ones are lists of what is wrong in a
+/// file; they are whole on stderr.
 const KEPT_BYTES: usize = 4 << 10;
 
 /// What ends a text that was cut.

@@ -49,7 +49,7 @@ pub struct Options {
     pub print: c_int,
     /// A progress bar if stderr is a terminal: GETP_ON, the default, or GETP_OFF (GETP_PROGRESS=0|1).
     pub progress: c_int,
-    /// Time each kind of kernel and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1).
+    /// Time each operation and print a table: GETP_ON, or GETP_OFF, the default (GETP_PROFILE=0|1).
     pub profile: c_int,
     /// The path of a file to write the logits of every position to, prompts included; by default none (GETP_LOGITS).
     pub logits: *const c_char,
@@ -108,8 +108,8 @@ unsafe impl SizedStruct for Options {
 /// Sets `options->size` to `size` and all other fields to their defaults. The macro `getp_options_init(options)` passes
 /// `sizeof *options`, the size in the header that the program was compiled with; the library's version may be another.
 ///
-/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns the
-/// failure.
+/// Fails for a NULL or a size that no version of the struct can have: one line on stderr and the last error, returns
+/// the failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getp_options_init_sized(options: *mut Options, size: usize) -> Status {
     guard::look_coded(|| {

@@ -63,8 +63,8 @@ struct Known {
     process: Process,
     /// Held while a call uses the transformer.
     slot: Arc<Mutex<WarmSlot>>,
-    /// Calls that use the transformer or wait for the slot. The thread of a batch begins when there are none, since they
-    /// were made before the batch was opened.
+    /// Calls that use the transformer or wait for the slot. The thread of a batch begins when there are none, since
+    /// they were made before the batch was opened.
     calls: usize,
     /// `Some` if `getp_model_open` made the struct. A struct of the program's own points to its weights itself.
     source: Option<Opened>,
@@ -156,8 +156,8 @@ pub fn with_batch(at: usize, service: &Service, work: impl FnOnce(&mut WarmSlot)
     call.with_slot(work)
 }
 
-/// A call that uses a transformer. When it is dropped, also by a panic, the transformer's entry is removed if it is empty
-/// and nobody else uses it.
+/// A call that uses a transformer. When it is dropped, also by a panic, the transformer's entry is removed if it is
+/// empty and nobody else uses it.
 struct Call {
     at: usize,
     slot: Arc<Mutex<WarmSlot>>,
@@ -217,8 +217,8 @@ pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers, totals:
     });
 }
 
-/// Notes a batch that was opened on a transformer, whose slot the caller has locked. Gives the batch back if another one
-/// has been opened since the call began.
+/// Notes a batch that was opened on a transformer, whose slot the caller has locked. Gives the batch back if another
+/// one has been opened since the call began.
 pub fn set_batch(transformer: *const Transformer, mut batch: Batch) -> std::result::Result<(), Batch> {
     let mut registry = registry();
     let Some(known) = registry.known.get_mut(&transformer.addr()) else {

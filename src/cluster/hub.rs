@@ -91,9 +91,9 @@ impl Hub {
         Ok(())
     }
 
-    /// Takes the report that was heard of a rank, whose answers the caller stores, and calls `reply` with each rank that
-    /// gets a reply now. Gives the requests that no rank can run whose devices work: they get no answer. Fails, and changes
-    /// nothing of what is reported, if the rank reports requests that it does not have.
+    /// Takes the report that was heard of a rank, whose answers the caller stores, and calls `reply` with each rank
+    /// that gets a reply now. Gives the requests that no rank can run whose devices work: they get no answer. Fails,
+    /// and changes nothing of what is reported, if the rank reports requests that it does not have.
     pub fn report(
         &mut self,
         from: usize,

@@ -6,8 +6,8 @@ use crate::memory::{self, Purpose};
 /// The most words of answers in a report, beside its last answer: 1 MiB.
 pub const MOST_WORDS: usize = 1 << 18;
 
-/// Words that have room for any message of a run with answers of up to `steps` tokens: in a report, besides the answers,
-/// for as many requests that go back or are refused as a rank ever has.
+/// Words that have room for any message of a run with answers of up to `steps` tokens: in a report, besides the
+/// answers, for as many requests that go back or are refused as a rank ever has.
 pub fn room(steps: usize) -> Result<Vec<u32>> {
     memory::room(2 * MOST_WORDS + steps, Purpose::Requests)
 }

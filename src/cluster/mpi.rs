@@ -38,7 +38,8 @@ struct World {
 struct Own(SimpleCommunicator);
 
 // SAFETY: it is a handle, a number or an address that only MPI follows. MPI was initialized for calls by different
-// threads one at a time, which the lock around it sees to, or is called by one thread only, which `World::enter` checks.
+// threads one at a time, which the lock around it sees to, or is called by one thread only, which `World::enter`
+// checks.
 unsafe impl Send for Own {}
 
 static WORLD: OnceLock<World> = OnceLock::new();
@@ -50,8 +51,8 @@ static JOINED: AtomicI32 = AtomicI32::new(0);
 /// Whether other ranks wait for messages that this one will not send.
 static ABANDONED: AtomicBool = AtomicBool::new(false);
 
-/// The transport to the other ranks; `None` for a process that was started alone, or that cannot reach the others, which
-/// a line says. All ranks must call it equally often.
+/// The transport to the other ranks; `None` for a process that was started alone, or that cannot reach the others,
+/// which a line says. All ranks must call it equally often.
 pub fn join() -> Result<Option<Mpi>> {
     let world = match WORLD.get() {
         Some(world) => world,

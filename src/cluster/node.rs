@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-/// The part of a rank in what it sees. `seen` has what each rank of the machine sees; what several of them see is divided
-/// among these, in the order of ranks, and what one alone sees is its own.
+/// The part of a rank in what it sees. `seen` has what each rank of the machine sees; what several of them see is
+/// divided among these, in the order of ranks, and what one alone sees is its own.
 pub fn share_out<T: Ord + Clone>(seen: &[Vec<T>], rank: usize) -> Vec<T> {
     let mut shared: BTreeMap<Vec<usize>, Vec<&T>> = BTreeMap::new();
     for thing in &seen[rank] {

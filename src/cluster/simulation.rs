@@ -536,7 +536,8 @@ fn what_lost_devices_had_is_answered_by_others() {
             lose_one_in,
             ..CASE
         };
-        // What is lost, and with it how much is computed twice, is not the same in both: with few devices it differs much.
+        // What is lost, and with it how much is computed twice, is not the same in both: with few devices it differs
+        // much.
         let seeds = if ranks * devices < 10 { 4..20 } else { 4..5 };
         let ends = seeds
             .map(|seed| both(&case, seed))

@@ -37,9 +37,9 @@ pub struct Wish {
 
 /// When a rank reports, and how many requests wait beside its devices.
 ///
-/// A request that waits here could run elsewhere, so as few wait as will do: what devices had room for and did not find,
-/// and twice as many as they have started between two reports. If there are more than twice as many as that, the others
-/// go back. Devices look for requests once a step; until each has looked, nothing is known that was not before.
+/// A request that waits here could run elsewhere, so as few wait as will do: what devices had room for and did not
+/// find, and twice as many as they have started between two reports. If there are more than twice as many as that, the
+/// others go back. Devices look for requests once a step; until each has looked, nothing is known that was not before.
 #[derive(Debug)]
 pub struct Stock {
     /// The least time between two reports.

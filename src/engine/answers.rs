@@ -166,8 +166,8 @@ impl<'a, 'r> Answers<'a, 'r> {
 }
 
 /// The program prints the tokens that it feeds, and the one that it would have fed next. What that is where it is not
-/// the whole prompt, in the order of requests: of a prompt that is cut or has more tokens than positions, and of bytes that
-/// the vocabulary lacks.
+/// the whole prompt, in the order of requests: of a prompt that is cut or has more tokens than positions, and of bytes
+/// that the vocabulary lacks.
 fn fed_otherwise(
     tokenizer: &Tokenizer,
     prompts: &[Result<Prompt>],

@@ -246,8 +246,8 @@ impl Draws {
     }
 }
 
-/// The plan's logits rows: their numbers, the rows of their logits in the output, and what is wanted. Where the output has
-/// not all rows, it has those that are for the host, or none.
+/// The plan's logits rows: their numbers, the rows of their logits in the output, and what is wanted. Where the output
+/// has not all rows, it has those that are for the host, or none.
 fn places_of_logits<'a>(
     plan: &'a StepPlan,
     output: &StepOutput,

@@ -189,8 +189,8 @@ impl Ledger {
         }
     }
 
-    /// Takes scores and tokens that a step has brought. `ended` is told of each request that has ended by them, and of those whose
-    /// tokens there is no memory for with `true`: nobody takes their answers any more.
+    /// Takes scores and tokens that a step has brought. `ended` is told of each request that has ended by them, and of
+    /// those whose tokens there is no memory for with `true`: nobody takes their answers any more.
     pub fn take_tokens(
         &self,
         scored: Vec<Scored>,

@@ -108,8 +108,8 @@ impl<'t> Member<'t> {
         self.end.as_ref().map_or(0, |end| end.unfinished)
     }
 
-    /// Takes part until the run ends, or until the queue is stopped since a worker has panicked. `answers` are rank 0's.
-    /// If this rank fails, the run ends for all; an error means that not all can be told.
+    /// Takes part until the run ends, or until the queue is stopped since a worker has panicked. `answers` are rank
+    /// 0's. If this rank fails, the run ends for all; an error means that not all can be told.
     pub fn serve(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>) -> Result<()> {
         self.take_part_or_fail(run, answers, false)
     }
@@ -211,8 +211,8 @@ impl<'t> Member<'t> {
         Ok(true)
     }
 
-    /// Sends a report if one is due; `false` if none is. After the run's last reply none is: rank 0 would take it for the
-    /// next thing that all ranks do together.
+    /// Sends a report if one is due; `false` if none is. After the run's last reply none is: rank 0 would take it for
+    /// the next thing that all ranks do together.
     fn report(&mut self, run: &Run<'_, '_>, answers: Option<&mut Answers<'_, '_>>, gives_up: bool) -> Result<bool> {
         let now = self.start.elapsed();
         if self.end.is_some() || !self.stock.may_report(now) {

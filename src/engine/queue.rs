@@ -30,7 +30,7 @@ struct State {
     /// How often requests have been cancelled, so that a replica looks for them only when some have been.
     cancels: usize,
     /// The replicas that serve the queue; `None` of those lost.
-    replicas: Vec<Option<Served>>,
+    replicas: Vec<Option<ReplicaState>>,
     /// Replicas that wait although requests do: these are too long for them.
     resting: usize,
     /// Replicas that wait for requests.
@@ -41,7 +41,7 @@ struct State {
 }
 
 /// A replica that serves the queue.
-struct Served {
+struct ReplicaState {
     limits: Limits,
     /// The first so many requests that wait are too long for it. Nobody looks at them again for it.
     skips: usize,
@@ -202,9 +202,9 @@ impl Queue {
     }
 
     /// Moves requests to the scheduler of a replica while it has room for the next one and less than its share. Those
-    /// that could never run there are left to other replicas, and those cancelled are dropped. Without memory for a request
-    /// this fails, and the request stays in the queue. Of requests whose tokens are handed over one by one the numbers are
-    /// appended to `begun`.
+    /// that could never run there are left to other replicas, and those cancelled are dropped. Without memory for a
+    /// request this fails, and the request stays in the queue. Of requests whose tokens are handed over one by one the
+    /// numbers are appended to `begun`.
     pub fn take(&self, replica: usize, scheduler: &mut Scheduler, begun: &mut Vec<usize>) -> Result<()> {
         let mut state = self.lock();
         let state = &mut *state;
@@ -252,8 +252,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Waits until there is a request that this replica, which runs none, can take; `false` if none can come any more or
-    /// the queue is stopped.
+    /// Waits until there is a request that this replica, which runs none, can take; `false` if none can come any more
+    /// or the queue is stopped.
     pub fn wait(&self, replica: usize) -> bool {
         let mut state = self.lock();
         loop {
@@ -307,7 +307,7 @@ impl Queue {
     /// Begins to serve the queue with replicas of these limits, in place of those before.
     pub fn begin(&self, replicas: impl Iterator<Item = Limits>) -> Result<()> {
         let served = replicas.map(|limits| {
-            Some(Served {
+            Some(ReplicaState {
                 limits,
                 skips: 0,
                 cancels: 0,

@@ -76,8 +76,8 @@ pub trait Protocol: Transport {
     /// has none, and only receives the answers; if that holds for all, all fail.
     fn warm_up(self: Box<Self>, inputs: RankInputs<'_>, open: OpenReplicas<'_>) -> Result<Engine>;
 
-    /// Answers requests together with the other ranks, which `ranks` has. All of them end with the same rows and the same
-    /// result.
+    /// Answers requests together with the other ranks, which `ranks` has. All of them end with the same rows and the
+    /// same result.
     fn inference(
         &self,
         engine: &mut Engine,
@@ -98,7 +98,10 @@ impl<T: Transport + 'static> Protocol for T {
         let ranks = Ranks {
             rank: self.rank(),
             count: self.ranks(),
-            weights: engine.replicas().next().map(|replica| replica.pack_report().print),
+            weights: engine
+                .replicas()
+                .next()
+                .map(|replica| replica.pack_report().fingerprint),
             protocol: Arc::new(Mutex::new(self)),
         };
         if ranks.speaks() {
@@ -164,7 +167,7 @@ pub struct RankInputs<'a> {
 
 /// What a rank brings to an inference.
 struct Entry {
-    prints: Fingerprints,
+    fingerprints: Fingerprints,
     /// The limits of its replicas.
     replicas: Vec<Limits>,
 }
@@ -283,14 +286,14 @@ impl Engine {
     ) -> Result<(Closing, Option<Panic>), Leave> {
         let count = requests.len();
         let prepared = self.prepare(tokenizer, requests);
-        let prints = self.prints(ranks, tokenizer, &sampling, requests);
-        let (prompts, mut entries) = self.enter(transport, prepared, prints)?;
+        let fingerprints = self.fingerprints(ranks, tokenizer, &sampling, requests);
+        let (prompts, mut entries) = self.enter(transport, prepared, fingerprints)?;
         if requests.is_empty() {
             return Ok((Closing::default(), None));
         }
         if entries.iter().all(|entry| entry.replicas.is_empty()) {
             self.reopen_or_say(reopen);
-            ((), entries) = self.enter(transport, Ok(()), prints)?;
+            ((), entries) = self.enter(transport, Ok(()), fingerprints)?;
         }
         let max_positions = requests.positions(self.options.steps);
         let mut answers = match ranks.speaks() {
@@ -340,8 +343,8 @@ impl Engine {
         Ok((closing, panic))
     }
 
-    /// Serves the queue of all ranks, and if all devices have failed, with those that `reopen` returns; gives the panic of
-    /// a worker.
+    /// Serves the queue of all ranks, and if all devices have failed, with those that `reopen` returns; gives the panic
+    /// of a worker.
     fn serve_among(
         &mut self,
         run: &Run<'_, '_>,
@@ -396,14 +399,14 @@ impl Engine {
     }
 
     /// See [`SAME`].
-    fn prints(
+    fn fingerprints(
         &self,
         ranks: &Ranks,
         tokenizer: &Tokenizer,
         sampling: &Sampling,
         requests: &Requests<'_>,
     ) -> Fingerprints {
-        let of_requests = print(|hasher| {
+        let of_requests = fingerprint(|hasher| {
             (requests.len(), requests.steps()).hash(hasher);
             (0..requests.len()).for_each(|i| requests.prompt(i).hash(hasher));
         });
@@ -412,34 +415,34 @@ impl Engine {
             topp,
             rng_state,
         } = *sampling;
-        let of_sampler = print(|hasher| {
+        let of_sampler = fingerprint(|hasher| {
             // Without draws the seed changes nothing; programs take it from the clock.
             let seed = if sampling.is_greedy() { 0 } else { rng_state };
             (temperature.to_bits(), topp.to_bits(), seed).hash(hasher);
         });
-        let of_config = print(|hasher| format!("{:?}", self.config).hash(hasher));
+        let of_config = fingerprint(|hasher| format!("{:?}", self.config).hash(hasher));
         [
             Some(of_requests),
             Some(of_config),
             ranks.weights,
-            Some(print(|hasher| tokenizer.hash(hasher))),
+            Some(fingerprint(|hasher| tokenizer.hash(hasher))),
             Some(of_sampler),
-            Some(print_of_options(&self.options)),
+            Some(fingerprint_of_options(&self.options)),
         ]
     }
 
-    /// Enters an inference with what this rank has prepared for it: fails on all ranks if one has failed in that, or was
-    /// given something else.
+    /// Enters an inference with what this rank has prepared for it: fails on all ranks if one has failed in that, or
+    /// was given something else.
     fn enter<T>(
         &self,
         transport: &dyn Transport,
         prepared: Result<T>,
-        prints: Fingerprints,
+        fingerprints: Fingerprints,
     ) -> Result<(T, Vec<Entry>), Leave> {
         let (prepared, entries) = agree(transport, prepared, |_, writer| {
-            for print in prints {
-                writer.word(u32::from(print.is_some()))?;
-                writer.long(print.unwrap_or(0))?;
+            for fingerprint in fingerprints {
+                writer.word(u32::from(fingerprint.is_some()))?;
+                writer.long(fingerprint.unwrap_or(0))?;
             }
             writer.number(self.replicas.len())?;
             self.replicas()
@@ -447,23 +450,24 @@ impl Engine {
         })?;
         let entries = entries.iter().map(|words| self.entry(words));
         let entries = memory::try_collect(entries, Purpose::Requests)?;
-        check_same(entries.iter().map(|entry| entry.prints)).map_err(Leave::Together)?;
+        check_same(entries.iter().map(|entry| entry.fingerprints)).map_err(Leave::Together)?;
         Ok((prepared, entries))
     }
 
     fn entry(&self, words: &[u32]) -> Result<Entry> {
         let mut reader = Reader::new(words);
-        let mut prints = Fingerprints::default();
-        for print in &mut prints {
+        let mut fingerprints = Fingerprints::default();
+        for fingerprint in &mut fingerprints {
             let (has, bits) = (reader.word()? != 0, reader.long()?);
-            *print = has.then_some(bits);
+            *fingerprint = has.then_some(bits);
         }
         let replicas = reader.many(|reader| self.read_limits(reader))?;
         reader.end()?;
-        Ok(Entry { prints, replicas })
+        Ok(Entry { fingerprints, replicas })
     }
 
-    /// What [`write_limits`] has written. The other limits follow from the model and the options, which all ranks share.
+    /// What [`write_limits`] has written. The other limits follow from the model and the options, which all ranks
+    /// share.
     fn read_limits(&self, reader: &mut Reader<'_>) -> Result<Limits> {
         Ok(Limits {
             max_batch: reader.number()?,
@@ -521,8 +525,8 @@ fn write_limits(limits: &Limits, writer: &mut Writer) -> Result<()> {
         .try_for_each(|&number| writer.number(number.min(u32::MAX as usize)))
 }
 
-/// Gives every rank what each has written, and back what this one has done so far; fails on all of them if one has failed
-/// in that.
+/// Gives every rank what each has written, and back what this one has done so far; fails on all of them if one has
+/// failed in that.
 fn agree<T>(
     transport: &dyn Transport,
     done: Result<T>,
@@ -558,12 +562,12 @@ fn of_rank(rank: usize, why: &str) -> Error {
 /// Fails if a rank was given something else than the first one that has it.
 fn check_same(ranks: impl Iterator<Item = Fingerprints>) -> Result<()> {
     let mut first: [Option<(usize, u64)>; SAME.len()] = Default::default();
-    for (rank, prints) in ranks.enumerate() {
+    for (rank, fingerprints) in ranks.enumerate() {
         let mut other: Option<(usize, Vec<&str>)> = None;
-        for ((name, first), print) in SAME.iter().zip(&mut first).zip(prints) {
-            let Some(print) = print else { continue };
-            let (of, expected) = *first.get_or_insert((rank, print));
-            let (_, names) = match print == expected {
+        for ((name, first), fingerprint) in SAME.iter().zip(&mut first).zip(fingerprints) {
+            let Some(fingerprint) = fingerprint else { continue };
+            let (of, expected) = *first.get_or_insert((rank, fingerprint));
+            let (_, names) = match fingerprint == expected {
                 true => continue,
                 false => other.get_or_insert((of, Vec::new())),
             };
@@ -583,14 +587,14 @@ fn check_same(ranks: impl Iterator<Item = Fingerprints>) -> Result<()> {
 }
 
 /// Of the options only what changes answers is compared: where a rank computes is its own affair.
-fn print_of_options(options: &Options) -> u64 {
-    print(|hasher| {
+fn fingerprint_of_options(options: &Options) -> u64 {
+    fingerprint(|hasher| {
         let precision = options.precision.map(|precision| precision as u8);
         (precision, options.strict, options.steps as u8, options.ignore_end).hash(hasher);
     })
 }
 
-fn print(write: impl FnOnce(&mut FxHasher)) -> u64 {
+fn fingerprint(write: impl FnOnce(&mut FxHasher)) -> u64 {
     let mut hasher = FxHasher::default();
     write(&mut hasher);
     hasher.finish()
@@ -605,23 +609,26 @@ mod tests {
     #[test]
     fn options_that_change_answers_are_compared() {
         type Change = fn(&mut Options);
-        let print_with = |change: Change| {
+        let fingerprint_with = |change: Change| {
             let mut options = Options::default();
             change(&mut options);
-            print_of_options(&options)
+            fingerprint_of_options(&options)
         };
-        let same = print_of_options(&Options::default());
+        let same = fingerprint_of_options(&Options::default());
         let change: [Change; 4] = [
             |o| o.precision = Some(Precision::Fast),
             |o| o.strict = true,
             |o| o.steps = Steps::Tokens,
             |o| o.ignore_end = true,
         ];
-        let mut prints: Vec<_> = change.into_iter().map(print_with).collect();
-        prints.push(same);
-        prints.sort();
-        prints.dedup();
-        assert_eq!(prints.len(), 5);
-        assert_eq!(print_with(|o| (o.threads, o.kv_mb, o.profile) = (3, 9, true)), same);
+        let mut fingerprints: Vec<_> = change.into_iter().map(fingerprint_with).collect();
+        fingerprints.push(same);
+        fingerprints.sort();
+        fingerprints.dedup();
+        assert_eq!(fingerprints.len(), 5);
+        assert_eq!(
+            fingerprint_with(|o| (o.threads, o.kv_mb, o.profile) = (3, 9, true)),
+            same
+        );
     }
 }

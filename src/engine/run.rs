@@ -131,10 +131,10 @@ pub struct Worker<'p, 'a, 'r> {
 }
 
 /// The result of a worker: an error if its replica is to be dropped.
-pub type Served = Result<()>;
+pub type WorkerResult = Result<()>;
 
 /// Runs all workers until the queue is empty or they have failed, the first one on this thread.
-pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Result<Vec<Served>> {
+pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, 'r>>) -> Result<Vec<WorkerResult>> {
     begin(run, &workers)?;
     if workers.len() <= 1 {
         return Ok(workers.into_iter().map(Worker::serve).collect());
@@ -154,7 +154,7 @@ pub fn serve_beside<'p, 'a, 'r, T>(
     run: &'p Run<'a, 'r>,
     workers: Vec<Worker<'p, 'a, 'r>>,
     beside: impl FnOnce() -> T,
-) -> (T, Vec<Ended<Served>>) {
+) -> (T, Vec<Ended<WorkerResult>>) {
     threads::scope(|scope| {
         let workers = start_all(scope, run, workers);
         let _guard = StopOnPanic(&run.queue);
@@ -175,12 +175,12 @@ pub fn begin(run: &Run<'_, '_>, workers: &[Worker<'_, '_, '_>]) -> Result<()> {
 
 /// A worker's thread, or the result of one whose thread could not be started.
 enum Started {
-    Thread(Thread<Served>),
-    Not(Served),
+    Thread(Thread<WorkerResult>),
+    Not(WorkerResult),
 }
 
 impl Started {
-    fn join(self) -> Ended<Served> {
+    fn join(self) -> Ended<WorkerResult> {
         match self {
             Self::Thread(thread) => thread.join(),
             Self::Not(served) => Ok(served),
@@ -203,7 +203,7 @@ fn start_all<'scope, 'p: 'scope, 'a: 'scope, 'r: 'scope>(
 }
 
 /// The result of a worker whose thread could not be started.
-fn not_started(run: &Run<'_, '_>, replica: usize, error: &std::io::Error) -> Served {
+fn not_started(run: &Run<'_, '_>, replica: usize, error: &std::io::Error) -> WorkerResult {
     run.queue.give_back(replica, Vec::new());
     let why = format!("cannot start a thread for a replica: {error}; lower GETP_THREADS");
     report::warning(&why);
@@ -235,7 +235,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         })
     }
 
-    fn serve(mut self) -> Served {
+    fn serve(mut self) -> WorkerResult {
         let _guard = StopOnPanic(&self.run.queue);
         let served = self.all_steps();
         match &served {

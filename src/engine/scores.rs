@@ -129,8 +129,8 @@ fn score_found(found: &FoundScore, top: usize) -> Result<Score> {
     })
 }
 
-/// The log-probability of `token`, and the `top` most probable tokens with theirs. In float64, so that only the result is
-/// rounded.
+/// The log-probability of `token`, and the `top` most probable tokens with theirs. In float64, so that only the result
+/// is rounded.
 fn score_of(logits: &[f32], token: u32, top: usize) -> Result<Score> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits

@@ -10,8 +10,8 @@ pub fn kind_lines(replicas: &[&dyn Replica]) -> Vec<String> {
     kinds.iter().map(kind_line).collect()
 }
 
-/// Two lines for each replica, of which the second is `room`'s, what its KV cache has room for, with one for each of its
-/// devices if it has several; and the number of replicas if there are several.
+/// Two lines for each replica, of which the second is `room`'s, what its KV cache has room for, with one for each of
+/// its devices if it has several; and the number of replicas if there are several.
 pub fn replica_lines(replicas: &[&dyn Replica], room: impl Fn(&dyn Replica) -> String) -> Vec<String> {
     let mut lines = Vec::new();
     for replica in replicas {

@@ -4,13 +4,13 @@
 //! `tools` and `reasoning_effort`. What else the system message says is named `date`, `knowledge_cutoff` and
 //! `model_identity`. There is a date only if the caller gives one, so that two days give the same tokens. Fields of a
 //! body that say how to sample change nothing here; any other field is refused by name, since it might. A
-//! `response_format` with a schema becomes a section of the developer message; that the answer follows it is for whoever
-//! samples.
+//! `response_format` with a schema becomes a section of the developer message; that the answer follows it is for
+//! whoever samples.
 //!
 //! - `system` and `developer` become developer messages; those before all others are one, with the tools.
 //! - `user` is one.
-//! - `assistant` becomes its `reasoning` on channel analysis, its `content` on final, or on commentary where calls follow,
-//!   and a message for each of its `tool_calls`.
+//! - `assistant` becomes its `reasoning` on channel analysis, its `content` on final, or on commentary where calls
+//!   follow, and a message for each of its `tool_calls`.
 //! - `tool` becomes a message of the tool that its `tool_call_id` names.
 
 use super::json::Json;
@@ -312,7 +312,8 @@ struct Reader {
 }
 
 impl Reader {
-    /// The developer message of several, the first of which has the number `at`, of the tools, and of the answer's form.
+    /// The developer message of several, the first of which has the number `at`, of the tools, and of the answer's
+    /// form.
     fn developer(
         &mut self,
         messages: &[Json],

@@ -1,9 +1,9 @@
 //! A grammar for what the user sees of an answer, within the frame of a conversation.
 //!
-//! The grammar is in force in the text of a final message. What is thought before it, and the arguments of tools that are
-//! called, are free, but that an answer does not end with a thought. Headers are not: each message is thought, a call of a
-//! tool of the request, or final. Otherwise the model could write to the user beside the final message, or leave out the
-//! frame. A trained model writes these headers anyway.
+//! The grammar is in force in the text of a final message. What is thought before it, and the arguments of tools that
+//! are called, are free, but that an answer does not end with a thought. Headers are not: each message is thought, a
+//! call of a tool of the request, or final. Otherwise the model could write to the user beside the final message, or
+//! leave out the frame. A trained model writes these headers anyway.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -48,8 +48,8 @@ enum Symbol {
 const OF_PROMPT: usize = 1 + ASSISTANT.len();
 
 impl Headers {
-    /// The headers of answers to a request with these tools, which one of `ends` ends. Fails for a tool whose name a header
-    /// cannot have.
+    /// The headers of answers to a request with these tools, which one of `ends` ends. Fails for a tool whose name a
+    /// header cannot have.
     pub fn new(tokenizer: &TextTokenizer, tools: &[String], ends: &[u32]) -> Result<Self> {
         let is_name =
             |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c));
@@ -119,8 +119,8 @@ impl Headers {
         tokens.filter(move |(_, symbols)| may_be.iter().any(|header| rest(header).starts_with(symbols)))
     }
 
-    /// The tokens that may not come in a text that is not final: those that end the answer, or that a reader takes for its
-    /// end. A call may end it, where `<|call|>` does.
+    /// The tokens that may not come in a text that is not final: those that end the answer, or that a reader takes for
+    /// its end. A call may end it, where `<|call|>` does.
     fn ends(&self, is_call: bool) -> impl Iterator<Item = u32> {
         let Frame {
             call,
@@ -161,7 +161,8 @@ impl Framed {
         }
     }
 
-    /// Answers that go on with this message, whose text has these tokens so far. Fails if they are none of the grammar's.
+    /// Answers that go on with this message, whose text has these tokens so far. Fails if they are none of the
+    /// grammar's.
     pub fn going_on(mut self, message: &Message, text: Vec<u32>) -> Result<Self> {
         let kind = Kind::of(message.recipient.as_deref(), message.channel.as_deref());
         self.open = Some((kind, text));

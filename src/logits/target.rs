@@ -13,8 +13,8 @@ pub struct Target(File);
 
 impl Target {
     /// Creates the file, or truncates it if it is empty or begins with `magic`. Fails for any other file, and for what
-    /// is not a regular file: the path may by mistake be that of a checkpoint or of the prompts. Fails while another run
-    /// records to the file.
+    /// is not a regular file: the path may by mistake be that of a checkpoint or of the prompts. Fails while another
+    /// run records to the file.
     pub fn create(path: &Path, magic: &[u8]) -> Result<Self> {
         let io = |error| Error::io(path, error);
         let refuse = |why: &str| Err(Error::format(path.display().to_string(), why));

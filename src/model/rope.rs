@@ -13,8 +13,8 @@ pub struct Rope {
 
 impl Rope {
     /// The model's frequencies (YaRN, Peng et al. 2023): pairs that turn less than once over the original context
-    /// are slowed by the scaling factor, pairs that turn more than 32 times are kept, those between are mixed. Where the
-    /// checkpoint gives the mixed pairs or the concentration, its numbers are taken.
+    /// are slowed by the scaling factor, pairs that turn more than 32 times are kept, those between are mixed. Where
+    /// the checkpoint gives the mixed pairs or the concentration, its numbers are taken.
     pub fn new(config: &ModelConfig) -> Result<Self> {
         let half = config.head_dim / 2;
         let (theta, scale) = (config.rope_theta, config.rope_scaling_factor);

@@ -146,8 +146,8 @@ impl<M, V> Weights<M, V> {
         self.first_layer..self.first_layer + self.layers.len()
     }
 
-    /// Maps the weights of some of its layers, with what stands before its first and behind its last one: each matrix by
-    /// `matrix` and each vector by `vector`. `None` if any of them gives `None`.
+    /// Maps the weights of some of its layers, with what stands before its first and behind its last one: each matrix
+    /// by `matrix` and each vector by `vector`. `None` if any of them gives `None`.
     pub fn try_map<A, B>(
         &mut self,
         layers: Range<usize>,
@@ -187,7 +187,8 @@ impl<M, V> Weights<M, V> {
         embedding + layers + self.head.as_ref().map_or(0, head)
     }
 
-    /// Addresses of each kind of tensor in its first layer, in the order of the C struct's fields; NULL where it has none.
+    /// Addresses of each kind of tensor in its first layer, in the order of the C struct's fields; NULL where it has
+    /// none.
     pub fn pointers(
         &self,
         matrix: impl Fn(&M) -> *mut c_void,

@@ -9,7 +9,8 @@ use crate::error::Result;
 use crate::memory::{self, Purpose};
 use crate::simd::{LANES, Level, Simd, VectorCode};
 
-/// Leading bits: eight of the exponent and ten of the fraction, so that a bucket of a flat row holds some twenty tokens.
+/// Leading bits: eight of the exponent and ten of the fraction, so that a bucket of a flat row holds some twenty
+/// tokens.
 const BUCKET_SHIFT: u32 = 13;
 /// Fewer than this are sorted at once.
 const FEW: usize = 2048;
@@ -214,8 +215,8 @@ fn pick(sorted: &[u64], target: f32) -> u32 {
     sorted[drawn.unwrap_or(sorted.len() - 1)] as u32
 }
 
-/// Packs a value that is not negative and its token so that keys ascend as values descend, then as tokens ascend: the bits
-/// of such floats are ordered as they are.
+/// Packs a value that is not negative and its token so that keys ascend as values descend, then as tokens ascend: the
+/// bits of such floats are ordered as they are.
 pub fn rank_key(value: f32, token: u32) -> u64 {
     u64::from(!value.to_bits()) << 32 | u64::from(token)
 }

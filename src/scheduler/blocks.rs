@@ -154,7 +154,8 @@ impl BlockPool {
     }
 }
 
-/// Blocks in the order in which they were added: a list through the array of all blocks, so that each can leave at once.
+/// Blocks in the order in which they were added: a list through the array of all blocks, so that each can leave at
+/// once.
 #[derive(Debug)]
 struct Idle {
     /// By block: the one added before it, and the one behind it.

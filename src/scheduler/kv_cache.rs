@@ -1,9 +1,9 @@
 //! Who holds the KV cache's blocks, and which of them hold the beginning of a prompt that others may share.
 //!
 //! The keys and values at a position of a prompt depend on the tokens up to it and on nothing else, to the bit: not on
-//! what is computed beside them, and not on how the prompt is cut into chunks. So sequences whose first tokens are equal
-//! can share the blocks of these, and answer as they would alone. Where a replica decodes with a kernel of its own, an
-//! answer's keys and values are not those of the same tokens in a prompt: its blocks are not shared there.
+//! what is computed beside them, and not on how the prompt is cut into chunks. So sequences whose first tokens are
+//! equal can share the blocks of these, and answer as they would alone. Where a replica decodes with a kernel of its
+//! own, an answer's keys and values are not those of the same tokens in a prompt: its blocks are not shared there.
 //!
 //! *Beginnings* are a tree. A node is a full block of the full layers, known by its tokens and by its parent, the block
 //! before it; so a way from the root is the beginning of a sequence. Its children are found by a hash of both, and
@@ -169,8 +169,8 @@ impl Holdings {
         while sequence.nodes < sequence.n_prompt() / self.shape.block_tokens && self.add_next(sequence) {}
     }
 
-    /// Adds the block behind a sequence's nodes to the tree. Not if there is a node with the same tokens already, or one that
-    /// cannot be told from it, or if memory is lacking.
+    /// Adds the block behind a sequence's nodes to the tree. Not if there is a node with the same tokens already, or
+    /// one that cannot be told from it, or if memory is lacking.
     fn add_next(&mut self, sequence: &mut Sequence) -> bool {
         let (place, block_tokens) = (sequence.nodes, self.shape.block_tokens);
         let parent = place.checked_sub(1).map_or(NONE, |before| sequence.full[before]);
@@ -247,8 +247,8 @@ impl Holdings {
         self.window.empty(&mut sequence.window);
     }
 
-    /// Puts the blocks of the windowed layers into a sequence's ring to which its first row behind its beginning attends;
-    /// not if one is lacking.
+    /// Puts the blocks of the windowed layers into a sequence's ring to which its first row behind its beginning
+    /// attends; not if one is lacking.
     pub(super) fn hand_over(&mut self, sequence: &mut Sequence) -> bool {
         let (nodes, ring) = (&sequence.full[..sequence.shared], &mut sequence.window);
         let attended = self.attended(nodes.len());

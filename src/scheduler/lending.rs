@@ -11,10 +11,10 @@
 //!    at a time would end. Where starts are spread (`spread.rs`) and there is enough for all that run, none are kept:
 //!    they would be missing for the plan.
 //!
-//!    Where more run than would if none ended early, a quarter of the blocks is kept, or all free ones if those that run
-//!    are likely to ask for more than there are. They are for as many of the oldest as can go on to their limits with
-//!    them. So if answers become long after all, many go on at a time; with none kept all would grow until one alone
-//!    can.
+//!    Where more run than would if none ended early, a quarter of the blocks is kept, or all free ones if those that
+//!    run are likely to ask for more than there are. They are for as many of the oldest as can go on to their limits
+//!    with them. So if answers become long after all, many go on at a time; with none kept all would grow until one
+//!    alone can.
 //! 3. *A sequence starts if, as all grow, there are nearly enough blocks at any time.* In the forecast no answer ends
 //!    early, and all grow at the same pace. A sequence's blocks are free from its end on, so sequences that started at
 //!    different times have room where as many of the same age would not. An eighth more than there are may be asked
@@ -159,7 +159,8 @@ impl Lending {
         })
     }
 
-    /// Learns from the answers that have ended, and from the lengths of those that run; `false` if none has ended early.
+    /// Learns from the answers that have ended, and from the lengths of those that run; `false` if none has ended
+    /// early.
     pub(super) fn learn(&mut self, running: impl Iterator<Item = usize>) -> bool {
         self.learned = self.ends.learn(running);
         self.learned
@@ -235,7 +236,8 @@ impl Lending {
         if is_likely_to_do { blocks / 4 } else { blocks }
     }
 
-    /// Whether at most an eighth more than there are is ever asked for, one more sequence among them, if none ends early.
+    /// Whether at most an eighth more than there are is ever asked for, one more sequence among them, if none ends
+    /// early.
     fn nearly_suffices(&self, one: Growing) -> bool {
         self.most_asked_for(one) <= self.blocks + self.blocks / 8
     }

@@ -49,8 +49,8 @@ pub struct Limits {
     /// Whether answers may be such beginnings, too: only where decoding gives the keys and values, to the bit, that the
     /// same tokens have in a prompt.
     pub share_answers: bool,
-    /// Steps that may be under way at once, at least 1. Where they are more than two, the device computes all but one of
-    /// them at once, and each has sequences of its own.
+    /// Steps that may be under way at once, at least 1. Where they are more than two, the device computes all but one
+    /// of them at once, and each has sequences of its own.
     pub depth: usize,
     /// Whether a sequence goes on while only the device knows its last token. If not (the host samples), the
     /// sequences take turns, so that each of `depth` steps has its share. [`super::Scheduler::plan_ahead`] changes it.
@@ -136,8 +136,8 @@ impl Limits {
         self.share_beginnings && self.has_full_layers && !self.record_all
     }
 
-    /// The most blocks of a beginning behind which such a prompt may go on: its last row is computed, and all are if they
-    /// are scored.
+    /// The most blocks of a beginning behind which such a prompt may go on: its last row is computed, and all are if
+    /// they are scored.
     pub(super) fn beginning(&self, n_prompt: usize, scores_prompt: bool) -> usize {
         if scores_prompt {
             0

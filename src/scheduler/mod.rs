@@ -8,8 +8,9 @@
 //! another one, whose blocks it shares (`kv_cache.rs`). It gives back those of the windowed layers that only its prompt
 //! needs, gets blocks of the full layers as it grows, and keeps them to its end: no sequence is ever preempted. It may
 //! have to wait for a block, but only while older ones advance (`lending.rs` has the rules): there is no deadlock.
-//! [`Limits::check`] requires a row and a logits row for each running sequence of a step, so that every decoding sequence
-//! that has its block, and the oldest one in its prompt, advances in each round of steps: there is no starvation.
+//! [`Limits::check`] requires a row and a logits row for each running sequence of a step, so that every decoding
+//! sequence that has its block, and the oldest one in its prompt, advances in each round of steps: there is no
+//! starvation.
 //!
 //! The scheduler touches no device. A step is [`Scheduler::plan`], the replica's `submit`, [`Scheduler::begin`], the
 //! replica's `collect`, sampling, and [`Scheduler::commit`]. Until `begin` a plan changes nothing but who holds blocks.
@@ -26,9 +27,9 @@
 //!   end, the halves are equal again one round later, because no step takes more than half of all sequences.
 //!
 //! With a depth of more than two the device computes `depth - 1` steps at once, one behind the other in stages, and one
-//! more waits. A sequence's next row can begin only when its last one has passed all stages. So its tokens may be on the
-//! device, but the sequences take turns all the same: of the steps computed at once each has sequences of its own. Only
-//! where nobody else has anything to do is a sequence planned before its turn.
+//! more waits. A sequence's next row can begin only when its last one has passed all stages. So its tokens may be on
+//! the device, but the sequences take turns all the same: of the steps computed at once each has sequences of its own.
+//! Only where nobody else has anything to do is a sequence planned before its turn.
 
 mod blocks;
 #[cfg(test)]
@@ -188,8 +189,8 @@ impl Scheduler {
         !self.free_slots.is_empty()
     }
 
-    /// About how many more sequences of up to `max_positions` positions could start at once, if their prompts are short;
-    /// not 0 if one can.
+    /// About how many more sequences of up to `max_positions` positions could start at once, if their prompts are
+    /// short; not 0 if one can.
     pub fn room(&mut self, max_positions: usize) -> usize {
         let max_positions = max_positions.max(1);
         if !self.could_start(1, max_positions, &[], 0) {
@@ -486,8 +487,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it, and
-    /// it is its time.
+    /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it,
+    /// and it is its time.
     fn fits(&mut self, n_prompt: usize, max_positions: usize, found: Found) -> bool {
         if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
             return false;
@@ -662,8 +663,8 @@ impl Scheduler {
             && !self.awaits_ring(sequence)
     }
 
-    /// Whether the next row of a decoding sequence takes a block out of its ring that a row in flight may still need, if
-    /// that is computed again because its token was wrong: then those in flight come first.
+    /// Whether the next row of a decoding sequence takes a block out of its ring that a row in flight may still need,
+    /// if that is computed again because its token was wrong: then those in flight come first.
     fn awaits_ring(&self, sequence: &Sequence) -> bool {
         let next = sequence.planned;
         next.is_multiple_of(self.limits.block_tokens)
@@ -698,8 +699,8 @@ impl Scheduler {
             .filter_map(|&slot| Some((slot, self.slots[slot].as_ref()?)))
     }
 
-    /// Prompt rows that fit the rest of the step. The oldest prompt always has a logits row left, as there are at least as
-    /// many as sequences take their turn together, and each decoding one takes one.
+    /// Prompt rows that fit the rest of the step. The oldest prompt always has a logits row left, as there are at least
+    /// as many as sequences take their turn together, and each decoding one takes one.
     fn chunk_rows(&self, plan: &StepPlan, sequence: &Sequence) -> usize {
         let limits = &self.limits;
         let rows = sequence
@@ -840,9 +841,9 @@ impl Scheduler {
     }
 }
 
-/// Of `nodes`, the first ones of a sequence's tree, those behind the first `covered`: for each sequence of `older` that is
-/// the youngest to hold some of them, calls `change` with its count of nodes that are held by younger ones, and with how
-/// many these are.
+/// Of `nodes`, the first ones of a sequence's tree, those behind the first `covered`: for each sequence of `older` that
+/// is the youngest to hold some of them, calls `change` with its count of nodes that are held by younger ones, and with
+/// how many these are.
 fn for_youngest_holders(
     slots: &mut [Option<Sequence>],
     older: &[usize],

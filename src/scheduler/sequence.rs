@@ -187,7 +187,8 @@ impl Sequence {
         })
     }
 
-    /// How the token behind `position`, which is planned, is sampled. Steps in flight may still sample tokens before it.
+    /// How the token behind `position`, which is planned, is sampled. Steps in flight may still sample tokens before
+    /// it.
     pub(super) fn draw(&self, position: usize) -> Draw {
         let Sampling { temperature, topp, .. } = self.request.sampling;
         if self.request.sampling.is_greedy() || !self.samples_at(position) {

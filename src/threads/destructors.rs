@@ -55,8 +55,8 @@ impl Drop for Destructors {
 /// The key whose destructor calls those of the program's threads, and 1; 0 before there is one.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
-/// Sees to it that the calling thread, one of the program's, calls its destructors when it ends. Fails where there is no
-/// key or no memory. The main thread, which ends with the program, calls none.
+/// Sees to it that the calling thread, one of the program's, calls its destructors when it ends. Fails where there is
+/// no key or no memory. The main thread, which ends with the program, calls none.
 fn call_at_end() -> Option<()> {
     extern "C" fn at_end(_: *mut c_void) {
         call_all();
@@ -64,8 +64,8 @@ fn call_at_end() -> Option<()> {
     let ok = |code: c_int| (code == 0).then_some(());
     let mut made = MaybeUninit::uninit();
     let mut key = KEY.load(Ordering::Relaxed);
-    // SAFETY: the pointer is to a local variable, and a key is used or deleted behind its creation. A key's value is not
-    // followed.
+    // SAFETY: the pointer is to a local variable, and a key is used or deleted behind its creation. A key's value is
+    // not followed.
     unsafe {
         if key == 0 {
             ok(libc::pthread_key_create(made.as_mut_ptr(), Some(at_end)))?;

@@ -1,7 +1,7 @@
 //! The formats and sizes of packed weights, and the time of packing, for the lines that `warm_up` prints.
 
 use super::NonFinite;
-use super::print::Fingerprint;
+use super::fingerprint::Fingerprint;
 use crate::tensors::{Field, TensorId};
 
 /// The packed tensors of one kind, in all layers.
@@ -25,7 +25,7 @@ pub struct PackReport {
     /// A line for each tensor with values that are infinite or NaN: its name, how many, and the place of the first one.
     pub non_finite: Vec<String>,
     /// A fingerprint of all weights' values, the same for any backend and any number of threads.
-    pub print: u64,
+    pub fingerprint: u64,
     /// Bytes read from the checkpoint.
     pub read_bytes: u64,
     /// Seconds of packing and copying to the device.
@@ -46,8 +46,8 @@ pub struct Transfer {
 }
 
 impl PackReport {
-    /// Adds a layer's tensors of one kind to the kind's line, where the first remark stands for all, a line for values that
-    /// are not finite, and the tensors' fingerprint.
+    /// Adds a layer's tensors of one kind to the kind's line, where the first remark stands for all, a line for values
+    /// that are not finite, and the tensors' fingerprint.
     pub fn note(
         &mut self,
         ids: &[TensorId],
@@ -55,15 +55,15 @@ impl PackReport {
         bytes: usize,
         remark: Option<String>,
         non_finite: Option<NonFinite>,
-        print: u64,
+        fingerprint: u64,
     ) {
         let Some(first) = ids.first() else { return };
         let (field, layer, _) = first.place();
-        let mut with_print = Fingerprint::new();
-        with_print.add(&print.to_le_bytes());
-        self.print = self
-            .print
-            .wrapping_add(with_print.at((layer * Field::COUNT + field as usize) as u64));
+        let mut with_fingerprint = Fingerprint::new();
+        with_fingerprint.add(&fingerprint.to_le_bytes());
+        self.fingerprint = self
+            .fingerprint
+            .wrapping_add(with_fingerprint.at((layer * Field::COUNT + field as usize) as u64));
         let kind = self.kind(field);
         kind.bytes += bytes as u64;
         if kind.format.is_empty() {

@@ -1,5 +1,5 @@
-//! The host, the catalogue and the code objects say the same: every launch that the host can choose is in the code objects
-//! with the same threads and shared memory, and they have no kernel that it can never choose.
+//! The host, the catalogue and the code objects say the same: every launch that the host can choose is in the code
+//! objects with the same threads and shared memory, and they have no kernel that it can never choose.
 
 use super::resources::{self, Resources};
 use getp::backend::gpu::args::{Format, PackArgs};

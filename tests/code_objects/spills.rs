@@ -1,5 +1,5 @@
-//! One table of registers, shared memory, scratch and spills. Scratch is memory traffic that nobody asked for; any of it
-//! fails.
+//! One table of registers, shared memory, scratch and spills. Scratch is memory traffic that nobody asked for; any of
+//! it fails.
 
 use super::code_objects::code_objects;
 use super::resources::{self, Resources};

@@ -1,5 +1,5 @@
-//! What each operation of a GPU gives, by the oracle in float64, and bounds of its errors, computed from its operands on
-//! the device.
+//! What each operation of a GPU gives, by the oracle in float64, and bounds of its errors, computed from its operands
+//! on the device.
 //!
 //! Every operation is checked alone: its inputs are read back from the device and count as exact, so a bound covers
 //! only the rounding of the operation itself. A sum is off by some float32 roundoffs of the sum of its terms'
@@ -116,8 +116,9 @@ impl Bounds {
         Close::new(value, x.error * (1.0 + unit) + unit * x.value.abs() + least)
     }
 
-    /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of a slab's
-    /// products, which it adds in float64; or in float32 as the table says, and the bound is for both kinds of weights.
+    /// The error of a sum of `n` products, relative to the sum of their magnitudes. `exact` has float32 sums of a
+    /// slab's products, which it adds in float64; or in float32 as the table says, and the bound is for both kinds of
+    /// weights.
     pub fn sum(&self, n: usize) -> f64 {
         let table = self.target.family.table();
         let [share, more] = table.sum_error;

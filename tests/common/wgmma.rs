@@ -12,8 +12,8 @@ const KEPT: i32 = 25;
 /// FP16's smallest exponent.
 const LEAST: i32 = -14;
 
-/// `sum + w x` of a block of FP16 operands: the products and `sum` are aligned to the largest of their exponents, cut off
-/// below 2^-25 of it, and added. The result is truncated to float32.
+/// `sum + w x` of a block of FP16 operands: the products and `sum` are aligned to the largest of their exponents, cut
+/// off below 2^-25 of it, and added. The result is truncated to float32.
 fn add_block(sum: f32, w: &[f32], x: &[f32]) -> f32 {
     let pairs = || w.iter().zip(x).filter(|(w, x)| **w != 0.0 && **x != 0.0);
     let of_product = |(&w, &x): (&f32, &f32)| exponent(w).max(LEAST) + exponent(x).max(LEAST);

@@ -82,8 +82,8 @@ mod checks {
         assert_eq!(greedy(&|_| 1.0, nan).0, 0);
     }
 
-    /// Without logits the argmax is that of all logits to the bit, where some rows of a batch have so many equal logits,
-    /// or so small ones, that an estimate excludes nothing.
+    /// Without logits the argmax is that of all logits to the bit, where some rows of a batch have so many equal
+    /// logits, or so small ones, that an estimate excludes nothing.
     pub fn greedy_is_the_same_beside_ties<E: Element>(mode: ComputeMode) {
         let mut rng = rng(47);
         let (vocab, h, rows) = (3001, 32, 19);

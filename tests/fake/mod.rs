@@ -73,7 +73,7 @@ pub struct Control {
     /// Lines of tensors that are said to hold values that are not finite.
     pub non_finite: usize,
     /// The fingerprint of the weights.
-    pub print: u64,
+    pub fingerprint: u64,
     /// Opening fails.
     pub refuse: bool,
     /// The step that fails, from 1.
@@ -152,7 +152,7 @@ impl Control {
         Ok(Box::new(FakeReplica {
             control: self.clone(),
             index,
-            report: report(self.non_finite, self.print),
+            report: report(self.non_finite, self.fingerprint),
             profile: options.profile.then(Profile::default),
             calls: 0,
             steps: 0,
@@ -251,7 +251,7 @@ impl FakeReplica {
     }
 }
 
-fn report(non_finite: usize, print: u64) -> PackReport {
+fn report(non_finite: usize, fingerprint: u64) -> PackReport {
     let kind = |name, format: &str, bytes, remark: Option<&str>| PackedKind {
         name,
         format: format.into(),
@@ -266,7 +266,7 @@ fn report(non_finite: usize, print: u64) -> PackReport {
         non_finite: (0..non_finite)
             .map(|layer| format!("w_qkv of layer {layer}: NaN"))
             .collect(),
-        print,
+        fingerprint,
         read_bytes: 6_000_000,
         seconds: 0.5,
         sent: None,

@@ -5,8 +5,8 @@
 //! decoding step is like the one before. A run without a fault tells by the call stack where each call is made. Of the
 //! calls from one place the first two fail, and the last: nothing is in flight, something is, nothing comes after.
 //! Where a device is lost, which leaves nothing in flight to care for, the first and the last. Where a call's failure
-//! takes all devices, or calls of its kind fail from then on, one call from a place shows the same as another: the first
-//! fails. Not so where memory runs out: then what was had before must do.
+//! takes all devices, or calls of its kind fail from then on, one call from a place shows the same as another: the
+//! first fails. Not so where memory runs out: then what was had before must do.
 
 use super::devices::{all, open, options as options_of};
 use super::fake::{self, Program};
@@ -278,8 +278,8 @@ fn all_devices_may_be_lost() {
     Trial::new(Drawing::GREEDY).every(None, None, GpuFault::LostDevice, true);
 }
 
-/// Another thread's call may invalidate a capture: it is tried again. Without memory for its graph the step runs without
-/// one. No device is given up.
+/// Another thread's call may invalidate a capture: it is tried again. Without memory for its graph the step runs
+/// without one. No device is given up.
 #[test]
 fn any_capture_may_be_invalidated_or_lack_memory() {
     for (drawing, fault) in [

@@ -1,5 +1,5 @@
-//! Groups of devices: the bits of one device whatever the number of stages and the cut, whatever order queues run in, by
-//! peer copies and by way of the host.
+//! Groups of devices: the bits of one device whatever the number of stages and the cut, whatever order queues run in,
+//! by peer copies and by way of the host.
 
 use super::answers::{Answers, Run, answer, options, prompts};
 use super::devices::{self, all};

@@ -1,5 +1,5 @@
-//! A request's logits are the same bit for bit alone and in a batch, in any order of requests, for any prompt chunks, and
-//! on one device and a group of them.
+//! A request's logits are the same bit for bit alone and in a batch, in any order of requests, for any prompt chunks,
+//! and on one device and a group of them.
 
 use super::answers::{Answers, Run, answer, options, prompt, prompts};
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
@@ -198,8 +198,8 @@ fn exact() {
     check_kinds(Precision::Exact);
 }
 
-/// Steps of so many rows have kernels of their own for norms and the router, others with more than 32 experts, and several
-/// blocks sort.
+/// Steps of so many rows have kernels of their own for norms and the router, others with more than 32 experts, and
+/// several blocks sort.
 #[test]
 #[cfg_attr(
     feature = "simt",

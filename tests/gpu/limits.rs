@@ -4,7 +4,7 @@ use super::answers::{Run, answer, options, prompts};
 use super::open_on;
 use super::synthetic::{SyntheticCheckpoint, Temperament};
 use getp::backend::cpu;
-use getp::backend::gpu::choice::{self, Needs, Runtime};
+use getp::backend::gpu::device_choice::{self, Needs, Runtime};
 use getp::backend::gpu::discover;
 use getp::backend::gpu::driver::simt::{Setup, System};
 use getp::backend::gpu::driver::{Device, Found};
@@ -147,7 +147,7 @@ fn auto_runs_a_model_beyond_a_limit_on_the_cpu_and_says_why() {
             asked_by: "GETP_DEVICE",
             supports: &supports,
         };
-        let chosen = choice::choose(&DeviceChoice::Auto, &runtimes, &needs).unwrap();
+        let chosen = device_choice::choose(&DeviceChoice::Auto, &runtimes, &needs).unwrap();
         assert!(chosen.devices.is_empty());
         let line = format!("running on the CPU: simt:0 (CPU as a SIMT machine, simt) is not used: {words}");
         assert_eq!(chosen.lines, [line]);

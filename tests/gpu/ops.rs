@@ -225,8 +225,9 @@ fn few_rows() {
     }
 }
 
-/// The kernels of a step: five, and in each layer norm, qkv_store, attention, attn_out, norm_route, mlp1 and mlp2. From five
-/// rows on the emulated device routes apart from the norm, from 17 on rope_store is apart, and from 65 on sort_gather.
+/// The kernels of a step: five, and in each layer norm, qkv_store, attention, attn_out, norm_route, mlp1 and mlp2. From
+/// five rows on the emulated device routes apart from the norm, from 17 on rope_store is apart, and from 65 on
+/// sort_gather.
 #[cfg(feature = "simt")]
 #[test]
 fn few_rows_take_few_launches() {

@@ -1,5 +1,5 @@
-//! The HIP driver against a libamdhip64 of our own (`emulator/`), found as the real one is: what ROCm is refused, what is
-//! read of a device, what a code object's loader says, and what goes wrong with captures.
+//! The HIP driver against a libamdhip64 of our own (`emulator/`), found as the real one is: what ROCm is refused, what
+//! is read of a device, what a code object's loader says, and what goes wrong with captures.
 #![cfg(feature = "hip")]
 
 use bytemuck::NoUninit;

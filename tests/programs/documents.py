@@ -5,6 +5,7 @@
   printed) and lines that a URL makes long may be longer.
 - Links between documents lead to a file or a folder that is there, and those to a heading (`file.md#heading`) to one
   that the file has. Links to the web are not followed.
+- Some have a limit of words, so that they can be read in the time that they are meant for.
 - Files that a document or a comment names are there: `batch/output.rs` is if a path ends so. Records of benches name
   what there was.
 """
@@ -14,6 +15,8 @@ import subprocess
 import sys
 
 WIDTH = 120
+# Words of 20 and of 10 minutes, 230 a minute.
+MOST_WORDS = {"ARCHITECTURE.md": 4600, "README.md": 2300}
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 NAME = re.compile(r"(?<![\w/.$*{}~-])((?:[\w-]+/)*[\w-]+\.(?:rs|hip|h|cpp|c|py|sh|md|toml|svg))\b(?![(./])")
@@ -46,6 +49,13 @@ def faults_of_lines(text):
     for number, line in enumerate(without_code(text).split("\n"), 1):
         if len(line) > WIDTH and not line.startswith("|") and not re.search(r"https?://\S{60}", line):
             yield number, f"{len(line)} characters"
+
+
+def faults_of_length(path, text):
+    words = sum(1 for word in text.split() if re.search(r"\w", word))
+    most = MOST_WORDS.get(path, words)
+    if words > most:
+        yield 1, f"{words} words, and {most} are the most"
 
 
 def anchors(path):
@@ -103,7 +113,7 @@ def main():
             continue
         text, found = read(path), []
         if ending == "md":
-            found += [*faults_of_lines(text), *faults_of_links(path, text)]
+            found += [*faults_of_lines(text), *faults_of_length(path, text), *faults_of_links(path, text)]
         if not path.startswith("benches/record/"):
             found += faults_of_names(path, text, files)
         for number, fault in sorted(found):

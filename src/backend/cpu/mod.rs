@@ -32,7 +32,7 @@ use crate::profile::Profile;
 use crate::replica::{Pointers, Replica};
 use crate::simd::Level;
 use crate::tensors::{Field, Holds, TensorId};
-use crate::weights::{Layout, NonFinite, PackReport, Packed, RowMajor, WeightFormat, pack, print_of};
+use crate::weights::{Layout, NonFinite, PackReport, Packed, RowMajor, WeightFormat, fingerprint_of, pack};
 use crate::workers::Workers;
 use half::f16;
 use std::ptr::null_mut;
@@ -286,7 +286,7 @@ impl Load for Loader<'_> {
         self.report.read_bytes += tensors.iter().map(Tensor::len_bytes).sum::<u64>();
         let (format, bytes, remark) = (packed.format.name(), packed.bytes.len(), packed.remark(expected));
         self.report
-            .note(&ids, format, bytes, remark, packed.non_finite, packed.print);
+            .note(&ids, format, bytes, remark, packed.non_finite, packed.fingerprint);
         Ok(packed)
     }
 
@@ -299,8 +299,8 @@ impl Load for Loader<'_> {
             tensor.extend_f32(&mut values)?;
         }
         let non_finite = NonFinite::of_vectors(array, &values, ids.len());
-        let (format, bytes, print) = (WeightFormat::F32.name(), 4 * values.len(), print_of(&values));
-        self.report.note(&ids, format, bytes, None, non_finite, print);
+        let (format, bytes, fingerprint) = (WeightFormat::F32.name(), 4 * values.len(), fingerprint_of(&values));
+        self.report.note(&ids, format, bytes, None, non_finite, fingerprint);
         Ok(values)
     }
 }

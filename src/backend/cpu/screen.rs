@@ -2,8 +2,8 @@
 //!
 //! A float32 product estimates all logits. The error of each estimate is bounded by the norms of the unembedding's row
 //! and of the input. Only rows whose estimate plus its bound reaches the largest estimate minus its bound can hold the
-//! largest logit: a handful of 200,000. The tiles of these rows are summed in float64, one by one. Where too many rows are
-//! left for that (equal logits, or all of them subnormal), the input is left to the product of all rows.
+//! largest logit: a handful of 200,000. The tiles of these rows are summed in float64, one by one. Where too many rows
+//! are left for that (equal logits, or all of them subnormal), the input is left to the product of all rows.
 
 use super::buffers::Buffer;
 use super::epilogue::{NOTHING, first_largest};
@@ -75,8 +75,8 @@ pub fn exact_greedy(
     memory::collect(left_out.map(|(&row, _)| row), Purpose::Step)
 }
 
-/// The most candidates of an input: with more, the product of all rows may be cheaper. Each may be in a tile of its own,
-/// and a tile for one input takes up to twice the time that an input of a whole block has for a tile.
+/// The most candidates of an input: with more, the product of all rows may be cheaper. Each may be in a tile of its
+/// own, and a tile for one input takes up to twice the time that an input of a whole block has for a tile.
 fn most_candidates(vocab: usize) -> usize {
     vocab / (2 * TILE)
 }

@@ -9,8 +9,8 @@
 //! | BF16 | two columns, the first in the low half | `[cols / 2][32]` |
 //! | MXFP4 | eight columns, see below | `[cols / 8][32]`, then the scales, `[cols / 32][32]` bytes |
 //!
-//! An MXFP4 word has the codes of even columns in the low half and those of odd columns in the high half, the first column
-//! of each half in its lowest bits.
+//! An MXFP4 word has the codes of even columns in the low half and those of odd columns in the high half, the first
+//! column of each half in its lowest bits.
 //!
 //! Tiles of gated matrices, whose rows alternate gate and up, have sixteen gate rows in the first vector and their up
 //! rows in the second, so that a gate and its up have the same lane.

@@ -17,8 +17,8 @@ const RUNS: [usize; 3] = [ATTENTION_SPAN, ATTENTION_GROUP, 1];
 
 /// Lists the items of all decoding rows, longest first; returns the number of slots of partial sums.
 ///
-/// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included. No
-/// row is split into runs of less than `least_run` units.
+/// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
+/// No row is split into runs of less than `least_run` units.
 pub fn plan_decode(
     contexts: impl Iterator<Item = (usize, usize, usize)> + Clone,
     kv_heads: usize,

@@ -50,7 +50,8 @@ impl Context {
     /// Queues a kernel, or notes it for the graph that is captured.
     ///
     /// # Safety
-    /// `args` is the kernel's struct, and the memory it points to is live and large enough until the stream has done it.
+    /// `args` is the kernel's struct, and the memory it points to is live and large enough until the stream has done
+    /// it.
     pub unsafe fn launch<A: NoUninit>(&self, launch: Launch, args: &A) -> Result<()> {
         let Launch {
             kernel,

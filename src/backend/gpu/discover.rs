@@ -1,7 +1,7 @@
 //! From the user's choice to open devices.
 
-use super::choice::{self, Needs, Runtime};
 use super::code_objects;
+use super::device_choice::{self, Needs, Runtime};
 use super::driver::{Device, Driver, Found};
 use super::target::Target;
 use crate::config::ModelConfig;
@@ -60,7 +60,8 @@ const ENTRIES: &[Entry] = &[
     },
 ];
 
-/// Opens the devices that `options` asks for and that can have the model, if one is given. See [`choice::choose`].
+/// Opens the devices that `options` asks for and that can have the model, if one is given. See
+/// [`device_choice::choose`].
 pub fn usable(options: &Options, model: Option<&ModelConfig>) -> Result<Usable> {
     let chosen = chosen(options, model)?;
     let chosen = of_this_process(chosen, options)?;
@@ -80,7 +81,7 @@ fn address(device: &Device) -> Result<String> {
 }
 
 /// Leaves other ranks the devices that are theirs.
-fn of_this_process(mut chosen: choice::Chosen, options: &Options) -> Result<choice::Chosen> {
+fn of_this_process(mut chosen: device_choice::Chosen, options: &Options) -> Result<device_choice::Chosen> {
     if let Some(own) = &options.part.devices {
         let mut devices = Vec::new();
         for device in chosen.devices {
@@ -93,7 +94,7 @@ fn of_this_process(mut chosen: choice::Chosen, options: &Options) -> Result<choi
     Ok(chosen)
 }
 
-fn chosen(options: &Options, model: Option<&ModelConfig>) -> Result<choice::Chosen> {
+fn chosen(options: &Options, model: Option<&ModelConfig>) -> Result<device_choice::Chosen> {
     let runtimes: Vec<Runtime> = ENTRIES
         .iter()
         .filter(|entry| concerns(entry, &options.device))
@@ -116,10 +117,10 @@ fn chosen(options: &Options, model: Option<&ModelConfig>) -> Result<choice::Chos
         asked_by: options.names.device,
         supports: &supports,
     };
-    let mut chosen = choice::choose(&options.device, &runtimes, &needs)?;
+    let mut chosen = device_choice::choose(&options.device, &runtimes, &needs)?;
     for device in &chosen.devices {
         if (needs.is_plain)(device) {
-            let device = choice::describe(device);
+            let device = device_choice::describe(device);
             chosen.lines.push(format!(
                 "{device} runs by the kernels that serve any GPU, without its matrix cores: far slower than it could"
             ));
@@ -128,7 +129,7 @@ fn chosen(options: &Options, model: Option<&ModelConfig>) -> Result<choice::Chos
     Ok(chosen)
 }
 
-fn open_all(chosen: choice::Chosen, options: &Options) -> Result<Usable> {
+fn open_all(chosen: device_choice::Chosen, options: &Options) -> Result<Usable> {
     let wanted = chosen.devices.len();
     let mut usable = Usable {
         drivers: Vec::new(),
@@ -142,7 +143,7 @@ fn open_all(chosen: choice::Chosen, options: &Options) -> Result<Usable> {
         }
     }
     if wanted > 0 && usable.drivers.is_empty() {
-        usable.lines = vec![choice::cpu_line(&usable.lines)];
+        usable.lines = vec![device_choice::cpu_line(&usable.lines)];
     }
     Ok(usable)
 }

@@ -226,8 +226,8 @@ impl Target {
         self.blocks(Op::Settle, rows)
     }
 
-    /// The unembedding by weights held so: only the matrix cores' kernels summarize rows as they go, and they know nothing
-    /// of tokens that may not be sampled.
+    /// The unembedding by weights held so: only the matrix cores' kernels summarize rows as they go, and they know
+    /// nothing of tokens that may not be sampled.
     pub fn unembedding(&self, unembedding: Held, plan: &StepPlan, want: Want) -> Product {
         let whole_rows = want == Want::Logits
             || want.draws(plan)

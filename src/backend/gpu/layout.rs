@@ -1,8 +1,8 @@
 //! How [`super::args`] describes the memory that host and kernels share, so that the kernels' header can be made of it.
 //!
-//! The macro `shared` takes constants, formats and structs with their comments. It makes the Rust items, and tables of them
-//! with each struct's size and each field's offset as the compiler laid it out. `tests/header/kernels.rs` prints the
-//! tables as C++. Types of fields are written as in Rust; `*const f32` and `*mut f32` stand for addresses on the
+//! The macro `shared` takes constants, formats and structs with their comments. It makes the Rust items, and tables of
+//! them with each struct's size and each field's offset as the compiler laid it out. `tests/header/kernels.rs` prints
+//! the tables as C++. Types of fields are written as in Rust; `*const f32` and `*mut f32` stand for addresses on the
 //! device, which the kernels see as `const float*` and `float*` and the host holds as [`TypedPtr<f32>`](TypedPtr): a
 //! buffer of integers where a kernel takes float32 values does not compile.
 //!

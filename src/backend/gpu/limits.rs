@@ -51,7 +51,8 @@ fn value(dimension: Dimension, config: &ModelConfig) -> usize {
 }
 
 impl Kernel {
-    /// Whether another kernel of the operation serves where this one, made for few or many rows, does not take the model.
+    /// Whether another kernel of the operation serves where this one, made for few or many rows, does not take the
+    /// model.
     pub fn has_substitute(&self) -> bool {
         !self.variant.is_empty() && matches!(self.op, Op::Norm | Op::NormRoute)
     }

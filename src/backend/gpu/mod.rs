@@ -8,9 +8,9 @@ pub mod attention_plan;
 #[path = "../../../kernels/catalogue.rs"]
 pub mod catalogue;
 pub mod ceilings;
-pub mod choice;
 pub mod code_objects;
 pub mod context;
+pub mod device_choice;
 pub mod discover;
 pub mod driver;
 pub mod family;

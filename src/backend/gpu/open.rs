@@ -26,8 +26,8 @@ use std::sync::Arc;
 /// weights more than they compute.
 const USEFUL_SEQUENCES: usize = 256;
 
-/// Opens a replica on each device, or on groups of them. A device that fails is left out with a line, and its group if that
-/// had its weights; only if all do is it an error, that of the last.
+/// Opens a replica on each device, or on groups of them. A device that fails is left out with a line, and its group if
+/// that had its weights; only if all do is it an error, that of the last.
 pub fn open(
     drivers: Vec<SharedDriver>,
     checkpoint: &dyn Checkpoint,
@@ -65,7 +65,8 @@ pub fn open(
     }
 }
 
-/// Opens replicas on these groups of devices, by their place among `contexts`. Fails as long as no group has its weights.
+/// Opens replicas on these groups of devices, by their place among `contexts`. Fails as long as no group has its
+/// weights.
 fn open_groups(
     contexts: &[Arc<Context>],
     groups: &[Group],

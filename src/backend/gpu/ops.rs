@@ -147,10 +147,10 @@ impl GpuOps {
     }
 
     /// Queues it with these arguments.
-    fn multiply(&mut self, stage: Operation, product: Product, w: &Matrix, args: &GemmArgs) -> Result<()> {
+    fn multiply(&mut self, operation: Operation, product: Product, w: &Matrix, args: &GemmArgs) -> Result<()> {
         let chosen = self.choose(product, w)?;
         let cost = self.costs().product(product, w, &chosen);
-        self.queue.operation(stage, cost, chosen.launch, args)
+        self.queue.operation(operation, cost, chosen.launch, args)
     }
 
     /// Queues a norm of all rows or of those whose logits are wanted.

@@ -36,8 +36,8 @@ use std::time::{Duration, Instant};
 /// Steps after which a pipeline's routes are looked at, which waits for all that is queued.
 const STEPS_A_LOOK: usize = 64;
 
-/// How long the devices of a group, one of which may be lost, are given for the end of what is queued on them: many times
-/// what the steps under way take.
+/// How long the devices of a group, one of which may be lost, are given for the end of what is queued on them: many
+/// times what the steps under way take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// See the module.
@@ -183,8 +183,8 @@ impl GpuReplica {
         Ok(())
     }
 
-    /// Lets the first stage wait for the tokens that the plan leaves to the devices: for the last of the steps under way
-    /// that find them. On a single device steps follow each other anyway.
+    /// Lets the first stage wait for the tokens that the plan leaves to the devices: for the last of the steps under
+    /// way that find them. On a single device steps follow each other anyway.
     fn await_tokens(&self, plan: &StepPlan) -> Result<()> {
         let slots = plan
             .tokens
@@ -212,9 +212,9 @@ impl GpuReplica {
         }
     }
 
-    /// Memory for whole rows of logits, made when they are first needed: greedy runs need none. It is for as many rows as
-    /// a step may have, for which the KV cache leaves room. If it grew with the steps, the smaller one of a step under way
-    /// would be there beside it.
+    /// Memory for whole rows of logits, made when they are first needed: greedy runs need none. It is for as many rows
+    /// as a step may have, for which the KV cache leaves room. If it grew with the steps, the smaller one of a step
+    /// under way would be there beside it.
     fn need_logits(&mut self) -> Result<()> {
         if self.logits.is_none() {
             let (driver, common) = (&self.last().context.driver, &self.common);
@@ -231,8 +231,8 @@ impl GpuReplica {
         self.ends[turn].iter().try_for_each(Event::synchronize)
     }
 
-    /// Waits for the steps under way, in their order and that of the stages: so a lost device is found before anything is
-    /// waited for that waits for it, which may never end.
+    /// Waits for the steps under way, in their order and that of the stages: so a lost device is found before anything
+    /// is waited for that waits for it, which may never end.
     fn await_in_flight(&self) -> Result<()> {
         self.in_flight.iter().try_for_each(|step| {
             self.check_ends(step.turn)?;
@@ -240,8 +240,8 @@ impl GpuReplica {
         })
     }
 
-    /// Waits until the devices have done all that is queued, which uses the replica's memory. False if one of a group does
-    /// not come to an end after another is lost. A lost device itself has nothing under way.
+    /// Waits until the devices have done all that is queued, which uses the replica's memory. False if one of a group
+    /// does not come to an end after another is lost. A lost device itself has nothing under way.
     fn comes_to_an_end(&self) -> bool {
         if let [stage] = &self.stages[..] {
             let _ = stage.context.stream.synchronize();

@@ -1,4 +1,5 @@
-//! A replica's part on one device: a contiguous range of layers, their keys and values, and the kernels of a step on them.
+//! A replica's part on one device: a contiguous range of layers, their keys and values, and the kernels of a step on
+//! them.
 
 mod graphs;
 

@@ -2,9 +2,9 @@
 //! copied.
 //!
 //! One thread, the [`Packer`], packs tensor after tensor on all cores into a few pinned buffers. Another thread, with
-//! [`Staging`], queues the copies of each buffer to every device that holds the tensor, and the kernels that rearrange it.
-//! A buffer returns to the packer when all these devices have read it. So the host never holds more of the model than these
-//! buffers, and each packed byte is read once per device.
+//! [`Staging`], queues the copies of each buffer to every device that holds the tensor, and the kernels that rearrange
+//! it. A buffer returns to the packer when all these devices have read it. So the host never holds more of the model
+//! than these buffers, and each packed byte is read once per device.
 
 use super::args::WIRE_ROWS;
 use super::context::Context;
@@ -152,7 +152,7 @@ impl Load for Packer<'_> {
         let mut format = first_format(tensors[0].cols, WeightFormat::expected(array.holds()));
         loop {
             self.send(Parcel::Begin { of, format })?;
-            (found.non_finite, found.print) = (None, 0); // all is packed again
+            (found.non_finite, found.fingerprint) = (None, 0); // all is packed again
             self.tiles(&tensors, format, &mut found)?;
             match found.needs.take() {
                 Some(wider) => format = wider,
@@ -213,7 +213,7 @@ impl<'a> Packer<'a> {
             self.busy += start.elapsed();
             found.misfit = found.misfit.take().or(here.misfit);
             found.non_finite = NonFinite::merge(found.non_finite, here.non_finite);
-            found.print = found.print.wrapping_add(here.print);
+            found.fingerprint = found.fingerprint.wrapping_add(here.fingerprint);
             if here.needs.is_some() {
                 found.needs = here.needs;
                 self.spare = Some(buffer);

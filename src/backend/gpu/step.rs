@@ -1,9 +1,9 @@
 //! The plan of a step on its way to the device: laid out in pinned memory, fetched by the step's first kernel.
 //!
 //! Each part of the plan has a place in device memory that never changes, so that a captured graph serves every step of
-//! its shape. Of each part only what is used travels. There are several host copies in turn, one a step under way, as the
-//! host writes the plan of a step while devices may still read those of the steps before. Where a replica has several
-//! devices, all of them fetch the same copy.
+//! its shape. Of each part only what is used travels. There are several host copies in turn, one a step under way, as
+//! the host writes the plan of a step while devices may still read those of the steps before. Where a replica has
+//! several devices, all of them fetch the same copy.
 
 use super::args::{
     ATTENTION_GROUP, AttentionItem, ChunkInfo, KV_PAGE, LogitsRowInfo, PrefillTile, Step, StepHeader, UPLOAD_PIECE,
@@ -219,8 +219,8 @@ impl StepMemory {
 }
 
 impl Plans {
-    /// Memory for steps within `capacity`, `turns` of which may be under way. `shared` by several devices, the stream being
-    /// the first one's.
+    /// Memory for steps within `capacity`, `turns` of which may be under way. `shared` by several devices, the stream
+    /// being the first one's.
     pub fn new(
         stream: &Stream,
         capacity: Capacity,

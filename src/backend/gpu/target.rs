@@ -129,8 +129,8 @@ impl Target {
         self.family.decode_items(items)
     }
 
-    /// The power of two that brings 16-bit weights into FP16's range; `None` if there is none. Exponents of the tensor's
-    /// smallest and largest values, and of the largest value of the row whose largest is smallest.
+    /// The power of two that brings 16-bit weights into FP16's range; `None` if there is none. Exponents of the
+    /// tensor's smallest and largest values, and of the largest value of the row whose largest is smallest.
     ///
     /// FP16 holds every bfloat16 value of its normal range exactly. Values so small that they leave it are as good as
     /// exact where the row's sum rounds at a larger scale in float32: 24 bits below the row's largest weight.

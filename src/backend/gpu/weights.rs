@@ -21,7 +21,7 @@ use crate::report;
 use crate::tensors::{Field, TensorId};
 use crate::threads;
 use crate::weights::{
-    Findings, Layout, NonFinite, PackReport, RowMajor, Transfer, WeightFormat, not_expected, print_of,
+    Findings, Layout, NonFinite, PackReport, RowMajor, Transfer, WeightFormat, fingerprint_of, not_expected,
 };
 use crate::workers::Workers;
 use std::ops::Range;
@@ -64,8 +64,8 @@ impl Matrix {
     }
 }
 
-/// A device, and the layers that it is to hold, with the embedding and the head if they are first and last. The devices of
-/// one replica have all layers, each one.
+/// A device, and the layers that it is to hold, with the embedding and the head if they are first and last. The devices
+/// of one replica have all layers, each one.
 pub struct Share<'a> {
     /// The device.
     pub context: &'a Context,
@@ -83,8 +83,8 @@ pub struct Loaded {
     pub report: PackReport,
 }
 
-/// Loads on each device the weights it is to hold, for `exact` products or for those of `fast`. So many threads pack them, or
-/// one a core if that is 0.
+/// Loads on each device the weights it is to hold, for `exact` products or for those of `fast`. So many threads pack
+/// them, or one a core if that is 0.
 pub fn load(shares: &[Share<'_>], checkpoint: &dyn Checkpoint, exact: bool, threads: usize) -> Result<Loaded> {
     let start = Instant::now();
     let load_as = |elements| load_as(shares, checkpoint, elements, exact, threads);
@@ -220,7 +220,7 @@ fn take<T>(arrived: &mut Vec<(OfLayer, T)>, of: OfLayer) -> Result<T> {
 }
 
 /// Matrices whose tiles are coming.
-struct Coming {
+struct PartialMatrices {
     of: OfLayer,
     ids: Vec<TensorId>,
     /// The devices that hold them.
@@ -311,7 +311,7 @@ impl Loader<'_> {
     }
 
     /// Matrices are to come in this format: their holders get room for them.
-    fn begin(&mut self, of: OfLayer, format: WeightFormat) -> Result<Coming> {
+    fn begin(&mut self, of: OfLayer, format: WeightFormat) -> Result<PartialMatrices> {
         let (ids, holders) = (of.ids(self.config)?, self.holders(of)?);
         let [rows, cols] = ids[0].shape(self.config);
         let wire = OnWire {
@@ -322,7 +322,7 @@ impl Loader<'_> {
             cols,
         };
         self.reserve(wire.bytes(), &holders)?;
-        Ok(Coming {
+        Ok(PartialMatrices {
             of,
             ids,
             holders,
@@ -332,7 +332,7 @@ impl Loader<'_> {
     }
 
     /// Queues the copies of a buffer of tiles to the holders' wire buffers.
-    fn send(&mut self, coming: &mut Coming, buffer: PinnedBuffer, bytes: usize) -> Result<()> {
+    fn send(&mut self, coming: &mut PartialMatrices, buffer: PinnedBuffer, bytes: usize) -> Result<()> {
         let to = coming.holders.iter();
         let to = to.map(|&device| (device, self.wire(device).add(coming.bytes)));
         let to = memory::collect(to, Purpose::Checkpoint)?;
@@ -342,9 +342,9 @@ impl Loader<'_> {
     }
 
     /// Rearranges matrices that have come on each device that holds them.
-    fn end(&mut self, coming: Coming, found: Findings) -> Result<(), Stop> {
+    fn end(&mut self, coming: PartialMatrices, found: Findings) -> Result<(), Stop> {
         self.staging.wait(0)?;
-        let Coming {
+        let PartialMatrices {
             of,
             ids,
             holders,
@@ -364,7 +364,7 @@ impl Loader<'_> {
         let expected = WeightFormat::expected(of.array.holds());
         let remark = found.misfit.map(|misfit| not_expected(expected, &misfit));
         self.report
-            .note(&ids, name, bytes, remark, found.non_finite, found.print);
+            .note(&ids, name, bytes, remark, found.non_finite, found.fingerprint);
         Ok(memory::push(
             &mut self.arrived.matrices,
             (of, out),
@@ -376,8 +376,8 @@ impl Loader<'_> {
     fn vectors(&mut self, of: OfLayer, values: &[f32]) -> Result<()> {
         let ids = of.ids(self.config)?;
         let non_finite = NonFinite::of_vectors(of.array, values, ids.len());
-        let (format, bytes, print) = (WeightFormat::F32.name(), size_of_val(values), print_of(values));
-        self.report.note(&ids, format, bytes, None, non_finite, print);
+        let (format, bytes, fingerprint) = (WeightFormat::F32.name(), size_of_val(values), fingerprint_of(values));
+        self.report.note(&ids, format, bytes, None, non_finite, fingerprint);
         let holders = self.holders(of)?.into_iter();
         let out = holders.map(|device| DeviceBuffer::of(&self.shares[device].context.stream, values));
         let out = out.collect::<Result<_>>()?;

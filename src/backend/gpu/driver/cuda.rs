@@ -173,8 +173,8 @@ impl Vendor for Cuda {
             // Deinitialized, unavailable, ECC, NVLink, contained.
             4 | 46 | 214 | 220 | 226 => GpuFault::LostDevice,
             // Illegal address, timeout, context destroyed, assertion, hardware stack, illegal instruction, misaligned
-            // address, address space, program counter, launch failed, tensor memory leak, external device, unknown: each
-            // ends the context.
+            // address, address space, program counter, launch failed, tensor memory leak, external device, unknown:
+            // each ends the context.
             700 | 702 | 709 | 710 | 714..=719 | 721 | 911 | 999 => GpuFault::LostDevice,
             // Damaged, or PTX of a newer version than the driver's.
             200 | 222 => GpuFault::InvalidImage,

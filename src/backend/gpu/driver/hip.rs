@@ -126,8 +126,8 @@ impl Vendor for Hip {
             // Not initialized; the kernel's driver is older than the library.
             3 | 35 => GpuFault::NoDriver,
             100 | 101 => GpuFault::NoDevice,
-            // Deinitialized, an earlier launch failed, ECC, illegal address, timeout, context destroyed, assertion, launch
-            // failed, unknown, the HSA runtime failed.
+            // Deinitialized, an earlier launch failed, ECC, illegal address, timeout, context destroyed, assertion,
+            // launch failed, unknown, the HSA runtime failed.
             4 | 53 | 214 | 700 | 702 | 709 | 710 | 719 | 999 | 1053 => GpuFault::LostDevice,
             200 => GpuFault::InvalidImage,
             209 => GpuFault::NoBinary,
@@ -181,7 +181,8 @@ impl Vendor for Hip {
         let slower = if kind == api::LINK_XGMI { 0 } else { 1 << 16 };
         Ok(Link {
             direct: can != 0,
-            // Runtimes that know nothing of a link, as in some containers, have devices all the same: they count as far.
+            // Runtimes that know nothing of a link, as in some containers, have devices all the same: they count as
+            // far.
             distance: match code {
                 0 => hops.saturating_add(slower),
                 _ => u32::MAX,

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// `driver`, but with at most `bytes` bytes of device memory, as the option `limit` says. Code, graphs and the runtime's own
-/// memory do not count: for them some is always left free.
+/// `driver`, but with at most `bytes` bytes of device memory, as the option `limit` says. Code, graphs and the
+/// runtime's own memory do not count: for them some is always left free.
 pub fn limited(driver: Arc<dyn Driver>, bytes: u64, limit: &'static str) -> Arc<dyn Driver> {
     Arc::new(Limited {
         driver,

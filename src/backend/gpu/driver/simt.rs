@@ -66,7 +66,8 @@ pub struct Setup {
     pub threads: usize,
     /// Whether devices reach each other's memory; devices 2n and 2n + 1 are neighbours.
     pub peer_access: bool,
-    /// Whether what waits for a lost device's events does so for ever. A call of the host that would wait for it panics.
+    /// Whether what waits for a lost device's events does so for ever. A call of the host that would wait for it
+    /// panics.
     pub losses_block: bool,
 }
 
@@ -167,8 +168,8 @@ impl System {
         self.lock().plan.keep_places();
     }
 
-    /// Where the calls were made that a fault of this device and kind would match, in order: equal numbers for calls that
-    /// came through the same functions.
+    /// Where the calls were made that a fault of this device and kind would match, in order: equal numbers for calls
+    /// that came through the same functions.
     pub fn places(&self, device: Option<usize>, call: Option<Call>) -> Vec<u64> {
         self.lock().plan.places(device, call)
     }
@@ -252,7 +253,8 @@ impl SimtDriver {
         &mut state.devices[self.device.ordinal]
     }
 
-    /// [`Self::enter`], for calls that a capture depends on: where a fault has it invalidated, the stream is of no more use.
+    /// [`Self::enter`], for calls that a capture depends on: where a fault has it invalidated, the stream is of no more
+    /// use.
     fn enter_capture(&self, call: Call, stream: StreamHandle) -> Result<MutexGuard<'_, State>> {
         self.enter(call).inspect_err(|error| {
             if let Error::Gpu {

@@ -1,15 +1,15 @@
 //! CDNA (`kernels/cdna`): which kernel a product gets, and how it is launched.
 //!
-//! A wave does 32 weight rows times a tile of tokens. A token's sum is the same in every tile, so tiles are chosen by speed
-//! alone:
+//! A wave does 32 weight rows times a tile of tokens. A token's sum is the same in every tile, so tiles are chosen by
+//! speed alone:
 //!
 //! * `n16` streams weights past up to 16 tokens, without LDS: reading weights is all the work.
-//! * `n64` and `n128` keep tokens in LDS. The larger the tile, the fewer instructions decode weights beside each MFMA, and the
-//!   fewer waves a SIMD holds to hide latency.
-//! * A block is four waves side by side (128 weight rows share a tile of tokens); of dense products with few rows fewer,
-//!   as their 90 to 160 row blocks would otherwise leave compute units without work.
-//! * qkv and attn_out make few blocks, of which the last round may fill the device only in part. Their `n64` and `n128` spread
-//!   a step's rows over all tiles of the grid, and the number of tiles is chosen by how long all rounds take.
+//! * `n64` and `n128` keep tokens in LDS. The larger the tile, the fewer instructions decode weights beside each MFMA,
+//!   and the fewer waves a SIMD holds to hide latency.
+//! * A block is four waves side by side (128 weight rows share a tile of tokens); of dense products with few rows
+//!   fewer, as their 90 to 160 row blocks would otherwise leave compute units without work.
+//! * qkv and attn_out make few blocks, of which the last round may fill the device only in part. Their `n64` and `n128`
+//!   spread a step's rows over all tiles of the grid, and the number of tiles is chosen by how long all rounds take.
 
 use super::{Family, blocks_of_tiles, largest_tile, most_tiles};
 use crate::backend::gpu::catalogue::{self, Kernel};
@@ -31,8 +31,8 @@ impl Family for Cdna {
         &catalogue::cdna::FAMILY
     }
 
-    /// MI200's memory channels alias on powers of two: heads of a page, read by blocks that run together, would meet on the
-    /// same ones.
+    /// MI200's memory channels alias on powers of two: heads of a page, read by blocks that run together, would meet on
+    /// the same ones.
     fn kv_head_padding(&self) -> usize {
         768
     }
@@ -57,9 +57,9 @@ impl Family for Cdna {
     }
 }
 
-/// How many tiles take least, at a step's most rows and at an eighth less: counts of rows are known by their bucket alone.
-/// Of equals the fewest, which read weights least often. Where weights are read more than twice, tiles have more than two
-/// steps of 16 tokens, or they would wait for weights from L2.
+/// How many tiles take least, at a step's most rows and at an eighth less: counts of rows are known by their bucket
+/// alone. Of equals the fewest, which read weights least often. Where weights are read more than twice, tiles have more
+/// than two steps of 16 tokens, or they would wait for weights from L2.
 fn fewest_rounds(shape: &GemmShape, kernel: &Kernel, compute_units: usize) -> usize {
     let least = shape.rows.div_ceil(kernel.tokens);
     let most = ((shape.rows.div_ceil(STEP) - 1) / 2).max(2);
@@ -73,10 +73,10 @@ fn fewest_rounds(shape: &GemmShape, kernel: &Kernel, compute_units: usize) -> us
         .expect("at least one tile")
 }
 
-/// Blocks go to the device in rounds of as many as it has places for. In a round a wave multiplies 16 tokens after 16, and
-/// spends three quarters of such a step beside its MFMAs (`kernels/cdna/mca.py`). Larger and smaller tiles meet on a compute
-/// unit: a round takes between the mean and the largest. Where compute units have half of their waves, in the last round,
-/// it takes a third less, as these have the matrix cores to themselves.
+/// Blocks go to the device in rounds of as many as it has places for. In a round a wave multiplies 16 tokens after 16,
+/// and spends three quarters of such a step beside its MFMAs (`kernels/cdna/mca.py`). Larger and smaller tiles meet on
+/// a compute unit: a round takes between the mean and the largest. Where compute units have half of their waves, in the
+/// last round, it takes a third less, as these have the matrix cores to themselves.
 fn rounds_cost(rows: usize, tiles: usize, row_blocks: usize, kernel: &Kernel, compute_units: usize) -> f64 {
     let waves = kernel.threads / WAVE;
     let blocks = tiles * row_blocks.div_ceil(waves);
@@ -153,8 +153,8 @@ mod tests {
         );
     }
 
-    /// Up to 64 rows, where experts' weights are streamed: a block for each row block of each expert or pick, and one that
-    /// stores the slots.
+    /// Up to 64 rows, where experts' weights are streamed: a block for each row block of each expert or pick, and one
+    /// that stores the slots.
     #[test]
     fn few_rows_are_sorted_by_mlp1() {
         let sorts = |rows, terms, groups| {

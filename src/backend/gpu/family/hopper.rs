@@ -99,7 +99,8 @@ impl Family for Hopper {
             launch: Launch::new(kernel, blocks),
             parts: parts(shape, kernel),
             candidates: match shape.product {
-                Product::Greedy | Product::Logits => multiprocessors, // a block keeps one candidate for all rows of the matrix it meets
+                // A block keeps one candidate for all rows of the matrix it meets.
+                Product::Greedy | Product::Logits => multiprocessors,
                 _ => 0,
             },
         }

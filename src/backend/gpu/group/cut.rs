@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
-/// Cuts `layers` layers into `stages` contiguous ranges, none of them empty, so that the costliest is as cheap as can be;
-/// of cuts alike the one whose first stages are shorter. `cost` is that of a range; `fits` says whether the device of a
-/// stage has room for a range. `None` if no cut fits.
+/// Cuts `layers` layers into `stages` contiguous ranges, none of them empty, so that the costliest is as cheap as can
+/// be; of cuts alike the one whose first stages are shorter. `cost` is that of a range; `fits` says whether the device
+/// of a stage has room for a range. `None` if no cut fits.
 pub fn cut(
     layers: usize,
     stages: usize,
     cost: impl Fn(&Range<usize>) -> f64,
     fits: impl Fn(usize, &Range<usize>) -> bool,
 ) -> Option<Vec<Range<usize>>> {
-    // best[end] is the cheapest way to have the layers before `end` in the stages so far: its cost, and where the last of
-    // them begins, for each stage.
+    // best[end] is the cheapest way to have the layers before `end` in the stages so far: its cost, and where the last
+    // of them begins, for each stage.
     let mut best = vec![None; layers + 1];
     best[0] = Some(0.0);
     let mut begins = Vec::with_capacity(stages);

@@ -25,7 +25,8 @@ const FLOPS_PER_S: f64 = 7.5e14;
 /// --overlap` prints for several `--requests`; the unit test has them.
 const WEIGHTS_FACTOR: f64 = 1.64;
 const PRODUCTS_FACTOR: f64 = 0.7;
-/// The unembedding takes so many times the longer of the two: alone it comes close to it, in long runs of all kernels not.
+/// The unembedding takes so many times the longer of the two: alone it comes close to it, in long runs of all kernels
+/// not.
 const HEAD_FACTOR: f64 = 1.45;
 
 /// A model on devices of a kind.
@@ -230,7 +231,8 @@ mod tests {
         }
     }
 
-    /// Milliseconds of the stages of long runs on pairs of H100s, at so many rows a step, as the benches' records have them.
+    /// Milliseconds of the stages of long runs on pairs of H100s, at so many rows a step, as the benches' records have
+    /// them.
     #[test]
     fn times_are_those_measured() {
         let (of_20b, of_120b) = (ModelConfig::preset_20b(), ModelConfig::preset_120b());

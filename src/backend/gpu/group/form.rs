@@ -33,7 +33,8 @@ pub struct Grouping {
     pub lines: Vec<String>,
 }
 
-/// The layers of each of these devices if the model, beside a KV cache for so many sequences of its `seq_len`, fits them.
+/// The layers of each of these devices if the model, beside a KV cache for so many sequences of its `seq_len`, fits
+/// them.
 pub type Fit<'a> = &'a dyn Fn(&[usize], usize) -> Option<Vec<Range<usize>>>;
 
 /// Forms groups of `size` devices, or of as few as have room for the KV cache of `sequences` sequences.
@@ -93,7 +94,8 @@ impl Forming<'_> {
         Some(Group { devices, layers })
     }
 
-    /// A chain of devices alike, each the nearest to the one before that is left; of those alike the one that comes first.
+    /// A chain of devices alike, each the nearest to the one before that is left; of those alike the one that comes
+    /// first.
     fn neighbours(&self, start: usize, size: usize) -> Option<Vec<usize>> {
         let mut last = self.left[start];
         let mut chain = vec![last];

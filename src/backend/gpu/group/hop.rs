@@ -1,9 +1,9 @@
 //! The way of the residual stream from one device to the next.
 //!
-//! A stage leaves its rows in a buffer beside its activations, and a stream of their own brings them to a buffer beside the
-//! next stage's, from where that one takes them when it begins the step. So the sender may go on with the next step as soon
-//! as its rows are aside, and the receiver may still compute the step before while they arrive: the two buffers are the
-//! double buffer of the hop. Copies within a device are a hundredth of a step at most.
+//! A stage leaves its rows in a buffer beside its activations, and a stream of their own brings them to a buffer beside
+//! the next stage's, from where that one takes them when it begins the step. So the sender may go on with the next step
+//! as soon as its rows are aside, and the receiver may still compute the step before while they arrive: the two buffers
+//! are the double buffer of the hop. Copies within a device are a hundredth of a step at most.
 
 use super::super::driver::DevicePtr;
 use super::super::memory::{DeviceBuffer, Event, PinnedBuffer, SharedDriver, Stream};

@@ -1,4 +1,4 @@
-//! What operations cost: bytes that cross memory once, and operations. Stages are timed beside them.
+//! What operations cost: bytes that cross memory once, and operations of arithmetic. The queue times them beside it.
 
 use super::values::y_elements;
 use crate::backend::gpu::args::WIRE_ROWS;

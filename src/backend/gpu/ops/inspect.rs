@@ -1,5 +1,5 @@
-//! What lies in device memory, as float32 on the host, and stale values put there: for tests and tools. All of it waits for
-//! the device.
+//! What lies in device memory, as float32 on the host, and stale values put there: for tests and tools. All of it waits
+//! for the device.
 
 use super::values::{Buffer, Projected, Routes, y_elements};
 use super::{GpuOps, KvCache};

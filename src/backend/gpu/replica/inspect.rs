@@ -1,5 +1,5 @@
-//! A step whose operations the caller queues one by one, times of whole steps, and what experts got: for tests, benches and
-//! tools.
+//! A step whose operations the caller queues one by one, times of whole steps, and what experts got: for tests, benches
+//! and tools.
 
 use super::{GpuReplica, events};
 use crate::backend::gpu::kv::KvCache;

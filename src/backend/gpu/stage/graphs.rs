@@ -1,5 +1,5 @@
-//! A stage's captured graphs, one for each shape of step. Graphs take device memory, and shapes can be many: where memory
-//! becomes little, the graphs launched longest ago are given up.
+//! A stage's captured graphs, one for each shape of step. Graphs take device memory, and shapes can be many: where
+//! memory becomes little, the graphs launched longest ago are given up.
 
 use super::super::attention_plan::most_items;
 use super::super::context::Capture;
@@ -22,7 +22,8 @@ const SHORT_POSITIONS: usize = 1024;
 /// The graphs launched last, so many or those of all steps under way, are kept whatever memory there is: decoding up to
 /// 1,024 rows takes 20.
 const KEPT: usize = 32;
-/// More are not kept even where there is device memory, so that the host memory that a runtime holds for each has a bound.
+/// More are not kept even where there is device memory, so that the host memory that a runtime holds for each has a
+/// bound.
 const MOST: usize = 1024;
 /// Where there is no memory for a graph, the driver is asked again only so many launches later.
 const PAUSE: u64 = 64;

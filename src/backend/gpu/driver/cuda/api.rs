@@ -1,7 +1,7 @@
 //! The entry points of libcuda that are used, loaded at run time: the library runs with and without an NVIDIA driver.
 //!
-//! Declared here and not taken from cudarc, whose calls panic where the library or a symbol is missing, and whose result
-//! type is a Rust enum: a number it does not know, from a newer driver, would be undefined behaviour.
+//! Declared here and not taken from cudarc, whose calls panic where the library or a symbol is missing, and whose
+//! result type is a Rust enum: a number it does not know, from a newer driver, would be undefined behaviour.
 
 use super::super::vendor::calls::{Calls, Code, Symbols, Types, no_driver, symbol};
 use super::super::vendor::{Vendor, check};

@@ -126,7 +126,8 @@ impl Heap {
         self.used_bytes -= counted_bytes(kind, allocation.bytes);
         let layout = Allocation::layout(allocation.bytes).expect("it was allocated with it");
         let base = (at as usize - GUARD_BYTES) as *mut u8;
-        // SAFETY: allocated by `alloc` with this layout, and no longer in the list. Poisoned for those who still read it.
+        // SAFETY: allocated by `alloc` with this layout, and no longer in the list. Poisoned for those who still read
+        // it.
         unsafe {
             base.write_bytes(POISON, layout.size());
             dealloc(base, layout);

@@ -1,8 +1,8 @@
 //! The state of the emulated devices, and the order in which queued work runs.
 //!
-//! Nothing runs by itself. A stream's work waits in its queue until a call runs it, in an order that [`Order`] chooses among
-//! those that streams and events allow. A point of a stream (what an event records) is the number of work items queued
-//! before it.
+//! Nothing runs by itself. A stream's work waits in its queue until a call runs it, in an order that [`Order`] chooses
+//! among those that streams and events allow. A point of a stream (what an event records) is the number of work items
+//! queued before it.
 
 use super::faults::{Call, FaultPlan};
 use super::library::{Library, LoadedKernel, SimtLaunch};
@@ -353,7 +353,8 @@ impl State {
     fn run_copy(&self, to: (Option<usize>, u64), from: (Option<usize>, u64), bytes: usize) -> Result<(), String> {
         self.check_range(to.0, to.1, bytes)?;
         self.check_range(from.0, from.1, bytes)?;
-        // SAFETY: device sides were checked; host sides and that the two do not overlap the caller of the driver vouches.
+        // SAFETY: device sides were checked; host sides and that the two do not overlap the caller of the driver
+        // vouches.
         unsafe { std::ptr::copy(from.1 as *const u8, to.1 as *mut u8, bytes) };
         Ok(())
     }

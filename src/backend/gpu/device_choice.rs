@@ -40,9 +40,9 @@ pub struct Chosen {
 
 /// Chooses.
 ///
-/// `auto` takes every usable device and says of each other one why not; if that leaves none it is the CPU, with one line.
-/// Of devices with plain kernels it takes some only if there are no others, which would wait for them. A choice of the
-/// user's that cannot be met is an error.
+/// `auto` takes every usable device and says of each other one why not; if that leaves none it is the CPU, with one
+/// line. Of devices with plain kernels it takes some only if there are no others, which would wait for them. A choice
+/// of the user's that cannot be met is an error.
 pub fn choose(choice: &DeviceChoice, runtimes: &[Runtime], needs: &Needs<'_>) -> Result<Chosen> {
     match choice {
         DeviceChoice::Cpu => Ok(Chosen::default()),

@@ -47,7 +47,7 @@ impl Fingerprint {
     #[inline(always)]
     pub fn at(self, place: u64) -> u64 {
         let words = self.0.iter().map(|&lane| u64::from(lane));
-        words.fold(mixed(place), |print, word| mixed(print ^ word))
+        words.fold(mixed(place), |fingerprint, word| mixed(fingerprint ^ word))
     }
 }
 
@@ -56,20 +56,20 @@ fn mixed(word: u64) -> u64 {
 }
 
 /// The fingerprint of float32 values.
-pub fn print_of(values: &[f32]) -> u64 {
-    Level::detect().run(PrintOf(values))
+pub fn fingerprint_of(values: &[f32]) -> u64 {
+    Level::detect().run(FingerprintOf(values))
 }
 
-struct PrintOf<'a>(&'a [f32]);
+struct FingerprintOf<'a>(&'a [f32]);
 
-impl VectorCode for PrintOf<'_> {
+impl VectorCode for FingerprintOf<'_> {
     type Output = u64;
 
     #[inline(always)]
     fn run<S: Simd>(self, _: S) -> u64 {
-        let mut print = Fingerprint::new();
-        print.add(bytemuck::cast_slice(self.0));
-        print.at(0)
+        let mut fingerprint = Fingerprint::new();
+        fingerprint.add(bytemuck::cast_slice(self.0));
+        fingerprint.at(0)
     }
 }
 
@@ -84,10 +84,10 @@ mod tests {
         let change = |change: fn(&mut Vec<f32>)| {
             let mut values = values.clone();
             change(&mut values);
-            print_of(&values)
+            fingerprint_of(&values)
         };
         let changes = [
-            print_of(&values),
+            fingerprint_of(&values),
             change(|values| values[2879] += 1.0),
             change(|values| values[1000] = -values[1000]),
             change(|values| values.iter_mut().for_each(|value| *value = -*value)),
@@ -101,9 +101,9 @@ mod tests {
             assert!(changes[..i].iter().all(|b| a != b), "{i}");
         }
         let at = |place| {
-            let mut print = Fingerprint::new();
-            print.add(&[1, 2, 3]);
-            print.at(place)
+            let mut fingerprint = Fingerprint::new();
+            fingerprint.add(&[1, 2, 3]);
+            fingerprint.at(place)
         };
         assert_ne!(at(0).wrapping_add(at(3)), at(1).wrapping_add(at(2)));
     }
