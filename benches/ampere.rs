@@ -1,0 +1,201 @@
+//! The time of decoding steps on Ampere's cards, estimated by a model, since it has not been measured on one.
+//!
+//!     cargo bench --profile dev --bench ampere
+//!
+//! *Products.* Each tile of the kernel that the library chooses goes to the multiprocessor that is free first, at the
+//! share of mma.sync's peak that its loop reached on an H100 with 8,192 rows (benches/record/h100/2026-11-27-ampere.md).
+//! A product takes at least the time in which its weights and activations cross memory. Tokens select experts at random,
+//! with a fixed seed.
+//!
+//! *Attention* takes the time of its keys' and values' bytes, *the rest* that of its bytes, and each launch a fixed time,
+//! which was fitted to a step of one row on that H100. The H100 is modelled, too, to be compared with what was measured.
+
+#![allow(missing_docs)]
+
+use getp::backend::gpu::args::Format;
+use getp::backend::gpu::catalogue::{Kernel, Op};
+use getp::backend::gpu::family::{self, Family};
+use getp::backend::gpu::shapes::{Kind, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::target::Target;
+use getp::config::ModelConfig;
+use rand::SeedableRng;
+use rand::seq::index::sample;
+use rand_chacha::ChaCha8Rng;
+
+/// A card by its published figures, but for the H100's, which were measured.
+struct Card {
+    name: &'static str,
+    multiprocessors: usize,
+    /// Of mma.sync with FP16 in and float32 sums.
+    flops: f64,
+    /// Of memory, as it is reached.
+    bytes_a_second: f64,
+}
+
+/// Of the memory's published rate so much is taken as reached: 3.0 of an H100's 3.35 TB/s.
+const MEMORY_REACHED: f64 = 3.0 / 3.35;
+
+const CARDS: [Card; 3] = [
+    Card {
+        name: "H100",
+        multiprocessors: 132,
+        flops: 641e12,
+        bytes_a_second: 3.0e12,
+    },
+    Card {
+        name: "A100 80GB",
+        multiprocessors: 108,
+        flops: 312e12,
+        bytes_a_second: 2.039e12 * MEMORY_REACHED,
+    },
+    Card {
+        name: "RTX 4090",
+        multiprocessors: 128,
+        flops: 165e12,
+        bytes_a_second: 1.008e12 * MEMORY_REACHED,
+    },
+];
+
+/// The share of mma.sync's peak in the loops, of MXFP4 and of 16-bit weights.
+const MXFP4_SHARE: f64 = 0.57;
+const W16_SHARE: f64 = 0.55;
+const LAUNCH: f64 = 6.6e-6;
+/// upload, embed, norm, unembedding and argmax.
+const STEP_LAUNCHES: usize = 5;
+/// Keys of a row in the middle of a sequence of 32 + 992 tokens.
+const KEYS: usize = 528;
+/// Lanes of a warp, and weight rows of a unit.
+const WARP: usize = 32;
+const UNIT_ROWS: usize = 16;
+
+struct Model<'a> {
+    config: &'a ModelConfig,
+    card: &'a Card,
+    target: Target,
+}
+
+impl Model<'_> {
+    /// Seconds of a product in a step of so many rows, of which each group has its own.
+    fn product(&self, product: Product, rows: usize, counts: &[usize]) -> f64 {
+        let kind = match product {
+            Product::Mlp1 | Product::Mlp2 => Kind::Mxfp4,
+            Product::Qkv => self.target.qkv_kind(self.config, false),
+            _ => Kind::W16,
+        };
+        let shape = self
+            .target
+            .product_shape(self.config, product, kind, Format::F16, 1, rows);
+        let kernel = self.target.gemm(&shape).expect("a kernel").launch.kernel;
+        let columns = match product {
+            Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
+            Product::Mlp2 => self.config.intermediate_dim,
+            _ => self.config.hidden_dim,
+        };
+        let packed = self.target.packed(kind, shape.n, columns);
+        let groups = counts.iter().filter(|&&rows| rows > 0).count();
+        let all: usize = counts.iter().sum();
+        let bytes = groups * packed.bytes + all * (2 * columns + 4 * shape.n);
+        let crossing = bytes as f64 / self.card.bytes_a_second;
+        crossing.max(self.multiplying(kernel, kind, shape.n, columns, counts))
+    }
+
+    /// When the last multiprocessor has multiplied its tiles.
+    fn multiplying(&self, kernel: &Kernel, kind: Kind, n: usize, columns: usize, counts: &[usize]) -> f64 {
+        let parameter = |name| kernel.parameter(name).expect("the maker has it");
+        let block_rows = kernel.threads / WARP * parameter("UNITS") * UNIT_ROWS;
+        let share = if kind == Kind::Mxfp4 { MXFP4_SHARE } else { W16_SHARE };
+        let rate = self.card.flops * share / self.card.multiprocessors as f64;
+        let mut ends = vec![0.0; self.card.multiprocessors];
+        for &rows in counts.iter().filter(|&&rows| rows > 0) {
+            let tiles = rows.div_ceil(kernel.tokens);
+            let width = rows.div_ceil(tiles).next_multiple_of(parameter("STEP"));
+            let seconds = (2 * block_rows * width * columns) as f64 / rate;
+            for _ in 0..tiles * n.div_ceil(block_rows) {
+                let first = ends.iter_mut().min_by(|a, b| f64::total_cmp(a, b));
+                *first.expect("there are multiprocessors") += seconds;
+            }
+        }
+        ends.into_iter().fold(0.0, f64::max)
+    }
+
+    /// Rows of each expert.
+    fn counts(&self, rows: usize) -> Vec<usize> {
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        let mut counts = vec![0; self.config.n_experts];
+        for _ in 0..rows {
+            for expert in sample(&mut random, self.config.n_experts, self.config.experts_per_token) {
+                counts[expert] += 1;
+            }
+        }
+        counts
+    }
+
+    /// Launches of a layer, of the kernels that the host chooses.
+    fn launches(&self, rows: usize) -> usize {
+        let kind = self.target.qkv_kind(self.config, false);
+        let qkv = self
+            .target
+            .product_shape(self.config, Product::Qkv, kind, Format::F16, 1, rows);
+        let stores = self.target.gemm(&qkv).expect("a kernel").launch.kernel.op == Op::QkvStore;
+        let fast = Numbers::new(Format::F16, false);
+        let router = Kind::Wire(Format::Bf16);
+        let norm_route = self.target.norm_route(self.config, &fast, router, rows);
+        let sends = norm_route.as_ref().is_some_and(|launch| launch.sends);
+        let sort_and_gather = match self.target.sort_gather(rows, 1) {
+            _ if sends => 0,
+            SortGatherLaunch::Together(_) => 1,
+            SortGatherLaunch::Apart { .. } => 2,
+        };
+        let norm_attention_and_out = 3;
+        let experts = 2;
+        let qkv_and_rope = if stores { 1 } else { 2 };
+        let norm_and_route = if norm_route.is_some() { 1 } else { 2 };
+        norm_attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
+    }
+
+    /// Seconds of a step of the whole model.
+    fn step(&self, rows: usize) -> f64 {
+        let c = self.config;
+        let counts = self.counts(rows);
+        let products = self.product(Product::Qkv, rows, &[rows])
+            + self.product(Product::AttnOut, rows, &[rows])
+            + self.product(Product::Mlp1, rows, &counts)
+            + self.product(Product::Mlp2, rows, &counts);
+        // Half of the layers see a window.
+        let keys = rows * (KEYS + KEYS.min(c.sliding_window)) / 2;
+        let kept = keys * 2 * 2 * c.head_dim * c.n_kv_heads;
+        // Norms, rotation, the experts' inputs: some forty bytes of each element of the residual stream.
+        let other = rows * 40 * c.hidden_dim;
+        let moved = (kept + other) as f64 / self.card.bytes_a_second;
+        let layer = products + moved + self.launches(rows) as f64 * LAUNCH;
+        let last = self.product(Product::Greedy, rows, &[rows]) + STEP_LAUNCHES as f64 * LAUNCH;
+        c.n_layers as f64 * layer + last
+    }
+}
+
+fn main() {
+    let config = ModelConfig::preset_20b();
+    let is_there = |name: &str| name == "ampere";
+    let family: &'static dyn Family = family::of("sm_80", is_there).expect("the family");
+    println!("20b, decoding rows of {KEYS} positions: ms a step, tokens a second");
+    for card in &CARDS {
+        let target = Target {
+            family,
+            multiprocessors: card.multiprocessors,
+        };
+        let model = Model {
+            config: &config,
+            card,
+            target,
+        };
+        for rows in [1, 32, 256, 890] {
+            let step = model.step(rows);
+            println!(
+                "{:<10}{rows:>5} rows{:>8.2} ms{:>9.0} tok/s",
+                card.name,
+                step * 1e3,
+                rows as f64 / step
+            );
+        }
+    }
+}
