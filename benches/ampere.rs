@@ -3,21 +3,22 @@
 //!     cargo bench --profile dev --bench ampere
 //!
 //! *Products.* Each tile of the kernel that the library chooses goes to the multiprocessor that is free first, at the
-//! share of mma.sync's peak that its loop reached on an H100 with 8,192 rows (benches/record/h100/2026-11-27-ampere.md).
-//! A product takes at least the time in which its weights and activations cross memory. Tokens select experts at random,
-//! with a fixed seed.
+//! share of mma.sync's peak that its loop reached on an H100 with 8,192 rows
+//! (benches/record/h100/2026-11-27-ampere.md). A product takes at least the time in which its weights and activations
+//! cross memory. Tokens select experts at random, with a fixed seed.
 //!
-//! *Attention* takes the time of its keys' and values' bytes, *the rest* that of its bytes, and each launch a fixed time,
-//! which was fitted to a step of one row on that H100. The H100 is modelled, too, to be compared with what was measured.
+//! *Attention* takes the time of its keys' and values' bytes, *the rest* that of its bytes, and each launch a fixed
+//! time, which was fitted to a step of one row on that H100. The H100 is modelled, too, to be compared with what was
+//! measured.
 
 #![allow(missing_docs)]
 
-use getp::backend::gpu::args::Format;
-use getp::backend::gpu::catalogue::{Kernel, Op};
+use getp::backend::gpu::catalogue::{Elements, Kernel, Op};
 use getp::backend::gpu::family::{self, Family};
-use getp::backend::gpu::shapes::{Kind, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{Held, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
+use getp::weights::WeightFormat;
 use rand::SeedableRng;
 use rand::seq::index::sample;
 use rand_chacha::ChaCha8Rng;
@@ -77,33 +78,34 @@ struct Model<'a> {
 impl Model<'_> {
     /// Seconds of a product in a step of so many rows, of which each group has its own.
     fn product(&self, product: Product, rows: usize, counts: &[usize]) -> f64 {
-        let kind = match product {
-            Product::Mlp1 | Product::Mlp2 => Kind::Mxfp4,
-            Product::Qkv => self.target.qkv_kind(self.config, false),
-            _ => Kind::W16,
+        let held = match product {
+            Product::Mlp1 | Product::Mlp2 => Held::Mxfp4,
+            Product::Qkv => self.target.qkv_held(self.config, false),
+            _ => Held::W16,
         };
         let shape = self
             .target
-            .product_shape(self.config, product, kind, Format::F16, 1, rows);
+            .product_shape(self.config, product, held, Elements::F16, 1, rows);
         let kernel = self.target.gemm(&shape).expect("a kernel").launch.kernel;
         let columns = match product {
             Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
             Product::Mlp2 => self.config.intermediate_dim,
             _ => self.config.hidden_dim,
         };
-        let packed = self.target.packed(kind, shape.n, columns);
+        let format = held.packed().expect("a family packs what it multiplies");
+        let packed = self.target.packed(format, shape.n, columns);
         let groups = counts.iter().filter(|&&rows| rows > 0).count();
         let all: usize = counts.iter().sum();
         let bytes = groups * packed.bytes + all * (2 * columns + 4 * shape.n);
         let crossing = bytes as f64 / self.card.bytes_a_second;
-        crossing.max(self.multiplying(kernel, kind, shape.n, columns, counts))
+        crossing.max(self.multiplying(kernel, held, shape.n, columns, counts))
     }
 
     /// When the last multiprocessor has multiplied its tiles.
-    fn multiplying(&self, kernel: &Kernel, kind: Kind, n: usize, columns: usize, counts: &[usize]) -> f64 {
+    fn multiplying(&self, kernel: &Kernel, held: Held, n: usize, columns: usize, counts: &[usize]) -> f64 {
         let parameter = |name| kernel.parameter(name).expect("the maker has it");
         let block_rows = kernel.threads / WARP * parameter("UNITS") * UNIT_ROWS;
-        let share = if kind == Kind::Mxfp4 { MXFP4_SHARE } else { W16_SHARE };
+        let share = if held == Held::Mxfp4 { MXFP4_SHARE } else { W16_SHARE };
         let rate = self.card.flops * share / self.card.multiprocessors as f64;
         let mut ends = vec![0.0; self.card.multiprocessors];
         for &rows in counts.iter().filter(|&&rows| rows > 0) {
@@ -132,13 +134,13 @@ impl Model<'_> {
 
     /// Launches of a layer, of the kernels that the host chooses.
     fn launches(&self, rows: usize) -> usize {
-        let kind = self.target.qkv_kind(self.config, false);
+        let held = self.target.qkv_held(self.config, false);
         let qkv = self
             .target
-            .product_shape(self.config, Product::Qkv, kind, Format::F16, 1, rows);
+            .product_shape(self.config, Product::Qkv, held, Elements::F16, 1, rows);
         let stores = self.target.gemm(&qkv).expect("a kernel").launch.kernel.op == Op::QkvStore;
-        let fast = Numbers::new(Format::F16, false);
-        let router = Kind::Wire(Format::Bf16);
+        let fast = Numbers::new(Elements::F16, false);
+        let router = Held::Wire(WeightFormat::Bf16);
         let norm_route = self.target.norm_route(self.config, &fast, router, rows);
         let sends = norm_route.as_ref().is_some_and(|launch| launch.sends);
         let sort_and_gather = match self.target.sort_gather(rows, 1) {

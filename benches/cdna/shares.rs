@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-/// Runs of 16 columns, for 16 rows and 16 tokens each, in 64 columns of 32 rows and 16 tokens. An MFMA multiplies one or
-/// two of them.
+/// Runs of 16 columns, for 16 rows and 16 tokens each, in 64 columns of 32 rows and 16 tokens. An MFMA multiplies one
+/// or two of them.
 pub const CHUNK_RUNS: usize = 8;
 
 /// The share of the matrix cores' peak in the kernels' inner loops. llvm-mca is run when a share is first needed.

@@ -21,8 +21,8 @@ pub static FAMILY: Family = Family {
     // Before sm_90 kernels cannot wait by themselves.
     overlaps: false,
     term_shift: 0,
-    // Of all its generations: 4 products and what they are added to are cut off at a common place, 2^-23 of the largest,
-    // and so is their sum. Later ones add more at once, and keep more bits.
+    // Of all its generations: 4 products and what they are added to are cut off at a common place, 2^-23 of the
+    // largest, and so is their sum. Later ones add more at once, and keep more bits.
     sum_error: [0.3, 16.0],
     exact_sums: Some(ExactSums {
         chained: 2,
@@ -217,12 +217,12 @@ const EXACT_BF16: Activations = &[(Bf16, 3)];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // Columns: the rows from which it is the fastest, and the parameters of `tile`; those of `shape` are warps, units of
-    // weights of each, slabs of a stage, stages, the step of tokens that there is code for, and blocks of a
+    // Columns: the rows from which it is the fastest, and the parameters of `tile`; those of `shape` are warps, units
+    // of weights of each, slabs of a stage, stages, the step of tokens that there is code for, and blocks of a
     // multiprocessor.
     //
-    // qkv and attn_out. With few rows their 80 and 45 blocks of 64 weight rows would leave multiprocessors idle: blocks are
-    // small. Up to 32 rows qkv rotates and stores.
+    // qkv and attn_out. With few rows their 80 and 45 blocks of 64 weight rows would leave multiprocessors idle: blocks
+    // are small. Up to 32 rows qkv rotates and stores.
     up_to(8, tile(0, STORE, &[W16], FAST_F16, 8, shape(1, 1, 4, 4, 8, 4))),
     tile(  0, LAYERS,       &[W16],   FAST_F16,    8, shape(1, 1, 4, 4,  8, 4)),
     up_to(32, tile(9, STORE, &[W16], FAST_F16, 32, shape(2, 1, 2, 6, 16, 2))),

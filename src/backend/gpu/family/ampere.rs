@@ -18,8 +18,8 @@ const WARP: usize = 32;
 /// Weight rows of a block of packed weights, of which 16 are a unit.
 const BLOCK_ROWS: usize = 64;
 const UNIT_ROWS: usize = 16;
-/// Blocks of decode attention a multiprocessor, as many as an H100's shared memory holds: those of four warps, and those
-/// of two.
+/// Blocks of decode attention a multiprocessor, as many as an H100's shared memory holds: those of four warps, and
+/// those of two.
 const BLOCKS: usize = 2;
 const PAIRS: usize = 5;
 
