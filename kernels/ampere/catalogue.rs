@@ -254,7 +254,7 @@ const TILES: &[Tile] = &[
     tile(  0, DENSE_EXACT,  &[W16],   EXACT_BF16,  8, shape(4, 1, 2, 4,  8, 3)),
     tile(  9, DENSE_EXACT,  &[W16],   EXACT_BF16, 64, shape(4, 1, 1, 3, 32, 2)),
     tile(  0, EXPERTS_EXACT, &[Mxfp4], EXACT_F16,  8, shape(4, 1, 2, 4,  8, 4)),
-    tile(  9, EXPERTS_EXACT, &[Mxfp4], EXACT_F16, 48, shape(4, 2, 2, 2, 16, 2)),
+    tile(  9, EXPERTS_EXACT, &[Mxfp4], EXACT_F16, 32, shape(4, 2, 2, 2, 16, 2)),
     tile(  0, EXPERTS_EXACT, &[Mxfp4], EXACT_BF16, 8, shape(4, 1, 2, 4,  8, 4)),
     tile(  9, EXPERTS_EXACT, &[Mxfp4], EXACT_BF16, 32, shape(4, 2, 2, 2, 16, 2)),
     tile(  0, EXPERTS_EXACT, &[W16],  EXACT_F16,  64, shape(4, 1, 1, 3, 32, 3)),
