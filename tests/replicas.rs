@@ -352,9 +352,10 @@ fn a_request_runs_where_it_has_room() {
         });
         check(&PROMPTS, STEPS, 1.0, &control);
         let widest = control.widest.lock().unwrap();
-        assert!(!widest.contains_key(&0) && widest.len() == replicas - 1, "{widest:?}");
-        // A replica that only waits takes no share of the requests.
-        assert!(replicas > 2 || widest[&1] == 8, "{widest:?}");
+        assert!(!widest.contains_key(&0), "{widest:?}");
+        // A replica that only waits takes no share of the requests. Of two others one may have answered all before the
+        // second begins.
+        assert!(replicas > 2 || *widest == [(1, 8)].into(), "{widest:?}");
     }
 }
 
