@@ -8,6 +8,7 @@ use rmpv::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A kernel's resources.
 #[derive(Debug, Default)]
@@ -43,7 +44,7 @@ pub fn archs(object: &CodeObject) -> Vec<String> {
 /// The kernels of a code object, of a text those that ptxas makes of it for this architecture.
 pub fn of(object: &CodeObject, arch: &str) -> Vec<Resources> {
     let assembled = is_ptx(object.arch).then(|| assembled(object, arch));
-    let image = assembled.as_deref().unwrap_or(object.image);
+    let image = assembled.as_ref().map_or(object.image, |cubin| &cubin[..]);
     let elf = ElfFile64::<LittleEndian>::parse(image).expect("a code object is an ELF file");
     let (_, platform) = catalogue::platform_of(object.arch).expect("a family's code");
     match platform.toolchain {
@@ -52,8 +53,17 @@ pub fn of(object: &CodeObject, arch: &str) -> Vec<Resources> {
     }
 }
 
-/// What ptxas, which lies beside nvcc, makes of a text.
-fn assembled(object: &CodeObject, arch: &str) -> Vec<u8> {
+/// What ptxas makes of a text, once for all tests.
+fn assembled(object: &CodeObject, arch: &str) -> Arc<[u8]> {
+    type Once = Arc<OnceLock<Arc<[u8]>>>;
+    static KEPT: Mutex<BTreeMap<[String; 3], Once>> = Mutex::new(BTreeMap::new());
+    let key = [object.arch, object.file, arch].map(String::from);
+    let once = Arc::clone(KEPT.lock().unwrap().entry(key).or_default());
+    Arc::clone(once.get_or_init(|| assemble(object, arch).into()))
+}
+
+/// By ptxas, which lies beside nvcc.
+fn assemble(object: &CodeObject, arch: &str) -> Vec<u8> {
     let nvcc = std::env::var_os("NVCC").map_or_else(|| "nvcc".into(), PathBuf::from);
     let folder = tempfile::tempdir().unwrap();
     let [text, cubin] = ["ptx", "cubin"].map(|name| folder.path().join(name));
