@@ -53,7 +53,7 @@ use clap::{Parser, Subcommand};
 use getp::backend::gpu;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::discover;
-use getp::backend::gpu::family::{FAMILIES, Family};
+use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
@@ -178,10 +178,7 @@ impl Args {
         let Some(name) = &self.family else {
             return Ok(Target::of(driver.device())?.family);
         };
-        let family = FAMILIES.iter().find(|family| family.table().name == name);
-        family
-            .copied()
-            .ok_or_else(|| anyhow::anyhow!("there is no family {name}"))
+        family::named(name).ok_or_else(|| anyhow::anyhow!("there is no family {name}"))
     }
 
     /// A device with the kernels of that family loaded.

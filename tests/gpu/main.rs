@@ -46,7 +46,7 @@ use getp::backend::gpu;
 use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::discover;
-use getp::backend::gpu::family::{FAMILIES, Family};
+use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::memory::SharedDriver;
 use getp::checkpoint::Checkpoint;
 use getp::options::{DeviceChoice, Options};
@@ -88,8 +88,7 @@ fn wide_elements() -> Elements {
 
 fn family() -> Option<&'static dyn Family> {
     let name = std::env::var("GETP_TEST_FAMILY").ok()?;
-    let mut families = FAMILIES.iter().filter(|family| family.table().name == name);
-    Some(*families.next().expect("GETP_TEST_FAMILY names a family"))
+    Some(family::named(&name).expect("GETP_TEST_FAMILY names a family"))
 }
 
 /// A replica on the first device.

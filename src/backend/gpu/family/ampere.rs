@@ -3,6 +3,7 @@
 //! A block does a tile of tokens for a span of weight rows, several units of 16. A token's sum is the same in every
 //! tile, so tiles are chosen by speed alone: by the rows from which each is the fastest.
 
+use super::mma::{self, BLOCK_ROWS, UNIT_ROWS};
 use super::{Family, block_a_row, blocks_of_tiles, largest_tile, most_tiles};
 use crate::backend::gpu::catalogue::ampere::TEAM_ROWS;
 use crate::backend::gpu::catalogue::{self, Kernel};
@@ -15,9 +16,6 @@ pub struct Ampere;
 
 /// Lanes of a warp.
 const WARP: usize = 32;
-/// Weight rows of a block of packed weights, of which 16 are a unit.
-const BLOCK_ROWS: usize = 64;
-const UNIT_ROWS: usize = 16;
 /// Blocks of decode attention a multiprocessor, as many as an H100's shared memory holds: those of four warps, and
 /// those of two.
 const BLOCKS: usize = 2;
@@ -30,15 +28,8 @@ impl Family for Ampere {
 
     /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone.
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        let by_threads = |kernel: &&&Kernel| kernel.threads;
-        let together = kernels.iter().filter(|kernel| shape.rows <= kernel.most_rows);
-        if let Some(kernel) = together.max_by_key(by_threads) {
-            if shape.rows <= TEAM_ROWS {
-                return Launch::new(kernel, BLOCKS * shape.multiprocessors);
-            }
-            if shape.windowed {
-                return Launch::new(kernel, PAIRS * shape.multiprocessors);
-            }
+        if let Some(together) = mma::attention_together(kernels, shape, TEAM_ROWS, [BLOCKS, PAIRS]) {
+            return together;
         }
         let alone = kernels.iter().find(|kernel| kernel.most_rows == 0);
         Launch::new(alone.unwrap_or(&kernels[0]), BLOCKS * shape.multiprocessors)
@@ -48,9 +39,8 @@ impl Family for Ampere {
         TEAM_ROWS
     }
 
-    /// Persistent blocks do not care how many there are.
     fn decode_items(&self, items: usize) -> usize {
-        items.min(1)
+        mma::decode_items(items)
     }
 
     /// The later one that takes the model, in `fast` of a BF16 router; it is alike, with less code.
@@ -59,20 +49,16 @@ impl Family for Ampere {
         block_a_row(shape, &kernels[takes.min(kernels.len()).saturating_sub(1)..])
     }
 
-    /// The largest scale times 2^14 is FP16's largest power of two, half the smallest is its smallest subnormal, with
-    /// which mma.sync computes.
     fn mxfp4_f16_scales(&self) -> (i32, i32) {
-        (-23, 1)
+        mma::MXFP4_F16_SCALES
     }
 
-    /// Outputs are stored in pairs.
     fn holds(&self, _product: Product, rows: usize) -> bool {
-        rows.is_multiple_of(2)
+        mma::holds(rows)
     }
 
-    /// A unit of weights, 16 rows, is eight pairs of one head.
     fn pairs_heads(&self, head_dim: usize) -> bool {
-        head_dim.is_multiple_of(16)
+        mma::pairs_heads(head_dim)
     }
 
     fn block_rows(&self) -> usize {

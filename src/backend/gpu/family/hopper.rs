@@ -7,7 +7,7 @@
 mod clusters;
 mod tiles;
 
-use super::{Family, block_a_row};
+use super::{Family, block_a_row, mma};
 use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
 use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::launch::Launch;
@@ -28,16 +28,10 @@ impl Family for Hopper {
     /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone: with
     /// few rows the fewest warps, each with the most tiles on the way.
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        let by_threads = |kernel: &&&Kernel| kernel.threads;
-        let together = kernels.iter().filter(|kernel| shape.rows <= kernel.most_rows);
-        if let Some(kernel) = together.max_by_key(by_threads) {
-            if shape.rows <= TEAM_ROWS {
-                return Launch::new(kernel, shape.multiprocessors);
-            }
-            if shape.windowed {
-                return Launch::new(kernel, PAIRS * shape.multiprocessors);
-            }
+        if let Some(together) = mma::attention_together(kernels, shape, TEAM_ROWS, [1, PAIRS]) {
+            return together;
         }
+        let by_threads = |kernel: &&&Kernel| kernel.threads;
         let alone = kernels.iter().filter(|kernel| kernel.most_rows == 0);
         let few = shape.rows * shape.kv_heads < 4 * shape.multiprocessors;
         let kernel = match few {
@@ -56,9 +50,8 @@ impl Family for Hopper {
         tiles.min(multiprocessors)
     }
 
-    /// Persistent blocks do not care how many there are.
     fn decode_items(&self, items: usize) -> usize {
-        items.min(1)
+        mma::decode_items(items)
     }
 
     /// By clusters of blocks, which multiply a row in parts and round the sums.
@@ -68,25 +61,21 @@ impl Family for Hopper {
         found.or_else(|| block_a_row(shape, kernels))
     }
 
-    /// The largest scale times 2^14 is FP16's largest power of two, half the smallest is its smallest subnormal, with
-    /// which wgmma computes.
     fn mxfp4_f16_scales(&self) -> (i32, i32) {
-        (-23, 1)
+        mma::MXFP4_F16_SCALES
     }
 
-    /// Outputs are stored in pairs.
     fn holds(&self, _product: Product, rows: usize) -> bool {
-        rows.is_multiple_of(2)
+        mma::holds(rows)
     }
 
-    /// A unit of weights, 16 rows, is eight pairs of one head.
     fn pairs_heads(&self, head_dim: usize) -> bool {
-        head_dim.is_multiple_of(16)
+        mma::pairs_heads(head_dim)
     }
 
-    /// wgmma's height.
+    /// wgmma's height, too.
     fn block_rows(&self) -> usize {
-        64
+        mma::BLOCK_ROWS
     }
 
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {

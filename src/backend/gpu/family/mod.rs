@@ -5,6 +5,7 @@ mod ampere;
 mod cdna;
 mod generic;
 mod hopper;
+mod mma;
 
 use super::args::WIRE_ROWS;
 use super::catalogue::{self, Kernel};
@@ -87,12 +88,16 @@ pub trait Family: Debug + Sync {
 /// Every family.
 pub static FAMILIES: &[&dyn Family] = &[&cdna::Cdna, &hopper::Hopper, &ampere::Ampere, &generic::Generic];
 
+/// The family of this name.
+pub fn named(name: &str) -> Option<&'static dyn Family> {
+    FAMILIES.iter().find(|family| family.table().name == name).copied()
+}
+
 /// The family of an architecture's devices: the first that has them and is there, as `is_there` says of its name, or,
 /// where none is, the first that has them.
 pub fn of(arch: &str, is_there: impl Fn(&str) -> bool) -> Option<&'static dyn Family> {
     let names = || catalogue::platforms_of(arch).map(|(table, _)| table.name);
-    let name = names().find(|name| is_there(name)).or_else(|| names().next())?;
-    FAMILIES.iter().find(|family| family.table().name == name).copied()
+    named(names().find(|name| is_there(name)).or_else(|| names().next())?)
 }
 
 /// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean
