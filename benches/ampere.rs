@@ -13,15 +13,13 @@
 
 #![allow(missing_docs)]
 
-use getp::backend::gpu::catalogue::{Elements, Kernel, Op};
+mod layer;
+
+use getp::backend::gpu::catalogue::Kernel;
 use getp::backend::gpu::family::{self, Family};
-use getp::backend::gpu::shapes::{Held, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{GemmShape, Held, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
-use getp::weights::WeightFormat;
-use rand::SeedableRng;
-use rand::seq::index::sample;
-use rand_chacha::ChaCha8Rng;
 
 /// A card by its published figures, but for the H100's, which were measured.
 struct Card {
@@ -61,8 +59,6 @@ const CARDS: [Card; 3] = [
 const MXFP4_SHARE: f64 = 0.57;
 const W16_SHARE: f64 = 0.55;
 const LAUNCH: f64 = 6.6e-6;
-/// upload, embed, norm, unembedding and argmax.
-const STEP_LAUNCHES: usize = 5;
 /// Keys of a row in the middle of a sequence of 32 + 992 tokens.
 const KEYS: usize = 528;
 /// Lanes of a warp, and weight rows of a unit.
@@ -78,41 +74,33 @@ struct Model<'a> {
 impl Model<'_> {
     /// Seconds of a product in a step of so many rows, of which each group has its own.
     fn product(&self, product: Product, rows: usize, counts: &[usize]) -> f64 {
-        let held = match product {
-            Product::Mlp1 | Product::Mlp2 => Held::Mxfp4,
-            Product::Qkv => self.target.qkv_held(self.config, false),
-            _ => Held::W16,
-        };
-        let shape = self
-            .target
-            .product_shape(self.config, product, held, Elements::F16, 1, rows);
+        let shape = layer::shape(&self.target, self.config, product, rows);
         let kernel = self.target.gemm(&shape).expect("a kernel").launch.kernel;
-        let columns = match product {
-            Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
-            Product::Mlp2 => self.config.intermediate_dim,
-            _ => self.config.hidden_dim,
-        };
-        let format = held.packed().expect("a family packs what it multiplies");
-        let packed = self.target.packed(format, shape.n, columns);
+        let columns = layer::columns(self.config, product);
+        let weights = layer::weight_bytes(&self.target, &shape, columns);
         let groups = counts.iter().filter(|&&rows| rows > 0).count();
         let all: usize = counts.iter().sum();
-        let bytes = groups * packed.bytes + all * (2 * columns + 4 * shape.n);
+        let bytes = groups * weights + all * (2 * columns + 4 * shape.n);
         let crossing = bytes as f64 / self.card.bytes_a_second;
-        crossing.max(self.multiplying(kernel, held, shape.n, columns, counts))
+        crossing.max(self.multiplying(kernel, &shape, columns, counts))
     }
 
     /// When the last multiprocessor has multiplied its tiles.
-    fn multiplying(&self, kernel: &Kernel, held: Held, n: usize, columns: usize, counts: &[usize]) -> f64 {
+    fn multiplying(&self, kernel: &Kernel, shape: &GemmShape, columns: usize, counts: &[usize]) -> f64 {
         let parameter = |name| kernel.parameter(name).expect("the maker has it");
         let block_rows = kernel.threads / WARP * parameter("UNITS") * UNIT_ROWS;
-        let share = if held == Held::Mxfp4 { MXFP4_SHARE } else { W16_SHARE };
+        let share = if shape.held == Held::Mxfp4 {
+            MXFP4_SHARE
+        } else {
+            W16_SHARE
+        };
         let rate = self.card.flops * share / self.card.multiprocessors as f64;
         let mut ends = vec![0.0; self.card.multiprocessors];
         for &rows in counts.iter().filter(|&&rows| rows > 0) {
             let tiles = rows.div_ceil(kernel.tokens);
             let width = rows.div_ceil(tiles).next_multiple_of(parameter("STEP"));
             let seconds = (2 * block_rows * width * columns) as f64 / rate;
-            for _ in 0..tiles * n.div_ceil(block_rows) {
+            for _ in 0..tiles * shape.n.div_ceil(block_rows) {
                 let first = ends.iter_mut().min_by(|a, b| f64::total_cmp(a, b));
                 *first.expect("there are multiprocessors") += seconds;
             }
@@ -120,45 +108,10 @@ impl Model<'_> {
         ends.into_iter().fold(0.0, f64::max)
     }
 
-    /// Rows of each expert.
-    fn counts(&self, rows: usize) -> Vec<usize> {
-        let mut random = ChaCha8Rng::seed_from_u64(1);
-        let mut counts = vec![0; self.config.n_experts];
-        for _ in 0..rows {
-            for expert in sample(&mut random, self.config.n_experts, self.config.experts_per_token) {
-                counts[expert] += 1;
-            }
-        }
-        counts
-    }
-
-    /// Launches of a layer, of the kernels that the host chooses.
-    fn launches(&self, rows: usize) -> usize {
-        let held = self.target.qkv_held(self.config, false);
-        let qkv = self
-            .target
-            .product_shape(self.config, Product::Qkv, held, Elements::F16, 1, rows);
-        let stores = self.target.gemm(&qkv).expect("a kernel").launch.kernel.op == Op::QkvStore;
-        let fast = Numbers::new(Elements::F16, false);
-        let router = Held::Wire(WeightFormat::Bf16);
-        let norm_route = self.target.norm_route(self.config, &fast, router, rows);
-        let sends = norm_route.as_ref().is_some_and(|launch| launch.sends);
-        let sort_and_gather = match self.target.sort_gather(rows, 1) {
-            _ if sends => 0,
-            SortGatherLaunch::Together(_) => 1,
-            SortGatherLaunch::Apart { .. } => 2,
-        };
-        let norm_attention_and_out = 3;
-        let experts = 2;
-        let qkv_and_rope = if stores { 1 } else { 2 };
-        let norm_and_route = if norm_route.is_some() { 1 } else { 2 };
-        norm_attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
-    }
-
     /// Seconds of a step of the whole model.
     fn step(&self, rows: usize) -> f64 {
         let c = self.config;
-        let counts = self.counts(rows);
+        let counts = layer::expert_rows(c, rows);
         let products = self.product(Product::Qkv, rows, &[rows])
             + self.product(Product::AttnOut, rows, &[rows])
             + self.product(Product::Mlp1, rows, &counts)
@@ -169,8 +122,8 @@ impl Model<'_> {
         // Norms, rotation, the experts' inputs: some forty bytes of each element of the residual stream.
         let other = rows * 40 * c.hidden_dim;
         let moved = (kept + other) as f64 / self.card.bytes_a_second;
-        let layer = products + moved + self.launches(rows) as f64 * LAUNCH;
-        let last = self.product(Product::Greedy, rows, &[rows]) + STEP_LAUNCHES as f64 * LAUNCH;
+        let layer = products + moved + layer::launches(&self.target, c, rows) as f64 * LAUNCH;
+        let last = self.product(Product::Greedy, rows, &[rows]) + layer::STEP_LAUNCHES as f64 * LAUNCH;
         c.n_layers as f64 * layer + last
     }
 }

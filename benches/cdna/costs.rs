@@ -1,6 +1,7 @@
 //! What a step takes on each device of a group, whatever it has in it.
 
-use crate::model::{LAUNCH, Model, STEP_LAUNCHES};
+use crate::layer::STEP_LAUNCHES;
+use crate::model::{LAUNCH, Model};
 use getp::backend::gpu::shapes::Product;
 use getp::backend::gpu::stage::bucket;
 use getp::batch::StepPlan;

@@ -30,6 +30,8 @@
 mod card;
 mod costs;
 mod group;
+#[path = "../layer.rs"]
+mod layer;
 mod model;
 mod runs;
 mod shares;

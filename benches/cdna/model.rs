@@ -1,23 +1,18 @@
 //! The time of kernels, from bytes, operations and launches.
 
 use crate::card::Card;
+use crate::layer;
 use crate::shares::{CHUNK_RUNS, Shares};
 use crate::units::{SIMDS, WAVE, last_end};
 use getp::backend::gpu::args::PrefillTile;
 use getp::backend::gpu::attention_plan::plan_prefill;
 use getp::backend::gpu::catalogue::{Elements, Kernel, Op};
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{GemmShape, Held, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{GemmShape, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
-use getp::weights::WeightFormat;
-use rand::SeedableRng;
-use rand::seq::index::sample;
-use rand_chacha::ChaCha8Rng;
 
 pub const LAUNCH: f64 = 5e-6;
-/// upload, embed, norm, unembedding and argmax.
-pub const STEP_LAUNCHES: usize = 5;
 /// Tokens, or keys of attention, of an MFMA's product.
 const TOKENS: usize = 16;
 
@@ -60,34 +55,6 @@ pub struct Model<'a> {
 }
 
 impl Model<'_> {
-    fn shape(&self, product: Product, rows: usize) -> GemmShape {
-        let c = self.config;
-        let queries = c.head_dim * c.n_attn_heads;
-        let (n, groups, rows) = match product {
-            Product::Qkv => (queries + 2 * c.head_dim * c.n_kv_heads, 1, rows),
-            Product::AttnOut => (c.hidden_dim, 1, rows),
-            Product::Mlp1 => (2 * c.intermediate_dim, c.n_experts, rows * c.experts_per_token),
-            Product::Mlp2 => (c.hidden_dim, c.n_experts, rows * c.experts_per_token),
-            Product::Greedy | Product::Logits => (c.vocab_size, 1, rows),
-        };
-        let held = match product {
-            Product::Mlp1 | Product::Mlp2 => Held::Mxfp4,
-            Product::Qkv => self.target.qkv_held(c, false),
-            _ => Held::W16,
-        };
-        let row_blocks = n.div_ceil(self.target.family.block_rows());
-        GemmShape {
-            product,
-            held,
-            elements: Elements::F16,
-            terms: 1,
-            rows,
-            groups,
-            n,
-            row_blocks,
-        }
-    }
-
     /// Seconds in which the matrix core of a SIMD multiplies so many runs.
     fn runs(&self, count: usize) -> f64 {
         count as f64 * self.shares.run_slots * 4.0 / self.card.hertz
@@ -95,7 +62,7 @@ impl Model<'_> {
 
     /// `counts`: rows of each group (expert); `bucket`: the number of rows that the step's graph is captured for.
     pub fn product(&self, product: Product, bucket: usize, counts: &[usize]) -> Timed {
-        let shape = self.shape(product, bucket);
+        let shape = layer::shape(&self.target, self.config, product, bucket);
         let Launch { kernel, blocks, .. } = self.target.gemm(&shape).expect("a kernel").launch;
         let sorts = match product {
             Product::Mlp1 => self.sort_mlp1(bucket),
@@ -108,11 +75,7 @@ impl Model<'_> {
             true => blocks / spans,
             false => rows.div_ceil(kernel.tokens),
         };
-        let columns = match product {
-            Product::AttnOut => self.config.head_dim * self.config.n_attn_heads,
-            Product::Mlp2 => self.config.intermediate_dim,
-            _ => self.config.hidden_dim,
-        };
+        let columns = layer::columns(self.config, product);
         // Of 16 tokens and a wave's 32 weight rows.
         let step = self.runs(columns.div_ceil(64) * CHUNK_RUNS);
         let mut blocks = Vec::new();
@@ -143,8 +106,7 @@ impl Model<'_> {
 
     /// Bytes moved: weights of the groups that have rows, activations in and out.
     fn product_bytes(&self, shape: &GemmShape, columns: usize, counts: &[usize]) -> usize {
-        let format = shape.held.packed().expect("a family packs what it multiplies");
-        let weights = self.target.packed(format, shape.n, columns).bytes;
+        let weights = layer::weight_bytes(&self.target, shape, columns);
         let out = match shape.product {
             Product::Qkv | Product::Logits => 4 * shape.n,
             Product::AttnOut => 2 * 4 * shape.n, // reads and writes the residual stream
@@ -158,7 +120,7 @@ impl Model<'_> {
 
     /// mlp1 of a step whose rows no other kernel sorts.
     fn sort_mlp1(&self, bucket: usize) -> Option<&'static Kernel> {
-        let shape = self.shape(Product::Mlp1, bucket);
+        let shape = layer::shape(&self.target, self.config, Product::Mlp1, bucket);
         self.target.sort_mlp1(&shape, bucket).map(|launch| launch.kernel)
     }
 
@@ -180,45 +142,8 @@ impl Model<'_> {
         norm_of_sum + rope_store + attention + norm + route + gather
     }
 
-    /// Rows of each expert. Tokens select experts at random, with a fixed seed.
-    fn counts(&self, rows: usize) -> Vec<usize> {
-        let mut random = ChaCha8Rng::seed_from_u64(1);
-        let mut counts = vec![0; self.config.n_experts];
-        for _ in 0..rows {
-            for expert in sample(&mut random, self.config.n_experts, self.config.experts_per_token) {
-                counts[expert] += 1;
-            }
-        }
-        counts
-    }
-
-    /// Launches of a layer, of the kernels that the host chooses.
-    fn layer_launches(&self, bucket: usize) -> usize {
-        let qkv = self.shape(Product::Qkv, bucket);
-        let qkv = self.target.gemm(&qkv).expect("a kernel").launch.kernel;
-        let qkv_and_rope = if qkv.op == Op::QkvStore { 1 } else { 2 };
-        let fast = Numbers::new(Elements::F16, false);
-        let norm_and_route = match self
-            .target
-            .norm_route(self.config, &fast, Held::Wire(WeightFormat::Bf16), bucket)
-        {
-            Some(_) => 1,
-            None => 2,
-        };
-        let sort_and_gather = match self.sort_mlp1(bucket) {
-            Some(_) => 0,
-            None => match self.target.sort_gather(bucket, 1) {
-                SortGatherLaunch::Together(_) => 1,
-                SortGatherLaunch::Apart { .. } => 2,
-            },
-        };
-        let norm_attention_and_out = 3;
-        let experts = 2;
-        norm_attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
-    }
-
     pub fn layer(&self, bucket: usize, rows: usize) -> Layer {
-        let counts = self.counts(rows);
+        let counts = layer::expert_rows(self.config, rows);
         Layer {
             products: [
                 self.product(Product::Qkv, bucket, &[rows]),
@@ -227,7 +152,7 @@ impl Model<'_> {
                 self.product(Product::Mlp2, bucket, &counts),
             ],
             other: (rows * self.row_bytes(bucket)) as f64 / self.card.bytes_a_second(),
-            launches: self.layer_launches(bucket),
+            launches: layer::launches(&self.target, self.config, bucket),
         }
     }
 

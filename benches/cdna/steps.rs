@@ -1,7 +1,8 @@
 //! Prints single steps, kernel by kernel: decoding in the middle of W2's sequences, and prompts.
 
 use crate::group::cut;
-use crate::model::{LAUNCH, Layer, Model, STEP_LAUNCHES, Timed};
+use crate::layer::STEP_LAUNCHES;
+use crate::model::{LAUNCH, Layer, Model, Timed};
 use getp::backend::gpu::shapes::Product;
 use getp::backend::gpu::stage::bucket;
 
