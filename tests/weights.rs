@@ -425,13 +425,18 @@ impl Checkpoint for Changed<'_> {
     }
 }
 
-#[test]
-fn tensors_that_are_not_finite_are_named() {
-    let config = ModelConfig {
+/// A model of few tensors.
+fn few_experts() -> ModelConfig {
+    ModelConfig {
         vocab_size: 40,
         n_experts: 4,
         ..ModelConfig::preset_7m()
-    };
+    }
+}
+
+#[test]
+fn tensors_that_are_not_finite_are_named() {
+    let config = few_experts();
     let checkpoint = SyntheticCheckpoint::new(&config, 7, Temperament::Tame).unwrap();
     let (layer, expert) = (1, 3);
     let changed = Changed::new(
@@ -623,11 +628,7 @@ proptest! {
 fn the_report_says_what_each_kind_became() {
     let report = |dense, experts| {
         let synthetic = Synthetic {
-            config: ModelConfig {
-                vocab_size: 40,
-                n_experts: 4,
-                ..ModelConfig::preset_7m()
-            },
+            config: few_experts(),
             seed: 7,
             temperament: Temperament::Wild,
             dense,
@@ -651,11 +652,7 @@ fn the_report_says_what_each_kind_became() {
 /// Each tensor in its format, every layer and expert with values of its own, spread as the model needs them.
 #[test]
 fn the_benchmarks_model_has_the_formats_of_a_released_one() {
-    let config = ModelConfig {
-        vocab_size: 40,
-        n_experts: 4,
-        ..ModelConfig::preset_7m()
-    };
+    let config = few_experts();
     let model = RandomModel::new(&config, 0.5);
     let (_, report) = load(&model).unwrap();
     assert!(

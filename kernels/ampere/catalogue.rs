@@ -108,7 +108,8 @@ const fn pack(weights: PackedFormat) -> Kernel {
     Kernel::written(Op::Pack, "ampere/pack.hip", 128).of(weights).taking(1)
 }
 
-type Ops = &'static [(Op, &'static str)];
+type InFile = (Op, &'static str);
+type Ops = &'static [InFile];
 type Activations = &'static [(Elements, usize)];
 
 /// How a block multiplies (gemm.h).
@@ -179,35 +180,25 @@ const fn up_to(most_rows: usize, tile: Tile) -> Tile {
 
 const STORE: Ops = &[(Op::QkvStore, "ampere/layers.hip")];
 const LAYERS: Ops = &[(Op::Qkv, "ampere/layers.hip"), (Op::AttnOut, "ampere/layers.hip")];
-const UNEMBED: Ops = &[
-    (Op::GreedyLogits, "ampere/unembed.hip"),
-    (Op::Logits, "ampere/unembed.hip"),
-];
+const UNEMBED: Ops = &unembed("ampere/unembed.hip");
 const EXPERTS: Ops = &[(Op::Mlp1, "ampere/mlp1.hip"), (Op::Mlp2, "ampere/mlp2.hip")];
-const EXPERTS_W16: Ops = &[
-    (Op::Mlp1, "ampere/experts_w16.hip"),
-    (Op::Mlp2, "ampere/experts_w16.hip"),
-];
-const DENSE_BF16: Ops = &[
-    (Op::Qkv, "ampere/dense_bf16.hip"),
-    (Op::AttnOut, "ampere/dense_bf16.hip"),
-    (Op::GreedyLogits, "ampere/dense_bf16.hip"),
-    (Op::Logits, "ampere/dense_bf16.hip"),
-];
-const EXPERTS_BF16: Ops = &[
-    (Op::Mlp1, "ampere/experts_bf16.hip"),
-    (Op::Mlp2, "ampere/experts_bf16.hip"),
-];
-const DENSE_EXACT: Ops = &[
-    (Op::Qkv, "ampere/dense_exact.hip"),
-    (Op::AttnOut, "ampere/dense_exact.hip"),
-    (Op::GreedyLogits, "ampere/dense_exact.hip"),
-    (Op::Logits, "ampere/dense_exact.hip"),
-];
-const EXPERTS_EXACT: Ops = &[
-    (Op::Mlp1, "ampere/experts_exact.hip"),
-    (Op::Mlp2, "ampere/experts_exact.hip"),
-];
+const EXPERTS_W16: Ops = &experts("ampere/experts_w16.hip");
+const DENSE_BF16: Ops = &dense("ampere/dense_bf16.hip");
+const EXPERTS_BF16: Ops = &experts("ampere/experts_bf16.hip");
+const DENSE_EXACT: Ops = &dense("ampere/dense_exact.hip");
+const EXPERTS_EXACT: Ops = &experts("ampere/experts_exact.hip");
+
+const fn unembed(file: &'static str) -> [InFile; 2] {
+    [(Op::GreedyLogits, file), (Op::Logits, file)]
+}
+const fn experts(file: &'static str) -> [InFile; 2] {
+    [(Op::Mlp1, file), (Op::Mlp2, file)]
+}
+/// All but the experts.
+const fn dense(file: &'static str) -> [InFile; 4] {
+    let [greedy, logits] = unembed(file);
+    [(Op::Qkv, file), (Op::AttnOut, file), greedy, logits]
+}
 
 const FAST_F16: Activations = &[(F16, 1)];
 const FAST_BF16: Activations = &[(Bf16, 1)];
