@@ -6,14 +6,8 @@
 
 // Writes slots and counts, and copies the row to the slots; all threads know the chosen experts.
 template <int THREADS> DEV void send_alone(const NormRouteArgs& a, const Routing<1>& s, const float* t) {
-  const int k = a.route.k, *picks = s.picks[0];
-  for (int e = TID; e <= a.route.n_experts; e += THREADS) {
-    int before = 0, here = 0;
-    for (int i = 0; i < k; i++) before += picks[i] < e, here += picks[i] == e;
-    a.sort.offsets[e] = before * slots_of(1);
-    if (e < a.route.n_experts) a.sort.counts[e] = here;
-  }
-  if (TID < k) a.sort.slots[TID] = TID * slots_of(1);
+  const int k = a.route.k;
+  place_alone<THREADS>(a, s.picks[0]);
   const GatherArgs& g = a.gather;
   for (int i = TID; i < g.k_blocks * SLAB / 8 * k; i += THREADS) {
     float v[8];

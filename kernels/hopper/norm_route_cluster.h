@@ -194,16 +194,8 @@ template <int THREADS, int BLOCKS> struct NormRoute {
   // Writes slots and counts, and copies this block's share of the row to the slots; all threads know the picks. The
   // first block has the shares to compute.
   static DEV void send_alone(const NormRouteArgs& a, int rank, Shared& s) {
-    const int k = a.route.k, *picks = s.picks;
-    if (rank == 1) {
-      for (int e = TID; e <= a.route.n_experts; e += THREADS) {
-        int before = 0, here = 0;
-        for (int i = 0; i < k; i++) before += picks[i] < e, here += picks[i] == e;
-        a.sort.offsets[e] = before * slots_of(1);
-        if (e < a.route.n_experts) a.sort.counts[e] = here;
-      }
-      if (TID < k) a.sort.slots[TID] = TID * slots_of(1);
-    }
+    const int k = a.route.k;
+    if (rank == 1) place_alone<THREADS>(a, s.picks);
     const GatherArgs& g = a.gather;
     for (int i = TID * (BLOCKS - 1) + rank - 1; i < g.k_blocks * SLAB / 8 * k; i += THREADS * (BLOCKS - 1)) {
       const int piece = i / k;
