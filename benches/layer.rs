@@ -1,5 +1,5 @@
-//! What the models of steps take of a layer: its products, rows of its experts, and its launches, as the library chooses
-//! them for a device.
+//! What the models of steps take of a layer: its products, rows of its experts, and its launches, as the library
+//! chooses them for a device.
 
 use getp::backend::gpu::catalogue::{Elements, Op};
 use getp::backend::gpu::shapes::{GemmShape, Held, Numbers, Product, SortGatherLaunch};

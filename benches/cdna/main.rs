@@ -4,8 +4,8 @@
 //!     cargo bench --profile dev --bench cdna --features hip -- W2 --requests 890,4000
 //!
 //! *Products.* A matrix product's blocks are assigned in order to compute units that hold eight waves (`units.rs`). A
-//! compute unit multiplies at the share of its peak that llvm-mca gives for the kernel's inner loop (`LLVM_MCA` names the
-//! program), with one block or with two (`shares.rs`). A product takes at least the time in which its weights and
+//! compute unit multiplies at the share of its peak that llvm-mca gives for the kernel's inner loop (`LLVM_MCA` names
+//! the program), with one block or with two (`shares.rs`). A product takes at least the time in which its weights and
 //! activations cross memory. Tokens select experts at random, with a fixed seed.
 //!
 //! *Attention.* Rows that decode take the time of their keys' and values' bytes. Of prompts each wave takes its tile's

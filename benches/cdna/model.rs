@@ -167,8 +167,8 @@ impl Model<'_> {
         (4 * rows * self.config.hidden_dim) as f64 / self.card.link_bytes_a_second
     }
 
-    /// Seconds of a layer's attention of prompts, chunks `(first position, rows)` of them. A wave takes 16 keys after 16
-    /// in the kernel's inner loop; a block takes as long as the wave of its last rows.
+    /// Seconds of a layer's attention of prompts, chunks `(first position, rows)` of them. A wave takes 16 keys after
+    /// 16 in the kernel's inner loop; a block takes as long as the wave of its last rows.
     pub fn prompts(&self, chunks: &[(usize, usize)], window: Option<usize>) -> f64 {
         let kernel = self.prefill_kernel();
         let waves = kernel.threads / WAVE;

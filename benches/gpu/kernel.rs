@@ -1,7 +1,7 @@
-//! A kernel's ladder: every kernel that can do an operation, from the plain one that serves any GPU to the fastest. Each
-//! runs as the only one of its operation, is compared with float64 by the tests' own bounds, and timed between two
-//! events, as a part of a step of a random model. A line a kernel: its time, its rates, its share of what the device can
-//! do at most, and how many times as fast as the plain one it is.
+//! A kernel's ladder: every kernel that can do an operation, from the plain one that serves any GPU to the fastest.
+//! Each runs as the only one of its operation, is compared with float64 by the tests' own bounds, and timed between two
+//! events, as a part of a step of a random model. A line a kernel: its time, its rates, its share of what the device
+//! can do at most, and how many times as fast as the plain one it is.
 //!
 //! In a step of decoding sequences, or of prompts for `attention_prefill`. A kernel that does more than the others is
 //! compared with these and what they leave to kernels beside them.

@@ -1,12 +1,12 @@
-//! What the products' inner loops allow. A kernel multiplies one chunk a block with a sum so long that its epilogue, its
-//! search for work and its first bytes do not count: what is left is copies, decoding and multiplications, as they are in
-//! the engine. Each loop runs for two seconds: the last part is what the card sustains at its power cap. (After half a
-//! second it still draws more than that.)
+//! What the products' inner loops allow. A kernel multiplies one chunk a block with a sum so long that its epilogue,
+//! its search for work and its first bytes do not count: what is left is copies, decoding and multiplications, as they
+//! are in the engine. Each loop runs for two seconds: the last part is what the card sustains at its power cap. (After
+//! half a second it still draws more than that.)
 //!
 //! From these rates follows what whole workloads could reach: products at their loops' rate with experts chosen evenly,
 //! keys, values and the other kernels' rows at the rate at which a loop of few tokens reads its weights, a launch for
-//! each kernel, one after the other, and the requests' prompts at the rate of a large step. With `--precision exact` all
-//! that is `exact`'s: its loops multiply each term, and keys, values and outputs of experts are float32.
+//! each kernel, one after the other, and the requests' prompts at the rate of a large step. With `--precision exact`
+//! all that is `exact`'s: its loops multiply each term, and keys, values and outputs of experts are float32.
 
 use super::Args;
 use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, MatrixPeakArgs, SLAB, W16_SLAB_BYTES};
@@ -102,8 +102,8 @@ struct Floor {
     launch_s: f64,
 }
 
-/// A loop's time for a block of 64 weight rows, a slab and a tile of tokens, all multiprocessors together; and the tiles
-/// of an expert, or of a layer's own matrix.
+/// A loop's time for a block of 64 weight rows, a slab and a tile of tokens, all multiprocessors together; and the
+/// tiles of an expert, or of a layer's own matrix.
 struct Rate {
     seconds: f64,
     tiles: usize,
@@ -169,8 +169,8 @@ impl Loops<'_> {
             rows * keys * key_bytes * (c.n_kv_heads * c.head_dim) as f64 / floor.bytes_per_s
         };
         // Norms read the stream, four 16-bit outputs and write both; queries, keys and values are read in float32 and
-        // written in 16 bits; a row is copied for four experts. In `exact` outputs, keys and values are float32, rows have
-        // two terms, and the router reads float32 rows.
+        // written in 16 bits; a row is copied for four experts. In `exact` outputs, keys and values are float32, rows
+        // have two terms, and the router reads float32 rows.
         let (stream_bytes, qkv_bytes) = if self.numbers.exact { (64, 8) } else { (34, 6) };
         let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / floor.bytes_per_s;
         // With many rows `exact` has no kernel that norms and routes.
@@ -372,8 +372,8 @@ impl Loops<'_> {
         Ok(long / launches as f64)
     }
 
-    /// Device memory of random content, which repeats after some megabytes: MXFP4 codes with scales around one, or FP16 of
-    /// deviation one.
+    /// Device memory of random content, which repeats after some megabytes: MXFP4 codes with scales around one, or FP16
+    /// of deviation one.
     fn random(&self, bytes: usize, unit: usize, codes: bool) -> anyhow::Result<DeviceBuffer<u8>> {
         let mut rng = self.rng.borrow_mut();
         let length = (16 << 20) / unit * unit;

@@ -1,5 +1,5 @@
-//! The speed of the GPU backend, with the real models' shapes and random weights. Those of `workloads` and `ops` are made
-//! in host memory first: 14 GB of 20b, 65 GB of 120b.
+//! The speed of the GPU backend, with the real models' shapes and random weights. Those of `workloads` and `ops` are
+//! made in host memory first: 14 GB of 20b, 65 GB of 120b.
 //!
 //!     cargo bench --bench gpu --features cuda -- workloads [W1 W2 ...] [--devices cuda:0] [--precision fast|exact]
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --skew 0.5
@@ -75,8 +75,8 @@ struct Args {
     /// Layers; 0 is the model's own number.
     #[arg(long, global = true, default_value_t = 0)]
     layers: usize,
-    /// How uneven the router's choice of experts is: 0.5 for a busiest expert of 4 times the mean (20b) or 13 times (120b),
-    /// 0.95 for 6.6 (20b).
+    /// How uneven the router's choice of experts is: 0.5 for a busiest expert of 4 times the mean (20b) or 13 times
+    /// (120b), 0.95 for 6.6 (20b).
     #[arg(long, global = true, default_value_t = 0.0)]
     skew: f32,
     /// exact or fast

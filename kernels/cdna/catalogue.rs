@@ -190,8 +190,8 @@ const TILES: &[Tile] = &[
              tile(UNEMBED, "STREAMED", 16, 4, &[2]),
     from(17, tile(UNEMBED, "TILED",    64, 4, &[2, 1])),
     from(65, tile(UNEMBED, "TILED",   128, 4, &[2, 2])),
-    // `exact`. Float64 sums of more than 64 tokens would not fit the registers; three terms of 64 tokens take so much LDS
-    // that a SIMD has one wave.
+    // `exact`. Float64 sums of more than 64 tokens would not fit the registers; three terms of 64 tokens take so much
+    // LDS that a SIMD has one wave.
              exact(tile(LAYERS_EXACT, "ONE_SIZE", 16, 1, &[2])),
     from(17, exact_f16(tile(LAYERS_EXACT, "ONE_SIZE", 64, 4, &[2]))),
     from(17, exact_bf16(tile(LAYERS_EXACT, "ONE_SIZE", 64, 4, &[1]))),

@@ -328,7 +328,8 @@ shared! {
             gather: GatherArgs,
         }
 
-        /// norm_route: rmsnorm (without `select`) and route fused; sort and gather, too, where the bucket is of one row.
+        /// norm_route: rmsnorm (without `select`) and route fused; sort and gather, too, where the bucket is of one
+        /// row.
         #[derive(NoUninit)]
         NormRouteArgs {
             /// `t32` is unused
@@ -423,8 +424,8 @@ shared! {
             tiled_term: i64,
             /// mlp2: `[slots][n]`, F16 (fast) or F32 (exact)
             y: *mut c_void,
-            /// unembedding: `[candidates][best_rows]`, the largest logit of each candidate, which is what one block found
-            /// ...
+            /// unembedding: `[candidates][best_rows]`, the largest logit of each candidate, which is what one block
+            /// found ...
             best: *mut f32,
             /// ... and its lowest index
             best_index: *mut i32,
