@@ -111,7 +111,7 @@ test-simt: tiny-model
 test-gpu:
 	tests/programs/gpu.sh
 
-# The same, and all of AMD's targets by older compilers, too: what to run where kernels have changed.
+# The same, and all of AMD's targets by older compilers and NVIDIA's sm_89, too: what to run where kernels have changed.
 test-gpu-all:
 	tests/programs/gpu.sh all
 

@@ -3,7 +3,7 @@
 
 use super::resources::{self, Resources};
 use getp::backend::gpu::args::{Format, PackArgs};
-use getp::backend::gpu::catalogue::{self, Elements, Kernel, PackedFormat};
+use getp::backend::gpu::catalogue::{self, Elements, Kernel, PackedFormat, Toolchain};
 use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::launch::Launch;
@@ -241,16 +241,30 @@ fn the_host_chooses_every_kernel_of_the_catalogue() {
     }
 }
 
-/// The code objects of each architecture have the catalogue's kernels, in the files that it says, and no others.
 #[test]
 #[cfg_attr(
     not(getp_code_objects),
     ignore = "this build has no code objects; make test-gpu makes one that has"
 )]
-fn code_objects_have_what_the_host_chooses_and_nothing_else() {
+fn amd_code_objects_have_what_the_host_chooses_and_nothing_else() {
+    compare(Toolchain::Hip);
+}
+
+#[test]
+#[cfg_attr(
+    not(getp_code_objects),
+    ignore = "this build has no code objects; make test-gpu makes one that has"
+)]
+fn nvidia_code_objects_have_what_the_host_chooses_and_nothing_else() {
+    compare(Toolchain::Cuda);
+}
+
+/// The code objects of each architecture have the catalogue's kernels, in the files that it says, and no others.
+fn compare(toolchain: Toolchain) {
     let mut archs: Vec<&str> = CODE_OBJECTS.iter().map(|object| object.arch).collect();
-    archs.dedup();
     assert!(!archs.is_empty(), "there are no code objects");
+    archs.retain(|arch| catalogue::platform_of(arch).is_some_and(|(_, platform)| platform.toolchain == toolchain));
+    archs.dedup();
     for arch in archs {
         let objects = CODE_OBJECTS.iter().filter(|object| object.arch == arch);
         let table = catalogue::family_of(arch).expect("a family's code");

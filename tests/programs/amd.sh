@@ -22,7 +22,7 @@ emulator=${TARGET:?}/tmp/hip
 
 # The library with all GPU features, as test-gpu has it, and what the build made of the kernels. Their LDS is what the
 # catalogue says.
-"$cargo" test --locked --features "${features:?}" --test code_objects code_objects_have
+"$cargo" test --locked --features "${features:?}" --test code_objects amd_code_objects_have
 "$cargo" test --locked --features "$features" --no-run --test gpu
 messages=$scratch/messages
 "$cargo" test --locked --features "$features" --no-run --test gpu --message-format=json >"$messages" 2>/dev/null

@@ -2,9 +2,10 @@
 # Runs each of the Makefile's targets given, whatever becomes of the others, counts them and says what they took:
 # seconds by the clock, and seconds of processor time.
 #
-# Two run at a time, one from the front of the list and one from its back, so that the parts of either that take one
-# core leave none idle. What a target prints is shown as a whole when it has ended. What names the failures, and the end
-# of what the failed ones printed, is shown again last of all, where a log that is cut still has it.
+# One more than there are cores run at a time, and at most four: one from the front of the list, the others from its
+# back, so that the parts that take one core, or wait for another's build, leave none idle. What a target prints is
+# shown as a whole when it has ended. What names the failures, and the end of what the failed ones printed, is shown
+# again last of all, where a log that is cut still has it.
 . "$(dirname "$0")/lib.sh"
 
 # check NAME: what it prints goes to NAME.log, what becomes of it to NAME.result, its line of the table to NAME.line.
@@ -22,6 +23,8 @@ check() {
 }
 
 checks=("$@")
+cores=$(nproc)
+slots=$((cores < 3 ? cores + 1 : 4))
 first=0 last=$(($# - 1))
 declare -A running=()
 begin() {
@@ -46,7 +49,7 @@ while ((first <= last || ${#running[@]})); do
     if ((first <= last)) && [[ -z $front ]]; then
         begin "${checks[first]}"
         front=$! first=$((first + 1))
-    elif ((first <= last && ${#running[@]} < 2)); then
+    elif ((first <= last && ${#running[@]} < slots)); then
         begin "${checks[last]}"
         last=$((last - 1))
     else

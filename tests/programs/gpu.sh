@@ -3,7 +3,7 @@
 # Runs the unit tests of the GPUs' code, tests the HIP driver with an emulator of AMD's GPUs, and that emulator. Checks
 # that no kernel has scratch or spills, the plain ones not with the oldest compiler either, and that no loop of AMD's
 # matrix products waits for loads that are to be in flight. No GPU is needed. With the argument `all` older compilers
-# compile all targets that they know, which takes minutes.
+# compile all targets that they know and ptxas assembles for one more, which takes minutes.
 # LLVM_OBJDUMP names a disassembler that is not in PATH.
 . "$(dirname "$0")/lib.sh"
 find_toolchains
@@ -74,6 +74,7 @@ builds refused 'GETP_HIPCC=/bin/false compiled none' $hip GETP_HIPCC=/bin/false
 builds made 'AMD kernels: GETP_HIP_ARCHS=none' $hip PATH=/none GETP_HIP_ARCHS=none
 builds made 'NVIDIA kernels: GETP_CUDA_ARCHS=none' $cuda PATH=/none GETP_CUDA_ARCHS=none
 
+[[ ${1:-} != all ]] || export GETP_TEST_EVERY_ARCH=1
 # The library's tests are compiled once more for these few, which takes a quarter of the time without optimization.
 "$cargo" test --locked --features "$features" --config 'profile.dev.package.getp.opt-level=0' --lib -- backend::gpu
 "$cargo" test --locked --features "$features" "${checks[@]}" -- --nocapture
