@@ -36,7 +36,7 @@ TOOLS_PROFILE ?= release
 TOOLS := $(TARGET)/$(if $(filter dev,$(TOOLS_PROFILE)),debug,$(TOOLS_PROFILE))/examples
 ALL_TOOLS := $(addprefix $(TOOLS)/,$(basename $(notdir $(wildcard examples/*))))
 # For the scripts in tests/programs and packaging.
-export TARGET BUILD TOOLS FUZZ_SECONDS FEATURES DESTDIR PREFIX LIBDIR INCLUDEDIR
+export TOOLS_PROFILE TARGET BUILD TOOLS FUZZ_SECONDS FEATURES DESTDIR PREFIX LIBDIR INCLUDEDIR
 
 TOKENIZER_SOURCES := examples/export_tokenizer.rs
 MODEL_SOURCES := examples/make_model.rs $(TOKENIZER_SOURCES) \
@@ -94,10 +94,8 @@ check-lints:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps
 	tests/programs/shellcheck.sh
 
-# With the tools that other checks use, as long as this folder's library has the same features.
 test-rust:
-	$(CARGO) build --locked --examples
-	$(CARGO) test --locked --no-fail-fast
+	tests/programs/rust.sh
 
 # The checkpoint's own tokenizer and conversations, against tiktoken and openai-harmony.
 test-text: $(BUILD)/tokenizer.json 7m-directory
@@ -178,7 +176,7 @@ library:
 # Cargo is not asked while the tools are newer than what they are made of: it would also make libgetp.so again where a
 # check has just built it with other features.
 $(ALL_TOOLS) &: $(shell find src examples tests/common -name '*.rs')
-	$(CARGO) build --profile $(TOOLS_PROFILE) --locked --examples
+	tests/programs/tools.sh
 	touch $(ALL_TOOLS)
 
 # Checks that run at the same time may both want these; one makes them.

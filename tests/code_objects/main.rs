@@ -30,6 +30,7 @@ fn features_and_their_architectures_can_be_asked() {
     expected.extend(cfg!(feature = "cuda").then(|| of("cuda", Toolchain::Cuda)));
     expected.extend(cfg!(feature = "mpi").then(|| "mpi".to_owned()));
     expected.extend(cfg!(feature = "simt").then(|| "simt".to_owned()));
+    expected.extend(cfg!(feature = "tokenizer-json").then(|| "tokenizer-json".to_owned()));
     // SAFETY: a C string that lives as long as the library.
     let features = unsafe { CStr::from_ptr(getp::abi::library::getp_features()) };
     assert_eq!(features.to_str().unwrap(), expected.join(" "));

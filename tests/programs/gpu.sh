@@ -16,9 +16,11 @@ else
 fi
 
 # Everything with all features; the library with each alone, too: what only one of them uses must be behind it.
-"$cargo" clippy --locked --all-targets --features "${features:?},cli" -- -D warnings
+"$cargo" clippy --locked --all-targets --features "${features:?}" -- -D warnings
 for feature in ${features//,/ }; do
-    "$cargo" clippy --locked --lib --features "$feature" -- -D warnings
+    parts=(--lib)
+    [[ $feature != cli ]] || parts+=(--bin getp)
+    "$cargo" clippy --locked "${parts[@]}" --features "$feature" -- -D warnings
 done
 RUSTDOCFLAGS="-D warnings" "$cargo" doc --locked --no-deps --features "${features#simt,}"
 
@@ -75,8 +77,7 @@ builds made 'AMD kernels: GETP_HIP_ARCHS=none' $hip PATH=/none GETP_HIP_ARCHS=no
 builds made 'NVIDIA kernels: GETP_CUDA_ARCHS=none' $cuda PATH=/none GETP_CUDA_ARCHS=none
 
 [[ ${1:-} != all ]] || export GETP_TEST_EVERY_ARCH=1
-# The library's tests are compiled once more for these few, which takes a quarter of the time without optimization.
-"$cargo" test --locked --features "$features" --config 'profile.dev.package.getp.opt-level=0' --lib -- backend::gpu
+"$cargo" test --locked --features "$features" --lib -- backend::gpu
 "$cargo" test --locked --features "$features" "${checks[@]}" -- --nocapture
 
 # AMD's kernels by the oldest clang that docs/gpus.md names, which does not know gfx950 and gfx1201, and these by an

@@ -75,16 +75,14 @@ find_nvcc() {
 # older_clang VERSION: the program of a clang that AMD's kernels are tried with, where setup.sh installs it.
 older_clang() { echo "build/clang-$1/bin/clang"; }
 
-# library_of MARK ARGUMENT...: copies the library that `cargo test ARGUMENT...` has just built to $scratch/library.
-# `cargo build` would take other features of some crates than the tests do, and build all again. A copy, since every
-# build writes that file; MARK is what the one with these features holds. Where another build has written it, Cargo
-# makes it again once it is gone.
+# library_of ARGUMENT...: copies the library with every feature that `cargo test ARGUMENT...` has just built to
+# $scratch/library. `cargo build` would take other features of some crates than the tests do, and build all again. A
+# copy, since every build writes that file, also one with other features; Cargo makes it again once it is gone.
 library_of() {
-    local mark=$1 shared=$TARGET/debug/deps/libgetp.so
-    shift
-    if ! grep -q "$mark" "$shared"; then
+    local shared=$TARGET/debug/deps/libgetp.so
+    if ! grep -q "simt tokenizer-json" "$shared"; then
         rm -f "$shared"
-        quietly "a library with $mark" "${CARGO:-cargo}" test "$@" --no-run
+        quietly "the library with every feature" "${CARGO:-cargo}" test "$@" --no-run
     fi
     mkdir -p "$scratch/library"
     cp "$shared" "$scratch/library"
@@ -98,12 +96,21 @@ harmony=build/harmony harmony_version=0.0.8
 # shellcheck disable=SC2034 # the scripts that source this use them
 loadgen=build/loadgen loadgen_version=6.0.17
 
-# The GPU features in $features, what their toolchains lack here in $missing, and for the build the variables that name
-# compilers and targets. All checks of the GPU's code take this one set, so that the library is
-# built once. NVCC and GETP_HIPCC name compilers that are not in PATH.
+# The names of the programs in tests/.
+integration_tests() {
+    local path
+    for path in tests/*.rs tests/*/main.rs; do
+        path=${path#tests/} path=${path%/main.rs}
+        echo "${path%.rs}"
+    done
+}
+
+# Every feature but MPI's in $features, what the GPUs' toolchains lack here in $missing, and for the build the variables
+# that name compilers and targets. The checks take this one set, so that the library is built once for them. NVCC and
+# GETP_HIPCC name compilers that are not in PATH.
 find_toolchains() {
     # shellcheck disable=SC2034 # the scripts that source this use it
-    features=simt,cuda,hip
+    features=simt,cuda,hip,cli
     missing=()
     if command -v "${GETP_HIPCC:-clang-22}" >/dev/null; then
         export GETP_HIP_ARCHS=${GETP_HIP_ARCHS:-gfx90a,gfx942,gfx950,gfx1030,gfx1100,gfx1151,gfx1201}

@@ -61,13 +61,13 @@ programs() {
     echo "ok: a failure before finish, $name"
 }
 
-# The library's own tests, but those that are long and of safe code alone: the scheduler and the simulation of many
-# devices, the choice of kernels (tests/ladders.rs also makes families that stay to the end), the program getp, and what
-# reads sources and code objects.
+# The library's own tests, but those that are long and of safe code alone: the scheduler, processes that share requests,
+# replicas (which threads.sh runs), the simulation of many devices, tokenizers, the choice of kernels (tests/ladders.rs
+# also makes families that stay to the end), the program getp, and what reads sources and code objects.
 tests=(--lib)
-for path in tests/*.rs tests/*/main.rs; do
-    name=${path#tests/} name=${name%.rs} name=${name%/main}
-    [[ " code_objects header ladders loads_in_flight program rooms scheduler " == *" $name "* ]] ||
+for name in $(integration_tests); do
+    [[ " code_objects gpu header hip ladders loads_in_flight program ranks replicas rooms scheduler side_by_side simt \
+        tokenizer " == *" $name "* ]] ||
         tests+=(--test "$name")
 done
 

@@ -34,7 +34,7 @@ quietly "the ladder of attn_out" \
 # What host programs do, with the library that the tests have just been built with. Two prompts do: hosts.sh has all of
 # them.
 head -n 3 c_examples/prompts.txt | sed '1s/.*/2/' >"$scratch/prompts"
-library_of simt_launch "${simt[@]}" "${tests[@]}"
+library_of "${simt[@]}" "${tests[@]}"
 # What tests and benches alone use is not in it.
 names=$(nm "$scratch/library/libgetp.so")
 grep -q 3gpu7replica <<<"$names" || fail "the library has no names of what replicas do"

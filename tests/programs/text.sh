@@ -5,10 +5,10 @@
 . "$(dirname "$0")/lib.sh"
 [[ -e ${harmony:?}/$harmony_version ]] ||
     fail "openai-harmony is missing; install it with: tests/programs/setup.sh test"
-arguments=(--locked --features cli --bin getp --test text --test program)
-"${CARGO:-cargo}" clippy --locked --features cli --lib --bin getp -- -D warnings
+find_toolchains
+arguments=(--locked --features "${features:?}" --bin getp --test text --test program)
 "${CARGO:-cargo}" test "${arguments[@]}"
-library_of "cpu tokenizer-json" "${arguments[@]}"
+library_of "${arguments[@]}"
 # Of this machine alone: Cargo would get the other systems' crates.
 host=$(rustc -vV | awk '/^host/ { print $2 }')
 TIKTOKEN_ENCODINGS_BASE=$("${CARGO:-cargo}" metadata --locked --format-version 1 --filter-platform "$host" |

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The tools in examples/, by the profile TOOLS_PROFILE: `dev` where the checks run one after the other, which then share
+# one build with every feature.
+. "$(dirname "$0")/lib.sh"
+options=(--locked --profile "${TOOLS_PROFILE:?}")
+if [[ $TOOLS_PROFILE == dev ]]; then
+    find_toolchains
+    options+=(--features "${features:?}")
+fi
+"${CARGO:-cargo}" build "${options[@]}" --examples
