@@ -1,7 +1,7 @@
 //! Code objects, each from a file of kernels for an architecture.
 
 use super::cache;
-use super::catalogue::Family;
+use super::catalogue::Table;
 use super::compiler::{Compiler, Compilers};
 use super::files::out_dir;
 use super::instances::Sources;
@@ -14,7 +14,7 @@ use std::thread;
 /// A compiled file of kernels.
 pub struct CodeObject {
     /// Whose kernels.
-    pub family: &'static Family,
+    pub family: &'static Table,
     /// What it runs on.
     pub arch: String,
     /// Its source as the catalogue names it, for example `norm.hip`; it may be one that the build makes.
@@ -27,7 +27,7 @@ pub struct CodeObject {
 pub fn compile_all<T: Compilers>(
     compiler: &Compiler,
     arch: &str,
-    family: &'static Family,
+    family: &'static Table,
     sources: &Sources,
 ) -> Result<Vec<CodeObject>, String> {
     in_parallel(&sources.files, |source| {

@@ -1,7 +1,7 @@
 //! What the build makes of a family's catalogue, for the compilers: the products' kernels, and `catalogue.h` for those
 //! that are written out.
 
-use super::catalogue::{Elements, Family, Kernel, Limit, PackedFormat, Parameters, Source};
+use super::catalogue::{Elements, Kernel, Limit, PackedFormat, Parameters, Source, Table};
 use super::files;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,7 +17,7 @@ pub struct Sources {
 }
 
 /// Writes what is made into cargo's folder.
-pub fn sources(family: &Family) -> Sources {
+pub fn sources(family: &Table) -> Sources {
     let include = files::out_dir().join("kernels").join(family.name);
     fs::create_dir_all(&include).expect("OUT_DIR can be written");
     write(&include.join("catalogue.h"), &header(family));
@@ -42,13 +42,13 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).expect("OUT_DIR can be written");
 }
 
-fn first_lines(family: &Family) -> String {
+fn first_lines(family: &Table) -> String {
     let name = family.name;
     format!("// Made from kernels/{name}/catalogue.rs by the build.\n#include \"{name}/gemm.h\"\n\n")
 }
 
 /// The macro's own parameters, behind what all makers take, are those that the catalogue names.
-fn check_macro(family: &Family, maker: &str, parameters: &Parameters) {
+fn check_macro(family: &Table, maker: &str, parameters: &Parameters) {
     let path = format!("kernels/{}/gemm.h", family.name);
     let text = fs::read_to_string(&path).expect("a family has gemm.h");
     let (_, behind) = text
@@ -95,7 +95,7 @@ fn line(kernel: &Kernel, maker: &str, parameters: &Parameters) -> String {
 
 /// Threads, shared memory, rows and limits, by the kernels' file where all of it have the same, else by operation and
 /// variant.
-fn header(family: &Family) -> String {
+fn header(family: &Table) -> String {
     let mut files = BTreeMap::<&str, Vec<&Kernel>>::new();
     for kernel in family.kernels {
         // What products can take stands in the header that makes them.

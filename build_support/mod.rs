@@ -14,7 +14,7 @@ mod hip;
 mod instances;
 pub mod simt;
 
-use catalogue::{FAMILIES, Family, Toolchain, family_of, platform_of};
+use catalogue::{TABLES, Table, Toolchain, platform_of, table_of};
 use compile::CodeObject;
 use compiler::{Compiler, Compilers};
 use files::out_dir;
@@ -33,7 +33,7 @@ const NO_ARCHS: &str = "none";
 pub fn build_kernels() {
     println!("cargo::rerun-if-changed=kernels");
     // Whatever is compiled: tools read them, too.
-    for family in FAMILIES {
+    for family in TABLES {
         instances::sources(family);
     }
     let mut objects = Vec::new();
@@ -55,7 +55,7 @@ pub fn build_kernels() {
     if !objects.is_empty() {
         println!("cargo::rustc-cfg=getp_code_objects");
     }
-    let emulated = family_of(simt::DEVICE).map(|family| family.name);
+    let emulated = table_of(simt::DEVICE).map(|family| family.name);
     if objects.iter().any(|object| Some(object.family.name) == emulated) {
         println!("cargo::rustc-cfg=getp_emulated_code_objects");
     }
@@ -156,13 +156,13 @@ fn fail<T: Compilers>(what: &str, why: &str) {
 
 /// Those of all the toolchain's families.
 fn default_archs(toolchain: Toolchain) -> String {
-    let platforms = FAMILIES.iter().flat_map(|family| family.platforms);
+    let platforms = TABLES.iter().flat_map(|family| family.platforms);
     let mine = platforms.filter(|platform| platform.toolchain == toolchain);
     let archs: Vec<&str> = mine.flat_map(|platform| platform.architectures).copied().collect();
     archs.join(",")
 }
 
-fn family_for(arch: &str, toolchain: Toolchain) -> Result<&'static Family, String> {
+fn family_for(arch: &str, toolchain: Toolchain) -> Result<&'static Table, String> {
     let found = platform_of(arch).filter(|(_, platform)| platform.toolchain == toolchain);
     let (family, _) = found.ok_or_else(|| format!("no family in kernels/catalogue.rs has {arch}"))?;
     Ok(family)

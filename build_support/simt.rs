@@ -3,7 +3,7 @@
 //! `CXX` names the compiler (default `c++`). tests/programs/simt.sh makes one more such library, with AddressSanitizer.
 
 use super::cache;
-use super::catalogue::family_of;
+use super::catalogue::table_of;
 use super::compile;
 use super::compiler::Compiler;
 use super::files::out_dir;
@@ -25,7 +25,7 @@ pub fn build() {
     let Some(compiler) = Compiler::find(&program) else {
         panic!("{program:?} does not run; feature simt needs g++ or clang++ (set CXX)");
     };
-    let family = family_of(DEVICE).expect("a family is emulated on the CPU");
+    let family = table_of(DEVICE).expect("a family is emulated on the CPU");
     let mut sources = instances::sources(family);
     sources.files.push("kernels/gpu/simt.cpp".into());
     let objects = compile::in_parallel(&sources.files, |source| object(&compiler, &sources, source));

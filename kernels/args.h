@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint bd5c65ae5126b9ff) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 69f53bb9c1c630e9) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -275,7 +275,7 @@ struct AttentionArgs {
   const unsigned char* kv;
   const float* sinks;  // [heads]
   unsigned short* out;
-  float* partials;     // workspace of attention_decode: [slots][kv_heads][PARTIAL_FLOATS]
+  float* partials;     // workspace of attention_decode: [partial sums][kv_heads][PARTIAL_FLOATS]
   int* arrived;        // [rows][kv_heads] counters: of stored partial sums (decode), of items (persistent blocks of
                        // prefill: the first one); zeros before and after each launch
   long long out_term;

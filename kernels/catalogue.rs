@@ -15,11 +15,11 @@ pub mod generic;
 pub mod hopper;
 
 /// Every family. A device is of the first that has it, and of which there is code for it.
-pub static FAMILIES: &[&Family] = &[&cdna::FAMILY, &hopper::FAMILY, &ampere::FAMILY, &generic::FAMILY];
+pub static TABLES: &[&Table] = &[&cdna::TABLE, &hopper::TABLE, &ampere::TABLE, &generic::TABLE];
 
 /// A family of devices, with kernels of its own in `kernels/NAME`.
 #[derive(Debug)]
-pub struct Family {
+pub struct Table {
     /// The folder's name.
     pub name: &'static str,
     /// What it runs on.
@@ -87,25 +87,25 @@ pub struct ExactSums {
     pub together: usize,
 }
 
-/// [`Family::term_shift`] where matrix cores flush subnormals to zero: it brings the least FP16 term of a value near
+/// [`Table::term_shift`] where matrix cores flush subnormals to zero: it brings the least FP16 term of a value near
 /// its first one.
 pub const FLUSHING_TERM_SHIFT: usize = 11;
 
 /// The families that have an architecture, by how its name begins, and their platforms.
-pub fn platforms_of(arch: &str) -> impl Iterator<Item = (&'static Family, &'static Platform)> {
-    let all = FAMILIES
+pub fn platforms_of(arch: &str) -> impl Iterator<Item = (&'static Table, &'static Platform)> {
+    let all = TABLES
         .iter()
         .flat_map(|family| family.platforms.iter().map(|platform| (*family, platform)));
     all.filter(|(_, platform)| platform.devices.iter().any(|prefix| arch.starts_with(prefix)))
 }
 
 /// The first of them, whose kernels are compiled for it.
-pub fn platform_of(arch: &str) -> Option<(&'static Family, &'static Platform)> {
+pub fn platform_of(arch: &str) -> Option<(&'static Table, &'static Platform)> {
     platforms_of(arch).next()
 }
 
 /// The family whose kernels are compiled for an architecture.
-pub fn family_of(arch: &str) -> Option<&'static Family> {
+pub fn table_of(arch: &str) -> Option<&'static Table> {
     platform_of(arch).map(|(family, _)| family)
 }
 
@@ -347,7 +347,7 @@ pub struct Kernel {
     /// Blocks of a cluster, which reach each other's shared memory; 0 if each is by itself.
     pub cluster: usize,
     /// It is faster than the kernels for fewer rows from so many rows on (rows of an expert, in the experts' products).
-    pub from_rows: usize,
+    pub least_rows: usize,
     /// The most rows it may be launched for; 0: any number.
     pub most_rows: usize,
     /// Whether it reads a step's plan only behind after_predecessor() (`gpu/`), so that it may overlap with the kernel
@@ -375,7 +375,7 @@ impl Kernel {
             shared_bytes: 0,
             per_block: 0,
             cluster: 0,
-            from_rows: 0,
+            least_rows: 0,
             most_rows: 0,
             plan_after_predecessor: false,
             limits: &[],
@@ -384,7 +384,7 @@ impl Kernel {
     }
 
     /// With this format of activations, or of the cache.
-    pub const fn over(self, elements: Elements) -> Self {
+    pub const fn elements(self, elements: Elements) -> Self {
         Self {
             elements: Some(elements),
             ..self
@@ -392,7 +392,7 @@ impl Kernel {
     }
 
     /// With packed weights of this format.
-    pub const fn of(self, weights: PackedFormat) -> Self {
+    pub const fn weights(self, weights: PackedFormat) -> Self {
         Self {
             weights: Some(weights),
             ..self
@@ -400,37 +400,37 @@ impl Kernel {
     }
 
     /// With this suffix of its name.
-    pub const fn called(self, variant: &'static str) -> Self {
+    pub const fn variant(self, variant: &'static str) -> Self {
         Self { variant, ..self }
     }
 
     /// With so much dynamic shared memory.
-    pub const fn sharing(self, shared_bytes: usize) -> Self {
+    pub const fn shared_bytes(self, shared_bytes: usize) -> Self {
         Self { shared_bytes, ..self }
     }
 
     /// With so many rows per block.
-    pub const fn taking(self, per_block: usize) -> Self {
+    pub const fn per_block(self, per_block: usize) -> Self {
         Self { per_block, ..self }
     }
 
     /// With so many blocks in a cluster.
-    pub const fn clustered(self, cluster: usize) -> Self {
+    pub const fn cluster(self, cluster: usize) -> Self {
         Self { cluster, ..self }
     }
 
     /// For at most so many rows.
-    pub const fn up_to(self, most_rows: usize) -> Self {
+    pub const fn most_rows(self, most_rows: usize) -> Self {
         Self { most_rows, ..self }
     }
 
     /// For at least so many rows.
-    pub const fn at_least(self, from_rows: usize) -> Self {
-        Self { from_rows, ..self }
+    pub const fn least_rows(self, least_rows: usize) -> Self {
+        Self { least_rows, ..self }
     }
 
     /// Reading the plan only when its predecessor has ended.
-    pub const fn reading_the_plan_late(self) -> Self {
+    pub const fn plan_after_predecessor(self) -> Self {
         Self {
             plan_after_predecessor: true,
             ..self
@@ -438,7 +438,7 @@ impl Kernel {
     }
 
     /// With these limits.
-    pub const fn within(self, limits: &'static [Limit]) -> Self {
+    pub const fn limits(self, limits: &'static [Limit]) -> Self {
         Self { limits, ..self }
     }
 
@@ -499,7 +499,7 @@ pub struct Tile {
     /// See [`Kernel`].
     pub shared_bytes: usize,
     /// See [`Kernel`].
-    pub from_rows: usize,
+    pub least_rows: usize,
     /// See [`Kernel`].
     pub most_rows: usize,
     /// See [`Kernel`].
@@ -543,15 +543,15 @@ pub const fn with_tiles<const M: usize, const N: usize>(
                     maker: tile.maker,
                     parameters: tile.parameters,
                 },
-                from_rows: tile.from_rows,
+                least_rows: tile.least_rows,
                 index: at,
                 ..Kernel::written(op, file, tile.threads)
-                    .of(tile.weights[of / activations % weights])
-                    .over(elements)
-                    .sharing(tile.shared_bytes)
-                    .up_to(tile.most_rows)
-                    .called(tile.variant)
-                    .within(limits)
+                    .weights(tile.weights[of / activations % weights])
+                    .elements(elements)
+                    .shared_bytes(tile.shared_bytes)
+                    .most_rows(tile.most_rows)
+                    .variant(tile.variant)
+                    .limits(limits)
             };
             (at, of) = (at + 1, of + 1);
         }
@@ -596,50 +596,50 @@ pub const fn shared(wave: usize) -> [Kernel; SHARED] {
     use Elements::{Bf16, F16, F32};
     let plain = 8 * wave;
     let attention = Kernel::written(Op::AttentionPlain, "attention_plain.hip", 256)
-        .taking(8)
-        .within(PLAIN_HEADS);
+        .per_block(8)
+        .limits(PLAIN_HEADS);
     // As many rows as registers allow, and with wide waves as leave room for a second block's LDS.
     let route_rows = 256 / wave;
     // Keys, powers, the waves' sums, and each thread's buckets of five bytes.
     let draw_wide_bytes = 4096 * 8 + 32 * 8 + 512 / wave * 8 + 512 * 12 * 5 + 8;
     let all = [
-        Kernel::written(Op::Upload, "upload.hip", 1024).reading_the_plan_late(),
-        Kernel::written(Op::Embed, "embed.hip", 256).reading_the_plan_late(),
-        Kernel::written(Op::Norm, "norm.hip", NORM_THREADS).within(&[NORM]),
+        Kernel::written(Op::Upload, "upload.hip", 1024).plan_after_predecessor(),
+        Kernel::written(Op::Embed, "embed.hip", 256).plan_after_predecessor(),
+        Kernel::written(Op::Norm, "norm.hip", NORM_THREADS).limits(&[NORM]),
         Kernel::written(Op::Norm, "norm_few.hip", NORM_THREADS)
-            .called("few")
-            .up_to(FEW_ROWS)
-            .within(&[
+            .variant("few")
+            .most_rows(FEW_ROWS)
+            .limits(&[
                 Limit::AtMost(Dimension::Hidden, NORM_THREADS * 8),
                 Limit::MultipleOf(Dimension::Hidden, 8),
                 Limit::AtMost(Dimension::ExpertsPerToken, 4),
             ]),
         Kernel::written(Op::Settle, "settle.hip", NORM_THREADS),
         Kernel::written(Op::Route, "route.hip", 8 * wave)
-            .taking(route_rows)
-            .within(&[EXPERTS, EXPERTS_PER_TOKEN]),
-        Kernel::written(Op::NormRoute, "norm_route.hip", NORM_THREADS).within(&[NORM, EXPERTS, EXPERTS_PER_TOKEN]),
+            .per_block(route_rows)
+            .limits(&[EXPERTS, EXPERTS_PER_TOKEN]),
+        Kernel::written(Op::NormRoute, "norm_route.hip", NORM_THREADS).limits(&[NORM, EXPERTS, EXPERTS_PER_TOKEN]),
         Kernel::written(Op::Sort, "sort.hip", 1024)
-            .taking(512)
-            .within(&[EXPERTS]),
-        Kernel::written(Op::Gather, "gather.hip", 256).taking(32),
+            .per_block(512)
+            .limits(&[EXPERTS]),
+        Kernel::written(Op::Gather, "gather.hip", 256).per_block(32),
         Kernel::written(Op::SortGather, "sort_gather.hip", 256)
-            .taking(32)
-            .up_to(128)
-            .within(&[EXPERTS, EXPERTS_PER_TOKEN]),
-        Kernel::written(Op::RopeStore, "rope_store.hip", 320).within(ROPE),
-        attention.over(F32),
-        attention.over(F16),
-        attention.over(Bf16),
+            .per_block(32)
+            .most_rows(128)
+            .limits(&[EXPERTS, EXPERTS_PER_TOKEN]),
+        Kernel::written(Op::RopeStore, "rope_store.hip", 320).limits(ROPE),
+        attention.elements(F32),
+        attention.elements(F16),
+        attention.elements(Bf16),
         Kernel::written(Op::PlainQkv, "gemm_plain.hip", plain),
         Kernel::written(Op::PlainAttnOut, "gemm_plain.hip", plain),
         Kernel::written(Op::PlainMlp1, "gemm_plain.hip", plain),
         Kernel::written(Op::PlainMlp2, "gemm_plain.hip", plain),
         Kernel::written(Op::PlainLogits, "gemm_plain.hip", plain),
-        Kernel::written(Op::Argmax, "argmax.hip", 1024).taking(8),
+        Kernel::written(Op::Argmax, "argmax.hip", 1024).per_block(8),
         Kernel::written(Op::ArgmaxLogits, "argmax.hip", 1024),
         Kernel::written(Op::Draw, "draw.hip", 256),
-        Kernel::written(Op::DrawWide, "draw_wide.hip", 512).sharing(draw_wide_bytes),
+        Kernel::written(Op::DrawWide, "draw_wide.hip", 512).shared_bytes(draw_wide_bytes),
         Kernel::written(Op::Score, "score.hip", 256),
         Kernel::written(Op::Range, "pack_range.hip", 256),
     ];

@@ -104,13 +104,13 @@ template <int FORMAT> struct RawWeights {
 
 // A step of K of the block's rows: [row][first or second four of a lane's eight][lane], so that a wave reads without
 // bank conflicts. Double-buffered: one stage is filled while the other is read.
-struct Stage {
+struct StagedRows {
   enum : int { PIECES = ROUTE_ROWS * 2 * WAVE };           // of four elements each
   Piece pieces[2][PIECES];
 };
 // A thread's pieces of the next step, in flight.
 template <int THREADS> struct Ahead {
-  enum : int { COUNT = Stage::PIECES / THREADS };
+  enum : int { COUNT = StagedRows::PIECES / THREADS };
   Piece pieces[COUNT];
   DEV void load(const RouteArgs& a, const float* in, int rows, int k) {
     UNROLL for (int i = 0; i < COUNT; i++) {
@@ -162,7 +162,7 @@ DEV void finish_rows(const RouteArgs& a, const Sum (*sums)[E], int first, Routin
 // E experts per wave. Beyond the last row, the last one is repeated. (Prefetching two steps ahead was slower by a
 // tenth.)
 template <class Sum, int FORMAT, int E, int THREADS>
-DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
+DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, StagedRows& stage, Routing<ROUTE_ROWS>& s) {
   int turn = 0;
   for (int base = 0; base < a.n_experts; base += THREADS / WAVE * E) {
     const int first = base + TID / WAVE * E;
@@ -184,7 +184,7 @@ DEV void multiply_staged(const RouteArgs& a, const float* in, int rows, Stage& s
 }
 
 template <class Sum, int FORMAT, int THREADS>
-DEV void multiply_rows(const RouteArgs& a, const float* in, int rows, Stage& stage, Routing<ROUTE_ROWS>& s) {
+DEV void multiply_rows(const RouteArgs& a, const float* in, int rows, StagedRows& stage, Routing<ROUTE_ROWS>& s) {
   constexpr int MOST = sizeof(Sum) == 4 && FORMAT != FORMAT_F32 ? 8 : 4;         // as registers allow
   if (a.hidden % 8)
     for (int r = 0; r < rows; r++) multiply_row<Sum, FORMAT, THREADS>(a, in + (i64)r * a.hidden, r, s);
@@ -260,7 +260,7 @@ template <int THREADS> DEV void route_row(const RouteArgs& a, const float* in, i
 
 // Routes `rows` rows, at most ROUTE_ROWS, from row `first_row` of the step on; the first is at `in`.
 template <int THREADS>
-DEV void route_rows(const RouteArgs& a, const float* in, int first_row, int rows, Stage& stage,
+DEV void route_rows(const RouteArgs& a, const float* in, int first_row, int rows, StagedRows& stage,
                     Routing<ROUTE_ROWS>& s) {
   const auto multiply = [&](auto zero) {
     if (a.format == FORMAT_F32) multiply_rows<decltype(zero), FORMAT_F32, THREADS>(a, in, rows, stage, s);

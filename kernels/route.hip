@@ -8,7 +8,7 @@
 enum { THREADS = ROUTE_THREADS };
 
 KERNEL(route, RouteArgs, THREADS, 1, 2) {
-  SHARED Stage stage;
+  SHARED StagedRows stage;
   SHARED Routing<ROUTE_ROWS> s;
   let_successor_start();
   after_predecessor();

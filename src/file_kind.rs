@@ -8,7 +8,7 @@ use crate::error::Error;
 
 /// What a file was given as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum GivenAs {
     /// The evaluation program's `.bin` file.
     Model,
     /// A safetensors file of a directory.
@@ -25,7 +25,7 @@ pub enum Wanted {
     Logits,
 }
 
-impl Wanted {
+impl GivenAs {
     /// What can be given as it, for error messages.
     fn words(self) -> &'static str {
         match self {
@@ -109,9 +109,9 @@ const SIGNATURES: [(usize, &[u8], &str); 16] = [
     (0, b"\x89HDF\r\n", "an HDF5 file"),
 ];
 
-/// An error that names what the file is instead of what is `wanted`. If it is that, or nothing known, the error says
+/// An error that names what the file is instead of what is `given_as`. If it is that, or nothing known, the error says
 /// why it cannot be read, too, as `error` does.
-pub fn explain(path: &Path, error: Error, wanted: Wanted) -> Error {
+pub fn explain(path: &Path, error: Error, given_as: GivenAs) -> Error {
     if matches!(error, Error::OutOfMemory { .. }) || matches!(&error, Error::Io { .. } if !path.is_dir()) {
         return error;
     }
@@ -124,12 +124,12 @@ pub fn explain(path: &Path, error: Error, wanted: Wanted) -> Error {
     };
     let why = match kind {
         // A message that does not begin with the file's name speaks of it.
-        Some(kind) if wanted.is(kind) => match error.to_string() {
+        Some(kind) if given_as.is(kind) => match error.to_string() {
             why if why.starts_with(&name) => return error,
             why if is_model => return Error::unsupported(name, why),
             why => why,
         },
-        Some(kind) => format!("it is {kind}; {}", wanted.words()),
+        Some(kind) => format!("it is {kind}; {}", given_as.words()),
         None => {
             let why = error.to_string();
             let why = why
@@ -137,8 +137,8 @@ pub fn explain(path: &Path, error: Error, wanted: Wanted) -> Error {
                 .map_or(&why[..], |why| why.trim_start_matches([':', ' ']));
             format!(
                 "it is no {}, or a damaged one ({why}); {}",
-                wanted.noun(),
-                wanted.words()
+                given_as.noun(),
+                given_as.words()
             )
         }
     };
@@ -259,10 +259,10 @@ pub fn explain_directory(dir: &Path, missing: &str) -> Error {
             Some(PROGRAM_MODEL) => format!("name its file {file} itself"),
             Some(METAL) => format!("its file {file} is {METAL}"),
             Some(kind) => format!("its file {file} is {kind}, which is not read: save the model as safetensors"),
-            None => Wanted::Model.words().into(),
+            None => GivenAs::Model.words().into(),
         }
     } else {
-        Wanted::Model.words().into()
+        GivenAs::Model.words().into()
     };
     Error::format(
         dir.display().to_string(),
@@ -336,13 +336,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         let wanted = [
-            (Wanted::Model, ".bin file, or a directory"),
-            (Wanted::Shard, "fetch this one again"),
-            (Wanted::Configuration, "JSON object"),
-            (Wanted::Vocabulary, "a vocabulary is a tokenizer.bin"),
-            (Wanted::Tokenizer, "a tokenizer.json is a JSON object"),
-            (Wanted::Prompts, "prompts are a text"),
-            (Wanted::Logits, "what GETP_LOGITS writes"),
+            (GivenAs::Model, ".bin file, or a directory"),
+            (GivenAs::Shard, "fetch this one again"),
+            (GivenAs::Configuration, "JSON object"),
+            (GivenAs::Vocabulary, "a vocabulary is a tokenizer.bin"),
+            (GivenAs::Tokenizer, "a tokenizer.json is a JSON object"),
+            (GivenAs::Prompts, "prompts are a text"),
+            (GivenAs::Logits, "what GETP_LOGITS writes"),
         ];
         for (bytes, kind) in kinds() {
             std::fs::write(&path, &bytes).unwrap();
@@ -380,14 +380,14 @@ mod tests {
             b"\x80\x02\0\0\x40\0\0\0",
         ] {
             std::fs::write(&path, bytes).unwrap();
-            let text = explain(&path, Error::Overflow("w_mlp1"), Wanted::Model).to_string();
+            let text = explain(&path, Error::Overflow("w_mlp1"), GivenAs::Model).to_string();
             assert!(
                 text.contains("file: it is no model, or a damaged one (w_mlp1 overflows"),
                 "{text}"
             );
         }
         let error = || Error::io(&path, std::io::Error::other("unreadable"));
-        let text = explain(&path, error(), Wanted::Model).to_string();
+        let text = explain(&path, error(), GivenAs::Model).to_string();
         assert_eq!(text, error().to_string());
     }
 

@@ -120,7 +120,7 @@ fn span_blocks(block_tokens: usize, positions: usize) -> usize {
 ///
 /// A step writes a chunk's positions `s..s + c` before it attends, and the row at `s` attends to the positions after `s
 /// - window`. So the positions `max(0, s + 1 - window)..s + c` must be in the ring at once. They are if they spread
-/// over no more blocks than the ring has, since block `b` is in slot `b % ring`. The number of positions is
+/// over no more blocks than the ring has, since block `b` is entry `b % ring`. The number of positions is
 ///
 /// - while decoding, with `c = 1`: at most `window`, anywhere;
 /// - during prefill, with `c <= min(chunk_rows, n_prompt)`: at most `window - 1 + c`, anywhere, but not after the

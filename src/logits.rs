@@ -10,7 +10,7 @@ mod target;
 
 use crate::batch::{StepOutput, StepPlan};
 use crate::error::{Error, Result};
-use crate::file_kind::{self, Wanted};
+use crate::file_kind::{self, GivenAs};
 use crate::memory::{self, Purpose};
 use crate::report;
 use std::fs::File;
@@ -158,7 +158,7 @@ impl LogitsReader {
         let vocab = word(&header, 2);
         if !header.starts_with(MAGIC) || vocab == 0 || vocab > MAX_VOCAB {
             let error = Error::format(path.display().to_string(), "its header is not that of logits");
-            return Err(file_kind::explain(path, error, Wanted::Logits));
+            return Err(file_kind::explain(path, error, GivenAs::Logits));
         }
         let mut reader = Self {
             path: path.to_owned(),

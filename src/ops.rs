@@ -139,7 +139,7 @@ pub trait Ops {
     /// `[T * K, I]`: the gated units inside the experts.
     type Gated<'m>;
     /// `[.., H]`: the rows whose logits the plan wants, after the last norm.
-    type Wanted<'m>;
+    type LogitsRows<'m>;
 
     /// `x[T, H]` = the rows of `table[V, H]` that the plan's tokens name.
     fn embed<'x>(
@@ -239,13 +239,13 @@ pub trait Ops {
         x: Self::Residual<'_>,
         weight: &Self::Vector,
         t: &'t mut Self::Buffer,
-    ) -> Result<Self::Wanted<'t>>;
+    ) -> Result<Self::LogitsRows<'t>>;
 
     /// Logits `t[.., H] w^T` of the plan's logits rows, their summary, or tokens sampled from them, for the host.
     fn unembed(
         &mut self,
         plan: &StepPlan,
-        t: Self::Wanted<'_>,
+        t: Self::LogitsRows<'_>,
         w: &Self::Matrix,
         want: Want,
         output: &mut Self::Output,

@@ -35,13 +35,13 @@ impl Steps {
     }
 }
 
-/// The program's requests: for each one a slot of bytes with its prompt, and a row of ints for its answer.
+/// The program's requests: for each one bytes with its prompt, and a row of ints for its answer.
 #[derive(Debug)]
 pub struct Requests<'a> {
     num_reqs: usize,
     steps: usize,
-    slot_bytes: usize,
-    /// `[num_reqs, slot_bytes]`
+    prompt_bytes: usize,
+    /// `[num_reqs, prompt_bytes]`
     prompts: &'a [u8],
     /// `[num_reqs, steps + 1]`. The program may pass them uninitialized.
     rows: &'a mut [MaybeUninit<i32>],
@@ -54,7 +54,7 @@ pub struct Requests<'a> {
 pub struct Extent {
     num_reqs: usize,
     steps: usize,
-    slot_bytes: usize,
+    prompt_bytes: usize,
     str_reqs: *const u8,
     tok_gens: *mut i32,
 }
@@ -72,7 +72,7 @@ impl Extent {
         let mut extent = Self {
             num_reqs,
             steps: 0,
-            slot_bytes: 0,
+            prompt_bytes: 0,
             str_reqs,
             tok_gens,
         };
@@ -82,12 +82,12 @@ impl Extent {
         let max_token_len = at_least(1, "max_token_len", max_token_len)?;
         extent.steps = at_least(1, "max_seq_len", max_seq_len)?;
         let row_ints = extent.steps + 1;
-        extent.slot_bytes = product("a slot of Requests.str_reqs", &[max_token_len, row_ints])?;
-        let prompt_bytes = product("Requests.str_reqs", &[num_reqs, extent.slot_bytes])?;
+        extent.prompt_bytes = product("a prompt of Requests.str_reqs", &[max_token_len, row_ints])?;
+        let all_bytes = product("Requests.str_reqs", &[num_reqs, extent.prompt_bytes])?;
         let rows_bytes = product("Requests.tok_gens", &[num_reqs, row_ints, size_of::<i32>()])?;
-        check_pointer("Requests.str_reqs", str_reqs, prompt_bytes)?;
+        check_pointer("Requests.str_reqs", str_reqs, all_bytes)?;
         check_pointer("Requests.tok_gens", tok_gens, rows_bytes)?;
-        let (prompts, rows) = (str_reqs.addr()..str_reqs.addr() + prompt_bytes, extent.rows());
+        let (prompts, rows) = (str_reqs.addr()..str_reqs.addr() + all_bytes, extent.rows());
         if prompts.start < rows.end && rows.start < prompts.end {
             return Err(Error::format(
                 "Requests",
@@ -121,7 +121,7 @@ impl Extent {
         let rows = self.num_reqs * (self.steps + 1);
         // SAFETY: the pointer is not NULL, its end does not wrap, and the length is at most isize::MAX; the caller
         // guarantees that the bytes are readable, initialized and unchanged for 'a.
-        let prompts = unsafe { slice::from_raw_parts(self.str_reqs, self.num_reqs * self.slot_bytes) };
+        let prompts = unsafe { slice::from_raw_parts(self.str_reqs, self.num_reqs * self.prompt_bytes) };
         // SAFETY: the pointer is not NULL and aligned, its end does not wrap, and the length is at most isize::MAX
         // bytes; the caller guarantees that the ints are writable and that nobody else uses them for 'a. The element
         // type allows them to be uninitialized.
@@ -129,7 +129,7 @@ impl Extent {
         Requests {
             num_reqs: self.num_reqs,
             steps: self.steps,
-            slot_bytes: self.slot_bytes,
+            prompt_bytes: self.prompt_bytes,
             prompts,
             rows,
             is_cleared: false,
@@ -160,7 +160,7 @@ impl<'a> Requests<'a> {
         Self {
             num_reqs: 0,
             steps: 0,
-            slot_bytes: 0,
+            prompt_bytes: 0,
             prompts: &[],
             rows: &mut [],
             is_cleared: true,
@@ -187,15 +187,15 @@ impl<'a> Requests<'a> {
         steps.positions(self.steps)
     }
 
-    /// The prompt of request `i`: its slot up to the first NUL, or all of it.
+    /// The prompt of request `i`: its bytes up to the first NUL, or all of it.
     ///
     /// # Panics
     ///
     /// If there is no request `i`.
     pub fn prompt(&self, i: usize) -> &'a [u8] {
-        let slot = &self.prompts[i * self.slot_bytes..][..self.slot_bytes];
-        let end = slot.iter().position(|&byte| byte == 0).unwrap_or(slot.len());
-        &slot[..end]
+        let bytes = &self.prompts[i * self.prompt_bytes..][..self.prompt_bytes];
+        let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+        &bytes[..end]
     }
 
     /// Ends every row at its start, so that all rows are well formed whatever happens later.
@@ -280,7 +280,7 @@ mod tests {
     /// The value of ints that must not be written to.
     const SENTINEL: i32 = 0x5EAF_00D5;
 
-    /// Buffers as the program allocates them, followed by one row and one slot that must stay unchanged.
+    /// Buffers as the program allocates them, followed by one row and one prompt that must stay unchanged.
     struct Buffers {
         num_reqs: i32,
         max_token_len: i32,
@@ -291,12 +291,12 @@ mod tests {
 
     impl Buffers {
         fn new(max_token_len: i32, max_seq_len: i32, prompts: &[&[u8]]) -> Self {
-            let slot_bytes = (max_token_len * (max_seq_len + 1)) as usize;
-            let mut str_reqs = vec![0; prompts.len() * slot_bytes];
-            for (slot, prompt) in str_reqs.chunks_exact_mut(slot_bytes).zip(prompts) {
-                slot[..prompt.len()].copy_from_slice(prompt);
+            let prompt_bytes = (max_token_len * (max_seq_len + 1)) as usize;
+            let mut str_reqs = vec![0; prompts.len() * prompt_bytes];
+            for (bytes, prompt) in str_reqs.chunks_exact_mut(prompt_bytes).zip(prompts) {
+                bytes[..prompt.len()].copy_from_slice(prompt);
             }
-            str_reqs.resize(str_reqs.len() + slot_bytes, b'!');
+            str_reqs.resize(str_reqs.len() + prompt_bytes, b'!');
             Self {
                 num_reqs: prompts.len() as i32,
                 max_token_len,
@@ -359,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn prompts_end_at_the_first_nul_or_with_their_slot() {
-        let full_slot = [b'x'; 12];
-        let mut buffers = Buffers::new(3, 3, &[b"hello", &full_slot, b"", b"a\0b", "\u{e4}\u{f6}".as_bytes()]);
+    fn prompts_end_at_the_first_nul_or_with_their_bytes() {
+        let all_full = [b'x'; 12];
+        let mut buffers = Buffers::new(3, 3, &[b"hello", &all_full, b"", b"a\0b", "\u{e4}\u{f6}".as_bytes()]);
         let requests = buffers.view();
         assert_eq!((requests.len(), requests.steps(), requests.is_empty()), (5, 3, false));
         assert_eq!(requests.prompt(0), b"hello");
-        assert_eq!(requests.prompt(1), full_slot);
+        assert_eq!(requests.prompt(1), all_full);
         assert_eq!(requests.prompt(2), b"");
         assert_eq!(requests.prompt(3), b"a");
         assert_eq!(requests.prompt(4), "\u{e4}\u{f6}".as_bytes());

@@ -14,7 +14,7 @@
 //! the queue. For o200k_harmony the tables take 6.4 MB: entries 1.4, offsets 0.8, hash table 4.2.
 
 use crate::error::{Error, Result};
-use crate::file_kind::{self, Wanted};
+use crate::file_kind::{self, GivenAs};
 use crate::memory::{self, Purpose};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -55,7 +55,7 @@ impl Hash for Tokenizer {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (&self.bytes, &self.offsets).hash(state);
         (self.max_token_length, self.byte_ids).hash(state);
-        self.merges.slots.iter().for_each(|slot| slot.id.hash(state));
+        self.merges.buckets.iter().for_each(|bucket| bucket.id.hash(state));
     }
 }
 
@@ -184,8 +184,8 @@ impl Tokenizer {
         let mut best = [(true, NONE); 256];
         for id in self.ids() {
             if let &[byte] = self.entry(id) {
-                let slot = &mut best[usize::from(byte)];
-                *slot = (*slot).min((!ordinary[id as usize], id));
+                let least = &mut best[usize::from(byte)];
+                *least = (*least).min((!ordinary[id as usize], id));
             }
         }
         best.map(|(_, id)| if id == NONE { 0 } else { id })
@@ -249,28 +249,28 @@ impl VocabularyFile {
     pub fn read(path: &Path) -> Result<Self> {
         Ok(Self {
             path: path.into(),
-            data: read_bytes(path, File::open(path), Wanted::Vocabulary)?,
+            data: read_bytes(path, File::open(path), GivenAs::Vocabulary)?,
         })
     }
 
     /// The max token length and the entries.
     pub fn entries(&self) -> Result<(usize, Vec<Entry<'_>>)> {
         let entries = read_entries(&self.data, &self.path.display().to_string());
-        entries.map_err(|error| file_kind::explain(&self.path, error, Wanted::Vocabulary))
+        entries.map_err(|error| file_kind::explain(&self.path, error, GivenAs::Vocabulary))
     }
 }
 
-/// The contents of a file with a vocabulary that has been opened, given as what is wanted.
-pub fn read_bytes(path: &Path, file: std::io::Result<File>, wanted: Wanted) -> Result<Vec<u8>> {
+/// The contents of a file with a vocabulary that has been opened, given as this.
+pub fn read_bytes(path: &Path, file: std::io::Result<File>, given_as: GivenAs) -> Result<Vec<u8>> {
     let mut data = Vec::new();
     let file = file.map_err(|source| Error::io(path, source))?;
     file.take(MOST_FILE_BYTES + 1)
         .read_to_end(&mut data)
-        .map_err(|source| file_kind::explain(path, Error::io(path, source), wanted))?;
+        .map_err(|source| file_kind::explain(path, Error::io(path, source), given_as))?;
     if data.len() as u64 > MOST_FILE_BYTES {
         let why = format!("it has more than {MOST_FILE_BYTES} bytes, which no vocabulary has");
         let error = Error::format(path.display().to_string(), why);
-        return Err(file_kind::explain(path, error, wanted));
+        return Err(file_kind::explain(path, error, given_as));
     }
     Ok(data)
 }
@@ -338,8 +338,8 @@ impl<'a> Reader<'a, '_> {
 /// probing.
 #[derive(Default)]
 struct MergeTable {
-    /// Its length is a power of two. At least half of the slots are free, so every search ends.
-    slots: Vec<Bucket>,
+    /// Its length is a power of two. At least half of the buckets are free, so every search ends.
+    buckets: Vec<Bucket>,
     /// `powers[k]` is `HASH_BASE` to the power of `k`; `[longest + 1]`.
     powers: Vec<u64>,
     /// Length in bytes of the longest entry.
@@ -373,7 +373,7 @@ impl MergeTable {
         let powers = std::iter::successors(Some(1_u64), |p| Some(p.wrapping_mul(HASH_BASE)));
         let free = Bucket { tag: 0, id: NONE };
         Ok(Self {
-            slots: memory::filled(free, (2 * entries).next_power_of_two(), Purpose::Vocabulary)?,
+            buckets: memory::filled(free, (2 * entries).next_power_of_two(), Purpose::Vocabulary)?,
             powers: memory::collect(powers.take(longest + 1), Purpose::Vocabulary)?,
             longest,
         })
@@ -388,26 +388,26 @@ impl MergeTable {
     fn insert(&mut self, vocabulary: &Tokenizer, id: u32) {
         let bytes = vocabulary.entry(id);
         let hash = bytes.iter().fold(0, |hash, &b| self.join_hash(hash, byte_hash(b), 1));
-        let (slot, tag) = self.search(vocabulary, hash, bytes);
-        if self.slots[slot].id == NONE {
-            self.slots[slot] = Bucket { tag, id };
+        let (bucket, tag) = self.search(vocabulary, hash, bytes);
+        if self.buckets[bucket].id == NONE {
+            self.buckets[bucket] = Bucket { tag, id };
         }
     }
 
     /// The entry with these bytes and this hash, or `NONE`.
     fn find(&self, vocabulary: &Tokenizer, hash: u64, bytes: &[u8]) -> u32 {
-        let (slot, _) = self.search(vocabulary, hash, bytes);
-        self.slots[slot].id
+        let (bucket, _) = self.search(vocabulary, hash, bytes);
+        self.buckets[bucket].id
     }
 
-    /// The slot that holds these bytes, or the free slot where they would be inserted; and their tag.
+    /// The bucket that holds these bytes, or the free bucket where they would be inserted; and their tag.
     fn search(&self, vocabulary: &Tokenizer, hash: u64, bytes: &[u8]) -> (usize, u32) {
         let hash = spread(hash);
-        let (mask, tag) = (self.slots.len() - 1, (hash >> 32) as u32);
+        let (mask, tag) = (self.buckets.len() - 1, (hash >> 32) as u32);
         let mut at = hash as usize & mask;
         loop {
-            let slot = self.slots[at];
-            if slot.id == NONE || slot.tag == tag && vocabulary.entry(slot.id) == bytes {
+            let bucket = self.buckets[at];
+            if bucket.id == NONE || bucket.tag == tag && vocabulary.entry(bucket.id) == bytes {
                 return (at, tag);
             }
             at = (at + 1) & mask;

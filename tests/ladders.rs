@@ -7,7 +7,7 @@ mod forced;
 mod operation;
 
 use forced::Forced;
-use getp::backend::gpu::catalogue::{FAMILIES, Kernel, Op};
+use getp::backend::gpu::catalogue::{Kernel, Op, TABLES};
 use getp::backend::gpu::family;
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::shapes::{AttentionWork, Held, NormWork, Product};
@@ -127,7 +127,7 @@ fn what_is_on_no_ladder_is_known() {
         Op::Pack,
         Op::MatrixPeak,
     ];
-    for kernel in FAMILIES.iter().flat_map(|family| family.kernels) {
+    for kernel in TABLES.iter().flat_map(|family| family.kernels) {
         let on_one = Work::ALL.iter().any(|operation| operation.ops().contains(&kernel.op));
         assert!(on_one != none.contains(&kernel.op), "{}", kernel.name());
     }

@@ -30,7 +30,7 @@ fn no_loop_waits_for_loads_meant_to_be_in_flight() {
     );
     let mut faults = Vec::new();
     let mut checked = BTreeMap::<&str, usize>::new();
-    let emulated = catalogue::family_of("simt").unwrap().name;
+    let emulated = catalogue::table_of("simt").unwrap().name;
     for object in code_objects().iter().filter(|object| object.family == emulated) {
         let marks = marks(object);
         let checked = checked.entry(object.arch).or_default();

@@ -6,7 +6,7 @@
 //! Where `unsafe` is, where the feature `mpi` is named, and who knows a GPU's runtime or family, is held to that
 //! document, too.
 
-use getp::backend::gpu::catalogue::{FAMILIES, Toolchain};
+use getp::backend::gpu::catalogue::{TABLES, Toolchain};
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -422,7 +422,7 @@ fn kernels_include_what_is_shared_and_their_family_s_own() {
     let is_test = |path: &Path| path.extension().is_some_and(|kind| kind == "cpp");
     // Families that share what mma.sync multiplies.
     let are_of_cuda = |folder: &str| {
-        let mut platforms = FAMILIES.iter().filter(|family| family.name == folder);
+        let mut platforms = TABLES.iter().filter(|family| family.name == folder);
         platforms.any(|family| family.platforms.iter().all(|on| on.toolchain == Toolchain::Cuda))
     };
     for (path, found) in includes.iter().filter(|(path, _)| !is_test(path)) {
@@ -628,7 +628,7 @@ fn families_are_named_in_their_own_files_and_two_lists() {
     let of_names = ["src/backend/gpu/code_objects.rs", "tests/rooms.rs"];
     let lists = ["kernels/catalogue.rs", "src/backend/gpu/family/mod.rs"];
     let folders = ["src", "build_support", "tests", "program", "examples", "kernels"].map(Path::new);
-    let names: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
+    let names: Vec<&str> = TABLES.iter().map(|family| family.name).collect();
     let own = |path: &str, name: &str| {
         path.starts_with(&format!("kernels/{name}/")) || path.starts_with(&format!("src/backend/gpu/family/{name}"))
     };
@@ -686,7 +686,7 @@ fn shared_kernels_name_no_family() {
             // Compilers' own names begin with two.
             let ours = names.filter(|name| !name.starts_with("__"));
             let mut words = ours.flat_map(|name| name.split('_'));
-            let named = words.find(|word| FAMILIES.iter().any(|family| word.eq_ignore_ascii_case(family.name)));
+            let named = words.find(|word| TABLES.iter().any(|family| word.eq_ignore_ascii_case(family.name)));
             assert_eq!(named, None, "{}: {line}", path.display());
         }
     }

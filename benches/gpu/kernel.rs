@@ -61,7 +61,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
 }
 
 /// Prints a family's kernels by operation, and those that no ladder has.
-fn list(family: &'static catalogue::Family) {
+fn list(family: &'static catalogue::Table) {
     println!(
         "kernels of {}; threads, and bytes of dynamic shared memory, of a block",
         family.name
@@ -105,7 +105,7 @@ type Outcome = Result<(Measured, Option<Roof>), String>;
 
 impl Ladder {
     /// That of an operation, or of one kernel: for each operation that it can do, beside the plain one.
-    fn named(name: &str, family: &'static catalogue::Family, exact: bool) -> anyhow::Result<Vec<Self>> {
+    fn named(name: &str, family: &'static catalogue::Table, exact: bool) -> anyhow::Result<Vec<Self>> {
         if let Some(&operation) = Work::ALL.iter().find(|operation| operation.name() == name) {
             let setup = Setup::new(exact);
             let mut rungs = operation.kernels(family);

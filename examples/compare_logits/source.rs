@@ -5,7 +5,7 @@
 //! to be told.
 
 use getp::error::{Error, Result};
-use getp::file_kind::{self, Wanted};
+use getp::file_kind::{self, GivenAs};
 use getp::logits::{LogitsReader, MAGIC, RecordKey};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{Display, Formatter};
@@ -42,7 +42,7 @@ pub enum Source {
 impl Source {
     /// Opens a file of either kind; its first bytes tell which.
     pub fn open(path: &Path) -> Result<Self> {
-        Self::open_either(path).map_err(|error| file_kind::explain(path, error, Wanted::Logits))
+        Self::open_either(path).map_err(|error| file_kind::explain(path, error, GivenAs::Logits))
     }
 
     fn open_either(path: &Path) -> Result<Self> {

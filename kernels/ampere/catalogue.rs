@@ -1,14 +1,14 @@
 //! Ampere's kernels: NVIDIA since sm_80, with mma.sync and cp.async.
 
 use super::{
-    Dimension, Elements, ExactSums, Family, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Tile,
+    Dimension, Elements, ExactSums, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table, Tile,
     Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
 
 /// The family.
-pub static FAMILY: Family = Family {
+pub static TABLE: Table = Table {
     name: "ampere",
     platforms: &[Platform {
         toolchain: Toolchain::Cuda,
@@ -61,8 +61,8 @@ const LEAN_EXPERTS: usize = 32;
 
 const WRITTEN: [Kernel; 12] = [
     Kernel::written(Op::NormRoute, "ampere/norm_route_lean.hip", LEAN_EXPERTS / 2 * WARP)
-        .called("lean")
-        .within(&[
+        .variant("lean")
+        .limits(&[
             Limit::AtMost(Dimension::Hidden, LEAN_HIDDEN),
             Limit::MultipleOf(Dimension::Hidden, 8),
             Limit::AtMost(Dimension::Experts, LEAN_EXPERTS),
@@ -85,11 +85,11 @@ const WRITTEN: [Kernel; 12] = [
 /// job's units.
 const fn decode(elements: Elements, variant: &'static str, warps: usize, most_rows: usize) -> Kernel {
     Kernel::written(Op::AttentionDecode, "ampere/attention_decode.hip", warps * WARP)
-        .over(elements)
-        .called(variant)
-        .up_to(most_rows)
-        .sharing(warps * (CACHE_TILE_BYTES + 2 * PARTIAL_BYTES))
-        .within(HEADS)
+        .elements(elements)
+        .variant(variant)
+        .most_rows(most_rows)
+        .shared_bytes(warps * (CACHE_TILE_BYTES + 2 * PARTIAL_BYTES))
+        .limits(HEADS)
 }
 
 const fn prefill(elements: Elements) -> Kernel {
@@ -98,14 +98,16 @@ const fn prefill(elements: Elements) -> Kernel {
         "ampere/attention_prefill.hip",
         PREFILL_ROWS / 4 * WARP,
     )
-    .over(elements)
-    .sharing(PREFILL_STAGES * CACHE_TILE_BYTES)
-    .taking(PREFILL_ROWS)
-    .within(HEADS)
+    .elements(elements)
+    .shared_bytes(PREFILL_STAGES * CACHE_TILE_BYTES)
+    .per_block(PREFILL_ROWS)
+    .limits(HEADS)
 }
 
 const fn pack(weights: PackedFormat) -> Kernel {
-    Kernel::written(Op::Pack, "ampere/pack.hip", 128).of(weights).taking(1)
+    Kernel::written(Op::Pack, "ampere/pack.hip", 128)
+        .weights(weights)
+        .per_block(1)
 }
 
 type InFile = (Op, &'static str);
@@ -142,7 +144,7 @@ const fn shape(warps: usize, units: usize, slabs: usize, stages: usize, step: us
 
 /// A tile of one kind of weights, and of activations of so many terms.
 const fn tile(
-    from_rows: usize,
+    least_rows: usize,
     ops: Ops,
     weights: &'static [PackedFormat; 1],
     activations: Activations,
@@ -162,7 +164,7 @@ const fn tile(
         tokens,
         threads: by.warps * WARP,
         shared_bytes: by.stages * by.slabs * slab,
-        from_rows,
+        least_rows,
         most_rows: 0,
         variant: "",
         maker: "PRODUCT",

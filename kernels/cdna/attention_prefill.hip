@@ -71,8 +71,8 @@ DEV Keys load_keys(const u8* lds) {
 DEV void load_values(u32v2* v, const u8* lds) {
   const int n = LANE % 16, g = LANE / 16;
   for (int j = 0; j < 4; j++) {
-    const int slot = 4 * g + j;
-    v[j] = *(const u32v2*)(lds + V_OFFSET + slot * KV_ROW + ((n / 2) ^ slot % 8) * 16 + n % 2 * 8);
+    const int key = 4 * g + j;
+    v[j] = *(const u32v2*)(lds + V_OFFSET + key * KV_ROW + ((n / 2) ^ key % 8) * 16 + n % 2 * 8);
   }
 }
 // Adds 16 keys, whose scores are `s`. If there are MORE, it also computes the next 16 keys' scores into `s`: a software

@@ -150,7 +150,7 @@ struct World {
   // Work items of `run` units each, at absolute positions: units, groups or spans. A row that is not longer is one
   // item, wherever it begins.
   void plan_decode(int run) {
-    int slots = 0;
+    int sums = 0;
     for (int row = 0; row < header.rows; row++) {
       const int first = first_key(positions[row]) / ATTENTION_UNIT, end = positions[row] / ATTENTION_UNIT + 1;
       const bool whole = positions[row] + 1 - first_key(positions[row]) <= run * ATTENTION_UNIT;
@@ -158,15 +158,15 @@ struct World {
       for (int u = first; u < end;) {
         const int next = whole ? end : std::min(end, (u / run + 1) * run);
         const int keys = std::min(next * ATTENTION_UNIT, positions[row] + 1) - u * ATTENTION_UNIT;
-        parts.push_back({row, u, keys, 0, slots, run, {}});
+        parts.push_back({row, u, keys, 0, sums, run, {}});
         u = next;
       }
       for (AttentionItem& p : parts) p.parts = (int)parts.size();
-      if (parts.size() > 1) slots += (int)parts.size();
+      if (parts.size() > 1) sums += (int)parts.size();
       items.insert(items.end(), parts.begin(), parts.end());
     }
     std::sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.tokens > b.tokens; });
-    partials.assign((size_t)slots * layer.kv_heads * PARTIAL_FLOATS, NAN);
+    partials.assign((size_t)sums * layer.kv_heads * PARTIAL_FLOATS, NAN);
     (layer.windowed ? header.window_items : header.full_items) = (int)items.size();
   }
   void plan_prefill(int tile_rows) {

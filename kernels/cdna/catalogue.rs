@@ -1,14 +1,14 @@
 //! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that emulates one.
 
 use super::{
-    Dimension, Elements, FLUSHING_TERM_SHIFT, Family, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED,
+    Dimension, Elements, FLUSHING_TERM_SHIFT, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table,
     Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
 
 /// The family.
-pub static FAMILY: Family = Family {
+pub static TABLE: Table = Table {
     name: "cdna",
     platforms: &[Platform {
         toolchain: Toolchain::Hip,
@@ -55,23 +55,23 @@ const WRITTEN: [Kernel; 7] = [
 /// One wave per work item.
 const fn decode(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionDecode, "cdna/attention_decode.hip", WAVE)
-        .over(elements)
-        .within(HEADS)
+        .elements(elements)
+        .limits(HEADS)
 }
 
 /// Four waves of eight query rows.
 const fn prefill(elements: Elements) -> Kernel {
     Kernel::written(Op::AttentionPrefill, "cdna/attention_prefill.hip", 4 * WAVE)
-        .over(elements)
-        .taking(32)
-        .within(HEADS)
+        .elements(elements)
+        .per_block(32)
+        .limits(HEADS)
 }
 
 /// A wave makes a slab of a row block.
 const fn pack(weights: PackedFormat) -> Kernel {
     Kernel::written(Op::Pack, "cdna/pack.hip", 4 * WAVE)
-        .of(weights)
-        .taking(4)
+        .weights(weights)
+        .per_block(4)
 }
 
 type Ops = &'static [(Op, &'static str)];
@@ -100,15 +100,15 @@ const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parame
         tokens,
         threads: waves * WAVE,
         shared_bytes: 0,
-        from_rows: 0,
+        least_rows: 0,
         most_rows: 0,
         variant: "",
         maker,
         parameters,
     }
 }
-const fn from(from_rows: usize, tile: Tile) -> Tile {
-    Tile { from_rows, ..tile }
+const fn from(least_rows: usize, tile: Tile) -> Tile {
+    Tile { least_rows, ..tile }
 }
 const fn up_to(most_rows: usize, tile: Tile) -> Tile {
     Tile { most_rows, ..tile }

@@ -14,8 +14,8 @@ enum : int {
   CHUNK_MFMAS = 4 * PIECE_MFMAS,   // per chunk and 16 tokens: two pieces of K, two runs of 16 rows
 };
 
-// The weight row of run r, slot n. With it a lane's results, rows 4 g + i of two MFMAs, are 8 consecutive rows 8 g + 4
-// r + i.
+// The weight row of row n of run r. With it a lane's results, rows 4 g + i of two MFMAs, are 8 consecutive rows
+// 8 g + 4 r + i.
 HOST_DEV int row_of(int r, int n) { return 8 * (n / 4) + 4 * r + n % 4; }
 
 // The matrix row at row o of the packed weights. `half` is head_dim / 2 where rows of heads are in pairs half a head

@@ -1,10 +1,10 @@
 //! What runs on any GPU: the kernels that every family has, and no others. A device is of this family if it is of none
 //! before it.
 
-use super::{Family, Kernel, Platform, SHARED, Toolchain, shared};
+use super::{Kernel, Platform, SHARED, Table, Toolchain, shared};
 
 /// The family.
-pub static FAMILY: Family = Family {
+pub static TABLE: Table = Table {
     name: "generic",
     platforms: &[
         Platform {

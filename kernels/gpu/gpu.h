@@ -93,8 +93,8 @@ HOST_DEV i64 tiled_index(int row, int k, int rows) {
 // The index of a position's dim d within a head's K (or V) of a page. The exclusive or stays within the largest power
 // of two that divides the number of pieces: all of them where head_dim is a power of two.
 HOST_DEV int kv_index(int position, int d, int head_dim) {
-  const unsigned slot = (unsigned)position % KV_PAGE, pieces = (unsigned)head_dim / 8, power = pieces & -pieces;
-  return (int)(slot * head_dim + (((unsigned)d / 8) ^ (slot & (power - 1))) * 8 + (unsigned)d % 8);
+  const unsigned at = (unsigned)position % KV_PAGE, pieces = (unsigned)head_dim / 8, power = pieces & -pieces;
+  return (int)(at * head_dim + (((unsigned)d / 8) ^ (at & (power - 1))) * 8 + (unsigned)d % 8);
 }
 
 // A value as 16-bit terms, largest first: value = term 0 + (term 1 + (term 2 ..) * 2^-TERM_SHIFT) * 2^-TERM_SHIFT.

@@ -1,14 +1,14 @@
 //! Hopper's kernels: NVIDIA's sm_90, with wgmma and bulk copies.
 
 use super::{
-    Dimension, Elements, ExactSums, Family, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Tile,
+    Dimension, Elements, ExactSums, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table, Tile,
     Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
 
 /// The family.
-pub static FAMILY: Family = Family {
+pub static TABLE: Table = Table {
     name: "hopper",
     platforms: &[Platform {
         toolchain: Toolchain::Cuda,
@@ -80,10 +80,10 @@ const FEW_ROWS: usize = 64;
 
 const WRITTEN: [Kernel; 20] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
-        .called("rows")
-        .at_least(NORM_FROM_ROWS)
-        .sharing(NORM_BYTES + NORM_EXPERTS * NORM_BYTES / 2 + BARRIER_BYTES + NORM_HIDDEN / 256 * 4)
-        .within(&[
+        .variant("rows")
+        .least_rows(NORM_FROM_ROWS)
+        .shared_bytes(NORM_BYTES + NORM_EXPERTS * NORM_BYTES / 2 + BARRIER_BYTES + NORM_HIDDEN / 256 * 4)
+        .limits(&[
             NORM_ROWS,
             NORM_PIECES,
             Limit::AtMost(Dimension::ExpertsPerToken, NORM_EXPERTS),
@@ -105,8 +105,8 @@ const WRITTEN: [Kernel; 20] = [
     prefill(F16),
     prefill(Bf16),
     Kernel::written(Op::AttentionExact, "hopper/attention_exact.hip", 128)
-        .sharing(4 * EXACT_STAGES * (EXACT_STAGE_BYTES + BARRIER_BYTES) + EXACT_QUERY_BYTES + EXACT_ZEROS_BYTES)
-        .within(HEADS),
+        .shared_bytes(4 * EXACT_STAGES * (EXACT_STAGE_BYTES + BARRIER_BYTES) + EXACT_QUERY_BYTES + EXACT_ZEROS_BYTES)
+        .limits(HEADS),
     pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
@@ -119,19 +119,19 @@ const fn norm_route_rows<const EXPERTS: usize>(
     file: &'static str,
     variant: &'static str,
     rows: usize,
-    from_rows: usize,
+    least_rows: usize,
 ) -> Kernel {
     let (waves, blocks, group) = (8, 4, 32);
     let sums = waves * rows * (group + 8) * 4;
     let logits = rows * EXPERTS * 4;
     let squares = rows * (NORM_HIDDEN / 256) * 4;
     Kernel::written(Op::NormRoute, file, waves * WARP)
-        .called(variant)
-        .clustered(blocks)
-        .at_least(from_rows)
-        .taking(rows / blocks)
-        .sharing(rows * NORM_HIDDEN / blocks * 6 + sums + logits + squares + NORM_BYTES / blocks + EXPERTS * 4)
-        .within(
+        .variant(variant)
+        .cluster(blocks)
+        .least_rows(least_rows)
+        .per_block(rows / blocks)
+        .shared_bytes(rows * NORM_HIDDEN / blocks * 6 + sums + logits + squares + NORM_BYTES / blocks + EXPERTS * 4)
+        .limits(
             const {
                 &[
                     NORM_ROWS,
@@ -149,10 +149,10 @@ const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
     variant: &'static str,
 ) -> Kernel {
     Kernel::written(Op::NormRoute, file, WAVES * WARP)
-        .called(variant)
-        .clustered(BLOCKS)
-        .up_to(FEW_ROWS)
-        .within(
+        .variant(variant)
+        .cluster(BLOCKS)
+        .most_rows(FEW_ROWS)
+        .limits(
             const {
                 &[
                     NORM_ROWS,
@@ -168,15 +168,15 @@ const fn norm_route_cluster<const BLOCKS: usize, const WAVES: usize>(
 /// two partial sums: two stages with few rows, one with many, as more warps fit then.
 const fn decode(elements: Elements, variant: &'static str, warps: usize, stages: usize) -> Kernel {
     Kernel::written(Op::AttentionDecode, "hopper/attention_decode.hip", warps * WARP)
-        .over(elements)
-        .called(variant)
-        .sharing(warps * (stages * (CACHE_TILE_BYTES + BARRIER_BYTES) + 2 * PARTIAL_BYTES))
-        .within(HEADS)
+        .elements(elements)
+        .variant(variant)
+        .shared_bytes(warps * (stages * (CACHE_TILE_BYTES + BARRIER_BYTES) + 2 * PARTIAL_BYTES))
+        .limits(HEADS)
 }
 
 /// Persistent blocks whose warps share a job's units, with their sums of two rounds.
 const fn decode_together(elements: Elements, variant: &'static str, warps: usize, most_rows: usize) -> Kernel {
-    decode(elements, variant, warps, 2).up_to(most_rows)
+    decode(elements, variant, warps, 2).most_rows(most_rows)
 }
 
 /// Persistent blocks, each with all the shared memory that there is: four warpgroups compute, and one fetches.
@@ -186,14 +186,16 @@ const fn prefill(elements: Elements) -> Kernel {
         "hopper/attention_prefill.hip",
         (PREFILL_ROWS / 8 + 1) * WARPGROUP,
     )
-    .over(elements)
-    .sharing(ALL_SHARED)
-    .taking(PREFILL_ROWS)
-    .within(HEADS)
+    .elements(elements)
+    .shared_bytes(ALL_SHARED)
+    .per_block(PREFILL_ROWS)
+    .limits(HEADS)
 }
 
 const fn pack(weights: PackedFormat) -> Kernel {
-    Kernel::written(Op::Pack, "hopper/pack.hip", 128).of(weights).taking(1)
+    Kernel::written(Op::Pack, "hopper/pack.hip", 128)
+        .weights(weights)
+        .per_block(1)
 }
 
 /// All the shared memory that a block can have: what the tile leaves is stages of the pipeline.
@@ -288,7 +290,7 @@ const fn tile(
         tokens,
         threads: (warpgroups + 1) * WARPGROUP,
         shared_bytes: ALL_SHARED,
-        from_rows: 0,
+        least_rows: 0,
         most_rows: 0,
         variant: "",
         maker,
@@ -321,8 +323,8 @@ const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, units: usi
     }
 }
 /// A tile for at least so many rows per expert.
-const fn from(from_rows: usize, tile: Tile) -> Tile {
-    Tile { from_rows, ..tile }
+const fn from(least_rows: usize, tile: Tile) -> Tile {
+    Tile { least_rows, ..tile }
 }
 
 /// The operations with kernels in a file.

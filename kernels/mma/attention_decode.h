@@ -107,7 +107,7 @@ template <class C> struct Copies {
   int page;                              // the job's next page to be copied
 
   // Goes on to the next job where this one has no more pages.
-  DEV void settle() {
+  DEV void advance() {
     while (job.any && page > job.last / KV_PAGE) {
       job = next, page = first_page<C>(job);
       next = load_job(a, job.index + step, jobs);
@@ -120,7 +120,7 @@ template <class C> struct Copies {
     const int number = shfl(job.page, page - job.first / KV_PAGE);
     ring.copy(a, job, page, number, stage);
     page = page_after<C>(page);
-    settle();
+    advance();
   }
 };
 
@@ -217,9 +217,9 @@ template <int FORMAT> DEV void add_tile(State& u, const Tile& t) {
 
 // ---- partial sums of a row
 
-// Partial sum `slot` of the job's row: o of every lane, then m and sum of lanes 0 to 3, which have all 8 heads.
-DEV float* partial_of(const AttentionArgs& a, const Job& job, int slot) {
-  return a.partials + ((i64)(job.partial + slot) * a.kv_heads + job.index % a.kv_heads) * PARTIAL_FLOATS;
+// Partial sum `n` of the job's row: o of every lane, then m and sum of lanes 0 to 3, which have all 8 heads.
+DEV float* partial_of(const AttentionArgs& a, const Job& job, int n) {
+  return a.partials + ((i64)(job.partial + n) * a.kv_heads + job.index % a.kv_heads) * PARTIAL_FLOATS;
 }
 // Of blocks `block` .. of a row's dims. GLOBAL: in global memory, which other blocks read and write.
 template <bool GLOBAL, int COUNT> DEV void store_partial(float* to, const Sums<COUNT>& s, int block) {
@@ -291,12 +291,12 @@ template <int COUNT> DEV void fold_partials(const AttentionArgs& a, const Job& j
   const int last = job.row_last / ATTENTION_UNIT;
   tree.first = job.row_first / ATTENTION_UNIT;
   const int base = tree.first / job.run;
-  for (int slot = 0; slot < job.parts; slot += AHEAD) {
+  for (int n = 0; n < job.parts; n += AHEAD) {
     Sums<COUNT> s[AHEAD];
     UNROLL for (int i = 0; i < AHEAD; i++)
-      load_partial<true>(s[i], partial_of(a, job, min(slot + i, job.parts - 1)), block);
-    UNROLL for (int i = 0; i < AHEAD; i++) if (slot + i < job.parts) {
-      const int unit = min((base + slot + i + 1) * job.run - 1, last);
+      load_partial<true>(s[i], partial_of(a, job, min(n + i, job.parts - 1)), block);
+    UNROLL for (int i = 0; i < AHEAD; i++) if (n + i < job.parts) {
+      const int unit = min((base + n + i + 1) * job.run - 1, last);
       tree.add(s[i], unit, job.run, unit == last);
     }
   }
@@ -402,7 +402,7 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
   Tree<COUNT> tree;
   tree.first = job.first / ATTENTION_UNIT;
   for (int base = tree.first; base <= last; base += C::WARPS, round ^= 1) {
-    float* slots = sums + round * C::WARPS * PARTIAL_FLOATS;
+    float* of_round = sums + round * C::WARPS * PARTIAL_FLOATS;
     const int mine = base + warp;
     if (mine <= last) {
       State u = nothing();
@@ -410,12 +410,12 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
       for (int page = max(job.first / KV_PAGE, mine * UNIT_PAGES); page <= end; page++)
         reader.add_page(u, job, page, q);
       sum_lanes(u);
-      store_partial<false>(slots + warp * PARTIAL_FLOATS, u, 0);
+      store_partial<false>(of_round + warp * PARTIAL_FLOATS, u, 0);
     }
     barrier();
     for (int unit = base; unit < base + C::WARPS && unit <= last; unit++) {
       Sums<COUNT> u;
-      load_partial<false>(u, slots + (unit - base) * PARTIAL_FLOATS, block);
+      load_partial<false>(u, of_round + (unit - base) * PARTIAL_FLOATS, block);
       tree.add(u, unit, 1, unit == last);
     }
   }
@@ -436,7 +436,7 @@ template <class C> DEV void attend(const AttentionArgs& a) {
   const int jobs = items * a.kv_heads, step = C::TEAM ? GRID : GRID * C::WARPS;
   Job job = load_job(a, C::TEAM ? BID : warp * GRID + BID, jobs), next = load_job(a, job.index + step, jobs);
   Copies<C> copies = {a, ring, jobs, step, job, next, first_page<C>(job)};
-  copies.settle();
+  copies.advance();
   int started = 0;
   while (started < C::STAGES && copies.old()) copies.start(started++);
   after_predecessor();                                           // the plan was there before, see early.h

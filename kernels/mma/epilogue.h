@@ -97,8 +97,8 @@ struct Qkv : OfPlan {
   }
   DEV static f32x4 bias_of_four(const GemmArgs& a, int row) {
     if (a.half == 0) return *(const f32x4*)(a.bias + row);
-    const int slot = row / W16::UNIT_ROWS * W16::UNIT_ROWS + LANE % 4 * 2;
-    const int first = W16::matrix_row(slot, a.half), second = W16::matrix_row(slot + 1, a.half);
+    const int stored = row / W16::UNIT_ROWS * W16::UNIT_ROWS + LANE % 4 * 2;
+    const int first = W16::matrix_row(stored, a.half), second = W16::matrix_row(stored + 1, a.half);
     return f32x4{a.bias[first], a.bias[first + a.half], a.bias[second], a.bias[second + a.half]};
   }
   DEV static void store_four(float* at, const f32x4& v) { *(f32x4*)at = v; }

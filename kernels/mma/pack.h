@@ -53,12 +53,12 @@ struct ElementsOnWire {
   DEV float get(int row, int k) const { return row < rows && k < cols ? bf16_to_f32(at[(i64)row * cols + k]) : 0.f; }
 };
 
-// Thread t packs pieces t, t + PACK_THREADS, .. of the block's 512: row slot piece / 8, position piece % 8.
+// Thread t packs pieces t, t + PACK_THREADS, .. of the block's 512: stored row piece / 8, position piece % 8.
 template <int FORMAT>
 DEV void pack_elements(const ElementsOnWire& wire, u8* out, int row, int k, int shift, int half) {
   const float factor = ldexpf(1.f, shift);
   for (int piece = TID; piece < 64 * 8; piece += PACK_THREADS) {
-    const int slot = piece / 8, from = W16::matrix_row(row + slot, half), k8 = k + ((piece % 8) ^ (slot % 8)) * 8;
+    const int stored = piece / 8, from = W16::matrix_row(row + stored, half), k8 = k + ((piece % 8) ^ (stored % 8)) * 8;
     u32x4 packed;
     for (int j = 0; j < 8; j += 2) {
       const u16 low = to_16<FORMAT>(wire.get(from, k8 + j) * factor);

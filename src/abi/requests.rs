@@ -4,7 +4,7 @@ use super::tokenizer::TokenizerHandle;
 use super::types::Requests;
 use super::{guard, pointer};
 use crate::error::{Error, Result};
-use crate::file_kind::{self, Wanted};
+use crate::file_kind::{self, GivenAs};
 use crate::memory::{self, Purpose};
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_int};
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn getp_requests_open(
         let path = unsafe { pointer::path(path, "path") }?;
         // SAFETY: the program passes what `getp_tokenizer_open` gave.
         let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") }?;
-        let explain = |error| Error::in_file(file_kind::explain(path, error, Wanted::Prompts));
+        let explain = |error| Error::in_file(file_kind::explain(path, error, GivenAs::Prompts));
         let data = std::fs::read(path).map_err(|error| explain(Error::io(path, error)))?;
         let lines = lines(path, &data).map_err(explain)?;
         let requests = RequestsHandle::new(&lines, steps, tokenizer.max_token_length())?;

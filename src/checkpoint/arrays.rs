@@ -10,7 +10,7 @@ use super::mapped::{MappedFile, WatchedFile};
 use super::{Checkpoint, Field, Part, Tensor, TensorId, Values};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
-use crate::file_kind::{self, Wanted};
+use crate::file_kind::{self, GivenAs};
 
 /// Size of the C struct `Config`, the header of a `.bin` file.
 pub const CONFIG_BYTES: usize = 60;
@@ -171,7 +171,7 @@ impl BinCheckpoint {
     /// Maps the file and checks that it has the length that its configuration gives.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        Self::open_bin(path).map_err(|error| file_kind::explain(path, error, Wanted::Model))
+        Self::open_bin(path).map_err(|error| file_kind::explain(path, error, GivenAs::Model))
     }
 
     fn open_bin(path: &Path) -> Result<Self> {

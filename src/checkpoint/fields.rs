@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::descriptors::open_file;
 use crate::error::{Error, Result, shown};
-use crate::file_kind::{self, Wanted};
+use crate::file_kind::{self, GivenAs};
 
 /// How a field is handled.
 pub(super) enum Fate {
@@ -276,7 +276,7 @@ pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>> {
         .map_err(|e| Error::io(path, e))?;
     let wrong = |why: String| {
         let error = Error::format(path.display().to_string(), why);
-        file_kind::explain(path, error, Wanted::Configuration)
+        file_kind::explain(path, error, GivenAs::Configuration)
     };
     if text.len() as u64 > MOST_BYTES {
         return Err(wrong(format!(

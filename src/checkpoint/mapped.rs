@@ -10,7 +10,7 @@ use memmap2::Mmap;
 
 use crate::descriptors::{above_stderr, open_file};
 use crate::error::{Error, Result};
-use crate::file_kind::{self, Wanted};
+use crate::file_kind::{self, GivenAs};
 
 /// A file that the library has mapped for reading. It must not be changed while this lives.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ pub fn explain_mapped(descriptor: i32, data: *const u8, error: Error) -> Error {
     match WatchedFile::new(descriptor, data, 0).filter(|_| of_contents) {
         Some(file) => {
             let name = std::fs::read_link(&file.path).ok().filter(|name| name.exists());
-            file_kind::explain(&name.unwrap_or(file.path), error, Wanted::Model)
+            file_kind::explain(&name.unwrap_or(file.path), error, GivenAs::Model)
         }
         None => error,
     }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::config::ModelConfig;
 use crate::error::{Error, Result, shown};
-use crate::file_kind::{self, Wanted};
+use crate::file_kind::{self, GivenAs};
 
 /// The file with the model's dimensions.
 pub(super) const CONFIG: &str = "config.json";
@@ -223,7 +223,7 @@ impl SafetensorsCheckpoint {
         let path = self.dir.join(file);
         let map = MappedFile::open(&path)?;
         let header = read_header(&map).map_err(|why| Error::format(path.display().to_string(), why));
-        let (data_start, metadata) = header.map_err(|error| file_kind::explain(&path, error, Wanted::Shard))?;
+        let (data_start, metadata) = header.map_err(|error| file_kind::explain(&path, error, GivenAs::Shard))?;
         let needed = data_start.checked_add(metadata.data_len());
         if needed != Some(map.len()) {
             return Err(Error::Length {

@@ -21,7 +21,7 @@ pub struct Scored {
 }
 
 /// A row to be scored.
-struct Wanted {
+struct RowToScore {
     /// Its place among the plan's logits rows.
     at: usize,
     /// The token behind it.
@@ -34,7 +34,7 @@ struct Wanted {
     is_found: bool,
 }
 
-impl Wanted {
+impl RowToScore {
     /// With its score.
     fn scored(&self, score: Score) -> Scored {
         Scored {
@@ -64,7 +64,7 @@ pub fn score(
         if let (Some(next), Some(number)) = (score.next.or(token.copied()), scheduler.drawing(row.sequence)) {
             let in_prompt = score.next.map(|_| row.position + 1);
             let found = pipeline.output.scores.get(at);
-            let row = Wanted {
+            let row = RowToScore {
                 at,
                 next,
                 top: score.top,
@@ -93,7 +93,7 @@ pub fn score(
         }
     }
     let StepOutput { logits, scores, .. } = &pipeline.output;
-    let of_row = |(place, row): (usize, &&Wanted)| {
+    let of_row = |(place, row): (usize, &&RowToScore)| {
         // What is fetched lies in the order of what is left.
         let at = if has_all { row.at } else { place };
         score_of(&logits[at * vocab..][..vocab], row.next, row.top)

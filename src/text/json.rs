@@ -19,7 +19,7 @@ use tokenizers::{
 use super::{Kind, Specials};
 use crate::descriptors::open_file;
 use crate::error::{Error, Result};
-use crate::file_kind::{self, Wanted};
+use crate::file_kind::{self, GivenAs};
 use crate::memory::{self, Purpose};
 use crate::tokenizer::{self, Entry};
 
@@ -82,8 +82,8 @@ impl File {
     /// Reads the file.
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
-        let wrong = |why: String| file_kind::explain(path, Error::format(&name, why), Wanted::Tokenizer);
-        let data = tokenizer::read_bytes(path, open_file(path), Wanted::Tokenizer)?;
+        let wrong = |why: String| file_kind::explain(path, Error::format(&name, why), GivenAs::Tokenizer);
+        let data = tokenizer::read_bytes(path, open_file(path), GivenAs::Tokenizer)?;
         memory::room::<u8>(data.len().saturating_mul(READING), Purpose::Vocabulary)?;
         let written: Written = serde_json::from_slice(&data).map_err(|error| wrong(error.to_string()))?;
         drop(data);

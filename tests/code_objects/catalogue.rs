@@ -267,7 +267,7 @@ fn compare(toolchain: Toolchain) {
     archs.dedup();
     for arch in archs {
         let objects = CODE_OBJECTS.iter().filter(|object| object.arch == arch);
-        let table = catalogue::family_of(arch).expect("a family's code");
+        let table = catalogue::table_of(arch).expect("a family's code");
         assert!(objects.clone().all(|object| object.family == table.name), "{arch}");
         let mut found = BTreeMap::new();
         for object in objects {
@@ -309,7 +309,7 @@ fn the_simt_library_has_what_the_host_chooses_and_nothing_else() {
     use getp::backend::gpu::driver::simt;
 
     let mut made = simt::kernels(code_objects::simt_image()).unwrap();
-    for kernel in catalogue::family_of("simt").unwrap().kernels {
+    for kernel in catalogue::table_of("simt").unwrap().kernels {
         let name = kernel.name();
         assert_eq!(made.remove(&name), Some(kernel.threads), "threads of {name}");
     }

@@ -22,7 +22,7 @@ pub fn code_objects() -> Vec<CodeObject> {
 fn read(path: &Path) -> Option<CodeObject> {
     let (arch, file) = path.file_name()?.to_str()?.strip_suffix(".o")?.split_once('-')?;
     Some(CodeObject {
-        family: catalogue::family_of(arch)?.name,
+        family: catalogue::table_of(arch)?.name,
         arch: arch.to_owned().leak(),
         file: file.to_owned().leak(),
         image: fs::read(path).unwrap().leak(),

@@ -20,7 +20,7 @@ struct MadeUp;
 
 static KERNELS: [Kernel; SHARED] = shared(64);
 
-static TABLE: catalogue::Family = catalogue::Family {
+static TABLE: catalogue::Table = catalogue::Table {
     name: "made_up",
     platforms: &[],
     cards: &[],
@@ -34,7 +34,7 @@ static TABLE: catalogue::Family = catalogue::Family {
 };
 
 impl Family for MadeUp {
-    fn table(&self) -> &'static catalogue::Family {
+    fn table(&self) -> &'static catalogue::Table {
         &TABLE
     }
 }

@@ -3,7 +3,7 @@
 #![cfg(feature = "hip")]
 
 use bytemuck::NoUninit;
-use getp::backend::gpu::catalogue::{FAMILIES, Kernel, Toolchain, platform_of};
+use getp::backend::gpu::catalogue::{Kernel, TABLES, Toolchain, platform_of};
 use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject, Image};
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::discover;
@@ -324,7 +324,7 @@ fn an_architecture_without_code_is_named() {
 )]
 fn a_device_without_kernels_made_for_it_is_told() {
     let mut plain = CODE_OBJECTS.iter().filter(|object| {
-        let family = FAMILIES.iter().find(|family| family.name == object.family);
+        let family = TABLES.iter().find(|family| family.name == object.family);
         let (_, platform) = platform_of(object.arch).unwrap();
         platform.toolchain == Toolchain::Hip && family.unwrap().kernels.iter().all(|kernel| kernel.weights.is_none())
     });

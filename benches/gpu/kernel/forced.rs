@@ -11,7 +11,7 @@ use getp::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteSh
 #[derive(Debug)]
 pub struct Forced {
     family: &'static dyn Family,
-    table: &'static catalogue::Family,
+    table: &'static catalogue::Table,
     kernel: Kernel,
 }
 
@@ -23,14 +23,14 @@ impl Forced {
         let numbered = kept.enumerate().map(|(index, kept)| Kernel {
             index,
             // From so many rows on it is faster than others, which are not there.
-            from_rows: if kept.index == kernel.index {
-                kept.from_rows.min(1)
+            least_rows: if kept.index == kernel.index {
+                kept.least_rows.min(1)
             } else {
-                kept.from_rows
+                kept.least_rows
             },
             ..*kept
         });
-        let table = catalogue::Family {
+        let table = catalogue::Table {
             kernels: Vec::leak(numbered.collect()),
             ..*all
         };
@@ -68,7 +68,7 @@ fn stays(kernel: &Kernel, operation: Work, forced: &Kernel) -> bool {
 }
 
 impl Family for Forced {
-    fn table(&self) -> &'static catalogue::Family {
+    fn table(&self) -> &'static catalogue::Table {
         self.table
     }
 

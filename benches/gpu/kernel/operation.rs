@@ -2,7 +2,7 @@
 
 #![allow(dead_code)] // tests/ladders.rs uses a part of it
 
-use getp::backend::gpu::catalogue::{Elements, Family, Kernel, Op, PackedFormat, SHARED};
+use getp::backend::gpu::catalogue::{Elements, Kernel, Op, PackedFormat, SHARED, Table};
 use getp::backend::gpu::shapes::Numbers;
 use getp::profile::Operation;
 
@@ -111,7 +111,7 @@ impl Work {
     }
 
     /// A family's kernels that can do it, from the plain one on.
-    pub fn kernels(self, family: &'static Family) -> Vec<&'static Kernel> {
+    pub fn kernels(self, family: &'static Table) -> Vec<&'static Kernel> {
         let mine = |kernel: &&Kernel| self.ops().contains(&kernel.op);
         let mut kernels: Vec<_> = family.kernels.iter().filter(mine).collect();
         let place = |kernel: &Kernel| self.ops().iter().position(|&op| op == kernel.op);

@@ -146,7 +146,7 @@ impl KvCache {
         all.split_at(BLOCK_TOKENS * self.head_dim)
     }
 
-    /// Writes a head's key and value of the position at `slot` in a block.
+    /// Writes a head's key and value of the position at `offset` in a block.
     ///
     /// # Safety
     /// Same requirements as the methods of [`Simd`].
@@ -156,7 +156,7 @@ impl KvCache {
         layer: usize,
         block: usize,
         head: usize,
-        slot: usize,
+        offset: usize,
         key: &[f32],
         value: &[f32],
     ) {
@@ -166,7 +166,7 @@ impl KvCache {
         // SAFETY: as in `head`, and borrowed mutably.
         let all = unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast::<E>(), elements) };
         let (keys, values) = all.split_at_mut(BLOCK_TOKENS * self.head_dim);
-        let values = &mut values[slot * self.padded_dim..][..self.padded_dim];
+        let values = &mut values[offset * self.padded_dim..][..self.padded_dim];
         for (c, out) in values.chunks_exact_mut(LANES).enumerate() {
             let from = c * LANES;
             let n = LANES.min(self.head_dim - from);
@@ -181,7 +181,7 @@ impl KvCache {
                 E::store::<S>(out.as_mut_ptr(), &v);
                 rounded.assume_init()
             };
-            let columns = keys[from * BLOCK_TOKENS + slot..].iter_mut().step_by(BLOCK_TOKENS);
+            let columns = keys[from * BLOCK_TOKENS + offset..].iter_mut().step_by(BLOCK_TOKENS);
             columns.zip(&rounded[..n]).for_each(|(column, k)| *column = *k);
         }
     }

@@ -229,7 +229,7 @@ impl<E: Element> Ops for CpuOps<E> {
     type Queries<'m> = Queries<'m>;
     type Attended<'m> = &'m Buffer;
     type Gated<'m> = &'m Buffer;
-    type Wanted<'m> = &'m Buffer;
+    type LogitsRows<'m> = &'m Buffer;
 
     fn embed<'x>(
         &mut self,
@@ -319,7 +319,7 @@ impl<E: Element> Ops for CpuOps<E> {
                         kv,
                         layer,
                         block,
-                        slot: position % BLOCK_TOKENS,
+                        offset: position % BLOCK_TOKENS,
                         element: PhantomData,
                     });
                 }
@@ -588,7 +588,7 @@ struct RotateStore<'a, E> {
     kv: &'a mut KvCache,
     layer: usize,
     block: usize,
-    slot: usize,
+    offset: usize,
     element: PhantomData<E>,
 }
 
@@ -608,7 +608,7 @@ impl<E: Element> VectorCode for RotateStore<'_, E> {
             // SAFETY: under `VectorCode::run`.
             unsafe {
                 self.kv
-                    .store::<S, E>(self.layer, self.block, head, self.slot, key, value)
+                    .store::<S, E>(self.layer, self.block, head, self.offset, key, value)
             };
         }
     }

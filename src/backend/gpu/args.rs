@@ -383,7 +383,7 @@ shared! {
             /// `[heads]`
             sinks: *const f32,
             out: *mut u16,
-            /// workspace of attention_decode: `[slots][kv_heads][PARTIAL_FLOATS]`
+            /// workspace of attention_decode: `[partial sums][kv_heads][PARTIAL_FLOATS]`
             partials: *mut f32,
             /// `[rows][kv_heads]` counters: of stored partial sums (decode), of items (persistent blocks of prefill:
             /// the first one); zeros before and after each launch

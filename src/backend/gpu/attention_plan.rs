@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 /// Units of a split row's items, largest first.
 const RUNS: [usize; 3] = [ATTENTION_SPAN, ATTENTION_GROUP, 1];
 
-/// Lists the items of all decoding rows, longest first; returns the number of slots of partial sums.
+/// Lists the items of all decoding rows, longest first; returns the number of partial sums.
 ///
 /// `contexts` has for each row its index, the first key that it attends to, and the number of keys, its own included.
 /// No row is split into runs of less than `least_run` units.
@@ -31,23 +31,23 @@ pub fn plan_decode(
         .clone()
         .fold((0, 0), |(most, all), (.., keys)| (keys.max(most), all + keys));
     let run = run_units(most, all, kv_heads, multiprocessors).max(least_run);
-    let mut slots = 0;
+    let mut partials = 0;
     for (row, first, keys) in contexts {
-        slots += cut_row(row, first, keys, run, slots, items)?;
+        partials += cut_row(row, first, keys, run, partials, items)?;
     }
     items.sort_unstable_by_key(|item| (Reverse(item.tokens), item.row, item.first_unit));
-    Ok(slots)
+    Ok(partials)
 }
 
-/// The most slots that [`plan_decode`] may return if all rows together attend to at most `keys` keys.
-pub fn max_partial_slots(keys: usize, kv_heads: usize, multiprocessors: usize) -> usize {
+/// The most partial sums that [`plan_decode`] may return if all rows together attend to at most `keys` keys.
+pub fn max_partials(keys: usize, kv_heads: usize, multiprocessors: usize) -> usize {
     // A split row has more keys than a run, and they lie in at most two more runs than they would fill.
-    RUNS.iter().enumerate().fold(0, |slots, (i, &run)| {
+    RUNS.iter().enumerate().fold(0, |most, (i, &run)| {
         let bound = match i {
             0 => keys,
             _ => keys.min(3 * multiprocessors * RUNS[i - 1] * ATTENTION_UNIT / (2 * kv_heads)),
         };
-        slots.max(3 * (bound / (run * ATTENTION_UNIT)))
+        most.max(3 * (bound / (run * ATTENTION_UNIT)))
     })
 }
 
@@ -74,13 +74,13 @@ fn run_units(most: usize, all: usize, kv_heads: usize, multiprocessors: usize) -
     RUNS.into_iter().find(|&run| fits(run)).unwrap_or(1)
 }
 
-/// Lists one row's items; returns the number of slots that they need.
+/// Lists one row's items; returns the number of partial sums that they need.
 fn cut_row(
     row: usize,
     first: usize,
     keys: usize,
     run: usize,
-    slot: usize,
+    first_partial: usize,
     items: &mut Vec<AttentionItem>,
 ) -> Result<usize> {
     let end = first + keys;
@@ -99,7 +99,7 @@ fn cut_row(
             first_unit: (begin / ATTENTION_UNIT) as i32,
             tokens: (until - begin) as i32,
             parts: parts as i32,
-            partial: if parts == 1 { 0 } else { slot as i32 },
+            partial: if parts == 1 { 0 } else { first_partial as i32 },
             run: run as i32,
             reserved: [0; 2],
         };
@@ -158,7 +158,7 @@ mod tests {
             .collect()
     }
 
-    /// Checks one row's items as the kernels take them; marks its slots.
+    /// Checks one row's items as the kernels take them; marks its partial sums.
     fn check_row(items: &[AttentionItem], first: usize, keys: usize, used: &mut [bool]) {
         let mut at = first;
         for item in items {
@@ -171,8 +171,8 @@ mod tests {
                 let size = item.run as usize * ATTENTION_UNIT;
                 assert!(at == first || at.is_multiple_of(size));
                 assert_eq!(at / size, last / size);
-                let slot = item.partial as usize + at / size - first / size;
-                assert!(!std::mem::replace(&mut used[slot], true), "a slot used twice");
+                let partial = item.partial as usize + at / size - first / size;
+                assert!(!std::mem::replace(&mut used[partial], true), "a partial sum used twice");
             }
             at = last + 1;
         }
@@ -185,7 +185,7 @@ mod tests {
 
     fn check_runs(contexts: &[(usize, usize, usize)], least_run: usize) -> Vec<AttentionItem> {
         let mut items = Vec::new();
-        let slots = plan_decode(
+        let partials = plan_decode(
             contexts.iter().copied(),
             KV_HEADS,
             MULTIPROCESSORS,
@@ -195,8 +195,8 @@ mod tests {
         .unwrap();
         let keys = contexts.iter().map(|&(.., keys)| keys).sum();
         assert!(
-            slots <= max_partial_slots(keys, KV_HEADS, MULTIPROCESSORS),
-            "{slots} slots for {keys} keys"
+            partials <= max_partials(keys, KV_HEADS, MULTIPROCESSORS),
+            "{partials} partial sums for {keys} keys"
         );
         assert!(
             items.windows(2).all(|pair| pair[0].tokens >= pair[1].tokens),
@@ -206,7 +206,7 @@ mod tests {
         let from_start = contexts.iter().all(|&(_, first, _)| first == 0);
         let most = most_items(contexts.len(), longest, from_start, KV_HEADS, MULTIPROCESSORS);
         assert!(items.len() <= most, "{} items, at most {most} foreseen", items.len());
-        let mut used = vec![false; slots];
+        let mut used = vec![false; partials];
         let mut by_row = items.clone();
         by_row.sort_by_key(|item| (item.row, item.first_unit));
         let mut rest = &by_row[..];
@@ -216,7 +216,7 @@ mod tests {
             rest = others;
         }
         assert!(rest.is_empty());
-        assert!(used.iter().all(|&slot| slot), "a slot without a partial");
+        assert!(used.iter().all(|&is_used| is_used), "a partial sum that no item has");
         items
     }
 

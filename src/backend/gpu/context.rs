@@ -81,7 +81,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    fn load(driver: &SharedDriver, family: &catalogue::Family, images: &[Image]) -> Result<Self> {
+    fn load(driver: &SharedDriver, family: &catalogue::Table, images: &[Image]) -> Result<Self> {
         let mut kernels = Self {
             driver: driver.clone(),
             modules: memory::room(images.len(), Purpose::Step)?,

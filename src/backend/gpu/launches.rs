@@ -53,8 +53,8 @@ impl Target {
         let few = || self.of_model(Op::Norm, config).find(|kernel| rows <= kernel.most_rows);
         let many = || {
             let fit = self.of_model(Op::Norm, config);
-            let fit = fit.filter(|kernel| (1..=rows).contains(&kernel.from_rows));
-            fit.max_by_key(|kernel| kernel.from_rows)
+            let fit = fit.filter(|kernel| (1..=rows).contains(&kernel.least_rows));
+            fit.max_by_key(|kernel| kernel.least_rows)
         };
         let kernel = if made_for_sums { few().or_else(many) } else { None };
         Launch::new(kernel.unwrap_or_else(|| self.kernel(Op::Norm)), rows)

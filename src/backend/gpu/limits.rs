@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn every_kernel_takes_its_limits_and_not_one_beyond() {
-        let kernels = catalogue::FAMILIES.iter().flat_map(|family| family.kernels);
+        let kernels = catalogue::TABLES.iter().flat_map(|family| family.kernels);
         for kernel in kernels {
             for &limit in kernel.limits {
                 let (dimension, good, bad) = match limit {

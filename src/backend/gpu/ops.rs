@@ -238,7 +238,7 @@ impl Ops for GpuOps {
     type Queries<'m> = Queries<'m>;
     type Attended<'m> = &'m Buffer;
     type Gated<'m> = &'m Buffer;
-    type Wanted<'m> = &'m Buffer;
+    type LogitsRows<'m> = &'m Buffer;
 
     fn embed<'x>(&mut self, plan: &StepPlan, table: &Matrix, x: &'x mut ResidualMemory) -> Result<Residual<'x>> {
         self.check_plan(plan)?;

@@ -6,7 +6,7 @@ mod graphs;
 pub use graphs::bucket;
 
 use super::args::{KV_PAGE, StepHeader};
-use super::attention_plan::max_partial_slots;
+use super::attention_plan::max_partials;
 use super::catalogue::Elements;
 use super::ceilings::Ceilings;
 use super::context::Context;
@@ -132,7 +132,7 @@ impl SizedStage {
             rows: common.rows,
             logits_rows: common.logits_rows,
             positions: capacity.positions,
-            partial_slots: max_partial_slots(keys, common.config.n_kv_heads, attention.items_at_once),
+            partials: max_partials(keys, common.config.n_kv_heads, attention.items_at_once),
             turns: common.depth,
         };
         let unembedding = weights.head.as_ref().map(|head| &head.unembedding);

@@ -145,7 +145,7 @@ fn load_as(
         report: PackReport::default(),
         wires: shares.iter().map(|_| None).collect(),
         staging,
-        arrived: Arrived::default(),
+        on_devices: OnDevices::default(),
     };
     // Not rayon's global pool: its threads would outlive the library, and be gone after a fork.
     let workers = Workers::start("getp pack", threads)?;
@@ -189,17 +189,17 @@ struct Loader<'a> {
     /// A buffer per device for a tensor in the wire format, as large as the largest of its tensors so far.
     wires: Vec<Option<DeviceBuffer>>,
     staging: Staging<'a>,
-    arrived: Arrived,
+    on_devices: OnDevices,
 }
 
 /// What is on its devices: one of each for every device that holds it, in their order.
 #[derive(Default)]
-struct Arrived {
+struct OnDevices {
     matrices: Vec<(OfLayer, Vec<Matrix>)>,
     vectors: Vec<(OfLayer, Vec<Vector>)>,
 }
 
-impl Load for Arrived {
+impl Load for OnDevices {
     type Matrix = Vec<Matrix>;
     type Vector = Vec<Vector>;
     type Error = Error;
@@ -213,10 +213,10 @@ impl Load for Arrived {
     }
 }
 
-fn take<T>(arrived: &mut Vec<(OfLayer, T)>, of: OfLayer) -> Result<T> {
-    let at = arrived.iter().position(|(here, _)| *here == of);
+fn take<T>(list: &mut Vec<(OfLayer, T)>, of: OfLayer) -> Result<T> {
+    let at = list.iter().position(|(here, _)| *here == of);
     let missing = || Error::Internal(format!("{} of layer {} has not come", of.array.name(), of.layer));
-    Ok(arrived.swap_remove(at.ok_or_else(missing)?).1)
+    Ok(list.swap_remove(at.ok_or_else(missing)?).1)
 }
 
 /// Matrices whose tiles are coming.
@@ -292,7 +292,7 @@ impl Loader<'_> {
     }
 
     fn by_device(&mut self, order: &[usize]) -> Result<Vec<GpuWeights>> {
-        let mut weights = Weights::load(order.iter().copied(), &mut self.arrived)?;
+        let mut weights = Weights::load(order.iter().copied(), &mut self.on_devices)?;
         // Popped from the end, so the last device comes first.
         let shares = self.shares.iter().rev();
         let devices = shares.map(|share| weights.try_map(share.layers.clone(), Vec::pop, Vec::pop));
@@ -366,7 +366,7 @@ impl Loader<'_> {
         self.report
             .note(&ids, name, bytes, remark, found.non_finite, found.fingerprint);
         Ok(memory::push(
-            &mut self.arrived.matrices,
+            &mut self.on_devices.matrices,
             (of, out),
             Purpose::Checkpoint,
         )?)
@@ -381,7 +381,7 @@ impl Loader<'_> {
         let holders = self.holders(of)?.into_iter();
         let out = holders.map(|device| DeviceBuffer::of(&self.shares[device].context.stream, values));
         let out = out.collect::<Result<_>>()?;
-        memory::push(&mut self.arrived.vectors, (of, out), Purpose::Checkpoint)
+        memory::push(&mut self.on_devices.vectors, (of, out), Purpose::Checkpoint)
     }
 
     /// Makes the wire buffers of a tensor's holders large enough for it.

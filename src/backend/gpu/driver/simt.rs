@@ -34,7 +34,7 @@ const MAX_SHARED_BYTES: u32 = 64 << 10;
 
 /// Whether a kernel of the catalogue reads a step's plan only when its predecessor has ended.
 fn reads_the_plan_late(name: &str) -> bool {
-    let mut kernels = catalogue::FAMILIES.iter().flat_map(|family| family.kernels);
+    let mut kernels = catalogue::TABLES.iter().flat_map(|family| family.kernels);
     kernels.any(|kernel| kernel.plan_after_predecessor && kernel.name() == name)
 }
 

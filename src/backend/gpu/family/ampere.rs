@@ -22,8 +22,8 @@ const BLOCKS: usize = 2;
 const PAIRS: usize = 5;
 
 impl Family for Ampere {
-    fn table(&self) -> &'static catalogue::Family {
-        &catalogue::ampere::FAMILY
+    fn table(&self) -> &'static catalogue::Table {
+        &catalogue::ampere::TABLE
     }
 
     /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone.

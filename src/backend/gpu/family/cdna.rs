@@ -27,8 +27,8 @@ const WAVE: usize = 64;
 const STEP: usize = 16;
 
 impl Family for Cdna {
-    fn table(&self) -> &'static catalogue::Family {
-        &catalogue::cdna::FAMILY
+    fn table(&self) -> &'static catalogue::Table {
+        &catalogue::cdna::TABLE
     }
 
     /// MI200's memory channels alias on powers of two: heads of a page, read by blocks that run together, would meet on

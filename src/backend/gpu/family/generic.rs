@@ -8,7 +8,7 @@ use crate::backend::gpu::catalogue;
 pub struct Generic;
 
 impl Family for Generic {
-    fn table(&self) -> &'static catalogue::Family {
-        &catalogue::generic::FAMILY
+    fn table(&self) -> &'static catalogue::Table {
+        &catalogue::generic::TABLE
     }
 }

@@ -21,8 +21,8 @@ pub struct Hopper;
 const PAIRS: usize = 3;
 
 impl Family for Hopper {
-    fn table(&self) -> &'static catalogue::Family {
-        &catalogue::hopper::FAMILY
+    fn table(&self) -> &'static catalogue::Table {
+        &catalogue::hopper::TABLE
     }
 
     /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone: with

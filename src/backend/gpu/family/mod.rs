@@ -16,7 +16,7 @@ use std::fmt::Debug;
 /// See the module.
 pub trait Family: Debug + Sync {
     /// Its kernels.
-    fn table(&self) -> &'static catalogue::Family;
+    fn table(&self) -> &'static catalogue::Table;
 
     /// Bytes between one key head's part of a page and the next.
     fn kv_head_padding(&self) -> usize {
@@ -107,7 +107,7 @@ fn largest_tile(shape: &GemmShape, kernels: &[&'static Kernel]) -> &'static Kern
         true => shape.rows.div_ceil(shape.groups),
         false => shape.rows,
     };
-    let fit = kernels.iter().filter(|kernel| kernel.from_rows <= rows);
+    let fit = kernels.iter().filter(|kernel| kernel.least_rows <= rows);
     fit.min_by_key(|kernel| std::cmp::Reverse(kernel.tokens))
         .unwrap_or(&kernels[0])
 }
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn every_table_has_a_family() {
-        for table in catalogue::FAMILIES {
+        for table in catalogue::TABLES {
             for arch in table.platforms.iter().flat_map(|platform| platform.architectures) {
                 assert_eq!(of(arch, |_| true).expect("a family").table().name, table.name);
             }
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn what_is_not_there_has_no_devices() {
         let last = FAMILIES.last().expect("there are some").table().name;
-        let of_two = catalogue::FAMILIES.iter().flat_map(|table| table.platforms);
+        let of_two = catalogue::TABLES.iter().flat_map(|table| table.platforms);
         let of_two = of_two.flat_map(|platform| platform.architectures);
         let mut of_two = of_two
             .filter(|arch| catalogue::platforms_of(arch).count() > 1)
@@ -181,7 +181,7 @@ mod tests {
     struct Silent;
 
     impl Family for Silent {
-        fn table(&self) -> &'static catalogue::Family {
+        fn table(&self) -> &'static catalogue::Table {
             FAMILIES[0].table()
         }
     }
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn kernels_know_their_places_and_have_names_of_their_own() {
-        for table in catalogue::FAMILIES {
+        for table in catalogue::TABLES {
             let mut names = std::collections::BTreeSet::new();
             for (i, kernel) in table.kernels.iter().enumerate() {
                 assert_eq!(kernel.index, i);
@@ -221,7 +221,7 @@ mod tests {
     /// The first thing they do is wait for the kernel before them, which may fetch the plan.
     #[test]
     fn kernels_that_read_the_plan_late_wait_first() {
-        for kernel in catalogue::FAMILIES.iter().flat_map(|table| table.kernels) {
+        for kernel in catalogue::TABLES.iter().flat_map(|table| table.kernels) {
             if !kernel.plan_after_predecessor {
                 continue;
             }

@@ -3,7 +3,7 @@
 
 use super::cut::cut;
 use crate::backend::gpu::args::PARTIAL_FLOATS;
-use crate::backend::gpu::attention_plan::max_partial_slots;
+use crate::backend::gpu::attention_plan::max_partials;
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::kv::page_bytes;
 use crate::backend::gpu::ops::{SLACK_ROWS, slots, y_elements};
@@ -123,7 +123,7 @@ impl Demand<'_> {
         let (rows, terms, slots) = (*rows, numbers.terms, slots(c, *rows));
         let tiled = |rows: usize, width: usize| 2 * terms * (rows + SLACK_ROWS) * width.next_multiple_of(64);
         let keys = FULL_TABLES * c.seq_len * sequences + c.sliding_window * logits_rows;
-        let partials = max_partial_slots(keys, c.n_kv_heads, self.target.attention_items_at_once());
+        let partials = max_partials(keys, c.n_kv_heads, self.target.attention_items_at_once());
         let hops = usize::from(layers.start > 0) + usize::from(!self.is_last(layers));
         let bytes = 4 * rows * c.hidden_dim * (2 + hops)
             + tiled(rows, c.hidden_dim)

@@ -28,8 +28,8 @@ pub struct Sizes {
     pub logits_rows: usize,
     /// Positions a sequence can have.
     pub positions: usize,
-    /// Slots for partial sums of attention.
-    pub partial_slots: usize,
+    /// Partial sums of attention.
+    pub partials: usize,
     /// Steps under way, each of which has memory of its own for what it finds.
     pub turns: usize,
 }
@@ -69,7 +69,7 @@ impl Workspace {
             q: DeviceBuffer::zeroed(stream, sizes.rows * config.q_dim() * numbers.kv.bytes())?,
             cos: DeviceBuffer::of(stream, &cos)?,
             sin: DeviceBuffer::of(stream, &sin)?,
-            partials: DeviceBuffer::zeroed(stream, PARTIAL_FLOATS * sizes.partial_slots * config.n_kv_heads)?,
+            partials: DeviceBuffer::zeroed(stream, PARTIAL_FLOATS * sizes.partials * config.n_kv_heads)?,
             arrived: DeviceBuffer::zeroed(stream, sizes.rows * config.n_kv_heads)?,
             best: DeviceBuffer::zeroed(stream, candidates * sizes.logits_rows)?,
             best_index: DeviceBuffer::zeroed(stream, candidates * sizes.logits_rows)?,

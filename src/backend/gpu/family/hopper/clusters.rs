@@ -40,8 +40,8 @@ fn side_by_side(kernel: &Kernel, shape: &NormRouteShape) -> usize {
 /// The clusters for the most rows that are at most so many. They take the rows in turn where there are more than run at
 /// once. (On an H200 of 132 multiprocessors those are 30 clusters of four, or 62 with two blocks each.)
 fn many(shape: &NormRouteShape, kernels: impl Iterator<Item = &'static Kernel>) -> Option<Launch> {
-    let fitting = kernels.filter(|kernel| (1..=shape.rows).contains(&kernel.from_rows));
-    let kernel = fitting.max_by_key(|kernel| kernel.from_rows)?;
+    let fitting = kernels.filter(|kernel| (1..=shape.rows).contains(&kernel.least_rows));
+    let kernel = fitting.max_by_key(|kernel| kernel.least_rows)?;
     let clusters = shape.rows.div_ceil(kernel.cluster * kernel.per_block);
     let resident = MULTIPROCESSOR_SHARED / (kernel.shared_bytes + BLOCK_RESERVED);
     let at_once = shape.multiprocessors * resident * 9 / 10 / kernel.cluster;

@@ -71,13 +71,13 @@ pub(super) fn verdicts<'a>(
 
 /// Of the tiles made for the most rows that a busy expert has, the narrowest that holds them, or the widest.
 fn of_experts(kernel: &Kernel, kernels: &[&'static Kernel], busiest: usize) -> Verdict {
-    let from = |kernel: &&&Kernel| kernel.from_rows <= busiest;
-    let most = kernels.iter().filter(from).map(|kernel| kernel.from_rows).max();
-    let like = kernels.iter().filter(|other| other.from_rows == kernel.from_rows);
+    let from = |kernel: &&&Kernel| kernel.least_rows <= busiest;
+    let most = kernels.iter().filter(from).map(|kernel| kernel.least_rows).max();
+    let like = kernels.iter().filter(|other| other.least_rows == kernel.least_rows);
     let widest = like.map(|kernel| kernel.tokens).max();
-    if kernel.from_rows > busiest {
+    if kernel.least_rows > busiest {
         Refused(FOR_MORE)
-    } else if Some(kernel.from_rows) < most {
+    } else if Some(kernel.least_rows) < most {
         Refused(FOR_FEWER)
     } else if kernel.tokens < busiest && Some(kernel.tokens) < widest {
         Refused(NARROW)
