@@ -634,7 +634,8 @@ fn few_fields_that_nobody_knows_are_named() {
     let (_, said) = Place::new(&[completion("a", body)]).all(&[]);
     assert_eq!(said.matches("is not known, and ignored").count(), 20, "{said}");
     assert_eq!(said.matches("are ignored without a word").count(), 1, "{said}");
-    assert!(said.lines().all(|line| line.len() < 160), "{said}");
+    let mut named = said.lines().filter(|line| line.contains("ignored"));
+    assert!(named.all(|line| line.len() < 160), "{said}");
 }
 
 /// The text of the answer to a request.

@@ -13,5 +13,5 @@ for name in $(integration_tests); do
     # simt.sh, gpu.sh, amd.sh and text.sh run these.
     [[ " gpu simt code_objects hip loads_in_flight text program " == *" $name "* ]] || tests+=(--test "$name")
 done
-"$cargo" test --locked --features "${features:?}" --no-fail-fast "${tests[@]}"
+"$cargo" test --locked "${as_users_do[@]}" --features "${features:?}" --no-fail-fast "${tests[@]}"
 "$cargo" test --locked --features "$features" --doc

@@ -7,7 +7,7 @@
     fail "openai-harmony is missing; install it with: tests/programs/setup.sh test"
 find_toolchains
 arguments=(--locked --features "${features:?}" --bin getp --test text --test program)
-"${CARGO:-cargo}" test "${arguments[@]}"
+"${CARGO:-cargo}" test "${as_users_do[@]}" "${arguments[@]}"
 library_of "${arguments[@]}"
 # Of this machine alone: Cargo would get the other systems' crates.
 host=$(rustc -vV | awk '/^host/ { print $2 }')
