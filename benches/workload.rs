@@ -63,8 +63,6 @@ const MIXED_ANSWERS: (f64, usize) = (0.8, 10_240);
 
 /// Sequences that run at once by default: logits of more take gigabytes.
 pub const AT_ONCE: usize = 1536;
-/// The most rows of a step.
-pub const STEP_TOKENS: usize = 8192;
 /// The model's context length, as a released directory says; without it prompts are cut at 4,096 tokens.
 pub const CONTEXT_LENGTH: usize = 131_072;
 

@@ -533,7 +533,8 @@ typedef struct {
   int threads;
   /* The most sequences in one step; by default 128 on the CPU, 1024 on GPUs (GETP_MAX_BATCH). */
   int max_batch;
-  /* The most tokens in one step; by default 512 on the CPU, 8192 on GPUs (GETP_STEP_TOKENS). */
+  /* The most tokens in one step; by default 512 on the CPU, on GPUs 8192, or 16384 with much room
+   * (GETP_STEP_TOKENS). */
   int step_tokens;
   /* The most memory for a device's KV cache in MiB; by default at most half of free memory, on a GPU nearly all of
    * it (GETP_KV_MB). */

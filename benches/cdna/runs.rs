@@ -6,7 +6,7 @@
 use crate::costs::Costs;
 use crate::group::Group;
 use crate::model::Model;
-use crate::workload::{AT_ONCE, CONTEXT_LENGTH, Lengths, STEP_TOKENS, Workload};
+use crate::workload::{AT_ONCE, CONTEXT_LENGTH, Lengths, Workload};
 use getp::batch::StepPlan;
 use getp::config::ModelConfig;
 use getp::kv_blocks::blocks_for;
@@ -39,7 +39,6 @@ pub fn print(model: &Model<'_>, workload: &Workload) -> anyhow::Result<()> {
     };
     let group = Group::smallest(&model, &|devices| Options {
         max_batch: Some(workload.requests.min(AT_ONCE * devices).div_ceil(devices)),
-        step_tokens: Some(STEP_TOKENS),
         ..Options::default()
     });
     let layers: Vec<_> = group.layers.iter().map(|layers| layers.len()).collect();

@@ -88,7 +88,7 @@ struct Args {
     /// `GETP_DEVICE_MB`'s value.
     #[arg(long, global = true, default_value_t = 0)]
     device_mb: usize,
-    /// `GETP_STEP_TOKENS`'s value; 0 is 8,192.
+    /// `GETP_STEP_TOKENS`'s value; 0 is the library's default.
     #[arg(long, global = true, default_value_t = 0)]
     step_tokens: usize,
     /// Opens each device so many times, to play a group on one device; `--device-mb` says what each may take of it.

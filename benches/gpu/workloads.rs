@@ -1,7 +1,7 @@
 //! Runs whole batches through the engine, and prints the rates.
 
 use crate::watched::{self, SharedNotes, Watched};
-use crate::workload::{AT_ONCE, STEP_TOKENS, WORKLOADS, Workload};
+use crate::workload::{AT_ONCE, WORKLOADS, Workload};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::config::ModelConfig;
 use getp::engine::{Ask, Ending, Engine, Service, Stats};
@@ -88,7 +88,6 @@ fn run_in_one_engine(args: &super::Args, part: &Args, config: &ModelConfig, want
     let at_once = part.at_once.unwrap_or(most.min(AT_ONCE * devices));
     let options = Options {
         max_batch: Some(at_once.div_ceil(devices)),
-        step_tokens: options.step_tokens.or(Some(STEP_TOKENS)),
         ignore_end: !wanted.iter().any(|w| w.mixed),
         ..options
     };

@@ -39,7 +39,8 @@ pub struct Options {
     pub threads: c_int,
     /// The most sequences in one step; by default 128 on the CPU, 1024 on GPUs (GETP_MAX_BATCH).
     pub max_batch: c_int,
-    /// The most tokens in one step; by default 512 on the CPU, 8192 on GPUs (GETP_STEP_TOKENS).
+    /// The most tokens in one step; by default 512 on the CPU, on GPUs 8192, or 16384 with much room
+    /// (GETP_STEP_TOKENS).
     pub step_tokens: c_int,
     /// The most memory for a device's KV cache in MiB; by default at most half of free memory, on a GPU nearly all of
     /// it (GETP_KV_MB).

@@ -8,16 +8,19 @@ use super::driver::limited::limited;
 use super::family::Family;
 use super::group::demand::Demand;
 use super::group::form::{Devices, Group, Grouping, form};
+use super::group::steps::with_length;
 use super::memory::SharedDriver;
 use super::replica::GpuReplica;
 use super::stage::{Common, is_exact};
 use super::target::Target;
-use super::weights::{Share, load};
+use super::weights::{GpuWeights, Share, load};
 use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
 use crate::error::{Error, GpuFault, Result};
 use crate::options::{Options, StepLimits};
 use crate::replica::Replica;
 use crate::report;
+use crate::weights::PackReport;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
@@ -97,12 +100,33 @@ fn open_groups(
         let stages = group.devices.iter().map(|&device| contexts[device].clone());
         let stages = stages.zip(weights.by_ref()).collect();
         let report = loaded.report.clone();
-        let replica = GpuReplica::new(stages, checkpoint.config(), options, loaded.elements, report);
+        let replica = replica(stages, checkpoint.config(), options, loaded.elements, report);
         if let Some(replica) = left_out.or_some(replica) {
             replicas.push(Box::new(replica));
         }
     }
     Ok(replicas)
+}
+
+/// A replica on these devices; alone, one may have long steps.
+fn replica(
+    stages: Vec<(Arc<Context>, GpuWeights)>,
+    config: &ModelConfig,
+    options: &Options,
+    elements: Elements,
+    report: PackReport,
+) -> Result<GpuReplica> {
+    let options = match &stages[..] {
+        [(context, _)] => with_length(
+            options,
+            config,
+            &context.target,
+            elements,
+            context.driver.memory()?.free,
+        ),
+        _ => options.clone(),
+    };
+    GpuReplica::new(stages, config, &options, elements, report)
 }
 
 /// Opens one replica whose stages end before these layers, each on a device of its own: for tests and tools.
@@ -127,7 +151,7 @@ pub fn open_cut(
         options.threads,
     )?;
     let stages = contexts.into_iter().zip(loaded.weights).collect();
-    GpuReplica::new(stages, checkpoint.config(), options, loaded.elements, loaded.report)
+    replica(stages, checkpoint.config(), options, loaded.elements, loaded.report)
 }
 
 /// Which devices make replicas, and which layers each has.

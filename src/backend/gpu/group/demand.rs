@@ -112,7 +112,7 @@ impl Demand<'_> {
 
     /// Activations, and what operations use among themselves: mostly what follows from the rows of a step, and for
     /// attention from the keys of so many sequences.
-    fn workspace_bytes(&self, layers: &Range<usize>, sequences: usize) -> u64 {
+    pub fn workspace_bytes(&self, layers: &Range<usize>, sequences: usize) -> u64 {
         let Common {
             config: c,
             numbers,

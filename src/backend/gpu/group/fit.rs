@@ -1,6 +1,7 @@
 //! What fits which card: for documents, and for whoever chooses cards.
 
 use super::demand::Demand;
+use super::steps::with_length;
 use crate::backend::gpu::catalogue::{Card, Elements};
 use crate::backend::gpu::driver::DeviceMemory;
 use crate::backend::gpu::family::{FAMILIES, Family};
@@ -30,15 +31,24 @@ pub fn room(card: &Card, family: &'static dyn Family, config: &ModelConfig, devi
         family,
         multiprocessors: card.multiprocessors,
     };
-    let options = Options::default();
-    let common = Common::new(config, &options, Elements::F16, devices);
-    let demand = Demand {
-        common: &common,
-        target: &target,
-    };
     let memory = DeviceMemory {
         free: (card.mib - TAKEN_MIB) << 20,
         total: card.mib << 20,
+    };
+    let mut options = Options::default();
+    let mut common = Common::new(config, &options, Elements::F16, devices);
+    if devices == 1 {
+        let demand = Demand {
+            common: &common,
+            target: &target,
+        };
+        let free_bytes = memory.free.saturating_sub(demand.weight_bytes(&(0..config.n_layers)));
+        options = with_length(&options, config, &target, Elements::F16, free_bytes);
+        common = Common::new(config, &options, Elements::F16, devices);
+    }
+    let demand = Demand {
+        common: &common,
+        target: &target,
     };
     let memory = vec![memory; devices];
     let fits = |n: usize| demand.cut(&memory, n, &options).is_some();

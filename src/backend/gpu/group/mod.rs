@@ -20,3 +20,4 @@ pub mod demand;
 pub mod fit;
 pub mod form;
 pub mod hop;
+pub mod steps;
