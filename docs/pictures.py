@@ -323,7 +323,7 @@ def picture_of_wire_tile():
 def simulate(stages, steps, plan, commit, stage_time, hop):
     """When what happens, by the loop of src/engine/run.rs over a replica of so many stages."""
     depth = stages + int(found(r"depth: stages \+ (\d+)", "src/backend/gpu/stage.rs").group(1))
-    found(r"self\.submit\(\)\?;.*self\.pipeline\.collect\(\)\?;.*self\.commit\(", "src/engine/run.rs", re.S)
+    found(r"self\.submit\(\)\?;.*self\.in_flight\.collect\(\)\?;.*self\.commit\(", "src/engine/run.rs", re.S)
     now, submitted, ends = 0, 0, []
     free = [0] * stages
     host, devices = [], []

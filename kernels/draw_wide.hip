@@ -16,7 +16,7 @@
 #include "sorted_keys.h"
 #include "sum_before.h"
 
-// Buckets are HEAD_STEPS a binade of probabilities down to 2^-HEAD_BINADES, and TAIL_STEPS in the TAIL_BINADES below.
+// A binade of probabilities down to 2^-HEAD_BINADES has 64 buckets (HEAD_SHIFT), of the TAIL_BINADES below 512.
 enum {
   THREADS = DRAW_WIDE_THREADS,
   WAVES = THREADS / WAVE,

@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow, bail};
 use getp::abi::lifecycle::warn_of_unknown_variables;
 use getp::backend;
 use getp::checkpoint::{self, Checkpoint, Generation};
-use getp::cluster::launcher::{StartedBy, launch};
+use getp::cluster::launcher::{StartedBy, started_by};
 use getp::config::ModelConfig;
 use getp::engine::Engine;
 use getp::options::Options;
@@ -49,7 +49,7 @@ impl Place {
         &self,
         prepare: impl FnOnce(&Arc<TextTokenizer>, &ModelConfig, &Generation) -> T + Send,
     ) -> Result<(Model, T)> {
-        if let StartedBy::Together(_) | StartedBy::WithoutMpi(_) = launch(|name| std::env::var(name).ok()) {
+        if let StartedBy::Together(_) | StartedBy::WithoutMpi(_) = started_by(|name| std::env::var(name).ok()) {
             bail!("getp runs as one process, which uses all GPUs of its host; start it without mpirun or srun");
         }
         warn_of_unknown_variables();

@@ -5,10 +5,10 @@
 
 mod answers;
 mod draws;
+mod in_flight;
 mod ledger;
 mod machine;
 mod member;
-mod pipeline;
 mod queue;
 mod ranks;
 mod rows;
@@ -34,8 +34,8 @@ use crate::tokenizer::Tokenizer;
 use crate::workers::{self, Workers};
 use answers::{Answers, Remark};
 use draws::Draws;
+use in_flight::InFlight;
 pub use ledger::{Ending, Event, Times};
-use pipeline::Pipeline;
 use queue::Queue;
 pub use ranks::{Protocol, RankInputs, Ranks};
 use rayon::prelude::*;
@@ -64,7 +64,7 @@ pub struct Outcome {
 /// A model that is warmed up.
 pub struct Engine {
     /// One per device; empty after all have failed.
-    replicas: Vec<Pipeline>,
+    replicas: Vec<InFlight>,
     config: ModelConfig,
     options: Options,
     /// Threads that encode prompts and sample tokens.
@@ -100,7 +100,7 @@ impl Engine {
         let totals = Totals::default();
         totals.set_replicas(replicas.iter().map(|replica| &**replica));
         Ok(Self {
-            replicas: replicas.into_iter().map(Pipeline::new).collect(),
+            replicas: replicas.into_iter().map(InFlight::new).collect(),
             config: config.clone(),
             options,
             workers,
@@ -161,7 +161,7 @@ impl Engine {
 
     /// The replicas; none after all have failed.
     pub fn replicas(&self) -> impl Iterator<Item = &dyn Replica> {
-        self.replicas.iter().map(Pipeline::replica)
+        self.replicas.iter().map(InFlight::replica)
     }
 
     /// The options that it was warmed up with.
@@ -329,7 +329,7 @@ impl Engine {
             if self.replicas.is_empty() {
                 self.reopen(reopen)?;
             }
-            let stands_in = self.replicas.iter().all(|pipeline| pipeline.stands_in);
+            let stands_in = self.replicas.iter().all(|in_flight| in_flight.stands_in);
             let failure = self.serve(run, &Sampling::WIDEST)?;
             if let Some(why) = failure.filter(|_| stands_in) {
                 return Err(why);
@@ -357,7 +357,7 @@ impl Engine {
     /// A worker for each replica, with room for requests with this sampling.
     fn workers<'p, 'a, 'r>(&'p mut self, run: &'p Run<'a, 'r>, sampling: &Sampling) -> Result<Vec<Worker<'p, 'a, 'r>>> {
         let limits: Vec<_> = self.replicas().map(|replica| self.limits(replica)).collect();
-        let caches = self.replicas.iter_mut().map(|pipeline| pipeline.cache.take());
+        let caches = self.replicas.iter_mut().map(|in_flight| in_flight.cache.take());
         let schedulers = limits.into_iter().zip(caches).map(|(limits, cache)| match cache {
             Some(cache) => Scheduler::with_cache(limits, cache),
             None => Scheduler::new(limits),
@@ -366,13 +366,13 @@ impl Engine {
         let pool = self.workers.pool();
         let threads = pool.current_num_threads().div_ceil(self.replicas.len().max(1));
         let replicas = self.replicas.iter_mut().zip(schedulers).enumerate();
-        let workers = replicas.map(|(replica, (pipeline, scheduler))| {
-            let device_draws = pipeline.replica().draws();
-            pipeline.drawable = self.drawable;
+        let workers = replicas.map(|(replica, (in_flight, scheduler))| {
+            let device_draws = in_flight.replica().draws();
+            in_flight.drawable = self.drawable;
             let vocab = self.config.vocab_size;
             let mut draws = Draws::new(vocab, self.drawable.unwrap_or(vocab), threads, device_draws)?;
             draws.make_room(sampling)?;
-            Worker::new(run, replica, pool, pipeline, scheduler, draws)
+            Worker::new(run, replica, pool, in_flight, scheduler, draws)
         });
         workers.collect()
     }
@@ -392,9 +392,9 @@ impl Engine {
             true => "no device is left; packing the weights for the CPU",
             false => "no device that is left has room for some requests; packing the weights for the CPU",
         });
-        let mut pipeline = Pipeline::new(reopen(&self.options)?);
-        pipeline.stands_in = true;
-        self.replicas.push(pipeline);
+        let mut in_flight = InFlight::new(reopen(&self.options)?);
+        in_flight.stands_in = true;
+        self.replicas.push(in_flight);
         self.totals.set_replicas(self.replicas());
         self.print_summary();
         Ok(())
@@ -402,18 +402,18 @@ impl Engine {
 
     /// Drops the replica that stands in, where others work: the next run would wait for its share.
     fn dismiss_stand_in(&mut self) {
-        if self.replicas.iter().any(|pipeline| !pipeline.stands_in) {
-            self.replicas.retain(|pipeline| !pipeline.stands_in);
+        if self.replicas.iter().any(|in_flight| !in_flight.stands_in) {
+            self.replicas.retain(|in_flight| !in_flight.stands_in);
             self.totals.set_replicas(self.replicas());
         }
     }
 
     /// Waits for steps that an inference left in flight when it panicked; drops the replicas that fail in them.
     fn drain(&mut self) {
-        self.replicas.retain_mut(|pipeline| {
-            let drained = pipeline.drain();
+        self.replicas.retain_mut(|in_flight| {
+            let drained = in_flight.drain();
             if let Err(error) = &drained {
-                report::warning(format_args!("{} is given up: {error}", pipeline.replica().describe()));
+                report::warning(format_args!("{} is given up: {error}", in_flight.replica().describe()));
                 self.totals.lose_replica();
             }
             drained.is_ok()
@@ -469,9 +469,9 @@ impl Engine {
                 }
                 profile.table().lines().for_each(report::line);
             }
-            for part in replica.parts() {
-                let Some(profile) = part.profile else { continue };
-                report::line(part.name);
+            for stage in replica.stages() {
+                let Some(profile) = stage.profile else { continue };
+                report::line(stage.name);
                 profile.table().lines().for_each(report::line);
             }
         }

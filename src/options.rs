@@ -77,7 +77,7 @@ macro_rules! options {
             /// sets it.
             pub ignore_end: bool,
             /// What this process has of a machine that it shares with other ranks. No environment variable sets it.
-            pub part: MachineShare,
+            pub share: MachineShare,
         }
 
         impl Default for Options {
@@ -86,7 +86,7 @@ macro_rules! options {
                     $($field: $default,)*
                     names: Names::default(),
                     ignore_end: false,
-                    part: MachineShare::default(),
+                    share: MachineShare::default(),
                 }
             }
         }
@@ -214,7 +214,7 @@ impl Options {
 
     /// How many processes of ours share the host's memory.
     pub fn processes(&self) -> usize {
-        self.part.processes
+        self.share.processes
     }
 
     /// Bytes for the KV cache: GETP_KV_MB, or what `available` gives if that is 0.

@@ -17,8 +17,8 @@ pub struct Pointers {
     pub state: [*mut std::ffi::c_void; 21],
 }
 
-/// One of the devices of a replica that has several.
-pub struct Member<'a> {
+/// What is said of a stage: one of the devices of a replica that has several.
+pub struct StageReport<'a> {
     /// The device, its part of the model and its memory, for the line that `warm_up` prints.
     pub name: String,
     /// The times of all steps so far, if profiling is on.
@@ -84,10 +84,10 @@ pub trait Replica: Send + Any {
             "a replica that neither draws nor scores has no more to give".into(),
         ))
     }
-    /// The times of all steps so far, if profiling is on; `None` if [`Replica::parts`] have them.
+    /// The times of all steps so far, if profiling is on; `None` if [`Replica::stages`] have them.
     fn profile(&self) -> Option<&Profile>;
     /// Its devices, if they are several.
-    fn parts(&self) -> Vec<Member<'_>> {
+    fn stages(&self) -> Vec<StageReport<'_>> {
         Vec::new()
     }
     /// The addresses of its buffers, for the program's struct.

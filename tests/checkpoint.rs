@@ -1106,8 +1106,8 @@ fn safetensors_files_have_the_mode_of_others() {
     }
 }
 
-/// Opens the file with each byte of its header changed, one at a time. Nothing panics, and what opens is `judged`, with
-/// the changed file. Returns how many opened.
+/// Opens the file with each byte of its header changed, one at a time. Nothing panics, and what opens goes to `judge`,
+/// with the changed file. Returns how many opened.
 fn open_corrupted<T>(
     file: &Path,
     header_bytes: usize,

@@ -10,7 +10,7 @@ use getp::batch::{StepOutput, StepPlan, Want};
 use getp::error::Result;
 use getp::kv_blocks::KvBlocks;
 use getp::profile::Profile;
-use getp::replica::{Member, Pointers, Replica};
+use getp::replica::{Pointers, Replica, StageReport};
 use getp::request::EndTokens;
 use getp::weights::PackReport;
 use std::any::Any;
@@ -251,8 +251,8 @@ impl Replica for Watched {
         self.replica.profile()
     }
 
-    fn parts(&self) -> Vec<Member<'_>> {
-        self.replica.parts()
+    fn stages(&self) -> Vec<StageReport<'_>> {
+        self.replica.stages()
     }
 
     fn pointers(&self) -> Pointers {

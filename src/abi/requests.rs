@@ -17,10 +17,10 @@ pub struct RequestsHandle {
     requests: UnsafeCell<Requests>,
     count: c_int,
     /// `max_token_len * (max_seq_len + 1)`
-    slot_bytes: usize,
+    prompt_bytes: usize,
     /// `max_seq_len + 1`
     row_ints: usize,
-    /// `[count, slot_bytes]`
+    /// `[count, prompt_bytes]`
     prompts: Vec<u8>,
     /// `[count, row_ints]`
     answers: Vec<c_int>,
@@ -95,9 +95,9 @@ pub unsafe extern "C" fn getp_requests_prompt(
         *length = 0;
         // SAFETY: the program passes what `getp_requests_open` gave.
         let handle = unsafe { pointer::borrow(requests, "requests") }?;
-        let slot = row(&handle.prompts, handle.index(index)?, handle.slot_bytes);
-        *length = slot.iter().position(|&byte| byte == 0).unwrap_or(slot.len());
-        Ok(slot.as_ptr().cast())
+        let prompt = row(&handle.prompts, handle.index(index)?, handle.prompt_bytes);
+        *length = prompt.iter().position(|&byte| byte == 0).unwrap_or(prompt.len());
+        Ok(prompt.as_ptr().cast())
     })
 }
 
@@ -150,11 +150,11 @@ impl RequestsHandle {
         let max_token_len = longest.div_ceil(row_ints).max(1);
         let max_token_len = c_int::try_from(max_token_len).map_err(|_| Error::Overflow("max_token_len"))?;
         let max_token_len = max_token_len.max(max_token_length);
-        let slot_bytes = max_token_len as usize * row_ints;
-        let mut prompts = zeroed("the prompts", lines.len(), slot_bytes)?;
+        let prompt_bytes = max_token_len as usize * row_ints;
+        let mut prompts = zeroed("the prompts", lines.len(), prompt_bytes)?;
         let mut answers = zeroed("the answers", lines.len(), row_ints)?;
-        for (slot, line) in prompts.chunks_exact_mut(slot_bytes).zip(lines) {
-            slot[..line.len()].copy_from_slice(line);
+        for (prompt, line) in prompts.chunks_exact_mut(prompt_bytes).zip(lines) {
+            prompt[..line.len()].copy_from_slice(line);
         }
         answers.chunks_exact_mut(row_ints).for_each(|row| row[0] = -1);
         let count = c_int::try_from(lines.len()).map_err(|_| Error::Overflow("num_reqs"))?;
@@ -168,7 +168,7 @@ impl RequestsHandle {
         Ok(Self {
             requests: UnsafeCell::new(requests),
             count,
-            slot_bytes,
+            prompt_bytes,
             row_ints,
             prompts,
             answers,

@@ -31,7 +31,7 @@ pub fn signs() -> impl Iterator<Item = &'static str> {
 /// How the process with this environment was started.
 ///
 /// `SLURM_NTASKS` says nothing: a shell in an allocation has it, too. `SLURM_STEP_NUM_TASKS` is set by srun alone.
-pub fn launch(variable: impl Fn(&str) -> Option<String>) -> StartedBy {
+pub fn started_by(variable: impl Fn(&str) -> Option<String>) -> StartedBy {
     let number = |name: &str| variable(name)?.trim().parse::<usize>().ok();
     let step = variable("SLURM_PROCID").and_then(|_| number("SLURM_STEP_NUM_TASKS"));
     if let Some(size) = SIZES.into_iter().find_map(number) {
@@ -106,7 +106,7 @@ mod tests {
                 let set = environment.iter().find(|(set, _)| *set == name);
                 set.map(|(_, value)| (*value).to_owned())
             };
-            assert_eq!(launch(variable), expected, "{environment:?}");
+            assert_eq!(started_by(variable), expected, "{environment:?}");
         }
     }
 }

@@ -9,7 +9,7 @@
 //! Since one thread does all of MPI, `MPI_THREAD_FUNNELED` suffices. It looks for messages and sleeps between looks,
 //! since MPI's own waiting would take a core from the CPU backend.
 
-use super::launcher::{StartedBy, launch};
+use super::launcher::{StartedBy, started_by};
 use super::message::broken;
 use super::transport::{Nap, Transport};
 use crate::error::{Error, Result};
@@ -137,7 +137,7 @@ fn say_alone(processes: usize) {
 /// Initializes MPI if a launcher has started this process with others; gives the number of processes, if that is known.
 /// `None` if it is not initialized.
 fn initialize() -> Option<Option<usize>> {
-    let processes = match launch(|name| std::env::var(name).ok()) {
+    let processes = match started_by(|name| std::env::var(name).ok()) {
         StartedBy::Alone => return None,
         StartedBy::WithoutMpi(processes) => {
             say_alone(processes);

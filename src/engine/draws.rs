@@ -10,7 +10,7 @@
 
 mod again;
 
-use super::pipeline::Pipeline;
+use super::in_flight::InFlight;
 use crate::batch::{LogitsRow, StepOutput, StepPlan, Want};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -122,30 +122,30 @@ impl Draws {
         pool: &ThreadPool,
         scheduler: &mut Scheduler,
         plan: &StepPlan,
-        pipeline: &mut Pipeline,
+        in_flight: &mut InFlight,
     ) -> Result<Drawn<'_>> {
-        self.check(plan, &pipeline.output)?;
+        self.check(plan, &in_flight.output)?;
         self.tokens.clear();
         self.left_to_host.clear();
         memory::reserve(&mut self.tokens, plan.logits.len(), Purpose::Draws)?;
         memory::reserve(&mut self.draws, plan.logits.len(), Purpose::Draws)?;
         memory::reserve(&mut self.left_to_host, plan.logits.len(), Purpose::Draws)?;
-        self.gather(scheduler, plan, &pipeline.output);
-        let fetches = pipeline.output.logits.is_empty();
+        self.gather(scheduler, plan, &in_flight.output);
+        let fetches = in_flight.output.logits.is_empty();
         if !self.draws.is_empty() {
             if fetches {
                 let rows = memory::collect(self.draws.iter().map(|draw| draw.row), Purpose::Draws)?;
-                pipeline.fetch(&rows)?;
-                self.check_rows(rows.len(), &pipeline.output)?;
+                in_flight.fetch(&rows)?;
+                self.check_rows(rows.len(), &in_flight.output)?;
                 self.draws.iter_mut().enumerate().for_each(|(i, draw)| draw.logits = i);
                 self.left_to_host.extend(self.draws.iter().map(|draw| draw.sequence));
             }
-            pool.install(|| self.draw_from_rows(plan, &pipeline.output))?;
+            pool.install(|| self.draw_from_rows(plan, &in_flight.output))?;
             for draw in &self.draws {
                 self.tokens[draw.place] = draw.token;
             }
         }
-        let failed = self.sample_again(pool, scheduler, plan, pipeline, fetches)?;
+        let failed = self.sample_again(pool, scheduler, plan, in_flight, fetches)?;
         Ok(Drawn {
             tokens: &self.tokens,
             left_to_host: &self.left_to_host,

@@ -66,7 +66,7 @@ pub fn with_part(mut options: Options, machines: &[Machine], rank: usize) -> (Op
     if options.threads == 0 && cores.len() > 1 {
         options.threads = node::share_out(&cores, place).len().max(1);
     }
-    options.part = MachineShare {
+    options.share = MachineShare {
         devices: (!own.devices.is_empty()).then_some(devices),
         processes: cores.len(),
     };
@@ -92,7 +92,12 @@ mod tests {
             ..Options::default()
         };
         let (options, has_part) = with_part(options, machines, rank);
-        (options.part.devices, options.part.processes, options.threads, has_part)
+        (
+            options.share.devices,
+            options.share.processes,
+            options.threads,
+            has_part,
+        )
     }
 
     fn some(devices: &[&str]) -> Option<Vec<String>> {

@@ -2,8 +2,8 @@
 
 use super::answers::{Answers, Stored};
 use super::draws::Draws;
+use super::in_flight::InFlight;
 use super::ledger::{Ending, Ledger};
-use super::pipeline::Pipeline;
 use super::queue::Queue;
 use super::scores::{self, Scored};
 use super::totals::Totals;
@@ -120,7 +120,7 @@ pub struct Worker<'p, 'a, 'r> {
     /// Its number among those that serve.
     replica: usize,
     pool: &'p ThreadPool,
-    pipeline: &'p mut Pipeline,
+    in_flight: &'p mut InFlight,
     scheduler: Scheduler,
     draws: Draws,
     vocab: usize,
@@ -212,12 +212,12 @@ fn not_started(run: &Run<'_, '_>, replica: usize, error: &std::io::Error) -> Wor
 }
 
 impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
-    /// A worker that serves `run` with the replica of `pipeline`; tokens are sampled by the threads of `pool`.
+    /// A worker that serves `run` with the replica of `in_flight`; tokens are sampled by the threads of `pool`.
     pub fn new(
         run: &'p Run<'a, 'r>,
         replica: usize,
         pool: &'p ThreadPool,
-        pipeline: &'p mut Pipeline,
+        in_flight: &'p mut InFlight,
         scheduler: Scheduler,
         draws: Draws,
     ) -> Result<Self> {
@@ -225,7 +225,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             run,
             replica,
             pool,
-            pipeline,
+            in_flight,
             finished: Vec::new(),
             begun: Vec::new(),
             ended: memory::room(scheduler.limits().max_batch, Purpose::Schedule)?,
@@ -239,7 +239,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         let _guard = StopOnPanic(&self.run.queue);
         let served = self.all_steps();
         match &served {
-            Ok(()) => self.pipeline.cache = self.scheduler.into_cache(),
+            Ok(()) => self.in_flight.cache = self.scheduler.into_cache(),
             Err(error) => self.give_back(error),
         }
         served
@@ -250,12 +250,12 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         while !self.run.queue.is_stopped() {
             self.submit()?;
             let start = Instant::now();
-            let collected = self.pipeline.collect()?;
+            let collected = self.in_flight.collect()?;
             let waited = start.elapsed();
             match collected {
                 Some(plan) => {
                     self.commit(&plan, waited)?;
-                    self.pipeline.recycle(plan);
+                    self.in_flight.recycle(plan);
                 }
                 None if self.scheduler.running() > 0 => {
                     return Err(Error::Internal("sequences run, but none can be planned".into()));
@@ -269,15 +269,15 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
 
     /// Submits as many steps as may be in flight.
     fn submit(&mut self) -> Result<()> {
-        while self.pipeline.has_room() {
+        while self.in_flight.has_room() {
             self.take()?;
             let (want, plans_ahead) = match self.run.recorder {
                 Some(_) => (Want::Logits, false),
-                None if self.scheduler.is_scored() && !self.pipeline.replica().scores() => (Want::Logits, false),
+                None if self.scheduler.is_scored() && !self.in_flight.replica().scores() => (Want::Logits, false),
                 None => self.draws.next_step(self.scheduler.samplings()),
             };
             self.scheduler.plan_ahead(plans_ahead);
-            if !self.pipeline.submit(&mut self.scheduler, want)? {
+            if !self.in_flight.submit(&mut self.scheduler, want)? {
                 break;
             }
         }
@@ -299,7 +299,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn commit(&mut self, plan: &StepPlan, waited: Duration) -> Result<()> {
         self.record(plan);
         let start = Instant::now();
-        let drawn = self.draws.draw(self.pool, &mut self.scheduler, plan, self.pipeline);
+        let drawn = self.draws.draw(self.pool, &mut self.scheduler, plan, self.in_flight);
         self.run.totals.add_step(waited, start.elapsed());
         self.run.totals.add_shared_tokens(self.scheduler.take_shared_tokens());
         let drawn = drawn?;
@@ -311,7 +311,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             &self.scheduler,
             plan,
             drawn.tokens,
-            self.pipeline,
+            self.in_flight,
             self.vocab,
         )?;
         let committed = self.scheduler.commit(plan, drawn.tokens, &mut self.finished);
@@ -333,7 +333,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn record(&self, plan: &StepPlan) {
         if let Some(recorder) = &self.run.recorder {
             let request = |sequence| self.scheduler.request(sequence);
-            lock(recorder).step(plan, &self.pipeline.output, request);
+            lock(recorder).step(plan, &self.in_flight.output, request);
         }
     }
 
@@ -349,7 +349,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     /// Returns unfinished requests to the queue; they start again on another replica, with the same random numbers.
     fn give_back(&mut self, error: &Error) {
         let unfinished = self.scheduler.take_unfinished();
-        let device = self.pipeline.replica().describe();
+        let device = self.in_flight.replica().describe();
         report::warning(format_args!(
             "{device} is given up: {error}; unfinished requests that go back to the queue: {}",
             unfinished.len()

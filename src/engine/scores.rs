@@ -1,6 +1,6 @@
 //! Log-probabilities of tokens, from a step's logits or from what a device has found in them.
 
-use super::pipeline::Pipeline;
+use super::in_flight::InFlight;
 use crate::batch::{FoundScore, StepOutput, StepPlan};
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
@@ -52,7 +52,7 @@ pub fn score(
     scheduler: &Scheduler,
     plan: &StepPlan,
     tokens: &[u32],
-    pipeline: &mut Pipeline,
+    in_flight: &mut InFlight,
     vocab: usize,
 ) -> Result<Vec<Scored>> {
     let mut wanted = Vec::new();
@@ -63,7 +63,7 @@ pub fn score(
         // Rows that are discarded have no request.
         if let (Some(next), Some(number)) = (score.next.or(token.copied()), scheduler.drawing(row.sequence)) {
             let in_prompt = score.next.map(|_| row.position + 1);
-            let found = pipeline.output.scores.get(at);
+            let found = in_flight.output.scores.get(at);
             let row = RowToScore {
                 at,
                 next,
@@ -79,20 +79,20 @@ pub fn score(
         return Ok(Vec::new());
     }
     let rows = plan.logits.len();
-    let has_all = pipeline.output.logits.len() == rows * vocab;
+    let has_all = in_flight.output.logits.len() == rows * vocab;
     let mut left = memory::room(wanted.len(), Purpose::Draws)?;
     left.extend(wanted.iter().filter(|row| !row.is_found));
-    if !has_all && pipeline.output.scores.len() != rows {
-        return Err(too_few(rows, pipeline.output.logits.len()));
+    if !has_all && in_flight.output.scores.len() != rows {
+        return Err(too_few(rows, in_flight.output.logits.len()));
     }
     if !has_all && !left.is_empty() {
         let rows = memory::collect(left.iter().map(|row| row.at), Purpose::Draws)?;
-        pipeline.fetch(&rows)?;
-        if pipeline.output.logits.len() != rows.len() * vocab {
-            return Err(too_few(rows.len(), pipeline.output.logits.len()));
+        in_flight.fetch(&rows)?;
+        if in_flight.output.logits.len() != rows.len() * vocab {
+            return Err(too_few(rows.len(), in_flight.output.logits.len()));
         }
     }
-    let StepOutput { logits, scores, .. } = &pipeline.output;
+    let StepOutput { logits, scores, .. } = &in_flight.output;
     let of_row = |(place, row): (usize, &&RowToScore)| {
         // What is fetched lies in the order of what is left.
         let at = if has_all { row.at } else { place };

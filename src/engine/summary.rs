@@ -17,10 +17,10 @@ pub fn replica_lines(replicas: &[&dyn Replica], room: impl Fn(&dyn Replica) -> S
     for replica in replicas {
         lines.push(replica_line(*replica));
         lines.push(format!("  {}", room(*replica)));
-        lines.extend(replica.parts().into_iter().map(|part| format!("  {}", part.name)));
+        lines.extend(replica.stages().into_iter().map(|stage| format!("  {}", stage.name)));
     }
     if replicas.len() > 1 {
-        let groups = replicas.iter().any(|replica| !replica.parts().is_empty());
+        let groups = replicas.iter().any(|replica| !replica.stages().is_empty());
         let what = if groups { "replicas" } else { "devices" };
         lines.push(format!("{} {what} share the requests", replicas.len()));
     }

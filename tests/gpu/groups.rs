@@ -155,7 +155,7 @@ fn run(model: &Model, drawing: Drawing, system: &Arc<System>, size: usize, repli
         let of = |replica: &dyn Replica| {
             (
                 replica.describe(),
-                replica.parts().into_iter().map(|p| p.name).collect::<Vec<_>>(),
+                replica.stages().into_iter().map(|p| p.name).collect::<Vec<_>>(),
             )
         };
         engine.replicas().map(of).collect::<Vec<_>>()
@@ -216,7 +216,7 @@ fn devices_go_together_where_one_is_too_small() {
             ..own.clone()
         };
         let opened = gpu::open::open(all(&system), &checkpoint, &own);
-        opened.map(|replicas| replicas.iter().map(|r| r.parts().len()).collect::<Vec<_>>())
+        opened.map(|replicas| replicas.iter().map(|r| r.stages().len()).collect::<Vec<_>>())
     };
     let mut found = Vec::new();
     for mib in 2..24 {

@@ -1,4 +1,4 @@
-// Kernels for tests/simt.rs.
+// Kernels for tests/simt.
 #include "gpu/gpu.h"
 
 struct TestArgs { float* x; int n; float factor; };

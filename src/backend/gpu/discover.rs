@@ -82,7 +82,7 @@ fn address(device: &Device) -> Result<String> {
 
 /// Leaves other ranks the devices that are theirs.
 fn of_this_process(mut chosen: device_choice::Chosen, options: &Options) -> Result<device_choice::Chosen> {
-    if let Some(own) = &options.part.devices {
+    if let Some(own) = &options.share.devices {
         let mut devices = Vec::new();
         for device in chosen.devices {
             if own.contains(&address(&device)?) {

@@ -19,7 +19,7 @@ use crate::weights::WeightFormat;
 
 /// Runtimes count a launch's threads in 32 bits, and kernels the parts of a product's work in 32 with a sign.
 const MOST_THREADS: u64 = u32::MAX as u64;
-const MOST_PARTS: u64 = i32::MAX as u64;
+const MOST_COUNTED: u64 = i32::MAX as u64;
 /// Enough blocks that a thread copies one or two pieces of a plan of 100 KB.
 const UPLOAD_BLOCKS: usize = 8;
 /// Enough for every multiprocessor of any card, of the kernel that strides over a tensor.
@@ -75,7 +75,7 @@ impl Target {
             return Err(self.lacks(shape));
         }
         let found = self.family.product(shape, &kernels, self.multiprocessors);
-        if found.parts > MOST_PARTS {
+        if found.largest_count > MOST_COUNTED {
             return Err(too_many(found.launch.kernel));
         }
         countable(found.launch)?;
@@ -97,7 +97,7 @@ impl Target {
         GemmLaunch {
             launch: self.blocks(op, tiles * splits),
             candidates: shape.n,
-            parts: (tiles * splits) as u64,
+            largest_count: (tiles * splits) as u64,
         }
     }
 

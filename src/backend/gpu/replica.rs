@@ -23,7 +23,7 @@ use crate::kv_blocks::KvBlocks;
 use crate::memory::{self, Purpose};
 use crate::options::Options;
 use crate::profile::Profile;
-use crate::replica::{Member, Pointers, Replica};
+use crate::replica::{Pointers, Replica, StageReport};
 use crate::report;
 use crate::weights::PackReport;
 use std::collections::VecDeque;
@@ -434,10 +434,10 @@ impl Replica for GpuReplica {
         }
     }
 
-    fn parts(&self) -> Vec<Member<'_>> {
+    fn stages(&self) -> Vec<StageReport<'_>> {
         match &self.stages[..] {
             [_] => Vec::new(),
-            stages => stages.iter().map(Stage::part).collect(),
+            stages => stages.iter().map(Stage::report).collect(),
         }
     }
 

@@ -168,8 +168,8 @@ pub struct GemmLaunch {
     pub launch: Launch,
     /// Greedy: candidates it leaves for each row.
     pub candidates: usize,
-    /// The largest number that the kernel makes of the counts of its work's parts.
-    pub parts: u64,
+    /// The largest number that the kernel makes of the counts of its tiles and units.
+    pub largest_count: u64,
 }
 
 /// Which rows a norm reads and what else it does.

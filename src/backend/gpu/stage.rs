@@ -25,7 +25,7 @@ use crate::kv_blocks::{KvBlocks, block_bytes};
 use crate::model::{Activations, Scratch, forward};
 use crate::options::{Options, Precision, StepLimits};
 use crate::profile::{Profile, Roof};
-use crate::replica::Member;
+use crate::replica::StageReport;
 use crate::scheduler::FULL_TABLES;
 use graphs::Graphs;
 use std::sync::Arc;
@@ -317,7 +317,7 @@ impl Stage {
     }
 
     /// For users: its device, layers and memory.
-    pub fn part(&self) -> Member<'_> {
+    pub fn report(&self) -> StageReport<'_> {
         const GB: f64 = 1e9;
         let range = self.weights.range();
         let before = if self.weights.embedding.is_some() {
@@ -330,7 +330,7 @@ impl Stage {
         } else {
             ""
         };
-        Member {
+        StageReport {
             name: format!(
                 "{}: {before}layers {} to {}{behind}; weights {:.2} GB, KV cache {:.2} GB",
                 self.context.name(),

@@ -1,6 +1,6 @@
 //! Tokens that a grammar forbids are sampled again, from those that it allows.
 
-use super::{Draws, Pipeline, places_of_logits, runs};
+use super::{Draws, InFlight, places_of_logits, runs};
 use crate::batch::{Draw, StepOutput, StepPlan};
 use crate::error::{Error, Result};
 use crate::grammar::Matcher;
@@ -44,13 +44,13 @@ impl Draws {
         pool: &ThreadPool,
         scheduler: &mut Scheduler,
         plan: &StepPlan,
-        pipeline: &mut Pipeline,
+        in_flight: &mut InFlight,
         fetches: bool,
     ) -> Result<Vec<(usize, Error)>> {
         if !plan.has_grammars() {
             return Ok(Vec::new());
         }
-        let mut followers = self.followers(scheduler, plan, &pipeline.output)?;
+        let mut followers = self.followers(scheduler, plan, &in_flight.output)?;
         let asked: Vec<Result<bool>> = pool.install(|| followers.par_iter_mut().map(Follower::is_forbidden).collect());
         let mut failed = Vec::new();
         let mut forbidden = memory::room(followers.len(), Purpose::Draws)?;
@@ -66,14 +66,14 @@ impl Draws {
         }
         if fetches && !forbidden.is_empty() {
             let rows = memory::collect(forbidden.iter().map(|follower| follower.row), Purpose::Draws)?;
-            pipeline.fetch(&rows)?;
-            self.check_rows(rows.len(), &pipeline.output)?;
+            in_flight.fetch(&rows)?;
+            self.check_rows(rows.len(), &in_flight.output)?;
             forbidden
                 .iter_mut()
                 .enumerate()
                 .for_each(|(i, follower)| follower.logits = i);
         }
-        pool.install(|| self.sample_allowed(plan, &pipeline.output, &mut forbidden))?;
+        pool.install(|| self.sample_allowed(plan, &in_flight.output, &mut forbidden))?;
         for follower in forbidden {
             self.tokens[follower.place] = follower.token;
             memory::push(

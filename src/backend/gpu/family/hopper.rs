@@ -86,7 +86,7 @@ impl Family for Hopper {
         };
         GemmLaunch {
             launch: Launch::new(kernel, blocks),
-            parts: parts(shape, kernel),
+            largest_count: largest_count(shape, kernel),
             candidates: match shape.product {
                 // A block keeps one candidate for all rows of the matrix it meets.
                 Product::Greedy | Product::Logits => multiprocessors,
@@ -101,7 +101,7 @@ const MOST_UNITS: usize = 4;
 
 /// The most that kernels/hopper/schedule.h makes of token tiles and weight units: the product of their counts, however
 /// the rows fall on the groups. The unembedding's schedule does not multiply them.
-fn parts(shape: &GemmShape, kernel: &Kernel) -> u64 {
+fn largest_count(shape: &GemmShape, kernel: &Kernel) -> u64 {
     let tiles = (shape.rows.div_ceil(kernel.tokens) + shape.groups) as u64;
     if matches!(shape.product, Product::Greedy | Product::Logits) {
         return tiles;

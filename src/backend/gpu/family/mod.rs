@@ -126,7 +126,7 @@ fn blocks_of_tiles(shape: &GemmShape, kernel: &'static Kernel, tiles: usize, spa
     let blocks = tiles * spans;
     GemmLaunch {
         launch: Launch::new(kernel, blocks),
-        parts: blocks as u64,
+        largest_count: blocks as u64,
         candidates: match shape.product {
             Product::Greedy | Product::Logits => spans,
             _ => 0,

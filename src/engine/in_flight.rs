@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 /// See the module. It lives longer than an inference: after a panic the next inference first waits for the steps still
 /// in flight.
-pub struct Pipeline {
+pub struct InFlight {
     replica: Box<dyn Replica>,
     /// Plans of the steps in flight, oldest first.
     under_way: VecDeque<StepPlan>,
@@ -24,7 +24,7 @@ pub struct Pipeline {
     pub drawable: Option<usize>,
 }
 
-impl Pipeline {
+impl InFlight {
     /// A replica without steps in flight.
     pub fn new(replica: Box<dyn Replica>) -> Self {
         Self {
