@@ -17,7 +17,7 @@ mod layer;
 
 use getp::backend::gpu::catalogue::Kernel;
 use getp::backend::gpu::family::{self, Family};
-use getp::backend::gpu::shapes::{GemmShape, Held, Product};
+use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 
@@ -89,7 +89,7 @@ impl Model<'_> {
     fn multiplying(&self, kernel: &Kernel, shape: &GemmShape, columns: usize, counts: &[usize]) -> f64 {
         let parameter = |name| kernel.parameter(name).expect("the maker has it");
         let block_rows = kernel.threads / WARP * parameter("UNITS") * UNIT_ROWS;
-        let share = if shape.held == Held::Mxfp4 {
+        let share = if shape.form == MatrixForm::Mxfp4 {
             MXFP4_SHARE
         } else {
             W16_SHARE

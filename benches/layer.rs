@@ -2,7 +2,7 @@
 //! chooses them for a device.
 
 use getp::backend::gpu::catalogue::{Elements, Op};
-use getp::backend::gpu::shapes::{GemmShape, Held, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::weights::WeightFormat;
@@ -15,12 +15,12 @@ pub const STEP_LAUNCHES: usize = 5;
 
 /// A product of `fast` in a step of so many rows, with weights as released models have them.
 pub fn shape(target: &Target, config: &ModelConfig, product: Product, rows: usize) -> GemmShape {
-    let held = match product {
-        Product::Mlp1 | Product::Mlp2 => Held::Mxfp4,
+    let form = match product {
+        Product::Mlp1 | Product::Mlp2 => MatrixForm::Mxfp4,
         Product::Qkv => target.qkv_held(config, false),
-        _ => Held::W16,
+        _ => MatrixForm::W16,
     };
-    target.product_shape(config, product, held, Elements::F16, 1, rows)
+    target.product_shape(config, product, form, Elements::F16, 1, rows)
 }
 
 /// Columns of a product's weights.
@@ -34,7 +34,7 @@ pub fn columns(config: &ModelConfig, product: Product) -> usize {
 
 /// Bytes of a group's packed weights.
 pub fn weight_bytes(target: &Target, shape: &GemmShape, columns: usize) -> usize {
-    let format = shape.held.packed().expect("a family packs what it multiplies");
+    let format = shape.form.packed().expect("a family packs what it multiplies");
     target.packed(format, shape.n, columns).bytes
 }
 
@@ -55,7 +55,7 @@ pub fn launches(target: &Target, config: &ModelConfig, rows: usize) -> usize {
     let qkv = shape(target, config, Product::Qkv, rows);
     let stores = target.gemm(&qkv).expect("a kernel").launch.kernel.op == Op::QkvStore;
     let fast = Numbers::new(Elements::F16, false);
-    let norm_route = target.norm_route(config, &fast, Held::Wire(WeightFormat::Bf16), rows);
+    let norm_route = target.norm_route(config, &fast, MatrixForm::Wire(WeightFormat::Bf16), rows);
     let sends = norm_route.as_ref().is_some_and(|launch| launch.sends);
     let mlp1 = shape(target, config, Product::Mlp1, rows);
     let sort_and_gather = match target.sort_gather(rows, 1) {

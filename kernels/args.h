@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 69f53bb9c1c630e9) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 81eb6b97f2c025c4) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -91,15 +91,15 @@ struct LogitsRowInfo {
 
 // A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in unit
 // `first_unit`. Unit u has the keys from ATTENTION_UNIT * u on, by absolute position; group g has the units from
-// ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `parts` items. If there are several,
-// each has the units of one run of `run` units (a unit, a group or a span), and stores its sum. That of the row's first
-// item is at index `partial` of the workspace, the next one's at `partial` + 1. An item's keys are in at most
-// ITEM_PAGES pages.
+// ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `row_items` of them. If there are
+// several, each has the units of one run of `run` units (a unit, a group or a span), and stores its sum. That of the
+// row's first item is at index `partial` of the workspace, the next one's at `partial` + 1. An item's keys are in at
+// most ITEM_PAGES pages.
 struct AttentionItem {
   int row;
   int first_unit;
   int tokens;
-  int parts;
+  int row_items;
   int partial;
   int run;
   int reserved[2];
@@ -456,7 +456,8 @@ SIZE(LogitsRowInfo, 32) AT(LogitsRowInfo, row, 0) AT(LogitsRowInfo, slot, 4) AT(
   AT(LogitsRowInfo, temperature, 12) AT(LogitsRowInfo, topp, 16) AT(LogitsRowInfo, least, 20)
   AT(LogitsRowInfo, next, 24) AT(LogitsRowInfo, top, 28)
 SIZE(AttentionItem, 32) AT(AttentionItem, row, 0) AT(AttentionItem, first_unit, 4) AT(AttentionItem, tokens, 8)
-  AT(AttentionItem, parts, 12) AT(AttentionItem, partial, 16) AT(AttentionItem, run, 20) AT(AttentionItem, reserved, 24)
+  AT(AttentionItem, row_items, 12) AT(AttentionItem, partial, 16) AT(AttentionItem, run, 20)
+  AT(AttentionItem, reserved, 24)
 SIZE(PrefillTile, 16) AT(PrefillTile, chunk, 0) AT(PrefillTile, first, 4) AT(PrefillTile, rows, 8)
   AT(PrefillTile, reserved, 12)
 SIZE(Step, 88) AT(Step, header, 0) AT(Step, tokens, 8) AT(Step, positions, 16) AT(Step, row_chunk, 24)

@@ -91,33 +91,33 @@ template <bool EXPERTS> DEV float product(const GemmArgs& a, const Job& job) {
   return a.weight_format == FORMAT_F32 ? multiply<FORMAT_F32>(a, job) : multiply<FORMAT_BF16>(a, job);
 }
 
-// A wave's part: OUT weight rows of a group and every step-th run of IN of its input rows.
-struct Part {
+// A wave's work: OUT weight rows of a group and every step-th run of IN of its input rows.
+struct WaveWork {
   int group;
   int out;
   int first;         // the group's first row
   int count;         // the group's rows; 0 if there is nothing to do
-  int row;           // first input row of the part, within the group
+  int row;           // first input row of the work, within the group
   int step;
 };
-DEV Part begin(const GemmArgs& a) {
+DEV WaveWork begin(const GemmArgs& a) {
   after_predecessor();
   let_successor_start();
   const u32 tiles = (u32)(a.n + WIRE_ROWS - 1) / WIRE_ROWS, all = tiles * a.groups, splits = GRID / all;
   const int group = BID % all / tiles, out = BID % tiles * WIRE_ROWS + TID / WAVE * OUT;
   const bool idle = (u32)BID >= splits * all || out >= a.n;
   const int first = a.offsets ? a.offsets[group] : 0, count = idle ? 0 : a.rows[group];
-  return Part{group, out, first, count, (int)(BID / all) * IN, (int)splits * IN};
+  return WaveWork{group, out, first, count, (int)(BID / all) * IN, (int)splits * IN};
 }
 
 // Calls finish(n, row, sum + bias) in each lane for each of its results; `row` is below 0 for padding. Weights of
 // EXPERTS may be MXFP4.
-template <bool EXPERTS = false, class Finish> DEV void run(const GemmArgs& a, const Part& part, Finish finish) {
-  for (int row = part.row; row < part.count; row += part.step) {
-    const Job job{part.group, part.out, part.first + row, part.count - row < IN ? part.count - row : IN};
-    const int n = part.out + LANE / IN, i = LANE % IN;
+template <bool EXPERTS = false, class Finish> DEV void run(const GemmArgs& a, const WaveWork& work, Finish finish) {
+  for (int row = work.row; row < work.count; row += work.step) {
+    const Job job{work.group, work.out, work.first + row, work.count - row < IN ? work.count - row : IN};
+    const int n = work.out + LANE / IN, i = LANE % IN;
     const bool wanted = LANE < OUT * IN && n < a.n && i < job.rows;
-    const float bias = a.bias && wanted ? a.bias[(i64)part.group * a.n + n] : 0.f;
+    const float bias = a.bias && wanted ? a.bias[(i64)work.group * a.n + n] : 0.f;
     finish(n, wanted ? job.row + i : -1, add_rn(product<EXPERTS>(a, job), bias));
   }
 }
@@ -158,13 +158,13 @@ struct GatedUnit {
   }
 };
 // Fills the tiled output with zeros from the last column to the end of its slab; the wave with the last column does it.
-DEV void fill_up(const GemmArgs& a, const Part& part) {
-  if (part.out + OUT < a.n) return;
+DEV void fill_up(const GemmArgs& a, const WaveWork& work) {
+  if (work.out + OUT < a.n) return;
   const int width = (int)((u32)a.n / 2), padding = -width & (SLAB - 1);
-  for (int row = part.row; row < part.count; row += part.step)
+  for (int row = work.row; row < work.count; row += work.step)
     for (int i = LANE; i < padding * IN; i += WAVE) {
-      if (row + i % IN >= part.count) continue;
-      u16* at = a.tiled + tiled_index(part.first + row + i % IN, width + i / IN, a.tiled_rows);
+      if (row + i % IN >= work.count) continue;
+      u16* at = a.tiled + tiled_index(work.first + row + i % IN, width + i / IN, a.tiled_rows);
       for (int term = 0; term < a.terms; term++) at[term * a.tiled_term] = 0;
     }
 }
@@ -172,9 +172,9 @@ DEV void fill_up(const GemmArgs& a, const Part& part) {
 KERNEL(plain_qkv, GemmArgs, THREADS, 1, 2) { run(a, begin(a), StoreRows{a}); }
 KERNEL(plain_attn_out, GemmArgs, THREADS, 1, 2) { run(a, begin(a), AddToRows{a}); }
 KERNEL(plain_mlp1, GemmArgs, THREADS, 1, 2) {
-  const Part part = begin(a);
-  fill_up(a, part);
-  run<true>(a, part, GatedUnit{a});
+  const WaveWork work = begin(a);
+  fill_up(a, work);
+  run<true>(a, work, GatedUnit{a});
 }
 KERNEL(plain_mlp2, GemmArgs, THREADS, 1, 2) { run<true>(a, begin(a), StoreExperts{a}); }
 KERNEL(plain_logits, GemmArgs, THREADS, 1, 2) { run(a, begin(a), StoreRows{a}); }

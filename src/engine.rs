@@ -4,7 +4,6 @@
 //! and `backend` the replicas.
 
 mod answers;
-mod draws;
 mod in_flight;
 mod ledger;
 mod machine;
@@ -15,6 +14,7 @@ mod rows;
 mod run;
 mod scores;
 mod service;
+mod step_sampler;
 mod summary;
 mod totals;
 
@@ -33,7 +33,6 @@ use crate::scheduler::{Limits, Scheduler, steps_at_once};
 use crate::tokenizer::Tokenizer;
 use crate::workers::{self, Workers};
 use answers::{Answers, Remark};
-use draws::Draws;
 use in_flight::InFlight;
 pub use ledger::{Ending, Event, Times};
 use queue::Queue;
@@ -44,6 +43,7 @@ pub use service::{Ask, Service};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
+use step_sampler::StepSampler;
 pub use totals::{Stats, Totals};
 
 /// Makes a replica on each device there is, at least one: [`crate::backend::open`], or a test's own.
@@ -370,9 +370,9 @@ impl Engine {
             let device_draws = in_flight.replica().draws();
             in_flight.drawable = self.drawable;
             let vocab = self.config.vocab_size;
-            let mut draws = Draws::new(vocab, self.drawable.unwrap_or(vocab), threads, device_draws)?;
-            draws.make_room(sampling)?;
-            Worker::new(run, replica, pool, in_flight, scheduler, draws)
+            let mut sampler = StepSampler::new(vocab, self.drawable.unwrap_or(vocab), threads, device_draws)?;
+            sampler.make_room(sampling)?;
+            Worker::new(run, replica, pool, in_flight, scheduler, sampler)
         });
         workers.collect()
     }

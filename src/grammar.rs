@@ -3,10 +3,10 @@
 //! A [`Grammar`] belongs to a request. A [`Matcher`] follows one answer: it is told each token, and says which may come
 //! next. A token is sampled as if there were no grammar, on the device where that samples. If the grammar forbids it,
 //! it is sampled again by the host, from those that may come, as if there were no others, and with a random number of
-//! its own (`engine/draws.rs`). So a model that writes what it is asked for costs no mask. At a temperature of 0 this
-//! is the most probable token that may come. Without top-p each token has the share that it has among those that may
-//! come: what the first number gives to the forbidden ones, the second one spreads over the others as they stand. With
-//! top-p the first nucleus is that of all tokens, and the second that of the tokens that may come.
+//! its own (`engine/step_sampler.rs`). So a model that writes what it is asked for costs no mask. At a temperature of 0
+//! this is the most probable token that may come. Without top-p each token has the share that it has among those that
+//! may come: what the first number gives to the forbidden ones, the second one spreads over the others as they stand.
+//! With top-p the first nucleus is that of all tokens, and the second that of the tokens that may come.
 
 use crate::error::Result;
 use std::fmt::Debug;

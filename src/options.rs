@@ -190,7 +190,8 @@ impl StepLimits {
         max_batch: 128,
         step_tokens: 512,
     };
-    /// A GPU's default: its matrix cores need a hundred or more rows for each of the experts to be busy.
+    /// A GPU's default: its matrix cores need a hundred or more rows for each of the experts to be busy. One that has a
+    /// model alone may have longer steps (`backend::gpu::group::steps`).
     pub const GPU: Self = Self {
         max_batch: 1024,
         step_tokens: 8192,

@@ -10,7 +10,7 @@ use forced::Forced;
 use getp::backend::gpu::catalogue::{Kernel, Op, TABLES};
 use getp::backend::gpu::family;
 use getp::backend::gpu::launch::Launch;
-use getp::backend::gpu::shapes::{AttentionWork, Held, NormWork, Product};
+use getp::backend::gpu::shapes::{AttentionWork, MatrixForm, NormWork, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::tensors::TensorId;
@@ -45,8 +45,8 @@ fn launched(target: &Target, operation: Work, kernel: &Kernel, rows: usize) -> V
     let numbers = setup.numbers;
     if let Some((product, tensor, format)) = product(operation, kernel) {
         let format = if setup.w16_experts { WeightFormat::Bf16 } else { format };
-        let held = target.held(tensor, format, &config, &numbers);
-        let shape = target.product_shape(&config, product, held, numbers.elements, numbers.terms, rows);
+        let form = target.form(tensor, format, &config, &numbers);
+        let shape = target.product_shape(&config, product, form, numbers.elements, numbers.terms, rows);
         // As `GpuOps` does it.
         let sorts = product == Product::Mlp1 && target.finds_rows(numbers.elements, numbers.terms, rows);
         let sorting = sorts.then(|| target.sort_mlp1(&shape, rows)).flatten();
@@ -61,7 +61,7 @@ fn launched(target: &Target, operation: Work, kernel: &Kernel, rows: usize) -> V
             vec![target.norm(&config, &numbers, &adds, rows)]
         }
         Work::Router => {
-            let both = target.norm_route(&config, &numbers, Held::Wire(WeightFormat::Bf16), rows);
+            let both = target.norm_route(&config, &numbers, MatrixForm::Wire(WeightFormat::Bf16), rows);
             vec![both.map_or_else(|| target.route(rows), |both| both.launch)]
         }
         _ => {

@@ -14,7 +14,7 @@ use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::layout::TypedPtr;
 use getp::backend::gpu::memory::{DeviceBuffer, Event};
-use getp::backend::gpu::shapes::{GemmShape, Held, Numbers, Product};
+use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Numbers, Product};
 use getp::backend::gpu::stage::numbers;
 use getp::config::ModelConfig;
 use half::f16;
@@ -224,10 +224,10 @@ impl Loops<'_> {
         } else {
             rows
         };
-        let held = if experts { Held::Mxfp4 } else { Held::W16 };
+        let form = if experts { MatrixForm::Mxfp4 } else { MatrixForm::W16 };
         let shape = GemmShape {
             product,
-            held,
+            form,
             elements: self.numbers.elements,
             terms: self.numbers.terms,
             rows: all,

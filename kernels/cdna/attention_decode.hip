@@ -33,7 +33,7 @@ struct Work {
   int row_unit;                  // the row's first unit
   int unit, end;                 // the item's units
   int units;                     // of the row
-  int parts, run, partial;       // see AttentionItem
+  int row_items, run, partial;  // see AttentionItem
   Pages pages;
 };
 
@@ -41,11 +41,11 @@ DEV Work work_of(const AttentionArgs& a, int index) {
   const AttentionItem* item = (a.windowed ? a.step.window_items : a.step.full_items) + index / a.kv_heads;
   Work w;
   w.row = uniform(item->row), w.kv_head = index % a.kv_heads;
-  w.parts = uniform(item->parts), w.run = uniform(item->run), w.partial = uniform(item->partial);
+  w.row_items = uniform(item->row_items), w.run = uniform(item->run), w.partial = uniform(item->partial);
   w.last_key = uniform(a.step.positions[w.row]), w.first_key = first_visible(a, w.last_key);
   w.row_unit = w.first_key / ATTENTION_UNIT, w.units = w.last_key / ATTENTION_UNIT + 1 - w.row_unit;
   w.unit = w.row_unit, w.end = w.row_unit + w.units;
-  if (w.parts > 1) {
+  if (w.row_items > 1) {
     w.unit = uniform(item->first_unit);
     w.end = min_of(w.end, w.unit + (uniform(item->tokens) + ATTENTION_UNIT - 1) / ATTENTION_UNIT);
   }
@@ -142,7 +142,7 @@ DEV bool arrives_last(const AttentionArgs& a, const Work& w) {
   wave_any(true);                // every lane's partial is written before lane 0 says so
   int before = 0;
   if (LANE == 0) before = atomic_add(counter, 1);
-  const bool last = uniform(shfl(before, 0)) == w.parts - 1;
+  const bool last = uniform(shfl(before, 0)) == w.row_items - 1;
   fence_device();
   if (last && LANE == 0) *counter = 0;
   return last;
@@ -150,9 +150,9 @@ DEV bool arrives_last(const AttentionArgs& a, const Work& w) {
 DEV Sums fold_partials(const AttentionArgs& a, const Work& w) {
   Sums total, span, group, next = left_at(partial_at(a, w, 0));
   const int base = w.row_unit / w.run, row_end = w.row_unit + w.units;
-  for (int i = 0; i < w.parts; i++) {
+  for (int i = 0; i < w.row_items; i++) {
     const Sums part = next;
-    next = left_at(partial_at(a, w, min_of(i + 1, w.parts - 1)));
+    next = left_at(partial_at(a, w, min_of(i + 1, w.row_items - 1)));
     const int unit = min_of((base + i + 1) * w.run, row_end) - 1;                   // the part's last
     group = w.run > 1 || starts(w, unit, 1, ATTENTION_GROUP) ? part : folded(group, part);
     if (!ends(w, unit, ATTENTION_GROUP)) continue;
@@ -214,14 +214,14 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
     sum = i == w.unit || starts(w, i, 1, ATTENTION_GROUP) ? unit : folded(sum, unit);
     unit = {UNSET, 0, {}};
     if (!end && !ends(w, i, ATTENTION_GROUP)) continue;
-    if (w.parts == 1 || w.run > ATTENTION_GROUP) {
+    if (w.row_items == 1 || w.run > ATTENTION_GROUP) {
       if (!starts(w, i, ATTENTION_GROUP, ATTENTION_SPAN)) sum = folded(left_at(span), sum);
       if (!end && !ends(w, i, ATTENTION_SPAN)) {
         keep(span, sum);
         continue;
       }
     }
-    if (w.parts > 1) {
+    if (w.row_items > 1) {
       leave(partial_at(a, w, w.unit / w.run - w.row_unit / w.run), sum);
     } else {
       if (i / ATTENTION_SPAN != w.row_unit / ATTENTION_SPAN) sum = folded(left_at(total), sum);
@@ -229,7 +229,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
     }
     if (end) break;
   }
-  if (w.parts > 1) {
+  if (w.row_items > 1) {
     if (!arrives_last(a, w)) return;
     sum = fold_partials(a, w);
   }

@@ -161,7 +161,7 @@ struct World {
         parts.push_back({row, u, keys, 0, sums, run, {}});
         u = next;
       }
-      for (AttentionItem& p : parts) p.parts = (int)parts.size();
+      for (AttentionItem& p : parts) p.row_items = (int)parts.size();
       if (parts.size() > 1) sums += (int)parts.size();
       items.insert(items.end(), parts.begin(), parts.end());
     }

@@ -49,7 +49,7 @@ struct Job {
   int row;
   int first, last;                       // the job's keys, by absolute position
   int row_first, row_last;               // keys that the row sees
-  int parts, run, partial;               // see AttentionItem
+  int row_items, run, partial;           // see AttentionItem
   int page;                              // number of page first / KV_PAGE + LANE of the sequence
   bool any;                              // false: there are no more jobs
 };
@@ -61,7 +61,7 @@ DEV Job load_job(const AttentionArgs& a, int index, int jobs) {
   const AttentionItem* items = a.windowed ? a.step.window_items : a.step.full_items;
   const int4 head = __ldg((const int4*)(items + index / a.kv_heads));
   const int2 tail = __ldg((const int2*)(items + index / a.kv_heads) + 2);
-  job.row = head.x, job.parts = head.w, job.partial = tail.x, job.run = tail.y;
+  job.row = head.x, job.row_items = head.w, job.partial = tail.x, job.run = tail.y;
   const ChunkInfo& chunk = a.step.chunks[job.row];               // chunks of one row come first: number `row`
   job.row_last = __ldg(&chunk.first_position);
   job.row_first = first_visible_key(a, job.row_last);
@@ -278,10 +278,10 @@ DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
   __syncwarp();
   if (LANE == 0) {
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
-    if (before == job.parts - 1) *count = 0;
+    if (before == job.row_items - 1) *count = 0;
   }
   __syncwarp();
-  return shfl(before, 0) == job.parts - 1;
+  return shfl(before, 0) == job.row_items - 1;
 }
 
 // Folds all partial sums of a row, of blocks `block` .. of its dims. AHEAD partial sums are loaded at once, so that the
@@ -291,11 +291,11 @@ template <int COUNT> DEV void fold_partials(const AttentionArgs& a, const Job& j
   const int last = job.row_last / ATTENTION_UNIT;
   tree.first = job.row_first / ATTENTION_UNIT;
   const int base = tree.first / job.run;
-  for (int n = 0; n < job.parts; n += AHEAD) {
+  for (int n = 0; n < job.row_items; n += AHEAD) {
     Sums<COUNT> s[AHEAD];
     UNROLL for (int i = 0; i < AHEAD; i++)
-      load_partial<true>(s[i], partial_of(a, job, min(n + i, job.parts - 1)), block);
-    UNROLL for (int i = 0; i < AHEAD; i++) if (n + i < job.parts) {
+      load_partial<true>(s[i], partial_of(a, job, min(n + i, job.row_items - 1)), block);
+    UNROLL for (int i = 0; i < AHEAD; i++) if (n + i < job.row_items) {
       const int unit = min((base + n + i + 1) * job.run - 1, last);
       tree.add(s[i], unit, job.run, unit == last);
     }
@@ -381,7 +381,7 @@ DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Re
     store_partial<false>(span_ends ? total : span, sum, 0);
     __syncwarp();
   }
-  if (job.parts > 1) {
+  if (job.row_items > 1) {
     store_part(a, job, sum, 0);
     if (!arrive_last(a, job)) return;
     Tree<BLOCKS> tree;
@@ -419,7 +419,7 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
       tree.add(u, unit, 1, unit == last);
     }
   }
-  if (job.parts > 1) {
+  if (job.row_items > 1) {
     store_part(a, job, tree.total, block);
     barrier();                                                   // all warps have stored
     if (!__syncthreads_or(warp == 0 && arrive_last(a, job))) return;

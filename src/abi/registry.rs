@@ -61,7 +61,7 @@ struct Installed {
 struct Known {
     /// The process that made the entry.
     process: Process,
-    /// Held while a call uses the transformer.
+    /// MatrixForm while a call uses the transformer.
     entry: Arc<Mutex<WarmEntry>>,
     /// Calls that use the transformer or wait for the entry. The thread of a batch begins when there are none, since
     /// they were made before the batch was opened.

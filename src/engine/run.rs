@@ -1,11 +1,11 @@
 //! One inference while it runs: what its replicas share, and how each of them serves the queue.
 
 use super::answers::{Answers, Stored};
-use super::draws::Draws;
 use super::in_flight::InFlight;
 use super::ledger::{Ending, Ledger};
 use super::queue::Queue;
 use super::scores::{self, Scored};
+use super::step_sampler::StepSampler;
 use super::totals::Totals;
 use crate::batch::{StepPlan, Want};
 use crate::error::{Error, Result};
@@ -122,7 +122,7 @@ pub struct Worker<'p, 'a, 'r> {
     pool: &'p ThreadPool,
     in_flight: &'p mut InFlight,
     scheduler: Scheduler,
-    draws: Draws,
+    sampler: StepSampler,
     vocab: usize,
     finished: Vec<Answer>,
     /// Requests that it has begun with, and that have ended, for whoever is told of them.
@@ -219,7 +219,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
         pool: &'p ThreadPool,
         in_flight: &'p mut InFlight,
         scheduler: Scheduler,
-        draws: Draws,
+        sampler: StepSampler,
     ) -> Result<Self> {
         Ok(Self {
             run,
@@ -230,8 +230,8 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             begun: Vec::new(),
             ended: memory::room(scheduler.limits().max_batch, Purpose::Schedule)?,
             scheduler,
-            vocab: draws.vocab(),
-            draws,
+            vocab: sampler.vocab(),
+            sampler,
         })
     }
 
@@ -274,7 +274,7 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
             let (want, plans_ahead) = match self.run.recorder {
                 Some(_) => (Want::Logits, false),
                 None if self.scheduler.is_scored() && !self.in_flight.replica().scores() => (Want::Logits, false),
-                None => self.draws.next_step(self.scheduler.samplings()),
+                None => self.sampler.next_step(self.scheduler.samplings()),
             };
             self.scheduler.plan_ahead(plans_ahead);
             if !self.in_flight.submit(&mut self.scheduler, want)? {
@@ -299,23 +299,25 @@ impl<'p, 'a, 'r> Worker<'p, 'a, 'r> {
     fn commit(&mut self, plan: &StepPlan, waited: Duration) -> Result<()> {
         self.record(plan);
         let start = Instant::now();
-        let drawn = self.draws.draw(self.pool, &mut self.scheduler, plan, self.in_flight);
+        let sampled = self
+            .sampler
+            .sample(self.pool, &mut self.scheduler, plan, self.in_flight);
         self.run.totals.add_step(waited, start.elapsed());
         self.run.totals.add_shared_tokens(self.scheduler.take_shared_tokens());
-        let drawn = drawn?;
-        for (number, why) in drawn.failed {
+        let sampled = sampled?;
+        for (number, why) in sampled.failed {
             self.run.give_up(number, why)?;
         }
         let mut scored = scores::score(
             self.pool,
             &self.scheduler,
             plan,
-            drawn.tokens,
+            sampled.tokens,
             self.in_flight,
             self.vocab,
         )?;
-        let committed = self.scheduler.commit(plan, drawn.tokens, &mut self.finished);
-        drawn
+        let committed = self.scheduler.commit(plan, sampled.tokens, &mut self.finished);
+        sampled
             .left_to_host
             .iter()
             .for_each(|&sequence| self.scheduler.mend(sequence));

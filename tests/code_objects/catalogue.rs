@@ -8,7 +8,7 @@ use getp::backend::gpu::code_objects::{CODE_OBJECTS, CodeObject};
 use getp::backend::gpu::family::{self, Family};
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::layout::TypedPtr;
-use getp::backend::gpu::shapes::{AttentionWork, Held, NormWork, Numbers, Product, SortGatherLaunch};
+use getp::backend::gpu::shapes::{AttentionWork, MatrixForm, NormWork, Numbers, Product, SortGatherLaunch};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
 use getp::options::StepLimits;
@@ -24,8 +24,11 @@ const ACTIVATIONS: [(Elements, usize); 4] = [
     (Elements::F16, 2),
     (Elements::Bf16, 3),
 ];
-const WIRE: [Held; 2] = [Held::Wire(WeightFormat::Bf16), Held::Wire(WeightFormat::F32)];
-const CODES: Held = Held::Wire(WeightFormat::Mxfp4);
+const WIRE: [MatrixForm; 2] = [
+    MatrixForm::Wire(WeightFormat::Bf16),
+    MatrixForm::Wire(WeightFormat::F32),
+];
+const CODES: MatrixForm = MatrixForm::Wire(WeightFormat::Mxfp4);
 
 /// Released models, and one whose dimensions are no powers of two and whose heads matrix core attention does not
 /// support.
@@ -164,30 +167,30 @@ fn norms(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen
 
 fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Chosen) {
     for product in Product::ALL {
-        let packed = [Held::Mxfp4, Held::W16, Held::Heads].into_iter();
-        for held in packed.chain([CODES]).chain(WIRE) {
+        let packed = [MatrixForm::Mxfp4, MatrixForm::W16, MatrixForm::Heads].into_iter();
+        for form in packed.chain([CODES]).chain(WIRE) {
             let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
             // Only experts are MXFP4, and there is no fused argmax for weights in the wire format.
-            let is_not = match held {
-                Held::Mxfp4 | CODES => !experts,
-                Held::W16 => false,
-                Held::Heads => product != Product::Qkv || target.qkv_held(config, false) != held,
-                Held::Wire(_) => product == Product::Greedy,
+            let is_not = match form {
+                MatrixForm::Mxfp4 | CODES => !experts,
+                MatrixForm::W16 => false,
+                MatrixForm::Heads => product != Product::Qkv || target.qkv_held(config, false) != form,
+                MatrixForm::Wire(_) => product == Product::Greedy,
             };
             if is_not {
                 continue;
             }
             for (elements, terms) in ACTIVATIONS {
-                let shape = target.product_shape(config, product, held, elements, terms, rows);
+                let shape = target.product_shape(config, product, form, elements, terms, rows);
                 let multiplies = |weights| target.multiplies(product, weights, elements, terms, shape.n);
-                if !held.packed().is_none_or(multiplies) {
+                if !form.packed().is_none_or(multiplies) {
                     continue;
                 }
                 let found = target.gemm(&shape).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
                 let kernel = found.launch.kernel;
                 assert!(kernel.most_rows == 0 || shape.rows <= kernel.most_rows, "{shape:?}");
                 let unembeds = matches!(product, Product::Greedy | Product::Logits);
-                let is_plain = held.packed().is_none();
+                let is_plain = form.packed().is_none();
                 assert!(is_plain || unembeds == (found.candidates > 0), "{shape:?}");
                 note(chosen, found.launch);
                 if product == Product::Mlp1 && !is_plain {

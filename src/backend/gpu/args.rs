@@ -137,16 +137,16 @@ shared! {
 
         /// A work item of decode attention (split-KV): `tokens` visible keys of one decoding row, the first of them in
         /// unit `first_unit`. Unit u has the keys from ATTENTION_UNIT * u on, by absolute position; group g has the
-        /// units from ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `parts` items.
-        /// If there are several, each has the units of one run of `run` units (a unit, a group or a span), and stores
-        /// its sum. That of the row's first item is at index `partial` of the workspace, the next one's at
+        /// units from ATTENTION_GROUP * g on, and span s those from ATTENTION_SPAN * s on. The row has `row_items` of
+        /// them. If there are several, each has the units of one run of `run` units (a unit, a group or a span), and
+        /// stores its sum. That of the row's first item is at index `partial` of the workspace, the next one's at
         /// `partial` + 1. An item's keys are in at most ITEM_PAGES pages.
         #[derive(Pod, Zeroable, Default, PartialEq, Eq)]
         AttentionItem {
             row: i32,
             first_unit: i32,
             tokens: i32,
-            parts: i32,
+            row_items: i32,
             partial: i32,
             run: i32,
             reserved: [i32; 2],

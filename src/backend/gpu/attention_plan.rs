@@ -86,10 +86,10 @@ fn cut_row(
     let end = first + keys;
     let size = run * ATTENTION_UNIT;
     let whole = keys <= size && (end - 1) / KV_PAGE - first / KV_PAGE < ITEM_PAGES;
-    let parts = if whole { 1 } else { (end - 1) / size - first / size + 1 };
+    let row_items = if whole { 1 } else { (end - 1) / size - first / size + 1 };
     let mut begin = first;
     while begin < end {
-        let until = if parts == 1 {
+        let until = if row_items == 1 {
             end
         } else {
             end.min((begin / size + 1) * size)
@@ -98,15 +98,15 @@ fn cut_row(
             row: row as i32,
             first_unit: (begin / ATTENTION_UNIT) as i32,
             tokens: (until - begin) as i32,
-            parts: parts as i32,
-            partial: if parts == 1 { 0 } else { first_partial as i32 },
+            row_items: row_items as i32,
+            partial: if row_items == 1 { 0 } else { first_partial as i32 },
             run: run as i32,
             reserved: [0; 2],
         };
         memory::push(items, item, Purpose::Step)?;
         begin = until;
     }
-    Ok(if parts == 1 { 0 } else { parts })
+    Ok(if row_items == 1 { 0 } else { row_items })
 }
 
 /// Splits chunks `(chunk, first position, rows)` into tiles of at most `rows_per_tile` rows: chunks with the longest
@@ -166,7 +166,7 @@ mod tests {
             assert!(item.tokens > 0);
             let last = at + item.tokens as usize - 1;
             assert!(last / KV_PAGE - at / KV_PAGE < ITEM_PAGES);
-            assert_eq!(item.parts as usize, items.len());
+            assert_eq!(item.row_items as usize, items.len());
             if items.len() > 1 {
                 let size = item.run as usize * ATTENTION_UNIT;
                 assert!(at == first || at.is_multiple_of(size));
@@ -262,7 +262,7 @@ mod tests {
             [AttentionItem {
                 first_unit: 1,
                 tokens: 128,
-                parts: 1,
+                row_items: 1,
                 run: 1,
                 ..Default::default()
             }]

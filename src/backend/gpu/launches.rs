@@ -8,7 +8,7 @@ use super::args::{PackArgs, WIRE_ROWS};
 use super::catalogue::{Elements, Kernel, Op, PackedFormat};
 use super::launch::Launch;
 use super::shapes::{
-    AttentionWork, DecodeShape, GemmLaunch, GemmShape, Held, NormRouteLaunch, NormRouteShape, NormWork, Numbers,
+    AttentionWork, DecodeShape, GemmLaunch, GemmShape, MatrixForm, NormRouteLaunch, NormRouteShape, NormWork, Numbers,
     Product, SortGatherLaunch,
 };
 use super::target::Target;
@@ -62,12 +62,12 @@ impl Target {
 
     /// A product.
     pub fn gemm(&self, shape: &GemmShape) -> Result<GemmLaunch> {
-        let Some(weights) = shape.held.packed() else {
+        let Some(weights) = shape.form.packed() else {
             return Ok(self.plain_gemm(shape));
         };
         let made_for = |op| self.products(op, weights, shape.elements, shape.terms);
         let mut kernels: Vec<_> = made_for(shape.product.op()).collect();
-        if shape.held == Held::Heads {
+        if shape.form == MatrixForm::Heads {
             let holds = |kernel: &&Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
             kernels.splice(..0, made_for(Op::QkvStore).filter(holds)); // of equals the first is taken
         }
@@ -162,12 +162,12 @@ impl Target {
         &self,
         config: &ModelConfig,
         numbers: &Numbers,
-        router: Held,
+        router: MatrixForm,
         rows: usize,
     ) -> Option<NormRouteLaunch> {
         let shape = NormRouteShape {
             rows,
-            on_matrix_cores: !numbers.exact && router == Held::Wire(WeightFormat::Bf16),
+            on_matrix_cores: !numbers.exact && router == MatrixForm::Wire(WeightFormat::Bf16),
             multiprocessors: self.multiprocessors,
         };
         let kernels: Vec<_> = self.of_model(Op::NormRoute, config).collect();
@@ -228,7 +228,7 @@ impl Target {
 
     /// The unembedding by weights held so: only the matrix cores' kernels summarize rows as they go, and they know
     /// nothing of tokens that may not be sampled.
-    pub fn unembedding(&self, unembedding: Held, plan: &StepPlan, want: Want) -> Product {
+    pub fn unembedding(&self, unembedding: MatrixForm, plan: &StepPlan, want: Want) -> Product {
         let whole_rows = want == Want::Logits
             || want.draws(plan)
             || want.scores(plan)
@@ -246,7 +246,7 @@ impl Target {
         &self,
         config: &ModelConfig,
         numbers: &Numbers,
-        unembedding: Held,
+        unembedding: MatrixForm,
         most_rows: usize,
     ) -> Result<usize> {
         if unembedding.packed().is_none() {

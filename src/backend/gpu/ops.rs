@@ -25,7 +25,7 @@ use super::kv::KvCache;
 use super::layout::TypedPtr;
 use super::logits::LogitsAt;
 use super::shapes::{
-    AttentionWork, GemmLaunch, GemmShape, Held, NormWork, Numbers, Product, SortGatherLaunch, StepShape,
+    AttentionWork, GemmLaunch, GemmShape, MatrixForm, NormWork, Numbers, Product, SortGatherLaunch, StepShape,
 };
 use super::target::Target;
 use super::weights::{Matrix, Vector};
@@ -63,7 +63,7 @@ impl GpuOps {
     ) -> Result<Self> {
         let target = context.target;
         let candidates = match unembedding {
-            Some(w) => target.most_candidates(config, &numbers, w.held, sizes.logits_rows)?,
+            Some(w) => target.most_candidates(config, &numbers, w.form, sizes.logits_rows)?,
             None => 1,
         };
         Ok(Self {
@@ -131,19 +131,19 @@ impl GpuOps {
     }
 
     /// What the choice of a product's kernel depends on.
-    fn gemm_shape(&self, product: Product, held: Held) -> GemmShape {
+    fn gemm_shape(&self, product: Product, form: MatrixForm) -> GemmShape {
         let Arguments { config, numbers, .. } = &self.args;
         let rows = match product {
             Product::Greedy | Product::Logits => self.shape.logits_rows,
             _ => self.shape.rows,
         };
         self.target
-            .product_shape(config, product, held, numbers.elements, numbers.terms, rows)
+            .product_shape(config, product, form, numbers.elements, numbers.terms, rows)
     }
 
     /// Its kernel.
     fn choose(&self, product: Product, w: &Matrix) -> Result<GemmLaunch> {
-        self.target.gemm(&self.gemm_shape(product, w.held))
+        self.target.gemm(&self.gemm_shape(product, w.form))
     }
 
     /// Queues it with these arguments.
@@ -280,7 +280,7 @@ impl Ops for GpuOps {
         let cost = self.costs().product(Product::Qkv, w, &chosen);
         let launch = chosen.launch;
         let stores = launch.kernel.op == Op::QkvStore;
-        let paired = w.held == Held::Heads;
+        let paired = w.form == MatrixForm::Heads;
         let half = self.args.config.head_dim as i32 / 2;
         let args = GemmArgs {
             bias: bias.values(),
@@ -386,7 +386,7 @@ impl Ops for GpuOps {
         t: &'t mut Buffer,
     ) -> Result<Self::Routed<'x, 't>> {
         let Arguments { config, numbers, .. } = &self.args;
-        let Some(chosen) = self.target.norm_route(config, numbers, w.held, self.shape.rows) else {
+        let Some(chosen) = self.target.norm_route(config, numbers, w.form, self.shape.rows) else {
             return self.norm_then_route(x, norm, w, bias, t);
         };
         let Settled { memory } = x;
@@ -432,7 +432,7 @@ impl Ops for GpuOps {
                 args.picks = routes.picks.values();
             }
             Sending::Outstanding(rows) => {
-                let shape = self.gemm_shape(Product::Mlp1, w.held);
+                let shape = self.gemm_shape(Product::Mlp1, w.form);
                 if let Some(launch) = self.target.sort_mlp1(&shape, self.shape.rows) {
                     args.input = rows.terms;
                     args.in_term = rows.term;
@@ -504,7 +504,7 @@ impl Ops for GpuOps {
     }
 
     fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want, _: &mut ()) -> Result<()> {
-        let product = self.target.unembedding(w.held, plan, want);
+        let product = self.target.unembedding(w.form, plan, want);
         let chosen = self.choose(product, w)?;
         let cost = self.costs().product(product, w, &chosen);
         let args = self.args.unembed(t, w, product == Product::Logits);

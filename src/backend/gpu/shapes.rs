@@ -58,7 +58,7 @@ pub struct StepShape {
 
 /// How a device holds a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum MatrixForm {
     /// MXFP4, packed for the matrix cores.
     Mxfp4,
     /// 16 bits a value, packed for the matrix cores.
@@ -69,7 +69,7 @@ pub enum Held {
     Wire(WeightFormat),
 }
 
-impl Held {
+impl MatrixForm {
     /// The format in which it is packed for the matrix cores; `None` in the wire format.
     pub const fn packed(self) -> Option<PackedFormat> {
         match self {
@@ -139,7 +139,7 @@ pub struct GemmShape {
     /// Which product.
     pub product: Product,
     /// How its weights are held.
-    pub held: Held,
+    pub form: MatrixForm,
     /// Of activations.
     pub elements: Elements,
     /// Terms an activation: 1 in `fast`.
@@ -269,7 +269,7 @@ impl GemmShape {
         };
         Self {
             product,
-            held: if groups > 1 { Held::Mxfp4 } else { Held::W16 },
+            form: if groups > 1 { MatrixForm::Mxfp4 } else { MatrixForm::W16 },
             elements,
             terms,
             rows,

@@ -271,7 +271,7 @@ impl Stage {
     /// Whether a step leaves whole rows of logits on the device.
     pub fn whole_rows(&self, plan: &StepPlan, want: Want) -> bool {
         self.unembedding()
-            .is_some_and(|w| self.context.target.unembedding(w.held, plan, want) == Product::Logits)
+            .is_some_and(|w| self.context.target.unembedding(w.form, plan, want) == Product::Logits)
     }
 
     /// Queues a step's kernels, between two events if steps are timed; whole rows go to `logits`.

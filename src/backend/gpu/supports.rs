@@ -1,7 +1,7 @@
 //! Whether a family's kernels take a model, asked before a device is used.
 
 use super::catalogue::{Elements, Kernel, Op};
-use super::shapes::{AttentionWork, GemmShape, Held, Product};
+use super::shapes::{AttentionWork, GemmShape, MatrixForm, Product};
 use super::target::Target;
 use crate::config::ModelConfig;
 use crate::options::StepLimits;
@@ -49,18 +49,18 @@ impl Target {
                 Product::Greedy | Product::Logits => steps.max_batch,
                 _ => steps.step_tokens,
             };
-            let all_held: &[Held] = match experts {
-                true => &[Held::Mxfp4, Held::W16, Held::Wire(WeightFormat::F32)],
-                false => &[Held::W16, Held::Wire(WeightFormat::F32)],
+            let all_forms: &[MatrixForm] = match experts {
+                true => &[MatrixForm::Mxfp4, MatrixForm::W16, MatrixForm::Wire(WeightFormat::F32)],
+                false => &[MatrixForm::W16, MatrixForm::Wire(WeightFormat::F32)],
             };
-            for &held in all_held {
+            for &form in all_forms {
                 for (elements, terms) in ACTIVATIONS {
                     // What the family does not multiply goes through the plain kernels, as float32 does.
                     let multiplies = |weights| self.multiplies(product, weights, elements, terms, outputs);
-                    if !held.packed().is_none_or(multiplies) {
+                    if !form.packed().is_none_or(multiplies) {
                         continue;
                     }
-                    let shape = self.product_shape(config, product, held, elements, terms, rows);
+                    let shape = self.product_shape(config, product, form, elements, terms, rows);
                     self.gemm(&shape).map_err(|error| error.to_string())?;
                 }
             }
@@ -73,7 +73,7 @@ impl Target {
         &self,
         config: &ModelConfig,
         product: Product,
-        held: Held,
+        form: MatrixForm,
         elements: Elements,
         terms: usize,
         rows: usize,
@@ -86,7 +86,7 @@ impl Target {
         let n = outputs(config, product);
         GemmShape {
             product,
-            held,
+            form,
             elements,
             terms,
             rows,

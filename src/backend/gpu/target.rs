@@ -5,7 +5,7 @@ use super::catalogue::{Elements, Kernel, Op, PackedFormat};
 use super::code_objects;
 use super::driver::Device;
 use super::family::{self, Family};
-use super::shapes::{Held, Numbers, PackedShape, Product};
+use super::shapes::{MatrixForm, Numbers, PackedShape, Product};
 use crate::config::ModelConfig;
 use crate::error::{Error, GpuFault, Result};
 use crate::tensors::TensorId;
@@ -87,12 +87,12 @@ impl Target {
     }
 
     /// How a tensor that comes in this format is held: packed, if the family has kernels for all products of it.
-    pub fn held(&self, tensor: TensorId, format: WeightFormat, config: &ModelConfig, numbers: &Numbers) -> Held {
-        let wire = Held::Wire(format);
+    pub fn form(&self, tensor: TensorId, format: WeightFormat, config: &ModelConfig, numbers: &Numbers) -> MatrixForm {
+        let wire = MatrixForm::Wire(format);
         let packed = match (format, tensor) {
-            (WeightFormat::Mxfp4, _) => Held::Mxfp4,
+            (WeightFormat::Mxfp4, _) => MatrixForm::Mxfp4,
             (WeightFormat::Bf16, TensorId::Qkv { .. }) => self.qkv_held(config, numbers.exact),
-            (WeightFormat::Bf16, _) => Held::W16,
+            (WeightFormat::Bf16, _) => MatrixForm::W16,
             (WeightFormat::F32, _) => return wire,
         };
         let [rows, _] = tensor.shape(config);
@@ -171,11 +171,11 @@ impl Target {
     }
 
     /// How 16-bit weights of queries, keys and values are packed.
-    pub fn qkv_held(&self, config: &ModelConfig, exact: bool) -> Held {
+    pub fn qkv_held(&self, config: &ModelConfig, exact: bool) -> MatrixForm {
         if !exact && self.family.pairs_heads(config.head_dim) {
-            Held::Heads
+            MatrixForm::Heads
         } else {
-            Held::W16
+            MatrixForm::W16
         }
     }
 

@@ -10,7 +10,7 @@ use super::context::Context;
 use super::driver::DevicePtr;
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, PinnedBuffer, to_host};
-use super::shapes::{Held, Numbers};
+use super::shapes::{MatrixForm, Numbers};
 use super::staging::{self, OfLayer, Parcel, Staging};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
@@ -39,7 +39,7 @@ pub struct Matrix {
     /// Its bytes.
     pub bytes: DeviceBuffer,
     /// Their layout.
-    pub held: Held,
+    pub form: MatrixForm,
     /// Matrices.
     pub members: usize,
     /// Rows of each (outputs).
@@ -55,7 +55,7 @@ pub struct Matrix {
 impl Matrix {
     /// Whether it is in the wire format, for the plain kernels.
     pub fn is_wire(&self) -> bool {
-        matches!(self.held, Held::Wire(_))
+        matches!(self.form, MatrixForm::Wire(_))
     }
 
     /// Blocks along K.
@@ -356,8 +356,8 @@ impl Loader<'_> {
             wire.at = self.wire(device);
             out.push(self.arrange(device, wire, ids[0])?);
         }
-        let name = match out.first().map(|m| m.held) {
-            Some(Held::W16 | Held::Heads) if self.elements == Elements::F16 => "F16",
+        let name = match out.first().map(|m| m.form) {
+            Some(MatrixForm::W16 | MatrixForm::Heads) if self.elements == Elements::F16 => "F16",
             _ => wire.format.name(),
         };
         let bytes = out.first().map_or(0, |m| m.bytes.bytes());
@@ -405,9 +405,9 @@ impl Loader<'_> {
     /// Rearranges a tensor from the wire format to the layout that the device's products read.
     fn arrange(&self, device: usize, wire: OnWire, id: TensorId) -> Result<Matrix, Stop> {
         let context = self.shares[device].context;
-        let shape = |bytes, held, row_blocks, scale| Matrix {
+        let shape = |bytes, form, row_blocks, scale| Matrix {
             bytes,
-            held,
+            form,
             members: wire.members,
             rows: wire.rows,
             cols: wire.cols,
@@ -416,8 +416,8 @@ impl Loader<'_> {
         };
         let config = self.config;
         let numbers = Numbers::new(self.elements, self.exact);
-        let held = context.target.held(id, wire.format, config, &numbers);
-        let Some(weights) = held.packed() else {
+        let form = context.target.form(id, wire.format, config, &numbers);
+        let Some(weights) = form.packed() else {
             let bytes = DeviceBuffer::new(&context.driver, wire.bytes())?;
             // SAFETY: both buffers have these bytes; freeing either waits for the copy.
             unsafe {
@@ -425,7 +425,7 @@ impl Loader<'_> {
                     .driver
                     .copy(bytes.at(), wire.at, wire.bytes(), context.stream.handle)
             }?;
-            return Ok(shape(bytes, held, 0, 1.0));
+            return Ok(shape(bytes, form, 0, 1.0));
         };
         let Some(shift) = self.shift(context, wire)? else {
             return Err(Stop::TooWide(id.place().0.name()));
@@ -442,7 +442,7 @@ impl Loader<'_> {
             k_blocks: wire.cols.div_ceil(SLAB) as i32,
             shift,
             format: self.elements.into(),
-            half: if held == Held::Heads {
+            half: if form == MatrixForm::Heads {
                 config.head_dim as i32 / 2
             } else {
                 0
@@ -451,7 +451,7 @@ impl Loader<'_> {
         let launch = context.target.pack(weights, &pack)?;
         // SAFETY: the wire buffer holds all tiles of the tensor, `bytes` is as large as its packed form.
         unsafe { context.launch(launch, &pack) }?;
-        Ok(shape(bytes, held, packed.row_blocks, (-shift as f32).exp2()))
+        Ok(shape(bytes, form, packed.row_blocks, (-shift as f32).exp2()))
     }
 
     /// The power of two that brings a tensor's values into the format's range; `None` if none does.

@@ -107,7 +107,7 @@ fn time(kernel: &Kernel, shape: &GemmShape, multiprocessors: usize) -> usize {
 mod tests {
     use super::*;
     use crate::backend::gpu::catalogue::Elements;
-    use crate::backend::gpu::shapes::Held;
+    use crate::backend::gpu::shapes::MatrixForm;
     use crate::backend::gpu::target::Target;
 
     /// An A100.
@@ -118,11 +118,11 @@ mod tests {
 
     fn launched(product: Product, rows: usize) -> (String, usize) {
         let shape = GemmShape::of_20b(product, rows, Elements::F16, 1, BLOCK_ROWS);
-        let held = match product {
-            Product::Qkv => Held::Heads,
-            _ => shape.held,
+        let form = match product {
+            Product::Qkv => MatrixForm::Heads,
+            _ => shape.form,
         };
-        let launch = TARGET.gemm(&GemmShape { held, ..shape }).unwrap().launch;
+        let launch = TARGET.gemm(&GemmShape { form, ..shape }).unwrap().launch;
         (launch.kernel.name(), launch.blocks)
     }
 

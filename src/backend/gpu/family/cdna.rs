@@ -97,7 +97,7 @@ mod tests {
     use crate::backend::gpu::args::WIRE_ROWS;
     use crate::backend::gpu::catalogue::{Elements, PackedFormat};
     use crate::backend::gpu::launch::Launch;
-    use crate::backend::gpu::shapes::{Held, PackedShape, Product};
+    use crate::backend::gpu::shapes::{MatrixForm, PackedShape, Product};
     use crate::backend::gpu::target::Target;
 
     const TARGET: Target = Target {
@@ -109,7 +109,7 @@ mod tests {
         let shape = GemmShape::of_20b(product, rows, Elements::F16, terms, WIRE_ROWS);
         match (product, terms) {
             (Product::Qkv, 1) => GemmShape {
-                held: Held::Heads,
+                form: MatrixForm::Heads,
                 ..shape
             },
             _ => shape,

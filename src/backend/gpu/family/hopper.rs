@@ -121,7 +121,7 @@ fn fewest_blocks(shape: &GemmShape, multiprocessors: usize) -> usize {
 mod tests {
     use super::*;
     use crate::backend::gpu::catalogue::{Elements, Op, PackedFormat};
-    use crate::backend::gpu::shapes::{Held, Numbers, PackedShape};
+    use crate::backend::gpu::shapes::{MatrixForm, Numbers, PackedShape};
     use crate::backend::gpu::target::Target;
     use crate::config::ModelConfig;
     use crate::options::StepLimits;
@@ -137,7 +137,7 @@ mod tests {
         let shape = GemmShape::of_20b(product, rows, elements, terms, 64);
         match (product, terms) {
             (Product::Qkv, 1) => GemmShape {
-                held: Held::Heads,
+                form: MatrixForm::Heads,
                 ..shape
             },
             _ => shape,
@@ -169,13 +169,16 @@ mod tests {
             ..ModelConfig::preset_20b()
         };
         let (layer, expert) = (0, 0);
-        let held = |tensor, format| TARGET.held(tensor, format, &config, &Numbers::new(Elements::F16, true));
-        let mxfp4 = Held::Wire(WeightFormat::Mxfp4);
-        assert_eq!(held(TensorId::Mlp1 { layer, expert }, WeightFormat::Mxfp4), Held::Mxfp4);
-        assert_eq!(held(TensorId::Mlp2 { layer, expert }, WeightFormat::Mxfp4), mxfp4);
-        let bf16 = Held::Wire(WeightFormat::Bf16);
-        assert_eq!(held(TensorId::Qkv { layer }, WeightFormat::Bf16), Held::W16);
-        assert_eq!(held(TensorId::AttnOut { layer }, WeightFormat::Bf16), bf16);
+        let form = |tensor, format| TARGET.form(tensor, format, &config, &Numbers::new(Elements::F16, true));
+        let mxfp4 = MatrixForm::Wire(WeightFormat::Mxfp4);
+        assert_eq!(
+            form(TensorId::Mlp1 { layer, expert }, WeightFormat::Mxfp4),
+            MatrixForm::Mxfp4
+        );
+        assert_eq!(form(TensorId::Mlp2 { layer, expert }, WeightFormat::Mxfp4), mxfp4);
+        let bf16 = MatrixForm::Wire(WeightFormat::Bf16);
+        assert_eq!(form(TensorId::Qkv { layer }, WeightFormat::Bf16), MatrixForm::W16);
+        assert_eq!(form(TensorId::AttnOut { layer }, WeightFormat::Bf16), bf16);
     }
 
     #[test]

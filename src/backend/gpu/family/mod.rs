@@ -144,7 +144,7 @@ fn block_a_row(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<La
 mod tests {
     use super::*;
     use crate::backend::gpu::catalogue::Elements;
-    use crate::backend::gpu::shapes::Held;
+    use crate::backend::gpu::shapes::MatrixForm;
     use crate::backend::gpu::target::Target;
 
     #[test]
@@ -189,22 +189,25 @@ mod tests {
     /// A block for each row block of each tile that there may be, of the largest tile made for so many rows.
     #[test]
     fn products_have_a_block_for_each_tile() {
-        let launched = |product, rows, held| {
+        let launched = |product, rows, form| {
             let target = Target {
                 family: &Silent,
                 multiprocessors: 1,
             };
             let shape = GemmShape {
-                held,
+                form,
                 ..GemmShape::of_20b(product, rows, Elements::F16, 1, WIRE_ROWS)
             };
             let found = target.gemm(&shape).unwrap();
             (found.launch.kernel.tokens, found.launch.blocks, found.candidates)
         };
-        assert_eq!(launched(Product::AttnOut, 1, Held::W16), (16, 90, 0));
-        assert_eq!(launched(Product::AttnOut, 300, Held::W16), (128, 3 * 90, 0));
-        assert_eq!(launched(Product::Mlp2, 32, Held::Mxfp4), (16, (32 + 128 / 16) * 90, 0));
-        assert_eq!(launched(Product::Greedy, 20, Held::W16), (64, 6284, 6284));
+        assert_eq!(launched(Product::AttnOut, 1, MatrixForm::W16), (16, 90, 0));
+        assert_eq!(launched(Product::AttnOut, 300, MatrixForm::W16), (128, 3 * 90, 0));
+        assert_eq!(
+            launched(Product::Mlp2, 32, MatrixForm::Mxfp4),
+            (16, (32 + 128 / 16) * 90, 0)
+        );
+        assert_eq!(launched(Product::Greedy, 20, MatrixForm::W16), (64, 6284, 6284));
     }
 
     #[test]

@@ -85,7 +85,7 @@ impl Demand<'_> {
             holds => {
                 let format = WeightFormat::expected(holds);
                 let Common { config, numbers, .. } = self.common;
-                match self.target.held(id, format, config, numbers).packed() {
+                match self.target.form(id, format, config, numbers).packed() {
                     Some(weights) => self.target.packed(weights, rows, cols).bytes,
                     None => RowMajor.bytes(format, rows, cols),
                 }

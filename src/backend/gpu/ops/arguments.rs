@@ -10,7 +10,7 @@ use crate::backend::gpu::kv::KvCache;
 use crate::backend::gpu::layout::TypedPtr;
 use crate::backend::gpu::logits::LogitsAt;
 use crate::backend::gpu::memory::{DeviceBuffer, PinnedBuffer};
-use crate::backend::gpu::shapes::{Held, NormWork, Numbers};
+use crate::backend::gpu::shapes::{MatrixForm, NormWork, Numbers};
 use crate::backend::gpu::weights::{Matrix, Vector};
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -144,7 +144,7 @@ impl Arguments {
 
     /// Rows of a table in the wire format.
     pub fn embed(&self, table: &Matrix, x: &Buffer) -> Result<EmbedArgs> {
-        let Held::Wire(format) = table.held else {
+        let MatrixForm::Wire(format) = table.form else {
             return Err(Error::Internal("an embedding that is packed for products".into()));
         };
         Ok(EmbedArgs {
@@ -182,8 +182,8 @@ impl Arguments {
 
     /// A product of rows whose counts lie at `rows`, but for its epilogue's fields.
     pub fn product(&self, w: &Matrix, input: &Buffer, rows: TypedPtr<i32>) -> GemmArgs {
-        let weight_format = match w.held {
-            Held::Wire(format) => Format::from(format) as i16,
+        let weight_format = match w.form {
+            MatrixForm::Wire(format) => Format::from(format) as i16,
             _ => 0,
         };
         GemmArgs {
@@ -268,7 +268,7 @@ impl Arguments {
     /// A router in the wire format.
     pub fn route(&self, w: &Matrix, bias: &Vector, routes: &Routes) -> Result<RouteArgs> {
         let c = &self.config;
-        let Held::Wire(format) = w.held else {
+        let MatrixForm::Wire(format) = w.form else {
             return Err(Error::Internal("a router that is packed for products".into()));
         };
         Ok(RouteArgs {

@@ -52,7 +52,7 @@ fn many(shape: &NormRouteShape, kernels: impl Iterator<Item = &'static Kernel>) 
 mod tests {
     use crate::backend::gpu::catalogue::Elements;
     use crate::backend::gpu::family::hopper::Hopper;
-    use crate::backend::gpu::shapes::{Held, Numbers};
+    use crate::backend::gpu::shapes::{MatrixForm, Numbers};
     use crate::backend::gpu::target::Target;
     use crate::config::ModelConfig;
     use crate::weights::WeightFormat;
@@ -61,9 +61,9 @@ mod tests {
         family: &Hopper,
         multiprocessors: 132,
     };
-    const BF16: Held = Held::Wire(WeightFormat::Bf16);
+    const BF16: MatrixForm = MatrixForm::Wire(WeightFormat::Bf16);
 
-    fn chosen(config: &ModelConfig, exact: bool, router: Held, rows: usize) -> String {
+    fn chosen(config: &ModelConfig, exact: bool, router: MatrixForm, rows: usize) -> String {
         match TARGET.norm_route(config, &Numbers::new(Elements::F16, exact), router, rows) {
             Some(found) => format!("{rows} {} {}", found.launch.kernel.name(), found.launch.blocks),
             None => format!("{rows} none"),
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn exact_routers_have_a_block_a_row() {
         let config = ModelConfig::preset_20b();
-        for (exact, router) in [(true, BF16), (false, Held::Wire(WeightFormat::F32))] {
+        for (exact, router) in [(true, BF16), (false, MatrixForm::Wire(WeightFormat::F32))] {
             let lines = [1, 132, 133].map(|rows| chosen(&config, exact, router, rows));
             assert_eq!(lines, ["1 norm_route 1", "132 norm_route 132", "133 none"]);
         }

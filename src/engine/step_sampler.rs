@@ -6,7 +6,7 @@
 //! device cannot sample many rows, as where most logits are equal, the next steps copy all logits to the host, and only
 //! half of the sequences are in a step, so that the host samples one half while the device computes the other.
 //!
-//! Where an answer follows a grammar that forbids the token, the host samples again (`engine/draws/again.rs`).
+//! Where an answer follows a grammar that forbids the token, the host samples again (`engine/step_sampler/again.rs`).
 
 mod again;
 
@@ -21,7 +21,7 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 
 /// Samples the tokens of one replica's steps.
-pub struct Draws {
+pub struct StepSampler {
     /// Whether the replica's device samples.
     device_draws: bool,
     vocab: usize,
@@ -29,9 +29,9 @@ pub struct Draws {
     drawable: usize,
     /// One per thread: each has scratch memory as long as the vocabulary.
     samplers: Vec<Sampler>,
-    draws: Vec<HostDraw>,
+    rows: Vec<HostRow>,
     tokens: Vec<u32>,
-    /// See [`Drawn::left_to_host`].
+    /// See [`StepTokens::left_to_host`].
     left_to_host: Vec<usize>,
     /// Since the last decision: rows that the device has sampled, and rows that it left to the host.
     drawn_rows: [usize; 2],
@@ -48,7 +48,7 @@ const JUDGED_ROWS: usize = 64;
 const WHOLE_ROWS_STEPS: usize = 32;
 
 /// One row that the host samples.
-struct HostDraw {
+struct HostRow {
     /// The row among the plan's logits rows.
     row: usize,
     /// The row of its logits in the output.
@@ -60,7 +60,7 @@ struct HostDraw {
 }
 
 /// A step's tokens.
-pub struct Drawn<'a> {
+pub struct StepTokens<'a> {
     /// One token for each row of the plan with `sample`, in order; arbitrary for rows that the scheduler discards.
     pub tokens: &'a [u32],
     /// Sequences for which the device holds another token than the one sampled here.
@@ -69,7 +69,7 @@ pub struct Drawn<'a> {
     pub failed: Vec<(usize, Error)>,
 }
 
-impl Draws {
+impl StepSampler {
     /// Samples the first `drawable` of `vocab` tokens with `threads` threads; `device_draws`: whether [the device
     /// samples](crate::replica::Replica::draws).
     pub fn new(vocab: usize, drawable: usize, threads: usize, device_draws: bool) -> Result<Self> {
@@ -79,7 +79,7 @@ impl Draws {
             vocab,
             drawable,
             samplers: memory::collect(samplers, Purpose::Draws)?,
-            draws: Vec::new(),
+            rows: Vec::new(),
             tokens: Vec::new(),
             left_to_host: Vec::new(),
             drawn_rows: [0; 2],
@@ -117,36 +117,40 @@ impl Draws {
     }
 
     /// Samples the tokens of the step collected last; `plan` is its plan.
-    pub fn draw(
+    pub fn sample(
         &mut self,
         pool: &ThreadPool,
         scheduler: &mut Scheduler,
         plan: &StepPlan,
         in_flight: &mut InFlight,
-    ) -> Result<Drawn<'_>> {
+    ) -> Result<StepTokens<'_>> {
         self.check(plan, &in_flight.output)?;
         self.tokens.clear();
         self.left_to_host.clear();
         memory::reserve(&mut self.tokens, plan.logits.len(), Purpose::Draws)?;
-        memory::reserve(&mut self.draws, plan.logits.len(), Purpose::Draws)?;
+        memory::reserve(&mut self.rows, plan.logits.len(), Purpose::Draws)?;
         memory::reserve(&mut self.left_to_host, plan.logits.len(), Purpose::Draws)?;
         self.gather(scheduler, plan, &in_flight.output);
         let fetches = in_flight.output.logits.is_empty();
-        if !self.draws.is_empty() {
+        if !self.rows.is_empty() {
             if fetches {
-                let rows = memory::collect(self.draws.iter().map(|draw| draw.row), Purpose::Draws)?;
+                let rows = memory::collect(self.rows.iter().map(|of_host| of_host.row), Purpose::Draws)?;
                 in_flight.fetch(&rows)?;
                 self.check_rows(rows.len(), &in_flight.output)?;
-                self.draws.iter_mut().enumerate().for_each(|(i, draw)| draw.logits = i);
-                self.left_to_host.extend(self.draws.iter().map(|draw| draw.sequence));
+                self.rows
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, of_host)| of_host.logits = i);
+                self.left_to_host
+                    .extend(self.rows.iter().map(|of_host| of_host.sequence));
             }
-            pool.install(|| self.draw_from_rows(plan, &in_flight.output))?;
-            for draw in &self.draws {
-                self.tokens[draw.place] = draw.token;
+            pool.install(|| self.sample_rows_of_host(plan, &in_flight.output))?;
+            for of_host in &self.rows {
+                self.tokens[of_host.place] = of_host.token;
             }
         }
         let failed = self.sample_again(pool, scheduler, plan, in_flight, fetches)?;
-        Ok(Drawn {
+        Ok(StepTokens {
             tokens: &self.tokens,
             left_to_host: &self.left_to_host,
             failed,
@@ -179,7 +183,7 @@ impl Draws {
 
     /// Takes the tokens that the device has sampled, and lists the rows that the host has to sample.
     fn gather(&mut self, scheduler: &Scheduler, plan: &StepPlan, output: &StepOutput) {
-        self.draws.clear();
+        self.rows.clear();
         let [mut drawn_rows, _] = self.drawn_rows;
         for (row, logits, wanted) in places_of_logits(plan, output, self.vocab) {
             if !wanted.sample {
@@ -195,7 +199,7 @@ impl Draws {
             match (scheduler.drawing(wanted.sequence), drawn) {
                 (None, _) => {}
                 (Some(_), Some(_)) => drawn_rows += 1,
-                (Some(_), None) => self.draws.push(HostDraw {
+                (Some(_), None) => self.rows.push(HostRow {
                     row,
                     logits,
                     place,
@@ -206,7 +210,7 @@ impl Draws {
         }
         // Steps already submitted when all logits were first requested are not counted again.
         if !output.drawn.is_empty() && self.whole_rows == 0 {
-            self.judge([drawn_rows, self.drawn_rows[1] + self.draws.len()]);
+            self.judge([drawn_rows, self.drawn_rows[1] + self.rows.len()]);
         }
     }
 
@@ -223,24 +227,24 @@ impl Draws {
     }
 
     /// Samples in parallel.
-    fn draw_from_rows(&mut self, plan: &StepPlan, output: &StepOutput) -> Result<()> {
-        runs(&mut self.draws, &mut self.samplers).try_for_each(|(draws, sampler)| {
-            let row = |draw: &HostDraw| {
-                let logits = &output.logits[draw.logits * self.vocab..][..self.drawable];
-                let largest = logits.get(output.greedy[draw.row].token as usize);
+    fn sample_rows_of_host(&mut self, plan: &StepPlan, output: &StepOutput) -> Result<()> {
+        runs(&mut self.rows, &mut self.samplers).try_for_each(|(of_host, sampler)| {
+            let row = |of_host: &HostRow| {
+                let logits = &output.logits[of_host.logits * self.vocab..][..self.drawable];
+                let largest = logits.get(output.greedy[of_host.row].token as usize);
                 Row {
                     logits,
                     largest: largest.copied().unwrap_or(f32::NAN),
-                    draw: plan.logits[draw.row].draw,
+                    draw: plan.logits[of_host.row].draw,
                     token: 0,
                 }
             };
-            let mut rows = memory::collect(draws.iter().map(row), Purpose::Draws)?;
+            let mut rows = memory::collect(of_host.iter().map(row), Purpose::Draws)?;
             sampler.sample_rows(&mut rows);
-            draws
+            of_host
                 .iter_mut()
                 .zip(rows)
-                .for_each(|(draw, row)| draw.token = row.token);
+                .for_each(|(of_host, row)| of_host.token = row.token);
             Ok(())
         })
     }
@@ -262,15 +266,15 @@ fn places_of_logits<'a>(
     })
 }
 
-/// Splits the draws evenly among the samplers.
+/// Splits rows evenly among the samplers.
 fn runs<'a, T: Send>(
-    draws: &'a mut [T],
+    rows: &'a mut [T],
     samplers: &'a mut [Sampler],
 ) -> impl IndexedParallelIterator<Item = (&'a mut [T], &'a mut Sampler)> {
-    let run = draws.len().div_ceil(samplers.len()).max(1);
-    draws.par_chunks_mut(run).zip(samplers)
+    let run = rows.len().div_ceil(samplers.len()).max(1);
+    rows.par_chunks_mut(run).zip(samplers)
 }
 
 fn too_few(rows: usize, what: &str, values: usize) -> Error {
-    Error::Internal(format!("a step with {rows} rows to draw from gave {values} {what}"))
+    Error::Internal(format!("a step with {rows} rows to sample gave {values} {what}"))
 }

@@ -1,6 +1,6 @@
 //! Tokens that a grammar forbids are sampled again, from those that it allows.
 
-use super::{Draws, InFlight, places_of_logits, runs};
+use super::{InFlight, StepSampler, places_of_logits, runs};
 use crate::batch::{Draw, StepOutput, StepPlan};
 use crate::error::{Error, Result};
 use crate::grammar::Matcher;
@@ -36,7 +36,7 @@ impl Follower {
     }
 }
 
-impl Draws {
+impl StepSampler {
     /// Replaces the tokens sampled that grammars forbid. Gives the requests whose grammars cannot be followed, and why.
     /// `fetches`: the step came without the logits of its rows.
     pub(super) fn sample_again(
