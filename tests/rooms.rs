@@ -547,6 +547,9 @@ fn names_in(tokens: TokenStream, counts: &mut BTreeMap<String, usize>, public: &
                     let kinds = ["fn", "struct", "enum", "trait", "type", "const", "static"];
                     let kind = (at + 1..at + 5).rfind(|&at| kinds.contains(&word(at).as_str()));
                     public.extend(kind.map(|kind| word(kind + 1)));
+                    // A field, also of `pub(super)`.
+                    let field = (at + 1..at + 3).find(|&at| word(at + 1) == ":" && word(at + 2) != ":");
+                    public.extend(field.map(word));
                 }
             }
             TokenTree::Punct(_) | TokenTree::Literal(_) => {}

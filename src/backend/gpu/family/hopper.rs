@@ -79,7 +79,7 @@ impl Family for Hopper {
     }
 
     fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
-        let kernel = tiles::choose(shape, kernels, multiprocessors).unwrap_or(kernels[0]);
+        let kernel = tiles::choose(shape, kernels, multiprocessors).expect("a tile for any number of rows");
         let blocks = match shape.product {
             Product::AttnOut if kernel.most_rows == TEAM_ROWS => fewest_blocks(shape, multiprocessors),
             _ => multiprocessors,
