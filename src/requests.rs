@@ -35,7 +35,7 @@ impl Steps {
     }
 }
 
-/// The program's requests: for each one bytes with its prompt, and a row of ints for its answer.
+/// The program's requests: for each one the bytes of its prompt, and a row of ints for its answer.
 #[derive(Debug)]
 pub struct Requests<'a> {
     num_reqs: usize,

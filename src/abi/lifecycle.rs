@@ -1,7 +1,7 @@
 //! warm_up, inference and finish on the program's structs: checks the arguments, calls [`crate::engine`], and writes
 //! the results back. The functions that open replicas are parameters, so that tests can pass their own.
 
-use super::registry::{self, Batch, Opened, Original, Restored, Warm, WarmEntry};
+use super::registry::{self, Batch, Opened, Original, Restored, Warm, WarmCell};
 use super::types::{Requests, Sampler, Tokenizer, Transformer};
 use super::vocabulary::Vocabulary;
 use super::{guard, pointer};
@@ -43,16 +43,16 @@ pub type OpenFallback<'a> = &'a (dyn Fn(&dyn Checkpoint, &Options) -> Result<Box
 /// Pointers that are not NULL point to what the structs' fields say; nobody else uses them during the call.
 pub unsafe fn warm_up(transformer: *mut Transformer, tokenizer: *mut Tokenizer, backends: &Backends<'_>) -> Result<()> {
     pointer::check(transformer, "transformer")?;
-    registry::with(transformer, |entry| {
+    registry::with(transformer, |cell| {
         // SAFETY: guaranteed by our caller.
         let tokenizer = unsafe { pointer::borrow(tokenizer, "tokenizer") };
         let tokenizer = tokenizer.inspect_err(|why| {
-            decline_to_warm_up(entry, backends, why);
+            decline_to_warm_up(cell, backends, why);
             // SAFETY: checked above, and guaranteed by our caller.
             registry::note_failure(transformer, unsafe { &*transformer }, why);
         })?;
         // SAFETY: checked above, and guaranteed by our caller.
-        unsafe { ensure_warm(entry, transformer, Some(tokenizer), backends) }.map(drop)
+        unsafe { ensure_warm(cell, transformer, Some(tokenizer), backends) }.map(drop)
     })
 }
 
@@ -86,9 +86,9 @@ pub unsafe fn inference(
         Ok((claim, requests, tokenizer))
     };
     let (_claim, mut requests, tokenizer) = arguments().inspect_err(|why| decline(transformer, backends, why))?;
-    registry::with(transformer, |entry| {
+    registry::with(transformer, |cell| {
         let mut failed_before = None;
-        if entry.is_none() {
+        if cell.is_none() {
             // SAFETY: checked above, and guaranteed by our caller.
             failed_before = registry::failed_before(transformer, unsafe { &*transformer });
             report::line(match failed_before {
@@ -97,7 +97,7 @@ pub unsafe fn inference(
             });
         }
         // SAFETY: checked above, and guaranteed by our caller.
-        let warm = unsafe { ensure_warm(entry, transformer, Some(tokenizer), backends) };
+        let warm = unsafe { ensure_warm(cell, transformer, Some(tokenizer), backends) };
         let warm = warm.map_err(|why| match failed_before {
             Some(with) if with(&why) => Error::Again(why.into()),
             _ => why,
@@ -112,11 +112,11 @@ fn decline(transformer: *const Transformer, backends: &Backends<'_>, why: &Error
     if pointer::check(transformer, "transformer").is_err() {
         return;
     }
-    let told = registry::with(transformer, |entry| {
-        match entry {
+    let told = registry::with(transformer, |cell| {
+        match cell {
             Some(warm) => warm.engine.decline(why),
             // They warm up before it.
-            entry => decline_to_warm_up(entry, backends, why),
+            cell => decline_to_warm_up(cell, backends, why),
         }
         Ok(())
     });
@@ -125,8 +125,8 @@ fn decline(transformer: *const Transformer, backends: &Backends<'_>, why: &Error
 }
 
 /// The same of warming up, where there is no engine yet: with one it has nothing to do.
-fn decline_to_warm_up(entry: &WarmEntry, backends: &Backends<'_>, why: &Error) {
-    if entry.is_none()
+fn decline_to_warm_up(cell: &WarmCell, backends: &Backends<'_>, why: &Error) {
+    if cell.is_none()
         && let Ok(Some(ranks)) = (backends.join)()
     {
         ranks.decline(why);
@@ -148,8 +148,8 @@ pub unsafe fn finish(transformer: *mut Transformer) -> Result<()> {
         return Ok(());
     }
     registry::end_batch(transformer);
-    registry::with(transformer, |entry| {
-        let Some(warm) = entry.take() else {
+    registry::with(transformer, |cell| {
+        let Some(warm) = cell.take() else {
             // SAFETY: as above.
             return registry::check_no_copy(unsafe { &*transformer });
         };
@@ -176,9 +176,9 @@ pub unsafe fn open_batch(
     on_event: Option<OnEventOf>,
     drawable: Option<usize>,
 ) -> Result<Arc<Service>> {
-    registry::with(transformer, |entry| {
+    registry::with(transformer, |cell| {
         // SAFETY: guaranteed by our caller.
-        let warm = unsafe { ensure_warm(entry, transformer, None, backends) }?;
+        let warm = unsafe { ensure_warm(cell, transformer, None, backends) }?;
         let Some(source) = warm.source.clone() else {
             return Err(Error::State("a batch needs a model of getp_model_open".into()));
         };
@@ -219,7 +219,7 @@ fn start_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<Thre
 /// Lets the engine of the transformer at an address serve a batch until it is closed.
 fn serve(at: usize, service: &Service, reopen: Reopen<'_>) {
     let serve = || {
-        registry::with_batch(at, service, |entry| match entry {
+        registry::with_batch(at, service, |cell| match cell {
             Some(warm) => warm.engine.serve_all(service, reopen),
             None => Err(Error::State("the model has been finished".into())),
         })
@@ -241,7 +241,7 @@ fn say_if_changed(restored: Option<Restored>) {
 /// Calls `look` with the engine of a transformer. Fails if it is not warmed up, or a batch is open on it.
 pub fn with_engine<T>(transformer: *const Transformer, look: impl FnOnce(&Engine) -> T) -> Result<T> {
     pointer::check(transformer, "transformer")?;
-    registry::with(transformer, |entry| match entry {
+    registry::with(transformer, |cell| match cell {
         Some(warm) => Ok(look(&warm.engine)),
         None => Err(Error::State(
             "the transformer is not warmed up; call warm_up first".into(),
@@ -251,21 +251,21 @@ pub fn with_engine<T>(transformer: *const Transformer, look: impl FnOnce(&Engine
 
 /// # Safety
 ///
-/// Same requirements as [`warm_up`]; `transformer` is neither NULL nor misaligned, and `entry` is its entry.
+/// Same requirements as [`warm_up`]; `transformer` is neither NULL nor misaligned, and `cell` is its cell.
 unsafe fn ensure_warm<'a>(
-    entry: &'a mut WarmEntry,
+    cell: &'a mut WarmCell,
     transformer: *mut Transformer,
     tokenizer: Option<&Tokenizer>,
     backends: &Backends<'_>,
 ) -> Result<&'a mut Warm> {
     // SAFETY: guaranteed by our caller.
     let current = unsafe { &*transformer };
-    if entry.is_some() && !registry::is_installed(transformer, current) {
+    if cell.is_some() && !registry::is_installed(transformer, current) {
         report::warning("the transformer at this address is not the one warmed up there; dropping that one");
-        *entry = None;
+        *cell = None;
         registry::replaced(transformer);
     }
-    let warm = match entry.take() {
+    let warm = match cell.take() {
         Some(warm) => warm,
         None => {
             // SAFETY: guaranteed by our caller.
@@ -275,7 +275,7 @@ unsafe fn ensure_warm<'a>(
         }
     };
     registry::forget_failure(transformer);
-    Ok(entry.insert(warm))
+    Ok(cell.insert(warm))
 }
 
 /// # Safety

@@ -2,7 +2,7 @@
 //! answer rows that calls are writing to.
 //!
 //! A forked process inherits the registry, but neither the engines' threads nor their devices, and a thread that does
-//! not exist there may hold a entry's lock. So the registry's own lock is held over `fork`, each entry records the
+//! not exist there may hold a cell's lock. So the registry's own lock is held over `fork`, each entry records the
 //! process that made it, and an entry of another process is dropped without freeing its engine.
 
 use super::types::{RunState, Transformer, TransformerWeights};
@@ -35,7 +35,7 @@ pub struct Warm {
 }
 
 /// A transformer's engine; `None` while it is not warmed up.
-pub type WarmEntry = Option<Warm>;
+pub type WarmCell = Option<Warm>;
 
 /// What `getp_model_open` was given.
 #[derive(Clone)]
@@ -61,9 +61,9 @@ struct Installed {
 struct Known {
     /// The process that made the entry.
     process: Process,
-    /// MatrixForm while a call uses the transformer.
-    entry: Arc<Mutex<WarmEntry>>,
-    /// Calls that use the transformer or wait for the entry. The thread of a batch begins when there are none, since
+    /// Held while a call uses the transformer.
+    cell: Arc<Mutex<WarmCell>>,
+    /// Calls that use the transformer or wait for the cell. The thread of a batch begins when there are none, since
     /// they were made before the batch was opened.
     calls: usize,
     /// `Some` if `getp_model_open` made the struct. A struct of the program's own points to its weights itself.
@@ -126,15 +126,15 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
 /// A call has ended, or a batch is closed.
 static CHANGED: Condvar = Condvar::new();
 
-/// Calls `work` with a transformer's entry, which is locked meanwhile: calls on the same transformer wait, calls on
+/// Calls `work` with a transformer's cell, which is locked meanwhile: calls on the same transformer wait, calls on
 /// others do not. Fails if another process has warmed the transformer up, or if a batch is open on it.
-pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut WarmEntry) -> Result<T>) -> Result<T> {
+pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut WarmCell) -> Result<T>) -> Result<T> {
     loop {
         let mut registry = registry();
         let Some(closed) = registry.closed_batch(transformer.addr())? else {
             let call = registry.begin_call(transformer.addr())?;
             drop(registry);
-            return call.with_entry(work);
+            return call.with_cell(work);
         };
         drop(registry);
         drop(closed); // unlocked, since its threads may use the registry
@@ -142,8 +142,8 @@ pub fn with<T>(transformer: *const Transformer, work: impl FnOnce(&mut WarmEntry
 }
 
 /// The same for the thread of an open batch, which waits for the calls that came before the batch. Calls nothing if the
-/// batch is closed before they have ended: then others may be using the entry already.
-pub fn with_batch(at: usize, service: &Service, work: impl FnOnce(&mut WarmEntry) -> Result<()>) -> Result<()> {
+/// batch is closed before they have ended: then others may be using the cell already.
+pub fn with_batch(at: usize, service: &Service, work: impl FnOnce(&mut WarmCell) -> Result<()>) -> Result<()> {
     let mut registry = registry();
     while registry.known.get(&at).is_some_and(|known| known.calls > 0) && !service.is_closed() {
         registry = CHANGED.wait(registry).unwrap_or_else(PoisonError::into_inner);
@@ -153,21 +153,21 @@ pub fn with_batch(at: usize, service: &Service, work: impl FnOnce(&mut WarmEntry
     }
     let call = registry.begin_call(at)?;
     drop(registry);
-    call.with_entry(work)
+    call.with_cell(work)
 }
 
 /// A call that uses a transformer. When it is dropped, also by a panic, the transformer's entry is removed if it is
 /// empty and nobody else uses it.
 struct Call {
     at: usize,
-    entry: Arc<Mutex<WarmEntry>>,
+    cell: Arc<Mutex<WarmCell>>,
 }
 
 impl Call {
-    fn with_entry<T>(self, work: impl FnOnce(&mut WarmEntry) -> Result<T>) -> Result<T> {
-        // Declared after `self`, so that it is dropped, and the entry unlocked, first.
-        let mut entry = lock(&self.entry);
-        work(&mut entry)
+    fn with_cell<T>(self, work: impl FnOnce(&mut WarmCell) -> Result<T>) -> Result<T> {
+        // Declared after `self`, so that it is dropped, and the cell unlocked, first.
+        let mut cell = lock(&self.cell);
+        work(&mut cell)
     }
 }
 
@@ -177,7 +177,7 @@ impl Drop for Call {
         if let Some(known) = registry.known.get_mut(&self.at) {
             known.calls -= 1;
         }
-        registry.forget(self.at, &self.entry);
+        registry.forget(self.at, &self.cell);
         CHANGED.notify_all();
     }
 }
@@ -193,13 +193,13 @@ pub fn set_source(transformer: *const Transformer, source: Option<Opened>) {
     let mut registry = registry();
     let known = registry.known.entry(transformer.addr()).or_insert_with(Known::new);
     let before = mem::replace(&mut known.source, source);
-    let entry = known.entry.clone();
-    registry.forget(transformer.addr(), &entry);
+    let cell = known.cell.clone();
+    registry.forget(transformer.addr(), &cell);
     drop(registry);
     drop(before); // unlocked, since unmapping a checkpoint may take a while
 }
 
-/// Writes a replica's addresses into the program's struct, whose entry the caller has locked.
+/// Writes a replica's addresses into the program's struct, whose cell the caller has locked.
 ///
 /// # Safety
 ///
@@ -217,7 +217,7 @@ pub unsafe fn install(transformer: *mut Transformer, pointers: Pointers, totals:
     });
 }
 
-/// Notes a batch that was opened on a transformer, whose entry the caller has locked. Gives the batch back if another
+/// Notes a batch that was opened on a transformer, whose cell the caller has locked. Gives the batch back if another
 /// one has been opened since the call began.
 pub fn set_batch(transformer: *const Transformer, mut batch: Batch) -> std::result::Result<(), Batch> {
     let mut registry = registry();
@@ -228,7 +228,7 @@ pub fn set_batch(transformer: *const Transformer, mut batch: Batch) -> std::resu
         if !before.service.is_closed() {
             return Err(batch);
         }
-        // They may wait for the entry, so they cannot be waited for here.
+        // They may wait for the cell, so they cannot be waited for here.
         batch.threads.append(&mut before.threads);
     }
     known.batch = Some(batch);
@@ -258,12 +258,12 @@ pub fn end_batch(transformer: *const Transformer) {
 /// The counters of a transformer's engine. Fails if it is not warmed up, or by another process.
 pub fn totals(transformer: *const Transformer) -> Result<Arc<Totals>> {
     let mut registry = registry();
-    let entry = registry.entry(transformer.addr())?;
+    let cell = registry.cell(transformer.addr())?;
     let known = registry.known.get(&transformer.addr());
     let totals = known
         .and_then(|known| known.warm.as_ref())
         .map(|warm| warm.totals.clone());
-    registry.forget(transformer.addr(), &entry);
+    registry.forget(transformer.addr(), &cell);
     totals.ok_or_else(|| Error::State("the transformer is not warmed up; call warm_up first".into()))
 }
 
@@ -338,10 +338,10 @@ pub unsafe fn finish_inherited(transformer: *mut Transformer) -> Option<Restored
         return None;
     }
     known.leave_behind();
-    let entry = known.entry.clone();
+    let cell = known.cell.clone();
     // SAFETY: guaranteed by our caller.
     let restored = unsafe { registry.restore(transformer) };
-    registry.forget(transformer.addr(), &entry);
+    registry.forget(transformer.addr(), &cell);
     restored
 }
 
@@ -432,14 +432,14 @@ impl Registry {
 
     /// Counts a call until the result is dropped.
     fn begin_call(&mut self, at: usize) -> Result<Call> {
-        let entry = self.entry(at)?;
+        let cell = self.cell(at)?;
         if let Some(known) = self.known.get_mut(&at) {
             known.calls += 1;
         }
-        Ok(Call { at, entry })
+        Ok(Call { at, cell })
     }
 
-    fn entry(&mut self, at: usize) -> Result<Arc<Mutex<WarmEntry>>> {
+    fn cell(&mut self, at: usize) -> Result<Arc<Mutex<WarmCell>>> {
         let known = self.known.entry(at).or_insert_with(Known::new);
         if known.process != Process::this() {
             if known.warm.is_some() {
@@ -449,7 +449,7 @@ impl Registry {
             }
             known.leave_behind();
         }
-        Ok(known.entry.clone())
+        Ok(known.cell.clone())
     }
 
     /// # Safety
@@ -481,11 +481,11 @@ impl Registry {
             .for_each(|failed| *failed = None);
     }
 
-    /// Removes a transformer's entry if it is empty and no other call uses it. `entry` is the entry's, not locked.
-    fn forget(&mut self, at: usize, entry: &Arc<Mutex<WarmEntry>>) {
+    /// Removes a transformer's entry if it is empty and no other call uses it. `cell` is the entry's, not locked.
+    fn forget(&mut self, at: usize, cell: &Arc<Mutex<WarmCell>>) {
         // One reference is the map's and one the caller's; more are made only under the registry's lock. Two calls that
         // end at once may each count the other's reference; then an empty entry stays until the next call removes it.
-        let is_used = Arc::strong_count(entry) > 2;
+        let is_used = Arc::strong_count(cell) > 2;
         let is_empty = |known: &Known| known.source.is_none() && known.warm.is_none();
         if !is_used && self.known.get(&at).is_some_and(is_empty) {
             self.known.remove(&at);
@@ -508,7 +508,7 @@ impl Known {
     fn new() -> Self {
         Self {
             process: Process::this(),
-            entry: Arc::default(),
+            cell: Arc::default(),
             calls: 0,
             source: None,
             warm: None,
@@ -516,11 +516,11 @@ impl Known {
         }
     }
 
-    /// Makes an entry inherited over `fork` this process's own, with a new entry.
+    /// Makes an entry inherited over `fork` this process's own, with a new cell.
     fn leave_behind(&mut self) {
-        // The old entry is leaked: the engine's threads do not exist here, so dropping it would wait for ever; its
+        // The old cell is leaked: the engine's threads do not exist here, so dropping it would wait for ever; its
         // devices are another process's; and a thread that does not exist here may hold the lock.
-        mem::forget((mem::take(&mut self.entry), self.batch.take()));
+        mem::forget((mem::take(&mut self.cell), self.batch.take()));
         self.calls = 0;
         self.process = Process::this();
     }

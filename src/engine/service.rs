@@ -55,7 +55,7 @@ pub struct Service {
     usual: usize,
     /// Why no request can be answered any more, once that is so.
     broken: Mutex<Option<Arc<Error>>>,
-    /// MatrixForm while the program is told of an event, by this thread.
+    /// Held while the program is told of an event, by this thread.
     telling: Mutex<()>,
     teller: AtomicU64,
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tools in examples/, by the profile TOOLS_PROFILE: `dev` where the checks run one after the other, which then share
-# one build with every feature.
+# The tools in examples/, by the profile TOOLS_PROFILE: `dev` where many checks run, which then share one build with
+# every feature.
 . "$(dirname "$0")/lib.sh"
 options=(--locked --profile "${TOOLS_PROFILE:?}")
 if [[ $TOOLS_PROFILE == dev ]]; then
