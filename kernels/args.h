@@ -14,33 +14,33 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 81eb6b97f2c025c4) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 527cfcb3c5e792f5) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
 enum : int {
-  KV_PAGE = 64,                 // positions in a page of the KV cache
-  SLAB = 64,                    // K elements in a slab of tiled activations and in a k block of packed weights
-  GROUP_ALIGN = 8,              // an expert's rows start at a multiple of this
-  FLUSHING_TERM_SHIFT = 11,     // TERM_SHIFT of gpu/gpu.h where the matrix cores flush subnormals
-  WIRE_ROWS = 32,               // rows in a tile of the wire format of weights
-  MXFP4_BLOCK = 32,             // MXFP4 values that share a scale
-  MXFP4_SLAB_BYTES = 34,        // bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per
-                                // scale
-  W16_SLAB_BYTES = 128,         // bytes of a row's slab of packed 16-bit weights
-  ATTENTION_UNIT = 128,         // keys in a unit of decode attention
-  ATTENTION_GROUP = 4,          // units of decode attention in a group
-  ATTENTION_SPAN = 16,          // units of decode attention in a span
-  ITEM_PAGES = 32,              // the most pages that the keys of an AttentionItem lie in
-  PARTIAL_FLOATS = 528,         // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
-                                // maximum and a sum of weights
-  UPLOAD_PIECE = 16,            // bytes of a piece: the plan is copied in pieces, and its sections start at multiples
-                                // of it
-  UPLOAD_SECTIONS = 12,         // the most sections of a plan
-  DRAW_TOKENS = 2048,           // the most tokens of a nucleus that draw samples from
-  MOST_TOP = 20,                // the most tokens of a row that score gives
-  POWERS = 32,                  // entries 2^(i / POWERS) of the table that exponentials are computed from
-  MATRIX_PEAK_FLOPS = 4194304,  // see MatrixPeakArgs
+  KV_PAGE = 64,              // positions in a page of the KV cache
+  SLAB = 64,                 // K elements in a slab of tiled activations and in a k block of packed weights
+  GROUP_ALIGN = 8,           // an expert's rows start at a multiple of this
+  FLUSHING_TERM_SHIFT = 11,  // TERM_SHIFT of gpu/gpu.h where the matrix cores flush subnormals
+  WIRE_ROWS = 32,            // rows in a tile of the wire format of weights
+  MXFP4_BLOCK = 32,          // MXFP4 values that share a scale
+  MXFP4_SLAB_BYTES = 34,     // bytes of a row's slab of packed MXFP4 weights: codes, two per byte, and one byte per
+                             // scale
+  W16_SLAB_BYTES = 128,      // bytes of a row's slab of packed 16-bit weights
+  ATTENTION_UNIT = 128,      // keys in a unit of decode attention
+  ATTENTION_GROUP = 4,       // units of decode attention in a group
+  ATTENTION_SPAN = 16,       // units of decode attention in a span
+  ITEM_PAGES = 32,           // the most pages that the keys of an AttentionItem lie in
+  PARTIAL_FLOATS = 528,      // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
+                             // maximum and a sum of weights
+  UPLOAD_PIECE = 16,         // bytes of a piece: the plan is copied in pieces, and its sections start at multiples of
+                             // it
+  UPLOAD_SECTIONS = 12,      // the most sections of a plan
+  DRAW_TOKENS = 2048,        // the most tokens of a nucleus that draw samples from
+  MOST_TOP = 20,             // the most tokens of a row that score gives
+  POWERS = 32,               // entries 2^(i / POWERS) of the table that exponentials are computed from
+  PEAK_FLOPS = 4194304,      // see PeakArgs
 };
 
 // Formats of weights, activations and KV.
@@ -425,9 +425,9 @@ struct PackArgs {
                               // own order
 };
 
-// matrix_peak: MMAs on random 16-bit operands that never leave the multiprocessor, to measure the peak throughput. A
-// block does MATRIX_PEAK_FLOPS * iterations operations.
-struct MatrixPeakArgs {
+// matrix_peak and attention_peak: products of random 16-bit operands that never leave the multiprocessor, to measure
+// the peak throughput. A block does PEAK_FLOPS * iterations operations.
+struct PeakArgs {
   float* out;  // never written, which the compiler does not know
   int iterations;
   int never;   // 0
@@ -523,7 +523,7 @@ SIZE(RangeArgs, 40) AT(RangeArgs, wire, 0) AT(RangeArgs, result, 8) AT(RangeArgs
 SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, members, 16) AT(PackArgs, rows, 20)
   AT(PackArgs, cols, 24) AT(PackArgs, row_blocks, 28) AT(PackArgs, k_blocks, 32) AT(PackArgs, shift, 36)
   AT(PackArgs, format, 40) AT(PackArgs, half, 44)
-SIZE(MatrixPeakArgs, 16) AT(MatrixPeakArgs, out, 0) AT(MatrixPeakArgs, iterations, 8) AT(MatrixPeakArgs, never, 12)
+SIZE(PeakArgs, 16) AT(PeakArgs, out, 0) AT(PeakArgs, iterations, 8) AT(PeakArgs, never, 12)
 SIZE(SortMlp1Args, 296) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 160) AT(SortMlp1Args, most_rows, 288)
   AT(SortMlp1Args, reserved, 292)
 #undef SIZE

@@ -204,6 +204,8 @@ operations! {
     Pack "pack",
     /// Measures the matrix cores' peak throughput, for profiles.
     MatrixPeak "matrix_peak",
+    /// Measures what products and exponentials of prefill attention reach side by side, for profiles.
+    AttentionPeak "attention_peak",
 }
 
 /// Formats of packed weights.

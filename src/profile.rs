@@ -105,6 +105,8 @@ pub struct Roof {
     pub bytes_per_s: f64,
     /// Operations that the matrix units do in a second.
     pub flops_per_s: f64,
+    /// Those beside attention's exponentials; as many where that is not measured.
+    pub attention_flops_per_s: f64,
 }
 
 /// What limits an operation: the memory's bandwidth or the matrix units' rate.
@@ -126,10 +128,14 @@ impl LimitedBy {
 }
 
 impl Roof {
-    /// The least time that the cost takes on this device, as a share of `seconds`, and what limits it.
-    pub fn share(&self, cost: Cost, seconds: f64) -> (f64, LimitedBy) {
+    /// The least time that an operation takes on this device, as a share of `seconds`, and what limits it.
+    pub fn share(&self, operation: Operation, cost: Cost, seconds: f64) -> (f64, LimitedBy) {
         let memory = cost.bytes as f64 / self.bytes_per_s;
-        let matrix = cost.flops as f64 / self.flops_per_s;
+        let flops_per_s = match operation {
+            Operation::Attention => self.attention_flops_per_s,
+            _ => self.flops_per_s,
+        };
+        let matrix = cost.flops as f64 / flops_per_s;
         let (least, limit) = if matrix > memory {
             (matrix, LimitedBy::Matrix)
         } else {
@@ -263,7 +269,7 @@ impl Profile {
                 per_second(t.cost.flops) * unit,
             );
             out += &self.roof.map_or("\n".into(), |roof| {
-                let (share, limit) = roof.share(t.cost, seconds);
+                let (share, limit) = roof.share(operation, t.cost, seconds);
                 format!("{:>6.1}% {}\n", 100.0 * share, limit.name())
             });
         }
@@ -321,20 +327,20 @@ mod tests {
     const ROOF: Roof = Roof {
         bytes_per_s: 4e12,
         flops_per_s: 8e14,
+        attention_flops_per_s: 6e14,
     };
 
     #[test]
     fn an_operation_is_limited_by_what_takes_longer() {
-        let cost = |bytes, flops| Cost { bytes, flops };
+        let share = |operation, bytes, flops, seconds| ROOF.share(operation, Cost { bytes, flops }, seconds);
+        let (mlp1, attention) = (Operation::Mlp1, Operation::Attention);
+        assert_eq!(share(mlp1, 4_000_000, 400_000_000, 4e-6), (0.25, LimitedBy::Memory));
+        assert_eq!(share(mlp1, 4_000_000, 1_600_000_000, 4e-6), (0.5, LimitedBy::Matrix));
         assert_eq!(
-            ROOF.share(cost(4_000_000, 400_000_000), 4e-6),
-            (0.25, LimitedBy::Memory)
-        );
-        assert_eq!(
-            ROOF.share(cost(4_000_000, 1_600_000_000), 4e-6),
+            share(attention, 4_000_000, 1_200_000_000, 4e-6),
             (0.5, LimitedBy::Matrix)
         );
-        assert_eq!(ROOF.share(cost(4, 8), 0.0).0, 0.0);
+        assert_eq!(share(mlp1, 4, 8, 0.0).0, 0.0);
     }
 
     #[test]

@@ -126,6 +126,7 @@ fn what_is_on_no_ladder_is_known() {
         Op::Range,
         Op::Pack,
         Op::MatrixPeak,
+        Op::AttentionPeak,
     ];
     for kernel in TABLES.iter().flat_map(|family| family.kernels) {
         let on_one = Work::ALL.iter().any(|operation| operation.ops().contains(&kernel.op));

@@ -18,7 +18,7 @@ use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open::context_as;
 use getp::batch::Want;
 use getp::options::{Options, Precision};
-use getp::profile::{OperationTotal, Roof};
+use getp::profile::{Operation, OperationTotal, Roof};
 use look::{Measured, Subject};
 use operation::{Setup, Work, is_plain};
 use std::time::Duration;
@@ -254,7 +254,10 @@ impl Ladder {
                         plain = Some(seconds);
                     }
                     let times = plain.map(|plain| plain / seconds);
-                    println!("{name:<38}{part:>8.2}{}", figures(&own, roof, beside, times));
+                    println!(
+                        "{name:<38}{part:>8.2}{}",
+                        figures(self.operation.timed(), &own, roof, beside, times)
+                    );
                 }
             }
         }
@@ -288,10 +291,16 @@ fn beside(measured: &Measured, operation: Work) -> Duration {
 }
 
 /// The columns behind a kernel's check.
-fn figures(own: &OperationTotal, roof: Option<Roof>, beside: Duration, times: Option<f64>) -> String {
+fn figures(
+    operation: Operation,
+    own: &OperationTotal,
+    roof: Option<Roof>,
+    beside: Duration,
+    times: Option<f64>,
+) -> String {
     let us = own.time.as_secs_f64() * 1e6;
     let [time, bytes, flops] = FIGURES.map(|(_, figure)| figure(own, us));
-    let limit = roof.map_or("-".into(), |roof| share(own, roof));
+    let limit = roof.map_or("-".into(), |roof| share(operation, own, roof));
     let beside = match beside.as_secs_f64() * 1e6 {
         0.0 => "-".into(),
         us => format!("{us:.1}"),

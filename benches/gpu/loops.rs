@@ -4,12 +4,13 @@
 //! half a second it still draws more than that.)
 //!
 //! From these rates follows what whole workloads could reach: products at their loops' rate with experts chosen evenly,
-//! keys, values and the other kernels' rows at the rate at which a loop of few tokens reads its weights, a launch for
-//! each kernel, one after the other, and the requests' prompts at the rate of a large step. With `--precision exact`
+//! attention to prompts at the rate at which its products and exponentials run side by side, keys, values and the other
+//! kernels' rows at the rate at which a loop of few tokens reads its weights, a launch for each kernel, one after the
+//! other, and the requests' prompts at the rate of a large step. With `--precision exact`
 //! all that is `exact`'s: its loops multiply each term, and keys, values and outputs of experts are float32.
 
 use super::Args;
-use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, MatrixPeakArgs, SLAB, W16_SLAB_BYTES};
+use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, PEAK_FLOPS, PeakArgs, SLAB, W16_SLAB_BYTES};
 use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::layout::TypedPtr;
@@ -31,8 +32,9 @@ const WARM_UP: Duration = Duration::from_millis(1600);
 const TIMED: Duration = Duration::from_millis(400);
 /// Rows of a step of prompts.
 const PROMPT_ROWS: usize = 8192;
-/// Operations a second of prompts' attention; of `exact` those of the float64 matrix cores by the data sheet.
-const ATTENTION_FLOPS: f64 = 450e12;
+/// Of the kernel that measures attention's peak: some milliseconds.
+const PEAK_ITERATIONS: i32 = 4000;
+/// Operations a second of `exact`'s attention to prompts: those of the float64 matrix cores by the data sheet.
 const EXACT_ATTENTION_FLOPS: f64 = 67e12;
 
 pub fn run(args: &Args) -> anyhow::Result<()> {
@@ -96,9 +98,10 @@ const fn step(rows: usize, keys: f64, launches: f64, prompts: f64) -> Step {
     }
 }
 
-/// The least that memory and launches take.
+/// What memory, prompts' attention and launches allow.
 struct Floor {
     bytes_per_s: f64,
+    attention_flops_per_s: f64,
     launch_s: f64,
 }
 
@@ -125,11 +128,13 @@ impl Loops<'_> {
         let bytes_per_s = 64.0 * W16_SLAB_BYTES as f64 / self.rate(Product::Greedy, 1)?.seconds;
         let floor = Floor {
             bytes_per_s,
+            attention_flops_per_s: self.attention()?,
             launch_s: self.launch()?,
         };
         println!(
-            "reads {:.2} TB/s, a launch {:.2} us; us a layer:",
+            "reads {:.2} TB/s, attention to prompts {:.0} TFLOP/s, a launch {:.2} us; us a layer:",
             floor.bytes_per_s * 1e-12,
+            floor.attention_flops_per_s * 1e-12,
             floor.launch_s * 1e6
         );
         let rows = STEPS
@@ -159,12 +164,9 @@ impl Loops<'_> {
         let [qkv, attn_out, mlp1, mlp2, unembedding] = products;
         // Every other layer has a window.
         let keys = (step.keys + step.keys.min(c.sliding_window as f64)) / 2.0;
-        let (key_bytes, attention_flops) = match self.numbers.exact {
-            true => (8.0, EXACT_ATTENTION_FLOPS),
-            false => (4.0, ATTENTION_FLOPS),
-        };
+        let key_bytes = if self.numbers.exact { 8.0 } else { 4.0 };
         let attention = if prompts {
-            rows * keys * 4.0 * c.q_dim() as f64 / attention_flops
+            rows * keys * 4.0 * c.q_dim() as f64 / floor.attention_flops_per_s
         } else {
             rows * keys * key_bytes * (c.n_kv_heads * c.head_dim) as f64 / floor.bytes_per_s
         };
@@ -350,13 +352,31 @@ impl Loops<'_> {
         Ok([short, run(many)?])
     }
 
+    /// Operations a second of attention to prompts.
+    fn attention(&self) -> anyhow::Result<f64> {
+        if self.numbers.exact {
+            return Ok(EXACT_ATTENTION_FLOPS);
+        }
+        let launch = self.context.target.attention_peak();
+        let launch = launch.ok_or_else(|| anyhow::anyhow!("no kernel measures attention's peak"))?;
+        let never = DeviceBuffer::<u8>::zeroed(&self.context.stream, 1)?;
+        let args = PeakArgs {
+            out: TypedPtr::new(never.at()),
+            iterations: PEAK_ITERATIONS,
+            never: 0,
+        };
+        // SAFETY: the kernel writes nothing.
+        let [_, long] = self.time(|| Ok(unsafe { self.context.launch(launch, &args) }?))?;
+        Ok(launch.blocks as f64 * f64::from(PEAK_ITERATIONS) * PEAK_FLOPS as f64 / long)
+    }
+
     /// Seconds that a kernel that does nothing adds to a graph.
     fn launch(&self) -> anyhow::Result<f64> {
         let context = self.context;
         let kernel = context.target.matrix_peak();
         let kernel = kernel.ok_or_else(|| anyhow::anyhow!("no kernel measures the matrix cores' peak"))?;
         let never = DeviceBuffer::<u8>::zeroed(&context.stream, 1)?;
-        let args = MatrixPeakArgs {
+        let args = PeakArgs {
             out: TypedPtr::new(never.at()),
             iterations: 0,
             never: 0,

@@ -5,7 +5,7 @@ use super::plans::{decoding, drawing};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::{Draw, RowScore, StepOutput, StepPlan, Want};
 use getp::options::Options;
-use getp::profile::{Cost, LimitedBy, OPERATIONS, OperationTotal, Roof, Spread};
+use getp::profile::{Cost, LimitedBy, OPERATIONS, Operation, OperationTotal, Roof, Spread};
 use getp::replica::Replica;
 use std::time::Instant;
 
@@ -188,8 +188,8 @@ pub const FIGURES: [(&str, Figure); 3] = [
 
 /// Percents of the limit that an operation's calls reached. Only the matrix units are marked, since memory is the limit
 /// of most operations.
-pub fn share(total: &OperationTotal, roof: Roof) -> String {
-    let (share, limit) = roof.share(total.cost, total.time.as_secs_f64());
+pub fn share(operation: Operation, total: &OperationTotal, roof: Roof) -> String {
+    let (share, limit) = roof.share(operation, total.cost, total.time.as_secs_f64());
     let mark = if limit == LimitedBy::Matrix { "x" } else { " " };
     format!("{:.0}{mark}", 100.0 * share)
 }
@@ -199,7 +199,7 @@ pub fn share(total: &OperationTotal, roof: Roof) -> String {
 fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Option<Roof>) {
     for (name, figure) in FIGURES {
         head(name, rows);
-        by_operation(operations, |total| {
+        by_operation(operations, |_, total| {
             format!("{:.1}", figure(total, total.time.as_secs_f64() * 1e6))
         });
         if name == "us" {
@@ -210,7 +210,7 @@ fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Op
     }
     let Some(roof) = roof else { return };
     head("% of the limit", rows);
-    by_operation(operations, |total| share(total, roof));
+    by_operation(operations, |operation, total| share(operation, total, roof));
     line("busiest expert", operations.iter().map(|s| format!("{:.1}", s.busiest)));
     println!("{}; the busiest expert's rows are times the mean's", limits(roof));
 }
@@ -218,9 +218,10 @@ fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Op
 /// What shares are of.
 pub fn limits(roof: Roof) -> String {
     format!(
-        "limits: memory {:.0} GB/s, or (x) matrix units {:.0} TFLOP/s",
+        "limits: memory {:.0} GB/s, or (x) matrix units {:.0} TFLOP/s, beside attention's exponentials {:.0}",
         roof.bytes_per_s * 1e-9,
-        roof.flops_per_s * 1e-12
+        roof.flops_per_s * 1e-12,
+        roof.attention_flops_per_s * 1e-12
     )
 }
 
@@ -230,14 +231,20 @@ fn head(name: &str, rows: &[usize]) {
 }
 
 /// A line for each operation that ran, with a dash for batch sizes at which it was fused into another operation.
-fn by_operation(operations: &[OperationTimes], cell: impl Fn(&OperationTotal) -> String) {
+fn by_operation(operations: &[OperationTimes], cell: impl Fn(Operation, &OperationTotal) -> String) {
     for (i, operation) in OPERATIONS.iter().enumerate() {
         let totals = || operations.iter().map(|s| &s.totals[i]);
         if totals().any(|total| total.calls > 0) {
             let dash = || String::from("-");
             line(
                 operation.name(),
-                totals().map(|total| if total.calls > 0 { cell(total) } else { dash() }),
+                totals().map(|total| {
+                    if total.calls > 0 {
+                        cell(*operation, total)
+                    } else {
+                        dash()
+                    }
+                }),
             );
         }
     }

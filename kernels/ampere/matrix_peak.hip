@@ -8,10 +8,10 @@ enum : int {
   THREADS = MATRIX_PEAK_THREADS,
   UNITS = 2,
   COLUMNS = 8,                                             // of eight each
-  STEPS = MATRIX_PEAK_FLOPS / (THREADS / WAVE * UNITS * COLUMNS * 2 * 16 * 8 * 16),
+  STEPS = PEAK_FLOPS / (THREADS / WAVE * UNITS * COLUMNS * 2 * 16 * 8 * 16),
 };
 
-KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 2, 1) {
+KERNEL(matrix_peak, PeakArgs, THREADS, 2, 1) {
   after_predecessor();
   u32 seed = TID * 2654435761u + 12345u;
   // FP16 numbers between 1 and 2 of either sign: random data draws the power that real data does.

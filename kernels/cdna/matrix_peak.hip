@@ -10,10 +10,10 @@ enum : int {
   CHAINS = 8,
   OPERANDS = 2 / PIECE_MFMAS,            // each four K of a lane
   MFMA_FLOPS = 2 * 16 * 16 * 16 * OPERANDS,
-  STEPS = MATRIX_PEAK_FLOPS / (4 * CHAINS * MFMA_FLOPS),
+  STEPS = PEAK_FLOPS / (4 * CHAINS * MFMA_FLOPS),
 };
 
-KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 1, 1) {
+KERNEL(matrix_peak, PeakArgs, THREADS, 1, 1) {
   after_predecessor();
   u32 seed = TID * 2654435761u + 12345u;
   // FP16 numbers between 1 and 2 of either sign: random data draws the power that real data does.

@@ -78,7 +78,7 @@ const NORM_FROM_ROWS: usize = 512;
 /// Up to so many rows norm and router have a cluster of blocks for a row.
 const FEW_ROWS: usize = 64;
 
-const WRITTEN: [Kernel; 20] = [
+const WRITTEN: [Kernel; 21] = [
     Kernel::written(Op::Norm, "hopper/norm_rows.hip", 4 * WARP)
         .variant("rows")
         .least_rows(NORM_FROM_ROWS)
@@ -110,6 +110,7 @@ const WRITTEN: [Kernel; 20] = [
     pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
+    Kernel::written(Op::AttentionPeak, "hopper/attention_peak.hip", 4 * WARPGROUP).limits(HEADS),
 ];
 
 /// Norm and router of many rows by clusters of four blocks that have `rows` together, each a quarter of K of them.

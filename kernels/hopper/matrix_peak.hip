@@ -10,10 +10,10 @@ enum : int {
   ROWS = 64,
   COLUMNS = 256,
   SLAB_STEPS = 4,
-  STEPS = MATRIX_PEAK_FLOPS / (2 * ROWS * COLUMNS * 16),
+  STEPS = PEAK_FLOPS / (2 * ROWS * COLUMNS * 16),
 };
 
-KERNEL(matrix_peak, MatrixPeakArgs, THREADS, 2, 1) {
+KERNEL(matrix_peak, PeakArgs, THREADS, 2, 1) {
   after_predecessor();
   __shared__ __align__(1024) u32 operands[(ROWS + COLUMNS) * SLAB / 2];
   u32 seed = TID * 2654435761u + 12345u;

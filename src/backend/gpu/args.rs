@@ -66,8 +66,8 @@ shared! {
         MOST_TOP: usize = batch::MOST_TOP;
         /// entries 2^(i / POWERS) of the table that exponentials are computed from
         POWERS: usize = sampler::EXPONENTIAL_POWERS;
-        /// see MatrixPeakArgs
-        MATRIX_PEAK_FLOPS: usize = 1 << 22;
+        /// see PeakArgs
+        PEAK_FLOPS: usize = 1 << 22;
     }
 
     /// Formats of weights, activations and KV.
@@ -585,10 +585,10 @@ shared! {
             half: i32,
         }
 
-        /// matrix_peak: MMAs on random 16-bit operands that never leave the multiprocessor, to measure the peak
-        /// throughput. A block does MATRIX_PEAK_FLOPS * iterations operations.
+        /// matrix_peak and attention_peak: products of random 16-bit operands that never leave the multiprocessor, to
+        /// measure the peak throughput. A block does PEAK_FLOPS * iterations operations.
         #[derive(Pod, Zeroable)]
-        MatrixPeakArgs {
+        PeakArgs {
             /// never written, which the compiler does not know
             out: *mut f32,
             iterations: i32,

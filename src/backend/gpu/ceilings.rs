@@ -1,6 +1,6 @@
 //! What the device can do at most, measured: profiles give shares of it.
 
-use super::args::{MATRIX_PEAK_FLOPS, MatrixPeakArgs};
+use super::args::{PEAK_FLOPS, PeakArgs};
 use super::context::Context;
 use super::driver::DevicePtr;
 use super::launch::Launch;
@@ -18,6 +18,8 @@ pub struct Ceilings {
     pub upload_bytes_per_s: f64,
     /// FP16 products on the matrix cores, operations per second, if the family has a kernel that measures it.
     pub matrix_flops_per_s: Option<f64>,
+    /// Prefill attention's products in FP16 beside its exponentials, operations per second, likewise.
+    pub attention_flops_per_s: Option<f64>,
 }
 
 /// Copied at most: several times any cache.
@@ -49,25 +51,25 @@ impl Ceilings {
                 .driver
                 .copy_to_device(to.at(), pinned.host(), pinned_bytes, stream)
         })?;
-        let launch = context.target.matrix_peak();
-        let peak = launch.map(|launch| Self::matrix_peak(context, launch, to.at()));
+        let peak = |launch: Option<Launch>| launch.map(|launch| Self::peak(context, launch, to.at())).transpose();
         Ok(Self {
             copy_bytes_per_s: 2.0 * bytes as f64 / copy_s,
             upload_bytes_per_s: pinned_bytes as f64 / upload_s,
-            matrix_flops_per_s: peak.transpose()?,
+            matrix_flops_per_s: peak(context.target.matrix_peak())?,
+            attention_flops_per_s: peak(context.target.attention_peak())?,
         })
     }
 
     /// By a kernel that may write to `out`, and does not.
-    fn matrix_peak(context: &Context, launch: Launch, out: DevicePtr) -> Result<f64> {
-        let args = MatrixPeakArgs {
+    fn peak(context: &Context, launch: Launch, out: DevicePtr) -> Result<f64> {
+        let args = PeakArgs {
             out: TypedPtr::new(out),
             iterations: PEAK_ITERATIONS,
             never: 0,
         };
         // SAFETY: the kernel writes nothing.
         let peak_s = fastest(context, || unsafe { context.launch(launch, &args) })?;
-        let flops = launch.blocks as f64 * f64::from(PEAK_ITERATIONS) * MATRIX_PEAK_FLOPS as f64;
+        let flops = launch.blocks as f64 * f64::from(PEAK_ITERATIONS) * PEAK_FLOPS as f64;
         Ok(flops / peak_s)
     }
 }
@@ -94,9 +96,15 @@ impl fmt::Display for Ceilings {
             self.copy_bytes_per_s * 1e-9,
             self.upload_bytes_per_s * 1e-9,
         )?;
-        match self.matrix_flops_per_s {
-            Some(flops) => write!(f, ", matrix products {:.0} TFLOP/s", flops * 1e-12),
-            None => Ok(()),
+        let peaks = [
+            ("matrix products", self.matrix_flops_per_s),
+            ("beside attention's exponentials", self.attention_flops_per_s),
+        ];
+        for (name, flops) in peaks {
+            if let Some(flops) = flops {
+                write!(f, ", {name} {:.0} TFLOP/s", flops * 1e-12)?;
+            }
         }
+        Ok(())
     }
 }

@@ -304,6 +304,12 @@ impl Target {
         Some(Launch::new(kernel, 2 * self.multiprocessors))
     }
 
+    /// The peak of prefill attention in `fast`, if the family has a kernel that measures it.
+    pub fn attention_peak(&self) -> Option<Launch> {
+        let kernel = self.kernels(Op::AttentionPeak, None).next()?;
+        Some(Launch::new(kernel, self.multiprocessors))
+    }
+
     /// The kernels of an operation that take the model.
     fn of_model(&self, op: Op, config: &ModelConfig) -> impl Iterator<Item = &'static Kernel> {
         self.kernels(op, None).filter(|kernel| kernel.takes(config).is_ok())

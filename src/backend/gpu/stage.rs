@@ -72,7 +72,11 @@ impl LoadedStage {
     /// Makes room for a step's activations beside the weights.
     pub fn new(context: Arc<Context>, weights: GpuWeights, common: &Common, profile: bool) -> Result<Self> {
         // Before anything takes what memory there is.
-        let roof = if profile { roof(&context)? } else { None };
+        let roof = if profile {
+            roof(&context, common.numbers.exact)?
+        } else {
+            None
+        };
         Ok(Self {
             activations: activations(&context, common)?,
             context,
@@ -398,7 +402,7 @@ pub fn numbers(options: &Options, elements: Elements) -> Numbers {
 const MAX_POSITIONS: usize = 131_072;
 
 /// The device's peak rates, if its family has a kernel that measures them. An emulated device has none.
-fn roof(context: &Context) -> Result<Option<Roof>> {
+fn roof(context: &Context, exact: bool) -> Result<Option<Roof>> {
     if context.driver.device().runtime == "simt" {
         return Ok(None);
     }
@@ -406,6 +410,7 @@ fn roof(context: &Context) -> Result<Option<Roof>> {
     Ok(ceilings.matrix_flops_per_s.map(|flops_per_s| Roof {
         bytes_per_s: ceilings.copy_bytes_per_s,
         flops_per_s,
+        attention_flops_per_s: ceilings.attention_flops_per_s.filter(|_| !exact).unwrap_or(flops_per_s),
     }))
 }
 
