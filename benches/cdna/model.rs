@@ -2,7 +2,7 @@
 
 use crate::card::Card;
 use crate::layer;
-use crate::shares::{CHUNK_RUNS, Shares};
+use crate::shares::{SLAB_RUNS, Shares};
 use crate::units::{SIMDS, WAVE, last_end};
 use getp::backend::gpu::args::PrefillTile;
 use getp::backend::gpu::attention_plan::plan_prefill;
@@ -77,7 +77,7 @@ impl Model<'_> {
         };
         let columns = layer::columns(self.config, product);
         // Of 16 tokens and a wave's 32 weight rows.
-        let step = self.runs(columns.div_ceil(64) * CHUNK_RUNS);
+        let step = self.runs(columns.div_ceil(64) * SLAB_RUNS);
         let mut blocks = Vec::new();
         for &rows in counts.iter().filter(|&&rows| rows > 0) {
             let (steps, tiles) = (rows.div_ceil(TOKENS), tiles(rows));

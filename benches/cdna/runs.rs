@@ -177,7 +177,7 @@ impl<'a> Run<'a> {
             };
             self.now = end;
             let sampled = plan.logits.iter().map(|row| {
-                let Some(request) = self.scheduler.drawing(row.sequence) else {
+                let Some(request) = self.scheduler.drawing(row.slot) else {
                     return TOKEN; // its answer has ended
                 };
                 step.tokens += 1;
@@ -228,7 +228,7 @@ impl<'a> Run<'a> {
             self.free[device] = at;
         }
         for row in &plan.logits {
-            self.found[row.sequence] = at;
+            self.found[row.slot] = at;
         }
         at
     }

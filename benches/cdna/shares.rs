@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 /// Runs of 16 columns, for 16 rows and 16 tokens each, in 64 columns of 32 rows and 16 tokens. An MFMA multiplies one
 /// or two of them.
-pub const CHUNK_RUNS: usize = 8;
+pub const SLAB_RUNS: usize = 8;
 
 /// The share of the matrix cores' peak in the kernels' inner loops. llvm-mca is run when a share is first needed.
 pub struct Shares {
@@ -35,10 +35,10 @@ impl Inner {
     fn new(kernel: &str, found: &Loop) -> Self {
         let runs = found.way.iter().map(|i| i.k_runs()).sum();
         let text: Vec<_> = found.way.iter().map(|i| slot(&i.text)).collect();
-        // The loop of a tiled kernel has three chunks of 64 columns. Kernels named n16 compute 16 tokens.
+        // The loop of a tiled kernel has three slabs of 64 columns. Kernels named n16 compute 16 tokens.
         let stream = kernel.ends_with("_n16");
         Self {
-            steps: if stream { 1 } else { runs / (3 * CHUNK_RUNS) },
+            steps: if stream { 1 } else { runs / (3 * SLAB_RUNS) },
             runs,
             text: text.join("\n") + "\n",
         }

@@ -3,11 +3,11 @@
 //
 // Work    A block does an item: a tile of at most 16 query rows (PrefillTile in args.h) for one kv head, 128 rows of
 //         scores. Item i is tile i / kv_heads and kv head i % kv_heads. Each of four warps has four query rows, in two
-//         units of 16 rows of scores: row 8 q + h of a unit is head h of its query q.
+//         strips of 16 rows of scores: row 8 q + h of a strip is head h of its query q.
 // Copies  K and V come in tiles of one page, by cp.async, into a ring buffer that all warps read. A warp skips tiles
 //         that none of its rows sees.
 // MMA     S = Q K^T with queries in registers, then O += P V: accumulators of S have the layout of the next product's A
-//         fragment, and ldmatrix transposes V. Both units share each load of keys and values.
+//         fragment, and ldmatrix transposes V. Both strips share each load of keys and values.
 // Softmax Online, over tiles of absolute positions. Each row has its own maximum, over visible keys only. An invisible
 //         key weighs exactly 0, and a tile without visible keys changes neither maximum nor sums. So a row's bits
 //         depend on its position and its keys alone, not on its tile or the batch.
@@ -18,8 +18,8 @@
 
 enum : int {
   THREADS = ATTENTION_PREFILL_THREADS,
-  UNITS = 2,                             // of a warp
-  WARP_ROWS = 2 * UNITS,                 // query rows
+  STRIPS = 2,                            // of a warp
+  WARP_ROWS = 2 * STRIPS,                // query rows
   STAGES = ATTENTION_PREFILL_SHARED_BYTES / TILE_BYTES,
 };
 static_assert(THREADS / WAVE * WARP_ROWS == ATTENTION_PREFILL_PER_BLOCK, "each warp has its rows");
@@ -34,7 +34,7 @@ DEV void copy_tile(u32 to, const u8* from, int first, int last) {
   }
 }
 
-// The A fragments of a unit's queries: of lane 4 g + q, head g of queries `query` and the next.
+// The A fragments of a strip's queries: of lane 4 g + q, head g of queries `query` and the next.
 struct Queries { u32 v[STEPS][4]; };
 DEV Queries load_queries(const AttentionArgs& a, const Item& item, int query) {
   Queries q;
@@ -46,27 +46,27 @@ DEV Queries load_queries(const AttentionArgs& a, const Item& item, int query) {
   return q;
 }
 
-template <int FORMAT> DEV void multiply_keys(float (&s)[UNITS][32], const Queries (&q)[UNITS], u32 keys) {
+template <int FORMAT> DEV void multiply_keys(float (&s)[STRIPS][32], const Queries (&q)[STRIPS], u32 keys) {
   const u32 at = keys + (LANE % 8 + LANE / 16 * 8) * ROW_BYTES + (LANE / 8 % 2 ^ LANE % 8) * 16;
-  UNROLL for (int u = 0; u < UNITS; u++) UNROLL for (int i = 0; i < 32; i++) s[u][i] = 0;
+  UNROLL for (int u = 0; u < STRIPS; u++) UNROLL for (int i = 0; i < 32; i++) s[u][i] = 0;
   UNROLL for (int step = 0; step < STEPS; step++)
     UNROLL for (int j = 0; j < KV_PAGE / 16; j++) {
       u32 k[4];
       load_matrices(k, (at ^ step * 32) + j * 16 * ROW_BYTES);
-      UNROLL for (int u = 0; u < UNITS; u++) {
+      UNROLL for (int u = 0; u < STRIPS; u++) {
         mma<FORMAT>(s[u] + 8 * j, q[u].v[step], k[0], k[1]);
         mma<FORMAT>(s[u] + 8 * j + 4, q[u].v[step], k[2], k[3]);
       }
     }
 }
 
-template <int FORMAT> DEV void multiply_values(Rows (&r)[UNITS], const u32 (&p)[UNITS][STEPS][4], u32 values) {
+template <int FORMAT> DEV void multiply_values(Rows (&r)[STRIPS], const u32 (&p)[STRIPS][STEPS][4], u32 values) {
   const u32 at = values + (LANE % 8 + LANE / 8 % 2 * 8) * ROW_BYTES + (LANE / 16 ^ LANE % 8) * 16;
   UNROLL for (int step = 0; step < STEPS; step++)
     UNROLL for (int j = 0; j < HEAD_DIM / 16; j++) {
       u32 v[4];
       load_transposed(v, (at ^ j * 32) + step * 16 * ROW_BYTES);
-      UNROLL for (int u = 0; u < UNITS; u++) {
+      UNROLL for (int u = 0; u < STRIPS; u++) {
         mma<FORMAT>(r[u].o + 8 * j, p[u][step], v[0], v[1]);
         mma<FORMAT>(r[u].o + 8 * j + 4, p[u][step], v[2], v[3]);
       }
@@ -96,9 +96,9 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a) {
   UNROLL for (int i = 0; i < STAGES - 1; i++) copy(begin + i);
 
   const int first_query = TID / WAVE * WARP_ROWS;
-  Queries q[UNITS];
-  Rows r[UNITS] = {};
-  UNROLL for (int u = 0; u < UNITS; u++) {
+  Queries q[STRIPS];
+  Rows r[STRIPS] = {};
+  UNROLL for (int u = 0; u < STRIPS; u++) {
     q[u] = load_queries(a, item, first_query + 2 * u);
     UNROLL for (int row = 0; row < 2; row++) {
       const int position = item.position + min(first_query + 2 * u + row, item.rows - 1);
@@ -107,17 +107,17 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a) {
     }
   }
   // The pages that this warp needs.
-  const int first = first_query < item.rows ? r[0].first[0] / KV_PAGE : end, last = r[UNITS - 1].last[1] / KV_PAGE;
+  const int first = first_query < item.rows ? r[0].first[0] / KV_PAGE : end, last = r[STRIPS - 1].last[1] / KV_PAGE;
   for (int page = begin; page < end; page++) {
     wait_copies<STAGES - 2>();
     barrier();
     copy(page + STAGES - 1);
     if (page < first || page > last) continue;
     const u32 at = ring + (page - begin) % STAGES * TILE_BYTES;
-    float s[UNITS][32];
-    u32 p[UNITS][STEPS][4];
+    float s[STRIPS][32];
+    u32 p[STRIPS][STEPS][4];
     multiply_keys<FORMAT>(s, q, at);
-    UNROLL for (int u = 0; u < UNITS; u++) {
+    UNROLL for (int u = 0; u < STRIPS; u++) {
       float f[2];
       if (!all_visible(r[u], page * KV_PAGE)) mask(s[u], r[u], page * KV_PAGE);
       softmax<FORMAT>(s[u], r[u], f);
@@ -126,7 +126,7 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a) {
     }
     multiply_values<FORMAT>(r, p, at + HALF_TILE);
   }
-  UNROLL for (int u = 0; u < UNITS; u++) store_rows<FORMAT>(a, item, r[u], first_query + 2 * u);
+  UNROLL for (int u = 0; u < STRIPS; u++) store_rows<FORMAT>(a, item, r[u], first_query + 2 * u);
 }
 
 KERNEL(attention_prefill_f16, AttentionArgs, THREADS, 2, 1) { attend<FORMAT_F16>(a); }

@@ -129,7 +129,7 @@ const fn mxfp4_bf16(tile: Tile) -> Tile {
         ..tile
     }
 }
-/// `exact`: two FP16 or three BF16 terms, chunks of K summed in float64.
+/// `exact`: two FP16 or three BF16 terms, slabs of K summed in float64.
 const fn exact(tile: Tile) -> Tile {
     Tile {
         activations: &[(F16, 2), (Bf16, 3)],

@@ -13,9 +13,9 @@ DEV Wave wave_of(const GemmArgs& a, const Work& work, int waves) {
   const int row_block = work.span * waves + uniform(TID / WAVE);
   return Wave{row_block < a.row_blocks ? row_block : a.row_blocks - 1, row_block < a.row_blocks};
 }
-template <class Weights> DEV Global chunks_of(const GemmArgs& a, const Work& work, const Wave& wave) {
+template <class Weights> DEV Global slabs_of(const GemmArgs& a, const Work& work, const Wave& wave) {
   const i64 row_block = (i64)work.group * a.row_blocks + wave.row_block;
-  return (Global)a.weights + row_block * a.k_blocks * Weights::CHUNK_BYTES;
+  return (Global)a.weights + row_block * a.k_blocks * Weights::SLAB_BYTES;
 }
 
 template <class Sum> DEV void scaled_sums(const GemmArgs& a, const Sum& low, const Sum& high, float* sums) {

@@ -137,7 +137,7 @@ def waves_per_simd(r):
 
 
 def tokens(kernel, loop):
-    """A tile's loop has three chunks of 8 runs per 16 tokens and term; a stream has 16 tokens; attention 0."""
+    """A tile's loop has three slabs of 8 runs per 16 tokens and term; a stream has 16 tokens; attention 0."""
     name = re.search(r"x(\d)_n(\d+)$", kernel)
     if not name:
         return 0

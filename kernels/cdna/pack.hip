@@ -1,8 +1,8 @@
 // pack_mxfp4, pack_w16: weights from the wire format (wire.h) to the layout of weights.h. A wire tile of 32 rows
-// becomes a row block; a thread writes what one lane of a chunk will read.
+// becomes a row block; a thread writes what one lane of a slab will read.
 //
-// Bytes per member, one matrix of the tensor (an expert's): row_blocks * k_blocks * CHUNK_BYTES, with row_blocks = rows
-// / 32 and k_blocks = cols / 64 rounded up and CHUNK_BYTES 1088 (MXFP4) or 4096 (16 bits).
+// Bytes per member, one matrix of the tensor (an expert's): row_blocks * k_blocks * SLAB_BYTES, with row_blocks = rows
+// / 32 and k_blocks = cols / 64 rounded up and SLAB_BYTES 1088 (MXFP4) or 4096 (16 bits).
 //
 // Grid: any (grid-stride).
 #include "catalogue.h"
@@ -11,13 +11,13 @@
 
 enum : int { THREADS = PACK_THREADS };
 
-// A lane of a chunk: its wire tile, and its columns of the tile's rows.
-struct LanePlace { i64 chunk; i64 tile; int k; int n; int lane; };
+// A lane of a slab: its wire tile, and its columns of the tile's rows.
+struct LanePlace { i64 slab; i64 tile; int k; int n; int lane; };
 
 DEV LanePlace lane_place(const PackArgs& a, i64 item) {
-  const i64 chunk = item / WAVE;
+  const i64 slab = item / WAVE;
   const int lane = (int)(item % WAVE);
-  return LanePlace{chunk, chunk / a.k_blocks, (int)(chunk % a.k_blocks) * SLAB + lane / 16 * 16, lane % 16, lane};
+  return LanePlace{slab, slab / a.k_blocks, (int)(slab % a.k_blocks) * SLAB + lane / 16 * 16, lane % 16, lane};
 }
 DEV i64 lanes(const PackArgs& a) { return (i64)a.members * a.row_blocks * a.k_blocks * WAVE; }
 
@@ -50,13 +50,13 @@ KERNEL(pack_mxfp4, PackArgs, THREADS, 1, 4) {
   for (i64 item = (i64)BID * THREADS + TID; item < lanes(a); item += (i64)GRID * THREADS) {
     const LanePlace p = lane_place(a, item);
     const u8* tile = a.wire + p.tile * tile_bytes;
-    u8* chunk = a.out + p.chunk * Mxfp4<FORMAT_F16>::CHUNK_BYTES;
+    u8* slab = a.out + p.slab * Mxfp4<FORMAT_F16>::SLAB_BYTES;
     u32v4 words;
     for (int i = 0; i < 4; i++) words[i] = code_word(a, tile, row_of(i / 2, p.n), p.k + i % 2 * 8);
-    *(u32v4*)(chunk + p.lane * 16) = words;
+    *(u32v4*)(slab + p.lane * 16) = words;
     if (p.k % MXFP4_BLOCK) continue;
     for (int r = 0; r < 2; r++)
-      chunk[Mxfp4<FORMAT_F16>::SCALES + (p.lane / 32 * 16 + p.n) * 2 + r] = scale_byte(a, tile, row_of(r, p.n), p.k);
+      slab[Mxfp4<FORMAT_F16>::SCALES + (p.lane / 32 * 16 + p.n) * 2 + r] = scale_byte(a, tile, row_of(r, p.n), p.k);
   }
 }
 
@@ -80,14 +80,14 @@ KERNEL(pack_w16, PackArgs, THREADS, 1, 4) {
   after_predecessor();
   for (i64 item = (i64)BID * THREADS + TID; item < lanes(a); item += (i64)GRID * THREADS) {
     const LanePlace p = lane_place(a, item);
-    u8* chunk = a.out + p.chunk * W16<FORMAT_F16>::CHUNK_BYTES;
+    u8* slab = a.out + p.slab * W16<FORMAT_F16>::SLAB_BYTES;
     for (int i = 0; i < 4; i++) {
       const u16* row = (const u16*)a.wire + wire_row(a, p, i / 2) * a.cols;
       const int k = p.k + i % 2 * 8;
       u32v4 words;
       for (int w = 0; w < 4; w++)
         words[w] = (u32)w16_at(a, row, k + 2 * w + 1) << 16 | w16_at(a, row, k + 2 * w);
-      *(u32v4*)(chunk + i * 1024 + p.lane * 16) = words;
+      *(u32v4*)(slab + i * 1024 + p.lane * 16) = words;
     }
   }
 }

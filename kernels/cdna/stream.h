@@ -1,6 +1,6 @@
-// Up to 16 tokens: the time is that of reading the weights. A wave streams the chunks of one row block, DEPTH of them
+// Up to 16 tokens: the time is that of reading the weights. A wave streams the slabs of one row block, DEPTH of them
 // in flight, and reads tokens from the caches: no LDS, no barrier. K is not split, so an element's sum is the same as
-// in every other tile. Enough bytes are in flight without split-K: DEPTH chunks of 1 KB (MXFP4) or 4 KB for hundreds of
+// in every other tile. Enough bytes are in flight without split-K: DEPTH slabs of 1 KB (MXFP4) or 4 KB for hundreds of
 // waves, against 1.6 TB/s times a microsecond.
 #pragma once
 #include "finish.h"
@@ -8,7 +8,7 @@
 template <class Weights, int DEPTH> struct Stream {
   typedef typename Weights::Raw Raw;
 
-  int chunks;
+  int slabs;
   Global weights, tokens;
   u32 slab_bytes;
   typename Weights::Place weight_at;
@@ -17,9 +17,9 @@ template <class Weights, int DEPTH> struct Stream {
   u32v4 pieces[DEPTH][2];
   f32v4 acc[2][1];
 
-  DEV void load_chunk(int c, int into) {
-    c = c < chunks ? c : chunks - 1;
-    raw[into] = Weights::load_chunk(weights + (u32)c * (u32)Weights::CHUNK_BYTES, weight_at);
+  DEV void load_slab(int c, int into) {
+    c = c < slabs ? c : slabs - 1;
+    raw[into] = Weights::load_slab(weights + (u32)c * (u32)Weights::SLAB_BYTES, weight_at);
     for (int piece = 0; piece < 2; piece++)
       pieces[into][piece] = load<u32v4>(tokens + (u64)(u32)c * slab_bytes, token_at[piece]);
   }
@@ -39,27 +39,27 @@ template <class Weights, int DEPTH> struct Stream {
   // `row`: of the input, the lane's token; one that exists.
   DEV void run(const GemmArgs& a, const Work& work, const Wave& wave, int row) {
     const int g = LANE / 16;
-    chunks = a.k_blocks;
-    SCALAR(chunks);   // else the first chunks' addresses move out of a loop that calls run, and take 18 throughout it
-    weights = chunks_of<Weights>(a, work, wave);
+    slabs = a.k_blocks;
+    SCALAR(slabs);   // else the first slabs' addresses move out of a loop that calls run, and take 18 throughout it
+    weights = slabs_of<Weights>(a, work, wave);
     tokens = (Global)a.input;
     slab_bytes = (u32)a.in_rows * (SLAB * 2);
     for (int piece = 0; piece < 2; piece++) token_at[piece] = row * (SLAB * 2) + ((g * 2 + piece) ^ (row % 8)) * 16;
     acc[0][0] = acc[1][0] = f32v4{0, 0, 0, 0};
 #pragma unroll
-    for (int d = 0; d < DEPTH; d++) { load_chunk(d, d); SCHEDULE_FENCE(); }
+    for (int d = 0; d < DEPTH; d++) { load_slab(d, d); SCHEDULE_FENCE(); }
     int c = 0;
-    for (; c + DEPTH <= chunks; c += DEPTH) {
-      loads_in_flight_for<(DEPTH - 1) * CHUNK_MFMAS>();
+    for (; c + DEPTH <= slabs; c += DEPTH) {
+      loads_in_flight_for<(DEPTH - 1) * SLAB_MFMAS>();
 #pragma unroll
       for (int d = 0; d < DEPTH; d++) {
         multiply(d);
         SCHEDULE_FENCE();
-        load_chunk(c + d + DEPTH, d);
+        load_slab(c + d + DEPTH, d);
         SCHEDULE_FENCE();
       }
     }
 #pragma unroll
-    for (int d = 0; d < DEPTH - 1; d++) if (c + d < chunks) multiply(d);
+    for (int d = 0; d < DEPTH - 1; d++) if (c + d < slabs) multiply(d);
   }
 };

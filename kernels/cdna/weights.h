@@ -1,17 +1,16 @@
-// Packed weights. A row block is 32 rows, as in the wire format; a chunk is the 64 K of one slab of a row block. A row
-// block's chunks are contiguous in order, so a wave reads one stream from front to back. Padding rows and columns are
-// zeros.
+// Packed weights. A row block is 32 rows, as in the wire format; a slab of it is 64 K of these rows. A row block's slabs
+// are contiguous in order, so a wave reads one stream from front to back. Padding rows and columns are zeros.
 //
-// Lane l = 16 g + n of a chunk has K 16 g .. 16 g + 15 of the two rows row_of(0, n) and row_of(1, n). An MFMA takes
+// Lane l = 16 g + n of a slab has K 16 g .. 16 g + 15 of the two rows row_of(0, n) and row_of(1, n). An MFMA takes
 // four of a lane's K, gfx950's eight; which is free as long as tokens match, and tokens are stored in pieces of 8 like
-// all activations. So a chunk is four steps along K, (piece 0, half 0), (piece 0, half 1), (piece 1, half 0), (piece 1,
+// all activations. So a slab is four steps along K, (piece 0, half 0), (piece 0, half 1), (piece 1, half 0), (piece 1,
 // half 1), or on gfx950 two, piece 0 and piece 1. Every sum has this order, whatever the tile.
 #pragma once
 #include "mfma.h"
 
 enum : int {
   BLOCK_ROWS = WIRE_ROWS,
-  CHUNK_MFMAS = 4 * PIECE_MFMAS,   // per chunk and 16 tokens: two pieces of K, two runs of 16 rows
+  SLAB_MFMAS = 4 * PIECE_MFMAS,    // per slab and 16 tokens: two pieces of K, two runs of 16 rows
 };
 
 // The weight row of row n of run r. With it a lane's results, rows 4 g + i of two MFMAs, are 8 consecutive rows
@@ -32,13 +31,13 @@ struct Operand { u32v2 of[2][2]; };
 // 16-bit weights: [r][piece] of 16 bytes per lane.
 template <int FORMAT_> struct W16 {
   static constexpr int FORMAT = FORMAT_;
-  enum : int { CHUNK_BYTES = BLOCK_ROWS * W16_SLAB_BYTES, DECODE_VALU = 0, STREAM_DEPTH = 4 };
+  enum : int { SLAB_BYTES = BLOCK_ROWS * W16_SLAB_BYTES, DECODE_VALU = 0, STREAM_DEPTH = 4 };
   struct Raw { u32v4 of[2][2]; };
-  // A lane's offsets within a chunk.
+  // A lane's offsets within a slab.
   struct Place { u32 of = LANE * 16; };
-  static DEV Raw load_chunk(Global chunk, Place& at) {
+  static DEV Raw load_slab(Global slab, Place& at) {
     Raw raw;
-    for (int i = 0; i < 4; i++) raw.of[i / 2][i % 2] = load<u32v4>(chunk + i * 1024, at.of);
+    for (int i = 0; i < 4; i++) raw.of[i / 2][i % 2] = load<u32v4>(slab + i * 1024, at.of);
     return raw;
   }
   // A piece of run r.
@@ -63,7 +62,7 @@ template <int FORMAT_> struct W16 {
 template <int FORMAT_> struct Mxfp4 {
   static constexpr int FORMAT = FORMAT_;
   enum : int {
-    CHUNK_BYTES = BLOCK_ROWS * MXFP4_SLAB_BYTES,
+    SLAB_BYTES = BLOCK_ROWS * MXFP4_SLAB_BYTES,
     SCALES = BLOCK_ROWS * SLAB / 2,
     DECODE_VALU = FORMAT == FORMAT_F16 ? 32 : 38,
     STREAM_DEPTH = 6,
@@ -72,10 +71,10 @@ template <int FORMAT_> struct Mxfp4 {
   // Scales are loaded as whole words, for two lanes each: two bytes would have to be widened within the loop, and that
   // waits for the load.
   struct Place { u32 codes = LANE * 16, scales = SCALES + (LANE / 32 * 16 + LANE % 16) / 2 * 4; };
-  static DEV Raw load_chunk(Global chunk, Place& at) {
+  static DEV Raw load_slab(Global slab, Place& at) {
     Raw raw;
-    raw.codes = load<u32v4>(chunk, at.codes);
-    raw.scales = load<u32>(chunk, at.scales);
+    raw.codes = load<u32v4>(slab, at.codes);
+    raw.scales = load<u32>(slab, at.scales);
     return raw;
   }
   static DEV void decode(const Raw& raw, int piece, int r, Operand& out) {

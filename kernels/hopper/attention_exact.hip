@@ -5,11 +5,11 @@
 // A block computes one row and one kv head. Octet o is the keys at positions 8 o to 8 o + 7; warp w takes the visible
 // octets o with o % WARPS = w. Warps meet only to merge their sums. An octet takes 16 MMAs for the scores and 16 for
 // the values. Of each lane's operands:
-//   keys     lane 4 n + c has the 16-byte chunks c, c + 4, .. of key n; MMA (j, e) contracts dims 16 j + 4 c + e, c = 0
+//   keys     lane 4 n + c has the 16-byte pieces c, c + 4, .. of key n; MMA (j, e) contracts dims 16 j + 4 c + e, c = 0
 //            .. 3
 //   scores   lane 4 h + c has head h's scores of keys 2 c and 2 c + 1: A operands of the value MMAs, one for even and
 //            one for odd keys
-//   values   lane 4 n + c has chunks n and n + 8 of the values of keys 2 c and 2 c + 1; column n of output tile (i, e)
+//   values   lane 4 n + c has pieces n and n + 8 of the values of keys 2 c and 2 c + 1; column n of output tile (i, e)
 //            is dim 32 i + 4 n + e
 // A row's result depends on its position and its keys alone: not on its chunk, the rows beside it, or the batch.
 //
@@ -31,9 +31,9 @@ enum : int {
   WARPS = THREADS / WAVE,
   OCTET = 8,                             // keys
   PAGE_OCTETS = KV_PAGE / OCTET,
-  CHUNK = 4,                             // dims
-  CHUNKS = 4,                            // of a lane
-  OCTET_CHUNKS = HEAD_DIM / CHUNK,
+  PIECE = 4,                             // dims
+  PIECES = 4,                            // of a lane
+  OCTET_PIECES = HEAD_DIM / PIECE,
   KEYS_BYTES = OCTET * HEAD_DIM * 4,     // of an octet; its values are as many
   STAGE_BYTES = 2 * KEYS_BYTES,
   QUERY_BYTES = GROUP_HEADS * HEAD_DIM * 8,
@@ -73,26 +73,26 @@ DEV Work work_of(const AttentionArgs& a, int kv_head, int index, int position) {
   return w;
 }
 
-// A lane's chunks of an octet: of key LANE / 4, or of the values of keys 2 c and 2 c + 1, where c is LANE % 4.
-struct Chunks { float4 v[CHUNKS]; };
+// A lane's pieces of an octet: of key LANE / 4, or of the values of keys 2 c and 2 c + 1, where c is LANE % 4.
+struct Pieces { float4 v[PIECES]; };
 DEV float element(const float4& v, int e) { return e == 0 ? v.x : e == 1 ? v.y : e == 2 ? v.z : v.w; }
 
-// A lane's first chunk of an octet's keys, and of its values, in bytes. The swizzle makes an exclusive or of the way to
+// A lane's first piece of an octet's keys, and of its values, in bytes. The swizzle makes an exclusive or of the way to
 // the others.
-DEV u32 key_chunk() { return kv_index(LANE / 4, LANE % 4 * CHUNK, HEAD_DIM) * 4; }
-DEV u32 value_chunk() { return kv_index(LANE % 4 * 2, LANE / 4 * CHUNK, HEAD_DIM) * 4; }
+DEV u32 key_piece() { return kv_index(LANE / 4, LANE % 4 * PIECE, HEAD_DIM) * 4; }
+DEV u32 value_piece() { return kv_index(LANE % 4 * 2, LANE / 4 * PIECE, HEAD_DIM) * 4; }
 
 DEV float4 read_shared(u32 at) { return *(const float4*)__cvta_shared_to_generic(at); }
-// Reads invisible keys, too: add_octet() masks their scores. The lane's first chunk is at `at`.
-DEV Chunks read_keys(u32 at) {
-  Chunks k;
-  UNROLL for (int j = 0; j < CHUNKS; j++) k.v[j] = read_shared(at ^ j * 64);
+// Reads invisible keys, too: add_octet() masks their scores. The lane's first piece is at `at`.
+DEV Pieces read_keys(u32 at) {
+  Pieces k;
+  UNROLL for (int j = 0; j < PIECES; j++) k.v[j] = read_shared(at ^ j * 64);
   return k;
 }
 // Reads the values of keys 2 c (v[0], v[1]) and 2 c + 1 (v[2], v[3]). An invisible key's may be anything, and 0 times
 // NaN is NaN: zeros are read instead.
-DEV Chunks read_values(const Work& w, u32 at, u32 zeros, int octet) {
-  Chunks v;
+DEV Pieces read_values(const Work& w, u32 at, u32 zeros, int octet) {
+  Pieces v;
   UNROLL for (int i = 0; i < 2; i++) {
     const int position = octet * OCTET + LANE % 4 * 2 + i;
     const u32 from = position >= w.first && position <= w.last ? at ^ i * (HEAD_DIM * 4 + 32) : zeros;
@@ -134,27 +134,27 @@ struct Copies {
 // A warp's running sums of the online softmax. A lane has head LANE / 4: output dim 32 i + 8 c + e in o[i * 4 + e][0]
 // and dim 32 i + 8 c + 4 + e in o[i * 4 + e][1], where c is LANE % 4.
 struct Sums {
-  double o[OCTET_CHUNKS / 2][2];
+  double o[OCTET_PIECES / 2][2];
   double sum;                            // of the weights of this lane's keys
   float most;
 };
 
 // A block's query in shared memory, as A operands: of lane 4 h + c dims 16 j + 4 c + 2 e and the next of head h in
 // v[2 j + e]. In registers it would take as much as the sums.
-struct Query { double2 v[OCTET_CHUNKS / 2][WAVE]; };
-static_assert(WARPS == CHUNKS, "a warp has a chunk of each lane");
+struct Query { double2 v[OCTET_PIECES / 2][WAVE]; };
+static_assert(WARPS == PIECES, "a warp has a piece of each lane");
 DEV void load_query(const AttentionArgs& a, int row, int kv_head) {
   const int warp = TID / WAVE, head = kv_head * GROUP_HEADS + LANE / 4;
   const float4 v = *(const float4*)((const float*)a.q + ((i64)row * a.heads + head) * HEAD_DIM + warp * 16 +
-                                    LANE % 4 * CHUNK);
+                                    LANE % 4 * PIECE);
   Query& q = *(Query*)(DYNAMIC_SHARED + QUERY_AT);
   q.v[2 * warp][LANE] = make_double2(v.x, v.y), q.v[2 * warp + 1][LANE] = make_double2(v.z, v.w);
 }
 
 DEV void add_octet(Sums& s, const Work& w, int octet, u32 keys_at, u32 values_at, u32 zeros) {
-  const Chunks keys = read_keys(keys_at);
+  const Pieces keys = read_keys(keys_at);
   double scores[2][2] = {};              // two accumulators: MMAs on one would wait for each other
-  UNROLL for (int j = 0; j < CHUNKS; j++)
+  UNROLL for (int j = 0; j < PIECES; j++)
     UNROLL for (int i = 0; i < 2; i++) {
       const double2 q = ((const Query*)(DYNAMIC_SHARED + QUERY_AT))->v[2 * j + i][LANE];
       mma_f64(scores[0], q.x, (double)element(keys.v[j], 2 * i));
@@ -173,20 +173,20 @@ DEV void add_octet(Sums& s, const Work& w, int octet, u32 keys_at, u32 values_at
     const float largest = max_of(s.most, most);
     const double factor = exp_f64(s.most - largest);
     s.most = largest, s.sum *= factor;
-    UNROLL for (int t = 0; t < OCTET_CHUNKS / 2; t++) s.o[t][0] *= factor, s.o[t][1] *= factor;
+    UNROLL for (int t = 0; t < OCTET_PIECES / 2; t++) s.o[t][0] *= factor, s.o[t][1] *= factor;
   }
-  const Chunks values = read_values(w, values_at, zeros, octet);
+  const Pieces values = read_values(w, values_at, zeros, octet);
   UNROLL for (int i = 0; i < 2; i++) {
     const double e = (double)exp_f32(score[i] - s.most);
     s.sum += e;
-    UNROLL for (int t = 0; t < OCTET_CHUNKS / 2; t++)
+    UNROLL for (int t = 0; t < OCTET_PIECES / 2; t++)
       mma_f64(s.o[t], e, (double)element(values.v[i * 2 + t / 4], t % 4));
   }
 }
 
 // A warp's sums, where its ring was. Lanes' o lie side by side, so that no two are in the same banks.
 struct HandedIn {
-  double2 o[OCTET_CHUNKS / 2][WAVE];
+  double2 o[OCTET_PIECES / 2][WAVE];
   double sum[GROUP_HEADS];
   float most[GROUP_HEADS];
 };
@@ -200,7 +200,7 @@ DEV void hand_in(Sums& s) {
   const int head = LANE / 4;
   __syncwarp();                                                  // all lanes have read the last stage
   if (LANE % 4 == 0) to.sum[head] = s.sum, to.most[head] = s.most;
-  UNROLL for (int t = 0; t < OCTET_CHUNKS / 2; t++) to.o[t][LANE] = make_double2(s.o[t][0], s.o[t][1]);
+  UNROLL for (int t = 0; t < OCTET_PIECES / 2; t++) to.o[t][LANE] = make_double2(s.o[t][0], s.o[t][1]);
 }
 
 // Adds the warps' sums in the order of the warps: a thread those of eight dims, which lane TID % WAVE of each warp had
@@ -215,9 +215,9 @@ DEV void merge(const AttentionArgs& a, int row, int kv_head, float sink) {
     const HandedIn& from = handed_in(warp);
     const double factor = exp_f64(from.most[head] - most);
     total += from.sum[head] * factor;
-    UNROLL for (int e = 0; e < CHUNK; e++) {
-      const double2 both = from.o[TID / WAVE * CHUNK + e][LANE];
-      o[e] += both.x * factor, o[CHUNK + e] += both.y * factor;
+    UNROLL for (int e = 0; e < PIECE; e++) {
+      const double2 both = from.o[TID / WAVE * PIECE + e][LANE];
+      o[e] += both.x * factor, o[PIECE + e] += both.y * factor;
     }
   }
   float v[8];
@@ -260,7 +260,7 @@ KERNEL(attention_exact, AttentionArgs, THREADS, 6, 1) {
   barrier();
   Sums s = {};
   s.most = NEGATIVE_INFINITY;
-  const u32 keys_at = ring + key_chunk(), values_at = ring + KEYS_BYTES + value_chunk();
+  const u32 keys_at = ring + key_piece(), values_at = ring + KEYS_BYTES + value_piece();
   int stage = 0;
   u32 parity = 0;
   for (; octet < end; octet += WARPS) {

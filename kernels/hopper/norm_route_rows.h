@@ -41,9 +41,9 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
     STEPS_HERE = QUARTER / ROUTE_STEP,
     TERM_BYTES = 2 * QUARTER * 2,        // of a pair of rows
     PAIR_BYTES = ROUTER_TERMS * TERM_BYTES,
-    GROUP = 32,                          // experts multiplied at once
-    GROUPS = EXPERTS / GROUP,
-    SUM_STRIDE = GROUP + 8,              // of a row's sums: a wave stores them without bank conflicts
+    SET = 32,                            // experts multiplied at once
+    SETS = EXPERTS / SET,
+    SUM_STRIDE = SET + 8,                // of a row's sums: a wave stores them without bank conflicts
     EXPERTS_A_LANE = EXPERTS / WAVE,
     SUMS_AT = ROWS / 2 * PAIR_BYTES,
     LOGITS_AT = SUMS_AT + WAVES * ROWS * SUM_STRIDE * 4,
@@ -156,59 +156,59 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
     else store_terms8<FORMAT_F16>(at, a.t_term, 1, t);
   }
 
-  // A lane's weights of the wave's part of K and a group of experts: of g, g + 8, g + 16 and g + 24 of it. Beyond the
+  // A lane's weights of the wave's part of K and a set of experts: of g, g + 8, g + 16 and g + 24 of it. Beyond the
   // last expert, the last one is repeated.
   struct Weights {
-    u32x4 w[PART_BLOCKS][GROUP / 8];
+    u32x4 w[PART_BLOCKS][SET / 8];
 
-    DEV void load(const RouteArgs& a, int quarter, int group, int block) {
+    DEV void load(const RouteArgs& a, int quarter, int set, int block) {
       const int k = quarter * QUARTER + TID / WAVE * PART + block * K_BLOCK + LANE % 4 * 8;
-      UNROLL for (int e = 0; e < GROUP / 8; e++)
-        w[block][e] = router_weights(a, min(group * GROUP + e * 8 + LANE / 4, a.n_experts - 1), k);
+      UNROLL for (int e = 0; e < SET / 8; e++)
+        w[block][e] = router_weights(a, min(set * SET + e * 8 + LANE / 4, a.n_experts - 1), k);
     }
     DEV void load(const RouteArgs& a, int quarter) {
       UNROLL for (int block = 0; block < PART_BLOCKS; block++) load(a, quarter, 0, block);
     }
   };
 
-  // The wave's sums of a group of experts. Weights of group `next` follow those that are done with.
+  // The wave's sums of a set of experts. Weights of set `next` follow those that are done with.
   static DEV void multiply(const RouteArgs& a, Weights& weights, int quarter, int next, float* to) {
     Weights ahead;
-    float sums[PAIRS][GROUP / 8][ROUTER_TERMS][4] = {};
+    float sums[PAIRS][SET / 8][ROUTER_TERMS][4] = {};
     const int g = LANE / 4, q = LANE % 4, wave = TID / WAVE;
     UNROLL for (int block = 0; block < PART_BLOCKS; block++) {
       const int at = wave * PART_BLOCKS + block, step = at * K_BLOCK / ROUTE_STEP;         // of the quarter
-      if (GROUPS > 1) ahead.load(a, quarter, next, block);
+      if (SETS > 1) ahead.load(a, quarter, next, block);
       UNROLL for (int pair = 0; pair < PAIRS; pair++)
         UNROLL for (int h = 0; h < 2; h++) {
           u32x4 t[ROUTER_TERMS];
           UNROLL for (int term = 0; term < ROUTER_TERMS; term++)
             t[term] = *(const u32x4*)term_at(pair, g, term, step, h, at * K_BLOCK % ROUTE_STEP / 8 + q);
           UNROLL for (int term = 0; term < ROUTER_TERMS; term++)
-            UNROLL for (int e = 0; e < GROUP / 8; e++) {
+            UNROLL for (int e = 0; e < SET / 8; e++) {
               const u32x4 w = weights.w[block][e];
               mma<FORMAT_BF16>(sums[pair][e][term], t[term].v, w[2 * h], w[2 * h + 1]);
             }
         }
     }
-    if (GROUPS > 1) weights = ahead;
+    if (SETS > 1) weights = ahead;
     UNROLL for (int pair = 0; pair < PAIRS; pair++)
-      UNROLL for (int e = 0; e < GROUP / 8; e++)
+      UNROLL for (int e = 0; e < SET / 8; e++)
         UNROLL for (int j = 0; j < 4; j++)
           to[((pair * 2 + j / 2) * WAVES + g) * SUM_STRIDE + e * 8 + q * 2 + j % 2] =
               part_sum(sums[pair][e][0][j], sums[pair][e][1][j], sums[pair][e][2][j]);
   }
 
-  // Adds a group's parts, and gives the quarter's logits to the blocks whose rows they are.
-  static DEV void give(int quarter, int group) {
-    const int row = TID / (GROUP / 4), expert = TID % (GROUP / 4) * 4;
+  // Adds a set's parts, and gives the quarter's logits to the blocks whose rows they are.
+  static DEV void give(int quarter, int set) {
+    const int row = TID / (SET / 4), expert = TID % (SET / 4) * 4;
     if (row >= ROWS) return;
     f32x4 sum = *(const f32x4*)(sums_at(0) + row * SUM_STRIDE + expert);
     UNROLL for (int part = 1; part < PARTS; part++) {
       const f32x4 v = *(const f32x4*)(sums_at(part) + row * SUM_STRIDE + expert);
       UNROLL for (int i = 0; i < 4; i++) sum[i] = add_rn(sum[i], v[i]);
     }
-    const u32 to = shared_address(logits_at(row % OWN, quarter) + group * GROUP + expert);
+    const u32 to = shared_address(logits_at(row % OWN, quarter) + set * SET + expert);
     send(address_in(to, row / OWN), sum);
   }
 
@@ -231,7 +231,7 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
 
   // The weights leave DRAM while the rows are normed.
   static DEV void prefetch(const NormRouteArgs& a) {
-    for (int expert = BID; GROUPS > 1 && TID == 0 && expert < a.route.n_experts; expert += GRID)
+    for (int expert = BID; SETS > 1 && TID == 0 && expert < a.route.n_experts; expert += GRID)
       prefetch_l2((const u16*)a.route.w + (i64)expert * a.route.hidden, a.route.hidden * 2);
     if (BID == 0 && TID == WAVE) prefetch_l2(a.norm.weight, a.norm.hidden * 4);
   }
@@ -257,17 +257,17 @@ template <int ROWS, int EXPERTS> struct NormRouteRows {
     if (first < rows) weights.load(r, quarter);
     after_predecessor();
     cluster_wait();
-    const int groups = (r.n_experts + GROUP - 1) / GROUP;
+    const int sets = (r.n_experts + SET - 1) / SET;
     Own x;
     if (first < rows) load_rows(n, first, rows, quarter, x);
     for (; first < rows; first += turn) {
       norm(n, first, rows, quarter, x);
       prefetch_rows(n, first + turn, rows, quarter);
-      ROLLED for (int group = 0; group < (GROUPS > 1 ? groups : 1); group++) {
-        if (group > 0) barrier();        // behind the last group's sums
-        multiply(r, weights, quarter, group + 1 < groups ? group + 1 : 0, sums_at(wave));
+      ROLLED for (int set = 0; set < (SETS > 1 ? sets : 1); set++) {
+        if (set > 0) barrier();          // behind the last set's sums
+        multiply(r, weights, quarter, set + 1 < sets ? set + 1 : 0, sums_at(wave));
         barrier();
-        give(quarter, group);
+        give(quarter, set);
       }
       load_rows(n, first + turn, rows, quarter, x);
       cluster_barrier();

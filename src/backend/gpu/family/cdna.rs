@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_are_filled_up_to_whole_chunks() {
+    fn matrices_are_filled_up_to_whole_slabs() {
         assert_eq!(TARGET.packed(PackedFormat::Mxfp4, 5760, 2880).bytes, 180 * 45 * 1088);
         assert_eq!(
             TARGET.packed(PackedFormat::W16, 201_088, 32),
