@@ -9,7 +9,7 @@ use getp::text::{Decoder, Specials, TextTokenizer};
 use serde_json::{Value, json};
 
 use crate::body::{Asked, Form};
-use crate::stops::{Found, Stops};
+use crate::stops::{FoundString, Stops};
 
 /// One answer to one prompt.
 pub struct Answer {
@@ -28,7 +28,7 @@ pub struct Answer {
 /// Why an answer ends.
 enum Finish {
     Token(End),
-    String(Found),
+    String(FoundString),
 }
 
 /// What tokens become.

@@ -10,7 +10,7 @@ pub struct Stops {
 
 /// A string that was found.
 #[derive(Debug, PartialEq)]
-pub struct Found {
+pub struct FoundString {
     /// Where it begins in the text.
     pub at: usize,
     pub string: String,
@@ -31,7 +31,7 @@ impl Stops {
     }
 
     /// Adds to the text; gives the string that begins first, and of those the longest.
-    pub fn find(&mut self, piece: &str) -> Option<Found> {
+    pub fn find(&mut self, piece: &str) -> Option<FoundString> {
         self.text += piece;
         let rest = &self.text[self.passed..];
         let found = self
@@ -40,7 +40,7 @@ impl Stops {
             .filter_map(|string| Some((rest.find(string.as_str())?, string)));
         let first = found.min_by_key(|(at, string)| (*at, usize::MAX - string.len()));
         if let Some((at, string)) = first {
-            return Some(Found {
+            return Some(FoundString {
                 at: self.passed + at,
                 string: string.clone(),
             });

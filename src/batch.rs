@@ -13,7 +13,7 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// The scheduler's handle of the sequence.
-    pub sequence: usize,
+    pub slot: usize,
     /// The chunk's first row in the step.
     pub first_row: usize,
     /// Number of rows.
@@ -59,7 +59,7 @@ pub struct LogitsRow {
     /// The row in the step.
     pub row: usize,
     /// The scheduler's handle of the row's sequence.
-    pub sequence: usize,
+    pub slot: usize,
     /// The position of the row's token.
     pub position: usize,
     /// Whether the next token is sampled from the row. If not, its logits are only recorded or scored.
@@ -99,8 +99,8 @@ impl LogitsRow {
 /// The plan of a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
-    /// The token of each row. If negative it is `-1 - sequence`: the token that was sampled last for that sequence,
-    /// which the device keeps and the host may not know yet.
+    /// The token of each row. If negative it is `-1 - slot`: the token that was sampled last in that slot, which the
+    /// device keeps and the host may not know yet.
     pub tokens: Vec<i32>,
     /// The position of each row's token in its sequence.
     pub positions: Vec<u32>,

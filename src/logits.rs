@@ -101,12 +101,12 @@ impl Recorder {
         Ok(Self { writer: Some(writer) })
     }
 
-    /// Adds every row of logits in a step's output. `request` gives the request of a sequence.
+    /// Adds every row of logits in a step's output. `request` gives the request of a slot.
     pub fn step(&mut self, plan: &StepPlan, output: &StepOutput, request: impl Fn(usize) -> Option<usize>) {
         let Some(writer) = &mut self.writer else { return };
         let rows = plan.logits.iter().zip(output.logits.chunks_exact(writer.vocab));
         let written = rows.into_iter().try_for_each(|(row, logits)| {
-            let Some(request) = request(row.sequence) else {
+            let Some(request) = request(row.slot) else {
                 return Ok(());
             };
             let key = RecordKey {

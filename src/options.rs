@@ -2,7 +2,7 @@
 
 mod values;
 
-pub use values::{DeviceChoice, Precision, Print, RUNTIMES, Written};
+pub use values::{DeviceChoice, Precision, Print, RUNTIMES, WrittenValue};
 
 use crate::config::ModelConfig;
 use crate::error::{Error, Result};
@@ -123,7 +123,7 @@ macro_rules! options {
         impl Choices {
             $(
                 #[doc = concat!("Sets [`Options::", stringify!($field), "`], as `name` says.")]
-                pub fn $field(&mut self, name: &'static str, written: Written<'_>) -> Result<()> {
+                pub fn $field(&mut self, name: &'static str, written: WrittenValue<'_>) -> Result<()> {
                     self.$field = Some(read(&$kind, name, written)?);
                     self.names.$field = name;
                     Ok(())
@@ -137,7 +137,7 @@ macro_rules! options {
                     if self.$field.is_none()
                         && let Some(text) = variable($variable).filter(|text| !text.is_empty())
                     {
-                        self.$field($variable, Written::Text(&text))?;
+                        self.$field($variable, WrittenValue::Text(&text))?;
                     }
                 )*
                 Ok(self)
@@ -319,7 +319,7 @@ mod tests {
                 vec![$(Row {
                     field: stringify!($field),
                     variable: $variable,
-                    known: $kind.known(Written::Text("".as_ref())),
+                    known: $kind.known(WrittenValue::Text("".as_ref())),
                 }),*]
             };
         }
@@ -466,7 +466,9 @@ mod tests {
     #[test]
     fn what_is_set_first_counts_and_the_rest_is_not_read() {
         let mut choices = Choices::default();
-        choices.threads("getp_options.threads", Written::Number(5)).unwrap();
+        choices
+            .threads("getp_options.threads", WrittenValue::Number(5))
+            .unwrap();
         let value = |name: &str| match name {
             "GETP_THREADS" => Some("many".into()),
             "GETP_MAX_BATCH" => Some("6".into()),
@@ -530,7 +532,9 @@ mod tests {
         let error = parse(&[("GETP_STEP_TOKENS", "64")]).unwrap_err().to_string();
         assert!(error.contains("a number from 128 "), "{error}");
         let mut choices = Choices::default();
-        choices.max_batch("getp_options.max_batch", Written::Number(9)).unwrap();
+        choices
+            .max_batch("getp_options.max_batch", WrittenValue::Number(9))
+            .unwrap();
         let value = |name: &str| (name == "GETP_STEP_TOKENS").then(|| "8".into());
         let error = choices.or_variables(value).unwrap().complete().unwrap_err();
         assert_eq!(

@@ -133,9 +133,9 @@ impl Drop for Runs {
 
 /// Signals that a new thread has allocated what it needs.
 #[derive(Clone, Default)]
-struct Started(Arc<(Mutex<bool>, Condvar)>);
+struct StartSignal(Arc<(Mutex<bool>, Condvar)>);
 
-impl Started {
+impl StartSignal {
     fn tell(self) {
         let mut spare: Vec<u8> = Vec::new();
         // Failure is ignored: the thread still works unless memory runs out before it uses its thread-local objects.
@@ -170,7 +170,7 @@ unsafe fn start<'a, T: Send + 'a>(
     drop(MmapMut::map_anon(START_BYTES).map_err(|_| Error::other("no memory for its stack"))?);
     let name = CString::new(&name.as_bytes()[..name.len().min(MOST_NAME_BYTES)])?;
     let end = Arc::new(Mutex::new(None));
-    let (started, theirs) = (Started::default(), end.clone());
+    let (started, theirs) = (StartSignal::default(), end.clone());
     let begun = started.clone();
     let main: Main<'_> = Box::new(move || {
         // SAFETY: this thread, and a C string.

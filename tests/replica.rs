@@ -85,7 +85,7 @@ fn answers(replica: &mut dyn Replica, limits: Limits, prompts: &[Vec<u32>], voca
                 getp::sampler::argmax(logits),
                 "the summary is the row's own"
             );
-            let answer = all.entry(scheduler.request(row.sequence).unwrap()).or_default();
+            let answer = all.entry(scheduler.request(row.slot).unwrap()).or_default();
             answer.0.push(output.greedy[i].token);
             // A hash of the row's bits: all rows of all positions would be much memory.
             answer.1.push(
@@ -167,7 +167,7 @@ fn ids_beyond_those_that_may_be_sampled_are_no_argmax() {
         let rows = 60;
         let logits = (0..rows).map(|row| LogitsRow {
             row,
-            sequence: 0,
+            slot: 0,
             position: row,
             sample: true,
             draw: Draw::GREEDY,
@@ -214,7 +214,7 @@ fn one_chunk(rows: usize) -> StepPlan {
         tokens: (0..rows as i32).map(|i| i * 7 % 512).collect(),
         positions: (0..rows as u32).collect(),
         chunks: vec![Chunk {
-            sequence: 0,
+            slot: 0,
             first_row: 0,
             rows,
             first_position: 0,

@@ -198,12 +198,12 @@ impl Device {
         self.check_bounds(plan, scheduler);
         self.check_service(plan, scheduler, jobs, sit_out);
         for chunk in &plan.chunks {
-            let request = scheduler.request(chunk.sequence).expect("a planned sequence runs");
+            let request = scheduler.request(chunk.slot).expect("a planned sequence runs");
             self.check_rows(plan, chunk, request, &jobs[request]);
             self.write(plan, chunk, request);
         }
         for chunk in &plan.chunks {
-            let request = scheduler.request(chunk.sequence).unwrap();
+            let request = scheduler.request(chunk.slot).unwrap();
             if !self.wrong.contains(&request) {
                 self.attend(plan, chunk, request);
             }
@@ -220,23 +220,23 @@ impl Device {
             not_on_device: HashSet::new(),
         };
         for row in plan.logits.iter().filter(|row| row.sample) {
-            let request = scheduler.request(row.sequence).unwrap();
+            let request = scheduler.request(row.slot).unwrap();
             let token = jobs[request].sample(request, row.position);
             let wrong = [EndTokens::RELEASED[1], 77][row.position % 2];
             if self.wrong.contains(&request) {
-                self.last_tokens[row.sequence] = Some(wrong);
+                self.last_tokens[row.slot] = Some(wrong);
                 step.sampled.push(wrong);
                 continue;
             }
             step.sampled.push(token);
-            self.last_tokens[row.sequence] = Some(token);
+            self.last_tokens[row.slot] = Some(token);
             if !self.limits.plans_ahead {
-                self.last_tokens[row.sequence] = None;
+                self.last_tokens[row.slot] = None;
                 step.not_on_device.insert(request);
             } else if jobs[request].is_left_to_host(request, row.position) {
-                self.last_tokens[row.sequence] = Some(wrong);
+                self.last_tokens[row.slot] = Some(wrong);
                 self.wrong.insert(request);
-                step.left_to_host.push(row.sequence);
+                step.left_to_host.push(row.slot);
             }
         }
         step
@@ -272,7 +272,7 @@ impl Device {
             row += chunk.rows;
         }
         assert_eq!(row, plan.rows());
-        let mut sequences: Vec<_> = plan.chunks.iter().map(|chunk| chunk.sequence).collect();
+        let mut sequences: Vec<_> = plan.chunks.iter().map(|chunk| chunk.slot).collect();
         sequences.sort_unstable();
         sequences.dedup();
         assert_eq!(sequences.len(), plan.chunks.len(), "one chunk a sequence");
@@ -294,7 +294,7 @@ impl Device {
         let planned: Vec<_> = plan
             .chunks
             .iter()
-            .map(|chunk| scheduler.request(chunk.sequence).unwrap())
+            .map(|chunk| scheduler.request(chunk.slot).unwrap())
             .collect();
         let shares = self.limits.share_beginnings;
         for (&request, chunk) in planned.iter().zip(&plan.chunks) {
@@ -394,9 +394,9 @@ impl Device {
                 continue;
             };
             let token = u32::try_from(plan.tokens[row]).unwrap_or_else(|_| {
-                assert_eq!(plan.tokens[row], -1 - chunk.sequence as i32);
+                assert_eq!(plan.tokens[row], -1 - chunk.slot as i32);
                 assert!(self.limits.plans_ahead && self.limits.depth > 1 && chunk.rows == 1);
-                self.last_tokens[chunk.sequence].unwrap()
+                self.last_tokens[chunk.slot].unwrap()
             });
             if !self.wrong.contains(&request) {
                 assert_eq!(token, expected);
@@ -477,7 +477,7 @@ impl Device {
     fn check_logits(&self, plan: &StepPlan, scheduler: &Scheduler, jobs: &[Job]) {
         let mut wanted = plan.logits.iter();
         for chunk in &plan.chunks {
-            let job = &jobs[scheduler.request(chunk.sequence).unwrap()];
+            let job = &jobs[scheduler.request(chunk.slot).unwrap()];
             let n_prompt = job.prompt.len();
             for (row, position) in (chunk.first_row..chunk.first_row + chunk.rows).zip(chunk.first_position..) {
                 let sample = position + 1 >= n_prompt;
@@ -491,8 +491,8 @@ impl Device {
                     continue;
                 }
                 let logits = wanted.next().expect("a row's logits are missing");
-                let found = (logits.row, logits.sequence, logits.position, logits.sample);
-                assert_eq!(found, (row, chunk.sequence, position, sample));
+                let found = (logits.row, logits.slot, logits.position, logits.sample);
+                assert_eq!(found, (row, chunk.slot, position, sample));
                 assert_eq!(logits.score, score);
             }
         }
@@ -714,7 +714,7 @@ impl World {
             self.scheduler.mend(slot);
             // Unless it was cancelled, or this was its last token.
             let request = request.filter(|&request| self.scheduler.request(slot) == Some(request));
-            let row = step.plan.logits.iter().find(|row| row.sample && row.sequence == slot);
+            let row = step.plan.logits.iter().find(|row| row.sample && row.slot == slot);
             if let (Some(request), Some(row)) = (request, row) {
                 self.device.mend(request, row.position + 1);
             }
@@ -828,7 +828,7 @@ impl World {
             let rows = step.plan.logits.iter().filter(|row| row.sample);
             // Rows that are skipped delay no request.
             let next = |row: &LogitsRow| {
-                let request = self.scheduler.request(row.sequence)?;
+                let request = self.scheduler.request(row.slot)?;
                 (self.device.next.get(&request) == Some(&(row.position + 1))).then_some(request)
             };
             if !self.device.limits.plans_ahead {
@@ -1556,7 +1556,7 @@ fn outcomes_of_another_step_are_refused() {
         let error = scheduler.commit(plan, sampled, &mut finished).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     };
-    let not_the_oldest = "not the oldest under way: sequence 0 is not at position 0";
+    let not_the_oldest = "not the oldest under way: slot 0 is not at position 0";
     refused(&mut scheduler, &plan, &[1], not_the_oldest); // it has not begun
     scheduler.begin(&plan);
     refused(&mut scheduler, &plan, &[], "samples 1 rows came back with 0 tokens");
@@ -1564,7 +1564,7 @@ fn outcomes_of_another_step_are_refused() {
     scheduler.commit(&plan, &[1], &mut Vec::new()).unwrap();
     refused(&mut scheduler, &plan, &[1], not_the_oldest);
     let mut foreign = plan.clone();
-    foreign.chunks[0].sequence = 1000;
+    foreign.chunks[0].slot = 1000;
     refused(&mut scheduler, &foreign, &[1], "sequence 1000 is not at position 0");
     assert!(scheduler.plan(&mut plan));
     assert_eq!(plan.positions, [1], "refused outcomes change nothing");

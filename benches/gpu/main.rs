@@ -167,7 +167,7 @@ impl Args {
         }
         let open = |driver| -> anyhow::Result<Box<dyn Replica>> {
             let ends = [config.n_layers];
-            let replica = gpu::open::open_cut(vec![self.context(driver)?], &ends, &model, options)?;
+            let replica = gpu::open::inspect::open_cut(vec![self.context(driver)?], &ends, &model, options)?;
             Ok(Box::new(replica))
         };
         self.devices(options)?.into_iter().map(open).collect()

@@ -106,7 +106,7 @@ pub fn gpu(replica: &dyn Replica) -> Option<&GpuReplica> {
 pub struct Watched {
     replica: Box<dyn Replica>,
     notes: SharedNotes,
-    /// Of each sequence, the request's number as far as it has been read, and the position whose token ends its answer.
+    /// Of each slot, the request's number as far as it has been read, and the position whose token ends its answer.
     sequences: Vec<(usize, usize)>,
     in_flight: VecDeque<InFlight>,
 }
@@ -136,14 +136,11 @@ impl Watched {
             let positions = chunk.first_position..chunk.first_position + chunk.rows;
             let tokens = &plan.tokens[chunk.first_row..];
             for (position, &token) in positions.zip(tokens).take_while(|(position, _)| *position < DIGITS) {
-                self.read_digit(chunk.sequence, position, token);
+                self.read_digit(chunk.slot, position, token);
             }
         }
         for (place, row) in plan.logits.iter().enumerate().filter(|(_, row)| row.sample) {
-            let end = self
-                .sequences
-                .get(row.sequence)
-                .map_or(usize::MAX, |sequence| sequence.1);
+            let end = self.sequences.get(row.slot).map_or(usize::MAX, |sequence| sequence.1);
             // What comes behind the end is discarded.
             step.tokens += usize::from(row.position <= end);
             if row.position >= end {
@@ -153,11 +150,11 @@ impl Watched {
         step
     }
 
-    fn read_digit(&mut self, sequence: usize, position: usize, token: i32) {
-        if self.sequences.len() <= sequence {
-            self.sequences.resize(sequence + 1, (0, usize::MAX));
+    fn read_digit(&mut self, slot: usize, position: usize, token: i32) {
+        if self.sequences.len() <= slot {
+            self.sequences.resize(slot + 1, (0, usize::MAX));
         }
-        let (request, end) = &mut self.sequences[sequence];
+        let (request, end) = &mut self.sequences[slot];
         if position == 0 {
             *request = 0;
         }

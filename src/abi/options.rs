@@ -4,7 +4,7 @@ use super::guard;
 use super::sized::{self, SizedStruct};
 use super::status::{GETP_OK, Status};
 use crate::error::{Error, Result};
-use crate::options::{Choices, Written, table};
+use crate::options::{Choices, WrittenValue, table};
 use crate::report;
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::mem::{offset_of, size_of};
@@ -199,23 +199,23 @@ trait Field {
     /// # Safety
     ///
     /// A pointer is NULL or a C string that nobody writes to for `'a`.
-    unsafe fn written<'a>(self) -> Option<Written<'a>>;
+    unsafe fn written<'a>(self) -> Option<WrittenValue<'a>>;
 }
 
 impl Field for c_int {
-    unsafe fn written<'a>(self) -> Option<Written<'a>> {
-        (self != 0).then_some(Written::Number(self))
+    unsafe fn written<'a>(self) -> Option<WrittenValue<'a>> {
+        (self != 0).then_some(WrittenValue::Number(self))
     }
 }
 
 impl Field for *const c_char {
-    unsafe fn written<'a>(self) -> Option<Written<'a>> {
+    unsafe fn written<'a>(self) -> Option<WrittenValue<'a>> {
         if self.is_null() {
             return None;
         }
         // SAFETY: not NULL, and guaranteed by our caller.
         let bytes = unsafe { CStr::from_ptr(self) }.to_bytes();
-        Some(Written::Text(OsStr::from_bytes(bytes)))
+        Some(WrittenValue::Text(OsStr::from_bytes(bytes)))
     }
 }
 

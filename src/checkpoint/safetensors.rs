@@ -44,7 +44,7 @@ pub struct SafetensorsCheckpoint {
     naming: Naming,
     dir: PathBuf,
     shards: Vec<Shard>,
-    tensors: HashMap<String, Stored>,
+    tensors: HashMap<String, TensorEntry>,
 }
 
 /// One safetensors file.
@@ -58,7 +58,7 @@ struct Shard {
 
 /// The place, type and shape of a stored tensor.
 #[derive(Debug)]
-struct Stored {
+struct TensorEntry {
     shard: usize,
     dtype: Dtype,
     shape: Vec<usize>,
@@ -124,7 +124,7 @@ impl SafetensorsCheckpoint {
             for name in metadata.offset_keys() {
                 let Some(info) = metadata.info(&name) else { continue };
                 match map.get(&name).and_then(|place| place.as_str()) {
-                    Some(place) if place == file => drop(self.tensors.insert(name, Stored::new(shard, info))),
+                    Some(place) if place == file => drop(self.tensors.insert(name, TensorEntry::new(shard, info))),
                     Some(place) => {
                         return Err(wrong(format!(
                             "tensor {name} is in {file}, where the index places it in {place}"
@@ -174,7 +174,11 @@ impl SafetensorsCheckpoint {
         for file in files {
             let shard = self.shards.len();
             for (name, info) in self.add_shard(&file)?.tensors() {
-                if self.tensors.insert(name.clone(), Stored::new(shard, info)).is_some() {
+                if self
+                    .tensors
+                    .insert(name.clone(), TensorEntry::new(shard, info))
+                    .is_some()
+                {
                     let why = format!("tensor {name} is in {file} and in another file of the directory");
                     return Err(Error::format(self.dir.display().to_string(), why));
                 }
@@ -397,7 +401,7 @@ impl Checkpoint for SafetensorsCheckpoint {
     }
 }
 
-impl Stored {
+impl TensorEntry {
     fn new(shard: usize, info: &safetensors::tensor::TensorInfo) -> Self {
         let (dtype, shape, bytes) = (info.dtype, info.shape.clone(), info.data_offsets);
         Self {

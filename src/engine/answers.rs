@@ -21,7 +21,7 @@ pub enum Remark {
 
 /// What was stored.
 #[derive(Default)]
-pub struct Stored {
+pub struct StoredAnswers {
     /// Tokens of all answers.
     pub tokens: u64,
     /// The state of request 0's random number generator after its answer, if it has one.
@@ -111,10 +111,10 @@ impl<'a, 'r> Answers<'a, 'r> {
     }
 
     /// Waits for the printer; gives what was stored.
-    pub fn finish(self) -> Stored {
+    pub fn finish(self) -> StoredAnswers {
         self.cut.finish();
         self.refused.finish();
-        Stored {
+        StoredAnswers {
             tokens: self.tokens,
             first_state: self.first_state,
         }

@@ -1,6 +1,6 @@
 //! One inference while it runs: what its replicas share, and how each of them serves the queue.
 
-use super::answers::{Answers, Stored};
+use super::answers::{Answers, StoredAnswers};
 use super::in_flight::InFlight;
 use super::ledger::{Ending, Ledger};
 use super::queue::Queue;
@@ -103,13 +103,13 @@ impl Run<'_, '_> {
     }
 
     /// Waits until everything is printed and written; gives what was stored.
-    pub fn end(self) -> Stored {
+    pub fn end(self) -> StoredAnswers {
         if let Some(recorder) = self.recorder {
             recorder.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
         }
         match self.results {
             Results::Stored(answers) => answers.into_inner().unwrap_or_else(PoisonError::into_inner).finish(),
-            Results::Told(_) | Results::Sent(_) => Stored::default(),
+            Results::Told(_) | Results::Sent(_) => StoredAnswers::default(),
         }
     }
 }
@@ -143,7 +143,7 @@ pub fn serve<'p, 'a, 'r>(run: &'p Run<'a, 'r>, mut workers: Vec<Worker<'p, 'a, '
     threads::scope(|scope| {
         let others = start_all(scope, run, others);
         let mut served: Vec<_> = workers.into_iter().map(Worker::serve).collect();
-        let join = |started: Started| started.join().unwrap_or_else(|panic| resume_unwind(panic));
+        let join = |started: WorkerThread| started.join().unwrap_or_else(|panic| resume_unwind(panic));
         served.extend(others.into_iter().map(join));
         Ok(served)
     })
@@ -159,7 +159,7 @@ pub fn serve_beside<'p, 'a, 'r, T>(
         let workers = start_all(scope, run, workers);
         let _guard = StopOnPanic(&run.queue);
         let done = beside();
-        (done, workers.into_iter().map(Started::join).collect())
+        (done, workers.into_iter().map(WorkerThread::join).collect())
     })
 }
 
@@ -174,16 +174,16 @@ pub fn begin(run: &Run<'_, '_>, workers: &[Worker<'_, '_, '_>]) -> Result<()> {
 }
 
 /// A worker's thread, or the result of one whose thread could not be started.
-enum Started {
-    Thread(Thread<WorkerResult>),
-    Not(WorkerResult),
+enum WorkerThread {
+    Runs(Thread<WorkerResult>),
+    NotStarted(WorkerResult),
 }
 
-impl Started {
+impl WorkerThread {
     fn join(self) -> Ended<WorkerResult> {
         match self {
-            Self::Thread(thread) => thread.join(),
-            Self::Not(served) => Ok(served),
+            Self::Runs(thread) => thread.join(),
+            Self::NotStarted(served) => Ok(served),
         }
     }
 }
@@ -193,11 +193,14 @@ fn start_all<'scope, 'p: 'scope, 'a: 'scope, 'r: 'scope>(
     scope: &'scope Scope<'scope, '_>,
     run: &'p Run<'a, 'r>,
     workers: Vec<Worker<'p, 'a, 'r>>,
-) -> Vec<Started> {
+) -> Vec<WorkerThread> {
     let start = |worker: Worker<'p, 'a, 'r>| {
         let replica = worker.replica;
         let thread = scope.spawn(&format!("getp replica {replica}"), || worker.serve());
-        thread.map_or_else(|error| Started::Not(not_started(run, replica, &error)), Started::Thread)
+        thread.map_or_else(
+            |error| WorkerThread::NotStarted(not_started(run, replica, &error)),
+            WorkerThread::Runs,
+        )
     };
     workers.into_iter().map(start).collect()
 }

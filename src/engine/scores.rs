@@ -61,7 +61,7 @@ pub fn score(
         let token = if row.sample { sampled.next() } else { None };
         let Some(score) = row.score else { continue };
         // Rows that are discarded have no request.
-        if let (Some(next), Some(number)) = (score.next.or(token.copied()), scheduler.drawing(row.sequence)) {
+        if let (Some(next), Some(number)) = (score.next.or(token.copied()), scheduler.drawing(row.slot)) {
             let in_prompt = score.next.map(|_| row.position + 1);
             let found = in_flight.output.scores.get(at);
             let row = RowToScore {

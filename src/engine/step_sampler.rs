@@ -55,7 +55,7 @@ struct HostRow {
     logits: usize,
     /// The index of its token in `tokens`.
     place: usize,
-    sequence: usize,
+    slot: usize,
     token: u32,
 }
 
@@ -141,8 +141,7 @@ impl StepSampler {
                     .iter_mut()
                     .enumerate()
                     .for_each(|(i, of_host)| of_host.logits = i);
-                self.left_to_host
-                    .extend(self.rows.iter().map(|of_host| of_host.sequence));
+                self.left_to_host.extend(self.rows.iter().map(|of_host| of_host.slot));
             }
             pool.install(|| self.sample_rows_of_host(plan, &in_flight.output))?;
             for of_host in &self.rows {
@@ -196,14 +195,14 @@ impl StepSampler {
             }
             let drawn = output.drawn.get(row).copied().flatten();
             self.tokens.push(drawn.unwrap_or(0));
-            match (scheduler.drawing(wanted.sequence), drawn) {
+            match (scheduler.drawing(wanted.slot), drawn) {
                 (None, _) => {}
                 (Some(_), Some(_)) => drawn_rows += 1,
                 (Some(_), None) => self.rows.push(HostRow {
                     row,
                     logits,
                     place,
-                    sequence: wanted.sequence,
+                    slot: wanted.slot,
                     token: 0,
                 }),
             }

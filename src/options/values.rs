@@ -59,14 +59,14 @@ const MAX_ORDINAL: usize = 1023;
 
 /// A value as it is written.
 #[derive(Clone, Copy, Debug)]
-pub enum Written<'a> {
+pub enum WrittenValue<'a> {
     /// In a variable, or in a string of the C struct.
     Text(&'a OsStr),
     /// In a number of the C struct, where 0 is an option that is not set.
     Number(c_int),
 }
 
-impl fmt::Display for Written<'_> {
+impl fmt::Display for WrittenValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => text.display().fmt(f),
@@ -75,7 +75,7 @@ impl fmt::Display for Written<'_> {
     }
 }
 
-impl<'a> Written<'a> {
+impl<'a> WrittenValue<'a> {
     fn text(self) -> Option<&'a str> {
         match self {
             Self::Text(text) => text.to_str(),
@@ -97,15 +97,15 @@ pub trait Kind {
     type Value;
 
     /// The value; `None` if it is not one of this kind.
-    fn read(&self, written: Written<'_>) -> Option<Self::Value>;
+    fn read(&self, written: WrittenValue<'_>) -> Option<Self::Value>;
 
     /// What can be written there, for the error: "use ...".
-    fn known(&self, written: Written<'_>) -> String;
+    fn known(&self, written: WrittenValue<'_>) -> String;
 }
 
 /// Reads the value of what `name` names, a variable or a field of the C struct. The error lists what can be written
 /// there.
-pub fn read<K: Kind, T: From<K::Value>>(kind: &K, name: &'static str, written: Written<'_>) -> Result<T> {
+pub fn read<K: Kind, T: From<K::Value>>(kind: &K, name: &'static str, written: WrittenValue<'_>) -> Result<T> {
     let value = kind.read(written).map(T::from);
     value.ok_or_else(|| Error::Option {
         name,
@@ -120,11 +120,11 @@ pub struct Number(pub RangeInclusive<usize>);
 impl Kind for Number {
     type Value = usize;
 
-    fn read(&self, written: Written<'_>) -> Option<usize> {
+    fn read(&self, written: WrittenValue<'_>) -> Option<usize> {
         written.number().filter(|number| self.0.contains(number))
     }
 
-    fn known(&self, _: Written<'_>) -> String {
+    fn known(&self, _: WrittenValue<'_>) -> String {
         format!("a number from {} to {}", self.0.start(), self.0.end())
     }
 }
@@ -135,18 +135,18 @@ pub struct AutoOr(pub Number);
 impl Kind for AutoOr {
     type Value = Option<usize>;
 
-    fn read(&self, written: Written<'_>) -> Option<Option<usize>> {
+    fn read(&self, written: WrittenValue<'_>) -> Option<Option<usize>> {
         match written.text() {
             Some("auto") => Some(None),
             _ => self.0.read(written).map(Some),
         }
     }
 
-    fn known(&self, written: Written<'_>) -> String {
+    fn known(&self, written: WrittenValue<'_>) -> String {
         let number = self.0.known(written);
         match written {
-            Written::Text(_) => format!("auto or {number}"),
-            Written::Number(_) => number,
+            WrittenValue::Text(_) => format!("auto or {number}"),
+            WrittenValue::Number(_) => number,
         }
     }
 }
@@ -169,18 +169,18 @@ pub struct Words<T: 'static>(pub &'static [Word<T>]);
 impl<T: Copy> Kind for Words<T> {
     type Value = T;
 
-    fn read(&self, written: Written<'_>) -> Option<T> {
+    fn read(&self, written: WrittenValue<'_>) -> Option<T> {
         let is_written = |word: &&Word<T>| match written {
-            Written::Text(text) => text == word.text,
-            Written::Number(number) => number == word.code,
+            WrittenValue::Text(text) => text == word.text,
+            WrittenValue::Number(number) => number == word.code,
         };
         self.0.iter().find(is_written).map(|word| word.value)
     }
 
-    fn known(&self, written: Written<'_>) -> String {
+    fn known(&self, written: WrittenValue<'_>) -> String {
         let name = |word: &Word<T>| match written {
-            Written::Text(_) => word.text,
-            Written::Number(_) => word.constant,
+            WrittenValue::Text(_) => word.text,
+            WrittenValue::Number(_) => word.constant,
         };
         let names: Vec<_> = self.0.iter().map(name).collect();
         match names.split_last() {
@@ -227,14 +227,14 @@ pub struct FilePath;
 impl Kind for FilePath {
     type Value = PathBuf;
 
-    fn read(&self, written: Written<'_>) -> Option<PathBuf> {
+    fn read(&self, written: WrittenValue<'_>) -> Option<PathBuf> {
         match written {
-            Written::Text(text) if !text.is_empty() => Some(OsString::from(text).into()),
+            WrittenValue::Text(text) if !text.is_empty() => Some(OsString::from(text).into()),
             _ => None,
         }
     }
 
-    fn known(&self, _: Written<'_>) -> String {
+    fn known(&self, _: WrittenValue<'_>) -> String {
         "the path of a file".into()
     }
 }
@@ -245,7 +245,7 @@ pub struct Devices;
 impl Kind for Devices {
     type Value = DeviceChoice;
 
-    fn read(&self, written: Written<'_>) -> Option<DeviceChoice> {
+    fn read(&self, written: WrittenValue<'_>) -> Option<DeviceChoice> {
         match written.text()? {
             "auto" => Some(DeviceChoice::Auto),
             "cpu" => Some(DeviceChoice::Cpu),
@@ -253,7 +253,7 @@ impl Kind for Devices {
         }
     }
 
-    fn known(&self, _: Written<'_>) -> String {
+    fn known(&self, _: WrittenValue<'_>) -> String {
         let runtimes = RUNTIMES.join(", ");
         format!("auto, cpu, {runtimes} or some of a runtime's devices as in cuda:0,2")
     }
@@ -280,6 +280,6 @@ impl FromStr for DeviceChoice {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        read(&Devices, "GETP_DEVICE", Written::Text(text.as_ref()))
+        read(&Devices, "GETP_DEVICE", WrittenValue::Text(text.as_ref()))
     }
 }

@@ -72,7 +72,7 @@ fn steps(limits: &Limits, jobs: &[Job], learns: bool) -> usize {
             break;
         };
         let sample = |row: &LogitsRow| {
-            let job = scheduler.request(row.sequence).map(|request| jobs[request]);
+            let job = scheduler.request(row.slot).map(|request| jobs[request]);
             let ends = job.is_some_and(|job| row.position + 2 == job.n_prompt + job.answer);
             if ends { EndTokens::RELEASED[0] } else { 7 }
         };

@@ -63,7 +63,7 @@ pub struct Holdings {
 
 /// A beginning that is there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct CachedBeginning {
     /// Its blocks.
     pub(super) blocks: usize,
     /// How many of them, the first ones, are held by sequences.
@@ -95,7 +95,7 @@ impl Holdings {
     }
 
     /// Looks for the longest beginning of these tokens that a sequence can go on behind, of at most `most` blocks.
-    pub(super) fn find(&mut self, tokens: &[u32], most: usize) -> Found {
+    pub(super) fn find(&mut self, tokens: &[u32], most: usize) -> CachedBeginning {
         self.found.clear();
         let mut parent = NONE;
         for tokens in tokens.chunks_exact(self.shape.block_tokens).take(most) {
@@ -113,7 +113,7 @@ impl Holdings {
             self.found.pop();
         }
         let held = self.found.partition_point(|&node| self.full.holders(node) > 0);
-        Found {
+        CachedBeginning {
             blocks: self.found.len(),
             held,
         }

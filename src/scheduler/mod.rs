@@ -35,6 +35,7 @@ mod blocks;
 #[cfg(test)]
 mod comparison;
 mod ends;
+mod inspect;
 mod kv_cache;
 mod lending;
 mod limits;
@@ -52,7 +53,7 @@ use crate::error::{Error, Result};
 use crate::grammar::Matcher;
 use crate::memory::{self, Purpose};
 use crate::request::{Answer, Request, Sampled, Sampling};
-use kv_cache::Found;
+use kv_cache::CachedBeginning;
 use lending::{Growing, Lending, go_on, oldest};
 use sequence::{RESERVED_TOKENS, Sequence};
 use spread::{Pace, Room};
@@ -297,7 +298,7 @@ impl Scheduler {
         }
         let block_tokens = self.limits.block_tokens;
         for chunk in &plan.chunks {
-            let Some(sequence) = &mut self.slots[chunk.sequence] else {
+            let Some(sequence) = &mut self.slots[chunk.slot] else {
                 continue;
             };
             let behind = chunk.first_position + chunk.rows;
@@ -315,8 +316,8 @@ impl Scheduler {
         self.steps += 1;
         self.stale = true;
         for chunk in &plan.chunks {
-            self.under_way[chunk.sequence] += 1;
-            if let Some(sequence) = &mut self.slots[chunk.sequence] {
+            self.under_way[chunk.slot] += 1;
+            if let Some(sequence) = &mut self.slots[chunk.slot] {
                 sequence.planned = chunk.first_position + chunk.rows;
                 sequence.last_step = self.steps;
                 sequence.on_device = self.limits.plans_ahead;
@@ -342,15 +343,15 @@ impl Scheduler {
         memory::reserve(finished, sampled.len(), Purpose::Requests)?;
         memory::reserve(&mut self.sampled, sampled.len(), Purpose::Requests)?;
         for chunk in &plan.chunks {
-            self.under_way[chunk.sequence] -= 1;
-            match &mut self.slots[chunk.sequence] {
+            self.under_way[chunk.slot] -= 1;
+            match &mut self.slots[chunk.slot] {
                 Some(sequence) if sequence.wrong_steps > 0 => sequence.wrong_steps -= 1,
                 Some(sequence) => sequence.position += chunk.rows,
-                None => self.free_slot(chunk.sequence),
+                None => self.free_slot(chunk.slot),
             }
         }
         for (row, &token) in plan.logits.iter().filter(|row| row.sample).zip(sampled) {
-            let end = match &mut self.slots[row.sequence] {
+            let end = match &mut self.slots[row.slot] {
                 // A discarded row does not advance its sequence.
                 Some(sequence) if sequence.position == row.position + 1 => {
                     let end = sequence.store(token)?;
@@ -364,7 +365,7 @@ impl Scheduler {
                 _ => None,
             };
             if end.is_some()
-                && let Some(sequence) = self.end(row.sequence, true)
+                && let Some(sequence) = self.end(row.slot, true)
                 && !sequence.hands_over_tokens()
             {
                 finished.push(sequence.into_answer());
@@ -375,28 +376,28 @@ impl Scheduler {
 
     /// The device holds another token than the one just committed as a sequence's last. Rows of this sequence in flight
     /// depend on the wrong token: they are discarded, and the sequence is planned again from here.
-    pub fn mend(&mut self, sequence: usize) {
-        if let Some(mended) = &mut self.slots[sequence] {
+    pub fn mend(&mut self, slot: usize) {
+        if let Some(mended) = &mut self.slots[slot] {
             mended.planned = mended.position;
-            mended.wrong_steps = self.under_way[sequence];
+            mended.wrong_steps = self.under_way[slot];
         }
     }
 
     /// The request for which the oldest step in flight samples in this slot; `None` if its row is discarded: the
     /// sequence has ended since the plan, by an end token or cancelled, or the row was fed a wrong token.
-    pub fn drawing(&self, sequence: usize) -> Option<usize> {
-        let sequence = self.slots.get(sequence)?.as_ref()?;
+    pub fn drawing(&self, slot: usize) -> Option<usize> {
+        let sequence = self.slots.get(slot)?.as_ref()?;
         (sequence.wrong_steps == 0).then(|| sequence.number())
     }
 
     /// Lends the matcher of a slot's answer, if it follows a grammar.
-    pub fn lend_matcher(&mut self, sequence: usize) -> Option<Box<dyn Matcher>> {
-        self.slots.get_mut(sequence)?.as_mut()?.matcher.take()
+    pub fn lend_matcher(&mut self, slot: usize) -> Option<Box<dyn Matcher>> {
+        self.slots.get_mut(slot)?.as_mut()?.matcher.take()
     }
 
     /// Takes it back.
-    pub fn return_matcher(&mut self, sequence: usize, matcher: Box<dyn Matcher>) {
-        if let Some(Some(sequence)) = self.slots.get_mut(sequence) {
+    pub fn return_matcher(&mut self, slot: usize, matcher: Box<dyn Matcher>) {
+        if let Some(Some(sequence)) = self.slots.get_mut(slot) {
             sequence.matcher = Some(matcher);
         }
     }
@@ -442,14 +443,8 @@ impl Scheduler {
     }
 
     /// The request of a slot of the current plan; `None` once its sequence has ended.
-    pub fn request(&self, sequence: usize) -> Option<usize> {
-        self.slots.get(sequence)?.as_ref().map(Sequence::number)
-    }
-
-    /// Whether a slot's sequence cannot be planned before it gets a block of the full layers.
-    pub fn waits_for_block(&self, sequence: usize) -> bool {
-        let sequence = self.slots.get(sequence).and_then(Option::as_ref);
-        sequence.is_some_and(|sequence| sequence.lacks_block(self.limits.block_tokens))
+    pub fn request(&self, slot: usize) -> Option<usize> {
+        self.slots.get(slot)?.as_ref().map(Sequence::number)
     }
 
     /// Sequences running.
@@ -489,7 +484,7 @@ impl Scheduler {
 
     /// Whether a slot is free, such a sequence may have its first blocks behind the beginning that was found for it,
     /// and it is its time.
-    fn fits(&mut self, n_prompt: usize, max_positions: usize, found: Found) -> bool {
+    fn fits(&mut self, n_prompt: usize, max_positions: usize, found: CachedBeginning) -> bool {
         if !self.running.is_empty() && !self.pace.may_start(self.steps, self.limits.turns()) {
             return false;
         }
@@ -516,7 +511,7 @@ impl Scheduler {
     }
 
     /// Starts a sequence that fits, behind the beginning found for it.
-    fn start(&mut self, mut sequence: Sequence, slot: usize, found: Found) {
+    fn start(&mut self, mut sequence: Sequence, slot: usize, found: CachedBeginning) {
         let ring = self.limits.need(sequence.n_prompt(), sequence.max_positions()).window;
         let held = sequence.first_full;
         if found.held > 0 {
@@ -732,7 +727,7 @@ impl Scheduler {
             if sample || score.is_some() || self.limits.record_all {
                 plan.logits.push(LogitsRow {
                     row,
-                    sequence: slot,
+                    slot,
                     position,
                     sample,
                     draw: sequence.draw(position),
@@ -746,7 +741,7 @@ impl Scheduler {
             .div_ceil(self.limits.block_tokens)
             .min(sequence.full.len());
         plan.chunks.push(Chunk {
-            sequence: slot,
+            slot,
             first_row,
             rows,
             first_position: positions.start,
@@ -765,12 +760,12 @@ impl Scheduler {
             )));
         }
         for chunk in &plan.chunks {
-            let is_under_way = self.under_way.get(chunk.sequence).is_some_and(|&steps| steps > 0);
+            let is_under_way = self.under_way.get(chunk.slot).is_some_and(|&steps| steps > 0);
             let is_next = |sequence: &Sequence| sequence.wrong_steps > 0 || sequence.position == chunk.first_position;
-            if !is_under_way || !self.slots[chunk.sequence].as_ref().is_none_or(is_next) {
+            if !is_under_way || !self.slots[chunk.slot].as_ref().is_none_or(is_next) {
                 return Err(Error::Internal(format!(
-                    "a step came back that is not the oldest under way: sequence {} is not at position {}",
-                    chunk.sequence, chunk.first_position
+                    "a step came back that is not the oldest under way: slot {} is not at position {}",
+                    chunk.slot, chunk.first_position
                 )));
             }
         }

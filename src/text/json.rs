@@ -41,7 +41,7 @@ const ENCODING: usize = 160;
 /// adds; a text's tokens do not depend on them. Its decoder is not the crate's type, which panics at some that are
 /// damaged; of it only the type is looked at.
 #[derive(Deserialize)]
-struct Written {
+struct TokenizerJson {
     #[serde(default)]
     version: Option<String>,
     #[serde(default)]
@@ -85,7 +85,7 @@ impl File {
         let wrong = |why: String| file_kind::explain(path, Error::format(&name, why), GivenAs::Tokenizer);
         let data = tokenizer::read_bytes(path, open_file(path), GivenAs::Tokenizer)?;
         memory::room::<u8>(data.len().saturating_mul(READING), Purpose::Vocabulary)?;
-        let written: Written = serde_json::from_slice(&data).map_err(|error| wrong(error.to_string()))?;
+        let written: TokenizerJson = serde_json::from_slice(&data).map_err(|error| wrong(error.to_string()))?;
         drop(data);
         check(&written).map_err(wrong)?;
         let models = open_file(&path.with_file_name("config.json")).ok();
@@ -116,7 +116,7 @@ impl File {
 }
 
 /// Refuses what would give other tokens than the file's maker had, or others each time.
-fn check(written: &Written) -> Result<(), String> {
+fn check(written: &TokenizerJson) -> Result<(), String> {
     if let Some(version) = written.version.as_ref().filter(|&version| version != "1.0") {
         return Err(format!("version is {version:?}; only \"1.0\" is known"));
     }
@@ -133,7 +133,7 @@ fn check(written: &Written) -> Result<(), String> {
 
 /// The entries by id, and what each of them is. Of reserved ones there are none that the model has no logits for, if
 /// `models` says how many it has.
-fn entries(written: &Written, models: Option<usize>) -> Result<(Entries, Vec<Kind>), String> {
+fn entries(written: &TokenizerJson, models: Option<usize>) -> Result<(Entries, Vec<Kind>), String> {
     let vocabulary = written.model.get_vocab();
     let ids = vocabulary
         .values()
@@ -198,8 +198,8 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    fn new(written: Written) -> Result<Self, String> {
-        let Written {
+    fn new(written: TokenizerJson) -> Result<Self, String> {
+        let TokenizerJson {
             added_tokens,
             normalizer,
             pre_tokenizer,

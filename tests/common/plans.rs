@@ -26,13 +26,13 @@ pub fn chunks(
     token: impl Fn(usize) -> i32,
 ) -> StepPlan {
     let mut plan = StepPlan::default();
-    let blocks = |of: usize, sequence: usize| (sequence * of..(sequence + 1) * of).map(|block| block as u32);
-    for (sequence, &rows) in rows.iter().enumerate() {
+    let blocks = |of: usize, slot: usize| (slot * of..(slot + 1) * of).map(|block| block as u32);
+    for (slot, &rows) in rows.iter().enumerate() {
         let (start, first_row) = (plan.tables.len(), plan.tokens.len());
-        plan.tables.extend(blocks(full, sequence));
-        plan.tables.extend(blocks(window, sequence));
+        plan.tables.extend(blocks(full, slot));
+        plan.tables.extend(blocks(window, slot));
         plan.chunks.push(Chunk {
-            sequence,
+            slot,
             first_row,
             rows,
             first_position,
@@ -42,17 +42,17 @@ pub fn chunks(
         for (row, position) in (first_row..).zip(first_position..first_position + rows) {
             plan.tokens.push(token(row));
             plan.positions.push(position as u32);
-            plan.logits.push(greedy(row, sequence, position));
+            plan.logits.push(greedy(row, slot, position));
         }
     }
     plan
 }
 
 /// A row whose most probable token is sampled.
-fn greedy(row: usize, sequence: usize, position: usize) -> LogitsRow {
+fn greedy(row: usize, slot: usize, position: usize) -> LogitsRow {
     LogitsRow {
         row,
-        sequence,
+        slot,
         position,
         sample: true,
         draw: Draw::GREEDY,
@@ -128,7 +128,7 @@ impl Sequences {
                 start..plan.tables.len()
             };
             plan.chunks.push(Chunk {
-                sequence,
+                slot: sequence,
                 first_row,
                 rows: tokens.len(),
                 first_position,

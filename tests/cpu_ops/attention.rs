@@ -11,7 +11,7 @@ on_every_engine!(rotate_and_attend);
 
 /// What has been rotated and stored, by position.
 #[derive(Clone, Default)]
-struct Stored {
+struct KeysAndValues {
     keys: Vec<Vec<f32>>,
     values: Vec<Vec<f32>>,
 }
@@ -35,7 +35,7 @@ mod checks {
             let mut sequences = Sequences::new(&mut rng, &config, BLOCK_TOKENS, &lengths, 9);
             let mut kv = poisoned::<E>(&config, &sequences);
             let mut ops = CpuOps::<E>::new(&config, mode, 27, false).unwrap();
-            let mut stored = vec![vec![Stored::default(); lengths.len()]; config.n_layers];
+            let mut stored = vec![vec![KeysAndValues::default(); lengths.len()]; config.n_layers];
             let sinks: Vec<_> = (0..config.n_layers)
                 .map(|_| normal(&mut rng, config.n_attn_heads))
                 .collect();
@@ -61,7 +61,7 @@ mod checks {
                                 (&before[row * width..][..width], &qkv.values()[row * width..][..width]);
                             let position = chunk.first_position + i;
                             check_rotation(mode, &config, position, before, after);
-                            let stored = &mut stored[layer][chunk.sequence];
+                            let stored = &mut stored[layer][chunk.slot];
                             let (k, v) = after[config.q_dim()..].split_at(config.kv_dim());
                             stored.keys.push(k.to_vec());
                             stored.values.push(v.to_vec());
@@ -77,7 +77,7 @@ mod checks {
                             );
                         }
                         let last = chunk.first_position + chunk.rows - 1;
-                        check_cache::<E>(&config, &kv, &plan, chunk, layer, last, &stored[layer][chunk.sequence]);
+                        check_cache::<E>(&config, &kv, &plan, chunk, layer, last, &stored[layer][chunk.slot]);
                     }
                 }
             }
@@ -120,7 +120,7 @@ mod checks {
         config: &ModelConfig,
         layer: usize,
         q: &[f32],
-        stored: &Stored,
+        stored: &KeysAndValues,
         sinks: &[f32],
         out: &[f32],
     ) {
@@ -149,7 +149,7 @@ mod checks {
         chunk: &Chunk,
         layer: usize,
         last: usize,
-        stored: &Stored,
+        stored: &KeysAndValues,
     ) {
         let d = config.head_dim;
         let first = config

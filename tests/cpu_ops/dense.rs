@@ -152,7 +152,7 @@ mod checks {
             let wanted: Vec<usize> = (0..rows).rev().step_by(2).collect();
             let logits = wanted.iter().map(|&row| LogitsRow {
                 row,
-                sequence: 0,
+                slot: 0,
                 position: 0,
                 sample: true,
                 draw: Draw::GREEDY,
@@ -188,7 +188,7 @@ mod checks {
                 // Every second row is drawn.
                 let logits_row = |row: usize| LogitsRow {
                     row,
-                    sequence: row,
+                    slot: row,
                     position: 0,
                     sample: true,
                     draw: Draw {

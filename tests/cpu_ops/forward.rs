@@ -104,7 +104,7 @@ mod checks {
                 forward(&mut ops, &stage, &plan, a, kv, Want::Logits, out).unwrap();
             }
             for (row, values) in plan.logits.iter().zip(output.logits.chunks_exact(config.vocab_size)) {
-                logits[row.sequence].extend_from_slice(values);
+                logits[row.slot].extend_from_slice(values);
             }
         }
         logits

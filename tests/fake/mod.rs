@@ -245,7 +245,7 @@ impl FakeReplica {
                 output.logits.own().extend(logits);
             }
             if row.sample {
-                self.last_tokens[row.sequence] = kept;
+                self.last_tokens[row.slot] = kept;
             }
         }
     }

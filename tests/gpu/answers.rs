@@ -79,7 +79,7 @@ pub fn answer(replica: &mut dyn Replica, config: &ModelConfig, prompts: &[Vec<u3
 impl Answers {
     fn note(&mut self, plan: &StepPlan, output: &StepOutput, vocab: usize, request: impl Fn(usize) -> Option<usize>) {
         for (i, (row, greedy)) in plan.logits.iter().zip(&output.greedy).enumerate() {
-            let Some(request) = request(row.sequence) else { continue };
+            let Some(request) = request(row.slot) else { continue };
             let key = (request, row.position);
             self.greedy.insert(key, (greedy.token, greedy.logit));
             if let Some(logits) = output.logits.get(i * vocab..(i + 1) * vocab) {

@@ -10,7 +10,7 @@ use getp::abi::lifecycle::{self, Backends};
 use getp::backend::cpu;
 use getp::backend::gpu;
 use getp::backend::gpu::driver::simt::{Call, Live, Order, Setup, System};
-use getp::backend::gpu::open::open_cut;
+use getp::backend::gpu::open::inspect::open_cut;
 use getp::batch::Want;
 use getp::checkpoint::Checkpoint;
 use getp::config::ModelConfig;

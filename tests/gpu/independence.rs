@@ -4,7 +4,7 @@
 use super::answers::{Answers, Run, answer, options, prompt, prompts};
 use super::synthetic::{Dense, Experts, Synthetic, SyntheticCheckpoint, Temperament};
 use super::{drivers, open};
-use getp::backend::gpu::open::open_cut;
+use getp::backend::gpu::open::inspect::open_cut;
 use getp::batch::Want;
 use getp::config::ModelConfig;
 use getp::options::{Options, Precision};

@@ -7,7 +7,7 @@ use getp::backend::cpu;
 use getp::backend::gpu::device_choice::{self, Needs, Runtime};
 use getp::backend::gpu::discover;
 use getp::backend::gpu::driver::simt::{Setup, System};
-use getp::backend::gpu::driver::{Device, Found};
+use getp::backend::gpu::driver::{Device, ListedDevice};
 use getp::backend::gpu::target::Target;
 use getp::batch::Want;
 use getp::config::ModelConfig;
@@ -132,7 +132,7 @@ fn auto_runs_a_model_beyond_a_limit_on_the_cpu_and_says_why() {
     let driver = system.driver(0).unwrap();
     let runtimes = [Runtime {
         name: "simt",
-        found: Ok(vec![Found {
+        found: Ok(vec![ListedDevice {
             device: driver.device().clone(),
             total_bytes: driver.memory().unwrap().total,
         }]),

@@ -102,7 +102,7 @@ fn open_on(mut drivers: Vec<SharedDriver>, checkpoint: &dyn Checkpoint, options:
     if family().is_some() {
         let ends = [checkpoint.config().n_layers];
         let contexts = drivers.into_iter().map(context).collect();
-        return Box::new(gpu::open::open_cut(contexts, &ends, checkpoint, options).unwrap());
+        return Box::new(gpu::open::inspect::open_cut(contexts, &ends, checkpoint, options).unwrap());
     }
     gpu::open::open(drivers, checkpoint, options).unwrap().remove(0)
 }

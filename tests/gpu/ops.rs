@@ -119,7 +119,7 @@ pub fn replica(
 pub fn replica_on(context: Arc<Context>, checkpoint: &dyn Checkpoint, options: &Options) -> (GpuReplica, Bounds) {
     let target = context.target;
     let ends = [checkpoint.config().n_layers];
-    let replica = open::open_cut(vec![context], &ends, checkpoint, options).unwrap();
+    let replica = open::inspect::open_cut(vec![context], &ends, checkpoint, options).unwrap();
     let numbers = replica.numbers();
     (replica, Bounds { numbers, target })
 }

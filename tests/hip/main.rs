@@ -241,7 +241,7 @@ fn any_rocm_s_properties_are_read_by_its_own_layout() {
             &[("ROCM_PATH", rocm.to_str().unwrap()), ("HIP_EMULATOR_VERSION", version)],
         );
         let expected = format!(
-            "[Found {{ device: Device {{ runtime: \"hip\", ordinal: 0, name: \"Emulated Instinct\", arch: \"gfx90a\", \
+            "[ListedDevice {{ device: Device {{ runtime: \"hip\", ordinal: 0, name: \"Emulated Instinct\", arch: \"gfx90a\", \
              multiprocessors: 104 }}, total_bytes: {} }}]",
             1u64 << 30
         );

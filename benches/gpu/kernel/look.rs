@@ -11,7 +11,7 @@ use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::Context;
 use getp::backend::gpu::kv::KvCache;
 use getp::backend::gpu::memory::DeviceBuffer;
-use getp::backend::gpu::open::open_cut;
+use getp::backend::gpu::open::inspect::open_cut;
 use getp::backend::gpu::ops::{Buffer, GpuOps, Queries, Residual, ResidualMemory, Routed, Settled};
 use getp::backend::gpu::profile::Timeline;
 use getp::backend::gpu::replica::GpuReplica;

@@ -1,6 +1,6 @@
 //! Which devices are used: a pure function of what the user asks for and what there is.
 
-use super::driver::{Device, Found};
+use super::driver::{Device, ListedDevice};
 use crate::error::{Error, Result};
 use crate::options::DeviceChoice;
 
@@ -10,7 +10,7 @@ pub struct Runtime {
     /// `hip`, `cuda` or `simt`.
     pub name: &'static str,
     /// Its devices in the order of their ordinals, or why it cannot be asked.
-    pub found: Result<Vec<Found>>,
+    pub found: Result<Vec<ListedDevice>>,
 }
 
 /// What a device must be able to do.
@@ -103,7 +103,7 @@ fn auto(runtimes: &[Runtime], needs: &Needs<'_>) -> Chosen {
 }
 
 /// The usable devices, and a line on each other one.
-fn sort_out(found: &[Found], needs: &Needs<'_>) -> Chosen {
+fn sort_out(found: &[ListedDevice], needs: &Needs<'_>) -> Chosen {
     let mut chosen = Chosen::default();
     for found in found {
         match obstacle(found, needs) {
@@ -119,7 +119,7 @@ fn not_used(device: &Device, why: &str) -> String {
 }
 
 /// Why a device cannot be used.
-fn obstacle(found: &Found, needs: &Needs<'_>) -> Option<String> {
+fn obstacle(found: &ListedDevice, needs: &Needs<'_>) -> Option<String> {
     const GIB: f64 = (1u64 << 30) as f64;
     if !(needs.runs)(&found.device) {
         let there = if needs.code.is_empty() {
@@ -140,7 +140,7 @@ fn obstacle(found: &Found, needs: &Needs<'_>) -> Option<String> {
     (needs.supports)(&found.device).err()
 }
 
-fn devices_of<'a>(name: &str, runtimes: &'a [Runtime], needs: &Needs<'_>) -> Result<&'a [Found]> {
+fn devices_of<'a>(name: &str, runtimes: &'a [Runtime], needs: &Needs<'_>) -> Result<&'a [ListedDevice]> {
     let Some(runtime) = runtimes.iter().find(|runtime| runtime.name == name) else {
         return Err(needs.unmet(
             name,
@@ -153,7 +153,7 @@ fn devices_of<'a>(name: &str, runtimes: &'a [Runtime], needs: &Needs<'_>) -> Res
     }
 }
 
-fn all(runtime: &str, found: &[Found], needs: &Needs<'_>) -> Result<Chosen> {
+fn all(runtime: &str, found: &[ListedDevice], needs: &Needs<'_>) -> Result<Chosen> {
     let chosen = sort_out(found, needs);
     if !chosen.devices.is_empty() {
         return Ok(chosen);
@@ -165,7 +165,7 @@ fn all(runtime: &str, found: &[Found], needs: &Needs<'_>) -> Result<Chosen> {
     Err(needs.unmet(runtime, why))
 }
 
-fn some(runtime: &str, found: &[Found], ordinals: &[usize], needs: &Needs<'_>) -> Result<Chosen> {
+fn some(runtime: &str, found: &[ListedDevice], ordinals: &[usize], needs: &Needs<'_>) -> Result<Chosen> {
     let mut chosen = Chosen::default();
     for ordinal in ordinals {
         let Some(found) = found.iter().find(|found| found.device.ordinal == *ordinal) else {
@@ -179,7 +179,7 @@ fn some(runtime: &str, found: &[Found], ordinals: &[usize], needs: &Needs<'_>) -
     Ok(chosen)
 }
 
-fn there_are(found: &[Found]) -> String {
+fn there_are(found: &[ListedDevice]) -> String {
     match found.len() {
         0 => "no device found".into(),
         1 => "there is one device, 0".into(),
@@ -211,8 +211,8 @@ mod tests {
         supports: &|_| Ok(()),
     };
 
-    fn found(runtime: &'static str, ordinal: usize, arch: &str, gib: u64) -> Found {
-        Found {
+    fn found(runtime: &'static str, ordinal: usize, arch: &str, gib: u64) -> ListedDevice {
+        ListedDevice {
             device: Device {
                 runtime,
                 ordinal,

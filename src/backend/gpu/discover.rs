@@ -2,7 +2,7 @@
 
 use super::code_objects;
 use super::device_choice::{self, Needs, Runtime};
-use super::driver::{Device, Driver, Found};
+use super::driver::{Device, Driver, ListedDevice};
 use super::target::Target;
 use crate::config::ModelConfig;
 use crate::error::Result;
@@ -22,7 +22,7 @@ pub struct Usable {
 /// A runtime's functions.
 struct Entry {
     name: &'static str,
-    list: fn() -> Result<Vec<Found>>,
+    list: fn() -> Result<Vec<ListedDevice>>,
     open: fn(usize) -> Result<Arc<dyn Driver>>,
     /// A name of a device that is the same for all processes of the machine.
     shared_name: fn(usize) -> Result<String>,

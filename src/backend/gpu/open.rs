@@ -1,5 +1,7 @@
 //! Opens a replica on each device or group of devices that has enough memory.
 
+pub mod inspect;
+
 use super::catalogue::Elements;
 use super::code_objects;
 use super::context::Context;
@@ -127,31 +129,6 @@ fn replica(
         _ => options.clone(),
     };
     GpuReplica::new(stages, config, &options, elements, report)
-}
-
-/// Opens one replica whose stages end before these layers, each on a device of its own: for tests and tools.
-pub fn open_cut(
-    contexts: Vec<Arc<Context>>,
-    ends: &[usize],
-    checkpoint: &dyn Checkpoint,
-    options: &Options,
-) -> Result<GpuReplica> {
-    let begins = [0].into_iter().chain(ends.iter().copied());
-    let shares = contexts
-        .iter()
-        .zip(begins.zip(ends))
-        .map(|(context, (begin, &end))| Share {
-            context,
-            layers: begin..end,
-        });
-    let loaded = load(
-        &shares.collect::<Vec<_>>(),
-        checkpoint,
-        is_exact(options),
-        options.threads,
-    )?;
-    let stages = contexts.into_iter().zip(loaded.weights).collect();
-    replica(stages, checkpoint.config(), options, loaded.elements, loaded.report)
 }
 
 /// Which devices make replicas, and which layers each has.

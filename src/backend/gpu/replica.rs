@@ -58,7 +58,7 @@ pub struct GpuReplica {
     events: Vec<Event>,
     common: Common,
     report: PackReport,
-    /// The step, counted from 0, that found the token of each sequence last.
+    /// The step, counted from 0, that found the token of each slot last.
     found_in: Vec<usize>,
     /// Steps so far.
     steps: usize,
@@ -179,7 +179,7 @@ impl GpuReplica {
             }
         }
         let found = plan.logits.iter().filter(|row| row.sample);
-        found.for_each(|row| self.found_in[row.sequence] = self.steps);
+        found.for_each(|row| self.found_in[row.slot] = self.steps);
         Ok(())
     }
 

@@ -287,7 +287,7 @@ impl Plans {
         let c = &self.capacity;
         let fits = plan.rows() <= c.rows
             && plan.chunks.len() <= c.sequences
-            && plan.chunks.iter().all(|chunk| chunk.sequence < c.sequences)
+            && plan.chunks.iter().all(|chunk| chunk.slot < c.sequences)
             && plan.logits.len() <= c.logits_rows
             && plan.tables.len() <= c.pages
             && plan.positions.iter().all(|&position| (position as usize) < c.positions);
@@ -308,7 +308,7 @@ impl Scratch {
                 first_row: chunk.first_row as i32,
                 rows: chunk.rows as i32,
                 first_position: chunk.first_position as i32,
-                slot: chunk.sequence as i32,
+                slot: chunk.slot as i32,
                 full: chunk.full.start as i32,
                 window: chunk.window.start as i32,
                 window_pages: chunk.window.len() as i32,
@@ -325,7 +325,7 @@ impl Scratch {
             } = wanted.draw;
             LogitsRowInfo {
                 row: wanted.row as i32,
-                slot: if wanted.sample { wanted.sequence as i32 } else { -1 },
+                slot: if wanted.sample { wanted.slot as i32 } else { -1 },
                 coin,
                 temperature,
                 // 0 stands for all that is no nucleus: NaN has no place in the kernel.

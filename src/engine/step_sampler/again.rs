@@ -76,11 +76,7 @@ impl StepSampler {
         pool.install(|| self.sample_allowed(plan, &in_flight.output, &mut forbidden))?;
         for follower in forbidden {
             self.tokens[follower.place] = follower.token;
-            memory::push(
-                &mut self.left_to_host,
-                plan.logits[follower.row].sequence,
-                Purpose::Draws,
-            )?;
+            memory::push(&mut self.left_to_host, plan.logits[follower.row].slot, Purpose::Draws)?;
             give_back(scheduler, plan, follower);
         }
         Ok(failed)
@@ -109,8 +105,8 @@ impl StepSampler {
         let rows = places_of_logits(plan, output, self.vocab).filter(|(_, _, wanted)| wanted.sample);
         for (place, (row, logits, wanted)) in rows.enumerate() {
             if wanted.again.is_some()
-                && let Some(number) = scheduler.drawing(wanted.sequence)
-                && let Some(matcher) = scheduler.lend_matcher(wanted.sequence)
+                && let Some(number) = scheduler.drawing(wanted.slot)
+                && let Some(matcher) = scheduler.lend_matcher(wanted.slot)
             {
                 followers.push(Follower {
                     row,
@@ -129,5 +125,5 @@ impl StepSampler {
 
 /// Gives its matcher back to the scheduler.
 fn give_back(scheduler: &mut Scheduler, plan: &StepPlan, follower: Follower) {
-    scheduler.return_matcher(plan.logits[follower.row].sequence, follower.matcher);
+    scheduler.return_matcher(plan.logits[follower.row].slot, follower.matcher);
 }

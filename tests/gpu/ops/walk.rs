@@ -52,7 +52,7 @@ impl Load for Host<'_> {
 
 /// Keys and values of one sequence in one layer, as the cache held them when they were written.
 #[derive(Clone, Default)]
-struct Stored {
+struct KeysAndValues {
     keys: Vec<Vec<f64>>,
     values: Vec<Vec<f64>>,
 }
@@ -70,7 +70,7 @@ pub struct Walk {
     weights: HostWeights,
     bounds: Bounds,
     /// By layer and sequence.
-    stored: Vec<Vec<Stored>>,
+    stored: Vec<Vec<KeysAndValues>>,
     pub worst: Worst,
 }
 
@@ -81,7 +81,7 @@ impl Walk {
             replica,
             weights: host_weights(checkpoint),
             bounds,
-            stored: vec![vec![Stored::default(); sequences]; config.n_layers],
+            stored: vec![vec![KeysAndValues::default(); sequences]; config.n_layers],
             worst: Worst::default(),
             config,
         }
@@ -218,7 +218,7 @@ impl Step<'_> {
         &mut self,
         layer: usize,
         w: &LayerWeights<HostMatrix, Vec<f32>>,
-        stored: &mut [Stored],
+        stored: &mut [KeysAndValues],
         x: Residual<'x>,
     ) -> Settled<'x> {
         let (rows, config, plan) = (self.rows(), self.config, self.plan);
@@ -260,7 +260,7 @@ impl Step<'_> {
     }
 
     /// Checks queries, and keys and values in the cache. Keeps keys and values; returns queries, unscaled.
-    fn rotated(&mut self, layer: usize, qkv: &[Close], stored: &mut [Stored]) -> Vec<f64> {
+    fn rotated(&mut self, layer: usize, qkv: &[Close], stored: &mut [KeysAndValues]) -> Vec<f64> {
         let config = self.config;
         let (q_dim, width) = (config.q_dim(), config.qkv_dim());
         let all = self.ops.queries(self.rows()).unwrap();
@@ -274,19 +274,19 @@ impl Step<'_> {
                 self.worst.check("keys", &own_keys, &keys);
                 self.worst.check("values", &own_values, &values);
                 let wide = |v: Vec<f32>| v.into_iter().map(f64::from).collect();
-                stored[chunk.sequence].keys.push(wide(own_keys));
-                stored[chunk.sequence].values.push(wide(own_values));
+                stored[chunk.slot].keys.push(wide(own_keys));
+                stored[chunk.slot].values.push(wide(own_values));
             }
         }
         let factor = self.bounds.query_factor(config.head_dim);
         all.iter().map(|&q| f64::from(q) / factor).collect()
     }
 
-    fn attended(&mut self, layer: usize, queries: &[f64], stored: &[Stored], sinks: &[f32], out: &[f32]) {
+    fn attended(&mut self, layer: usize, queries: &[f64], stored: &[KeysAndValues], sinks: &[f32], out: &[f32]) {
         let config = self.config;
         let q_dim = config.q_dim();
         for chunk in &self.plan.chunks {
-            let kept = &stored[chunk.sequence];
+            let kept = &stored[chunk.slot];
             let what = match config.is_windowed(layer) {
                 true => "attention, windowed",
                 false => "attention, full",

@@ -8,7 +8,7 @@ mod api;
 
 use super::vendor::calls::{Calls, Code, PEER_ALREADY_ENABLED};
 use super::vendor::{Vendor, check, count, device_name, text};
-use super::{Device, DevicePtr, Driver, Found, FunctionHandle, GraphHandle, KernelLaunch, Link, StreamHandle};
+use super::{Device, DevicePtr, Driver, FunctionHandle, GraphHandle, KernelLaunch, Link, ListedDevice, StreamHandle};
 use crate::error::{Error, GpuFault, Result};
 use api::{Api, CudaTypes, Handle, LaunchAttribute, LaunchConfig, Ordinal};
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// All devices; no context is created.
-pub fn list() -> Result<Vec<Found>> {
+pub fn list() -> Result<Vec<ListedDevice>> {
     let api = match api::api() {
         Err(Error::Gpu {
             fault: GpuFault::NoDevice,
@@ -102,7 +102,7 @@ fn device_of(api: &Api, ordinal: usize) -> Result<Ordinal> {
     Ok(device)
 }
 
-fn describe(api: &Api, ordinal: usize) -> Result<Found> {
+fn describe(api: &Api, ordinal: usize) -> Result<ListedDevice> {
     let at = device_name::<Cuda>(ordinal);
     let device = device_of(api, ordinal)?;
     let attribute = |which: c_int| -> Result<c_int> {
@@ -122,7 +122,7 @@ fn describe(api: &Api, ordinal: usize) -> Result<Found> {
     check::<Cuda>(&at, code, || "cuDeviceTotalMem".into())?;
     let major = attribute(api::ATTRIBUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(api::ATTRIBUTE_CAPABILITY_MINOR)?;
-    Ok(Found {
+    Ok(ListedDevice {
         device: Device {
             runtime: Cuda::RUNTIME,
             ordinal,

@@ -7,7 +7,7 @@ mod api;
 
 use super::vendor::calls::{Calls, Code, PEER_ALREADY_ENABLED};
 use super::vendor::{Vendor, check, count, device_name};
-use super::{Device, DevicePtr, Driver, Found, FunctionHandle, GraphHandle, KernelLaunch, Link, StreamHandle};
+use super::{Device, DevicePtr, Driver, FunctionHandle, GraphHandle, KernelLaunch, Link, ListedDevice, StreamHandle};
 use crate::error::{Error, GpuFault, Result};
 use api::{Api, HipTypes};
 use std::collections::HashSet;
@@ -16,7 +16,7 @@ use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// All devices.
-pub fn list() -> Result<Vec<Found>> {
+pub fn list() -> Result<Vec<ListedDevice>> {
     let api = api::api()?;
     let count = count::<Hip>(&api.calls)?;
     if count > 0 {
@@ -75,12 +75,12 @@ fn check_version(api: &Api) -> Result<()> {
     })
 }
 
-fn describe(api: &Api, ordinal: usize) -> Result<Found> {
+fn describe(api: &Api, ordinal: usize) -> Result<ListedDevice> {
     let (code, properties) = api.properties(ordinal as c_int);
     check::<Hip>(&device_name::<Hip>(ordinal), code, || {
         format!("hipGetDeviceProperties({ordinal})")
     })?;
-    Ok(Found {
+    Ok(ListedDevice {
         device: Device {
             runtime: Hip::RUNTIME,
             ordinal,

@@ -37,7 +37,7 @@ pub struct Device {
 
 /// A device there is.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ListedDevice {
     /// What is known of it.
     pub device: Device,
     /// Its memory.

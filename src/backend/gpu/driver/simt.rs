@@ -9,6 +9,7 @@
 //! returns the error, and from then on all calls fail except those that free something.
 
 mod faults;
+mod inspect;
 mod library;
 mod memory;
 mod state;
@@ -17,8 +18,8 @@ pub use faults::{Call, Fault};
 pub use library::Schedule;
 
 use super::{
-    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, Found, FunctionHandle, GraphHandle, KernelLaunch,
-    Link, ModuleHandle, Pinned, StreamHandle,
+    Captured, Device, DeviceMemory, DevicePtr, Driver, EventHandle, FunctionHandle, GraphHandle, KernelLaunch, Link,
+    ListedDevice, ModuleHandle, Pinned, StreamHandle,
 };
 use crate::backend::gpu::catalogue;
 use crate::error::{Error, GpuFault, Result};
@@ -153,43 +154,17 @@ impl System {
         Ok(Arc::new(SimtDriver { system, device }))
     }
 
-    /// Adds a fault.
-    pub fn inject(&self, fault: Fault) {
-        self.lock().plan.add(fault);
-    }
-
-    /// Calls so far that a fault of this device and kind would match.
-    pub fn calls(&self, device: Option<usize>, call: Option<Call>) -> u64 {
-        self.lock().plan.calls(device, call)
-    }
-
-    /// Keeps the places of all calls from now on.
-    pub fn keep_places(&self) {
-        self.lock().plan.keep_places();
-    }
-
-    /// Where the calls were made that a fault of this device and kind would match, in order: equal numbers for calls
-    /// that came through the same functions.
-    pub fn places(&self, device: Option<usize>, call: Option<Call>) -> Vec<u64> {
-        self.lock().plan.places(device, call)
-    }
-
-    /// What a device holds.
-    pub fn live(&self, device: usize) -> Live {
-        self.lock().live(device)
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The devices of the process's own system.
-pub fn list() -> Result<Vec<Found>> {
+pub fn list() -> Result<Vec<ListedDevice>> {
     (0..System::shared().devices())
         .map(|ordinal| {
             let driver = open(ordinal)?;
-            Ok(Found {
+            Ok(ListedDevice {
                 device: driver.device().clone(),
                 total_bytes: driver.memory()?.total,
             })

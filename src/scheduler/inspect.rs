@@ -1,0 +1,11 @@
+//! What tests ask of the scheduler.
+
+use super::Scheduler;
+
+impl Scheduler {
+    /// Whether a slot's sequence cannot be planned before it gets a block of the full layers.
+    pub fn waits_for_block(&self, slot: usize) -> bool {
+        let sequence = self.slots.get(slot).and_then(Option::as_ref);
+        sequence.is_some_and(|sequence| sequence.lacks_block(self.limits.block_tokens))
+    }
+}
