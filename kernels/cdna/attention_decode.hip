@@ -5,14 +5,14 @@
 // Work.     The host lists work items (AttentionItem in args.h), longest first: a row and a run of its units of 128
 //           keys. A block is one wave and takes one item for one kv head. The grid has room for all; blocks without an
 //           item return.
-// Sum.      Each unit is summed on its own; units are folded into groups of 4, groups into spans of 4 and spans into
-//           the row's result, in order and with the same arithmetic. Either one wave has the whole row, or several
-//           waves store the sum of a unit, group or span each, and the row's last wave to finish folds them. So a row's
-//           bits depend on the row alone.
+// Sum.      Each unit is summed on its own, and units are folded as attention_tree.h says, with the same arithmetic
+//           wherever it happens. Either one wave has the whole row, or several waves store the sum of a unit, group or
+//           span each, and the row's last wave to finish folds them. So a row's bits depend on the row alone.
 // Memory.   One or two half pages (32 keys: 8 KB) are in flight while another is worked on; page numbers are loaded a
 //           page ahead. Twelve waves keep 96 KB or more per compute unit in flight, 10 MB on 104 of them; 1.6 TB/s at a
 //           loaded latency of 2,400 clocks need 2.3 MB. A SIMD takes 1,300 clocks per page (modelled), which is 50
 //           bytes a clock per compute unit; memory delivers 9. So half of the columns may be idle.
+#include "../attention_tree.h"
 #include "attention.h"
 
 enum : int {
@@ -30,9 +30,8 @@ struct Tile { u32v4 k[4]; u32v2 v[8]; };
 struct Work {
   int row, kv_head;
   int first_key, last_key;       // keys that the row sees
-  int row_unit;                  // the row's first unit
-  int unit, end;                 // the item's units
-  int units;                     // of the row
+  int row_unit, row_end;         // the row's units
+  int unit, end;                 // the item's
   int row_items, run, partial;  // see AttentionItem
   Pages pages;
 };
@@ -43,8 +42,8 @@ DEV Work work_of(const AttentionArgs& a, int index) {
   w.row = uniform(item->row), w.kv_head = index % a.kv_heads;
   w.row_items = uniform(item->row_items), w.run = uniform(item->run), w.partial = uniform(item->partial);
   w.last_key = uniform(a.step.positions[w.row]), w.first_key = first_visible(a, w.last_key);
-  w.row_unit = w.first_key / ATTENTION_UNIT, w.units = w.last_key / ATTENTION_UNIT + 1 - w.row_unit;
-  w.unit = w.row_unit, w.end = w.row_unit + w.units;
+  w.row_unit = w.first_key / ATTENTION_UNIT, w.row_end = w.last_key / ATTENTION_UNIT + 1;
+  w.unit = w.row_unit, w.end = w.row_end;
   if (w.row_items > 1) {
     w.unit = uniform(item->first_unit);
     w.end = min_of(w.end, w.unit + (uniform(item->tokens) + ATTENTION_UNIT - 1) / ATTENTION_UNIT);
@@ -52,13 +51,6 @@ DEV Work work_of(const AttentionArgs& a, int index) {
   w.pages = pages_of(a, a.step.chunks[uniform(a.step.row_chunk[w.row])]);
   return w;
 }
-// A unit, group or span is a run of 1, 4 or 16 units. Whether the one that has this unit is the first one of what it is
-// folded into, which is a run of `whole` units.
-DEV bool starts(const Work& w, int unit, int run, int whole) {
-  return unit / run == w.row_unit / run || unit / run % (whole / run) == 0;
-}
-// Whether the unit is the last one of its run of `run` units.
-DEV bool ends(const Work& w, int unit, int run) { return unit == w.row_unit + w.units - 1 || unit % run == run - 1; }
 
 DEV Tile load_tile(Global keys) {
   const int n = LANE % 16, g = LANE / 16;
@@ -101,12 +93,11 @@ template <int FORMAT> DEV void add_tile(Sums& u, Tile& tile, const u32v2 (*q)[4]
   }
 }
 
-// a + b. mul_rn and fma_rn fix the roundings: this is compiled in several places that must agree.
-DEV Sums folded(Sums a, const Sums& b) {
+// a += b. mul_rn and fma_rn fix the roundings: this is compiled in several places that must agree.
+DEV void fold(Sums& a, const Sums& b) {
   const float m = max_of(a.m, b.m), fa = exp2_fast(a.m - m), fb = exp2_fast(b.m - m);
   a.m = m, a.l = fma_rn(a.l, fa, mul_rn(b.l, fb));
   for (int d = 0; d < 4; d++) for (int i = 0; i < 4; i++) a.o[d][i] = fma_rn(a.o[d][i], fa, mul_rn(b.o[d][i], fb));
-  return a;
 }
 
 // A partial sum is O [4][lane of 32][4], m [8], l [8]. Lanes of idle columns store nothing and load a neighbour's.
@@ -120,11 +111,6 @@ DEV void leave(float* to, const Sums& s) {
   to += GROUP_HEADS * HEAD_DIM;
   if (LANE < GROUP_HEADS) to[n] = s.m, to[GROUP_HEADS + n] = s.l;
 }
-// In the wave's LDS, once every lane has read what was there.
-DEV void keep(float* to, const Sums& s) {
-  wave_any(true);
-  leave(to, s);
-}
 DEV Sums left_at(const float* from) {
   const int n = LANE % GROUP_HEADS, lane = LANE / 16 * GROUP_HEADS + n;
   Sums s;
@@ -132,6 +118,17 @@ DEV Sums left_at(const float* from) {
   from += GROUP_HEADS * HEAD_DIM;
   s.m = from[n], s.l = from[GROUP_HEADS + n];
   return s;
+}
+
+// In the wave's LDS: a sum is kept once every lane has read what was there.
+DEV void keep(float* to, const Sums& s) {
+  wave_any(true);
+  leave(to, s);
+}
+DEV void fold_kept(Sums& s, const float* from) {
+  Sums before = left_at(from);
+  fold(before, s);
+  s = before;
 }
 
 // Whether this wave is the last one of the row's parts to finish. If so, it sees the others' partial sums, and the
@@ -148,20 +145,16 @@ DEV bool arrives_last(const AttentionArgs& a, const Work& w) {
   return last;
 }
 DEV Sums fold_partials(const AttentionArgs& a, const Work& w) {
-  Sums total, span, group, next = left_at(partial_at(a, w, 0));
-  const int base = w.row_unit / w.run, row_end = w.row_unit + w.units;
+  Tree<Sums> tree;
+  tree.first = w.row_unit;
+  Sums next = left_at(partial_at(a, w, 0));
   for (int i = 0; i < w.row_items; i++) {
     const Sums part = next;
     next = left_at(partial_at(a, w, min_of(i + 1, w.row_items - 1)));
-    const int unit = min_of((base + i + 1) * w.run, row_end) - 1;                   // the part's last
-    group = w.run > 1 || starts(w, unit, 1, ATTENTION_GROUP) ? part : folded(group, part);
-    if (!ends(w, unit, ATTENTION_GROUP)) continue;
-    const bool is_span = w.run > ATTENTION_GROUP;
-    span = is_span || starts(w, unit, ATTENTION_GROUP, ATTENTION_SPAN) ? group : folded(span, group);
-    if (!ends(w, unit, ATTENTION_SPAN)) continue;
-    total = unit / ATTENTION_SPAN == w.row_unit / ATTENTION_SPAN ? span : folded(total, span);
+    const int unit = last_of_part(i, w.row_unit, w.row_end - 1, w.run);
+    tree.add(part, unit, w.run, unit == w.row_end - 1);
   }
-  return total;
+  return tree.total;
 }
 
 // Divides a row's total by the sum of its weights and the sink's, and stores it.
@@ -171,9 +164,8 @@ template <int FORMAT> DEV void finish(const AttentionArgs& a, const Work& w, con
   if (n < GROUP_HEADS) store_column<FORMAT>(a, w.row, head, total.o, rcp_fast(sum));
 }
 
-// `sums`: the wave's own LDS, which holds a span's sum and the row's meanwhile.
+// `sums`: the wave's own LDS, room for two sums, which add_unit() keeps.
 template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, float* sums) {
-  float *const span = sums, *const total = sums + PARTIAL_FLOATS;
   u32v2 q[1][4] = {};
   const int n = LANE % 16, g = LANE / 16;
   if (n < GROUP_HEADS) {
@@ -207,29 +199,15 @@ template <int FORMAT> DEV void attend(const AttentionArgs& a, const Work& w, flo
     // has arrived: it was requested before the half page just used
     number = next_number, next_number = uniform(after_next);
 
-    const int i = page / UNIT_PAGES;
     const bool end = page == last_page;
     if (!end && page % UNIT_PAGES != UNIT_PAGES - 1) continue;
     unit.l = column_sum(unit.l);
-    sum = i == w.unit || starts(w, i, 1, ATTENTION_GROUP) ? unit : folded(sum, unit);
-    unit = {UNSET, 0, {}};
-    if (!end && !ends(w, i, ATTENTION_GROUP)) continue;
-    if (w.row_items == 1 || w.run > ATTENTION_GROUP) {
-      if (!starts(w, i, ATTENTION_GROUP, ATTENTION_SPAN)) sum = folded(left_at(span), sum);
-      if (!end && !ends(w, i, ATTENTION_SPAN)) {
-        keep(span, sum);
-        continue;
-      }
-    }
-    if (w.row_items > 1) {
-      leave(partial_at(a, w, w.unit / w.run - w.row_unit / w.run), sum);
-    } else {
-      if (i / ATTENTION_SPAN != w.row_unit / ATTENTION_SPAN) sum = folded(left_at(total), sum);
-      if (!end) keep(total, sum);
-    }
+    add_unit(sum, unit, page / UNIT_PAGES, w.unit, end, sums, sums + PARTIAL_FLOATS);
     if (end) break;
+    unit = {UNSET, 0, {}};
   }
   if (w.row_items > 1) {
+    leave(partial_at(a, w, part_of(w.unit, w.row_unit, w.run)), sum);
     if (!arrives_last(a, w)) return;
     sum = fold_partials(a, w);
   }

@@ -9,9 +9,8 @@
 // MMA     mma.sync m16n8k16 with 16 keys on M and the group's 8 heads on N, so nothing is padding: S = K q, then O =
 //         V^T P. K lies in memory as the first product's A operand; a transposing ldmatrix makes V^T the second's; S
 //         becomes P, the second's B operand, by a transposition in registers (movmatrix).
-// Sums    Unit u is keys 128 u .. 128 u + 127 by absolute position. Each unit is summed on its own; units are folded
-//         into groups of 4 (by absolute number), groups into spans of 4, and spans into the row's result, always in
-//         order and with the same arithmetic. If one item has the whole row, this happens in registers. Otherwise each
+// Sums    Each unit of 128 keys is summed on its own, and the units' sums are folded as attention_tree.h says, with the
+//         same arithmetic wherever it happens. If one item has the whole row, one warp or team folds all. Otherwise each
 //         item stores the sum of its unit, group or span in `partials`, and the row's last item to finish folds them,
 //         one after the other: a row of 131,072 keys has 64. So a row's bits depend on its own keys alone.
 // Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
@@ -23,6 +22,7 @@
 // Kernels  Each has a ring buffer (Config::Ring) and numbers of warps and stages of its own: see the families'
 //         attention_decode.hip.
 #pragma once
+#include "../attention_tree.h"
 #include "../gpu/early.h"
 #include "attention.h"
 #include "registers.h"
@@ -237,39 +237,6 @@ template <bool GLOBAL, int COUNT> DEV void load_partial(Sums<COUNT>& s, const fl
   *(float4*)s.m = load(BLOCKS * 32 + LANE % 4);
 }
 
-// Whether the run of `run` units that `unit` belongs to is the first one of what it is folded into, which has `whole`
-// units or begins with `first`.
-DEV bool begins(int unit, int first, int run, int whole) {
-  return unit / run == first / run || unit / run % (whole / run) == 0;
-}
-
-// Folds a row's units in a fixed order: units into groups, groups into spans, spans into the total. Fed in order with
-// the sums of units, or of whole groups, or of whole spans.
-template <int COUNT> struct Tree {
-  Sums<COUNT> group, span, total;
-  int first;                             // the first unit fed, by absolute position
-
-  // Adds the sum of a run of `run` units, of which `unit` is the last; `last`: of the row's part, too.
-  DEV void add(const Sums<COUNT>& s, int unit, int run, bool last) {
-    if (run == 1) {
-      if (begins(unit, first, 1, ATTENTION_GROUP)) group = s;
-      else fold(group, s);
-      if (!last && (unit + 1) % ATTENTION_GROUP) return;
-    } else {
-      group = s;
-    }
-    if (run <= ATTENTION_GROUP) {
-      if (begins(unit, first, ATTENTION_GROUP, ATTENTION_SPAN)) span = group;
-      else fold(span, group);
-      if (!last && (unit + 1) % ATTENTION_SPAN) return;
-    } else {
-      span = group;
-    }
-    if (unit / ATTENTION_SPAN == first / ATTENTION_SPAN) total = span;
-    else fold(total, span);
-  }
-};
-
 // Counts the jobs of a row and kv head that have stored their partial sums. True for the last one, which then sees the
 // partial sums of all. Called by one warp.
 DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
@@ -286,17 +253,16 @@ DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
 
 // Folds all partial sums of a row, of blocks `block` .. of its dims. AHEAD partial sums are loaded at once, so that the
 // latency of memory is paid less often; with more there are not enough registers, or the code takes long to be fetched.
-template <int COUNT> DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree<COUNT>& tree, int block) {
+template <int COUNT> DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree<Sums<COUNT>>& tree, int block) {
   constexpr int AHEAD = COUNT == BLOCKS ? 2 : 4;
   const int last = job.row_last / ATTENTION_UNIT;
   tree.first = job.row_first / ATTENTION_UNIT;
-  const int base = tree.first / job.run;
   for (int n = 0; n < job.row_items; n += AHEAD) {
     Sums<COUNT> s[AHEAD];
     UNROLL for (int i = 0; i < AHEAD; i++)
       load_partial<true>(s[i], partial_of(a, job, min(n + i, job.row_items - 1)), block);
     UNROLL for (int i = 0; i < AHEAD; i++) if (n + i < job.row_items) {
-      const int unit = min((base + n + i + 1) * job.run - 1, last);
+      const int unit = last_of_part(n + i, tree.first, last, job.run);
       tree.add(s[i], unit, job.run, unit == last);
     }
   }
@@ -345,46 +311,38 @@ DEV void sum_lanes(State& unit) { UNROLL for (int h = 0; h < 2; h++) unit.sum[h]
 
 // Stores the sum of a part of a row.
 template <int COUNT> DEV void store_part(const AttentionArgs& a, const Job& job, const Sums<COUNT>& s, int block) {
-  const int run = job.run * ATTENTION_UNIT;
-  store_partial<true>(partial_of(a, job, job.first / run - job.row_first / run), s, block);
+  const int part = part_of(job.first / ATTENTION_UNIT, job.row_first / ATTENTION_UNIT, job.run);
+  store_partial<true>(partial_of(a, job, part), s, block);
 }
 
-// Folds what is kept in shared memory and a later sum.
+// What a warp keeps in shared memory, for which there are not enough registers.
 DEV void fold_kept(State& s, const float* kept) {
   State before;
   load_partial<false>(before, kept, 0);
   fold(before, s);
   s = before;
 }
-// A job of one warp. It keeps the sum of a span's groups, and behind that of the row's spans, in shared memory: there
-// are not enough registers for either.
+DEV void keep(float* to, const State& s) {
+  __syncwarp();                                                  // all lanes have read what was kept
+  store_partial<false>(to, s, 0);
+  __syncwarp();
+}
+// A job of one warp. `span`: room for two sums, which add_unit() keeps.
 template <class C>
 DEV void attend_alone(const AttentionArgs& a, const Job& job, const Query& q, Reader<C>& reader, float* span) {
-  float* total = span + PARTIAL_FLOATS;
-  const int first = job.first / ATTENTION_UNIT;
+  const int first = job.first / ATTENTION_UNIT, last = job.last / KV_PAGE;
   State u = nothing(), sum;
-  for (int page = job.first / KV_PAGE; page <= job.last / KV_PAGE; page++) {
+  for (int page = job.first / KV_PAGE; page <= last; page++) {
     reader.add_page(u, job, page, q);
-    const bool end = page == job.last / KV_PAGE;
-    const int unit = page / UNIT_PAGES;
-    if (!end && (page + 1) % UNIT_PAGES) continue;
+    if (page < last && (page + 1) % UNIT_PAGES) continue;
     sum_lanes(u);
-    if (begins(unit, first, 1, ATTENTION_GROUP)) sum = u;
-    else fold(sum, u);
+    add_unit(sum, u, page / UNIT_PAGES, first, page == last, span, span + PARTIAL_FLOATS);
     u = nothing();
-    if (!end && (unit + 1) % ATTENTION_GROUP) continue;
-    if (!begins(unit, first, ATTENTION_GROUP, ATTENTION_SPAN)) fold_kept(sum, span);
-    const bool span_ends = end || (unit + 1) % ATTENTION_SPAN == 0;
-    if (span_ends && unit / ATTENTION_SPAN != first / ATTENTION_SPAN) fold_kept(sum, total);
-    if (end) break;
-    __syncwarp();                                                // all lanes have read what was kept
-    store_partial<false>(span_ends ? total : span, sum, 0);
-    __syncwarp();
   }
   if (job.row_items > 1) {
     store_part(a, job, sum, 0);
     if (!arrive_last(a, job)) return;
-    Tree<BLOCKS> tree;
+    Tree<State> tree;
     fold_partials(a, job, tree, 0);
     sum = tree.total;
   }
@@ -399,7 +357,7 @@ DEV void attend_together(const AttentionArgs& a, const Job& job, const Query& q,
   constexpr int COUNT = BLOCKS / C::WARPS;                       // blocks of 16 dims that a warp folds
   const int warp = TID / WAVE, block = warp * COUNT, last = job.last / ATTENTION_UNIT;
   const float2 sinks = load_sinks(a, job);
-  Tree<COUNT> tree;
+  Tree<Sums<COUNT>> tree;
   tree.first = job.first / ATTENTION_UNIT;
   for (int base = tree.first; base <= last; base += C::WARPS, round ^= 1) {
     float* of_round = sums + round * C::WARPS * PARTIAL_FLOATS;
