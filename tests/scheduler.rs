@@ -137,6 +137,27 @@ impl Cache {
     }
 }
 
+/// What a request's keys and values at a position are: its own, or those of all whose tokens up to there are equal. And
+/// where they are.
+struct Contents<'a> {
+    request: u64,
+    /// Of its tokens up to each position, if beginnings are shared.
+    hashes: Option<&'a [u64]>,
+    full: &'a mut Cache,
+    window: &'a mut Cache,
+}
+
+impl Contents<'_> {
+    fn at(&self, position: usize) -> Content {
+        let hash = match self.hashes {
+            None => self.request,
+            // Behind an end token any token may be fed.
+            Some(hashes) => hashes.get(position).copied().unwrap_or(1 << 63 | self.request),
+        };
+        (hash, position)
+    }
+}
+
 /// Runs plans and checks them.
 struct Device {
     limits: Limits,
@@ -412,41 +433,43 @@ impl Device {
         assert_eq!(full.is_empty(), !self.limits.has_full_layers);
         assert_eq!(ring.is_empty(), self.limits.sliding_window == 0);
         assert!(full.is_empty() || full.len() == last / block_tokens + 1);
+        // Positions computed from a wrong token belong to no sequence.
+        let is_wrong = self.wrong.contains(&request);
+        let its = self.contents(request);
         for position in chunk.first_position..=last {
-            // Positions computed from a wrong token belong to no sequence.
-            let content = if self.wrong.contains(&request) {
+            let content = if is_wrong {
                 (u64::MAX, position)
             } else {
-                self.content(request, position)
+                its.at(position)
             };
             let block = position / block_tokens;
             if !full.is_empty() {
-                *self.full.place(full, block, position) = Some(content);
+                *its.full.place(full, block, position) = Some(content);
             }
             if !ring.is_empty() {
-                *self.window.place(ring, block % ring.len(), position) = Some(content);
+                *its.window.place(ring, block % ring.len(), position) = Some(content);
             }
         }
     }
 
-    /// What a request's keys and values at a position are: its own, or those of all whose tokens up to there are equal.
-    fn content(&mut self, request: usize, position: usize) -> Content {
-        let Some(fed) = self.fed.get(&request).filter(|_| self.limits.share_beginnings) else {
-            return (request as u64, position);
-        };
-        let hashes = self.hashes.entry(request).or_insert_with(|| {
-            let mut hasher = DefaultHasher::new();
-            let hash = |token: &u32| {
-                token.hash(&mut hasher);
-                hasher.finish() >> 1
-            };
-            fed.iter().map(hash).collect()
+    fn contents(&mut self, request: usize) -> Contents<'_> {
+        let fed = self.fed.get(&request).filter(|_| self.limits.share_beginnings);
+        let hashes = fed.map(|fed| {
+            self.hashes.entry(request).or_insert_with(|| {
+                let mut hasher = DefaultHasher::new();
+                let hash = |token: &u32| {
+                    token.hash(&mut hasher);
+                    hasher.finish() >> 1
+                };
+                fed.iter().map(hash).collect()
+            })
         });
-        // Behind an end token any token may be fed.
-        (
-            hashes.get(position).copied().unwrap_or(1 << 63 | request as u64),
-            position,
-        )
+        Contents {
+            request: request as u64,
+            hashes: hashes.map(|hashes| &hashes[..]),
+            full: &mut self.full,
+            window: &mut self.window,
+        }
     }
 
     /// Everything a row attends to is in the cache, and is its own.
@@ -454,21 +477,20 @@ impl Device {
         let (full, ring) = (&plan.tables[chunk.full.clone()], &plan.tables[chunk.window.clone()]);
         let first = chunk.first_position;
         let last = first + chunk.rows - 1;
-        let block_tokens = self.limits.block_tokens;
+        let (block_tokens, sliding_window) = (self.limits.block_tokens, self.limits.sliding_window);
+        let its = self.contents(request);
         // Each row needs a longer prefix of the same positions, so the last row needs all of them.
         if !full.is_empty() {
             for position in 0..=last {
-                let held = *self.full.place(full, position / block_tokens, position);
-                let wanted = self.content(request, position);
-                assert_eq!(held, Some(wanted), "full layers, row at {last}");
+                let held = *its.full.place(full, position / block_tokens, position);
+                assert_eq!(held, Some(its.at(position)), "full layers, row at {last}");
             }
         }
         // The windows overlap: together they are all positions from the first window's start to the last one's end.
         if !ring.is_empty() {
-            for position in (first + 1).saturating_sub(self.limits.sliding_window)..=last {
-                let held = *self.window.place(ring, position / block_tokens % ring.len(), position);
-                let wanted = self.content(request, position);
-                assert_eq!(held, Some(wanted), "windowed layers, rows {first}..={last}");
+            for position in (first + 1).saturating_sub(sliding_window)..=last {
+                let held = *its.window.place(ring, position / block_tokens % ring.len(), position);
+                assert_eq!(held, Some(its.at(position)), "windowed layers, rows {first}..={last}");
             }
         }
     }

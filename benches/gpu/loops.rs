@@ -6,13 +6,16 @@
 //! From these rates follows what whole workloads could reach: products at their loops' rate with experts chosen evenly,
 //! attention to prompts at the rate at which its products and exponentials run side by side, keys, values and the other
 //! kernels' rows at the rate at which a loop of few tokens reads its weights, a launch for each kernel, one after the
-//! other, and the requests' prompts at the rate of a large step. With `--precision exact`
-//! all that is `exact`'s: its loops multiply each term, and keys, values and outputs of experts are float32.
+//! other, and the requests' prompts at the rate of a large step. As many sequences run as have room in the memory beside
+//! the weights: a run's beginning and end are not counted. With `--precision exact` all that is `exact`'s: its loops
+//! multiply each term, and keys, values and outputs of experts are float32.
 
 use super::Args;
+use crate::workload::{AT_ONCE, WORKLOADS, Workload};
 use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, PEAK_FLOPS, PeakArgs, SLAB, W16_SLAB_BYTES};
 use getp::backend::gpu::catalogue::Elements;
 use getp::backend::gpu::context::{Capture, Context};
+use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::layout::TypedPtr;
 use getp::backend::gpu::memory::{DeviceBuffer, Event};
 use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Numbers, Product};
@@ -43,11 +46,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let numbers = numbers(&options, Elements::F16);
     for driver in super::usable(&options)? {
         let context = args.context(driver)?;
-        anyhow::ensure!(
-            context.target.family.table().name == "hopper",
-            "{} has no loops to measure",
-            context.name()
-        );
+        let name = context.target.family.table().name;
+        anyhow::ensure!(LOOPS.contains(&name), "{name} has no loops to measure");
         println!("{}, {}", context.name(), context.driver.device().name);
         let rng = ChaCha8Rng::seed_from_u64(1).into();
         Loops {
@@ -61,6 +61,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Families whose kernels of products are known here.
+const LOOPS: [&str; 2] = ["hopper", "ampere"];
+
 const PRODUCTS: [Product; 5] = [
     Product::Qkv,
     Product::AttnOut,
@@ -69,32 +72,51 @@ const PRODUCTS: [Product; 5] = [
     Product::Greedy,
 ];
 
-/// A held of step.
-struct Step {
+/// Of the memory beside the weights, what the KV cache has.
+const OF_KV_CACHE: f64 = 0.95;
+
+/// A workload while it has as many sequences as it can.
+struct Steady {
+    name: &'static str,
+    /// Rows of a step of decoding sequences; 0 if prompts are all there is.
     rows: usize,
-    /// Keys that a row of a full layer attends to, on average.
+    /// Keys that such a row attends to in a full layer, on average over the answers.
     keys: f64,
-    /// Kernels of a layer.
-    launches: f64,
-    /// Rows of prompts for each of its rows, over the workload.
+    /// Rows of prompts for each of them.
     prompts: f64,
+    /// Keys that a row of prompts attends to.
+    prompt_keys: f64,
 }
 
-/// Those of W1, W2, W3, prompts of 1,024, and W4.
-const STEPS: [Step; 5] = [
-    step(32, 528.0, 9.0, 32.0 / 992.0),
-    step(890, 528.0, 10.0, 32.0 / 992.0),
-    step(256, 1536.0, 10.0, 1.0),
-    step(PROMPT_ROWS, 512.0, 11.0, 0.0),
-    step(1, 160.0, 7.0, 32.0 / 256.0),
-];
+impl Steady {
+    /// `room`: how many sequences of so many positions have room at once.
+    fn of(workload: &Workload, room: impl Fn(f64) -> usize) -> anyhow::Result<Self> {
+        let lengths = workload.lengths(1)?;
+        let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
+            lengths.iter().map(|one| of(one.prompt as f64, one.output as f64)).sum()
+        };
+        let (prompts, outputs) = (sum(&|prompt, _| prompt), sum(&|_, output| output));
+        let keys = sum(&|prompt, output| output * (prompt + output / 2.0)) / outputs;
+        Ok(Self {
+            name: workload.name,
+            rows: match outputs as usize == lengths.len() {
+                true => 0,
+                false => lengths.len().min(AT_ONCE).min(room(keys)),
+            },
+            keys,
+            prompts: prompts / outputs,
+            prompt_keys: sum(&|prompt, _| prompt * prompt / 2.0) / prompts,
+        })
+    }
+}
 
-const fn step(rows: usize, keys: f64, launches: f64, prompts: f64) -> Step {
-    Step {
-        rows,
-        keys,
-        launches,
-        prompts,
+/// Kernels of a layer in a step of so many rows.
+fn launches(rows: usize) -> f64 {
+    match rows {
+        ..=1 => 7.0,
+        2..=64 => 9.0,
+        65..PROMPT_ROWS => 10.0,
+        _ => 11.0,
     }
 }
 
@@ -110,6 +132,12 @@ struct Floor {
 struct Rate {
     seconds: f64,
     tiles: usize,
+}
+
+/// Blocks that run at once, and the units of 16 weight rows of each.
+struct Blocks {
+    at_once: usize,
+    units: usize,
 }
 
 struct Loops<'a> {
@@ -137,62 +165,111 @@ impl Loops<'_> {
             floor.attention_flops_per_s * 1e-12,
             floor.launch_s * 1e6
         );
-        let rows = STEPS
-            .iter()
-            .map(|step| Ok(self.seconds(step, &floor)? / step.rows as f64));
-        let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;
-        let of_prompts = STEPS.iter().position(|step| step.rows == PROMPT_ROWS);
-        let prompt = rows[of_prompts.expect("a step of prompts")];
-        println!("allowed, tokens/s");
-        for ((name, step), row) in ["W1", "W2", "W3", "W3p", "W4"].into_iter().zip(STEPS).zip(rows) {
-            println!("{name:<3}{:>10.0}", 1.0 / (row + step.prompts * prompt));
+        let of_prompts = self.others(PROMPT_ROWS, &floor)?;
+        let room = self.room()?;
+        let mut allowed = Vec::new();
+        // Others' prompts are not all computed.
+        for workload in WORKLOADS.iter().filter(|workload| workload.shared == 0) {
+            let steady = Steady::of(workload, &room)?;
+            let prompt = of_prompts + self.prompts_attention(steady.prompt_keys, &floor);
+            let prompt = self.config.n_layers as f64 * prompt / PROMPT_ROWS as f64;
+            allowed.push(match steady.rows {
+                0 => (steady.name, 0, 1.0 / prompt),
+                rows => {
+                    let row = self.seconds(&steady, &floor)? / rows as f64;
+                    (steady.name, rows, 1.0 / (row + steady.prompts * prompt))
+                }
+            });
+        }
+        println!(
+            "allowed while rows as many as have room are there, tokens/s (those of prompts where there are no others)"
+        );
+        for (name, rows, rate) in allowed {
+            println!("{name:<4}{rows:>6} rows{rate:>10.0}");
         }
         Ok(())
     }
 
-    /// Seconds that a step takes at least.
-    fn seconds(&self, step: &Step, floor: &Floor) -> anyhow::Result<f64> {
-        let (c, rows, prompts) = (self.config, step.rows as f64, step.rows == PROMPT_ROWS);
-        let mut products = [0.0; 5];
-        for (seconds, product) in products.iter_mut().zip(PRODUCTS) {
-            // A step of prompts wants the logits of a few rows alone.
-            if !(prompts && product == Product::Greedy) {
-                let rate = self.rate(product, step.rows)?;
-                *seconds = rate.seconds * rate.tiles as f64 * self.blocks(product, step.rows);
-            }
-        }
-        let [qkv, attn_out, mlp1, mlp2, unembedding] = products;
-        // Every other layer has a window.
-        let keys = (step.keys + step.keys.min(c.sliding_window as f64)) / 2.0;
-        let key_bytes = if self.numbers.exact { 8.0 } else { 4.0 };
-        let attention = if prompts {
-            rows * keys * 4.0 * c.q_dim() as f64 / floor.attention_flops_per_s
-        } else {
-            rows * keys * key_bytes * (c.n_kv_heads * c.head_dim) as f64 / floor.bytes_per_s
+    /// How many sequences of so many positions have room on the device, beside the weights.
+    fn room(&self) -> anyhow::Result<impl Fn(f64) -> usize> {
+        let c = self.config;
+        let weights = |product| {
+            let (groups, n, k) = self.shape(product);
+            let slab_bytes = if groups > 1 { MXFP4_SLAB_BYTES } else { W16_SLAB_BYTES };
+            (groups * n.div_ceil(64) * k.div_ceil(SLAB) * slab_bytes) as f64
         };
+        let [qkv, attn_out, mlp1, mlp2, unembedding] = PRODUCTS.map(weights);
+        // The embedding has as many bytes as the unembedding.
+        let weights = c.n_layers as f64 * (qkv + attn_out + mlp1 + mlp2) + 2.0 * unembedding;
+        let bytes = OF_KV_CACHE * (self.context.driver.memory()?.free as f64 - weights);
+        // Every other layer has a window.
+        let key_bytes = c.n_layers as f64 / 2.0 * self.key_bytes() * (c.n_kv_heads * c.head_dim) as f64;
+        let window = c.sliding_window as f64;
+        Ok(move |positions: f64| (bytes / key_bytes / (positions + window)) as usize)
+    }
+
+    /// Bytes of an element of a key and its value.
+    fn key_bytes(&self) -> f64 {
+        if self.numbers.exact { 8.0 } else { 4.0 }
+    }
+
+    /// Keys of a layer on average, of which every other one has a window.
+    fn keys(&self, full: f64) -> f64 {
+        (full + full.min(self.config.sliding_window as f64)) / 2.0
+    }
+
+    /// Seconds that a layer's attention to prompts takes at least in a step of prompts.
+    fn prompts_attention(&self, keys: f64, floor: &Floor) -> f64 {
+        let flops = PROMPT_ROWS as f64 * self.keys(keys) * 4.0 * self.config.q_dim() as f64;
+        flops / floor.attention_flops_per_s
+    }
+
+    /// Seconds that a step of decoding sequences takes at least.
+    fn seconds(&self, steady: &Steady, floor: &Floor) -> anyhow::Result<f64> {
+        let (c, rows) = (self.config, steady.rows as f64);
+        let kv_bytes = rows * self.keys(steady.keys) * self.key_bytes() * (c.n_kv_heads * c.head_dim) as f64;
+        let attention = kv_bytes / floor.bytes_per_s;
+        let unembedding = self.product(Product::Greedy, steady.rows)?;
+        println!(
+            "{}: of these {:.0} keys: attention {:.1}; unembedding {:.0}",
+            steady.name,
+            steady.keys,
+            attention * 1e6,
+            unembedding * 1e6
+        );
+        let layer = self.others(steady.rows, floor)? + attention;
+        Ok(c.n_layers as f64 * layer + unembedding)
+    }
+
+    /// Seconds that a product takes at least.
+    fn product(&self, product: Product, rows: usize) -> anyhow::Result<f64> {
+        let rate = self.rate(product, rows)?;
+        Ok(rate.seconds * rate.tiles as f64 * self.blocks(product, rows))
+    }
+
+    /// Seconds that a layer takes at least, but for its attention.
+    fn others(&self, all: usize, floor: &Floor) -> anyhow::Result<f64> {
+        let (c, rows) = (self.config, all as f64);
+        let qkv = self.product(Product::Qkv, all)?;
+        let attn_out = self.product(Product::AttnOut, all)?;
+        let mlp1 = self.product(Product::Mlp1, all)?;
+        let mlp2 = self.product(Product::Mlp2, all)?;
         // Norms read the stream, four 16-bit outputs and write both; queries, keys and values are read in float32 and
         // written in 16 bits; a row is copied for four experts. In `exact` outputs, keys and values are float32, rows
         // have two terms, and the router reads float32 rows.
         let (stream_bytes, qkv_bytes) = if self.numbers.exact { (64, 8) } else { (34, 6) };
         let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / floor.bytes_per_s;
         // With many rows `exact` has no kernel that norms and routes.
-        let separate = self.numbers.exact && step.rows > self.context.target.multiprocessors;
-        let launches = (step.launches + f64::from(separate)) * floor.launch_s;
-        let layer = qkv + attn_out + mlp1 + mlp2 + attention + others + launches;
+        let separate = self.numbers.exact && all > self.context.target.multiprocessors;
+        let launches = (launches(all) + f64::from(separate)) * floor.launch_s;
         println!(
-            "{} rows of {} keys: {:.1}; experts {:.1}, qkv and attn_out {:.1}, attention {:.1}, other kernels' rows {:.1}, \
-             launches {:.1}; unembedding {:.0}",
-            step.rows,
-            step.keys,
-            layer * 1e6,
+            "{all} rows: experts {:.1}, qkv and attn_out {:.1}, other kernels' rows {:.1}, launches {:.1}",
             (mlp1 + mlp2) * 1e6,
             (qkv + attn_out) * 1e6,
-            attention * 1e6,
             others * 1e6,
             launches * 1e6,
-            unembedding * 1e6
         );
-        Ok(c.n_layers as f64 * layer + unembedding)
+        Ok(qkv + attn_out + mlp1 + mlp2 + others + launches)
     }
 
     /// Groups, and outputs and inputs of a product.
@@ -218,6 +295,29 @@ impl Loops<'_> {
         read * n as f64 / 64.0 * k as f64 / SLAB as f64
     }
 
+    fn is_hopper(&self) -> bool {
+        self.context.target.family.table().name == "hopper"
+    }
+
+    /// The blocks of a kernel that run at once on all multiprocessors.
+    fn at_once(&self, launch: &Launch) -> anyhow::Result<Blocks> {
+        let kernel = launch.kernel;
+        let one_each = |units| Blocks {
+            at_once: self.context.target.multiprocessors,
+            units,
+        };
+        match (self.is_hopper(), kernel.parameter("BLOCKS"), kernel.parameter("UNITS")) {
+            // Warpgroups with so many blocks of 64 rows, and one that fetches.
+            (true, Some(blocks), _) => Ok(one_each((kernel.threads / 128 - 1) * blocks * 4)),
+            (true, _, Some(units)) => Ok(one_each(units.next_multiple_of(4))),
+            (false, Some(blocks), Some(units)) => Ok(Blocks {
+                at_once: blocks * self.context.target.multiprocessors,
+                units: kernel.threads / 32 * units,
+            }),
+            _ => anyhow::bail!("{} is no product of a tile", kernel.name()),
+        }
+    }
+
     fn rate(&self, product: Product, rows: usize) -> anyhow::Result<Rate> {
         let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
         let (groups, n, _) = self.shape(product);
@@ -237,14 +337,8 @@ impl Loops<'_> {
             n,
             row_blocks: n.div_ceil(64),
         };
-        let launch = self.context.target.gemm(&shape)?.launch;
-        let parameter = |name| launch.kernel.parameter(name);
-        // In row blocks, of which units are quarters.
-        let chunk = match (parameter("BLOCKS"), parameter("UNITS")) {
-            (Some(blocks), _) => (launch.kernel.threads / 128 - 1) * blocks,
-            (_, Some(units)) => units.div_ceil(4),
-            _ => anyhow::bail!("{} is no product of a tile", launch.kernel.name()),
-        };
+        let mut launch = self.context.target.gemm(&shape)?.launch;
+        let Blocks { at_once: blocks, units } = self.at_once(&launch)?;
         let tokens = launch.kernel.tokens;
         let of_group = all.div_ceil(groups);
         let tiles = of_group.div_ceil(tokens);
@@ -252,14 +346,17 @@ impl Loops<'_> {
             1 => of_group,
             _ => of_group.div_ceil(tiles).next_multiple_of(8),
         };
-        let blocks = self.context.target.multiprocessors;
         // Weights that `columns` tiles share, or groups of a tile each.
         let columns = match (experts, tiles) {
             (false, 1) => 1,
             (false, _) if product == Product::Greedy => tiles,
             _ => blocks / SHARING,
         };
-        let row_blocks = blocks / columns * chunk;
+        let row_blocks = (blocks / columns * units).div_ceil(4);
+        let blocks = columns * (4 * row_blocks).div_ceil(units);
+        if !self.is_hopper() {
+            launch.blocks = blocks;
+        }
         let matrices = if experts { columns } else { 1 };
         let tiles_rows = if experts { share } else { share * columns };
         let unit_bytes = 64 * if experts { MXFP4_SLAB_BYTES } else { W16_SLAB_BYTES };
@@ -313,7 +410,7 @@ impl Loops<'_> {
         };
         // SAFETY: all memory has the sizes that the arguments say, and lives until the stream has been waited for.
         let [short, long] = self.time(|| Ok(unsafe { self.context.launch(launch, &args) }?))?;
-        let chunks = (blocks / columns * columns * chunk * SLABS) as f64;
+        let chunks = (columns * row_blocks * SLABS) as f64;
         let flops = chunks * 2.0 * 64.0 * SLAB as f64 * (share * self.numbers.terms) as f64;
         println!(
             "{:<16}{rows:>6}{:>32}{:>11.0}{:>9.2}{:>11.0}{:>9.2}",

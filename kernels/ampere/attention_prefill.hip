@@ -12,13 +12,11 @@
 //         key weighs exactly 0, and a tile without visible keys changes neither maximum nor sums. So a row's bits
 //         depend on its position and its keys alone, not on its tile or the batch.
 // Grid    A block for each item.
-#include "../mma/attention_rows.h"
-#include "../mma/warp.h"
+#include "attention_products.h"
 #include "copy.h"
 
 enum : int {
   THREADS = ATTENTION_PREFILL_THREADS,
-  STRIPS = 2,                            // of a warp
   WARP_ROWS = 2 * STRIPS,                // query rows
   STAGES = ATTENTION_PREFILL_SHARED_BYTES / TILE_BYTES,
 };
@@ -34,8 +32,6 @@ DEV void copy_tile(u32 to, const u8* from, int first, int last) {
   }
 }
 
-// The A fragments of a strip's queries: of lane 4 g + q, head g of queries `query` and the next.
-struct Queries { u32 v[STEPS][4]; };
 DEV Queries load_queries(const AttentionArgs& a, const Item& item, int query) {
   Queries q;
   UNROLL for (int row = 0; row < 2; row++) {
@@ -44,33 +40,6 @@ DEV Queries load_queries(const AttentionArgs& a, const Item& item, int query) {
     UNROLL for (int s = 0; s < STEPS; s++) q.v[s][row] = __ldg(from + 8 * s), q.v[s][2 + row] = __ldg(from + 8 * s + 4);
   }
   return q;
-}
-
-template <int FORMAT> DEV void multiply_keys(float (&s)[STRIPS][32], const Queries (&q)[STRIPS], u32 keys) {
-  const u32 at = keys + (LANE % 8 + LANE / 16 * 8) * ROW_BYTES + (LANE / 8 % 2 ^ LANE % 8) * 16;
-  UNROLL for (int u = 0; u < STRIPS; u++) UNROLL for (int i = 0; i < 32; i++) s[u][i] = 0;
-  UNROLL for (int step = 0; step < STEPS; step++)
-    UNROLL for (int j = 0; j < KV_PAGE / 16; j++) {
-      u32 k[4];
-      load_matrices(k, (at ^ step * 32) + j * 16 * ROW_BYTES);
-      UNROLL for (int u = 0; u < STRIPS; u++) {
-        mma<FORMAT>(s[u] + 8 * j, q[u].v[step], k[0], k[1]);
-        mma<FORMAT>(s[u] + 8 * j + 4, q[u].v[step], k[2], k[3]);
-      }
-    }
-}
-
-template <int FORMAT> DEV void multiply_values(Rows (&r)[STRIPS], const u32 (&p)[STRIPS][STEPS][4], u32 values) {
-  const u32 at = values + (LANE % 8 + LANE / 8 % 2 * 8) * ROW_BYTES + (LANE / 16 ^ LANE % 8) * 16;
-  UNROLL for (int step = 0; step < STEPS; step++)
-    UNROLL for (int j = 0; j < HEAD_DIM / 16; j++) {
-      u32 v[4];
-      load_transposed(v, (at ^ j * 32) + step * 16 * ROW_BYTES);
-      UNROLL for (int u = 0; u < STRIPS; u++) {
-        mma<FORMAT>(r[u].o + 8 * j, p[u][step], v[0], v[1]);
-        mma<FORMAT>(r[u].o + 8 * j + 4, p[u][step], v[2], v[3]);
-      }
-    }
 }
 
 template <int FORMAT> DEV void attend(const AttentionArgs& a) {

@@ -59,7 +59,7 @@ const PAIR_ROWS: usize = 64;
 const LEAN_HIDDEN: usize = 3072;
 const LEAN_EXPERTS: usize = 32;
 
-const WRITTEN: [Kernel; 12] = [
+const WRITTEN: [Kernel; 13] = [
     Kernel::written(Op::NormRoute, "ampere/norm_route_lean.hip", LEAN_EXPERTS / 2 * WARP)
         .variant("lean")
         .limits(&[
@@ -79,6 +79,7 @@ const WRITTEN: [Kernel; 12] = [
     pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "ampere/matrix_peak.hip", 4 * WARP),
+    Kernel::written(Op::AttentionPeak, "ampere/attention_peak.hip", 4 * WARP).limits(HEADS),
 ];
 
 /// Persistent blocks whose warps have a cache tile and two partial sums each. Those for at most so many rows share a

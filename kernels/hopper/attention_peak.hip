@@ -2,7 +2,7 @@
 // warpgroups multiplies a tile of 64 rows and 64 keys, and meanwhile weighs scores that no product waits for: so the
 // tensor cores, the exponentials and the registers' ports are what limits it. Operands do not leave shared memory.
 //
-// Grid: a block per multiprocessor.
+// Grid: two blocks per multiprocessor, one after the other.
 #include "attention_products.h"
 #include "copy.h"
 

@@ -307,7 +307,7 @@ impl Target {
     /// The peak of prefill attention in `fast`, if the family has a kernel that measures it.
     pub fn attention_peak(&self) -> Option<Launch> {
         let kernel = self.kernels(Op::AttentionPeak, None).next()?;
-        Some(Launch::new(kernel, self.multiprocessors))
+        Some(Launch::new(kernel, 2 * self.multiprocessors))
     }
 
     /// The kernels of an operation that take the model.
