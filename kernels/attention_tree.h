@@ -1,7 +1,7 @@
-// The order in which decode attention adds a row's keys, whichever block has which of them: units of 128 keys are folded
-// into groups of 4, groups into spans of 4, and spans into the row's result, each one into those before it, by absolute
-// position (ATTENTION_UNIT, ATTENTION_GROUP and ATTENTION_SPAN in args.h). The first group and span may lack their
-// first units, the last ones their last.
+// The order in which decode attention adds a row's keys, whichever block has which of them: units of 128 keys are
+// folded into groups of 4, groups into spans of 4, and spans into the row's result, each one into those before it, by
+// absolute position (ATTENTION_UNIT, ATTENTION_GROUP and ATTENTION_SPAN in args.h). The first group and span may lack
+// their first units, the last ones their last.
 //
 // A family says what a sum is and how two are folded:
 //   fold(a, b)           a becomes the fold of a and b, b's keys behind a's

@@ -6,9 +6,9 @@
 //! From these rates follows what whole workloads could reach: products at their loops' rate with experts chosen evenly,
 //! attention to prompts at the rate at which its products and exponentials run side by side, keys, values and the other
 //! kernels' rows at the rate at which a loop of few tokens reads its weights, a launch for each kernel, one after the
-//! other, and the requests' prompts at the rate of a large step. As many sequences run as have room in the memory beside
-//! the weights: a run's beginning and end are not counted. With `--precision exact` all that is `exact`'s: its loops
-//! multiply each term, and keys, values and outputs of experts are float32.
+//! other, and the requests' prompts at the rate of a large step. As many sequences run as have room in the memory
+//! beside the weights: a run's beginning and end are not counted. With `--precision exact` all that is `exact`'s: its
+//! loops multiply each term, and keys, values and outputs of experts are float32.
 
 use super::Args;
 use crate::workload::{AT_ONCE, WORKLOADS, Workload};
@@ -40,7 +40,13 @@ const PEAK_ITERATIONS: i32 = 4000;
 /// Operations a second of `exact`'s attention to prompts: those of the float64 matrix cores by the data sheet.
 const EXACT_ATTENTION_FLOPS: f64 = 67e12;
 
-pub fn run(args: &Args) -> anyhow::Result<()> {
+#[derive(clap::Args)]
+pub struct Part {
+    /// Workloads; by default all but that of shared beginnings.
+    names: Vec<String>,
+}
+
+pub fn run(args: &Args, part: &Part) -> anyhow::Result<()> {
     let config = args.config();
     let options = args.options()?;
     let numbers = numbers(&options, Elements::F16);
@@ -56,7 +62,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             numbers,
             rng,
         }
-        .print()?;
+        .print(&part.names)?;
     }
     Ok(())
 }
@@ -148,7 +154,7 @@ struct Loops<'a> {
 }
 
 impl Loops<'_> {
-    fn print(&self) -> anyhow::Result<()> {
+    fn print(&self, names: &[String]) -> anyhow::Result<()> {
         println!(
             "{:<16}{:>6}{:>32}{:>11}{:>9}{:>11}{:>9}",
             "", "rows", "kernel", "TFLOP/s", "TB/s", "sustained", "TB/s"
@@ -168,8 +174,10 @@ impl Loops<'_> {
         let of_prompts = self.others(PROMPT_ROWS, &floor)?;
         let room = self.room()?;
         let mut allowed = Vec::new();
-        // Others' prompts are not all computed.
-        for workload in WORKLOADS.iter().filter(|workload| workload.shared == 0) {
+        let is_wanted = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
+        // Prompts with shared beginnings are not all computed.
+        let workloads = WORKLOADS.iter().filter(|workload| workload.shared == 0);
+        for workload in workloads.filter(|workload| is_wanted(workload.name)) {
             let steady = Steady::of(workload, &room)?;
             let prompt = of_prompts + self.prompts_attention(steady.prompt_keys, &floor);
             let prompt = self.config.n_layers as f64 * prompt / PROMPT_ROWS as f64;

@@ -9,7 +9,7 @@
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- kernel [NAME ...] [--rows 1,32,890] [--windowed]
 //!     cargo bench --bench gpu --features cuda -- draws
-//!     cargo bench --bench gpu --features cuda -- loops [--shape 120b] [--precision exact]
+//!     cargo bench --bench gpu --features cuda -- loops [W1 ..] [--shape 120b] [--precision exact]
 //!     cargo bench --bench gpu --features cuda -- sums
 //!     cargo bench --bench gpu --features cuda -- warmup [--host-gib 96 | --model DIRECTORY]
 //!
@@ -121,7 +121,7 @@ enum Part {
     /// The device's limits: its rates of copying memory and of matrix products.
     Machine,
     /// The products' inner loops on end, and what workloads could reach with them.
-    Loops,
+    Loops(loops::Part),
     /// What the sums of Hopper's `exact` lose, by emulation.
     Sums(sums::Args),
 }
@@ -219,7 +219,7 @@ fn main() -> anyhow::Result<()> {
         }
         Part::Warmup(part) => warmup::run(&args, part),
         Part::Machine => machine::run(&args),
-        Part::Loops => loops::run(&args),
+        Part::Loops(part) => loops::run(&args, part),
         Part::Sums(part) => {
             sums::run(&args, part);
             Ok(())

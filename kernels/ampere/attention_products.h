@@ -1,5 +1,5 @@
-// Prefill attention's products of a tile of 64 keys by a warp, on mma.sync: S = Q K^T, then O += P V, for two strips of 16
-// rows of scores that share each load of keys and values.
+// Prefill attention's products of a tile of 64 keys by a warp, on mma.sync: S = Q K^T, then O += P V, for two strips of
+// 16 rows of scores that share each load of keys and values.
 #pragma once
 #include "../mma/attention_rows.h"
 #include "../mma/warp.h"

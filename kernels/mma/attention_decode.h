@@ -10,7 +10,7 @@
 //         V^T P. K lies in memory as the first product's A operand; a transposing ldmatrix makes V^T the second's; S
 //         becomes P, the second's B operand, by a transposition in registers (movmatrix).
 // Sums    Each unit of 128 keys is summed on its own, and the units' sums are folded as attention_tree.h says, with the
-//         same arithmetic wherever it happens. If one item has the whole row, one warp or team folds all. Otherwise each
+//         same arithmetic wherever it happens. If one item has the whole row, a warp or team folds all. Otherwise each
 //         item stores the sum of its unit, group or span in `partials`, and the row's last item to finish folds them,
 //         one after the other: a row of 131,072 keys has 64. So a row's bits depend on its own keys alone.
 // Team    With the fewest rows latency is the limit, and there are fewer jobs than warps. A block then takes a job,
@@ -253,7 +253,8 @@ DEV bool arrive_last(const AttentionArgs& a, const Job& job) {
 
 // Folds all partial sums of a row, of blocks `block` .. of its dims. AHEAD partial sums are loaded at once, so that the
 // latency of memory is paid less often; with more there are not enough registers, or the code takes long to be fetched.
-template <int COUNT> DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree<Sums<COUNT>>& tree, int block) {
+template <int COUNT>
+DEV void fold_partials(const AttentionArgs& a, const Job& job, Tree<Sums<COUNT>>& tree, int block) {
   constexpr int AHEAD = COUNT == BLOCKS ? 2 : 4;
   const int last = job.row_last / ATTENTION_UNIT;
   tree.first = job.row_first / ATTENTION_UNIT;
