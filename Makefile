@@ -12,7 +12,7 @@
 
 PROMPTS ?= c_examples/prompts.txt
 RUN_STEPS ?= 48
-FUZZ_SECONDS ?= 10
+FUZZ_SECONDS ?= 6
 
 # `make install FEATURES=hip DESTDIR=root PREFIX=/usr LIBDIR=/usr/lib/x86_64-linux-gnu`
 FEATURES ?=
@@ -88,9 +88,10 @@ check-format:
 	$(CARGO) fmt --check --manifest-path fuzz/Cargo.toml
 	tests/programs/format.sh
 
-# An archive without members: lints link nothing, so that libFuzzer need not be compiled for them.
+# Where test-gpu runs, too, it looks at all targets, with every feature. An archive without members: lints link nothing,
+# so that libFuzzer need not be compiled for them.
 check-lints:
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked $(if $(filter dev,$(TOOLS_PROFILE)),--lib,--all-targets) -- -D warnings
 	mkdir -p $(BUILD) && printf '!<arch>\n' >$(BUILD)/libunlinked.a
 	CUSTOM_LIBFUZZER_PATH=$(BUILD)/libunlinked.a $(CARGO) clippy --locked --all-targets \
 	    --manifest-path fuzz/Cargo.toml --target-dir $(TARGET) -- -D warnings
