@@ -1587,7 +1587,7 @@ fn outcomes_of_another_step_are_refused() {
     refused(&mut scheduler, &plan, &[1], not_the_oldest);
     let mut foreign = plan.clone();
     foreign.chunks[0].slot = 1000;
-    refused(&mut scheduler, &foreign, &[1], "sequence 1000 is not at position 0");
+    refused(&mut scheduler, &foreign, &[1], "slot 1000 is not at position 0");
     assert!(scheduler.plan(&mut plan));
     assert_eq!(plan.positions, [1], "refused outcomes change nothing");
 }

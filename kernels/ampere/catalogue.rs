@@ -79,7 +79,7 @@ const WRITTEN: [Kernel; 13] = [
     pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "ampere/matrix_peak.hip", 4 * WARP),
-    Kernel::written(Op::AttentionPeak, "ampere/attention_peak.hip", 4 * WARP).limits(HEADS),
+    Kernel::written(Op::AttentionPeak, "ampere/attention_peak.hip", 4 * WARP),
 ];
 
 /// Persistent blocks whose warps have a cache tile and two partial sums each. Those for at most so many rows share a

@@ -110,7 +110,7 @@ const WRITTEN: [Kernel; 21] = [
     pack(W16),
     pack(Mxfp4),
     Kernel::written(Op::MatrixPeak, "hopper/matrix_peak.hip", 128),
-    Kernel::written(Op::AttentionPeak, "hopper/attention_peak.hip", 4 * WARPGROUP).limits(HEADS),
+    Kernel::written(Op::AttentionPeak, "hopper/attention_peak.hip", 4 * WARPGROUP),
 ];
 
 /// Norm and router of many rows by clusters of four blocks that have `rows` together, each a quarter of K of them.
