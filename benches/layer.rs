@@ -50,10 +50,14 @@ pub fn expert_rows(config: &ModelConfig, rows: usize) -> Vec<usize> {
     counts
 }
 
+/// Whether queries, keys and values are rotated and stored by the kernel of their product.
+pub fn stores(target: &Target, qkv: &GemmShape) -> bool {
+    target.gemm(qkv).expect("a kernel").launch.kernel.op == Op::QkvStore
+}
+
 /// Launches of a layer, of the kernels that the host chooses.
 pub fn launches(target: &Target, config: &ModelConfig, rows: usize) -> usize {
     let qkv = shape(target, config, Product::Qkv, rows);
-    let stores = target.gemm(&qkv).expect("a kernel").launch.kernel.op == Op::QkvStore;
     let fast = Numbers::new(Elements::F16, false);
     let norm_route = target.norm_route(config, &fast, MatrixForm::Wire(WeightFormat::Bf16), rows);
     let sends = norm_route.as_ref().is_some_and(|launch| launch.sends);
@@ -65,7 +69,7 @@ pub fn launches(target: &Target, config: &ModelConfig, rows: usize) -> usize {
     };
     let norm_attention_and_out = 3;
     let experts = 2;
-    let qkv_and_rope = if stores { 1 } else { 2 };
+    let qkv_and_rope = if stores(target, &qkv) { 1 } else { 2 };
     let norm_and_route = if norm_route.is_some() { 1 } else { 2 };
     norm_attention_and_out + qkv_and_rope + norm_and_route + sort_and_gather + experts
 }

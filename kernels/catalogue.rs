@@ -446,7 +446,13 @@ impl Kernel {
 
     /// Whether it spreads a step's rows over all tiles of its grid, however few they are.
     pub fn spreads(&self) -> bool {
-        matches!(self.source, Source::Made { maker: "SPREAD", .. })
+        matches!(
+            self.source,
+            Source::Made {
+                maker: "SPREAD" | "SPREAD_STORE",
+                ..
+            }
+        )
     }
 
     /// The value of a parameter of its maker's (see [`Source::Made`]), if that has one of this name.

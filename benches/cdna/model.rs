@@ -108,6 +108,7 @@ impl Model<'_> {
     fn product_bytes(&self, shape: &GemmShape, columns: usize, counts: &[usize]) -> usize {
         let weights = layer::weight_bytes(&self.target, shape, columns);
         let out = match shape.product {
+            Product::Qkv if layer::stores(&self.target, shape) => 2 * shape.n,
             Product::Qkv | Product::Logits => 4 * shape.n,
             Product::AttnOut => 2 * 4 * shape.n, // reads and writes the residual stream
             Product::Mlp1 => shape.n,            // gate and up become one value of two bytes
@@ -131,7 +132,11 @@ impl Model<'_> {
         let (queries, keys) = (c.head_dim * c.n_attn_heads, c.head_dim * c.n_kv_heads);
         let routed = c.experts_per_token * half;
         let norm_of_sum = float + routed + float + half;
-        let rope_store = (4 + 2) * (queries + 2 * keys);
+        let qkv = layer::shape(&self.target, c, Product::Qkv, bucket);
+        let rope_store = match layer::stores(&self.target, &qkv) {
+            true => 0,
+            false => (4 + 2) * (queries + 2 * keys),
+        };
         let attention = (2 + 2) * queries;
         let norm = float + half + float;
         let route = float;

@@ -162,14 +162,17 @@ const TILES: &[Tile] = &[
     // STREAMED: up to 16 tokens; weights are streamed past them (STREAMED_STORE: and what comes of it is rotated and
     // stored; STREAMED_SORT: which are found among up to 64). ONE_SIZE: tokens in LDS, code for one size of tile.
     // TILED: tokens in LDS, code for each size of tile that is a multiple of 16 times the second parameter. SPREAD: for
-    // each multiple of 16, and a step's rows are spread over all tiles of the grid.
+    // each multiple of 16, and a step's rows are spread over all tiles of the grid (SPREAD_STORE: and what comes of it
+    // is rotated and stored).
     //
     // qkv and attn_out. Up to 16 rows a block is one wave, so that few row blocks still spread over all compute units.
     // With more there are few blocks for a device, too: the host chooses the number of tiles that leaves the fewest
     // compute units idle in the last round.
    up_to(16, tile(STORE,  "STREAMED_STORE", 16, 1, &[2])),
              tile(LAYERS, "STREAMED",  16, 1, &[2]),
+    from(17, tile(STORE,  "SPREAD_STORE",   64, 2, &[2])),
     from(17, tile(LAYERS, "SPREAD",    64, 2, &[2])),
+    from(65, tile(STORE,  "SPREAD_STORE",  128, 4, &[2])),
     from(65, tile(LAYERS, "SPREAD",   128, 4, &[2])),
    up_to(64, mxfp4(tile(SORT, "STREAMED_SORT", 16, 4, &[3]))),
    up_to(64, mxfp4_bf16(tile(SORT, "STREAMED_SORT", 16, 4, &[3]))),

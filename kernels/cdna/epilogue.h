@@ -41,7 +41,7 @@ struct Qkv {
   }
 };
 
-// Queries, keys and values as attention reads them: Qkv and rope_store at once, to the bit, for few rows. A lane has
+// Queries, keys and values as attention reads them: Qkv and rope_store at once, to the bit. A lane has
 // four pairs of one head.
 template <int FORMAT> struct QkvStore {
   static DEV void store(const GemmArgs& a, const Place& p, float* sums) {

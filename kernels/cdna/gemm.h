@@ -143,6 +143,7 @@ template <int FORMAT, int TERMS> struct Operations {
 //   STREAMED_SORT    the same for SortMlp1, of up to MOST_ROWS rows
 //   TILED            up to N tokens in LDS, with code for every STEP-th multiple of 16, see tile.h
 //   SPREAD           the same with code for every multiple of 16, the rows spread over all tiles of the grid
+//   SPREAD_STORE     the same for QkvStore
 //   ONE_SIZE         N tokens in LDS, with code for this size alone, see tile.h
 #define STREAMED(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
   KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \
@@ -170,6 +171,13 @@ template <int FORMAT, int TERMS> struct Operations {
     static_assert(TERMS == 1, "float64 sums of several sizes would not fit the registers");                            \
     SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
     tiled_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, 1, true>(a, tokens);     \
+  }
+#define SPREAD_STORE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                     \
+  KERNEL(NAME, QkvStoreArgs, THREADS, 1, WAVES) {                                                                      \
+    static_assert(TERMS == 1, "float64 sums of several sizes would not fit the registers");                            \
+    SHARED u32v4 tokens[tile_pieces(N, THREADS, TERMS)];                                                               \
+    tiled_product<Operations<FORMAT, TERMS>::OP, WEIGHTS<FORMAT>, THREADS / WAVE, N / TOKENS, 1, true>(a.product,      \
+                                                                                                       tokens);        \
   }
 #define ONE_SIZE(NAME, THREADS, SHARED_BYTES, OP, WEIGHTS, FORMAT, TERMS, N, MOST_ROWS, WAVES)                         \
   KERNEL(NAME, GemmArgs, THREADS, 1, WAVES) {                                                                          \

@@ -349,6 +349,59 @@ static void run_sorting(const Experts& of, const Steps& s) {
   failures += bad > 0;
 }
 
+// qkv_store gives the bits of qkv and rope_store, in every tile, and touches nothing else. Three sequences share the
+// rows.
+static void run_store(const char* act, int rows) {
+  enum { DIM = 64, HEADS = 5, KV_HEADS = 2, N = DIM * (HEADS + 2 * KV_HEADS), K = 96, POSITIONS = 200, PAGES = 16 };
+  const Input in = random_input({"qkv_store", act, false, N, K, {rows}});
+  const std::vector<u8> weights = pack(random_matrix(false, 1, N, K), in.format, 10);
+  std::vector<float> bias(N), angles(2 * POSITIONS * DIM / 2), sums((size_t)in.rows * N);
+  for (float& b : bias) b = uniform_float();
+  for (float& angle : angles) angle = uniform_float();
+  StepHeader header{};
+  header.rows = rows;
+  std::vector<int> positions(rows), row_chunk(rows), tables(PAGES);
+  std::vector<ChunkInfo> chunks(3);
+  for (int page = 0; page < PAGES; page++) tables[page] = (page * 7 + 3) % PAGES;
+  for (int c = 0; c < 3; c++) {
+    const int first = rows * c / 3;
+    chunks[c] = ChunkInfo{first, rows * (c + 1) / 3 - first, 0, 0, 4 * c, 0, 1, 0};
+    for (int i = 0; i < chunks[c].rows; i++) positions[first + i] = 13 * c + i, row_chunk[first + i] = c;
+  }
+
+  GemmArgs a{};
+  a.weights = weights.data(), a.bias = bias.data(), a.input = in.tiled.data(), a.in_term = in.term, a.rows = &rows;
+  a.out = sums.data(), a.groups = 1, a.n = N, a.k_blocks = round_up(K, SLAB) / SLAB, a.row_blocks = N / BLOCK_ROWS;
+  a.in_rows = in.rows, a.scale = std::ldexp(1.f, -10), a.format = in.format, a.half = DIM / 2;
+  RopeStoreArgs store{};
+  store.step.header = &header, store.step.positions = positions.data(), store.step.row_chunk = row_chunk.data();
+  store.step.chunks = chunks.data(), store.step.tables = tables.data();
+  store.qkv = sums.data(), store.cos = angles.data(), store.sin = angles.data() + POSITIONS * DIM / 2;
+  store.head_bytes = 2 * KV_PAGE * DIM * 2 + 768, store.page_bytes = store.head_bytes * KV_HEADS;
+  store.format = in.format, store.head_dim = DIM, store.heads = HEADS, store.kv_heads = KV_HEADS, store.paired = 1;
+  const std::vector<u16> poison((size_t)in.rows * HEADS * DIM, 0x7e11);
+  const std::vector<u8> poisoned_pages((size_t)PAGES * store.page_bytes, 0x5a);
+  std::vector<u16> want_q(poison), q(poison);
+  std::vector<u8> want_kv(poisoned_pages), kv(poisoned_pages);
+  const std::string rest = std::string("_w16_") + act + "_n";
+  launch("qkv" + rest + "128", (rows + 127) / 128 * ((a.row_blocks + 3) / 4), 4 * WAVE, a);
+  store.q = want_q.data(), store.kv = want_kv.data();
+  launch("rope_store", rows, 320, store);
+
+  struct Blocks { int tokens, waves; };
+  for (const Blocks& tile : {Blocks{16, 1}, Blocks{64, 2}, Blocks{128, 4}}) {
+    if (tile.tokens == 16 && rows > 16) continue;
+    q = poison, kv = poisoned_pages;
+    store.q = q.data(), store.kv = kv.data(), store.qkv = nullptr, a.out = nullptr;
+    const int tiles = (rows + tile.tokens - 1) / tile.tokens + (tile.tokens > 16);
+    const std::string name = "qkv_store" + rest + std::to_string(tile.tokens);
+    launch(name, tiles * ((a.row_blocks + tile.waves - 1) / tile.waves), tile.waves * WAVE, QkvStoreArgs{a, store});
+    const bool bad = q != want_q || kv != want_kv;
+    printf("%-36s rows %4d: %s\n", name.c_str(), rows, bad ? "WRONG" : "ok");
+    failures += bad;
+  }
+}
+
 struct Tile { int tokens, waves, tiles = 0; };
 
 // Every tile gives the same bits: a token's result depends on the token alone.
@@ -403,6 +456,7 @@ int main(int argc, char** argv) {
       }
       run_sorting({act, mxfp4, 9}, {33, 48, 8, true});
     }
+    if (!exact) for (const int rows : {1, 16, 45, 150}) run_store(act, rows);
     std::vector<int> many(128);
     for (int& count : many) count = rnd() % 5 ? 0 : (int)(rnd() % 40);
     run_tiles({"mlp1", act, true, 64, 64, many}, four_waves);
