@@ -30,7 +30,7 @@ template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
   }
 }
 #if defined(__gfx950__)
-enum : int { PIECE_MFMAS = 1 };
+enum : int { PIECE_MFMAS = 1, CONVERTS_FP4 = true };
 template <int FORMAT> DEV f32v4 mfma_of_piece(u32v2 a0, u32v2 a1, u32v2 b0, u32v2 b1, f32v4 c) {
   const u32v4 a8 = {a0[0], a0[1], a1[0], a1[1]}, b8 = {b0[0], b0[1], b1[0], b1[1]};
   if constexpr (FORMAT == FORMAT_F16) {
@@ -43,11 +43,28 @@ template <int FORMAT> DEV f32v4 mfma_of_piece(u32v2 a0, u32v2 a1, u32v2 b0, u32v
     return __builtin_amdgcn_mfma_f32_16x16x32_bf16(x, y, c, 0, 0, 0);
   }
 }
+// A word's eight FP4 codes times the power of two that is `scale`.
+template <int FORMAT> DEV void convert_fp4(u32 codes, float scale, u32v2& low, u32v2& high) {
+  const auto pair = [&](auto converted) { return __builtin_bit_cast(u32, converted); };
+  if constexpr (FORMAT == FORMAT_F16) {
+    low[0] = pair(__builtin_amdgcn_cvt_scalef32_pk_f16_fp4(codes, scale, 0));
+    low[1] = pair(__builtin_amdgcn_cvt_scalef32_pk_f16_fp4(codes, scale, 1));
+    high[0] = pair(__builtin_amdgcn_cvt_scalef32_pk_f16_fp4(codes, scale, 2));
+    high[1] = pair(__builtin_amdgcn_cvt_scalef32_pk_f16_fp4(codes, scale, 3));
+  } else {
+    low[0] = pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(codes, scale, 0));
+    low[1] = pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(codes, scale, 1));
+    high[0] = pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(codes, scale, 2));
+    high[1] = pair(__builtin_amdgcn_cvt_scalef32_pk_bf16_fp4(codes, scale, 3));
+  }
+}
 #endif
 // SCHEDULE: the scheduler places the next n instructions of a kind here, in the order of these lines.
 enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
 // The scheduler moves nothing across: it would sink loads to their uses and leave the matrix core waiting.
 #define SCHEDULE_FENCE() __builtin_amdgcn_sched_barrier(0)
+// It moves vector and scalar arithmetic across, and nothing else.
+#define SCHEDULE_PIN() __builtin_amdgcn_sched_barrier(2 | 4)
 #if __has_builtin(__builtin_amdgcn_sched_group_barrier)
 #define SCHEDULE(what, n) __builtin_amdgcn_sched_group_barrier(what, n, 0)
 #else
@@ -58,6 +75,8 @@ enum : int { VALU = 2, MFMA = 8, LDS_READ = 0x100, TRANSCENDENTAL = 0x400 };
 #define SCALAR(base) asm("" : "+s"(base))
 #define VECTOR(offset) asm("" : "+v"(offset))
 #define SCALAR_AND_VECTOR(base, offset) asm("" : "+s"(base), "+v"(offset))
+// Waits until at most so many of the wave's reads and writes of LDS are under way.
+template <int MOST> DEV void wait_for_lds() { __builtin_amdgcn_s_waitcnt(0xc07f | (MOST < 15 ? MOST : 15) << 8); }
 // Stands in a loop, and states that so many MFMAs run between any of its loads and the first wait for it. The code
 // object keeps this place and the number in a section that is never loaded; tests/loads_in_flight.rs checks the machine
 // code against it.
@@ -67,6 +86,7 @@ template <int MFMAS> DEV void loads_in_flight_for() {
 #else
 #define GLOBAL
 #define SCHEDULE_FENCE() (void)0
+#define SCHEDULE_PIN() (void)0
 #define SCHEDULE(what, n) (void)0
 #define SCALAR(base)
 #define VECTOR(offset)
@@ -74,6 +94,7 @@ template <int MFMAS> DEV void loads_in_flight_for() {
 DEV u32 multiply_f16x2(u32 a, u32 b) {
   return pack_f16(f16_to_f32((u16)a) * f16_to_f32((u16)b), f16_to_f32((u16)(a >> 16)) * f16_to_f32((u16)(b >> 16)));
 }
+template <int MOST> DEV void wait_for_lds() {}
 template <int MFMAS> DEV void loads_in_flight_for() {}
 template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
   const simt::s16x4 sa = __builtin_bit_cast(simt::s16x4, a), sb = __builtin_bit_cast(simt::s16x4, b);
@@ -84,7 +105,8 @@ template <int FORMAT> DEV f32v4 mfma(u32v2 a, u32v2 b, f32v4 c) {
 // A lane's eight K of a row and of a token are multiplied by PIECE_MFMAS MFMAs: by mfma_of_piece where that is one,
 // else by two with others between them, as the second waits for the first.
 #if !defined(__gfx950__)
-enum : int { PIECE_MFMAS = 2 };
+enum : int { PIECE_MFMAS = 2, CONVERTS_FP4 = false };
+template <int FORMAT> DEV void convert_fp4(u32 codes, float scale, u32v2& low, u32v2& high);
 template <int FORMAT> DEV f32v4 mfma_of_piece(u32v2 a0, u32v2 a1, u32v2 b0, u32v2 b1, f32v4 c) {
   return mfma<FORMAT>(a1, b1, mfma<FORMAT>(a0, b0, c));
 }

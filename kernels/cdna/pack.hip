@@ -27,10 +27,9 @@ DEV u8 code_at(const PackArgs& a, const u8* tile, int row, int k) {
 // Eight codes from column k on, in the order of weights.h's words.
 DEV u32 code_word(const PackArgs& a, const u8* tile, int row, int k) {
   u32 word = 0;
-  for (int b = 0; b < 4; b++) {
-    const u32 first = code_at(a, tile, row, k + b), second = code_at(a, tile, row, k + 4 + b);
-    word |= (first & 7) << (8 * b) | (first >> 3) << (8 * b + 7);
-    word |= (second & 7) << (8 * b + 4) | (second >> 3) << (8 * ((b + 1) % 4) + 3);
+  for (int i = 0; i < 8; i++) {
+    const u32 code = code_at(a, tile, row, k + i);
+    word |= (code & 7) << magnitude_at(i) | (code >> 3) << sign_at(i);
   }
   return word;
 }
@@ -40,8 +39,11 @@ DEV int clamp_int(int v, int low, int high) { return v < low ? low : v > high ? 
 DEV u8 scale_byte(const PackArgs& a, const u8* tile, int row, int k) {
   if (k >= a.cols) return 0;
   const int e8m0 = tile[WireCodes{a.cols}.scale(row, k)] + a.shift;
-  if (a.format == FORMAT_F16) return (u8)((clamp_int(e8m0 - 127, -13, 13) + 15) << 2);
-  return (u8)clamp_int(e8m0 - 64, 0, 188);
+  if (a.format == FORMAT_F16) {
+    const int exponent = clamp_int(e8m0 - 127, -13, 13);
+    return (u8)(CONVERTS_FP4 ? exponent + 127 : (exponent + 15) << 2);
+  }
+  return (u8)(clamp_int(e8m0 - 64, 0, 188) + (CONVERTS_FP4 ? 64 : 0));
 }
 
 KERNEL(pack_mxfp4, PackArgs, THREADS, 1, 4) {

@@ -19,7 +19,9 @@ template <class Weights, int DEPTH> struct Stream {
 
   DEV void load_slab(int c, int into) {
     c = c < slabs ? c : slabs - 1;
-    raw[into] = Weights::load_slab(weights + (u32)c * (u32)Weights::SLAB_BYTES, weight_at);
+    Global slab = weights + (u32)c * (u32)Weights::SLAB_BYTES;
+    SCALAR(slab);
+    for (int i = 0; i < Weights::LOADS; i++) Weights::load_part(raw[into], slab, weight_at, i);
     for (int piece = 0; piece < 2; piece++)
       pieces[into][piece] = load<u32v4>(tokens + (u64)(u32)c * slab_bytes, token_at[piece]);
   }

@@ -117,15 +117,37 @@ void fused_mixed(Wave& w, const Instruction& in) {
   write<f32>(w, in, results);
 }
 
+// Two FP4 numbers, those of the byte that op_sel names, times the power of two that is the second source's exponent. No
+// number of the kernels' is rounded.
+template <class Format>
+void convert_fp4(Wave& w, const Instruction& in) {
+  constexpr f32 MAGNITUDES[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+  const Source<u32> codes(w, in.source[0]), scales(w, in.source[1]);
+  const int byte = bit(in.op_sel, 0) + 2 * bit(in.op_sel, 1);
+  Values<u32> results{};
+  for (int i = 0; i < LANES; i++) {
+    const int power = exponent(bit_cast<f32>(scales[i])) - 127;
+    for (int half = 0; half < 2; half++) {
+      const u32 code = codes[i] >> (8 * byte + 4 * half);
+      const f32 size = std::ldexp(MAGNITUDES[code & 7], power);
+      results[i] |= static_cast<u32>(Format::bits(code & 8 ? -size : size)) << 16 * half;
+    }
+  }
+  write_words(w, in.to.reg, results.data());
+}
+
 // ---- Matrix cores
 // -----------------------------------------------------------------------------------------------------
 
 struct Fp16 {
   static f32 value(u16 bits) { return to_f32(f16{bits}); }
+  static u16 bits(f32 value) { return to_f16(value).bits; }
   static bool is_subnormal(u16 bits) { return (bits & 0x7c00) == 0; }
 };
 struct Bf16 {
   static f32 value(u16 bits) { return bf16_to_f32(bits); }
+  // Of a value that has no more bits.
+  static u16 bits(f32 value) { return half_of(bit_cast<u32>(value), 1); }
   static bool is_subnormal(u16 bits) { return (bits & 0x7f80) == 0; }
 };
 
@@ -203,6 +225,11 @@ std::vector<Group> packed_instructions() {
        {
            {"v_mfma_f32_16x16x16_f16", matrices<Fp16, 4>(), "gfx942 gfx950"},
            {"v_mfma_f32_16x16x16_bf16", matrices<Bf16, 4>(), "gfx942 gfx950"},
+       }},
+      {"AMD CDNA4 ISA: VOP3A (conversions with a scale)",
+       {
+           {"v_cvt_scalef32_pk_f16_fp4", of_halves(convert_fp4<Fp16>, "d01", Type::F32), "gfx950"},
+           {"v_cvt_scalef32_pk_bf16_fp4", of_halves(convert_fp4<Bf16>, "d01", Type::F32), "gfx950"},
        }},
       {"AMD CDNA4 ISA: VOP3P (MFMA)",
        {

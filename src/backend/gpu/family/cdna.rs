@@ -74,7 +74,8 @@ fn fewest_rounds(shape: &GemmShape, kernel: &Kernel, compute_units: usize) -> us
 }
 
 /// Blocks go to the device in rounds of as many as it has places for. In a round a wave multiplies 16 tokens after 16,
-/// and spends three quarters of such a step beside its MFMAs (`kernels/cdna/mca.py`). Larger and smaller tiles meet on
+/// and three quarters of such a step are counted for what it does beside and before: its loop takes a tenth of a step
+/// more than its MFMAs on gfx90a, a whole one on gfx950 (`kernels/cdna/mca.py`). Larger and smaller tiles meet on
 /// a compute unit: a round takes between the mean and the largest. Where compute units have half of their waves, in the
 /// last round, it takes a third less, as these have the matrix cores to themselves.
 fn rounds_cost(rows: usize, tiles: usize, row_blocks: usize, kernel: &Kernel, compute_units: usize) -> f64 {
