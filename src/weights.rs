@@ -90,6 +90,28 @@ pub enum Rows<'a> {
     F32(&'a [f32]),
 }
 
+impl Rows<'_> {
+    /// A fingerprint of `rows` rows, the first of which has the number `place`: see [`Findings::fingerprint`].
+    #[inline(always)]
+    fn fingerprint(&self, rows: usize, cols: usize, place: u64) -> u64 {
+        let mut sum = 0_u64;
+        for row in 0..rows {
+            let mut fingerprint = Fingerprint::new();
+            match *self {
+                Rows::Mxfp4 { codes, scales } => {
+                    let (codes, scales) = mxfp4_row(codes, scales, row, cols);
+                    fingerprint.add(codes);
+                    fingerprint.add(scales);
+                }
+                Rows::Bf16(values) => fingerprint.add(bytemuck::cast_slice(&values[row * cols..][..cols])),
+                Rows::F32(values) => fingerprint.add(bytemuck::cast_slice(&values[row * cols..][..cols])),
+            }
+            sum = sum.wrapping_add(fingerprint.at(place + row as u64));
+        }
+        sum
+    }
+}
+
 /// How a backend arranges a matrix in memory: in tiles of consecutive rows.
 pub trait Layout: Sync {
     /// Rows in a tile; the last tile of a matrix is padded with zeros.
@@ -325,7 +347,8 @@ fn encode_tiles(
             });
             fingerprint.fetch_add(found.fingerprint, Ordering::Relaxed);
             if found.needs.is_none() {
-                layout.write(scratch.rows(format), cols, tile);
+                let rows = found.as_stored.unwrap_or_else(|| scratch.rows(format));
+                layout.write(rows, cols, tile);
                 *done = true;
             } else {
                 stop.store(true, Ordering::Relaxed);
@@ -547,7 +570,9 @@ type Place = (usize, usize, f32);
 
 /// What was found while encoding a tile.
 #[derive(Default)]
-struct Encoded {
+struct Encoded<'b> {
+    /// The rows, where they are packed as they are stored, and not in the scratch memory.
+    as_stored: Option<Rows<'b>>,
     needs: Option<WeightFormat>,
     misfit: Option<Place>,
     /// With rows counted in the tile.
@@ -566,11 +591,11 @@ struct EncodeRows<'a, 'b> {
     scratch: &'a mut Scratch,
 }
 
-impl VectorCode for EncodeRows<'_, '_> {
-    type Output = Encoded;
+impl<'b> VectorCode for EncodeRows<'_, 'b> {
+    type Output = Encoded<'b>;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> Encoded {
+    fn run<S: Simd>(self, _: S) -> Encoded<'b> {
         let Self {
             source,
             place,
@@ -580,6 +605,15 @@ impl VectorCode for EncodeRows<'_, '_> {
         let cols = source.cols;
         let float_rows = if format == WeightFormat::F32 { source.rows } else { 1 };
         let mut out = Encoded::default();
+        if let (WeightFormat::Mxfp4, [part]) = (format, &source.parts[..])
+            && let Values::Mxfp4 { blocks, scales } = part.values
+            && mxfp4::are_in_form(blocks, scales)
+        {
+            let rows = Rows::Mxfp4 { codes: blocks, scales };
+            out.fingerprint = rows.fingerprint(source.rows, cols, place);
+            out.as_stored = Some(rows);
+            return out;
+        }
         let mut row = 0;
         for part in &source.parts {
             for r in 0..part.rows {
@@ -605,23 +639,10 @@ impl VectorCode for EncodeRows<'_, '_> {
                         return out;
                     }
                 }
-                let mut fingerprint = Fingerprint::new();
-                match format {
-                    WeightFormat::Mxfp4 => {
-                        fingerprint.add(nth_row(&mut scratch.codes, row, cols / 2));
-                        fingerprint.add(nth_row(&mut scratch.scales, row, cols / MXFP4_BLOCK));
-                    }
-                    WeightFormat::Bf16 => {
-                        fingerprint.add(bytemuck::cast_slice(nth_row(&mut scratch.halves, row, cols)))
-                    }
-                    WeightFormat::F32 => {
-                        fingerprint.add(bytemuck::cast_slice(nth_row(&mut scratch.floats, in_floats, cols)))
-                    }
-                }
-                out.fingerprint = out.fingerprint.wrapping_add(fingerprint.at(place + row as u64));
                 row += 1;
             }
         }
+        out.fingerprint = scratch.rows(format).fingerprint(row, cols, place);
         out
     }
 }

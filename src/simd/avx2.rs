@@ -1,7 +1,7 @@
 //! AVX2 with FMA and F16C (Haswell, Zen and later): two registers of eight.
 #![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 
-use super::{Simd, VectorCode};
+use super::{LANES, Simd, VectorCode};
 use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
@@ -259,6 +259,37 @@ unsafe impl Simd for Avx2 {
         }
     }
 
+    #[inline(always)]
+    unsafe fn transpose(rows: &[[u32; LANES]; LANES]) -> [[u32; LANES]; LANES] {
+        let mut columns = [[0; LANES]; LANES];
+        unsafe {
+            for first_row in [0, 8] {
+                for first in [0, 8] {
+                    // Half h of fours[g][c] is column 4 h + c of rows 4 g to 4 g + 3, of the eight columns from `first`.
+                    let mut fours = [[_mm256_setzero_si256(); 4]; 2];
+                    for (g, four) in fours.iter_mut().enumerate() {
+                        let row = |i: usize| rows[first_row + 4 * g + i][first..].as_ptr().cast();
+                        let [a, b, c, d] = [row(0), row(1), row(2), row(3)];
+                        let (a, b) = (_mm256_loadu_si256(a), _mm256_loadu_si256(b));
+                        let (c, d) = (_mm256_loadu_si256(c), _mm256_loadu_si256(d));
+                        let (ab, cd) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+                        four[0] = _mm256_unpacklo_epi64(ab, cd);
+                        four[1] = _mm256_unpackhi_epi64(ab, cd);
+                        let (ab, cd) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+                        four[2] = _mm256_unpacklo_epi64(ab, cd);
+                        four[3] = _mm256_unpackhi_epi64(ab, cd);
+                    }
+                    for c in 0..4 {
+                        let low = _mm256_permute2x128_si256::<0x20>(fours[0][c], fours[1][c]);
+                        let high = _mm256_permute2x128_si256::<0x31>(fours[0][c], fours[1][c]);
+                        _mm256_storeu_si256(columns[first + c][first_row..].as_mut_ptr().cast(), low);
+                        _mm256_storeu_si256(columns[first + 4 + c][first_row..].as_mut_ptr().cast(), high);
+                    }
+                }
+            }
+        }
+        columns
+    }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }

@@ -1,7 +1,7 @@
 //! AVX-512 with BF16 dot products and VNNI (Cooper Lake, Sapphire Rapids, Zen 4 and later).
 #![allow(clippy::missing_safety_doc, reason = "the contract stands at the trait")]
 
-use super::{Simd, VectorCode};
+use super::{LANES, Simd, VectorCode};
 use crate::dtype::E2M1;
 use half::f16;
 use std::arch::x86_64::*;
@@ -238,6 +238,52 @@ unsafe impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn dot_i16(acc: __m512i, w: __m512i, x: *const u32) -> __m512i {
         unsafe { vpdpwssd(acc, w, x) }
+    }
+    #[inline(always)]
+    unsafe fn transpose(rows: &[[u32; LANES]; LANES]) -> [[u32; LANES]; LANES] {
+        let mut columns = [[0; LANES]; LANES];
+        unsafe {
+            // Quarter q of fours[g][c] is column 4 q + c of rows 4 g to 4 g + 3.
+            let mut fours = [[_mm512_setzero_si512(); 4]; 4];
+            for (four, rows) in fours.iter_mut().zip(rows.as_chunks::<4>().0) {
+                let [a, b, c, d] = *rows;
+                let [a, b, c, d] = [
+                    _mm512_loadu_si512(a.as_ptr().cast()),
+                    _mm512_loadu_si512(b.as_ptr().cast()),
+                    _mm512_loadu_si512(c.as_ptr().cast()),
+                    _mm512_loadu_si512(d.as_ptr().cast()),
+                ];
+                let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+                four[0] = _mm512_unpacklo_epi64(ab, cd);
+                four[1] = _mm512_unpackhi_epi64(ab, cd);
+                let (ab, cd) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+                four[2] = _mm512_unpacklo_epi64(ab, cd);
+                four[3] = _mm512_unpackhi_epi64(ab, cd);
+            }
+            for c in 0..4 {
+                // Of two vectors' quarters the even ones, or the odd ones.
+                const EVEN: i32 = 0b10_00_10_00;
+                const ODD: i32 = 0b11_01_11_01;
+                let even = [
+                    _mm512_shuffle_i32x4::<EVEN>(fours[0][c], fours[1][c]),
+                    _mm512_shuffle_i32x4::<EVEN>(fours[2][c], fours[3][c]),
+                ];
+                let odd = [
+                    _mm512_shuffle_i32x4::<ODD>(fours[0][c], fours[1][c]),
+                    _mm512_shuffle_i32x4::<ODD>(fours[2][c], fours[3][c]),
+                ];
+                let quarters = [
+                    _mm512_shuffle_i32x4::<EVEN>(even[0], even[1]),
+                    _mm512_shuffle_i32x4::<EVEN>(odd[0], odd[1]),
+                    _mm512_shuffle_i32x4::<ODD>(even[0], even[1]),
+                    _mm512_shuffle_i32x4::<ODD>(odd[0], odd[1]),
+                ];
+                for (q, column) in quarters.iter().enumerate() {
+                    _mm512_storeu_si512(columns[4 * q + c].as_mut_ptr().cast(), *column);
+                }
+            }
+        }
+        columns
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

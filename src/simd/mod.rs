@@ -165,6 +165,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// lanes.
     unsafe fn dot_i16(acc: Self::I, w: Self::I, x: *const u32) -> Self::I;
 
+    /// Makes word `i` of row `j` word `j` of row `i`.
+    unsafe fn transpose(rows: &[[u32; LANES]; LANES]) -> [[u32; LANES]; LANES];
+
     /// Prefetches the cache line of an address into the L2 cache. The address need not be valid.
     unsafe fn prefetch(p: *const u8);
 

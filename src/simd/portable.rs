@@ -174,6 +174,10 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn transpose(rows: &[[u32; LANES]; LANES]) -> [[u32; LANES]; LANES] {
+        from_fn(|i| from_fn(|j| rows[j][i]))
+    }
+    #[inline(always)]
     unsafe fn prefetch(_: *const u8) {}
 
     unsafe fn dot_bf16(_: [f32; LANES], _: [u32; LANES], _: *const u32) -> [f32; LANES] {

@@ -304,6 +304,17 @@ on_every_level! {
         at!(0 4 8 12);
     }
 
+    rows_become_columns: S => {
+        let rows: [[u32; LANES]; LANES] = std::array::from_fn(|j| std::array::from_fn(|i| (j << 16 | i) as u32));
+        // SAFETY: under `VectorCode::run`.
+        let columns = unsafe { S::transpose(&rows) };
+        for (i, column) in columns.iter().enumerate() {
+            for (j, &word) in column.iter().enumerate() {
+                assert_eq!(word, (j << 16 | i) as u32);
+            }
+        }
+    }
+
     exp_keeps_its_bound: S => {
         // SAFETY: under `VectorCode::run`.
         let exp = |x: Lanes| lanes::<S>(unsafe { S::exp(load::<S>(&x)) });

@@ -5,6 +5,7 @@
 //! block that would need another is no MXFP4 to them. Codes are two a byte, the even column's in the low half.
 
 use crate::dtype::{MXFP4_BLOCK, MXFP4_BLOCK_BYTES};
+use std::ops::RangeInclusive;
 
 /// The scale of a block of zeros: 2^0.
 const SCALE_OF_ZEROS: u8 = 127;
@@ -57,26 +58,56 @@ pub fn encode(row: &[f32], codes: &mut [u8], scales: &mut [u8]) -> bool {
     fits
 }
 
-/// Takes a row of blocks as they are stored; `false` if a block is none to kernels. Nearly all have the form already.
+/// Blocks that are looked at together.
+const RUN: usize = 32;
+
+/// Scales at which kernels read all codes.
+const SCALES: RangeInclusive<u8> = 2..=252;
+
+/// Whether blocks have the form as they are stored, at scales at which kernels read all codes. Nearly all do.
+#[inline(always)]
+pub fn are_in_form(blocks: &[u8], scales: &[u8]) -> bool {
+    let (blocks, _) = blocks.as_chunks::<MXFP4_BLOCK_BYTES>();
+    for (blocks, scales) in blocks.chunks(RUN).zip(scales.chunks(RUN)) {
+        if !is_run_in_form(blocks, scales, &mut [0; RUN]) {
+            return false;
+        }
+    }
+    true
+}
+
+/// The same of at most [`RUN`] blocks, of each of which `tops` becomes [`tops_of`]. No block has a branch of its own, so
+/// that compilers look at several at once.
+#[inline(always)]
+fn is_run_in_form(blocks: &[[u8; MXFP4_BLOCK_BYTES]], scales: &[u8], tops: &mut [u64; RUN]) -> bool {
+    let mut have_largest = true;
+    for (tops, block) in tops.iter_mut().zip(blocks) {
+        *tops = tops_of(u128::from_le_bytes(*block));
+        have_largest &= *tops != 0;
+    }
+    scales
+        .iter()
+        .fold(have_largest, |all, scale| all & SCALES.contains(scale))
+}
+
+/// Takes a row of blocks as they are stored, and brings those into the form that do not have it; `false` if a block is
+/// none to kernels.
 #[inline(always)]
 pub fn take(blocks: &[u8], stored: &[u8], codes: &mut [u8], scales: &mut [u8]) -> bool {
     codes.copy_from_slice(blocks);
     scales.copy_from_slice(stored);
+    let mut fits = true;
     let (codes, _) = codes.as_chunks_mut::<MXFP4_BLOCK_BYTES>();
-    let all = codes
-        .iter()
-        .zip(&*scales)
-        .fold(true, |all, (block, &scale)| all & is_in_form(block, scale));
-    all || codes
-        .iter_mut()
-        .zip(scales)
-        .all(|(block, scale)| is_in_form(block, *scale) || bring_into_form(block, scale))
-}
-
-/// Whether a block has the form, at a scale at which kernels read all codes.
-#[inline(always)]
-fn is_in_form(block: &[u8; MXFP4_BLOCK_BYTES], scale: u8) -> bool {
-    has_largest(u128::from_le_bytes(*block)) & (2..=252).contains(&scale)
+    for (codes, scales) in codes.chunks_mut(RUN).zip(scales.chunks_mut(RUN)) {
+        let mut tops = [0; RUN];
+        if is_run_in_form(codes, scales, &mut tops) {
+            continue;
+        }
+        for ((block, scale), &tops) in codes.iter_mut().zip(scales).zip(&tops) {
+            fits &= tops != 0 && SCALES.contains(scale) || bring_into_form(block, scale);
+        }
+    }
+    fits
 }
 
 /// Doubles a block's codes and halves its scale until it has the form; `false` if it is none to kernels.
@@ -89,7 +120,7 @@ fn bring_into_form(block: &mut [u8; MXFP4_BLOCK_BYTES], scale: &mut u8) -> bool 
         *scale = SCALE_OF_ZEROS;
         return true;
     }
-    while !has_largest(codes) {
+    while tops_of(codes) == 0 {
         codes = doubled(codes);
         *scale = scale.saturating_sub(1);
     }
@@ -97,17 +128,18 @@ fn bring_into_form(block: &mut [u8; MXFP4_BLOCK_BYTES], scale: &mut u8) -> bool 
     match *scale {
         // Half of this scale is subnormal.
         1 => halves(codes) == 0,
-        scale => (2..=252).contains(&scale),
+        scale => SCALES.contains(&scale),
     }
 }
 
 /// The lowest bit of each code. The magnitudes 0, 0.5, 1, 1.5, 2, 3, 4 and 6 have codes 0 to 7.
 const EACH: u128 = u128::MAX / 15;
 
-/// Whether one of a block's codes is 4 or 6 times its scale.
+/// Not 0 if one of a block's codes is 4 or 6 times its scale.
 #[inline(always)]
-fn has_largest(codes: u128) -> bool {
-    (codes >> 1) & (codes >> 2) & EACH != 0
+fn tops_of(codes: u128) -> u64 {
+    let tops = |codes: u64| (codes >> 1) & (codes >> 2) & EACH as u64;
+    tops(codes as u64) | tops((codes >> 64) as u64)
 }
 
 /// The lowest bits of the codes that are half their scale.

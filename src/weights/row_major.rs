@@ -38,8 +38,8 @@ impl Layout for RowMajor {
         match rows {
             Rows::Mxfp4 { codes, scales } => {
                 let (all_codes, all_scales) = tile.split_at_mut(Self::ROWS * cols / 2);
-                fill(codes, |code| [code], all_codes);
-                fill(scales, |scale| [scale], all_scales);
+                copy(codes, all_codes);
+                copy(scales, all_scales);
             }
             Rows::Bf16(values) => fill(values, u16::to_le_bytes, tile),
             Rows::F32(values) => fill(values, f32::to_le_bytes, tile),
@@ -59,6 +59,13 @@ impl Layout for RowMajor {
             row_to_f32(&source, row, out);
         }
     }
+}
+
+/// Writes these bytes, and zeros behind them.
+fn copy(bytes: &[u8], to: &mut [u8]) {
+    let (written, rest) = to.split_at_mut(bytes.len());
+    written.copy_from_slice(bytes);
+    rest.fill(0);
 }
 
 /// Writes these values' bytes, and zeros behind them.

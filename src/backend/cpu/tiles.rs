@@ -37,6 +37,15 @@ impl Tiles {
     fn lane(self, row: usize) -> usize {
         if self.gated { row % 2 * LANES + row / 2 } else { row }
     }
+
+    /// The row of a lane.
+    fn row(self, lane: usize) -> usize {
+        if self.gated {
+            lane % LANES * 2 + lane / LANES
+        } else {
+            lane
+        }
+    }
 }
 
 /// Words in a column group of a tile.
@@ -73,13 +82,7 @@ impl Layout for Tiles {
             Rows::Mxfp4 { codes, scales } => {
                 let (words, scale_bytes) = tile.split_at_mut(cols / 8 * GROUP_BYTES);
                 self.write_words(codes, cols / 2, words, |four| halves(u32::from_le_bytes(four)));
-                let blocks = cols / MXFP4_BLOCK;
-                for (row, scales) in scales.chunks_exact(blocks).enumerate() {
-                    let lane = self.lane(row);
-                    for (block, &scale) in scales.iter().enumerate() {
-                        scale_bytes[block * TILE + lane] = scale;
-                    }
-                }
+                self.write_scales(scales, cols / MXFP4_BLOCK, scale_bytes);
             }
             Rows::Bf16(values) => {
                 self.write_words(values, cols, tile, |[low, high]| u32::from(low) | u32::from(high) << 16);
@@ -118,6 +121,26 @@ impl Tiles {
 }
 
 impl Tiles {
+    /// Writes a tile's scales.
+    fn write_scales(self, scales: &[u8], blocks: usize, to: &mut [u8]) {
+        // A lane's four scales are a word first, and then parted.
+        let (fours, rest) = to.as_chunks_mut::<{ 4 * TILE }>();
+        self.write_words(scales, blocks, fours.as_flattened_mut(), u32::from_le_bytes);
+        for four in &mut *fours {
+            let lanes: [u32; TILE] = bytemuck::cast(*four);
+            for (block, to) in four.as_chunks_mut::<TILE>().0.iter_mut().enumerate() {
+                for (to, lane) in to.iter_mut().zip(&lanes) {
+                    *to = (u32::from_le(*lane) >> (8 * block)) as u8;
+                }
+            }
+        }
+        for (row, scales) in scales.chunks_exact(blocks).enumerate() {
+            for (to, &scale) in rest.chunks_exact_mut(TILE).zip(&scales[4 * fours.len()..]) {
+                to[self.lane(row)] = scale;
+            }
+        }
+    }
+
     /// Writes a tile's words, each made by `word` from `N` columns of a row.
     fn write_words<T: Copy + Default, const N: usize>(
         &self,
@@ -149,31 +172,46 @@ struct WriteWords<'a, T, F, const N: usize> {
 impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> VectorCode for WriteWords<'_, T, F, N> {
     type Output = ();
 
-    /// Column groups are written in runs, short enough that a run's part of the tile stays in the L1 cache while the
-    /// words of all rows are written to it.
+    /// Sixteen column groups are written at a time, a vector of lanes after the other: sixteen words of each of sixteen
+    /// rows, transposed. What is left is written word by word.
     #[inline(always)]
     fn run<S: Simd>(self, _: S) {
-        const RUN: usize = 64;
+        let n = self.rows.len() / self.cols;
         let (words, _) = self.tile.as_chunks_mut::<4>();
-        let (groups, _) = words.as_chunks_mut::<WORDS>();
-        for (run, tile) in groups.chunks_mut(RUN).enumerate() {
-            let from = run * RUN * N;
-            let to = self.cols.min(from + RUN * N);
-            for (row, values) in self.rows.chunks_exact(self.cols).enumerate() {
-                let mut words = [0; RUN];
-                let (whole, rest) = values[from..to].as_chunks::<N>();
-                for (word, values) in words.iter_mut().zip(whole) {
-                    *word = (self.word)(*values);
+        let (vectors, _) = words.as_chunks_mut::<LANES>();
+        let (groups, _) = vectors.as_chunks_mut::<2>();
+        let whole = self.cols / (LANES * N);
+        let (runs, last) = groups.split_at_mut(whole * LANES);
+        let (runs, _) = runs.as_chunks_mut::<LANES>();
+        for (run, tile) in runs.iter_mut().enumerate() {
+            for vector in 0..2 {
+                let mut words = [[0; LANES]; LANES];
+                for (lane, words) in words.iter_mut().enumerate() {
+                    let row = self.layout.row(vector * LANES + lane);
+                    if row < n {
+                        let columns = &self.rows[row * self.cols + run * LANES * N..][..LANES * N];
+                        // Behind rows that lie in a checkpoint are those of its next tile, which are wanted next.
+                        let next = columns.as_ptr().wrapping_add(self.rows.len());
+                        // SAFETY: under `VectorCode::run`, and any address may be prefetched.
+                        unsafe { S::prefetch(next.cast()) };
+                        for (to, columns) in words.iter_mut().zip(columns.as_chunks().0) {
+                            *to = (self.word)(*columns).to_le();
+                        }
+                    }
                 }
-                if !rest.is_empty() {
-                    let mut last = [T::default(); N];
-                    last[..rest.len()].copy_from_slice(rest);
-                    words[whole.len()] = (self.word)(last);
+                // SAFETY: under `VectorCode::run`.
+                let lanes = unsafe { S::transpose(&words) };
+                for (group, lanes) in tile.iter_mut().zip(&lanes) {
+                    group[vector] = bytemuck::cast(*lanes);
                 }
-                let lane = self.layout.lane(row);
-                for (group, word) in tile.iter_mut().zip(words) {
-                    group[lane] = word.to_le_bytes();
-                }
+            }
+        }
+        for (row, values) in self.rows.chunks_exact(self.cols).enumerate() {
+            let lane = self.layout.lane(row);
+            for (group, values) in last.iter_mut().zip(values[whole * LANES * N..].chunks(N)) {
+                let mut columns = [T::default(); N];
+                columns[..values.len()].copy_from_slice(values);
+                group[lane / LANES][lane % LANES] = (self.word)(columns).to_le_bytes();
             }
         }
     }
@@ -181,10 +219,9 @@ impl<T: Copy + Default, F: Fn([T; N]) -> u32, const N: usize> VectorCode for Wri
 
 /// Parts eight codes: even columns into the low half, odd ones into the high half.
 fn halves(codes: u32) -> u32 {
-    let half = |x: u32| {
-        let x = x & 0x0f0f_0f0f;
-        let x = (x | x >> 4) & 0x00ff_00ff;
-        (x | x >> 8) & 0xffff
-    };
-    half(codes) | half(codes >> 4) << 16
+    // Of each half word the middle codes change places, then of the word the middle bytes.
+    let apart = (codes ^ codes >> 4) & 0x00f0_00f0;
+    let codes = codes ^ apart ^ apart << 4;
+    let apart = (codes ^ codes >> 8) & 0x0000_ff00;
+    codes ^ apart ^ apart << 8
 }
