@@ -103,8 +103,15 @@ pub fn take(blocks: &[u8], stored: &[u8], codes: &mut [u8], scales: &mut [u8]) -
         if is_run_in_form(codes, scales, &mut tops) {
             continue;
         }
-        for ((block, scale), &tops) in codes.iter_mut().zip(scales).zip(&tops) {
-            fits &= tops != 0 && SCALES.contains(scale) || bring_into_form(block, scale);
+        // Which ones are not, without a branch for each, since nobody can foretell which.
+        let mut others = 0_u32;
+        for (i, (scale, &tops)) in scales.iter().zip(&tops).enumerate() {
+            others |= u32::from(tops == 0 || !SCALES.contains(scale)) << i;
+        }
+        while others != 0 {
+            let i = others.trailing_zeros() as usize;
+            others &= others - 1;
+            fits &= bring_into_form(&mut codes[i], &mut scales[i]);
         }
     }
     fits
