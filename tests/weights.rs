@@ -80,8 +80,8 @@ fn every_format_and_layout_gives_back_the_bits() {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     for format in FORMATS {
         for layout in LAYOUTS {
-            // Fewer and more rows than a tile. Column groups, and scales, are fewer than a run, whole runs and more, the
-            // last of them whole or not.
+            // Fewer and more rows than a tile. Column groups, and scales, are fewer than a run, whole runs and more,
+            // the last of them whole or not.
             for rows in [1, 31, 32, 33, 70] {
                 for cols in [1, 31, 33, 64, 544, 2080] {
                     if format == WeightFormat::Mxfp4 && cols % MXFP4_BLOCK != 0 {

@@ -265,7 +265,7 @@ unsafe impl Simd for Avx2 {
         unsafe {
             for first_row in [0, 8] {
                 for first in [0, 8] {
-                    // Half h of fours[g][c] is column 4 h + c of rows 4 g to 4 g + 3, of the eight columns from `first`.
+                    // Half h of fours[g][c] is column 4 h + c of rows 4 g to 4 g + 3, of eight columns from `first`.
                     let mut fours = [[_mm256_setzero_si256(); 4]; 2];
                     for (g, four) in fours.iter_mut().enumerate() {
                         let row = |i: usize| rows[first_row + 4 * g + i][first..].as_ptr().cast();

@@ -76,8 +76,8 @@ pub fn are_in_form(blocks: &[u8], scales: &[u8]) -> bool {
     true
 }
 
-/// The same of at most [`RUN`] blocks, of each of which `tops` becomes [`tops_of`]. No block has a branch of its own, so
-/// that compilers look at several at once.
+/// The same of at most [`RUN`] blocks, of each of which `tops` becomes [`tops_of`]. No block has a branch of its own,
+/// so that compilers look at several at once.
 #[inline(always)]
 fn is_run_in_form(blocks: &[[u8; MXFP4_BLOCK_BYTES]], scales: &[u8], tops: &mut [u64; RUN]) -> bool {
     let mut have_largest = true;
