@@ -24,6 +24,10 @@ pub struct Card {
     pub hertz: f64,
     memory_peak: f64,
     memory_mib: u64,
+    /// With compute units and an L2 each. Blocks go to them in turn.
+    pub dies: usize,
+    /// Of the cache between the dies' L2s and memory.
+    cache_peak: f64,
     /// Between two devices of a group, in each direction.
     pub link_bytes_a_second: f64,
     /// Groups whose steps are printed for the 120b: devices, and the most rows of a micro-batch.
@@ -38,6 +42,8 @@ const MI250: Card = Card {
     hertz: 1.7e9,
     memory_peak: 1.6e12,
     memory_mib: 65_536,
+    dies: 1,
+    cache_peak: f64::INFINITY,
     link_bytes_a_second: 50e9,
     groups: &[(2, 512), (2, 1024), (4, 1024), (8, 1024)],
 };
@@ -48,6 +54,8 @@ const MI300X: Card = Card {
     hertz: 2.1e9,
     memory_peak: 5.3e12,
     memory_mib: 196_608,
+    dies: 8,
+    cache_peak: 17.2e12,
     link_bytes_a_second: 64e9,
     groups: &[(1, 1024), (1, 1536), (2, 1536), (8, 1536)],
 };
@@ -58,6 +66,8 @@ const MI355X: Card = Card {
     hertz: 2.4e9,
     memory_peak: 8e12,
     memory_mib: 294_912,
+    dies: MI300X.dies,
+    cache_peak: MI300X.cache_peak,
     link_bytes_a_second: 76.8e9,
     groups: MI300X.groups,
 };
@@ -75,6 +85,11 @@ impl Name {
 impl Card {
     pub fn bytes_a_second(&self) -> f64 {
         self.memory_peak * MEMORY_REACHED
+    }
+
+    /// The cache's, with the share that is taken of the memory's.
+    pub fn cache_bytes_a_second(&self) -> f64 {
+        self.cache_peak * MEMORY_REACHED
     }
 
     pub fn memory(&self) -> DeviceMemory {

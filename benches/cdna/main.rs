@@ -8,6 +8,11 @@
 //! the program), with one block or with two (`shares.rs`). A product takes at least the time in which its weights and
 //! activations cross memory. Tokens select experts at random, with a fixed seed.
 //!
+//! A device of several dies gives its blocks to them in turn, as `kernels/cdna/work.h` numbers them, and a die's
+//! blocks go to its own compute units. What a die's blocks read of weights and activations its L2 reads once, from a
+//! cache that all dies share: a product takes at least that long, too. No L2 is too small, and none is read from more
+//! slowly than it is used.
+//!
 //! *Attention.* Rows that decode take the time of their keys' and values' bytes. Of prompts each wave takes its tile's
 //! keys at the share of the peak that the kernel's inner loop has, blocks being assigned as those of products.
 //!

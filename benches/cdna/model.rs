@@ -11,8 +11,11 @@ use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::shapes::{GemmShape, Product};
 use getp::backend::gpu::target::Target;
 use getp::config::ModelConfig;
+use std::collections::{BTreeMap, BTreeSet};
 
 pub const LAUNCH: f64 = 5e-6;
+/// Neighbouring blocks of the experts' products on one die, as in `kernels/cdna/work.h`.
+const DIE_BLOCKS: usize = 8;
 /// Tokens, or keys of attention, of an MFMA's product.
 const TOKENS: usize = 16;
 
@@ -23,6 +26,8 @@ pub struct Timed {
     pub least: f64,
     /// The share of the device's matrix core peak that it reaches, not counting padding.
     pub share: f64,
+    /// Seconds in which what the dies read crosses the cache that they share.
+    pub reading: f64,
     pub kernel: String,
 }
 
@@ -44,6 +49,43 @@ impl Layer {
 
     pub fn least(&self) -> f64 {
         self.products.iter().map(|timed| timed.least).sum::<f64>() + self.other
+    }
+}
+
+/// Which die has a block, by its number, as `die_order` in `kernels/cdna/work.h` says.
+struct Order {
+    blocks: usize,
+    neighbours: usize,
+    dies: usize,
+}
+
+impl Order {
+    fn new(kernel: &Kernel, blocks: usize, spans: usize, dies: usize, counts: &[usize]) -> Self {
+        let tiles = match (kernel.spreads(), counts) {
+            _ if kernel.tokens == TOKENS => None,
+            (true, _) => Some(blocks / spans),
+            (false, &[rows]) => Some(rows.div_ceil(kernel.tokens)),
+            _ => {
+                return Self {
+                    blocks,
+                    neighbours: DIE_BLOCKS,
+                    dies,
+                };
+            }
+        };
+        Self {
+            blocks: tiles.map_or(0, |tiles| tiles * spans),
+            neighbours: tiles.unwrap_or(1),
+            dies,
+        }
+    }
+
+    fn die_of(&self, number: usize) -> usize {
+        let round = self.neighbours * self.dies;
+        match number < self.blocks / round * round {
+            true => number % round / self.neighbours,
+            false => number % self.dies,
+        }
     }
 }
 
@@ -78,28 +120,54 @@ impl Model<'_> {
         let columns = layer::columns(self.config, product);
         // Of 16 tokens and a wave's 32 weight rows.
         let step = self.runs(columns.div_ceil(64) * SLAB_RUNS);
-        let mut blocks = Vec::new();
-        for &rows in counts.iter().filter(|&&rows| rows > 0) {
+        // Of each die.
+        let order = Order::new(kernel, blocks, spans, self.card.dies, counts);
+        let mut blocks = vec![Vec::new(); self.card.dies];
+        let (mut weights, mut tokens) = (BTreeSet::new(), BTreeMap::new());
+        let mut number = 0;
+        for (group, &rows) in counts.iter().enumerate().filter(|&(_, &rows)| rows > 0) {
             let (steps, tiles) = (rows.div_ceil(TOKENS), tiles(rows));
             let sizes = (0..tiles).map(|tile| steps * (tile + 1) / tiles - steps * tile / tiles);
-            let times = sizes.filter(|&steps| steps > 0).map(|steps| {
-                let (steps, share) = self.shares.of(&name, steps);
-                steps as f64 * step / share * waves as f64 / SIMDS
+            let times = sizes.map(|steps| {
+                let (steps, share) = if steps > 0 {
+                    self.shares.of(&name, steps)
+                } else {
+                    (0, 1.0)
+                };
+                (steps, steps as f64 * step / share * waves as f64 / SIMDS)
             });
-            let mut times: Vec<f64> = times.collect();
+            let mut times: Vec<(usize, f64)> = times.collect();
             if kernel.op == Op::SortMlp1 {
-                times = vec![times.iter().sum()];
+                times = vec![(steps, times.iter().map(|(_, seconds)| seconds).sum())];
             }
-            (0..spans).for_each(|_| blocks.extend(&times));
+            for span in 0..spans {
+                for (tile, &(steps, seconds)) in times.iter().enumerate() {
+                    let die = order.die_of(number);
+                    number += 1;
+                    if steps > 0 {
+                        blocks[die].push(seconds);
+                        weights.insert((die, group, span));
+                        tokens.insert((die, group, tile), steps * TOKENS);
+                    }
+                }
+            }
         }
         let crossing = self.product_bytes(&shape, columns, counts) as f64 / self.card.bytes_a_second();
-        let seconds = last_end(self.card.compute_units, &blocks, waves).max(crossing);
+        // What each die reads of it, once.
+        let span_bytes = layer::weight_bytes(&self.target, &shape, columns) / spans;
+        let read = weights.len() * span_bytes + tokens.values().sum::<usize>() * 2 * columns;
+        let reading = read as f64 / self.card.cache_bytes_a_second();
+        let ends = blocks
+            .iter()
+            .map(|blocks| last_end(self.card.compute_units / self.card.dies, blocks, waves));
+        let seconds = ends.fold(crossing.max(reading), f64::max);
         let wanted = counts.iter().sum::<usize>() as f64 / TOKENS as f64 * shape.row_blocks as f64 * step;
         let at_peak = wanted / (self.card.compute_units as f64 * SIMDS);
         Timed {
             seconds,
             least: at_peak.max(crossing),
             share: at_peak / seconds,
+            reading,
             kernel: name,
         }
     }

@@ -115,10 +115,11 @@ fn step(model: &Model<'_>, rows: usize) -> [Parts; 2] {
 fn print_products<'a>(products: impl IntoIterator<Item = &'a Timed>) {
     for timed in products {
         println!(
-            "    {:<34} {:>8.0} us  {:>3.0} % of the peak",
+            "    {:<34} {:>8.0} us  {:>3.0} % of the peak; dies read for {:.0} us",
             timed.kernel,
             timed.seconds * 1e6,
-            timed.share * 100.0
+            timed.share * 100.0,
+            timed.reading * 1e6
         );
     }
 }

@@ -112,6 +112,13 @@ template <int FORMAT> DEV f32v4 mfma_of_piece(u32v2 a0, u32v2 a1, u32v2 b0, u32v
 }
 #endif
 
+// Dies of a device, each with compute units and an L2 of its own. MI250's two are a device each.
+#if defined(__gfx942__) || defined(__gfx950__)
+enum : int { DIES = 8 };
+#else
+enum : int { DIES = 1 };
+#endif
+
 // A bit for each of the wave's lanes, all of which call it.
 #if !defined(__AMDGCN__)
 DEV u64 ballot(bool b) {

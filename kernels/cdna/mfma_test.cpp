@@ -3,6 +3,7 @@
 //
 //   mfma_test [policy [seed]]       policy: 0 in order, 1 random, 2 one wave first; tests/programs/simt.sh builds it
 #include "../gpu/gpu.h"
+#include "work.h"
 #include "weights.h"
 #include <algorithm>
 #include <cmath>
@@ -402,6 +403,26 @@ static void run_store(const char* act, int rows) {
   }
 }
 
+// die_order is a permutation, and of each round of all dies neighbours are on one.
+static void run_die_order() {
+  int bad = 0;
+  for (const int dies : {1, 8}) for (const int neighbours : {1, 2, 8, 15})
+  for (const int blocks : {1, 63, 64, 600, 721}) {
+    std::vector<int> id_of(blocks, -1);
+    for (int id = 0; id < blocks; id++) {
+      const int number = die_order(id, blocks, neighbours, dies);
+      if (number < 0 || number >= blocks || id_of[number] >= 0) bad++;
+      else id_of[number] = id;
+    }
+    const int rounds = blocks - blocks % (neighbours * dies);
+    for (int number = 0; number < rounds; number++)
+      bad += id_of[number] % dies != id_of[number - number % neighbours] % dies;
+    for (int number = rounds; number < blocks; number++) bad += id_of[number] != number;
+  }
+  printf("%-36s %s\n", "die_order", bad ? "WRONG" : "ok");
+  failures += bad > 0;
+}
+
 struct Tile { int tokens, waves, tiles = 0; };
 
 // Every tile gives the same bits: a token's result depends on the token alone.
@@ -427,6 +448,7 @@ static std::vector<int> some(const std::vector<int>& all) {
 int main(int argc, char** argv) {
   if (argc > 1) policy = atoi(argv[1]);
   if (argc > 2) seed = atoi(argv[2]), state += (u64)seed * 7919;
+  run_die_order();
   for (const char* act : {"f16x1", "bf16x1", "f16x2", "bf16x3"}) {
     const bool exact = std::string(act).back() != '1';
     std::vector<Tile> four_waves = {{16, 4}, {64, 4}};

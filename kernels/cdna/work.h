@@ -2,9 +2,10 @@
 // that nothing waits for the host.
 //
 // A group's rows are cut into tiles, as evenly as steps of 16 allow: into the fewest of at most TILE rows (find_work),
-// or into as many as the grid has (spread_work). A block does one tile for `waves` row blocks, one per wave. Block ids
-// run over groups, then over row blocks, then over a group's tiles: blocks that read the same weights have neighbouring
-// ids and run at the same time, so the weights come from memory once.
+// or into as many as the grid has (spread_work). A block does one tile for `waves` row blocks, one per wave. Blocks are
+// numbered over groups, then over row blocks, then over a group's tiles: those that read the same weights have
+// neighbouring numbers and run at the same time, so the weights come from memory once. Where a device is several dies
+// with an L2 each, they also run on one die: block ids go to the dies in turn, and die_order numbers them anew.
 #pragma once
 #include "mfma.h"
 
@@ -15,7 +16,18 @@ struct Work {
   int span;        // index of the run of `waves` row blocks
 };
 
-enum : int { TOKENS = 16 };   // per MFMA
+enum : int {
+  TOKENS = 16,     // per MFMA
+  DIE_BLOCKS = 8,  // of the experts' blocks so many neighbours run on one die: a few times an expert's tiles
+};
+
+// The number of block `id` of so many, such that `neighbours` numbers from a multiple of it on are on one die. Blocks
+// that fill no round of all dies keep their ids.
+HOST_DEV int die_order(int id, int blocks, int neighbours, int dies) {
+  const int round = neighbours * dies;
+  if (dies == 1 || id >= blocks - blocks % round) return id;
+  return id - id % round + id % dies * neighbours + id / dies % neighbours;
+}
 
 template <int TILE> DEV int tiles_of(int rows) { return (rows + TILE - 1) / TILE; }
 
@@ -56,12 +68,18 @@ DEV Work cut_rows(const GemmArgs& a, int group, int rows, int tiles, int block) 
 
 DEV int spans_of(const GemmArgs& a, int waves) { return (a.row_blocks + waves - 1) / waves; }
 
+// Streams have one tile a group, or rarely two: ids stay.
 template <int TILE> DEV Work find_work(const GemmArgs& a, int waves) {
+  const bool ordered = DIES > 1 && TILE > TOKENS;
   const int spans = spans_of(a, waves);
   int block = BID, group = 0;
-  if (a.groups > 1) group = find_group<TILE>(a, spans, block);
+  if (a.groups > 1) {
+    if (ordered) block = die_order(block, GRID, DIE_BLOCKS, DIES);
+    group = find_group<TILE>(a, spans, block);
+  }
   if (group < 0) return Work{-1, 0, 0, 0};
   const int rows = uniform(a.rows[group]), tiles = tiles_of<TILE>(rows);
+  if (ordered && a.groups == 1 && block < tiles * spans) block = die_order(block, tiles * spans, tiles, DIES);
   if (block >= tiles * spans) return Work{-1, 0, 0, 0};
   return cut_rows(a, group, rows, tiles, block);
 }
@@ -69,6 +87,7 @@ template <int TILE> DEV Work find_work(const GemmArgs& a, int waves) {
 // The host knows the most rows alone, and makes the grid for them. Fewer rows make every tile smaller, so that all
 // compute units keep their share. Of fewer steps than tiles some tiles get none.
 DEV Work spread_work(const GemmArgs& a, int waves) {
-  const Work work = cut_rows(a, 0, uniform(a.rows[0]), GRID / spans_of(a, waves), BID);
+  const int rows = uniform(a.rows[0]), tiles = GRID / spans_of(a, waves);
+  const Work work = cut_rows(a, 0, rows, tiles, die_order(BID, GRID, tiles, DIES));
   return work.count > 0 ? work : Work{-1, 0, 0, 0};
 }
