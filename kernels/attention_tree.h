@@ -10,8 +10,8 @@
 #pragma once
 #include "gpu/gpu.h"
 
-// Of the run of `run` units that has `unit`: whether it is the first one in what it is folded into, a run of `whole`
-// units or what there is of one from unit `first` on.
+// Whether `unit`'s run of `run` units is the first of the larger run, of `whole` units, that it is folded into. The row
+// begins at unit `first`.
 DEV bool begins(int unit, int first, int run, int whole) {
   return unit / run == first / run || unit / run % (whole / run) == 0;
 }

@@ -1,5 +1,5 @@
-//! The profile: the operations of a step, the bytes and operations that each must at least take, and the times
-//! measured.
+//! The profile: the operations of a step, the bytes that each moves and the arithmetic that it does at least, and the
+//! times measured.
 
 use std::ops::Add;
 use std::time::Duration;
@@ -198,7 +198,7 @@ impl StepTimes {
     }
 }
 
-/// A kernel that an operation was, or a part of it.
+/// A kernel that ran for an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelCalls {
     /// The operation.

@@ -204,7 +204,7 @@ impl Loops<'_> {
         let weights = |product| {
             let (groups, n, k) = self.shape(product);
             let slab_bytes = if groups > 1 { MXFP4_SLAB_BYTES } else { W16_SLAB_BYTES };
-            (groups * n.div_ceil(64) * k.div_ceil(SLAB) * slab_bytes) as f64
+            (groups * n.next_multiple_of(64) * k.div_ceil(SLAB) * slab_bytes) as f64
         };
         let [qkv, attn_out, mlp1, mlp2, unembedding] = PRODUCTS.map(weights);
         // The embedding has as many bytes as the unembedding.

@@ -16,11 +16,10 @@
 //! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
 //! every kernel, by events on the device, and whole steps, over batch sizes. `kernel` runs each kernel that can do an
 //! operation, or the one that is named, compares its result with float64 and times it beside the plain one; without a
-//! name it lists all kernels. `draws` times sampling from whole rows
-//! on the host. `sums` says what Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup`
-//! times `warm_up` from a float32 checkpoint in host memory or a Hugging Face directory. Requests are greedy without
-//! `--temperature`, and end tokens are ignored, so that all answers have the given length; M's end where it says,
-//! which the scheduler does not foresee.
+//! name it lists all kernels. `draws` times sampling from whole rows on the host. `sums` says what Hopper's `exact`
+//! loses in its sums, by an emulation that needs no device. `warmup` times `warm_up` from a float32 checkpoint in host
+//! memory or a Hugging Face directory. Requests are greedy without `--temperature`, and end tokens are ignored, so
+//! that all answers have the given length; M's end where it says, which the scheduler does not foresee.
 
 #![allow(missing_docs)]
 

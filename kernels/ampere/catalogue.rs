@@ -211,7 +211,7 @@ const EXACT_BF16: Activations = &[(Bf16, 3)];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // Columns: the rows from which it is the fastest, and the parameters of `tile`; those of `shape` are warps, units
+    // Columns: the rows from which it may be taken, and the parameters of `tile`; those of `shape` are warps, units
     // of weights of each, slabs of a stage, stages, the step of tokens that there is code for, and blocks of a
     // multiprocessor.
     //

@@ -9,9 +9,9 @@
 //           wherever it happens. Either one wave has the whole row, or several waves store the sum of a unit, group or
 //           span each, and the row's last wave to finish folds them. So a row's bits depend on the row alone.
 // Memory.   One or two half pages (32 keys: 8 KB) are in flight while another is worked on; page numbers are loaded a
-//           page ahead. Twelve waves keep 96 KB or more per compute unit in flight, 10 MB on 104 of them; 1.6 TB/s at a
-//           loaded latency of 2,400 clocks need 2.3 MB. A SIMD takes 1,300 clocks per page (modelled), which is 50
-//           bytes a clock per compute unit; memory delivers 9. So half of the columns may be idle.
+//           page ahead. Twelve waves keep 96 KB or more per compute unit in flight, 10 MB on an MI250's 104; 1.6 TB/s
+//           at a loaded latency of 2,400 clocks need 2.3 MB. A SIMD takes 1,300 clocks per page (modelled), which is
+//           50 bytes a clock per compute unit; memory delivers 9. So half of the columns may be idle.
 #include "../attention_tree.h"
 #include "attention.h"
 

@@ -10,10 +10,10 @@
 // Sum.      Pages, and steps of 16 keys in them, are counted from position 0, and each column decides alone when to
 //           rescale. Keys that a row does not see weigh exactly 0. So neither the other rows of the tile nor the way a
 //           prompt was cut into chunks changes a bit. Steps that no row of the wave sees are skipped.
-// Budget.   A page costs a wave 128 MFMAs of 32 clocks, 4,096 clocks, and about 3,000 clocks of vector instructions, 64
-//           exponentials of 16 clocks among them. So the next step's scores are computed while the last step's become
-//           weights, and the SIMD's other wave fills the gaps: a model of the issue has the matrix cores 80 % busy. LDS
-//           is read 16 KB per page and wave: 512 of 5,100 clocks for all four waves.
+// Budget.   On gfx90a a page costs a wave 128 MFMAs of 32 clocks, 4,096 clocks, and about 3,000 clocks of vector
+//           instructions, 64 exponentials of 16 clocks among them. So the next step's scores are computed while the
+//           last step's become weights, and the SIMD's other wave fills the gaps: a model of the issue has the matrix
+//           cores 80 % busy. LDS is read 16 KB per page and wave: 512 of 5,100 clocks for all four waves.
 #include "attention.h"
 
 enum : int {

@@ -20,6 +20,7 @@ pub static TABLE: Table = Table {
         card("MI300X", 192, 196_608, 304),
     ],
     wave: WAVE,
+    // For the SIMT machine, which checks that every thread waits. HIP has no such launches, and its driver ignores it.
     overlaps: true,
     term_shift: FLUSHING_TERM_SHIFT,
     // The matrix cores round several times less often than once per product.

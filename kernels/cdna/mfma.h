@@ -1,8 +1,9 @@
 // CDNA's matrix instruction and what goes with it, and the same names on the emulated SIMT machine.
 //
-// One MFMA multiplies 16 weight rows (operand A) by 16 tokens (operand B) over 16 of K in 8 issue slots of 4 clocks.
-// Lane l = 16 g + n supplies A's row n and B's token n, each at the four K of its g, and gets rows 4 g .. 4 g + 3 of
-// token n. gfx950 has one that takes twice as much of K, eight of each lane, in half of the time for each of K.
+// One MFMA multiplies 16 weight rows (operand A) by 16 tokens (operand B) over 16 of K, in 8 issue slots of 4 clocks
+// on gfx90a and in 4 on gfx942. Lane l = 16 g + n supplies A's row n and B's token n, each at the four K of its g,
+// and gets rows 4 g .. 4 g + 3 of token n. gfx950 has one that takes twice as much of K, eight of each lane, in 4
+// slots.
 #pragma once
 #include "../gpu/gpu.h"
 

@@ -8,9 +8,9 @@
 // the next part's tokens are read from LDS and the next piece's weights are decoded. Weights are requested two to three
 // slabs ahead.
 //
-// An MFMA leaves several issue slots, all but one of its own, in which the wave does everything else. So what touches
-// memory or LDS has its place behind one MFMA or another (`beside`), where the scheduler leaves it; it only moves
-// arithmetic.
+// While an MFMA runs, the wave has several issue slots for other instructions, and does all else in them. So what
+// touches memory or LDS has its place behind one MFMA or another (`beside`), where the scheduler leaves it; it only
+// moves arithmetic.
 //
 // With several terms (`exact`) a slab's parts are its terms, lowest first. Their float32 sum is a slab's sum; FP16's
 // is scaled by 2^-11 before each higher term is added. Slabs are summed in float64 registers, which allows up to 64

@@ -1,7 +1,7 @@
 // `exact`: activations have several terms, and sums have to lose little.
 //
-// So many slabs at once are summed in fresh accumulators, low terms first: one with 16-bit weights, SLABS_CHAINED with
-// MXFP4, whose products are so short that wgmma loses little of them. What comes of these is added up in float32, which
+// One slab with 16-bit weights, SLABS_CHAINED slabs with MXFP4, are summed in fresh accumulators, low terms first:
+// MXFP4's products are so short that wgmma loses little of them. What comes of these is added up in float32, which
 // rounds to nearest as wgmma does not: with 16-bit weights SLABS_TOGETHER at a time, and then their sums, so that no
 // chain of additions is long.
 #pragma once

@@ -50,8 +50,8 @@
 // what the predecessor's predecessor and earlier kernels wrote is visible to a kernel from its start. mlp2, whose
 // predecessor is mlp1, therefore knows at once how many rows each expert has, and the dense products have their number
 // of rows from the plan: both fill the pipeline with weights before they wait. Only mlp1 has to wait for the router; of
-// a single row it waits for the row and its picks alone, and not for that kernel's end. What a block does with a single
-// row's experts it finds before it knows which they are.
+// a single row it waits for the row and its picks alone, and not for that kernel's end. Of a single
+// row each block knows its share of the work before it knows which experts were picked.
 #pragma once
 #include "block_argmax.h"
 #include "by_warps.h"

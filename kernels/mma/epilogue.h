@@ -1,6 +1,7 @@
-// Epilogues, one struct per operation. store() takes a warpgroup's accumulators of one block of 64 weight rows. Thread
-// (warp, g = lane / 4, q = lane % 4) has four accumulators for each j: {row of token t, row of token t + 1, row + 1 of
-// token t, row + 1 of token t + 1}, where t is 8j + 2q.
+// Epilogues, one struct per operation. store() takes accumulators of 16 weight rows a warp: of one unit on Ampere, of
+// a block of 64 rows by a warpgroup on Hopper, which alone has what stands under EARLY, Schedule, OF_ROUTER,
+// bias_of_four() and JOINED. Thread (warp, g = lane / 4, q = lane % 4) has four accumulators for each j: {row of
+// token t, row of token t + 1, row + 1 of token t, row + 1 of token t + 1}, where t is 8j + 2q.
 //
 //   EARLY    the kernel may find its work before the predecessor ends (PDL): what it reads for that was written before
 //            the predecessor's own predecessor ended, and the predecessor lets this kernel start only after that (see
@@ -9,7 +10,7 @@
 //            slabs whose weights are requested before the predecessor ends where rows are few (tiles by warps)
 //   Args     the kernel's arguments, of which product_of() are the product's
 //   AHEAD    store_tokens() takes the place of store(): it needs Tokens, too, which are loaded before the product.
-//            Tiles by warps alone; in others it is QkvStoreTile (qkv_store.h)
+//            On Hopper of tiles by warps alone; in others it is QkvStoreTile (qkv_store.h)
 //   Schedule work distribution, see schedule.h
 //   OF_EXPERTS
 //            of a single row the kernel finds its work in the router's word (GemmArgs.picks), if there is one

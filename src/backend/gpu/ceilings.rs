@@ -32,7 +32,7 @@ const REPEATS: usize = 5;
 impl Ceilings {
     /// Takes some tens of milliseconds.
     pub fn measure(context: &Context) -> Result<Self> {
-        // Half of the free memory at most, and that twice.
+        // Two buffers, each of a quarter of the free memory at most.
         let bytes = COPY_BYTES.min(context.driver.memory()?.free as usize / 4);
         let (from, to) = (
             DeviceBuffer::<u8>::zeroed(&context.stream, bytes)?,

@@ -1,7 +1,8 @@
 //! Ampere and what came after it (`kernels/ampere`): which kernel a product gets, and how it is launched.
 //!
 //! A block does a tile of tokens for a span of weight rows, several units of 16. A token's sum is the same in every
-//! tile, so tiles are chosen by speed alone: by the rows from which each is the fastest.
+//! tile, so tiles are chosen by speed alone: the largest that may be taken for so many rows, and of qkv and attn_out
+//! with many rows that with which the busiest multiprocessor is done first.
 
 use super::mma::{self, BLOCK_ROWS, UNIT_ROWS};
 use super::{Family, block_a_row, blocks_of_tiles, largest_tile, most_tiles};
@@ -43,7 +44,7 @@ impl Family for Ampere {
         mma::decode_items(items)
     }
 
-    /// The later one that takes the model, in `fast` of a BF16 router; it is alike, with less code.
+    /// In `fast` with a BF16 router the last one that takes the model, which has less code and gives the same bits.
     fn norm_route(&self, shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option<Launch> {
         let takes = if shape.on_matrix_cores { kernels.len() } else { 1 };
         block_a_row(shape, &kernels[takes.min(kernels.len()).saturating_sub(1)..])

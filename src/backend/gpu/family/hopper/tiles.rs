@@ -86,8 +86,8 @@ fn of_experts(kernel: &Kernel, kernels: &[&'static Kernel], busiest: usize) -> V
     }
 }
 
-/// Up to 128 rows of tokens are one tile, the narrowest there is, whose weights are on their way before the tokens are
-/// there. For more the tile counts that is done first.
+/// Where a tile made for so few rows has room for all (FP16: up to 128, BF16: 16, `exact`: 8), the narrowest of these
+/// is taken: its weights are on their way before the tokens are there. For more rows it is the tile that is done first.
 fn of_all_rows(kernel: &Kernel, kernels: &[&'static Kernel], shape: &GemmShape, multiprocessors: usize) -> Verdict {
     let stores = |kernel: &Kernel| shape.n.is_multiple_of(4) || !tokens_first(kernel);
     let is_single = |kernel: &Kernel| kernel.most_rows > 0 && shape.rows <= kernel.most_rows;
@@ -152,7 +152,8 @@ fn chunk_units(kernel: &Kernel) -> usize {
 }
 
 /// When the busiest multiprocessor is done: rounds of chunks, each of so many weight rows times the tile's tokens and
-/// their terms, unless these arrive more slowly (128 bytes of a row or token, some 70 a cycle, take the unit of time),
+/// their terms, unless these arrive more slowly (the unit of time is also that in which 128 bytes of a row or token
+/// arrive, some 70 a cycle),
 /// or the pipeline's stages do. What rotates and stores behind a tile of qkv counts, too (of attn_out alike for all).
 fn time(kernel: &Kernel, shape: &GemmShape, rows: usize, multiprocessors: usize) -> usize {
     let all = shape.row_blocks * MOST_UNITS;
