@@ -3,7 +3,7 @@
 //
 // Activations  [terms][K / 64][rows][64] of 16 bits ("tiled"): K in slabs of 64, a row's 128 bytes of a slab in
 //              eight pieces of 16 bytes, piece p at position p ^ (row % 8). A run of rows of one slab is contiguous;
-//              if it starts at a multiple of 8 it has the swizzle that the matrix units expect in shared memory. K is
+//              if it starts at a multiple of 8 it has the swizzle that the matrix cores expect in shared memory. K is
 //              filled up with zeros.
 // Terms        `fast` has one. `exact` has x = hi + lo (FP16) or hi + mid + lo (BF16), each term `in_term` elements
 //              after the one before; store_terms in gpu/gpu.h says how the later ones are scaled.
@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 527cfcb3c5e792f5) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 3177c7b8a4df3180) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 

@@ -98,18 +98,18 @@ pub struct OperationTotal {
     pub cost: Cost,
 }
 
-/// A device's roofline: the highest rates of its memory and its matrix units, as measured.
+/// A device's roofline: the highest rates of its memory and its matrix cores, as measured.
 #[derive(Clone, Copy, Debug)]
 pub struct Roof {
     /// Bytes that the memory moves in a second, read and written.
     pub bytes_per_s: f64,
-    /// Operations that the matrix units do in a second.
+    /// Operations that the matrix cores do in a second.
     pub flops_per_s: f64,
     /// Those beside attention's exponentials; as many where that is not measured.
     pub attention_flops_per_s: f64,
 }
 
-/// What limits an operation: the memory's bandwidth or the matrix units' rate.
+/// What limits an operation: the memory's bandwidth or the matrix cores' rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the two rates of `Roof`
 pub enum LimitedBy {
@@ -296,10 +296,11 @@ impl Profile {
         let mut out = String::new();
         if let Some(roof) = self.roof {
             out += &format!(
-                "limits measured here: memory {:.0} GB/s, matrix units {:.0} TFLOP/s; experts' weights are counted as if \
-                 rows chose experts evenly\n",
+                "limits measured here: memory {:.0} GB/s, matrix cores {:.0} TFLOP/s, and {:.0} beside attention's \
+                 exponentials; experts' weights are counted as if rows chose experts evenly\n",
                 roof.bytes_per_s * 1e-9,
                 roof.flops_per_s * 1e-12,
+                roof.attention_flops_per_s * 1e-12,
             );
         }
         if self.spread.layers > 0 {
@@ -355,7 +356,10 @@ mod tests {
         profile.roof = Some(ROOF);
         let table = profile.table();
         assert!(table.contains("50.0% memory"), "{table}");
-        assert!(table.contains("memory 4000 GB/s, matrix units 800 TFLOP/s"), "{table}");
+        assert!(
+            table.contains("memory 4000 GB/s, matrix cores 800 TFLOP/s, and 600 beside"),
+            "{table}"
+        );
     }
 
     #[test]

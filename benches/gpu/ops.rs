@@ -186,7 +186,7 @@ pub const FIGURES: [(&str, Figure); 3] = [
     ("TFLOP/s", |total, us| total.cost.flops as f64 / us * 1e-6),
 ];
 
-/// Percents of the limit that an operation's calls reached. Only the matrix units are marked, since memory is the limit
+/// Percents of the limit that an operation's calls reached. Only the matrix cores are marked, since memory is the limit
 /// of most operations.
 pub fn share(operation: Operation, total: &OperationTotal, roof: Roof) -> String {
     let (share, limit) = roof.share(operation, total.cost, total.time.as_secs_f64());
@@ -218,7 +218,7 @@ fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Op
 /// What shares are of.
 pub fn limits(roof: Roof) -> String {
     format!(
-        "limits: memory {:.0} GB/s, or (x) matrix units {:.0} TFLOP/s, beside attention's exponentials {:.0}",
+        "limits: memory {:.0} GB/s, or (x) matrix cores {:.0} TFLOP/s, beside attention's exponentials {:.0}",
         roof.bytes_per_s * 1e-9,
         roof.flops_per_s * 1e-12,
         roof.attention_flops_per_s * 1e-12

@@ -1,4 +1,4 @@
-//! How exact the sums of Hopper's `exact` are, and how exact other orders of adding would be. The tensor cores are
+//! How exact the sums of Hopper's `exact` are, and how exact other orders of adding would be. The matrix cores are
 //! emulated on the CPU, so that no device is needed.
 
 use super::wgmma::{chains, exact_mxfp4, exact_w16, fp16, in_groups, products, terms};

@@ -39,7 +39,7 @@ static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tile
     &[],
 );
 
-/// What attention on the tensor cores supports.
+/// What attention on the matrix cores supports.
 const HEADS: &[Limit] = &[
     Limit::Exactly(Dimension::HeadDim, 64),
     Limit::Exactly(Dimension::HeadsPerKvHead, 8),

@@ -1,5 +1,5 @@
 // attention_exact: attention of `exact` over a float32 cache: head_dim 64, 8 query heads per kv head, decoding and
-// prompt rows alike. Scores and weighted values are float64 products on the tensor cores (mma m8n8k4, whose 8 rows are
+// prompt rows alike. Scores and weighted values are float64 products on the matrix cores (mma m8n8k4, whose 8 rows are
 // the heads). Scores are rounded to float32, exponentials are float32, their sum is float64.
 //
 // A block computes one row and one kv head. Octet o is the keys at positions 8 o to 8 o + 7; warp w takes the visible

@@ -1,6 +1,6 @@
 // attention_peak: what prefill attention's products and softmax reach side by side, at head_dim 64. Each of four
 // warpgroups multiplies a tile of 64 rows and 64 keys, and meanwhile weighs scores that no product waits for: so the
-// tensor cores, the exponentials and the registers' ports are what limits it. Operands do not leave shared memory.
+// matrix cores, the exponentials and the registers' ports are what limits it. Operands do not leave shared memory.
 //
 // Grid: two blocks per multiprocessor, one after the other.
 #include "attention_products.h"

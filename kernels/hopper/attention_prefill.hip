@@ -12,7 +12,7 @@
 // Softmax Online, over tiles of absolute positions. Each row has its own maximum, over visible keys only. An invisible
 //         key weighs exactly 0, and a tile without visible keys changes neither maximum nor sums. So a row's bits
 //         depend neither on the other rows of its tile nor on how the prompt was cut into chunks.
-// Budget  At head_dim 64 a warpgroup's tile keeps the special function units busy as long as the tensor cores, 256
+// Budget  At head_dim 64 a warpgroup's tile keeps the special function units busy as long as the matrix cores, 256
 //         cycles each. Of four warpgroups some multiply while others exponentiate. Within a warpgroup the next tile's S
 //         is issued before this tile's P V, which runs while that S is exponentiated. Registers: 32 O, 32 S, 16 P of
 //         112; the fetching warpgroup gives up the difference to its own 32.

@@ -43,7 +43,7 @@ static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tile
     &[Limit::AtMost(Dimension::Experts, 128)],
 );
 
-/// What attention on the tensor cores supports.
+/// What attention on the matrix cores supports.
 const HEADS: &[Limit] = &[
     Limit::Exactly(Dimension::HeadDim, 64),
     Limit::Exactly(Dimension::HeadsPerKvHead, 8),

@@ -30,7 +30,7 @@ pub struct Resources {
     pub shared_limit: u64,
 }
 
-/// The architectures whose code of a code object is to be looked at: of PTX the oldest, and of what uses tensor cores
+/// The architectures whose code of a code object is to be looked at: of PTX the oldest, and of what uses matrix cores
 /// sm_120, which has limits of its own; with `GETP_TEST_EVERY_ARCH` each of sm_80, sm_89 and sm_120.
 pub fn archs(object: &CodeObject) -> Vec<String> {
     let Some(oldest) = object.arch.strip_prefix("compute_") else {

@@ -3,7 +3,7 @@
 //!
 //! Every operation is checked alone: its inputs are read back from the device and count as exact, so a bound covers
 //! only the rounding of the operation itself. A sum is off by some float32 roundoffs of the sum of its terms'
-//! magnitudes, in any order (a matrix unit may also truncate), and the result by the roundoff of its format.
+//! magnitudes, in any order (a matrix core may also truncate), and the result by the roundoff of its format.
 
 #![allow(dead_code)] // each of its users uses a part of it
 

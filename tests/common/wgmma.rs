@@ -1,4 +1,4 @@
-//! Sums of Hopper's tensor cores, computed on the CPU by the model of Khattak and Mikaitis ("Accurate Models of NVIDIA
+//! Sums of Hopper's matrix cores, computed on the CPU by the model of Khattak and Mikaitis ("Accurate Models of NVIDIA
 //! Tensor Cores", arXiv:2512.07004), which they compared with an H100. It was not compared with a device here.
 
 use getp::backend::gpu::args::SLAB;

@@ -4,7 +4,7 @@
 //! ```text
 //! Activations  [terms][K / 64][rows][64] of 16 bits ("tiled"): K in slabs of 64, a row's 128 bytes of a slab in
 //!              eight pieces of 16 bytes, piece p at position p ^ (row % 8). A run of rows of one slab is contiguous;
-//!              if it starts at a multiple of 8 it has the swizzle that the matrix units expect in shared memory. K is
+//!              if it starts at a multiple of 8 it has the swizzle that the matrix cores expect in shared memory. K is
 //!              filled up with zeros.
 //! Terms        `fast` has one. `exact` has x = hi + lo (FP16) or hi + mid + lo (BF16), each term `in_term` elements
 //!              after the one before; store_terms in gpu/gpu.h says how the later ones are scaled.

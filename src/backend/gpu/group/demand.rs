@@ -16,7 +16,7 @@ use crate::tensors::{Field, Holds, TensorId};
 use crate::weights::{RowMajor, WeightFormat};
 use std::ops::Range;
 
-/// Bytes that a device's memory moves in a second, and operations that its matrix units do, of the products below: an
+/// Bytes that a device's memory moves in a second, and operations that its matrix cores do, of the products below: an
 /// H200's, as the benches' records have them. Other devices' are in a like proportion.
 const BYTES_PER_S: f64 = 4.2e12;
 const FLOPS_PER_S: f64 = 7.5e14;
