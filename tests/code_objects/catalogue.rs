@@ -105,6 +105,10 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
             note(chosen, launch);
         }
         target.matrix_peak().into_iter().for_each(|launch| note(chosen, launch));
+        target
+            .attention_peak()
+            .into_iter()
+            .for_each(|launch| note(chosen, launch));
         target.draw(rows).into_iter().for_each(|launch| note(chosen, launch));
         match target.sort_gather(rows, 45) {
             SortGatherLaunch::Together(launch) => {
