@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 3177c7b8a4df3180) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint 3d6bd0b02d568b77) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -34,6 +34,8 @@ enum : int {
   ITEM_PAGES = 32,           // the most pages that the keys of an AttentionItem lie in
   PARTIAL_FLOATS = 528,      // floats of a partial sum of decode attention: for each of 8 query heads 64 values, a
                              // maximum and a sum of weights
+  DIE_BLOCKS = 8,            // of the experts' blocks so many neighbours run on one die, where a device has several: a
+                             // few times an expert's tiles
   UPLOAD_PIECE = 16,         // bytes of a piece: the plan is copied in pieces, and its sections start at multiples of
                              // it
   UPLOAD_SECTIONS = 12,      // the most sections of a plan

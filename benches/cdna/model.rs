@@ -4,7 +4,7 @@ use crate::card::Card;
 use crate::layer;
 use crate::shares::{SLAB_RUNS, Shares};
 use crate::units::{SIMDS, WAVE, last_end};
-use getp::backend::gpu::args::PrefillTile;
+use getp::backend::gpu::args::{DIE_BLOCKS, PrefillTile};
 use getp::backend::gpu::attention_plan::plan_prefill;
 use getp::backend::gpu::catalogue::{Elements, Kernel, Op};
 use getp::backend::gpu::launch::Launch;
@@ -14,8 +14,6 @@ use getp::config::ModelConfig;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub const LAUNCH: f64 = 5e-6;
-/// Neighbouring blocks of the experts' products on one die, as in `kernels/cdna/work.h`.
-const DIE_BLOCKS: usize = 8;
 /// Tokens, or keys of attention, of an MFMA's product.
 const TOKENS: usize = 16;
 

@@ -12,8 +12,9 @@
 
 use super::Args;
 use crate::workload::{AT_ONCE, WORKLOADS, Workload};
-use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, PEAK_FLOPS, PeakArgs, SLAB, W16_SLAB_BYTES};
+use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
 use getp::backend::gpu::catalogue::Elements;
+use getp::backend::gpu::ceilings::{peak_args, peak_flops};
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::layout::TypedPtr;
@@ -78,6 +79,20 @@ const PRODUCTS: [Product; 5] = [
     Product::Greedy,
 ];
 
+fn is_of_experts(product: Product) -> bool {
+    matches!(product, Product::Mlp1 | Product::Mlp2)
+}
+
+/// Bytes of a slab of 64 weight rows.
+fn block_bytes(product: Product) -> usize {
+    let of_row = if is_of_experts(product) {
+        MXFP4_SLAB_BYTES
+    } else {
+        W16_SLAB_BYTES
+    };
+    64 * of_row
+}
+
 /// Of the memory beside the weights, what the KV cache has.
 const OF_KV_CACHE: f64 = 0.95;
 
@@ -105,9 +120,9 @@ impl Steady {
         let keys = sum(&|prompt, output| output * (prompt + output / 2.0)) / outputs;
         Ok(Self {
             name: workload.name,
-            rows: match outputs as usize == lengths.len() {
-                true => 0,
-                false => lengths.len().min(AT_ONCE).min(room(keys)),
+            rows: match workload.output {
+                1 => 0,
+                _ => lengths.len().min(AT_ONCE).min(room(keys)),
             },
             keys,
             prompts: prompts / outputs,
@@ -159,7 +174,7 @@ impl Loops<'_> {
             "{:<16}{:>6}{:>32}{:>11}{:>9}{:>11}{:>9}",
             "", "rows", "kernel", "TFLOP/s", "TB/s", "sustained", "TB/s"
         );
-        let bytes_per_s = 64.0 * W16_SLAB_BYTES as f64 / self.rate(Product::Greedy, 1)?.seconds;
+        let bytes_per_s = block_bytes(Product::Greedy) as f64 / self.rate(Product::Greedy, 1)?.seconds;
         let floor = Floor {
             bytes_per_s,
             attention_flops_per_s: self.attention()?,
@@ -203,8 +218,7 @@ impl Loops<'_> {
         let c = self.config;
         let weights = |product| {
             let (groups, n, k) = self.shape(product);
-            let slab_bytes = if groups > 1 { MXFP4_SLAB_BYTES } else { W16_SLAB_BYTES };
-            (groups * n.next_multiple_of(64) * k.div_ceil(SLAB) * slab_bytes) as f64
+            (groups * n.div_ceil(64) * k.div_ceil(SLAB) * block_bytes(product)) as f64
         };
         let [qkv, attn_out, mlp1, mlp2, unembedding] = PRODUCTS.map(weights);
         // The embedding has as many bytes as the unembedding.
@@ -327,7 +341,7 @@ impl Loops<'_> {
     }
 
     fn rate(&self, product: Product, rows: usize) -> anyhow::Result<Rate> {
-        let experts = matches!(product, Product::Mlp1 | Product::Mlp2);
+        let experts = is_of_experts(product);
         let (groups, n, _) = self.shape(product);
         let all = if experts {
             rows * self.config.experts_per_token
@@ -367,11 +381,11 @@ impl Loops<'_> {
         }
         let matrices = if experts { columns } else { 1 };
         let tiles_rows = if experts { share } else { share * columns };
-        let unit_bytes = 64 * if experts { MXFP4_SLAB_BYTES } else { W16_SLAB_BYTES };
-        let weight_bytes = matrices * SLABS * row_blocks * unit_bytes;
+        let block_bytes = block_bytes(product);
+        let weight_bytes = matrices * SLABS * row_blocks * block_bytes;
         let n = row_blocks * 64;
         let stream = &self.context.stream;
-        let weights = self.random(weight_bytes, unit_bytes, experts)?;
+        let weights = self.random(weight_bytes, block_bytes, experts)?;
         let in_rows = (tiles_rows + 256).next_multiple_of(8);
         let term = in_rows * SLAB * SLABS;
         let input = self.random(2 * term * self.numbers.terms, 8192, false)?;
@@ -464,15 +478,10 @@ impl Loops<'_> {
         }
         let launch = self.context.target.attention_peak();
         let launch = launch.ok_or_else(|| anyhow::anyhow!("no kernel measures attention's peak"))?;
-        let never = DeviceBuffer::<u8>::zeroed(&self.context.stream, 1)?;
-        let args = PeakArgs {
-            out: TypedPtr::new(never.at()),
-            iterations: PEAK_ITERATIONS,
-            never: 0,
-        };
+        let args = peak_args(PEAK_ITERATIONS);
         // SAFETY: the kernel writes nothing.
         let [_, long] = self.time(|| Ok(unsafe { self.context.launch(launch, &args) }?))?;
-        Ok(launch.blocks as f64 * f64::from(PEAK_ITERATIONS) * PEAK_FLOPS as f64 / long)
+        Ok(peak_flops(launch, &args) / long)
     }
 
     /// Seconds that a kernel that does nothing adds to a graph.
@@ -480,12 +489,7 @@ impl Loops<'_> {
         let context = self.context;
         let kernel = context.target.matrix_peak();
         let kernel = kernel.ok_or_else(|| anyhow::anyhow!("no kernel measures the matrix cores' peak"))?;
-        let never = DeviceBuffer::<u8>::zeroed(&context.stream, 1)?;
-        let args = PeakArgs {
-            out: TypedPtr::new(never.at()),
-            iterations: 0,
-            never: 0,
-        };
+        let args = peak_args(0);
         let launches = 200;
         // SAFETY: the kernel reads and writes nothing.
         let queue = || (0..launches).try_for_each(|_| unsafe { context.launch(kernel, &args) });

@@ -41,8 +41,8 @@ struct Qkv {
   }
 };
 
-// Queries, keys and values as attention reads them: Qkv and rope_store at once, to the bit. A lane has
-// four pairs of one head.
+// Queries, keys and values as attention reads them: Qkv and rope_store at once, to the bit. A lane has four pairs of
+// one head.
 template <int FORMAT> struct QkvStore {
   static DEV void store(const GemmArgs& a, const Place& p, float* sums) {
     if (p.o >= a.n) return;

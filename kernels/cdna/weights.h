@@ -1,6 +1,5 @@
-// Packed weights. A row block is 32 rows, as in the wire format; a slab is the 64 K of one slab of a row block. A row
-// block's slabs are contiguous in order, so a wave reads one stream from front to back. Padding rows and columns are
-// zeros.
+// Packed weights. A row block is 32 rows, as in the wire format; a slab of it is 64 K of these rows. A row block's
+// slabs are contiguous in order, so a wave reads one stream from front to back. Padding rows and columns are zeros.
 //
 // Lane l = 16 g + n of a slab has K 16 g .. 16 g + 15 of the two rows row_of(0, n) and row_of(1, n). An MFMA takes
 // four of a lane's K, gfx950's eight; which is free as long as tokens match, and tokens are stored in pieces of 8 like

@@ -16,10 +16,7 @@ struct Work {
   int span;        // index of the run of `waves` row blocks
 };
 
-enum : int {
-  TOKENS = 16,     // per MFMA
-  DIE_BLOCKS = 8,  // of the experts' blocks so many neighbours run on one die: a few times an expert's tiles
-};
+enum : int { TOKENS = 16 };   // per MFMA
 
 // The number of block `id` of so many, such that `neighbours` numbers from a multiple of it on are on one die. Blocks
 // that fill no round of all dies keep their ids.

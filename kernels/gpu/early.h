@@ -1,9 +1,9 @@
 // What a kernel may read in its prologue, before after_predecessor(), with programmatic dependent launch (PDL).
 //
-// Where kernels overlap (Hopper, the SIMT machine), upload, embed and the matrix products call let_successor_start()
-// only after their own predecessor has ended. So kernels after embed may read the plan in their prologue, and a
-// kernel after a product may read what was written before that product's predecessor ended. All of that was written
-// before the kernel started on its multiprocessor, whose L1 is empty at that time.
+// Where kernels overlap, on Hopper, upload, embed and the matrix products call let_successor_start() only after their
+// own predecessor has ended. So kernels after embed may read the plan in their prologue, and a kernel after a product
+// may read what was written before that product's predecessor ended. All of that was written before the kernel started
+// on its multiprocessor, whose L1 is empty at that time.
 #pragma once
 #include "gpu.h"
 

@@ -56,6 +56,10 @@ shared! {
         /// weights
         PARTIAL_FLOATS: usize = 8 * (64 + 2);
 
+        /// of the experts' blocks so many neighbours run on one die, where a device has several: a few times an
+        /// expert's tiles
+        DIE_BLOCKS: usize = 8;
+
         /// bytes of a piece: the plan is copied in pieces, and its sections start at multiples of it
         UPLOAD_PIECE: usize = 16;
         /// the most sections of a plan

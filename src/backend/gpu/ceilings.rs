@@ -2,7 +2,6 @@
 
 use super::args::{PEAK_FLOPS, PeakArgs};
 use super::context::Context;
-use super::driver::DevicePtr;
 use super::launch::Launch;
 use super::layout::TypedPtr;
 use super::memory::{DeviceBuffer, Event, PinnedBuffer};
@@ -51,7 +50,7 @@ impl Ceilings {
                 .driver
                 .copy_to_device(to.at(), pinned.host(), pinned_bytes, stream)
         })?;
-        let peak = |launch: Option<Launch>| launch.map(|launch| Self::peak(context, launch, to.at())).transpose();
+        let peak = |launch: Option<Launch>| launch.map(|launch| Self::peak(context, launch)).transpose();
         Ok(Self {
             copy_bytes_per_s: 2.0 * bytes as f64 / copy_s,
             upload_bytes_per_s: pinned_bytes as f64 / upload_s,
@@ -60,18 +59,26 @@ impl Ceilings {
         })
     }
 
-    /// By a kernel that may write to `out`, and does not.
-    fn peak(context: &Context, launch: Launch, out: DevicePtr) -> Result<f64> {
-        let args = PeakArgs {
-            out: TypedPtr::new(out),
-            iterations: PEAK_ITERATIONS,
-            never: 0,
-        };
+    fn peak(context: &Context, launch: Launch) -> Result<f64> {
+        let args = peak_args(PEAK_ITERATIONS);
         // SAFETY: the kernel writes nothing.
         let peak_s = fastest(context, || unsafe { context.launch(launch, &args) })?;
-        let flops = launch.blocks as f64 * f64::from(PEAK_ITERATIONS) * PEAK_FLOPS as f64;
-        Ok(flops / peak_s)
+        Ok(peak_flops(launch, &args) / peak_s)
     }
+}
+
+/// Arguments of a kernel that measures a peak: it may write, and does not.
+pub fn peak_args(iterations: i32) -> PeakArgs {
+    PeakArgs {
+        out: TypedPtr::NULL,
+        iterations,
+        never: 0,
+    }
+}
+
+/// Operations of a launch with them.
+pub fn peak_flops(launch: Launch, args: &PeakArgs) -> f64 {
+    launch.blocks as f64 * f64::from(args.iterations) * PEAK_FLOPS as f64
 }
 
 /// Seconds of the fastest of several runs.
