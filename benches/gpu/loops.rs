@@ -8,7 +8,9 @@
 //! kernels' rows at the rate at which a loop of few tokens reads its weights, a launch for each kernel, one after the
 //! other, and the requests' prompts at the rate of a large step. As many sequences run as have room in the memory
 //! beside the weights: a run's beginning and end are not counted. With `--precision exact` all that is `exact`'s: its
-//! loops multiply each term, and keys, values and outputs of experts are float32.
+//! loops multiply each term, and keys, values and outputs of experts are float32. With `--group N` the workloads are
+//! those of a group of N devices like the first: as many steps at a time, each of an Nth of the sequences, pass through
+//! stages that are equal.
 
 use super::Args;
 use crate::workload::{AT_ONCE, WORKLOADS, Workload};
@@ -51,7 +53,8 @@ pub fn run(args: &Args, part: &Part) -> anyhow::Result<()> {
     let config = args.config();
     let options = args.options()?;
     let numbers = numbers(&options, Elements::F16);
-    for driver in super::usable(&options)? {
+    let measured = if args.group > 0 { 1 } else { usize::MAX };
+    for driver in super::usable(&options)?.into_iter().take(measured) {
         let context = args.context(driver)?;
         let name = context.target.family.table().name;
         anyhow::ensure!(LOOPS.contains(&name), "{name} has no loops to measure");
@@ -61,6 +64,7 @@ pub fn run(args: &Args, part: &Part) -> anyhow::Result<()> {
             context: &context,
             config: &config,
             numbers,
+            group: args.group.max(1),
             rng,
         }
         .print(&part.names)?;
@@ -110,8 +114,8 @@ struct Steady {
 }
 
 impl Steady {
-    /// `room`: how many sequences of so many positions have room at once.
-    fn of(workload: &Workload, room: impl Fn(f64) -> usize) -> anyhow::Result<Self> {
+    /// `room`: how many sequences of so many positions have room in a step, of which so many pass through a group.
+    fn of(workload: &Workload, steps: usize, room: impl Fn(f64) -> usize) -> anyhow::Result<Self> {
         let lengths = workload.lengths(1)?;
         let sum = |of: &dyn Fn(f64, f64) -> f64| -> f64 {
             lengths.iter().map(|one| of(one.prompt as f64, one.output as f64)).sum()
@@ -122,7 +126,7 @@ impl Steady {
             name: workload.name,
             rows: match workload.output {
                 1 => 0,
-                _ => lengths.len().min(AT_ONCE).min(room(keys)),
+                _ => (lengths.len() / steps).min(AT_ONCE).min(room(keys)),
             },
             keys,
             prompts: prompts / outputs,
@@ -165,6 +169,8 @@ struct Loops<'a> {
     context: &'a Context,
     config: &'a ModelConfig,
     numbers: Numbers,
+    /// Devices of a replica.
+    group: usize,
     rng: RefCell<ChaCha8Rng>,
 }
 
@@ -193,7 +199,7 @@ impl Loops<'_> {
         // Prompts with shared beginnings are not all computed.
         let workloads = WORKLOADS.iter().filter(|workload| workload.shared == 0);
         for workload in workloads.filter(|workload| is_wanted(workload.name)) {
-            let steady = Steady::of(workload, &room)?;
+            let steady = Steady::of(workload, self.group, &room)?;
             let prompt = of_prompts + self.prompts_attention(steady.prompt_keys, &floor);
             let prompt = self.config.n_layers as f64 * prompt / PROMPT_ROWS as f64;
             allowed.push(match steady.rows {
@@ -208,12 +214,12 @@ impl Loops<'_> {
             "allowed while rows as many as have room are there, tokens/s (those of prompts where there are no others)"
         );
         for (name, rows, rate) in allowed {
-            println!("{name:<4}{rows:>6} rows{rate:>10.0}");
+            println!("{name:<4}{rows:>6} rows a step{:>10.0}", rate * self.group as f64);
         }
         Ok(())
     }
 
-    /// How many sequences of so many positions have room on the device, beside the weights.
+    /// How many sequences of so many positions a step has room for, beside the weights.
     fn room(&self) -> anyhow::Result<impl Fn(f64) -> usize> {
         let c = self.config;
         let weights = |product| {
@@ -223,7 +229,8 @@ impl Loops<'_> {
         let [qkv, attn_out, mlp1, mlp2, unembedding] = PRODUCTS.map(weights);
         // The embedding has as many bytes as the unembedding.
         let weights = c.n_layers as f64 * (qkv + attn_out + mlp1 + mlp2) + 2.0 * unembedding;
-        let bytes = OF_KV_CACHE * (self.context.driver.memory()?.free as f64 - weights);
+        // A group's steps share the memory of all, and each device has its part of the weights.
+        let bytes = OF_KV_CACHE * (self.context.driver.memory()?.free as f64 - weights / self.group as f64);
         // Every other layer has a window.
         let key_bytes = c.n_layers as f64 / 2.0 * self.key_bytes() * (c.n_kv_heads * c.head_dim) as f64;
         let window = c.sliding_window as f64;
