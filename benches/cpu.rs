@@ -271,7 +271,6 @@ fn layer(args: &Args) -> anyhow::Result<()> {
             *v = ((i * 7919) % 2003) as f32 / 1000.0 - 1.0;
         }
         let w = &weights.layers[0];
-        let mut output = StepOutput::default();
         let mut best = std::collections::HashMap::<&str, (f64, getp::profile::OperationTotal)>::new();
         for _ in 0..args.repeats {
             let mut ops = CpuOps::<f16>::new(&config, engine, rows, true).unwrap();
@@ -288,7 +287,6 @@ fn layer(args: &Args) -> anyhow::Result<()> {
                     &a.t,
                     &weights.head.as_ref().expect("the whole model").unembedding,
                     Want::Tokens,
-                    &mut output,
                 )?;
             }
             let profile = ops.profile().expect("asked for");
@@ -369,10 +367,10 @@ fn ties(args: &Args) -> anyhow::Result<()> {
                     .iter_mut()
                     .enumerate()
                     .for_each(|(i, t)| *t = 1.0 + value(i) / 8.0);
-                let (plan, mut output) = (StepPlan::default(), StepOutput::default());
+                let plan = StepPlan::default();
                 // The fastest: others may be at work on the machine.
                 let mut of = |want| {
-                    let mut run = || time(|| ops.unembed(&plan, &t, &w, want, &mut output).expect("sums"));
+                    let mut run = || time(|| ops.unembed(&plan, &t, &w, want).expect("sums"));
                     (0..args.repeats).map(|_| run()).fold(f64::INFINITY, f64::min) * 1e3
                 };
                 let (argmax, logits) = (of(Want::Tokens), of(Want::Logits));

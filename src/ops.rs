@@ -1,8 +1,8 @@
 //! The model's operations, in the model's words.
 //!
 //! A backend implements [`Ops`]; [`crate::model::forward`] is written once over it. Operations may be queued rather
-//! than run. Of what they compute the host reads the step's output alone, which a backend that queues fills in when the
-//! step is collected. Rows of activations are the rows of the step's plan.
+//! than run. Of what they compute the host reads the step's output alone, once the step is collected. Rows of
+//! activations are the rows of the step's plan.
 //!
 //! # The order of operations
 //!
@@ -76,10 +76,9 @@
 //!     w: &Head<O::Matrix, O::Vector>,
 //!     x: O::Residual<'_>,
 //!     t: &mut O::Buffer,
-//!     output: &mut O::Output,
 //! ) -> Result<()> {
 //!     let (_, t) = ops.norm(x, &w.norm, t)?;
-//!     ops.unembed(plan, t, &w.unembedding, Want::Tokens, output)
+//!     ops.unembed(plan, t, &w.unembedding, Want::Tokens)
 //! }
 //! ```
 //!
@@ -118,9 +117,6 @@ pub trait Ops {
     type Buffer;
     /// Memory of the residual stream `x[T, H]`, and of what becomes of its rows at the experts.
     type ResidualMemory;
-    /// What the last operation gives the host: [`StepOutput`](crate::batch::StepOutput), or nothing where operations
-    /// are queued, and the host reads what they gave later.
-    type Output;
 
     /// The residual stream; what a layer's experts gave may be outstanding.
     type Residual<'x>;
@@ -241,13 +237,7 @@ pub trait Ops {
         t: &'t mut Self::Buffer,
     ) -> Result<Self::LogitsRows<'t>>;
 
-    /// Logits `t[.., H] w^T` of the plan's logits rows, their summary, or tokens sampled from them, for the host.
-    fn unembed(
-        &mut self,
-        plan: &StepPlan,
-        t: Self::LogitsRows<'_>,
-        w: &Self::Matrix,
-        want: Want,
-        output: &mut Self::Output,
-    ) -> Result<()>;
+    /// Logits `t[.., H] w^T` of the plan's logits rows, their summary, or tokens sampled from them. They stay with the
+    /// backend, whose replica hands them to the host when the step is [collected](crate::replica::Replica::collect).
+    fn unembed(&mut self, plan: &StepPlan, t: Self::LogitsRows<'_>, w: &Self::Matrix, want: Want) -> Result<()>;
 }

@@ -57,8 +57,8 @@ pub struct Scratch<B> {
     pub h: B,
 }
 
-/// Runs a stage on the tokens of `plan` or, if it is not the first, on the rows that lie in `a.x`. The last stage fills
-/// `output`; the others leave their rows in `a.x`.
+/// Runs a stage on the tokens of `plan` or, if it is not the first, on the rows that lie in `a.x`. The last stage
+/// leaves the step's output with `ops`; the others leave their rows in `a.x`.
 pub fn forward<O: Ops>(
     ops: &mut O,
     stage: &StageWeights<'_, O::Matrix, O::Vector>,
@@ -66,7 +66,6 @@ pub fn forward<O: Ops>(
     a: &mut Activations<O::ResidualMemory, O::Buffer>,
     kv: &mut O::KvCache,
     want: Want,
-    output: &mut O::Output,
 ) -> Result<()> {
     let mut x = match stage.embedding {
         Some(table) => ops.embed(plan, table, &mut a.x)?,
@@ -79,7 +78,7 @@ pub fn forward<O: Ops>(
         return ops.settle(x).map(drop);
     };
     let t = ops.norm_wanted(plan, x, &head.norm, &mut a.scratch.t)?;
-    ops.unembed(plan, t, &head.unembedding, want, output)
+    ops.unembed(plan, t, &head.unembedding, want)
 }
 
 /// One layer: attention and experts, each added to the residual stream.

@@ -10,7 +10,7 @@ on_every_engine!(embed norm qkv blocks_of_any_size attn_out wanted_rows unembed)
 mod checks {
     use super::*;
     use getp::backend::cpu::{ComputeMode, CpuOps, Element, Routes};
-    use getp::batch::{Draw, LogitsRow, StepOutput, StepPlan, Want};
+    use getp::batch::{Draw, LogitsRow, StepPlan, Want};
     use getp::ops::Ops;
     use getp::weights::{RowMajor, WeightFormat};
     use rand::Rng;
@@ -184,7 +184,6 @@ mod checks {
                 let x = normal(&mut rng, rows * h);
                 let rows_in = buffer(h, &x);
                 let mut ops = CpuOps::<E>::new(&config, mode, rows, false).unwrap();
-                let mut output = StepOutput::default();
                 // Every second row is drawn.
                 let logits_row = |row: usize| LogitsRow {
                     row,
@@ -203,10 +202,9 @@ mod checks {
                     ..StepPlan::default()
                 };
                 let plan = StepPlan::default();
-                ops.unembed(&plan, &rows_in, &packed, Want::Logits, &mut output)
-                    .unwrap();
+                ops.unembed(&plan, &rows_in, &packed, Want::Logits).unwrap();
                 let margins = Margins { mode, format };
-                for (got, (i, t)) in output.logits.chunks_exact(vocab).zip(x.chunks_exact(h).enumerate()) {
+                for (got, (i, t)) in ops.output.logits.chunks_exact(vocab).zip(x.chunks_exact(h).enumerate()) {
                     let real: Vec<_> = t.iter().map(|&x| margins.of(x)).collect();
                     compare(
                         mode,
@@ -217,17 +215,16 @@ mod checks {
                     );
                     let largest = got.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                     let token = got.iter().position(|&l| l == largest).unwrap();
-                    assert_eq!(output.greedy[i].token as usize, token);
-                    assert_eq!(output.greedy[i].logit, largest);
+                    assert_eq!(ops.output.greedy[i].token as usize, token);
+                    assert_eq!(ops.output.greedy[i].logit, largest);
                 }
-                assert_eq!(output.logits.len(), rows * vocab);
+                assert_eq!(ops.output.logits.len(), rows * vocab);
 
                 // Where only some rows need their logits, these and the argmax of all are the same.
-                let with_logits = output.greedy.clone();
-                let rows_of_all = output.logits.to_vec();
-                ops.unembed(&mixed, &rows_in, &packed, Want::Tokens, &mut output)
-                    .unwrap();
-                assert_eq!(output.greedy, with_logits);
+                let with_logits = ops.output.greedy.clone();
+                let rows_of_all = ops.output.logits.to_vec();
+                ops.unembed(&mixed, &rows_in, &packed, Want::Tokens).unwrap();
+                assert_eq!(ops.output.greedy, with_logits);
                 let drawn: Vec<f32> = rows_of_all
                     .chunks_exact(vocab)
                     .skip(1)
@@ -235,13 +232,12 @@ mod checks {
                     .flatten()
                     .copied()
                     .collect();
-                assert_same_bits(&output.logits, &drawn, "the logits of the rows drawn");
+                assert_same_bits(&ops.output.logits, &drawn, "the logits of the rows drawn");
 
                 // Without logits the argmax is the same.
-                ops.unembed(&plan, &rows_in, &packed, Want::Tokens, &mut output)
-                    .unwrap();
-                assert_eq!(output.greedy, with_logits);
-                assert!(output.logits.is_empty());
+                ops.unembed(&plan, &rows_in, &packed, Want::Tokens).unwrap();
+                assert_eq!(ops.output.greedy, with_logits);
+                assert!(ops.output.logits.is_empty());
             }
         }
     }

@@ -56,7 +56,7 @@ const MAX_CHUNK: usize = 7;
 mod checks {
     use super::*;
     use getp::backend::cpu::{BLOCK_TOKENS, ComputeMode, CpuOps, Element, KvCache, activations, load};
-    use getp::batch::{StepOutput, Want};
+    use getp::batch::Want;
     use getp::model::forward;
     use getp::options::Precision;
 
@@ -96,14 +96,17 @@ mod checks {
             let rows = |&(s, rows): &(usize, usize)| (s, &prompts[s][sequences.next(s)..][..rows]);
             let work: Vec<_> = turn.iter().map(rows).collect();
             let plan = sequences.plan(&work);
-            let mut output = StepOutput::default();
             for (i, &end) in ends.iter().enumerate() {
                 let begin = if i == 0 { 0 } else { ends[i - 1] };
                 let stage = weights.stage(begin..end);
-                let (a, kv, out) = (&mut activations, &mut kv, &mut output);
-                forward(&mut ops, &stage, &plan, a, kv, Want::Logits, out).unwrap();
+                let (a, kv) = (&mut activations, &mut kv);
+                forward(&mut ops, &stage, &plan, a, kv, Want::Logits).unwrap();
             }
-            for (row, values) in plan.logits.iter().zip(output.logits.chunks_exact(config.vocab_size)) {
+            for (row, values) in plan
+                .logits
+                .iter()
+                .zip(ops.output.logits.chunks_exact(config.vocab_size))
+            {
                 logits[row.slot].extend_from_slice(values);
             }
         }

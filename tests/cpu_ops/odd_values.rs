@@ -59,11 +59,10 @@ mod checks {
             let packed = packed(&[w], h, WeightFormat::Bf16, &Tiles { gated: false });
             let mut t = vec![0.0; 3 * h];
             t.iter_mut().step_by(h).for_each(|t| *t = x);
-            let mut output = StepOutput::default();
-            ops.unembed(&StepPlan::default(), &buffer(h, &t), &packed, Want::Tokens, &mut output)
+            ops.unembed(&StepPlan::default(), &buffer(h, &t), &packed, Want::Tokens)
                 .unwrap();
-            assert!(output.greedy.iter().all(|g| g.token == output.greedy[0].token));
-            (output.greedy[0].token, output.greedy[0].logit)
+            assert!(ops.output.greedy.iter().all(|g| g.token == ops.output.greedy[0].token));
+            (ops.output.greedy[0].token, ops.output.greedy[0].logit)
         };
         let (inf, nan) = (f32::INFINITY, f32::NAN);
         assert_eq!(greedy(&|_| 0.0, 1.0), (0, 0.0));
@@ -120,16 +119,13 @@ mod checks {
                 let tied = others.chunks_exact_mut(h).enumerate().filter(|(i, _)| same(i + 1));
                 tied.for_each(|(_, row)| row.copy_from_slice(first));
                 let packed = packed(&[w], h, format, &Tiles { gated: false });
-                let mut output = StepOutput::default();
-                ops.unembed(&StepPlan::default(), &t, &packed, Want::Logits, &mut output)
-                    .unwrap();
+                ops.unembed(&StepPlan::default(), &t, &packed, Want::Logits).unwrap();
                 let bits = |output: &StepOutput| -> Vec<(u32, u32)> {
                     output.greedy.iter().map(|g| (g.token, g.logit.to_bits())).collect()
                 };
-                let expected = bits(&output);
-                ops.unembed(&StepPlan::default(), &t, &packed, Want::Tokens, &mut output)
-                    .unwrap();
-                assert_eq!(bits(&output), expected, "{mode:?} {format:?}, ties {i}");
+                let expected = bits(&ops.output);
+                ops.unembed(&StepPlan::default(), &t, &packed, Want::Tokens).unwrap();
+                assert_eq!(bits(&ops.output), expected, "{mode:?} {format:?}, ties {i}");
             }
         }
     }

@@ -246,7 +246,7 @@ fn few_rows_take_few_launches() {
         let parts = replica.begin(&plan, Want::Tokens).unwrap();
         let stage = parts.weights.stage(0..config.n_layers);
         let (a, kv) = (&mut *parts.activations, &mut *parts.kv);
-        forward(parts.ops, &stage, &plan, a, kv, Want::Tokens, &mut ()).unwrap();
+        forward(parts.ops, &stage, &plan, a, kv, Want::Tokens).unwrap();
         assert_eq!(launches() - before, 5 + of_layer * config.n_layers, "{rows} rows");
     }
 }
@@ -275,7 +275,7 @@ fn stages_give_the_same_bits() {
                 let begin = if i == 0 { 0 } else { ends[i - 1] };
                 let stage = parts.weights.stage(begin..end);
                 let (a, kv) = (&mut *parts.activations, &mut *parts.kv);
-                forward(parts.ops, &stage, &plan, a, kv, Want::Logits, &mut ()).unwrap();
+                forward(parts.ops, &stage, &plan, a, kv, Want::Logits).unwrap();
             }
             let logits = parts.ops.logits(plan.logits.len()).unwrap();
             logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()

@@ -708,7 +708,7 @@ impl Step<'_> {
         let check = self.check.take();
         let t = self.ops.norm_wanted(plan, x, &head.norm, t)?;
         self.watch
-            .time(self.ops, |ops| ops.unembed(plan, t, &head.unembedding, want, &mut ()))?;
+            .time(self.ops, |ops| ops.unembed(plan, t, &head.unembedding, want))?;
         let Some(check) = check else {
             return Ok(());
         };

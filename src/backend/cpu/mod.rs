@@ -63,8 +63,6 @@ pub struct CpuReplica<E: Element> {
     ops: CpuOps<E>,
     activations: Activations<ResidualMemory, Buffer>,
     kv: KvCache,
-    /// The output of the submitted step, until it is collected.
-    output: StepOutput,
     max_rows: usize,
     max_logits_rows: usize,
 }
@@ -91,7 +89,6 @@ impl<E: Element> CpuReplica<E> {
             mode,
             weights,
             report,
-            output: StepOutput::default(),
             max_rows,
             max_logits_rows,
         })
@@ -168,7 +165,7 @@ impl<E: Element> Replica for CpuReplica<E> {
         true
     }
 
-    /// Runs the step and keeps its output.
+    /// Runs the step; its output stays with the operations until it is collected.
     fn submit(&mut self, plan: &StepPlan, want: Want) -> Result<()> {
         let Self {
             workers,
@@ -176,16 +173,15 @@ impl<E: Element> Replica for CpuReplica<E> {
             ops,
             activations,
             kv,
-            output,
             ..
         } = self;
         workers
             .pool()
-            .install(|| forward(ops, &weights.whole(), plan, activations, kv, want, output))
+            .install(|| forward(ops, &weights.whole(), plan, activations, kv, want))
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<()> {
-        std::mem::swap(&mut self.output, output);
+        std::mem::swap(&mut self.ops.output, output);
         Ok(())
     }
 

@@ -38,6 +38,8 @@ pub struct CpuOps<E> {
     sin: Vec<f32>,
     /// The sum over experts `[rows, H]`.
     combined: Vec<f32>,
+    /// Of the step that ran last, until it is collected.
+    pub output: StepOutput,
     worth: Worth,
     profile: Option<Profile>,
     element: PhantomData<E>,
@@ -60,6 +62,7 @@ impl<E: Element> CpuOps<E> {
             cos: memory::room(max_rows * half, Purpose::Step)?,
             sin: memory::room(max_rows * half, Purpose::Step)?,
             combined: memory::room(max_rows * config.hidden_dim, Purpose::Step)?,
+            output: StepOutput::default(),
             worth: Worth::default(),
             profile: profile.then(Profile::default),
             element: PhantomData,
@@ -116,6 +119,38 @@ impl<E: Element> CpuOps<E> {
             .zip(found)
             .for_each(|(&row, found)| greedy[row as usize] = found);
         memory::collect(left_out.iter().map(|&row| rows[row as usize]), Purpose::Step)
+    }
+
+    /// See [`Ops::unembed`].
+    fn find(&mut self, plan: &StepPlan, t: &Buffer, w: &Packed, want: Want, output: &mut StepOutput) -> Result<()> {
+        let rows = t.rows();
+        output.greedy.clear();
+        memory::resize(&mut output.greedy, rows, NOTHING, Purpose::Step)?;
+        let is_for_host = |row: u32| plan.logits.get(row as usize).is_some_and(LogitsRow::is_for_host);
+        let is_stored = |&row: &u32| want == Want::Logits || is_for_host(row);
+        let stored = memory::collect((0..rows as u32).filter(is_stored), Purpose::Step)?;
+        memory::resize(output.logits.own(), stored.len() * w.rows, 0.0, Purpose::Step)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        let drawable = plan.drawable_of(w.rows);
+        self.timed(Operation::Unembed, product_cost(w, 1, rows), |ops| {
+            let is_stored = |row: &u32| stored.binary_search(row).is_ok();
+            let others = memory::collect((0..rows as u32).filter(|row| !is_stored(row)), Purpose::Step)?;
+            let mut computed = match ops.mode.precision {
+                Precision::Exact => ops.screen(t, others, w, drawable, &mut output.greedy)?,
+                Precision::Fast => others,
+            };
+            memory::append(&mut computed, &stored, Purpose::Step)?;
+            computed.sort_unstable();
+            ops.unembed_rows(t, &computed, &stored, w, drawable, output)
+        })?;
+        for greedy in &mut output.greedy {
+            if greedy.token == NOTHING.token {
+                greedy.token = 0;
+            }
+        }
+        Ok(())
     }
 
     /// The argmax of `rows` of `t`, and the logits of those that are `stored`, in their order.
@@ -219,7 +254,6 @@ impl<E: Element> Ops for CpuOps<E> {
     type KvCache = KvCache;
     type Buffer = Buffer;
     type ResidualMemory = ResidualMemory;
-    type Output = StepOutput;
 
     type Residual<'x> = &'x mut ResidualMemory;
     type Settled<'x> = &'x mut ResidualMemory;
@@ -496,34 +530,10 @@ impl<E: Element> Ops for CpuOps<E> {
         Ok(t)
     }
 
-    fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Packed, want: Want, output: &mut StepOutput) -> Result<()> {
-        let rows = t.rows();
-        output.greedy.clear();
-        memory::resize(&mut output.greedy, rows, NOTHING, Purpose::Step)?;
-        let is_for_host = |row: u32| plan.logits.get(row as usize).is_some_and(LogitsRow::is_for_host);
-        let is_stored = |&row: &u32| want == Want::Logits || is_for_host(row);
-        let stored = memory::collect((0..rows as u32).filter(is_stored), Purpose::Step)?;
-        memory::resize(output.logits.own(), stored.len() * w.rows, 0.0, Purpose::Step)?;
-        if rows == 0 {
-            return Ok(());
-        }
-        let drawable = plan.drawable_of(w.rows);
-        self.timed(Operation::Unembed, product_cost(w, 1, rows), |ops| {
-            let is_stored = |row: &u32| stored.binary_search(row).is_ok();
-            let others = memory::collect((0..rows as u32).filter(|row| !is_stored(row)), Purpose::Step)?;
-            let mut computed = match ops.mode.precision {
-                Precision::Exact => ops.screen(t, others, w, drawable, &mut output.greedy)?,
-                Precision::Fast => others,
-            };
-            memory::append(&mut computed, &stored, Purpose::Step)?;
-            computed.sort_unstable();
-            ops.unembed_rows(t, &computed, &stored, w, drawable, output)
-        })?;
-        for greedy in &mut output.greedy {
-            if greedy.token == NOTHING.token {
-                greedy.token = 0;
-            }
-        }
+    fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Packed, want: Want) -> Result<()> {
+        let mut output = std::mem::take(&mut self.output);
+        self.find(plan, t, w, want, &mut output)?;
+        self.output = output;
         Ok(())
     }
 }

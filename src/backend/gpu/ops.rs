@@ -227,8 +227,6 @@ impl Ops for GpuOps {
     type KvCache = KvCache;
     type Buffer = Buffer;
     type ResidualMemory = ResidualMemory;
-    /// The host reads what a step found when it collects the step.
-    type Output = ();
 
     type Residual<'x> = Residual<'x>;
     type Settled<'x> = Settled<'x>;
@@ -503,7 +501,7 @@ impl Ops for GpuOps {
         Ok(t)
     }
 
-    fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want, _: &mut ()) -> Result<()> {
+    fn unembed(&mut self, plan: &StepPlan, t: &Buffer, w: &Matrix, want: Want) -> Result<()> {
         let product = self.target.unembedding(w.form, plan, want);
         let chosen = self.choose(product, w)?;
         let cost = self.costs().product(product, w, &chosen);

@@ -306,7 +306,7 @@ impl Stage {
             kv,
             ..
         } = self;
-        forward(ops, &weights.whole(), plan, activations, kv, want, &mut ())
+        forward(ops, &weights.whole(), plan, activations, kv, want)
     }
 
     /// Queues the kernel that fetches the plan; operations of a step of this shape may follow.

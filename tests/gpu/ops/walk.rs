@@ -471,7 +471,7 @@ impl Step<'_> {
         }
         self.check_norm(&rows, &head.norm);
         let (t, matrix) = (&self.scratch.t, &device.unembedding);
-        self.ops.unembed(plan, t, matrix, want, &mut ()).unwrap();
+        self.ops.unembed(plan, t, matrix, want).unwrap();
         let t = self.t(wanted.len());
         let close = |t: &[f32]| self.bounds.product(&head.unembedding, 0, &[], t);
         let expected: Vec<Vec<Close>> = t.chunks_exact(h).map(close).collect();
