@@ -217,19 +217,19 @@ const TILES: &[Tile] = &[
     //
     // qkv and attn_out. With few rows their 80 and 45 blocks of 64 weight rows would leave multiprocessors idle: blocks
     // are small. Up to 32 rows qkv rotates and stores.
-    up_to(8, tile(0, STORE, &[W16], FAST_F16, 8, shape(1, 1, 4, 4, 8, 4))),
-    tile(  0, LAYERS,       &[W16],   FAST_F16,    8, shape(1, 1, 4, 4,  8, 4)),
+    up_to(8, tile(0, STORE, &[W16], FAST_F16, 8, shape(1, 1, 1, 16, 8, 4))),
+    tile(  0, LAYERS,       &[W16],   FAST_F16,    8, shape(1, 1, 1, 16, 8, 4)),
     up_to(32, tile(9, STORE, &[W16], FAST_F16, 32, shape(2, 1, 2, 6, 16, 2))),
     tile(  9, LAYERS,       &[W16],   FAST_F16,   32, shape(2, 1, 2, 6, 16, 2)),
     tile( 33, LAYERS,       &[W16],   FAST_F16,   64, shape(4, 2, 1, 3, 16, 3)),
     tile( 65, LAYERS,       &[W16],   FAST_F16,  128, shape(4, 2, 1, 3, 16, 2)),
     // The unembedding.
-    tile(  0, UNEMBED,      &[W16],   FAST_F16,    8, shape(4, 1, 2, 3,  8, 4)),
+    tile(  0, UNEMBED,      &[W16],   FAST_F16,    8, shape(4, 1, 1, 6,  8, 4)),
     tile(  9, UNEMBED,      &[W16],   FAST_F16,   32, shape(4, 2, 1, 3, 16, 3)),
     tile( 33, UNEMBED,      &[W16],   FAST_F16,   64, shape(4, 2, 1, 3, 32, 3)),
     tile( 65, UNEMBED,      &[W16],   FAST_F16,  128, shape(4, 2, 1, 3, 32, 2)),
     // The experts, by the rows of each on average.
-    tile(  0, EXPERTS,      &[Mxfp4], FAST_F16,    8, shape(4, 1, 4, 4,  8, 4)),
+    tile(  0, EXPERTS,      &[Mxfp4], FAST_F16,    8, shape(4, 1, 1, 16, 8, 4)),
     tile(  5, EXPERTS,      &[Mxfp4], FAST_F16,   16, shape(4, 1, 4, 3,  8, 4)),
     tile( 11, EXPERTS,      &[Mxfp4], FAST_F16,   32, shape(4, 2, 2, 3, 16, 4)),
     tile( 25, EXPERTS,      &[Mxfp4], FAST_F16,   64, shape(4, 2, 1, 4, 16, 3)),

@@ -16,6 +16,7 @@
 #include "../mma/epilogue.h"
 #include "../mma/qkv_store.h"
 #include "copy.h"
+#include "few.h"
 #include "weights.h"
 #include "work.h"
 
@@ -23,8 +24,9 @@
 template <class Op, class Weights, int FORMAT, int TERMS, int N, int WARPS, int UNITS, int SLABS, int STEP,
           int SHARED_BYTES>
 struct Product {
-  enum : bool { IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS };
+  enum : bool { IS_W16 = (int)Weights::UNIT_ROWS == (int)W16::UNIT_ROWS, FEW = N == 8 && TERMS == 1 };
   enum : int {
+    ELEMENTS = FORMAT,
     THREADS = WARPS * WAVE,
     ALL_UNITS = WARPS * UNITS,
     ROW_BYTES = SLAB * 2,
@@ -38,25 +40,35 @@ struct Product {
   };
   static_assert(STAGES >= 2, "a stage is filled while another one is multiplied");
   static_assert(TERMS == 1 || SLABS % CHAINED == 0, "chains do not cross stages");
+  static_assert(!FEW || (UNITS == 1 && SLABS == 1), "few.h has a unit a warp, and a slab a stage");
   static_assert(WEIGHT_BYTES % 128 == 0, "rows of tokens and weights are aligned to 128 bytes");
   using Mine = Units<Weights, FORMAT, UNITS>;
 
   // ---- copies
 
-  struct Source {
+  struct ManySource {
     const u8 *weights, *tokens;
     i64 weight_slab, token_slab, term;                     // bytes
     int weight_pieces, token_pieces;                       // of a slab
+    int k_blocks;
 
-    DEV Source(const GemmArgs& a, const Chunk& c) {
+    DEV ManySource(const GemmArgs& a, const Chunk& c) {
       weight_slab = (i64)a.row_blocks * BLOCK_BYTES;
       weights = a.weights + (i64)c.group * a.k_blocks * weight_slab + (i64)c.unit * BLOCK_BYTES / 4;
       token_slab = (i64)a.in_rows * ROW_BYTES, term = a.in_term * 2;
       tokens = (const u8*)a.input + (i64)c.row * ROW_BYTES;
       weight_pieces = c.units * BLOCK_BYTES / 4 / 16, token_pieces = c.rows * (ROW_BYTES / 16);
+      k_blocks = a.k_blocks;
+    }
+    DEV void start(u32 shared) const {
+#pragma unroll
+      for (int stage = 0; stage < STAGES - 1; stage++) {
+        copy(shared + stage * STAGE_BYTES, stage);
+        commit_copies();
+      }
     }
     // Step number `step` of SLABS slabs.
-    DEV void copy(u32 to, int step, int k_blocks) const {
+    DEV void copy(u32 to, int step) const {
 #pragma unroll
       for (int i = 0; i < SLABS; i++) {
         const int k = step * SLABS + i;
@@ -70,6 +82,7 @@ struct Product {
       }
     }
   };
+  using Source = std::conditional_t<FEW, typename Few<Product>::Source, ManySource>;
 
   // ---- a tile whose code is for W tokens
 
@@ -185,7 +198,7 @@ struct Product {
         if (++stage == STAGES) stage = 0;
         wait_copies<STAGES - 3>();
         barrier();
-        if (k + STAGES - 1 < k_blocks) source.copy(shared + fill * STAGE_BYTES, k + STAGES - 1, k_blocks);
+        if (k + STAGES - 1 < k_blocks) source.copy(shared + fill * STAGE_BYTES, k + STAGES - 1);
         commit_copies();
         if (++fill == STAGES) fill = 0;
         mine.load(shared + stage * STAGE_BYTES + TOKEN_BYTES, at);  // behind the last slab anything
@@ -194,19 +207,23 @@ struct Product {
       }
     }
 
-    DEV void multiply(const GemmArgs& a, const Chunk& c, const Source& source) {
+    DEV void multiply(const GemmArgs& a, Source& source) {
+      clear(sum);
+      if constexpr (FEW) Few<Product>::multiply(a.k_blocks, source, sum);
+      else if constexpr (OVERLAPS) multiply_ahead(a.k_blocks, source, shared_address(DYNAMIC_SHARED), Mine::locate());
+      else multiply_in_turn(a, source);
+    }
+    DEV void multiply_in_turn(const GemmArgs& a, const Source& source) {
       const int steps = (a.k_blocks + SLABS - 1) / SLABS;
       const u32 shared = shared_address(DYNAMIC_SHARED);
       const typename Mine::At at = Mine::locate();
       float total[IS_W16 && TERMS > 1 ? UNITS : 1][W / 2];
       if constexpr (IS_W16 && TERMS > 1) clear(total);
-      clear(sum);
-      if constexpr (OVERLAPS) return multiply_ahead(a.k_blocks, source, shared, at);
       int fill = STAGES - 1, stage = 0;                    // where the next step goes, and where this one is
       for (int step = 0; step < steps; step++) {
         wait_copies<STAGES - 2>();
         barrier();
-        if (step + STAGES - 1 < steps) source.copy(shared + fill * STAGE_BYTES, step + STAGES - 1, a.k_blocks);
+        if (step + STAGES - 1 < steps) source.copy(shared + fill * STAGE_BYTES, step + STAGES - 1);
         commit_copies();
         if constexpr (IS_W16 && TERMS > 1) {
           static_assert(SLABS_TOGETHER % SLABS == 0, "sums of slabs do not cross stages");
@@ -258,7 +275,7 @@ struct Product {
     return {c, unit * 16 + LANE / 4 * 2, LANE % 4, bias, best().best[TID / WAVE], best().index[TID / WAVE]};
   }
 
-  template <int W> static DEV void run_tile(const GemmArgs& a, const Chunk& c, const Source& source) {
+  template <int W> static DEV void run_tile(const GemmArgs& a, const Chunk& c, Source& source) {
     float2 bias[UNITS];
     typename Op::template Tokens<W / 8> tokens[Op::AHEAD ? UNITS : 1];
     const auto load_ahead = [&] {
@@ -272,7 +289,7 @@ struct Product {
     constexpr bool AHEAD = TERMS == 1 && UNITS * W <= 128;  // larger ones have no registers for it during the product
     if (AHEAD) load_ahead();
     Tile<W> tile;
-    tile.multiply(a, c, source);
+    tile.multiply(a, source);
     if (!AHEAD) load_ahead();
     if constexpr (Op::GREEDY) reset_best();
 #pragma unroll
@@ -284,7 +301,7 @@ struct Product {
     }
     if constexpr (Op::GREEDY) store_best(a, c);
   }
-  template <int W> static DEV void pick(const GemmArgs& a, const Chunk& c, const Source& source) {
+  template <int W> static DEV void pick(const GemmArgs& a, const Chunk& c, Source& source) {
     if constexpr (W < N)
       if (c.rows > W) return pick<(W + STEP < N ? W + STEP : N)>(a, c, source);
     run_tile<W>(a, c, source);
@@ -295,12 +312,8 @@ struct Product {
     after_predecessor();
     const Chunk c = find_work<N, ALL_UNITS>(a);
     if (c.rows == 0) return;
-    const Source source(a, c);
-#pragma unroll
-    for (int stage = 0; stage < STAGES - 1; stage++) {
-      source.copy(shared_address(DYNAMIC_SHARED) + stage * STAGE_BYTES, stage, a.k_blocks);
-      commit_copies();
-    }
+    Source source(a, c);
+    source.start(shared_address(DYNAMIC_SHARED));
     pick<STEP>(a, c, source);
   }
 };
