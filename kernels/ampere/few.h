@@ -11,14 +11,14 @@
 
 // P: the Product.
 template <class P> struct Few {
-  enum : int { STAGES = P::STAGES, STAGE_BYTES = P::STAGE_BYTES, ROW_BYTES = P::ROW_BYTES };
+  enum : int { FIRST = 4, STAGES = P::STAGES, STAGE_BYTES = P::STAGE_BYTES, ROW_BYTES = P::ROW_BYTES };
   using Mine = typename P::Mine;
 
   struct Source {
     const u8 *weights, *tokens;                            // of the next slab
     i64 weight_slab, token_slab;                           // bytes
     int weight_pieces, token_pieces;                       // of a slab
-    int left;                                              // slabs that are not on their way
+    int weights_left, tokens_left;                         // slabs that are not on their way
 
     DEV Source(const GemmArgs& a, const Chunk& c) {
       weight_slab = (i64)a.row_blocks * P::BLOCK_BYTES;
@@ -26,20 +26,33 @@ template <class P> struct Few {
       token_slab = (i64)a.in_rows * ROW_BYTES;
       tokens = (const u8*)a.input + (i64)c.row * ROW_BYTES;
       weight_pieces = c.units * P::BLOCK_BYTES / 4 / 16, token_pieces = c.rows * (ROW_BYTES / 16);
-      left = a.k_blocks;
+      weights_left = tokens_left = a.k_blocks;
     }
     // The next slab, behind the last one nothing.
+    DEV void copy_weights(u32 stage) {
+      if (weights_left-- <= 0) return;
+      copy_pieces<P::WEIGHT_BYTES / 16, P::THREADS>(stage + P::TOKEN_BYTES, weights, weight_pieces);
+      weights += weight_slab;
+    }
+    DEV void copy_tokens(u32 stage) {
+      if (tokens_left-- <= 0) return;
+      copy_pieces<P::TOKEN_BYTES / 16, P::THREADS>(stage, tokens, token_pieces);
+      tokens += token_slab;
+    }
     DEV void copy(u32 stage) {
-      if (left > 0) {
-        copy_pieces<P::WEIGHT_BYTES / 16, P::THREADS>(stage + P::TOKEN_BYTES, weights, weight_pieces);
-        copy_pieces<P::TOKEN_BYTES / 16, P::THREADS>(stage, tokens, token_pieces);
-        weights += weight_slab, tokens += token_slab, left--;
-      }
+      copy_weights(stage), copy_tokens(stage);
       commit_copies();
     }
+    // Some weights come first: of a single tile the number of rows, and so what is to be copied of them, is not here
+    // yet.
     DEV void start(u32 shared) {
-#pragma unroll 1
-      for (int stage = 0; stage < STAGES; stage++) copy(shared + stage * STAGE_BYTES);
+      ROLLED for (int stage = 0; stage < FIRST; stage++) copy_weights(shared + stage * STAGE_BYTES);
+      ROLLED for (int stage = 0; stage < STAGES; stage++) {
+        const u32 at = shared + stage * STAGE_BYTES;
+        if (stage >= FIRST) copy_weights(at);
+        copy_tokens(at);
+        commit_copies();
+      }
     }
   };
 
@@ -77,7 +90,7 @@ template <class P> struct Few {
 
   static DEV void multiply(int k_blocks, Source& source, float (&sum)[1][4]) {
     static_assert(STAGE_BYTES % ROW_BYTES == 0, "the swizzle of a token's pieces is an exclusive or of addresses");
-    static_assert(STAGES >= 3, "a stage is loaded while others are on their way");
+    static_assert(STAGES >= FIRST, "the first weights have stages");
     const u32 shared = shared_address(DYNAMIC_SHARED);
     const typename Mine::At at = Mine::locate();
     wait_copies<STAGES - 1>();

@@ -310,8 +310,8 @@ struct Product {
   static DEV void run(const GemmArgs& a) {
     let_successor_start();
     after_predecessor();
-    const Chunk c = find_work<N, ALL_UNITS>(a);
-    if (c.rows == 0) return;
+    const Chunk c = find_work<N, ALL_UNITS, FEW>(a);
+    if (c.units == 0) return;
     Source source(a, c);
     source.start(shared_address(DYNAMIC_SHARED));
     pick<STEP>(a, c, source);

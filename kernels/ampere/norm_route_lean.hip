@@ -1,7 +1,7 @@
 // norm_route_lean: rmsnorm and route fused as in norm_route, to the bit, in `fast`, for at most as many rows as
-// multiprocessors. A row takes as long as its chains of loads and the fetching of its code, which runs once: so loads do
-// not wait for each other, half of the router is on the way to registers before the norm begins, and nothing is served
-// that such a step has not: nothing is to be added to x, `select` and `exact` are 0, and there is one term.
+// multiprocessors. A row takes as long as its chains of loads and the fetching of its code, which runs once. So loads
+// do not wait for each other, half of the router is on the way to registers before the norm begins, and nothing is
+// served that such a step has not: nothing is to be added to x, `select` and `exact` are 0, and there is one term.
 //
 // Work   A thread has a piece of eight elements of the row, or none, and a wave two experts, as in multiply_row() of
 //        route.h, in its order. The first wave picks, an expert a lane.
@@ -14,7 +14,7 @@ static_assert(NORM_ROUTE_LEAN_MOST_EXPERTS <= WAVE, "each expert has a lane of t
 static_assert(THREADS >= NORM_THREADS && NORM_ROUTE_LEAN_MOST_HIDDEN == NORM_THREADS * 8,
               "a thread has one piece of the norm's, or none");
 
-// A lane's pieces of its wave's experts: as many as half of a row has are on their way.
+// A lane's pieces of its wave's experts: those of half a row on their way to registers, the others to L2.
 struct RouterRows {
   enum : int { AHEAD = NORM_ROUTE_LEAN_MOST_HIDDEN / ROUTE_STEP / 2 };
   const u16* at[EXPERTS];
@@ -24,6 +24,9 @@ struct RouterRows {
     UNROLL for (int e = 0; e < EXPERTS; e++)
       at[e] = (const u16*)a.w + (i64)min(TID / WAVE * EXPERTS + e, a.n_experts - 1) * a.hidden;
     UNROLL for (int i = 0; i < AHEAD; i++) load(i, LANE * 8 + i * ROUTE_STEP, a.hidden);
+    const int k = AHEAD * ROUTE_STEP + LANE * 64;          // 128 bytes
+    UNROLL for (int e = 0; e < EXPERTS; e++)
+      if (k < a.hidden) prefetch_l2(at[e] + k);
   }
   DEV void load(int i, int k, int hidden) {
     UNROLL for (int e = 0; e < EXPERTS; e++)
