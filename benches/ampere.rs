@@ -14,6 +14,7 @@
 #![allow(missing_docs)]
 
 mod layer;
+mod parameter;
 
 use getp::backend::gpu::catalogue::Kernel;
 use getp::backend::gpu::family::{self, Family};
@@ -61,9 +62,6 @@ const W16_SHARE: f64 = 0.55;
 const LAUNCH: f64 = 6.6e-6;
 /// Keys of a row in the middle of a sequence of 32 + 992 tokens.
 const KEYS: usize = 528;
-/// Lanes of a warp, and weight rows of a unit.
-const WARP: usize = 32;
-const UNIT_ROWS: usize = 16;
 
 struct Model<'a> {
     config: &'a ModelConfig,
@@ -87,8 +85,8 @@ impl Model<'_> {
 
     /// When the last multiprocessor has multiplied its tiles.
     fn multiplying(&self, kernel: &Kernel, shape: &GemmShape, columns: usize, counts: &[usize]) -> f64 {
-        let parameter = |name| kernel.parameter(name).expect("the maker has it");
-        let block_rows = kernel.threads / WARP * parameter("UNITS") * UNIT_ROWS;
+        let block_rows = kernel.cut.rows;
+        let step = parameter::number(kernel, "STEP").expect("the maker has it");
         let share = if shape.form == MatrixForm::Mxfp4 {
             MXFP4_SHARE
         } else {
@@ -98,7 +96,7 @@ impl Model<'_> {
         let mut ends = vec![0.0; self.card.multiprocessors];
         for &rows in counts.iter().filter(|&&rows| rows > 0) {
             let tiles = rows.div_ceil(kernel.tokens);
-            let width = rows.div_ceil(tiles).next_multiple_of(parameter("STEP"));
+            let width = rows.div_ceil(tiles).next_multiple_of(step);
             let seconds = (2 * block_rows * width * columns) as f64 / rate;
             for _ in 0..tiles * shape.n.div_ceil(block_rows) {
                 let first = ends.iter_mut().min_by(|a, b| f64::total_cmp(a, b));

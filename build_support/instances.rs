@@ -85,7 +85,8 @@ fn line(kernel: &Kernel, maker: &str, parameters: &Parameters) -> String {
     } = kernel;
     let name = kernel.name();
     let mut line = format!(
-        "{maker}({name}, {threads}, {shared_bytes}, {op:?}, {weights}, {elements}, {terms}, {tokens}, {most_rows}"
+        "{maker}({name}, {threads}, {shared_bytes}, {op:?}, {weights}, {elements}, {terms}, {tokens}, {}",
+        most_rows.unwrap_or(0)
     );
     for (_, value) in parameters.list() {
         line += &format!(", {value}");
@@ -147,7 +148,7 @@ const FACTS: [Fact; 5] = [
     ("SHARED_BYTES", |kernel| kernel.shared_bytes),
     ("PER_BLOCK", |kernel| kernel.per_block),
     ("CLUSTER", |kernel| kernel.cluster),
-    ("MOST_ROWS", |kernel| kernel.most_rows),
+    ("MOST_ROWS", |kernel| kernel.most_rows.unwrap_or(0)),
 ];
 
 /// One that is 0 says nothing.

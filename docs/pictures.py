@@ -446,14 +446,14 @@ def picture_of_attention():
 
 def picture_of_product():
     tile = found(
-        r"many\(ATTN_OUT, 128, (\d+), OfW16 \{ widths: &\[128\], blocks: (\d+) \}", "kernels/hopper/catalogue.rs"
+        r"many\(ATTN_OUT, 128, (\d+), &\[128\], (\d+), Own\)", "kernels/hopper/catalogue.rs"
     )
     warpgroups, blocks = int(tile.group(1)), int(tile.group(2))
     shared = int(found(r"const ALL_SHARED: usize = (\d+) \* 1024;", "kernels/hopper/catalogue.rs").group(1)) * 1024
     weight_bytes = warpgroups * blocks * 64 * CONSTANTS["W16_SLAB_BYTES"]
     stage_bytes = weight_bytes + 128 * CONSTANTS["SLAB"] * 2
     stages = shared // stage_bytes
-    # The order is that of produce() and consume() in hopper/gemm.h; the lengths are made up.
+    # The order is that of HandedByThread (hopper/handed.h); the lengths are made up.
     before, issue, latency, multiply, steps = 18, 1, 9, 5, 11
     slabs = preset("n_attn_heads") * preset("head_dim") // CONSTANTS["SLAB"]
     copies, products, free, issued, done = [], [], [0] * stages, 0, 0

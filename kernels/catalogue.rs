@@ -281,6 +281,10 @@ pub enum Limit {
 }
 
 /// Where a kernel's code comes from.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one table, and most of its rows are made"
+)]
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
     /// Hand-written in its file.
@@ -295,29 +299,115 @@ pub enum Source {
     },
 }
 
+/// A value that a maker takes: of these nothing but the macro makes anything.
+#[derive(Clone, Copy, Debug)]
+pub enum Value {
+    /// A number.
+    Number(usize),
+    /// A name of the family's headers.
+    Word(&'static str),
+}
+
+impl std::fmt::Display for Value {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Word(word) => word.fmt(f),
+        }
+    }
+}
+
 /// What a maker takes behind what all take, by the macro's names. The build compares them with the macro.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters {
     /// Unused ones have no name.
-    named: [(&'static str, usize); 4],
+    named: [(&'static str, Value); 8],
+    count: usize,
 }
 
 impl Parameters {
-    /// In the macro's order.
+    const NONE: Self = Self {
+        named: [("", Value::Number(0)); 8],
+        count: 0,
+    };
+
+    /// Numbers, in the macro's order.
     pub const fn of(list: &[(&'static str, usize)]) -> Self {
-        let mut named = [("", 0); 4];
+        let mut all = Self::NONE;
+        while all.count < list.len() {
+            let (name, number) = list[all.count];
+            all.named[all.count] = (name, Value::Number(number));
+            all.count += 1;
+        }
+        all
+    }
+
+    /// Words, likewise.
+    pub const fn words(list: &[(&'static str, &'static str)]) -> Self {
+        let mut all = Self::NONE;
+        while all.count < list.len() {
+            let (name, word) = list[all.count];
+            all.named[all.count] = (name, Value::Word(word));
+            all.count += 1;
+        }
+        all
+    }
+
+    /// And then those.
+    pub const fn and(mut self, more: Self) -> Self {
         let mut i = 0;
-        while i < list.len() {
-            named[i] = list[i];
+        while i < more.count {
+            self.named[self.count] = more.named[i];
+            self.count += 1;
             i += 1;
         }
-        Self { named }
+        self
     }
 
     /// Names and values, in the macro's order.
-    pub fn list(&self) -> impl Iterator<Item = (&'static str, usize)> {
-        self.named.into_iter().filter(|(name, _)| !name.is_empty())
+    pub fn list(&self) -> impl Iterator<Item = (&'static str, Value)> {
+        self.named.into_iter().take(self.count)
     }
+}
+
+/// How a product's weight rows and tokens are cut: what the host has to know of that.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// Weight rows that a block takes at a time.
+    pub rows: usize,
+    /// Matrix cores multiply multiples of so many of them, as if a block had more.
+    pub multiple: usize,
+    /// Outputs are stored in groups of so many: the matrix has a multiple of it.
+    pub outputs: usize,
+    /// Whether a step's rows are spread over all tiles of the grid, however few they are.
+    pub spreads: bool,
+    /// Whether a persistent kernel has the fewest blocks of which none has more to do than if each multiprocessor had
+    /// one.
+    pub fewest_blocks: bool,
+}
+
+impl Cut {
+    /// Blocks take so many weight rows.
+    pub const fn rows(rows: usize) -> Self {
+        Self {
+            rows,
+            multiple: 1,
+            outputs: 1,
+            spreads: false,
+            fewest_blocks: false,
+        }
+    }
+}
+
+/// How warps of decode attention have its jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workers {
+    /// Each warp by itself.
+    Alone,
+    /// Two warps together, in windowed layers.
+    Pair,
+    /// All warps of a block together.
+    Team,
 }
 
 /// A kernel.
@@ -350,8 +440,12 @@ pub struct Kernel {
     pub cluster: usize,
     /// It is faster than the kernels for fewer rows from so many rows on (rows of an expert, in the experts' products).
     pub least_rows: usize,
-    /// The most rows it may be launched for; 0: any number.
-    pub most_rows: usize,
+    /// The most rows it may be launched for, if not any number.
+    pub most_rows: Option<usize>,
+    /// Of a product.
+    pub cut: Cut,
+    /// Of decode attention.
+    pub workers: Workers,
     /// Whether it reads a step's plan only behind after_predecessor() (`gpu/`), so that it may overlap with the kernel
     /// that fetches the plan. Most read it before.
     pub plan_after_predecessor: bool,
@@ -378,7 +472,9 @@ impl Kernel {
             per_block: 0,
             cluster: 0,
             least_rows: 0,
-            most_rows: 0,
+            most_rows: None,
+            cut: Cut::rows(0),
+            workers: Workers::Alone,
             plan_after_predecessor: false,
             limits: &[],
             index: 0,
@@ -423,7 +519,15 @@ impl Kernel {
 
     /// For at most so many rows.
     pub const fn most_rows(self, most_rows: usize) -> Self {
-        Self { most_rows, ..self }
+        Self {
+            most_rows: Some(most_rows),
+            ..self
+        }
+    }
+
+    /// Of warps that have their jobs so.
+    pub const fn workers(self, workers: Workers) -> Self {
+        Self { workers, ..self }
     }
 
     /// For at least so many rows.
@@ -444,26 +548,14 @@ impl Kernel {
         Self { limits, ..self }
     }
 
-    /// Whether it spreads a step's rows over all tiles of its grid, however few they are.
-    pub fn spreads(&self) -> bool {
-        matches!(
-            self.source,
-            Source::Made {
-                maker: "SPREAD" | "SPREAD_STORE",
-                ..
-            }
-        )
+    /// Whether it may be launched for so many rows.
+    pub fn holds(&self, rows: usize) -> bool {
+        self.most_rows.is_none_or(|most| rows <= most)
     }
 
-    /// The value of a parameter of its maker's (see [`Source::Made`]), if that has one of this name.
-    pub fn parameter(&self, name: &str) -> Option<usize> {
-        let Source::Made { parameters, .. } = self.source else {
-            return None;
-        };
-        parameters
-            .list()
-            .find(|parameter| parameter.0 == name)
-            .map(|(_, value)| value)
+    /// Whether it is made for few rows, and may be launched for so many.
+    pub fn is_for_few(&self, rows: usize) -> bool {
+        self.most_rows.is_some() && self.holds(rows)
     }
 
     /// Its name in the code object.
@@ -509,7 +601,9 @@ pub struct Tile {
     /// See [`Kernel`].
     pub least_rows: usize,
     /// See [`Kernel`].
-    pub most_rows: usize,
+    pub most_rows: Option<usize>,
+    /// See [`Kernel`].
+    pub cut: Cut,
     /// See [`Kernel`].
     pub variant: &'static str,
     /// See [`Source::Made`].
@@ -552,12 +646,13 @@ pub const fn with_tiles<const M: usize, const N: usize>(
                     parameters: tile.parameters,
                 },
                 least_rows: tile.least_rows,
+                most_rows: tile.most_rows,
+                cut: tile.cut,
                 index: at,
                 ..Kernel::written(op, file, tile.threads)
                     .weights(tile.weights[of / activations % weights])
                     .elements(elements)
                     .shared_bytes(tile.shared_bytes)
-                    .most_rows(tile.most_rows)
                     .variant(tile.variant)
                     .limits(limits)
             };

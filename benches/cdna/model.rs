@@ -59,7 +59,7 @@ struct Order {
 
 impl Order {
     fn new(kernel: &Kernel, blocks: usize, spans: usize, dies: usize, counts: &[usize]) -> Self {
-        let tiles = match (kernel.spreads(), counts) {
+        let tiles = match (kernel.cut.spreads, counts) {
             _ if kernel.tokens == TOKENS => None,
             (true, _) => Some(blocks / spans),
             (false, &[rows]) => Some(rows.div_ceil(kernel.tokens)),
@@ -111,7 +111,7 @@ impl Model<'_> {
         let kernel = sorts.unwrap_or(kernel);
         let (name, waves) = (kernel.name(), kernel.threads / WAVE);
         let spans = shape.row_blocks.div_ceil(waves);
-        let tiles = |rows: usize| match kernel.spreads() {
+        let tiles = |rows: usize| match kernel.cut.spreads {
             true => blocks / spans,
             false => rows.div_ceil(kernel.tokens),
         };

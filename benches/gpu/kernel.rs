@@ -3,16 +3,21 @@
 //! events, as a part of a step of a random model. A line a kernel: its time, its rates, its share of what the device
 //! can do at most, and how many times as fast as the plain one it is.
 //!
+//! With `--why` nothing runs: of each kernel is said whether the library may choose it, what it would cost, and which
+//! is taken (`why.rs`).
+//!
 //! In a step of decoding sequences, or of prompts for `attention_prefill`. A kernel that does more than the others is
 //! compared with these and what they leave to kernels beside them.
 
 mod forced;
+mod launched;
 mod look;
 mod operation;
+mod why;
 
 use super::ops::{FIGURES, limits, share};
 use forced::Forced;
-use getp::backend::gpu::catalogue::{self, Kernel, Op};
+use getp::backend::gpu::catalogue::{self, Kernel, Op, Source};
 use getp::backend::gpu::family::Family;
 use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open::context_as;
@@ -27,6 +32,9 @@ use std::time::Duration;
 pub struct Args {
     /// Kernels and operations; without any all are listed.
     names: Vec<String>,
+    /// Say of each kernel whether the library may choose it, what it would cost, and which is taken. Nothing runs.
+    #[arg(long)]
+    why: bool,
     /// Rows of a step: a table for each.
     #[arg(long, value_delimiter = ',', default_value = "1,32,890")]
     rows: Vec<usize>,
@@ -44,6 +52,9 @@ pub struct Args {
 pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
     anyhow::ensure!(part.rows.iter().all(|&rows| rows > 0), "a step has at least one row");
     let options = args.options()?;
+    if part.why {
+        return why::run(args, part, &options);
+    }
     let exact = options.precision == Some(Precision::Exact);
     for driver in super::usable(&options)? {
         let family = args.family_of(&driver)?;
@@ -72,12 +83,18 @@ fn list(family: &'static catalogue::Table) {
             0 => String::new(),
             tokens => format!("{tokens} tokens"),
         };
-        let most = match kernel.most_rows {
-            0 => String::new(),
-            rows => format!("up to {rows} rows"),
+        let most = kernel
+            .most_rows
+            .map_or(String::new(), |rows| format!("up to {rows} rows"));
+        let made = match kernel.source {
+            Source::Written => String::new(),
+            Source::Made { maker, parameters } => {
+                let list = parameters.list().map(|(name, value)| format!(" {name}={value}"));
+                maker.to_owned() + &list.collect::<String>()
+            }
         };
         let line = format!(
-            "  {name:<36}{tile:>11}{threads:>6}{shared:>8}  {:<32}{most}",
+            "  {name:<36}{tile:>11}{threads:>6}{shared:>8}  {:<32}{most:<17}{made}",
             kernel.file
         );
         println!("{}", line.trim_end());
@@ -272,7 +289,7 @@ fn refusal(kernel: Option<&'static Kernel>, rows: usize, subject: &Subject) -> R
     };
     kernel.takes(&subject.config).map_err(|beyond| beyond.to_string())?;
     match kernel.most_rows {
-        most if most > 0 && rows > most => Err(format!("for at most {most} rows")),
+        Some(most) if rows > most => Err(format!("for at most {most} rows")),
         _ => Ok(()),
     }
 }

@@ -12,7 +12,7 @@
 //! those of a group of N devices like the first: as many steps at a time, each of an Nth of the sequences, pass through
 //! stages that are equal.
 
-use super::Args;
+use super::{Args, parameter};
 use crate::workload::{AT_ONCE, WORKLOADS, Workload};
 use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
 use getp::backend::gpu::catalogue::Elements;
@@ -335,13 +335,12 @@ impl Loops<'_> {
             at_once: self.context.target.multiprocessors,
             units,
         };
-        match (self.is_hopper(), kernel.parameter("BLOCKS"), kernel.parameter("UNITS")) {
-            // Warpgroups with so many blocks of 64 rows, and one that fetches.
-            (true, Some(blocks), _) => Ok(one_each((kernel.threads / 128 - 1) * blocks * 4)),
-            (true, _, Some(units)) => Ok(one_each(units.next_multiple_of(4))),
-            (false, Some(blocks), Some(units)) => Ok(Blocks {
+        let rows = kernel.cut.rows;
+        match (self.is_hopper(), parameter::number(kernel, "BLOCKS")) {
+            (true, _) if rows > 0 => Ok(one_each(rows.next_multiple_of(64) / 16)),
+            (false, Some(blocks)) => Ok(Blocks {
                 at_once: blocks * self.context.target.multiprocessors,
-                units: kernel.threads / 32 * units,
+                units: rows / 16,
             }),
             _ => anyhow::bail!("{} is no product of a tile", kernel.name()),
         }

@@ -8,6 +8,7 @@
 //!     cargo bench --bench gpu --features cuda -- workloads W2 --family ampere
 //!     cargo bench --bench gpu --features cuda -- ops [--rows 1,2,4,...]
 //!     cargo bench --bench gpu --features cuda -- kernel [NAME ...] [--rows 1,32,890] [--windowed]
+//!     cargo bench --bench gpu -- kernel NAME [--rows 1,32,890] [--family hopper] --why
 //!     cargo bench --bench gpu --features cuda -- draws
 //!     cargo bench --bench gpu --features cuda -- loops [W1 ..] [--shape 120b] [--precision exact]
 //!     cargo bench --bench gpu --features cuda -- sums
@@ -16,10 +17,11 @@
 //! `workloads` runs whole batches through the engine and prints output tokens per second of `inference`. `ops` times
 //! every kernel, by events on the device, and whole steps, over batch sizes. `kernel` runs each kernel that can do an
 //! operation, or the one that is named, compares its result with float64 and times it beside the plain one; without a
-//! name it lists all kernels. `draws` times sampling from whole rows on the host. `sums` says what Hopper's `exact`
-//! loses in its sums, by an emulation that needs no device. `warmup` times `warm_up` from a float32 checkpoint in host
-//! memory or a Hugging Face directory. Requests are greedy without `--temperature`, and end tokens are ignored, so
-//! that all answers have the given length; M's end where it says, which the scheduler does not foresee.
+//! name it lists all kernels, and with `--why` it says of each, without a device, too, whether the library may choose
+//! it, what it would cost, and which is taken. `draws` times sampling from whole rows on the host. `sums` says what
+//! Hopper's `exact` loses in its sums, by an emulation that needs no device. `warmup` times `warm_up` from a float32
+//! checkpoint in host memory or a Hugging Face directory. Requests are greedy without `--temperature`, and end tokens
+//! are ignored, so that all answers have the given length; M's end where it says, which the scheduler does not foresee.
 
 #![allow(missing_docs)]
 
@@ -32,6 +34,8 @@ mod machine;
 mod ops;
 #[path = "../../tests/common/oracle.rs"]
 mod oracle;
+#[path = "../parameter.rs"]
+mod parameter;
 #[path = "../../tests/common/plans.rs"]
 mod plans;
 mod random_model;

@@ -1,8 +1,8 @@
 //! Ampere's kernels: NVIDIA since sm_80, with mma.sync and cp.async.
 
 use super::{
-    Dimension, Elements, ExactSums, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table, Tile,
-    Toolchain, card, kernels_of, shared, with, with_tiles,
+    Cut, Dimension, Elements, ExactSums, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table, Tile,
+    Toolchain, Workers, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
@@ -52,7 +52,7 @@ const PARTIAL_BYTES: usize = 8 * (64 + 2) * 4;
 const PREFILL_ROWS: usize = 16;
 const PREFILL_STAGES: usize = 3;
 /// Rows up to which decode attention has a job done by a block of four warps, and by one of two in windowed layers.
-pub const TEAM_ROWS: usize = 8;
+const TEAM_ROWS: usize = 8;
 const PAIR_ROWS: usize = 64;
 
 /// Elements and experts of a row that is normed and routed by little code.
@@ -68,12 +68,12 @@ const WRITTEN: [Kernel; 13] = [
             Limit::AtMost(Dimension::Experts, LEAN_EXPERTS),
             Limit::AtMost(Dimension::ExpertsPerToken, 8),
         ]),
-    decode(F16, "team", 4, TEAM_ROWS),
-    decode(F16, "pair", 2, PAIR_ROWS),
-    decode(F16, "many", 4, 0),
-    decode(Bf16, "team", 4, TEAM_ROWS),
-    decode(Bf16, "pair", 2, PAIR_ROWS),
-    decode(Bf16, "many", 4, 0),
+    decode(F16, "team", 4).most_rows(TEAM_ROWS).workers(Workers::Team),
+    decode(F16, "pair", 2).most_rows(PAIR_ROWS).workers(Workers::Pair),
+    decode(F16, "many", 4),
+    decode(Bf16, "team", 4).most_rows(TEAM_ROWS).workers(Workers::Team),
+    decode(Bf16, "pair", 2).most_rows(PAIR_ROWS).workers(Workers::Pair),
+    decode(Bf16, "many", 4),
     prefill(F16),
     prefill(Bf16),
     pack(W16),
@@ -84,11 +84,10 @@ const WRITTEN: [Kernel; 13] = [
 
 /// Persistent blocks whose warps have a cache tile and two partial sums each. Those for at most so many rows share a
 /// job's units.
-const fn decode(elements: Elements, variant: &'static str, warps: usize, most_rows: usize) -> Kernel {
+const fn decode(elements: Elements, variant: &'static str, warps: usize) -> Kernel {
     Kernel::written(Op::AttentionDecode, "ampere/attention_decode.hip", warps * WARP)
         .elements(elements)
         .variant(variant)
-        .most_rows(most_rows)
         .shared_bytes(warps * (CACHE_TILE_BYTES + 2 * PARTIAL_BYTES))
         .limits(HEADS)
 }
@@ -166,7 +165,8 @@ const fn tile(
         threads: by.warps * WARP,
         shared_bytes: by.stages * by.slabs * slab,
         least_rows,
-        most_rows: 0,
+        most_rows: None,
+        cut: Cut::rows(by.warps * by.units * 16),
         variant: "",
         maker: "PRODUCT",
         parameters: Parameters::of(&[
@@ -178,7 +178,10 @@ const fn tile(
     }
 }
 const fn up_to(most_rows: usize, tile: Tile) -> Tile {
-    Tile { most_rows, ..tile }
+    Tile {
+        most_rows: Some(most_rows),
+        ..tile
+    }
 }
 
 const STORE: Ops = &[(Op::QkvStore, "ampere/layers.hip")];

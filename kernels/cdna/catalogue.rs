@@ -1,8 +1,8 @@
 //! CDNA's kernels: AMD's gfx9 with MFMA, and the CPU that emulates one.
 
 use super::{
-    Dimension, Elements, FLUSHING_TERM_SHIFT, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table,
-    Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
+    Cut, Dimension, Elements, FLUSHING_TERM_SHIFT, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED,
+    Table, Tile, Toolchain, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
@@ -30,6 +30,8 @@ pub static TABLE: Table = Table {
 };
 
 const WAVE: usize = 64;
+/// Weight rows of a wave.
+const WAVE_ROWS: usize = 32;
 
 static KERNELS: [Kernel; SHARED + WRITTEN.len() + kernels_of(TILES)] = with_tiles(
     with::<SHARED, { WRITTEN.len() }, { SHARED + WRITTEN.len() }>(shared(WAVE), WRITTEN),
@@ -102,7 +104,8 @@ const fn tile(ops: Ops, maker: &'static str, tokens: usize, waves: usize, parame
         threads: waves * WAVE,
         shared_bytes: 0,
         least_rows: 0,
-        most_rows: 0,
+        most_rows: None,
+        cut: Cut::rows(waves * WAVE_ROWS),
         variant: "",
         maker,
         parameters,
@@ -112,7 +115,20 @@ const fn from(least_rows: usize, tile: Tile) -> Tile {
     Tile { least_rows, ..tile }
 }
 const fn up_to(most_rows: usize, tile: Tile) -> Tile {
-    Tile { most_rows, ..tile }
+    Tile {
+        most_rows: Some(most_rows),
+        ..tile
+    }
+}
+/// A step's rows are spread over all tiles of the grid.
+const fn spread(tile: Tile) -> Tile {
+    Tile {
+        cut: Cut {
+            spreads: true,
+            ..tile.cut
+        },
+        ..tile
+    }
 }
 /// MXFP4 weights, FP16 activations.
 const fn mxfp4(tile: Tile) -> Tile {
@@ -171,10 +187,10 @@ const TILES: &[Tile] = &[
     // compute units idle in the last round.
    up_to(16, tile(STORE,  "STREAMED_STORE", 16, 1, &[2])),
              tile(LAYERS, "STREAMED",  16, 1, &[2]),
-    from(17, tile(STORE,  "SPREAD_STORE",   64, 2, &[2])),
-    from(17, tile(LAYERS, "SPREAD",    64, 2, &[2])),
-    from(65, tile(STORE,  "SPREAD_STORE",  128, 4, &[2])),
-    from(65, tile(LAYERS, "SPREAD",   128, 4, &[2])),
+    from(17, spread(tile(STORE,  "SPREAD_STORE",   64, 2, &[2]))),
+    from(17, spread(tile(LAYERS, "SPREAD",    64, 2, &[2]))),
+    from(65, spread(tile(STORE,  "SPREAD_STORE",  128, 4, &[2]))),
+    from(65, spread(tile(LAYERS, "SPREAD",   128, 4, &[2]))),
    up_to(64, mxfp4(tile(SORT, "STREAMED_SORT", 16, 4, &[3]))),
    up_to(64, mxfp4_bf16(tile(SORT, "STREAMED_SORT", 16, 4, &[3]))),
    up_to(64, tile(SORT, "STREAMED_SORT", 16, 4, &[3])),

@@ -4,6 +4,7 @@
 #pragma once
 #include <type_traits>
 #include "codes.h"
+#include "loop.h"
 #include "../mma/warp.h"
 
 // A warp's rows of M blocks in one slab, as they lie in shared memory. locate() says where this thread's parts of stage
@@ -161,4 +162,10 @@ template <class G, int N, int M> struct ByWarps {
     if (rest == 2) release(p, by.loaded(1, zero)), by.finish(1, sum);
     else release(p, by.loaded(0, zero)), by.finish(0, sum);
   }
+};
+
+// SLABS: of a stage.
+template <int SLABS_> struct OfWarps : LoopOfWarps {
+  enum : int { SLABS = SLABS_ };
+  template <class G, int N, int M> using Of = ByWarps<G, N, M>;
 };

@@ -1,8 +1,8 @@
 //! Hopper's kernels: NVIDIA's sm_90, with wgmma and bulk copies.
 
 use super::{
-    Dimension, Elements, ExactSums, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table, Tile,
-    Toolchain, card, kernels_of, shared, with, with_tiles,
+    Cut, Dimension, Elements, ExactSums, Kernel, Limit, Op, PackedFormat, Parameters, Platform, SHARED, Table, Tile,
+    Toolchain, Workers, card, kernels_of, shared, with, with_tiles,
 };
 use Elements::{Bf16, F16};
 use PackedFormat::{Mxfp4, W16};
@@ -54,7 +54,7 @@ const BARRIER_BYTES: usize = 8;
 /// Query rows of an item of prefill attention, eight a warpgroup.
 const PREFILL_ROWS: usize = 32;
 /// Rows up to which decode attention has a job done by a block of four warps, and by one of two in windowed layers.
-pub const TEAM_ROWS: usize = 8;
+const TEAM_ROWS: usize = 8;
 const PAIR_ROWS: usize = 64;
 /// Octets of keys in the ring buffer of a warp of exact attention, and bytes of an octet: keys and values, in float32.
 /// So six blocks of four warps fit on a multiprocessor, each with its query (eight heads of 64 dims in float64) and a
@@ -94,12 +94,12 @@ const WRITTEN: [Kernel; 21] = [
     norm_route_rows::<32>("hopper/norm_route_16x32.hip", "16x32", 16, 1024),
     norm_route_cluster::<4, 8>("hopper/norm_route_cluster4.hip", "cluster4"),
     norm_route_cluster::<8, 16>("hopper/norm_route_cluster8.hip", "cluster8"),
-    decode_together(F16, "team", 4, TEAM_ROWS),
-    decode_together(F16, "pair", 2, PAIR_ROWS),
+    team(F16),
+    pair(F16),
     decode(F16, "few", 6, 2),
     decode(F16, "many", 8, 1),
-    decode_together(Bf16, "team", 4, TEAM_ROWS),
-    decode_together(Bf16, "pair", 2, PAIR_ROWS),
+    team(Bf16),
+    pair(Bf16),
     decode(Bf16, "few", 6, 2),
     decode(Bf16, "many", 8, 1),
     prefill(F16),
@@ -176,8 +176,15 @@ const fn decode(elements: Elements, variant: &'static str, warps: usize, stages:
 }
 
 /// Persistent blocks whose warps share a job's units, with their sums of two rounds.
-const fn decode_together(elements: Elements, variant: &'static str, warps: usize, most_rows: usize) -> Kernel {
-    decode(elements, variant, warps, 2).most_rows(most_rows)
+const fn team(elements: Elements) -> Kernel {
+    decode(elements, "team", 4, 2)
+        .most_rows(TEAM_ROWS)
+        .workers(Workers::Team)
+}
+const fn pair(elements: Elements) -> Kernel {
+    decode(elements, "pair", 2, 2)
+        .most_rows(PAIR_ROWS)
+        .workers(Workers::Pair)
 }
 
 /// Persistent blocks, each with all the shared memory that there is: four warpgroups compute, and one fetches.
@@ -219,8 +226,71 @@ const fn bits_of(list: &[usize]) -> usize {
     bits
 }
 
-/// How a tile multiplies: the loops of gemm.h, each with what its macro takes. `widths` are those of wgmma that have
-/// code, `blocks` the blocks of 64 weight rows per warpgroup.
+/// How a product runs: who fills stages, and who finds chunks (gemm.h).
+#[derive(Clone, Copy)]
+enum Way {
+    /// Several producers take turns, and each role finds its chunks (turns.h).
+    Turns,
+    /// The producer finds chunks and hands them over (handed.h). Lanes of its warp fill the first stages.
+    HandedByLanes,
+    /// The same; one thread fills all.
+    HandedByThread,
+    /// Each role walks down the unembedding's weights (raster.h). Lanes of the producer's warp fill the first stages.
+    RasterByLanes,
+    /// The same; one thread fills all.
+    RasterByThread,
+}
+use Way::{HandedByLanes, HandedByThread, RasterByLanes, RasterByThread, Turns};
+
+impl Way {
+    const fn word(self) -> &'static str {
+        match self {
+            Turns => "Turns",
+            HandedByLanes => "HandedByLanes",
+            HandedByThread => "HandedByThread",
+            RasterByLanes => "RasterByLanes",
+            RasterByThread => "RasterByThread",
+        }
+    }
+}
+
+/// How it stores (epilogues.h).
+#[derive(Clone, Copy)]
+enum Epilogue {
+    /// By an epilogue of each of wgmma's widths and numbers of blocks.
+    Own,
+    /// The same; what it needs is loaded before the predecessor ends.
+    Early,
+    /// By one for all, if the operation's is long: mlp1's.
+    Shared,
+    /// Through shared memory, rotated: queries, keys and values of many tokens.
+    Stored,
+}
+use Epilogue::{Early, Own, Shared, Stored};
+
+impl Epilogue {
+    const fn word(self) -> &'static str {
+        match self {
+            Own => "OwnEpilogue",
+            Early => "EarlyEpilogue",
+            Shared => "SharedEpilogue",
+            Stored => "StoredTile",
+        }
+    }
+}
+
+/// How often weights are read.
+#[derive(Clone, Copy)]
+enum Read {
+    /// By one token tile.
+    Once,
+    /// Experts have several, and those of a later round read the same weights, from the L2.
+    Again,
+}
+use Read::{Again, Once};
+
+/// How a tile multiplies. `widths` are those of wgmma that have code, `blocks` the blocks of 64 weight rows per
+/// warpgroup.
 #[derive(Clone, Copy)]
 enum Loop {
     /// Each warp multiplies by itself (by_warps.h). `slabs`: in a stage, two or four.
@@ -238,13 +308,29 @@ enum Loop {
         blocks: usize,
         k16s: usize,
         in_flight: usize,
+        read: Read,
     },
     /// Activations of several terms (exact_loop.h).
     OfTerms { widths: &'static [usize], blocks: usize },
-    /// Tokens are wgmma's rows, a warpgroup for each 64 (tokens_first.h). `units`: of weights, in a chunk.
-    TokensFirst { units: usize },
 }
-use Loop::{ByWarps, OfCodes, OfTerms, OfW16, TokensFirst};
+use Loop::{ByWarps, OfCodes, OfTerms, OfW16};
+
+/// See [`OfCodes`].
+const fn codes(widths: &'static [usize], blocks: usize, k16s: usize, in_flight: usize, read: Read) -> Loop {
+    OfCodes {
+        widths,
+        blocks,
+        k16s,
+        in_flight,
+        read,
+    }
+}
+
+/// Weight rows that wgmma multiplies at once, of which 16-bit weights have four units.
+const BLOCK_ROWS: usize = 64;
+const UNIT_ROWS: usize = 16;
+
+type How = (Way, Loop, Epilogue);
 
 /// A tile of `warpgroups` consumer warpgroups and a producer.
 const fn tile(
@@ -253,37 +339,31 @@ const fn tile(
     activations: Activations,
     tokens: usize,
     warpgroups: usize,
-    by: Loop,
+    (way, by, epilogue): How,
 ) -> Tile {
-    let (maker, parameters) = match by {
-        ByWarps { widths, blocks, slabs } => (
-            "PRODUCT_BY_WARPS",
-            Parameters::of(&[("WIDTHS", bits_of(widths)), ("BLOCKS", blocks), ("SLABS", slabs)]),
-        ),
-        OfW16 { widths, blocks } => (
-            "PRODUCT_OF_W16",
-            Parameters::of(&[("WIDTHS", bits_of(widths)), ("BLOCKS", blocks)]),
-        ),
+    let words = Parameters::words(&[("WAY", way.word()), ("EPILOGUE", epilogue.word())]);
+    let (maker, widths, blocks, own) = match by {
+        ByWarps { widths, blocks, slabs } => ("PRODUCT_BY_WARPS", widths, blocks, Parameters::of(&[("SLABS", slabs)])),
+        OfW16 { widths, blocks } => ("PRODUCT_OF_W16", widths, blocks, Parameters::of(&[])),
         OfCodes {
             widths,
             blocks,
             k16s,
             in_flight,
+            read,
         } => (
             "PRODUCT_OF_CODES",
+            widths,
+            blocks,
             Parameters::of(&[
-                ("WIDTHS", bits_of(widths)),
-                ("BLOCKS", blocks),
                 ("K16S", k16s),
                 ("IN_FLIGHT", in_flight),
+                ("READ_AGAIN", matches!(read, Again) as usize),
             ]),
         ),
-        OfTerms { widths, blocks } => (
-            "PRODUCT_OF_TERMS",
-            Parameters::of(&[("WIDTHS", bits_of(widths)), ("BLOCKS", blocks)]),
-        ),
-        TokensFirst { units } => ("PRODUCT_TOKENS_FIRST", Parameters::of(&[("UNITS", units)])),
+        OfTerms { widths, blocks } => ("PRODUCT_OF_TERMS", widths, blocks, Parameters::of(&[])),
     };
+    let numbers = Parameters::of(&[("WIDTHS", bits_of(widths)), ("BLOCKS", blocks)]);
     Tile {
         ops,
         weights,
@@ -292,40 +372,84 @@ const fn tile(
         threads: (warpgroups + 1) * WARPGROUP,
         shared_bytes: ALL_SHARED,
         least_rows: 0,
-        most_rows: 0,
+        most_rows: None,
+        cut: Cut {
+            multiple: BLOCK_ROWS,
+            ..Cut::rows(warpgroups * blocks * BLOCK_ROWS)
+        },
         variant: "",
         maker,
-        parameters,
+        parameters: words.and(numbers).and(own),
     }
 }
 /// A tile for at most its tokens in all: its weights are in flight before the tokens are known.
-const fn single(ops: Ops, activations: Activations, tokens: usize, warpgroups: usize, by: Loop) -> Tile {
+const fn single(ops: Ops, activations: Activations, tokens: usize, warpgroups: usize, how: How) -> Tile {
     Tile {
-        most_rows: tokens,
+        most_rows: Some(tokens),
         shared_bytes: SINGLE_SHARED,
-        ..tile(ops, &[W16], activations, tokens, warpgroups, by)
+        ..tile(ops, &[W16], activations, tokens, warpgroups, how)
     }
 }
 /// A tile of a layer's own matrices for any number of rows, in 16 bits. One width: there is a tile for each.
-const fn many(ops: Ops, tokens: usize, warpgroups: usize, by: Loop) -> Tile {
+const fn many(
+    ops: Ops,
+    tokens: usize,
+    warpgroups: usize,
+    widths: &'static [usize; 1],
+    blocks: usize,
+    epilogue: Epilogue,
+) -> Tile {
+    let by = OfW16 { widths, blocks };
     Tile {
         variant: "many",
-        ..tile(ops, &[W16], FAST_F16, tokens, warpgroups, by)
+        ..tile(
+            ops,
+            &[W16],
+            FAST_F16,
+            tokens,
+            warpgroups,
+            (HandedByThread, by, epilogue),
+        )
     }
 }
-/// The same with tokens as wgmma's rows. It has few registers, and shared memory that leaves room for a block of the
-/// small kernel before it.
+/// The same with tokens as wgmma's rows, a warpgroup for each 64, and `units` of weights in a chunk (tokens_first.h):
+/// no weights but these are multiplied, and a thread stores four outputs of a token. It has few registers, and shared
+/// memory that leaves room for a block of the small kernel before it.
 const fn tokens_first(ops: Ops, tokens: usize, variant: &'static str, units: usize) -> Tile {
-    let by = TokensFirst { units };
     Tile {
-        variant,
+        ops,
+        weights: &[W16],
+        activations: FAST_F16,
+        tokens,
+        threads: (tokens / 64 + 1) * WARPGROUP,
         shared_bytes: SINGLE_SHARED,
-        ..tile(ops, &[W16], FAST_F16, tokens, tokens / 64, by)
+        least_rows: 0,
+        most_rows: None,
+        cut: Cut {
+            multiple: UNIT_ROWS,
+            outputs: 4,
+            ..Cut::rows(units * UNIT_ROWS)
+        },
+        variant,
+        maker: "PRODUCT_TOKENS_FIRST",
+        parameters: Parameters::of(&[("UNITS", units)]),
     }
 }
 /// A tile for at least so many rows per expert.
 const fn from(least_rows: usize, tile: Tile) -> Tile {
     Tile { least_rows, ..tile }
+}
+/// A tile with so few blocks that it leaves multiprocessors to the kernels beside it. Where attention's teams have a
+/// job each, these hold some multiprocessors until they end, and blocks there would end last; the router starts early
+/// where there is no block.
+const fn fewest_blocks(tile: Tile) -> Tile {
+    Tile {
+        cut: Cut {
+            fewest_blocks: true,
+            ..tile.cut
+        },
+        ..tile
+    }
 }
 
 /// The operations with kernels in a file.
@@ -355,8 +479,9 @@ const EXPERTS_EXACT: Ops = &experts("hopper/experts_mxfp4_exact.hip");
 const EXPERTS_W16: Ops = &experts("hopper/experts_w16.hip");
 const LAYERS_BF16: Ops = &layers("hopper/dense_bf16.hip");
 const UNEMBED_BF16: Ops = &unembed("hopper/dense_bf16.hip");
-const DENSE_BF16: Ops = &[LAYERS_BF16[0], LAYERS_BF16[1], UNEMBED_BF16[0], UNEMBED_BF16[1]];
 const LAYERS_EXACT: Ops = &layers("hopper/dense_exact.hip");
+const QKV_EXACT: Ops = &[LAYERS_EXACT[0]];
+const ATTN_OUT_EXACT: Ops = &[LAYERS_EXACT[1]];
 const UNEMBED_EXACT: Ops = &unembed("hopper/dense_exact.hip");
 
 const FAST_F16: Activations = &[(F16, 1)];
@@ -367,8 +492,10 @@ const EXACT: Activations = &[(F16, 2), (Bf16, 3)];
 
 /// Widths of tiles that have many.
 const BY_64: &[usize] = &[64, 128, 192, 256];
+const BY_32: &[usize] = &[32, 64, 96, 128, 160, 192, 224, 256];
 const UNEVEN: &[usize] = &[40, 72, 112, 128];
 const TO_56: &[usize] = &[8, 16, 24, 32, 40, 48, 56];
+const TO_64: &[usize] = &[24, 32, 40, 48, 56, 64];
 const TO_128: &[usize] = &[40, 56, 72, 80, 88, 96, 104, 112, 128];
 const TO_160: &[usize] = &[112, 120, 128, 136, 144, 152, 160];
 const TO_184: &[usize] = &[160, 168, 176, 184];
@@ -376,39 +503,42 @@ const TO_192: &[usize] = &[128, 144, 160, 176, 192];
 
 #[rustfmt::skip]
 const TILES: &[Tile] = &[
-    // Columns: the parameters of `tile`, `single`, `many` or `tokens_first`.
+    // Columns: the parameters of `tile`, `single`, `many` or `tokens_first`. Few tokens (up to 64) have each of the
+    // first stages filled by a lane. Where they are multiplied sooner than one thread can request the next stage, that
+    // is by warps or by one warpgroup, producers take turns.
     //
     // qkv and attn_out. With few rows each multiprocessor has about three units of weights (48 rows): one warpgroup is
     // enough, and nearly all of shared memory is copies in flight. Up to 32 rows each warp multiplies by itself.
     // Up to 8 rows qkv rotates and stores; with 32 that gains nothing.
-    single(STORE, FAST_F16, 8, 1, ByWarps { widths: &[8], blocks: 1, slabs: 4 }),
-    single(LAYERS, FAST_F16, 8, 1, ByWarps { widths: &[8], blocks: 1, slabs: 4 }),
-    single(LAYERS, FAST_F16, 32, 1, ByWarps { widths: &[32], blocks: 1, slabs: 4 }),
-    single(LAYERS, FAST_F16, 64, 1, OfW16 { widths: &[64], blocks: 1 }),
+    single(STORE, FAST_F16, 8, 1, (Turns, ByWarps { widths: &[8], blocks: 1, slabs: 4 }, Early)),
+    single(QKV, FAST_F16, 8, 1, (Turns, ByWarps { widths: &[8], blocks: 1, slabs: 4 }, Early)),
+    fewest_blocks(single(ATTN_OUT, FAST_F16, 8, 1, (Turns, ByWarps { widths: &[8], blocks: 1, slabs: 4 }, Early))),
+    single(LAYERS, FAST_F16, 32, 1, (Turns, ByWarps { widths: &[32], blocks: 1, slabs: 4 }, Early)),
+    single(LAYERS, FAST_F16, 64, 1, (Turns, OfW16 { widths: &[64], blocks: 1 }, Own)),
     // From 65 rows on a multiprocessor's two to five units would leave much of wgmma's 64 rows empty, so tokens are
     // these rows: 128 of them for one token tile or, up to 256 rows, two. Attention has all registers: attn_out, which
     // cannot start beside it, has all shared memory where that is faster.
-    Tile { most_rows: 128, ..tokens_first(QKV, 128, "", 3) },
-    Tile { most_rows: 128, ..tokens_first(ATTN_OUT, 128, "", 2) },
+    Tile { most_rows: Some(128), ..tokens_first(QKV, 128, "", 3) },
+    Tile { most_rows: Some(128), ..tokens_first(ATTN_OUT, 128, "", 2) },
     tokens_first(QKV, 128, "tall", 5),
     Tile { shared_bytes: ALL_SHARED, ..tokens_first(ATTN_OUT, 128, "tall", 3) },
     // With many rows a chunk's row blocks and tokens are what cuts the rows at hand into whole rounds of chunks.
-    many(QKV, 112, 2, OfW16 { widths: &[112], blocks: 3 }),
-    many(QKV, 128, 2, OfW16 { widths: &[128], blocks: 2 }),
-    many(QKV, 160, 2, OfW16 { widths: &[160], blocks: 2 }),
-    many(QKV, 176, 2, OfW16 { widths: &[176], blocks: 2 }),
+    many(QKV, 112, 2, &[112], 3, Own),
+    many(QKV, 128, 2, &[128], 2, Own),
+    many(QKV, 160, 2, &[160], 2, Own),
+    many(QKV, 176, 2, &[176], 2, Own),
     // It rotates and stores: with 128 tokens a thread has registers for their angles.
-    many(STORE, 128, 2, OfW16 { widths: &[128], blocks: 2 }),
-    many(ATTN_OUT, 96, 3, OfW16 { widths: &[96], blocks: 1 }),
-    many(ATTN_OUT, 112, 3, OfW16 { widths: &[112], blocks: 1 }),
-    many(ATTN_OUT, 128, 3, OfW16 { widths: &[128], blocks: 1 }),
-    many(ATTN_OUT, 192, 3, OfW16 { widths: &[192], blocks: 1 }),
+    many(STORE, 128, 2, &[128], 2, Stored),
+    many(ATTN_OUT, 96, 3, &[96], 1, Own),
+    many(ATTN_OUT, 112, 3, &[112], 1, Own),
+    many(ATTN_OUT, 128, 3, &[128], 1, Own),
+    many(ATTN_OUT, 192, 3, &[192], 1, Own),
     // The unembedding. Its weights are 1.2 GB: each 256 rows are a column of blocks, see RasterSchedule.
-    single(UNEMBED, FAST_F16, 8, 2, OfW16 { widths: &[8], blocks: 2 }),
-    single(UNEMBED, FAST_F16, 32, 2, OfW16 { widths: &[32], blocks: 2 }),
-    single(UNEMBED, FAST_F16, 64, 2, OfW16 { widths: &[64], blocks: 2 }),
-    single(UNEMBED, FAST_F16, 128, 2, OfW16 { widths: &[128], blocks: 2 }),
-    tile(UNEMBED, &[W16], FAST_F16, 256, 2, OfW16 { widths: &[32, 64, 96, 128, 160, 192, 224, 256], blocks: 1 }),
+    single(UNEMBED, FAST_F16, 8, 2, (RasterByLanes, OfW16 { widths: &[8], blocks: 2 }, Own)),
+    single(UNEMBED, FAST_F16, 32, 2, (RasterByLanes, OfW16 { widths: &[32], blocks: 2 }, Own)),
+    single(UNEMBED, FAST_F16, 64, 2, (RasterByLanes, OfW16 { widths: &[64], blocks: 2 }, Own)),
+    single(UNEMBED, FAST_F16, 128, 2, (RasterByThread, OfW16 { widths: &[128], blocks: 2 }, Own)),
+    tile(UNEMBED, &[W16], FAST_F16, 256, 2, (RasterByThread, OfW16 { widths: BY_32, blocks: 1 }, Own)),
     // The experts. Up to 56 tokens the limit is DRAM, and decoding: many weight blocks per chunk make large copies, and
     // few chunks. Up to 16 each warp multiplies by itself; of 8 tokens stages of four slabs, of fewer blocks, are
     // waited for less often. From 64 on the limit is registers: fewer blocks, and two groups in flight, so that
@@ -418,39 +548,41 @@ const TILES: &[Tile] = &[
     // fewer of them idle than those of three and of two, and fetch fewer tokens. Their registers hold four widths: 72
     // is the half of an expert just too large for one tile, and 40 is for small ones, of which there are many where
     // others are large.
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, ByWarps { widths: &[8], blocks: 2, slabs: 4 }),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, ByWarps { widths: &[8, 16], blocks: 3, slabs: 2 }),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, OfCodes { widths: &[32], blocks: 3, k16s: 2, in_flight: 1 }),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, OfCodes { widths: TO_56, blocks: 3, k16s: 2, in_flight: 1 }),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, OfCodes { widths: &[64], blocks: 2, k16s: 2, in_flight: 2 }),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, OfCodes { widths: &[48, 64, 80, 96], blocks: 1, k16s: 2, in_flight: 2 }),
-    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, OfCodes { widths: UNEVEN, blocks: 1, k16s: 1, in_flight: 2 }),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 8, 3, (Turns, ByWarps { widths: &[8], blocks: 2, slabs: 4 }, Own)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 16, 3, (Turns, ByWarps { widths: &[8, 16], blocks: 3, slabs: 2 }, Own)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 32, 3, (HandedByLanes, codes(&[32], 3, 2, 1, Once), Shared)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 56, 3, (HandedByLanes, codes(TO_56, 3, 2, 1, Once), Shared)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 64, 3, (HandedByLanes, codes(&[64], 2, 2, 2, Once), Shared)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 96, 3, (HandedByThread, codes(&[48, 64, 80, 96], 1, 2, 2, Once), Shared)),
+    tile(EXPERTS, &[Mxfp4], FAST_F16, 128, 4, (HandedByThread, codes(UNEVEN, 1, 1, 2, Once), Shared)),
     // Experts with more rows have one tile or several, as narrow as they can be: three warpgroups decode and multiply
     // faster than two with tiles of 256. mlp2 has registers for fewer widths.
-    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, OfCodes { widths: TO_192, blocks: 1, k16s: 1, in_flight: 2 })),
-    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, OfCodes { widths: TO_160, blocks: 1, k16s: 1, in_flight: 2 })),
-    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, OfCodes { widths: TO_160, blocks: 1, k16s: 1, in_flight: 2 })),
-    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, OfCodes { widths: TO_184, blocks: 1, k16s: 1, in_flight: 2 })),
+    from(129, tile(MLP1, &[Mxfp4], FAST_F16, 192, 3, (HandedByThread, codes(TO_192, 1, 1, 2, Again), Shared))),
+    from(217, tile(MLP1, &[Mxfp4], FAST_F16, 160, 3, (HandedByThread, codes(TO_160, 1, 1, 2, Again), Shared))),
+    from(129, tile(MLP2, &[Mxfp4], FAST_F16, 160, 3, (HandedByThread, codes(TO_160, 1, 1, 2, Again), Shared))),
+    from(641, tile(EXPERTS, &[Mxfp4], FAST_F16, 184, 3, (HandedByThread, codes(TO_184, 1, 1, 2, Again), Shared))),
     // BF16 activations: for models whose values do not fit FP16.
-    single(LAYERS_BF16, FAST_BF16, 16, 1, OfW16 { widths: &[16], blocks: 1 }),
-    single(UNEMBED_BF16, FAST_BF16, 16, 2, OfW16 { widths: &[16], blocks: 2 }),
-    tile(DENSE_BF16, &[W16], FAST_BF16, 256, 2, OfW16 { widths: BY_64, blocks: 1 }),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 16, 3, OfCodes { widths: &[16], blocks: 4, k16s: 2, in_flight: 1 }),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, OfCodes { widths: &[64], blocks: 2, k16s: 2, in_flight: 1 }),
-    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, OfCodes { widths: BY_64, blocks: 1, k16s: 1, in_flight: 2 }),
+    single(LAYERS_BF16, FAST_BF16, 16, 1, (Turns, OfW16 { widths: &[16], blocks: 1 }, Own)),
+    single(UNEMBED_BF16, FAST_BF16, 16, 2, (RasterByLanes, OfW16 { widths: &[16], blocks: 2 }, Own)),
+    tile(LAYERS_BF16, &[W16], FAST_BF16, 256, 2, (HandedByThread, OfW16 { widths: BY_64, blocks: 1 }, Own)),
+    tile(UNEMBED_BF16, &[W16], FAST_BF16, 256, 2, (RasterByThread, OfW16 { widths: BY_64, blocks: 1 }, Own)),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 16, 3, (HandedByLanes, codes(&[16], 4, 2, 1, Once), Shared)),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 64, 3, (HandedByLanes, codes(&[64], 2, 2, 1, Once), Shared)),
+    tile(EXPERTS_BF16, &[Mxfp4], FAST_BF16, 256, 2, (HandedByThread, codes(BY_64, 1, 1, 2, Again), Shared)),
     // `exact`. Experts: two tiles of 8 take longer than a width of 24. With ten rows on average, 14 for the busiest,
     // most experts still have one of 8. Wide tiles have registers for half of their tokens' accumulators at once; 120
     // tokens, whose halves differ, would take more. attn_out of 890 rows is one round of chunks with 112 tokens.
-    single(LAYERS_EXACT, EXACT, 8, 1, OfTerms { widths: &[8], blocks: 1 }),
-    single(UNEMBED_EXACT, EXACT, 8, 2, OfTerms { widths: &[8], blocks: 2 }),
-    tile(LAYERS_EXACT, &[W16], EXACT, 64, 3, OfTerms { widths: &[64], blocks: 1 }),
-    tile(LAYERS_EXACT, &[W16], EXACT, 112, 3, OfTerms { widths: &[112], blocks: 1 }),
-    tile(UNEMBED_EXACT, &[W16], EXACT, 128, 2, OfTerms { widths: &[64, 128], blocks: 1 }),
-    tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 8, 3, OfTerms { widths: &[8], blocks: 2 }),
-    from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, OfTerms { widths: &[24, 32, 40, 48, 56, 64], blocks: 1 })),
-    from(65, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 128, 3, OfTerms { widths: TO_128, blocks: 1 })),
+    single(QKV_EXACT, EXACT, 8, 1, (Turns, OfTerms { widths: &[8], blocks: 1 }, Own)),
+    fewest_blocks(single(ATTN_OUT_EXACT, EXACT, 8, 1, (Turns, OfTerms { widths: &[8], blocks: 1 }, Own))),
+    single(UNEMBED_EXACT, EXACT, 8, 2, (RasterByLanes, OfTerms { widths: &[8], blocks: 2 }, Own)),
+    tile(LAYERS_EXACT, &[W16], EXACT, 64, 3, (HandedByLanes, OfTerms { widths: &[64], blocks: 1 }, Own)),
+    tile(LAYERS_EXACT, &[W16], EXACT, 112, 3, (HandedByThread, OfTerms { widths: &[112], blocks: 1 }, Own)),
+    tile(UNEMBED_EXACT, &[W16], EXACT, 128, 2, (RasterByThread, OfTerms { widths: &[64, 128], blocks: 1 }, Own)),
+    tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 8, 3, (HandedByLanes, OfTerms { widths: &[8], blocks: 2 }, Own)),
+    from(15, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 64, 3, (HandedByLanes, OfTerms { widths: TO_64, blocks: 1 }, Own))),
+    from(65, tile(EXPERTS_EXACT, &[Mxfp4], EXACT, 128, 3, (HandedByThread, OfTerms { widths: TO_128, blocks: 1 }, Own))),
     // Experts that are not MXFP4 in the checkpoint: 16-bit weights.
-    tile(EXPERTS_W16, &[W16], FAST, 16, 2, OfW16 { widths: &[16], blocks: 2 }),
-    tile(EXPERTS_W16, &[W16], FAST, 256, 2, OfW16 { widths: BY_64, blocks: 1 }),
-    tile(EXPERTS_W16, &[W16], EXACT, 64, 3, OfTerms { widths: &[64], blocks: 1 }),
+    tile(EXPERTS_W16, &[W16], FAST, 16, 2, (HandedByLanes, OfW16 { widths: &[16], blocks: 2 }, Own)),
+    tile(EXPERTS_W16, &[W16], FAST, 256, 2, (HandedByThread, OfW16 { widths: BY_64, blocks: 1 }, Own)),
+    tile(EXPERTS_W16, &[W16], EXACT, 64, 3, (HandedByLanes, OfTerms { widths: &[64], blocks: 1 }, Own)),
 ];

@@ -3,6 +3,7 @@
 #pragma once
 #include "codes.h"
 #include "instruction.h"
+#include "loop.h"
 
 // G: the product (gemm.h). A software pipeline: while wgmma multiplies a group of K16S steps, the next group is decoded
 // into the other fragment buffer.
@@ -77,4 +78,9 @@ template <class G, int K16S, int IN_FLIGHT, int N, int M> struct CodesLoop {
       G::release(p, held);
     }
   }
+};
+
+template <int K16S, int IN_FLIGHT, bool READ_AGAIN_> struct OfCodes : LoopOfWarpgroups {
+  enum : bool { READ_AGAIN = READ_AGAIN_ };
+  template <class G, int N, int M> using Of = CodesLoop<G, K16S, IN_FLIGHT, N, M>;
 };

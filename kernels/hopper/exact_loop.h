@@ -8,6 +8,7 @@
 #include "catalogue.h"
 #include "codes.h"
 #include "instruction.h"
+#include "loop.h"
 #include "../mma/w16.h"
 
 // G: the product (gemm.h).
@@ -94,4 +95,8 @@ template <class G, int N, int M> struct ExactLoop {
     multiply(Count<0>(), Count<HALF>());
     if constexpr (HALF < N) multiply(Count<HALF>(), Count<N - HALF>());
   }
+};
+
+struct OfTerms : LoopOfWarpgroups {
+  template <class G, int N, int M> using Of = ExactLoop<G, N, M>;
 };

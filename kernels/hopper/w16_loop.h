@@ -2,14 +2,24 @@
 #pragma once
 #include "copy.h"
 #include "instruction.h"
+#include "loop.h"
 #include "../mma/w16.h"
 
-// G: the product (gemm.h). A stage is released once the next one's wgmmas are queued behind its own. Where the pipeline
-// is deep a stage has little to multiply, 80 cycles with eight tokens, and a wait takes some 200: so several stages are
-// waited for at once.
-template <class G, int N, int M> struct W16Loop {
-  enum : bool { TOKENS_FIRST = G::TOKENS_FIRST };          // tokens are wgmma's A, weights its B
-  enum : int { AT_ONCE = TOKENS_FIRST ? 1 : G::STAGES >= 16 ? 4 : G::STAGES >= 8 ? 2 : 1 };
+// Weights are wgmma's A, tokens its B. Where the pipeline is deep a stage has little to multiply, 80 cycles with eight
+// tokens, and a wait takes some 200: so several stages are waited for at once.
+template <class G> struct WeightsAreA {
+  enum : int { AT_ONCE = G::STAGES >= 16 ? 4 : G::STAGES >= 8 ? 2 : 1 };
+  // The s-th 16 of a slab along K, by descriptors of the warpgroup's weights and tokens.
+  template <int N, int M> static DEV void multiply(float (&sum)[M][N / 2], u64 weights, u64 tokens, int s) {
+#pragma unroll
+    for (int m = 0; m < M; m++)
+      Wgmma<G::ELEMENTS, N>::d16(sum[m], G::block_of(weights, m) + 2 * s, tokens + 2 * s, 1);
+  }
+};
+
+// G: the product (gemm.h). A stage is released once the next one's wgmmas are queued behind its own.
+template <class G, int N, int M, class Operands = WeightsAreA<G>> struct W16Loop {
+  enum : int { AT_ONCE = Operands::AT_ONCE };
 
   static DEV void multiply(const GemmArgs& a, Pipe& p, float (&sum)[M][N / 2]) {
     multiply_while<false>(a, p, sum, [] {});
@@ -30,11 +40,7 @@ template <class G, int N, int M> struct W16Loop {
         const u64 tokens = wgmma_descriptor(G::first_token(p) + p.stage * G::STAGE_BYTES);
         const u64 weights = wgmma_descriptor(G::first_block(p) + p.stage * G::STAGE_BYTES);
 #pragma unroll
-        for (int s = 0; s < 4; s++)
-#pragma unroll
-          for (int m = 0; m < M; m++)
-            if constexpr (TOKENS_FIRST) Wgmma<G::ELEMENTS, N>::d16(sum[m], tokens + 2 * s, weights + 2 * s, 1);
-            else Wgmma<G::ELEMENTS, N>::d16(sum[m], G::block_of(weights, m) + 2 * s, tokens + 2 * s, 1);
+        for (int s = 0; s < 4; s++) Operands::template multiply<N, M>(sum, weights, tokens, s);
       }
       wgmma_commit();
       wgmma_wait<1>();
@@ -50,4 +56,8 @@ template <class G, int N, int M> struct W16Loop {
     wgmma_wait<0>();
     G::release(p, held, held_count);
   }
+};
+
+struct OfW16 : LoopOfWarpgroups {
+  template <class G, int N, int M> using Of = W16Loop<G, N, M>;
 };

@@ -1,25 +1,9 @@
-// Epilogues, one struct per operation. store() takes accumulators of 16 weight rows a warp: of one unit on Ampere, of
-// a block of 64 rows by a warpgroup on Hopper, which alone has what stands under EARLY, Schedule, OF_ROUTER,
-// bias_of_four() and JOINED. Thread (warp, g = lane / 4, q = lane % 4) has four accumulators for each j: {row of
-// token t, row of token t + 1, row + 1 of token t, row + 1 of token t + 1}, where t is 8j + 2q.
+// Epilogues, one struct per operation. store() takes accumulators of 16 weight rows a warp. Thread (warp, g = lane / 4,
+// q = lane % 4) has four accumulators for each j: {row of token t, row of token t + 1, row + 1 of token t, row + 1 of
+// token t + 1}, where t is 8j + 2q.
 //
-//   EARLY    the kernel may find its work before the predecessor ends (PDL): what it reads for that was written before
-//            the predecessor's own predecessor ended, and the predecessor lets this kernel start only after that (see
-//            gemm.h)
-//   EARLY_SLABS
-//            slabs whose weights are requested before the predecessor ends where rows are few (tiles by warps)
 //   Args     the kernel's arguments, of which product_of() are the product's
-//   AHEAD    store_tokens() takes the place of store(): it needs Tokens, too, which are loaded before the product.
-//            On Hopper of tiles by warps alone; in others it is QkvStoreTile (qkv_store.h)
-//   Schedule work distribution, see schedule.h
-//   OF_EXPERTS
-//            of a single row the kernel finds its work in the router's word (GemmArgs.picks), if there is one
-//   OF_ROUTER
-//            it reads that row where the router left it
-//   bias_of_four(), store_four()
-//            what tokens_first.h has in place of bias() and store(): a thread has the rows 4q .. 4q + 3 of a
-//            unit for a token, and n is a multiple of 4
-//   JOINED   all of a tile's widths share one store(), whose code is long (OneEpilogue, chunk.h)
+//   AHEAD    store_tokens() takes the place of store(): it needs Tokens, too, which are loaded before the product
 //   GREEDY   fused argmax: of all logits that a block computes for a token, the largest one is stored
 #pragma once
 #include "../gpu/gated.h"
@@ -29,10 +13,6 @@
 
 // A chunk: token rows of one group, weight units of its matrix.
 struct Chunk { int group, row, rows, unit, units; };
-
-// A family's own, where its blocks take chunks one after the other.
-template <int N, int CHUNK> struct SpreadSchedule;
-template <int N, int CHUNK> struct RasterSchedule;
 
 // What a thread's accumulators belong to.
 struct Place {
@@ -64,25 +44,18 @@ template <int N, class F> DEV void for_each_pair(const GemmArgs& a, const Place&
 
 struct Plain {
   using Args = GemmArgs;
-  enum : bool { EARLY = false, OF_EXPERTS = false, OF_ROUTER = false, GREEDY = false, AHEAD = false, JOINED = false };
-  enum : int { EARLY_SLABS = 8 };                          // more would delay the predecessor's own accesses
+  enum : bool { GREEDY = false, AHEAD = false };
   DEV static const GemmArgs& product_of(const Args& a) { return a; }
   DEV static float2 bias(const GemmArgs& a, int group, int row) { return bias_pair(a, group, row); }
   template <int J> struct Tokens {
     DEV void load(const GemmArgs&, const Place&) {}
   };
-  template <int N, int CHUNK> using Schedule = SpreadSchedule<N, CHUNK>;
 };
-// The plan has the number of rows, so it is known early.
-struct OfPlan : Plain {
-  enum : bool { EARLY = true };
-};
-struct Unembedding : OfPlan {
+struct Unembedding : Plain {
   DEV static float2 bias(const GemmArgs&, int, int) { return make_float2(0.f, 0.f); }
-  template <int N, int CHUNK> using Schedule = RasterSchedule<N, CHUNK>;
 };
 
-struct Qkv : OfPlan {
+struct Qkv : Plain {
   // Rows in pairs half a head apart (w16.h) keep that order; a.half is 0 where rows are in their own.
   DEV static float2 bias(const GemmArgs& a, int group, int row) {
     if (a.half == 0 || row >= a.n) return bias_pair(a, group, row);
@@ -96,13 +69,6 @@ struct Qkv : OfPlan {
       *(float2*)(a.out + at) = make_float2(v0 + bias.x, v1 + bias.y);
     });
   }
-  DEV static f32x4 bias_of_four(const GemmArgs& a, int row) {
-    if (a.half == 0) return *(const f32x4*)(a.bias + row);
-    const int stored = row / W16::UNIT_ROWS * W16::UNIT_ROWS + LANE % 4 * 2;
-    const int first = W16::matrix_row(stored, a.half), second = W16::matrix_row(stored + 1, a.half);
-    return f32x4{a.bias[first], a.bias[first + a.half], a.bias[second], a.bias[second + a.half]};
-  }
-  DEV static void store_four(float* at, const f32x4& v) { *(f32x4*)at = v; }
 };
 
 // Adds to two floats in the L2.
@@ -119,8 +85,7 @@ DEV void add_pair(float* at, float v0, float v1) {
 // once, so nothing depends on an order. (Subnormal numbers become zeros there.) In `exact` old values are loaded in
 // batches: for all the compiler knows a store may alias the next load, so loads one at a time would each wait for the
 // store before.
-struct AttnOut : OfPlan {
-  enum : int { EARLY_SLABS = 32 };                         // the stages hold fewer: attention's accesses are few
+struct AttnOut : Plain {
   template <int N, int FORMAT, int TERMS>
   DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     if constexpr (TERMS == 1) {
@@ -154,11 +119,6 @@ struct AttnOut : OfPlan {
       }
     }
   }
-  DEV static f32x4 bias_of_four(const GemmArgs& a, int row) { return *(const f32x4*)(a.bias + row); }
-  DEV static void store_four(float* at, const f32x4& v) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
-                 ::"l"(at), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
-  }
 };
 
 // Stores where i < bound, by a predicate: the compiler makes a branch of each condition.
@@ -169,7 +129,6 @@ DEV void store_below(int bound, int i, void* at, u32 v) {
 
 // An expert's sums are infinite only where finite products overflow float32, so pack_finite() serves it.
 struct Mlp2 : Plain {
-  enum : bool { EARLY = true, OF_EXPERTS = true };
   template <int N, int FORMAT, int TERMS>
   DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {
     const float2 bias = p.bias;
@@ -197,7 +156,6 @@ struct Mlp2 : Plain {
 // write a piece. Features beyond n / 2 come out as zeros, since their weights are zeros. Where the last row block
 // covers only the first half of a slab, it also fills the second half with zeros.
 struct Mlp1 : Plain {
-  enum : bool { OF_EXPERTS = true, OF_ROUTER = true, JOINED = true };
   enum : int { AT_ONCE = 4 };    // times eight tokens, before it is seen whether there are more
   template <int N, int FORMAT, int TERMS>
   DEV static void store(const GemmArgs& a, const Place& p, const float* acc) {

@@ -1,8 +1,8 @@
 // 16-bit weights as the A operand in shared memory, of mma.sync or wgmma.
 //
 // A unit is 16 rows x 64 k, 2048 bytes: rows of 128 bytes, eight pieces each, piece p at position p ^ (row % 8). So a
-// bulk copy of a run of units is a matrix in the 128-byte swizzle. Hopper distributes units (schedule.h), not blocks of
-// 64 rows: a matrix of 2880 rows is only 45 blocks for 132 multiprocessors, but 180 units. Where only some of a block's
+// bulk copy of a run of units is a matrix in the 128-byte swizzle. Work may be distributed by units, not blocks of 64
+// rows: a matrix of 2880 rows is only 45 blocks for 132 multiprocessors, but 180 units. Where only some of a block's
 // units were copied, wgmma multiplies stale shared memory for the others, and the epilogue does not store those rows.
 // Stored rows g and g + 8 of a unit, which are one thread's, are matrix rows 2g and 2g + 1, as in mxfp4.h; of queries,
 // keys and values in `fast` elements i and i + head_dim / 2 of one head, which are rotated together.

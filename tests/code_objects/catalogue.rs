@@ -112,7 +112,7 @@ fn small_kernels(target: &Target, chosen: &mut Chosen) {
         target.draw(rows).into_iter().for_each(|launch| note(chosen, launch));
         match target.sort_gather(rows, 45) {
             SortGatherLaunch::Together(launch) => {
-                assert!(rows <= launch.kernel.most_rows);
+                assert!(launch.kernel.holds(rows));
                 note(chosen, launch);
             }
             SortGatherLaunch::Apart { sort, gather } => {
@@ -192,7 +192,7 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
                 }
                 let found = target.gemm(&shape).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
                 let kernel = found.launch.kernel;
-                assert!(kernel.most_rows == 0 || shape.rows <= kernel.most_rows, "{shape:?}");
+                assert!(kernel.holds(shape.rows), "{shape:?}");
                 let unembeds = matches!(product, Product::Greedy | Product::Logits);
                 let is_plain = form.packed().is_none();
                 assert!(is_plain || unembeds == (found.candidates > 0), "{shape:?}");

@@ -4,6 +4,7 @@
 use super::operation::{Work, is_plain};
 use getp::backend::gpu::catalogue::{self, Kernel, Op};
 use getp::backend::gpu::family::Family;
+use getp::backend::gpu::family::verdict::Verdict;
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 
@@ -84,15 +85,6 @@ impl Family for Forced {
         self.family.attention_decode(kernels, shape)
     }
 
-    /// Of the kernel that shares units out, and of no other.
-    fn team_rows(&self) -> usize {
-        let rows = self.family.team_rows();
-        match self.kernel.op {
-            Op::AttentionDecode if self.kernel.most_rows != rows => 0,
-            _ => rows,
-        }
-    }
-
     fn prefill_blocks(&self, tiles: usize, multiprocessors: usize) -> usize {
         self.family.prefill_blocks(tiles, multiprocessors)
     }
@@ -121,12 +113,20 @@ impl Family for Forced {
         self.family.block_rows()
     }
 
-    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
-        let holds_all = |kernel: &Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
-        let mut forced = kernels.iter().filter(|kernel| self.stands_for(kernel));
-        match forced.next() {
-            Some(kernel) if holds_all(kernel) => self.family.product(shape, &[kernel], multiprocessors),
-            _ => self.family.product(shape, kernels, multiprocessors),
+    /// The forced one, unless it must not run.
+    fn verdicts(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> Vec<Verdict> {
+        let mut said = self.family.verdicts(shape, kernels, multiprocessors);
+        let may = |(kernel, verdict): (&&'static Kernel, &Verdict)| {
+            self.stands_for(kernel) && !matches!(verdict, Verdict::Refused(_))
+        };
+        if let Some(forced) = kernels.iter().zip(&said).position(may) {
+            said.fill(Verdict::Passed("another is forced"));
+            said[forced] = Verdict::Costs(0);
         }
+        said
+    }
+
+    fn product(&self, shape: &GemmShape, kernel: &'static Kernel, multiprocessors: usize) -> GemmLaunch {
+        self.family.product(shape, kernel, multiprocessors)
     }
 }

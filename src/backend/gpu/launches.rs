@@ -6,6 +6,7 @@
 
 use super::args::{PackArgs, WIRE_ROWS};
 use super::catalogue::{Elements, Kernel, Op, PackedFormat};
+use super::family::verdict::{HOLDS_FEWER, Verdict, cheapest};
 use super::launch::Launch;
 use super::shapes::{
     AttentionWork, DecodeShape, GemmLaunch, GemmShape, MatrixForm, NormRouteLaunch, NormRouteShape, NormWork, Numbers,
@@ -50,7 +51,7 @@ impl Target {
             for_router,
         } = *work;
         let made_for_sums = adds && !wanted_only && !for_router && !numbers.exact;
-        let few = || self.of_model(Op::Norm, config).find(|kernel| rows <= kernel.most_rows);
+        let few = || self.of_model(Op::Norm, config).find(|kernel| kernel.is_for_few(rows));
         let many = || {
             let fit = self.of_model(Op::Norm, config);
             let fit = fit.filter(|kernel| (1..=rows).contains(&kernel.least_rows));
@@ -65,21 +66,43 @@ impl Target {
         let Some(weights) = shape.form.packed() else {
             return Ok(self.plain_gemm(shape));
         };
-        let made_for = |op| self.products(op, weights, shape.elements, shape.terms);
-        let mut kernels: Vec<_> = made_for(shape.product.op()).collect();
-        if shape.form == MatrixForm::Heads {
-            let holds = |kernel: &&Kernel| kernel.most_rows == 0 || shape.rows <= kernel.most_rows;
-            kernels.splice(..0, made_for(Op::QkvStore).filter(holds)); // of equals the first is taken
-        }
-        if kernels.is_empty() {
-            return Err(self.lacks(shape));
-        }
-        let found = self.family.product(shape, &kernels, self.multiprocessors);
+        let kernels: Vec<_> = self.holding(shape, weights).collect();
+        let verdicts = self.family.verdicts(shape, &kernels, self.multiprocessors);
+        let taken = cheapest(&verdicts).ok_or_else(|| self.lacks(shape))?;
+        let found = self.family.product(shape, kernels[taken], self.multiprocessors);
         if found.largest_count > MOST_COUNTED {
             return Err(too_many(found.launch.kernel));
         }
         countable(found.launch)?;
         Ok(found)
+    }
+
+    /// Every kernel that could run a product whose weights are packed, and what is said of it.
+    pub fn verdicts(&self, shape: &GemmShape) -> Vec<(&'static Kernel, Verdict)> {
+        let Some(weights) = shape.form.packed() else {
+            return Vec::new();
+        };
+        let kernels: Vec<_> = self.holding(shape, weights).collect();
+        let mut said = self.family.verdicts(shape, &kernels, self.multiprocessors).into_iter();
+        let mut of = |kernel: &Kernel| match kernel.holds(shape.rows) {
+            true => said.next().expect("one of each that holds the rows"),
+            false => Verdict::Refused(HOLDS_FEWER),
+        };
+        self.made_for(shape, weights)
+            .map(|kernel| (kernel, of(kernel)))
+            .collect()
+    }
+
+    /// The kernels for a product with such weights, first those that also rotate and store: of equals the first is
+    /// taken.
+    fn made_for(&self, shape: &GemmShape, weights: PackedFormat) -> impl Iterator<Item = &'static Kernel> {
+        let storing = (shape.form == MatrixForm::Heads).then_some(Op::QkvStore);
+        let ops = storing.into_iter().chain([shape.product.op()]);
+        ops.flat_map(move |op| self.products(op, weights, shape.elements, shape.terms))
+    }
+
+    fn holding(&self, shape: &GemmShape, weights: PackedFormat) -> impl Iterator<Item = &'static Kernel> {
+        self.made_for(shape, weights).filter(|kernel| kernel.holds(shape.rows))
     }
 
     /// Products of weights in the wire format. A block takes 32 outputs; where that fills the device too little,
@@ -192,7 +215,7 @@ impl Target {
             Launch::new(kernel, blocks * k_blocks)
         };
         let together = of_slabs(Op::SortGather);
-        if rows <= together.kernel.most_rows {
+        if together.kernel.holds(rows) {
             return SortGatherLaunch::Together(together);
         }
         SortGatherLaunch::Apart {
@@ -212,12 +235,12 @@ impl Target {
         let sorted = self.gemm(shape).ok()?.launch.kernel;
         let alike = |kernel: &&Kernel| kernel.weights == sorted.weights && kernel.tokens == sorted.tokens;
         let kernel = self.finding(shape.elements, shape.terms, rows).find(alike)?;
-        let spans = shape.row_blocks.div_ceil(kernel.threads / self.family.table().wave);
+        let spans = (shape.row_blocks * self.family.block_rows()).div_ceil(kernel.cut.rows);
         Some(Launch::new(kernel, 1 + shape.rows.min(shape.groups) * spans))
     }
 
     fn finding(&self, elements: Elements, terms: usize, rows: usize) -> impl Iterator<Item = &'static Kernel> {
-        let fits = move |kernel: &&Kernel| kernel.terms == terms && rows <= kernel.most_rows;
+        let fits = move |kernel: &&Kernel| kernel.terms == terms && kernel.holds(rows);
         self.kernels(Op::SortMlp1, Some(elements)).filter(fits)
     }
 

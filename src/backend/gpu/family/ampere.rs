@@ -4,19 +4,17 @@
 //! tile, so tiles are chosen by speed alone: the largest that may be taken for so many rows, and of qkv and attn_out
 //! with many rows that with which the busiest multiprocessor is done first.
 
-use super::mma::{self, BLOCK_ROWS, UNIT_ROWS};
-use super::{Family, block_a_row, blocks_of_tiles, largest_tile, most_tiles};
-use crate::backend::gpu::catalogue::ampere::TEAM_ROWS;
-use crate::backend::gpu::catalogue::{self, Kernel};
+use super::mma::{self, BLOCK_ROWS};
+use super::verdict::{Verdict, cheapest, largest_tile};
+use super::{Family, block_a_row, spans};
+use crate::backend::gpu::catalogue::{self, Kernel, Workers};
 use crate::backend::gpu::launch::Launch;
-use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
+use crate::backend::gpu::shapes::{DecodeShape, GemmShape, NormRouteShape, Product};
 
 /// See the module.
 #[derive(Debug)]
 pub struct Ampere;
 
-/// Lanes of a warp.
-const WARP: usize = 32;
 /// Blocks of decode attention a multiprocessor, as many as an H100's shared memory holds: those of four warps, and
 /// those of two.
 const BLOCKS: usize = 2;
@@ -29,15 +27,11 @@ impl Family for Ampere {
 
     /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone.
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        if let Some(together) = mma::attention_together(kernels, shape, TEAM_ROWS, [BLOCKS, PAIRS]) {
+        if let Some(together) = mma::attention_together(kernels, shape, [BLOCKS, PAIRS]) {
             return together;
         }
-        let alone = kernels.iter().find(|kernel| kernel.most_rows == 0);
+        let alone = kernels.iter().find(|kernel| kernel.workers == Workers::Alone);
         Launch::new(alone.unwrap_or(&kernels[0]), BLOCKS * shape.multiprocessors)
-    }
-
-    fn team_rows(&self) -> usize {
-        TEAM_ROWS
     }
 
     fn decode_items(&self, items: usize) -> usize {
@@ -67,39 +61,33 @@ impl Family for Ampere {
     }
 
     /// By the largest tile made for so many rows; of a layer's own matrices and many rows by the one that takes least.
-    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
-        let mut kernel = largest_tile(shape, kernels);
-        if matches!(shape.product, Product::Qkv | Product::AttnOut) && kernel.tokens >= MANY {
-            let many = kernels.iter().filter(|kernel| kernel.tokens >= MANY);
-            let least = many.min_by_key(|kernel| time(kernel, shape, multiprocessors));
-            kernel = least.copied().unwrap_or(kernel);
+    fn verdicts(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> Vec<Verdict> {
+        let by_size = largest_tile(shape, kernels);
+        let largest = cheapest(&by_size).map_or(0, |i| kernels[i].tokens);
+        if !matches!(shape.product, Product::Qkv | Product::AttnOut) || largest < MANY {
+            return by_size;
         }
-        blocks_of_tiles(shape, kernel, most_tiles(shape, kernel), spans(kernel, shape))
+        let of = |kernel: &&'static Kernel| match kernel.tokens {
+            MANY.. => Verdict::Costs(time(kernel, shape, multiprocessors)),
+            _ => Verdict::Passed(FOR_FEW),
+        };
+        kernels.iter().map(of).collect()
     }
 }
 
 /// Tokens of tiles for many rows.
 const MANY: usize = 64;
+const FOR_FEW: &str = "it is faster only with few rows";
 /// What a block takes beside its products, in tokens.
 const BLOCK_COST: usize = 16;
-
-/// Weight rows of a block.
-fn block_rows(kernel: &Kernel) -> usize {
-    kernel.threads / WARP * kernel.parameter("UNITS").unwrap_or(1) * UNIT_ROWS
-}
-
-/// Blocks side by side that have all weight rows.
-fn spans(kernel: &Kernel, shape: &GemmShape) -> usize {
-    (shape.row_blocks * BLOCK_ROWS).div_ceil(block_rows(kernel))
-}
 
 /// When the busiest multiprocessor is done with a layer's own matrix, at a step's most rows and at an eighth less:
 /// counts of rows are known by their bucket alone.
 fn time(kernel: &Kernel, shape: &GemmShape, multiprocessors: usize) -> usize {
     let of_rows = |rows: usize| {
         let tiles = rows.max(1).div_ceil(kernel.tokens);
-        let rounds = (tiles * spans(kernel, shape)).div_ceil(multiprocessors);
-        rounds * block_rows(kernel) * (rows.div_ceil(tiles) + BLOCK_COST)
+        let rounds = (tiles * spans(shape, kernel, BLOCK_ROWS)).div_ceil(multiprocessors);
+        rounds * kernel.cut.rows * (rows.div_ceil(tiles) + BLOCK_COST)
     };
     of_rows(shape.rows) + of_rows(shape.rows - shape.rows / 8)
 }
@@ -172,7 +160,7 @@ mod tests {
                 let shape = GemmShape::of_20b(product, rows, Elements::F16, 1, BLOCK_ROWS);
                 let Launch { kernel, blocks, .. } = TARGET.gemm(&shape).unwrap().launch;
                 let rounds = blocks.div_ceil(TARGET.multiprocessors);
-                let places = rounds * TARGET.multiprocessors * block_rows(kernel) * kernel.tokens;
+                let places = rounds * TARGET.multiprocessors * kernel.cut.rows * kernel.tokens;
                 let filled = (rows * shape.n) as f64 / places as f64;
                 assert!(filled > 0.7, "{product:?} of {rows} rows: {filled:.2}");
             }

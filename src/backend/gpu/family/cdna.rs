@@ -11,7 +11,7 @@
 //! * qkv and attn_out make few blocks, of which the last round may fill the device only in part. Their `n64` and `n128`
 //!   spread a step's rows over all tiles of the grid, and the number of tiles is chosen by how long all rounds take.
 
-use super::{Family, blocks_of_tiles, largest_tile, most_tiles};
+use super::{Family, blocks_of_tiles, most_tiles, spans};
 use crate::backend::gpu::catalogue::{self, Kernel};
 use crate::backend::gpu::shapes::{GemmLaunch, GemmShape};
 
@@ -47,13 +47,12 @@ impl Family for Cdna {
         head_dim.is_multiple_of(8)
     }
 
-    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
-        let kernel = largest_tile(shape, kernels);
-        let tiles = match kernel.spreads() {
+    fn product(&self, shape: &GemmShape, kernel: &'static Kernel, multiprocessors: usize) -> GemmLaunch {
+        let tiles = match kernel.cut.spreads {
             true => fewest_rounds(shape, kernel, multiprocessors),
             false => most_tiles(shape, kernel),
         };
-        blocks_of_tiles(shape, kernel, tiles, shape.row_blocks.div_ceil(kernel.threads / WAVE))
+        blocks_of_tiles(shape, kernel, tiles, spans(shape, kernel, self.block_rows()))
     }
 }
 
@@ -241,7 +240,7 @@ mod tests {
                 let Launch { kernel, blocks, .. } = TARGET.gemm(&shape).unwrap().launch;
                 let tiles = blocks / shape.row_blocks.div_ceil(kernel.threads / WAVE);
                 let largest = rows.div_ceil(STEP).div_ceil(tiles);
-                assert!(kernel.spreads() && largest <= kernel.tokens / STEP);
+                assert!(kernel.cut.spreads && largest <= kernel.tokens / STEP);
                 assert!(tiles <= 2 || largest > 2, "{product:?} of {rows} rows: {tiles} tiles");
             }
         }

@@ -7,9 +7,9 @@
 mod clusters;
 mod tiles;
 
+use super::verdict::Verdict;
 use super::{Family, block_a_row, mma};
-use crate::backend::gpu::catalogue::hopper::TEAM_ROWS;
-use crate::backend::gpu::catalogue::{self, Kernel};
+use crate::backend::gpu::catalogue::{self, Kernel, Workers};
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 
@@ -28,21 +28,17 @@ impl Family for Hopper {
     /// Persistent blocks. With the fewest rows, and with few windows, their warps work together, else each alone: with
     /// few rows the fewest warps, each with the most tiles on the way.
     fn attention_decode(&self, kernels: &[&'static Kernel], shape: &DecodeShape) -> Launch {
-        if let Some(together) = mma::attention_together(kernels, shape, TEAM_ROWS, [1, PAIRS]) {
+        if let Some(together) = mma::attention_together(kernels, shape, [1, PAIRS]) {
             return together;
         }
         let by_threads = |kernel: &&&Kernel| kernel.threads;
-        let alone = kernels.iter().filter(|kernel| kernel.most_rows == 0);
+        let alone = kernels.iter().filter(|kernel| kernel.workers == Workers::Alone);
         let few = shape.rows * shape.kv_heads < 4 * shape.multiprocessors;
         let kernel = match few {
             true => alone.min_by_key(by_threads),
             false => alone.max_by_key(by_threads),
         };
         Launch::new(kernel.unwrap_or(&kernels[0]), shape.multiprocessors)
-    }
-
-    fn team_rows(&self) -> usize {
-        TEAM_ROWS
     }
 
     /// Persistent blocks, which take tiles from a counter.
@@ -78,11 +74,14 @@ impl Family for Hopper {
         mma::BLOCK_ROWS
     }
 
-    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> GemmLaunch {
-        let kernel = tiles::choose(shape, kernels, multiprocessors).expect("a tile for any number of rows");
-        let blocks = match shape.product {
-            Product::AttnOut if kernel.most_rows == TEAM_ROWS => fewest_blocks(shape, multiprocessors),
-            _ => multiprocessors,
+    fn verdicts(&self, shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> Vec<Verdict> {
+        tiles::verdicts(shape, kernels, multiprocessors)
+    }
+
+    fn product(&self, shape: &GemmShape, kernel: &'static Kernel, multiprocessors: usize) -> GemmLaunch {
+        let blocks = match kernel.cut.fewest_blocks {
+            true => fewest_blocks(shape, multiprocessors),
+            false => multiprocessors,
         };
         GemmLaunch {
             launch: Launch::new(kernel, blocks),
@@ -97,7 +96,7 @@ impl Family for Hopper {
 }
 
 /// Weight units of a row block: 16 rows of 16-bit weights, or all 64 of MXFP4.
-const MOST_UNITS: usize = 4;
+const MOST_UNITS: usize = mma::BLOCK_ROWS / mma::UNIT_ROWS;
 
 /// The most that kernels/hopper/schedule.h makes of token tiles and weight units: the product of their counts, however
 /// the rows fall on the groups. The unembedding's schedule does not multiply them.
@@ -109,9 +108,7 @@ fn largest_count(shape: &GemmShape, kernel: &Kernel) -> u64 {
     tiles * (shape.row_blocks * MOST_UNITS) as u64
 }
 
-/// The fewest blocks of which none has more units than if there were one a multiprocessor. Where attention's teams have
-/// a job each, these hold some multiprocessors until they end, and blocks there would end last; the router starts early
-/// where there is no block.
+/// The fewest blocks of which none has more units than if there were one a multiprocessor.
 fn fewest_blocks(shape: &GemmShape, multiprocessors: usize) -> usize {
     let units = (shape.row_blocks * MOST_UNITS).max(1);
     units.div_ceil(units.div_ceil(multiprocessors))
@@ -252,61 +249,53 @@ mod tests {
         assert_eq!([65, 66].map(|rows| launch(rows, true)), [("few", 132), ("many", 132)]);
     }
 
-    /// What is said of every tile of a few products: for people to read, and one chosen for each.
+    /// What is said of the tiles of a few products.
     #[test]
-    fn choices_can_be_printed() {
-        let all = |product: Product| -> Vec<&'static Kernel> {
-            let mine = move |kernel: &&Kernel| {
-                kernel.op == product.op() && kernel.elements == Some(Elements::F16) && kernel.terms == 1
-            };
-            let kernels = Hopper.table().kernels.iter().filter(mine);
-            let mxfp4 = matches!(product, Product::Mlp1 | Product::Mlp2);
-            let weights = if mxfp4 { PackedFormat::Mxfp4 } else { PackedFormat::W16 };
-            kernels.filter(move |kernel| kernel.weights == Some(weights)).collect()
-        };
-        let print = |product, rows, more| {
+    fn choices_have_reasons() {
+        let has = |product, rows, more, line: &str| {
             let shape = GemmShape::of_20b(product, rows, Elements::F16, 1, 64);
             let shape = GemmShape {
                 n: shape.n + more,
                 ..shape
             };
-            let kernels = all(product);
-            let lines: Vec<_> = tiles::verdicts(&shape, &kernels, 132)
+            let verdicts = TARGET.verdicts(&shape);
+            let lines: Vec<_> = verdicts
+                .iter()
                 .map(|(kernel, verdict)| format!("{} {verdict}", kernel.name()))
                 .collect();
-            println!("{product:?}, {rows} rows\n  {}", lines.join("\n  "));
-            let chosen = TARGET.gemm(&shape).unwrap().launch.kernel.name();
-            assert!(
-                lines.iter().any(|line| line.starts_with(&format!("{chosen} costs "))),
-                "{chosen}"
-            );
-            lines
+            assert!(lines.iter().any(|other| other == line), "{line}: {lines:?}");
         };
-        let has = |lines: &[String], line: &str| assert!(lines.iter().any(|other| other == line), "{line}: {lines:?}");
-        let attn_out = print(Product::AttnOut, 20, 0);
-        has(&attn_out, "attn_out_w16_f16x1_n8 refused: it is for fewer rows in all");
-        has(&attn_out, "attn_out_w16_f16x1_n32 costs 32");
-        has(
-            &attn_out,
-            "attn_out_w16_f16x1_n192_many refused: all rows fit a tile whose weights are on their way before the tokens are \
-             there",
+        let attn_out = |line| has(Product::AttnOut, 20, 0, line);
+        attn_out("attn_out_w16_f16x1_n8 refused: it is for fewer rows in all");
+        attn_out("attn_out_w16_f16x1_n32 costs 32");
+        attn_out(
+            "attn_out_w16_f16x1_n192_many passed over: all rows fit a tile whose weights are on their way before the \
+             tokens are there",
         );
         has(
-            &print(Product::AttnOut, 200, 2),
-            "attn_out_w16_f16x1_n128_tall refused: it stores outputs in fours, and their number is no multiple of four",
-        );
-        let mlp1 = print(Product::Mlp1, 600, 0);
-        has(
-            &mlp1,
-            "mlp1_mxfp4_f16x1_n16 refused: a busy expert has more rows than it holds, and a wider tile holds more of them",
+            Product::AttnOut,
+            200,
+            2,
+            "attn_out_w16_f16x1_n128_tall refused: it stores outputs in groups, and their number is no multiple of one",
         );
         has(
-            &mlp1,
-            "mlp1_mxfp4_f16x1_n192 refused: it is faster only where experts have more rows",
+            Product::Mlp1,
+            600,
+            0,
+            "mlp1_mxfp4_f16x1_n16 passed over: a busy expert has more rows than it holds, and a wider tile holds more \
+             of them",
         );
         has(
-            &print(Product::Mlp1, 8192, 0),
-            "mlp1_mxfp4_f16x1_n64 refused: another is faster where experts have so many rows",
+            Product::Mlp1,
+            600,
+            0,
+            "mlp1_mxfp4_f16x1_n192 passed over: it is faster only where there are more rows, of an expert or in all",
+        );
+        has(
+            Product::Mlp1,
+            8192,
+            0,
+            "mlp1_mxfp4_f16x1_n64 passed over: another is faster where experts have so many rows",
         );
     }
 
@@ -319,7 +308,7 @@ mod tests {
                     for product in [Product::Qkv, Product::AttnOut, Product::Greedy, Product::Logits] {
                         let shape = shape_20b(product, rows, elements, terms);
                         let kernel = TARGET.gemm(&shape).unwrap().launch.kernel;
-                        assert!(kernel.most_rows == 0 || kernel.most_rows >= rows, "{product:?} {rows}");
+                        assert!(kernel.holds(rows), "{product:?} {rows}");
                     }
                 }
             }
@@ -335,7 +324,7 @@ mod tests {
                 n: shape.n + more,
                 ..shape
             };
-            tiles::tokens_first(TARGET.gemm(&shape).unwrap().launch.kernel)
+            TARGET.gemm(&shape).unwrap().launch.kernel.cut.outputs == 4
         };
         for product in [Product::Qkv, Product::AttnOut] {
             assert_eq!(

@@ -1,7 +1,7 @@
 //! What families have in common whose products and attention are those of `kernels/mma`: what weights are packed for,
 //! and when warps of decode attention work together.
 
-use crate::backend::gpu::catalogue::Kernel;
+use crate::backend::gpu::catalogue::{Kernel, Workers};
 use crate::backend::gpu::launch::Launch;
 use crate::backend::gpu::shapes::DecodeShape;
 
@@ -34,15 +34,14 @@ pub fn decode_items(items: usize) -> usize {
 pub fn attention_together(
     kernels: &[&'static Kernel],
     shape: &DecodeShape,
-    team_rows: usize,
     [teams, pairs]: [usize; 2],
 ) -> Option<Launch> {
-    let together = kernels.iter().filter(|kernel| shape.rows <= kernel.most_rows);
-    let kernel = together.max_by_key(|kernel| kernel.threads)?;
-    let blocks = match shape.rows <= team_rows {
-        true => teams,
-        false if shape.windowed => pairs,
-        false => return None,
+    let holding = |workers| move |kernel: &&&Kernel| kernel.workers == workers && kernel.holds(shape.rows);
+    let of = |workers| kernels.iter().find(holding(workers));
+    let pair = || of(Workers::Pair).filter(|_| shape.windowed);
+    let (kernel, blocks) = match of(Workers::Team) {
+        Some(team) => (team, teams),
+        None => (pair()?, pairs),
     };
     Some(Launch::new(kernel, blocks * shape.multiprocessors))
 }

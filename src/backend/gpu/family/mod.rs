@@ -6,12 +6,14 @@ mod cdna;
 mod generic;
 mod hopper;
 mod mma;
+pub mod verdict;
 
 use super::args::WIRE_ROWS;
-use super::catalogue::{self, Kernel};
+use super::catalogue::{self, Kernel, Op, Workers};
 use super::launch::Launch;
 use super::shapes::{DecodeShape, GemmLaunch, GemmShape, NormRouteShape, Product};
 use std::fmt::Debug;
+use verdict::Verdict;
 
 /// See the module.
 pub trait Family: Debug + Sync {
@@ -34,9 +36,16 @@ pub trait Family: Debug + Sync {
         Launch::new(kernels[0], shape.items * shape.kv_heads)
     }
 
-    /// Rows up to which decode attention shares an item's units out by itself.
+    /// Rows up to which decode attention shares an item's units out by itself: those of its teams.
     fn team_rows(&self) -> usize {
-        0
+        let teams = |kernel: &&Kernel| kernel.op == Op::AttentionDecode && kernel.workers == Workers::Team;
+        let most = self
+            .table()
+            .kernels
+            .iter()
+            .filter(teams)
+            .filter_map(|kernel| kernel.most_rows);
+        most.max().unwrap_or(0)
     }
 
     /// Blocks of prefill attention of so many tiles, one for each key head.
@@ -77,11 +86,20 @@ pub trait Family: Debug + Sync {
         WIRE_ROWS
     }
 
-    /// A product, by one of these kernels: all there are for its operation, weights and activations, one at least. By
-    /// the largest tile made for so many rows, a block for each tile of each row block.
-    fn product(&self, shape: &GemmShape, kernels: &[&'static Kernel], _multiprocessors: usize) -> GemmLaunch {
-        let kernel = largest_tile(shape, kernels);
-        blocks_of_tiles(shape, kernel, most_tiles(shape, kernel), shape.row_blocks)
+    /// What is said of each kernel for a product: all there are for its operation, weights and activations, and for so
+    /// many rows, one at least. One of them costs something. By default the largest tile made for so many rows does.
+    fn verdicts(&self, shape: &GemmShape, kernels: &[&'static Kernel], _multiprocessors: usize) -> Vec<Verdict> {
+        verdict::largest_tile(shape, kernels)
+    }
+
+    /// A product by this kernel: a block for each tile of each span of the weight rows that a block takes.
+    fn product(&self, shape: &GemmShape, kernel: &'static Kernel, _multiprocessors: usize) -> GemmLaunch {
+        blocks_of_tiles(
+            shape,
+            kernel,
+            most_tiles(shape, kernel),
+            spans(shape, kernel, self.block_rows()),
+        )
     }
 }
 
@@ -100,16 +118,9 @@ pub fn of(arch: &str, is_there: impl Fn(&str) -> bool) -> Option<&'static dyn Fa
     named(names().find(|name| is_there(name)).or_else(|| names().next())?)
 }
 
-/// The largest tile made for so many rows, of equals the first. Experts get few of a step's rows each: their mean
-/// counts, and any count works.
-fn largest_tile(shape: &GemmShape, kernels: &[&'static Kernel]) -> &'static Kernel {
-    let rows = match shape.of_experts() {
-        true => shape.rows.div_ceil(shape.groups),
-        false => shape.rows,
-    };
-    let fit = kernels.iter().filter(|kernel| kernel.least_rows <= rows);
-    fit.min_by_key(|kernel| std::cmp::Reverse(kernel.tokens))
-        .unwrap_or(&kernels[0])
+/// Blocks side by side that have all weight rows, in row blocks of so many.
+fn spans(shape: &GemmShape, kernel: &Kernel, block_rows: usize) -> usize {
+    (shape.row_blocks * block_rows).div_ceil(kernel.cut.rows)
 }
 
 /// Tiles that cover the rows, however they fall on the experts: a group's rows in tiles, and one more for each group

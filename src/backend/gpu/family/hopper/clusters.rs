@@ -20,7 +20,7 @@ pub fn norm_route(shape: &NormRouteShape, kernels: &[&'static Kernel]) -> Option
 /// The largest clusters of which each row has one at once. Where none are, they take the rows in turn, at most as many
 /// each as a cluster has blocks.
 fn few(shape: &NormRouteShape, kernels: impl Iterator<Item = &'static Kernel> + Clone) -> Option<Launch> {
-    let fitting = kernels.filter(|kernel| shape.rows <= kernel.most_rows);
+    let fitting = kernels.filter(|kernel| kernel.is_for_few(shape.rows));
     let at_once = fitting
         .clone()
         .filter(|kernel| shape.rows <= side_by_side(kernel, shape));

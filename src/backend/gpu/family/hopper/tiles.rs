@@ -8,65 +8,28 @@
 //! A step's rows are only known up to its bucket. Tiles that must hold all rows follow the bucket, the others the rows
 //! a step of it is likely to have: 890 rows come as 1024, and a tile fit for 1024 costs them a quarter more time.
 //!
-//! `cargo test --lib choices_can_be_printed -- --nocapture` prints what is said of every tile.
+//! `cargo bench --bench gpu -- kernel qkv --why` prints what is said of every tile.
 
 use super::MOST_UNITS;
 use crate::backend::gpu::args::SLAB;
 use crate::backend::gpu::catalogue::{Kernel, Op};
-use crate::backend::gpu::shapes::{GemmShape, Product};
-use std::fmt;
+use crate::backend::gpu::family::mma::{BLOCK_ROWS, UNIT_ROWS};
+use crate::backend::gpu::family::verdict::FOR_MORE;
+use crate::backend::gpu::family::verdict::Verdict::{self, Costs, Passed, Refused};
+use crate::backend::gpu::shapes::GemmShape;
 
-/// What is said of a tile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// The cheapest is taken, of equals the first. The unit is the same for all tiles of a product.
-    Costs(usize),
-    /// It may not be taken, for this reason.
-    Refused(&'static str),
-}
-use Verdict::{Costs, Refused};
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Costs(cost) => write!(f, "costs {cost}"),
-            Refused(reason) => write!(f, "refused: {reason}"),
-        }
-    }
-}
-
-const NARROWER_IN_ALL: &str = "it is for fewer rows in all";
-const IN_FOURS: &str = "it stores outputs in fours, and their number is no multiple of four";
+const IN_GROUPS: &str = "it stores outputs in groups, and their number is no multiple of one";
 const NOT_EARLY: &str = "all rows fit a tile whose weights are on their way before the tokens are there";
-const FOR_MORE: &str = "it is faster only where experts have more rows";
 const FOR_FEWER: &str = "another is faster where experts have so many rows";
 const NARROW: &str = "a busy expert has more rows than it holds, and a wider tile holds more of them";
 
-/// The tile of one of these kernels.
-pub(super) fn choose(
-    shape: &GemmShape,
-    kernels: &[&'static Kernel],
-    multiprocessors: usize,
-) -> Option<&'static Kernel> {
-    let cost = |(kernel, verdict)| match verdict {
-        Costs(cost) => Some((cost, kernel)),
-        Refused(_) => None,
+/// What is said of the tile of each of these kernels, all of which hold so many rows.
+pub(super) fn verdicts(shape: &GemmShape, kernels: &[&'static Kernel], multiprocessors: usize) -> Vec<Verdict> {
+    let of = |kernel: &&'static Kernel| match shape.of_experts() {
+        true => of_experts(kernel, kernels, busiest(shape)),
+        false => of_all_rows(kernel, kernels, shape, multiprocessors),
     };
-    let all = verdicts(shape, kernels, multiprocessors).filter_map(cost);
-    all.min_by_key(|(cost, _)| *cost).map(|(_, kernel)| kernel)
-}
-
-/// Every kernel, and what is said of its tile.
-pub(super) fn verdicts<'a>(
-    shape: &'a GemmShape,
-    kernels: &'a [&'static Kernel],
-    multiprocessors: usize,
-) -> impl Iterator<Item = (&'static Kernel, Verdict)> + 'a {
-    let of = move |kernel| match shape.product {
-        Product::Mlp1 | Product::Mlp2 => of_experts(kernel, kernels, busiest(shape)),
-        _ => of_all_rows(kernel, kernels, shape, multiprocessors),
-    };
-    kernels.iter().map(move |&kernel| (kernel, of(kernel)))
+    kernels.iter().map(of).collect()
 }
 
 /// Of the tiles made for the most rows that a busy expert has, the narrowest that holds them, or the widest.
@@ -76,11 +39,11 @@ fn of_experts(kernel: &Kernel, kernels: &[&'static Kernel], busiest: usize) -> V
     let like = kernels.iter().filter(|other| other.least_rows == kernel.least_rows);
     let widest = like.map(|kernel| kernel.tokens).max();
     if kernel.least_rows > busiest {
-        Refused(FOR_MORE)
+        Passed(FOR_MORE)
     } else if Some(kernel.least_rows) < most {
-        Refused(FOR_FEWER)
+        Passed(FOR_FEWER)
     } else if kernel.tokens < busiest && Some(kernel.tokens) < widest {
-        Refused(NARROW)
+        Passed(NARROW)
     } else {
         Costs(kernel.tokens)
     }
@@ -89,16 +52,13 @@ fn of_experts(kernel: &Kernel, kernels: &[&'static Kernel], busiest: usize) -> V
 /// Where a tile made for so few rows has room for all (FP16: up to 128, BF16: 16, `exact`: 8), the narrowest of these
 /// is taken: its weights are on their way before the tokens are there. For more rows it is the tile that is done first.
 fn of_all_rows(kernel: &Kernel, kernels: &[&'static Kernel], shape: &GemmShape, multiprocessors: usize) -> Verdict {
-    let stores = |kernel: &Kernel| shape.n.is_multiple_of(4) || !tokens_first(kernel);
-    let is_single = |kernel: &Kernel| kernel.most_rows > 0 && shape.rows <= kernel.most_rows;
+    let stores = |kernel: &Kernel| shape.n.is_multiple_of(kernel.cut.outputs);
     if !stores(kernel) {
-        Refused(IN_FOURS)
-    } else if is_single(kernel) {
+        Refused(IN_GROUPS)
+    } else if kernel.most_rows.is_some() {
         Costs(kernel.tokens)
-    } else if kernel.most_rows > 0 {
-        Refused(NARROWER_IN_ALL)
-    } else if kernels.iter().any(|other| stores(other) && is_single(other)) {
-        Refused(NOT_EARLY)
+    } else if kernels.iter().any(|other| stores(other) && other.most_rows.is_some()) {
+        Passed(NOT_EARLY)
     } else {
         let likely = time(kernel, shape, likely(shape.rows), multiprocessors);
         Costs(LIKELY * likely + time(kernel, shape, shape.rows, multiprocessors))
@@ -134,37 +94,17 @@ const STORED_ROWS: usize = 5;
 /// How much more the rows that a step of a bucket is likely to have count than a full bucket.
 const LIKELY: usize = 4;
 
-/// Whether tokens are wgmma's rows: no weights but the chunk's own are multiplied then, and outputs are stored in
-/// fours.
-pub(super) fn tokens_first(kernel: &Kernel) -> bool {
-    kernel.parameter("UNITS").is_some()
-}
-
-/// Rows of a unit of 16-bit weights.
-const UNIT_ROWS: usize = 16;
-
-/// Units of weights in a chunk.
-fn chunk_units(kernel: &Kernel) -> usize {
-    // One more warpgroup brings what the others multiply.
-    let blocks = |of_each| (kernel.threads / 128 - 1) * of_each;
-    let units = kernel.parameter("UNITS");
-    units.unwrap_or_else(|| MOST_UNITS * kernel.parameter("BLOCKS").map_or(1, blocks))
-}
-
 /// When the busiest multiprocessor is done: rounds of chunks, each of so many weight rows times the tile's tokens and
 /// their terms, unless these arrive more slowly (the unit of time is also that in which 128 bytes of a row or token
 /// arrive, some 70 a cycle),
 /// or the pipeline's stages do. What rotates and stores behind a tile of qkv counts, too (of attn_out alike for all).
 fn time(kernel: &Kernel, shape: &GemmShape, rows: usize, multiprocessors: usize) -> usize {
     let all = shape.row_blocks * MOST_UNITS;
-    let (tokens, chunk) = (kernel.tokens, chunk_units(kernel));
+    let (tokens, chunk) = (kernel.tokens, kernel.cut.rows / UNIT_ROWS);
     let tiles = rows.max(1).div_ceil(tokens);
     let rounds = (tiles * all.div_ceil(chunk)).div_ceil(multiprocessors);
     let units = all.div_ceil(rounds * multiprocessors / tiles);
-    let multiplied = match tokens_first(kernel) {
-        true => units * tokens / MOST_UNITS,
-        false => units.div_ceil(MOST_UNITS) * tokens,
-    };
+    let multiplied = (UNIT_ROWS * units).next_multiple_of(kernel.cut.multiple) * tokens / BLOCK_ROWS;
     let arriving = shape.terms * rows.div_ceil(tiles) + UNIT_ROWS * units;
     let stages = kernel.shared_bytes / ((shape.terms * tokens + UNIT_ROWS * chunk) * 2 * SLAB);
     let round = ROUND + (shape.terms * multiplied).max(arriving).max(ARRIVAL / stages.max(1));

@@ -1,0 +1,110 @@
+//! What the library launches for an operation of a model in whole steps of so many rows: the choice alone, which is a
+//! function of a target and a shape and needs no device.
+
+use super::operation::{Setup, Work};
+use getp::backend::gpu::catalogue::Op;
+use getp::backend::gpu::launch::Launch;
+use getp::backend::gpu::shapes::{AttentionWork, GemmShape, MatrixForm, NormWork, Product};
+use getp::backend::gpu::target::Target;
+use getp::config::ModelConfig;
+use getp::error::Result;
+use getp::tensors::TensorId;
+use getp::weights::WeightFormat;
+
+/// What is chosen for.
+#[derive(Clone, Copy)]
+pub struct Case<'a> {
+    pub target: &'a Target,
+    pub config: &'a ModelConfig,
+    pub operation: Work,
+    pub setup: Setup,
+    pub windowed: bool,
+    pub rows: usize,
+}
+
+impl Case<'_> {
+    /// The products that do the operation: of all logits, and of the largest alone.
+    pub fn products(&self) -> &'static [Product] {
+        match self.operation {
+            Work::Qkv => &[Product::Qkv],
+            Work::AttnOut => &[Product::AttnOut],
+            Work::Mlp1 => &[Product::Mlp1],
+            Work::Mlp2 => &[Product::Mlp2],
+            Work::Unembed => &[Product::Logits, Product::Greedy],
+            _ => &[],
+        }
+    }
+
+    /// A product's shape, with its matrix in the format that released models have.
+    pub fn shape(&self, product: Product) -> GemmShape {
+        let (layer, expert) = (0, 0);
+        let (tensor, format) = match product {
+            Product::Qkv => (TensorId::Qkv { layer }, WeightFormat::Bf16),
+            Product::AttnOut => (TensorId::AttnOut { layer }, WeightFormat::Bf16),
+            Product::Mlp1 => (TensorId::Mlp1 { layer, expert }, WeightFormat::Mxfp4),
+            Product::Mlp2 => (TensorId::Mlp2 { layer, expert }, WeightFormat::Mxfp4),
+            Product::Greedy | Product::Logits => (TensorId::Unembedding, WeightFormat::Bf16),
+        };
+        let format = if self.setup.w16_experts {
+            WeightFormat::Bf16
+        } else {
+            format
+        };
+        let numbers = &self.setup.numbers;
+        let form = self.target.form(tensor, format, self.config, numbers);
+        let target = self.target;
+        target.product_shape(self.config, product, form, numbers.elements, numbers.terms, self.rows)
+    }
+
+    /// What is launched for a product, as `GpuOps` does it.
+    pub fn product(&self, product: Product) -> Result<Launch> {
+        let (numbers, shape) = (&self.setup.numbers, self.shape(product));
+        let finds = product == Product::Mlp1 && self.target.finds_rows(numbers.elements, numbers.terms, self.rows);
+        let sorting = finds.then(|| self.target.sort_mlp1(&shape, self.rows)).flatten();
+        match sorting {
+            Some(sorting) => Ok(sorting),
+            None => Ok(self.target.gemm(&shape)?.launch),
+        }
+    }
+
+    /// What is launched for the operation; of the unembedding, for what this kernel's kind gives.
+    pub fn launched(&self, op: Op) -> Result<Vec<Launch>> {
+        let &Self {
+            target,
+            config,
+            operation,
+            setup,
+            windowed,
+            rows,
+        } = self;
+        let numbers = setup.numbers;
+        Ok(match operation {
+            Work::Unembed if op == Op::GreedyLogits => vec![self.product(Product::Greedy)?],
+            Work::Norm => {
+                let adds = NormWork {
+                    adds: true,
+                    ..NormWork::default()
+                };
+                vec![target.norm(config, &numbers, &adds, rows)]
+            }
+            Work::Router => {
+                let both = target.norm_route(config, &numbers, MatrixForm::Wire(WeightFormat::Bf16), rows);
+                vec![both.map_or_else(|| target.route(rows), |both| both.launch)]
+            }
+            Work::AttentionDecode | Work::AttentionPrefill => {
+                let decodes = operation == Work::AttentionDecode;
+                let work = AttentionWork {
+                    windowed,
+                    rows,
+                    items: if decodes { rows } else { 0 },
+                    tiles: if decodes { 0 } else { rows },
+                };
+                let launches = target.attention(config, numbers.kv, numbers.exact, &work)?;
+                launches.into_iter().flatten().collect()
+            }
+            Work::Qkv | Work::AttnOut | Work::Mlp1 | Work::Mlp2 | Work::Unembed => {
+                vec![self.product(self.products()[0])?]
+            }
+        })
+    }
+}

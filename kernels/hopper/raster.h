@@ -1,0 +1,97 @@
+// Two ways to run a product (gemm.h), for the unembedding: a block stays with one token tile and walks down the weights
+// (RasterSchedule), and stores the argmax of its logits of each token. Each role finds its chunks.
+//
+//   RasterByLanes    up to 64 tokens: lanes of the producer's warp fill the first stages
+//   RasterByThread   more: one thread fills all
+#pragma once
+#include "block_argmax.h"
+#include "lanes.h"
+
+// What both have. G: the product.
+template <class G> struct Raster {
+  using Work = typename G::Work;
+  using Epilogue = typename G::Epilogue::template Of<G>;
+  using Argmax = BlockArgmax<G>;
+  enum : bool { SINGLE = G::T::SINGLE };
+  static_assert(G::Op::GREEDY && G::EARLY, "the unembedding");
+  static_assert(!G::Epilogue::FOLLOWS, "there is nothing that it could load early");
+
+  static DEV void prepare(const GemmArgs& a, const Pipe& p) { G::prepare_by_two_warps(a, p); }
+
+  static DEV void consume(const GemmArgs& a, Work work, Pipe& p) {
+    G::follow(a);
+    const int rows = SINGLE ? G::rows_of_single(a) : 0;
+    bool fresh = true;
+    for (Chunk c; work.template next<false>(c);) {
+      if (SINGLE) c.rows = rows;
+      if (fresh) Argmax::reset();
+      Epilogue::compute(a, p, c);
+      fresh = work.tile_done();
+      if (fresh) Argmax::write(a, c, work);
+    }
+  }
+};
+
+struct RasterByLanes {
+  enum : bool { ONE_THREAD = false };
+  enum : int { MOST_PRODUCERS = 1 };
+
+  template <class G> struct Of : Raster<G> {
+    using Work = typename G::Work;
+    using Mine = Lanes<G>;
+    enum : bool { SINGLE = G::T::SINGLE };
+
+    static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
+      Chunk c;
+      bool some = work.template next<false>(c);
+      const int steps = G::steps_of(a);
+      int step = 0, rows = 0;
+      if (some) step = Mine::filled(a);
+      if (some) Mine::fill_early(a, p, c);
+      after_predecessor();
+      if (SINGLE) c.rows = rows = G::rows_to_copy(a);
+      if (some) Mine::fill(a, p, c, [] {});
+      if (LANE > 0) return;
+      G::begin_at(p, step);
+      for (; some; some = work.template next<false>(c), step = 0) {
+        if (SINGLE) c.rows = rows;
+        for (; step < steps; step++) {
+          G::wait_empty(p);
+          if (step >= Mine::WEIGHTS_ALONE) G::request_weights(a, p, p.stage, c, step);
+          G::copy_tokens(a, p, c, step);
+          G::produced(p);
+        }
+      }
+    }
+  };
+};
+
+struct RasterByThread {
+  enum : bool { ONE_THREAD = true };
+  enum : int { MOST_PRODUCERS = 1 };
+
+  template <class G> struct Of : Raster<G> {
+    using Work = typename G::Work;
+    enum : bool { SINGLE = G::T::SINGLE };
+
+    static DEV void produce(const GemmArgs& a, Work work, Pipe p) {
+      Chunk c;
+      bool some = work.template next<false>(c);
+      const int steps = G::steps_of(a);
+      int early = 0, rows = 0;                             // early: the first chunk's steps whose weights are under way
+      for (; some && early < min((int)G::STAGES, steps); early++) G::request_weights(a, p, early, c, early);
+      after_predecessor();
+      if (SINGLE) rows = G::rows_to_copy(a);
+      G::begin_at(p, 0);
+      for (; some; some = work.template next<false>(c), early = 0) {
+        if (SINGLE) c.rows = rows;
+        for (int step = 0; step < steps; step++) {
+          G::wait_empty(p);
+          if (step >= early) G::request_weights(a, p, p.stage, c, step);
+          G::copy_tokens(a, p, c, step);
+          G::produced(p);
+        }
+      }
+    }
+  };
+};
