@@ -100,7 +100,7 @@ pub struct OperationTotal {
 
 /// A device's roofline: the highest rates of its memory and its matrix cores, as measured.
 #[derive(Clone, Copy, Debug)]
-pub struct Roof {
+pub struct Roofline {
     /// Bytes that the memory moves in a second, read and written.
     pub bytes_per_s: f64,
     /// Operations that the matrix cores do in a second.
@@ -111,7 +111,7 @@ pub struct Roof {
 
 /// What limits an operation: the memory's bandwidth or the matrix cores' rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the two rates of `Roof`
+#[allow(missing_docs)] // the two rates of `Roofline`
 pub enum LimitedBy {
     Memory,
     Matrix,
@@ -127,7 +127,7 @@ impl LimitedBy {
     }
 }
 
-impl Roof {
+impl Roofline {
     /// The least time that an operation takes on this device, as a share of `seconds`, and what limits it.
     pub fn share(&self, operation: Operation, cost: Cost, seconds: f64) -> (f64, LimitedBy) {
         let memory = cost.bytes as f64 / self.bytes_per_s;
@@ -216,7 +216,7 @@ pub struct Profile {
     /// The kernels that ran, those of an operation in the order in which each came first.
     pub kernels: Vec<KernelCalls>,
     /// The device's roofline, if it was measured.
-    pub roof: Option<Roof>,
+    pub roofline: Option<Roofline>,
     /// How evenly rows were spread over the experts, if it was recorded.
     pub spread: Spread,
     /// How steps followed each other, if they were looked at as wholes.
@@ -242,7 +242,7 @@ impl Profile {
     /// roofline TFLOP/s, the share of the limiting rate that was reached, and which rate limits the operation.
     pub fn table(&self) -> String {
         let all: f64 = self.totals.iter().map(|t| t.time.as_secs_f64()).sum();
-        let (flops, unit) = match self.roof {
+        let (flops, unit) = match self.roofline {
             Some(_) => ("TFLOP/s", 1e-12),
             None => ("GFLOP/s", 1e-9),
         };
@@ -250,7 +250,11 @@ impl Profile {
             "{:<14}{:>9}{:>10}{:>12}{:>8}{:>9}{:>10}",
             "operation", "calls", "total s", "average us", "share", "GB/s", flops
         );
-        out += if self.roof.is_some() { "  of the limit\n" } else { "\n" };
+        out += if self.roofline.is_some() {
+            "  of the limit\n"
+        } else {
+            "\n"
+        };
         for operation in OPERATIONS {
             let t = self.total(operation);
             if t.calls == 0 {
@@ -268,8 +272,8 @@ impl Profile {
                 per_second(t.cost.bytes) * 1e-9,
                 per_second(t.cost.flops) * unit,
             );
-            out += &self.roof.map_or("\n".into(), |roof| {
-                let (share, limit) = roof.share(operation, t.cost, seconds);
+            out += &self.roofline.map_or("\n".into(), |roofline| {
+                let (share, limit) = roofline.share(operation, t.cost, seconds);
                 format!("{:>6.1}% {}\n", 100.0 * share, limit.name())
             });
         }
@@ -294,13 +298,13 @@ impl Profile {
     /// The last lines: the measured rates, and the spread over experts.
     fn notes(&self) -> String {
         let mut out = String::new();
-        if let Some(roof) = self.roof {
+        if let Some(roofline) = self.roofline {
             out += &format!(
                 "limits measured here: memory {:.0} GB/s, matrix cores {:.0} TFLOP/s, and {:.0} beside attention's \
                  exponentials; experts' weights are counted as if rows chose experts evenly\n",
-                roof.bytes_per_s * 1e-9,
-                roof.flops_per_s * 1e-12,
-                roof.attention_flops_per_s * 1e-12,
+                roofline.bytes_per_s * 1e-9,
+                roofline.flops_per_s * 1e-12,
+                roofline.attention_flops_per_s * 1e-12,
             );
         }
         if self.spread.layers > 0 {
@@ -325,7 +329,7 @@ impl Profile {
 mod tests {
     use super::*;
 
-    const ROOF: Roof = Roof {
+    const ROOFLINE: Roofline = Roofline {
         bytes_per_s: 4e12,
         flops_per_s: 8e14,
         attention_flops_per_s: 6e14,
@@ -333,7 +337,7 @@ mod tests {
 
     #[test]
     fn an_operation_is_limited_by_what_takes_longer() {
-        let share = |operation, bytes, flops, seconds| ROOF.share(operation, Cost { bytes, flops }, seconds);
+        let share = |operation, bytes, flops, seconds| ROOFLINE.share(operation, Cost { bytes, flops }, seconds);
         let (mlp1, attention) = (Operation::Mlp1, Operation::Attention);
         assert_eq!(share(mlp1, 4_000_000, 400_000_000, 4e-6), (0.25, LimitedBy::Memory));
         assert_eq!(share(mlp1, 4_000_000, 1_600_000_000, 4e-6), (0.5, LimitedBy::Matrix));
@@ -353,7 +357,7 @@ mod tests {
         };
         profile.add(Operation::Sort, Duration::from_millis(2), cost);
         assert!(!profile.table().contains("limit"));
-        profile.roof = Some(ROOF);
+        profile.roofline = Some(ROOFLINE);
         let table = profile.table();
         assert!(table.contains("50.0% memory"), "{table}");
         assert!(

@@ -23,7 +23,7 @@ use getp::backend::gpu::memory::SharedDriver;
 use getp::backend::gpu::open::context_as;
 use getp::batch::Want;
 use getp::options::{Options, Precision};
-use getp::profile::{Operation, OperationTotal, Roof};
+use getp::profile::{Operation, OperationTotal, Roofline};
 use look::{Measured, Subject};
 use operation::{Setup, Work, is_plain};
 use std::time::Duration;
@@ -118,7 +118,7 @@ struct Ladder {
 }
 
 /// What became of a rung in steps of so many rows.
-type Outcome = Result<(Measured, Option<Roof>), String>;
+type Outcome = Result<(Measured, Option<Roofline>), String>;
 
 impl Ladder {
     /// That of an operation, or of one kernel: for each operation that it can do, beside the plain one.
@@ -182,11 +182,11 @@ impl Ladder {
             match opened {
                 Ok(mut run) => {
                     described.get_or_insert_with(|| run.describe());
-                    let roof = run.roof();
+                    let roofline = run.roofline();
                     let mut outcome = |&rows: &usize| -> Outcome {
                         refusal(kernel, rows, &subject)?;
                         let measured = run.measure(rows).map_err(|error| format!("failed: {error:#}"))?;
-                        Ok((measured, roof))
+                        Ok((measured, roofline))
                     };
                     part.rows.iter().map(&mut outcome).collect()
                 }
@@ -211,9 +211,9 @@ impl Ladder {
             let [right, false_ones] = self.print(rows, &subject, &of_rungs, &chosen);
             (ran, wrong) = (ran + right, wrong + false_ones);
         }
-        let mut roofs = outcomes.iter().flatten().filter_map(|outcome| outcome.as_ref().ok()?.1);
-        if let Some(roof) = roofs.next_back() {
-            println!("{}", limits(roof));
+        let mut rooflines = outcomes.iter().flatten().filter_map(|outcome| outcome.as_ref().ok()?.1);
+        if let Some(roofline) = rooflines.next_back() {
+            println!("{}", limits(roofline));
         }
         println!("* what the library chooses");
         anyhow::ensure!(wrong == 0, "{wrong} of {}'s results are wrong", self.operation.name());
@@ -249,20 +249,20 @@ impl Ladder {
                     "the library never runs it there; it ran {}",
                     ran(measured, self.operation).join(", ")
                 )),
-                Ok((measured, roof)) => match &measured.check {
+                Ok((measured, roofline)) => match &measured.check {
                     Err(why) => {
                         wrong += 1;
                         Err(format!("WRONG: {why}"))
                     }
                     Ok(part) => {
                         right += usize::from(self.asked.is_none_or(|asked| asked.index == kernel.index));
-                        Ok((measured, *roof, *part))
+                        Ok((measured, *roofline, *part))
                     }
                 },
             };
             match said {
                 Err(why) => println!("{name:<38}{why}"),
-                Ok((measured, roof, part)) => {
+                Ok((measured, roofline, part)) => {
                     let own = measured.profile.total(self.operation.timed());
                     let beside = beside(measured, self.operation);
                     let seconds = (own.time + beside).as_secs_f64();
@@ -273,7 +273,7 @@ impl Ladder {
                     let times = plain.map(|plain| plain / seconds);
                     println!(
                         "{name:<38}{part:>8.2}{}",
-                        figures(self.operation.timed(), &own, roof, beside, times)
+                        figures(self.operation.timed(), &own, roofline, beside, times)
                     );
                 }
             }
@@ -311,13 +311,13 @@ fn beside(measured: &Measured, operation: Work) -> Duration {
 fn figures(
     operation: Operation,
     own: &OperationTotal,
-    roof: Option<Roof>,
+    roofline: Option<Roofline>,
     beside: Duration,
     times: Option<f64>,
 ) -> String {
     let us = own.time.as_secs_f64() * 1e6;
     let [time, bytes, flops] = FIGURES.map(|(_, figure)| figure(own, us));
-    let limit = roof.map_or("-".into(), |roof| share(operation, own, roof));
+    let limit = roofline.map_or("-".into(), |roofline| share(operation, own, roofline));
     let beside = match beside.as_secs_f64() * 1e6 {
         0.0 => "-".into(),
         us => format!("{us:.1}"),

@@ -16,11 +16,11 @@ use super::{Args, parameter};
 use crate::workload::{AT_ONCE, WORKLOADS, Workload};
 use getp::backend::gpu::args::{GemmArgs, MXFP4_SLAB_BYTES, SLAB, W16_SLAB_BYTES};
 use getp::backend::gpu::catalogue::Elements;
-use getp::backend::gpu::ceilings::{peak_args, peak_flops};
 use getp::backend::gpu::context::{Capture, Context};
 use getp::backend::gpu::launch::Launch;
 use getp::backend::gpu::layout::TypedPtr;
 use getp::backend::gpu::memory::{DeviceBuffer, Event};
+use getp::backend::gpu::peaks::{peak_args, peak_flops};
 use getp::backend::gpu::shapes::{GemmShape, MatrixForm, Numbers, Product};
 use getp::backend::gpu::stage::numbers;
 use getp::config::ModelConfig;
@@ -146,7 +146,7 @@ fn launches(rows: usize) -> f64 {
 }
 
 /// What memory, prompts' attention and launches allow.
-struct Floor {
+struct DeviceRates {
     bytes_per_s: f64,
     attention_flops_per_s: f64,
     launch_s: f64,
@@ -181,18 +181,18 @@ impl Loops<'_> {
             "", "rows", "kernel", "TFLOP/s", "TB/s", "sustained", "TB/s"
         );
         let bytes_per_s = block_bytes(Product::Greedy) as f64 / self.rate(Product::Greedy, 1)?.seconds;
-        let floor = Floor {
+        let rates = DeviceRates {
             bytes_per_s,
             attention_flops_per_s: self.attention()?,
             launch_s: self.launch()?,
         };
         println!(
             "reads {:.2} TB/s, attention to prompts {:.0} TFLOP/s, a launch {:.2} us; us a layer:",
-            floor.bytes_per_s * 1e-12,
-            floor.attention_flops_per_s * 1e-12,
-            floor.launch_s * 1e6
+            rates.bytes_per_s * 1e-12,
+            rates.attention_flops_per_s * 1e-12,
+            rates.launch_s * 1e6
         );
-        let of_prompts = self.others(PROMPT_ROWS, &floor)?;
+        let of_prompts = self.others(PROMPT_ROWS, &rates)?;
         let room = self.room()?;
         let mut allowed = Vec::new();
         let is_wanted = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
@@ -200,12 +200,12 @@ impl Loops<'_> {
         let workloads = WORKLOADS.iter().filter(|workload| workload.shared == 0);
         for workload in workloads.filter(|workload| is_wanted(workload.name)) {
             let steady = Steady::of(workload, self.group, &room)?;
-            let prompt = of_prompts + self.prompts_attention(steady.prompt_keys, &floor);
+            let prompt = of_prompts + self.prompts_attention(steady.prompt_keys, &rates);
             let prompt = self.config.n_layers as f64 * prompt / PROMPT_ROWS as f64;
             allowed.push(match steady.rows {
                 0 => (steady.name, 0, 1.0 / prompt),
                 rows => {
-                    let row = self.seconds(&steady, &floor)? / rows as f64;
+                    let row = self.seconds(&steady, &rates)? / rows as f64;
                     (steady.name, rows, 1.0 / (row + steady.prompts * prompt))
                 }
             });
@@ -248,16 +248,16 @@ impl Loops<'_> {
     }
 
     /// Seconds that a layer's attention to prompts takes at least in a step of prompts.
-    fn prompts_attention(&self, keys: f64, floor: &Floor) -> f64 {
+    fn prompts_attention(&self, keys: f64, rates: &DeviceRates) -> f64 {
         let flops = PROMPT_ROWS as f64 * self.keys(keys) * 4.0 * self.config.q_dim() as f64;
-        flops / floor.attention_flops_per_s
+        flops / rates.attention_flops_per_s
     }
 
     /// Seconds that a step of decoding sequences takes at least.
-    fn seconds(&self, steady: &Steady, floor: &Floor) -> anyhow::Result<f64> {
+    fn seconds(&self, steady: &Steady, rates: &DeviceRates) -> anyhow::Result<f64> {
         let (c, rows) = (self.config, steady.rows as f64);
         let kv_bytes = rows * self.keys(steady.keys) * self.key_bytes() * (c.n_kv_heads * c.head_dim) as f64;
-        let attention = kv_bytes / floor.bytes_per_s;
+        let attention = kv_bytes / rates.bytes_per_s;
         let unembedding = self.product(Product::Greedy, steady.rows)?;
         println!(
             "{}: of these {:.0} keys: attention {:.1}; unembedding {:.0}",
@@ -266,7 +266,7 @@ impl Loops<'_> {
             attention * 1e6,
             unembedding * 1e6
         );
-        let layer = self.others(steady.rows, floor)? + attention;
+        let layer = self.others(steady.rows, rates)? + attention;
         Ok(c.n_layers as f64 * layer + unembedding)
     }
 
@@ -277,7 +277,7 @@ impl Loops<'_> {
     }
 
     /// Seconds that a layer takes at least, but for its attention.
-    fn others(&self, all: usize, floor: &Floor) -> anyhow::Result<f64> {
+    fn others(&self, all: usize, rates: &DeviceRates) -> anyhow::Result<f64> {
         let (c, rows) = (self.config, all as f64);
         let qkv = self.product(Product::Qkv, all)?;
         let attn_out = self.product(Product::AttnOut, all)?;
@@ -287,10 +287,10 @@ impl Loops<'_> {
         // written in 16 bits; a row is copied for four experts. In `exact` outputs, keys and values are float32, rows
         // have two terms, and the router reads float32 rows.
         let (stream_bytes, qkv_bytes) = if self.numbers.exact { (64, 8) } else { (34, 6) };
-        let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / floor.bytes_per_s;
+        let others = rows * (stream_bytes * c.hidden_dim + qkv_bytes * c.qkv_dim()) as f64 / rates.bytes_per_s;
         // With many rows `exact` has no kernel that norms and routes.
         let separate = self.numbers.exact && all > self.context.target.multiprocessors;
-        let launches = (launches(all) + f64::from(separate)) * floor.launch_s;
+        let launches = (launches(all) + f64::from(separate)) * rates.launch_s;
         println!(
             "{all} rows: experts {:.1}, qkv and attn_out {:.1}, other kernels' rows {:.1}, launches {:.1}",
             (mlp1 + mlp2) * 1e6,

@@ -5,7 +5,7 @@ use super::plans::{decoding, drawing};
 use getp::backend::gpu::replica::GpuReplica;
 use getp::batch::{Draw, RowScore, StepOutput, StepPlan, Want};
 use getp::options::Options;
-use getp::profile::{Cost, LimitedBy, OPERATIONS, Operation, OperationTotal, Roof, Spread};
+use getp::profile::{Cost, LimitedBy, OPERATIONS, Operation, OperationTotal, Roofline, Spread};
 use getp::replica::Replica;
 use std::time::Instant;
 
@@ -76,7 +76,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         .iter()
         .map(|&rows| OperationTimes::time(&mut *timed, rows, part))
         .collect::<Result<_, _>>()?;
-    let roof = timed.profile().and_then(|profile| profile.roof);
+    let roofline = timed.profile().and_then(|profile| profile.roofline);
     drop(timed);
     let mut queued = args.replicas(&config, &options(false)?)?.swap_remove(0);
     let graphs: Vec<_> = part
@@ -84,7 +84,7 @@ pub fn run(args: &super::Args, part: &Args) -> anyhow::Result<()> {
         .iter()
         .map(|&rows| graph_us(&mut *queued, rows, part))
         .collect::<Result<_, _>>()?;
-    print(&part.rows, &operations, &graphs, roof);
+    print(&part.rows, &operations, &graphs, roofline);
     Ok(())
 }
 
@@ -188,15 +188,15 @@ pub const FIGURES: [(&str, Figure); 3] = [
 
 /// Percents of the limit that an operation's calls reached. Only the matrix cores are marked, since memory is the limit
 /// of most operations.
-pub fn share(operation: Operation, total: &OperationTotal, roof: Roof) -> String {
-    let (share, limit) = roof.share(operation, total.cost, total.time.as_secs_f64());
+pub fn share(operation: Operation, total: &OperationTotal, roofline: Roofline) -> String {
+    let (share, limit) = roofline.share(operation, total.cost, total.time.as_secs_f64());
     let mark = if limit == LimitedBy::Matrix { "x" } else { " " };
     format!("{:.0}{mark}", 100.0 * share)
 }
 
 /// Prints a table for each quantity, with a line for each operation and a column for each number of rows. Values are of
 /// one call; for norms and attention they are means over two kinds of calls.
-fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Option<Roof>) {
+fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roofline: Option<Roofline>) {
     for (name, figure) in FIGURES {
         head(name, rows);
         by_operation(operations, |_, total| {
@@ -208,20 +208,20 @@ fn print(rows: &[usize], operations: &[OperationTimes], graphs: &[f64], roof: Op
             line("step, graph", graphs.iter().map(|us| format!("{us:.0}")));
         }
     }
-    let Some(roof) = roof else { return };
+    let Some(roofline) = roofline else { return };
     head("% of the limit", rows);
-    by_operation(operations, |operation, total| share(operation, total, roof));
+    by_operation(operations, |operation, total| share(operation, total, roofline));
     line("busiest expert", operations.iter().map(|s| format!("{:.1}", s.busiest)));
-    println!("{}; the busiest expert's rows are times the mean's", limits(roof));
+    println!("{}; the busiest expert's rows are times the mean's", limits(roofline));
 }
 
 /// What shares are of.
-pub fn limits(roof: Roof) -> String {
+pub fn limits(roofline: Roofline) -> String {
     format!(
         "limits: memory {:.0} GB/s, or (x) matrix cores {:.0} TFLOP/s, beside attention's exponentials {:.0}",
-        roof.bytes_per_s * 1e-9,
-        roof.flops_per_s * 1e-12,
-        roof.attention_flops_per_s * 1e-12
+        roofline.bytes_per_s * 1e-9,
+        roofline.flops_per_s * 1e-12,
+        roofline.attention_flops_per_s * 1e-12
     )
 }
 

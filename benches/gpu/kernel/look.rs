@@ -24,7 +24,7 @@ use getp::kv_blocks::KvBlocks;
 use getp::model::{Activations, Head, LayerWeights, Scratch, forward_layer};
 use getp::ops::Ops;
 use getp::options::{Options, Precision};
-use getp::profile::{Profile, Roof};
+use getp::profile::{Profile, Roofline};
 use getp::replica::Replica;
 use half::{bf16, f16};
 use rand::{Rng, SeedableRng};
@@ -221,8 +221,8 @@ impl Subject {
 
 impl Run<'_> {
     /// What the device can do at most, if it was measured.
-    pub fn roof(&self) -> Option<Roof> {
-        self.replica.profile().and_then(|profile| profile.roof)
+    pub fn roofline(&self) -> Option<Roofline> {
+        self.replica.profile().and_then(|profile| profile.roofline)
     }
 
     /// Its device, and what it computes in.

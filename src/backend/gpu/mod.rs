@@ -7,7 +7,6 @@ pub mod args;
 pub mod attention_plan;
 #[path = "../../../kernels/catalogue.rs"]
 pub mod catalogue;
-pub mod ceilings;
 pub mod code_objects;
 pub mod context;
 pub mod device_choice;
@@ -24,6 +23,7 @@ pub mod logits;
 pub mod memory;
 pub mod open;
 pub mod ops;
+pub mod peaks;
 pub mod profile;
 pub mod replica;
 pub mod shapes;

@@ -5,7 +5,7 @@ use super::context::Context;
 use super::memory::Event;
 use crate::error::{Error, Result};
 use crate::memory::{self, Purpose};
-use crate::profile::{Cost, KernelCalls, Operation, Profile, Roof, StepTimes};
+use crate::profile::{Cost, KernelCalls, Operation, Profile, Roofline, StepTimes};
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -25,10 +25,10 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// Nothing is timed yet; shares will be those of `roof`.
-    pub fn new(roof: Option<Roof>) -> Self {
+    /// Nothing is timed yet; shares will be those of `roofline`.
+    pub fn new(roofline: Option<Roofline>) -> Self {
         let mut timeline = Self::default();
-        timeline.profile.roof = roof;
+        timeline.profile.roofline = roofline;
         timeline
     }
 

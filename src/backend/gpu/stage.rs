@@ -8,12 +8,12 @@ pub use graphs::bucket;
 use super::args::{KV_PAGE, StepHeader};
 use super::attention_plan::max_partials;
 use super::catalogue::Elements;
-use super::ceilings::Ceilings;
 use super::context::Context;
 use super::kv::{KvCache, page_bytes};
 use super::logits::LogitsAt;
 use super::memory::Event;
 use super::ops::{Buffer, GpuOps, ResidualMemory, Sizes, slots};
+use super::peaks::Peaks;
 use super::profile::{StepClock, Timeline};
 use super::shapes::{Numbers, Product, StepShape};
 use super::step::{AttentionShape, Capacity, Plans, StepMemory};
@@ -24,7 +24,7 @@ use crate::error::Result;
 use crate::kv_blocks::{KvBlocks, block_bytes};
 use crate::model::{Activations, Scratch, forward};
 use crate::options::{Options, Precision, StepLimits};
-use crate::profile::{Profile, Roof};
+use crate::profile::{Profile, Roofline};
 use crate::replica::StageReport;
 use crate::scheduler::FULL_TABLES;
 use graphs::Graphs;
@@ -65,15 +65,15 @@ pub struct LoadedStage {
     context: Arc<Context>,
     weights: GpuWeights,
     activations: Activations<ResidualMemory, Buffer>,
-    roof: Option<Roof>,
+    roofline: Option<Roofline>,
 }
 
 impl LoadedStage {
     /// Makes room for a step's activations beside the weights.
     pub fn new(context: Arc<Context>, weights: GpuWeights, common: &Common, profile: bool) -> Result<Self> {
         // Before anything takes what memory there is.
-        let roof = if profile {
-            roof(&context, common.numbers.exact)?
+        let roofline = if profile {
+            roofline(&context, common.numbers.exact)?
         } else {
             None
         };
@@ -81,7 +81,7 @@ impl LoadedStage {
             activations: activations(&context, common)?,
             context,
             weights,
-            roof,
+            roofline,
         })
     }
 
@@ -126,7 +126,10 @@ impl SizedStage {
     /// Makes room for `plans`, and for what operations use among themselves in steps over at most so many blocks.
     pub fn new(loaded: LoadedStage, common: &Common, most: KvBlocks, plans: &Plans, profile: bool) -> Result<Self> {
         let LoadedStage {
-            context, weights, roof, ..
+            context,
+            weights,
+            roofline,
+            ..
         } = &loaded;
         let memory = StepMemory::new(&context.stream, plans)?;
         let attention = common.attention(context);
@@ -148,7 +151,7 @@ impl SizedStage {
             sizes,
             unembedding,
         )?;
-        ops.queue.timeline = profile.then(|| Timeline::new(*roof));
+        ops.queue.timeline = profile.then(|| Timeline::new(*roofline));
         Ok(Self {
             loaded,
             memory,
@@ -402,15 +405,15 @@ pub fn numbers(options: &Options, elements: Elements) -> Numbers {
 const MAX_POSITIONS: usize = 131_072;
 
 /// The device's peak rates, if its family has a kernel that measures them. An emulated device has none.
-fn roof(context: &Context, exact: bool) -> Result<Option<Roof>> {
+fn roofline(context: &Context, exact: bool) -> Result<Option<Roofline>> {
     if context.driver.device().runtime == "simt" {
         return Ok(None);
     }
-    let ceilings = Ceilings::measure(context)?;
-    Ok(ceilings.matrix_flops_per_s.map(|flops_per_s| Roof {
-        bytes_per_s: ceilings.copy_bytes_per_s,
+    let peaks = Peaks::measure(context)?;
+    Ok(peaks.matrix_flops_per_s.map(|flops_per_s| Roofline {
+        bytes_per_s: peaks.copy_bytes_per_s,
         flops_per_s,
-        attention_flops_per_s: ceilings.attention_flops_per_s.filter(|_| !exact).unwrap_or(flops_per_s),
+        attention_flops_per_s: peaks.attention_flops_per_s.filter(|_| !exact).unwrap_or(flops_per_s),
     }))
 }
 

@@ -10,7 +10,7 @@ use std::fmt;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ceilings {
+pub struct Peaks {
     /// A copy within device memory, bytes read and written, per second.
     pub copy_bytes_per_s: f64,
     /// A copy from pinned host memory.
@@ -28,7 +28,7 @@ const PINNED_BYTES: usize = 64 << 20;
 const PEAK_ITERATIONS: i32 = 400;
 const REPEATS: usize = 5;
 
-impl Ceilings {
+impl Peaks {
     /// Takes some tens of milliseconds.
     pub fn measure(context: &Context) -> Result<Self> {
         // Two buffers, each of a quarter of the free memory at most.
@@ -95,7 +95,7 @@ fn fastest(context: &Context, mut queue: impl FnMut() -> Result<()>) -> Result<f
     Ok(best.max(1e-9))
 }
 
-impl fmt::Display for Ceilings {
+impl fmt::Display for Peaks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
