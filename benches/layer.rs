@@ -55,6 +55,13 @@ pub fn stores(target: &Target, qkv: &GemmShape) -> bool {
     target.gemm(qkv).expect("a kernel").launch.kernel.op == Op::QkvStore
 }
 
+/// Whether rows are copied to the slots of their experts.
+pub fn gathers(target: &Target, config: &ModelConfig, rows: usize) -> bool {
+    let mlp1 = shape(target, config, Product::Mlp1, rows);
+    let kernel = target.gemm(&mlp1).expect("a kernel").launch.kernel;
+    target.sort_mlp1(&mlp1, rows).is_none() && !target.family.indexes_rows(kernel)
+}
+
 /// Launches of a layer, of the kernels that the host chooses.
 pub fn launches(target: &Target, config: &ModelConfig, rows: usize) -> usize {
     let qkv = shape(target, config, Product::Qkv, rows);
@@ -64,6 +71,7 @@ pub fn launches(target: &Target, config: &ModelConfig, rows: usize) -> usize {
     let mlp1 = shape(target, config, Product::Mlp1, rows);
     let sort_and_gather = match target.sort_gather(rows, 1) {
         _ if sends || target.sort_mlp1(&mlp1, rows).is_some() => 0,
+        _ if !gathers(target, config, rows) => 1,
         SortGatherLaunch::Together(_) => 1,
         SortGatherLaunch::Apart { .. } => 2,
     };

@@ -14,7 +14,7 @@
 //              wire format, row-major tiles of WIRE_ROWS rows: BF16 and F32 row-major; MXFP4 codes (two per byte, low
 //              nibble first) of all rows, then E8M0 scales of all rows, one for each MXFP4_BLOCK values.
 //
-// Made from src/backend/gpu/args.rs (fingerprint 3d6bd0b02d568b77) by the test `kernels_header_is_current`;
+// Made from src/backend/gpu/args.rs (fingerprint ee34c1db3eda87ae) by the test `kernels_header_is_current`;
 // do not edit. GETP_BLESS=1 cargo test --test header
 #pragma once
 
@@ -215,6 +215,7 @@ struct SortArgs {
   int* slots;          // [rows][k]
   int n_experts;
   int k;
+  int* slot_rows;      // sort alone: the row of each slot that has one; NULL: not wanted
 };
 
 // gather: copies each tiled row to its slots.
@@ -335,6 +336,7 @@ struct GemmArgs {
                                     // the lower half has the experts: a byte each, in order of their index, 255 where
                                     // there is no row. Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL:
                                     // `rows` and `offsets` tell.
+  const int* slot_rows;             // mlp1 of CDNA in `fast`: the row of each slot, which is there in `input`
 };
 
 // qkv_store: qkv and rope_store fused.
@@ -480,16 +482,16 @@ SIZE(NormArgs, 184) AT(NormArgs, step, 0) AT(NormArgs, x, 88) AT(NormArgs, weigh
 SIZE(RouteArgs, 152) AT(RouteArgs, step, 0) AT(RouteArgs, t32, 88) AT(RouteArgs, w, 96) AT(RouteArgs, bias, 104)
   AT(RouteArgs, experts, 112) AT(RouteArgs, shares, 120) AT(RouteArgs, format, 128) AT(RouteArgs, hidden, 132)
   AT(RouteArgs, n_experts, 136) AT(RouteArgs, k, 140) AT(RouteArgs, exact, 144) AT(RouteArgs, reserved, 148)
-SIZE(SortArgs, 128) AT(SortArgs, step, 0) AT(SortArgs, experts, 88) AT(SortArgs, offsets, 96) AT(SortArgs, counts, 104)
-  AT(SortArgs, slots, 112) AT(SortArgs, n_experts, 120) AT(SortArgs, k, 124)
+SIZE(SortArgs, 136) AT(SortArgs, step, 0) AT(SortArgs, experts, 88) AT(SortArgs, offsets, 96) AT(SortArgs, counts, 104)
+  AT(SortArgs, slots, 112) AT(SortArgs, n_experts, 120) AT(SortArgs, k, 124) AT(SortArgs, slot_rows, 128)
 SIZE(GatherArgs, 152) AT(GatherArgs, step, 0) AT(GatherArgs, input, 88) AT(GatherArgs, out, 96)
   AT(GatherArgs, slots, 104) AT(GatherArgs, in_term, 112) AT(GatherArgs, out_term, 120) AT(GatherArgs, k, 128)
   AT(GatherArgs, k_blocks, 132) AT(GatherArgs, in_rows, 136) AT(GatherArgs, out_rows, 140) AT(GatherArgs, terms, 144)
   AT(GatherArgs, reserved, 148)
-SIZE(SortGatherArgs, 280) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 128)
-SIZE(NormRouteArgs, 632) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
-  AT(NormRouteArgs, gather, 464) AT(NormRouteArgs, alone, 616) AT(NormRouteArgs, reserved, 620)
-  AT(NormRouteArgs, picks, 624)
+SIZE(SortGatherArgs, 288) AT(SortGatherArgs, sort, 0) AT(SortGatherArgs, gather, 136)
+SIZE(NormRouteArgs, 640) AT(NormRouteArgs, norm, 0) AT(NormRouteArgs, route, 184) AT(NormRouteArgs, sort, 336)
+  AT(NormRouteArgs, gather, 472) AT(NormRouteArgs, alone, 624) AT(NormRouteArgs, reserved, 628)
+  AT(NormRouteArgs, picks, 632)
 SIZE(RopeStoreArgs, 168) AT(RopeStoreArgs, step, 0) AT(RopeStoreArgs, qkv, 88) AT(RopeStoreArgs, cos, 96)
   AT(RopeStoreArgs, sin, 104) AT(RopeStoreArgs, q, 112) AT(RopeStoreArgs, kv, 120) AT(RopeStoreArgs, page_bytes, 128)
   AT(RopeStoreArgs, head_bytes, 136) AT(RopeStoreArgs, format, 140) AT(RopeStoreArgs, head_dim, 144)
@@ -502,14 +504,15 @@ SIZE(AttentionArgs, 192) AT(AttentionArgs, step, 0) AT(AttentionArgs, q, 88) AT(
   AT(AttentionArgs, kv_heads, 164) AT(AttentionArgs, windowed, 168) AT(AttentionArgs, window, 172)
   AT(AttentionArgs, out_rows, 176) AT(AttentionArgs, terms, 180) AT(AttentionArgs, format, 184)
   AT(AttentionArgs, reserved, 188)
-SIZE(GemmArgs, 160) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
+SIZE(GemmArgs, 168) AT(GemmArgs, weights, 0) AT(GemmArgs, bias, 8) AT(GemmArgs, input, 16) AT(GemmArgs, in_term, 24)
   AT(GemmArgs, rows, 32) AT(GemmArgs, offsets, 40) AT(GemmArgs, out, 48) AT(GemmArgs, tiled, 56)
   AT(GemmArgs, tiled_term, 64) AT(GemmArgs, y, 72) AT(GemmArgs, best, 80) AT(GemmArgs, best_index, 88)
   AT(GemmArgs, groups, 96) AT(GemmArgs, n, 100) AT(GemmArgs, k_blocks, 104) AT(GemmArgs, row_blocks, 108)
   AT(GemmArgs, in_rows, 112) AT(GemmArgs, tiled_rows, 116) AT(GemmArgs, best_rows, 120) AT(GemmArgs, scale, 124)
   AT(GemmArgs, limit, 128) AT(GemmArgs, format, 132) AT(GemmArgs, cols, 136) AT(GemmArgs, weight_format, 140)
   AT(GemmArgs, terms, 142) AT(GemmArgs, half, 144) AT(GemmArgs, picked, 148) AT(GemmArgs, picks, 152)
-SIZE(QkvStoreArgs, 328) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 160)
+  AT(GemmArgs, slot_rows, 160)
+SIZE(QkvStoreArgs, 336) AT(QkvStoreArgs, product, 0) AT(QkvStoreArgs, store, 168)
 SIZE(Greedy, 8) AT(Greedy, token, 0) AT(Greedy, logit, 4)
 SIZE(ArgmaxArgs, 128) AT(ArgmaxArgs, step, 0) AT(ArgmaxArgs, best, 88) AT(ArgmaxArgs, best_index, 96)
   AT(ArgmaxArgs, host, 104) AT(ArgmaxArgs, candidates, 112) AT(ArgmaxArgs, best_rows, 116) AT(ArgmaxArgs, drawable, 120)
@@ -526,7 +529,7 @@ SIZE(PackArgs, 48) AT(PackArgs, wire, 0) AT(PackArgs, out, 8) AT(PackArgs, membe
   AT(PackArgs, cols, 24) AT(PackArgs, row_blocks, 28) AT(PackArgs, k_blocks, 32) AT(PackArgs, shift, 36)
   AT(PackArgs, format, 40) AT(PackArgs, half, 44)
 SIZE(PeakArgs, 16) AT(PeakArgs, out, 0) AT(PeakArgs, iterations, 8) AT(PeakArgs, never, 12)
-SIZE(SortMlp1Args, 296) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 160) AT(SortMlp1Args, most_rows, 288)
-  AT(SortMlp1Args, reserved, 292)
+SIZE(SortMlp1Args, 312) AT(SortMlp1Args, product, 0) AT(SortMlp1Args, sort, 168) AT(SortMlp1Args, most_rows, 304)
+  AT(SortMlp1Args, reserved, 308)
 #undef SIZE
 #undef AT

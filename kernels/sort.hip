@@ -78,7 +78,9 @@ DEV void place(const SortArgs& a, int row, int rows, const Share& s) {
   if (TID >= ROWS || row >= rows) return;
   for (int i = 0; i < a.k; i++) {
     const int e = a.experts[(i64)row * a.k + i], at = e * STRIDE + TID / 32;
-    a.slots[(i64)row * a.k + i] = s.firsts[e] + s.within[at] + bits_set(s.bits[at] & ((1u << TID % 32) - 1));
+    const int slot = s.firsts[e] + s.within[at] + bits_set(s.bits[at] & ((1u << TID % 32) - 1));
+    a.slots[(i64)row * a.k + i] = slot;
+    if (a.slot_rows) a.slot_rows[slot] = row;
   }
 }
 

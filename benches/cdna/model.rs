@@ -206,9 +206,9 @@ impl Model<'_> {
         let attention = (2 + 2) * queries;
         let norm = float + half + float;
         let route = float;
-        let gather = match self.sort_mlp1(bucket) {
-            Some(_) => 0,
-            None => half + routed,
+        let gather = match layer::gathers(&self.target, c, bucket) {
+            true => half + routed,
+            false => 0,
         };
         norm_of_sum + rope_store + attention + norm + route + gather
     }

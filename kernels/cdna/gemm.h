@@ -5,6 +5,10 @@
 #include "stream.h"
 #include "tile.h"
 
+// Whether an operation's tokens are the step's rows, of which GemmArgs has the index.
+template <class Op> struct Indexed { enum : bool { IS = false }; };
+template <int FORMAT> struct Indexed<Mlp1<FORMAT, 1>> { enum : bool { IS = true }; };
+
 // How an operation ends. MEETS: its waves exchange results through LDS.
 template <class Op> struct Finish {
   enum : bool { MEETS = false };
@@ -40,7 +44,7 @@ template <> struct Finish<Logits> : Finish<GreedyLogits> {
 template <class Op, class Weights, int WAVES, int S, int TERMS = 1>
 DEV void do_tile(const GemmArgs& a, const Work& work, u32v4* shared) {
   const Wave wave = wave_of(a, work, WAVES);
-  Tile<Weights, WAVES, S, TERMS> tile;
+  Tile<Weights, WAVES, S, TERMS, Indexed<Op>::IS> tile;
   tile.run(a, work, wave, shared);
   barrier();
   Finish<Op>::template run<WAVES>(a, work, wave, tile.sums.result(), (u8*)shared);
@@ -84,7 +88,8 @@ template <class Op, class Weights, int WAVES> DEV void streamed_product(const Ge
   const int n = LANE % TOKENS;
   Stream<Weights, Weights::STREAM_DEPTH> stream;
   // clamped: no memory traffic for rows that do not exist
-  stream.run(a, work, wave, work.first + (n < work.count ? n : work.count - 1));
+  const int slot = work.first + (n < work.count ? n : work.count - 1);
+  stream.run(a, work, wave, Indexed<Op>::IS ? a.slot_rows[slot] : slot);
   if constexpr (Finish<Op>::MEETS) {
     SHARED Best bests[WAVES * TOKENS];
     Finish<Op>::template run<WAVES>(a, work, wave, stream.acc, (u8*)bests);

@@ -79,7 +79,11 @@ struct Input {
   std::vector<u16> tiled;
   std::vector<float> values;    // [rows][k], as the terms give them
   i64 term;
+  std::vector<int> slot_rows;   // mlp1 in `fast`: where each row lies in `tiled`
 };
+
+// Whether a case's rows are read by their index.
+static bool indexed(const Case& c) { return c.op == "mlp1" && c.act.back() == '1'; }
 
 static Input random_input(const Case& c) {
   Input in;
@@ -91,11 +95,22 @@ static Input random_input(const Case& c) {
   in.term = (i64)round_up(c.k, SLAB) * in.rows;
   in.tiled.assign((size_t)(in.term * in.terms), 0x7fff);        // NaN
   in.values.assign((size_t)in.rows * c.k, 0);
+  // Those of all groups are mixed.
+  if (indexed(c)) {
+    in.slot_rows.assign(in.rows, -1);
+    std::vector<int> places;
+    for (size_t g = 0; g < c.counts.size(); g++) for (int t = 0; t < c.counts[g]; t++)
+      places.push_back(in.offsets[g] + t);
+    for (size_t g = 0, i = 0; g < c.counts.size(); g++) for (int t = 0; t < c.counts[g]; t++, i++) {
+      std::swap(places[i], places[i + rnd() % (places.size() - i)]);
+      in.slot_rows[in.offsets[g] + t] = places[i];
+    }
+  }
   for (size_t g = 0; g < c.counts.size(); g++) for (int t = 0; t < c.counts[g]; t++)
   for (int k = 0; k < round_up(c.k, SLAB); k++) {
-    const int row = in.offsets[g] + t;
+    const int row = in.offsets[g] + t, place = indexed(c) ? in.slot_rows[row] : row;
     const float v = k < c.k ? uniform_float() * 2 + uniform_float() * 1e-4f : 0.f;
-    u16* at = &in.tiled[(size_t)tiled_index(row, k, in.rows)];
+    u16* at = &in.tiled[(size_t)tiled_index(place, k, in.rows)];
     if (in.format == FORMAT_F16) store_terms<FORMAT_F16>(at, in.term, in.terms, v);
     else store_terms<FORMAT_BF16>(at, in.term, in.terms, v);
     if (k >= c.k) continue;
@@ -150,7 +165,7 @@ static u64 run(const Case& c) {
 
   GemmArgs a{};
   a.weights = weights.data(), a.bias = c.op[0] == 'u' ? nullptr : bias.data();
-  a.input = in.tiled.data(), a.in_term = in.term;
+  a.input = in.tiled.data(), a.in_term = in.term, a.slot_rows = in.slot_rows.data();
   a.rows = c.counts.data(), a.offsets = grouped ? in.offsets.data() : nullptr;
   a.out = (float*)out.data(), a.tiled = tiled.data(), a.tiled_term = (i64)columns * in.rows, a.y = y.data();
   a.best = (float*)best.data(), a.best_index = (int*)best_index.data();
@@ -250,12 +265,13 @@ static void run_odd_gates(const char* act, bool mxfp4) {
   const std::vector<u8> weights = pack(m, format, mxfp4 ? 3 : 10);
   const int rows = 256 + GROUP_ALIGN;
   std::vector<u16> zeros((size_t)terms * rows * SLAB), tiled(zeros.size(), 0);
+  const std::vector<int> slot_rows(count, 0);
   std::vector<float> bias(N);
   for (int i = 0; i < N; i++) bias[i] = odd[i % 2 ? i / 2 % COUNT : i / 2 / COUNT];
   GemmArgs a{};
   a.weights = weights.data(), a.bias = bias.data(), a.input = zeros.data(), a.in_term = rows * SLAB, a.rows = &count;
   a.tiled = tiled.data(), a.tiled_term = rows * SLAB, a.groups = 1, a.n = N, a.k_blocks = 1;
-  a.row_blocks = N / BLOCK_ROWS;
+  a.row_blocks = N / BLOCK_ROWS, a.slot_rows = slot_rows.data();
   a.in_rows = a.tiled_rows = rows, a.scale = 1, a.limit = limit, a.format = format;
   for (const int tile : terms > 1 ? std::vector<int>{16, 64} : std::vector<int>{16, 64, 128}) {
     const std::string name = std::string("mlp1") + (mxfp4 ? "_mxfp4_" : "_w16_") + act + "_n" + std::to_string(tile);
@@ -337,10 +353,9 @@ static void run_sorting(const Experts& of, const Steps& s) {
   std::vector<int> next(offsets);
   for (int pair = 0; pair < picks; pair++) bad += slots[pair] != next[experts[pair]]++;
   if (!bad) {
-    std::vector<u16> gathered((size_t)round_up(K, SLAB) * sorted_rows, 0x7fff);
-    for (int pair = 0; pair < picks; pair++) for (int k = 0; k < round_up(K, SLAB); k++)
-      gathered[tiled_index(slots[pair], k, sorted_rows)] = in.tiled[tiled_index(pair / s.k, k, in.rows)];
-    a.input = gathered.data(), a.in_rows = sorted_rows, a.tiled = sorted.data();
+    std::vector<int> slot_rows(sorted_rows, -1);
+    for (int pair = 0; pair < picks; pair++) slot_rows[slots[pair]] = pair / s.k;
+    a.slot_rows = slot_rows.data(), a.tiled = sorted.data();
     a.rows = counts.data(), a.offsets = offsets.data();
     launch("mlp1" + rest, picks * spans, 4 * WAVE, a);
     bad += tiled != sorted;

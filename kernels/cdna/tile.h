@@ -2,7 +2,8 @@
 // decoded twice in a block. Weights go from memory to registers, tokens through LDS, one slab of 64 K at a time.
 //
 // Tokens of a slab are contiguous in memory and already swizzled (args.h): staging copies 16 bytes per thread
-// unchanged. LDS is double-buffered, with one barrier per slab, before the last part's MFMAs; during these the next
+// unchanged. mlp1's tokens (INDEXED) lie apart, as the step's rows: a thread has the place of each of its pieces in a
+// slab, where the swizzle is that of the row, and stores them with that of the token. LDS is double-buffered, with one barrier per slab, before the last part's MFMAs; during these the next
 // slab's first tokens are read. A slab is processed in parts: its two pieces of K, each for at most 64 tokens at a
 // time, so that only so many tokens' fragments are in registers. This is a software pipeline: while a part's MFMAs run,
 // the next part's tokens are read from LDS and the next piece's weights are decoded. Weights are requested two to three
@@ -51,7 +52,7 @@ template <int S> struct Sums<S, 1> {
   DEV const f32v4 (&result() const)[2][S] { return slab; }
 };
 
-template <class Weights, int WAVES, int S, int TERMS> struct Tile {
+template <class Weights, int WAVES, int S, int TERMS, bool INDEXED> struct Tile {
   enum : int {
     THREADS = WAVES * WAVE,
     SPLITS = (S + 3) / 4, PART_S = (S + SPLITS - 1) / SPLITS, PARTS = TERMS * 2 * SPLITS,
@@ -77,7 +78,7 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
   i64 slab_bytes, term_bytes;
   u32v4* lds;
   typename Weights::Place weight_at;
-  u32 token_at = TID * 16;
+  u32 token_at[INDEXED ? STAGED : 1];
   int fragment_at[2];
   Raw raw[3];
   Operand operand[2];
@@ -121,16 +122,35 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
     return items_before(Weights::LOADS, places_before(PARTS - 1, m), all);
   }
 
+  // Beyond the last token that one again.
+  DEV void place_tokens(const GemmArgs& a, const Work& work) {
+    token_at[0] = TID * 16;
+    if (!INDEXED) return;
+    int rows[STAGED];
+    for (int j = 0; j < STAGED; j++) {
+      const int token = (j * THREADS + TID) / 8;
+      rows[j] = a.slot_rows[work.first + (token < work.count ? token : work.count - 1)];
+    }
+    for (int j = 0; j < STAGED; j++) {
+      const int token = (j * THREADS + TID) / 8;
+      token_at[j] = rows[j] * (SLAB * 2) + (TID % 8 ^ token % 8 ^ rows[j] % 8) * 16;
+    }
+  }
   DEV int clamped(int c) const { return c < slabs ? c : slabs - 1; }
   // Two pieces share a base: an instruction's own offset reaches one before and one behind it.
   DEV void load_token(int piece) {
     const int term = piece / STAGED, j = piece % STAGED;
+    if (INDEXED) {
+      VECTOR(token_at[j]);
+      staged[term][j] = load<u32v4>(tokens + token_at[j]);
+      return;
+    }
     if (j % 2 == 0) {
       token_base = tokens + term * term_bytes + (j + 1) * (THREADS * 16);
       SCALAR(token_base);
     }
-    VECTOR(token_at);
-    staged[term][j] = load<u32v4>(token_base + token_at + (j % 2 - 1) * (THREADS * 16));
+    VECTOR(token_at[0]);
+    staged[term][j] = load<u32v4>(token_base + token_at[0] + (j % 2 - 1) * (THREADS * 16));
   }
   // After the last slab that one again.
   DEV void next_slab() { if (++next_tokens < slabs) tokens += slab_bytes; }
@@ -218,9 +238,10 @@ template <class Weights, int WAVES, int S, int TERMS> struct Tile {
     const int n = LANE % 16, g = LANE / 16;
     slabs = a.k_blocks, lds = shared;
     weights = slabs_of<Weights>(a, work, wave);
-    tokens = (Global)a.input + (i64)work.first * (SLAB * 2);
+    tokens = (Global)a.input + (INDEXED ? 0 : (i64)work.first * (SLAB * 2));
     slab_bytes = (i64)a.in_rows * (SLAB * 2), term_bytes = a.in_term * 2;
     for (int piece = 0; piece < 2; piece++) fragment_at[piece] = n * 8 + ((g * 2 + piece) ^ (n % 8));
+    place_tokens(a, work);
     sums.clear();
     // Requests are in the loop's order; else the loop's first wait would be for all of them.
     load_tokens(), load_weights(0, 0);

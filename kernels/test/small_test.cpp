@@ -306,8 +306,12 @@ void test_sort(int rows, int n, int k) {
   Step step{};
   step.header = &header;
   Routed r(rows, n, k);
-  LAUNCH(sort, (rows + 511) / 512 + 1, 1024, (SortArgs{step, r.experts.data(), r.offsets.data(), r.counts.data(), r.slots.data(), n, k}));
+  Buffer<int> slot_rows(rows * k + n * (GROUP_ALIGN - 1)), want = slot_rows;
+  const SortArgs args{step, r.experts.data(), r.offsets.data(), r.counts.data(), r.slots.data(), n, k, slot_rows.data()};
+  LAUNCH(sort, (rows + 511) / 512 + 1, 1024, args);
   check_sorted(r, rows);
+  for (int i = 0; i < rows * k; i++) want[r.want_slots[i]] = i / k;
+  check(want == slot_rows, "sort's rows of slots", rows);
 }
 
 void test_gather(int rows, int k_blocks, int terms, bool sorts = false, int n = 32, int k = 4) {

@@ -201,7 +201,7 @@ fn products(target: &Target, config: &ModelConfig, rows: usize, chosen: &mut Cho
                     let sorts = target.sort_mlp1(&shape, rows);
                     assert!(
                         sorts
-                            .is_none_or(|launch| target.finds_rows(elements, terms, rows)
+                            .is_none_or(|launch| !target.gathers(elements, terms, rows)
                                 && launch.kernel.tokens == kernel.tokens),
                         "{shape:?}"
                     );

@@ -206,7 +206,7 @@ fn float32_experts() {
     walk_both(&model, Elements::F16, "grouped, bfloat16, float32");
 }
 
-/// Steps of few rows, whose experts find them by themselves, and of one row more, which are gathered.
+/// Steps of few rows, whose experts find them by themselves, and of one row more, which are sorted.
 #[test]
 fn few_rows() {
     for experts in [[5, 1], [32, 4], [128, 8]] {
@@ -226,7 +226,7 @@ fn few_rows() {
 }
 
 /// The kernels of a step: five, and in each layer norm, qkv_store, attention, attn_out, norm_route, mlp1 and mlp2. From
-/// five rows on the emulated device routes apart from the norm, and from 65 on sort_gather is apart.
+/// five rows on the emulated device routes apart from the norm, and from 65 on sort is apart.
 #[cfg(feature = "simt")]
 #[test]
 fn few_rows_take_few_launches() {

@@ -59,7 +59,7 @@ impl Case<'_> {
     /// What is launched for a product, as `GpuOps` does it.
     pub fn product(&self, product: Product) -> Result<Launch> {
         let (numbers, shape) = (&self.setup.numbers, self.shape(product));
-        let finds = product == Product::Mlp1 && self.target.finds_rows(numbers.elements, numbers.terms, self.rows);
+        let finds = product == Product::Mlp1 && !self.target.gathers(numbers.elements, numbers.terms, self.rows);
         let sorting = finds.then(|| self.target.sort_mlp1(&shape, self.rows)).flatten();
         match sorting {
             Some(sorting) => Ok(sorting),

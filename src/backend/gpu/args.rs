@@ -302,6 +302,8 @@ shared! {
             slots: *mut i32,
             n_experts: i32,
             k: i32,
+            /// sort alone: the row of each slot that has one; NULL: not wanted
+            slot_rows: *mut i32,
         }
 
         /// gather: copies each tiled row to its slots.
@@ -463,6 +465,8 @@ shared! {
             /// index, 255 where there is no row. Expert i has row GROUP_ALIGN * i of `tiled` and `y`. NULL: `rows` and
             /// `offsets` tell.
             picks: *const u64,
+            /// mlp1 of CDNA in `fast`: the row of each slot, which is there in `input`
+            slot_rows: *const i32,
         }
 
         /// qkv_store: qkv and rope_store fused.

@@ -195,7 +195,7 @@ impl Target {
         };
         let kernels: Vec<_> = self.of_model(Op::NormRoute, config).collect();
         let launch = self.family.norm_route(&shape, &kernels)?;
-        let sends = rows == 1 && !self.finds_rows(numbers.elements, numbers.terms, rows);
+        let sends = rows == 1 && self.gathers(numbers.elements, numbers.terms, rows);
         Some(NormRouteLaunch {
             launch,
             sends,
@@ -219,14 +219,23 @@ impl Target {
             return SortGatherLaunch::Together(together);
         }
         SortGatherLaunch::Apart {
-            sort: self.shares(Op::Sort, rows),
+            sort: self.sort(rows),
             gather: of_slabs(Op::Gather),
         }
     }
 
-    /// Whether mlp1 of a step of so many rows may find its experts' rows by itself.
-    pub fn finds_rows(&self, elements: Elements, terms: usize, rows: usize) -> bool {
-        self.finding(elements, terms, rows).next().is_some()
+    /// Rows get their slots.
+    pub fn sort(&self, rows: usize) -> Launch {
+        self.shares(Op::Sort, rows)
+    }
+
+    /// Whether every mlp1 of a step of so many rows reads gathered ones. Others find them, or read them by an index.
+    pub fn gathers(&self, elements: Elements, terms: usize, rows: usize) -> bool {
+        let mut of_terms = self
+            .kernels(Op::Mlp1, Some(elements))
+            .filter(|kernel| kernel.terms == terms);
+        let finds = self.finding(elements, terms, rows).next().is_some();
+        !finds && !of_terms.any(|kernel| self.family.indexes_rows(kernel))
     }
 
     /// mlp1 that does, in a step of so many rows: with the weights and the tile of the kernel that [`Self::gemm`]

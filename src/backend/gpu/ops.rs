@@ -18,7 +18,9 @@ pub use values::{
     Buffer, Projected, Queries, Residual, ResidualMemory, Routed, Routes, SLACK_ROWS, Settled, slots, y_elements,
 };
 
-use super::args::{GemmArgs, Greedy, NormRouteArgs, QkvStoreArgs, SortGatherArgs, SortMlp1Args, Step, UploadArgs};
+use super::args::{
+    GemmArgs, Greedy, NormRouteArgs, QkvStoreArgs, SortArgs, SortGatherArgs, SortMlp1Args, Step, UploadArgs,
+};
 use super::catalogue::Op;
 use super::context::Context;
 use super::kv::KvCache;
@@ -188,14 +190,14 @@ impl GpuOps {
         self.send(t, memory)
     }
 
-    /// Sends the rows to the experts that the router has picked, unless mlp1 may find them.
+    /// Sends the rows to the experts that the router has picked, unless mlp1 may find or index them.
     fn send<'x>(&mut self, t: &Buffer, memory: &'x mut ResidualMemory) -> Result<Routed<'x>> {
         let Numbers { elements, terms, .. } = self.args.numbers;
-        let sent = if self.target.finds_rows(elements, terms, self.shape.rows) {
-            Sending::Outstanding(t.tiles())
-        } else {
+        let sent = if self.target.gathers(elements, terms, self.shape.rows) {
             self.sort_and_gather(t.tiles(), &memory.routes)?;
             Sending::Gathered
+        } else {
+            Sending::Outstanding(t.tiles())
         };
         Ok(Routed { memory, sent })
     }
@@ -444,7 +446,21 @@ impl Ops for GpuOps {
                     self.queue.operation(Operation::Mlp1, cost, launch, &args)?;
                     return Ok(h);
                 }
-                self.sort_and_gather(rows, routes)?;
+                if self.target.family.indexes_rows(chosen.launch.kernel) {
+                    let sort = SortArgs {
+                        slot_rows: routes.slot_rows.values(),
+                        ..self.args.sort(routes)
+                    };
+                    let launch = self.target.sort(self.shape.rows);
+                    let cost = self.costs().sort();
+                    self.queue.operation(Operation::Sort, cost, launch, &sort)?;
+                    args.input = rows.terms;
+                    args.in_term = rows.term;
+                    args.in_rows = rows.buffer_rows;
+                    args.slot_rows = routes.slot_rows.values();
+                } else {
+                    self.sort_and_gather(rows, routes)?;
+                }
             }
             Sending::Gathered | Sending::Told(_) => {}
         }

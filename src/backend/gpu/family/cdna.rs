@@ -12,7 +12,7 @@
 //!   spread a step's rows over all tiles of the grid, and the number of tiles is chosen by how long all rounds take.
 
 use super::{Family, blocks_of_tiles, most_tiles, spans};
-use crate::backend::gpu::catalogue::{self, Kernel};
+use crate::backend::gpu::catalogue::{self, Kernel, Op};
 use crate::backend::gpu::shapes::{GemmLaunch, GemmShape};
 
 /// See the module.
@@ -45,6 +45,11 @@ impl Family for Cdna {
     /// A lane has four pairs of one head.
     fn pairs_heads(&self, head_dim: usize) -> bool {
         head_dim.is_multiple_of(8)
+    }
+
+    /// In `fast`. Tokens go through registers to LDS, so each may come from anywhere.
+    fn indexes_rows(&self, kernel: &Kernel) -> bool {
+        kernel.op == Op::Mlp1 && kernel.terms == 1
     }
 
     fn product(&self, shape: &GemmShape, kernel: &'static Kernel, multiprocessors: usize) -> GemmLaunch {
@@ -170,8 +175,8 @@ mod tests {
         assert_eq!(sorts(65, 1, 32), None);
         assert_eq!([15, 16].map(|rows| sorts(rows, 1, 5).is_some()), [true, false]);
         assert_eq!(sorts(1, 2, 32), None);
-        assert!(TARGET.finds_rows(Elements::F16, 1, 64) && !TARGET.finds_rows(Elements::F16, 1, 65));
-        assert!(!TARGET.finds_rows(Elements::F16, 2, 1));
+        assert!(!TARGET.gathers(Elements::F16, 1, 64) && !TARGET.gathers(Elements::F16, 1, 65));
+        assert!(TARGET.gathers(Elements::F16, 2, 1));
     }
 
     /// However the rows fall on the experts, the grid has a block for every tile.

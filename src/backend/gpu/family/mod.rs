@@ -81,6 +81,11 @@ pub trait Family: Debug + Sync {
         false
     }
 
+    /// Whether this kernel of mlp1 reads a step's rows by their index, so that none gathers them by expert.
+    fn indexes_rows(&self, _kernel: &Kernel) -> bool {
+        false
+    }
+
     /// Weight rows of a row block: those of a tile of the wire.
     fn block_rows(&self) -> usize {
         WIRE_ROWS

@@ -134,6 +134,7 @@ impl Demand<'_> {
             + slots * c.hidden_dim * y_elements(numbers).bytes()
             + rows * c.q_dim() * numbers.kv.bytes()
             + 4 * PARTIAL_FLOATS * partials * c.n_kv_heads
+            + 4 * slots
             + 4 * c.head_dim * c.longest().min(131_072);
         bytes as u64
     }

@@ -215,6 +215,7 @@ impl Arguments {
             half: 0,
             picked: self.config.experts_per_token as i32,
             picks: TypedPtr::NULL,
+            slot_rows: TypedPtr::NULL,
         }
     }
 
@@ -296,6 +297,7 @@ impl Arguments {
             slots: routes.slots.values(),
             n_experts: self.config.n_experts as i32,
             k: self.config.experts_per_token as i32,
+            slot_rows: TypedPtr::NULL,
         }
     }
 

@@ -147,7 +147,7 @@ pub(super) enum Sending {
     Gathered,
     /// A single row, whose experts the router tells to mlp1 before it ends.
     Told(Rows),
-    /// mlp1 finds them, or a kernel before it.
+    /// mlp1 finds them, or reads them by an index, or a kernel before it sends them.
     Outstanding(Rows),
 }
 
@@ -192,6 +192,8 @@ pub struct Routes {
     pub(super) counts: DeviceBuffer<i32>,
     /// A single row's experts, see [`GemmArgs`].
     pub(super) picks: DeviceBuffer<u64>,
+    /// The row of each slot that has one, where mlp1 reads rows so.
+    pub(super) slot_rows: DeviceBuffer<i32>,
     /// The experts' inputs by slot.
     pub(super) gathered: Buffer,
     /// Their outputs by slot `[slots, H]`.
@@ -211,6 +213,7 @@ impl Routes {
             offsets: DeviceBuffer::zeroed(stream, e + 1)?,
             counts: DeviceBuffer::zeroed(stream, e)?,
             picks: DeviceBuffer::zeroed(stream, 1)?,
+            slot_rows: DeviceBuffer::zeroed(stream, slots)?,
             gathered: Buffer::tiled(context, slots, config.hidden_dim, numbers.terms)?,
             y: DeviceBuffer::zeroed(stream, slots * config.hidden_dim * y_elements(numbers).bytes())?,
         })
